@@ -1,0 +1,40 @@
+# Each command sets up what it needs first; labkit/bootstrap.py has the logic.
+#   ENV=current   use the present environment: nothing is installed, what is missing is named
+#   TORCH=2.11    the older supported torch, in a virtual environment of its own
+#   PYTHON=...    the Python that the virtual environment is made of
+BOOTSTRAP = $(or $(PYTHON),python3) labkit/bootstrap.py
+# In a container one is often root, and Jupyter then wants to be told that this is meant.
+LAB = --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test lab doctor record lint clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@sed -n 's/^#   /  /p' Makefile
+
+setup: ## only set up the virtual environment
+	@$(BOOTSTRAP) setup
+
+run: ## execute every lesson, or LESSONS="01 02"; more options in ARGS
+	@$(BOOTSTRAP) run -m labkit run $(LESSONS) $(ARGS)
+
+test: ## all tests; pytest's options in PYTEST_ARGS
+	@$(BOOTSTRAP) test -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+
+lab: ## open the lessons in JupyterLab, on localhost with a token
+	@$(BOOTSTRAP) lab -m jupyterlab $(LAB) $(ARGS)
+
+doctor: ## what this machine is, and what to do
+	@$(BOOTSTRAP) doctor -m labkit doctor $(ARGS)
+
+record: ## run lessons at full size on a GPU and keep what was measured; LESSONS and ARGS as for run
+	@$(BOOTSTRAP) record -m labkit record $(LESSONS) $(ARGS)
+
+lint: ## ruff and mypy, notebooks too
+	@$(BOOTSTRAP) lint -m ruff check .
+	@$(BOOTSTRAP) lint -m ruff format --check .
+	@$(BOOTSTRAP) lint -m mypy
+
+clean: ## remove what was built (not the virtual environment)
+	rm -rf build dist labkit.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,5 @@
+"""``python -m labkit``."""
+
+from labkit.cli import main
+
+main()

@@ -1,0 +1,394 @@
+"""Sets up what a command needs, then runs it: the logic behind the Makefile.
+
+    python3 labkit/bootstrap.py setup
+    python3 labkit/bootstrap.py run -m labkit run 01
+
+The first word says what will be done (see ``NEEDS``), the rest goes to the Python of the environment.
+
+This file runs before anything is installed: it uses the standard library only, does not import labkit, and
+still runs on Python 3.8, so that an old Python gets a sentence instead of a syntax error.
+
+Environment variables: ``ENV=current`` uses the present environment and installs nothing; ``TORCH=2.11``
+takes the older supported torch; ``PYTHON`` names the interpreter that the virtual environment is made of.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+try:
+    import fcntl
+except ImportError:  # Windows: two set-ups at the same time are then the user's to avoid
+    fcntl = None  # type: ignore[assignment]
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHONS = ((3, 11), (3, 14))  # the oldest and the newest Python that torch and Triton both have wheels for
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+STAMP = "labkit-setup.json"
+UNFINISHED = "unfinished"  # the stamp's text from the creation of an environment until it is complete
+
+TORCHES = {  # TORCH=...: constraints file, folder of the virtual environment
+    "2.13": ("constraints.txt", ".venv"),
+    "2.11": ("constraints-torch211.txt", ".venv-torch211"),
+}
+
+# What has to be importable in the present environment (ENV=current), by what is to be done.
+BASE = ("click", "rich", "packaging")
+JUPYTER = ("IPython", "ipykernel", "nbformat", "nbclient", "nbconvert", "papermill")
+RUN = (*BASE, *JUPYTER, "torch", "triton", "numpy", "pandas", "matplotlib", "PIL")
+NEEDS = {
+    "setup": (),
+    "doctor": BASE,
+    "run": RUN,
+    "record": RUN,
+    "test": (*RUN, "pytest", "xdist", "pytest_timeout", "nbval", "psutil"),
+    "lab": (*RUN, "jupyterlab", "ipywidgets"),
+    "lint": ("ruff", "mypy"),
+}
+DISTRIBUTIONS = {  # where the name differs from the module's
+    "PIL": "pillow",
+    "IPython": "ipython",
+    "xdist": "pytest-xdist",
+    "pytest_timeout": "pytest-timeout",
+}
+
+
+def stop(sentence: str) -> NoReturn:
+    """Ends with exit status 2 and one sentence on stderr."""
+    print("labkit: " + sentence, file=sys.stderr)
+    raise SystemExit(2)
+
+
+def say(text: str) -> None:
+    print("labkit: " + text, flush=True)
+
+
+# ---- the machine ----------------------------------------------------------------------------------------
+
+
+def has_gpu() -> bool:
+    """Whether an NVIDIA GPU can be used: a device node, or a driver tool that lists one."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        return False
+    if glob.glob("/dev/nvidia[0-9]*"):
+        return True
+    tool = shutil.which("nvidia-smi")  # in WSL there is no device node
+    if tool is None:
+        return False
+    try:
+        listed = subprocess.run([tool, "-L"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return listed.returncode == 0 and b"GPU " in listed.stdout
+
+
+def pins(file: Path) -> dict[str, str]:
+    """The exact versions in a constraints file, by distribution name."""
+    lines = (line.partition("#")[0].strip() for line in file.read_text().splitlines())
+    return dict(line.split("==") for line in lines if line)
+
+
+def python_version(python: str, modules: str = "sys") -> tuple[int, ...] | None:
+    """Major and minor version of an interpreter; None where it does not run or lacks one of the modules."""
+    code = f"import {modules}; import sys; print(*sys.version_info[:2])"
+    try:
+        ran = subprocess.run([python, "-I", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    except OSError:
+        return None
+    return tuple(int(part) for part in ran.stdout.split()) if ran.returncode == 0 else None
+
+
+def supported(version: tuple[int, ...] | None) -> bool:
+    """Whether torch and Triton have wheels for this Python."""
+    return version is not None and PYTHONS[0] <= version <= PYTHONS[1]
+
+
+def makes_environments(python: str) -> bool:
+    """Whether an interpreter is a supported one with all of the venv module (Debian splits off a part)."""
+    return supported(python_version(python, "venv, ensurepip"))
+
+
+def base_python() -> str:
+    """The interpreter to make an environment of: $PYTHON, else this one, else the newest on the PATH."""
+    oldest, newest = (".".join(map(str, version)) for version in PYTHONS)
+    span = f"Python {oldest} to {newest} with the venv module"
+    chosen = os.environ.get("PYTHON")
+    if chosen:
+        if not makes_environments(chosen):
+            stop(f"PYTHON={chosen} is not {span}.")
+        return chosen
+    minors = range(PYTHONS[1][1], PYTHONS[0][1] - 1, -1)
+    for python in [sys.executable, *(f"python3.{minor}" for minor in minors)]:
+        if makes_environments(python):
+            return python
+    stop(
+        f"{span} is needed; this is {platform.python_version()}, and no other was found. Install one "
+        "(on Debian and Ubuntu with python3-venv), or name it: PYTHON=/path/to/python3.12"
+    )
+
+
+# ---- the virtual environment -----------------------------------------------------------------------------
+
+
+class Setup:
+    """The virtual environment of a checkout: what it should be, what it is, and how it gets there."""
+
+    def __init__(self, root: Path = ROOT, torch: str = "2.13") -> None:
+        self.root = root
+        constraints, folder = TORCHES[torch]
+        self.constraints = root / constraints
+        self.venv = root / folder
+        self.bin = self.venv / ("Scripts" if os.name == "nt" else "bin")
+        self.python = self.bin / ("python.exe" if os.name == "nt" else "python")
+        self.stamp = self.venv / STAMP
+        self.log = self.venv / "labkit-setup.log"
+
+    def sources(self) -> str:
+        """A hash of the files that say what is installed and how."""
+        digest = hashlib.sha256()
+        for file in (self.root / "pyproject.toml", self.constraints, Path(__file__)):
+            digest.update(file.read_bytes() + b"\0")
+        return digest.hexdigest()
+
+    def installed(self) -> dict[str, str]:
+        """What the stamp says; empty without a readable one."""
+        try:
+            stamp = json.loads(self.stamp.read_text())
+        except (OSError, ValueError):
+            return {}
+        return stamp if isinstance(stamp, dict) else {}
+
+    def wanted(self, version: tuple[int, ...] | None) -> dict[str, str]:
+        """The stamp of a finished set-up, apart from the build of torch."""
+        return {
+            "root": str(self.root),  # a checkout that was moved left its scripts behind
+            "python": ".".join(map(str, version or ())),
+            "sources": self.sources(),
+        }
+
+    def is_done(self, gpu: bool) -> bool:
+        """Whether the environment is complete and current; the default torch also serves without a GPU."""
+        stamp = self.installed()
+        build = stamp.pop("torch", None)
+        return build in (("default",) if gpu else ("default", "cpu")) and stamp == self.wanted(self.version())
+
+    def version(self) -> tuple[int, ...] | None:
+        return python_version(str(self.python)) if self.python.exists() else None
+
+    def is_broken(self) -> bool:
+        """Whether to start from nothing: no working Python, another one asked for, half made, or moved."""
+        version = self.version()
+        if not supported(version):
+            return True
+        if self.stamp.exists() and self.stamp.read_text() == UNFINISHED:
+            return True
+        chosen = os.environ.get("PYTHON")
+        if chosen and python_version(chosen) != version:
+            return True
+        stamp, wanted = self.installed(), self.wanted(version)
+        return any(key in stamp and stamp[key] != wanted[key] for key in ("root", "python"))
+
+    def ensure(self, gpu: bool) -> None:
+        """Makes the environment complete; does nothing where it is."""
+        if self.is_done(gpu):
+            return
+        with locked(self.root / (self.venv.name + ".lock")):
+            if self.is_done(gpu):  # another set-up finished while this one waited
+                return
+            start = time.monotonic()
+            if self.is_broken():
+                self.create()
+            else:
+                self.stamp.unlink(missing_ok=True)
+            build = self.install(gpu)
+            stamp = dict(self.wanted(self.version()), torch=build)
+            replace(self.stamp, json.dumps(stamp, indent=1))
+            say(f"set up in {time.monotonic() - start:.0f} s: {self.venv}")
+
+    def create(self) -> None:
+        """An empty environment, marked unfinished before anything else is in it."""
+        python = base_python()
+        if self.venv.exists():
+            for child in self.venv.iterdir():
+                shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
+        self.venv.mkdir(exist_ok=True)
+        self.stamp.write_text(UNFINISHED)
+        step(f"virtual environment in {self.venv.name}", [python, "-m", "venv", str(self.venv)], self.log)
+
+    def install(self, gpu: bool) -> str:
+        """Installs torch and all else; returns the build of torch that came: ``cpu`` or ``default``."""
+        version = pins(self.constraints)["torch"]
+        if (sys.platform, platform.machine()) == ("darwin", "x86_64"):
+            stop(f"torch {version} has no build for Macs with an Intel processor; use a Linux machine.")
+        pip = [str(self.python), "-I", "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+        package = ["-c", str(self.constraints), "-e", f"{self.root}[test]"]
+        if gpu or not sys.platform.startswith("linux"):
+            # A CPU build that is already here, or that pip is pointed at, sorts above the default one.
+            package.append(f"torch!={version}+cpu")
+            step(f"torch {version}, Triton, Jupyter and the rest", [*pip, *package], self.log)
+            return "default"
+        # Torch alone looks at PyTorch's CPU index, and gives up quickly where that cannot be reached.
+        quick = ["--no-deps", "--extra-index-url", CPU_INDEX, "--retries", "1", "--timeout", "10"]
+        command = [*pip, *quick, f"torch=={version}+cpu"]
+        cpu = step(f"torch {version} (CPU build)", command, self.log, required=False)
+        if not cpu:
+            say(
+                f"no CPU build of torch {version} could be had from {CPU_INDEX} or pip's own sources; "
+                "the default build follows, with several GB of CUDA packages (Ctrl-C stops it)."
+            )
+        step("Triton, Jupyter and the rest", [*pip, *package], self.log)
+        return "cpu" if cpu else "default"
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """One set-up at a time: a second waits for the first."""
+    with file.open("w") as handle:
+        if fcntl is not None:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def replace(file: Path, text: str) -> None:
+    """Writes a file in one piece: nobody sees half of it."""
+    draft = file.with_name(f"{file.name}.{os.getpid()}")
+    draft.write_text(text)
+    os.replace(str(draft), str(file))
+
+
+def step(what: str, command: list[str], log: Path, required: bool = True) -> bool:
+    """Runs one command of the set-up, showing what it is and how long it took; returns whether it succeeded.
+
+    Its output goes to the log. When a required step fails, the end of that output and a sentence are shown
+    and the program ends.
+    """
+    start = time.monotonic()
+    live = sys.stdout.isatty()
+
+    def line() -> str:
+        return ("\r" if live else "") + f"labkit: {what} ... {time.monotonic() - start:.0f} s"
+
+    # Settings that would put packages elsewhere, or hide that they are missing.
+    without = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_CONSTRAINT")
+    environment = {key: value for key, value in os.environ.items() if key not in without}
+    environment["PIP_USER"] = "0"
+    with log.open("w+", errors="replace") as output:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
+        try:
+            while child.poll() is None:
+                if live:
+                    print(line(), end="", flush=True)
+                time.sleep(0.2)
+        finally:
+            child.terminate()  # where this program was interrupted; else it has ended already
+        status = child.wait()
+        print(line() + (" (failed)" if status else ""), flush=True)
+        if status and required:
+            output.seek(0)
+            print("".join(output.readlines()[-15:]), file=sys.stderr)
+            stop(f"the set-up stopped at: {what}. The next command starts it again.")
+    return status == 0
+
+
+# ---- the present environment -----------------------------------------------------------------------------
+
+
+def missing(target: str) -> list[str]:
+    """The modules that a target needs and this Python cannot find."""
+    return [module for module in NEEDS[target] if importlib.util.find_spec(module) is None]
+
+
+def check_current(target: str, constraints: Path) -> None:
+    """Stops where the present environment cannot do a target, naming what is missing in which version."""
+    if sys.version_info < PYTHONS[0]:
+        oldest = ".".join(map(str, PYTHONS[0]))
+        stop(f"Python {oldest} or newer is needed; this is {platform.python_version()}.")
+    names = missing(target)
+    if not names:
+        return
+    versions = pins(constraints)
+    print(f"labkit: missing for `{target}` in {sys.executable}:", file=sys.stderr)
+    for module in names:
+        distribution = DISTRIBUTIONS.get(module, module)
+        print(f"  {module:16} {distribution}=={versions[distribution]}", file=sys.stderr)
+    stop("ENV=current installs nothing; add these, or leave ENV out for a virtual environment.")
+
+
+def torch_is_cpu_only() -> bool:
+    """Whether the torch of this Python is a CPU build, by its version; torch itself is slow to import."""
+    try:
+        return importlib.metadata.version("torch").endswith("+cpu")
+    except importlib.metadata.PackageNotFoundError:  # found on the path, without metadata
+        return False
+
+
+# ---- running ---------------------------------------------------------------------------------------------
+
+
+def environment(root: Path, python: str, gpu: bool) -> dict[str, str]:
+    """The environment variables for a command: this checkout, this Python's kernels, GPU or interpreter."""
+    env = dict(os.environ)
+    if not gpu:
+        env.setdefault("TRITON_INTERPRET", "1")
+    # Jupyter finds kernels by name, and the user may have another one called python3: ours comes first.
+    jupyter = root / "build" / "jupyter"
+    kernel = jupyter / "kernels" / "python3"
+    kernel.mkdir(parents=True, exist_ok=True)
+    argv = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    spec = {"argv": argv, "display_name": "Python 3 (labkit)", "language": "python"}
+    replace(kernel / "kernel.json", json.dumps(spec, indent=1))
+    env["JUPYTER_PATH"] = os.pathsep.join(filter(None, [str(jupyter), env.get("JUPYTER_PATH")]))
+    return env
+
+
+def main(arguments: list[str]) -> int:
+    """Sets up what a target needs and runs Python with the remaining arguments."""
+    target, command = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if target not in NEEDS:
+        stop(f"say what to do, one of: {', '.join(NEEDS)}.")
+    torch = os.environ.get("TORCH", "2.13")
+    if torch not in TORCHES:
+        stop(f"TORCH={torch} is not supported; take one of: {', '.join(TORCHES)}.")
+    setup = Setup(ROOT, torch)
+    gpu = has_gpu()
+    if os.environ.get("ENV") == "current":
+        check_current(target, setup.constraints)
+        python = sys.executable
+        env = environment(ROOT, python, gpu and not torch_is_cpu_only())
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
+    else:
+        setup.ensure(gpu)
+        python = str(setup.python)
+        env = environment(ROOT, python, gpu)
+        env["VIRTUAL_ENV"] = str(setup.venv)
+        env["PATH"] = os.pathsep.join([str(setup.bin), env.get("PATH", os.defpath)])
+    if not command:
+        return 0
+    sys.stdout.flush()
+    if os.name == "nt":  # there, exec returns to the prompt before the command has ended
+        return subprocess.call([python, *command], env=env)
+    os.execve(python, [python, *command], env)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        print("\nlabkit: stopped; the next command starts the set-up again.", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,303 @@
+"""Is it right? Against a float64 reference, on awkward inputs, into poisoned and fenced memory.
+
+Inputs and everything that a call allocates lie between fences of NaN: an element that was never
+written stays NaN, a load beyond the end brings NaN in, and a store beyond the end breaks the fence.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from labkit import device
+
+Inputs = Callable[[tuple[int, ...]], tuple[Tensor, ...]]
+
+SHAPES = ((64, 128), (37, 161), (700, 3), (1, 1), (3, 5, 33), (19,), (0, 8), (4, 0))
+"""Full, ragged, tall (sums over many rows), one element, three and one dimension, and empty ones."""
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+"""Allowed |error| / (|reference| + its root mean square): a few roundings of the dtype."""
+FENCE = 16384
+"""Elements of NaN before and after each tensor; a tile that overruns ends up here."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was checked and how large the worst relative error of any tensor was."""
+
+    name: str
+    passed: int
+    worst_error: float
+    scope: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} is right: {self.passed} checks against float64 ({self.scope}), "
+            f"worst relative error {self.worst_error:.1e}."
+        )
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        return {
+            "text/plain": str(self),
+            "text/html": f'<span style="color:#1a7f37">&#10003;</span> {self}',
+            "application/vnd.labkit.check+json": {"name": self.name, "passed": self.passed},
+        }
+
+
+def check(
+    call: Callable[..., Tensor],
+    reference: Callable[..., Tensor],
+    inputs: Inputs,
+    *,
+    shapes: Sequence[tuple[int, ...]] = SHAPES,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+    gradients: bool = True,
+    name: str = "",
+) -> Report:
+    """Compare ``call`` with ``reference`` in float64; AssertionError says in a sentence what is wrong.
+
+    ``inputs(shape)`` returns random float32 tensors on the CPU. Each shape is tried in each dtype, and with
+    the inputs laid out contiguous, transposed, strided, misaligned and expanded; the outputs and, with
+    ``gradients``, the gradient of every input for an upstream gradient of twice the output (which is
+    correlated with it: a random one can hide errors) must be right, and equal from run to run.
+    """
+    title = name or getattr(call, "__name__", "the call")
+    passed, worst = 0, 0.0
+    torch.manual_seed(0)
+    for shape in shapes:
+        drawn = inputs(shape)
+        for dtype in dtypes:
+            for layout in LAYOUTS:
+                if layout == "transposed" and all(t.dim() < 2 for t in drawn):
+                    continue  # the same as contiguous
+                errors = _Case(title, tuple(shape), dtype, layout).run(call, reference, drawn, gradients)
+                passed += len(errors)
+                worst = max(worst, *errors)
+    kinds = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    what = "outputs and gradients" if gradients else "outputs"
+    return Report(title, passed, worst, f"{what}; {len(shapes)} shapes, {len(LAYOUTS)} layouts, {kinds}")
+
+
+@dataclass(frozen=True)
+class _Case:
+    title: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    layout: str
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.title}, shape {self.shape}, {dtype}, {self.layout} inputs"
+
+    def run(
+        self,
+        call: Callable[..., Tensor],
+        reference: Callable[..., Tensor],
+        drawn: Sequence[Tensor],
+        gradients: bool,
+    ) -> list[float]:
+        """Relative errors of the output and of the gradients; AssertionError for the first wrong one."""
+        fences = Fences()
+        rounded = [t.to(device.name(), self.dtype) for t in drawn]
+        placed = [fences.place(t, self.layout).requires_grad_(gradients) for t in rounded]
+        exact = [t.detach().double().requires_grad_(gradients) for t in rounded]
+        want = reference(*exact)
+        upstream = (2 * want.detach()).to(self.dtype)
+        wants = [("the output", want)]
+        if gradients:
+            laid_out = fences.place(upstream, self.layout)
+            wants += _named_gradients(torch.autograd.grad(want, exact, upstream.double()))
+        runs = []
+        for _ in range(2):
+            with fences:
+                got = call(*placed)
+                grads = torch.autograd.grad(got, placed, laid_out) if gradients else ()
+            device.synchronize()
+            runs.append([("the output", got), *_named_gradients(grads)])
+        rows = zip(*runs, wants, strict=True)
+        return [self._compare(name, got, again, want, fences) for (name, got), (_, again), (_, want) in rows]
+
+    def _compare(self, name: str, got: Tensor, again: Tensor, want: Tensor, fences: "Fences") -> float:
+        got, again, want = got.detach(), again.detach(), want.detach()
+        if got.shape != want.shape or got.dtype != self.dtype:
+            raise AssertionError(
+                f"{self}: {name} has shape {tuple(got.shape)} and dtype {got.dtype}, "
+                f"not {tuple(want.shape)} and {self.dtype}."
+            )
+        problem = diagnose(got, want, TOLERANCE[self.dtype])
+        if problem:
+            raise AssertionError(f"{self}: {name} is wrong. {problem}{self._hint()}")
+        if fences.broken():
+            raise AssertionError(
+                f"{self}: something was stored outside its tensor, up to {fences.broken()} elements away. "
+                "A store lacks its mask, or the mask compares with the wrong bound."
+            )
+        if not torch.equal(got, again):
+            raise AssertionError(
+                f"{self}: {name} changed from one run to the next: a race, or atomics in any order."
+            )
+        return relative_error(got, want)
+
+    def _hint(self) -> str:
+        if self.layout != "contiguous":  # contiguous inputs come first
+            return " The contiguous inputs of this shape passed, so the strides or the alignment are ignored."
+        return ""
+
+
+def _named_gradients(grads: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
+    return [(f"the gradient of input {i}", grad) for i, grad in enumerate(grads)]
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """||got - want|| / ||want|| in float64; NaN where any element of ``got`` is NaN, 0 for empty tensors."""
+    want = want.double()
+    difference = (got.double() - want).norm().item()
+    scale = want.norm().item()
+    return difference / scale if scale else difference
+
+
+def diagnose(got: Tensor, want: Tensor, tolerance: float) -> str:
+    """Where ``got`` is wrong and what that pattern usually means; empty when it is right.
+
+    An element is right when |got - want| <= tolerance * (|want| + rms(want)).
+    """
+    if not want.numel():
+        return ""
+    got, want = got.double().cpu(), want.double().cpu()
+    rms = want.square().mean().sqrt()
+    wrong = ~((got - want).abs() <= tolerance * (want.abs() + rms))
+    if not wrong.any():
+        return ""
+    excess = torch.where(
+        wrong, (got - want).abs().nan_to_num(math.inf), torch.tensor(-1.0, dtype=torch.float64)
+    )
+    worst = tuple(int(i) for i in torch.unravel_index(excess.argmax(), want.shape))
+    where = f"{int(wrong.sum())} of {want.numel()} elements"
+    return (
+        f"{where}; worst at {worst}: {got[worst].item():.6g} instead of {want[worst].item():.6g}. "
+        f"{_pattern(got, want, wrong, tolerance)}"
+    )
+
+
+def _pattern(got: Tensor, want: Tensor, wrong: Tensor, tolerance: float) -> str:
+    nan = got.isnan() & ~want.isnan()
+    place = _place(wrong)
+    if nan.any():
+        if bool(nan.all()) or not place:
+            return (
+                "NaN: nothing was written there, or a load went past the end of its tensor (a missing mask)."
+            )
+        return (
+            f"NaN {place}: not written, or a load went past the end (grid too small, or a mask at the edge)."
+        )
+    if bool((got == 0).logical_and(wrong).sum() == wrong.sum()):
+        return f"Zero {place or 'in places'}: a mask that shuts out too much, or a term that was left out."
+    ratio = (got / want)[want != 0]
+    if bool(wrong.all()) and ratio.numel() > 1 and ratio.std() < 1e-2 * ratio.mean().abs():
+        return (
+            f"Every element is about {ratio.mean().item():.3g} times what it should be: a factor is missing."
+        )
+    if _same_in_every_row(got - want):
+        return "Off by the same amount in every row: a term per column (a bias) is missing or misplaced."
+    if place:
+        return f"Wrong {place}: the edge of a tile; look at the mask and at the last program of the grid."
+    error = ((got - want).norm() / want.norm()).item()
+    if error < 2e-2:
+        return (
+            "Nearly right everywhere: the size of half-precision rounding; load, multiply and sum in float32."
+        )
+    return "Scattered all over: look at the index arithmetic (which element, row or stride is read)."
+
+
+def _same_in_every_row(difference: Tensor) -> bool:
+    if difference.dim() < 2 or difference.shape[0] < 2:
+        return False
+    return bool(difference.std(0).max() < 1e-3 * difference.abs().max())
+
+
+def _place(wrong: Tensor) -> str:
+    """Whether the wrong elements fill only the end of the last, or of the first dimension."""
+    if wrong.dim() == 0 or bool(wrong.all()):
+        return ""
+    columns = wrong.reshape(-1, wrong.shape[-1]).any(0)
+    first = int(columns.nonzero()[0])
+    if first > 0 and bool(columns[first:].all()):
+        return f"in the last {len(columns) - first} of {len(columns)} columns"
+    rows = wrong.reshape(wrong.shape[0], -1).any(1)
+    first = int(rows.nonzero()[0])
+    if first > 0 and bool(rows[first:].all()):
+        return f"in the last {len(rows) - first} of {len(rows)} rows"
+    return ""
+
+
+class Fences(TorchDispatchMode):
+    """While active, new uninitialised floating-point tensors hold NaN and lie between fences of NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._blocks: list[tuple[Tensor, int]] = []
+
+    def place(self, values: Tensor, layout: str) -> Tensor:
+        """A copy of ``values`` between fences, laid out as LAYOUTS says."""
+        return LAYOUTS[layout](self, values).copy_(values)
+
+    def allocate(self, count: int, like: Tensor) -> Tensor:
+        """``count`` elements of NaN between two fences."""
+        block = like.new_full((count + 2 * FENCE,), math.nan)
+        self._blocks.append((block, count))
+        return block[FENCE : FENCE + count]
+
+    def broken(self) -> int:
+        """How many elements outside its tensor the farthest stray store went; 0 when all fences stand."""
+        farthest = 0
+        for block, count in self._blocks:
+            before, after = block[:FENCE].flip(0), block[FENCE + count :]
+            for fence in (before, after):
+                stray = (~fence.isnan()).nonzero()
+                farthest = max(farthest, int(stray.max()) + 1 if len(stray) else 0)
+        return farthest
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func.overloadpacket not in _UNINITIALISED or not made.is_floating_point():
+            return made
+        room = self.allocate(made.untyped_storage().nbytes() // made.element_size(), made)
+        return room.as_strided(made.size(), made.stride(), room.storage_offset())
+
+
+_UNINITIALISED = {
+    torch.ops.aten.empty,
+    torch.ops.aten.empty_like,
+    torch.ops.aten.empty_strided,
+    torch.ops.aten.new_empty,
+    torch.ops.aten.new_empty_strided,
+}
+
+
+def _contiguous(fences: Fences, t: Tensor) -> Tensor:
+    return fences.allocate(t.numel(), t).view(t.shape)
+
+
+def _transposed(fences: Fences, t: Tensor) -> Tensor:
+    return fences.allocate(t.numel(), t).view(t.transpose(0, -1).shape).transpose(0, -1)
+
+
+def _strided(fences: Fences, t: Tensor) -> Tensor:
+    return fences.allocate(2 * t.numel(), t).view(*t.shape, 2)[..., 0]
+
+
+def _misaligned(fences: Fences, t: Tensor) -> Tensor:
+    return fences.allocate(t.numel() + 1, t)[1:].view(t.shape)
+
+
+LAYOUTS: dict[str, Callable[[Fences, Tensor], Tensor]] = {
+    "contiguous": _contiguous,
+    "transposed": _transposed,
+    "strided": _strided,
+    "misaligned": _misaligned,
+}

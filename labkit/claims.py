@@ -1,0 +1,192 @@
+"""Sentences with a number in them, checked where they are read: held, not held, or needs a GPU.
+
+A lesson states a finding with `claim(sentence, value, holds)`. The number is either plain (bytes, launches:
+the same on every device, so it holds or not anywhere) or a `Measured`, which knows where it was measured.
+Only a live measurement can hold *here*; a recorded or published one is shown as what it is.
+"""
+
+import html
+import math
+import os
+import string
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from IPython.core.getipython import get_ipython
+from IPython.display import display
+
+MIME = "application/vnd.labkit.claim+json"
+RECORDING = "LABKIT_RECORDING"
+"""Set to 1 while outputs are recorded: there, a claim that does not hold is an error."""
+
+Status = Literal["held", "not held", "needs a GPU"]
+HELD: Status = "held"
+NOT_HELD: Status = "not held"
+NEEDS_GPU: Status = "needs a GPU"
+
+# Okabe-Ito colours: told apart by colour-blind readers; the symbol and the word say the same.
+LOOK: dict[Status, tuple[str, str]] = {
+    HELD: ("✓", "#009E73"),
+    NOT_HELD: ("✗", "#D55E00"),
+    NEEDS_GPU: ("○", "#0072B2"),
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A figure and where it comes from: measured now (live), read from a tape, or published by somebody."""
+
+    value: float
+    kind: Literal["live", "recorded", "published"]
+    device: str
+
+
+class _Dash:
+    """Stands for a number that nobody measured, whatever the format asked for."""
+
+    def __format__(self, spec: str) -> str:
+        return "—"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence about a number, and whether it held on this device."""
+
+    template: str
+    value: float | None
+    status: Status
+    note: str = ""
+    """Where the number comes from, and what became of the claim there; may be empty."""
+    _cell: int | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def sentence(self) -> str:
+        """The sentence with its number filled in, "—" where there is none."""
+        return self.template.format(value=_Dash() if self.value is None else self.value)
+
+    def __str__(self) -> str:
+        note = f" ({self.note})" if self.note else ""
+        return f"{LOOK[self.status][0]} {self.status}: {self.sentence}{note}"
+
+    def mimebundle(self) -> dict[str, Any]:
+        """The claim as HTML, as text, and as data for whoever counts claims."""
+        finite = self.value is not None and math.isfinite(self.value)  # JSON has no nan
+        return {
+            "text/plain": str(self),
+            "text/html": self._html(),
+            MIME: {
+                "sentence": self.sentence,
+                "value": self.value if finite else None,
+                "status": self.status,
+            },
+        }
+
+    def _html(self) -> str:
+        symbol, colour = LOOK[self.status]
+        note = f' <small style="opacity:0.8">({html.escape(self.note)})</small>' if self.note else ""
+        return (
+            f'<div style="border-left:4px solid {colour};padding:0.2em 0.8em;margin:0.2em 0">'
+            f'<span style="color:{colour}" aria-hidden="true">{symbol}</span> '
+            f"<strong>{self.status}</strong>: {html.escape(self.sentence)}{note}</div>"
+        )
+
+    def _ipython_display_(self) -> None:
+        # claim() has already shown it in its own cell; asked for again in a later cell, it is shown again.
+        if self._cell != _current_cell():
+            display(self.mimebundle(), raw=True)
+
+
+_session: dict[str, Claim] = {}
+
+
+def claim(
+    sentence: str,
+    value: Measured | float | None,
+    holds: Callable[[float], bool] | bool | None = None,
+) -> Claim:
+    """Show a sentence with its number, and whether it holds on this device.
+
+    ``sentence`` has one or more ``{value}`` fields (``{value:.1f}`` and the like). ``value`` is a plain
+    number when it is the same on every device, a `Measured` when it was timed, None when it could not be
+    measured here. ``holds`` is the answer, or a function from the number to the answer; it may be left out
+    only when there is no number. A number that is not finite never holds.
+
+    Raises ValueError for a sentence without ``{value}`` or a number without ``holds``, and AssertionError
+    for a claim that does not hold here while outputs are recorded.
+    """
+    _check_fields(sentence)
+    number = value.value if isinstance(value, Measured) else value
+    if number is not None and holds is None:
+        raise ValueError(f"claim {sentence!r}: holds is missing, and there is a number to judge")
+    status, note = _judge(value, number, holds)
+    made = Claim(sentence, number, status, note, _current_cell())
+    _session[sentence] = made
+    if get_ipython() is None:
+        print(made)
+    else:
+        display(made.mimebundle(), raw=True)
+    if os.environ.get(RECORDING) == "1" and status != HELD:
+        raise AssertionError(f"a recorded claim has to hold: {made}")
+    return made
+
+
+def _judge(
+    value: Measured | float | None, number: float | None, holds: Callable[[float], bool] | bool | None
+) -> tuple[Status, str]:
+    if number is None:
+        return NEEDS_GPU, "nothing measured here"
+    held = math.isfinite(number) and bool(holds(number) if callable(holds) else holds)
+    if not isinstance(value, Measured):
+        return (HELD if held else NOT_HELD), ""
+    if value.kind == "live":
+        return (HELD if held else NOT_HELD), f"measured on {value.device}"
+    outcome = "held there" if held else "did not hold there"
+    return NEEDS_GPU, f"{value.kind} on {value.device}, {outcome}"
+
+
+def _check_fields(sentence: str) -> None:
+    names = {name for _, name, _, _ in string.Formatter().parse(sentence) if name is not None}
+    if names != {"value"}:
+        raise ValueError(f"claim {sentence!r}: needs the field {{value}}, and no other")
+
+
+def _current_cell() -> int | None:
+    shell = get_ipython()
+    return None if shell is None else shell.execution_count
+
+
+class Summary:
+    """All claims of a session as one table."""
+
+    def __init__(self, claims: list[Claim]) -> None:
+        self.claims = claims
+
+    def count(self, status: Status) -> int:
+        """How many claims have this status."""
+        return sum(claim.status == status for claim in self.claims)
+
+    def __str__(self) -> str:
+        counts = (
+            f"{self.count(HELD)} held, {self.count(NOT_HELD)} not held, {self.count(NEEDS_GPU)} need a GPU"
+        )
+        return "\n".join([counts, *map(str, self.claims)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td style='text-align:left;white-space:nowrap'>{LOOK[c.status][0]} {c.status}</td>"
+            f"<td style='text-align:left'>{html.escape(c.sentence)}</td>"
+            f"<td style='text-align:left'>{html.escape(c.note)}</td></tr>"
+            for c in self.claims
+        )
+        titles = ("here", "claim", "where the number is from")
+        head = "<tr>" + "".join(f"<th style='text-align:left'>{title}</th>" for title in titles) + "</tr>"
+        caption = html.escape(str(self).split("\n", 1)[0])
+        return f"<table><caption>{caption}</caption><thead>{head}</thead><tbody>{rows}</tbody></table>"
+
+
+def summary() -> Summary:
+    """The claims made so far in this kernel, in order; a claim made again replaces the one before."""
+    return Summary(list(_session.values()))

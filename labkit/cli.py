@@ -1,0 +1,199 @@
+"""The command line: ``labkit run``, ``labkit doctor``, ``labkit record``.
+
+Commands import what they need themselves: help appears at once, and doctor works where Jupyter, torch or
+triton do not.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from labkit import __version__, places
+
+
+class Mistake(click.ClickException):
+    """Something the user can put right: one sentence, no traceback, exit code 2."""
+
+    exit_code = 2
+
+
+@contextmanager
+def mistakes() -> Iterator[None]:
+    """Turns the ValueErrors of looking at what the user asked for into messages."""
+    try:
+        yield
+    except ValueError as error:
+        raise Mistake(str(error)) from error
+
+
+class Group(click.Group):
+    """Commands that end with 130 when they are interrupted."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the chosen command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("\nstopped", err=True)
+            ctx.exit(130)
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="labkit")
+def cli() -> None:
+    """A hands-on course in GPU performance."""
+
+
+@cli.command("run")
+@click.argument("names", metavar="[LESSON]...", nargs=-1)
+@click.option(
+    "assignments", "-p", metavar="NAME=VALUE", multiple=True, help="A parameter that the lessons declare."
+)
+@click.option(
+    "limit_s", "--timeout", metavar="SECONDS", type=click.FloatRange(min=0, min_open=True), default=600.0,
+    show_default=True, help="Longest time for one cell.",
+)  # fmt: skip
+def run_command(names: tuple[str, ...], assignments: tuple[str, ...], limit_s: float) -> None:
+    """Execute lessons (all of them, if none is named) and count what held."""
+    from labkit import lessons, reports, runner
+
+    with mistakes():
+        paths = _chosen(names)
+        given = dict(_split(assignment) for assignment in assignments)
+        for path in paths:
+            lessons.check_parameters(path, given)
+    console = Console()
+    folder = places.BUILD / "lessons"
+    results = []
+    for path in paths:
+        with reports.report(console) as report:
+            result = runner.execute(path, folder / path.name, given, report, cell_limit_s=limit_s)
+        if result.failure:
+            reports.failure(console, result.lesson, result.failure)
+        results.append(result)
+    console.print(reports.results(results))
+    reports.say(console, f"Executed notebooks and pages: {os.path.relpath(folder)}/")
+    for result in results:
+        reports.say(console, f"  {os.path.relpath(result.html_path)}")
+    sys.exit(not all(result.passed for result in results))
+
+
+@cli.command("doctor")
+@click.option("--measure", is_flag=True, help="Measure the roofs of this machine's GPU.")
+def doctor_command(measure: bool) -> None:
+    """Say what this machine is, and what to do."""
+    from labkit import doctor
+
+    facts = doctor.collect()
+    if measure:
+        if facts.device is None or facts.interpret:
+            raise Mistake("measuring roofs needs a GPU: leave --measure out to see what is in the way")
+        from labkit import machine
+
+        machine.roofs(again=True)
+        facts = doctor.collect()
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, found in doctor.lines(facts):
+        table.add_row(label, escape(found))
+    console = Console()
+    console.print(table, highlight=False)
+    decided = doctor.verdict(facts)
+    console.print(f"\n{decided.sentence}", markup=False, highlight=False)
+    sys.exit(not decided.ready)
+
+
+@cli.command("record")
+@click.argument("names", metavar="[LESSON]...", nargs=-1)
+@click.option("--again", is_flag=True, help="Record also what is recorded, from the beginning.")
+@click.option("--strip-stale", is_flag=True, help="Remove outputs and tapes of code that has changed.")
+@click.option("--check", is_flag=True, help="List what is recorded; fail if anything is stale.")
+def record_command(names: tuple[str, ...], again: bool, strip_stale: bool, check: bool) -> None:
+    """Run lessons at full size on a GPU and keep their outputs and measurements."""
+    console = Console()
+    if strip_stale or check:
+        if names or again:
+            raise Mistake("--strip-stale and --check look at all lessons: name none, and leave --again out")
+        _tidy(console, strip_stale, check)
+        return
+    with mistakes():
+        paths = _chosen(names)
+    from labkit import device
+
+    if not device.has_gpu():
+        raise Mistake("recording needs a GPU, and this session has none: see `labkit doctor`")
+    sys.exit(not _record_all(console, paths, again))
+
+
+def _tidy(console: Console, strip_stale: bool, check: bool) -> None:
+    from labkit import lessons, record, reports
+
+    if strip_stale:
+        stripped = record.strip_stale(tapes=places.RECORDED)
+        reports.say(console, f"Stripped: {', '.join(stripped) or 'nothing was stale'}")
+    if not check:
+        return
+    states = [record.state(path) for path in lessons.find()]
+    states += record.tape_states(tapes=places.RECORDED).values()
+    for state in states:
+        reports.say(console, f"{state.status:<10}  {state.name}  {state.detail}".rstrip())
+    if any(state.status == "stale" for state in states):
+        reports.say(console, "Record again on a GPU, or run `labkit record --strip-stale`.")
+        sys.exit(1)
+
+
+def _record_all(console: Console, paths: list[Path], again: bool) -> bool:
+    """Record lessons one after the other; whether all of them are recorded now."""
+    from labkit import machine, record, reports
+
+    identity = machine.identity()
+    machine.roofs()
+    record.record_roofs(machine.cache_path(), identity, places.RECORDED)
+    work = places.BUILD / "record"
+    complete = True
+    for path in paths:
+        with reports.report(console) as report, mistakes():
+            result = record.record(path, identity, report, again=again, tapes=places.RECORDED, work=work)
+        if result is None:
+            reports.say(console, f"{path.stem}: recorded already on {identity.device}")
+        elif result.failure:
+            complete = False
+            reports.failure(console, path.stem, result.failure)
+        else:
+            reports.say(console, f"{path.stem}: recorded in {result.seconds:.0f} s")
+    return complete
+
+
+def _chosen(names: tuple[str, ...]) -> list[Path]:
+    from labkit import lessons
+
+    if names:
+        return list(dict.fromkeys(lessons.resolve(name) for name in names))
+    found = lessons.find()
+    if not found:
+        click.echo(f"There are no lessons in {os.path.relpath(places.NOTEBOOKS)}/", err=True)
+        sys.exit(1)
+    return found
+
+
+def _split(assignment: str) -> tuple[str, str]:
+    name, equals, value = assignment.partition("=")
+    if not equals:
+        raise ValueError(f"-p {assignment!r}: write it as name=value")
+    return name, value
+
+
+def main() -> None:
+    """The entry point: a request to end ends the run, and its kernels, as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    cli()

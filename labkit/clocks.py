@@ -1,0 +1,292 @@
+"""Three clocks for a call on the GPU, and nothing else times anything in this course.
+
+- ``host``: wall time per call as Python sees it; many calls, one synchronisation at the end.
+- ``events``: device events around each call; idle gaps between its kernels count.
+- ``graph``: one captured graph of many calls, replayed; device time without launches.
+
+Cache ``cold``: the calls rotate through copies of their inputs (and keep as many outputs alive) that
+together exceed twice the L2. ``warm``: one set of inputs. Contenders are interleaved in shuffled order;
+a timing is the median of the samples with the 20th and 80th percentile.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from labkit import device
+
+Clock = Literal["host", "events", "graph"]
+Cache = Literal["cold", "warm"]
+
+SAMPLE_US = 1000.0
+"""A sample lasts at least this long, so that starting the clock is a small part of it."""
+MIN_SAMPLES, MAX_SAMPLES = 5, 40
+WARMUPS = 3
+EVENT_CALLS = 8
+"""Calls per sample and contender of the events clock, each between events of its own."""
+
+
+class CannotTimeError(RuntimeError):
+    """There is no GPU to time here; Triton's interpreter is Python and its seconds mean nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Nothing is timed here: without a GPU Triton interprets the kernels in Python, "
+            "and those seconds say nothing about a GPU. counts.count(call) counts launches and bytes instead."
+        )
+
+
+class StoppedError(RuntimeError):
+    """The measurement was asked to stop before it was complete."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A call to be timed: ``call(*inputs)``.
+
+    With ``setup``, each set of inputs first passes through ``setup(*inputs)`` outside the timed region and
+    ``call`` receives what it returns; a backward pass is set up by its forward pass this way.
+    """
+
+    call: Callable[..., Any]
+    inputs: tuple[Any, ...] = ()
+    setup: Callable[..., tuple[Any, ...]] | None = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds per call: the median of ``runs`` samples, the 20th and the 80th percentile."""
+
+    clock: Clock
+    cache: Cache
+    median_us: float
+    p20_us: float
+    p80_us: float
+    runs: int
+    note: str = ""
+
+    @classmethod
+    def of(cls, samples_us: Sequence[float], clock: Clock, cache: Cache) -> "Timing":
+        """Summarise samples, each in microseconds per call."""
+        p20, median, p80 = (float(v) for v in np.percentile(samples_us, (20, 50, 80)))
+        return cls(clock, cache, median, p20, p80, len(samples_us))
+
+    @property
+    def spread_us(self) -> float:
+        """p80 - p20: a difference between two medians that is inside the larger spread is a tie."""
+        return self.p80_us - self.p20_us
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A contender that could not be measured, and why."""
+
+    note: str
+
+
+class Cuda:
+    """What the clocks need of a device. Tests put a simulated one in its place."""
+
+    l2_bytes = staticmethod(device.l2_bytes)
+    synchronize = staticmethod(torch.cuda.synchronize)
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def host_us(self, run: Callable[[], None]) -> float:
+        """Wall time of ``run`` until the device is done, in microseconds."""
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - start) * 1e6
+
+    def device_us(self, run: Callable[[], None], *, queued: bool = False) -> float:
+        """Device time between events around ``run``; ``queued`` lets the host get ahead of the device."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        if queued:
+            torch.cuda._sleep(200_000)  # about 0.1 ms: the launch of ``run`` is over before the clock starts
+        start.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) * 1e3
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Record the launches of ``run`` in a graph; the result replays it."""
+        graph = torch.cuda.CUDAGraph()
+        # Captures share one pool: their outputs are never read again, and one pool holds the largest only.
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            run()
+        return graph.replay
+
+    def side_stream(self) -> Any:
+        """Warm-ups run where the capture will: autograd launches a backward pass on its forward's stream."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self.stream)
+
+
+def measure(
+    jobs: Mapping[str, Job],
+    *,
+    clock: Clock = "graph",
+    cache: Cache = "cold",
+    budget_s: float = 0.15,
+    seed: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Timing | Gap]:
+    """Time several calls in one interleaved run.
+
+    ``budget_s`` is the device time in seconds that a contender's samples may take beyond the first
+    MIN_SAMPLES. A job that fails, or does not fit the memory, becomes a Gap and leaves the others alone.
+    A job that cannot be captured falls back to the events clock and says so in ``note``.
+
+    Raises CannotTimeError without a GPU, StoppedError soon after ``stop()`` turns true, and ValueError
+    for an unknown clock or cache state.
+    """
+    if clock not in ("host", "events", "graph"):
+        raise ValueError(f"clock: {clock!r} is none of host, events, graph")
+    if cache not in ("cold", "warm"):
+        raise ValueError(f"cache: {cache!r} is neither cold nor warm")
+    if not device.has_gpu():
+        raise CannotTimeError
+    return _Run(Cuda(), clock, cache, budget_s, random.Random(seed), stop).of(jobs)
+
+
+class _Run:
+    """One interleaved measurement of several jobs."""
+
+    def __init__(
+        self,
+        cuda: Cuda,
+        clock: Clock,
+        cache: Cache,
+        budget_s: float,
+        shuffle: random.Random,
+        stop: Callable[[], bool],
+    ) -> None:
+        self.cuda, self.clock, self.cache, self.budget_s = cuda, clock, cache, budget_s
+        self.shuffle, self.stop = shuffle, stop
+
+    def of(self, jobs: Mapping[str, Job]) -> dict[str, Timing | Gap]:
+        outcome: dict[str, Timing | Gap] = {}
+        samplers: dict[str, _Sampler] = {}
+        for name, job in jobs.items():
+            self._check_stop()
+            try:
+                samplers[name] = _Sampler(self.cuda, job, self.clock, self.cache)
+            except Exception as error:  # becomes the note of this contender's gap
+                outcome[name] = Gap(describe(error))
+        outcome |= self._interleave(samplers)
+        return {name: outcome[name] for name in jobs}
+
+    def _interleave(self, samplers: dict[str, "_Sampler"]) -> dict[str, Timing | Gap]:
+        samples: dict[str, list[float]] = {name: [] for name in samplers}
+        failed: dict[str, Timing | Gap] = {}
+        wanted = {name: sampler.samples(self.budget_s) for name, sampler in samplers.items()}
+        for round_ in range(max(wanted.values(), default=0)):
+            names = [name for name, count in wanted.items() if round_ < count and name not in failed]
+            self.shuffle.shuffle(names)
+            for name in names:
+                self._check_stop()
+                try:
+                    samples[name] += samplers[name].take()
+                except Exception as error:  # becomes the note of this contender's gap
+                    failed[name] = Gap(describe(error))
+        done = {name: s for name, s in samplers.items() if name not in failed}
+        timings = {
+            n: replace(Timing.of(samples[n], s.clock, self.cache), note=s.note) for n, s in done.items()
+        }
+        return failed | timings
+
+    def _check_stop(self) -> None:
+        if self.stop():
+            raise StoppedError("stopped before the measurement was complete")
+
+
+class _Sampler:
+    """Warms one job up, then yields samples of it in microseconds per call."""
+
+    def __init__(self, cuda: Cuda, job: Job, clock: Clock, cache: Cache) -> None:
+        self.cuda, self.job, self.clock, self.note = cuda, job, clock, ""
+        self.turn = 0
+        with cuda.side_stream():
+            self.sets = rotation(job, cuda.l2_bytes() if cache == "cold" else 0)
+            self._calls(WARMUPS)
+        cuda.synchronize()
+        once_us = self._estimate()
+        self.calls = max(1, round(SAMPLE_US / once_us))
+        if cache == "cold" and self.calls > 1:  # every set the same number of times
+            self.calls = len(self.sets) * -(-self.calls // len(self.sets))
+        self.sample_us = self.calls * once_us
+        if clock == "graph":
+            self._capture()
+
+    def samples(self, budget_s: float) -> int:
+        """How many samples fit the budget."""
+        return int(min(MAX_SAMPLES, max(MIN_SAMPLES, budget_s * 1e6 / self.sample_us)))
+
+    def take(self) -> list[float]:
+        if self.clock == "graph":
+            return [self.cuda.device_us(self.replay, queued=True) / self.calls]
+        if self.clock == "host":
+            return [self.cuda.host_us(lambda: self._calls(self.calls)) / self.calls]
+        return [self.cuda.device_us(lambda: self._calls(1)) for _ in range(EVENT_CALLS)]
+
+    def _estimate(self) -> float:
+        """Rough microseconds per call, as the clock at hand will count them."""
+        few = min(len(self.sets), 4) + 1
+        timed = self.cuda.host_us if self.clock == "host" else self.cuda.device_us
+        return max(timed(lambda: self._calls(few)) / few, 0.5)
+
+    def _calls(self, count: int) -> None:
+        """Call ``count`` times over the rotating sets, with as many outputs alive as there are sets."""
+        kept: list[Any] = [None] * len(self.sets)
+        for _ in range(count):
+            index = self.turn % len(self.sets)
+            kept[index] = self.job.call(*self.sets[index])
+            self.turn += 1
+
+    def _capture(self) -> None:
+        try:
+            self.replay = self.cuda.capture(lambda: self._calls(self.calls))
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:
+            self.clock, self.note = "events", f"timed with events, a graph cannot hold it: {describe(error)}"
+            return
+        self.replay()
+        self.sample_us = self.cuda.device_us(self.replay, queued=True)
+
+
+def rotation(job: Job, l2_bytes: int) -> list[tuple[Any, ...]]:
+    """Sets of inputs that together exceed twice ``l2_bytes``: the job's own and clones of it.
+
+    The clones keep dtype, strides and ``requires_grad``; inputs that are no tensors are shared.
+    """
+    size = sum(t.numel() * t.element_size() for t in job.inputs if isinstance(t, torch.Tensor))
+    count = max(1, -(-2 * l2_bytes // size)) if size else 1
+    sets = [job.inputs, *(tuple(_clone(value) for value in job.inputs) for _ in range(count - 1))]
+    return [job.setup(*values) for values in sets] if job.setup else sets
+
+
+def _clone(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    copy = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
+    return copy.copy_(value.detach()).requires_grad_(value.requires_grad)
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line, for the note of a gap."""
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return "out of memory"
+    first = (str(error).strip().splitlines() or ["no message"])[0]
+    return f"{type(error).__name__}: {first}"[:200]

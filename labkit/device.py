@@ -1,0 +1,37 @@
+"""Which device the course runs on, and whether Triton compiles or interprets.
+
+The bottom of the package: it imports nothing else of labkit.
+"""
+
+import os
+from functools import cache
+
+import torch
+
+
+def interpreting() -> bool:
+    """Whether Triton's interpreter runs the kernels (TRITON_INTERPRET=1) instead of a GPU."""
+    return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+
+
+@cache
+def name() -> str:
+    """The torch device of this session: ``"cuda"``, or ``"cpu"`` when interpreting or without a GPU."""
+    return "cuda" if torch.cuda.is_available() and not interpreting() else "cpu"
+
+
+def has_gpu() -> bool:
+    """Whether kernels run, and can be timed, on a GPU here."""
+    return name() == "cuda"
+
+
+def synchronize() -> None:
+    """Wait until the device has finished everything that was launched."""
+    if has_gpu():
+        torch.cuda.synchronize()
+
+
+@cache
+def l2_bytes() -> int:
+    """Size of the device's last-level cache in bytes; 0 without a GPU."""
+    return int(torch.cuda.get_device_properties(0).L2_cache_size) if has_gpu() else 0

@@ -1,0 +1,13 @@
+"""One look for every plot of the course: sweeps, speedups, bars and timelines, each with its alt text.
+
+The plots take tables of :func:`labkit.rows.table` and return a :class:`Shown`. How a number was come by
+shows in shape and in words: live is a solid line with filled markers, recorded a dashed line with hollow
+markers, published markers alone.
+"""
+
+from labkit.bars import bars
+from labkit.curves import speedup, sweep
+from labkit.drawing import Shown, colour, marker
+from labkit.timeline import timeline
+
+__all__ = ["Shown", "bars", "colour", "marker", "speedup", "sweep", "timeline"]

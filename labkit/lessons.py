@@ -1,0 +1,195 @@
+"""The lesson notebooks: find them, load their kernels as modules, know their parameters and their code.
+
+Loading and inspecting run no measurement. Executing a whole notebook is `labkit.runner`'s business.
+"""
+
+import ast
+import hashlib
+import importlib.util
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+import nbformat
+from nbformat import NotebookNode
+from papermill.inspection import inspect_notebook
+
+from labkit import places
+
+SETUP, KERNEL = LOADED_TAGS = ("setup", "kernel")
+KINDS: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
+"""The kinds a lesson's parameter may be declared with."""
+TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+Value = int | float | str | bool
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter as a lesson's cell tagged ``parameters`` declares it: ``width: int = 160  # help``."""
+
+    name: str
+    kind: str
+    default: Value
+    help: str
+
+
+def find(directory: Path | None = None) -> list[Path]:
+    """The lessons of a folder (default: the checkout's notebooks), in order of their numbers."""
+    folder = directory or places.NOTEBOOKS
+    return sorted(path for path in folder.glob("*.ipynb") if re.match(r"\d\d_", path.name))
+
+
+def resolve(name: str, directory: Path | None = None) -> Path:
+    """The lesson with this number ("01"), name ("01_launch_overhead") or file; else a ValueError."""
+    lessons = find(directory)
+    matches = [path for path in lessons if name in (path.stem, path.stem[:2], path.name)]
+    if not matches:
+        matches = [path for path in lessons if Path(name).resolve() == path.resolve()]
+    if len(matches) == 1:
+        return matches[0]
+    problem = "several lessons are" if matches else "no lesson is"
+    listed = ", ".join(path.stem for path in matches or lessons) or "none"
+    raise ValueError(f"{problem} called {name!r}; there are: {listed}")
+
+
+def read(path: Path) -> NotebookNode:
+    """A notebook as version 4 of the format."""
+    return cast(NotebookNode, nbformat.read(path, as_version=4))
+
+
+def code_cells(notebook: NotebookNode) -> Iterator[tuple[int, NotebookNode]]:
+    """The code cells, numbered from 1: the number that messages name, and [n] after Run All."""
+    return enumerate((cell for cell in notebook.cells if cell.cell_type == "code"), start=1)
+
+
+def tags(cell: NotebookNode) -> list[str]:
+    """The tags of a cell."""
+    return list(cell.metadata.get("tags", []))
+
+
+def title(notebook: NotebookNode) -> str | None:
+    """The first top-level heading."""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown" and (heading := re.search(r"^# +(.+)$", cell.source, re.MULTILINE)):
+            return heading.group(1).strip()
+    return None
+
+
+def code_hash(path: Path) -> str:
+    """12 hex digits that change when, and only when, the source of a code cell does."""
+    sources = [cell.source for _, cell in code_cells(read(path))]
+    return hashlib.sha256(json.dumps(sources).encode()).hexdigest()[:12]
+
+
+def load(lesson: str | Path, directory: Path | None = None) -> ModuleType:
+    """The cells tagged ``setup`` and ``kernel``, in order, as a module; nothing else of the lesson runs.
+
+    The module is a real file, because Triton and inspect read the source of a kernel from its file.
+    It is imported once for each content. ValueError for a cell that is not plain Python.
+    """
+    path = lesson if isinstance(lesson, Path) else resolve(lesson, directory)
+    source = _module_source(path)
+    digest = hashlib.sha256(source.encode()).hexdigest()[:12]
+    name = f"labkit_lesson_{path.stem}_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    file = places.cache() / "lessons" / f"{path.stem}_{digest}.py"
+    if not file.exists() or file.read_text(encoding="utf-8") != source:
+        places.write_text(file, source)
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: dataclasses and torch look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _module_source(path: Path) -> str:
+    parts = [f'"""The setup and kernel cells of {path.name}, written from it: edit them there."""\n']
+    for number, cell in code_cells(read(path)):
+        kinds = [tag for tag in tags(cell) if tag in LOADED_TAGS]
+        if not kinds:
+            continue
+        where = f"{path.stem}, cell {number}"
+        try:
+            compile(cell.source, where, "exec")
+        except SyntaxError as error:
+            raise ValueError(
+                f"{where}: a cell tagged {kinds[0]} has to be plain Python, without % or ! magics "
+                f"(line {error.lineno}: {error.msg}: {(error.text or '').strip()})"
+            ) from error
+        parts.append(f"# {where} ({kinds[0]})\n{cell.source.rstrip()}\n")
+    if len(parts) == 1:
+        raise ValueError(f"{path.stem}: no cell is tagged {' or '.join(LOADED_TAGS)}")
+    return "\n\n".join(parts)
+
+
+def parameters(path: Path) -> dict[str, Parameter]:
+    """The parameters that a lesson declares; ValueError for one without a kind or with a wrong default."""
+    notebook = read(path)
+    notebook.metadata.setdefault(
+        "kernelspec", {"name": "python3", "display_name": "Python 3", "language": "python"}
+    )
+    found: dict[str, dict[str, Any]] = inspect_notebook(notebook)
+    return {name: _declared(path, declared) for name, declared in found.items()}
+
+
+def _declared(path: Path, declared: Mapping[str, str]) -> Parameter:
+    name, kind = declared["name"], declared["inferred_type_name"]
+    where = f"{path.stem}, parameter {name}"
+    if kind not in KINDS:
+        raise ValueError(f"{where}: declared as {kind}, but has to be one of {', '.join(KINDS)}")
+    try:
+        default: Value = ast.literal_eval(declared["default"])
+    except (ValueError, SyntaxError) as error:
+        raise ValueError(f"{where}: its default {declared['default']!r} is not a literal") from error
+    if type(default) is not KINDS[kind]:
+        raise ValueError(f"{where}: declared as {kind}, but its default is {default!r}")
+    return Parameter(name, kind, default, declared["help"])
+
+
+def check_parameters(path: Path, given: Mapping[str, str]) -> dict[str, Value]:
+    """Values for a lesson's parameters, from text; ValueError for whatever the lesson does not declare.
+
+    papermill writes names into the code as they stand, so only declared names, which Python has parsed as
+    identifiers, get there.
+    """
+    declared = parameters(path)
+    for name in given:
+        if name not in declared or not name.isidentifier():
+            known = ", ".join(f"{p.name} ({p.kind})" for p in declared.values()) or "none"
+            raise ValueError(f"{path.stem} has no parameter {name!r}; it declares: {known}")
+    return {name: _convert(path, declared[name], text) for name, text in given.items()}
+
+
+def _convert(path: Path, parameter: Parameter, text: str) -> Value:
+    try:
+        if parameter.kind == "int":
+            return int(text)
+        if parameter.kind == "float" and math.isfinite(number := float(text)):
+            return number
+    except ValueError:
+        pass  # the sentence below says it better than int() does
+    if parameter.kind == "bool" and text.lower() in TRUTH:
+        return TRUTH[text.lower()]
+    if parameter.kind == "str" and text.isprintable() and not set(text) & set("\"'\\`"):
+        return text
+    wanted = {
+        "int": "a whole number",
+        "float": "a finite number",
+        "bool": "true or false",
+        "str": "printable text without quotes, backslashes or backticks",
+    }[parameter.kind]
+    shown = text if len(text) <= 40 else text[:40] + "..."
+    raise ValueError(f"{path.stem}, parameter {parameter.name}: {shown!r} is not {wanted}")

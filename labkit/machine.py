@@ -1,0 +1,288 @@
+"""What this machine is, and how fast it copies, multiplies and launches: measured once, then cached."""
+
+import subprocess
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from labkit import clocks, device, places, rows
+from labkit.clocks import Gap, Job, Timing
+from labkit.rows import Row
+
+COPY_BYTES = tuple(4**k for k in range(6, 17))
+"""Sizes of the copy roof, 4 KiB to 4 GiB, read and written bytes together."""
+MATMUL_SIDE = {"float32": 4096, "tf32": 8192, "float16": 8192, "bfloat16": 8192}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The device and the versions that a measurement belongs to."""
+
+    device: str
+    driver: str
+    torch: str
+    triton: str
+    capability: tuple[int, int] | None
+    memory_bytes: int
+    l2_bytes: int
+    multiprocessors: int
+
+    @property
+    def slug(self) -> str:
+        """The device's name as a folder: "NVIDIA H200" is nvidia-h200."""
+        return "-".join(self.device.lower().split())
+
+
+@cache
+def identity() -> Identity:
+    """This machine; without a GPU the device is "CPU, interpreted" and the sizes are 0."""
+    if not device.has_gpu():
+        return Identity("CPU, interpreted", "", torch.__version__, _triton_version(), None, 0, 0, 0)
+    card = torch.cuda.get_device_properties(0)
+    return Identity(
+        card.name,
+        _driver(),
+        torch.__version__,
+        _triton_version(),
+        (card.major, card.minor),
+        card.total_memory,
+        card.L2_cache_size,
+        card.multi_processor_count,
+    )
+
+
+def _triton_version() -> str:
+    try:
+        return version("triton")
+    except PackageNotFoundError:  # a build of Triton without package metadata
+        return str(triton.__version__)
+
+
+def _driver() -> str:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):  # a container without nvidia-smi: the figure goes unstamped
+        return "unknown"
+
+
+def stamp() -> dict[str, str]:
+    """The columns of a row that say where and when it was measured."""
+    here = identity()
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {
+        "device": here.device,
+        "driver": here.driver,
+        "torch": here.torch,
+        "triton": here.triton,
+        "date": now,
+    }
+
+
+@triton.jit
+def _copy_kernel(source, target, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    tl.store(target + at, tl.load(source + at, inside), inside)
+
+
+def triton_copy(source: Tensor, target: Tensor) -> Tensor:
+    """Copy a contiguous tensor with the package's own kernel: 4 KiB per program, 16 bytes per thread."""
+    block, count = 4096 // source.element_size(), source.numel()
+    _copy_kernel[(triton.cdiv(count, block),)](source, target, count, BLOCK=block, num_warps=8)
+    return target
+
+
+COPIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "Tensor.copy_": lambda source, target: target.copy_(source),
+    "Triton copy": triton_copy,
+}
+
+
+def copy_jobs(total_bytes: int) -> dict[str, Job]:
+    """Two ways to move ``total_bytes``, half of them read, half written.
+
+    The size is rounded up to 512 bytes, above 8 MiB to 1 MiB: odd sizes cost a copy up to half its speed,
+    and a kernel must not look good beside a slow copy.
+    """
+    unit = 2**20 if total_bytes > 2**23 else 2**9
+    count = -(-total_bytes // (2 * unit)) * unit // 4
+    source = torch.randn(count, device=device.name())
+    pair = (source, torch.empty_like(source))
+    return {name: Job(copy, pair) for name, copy in COPIES.items()}
+
+
+@dataclass(frozen=True)
+class Roofs:
+    """The measured ceilings of one device."""
+
+    kind: str
+    device: str
+    date: str
+    copy: tuple[tuple[int, float], ...]
+    """(bytes read and written, microseconds) of the faster copy, by size, cold."""
+    matmul: dict[str, float]
+    """Floating-point operations per second of a large square matmul, by dtype."""
+    node_us: float
+    """Device time of the smallest kernel as one node of a graph: the launch floor of the graph clock."""
+    host_us: float
+    """Host time of the smallest PyTorch operation: the launch floor of an eager call."""
+
+    def copy_us(self, total_bytes: float) -> float:
+        """Microseconds to move ``total_bytes`` (read and written), interpolated between measured sizes."""
+        sizes, times = (np.log(column) for column in zip(*self.copy, strict=True))
+        at = np.log(max(total_bytes, 1.0))
+        if at > sizes[-1]:  # beyond the largest size the bandwidth stays what it was
+            return float(np.exp(times[-1] + at - sizes[-1]))
+        return float(np.exp(np.interp(at, sizes, times)))
+
+    def table(self) -> pd.DataFrame:
+        """The roofs as a learner reads them."""
+        lines = {
+            "copy, 4 GiB or the largest that fits": f"{self.bandwidth / 1e12:.2f} TB/s",
+            "copy, 16 MiB": f"{2**24 / self.copy_us(2**24) / 1e6:.2f} TB/s",
+            **{f"matmul, {dtype}": f"{rate / 1e12:.0f} TFLOP/s" for dtype, rate in self.matmul.items()},
+            "smallest kernel in a graph": f"{self.node_us:.2f} us",
+            "smallest call from Python": f"{self.host_us:.1f} us",
+        }
+        name = f"{self.device}, {self.kind} {self.date}"
+        return pd.DataFrame({name: lines})
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second of the largest copy."""
+        size, microseconds = self.copy[-1]
+        return size / microseconds * 1e6
+
+
+def roofs(*, again: bool = False) -> Roofs | None:
+    """This device's roofs: from the cache, measured when there is none (about 15 s on an H200).
+
+    A cache that cannot be read, or that another driver or version wrote, is measured again. Without a GPU
+    they are those of a recorded device, and None when nothing was recorded yet.
+    """
+    if not device.has_gpu():
+        tape = rows.recorded("roofs")
+        return _from_rows(tape) if tape else None
+    path = cache_path()
+    if not again:
+        try:
+            return _from_rows(rows.read(path))
+        except (ValueError, OSError):  # absent, torn or of another schema
+            pass
+    measured = list(measure_roofs())
+    rows.write(path, measured)
+    return _from_rows(measured)
+
+
+def cache_path() -> Path:
+    """Where the roofs of this device and these versions are kept."""
+    here = identity()
+    return places.cache() / "roofs" / f"{here.slug}-{here.driver}-{here.torch}-{here.triton}.jsonl"
+
+
+def measure_roofs() -> Iterable[Row]:
+    """Measure the roofs now; one row of the contract's schema for each figure."""
+    memory = identity().memory_bytes
+    for size in (size for size in COPY_BYTES if 2 * size < memory):
+        for name, outcome in clocks.measure(copy_jobs(size), budget_s=0.05).items():
+            yield _row("roofs/copy", name, "float32", {"bytes": size}, outcome, size, 0)
+    for dtype, side in MATMUL_SIDE.items():
+        outcome = clocks.measure({"matmul": _matmul_job(dtype, side)})["matmul"]
+        yield _row("roofs/matmul", "cuBLAS", dtype, {"side": side}, outcome, 0, 2 * side**3)
+    tiny = Job(lambda t: t + 1, (torch.randn(1, device=device.name()),))
+    for clock in ("graph", "host"):
+        outcome = clocks.measure({"add": tiny}, clock=clock, cache="warm")["add"]
+        yield _row("roofs/launch", "smallest kernel", "float32", {"elements": 1}, outcome, 8, 1)
+
+
+def _matmul_job(dtype: str, side: int) -> Job:
+    kind = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
+    a, b = (torch.randn(side, side, device=device.name()).to(kind) for _ in range(2))
+    return Job(with_tf32(torch.matmul) if dtype == "tf32" else torch.matmul, (a, b))
+
+
+def with_tf32(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same call with TF32 matmuls allowed while it runs; elsewhere the course keeps TF32 off."""
+
+    def allowed(*inputs: Tensor) -> Tensor:
+        before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = True
+        try:
+            return call(*inputs)
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
+
+    return allowed
+
+
+def _row(
+    suite: str,
+    contender: str,
+    dtype: str,
+    shape: dict[str, int],
+    outcome: Timing | Gap,
+    size: int,
+    flops: int,
+) -> Row:
+    if isinstance(outcome, Gap):
+        raise RuntimeError(f"{suite}: the roof could not be measured: {outcome.note}")
+    return Row(
+        suite=suite,
+        contender=contender,
+        direction="forward",
+        dtype=dtype,
+        shape=shape,
+        clock=outcome.clock,
+        cache=outcome.cache,
+        median_us=outcome.median_us,
+        p20_us=outcome.p20_us,
+        p80_us=outcome.p80_us,
+        runs=outcome.runs,
+        min_bytes=size,
+        flops=flops,
+        copy_us=None,
+        relative_error=None,
+        **stamp(),
+    )
+
+
+def _from_rows(measured: list[Row]) -> Roofs:
+    """Rows of the suites roofs/...; ValueError when any of them is missing."""
+    by_suite: dict[str, list[Row]] = {}
+    for row in measured:
+        by_suite.setdefault(row.suite, []).append(row)
+    if {"roofs/copy", "roofs/matmul", "roofs/launch"} - set(by_suite):
+        raise ValueError("roofs: the file does not hold a copy, a matmul and a launch roof")
+    copies: dict[int, float] = {}
+    for row in by_suite["roofs/copy"]:
+        size = row.shape["bytes"]
+        copies[size] = min(copies.get(size, float("inf")), _time(row))
+    launches = {row.clock: _time(row) for row in by_suite["roofs/launch"]}
+    if {"graph", "host"} - set(launches):
+        raise ValueError("roofs: the file does not hold both launch floors")
+    return Roofs(
+        kind=measured[0].kind,
+        device=measured[0].device,
+        date=measured[0].date[:10],
+        copy=tuple(sorted(copies.items())),
+        matmul={row.dtype: row.flops / _time(row) * 1e6 for row in by_suite["roofs/matmul"]},
+        node_us=launches["graph"],
+        host_us=launches["host"],
+    )
+
+
+def _time(row: Row) -> float:
+    if not row.median_us or row.median_us <= 0:
+        raise ValueError(f"{row.suite}: a roof without a time")
+    return row.median_us

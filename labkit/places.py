@@ -1,0 +1,33 @@
+"""Where the course keeps its files. Bottom of the package, beside device: it imports nothing of labkit."""
+
+import os
+import tempfile
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = CHECKOUT / "notebooks"
+BUILD = CHECKOUT / "build"
+RECORDED = Path(__file__).resolve().parent / "data" / "recorded"
+PUBLISHED = Path(__file__).resolve().parent / "data" / "published"
+
+
+def cache() -> Path:
+    """This user's cache folder for labkit: ``LABKIT_CACHE``, else the platform's usual place."""
+    chosen = os.environ.get("LABKIT_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "labkit"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file in one step, so that a reader never sees half of it; folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        os.chmod(temporary, 0o644)  # mkstemp makes private files; these are the checkout's
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,245 @@
+"""Recorded outputs: what a lesson showed on a GPU, kept in its notebook and its tape, stamped with its code.
+
+A stamp names the hash of the lesson's code, the device and the versions. Outputs or tapes whose code has
+changed since are stale: `check` lists them and `strip_stale` removes them.
+"""
+
+import html
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import nbformat
+from IPython.display import HTML
+from nbformat import NotebookNode
+
+from labkit import claims, lessons, places, rows, runner
+
+if TYPE_CHECKING:  # only a lesson that is recorded needs the machine, and torch
+    from labkit.machine import Identity
+
+LIMIT_S = 8 * 60.0
+"""A lesson has to finish recording within this."""
+MARK = "# NBVAL_CHECK_OUTPUT"
+STAMP_VARIABLE = "LABKIT_STAMP"
+TAPE_VARIABLE = "LABKIT_TAPE"
+"""Names the file into which a lesson being recorded writes its rows as they are measured."""
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """Which code made a lesson's outputs, where and when; kept as ``labkit.recorded`` in its metadata."""
+
+    hash: str
+    device: str
+    driver: str
+    torch: str
+    triton: str
+    date: str
+
+    def __str__(self) -> str:
+        return f"{self.device}, driver {self.driver}, torch {self.torch}, triton {self.triton}, {self.date}"
+
+    @classmethod
+    def of(cls, path: Path, identity: "Identity") -> "Stamp":
+        """The stamp that outputs of this lesson, made now on this machine, deserve."""
+        return cls(
+            lessons.code_hash(path),
+            identity.device,
+            identity.driver,
+            identity.torch,
+            identity.triton,
+            date.today().isoformat(),
+        )
+
+
+@dataclass(frozen=True)
+class State:
+    """What is recorded for a lesson, or on a tape."""
+
+    name: str
+    status: Literal["recorded", "stale", "no outputs"]
+    detail: str
+
+
+def read_stamp(notebook: NotebookNode) -> Stamp | None:
+    """The stamp of a notebook's outputs, if it has one."""
+    kept = notebook.metadata.get("labkit", {}).get("recorded")
+    return Stamp(**kept) if kept else None
+
+
+def state(path: Path) -> State:
+    """Whether a lesson's outputs are there, and made by its present code."""
+    notebook = lessons.read(path)
+    stamp = read_stamp(notebook)
+    shown = any(cell.outputs for _, cell in lessons.code_cells(notebook))
+    if stamp is None and not shown:
+        return State(path.stem, "no outputs", "")
+    if stamp is None:
+        return State(path.stem, "stale", "has outputs that nothing vouches for")
+    current = lessons.code_hash(path)
+    if stamp.hash != current:
+        return State(path.stem, "stale", f"outputs are of code {stamp.hash}, the code is {current}")
+    silent = silent_marks(notebook)
+    if silent:
+        return State(path.stem, "stale", f"marked cells without outputs: {', '.join(map(str, silent))}")
+    return State(path.stem, "recorded", str(stamp))
+
+
+def silent_marks(notebook: NotebookNode) -> list[int]:
+    """Numbers of the cells whose outputs are to be compared, but that have none to compare with."""
+    return [
+        number for number, cell in lessons.code_cells(notebook) if MARK in cell.source and not cell.outputs
+    ]
+
+
+def tape_states(directory: Path | None = None, tapes: Path = places.RECORDED) -> dict[Path, State]:
+    """Whether each lesson's tapes were made by its present code."""
+    hashes = {path.stem: lessons.code_hash(path) for path in lessons.find(directory)}
+    return {tape: _tape_state(tape, hashes) for tape in sorted(tapes.glob("*/[0-9][0-9]_*.jsonl"))}
+
+
+def _tape_state(tape: Path, hashes: Mapping[str, str]) -> State:
+    name = f"{tape.parent.name}/{tape.name}"
+    if tape.stem not in hashes:
+        return State(name, "stale", "its lesson is not there")
+    try:
+        sources = {row.source for row in rows.read(tape)}
+    except ValueError as error:
+        return State(name, "stale", str(error))
+    wanted = _source(tape.stem, hashes[tape.stem])
+    if sources != {wanted}:
+        return State(name, "stale", f"its rows are not all from {wanted}")
+    return State(name, "recorded", wanted)
+
+
+def _source(lesson: str, code_hash: str) -> str:
+    return f"notebooks/{lesson}.ipynb@{code_hash}"
+
+
+def strip_stale(directory: Path | None = None, tapes: Path = places.RECORDED) -> list[str]:
+    """Remove stale outputs, with their stamp, and stale tapes; gives the names of what was stripped."""
+    stripped = []
+    for path in lessons.find(directory):
+        if state(path).status == "stale":
+            notebook = lessons.read(path)
+            for _, cell in lessons.code_cells(notebook):
+                cell.outputs, cell.execution_count = [], None
+            notebook.metadata.get("labkit", {}).pop("recorded", None)
+            _write(path, notebook)
+            stripped.append(path.stem)
+    for tape, found in tape_states(directory, tapes).items():
+        if found.status == "stale":
+            tape.unlink()
+            stripped.append(found.name)
+    return stripped
+
+
+def record(
+    path: Path,
+    identity: "Identity",
+    progress: Callable[[runner.Progress], None] | None = None,
+    *,
+    again: bool = False,
+    tapes: Path = places.RECORDED,
+    work: Path = places.BUILD / "record",
+    limit_s: float = LIMIT_S,
+) -> runner.Result | None:
+    """Execute a lesson at full size; when it passes, put its outputs and its tape into the tree.
+
+    None when the present code is recorded on this device already, unless ``again``. A run that was cut
+    short leaves its rows under ``work``, and the next one goes on from them. A failure leaves notebook and
+    tape as they were. ValueError for a lesson that was edited meanwhile or whose marked cell shows nothing.
+    """
+    stamp = Stamp.of(path, identity)
+    before = read_stamp(lessons.read(path))
+    if not again and state(path).status == "recorded" and before and before.device == stamp.device:
+        return None
+    folder = work.resolve() / identity.slug
+    tape = folder / f"{path.stem}@{stamp.hash}.jsonl"
+    _prepare(tape, stamp, again)
+    environment = {
+        claims.RECORDING: "1",
+        "LABKIT_LESSON": path.stem,
+        TAPE_VARIABLE: str(tape),
+        STAMP_VARIABLE: json.dumps(asdict(stamp)),
+    }
+    result = runner.execute(
+        path, folder / path.name, progress=progress, limit_s=limit_s, environment=environment
+    )
+    if result.passed:
+        _publish(path, result.notebook_path, tape, stamp, tapes / identity.slug)
+        tape.unlink(missing_ok=True)
+    return result
+
+
+def _prepare(tape: Path, stamp: Stamp, again: bool) -> None:
+    """Keep of an earlier, unfinished run the rows that this machine, as it is now, would measure."""
+    tape.parent.mkdir(parents=True, exist_ok=True)
+    if again:
+        tape.unlink(missing_ok=True)
+    if tape.exists():
+        machine = (stamp.device, stamp.driver, stamp.torch, stamp.triton)
+        try:
+            found = rows.read(tape)
+        except ValueError:
+            found = []  # a damaged tape is measured again, not trusted
+        rows.write(tape, [r for r in found if (r.device, r.driver, r.torch, r.triton) == machine])
+
+
+def _publish(path: Path, executed: Path, tape: Path, stamp: Stamp, folder: Path) -> None:
+    notebook = lessons.read(path)
+    if lessons.code_hash(path) != stamp.hash:
+        raise ValueError(f"{path.stem} was edited while it was recorded: record it again")
+    pairs = zip(lessons.code_cells(notebook), lessons.code_cells(lessons.read(executed)), strict=True)
+    for (_, cell), (_, ran) in pairs:
+        cell.execution_count = ran.execution_count
+        # the state of widgets is not kept, and a view of nothing is an error message on the page
+        cell.outputs = [output for output in ran.outputs if WIDGET_VIEW not in output.get("data", {})]
+    silent = silent_marks(notebook)
+    if silent:
+        raise ValueError(f"{path.stem}: marked {MARK!r}, but shows nothing: cell {silent[0]}")
+    notebook.metadata.setdefault("labkit", {})["recorded"] = asdict(stamp)
+    source = _source(path.stem, stamp.hash)
+    measured = [replace(row, kind=rows.RECORDED, source=source) for row in rows.read(tape)]
+    kept = folder / f"{path.stem}.jsonl"
+    if measured:
+        rows.write(kept, measured)
+    else:
+        kept.unlink(missing_ok=True)
+    _write(path, notebook)
+
+
+def record_roofs(measured: Path, identity: "Identity", tapes: Path = places.RECORDED) -> None:
+    """Keep the roofs that a machine measured, for those who read the lessons without it."""
+    kept = [replace(row, kind=rows.RECORDED, source="labkit/machine.py") for row in rows.read(measured)]
+    rows.write(tapes / identity.slug / "roofs.jsonl", kept)
+
+
+def _write(path: Path, notebook: NotebookNode) -> None:
+    """As Jupyter itself writes it (sorted keys, one space), so that recording makes a small difference."""
+    places.write_text(path, nbformat.writes(notebook).rstrip("\n") + "\n")
+
+
+def banner(lesson: str, directory: Path | None = None) -> HTML:
+    """One line for a lesson's first cell: where its saved outputs are from, and how figures are labelled."""
+    kinds = "Every figure says whether it is live (this machine, now), recorded, or published."
+    stamp = _stamp_to_show(lesson, directory)
+    if stamp is None:
+        origin = "No recorded outputs: what you see was made where the cells were run last."
+    else:
+        origin = f"As saved, the outputs were recorded on {stamp}; cells that you run show your machine."
+    return HTML(f"<p><small>{html.escape(origin)} {kinds}</small></p>")
+
+
+def _stamp_to_show(lesson: str, directory: Path | None) -> Stamp | None:
+    being_made = os.environ.get(STAMP_VARIABLE)
+    if being_made:
+        return Stamp(**json.loads(being_made))
+    path = lessons.resolve(lesson, directory)
+    return read_stamp(lessons.read(path)) if state(path).status == "recorded" else None

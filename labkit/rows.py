@@ -1,0 +1,125 @@
+"""One measurement is one row; tapes and benchmarks are files of rows (JSON lines)."""
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from labkit import places
+
+LIVE, RECORDED, PUBLISHED = KINDS = ("live", "recorded", "published")
+"""Measured here and now; read from a tape; taken from somebody's post."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measurement and everything needed to trust it. Times are microseconds per call."""
+
+    suite: str
+    contender: str
+    direction: str
+    dtype: str
+    shape: dict[str, int]
+    clock: str
+    cache: str
+    median_us: float | None
+    p20_us: float | None
+    p80_us: float | None
+    runs: int
+    min_bytes: int
+    flops: int
+    copy_us: float | None
+    relative_error: float | None
+    kind: str = LIVE
+    device: str = ""
+    driver: str = ""
+    torch: str = ""
+    triton: str = ""
+    peer: str | None = None
+    peer_version: str | None = None
+    date: str = ""
+    source: str = ""
+    note: str = field(default="")
+    """Why there is no time (out of memory, an error, a wrong result); empty for a good row."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind: {self.kind!r} is none of {', '.join(KINDS)}")
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What identifies the measurement, whenever and wherever it was made."""
+        shape = tuple(sorted(self.shape.items()))
+        return (self.suite, self.contender, self.direction, self.dtype, shape, self.clock, self.cache)
+
+    @classmethod
+    def from_json(cls, line: str) -> "Row":
+        """Read one line of a tape; ValueError when a field is missing, unknown or not of the schema."""
+        try:
+            return cls(**json.loads(line))
+        except (TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"not a row of the schema: {error}") from error
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self))
+
+
+COLUMNS = [f.name for f in fields(Row)]
+
+
+def read(path: Path) -> list[Row]:
+    """Rows of a JSON-lines file; empty when it does not exist. A torn last line is dropped."""
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")
+    complete, torn = lines[:-1], lines[-1]
+    if torn.strip():
+        try:
+            return [*(Row.from_json(line) for line in complete if line.strip()), Row.from_json(torn)]
+        except ValueError:
+            pass  # a row cut off in the middle of a write: measured again on resume
+    return [Row.from_json(line) for line in complete if line.strip()]
+
+
+def write(path: Path, rows: Iterable[Row]) -> None:
+    """Replace a file of rows in one step, so that a reader never sees half of it."""
+    places.write_text(path, "".join(row.to_json() + "\n" for row in rows))
+
+
+def append(path: Path, row: Row) -> None:
+    """Add one row in one write that has reached the disk before this returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(handle, (row.to_json() + "\n").encode())
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def recorded(suite: str) -> list[Row]:
+    """Rows of a suite, or of all suites below it, from the tapes of one recorded device.
+
+    Tapes stand in ``labkit/data/recorded/<device>/<lesson>.jsonl``. Of several devices the first one by name
+    that has the suite is taken, so that a table never mixes two machines.
+    """
+    for folder in sorted(places.RECORDED.glob("*/")):
+        found = [row for tape in sorted(folder.glob("*.jsonl")) for row in read(tape)]
+        found = [row for row in found if f"{row.suite}/".startswith(f"{suite}/")]
+        if found:
+            return found
+    return []
+
+
+def table(rows: Iterable[Row], axes: Iterable[str] = ()) -> pd.DataFrame:
+    """Rows as a table: the columns of the schema, and one for each name in ``shape`` and in ``axes``."""
+    listed = list(rows)
+    frame = pd.DataFrame([asdict(row) for row in listed], columns=COLUMNS)
+    for axis in dict.fromkeys([*axes, *(axis for row in listed for axis in row.shape)]):
+        frame[axis] = [row.shape.get(axis) for row in listed]
+    return frame

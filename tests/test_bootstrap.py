@@ -1,0 +1,369 @@
+"""Setting up: done once, done again when something changed or stopped midway, and said in one sentence."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from labkit import bootstrap
+
+FILE = Path(bootstrap.__file__)
+HERE = ".".join(map(str, sys.version_info[:2]))
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch):
+    """None of the variables that steer the set-up, whatever the tests themselves were started with."""
+    for name in ("ENV", "TORCH", "PYTHON", "CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "JUPYTER_PATH"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class FakeSetup(bootstrap.Setup):
+    """A set-up whose steps are noted instead of taken: an environment is this Python under another name."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.steps: list[str] = []
+        self.builds = "cpu"
+        self.fails = False
+
+    def create(self) -> None:
+        self.steps.append("create")
+        self.bin.mkdir(parents=True, exist_ok=True)
+        self.stamp.write_text(bootstrap.UNFINISHED)
+        if not self.python.exists():
+            self.python.symlink_to(sys.executable)
+
+    def install(self, gpu: bool) -> str:
+        self.steps.append("install")
+        if self.fails:
+            raise SystemExit(2)
+        return "default" if gpu else self.builds
+
+
+@pytest.fixture
+def setup(tmp_path):
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    (tmp_path / "constraints.txt").write_text("torch==2.13.0\n")
+    return FakeSetup(tmp_path)
+
+
+def steps(setup: FakeSetup, gpu: bool = False) -> list[str]:
+    """What one call of ``ensure`` does."""
+    setup.steps.clear()
+    setup.ensure(gpu)
+    return list(setup.steps)
+
+
+def test_a_second_setup_does_nothing(setup):
+    assert steps(setup) == ["create", "install"]
+    assert steps(setup) == []
+
+
+@pytest.mark.parametrize("file", ["pyproject.toml", "constraints.txt"])
+def test_a_changed_file_installs_again_in_place(setup, file):
+    steps(setup)
+    (setup.root / file).write_text("# changed\n")
+    assert steps(setup) == ["install"]
+    assert steps(setup) == []
+
+
+def test_a_failed_setup_starts_from_nothing_the_next_time(setup):
+    setup.fails = True
+    with pytest.raises(SystemExit):
+        setup.ensure(gpu=False)
+    assert setup.installed() == {}
+    setup.fails = False
+    assert steps(setup) == ["create", "install"]
+    assert steps(setup) == []
+
+
+def test_a_failed_change_leaves_no_stamp(setup):
+    steps(setup)
+    (setup.root / "constraints.txt").write_text("torch==2.13.0  # newer\n")
+    setup.fails = True
+    with pytest.raises(SystemExit):
+        setup.ensure(gpu=False)
+    assert not setup.stamp.exists()
+    setup.fails = False
+    assert steps(setup) == ["install"]
+
+
+def test_an_environment_of_the_users_own_is_kept(setup):
+    setup.create()
+    setup.stamp.unlink()
+    (setup.venv / "theirs").touch()
+    assert steps(setup) == ["install"]
+    assert (setup.venv / "theirs").exists()
+
+
+@pytest.mark.parametrize(
+    ("had", "gpu", "expected"),
+    [
+        ("cpu", False, []),
+        ("cpu", True, ["install"]),
+        ("default", True, []),
+        ("default", False, []),  # a CUDA build also runs without a GPU: no download on a login node
+    ],
+)
+def test_the_build_of_torch_decides_with_the_gpu(setup, had, gpu, expected):
+    setup.builds = had
+    steps(setup)
+    assert setup.installed()["torch"] == had
+    assert steps(setup, gpu) == expected
+
+
+@pytest.mark.parametrize("key", ["root", "python"])
+def test_a_moved_checkout_or_another_python_starts_from_nothing(setup, key):
+    steps(setup)
+    stamp = dict(setup.installed())
+    stamp[key] = "elsewhere"
+    setup.stamp.write_text(json.dumps(stamp))
+    assert steps(setup) == ["create", "install"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '"x"', "null"])
+def test_a_broken_stamp_is_not_trusted(setup, text):
+    steps(setup)
+    setup.stamp.write_text(text)
+    assert steps(setup) == ["install"]
+
+
+def test_a_python_that_is_gone_starts_from_nothing(setup):
+    steps(setup)
+    setup.python.unlink()
+    assert steps(setup) == ["create", "install"]
+
+
+def test_create_empties_what_was_there_and_marks_it_unfinished(tmp_path, monkeypatch):
+    taken = []
+    monkeypatch.setattr(bootstrap, "step", lambda what, command, log: taken.append(command))
+    monkeypatch.setattr(bootstrap, "base_python", lambda: "some-python")
+    real = bootstrap.Setup(tmp_path)
+    (real.venv / "lib").mkdir(parents=True)
+    (real.venv / "lib" / "half").touch()
+    real.create()
+    assert [child.name for child in real.venv.iterdir()] == [bootstrap.STAMP]
+    assert real.stamp.read_text() == bootstrap.UNFINISHED
+    assert taken == [["some-python", "-m", "venv", str(real.venv)]]
+    assert real.is_broken()
+
+
+class Steps:
+    """Stands in for ``bootstrap.step``: notes pip's arguments; the CPU build comes or does not."""
+
+    def __init__(self, cpu_build: bool) -> None:
+        self.cpu_build = cpu_build
+        self.installs: list[list[str]] = []
+
+    def __call__(self, what: str, command: list[str], log: Path, required: bool = True) -> bool:
+        self.installs.append(command[command.index("install") + 1 :])
+        return required or self.cpu_build
+
+
+@pytest.fixture
+def on_linux(monkeypatch):
+    monkeypatch.setattr(bootstrap.sys, "platform", "linux")
+
+
+@pytest.mark.usefixtures("on_linux")
+def test_without_a_gpu_only_torch_looks_at_the_cpu_index(monkeypatch):
+    fake = Steps(cpu_build=True)
+    monkeypatch.setattr(bootstrap, "step", fake)
+    assert bootstrap.Setup().install(gpu=False) == "cpu"
+    torch, rest = fake.installs
+    assert torch[-1] == "torch==2.13.0+cpu" and "--no-deps" in torch and bootstrap.CPU_INDEX in torch
+    assert torch[torch.index("--retries") + 1] == "1"
+    assert bootstrap.CPU_INDEX not in rest
+
+
+@pytest.mark.usefixtures("on_linux")
+def test_without_a_cpu_build_the_default_one_is_announced(monkeypatch, capsys):
+    fake = Steps(cpu_build=False)
+    monkeypatch.setattr(bootstrap, "step", fake)
+    assert bootstrap.Setup().install(gpu=False) == "default"
+    assert len(fake.installs) == 2
+    assert "several GB of CUDA packages" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("on_linux")
+def test_with_a_gpu_a_cpu_build_is_refused(monkeypatch):
+    fake = Steps(cpu_build=True)
+    monkeypatch.setattr(bootstrap, "step", fake)
+    assert bootstrap.Setup(torch="2.11").install(gpu=True) == "default"
+    (only,) = fake.installs
+    assert "torch!=2.11.0+cpu" in only and bootstrap.CPU_INDEX not in only
+
+
+def test_a_failing_step_ends_with_its_output_and_a_sentence(tmp_path, capsys):
+    command = [sys.executable, "-c", "print('the reason'); raise SystemExit(3)"]
+    with pytest.raises(SystemExit) as ended:
+        bootstrap.step("a step", command, tmp_path / "log")
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert "a step ... 0 s (failed)" in out
+    assert "the reason" in err and "the set-up stopped at: a step" in err
+    assert bootstrap.step("a step", command, tmp_path / "log", required=False) is False
+
+
+def test_a_step_does_not_see_what_would_lead_pip_astray(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "somewhere")
+    monkeypatch.setenv("PIP_TARGET", "elsewhere")
+    code = "import os; print(sorted(set(os.environ) & {'PYTHONPATH', 'PIP_TARGET'}), os.environ['PIP_USER'])"
+    bootstrap.step("a step", [sys.executable, "-c", code], tmp_path / "log")
+    assert (tmp_path / "log").read_text() == "[] 0\n"
+
+
+@pytest.mark.skipif(bootstrap.fcntl is None, reason="this system has no file locks of this kind")
+def test_two_setups_do_not_run_at_once(tmp_path):
+    code = (
+        f"import sys, time; sys.path.insert(0, {str(FILE.parent.parent)!r})\n"
+        "from pathlib import Path; from labkit import bootstrap\n"
+        "with bootstrap.locked(Path(sys.argv[1])):\n"
+        "    print('in', flush=True); time.sleep(0.4); print('out', flush=True)\n"
+    )
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        command = [sys.executable, "-c", code, str(tmp_path / "lock")]
+        both = [subprocess.Popen(command, stdout=output) for _ in range(2)]
+        assert [child.wait(timeout=60) for child in both] == [0, 0]
+    assert log.read_text().split() == ["in", "out", "in", "out"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "listed", "visible", "expected"),
+    [
+        ([], None, None, False),
+        (["/dev/nvidia0"], None, None, True),
+        (["/dev/nvidia0"], None, "", False),
+        (["/dev/nvidia0"], None, "-1", False),
+        (["/dev/nvidia0"], None, "0,1", True),
+        ([], "echo 'GPU 0: Some GPU'", None, True),
+        ([], "echo 'NVIDIA-SMI has failed'; exit 9", None, False),
+        ([], "exit 0", None, False),
+    ],
+)
+def test_gpu_detection(tmp_path, monkeypatch, nodes, listed, visible, expected):
+    monkeypatch.setattr(bootstrap.glob, "glob", lambda pattern: nodes)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if listed is not None:
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(f"#!/bin/sh\n{listed}\n")
+        tool.chmod(0o755)
+    assert bootstrap.has_gpu() is expected
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [((3, 10), False), ((3, 11), True), ((3, 14), True), ((3, 15), False), (None, False)],
+)
+def test_supported_pythons(version, expected):
+    assert bootstrap.supported(version) is expected
+
+
+def test_another_python_on_the_path_is_found(monkeypatch):
+    known = {"python3.13": (3, 13), "python3.11": (3, 11), sys.executable: (3, 9)}
+    monkeypatch.setattr(bootstrap, "python_version", lambda python, modules="sys": known.get(python))
+    assert bootstrap.base_python() == "python3.13"
+    monkeypatch.setenv("PYTHON", "python3.11")
+    assert bootstrap.base_python() == "python3.11"
+
+
+@pytest.mark.parametrize("chosen", [None, "some-python"])
+def test_no_suitable_python_is_one_sentence(monkeypatch, capsys, chosen):
+    monkeypatch.setattr(bootstrap, "python_version", lambda python, modules="sys": None)
+    if chosen:
+        monkeypatch.setenv("PYTHON", chosen)
+    with pytest.raises(SystemExit):
+        bootstrap.base_python()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Python 3.11 to 3.14" in line and (chosen or "python3-venv") in line
+
+
+def test_python_version_of_what_does_not_run_or_lacks_a_module():
+    assert bootstrap.python_version(sys.executable) == sys.version_info[:2]
+    assert bootstrap.python_version(sys.executable, "no_such_module") is None
+    assert bootstrap.python_version("no-such-python") is None
+
+
+def test_current_names_what_is_missing_and_installs_nothing(monkeypatch, capsys):
+    monkeypatch.setitem(bootstrap.NEEDS, "run", ("json", "no_such_module", "PIL"))
+    monkeypatch.setitem(bootstrap.DISTRIBUTIONS, "no_such_module", "papermill")
+    monkeypatch.setattr(bootstrap.os, "execve", lambda *call: pytest.fail("it ran all the same"))
+    monkeypatch.setattr(bootstrap.subprocess, "Popen", lambda *call, **more: pytest.fail("a set-up step"))
+    monkeypatch.setenv("ENV", "current")
+    with pytest.raises(SystemExit) as ended:
+        bootstrap.main(["run", "-m", "labkit", "run"])
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    pinned = bootstrap.pins(bootstrap.ROOT / "constraints.txt")["papermill"]
+    assert f"no_such_module   papermill=={pinned}" in err
+    assert "json" not in err and "pillow" not in err
+
+
+def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """The bootstrap as a program, from another folder, with some environment variables more."""
+    env = {**os.environ, **variables}
+    return subprocess.run(
+        [sys.executable, str(FILE), *command],
+        cwd=FILE.parent,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+SHOW = "import json, os, sys; print(json.dumps([sys.executable, dict(os.environ)]))"
+
+
+def test_current_runs_this_python_with_the_checkout_first(tmp_path):
+    ran = run(["setup", "-c", SHOW], ENV="current", PYTHONPATH=str(tmp_path), CUDA_VISIBLE_DEVICES="")
+    python, env = json.loads(ran.stdout)
+    assert python == sys.executable
+    assert env["PYTHONPATH"].split(os.pathsep) == [str(bootstrap.ROOT), str(tmp_path)]
+    assert env["TRITON_INTERPRET"] == "1"
+
+
+def test_a_choice_of_interpreter_or_gpu_is_honoured():
+    ran = run(["setup", "-c", SHOW], ENV="current", CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="0")
+    assert json.loads(ran.stdout)[1]["TRITON_INTERPRET"] == "0"
+
+
+def test_with_a_gpu_nothing_is_interpreted(tmp_path):
+    assert "TRITON_INTERPRET" not in bootstrap.environment(tmp_path, sys.executable, gpu=True)
+
+
+def test_the_exit_status_is_the_commands():
+    assert run(["setup", "-c", "raise SystemExit(7)"], ENV="current").returncode == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "word"),
+    [
+        ([], {}, "run"),
+        (["no-such-target"], {}, "run"),
+        (["setup"], {"TORCH": "2.12"}, "2.11"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence(arguments, variables, word):
+    ran = run(arguments, **variables)
+    assert ran.returncode == 2
+    assert len(ran.stderr.splitlines()) == 1 and word in ran.stderr
+
+
+def test_the_kernel_named_python3_is_this_python(tmp_path, monkeypatch):
+    kernelspec = pytest.importorskip("jupyter_client.kernelspec", reason="jupyter_client is not installed")
+    theirs = tmp_path / "theirs" / "kernels" / "python3"
+    theirs.mkdir(parents=True)
+    wrong = {"argv": ["another-python"], "display_name": "theirs", "language": "python"}
+    (theirs / "kernel.json").write_text(json.dumps(wrong))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "theirs"))
+    env = bootstrap.environment(tmp_path, sys.executable, gpu=False)
+    monkeypatch.setenv("JUPYTER_PATH", env["JUPYTER_PATH"])
+    assert kernelspec.KernelSpecManager().get_kernel_spec("python3").argv[0] == sys.executable

@@ -1,0 +1,396 @@
+"""What codegen shows of compiled kernels, for GPUs that are not here."""
+
+import os
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import triton
+import triton.language as tl
+from IPython.core.interactiveshell import InteractiveShell
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from labkit import codegen
+
+ELEMENTS = tl.constexpr(32)
+NOT_A_CONSTEXPR = 32
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """A cache of this run's own: nothing is taken from an earlier one."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("LABKIT_CACHE", str(folder))
+        yield folder
+
+
+@triton.jit
+def affine(x_ptr, w_ptr, b_ptr, y_ptr, n, width, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    column = offsets % width
+    x = tl.load(x_ptr + offsets, mask=mask)
+    w = tl.load(w_ptr + column, mask=mask)
+    b = tl.load(b_ptr + column, mask=mask)
+    tl.store(y_ptr + offsets, x * w + b, mask=mask)
+
+
+@triton.jit
+def row_sum(x_ptr, y_ptr, WIDTH: tl.constexpr):
+    row = tl.program_id(0)
+    tl.store(y_ptr + row, tl.sum(tl.load(x_ptr + row * WIDTH + tl.arange(0, WIDTH))))
+
+
+@triton.jit
+def row_scan(x_ptr, y_ptr, WIDTH: tl.constexpr):
+    offsets = tl.arange(0, WIDTH)
+    tl.store(y_ptr + offsets, tl.cumsum(tl.load(x_ptr + offsets)))
+
+
+@triton.jit
+def matmul(a_ptr, b_ptr, c_ptr, K, SIZE: tl.constexpr):
+    along = tl.arange(0, SIZE)
+    total = tl.zeros((SIZE, SIZE), tl.float32)
+    for k in range(0, K, SIZE):
+        a = tl.load(a_ptr + along[:, None] * K + k + along[None, :])
+        b = tl.load(b_ptr + (k + along)[:, None] * SIZE + along[None, :])
+        total = tl.dot(a, b, total)
+    tl.store(c_ptr + along[:, None] * SIZE + along[None, :], total)
+
+
+@triton.jit
+def steps(x_ptr, y_ptr, T, WIDTH: tl.constexpr, STAGES: tl.constexpr):
+    offsets = tl.arange(0, WIDTH)
+    state = tl.zeros((WIDTH,), tl.float32)
+    for t in tl.range(T, num_stages=STAGES):
+        state = state * 0.5 + tl.load(x_ptr + t * WIDTH + offsets)
+        tl.store(y_ptr + t * WIDTH + offsets, state)
+
+
+@triton.jit
+def fat(x_ptr, y_ptr, SIZE: tl.constexpr):
+    along = tl.arange(0, SIZE)
+    tile = along[:, None] * SIZE + along[None, :]
+    x = tl.load(x_ptr + tile)
+    tl.store(y_ptr + tile, x - tl.sum(x, 1)[:, None] * tl.sum(x, 0)[None, :])
+
+
+@triton.jit
+def copy_tile(source, target):
+    target.store([0, 0], source.load([0, 0]))
+
+
+@triton.jit
+def relu(x):
+    return tl.maximum(x, 0.0)
+
+
+@triton.jit
+def activated(x_ptr, y_ptr, ACT: tl.constexpr = relu, SHIFT: tl.constexpr = 0.0):
+    offsets = tl.arange(0, ELEMENTS)
+    tl.store(y_ptr + offsets, ACT(tl.load(x_ptr + offsets)) + SHIFT)
+
+
+@triton.jit
+def reads_a_plain_global(x_ptr):
+    tl.store(x_ptr + tl.arange(0, 32), NOT_A_CONSTEXPR)
+
+
+@triton.jit
+def wrong_shapes(x_ptr):
+    tl.store(x_ptr + tl.arange(0, 32), tl.zeros((32,), tl.float32) + tl.zeros((64,), tl.float32))
+
+
+def four(*, rows=1024, width=160):
+    """The arguments of ``affine``."""
+    x, w = torch.empty(rows, width, device="meta"), torch.empty(width, device="meta")
+    return [x, w, w, x, x.numel(), width]
+
+
+def bf16(*shape):
+    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+
+@pytest.fixture(scope="module")
+def matmuls():
+    args = [bf16(64, 1024), bf16(1024, 64), torch.empty(64, 64, device="meta"), 1024]
+    requests = [codegen.request(matmul, args, target=target, SIZE=64) for target in codegen.TARGETS]
+    return dict(zip(codegen.TARGETS, codegen.compile_many(requests), strict=True))
+
+
+def test_a_width_divisible_by_16_has_wide_loads_of_the_weight_and_161_narrow_ones():
+    wide, narrow, all_narrow = codegen.compile_many(
+        [
+            codegen.request(affine, four(width=160), BLOCK=1024),
+            codegen.request(affine, four(width=161), BLOCK=1024),
+            codegen.request(affine, four(rows=1001, width=161), BLOCK=1024),
+        ]
+    )
+    assert wide.loads == {128: 6}
+    assert narrow.loads == {128: 2, 32: 16}  # x is still wide: its length is divisible by 16
+    assert all_narrow.loads == {32: 24}
+    assert wide.stores == narrow.stores == {128: 2}
+    assert (wide.widest_load, all_narrow.widest_load) == (128, 32)
+    assert "ld.global.v4.b32" in codegen.excerpt(wide, r"ld\.global", limit=1)
+
+
+def test_an_argument_that_is_one_or_misaligned_is_specialised_as_triton_does():
+    x = torch.empty(161 * 1024 + 4)
+    whole, shifted = x[: 160 * 1024], x[1 : 160 * 1024 + 1]
+    kernels = codegen.compile_many(
+        [
+            codegen.request(affine, [whole, whole, whole, whole, 160 * 1024, 160], BLOCK=1024),
+            codegen.request(affine, [shifted, whole, whole, whole, 160 * 1024, 160], BLOCK=1024),
+            codegen.request(affine, [whole, whole, whole, whole, 160 * 1024, 1], BLOCK=1024),
+            codegen.request(affine, ["*fp32", *["*fp32:16"] * 3, "i32:16", "i32:16"], BLOCK=1024),
+            codegen.request(affine, [whole, whole, whole, whole, 2**40, 160], BLOCK=1024),
+        ]
+    )
+    aligned, misaligned, width_one, typed, long = kernels
+    assert aligned.loads == {128: 6}
+    assert misaligned.loads == {32: 8, 128: 4} == typed.loads
+    assert "i32 %width" not in width_one.ttir.splitlines()[0] and "%width" in aligned.ttir
+    assert "%n: i64" in long.ttir and "%n: i32" in aligned.ttir
+
+
+def test_a_reduction_stays_in_the_warp_or_crosses_a_barrier():
+    args = ["*fp32:16", "*fp32:16"]
+    one, many = codegen.compile_many(
+        [codegen.request(row_sum, args, WIDTH=1024, num_warps=warps) for warps in (1, 4)]
+    )
+    assert one.shuffles == {"bfly": 5}
+    assert (one.barriers, one.shared_bytes) == ({}, 0)
+    assert many.barriers["bar.sync"] > 0
+    assert many.shared_bytes > 0
+    assert (one.num_warps, many.num_warps) == (1, 4)
+
+
+def test_a_scan_shifts_up():
+    assert codegen.compile(row_scan, ["*fp32:16", "*fp32:16"], WIDTH=64, num_warps=1).shuffles["up"] > 0
+
+
+def test_a_matmul_uses_each_targets_matrix_unit(matmuls):
+    for target in ("sm_80", "sm_86", "sm_89", "sm_120"):
+        assert list(matmuls[target].matrix) == ["mma"], target
+    assert list(matmuls["sm_90"].matrix) == ["wgmma"]
+    assert list(matmuls["sm_100"].matrix) == ["tcgen05"]
+    assert matmuls["sm_100"].barriers["mbarrier"] > 0
+
+
+def test_a_pipelined_loop_copies_asynchronously(matmuls):
+    pipelined = matmuls["sm_80"]
+    assert pipelined.async_copies == {128: 24} == pipelined.loads
+    args = ["*fp32:16", "*fp32:16", "i32"]
+    ahead, plain = codegen.compile_many(
+        [
+            codegen.request(steps, args, target="sm_80", WIDTH=128, STAGES=stages, num_warps=1)
+            for stages in (4, 1)
+        ]
+    )
+    assert ahead.async_copies and not plain.async_copies
+    assert ahead.loads == ahead.async_copies
+    assert ahead.shared_bytes > plain.shared_bytes == 0
+
+
+def test_bulk_copies_of_a_descriptor():
+    tile = TensorDescriptor.from_tensor(torch.empty(64, 64), [64, 64])
+    hopper, ampere = codegen.compile_many(
+        [codegen.request(copy_tile, [tile, tile], target=target) for target in ("sm_90", "sm_80")]
+    )
+    assert (hopper.bulk_loads, hopper.bulk_stores) == (1, 1)
+    assert hopper.loads == {} and hopper.barriers["mbarrier"] > 0
+    assert ampere.bulk_loads == 0 and ampere.loads
+
+
+def test_spills_are_seen_in_the_log_and_in_the_machine_code():
+    spilling, roomy = codegen.compile_many(
+        [codegen.request(fat, ["*fp32:16"] * 2, SIZE=128, num_warps=warps) for warps in (1, 16)]
+    )
+    assert spilling.spills > 0 and spilling.local_accesses > 0
+    assert spilling.registers > roomy.registers
+    assert (roomy.spills, roomy.local_accesses) == (0, 0)
+
+
+def test_all_targets_compile_and_make_a_table(matmuls):
+    table = codegen.table(*matmuls.values(), labels=list(matmuls))
+    assert list(table.index) == list(codegen.TARGETS) == list(table["target"])
+    assert (table["registers"] > 0).all()
+    assert table.loc["sm_80", "128-bit loads"] == table.loc["sm_80", "async copies"] == 24
+    assert table.loc["sm_90", "matrix instructions"] == "4 wgmma"
+    assert (table["shared (KB)"] >= 32).all()
+    assert codegen.table(matmuls["sm_80"]).index[0] == "matmul"
+    with pytest.raises(ValueError, match="labels"):
+        codegen.table(matmuls["sm_80"], labels=["one", "two"])
+
+
+def test_functions_constants_and_defaults_are_carried_along():
+    relu_ptx, shifted_ptx = (
+        one.ptx
+        for one in codegen.compile_many(
+            [
+                codegen.request(activated, ["*fp32:16"] * 2),
+                codegen.request(activated, ["*fp32:16"] * 2, ACT=relu, SHIFT=float("inf")),
+            ]
+        )
+    )
+    assert "max" in relu_ptx
+    assert "0f7F800000" in shifted_ptx and "0f7F800000" not in relu_ptx  # infinity
+
+
+def test_autotune_and_heuristics_are_seen_through():
+    tuned = triton.autotune([triton.Config({"BLOCK": 64})], key=["n"])(
+        triton.heuristics({"BLOCK": lambda args: 64})(affine)
+    )
+    assert codegen.compile(tuned, four(), BLOCK=1024).loads == {128: 6}
+
+
+def test_a_kernel_in_notebook_cells(monkeypatch):
+    shell = InteractiveShell()
+    cells = [
+        "import triton\nimport triton.language as tl\nfrom triton.language import constexpr as C",
+        "SLOPE = tl.constexpr(0.25)\n\n@triton.jit\ndef leaky(x):\n    return tl.where(x > 0, x, SLOPE * x)",
+        "@triton.jit\ndef both(x):\n    return leaky(x) * tl.sigmoid(x)",
+        "@triton.jit\ndef kernel(x_ptr, n, BLOCK: tl.constexpr):\n"
+        "    i = tl.arange(0, BLOCK)\n"
+        "    tl.store(x_ptr + i, both(tl.load(x_ptr + i, mask=i < n)), mask=i < n)",
+    ]
+    for cell in cells:
+        shell.run_cell(cell).raise_error()
+    compiled = codegen.compile(shell.user_ns["kernel"], ["*fp32:16", 100], BLOCK=128)
+    assert "0f3E800000" in compiled.ptx  # a quarter
+    assert "ex2" in compiled.ptx
+
+
+@pytest.mark.parametrize(("interpret", "kind"), [("0", "JITFunction"), ("1", "InterpretedFunction")])
+def test_a_process_that_interprets_and_one_that_does_not(tmp_path, interpret, kind):
+    module = tmp_path / "mine.py"
+    module.write_text(
+        "import triton\nimport triton.language as tl\n"
+        "@triton.jit\ndef one(x_ptr):\n    tl.store(x_ptr, tl.load(x_ptr) + 1)\n"
+        "from labkit import codegen\n"
+        "print(type(one).__name__, codegen.compile(one, ['*fp32']).loads)\n"
+    )
+    environment = os.environ | {
+        "TRITON_INTERPRET": interpret,
+        "PYTHONPATH": str(Path(codegen.__file__).parents[1]),
+        "LABKIT_CACHE": str(tmp_path),
+    }
+    output = subprocess.run(
+        [sys.executable, str(module)], env=environment, capture_output=True, text=True, check=True
+    )
+    assert output.stdout.strip() == f"{kind} {{32: 1}}"
+
+
+def test_the_compilers_errors_come_back():
+    with pytest.raises(codegen.CompileError, match=r"wrong_shapes for sm_90(.|\n)*tl\.zeros\(\(64,\)"):
+        codegen.compile(wrong_shapes, ["*fp32"])
+    with pytest.raises(codegen.CompileError, match="global variable NOT_A_CONSTEXPR"):
+        codegen.compile(reads_a_plain_global, ["*fp32"])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "args", "keywords", "named"),
+    [
+        (affine, four(), {"BLOCK": 64, "target": "sm_70"}, "target"),
+        (affine, four()[:-1], {"BLOCK": 64}, "width"),
+        (affine, four(), {}, "BLOCK"),
+        (affine, [*four(), 3], {"BLOCK": 64}, "args"),
+        (affine, {"x": 1}, {"BLOCK": 64}, "x"),
+        (affine, [[1.0], *four()[1:]], {"BLOCK": 64}, "x_ptr"),
+        (affine, ["*float", *four()[1:]], {"BLOCK": 64}, "x_ptr"),
+        (affine, ["*fp32:8", *four()[1:]], {"BLOCK": 64}, "x_ptr"),
+        (affine, four(), {"BLOCK": object()}, "BLOCK"),
+        (four, [], {}, "kernel"),
+    ],
+)
+def test_wrong_arguments_are_named(kernel, args, keywords, named):
+    with pytest.raises(ValueError, match=f"^{named}: "):
+        codegen.request(kernel, args, **keywords)
+
+
+def test_an_unknown_option_is_named_and_a_known_one_works():
+    with pytest.raises(ValueError, match="blok"):
+        codegen.compile(affine, four(), BLOCK=1024, blok=3)
+    limited = codegen.compile(affine, four(width=161), BLOCK=8192, maxnreg=32)
+    assert limited.registers <= 32
+
+
+def test_results_are_kept_and_a_damaged_one_is_compiled_again(cache, monkeypatch):
+    request = codegen.request(row_sum, ["*fp32:16"] * 2, WIDTH=256)
+    (first,) = codegen.compile_many([request])
+    monkeypatch.setattr(codegen.subprocess, "run", None)  # no process is started
+    assert codegen.compile_many([request, request]) == [first, first]
+    monkeypatch.undo()
+    monkeypatch.setenv("LABKIT_CACHE", str(cache))
+    kept = codegen.cache_folder() / f"{request.key}.json"
+    kept.write_text(kept.read_text()[:100])
+    assert codegen.compile_many([request]) == [first]
+    assert json.loads(kept.read_text())["ptx"] == first.ptx
+
+
+def test_a_compiler_that_dies_is_an_error_with_its_last_words(monkeypatch, tmp_path):
+    worker = tmp_path / "worker.py"
+    worker.write_text("import sys; sys.exit('no more memory')")
+    monkeypatch.setattr(codegen, "_WORKER", worker)
+    with pytest.raises(codegen.CompileError, match="status 1\nno more memory"):
+        codegen.compile(row_sum, ["*fp32:16"] * 2, WIDTH=512)
+
+
+def test_instructions_are_counted_by_width_and_kind():
+    counted = codegen.count_instructions(
+        """
+        .visible .entry k( .param .u64 p ) { // ld.global.b32 in a comment
+        ld.param.b64 %rd1, [p];
+        @%p1 ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];
+        @!%p1 ld.global.L1::evict_last.v2.b64 { %rd3, %rd4 }, [ %rd1 + 16 ];
+        ld.global.nc.v8.b32 {%r1,%r2,%r3,%r4,%r5,%r6,%r7,%r8}, [%rd1]; ld.acquire.gpu.global.u16 %rs1, [%rd1];
+        ld.shared.v4.b32 {%r1,%r2,%r3,%r4}, [%r9]; ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1}, [%r2];
+        @%p2 st.global.b8 [ %rd1 + 0 ], { %rs1 };
+        @%p2 cp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x10, %r2; cp.async.commit_group;
+        cp.async.ca.shared.global [ %r1 ], [ %rd1 ], 4;
+        @%p3 cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2}];
+        @%p3 cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd1, {%r2, %r3}], [%r1];
+        cp.async.bulk.commit_group; cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%rd1, {%r2}];
+        shfl.sync.bfly.b32 %r1, %r2, 16, 31, -1; shfl.sync.idx.b32 %r1, %r2, 0, 31, -1;
+        redux.sync.max.s32 %r1, %r2, -1;
+        bar.sync 0; barrier.sync 1; bar.warp.sync -1;
+        waitLoop: mbarrier.try_wait.parity.shared.b64 complete, [%r1], %r2;
+        mbarrier.init.shared::cta.b64 [%r1], 1;
+        tcgen05.mma.cta_group::1.kind::f16 [ %r1 ], %rd1, %rd2, %r3, %p4;
+        tcgen05.ld.sync.aligned.x32.b32 {%r1}, [%r2];
+        wgmma.fence.sync.aligned;
+        wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%r1,%r2}, %rd1, %rd2, 1;
+        mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { %r1 }, { %r2 }, { %r3 }, { %r4 };
+        }"""
+    )
+    assert counted == {
+        "loads": {128: 3, 256: 1, 16: 1, 32: 1},
+        "stores": {8: 1},
+        "async_copies": {128: 1, 32: 1},
+        "bulk_loads": 1,
+        "bulk_stores": 1,
+        "shuffles": {"bfly": 1, "idx": 1, "redux": 1},
+        "matrix": {"tcgen05": 1, "wgmma": 1, "mma": 1},
+        "barriers": {"bar.sync": 2, "mbarrier": 1},
+    }
+
+
+def test_excerpts_show_context_gaps_and_what_is_left_out():
+    (compiled,) = codegen.compile_many([codegen.request(affine, four(), BLOCK=1024)])
+    one = codegen.excerpt(compiled, "ld.global", limit=1, context=1).splitlines()
+    assert len(one) == 4 and "ld.global" in one[1] and one[3].strip() == "... 5 more"
+    everything = codegen.excerpt(compiled, "ld.global|st.global")
+    assert everything.count(".global.") == 8 and "more" not in everything and "    ..." in everything
+    assert codegen.excerpt(compiled, "no such thing") == ""
+    assert "LDG" in codegen.excerpt(compiled, "LDG", text="sass")
+    with pytest.raises(ValueError, match=r"^text: "):
+        codegen.excerpt(compiled, "ld", text="llvm")

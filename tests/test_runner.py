@@ -1,0 +1,236 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import nbformat
+import psutil
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from labkit import places, runner
+
+CLAIM = "from labkit.claims import Measured, claim\n"
+CHECK = f"""
+from IPython.display import display
+display({{"text/plain": "3 passed", "{runner.CHECK_MIME}": {{"name": "n", "passed": 3}}}}, raw=True)
+"""
+PID = "import os; open('pid', 'w').write(str(os.getpid()))"
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # decided, so that nothing here imports torch
+
+
+@pytest.fixture
+def lesson(tmp_path):
+    """Writes a lesson; a str is a code cell, a pair is its source and tag."""
+
+    def write(*cells, name="01_toy", heading="# A toy"):
+        notebook = new_notebook(cells=[new_markdown_cell(heading)])
+        for cell in cells:
+            source, tags = (cell, []) if isinstance(cell, str) else (cell[0], [cell[1]])
+            notebook.cells.append(new_code_cell(source, metadata={"tags": tags}))
+        path = tmp_path / "notebooks" / f"{name}.ipynb"
+        path.parent.mkdir(exist_ok=True)
+        nbformat.write(notebook, path)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def execute(tmp_path):
+    return lambda path, *args, **options: runner.execute(
+        path, tmp_path / "build" / path.name, *args, **options
+    )
+
+
+def ended(folder, within=5.0):
+    """Whether the kernel that wrote its pid into a folder is gone."""
+    pid = int((folder / "pid").read_text())
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_lesson_is_executed_counted_and_made_a_page(lesson, execute):
+    path = lesson(
+        PID,
+        CLAIM + "claim('{value} bytes', 3, True)\nclaim('{value} wide', 3, False)",
+        "claim('{value}x', Measured(2.0, 'recorded', 'other'), True)\nclaim('{value}y', None)",
+        CHECK,
+        "claim('{value} again', 3, True)",
+        ("width: int = 160", "parameters"),
+        "import os, matplotlib\n"
+        "print(width, os.environ['TRITON_INTERPRET'], os.environ['EXTRA'])\n"
+        "matplotlib.get_backend()",
+    )
+    before = path.read_bytes()
+    seen = []
+    result = execute(path, {"width": "7"}, seen.append, environment={"EXTRA": "extra"})
+    assert result.passed, result.failure
+    assert (result.claims_held, result.claims_not_held, result.claims_need_gpu) == (2, 1, 2)
+    assert result.checks_passed == 3
+    assert path.read_bytes() == before
+    assert [(p.cell, p.cells) for p in seen] == [(n, 7) for n in [1, 2, 3, 4, 5, 6, 6, 7]]
+    assert seen[0].line == PID and seen[-1].seconds > seen[0].seconds >= 0
+    last = nbformat.read(result.notebook_path, 4).cells[-1].outputs
+    assert last[0].text == "7 1 extra\n" and "inline" in last[1].data["text/plain"]
+    page = result.html_path.read_text()
+    assert "<title>A toy</title>" in page and '<html lang="en"' in page
+    assert ended(path.parent)
+
+
+def test_a_failing_cell_ends_the_lesson_and_is_named(lesson, execute):
+    path = lesson(PID, "x = 1", "def f():\n    raise KeyError('lost')\n\nf()", "open('ran', 'w')")
+    result = execute(path)
+    assert not result.passed
+    assert result.failure.cell == 3
+    assert result.failure.source.startswith("def f():")
+    assert result.failure.message == "KeyError: 'lost'"
+    assert "raise KeyError('lost')" in result.failure.traceback and "\x1b" not in result.failure.traceback
+    assert not (path.parent / "ran").exists()
+    assert "KeyError" in result.html_path.read_text()
+    assert ended(path.parent)
+
+
+def test_hostile_parameters_run_nothing(lesson, execute):
+    path = lesson(PID, ("N: int = 1\ntext: str = 'a'", "parameters"))
+    for given in [{'Z=1;print("x");N': "5"}, {"Z": "1"}, {"N": "__import__('os')"}, {"text": '";print(1);"'}]:
+        with pytest.raises(ValueError):
+            execute(path, given)
+    assert not (path.parent / "pid").exists()
+
+
+def test_a_hung_cell_is_stopped_and_its_kernel_killed(lesson, execute):
+    stubborn = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: time.sleep(1)"
+    path = lesson(PID, stubborn)
+    result = execute(path, cell_limit_s=1)
+    assert result.failure.cell == 2
+    assert result.failure.message == "CellTimeoutError: stopped: the limit for one cell is 1 s"
+    assert result.seconds < 10
+    assert ended(path.parent)
+
+
+def test_a_lesson_has_a_limit_of_its_own(lesson, execute):
+    result = execute(lesson(*["import time; time.sleep(0.7)"] * 9), limit_s=2)
+    assert "the lesson's limit is 2 s" in result.failure.message
+    assert 1 < result.failure.cell < 9
+
+
+def test_a_kernel_that_dies_is_an_error_of_its_cell(lesson, execute):
+    result = execute(lesson("x = 1", "import os; os._exit(3)"))
+    assert result.failure.cell == 2 and result.failure.message.startswith("DeadKernelError")
+
+
+def test_a_flood_of_text_is_cut_and_says_so(lesson, execute):
+    path = lesson(
+        "for i in range(40):\n    print('x' * 100_000)",
+        "import sys\n"
+        "for i in range(40):\n"
+        "    print('o' * 20_000, flush=True)\n"
+        "    print('e' * 20_000, file=sys.stderr, flush=True)",
+        "print('short')",
+        "class Long:\n    def __repr__(self): return 'r' * 1_000_000\nLong()",
+    )
+    result = execute(path)
+    assert result.passed
+    assert result.notebook_path.stat().st_size < 3.5 * runner.TEXT_LIMIT
+    cells = nbformat.read(result.notebook_path, 4).cells[1:]
+    assert cells[0].outputs[0].text.count(runner.CUT) == 1
+    assert sum(output.text.count(runner.CUT) for output in cells[1].outputs) == 1
+    assert cells[2].outputs[0].text == "short\n"
+    assert cells[3].outputs[0].data["text/plain"].endswith(runner.CUT)
+
+
+def test_an_enormous_error_still_says_what_happened(lesson, execute):
+    result = execute(lesson("print('x' * 300_000)", "raise ValueError('why ' + 'x' * 1_000_000)"))
+    assert result.failure.message.startswith("ValueError: why x")
+    assert result.notebook_path.stat().st_size < 2 * runner.TEXT_LIMIT
+
+
+def test_pieces_of_a_stream_are_one_output_up_to_the_next_figure(lesson, execute):
+    pieces = "for i in range(3):\n    print(i, flush=True)\n    print('e', file=sys.stderr, flush=True)\n"
+    pieces += "    time.sleep(0.1)\n"
+    result = execute(lesson(f"import sys, time\n{pieces}display(1)\n{pieces}"))
+    outputs = nbformat.read(result.notebook_path, 4).cells[1].outputs
+    assert [o.get("text", "display") for o in outputs if o.get("name") != "stderr"] == [
+        "0\n1\n2\n",
+        "display",
+        "0\n1\n2\n",
+    ]
+    assert [o.text for o in outputs if o.get("name") == "stderr"] == ["e\ne\ne\n"] * 2
+
+
+def test_alternative_text_reaches_the_page(lesson, execute):
+    result = execute(
+        lesson('from IPython.display import HTML\nHTML(\'<img alt="time against width" src="data:,">\')')
+    )
+    assert 'alt="time against width"' in result.html_path.read_text()
+
+
+def test_an_output_path_with_braces_is_taken_as_it_stands(lesson, tmp_path):
+    output = tmp_path / "{x}" / "out.ipynb"
+    assert runner.execute(lesson("1"), output).notebook_path.exists()
+    assert output.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_no_kernel(lesson, tmp_path, number):
+    path = lesson(PID + "\nimport time\nwhile True: time.sleep(1)", "open('ran', 'w')")
+    script = f"""
+        import signal, sys
+        from pathlib import Path
+        from labkit import runner
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        runner.execute(Path({str(path)!r}), Path({str(tmp_path / "out.ipynb")!r}))
+    """
+    environment = {**os.environ, "PYTHONPATH": str(places.CHECKOUT)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], env=environment, stderr=subprocess.PIPE
+    )
+    pid = path.parent / "pid"
+    deadline = time.monotonic() + 30
+    while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode in (-signal.SIGINT, 143)
+    assert ended(path.parent)
+    assert not (path.parent / "ran").exists()
+    assert b"was destroyed" not in errors
+
+
+def test_the_kernel_is_this_python(lesson, execute, tmp_path):
+    result = execute(lesson("import sys, labkit\nprint(sys.executable, labkit.__file__)"))
+    text = nbformat.read(result.notebook_path, 4).cells[1].outputs[0].text
+    assert text == f"{sys.executable} {places.CHECKOUT / 'labkit' / '__init__.py'}\n"
+
+
+def test_without_a_decision_the_device_decides_about_the_interpreter(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET")
+    from labkit import device
+
+    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    assert runner.kernel_environment()["TRITON_INTERPRET"] == "1"
+    monkeypatch.setattr(device, "has_gpu", lambda: True)
+    assert "TRITON_INTERPRET" not in runner.kernel_environment()
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    assert runner.kernel_environment()["TRITON_INTERPRET"] == "0"
+
+
+def test_the_executed_notebook_is_valid_and_unchanged_in_its_code(lesson, execute):
+    path = lesson("1 + 1", "print(2)")
+    result = execute(path)
+    executed = json.loads(result.notebook_path.read_text())
+    nbformat.validate(nbformat.from_dict(executed))
+    assert ["".join(c["source"]) for c in executed["cells"]] == ["# A toy", "1 + 1", "print(2)"]
