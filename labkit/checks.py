@@ -113,13 +113,13 @@ class _Case:
             laid_out = fences.place(upstream, self.layout)
             wants += _named_gradients(torch.autograd.grad(want, exact, upstream.double()))
         runs = []
-        for _ in range(2):
+        for _ in range(2 if self.layout == "contiguous" else 1):
             with fences:
                 got = call(*placed)
                 grads = torch.autograd.grad(got, placed, laid_out) if gradients else ()
             device.synchronize()
             runs.append([("the output", got), *_named_gradients(grads)])
-        rows = zip(*runs, wants, strict=True)
+        rows = zip(runs[0], runs[-1], wants, strict=True)
         return [self._compare(name, got, again, want, fences) for (name, got), (_, again), (_, want) in rows]
 
     def _compare(self, name: str, got: Tensor, again: Tensor, want: Tensor, fences: "Fences") -> float:

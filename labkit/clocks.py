@@ -5,10 +5,11 @@
 - ``graph``: one captured graph of many calls, replayed; device time without launches.
 
 Cache ``cold``: the calls rotate through copies of their inputs (and keep as many outputs alive) that
-together exceed twice the L2. ``warm``: one set of inputs. Contenders are interleaved in shuffled order;
+together exceed twice the L2, or the L2 is flushed before a call that fills a sample alone. ``warm``: one set of inputs. Contenders are interleaved in shuffled order;
 a timing is the median of the samples with the 20th and 80th percentile.
 """
 
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +25,10 @@ Clock = Literal["host", "events", "graph"]
 Cache = Literal["cold", "warm"]
 
 SAMPLE_US = 1000.0
-"""A sample lasts at least this long, so that starting the clock is a small part of it."""
+"""A sample lasts about this long or longer, so that starting the clock is a small part of it."""
 MIN_SAMPLES, MAX_SAMPLES = 5, 40
+MAX_CALLS = 2000
+"""Calls per sample, but for one call of each set of inputs: a call that does nothing ends somewhere."""
 WARMUPS = 3
 EVENT_CALLS = 8
 """Calls per sample and contender of the events clock, each between events of its own."""
@@ -107,10 +110,15 @@ class Cuda:
         torch.cuda.synchronize()
         return (time.perf_counter() - start) * 1e6
 
-    def device_us(self, run: Callable[[], None], *, queued: bool = False) -> float:
-        """Device time between events around ``run``; ``queued`` lets the host get ahead of the device."""
+    def device_us(self, run: Callable[[], None], *, queued: bool = False, flush: bool = False) -> float:
+        """Device time between events around ``run``; ``queued`` lets the host get ahead of the device.
+
+        With ``flush`` the L2 holds other data when ``run`` begins.
+        """
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
+        if flush:
+            torch.zeros(2 * self.l2_bytes(), dtype=torch.uint8, device="cuda")
         if queued:
             torch.cuda._sleep(200_000)  # about 0.1 ms: the launch of ``run`` is over before the clock starts
         start.record()
@@ -222,46 +230,64 @@ class _Sampler:
             self._calls(WARMUPS)
         cuda.synchronize()
         once_us = self._estimate()
-        self.calls = max(1, round(SAMPLE_US / once_us))
-        if cache == "cold" and self.calls > 1:  # every set the same number of times
-            self.calls = len(self.sets) * -(-self.calls // len(self.sets))
+        self.calls = self._fill(once_us)
         self.sample_us = self.calls * once_us
         if clock == "graph":
             self._capture()
+        if self.clock == "events":  # asked for, or because a graph cannot hold the call
+            self.sample_us = EVENT_CALLS * once_us
 
     def samples(self, budget_s: float) -> int:
         """How many samples fit the budget."""
-        return int(min(MAX_SAMPLES, max(MIN_SAMPLES, budget_s * 1e6 / self.sample_us)))
+        return int(min(MAX_SAMPLES, max(MIN_SAMPLES, budget_s * 1e6 / max(self.sample_us, 1.0))))
 
     def take(self) -> list[float]:
         if self.clock == "graph":
-            return [self.cuda.device_us(self.replay, queued=True) / self.calls]
+            # A graph of one slow call replays the same set of inputs each time: nothing rotates.
+            flush = self.calls < len(self.sets)
+            return [self.cuda.device_us(self.replay, queued=True, flush=flush) / self.calls]
         if self.clock == "host":
             return [self.cuda.host_us(lambda: self._calls(self.calls)) / self.calls]
         return [self.cuda.device_us(lambda: self._calls(1)) for _ in range(EVENT_CALLS)]
 
     def _estimate(self) -> float:
-        """Rough microseconds per call, as the clock at hand will count them."""
-        few = min(len(self.sets), 4) + 1
+        """Rough microseconds per call, launched one by one."""
         timed = self.cuda.host_us if self.clock == "host" else self.cuda.device_us
-        return max(timed(lambda: self._calls(few)) / few, 0.5)
+        calls, took = 1, timed(lambda: self._calls(1))
+        while took < SAMPLE_US / 4 and calls < MAX_CALLS:  # too short to tell a call from starting the clock
+            calls *= 4
+            took = timed(lambda: self._calls(calls))
+        return took / calls
+
+    def _fill(self, once_us: float) -> int:
+        """How many calls fill a sample, each set of inputs taking part equally often."""
+        calls = math.ceil(SAMPLE_US / max(once_us, SAMPLE_US / MAX_CALLS))
+        return calls if calls == 1 else len(self.sets) * math.ceil(calls / len(self.sets))
 
     def _calls(self, count: int) -> None:
         """Call ``count`` times over the rotating sets, with as many outputs alive as there are sets."""
         kept: list[Any] = [None] * len(self.sets)
         for _ in range(count):
             index = self.turn % len(self.sets)
+            kept[index] = None  # this call may write where the last one with these inputs did
             kept[index] = self.job.call(*self.sets[index])
             self.turn += 1
 
     def _capture(self) -> None:
         try:
-            self.replay = self.cuda.capture(lambda: self._calls(self.calls))
+            self._capture_calls()
+            if self.sample_us < SAMPLE_US:  # launched one by one the calls took longer than in a graph
+                calls = self._fill(self.sample_us / self.calls)
+                if calls > self.calls:
+                    self.calls = calls
+                    self._capture_calls()
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:
             self.clock, self.note = "events", f"timed with events, a graph cannot hold it: {describe(error)}"
-            return
+
+    def _capture_calls(self) -> None:
+        self.replay = self.cuda.capture(lambda: self._calls(self.calls))
         self.replay()
         self.sample_us = self.cuda.device_us(self.replay, queued=True)
 
@@ -271,8 +297,9 @@ def rotation(job: Job, l2_bytes: int) -> list[tuple[Any, ...]]:
 
     The clones keep dtype, strides and ``requires_grad``; inputs that are no tensors are shared.
     """
-    size = sum(t.numel() * t.element_size() for t in job.inputs if isinstance(t, torch.Tensor))
-    count = max(1, -(-2 * l2_bytes // size)) if size else 1
+    tensors = [_stored(t) for t in job.inputs if isinstance(t, torch.Tensor)]
+    size = sum(t.numel() * t.element_size() for t in tensors)
+    count = 2 * l2_bytes // size + 1 if size else 1
     sets = [job.inputs, *(tuple(_clone(value) for value in job.inputs) for _ in range(count - 1))]
     return [job.setup(*values) for values in sets] if job.setup else sets
 
@@ -280,8 +307,18 @@ def rotation(job: Job, l2_bytes: int) -> list[tuple[Any, ...]]:
 def _clone(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    copy = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
-    return copy.copy_(value.detach()).requires_grad_(value.requires_grad)
+    stored = _stored(value)
+    copy = torch.empty_strided(stored.size(), stored.stride(), dtype=value.dtype, device=value.device)
+    return copy.copy_(stored).expand_as(value).requires_grad_(value.requires_grad)
+
+
+def _stored(value: torch.Tensor) -> torch.Tensor:
+    """The part of an expanded tensor that is in memory: one element along each repeated dimension."""
+    stored = value.detach()
+    for dimension, stride in enumerate(value.stride()):
+        if stride == 0 and value.size(dimension):
+            stored = stored.narrow(dimension, 0, 1)
+    return stored
 
 
 def describe(error: BaseException) -> str:

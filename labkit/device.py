@@ -8,6 +8,9 @@ from functools import cache
 
 import torch
 
+FLOOR = (8, 0)
+"""The lowest compute capability that Triton compiles for."""
+
 
 def interpreting() -> bool:
     """Whether Triton's interpreter runs the kernels (TRITON_INTERPRET=1) instead of a GPU."""
@@ -16,8 +19,13 @@ def interpreting() -> bool:
 
 @cache
 def name() -> str:
-    """The torch device of this session: ``"cuda"``, or ``"cpu"`` when interpreting or without a GPU."""
-    return "cuda" if torch.cuda.is_available() and not interpreting() else "cpu"
+    """The torch device of this session: ``"cuda"``, or ``"cpu"`` when interpreting or without a GPU.
+
+    A GPU that Triton does not compile for counts as none.
+    """
+    if interpreting() or not torch.cuda.is_available():
+        return "cpu"
+    return "cuda" if torch.cuda.get_device_capability() >= FLOOR else "cpu"
 
 
 def has_gpu() -> bool:

@@ -1,11 +1,13 @@
 """Turn a forward and a backward into one differentiable operator."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 Forward = Callable[..., Tensor]
@@ -19,21 +21,31 @@ def differentiable(name: str, forward: Forward, backward: Backward) -> Forward:
     takes the gradient of that output, then the same tensors, and returns a new gradient for each of them.
     The gradients are differentiable once.
 
-    Called eagerly the operator is a plain autograd function (about 3 us of host time). Under
-    torch.compile it is a torch.library operator called ``labkit::name`` that the compiler does not look
-    into, so it also works with fullgraph=True and where kernels are interpreted. Both can be captured in
-    a CUDA graph. Defining a name again replaces it, so a notebook cell may be run twice.
+    Called eagerly the operator is a plain autograd function, or the bare forward where nothing needs a
+    gradient: a library operator costs the host several times as much. Under torch.compile it is a
+    torch.library operator called ``labkit::name`` that the compiler does not look into, so it also works
+    with fullgraph=True and where kernels are interpreted. Both can be captured in a CUDA graph. Defining a
+    name again replaces it, so a notebook cell may be run twice.
     """
     traced = _library_operator(name, forward, backward)
     eager = _autograd_function(forward, backward)
 
     def operator(*tensors: Tensor) -> Tensor:
-        return traced(*tensors) if torch.compiler.is_compiling() else eager(*tensors)
+        if torch.compiler.is_compiling():
+            return traced(*tensors)
+        return eager(*tensors) if _differentiated(tensors) else forward(*tensors)
 
     operator.__name__ = operator.__qualname__ = name
     operator.__doc__ = forward.__doc__
     operator.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
     return operator
+
+
+def _differentiated(tensors: tuple[Tensor, ...]) -> bool:
+    """Whether autograd must hear of this call; in forward mode it must, so that it can refuse."""
+    if forward_ad._current_level >= 0:
+        return True
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def _autograd_function(forward: Forward, backward: Backward) -> Forward:
@@ -87,6 +99,16 @@ def _like(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
+def contiguous(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: tensors of other strides reach ``call`` as contiguous copies, contiguous ones as they are."""
+
+    @functools.wraps(call)
+    def with_copies(*arguments: Any, **options: Any) -> Any:
+        return call(*(a.contiguous() if isinstance(a, Tensor) else a for a in arguments), **options)
+
+    return with_copies
+
+
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """What the course's operators compute in; sums are always in float32."""
 
@@ -98,6 +120,13 @@ def expect(name: str, tensor: Tensor, shape: tuple[Any, ...], like: Tensor | Non
     dimensions. With ``like``, device and dtype must be the same as that tensor's; inside autocast the
     dtypes may differ, because every kernel computes in float32.
     """
+    if (
+        like is not None
+        and tensor.dtype is like.dtype
+        and tensor.shape == shape
+        and tensor.device == like.device
+    ):
+        return  # the common case, at a fraction of a microsecond
     fixed = shape[1:] if shape[:1] == (...,) else shape
     enough = tensor.dim() >= len(fixed) if fixed != shape else tensor.dim() == len(fixed)
     sizes = tensor.shape[tensor.dim() - len(fixed) :] if enough else ()
@@ -112,3 +141,25 @@ def expect(name: str, tensor: Tensor, shape: tuple[Any, ...], like: Tensor | Non
         raise ValueError(f"{name}: is on {tensor.device}, should be on {like.device} like the first argument")
     if tensor.dtype != like.dtype and not torch.is_autocast_enabled(like.device.type):
         raise ValueError(f"{name}: has dtype {tensor.dtype}, should be {like.dtype} like the first argument")
+
+
+def replayed(call: Forward) -> Forward:
+    """The same call as the replay of a CUDA graph, captured when inputs at new addresses first come.
+
+    The output is the graph's own tensor: the next call with these inputs overwrites it.
+    """
+    captured: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+
+    def replay(*tensors: Tensor) -> Tensor:
+        addresses = tuple(tensor.data_ptr() for tensor in tensors)
+        if addresses not in captured:
+            call(*tensors)  # what is compiled at first use is compiled outside the capture
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                output = call(*tensors)
+            captured[addresses] = graph, output
+        graph, output = captured[addresses]
+        graph.replay()
+        return output
+
+    return replay

@@ -58,15 +58,26 @@ class Row:
 
     @classmethod
     def from_json(cls, line: str) -> "Row":
-        """Read one line of a tape; ValueError when a field is missing, unknown or not of the schema."""
+        """Read one line of a tape; ValueError when a field is missing, unknown or of another type."""
         try:
-            return cls(**json.loads(line))
+            row = cls(**json.loads(line))
         except (TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"not a row of the schema: {error}") from error
+        for each in fields(cls):
+            value = getattr(row, each.name)
+            if not _fits(value, each.type):
+                raise ValueError(f"not a row of the schema: {each.name} is {value!r}")
+        return row
 
     def to_json(self) -> str:
         """One line of JSON."""
         return json.dumps(asdict(self))
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if kind == dict[str, int]:
+        return isinstance(value, dict) and all(isinstance(size, int) for size in value.values())
+    return isinstance(value, kind | int if kind == float | None else kind)
 
 
 COLUMNS = [f.name for f in fields(Row)]

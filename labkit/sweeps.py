@@ -6,6 +6,7 @@ tape. Each row is on the disk as soon as it is measured, so an interrupted sweep
 
 import hashlib
 import inspect
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -135,6 +136,24 @@ def run(
         return rows.table(measured, axes)
     journal.close()
     return rows.table(measured, axes)
+
+
+def grid(
+    suite: str, contenders: Sequence[Contender], points: Iterable[Shape], **options: Any
+) -> pd.DataFrame:
+    """One table of several runs: an option of :func:`run` that is a tuple is taken one value after another.
+
+    ``grid(suite, contenders, points, clock=("host", "graph"), cache="warm")``
+    """
+    listed = list(points)
+    choices = [
+        [(name, v) for v in (value if isinstance(value, tuple) else (value,))]
+        for name, value in options.items()
+    ]
+    return pd.concat(
+        [run(suite, contenders, listed, **dict(chosen)) for chosen in itertools.product(*choices)],
+        ignore_index=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -348,6 +367,18 @@ def _sources(function: Any, seen: set[int]) -> list[str]:
     return found
 
 
+_CASE = ["direction", "dtype", "clock", "cache"]
+
+
+def _axes(table: pd.DataFrame) -> set[str]:
+    return {axis for shape in table["shape"] for axis in shape}
+
+
+def together(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """Tables one below the other."""
+    return pd.concat(tables, ignore_index=True)
+
+
 def at(table: pd.DataFrame, contender: str, column: str = "median_us", **where: Any) -> Measured | None:
     """One figure of a table with its origin, for a claim: ``at(table, "labkit", width=1024)``.
 
@@ -381,6 +412,26 @@ def quotient(over: Measured | None, under: Measured | None) -> Measured | None:
 def ratio(table: pd.DataFrame, of: str, over: str, **where: Any) -> Measured | None:
     """How many times faster ``of`` is than ``over`` at one point, with its origin, for a claim."""
     return quotient(at(table, over, **where), at(table, of, **where))
+
+
+def worst(table: pd.DataFrame, of: str, over: str) -> Measured | None:
+    """The longest time of ``of`` over that of ``over`` among all measured cases, ties counted as 1.
+
+    Cases are told apart by direction, dtype, clock, cache state and shape; a tie is a difference inside the
+    larger p80 - p20. None when nothing was measured for both.
+    """
+    apart = [*_CASE, *(name for name in table if name not in rows.COLUMNS and name in _axes(table))]
+    ratios: list[float] = []
+    for _, case in table.groupby(apart, dropna=False):
+        both = roofline.paired(case, of, over, "direction")
+        for _, row in both.iterrows():
+            slower = row["median_us_of"] - row["median_us_over"]
+            tie = abs(slower) <= max(row["spread_of"], row["spread_over"])
+            ratios.append(1.0 if tie else row["median_us_of"] / row["median_us_over"])
+    if not ratios:
+        return None
+    first = table.iloc[0]
+    return Measured(max(ratios), first["kind"], first["device"])
 
 
 def lowest(table: pd.DataFrame, column: str, **where: Any) -> Measured | None:

@@ -1,0 +1,83 @@
+"""Which device the course runs on: a GPU, unless Triton interprets or does not compile for it."""
+
+import pytest
+import torch
+
+from labkit import device
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """The answers are cached for a session; each test asks anew, and so do the tests after it."""
+    device.name.cache_clear()
+    device.l2_bytes.cache_clear()
+    yield
+    device.name.cache_clear()
+    device.l2_bytes.cache_clear()
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU of compute capability 9.0, and no interpreter."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+
+
+@pytest.mark.parametrize(("value", "expected"), [("1", True), ("true", True), ("0", False), ("", False)])
+def test_the_interpreter_is_on_as_triton_reads_it(monkeypatch, value, expected):
+    monkeypatch.setenv("TRITON_INTERPRET", value)
+    assert device.interpreting() is expected
+
+
+def test_without_the_variable_triton_compiles(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert not device.interpreting()
+
+
+def test_a_gpu_is_used(gpu):
+    assert device.name() == "cuda"
+    assert device.has_gpu()
+
+
+def test_interpreting_means_no_gpu_even_beside_one(gpu, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert device.name() == "cpu"
+    assert not device.has_gpu()
+
+
+def test_without_cuda_there_is_no_gpu(gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not device.has_gpu()
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((7, 5), False), ((8, 0), True), ((12, 0), True)])
+def test_a_gpu_that_triton_does_not_compile_for_counts_as_none(gpu, monkeypatch, capability, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert device.has_gpu() is expected
+
+
+def test_the_device_is_looked_up_once(gpu, monkeypatch):
+    assert device.name() == "cuda"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device.name() == "cuda"
+
+
+def test_l2_is_the_devices_and_0_without_one(gpu, monkeypatch):
+    properties = type("Properties", (), {"L2_cache_size": 50 * 2**20})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    assert device.l2_bytes() == 50 * 2**20
+    device.l2_bytes.cache_clear()
+    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    assert device.l2_bytes() == 0
+
+
+def test_synchronize_waits_for_a_gpu_only(monkeypatch):
+    waits = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(1))
+    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    device.synchronize()
+    assert not waits
+    monkeypatch.setattr(device, "has_gpu", lambda: True)
+    device.synchronize()
+    assert waits == [1]

@@ -1,0 +1,226 @@
+"""Rows, and files of rows: the schema, what is refused, what survives an interrupted write."""
+
+import json
+import threading
+from dataclasses import replace
+
+import pytest
+
+from labkit import places, rows
+from labkit.rows import Row
+
+GOOD = Row(
+    suite="lesson/sweep",
+    contender="labkit",
+    direction="forward",
+    dtype="float32",
+    shape={"batch": 256, "width": 160},
+    clock="graph",
+    cache="cold",
+    median_us=2.5,
+    p20_us=2.4,
+    p80_us=2.75,
+    runs=40,
+    min_bytes=327680,
+    flops=81920,
+    copy_us=2.25,
+    relative_error=1e-8,
+    device="NVIDIA H200",
+    driver="570.1",
+    torch="2.13.0",
+    triton="3.7.1",
+    date="2026-01-02T03:04:05+00:00",
+)
+GAP = replace(GOOD, contender="eager", median_us=None, p20_us=None, p80_us=None, runs=0, note="out of memory")
+
+SCHEMA = """suite contender direction dtype shape clock cache median_us p20_us p80_us runs min_bytes flops
+copy_us relative_error kind device driver torch triton peer peer_version date source note""".split()
+
+
+@pytest.fixture
+def tapes(tmp_path, monkeypatch):
+    """An empty folder in the place of the recorded devices."""
+    monkeypatch.setattr(places, "RECORDED", tmp_path / "recorded")
+    return places.RECORDED
+
+
+def lines_of(path):
+    return path.read_text().splitlines()
+
+
+def test_the_schema_is_the_contracts():
+    assert rows.COLUMNS == SCHEMA
+    assert list(json.loads(GOOD.to_json())) == SCHEMA
+
+
+@pytest.mark.parametrize("row", [GOOD, GAP], ids=["good", "gap"])
+def test_a_row_survives_its_line_of_json(row):
+    line = row.to_json()
+    assert "\n" not in line
+    assert Row.from_json(line) == row
+
+
+def test_only_three_kinds_exist():
+    for kind in ("live", "recorded", "published"):
+        assert replace(GOOD, kind=kind).kind == kind
+    with pytest.raises(ValueError, match=r"kind: 'guessed' is none of live, recorded, published"):
+        replace(GOOD, kind="guessed")
+
+
+def edited(**values):
+    return json.dumps(json.loads(GOOD.to_json()) | values)
+
+
+def without(name):
+    fields = json.loads(GOOD.to_json())
+    del fields[name]
+    return json.dumps(fields)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "not json",
+        "[]",
+        "3",
+        GOOD.to_json()[:-5],
+        without("runs"),
+        edited(speed=3),
+        edited(kind="guessed"),
+        edited(median_us="2.5"),
+        edited(shape=160),
+        edited(shape={"width": "wide"}),
+        edited(date=None),
+        edited(runs=None),
+        edited(runs=2.5),
+    ],
+)
+def test_what_is_not_of_the_schema_is_a_value_error(line):
+    with pytest.raises(ValueError):
+        Row.from_json(line)
+
+
+def test_a_time_may_be_a_whole_number_and_missing():
+    assert Row.from_json(edited(median_us=3, p20_us=None)).median_us == 3
+
+
+def test_the_key_is_what_was_measured_not_where_or_when():
+    elsewhere = replace(GOOD, device="NVIDIA L4", date="2027", median_us=9.0, kind="recorded")
+    assert elsewhere.key == GOOD.key
+    assert replace(GOOD, shape={"width": 160, "batch": 256}).key == GOOD.key
+    changes = [
+        {"suite": "s"},
+        {"contender": "c"},
+        {"direction": "backward"},
+        {"dtype": "bfloat16"},
+        {"shape": {"batch": 1}},
+        {"clock": "host"},
+        {"cache": "warm"},
+    ]
+    assert len({GOOD.key, *(replace(GOOD, **change).key for change in changes)}) == 8
+
+
+def test_write_then_read(tmp_path):
+    path = tmp_path / "new" / "tape.jsonl"
+    rows.write(path, [GOOD, GAP])
+    assert rows.read(path) == [GOOD, GAP]
+    rows.write(path, [GAP])
+    assert rows.read(path) == [GAP]
+    assert [found.name for found in path.parent.iterdir()] == ["tape.jsonl"]
+
+
+def test_a_failing_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "tape.jsonl"
+    rows.write(path, [GOOD])
+
+    def breaks():
+        yield GAP
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rows.write(path, breaks())
+    assert rows.read(path) == [GOOD]
+
+
+def test_no_file_is_no_rows(tmp_path):
+    assert rows.read(tmp_path / "none.jsonl") == []
+
+
+def test_append_adds_whole_lines(tmp_path):
+    path = tmp_path / "new" / "tape.jsonl"
+    rows.append(path, GOOD)
+    assert lines_of(path) == [GOOD.to_json()]
+    rows.append(path, GAP)
+    assert rows.read(path) == [GOOD, GAP]
+
+
+def test_lines_of_two_writers_do_not_mix(tmp_path):
+    path = tmp_path / "tape.jsonl"
+
+    def fill(contender):
+        for _ in range(50):
+            rows.append(path, replace(GOOD, contender=contender))
+
+    writers = [threading.Thread(target=fill, args=(name,)) for name in ("a", "b")]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert sorted(row.contender for row in rows.read(path)) == ["a"] * 50 + ["b"] * 50
+
+
+@pytest.mark.parametrize("cut", [1, 40, 200])
+def test_a_torn_last_line_is_dropped(tmp_path, cut):
+    path = tmp_path / "tape.jsonl"
+    path.write_text(GOOD.to_json() + "\n" + GAP.to_json()[:-cut])
+    assert rows.read(path) == [GOOD]
+
+
+def test_a_last_line_that_only_lacks_its_end_is_kept(tmp_path):
+    path = tmp_path / "tape.jsonl"
+    path.write_text(GOOD.to_json() + "\n" + GAP.to_json())
+    assert rows.read(path) == [GOOD, GAP]
+
+
+def test_a_broken_line_in_the_middle_is_an_error(tmp_path):
+    path = tmp_path / "tape.jsonl"
+    path.write_text(GOOD.to_json()[:-3] + "\n" + GAP.to_json() + "\n")
+    with pytest.raises(ValueError, match="not a row of the schema"):
+        rows.read(path)
+
+
+def test_recorded_takes_a_suite_and_those_below_it(tapes):
+    below, beside = replace(GOOD, suite="lesson/sweep/wide"), replace(GOOD, suite="lesson/sweeping")
+    rows.write(tapes / "h200" / "01.jsonl", [GOOD, beside])
+    rows.write(tapes / "h200" / "02.jsonl", [below])
+    assert rows.recorded("lesson/sweep") == [GOOD, below]
+    assert rows.recorded("lesson") == [GOOD, beside, below]
+    assert rows.recorded("less") == []
+
+
+def test_recorded_never_mixes_devices(tapes):
+    first, second = replace(GOOD, device="A100"), replace(GOOD, device="H200")
+    other = replace(GOOD, suite="other", device="H200")
+    rows.write(tapes / "a100" / "01.jsonl", [first])
+    rows.write(tapes / "h200" / "01.jsonl", [second, other])
+    assert rows.recorded("lesson") == [first]
+    assert rows.recorded("other") == [other]
+
+
+def test_nothing_recorded_is_no_rows(tapes):
+    assert rows.recorded("lesson") == []
+
+
+def test_a_table_has_the_schema_and_the_axes():
+    table = rows.table([GOOD, replace(GAP, shape={"width": 320})])
+    assert list(table.columns) == [*SCHEMA, "batch", "width"]
+    assert table["width"].tolist() == [160, 320]
+    assert table["batch"].isna().tolist() == [False, True]
+    assert table["median_us"].isna().tolist() == [False, True]
+
+
+def test_an_empty_table_has_its_columns_too():
+    table = rows.table([], ["batch", "width"])
+    assert list(table.columns) == [*SCHEMA, "batch", "width"]
+    assert table[(table.batch == 256) & (table.width == 160)].empty
