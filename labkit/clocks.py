@@ -5,8 +5,9 @@
 - ``graph``: one captured graph of many calls, replayed; device time without launches.
 
 Cache ``cold``: the calls rotate through copies of their inputs (and keep as many outputs alive) that
-together exceed twice the L2, or the L2 is flushed before a call that fills a sample alone. ``warm``: one set of inputs. Contenders are interleaved in shuffled order;
-a timing is the median of the samples with the 20th and 80th percentile.
+together exceed twice the L2; before a graph of a single slow call the L2 is flushed. ``warm``: one set of
+inputs. Contenders are interleaved in shuffled order; a timing is the median of the samples with the 20th
+and 80th percentile.
 """
 
 import math
