@@ -15,6 +15,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -160,13 +161,18 @@ def measure(
     Raises CannotTimeError without a GPU, StoppedError soon after ``stop()`` turns true, and ValueError
     for an unknown clock or cache state.
     """
+    expect(clock, cache)
+    if not device.has_gpu():
+        raise CannotTimeError
+    return _Run(Cuda(), clock, cache, budget_s, random.Random(seed), stop).of(jobs)
+
+
+def expect(clock: str, cache: str) -> None:
+    """Raise a ValueError unless there is such a clock and such a cache state."""
     if clock not in ("host", "events", "graph"):
         raise ValueError(f"clock: {clock!r} is none of host, events, graph")
     if cache not in ("cold", "warm"):
         raise ValueError(f"cache: {cache!r} is neither cold nor warm")
-    if not device.has_gpu():
-        raise CannotTimeError
-    return _Run(Cuda(), clock, cache, budget_s, random.Random(seed), stop).of(jobs)
 
 
 class _Run:
@@ -254,10 +260,10 @@ class _Sampler:
     def _estimate(self) -> float:
         """Rough microseconds per call, launched one by one."""
         timed = self.cuda.host_us if self.clock == "host" else self.cuda.device_us
-        calls, took = 1, timed(lambda: self._calls(1))
-        while took < SAMPLE_US / 4 and calls < MAX_CALLS:  # too short to tell a call from starting the clock
-            calls *= 4
-            took = timed(lambda: self._calls(calls))
+        for calls in (1, 4, 16, 64, 256, 1024):
+            took = timed(partial(self._calls, calls))
+            if took > SAMPLE_US / 4:  # long enough to tell the calls from starting the clock
+                break
         return took / calls
 
     def _fill(self, once_us: float) -> int:

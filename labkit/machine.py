@@ -1,5 +1,6 @@
 """What this machine is, and how fast it copies, multiplies and launches: measured once, then cached."""
 
+import re
 import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class Identity:
     @property
     def slug(self) -> str:
         """The device's name as a folder: "NVIDIA H200" is nvidia-h200."""
-        return "-".join(self.device.lower().split())
+        return "-".join(re.findall(r"[a-z0-9]+", self.device.lower()))
 
 
 @cache
@@ -109,15 +110,18 @@ COPIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def copy_jobs(total_bytes: int) -> dict[str, Job]:
-    """Two ways to move ``total_bytes``, half of them read, half written.
+def copied_bytes(total_bytes: int) -> int:
+    """How much the copy beside a kernel really moves: rounded up, to 1 KiB, above 8 MiB to 2 MiB.
 
-    The size is rounded up to 512 bytes, above 8 MiB to 1 MiB: odd sizes cost a copy up to half its speed,
-    and a kernel must not look good beside a slow copy.
+    Odd sizes cost a copy up to half its speed, and a kernel must not look good beside a slow copy.
     """
-    unit = 2**20 if total_bytes > 2**23 else 2**9
-    count = -(-total_bytes // (2 * unit)) * unit // 4
-    source = torch.randn(count, device=device.name())
+    unit = 2**21 if total_bytes > 2**23 else 2**10
+    return -(-total_bytes // unit) * unit
+
+
+def copy_jobs(total_bytes: int) -> dict[str, Job]:
+    """Two ways to move ``copied_bytes(total_bytes)``, half of them read, half written."""
+    source = torch.randn(copied_bytes(total_bytes) // 8, device=device.name())
     pair = (source, torch.empty_like(source))
     return {name: Job(copy, pair) for name, copy in COPIES.items()}
 
@@ -177,11 +181,20 @@ def roofs(*, again: bool = False) -> Roofs | None:
     path = cache_path()
     if not again:
         try:
-            return _from_rows(rows.read(path))
-        except (ValueError, OSError):  # absent, torn or of another schema
+            return _own_roofs(rows.read(path))
+        except (ValueError, OSError):  # absent, torn, of another schema or another machine
             pass
     measured = list(measure_roofs())
     rows.write(path, measured)
+    return _from_rows(measured)
+
+
+def _own_roofs(measured: list[Row]) -> Roofs:
+    """Roofs of this device and these versions; ValueError when any row is of others."""
+    here = identity()
+    mine = (here.device, here.driver, here.torch, here.triton)
+    if any((row.device, row.driver, row.torch, row.triton) != mine for row in measured):
+        raise ValueError("roofs: the file is of another machine or of other versions")
     return _from_rows(measured)
 
 
@@ -266,7 +279,9 @@ def _from_rows(measured: list[Row]) -> Roofs:
         raise ValueError("roofs: the file does not hold a copy, a matmul and a launch roof")
     copies: dict[int, float] = {}
     for row in by_suite["roofs/copy"]:
-        size = row.shape["bytes"]
+        size = row.shape.get("bytes", 0)
+        if size <= 0:
+            raise ValueError("roofs: a copy without its bytes")
         copies[size] = min(copies.get(size, float("inf")), _time(row))
     launches = {row.clock: _time(row) for row in by_suite["roofs/launch"]}
     if {"graph", "host"} - set(launches):

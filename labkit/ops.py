@@ -37,6 +37,7 @@ def differentiable(name: str, forward: Forward, backward: Backward) -> Forward:
 
     operator.__name__ = operator.__qualname__ = name
     operator.__doc__ = forward.__doc__
+    operator.made_of = (forward, backward)  # type: ignore[attr-defined]  # sweeps notice when these are edited
     operator.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
     return operator
 
@@ -100,7 +101,7 @@ def _like(tensor: Tensor) -> Tensor:
 
 
 def contiguous(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: tensors of other strides reach ``call`` as contiguous copies, contiguous ones as they are."""
+    """Decorator: tensors of any strides reach ``call`` contiguous, copied only where they are not."""
 
     @functools.wraps(call)
     def with_copies(*arguments: Any, **options: Any) -> Any:

@@ -1,6 +1,7 @@
 """Floors from bytes, operations and launches; where two curves cross; the finding in a sentence."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -13,12 +14,13 @@ def floor_us(
 ) -> float:
     """No version runs faster: the largest of launch, memory and arithmetic floor, in microseconds.
 
-    ``min_bytes`` must cross device memory at least once (each input read, each output written); ``flops``
-    are done at the rate of a large matmul in ``dtype`` ("tf32" for float32 on the tensor cores).
+    ``min_bytes`` must cross device memory at least once (each input read, each output written), at the
+    rate of a large copy; ``flops`` are done at the rate of a large matmul in ``dtype`` ("tf32" for float32
+    on the tensor cores).
     The roofline model: Williams, Waterman, Patterson, CACM 52(4), 2009; here as time, with launches.
     """
     arithmetic = flops / roofs.matmul[dtype] * 1e6 if flops else 0.0
-    return max(launches * roofs.node_us, roofs.copy_us(min_bytes) if min_bytes else 0.0, arithmetic)
+    return max(launches * roofs.node_us, min_bytes / roofs.bandwidth * 1e6, arithmetic)
 
 
 def regimes(
@@ -48,10 +50,13 @@ def crossovers(xs: Sequence[float], first: Sequence[float], second: Sequence[flo
         raise ValueError("crossovers: xs, first and second must be positive")
     x, a, b = np.log(columns[:, np.argsort(columns[0])])
     gap = a - b
+    apart = np.flatnonzero(gap)
     found = []
-    for i in range(len(gap) - 1):
-        if gap[i] * gap[i + 1] < 0:
-            found.append(float(np.exp(x[i] - gap[i] * (x[i + 1] - x[i]) / (gap[i + 1] - gap[i]))))
+    for i, j in pairwise(apart):
+        if gap[i] * gap[j] < 0:
+            equal = x[i + 1 : j]  # where they meet at measured points, the middle of those
+            between = x[i] - gap[i] * (x[j] - x[i]) / (gap[j] - gap[i])
+            found.append(float(np.exp((equal[0] + equal[-1]) / 2 if len(equal) else between)))
     return found
 
 
@@ -87,8 +92,9 @@ def finding(table: pd.DataFrame, of: str, over: str, x: str = "width") -> str:
         worst = int(np.argmin(ratio))
         slower = f"{1 / ratio[worst]:.2g}x as long at {x} {xs[worst]:g}"
         return f"{of} is never faster than {over}; it takes {slower}."
-    points = crossovers(xs, both["median_us_of"].tolist(), both["median_us_over"].tolist())
-    if len(points) == 1 and ratio[-1] > 1:
+    ours = both["median_us_of"].to_numpy()
+    points = crossovers(xs, ours.tolist(), np.where(tie, ours, both["median_us_over"]).tolist())
+    if len(points) == 1 and ratio[~tie][-1] > 1:
         return f"{of} is faster than {over} from {x} {points[0]:.0f} on: {peak}."
     if len(points) == 1:
         return f"{of} is faster than {over} below {x} {points[0]:.0f}: {peak}."

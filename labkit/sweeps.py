@@ -7,6 +7,7 @@ tape. Each row is on the disk as soon as it is measured, so an interrupted sweep
 import hashlib
 import inspect
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,8 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pandas as pd
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from labkit import clocks, device, machine, places, roofline, rows
@@ -32,6 +35,8 @@ RESUME_WITHIN_S = 3600
 ALLOWED_ERROR = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 2e-2}
 """A larger relative error against float64 is a wrong result, not a rounding (TF32 has about 3e-4)."""
 EDGE_ROWS = 8
+PLAIN = (int, float, str, tuple, tl.constexpr)
+"""Values that belong to the code of a contender: a tile's size, a flag."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,11 @@ class Contender:
     peer: str | None = None
 
     def fingerprint(self) -> str:
-        """Changes when the call, or a kernel or function of the same module that it uses, is edited."""
-        return hashlib.sha256("\n".join(_sources(self.call, set())).encode()).hexdigest()[:12]
+        """Changes when the call or the work, or what they use of their own modules, is edited."""
+        work = (self.work.inputs, self.work.reference, self.work.min_bytes, self.work.flops)
+        seen: set[int] = set()
+        sources = [source for function in (self.call, *work) for source in _sources(function, seen)]
+        return hashlib.sha256("\n".join([*sources, str(self.compiled)]).encode()).hexdigest()[:12]
 
 
 def run(
@@ -109,6 +117,7 @@ def run(
     """
     if direction not in ("forward", "backward", "forward_backward"):
         raise ValueError(f"direction: {direction!r} is none of forward, backward, forward_backward")
+    clocks.expect(clock, cache)
     names = [contender.name for contender in contenders]
     if len(set(names)) < len(names):
         raise ValueError(f"contenders: two of them have one name among {', '.join(names)}")
@@ -183,6 +192,8 @@ class _How:
         errors: dict[str, float] = {}
         shared: dict[int, tuple[Tensor, ...]] = {}
         for contender in contenders:
+            if stop():
+                raise clocks.StoppedError("stopped before the measurement was complete")
             try:
                 work = contender.work
                 call = torch.compile(contender.call, dynamic=False) if contender.compiled else contender.call
@@ -251,7 +262,8 @@ class _How:
             pairs += zip(grads, _gradients(want, exact, upstream.double()), strict=True)
         if capped != shape:
             pairs += _edges(call, reference, inputs)
-        return max(relative_error(g.detach(), w.detach()) for g, w in pairs)
+        # np.max, because max() loses a NaN that is not the first
+        return float(np.max([relative_error(g.detach(), w.detach()) for g, w in pairs]))
 
     def _row(
         self,
@@ -277,7 +289,7 @@ class _How:
             min_bytes=contender.work.min_bytes(shape, self._itemsize, self.direction),
             flops=contender.work.flops(shape, self.direction),
             copy_us=copy_us,
-            relative_error=error,
+            relative_error=error if error is None or math.isfinite(error) else None,  # JSON has no NaN
             peer=contender.peer,
             peer_version=machine.version(contender.peer) if contender.peer else None,
             note=outcome.note,
@@ -306,9 +318,13 @@ def _copies(sizes: Iterable[int]) -> dict[str, Job]:
 
 
 def _fastest(outcomes: Mapping[str, Timing | Gap], size: int) -> float | None:
-    """Microseconds of the faster copy of ``size`` bytes; None when no copy was measured."""
+    """Microseconds of the faster copy of ``size`` bytes; None when no copy was measured.
+
+    A copy that is bound by memory (above 8 MiB) is not credited with the bytes it moved in excess.
+    """
     named = [outcomes.get(f"{name} {size}") for name in machine.COPIES]
-    return min((o.median_us for o in named if isinstance(o, Timing)), default=None)
+    excess = machine.copied_bytes(size) / size if size > 2**23 else 1.0
+    return min((o.median_us / excess for o in named if isinstance(o, Timing)), default=None)
 
 
 class Journal:
@@ -317,6 +333,7 @@ class Journal:
     def __init__(self, path: Path, known: Iterable[Row], *, keep: bool) -> None:
         self.path, self.keep = path, keep
         self._known = list(known)
+        self._gaps = {row.key for row in self._known if row.median_us is None}
 
     @classmethod
     def of(cls, how: _How, contenders: Sequence[Contender], resume: bool) -> "Journal":
@@ -324,14 +341,16 @@ class Journal:
         tape = os.environ.get(TAPE)
         if tape:
             path = Path(tape)
-            return cls(path, (row for row in rows.read(path) if how.matches(row)), keep=True)
+            taped = rows.read(path)
+            rows.write(path, taped)  # without a torn last line
+            return cls(path, (row for row in taped if how.matches(row)), keep=True)
         here = machine.identity()
         code = [f"{c.name} {c.fingerprint()}" for c in contenders]
         key = repr((how, here.device, here.driver, here.torch, here.triton, code))
         name = f"{how.suite.replace('/', '-')}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.jsonl"
         path = places.cache() / "sweeps" / name
         recent = path.exists() and time.time() - path.stat().st_mtime < RESUME_WITHIN_S
-        known = rows.read(path) if resume and recent else []
+        known = _readable(path) if resume and recent else []
         rows.write(path, known)  # without a torn last line
         return cls(path, known, keep=False)
 
@@ -340,7 +359,9 @@ class Journal:
         return {row.contender: row for row in self._known if row.shape == shape and row.median_us is not None}
 
     def add(self, row: Row) -> None:
-        """Put a row on the disk."""
+        """Put a row on the disk, in the place of a gap that was tried again."""
+        if row.key in self._gaps:
+            rows.write(self.path, (kept for kept in rows.read(self.path) if kept.key != row.key))
         rows.append(self.path, row)
 
     def close(self) -> None:
@@ -349,22 +370,38 @@ class Journal:
             self.path.unlink(missing_ok=True)
 
 
-def _sources(function: Any, seen: set[int]) -> list[str]:
-    """Source of a function or kernel and of those that it uses from its own module."""
-    plain = getattr(function, "fn", function)
-    if id(plain) in seen or not hasattr(plain, "__code__"):
-        return []
-    seen.add(id(plain))
+def _readable(path: Path) -> list[Row]:
+    """Rows of a journal; none of a damaged one, which is measured again, not trusted."""
     try:
-        found = [inspect.getsource(plain)]
+        return rows.read(path)
+    except ValueError:
+        return []
+
+
+def _sources(function: Any, seen: set[int]) -> list[str]:
+    """Source of a function or kernel, of those that it uses from its own module, and its plain values."""
+    function = _innermost(function)
+    if id(function) in seen or not hasattr(function, "__code__"):
+        return []
+    seen.add(id(function))
+    try:
+        found = [inspect.getsource(function)]
     except OSError:  # typed into a console: only its bytecode is known
-        found = [plain.__code__.co_code.hex()]
-    used = [plain.__globals__.get(name) for name in plain.__code__.co_names]
-    used += [cell.cell_contents for cell in plain.__closure__ or ()]
-    for other in used:
-        if getattr(other, "__module__", None) == plain.__module__:
-            found += _sources(other, seen)
-    return found
+        found = [function.__code__.co_code.hex()]
+    names = function.__code__.co_names
+    used = [function.__globals__[name] for name in names if name in function.__globals__]
+    given = [*(cell.cell_contents for cell in function.__closure__ or ()), *(function.__defaults__ or ())]
+    given += getattr(function, "made_of", ())  # ops.differentiable
+    found += [repr(value) for value in (*used, *given) if isinstance(value, PLAIN)]
+    used = [other for other in used if getattr(_innermost(other), "__module__", None) == function.__module__]
+    return found + [source for other in (*used, *given) for source in _sources(other, seen)]
+
+
+def _innermost(kernel: Any) -> Any:
+    """The Python function of a kernel, below what tunes it; any other function itself."""
+    while hasattr(kernel, "fn"):
+        kernel = kernel.fn
+    return kernel
 
 
 _CASE = ["direction", "dtype", "clock", "cache"]
@@ -402,11 +439,23 @@ def _where(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
     return table
 
 
-def quotient(over: Measured | None, under: Measured | None) -> Measured | None:
-    """One figure divided by another of the same device; None when either is missing."""
+def _origin(table: pd.DataFrame) -> tuple[Any, str]:
+    """Kind and device of all rows; ValueError when they are of several, which no figure may mix."""
+    found = table[["kind", "device"]].drop_duplicates()
+    if len(found) > 1:
+        raise ValueError(f"table: rows of {' and of '.join(found.agg(' '.join, axis=1))}; select one of them")
+    return found["kind"].iloc[0], found["device"].iloc[0]
+
+
+def quotient(over: Measured | float | None, under: Measured | float | None) -> Measured | None:
+    """One figure divided by another, one of them measured, with its origin; None when either is missing."""
     if over is None or under is None:
         return None
-    return replace(over, value=over.value / under.value)
+    measured = over if isinstance(over, Measured) else under
+    if not isinstance(measured, Measured):
+        raise ValueError("over, under: neither of them was measured")
+    top, bottom = (v.value if isinstance(v, Measured) else v for v in (over, under))
+    return replace(measured, value=top / bottom)
 
 
 def ratio(table: pd.DataFrame, of: str, over: str, **where: Any) -> Measured | None:
@@ -430,8 +479,7 @@ def worst(table: pd.DataFrame, of: str, over: str) -> Measured | None:
             ratios.append(1.0 if tie else row["median_us_of"] / row["median_us_over"])
     if not ratios:
         return None
-    first = table.iloc[0]
-    return Measured(max(ratios), first["kind"], first["device"])
+    return Measured(max(ratios), *_origin(table))
 
 
 def lowest(table: pd.DataFrame, column: str, **where: Any) -> Measured | None:
@@ -439,16 +487,14 @@ def lowest(table: pd.DataFrame, column: str, **where: Any) -> Measured | None:
     fitting = _where(table, where)
     if fitting.empty or fitting[column].isna().any():
         return None
-    row = fitting.sort_values(column).iloc[0]
-    return Measured(float(row[column]), row["kind"], row["device"])
+    return Measured(float(fitting[column].min()), *_origin(fitting))
 
 
 def growth(speedups: pd.DataFrame, x: str = "width") -> Measured | None:
     """The power of ``x`` that a speedup grows with, fitted on log-log axes; None below two points."""
     if len(speedups) < 2:
         return None
-    first = speedups.iloc[0]
-    return Measured(roofline.slope(speedups[x], speedups["speedup"]), first["kind"], first["device"])
+    return Measured(roofline.slope(speedups[x], speedups["speedup"]), *_origin(speedups))
 
 
 def speedup(
@@ -480,6 +526,8 @@ def pivot(
     table: pd.DataFrame, value: str, rows: str | list[str], columns: str | list[str], digits: int = 2
 ) -> pd.DataFrame:
     """One figure of each row as a table to read, in the order in which the rows were measured."""
+    if not table.empty:
+        _origin(table)  # refuses a mixture
     wide = table.pivot_table(value, rows, columns, sort=False, aggfunc="first")
     return wide.round(digits)
 

@@ -1,0 +1,464 @@
+"""Lesson 1: its kernels on awkward shapes, wrong kernels that must be refused, its code, its execution."""
+
+import os
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
+
+import csv
+import functools
+import html.parser
+import inspect
+import itertools
+import math
+import re
+from dataclasses import replace
+from typing import NamedTuple
+
+import nbformat
+import numpy as np
+import pytest
+
+from labkit import checks, claims, codegen, counts, device, figures, lessons, machine, places, published, record
+from labkit.works import AFFINE
+
+NAME = "01_launch_overhead"
+INTERPRETED = pytest.mark.skipif(
+    device.has_gpu(), reason="reads and writes of a kernel's lanes can be watched only where it is interpreted"
+)
+NARROW = (1, 2, 15)
+FOLDED = (*NARROW, 16, 17, 33, 127, 160, 161, 511, 513, 2049, 4096, 4097)
+"""Widths below, at and above a tile and four tiles, with every kind of common divisor."""
+FOLD_COLUMNS = (256, 512, 1024, 2048)
+SHARED_BYTES = 99 * 1024
+"""What one block may use on sm_86, sm_89 and sm_120, the least of all targets."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """A cache of this run's own: nothing is taken from an earlier one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LABKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def lesson(cache):
+    return lessons.load(NAME)
+
+
+@pytest.fixture
+def multiprocessors(monkeypatch):
+    """Makes the device one of so many multiprocessors: the number of programs of the backward kernel.
+
+    Where kernels are interpreted it is 0, so that one program walks down all rows of its columns.
+    """
+
+    def give(count):
+        here = replace(machine.identity(), multiprocessors=count)
+        monkeypatch.setattr(machine, "identity", lambda: here)
+
+    yield give
+
+
+def vectors(shape):
+    return torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape[-1])
+
+
+def inputs(*shape, dtype=torch.float32, grad=False):
+    torch.manual_seed(0)
+    return [t.to(device.name(), dtype).requires_grad_(grad) for t in vectors(shape)]
+
+
+def examine(lesson, name, *shapes, dtypes=(torch.float32,)):
+    """One function of the lesson on shapes of our own; layouts are the business of the whole grid."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checks, "LAYOUTS", {"contiguous": checks.LAYOUTS["contiguous"]})
+        return checks.check(
+            getattr(lesson, name),
+            AFFINE.reference,
+            vectors,
+            shapes=shapes,
+            dtypes=dtypes,
+            gradients=name == "affine",
+        )
+
+
+# --- right on every shape -----------------------------------------------------------------------------
+
+
+def test_the_lesson_checks_its_functions_on_the_whole_grid(result):
+    """The grid itself runs inside the lesson; here is what it must have covered."""
+    layouts = [len(checks.LAYOUTS) - (len(shape) < 2) for shape in checks.SHAPES]
+    outputs = sum(layouts) * len(checks.DTYPES)
+    done = {data["name"]: data["passed"] for data in shown(result, "application/vnd.labkit.check+json")}
+    assert done == {"flat": outputs, "tile": outputs, "folded": outputs, "affine": 4 * outputs}
+
+
+@pytest.mark.parametrize("width", FOLDED)
+def test_fold_covers_every_element_once(lesson, width):
+    for columns in FOLD_COLUMNS:
+        copies = lesson.fold(torch.empty(1, width, device="meta"), columns)[1] // width
+        for batch in {0, 1, copies - 1, copies, copies + 1, 5 * copies + 3}:
+            rows, wide, left = lesson.fold(torch.empty(batch, width, device="meta"), columns)
+            assert rows * wide + left == batch * width and 0 <= left < wide
+            assert wide % width == 0, "a folded row has to hold whole rows, or the weights shift"
+            assert wide % 16 == 0, "else not every folded row begins on 16 bytes"
+            if width < 4 * columns:
+                assert wide % columns == 0, "a narrow row has to fill its tiles"
+
+
+def copies(lesson, width, dtype=torch.float32):
+    """How many rows become one in the lesson's own tiles of 2048 bytes."""
+    x = torch.empty(0, width, device="meta", dtype=dtype)
+    return lesson.fold(x, 2048 // x.element_size())[1] // width
+
+
+@pytest.mark.parametrize("count", [1, 132])
+@pytest.mark.parametrize("width", NARROW)
+def test_affine_is_right_below_at_and_above_a_whole_folded_row(lesson, multiprocessors, width, count):
+    multiprocessors(count)
+    k = copies(lesson, width)
+    examine(lesson, "affine", *((batch, width) for batch in (3, k, k + 1, 11 * k + 2)))
+
+
+@pytest.mark.parametrize(("width", "dtype"), [(3, torch.float16), (17, torch.bfloat16)])
+def test_affine_is_right_in_half_precision_with_whole_rows_and_a_rest(lesson, multiprocessors, width, dtype):
+    multiprocessors(8)
+    examine(lesson, "affine", (11 * copies(lesson, width, dtype) + 2, width), dtypes=(dtype,))
+
+
+@pytest.mark.parametrize("width", [width for width in FOLDED if width not in NARROW])
+def test_affine_is_right_at_wide_and_odd_widths(lesson, multiprocessors, width):
+    multiprocessors(132)
+    k = copies(lesson, width)
+    batch = 3 * k + 2 if k * width < 50_000 else k + 1
+    examine(lesson, "folded" if width == 513 else "affine", (batch, width))
+
+
+class Launch(NamedTuple):
+    kernel: object
+    arguments: dict
+
+    def __getattr__(self, name):
+        return self.arguments[name]
+
+    @property
+    def title(self):
+        return self.kernel.fn.__name__
+
+
+@pytest.fixture
+def launches(lesson, monkeypatch):
+    """Puts recorders in the place of the lesson's kernels; meta tensors then go through the host's part."""
+    made = []
+
+    class Recorder:
+        def __init__(self, kernel):
+            self.kernel = kernel
+
+        def __getitem__(self, grid):
+            def launch(*args, **options):
+                assert math.prod(grid) > 0, "an empty grid writes nothing"
+                names = [n for n in inspect.signature(self.kernel.fn).parameters if n not in options]
+                made.append(Launch(self.kernel, dict(zip(names, args, strict=True)) | options))
+
+            return launch
+
+    for name in KERNELS:
+        monkeypatch.setattr(lesson, name, Recorder(getattr(lesson, name)))
+    return made
+
+
+KERNELS = ("flat_kernel", "tile_kernel", "fold_kernel", "backward_kernel", "column_sum_kernel")
+
+
+def meta(*shape, dtype=torch.float32):
+    return (torch.empty(shape, dtype=dtype, device="meta"), *torch.empty(2, shape[-1], dtype=dtype, device="meta"))
+
+
+def test_the_shapes_above_reach_every_path(lesson, launches, multiprocessors):
+    """A kernel that changes its tiles could leave these shapes on one path, and nothing would tell."""
+    for count, width in itertools.product((1, 132), NARROW):
+        multiprocessors(count)
+        k = copies(lesson, width)
+        for batch in (3, k, k + 1, 11 * k + 2):
+            x, weight, bias = meta(batch, width)
+            lesson.affine_backward(x, x, weight, bias)
+    backwards = [made for made in launches if made.title == "backward_kernel"]
+    assert {(made.rows > 0, made.tail > 0) for made in backwards} == {(0, 1), (1, 0), (1, 1)}
+    assert any(made.rows % made.ROWS for made in backwards if made.rows), "a ragged last tile of rows"
+    assert any(made.groups > 1 and made.rows > made.groups * made.ROWS for made in backwards), "several rounds"
+    assert any(made.blocks > 1 and made.groups > 1 for made in backwards)
+    sums = [made for made in launches if made.title == "column_sum_kernel"]
+    assert len({made.ROWS for made in sums}) == 2, "both shapes of the second kernel"
+    assert any(made.rows > made.ROWS for made in sums) and any(made.rows % made.ROWS for made in sums)
+    launches.clear()
+    for width in FOLDED:
+        x, weight, bias = meta(5, width)
+        lesson.affine_backward(x, x, weight, bias)
+    assert any(made.width % made.COLS for made in launches if made.title == "backward_kernel"), "a ragged tile"
+
+
+@pytest.mark.parametrize("tile", [(1, 2048), (2, 2048), (4, 2048), (2, 1024), (2, 4096)])
+def test_folded_is_right_in_every_tile_shape(lesson, monkeypatch, tile):
+    monkeypatch.setattr(lesson, "shaped", functools.partial(lesson.folded, tile_rows=tile[0], row_bytes=tile[1]), raising=False)
+    columns = tile[1] // 4
+    examine(lesson, "shaped", (5 * columns + 2, 3), (columns + 1, 33), (7, 4 * columns + 1))
+
+
+@pytest.mark.parametrize(("name", "shapes"), [("flat", [(3, 513), (1, 4097)]), ("tile", [(3, 513), (5, 1025)])])
+def test_the_first_steps_are_right_beyond_one_tile(lesson, name, shapes):
+    examine(lesson, name, *shapes)
+
+
+def test_affine_takes_the_flat_kernel_only_where_its_loads_are_wide(lesson, launches):
+    for width in (160, 161):
+        lesson.affine_forward(*meta(4, width))
+    lesson.affine_forward(*meta(2**20, 2048))
+    assert [made.title for made in launches] == ["flat_kernel", "fold_kernel", "fold_kernel"]
+
+
+@INTERPRETED
+@pytest.mark.parametrize(("batch", "width"), [(7, 160), (7, 161), (1541, 3), (3, 2049)])
+def test_every_byte_is_moved_once_and_none_beyond_the_end(lesson, batch, width):
+    """A load without its mask gives the right result wherever what it read too much is not used."""
+    x, weight, bias = inputs(batch, width)
+    size, item = x.numel(), x.element_size()
+    forward = counts.count(lambda: lesson.affine_forward(x, weight, bias))
+    rows, wide, left = lesson.fold(x, 2048 // item)
+    fetched = size if width % 16 == 0 else max(1, -(-rows // 2)) * wide
+    assert forward.bytes_written == size * item
+    assert forward.bytes_read == (size + 2 * fetched) * item, "x once, weight and bias once for each tile"
+    backward = counts.count(lambda: lesson.affine_backward(x, x, weight, bias)).launches
+    (main, second) = (launch for launch in backward if launch.programs)
+    assert main.bytes_read == (2 * size + wide) * item, "dy and x once, the weight once for each program"
+    assert main.bytes_written == (size + 2 * wide) * item, "dx and two sums"
+    assert (second.bytes_read, second.bytes_written) == (2 * wide * 4, 2 * width * item)
+
+
+# --- as a layer that people train with ----------------------------------------------------------------
+
+
+def gradients(call, tensors, wanted=None):
+    output = call(*tensors)
+    return output, torch.autograd.grad(output.sum(), wanted or tensors)
+
+
+def expected(tensors):
+    exact = [t.detach().double().requires_grad_() for t in tensors]
+    return gradients(AFFINE.reference, exact)
+
+
+def assert_close(got, want):
+    assert checks.relative_error(got.detach(), want.detach()) < 1e-6
+
+
+@pytest.mark.parametrize("width", [160, 161])
+def test_an_expanded_upstream_gradient(lesson, width):
+    tensors = inputs(5, width, grad=True)
+    lesson.affine(*tensors).sum().backward()
+    for tensor, want in zip(tensors, expected(tensors)[1], strict=True):
+        assert tensor.grad.shape == tensor.shape
+        assert_close(tensor.grad, want)
+
+
+@pytest.mark.parametrize("wanted", [[0], [1], [2], [0, 2]])
+def test_gradients_of_some_inputs_only(lesson, wanted):
+    tensors = inputs(3, 5, 33)
+    _, want = expected(tensors)
+    for index in wanted:
+        tensors[index].requires_grad_()
+    _, got = gradients(lesson.affine, tensors, [tensors[index] for index in wanted])
+    for index, grad in zip(wanted, got, strict=True):
+        assert_close(grad, want[index])
+
+
+def test_nothing_is_kept_for_a_backward_that_nobody_asked_for(lesson):
+    tensors = inputs(4, 33, grad=True)
+    with torch.no_grad():
+        output = lesson.affine(*tensors)
+    assert output.grad_fn is None
+    assert_close(output, AFFINE.reference(*tensors))
+
+
+@pytest.mark.parametrize("first", [torch.bfloat16, torch.float16, torch.float32])
+def test_autocast_takes_mixed_dtypes(lesson, first):
+    other = torch.float32 if first != torch.float32 else torch.bfloat16
+    x, weight, bias = (t.detach() for t in inputs(6, 33))
+    tensors = [x.to(first).requires_grad_(), *(t.to(other).requires_grad_() for t in (weight, bias))]
+    with torch.autocast(device.name(), dtype=torch.bfloat16):
+        output = lesson.affine(*tensors)
+    grads = torch.autograd.grad(output.float().sum(), tensors)
+    output_wanted, wanted = expected(tensors)
+    assert output.dtype is first and [grad.dtype for grad in grads] == [first, other, other]
+    for got, want in zip((output, *grads), (output_wanted, *wanted), strict=True):
+        assert not checks.diagnose(got.detach(), want.detach(), checks.TOLERANCE[got.dtype])
+
+
+def test_a_second_derivative_is_refused(lesson):
+    tensors = inputs(4, 33, grad=True)
+    x_grad, *_ = torch.autograd.grad(lesson.affine(*tensors).square().sum(), tensors, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        x_grad.sum().backward()
+
+
+def test_torch_compile_takes_it_whole(lesson):
+    tensors = inputs(6, 161, grad=True)
+    compiled = torch.compile(
+        lambda x, w, b: torch.relu(lesson.affine(x * 2, w, b)), fullgraph=True, backend="aot_eager"
+    )
+    exact = [t.detach().double().requires_grad_() for t in tensors]
+    want = gradients(lambda x, w, b: torch.relu(x * 2 * w + b), exact)
+    got = gradients(compiled, tensors)
+    assert_close(got[0], want[0])
+    for one, other in zip(got[1], want[1], strict=True):
+        assert_close(one, other)
+
+
+X, W = torch.ones(4, 6), torch.ones(6)
+WRONG_CALLS = {
+    "a scalar": ("x", torch.tensor(1.0), W, W),
+    "a short weight": ("weight", X, torch.ones(5), W),
+    "one weight for all": ("weight", X, torch.ones(1), W),
+    "a long bias": ("bias", X, W, torch.ones(7)),
+    "a matrix as weight": ("weight", X, torch.ones(1, 6), W),
+    "a matrix as bias": ("bias", X, W, torch.ones(6, 6)),
+    "whole numbers": ("x", X.int(), W.int(), W.int()),
+    "double precision": ("x", X.double(), W.double(), W.double()),
+    "complex numbers": ("x", X.cfloat(), W.cfloat(), W.cfloat()),
+    "a weight in half": ("weight", X, W.half(), W),
+    "a bias in bf16": ("bias", X, W, W.bfloat16()),
+    "a weight elsewhere": ("weight", X, W.to("meta"), W),
+    "a bias elsewhere": ("bias", X, W, W.to("meta")),
+}
+
+
+@pytest.mark.parametrize("call", WRONG_CALLS, ids=str)
+def test_a_wrong_call_names_the_argument(lesson, call):
+    name, *tensors = WRONG_CALLS[call]
+    tensors = [t if t.device.type == "meta" else t.to(device.name()) for t in tensors]
+    with pytest.raises(ValueError, match=rf"^{name}: (has|is) .*should be"):
+        lesson.affine(*tensors)
+
+
+# --- wrong kernels, which must not pass ---------------------------------------------------------------
+
+ROW_MASK = "(row < rows)[:, None] & "
+MUTANTS = {
+    "flat: stores without a mask": ("flat_kernel", "value, inside)", "value)"),
+    "flat: loads without a mask": ("flat_kernel", "tl.load(x + at, inside)", "tl.load(x + at)"),
+    "flat: no remainder": ("flat_kernel", "weight + at % width", "weight + at"),
+    "flat: one element too few": ("flat_kernel", "at < count", "at < count - 1"),
+    "flat: weight for bias": ("flat_kernel", "bias + at", "weight + at"),
+    "flat: a block too few": ("flat", "triton.cdiv(x.numel(), block)", "max(1, x.numel() // block)"),
+    "flat: takes any strides": ("flat", "@ops.contiguous\n", ""),
+    "tile: row mask": ("tile_kernel", f"mask = {ROW_MASK}", "mask = (row < row + 1)[:, None] & "),
+    "tile: column mask": ("tile_kernel", " & (column < width)[None, :]", " & (column < column + 1)[None, :]"),
+    "tile: every block the first": ("tile_kernel", "% blocks * COLS", "% blocks * 0"),
+    "tile: rows from blocks": ("tile_kernel", "// blocks * ROWS", "* ROWS"),
+    "tile: a tile of rows too few": ("tile", "triton.cdiv(rows, 2)", "max(1, rows // 2)"),
+    "fold: row mask": ("fold_kernel", f"mask = {ROW_MASK}", "mask = (row < row + 1)[:, None] & "),
+    "fold: column mask": ("fold_kernel", " & (column < width)[None, :]", " & (column < column + 1)[None, :]"),
+    "fold: weight does not repeat": ("fold_kernel", "weight + column % period", "weight + column"),
+    "fold: bias does not repeat": ("fold_kernel", "bias + column % period", "bias + column"),
+    "fold: stride of one row": ("fold_kernel", "row[:, None] * width", "row[:, None] * period"),
+    "fold: nothing left over": ("fold_kernel", "tl.program_id(0) < blocks:", "tl.program_id(0) < 0:"),
+    "fold: left over in one program": ("fold_kernel", "tl.program_id(0) < blocks:", "tl.program_id(0) < 1:"),
+    "fold: left over from the start": ("fold_kernel", "tl.int64) * width + column", "tl.int64) * 0 + column"),
+    "fold: left over without bias": ("fold_kernel", "* scale + shift", "* scale"),
+    "fold: stores beyond the end": ("fold_kernel", "last, column < tail", "last, column < width"),
+    "fold: loads beyond the end": ("fold_kernel", "x + end, column < tail", "x + end, column < width"),
+    "fold: no program without whole rows": ("folded", "max(1, triton.cdiv(rows, tile_rows))", "triton.cdiv(rows, tile_rows)"),
+    "fold: half of the rows": ("folded", "triton.cdiv(rows, tile_rows)", "triton.cdiv(rows, 2 * tile_rows)"),
+    "fold: odd copies": ("fold", "math.gcd(width, unit)", "math.gcd(width, unit) // 2 * 2 + 1"),
+    "fold: one left over too few": ("fold", "left * width", "max(0, left - 1) * width"),
+    "backward: row mask": ("backward_kernel", f"mask = {ROW_MASK}", "mask = (row < row + 1)[:, None] & "),
+    "backward: no upstream gradient of bias": ("backward_kernel", "        dbias += up\n        tl.store(dx + at", "        tl.store(dx + at"),
+    "backward: no bias left over": ("backward_kernel", "        dbias += up\n        tl.store(dx + end", "        tl.store(dx + end"),
+    "backward: no weight left over": ("backward_kernel", "dweight += up * tl.load(x + end", "dweight += 0 * tl.load(x + end"),
+    "backward: weight does not repeat": ("backward_kernel", "column % period", "column"),
+    "backward: dx is dy": ("backward_kernel", "up * scale[None, :]", "up"),
+    "backward: sums of dy": ("backward_kernel", "up * tl.load(x + at", "up + 0 * tl.load(x + at"),
+    "backward: sums swapped": ("backward_kernel", "sums + group * width + column, dweight", "sums + group * width + column, dbias"),
+    "backward: sums in one place": ("backward_kernel", "(groups + group) * width", "(groups + 0) * width"),
+    "backward: every group takes the rest": ("backward_kernel", "if group == 0:", "if group >= 0:"),
+    "backward: groups overlap": ("backward_kernel", "rows, groups * ROWS,", "rows, ROWS,"),
+    "backward: every group begins at the top": ("backward_kernel", "range(group * ROWS", "range(0 * ROWS"),
+    "backward: one round only": ("backward_kernel", "group * ROWS, rows, groups", "group * ROWS, (group + 1) * ROWS, groups"),
+    "backward: sums in half": ("backward_kernel", "dweight += up * tl.load(x + at, mask, other=0.0).to(tl.float32)",
+        "dweight = (dweight + up * tl.load(x + at, mask, other=0.0).to(tl.float32)).to(tl.float16).to(tl.float32)"),
+    "backward: gradient dtype of partial sums": ("affine_backward", "dtype=torch.float32", "dtype=x.dtype"),
+    "backward: takes any strides": ("affine_backward", "@ops.contiguous\n", ""),
+    "backward: empty input, no gradient": ("affine_backward", "dweight.zero_(), dbias.zero_()", "dweight, dbias"),
+    "backward: sums of the first group": ("affine_backward", "partial = groups * width // period", "partial = width // period"),
+    "sums: dbias is dweight": ("column_sum_kernel", "(tl.program_id(1) * rows + row)", "(tl.program_id(1) * 0 + row)"),
+    "sums: the first rows only": ("column_sum_kernel", "range(0, rows, ROWS)", "range(0, ROWS, ROWS)"),
+    "sums: row mask": ("column_sum_kernel", f"mask = {ROW_MASK}", "mask = (row < row + 1)[:, None] & "),
+    "sums: last tile only": ("column_sum_kernel", "total += ", "total = "),
+    "sums: stores beyond the end": ("column_sum_kernel", "dbias + column, tl.sum(total, 0), column < width", "dbias + column, tl.sum(total, 0)"),
+}  # fmt: skip
+
+
+def mutated(folder, function, old, new):
+    """The lesson with one change in one function."""
+    notebook = lessons.read(lessons.resolve(NAME))
+    for _, cell in lessons.code_cells(notebook):
+        parts = re.split(r"(\n\n\n)", cell.source)
+        for index, part in enumerate(parts):
+            if re.search(rf"^def {function}\(", part, re.MULTILINE):
+                assert part.count(old) == 1, f"{function} has no {old!r} of its own: bring this mutant up to date"
+                parts[index] = part.replace(old, new)
+        # the operator of the lesson itself stays registered
+        cell.source = "".join(parts).replace('differentiable("affine"', 'differentiable("mutant"')
+    path = folder / f"{NAME}.ipynb"
+    nbformat.write(notebook, path)
+    return lessons.load(path)
+
+
+def judge(lesson, multiprocessors, function):
+    """What a wrong kernel has to get past: small shapes first, so that strays stay inside the fences."""
+    multiprocessors(1)
+    if function.startswith("flat"):
+        examine(lesson, "flat", (3, 5), (5, 160), (300, 3))
+        judge_reads(lesson.flat, (3, 5), fetched=15)
+        judge_strides(lesson.flat)
+    elif function.startswith("tile"):
+        examine(lesson, "tile", (3, 5), (4, 600))
+    elif function.startswith("fold"):
+        examine(lesson, "folded", (3, 5), (3 * 512 + 2, 5), (1, 3 * 512 + 4), (7, 2049))
+        judge_reads(lesson.folded, (512 + 2, 5), fetched=5 * 512)
+    else:
+        examine(lesson, "affine", (3, 5), (0, 5), (5, 16), (11 * 512 + 2, 3))
+        judge_strides(lesson.affine)
+        judge_bytes(lesson, 4, 16, torch.bfloat16)
+
+
+def judge_reads(call, shape, fetched):
+    """x is read once, ``fetched`` elements each of weight and bias, and nothing beyond what is used."""
+    tensors = inputs(*shape)
+    elements = tensors[0].numel() + 2 * fetched
+    assert counts.count(lambda: call(*tensors)).bytes_read == elements * tensors[0].element_size()
+
+
+def judge_strides(call):
+    x, weight, bias = inputs(4, 6)
+    got = call(x.T, weight[:4], bias[:4])
+    assert_close(got, AFFINE.reference(x.T, weight[:4], bias[:4]))
+
+
+@INTERPRETED
+@pytest.mark.parametrize("function", ["flat", "tile", "fold", "affine_backward"])
+def test_the_lesson_itself_passes_what_mutants_fail(lesson, multiprocessors, function):
+    judge(lesson, multiprocessors, function)
+
+
+@INTERPRETED
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_wrong_kernel_is_refused(mutant, tmp_path, multiprocessors):
+    function, old, new = MUTANTS[mutant]
+    wrong = mutated(tmp_path, function, old, new)
+    with pytest.raises(AssertionError):
+        judge(wrong, multiprocessors, function)
