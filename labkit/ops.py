@@ -67,15 +67,14 @@ def _autograd_function(forward: Forward, backward: Backward) -> Forward:
 def _library_operator(name: str, forward: Forward, backward: Backward) -> Forward:
     names = list(inspect.signature(forward).parameters)
     inputs = ", ".join(f"Tensor {n}" for n in names)
-    outputs = ", ".join("Tensor" for _ in names)
     forward_op = torch.library.custom_op(
         f"labkit::{name}", forward, mutates_args=(), schema=f"({inputs}) -> Tensor"
     )
     backward_op = torch.library.custom_op(
         f"labkit::{name}_backward",
-        backward,
+        lambda upstream, *tensors: list(backward(upstream, *tensors)),
         mutates_args=(),
-        schema=f"(Tensor upstream, {inputs}) -> ({outputs})",
+        schema=f"(Tensor upstream, {inputs}) -> Tensor[]",  # a tuple of one would be a tensor
     )
 
     @forward_op.register_fake
@@ -83,14 +82,14 @@ def _library_operator(name: str, forward: Forward, backward: Backward) -> Forwar
         return _like(tensors[0])
 
     @backward_op.register_fake
-    def _(upstream: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(_like(tensor) for tensor in tensors)
+    def _(upstream: Tensor, *tensors: Tensor) -> list[Tensor]:
+        return [_like(tensor) for tensor in tensors]
 
     def save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     def differentiate(ctx: Any, upstream: Tensor) -> Any:
-        return backward_op(upstream, *ctx.saved_tensors)
+        return tuple(backward_op(upstream, *ctx.saved_tensors))
 
     forward_op.register_autograd(differentiate, setup_context=save)
     return forward_op

@@ -18,15 +18,27 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import nbformat
-import numpy as np
 import pytest
 
-from labkit import checks, claims, codegen, counts, device, figures, lessons, machine, places, published, record
+from labkit import (
+    checks,
+    claims,
+    codegen,
+    counts,
+    device,
+    figures,
+    lessons,
+    machine,
+    places,
+    published,
+    record,
+)
 from labkit.works import AFFINE
 
 NAME = "01_launch_overhead"
 INTERPRETED = pytest.mark.skipif(
-    device.has_gpu(), reason="reads and writes of a kernel's lanes can be watched only where it is interpreted"
+    device.has_gpu(),
+    reason="reads and writes of a kernel's lanes can be watched only where it is interpreted",
 )
 NARROW = (1, 2, 15)
 FOLDED = (*NARROW, 16, 17, 33, 127, 160, 161, 511, 513, 2049, 4096, 4097)
@@ -99,6 +111,10 @@ def test_the_lesson_checks_its_functions_on_the_whole_grid(result):
 
 @pytest.mark.parametrize("width", FOLDED)
 def test_fold_covers_every_element_once(lesson, width):
+    judge_fold(lesson, width)
+
+
+def judge_fold(lesson, width):
     for columns in FOLD_COLUMNS:
         copies = lesson.fold(torch.empty(1, width, device="meta"), columns)[1] // width
         for batch in {0, 1, copies - 1, copies, copies + 1, 5 * copies + 3}:
@@ -138,45 +154,59 @@ def test_affine_is_right_at_wide_and_odd_widths(lesson, multiprocessors, width):
     examine(lesson, "folded" if width == 513 else "affine", (batch, width))
 
 
+KERNELS = ("flat_kernel", "tile_kernel", "fold_kernel", "backward_kernel", "column_sum_kernel")
+
+
 class Launch(NamedTuple):
+    """A launch that was recorded instead of made."""
+
     kernel: object
     arguments: dict
+    options: dict
 
     def __getattr__(self, name):
-        return self.arguments[name]
+        given = {**self.arguments, **self.options}
+        if name not in given:
+            raise AttributeError(f"{self.title} has no argument {name}")
+        return given[name]
 
     @property
     def title(self):
         return self.kernel.fn.__name__
 
 
-@pytest.fixture
-def launches(lesson, monkeypatch):
-    """Puts recorders in the place of the lesson's kernels; meta tensors then go through the host's part."""
+class Recorder:
+    """Stands in the place of a kernel, so that meta tensors can go through the host's part of the work."""
+
+    def __init__(self, kernel, made):
+        self.kernel, self.made = kernel, made
+
+    def __getitem__(self, grid):
+        def launch(*args, **options):
+            assert math.prod(grid) > 0, "an empty grid writes nothing"
+            names = [name for name in inspect.signature(self.kernel.fn).parameters if name not in options]
+            self.made.append(Launch(self.kernel, dict(zip(names, args, strict=True)), options))
+
+        return launch
+
+
+def recorded_launches(lesson, patch):
     made = []
-
-    class Recorder:
-        def __init__(self, kernel):
-            self.kernel = kernel
-
-        def __getitem__(self, grid):
-            def launch(*args, **options):
-                assert math.prod(grid) > 0, "an empty grid writes nothing"
-                names = [n for n in inspect.signature(self.kernel.fn).parameters if n not in options]
-                made.append(Launch(self.kernel, dict(zip(names, args, strict=True)) | options))
-
-            return launch
-
     for name in KERNELS:
-        monkeypatch.setattr(lesson, name, Recorder(getattr(lesson, name)))
+        patch.setattr(lesson, name, Recorder(getattr(lesson, name), made))
     return made
 
 
-KERNELS = ("flat_kernel", "tile_kernel", "fold_kernel", "backward_kernel", "column_sum_kernel")
+@pytest.fixture
+def launches(lesson, monkeypatch):
+    return recorded_launches(lesson, monkeypatch)
 
 
 def meta(*shape, dtype=torch.float32):
-    return (torch.empty(shape, dtype=dtype, device="meta"), *torch.empty(2, shape[-1], dtype=dtype, device="meta"))
+    return (
+        torch.empty(shape, dtype=dtype, device="meta"),
+        *torch.empty(2, shape[-1], dtype=dtype, device="meta"),
+    )
 
 
 def test_the_shapes_above_reach_every_path(lesson, launches, multiprocessors):
@@ -190,7 +220,9 @@ def test_the_shapes_above_reach_every_path(lesson, launches, multiprocessors):
     backwards = [made for made in launches if made.title == "backward_kernel"]
     assert {(made.rows > 0, made.tail > 0) for made in backwards} == {(0, 1), (1, 0), (1, 1)}
     assert any(made.rows % made.ROWS for made in backwards if made.rows), "a ragged last tile of rows"
-    assert any(made.groups > 1 and made.rows > made.groups * made.ROWS for made in backwards), "several rounds"
+    assert any(made.groups > 1 and made.rows > made.groups * made.ROWS for made in backwards), (
+        "several rounds"
+    )
     assert any(made.blocks > 1 and made.groups > 1 for made in backwards)
     sums = [made for made in launches if made.title == "column_sum_kernel"]
     assert len({made.ROWS for made in sums}) == 2, "both shapes of the second kernel"
@@ -199,17 +231,26 @@ def test_the_shapes_above_reach_every_path(lesson, launches, multiprocessors):
     for width in FOLDED:
         x, weight, bias = meta(5, width)
         lesson.affine_backward(x, x, weight, bias)
-    assert any(made.width % made.COLS for made in launches if made.title == "backward_kernel"), "a ragged tile"
+    assert any(made.width % made.COLS for made in launches if made.title == "backward_kernel"), (
+        "a ragged tile"
+    )
 
 
 @pytest.mark.parametrize("tile", [(1, 2048), (2, 2048), (4, 2048), (2, 1024), (2, 4096)])
 def test_folded_is_right_in_every_tile_shape(lesson, monkeypatch, tile):
-    monkeypatch.setattr(lesson, "shaped", functools.partial(lesson.folded, tile_rows=tile[0], row_bytes=tile[1]), raising=False)
+    monkeypatch.setattr(
+        lesson,
+        "shaped",
+        functools.partial(lesson.folded, tile_rows=tile[0], row_bytes=tile[1]),
+        raising=False,
+    )
     columns = tile[1] // 4
     examine(lesson, "shaped", (5 * columns + 2, 3), (columns + 1, 33), (7, 4 * columns + 1))
 
 
-@pytest.mark.parametrize(("name", "shapes"), [("flat", [(3, 513), (1, 4097)]), ("tile", [(3, 513), (5, 1025)])])
+@pytest.mark.parametrize(
+    ("name", "shapes"), [("flat", [(3, 513), (1, 4097)]), ("tile", [(3, 513), (5, 1025)])]
+)
 def test_the_first_steps_are_right_beyond_one_tile(lesson, name, shapes):
     examine(lesson, name, *shapes)
 
@@ -224,18 +265,22 @@ def test_affine_takes_the_flat_kernel_only_where_its_loads_are_wide(lesson, laun
 @INTERPRETED
 @pytest.mark.parametrize(("batch", "width"), [(7, 160), (7, 161), (1541, 3), (3, 2049)])
 def test_every_byte_is_moved_once_and_none_beyond_the_end(lesson, batch, width):
+    judge_bytes(lesson, batch, width, torch.float32)
+
+
+def judge_bytes(lesson, batch, width, dtype):
     """A load without its mask gives the right result wherever what it read too much is not used."""
-    x, weight, bias = inputs(batch, width)
+    x, weight, bias = inputs(batch, width, dtype=dtype)
     size, item = x.numel(), x.element_size()
     forward = counts.count(lambda: lesson.affine_forward(x, weight, bias))
-    rows, wide, left = lesson.fold(x, 2048 // item)
+    rows, wide, _ = lesson.fold(x, 2048 // item)
     fetched = size if width % 16 == 0 else max(1, -(-rows // 2)) * wide
     assert forward.bytes_written == size * item
     assert forward.bytes_read == (size + 2 * fetched) * item, "x once, weight and bias once for each tile"
     backward = counts.count(lambda: lesson.affine_backward(x, x, weight, bias)).launches
     (main, second) = (launch for launch in backward if launch.programs)
     assert main.bytes_read == (2 * size + wide) * item, "dy and x once, the weight once for each program"
-    assert main.bytes_written == (size + 2 * wide) * item, "dx and two sums"
+    assert main.bytes_written == size * item + 2 * wide * 4, "dx and two sums in float32"
     assert (second.bytes_read, second.bytes_written) == (2 * wide * 4, 2 * width * item)
 
 
@@ -371,35 +416,78 @@ MUTANTS = {
     "fold: left over without bias": ("fold_kernel", "* scale + shift", "* scale"),
     "fold: stores beyond the end": ("fold_kernel", "last, column < tail", "last, column < width"),
     "fold: loads beyond the end": ("fold_kernel", "x + end, column < tail", "x + end, column < width"),
-    "fold: no program without whole rows": ("folded", "max(1, triton.cdiv(rows, tile_rows))", "triton.cdiv(rows, tile_rows)"),
+    "fold: no program without whole rows": (
+        "folded",
+        "max(1, triton.cdiv(rows, tile_rows))",
+        "triton.cdiv(rows, tile_rows)",
+    ),
     "fold: half of the rows": ("folded", "triton.cdiv(rows, tile_rows)", "triton.cdiv(rows, 2 * tile_rows)"),
     "fold: odd copies": ("fold", "math.gcd(width, unit)", "math.gcd(width, unit) // 2 * 2 + 1"),
     "fold: one left over too few": ("fold", "left * width", "max(0, left - 1) * width"),
     "backward: row mask": ("backward_kernel", f"mask = {ROW_MASK}", "mask = (row < row + 1)[:, None] & "),
-    "backward: no upstream gradient of bias": ("backward_kernel", "        dbias += up\n        tl.store(dx + at", "        tl.store(dx + at"),
-    "backward: no bias left over": ("backward_kernel", "        dbias += up\n        tl.store(dx + end", "        tl.store(dx + end"),
-    "backward: no weight left over": ("backward_kernel", "dweight += up * tl.load(x + end", "dweight += 0 * tl.load(x + end"),
+    "backward: no upstream gradient of bias": (
+        "backward_kernel",
+        "        dbias += up\n        tl.store(dx + at",
+        "        tl.store(dx + at",
+    ),
+    "backward: no bias left over": (
+        "backward_kernel",
+        "        dbias += up\n        tl.store(dx + end",
+        "        tl.store(dx + end",
+    ),
+    "backward: no weight left over": (
+        "backward_kernel",
+        "dweight += up * tl.load(x + end",
+        "dweight += 0 * tl.load(x + end",
+    ),
     "backward: weight does not repeat": ("backward_kernel", "column % period", "column"),
     "backward: dx is dy": ("backward_kernel", "up * scale[None, :]", "up"),
     "backward: sums of dy": ("backward_kernel", "up * tl.load(x + at", "up + 0 * tl.load(x + at"),
-    "backward: sums swapped": ("backward_kernel", "sums + group * width + column, dweight", "sums + group * width + column, dbias"),
+    "backward: sums swapped": (
+        "backward_kernel",
+        "sums + group * width + column, dweight",
+        "sums + group * width + column, dbias",
+    ),
     "backward: sums in one place": ("backward_kernel", "(groups + group) * width", "(groups + 0) * width"),
     "backward: every group takes the rest": ("backward_kernel", "if group == 0:", "if group >= 0:"),
     "backward: groups overlap": ("backward_kernel", "rows, groups * ROWS,", "rows, ROWS,"),
     "backward: every group begins at the top": ("backward_kernel", "range(group * ROWS", "range(0 * ROWS"),
-    "backward: one round only": ("backward_kernel", "group * ROWS, rows, groups", "group * ROWS, (group + 1) * ROWS, groups"),
-    "backward: sums in half": ("backward_kernel", "dweight += up * tl.load(x + at, mask, other=0.0).to(tl.float32)",
-        "dweight = (dweight + up * tl.load(x + at, mask, other=0.0).to(tl.float32)).to(tl.float16).to(tl.float32)"),
+    "backward: one round only": (
+        "backward_kernel",
+        "group * ROWS, rows, groups",
+        "group * ROWS, (group + 1) * ROWS, groups",
+    ),
+    "backward: sums in half": (
+        "backward_kernel",
+        "        dbias += up\n        tl.store(dx + at",
+        "        dbias = (dbias + up).to(tl.float16).to(tl.float32)\n        tl.store(dx + at",
+    ),
     "backward: gradient dtype of partial sums": ("affine_backward", "dtype=torch.float32", "dtype=x.dtype"),
     "backward: takes any strides": ("affine_backward", "@ops.contiguous\n", ""),
-    "backward: empty input, no gradient": ("affine_backward", "dweight.zero_(), dbias.zero_()", "dweight, dbias"),
-    "backward: sums of the first group": ("affine_backward", "partial = groups * width // period", "partial = width // period"),
-    "sums: dbias is dweight": ("column_sum_kernel", "(tl.program_id(1) * rows + row)", "(tl.program_id(1) * 0 + row)"),
+    "backward: empty input, no gradient": (
+        "affine_backward",
+        "dweight.zero_(), dbias.zero_()",
+        "dweight, dbias",
+    ),
+    "backward: sums of the first group": (
+        "affine_backward",
+        "partial = groups * width // period",
+        "partial = width // period",
+    ),
+    "sums: dbias is dweight": (
+        "column_sum_kernel",
+        "(tl.program_id(1) * rows + row)",
+        "(tl.program_id(1) * 0 + row)",
+    ),
     "sums: the first rows only": ("column_sum_kernel", "range(0, rows, ROWS)", "range(0, ROWS, ROWS)"),
     "sums: row mask": ("column_sum_kernel", f"mask = {ROW_MASK}", "mask = (row < row + 1)[:, None] & "),
     "sums: last tile only": ("column_sum_kernel", "total += ", "total = "),
-    "sums: stores beyond the end": ("column_sum_kernel", "dbias + column, tl.sum(total, 0), column < width", "dbias + column, tl.sum(total, 0)"),
-}  # fmt: skip
+    "sums: stores beyond the end": (
+        "column_sum_kernel",
+        "dbias + column, tl.sum(total, 0), column < width",
+        "dbias + column, tl.sum(total, 0)",
+    ),
+}
 
 
 def mutated(folder, function, old, new):
@@ -409,7 +497,9 @@ def mutated(folder, function, old, new):
         parts = re.split(r"(\n\n\n)", cell.source)
         for index, part in enumerate(parts):
             if re.search(rf"^def {function}\(", part, re.MULTILINE):
-                assert part.count(old) == 1, f"{function} has no {old!r} of its own: bring this mutant up to date"
+                assert part.count(old) == 1, (
+                    f"{function} has no {old!r} of its own: bring this mutant up to date"
+                )
                 parts[index] = part.replace(old, new)
         # the operator of the lesson itself stays registered
         cell.source = "".join(parts).replace('differentiable("affine"', 'differentiable("mutant"')
@@ -419,7 +509,10 @@ def mutated(folder, function, old, new):
 
 
 def judge(lesson, multiprocessors, function):
-    """What a wrong kernel has to get past: small shapes first, so that strays stay inside the fences."""
+    """What a wrong kernel has to get past.
+
+    First come shapes so small that all strays end inside the fences: this process has to survive them.
+    """
     multiprocessors(1)
     if function.startswith("flat"):
         examine(lesson, "flat", (3, 5), (5, 160), (300, 3))
@@ -428,7 +521,8 @@ def judge(lesson, multiprocessors, function):
     elif function.startswith("tile"):
         examine(lesson, "tile", (3, 5), (4, 600))
     elif function.startswith("fold"):
-        examine(lesson, "folded", (3, 5), (3 * 512 + 2, 5), (1, 3 * 512 + 4), (7, 2049))
+        examine(lesson, "folded", (3, 5), (3 * 512 + 2, 5), (7, 2049))
+        judge_fold(lesson, 6)
         judge_reads(lesson.folded, (512 + 2, 5), fetched=5 * 512)
     else:
         examine(lesson, "affine", (3, 5), (0, 5), (5, 16), (11 * 512 + 2, 3))
@@ -445,8 +539,13 @@ def judge_reads(call, shape, fetched):
 
 def judge_strides(call):
     x, weight, bias = inputs(4, 6)
-    got = call(x.T, weight[:4], bias[:4])
-    assert_close(got, AFFINE.reference(x.T, weight[:4], bias[:4]))
+    tensors = [t.requires_grad_() for t in (x.T.detach(), weight[:4].detach(), bias[:4].detach())]
+    got, want = call(*tensors), AFFINE.reference(*tensors)
+    assert_close(got, want)
+    if got.requires_grad:
+        pairs = zip(*(torch.autograd.grad(y.sum(), tensors) for y in (got, want)), strict=True)
+        for one, other in pairs:
+            assert_close(one, other)
 
 
 @INTERPRETED
@@ -462,3 +561,237 @@ def test_a_wrong_kernel_is_refused(mutant, tmp_path, multiprocessors):
     wrong = mutated(tmp_path, function, old, new)
     with pytest.raises(AssertionError):
         judge(wrong, multiprocessors, function)
+
+
+# --- what the compiler makes of it, for GPUs that are not here ----------------------------------------
+
+BATCHES = {torch.float32: 600, torch.bfloat16: 1030}
+"""At width 161 one whole folded row, which Triton takes for a constant, and some rows left over."""
+
+
+class Variant(NamedTuple):
+    """A kernel compiled as one launch would have it."""
+
+    launch: Launch
+    dtype: torch.dtype
+    width: int
+    batch: int
+    compiled: codegen.Compiled
+
+
+@pytest.fixture(scope="module")
+def variants(lesson):
+    """Every kernel for every target, with the arguments that the lesson's host code gives it."""
+    asked = {}
+    with pytest.MonkeyPatch.context() as patch:
+        made = recorded_launches(lesson, patch)
+        here = replace(machine.identity(), multiprocessors=132)
+        patch.setattr(machine, "identity", lambda: here)
+        for dtype, width in itertools.product(BATCHES, (160, 161)):
+            for batch in (BATCHES[dtype], 100_000):
+                made.clear()
+                x, weight, bias = meta(batch, width, dtype=dtype)
+                for call in (lesson.flat, lesson.tile, lesson.folded):
+                    call(x, weight, bias)
+                lesson.affine_backward(x, x, weight, bias)
+                for launch, target in itertools.product(made, codegen.TARGETS):
+                    request = codegen.request(
+                        launch.kernel, launch.arguments, target=target, **launch.options
+                    )
+                    asked.setdefault(request.key, (launch, dtype, width, batch, request))
+    compiled = codegen.compile_many([request for *_, request in asked.values()])
+    return [Variant(*rest, one) for (*rest, _), one in zip(asked.values(), compiled, strict=True)]
+
+
+def test_every_kernel_compiles_for_every_target_and_fits(variants):
+    seen = {(v.compiled.kernel, v.compiled.target, v.dtype, v.width) for v in variants}
+    assert seen == set(itertools.product(KERNELS, codegen.TARGETS, BATCHES, (160, 161)))
+    for v in variants:
+        # the tile at odd widths is the step that is not good enough; the others are what the layer runs
+        if (v.compiled.kernel, v.width) != ("tile_kernel", 161):
+            assert v.compiled.spills == 0, v
+        assert v.compiled.shared_bytes <= SHARED_BYTES, v
+
+
+def test_one_whole_row_was_among_what_was_compiled(variants):
+    """Triton compiles an argument that is 1 as a constant, which has broken kernels before."""
+    for kernel in ("fold_kernel", "backward_kernel"):
+        assert {v.dtype for v in variants if v.compiled.kernel == kernel and v.launch.rows == 1} == set(
+            BATCHES
+        )
+    assert any(v.launch.groups == 1 for v in variants if v.compiled.kernel == "backward_kernel")
+
+
+def test_loads_are_as_wide_as_the_lesson_says(variants):
+    for v in variants:
+        bits = 8 * v.dtype.itemsize
+        if v.compiled.kernel in ("flat_kernel", "tile_kernel"):
+            assert set(v.compiled.loads) == {128 if v.width == 160 else bits}, v
+        elif v.compiled.kernel == "fold_kernel":
+            # two of a tile's rows and the rest: 2 KiB each, 16 bytes for each of 128 threads
+            assert v.compiled.loads[128] >= 2 and v.compiled.stores[128] >= 2, v
+            assert set(v.compiled.loads) == ({128} if v.width == 160 else {128, bits}), v
+
+
+def test_backward_has_its_next_tiles_on_the_way(variants):
+    for v in variants:
+        if v.compiled.kernel == "backward_kernel":
+            assert set(v.compiled.async_copies) == {128}, v
+            assert v.compiled.async_copies[128] >= 8, "dy and x, two rows each, ahead of the loop and in it"
+
+
+def test_sums_are_added_in_a_fixed_order(variants):
+    for v in variants:
+        assert not re.search(r"\b(atom|red)\.", v.compiled.ptx), v
+
+
+def test_what_is_summed_is_zero_beyond_the_end(variants):
+    """The interpreter fills masked lanes with zeros unasked; a GPU leaves there what it likes."""
+    for v in variants:
+        loads = re.findall(r"tt\.load (.*?) :", v.compiled.ttir)
+        filled = sum(operands.count(",") >= 2 for operands in loads)
+        wanted = {"backward_kernel": 4, "column_sum_kernel": 1}.get(v.compiled.kernel, 0)
+        assert filled == wanted, v
+
+
+def test_elements_beyond_two_to_the_31_are_addressed_in_64_bits(variants):
+    for v in variants:
+        if v.compiled.kernel not in ("fold_kernel", "backward_kernel"):
+            continue
+        full = dict(re.findall(r"(%\w+) = tt\.splat (%(?:x|y|dx|dy)) :", v.compiled.ttir))
+        offsets = re.findall(r"tt\.addptr (%\w+), %\w+ : \S+>>, tensor<\S*?(i\d+)>", v.compiled.ttir)
+        widths = [bits for base, bits in offsets if base in full]
+        assert len(widths) == len(full) >= 4 and set(widths) == {"i64"}, v
+
+
+# --- the lesson as a whole ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def result(executed):
+    return executed(lessons.resolve(NAME))
+
+
+def outputs(result):
+    cells = lessons.code_cells(lessons.read(result.notebook_path))
+    return [output for _, cell in cells for output in cell.outputs]
+
+
+def shown(result, mime):
+    return [output.data[mime] for output in outputs(result) if mime in output.get("data", {})]
+
+
+def test_it_runs_to_its_end(result):
+    assert result.passed, result.failure
+    assert result.checks_passed > 0
+    assert result.claims_held + result.claims_not_held + result.claims_need_gpu == 15
+
+
+def test_what_does_not_depend_on_the_device_holds_here(result):
+    assert result.claims_not_held == 0
+    held = [claim["sentence"] for claim in shown(result, claims.MIME) if claim["status"] == claims.HELD]
+    for words in ("best published speedup is 3.1", "launches 2 kernels", "loads of 16 bits"):
+        assert sum(words in sentence for sentence in held) == 1, words
+
+
+@INTERPRETED
+def test_no_time_is_claimed_without_a_gpu(result):
+    assert result.claims_held == 3
+
+
+def test_nothing_is_said_on_stderr(result):
+    said = [
+        output.text
+        for output in outputs(result)
+        if output.output_type == "stream" and output.name == "stderr"
+    ]
+    assert said == []
+
+
+class Page(html.parser.HTMLParser):
+    """Language, title and images of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.language, self.title, self.images, self._in_title = None, "", [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self._in_title = tag == "title"
+        if tag == "html":
+            self.language = dict(attributes).get("lang")
+        if tag == "img":
+            self.images.append(dict(attributes).get("alt") or "")
+
+    def handle_endtag(self, tag):
+        self._in_title = False
+
+    def handle_data(self, data):
+        self.title += data * self._in_title
+
+
+FIGURES = 11
+
+
+def test_its_page_can_be_read_without_seeing_it(result):
+    page = Page(result.html_path.read_text())
+    assert page.language == "en"
+    assert page.title == lessons.title(lessons.read(lessons.resolve(NAME)))
+    assert len(page.images) == FIGURES, "a figure is missing, or is not an <img>"
+    assert all(len(alt) > 80 for alt in page.images), page.images
+    assert all("image/png" not in output.get("data", {}) for output in outputs(result)), "no alt text there"
+
+
+def test_its_size():
+    path = lessons.resolve(NAME)
+    sources = [cell.source for cell in lessons.read(path).cells]
+    assert 25 <= len(sources) <= 60
+    assert sum(len(source.encode()) for source in sources) <= 30_000
+    assert path.stat().st_size <= 500_000
+
+
+def test_its_recorded_outputs_are_of_this_code():
+    state = record.state(lessons.resolve(NAME))
+    assert state.status != "stale", state.detail
+
+
+# --- the published figures ----------------------------------------------------------------------------
+
+SERIES = ("a_eager", "b_eager", "b_graphed")
+
+
+def posted():
+    """The files as they stand, by series."""
+    found = {}
+    for name in SERIES:
+        letter, kind = name.split("_")
+        lines = csv.DictReader((places.PUBLISHED / f"pseudo_linear_device_{name}.csv").open())
+        found[f"device {letter.upper()}, {kind}"] = [(int(p["width"]), float(p["speedup"])) for p in lines]
+    return found
+
+
+def test_published_speedups_come_from_their_files():
+    table = published.pseudo_linear()
+    found = {name: list(zip(part.width, part.speedup, strict=True)) for name, part in table.groupby("series")}
+    assert found == posted()
+    assert set(table.kind) == {"published"} and table.source.str.len().min() > 20
+    assert (table.device == table.series.str.split(",").str[0]).all()
+
+
+def test_published_points_are_drawn_where_they_were_published():
+    shown = figures.speedup(published.pseudo_linear(), title="Published")
+    lines = {
+        tuple((float(x), float(y)) for x, y in zip(*line.get_data(), strict=True))
+        for axes in shown.figure.axes
+        for line in axes.lines
+    }
+    for points in posted().values():
+        assert tuple((float(x), y) for x, y in points) in lines
+
+
+def test_both_figures_of_the_lesson_have_the_published_points(result):
+    alts = [alt for alt in Page(result.html_path.read_text()).images if "Published" in alt]
+    assert len(alts) == 2
+    for alt, (name, points) in itertools.product(alts, posted().items()):
+        (first, *_, last) = sorted(points)
+        assert f"{name} {first[1]:.3g}× at width {first[0]} to {last[1]:.3g}× at {last[0]}" in alt
