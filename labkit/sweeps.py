@@ -448,8 +448,14 @@ def _origin(table: pd.DataFrame) -> tuple[Any, str]:
 
 
 def quotient(over: Measured | float | None, under: Measured | float | None) -> Measured | None:
-    """One figure divided by another, one of them measured, with its origin; None when either is missing."""
+    """One figure divided by another, one of them measured, with its origin.
+
+    None when either is missing, or they are of two devices or kinds, which no figure may mix.
+    """
     if over is None or under is None:
+        return None
+    origins = {(v.kind, v.device) for v in (over, under) if isinstance(v, Measured)}
+    if len(origins) > 1:
         return None
     measured = over if isinstance(over, Measured) else under
     if not isinstance(measured, Measured):
