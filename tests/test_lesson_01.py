@@ -272,16 +272,24 @@ def judge_bytes(lesson, batch, width, dtype):
     """A load without its mask gives the right result wherever what it read too much is not used."""
     x, weight, bias = inputs(batch, width, dtype=dtype)
     size, item = x.numel(), x.element_size()
-    forward = counts.count(lambda: lesson.affine_forward(x, weight, bias))
     rows, wide, _ = lesson.fold(x, 2048 // item)
+    (forward,) = kernels_of(lesson.affine_forward, x, weight, bias)
     fetched = size if width % 16 == 0 else max(1, -(-rows // 2)) * wide
     assert forward.bytes_written == size * item
     assert forward.bytes_read == (size + 2 * fetched) * item, "x once, weight and bias once for each tile"
-    backward = counts.count(lambda: lesson.affine_backward(x, x, weight, bias)).launches
-    (main, second) = (launch for launch in backward if launch.programs)
+    (main, second) = kernels_of(lesson.affine_backward, x, x, weight, bias)
     assert main.bytes_read == (2 * size + wide) * item, "dy and x once, the weight once for each program"
     assert main.bytes_written == size * item + 2 * wide * 4, "dx and two sums in float32"
     assert (second.bytes_read, second.bytes_written) == (2 * wide * 4, 2 * width * item)
+
+
+def kernels_of(call, *tensors):
+    """The launches of Triton kernels in a call, between fences, so that strays hit nothing else."""
+    fences = checks.Fences()
+    placed = [fences.place(tensor, "contiguous") for tensor in tensors]
+    with fences:
+        launches = counts.count(lambda: call(*placed)).launches
+    return [launch for launch in launches if launch.programs]
 
 
 # --- as a layer that people train with ----------------------------------------------------------------
@@ -425,7 +433,7 @@ MUTANTS = {
     "fold: odd copies": ("fold", "math.gcd(width, unit)", "math.gcd(width, unit) // 2 * 2 + 1"),
     "fold: one left over too few": ("fold", "left * width", "max(0, left - 1) * width"),
     "backward: row mask": ("backward_kernel", f"mask = {ROW_MASK}", "mask = (row < row + 1)[:, None] & "),
-    "backward: no upstream gradient of bias": (
+    "backward: no bias from whole rows": (
         "backward_kernel",
         "        dbias += up\n        tl.store(dx + at",
         "        tl.store(dx + at",
@@ -457,12 +465,7 @@ MUTANTS = {
         "group * ROWS, rows, groups",
         "group * ROWS, (group + 1) * ROWS, groups",
     ),
-    "backward: sums in half": (
-        "backward_kernel",
-        "        dbias += up\n        tl.store(dx + at",
-        "        dbias = (dbias + up).to(tl.float16).to(tl.float32)\n        tl.store(dx + at",
-    ),
-    "backward: gradient dtype of partial sums": ("affine_backward", "dtype=torch.float32", "dtype=x.dtype"),
+    "backward: sums between the kernels in half": ("affine_backward", "dtype=torch.float32", "dtype=x.dtype"),
     "backward: takes any strides": ("affine_backward", "@ops.contiguous\n", ""),
     "backward: empty input, no gradient": (
         "affine_backward",
@@ -513,28 +516,35 @@ def judge(lesson, multiprocessors, function):
 
     First come shapes so small that all strays end inside the fences: this process has to survive them.
     """
-    multiprocessors(1)
+    multiprocessors(3)
     if function.startswith("flat"):
         examine(lesson, "flat", (3, 5), (5, 160), (300, 3))
-        judge_reads(lesson.flat, (3, 5), fetched=15)
+        judge_touched(lesson.flat, (3, 5), fetched=15)
         judge_strides(lesson.flat)
     elif function.startswith("tile"):
-        examine(lesson, "tile", (3, 5), (4, 600))
+        examine(lesson, "tile", (3, 5))
+        judge_touched(lesson.tile, (3, 5), fetched=2 * 5)
+        examine(lesson, "tile", (4, 600))
     elif function.startswith("fold"):
-        examine(lesson, "folded", (3, 5), (3 * 512 + 2, 5), (7, 2049))
+        examine(lesson, "folded", (3, 5), (3 * 512 + 2, 5))
+        judge_touched(lesson.folded, (3 * 512 + 2, 5), fetched=2 * 5 * 512)
+        examine(lesson, "folded", (17, 2049))
         judge_fold(lesson, 6)
-        judge_reads(lesson.folded, (512 + 2, 5), fetched=5 * 512)
     else:
         examine(lesson, "affine", (3, 5), (0, 5), (5, 16), (11 * 512 + 2, 3))
-        judge_strides(lesson.affine)
         judge_bytes(lesson, 4, 16, torch.bfloat16)
+        judge_strides(lesson.affine)
 
 
-def judge_reads(call, shape, fetched):
-    """x is read once, ``fetched`` elements each of weight and bias, and nothing beyond what is used."""
+def judge_touched(call, shape, fetched):
+    """x is read once and y written once, ``fetched`` elements each of weight and bias, and nothing beyond.
+
+    A stray load that brings NaN, stored astray too, leaves fences of NaN as they were.
+    """
     tensors = inputs(*shape)
-    elements = tensors[0].numel() + 2 * fetched
-    assert counts.count(lambda: call(*tensors)).bytes_read == elements * tensors[0].element_size()
+    size, item = tensors[0].numel(), tensors[0].element_size()
+    (made,) = kernels_of(call, *tensors)
+    assert (made.bytes_read, made.bytes_written) == ((size + 2 * fetched) * item, size * item)
 
 
 def judge_strides(call):
@@ -643,6 +653,15 @@ def test_backward_has_its_next_tiles_on_the_way(variants):
 def test_sums_are_added_in_a_fixed_order(variants):
     for v in variants:
         assert not re.search(r"\b(atom|red)\.", v.compiled.ptx), v
+
+
+def test_arithmetic_is_in_float32_and_rounded_once(variants):
+    """Sums in half precision pass a check by value when there are enough of them to even out."""
+    for v in variants:
+        half = re.findall(r"arith\.\w+f .*xb?f16>", v.compiled.ttir)
+        assert not [line for line in half if not re.match(r"arith\.(extf|truncf) ", line)], v
+        stores = re.findall(r"tt\.store .*!tt\.ptr<b?f16>", v.compiled.ttir)
+        assert v.compiled.ttir.count("arith.truncf") == len(stores), v
 
 
 def test_what_is_summed_is_zero_beyond_the_end(variants):

@@ -1,0 +1,1066 @@
+"""Sweeps in virtual time: rows, gaps, what is kept of an interruption, and the figures taken from a table."""
+
+import os
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
+
+import importlib.util
+import itertools
+import json
+import textwrap
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pandas as pd
+import pytest
+from simulated import Gpu, out_of_memory
+
+from labkit import clocks, device, machine, ops, places, rows, sweeps
+from labkit.claims import Measured
+from labkit.machine import Identity
+from labkit.sweeps import Contender, Work
+
+HERE = Identity("Simulated", "570.1", "2.13.0", "3.7.1", (9, 0), 2**30, 0, 4)
+POINTS = [{"batch": 2, "width": width} for width in (16, 32, 64)]
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv(sweeps.TAPE, raising=False)
+    monkeypatch.setattr(places, "RECORDED", tmp_path / "recorded")
+    return tmp_path
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A machine in virtual time whose faster copy moves 10 bytes a microsecond."""
+    gpu = Gpu(l2_bytes=0)
+    monkeypatch.setattr(device, "has_gpu", lambda: True)
+    monkeypatch.setattr(device, "name", lambda: "cpu")
+    monkeypatch.setattr(machine, "identity", lambda: HERE)
+    monkeypatch.setattr(clocks, "Cuda", lambda: gpu)
+    monkeypatch.setattr(machine, "COPIES", {"slow": copy(gpu, 2.0), "fast": copy(gpu, 1.0)})
+    return gpu
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(device, "has_gpu", lambda: False)
+
+
+def copy(gpu, factor):
+    return lambda source, target: gpu.launch(1.0, factor * 2 * source.nbytes / 10)
+
+
+def inputs(shape):
+    torch.manual_seed(0)
+    return (torch.randn(shape["batch"], shape["width"]),)
+
+
+DOUBLING = Work(
+    inputs=inputs,
+    reference=lambda x: 2 * x,
+    min_bytes=lambda s, size, direction: (
+        (2 if direction == "forward" else 3) * s["batch"] * s["width"] * size
+    ),
+    flops=lambda s, direction: s["batch"] * s["width"],
+)
+
+
+def doubling(gpu, name="labkit", us=1.0, work=DOUBLING, **options):
+    """A right contender that takes ``us`` per column."""
+
+    def call(x):
+        gpu.launch(4.0, us * x.shape[1])
+        return 2 * x
+
+    return Contender(name, call, work, **options)
+
+
+def failing(gpu, at, how, name="failing"):
+    """Right, but at one width."""
+
+    def call(x):
+        gpu.launch(4.0, 50.0)
+        return how(x) if x.shape[1] == at else 2 * x
+
+    return Contender(name, call, DOUBLING)
+
+
+def wrong(x):
+    return 2.01 * x
+
+
+def error(x):
+    raise ValueError("width: too odd")
+
+
+def journals():
+    return sorted((places.cache() / "sweeps").glob("*"))
+
+
+# Live
+
+
+def test_every_contender_is_measured_at_every_point(gpu):
+    table = sweeps.run("suite", [doubling(gpu), doubling(gpu, "slow", 3.0)], POINTS)
+    assert table[["contender", "batch", "width"]].to_numpy().tolist() == [
+        [name, 2, width] for width in (16, 32, 64) for name in ("labkit", "slow")
+    ]
+    assert table["median_us"].tolist() == pytest.approx([16, 48, 32, 96, 64, 192])
+
+
+def test_a_row_holds_everything_that_the_contract_asks_for(gpu):
+    before = datetime.now(UTC).replace(microsecond=0)
+    table = sweeps.run(
+        "lesson/suite", [doubling(gpu)], [{"batch": 2, "width": 16}], dtype="float16", cache="warm"
+    )
+    (row,) = table.to_dict("records")
+    assert {name: row[name] for name in ("suite", "contender", "direction", "dtype", "shape")} == {
+        "suite": "lesson/suite",
+        "contender": "labkit",
+        "direction": "forward",
+        "dtype": "float16",
+        "shape": {"batch": 2, "width": 16},
+    }
+    assert (row["clock"], row["cache"], row["kind"], row["note"]) == ("graph", "warm", "live", "")
+    assert (row["min_bytes"], row["flops"]) == (2 * 2 * 16 * 2, 2 * 16)
+    assert row["p20_us"] <= row["median_us"] <= row["p80_us"]
+    assert row["runs"] >= clocks.MIN_SAMPLES
+    assert 0 <= row["relative_error"] < 1e-3
+    assert (row["device"], row["driver"], row["torch"], row["triton"]) == (
+        "Simulated",
+        "570.1",
+        "2.13.0",
+        "3.7.1",
+    )
+    assert before <= datetime.fromisoformat(row["date"]) <= datetime.now(UTC)
+    assert row["peer"] is None
+
+
+def test_a_peer_brings_its_version(gpu):
+    table = sweeps.run("suite", [doubling(gpu, peer="numpy")], POINTS[:1])
+    assert (table["peer"][0], table["peer_version"][0]) == ("numpy", machine.version("numpy"))
+
+
+@pytest.mark.parametrize("clock", ["host", "events", "graph"])
+def test_the_clock_is_the_one_asked_for(gpu, clock):
+    table = sweeps.run("suite", [doubling(gpu)], POINTS[:1], clock=clock)
+    assert table["clock"].tolist() == [clock]
+    assert table["median_us"][0] == pytest.approx({"host": 16, "events": 20, "graph": 16}[clock], rel=0.05)
+
+
+def test_all_contenders_of_a_point_and_the_copies_are_measured_in_one_run(gpu, monkeypatch):
+    runs = []
+    original = clocks.measure
+    monkeypatch.setattr(
+        clocks, "measure", lambda jobs, **o: runs.append((list(jobs), o)) or original(jobs, **o)
+    )
+    sweeps.run("suite", [doubling(gpu), doubling(gpu, "slow", 3.0)], POINTS[:2], cache="warm", budget_s=0.01)
+    assert [names for names, _ in runs] == [
+        ["labkit", "slow", "slow 256", "fast 256"],
+        ["labkit", "slow", "slow 512", "fast 512"],
+    ]
+    assert all(o["clock"] == "graph" and o["cache"] == "warm" and o["budget_s"] == 0.01 for _, o in runs)
+
+
+def test_the_copy_moves_the_same_bytes_and_the_faster_one_counts(gpu):
+    sizes = {"batch": 4, "width": 2**20}  # 32 MiB: large copies are rounded and credited with what was asked
+    table = sweeps.run("suite", [doubling(gpu)], [*POINTS, sizes], cache="warm")
+    small = table["copy_us"].tolist()[:3]
+    assert small == pytest.approx([machine.copied_bytes(n) / 10 for n in table["min_bytes"][:3]])
+    assert table["copy_us"].tolist()[3] == pytest.approx(table["min_bytes"].tolist()[3] / 10)
+
+
+def test_an_odd_large_copy_is_not_credited_with_its_excess(gpu):
+    odd = [{"batch": 1, "width": 2**20 + 2**18 + 1}]
+    table = sweeps.run("suite", [doubling(gpu)], odd, cache="warm")
+    assert machine.copied_bytes(table["min_bytes"][0]) > table["min_bytes"][0] > 2**23
+    assert table["copy_us"][0] == pytest.approx(table["min_bytes"][0] / 10)
+
+
+def test_contenders_that_move_different_bytes_get_copies_of_their_own(gpu):
+    heavy = replace(DOUBLING, min_bytes=lambda s, size, _: 2**16)
+    table = sweeps.run("suite", [doubling(gpu), doubling(gpu, "heavy", work=heavy)], POINTS[-1:])
+    assert table["copy_us"].tolist() == pytest.approx([1024 / 10, 2**16 / 10])
+
+
+def test_the_host_clock_has_no_copy(gpu):
+    assert sweeps.run("suite", [doubling(gpu)], POINTS[:1], clock="host")["copy_us"].isna().all()
+
+
+@pytest.mark.parametrize(("direction", "us", "passes"), [("backward", 7.0, 3), ("forward_backward", 23.0, 3)])
+def test_backward_is_timed_alone_or_with_its_forward(gpu, direction, us, passes):
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            gpu.launch(2.0, 16.0)
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, dy):
+            gpu.launch(2.0, 7.0)
+            return 2 * dy
+
+    table = sweeps.run("suite", [Contender("it", Double.apply, DOUBLING)], POINTS[:1], direction=direction)
+    assert table["median_us"][0] == pytest.approx(us)
+    assert table["direction"][0] == direction
+    assert table["min_bytes"][0] == passes * 2 * 16 * 4
+
+
+def test_forward_is_timed_without_autograd(gpu):
+    seen = []
+
+    def call(x):
+        seen.append((torch.is_grad_enabled(), x.requires_grad))
+        gpu.launch(1.0, 50.0)
+        return 2 * x
+
+    sweeps.run("suite", [Contender("it", call, DOUBLING)], POINTS[:1])
+    assert seen[-1] == (False, False)
+
+
+def test_a_compiled_contender_is_compiled_afresh_at_each_point(gpu, monkeypatch):
+    made = []
+
+    def compile_(call, **options):
+        made.append(options)
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    sweeps.run("suite", [doubling(gpu, compiled=True), doubling(gpu, "eager")], POINTS)
+    assert made == [{"dynamic": False}] * 3
+
+
+def test_contenders_get_the_same_inputs(gpu):
+    seen = []
+
+    def recording(x):
+        seen.append(x.clone())
+        gpu.launch(1.0, 500.0)
+        return 2 * x
+
+    random = replace(DOUBLING, inputs=lambda s: (torch.randn(s["batch"], s["width"]),))
+    pair = [Contender(name, recording, random) for name in "ab"]
+    sweeps.run("suite", pair, POINTS[:1], cache="warm")
+    assert all(torch.equal(each, seen[0]) for each in seen)
+
+
+def test_progress_hears_of_each_row_with_the_total(gpu):
+    heard = []
+    sweeps.run(
+        "suite",
+        [doubling(gpu), doubling(gpu, "slow", 2.0)],
+        POINTS[:2],
+        progress=lambda done, total, row: heard.append((done, total, row.contender, row.shape["width"])),
+    )
+    assert heard == [(1, 4, "labkit", 16), (2, 4, "slow", 16), (3, 4, "labkit", 32), (4, 4, "slow", 32)]
+
+
+# Gaps
+
+
+@pytest.mark.parametrize(
+    ("how", "note"),
+    [
+        (out_of_memory, "out of memory"),
+        (error, "ValueError: width: too odd"),
+        (wrong, "wrong result: relative error 5.0e-03"),
+        (lambda x: torch.full_like(x, torch.nan), "wrong result: relative error nan"),
+        (lambda x: torch.full_like(x, torch.inf), "wrong result: relative error inf"),
+    ],
+)
+def test_what_fails_at_one_width_is_a_gap_there_and_ends_nothing(gpu, how, note):
+    table = sweeps.run("suite", [failing(gpu, 32, how), doubling(gpu)], POINTS)
+    gaps = table[table["median_us"].isna()]
+    assert gaps[["contender", "width", "note", "runs"]].to_numpy().tolist() == [["failing", 32, note, 0]]
+    assert gaps[["p20_us", "p80_us"]].isna().all(axis=None)
+    assert len(table) == 6
+    assert table.loc[table["contender"] == "labkit", "median_us"].tolist() == pytest.approx([16, 32, 64])
+
+
+def test_a_gap_at_every_point_leaves_a_table(gpu):
+    table = sweeps.run("suite", [failing(gpu, 16, out_of_memory)], POINTS[:1])
+    assert table["note"].tolist() == ["out of memory"]
+    assert table["copy_us"].isna().all()
+
+
+def test_inputs_that_do_not_fit_are_a_gap(gpu):
+    def large(shape):
+        return out_of_memory() if shape["width"] == 32 else inputs(shape)
+
+    table = sweeps.run("suite", [doubling(gpu, work=replace(DOUBLING, inputs=large))], POINTS)
+    assert table["note"].tolist() == ["", "out of memory", ""]
+
+
+def test_a_call_that_only_fails_while_it_is_timed_is_a_gap(gpu):
+    def call(x):
+        if gpu.log and gpu.log[-1] == "queued":
+            raise AssertionError("unreachable")
+        if "side stream" in gpu.log:
+            out_of_memory()
+        return 2 * x
+
+    table = sweeps.run("suite", [Contender("late", call, DOUBLING), doubling(gpu)], POINTS[:1])
+    assert table["note"].tolist() == ["out of memory", ""]
+    assert table["relative_error"].notna().all(), "it was right before it failed"
+
+
+def test_what_a_graph_cannot_hold_is_a_row_of_the_events_clock(gpu):
+    def call(x):
+        gpu.launch(0.0, 50.0)
+        gpu.wait()
+        return 2 * x
+
+    table = sweeps.run("suite", [Contender("waiting", call, DOUBLING), doubling(gpu)], POINTS[:1])
+    assert table["clock"].tolist() == ["events", "graph"]
+    assert table["note"][0].startswith("timed with events")
+    assert table["median_us"][0] == pytest.approx(50.0)
+
+
+def test_wrong_gradients_are_a_wrong_result(gpu):
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, dy):
+            return torch.full_like(dy, torch.nan)
+
+    contender = Contender("it", Wrong.apply, DOUBLING)
+    table = sweeps.run("suite", [contender], POINTS[:1], direction="backward")
+    assert table["note"].tolist() == ["wrong result: relative error nan"]
+    assert sweeps.run("suite", [contender], POINTS[:1])["note"].tolist() == [""]
+
+
+@pytest.mark.parametrize("edge", [0, -1])
+def test_a_large_batch_is_checked_small_and_at_both_ends(gpu, edge):
+    """Right for the first 64 rows by themselves; wrong in the full size, in its first or last row."""
+
+    def call(x):
+        gpu.launch(1.0, 50.0)
+        y = 2 * x
+        if x.shape[0] > 64:
+            y[edge] = 0
+        return y
+
+    shapes = [{"batch": 64, "width": 16}, {"batch": 100, "width": 16}]
+    table = sweeps.run("suite", [Contender("it", call, DOUBLING)], shapes)
+    assert [note.startswith("wrong result") for note in table["note"]] == [False, True]
+
+
+def test_a_batch_is_sampled_for_the_reference(gpu):
+    sizes = []
+
+    def reference(x):
+        sizes.append((len(x), x.dtype))
+        return 2 * x
+
+    work = replace(DOUBLING, reference=reference)
+    sweeps.run("suite", [doubling(gpu, work=work)], [{"batch": 1000, "width": 4}])
+    assert sizes == [
+        (64, torch.float64),
+        (sweeps.EDGE_ROWS, torch.float64),
+        (sweeps.EDGE_ROWS, torch.float64),
+    ]
+
+
+def test_a_random_result_is_not_checked(gpu):
+    work = replace(DOUBLING, reference=None)
+    contender = Contender("it", lambda x: gpu.launch(1.0, 50.0) or torch.rand(3), work)
+    table = sweeps.run("suite", [contender], POINTS[:1])
+    assert table["relative_error"].isna().all()
+    assert table["note"].tolist() == [""]
+
+
+def test_an_interruption_from_the_keyboard_comes_through(gpu):
+    def interrupted(x):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweeps.run("suite", [failing(gpu, 32, interrupted)], POINTS)
+
+
+# What a wrong call is told
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"direction": "sideways"}, "direction: 'sideways' is none of forward, backward, forward_backward"),
+        ({"clock": "sundial"}, "clock: 'sundial' is none of host, events, graph"),
+        ({"cache": "lukewarm"}, "cache: 'lukewarm' is neither cold nor warm"),
+    ],
+)
+def test_unknown_options_are_named_with_a_gpu_and_without(gpu, monkeypatch, has_gpu, options, message):
+    monkeypatch.setattr(device, "has_gpu", lambda: has_gpu)
+    with pytest.raises(ValueError, match=message):
+        sweeps.run("suite", [doubling(gpu)], POINTS, **options)
+
+
+def test_two_contenders_of_one_name_are_refused(gpu):
+    with pytest.raises(ValueError, match="two of them have one name among labkit, labkit"):
+        sweeps.run("suite", [doubling(gpu), doubling(gpu)], POINTS)
+
+
+# On the disk, stopped, and continued
+
+
+class Interrupted(BaseException):
+    """Ends a sweep as a killed kernel would: no code of the sweep runs after it."""
+
+
+def interrupt_after(count):
+    def progress(done, total, row):
+        if done == count:
+            raise Interrupted
+
+    return progress
+
+
+def run_interrupted(contenders, count, suite="suite", **options):
+    with pytest.raises(Interrupted):
+        sweeps.run(suite, contenders, POINTS, progress=interrupt_after(count), **options)
+
+
+def counting(gpu, name="labkit"):
+    """A right contender, and the widths that it was called with since the last look."""
+    seen = []
+
+    def call(x):
+        seen.append(x.shape[1])
+        gpu.launch(4.0, 50.0)
+        return 2 * x
+
+    def widths():
+        found = sorted(set(seen))
+        seen.clear()
+        return found
+
+    return Contender(name, call, DOUBLING), widths
+
+
+def test_each_row_is_on_the_disk_when_progress_hears_of_it(gpu):
+    kept = []
+
+    def progress(done, total, row):
+        (journal,) = journals()
+        kept.append([json.loads(line) for line in journal.read_text().splitlines()])
+        assert kept[-1][-1] == json.loads(row.to_json())
+
+    sweeps.run("suite", [failing(gpu, 32, error), doubling(gpu)], POINTS, progress=progress)
+    assert [len(each) for each in kept] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_journal_is_json_that_every_reader_knows(gpu):
+    def progress(done, total, row):
+        for line in journals()[0].read_text().splitlines():
+            json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+    sweeps.run("suite", [failing(gpu, 32, lambda x: x * torch.nan)], POINTS, progress=progress)
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(gpu):
+    contender, widths = counting(gpu)
+    run_interrupted([contender], 2)
+    assert widths() == [16, 32]
+    table = sweeps.run("suite", [contender], POINTS)
+    assert widths() == [64]
+    assert table["width"].tolist() == [16, 32, 64]
+    assert table["median_us"].tolist() == pytest.approx([50.0] * 3)
+
+
+def test_progress_hears_of_the_kept_rows_too(gpu):
+    contender, _ = counting(gpu)
+    run_interrupted([contender], 2)
+    heard = []
+    sweeps.run("suite", [contender], POINTS, progress=lambda done, total, row: heard.append((done, total)))
+    assert heard == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_a_complete_sweep_starts_afresh_the_next_time(gpu):
+    contender, widths = counting(gpu)
+    sweeps.run("suite", [contender], POINTS)
+    assert not journals()
+    widths()
+    sweeps.run("suite", [contender], POINTS)
+    assert widths() == [16, 32, 64]
+
+
+def test_gaps_are_tried_again(gpu):
+    memory = [False]
+
+    def call(x):
+        gpu.launch(1.0, 50.0)
+        return 2 * x if memory[0] or x.shape[1] != 16 else out_of_memory()
+
+    contender = Contender("it", call, DOUBLING)
+    run_interrupted([contender], 2)
+    memory[0] = True
+    assert sweeps.run("suite", [contender], POINTS)["note"].tolist() == ["", "", ""]
+
+
+def test_only_the_contender_that_is_missing_is_measured(gpu):
+    first, first_widths = counting(gpu, "first")
+    second, second_widths = counting(gpu, "second")
+    run_interrupted([first, second], 3)
+    first_widths(), second_widths()
+    sweeps.run("suite", [first, second], POINTS)
+    assert first_widths() == [64]
+    assert second_widths() == [32, 64]
+
+
+@pytest.mark.parametrize("damage", [lambda text: text[:-30], lambda text: text.rstrip("\n")])
+def test_a_torn_last_line_is_dropped_and_the_rest_is_kept(gpu, damage):
+    contender, widths = counting(gpu)
+    run_interrupted([contender], 2)
+    widths()
+    (journal,) = journals()
+    journal.write_text(damage(journal.read_text()))
+    table = sweeps.run("suite", [contender], POINTS)
+    assert 16 not in widths()
+    assert len(table) == 3
+
+
+def test_a_second_interruption_after_a_torn_line_leaves_whole_lines(gpu):
+    contender, _ = counting(gpu)
+    run_interrupted([contender], 2)
+    (journal,) = journals()
+    journal.write_text(journal.read_text()[:-30])
+    run_interrupted([contender], 2)
+    assert [row.shape["width"] for row in rows.read(journal)] == [16, 32]
+
+
+def test_a_damaged_journal_is_measured_again(gpu):
+    contender, widths = counting(gpu)
+    run_interrupted([contender], 2)
+    widths()
+    (journal,) = journals()
+    journal.write_text("{}\n" + journal.read_text())
+    assert len(sweeps.run("suite", [contender], POINTS)) == 3
+    assert widths() == [16, 32, 64]
+
+
+def test_without_resume_everything_is_measured(gpu):
+    contender, widths = counting(gpu)
+    run_interrupted([contender], 2)
+    widths()
+    sweeps.run("suite", [contender], POINTS, resume=False)
+    assert widths() == [16, 32, 64]
+
+
+def test_an_old_interruption_is_not_continued(gpu):
+    contender, widths = counting(gpu)
+    run_interrupted([contender], 2)
+    widths()
+    old = time.time() - sweeps.RESUME_WITHIN_S - 10
+    os.utime(journals()[0], (old, old))
+    sweeps.run("suite", [contender], POINTS)
+    assert widths() == [16, 32, 64]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "float16"},
+        {"clock": "host"},
+        {"cache": "warm"},
+        {"direction": "backward"},
+        {"suite": "other"},
+        {"budget_s": 0.3},
+    ],
+)
+def test_another_measurement_is_not_continued_from_this_one(gpu, options):
+    contender, widths = counting(gpu)
+    run_interrupted([contender], 2)
+    widths()
+    sweeps.run(**({"suite": "suite"} | options), contenders=[contender], points=POINTS)
+    assert widths() == [16, 32, 64]
+
+
+@pytest.mark.parametrize(
+    "change", [{"device": "Other"}, {"driver": "580"}, {"torch": "2.11"}, {"triton": "3.6"}]
+)
+def test_another_machine_does_not_go_on(gpu, monkeypatch, change):
+    contender, widths = counting(gpu)
+    run_interrupted([contender], 2)
+    widths()
+    monkeypatch.setattr(machine, "identity", lambda: replace(HERE, **change))
+    sweeps.run("suite", [contender], POINTS)
+    assert widths() == [16, 32, 64]
+
+
+def test_stop_returns_what_was_measured_and_keeps_it(gpu):
+    contender, widths = counting(gpu)
+    stopped = [False]
+
+    def progress(done, total, row):
+        stopped[0] = done == 2
+
+    table = sweeps.run("suite", [contender], POINTS, progress=progress, stop=lambda: stopped[0])
+    assert table["width"].tolist() == [16, 32]
+    assert widths() == [16, 32]
+    assert len(sweeps.run("suite", [contender], POINTS)) == 3
+    assert widths() == [64]
+
+
+def test_stop_is_heard_while_a_point_is_measured(gpu):
+    asked = itertools.count()
+    table = sweeps.run("suite", [doubling(gpu)], POINTS, stop=lambda: next(asked) > 20)
+    assert table.empty
+    assert list(table.columns[-2:]) == ["batch", "width"]
+    assert next(asked) == 22, "and not asked again"
+
+
+def test_stop_is_heard_between_the_checks_of_two_contenders(gpu):
+    first, first_widths = counting(gpu, "first")
+    second, second_widths = counting(gpu, "second")
+    sweeps.run("suite", [first, second], POINTS, stop=lambda: bool(first_widths()))
+    assert second_widths() == []
+
+
+# Tapes
+
+
+@pytest.fixture
+def tape(folders, monkeypatch):
+    path = folders / "tapes" / "lesson.jsonl"
+    monkeypatch.setenv(sweeps.TAPE, str(path))
+    return path
+
+
+def test_a_recorded_lesson_leaves_its_rows_on_the_tape(gpu, tape):
+    first = sweeps.run("suite", [doubling(gpu)], POINTS)
+    second = sweeps.run("suite", [doubling(gpu)], POINTS, dtype="float16")
+    kept = rows.read(tape)
+    assert rows.table(kept)["median_us"].tolist() == [*first["median_us"], *second["median_us"]]
+    assert [row.dtype for row in kept] == ["float32"] * 3 + ["float16"] * 3
+    assert not journals()
+
+
+def test_a_tape_is_continued_also_when_its_last_line_is_torn(gpu, tape):
+    contender, widths = counting(gpu)
+    run_interrupted([contender], 2)
+    tape.write_text(tape.read_text()[:-30])
+    widths()
+    sweeps.run("suite", [contender], POINTS)
+    assert widths() == [32, 64]
+    assert [row.shape["width"] for row in rows.read(tape)] == [16, 32, 64]
+
+
+def test_a_gap_on_a_tape_is_replaced_when_it_is_measured(gpu, tape):
+    memory = [False]
+
+    def call(x):
+        gpu.launch(1.0, 50.0)
+        return 2 * x if memory[0] or x.shape[1] != 16 else out_of_memory()
+
+    contenders = [Contender("it", call, DOUBLING), doubling(gpu)]
+    sweeps.run("suite", contenders, POINTS)
+    assert [row.note for row in rows.read(tape)] == ["out of memory", "", "", "", "", ""]
+    memory[0] = True
+    sweeps.run("suite", contenders, POINTS)
+    kept = rows.read(tape)
+    assert [row.note for row in kept] == [""] * 6
+    assert len({row.key for row in kept}) == 6
+
+
+def test_other_rows_of_a_tape_are_left_alone(gpu, tape):
+    sweeps.run("other", [doubling(gpu)], POINTS)
+    before = tape.read_text()
+    contender, widths = counting(gpu)
+    sweeps.run("suite", [contender], POINTS)
+    assert widths() == [16, 32, 64]
+    assert tape.read_text().startswith(before)
+
+
+# Edited code
+
+
+MODULE = """
+import triton
+import triton.language as tl
+
+SIZE = 16
+LIMIT = tl.constexpr(4)
+
+@triton.jit
+def inner_kernel(x):
+    return x * 2
+
+@triton.autotune([triton.Config({})], key=[])
+@triton.jit
+def kernel(x, y, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y + at, inner_kernel(tl.load(x + at)) + LIMIT)
+
+def helper(x):
+    return x + 1
+
+def call(x):
+    kernel[(1,)](x, x, BLOCK=SIZE)
+    return helper(x)
+
+def unrelated(x):
+    return x - 1
+
+def backward(dy, x):
+    return (2 * helper(dy),)
+
+def reference(x):
+    return x * 3
+
+def made(flag):
+    return lambda x, n=7: call(x) if flag else n
+"""
+
+
+@pytest.fixture
+def fingerprint(tmp_path):
+    """The fingerprint of a contender of the module above, after an edit."""
+    numbers = itertools.count()
+
+    def of(old="", new="", contender=lambda module: Contender("it", module.call, DOUBLING)):
+        assert not old or old in MODULE
+        path = tmp_path / f"edited_{next(numbers)}.py"
+        path.write_text(textwrap.dedent(MODULE.replace(old, new) if old else MODULE))
+        spec = importlib.util.spec_from_file_location("edited", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return contender(module).fingerprint()
+
+    return of
+
+
+def test_code_that_was_not_edited_keeps_its_fingerprint(fingerprint):
+    assert fingerprint() == fingerprint()
+    assert fingerprint("x - 1", "x - 2") == fingerprint(), "nothing uses it"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("    return helper(x)", "    return helper(x) * 1"),
+        ("x + 1", "x + 2"),
+        ("tl.load(x + at)", "tl.load(x + at, at < 9)"),
+        ("x * 2", "x + x"),
+        ("SIZE = 16", "SIZE = 32"),
+        ("constexpr(4)", "constexpr(5)"),
+    ],
+    ids=["call", "helper", "tuned kernel", "kernel of the kernel", "size", "constant of the kernel"],
+)
+def test_an_edit_changes_the_fingerprint(fingerprint, old, new):
+    assert fingerprint(old, new) != fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("x + 1", "x + 2"), ("2 * helper(dy)", "helper(dy) * 2"), ("x * 2", "x + x")]
+)
+def test_edits_below_a_differentiable_operator_count(fingerprint, old, new):
+    def contender(module):
+        return Contender("it", ops.differentiable("edited", module.call, module.backward), DOUBLING)
+
+    assert fingerprint(contender=contender) == fingerprint(contender=contender)
+    assert fingerprint(old, new, contender) != fingerprint(contender=contender)
+
+
+def test_edits_below_a_wrapper_of_another_module_count(fingerprint):
+    def contender(module):
+        return Contender("it", machine.with_tf32(module.call), DOUBLING)
+
+    assert fingerprint("x + 1", "x + 2", contender) != fingerprint(contender=contender)
+
+
+def test_what_a_closure_holds_and_defaults_count(fingerprint):
+    def of(flag):
+        return lambda module: Contender("it", module.made(flag), DOUBLING)
+
+    assert fingerprint(contender=of(True)) == fingerprint(contender=of(True))
+    assert fingerprint(contender=of(True)) != fingerprint(contender=of(False))
+    assert fingerprint("n=7", "n=8", of(True)) != fingerprint(contender=of(True))
+
+
+def test_the_work_counts(fingerprint):
+    def contender(module):
+        return Contender("it", module.call, replace(DOUBLING, reference=module.reference))
+
+    assert fingerprint("x * 3", "x * 4", contender) != fingerprint(contender=contender)
+
+
+def test_a_built_in_function_has_a_fingerprint():
+    plain = Contender("it", torch.mul, DOUBLING)
+    assert plain.fingerprint() == Contender("it", torch.mul, DOUBLING).fingerprint()
+    assert plain.fingerprint() != replace(plain, compiled=True).fingerprint()
+
+
+def test_edited_code_is_not_continued(gpu):
+    contender, widths = counting(gpu)
+    run_interrupted([contender], 2)
+    widths()
+    edited = replace(contender, call=lambda x: contender.call(x) + 0)
+    sweeps.run("suite", [edited], POINTS)
+    assert widths() == [16, 32, 64]
+
+
+# Without a GPU
+
+
+def recorded(contender="labkit", width=16, us=10.0, **columns):
+    row = rows.Row(
+        suite="suite",
+        contender=contender,
+        direction="forward",
+        dtype="float32",
+        shape={"batch": 2, "width": width},
+        clock="graph",
+        cache="cold",
+        median_us=us,
+        p20_us=us * 0.9,
+        p80_us=us * 1.1,
+        runs=40,
+        min_bytes=256,
+        flops=32,
+        copy_us=8.0,
+        relative_error=0.0,
+        kind="recorded",
+        device="NVIDIA H200",
+        date="2026-01-02",
+    )
+    return replace(row, **columns)
+
+
+def record(*taped):
+    rows.write(places.RECORDED / "nvidia-h200" / "01.jsonl", taped)
+
+
+def untouchable(*_):
+    raise AssertionError("without a GPU nothing is called")
+
+
+UNTOUCHED = Contender("labkit", untouchable, replace(DOUBLING, inputs=untouchable, reference=untouchable))
+
+
+def test_without_a_gpu_the_tape_is_shown_as_what_it_is(no_gpu):
+    record(recorded(), recorded("eager", us=20.0), recorded(width=32))
+    table = sweeps.run("suite", [UNTOUCHED], POINTS)
+    assert table["kind"].tolist() == ["recorded"] * 3
+    assert table["device"].tolist() == ["NVIDIA H200"] * 3
+    assert table["median_us"].tolist() == [10.0, 20.0, 10.0]
+    assert table["width"].tolist() == [16, 16, 32]
+    assert not journals()
+
+
+def test_only_rows_of_this_measurement_are_taken_from_a_tape(no_gpu):
+    record(
+        recorded(),
+        recorded(suite="suite/below"),
+        recorded(dtype="bfloat16"),
+        recorded(direction="backward"),
+        recorded(clock="host"),
+        recorded(cache="warm"),
+        recorded(clock="events"),
+        recorded("waiting", clock="events", note="timed with events, a graph cannot hold it: no"),
+    )
+    table = sweeps.run("suite", [UNTOUCHED], POINTS)
+    assert table["contender"].tolist() == ["labkit", "waiting"]
+    events = sweeps.run("suite", [UNTOUCHED], POINTS, clock="events")
+    assert events["contender"].tolist() == ["labkit", "waiting"]
+
+
+def test_without_a_tape_the_table_is_empty_but_has_its_columns(no_gpu):
+    table = sweeps.run("suite", [UNTOUCHED], POINTS)
+    assert table.empty
+    assert list(table.columns) == [*rows.COLUMNS, "batch", "width"]
+
+
+def test_everything_that_a_lesson_does_with_a_table_works_with_an_empty_one(no_gpu):
+    table = sweeps.run("suite", [UNTOUCHED], POINTS)
+    table = table[(table.batch == 2) & (table.width >= 16)]
+    speedup = sweeps.speedup(table, "labkit", "eager")
+    assert speedup.empty
+    assert sweeps.growth(speedup) is None
+    assert sweeps.at(table, "labkit", width=16) is None
+    assert sweeps.ratio(table, "labkit", "eager", width=16) is None
+    assert sweeps.lowest(table, "copy_us", contender="labkit") is None
+    assert sweeps.worst(table, "labkit", "eager") is None
+    assert sweeps.pivot(table, "median_us", "contender", "width").empty
+    assert sweeps.speedups(table, "labkit", "eager", "dtype", ["batch", "width"]).empty
+
+
+# grid and floors
+
+
+def test_a_grid_is_a_run_for_every_combination(gpu):
+    table = sweeps.grid(
+        "suite",
+        [doubling(gpu)],
+        (point for point in POINTS[:2]),
+        clock=("host", "graph"),
+        dtype=("float32", "float16"),
+    )
+    assert table[["clock", "dtype", "width"]].to_numpy().tolist() == [
+        [clock, dtype, width]
+        for clock in ("host", "graph")
+        for dtype in ("float32", "float16")
+        for width in (16, 32)
+    ]
+    assert table.index.tolist() == list(range(8))
+
+
+def test_the_floor_of_a_work_follows_its_bytes_and_operations():
+    roofs = machine.Roofs(
+        kind="live",
+        device="Simulated",
+        date="2026-01-02",
+        copy=((1, 1e-3), (10**9, 1e6)),
+        matmul={"float32": 1e9, "tf32": 4e9, "float16": 8e9},
+        node_us=1e-6,
+        host_us=1.0,
+    )
+    work = replace(DOUBLING, flops=lambda s, direction: 10**6)
+    light = replace(DOUBLING, flops=lambda s, direction: 0)
+    shape = {"batch": 10, "width": 100}
+    assert light.floor_us(shape, "float32", roofs) == pytest.approx(8.0)
+    assert light.floor_us(shape, "float16", roofs) == pytest.approx(4.0)
+    assert light.floor_us(shape, "tf32", roofs) == pytest.approx(8.0)
+    assert light.floor_us(shape, "float32", roofs, "backward") == pytest.approx(12.0)
+    assert [work.floor_us(shape, dtype, roofs) for dtype in roofs.matmul] == pytest.approx(
+        [1000.0, 250.0, 125.0]
+    )
+
+
+# Figures taken from a table
+
+
+def table(*rows_, **columns):
+    return rows.table([replace(row, **columns) for row in rows_])
+
+
+MEASURED = table(
+    recorded(width=16, us=10.0),
+    recorded("eager", width=16, us=20.0),
+    recorded(width=32, us=12.0),
+    recorded("eager", width=32, us=48.0),
+    recorded(width=64, us=14.0),
+    recorded("eager", width=64, median_us=None, p20_us=None, p80_us=None, note="out of memory"),
+)
+
+
+def test_one_figure_comes_with_its_origin():
+    assert sweeps.at(MEASURED, "labkit", width=16) == Measured(10.0, "recorded", "NVIDIA H200")
+    assert sweeps.at(MEASURED, "labkit", "copy_us", width=32).value == 8.0
+
+
+def test_a_figure_that_is_not_there_is_none():
+    assert sweeps.at(MEASURED, "labkit", width=99) is None
+    assert sweeps.at(MEASURED, "nobody", width=16) is None
+    assert sweeps.at(MEASURED, "labkit", depth=3) is None
+    assert sweeps.at(MEASURED, "eager", width=64) is None, "a gap"
+
+
+def test_a_figure_must_be_one():
+    with pytest.raises(ValueError, match=r"3 rows of labkit fit \{\}; name more columns"):
+        sweeps.at(MEASURED, "labkit")
+    both = pd.concat([MEASURED, MEASURED.assign(kind="live")])
+    with pytest.raises(ValueError, match="2 rows of labkit fit"):
+        sweeps.at(both, "labkit", width=16)
+
+
+def test_a_ratio_says_how_many_times_faster():
+    assert sweeps.ratio(MEASURED, "labkit", "eager", width=32) == Measured(4.0, "recorded", "NVIDIA H200")
+    assert sweeps.ratio(MEASURED, "labkit", "eager", width=64) is None
+
+
+def test_a_quotient_needs_two_figures_of_one_origin():
+    six, two = Measured(6.0, "live", "A"), Measured(2.0, "live", "A")
+    assert sweeps.quotient(six, two) == Measured(3.0, "live", "A")
+    assert sweeps.quotient(None, two) is None
+    assert sweeps.quotient(six, None) is None
+    assert sweeps.quotient(six, replace(two, kind="recorded")) is None
+    assert sweeps.quotient(six, replace(two, device="B")) is None
+
+
+def test_a_quotient_with_a_plain_number_keeps_the_origin():
+    six = Measured(6.0, "live", "A")
+    assert sweeps.quotient(six, 3) == Measured(2.0, "live", "A")
+    assert sweeps.quotient(12, six) == Measured(2.0, "live", "A")
+    with pytest.raises(ValueError, match="neither of them was measured"):
+        sweeps.quotient(1.0, 2.0)
+
+
+def test_the_lowest_is_of_all_rows_or_none():
+    assert sweeps.lowest(MEASURED, "median_us", contender="labkit") == Measured(
+        10.0, "recorded", "NVIDIA H200"
+    )
+    assert sweeps.lowest(MEASURED, "median_us", contender="eager") is None, "one is a gap"
+    assert sweeps.lowest(MEASURED, "median_us", contender="nobody") is None
+
+
+def test_the_worst_case_counts_ties_as_one():
+    close = table(
+        recorded(width=16, us=10.0),
+        recorded("eager", width=16, us=9.9),
+        recorded(width=32, us=10.0),
+        recorded("eager", width=32, us=40.0),
+    )
+    assert sweeps.worst(close, "labkit", "eager") == Measured(1.0, "recorded", "NVIDIA H200")
+    assert sweeps.worst(close, "eager", "labkit").value == 4.0
+    assert sweeps.worst(close, "labkit", "nobody") is None
+
+
+def test_the_speedup_has_the_range_that_both_spreads_allow():
+    found = sweeps.speedup(MEASURED, "labkit", "eager")
+    assert found["width"].tolist() == [16, 32]
+    assert found["speedup"].tolist() == pytest.approx([2.0, 4.0])
+    assert found["low"].tolist() == pytest.approx([2.0 * 0.9 / 1.1, 4.0 * 0.9 / 1.1])
+    assert found["high"].tolist() == pytest.approx([2.0 * 1.1 / 0.9, 4.0 * 1.1 / 0.9])
+    assert set(found["series"]) == {"labkit over eager"}
+    assert set(found["kind"]) == {"recorded"}
+    assert sweeps.speedup(MEASURED, "labkit", "eager", series="ours")["series"][0] == "ours"
+
+
+def test_growth_is_the_power_of_the_width():
+    found = sweeps.speedup(MEASURED, "labkit", "eager")
+    assert sweeps.growth(found) == Measured(pytest.approx(1.0), "recorded", "NVIDIA H200")
+    assert sweeps.growth(found[:1]) is None
+
+
+def test_a_pivot_keeps_the_order_of_measurement():
+    turned = MEASURED.iloc[[2, 3, 0, 1, 4, 5]]
+    wide = sweeps.pivot(turned, "median_us", "contender", "width")
+    assert wide.columns.tolist() == [32, 16, 64]
+    assert wide.loc["labkit"].tolist() == [12.0, 10.0, 14.0]
+    assert wide.loc["eager"].isna().tolist() == [False, False, True]
+    assert (
+        sweeps.pivot(MEASURED.assign(median_us=1.23456), "median_us", "contender", "width").iloc[0, 0] == 1.23
+    )
+
+
+def test_speedups_as_a_table_to_read():
+    found = sweeps.speedups(MEASURED, "labkit", "eager", "dtype", "width")
+    assert found.loc["float32", [16, 32]].tolist() == [2.0, 4.0]
+    assert 64 not in found or pd.isna(found.loc["float32", 64])
+
+
+@pytest.mark.parametrize("change", [{"kind": "live"}, {"device": "NVIDIA L4"}])
+def test_no_figure_mixes_kinds_or_devices(change):
+    mixed = pd.concat([MEASURED, MEASURED.assign(**change).assign(width=128)], ignore_index=True)
+    with pytest.raises(ValueError, match="rows of recorded NVIDIA H200 and of"):
+        sweeps.lowest(mixed, "copy_us")
+    with pytest.raises(ValueError, match="rows of recorded NVIDIA H200 and of"):
+        sweeps.pivot(mixed, "median_us", "contender", "width")
+    ours = mixed[(mixed["contender"] == "labkit") & (mixed["width"] <= 64)]
+    theirs = mixed[(mixed["contender"] == "eager") & (mixed["width"] > 64)].assign(width=[16, 32, 64])
+    apart = pd.concat([ours, theirs])
+    assert sweeps.speedup(apart, "labkit", "eager").empty
+    assert sweeps.ratio(apart, "labkit", "eager", width=16) is None
+    speedups = sweeps.speedup(MEASURED, "labkit", "eager")
+    with pytest.raises(ValueError, match="rows of recorded NVIDIA H200 and of"):
+        sweeps.growth(pd.concat([speedups, speedups.assign(**change)]))
