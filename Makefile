@@ -9,14 +9,7 @@ LAB = --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks $(if $(filter 0,$(
 .DEFAULT_GOAL := help
 .PHONY: help setup run test lab doctor record lint clean
 
-help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
-	@sed -n 's/^#   /  /p' Makefile
-
-setup: ## only set up the virtual environment
-	@$(BOOTSTRAP) setup
-
-run: ## execute every lesson, or LESSONS="01 02"; more options in ARGS
+run: ## start here: execute every lesson, or LESSONS=01; results in build/lessons; ARGS=--help for more
 	@$(BOOTSTRAP) run -m labkit run $(LESSONS) $(ARGS)
 
 test: ## all tests; pytest's options in PYTEST_ARGS
@@ -28,13 +21,21 @@ lab: ## open the lessons in JupyterLab, on localhost with a token
 doctor: ## what this machine is, and what to do
 	@$(BOOTSTRAP) doctor -m labkit doctor $(ARGS)
 
-record: ## run lessons at full size on a GPU and keep what was measured; LESSONS and ARGS as for run
+record: ## on a GPU, run lessons at full size and keep what was measured; ARGS=--check, ARGS=--strip-stale
 	@$(BOOTSTRAP) record -m labkit record $(LESSONS) $(ARGS)
 
 lint: ## ruff and mypy, notebooks too
 	@$(BOOTSTRAP) lint -m ruff check .
 	@$(BOOTSTRAP) lint -m ruff format --check .
 	@$(BOOTSTRAP) lint -m mypy
+
+setup: ## only set up the virtual environment
+	@$(BOOTSTRAP) setup
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@echo "Options, for example make run ENV=current:"
+	@sed -n 's/^#   /  /p' Makefile
 
 clean: ## remove what was built (not the virtual environment)
 	rm -rf build dist labkit.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -23,5 +23,5 @@ def pseudo_linear() -> pd.DataFrame:
 
 
 def _series(name: str, file: str) -> pd.DataFrame:
-    table = pd.read_csv(places.PUBLISHED / file)
+    table = pd.read_csv(places.PUBLISHED / file, float_precision="round_trip")
     return table.assign(series=name, kind=PUBLISHED, device=name.split(",")[0], source=FORUM)

@@ -229,7 +229,7 @@ def test_cold_calls_rotate_through_more_than_twice_the_l2(gpu, clock, elements):
 
 
 def test_a_cold_graph_holds_every_set_equally_often(gpu):
-    job = Job(lambda *_: gpu.launch(0.0, 150.0), (torch.zeros(300),))  # seven sets, two would fill a sample
+    job = Job(lambda *_: gpu.launch(0.0, 400.0), (torch.zeros(300),))  # seven sets, three calls fill a sample
     clocks.measure({"it": job})
     assert gpu.log[-1] == "replay 7"
 

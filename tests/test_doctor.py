@@ -24,7 +24,7 @@ def no_gpu(**changes):
             "compiler": "/usr/bin/gcc",
             "headers": True,
             "jupyter": JUPYTER,
-            "cache": "/home/u/.cache/labkit",
+            "cache": "/somewhere/.cache/labkit",
             "free_gib": 9.6,
             **changes,
         }
