@@ -19,6 +19,11 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "labkit"
 
 
+def python_path() -> str:
+    """PYTHONPATH for a process that must import labkit: this checkout, then what the variable holds now."""
+    return os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
+
+
 def write_text(path: Path, text: str) -> None:
     """Replace a file in one step, so that a reader never sees half of it; folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -137,10 +137,9 @@ def execute(
 
 def kernel_environment() -> dict[str, str]:
     """The environment of a lesson's kernel: this checkout's labkit, inline figures, Triton fit to run."""
-    paths = [str(places.CHECKOUT), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "PYTHONPATH": places.python_path(),
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
     }
     if "TRITON_INTERPRET" not in environment:

@@ -473,8 +473,10 @@ def worst(table: pd.DataFrame, of: str, over: str) -> Measured | None:
     """The longest time of ``of`` over that of ``over`` among all measured cases, ties counted as 1.
 
     Cases are told apart by direction, dtype, clock, cache state and shape; a tie is a difference inside the
-    larger p80 - p20. None when nothing was measured for both.
+    larger p80 - p20. None when nothing was measured for both, or a case of either is a gap.
     """
+    if table.loc[table["contender"].isin([of, over]), "median_us"].isna().any():
+        return None
     apart = [*_CASE, *(name for name in table if name not in rows.COLUMNS and name in _axes(table))]
     ratios: list[float] = []
     for _, case in table.groupby(apart, dropna=False):

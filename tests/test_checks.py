@@ -84,7 +84,7 @@ def test_the_shapes_are_full_ragged_tall_one_element_and_empty():
     assert any(0 in shape for shape in shapes)
     assert any(shape[0] == 0 for shape in shapes) and any(shape[-1] == 0 for shape in shapes)
     assert any(math.prod(shape) % 64 == 0 for shape in shapes if 0 not in shape)
-    assert any(shape[-1] % 2 and shape[-1] > 128 for shape in shapes)
+    assert any(shape[0] % 2 and shape[-1] % 2 and min(shape) > 32 for shape in shapes if len(shape) == 2)
     assert any(shape[0] >= 512 and len(shape) == 2 for shape in shapes)
     assert {len(shape) for shape in shapes} == {1, 2, 3}
     assert set(checks.DTYPES) == {torch.float32, torch.float16, torch.bfloat16}
@@ -175,9 +175,9 @@ def broken(**options):
 
 @pytest.mark.parametrize(("extra", "outside"), [(1, 1), (1000, 95)])
 def test_a_missing_store_mask_breaks_a_fence(extra, outside):
-    """Width 161 in a tile of 256: the next row repairs what is stored beyond, only the last row cannot."""
-    sentence = refused(broken(extra=extra), shapes=[(37, 161)])
-    assert "shape (37, 161), float32, contiguous inputs" in sentence
+    """Width 161 in a tile of 256: what is stored beyond the last row is nobody's."""
+    sentence = refused(broken(extra=extra), shapes=[(1, 161)])
+    assert "shape (1, 161), float32, contiguous inputs" in sentence
     assert f"stored outside its tensor, up to {outside} elements away" in sentence
     assert "A store lacks its mask" in sentence
 
@@ -210,8 +210,9 @@ def row_sum(x, masked):
 
 
 def test_a_missing_load_mask_brings_nan_in():
-    check(lambda x: row_sum(x, True), lambda x: x.sum(-1), one, gradients=False)
-    sentence = refused(lambda x: row_sum(x, False), lambda x: x.sum(-1), one)
+    narrow = [shape for shape in checks.SHAPES if shape[-1] <= 256]  # the kernel has one tile for a row
+    check(lambda x: row_sum(x, True), lambda x: x.sum(-1), one, gradients=False, shapes=narrow)
+    sentence = refused(lambda x: row_sum(x, False), lambda x: x.sum(-1), one, shapes=narrow)
     assert "shape (64, 128)" in sentence
     assert "nan instead of" in sentence
     assert "a load went past the end of its tensor (a missing mask)" in sentence
@@ -280,7 +281,7 @@ def test_a_missing_factor_in_a_gradient():
 
 
 def half_sum(x):
-    total = torch.zeros(x.shape[1:], dtype=torch.float16)
+    total = torch.zeros(x.shape[1:], dtype=torch.float16, device=x.device)
     for row in x:
         total = total + row.half() * row.half()
     return total.to(x.dtype)
@@ -402,7 +403,7 @@ def test_an_error_says_for_which_inputs():
 
     sentence = refused(fussy)
     assert sentence.startswith(
-        "it, shape (37, 161), float32, contiguous inputs: it raised ValueError: width must"
+        "it, shape (37, 33), float32, contiguous inputs: it raised ValueError: width must"
     )
 
 
@@ -447,7 +448,7 @@ def test_right_on_one_shape_only():
         return y
 
     check(fixed, reference, vectors, shapes=[(64, 128)], gradients=False)
-    assert "shape (37, 161)" in refused(fixed)
+    assert "shape (37, 33)" in refused(fixed)
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (4, 0)])

@@ -124,7 +124,7 @@ def test_an_interrupted_run_stops_and_leaves_no_kernel(course, number, code):
         f"places.NOTEBOOKS, places.BUILD = Path({str(places.NOTEBOOKS)!r}), Path({str(places.BUILD)!r})\n"
         "import sys; sys.argv = ['labkit', 'run']\ncli.main()"
     )
-    environment = {**os.environ, "PYTHONPATH": str(places.CHECKOUT)}
+    environment = {**os.environ, "PYTHONPATH": places.python_path()}
     process = subprocess.Popen(
         [sys.executable, "-c", script],
         env=environment,

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import os
 import subprocess
 import sys
 import time
@@ -9,10 +10,10 @@ import weakref
 
 import pytest
 import torch
+from simulated import L2_BYTES, Gpu, out_of_memory, ticking
 
 from labkit import clocks, device
 from labkit.clocks import Gap, Job, Timing
-from simulated import L2_BYTES, Gpu, out_of_memory, ticking
 
 CLOCKS = ("host", "events", "graph")
 
@@ -450,7 +451,7 @@ def test_without_a_gpu_nothing_is_timed_and_nothing_runs(monkeypatch):
 def test_the_real_interpreter_is_refused():
     """In a process of its own, with nothing replaced."""
     script = "from labkit import clocks; clocks.measure({'it': clocks.Job(lambda: None)})"
-    environment = {"TRITON_INTERPRET": "1", "PATH": ""}
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
     assert ran.returncode == 1
     assert ran.stderr.strip().splitlines()[-1].startswith("labkit.clocks.CannotTimeError: Nothing is timed")

@@ -127,7 +127,8 @@ def test_the_triton_of_a_torch(torch, requirements, wanted):
 def test_collecting_finds_this_machine():
     facts = doctor.collect()
     assert facts.torch and facts.triton and not facts.torch_error and not facts.triton_error
-    assert all(version for _, version in facts.jupyter)
+    versions = dict(facts.jupyter)
+    assert versions["ipykernel"] and versions["ipywidgets"]  # jupyterlab may be missing on a GPU box
     assert facts.free_gib > 0
 
 

@@ -215,7 +215,7 @@ print("loaded")
 
 def test_loading_a_lesson_measures_and_prints_nothing(tmp_path):
     # in a process of its own: what a lesson registers with torch it registers once
-    environment = {**os.environ, "LABKIT_CACHE": str(tmp_path), "PYTHONPATH": str(places.CHECKOUT)}
+    environment = {**os.environ, "LABKIT_CACHE": str(tmp_path), "PYTHONPATH": places.python_path()}
     environment.setdefault("TRITON_INTERPRET", "1")
     done = subprocess.run([sys.executable, "-c", LOADING], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "loaded\n"), done.stdout + done.stderr

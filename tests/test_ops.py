@@ -101,9 +101,13 @@ def test_the_compiled_operator_keeps_its_name():
     assert targets == ["labkit.test_scale.default"]
 
 
-def test_it_passes_the_checks_of_a_library_operator():
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_it_passes_the_checks_of_a_library_operator(layout):
+    x, weight = inputs(4, 6)
     checked = ["test_schema", "test_faketensor", "test_autograd_registration"]
-    torch.library.opcheck(torch.ops.labkit.test_scale.default, inputs(4, 6), test_utils=checked)
+    torch.library.opcheck(
+        torch.ops.labkit.test_scale.default, (LAYOUTS[layout](x), weight), test_utils=checked
+    )
 
 
 def test_each_call_of_the_eager_operator_is_one_forward_and_one_backward():

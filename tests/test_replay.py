@@ -66,7 +66,7 @@ class Project:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(mine)}
         temporary = self.root / "temporary"
         temporary.mkdir(exist_ok=True)
-        environment |= {"PYTHONPATH": str(places.CHECKOUT), "TMPDIR": str(temporary), "TRITON_INTERPRET": "1"}
+        environment |= {"PYTHONPATH": places.python_path(), "TMPDIR": str(temporary), "TRITON_INTERPRET": "1"}
         command = [sys.executable, "-m", "pytest", "--nbval-lax", "-p", "no:cacheprovider", "-rf", *arguments]
         done = subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True)
         counts = {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed)", done.stdout)}

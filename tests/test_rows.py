@@ -33,8 +33,33 @@ GOOD = Row(
 )
 GAP = replace(GOOD, contender="eager", median_us=None, p20_us=None, p80_us=None, runs=0, note="out of memory")
 
-SCHEMA = """suite contender direction dtype shape clock cache median_us p20_us p80_us runs min_bytes flops
-copy_us relative_error kind device driver torch triton peer peer_version date source note""".split()
+SCHEMA = [
+    "suite",
+    "contender",
+    "direction",
+    "dtype",
+    "shape",
+    "clock",
+    "cache",
+    "median_us",
+    "p20_us",
+    "p80_us",
+    "runs",
+    "min_bytes",
+    "flops",
+    "copy_us",
+    "relative_error",
+    "kind",
+    "device",
+    "driver",
+    "torch",
+    "triton",
+    "peer",
+    "peer_version",
+    "date",
+    "source",
+    "note",
+]
 
 
 @pytest.fixture

@@ -193,7 +193,7 @@ def test_an_interrupted_run_leaves_no_kernel(lesson, tmp_path, number):
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         runner.execute(Path({str(path)!r}), Path({str(tmp_path / "out.ipynb")!r}))
     """
-    environment = {**os.environ, "PYTHONPATH": str(places.CHECKOUT)}
+    environment = {**os.environ, "PYTHONPATH": places.python_path()}
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script)], env=environment, stderr=subprocess.PIPE
     )
