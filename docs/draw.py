@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from labkit import figures, places, rows, sweeps
+from labkit import figures, places, rows, tables
 from labkit.provenance import duration
 
 README = places.CHECKOUT / "README.md"
@@ -65,7 +65,7 @@ def findings(table: pd.DataFrame) -> str:
     """The picture in words, its numbers rounded to two digits."""
 
     def times(of: str, over: str, dtype: str, width: int) -> str:
-        found = sweeps.ratio(table, of, over, dtype=dtype, width=width)
+        found = tables.ratio(table, of, over, dtype=dtype, width=width)
         if found is None:
             raise ValueError(f"{TAPE.name}: no time of {of} or {over}, {dtype}, width {width}")
         return f"{float(f'{found.value:.2g}'):g}"

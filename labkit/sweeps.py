@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +23,6 @@ from torch import Tensor
 
 from labkit import clocks, device, machine, places, roofline, rows
 from labkit.checks import relative_error
-from labkit.claims import Measured
 from labkit.clocks import Cache, Clock, Gap, Job, Timing
 from labkit.rows import Row
 
@@ -402,147 +401,3 @@ def _innermost(kernel: Any) -> Any:
     while hasattr(kernel, "fn"):
         kernel = kernel.fn
     return kernel
-
-
-_CASE = ["direction", "dtype", "clock", "cache"]
-
-
-def _axes(table: pd.DataFrame) -> set[str]:
-    return {axis for shape in table["shape"] for axis in shape}
-
-
-def together(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """Tables one below the other."""
-    return pd.concat(tables, ignore_index=True)
-
-
-def at(table: pd.DataFrame, contender: str, column: str = "median_us", **where: Any) -> Measured | None:
-    """One figure of a table with its origin, for a claim: ``at(table, "labkit", width=1024)``.
-
-    None when there is no such row, or it is a gap. ValueError when several rows fit.
-    """
-    fitting = _where(table, {"contender": contender} | where)
-    fitting = fitting[fitting[column].notna()]
-    if len(fitting) > 1:
-        raise ValueError(f"table: {len(fitting)} rows of {contender} fit {where}; name more columns")
-    if fitting.empty:
-        return None
-    row = fitting.iloc[0]
-    return Measured(float(row[column]), row["kind"], row["device"])
-
-
-def _where(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    for name, value in where.items():
-        if name not in table:
-            return table.iloc[:0]  # an empty table has no columns for the axes
-        table = table[table[name] == value]
-    return table
-
-
-def _origin(table: pd.DataFrame) -> tuple[Any, str]:
-    """Kind and device of all rows; ValueError when they are of several, which no figure may mix."""
-    found = table[["kind", "device"]].drop_duplicates()
-    if len(found) > 1:
-        raise ValueError(f"table: rows of {' and of '.join(found.agg(' '.join, axis=1))}; select one of them")
-    return found["kind"].iloc[0], found["device"].iloc[0]
-
-
-def quotient(over: Measured | float | None, under: Measured | float | None) -> Measured | None:
-    """One figure divided by another, one of them measured, with its origin.
-
-    None when either is missing, or they are of two devices or kinds, which no figure may mix.
-    """
-    if over is None or under is None:
-        return None
-    origins = {(v.kind, v.device) for v in (over, under) if isinstance(v, Measured)}
-    if len(origins) > 1:
-        return None
-    measured = over if isinstance(over, Measured) else under
-    if not isinstance(measured, Measured):
-        raise ValueError("over, under: neither of them was measured")
-    top, bottom = (v.value if isinstance(v, Measured) else v for v in (over, under))
-    return replace(measured, value=top / bottom)
-
-
-def ratio(table: pd.DataFrame, of: str, over: str, **where: Any) -> Measured | None:
-    """How many times faster ``of`` is than ``over`` at one point, with its origin, for a claim."""
-    return quotient(at(table, over, **where), at(table, of, **where))
-
-
-def worst(table: pd.DataFrame, of: str, over: str) -> Measured | None:
-    """The longest time of ``of`` over that of ``over`` among all measured cases, ties counted as 1.
-
-    Cases are told apart by direction, dtype, clock, cache state and shape; a tie is a difference inside the
-    larger p80 - p20. None when nothing was measured for both, or a case of either is a gap.
-    """
-    if table.loc[table["contender"].isin([of, over]), "median_us"].isna().any():
-        return None
-    apart = [*_CASE, *(name for name in table if name not in rows.COLUMNS and name in _axes(table))]
-    ratios: list[float] = []
-    for _, case in table.groupby(apart, dropna=False):
-        both = roofline.paired(case, of, over, "direction")
-        for _, row in both.iterrows():
-            slower = row["median_us_of"] - row["median_us_over"]
-            tie = abs(slower) <= max(row["spread_of"], row["spread_over"])
-            ratios.append(1.0 if tie else row["median_us_of"] / row["median_us_over"])
-    if not ratios:
-        return None
-    return Measured(max(ratios), *_origin(table))
-
-
-def lowest(table: pd.DataFrame, column: str, **where: Any) -> Measured | None:
-    """The smallest figure of a column among the rows that fit, with its origin; None when there is a gap."""
-    fitting = _where(table, where)
-    if fitting.empty or fitting[column].isna().any():
-        return None
-    return Measured(float(fitting[column].min()), *_origin(fitting))
-
-
-def growth(speedups: pd.DataFrame, x: str = "width") -> Measured | None:
-    """The power of ``x`` that a speedup grows with, fitted on log-log axes; None below two points."""
-    if len(speedups) < 2:
-        return None
-    return Measured(roofline.slope(speedups[x], speedups["speedup"]), *_origin(speedups))
-
-
-def speedup(
-    table: pd.DataFrame, of: str, over: str, x: str = "width", series: str | None = None
-) -> pd.DataFrame:
-    """How many times faster ``of`` is than ``over``, as figures.speedup draws it.
-
-    Columns series, contender, ``x``, speedup, low, high, kind, device, date. ``low`` and ``high`` are what
-    the spreads of both allow (p20 over p80, and the reverse).
-    """
-    both = roofline.paired(table, of, over, x)
-    return pd.DataFrame(
-        {
-            "series": series or f"{of} over {over}",
-            "contender": of,
-            x: both[x],
-            "speedup": both["median_us_over"] / both["median_us_of"],
-            "low": both["p20_us_over"] / both["p80_us_of"],
-            "high": both["p80_us_over"] / both["p20_us_of"],
-            "kind": both["kind"],
-            "device": both["device"],
-            "date": both["date_of"],
-            "source": "",
-        }
-    )
-
-
-def pivot(
-    table: pd.DataFrame, value: str, rows: str | list[str], columns: str | list[str], digits: int = 2
-) -> pd.DataFrame:
-    """One figure of each row as a table to read, in the order in which the rows were measured."""
-    if not table.empty:
-        _origin(table)  # refuses a mixture
-    wide = table.pivot_table(value, rows, columns, sort=False, aggfunc="first")
-    return wide.round(digits)
-
-
-def speedups(
-    table: pd.DataFrame, of: str, over: str, rows: str | list[str], columns: str | list[str]
-) -> pd.DataFrame:
-    """How many times faster ``of`` is than ``over``, as a table to read."""
-    slow, fast = (pivot(table[table["contender"] == n], "median_us", rows, columns, 9) for n in (over, of))
-    return (slow / fast).round(2)

@@ -15,12 +15,11 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime
 
-import pandas as pd
 import pytest
 from simulated import Gpu, out_of_memory
+from taped import recorded
 
-from labkit import clocks, device, machine, ops, places, rows, sweeps
-from labkit.claims import Measured
+from labkit import clocks, device, machine, ops, places, rows, sweeps, tables
 from labkit.machine import Identity
 from labkit.sweeps import Contender, Work
 
@@ -812,30 +811,6 @@ def test_edited_code_is_not_continued(gpu):
 # Without a GPU
 
 
-def recorded(contender="labkit", width=16, us=10.0, **columns):
-    row = rows.Row(
-        suite="suite",
-        contender=contender,
-        direction="forward",
-        dtype="float32",
-        shape={"batch": 2, "width": width},
-        clock="graph",
-        cache="cold",
-        median_us=us,
-        p20_us=us * 0.9,
-        p80_us=us * 1.1,
-        runs=40,
-        min_bytes=256,
-        flops=32,
-        copy_us=8.0,
-        relative_error=0.0,
-        kind="recorded",
-        device="NVIDIA H200",
-        date="2026-01-02",
-    )
-    return replace(row, **columns)
-
-
 def record(*taped):
     rows.write(places.RECORDED / "nvidia-h200" / "01.jsonl", taped)
 
@@ -883,15 +858,15 @@ def test_without_a_tape_the_table_is_empty_but_has_its_columns(no_gpu):
 def test_everything_that_a_lesson_does_with_a_table_works_with_an_empty_one(no_gpu):
     table = sweeps.run("suite", [UNTOUCHED], POINTS)
     table = table[(table.batch == 2) & (table.width >= 16)]
-    speedup = sweeps.speedup(table, "labkit", "eager")
+    speedup = tables.speedup(table, "labkit", "eager")
     assert speedup.empty
-    assert sweeps.growth(speedup) is None
-    assert sweeps.at(table, "labkit", width=16) is None
-    assert sweeps.ratio(table, "labkit", "eager", width=16) is None
-    assert sweeps.lowest(table, "copy_us", contender="labkit") is None
-    assert sweeps.worst(table, "labkit", "eager") is None
-    assert sweeps.pivot(table, "median_us", "contender", "width").empty
-    assert sweeps.speedups(table, "labkit", "eager", "dtype", ["batch", "width"]).empty
+    assert tables.growth(speedup) is None
+    assert tables.at(table, "labkit", width=16) is None
+    assert tables.ratio(table, "labkit", "eager", width=16) is None
+    assert tables.lowest(table, "copy_us", contender="labkit") is None
+    assert tables.worst(table, "labkit", "eager") is None
+    assert tables.pivot(table, "median_us", "contender", "width").empty
+    assert tables.speedups(table, "labkit", "eager", "dtype", ["batch", "width"]).empty
 
 
 # grid and floors
@@ -934,133 +909,3 @@ def test_the_floor_of_a_work_follows_its_bytes_and_operations():
     assert [work.floor_us(shape, dtype, roofs) for dtype in roofs.matmul] == pytest.approx(
         [1000.0, 250.0, 125.0]
     )
-
-
-# Figures taken from a table
-
-
-def table(*rows_, **columns):
-    return rows.table([replace(row, **columns) for row in rows_])
-
-
-MEASURED = table(
-    recorded(width=16, us=10.0),
-    recorded("eager", width=16, us=20.0),
-    recorded(width=32, us=12.0),
-    recorded("eager", width=32, us=48.0),
-    recorded(width=64, us=14.0),
-    recorded("eager", width=64, median_us=None, p20_us=None, p80_us=None, note="out of memory"),
-)
-
-
-def test_one_figure_comes_with_its_origin():
-    assert sweeps.at(MEASURED, "labkit", width=16) == Measured(10.0, "recorded", "NVIDIA H200")
-    assert sweeps.at(MEASURED, "labkit", "copy_us", width=32).value == 8.0
-
-
-def test_a_figure_that_is_not_there_is_none():
-    assert sweeps.at(MEASURED, "labkit", width=99) is None
-    assert sweeps.at(MEASURED, "nobody", width=16) is None
-    assert sweeps.at(MEASURED, "labkit", depth=3) is None
-    assert sweeps.at(MEASURED, "eager", width=64) is None, "a gap"
-
-
-def test_a_figure_must_be_one():
-    with pytest.raises(ValueError, match=r"3 rows of labkit fit \{\}; name more columns"):
-        sweeps.at(MEASURED, "labkit")
-    both = pd.concat([MEASURED, MEASURED.assign(kind="live")])
-    with pytest.raises(ValueError, match="2 rows of labkit fit"):
-        sweeps.at(both, "labkit", width=16)
-
-
-def test_a_ratio_says_how_many_times_faster():
-    assert sweeps.ratio(MEASURED, "labkit", "eager", width=32) == Measured(4.0, "recorded", "NVIDIA H200")
-    assert sweeps.ratio(MEASURED, "labkit", "eager", width=64) is None
-
-
-def test_a_quotient_needs_two_figures_of_one_origin():
-    six, two = Measured(6.0, "live", "A"), Measured(2.0, "live", "A")
-    assert sweeps.quotient(six, two) == Measured(3.0, "live", "A")
-    assert sweeps.quotient(None, two) is None
-    assert sweeps.quotient(six, None) is None
-    assert sweeps.quotient(six, replace(two, kind="recorded")) is None
-    assert sweeps.quotient(six, replace(two, device="B")) is None
-
-
-def test_a_quotient_with_a_plain_number_keeps_the_origin():
-    six = Measured(6.0, "live", "A")
-    assert sweeps.quotient(six, 3) == Measured(2.0, "live", "A")
-    assert sweeps.quotient(12, six) == Measured(2.0, "live", "A")
-    with pytest.raises(ValueError, match="neither of them was measured"):
-        sweeps.quotient(1.0, 2.0)
-
-
-def test_the_lowest_is_of_all_rows_or_none():
-    assert sweeps.lowest(MEASURED, "median_us", contender="labkit") == Measured(
-        10.0, "recorded", "NVIDIA H200"
-    )
-    assert sweeps.lowest(MEASURED, "median_us", contender="eager") is None, "one is a gap"
-    assert sweeps.lowest(MEASURED, "median_us", contender="nobody") is None
-
-
-def test_the_worst_case_counts_ties_as_one():
-    close = table(
-        recorded(width=16, us=10.0),
-        recorded("eager", width=16, us=9.9),
-        recorded(width=32, us=10.0),
-        recorded("eager", width=32, us=40.0),
-    )
-    assert sweeps.worst(close, "labkit", "eager") == Measured(1.0, "recorded", "NVIDIA H200")
-    assert sweeps.worst(close, "eager", "labkit").value == 4.0
-    assert sweeps.worst(close, "labkit", "nobody") is None
-
-
-def test_the_speedup_has_the_range_that_both_spreads_allow():
-    found = sweeps.speedup(MEASURED, "labkit", "eager")
-    assert found["width"].tolist() == [16, 32]
-    assert found["speedup"].tolist() == pytest.approx([2.0, 4.0])
-    assert found["low"].tolist() == pytest.approx([2.0 * 0.9 / 1.1, 4.0 * 0.9 / 1.1])
-    assert found["high"].tolist() == pytest.approx([2.0 * 1.1 / 0.9, 4.0 * 1.1 / 0.9])
-    assert set(found["series"]) == {"labkit over eager"}
-    assert set(found["kind"]) == {"recorded"}
-    assert sweeps.speedup(MEASURED, "labkit", "eager", series="ours")["series"][0] == "ours"
-
-
-def test_growth_is_the_power_of_the_width():
-    found = sweeps.speedup(MEASURED, "labkit", "eager")
-    assert sweeps.growth(found) == Measured(pytest.approx(1.0), "recorded", "NVIDIA H200")
-    assert sweeps.growth(found[:1]) is None
-
-
-def test_a_pivot_keeps_the_order_of_measurement():
-    turned = MEASURED.iloc[[2, 3, 0, 1, 4, 5]]
-    wide = sweeps.pivot(turned, "median_us", "contender", "width")
-    assert wide.columns.tolist() == [32, 16, 64]
-    assert wide.loc["labkit"].tolist() == [12.0, 10.0, 14.0]
-    assert wide.loc["eager"].isna().tolist() == [False, False, True]
-    assert (
-        sweeps.pivot(MEASURED.assign(median_us=1.23456), "median_us", "contender", "width").iloc[0, 0] == 1.23
-    )
-
-
-def test_speedups_as_a_table_to_read():
-    found = sweeps.speedups(MEASURED, "labkit", "eager", "dtype", "width")
-    assert found.loc["float32", [16, 32]].tolist() == [2.0, 4.0]
-    assert 64 not in found or pd.isna(found.loc["float32", 64])
-
-
-@pytest.mark.parametrize("change", [{"kind": "live"}, {"device": "NVIDIA L4"}])
-def test_no_figure_mixes_kinds_or_devices(change):
-    mixed = pd.concat([MEASURED, MEASURED.assign(**change).assign(width=128)], ignore_index=True)
-    with pytest.raises(ValueError, match="rows of recorded NVIDIA H200 and of"):
-        sweeps.lowest(mixed, "copy_us")
-    with pytest.raises(ValueError, match="rows of recorded NVIDIA H200 and of"):
-        sweeps.pivot(mixed, "median_us", "contender", "width")
-    ours = mixed[(mixed["contender"] == "labkit") & (mixed["width"] <= 64)]
-    theirs = mixed[(mixed["contender"] == "eager") & (mixed["width"] > 64)].assign(width=[16, 32, 64])
-    apart = pd.concat([ours, theirs])
-    assert sweeps.speedup(apart, "labkit", "eager").empty
-    assert sweeps.ratio(apart, "labkit", "eager", width=16) is None
-    speedups = sweeps.speedup(MEASURED, "labkit", "eager")
-    with pytest.raises(ValueError, match="rows of recorded NVIDIA H200 and of"):
-        sweeps.growth(pd.concat([speedups, speedups.assign(**change)]))
