@@ -143,7 +143,8 @@ def test_affine_is_right_below_at_and_above_a_whole_folded_row(lesson, multiproc
 @pytest.mark.parametrize(("width", "dtype"), [(3, torch.float16), (17, torch.bfloat16)])
 def test_affine_is_right_in_half_precision_with_whole_rows_and_a_rest(lesson, multiprocessors, width, dtype):
     multiprocessors(8)
-    examine(lesson, "affine", (11 * copies(lesson, width, dtype) + 2, width), dtypes=(dtype,))
+    rows = 5 * copies(lesson, width, dtype) + 2  # with twice as many the sums leave float16's range
+    examine(lesson, "affine", (rows, width), dtypes=(dtype,))
 
 
 @pytest.mark.parametrize("width", [width for width in FOLDED if width not in NARROW])
