@@ -7,7 +7,7 @@ BOOTSTRAP = $(or $(PYTHON),python3) labkit/bootstrap.py
 LAB = --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lab doctor record lint clean
+.PHONY: run test lab doctor record lint setup help clean
 
 run: ## start here: execute every lesson, or LESSONS=01; results in build/lessons; ARGS=--help for more
 	@$(BOOTSTRAP) run -m labkit run $(LESSONS) $(ARGS)
