@@ -10,7 +10,7 @@ import platform
 import shutil
 import subprocess
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -23,7 +23,8 @@ OLDEST_CAPABILITY = (8, 0)
 """Triton generates code from this compute capability on."""
 TRITON_OF_TORCH = {"2.11": "3.6.0", "2.13": "3.7.1"}
 """For CPU builds of torch, which do not name the triton they belong to."""
-JUPYTER = ("jupyterlab", "ipykernel", "ipywidgets")
+ONLY_FOR_LAB = "jupyterlab"
+JUPYTER = (ONLY_FOR_LAB, "ipykernel", "ipywidgets")
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,10 @@ def verdict(facts: Facts) -> Verdict:
         sentence = judge(facts)
         if sentence:
             return Verdict(False, sentence)
-    if facts.device is None or facts.interpret:
-        return _interpreted(facts)
-    return _on_gpu(facts)
+    found = _interpreted(facts) if facts.device is None or facts.interpret else _on_gpu(facts)
+    if found.ready and (ONLY_FOR_LAB, None) in facts.jupyter:
+        return replace(found, sentence=f"{found.sentence} JupyterLab is missing; only `make lab` needs it.")
+    return found
 
 
 def _no_kernels(facts: Facts) -> str:
@@ -97,7 +99,7 @@ def _not_installed(facts: Facts) -> str:
             wanted = facts.triton_wanted if name == "triton" else None
             package = f"{name}=={wanted}" if wanted else name
             return f"{name} is missing: `make run` sets it up, or `pip install {package}`."
-    missing = [name for name, version in facts.jupyter if version is None]
+    missing = [name for name, version in facts.jupyter if version is None and name != ONLY_FOR_LAB]
     if missing:
         return f"Missing: {', '.join(missing)}: `make run` sets it up, or `pip install {' '.join(missing)}`."
     return ""
@@ -189,10 +191,16 @@ def lines(facts: Facts) -> list[tuple[str, str]]:
         ("triton", _version(facts.triton, facts.triton_error) + wanted),
         ("kernels", _kernels(facts)),
         ("C compiler", f"{facts.compiler or 'missing'}; {headers} (needed on a GPU)"),
-        ("roofs", facts.roofs or "not measured yet: labkit doctor --measure (on a GPU)"),
+        ("roofs", facts.roofs or _no_roofs(facts)),
         ("Jupyter", ", ".join(f"{name} {version or 'missing'}" for name, version in facts.jupyter)),
         ("cache", f"{facts.cache}, {facts.free_gib:.0f} GiB free"),
     ]
+
+
+def _no_roofs(facts: Facts) -> str:
+    if facts.device is None or facts.interpret:
+        return "those of a recorded GPU are used"
+    return "not measured yet: labkit doctor --measure"
 
 
 def _kernels(facts: Facts) -> str:

@@ -181,3 +181,16 @@ def test_roofs_are_shown_when_they_were_measured_and_never_measured_here(tmp_pat
     assert doctor._roofs() == (
         "copy 4.20 TB/s, matmul 750 TFLOP/s bf16, launch 1.2 µs in a graph, 4.6 µs from the host (2026-01-02)"
     )
+
+
+def test_without_jupyterlab_the_lessons_run_and_only_lab_does_not():
+    some = tuple((name, None if name == "jupyterlab" else version) for name, version in JUPYTER)
+    found = doctor.verdict(gpu(jupyter=some))
+    assert found.ready and "only `make lab` needs it" in found.sentence
+    assert "JupyterLab" not in doctor.verdict(gpu()).sentence
+    without_kernels = tuple((name, None if name == "ipykernel" else version) for name, version in JUPYTER)
+    assert not doctor.verdict(gpu(jupyter=without_kernels)).ready
+
+
+def test_without_a_gpu_there_is_no_roof_to_measure():
+    assert dict(doctor.lines(no_gpu()))["roofs"] == "those of a recorded GPU are used"

@@ -66,6 +66,7 @@ class Project:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(mine)}
         temporary = self.root / "temporary"
         temporary.mkdir(exist_ok=True)
+        environment.pop("CI", None)  # there pytest prints every failure a second time, in its summary
         environment |= {"PYTHONPATH": places.python_path(), "TMPDIR": str(temporary), "TRITON_INTERPRET": "1"}
         command = [sys.executable, "-m", "pytest", "--nbval-lax", "-p", "no:cacheprovider", "-rf", *arguments]
         done = subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True)
