@@ -74,6 +74,33 @@ def multiprocessors(monkeypatch):
     yield give
 
 
+LARGE = pytest.mark.skipif(
+    machine.identity().memory_bytes < 48 * 2**30,
+    reason="more than 2**31 elements, forward and backward, need a GPU with 48 GiB",
+)
+
+
+@LARGE
+@pytest.mark.parametrize("width", [161, 4096])
+def test_more_elements_than_32_bits_count(lesson, width):
+    rows = 2**31 // width + 3
+    x = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
+    weight, bias = (torch.randn(width, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    y = lesson.affine_forward(x, weight, bias)
+    for part in (slice(None, 5), slice(rows // 2, rows // 2 + 5), slice(-5, None)):
+        wanted = (x[part].double() * weight.double() + bias.double()).bfloat16()
+        assert torch.allclose(y[part].float(), wanted.float(), rtol=1e-2, atol=1e-2)
+    del y
+    dx, dweight, dbias = lesson.affine_backward(x, x, weight, bias)
+    for part in (slice(None, 5), slice(-5, None)):
+        assert torch.allclose(dx[part].float(), (x[part] * weight).float(), rtol=1e-2, atol=1e-2)
+    del dx
+    squares = sum(part.float().square().sum(0, dtype=torch.float64) for part in x.split(2**20))
+    sums = sum(part.float().sum(0, dtype=torch.float64) for part in x.split(2**20))
+    assert torch.allclose(dweight.double(), squares, rtol=1e-2)
+    assert torch.allclose(dbias.double(), sums, rtol=1e-2, atol=1e-2 * rows**0.5)
+
+
 def vectors(shape):
     return torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape[-1])
 
