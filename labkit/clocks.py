@@ -103,6 +103,7 @@ class Cuda:
     def __init__(self) -> None:
         self.stream = torch.cuda.Stream()
         self.pool = torch.cuda.graph_pool_handle()
+        self.failed: list[torch.cuda.CUDAGraph] = []
 
     def host_us(self, run: Callable[[], None]) -> float:
         """Wall time of ``run`` until the device is done, in microseconds."""
@@ -132,9 +133,17 @@ class Cuda:
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """Record the launches of ``run`` in a graph; the result replays it."""
         graph = torch.cuda.CUDAGraph()
+        outer = torch.cuda.current_stream()
         # Captures share one pool: their outputs are never read again, and one pool holds the largest only.
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
-            run()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+                run()
+        except BaseException:
+            # PyTorch leaves a failed capture's stream current and its pool recording: use neither again.
+            torch.cuda.set_stream(outer)
+            self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+            self.failed.append(graph)  # the allocator still holds a pointer to it
+            raise
         return graph.replay
 
     def side_stream(self) -> Any:
@@ -164,7 +173,8 @@ def measure(
     expect(clock, cache)
     if not device.has_gpu():
         raise CannotTimeError
-    return _Run(Cuda(), clock, cache, budget_s, random.Random(seed), stop).of(jobs)
+    with device.full_float32():
+        return _Run(Cuda(), clock, cache, budget_s, random.Random(seed), stop).of(jobs)
 
 
 def expect(clock: str, cache: str) -> None:
@@ -234,9 +244,11 @@ class _Sampler:
         self.turn = 0
         with cuda.side_stream():
             self.sets = rotation(job, cuda.l2_bytes() if cache == "cold" else 0)
+            self.outputs: list[Any] = [None] * len(self.sets)
             self._calls(WARMUPS)
         cuda.synchronize()
-        once_us = self._estimate()
+        with cuda.side_stream():
+            once_us = self._estimate()
         self.calls = self._fill(once_us)
         self.sample_us = self.calls * once_us
         if clock == "graph":
@@ -253,9 +265,10 @@ class _Sampler:
             # A graph of one slow call replays the same set of inputs each time: nothing rotates.
             flush = self.calls < len(self.sets)
             return [self.cuda.device_us(self.replay, queued=True, flush=flush) / self.calls]
-        if self.clock == "host":
-            return [self.cuda.host_us(lambda: self._calls(self.calls)) / self.calls]
-        return [self.cuda.device_us(lambda: self._calls(1)) for _ in range(EVENT_CALLS)]
+        with self.cuda.side_stream():  # where its forward pass ran: autograd launches a backward there
+            if self.clock == "host":
+                return [self.cuda.host_us(lambda: self._calls(self.calls)) / self.calls]
+            return [self.cuda.device_us(lambda: self._calls(1)) for _ in range(EVENT_CALLS)]
 
     def _estimate(self) -> float:
         """Rough microseconds per call, launched one by one."""
@@ -273,7 +286,8 @@ class _Sampler:
 
     def _calls(self, count: int) -> None:
         """Call ``count`` times over the rotating sets, with as many outputs alive as there are sets."""
-        kept: list[Any] = [None] * len(self.sets)
+        # The events clock calls once at a time: its outputs outlive the call, to keep as many alive.
+        kept = self.outputs if self.clock == "events" else [None] * len(self.sets)
         for _ in range(count):
             index = self.turn % len(self.sets)
             kept[index] = None  # this call may write where the last one with these inputs did

@@ -4,6 +4,8 @@ The bottom of the package: it imports nothing else of labkit.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -31,6 +33,23 @@ def name() -> str:
 def has_gpu() -> bool:
     """Whether kernels run, and can be timed, on a GPU here."""
     return name() == "cuda"
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """TF32 off for matmuls and convolutions, whatever the user, the environment or a container chose.
+
+    RuntimeError under NVIDIA_TF32_OVERRIDE=1, which goes over PyTorch's head.
+    """
+    if os.environ.get("NVIDIA_TF32_OVERRIDE") == "1":
+        raise RuntimeError("NVIDIA_TF32_OVERRIDE=1 makes every float32 matmul TF32: unset it to measure.")
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    try:
+        matmul.allow_tf32 = cudnn.allow_tf32 = False
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 def synchronize() -> None:

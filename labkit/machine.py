@@ -284,6 +284,8 @@ def _from_rows(measured: list[Row]) -> Roofs:
             raise ValueError("roofs: a copy without its bytes")
         copies[size] = min(copies.get(size, float("inf")), _time(row))
     launches = {row.clock: _time(row) for row in by_suite["roofs/launch"]}
+    if set(MATMUL_SIDE) - {row.dtype for row in by_suite["roofs/matmul"]}:
+        raise ValueError("roofs: the file does not hold a matmul roof of each dtype")
     if {"graph", "host"} - set(launches):
         raise ValueError("roofs: the file does not hold both launch floors")
     return Roofs(
@@ -298,6 +300,6 @@ def _from_rows(measured: list[Row]) -> Roofs:
 
 
 def _time(row: Row) -> float:
-    if not row.median_us or row.median_us <= 0:
+    if row.median_us is None or not 0 < row.median_us < float("inf"):  # NaN is neither
         raise ValueError(f"{row.suite}: a roof without a time")
     return row.median_us

@@ -144,21 +144,21 @@ def expect(name: str, tensor: Tensor, shape: tuple[Any, ...], like: Tensor | Non
 
 
 def replayed(call: Forward) -> Forward:
-    """The same call as the replay of a CUDA graph, captured when inputs at new addresses first come.
+    """The same call as the replay of a CUDA graph, captured anew for inputs elsewhere or of other shapes.
 
     The output is the graph's own tensor: the next call with these inputs overwrites it.
     """
-    captured: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+    captured: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     def replay(*tensors: Tensor) -> Tensor:
-        addresses = tuple(tensor.data_ptr() for tensor in tensors)
-        if addresses not in captured:
+        key = tuple((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
+        if key not in captured:
             call(*tensors)  # what is compiled at first use is compiled outside the capture
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 output = call(*tensors)
-            captured[addresses] = graph, output
-        graph, output = captured[addresses]
+            captured[key] = graph, output
+        graph, output = captured[key]
         graph.replay()
         return output
 

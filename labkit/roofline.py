@@ -106,11 +106,11 @@ def paired(table: pd.DataFrame, of: str, over: str, x: str = "width") -> pd.Data
     """The two contenders side by side where both were measured, on the same device and in the same way."""
     good = table[table["median_us"].notna()].copy()
     good["spread"] = good["p80_us"] - good["p20_us"]
-    same = ["kind", "device", x]
+    same = ["kind", "device", *(name for name in ("clock", "cache") if name in table), x]
     columns = [*same, "median_us", "p20_us", "p80_us", "spread", "date"]
     left, right = (good.loc[good["contender"] == name, columns] for name in (of, over))
     for name, part in ((of, left), (over, right)):
-        if part.duplicated(same).any():
+        if part.duplicated(["kind", "device", x]).any():
             raise ValueError(
                 f"table: several rows of {name} for one {x}; select one dtype, direction and clock"
             )

@@ -34,6 +34,8 @@ RESUME_WITHIN_S = 3600
 ALLOWED_ERROR = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 2e-2}
 """A larger relative error against float64 is a wrong result, not a rounding (TF32 has about 3e-4)."""
 EDGE_ROWS = 8
+CHECKED_FLOPS, CHECKED_ROWS = 10**11, 2**14
+"""Gradients are checked at full size up to so many operations, so many rows at a time."""
 PLAIN = (int, float, str, tuple, tl.constexpr)
 """Values that belong to the code of a contender: a tile's size, a flag."""
 
@@ -132,7 +134,8 @@ def run(
         for shape in listed:
             kept = journal.rows_of(shape)
             todo = [contender for contender in contenders if contender.name not in kept]
-            fresh = how.measure(todo, shape, stop) if todo else {}
+            with device.full_float32():
+                fresh = how.measure(todo, shape, stop) if todo else {}
             for contender in contenders:
                 row = kept.get(contender.name) or fresh[contender.name]
                 if contender.name in fresh:
@@ -215,7 +218,7 @@ class _How:
         made = {}
         for contender in contenders:
             outcome = outcomes.get(contender.name) or Gap(gaps[contender.name])
-            copy_us = _fastest(outcomes, sizes[contender.name])
+            copy_us = _fastest(outcomes, sizes[contender.name], outcome)
             made[contender.name] = self._row(contender, shape, outcome, copy_us, errors.get(contender.name))
         if device.has_gpu():
             torch.cuda.empty_cache()
@@ -232,14 +235,15 @@ class _How:
     def _job(self, call: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Job:
         if self.direction == "forward":
             return Job(torch.no_grad()(call), inputs)
-        upstream = torch.randn_like(call(*inputs))
-        if self.direction == "backward":
-            # The forward pass runs outside the timed region, once for each set of inputs.
-            def forward(*tensors: Tensor) -> tuple[Any, ...]:
-                return call(*tensors), tensors, upstream
 
-            return Job(_gradients, inputs, setup=forward)
-        return Job(lambda *tensors: _gradients(call(*tensors), tensors, upstream), inputs)
+        # The upstream gradient is an input too: a cold run rotates it with the others.
+        def forward(*tensors: Tensor) -> tuple[Any, ...]:
+            return call(*tensors[:-1]), tensors[:-1], tensors[-1]
+
+        given = (*inputs, torch.randn_like(call(*inputs)))
+        if self.direction == "backward":  # its forward runs outside the timed region, once for each set
+            return Job(_gradients, given, setup=forward)
+        return Job(lambda *tensors: _gradients(*forward(*tensors)), given)
 
     def _error(
         self,
@@ -249,7 +253,11 @@ class _How:
         shape: Shape,
         inputs: tuple[Tensor, ...],
     ) -> float:
-        """Largest relative error against float64: at the sampled size, and at both ends in full."""
+        """Largest relative error of a tensor against float64, by norms.
+
+        Of output and gradients at the sampled size; at full size of the output's first and last rows, and of
+        the gradients unless the work takes more than CHECKED_FLOPS operations.
+        """
         capped = {axis: min(size, work.sample.get(axis, size)) for axis, size in shape.items()}
         small = inputs if capped == shape else self._cast(work.inputs(capped))
         exact = [t.detach().double().requires_grad_(t.requires_grad) for t in small]
@@ -261,6 +269,8 @@ class _How:
             pairs += zip(grads, _gradients(want, exact, upstream.double()), strict=True)
         if capped != shape:
             pairs += _edges(call, reference, inputs)
+            if self.direction != "forward" and work.flops(shape, self.direction) <= CHECKED_FLOPS:
+                pairs += _full_gradients(call, reference, inputs)
         # np.max, because max() loses a NaN that is not the first
         return float(np.max([relative_error(g.detach(), w.detach()) for g, w in pairs]))
 
@@ -308,22 +318,49 @@ def _edges(
     return [(full[part], reference(first[part].double(), *exact)) for part in parts]
 
 
+def _full_gradients(
+    call: Callable[..., Tensor], reference: Callable[..., Tensor], inputs: tuple[Tensor, ...]
+) -> list[tuple[Tensor, Tensor]]:
+    """The gradients at full size beside those of the reference, which takes a slice of rows at a time."""
+    output = call(*inputs)
+    upstream = (2 * output.detach()).contiguous()
+    first, *others = _gradients(output, inputs, upstream)
+    exact = [t.detach().double().requires_grad_() for t in inputs[1:]]
+    totals = [torch.zeros_like(t) for t in exact]
+    pairs = []
+    for rows_, up, got in zip(*(t.split(CHECKED_ROWS) for t in (inputs[0], upstream, first)), strict=True):
+        part = rows_.detach().double().requires_grad_()
+        wanted, *sums = _gradients(reference(part, *exact), [part, *exact], up.double())
+        pairs.append((got, wanted.to(got.dtype)))
+        totals = [total + term for total, term in zip(totals, sums, strict=True)]
+    return [*pairs, *zip(others, totals, strict=True)]
+
+
 def _gradients(output: Tensor, inputs: Sequence[Tensor], upstream: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(output, inputs, upstream, retain_graph=True)
 
 
 def _copies(sizes: Iterable[int]) -> dict[str, Job]:
-    return {f"{name} {size}": job for size in sizes for name, job in machine.copy_jobs(size).items()}
+    """Copies of each size; none of a size that does not fit beside the contenders."""
+    jobs: dict[str, Job] = {}
+    for size in sizes:
+        try:
+            jobs |= {f"{name} {size}": job for name, job in machine.copy_jobs(size).items()}
+        except torch.cuda.OutOfMemoryError:
+            continue  # the row then has no copy beside it
+    return jobs
 
 
-def _fastest(outcomes: Mapping[str, Timing | Gap], size: int) -> float | None:
-    """Microseconds of the faster copy of ``size`` bytes; None when no copy was measured.
+def _fastest(outcomes: Mapping[str, Timing | Gap], size: int, timed: Timing | Gap) -> float | None:
+    """Microseconds of the faster copy of ``size`` bytes by the same clock; None when none was measured.
 
     A copy that is bound by memory (above 8 MiB) is not credited with the bytes it moved in excess.
     """
     named = [outcomes.get(f"{name} {size}") for name in machine.COPIES]
     excess = machine.copied_bytes(size) / size if size > 2**23 else 1.0
-    return min((o.median_us / excess for o in named if isinstance(o, Timing)), default=None)
+    clock = timed.clock if isinstance(timed, Timing) else None
+    copies = [o for o in named if isinstance(o, Timing) and o.clock == clock]
+    return min((o.median_us / excess for o in copies), default=None)
 
 
 class Journal:

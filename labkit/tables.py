@@ -6,10 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from labkit import roofline, rows
+from labkit import roofline
 from labkit.claims import Measured
-
-_CASE = ["direction", "dtype", "clock", "cache"]
 
 
 def _axes(table: pd.DataFrame) -> set[str]:
@@ -70,29 +68,34 @@ def quotient(over: Measured | float | None, under: Measured | float | None) -> M
 
 
 def ratio(table: pd.DataFrame, of: str, over: str, **where: Any) -> Measured | None:
-    """How many times faster ``of`` is than ``over`` at one point, with its origin, for a claim."""
+    """How many times faster ``of`` is than ``over`` at one point, with its origin, for a claim.
+
+    None when either is missing, or when they were timed by different clocks.
+    """
+    both = _where(table, where)
+    both = both[both["contender"].isin([of, over]) & both["median_us"].notna()]
+    if both["clock"].nunique() > 1 and "clock" not in where:
+        return None
     return quotient(at(table, over, **where), at(table, of, **where))
 
 
 def worst(table: pd.DataFrame, of: str, over: str) -> Measured | None:
     """The longest time of ``of`` over that of ``over`` among all measured cases, ties counted as 1.
 
-    Cases are told apart by direction, dtype, clock, cache state and shape; a tie is a difference inside the
-    larger p80 - p20. None when nothing was measured for both, or a case of either is a gap.
+    Cases are told apart by direction, dtype and shape; a tie is a difference inside the larger p80 - p20.
+    None unless both were measured in every case of either, by one clock and in one cache state.
     """
-    if table.loc[table["contender"].isin([of, over]), "median_us"].isna().any():
-        return None
-    apart = [*_CASE, *(name for name in table if name not in rows.COLUMNS and name in _axes(table))]
+    apart = ["direction", "dtype", *(name for name in table if name in _axes(table))]
     ratios: list[float] = []
-    for _, case in table.groupby(apart, dropna=False):
+    for _, case in table[table["contender"].isin([of, over])].groupby(apart, dropna=False):
         both = roofline.paired(case, of, over, "direction")
+        if both.empty or case["median_us"].isna().any():
+            return None
         for _, row in both.iterrows():
             slower = row["median_us_of"] - row["median_us_over"]
             tie = abs(slower) <= max(row["spread_of"], row["spread_over"])
             ratios.append(1.0 if tie else row["median_us_of"] / row["median_us_over"])
-    if not ratios:
-        return None
-    return Measured(max(ratios), *_origin(table))
+    return Measured(max(ratios), *_origin(table)) if ratios else None
 
 
 def lowest(table: pd.DataFrame, column: str, **where: Any) -> Measured | None:

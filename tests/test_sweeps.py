@@ -338,6 +338,44 @@ def test_wrong_gradients_are_a_wrong_result(gpu):
     assert sweeps.run("suite", [contender], POINTS[:1])["note"].tolist() == [""]
 
 
+def test_gradients_are_right_at_full_size_too(gpu):
+    """Right for the sampled batch, wrong for a large one: as when only the left-over rows are done."""
+
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, dy):
+            return 2 * dy if len(dy) <= 64 else torch.zeros_like(dy)
+
+    contender = Contender("it", Wrong.apply, DOUBLING)
+    table = sweeps.run("suite", [contender], [{"batch": 200, "width": 16}], direction="backward")
+    assert table["note"].tolist() == ["wrong result: relative error 1.0e+00"]
+
+
+@pytest.mark.parametrize("direction", ["backward", "forward_backward"])
+def test_a_cold_run_rotates_the_upstream_gradient_too(gpu, monkeypatch, direction):
+    jobs = {}
+    monkeypatch.setattr(clocks, "measure", lambda given, **_: jobs.update(given) or {})
+    how = sweeps._How("suite", "float32", direction, "graph", "cold", 0.1)
+    inputs_ = tuple(t.requires_grad_() for t in DOUBLING.inputs(POINTS[0]))
+    job = how._job(lambda x: 2 * x, inputs_)
+    first, second = clocks.rotation(clocks.Job(job.call, job.inputs), 2**12)[:2]
+    assert all(a.data_ptr() != b.data_ptr() for a, b in zip(first, second, strict=True))
+    assert len(first) == 2, "x and the upstream gradient"
+
+
+def test_a_copy_that_does_not_fit_is_left_out(gpu, monkeypatch):
+    def none(size):
+        raise out_of_memory()
+
+    monkeypatch.setattr(machine, "copy_jobs", none)
+    table = sweeps.run("suite", [doubling(gpu)], POINTS[:1])
+    assert table["median_us"].notna().all() and table["copy_us"].isna().all()
+
+
 @pytest.mark.parametrize("edge", [0, -1])
 def test_a_large_batch_is_checked_small_and_at_both_ends(gpu, edge):
     """Right for the first 64 rows by themselves; wrong in the full size, in its first or last row."""

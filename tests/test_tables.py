@@ -135,3 +135,14 @@ def test_no_figure_mixes_kinds_or_devices(change):
     speedups = tables.speedup(MEASURED, "labkit", "eager")
     with pytest.raises(ValueError, match="rows of recorded NVIDIA H200 and of"):
         tables.growth(pd.concat([speedups, speedups.assign(**change)]))
+
+
+def test_no_ratio_mixes_clocks_and_the_worst_case_misses_none():
+    events = table(recorded(width=16, us=10.0), recorded("eager", width=16, us=20.0, clock="events"))
+    assert tables.worst(events, "labkit", "eager") is None
+    assert tables.speedup(events, "labkit", "eager").empty
+    assert tables.ratio(events, "labkit", "eager", width=16) is None
+    missing = table(
+        recorded(width=16, us=10.0), recorded("eager", width=16, us=20.0), recorded(width=32, us=10.0)
+    )
+    assert tables.worst(missing, "labkit", "eager") is None
