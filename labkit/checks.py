@@ -18,8 +18,8 @@ from labkit import device
 
 Inputs = Callable[[tuple[int, ...]], tuple[Tensor, ...]]
 
-SHAPES = ((64, 128), (37, 33), (5, 640), (3600, 3), (1, 1), (3, 5, 33), (19,), (0, 8), (4, 0))
-"""Full, ragged, wide, tall (sums over many rows), one element, three and one dimension, empty ones."""
+SHAPES = ((64, 128), (37, 33), (5, 640), (1, 1), (3, 5, 33), (3600, 3), (19,), (0, 8), (4, 0))
+"""Full, ragged, wide, one element, three dimensions, tall (sums over many rows), one dimension, empty."""
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Allowed |error| / (|reference| + its root mean square): a few roundings of the dtype."""
