@@ -322,17 +322,23 @@ def test_what_a_graph_cannot_hold_is_a_row_of_the_events_clock(gpu):
     assert table["median_us"][0] == pytest.approx(50.0)
 
 
-def test_wrong_gradients_are_a_wrong_result(gpu):
-    class Wrong(torch.autograd.Function):
+def doubling_with(gradient):
+    """Doubles its input; its gradient is what ``gradient`` makes of the upstream one."""
+
+    class Doubling(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
             return 2 * x
 
         @staticmethod
         def backward(ctx, dy):
-            return torch.full_like(dy, torch.nan)
+            return gradient(dy)
 
-    contender = Contender("it", Wrong.apply, DOUBLING)
+    return Contender("it", Doubling.apply, DOUBLING)
+
+
+def test_wrong_gradients_are_a_wrong_result(gpu):
+    contender = doubling_with(lambda dy: torch.full_like(dy, torch.nan))
     table = sweeps.run("suite", [contender], POINTS[:1], direction="backward")
     assert table["note"].tolist() == ["wrong result: relative error nan"]
     assert sweeps.run("suite", [contender], POINTS[:1])["note"].tolist() == [""]
@@ -340,17 +346,7 @@ def test_wrong_gradients_are_a_wrong_result(gpu):
 
 def test_gradients_are_right_at_full_size_too(gpu):
     """Right for the sampled batch, wrong for a large one: as when only the left-over rows are done."""
-
-    class Wrong(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return 2 * x
-
-        @staticmethod
-        def backward(ctx, dy):
-            return 2 * dy if len(dy) <= 64 else torch.zeros_like(dy)
-
-    contender = Contender("it", Wrong.apply, DOUBLING)
+    contender = doubling_with(lambda dy: 2 * dy if len(dy) <= 64 else torch.zeros_like(dy))
     table = sweeps.run("suite", [contender], [{"batch": 200, "width": 16}], direction="backward")
     assert table["note"].tolist() == ["wrong result: relative error 1.0e+00"]
 
