@@ -12,10 +12,15 @@ and 80th percentile.
 
 import math
 import random
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
 import numpy as np
@@ -32,6 +37,8 @@ MIN_SAMPLES, MAX_SAMPLES = 5, 40
 MAX_CALLS = 2000
 """Calls per sample, but for one call of each set of inputs: a call that does nothing ends somewhere."""
 WARMUPS = 3
+LONG_US = 2e5
+"""A sample that lasts longer does not keep a notebook's cells waiting."""
 EVENT_CALLS = 8
 """Calls per sample and contender of the events clock, each between events of its own."""
 
@@ -136,7 +143,10 @@ class Cuda:
         outer = torch.cuda.current_stream()
         # Captures share one pool: their outputs are never read again, and one pool holds the largest only.
         try:
-            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            # thread_local: what another cell does meanwhile, in the main thread, does not end the capture.
+            with torch.cuda.graph(
+                graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
+            ):
                 run()
         except BaseException:
             # PyTorch leaves a failed capture's stream current and its pool recording: use neither again.
@@ -173,8 +183,71 @@ def measure(
     expect(clock, cache)
     if not device.has_gpu():
         raise CannotTimeError
-    with device.full_float32():
+    with turn(stop), device.full_float32():
         return _Run(Cuda(), clock, cache, budget_s, random.Random(seed), stop).of(jobs)
+
+
+SECTION: ContextVar[Callable[[Callable[[], Any]], Any]] = ContextVar("SECTION", default=lambda act: act())
+"""Who calls a capture or a sample. A panel that measures in a thread has the thread of the cells do it:
+while a graph is captured no other thread may draw random numbers, and what a cell does would be timed too."""
+_waiting: SimpleQueue[Callable[[], None]] = SimpleQueue()
+_TURN = threading.RLock()
+
+
+def on_main_thread(
+    act: Callable[[], Any], wake: Callable[[Callable[[], None]], Any], stop: Callable[[], bool]
+) -> Any:
+    """Have the main thread call ``act`` between cells, and wait for its result.
+
+    ``wake`` has a function called there as soon as no cell keeps it busy. StoppedError when ``stop()`` turns
+    true before it got to it, or the cell that served it was interrupted.
+    """
+    result: Future[Any] = Future()
+
+    def section() -> None:
+        if not result.set_running_or_notify_cancel():
+            return
+        try:
+            result.set_result(act())
+        except Exception as error:
+            result.set_exception(error)
+        except BaseException:
+            # The notebook's stop button meant the cell that was serving. In the other thread this would end
+            # up in the event loop, and end the kernel.
+            result.set_exception(StoppedError("stopped with the cell that was waiting for it"))
+            raise
+
+    _waiting.put(section)
+    wake(serve)
+    while not result.done():
+        wait([result], timeout=0.05)
+        if stop() and result.cancel():
+            raise StoppedError("stopped while a cell was running")
+    return result.result()
+
+
+def serve() -> None:
+    """Call what waits for this thread."""
+    with suppress(Empty):
+        while True:
+            _waiting.get_nowait()()
+
+
+@contextmanager
+def turn(stop: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """The device to oneself, among the threads of this process: a panel measures while cells run.
+
+    Raises StoppedError when ``stop()`` turns true while another thread has its turn.
+    """
+    while not _TURN.acquire(timeout=0.05):
+        if stop():
+            raise StoppedError("stopped while another measurement had its turn")
+        if threading.current_thread() is threading.main_thread():
+            serve()  # whose turn it is may be waiting for this thread
+    try:
+        yield
+    finally:
+        _TURN.release()
 
 
 def expect(clock: str, cache: str) -> None:
@@ -207,6 +280,8 @@ class _Run:
             self._check_stop()
             try:
                 samplers[name] = _Sampler(self.cuda, job, self.clock, self.cache)
+            except StoppedError:  # while it waited for a cell: no gap of this contender
+                raise
             except Exception as error:  # becomes the note of this contender's gap
                 outcome[name] = Gap(describe(error))
         outcome |= self._interleave(samplers)
@@ -223,6 +298,8 @@ class _Run:
                 self._check_stop()
                 try:
                     samples[name] += samplers[name].take()
+                except StoppedError:
+                    raise
                 except Exception as error:  # becomes the note of this contender's gap
                     failed[name] = Gap(describe(error))
         done = {name: s for name, s in samplers.items() if name not in failed}
@@ -261,6 +338,11 @@ class _Sampler:
         return int(min(MAX_SAMPLES, max(MIN_SAMPLES, budget_s * 1e6 / max(self.sample_us, 1.0))))
 
     def take(self) -> list[float]:
+        # What a cell does meanwhile is nothing beside a long sample, and nobody waits that long for a button.
+        short = self.sample_us < LONG_US
+        return list(SECTION.get()(self._take) if short else self._take())
+
+    def _take(self) -> list[float]:
         if self.clock == "graph":
             # A graph of one slow call replays the same set of inputs each time: nothing rotates.
             flush = self.calls < len(self.sets)
@@ -302,13 +384,13 @@ class _Sampler:
                 if calls > self.calls:
                     self.calls = calls
                     self._capture_calls()
-        except torch.cuda.OutOfMemoryError:
+        except (torch.cuda.OutOfMemoryError, StoppedError):
             raise
         except Exception as error:
             self.clock, self.note = "events", f"timed with events, a graph cannot hold it: {describe(error)}"
 
     def _capture_calls(self) -> None:
-        self.replay = self.cuda.capture(lambda: self._calls(self.calls))
+        self.replay = SECTION.get()(lambda: self.cuda.capture(lambda: self._calls(self.calls)))
         self.replay()
         self.sample_us = self.cuda.device_us(self.replay, queued=True)
 

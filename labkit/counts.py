@@ -47,6 +47,9 @@ class Launch:
     """Program instances of a Triton kernel; 0 for an operation of PyTorch."""
     bytes_read: int = 0
     bytes_written: int = 0
+    touched: int = 0
+    """Bytes of the distinct addresses that were read, and of those that were written: what crosses memory
+    when a cache keeps whatever one launch uses, and nothing from one launch to the next."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,11 @@ class Counts:
     def bytes_written(self) -> int:
         """Bytes that all launches write."""
         return sum(launch.bytes_written for launch in self.launches)
+
+    @property
+    def touched(self) -> int:
+        """Bytes of distinct addresses, summed over all launches."""
+        return sum(launch.touched for launch in self.launches)
 
 
 def count(call: Callable[[], Any]) -> Counts:
@@ -128,7 +136,8 @@ def _operation(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
             written += tree_leaves(given)
         if not writes or not (argument.is_out or name in _OVERWRITES):
             read += tree_leaves(given)
-    return Launch(name, bytes_read=_touched_bytes(read), bytes_written=_touched_bytes(written))
+    read_bytes, written_bytes = _touched_bytes(read), _touched_bytes(written)
+    return Launch(name, 0, read_bytes, written_bytes, read_bytes + written_bytes)
 
 
 def _touched_bytes(leaves: list[Any]) -> int:
@@ -154,14 +163,18 @@ def _interpreted(launches: list[Launch], operations: _Operations) -> Iterator[No
 
     launch_kernel = GridExecutor.__call__
     set_grid = InterpreterBuilder.set_grid_dim
+    addresses: dict[tuple[bool, int], list[Any]] = {}  # of this launch, by (written, bytes of an element)
 
     def launched(executor: Any, *args: Any, **kwargs: Any) -> Any:
         launches.append(Launch(executor.fn.__name__))
+        addresses.clear()
         operations.paused = True  # the interpreter's own copies are no launches
         try:
             return launch_kernel(executor, *args, **kwargs)
         finally:
             operations.paused = False
+            found = {key: np.unique(np.concatenate(parts)).size for key, parts in addresses.items()}
+            launches[-1].touched = sum(count * size for (_, size), count in found.items())
 
     def grid_set(builder: Any, *grid: int) -> None:
         launches[-1].programs = math.prod(grid)
@@ -172,10 +185,12 @@ def _interpreted(launches: list[Launch], operations: _Operations) -> Iterator[No
 
         def access(builder: Any, *args: Any, **kwargs: Any) -> Any:
             pointers = args[1] if method == "create_atomic_rmw" else args[0]
-            lanes = (
-                pointers.data.size if mask_at is None else np.count_nonzero(np.asarray(args[mask_at].data))
-            )
-            moved = int(lanes) * max(1, pointers.get_element_ty().primitive_bitwidth // 8)
+            on = True if mask_at is None else np.asarray(args[mask_at].data, dtype=bool)
+            used = np.asarray(pointers.data)[np.broadcast_to(on, np.shape(pointers.data))].ravel()
+            size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
+            for written in [False] * reads + [True] * writes:
+                addresses.setdefault((written, size), []).append(used)
+            moved = used.size * size
             launches[-1].bytes_read += moved * reads
             launches[-1].bytes_written += moved * writes
             return original(builder, *args, **kwargs)

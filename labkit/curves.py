@@ -74,10 +74,13 @@ class _Quantity:
     name: str
     text: Callable[[float], str]
     less_is_better: bool
+    ranked: bool = True
+    """Whether the alt text says who wins."""
 
 
 _TIME = _Quantity("median_us", "p20_us", "p80_us", "time per call", duration, True)
 _SPEEDUP = _Quantity("speedup", "low", "high", "speedup", factor, False)
+_TRAFFIC = _Quantity("traffic", "low", "high", "bytes moved over the fewest possible", factor, True, False)
 
 
 # --- curves over an axis ----------------------------------------------------------------------------
@@ -92,6 +95,7 @@ def sweep(
     regimes: Sequence[Regime] | Callable[[pd.DataFrame], Sequence[Regime]] = (),
     facet: str | None = None,
     rows: str | None = None,
+    values: Sequence[float] = (),
     note: str = "",
     alt: str | None = None,
 ) -> Shown:
@@ -100,10 +104,11 @@ def sweep(
     ``table`` is one of :func:`labkit.rows.table`; ``floor`` names thin dark model lines in microseconds;
     ``regimes`` are shaded and named; ``facet`` and ``rows`` are columns that make panels side by side and
     one above the other. Where panels differ, ``floor`` and ``regimes`` are functions of a panel's rows.
-    Rows without a time are a small cross at the foot of the panel and a footnote. ``alt`` replaces the
-    generated alt text. ValueError names a column that the table lacks.
+    Rows without a time are a small cross at the foot of the panel and a footnote. The axis reaches over
+    ``values`` too, where nothing was measured yet. ``alt`` replaces the generated alt text. ValueError names
+    a column that the table lacks.
     """
-    return _curves_figure(table, x, _TIME, title, floor or {}, regimes, facet, rows, note, alt, {})
+    return _curves_figure(table, x, _TIME, title, floor or {}, regimes, facet, rows, values, note, alt, {})
 
 
 def speedup(
@@ -116,6 +121,7 @@ def speedup(
     regimes: Sequence[Regime] | Callable[[pd.DataFrame], Sequence[Regime]] = (),
     facet: str | None = None,
     rows: str | None = None,
+    values: Sequence[float] = (),
     note: str = "",
     alt: str | None = None,
 ) -> Shown:
@@ -126,7 +132,28 @@ def speedup(
     lines of what one would expect. The rest as in :func:`sweep`.
     """
     fixed: Models = {"equal": lambda _: 1.0} if one_line else {}
-    return _curves_figure(table, x, _SPEEDUP, title, naive or {}, regimes, facet, rows, note, alt, fixed)
+    return _curves_figure(
+        table, x, _SPEEDUP, title, naive or {}, regimes, facet, rows, values, note, alt, fixed
+    )
+
+
+def traffic(
+    table: pd.DataFrame,
+    x: str = "width",
+    *,
+    title: str,
+    facet: str | None = None,
+    rows: str | None = None,
+    values: Sequence[float] = (),
+    note: str = "",
+    alt: str | None = None,
+) -> Shown:
+    """Bytes moved over the fewest possible, counted and not timed, against an axis: column ``traffic``.
+
+    The line at 1 is one pass over inputs and outputs. The rest as in :func:`sweep`.
+    """
+    fixed: Models = {"fewest possible": lambda _: 1.0}
+    return _curves_figure(table, x, _TRAFFIC, title, {}, (), facet, rows, values, note, alt, fixed)
 
 
 @dataclass(frozen=True)
@@ -156,13 +183,15 @@ def _curves_figure(
     regimes: Sequence[Regime] | Callable[[pd.DataFrame], Sequence[Regime]],
     facet: str | None,
     down: str | None,
+    values: Sequence[float],
     note: str,
     alt: str | None,
     fixed: Models,
 ) -> Shown:
     split = [name for name in (facet, down) if name]
     table = prepared(table, [x, quantity.column, *split], [x, quantity.column, quantity.low, quantity.high])
-    x_limits = limits(table[x].dropna(), least=4.0 if table[x].nunique() < 2 else 1.0, pad=0.03)
+    reached = [*table[x].dropna(), *values]
+    x_limits = limits(reached, least=4.0 if len(set(reached)) < 2 else 1.0, pad=0.03)
     panels = []
     for name, rows in _split(table, facet, down):
         spec = models(rows) if callable(models) else models
@@ -176,7 +205,7 @@ def _curves_figure(
                 _clipped(shaded, x_limits),
             )
         )
-    figure = _CurvesFigure(table, x, quantity, panels, x_limits, facet, down)
+    figure = _CurvesFigure(table, x, quantity, panels, reached, x_limits, facet, down)
     return Shown(figure.draw(title, note), alt or figure.alt(title))
 
 
@@ -253,6 +282,8 @@ class _CurvesFigure:
     x: str
     quantity: _Quantity
     panels: list[_Panel]
+    reached: list[float]
+    """What the horizontal axis has room for."""
     x_limits: tuple[float, float]
     facet: str | None
     down: str | None
@@ -291,7 +322,7 @@ class _CurvesFigure:
         places = [self._regime_places(panel, page.panel_width) for panel in self.panels]
         above = LINE * SMALL_SIZE * max((row + 1 for group in places for _, row in group), default=0)
         page = replace(page, above=above + (LINE * TEXT_SIZE if many else 0) + 6)
-        x_ticks = doubling_ticks(self.table[self.x].dropna(), self.x_limits, page.panel_width)
+        x_ticks = doubling_ticks(self.reached, self.x_limits, page.panel_width)
         figure, axes = page.draw()
         for spare in axes[len(self.panels) :]:
             spare.set_visible(False)
@@ -427,7 +458,8 @@ class _CurvesFigure:
             for panel in self.panels:
                 curves = [curve for curve in panel.curves if curve.kind == kind]
                 if curves:
-                    find = _winners if self.quantity.less_is_better and kind != PUBLISHED else _ranges
+                    ranked = self.quantity.less_is_better and self.quantity.ranked
+                    find = _winners if ranked and kind != PUBLISHED else _ranges
                     lead = f"{panel.name}: " if panel.name else ""
                     found.append(lead + find(curves, self.x, self.quantity))
             if found:

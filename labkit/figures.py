@@ -6,8 +6,8 @@ markers, published markers alone.
 """
 
 from labkit.bars import bars
-from labkit.curves import speedup, sweep
+from labkit.curves import speedup, sweep, traffic
 from labkit.drawing import Shown, colour, marker
 from labkit.timeline import timeline
 
-__all__ = ["Shown", "bars", "colour", "marker", "speedup", "sweep", "timeline"]
+__all__ = ["Shown", "bars", "colour", "marker", "speedup", "sweep", "timeline", "traffic"]

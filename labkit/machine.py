@@ -189,6 +189,23 @@ def roofs(*, again: bool = False) -> Roofs | None:
     return _from_rows(measured)
 
 
+def roofs_of(table: pd.DataFrame) -> Roofs | None:
+    """The roofs of the device that a table's rows are from, live rows first: no floor of another machine.
+
+    None where there are no rows, or that device left no roofs.
+    """
+    if table.empty:
+        return None
+    if "device" not in table:
+        return roofs()
+    live = table[table["kind"] == rows.LIVE]
+    name = str((table if live.empty else live)["device"].iloc[0])
+    if name == identity().device:
+        return roofs()
+    tape = rows.recorded("roofs")
+    return _from_rows(tape) if tape and tape[0].device == name else None
+
+
 def _own_roofs(measured: list[Row]) -> Roofs:
     """Roofs of this device and these versions; ValueError when any row is of others."""
     here = identity()

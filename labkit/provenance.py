@@ -89,7 +89,7 @@ def prepared(table: pd.DataFrame, needed: Iterable[str], numbers: Iterable[str])
 
 def extra_axes(table: pd.DataFrame) -> list[str]:
     """Columns that are axes of the shape: whole numbers, and not of the schema of rows."""
-    known = {*COLUMNS, "series", "speedup", "low", "high"}
+    known = {*COLUMNS, "series", "speedup", "low", "high", "traffic", "launches", "programs", "moved"}
     return [
         name
         for name in table.columns

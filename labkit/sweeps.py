@@ -24,11 +24,10 @@ from torch import Tensor
 from labkit import clocks, device, machine, places, roofline, rows
 from labkit.checks import relative_error
 from labkit.clocks import Cache, Clock, Gap, Job, Timing
+from labkit.profile_tapes import TAPE
 from labkit.rows import Row
 
 Shape = dict[str, int]
-TAPE = "LABKIT_TAPE"
-"""Where `labkit record` wants the rows of a lesson; other sweeps keep theirs in the user's cache."""
 RESUME_WITHIN_S = 3600
 """An interrupted sweep is continued for an hour; later the machine may be in another state."""
 ALLOWED_ERROR = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 2e-2}
@@ -72,7 +71,8 @@ class Work:
 class Contender:
     """One way to do the work. ``compiled`` passes the call through torch.compile afresh for each point.
 
-    ``peer`` names the library behind it and its version comes from the installed package.
+    ``dtypes`` names the dtypes that it is for, all when empty. ``peer`` names the library behind it and its
+    version comes from the installed package.
     """
 
     name: str
@@ -80,6 +80,11 @@ class Contender:
     work: Work
     compiled: bool = False
     peer: str | None = None
+    dtypes: tuple[str, ...] = ()
+
+    def takes(self, dtype: str) -> bool:
+        """Whether it is a contender for this dtype."""
+        return not self.dtypes or dtype in self.dtypes
 
     def fingerprint(self) -> str:
         """Changes when the call or the work, or what they use of their own modules, is edited."""
@@ -105,11 +110,11 @@ def run(
 ) -> pd.DataFrame:
     """Measure every contender at every point; a table with a row for each.
 
-    At each point all contenders and a copy of the same bytes are interleaved in one run, and each
-    contender's result is compared with float64. Out of memory, an error or a wrong result is a row without a
-    time and with a note; the others go on. ``progress(done, total, row)`` hears of each row. When ``stop()``
-    turns true the rows measured so far are returned. With ``resume`` a sweep that was interrupted within the
-    last hour, of the same code on the same machine, is continued.
+    At each point the contenders for this dtype and a copy of the same bytes are interleaved in one run, and
+    each contender's result is compared with float64. Out of memory, an error or a wrong result is a row
+    without a time and with a note; the others go on. ``progress(done, total, row)`` hears of each row. When
+    ``stop()`` turns true the rows measured so far are returned. With ``resume`` a sweep that was interrupted
+    within the last hour, of the same code on the same machine, is continued.
 
     Without a GPU nothing is measured: the rows of this suite, dtype, direction, clock and cache state come
     from a recorded device, and the table is empty when there is none.
@@ -119,6 +124,7 @@ def run(
     if direction not in ("forward", "backward", "forward_backward"):
         raise ValueError(f"direction: {direction!r} is none of forward, backward, forward_backward")
     clocks.expect(clock, cache)
+    contenders = [contender for contender in contenders if contender.takes(dtype)]
     names = [contender.name for contender in contenders]
     if len(set(names)) < len(names):
         raise ValueError(f"contenders: two of them have one name among {', '.join(names)}")
@@ -134,7 +140,7 @@ def run(
         for shape in listed:
             kept = journal.rows_of(shape)
             todo = [contender for contender in contenders if contender.name not in kept]
-            with device.full_float32():
+            with clocks.turn(stop), device.full_float32():
                 fresh = how.measure(todo, shape, stop) if todo else {}
             for contender in contenders:
                 row = kept.get(contender.name) or fresh[contender.name]
@@ -180,15 +186,14 @@ class _How:
 
     def matches(self, row: Row) -> bool:
         mine = (self.suite, self.dtype, self.direction, self.clock, self.cache)
-        # A graph that could not be captured was timed with events; its row says so and still belongs here.
-        clock = self.clock if row.clock == "events" and row.note else row.clock
-        return mine == (row.suite, row.dtype, row.direction, clock, row.cache)
+        return mine == (row.suite, row.dtype, row.direction, asked_clock(row), row.cache)
 
     def measure(
         self, contenders: Sequence[Contender], shape: Shape, stop: Callable[[], bool]
     ) -> dict[str, Row]:
         """Rows of one point, by contender."""
-        torch.compiler.reset()  # a compiled contender gets fresh code for each shape, not a dynamic one
+        if any(contender.compiled for contender in contenders):
+            torch.compiler.reset()  # it gets fresh code for each shape, not a dynamic one
         jobs: dict[str, Job] = {}
         gaps: dict[str, str] = {}
         errors: dict[str, float] = {}
@@ -301,6 +306,7 @@ class _How:
             relative_error=error if error is None or math.isfinite(error) else None,  # JSON has no NaN
             peer=contender.peer,
             peer_version=machine.version(contender.peer) if contender.peer else None,
+            source=code(contender),
             note=outcome.note,
             **machine.stamp(),
         )
@@ -386,7 +392,7 @@ class Journal:
         name = f"{how.suite.replace('/', '-')}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.jsonl"
         path = places.cache() / "sweeps" / name
         recent = path.exists() and time.time() - path.stat().st_mtime < RESUME_WITHIN_S
-        known = _readable(path) if resume and recent else []
+        known = readable(path) if resume and recent else []
         rows.write(path, known)  # without a torn last line
         return cls(path, known, keep=False)
 
@@ -406,7 +412,17 @@ class Journal:
             self.path.unlink(missing_ok=True)
 
 
-def _readable(path: Path) -> list[Row]:
+def asked_clock(row: Row) -> str:
+    """The clock that was asked for: a call that a graph cannot hold is timed with events, and says so."""
+    return "graph" if row.clock == "events" and row.note and row.median_us is not None else row.clock
+
+
+def code(contender: Contender) -> str:
+    """What a live row names as its source: the code that was measured."""
+    return f"code {contender.fingerprint()}"
+
+
+def readable(path: Path) -> list[Row]:
     """Rows of a journal; none of a damaged one, which is measured again, not trusted."""
     try:
         return rows.read(path)

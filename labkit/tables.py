@@ -106,6 +106,21 @@ def lowest(table: pd.DataFrame, column: str, **where: Any) -> Measured | None:
     return Measured(float(fitting[column].min()), *_origin(fitting))
 
 
+def crossover(table: pd.DataFrame, of: str, over: str, x: str = "width", **where: Any) -> Measured | None:
+    """From which ``x`` on ``of`` is faster than ``over``, interpolated on log-log axes, with its origin.
+
+    None when they do not change places, or do so more than once.
+    """
+    both = roofline.paired(_where(table, where), of, over, x)
+    if both.empty:
+        return None
+    ours, theirs = both["median_us_of"].tolist(), both["median_us_over"].tolist()
+    points = roofline.crossovers(both[x].tolist(), ours, theirs)
+    if len(points) != 1 or ours[-1] >= theirs[-1]:
+        return None
+    return Measured(points[0], *_origin(both))
+
+
 def growth(speedups: pd.DataFrame, x: str = "width") -> Measured | None:
     """The power of ``x`` that a speedup grows with, fitted on log-log axes; None below two points."""
     if len(speedups) < 2:

@@ -63,15 +63,40 @@ AFFINE = Work(_affine_inputs, affine, _affine_bytes, _affine_flops)
 """x*w+b with vectors w and b: inputs x (batch, width), weight (width,), bias (width,)."""
 
 
+def residual_block(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+    """relu(x * weight + bias) + residual in plain PyTorch."""
+    return torch.relu(x * weight + bias) + residual
+
+
+def _residual_inputs(shape: Shape) -> tuple[Tensor, ...]:
+    return *_affine_inputs(shape), draw(shape["batch"], shape["width"])
+
+
+def _residual_bytes(shape: Shape, itemsize: int, direction: str) -> int:
+    """3N: x and residual in, the result out."""
+    if direction != "forward":
+        raise ValueError(f"direction: the residual block is measured forward only, not {direction}")
+    return 3 * shape["batch"] * shape["width"] * itemsize
+
+
+def _residual_flops(shape: Shape, direction: str) -> int:
+    """Multiply, add, compare, add."""
+    return 4 * shape["batch"] * shape["width"]
+
+
+RESIDUAL = Work(_residual_inputs, residual_block, _residual_bytes, _residual_flops, sample={})
+"""relu(x*w+b) + residual, forward: inputs x and residual (batch, width), weight and bias (width,) between."""
+
+
 def floors(**works: Work) -> Callable[[pd.DataFrame], dict[str, Callable[[float], float]]]:
     """For figures.sweep: the floor in us of each work against width, for a panel of one batch and dtype.
 
-    ``floors(linear=LINEAR)`` draws "floor of linear". Nothing is drawn before a device was measured.
+    ``floors(linear=LINEAR)`` draws "floor of linear". The roofs are those of the device of the panel's rows.
     """
-    roofs = machine.roofs()
 
     def of(panel: pd.DataFrame) -> dict[str, Callable[[float], float]]:
-        if roofs is None or panel.empty:
+        roofs = machine.roofs_of(panel)
+        if roofs is None:
             return {}
         batch, dtype = int(panel["batch"].iloc[0]), str(panel["dtype"].iloc[0])
 
@@ -85,10 +110,10 @@ def floors(**works: Work) -> Callable[[pd.DataFrame], dict[str, Callable[[float]
 
 def regimes(work: Work) -> Callable[[pd.DataFrame], list[tuple[float, float, str]]]:
     """For figures.sweep: over which widths launch, memory or arithmetic is the highest floor of ``work``."""
-    roofs = machine.roofs()
 
     def of(panel: pd.DataFrame) -> list[tuple[float, float, str]]:
-        if roofs is None or panel.empty:
+        roofs = machine.roofs_of(panel)
+        if roofs is None:
             return []
         batch, dtype = int(panel["batch"].iloc[0]), str(panel["dtype"].iloc[0])
         itemsize = getattr(torch, dtype).itemsize

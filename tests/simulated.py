@@ -7,6 +7,10 @@ from typing import Any
 
 import torch
 
+from labkit import clocks, device, machine
+from labkit.machine import Identity
+from labkit.sweeps import Contender, Work
+
 L2_BYTES = 4096
 
 
@@ -88,3 +92,51 @@ def ticking(gpu: Gpu, *times_us: float) -> Callable[..., None]:
     """A call whose device time goes through ``times_us`` again and again."""
     turn = itertools.cycle(times_us)
     return lambda *_: gpu.launch(0.0, next(turn))
+
+
+HERE = Identity("Simulated", "570.1", "2.13.0", "3.7.1", (9, 0), 2**30, 0, 4)
+
+
+def install(put: Callable[[object, str, Any], None]) -> Gpu:
+    """Make this machine one in virtual time whose faster copy moves 10 bytes a microsecond.
+
+    ``put`` is ``monkeypatch.setattr``, or ``setattr`` in a notebook.
+    """
+    gpu = Gpu(l2_bytes=0)
+    put(device, "has_gpu", lambda: True)
+    put(device, "name", lambda: "cpu")
+    put(machine, "identity", lambda: HERE)
+    put(clocks, "Cuda", lambda: gpu)
+    put(machine, "COPIES", {"slow": _copy(gpu, 2.0), "fast": _copy(gpu, 1.0)})
+    return gpu
+
+
+def _copy(gpu: Gpu, factor: float) -> Callable[..., None]:
+    return lambda source, target: gpu.launch(1.0, factor * 2 * source.nbytes / 10)
+
+
+def _inputs(shape: dict[str, int]) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(0)
+    return (torch.randn(shape["batch"], shape["width"]),)
+
+
+DOUBLING = Work(
+    inputs=_inputs,
+    reference=lambda x: 2 * x,
+    min_bytes=lambda s, size, direction: (
+        (2 if direction == "forward" else 3) * s["batch"] * s["width"] * size
+    ),
+    flops=lambda s, direction: s["batch"] * s["width"],
+)
+
+
+def doubling(
+    gpu: Gpu, name: str = "labkit", us: float = 1.0, work: Work = DOUBLING, **options: Any
+) -> Contender:
+    """A right contender that takes ``us`` per column."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        gpu.launch(4.0, us * x.shape[1])
+        return 2 * x
+
+    return Contender(name, call, work, **options)

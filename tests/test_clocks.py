@@ -5,6 +5,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 import time
 import weakref
 
@@ -576,3 +577,210 @@ def test_tf32_is_off_while_it_measures_and_as_it_was_afterwards(gpu):
         assert not any(seen) and matmul.allow_tf32
     finally:
         matmul.allow_tf32 = before
+
+
+# Threads take turns
+
+
+def test_measurements_of_two_threads_take_turns(gpu):
+    inside, most = [], []
+
+    def call():
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.0005)
+        inside.pop()
+        gpu.launch(1.0, 300.0)
+
+    threads = [threading.Thread(target=measure, args=(call,), kwargs={"budget_s": 0.0}) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(most) == 1
+
+
+def test_who_waits_for_its_turn_can_be_stopped_and_who_has_it_can_nest(gpu):
+    stop, told = threading.Event(), []
+
+    def waiting():
+        with pytest.raises(clocks.StoppedError, match="another measurement had its turn"):
+            measure(lambda: pytest.fail("not its turn"), stop=stop.is_set)
+        told.append(time.monotonic())
+
+    with clocks.turn():
+        assert measure(lambda: gpu.launch(1.0, 30.0), budget_s=0.0).median_us == pytest.approx(30.0)
+        thread = threading.Thread(target=waiting)
+        thread.start()
+        time.sleep(0.15)
+        assert not told
+        stop.set()
+        stopped = time.monotonic()
+        thread.join(5)
+        assert told and told[0] - stopped < 0.5
+
+
+def test_a_turn_ends_with_an_error_too(gpu):
+    with pytest.raises(ZeroDivisionError), clocks.turn():
+        _ = 1 / 0
+    entered = []
+
+    def enter():
+        with clocks.turn(stop=lambda: True):
+            entered.append(True)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join(5)
+    assert entered, "another thread gets it"
+
+
+# In a thread, beside the cells of a notebook
+
+
+def measured_in_a_thread(gpu, busy, stop=lambda: False):
+    """Measure in a thread while this one is ``busy()`` and then serves; the timing, or the error."""
+    wakes = []
+
+    def work():
+        clocks.SECTION.set(lambda act: clocks.on_main_thread(act, wakes.append, stop))
+        try:
+            found.append(measure(lambda: record(gpu), stop=stop))
+        except clocks.StoppedError as error:
+            found.append(error)
+
+    found, threads = [], []
+
+    def record(gpu):
+        threads.append(threading.current_thread() if gpu.captured is not None else None)
+        gpu.launch(2.0, 7.0)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    busy()
+    while thread.is_alive():
+        clocks.serve()
+        thread.join(0.001)
+    return found[0], [thread for thread in threads if thread]
+
+
+def test_graphs_are_captured_on_the_thread_of_the_cells_between_two_of_them(gpu):
+    def cell():
+        time.sleep(0.2)
+        assert "capture" not in gpu.log and not gpu.log.count("replay 1"), "nothing beside a cell"
+
+    timing, threads = measured_in_a_thread(gpu, cell)
+    assert timing.median_us == pytest.approx(7.0)
+    assert set(threads) == {threading.current_thread()}
+
+
+def test_a_cell_that_measures_does_not_wait_for_a_thread_that_waits_for_it(gpu):
+    def cell():
+        time.sleep(0.05)  # the thread has its turn, and waits for this one to capture
+        assert measure(lambda: gpu.launch(2.0, 3.0)).median_us == pytest.approx(3.0)
+
+    timing, _ = measured_in_a_thread(gpu, cell)
+    assert timing.median_us == pytest.approx(7.0)
+
+
+def test_stop_ends_the_wait_for_a_long_cell(gpu):
+    stop = threading.Event()
+
+    def cell():
+        time.sleep(0.1)
+        stop.set()
+        time.sleep(0.3)
+
+    error, _ = measured_in_a_thread(gpu, cell, stop.is_set)
+    assert isinstance(error, clocks.StoppedError)
+    assert "capture" not in gpu.log, "what was not begun is not done later"
+
+
+def test_what_goes_wrong_in_a_section_goes_wrong_in_the_thread_that_asked(gpu):
+    with pytest.raises(KeyError, match="mine"):
+        clocks.on_main_thread(lambda: {}["mine"], lambda serve: serve(), lambda: False)
+
+
+def test_a_cell_that_is_interrupted_while_it_serves_keeps_its_interrupt(gpu):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    found = []
+
+    def work():
+        try:
+            clocks.on_main_thread(interrupted, lambda _: None, lambda: False)
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        while thread.is_alive():
+            clocks.serve()
+    thread.join(10)
+    assert [type(error) for error in found] == [clocks.StoppedError], "it would end the kernel's event loop"
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_stop_in_any_section_is_no_gap(gpu, clock):
+    """Also in the last one, after which nobody asks again whether to stop."""
+
+    def sections_until(last):
+        """Measure two jobs, stopped in the section of this number; how many began."""
+        begun = []
+
+        def section(act):
+            begun.append(act)
+            if len(begun) == last:
+                raise clocks.StoppedError("stopped while a cell was running")
+            return act()
+
+        token = clocks.SECTION.set(section)
+        try:
+            clocks.measure({name: Job(lambda: gpu.launch(2.0, 7.0)) for name in "ab"}, clock=clock)
+        finally:
+            clocks.SECTION.reset(token)
+        return len(begun)
+
+    for number in range(1, sections_until(None) + 1):
+        with pytest.raises(clocks.StoppedError):
+            sections_until(number)
+
+
+def test_long_samples_leave_the_cells_alone(gpu):
+    threads = []
+
+    def call():
+        if gpu.captured is None:
+            threads.append(threading.current_thread())
+        gpu.launch(2.0, clocks.LONG_US + 1)
+
+    found = []
+    thread = threading.Thread(
+        target=lambda: (
+            clocks.SECTION.set(lambda act: clocks.on_main_thread(act, lambda _: None, lambda: False)),
+            found.append(measure(call, clock="events")),
+        )
+    )
+    thread.start()
+    thread.join(10)  # nobody serves
+    assert found and set(threads) == {thread}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="random numbers meet a capture on a GPU only")
+def test_a_cell_draws_random_numbers_while_a_thread_captures():
+    x = torch.randn(1024, device="cuda")
+    found, wakes = [], []
+
+    def work():
+        clocks.SECTION.set(lambda act: clocks.on_main_thread(act, wakes.append, lambda: False))
+        jobs = {str(n): Job(lambda t: t + 1, (x,)) for n in range(20)}
+        found.append(clocks.measure(jobs, cache="warm", budget_s=0.01))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while thread.is_alive():
+        torch.randn(64, device="cuda").sum().item()  # fails beside a capture
+        clocks.serve()
+    assert all(timing.clock == "graph" for timing in found[0].values())

@@ -94,7 +94,7 @@ def test_in_place_operations_write_what_they_change():
 def test_a_kernel_moves_the_bytes_of_its_unmasked_lanes():
     x, y = torch.randn(100), torch.empty(100)
     result = counts.count(lambda: scale[(2,)](x, y, 100, BLOCK=64))
-    assert result.launches == [counts.Launch("scale", 2, bytes_read=400, bytes_written=400)]
+    assert result.launches == [counts.Launch("scale", 2, bytes_read=400, bytes_written=400, touched=800)]
     assert type(result.bytes_read) is int
     assert result.programs == 2
     torch.testing.assert_close(y, 2 * x)
@@ -105,7 +105,28 @@ def test_a_kernel_with_a_callable_grid_and_half_precision():
     result = counts.count(
         lambda: scale[lambda meta: (triton.cdiv(100, meta["BLOCK"]), 1)](x, y, 100, BLOCK=32)
     )
-    assert result.launches == [counts.Launch("scale", 4, bytes_read=200, bytes_written=200)]
+    assert result.launches == [counts.Launch("scale", 4, bytes_read=200, bytes_written=200, touched=400)]
+
+
+@triton.jit
+def scale_by_column(x, weight, y, count, width, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    tl.store(y + at, tl.load(x + at, inside) * tl.load(weight + at % width, inside), inside)
+
+
+def test_an_address_is_touched_once_a_launch_however_many_lanes_load_it():
+    x, weight, y = torch.randn(100), torch.randn(10), torch.empty(100)
+
+    def call():
+        scale_by_column[(2,)](x, weight, y, 100, 10, BLOCK=64)
+
+    (launch,) = counts.count(call).launches
+    assert (launch.bytes_read, launch.bytes_written, launch.touched) == (800, 400, 400 + 40 + 400)
+    assert counts.count(lambda: (call(), call())).touched == 2 * 840, "nothing is kept between launches"
+    assert counts.count(lambda: (x * 2) + 1).touched == 4 * 400, "the intermediate goes out and comes back"
+    (again,) = counts.count(lambda: scale[(2,)](x, x, 100, BLOCK=64)).launches
+    assert again.touched == 800, "read and written are two passages"
 
 
 def test_atomics_read_and_write():

@@ -16,13 +16,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from PIL import Image
 
-from labkit import drawing, figures, rows, timeline
+from labkit import drawing, figures, lanes, rows
 
 WIDTHS = [128, 256, 512, 1024, 2048, 4096, 8192, 16384]
 H200, L4 = "NVIDIA H200", "NVIDIA L4"
@@ -490,6 +491,42 @@ def test_speedup_mixes_contenders_with_published_series() -> None:
     assert_apart(boxes(shown, "label"), shown)
 
 
+# --- what is yet to come, and what is counted -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("draw", [figures.sweep, figures.speedup, figures.traffic])
+def test_the_axis_has_room_for_values_to_come(draw: Any) -> None:
+    table = rows.table(layers()[:4]).assign(speedup=2.0, traffic=2.0)
+    near, far = draw(table, title="t"), draw(table, title="t", values=(64, 16384))
+    assert near.figure.axes[0].get_xlim()[1] < 300
+    low, high = far.figure.axes[0].get_xlim()
+    assert low < 64 and high > 16384
+    assert 16384 in far.figure.axes[0].get_xticks()
+    empty = draw(table.iloc[:0], title="t", values=(64, 128))
+    assert empty.figure.axes[0].get_xlim()[1] < 300 and "nothing measured yet" in empty.alt
+
+
+def counts(*rows_: tuple[str, int, float]) -> pd.DataFrame:
+    found = [(name, "live", "CPU, interpreted", width, factor) for name, width, factor in rows_]
+    return pd.DataFrame(found, columns=["contender", "kind", "device", "width", "traffic"])
+
+
+def test_traffic_is_a_factor_over_the_fewest_possible_and_nobody_wins() -> None:
+    table = counts(("labkit", 64, 1.0), ("eager", 64, 2.0), ("labkit", 128, 1.0), ("eager", 128, 2.02))
+    shown = figures.traffic(table, title="Bytes moved")
+    assert {"fewest possible", "bytes moved over the fewest possible"} <= set(texts(shown))
+    assert "eager 2× at width 64 to 2.02× at 128" in shown.alt and "labkit 1×" in shown.alt
+    assert "fastest" not in shown.alt and "µs" not in " ".join(texts(shown))
+    flat = [line for line in shown.figure.findobj(Line2D) if set(np.ravel(line.get_ydata())) == {1.0}]
+    assert any(len(line.get_ydata()) > 2 for line in flat), "a line at 1 across the panel"
+
+
+def test_traffic_that_was_not_counted_is_a_noted_gap() -> None:
+    table = counts(("labkit", 64, 1.0), ("labkit", 8192, float("nan"))).assign(note=["", "too large"])
+    shown = figures.traffic(table, title="t")
+    assert "too large: labkit at width 8192" in shown.alt
+
+
 # --- bars ---------------------------------------------------------------------------------------------
 
 
@@ -540,11 +577,16 @@ def event(name: str, start: float, took: float) -> SimpleNamespace:
     return SimpleNamespace(name=name, start_us=start, duration_us=took)
 
 
+def profile_of(host: list[Any], kernels: list[Any], **stamp: str) -> SimpleNamespace:
+    given = {"kind": "live", "device": "NVIDIA H200", "date": "2026-01-02T03:04:05+00:00", **stamp}
+    return SimpleNamespace(host=host, kernels=kernels, **given)
+
+
 def test_timeline_shows_boxes_gaps_and_numbers() -> None:
     templated = (
         "void at::native::vectorized_elementwise_kernel<4, at::Add<float>, std::array<char*, 3ul> >(int)"
     )
-    profile = SimpleNamespace(
+    profile = profile_of(
         host=[event("aten::mul", 100, 14), event("cudaLaunchKernel", 105, 6)],
         kernels=[event("affine_forward", 110, 15), event(templated, 150, 1.5)],
     )
@@ -558,20 +600,122 @@ def test_timeline_shows_boxes_gaps_and_numbers() -> None:
 
 
 def test_timeline_axis_can_be_fixed_but_hides_nothing() -> None:
-    profile = SimpleNamespace(host=[], kernels=[event("k", 0, 50)])
+    profile = profile_of(host=[], kernels=[event("k", 0, 50)])
     assert figures.timeline(profile, title="t", span_us=80).figure.axes[0].get_xlim() == (0, 80)
     assert figures.timeline(profile, title="t", span_us=10).figure.axes[0].get_xlim()[1] > 50
 
 
 def test_timeline_of_many_short_kernels_is_readable() -> None:
     kernels = [event(f"kernel_{i % 17}", 5.0 * i, 1.0) for i in range(200)]
-    shown = figures.timeline(SimpleNamespace(host=[], kernels=kernels), title="t")
+    shown = figures.timeline(profile_of(host=[], kernels=kernels), title="t")
     assert_apart(boxes(shown, "label"), shown)
     assert "and 5 more names" in texts(shown)
 
 
+def two_launches(**stamp: str) -> SimpleNamespace:
+    """Kernels at 100 to 115 and 140 to 150 us after the first launch."""
+    return profile_of(
+        host=[event("first_launch", 10, 6), event("second_launch", 20, 6)],
+        kernels=[event("early_kernel", 110, 15), event("late_kernel", 150, 10)],
+        **stamp,
+    )
+
+
+def test_timeline_window_cuts_at_its_edges_and_says_so() -> None:
+    shown = figures.timeline(two_launches(), title="t", window=(95, 145))
+    (ax,) = shown.figure.axes
+    assert ax.get_xlim() == (95, 145)
+    said = texts(shown)
+    assert {"early_kernel", "25 µs idle"} <= set(said)
+    assert "1: late_kernel, 10 µs" in said, "cut to half: too narrow for its name, but as long as before"
+    assert not any("launch" in text for text in said)
+    summary = "95 to 145 µs of 150 µs: 2 kernels, 0 host events; device busy 20 µs (40%)"
+    assert summary in said
+    assert f"zoomed in: {summary}" in shown.alt
+    assert "late_kernel 10 µs" in shown.alt, "a length in words is that of the whole event"
+
+
+def test_timeline_window_centres_names_in_what_is_seen_of_a_box() -> None:
+    shown = figures.timeline(two_launches(), title="t", window=(110, 130))
+    (name,) = (t for t in shown.figure.findobj(Text) if t.get_text() == "early_kernel")
+    left, _, right, _ = drawing.bounds(shown.figure.axes[0])
+    seen = name.get_position()[0] * drawing.points(shown.figure)[0]
+    assert seen == pytest.approx(left + (right - left) * 2.5 / 20)
+
+
+def test_timeline_window_inside_a_gap_shows_the_whole_gap_in_words() -> None:
+    shown = figures.timeline(two_launches(), title="t", window=(120, 130))
+    assert "25 µs idle" in texts(shown)
+    assert "nothing measured yet" not in texts(shown)
+    assert "0 kernels" in shown.alt
+
+
+def test_timeline_window_moves_nothing_up_or_down() -> None:
+    profile = two_launches()
+    profile.host.append(event("inner", 11, 2))  # a second row of the host
+    whole, part = (figures.timeline(profile, title="t", window=w) for w in (None, (100, 150)))
+    heights = [
+        (ax.get_ylim(), drawing.points(ax.figure)[1] * ax.get_position().height)
+        for ax in (whole.figure.axes[0], part.figure.axes[0])
+    ]
+    assert heights[0][0] == heights[1][0]
+    assert heights[0][1] == pytest.approx(heights[1][1])
+
+
+def test_timeline_window_far_in_has_ticks_that_differ() -> None:
+    profile = profile_of(host=[], kernels=[event("k", 0, 20000)])
+    shown = figures.timeline(profile, title="t", window=(12345.1, 12345.9))
+    ax = shown.figure.axes[0]
+    labels = [ax.xaxis.get_major_formatter()(at) for at in ax.get_xticks()]
+    assert len(set(labels)) == len(labels)
+
+
+@pytest.mark.parametrize("window", [(5, 5), (6, 5), (float("nan"), 5), (0, float("inf"))])
+def test_timeline_refuses_an_empty_window(window: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match=r"^window: .* is empty"):
+        figures.timeline(two_launches(), title="t", window=window)
+
+
+def test_timeline_refuses_two_axes() -> None:
+    with pytest.raises(ValueError, match="window, span_us"):
+        figures.timeline(two_launches(), title="t", window=(0, 1), span_us=3)
+
+
+def test_extent_and_longest_gap_of_a_profile() -> None:
+    assert lanes.extent(two_launches()) == (150, (115, 140))
+    assert lanes.extent(profile_of(host=[], kernels=[])) == (0, None)
+
+
 def test_timeline_of_nothing() -> None:
-    assert "nothing measured yet" in figures.timeline(SimpleNamespace(host=[], kernels=[]), title="t").alt
+    shown = figures.timeline(profile_of(host=[], kernels=[]), title="t")
+    assert "nothing measured yet" in shown.alt
+    assert not any("H200" in text for text in [*texts(shown), shown.alt]), "what is not there is from nowhere"
+
+
+@pytest.mark.parametrize("kind", ["live", "recorded"])
+@pytest.mark.parametrize("window", [None, (95, 145), (120, 130)])
+def test_timeline_names_the_origin_of_a_profile_in_picture_and_alt_text(
+    kind: str, window: tuple[float, float] | None
+) -> None:
+    shown = figures.timeline(two_launches(kind=kind), title="t", window=window)
+    assert f"{kind} on NVIDIA H200, 2026-01-02" in texts(shown)
+    assert shown.alt.endswith(f" {kind.capitalize()} on NVIDIA H200, 2026-01-02.")
+    assert_apart(boxes(shown, "label"), shown)
+
+
+def test_timeline_tells_live_from_recorded_by_shape() -> None:
+    drawn = {}
+    for kind in ("live", "recorded"):
+        shown = figures.timeline(two_launches(kind=kind), title="t")
+        events = [box for box in shown.figure.axes[0].patches if box.get_zorder() == 3]
+        (key,) = (box for box in shown.figure.artists if isinstance(box, Rectangle))
+        looks = [(box.get_linestyle(), to_hex(box.get_facecolor())) for box in [*events, key]]
+        assert len(looks) == 5 and looks[-1] == looks[-2], "the key looks as the kernels do"
+        assert len({style for style, _ in looks}) == 1
+        assert all(drawing.contrast(face, drawing.INK) >= 4.5 for _, face in looks)
+        drawn[kind] = looks
+    assert not {style for style, _ in drawn["live"]} & {style for style, _ in drawn["recorded"]}
+    assert not {face for _, face in drawn["live"]} & {face for _, face in drawn["recorded"]}
 
 
 @pytest.mark.parametrize(
@@ -583,7 +727,7 @@ def test_timeline_of_nothing() -> None:
     ],
 )
 def test_kernel_names_are_shortened(name: str, short: str) -> None:
-    assert timeline.short_name(name) == short
+    assert lanes.short_name(name) == short
 
 
 # --- placing ------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import subprocess
 from dataclasses import replace
 from datetime import datetime
 
+import pandas as pd
 import pytest
 from simulated import Gpu
 
@@ -352,3 +353,18 @@ def test_roofs_as_a_table_to_read():
             "smallest call from Python": "4.5 us",
         }
     }
+
+
+def test_the_roofs_of_a_table_are_those_of_its_device(gpu, monkeypatch):
+    here = machine.roofs()
+    tape = [replace(row, kind="recorded", device="NVIDIA H100") for row in rows.read(machine.cache_path())]
+    rows.write(places.RECORDED / "nvidia-h100" / "roofs.jsonl", tape)
+
+    def table(*origins):
+        return pd.DataFrame(origins, columns=["kind", "device"])
+
+    assert machine.roofs_of(table(("recorded", "NVIDIA H100"))).device == "NVIDIA H100"
+    assert machine.roofs_of(table(("recorded", "NVIDIA H100"), ("live", HERE.device))) == here, "live first"
+    assert machine.roofs_of(table(("recorded", "somebody's"))) is None
+    assert machine.roofs_of(table()) is None
+    assert machine.roofs_of(pd.DataFrame({"width": [1]})) == here, "counted, or made up: no device is named"

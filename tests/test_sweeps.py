@@ -11,19 +11,18 @@ import importlib.util
 import itertools
 import json
 import textwrap
+import threading
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from simulated import Gpu, out_of_memory
+from simulated import DOUBLING, HERE, doubling, install, out_of_memory
 from taped import recorded
 
 from labkit import clocks, device, machine, ops, places, rows, sweeps, tables
-from labkit.machine import Identity
-from labkit.sweeps import Contender, Work
+from labkit.sweeps import Contender
 
-HERE = Identity("Simulated", "570.1", "2.13.0", "3.7.1", (9, 0), 2**30, 0, 4)
 POINTS = [{"batch": 2, "width": width} for width in (16, 32, 64)]
 
 
@@ -38,47 +37,12 @@ def folders(tmp_path, monkeypatch):
 @pytest.fixture
 def gpu(monkeypatch):
     """A machine in virtual time whose faster copy moves 10 bytes a microsecond."""
-    gpu = Gpu(l2_bytes=0)
-    monkeypatch.setattr(device, "has_gpu", lambda: True)
-    monkeypatch.setattr(device, "name", lambda: "cpu")
-    monkeypatch.setattr(machine, "identity", lambda: HERE)
-    monkeypatch.setattr(clocks, "Cuda", lambda: gpu)
-    monkeypatch.setattr(machine, "COPIES", {"slow": copy(gpu, 2.0), "fast": copy(gpu, 1.0)})
-    return gpu
+    return install(monkeypatch.setattr)
 
 
 @pytest.fixture
 def no_gpu(monkeypatch):
     monkeypatch.setattr(device, "has_gpu", lambda: False)
-
-
-def copy(gpu, factor):
-    return lambda source, target: gpu.launch(1.0, factor * 2 * source.nbytes / 10)
-
-
-def inputs(shape):
-    torch.manual_seed(0)
-    return (torch.randn(shape["batch"], shape["width"]),)
-
-
-DOUBLING = Work(
-    inputs=inputs,
-    reference=lambda x: 2 * x,
-    min_bytes=lambda s, size, direction: (
-        (2 if direction == "forward" else 3) * s["batch"] * s["width"] * size
-    ),
-    flops=lambda s, direction: s["batch"] * s["width"],
-)
-
-
-def doubling(gpu, name="labkit", us=1.0, work=DOUBLING, **options):
-    """A right contender that takes ``us`` per column."""
-
-    def call(x):
-        gpu.launch(4.0, us * x.shape[1])
-        return 2 * x
-
-    return Contender(name, call, work, **options)
 
 
 def failing(gpu, at, how, name="failing"):
@@ -236,6 +200,52 @@ def test_a_compiled_contender_is_compiled_afresh_at_each_point(gpu, monkeypatch)
     assert made == [{"dynamic": False}] * 3
 
 
+def test_a_contender_for_some_dtypes_is_left_out_of_the_others(gpu):
+    everywhere, single = doubling(gpu), doubling(gpu, "tf32", dtypes=("float32", "float64"))
+    assert everywhere.takes("bfloat16") and single.takes("float64") and not single.takes("bfloat16")
+    heard = []
+    for dtype, who in {"float32": ["labkit", "tf32"], "bfloat16": ["labkit"]}.items():
+        table = sweeps.run(
+            "suite",
+            [everywhere, single],
+            POINTS[:1],
+            dtype=dtype,
+            progress=lambda done, total, row: heard.append((done, total)),
+        )
+        assert table["contender"].tolist() == who
+    assert heard == [(1, 2), (2, 2), (1, 1)]
+
+
+def test_two_contenders_may_share_a_name_when_they_never_meet(gpu):
+    pair = [doubling(gpu, dtypes=("float32",)), doubling(gpu, us=2.0, dtypes=("float16",))]
+    assert sweeps.run("suite", pair, POINTS[:1])["median_us"].tolist() == pytest.approx([16])
+    assert sweeps.run("suite", pair, POINTS[:1], dtype="float16")["median_us"].tolist() == pytest.approx([32])
+
+
+def test_the_source_of_a_live_row_is_the_code_that_was_measured(gpu):
+    first, other = doubling(gpu), doubling(gpu, "other", 2.0)
+    table = sweeps.run("suite", [first, other], POINTS[:1])
+    assert table["source"].tolist() == [sweeps.code(first), sweeps.code(other)]
+    assert sweeps.code(first) == f"code {first.fingerprint()}" != sweeps.code(other)
+
+
+def test_a_point_is_measured_while_no_other_thread_measures(gpu):
+    """A cell that holds the device keeps a sweep in another thread waiting, and stoppable."""
+    stop, told = threading.Event(), []
+
+    def sweep():
+        told.append(sweeps.run("suite", [doubling(gpu)], POINTS, stop=stop.is_set))
+
+    with clocks.turn():
+        thread = threading.Thread(target=sweep)
+        thread.start()
+        time.sleep(0.15)
+        assert not told
+        stop.set()
+        thread.join(5)
+        assert told[0].empty
+
+
 def test_contenders_get_the_same_inputs(gpu):
     seen = []
 
@@ -291,7 +301,7 @@ def test_a_gap_at_every_point_leaves_a_table(gpu):
 
 def test_inputs_that_do_not_fit_are_a_gap(gpu):
     def large(shape):
-        return out_of_memory() if shape["width"] == 32 else inputs(shape)
+        return out_of_memory() if shape["width"] == 32 else DOUBLING.inputs(shape)
 
     table = sweeps.run("suite", [doubling(gpu, work=replace(DOUBLING, inputs=large))], POINTS)
     assert table["note"].tolist() == ["", "out of memory", ""]
@@ -876,11 +886,12 @@ def test_only_rows_of_this_measurement_are_taken_from_a_tape(no_gpu):
         recorded(cache="warm"),
         recorded(clock="events"),
         recorded("waiting", clock="events", note="timed with events, a graph cannot hold it: no"),
+        recorded("large", clock="events", median_us=None, note="out of memory"),
     )
     table = sweeps.run("suite", [UNTOUCHED], POINTS)
     assert table["contender"].tolist() == ["labkit", "waiting"]
     events = sweeps.run("suite", [UNTOUCHED], POINTS, clock="events")
-    assert events["contender"].tolist() == ["labkit", "waiting"]
+    assert events["contender"].tolist() == ["labkit", "large"], "not the fallback of a graph sweep as well"
 
 
 def test_without_a_tape_the_table_is_empty_but_has_its_columns(no_gpu):

@@ -146,3 +146,22 @@ def test_no_ratio_mixes_clocks_and_the_worst_case_misses_none():
         recorded(width=16, us=10.0), recorded("eager", width=16, us=20.0), recorded(width=32, us=10.0)
     )
     assert tables.worst(missing, "labkit", "eager") is None
+
+
+def test_a_crossover_lies_where_the_curves_meet():
+    ours, theirs = (64.0, 64.0, 64.0), (16.0, 32.0, 256.0)  # they meet between 32 and 64, a third of the way
+    rows_ = [
+        recorded(name, width=width, us=us)
+        for name, times in (("labkit", ours), ("eager", theirs))
+        for width, us in zip((16, 32, 64), times, strict=True)
+    ]
+    found = tables.crossover(table(*rows_), "labkit", "eager", batch=2)
+    assert found == Measured(pytest.approx(32 * 2 ** (1 / 3)), "recorded", "NVIDIA H200")
+    assert tables.crossover(table(*rows_), "eager", "labkit") is None, "from there on the other is faster"
+    assert tables.crossover(table(*rows_[:2], *rows_[3:5]), "labkit", "eager") is None, "they never meet"
+    assert tables.crossover(table(*rows_), "labkit", "eager", batch=3) is None
+    back = [
+        replace(row, shape={"batch": 2, "width": 128}, median_us=us)
+        for row, us in zip(rows_[2::3], (64, 9), strict=True)
+    ]
+    assert tables.crossover(table(*rows_, *back), "labkit", "eager") is None, "they change places twice"

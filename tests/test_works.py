@@ -6,7 +6,7 @@ import torch
 
 from labkit import device, machine, works
 from labkit.machine import Roofs
-from labkit.works import AFFINE, LINEAR
+from labkit.works import AFFINE, LINEAR, RESIDUAL
 
 SHAPE = {"batch": 7, "width": 5}
 DIRECTIONS = ("forward", "backward", "forward_backward")
@@ -139,3 +139,15 @@ def test_nothing_is_drawn_before_a_device_was_measured(monkeypatch):
     monkeypatch.setattr(machine, "roofs", lambda: None)
     assert works.floors(linear=LINEAR)(panel(16, 32)) == {}
     assert works.regimes(LINEAR)(panel(16, 32)) == []
+
+
+def test_a_residual_block_moves_three_tensors_and_is_forward_only():
+    assert RESIDUAL.min_bytes(SHAPE, 2, "forward") == 3 * 7 * 5 * 2
+    assert RESIDUAL.flops(SHAPE, "forward") == 4 * 7 * 5
+    with pytest.raises(ValueError, match="direction"):
+        RESIDUAL.min_bytes(SHAPE, 2, "backward")
+    x, weight, bias, residual = RESIDUAL.inputs(SHAPE)
+    assert [t.shape for t in (x, weight, bias, residual)] == [(7, 5), (5,), (5,), (7, 5)]
+    expected = torch.where(x * weight + bias > 0, x * weight + bias, 0.0) + residual
+    torch.testing.assert_close(RESIDUAL.reference(x, weight, bias, residual), expected)
+    assert not RESIDUAL.sample, "checked in full: the residual has as many rows as x"
