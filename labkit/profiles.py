@@ -1,6 +1,7 @@
 """What ran: the kernels of one call, the gaps between them, and the host's launches.
 
-On a GPU from torch.profiler. Without one from ``counts``: the same sequence of launches, without times.
+On a GPU from torch.profiler. Without one from a recorded lesson, else from ``counts``: the same sequence
+of launches, without times.
 """
 
 import json
@@ -10,42 +11,19 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 
-from labkit import counts, device
+from labkit import counts, device, machine, profile_tapes
+from labkit.profile_tapes import HostEvent, Kept, KernelEvent
+from labkit.rows import LIVE
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHING = ("cuda_runtime", "cuda_driver")
-
-
-@dataclass(frozen=True)
-class KernelEvent:
-    """A kernel, copy or fill on the device. Times in us, from the profile's first event."""
-
-    name: str
-    """Short enough for a plot; ``full_name`` is the compiler's."""
-    full_name: str
-    start_us: float
-    duration_us: float
-    stream: int
-    grid: tuple[int, ...]
-    """Blocks along x, y, z; empty for a copy or a fill."""
-    block: tuple[int, ...]
-    """Threads of a block along x, y, z."""
-
-
-@dataclass(frozen=True)
-class HostEvent:
-    """Something the host did. Times in us, from the profile's first event."""
-
-    name: str
-    start_us: float
-    duration_us: float
 
 
 @dataclass(frozen=True)
@@ -56,13 +34,19 @@ class Profile:
     host: list[HostEvent] = field(default_factory=list)
     """The calls of CUDA that started work on the device (cudaLaunchKernel, cuLaunchKernelEx, ...)."""
     operations: list[HostEvent] = field(default_factory=list)
-    """PyTorch's operations on the host; of nested ones the outermost."""
+    """PyTorch's operations on the host; of nested ones the outermost. None are kept of a recorded call."""
     counted: counts.Counts | None = None
-    """The launches without times, when there was no GPU; else None."""
+    """The launches without times, when there was no GPU and nothing recorded; else None."""
+    kind: str = LIVE
+    """"live" or "recorded"."""
+    device: str = ""
+    """The GPU that ran the call; empty when it was counted."""
+    date: str = ""
+    """When it ran, in ISO 8601; empty when it was counted."""
 
     @property
     def timed(self) -> bool:
-        """Whether there are times: a GPU ran the call."""
+        """Whether there are times: a GPU ran the call, here or where it was recorded."""
         return self.counted is None
 
     @property
@@ -98,7 +82,7 @@ class Profile:
     def table(self) -> pd.DataFrame:
         """Kernels in the order of their first run, equal ones in one row: count, us in all, share.
 
-        Without a GPU the launches: operation, count, Triton programs, bytes read and written.
+        Of counted launches: operation, count, Triton programs (where there are any), bytes read and written.
         """
         if self.counted is not None:
             counted = [
@@ -106,9 +90,10 @@ class Profile:
                 for launch in self.counted.launches
             ]
             columns = ["operation", "count", "programs", "bytes read", "bytes written"]
-            return (
-                pd.DataFrame(counted, columns=columns).groupby("operation", sort=False, as_index=False).sum()
-            )
+            listed = pd.DataFrame(counted, columns=columns)
+            if not self.counted.programs:
+                listed = listed.drop(columns="programs")
+            return listed.groupby("operation", sort=False, as_index=False).sum()
         rows = [(kernel.full_name, kernel.name, 1, kernel.duration_us) for kernel in self.kernels]
         frame = pd.DataFrame(rows, columns=["full name", "kernel", "count", "us"])
         # kernels that differ only where the name was shortened stay apart
@@ -117,10 +102,30 @@ class Profile:
         return frame[["kernel", "count", "us", "share"]]
 
 
-def profile(call: Callable[[], Any], *, warmup: int = 3) -> Profile:
-    """Run ``call`` and record what it launches; on a GPU after ``warmup`` calls that are not recorded."""
+def profile(call: Callable[[], Any], *, tape: str | None = None, warmup: int = 3) -> Profile:
+    """Run ``call`` and record what it launches; on a GPU after ``warmup`` calls that are not recorded.
+
+    ``tape`` names the profile ("launch_overhead/eager"): a lesson that is being recorded keeps it under this
+    name. Without a GPU ``call`` does not run where a profile of this name is recorded, which is returned;
+    elsewhere its launches are counted.
+
+    Raises ValueError for a name that a lesson being recorded has used already, and for a damaged file of
+    recorded profiles.
+    """
     if not device.has_gpu():
-        return Profile(counted=counts.count(call))
+        kept = profile_tapes.recorded(tape) if tape else None
+        if kept is None:
+            return Profile(counted=counts.count(call))
+        return Profile(kept.kernels, kept.host, kind=kept.kind, device=kept.device, date=kept.date)
+    stamp = machine.stamp()
+    made = replace(from_trace(_trace(call, warmup)), device=stamp["device"], date=stamp["date"])
+    if tape:
+        profile_tapes.keep(Kept(tape, made.kernels, made.host, **stamp))
+    return made
+
+
+def _trace(call: Callable[[], Any], warmup: int) -> list[dict[str, Any]]:
+    """The events of the chrome trace of one call."""
     for _ in range(warmup):
         call()
     with tempfile.TemporaryDirectory() as folder, _without_profiler_chatter():
@@ -137,7 +142,8 @@ def profile(call: Callable[[], Any], *, warmup: int = 3) -> Profile:
                 call()
                 device.synchronize()
                 profiler.step()
-        return from_trace(json.loads(Path(path).read_text())["traceEvents"])
+        events: list[dict[str, Any]] = json.loads(Path(path).read_text())["traceEvents"]
+    return events
 
 
 @contextmanager

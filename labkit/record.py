@@ -1,13 +1,14 @@
-"""Recorded outputs: what a lesson showed on a GPU, kept in its notebook and its tape, stamped with its code.
+"""Recorded outputs: what a lesson showed on a GPU, kept in its notebook and its tapes, stamped with its code.
 
-A stamp names the hash of the lesson's code, the device and the versions. Outputs or tapes whose code has
-changed since are stale: `check` lists them and `strip_stale` removes them.
+A lesson has a tape of measurements and, beside it, one of profiles. A stamp names the hash of the lesson's
+code, the device and the versions. Outputs or tapes whose code has changed since are stale: `check` lists
+them and `strip_stale` removes them.
 """
 
 import html
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -17,7 +18,7 @@ import nbformat
 from IPython.display import HTML
 from nbformat import NotebookNode
 
-from labkit import claims, lessons, places, rows, runner
+from labkit import claims, lessons, places, profile_tapes, rows, runner
 
 if TYPE_CHECKING:  # only a lesson that is recorded needs the machine, and torch
     from labkit.machine import Identity
@@ -26,9 +27,15 @@ LIMIT_S = 8 * 60.0
 """A lesson has to finish recording within this."""
 MARK = "# NBVAL_CHECK_OUTPUT"
 STAMP_VARIABLE = "LABKIT_STAMP"
-TAPE_VARIABLE = "LABKIT_TAPE"
+TAPE_VARIABLE = profile_tapes.TAPE
 """Names the file into which a lesson being recorded writes its rows as they are measured."""
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+_Records = Sequence[rows.Row] | Sequence[profile_tapes.Kept]
+_KEPT: dict[str, Callable[[Path], _Records]] = {
+    ".jsonl": rows.read,
+    profile_tapes.SUFFIX: profile_tapes.read,
+}
+"""What a lesson's tapes end in, and what reads them."""
 
 
 @dataclass(frozen=True)
@@ -99,22 +106,29 @@ def silent_marks(notebook: NotebookNode) -> list[int]:
 
 
 def tape_states(directory: Path | None = None, tapes: Path = places.RECORDED) -> dict[Path, State]:
-    """Whether each lesson's tapes were made by its present code."""
+    """Whether each lesson's tapes, of measurements and of profiles, were made by its present code."""
     hashes = {path.stem: lessons.code_hash(path) for path in lessons.find(directory)}
-    return {tape: _tape_state(tape, hashes) for tape in sorted(tapes.glob("*/[0-9][0-9]_*.jsonl"))}
+    states = {
+        tape: _tape_state(tape, tape.name.removesuffix(suffix), read, hashes)
+        for suffix, read in _KEPT.items()
+        for tape in tapes.glob(f"*/[0-9][0-9]_*{suffix}")
+    }
+    return dict(sorted(states.items()))
 
 
-def _tape_state(tape: Path, hashes: Mapping[str, str]) -> State:
+def _tape_state(
+    tape: Path, lesson: str, read: Callable[[Path], _Records], hashes: Mapping[str, str]
+) -> State:
     name = f"{tape.parent.name}/{tape.name}"
-    if tape.stem not in hashes:
+    if lesson not in hashes:
         return State(name, "stale", "its lesson is not there")
     try:
-        sources = {row.source for row in rows.read(tape)}
+        sources = {kept.source for kept in read(tape)}
     except ValueError as error:
         return State(name, "stale", str(error))
-    wanted = _source(tape.stem, hashes[tape.stem])
+    wanted = _source(lesson, hashes[lesson])
     if sources != {wanted}:
-        return State(name, "stale", f"its rows are not all from {wanted}")
+        return State(name, "stale", f"what it holds is not all from {wanted}")
     return State(name, "recorded", wanted)
 
 
@@ -150,11 +164,11 @@ def record(
     work: Path = places.BUILD / "record",
     limit_s: float = LIMIT_S,
 ) -> runner.Result | None:
-    """Execute a lesson at full size; when it passes, put its outputs and its tape into the tree.
+    """Execute a lesson at full size; when it passes, put its outputs and its tapes into the tree.
 
     None when the present code is recorded on this device already, unless ``again``. A run that was cut
     short leaves its rows under ``work``, and the next one goes on from them. A failure leaves notebook and
-    tape as they were. ValueError for a lesson that was edited meanwhile or whose marked cell shows nothing.
+    tapes as they were. ValueError for a lesson that was edited meanwhile or whose marked cell shows nothing.
     """
     stamp = Stamp.of(path, identity)
     before = read_stamp(lessons.read(path))
@@ -175,12 +189,14 @@ def record(
     if result.passed:
         _publish(path, result.notebook_path, tape, stamp, tapes / identity.slug)
         tape.unlink(missing_ok=True)
+        profile_tapes.beside(tape).unlink(missing_ok=True)
     return result
 
 
 def _prepare(tape: Path, stamp: Stamp, again: bool) -> None:
     """Keep of an earlier, unfinished run the rows that this machine, as it is now, would measure."""
     tape.parent.mkdir(parents=True, exist_ok=True)
+    profile_tapes.beside(tape).unlink(missing_ok=True)  # profiles take no time: all of them are made again
     if again:
         tape.unlink(missing_ok=True)
     if tape.exists():
@@ -207,11 +223,17 @@ def _publish(path: Path, executed: Path, tape: Path, stamp: Stamp, folder: Path)
     notebook.metadata.setdefault("labkit", {})["recorded"] = asdict(stamp)
     source = _source(path.stem, stamp.hash)
     measured = [replace(row, kind=rows.RECORDED, source=source) for row in rows.read(tape)]
+    made = profile_tapes.read(profile_tapes.beside(tape))
+    profiled = [replace(profile, kind=rows.RECORDED, source=source) for profile in made]
     kept = folder / f"{path.stem}.jsonl"
     if measured:
         rows.write(kept, measured)
     else:
         kept.unlink(missing_ok=True)
+    if profiled:
+        profile_tapes.write(profile_tapes.beside(kept), profiled)
+    else:
+        profile_tapes.beside(kept).unlink(missing_ok=True)
     _write(path, notebook)
 
 

@@ -141,6 +141,7 @@ def kernel_environment() -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": places.python_path(),
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "LABKIT_HEADLESS": "1",  # nobody presses buttons: panels run by themselves (labkit.live)
     }
     if "TRITON_INTERPRET" not in environment:
         from labkit import device  # not above: importing torch takes seconds, and doctor runs without it

@@ -1,11 +1,9 @@
 """A timeline of what ran: the host's launches in one lane, the device's kernels in another, gaps visible."""
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Protocol
+import math
+from typing import Any, Protocol
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -18,6 +16,7 @@ from labkit.drawing import (
     SHADES,
     SMALL_SIZE,
     TEXT_SIZE,
+    Key,
     Page,
     Shown,
     bounds,
@@ -26,35 +25,31 @@ from labkit.drawing import (
     shorten,
     spread,
     text_width,
+    tint,
     write,
 )
-from labkit.provenance import NOTHING, digits, duration, shortlist
-
-
-class Event(Protocol):
-    """Something that took time, on the host or on the device."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def start_us(self) -> float: ...
-    @property
-    def duration_us(self) -> float: ...
-
-
-class Profile(Protocol):
-    """What ran: events of the device and of the host on one clock."""
-
-    @property
-    def kernels(self) -> Sequence[Event]: ...
-    @property
-    def host(self) -> Sequence[Event]: ...
-
+from labkit.lanes import Lane, View, lanes_of, whole
+from labkit.lanes import Profile as Events
+from labkit.provenance import NOTHING, duration, origin, sentence, shortlist
+from labkit.rows import RECORDED
 
 _ROW, _GAP, _NUMBERS = 24.0, 3.0, 20.0
 _LISTED = 12
 _LANES = {"host": ("#D8D8D8", "#4A4A4A"), "device": ("#4D90FF", "#0048DC")}
 _INSIDE = "#1A1A1A"
+_PALE = 0.4
+"""Share of its colour that a recorded box is filled with."""
+
+
+class Profile(Events, Protocol):
+    """What ran, on which device and when."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def date(self) -> str: ...
 
 
 def timeline(
@@ -62,6 +57,7 @@ def timeline(
     *,
     title: str,
     span_us: float | None = None,
+    window: tuple[float, float] | None = None,
     note: str = "",
     alt: str | None = None,
 ) -> Shown:
@@ -69,95 +65,77 @@ def timeline(
 
     A box is as long as its event; overlapping events stand in rows. A name that does not fit its box becomes
     a number, explained below. ``span_us`` fixes the axis, to compare timelines; it is never less than the
-    profile's own span. ``alt`` replaces the generated alt text.
+    profile's own span. ``window`` zooms: from and to in microseconds from the first event; what lies across
+    an edge is cut there, and lengths in words stay those of whole events. Boxes of a live profile are full,
+    those of a recorded one pale with a dashed edge. ``alt`` replaces the generated alt text.
+
+    Raises ValueError for a window that is empty or reversed, or given together with ``span_us``.
     """
-    events = [*profile.host, *profile.kernels]
-    start = min((event.start_us for event in events), default=0.0)
-    lanes = [_lane("host", profile.host, start), _lane("device", profile.kernels, start)]
-    span = max((box.end for lane in lanes for box in lane.boxes), default=0.0)
-    reach = max(span_us or 0.0, span * 1.01) or 1.0  # the last box shows its edge
-    return Shown(_draw(lanes, span, reach, title, note), alt or _alt(lanes, span, title))
+    lanes = lanes_of(profile)
+    span = whole(lanes)
+    if window is None:
+        # The last box shows its edge.
+        view = View(0.0, max(span_us or 0.0, span * 1.01) or 1.0, span, _panel_width())
+    else:
+        if span_us is not None:
+            raise ValueError("window, span_us: each of them fixes the axis; give one")
+        if not (math.isfinite(window[0]) and math.isfinite(window[1]) and window[0] < window[1]):
+            raise ValueError(f"window: {window} is empty; it has to be (from, to) in microseconds, from < to")
+        view = View(*window, span, _panel_width(), part=True)
+        lanes = [lane.within(view) for lane in lanes]
+    words = _origin(profile) if span else ""
+    figure = _draw(lanes, view, title, note, profile.kind, words)
+    return Shown(figure, alt or _alt(lanes, view, title, words))
 
 
-@dataclass(frozen=True)
-class _Box:
-    name: str
-    start: float
-    end: float
-    row: int
+def _origin(profile: Profile) -> str:
+    """Where a profile is from, in the words of every other figure."""
+    stamp = {"kind": profile.kind, "device": profile.device, "date": profile.date, "clock": "", "cache": ""}
+    return origin(pd.DataFrame([stamp]), profile.kind)
 
 
-@dataclass(frozen=True)
-class _Lane:
-    name: str
-    boxes: list[_Box]
-
-    @property
-    def rows(self) -> int:
-        return max((box.row + 1 for box in self.boxes), default=1)
-
-    @property
-    def busy(self) -> float:
-        """Time in which at least one event runs."""
-        return sum(end - start for start, end in self.runs())
-
-    def runs(self) -> list[tuple[float, float]]:
-        """Stretches without a gap."""
-        found: list[tuple[float, float]] = []
-        for box in self.boxes:
-            if found and box.start <= found[-1][1]:
-                found[-1] = (found[-1][0], max(found[-1][1], box.end))
-            else:
-                found.append((box.start, box.end))
-        return found
-
-    def gaps(self) -> list[tuple[float, float]]:
-        """Stretches between two events in which none runs."""
-        runs = self.runs()
-        return [(before[1], after[0]) for before, after in pairwise(runs)]
+def _look(lane: str, kind: str) -> dict[str, Any]:
+    """How the boxes of a lane are drawn: full, or pale with a dashed edge."""
+    face, edge = _LANES[lane]
+    recorded = kind == RECORDED
+    return {
+        "facecolor": tint(face, _PALE) if recorded else face,
+        "edgecolor": edge,
+        "linestyle": (0, (4, 2)) if recorded else "-",
+        "linewidth": 0.8,
+    }
 
 
-def _lane(name: str, events: Sequence[Event], start: float) -> _Lane:
-    """Events in order of time, each in the lowest row that is free."""
-    boxes: list[_Box] = []
-    ends: list[float] = []
-    for event in sorted(events, key=lambda event: (event.start_us, -event.duration_us)):
-        begin = event.start_us - start
-        row = next((row for row, end in enumerate(ends) if begin >= end), len(ends))
-        ends[row : row + 1] = [begin + event.duration_us]
-        shown = short_name(event.name) if name == "device" else event.name
-        boxes.append(_Box(shown, begin, begin + event.duration_us, row))
-    return _Lane(name, boxes)
-
-
-def short_name(name: str) -> str:
-    """A kernel's name without return type, namespaces, arguments and template parameters."""
-    name = re.sub(r"^(void|static|__global__)\s+", "", name.strip())
-    while (stripped := re.sub(r"<[^<>]*>|\([^()]*\)", "", name)) != name:
-        name = stripped
-    return re.split(r"[<(]", name)[0].split("::")[-1].strip() or "unnamed"
-
-
-def _draw(lanes: list[_Lane], span: float, reach: float, title: str, note: str) -> Figure:
-    numbers = _numbered(lanes, reach)
+def _draw(lanes: list[Lane], view: View, title: str, note: str, kind: str, words: str) -> Figure:
+    numbers = _numbered(lanes, view)
     notes = [*_legend(lanes, numbers), *([note] if note else [])]
     height = sum(lane.rows * _ROW + _NUMBERS for lane in lanes) + 10
-    page = Page(title, subtitle=_summary(lanes, span), notes=notes, panel_height=height, left=58, right=14)
+    page = Page(
+        title,
+        subtitle=_summary(lanes, view),
+        keys=[Key(words, _look("device", kind), box=True)] if words else [],
+        notes=notes,
+        panel_height=height,
+        left=58,
+        right=14,
+    )
     figure, (ax,) = page.draw()
-    ax.set(xlim=(0, reach), ylim=(-height, 0), yticks=[])
+    ax.set(xlim=(view.start, view.end), ylim=(-height, 0), yticks=[])
     ax.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
-    ax.xaxis.set_major_formatter(lambda at, _: digits(at))
+    step = ax.get_xticks()[1] - ax.get_xticks()[0]
+    places = max(0, -math.floor(math.log10(step) + 1e-9))  # 1234.2 to 1234.8 differ in the fifth digit
+    ax.xaxis.set_major_formatter(lambda at, _: f"{at:.{places}f}")
     ax.grid(axis="x", color=GRID, linewidth=0.7)
     left, bottom, right, top = bounds(ax)
     write(figure, (left + right) / 2, bottom - 34, "time (µs)", ha="center", va="bottom")
-    if not any(lane.boxes for lane in lanes):
+    if not view.part and not any(lane.boxes for lane in lanes):
         ax.text(0.5, 0.5, NOTHING, transform=ax.transAxes, ha="center", color=MUTED, size=TEXT_SIZE + 1)
     y = -6.0
     for lane in lanes:
         foot = y - lane.rows * _ROW
         write(figure, left - 8, top + (y + foot) / 2, lane.name, bold=True, ha="right", va="center")
-        ax.add_patch(Rectangle((0, foot), reach, y - foot, color=SHADES[0], zorder=0))
-        _draw_lane(ax, lane, y, numbers, (right - left) / reach)
+        ax.add_patch(Rectangle((view.start, foot), view.length, y - foot, color=SHADES[0], zorder=0))
+        _draw_lane(ax, lane, y, numbers, view, _look(lane.name, kind))
         y = foot - _NUMBERS
     return figure
 
@@ -166,44 +144,40 @@ def _panel_width() -> float:
     return Page("", left=58, right=14).panel_width
 
 
-def _numbered(lanes: list[_Lane], reach: float) -> dict[tuple[str, str], int]:
+def _numbered(lanes: list[Lane], view: View) -> dict[tuple[str, str], int]:
     """Numbers, in order of appearance, for the names that do not fit into each of their boxes."""
-    scale = _panel_width() / reach
     names = [
         (lane.name, box.name)
         for lane in lanes
         for box in lane.boxes
-        if (box.end - box.start) * scale < text_width(box.name, SMALL_SIZE) + 8
+        if view.points(box)[1] < text_width(box.name, SMALL_SIZE) + 8
     ]
     return {key: i + 1 for i, key in enumerate(dict.fromkeys(names))}
 
 
-def _legend(lanes: list[_Lane], numbers: dict[tuple[str, str], int]) -> list[str]:
+def _legend(lanes: list[Lane], numbers: dict[tuple[str, str], int]) -> list[str]:
     lines = []
     for (lane_name, name), number in list(numbers.items())[:_LISTED]:
         boxes = [box for lane in lanes if lane.name == lane_name for box in lane.boxes if box.name == name]
-        times = duration(sum(box.end - box.start for box in boxes))
+        times = duration(sum(box.length for box in boxes))
         count = f"{len(boxes)} calls, {times} in all" if len(boxes) > 1 else times
         lines.append(f"{number}: {shorten(name, 360, SMALL_SIZE)}, {count}")
     rest = len(numbers) - _LISTED
     return [*lines, f"and {rest} more names"] if rest > 0 else lines
 
 
-def _draw_lane(ax: Axes, lane: _Lane, y: float, numbers: dict[tuple[str, str], int], scale: float) -> None:
+def _draw_lane(
+    ax: Axes, lane: Lane, y: float, numbers: dict[tuple[str, str], int], view: View, look: dict[str, Any]
+) -> None:
     """Boxes with a name or a number; a number too wide for its box stands below, joined by a line."""
     left, _, _, top = bounds(ax)
-    face, edge = _LANES[lane.name]
     below: list[tuple[float, float, str]] = []
     for box in lane.boxes:
         upper = y - box.row * _ROW - _GAP
-        size = (box.end - box.start, _ROW - 2 * _GAP)
-        ax.add_patch(
-            Rectangle(
-                (box.start, upper - size[1]), *size, facecolor=face, edgecolor=edge, linewidth=0.8, zorder=3
-            )
-        )
-        middle = (box.start + box.end) / 2 * scale
-        room = (box.end - box.start) * scale - 6
+        size = (box.length, _ROW - 2 * _GAP)
+        ax.add_patch(Rectangle((box.start, upper - size[1]), *size, **look, zorder=3))
+        middle, room = view.points(box)
+        room -= 6
         number = numbers.get((lane.name, box.name))
         named = text_width(box.name, SMALL_SIZE) <= room
         if not named and (number is None or number > _LISTED):
@@ -223,16 +197,17 @@ def _draw_lane(ax: Axes, lane: _Lane, y: float, numbers: dict[tuple[str, str], i
             )
         else:
             below.append((middle, upper - size[1], text))
-    _write_gaps(ax, lane, y, scale)
-    _write_below(ax, below, y - lane.rows * _ROW, scale)
+    _write_gaps(ax, lane, y, view)
+    _write_below(ax, below, y - lane.rows * _ROW)
 
 
-def _write_gaps(ax: Axes, lane: _Lane, y: float, scale: float) -> None:
+def _write_gaps(ax: Axes, lane: Lane, y: float, view: View) -> None:
     left, _, _, top = bounds(ax)
-    for start, end in lane.gaps():
-        words = f"{duration(end - start)} idle"
-        if lane.name == "device" and (end - start) * scale > text_width(words, SMALL_SIZE) + 12:
-            place = (left + (start + end) / 2 * scale, top + y - _ROW / 2)
+    for gap in lane.gaps:
+        words = f"{duration(gap.length)} idle"
+        middle, room = view.points(gap)
+        if lane.name == "device" and room > text_width(words, SMALL_SIZE) + 12:
+            place = (left + middle, top + y - _ROW / 2)
             write(
                 figure_of(ax),
                 *place,
@@ -245,7 +220,7 @@ def _write_gaps(ax: Axes, lane: _Lane, y: float, scale: float) -> None:
             )
 
 
-def _write_below(ax: Axes, labels: list[tuple[float, float, str]], y: float, scale: float) -> None:
+def _write_below(ax: Axes, labels: list[tuple[float, float, str]], y: float) -> None:
     left, _, right, top = bounds(ax)
     sizes = [text_width(text, SMALL_SIZE) + 5 for *_, text in labels]
     if sum(sizes) > right - left:  # too many to name each: the first of every number
@@ -274,29 +249,39 @@ def _write_below(ax: Axes, labels: list[tuple[float, float, str]], y: float, sca
         )
 
 
-def _summary(lanes: list[_Lane], span: float) -> str:
+def _summary(lanes: list[Lane], view: View) -> str:
     host, device = lanes
-    if not span:
+    if not view.whole:
         return ""
+    span = view.length if view.part else view.whole
     share = f"{100 * device.busy / span:.0f}%"
-    counts = f"{_count(device, 'kernel')}, {_count(host, 'host event')} in {duration(span)}"
+    counts = f"{_count(device, 'kernel')}, {_count(host, 'host event')}"
+    if view.part:
+        counts = f"{_at(view.start)} to {_at(view.end)} µs of {duration(view.whole)}: {counts}"
+    else:
+        counts += f" in {duration(view.whole)}"
     return f"{counts}; device busy {duration(device.busy) if device.busy else '0 µs'} ({share})"
 
 
-def _count(lane: _Lane, noun: str) -> str:
+def _at(us: float) -> str:
+    """A point in time, to a tenth."""
+    return f"{us:.1f}".removesuffix(".0")
+
+
+def _count(lane: Lane, noun: str) -> str:
     return f"{len(lane.boxes)} {noun}{'' if len(lane.boxes) == 1 else 's'}"
 
 
-def _alt(lanes: list[_Lane], span: float, title: str) -> str:
-    what = f"{title.rstrip('.')}. Timeline of host and device"
-    if not span:
+def _alt(lanes: list[Lane], view: View, title: str, words: str) -> str:
+    what = f"{title.rstrip('.')}. Timeline of host and device{', zoomed in' if view.part else ''}"
+    if not view.whole:
         return f"{what}: {NOTHING}."
     device = lanes[1]
     totals: dict[str, float] = {}
     for box in device.boxes:
-        totals[box.name] = totals.get(box.name, 0.0) + box.end - box.start
+        totals[box.name] = totals.get(box.name, 0.0) + box.length
     longest = [f"{name} {duration(time)}" for name, time in sorted(totals.items(), key=lambda item: -item[1])]
-    gap = max((end - start for start, end in device.gaps()), default=0.0)
+    gap = max((gap.length for gap in device.gaps), default=0.0)
     kernels = f" Kernels by time: {shortlist(longest, 4)}." if longest else ""
     idle = f" Longest gap between kernels {duration(gap)}." if gap else ""
-    return f"{what}: {_summary(lanes, span)}.{kernels}{idle}"
+    return f"{what}: {_summary(lanes, view)}.{kernels}{idle} {sentence(words)}"

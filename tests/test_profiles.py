@@ -8,13 +8,14 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import triton
 import triton.language as tl
 
-from labkit import device, profiles
+from labkit import device, machine, places, profile_tapes, profiles
 
 TRACE = Path(__file__).with_name("data") / "chrome_trace.json"
 """Made by hand: a product, a sum, a Triton kernel on another stream, and a graph of two nodes."""
@@ -115,6 +116,8 @@ def test_without_a_gpu_there_are_launches_and_no_times():
     assert table.loc["fill", "programs"] == 2
     assert table.loc["fill", "bytes written"] == 8 * 160 * 4
     assert not any("us" in column for column in table.columns)
+    assert (profile.kind, profile.device, profile.date) == ("live", "", "")
+    assert "programs" not in profiles.profile(lambda: x * weight).table().columns, "there are none to count"
 
 
 @interpreted
@@ -123,6 +126,86 @@ def test_linear_is_one_launch_and_affine_two():
     matrix = torch.randn(160, 160)
     assert profiles.profile(lambda: x * weight + bias).launches == 2
     assert profiles.profile(lambda: torch.nn.functional.linear(x, matrix, bias)).launches == 1
+
+
+@pytest.fixture
+def recording(tmp_path, monkeypatch):
+    """A lesson that is being recorded, and a folder of recorded devices; the file with its profiles."""
+    monkeypatch.setenv(profile_tapes.TAPE, str(tmp_path / "01_toy@0123.jsonl"))
+    monkeypatch.setattr(places, "RECORDED", tmp_path / "recorded")
+    return tmp_path / "01_toy@0123.profiles.json"
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU on which every call runs the trace; the calls of the profiler, with their warm-up runs."""
+    traced = []
+
+    def trace(call, warmup):
+        traced.append((call, warmup))
+        return json.loads(TRACE.read_text())["traceEvents"]
+
+    here = machine.Identity("Simulated", "570.1", "2.13.0", "3.7.1", (9, 0), 2**30, 0, 4)
+    monkeypatch.setattr(device, "has_gpu", lambda: True)
+    monkeypatch.setattr(machine, "identity", lambda: here)
+    monkeypatch.setattr(profiles, "_trace", trace)
+    return traced
+
+
+def refused():
+    raise AssertionError("this call should not run")
+
+
+def test_a_live_profile_names_its_device_and_date(gpu, recording, traced):
+    profile = profiles.profile(refused, warmup=5)
+    assert gpu == [(refused, 5)]
+    assert (profile.kind, profile.device) == ("live", "Simulated")
+    assert profile.date[:10] == machine.stamp()["date"][:10]
+    assert replace(profile, device="", date="") == traced
+    assert not recording.exists(), "without a name it is not kept"
+
+
+def test_what_is_recorded_on_a_gpu_is_shown_without_one(gpu, recording, monkeypatch):
+    live = profiles.profile(refused, tape="toy/eager")
+    (kept,) = profile_tapes.read(recording)
+    assert (kept.name, kept.kind, kept.driver, kept.torch, kept.triton) == (
+        "toy/eager",
+        "live",
+        "570.1",
+        "2.13.0",
+        "3.7.1",
+    )
+    published = places.RECORDED / "simulated" / "01_toy.profiles.json"
+    profile_tapes.write(published, [replace(kept, kind="recorded")])
+    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    profile = profiles.profile(refused, tape="toy/eager")
+    assert (profile.kind, profile.device, profile.date) == ("recorded", "Simulated", live.date)
+    assert profile.timed and profile.operations == []
+    assert (profile.kernels, profile.host, profile.launches) == (live.kernels, live.host, 4)
+    assert profile.table().equals(live.table())
+    assert (profile.gaps, profile.span_us, profile.busy_us) == (live.gaps, live.span_us, live.busy_us)
+
+
+def test_a_name_is_used_once_while_a_lesson_is_recorded(gpu, recording):
+    profiles.profile(refused, tape="toy/eager")
+    with pytest.raises(ValueError, match="tape: 'toy/eager'"):
+        profiles.profile(refused, tape="toy/eager")
+
+
+@interpreted
+def test_without_a_gpu_nothing_is_kept_and_what_is_not_recorded_is_counted(recording):
+    x = torch.randn(8, 160)
+    profile = profiles.profile(lambda: x * x, tape="toy/eager")
+    assert not profile.timed and profile.launches == 1
+    assert not recording.exists()
+
+
+@interpreted
+def test_a_damaged_recording_is_named(recording):
+    damaged = places.RECORDED / "simulated" / "01_toy.profiles.json"
+    places.write_text(damaged, "[\n")
+    with pytest.raises(ValueError, match=r"simulated/01_toy\.profiles\.json"):
+        profiles.profile(refused, tape="toy/eager")
 
 
 @pytest.mark.parametrize(
@@ -173,9 +256,24 @@ def test_the_profilers_chatter_is_held_back_and_other_messages_are_not(capfd):
     assert capfd.readouterr().err == "out of luck\n"
 
 
+@pytest.mark.filterwarnings("ignore:CUDA is not available:UserWarning")
+def test_one_call_is_traced_after_those_that_warm_up():
+    calls = []
+
+    def call():
+        calls.append(len(calls))
+        for _ in calls:
+            torch.ones(3).sigmoid()
+
+    traced = profiles.from_trace(profiles._trace(call, warmup=2))
+    assert calls == [0, 1, 2, 3], "two to warm up, one that the profiler drops, one that it keeps"
+    assert [event.name for event in traced.operations].count("aten::sigmoid") == 4
+
+
 @pytest.mark.skipif(not device.has_gpu(), reason="Recording real kernels needs a GPU.")
 def test_a_real_profile_on_a_gpu():
     x, weight, bias = (torch.randn(n, 160, device="cuda") for n in (256, 1, 1))
     profile = profiles.profile(lambda: x * weight + bias)
     assert profile.timed and len(profile.kernels) == profile.launches == 2
     assert all(kernel.duration_us > 0 for kernel in profile.kernels)
+    assert (profile.kind, profile.device) == ("live", torch.cuda.get_device_name())

@@ -1,0 +1,102 @@
+"""What a sweep panel shows of a table: the figure, a sentence for each of its parts, the numbers."""
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from labkit import figures, roofline, tables
+from labkit.drawing import Shown
+from labkit.provenance import named, origin
+from labkit.sweep_plan import SPEEDUP, TIME, TRAFFIC, Look, Plan
+
+_NO_SPEEDUP = pd.DataFrame(columns=["series", "contender", "speedup", "low", "high", "kind", "device"])
+
+
+def picture(plan: Plan, table: pd.DataFrame, look: Look, values: Sequence[int] = ()) -> Shown:
+    """The figure of a table; several dtypes, directions or sizes of another axis become panels.
+
+    The axis reaches over ``values`` from the first point on, so that it stands still while points appear.
+    """
+    facet, down = _facets(plan, table)
+    over = f"{plan.title}: times faster than {plan.over}"
+    titles = {TIME: plan.title, SPEEDUP: over, TRAFFIC: f"{plan.title}: bytes moved"}
+    how: dict[str, Any] = {"title": titles[look.view], "facet": facet, "rows": down, "values": values}
+    if look.view == TRAFFIC:
+        return figures.traffic(table, plan.x, **how)
+    posted = _posted(plan, table, "median_us" if look.view == TIME else "speedup") if look.published else []
+    if look.view == TIME:
+        timed = tables.together([table, *posted])
+        shaded = plan.regimes if look.floor else ()
+        return figures.sweep(timed, plan.x, floor=plan.floor if look.floor else None, regimes=shaded, **how)
+    ratios = [*speedups(plan, table), *posted]
+    found = tables.together(ratios) if ratios else _NO_SPEEDUP
+    return figures.speedup(found, plan.x, naive=plan.expected if look.floor else None, **how)
+
+
+def _facets(plan: Plan, table: pd.DataFrame) -> tuple[str | None, str | None]:
+    varying = [
+        name for name in ("dtype", "direction", *plan.others) if name in table and table[name].nunique() > 1
+    ]
+    return (varying[0] if varying else None), (varying[1] if len(varying) > 1 else None)
+
+
+def _posted(plan: Plan, table: pd.DataFrame, column: str) -> list[pd.DataFrame]:
+    """What was published, in each panel of the figure whose dtype, direction and sizes it does not deny."""
+    if column not in plan.published:
+        return []
+    published = plan.published[plan.published[column].notna()]
+    apart = [name for name in ("dtype", "direction", *plan.others) if name in table]
+    parts = []
+    for _, where in table[apart].drop_duplicates().iterrows():
+        said = [name for name in apart if name in published]
+        unlike = [published[name].notna() & (published[name] != where[name]) for name in said]
+        fitting = published[~pd.concat(unlike, axis=1).any(axis=1)] if unlike else published
+        parts.append(fitting.assign(**where))
+    return [part for part in parts if len(part)] if len(table) else [published]
+
+
+def speedups(plan: Plan, table: pd.DataFrame) -> list[pd.DataFrame]:
+    """How many times faster than ``over`` each contender is, one table each."""
+    apart = [name for name in ("dtype", "direction", *plan.others) if name in table]
+    found = []
+    for values, part in table.groupby(apart, sort=False):
+        for name in part["contender"].unique():
+            if name != plan.over:
+                ratio = tables.speedup(part, str(name), plan.over, plan.x, series=str(name))
+                found.append(ratio.assign(**dict(zip(apart, values, strict=True))))
+    return found
+
+
+def sentences(plan: Plan, table: pd.DataFrame) -> list[str]:
+    """What the figure says, in words: one sentence for each origin and panel."""
+    found = []
+    apart = ["kind", "device", "dtype", "direction", *plan.others]
+    for _, part in table.groupby([name for name in apart if name in table], sort=False):
+        where = [str(part["dtype"].iloc[0]), *(named(axis, part[axis].iloc[0]) for axis in plan.others)]
+        what = roofline.finding(part, plan.of, plan.over, plan.x)
+        found.append(f"{', '.join(where)}: {what} ({origin(part, str(part['kind'].iloc[0]))})")
+    return found or ["Nothing was measured here yet, and nothing is recorded for this choice."]
+
+
+def readout(plan: Plan, table: pd.DataFrame) -> pd.DataFrame:
+    """Microseconds per call: contenders across; the axis, and what else differs, down."""
+    apart = [name for name in ("kind", "device", "dtype", "direction", *plan.others) if name in table]
+    down = [*(name for name in apart if table[name].nunique() > 1), plan.x]
+    wide = table.pivot_table("median_us", down, "contender", sort=False, aggfunc="first")
+    return wide.sort_index().round(2)
+
+
+def page(plan: Plan, table: pd.DataFrame, look: Look) -> tuple[str, str]:
+    """The figure, the sentences and the numbers of a table, as HTML and as text."""
+    shown = picture(plan, table, look)
+    if look.view == TRAFFIC:
+        said, listing = ["Counted, not timed."], ""
+    else:
+        said, numbers = sentences(plan, table), readout(plan, table).to_html(na_rep="—")
+        listing = f"<details><summary>Microseconds per call, as a table</summary>{numbers}</details>"
+    lines = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in said)
+    return f"{shown._repr_html_()}<ul>{lines}</ul>{listing if len(table) else ''}", "\n".join(
+        [shown.alt, *said]
+    )
