@@ -1,0 +1,193 @@
+"""Starts the process that judges an answer (``labkit.attempt``), and ends it when it takes too long."""
+
+import codecs
+import contextlib
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from labkit import places
+
+START_LIMIT_S = 180.0
+"""Longest wait for a process to load its lesson, which takes three seconds on an idle machine."""
+PRINT_LIMIT = 20_000
+"""Characters of an answer's prints that are shown."""
+
+
+class Process:
+    """One process, good for one answer. It starts at once and loads the lesson while nobody waits."""
+
+    def __init__(self, lesson: str) -> None:
+        reading, writing = os.pipe()
+        # A file, not a number: when nobody refers to a spare process any more its pipes close, and it ends.
+        self._findings = os.fdopen(reading, "rb", buffering=0)
+        # A session of its own: the Jupyter stop button interrupts the kernel's whole process group, and here
+        # only the waiting parent decides.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "labkit.attempt", lesson, str(writing)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            pass_fds=(writing,),
+            start_new_session=True,
+            env=_environment(),
+        )
+        os.close(writing)
+        self._lesson = lesson
+        self._received = b""
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still take a job."""
+        return self._process.poll() is None
+
+    def judge(self, task: str, file: Path, limit_s: float, show: Callable[[str], None]) -> dict[str, Any]:
+        """The finding of ``attempt.judge``, or status stopped, crashed or interrupted (with where).
+
+        ``show`` gets what the answer prints, as it comes.
+        """
+        said: list[str] = []
+        trace = file.with_suffix(".trace")
+        try:
+            if self._message(time.monotonic() + START_LIMIT_S, said.append) is None:
+                return {"status": "raised", "observed": self._not_loaded("".join(said))}
+            job = {"task": task, "file": str(file), "trace": str(trace), "limit_s": limit_s}
+            with contextlib.suppress(BrokenPipeError):  # then no finding comes, and it is told as a crash
+                self._stdin.write(json.dumps(job).encode() + b"\n")
+            finding = self._message(time.monotonic() + limit_s, _limited(show))
+        except TimeoutError:
+            return {"status": "stopped", "where": self._interrupted_at(file, trace)}
+        except KeyboardInterrupt:
+            return {"status": "interrupted", "where": self._interrupted_at(file, trace)}
+        else:
+            if finding is None:
+                return {"status": "crashed", "observed": self._end(), "where": _traced(file, trace)}
+            return finding
+        finally:
+            self.close()
+            trace.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """End the process, and those that it started."""
+        if self.alive:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._findings.close()
+        self._stdin.close()
+        self._stdout.close()
+
+    @property
+    def _stdin(self) -> Any:
+        return self._process.stdin
+
+    @property
+    def _stdout(self) -> Any:
+        return self._process.stdout
+
+    def _message(self, deadline: float, show: Callable[[str], None]) -> dict[str, Any] | None:
+        """The next message, None when the process ended without one; TimeoutError at the deadline."""
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(self._findings, selectors.EVENT_READ)
+            waiting.register(self._stdout, selectors.EVENT_READ)
+            ended = False
+            while b"\n" not in self._received and not ended:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError
+                ready = {key.fileobj for key, _ in waiting.select(left)}
+                if self._stdout in ready and not self._show(show):
+                    waiting.unregister(self._stdout)
+                if self._findings in ready:
+                    chunk = self._findings.read(65536)
+                    self._received, ended = self._received + chunk, not chunk
+        self._show_rest(show)
+        if b"\n" not in self._received:
+            return None
+        line, self._received = self._received.split(b"\n", 1)
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def _show(self, show: Callable[[str], None]) -> bool:
+        """Pass on what was printed; whether more may come."""
+        chunk = os.read(self._stdout.fileno(), 65536)
+        show(self._decode(chunk))
+        return bool(chunk)
+
+    def _show_rest(self, show: Callable[[str], None]) -> None:
+        """Pass on what was printed before the message came."""
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(self._stdout, selectors.EVENT_READ)
+            while waiting.select(0) and self._show(show):
+                pass
+
+    def _interrupted_at(self, file: Path, trace: Path) -> str:
+        """The line of the answer that is running, "" if it can't be told."""
+        if trace.exists():  # before that, the signal would end the process without a word
+            self._process.send_signal(signal.SIGUSR1)
+        for _ in range(20):
+            if where := _traced(file, trace):
+                return where
+            time.sleep(0.05)
+        return ""
+
+    def _not_loaded(self, printed: str) -> str:
+        last = printed.strip().rpartition("\n")[2] or "it said nothing"
+        return (
+            f"The lesson's own cells of kernels, as they were last saved, do not run by themselves: {last}\n"
+            f"Undo what you changed there, or restart from a fresh copy of {self._lesson}."
+        )
+
+    def _end(self) -> str:
+        """How the process ended."""
+        status = self._process.wait(10)
+        if status >= 0:
+            return f"it ended with status {status}"
+        return f"it was ended by {signal.Signals(-status).name}"
+
+
+def _traced(file: Path, trace: Path) -> str:
+    """The answer's innermost line in what faulthandler wrote, "line 3: ..."; "" where there is none."""
+    if not trace.exists():
+        return ""
+    found = re.search(rf'File "{re.escape(str(file))}", line (\d+) in', trace.read_text(errors="replace"))
+    if found is None:
+        return ""
+    number = int(found[1])
+    return f"line {number}: {file.read_text(encoding='utf-8').splitlines()[number - 1].strip()}"
+
+
+def _limited(show: Callable[[str], None]) -> Callable[[str], None]:
+    """``show``, up to a number of characters."""
+    left = PRINT_LIMIT
+
+    def limited(text: str) -> None:
+        nonlocal left
+        if left > 0 and text:
+            show(text[:left])
+            if len(text) > left:
+                show("\n[the rest of what your code printed was left out]\n")
+        left -= len(text)
+
+    return limited
+
+
+def _environment() -> dict[str, str]:
+    """The same on every machine: Triton interprets, no GPU is seen, nobody presses buttons."""
+    return os.environ | {
+        "PYTHONPATH": places.python_path(),
+        "PYTHONUNBUFFERED": "1",  # what was printed before a crash has arrived
+        "TRITON_INTERPRET": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "LABKIT_HEADLESS": "1",
+        "MPLBACKEND": "Agg",
+    }
