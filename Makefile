@@ -1,10 +1,13 @@
 # Each command sets up what it needs first; labkit/bootstrap.py has the logic.
-#   ENV=current   use the present environment: nothing is installed, what is missing is named
-#   TORCH=2.11    the older supported torch, in a virtual environment of its own
-#   PYTHON=...    the Python that the virtual environment is made of
+#   ENV=current      use the present environment: nothing is installed, what is missing is named
+#   TORCH=2.11       the older supported torch, in a virtual environment of its own
+#   IPYKERNEL=6.31   the older supported ipykernel, in one that adds only that; `test` runs panels and browser
+#   PYTHON=...       the Python that the virtual environment is made of
 BOOTSTRAP = $(or $(PYTHON),python3) labkit/bootstrap.py
 # In a container one is often root, and Jupyter then wants to be told that this is meant.
 LAB = --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
+# What depends on the version of ipykernel.
+KERNEL_TESTS = tests/browser $(wildcard tests/test_*panel*.py $(addprefix tests/test_,live.py prediction.py exercises.py))
 
 .DEFAULT_GOAL := help
 .PHONY: run test lab doctor record lint setup help clean
@@ -13,7 +16,7 @@ run: ## start here: execute every lesson, or LESSONS=01; results in build/lesson
 	@$(BOOTSTRAP) run -m labkit run $(LESSONS) $(ARGS)
 
 test: ## all tests; pytest's options in PYTEST_ARGS
-	@$(BOOTSTRAP) test -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	@$(BOOTSTRAP) test -m pytest -n 2 --dist loadfile $(if $(IPYKERNEL),$(KERNEL_TESTS)) $(PYTEST_ARGS)
 
 lab: ## open the lessons in JupyterLab, on localhost with a token
 	@$(BOOTSTRAP) lab -m jupyterlab $(LAB) $(ARGS)

@@ -9,7 +9,8 @@ This file runs before anything is installed: it uses the standard library only, 
 still runs on Python 3.8, so that an old Python gets a sentence instead of a syntax error.
 
 Environment variables: ``ENV=current`` uses the present environment and installs nothing; ``TORCH=2.11``
-takes the older supported torch; ``PYTHON`` names the interpreter that the virtual environment is made of.
+takes the older supported torch; ``IPYKERNEL=6.31`` the older supported ipykernel, on top of it; ``PYTHON``
+names the interpreter that the virtual environment is made of.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ TORCHES = {  # TORCH=...: constraints file, folder of the virtual environment
     "2.13": ("constraints.txt", ".venv"),
     "2.11": ("constraints-torch211.txt", ".venv-torch211"),
 }
+IPYKERNELS = {"6.31": "6.31.0"}  # IPYKERNEL=...: the version that is installed
 
 # What has to be importable in the present environment (ENV=current), by what is to be done.
 BASE = ("click", "rich", "packaging")
@@ -147,11 +149,11 @@ def base_python() -> str:
 class Setup:
     """The virtual environment of a checkout: what it should be, what it is, and how it gets there."""
 
-    def __init__(self, root: Path = ROOT, torch: str = "2.13") -> None:
-        self.root = root
+    def __init__(self, root: Path = ROOT, torch: str = "2.13", suffix: str = "") -> None:
+        self.root, self.torch = root, torch
         constraints, folder = TORCHES[torch]
         self.constraints = root / constraints
-        self.venv = root / folder
+        self.venv = root / (folder + suffix)
         self.bin = self.venv / ("Scripts" if os.name == "nt" else "bin")
         self.python = self.bin / ("python.exe" if os.name == "nt" else "python")
         self.stamp = self.venv / STAMP
@@ -221,20 +223,28 @@ class Setup:
 
     def create(self) -> None:
         """An empty environment, marked unfinished before anything else is in it."""
-        python = base_python()
+        make = self.maker()
         if self.venv.exists():
             for child in self.venv.iterdir():
                 shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
         self.venv.mkdir(exist_ok=True)
         self.stamp.write_text(UNFINISHED)
-        step(f"virtual environment in {self.venv.name}", [python, "-m", "venv", str(self.venv)], self.log)
+        step(f"virtual environment in {self.venv.name}", [*make, str(self.venv)], self.log)
+
+    def maker(self) -> list[str]:
+        """The command that makes an empty environment."""
+        return [base_python(), "-m", "venv"]
+
+    def pip(self) -> list[str]:
+        """The command that installs into the environment, quietly."""
+        return [str(self.python), "-I", "-m", "pip", "--disable-pip-version-check", "install", "-q"]
 
     def install(self, gpu: bool) -> str:
         """Installs torch and all else; returns the build of torch that came: ``cpu`` or ``default``."""
         version = pins(self.constraints)["torch"]
         if (sys.platform, platform.machine()) == ("darwin", "x86_64"):
             stop(f"torch {version} has no build for Macs with an Intel processor; use a Linux machine.")
-        pip = [str(self.python), "-I", "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+        pip = self.pip()
         package = ["-c", str(self.constraints), "-e", f"{self.root}[test]"]
         if gpu or not sys.platform.startswith("linux"):
             # A CPU build that is already here, or that pip is pointed at, sorts above the default one.
@@ -252,6 +262,45 @@ class Setup:
             )
         step("Triton, Jupyter and the rest", [*pip, *package], self.log)
         return "cpu" if cpu else "default"
+
+
+class OtherKernel(Setup):
+    """An environment that differs from the one beneath it in ipykernel only; that one has to be complete."""
+
+    def __init__(self, beneath: Setup, series: str) -> None:
+        super().__init__(beneath.root, beneath.torch, f"-ipykernel{series}")
+        self.beneath, self.series = beneath, series
+
+    def maker(self) -> list[str]:
+        # With a pip of its own would come an older setuptools; the one beneath does.
+        return [str(self.beneath.python), "-m", "venv", "--without-pip"]
+
+    def install(self, gpu: bool) -> str:
+        """Shows what is installed beneath, and installs the ipykernel, which comes before it on the path."""
+        ours, theirs = site_packages(self.python), site_packages(self.beneath.python)
+        # Not the bare path: the course itself is installed beneath through a .pth file of its own.
+        (ours / "beneath.pth").write_text(f"import site; site.addsitedir({str(theirs)!r})\n")
+        version = IPYKERNELS[self.series]
+        step(f"ipykernel {version}", [*self.pip(), f"ipykernel=={version}"], self.log)
+        for folder in ("share/jupyter", "etc/jupyter"):  # JupyterLab's pages, the widgets' scripts, templates
+            show(self.beneath.venv / folder, self.venv / folder)
+        return self.beneath.installed()["torch"]
+
+
+def show(folder: Path, there: Path) -> None:
+    """Links in another folder to what is in this one and was not there."""
+    there.mkdir(parents=True, exist_ok=True)
+    for each in folder.iterdir():
+        link = there / each.name
+        if link.is_symlink() or not link.exists():
+            link.unlink(missing_ok=True)
+            link.symlink_to(each)
+
+
+def site_packages(python: Path) -> Path:
+    """Where an interpreter's packages are."""
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    return Path(subprocess.check_output([str(python), "-I", "-c", code]).decode().strip())
 
 
 @contextmanager
@@ -365,15 +414,23 @@ def main(arguments: list[str]) -> int:
     torch = os.environ.get("TORCH", "2.13")
     if torch not in TORCHES:
         stop(f"TORCH={torch} is not supported; take one of: {', '.join(TORCHES)}.")
+    ipykernel = os.environ.get("IPYKERNEL")
+    if ipykernel and ipykernel not in IPYKERNELS:
+        stop(f"IPYKERNEL={ipykernel} is not supported; take one of: {', '.join(IPYKERNELS)}.")
     setup = Setup(ROOT, torch)
     gpu = has_gpu()
     if os.environ.get("ENV") == "current":
+        if ipykernel:
+            stop("ENV=current installs nothing, and IPYKERNEL is an environment of its own: leave one out.")
         check_current(target, setup.constraints)
         python = sys.executable
         env = environment(ROOT, python, gpu and not torch_is_cpu_only())
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
     else:
         setup.ensure(gpu)
+        if ipykernel:
+            setup = OtherKernel(setup, ipykernel)
+            setup.ensure(gpu)
         python = str(setup.python)
         env = environment(ROOT, python, gpu)
         env["VIRTUAL_ENV"] = str(setup.venv)

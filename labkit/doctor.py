@@ -84,7 +84,7 @@ def _no_kernels(facts: Facts) -> str:
     name = "macOS" if facts.system == "Darwin" else facts.system
     return (
         f"Triton has no package for {name}: read the lessons with their recorded figures here, and run them "
-        f"in {way}, on Binder, or on a Linux machine."
+        f"in {way}, on a Linux machine, or without a GPU on Binder (README.md says how)."
     )
 
 

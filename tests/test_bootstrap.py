@@ -17,7 +17,15 @@ HERE = ".".join(map(str, sys.version_info[:2]))
 @pytest.fixture(autouse=True)
 def plain(monkeypatch):
     """None of the variables that steer the set-up, whatever the tests themselves were started with."""
-    for name in ("ENV", "TORCH", "PYTHON", "CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "JUPYTER_PATH"):
+    for name in (
+        "ENV",
+        "TORCH",
+        "IPYKERNEL",
+        "PYTHON",
+        "CUDA_VISIBLE_DEVICES",
+        "TRITON_INTERPRET",
+        "JUPYTER_PATH",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -150,6 +158,80 @@ def test_create_empties_what_was_there_and_marks_it_unfinished(tmp_path, monkeyp
     assert real.stamp.read_text() == bootstrap.UNFINISHED
     assert taken == [["some-python", "-m", "venv", str(real.venv)]]
     assert real.is_broken()
+
+
+# ---- another ipykernel, on top ---------------------------------------------------------------------------
+
+
+def install_package(site: Path, name: str, version: str) -> None:
+    """A distribution with one module that knows its version, as pip would leave it."""
+    (site / f"{name}.py").write_text(f"version = {version!r}\n")
+    info = site / f"{name}-{version}.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+@pytest.fixture
+def beneath(setup, monkeypatch):
+    """A real environment, complete, with the newer ipykernel and one that is installed as editable."""
+    real_step = bootstrap.step
+
+    def step(what: str, command: list[str], log: Path, required: bool = True) -> bool:
+        if "pip" not in command:
+            return real_step(what, command, log, required)
+        site = bootstrap.site_packages(Path(command[0]))
+        install_package(site, "ipykernel", command[-1].removeprefix("ipykernel=="))
+        return True
+
+    monkeypatch.setattr(bootstrap, "step", step)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(setup.venv)], check=True)
+    site = bootstrap.site_packages(setup.python)
+    install_package(site, "ipykernel", "7.4.0")
+    install_package(site, "comm", "0.2.3")
+    (setup.root / "checkout").mkdir()
+    (setup.root / "checkout" / "editable.py").touch()
+    (site / "editable.pth").write_text(f"{setup.root / 'checkout'}\n")
+    for folder in ("share/jupyter/lab", "share/jupyter/kernels", "etc/jupyter/jupyter_server_config.d"):
+        (setup.venv / folder).mkdir(parents=True)
+    (setup.venv / "share" / "jupyter" / "lab" / "page.html").touch()
+    setup.stamp.write_text(json.dumps(dict(setup.wanted(setup.version()), torch="cpu")))
+    return setup
+
+
+def test_the_other_ipykernel_comes_first_and_the_rest_from_beneath(beneath):
+    other = bootstrap.OtherKernel(beneath, "6.31")
+    other.ensure(gpu=False)
+    assert other.venv != beneath.venv and other.is_done(gpu=False) and beneath.is_done(gpu=False)
+    code = (
+        "import importlib.metadata as m, sys, ipykernel, comm, editable;"
+        "print(m.version('ipykernel'), ipykernel.version, comm.version, sys.prefix)"
+    )
+    told = subprocess.check_output([str(other.python), "-I", "-c", code], text=True).split()
+    assert told == ["6.31.0", "6.31.0", "0.2.3", str(other.venv)]
+    below = subprocess.check_output([str(beneath.python), "-I", "-c", code], text=True).split()
+    assert below[:2] == ["7.4.0", "7.4.0"]
+    assert (other.venv / "share" / "jupyter" / "lab" / "page.html").exists()
+    assert (other.venv / "etc" / "jupyter" / "jupyter_server_config.d").is_dir()
+
+
+def test_the_kernels_of_the_other_environment_are_its_own_python(beneath, tmp_path):
+    other = bootstrap.OtherKernel(beneath, "6.31")
+    other.ensure(gpu=False)
+    bootstrap.environment(tmp_path, str(other.python), gpu=False)
+    spec = json.loads((tmp_path / "build" / "jupyter" / "kernels" / "python3" / "kernel.json").read_text())
+    assert spec["argv"][0] == str(other.python)
+
+
+def test_the_other_environment_is_made_once_and_again_when_a_file_changed(beneath, monkeypatch):
+    other = bootstrap.OtherKernel(beneath, "6.31")
+    other.ensure(gpu=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(bootstrap, "step", lambda *call, **more: pytest.fail("a set-up step"))
+        other.ensure(gpu=False)
+    (other.root / "constraints.txt").write_text("# changed\n")
+    assert not other.is_done(gpu=False) and not other.is_broken()
+    other.install(gpu=False)
+    assert (other.venv / "share" / "jupyter" / "lab" / "page.html").exists()
 
 
 class Steps:
@@ -349,6 +431,8 @@ def test_the_exit_status_is_the_commands():
         ([], {}, "run"),
         (["no-such-target"], {}, "run"),
         (["setup"], {"TORCH": "2.12"}, "2.11"),
+        (["setup"], {"IPYKERNEL": "5"}, "6.31"),
+        (["setup"], {"IPYKERNEL": "6.31", "ENV": "current"}, "leave one out"),
     ],
 )
 def test_a_wrong_call_is_one_sentence(arguments, variables, word):

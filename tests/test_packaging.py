@@ -2,6 +2,8 @@
 
 import ast
 import importlib.util
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -9,8 +11,10 @@ import sys
 import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -150,6 +154,7 @@ def test_lint(arguments):
 MAKE = {  # what a target runs, after the Python of the environment
     "setup": ["setup"],
     "run LESSONS=01 ARGS=--quick": ["run -m labkit run 01 --quick"],
+    "lab IPYKERNEL=6.31": ["lab -m jupyterlab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks"],
     "test PYTEST_ARGS=-x": ["test -m pytest -n 2 --dist loadfile -x"],
     "lab": ["lab -m jupyterlab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks"],
     "doctor": ["doctor -m labkit doctor"],
@@ -170,6 +175,16 @@ def test_make_runs_each_target_through_the_bootstrap(target):
     assert all(arguments.split()[0] in bootstrap.NEEDS for arguments in MAKE[target])
 
 
+def test_with_another_ipykernel_make_runs_what_needs_a_kernel():
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed here")
+    command = ["make", "--no-print-directory", "-n", "test", "IPYKERNEL=6.31", "PYTEST_ARGS=-x"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = [word for word in ran.stdout.split() if word.startswith("tests/")]
+    assert paths[0] == "tests/browser" and "tests/test_timeline_panel.py" in paths
+    assert all((ROOT / path).exists() for path in paths) and ran.stdout.split()[-1] == "-x"
+
+
 def test_make_alone_lists_every_target():
     if shutil.which("make") is None:
         pytest.skip("make is not installed here")
@@ -178,8 +193,161 @@ def test_make_alone_lists_every_target():
     assert re.findall(r"^  make (\w+)", ran.stdout, flags=re.MULTILINE) == phony.split()
 
 
-def test_ci_script_is_executable_bash():
-    script = ROOT / ".ci" / "run"
+# ---- conda and Binder ------------------------------------------------------------------------------------
+
+CONDA = ROOT / "environment.yml"
+BINDER = ROOT / "binder" / "environment.yml"
+
+
+def read_conda(file: Path) -> tuple[list[str], list[str]]:
+    """What conda installs, and the lines that it gives to pip."""
+    dependencies = yaml.safe_load(file.read_text())["dependencies"]
+    (pip,) = (each["pip"] for each in dependencies if isinstance(each, dict))
+    return [each for each in dependencies if isinstance(each, str)], pip
+
+
+@pytest.mark.parametrize("file", [CONDA, BINDER], ids=["conda", "binder"])
+def test_a_conda_environment_has_one_supported_python_and_the_constraints(file):
+    packages, pip = read_conda(file)
+    assert packages[1:] == ["pip"]
+    found = re.fullmatch(r"python=(\d+)\.(\d+)", packages[0])
+    assert found and bootstrap.supported(tuple(map(int, found.groups()))), packages[0]
+    assert packages == read_conda(CONDA)[0], "both take the same Python"
+    (constraints,) = (line.removeprefix("-c ") for line in pip if line.startswith("-c"))
+    assert (file.parent / constraints).resolve() == ROOT / CONSTRAINTS[0]
+
+
+def test_conda_installs_the_package_itself():
+    assert read_conda(CONDA)[1][1:] == ["-e .[test]"]
+
+
+def test_binder_installs_what_the_package_asks_for_and_the_cpu_build_of_torch():
+    _, (_, index, *lines) = read_conda(BINDER)
+    assert index == f"--extra-index-url {bootstrap.CPU_INDEX}"
+    assert not [line for line in lines if line.startswith("-")]
+    asked = [Requirement(line) for line in lines]
+    names = [canonicalize_name(requirement.name) for requirement in asked]
+    wanted = {canonicalize_name(Requirement(name).name) for name in PROJECT["dependencies"]}
+    assert sorted(names) == sorted(wanted), "binder/environment.yml names what pyproject.toml does"
+    pinned = {requirement.name: str(requirement.specifier) for requirement in asked if requirement.specifier}
+    assert pinned == {"torch": f"=={bootstrap.pins(ROOT / CONSTRAINTS[0])['torch']}+cpu"}
+
+
+def dry_run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """pip's report of what it would install into an empty environment; nothing is installed."""
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
+    command += ["--retries", "0", "--timeout", "10", "--report", "-", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+
+
+def would_install(report: str) -> dict[str, str]:
+    """The versions in pip's report, by canonical name."""
+    entries: list[dict[str, Any]] = json.loads(report)["install"]
+    return {canonicalize_name(one["metadata"]["name"]): one["metadata"]["version"] for one in entries}
+
+
+@pytest.mark.parametrize("file", [CONDA, BINDER], ids=["conda", "binder"])
+def test_the_pip_section_resolves_to_the_constraints(file, tmp_path):
+    """About 20 seconds each: pip resolves all of it from its indexes, as if nothing were installed."""
+    if importlib.util.find_spec("pip") is None:
+        pytest.skip("pip is not installed in this environment")
+    pip = read_conda(file)[1]
+    pinned = versions(CONSTRAINTS[0])
+    index = bootstrap.CPU_INDEX if file == BINDER else ""
+    torch = f"torch=={pinned['torch']}" + ("+cpu" if index else "")
+    reach = ["--no-deps", torch, *(["--extra-index-url", index] if index else [])]
+    if dry_run(*reach, cwd=tmp_path).returncode != 0:
+        pytest.skip(f"pip reaches no index here that has {torch}")
+    # conda and mamba write pip's lines into a file beside environment.yml, and start pip there.
+    ignore = shutil.ignore_patterns("__pycache__", "recorded")
+    for name in ("pyproject.toml", "README.md", "LICENSE", CONSTRAINTS[0]):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "labkit", tmp_path / "labkit", ignore=ignore)
+    folder = tmp_path / file.parent.relative_to(ROOT)
+    folder.mkdir(exist_ok=True)
+    (folder / "requirements.txt").write_text("\n".join(pip))
+    ran = dry_run("-r", "requirements.txt", cwd=folder)
+    assert ran.returncode == 0, ran.stderr
+    found = would_install(ran.stdout)
+    assert {"torch", "triton", "jupyterlab", "ipykernel"} <= found.keys()
+    assert ("labkit" in found) == (file == CONDA)
+    strange = {
+        name: version
+        for name, version in found.items()
+        if name != "labkit"
+        and not name.startswith(("nvidia-", "cuda-"))
+        and Version(Version(version).public) != pinned.get(name)
+    }
+    assert not strange, f"not what {CONSTRAINTS[0]} says: {strange}"
+    if file == BINDER:
+        assert found["torch"].endswith("+cpu")
+
+
+def test_binder_starts_with_the_interpreter_switched_on():
+    command = [
+        sys.executable,
+        "-c",
+        "import os, sys; print(os.environ['TRITON_INTERPRET'], sys.argv[1:])",
+        "a b",
+    ]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    start = ROOT / "binder" / "start"
+    ran = subprocess.run([start, *command], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout == "1 ['a b']\n"
+    assert subprocess.run([start, sys.executable, "-c", "raise SystemExit(7)"], check=False).returncode == 7
+
+
+def test_binder_installs_the_package_and_trusts_the_lessons(tmp_path):
+    for program in ("pip", "jupyter"):
+        stub = tmp_path / program
+        stub.write_text(f'#!/bin/sh\necho {program} "$@"\n')
+        stub.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    ran = subprocess.run(
+        [ROOT / "binder" / "postBuild"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    install, trust, news = ran.stdout.splitlines()
+    assert install == "pip install --no-deps -e ."
+    lessons = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
+    assert trust.split() == ["jupyter", "trust", *lessons]
+    assert news == "jupyter labextension disable @jupyterlab/apputils-extension:announcements"
+
+
+def test_every_folder_of_the_package_is_installed():
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    there = {
+        folder.relative_to(ROOT).as_posix().replace("/", ".")
+        for folder in (ROOT / "labkit").rglob("*/")
+        if any(folder.glob("*.py"))
+    }
+    assert set(told) == there | {"labkit"}
+
+
+@pytest.mark.parametrize(("chromium", "apt_get"), [(0, 100), (1, 100), (1, 0)])
+def test_ci_runs_the_tests_and_says_why_there_is_no_chromium(tmp_path, chromium, apt_get):
+    stubs = {name: f"exit {chromium}" for name in ("chromium", "google-chrome", "chromium-browser")}
+    stubs |= {"apt-get": f"echo no such package >&2; exit {apt_get}", "make": 'echo make "$@"'}
+    for name, line in stubs.items():
+        stub = tmp_path / name
+        stub.write_text(f"#!/bin/sh\n{line}\n")
+        stub.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    ran = subprocess.run([ROOT / ".ci" / "run"], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout == "make test\n"
+    reason = "No Chromium, so the browser tests will be skipped: "
+    assert ran.stderr.startswith(reason) if chromium else ran.stderr == ""
+    if chromium and os.getuid() == 0:
+        assert ("no such package" if apt_get else "it does not run") in ran.stderr
+
+
+@pytest.mark.parametrize("name", [".ci/run", "binder/postBuild", "binder/start"])
+def test_a_script_is_executable_bash(name):
+    script = ROOT / name
     assert script.stat().st_mode & 0o111 == 0o111
     assert script.read_text().startswith("#!/usr/bin/env bash\n")
     bash = shutil.which("bash")

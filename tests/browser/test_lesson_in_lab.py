@@ -1,0 +1,79 @@
+"""Lesson 1 as a reader has it in JupyterLab, without a GPU: guess, run, exercise, sweep, reload."""
+
+import re
+
+import jupyter_lab
+import pandas as pd
+
+from labkit import lessons
+
+LESSON = lessons.resolve("01_launch_overhead")
+WRONG = "    mask = at <= count\n"
+RIGHT = "    mask = at < count\n"
+LOOP = "    while True:\n        at += 0\n"
+
+
+def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> None:
+    page.open(LESSON)
+    saved_answers = page.page.locator(".jp-Notebook").get_by_text("No guess was sealed")
+    assert not any(answer.is_visible() for answer in saved_answers.all()), "a saved answer is in sight"
+    page.run_cell(page.index_of("import math"))
+    guess = page.index_of('"pseudo-linear ratio at 160"')
+    for cell in range(page.index_of("import math"), guess + 1):
+        page.run_cell(cell)
+    box = page.output(guess).get_by_role("textbox")
+    box.fill("40")
+    box.press("Enter")
+    page.button("Seal my guess", guess).click()
+    page.output(guess).get_by_text("Sealed").first.wait_for()
+    page.screenshot("lesson-guess", guess)
+
+    page.run_all(seconds=240)
+    measured = page.index_of("guess_ratio.reveal(")
+    assert "You guessed 40×. Recorded on NVIDIA H200" in page.text(measured)
+    assert not page.page.locator(".jp-Notebook .jp-OutputArea-error").count(), "a cell failed"
+
+    mask = page.index_of('tasks.check("mask"')
+    assert "not attempted" in page.text(mask)
+    scaffold = page.sources()[mask]
+    missing = next(line for line in scaffold.splitlines(keepends=True) if "..." in line)
+    page.set_source(mask, scaffold.replace(missing, WRONG))
+    page.run_cell(mask)
+    assert "wrong" in page.text(mask) and page.output(mask).get_by_text("Hint 1").count() == 1
+    page.run_cell(mask)
+    assert page.output(mask).get_by_text("Hint 2").count() == 1, "more with each attempt"
+    page.screenshot("lesson-wrong", mask)
+    page.set_source(mask, scaffold.replace(missing, LOOP + RIGHT))
+    page.run_cell(mask, wait=False)
+    page.page.wait_for_timeout(6000)
+    page.interrupt()
+    page.wait_idle(20)
+    assert "interrupted" in page.text(mask)
+    page.set_source(mask, scaffold.replace(missing, RIGHT))
+    page.run_cell(mask)
+    assert "right" in page.text(mask)
+    page.screenshot("lesson-right", mask)
+
+    panel = page.index_of("panels.sweep(")
+    figure = page.output(panel).locator(".widget-html img")
+    assert "Recorded on NVIDIA H200" in str(figure.get_attribute("alt"))
+    page.scroll_to(panel)
+    page.screenshot("lesson-panel", panel)
+    page.button("Run", panel).click()
+    status = page.output(panel).get_by_role("status")
+    status.get_by_text(re.compile(r"\d+ of \d+")).wait_for()
+    page.button("Stop", panel).click()
+    status.get_by_text(re.compile("^(Stopped|Done)")).wait_for(timeout=1000)
+    page.button("Save CSV", panel).click()
+    status.get_by_text(re.compile("^Saved")).wait_for()
+    (saved,) = (page.lab.root / page.path).parent.glob("measurements/*.csv")
+    assert len(pd.read_csv(saved))
+
+    page.save()
+    page.reload()
+    page.output(guess).get_by_text("Sealed").first.wait_for()
+    assert page.output(panel).locator(".widget-html img").count() == 1
+    assert "right" in page.text(mask)
+    for cell in (guess, measured, mask, panel):
+        page.scroll_to(cell)
+    assert page.errors == []
