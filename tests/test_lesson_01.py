@@ -786,7 +786,8 @@ def test_its_page_can_be_read_without_seeing_it(result):
     assert page.language == "en"
     notebook = lessons.read(result.notebook_path)
     assert page.title == lessons.title(notebook)
-    drawn = sum(len(re.findall(r"\bfigures\.\w+\(", cell.source)) for _, cell in lessons.code_cells(notebook))
+    drawing = re.compile(r"\b(?:figures|panels)\.\w+\(|\.reveal\(")
+    drawn = sum(len(drawing.findall(cell.source)) for _, cell in lessons.code_cells(notebook))
     assert len(page.images) == drawn > 5, "a figure is missing, or is not an <img>"
     assert all(len(alt) > 80 for alt in page.images), page.images
     assert all("image/png" not in output.get("data", {}) for output in outputs(result)), "no alt text there"

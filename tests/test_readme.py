@@ -27,7 +27,13 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 DRAW = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "draw.py")))
 REDRAW = "README.md or docs/width_sweep.png is not what the tape says: run `python -m docs.draw`"
-OTHERS = ("source .venv/bin/activate", "pip install pre-commit", "pre-commit install")
+OTHERS = (
+    "source .venv/bin/activate",
+    "pip install pre-commit",
+    "pre-commit install",
+    "conda env create -f environment.yml",
+    "conda activate labkit",
+)
 """Commands of other tools, which stand in the README exactly so."""
 
 
@@ -62,7 +68,11 @@ def check_make(arguments: list[str]) -> None:
     (phony,) = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, flags=re.MULTILINE)
     targets = [word for word in arguments if "=" not in word]
     given = dict(word.split("=", 1) for word in arguments if "=" in word)
-    choices = {"ENV": ["current"], "TORCH": list(bootstrap.TORCHES)}
+    choices = {
+        "ENV": ["current"],
+        "TORCH": list(bootstrap.TORCHES),
+        "IPYKERNEL": list(bootstrap.IPYKERNELS),
+    }
     unknown = set(targets) - set(phony.split())
     if unknown or len(targets) > 1:
         raise ValueError(f"make {' '.join(targets)}: no such target")
@@ -118,6 +128,7 @@ def test_the_commands_within_the_text_exist() -> None:
         "make run LESSONS=99",
         "make run ENV=present",
         "make test TORCH=1.13",
+        "make test IPYKERNEL=5",
         "make test PYTEST_ARGS=tests/test_nothing.py",
         "make run LESSONS=01 ARGS='-p max_widht=1'",
         "make run LESSONS=01 ARGS='-p max_width=wide'",
@@ -163,7 +174,14 @@ def test_editing_a_lesson_as_a_python_file_changes_nothing_else(tmp_path: Path) 
 def test_links_lead_to_files() -> None:
     links = re.findall(r"\]\(([^)]+)\)", README)
     assert "LICENSE" in links
-    assert not [link for link in links if not (ROOT / link).is_file()]
+    assert not [link for link in links if not (ROOT / link).is_file() and link != "https://mybinder.org"]
+
+
+def test_the_address_for_binder_opens_a_lesson() -> None:
+    (path,) = re.findall(
+        r"^https://mybinder\.org/v2/gh/<owner>/<repository>/HEAD\?urlpath=lab/tree/(\S+)$", README, re.M
+    )
+    assert ROOT / path in lessons.find()
 
 
 def test_files_that_are_named_exist() -> None:
