@@ -78,8 +78,8 @@ class Process:
             trace.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """End the process, and those that it started."""
-        if self.alive:
+        """End the process, and those that it started, which outlive it when it ends by itself."""
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._findings.close()

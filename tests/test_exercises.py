@@ -126,6 +126,18 @@ def test_an_exception_is_told_with_the_learners_line(session):
     assert hints(bundle) == ["1"] and "Hints left, one for each attempt: 1" in bundle["text/html"]
 
 
+def ended(pid):
+    """Whether a process that was killed is gone within a second, or waits to be reaped by somebody."""
+    for _ in range(20):
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.05)
+    return False
+
+
 def test_an_endless_loop_is_ended_and_prints_are_shown(session, cache, capsys):
     endless = "print('before', flush=True)\nimport subprocess, time\n"
     endless += "child = subprocess.Popen(['sleep', '1234.5'])\nprint(child.pid)\nwhile True: pass\n"
@@ -137,7 +149,7 @@ def test_an_endless_loop_is_ended_and_prints_are_shown(session, cache, capsys):
     assert time.monotonic() - began < 60
     said, pid = capsys.readouterr().out.split()
     assert said == "before"
-    assert not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
+    assert ended(int(pid))
     assert attempts(cache) == ["0001.py"]
 
 
@@ -318,6 +330,13 @@ def test_an_endless_kernel_is_ended_at_its_own_line(session):
     )
     text = session(limit_s=4).run("mask", endless)["text/plain"]
     assert re.search(r"line \d: (while count > 0:|count \+= 1)", text)
+
+
+def test_what_an_answer_started_ends_also_when_the_answer_ends_by_itself(session, capsys):
+    leaves = "import os, subprocess\nchild = subprocess.Popen(['sleep', '1234.5'])\n"
+    leaves += "print('child', child.pid, flush=True)\nos._exit(3)\n"
+    assert "crashed" in session().run("mask", leaves + solved("mask"))["text/plain"]
+    assert ended(int(re.search(r"child (\d+)", capsys.readouterr().out)[1]))
 
 
 def test_every_status_has_a_symbol_and_its_word():

@@ -112,6 +112,7 @@ WRONG_MASKS = {
     "true": (masked("True"), "no-mask"),
     "none": (masked("None"), "no-mask"),
     "tautology": (masked("at >= 0"), "no-mask"),
+    "two comparisons in one": (masked("0 <= at < count"), "not-compiled"),
     "at most count": (masked("at <= count"), "off-by-one"),
     "count - 1": (masked("at < count - 1"), "one-short"),
     "block": (masked("at < BLOCK"), "one-block"),

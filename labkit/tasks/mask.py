@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from labkit import checks
+from labkit import checks, codegen
 from labkit.tasks import Evidence, Wrong, lanes, some, whereabouts
 from labkit.tasks.slips import IN_KERNELS, Slip
 
@@ -67,6 +67,10 @@ HINTS = {
     "other-places": (
         "List by hand which places of a tensor of 10 your mask lets through, with BLOCK 4.",
         "It should be 0 to 3, 4 to 7, and 8 and 9: every place below `count`, no other.",
+    ),
+    "not-compiled": (
+        "Interpreted it's right, but the compiler for a GPU refuses it. Its message says why.",
+        "Python's `and`, `or` and 0 <= at < count are not for blocks: one comparison of `at` is enough.",
     ),
     "wrong-values": (
         "The right places are stored, but not the right numbers. Only the mask was yours to write.",
@@ -146,11 +150,21 @@ def check(kernel: Any) -> Evidence:
     reason = _reason(runs)
     if reason:
         raise Wrong(reason, _observed(runs), HINTS[reason])
+    _refuse_interpreted_only(kernel)
     return Evidence(
         f"{len(runs)} sizes, among them one element, full blocks and more programs than blocks: every "
         "element is read once and written once, nothing beyond the end is touched.",
         len(runs),
     )
+
+
+def _refuse_interpreted_only(kernel: Any) -> None:
+    try:
+        codegen.compile(kernel, ["*fp32:16", "*fp32:16", 100], target="sm_90", BLOCK=32)
+    except codegen.CompileError as error:
+        message = next(filter(None, reversed(str(error).strip().splitlines())), "")
+        observed = f"The compiler for sm_90 refuses the kernel: {message}"
+        raise Wrong("not-compiled", observed, HINTS["not-compiled"]) from error
 
 
 def _run(kernel: Any, count: int, block: int, programs: int) -> Run:
