@@ -58,6 +58,7 @@ def check(
     shapes: Sequence[tuple[int, ...]] = SHAPES,
     dtypes: Sequence[torch.dtype] = DTYPES,
     gradients: bool = True,
+    roundings: int = 1,
     name: str = "",
 ) -> Report:
     """Compare ``call`` with ``reference`` in float64; AssertionError says in a sentence what is wrong.
@@ -66,6 +67,8 @@ def check(
     the inputs laid out contiguous, transposed, strided and misaligned; the outputs and, with ``gradients``,
     the gradient of every input for an upstream gradient of twice the output (which is correlated with it:
     a random one can hide errors) must be right, and equal from run to run; the inputs must be left alone.
+    ``roundings`` counts the tensors in half precision that a result passes through, itself included: a chain
+    of matmuls is allowed as many times the error of one.
     """
     title = name or getattr(call, "__name__", "the call")
     passed, worst = 0, 0.0
@@ -76,7 +79,8 @@ def check(
                 drawn = inputs(shape)  # anew: what an earlier call left somewhere is wrong here
                 if layout == "transposed" and all(t.dim() < 2 for t in drawn):
                     continue  # the same as contiguous
-                errors = _Case(title, tuple(shape), dtype, layout).run(call, reference, drawn, gradients)
+                case = _Case(title, tuple(shape), dtype, layout, roundings)
+                errors = case.run(call, reference, drawn, gradients)
                 passed += len(errors)
                 worst = max(worst, *errors)
     kinds = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
@@ -90,6 +94,12 @@ class _Case:
     shape: tuple[int, ...]
     dtype: torch.dtype
     layout: str
+    roundings: int
+
+    @property
+    def tolerance(self) -> float:
+        half = self.dtype in (torch.float16, torch.bfloat16)
+        return TOLERANCE[self.dtype] * (self.roundings if half else 1)
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
@@ -109,7 +119,9 @@ class _Case:
         exact = [t.double() for t in rounded]
         upstream = (2 * reference(*exact)).to(self.dtype) if gradients else None
         wants = _evaluate(reference, exact, upstream)
-        slack = _float32_noise(reference, exact, upstream)
+        # below the smallest normal number a rounding is no longer a share of the number
+        denormal = self.roundings * torch.finfo(self.dtype).tiny * torch.finfo(self.dtype).eps
+        slack = [noise + denormal for noise in _float32_noise(reference, exact, upstream)]
         laid_out = None if upstream is None else fences.place(upstream, self.layout)
         runs = []
         for _ in range(2 if self.layout == "contiguous" else 1):
@@ -135,7 +147,7 @@ class _Case:
                 f"{self}: {name} has shape {tuple(got.shape)} and dtype {got.dtype}, "
                 f"not {tuple(want.shape)} and {self.dtype}."
             )
-        problem = diagnose(got, want, TOLERANCE[self.dtype], slack)
+        problem = diagnose(got, want, self.tolerance, slack)
         if problem:
             raise AssertionError(f"{self}: {name} is wrong. {problem}{self._hint()}")
         if fences.broken():
@@ -148,7 +160,7 @@ class _Case:
                 f"{self}: {name} changed from one run to the next: a race, or atomics in any order."
             )
         # Where terms cancel, the error is relative to what float32 can tell from zero.
-        least = slack / TOLERANCE[self.dtype] * want.numel() ** 0.5
+        least = slack / self.tolerance * want.numel() ** 0.5
         return relative_error(got, want, least)
 
     def _hint(self) -> str:

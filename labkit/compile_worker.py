@@ -74,7 +74,7 @@ def compile_request(package: str, target: int, options: dict[str, Any]) -> dict[
         with contextlib.redirect_stdout(log):
             compiled = triton.compile(source, target=GPUTarget("cuda", target, 32), options=compile_options)
     except Exception as error:
-        return {"kind": "compile", "error": f"{type(error).__name__}: {error}"}
+        return {"kind": "compile", "error": reasons(error)}
     return {
         "ttir": compiled.asm["ttir"],
         "ttgir": compiled.asm["ttgir"],
@@ -84,6 +84,12 @@ def compile_request(package: str, target: int, options: dict[str, Any]) -> dict[
         "num_warps": compiled.metadata.num_warps,
         "shared_bytes": compiled.metadata.shared,
     }
+
+
+def reasons(error: BaseException) -> str:
+    """An error and what caused it: of a helper's mistake Triton's own message shows the call only."""
+    told = f"{type(error).__name__}: {error}"
+    return f"{told}\n{reasons(error.__cause__)}" if error.__cause__ else told
 
 
 def specialise(entry: Any, target: GPUTarget, options: dict[str, Any]) -> tuple[ASTSource, dict[str, Any]]:

@@ -59,7 +59,9 @@ class Shipment:
         source, definition = _source(plain)
         scope = {**plain.__globals__, **inspect.getclosurevars(plain).nonlocals}
         file = _File(self)
-        for name in sorted(_global_names(source, definition) & scope.keys() - {plain.__name__}):
+        # Triton evaluates the annotations of a helper; of those only modules, tl above all, need to exist.
+        modules = {n for n in _annotation_names(definition) if isinstance(scope.get(n), ModuleType)}
+        for name in sorted((_global_names(source, definition) | modules) & scope.keys() - {plain.__name__}):
             file.assign(name, scope[name], definition)
         decorator = file.decorator(function)
         return file.text() + f"\n\n{decorator}{source}"
@@ -185,6 +187,12 @@ def _global_names(source: str, definition: ast.FunctionDef) -> set[str]:
     }
     defaults = [*definition.args.defaults, *(d for d in definition.args.kw_defaults if d is not None)]
     return names | {n.id for d in defaults for n in ast.walk(d) if isinstance(n, ast.Name)}
+
+
+def _annotation_names(definition: ast.FunctionDef) -> set[str]:
+    """Names in the annotations of a function's parameters."""
+    annotations = [a.annotation for a in definition.args.args + definition.args.kwonlyargs if a.annotation]
+    return {node.id for a in annotations for node in ast.walk(a) if isinstance(node, ast.Name)}
 
 
 def _attribute_paths(definition: ast.FunctionDef, root: str) -> set[tuple[str, ...]]:

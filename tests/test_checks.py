@@ -529,6 +529,49 @@ def test_the_correlated_one_shows_it_even_in_bfloat16(wrong):
     assert "the gradient of input 0 is wrong" in refused(rms_operator(**wrong), rms_norm, **options)
 
 
+# What is allowed for
+
+
+def signs(shape):
+    """As large as their root mean square, so that an error of twice the tolerance is just allowed."""
+    return (torch.randn(shape).sign(),)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_chain_of_roundings_is_allowed_as_many_times_the_error_of_one(dtype):
+    options = dict(inputs=signs, dtypes=(dtype,), shapes=[(5, 7)], gradients=False)
+
+    def off(times):
+        return lambda x: x * (1 + times * checks.TOLERANCE[dtype])
+
+    for times, roundings in ((1, 1), (4, 3)):
+        check(off(times), lambda x: x, roundings=roundings, **options)
+    for times, roundings in ((4, 1), (8, 3)):
+        assert "is wrong" in refused(off(times), lambda x: x, roundings=roundings, **options)
+
+
+def test_in_float32_no_rounding_between_is_allowed_for():
+    wrong = "is wrong"
+    assert wrong in refused(lambda x: x * (1 + 4e-5), lambda x: x, inputs=signs, roundings=3, shapes=[(5, 7)])
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.float16, 1e-6), (torch.bfloat16, 1.4e-40)])
+def test_below_the_smallest_normal_number_a_rounding_is_no_share_of_the_number(dtype, scale):
+    spacing = torch.finfo(dtype).tiny * torch.finfo(dtype).eps
+
+    def denormal(x, steps=0):
+        return (x.double() * scale + steps * spacing).to(dtype)
+
+    def exact(x):
+        return x.double() * scale
+
+    options = dict(shapes=[(5, 7)], dtypes=(dtype,), gradients=False)
+    assert checks.diagnose(denormal(torch.ones(3)), exact(torch.ones(3)), checks.TOLERANCE[dtype])
+    check(denormal, exact, one, **options)
+    assert "is wrong" in refused(lambda x: denormal(x, 3), exact, one, **options)
+    check(lambda x: denormal(x, 2), exact, one, roundings=3, **options)
+
+
 # The parts
 
 

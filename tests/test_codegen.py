@@ -18,7 +18,7 @@ import triton.language as tl
 from IPython.core.interactiveshell import InteractiveShell
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from labkit import codegen
+from labkit import codegen, compile_worker
 
 ELEMENTS = tl.constexpr(32)
 NOT_A_CONSTEXPR = 32
@@ -295,6 +295,41 @@ def test_the_compilers_errors_come_back():
         codegen.compile(wrong_shapes, ["*fp32"])
     with pytest.raises(codegen.CompileError, match="global variable NOT_A_CONSTEXPR"):
         codegen.compile(reads_a_plain_global, ["*fp32"])
+
+
+@triton.jit
+def adds_unlike_shapes(x):
+    return x + tl.zeros((48,), tl.float32)
+
+
+@triton.jit
+def calls_a_wrong_helper(x_ptr):
+    tl.store(x_ptr + tl.arange(0, 32), adds_unlike_shapes(tl.arange(0, 32)))
+
+
+def test_a_helpers_mistake_is_told_with_its_cause():
+    """Triton's own message shows the line that calls the helper; the mistake is in what caused it."""
+    with pytest.raises(codegen.CompileError) as caught:
+        codegen.compile(calls_a_wrong_helper, ["*fp32"])
+    called, _, cause = str(caught.value).partition("adds_unlike_shapes(tl.arange(0, 32))")
+    assert called.startswith("calls_a_wrong_helper for sm_90: ")
+    assert "x + tl.zeros((48,), tl.float32)" in cause
+    assert "power of 2" in cause
+
+
+def test_an_error_is_told_with_all_that_caused_it():
+    try:
+        try:
+            try:
+                raise KeyError("inner")
+            except KeyError as error:
+                raise ValueError("middle") from error
+        except ValueError as error:
+            raise RuntimeError("outer") from error
+    except RuntimeError as error:
+        told = compile_worker.reasons(error)
+    assert told.splitlines() == ["RuntimeError: outer", "ValueError: middle", "KeyError: 'inner'"]
+    assert compile_worker.reasons(TypeError("alone")) == "TypeError: alone"
 
 
 @pytest.mark.parametrize(

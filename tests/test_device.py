@@ -9,11 +9,14 @@ from labkit import device
 @pytest.fixture(autouse=True)
 def fresh():
     """The answers are cached for a session; each test asks anew, and so do the tests after it."""
-    device.name.cache_clear()
-    device.l2_bytes.cache_clear()
+    forget()
     yield
-    device.name.cache_clear()
-    device.l2_bytes.cache_clear()
+    forget()
+
+
+def forget():
+    for answer in (device.name, device.l2_bytes, device.shared_bytes, device.has_tile_copies):
+        answer.cache_clear()
 
 
 @pytest.fixture
@@ -70,6 +73,29 @@ def test_l2_is_the_devices_and_0_without_one(gpu, monkeypatch):
     device.l2_bytes.cache_clear()
     monkeypatch.setattr(device, "has_gpu", lambda: False)
     assert device.l2_bytes() == 0
+
+
+def test_shared_memory_is_what_one_block_may_opt_into_and_0_without_a_gpu(gpu, monkeypatch):
+    properties = type("Properties", (), {"shared_memory_per_block_optin": 227 * 1024})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    assert device.shared_bytes() == 227 * 1024
+    forget()
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert device.shared_bytes() == 0
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"), [((8, 0), False), ((8, 9), False), ((9, 0), True), ((12, 0), True)]
+)
+def test_whole_tiles_are_copied_from_capability_9_on(gpu, monkeypatch, capability, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert device.has_tile_copies() is expected
+
+
+def test_the_interpreter_copies_whole_tiles_too(gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert device.has_tile_copies()
 
 
 def test_synchronize_waits_for_a_gpu_only(monkeypatch):

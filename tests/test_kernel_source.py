@@ -9,6 +9,7 @@ if not torch.cuda.is_available():
 
 import importlib.util
 import math
+import re
 import sys
 import types
 
@@ -122,6 +123,33 @@ def test_modules_from_files_that_are_not_importable(tmp_path):
     assert "0f3E800000" in compiled.ptx and "0f3F000000" in compiled.ptx
     assert "min" in compiled.ptx and "max" in compiled.ptx
     assert "first" not in sys.modules
+
+
+ANNOTATED = (
+    "import triton\nimport triton.language as tl\nimport triton.language as language\n"
+    "class Mode: ...\nMISSING = 0\ndel MISSING\n"
+    "@triton.jit\ndef twice(x, WIDE: tl.constexpr, *, N: language.constexpr = 1):\n    return x + x\n"
+    "@triton.jit\ndef kernel(x_ptr):\n    tl.store(x_ptr, twice(tl.load(x_ptr), True))\n"
+)
+
+
+def test_a_module_that_only_an_annotation_of_a_helper_names_travels(tmp_path):
+    """Triton evaluates the annotations of a helper, to see which of its parameters are constants."""
+    main = load(tmp_path / "annotated.py", ANNOTATED)
+    shipment = kernel_source.Shipment()
+    shipment.add(main.twice)
+    (text,) = (text for name, text in shipment.files.items() if "twice" in name)
+    assert re.search(r"^tl = _m\d+$", text, re.MULTILINE)
+    assert re.search(r"^language = _m\d+$", text, re.MULTILINE)
+    assert codegen.compile(main.kernel, ["*fp32"]).loads == {32: 1}
+
+
+def test_what_an_annotation_names_besides_modules_stays_behind(tmp_path):
+    text = ANNOTATED.replace("WIDE: tl.constexpr", "WIDE: Mode").replace("x, WIDE", "x: MISSING, WIDE")
+    main = load(tmp_path / "classes.py", "from __future__ import annotations\n" + text)
+    shipped_text = shipped(main.twice)
+    assert "def twice(x: MISSING, WIDE: Mode" in shipped_text
+    assert not re.search(r"^(Mode|MISSING) =", shipped_text, re.MULTILINE)
 
 
 def test_functions_of_tritons_own_are_imported_not_copied(tmp_path):

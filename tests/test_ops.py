@@ -7,11 +7,15 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
 
+import functools
+import gc
 import inspect
+import weakref
 
 import pytest
 import triton
 import triton.language as tl
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from labkit import device, ops
@@ -195,6 +199,432 @@ def test_it_works_on_views_and_with_no_elements():
     y = operator(x, weight)
     assert y.shape == (0, 8)
     assert torch.autograd.grad(y.sum(), weight)[0].tolist() == [0.0] * 8
+
+
+def test_forward_mode_is_refused_when_compiled_too():
+    """The compiler would drop the tangents and return the plain output."""
+    x, weight = (t.detach() for t in inputs(3, 5))
+    call = compiled(operator)
+    call(x, weight)
+    with forward_ad.dual_level(), pytest.raises(RuntimeError):
+        call(forward_ad.make_dual(x, torch.ones_like(x)), weight)
+    call(x, weight)
+
+
+# an output of another shape, kept tensors, a tensor that may be None, gradients only where wanted
+
+
+class Linear:
+    """relu(x @ weight.T + bias) as an operator, keeping z = x @ weight.T + bias; says what ran."""
+
+    def __init__(self, name: str) -> None:
+        self.ran: list = []
+        self.kept: list[weakref.ref] = []
+        self.call = ops.differentiable(
+            name, self.forward, self.backward, output=self.output, training=self.training, kept=self.z_like
+        )
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """relu(x @ weight.T + bias)"""
+        self.ran.append("forward")
+        return self.z(x, weight, bias).relu_()
+
+    def training(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        self.ran.append("training")
+        z = self.z(x, weight, bias)
+        self.kept.append(weakref.ref(z))
+        return torch.relu(z), z
+
+    def backward(self, dy, x, weight, bias, z, *, wanted):
+        self.ran.append(wanted)
+        dz = dy * (z > 0)
+        return (
+            dz @ weight if wanted[0] else None,
+            dz.T @ x if wanted[1] else None,
+            dz.sum(0) if wanted[2] else None,
+        )
+
+    def output(self, x, weight, bias):
+        return x.new_empty(x.shape[0], weight.shape[0])
+
+    def z_like(self, *tensors):
+        return (self.output(*tensors),)
+
+    @staticmethod
+    def z(x, weight, bias):
+        return x @ weight.T if bias is None else x @ weight.T + bias
+
+    def forget(self) -> None:
+        self.ran.clear()
+        self.kept.clear()
+
+
+linear = Linear("test_linear")
+WRAPS = {"eager": lambda call: call, "compiled": compiled}
+
+
+@pytest.fixture(params=WRAPS)
+def linear_call(request):
+    linear.forget()
+    return WRAPS[request.param](linear.call)
+
+
+def linear_inputs(*needed: bool, rows: int = 5) -> list[Tensor]:
+    torch.manual_seed(0)
+    shapes = ((rows, 7), (3, 7), (3,))
+    return [
+        torch.randn(s, device=device.name()).requires_grad_(n) for s, n in zip(shapes, needed, strict=True)
+    ]
+
+
+def check_linear(call, tensors):
+    """Output and all gradients, for an upstream gradient that `sum` has expanded, are PyTorch's."""
+    needed = [t for t in tensors if t is not None and t.requires_grad]
+    y, want = call(*tensors), torch.relu(Linear.z(*tensors, *[None] * (3 - len(tensors))))
+    torch.testing.assert_close(y, want)
+    for got, exact in zip(
+        torch.autograd.grad(y.sum(), needed), torch.autograd.grad(want.sum(), needed), strict=True
+    ):
+        torch.testing.assert_close(got, exact)
+
+
+@pytest.mark.parametrize(
+    "needed", [(True, True, True), (False, True, True), (True, False, False), (False, False, True)], ids=str
+)
+def test_gradients_are_computed_only_where_wanted(linear_call, needed):
+    check_linear(linear_call, linear_inputs(*needed))
+    assert linear.ran == ["training", needed]
+
+
+@pytest.mark.parametrize("rest", [(None,), ()], ids=["None", "left out"])
+def test_a_tensor_may_be_none_or_left_out(linear_call, rest):
+    x, weight, _ = linear_inputs(True, True, True)
+    check_linear(linear_call, (x, weight, *rest))
+    assert linear.ran == ["training", (True, True, False)]
+    x, weight = x.detach(), weight.detach()
+    assert not linear_call(x, weight, *rest).requires_grad
+    assert linear.ran[2:] == ["forward"]
+
+
+def test_a_tensor_may_be_none_without_a_default():
+    def forward(x: Tensor, residual: Tensor | None) -> Tensor:
+        return 2 * x if residual is None else 2 * x + residual
+
+    op = ops.differentiable("test_residual", forward, lambda dy, x, residual: (2 * dy, dy.clone()))
+    x, residual = (t.requires_grad_() for t in torch.ones(2, 3))
+    for call in (op, compiled(op)):
+        for tensors, needed in (((x, None), (x,)), ((x, residual), (x, residual))):
+            grads = torch.autograd.grad(call(*tensors).sum(), needed)
+            assert [grad.tolist() for grad in grads] == [[2.0] * 3, [1.0] * 3][: len(needed)]
+        with pytest.raises((TypeError, RuntimeError), match="residual"):
+            call(x)
+
+
+def test_the_schema_says_what_may_be_none():
+    assert "(Tensor x, Tensor weight, Tensor? bias)" in str(torch.ops.labkit.test_linear.default._schema)
+
+
+@pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
+def test_a_backward_that_is_not_told_computes_all(wrap):
+    seen = []
+
+    def backward(dy, x, weight):
+        seen.append("all")
+        return dy * weight, (dy * x).sum(0)
+
+    op = ops.differentiable("test_untold", lambda x, weight: x * weight, backward)
+    x, weight = inputs(3, 5)
+    y = wrap(op)(x.detach(), weight)
+    (dweight,) = torch.autograd.grad(y.sum(), weight)
+    torch.testing.assert_close(dweight, x.detach().sum(0))
+    assert seen == ["all"]
+
+
+@pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (lambda dy, x, w: (dy * w,), "test_wrong: the backward returned 1 gradients for 2 inputs"),
+        (lambda dy, x, w: (dy * w, None), "test_wrong: the backward returned no gradient for w"),
+    ],
+)
+def test_a_missing_gradient_is_an_error_that_names_it(wrap, wrong, sentence):
+    op = ops.differentiable("test_wrong", lambda x, w: x * w, wrong)
+    x, w = (t.requires_grad_() for t in torch.ones(2, 3))
+    with pytest.raises(RuntimeError, match=sentence):
+        wrap(op)(x, w).sum().backward()
+
+
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode, None], ids=str)
+def test_without_gradients_nothing_is_kept(linear_call, off):
+    tensors = linear_inputs(*[off is not None] * 3)
+    with off() if off else torch.enable_grad():
+        y = linear_call(*tensors)
+    torch.testing.assert_close(y, torch.relu(Linear.z(*tensors)).detach())
+    assert linear.ran == ["forward"]
+    assert not linear.kept
+
+
+@pytest.mark.parametrize(("grad", "operation"), [(True, "test_linear_training"), (False, "test_linear")])
+def test_a_compiled_graph_holds_kept_tensors_only_for_a_backward(grad, operation):
+    graphs = []
+
+    def record(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    with torch.set_grad_enabled(grad):
+        torch.compile(linear.call, backend=record, fullgraph=True)(*linear_inputs(True, True, True))
+    targets = [str(node.target) for node in graphs[0].graph.nodes if "labkit" in str(node.target)]
+    assert targets == [f"labkit.{operation}.default"]
+
+
+def test_one_compiled_call_takes_turns_with_and_without_gradients():
+    linear.forget()
+    call, tensors = compiled(linear.call), linear_inputs(True, True, True)
+    for _ in range(2):
+        check_linear(call, tensors)
+        with torch.no_grad():
+            call(*tensors)
+    assert [what for what in linear.ran if isinstance(what, str)] == ["training", "forward"] * 2
+
+
+def test_kept_tensors_live_until_the_backward_is_over(linear_call):
+    gc.collect()
+    gc.disable()  # they must go by themselves, not when a cycle is found
+    try:
+        tensors = linear_inputs(True, True, True)
+        y = linear_call(*tensors)
+        assert [kept() is not None for kept in linear.kept] == [True]
+        y.sum().backward()
+        assert [kept() is not None for kept in linear.kept] == [False]
+        y = linear_call(*tensors)
+        assert linear.kept[1]() is not None
+        del y
+        assert linear.kept[1]() is None, "or until the output is gone"
+    finally:
+        gc.enable()
+
+
+def test_each_tensor_is_saved_once(linear_call):
+    saved = []
+
+    def pack(tensor):
+        saved.append(tuple(tensor.shape))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        linear_call(*linear_inputs(True, True, True))
+    assert sorted(saved) == [(3,), (3, 7), (5, 3), (5, 7)]
+
+
+def test_kept_tensors_get_no_gradient_of_their_own():
+    """Zeros in their place would cost memory and a launch each."""
+    made = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            made.append(function.overloadpacket._qualified_op_name)
+            return function(*args, **(kwargs or {}))
+
+    tensors = linear_inputs(True, True, True)
+    y = compiled(linear.call)(*tensors)
+    upstream = torch.ones_like(y)
+    with Watch():
+        torch.autograd.grad(y, tensors, upstream)
+    assert made == ["labkit::test_linear_backward"]
+
+
+def test_sizes_may_be_dynamic():
+    call = torch.compile(linear.call, fullgraph=True, backend="aot_eager", dynamic=True)
+    for rows in (5, 6, 9):
+        check_linear(call, linear_inputs(True, True, True, rows=rows))
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "None"])
+@pytest.mark.parametrize("operation", ["test_linear", "test_linear_training", "test_linear_backward"])
+def test_all_parts_pass_the_checks_of_a_library_operator(operation, bias):
+    needed = operation.endswith("training")
+    tensors = linear_inputs(needed, needed, needed)
+    if not bias:
+        tensors[2] = None
+    if operation.endswith("backward"):
+        wanted = [False, True, bias]
+        upstream, z = torch.randn(2, 5, 3, device=device.name())
+        tensors = (upstream, *tensors, [z.clone()], wanted)
+    torch.library.opcheck(getattr(torch.ops.labkit, operation).default, tuple(tensors))
+
+
+@pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
+def test_a_second_derivative_through_kept_tensors_is_refused(wrap):
+    tensors = linear_inputs(True, True, True)
+    with pytest.raises(RuntimeError):
+        dx, *_ = torch.autograd.grad(wrap(linear.call)(*tensors).square().sum(), tensors, create_graph=True)
+        torch.autograd.grad(dx.sum(), tensors)
+
+
+# whether the kept tensors are spent
+
+
+def spent_operator(name):
+    """x * x * factor, which keeps x * factor and overwrites it where it may; what its backward was told."""
+    told = []
+
+    def training(x: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+        return x * x * factor, x * factor
+
+    def backward(dy, x, factor, kept, *, spent):
+        told.append(spent)
+        dx = (kept if spent else kept.clone()).mul_(2 * dy)
+        return dx, (dy * x * x).sum(0)
+
+    def like(x, factor):
+        return (torch.empty_like(x),)
+
+    op = ops.differentiable(name, lambda x, factor: x * x * factor, backward, training=training, kept=like)
+    return op, told
+
+
+def test_the_backward_hears_that_kept_tensors_are_spent_unless_the_graph_is_retained():
+    op, told = spent_operator("test_spent")
+    x, factor = inputs(3, 5)
+    want = torch.autograd.grad((x * x * factor).sum(), (x, factor))
+    y = op(x, factor)
+    for retain in (True, True, False):
+        got = torch.autograd.grad(y.sum(), (x, factor), retain_graph=retain)
+        for one, other in zip(got, want, strict=True):
+            torch.testing.assert_close(one, other)
+    assert told == [False, False, True]
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(y.sum(), (x, factor))
+    op(x, factor).sum().backward()
+    assert told[3:] == [True]
+
+
+def test_create_graph_retains_too():
+    op, told = spent_operator("test_spent_create")
+    x, factor = inputs(3, 5)
+    y = op(x, factor)
+    first, _ = torch.autograd.grad(y.sum(), (x, factor), create_graph=True)
+    again, _ = torch.autograd.grad(y.sum(), (x, factor))
+    torch.testing.assert_close(again, first)
+    assert told == [False, True]
+
+
+def test_a_compiled_backward_never_takes_kept_tensors_for_spent():
+    """The compiler may have saved them for something else, and an operator must not write its inputs."""
+    op, told = spent_operator("test_spent_compiled")
+    x, factor = inputs(3, 5)
+    want = torch.autograd.grad((x * x * factor).sum(), (x, factor))
+    y = compiled(op)(x, factor)
+    for retain in (True, False):
+        got = torch.autograd.grad(y.sum(), (x, factor), retain_graph=retain)
+        for one, other in zip(got, want, strict=True):
+            torch.testing.assert_close(one, other)
+    assert told == [False, False]
+
+
+@pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
+@pytest.mark.parametrize("words", [(), ("wanted",), ("spent",), ("wanted", "spent")], ids=str)
+def test_a_backward_is_told_what_it_has_words_for(wrap, words):
+    told = []
+
+    def plain(dy, x, w):
+        return dy * w, dy * x
+
+    def backward(dy, x, w, **given):
+        told.append(set(given))
+        return plain(dy, x, w)
+
+    takes = {
+        (): lambda dy, x, w: backward(dy, x, w),
+        ("wanted",): lambda dy, x, w, *, wanted: backward(dy, x, w, wanted=wanted),
+        ("spent",): lambda dy, x, w, *, spent: backward(dy, x, w, spent=spent),
+        ("wanted", "spent"): lambda dy, x, w, *, wanted, spent: backward(
+            dy, x, w, wanted=wanted, spent=spent
+        ),
+    }
+    op = ops.differentiable("test_told", lambda x, w: x * w, takes[words])
+    x, w = torch.randn(2, 3).unbind()
+    leaves = x.clone().requires_grad_(), w.clone().requires_grad_()
+    got = torch.autograd.grad(wrap(op)(*leaves).sum(), leaves)
+    assert [g.tolist() for g in got] == [w.tolist(), x.tolist()]
+    assert told == [set(words)]
+
+
+def test_training_and_kept_go_together():
+    with pytest.raises(TypeError, match="test_half: training= and kept= go together"):
+        ops.differentiable("test_half", linear.forward, linear.backward, training=linear.training)
+
+
+def test_edits_of_all_parts_are_noticed():
+    assert set(linear.call.made_of) == {
+        linear.forward,
+        linear.backward,
+        linear.training,
+        linear.output,
+        linear.z_like,
+    }
+    assert linear.call.__doc__ == linear.forward.__doc__
+    assert inspect.signature(linear.call) == inspect.signature(linear.forward)
+
+
+def test_keyword_only_parameters_are_not_the_operators():
+    """One operator for each activation: the kernels are specialised by its name."""
+
+    def forward(x: Tensor, *, activation: str) -> Tensor:
+        return getattr(torch, activation)(x)
+
+    def backward(dy: Tensor, x: Tensor, *, activation: str) -> tuple[Tensor]:
+        return (dy * (x > 0 if activation == "relu" else 1 - torch.tanh(x) ** 2),)
+
+    made = {
+        name: ops.differentiable(
+            f"test_{name}", *(functools.partial(f, activation=name) for f in (forward, backward))
+        )
+        for name in ("relu", "tanh")
+    }
+    x = torch.randn(9, requires_grad=True)
+    for name, op in made.items():
+        want = getattr(torch, name)(x)
+        for call in (op, compiled(op)):
+            torch.testing.assert_close(call(x), want)
+            got, exact = (torch.autograd.grad(y.sum(), x, retain_graph=True)[0] for y in (call(x), want))
+            torch.testing.assert_close(got, exact)
+
+
+# autocast
+
+
+def test_autocast_casts_what_linear_casts():
+    x, weight, double, whole = torch.randn(4, 6), torch.randn(3, 6), torch.randn(3).double(), torch.arange(3)
+    tensors = (x, weight, None, double, whole, x.half())
+    assert all(got is given for got, given in zip(ops.autocast(*tensors), tensors, strict=True))
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = ops.autocast(*tensors)
+        assert cast[2] is None and cast[3] is double and cast[4] is whole
+        assert [cast[i].dtype for i in (0, 1, 5)] == [torch.bfloat16] * 3
+        with torch.autocast("cpu", enabled=False):
+            assert ops.autocast(x)[0] is x
+        meta = x.to("meta")
+        assert ops.autocast(meta)[0] is meta, "autocast knows nothing of this device"
+
+
+@pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
+def test_a_layer_inside_autocast_computes_like_linear(wrap):
+    def layer(x, weight, bias):
+        return linear.call(*ops.autocast(x, weight, bias))
+
+    tensors, call = [t.detach().cpu().requires_grad_() for t in linear_inputs(True, True, True)], wrap(layer)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, want = call(*tensors), torch.relu(torch.nn.functional.linear(*tensors))
+    assert y.dtype is want.dtype is torch.bfloat16
+    torch.testing.assert_close(y, want)
+    grads = torch.autograd.grad(y.sum(), tensors)
+    for got, exact in zip(grads, torch.autograd.grad(want.sum(), tensors), strict=True):
+        assert got.dtype is torch.float32
+        torch.testing.assert_close(got, exact, rtol=2e-2, atol=2e-2)
+    assert call(*tensors).dtype is torch.float32
 
 
 # contiguous
