@@ -283,6 +283,7 @@ def _row(
         flops=flops,
         copy_us=None,
         relative_error=None,
+        peak_bytes=None,
         **stamp(),
     )
 

@@ -41,7 +41,8 @@ def sweep(
 
     ``others`` are the other axes of the shape, each with the sizes to choose from, the usual one last.
     ``of`` and ``over`` name the contenders that the sentence compares; speedups are over ``over``.
-    ``published`` has a column ``speedup`` or ``median_us``; ``floor`` and ``regimes`` are those of
+    ``published`` has a column ``speedup`` or ``median_us``, and stands where its dtype, direction and other
+    axes, as far as it has them, are those chosen; ``floor`` and ``regimes`` are those of
     :func:`labkit.figures.sweep`, ``expected`` the ``naive`` of :func:`labkit.figures.speedup`.
     ``panel.table()`` has every dtype, direction and size: this machine's rows, where there are any, or the
     recorded ones.

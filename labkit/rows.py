@@ -45,6 +45,9 @@ class Row:
     source: str = ""
     note: str = field(default="")
     """Why there is no time (out of memory, an error, a wrong result); empty for a good row."""
+    peak_bytes: int | None = None
+    """Most memory in use at one time during one call, in bytes above what was in use before it: outputs and
+    intermediates, not the inputs. For a backward pass, of forward and backward together."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

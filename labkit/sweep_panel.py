@@ -107,8 +107,8 @@ class SweepPanel:
 
     def _picture(self) -> str:
         assert self.controls
-        values = self.controls.selection().values
-        return str(picture(self.plan, *self._visible(), values=values)._repr_html_())
+        shown = picture(self.plan, *self._visible(), self.controls.selection())
+        return str(shown._repr_html_())
 
     def redraw(self) -> None:
         """Draw what is chosen and known now."""
@@ -117,7 +117,8 @@ class SweepPanel:
         self.controls.figure.value = self._picture()
 
     def _update_twin(self) -> None:
-        self._twin.update(*page(self.plan, *self._visible()))
+        assert self.controls
+        self._twin.update(*page(self.plan, *self._visible(), self.controls.selection()))
 
     def _redraw_soon(self) -> None:
         """Draw once after several changes: a choice of Run all is one of each control."""
@@ -180,7 +181,11 @@ class SweepPanel:
         self._safely(self._update_twin)
 
     def _count_of(self, selections: Sequence[Selection]) -> int:
-        return sum(len(s.values) * len(self.plan.chosen(s)) for s in selections)
+        return sum(len(self._here(s, shape)) for s in selections for shape in s.points(self.plan.x))
+
+    def _here(self, selection: Selection, shape: Shape) -> list[Contender]:
+        """The chosen contenders at one size."""
+        return [contender for contender in self.plan.chosen(selection) if contender.fits(shape)]
 
     async def _sweep(self, selections: list[Selection], run: "_Run") -> None:
         if self._worker is not None and not self._worker.done():
@@ -223,8 +228,6 @@ class SweepPanel:
             self._safely(worker.result)
 
     def _points(self, selection: Selection, run: "_Run") -> None:
-        contenders = self.plan.chosen(selection)
-
         def heard(done: int, total: int, row: Row) -> None:
             """In the measuring thread: keep the row, and draw when its point is complete."""
             if row not in self.own:
@@ -233,12 +236,13 @@ class SweepPanel:
             run.done += 1
             if self.controls:
                 chosen = self.controls.selection(), self.controls.look()
-                drawn = self._picture() if done % len(contenders) == 0 else ""
+                complete = row.contender == self._here(selection, row.shape)[-1].name
+                drawn = self._picture() if complete else ""
                 self._hand_over(self._advance, run, drawn, chosen)
 
         sweeps.run(
             self.plan.suite,
-            contenders,
+            self.plan.chosen(selection),
             selection.points(self.plan.x),
             dtype=selection.dtype,
             direction=selection.direction,
@@ -260,7 +264,7 @@ class SweepPanel:
         """Each call of a selection, and what identifies its counts."""
         for shape in selection.points(self.plan.x):
             size = tuple(traffic.counted_shape(shape, self.plan.x).values())
-            for contender in self.plan.chosen(selection):
+            for contender in self._here(selection, shape):
                 yield (contender.name, selection.dtype, selection.direction, *size), contender, shape
 
     async def _count(self, selection: Selection, run: "_Run") -> None:

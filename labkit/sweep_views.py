@@ -1,7 +1,7 @@
 """What a sweep panel shows of a table: the figure, a sentence for each of its parts, the numbers."""
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -9,23 +9,26 @@ import pandas as pd
 from labkit import figures, roofline, tables
 from labkit.drawing import Shown
 from labkit.provenance import named, origin
-from labkit.sweep_plan import SPEEDUP, TIME, TRAFFIC, Look, Plan
+from labkit.sweep_plan import SPEEDUP, TIME, TRAFFIC, Look, Plan, Selection
 
 _NO_SPEEDUP = pd.DataFrame(columns=["series", "contender", "speedup", "low", "high", "kind", "device"])
 
 
-def picture(plan: Plan, table: pd.DataFrame, look: Look, values: Sequence[int] = ()) -> Shown:
+def picture(plan: Plan, table: pd.DataFrame, look: Look, selection: Selection | None = None) -> Shown:
     """The figure of a table; several dtypes, directions or sizes of another axis become panels.
 
-    The axis reaches over ``values`` from the first point on, so that it stands still while points appear.
+    With the ``selection`` that the table is of, the axis reaches over its values from the first point on, so
+    that it stands still while points appear.
     """
     facet, down = _facets(plan, table)
     over = f"{plan.title}: times faster than {plan.over}"
     titles = {TIME: plan.title, SPEEDUP: over, TRAFFIC: f"{plan.title}: bytes moved"}
+    values = selection.values if selection else ()
     how: dict[str, Any] = {"title": titles[look.view], "facet": facet, "rows": down, "values": values}
     if look.view == TRAFFIC:
         return figures.traffic(table, plan.x, **how)
-    posted = _posted(plan, table, "median_us" if look.view == TIME else "speedup") if look.published else []
+    column = "median_us" if look.view == TIME else "speedup"
+    posted = _posted(plan, table, column, selection) if look.published else []
     if look.view == TIME:
         timed = tables.together([table, *posted])
         shaded = plan.regimes if look.floor else ()
@@ -42,19 +45,33 @@ def _facets(plan: Plan, table: pd.DataFrame) -> tuple[str | None, str | None]:
     return (varying[0] if varying else None), (varying[1] if len(varying) > 1 else None)
 
 
-def _posted(plan: Plan, table: pd.DataFrame, column: str) -> list[pd.DataFrame]:
-    """What was published, in each panel of the figure whose dtype, direction and sizes it does not deny."""
+def _posted(plan: Plan, table: pd.DataFrame, column: str, selection: Selection | None) -> list[pd.DataFrame]:
+    """What was published, in each panel of the figure whose dtype, direction and sizes it does not deny.
+
+    While there are no rows, and so no panels, the selection says what would be shown.
+    """
     if column not in plan.published:
         return []
     published = plan.published[plan.published[column].notna()]
+    if table.empty:
+        asked = (
+            {"dtype": selection.dtype, "direction": selection.direction, **selection.others}
+            if selection
+            else {}
+        )
+        return [_fitting(published, asked)]
     apart = [name for name in ("dtype", "direction", *plan.others) if name in table]
-    parts = []
-    for _, where in table[apart].drop_duplicates().iterrows():
-        said = [name for name in apart if name in published]
-        unlike = [published[name].notna() & (published[name] != where[name]) for name in said]
-        fitting = published[~pd.concat(unlike, axis=1).any(axis=1)] if unlike else published
-        parts.append(fitting.assign(**where))
-    return [part for part in parts if len(part)] if len(table) else [published]
+    panels = table[apart].drop_duplicates().to_dict("records")
+    parts = [_fitting(published, where).assign(**where) for where in panels]
+    return [part for part in parts if len(part)]
+
+
+def _fitting(published: pd.DataFrame, where: Mapping[Any, Any]) -> pd.DataFrame:
+    """The rows that say nothing else about these columns; what they leave unsaid fits."""
+    for name, value in where.items():
+        if name in published:
+            published = published[published[name].isna() | (published[name] == value)]
+    return published
 
 
 def speedups(plan: Plan, table: pd.DataFrame) -> list[pd.DataFrame]:
@@ -88,9 +105,9 @@ def readout(plan: Plan, table: pd.DataFrame) -> pd.DataFrame:
     return wide.sort_index().round(2)
 
 
-def page(plan: Plan, table: pd.DataFrame, look: Look) -> tuple[str, str]:
+def page(plan: Plan, table: pd.DataFrame, look: Look, selection: Selection | None = None) -> tuple[str, str]:
     """The figure, the sentences and the numbers of a table, as HTML and as text."""
-    shown = picture(plan, table, look)
+    shown = picture(plan, table, look, selection)
     if look.view == TRAFFIC:
         said, listing = ["Counted, not timed."], ""
     else:

@@ -12,6 +12,8 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,8 +23,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from labkit import clocks, device, machine, places, roofline, rows
-from labkit.checks import relative_error
+from labkit import accuracy, clocks, compiler, device, machine, memory, places, roofline, rows
 from labkit.clocks import Cache, Clock, Gap, Job, Timing
 from labkit.profile_tapes import TAPE
 from labkit.rows import Row
@@ -32,9 +33,8 @@ RESUME_WITHIN_S = 3600
 """An interrupted sweep is continued for an hour; later the machine may be in another state."""
 ALLOWED_ERROR = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 2e-2}
 """A larger relative error against float64 is a wrong result, not a rounding (TF32 has about 3e-4)."""
-EDGE_ROWS = 8
-CHECKED_FLOPS, CHECKED_ROWS = 10**11, 2**14
-"""Gradients are checked at full size up to so many operations, so many rows at a time."""
+CHECKED_FLOPS = 10**11
+"""Gradients are checked in all rows at full size up to so many operations, beyond in some rows."""
 PLAIN = (int, float, str, tuple, tl.constexpr)
 """Values that belong to the code of a contender: a tile's size, a flag."""
 
@@ -46,8 +46,9 @@ class Work:
     ``inputs(shape)`` returns float32 tensors on the CPU or the device; they are cast. ``reference`` is
     plain PyTorch, called with float64 tensors; None only for a call whose result is random.
     ``min_bytes(shape, itemsize, direction)`` and ``flops(shape, direction)`` follow the contract.
-    ``sample`` caps the axes for which being right is checked at a smaller size ({"batch": 64}); the full
-    output's first and last rows are checked as well.
+    ``sample`` caps the axes for which being right is checked at a smaller size ({"batch": 64}); some rows are
+    checked at full size as well. ``batched`` are the inputs that have the output's rows along their first
+    dimension; the others belong to all rows.
     """
 
     inputs: Callable[[Shape], tuple[Tensor, ...]]
@@ -55,6 +56,7 @@ class Work:
     min_bytes: Callable[[Shape, int, str], int]
     flops: Callable[[Shape, str], int]
     sample: Mapping[str, int] = field(default_factory=lambda: {"batch": 64})
+    batched: tuple[int, ...] = (0,)
 
     def floor_us(self, shape: Shape, dtype: str, roofs: machine.Roofs, direction: str = "forward") -> float:
         """The roofline floor of this work in microseconds; ``dtype`` may be "tf32"."""
@@ -71,8 +73,9 @@ class Work:
 class Contender:
     """One way to do the work. ``compiled`` passes the call through torch.compile afresh for each point.
 
-    ``dtypes`` names the dtypes that it is for, all when empty. ``peer`` names the library behind it and its
-    version comes from the installed package.
+    ``mode`` is torch.compile's ("max-autotune-no-cudagraphs"); ValueError without ``compiled``. ``dtypes``
+    names the dtypes that it is for, all when empty; ``sizes`` those of an axis, for one slow to get
+    ready. ``peer`` names the library behind it; its version is that of the installed package.
     """
 
     name: str
@@ -81,17 +84,32 @@ class Contender:
     compiled: bool = False
     peer: str | None = None
     dtypes: tuple[str, ...] = ()
+    mode: str | None = None
+    sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.mode and not self.compiled:
+            raise ValueError(f"mode: {self.mode!r} is for torch.compile, so {self.name} needs compiled=True")
+
+    def made(self) -> Callable[..., Tensor]:
+        """The call, passed through torch.compile for the shapes that it will see when ``compiled``."""
+        return torch.compile(self.call, dynamic=False, mode=self.mode) if self.compiled else self.call
 
     def takes(self, dtype: str) -> bool:
         """Whether it is a contender for this dtype."""
         return not self.dtypes or dtype in self.dtypes
+
+    def fits(self, shape: Shape) -> bool:
+        """Whether it is a contender at this size."""
+        return all(shape.get(axis) in sizes for axis, sizes in self.sizes.items())
 
     def fingerprint(self) -> str:
         """Changes when the call or the work, or what they use of their own modules, is edited."""
         work = (self.work.inputs, self.work.reference, self.work.min_bytes, self.work.flops)
         seen: set[int] = set()
         sources = [source for function in (self.call, *work) for source in _sources(function, seen)]
-        return hashlib.sha256("\n".join([*sources, str(self.compiled)]).encode()).hexdigest()[:12]
+        options = [str(self.compiled), *([self.mode] if self.mode else [])]
+        return hashlib.sha256("\n".join([*sources, *options]).encode()).hexdigest()[:12]
 
 
 def run(
@@ -135,14 +153,15 @@ def run(
         return rows.table((row for row in rows.recorded(suite) if how.matches(row)), axes)
     journal = Journal.of(how, contenders, resume)
     measured: list[Row] = []
-    total = len(listed) * len(contenders)
+    total = sum(contender.fits(shape) for shape in listed for contender in contenders)
     try:
         for shape in listed:
             kept = journal.rows_of(shape)
-            todo = [contender for contender in contenders if contender.name not in kept]
+            here = [contender for contender in contenders if contender.fits(shape)]
+            todo = [contender for contender in here if contender.name not in kept]
             with clocks.turn(stop), device.full_float32():
                 fresh = how.measure(todo, shape, stop) if todo else {}
-            for contender in contenders:
+            for contender in here:
                 row = kept.get(contender.name) or fresh[contender.name]
                 if contender.name in fresh:
                     journal.add(row)
@@ -173,6 +192,21 @@ def grid(
     )
 
 
+@dataclass
+class _Trial:
+    """What is known of a contender at one point before it is timed."""
+
+    job: Job | None = None
+    gap: str = ""
+    error: float | None = None
+    peak_bytes: int | None = None
+
+
+def _go_on(stop: Callable[[], bool]) -> None:
+    if stop():
+        raise clocks.StoppedError("stopped before the measurement was complete")
+
+
 @dataclass(frozen=True)
 class _How:
     """The part of a row's identity that all rows of a sweep share, and how to measure one point."""
@@ -194,27 +228,18 @@ class _How:
         """Rows of one point, by contender."""
         if any(contender.compiled for contender in contenders):
             torch.compiler.reset()  # it gets fresh code for each shape, not a dynamic one
-        jobs: dict[str, Job] = {}
-        gaps: dict[str, str] = {}
-        errors: dict[str, float] = {}
         shared: dict[int, tuple[Tensor, ...]] = {}
+        tried: dict[str, _Trial] = {}
         for contender in contenders:
-            if stop():
-                raise clocks.StoppedError("stopped before the measurement was complete")
+            trial = tried[contender.name] = _Trial()
             try:
-                work = contender.work
-                call = torch.compile(contender.call, dynamic=False) if contender.compiled else contender.call
-                if id(work) not in shared:
-                    shared[id(work)] = self._cast(work.inputs(shape))
-                if work.reference:
-                    error = self._error(call, work, work.reference, shape, shared[id(work)])
-                    errors[contender.name] = error
-                    if not error <= ALLOWED_ERROR[self.dtype]:
-                        gaps[contender.name] = f"wrong result: relative error {error:.1e}"
-                        continue
-                jobs[contender.name] = self._job(call, shared[id(work)])
+                with compiler.repeatable(self.direction), compiler.quiet():
+                    self._try(trial, contender, shape, shared, stop)
+            except clocks.StoppedError:
+                raise
             except Exception as problem:  # becomes the note of this contender's gap
-                gaps[contender.name] = clocks.describe(problem)
+                trial.gap = clocks.describe(problem)
+        jobs = {name: trial.job for name, trial in tried.items() if trial.job and not trial.gap}
         sizes = {c.name: c.work.min_bytes(shape, self._itemsize, self.direction) for c in contenders}
         copies = {} if self.clock == "host" else _copies({size for n, size in sizes.items() if n in jobs})
         outcomes = clocks.measure(
@@ -222,12 +247,38 @@ class _How:
         )
         made = {}
         for contender in contenders:
-            outcome = outcomes.get(contender.name) or Gap(gaps[contender.name])
+            trial = tried[contender.name]
+            outcome = outcomes.get(contender.name) or Gap(trial.gap)
             copy_us = _fastest(outcomes, sizes[contender.name], outcome)
-            made[contender.name] = self._row(contender, shape, outcome, copy_us, errors.get(contender.name))
+            made[contender.name] = self._row(contender, shape, outcome, copy_us, trial)
         if device.has_gpu():
             torch.cuda.empty_cache()
         return made
+
+    def _try(
+        self,
+        trial: _Trial,
+        contender: Contender,
+        shape: Shape,
+        shared: dict[int, tuple[Tensor, ...]],
+        stop: Callable[[], bool],
+    ) -> None:
+        """Is it right, what does it take to time it, and how much memory is in use meanwhile?"""
+        _go_on(stop)
+        call, work = contender.made(), contender.work
+        if id(work) not in shared:
+            shared[id(work)] = self._cast(work.inputs(shape))
+        inputs = shared[id(work)]
+        if work.reference:
+            trial.error = self._error(call, contender, shape, inputs)
+            if self._wrong(trial.error):
+                trial.gap = f"wrong result: relative error {trial.error:.1e}"
+                return
+        _go_on(stop)
+        trial.job = self._job(call, inputs)
+        # Compiled to be repeated, a backward pass may not reuse memory as it does otherwise: no fair number.
+        if not (contender.compiled and self.direction == "backward"):
+            trial.peak_bytes = self._peak_bytes(call, trial.job)
 
     @property
     def _itemsize(self) -> int:
@@ -247,37 +298,47 @@ class _How:
 
         given = (*inputs, torch.randn_like(call(*inputs)))
         if self.direction == "backward":  # its forward runs outside the timed region, once for each set
-            return Job(_gradients, given, setup=forward)
-        return Job(lambda *tensors: _gradients(*forward(*tensors)), given)
+            return Job(partial(accuracy.gradients, keep=True), given, setup=forward)
+        return Job(lambda *tensors: accuracy.gradients(*forward(*tensors)), given)
 
     def _error(
-        self,
-        call: Callable[..., Tensor],
-        work: Work,
-        reference: Callable[..., Tensor],
-        shape: Shape,
-        inputs: tuple[Tensor, ...],
+        self, call: Callable[..., Tensor], contender: Contender, shape: Shape, inputs: tuple[Tensor, ...]
     ) -> float:
         """Largest relative error of a tensor against float64, by norms.
 
-        Of output and gradients at the sampled size; at full size of the output's first and last rows, and of
-        the gradients unless the work takes more than CHECKED_FLOPS operations.
+        Of output and gradients at the sampled size, and of some rows at full size; the gradients there are
+        compared in all rows when the work takes no more than CHECKED_FLOPS operations. What torch.compile
+        makes for the sampled size is not what is timed, and takes time to make: it is checked at full size.
         """
+        work = contender.work
+        assert work.reference
+        comparison = accuracy.Comparison(call, work.reference, self.direction, work.batched)
         capped = {axis: min(size, work.sample.get(axis, size)) for axis, size in shape.items()}
-        small = inputs if capped == shape else self._cast(work.inputs(capped))
-        exact = [t.detach().double().requires_grad_(t.requires_grad) for t in small]
-        got, want = call(*small), reference(*exact)
-        pairs = [(got, want)]
-        if self.direction != "forward":
-            upstream = (2 * want.detach()).to(got.dtype)
-            grads = _gradients(got, small, upstream)
-            pairs += zip(grads, _gradients(want, exact, upstream.double()), strict=True)
+        errors, checked = [], inputs
+        if capped == shape or not contender.compiled:
+            checked = inputs if capped == shape else self._cast(work.inputs(capped))
+            errors.append(comparison.complete(checked))
         if capped != shape:
-            pairs += _edges(call, reference, inputs)
-            if self.direction != "forward" and work.flops(shape, self.direction) <= CHECKED_FLOPS:
-                pairs += _full_gradients(call, reference, inputs)
-        # np.max, because max() loses a NaN that is not the first
-        return float(np.max([relative_error(g.detach(), w.detach()) for g, w in pairs]))
+            cheap = work.flops(shape, self.direction) <= CHECKED_FLOPS
+            errors.append(comparison.at_full_size(inputs, all_rows=cheap))
+        if self.direction == "backward" and not self._wrong(np.max(errors)):
+            again = comparison.repeated(checked)
+            if self._wrong(again):
+                raise accuracy.RepeatError(again)
+        return float(np.max(errors))  # max() loses a NaN that is not the first
+
+    def _wrong(self, error: float) -> bool:
+        return not error <= ALLOWED_ERROR[self.dtype]
+
+    def _peak_bytes(self, call: Callable[..., Tensor], job: Job) -> int:
+        if self.direction == "forward":
+            return memory.peak_bytes(lambda: job.call(*job.inputs))
+
+        def both() -> tuple[Any, ...]:
+            output = call(*job.inputs[:-1])
+            return output, accuracy.gradients(output, job.inputs[:-1], job.inputs[-1])
+
+        return memory.peak_bytes(both)
 
     def _row(
         self,
@@ -285,8 +346,9 @@ class _How:
         shape: Shape,
         outcome: Timing | Gap,
         copy_us: float | None,
-        error: float | None,
+        trial: _Trial,
     ) -> Row:
+        error = trial.error
         timing = outcome if isinstance(outcome, Timing) else None
         return Row(
             suite=self.suite,
@@ -305,45 +367,19 @@ class _How:
             copy_us=copy_us,
             relative_error=error if error is None or math.isfinite(error) else None,  # JSON has no NaN
             peer=contender.peer,
-            peer_version=machine.version(contender.peer) if contender.peer else None,
+            peer_version=_version(contender.peer) if contender.peer else None,
             source=code(contender),
             note=outcome.note,
+            peak_bytes=trial.peak_bytes,
             **machine.stamp(),
         )
 
 
-@torch.no_grad()
-def _edges(
-    call: Callable[..., Tensor], reference: Callable[..., Tensor], inputs: tuple[Tensor, ...]
-) -> list[tuple[Tensor, Tensor]]:
-    """The full output's first and last rows beside the reference of those rows of the first input."""
-    full = call(*inputs)
-    first, *others = inputs
-    parts = (slice(None, EDGE_ROWS), slice(-EDGE_ROWS, None))
-    exact = [t.double() for t in others]
-    return [(full[part], reference(first[part].double(), *exact)) for part in parts]
-
-
-def _full_gradients(
-    call: Callable[..., Tensor], reference: Callable[..., Tensor], inputs: tuple[Tensor, ...]
-) -> list[tuple[Tensor, Tensor]]:
-    """The gradients at full size beside those of the reference, which takes a slice of rows at a time."""
-    output = call(*inputs)
-    upstream = (2 * output.detach()).contiguous()
-    first, *others = _gradients(output, inputs, upstream)
-    exact = [t.detach().double().requires_grad_() for t in inputs[1:]]
-    totals = [torch.zeros_like(t) for t in exact]
-    pairs = []
-    for rows_, up, got in zip(*(t.split(CHECKED_ROWS) for t in (inputs[0], upstream, first)), strict=True):
-        part = rows_.detach().double().requires_grad_()
-        wanted, *sums = _gradients(reference(part, *exact), [part, *exact], up.double())
-        pairs.append((got, wanted.to(got.dtype)))
-        totals = [total + term for total, term in zip(totals, sums, strict=True)]
-    return [*pairs, *zip(others, totals, strict=True)]
-
-
-def _gradients(output: Tensor, inputs: Sequence[Tensor], upstream: Tensor) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(output, inputs, upstream, retain_graph=True)
+def _version(package: str) -> str | None:
+    try:
+        return machine.version(package)
+    except PackageNotFoundError:  # the row is a gap that says so
+        return None
 
 
 def _copies(sizes: Iterable[int]) -> dict[str, Job]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import pandas as pd
 
@@ -32,6 +32,23 @@ def at(table: pd.DataFrame, contender: str, column: str = "median_us", **where: 
         return None
     row = fitting.iloc[0]
     return Measured(float(row[column]), row["kind"], row["device"])
+
+
+class _Origin(Protocol):
+    """A profile, or a row of a table: it says where it was measured."""
+
+    @property
+    def kind(self) -> Any: ...
+    @property
+    def device(self) -> str: ...
+
+
+def taken(value: float, origin: _Origin) -> Measured | None:
+    """A figure read off a profile or computed from a table's row, with that one's origin, for a claim.
+
+    None when the origin is no device: the launches of the profile were counted, not seen.
+    """
+    return Measured(value, origin.kind, origin.device) if origin.device else None
 
 
 def _where(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
@@ -161,6 +178,24 @@ def pivot(
         _origin(table)  # refuses a mixture
     wide = table.pivot_table(value, rows, columns, sort=False, aggfunc="first")
     return wide.round(digits)
+
+
+def relative(table: pd.DataFrame, over: str) -> pd.DataFrame:
+    """The table with a column ``times_as_long``: each time over that of ``over`` in the same case.
+
+    Cases are told apart by direction, dtype, clock, cache and shape; NaN where ``over`` has no time.
+    """
+    apart = ["direction", "dtype", "clock", "cache", *(name for name in table if name in _axes(table))]
+    base = table.loc[table["contender"] == over, [*apart, "median_us"]]
+    both = table.merge(base, on=apart, how="left", suffixes=("", "_over"))
+    return both.assign(times_as_long=both["median_us"] / both["median_us_over"]).drop(
+        columns="median_us_over"
+    )
+
+
+def sized(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with a column ``sizes``, a heading for each shape: "8192 x 768 x 3072"."""
+    return table.assign(sizes=[" x ".join(str(size) for size in shape.values()) for shape in table["shape"]])
 
 
 def speedups(

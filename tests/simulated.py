@@ -2,12 +2,15 @@
 
 import contextlib
 import itertools
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from labkit import clocks, device, machine
+from labkit import clocks, device, machine, memory
 from labkit.machine import Identity
 from labkit.sweeps import Contender, Work
 
@@ -83,6 +86,36 @@ class Gpu:
         yield
 
 
+class Meter(TorchDispatchMode):
+    """Takes the place of `memory.Meter`: counts the tensors that operations make until they are gone."""
+
+    def __enter__(self) -> "Meter":
+        self.bytes = self._now = 0
+        self._counted: set[int] = set()
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {
+            t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)
+        }
+        result = func(*args, **(kwargs or {}))
+        for made in tree_leaves(result):
+            if isinstance(made, torch.Tensor) and made.untyped_storage()._cdata not in given | self._counted:
+                self._count(made.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        self._counted.add(key)
+        self._now += size
+        self.bytes = max(self.bytes, self._now)
+        weakref.finalize(storage, self._gone, key, size)
+
+    def _gone(self, key: int, size: int) -> None:
+        self._counted.discard(key)
+        self._now -= size
+
+
 def out_of_memory(*_: Any) -> Any:
     """A call that does not fit."""
     raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 7 GiB")
@@ -107,6 +140,7 @@ def install(put: Callable[[object, str, Any], None]) -> Gpu:
     put(device, "name", lambda: "cpu")
     put(machine, "identity", lambda: HERE)
     put(clocks, "Cuda", lambda: gpu)
+    put(memory, "Meter", Meter)
     put(machine, "COPIES", {"slow": _copy(gpu, 2.0), "fast": _copy(gpu, 1.0)})
     return gpu
 

@@ -59,6 +59,7 @@ SCHEMA = [
     "date",
     "source",
     "note",
+    "peak_bytes",
 ]
 
 
@@ -83,6 +84,11 @@ def test_a_row_survives_its_line_of_json(row):
     line = row.to_json()
     assert "\n" not in line
     assert Row.from_json(line) == row
+
+
+def test_a_tape_from_before_memory_was_measured_still_reads():
+    assert Row.from_json(without("peak_bytes")).peak_bytes is None
+    assert Row.from_json(edited(peak_bytes=2**33)).peak_bytes == 2**33
 
 
 def test_only_three_kinds_exist():
@@ -119,6 +125,8 @@ def without(name):
         edited(date=None),
         edited(runs=None),
         edited(runs=2.5),
+        edited(peak_bytes=2.5),
+        edited(peak_bytes="3"),
     ],
 )
 def test_what_is_not_of_the_schema_is_a_value_error(line):

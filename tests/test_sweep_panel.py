@@ -242,7 +242,7 @@ def test_after_stop_the_line_counts_no_more(gpu):
 def test_the_axis_stands_still_while_points_appear_and_the_budget_is_the_panels(gpu, monkeypatch):
     panel, reached, budgets = made(pair(gpu), budget_s=0.01), [], []
     picture, run = sweep_panel.picture, sweeps.run
-    monkeypatch.setattr(sweep_panel, "picture", lambda *a, values: reached.append(values) or picture(*a))
+    monkeypatch.setattr(sweep_panel, "picture", lambda *a: reached.append(a[3].values) or picture(*a))
     monkeypatch.setattr(sweeps, "run", lambda *a, **o: budgets.append(o["budget_s"]) or run(*a, **o))
 
     async def body():
@@ -289,6 +289,21 @@ def test_without_a_contender_nothing_starts_and_the_line_says_why(gpu):
         assert not control(panel, "Run").disabled
 
     asyncio.run(body())
+
+
+def test_progress_counts_a_contender_only_where_it_is_one(gpu):
+    panel = made([*pair(gpu), doubling(gpu, "slow", sizes={"width": (32,)})])
+
+    async def body():
+        await panel.show()
+        choose_range(panel, 16, 64)
+        click(panel, "Run")
+        await settled(panel)
+        assert status(panel) == "Done."
+
+    asyncio.run(body())
+    assert [r.shape["width"] for r in panel.own if r.contender == "slow"] == [32]
+    assert len(panel.own) == 7
 
 
 def test_only_what_is_ticked_in_range_and_for_this_dtype_is_measured(gpu):

@@ -7,12 +7,16 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
+from matplotlib.lines import Line2D
 from simulated import doubling, install
 from taped import recorded
 
-from labkit import rows
+from labkit import published, rows
+from labkit.drawing import colour
 from labkit.sweep_plan import SPEEDUP, TIME, TRAFFIC, Look, Plan
 from labkit.sweep_views import page, picture, readout, sentences, speedups
 
@@ -108,6 +112,45 @@ def test_published_points_stand_in_every_panel_but_those_of_another_dtype(monkey
     assert picture(planned(gpu, published=unsaid), both, Look()).alt.count("somebody") == 2
 
 
+def test_published_points_of_another_choice_do_not_stand_in_for_what_is_not_measured(monkeypatch):
+    """And what a post does not say (here the dtype) is not said of it."""
+    gpu = install(monkeypatch.setattr)
+    empty = rows.table([], ["batch", "width"])
+    plan = planned(gpu, published=posted("median_us", 75.0, batch=2))
+    asked = plan.first()
+    shown = picture(plan, empty, Look(), asked)
+    assert "published: a forum" in texts(shown) and "float32" not in texts(shown)
+    (ax, *_) = shown.figure.axes
+    assert ax.get_xlim()[0] < 16, "the axis is that of the choice"
+    assert "nothing measured yet" in picture(plan, empty, Look(), replace(asked, others={"batch": 4})).alt
+    plan = planned(gpu, published=posted("median_us", 75.0, dtype="bfloat16"))
+    assert "nothing measured yet" in picture(plan, empty, Look(), asked).alt
+    assert "somebody" in page(plan, empty, Look(), replace(asked, dtype="bfloat16"))[1]
+    assert "somebody" not in page(plan, empty, Look(), asked)[1]
+
+
+def test_the_posts_geglu_times_stand_beside_bfloat16_forward_at_batch_8192_alone(monkeypatch):
+    gpu = install(monkeypatch.setattr)
+    sums = published.geglu_a100_sums()
+    plan = planned(gpu, published=sums, others={"batch": (4096, 8192)}, values=(512, 768, 1024))
+    asked = replace(plan.first(), dtype="bfloat16")
+
+    def measured(batch, dtype, direction="forward"):
+        kept = recorded("labkit", 512, 100.0, dtype=dtype, direction=direction)
+        kept = replace(kept, shape={"batch": batch, "width": 512})
+        return rows.table([kept], ["batch", "width"])
+
+    shown = picture(plan, measured(8192, "bfloat16"), Look(), asked)
+    assert "torch.compile, A100 639 µs at width 768; Liger, A100 643 µs at width 768" in shown.alt
+    assert "kernel times added up, NVIDIA A100-SXM4-80GB" in shown.alt
+    assert "bfloat16, batch 8192" in texts(shown) and "hidden" not in texts(shown)
+    curves = [line for line in shown.figure.findobj(Line2D) if line.get_gid() == "published curve"]
+    assert [line.get_color() for line in curves] == [colour("torch.compile"), colour("Liger")]
+    assert all(line.get_linestyle() == "None" for line in curves)
+    for other in ((4096, "bfloat16"), (8192, "float32"), (8192, "bfloat16", "backward")):
+        assert "A100" not in picture(plan, measured(*other), Look(), asked).alt
+
+
 def test_a_published_table_without_a_time_somewhere_makes_no_gap(monkeypatch):
     times = pd.concat([posted("median_us", 75.0), posted("speedup", 3.0)], ignore_index=True)
     plan = planned(install(monkeypatch.setattr), published=times)
@@ -115,7 +158,7 @@ def test_a_published_table_without_a_time_somewhere_makes_no_gap(monkeypatch):
 
 
 def test_the_axis_reaches_over_what_is_yet_to_come(plan):
-    (ax, *_) = picture(plan, table(), Look(), values=(16, 1024)).figure.axes
+    (ax, *_) = picture(plan, table(), Look(), replace(plan.first(), values=(16, 1024))).figure.axes
     assert ax.get_xlim()[1] > 1024
     (ax, *_) = picture(plan, table(), Look()).figure.axes
     assert ax.get_xlim()[1] < 64

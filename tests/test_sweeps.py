@@ -10,6 +10,7 @@ if not torch.cuda.is_available():
 import importlib.util
 import itertools
 import json
+import shutil
 import textwrap
 import threading
 import time
@@ -20,8 +21,9 @@ import pytest
 from simulated import DOUBLING, HERE, doubling, install, out_of_memory
 from taped import recorded
 
-from labkit import clocks, device, machine, ops, places, rows, sweeps, tables
-from labkit.sweeps import Contender
+from labkit import accuracy, clocks, device, machine, ops, places, rows, sweeps, tables
+from labkit.mlp_works import GEGLU, geglu
+from labkit.sweeps import Contender, Work
 
 POINTS = [{"batch": 2, "width": width} for width in (16, 32, 64)]
 
@@ -197,7 +199,128 @@ def test_a_compiled_contender_is_compiled_afresh_at_each_point(gpu, monkeypatch)
 
     monkeypatch.setattr(torch, "compile", compile_)
     sweeps.run("suite", [doubling(gpu, compiled=True), doubling(gpu, "eager")], POINTS)
-    assert made == [{"dynamic": False}] * 3
+    assert made == [{"dynamic": False, "mode": None}] * 3
+
+
+def test_what_is_compiled_is_checked_at_the_size_that_is_timed_only(gpu, monkeypatch):
+    """For each size other code is made; that of the sampled size is not timed."""
+    seen = []
+
+    def watched(call, **_):
+        def compiled(x):
+            seen.append(len(x))
+            return call(x)
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", watched)
+    point = [{"batch": 100, "width": 16}]
+    for direction in ("forward", "backward", "forward_backward"):
+        good = replace(doubling_with(lambda dy: 2 * dy), compiled=True)
+        assert sweeps.run("suite", [good], point, direction=direction)["note"].tolist() == [""]
+        assert set(seen) == {100}
+    bad = doubling(gpu, compiled=True, work=replace(DOUBLING, reference=lambda x: 3 * x))
+    assert sweeps.run("suite", [bad], point)["note"][0].startswith("wrong result")
+
+
+def test_the_mode_is_torch_compiles(gpu, monkeypatch):
+    made = []
+    monkeypatch.setattr(torch, "compile", lambda call, **options: made.append(options) or call)
+    contender = doubling(gpu, compiled=True, mode="max-autotune-no-cudagraphs")
+    sweeps.run("suite", [contender], POINTS[:1])
+    assert made == [{"dynamic": False, "mode": "max-autotune-no-cudagraphs"}]
+
+
+def test_a_mode_without_torch_compile_is_refused(gpu):
+    with pytest.raises(ValueError, match=r"mode: 'max-autotune' .* slow needs compiled=True"):
+        doubling(gpu, "slow", mode="max-autotune")
+
+
+# Memory
+
+
+def wasteful(gpu, name="wasteful"):
+    """Right, by way of two more tensors, of which one is alive beside the result."""
+
+    def call(x):
+        gpu.launch(4.0, 50.0)
+        return (x + x) * 1.0
+
+    return Contender(name, call, DOUBLING)
+
+
+def test_a_row_has_the_memory_of_one_call(gpu):
+    contenders = [wasteful(gpu), doubling(gpu), wasteful(gpu, "again")]
+    for cache in ("cold", "warm"):
+        table = sweeps.run("suite", contenders, POINTS, cache=cache)
+        one = 2 * table["width"] * 4
+        assert table["peak_bytes"].tolist() == [
+            tensors * size for size, tensors in zip(one, [2, 1, 2] * 3, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("direction", ["backward", "forward_backward"])
+def test_memory_of_a_backward_is_that_of_both_passes(gpu, direction):
+    def call(x):
+        gpu.launch(4.0, 50.0)
+        return x.exp().log() * 2  # exp is kept for log's backward, and the output lives on
+
+    table = sweeps.run("suite", [Contender("it", call, DOUBLING)], POINTS[:1], direction=direction)
+    one = 2 * 16 * 4
+    # exp, log and the product; at the end exp, output, and two gradients (upstream times 2, then over exp)
+    assert table["peak_bytes"][0] in (4 * one, 5 * one)
+
+
+def test_a_gap_has_no_memory(gpu):
+    table = sweeps.run("suite", [failing(gpu, 16, wrong), doubling(gpu)], POINTS[:1])
+    assert table["peak_bytes"].isna().tolist() == [True, False]
+
+
+def test_a_compiled_backward_alone_has_no_memory(gpu, monkeypatch):
+    """It is made to be repeated, and may not reuse what it could in a training step."""
+    monkeypatch.setattr(torch, "compile", lambda call, **_: call)
+    pair = [
+        doubling_with(lambda dy: 2 * dy),
+        replace(doubling_with(lambda dy: 2 * dy), name="c", compiled=True),
+    ]
+    for direction, known in {"backward": [True, False], "forward_backward": [True, True]}.items():
+        table = sweeps.run("suite", pair, POINTS[:1], direction=direction)
+        assert table["median_us"].notna().all()
+        assert table["peak_bytes"].notna().tolist() == known
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs g++ to make code for the CPU")
+def test_a_compiled_backward_is_right_however_often_it_runs(gpu, monkeypatch, tmp_path):
+    """Code that reuses what the forward saved is in the cache by then, and must not be taken."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    contender = Contender("torch.compile", geglu, GEGLU, compiled=True)
+    jobs = {}
+    monkeypatch.setattr(clocks, "measure", lambda given, **_: jobs.update(given) or {})
+    shape = {"batch": 8, "width": 16}
+    for direction in ("forward_backward", "backward"):
+        how = sweeps._How("suite", "float32", direction, "graph", "cold", 0.1)
+        assert how.measure([contender], shape, lambda: False)["torch.compile"].note == ""
+    job = jobs["torch.compile"]
+    output, inputs_, upstream = job.setup(*job.inputs)
+    want = torch.autograd.grad(geglu(*inputs_), inputs_, upstream)
+    for _ in range(3):
+        for got, wanted in zip(job.call(output, inputs_, upstream), want, strict=True):
+            torch.testing.assert_close(got, wanted)
+
+
+def test_a_contender_for_some_sizes_is_left_out_of_the_others(gpu):
+    wide = {**POINTS[0], "width": 2 * POINTS[0]["width"]}
+    everywhere, slow = doubling(gpu), doubling(gpu, "slow", sizes={"width": (wide["width"],)})
+    heard = []
+    table = sweeps.run(
+        "suite",
+        [everywhere, slow],
+        [POINTS[0], wide],
+        progress=lambda done, total, row: heard.append((done, total)),
+    )
+    found = table[["contender", "width"]].apply(tuple, axis=1).tolist()
+    assert found == [("labkit", POINTS[0]["width"]), ("labkit", wide["width"]), ("slow", wide["width"])]
+    assert heard == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_a_contender_for_some_dtypes_is_left_out_of_the_others(gpu):
@@ -407,11 +530,68 @@ def test_a_batch_is_sampled_for_the_reference(gpu):
 
     work = replace(DOUBLING, reference=reference)
     sweeps.run("suite", [doubling(gpu, work=work)], [{"batch": 1000, "width": 4}])
-    assert sizes == [
-        (64, torch.float64),
-        (sweeps.EDGE_ROWS, torch.float64),
-        (sweeps.EDGE_ROWS, torch.float64),
-    ]
+    assert sizes == [(64, torch.float64), (len(accuracy.spread(1000)), torch.float64)]
+
+
+@pytest.mark.parametrize("direction", ["forward", "forward_backward"])
+def test_another_input_with_rows_is_taken_row_by_row_too(gpu, direction, monkeypatch):
+    monkeypatch.setattr(accuracy, "CHUNK_ROWS", 64)
+    product = Work(
+        inputs=lambda s: (torch.randn(s["batch"], s["width"]), torch.randn(s["batch"], s["width"])),
+        reference=torch.mul,
+        min_bytes=lambda s, size, _: 3 * s["batch"] * s["width"] * size,
+        flops=lambda s, _: s["batch"] * s["width"],
+        batched=(0, 1),
+    )
+
+    def cut(x, other):  # right for the sampled batch, and in the first rows of a large one
+        gpu.launch(1.0, 50.0)
+        return torch.cat([x[:64] * other[:64], x[64:] * other[: len(x) - 64]])
+
+    def whole(x, other):
+        gpu.launch(1.0, 50.0)
+        return x * other
+
+    contenders = [Contender("whole", whole, product), Contender("cut", cut, product)]
+    point = {"batch": 100, "width": 16}
+    for cheap in (10**11, 0):  # gradients of all rows, of some
+        monkeypatch.setattr(sweeps, "CHECKED_FLOPS", cheap)
+        table = sweeps.run("suite", contenders, [point], direction=direction)
+        assert [note.startswith("wrong result") for note in table["note"]] == [False, True]
+
+
+def test_gradients_too_many_to_check_in_full_are_checked_in_some_rows(gpu, monkeypatch):
+    monkeypatch.setattr(sweeps, "CHECKED_FLOPS", 0)
+    contender = doubling_with(lambda dy: 2 * dy if len(dy) <= 64 else torch.zeros_like(dy))
+    table = sweeps.run("suite", [contender], [{"batch": 200, "width": 16}], direction="backward")
+    assert table["note"].tolist() == ["wrong result: relative error 1.0e+00"]
+
+
+class Reusing(torch.autograd.Function):
+    """Squares x; its backward leaves its result where the forward had saved x, as some libraries do."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x.clone())
+        return x * x
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        x.data.mul_(2 * dy)
+        return x.clone()
+
+
+def test_a_backward_that_cannot_be_repeated_is_a_gap_and_timed_with_its_forward(gpu):
+    def call(x):
+        gpu.launch(1.0, 50.0)
+        return Reusing.apply(x)
+
+    contender = Contender("it", call, replace(DOUBLING, reference=torch.square))
+    (note,) = sweeps.run("suite", [contender], POINTS[:1], direction="backward")["note"]
+    assert "overwrites what the forward saved; time forward_backward" in note and len(note) < 200
+    table = sweeps.run("suite", [contender], POINTS[:1], direction="forward_backward")
+    assert table["note"].tolist() == [""] and table["median_us"].notna().all()
 
 
 def test_a_random_result_is_not_checked(gpu):
@@ -840,7 +1020,9 @@ def test_the_work_counts(fingerprint):
 def test_a_built_in_function_has_a_fingerprint():
     plain = Contender("it", torch.mul, DOUBLING)
     assert plain.fingerprint() == Contender("it", torch.mul, DOUBLING).fingerprint()
-    assert plain.fingerprint() != replace(plain, compiled=True).fingerprint()
+    compiled = replace(plain, compiled=True)
+    tuned = replace(compiled, mode="max-autotune-no-cudagraphs")
+    assert len({each.fingerprint() for each in (plain, compiled, tuned)}) == 3
 
 
 def test_edited_code_is_not_continued(gpu):

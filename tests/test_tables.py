@@ -1,6 +1,7 @@
 """Figures taken from tables of measurements."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -47,6 +48,17 @@ def test_a_figure_must_be_one():
 def test_a_ratio_says_how_many_times_faster():
     assert tables.ratio(MEASURED, "labkit", "eager", width=32) == Measured(4.0, "recorded", "NVIDIA H200")
     assert tables.ratio(MEASURED, "labkit", "eager", width=64) is None
+
+
+def test_a_figure_read_off_a_row_or_a_profile_has_its_origin():
+    row = MEASURED.iloc[0]
+    assert tables.taken(3.5, row) == Measured(3.5, "recorded", "NVIDIA H200")
+    seen = SimpleNamespace(kind="live", device="NVIDIA L4")
+    assert tables.taken(7, seen) == Measured(7, "live", "NVIDIA L4")
+
+
+def test_launches_that_were_counted_and_not_seen_are_no_measurement():
+    assert tables.taken(7, SimpleNamespace(kind="live", device="")) is None
 
 
 def test_a_quotient_needs_two_figures_of_one_origin():

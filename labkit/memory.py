@@ -1,0 +1,39 @@
+"""The memory high-water mark of a call on the GPU."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class Meter:
+    """The most bytes that were in use at one time inside the ``with`` block, above those in use before it.
+
+    Bytes as they were asked for: the allocator hands out up to 2 MiB more for a tensor, depending on what
+    was freed before, and ``torch.cuda.max_memory_allocated`` counts those too.
+    """
+
+    def __enter__(self) -> "Meter":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        self._before = self._stat("current")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        torch.cuda.synchronize()
+        self.bytes = self._stat("peak") - self._before
+
+    def _stat(self, which: str) -> int:
+        return int(torch.cuda.memory_stats()[f"requested_bytes.all.{which}"])
+
+
+def peak_bytes(call: Callable[[], Any]) -> int:
+    """Most bytes in use at one time during ``call()``, above what was in use before.
+
+    Its inputs do not count, its outputs and intermediates do. It is called once before: compiling and the
+    workspaces that a library keeps are no part of it.
+    """
+    call()
+    with Meter() as meter:
+        call()
+    return meter.bytes

@@ -1,0 +1,41 @@
+import logging
+
+import torch
+from torch._inductor import config
+
+from labkit import compiler
+
+LOG = "torch._inductor.select_algorithm"
+
+
+def test_while_it_is_quiet_candidates_that_do_not_fit_are_not_told_and_other_errors_are(caplog):
+    log = logging.getLogger(LOG)
+    log.addHandler(caplog.handler)
+    try:
+        with compiler.quiet():
+            log.error("Runtime error during autotuning: \n%s. \nIgnoring this choice.", "out of resource")
+            log.error("something else")
+        log.error("Runtime error during autotuning: \n%s. \nIgnoring this choice.", "told again")
+    finally:
+        log.removeHandler(caplog.handler)
+    told = [record.getMessage() for record in caplog.records]
+    assert "something else" in told
+    assert not any("out of resource" in line for line in told)
+    assert any("told again" in line for line in told)
+
+
+def test_the_tables_of_candidates_are_off_meanwhile_and_as_before_after():
+    before = config.autotune_num_choices_displayed, config.max_autotune_report_choices_stats
+    with compiler.quiet():
+        assert config.autotune_num_choices_displayed == 0
+        assert not config.max_autotune_report_choices_stats
+    assert (config.autotune_num_choices_displayed, config.max_autotune_report_choices_stats) == before
+
+
+def test_only_a_backward_pass_is_made_to_be_repeated():
+    plain = torch.compiler.config.cache_key_tag
+    with compiler.repeatable("forward_backward"):
+        assert torch.compiler.config.cache_key_tag == plain
+    with compiler.repeatable("backward"):
+        assert torch.compiler.config.cache_key_tag != plain
+    assert torch.compiler.config.cache_key_tag == plain
