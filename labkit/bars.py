@@ -51,6 +51,7 @@ _EDGES: dict[str, Any] = {LIVE: "-", RECORDED: (0, (4, 2)), PUBLISHED: (0, (1, 1
 _FILLS = {LIVE: 1.0, RECORDED: 0.3, PUBLISHED: 0.0}
 _BAR, _PITCH, _HEADING = 15.0, 23.0, 22.0
 _LABEL_WIDTH = 190.0
+_MIB = 2**20
 _ON_LINES = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
 """Behind text that a reference line or the grid may cross."""
 
@@ -71,23 +72,32 @@ def bars(
 
     ``label`` is the column that names the bars, ``group`` one that puts them under headings. ``floor`` names
     references: a number is a line through all bars, the name of a column (``"copy_us"``) a tick across each.
-    Values in a column ending in ``_us`` are printed as times, others with ``unit`` after them. Live bars are
-    full, recorded ones pale with a dashed edge, published ones hollow with a dotted edge. ``alt`` replaces
-    the generated alt text. ValueError names a column that the table lacks.
+    Values in a column ending in ``_us`` are printed as times, those in ``peak_bytes`` (and whatever ``floor``
+    names then) in MiB, others with ``unit`` after them. Live bars are full, recorded ones pale with a dashed
+    edge, published ones hollow with a dotted edge. ``alt`` replaces the generated alt text. ValueError names
+    a column that the table lacks.
     """
     columns = [name for name in (floor or {}).values() if isinstance(name, str)]
     split = [group] if group else []
     time = value.endswith("_us")
     table = prepared(table, [value, label, *split, *columns], [value, "p20_us", "p80_us", *columns])
+    lines = dict(floor or {})
+    quantity = "time per call" if time else value.replace("_", " ")
+    if value == "peak_bytes":
+        unit, quantity = " MiB", "memory high-water mark of one call"
+        table[[value, *columns]] /= _MIB
+        table = table.assign(clock="", cache="")  # which did not measure it
+        table.loc[table[value] == 0, "note"] = "nothing beyond its inputs"
+        lines = {name: at if isinstance(at, str) else at / _MIB for name, at in lines.items()}
     figure = _Bars(
         table,
         value,
         label,
         group,
-        dict(floor or {}),
+        lines,
         duration if time else lambda number: f"{digits(number)}{unit}",
         ("p20_us", "p80_us") if value == "median_us" else None,
-        "time per call" if time else value.replace("_", " "),
+        quantity,
     )
     return Shown(figure.draw(title, note), alt or figure.alt(title))
 
@@ -129,7 +139,7 @@ class _Bars:
             title,
             subtitle=conditions(self.table, (self.group, self.label)),
             keys=[
-                *(Key(words, _look(MUTED, kind), box=True) for kind, words in origins(self.table)),
+                *(Key(words, look(MUTED, kind), box=True) for kind, words in origins(self.table)),
                 *self._tick_keys(),
             ],
             notes=[note] if note else [],
@@ -205,7 +215,7 @@ class _Bars:
             y,
             row[self.value],
             height=_BAR,
-            **_look(hue, row["kind"]),
+            **look(hue, row["kind"]),
             zorder=3,
             gid=f"{row['kind']} bar",
         )
@@ -254,7 +264,7 @@ class _Bars:
         return " ".join([*sentences, *(sentence(words) for _, words in origins(self.table))])
 
 
-def _look(hue: str, kind: str) -> dict[str, Any]:
+def look(hue: str, kind: str) -> dict[str, Any]:
     """How a bar of a kind is drawn: full, pale with a dashed edge, or hollow with a dotted one."""
     return {
         "facecolor": tint(hue, _FILLS[kind]),

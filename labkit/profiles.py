@@ -6,24 +6,27 @@ of launches, without times.
 
 import json
 import os
-import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 
-from labkit import counts, device, machine, profile_tapes
+from labkit import counts, device, elsewhere, kernel_names, machine, profile_tapes
+from labkit.kernel_names import shorten
 from labkit.profile_tapes import HostEvent, Kept, KernelEvent
 from labkit.rows import LIVE
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHING = ("cuda_runtime", "cuda_driver")
+TEXT_LIMIT_S = 120.0
+"""Longest run of :func:`profile_text`; importing torch and starting CUDA take some ten seconds of it."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,23 @@ class Profile:
         frame["share"] = frame["us"] / frame["us"].sum()
         return frame[["kernel", "count", "us", "share"]]
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, of which :meth:`from_json` makes this profile again."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> "Profile":
+        """The profile that :meth:`to_json` wrote."""
+        kernels = [
+            KernelEvent(**{**event, "grid": tuple(event["grid"]), "block": tuple(event["block"])})
+            for event in given["kernels"]
+        ]
+        events = {name: [HostEvent(**event) for event in given[name]] for name in ("host", "operations")}
+        counted = given["counted"]
+        if counted is not None:
+            counted = counts.Counts([counts.Launch(**launch) for launch in counted["launches"]])
+        return cls(**{**given, **events, "kernels": kernels, "counted": counted})
+
 
 def profile(call: Callable[[], Any], *, tape: str | None = None, warmup: int = 3) -> Profile:
     """Run ``call`` and record what it launches; on a GPU after ``warmup`` calls that are not recorded.
@@ -113,15 +133,87 @@ def profile(call: Callable[[], Any], *, tape: str | None = None, warmup: int = 3
     recorded profiles.
     """
     if not device.has_gpu():
-        kept = profile_tapes.recorded(tape) if tape else None
-        if kept is None:
-            return Profile(counted=counts.count(call))
-        return Profile(kept.kernels, kept.host, kind=kept.kind, device=kept.device, date=kept.date)
+        return _recorded(tape) or Profile(counted=counts.count(call))
+    return _stamped(from_trace(_trace(call, warmup)), tape)
+
+
+def profile_text(
+    text: str, *, setup: str = "", environment: Mapping[str, str] | None = None, tape: str | None = None
+) -> Profile:
+    """Profile Python code in a process of its own, with other environment variables.
+
+    For what a process decides once: which library its first matmul chooses, say. ``setup`` runs first, then
+    ``text`` as ``call`` does in :func:`profile`, all with ``torch``, ``F`` (torch.nn.functional) and
+    ``device`` ("cuda", or "cpu" without a GPU) at hand; what they print is dropped. ``environment`` is set on
+    top of this process's own. ``tape`` as in :func:`profile`; without a GPU and a recorded profile the
+    launches are counted in such a process too.
+
+    Raises RuntimeError with the last line of the traceback when the code raises, or says how the process
+    ended, and TimeoutError after ``TEXT_LIMIT_S``; ValueError as :func:`profile` does.
+    """
+    if not device.has_gpu() and (kept := _recorded(tape)):
+        return kept
+    job = {"setup": setup, "text": text}
+    found = elsewhere.run("labkit.profile_worker", job, environment or {}, TEXT_LIMIT_S)
+    if "error" in found:
+        raise RuntimeError(f"{found['part']}: {found['error']}")
+    made = Profile.from_json(found["profile"])
+    return _stamped(made, tape) if made.timed else made
+
+
+def _recorded(tape: str | None) -> Profile | None:
+    """The recorded profile of this name."""
+    kept = profile_tapes.recorded(tape) if tape else None
+    if kept is None:
+        return None
+    return Profile(kept.kernels, kept.host, kind=kept.kind, device=kept.device, date=kept.date)
+
+
+def _stamped(made: Profile, tape: str | None) -> Profile:
+    """The profile with device and date; kept under its name where a lesson is being recorded."""
     stamp = machine.stamp()
-    made = replace(from_trace(_trace(call, warmup)), device=stamp["device"], date=stamp["date"])
     if tape:
         profile_tapes.keep(Kept(tape, made.kernels, made.host, **stamp))
-    return made
+    return replace(made, device=stamp["device"], date=stamp["date"])
+
+
+def census(profiles: Mapping[str, Profile]) -> pd.DataFrame:
+    """What each case ran on the device: a row each, with its launches sorted by what their names say.
+
+    Columns case; launches, and of these matrix products, reductions (which add up what a product split
+    among blocks), copies (and fills) and other; kernels, their short names in order; us, of all of them
+    together; kind, "counted" where there was no GPU and nothing recorded: then operations of PyTorch stand
+    for kernels, and us is NaN.
+    """
+    return pd.DataFrame([{"case": case, **_sorted(made)} for case, made in profiles.items()])
+
+
+def _clipped(name: str, length: int = 40) -> str:
+    """A long name without its middle: its head names the library, its tail the epilogue."""
+    half = length // 2 - 1
+    return name if len(name) <= length else f"{name[:half]}...{name[-half:]}"
+
+
+def _sorted(made: Profile) -> dict[str, Any]:
+    if made.counted is None:
+        names = [kernel.name for kernel in made.kernels]
+        sorts = [kernel_names.sort(kernel.full_name) for kernel in made.kernels]
+        us, kind = sum(kernel.duration_us for kernel in made.kernels), made.kind
+    else:
+        names = [launch.name for launch in made.counted.launches]
+        sorts = [kernel_names.sort_of_operation(name) for name in names]
+        us, kind = float("nan"), "counted"
+    runs = [(_clipped(name), len(list(group))) for name, group in groupby(names)]
+    return {
+        "launches": len(names),
+        "matrix products": sorts.count("matrix product"),
+        "reductions": sorts.count("reduction"),
+        "copies": sorts.count("copy"),
+        "other": sorts.count("other"),
+        "kernels": " + ".join(f"{count} x {name}" if count > 1 else name for name, count in runs),
+        "us": us,
+        "kind": kind,
+    }
 
 
 def _trace(call: Callable[[], Any], warmup: int) -> list[dict[str, Any]]:
@@ -201,65 +293,3 @@ def _outermost(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         if event["ts"] >= ends.get(event["tid"], float("-inf")):
             ends[event["tid"]] = event["ts"] + event["dur"]
             yield event
-
-
-_PLAIN = {
-    "void",
-    "const",
-    "char",
-    "bool",
-    "int",
-    "long",
-    "unsigned",
-    "float",
-    "double",
-    "std::array",
-    "array",
-}
-"""Words of a template's arguments that tell kernels apart less than they lengthen the name."""
-
-
-def shorten(name: str) -> str:
-    """A kernel's name without namespaces, signature and plain types.
-
-    Of each template argument the innermost functor is kept: of PyTorch's elementwise kernels that is what
-    tells a product from a sum.
-    """
-    text = _without_brackets(name.removeprefix("void "))
-    head, _, arguments = text.partition("<")
-    kept = [argument for part in _split(arguments.rpartition(">")[0]) if (argument := _argument(part))]
-    return _last_name(head) + (f"<{', '.join(kept)}>" if kept else "")
-
-
-def _without_brackets(name: str) -> str:
-    """Drop parameter lists, lambdas and anonymous namespaces: everything in () and {}."""
-    text = name.replace("(anonymous namespace)::", "")
-    previous = ""
-    while previous != text:
-        previous, text = text, re.sub(r"\([^(){}]*\)|\{[^(){}]*\}", "", text)
-    return re.sub(r"(::(operator|const)?\s*(const)?)+(?=\s*(>|,|$))", "", text).strip()
-
-
-def _split(arguments: str) -> list[str]:
-    """Split template arguments at their outermost commas."""
-    parts, depth = [""], 0
-    for character in arguments:
-        depth += (character == "<") - (character == ">")
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part.strip() for part in parts]
-
-
-def _argument(text: str) -> str:
-    """A template argument in one word; empty when it says little."""
-    functors: list[str] = re.findall(r"\w*[Ff]unctor\w*", text)
-    if functors:
-        return functors[-1]
-    word = _last_name(text.partition("<")[0].removesuffix("*").strip())
-    return "" if not word or word in _PLAIN or word.split()[0] in _PLAIN else word
-
-
-def _last_name(text: str) -> str:
-    return text.strip().rpartition("::")[2]

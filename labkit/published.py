@@ -15,6 +15,18 @@ _PSEUDO_LINEAR = {
 }
 
 
+BLOG = 'Hugging Face blog, "Profiling in PyTorch", part 2'
+_GEGLU_A100 = {
+    "width": 768,
+    "batch": 8192,
+    "hidden": 3072,
+    "dtype": "bfloat16",
+    "kind": PUBLISHED,
+    "device": "NVIDIA A100-SXM4-80GB",
+    "source": BLOG,
+}
+
+
 def pseudo_linear() -> pd.DataFrame:
     """Published speedups of an elementwise ``x*w+b`` layer over nn.Linear, by width.
 
@@ -25,6 +37,40 @@ def pseudo_linear() -> pd.DataFrame:
 
 
 def _series(name: str, file: str) -> pd.DataFrame:
-    with open(places.PUBLISHED / file, newline="") as stream:  # pandas would round the last digits
-        table = pd.DataFrame(csv.DictReader(stream)).astype({"width": int, "speedup": float})
+    table = _read(file).astype({"width": int, "speedup": float})
     return table.assign(series=name, kind=PUBLISHED, device=name.split(",")[0], source=FORUM)
+
+
+def geglu_a100() -> pd.DataFrame:
+    """Published kernel times of one forward pass of a GeGLU MLP without bias, as profiled: a row per kernel.
+
+    Columns series, part, us, width, batch, hidden, dtype, kind, device, source. The post gives the GEMMs, in
+    hundredths of a millisecond, for the eager run, and says that the same kernels run in the other two; the
+    times of eager's own GELU and product it does not give.
+    """
+    parts = _read("geglu_a100.csv").astype({"us": float})
+    fused = [by for by in parts["by"].unique() if by != "cuBLAS"]
+    series = [
+        parts[parts["by"].isin(["cuBLAS", by])].drop(columns="by").assign(series=f"{by}, A100")
+        for by in fused
+    ]
+    table = pd.concat(series, ignore_index=True).assign(**_GEGLU_A100)
+    return table[["series", "part", "us", *_GEGLU_A100]]
+
+
+def geglu_a100_sums() -> pd.DataFrame:
+    """The kernels of :func:`geglu_a100` added up, as points for figures.sweep and the sweep panel.
+
+    Columns series, contender (whose colour they have), direction, median_us, width, batch, dtype, kind,
+    device, source. No launches and no gaps are in these times. ``hidden`` is 4 * width, the panel's default.
+    """
+    sums = geglu_a100().groupby([*_GEGLU_A100, "series"], sort=False, as_index=False)["us"].sum()
+    contenders = sums["series"].str.removesuffix(", A100")
+    table = sums.rename(columns={"us": "median_us"}).drop(columns="hidden")
+    return table.assign(contender=contenders, direction="forward", source=f"{BLOG}, kernel times added up")
+
+
+def _read(file: str) -> pd.DataFrame:
+    """A file's columns as text: pandas would round the last digits."""
+    with open(places.PUBLISHED / file, newline="") as stream:
+        return pd.DataFrame(csv.DictReader(stream))

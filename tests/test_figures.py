@@ -24,6 +24,7 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 
 from labkit import drawing, figures, lanes, rows
+from labkit.provenance import TIMES
 
 WIDTHS = [128, 256, 512, 1024, 2048, 4096, 8192, 16384]
 H200, L4 = "NVIDIA H200", "NVIDIA L4"
@@ -562,6 +563,23 @@ def test_bars_in_groups_and_of_other_values() -> None:
     shown = figures.bars(table, title="t", value="share", unit=" of copy", group="dtype")
     assert {"bf16", "fp32", "0.25 of copy", "1 of copy"} <= set(texts(shown))
     assert "fp32: nn.Linear 0.75 of copy, labkit 1 of copy." in shown.alt
+
+
+def test_bars_of_memory_are_in_mebibytes_without_whiskers_or_clock() -> None:
+    table = mixed_bars().assign(peak_bytes=[160 * 2**20, 96 * 2**20, 0, np.nan, np.nan])
+    floor = {"inputs": 32 * 2**20, "fewest possible": "min_bytes"}
+    shown = figures.bars(table, title="t", value="peak_bytes", floor=floor)
+    said = texts(shown)
+    assert {"160 MiB", "96 MiB", "memory high-water mark of one call"} <= set(said)
+    assert f"{TIMES} nothing beyond its inputs" in said
+    assert not any("µs" in text or "clock" in text for text in said)
+    (ax,) = shown.figure.axes
+    assert ax.get_xlim()[1] < 250
+    marks = [line for line in ax.get_lines() if line.get_marker() == "|"]
+    assert not marks, "a high-water mark has no spread"
+    assert [line.get_xdata()[0] for line in ax.get_lines()] == [32]
+    assert "nn.Linear 160 MiB, labkit 96 MiB" in shown.alt and "Lines: inputs 32 MiB." in shown.alt
+    assert "graph clock" in figures.bars(table, title="t").alt, "times keep theirs"
 
 
 def test_bars_of_nothing() -> None:

@@ -15,7 +15,7 @@ import pytest
 import triton
 import triton.language as tl
 
-from labkit import device, machine, places, profile_tapes, profiles
+from labkit import device, elsewhere, machine, places, profile_tapes, profile_worker, profiles
 
 TRACE = Path(__file__).with_name("data") / "chrome_trace.json"
 """Made by hand: a product, a sum, a Triton kernel on another stream, and a graph of two nodes."""
@@ -208,48 +208,6 @@ def test_a_damaged_recording_is_named(recording):
         profiles.profile(refused, tape="toy/eager")
 
 
-@pytest.mark.parametrize(
-    ("full", "short"),
-    [
-        (
-            "void at::native::vectorized_elementwise_kernel<4, at::native::AUnaryFunctor<...>>",
-            "vectorized_elementwise_kernel<4, AUnaryFunctor>",
-        ),
-        (
-            "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
-            "std::array<char*, 3ul> >(int, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)",
-            "vectorized_elementwise_kernel<4, CUDAFunctor_add>",
-        ),
-        (
-            "void at::native::vectorized_elementwise_kernel<4, at::native::sigmoid_kernel_cuda("
-            "at::TensorIteratorBase&)::{lambda()#2}::operator()() const::{lambda(float)#1}, "
-            "std::array<char*, 2ul> >(int, std::array<char*, 2ul>)",
-            "vectorized_elementwise_kernel<4, sigmoid_kernel_cuda>",
-        ),
-        (
-            "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, "
-            "at::native::func_wrapper_t<float, at::native::sum_functor<float, float, float>"
-            "::operator()(at::TensorIterator&)::{lambda(float, float)#1}>, unsigned int, float, 4, 4> >"
-            "(at::native::ReduceOp<float>)",
-            "reduce_kernel<512, 1, sum_functor>",
-        ),
-        (
-            "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<float>(int)",
-            "multi_tensor_apply_kernel",
-        ),
-        (
-            "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm>(int)",
-            "Kernel2<cutlass_80_tensorop_s1688gemm>",
-        ),
-        ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT", "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT"),
-        ("triton_poi_fused_add_mul_0", "triton_poi_fused_add_mul_0"),
-        ("Memset (Device)", "Memset"),
-    ],
-)
-def test_names_are_shortened(full, short):
-    assert profiles.shorten(full) == short
-
-
 def test_the_profilers_chatter_is_held_back_and_other_messages_are_not(capfd):
     with profiles._without_profiler_chatter():
         os.write(2, b"USDT:2026 profiler_start\nout of luck\n")
@@ -268,6 +226,125 @@ def test_one_call_is_traced_after_those_that_warm_up():
     traced = profiles.from_trace(profiles._trace(call, warmup=2))
     assert calls == [0, 1, 2, 3], "two to warm up, one that the profiler drops, one that it keeps"
     assert [event.name for event in traced.operations].count("aten::sigmoid") == 4
+
+
+def ran(*names, us=1.5, **stamp):
+    kernels = [
+        profile_tapes.KernelEvent(profiles.shorten(name), name, 10.0 * i, us, 7, (1, 1, 1), (32, 1, 1))
+        for i, name in enumerate(names)
+    ]
+    return profiles.Profile(kernels, **stamp)
+
+
+def test_the_census_has_a_row_for_each_case_and_sorts_its_launches():
+    found = profiles.census(
+        {
+            "plain": ran("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_bias_TNT"),
+            "split": ran(
+                "Memcpy DtoD (Device -> Device)",
+                "nvjet_hsh_64x8_64x16_4x1_v_bz_splitK_TNT",
+                "void cublasLt::splitKreduce_kernel<32, 16, int, float>(int)",
+                "void at::native::elementwise_kernel<128, 4>(int)",
+                "void at::native::elementwise_kernel<128, 4>(int)",
+                kind="recorded",
+                device="NVIDIA H200",
+            ),
+            "nothing": ran(),
+        }
+    ).set_index("case")
+    counted = ["launches", "matrix products", "reductions", "copies", "other"]
+    assert list(found.columns) == [*counted, "kernels", "us", "kind"]
+    assert found[counted].to_numpy().tolist() == [[1, 1, 0, 0, 0], [5, 1, 1, 1, 2], [0, 0, 0, 0, 0]]
+    assert found.loc["split", "kernels"] == (
+        "Memcpy DtoD + nvjet_hsh_64x8_64x16_4x1_v_bz_splitK_TNT + splitKreduce_kernel<32, 16> + "
+        "2 x elementwise_kernel<128, 4>"
+    )
+    assert found["us"].tolist() == [1.5, 7.5, 0.0]
+    assert found["kind"].tolist() == ["live", "recorded", "live"]
+
+
+@interpreted
+def test_the_census_of_counted_profiles_has_operations_and_no_times():
+    x, matrix = torch.randn(8, 16), torch.randn(16, 16)
+    made = profiles.profile(lambda: (x @ matrix + 1).relu())
+    found = profiles.census({"written out": made}).iloc[0]
+    assert found["kernels"] == "mm + add + relu"
+    assert (found["launches"], found["matrix products"], found["other"]) == (3, 1, 2)
+    assert found["us"] != found["us"] and found["kind"] == "counted"
+
+
+SETUP = "x, w, b = (torch.randn(*size, device=device) for size in ((8, 4), (3, 4), (3,)))"
+
+
+@interpreted
+def test_text_is_profiled_in_another_process_with_other_variables(recording, monkeypatch):
+    """The code looks at the variables; what it prints is dropped; no tape is kept without a GPU."""
+    monkeypatch.setenv("KEPT", "from here")
+    seen = "(os.environ['DISABLE_ADDMM_CUDA_LT'], os.environ['KEPT'], os.environ.get('LABKIT_TAPE'))"
+    check = (
+        f"import os; assert {seen} == ('1', 'from here', None), {seen}; assert os.getpid() != {os.getpid()}"
+    )
+    profile = profiles.profile_text(
+        "print('dropped'); F.linear(x, w, b).relu()",
+        setup=f"{check}\n{SETUP}",
+        environment={"DISABLE_ADDMM_CUDA_LT": "1"},
+        tape="toy/linear",
+    )
+    assert not profile.timed and [launch.name for launch in profile.counted.launches] == ["addmm", "relu"]
+    assert profile == profiles.profile_text("F.linear(x, w, b).relu()", setup=SETUP)
+    assert not recording.exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ({"text": "F.linear(x)"}, "text: NameError: name 'x' is not defined"),
+        ({"text": "1 +"}, "text: SyntaxError: invalid syntax"),
+        ({"text": "1", "setup": "import nowhere"}, "setup: ModuleNotFoundError: No module named 'nowhere'"),
+        ({"text": "raise SystemExit(0)"}, "text: SystemExit: 0"),
+    ],
+)
+def test_what_the_text_raises_is_said(monkeypatch, code, message):
+    monkeypatch.setattr(elsewhere, "run", lambda module, job, *rest: profile_worker.answer(**job))
+    with pytest.raises(RuntimeError) as raised:
+        profiles.profile_text(**code)
+    assert str(raised.value) == message
+
+
+def test_text_on_a_gpu_is_kept_and_shown_without_one(gpu, recording, monkeypatch, traced):
+    """With the names, times and shapes that profile() finds."""
+    asked = []
+
+    def run(module, job, environment, limit_s):
+        asked.append((module, environment, limit_s))
+        return json.loads(json.dumps(profile_worker.answer(**job)))
+
+    monkeypatch.setattr(elsewhere, "run", run)
+    live = profiles.profile_text("1", environment={"A": "1"}, tape="toy/text")
+    assert asked == [("labkit.profile_worker", {"A": "1"}, profiles.TEXT_LIMIT_S)]
+    assert replace(live, device="", date="") == traced
+    assert live.device == "Simulated" and live.date
+    (kept,) = profile_tapes.read(recording)
+    assert (kept.name, kept.driver, kept.kernels) == ("toy/text", "570.1", live.kernels)
+    profile_tapes.write(
+        places.RECORDED / "simulated" / "01_toy.profiles.json", [replace(kept, kind="recorded")]
+    )
+    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    taped = profiles.profile_text("1", tape="toy/text")
+    assert len(asked) == 1, "what is recorded is not run"
+    assert (taped.kind, taped.device, taped.kernels) == ("recorded", "Simulated", live.kernels)
+
+
+@pytest.mark.skipif(not device.has_gpu(), reason="What cuBLASLt leaves to a second kernel needs a GPU.")
+def test_text_on_a_real_gpu_obeys_its_variables():
+    setup = "x, w = (torch.randn(n, 1024, device=device) for n in (4096, 1024)); b = w[0]"
+    with_lt, without = (
+        profiles.profile_text("F.linear(x, w, b)", setup=setup, environment={"DISABLE_ADDMM_CUDA_LT": value})
+        for value in ("0", "1")
+    )
+    found = profiles.census({"with": with_lt, "without": without})
+    assert found["matrix products"].tolist() == [1, 1]
+    assert (found["copies"] + found["other"]).tolist() == [0, 1], "the bias is copied before it is added to"
 
 
 @pytest.mark.skipif(not device.has_gpu(), reason="Recording real kernels needs a GPU.")

@@ -51,3 +51,31 @@ def test_the_riddle_is_in_the_numbers(table):
     at_1024 = table[table["width"] == 1024].set_index("series")["speedup"]
     assert at_1024["device A, eager"] == pytest.approx(1.133, abs=1e-3)
     assert at_1024.max() == at_1024["device B, graphed"] < 5
+
+
+def test_the_geglu_kernels_are_those_of_the_file_and_the_gemms_are_both_series():
+    table = published.geglu_a100()
+    names = ["series", "part", "us", "width", "batch", "hidden", "dtype", "kind", "device", "source"]
+    assert list(table.columns) == names
+    lines = list(csv.DictReader((places.PUBLISHED / "geglu_a100.csv").open()))
+    for contender in ("torch.compile", "Liger"):
+        own = table[table["series"] == f"{contender}, A100"]
+        wanted = [(line["part"], float(line["us"])) for line in lines if line["by"] in ("cuBLAS", contender)]
+        assert list(zip(own["part"], own["us"], strict=True)) == wanted
+        assert len(wanted) == 4 and sum(part.endswith("GEMM") for part, _ in wanted) == 3
+    assert len(table) == 8
+    assert set(table["width"]) == {768} and set(table["batch"]) == {8192} and set(table["hidden"]) == {3072}
+    assert set(table["dtype"]) == {"bfloat16"} and set(table["kind"]) == {"published"}
+    assert table["source"].str.contains("Profiling in PyTorch").all()
+
+
+def test_the_geglu_sums_are_sums_and_say_so():
+    parts, sums = published.geglu_a100(), published.geglu_a100_sums().set_index("contender")
+    assert list(sums.index) == ["torch.compile", "Liger"]
+    for contender, row in sums.iterrows():
+        assert row["series"] == f"{contender}, A100"
+        assert row["median_us"] == pytest.approx(parts[parts["series"] == row["series"]]["us"].sum())
+    assert sums["median_us"].tolist() == pytest.approx([639.4, 642.8])
+    assert sums["source"].str.endswith("kernel times added up").all()
+    assert set(sums["direction"]) == {"forward"}
+    assert "hidden" not in sums, "a column that measured rows lack would be said of all of them"
