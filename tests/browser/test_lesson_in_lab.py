@@ -1,4 +1,4 @@
-"""Lesson 1 as a reader has it in JupyterLab, without a GPU: guess, run, exercise, sweep, reload."""
+"""The lessons as a reader has them in JupyterLab, without a GPU: guess, run, exercise, sweep, reload."""
 
 import re
 
@@ -8,6 +8,7 @@ import pandas as pd
 from labkit import lessons
 
 LESSON = lessons.resolve("01_launch_overhead")
+FUSION = lessons.resolve("02_kernel_fusion")
 WRONG = "    mask = at <= count\n"
 RIGHT = "    mask = at < count\n"
 LOOP = "    while True:\n        at += 0\n"
@@ -76,4 +77,39 @@ def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> No
     assert "right" in page.text(mask)
     for cell in (guess, measured, mask, panel):
         page.scroll_to(cell)
+    assert page.errors == []
+
+
+def test_a_reader_works_through_lesson_2(page: jupyter_lab.NotebookPage) -> None:
+    page.open(FUSION)
+    saved_answers = page.page.locator(".jp-Notebook").get_by_text("No guess was sealed")
+    assert not any(answer.is_visible() for answer in saved_answers.all()), "a saved answer is in sight"
+    page.run_all(seconds=300)
+    assert not page.page.locator(".jp-Notebook .jp-OutputArea-error").count(), "a cell failed"
+
+    ragged = page.index_of('tasks.check("ragged"')
+    assert "not attempted" in page.text(ragged)
+    scaffold = page.sources()[ragged]
+    halved = scaffold.replace("row[:, None] < M, other", "(row[:, None] < M) & (k[None, :] < K), other")
+    page.set_source(ragged, halved)
+    page.run_cell(ragged)
+    assert "wrong" in page.text(ragged) and page.output(ragged).get_by_text("Hint 1").count() == 1
+    mended = halved.replace("col[:, None] < N, other", "(col[:, None] < N) & (k[None, :] < K), other")
+    page.set_source(ragged, mended)
+    page.run_cell(ragged)
+    assert "right" in page.text(ragged)
+    page.screenshot("fusion-right", ragged)
+
+    panel = page.index_of("panels.sweep(")
+    figure = page.output(panel).locator(".widget-html img")
+    assert "Recorded on NVIDIA H200" in str(figure.get_attribute("alt"))
+    page.scroll_to(panel)
+    page.button("Run", panel).click()
+    status = page.output(panel).get_by_role("status")
+    status.get_by_text(re.compile(r"\d+ of \d+")).wait_for()
+    page.button("Stop", panel).click()
+    status.get_by_text(re.compile("^(Stopped|Done)")).wait_for(timeout=5000)
+    page.screenshot("fusion-panel", panel)
+    for title in ("panels.timeline(before", "figures.waterfall(", 'value="peak_bytes"'):
+        page.scroll_to(page.index_of(title))
     assert page.errors == []
