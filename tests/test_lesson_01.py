@@ -10,13 +10,12 @@ if not torch.cuda.is_available():
 import csv
 import functools
 import html.parser
-import inspect
 import itertools
-import math
 import re
 from dataclasses import replace
 from typing import NamedTuple
 
+import launches as launches_of
 import nbformat
 import pytest
 
@@ -185,49 +184,9 @@ def test_affine_is_right_at_wide_and_odd_widths(lesson, multiprocessors, width):
 KERNELS = ("flat_kernel", "tile_kernel", "fold_kernel", "backward_kernel", "column_sum_kernel")
 
 
-class Launch(NamedTuple):
-    """A launch that was recorded instead of made."""
-
-    kernel: object
-    arguments: dict
-    options: dict
-
-    def __getattr__(self, name):
-        given = {**self.arguments, **self.options}
-        if name not in given:
-            raise AttributeError(f"{self.title} has no argument {name}")
-        return given[name]
-
-    @property
-    def title(self):
-        return self.kernel.fn.__name__
-
-
-class Recorder:
-    """Stands in the place of a kernel, so that meta tensors can go through the host's part of the work."""
-
-    def __init__(self, kernel, made):
-        self.kernel, self.made = kernel, made
-
-    def __getitem__(self, grid):
-        def launch(*args, **options):
-            assert math.prod(grid) > 0, "an empty grid writes nothing"
-            names = [name for name in inspect.signature(self.kernel.fn).parameters if name not in options]
-            self.made.append(Launch(self.kernel, dict(zip(names, args, strict=True)), options))
-
-        return launch
-
-
-def recorded_launches(lesson, patch):
-    made = []
-    for name in KERNELS:
-        patch.setattr(lesson, name, Recorder(getattr(lesson, name), made))
-    return made
-
-
 @pytest.fixture
 def launches(lesson, monkeypatch):
-    return recorded_launches(lesson, monkeypatch)
+    return launches_of.recorded(lesson, KERNELS, monkeypatch)
 
 
 def meta(*shape, dtype=torch.float32):
@@ -615,7 +574,7 @@ BATCHES = {torch.float32: 600, torch.bfloat16: 1030}
 class Variant(NamedTuple):
     """A kernel compiled as one launch would have it."""
 
-    launch: Launch
+    launch: launches_of.Launch
     dtype: torch.dtype
     width: int
     batch: int
@@ -627,7 +586,7 @@ def variants(lesson):
     """Every kernel for every target, with the arguments that the lesson's host code gives it."""
     asked = {}
     with pytest.MonkeyPatch.context() as patch:
-        made = recorded_launches(lesson, patch)
+        made = launches_of.recorded(lesson, KERNELS, patch)
         here = replace(machine.identity(), multiprocessors=132)
         patch.setattr(machine, "identity", lambda: here)
         for dtype, width in itertools.product(BATCHES, (160, 161)):

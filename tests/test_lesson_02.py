@@ -8,13 +8,13 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
 
 import copy
-import inspect
 import itertools
 import math
 import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+import launches as launches_of
 import pytest
 from torch import nn
 from torch.nn import functional
@@ -125,53 +125,13 @@ def assert_close(got, want, dtype=torch.float32, roundings=1):
 KERNELS = ("chain_kernel", "tile_kernel", "linear_kernel", "gate_up_kernel", "dz_kernel", "gated_kernel")
 
 
-class Launch(NamedTuple):
-    """A launch that was recorded instead of made."""
-
-    kernel: object
-    grid: tuple
-    arguments: dict
-    options: dict
-
-    def __getattr__(self, name):
-        given = {**self.arguments, **self.options}
-        if name not in given:
-            raise AttributeError(f"{self.title} has no argument {name}")
-        return given[name]
-
-    @property
-    def title(self):
-        return self.kernel.fn.__name__
-
-    @property
-    def tile(self):
-        return self.BM, self.BN, self.BK, self.num_warps, self.num_stages
-
-
-class Recorder:
-    """Stands in the place of a kernel, so that meta tensors can go through the host's part of the work."""
-
-    def __init__(self, kernel, made):
-        self.kernel, self.made = kernel, made
-
-    def __getitem__(self, grid):
-        def launch(*args, **options):
-            names = [name for name in inspect.signature(self.kernel.fn).parameters if name not in options]
-            self.made.append(Launch(self.kernel, grid, dict(zip(names, args, strict=True)), options))
-
-        return launch
-
-
-def recorded_launches(lesson, patch):
-    made = []
-    for name in KERNELS:
-        patch.setattr(lesson, name, Recorder(getattr(lesson, name), made))
-    return made
-
-
 @pytest.fixture
 def launches(lesson, monkeypatch):
-    return recorded_launches(lesson, monkeypatch)
+    return launches_of.recorded(lesson, KERNELS, monkeypatch)
+
+
+def tile_of(launch):
+    return launch.BM, launch.BN, launch.BK, launch.num_warps, launch.num_stages
 
 
 ROOM = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
@@ -994,7 +954,7 @@ FULL = {
 
 
 def test_elements_beyond_two_to_the_31_are_addressed_in_64_bits(lesson, variants, monkeypatch):
-    made = recorded_launches(lesson, monkeypatch)
+    made = launches_of.recorded(lesson, KERNELS, monkeypatch)
     x = meta(2**31)
     lesson.fused_chain(x.view(1, -1), x, x.view(1, -1))
     large = codegen.request(made[0].kernel, made[0].arguments, **made[0].options)
@@ -1134,7 +1094,7 @@ UNITS = {"sm_90": "wgmma", "sm_100": "tcgen05"}
 class Variant(NamedTuple):
     """A kernel compiled as one launch would have it."""
 
-    launch: Launch
+    launch: launches_of.Launch
     target: str
     dtype: torch.dtype
     sizes: tuple[int, int, int]
@@ -1169,7 +1129,7 @@ def variants(lesson):
     asked = {}
     for target, cases in CASES.items():
         with pytest.MonkeyPatch.context() as patch:
-            made = recorded_launches(lesson, patch)
+            made = launches_of.recorded(lesson, KERNELS, patch)
             pretend(lesson, patch, target)
             for dtype, sizes, training in cases:
                 made.clear()
@@ -1206,9 +1166,9 @@ def test_the_cases_reach_the_tiles_they_are_meant_for(lesson, variants):
         table = tables.get(v.target, lesson.SMALL)
         table = lesson.DEEP if v.sizes == DEEP else table
         table = lesson.ODD if not v.aligned else lesson.FP32 if v.dtype is fp32 else table
-        assert v.launch.tile in [choice[:5] for choice in table], v
+        assert tile_of(v.launch) in [choice[:5] for choice in table], v
         assert v.launch.TMA is (v.aligned and v.target in ("sm_90", "sm_100", "sm_120")), v
-    seen = {v.launch.tile for v in products_of(variants) if v.target == "sm_90" and v.dtype is bf16}
+    seen = {tile_of(v.launch) for v in products_of(variants) if v.target == "sm_90" and v.dtype is bf16}
     assert len(seen) >= 4, "the deepest and the largest of the others, a small one, and that of odd sizes"
 
 
@@ -1250,7 +1210,7 @@ def test_as_many_programs_fit_a_multiprocessor_as_the_tile_says(lesson, variants
         pretend(lesson, monkeypatch, v.target)
         N = 2 * H if v.launch.title == "gate_up_kernel" else H
         *tile, programs = lesson.tiling(M, N, K, v.dtype, v.aligned)
-        assert tuple(tile) == v.launch.tile, v
+        assert tuple(tile) == tile_of(v.launch), v
         if not v.aligned:
             continue  # one tile for all: the number decides nothing there
         # one KiB for each block is the system's own, registers come in units of 8

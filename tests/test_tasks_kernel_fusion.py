@@ -9,102 +9,18 @@ if not torch.cuda.is_available():
 
 import difflib
 import re
-from types import ModuleType
 
 import pytest
+from judging import INTERPRETED, Answers, cases, code_lines, reasons
 
-from labkit import attempt, device, exercises, lessons
-from labkit.tasks import find, pays, pays_hints, ragged_hints, slips, swiglu_hints
+from labkit import exercises
+from labkit.tasks import pays, pays_hints, ragged_hints, slips, swiglu_hints
 
-LESSON = "02_kernel_fusion"
-TASKS = find(LESSON)
-INTERPRETED = pytest.mark.skipif(
-    device.has_gpu(),
-    reason="checkers watch interpreted kernels; on a GPU they run in the process that test_exercises starts",
-)
-SOLUTIONS = exercises.solution_cells(LESSON)
-SETUP = """
-import torch
-import torch.nn.functional as F
-import triton
-import triton.language as tl
-from torch import Tensor
-
-from labkit import checks, ops
-"""
-"""What an answer may use: the imports of the lesson's setup cell."""
-
-RAGGED = """
-@triton.jit
-def ragged_kernel(x, weight, y, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    row = tl.program_id(0) * BM + tl.arange(0, BM)
-    col = tl.program_id(1) * BN + tl.arange(0, BN)
-    acc = tl.zeros([BM, BN], tl.float32)
-    for start in range(0, K, BK):
-        k = start + tl.arange(0, BK)
-        a = tl.load(x + row[:, None] * K + k[None, :], row[:, None] < M, other=0.0)
-        b = tl.load(weight + col[:, None] * K + k[None, :], col[:, None] < N, other=0.0)
-        acc = tl.dot(a, b.T, acc, input_precision="ieee")
-    tl.store(y + row[:, None] * N + col[None, :], acc, (row[:, None] < M) & (col[None, :] < N))
-
-
-@ops.contiguous
-def ragged(x: Tensor, weight: Tensor) -> Tensor:
-    (M, K), N = x.shape, weight.shape[0]
-    y, grid = x.new_empty(M, N), (triton.cdiv(M, 32), triton.cdiv(N, 32))
-    ragged_kernel[grid](x, weight, y, M, N, K, BM=32, BN=32, BK=32)
-    return y
-
-
-tasks.check("ragged", ragged)
-"""
-SWIGLU = """
-@triton.jit
-def swiglu_kernel(x, w_gate_up, y, M, H, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    row = tl.program_id(0) * BM + tl.arange(0, BM)
-    col = tl.program_id(1) * BN + tl.arange(0, BN)
-    both = tl.arange(0, 2 * BN)  # gate, up, gate, up, ...: two for each hidden column
-    unit = tl.program_id(1) * BN + both // 2
-    source = (both % 2) * H + unit  # row of w_gate_up seen as (2 * H, K)
-    acc = tl.zeros([BM, 2 * BN], tl.float32)
-    for start in range(0, K, BK):
-        k = start + tl.arange(0, BK)
-        a_mask = (row[:, None] < M) & (k[None, :] < K)
-        b_mask = (unit[:, None] < H) & (k[None, :] < K)
-        a = tl.load(x + row[:, None] * K + k[None, :], a_mask, other=0.0)
-        b = tl.load(w_gate_up + source[:, None] * K + k[None, :], b_mask, other=0.0)
-        acc = tl.dot(a, b.T, acc, input_precision="ieee")
-    gate, up = acc.reshape(BM, BN, 2).split()
-    value = ...  # silu(gate) * up, where silu(z) = z * sigmoid(z) and sigmoid(z) = 1 / (1 + exp(-z))
-    tl.store(y + row[:, None] * H + col[None, :], value, (row[:, None] < M) & (col[None, :] < H))
-
-
-@ops.contiguous
-def swiglu(x: Tensor, w_gate_up: Tensor) -> Tensor:
-    (M, K), H = x.shape, w_gate_up.shape[1]
-    y, grid = x.new_empty(M, H), (triton.cdiv(M, 32), triton.cdiv(H, 32))
-    swiglu_kernel[grid](x, w_gate_up, y, M, H, K, BM=32, BN=32, BK=32)
-    return y
-
-
-tasks.check("swiglu", swiglu)
-"""
-PAYS = '''
-def speedup(rows, d, h, rate, bandwidth):
-    """How many times faster gate and up are with GELU and product fused into them, in bfloat16.
-
-    x (rows, d) by two weights (h, d); `rate` of a matmul in FLOP/s, `bandwidth` in bytes/s.
-    """
-    gemm = ...  # seconds of both products, gate and up written: the larger of two floors
-    pointwise = ...  # seconds of a second kernel: it reads gate and up, writes gelu(gate) * up
-    fused = ...  # seconds of both products when only gelu(gate) * up is written
-    return (gemm + pointwise) / fused
-
-
-tasks.check("pays", speedup)
-'''
-SCAFFOLDS = {"ragged": RAGGED.strip(), "swiglu": SWIGLU.strip(), "pays": PAYS.strip()}
+ANSWERS = Answers("02_kernel_fusion")
+TASKS, SOLUTIONS = ANSWERS.tasks, ANSWERS.solutions
+SCAFFOLDS = {name: ANSWERS.scaffold(name) for name in TASKS}
 """The cells as the lesson gives them."""
+solved, changed = ANSWERS.solved, ANSWERS.changed
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -115,37 +31,10 @@ def cache(tmp_path_factory):
         yield
 
 
-@pytest.fixture(scope="module")
-def namespace():
-    """What the cells see, without the lesson itself."""
-    module = ModuleType("setup_of_lesson_2")
-    exec(SETUP, module.__dict__)
-    return vars(module)
-
-
 @pytest.fixture
-def judged(tmp_path, cache, namespace):
+def judged(tmp_path, cache):
     """The finding for a cell's source."""
-
-    def judge(name, source):
-        file = tmp_path / "cell.py"
-        file.write_text(source)
-        return attempt.judge(namespace, name, TASKS[name], file)
-
-    return judge
-
-
-def solved(name):
-    return f'{SOLUTIONS[name]}\n\n\ntasks.check("{name}", {TASKS[name].answer})'
-
-
-def changed(name, *pairs):
-    """The solution of an exercise with some of its text replaced."""
-    source = solved(name)
-    for old, new in pairs:
-        assert old in source, f"the solution of {name} has no {old!r}"
-        source = source.replace(old, new)
-    return source
+    return lambda name, source: ANSWERS.finding(name, source, tmp_path)
 
 
 # --- the missing mask
@@ -271,7 +160,7 @@ WRONG_MASKS = {
         changed("ragged", ("    acc = tl.zeros", "    col + len(type(col).__mro__)\n    acc = tl.zeros")),
         "not-compiled",
     ),
-    "dots": (RAGGED.replace("row[:, None] < M, other", "..., other"), "unfinished"),
+    "dots": (SCAFFOLDS["ragged"].replace("row[:, None] < M, other", "..., other"), "unfinished"),
     "store unmasked": (
         changed("ragged", (f", acc, ({ROWS}) & (col[None, :] < N)", ", acc")),
         "unmasked-store",
@@ -304,7 +193,7 @@ def epilogue(expression, *pairs):
 
 HALF = "y.dtype.element_ty"
 WRONG_EPILOGUES = {
-    "dots": (SWIGLU.replace("a_mask =", "_ = 0\n        a_mask ="), "unfinished"),
+    "dots": (SCAFFOLDS["swiglu"].replace("a_mask =", "_ = 0\n        a_mask ="), "unfinished"),
     "silu of up": (epilogue("gate * up / (1 + tl.exp(-up))"), "swapped"),
     "up first": (changed("swiglu", ("gate, up =", "up, gate =")), "swapped"),
     "gate by the sigmoid of up": (epilogue("gate * tl.sigmoid(up)"), "swapped"),
@@ -414,7 +303,7 @@ def returned(expression):
 
 
 WRONG_MODELS = {
-    "dots": (PAYS.replace("return (gemm", "return 1 * (gemm"), "unfinished"),
+    "dots": (SCAFFOLDS["pays"].replace("return (gemm", "return 1 * (gemm"), "unfinished"),
     "one product": (
         model(
             (ARITHMETIC, "arithmetic = 2 * rows * d * h / rate"),
@@ -480,14 +369,6 @@ WRONG_MODELS = {
 }
 WRONG_TABLES = {"ragged": WRONG_MASKS, "swiglu": WRONG_EPILOGUES, "pays": WRONG_MODELS}
 HINTS = {"ragged": ragged_hints.HINTS, "swiglu": swiglu_hints.HINTS, "pays": pays_hints.HINTS}
-
-
-def cases(tables):
-    return [
-        pytest.param(name, source, reason, id=f"{name}: {what}")
-        for name, table in tables.items()
-        for what, (source, reason) in table.items()
-    ]
 
 
 @INTERPRETED
@@ -591,10 +472,6 @@ def test_an_answer_that_raises_gets_hints_of_its_own(judged, name, source, reaso
     assert finding["reason"] == reason, finding
     (slip,) = (slip for slip in (*TASKS[name].slips, *slips.ANYWHERE) if slip.reason == reason)
     assert len(finding["hints"]) == len(slip.hints)
-
-
-def reasons(table):
-    return {reason for _, reason in table.values()}
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -709,25 +586,8 @@ def test_the_judges_print_no_warnings_above_the_verdict(judged, recwarn, capfd):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_stored_digest_is_the_scaffolds(name):
-    assert TASKS[name].scaffold == exercises.digest(SCAFFOLDS[name])
-
-
-@pytest.mark.parametrize("name", TASKS)
 def test_the_lesson_gives_the_scaffold(name):
-    if not [path for path in lessons.find() if path.stem == LESSON]:
-        pytest.skip("the lesson's notebook isn't there yet")
-    cells = [cell for _, cell in lessons.code_cells(lessons.read(lessons.resolve(LESSON)))]
-    given = [cell.source for cell in cells if f'tasks.check("{name}"' in cell.source]
-    if not given:
-        pytest.skip(f"the lesson has no cell for the exercise {name!r} yet")
-    assert [exercises.digest(source) for source in given] == [TASKS[name].scaffold]
-
-
-def code_lines(source):
-    """Lines of a cell without comments, docstrings aside."""
-    lines = (re.sub(r"\s*#.*", "", line) for line in source.splitlines())
-    return [line for line in lines if line.strip()]
+    assert exercises.digest(SCAFFOLDS[name]) == TASKS[name].scaffold
 
 
 @pytest.mark.parametrize(("name", "dots"), [("swiglu", 1), ("pays", 3)])
@@ -745,6 +605,6 @@ def test_the_solution_changes_two_loads_of_the_scaffold():
 
 
 def test_solutions_run_as_plain_python():
-    module = exercises.of(LESSON)
+    module = exercises.of(ANSWERS.lesson)
     for name, task in TASKS.items():
         assert callable(module.answer(name)), task.answer

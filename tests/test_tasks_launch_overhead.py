@@ -11,63 +11,16 @@ import difflib
 import re
 
 import pytest
+from judging import INTERPRETED, Answers, cases, code_lines, reasons
 
-from labkit import attempt, device, exercises, lessons
+from labkit import exercises
 from labkit.tasks import benchmark, find, fuse_hints, mask, slips
 
-LESSON = "01_launch_overhead"
-TASKS = find(LESSON)
-INTERPRETED = pytest.mark.skipif(
-    device.has_gpu(),
-    reason="checkers watch interpreted kernels; on a GPU they run in the process that test_exercises starts",
-)
-SOLUTIONS = exercises.solution_cells(LESSON)
-
-MASK = """
-@triton.jit
-def double_kernel(x, y, count, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = ...  # which places are inside?
-    tl.store(y + at, 2 * tl.load(x + at, mask=mask), mask=mask)
-
-
-tasks.check("mask", double_kernel)
-"""
-FUSE = """
-@triton.jit
-def fused_kernel(x, weight, bias, residual, y, count, width, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    value = ...  # load all four as float32, then relu(x*w + b) + residual
-    tl.store(y + at, value, inside)
-
-
-@ops.contiguous
-def fused(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
-    y, block = torch.empty_like(x), 2048 // x.element_size()
-    grid = (triton.cdiv(x.numel(), block),)
-    fused_kernel[grid](x, weight, bias, residual, y, x.numel(), x.shape[-1], BLOCK=block)
-    return y
-
-
-tasks.check("fuse", fused)
-"""
-BENCHMARK = '''
-def time_us(gpu, layer, batch, width):
-    """Device time of one call of the layer, in microseconds."""
-    calls = 3
-    start = gpu.clock_us()
-    for _ in range(calls):
-        x = gpu.randn(batch, width)
-        layer(x)
-    stop = gpu.clock_us()
-    return (stop - start) / calls
-
-
-tasks.check("benchmark", time_us)
-'''
-SCAFFOLDS = {"mask": MASK.strip(), "fuse": FUSE.strip(), "benchmark": BENCHMARK.strip()}
+ANSWERS = Answers("01_launch_overhead")
+TASKS, SOLUTIONS = ANSWERS.tasks, ANSWERS.solutions
+SCAFFOLDS = {name: ANSWERS.scaffold(name) for name in TASKS}
 """The cells as the lesson gives them."""
+solved, changed = ANSWERS.solved, ANSWERS.changed
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -81,26 +34,7 @@ def cache(tmp_path_factory):
 @pytest.fixture
 def judged(tmp_path, cache):
     """The finding for a cell's source."""
-
-    def judge(name, source):
-        file = tmp_path / "cell.py"
-        file.write_text(source)
-        return attempt.judge(vars(lessons.load(LESSON)), name, TASKS[name], file)
-
-    return judge
-
-
-def solved(name):
-    return f'{SOLUTIONS[name]}\n\n\ntasks.check("{name}", {TASKS[name].answer})'
-
-
-def changed(name, *pairs):
-    """The solution of an exercise with some of its text replaced."""
-    source = solved(name)
-    for old, new in pairs:
-        assert old in source, f"the solution of {name} has no {old!r}"
-        source = source.replace(old, new)
-    return source
+    return lambda name, source: ANSWERS.finding(name, source, tmp_path)
 
 
 def masked(expression):
@@ -131,7 +65,7 @@ WRONG_MASKS = {
     "odd places": (masked("(at < count) & (at % 2 == 1)"), "other-places"),
     "no factor": (changed("mask", ("2 * tl.load", "tl.load")), "wrong-values"),
     "loads nothing": (changed("mask", ("x + at, mask=mask", "x + at, mask=at < 0")), "wrong-values"),
-    "dots": (MASK.replace("y + at, 2 *", "y + at, 1 *"), "unfinished"),
+    "dots": (SCAFFOLDS["mask"].replace("y + at, 2 *", "y + at, 1 *"), "unfinished"),
     "not a kernel": (changed("mask", ("@triton.jit\n", "")), "not-a-kernel"),
     "launched": (changed("mask", ("double_kernel)", "double_kernel[(1,)])")), "not-a-kernel"),
 }
@@ -141,7 +75,7 @@ RELU = "tl.maximum(affine, 0.0)"
 LAUNCH = "    fused_kernel[grid]"
 X = "tl.load(x + at, inside).to(tl.float32)"
 WRONG_FUSIONS = {
-    "dots": (FUSE.replace("inside = at < count", "inside = at < 1 * count"), "unfinished"),
+    "dots": (SCAFFOLDS["fuse"].replace("inside = at < count", "inside = at < 1 * count"), "unfinished"),
     "no residual": (changed("fuse", (RESIDUAL, "")), "no-residual"),
     "relu after residual": (
         changed("fuse", (RELU + RESIDUAL, f"tl.maximum(affine{RESIDUAL}, 0.0)")),
@@ -350,14 +284,6 @@ WRONG_TABLES = {"mask": WRONG_MASKS, "fuse": WRONG_FUSIONS, "benchmark": WRONG_B
 HINTS = {"mask": mask.HINTS, "fuse": fuse_hints.HINTS, "benchmark": benchmark.HINTS}
 
 
-def cases(tables):
-    return [
-        pytest.param(name, source, reason, id=f"{name}: {what}")
-        for name, table in tables.items()
-        for what, (source, reason) in table.items()
-    ]
-
-
 def filled(hints, templates):
     """Whether the hints are the templates with something in place of what stands in braces."""
     patterns = [re.sub(r"\\\{\w+\\\}", ".+", re.escape(template)) for template in templates]
@@ -399,8 +325,8 @@ MISSING = "    value = ...  # load all four as float32, then relu(x*w + b) + res
 
 def fused(*lines):
     """The scaffold with lines in place of the one that is missing."""
-    assert MISSING in FUSE
-    return FUSE.replace(MISSING, "\n".join(f"    {line}" for line in lines))
+    assert MISSING in SCAFFOLDS["fuse"]
+    return SCAFFOLDS["fuse"].replace(MISSING, "\n".join(f"    {line}" for line in lines))
 
 
 MASK_ERRORS = {
@@ -465,7 +391,10 @@ BENCHMARK_ERRORS = {
     "weights too": (timing(("layer(x)", "layer(x, 1)")), "arguments"),
     "other parameters": (timing(("(gpu, layer, batch, width)", "(gpu, layer)")), "arguments"),
     "no calls": (timing(("calls = 50", "calls = 0")), "no-calls-to-divide-by"),
-    "warm before drawing": (BENCHMARK.replace("    start", "    layer(x)\n    start", 1), "unset"),
+    "warm before drawing": (
+        SCAFFOLDS["benchmark"].replace("    start", "    layer(x)\n    start", 1),
+        "unset",
+    ),
     "another name": (timing(("layer(x)", "layer(inputs)")), "unknown-name"),
 }
 ERROR_TABLES = {"mask": MASK_ERRORS, "fuse": FUSE_ERRORS, "benchmark": BENCHMARK_ERRORS}
@@ -486,10 +415,6 @@ def test_a_name_that_is_missing_is_told_beside_those_that_are_there(judged):
     first, second = judged("mask", MASK_ERRORS["misspelt"][0])["hints"]
     assert first == "The line sees x, y, count, BLOCK, at. Is one of these what you call `conut`?"
     assert "flat_kernel" in second and "torch" in second and "double_kernel" not in second
-
-
-def reasons(table):
-    return {reason for _, reason in table.values()}
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -607,23 +532,8 @@ def test_the_scaffold_is_not_right_yet(judged, name):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_stored_digest_is_the_scaffolds(name):
-    assert TASKS[name].scaffold == exercises.digest(SCAFFOLDS[name])
-
-
-@pytest.mark.parametrize("name", TASKS)
 def test_the_lesson_gives_the_scaffold(name):
-    cells = [cell for _, cell in lessons.code_cells(lessons.read(lessons.resolve(LESSON)))]
-    given = [cell.source for cell in cells if f'tasks.check("{name}"' in cell.source]
-    if not given:
-        pytest.skip(f"the lesson has no cell for the exercise {name!r} yet")
-    assert [exercises.digest(source) for source in given] == [TASKS[name].scaffold]
-
-
-def code_lines(source):
-    """Lines of a cell without comments, docstrings aside."""
-    lines = (re.sub(r"\s*#.*", "", line) for line in source.splitlines())
-    return [line for line in lines if line.strip()]
+    assert exercises.digest(SCAFFOLDS[name]) == TASKS[name].scaffold
 
 
 @pytest.mark.parametrize("name", ["mask", "fuse"])
@@ -642,7 +552,7 @@ def test_the_solution_repairs_the_benchmark_and_leaves_its_frame():
 
 
 def test_solutions_run_as_plain_python():
-    module = exercises.of(LESSON)
+    module = exercises.of(ANSWERS.lesson)
     for name, task in TASKS.items():
         assert callable(getattr(module.answer(name), "run", module.answer(name))), task.answer
 

@@ -1,0 +1,69 @@
+"""What the tests of every lesson's exercises share: the cells, answers made from them, and their findings."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labkit import attempt, device, exercises, lessons
+from labkit.tasks import find
+
+INTERPRETED = pytest.mark.skipif(
+    device.has_gpu(),
+    reason="checkers watch interpreted kernels; on a GPU they run in the process that test_exercises starts",
+)
+Table = dict[str, tuple[str, str]]
+"""What is wrong with an answer: its cell and the reason that it is refused for."""
+
+
+class Answers:
+    """The exercises of a lesson as its notebook gives them, their solutions, and changes of these."""
+
+    def __init__(self, lesson: str) -> None:
+        self.lesson, self.tasks = lesson, find(lesson)
+        self.solutions = exercises.solution_cells(lesson)
+
+    def scaffold(self, name: str) -> str:
+        """The one cell of the lesson that hands in this exercise."""
+        cells = (cell.source for _, cell in lessons.code_cells(lessons.read(lessons.resolve(self.lesson))))
+        (given,) = (source for source in cells if f'tasks.check("{name}"' in source)
+        return str(given)
+
+    def solved(self, name: str) -> str:
+        """The cell with the solution in it."""
+        return f'{self.solutions[name]}\n\n\ntasks.check("{name}", {self.tasks[name].answer})'
+
+    def changed(self, name: str, *pairs: tuple[str, str]) -> str:
+        """The solution of an exercise with some of its text replaced."""
+        source = self.solved(name)
+        for old, new in pairs:
+            assert old in source, f"the solution of {name} has no {old!r}"
+            source = source.replace(old, new)
+        return source
+
+    def finding(self, name: str, source: str, folder: Path) -> dict[str, Any]:
+        """What the checker finds in a cell."""
+        file = folder / "cell.py"
+        file.write_text(source)
+        return attempt.judge(vars(lessons.load(self.lesson)), name, self.tasks[name], file)
+
+
+def cases(tables: dict[str, Table]) -> list[Any]:
+    """Exercise, cell and reason of every wrong answer, for parametrize."""
+    return [
+        pytest.param(name, source, reason, id=f"{name}: {what}")
+        for name, table in tables.items()
+        for what, (source, reason) in table.items()
+    ]
+
+
+def reasons(table: Table) -> set[str]:
+    """For what the answers of a table are refused."""
+    return {reason for _, reason in table.values()}
+
+
+def code_lines(source: str) -> list[str]:
+    """Lines of a cell without comments, docstrings aside."""
+    lines = (re.sub(r"\s*#.*", "", line) for line in source.splitlines())
+    return [line for line in lines if line.strip()]

@@ -1,0 +1,50 @@
+"""Launches that are recorded instead of made: meta tensors go through the host's part of the work."""
+
+import inspect
+import math
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+
+
+class Launch(NamedTuple):
+    """A launch that was recorded; its arguments are attributes too."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+
+    def __getattr__(self, name: str) -> Any:
+        given = {**self.arguments, **self.options}
+        if name not in given:
+            raise AttributeError(f"{self.title} has no argument {name}")
+        return given[name]
+
+    @property
+    def title(self) -> str:
+        return str(self.kernel.fn.__name__)
+
+
+class Recorder:
+    """Stands in the place of a kernel."""
+
+    def __init__(self, kernel: Any, made: list[Launch]) -> None:
+        self.kernel, self.made = kernel, made
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*args: Any, **options: Any) -> None:
+            assert math.prod(grid) > 0, "an empty grid writes nothing"
+            names = [name for name in inspect.signature(self.kernel.fn).parameters if name not in options]
+            self.made.append(Launch(self.kernel, grid, dict(zip(names, args, strict=True)), options))
+
+        return launch
+
+
+def recorded(lesson: ModuleType, kernels: tuple[str, ...], patch: pytest.MonkeyPatch) -> list[Launch]:
+    """The list that fills with the launches of these kernels while ``patch`` lasts."""
+    made: list[Launch] = []
+    for name in kernels:
+        patch.setattr(lesson, name, Recorder(getattr(lesson, name), made))
+    return made
