@@ -16,7 +16,7 @@ import nbformat
 import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
-from test_tasks_launch_overhead import LESSON, SCAFFOLDS, masked, solved
+from test_tasks_launch_overhead import ANSWERS, SCAFFOLDS, masked, solved
 
 from labkit import attempt, claims, exercises, lessons, places, runner, verdicts
 from labkit.sandbox import Process
@@ -37,7 +37,7 @@ def session(monkeypatch, capsys):
 
     class Session:
         def __init__(self, **options):
-            self.tasks = exercises.of(LESSON, **options)
+            self.tasks = exercises.of(ANSWERS.lesson, **options)
             made.append(self)
 
         def run(self, name, source, answer=None):
@@ -68,7 +68,7 @@ def judges():
 
 
 def attempts(cache, name="mask"):
-    return sorted(path.name for path in (cache / "attempts" / LESSON / name).glob("*"))
+    return sorted(path.name for path in (cache / "attempts" / ANSWERS.lesson / name).glob("*"))
 
 
 def hints(bundle):
@@ -107,7 +107,7 @@ def test_hints_grow_and_counting_goes_on(session, cache):
     restarted = session().run("mask", masked("at >= 0"))
     assert hints(restarted) == ["1", "2", "3"]
     assert attempts(cache) == ["0001.py", "0002.py", "0003.py"]
-    assert (cache / "attempts" / LESSON / "mask" / "0002.py").read_text() == masked("None")
+    assert (cache / "attempts" / ANSWERS.lesson / "mask" / "0002.py").read_text() == masked("None")
     assert attempts(cache, "fuse") == []
 
 
@@ -238,7 +238,7 @@ def test_a_lesson_that_does_not_load_is_a_finding(tmp_path):
 
 
 def test_a_spare_process_that_nobody_needs_ends():
-    process = Process(LESSON)
+    process = Process(ANSWERS.lesson)
     child = psutil.Process(process._process.pid)
     del process
     child.wait(60)
@@ -372,7 +372,7 @@ def executed(folder, cells, **parameters):
         metadata={"tags": ["setup"]},
     )
     declared = new_code_cell("solve: bool = False  # run the solutions", metadata={"tags": ["parameters"]})
-    begin = new_code_cell(f'tasks = exercises.of("{LESSON}", solve=solve)')
+    begin = new_code_cell(f'tasks = exercises.of("{ANSWERS.lesson}", solve=solve)')
     path = folder / "01_tasks.ipynb"
     nbformat.write(new_notebook(cells=[setup, declared, begin, *map(new_code_cell, cells)]), path)
     result = runner.execute(path, folder / "out" / path.name, parameters)
