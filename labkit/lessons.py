@@ -14,13 +14,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
-
-import nbformat
-from nbformat import NotebookNode
-from papermill.inspection import inspect_notebook
+from typing import TYPE_CHECKING, Any, cast
 
 from labkit import places
+
+if TYPE_CHECKING:  # its validator takes a second to import, and a lesson that is only loaded needs none
+    from nbformat import NotebookNode
 
 SETUP, KERNEL = LOADED_TAGS = ("setup", "kernel")
 KINDS: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
@@ -59,32 +58,41 @@ def resolve(name: str, directory: Path | None = None) -> Path:
     raise ValueError(f"{problem} called {name!r}; there are: {listed}")
 
 
-def read(path: Path) -> NotebookNode:
+def read(path: Path) -> "NotebookNode":
     """A notebook as version 4 of the format."""
-    return cast(NotebookNode, nbformat.read(path, as_version=4))
+    import nbformat
+
+    return cast("NotebookNode", nbformat.read(path, as_version=4))
 
 
-def code_cells(notebook: NotebookNode) -> Iterator[tuple[int, NotebookNode]]:
+def look(path: Path) -> dict[str, Any]:
+    """What `read` gives, for those who only look: plain, not validated, and there at once."""
+    notebook: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        cell["source"] = "".join(cell["source"])  # a file may keep it as lines
+    return notebook
+
+
+def code_cells(notebook: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:
     """The code cells, numbered from 1: the number that messages name, and [n] after Run All."""
-    return enumerate((cell for cell in notebook.cells if cell.cell_type == "code"), start=1)
+    return enumerate((cell for cell in notebook["cells"] if cell["cell_type"] == "code"), start=1)
 
 
-def tags(cell: NotebookNode) -> list[str]:
+def tags(cell: Mapping[str, Any]) -> list[str]:
     """The tags of a cell."""
-    return list(cell.metadata.get("tags", []))
+    return list(cell["metadata"].get("tags", []))
 
 
-def title(notebook: NotebookNode) -> str | None:
+def title(notebook: Mapping[str, Any]) -> str | None:
     """The first top-level heading."""
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown" and (heading := re.search(r"^# +(.+)$", cell.source, re.MULTILINE)):
-            return heading.group(1).strip()
-    return None
+    texts = (cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+    headings = (re.search(r"^# +(.+)$", text, re.MULTILINE) for text in texts)
+    return next((heading[1].strip() for heading in headings if heading), None)
 
 
 def code_hash(path: Path) -> str:
     """12 hex digits that change when, and only when, the source of a code cell does."""
-    sources = [cell.source for _, cell in code_cells(read(path))]
+    sources = [cell["source"] for _, cell in code_cells(look(path))]
     return hashlib.sha256(json.dumps(sources).encode()).hexdigest()[:12]
 
 
@@ -117,19 +125,20 @@ def load(lesson: str | Path, directory: Path | None = None) -> ModuleType:
 
 def _module_source(path: Path) -> str:
     parts = [f'"""The setup and kernel cells of {path.name}, written from it: edit them there."""\n']
-    for number, cell in code_cells(read(path)):
+    for number, cell in code_cells(look(path)):
+        source = cell["source"]
         kinds = [tag for tag in tags(cell) if tag in LOADED_TAGS]
         if not kinds:
             continue
         where = f"{path.stem}, cell {number}"
         try:
-            compile(cell.source, where, "exec")
+            compile(source, where, "exec")
         except SyntaxError as error:
             raise ValueError(
                 f"{where}: a cell tagged {kinds[0]} has to be plain Python, without % or ! magics "
                 f"(line {error.lineno}: {error.msg}: {(error.text or '').strip()})"
             ) from error
-        parts.append(f"# {where} ({kinds[0]})\n{cell.source.rstrip()}\n")
+        parts.append(f"# {where} ({kinds[0]})\n{source.rstrip()}\n")
     if len(parts) == 1:
         raise ValueError(f"{path.stem}: no cell is tagged {' or '.join(LOADED_TAGS)}")
     return "\n\n".join(parts)
@@ -137,6 +146,8 @@ def _module_source(path: Path) -> str:
 
 def parameters(path: Path) -> dict[str, Parameter]:
     """The parameters that a lesson declares; ValueError for one without a kind or with a wrong default."""
+    from papermill.inspection import inspect_notebook
+
     notebook = read(path)
     notebook.metadata.setdefault(
         "kernelspec", {"name": "python3", "display_name": "Python 3", "language": "python"}

@@ -12,15 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import nbformat
 from IPython.display import HTML
-from nbformat import NotebookNode
 
-from labkit import claims, lessons, places, profile_tapes, rows, runner
+from labkit import claims, lessons, places, profile_tapes, rows
 
-if TYPE_CHECKING:  # only a lesson that is recorded needs the machine, and torch
+if TYPE_CHECKING:  # every lesson shows a banner; only one that is recorded needs these, which load slowly
+    from nbformat import NotebookNode
+
+    from labkit import runner
     from labkit.machine import Identity
 
 LIMIT_S = 8 * 60.0
@@ -74,17 +75,17 @@ class State:
     detail: str
 
 
-def read_stamp(notebook: NotebookNode) -> Stamp | None:
+def read_stamp(notebook: Mapping[str, Any]) -> Stamp | None:
     """The stamp of a notebook's outputs, if it has one."""
-    kept = notebook.metadata.get("labkit", {}).get("recorded")
+    kept = notebook["metadata"].get("labkit", {}).get("recorded")
     return Stamp(**kept) if kept else None
 
 
 def state(path: Path) -> State:
     """Whether a lesson's outputs are there, and made by its present code."""
-    notebook = lessons.read(path)
+    notebook = lessons.look(path)
     stamp = read_stamp(notebook)
-    shown = any(cell.outputs for _, cell in lessons.code_cells(notebook))
+    shown = any(cell["outputs"] for _, cell in lessons.code_cells(notebook))
     if stamp is None and not shown:
         return State(path.stem, "no outputs", "")
     if stamp is None:
@@ -98,11 +99,10 @@ def state(path: Path) -> State:
     return State(path.stem, "recorded", str(stamp))
 
 
-def silent_marks(notebook: NotebookNode) -> list[int]:
+def silent_marks(notebook: Mapping[str, Any]) -> list[int]:
     """Numbers of the cells whose outputs are to be compared, but that have none to compare with."""
-    return [
-        number for number, cell in lessons.code_cells(notebook) if MARK in cell.source and not cell.outputs
-    ]
+    cells = lessons.code_cells(notebook)
+    return [number for number, cell in cells if MARK in cell["source"] and not cell["outputs"]]
 
 
 def tape_states(directory: Path | None = None, tapes: Path = places.RECORDED) -> dict[Path, State]:
@@ -157,21 +157,23 @@ def strip_stale(directory: Path | None = None, tapes: Path = places.RECORDED) ->
 def record(
     path: Path,
     identity: "Identity",
-    progress: Callable[[runner.Progress], None] | None = None,
+    progress: "Callable[[runner.Progress], None] | None" = None,
     *,
     again: bool = False,
     tapes: Path = places.RECORDED,
     work: Path = places.BUILD / "record",
     limit_s: float = LIMIT_S,
-) -> runner.Result | None:
+) -> "runner.Result | None":
     """Execute a lesson at full size; when it passes, put its outputs and its tapes into the tree.
 
     None when the present code is recorded on this device already, unless ``again``. A run that was cut
     short leaves its rows under ``work``, and the next one goes on from them. A failure leaves notebook and
     tapes as they were. ValueError for a lesson that was edited meanwhile or whose marked cell shows nothing.
     """
+    from labkit import runner
+
     stamp = Stamp.of(path, identity)
-    before = read_stamp(lessons.read(path))
+    before = read_stamp(lessons.look(path))
     if not again and state(path).status == "recorded" and before and before.device == stamp.device:
         return None
     folder = work.resolve() / identity.slug
@@ -243,8 +245,10 @@ def record_roofs(measured: Path, identity: "Identity", tapes: Path = places.RECO
     rows.write(tapes / identity.slug / "roofs.jsonl", kept)
 
 
-def _write(path: Path, notebook: NotebookNode) -> None:
+def _write(path: Path, notebook: "NotebookNode") -> None:
     """As Jupyter itself writes it (sorted keys, one space), so that recording makes a small difference."""
+    import nbformat
+
     places.write_text(path, nbformat.writes(notebook).rstrip("\n") + "\n")
 
 
@@ -264,4 +268,4 @@ def _stamp_to_show(lesson: str, directory: Path | None) -> Stamp | None:
     if being_made:
         return Stamp(**json.loads(being_made))
     path = lessons.resolve(lesson, directory)
-    return read_stamp(lessons.read(path)) if state(path).status == "recorded" else None
+    return read_stamp(lessons.look(path)) if state(path).status == "recorded" else None
