@@ -41,8 +41,9 @@ def differentiable(
     is retained.
 
     Called eagerly the operator is a plain autograd function, or the bare forward where nothing needs a
-    gradient: a library operator costs the host several times as much. Under torch.compile it is a
-    torch.library operator called ``labkit::name`` (``name_training`` where something is kept) that the
+    gradient: a library operator costs the host several times as much. Triton launches on the current GPU:
+    where there are several, that is the first tensor's for the time of the call. Under torch.compile it is
+    a torch.library operator called ``labkit::name`` (``name_training`` where something is kept) that the
     compiler does not look into, so it also works with fullgraph=True and where kernels are interpreted.
     Both can be captured in a CUDA graph. Defining a name again replaces it, so a notebook cell may be run
     twice.
@@ -60,12 +61,18 @@ def differentiable(
         """With None for those left out; too few or too many are for the forward to refuse."""
         return tensors + (None,) * (count - len(tensors)) if len(tensors) >= required else tensors
 
+    def called(tensors: tuple[Tensor | None, ...]) -> Tensor:
+        return eager(*whole(tensors)) if _differentiated(tensors) else forward(*tensors)
+
     def operator(*tensors: Tensor | None) -> Tensor:
         if torch.compiler.is_compiling():
             if forward_ad._current_level >= 0:  # the compiler would drop the tangents
                 raise NotImplementedError(f"{name}: has no forward-mode derivative")
             return traced(*whole(tensors))
-        return eager(*whole(tensors)) if _differentiated(tensors) else forward(*tensors)
+        if _several_gpus() and tensors and isinstance(tensors[0], Tensor) and tensors[0].is_cuda:
+            with torch.cuda.device(tensors[0].device):
+                return called(tensors)
+        return called(tensors)
 
     operator.__name__ = operator.__qualname__ = name
     operator.__doc__ = forward.__doc__
@@ -73,6 +80,12 @@ def differentiable(
     operator.made_of = (forward, backward, output, training, kept)  # type: ignore[attr-defined]
     operator.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
     return operator
+
+
+@functools.cache
+def _several_gpus() -> bool:
+    """Whether a tensor's GPU may be another than the current one; with one GPU nothing is asked or set."""
+    return torch.cuda.device_count() > 1
 
 
 def _differentiated(tensors: tuple[Tensor | None, ...]) -> bool:

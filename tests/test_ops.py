@@ -7,6 +7,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
 
+import contextlib
 import functools
 import gc
 import inspect
@@ -154,6 +155,43 @@ def test_without_gradients_the_forward_runs_bare():
         assert not operator(x, weight).requires_grad
     assert not operator(x.detach(), weight.detach()).requires_grad
     assert operator(x.detach(), weight).requires_grad, "one input that needs a gradient is enough"
+
+
+class OnGpu1(Tensor):
+    """A tensor that says that it is on the second GPU."""
+
+    is_cuda = True
+    device = torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_where_there_are_several_gpus_the_first_tensors_is_made_the_current_one(monkeypatch, several):
+    chosen = []
+
+    def kept(x: Tensor) -> Tensor:
+        return torch.tensor(len(chosen))
+
+    @contextlib.contextmanager
+    def guard(where):
+        chosen.append(where)
+        yield
+        chosen.pop()
+
+    call = ops.differentiable("test_guarded", kept, lambda dy, x: (dy,))
+    monkeypatch.setattr(ops, "_several_gpus", lambda: several)
+    monkeypatch.setattr(torch.cuda, "device", guard)
+    assert call(torch.zeros(1).as_subclass(OnGpu1)).item() == several
+    assert call(torch.zeros(1)).item() == 0, "the CPU is no GPU to choose"
+    assert not chosen
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="a tensor on another GPU needs a second one")
+def test_it_runs_on_a_gpu_that_is_not_the_current_one():
+    x, weight = (t.detach().to("cuda:1").requires_grad_() for t in inputs(4, 5))
+    y = operator(x, weight)
+    dx, dweight = torch.autograd.grad(y, (x, weight), y)
+    assert y.device == dx.device == dweight.device == x.device and torch.cuda.current_device() == 0
+    assert torch.equal(y, x * weight) and torch.allclose(dx, x * weight**2)
 
 
 def test_forward_mode_is_refused_not_wrong():
