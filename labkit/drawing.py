@@ -398,18 +398,26 @@ def _in_house_colours(pixels: NDArray[np.uint8]) -> Image.Image:
 
 @dataclass(frozen=True, repr=False)
 class Shown:
-    """A figure as a notebook shows it: a small PNG with alt text. Its plain text form is the alt text."""
+    """A figure as a notebook shows it: a small WebP with alt text. Its plain text form is the alt text."""
 
     figure: Figure = field(compare=False)
     alt: str
 
     @cached_property
     def png(self) -> bytes:
-        """The picture: the same bytes for the same figure, in the few colours that figures use."""
+        """The picture for a file: the same bytes for the same figure, in the few colours that figures use."""
+        return self._encoded("png", optimize=True)
+
+    @cached_property
+    def webp(self) -> bytes:
+        """The picture for a page: the same pixels in three fifths of the bytes."""
+        return self._encoded("webp", lossless=True)
+
+    def _encoded(self, kind: str, **options: Any) -> bytes:
         canvas = FigureCanvasAgg(self.figure)
         canvas.draw()
         out = io.BytesIO()
-        _in_house_colours(np.asarray(canvas.buffer_rgba())[..., :3]).save(out, format="png", optimize=True)
+        _in_house_colours(np.asarray(canvas.buffer_rgba())[..., :3]).save(out, format=kind, **options)
         return out.getvalue()
 
     def save(self, path: str | Path) -> Path:
@@ -420,11 +428,11 @@ class Shown:
 
     def _repr_html_(self) -> str:
         # alt of an Image display does not reach the page; alt of an <img> does, in JupyterLab and nbconvert.
-        data = base64.b64encode(self.png).decode()
+        data = base64.b64encode(self.webp).decode()
         width = round(points(self.figure)[0] * CSS_PIXELS_PER_POINT)
         return (
             f'<img alt="{html.escape(self.alt, quote=True)}" width="{width}" '
-            f'style="max-width:100%;height:auto" src="data:image/png;base64,{data}">'
+            f'style="max-width:100%;height:auto" src="data:image/webp;base64,{data}">'
         )
 
     def __repr__(self) -> str:
