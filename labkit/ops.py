@@ -10,6 +10,13 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
+from labkit import device
+
+if device.interpreting():
+    from labkit import interpreter
+
+    interpreter.quicken()
+
 Forward = Callable[..., Tensor]
 Training = Callable[..., tuple[Tensor, ...]]
 Backward = Callable[..., tuple[Tensor | None, ...]]
