@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from labkit import device
+from labkit import device, dispatch
 
 Inputs = Callable[[tuple[int, ...]], tuple[Tensor, ...]]
 
@@ -298,7 +297,7 @@ _NAN_BITS = {
 """By dtype: integers of its size, and the bits of its quiet NaN; the lowest six bits are free."""
 
 
-class Fences(TorchDispatchMode):
+class Fences(dispatch.Mode):
     """While active, new uninitialised floating-point tensors hold NaN and lie between fences of NaN."""
 
     def __init__(self) -> None:

@@ -16,10 +16,9 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch._library.custom_ops import OPDEFS
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from labkit import device
+from labkit import device, dispatch
 
 _ALLOCATES = {
     "empty",
@@ -98,7 +97,7 @@ def count(call: Callable[[], Any]) -> Counts:
     return counts
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(dispatch.Mode):
     """Records the operations below autograd, backward passes included."""
 
     def __init__(self, launches: list[Launch]) -> None:
