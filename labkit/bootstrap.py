@@ -395,6 +395,8 @@ def environment(root: Path, python: str, gpu: bool) -> dict[str, str]:
     env = dict(os.environ)
     if not gpu:
         env.setdefault("TRITON_INTERPRET", "1")
+        # Interpreted kernels are small steps: threads that wait for the next one take the cores from others.
+        env.setdefault("OMP_NUM_THREADS", "1")
     # Jupyter finds kernels by name, and the user may have another one called python3: ours comes first.
     jupyter = root / "build" / "jupyter"
     kernel = jupyter / "kernels" / "python3"

@@ -148,6 +148,7 @@ def kernel_environment() -> dict[str, str]:
 
         if not device.has_gpu():
             environment["TRITON_INTERPRET"] = "1"
+            environment.setdefault("OMP_NUM_THREADS", "1")  # as labkit.bootstrap has it
     return environment
 
 

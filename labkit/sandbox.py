@@ -187,6 +187,7 @@ def _environment() -> dict[str, str]:
         "PYTHONPATH": places.python_path(),
         "PYTHONUNBUFFERED": "1",  # what was printed before a crash has arrived
         "TRITON_INTERPRET": "1",
+        "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "LABKIT_HEADLESS": "1",
         "MPLBACKEND": "Agg",

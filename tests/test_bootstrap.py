@@ -24,6 +24,7 @@ def plain(monkeypatch):
         "PYTHON",
         "CUDA_VISIBLE_DEVICES",
         "TRITON_INTERPRET",
+        "OMP_NUM_THREADS",
         "JUPYTER_PATH",
     ):
         monkeypatch.delenv(name, raising=False)
@@ -409,16 +410,18 @@ def test_current_runs_this_python_with_the_checkout_first(tmp_path):
     python, env = json.loads(ran.stdout)
     assert python == sys.executable
     assert env["PYTHONPATH"].split(os.pathsep) == [str(bootstrap.ROOT), str(tmp_path)]
-    assert env["TRITON_INTERPRET"] == "1"
+    assert (env["TRITON_INTERPRET"], env["OMP_NUM_THREADS"]) == ("1", "1")
 
 
 def test_a_choice_of_interpreter_or_gpu_is_honoured():
-    ran = run(["setup", "-c", SHOW], ENV="current", CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="0")
-    assert json.loads(ran.stdout)[1]["TRITON_INTERPRET"] == "0"
+    chosen = {"TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "3"}
+    ran = run(["setup", "-c", SHOW], ENV="current", CUDA_VISIBLE_DEVICES="", **chosen)
+    assert json.loads(ran.stdout)[1].items() >= chosen.items()
 
 
-def test_with_a_gpu_nothing_is_interpreted(tmp_path):
-    assert "TRITON_INTERPRET" not in bootstrap.environment(tmp_path, sys.executable, gpu=True)
+def test_with_a_gpu_nothing_is_interpreted_and_threads_are_not_limited(tmp_path):
+    env = bootstrap.environment(tmp_path, sys.executable, gpu=True)
+    assert not {"TRITON_INTERPRET", "OMP_NUM_THREADS"} & env.keys()
 
 
 def test_the_exit_status_is_the_commands():

@@ -287,13 +287,14 @@ def test_binder_starts_with_the_interpreter_switched_on():
     command = [
         sys.executable,
         "-c",
-        "import os, sys; print(os.environ['TRITON_INTERPRET'], sys.argv[1:])",
+        "import os, sys; print(os.environ['TRITON_INTERPRET'], os.environ['OMP_NUM_THREADS'], sys.argv[1:])",
         "a b",
     ]
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    removed = ("TRITON_INTERPRET", "OMP_NUM_THREADS")
+    environment = {name: value for name, value in os.environ.items() if name not in removed}
     start = ROOT / "binder" / "start"
     ran = subprocess.run([start, *command], env=environment, capture_output=True, text=True, check=True)
-    assert ran.stdout == "1 ['a b']\n"
+    assert ran.stdout == "1 1 ['a b']\n"
     assert subprocess.run([start, sys.executable, "-c", "raise SystemExit(7)"], check=False).returncode == 7
 
 

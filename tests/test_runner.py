@@ -217,12 +217,13 @@ def test_the_kernel_is_this_python(lesson, execute, tmp_path):
 
 def test_without_a_decision_the_device_decides_about_the_interpreter(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     from labkit import device
 
     monkeypatch.setattr(device, "has_gpu", lambda: False)
-    assert runner.kernel_environment()["TRITON_INTERPRET"] == "1"
+    assert runner.kernel_environment().items() >= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}.items()
     monkeypatch.setattr(device, "has_gpu", lambda: True)
-    assert "TRITON_INTERPRET" not in runner.kernel_environment()
+    assert not {"TRITON_INTERPRET", "OMP_NUM_THREADS"} & runner.kernel_environment().keys()
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setattr(device, "has_gpu", lambda: False)
     assert runner.kernel_environment()["TRITON_INTERPRET"] == "0"
