@@ -64,18 +64,20 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return gelu(linear(x, weight, bias))
 
 
+def _as_matmul(shape: Shape) -> Shape:
+    return {**shape, "out": hidden_of(shape)}
+
+
 def _linear_gelu_inputs(shape: Shape) -> tuple[Tensor, ...]:
-    batch, width, hidden = shape["batch"], shape["width"], hidden_of(shape)
-    return draw(batch, width), draw(hidden, width, scale=width**-0.5), draw(hidden)
+    return *_matmul_inputs(_as_matmul(shape)), draw(hidden_of(shape))
 
 
 def _linear_gelu_bytes(shape: Shape, itemsize: int, direction: str) -> int:
-    batch, width, hidden = shape["batch"], shape["width"], hidden_of(shape)
-    return _touched(direction, batch * width, batch * hidden, width * hidden) * itemsize
+    return _matmul_bytes(_as_matmul(shape), itemsize, direction)
 
 
 def _linear_gelu_flops(shape: Shape, direction: str) -> int:
-    return PRODUCTS[direction] * 2 * shape["batch"] * shape["width"] * hidden_of(shape)
+    return _matmul_flops(_as_matmul(shape), direction)
 
 
 LINEAR_GELU = Work(_linear_gelu_inputs, linear_gelu, _linear_gelu_bytes, _linear_gelu_flops)

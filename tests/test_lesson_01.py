@@ -33,6 +33,7 @@ from labkit import (
 )
 from labkit.works import AFFINE
 
+pytestmark = pytest.mark.usefixtures("cache")
 NAME = "01_launch_overhead"
 INTERPRETED = pytest.mark.skipif(
     device.has_gpu(),
@@ -44,14 +45,6 @@ FOLDED = (*NARROW, 16, 17, 33, 127, 160, 161, 511, 513, 2049, 4096, 4097)
 FOLD_COLUMNS = (256, 512, 1024, 2048)
 SHARED_BYTES = 99 * 1024
 """What one block may use on sm_86, sm_89 and sm_120, the least of all targets."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """A cache of this run's own: nothing is taken from an earlier one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LABKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from labkit import checks, codegen, counts, device, lessons, machine, memory, ops
 from labkit.mlp_works import chain, gate_up, geglu
 
+pytestmark = pytest.mark.usefixtures("cache")
 NAME = "02_kernel_fusion"
 INTERPRETED = pytest.mark.skipif(
     device.has_gpu(),
@@ -46,14 +47,6 @@ ACTIVATIONS = {
     "gelu_tanh": lambda z: functional.gelu(z, approximate="tanh"),
     "silu": functional.silu,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """A cache of this run's own: nothing is taken from an earlier one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LABKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

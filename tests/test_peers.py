@@ -72,11 +72,15 @@ def test_what_is_not_installed_is_named_with_the_remedy(missing):
         peers.liger_geglu(*GEGLU.inputs(SHAPE))
 
 
-def test_what_is_not_installed_is_a_gap_with_the_reason(missing, monkeypatch, tmp_path):
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    """A simulated GPU, and nothing measured before."""
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
     monkeypatch.delenv(sweeps.TAPE, raising=False)
-    gpu = install(monkeypatch.setattr)
+    return install(monkeypatch.setattr)
 
+
+def test_what_is_not_installed_is_a_gap_with_the_reason(missing, gpu):
     def eager(*tensors):
         gpu.launch(4.0, 50.0)
         return geglu(*tensors)
@@ -88,11 +92,7 @@ def test_what_is_not_installed_is_a_gap_with_the_reason(missing, monkeypatch, tm
     assert table["peer"]["Liger"] == "liger-kernel"
 
 
-def test_a_package_without_metadata_has_no_version(monkeypatch, tmp_path, faked):
-    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
-    monkeypatch.delenv(sweeps.TAPE, raising=False)
-    gpu = install(monkeypatch.setattr)
-
+def test_a_package_without_metadata_has_no_version(gpu, faked):
     def call(*tensors):
         gpu.launch(4.0, 50.0)
         return geglu(*tensors)

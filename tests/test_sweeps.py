@@ -18,6 +18,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from reusing import Reusing
 from simulated import DOUBLING, HERE, doubling, install, out_of_memory
 from taped import recorded
 
@@ -565,21 +566,6 @@ def test_gradients_too_many_to_check_in_full_are_checked_in_some_rows(gpu, monke
     contender = doubling_with(lambda dy: 2 * dy if len(dy) <= 64 else torch.zeros_like(dy))
     table = sweeps.run("suite", [contender], [{"batch": 200, "width": 16}], direction="backward")
     assert table["note"].tolist() == ["wrong result: relative error 1.0e+00"]
-
-
-class Reusing(torch.autograd.Function):
-    """Squares x; its backward leaves its result where the forward had saved x, as some libraries do."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x.clone())
-        return x * x
-
-    @staticmethod
-    def backward(ctx, dy):
-        (x,) = ctx.saved_tensors
-        x.data.mul_(2 * dy)
-        return x.clone()
 
 
 def test_a_backward_that_cannot_be_repeated_is_a_gap_and_timed_with_its_forward(gpu):

@@ -16,6 +16,15 @@ RIGHT = "    mask = at < count\n"
 LOOP = "    while True:\n        at += 0\n"
 
 
+def recorded_panel(page: jupyter_lab.NotebookPage) -> int:
+    """The cell of the sweep, which shows the tape."""
+    panel = page.index_of("panels.sweep(")
+    figure = page.output(panel).locator(".widget-html img")
+    assert "Recorded on NVIDIA H200" in str(figure.get_attribute("alt"))
+    page.scroll_to(panel)
+    return panel
+
+
 def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> None:
     page.open(LESSON)
     saved_answers = page.page.locator(".jp-Notebook").get_by_text("No guess was sealed")
@@ -57,10 +66,7 @@ def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> No
     assert "right" in page.text(mask)
     page.screenshot("lesson-right", mask)
 
-    panel = page.index_of("panels.sweep(")
-    figure = page.output(panel).locator(".widget-html img")
-    assert "Recorded on NVIDIA H200" in str(figure.get_attribute("alt"))
-    page.scroll_to(panel)
+    panel = recorded_panel(page)
     page.screenshot("lesson-panel", panel)
     page.button("Run", panel).click()
     status = page.output(panel).get_by_role("status")
@@ -105,10 +111,7 @@ def test_a_reader_works_through_lesson_2(page: jupyter_lab.NotebookPage) -> None
     assert "right" in page.text(ragged)
     page.screenshot("fusion-right", ragged)
 
-    panel = page.index_of("panels.sweep(")
-    figure = page.output(panel).locator(".widget-html img")
-    assert "Recorded on NVIDIA H200" in str(figure.get_attribute("alt"))
-    page.scroll_to(panel)
+    panel = recorded_panel(page)
     page.button("Run", panel).click()
     status = page.output(panel).get_by_role("status")
     status.get_by_text(re.compile(r"\d+ of \d+")).wait_for()
