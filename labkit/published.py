@@ -26,6 +26,15 @@ _GEGLU_A100 = {
     "source": BLOG,
 }
 
+PARALLEL = 'PyTorch forum, "How to speed up small parallel nn.Linear blocks"'
+_GROUPED_CONV_3080TI = {
+    "width": 100,
+    "groups": 100,
+    "kind": PUBLISHED,
+    "device": "RTX 3080 Ti",
+    "source": f"{PARALLEL}, mixed precision",
+}
+
 
 def pseudo_linear() -> pd.DataFrame:
     """Published speedups of an elementwise ``x*w+b`` layer over nn.Linear, by width.
@@ -68,6 +77,25 @@ def geglu_a100_sums() -> pd.DataFrame:
     contenders = sums["series"].str.removesuffix(", A100")
     table = sums.rename(columns={"us": "median_us"}).drop(columns="hidden")
     return table.assign(contender=contenders, direction="forward", source=f"{BLOG}, kernel times added up")
+
+
+def grouped_conv_3080ti() -> pd.DataFrame:
+    """Published times of many small Linears, as a grouped convolution and as one batched matmul: a row each.
+
+    Columns series, ms, width, groups, kind, device, source. Width and groups are "about 100"; rows,
+    direction, and what was repeated how often are not given, so the ratio says more than either time.
+    """
+    return _read("grouped_conv_3080ti.csv").astype({"ms": float}).assign(**_GROUPED_CONV_3080TI)
+
+
+def grouped_conv_3080ti_speedup() -> pd.DataFrame:
+    """The ratio of :func:`grouped_conv_3080ti`, as a point for figures.speedup and the sweep panel.
+
+    Columns series, width, groups, speedup, kind, device, source.
+    """
+    conv_ms, batched_ms = grouped_conv_3080ti()["ms"]
+    point = {"series": "batched matmul over Conv1d, RTX 3080 Ti", "speedup": conv_ms / batched_ms}
+    return pd.DataFrame([point | _GROUPED_CONV_3080TI])
 
 
 def _read(file: str) -> pd.DataFrame:

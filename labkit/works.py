@@ -88,6 +88,11 @@ RESIDUAL = Work(_residual_inputs, residual_block, _residual_bytes, _residual_flo
 """relu(x*w+b) + residual, forward: inputs x and residual (batch, width), weight and bias (width,) between."""
 
 
+def _fixed(panel: pd.DataFrame) -> Shape:
+    """The sizes that a panel over width has one of."""
+    return {axis: int(panel[axis].iloc[0]) for axis in ("batch", "groups") if axis in panel}
+
+
 def floors(**works: Work) -> Callable[[pd.DataFrame], dict[str, Callable[[float], float]]]:
     """For figures.sweep: the floor in us of each work against width, for a panel of one batch and dtype.
 
@@ -98,10 +103,10 @@ def floors(**works: Work) -> Callable[[pd.DataFrame], dict[str, Callable[[float]
         roofs = machine.roofs_of(panel)
         if roofs is None:
             return {}
-        batch, dtype = int(panel["batch"].iloc[0]), str(panel["dtype"].iloc[0])
+        sizes, dtype = _fixed(panel), str(panel["dtype"].iloc[0])
 
         def line(work: Work) -> Callable[[float], float]:
-            return lambda width: work.floor_us({"batch": batch, "width": int(width)}, dtype, roofs)
+            return lambda width: work.floor_us({**sizes, "width": int(width)}, dtype, roofs)
 
         return {f"floor of {name}": line(work) for name, work in works.items()}
 
@@ -115,12 +120,12 @@ def regimes(work: Work) -> Callable[[pd.DataFrame], list[tuple[float, float, str
         roofs = machine.roofs_of(panel)
         if roofs is None:
             return []
-        batch, dtype = int(panel["batch"].iloc[0]), str(panel["dtype"].iloc[0])
+        sizes, dtype = _fixed(panel), str(panel["dtype"].iloc[0])
         itemsize = getattr(torch, dtype).itemsize
         least, most = int(panel["width"].min()), int(panel["width"].max())
 
         def shape(width: float) -> Shape:
-            return {"batch": batch, "width": int(width)}
+            return {**sizes, "width": int(width)}
 
         def moved(width: float) -> float:
             return work.min_bytes(shape(width), itemsize, "forward") / roofs.bandwidth * 1e6

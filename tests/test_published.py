@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from labkit import places, published
+from labkit import figures, places, published
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +79,27 @@ def test_the_geglu_sums_are_sums_and_say_so():
     assert sums["source"].str.endswith("kernel times added up").all()
     assert set(sums["direction"]) == {"forward"}
     assert "hidden" not in sums, "a column that measured rows lack would be said of all of them"
+
+
+def test_the_grouped_convolutions_times_are_those_of_the_file():
+    table = published.grouped_conv_3080ti()
+    assert list(table.columns) == ["series", "ms", "width", "groups", "kind", "device", "source"]
+    lines = list(csv.DictReader((places.PUBLISHED / "grouped_conv_3080ti.csv").open()))
+    kept = [(line["series"], float(line["ms"])) for line in lines]
+    assert list(zip(table["series"], table["ms"], strict=True)) == kept
+    assert kept == [("grouped Conv1d", 1924.0), ("batched matmul", 1263.0)]
+    assert set(table["width"]) == {100} and set(table["groups"]) == {100}
+    assert set(table["kind"]) == {"published"} and set(table["device"]) == {"RTX 3080 Ti"}
+    assert table["source"].str.contains("PyTorch forum.*parallel nn.Linear.*mixed precision").all()
+
+
+def test_the_grouped_convolutions_ratio_is_a_point_of_a_speedup_figure():
+    point = published.grouped_conv_3080ti_speedup()
+    assert list(point.columns) == ["series", "speedup", "width", "groups", "kind", "device", "source"]
+    (row,) = point.to_dict("records")
+    assert row["speedup"] == 1924 / 1263
+    assert row["width"] == row["groups"] == 100
+    alt = figures.speedup(point, title="Published").alt
+    assert "batched matmul over Conv1d, RTX 3080 Ti" in alt
+    assert "1.52× at width 100" in alt
+    assert "mixed precision" in alt
