@@ -16,19 +16,12 @@ from judging import INTERPRETED, Answers, cases, code_lines, reasons
 from labkit import exercises
 from labkit.tasks import pays, pays_hints, ragged_hints, slips, swiglu_hints
 
+pytestmark = pytest.mark.usefixtures("cache")
 ANSWERS = Answers("02_kernel_fusion")
 TASKS, SOLUTIONS = ANSWERS.tasks, ANSWERS.solutions
 SCAFFOLDS = {name: ANSWERS.scaffold(name) for name in TASKS}
 """The cells as the lesson gives them."""
 solved, changed = ANSWERS.solved, ANSWERS.changed
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """A cache of this run's own: nothing is taken from an earlier one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LABKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture

@@ -38,6 +38,10 @@ class Lanes:
         """
         return _elements(self.store_addresses, tensor)
 
+    def each_store(self, tensor: Tensor) -> list[np.ndarray]:
+        """The same for each time that a program stored something."""
+        return [_elements([addresses], tensor) for addresses in self.store_addresses]
+
 
 def outside(elements: np.ndarray, tensor: Tensor) -> int:
     """How many different elements lie before the tensor's first or beyond its last."""

@@ -66,14 +66,6 @@ class _Gated(Call):
         self.gate, self.up = torch.einsum("mk, ghk -> gmh", *(value.double() for value in values.values()))
         super().__init__(swiglu, values, silu(self.gate) * self.up, HINTS, layout=layout)
 
-    def differing(self) -> int:
-        """How many results are not the exact ones rounded once."""
-        return int((self.got != self.want.to(self.dtype)).sum())
-
-    def gave(self, other: Tensor) -> bool:
-        """Whether the output is another tensor's, roughly."""
-        return torch.allclose(self.got.double(), other, rtol=0.02, atol=0.02, equal_nan=True)
-
 
 def _refuse_values(calls: list[_Gated]) -> None:
     """`Wrong` for the first call with a wrong output, by the mistake that explains all of them."""

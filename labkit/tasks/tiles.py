@@ -1,7 +1,4 @@
-"""What lesson 2's kernels of tiles are judged by: one call between fences, and what it touched.
-
-Judged in float32 and float16 only: interpreted, tl.dot on bfloat16 gives garbage.
-"""
+"""What lesson 2's and 3's kernels of tiles are judged by: one call between fences, and what it touched."""
 
 import ast
 import inspect
@@ -13,12 +10,14 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from labkit import checks, codegen
 from labkit.tasks import Wrong, lanes, some, whereabouts
 
 DTYPES = (torch.float32, torch.float16)
+"""Those that lesson 2 judges in."""
 TILE = 32
 """Rows, columns and depth of the scaffolds' tiles."""
 
@@ -51,7 +50,7 @@ class Call:
                 raise self.wrong("unfinished", f"{kernel.__name__} still has its three dots.")
 
         # What overflows is the answer's business; numpy's warnings would only stand above the verdict.
-        with self.fences, np.errstate(all="ignore"), _undefined(undefined):
+        with self.fences, np.errstate(all="ignore"), _undefined(undefined), _products_of_bfloat16():
             self.got, self.seen = lanes.watch(lambda: answer(*self.inputs.values()), look)
 
     def __str__(self) -> str:
@@ -78,6 +77,14 @@ class Call:
         found = checks.diagnose(self.got, self.want, checks.TOLERANCE[self.dtype])
         return whereabouts(found) if found else ""
 
+    def differing(self) -> int:
+        """How many results are not the exact ones rounded once."""
+        return int((self.got != self.want.to(self.dtype)).sum())
+
+    def gave(self, other: Tensor) -> bool:
+        """Whether the output is another tensor's, roughly."""
+        return torch.allclose(self.got.double(), other, rtol=0.02, atol=0.02, equal_nan=True)
+
     def strays(self) -> dict[str, int]:
         """Places outside an input that were loaded, by the input's name; contiguous inputs only."""
         found = {name: lanes.outside(self.seen.loaded(t), t) for name, t in self.inputs.items()}
@@ -85,12 +92,13 @@ class Call:
 
     def refuse_form(self) -> None:
         """`Wrong` for what is not about the numbers: what was handed over, launched and stored."""
-        for look in (self._refuse_handed_over, self._refuse_launches, self._refuse_stores):
+        for look in (self.refuse_handed_over, self.refuse_launches, self.refuse_stores):
             look()
 
     def refuse_reused(self, answer: Callable[..., Tensor]) -> None:
         """`Wrong` when a second call hands back the memory of this one's result."""
-        again = answer(*self.inputs.values())
+        with self.fences:  # what it stores outside its result must not hit anything else
+            again = answer(*self.inputs.values())
         if isinstance(again, Tensor) and again.data_ptr() == self.got.data_ptr():
             raise self.wrong(
                 "reused-output", "A second call handed back the memory of the first call's result."
@@ -101,7 +109,8 @@ class Call:
         if self.layout != "contiguous" and self.problem:
             raise self.wrong("strides", f"{self}: the output is wrong in {self.problem}")
 
-    def _refuse_handed_over(self) -> None:
+    def refuse_handed_over(self) -> None:
+        """`Wrong` for inputs that were written to, and for a result that is no such tensor."""
         for name, before in self.values.items():
             if not torch.equal(before, self.inputs[name]):
                 raise self.wrong("writes-input", f"{self}: {name} was overwritten.")
@@ -113,7 +122,8 @@ class Call:
             shape = f"shape {tuple(self.got.shape)} and dtype {_short(self.got.dtype)}"
             raise self.wrong("shape-or-dtype", f"{self}: the output has {shape}.")
 
-    def _refuse_launches(self) -> None:
+    def refuse_launches(self) -> None:
+        """`Wrong` unless one kernel does it."""
         if self.layout != "contiguous":
             return  # copies of strided inputs are allowed
         names = [launch.name for launch in self.seen.launches]
@@ -124,7 +134,8 @@ class Call:
         if len(names) > 1:
             raise self.wrong("several-launches", f"{len(names)} launches: {', '.join(names)}.")
 
-    def _refuse_stores(self) -> None:
+    def refuse_stores(self) -> None:
+        """`Wrong` unless each element of the result is stored once, and nothing else."""
         if not self.seen.kernels:
             return
         stored, count = self.seen.stored(self.got), self.got.numel()
@@ -159,6 +170,22 @@ def _undefined(on: bool) -> Iterator[None]:
         return load(builder, pointers, mask, other, *rest)
 
     with patch.object(InterpreterBuilder, "create_masked_load", poisoned):
+        yield
+
+
+@contextmanager
+def _products_of_bfloat16() -> Iterator[None]:
+    """Meanwhile tl.dot multiplies bfloat16 as float32: the interpreter multiplies the bits it is kept in."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    dot = InterpreterBuilder.create_dot
+
+    def widened(builder: Any, a: Any, b: Any, *rest: Any) -> Any:
+        if a.dtype.scalar == tl.bfloat16:
+            a, b = (builder.cast_impl(side, tl.float32) for side in (a, b))
+        return dot(builder, a, b, *rest)
+
+    with patch.object(InterpreterBuilder, "create_dot", widened):
         yield
 
 
