@@ -19,7 +19,7 @@ NOTEBOOK_METADATA = {"kernelspec", "language_info", "labkit"}
 CELL_METADATA = {"tags", "lines_to_next_cell", "jp-MarkdownHeadingCollapsed", "jupyter"}
 """What a cell may carry; ``lines_to_next_cell`` is jupytext's, which keeps a percent script's blank lines,
 the others are JupyterLab's: a folded section, a hidden output."""
-SIZES = {"01": (55, 36)} | dict.fromkeys(("02", "04", "05"), (60, 60))
+SIZES = {"01": (55, 36)} | dict.fromkeys(("02", "03", "04", "05"), (60, 60))
 """Most cells and KB of source, where they are not 40 and 30; the first lesson holds the primer as well."""
 LONGEST_CELL = 30
 """Lines of a cell that holds no kernel."""
