@@ -316,7 +316,9 @@ class _CurvesFigure:
             columns=self.columns,
             panel_height=height,
             left=max(text_width(self.quantity.text(tick), SMALL_SIZE) for tick in y_ticks[0]) + 32,
-            right=max((label.width for group in labels for label in group), default=0) + LEADER + 4,
+            right=max((label.width for group in labels for label in group), default=0)
+            + LEADER
+            + (14 if self.columns > 1 else 4),  # not up to the next panel
             width=576.0 if self.columns == 1 else 120 + 270.0 * self.columns,
         )
         places = [self._regime_places(panel, page.panel_width) for panel in self.panels]

@@ -80,27 +80,28 @@ HOUSE_SLOTS = {
 
 
 def slots(contenders: Iterable[str]) -> dict[str, int]:
-    """A slot for each contender of one figure: its own where free, else the next; none twice up to ten.
+    """A slot for each contender of one figure: its own where free, else the next; none twice up to nine.
 
-    Known names choose first, so a stranger never takes a known contender's colour.
+    Known names choose first, so a stranger never takes a known contender's colour; and never ours.
     """
     names = sorted(dict.fromkeys(contenders), key=lambda name: (name not in HOUSE_SLOTS, name))
     taken: dict[str, int] = {}
-    free: list[int] = []
+    free: set[int] = set()
     for name in names:
-        free = free or list(range(len(SLOTS)))
+        if free.isdisjoint(_preferred_slots(name)):
+            free = set(range(len(SLOTS)))
         taken[name] = next(slot for slot in _preferred_slots(name) if slot in free)
         free.remove(taken[name])
     return taken
 
 
 def _preferred_slots(name: str) -> list[int]:
-    """All slots, the wanted one first; slot 0 is ours, so everybody else wants it last."""
+    """The slots that it may have, the wanted one first; slot 0 is ours alone."""
     others = len(SLOTS) - 1
     wanted = HOUSE_SLOTS.get(name, 1 + hashlib.sha256(name.encode()).digest()[0] % others)
     if wanted == 0:
         return list(range(len(SLOTS)))
-    return [1 + (wanted - 1 + step) % others for step in range(others)] + [0]
+    return [1 + (wanted - 1 + step) % others for step in range(others)]
 
 
 def colour(contender: str) -> str:

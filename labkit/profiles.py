@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -25,6 +26,8 @@ from labkit.rows import LIVE
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHING = ("cuda_runtime", "cuda_driver")
+MOST_RUNS = 6
+"""So often the name of the kernel changes in a sequence that a table still shows."""
 TEXT_LIMIT_S = 120.0
 """Longest run of :func:`profile_text`; importing torch and starting CUDA take some ten seconds of it."""
 
@@ -181,9 +184,9 @@ def census(profiles: Mapping[str, Profile]) -> pd.DataFrame:
     """What each case ran on the device: a row each, with its launches sorted by what their names say.
 
     Columns case; launches, and of these matrix products, reductions (which add up what a product split
-    among blocks), copies (and fills) and other; kernels, their short names in order; us, of all of them
-    together; kind, "counted" where there was no GPU and nothing recorded: then operations of PyTorch stand
-    for kernels, and us is NaN.
+    among blocks), copies (and fills) and other; kernels, their short names in order, or each once where the
+    names change more than a few times; us, of all of them together; kind, "counted" where there was no GPU
+    and nothing recorded: then operations of PyTorch stand for kernels, and us is NaN.
     """
     return pd.DataFrame([{"case": case, **_sorted(made)} for case, made in profiles.items()])
 
@@ -204,6 +207,8 @@ def _sorted(made: Profile) -> dict[str, Any]:
         sorts = [kernel_names.sort_of_operation(name) for name in names]
         us, kind = float("nan"), "counted"
     runs = [(_clipped(name), len(list(group))) for name, group in groupby(names)]
+    if len(runs) > MOST_RUNS:
+        runs = list(Counter(map(_clipped, names)).items())
     return {
         "launches": len(names),
         "matrix products": sorts.count("matrix product"),

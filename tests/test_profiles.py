@@ -263,6 +263,15 @@ def test_the_census_has_a_row_for_each_case_and_sorts_its_launches():
     assert found["kind"].tolist() == ["live", "recorded", "live"]
 
 
+def test_the_census_names_the_kernels_of_a_long_sequence_once():
+    group = ("Memset (Device)", "nchwToNhwcKernel<4>", "nvjet_tst_64x8", "nhwcToNchwKernel<4>")
+    found = profiles.census({"each group apart": ran("add_kernel", *group * 100)}).iloc[0]
+    assert found["launches"] == 401 and found["matrix products"] == 100
+    assert found["kernels"] == (
+        "add_kernel + 100 x Memset + 100 x nchwToNhwcKernel<4> + 100 x nvjet_tst_64x8 + 100 x nhwcToNchwKernel<4>"
+    )
+
+
 @interpreted
 def test_the_census_of_counted_profiles_has_operations_and_no_times():
     x, matrix = torch.randn(8, 16), torch.randn(16, 16)
