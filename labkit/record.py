@@ -170,6 +170,8 @@ def record(
     short leaves its rows under ``work``, and the next one goes on from them. A failure leaves notebook and
     tapes as they were. ValueError for a lesson that was edited meanwhile or whose marked cell shows nothing.
     """
+    import nbformat
+
     from labkit import runner
 
     stamp = Stamp.of(path, identity)
@@ -185,6 +187,7 @@ def record(
         TAPE_VARIABLE: str(tape),
         STAMP_VARIABLE: json.dumps(asdict(stamp)),
     }
+    runner.to_html(nbformat.v4.new_notebook(), path.stem)  # a missing template shows now, not after minutes
     result = runner.execute(
         path, folder / path.name, progress=progress, limit_s=limit_s, environment=environment
     )
