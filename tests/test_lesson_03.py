@@ -9,6 +9,7 @@ if not torch.cuda.is_available():
 
 import copy
 import dataclasses
+import heapq
 import itertools
 import math
 import re
@@ -38,7 +39,7 @@ LARGE = pytest.mark.skipif(
     machine.identity().memory_bytes < 48 * 2**30,
     reason="more than 2**31 elements, forward and backward, need a GPU with 48 GiB",
 )
-KERNELS = ("step_kernel", "forward_kernel", "wide_kernel", "backward_kernel", "sum_kernel")
+KERNELS = ("step_kernel", "once_kernel", "forward_kernel", "wide_kernel", "backward_kernel", "sum_kernel")
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
 
 
@@ -236,6 +237,7 @@ def test_the_first_programs_share_rows_or_a_group(lesson, across):
 SIZES = [
     (5, 16, 16, 200), (8, 16, 16, 200), (4, 32, 32, 130), (4, 16, 32, 70), (3, 20, 20, 130),
     (4, 50, 64, 130), (2, 64, 64, 130), (2, 100, 100, 70), (1, 128, 128, 70), (1, 200, 100, 70),
+    (2, 32, 64, 130),
 ]  # fmt: skip
 """Groups, widths in and out, rows; those of 50 and 100 start in the middle of 16 bytes."""
 
@@ -276,6 +278,8 @@ def test_the_sizes_above_take_every_path(lesson, monkeypatch, launches):
     assert any(made.step == 1 and made.per > 1 for made in forwards), "one after the other"
     assert any(made.per > 1 for made in backwards)
     assert any(made.parts.shape[0] > 1 for made in backwards)
+    assert {made.w_tiles is None for made in forwards if made.TMA} == {True, False}
+    assert launches_named(launches, "once_kernel")
 
 
 def launch_both_ways(lesson, dtype, groups, d_in, d_out, rows, columns=False):
@@ -349,7 +353,7 @@ def test_the_sums_over_rows_are_right_in_any_number_of_parts(lesson, monkeypatch
         monkeypatch.setattr(lesson, "multiprocessors", lambda count=count: count)
         is_right(lesson.grouped_linear, tensors)
         parts |= {launch.P for launch in launches_named(seen, "sum_kernel")}
-    assert 1 in parts and max(parts) >= 4
+    assert len(parts) > 1 and max(parts) >= 3
 
 
 # --- memory: read where it lies -----------------------------------------------------------------------
@@ -820,7 +824,8 @@ def test_the_number_of_rows_may_be_dynamic(lesson, columns):
         x, *weights = drawn(grouped(3, 20, 24), 2, rows)
         tensors = [in_columns(x) if columns else x, *weights]
         want = gradients(lesson.grouped_linear, tensors)
-        assert equal(gradients(layer, tensors), want)
+        for one, other in zip(gradients(layer, tensors), want, strict=True):
+            assert_close(one, other.double())  # dY may come in other strides, and db is added in their order
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -860,7 +865,8 @@ def test_autograds_own_check_in_float32(lesson):
         plain(*(t.double() + step * m.double() for t, m in zip(tensors, moves, strict=True)))
         for step in (1e-3, -1e-3)
     ]
-    assert ((ends[0] - ends[1]) * upstream.double()).sum() / 2e-3 == pytest.approx(said.item(), rel=1e-4)
+    changed = ((ends[0] - ends[1]) * upstream.double()).sum().item() / 2e-3
+    assert changed == pytest.approx(said.item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("columns", [False, True])
@@ -1158,22 +1164,30 @@ def test_the_module_compiles(lesson):
 
 
 def duration(tiles, columns, places, lead, per):
-    """Waves times the length of a program, in tiles."""
-    return math.ceil(columns * math.ceil(tiles / per) / places) * (per + lead)
+    """Until the last program ends, in tiles: each begins, in order, where the first place is free."""
+    free = [0] * places
+    for start in range(0, tiles, per):
+        for _ in range(columns):
+            heapq.heapreplace(free, free[0] + lead + min(per, tiles - start))
+    return max(free)
 
 
 @pytest.mark.parametrize("lead", [2, 7])
-def test_no_other_number_of_tiles_a_program_makes_shorter_waves(lesson, lead):
-    for tiles, columns, places in itertools.product(
-        (1, 2, 7, 64, 333, 1000), (1, 13, 100, 1600), (1, 4, 264, 660)
-    ):
+def test_no_other_number_of_tiles_a_program_ends_sooner(lesson, lead):
+    for tiles, columns, places in itertools.product((1, 2, 7, 64, 333, 1000), (1, 13, 100), (1, 4, 264, 660)):
         per = lesson.spread(tiles, columns, places, lead)
         parts = math.ceil(tiles / per)
         assert 1 <= per <= tiles and (parts - 1) * per < tiles <= parts * per, "no program without a tile"
         assert parts <= 256, "what the gradients' parts take, and the second kernel adds"
-        others = range(math.ceil(tiles / 256), tiles + 1)
-        shortest = min(duration(tiles, columns, places, lead, other) for other in others)
-        assert duration(tiles, columns, places, lead, per) == shortest, (tiles, columns, places)
+        least = math.ceil(tiles / 256)
+        others = range(least, min(tiles, least + 512) + 1)
+        soonest = min(duration(tiles, columns, places, lead, other) for other in others)
+        assert duration(tiles, columns, places, lead, per) == soonest, (tiles, columns, places)
+
+
+def test_parts_of_two_lengths_fill_the_places(lesson):
+    """Lesson 3's groups of 100: two parts of 26 tiles and one of 12."""
+    assert lesson.spread(64, 100, 2 * 132, 2) == 26
 
 
 def test_few_tiles_have_a_program_each_and_few_places_a_program_for_all(lesson):
@@ -1241,7 +1255,10 @@ def test_the_grid_covers_every_tile_and_no_program_is_empty(lesson, monkeypatch,
                 assert is_power(made.PARTS) and made.P <= made.PARTS < 2 * made.P and made.P <= 256
                 assert made.grid[0] * made.BLOCK >= made.size > (made.grid[0] - 1) * made.BLOCK
                 continue
-            tiles = made.B * math.ceil(made.T / made.BM)
+            tiles = made.arguments.get("B", 1) * math.ceil(made.T / made.BM)
+            if made.title == "once_kernel":
+                assert made.grid == (tiles * groups,)
+                continue
             if made.title == "wide_kernel":
                 assert made.grid == (tiles * groups * math.ceil(made.D_OUT / made.BN),)
                 continue
@@ -1276,7 +1293,7 @@ def test_what_is_not_aligned_goes_by_pointers(lesson, monkeypatch, launches):
     }
     for x in views.values():
         lesson.grouped_linear(x, weight)
-    taken = dict(zip(views, [made.TMA for made in launches], strict=True))
+    taken = dict(zip(views, [made.title == "once_kernel" or made.TMA for made in launches], strict=True))
     assert {view for view, tma in taken.items() if tma} == {"aligned", "wider rows"}
     monkeypatch.setattr(device, "has_tile_copies", lambda: False)
     lesson.grouped_linear(views["aligned"], weight)
@@ -1299,7 +1316,7 @@ CASES = {
     "sm_120": [(bf16, 32, 32, False), (bf16, 64, 64, True), (fp32, 128, 128, False)],
 }
 """By target: dtype, widths in and out, whether the data is (B, C, T)."""
-PRODUCTS = ("forward_kernel", "wide_kernel", "backward_kernel")
+PRODUCTS = ("once_kernel", "forward_kernel", "wide_kernel", "backward_kernel")
 UNITS = {"sm_90": "wgmma", "sm_100": "tcgen05"}
 
 
@@ -1346,11 +1363,8 @@ def products_of(variants):
 
 
 def spills_allowed(v):
-    """Of three products in float32, and where a tile is done again without its neighbours, after the loop."""
-    again = (
-        v.launch.options.get("TMA") and v.launch.title == "forward_kernel" and v.launch.D_IN != v.launch.BK
-    )
-    return 1024 if v.dtype is fp32 else 512 if again else 64 if v.launch.title == "wide_kernel" else 0
+    """Of three products in float32, for one."""
+    return 1024 if v.dtype is fp32 else 64 if v.launch.title == "wide_kernel" else 0
 
 
 def test_every_kernel_compiles_for_every_target_and_fits(variants):
@@ -1372,8 +1386,12 @@ def test_products_use_the_matrix_unit(variants):
 
 
 def test_groups_of_64_use_hoppers_matrix_unit_both_ways(variants):
-    made = {v.launch.title: v for v in products_of(variants) if (v.target, *v.widths) == ("sm_90", 64, 64)}
-    assert made.keys() == {"forward_kernel", "backward_kernel"}
+    made = {
+        v.launch.title: v
+        for v in products_of(variants)
+        if (v.target, *v.widths, v.dtype) == ("sm_90", 64, 64, bf16)
+    }
+    assert made.keys() == {"once_kernel", "forward_kernel", "backward_kernel"}
     for v in made.values():
         assert set(v.compiled.matrix) == {"wgmma"}, v
 
@@ -1381,7 +1399,7 @@ def test_groups_of_64_use_hoppers_matrix_unit_both_ways(variants):
 def test_float32_products_are_made_of_three_of_tf32(variants):
     """One alone has an error of 1e-3; plain fp32 would not use the matrix unit at all."""
     made = [v for v in products_of(variants) if v.dtype is fp32]
-    assert {v.launch.title for v in made} == set(PRODUCTS)
+    assert {v.launch.title for v in made} == set(PRODUCTS) - {"once_kernel"}
     for v in made:
         assert "inputPrecision = tf32x3" in v.compiled.ttir, v
         assert "inputPrecision = tf32," not in v.compiled.ttir and "tf32" in v.compiled.ptx, v
@@ -1393,6 +1411,10 @@ def test_aligned_tiles_are_copied_whole_or_in_128_bits(variants):
         if not all(is_power(width) for width in v.widths):
             continue
         back, c = v.launch.title == "backward_kernel", v.compiled
+        if v.launch.title == "once_kernel":
+            assert c.bulk_loads == 1 and not c.async_copies and max(c.loads) == 128, v
+            assert c.bulk_stores == 1, v
+            continue
         if v.launch.options.get("TMA"):
             assert c.bulk_loads >= 1 + back and not c.async_copies, v
         elif back or v.launch.title == "wide_kernel":
@@ -1410,7 +1432,7 @@ def test_what_starts_at_multiples_of_8_bytes_is_copied_in_64_bits(variants):
         if v.launch.title == "backward_kernel":
             assert set(v.compiled.async_copies) == {64}, v
         elif v.launch.title == "forward_kernel":
-            assert v.launch.TMA or v.compiled.loads[64] >= 8, v
+            assert v.compiled.loads[64] >= 8, (v, "the weight, and x where descriptors do not load it")
             assert max(v.compiled.stores) == 64, v
 
 
@@ -1430,6 +1452,24 @@ def test_as_many_programs_fit_an_h200_as_the_plan_says(lesson, variants, monkeyp
         registers = math.ceil(v.compiled.registers / 8) * 8 * 32 * v.compiled.num_warps
         assert plan.resident * (v.compiled.shared_bytes + 1024) <= (ROOM[v.target] + 1) * 1024, v
         assert plan.resident * registers <= 65536, v
+
+
+def test_the_weight_of_one_tile_is_on_its_way_until_the_tile_has_come(variants):
+    """The compiler stores it in shared memory where it is defined last: after the wait for x, not before."""
+    made = [v for v in variants if v.launch.title == "once_kernel"]
+    assert made
+    for v in made:
+        marks = ("tt.load", "async_tma_copy_global_to_local", "ttng.wait_barrier", r"ttg.local_alloc %\S+ : ")
+        places = [re.search(mark, v.compiled.ttgir).start() for mark in marks]
+        assert places == sorted(places), v
+
+
+def test_whole_weights_come_by_descriptors(variants):
+    made = [v for v in variants if v.launch.title == "forward_kernel" and v.target == "sm_90"]
+    for v in made:
+        whole = v.widths in ((128, 128), (256, 256), (64, 64)) and not v.columns and v.launch.swo == 1
+        assert (v.launch.w_tiles is not None) == whole, v
+    assert any(v.launch.w_tiles is not None for v in made)
 
 
 def test_sums_are_added_in_a_fixed_order(variants):

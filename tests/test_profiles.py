@@ -268,7 +268,8 @@ def test_the_census_names_the_kernels_of_a_long_sequence_once():
     found = profiles.census({"each group apart": ran("add_kernel", *group * 100)}).iloc[0]
     assert found["launches"] == 401 and found["matrix products"] == 100
     assert found["kernels"] == (
-        "add_kernel + 100 x Memset + 100 x nchwToNhwcKernel<4> + 100 x nvjet_tst_64x8 + 100 x nhwcToNchwKernel<4>"
+        "add_kernel + 100 x Memset + 100 x nchwToNhwcKernel<4> + 100 x nvjet_tst_64x8 + "
+        "100 x nhwcToNchwKernel<4>"
     )
 
 

@@ -11,6 +11,7 @@ from labkit import lessons
 
 LESSON = lessons.resolve("01_launch_overhead")
 FUSION = lessons.resolve("02_kernel_fusion")
+GROUPED = lessons.resolve("03_grouped_matmul")
 WRONG = "    mask = at <= count\n"
 RIGHT = "    mask = at < count\n"
 LOOP = "    while True:\n        at += 0\n"
@@ -120,4 +121,40 @@ def test_a_reader_works_through_lesson_2(page: jupyter_lab.NotebookPage) -> None
     page.screenshot("fusion-panel", panel)
     for title in ("panels.timeline(before", "figures.waterfall(", 'value="peak_bytes"'):
         page.scroll_to(page.index_of(title))
+    assert page.errors == []
+
+
+@pytest.mark.skipif(
+    "CI" in os.environ, reason="Two more minutes in a browser; in CI lesson 1 is gone through."
+)
+def test_a_reader_works_through_lesson_3(page: jupyter_lab.NotebookPage) -> None:
+    page.open(GROUPED)
+    saved_answers = page.page.locator(".jp-Notebook").get_by_text("No guess was sealed")
+    assert not any(answer.is_visible() for answer in saved_answers.all()), "a saved answer is in sight"
+    page.run_all(seconds=300)
+    assert not page.page.locator(".jp-Notebook .jp-OutputArea-error").count(), "a cell failed"
+
+    neighbour = page.index_of('tasks.check("neighbour"')
+    assert "not attempted" in page.text(neighbour)
+    stored = page.sources()[neighbour].replace("total, row < R)", "total, (row < R) & (d < D)[None, :])")
+    page.set_source(neighbour, stored)
+    page.run_cell(neighbour)
+    assert "wrong" in page.text(neighbour) and page.output(neighbour).get_by_text("Hint 1").count() == 1
+    square = "(d < D)[:, None] & (d < D)[None, :]"
+    mended = stored.replace("x + at, row < R,", "x + at, (row < R) & (d < D)[None, :],")
+    mended = mended.replace("* D + d[None, :])\n", f"* D + d[None, :], {square}, other=0.0)\n")
+    page.set_source(neighbour, mended)
+    page.run_cell(neighbour)
+    assert "right" in page.text(neighbour)
+    page.screenshot("grouped-right", neighbour)
+
+    panel = recorded_panel(page)
+    page.button("Run", panel).click()
+    status = page.output(panel).get_by_role("status")
+    status.get_by_text(re.compile(r"\d+ of \d+")).wait_for()
+    page.button("Stop", panel).click()
+    status.get_by_text(re.compile("^(Stopped|Done)")).wait_for(timeout=5000)
+    page.screenshot("grouped-panel", panel)
+    for title in ("profiles.census(", '"grouped_matmul/ladder"', "chart = "):
+        page.screenshot(f"grouped-{len(title)}", page.index_of(title))
     assert page.errors == []
