@@ -7,6 +7,7 @@ each lesson a second time in a kernel of its own. Under pytest-xdist the workers
 
 import hashlib
 import itertools
+import json
 import os
 import pickle
 import shutil
@@ -24,6 +25,8 @@ from nbval.plugin import IPyNbFile
 
 SHARED = "LABKIT_TEST_LESSONS"
 """Names the folder of this session's executions; xdist's workers inherit it."""
+RECORD = "LABKIT_RECORD_TESTS"
+"""Set to 1 to keep what a run on a GPU found."""
 MADE = pytest.StashKey[Path]()
 
 
@@ -38,6 +41,22 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if made is not None:
         del os.environ[SHARED]
         shutil.rmtree(made)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """With LABKIT_RECORD_TESTS=1 and a GPU: what this run of the tests found is kept beside the tapes."""
+    if os.environ.get(RECORD) != "1":
+        return
+    from labkit import device, machine, places
+
+    if not device.has_gpu():
+        raise pytest.UsageError(f"{RECORD}=1 keeps a run on a GPU, and there is none here")
+    found = {
+        kind: len(terminalreporter.stats.get(kind, [])) for kind in ("passed", "failed", "error", "skipped")
+    }
+    kept = places.RECORDED / machine.identity().slug / "tests.json"
+    places.write_text(kept, json.dumps({**machine.stamp(), **found}, indent=1) + "\n")
+    terminalreporter.write_line(f"kept: {kept}")
 
 
 def execute_once(path: Path) -> Any:

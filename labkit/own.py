@@ -1,0 +1,54 @@
+"""What a lesson times in its own way: figures that are no clock's, on the tape like all others."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from labkit import device, machine, rows
+from labkit.profile_tapes import TAPE
+from labkit.rows import Row
+
+
+def times(suite: str, timers: Mapping[str, Callable[[], float]], dtype: str = "float32") -> pd.DataFrame:
+    """A table as a sweep's, a row for each function: it is called once, and returns microseconds.
+
+    Clock and cache stay empty, because it is the lesson's business how it times, and may be to show how not
+    to. Without a GPU nothing is called: the rows are those of a recorded device, and there may be none.
+    """
+    if not device.has_gpu():
+        return rows.table(rows.recorded(suite), [])
+    return rows.table([_noted(_row(suite, name, timer(), dtype)) for name, timer in timers.items()], [])
+
+
+def _row(suite: str, name: str, us: float, dtype: str) -> Row:
+    return Row(
+        suite=suite,
+        contender=name,
+        direction="forward",
+        dtype=dtype,
+        shape={},
+        clock="",
+        cache="",
+        median_us=us,
+        p20_us=None,
+        p80_us=None,
+        runs=1,
+        min_bytes=0,
+        flops=0,
+        copy_us=None,
+        relative_error=None,
+        peak_bytes=None,
+        **machine.stamp(),
+    )
+
+
+def _noted(row: Row) -> Row:
+    """On the tape, while one is recorded."""
+    tape = os.environ.get(TAPE)
+    if tape:
+        path = Path(tape)
+        rows.write(path, (kept for kept in rows.read(path) if kept.key != row.key))
+        rows.append(path, row)
+    return row

@@ -1,0 +1,46 @@
+"""What a lesson times itself: rows of the schema, on the tape while one is recorded."""
+
+import pytest
+
+from labkit import device, machine, own, rows
+from labkit.profile_tapes import TAPE
+
+STAMP = {"device": "a GPU", "driver": "1", "torch": "2", "triton": "3", "date": "2026-01-01T00:00:00+00:00"}
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    monkeypatch.setattr(device, "has_gpu", lambda: True)
+    monkeypatch.setattr(machine, "stamp", lambda: STAMP)
+
+
+def test_each_timer_is_called_once_and_makes_a_row(on_a_gpu, monkeypatch):
+    monkeypatch.delenv(TAPE, raising=False)
+    calls = []
+    found = own.times("museum/x", {"wrong": lambda: calls.append(1) or 3.0, "right": lambda: 40.0})
+    assert calls == [1]
+    assert found["contender"].tolist() == ["wrong", "right"] and found["median_us"].tolist() == [3.0, 40.0]
+    assert found["device"].tolist() == ["a GPU"] * 2 and found["kind"].tolist() == ["live"] * 2
+    assert set(found["clock"]) == set(found["cache"]) == {""}, "they are no clock's"
+
+
+def test_rows_are_on_the_tape_once(on_a_gpu, monkeypatch, tmp_path):
+    tape = tmp_path / "tape.jsonl"
+    monkeypatch.setenv(TAPE, str(tape))
+    own.times("museum/x", {"wrong": lambda: 3.0})
+    own.times("museum/x", {"wrong": lambda: 4.0, "right": lambda: 5.0})
+    assert [(row.contender, row.median_us) for row in rows.read(tape)] == [("wrong", 4.0), ("right", 5.0)]
+
+
+def test_a_timer_that_fails_is_the_lessons_failure(on_a_gpu, monkeypatch):
+    monkeypatch.delenv(TAPE, raising=False)
+    with pytest.raises(ZeroDivisionError):
+        own.times("museum/x", {"wrong": lambda: 1 / 0})
+
+
+def test_without_a_gpu_nothing_is_timed_and_the_tape_is_shown(monkeypatch):
+    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    asked = []
+    monkeypatch.setattr(rows, "recorded", lambda suite: asked.append(suite) or [])
+    found = own.times("museum/x", {"wrong": lambda: pytest.fail("timed without a GPU")})
+    assert asked == ["museum/x"] and found.empty and "median_us" in found
