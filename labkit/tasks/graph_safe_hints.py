@@ -130,7 +130,8 @@ SLIPS = (
     ),
     Slip(
         "outside-a-kernel",
-        r"Did you forget to add @triton\.jit",
+        # the second where a kernel was interpreted before
+        r"Did you forget to add @triton\.jit|has no attribute 'is_ptr'",
         (
             "Which function does this line stand in, the kernel or the one that launches it?",
             "tl.load works in kernels only. The launcher hands over the address.",
