@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from labkit import attempt, device, exercises, lessons
-from labkit.tasks import find
+from labkit.tasks import Task, find, slips
 
 INTERPRETED = pytest.mark.skipif(
     device.has_gpu(),
@@ -61,6 +61,16 @@ def cases(tables: dict[str, Table]) -> list[Any]:
 def reasons(table: Table) -> set[str]:
     """For what the answers of a table are refused."""
     return {reason for _, reason in table.values()}
+
+
+def assert_hints_of_its_own(
+    task: Task, hints: dict[str, tuple[str, ...]], shared: tuple[str, ...] = ()
+) -> None:
+    """Of an exercise's reasons and errors: two hints or more for each, and none twice but the shared ones."""
+    of_errors = [slip.hints for slip in (*task.slips, *slips.ANYWHERE)]
+    told = [hint for each in (*hints.values(), *of_errors) for hint in each if hint not in shared]
+    assert len(told) == len(set(told))
+    assert all(len(each) >= 2 for each in (*hints.values(), *of_errors))
 
 
 def code_lines(source: str) -> list[str]:

@@ -11,7 +11,7 @@ import difflib
 import re
 
 import pytest
-from judging import INTERPRETED, Answers, cases, code_lines, reasons
+from judging import INTERPRETED, Answers, assert_hints_of_its_own, cases, code_lines, reasons
 
 from labkit import exercises
 from labkit.tasks import group_bias_hints, group_floor, group_floor_hints, neighbour_hints, slips
@@ -374,10 +374,7 @@ def test_an_answer_that_raises_gets_hints_of_its_own(judged, name, source, reaso
 def test_every_reason_has_a_wrong_answer_and_hints_of_its_own(name):
     assert reasons(WRONG_TABLES[name]) == set(HINTS[name])
     assert {slip.reason for slip in TASKS[name].slips} <= reasons(ERROR_TABLES[name])
-    of_errors = [slip.hints for slip in (*TASKS[name].slips, *slips.ANYWHERE)]
-    hints = [hint for each in (*HINTS[name].values(), *of_errors) for hint in each]
-    assert len(hints) == len(set(hints))
-    assert all(len(each) >= 2 for each in (*HINTS[name].values(), *of_errors))
+    assert_hints_of_its_own(TASKS[name], HINTS[name])
 
 
 @INTERPRETED

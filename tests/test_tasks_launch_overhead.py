@@ -11,7 +11,7 @@ import difflib
 import re
 
 import pytest
-from judging import INTERPRETED, Answers, cases, code_lines, reasons
+from judging import INTERPRETED, Answers, assert_hints_of_its_own, cases, code_lines, reasons
 
 from labkit import exercises
 from labkit.tasks import benchmark, find, fuse_hints, mask, slips
@@ -415,10 +415,7 @@ def test_every_reason_has_a_wrong_answer_and_hints_of_its_own(name):
     assert reasons(WRONG_TABLES[name]) == set(HINTS[name])
     own = {slip.reason for slip in TASKS[name].slips}
     assert own - reasons(ERROR_TABLES[name]) <= {slip.reason for slip in slips.IN_KERNELS}
-    of_errors = [slip.hints for slip in (*TASKS[name].slips, *slips.ANYWHERE)]
-    hints = [hint for each in (*HINTS[name].values(), *of_errors) for hint in each if hint != "{what}"]
-    assert len(hints) == len(set(hints))
-    assert all(len(each) >= 2 for each in (*HINTS[name].values(), *of_errors))
+    assert_hints_of_its_own(TASKS[name], HINTS[name], shared=("{what}",))
 
 
 def test_every_reason_that_exercises_share_is_in_a_table():
