@@ -1550,6 +1550,18 @@ def test_large_inputs_are_right_and_the_same_from_run_to_run(lesson, dtype, widt
 
 
 @GPU
+@pytest.mark.parametrize("width", [16, 64, 100, 256, 512])
+def test_float32_is_at_most_twice_as_far_off_as_cublas(lesson, width):
+    x, weight, bias = drawn(grouped(16, width), 2048)
+    exact = plain(x.double(), weight.double(), bias.double())
+    with device.full_float32():
+        batched = torch.bmm(x.view(-1, 16, width).transpose(0, 1), weight) + bias[:, None]
+        ours = lesson.grouped_linear(x, weight, bias)
+    theirs = batched.transpose(0, 1).flatten(1)
+    assert checks.relative_error(ours, exact) <= 2 * checks.relative_error(theirs, exact)
+
+
+@GPU
 @pytest.mark.parametrize(("d_in", "d_out"), [(50, 64), (50, 50), (100, 100), (20, 20), (16, 16)])
 def test_nan_stays_in_its_group_where_all_of_the_gpu_is_at_work(lesson, d_in, d_out):
     for _ in range(3):
