@@ -1,6 +1,7 @@
 """What a measurement asks of torch.compile."""
 
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,9 +28,13 @@ def repeatable(direction: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without max-autotune's log of every candidate, and of those that ask for too much shared memory."""
+    """Without max-autotune's log of every candidate, and of those that ask for too much shared memory.
+
+    And without the advice to allow TF32, from here on: that it is off is the course's rule for float32.
+    """
     from torch._inductor import config  # not before it is needed: importing it takes a second
 
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
     log = logging.getLogger("torch._inductor.select_algorithm")
     log.addFilter(_is_no_candidate)
     try:

@@ -1,5 +1,6 @@
-"""The memory high-water mark of a call on the GPU."""
+"""The memory that a call needs on the GPU, and that which it keeps."""
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -37,3 +38,23 @@ def peak_bytes(call: Callable[[], Any]) -> int:
     with Meter() as meter:
         call()
     return meter.bytes
+
+
+def kept_bytes(make: Callable[[], Any]) -> int:
+    """Bytes that PyTorch's allocator keeps reserved for ``make()``'s result alone, while it lives.
+
+    Whole segments of the allocator, so 2 MiB count for a tensor of one number; a graph's pool counts with all
+    that its kernels write.
+    """
+    before = _reserved()
+    made = make()
+    after = _reserved()
+    del made
+    return after - before
+
+
+def _reserved() -> int:
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()

@@ -1,8 +1,9 @@
-"""What a lesson times in its own way: figures that are no clock's, on the tape like all others."""
+"""What a lesson measures in its own way: figures that are no clock's, on the tape like all others."""
 
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -17,12 +18,25 @@ def times(suite: str, timers: Mapping[str, Callable[[], float]], dtype: str = "f
     Clock and cache stay empty, because it is the lesson's business how it times, and may be to show how not
     to. Without a GPU nothing is called: the rows are those of a recorded device, and there may be none.
     """
+    return _measured(suite, timers, "median_us", dtype)
+
+
+def sizes(suite: str, meters: Mapping[str, Callable[[], int]], dtype: str = "float32") -> pd.DataFrame:
+    """The same for memory: each function returns bytes, and they are the row's ``peak_bytes``."""
+    return _measured(suite, meters, "peak_bytes", dtype)
+
+
+def _measured(
+    suite: str, measures: Mapping[str, Callable[[], float]], column: str, dtype: str
+) -> pd.DataFrame:
     if not device.has_gpu():
         return rows.table(rows.recorded(suite), [])
-    return rows.table([_noted(_row(suite, name, timer(), dtype)) for name, timer in timers.items()], [])
+    found = [_noted(_row(suite, name, dtype, {column: measure()})) for name, measure in measures.items()]
+    return rows.table(found, [])
 
 
-def _row(suite: str, name: str, us: float, dtype: str) -> Row:
+def _row(suite: str, name: str, dtype: str, measured: dict[str, Any]) -> Row:
+    figures: Any = {"median_us": None, "peak_bytes": None} | measured
     return Row(
         suite=suite,
         contender=name,
@@ -31,7 +45,6 @@ def _row(suite: str, name: str, us: float, dtype: str) -> Row:
         shape={},
         clock="",
         cache="",
-        median_us=us,
         p20_us=None,
         p80_us=None,
         runs=1,
@@ -39,8 +52,7 @@ def _row(suite: str, name: str, us: float, dtype: str) -> Row:
         flops=0,
         copy_us=None,
         relative_error=None,
-        peak_bytes=None,
-        **machine.stamp(),
+        **(figures | machine.stamp()),
     )
 
 

@@ -26,7 +26,8 @@ def depth_of(shape: Shape) -> int:
 def block(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
     """gelu(rms_norm(x weightᵀ + bias) gain), GELU in its tanh form: x (..., in), weight (out, in)."""
     z = functional.linear(x, weight, bias)
-    return functional.gelu(functional.rms_norm(z, gain.shape, gain, EPS), approximate="tanh")
+    # of one dtype, also under autocast: PyTorch's fused norm takes nothing else
+    return functional.gelu(functional.rms_norm(z, gain.shape, gain.to(z.dtype), EPS), approximate="tanh")
 
 
 def stack(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
@@ -38,8 +39,9 @@ def stack(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
 
 def _inputs(shape: Shape) -> tuple[Tensor, ...]:
     width, depth = shape["width"], depth_of(shape)
-    gain = 1 + draw(depth, width, scale=0.1)
-    return draw(shape["batch"], width), draw(depth, width, width, scale=width**-0.5), draw(depth, width), gain
+    # A bias as large as the product would make all rows alike within a few blocks: no check could tell x.
+    bias, gain = draw(depth, width, scale=0.3), 1 + draw(depth, width, scale=0.1)
+    return draw(shape["batch"], width), draw(depth, width, width, scale=width**-0.5), bias, gain
 
 
 def _bytes(shape: Shape, itemsize: int, direction: str) -> int:

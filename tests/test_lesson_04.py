@@ -8,19 +8,20 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
 
 import time
+from types import SimpleNamespace
 
 import launches as launches_of
 import pytest
 from torch import nn
 from torch.nn import functional
 
-from labkit import checks, codegen, counts, device, lessons
+from labkit import checks, codegen, counts, device, lessons, memory
 from labkit.stack_works import EPS, block, stack
 
 NAME = "04_cuda_graphs"
 GPU = pytest.mark.skipif(not device.has_gpu(), reason="CUDA graphs exist on a GPU only")
 INTERPRETED = pytest.mark.skipif(
-    device.has_gpu(), reason="what is compiled for other GPUs is compiled anywhere"
+    device.has_gpu(), reason="launches are counted, and kernels compiled for other GPUs, where there is none"
 )
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
 ROOM = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
@@ -37,7 +38,7 @@ def drawn(rows, width, depth=3, dtype=fp32):
     tensors = (
         torch.randn(rows, width),
         torch.randn(depth, width, width) * width**-0.5,
-        torch.randn(depth, width),
+        0.3 * torch.randn(depth, width),
         1 + 0.1 * torch.randn(depth, width),
     )
     return [t.to(device.name(), dtype) for t in tensors]
@@ -52,7 +53,7 @@ def close(got, want, dtype):
 
 
 @pytest.mark.parametrize("dtype", [fp32, bf16, fp16], ids=str)
-@pytest.mark.parametrize(("rows", "width"), [(33, 64), (16, 128), (5, 20), (1, 1), (40, 96)])
+@pytest.mark.parametrize(("rows", "width"), [(33, 64), (16, 128), (5, 20), (1, 1), (40, 96), (0, 8)])
 @pytest.mark.parametrize("at_once", [1, 2, 99])
 def test_the_stack_is_right(lesson, dtype, rows, width, at_once):
     tensors = drawn(rows, width, dtype=dtype)
@@ -66,6 +67,29 @@ def test_the_stack_takes_any_strides(lesson):
     close(lesson.blocks(99)(turned[0], turned[1], *weights[1:]), want, fp32)
 
 
+@pytest.mark.parametrize("rows", [16, 32, 64])
+def test_any_number_of_rows_a_program_is_right(lesson, monkeypatch, rows):
+    monkeypatch.setattr(lesson, "rows_for", lambda _: rows)
+    tensors = drawn(70, 32, dtype=bf16)
+    close(lesson.blocks(99)(*tensors), stack(*(t.double() for t in tensors)), bf16)
+
+
+def test_programs_take_more_rows_where_there_are_more_than_places(lesson, monkeypatch):
+    monkeypatch.setattr(lesson.machine, "identity", lambda: SimpleNamespace(multiprocessors=100))
+    lesson.rows_for.cache_clear()
+    assert [lesson.rows_for(rows) for rows in (1, 1600, 1601, 3200, 3201, 10**6)] == [16, 16, 32, 32, 64, 64]
+    lesson.rows_for.cache_clear()
+
+
+@pytest.mark.parametrize("wrong", ["x", "weight", "bias", "gain"])
+def test_a_wrong_stack_names_the_argument(lesson, wrong):
+    tensors = dict(zip(("x", "weight", "bias", "gain"), drawn(4, 16), strict=True))
+    tensors[wrong] = tensors[wrong][..., None] if wrong == "x" else tensors[wrong][:, :-1]
+    with pytest.raises(ValueError, match=f"^{wrong}:"):
+        lesson.blocks(99)(**tensors)
+
+
+@INTERPRETED
 def test_one_launch_or_one_a_block(lesson):
     tensors = drawn(20, 16, depth=5)
     for at_once, launches in ((99, 1), (1, 5), (2, 3)):
@@ -155,11 +179,33 @@ def test_a_graphed_step_gives_what_the_call_gives_for_new_inputs_and_shapes(less
 
 
 @GPU
-def test_a_graphed_step_keeps_few_graphs(lesson):
-    step = lesson.GraphedStep(lambda x: x * 2, most=2)
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_graphed_step_keeps_few_graphs(lesson, most):
+    step = lesson.GraphedStep(lambda x: x * 2, most=most)
     for rows in (1, 2, 3, 1, 2, 3):
         new = torch.randn(rows, 4, device="cuda")
-        assert torch.equal(step(new), new * 2) and len(step.graphs) <= 2
+        assert torch.equal(step(new), new * 2) and len(step.graphs) <= most
+
+
+@GPU
+def test_results_of_several_shapes_are_kept_apart_though_the_pool_is_one(lesson):
+    step = lesson.GraphedStep(lambda x: torch.sin(x) * 2)
+    inputs = [torch.randn(rows, 1000, device="cuda") for rows in (64, 32, 48)]
+    for x in inputs:
+        step(x)
+    results = [step(x) for x in inputs]
+    assert all(torch.equal(y, torch.sin(x) * 2) for x, y in zip(inputs, results, strict=True))
+
+
+@GPU
+def test_autocast_of_another_dtype_is_another_graph(lesson):
+    layer, x = nn.Linear(8, 8).cuda(), torch.randn(4, 8, device="cuda")
+    step = lesson.GraphedStep(layer)
+    for dtype in (bf16, fp16):
+        with torch.no_grad(), torch.autocast("cuda", dtype):
+            assert step(x).dtype is dtype
+    with torch.no_grad():
+        assert step(x).dtype is fp32
 
 
 @GPU
@@ -226,6 +272,23 @@ def test_weights_changed_after_the_capture_count_under_autocast(lesson):
         before = step(x).clone()
         layer.weight.mul_(-1), layer.bias.mul_(-1)
         assert torch.equal(step(x), -before)
+
+
+@GPU
+def test_a_shared_pool_keeps_less_than_a_pool_each(lesson):
+    weights = [t.clone() for t in drawn(1, 512, depth=4)[1:]]
+    shapes = [torch.randn(rows, 512, device="cuda") for rows in (4096, 3072, 2048)]
+
+    def kept(steps):
+        return memory.kept_bytes(
+            lambda: [step for step, x in zip(steps, shapes, strict=True) if step(x) is not None]
+        )
+
+    def made():
+        return lesson.GraphedStep(lambda x: stack(x, *weights))
+
+    with torch.no_grad():
+        assert kept([made()] * 3) < kept([made() for _ in shapes])
 
 
 @GPU

@@ -44,3 +44,11 @@ def test_without_a_gpu_nothing_is_timed_and_the_tape_is_shown(monkeypatch):
     monkeypatch.setattr(rows, "recorded", lambda suite: asked.append(suite) or [])
     found = own.times("museum/x", {"wrong": lambda: pytest.fail("timed without a GPU")})
     assert asked == ["museum/x"] and found.empty and "median_us" in found
+
+
+def test_sizes_are_bytes(on_a_gpu, monkeypatch, tmp_path):
+    monkeypatch.setenv(TAPE, str(tmp_path / "tape.jsonl"))
+    found = own.sizes("museum/y", {"pool": lambda: 4 * 2**20})
+    assert found["peak_bytes"].tolist() == [4 * 2**20] and found["median_us"].isna().all()
+    (row,) = rows.read(tmp_path / "tape.jsonl")
+    assert row.peak_bytes == 4 * 2**20 and row.median_us is None
