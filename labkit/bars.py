@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from labkit.drawing import (
     GRID,
@@ -155,7 +155,7 @@ class _Bars:
         page = replace(page, above=LINE * SMALL_SIZE * max((row + 1 for _, row in places), default=0) + 6)
         figure, (ax,) = page.draw()
         ax.set(xlim=(0, reach), ylim=(-page.panel_height, 0), yticks=[])
-        ax.xaxis.set_major_locator(MaxNLocator(6))
+        ax.xaxis.set_major_locator(FixedLocator(self._ticks(reach, page.panel_width)))
         ax.xaxis.set_major_formatter(lambda at, _: self.text(at) if at else "0")
         ax.grid(axis="x", color=GRID, linewidth=0.7)
         left, bottom, right, top = bounds(ax)
@@ -193,6 +193,14 @@ class _Bars:
             for _, row in rows.iterrows()
         ]
         return max([*needs, *(1.05 * at for at in lines.values())], default=1.0)
+
+    def _ticks(self, reach: float, width: float) -> list[float]:
+        """Round values whose text does not end beyond the page."""
+
+        def fits(at: float) -> bool:
+            return at / reach * width + text_width(self.text(at), SMALL_SIZE) / 2 <= width + MARGIN / 2
+
+        return [at for at in MaxNLocator(6).tick_values(0, reach) if 0 <= at <= reach and fits(at)]
 
     def _tick_keys(self) -> list[Key]:
         sample = {"color": INK, "linestyle": "none", "marker": "|", "markersize": 11, "markeredgewidth": 1.8}

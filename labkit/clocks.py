@@ -14,6 +14,7 @@ import math
 import random
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
@@ -144,10 +145,15 @@ class Cuda:
         # Captures share one pool: their outputs are never read again, and one pool holds the largest only.
         try:
             # thread_local: what another cell does meanwhile, in the main thread, does not end the capture.
-            with torch.cuda.graph(
-                graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
+            with (
+                _told_if_empty() as empty,
+                torch.cuda.graph(
+                    graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
+                ),
             ):
                 run()
+            if empty:
+                raise RuntimeError("nothing was captured: the call does no work on the current stream")
         except BaseException:
             # PyTorch leaves a failed capture's stream current and its pool recording: use neither again.
             torch.cuda.set_stream(outer)
@@ -160,6 +166,21 @@ class Cuda:
         """Warm-ups run where the capture will: autograd launches a backward pass on its forward's stream."""
         self.stream.wait_stream(torch.cuda.current_stream())
         return torch.cuda.stream(self.stream)
+
+
+@contextmanager
+def _told_if_empty() -> Iterator[list[str]]:
+    """PyTorch's warning that a graph is empty, in a list; it gives it for a capture that failed, too."""
+    empty: list[str] = []
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        try:
+            yield empty
+        finally:
+            others = [one for one in given if "The CUDA Graph is empty" not in str(one.message)]
+            empty += [str(one.message) for one in given if one not in others]
+    for one in others:
+        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
 
 def measure(

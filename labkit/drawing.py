@@ -75,6 +75,11 @@ HOUSE_SLOTS = {
     "grouped_mm": 1,
     "eager": 2,
     "CUDA graph": 7,
+    "GraphedStep": 7,
+    "make_graphed_callables": 6,
+    "bare replay": 9,
+    "Triton, a launch a block": 5,
+    "labkit, one launch": 0,
 }
 """Slots of the contenders that the lessons know; two that share a slot do not meet in one figure."""
 
@@ -160,7 +165,7 @@ def _font(size: float, bold: bool = False, italic: bool = False) -> FontProperti
 
 
 def wrap(text: str, width: float, size: float, bold: bool = False) -> list[str]:
-    """Lines no wider than ``width``; a word that is too long (an address) is cut."""
+    """Lines no wider than ``width``; one that is too long is cut, after a "_" if it can be."""
     lines: list[str] = []
     for word in text.split():
         if lines and text_width(f"{lines[-1]} {word}", size, bold) <= width:
@@ -168,6 +173,7 @@ def wrap(text: str, width: float, size: float, bold: bool = False) -> list[str]:
             continue
         while text_width(word, size, bold) > width and len(word) > 1:
             fits = max(n for n in range(1, len(word)) if n == 1 or text_width(word[:n], size, bold) <= width)
+            fits = word.rfind("_", 1, fits) + 1 or fits
             lines.append(word[:fits])
             word = word[fits:]
         lines.append(word)

@@ -1,4 +1,4 @@
-"""The memory that a call needs on the GPU, and that which it keeps."""
+"""The memory that a call needs on the GPU, and that in the pools of graphs."""
 
 import gc
 from collections.abc import Callable
@@ -40,21 +40,22 @@ def peak_bytes(call: Callable[[], Any]) -> int:
     return meter.bytes
 
 
-def kept_bytes(make: Callable[[], Any]) -> int:
-    """Bytes that PyTorch's allocator keeps reserved for ``make()``'s result alone, while it lives.
+def pool_bytes(make: Callable[[], Any]) -> int:
+    """Bytes in the memory pools of CUDA graphs that are there because of what ``make()`` returns.
 
-    Whole segments of the allocator, so 2 MiB count for a tensor of one number; a graph's pool counts with all
-    that its kernels write.
+    Whole segments of the allocator, so 2 MiB count for a tensor of one number. Static inputs that were made
+    outside the capture are no part of it, nor are the workspaces that a library keeps for a stream.
     """
-    before = _reserved()
+    before = _in_pools()
     made = make()
-    after = _reserved()
+    after = _in_pools()
     del made
     return after - before
 
 
-def _reserved() -> int:
+def _in_pools() -> int:
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    return torch.cuda.memory_reserved()
+    segments = torch.cuda.memory_snapshot()
+    return sum(one["total_size"] for one in segments if tuple(one["segment_pool_id"]) != (0, 0))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 import weakref
 
 import pytest
@@ -566,6 +567,22 @@ def test_a_call_that_cannot_be_captured_leaves_the_others_their_graphs():
     assert (timings["bad"].clock, timings["good"].clock) == ("events", "graph")
     assert "a graph cannot hold it" in timings["bad"].note
     assert torch.cuda.current_stream() == before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="how a capture fails is seen on a GPU only")
+def test_a_call_that_does_nothing_on_the_gpu_has_no_time_in_a_graph():
+    timing = clocks.measure({"idle": Job(lambda t: t, (torch.ones(1, device="cuda"),))}, cache="warm")["idle"]
+    assert timing.clock == "events" and "nothing was captured" in timing.note
+
+
+def test_that_a_graph_is_empty_is_told_and_other_warnings_are_given():
+    with pytest.warns(UserWarning, match="mind the gap") as given, clocks._told_if_empty() as empty:
+        warnings.warn("The CUDA Graph is empty. This usually means ...", stacklevel=1)
+        warnings.warn("mind the gap", stacklevel=1)
+    assert len(given) == 1 and len(empty) == 1
+    with clocks._told_if_empty() as empty:
+        pass
+    assert empty == []
 
 
 def test_tf32_is_off_while_it_measures_and_as_it_was_afterwards(gpu):

@@ -764,6 +764,20 @@ def test_spread_keeps_order_distance_and_bounds() -> None:
     assert centres == pytest.approx([85, 45.05, 55.05, 95])
 
 
+@pytest.mark.parametrize("most", [486.0, 500.0, 540.0, 560.0, 571.0])
+def test_the_ticks_of_bars_end_on_the_page(most: float) -> None:
+    figure = figures.bars(rows.table([row("eager", 256, most)]), title="t").figure
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    ticks = figure.axes[0].get_xticklabels()
+    edge = figure.bbox.width
+    assert len(ticks) >= 4 and all(t.get_window_extent(canvas.get_renderer()).x1 <= edge for t in ticks)
+
+
+def test_wrap_cuts_a_long_name_after_an_underscore() -> None:
+    assert drawing.wrap("make_graphed_callables", 120, 10) == ["make_graphed_", "callables"]
+
+
 def test_wrap_cuts_what_has_no_spaces() -> None:
     lines_ = drawing.wrap("see https://example.org/" + "long" * 30, 100, 10)
     assert all(drawing.text_width(line, 10) <= 100 for line in lines_)

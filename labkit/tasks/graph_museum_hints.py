@@ -38,14 +38,14 @@ HINTS = {
         "What was timed besides the work, and which part of the work wasn't?",
     ),
     "exhibit-1": (
-        "Every batch gets the first one's answer. What did the graph read at each replay?",
-        "The same numbers each time. It remembers an address: what lies there, and where is the new batch?",
+        "Two batches went in, one after the other. Whose answer came out?",
+        "The first one's. The graph remembers an address: what lies there, and where is the second batch?",
         "The name of the input refers to a new tensor, which the graph has never heard of.",
     ),
     "exhibit-1-e": (
-        "Are these results right at first, and do they change later?",
-        "They are wrong when they come, all but the first: the graph did the same work again.",
-        "Look at the input, not at the output: by which line does the new batch get to the graph?",
+        "Was this result right at first, and did it change later?",
+        "It was wrong when it came: the graph did the same work again.",
+        "Look at the input, not at the output: by which line does the second batch get to the graph?",
     ),
     "exhibit-2": (
         "The result was right when it came. Who wrote to its memory afterwards?",
@@ -58,35 +58,35 @@ HINTS = {
         "Look at the output, not at the input: how many tensors are there in the list?",
     ),
     "exhibit-3": (
-        "Change the order of the two kernels. Which one is slow then?",
-        "Again the one that comes first. What happens at a first call only?",
-        "Its time holds what is done once, before the kernel can run at all.",
+        "Call the compiled stack a second time. How long does it take then?",
+        "No longer than the eager one. What happens at a first call only?",
+        "Its time holds what is done once, before anything can run at all.",
     ),
     "exhibit-3-a": (
         "With a clock that stops too early, does a time come out too long or too short?",
-        "Too short. This one is a thousand times too long: what else was timed?",
+        "Too short. This one is a hundred times too long: what else was timed?",
         "What happens at a first call, and never again?",
     ),
     "exhibit-3-f": (
-        "Does Python waiting in the loop cost one of the kernels more than the other?",
-        "Both would have it. Only the kernel that comes first is slow: what happens at a first call?",
+        "The eager stack is timed by the same loop. Does anything wait in it, before its end?",
+        "Nothing does. The two differ in one thing only: what happens at a first call?",
     ),
     "exhibit-4": (
-        "A product of two 4096 x 4096 matrices has 1.4e11 operations. How many a second would this be?",
-        "More than ten times what the largest GPU can do. What takes ten microseconds, if not the product?",
+        "A product of two 8192 x 8192 matrices has 1.1e12 operations. How many a second would this be?",
+        "Many times what the largest GPU can do. What takes so short a time, if not the product?",
         "A launch does: Python goes on at once. Who waits for the result before the clock is read?",
     ),
     "exhibit-4-d": (
-        "Does a faster memory help a product of 4096 x 4096 matrices? By what is it limited?",
+        "Does a faster memory help a product of 8192 x 8192 matrices? By what is it limited?",
         "By arithmetic: a cache makes no product faster than the peak, and this one is.",
-        "What takes about ten microseconds, whatever the size of the matrices?",
+        "What takes some microseconds, whatever the size of the matrices?",
     ),
     "exhibit-4-b": (
         "Does compiling in the timed region make a time too long or too short?",
         "Too long. This one is too short for any GPU: which part of the work was not timed?",
     ),
     "exhibit-5": (
-        "The card's memory gives five TB a second. Did these bytes come from there?",
+        "The figure marks what a large copy reaches. Did these bytes come from memory?",
         "How large is the tensor, and how often was it read? What keeps the bytes that were just used?",
         "A tensor of a few MB stays on the chip from one call to the next.",
     ),
@@ -97,7 +97,7 @@ HINTS = {
     ),
     "exhibit-5-g": (
         "Two kernels at the same time share one memory. Can they be faster than it is?",
-        "No: five TB a second is for all of them. So the bytes came from somewhere else.",
+        "No: what the memory can give is for all of them. So the bytes came from somewhere else.",
     ),
 }
 """``exhibit-3-a``: for exhibit 3 with the letter a; ``exhibit-3``: with one that has no hints elsewhere."""

@@ -71,9 +71,9 @@ def scaled(x: Tensor, factor: Tensor) -> Tensor:
 
 
 # %% [museum]
-# 1, every batch got the first one's answer: the input was replaced, and the graph reads the old tensor (c).
+# 1, the second batch got the first one's answer: a new tensor took the input's name (c).
 # 2, a result changed in its list: the next replay wrote into it (e).
-# 3, the first kernel was a thousand times slower: its time holds the compiling (b).
-# 4, a product in ten microseconds: that is the launch, the clock did not wait for the GPU (a).
+# 3, compiled a hundred times slower than eager: the time holds the compiling (b).
+# 4, a large product in some microseconds: that is the launch, the clock did not wait for the GPU (a).
 # 5, more bytes a second than memory has: they came from the cache (d).
 diagnosis = {1: "c", 2: "e", 3: "b", 4: "a", 5: "d"}
