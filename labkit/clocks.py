@@ -12,6 +12,7 @@ and 80th percentile.
 
 import math
 import random
+import re
 import threading
 import time
 import warnings
@@ -445,9 +446,17 @@ def _stored(value: torch.Tensor) -> torch.Tensor:
     return stored
 
 
+NO_GPU = re.compile(
+    "not compiled with CUDA|no NVIDIA driver|No CUDA GPUs|dummy base class|requires CUDA", re.IGNORECASE
+)
+"""What PyTorch says where there is no GPU, in builds with CUDA and without."""
+
+
 def describe(error: BaseException) -> str:
     """An error in one line, for the note of a gap."""
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return "out of memory"
     first = (str(error).strip().splitlines() or ["no message"])[0]
+    if not device.has_gpu() and NO_GPU.search(first):
+        return "needs a GPU"
     return f"{type(error).__name__}: {first}"[:200]

@@ -430,6 +430,15 @@ def test_a_gap_says_so_also_without_words(gpu):
     assert len(clocks.describe(RuntimeError("x" * 5000))) <= 200
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it is about what PyTorch says without a GPU")
+@pytest.mark.parametrize("act", [torch.cuda.current_device, torch.ones(1).cuda])
+def test_a_call_that_needs_a_gpu_says_so_in_three_words(act):
+    with pytest.raises((RuntimeError, AssertionError)) as caught:
+        act()
+    assert clocks.describe(caught.value) == "needs a GPU"
+    assert clocks.describe(RuntimeError("of another kind")) == "RuntimeError: of another kind"
+
+
 def test_an_interruption_from_the_keyboard_ends_everything(gpu):
     def interrupted():
         raise KeyboardInterrupt
