@@ -1,6 +1,7 @@
 """Lesson 4: the stack in one kernel and in many, norm and GELU with gradients, steps in graphs."""
 
 import os
+import re
 
 import torch
 
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 
 import launches as launches_of
 import pytest
+import triton
 from torch import nn
 from torch.nn import functional
 
@@ -92,10 +94,25 @@ def test_a_wrong_stack_names_the_argument(lesson, wrong):
 
 
 @INTERPRETED
+@pytest.mark.parametrize(("rows", "width"), [(16, 16), (5, 20), (33, 33)])
+def test_every_row_is_read_and_written_once_and_none_beyond_the_last(lesson, rows, width):
+    """A load without the mask of its rows gives the right result: no row is used for another."""
+    fences = checks.Fences()
+    tensors = [fences.place(tensor, "contiguous") for tensor in drawn(rows, width, depth=2)]
+    (launch,) = counts.count(lambda: lesson.blocks(99)(*tensors)).launches
+    programs = -(-rows // lesson.rows_for(rows, max(16, triton.next_power_of_2(width)), 4))
+    assert launch.bytes_written == 4 * rows * width
+    assert launch.bytes_read == 4 * (rows * width + programs * 2 * width * (width + 2))
+
+
+@INTERPRETED
 def test_one_launch_or_one_a_block(lesson):
     tensors = drawn(20, 16, depth=5)
     for at_once, launches in ((99, 1), (1, 5), (2, 3)):
         assert len(counts.count(lambda n=at_once: lesson.blocks(n)(*tensors)).launches) == launches
+    nothing = drawn(0, 16)
+    made = [launch.name for launch in counts.count(lambda: lesson.blocks(99)(*nothing)).launches]
+    assert "stack_kernel" not in made, "a GPU refuses an empty grid"
 
 
 # --- norm and GELU ------------------------------------------------------------------------------------
@@ -113,6 +130,15 @@ def test_norm_gelu_is_right_and_so_are_its_gradients(lesson):
     assert checks.check(
         lesson.norm_gelu, plain, inputs, shapes=((33, 64), (2, 3, 20), (1, 7), (0, 8), (70, 256))
     )
+
+
+def test_the_gradient_of_the_gain_sums_over_however_many_programs(lesson):
+    """More of them than the second kernel takes at a time."""
+    z, gain = (t.to(device.name()).requires_grad_() for t in inputs((140, 512)))
+    exact = [t.detach().double().requires_grad_() for t in (z, gain)]
+    y, want = lesson.norm_gelu(z, gain), plain(*exact)
+    (got,) = torch.autograd.grad(y, gain, 2 * y.detach())
+    close(got, torch.autograd.grad(want, exact[1], 2 * want.detach())[0], fp32)
 
 
 def test_the_gradients_agree_to_the_last_bit_from_run_to_run(lesson):
@@ -167,6 +193,8 @@ def test_every_kernel_compiles_for_every_target_and_fits(lesson, monkeypatch, ta
     for launch, compiled in zip(made, codegen.compile_many(requests), strict=True):
         assert compiled.shared_bytes <= ROOM[target] * 1024, (launch.title, launch.W, compiled.shared_bytes)
         assert compiled.spills == 0, (launch.title, launch.W)
+        beyond_32_bits = re.search(r"arith\.muli .*: (tensor<\w+x)?i64", compiled.ttir)
+        assert beyond_32_bits or launch.title == "sum_kernel", launch.title
 
 
 # --- steps in graphs ----------------------------------------------------------------------------------
