@@ -1,6 +1,9 @@
 """Fixtures that several test files ask for by name."""
 
 import pytest
+import torch
+
+pytest.register_assert_rewrite("judging", "grouped")
 
 
 @pytest.fixture(scope="module")
@@ -9,3 +12,26 @@ def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LABKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def judged(request, tmp_path, cache):
+    """The finding for a cell of one of the exercises that the test file has in ANSWERS."""
+    return lambda name, source: request.module.ANSWERS.finding(name, source, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """For small tensors: beside other processes PyTorch's threads only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def fresh_compiler():
+    """torch.compile knows nothing of earlier calls, and later ones nothing of these."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()

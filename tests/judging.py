@@ -1,6 +1,7 @@
 """What the tests of every lesson's exercises share: the cells, answers made from them, and their findings."""
 
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ INTERPRETED = pytest.mark.skipif(
 )
 Table = dict[str, tuple[str, str]]
 """What is wrong with an answer: its cell and the reason that it is refused for."""
+Judged = Callable[[str, str], dict[str, Any]]
+"""The finding for an exercise's cell: the fixture ``judged``."""
 
 
 class Answers:
@@ -47,6 +50,40 @@ class Answers:
         file = folder / "cell.py"
         file.write_text(source)
         return attempt.judge(vars(lessons.load(self.lesson)), name, self.tasks[name], file)
+
+
+class ExerciseTests:
+    """What holds of every lesson's exercises; a test file's subclass says which, with which other answers."""
+
+    answers: Answers
+    others: Mapping[str, tuple[str, str]]
+    """Exercise and cell of answers that are right and unlike the solution, by what they do."""
+    least_passed: int
+    """How many checks a right answer passes at least."""
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "exercise" in metafunc.fixturenames:
+            metafunc.parametrize("exercise", self.answers.tasks)
+        if "other" in metafunc.fixturenames:
+            metafunc.parametrize("other", self.others.values(), ids=list(self.others))
+
+    @INTERPRETED
+    def test_the_solution_is_right(self, judged: Judged, exercise: str) -> None:
+        finding = judged(exercise, self.answers.solved(exercise))
+        assert finding["status"] == "right", finding
+        assert finding["passed"] >= self.least_passed
+
+    @INTERPRETED
+    def test_another_right_answer_is_right(self, judged: Judged, other: tuple[str, str]) -> None:
+        finding = judged(*other)
+        assert finding["status"] == "right", finding
+
+    @INTERPRETED
+    def test_the_scaffold_is_not_right_yet(self, judged: Judged, exercise: str) -> None:
+        assert judged(exercise, self.answers.scaffold(exercise))["status"] == "wrong"
+
+    def test_the_lesson_gives_the_scaffold(self, exercise: str) -> None:
+        assert exercises.digest(self.answers.scaffold(exercise)) == self.answers.tasks[exercise].scaffold
 
 
 def cases(tables: dict[str, Table]) -> list[Any]:

@@ -529,13 +529,6 @@ def test_a_second_derivative_is_refused(operator):
 # --- inside torch.compile -----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def fresh_compiler():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
 def compiled(call, **options):
     return torch.compile(call, fullgraph=True, backend="aot_eager", **options)
 

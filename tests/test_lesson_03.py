@@ -1,4 +1,4 @@
-"""Lesson 3: grouped Linears of every width and layout, their gradients, the module, the compiled code."""
+"""Lesson 3: grouped Linears of every width and layout, their gradients, what they read and write."""
 
 import os
 
@@ -7,26 +7,33 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
 
-import copy
 import dataclasses
-import heapq
 import itertools
 import math
-import re
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import launches as launches_of
 import pytest
-from torch import nn
+from grouped import (
+    KERNELS,
+    NAME,
+    assert_close,
+    bf16,
+    compiled,
+    drawn,
+    fp16,
+    fp32,
+    grouped,
+    launch_both_ways,
+    meta,
+    plain,
+    pretend,
+)
 from torch.nn import functional
 from triton.runtime import interpreter
 
-from labkit import checks, codegen, counts, device, lessons, machine, memory, ops
-from labkit.grouped_works import grouped_reference
+from labkit import checks, counts, device, lessons, machine, memory, ops
 
-pytestmark = pytest.mark.usefixtures("cache")
-NAME = "03_grouped_matmul"
+pytestmark = pytest.mark.usefixtures("cache", "one_thread")
 INTERPRETED = pytest.mark.skipif(
     device.has_gpu(),
     reason="plans for other GPUs may not fit this one, and its kernels' accesses cannot be watched",
@@ -39,17 +46,6 @@ LARGE = pytest.mark.skipif(
     machine.identity().memory_bytes < 48 * 2**30,
     reason="more than 2**31 elements, forward and backward, need a GPU with 48 GiB",
 )
-KERNELS = ("step_kernel", "once_kernel", "forward_kernel", "wide_kernel", "backward_kernel", "sum_kernel")
-bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """The tensors are small, and beside other processes PyTorch's threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -57,38 +53,11 @@ def lesson(cache):
     return lessons.load(NAME)
 
 
-def plain(x, weight, bias=None):
-    return grouped_reference(x, weight, weight.new_zeros(()) if bias is None else bias)
-
-
-def grouped(groups, d_in, d_out=None, bias=True):
-    """Inputs whose x has the leading dimensions that are asked for."""
-    d_out = d_in if d_out is None else d_out
-
-    def inputs(leading):
-        weight = torch.randn(groups, d_in, d_out) * max(d_in, 1) ** -0.5
-        tensors = torch.randn(*leading, groups * d_in), weight, torch.randn(groups, d_out)
-        return tensors[: 2 + bias]
-
-    return inputs
-
-
 def examine(call, make, *leading, layouts=("contiguous",), dtypes=(fp32,), **options):
     """A check in some layouts only; all of them are the business of a few classes of shapes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checks, "LAYOUTS", {name: checks.LAYOUTS[name] for name in layouts})
         return checks.check(call, plain, make, shapes=leading, dtypes=dtypes, **options)
-
-
-def drawn(make, *leading, dtype=fp32, grad=False):
-    torch.manual_seed(0)
-    return [t.to(device.name(), dtype).requires_grad_(grad) for t in make(leading)]
-
-
-def assert_close(got, want, dtype=fp32):
-    assert got.dtype is dtype and got.shape == want.shape
-    problem = checks.diagnose(got.detach(), want.detach(), checks.TOLERANCE[dtype])
-    assert not problem, problem
 
 
 def gradients(call, tensors, upstream=None):
@@ -146,21 +115,6 @@ def seen(lesson, monkeypatch):
 
 def launches_named(made, kernel):
     return [launch for launch in made if launch.title == kernel]
-
-
-ROOM = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
-"""KiB of shared memory that one block may use; a multiprocessor has 1 KiB more."""
-
-
-def pretend(lesson, patch, target, multiprocessors=132):
-    """Let the host's part of the lesson believe that it is on this GPU."""
-    patch.setattr(device, "shared_bytes", lambda: ROOM[target] * 1024)
-    patch.setattr(device, "has_tile_copies", lambda: int(target.removeprefix("sm_")) >= 90)
-    patch.setattr(lesson, "multiprocessors", lambda: multiprocessors)
-
-
-def meta(*shape, dtype=bf16):
-    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 # --- right on every shape -----------------------------------------------------------------------------
@@ -280,20 +234,6 @@ def test_the_sizes_above_take_every_path(lesson, monkeypatch, launches):
     assert any(made.parts.shape[0] > 1 for made in backwards)
     assert {made.w_tiles is None for made in forwards if made.TMA} == {True, False}
     assert launches_named(launches, "once_kernel")
-
-
-def launch_both_ways(lesson, dtype, groups, d_in, d_out, rows, columns=False):
-    """On meta tensors: what the host's part would launch, with its arguments."""
-    make = grouped(groups, d_in, d_out)
-    _, *weights = (t.to("meta", dtype).requires_grad_() for t in make((1,)))
-    x = (
-        meta(8, groups * d_in, rows // 8, dtype=dtype).mT
-        if columns
-        else meta(rows, groups * d_in, dtype=dtype)
-    )
-    tensors = [x.requires_grad_(), *weights]
-    y = lesson.grouped_linear(*tensors)
-    torch.autograd.grad(y, tensors, torch.empty_like(y))
 
 
 @INTERPRETED
@@ -785,17 +725,6 @@ def test_two_runs_agree_to_the_last_bit(lesson, monkeypatch, groups, width, colu
     assert equal(gradients(lesson.grouped_linear, tensors), gradients(lesson.grouped_linear, tensors))
 
 
-@pytest.fixture
-def fresh_compiler():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
-def compiled(call, **options):
-    return torch.compile(call, fullgraph=True, backend="aot_eager", **options)
-
-
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(
     ("leading", "columns", "bias"),
@@ -945,552 +874,6 @@ def test_inside_autocast_double_precision_is_refused_too(lesson):
     with torch.autocast(device.name(), dtype=bf16):  # noqa: SIM117
         with pytest.raises(ValueError, match=r"^x: has dtype torch.float64"):
             lesson.grouped_linear(x.double(), weight, bias)
-
-
-# --- the module ---------------------------------------------------------------------------------------
-
-
-def linears(groups=3, d_in=20, d_out=24, **options):
-    torch.manual_seed(0)
-    return nn.ModuleList(nn.Linear(d_in, d_out, **options) for _ in range(groups))
-
-
-def chunked(layers, x):
-    return torch.cat([layer(one) for layer, one in zip(layers, x.chunk(len(layers), -1), strict=True)], -1)
-
-
-def same(one, other):
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        assert torch.equal(value, other[name]), name
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("leading", [(37,), (2, 5), ()], ids=str)
-def test_it_is_a_list_of_linear_layers(lesson, leading, bias):
-    layers = linears(bias=bias).to(device.name())
-    x = torch.randn(*leading, 60, device=device.name())
-    made = lesson.GroupedLinear.from_linears(layers)
-    assert_close(made(x), chunked(layers.double(), x.double()))
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_its_state_is_that_of_the_list(lesson, bias):
-    layers = linears(bias=bias)
-    made = lesson.GroupedLinear.from_linears(layers)
-    state, usual = made.state_dict(), layers.state_dict()
-    same(state, usual)
-    assert [name for name, _ in made.named_parameters()] == ["weight", "bias"][: 1 + bias]
-    assert made.weight.shape == (3, 20, 24)
-    assert bias or made.bias is None
-    again = linears(bias=bias)
-    for parameter in again.parameters():
-        nn.init.zeros_(parameter)
-    again.load_state_dict(state, strict=True)
-    same(again.state_dict(), usual)
-
-
-def test_a_state_that_lasts_shares_memory_with_the_weights(lesson):
-    """As every state_dict does: it is no copy, and costs no memory."""
-    made = lesson.GroupedLinear(3, 20, 24)
-    state = made.state_dict()
-    with torch.no_grad():
-        made.weight.fill_(7.0)
-        made.bias.fill_(5.0)
-    assert all((value == (7 if name.endswith("weight") else 5)).all() for name, value in state.items())
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_its_own_state_comes_back(lesson, bias):
-    made = lesson.GroupedLinear.from_linears(linears(bias=bias))
-    other = lesson.GroupedLinear(3, 20, 24, bias=bias)
-    state = made.state_dict()
-    names = list(state)
-    other.load_state_dict(state, strict=True)
-    assert list(state) == names, "somebody else's dictionary"
-    same(other.state_dict(), state)
-    same(copy.deepcopy(made).state_dict(), state)
-    assert torch.equal(other.weight, made.weight)
-    assert other.weight.is_contiguous()
-
-
-def test_a_state_may_be_assigned(lesson):
-    layers = linears().to(device.name())
-    made = lesson.GroupedLinear(3, 20, 24, device="meta")
-    made.load_state_dict(layers.state_dict(), assign=True)
-    assert isinstance(made.weight, nn.Parameter) and made.weight.requires_grad
-    x = torch.randn(5, 60, device=device.name())
-    assert_close(made(x), chunked(layers.double(), x.double()))
-
-
-class Usual(nn.ModuleList):
-    """The list with a forward."""
-
-    def __init__(self, groups, d_in, d_out):
-        super().__init__(nn.Linear(d_in, d_out) for _ in range(groups))
-
-    def forward(self, x):
-        return chunked(self, x)
-
-
-def inside(block):
-    """A larger model with two of these blocks, at two depths."""
-    model = nn.Module()
-    model.first, model.last = block(3, 20, 24), nn.Linear(72, 60)
-    model.layers = nn.ModuleList([nn.ModuleDict({"mix": block(2, 5, 7)})])
-    return model
-
-
-def test_weights_find_their_way_inside_a_larger_model(lesson):
-    usual, ours = inside(Usual), inside(lesson.GroupedLinear)
-    ours.load_state_dict(usual.state_dict(), strict=True)
-    same(ours.state_dict(), usual.state_dict())
-    assert torch.equal(ours.layers[0]["mix"].weight[1], usual.layers[0]["mix"][1].weight.T)
-    again = inside(Usual)
-    again.load_state_dict(ours.state_dict(), strict=True)
-    same(again.state_dict(), usual.state_dict())
-    assert set(ours.first.state_dict(prefix="a.")) == set(usual.first.state_dict(prefix="a."))
-
-
-@pytest.mark.parametrize("lost", ["0.weight", "2.weight", "1.bias"])
-def test_a_missing_weight_is_reported(lesson, lost):
-    ours, state = inside(lesson.GroupedLinear), inside(Usual).state_dict()
-    del state[f"first.{lost}"]
-    name = lost.partition(".")[2]
-    with pytest.raises(RuntimeError, match=rf'Missing key\(s\) in state_dict: "first.{name}"'):
-        ours.load_state_dict(state)
-    assert ours.load_state_dict(state, strict=False).missing_keys == [f"first.{name}"]
-
-
-def test_a_layer_too_many_is_reported(lesson):
-    with pytest.raises(RuntimeError, match=r"Unexpected key\(s\) in state_dict: .*3.weight"):
-        lesson.GroupedLinear(3, 20, 24).load_state_dict(linears(groups=4).state_dict())
-    with pytest.raises(RuntimeError, match="Missing key"):
-        lesson.GroupedLinear(4, 20, 24).load_state_dict(linears(groups=3).state_dict())
-
-
-def test_weights_of_another_size_are_refused_by_name(lesson):
-    with pytest.raises(RuntimeError, match="size mismatch for weight"):
-        lesson.GroupedLinear(3, 24, 20).load_state_dict(linears().state_dict())
-
-
-UNLIKE = {
-    "of two shapes": lambda: [nn.Linear(4, 5), nn.Linear(5, 4)],
-    "of two widths": lambda: [nn.Linear(4, 5), nn.Linear(4, 6)],
-    "one without a bias": lambda: [nn.Linear(4, 5), nn.Linear(4, 5, bias=False)],
-    "of two dtypes": lambda: [nn.Linear(4, 5), nn.Linear(4, 5, dtype=bf16)],
-    "on two devices": lambda: [nn.Linear(4, 5), nn.Linear(4, 5, device="meta")],
-    "one frozen": lambda: [nn.Linear(4, 5), nn.Linear(4, 5).requires_grad_(False)],
-}
-
-
-@pytest.mark.parametrize("kind", UNLIKE)
-def test_layers_that_do_not_go_together_are_refused(lesson, kind):
-    with pytest.raises(ValueError, match=r"^linears: should be of one shape, dtype and device.* 2 kinds"):
-        lesson.GroupedLinear.from_linears(UNLIKE[kind]())
-
-
-@pytest.mark.parametrize("layers", [[], [nn.Linear(4, 5), nn.Conv1d(4, 5, 1)], [nn.Identity()]], ids=str)
-def test_what_is_no_linear_layer_is_refused(lesson, layers):
-    with pytest.raises(ValueError, match=r"^linears: should be one or more nn.Linear$"):
-        lesson.GroupedLinear.from_linears(layers)
-
-
-def test_frozen_layers_stay_frozen_and_evaluated_ones_stay_so(lesson):
-    made = lesson.GroupedLinear.from_linears(linears().requires_grad_(False).eval())
-    assert not made.training and not any(p.requires_grad for p in made.parameters())
-    half = linears()
-    for layer in half:
-        layer.bias.requires_grad_(False)
-    made = lesson.GroupedLinear.from_linears(half)
-    assert made.training and made.weight.requires_grad and not made.bias.requires_grad
-
-
-def test_layers_come_from_any_iterable_and_are_copied(lesson):
-    layers = linears(dtype=bf16)
-    made = lesson.GroupedLinear.from_linears(layer for layer in layers)
-    assert {p.dtype for p in made.parameters()} == {bf16}
-    before = made.weight.clone()
-    with torch.no_grad():
-        layers[0].weight.zero_()
-    assert torch.equal(made.weight, before)
-
-
-def test_it_is_drawn_as_linear_layers_are(lesson):
-    torch.manual_seed(0)
-    made = lesson.GroupedLinear(7, 100, 30, dtype=fp16)
-    assert {p.dtype for p in made.parameters()} == {fp16}
-    for parameter in made.parameters():
-        assert 0.09 < parameter.abs().max() <= 0.1 + 1e-4
-        assert parameter.float().mean().abs() < 0.02
-
-
-def losses(network, steps=8):
-    torch.manual_seed(1)
-    network = network.to(device.name())
-    optimizer, curve = torch.optim.AdamW(network.parameters(), lr=3e-3), []
-    for _ in range(steps):
-        x = torch.randn(32, 60, device=device.name())
-        loss = functional.mse_loss(network(x), torch.roll(x, 1, 1))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        curve.append(loss.item())
-    return curve
-
-
-def test_training_follows_the_curve_of_the_list(lesson):
-    torch.manual_seed(0)
-    usual = nn.Sequential(Usual(3, 20, 24), nn.GELU(), Usual(3, 24, 20))
-    ours = nn.Sequential(lesson.GroupedLinear(3, 20, 24), nn.GELU(), lesson.GroupedLinear(3, 24, 20))
-    ours.load_state_dict(usual.state_dict())
-    before = {name: value.clone() for name, value in usual.state_dict().items()}
-    curves = losses(usual), losses(ours)
-    assert curves[1] == pytest.approx(curves[0], rel=1e-4)
-    assert curves[1][-1] < 0.99 * curves[1][0], "a network that does not learn agrees with any other"
-    for name, value in ours.state_dict().items():
-        assert not torch.equal(value.cpu(), before[name]), f"{name} was not trained"
-        assert torch.allclose(value, usual.state_dict()[name], atol=1e-3), name
-
-
-@pytest.mark.usefixtures("fresh_compiler")
-def test_the_module_compiles(lesson):
-    made = lesson.GroupedLinear.from_linears(linears().to(device.name()))
-    x = torch.randn(2, 60, 5, device=device.name()).mT
-    assert torch.equal(compiled(made)(x), made(x))
-
-
-# --- how the work is cut up ---------------------------------------------------------------------------
-
-
-def duration(tiles, columns, places, lead, per):
-    """Until the last program ends, in tiles: each begins, in order, where the first place is free."""
-    free = [0] * places
-    for start in range(0, tiles, per):
-        for _ in range(columns):
-            heapq.heapreplace(free, free[0] + lead + min(per, tiles - start))
-    return max(free)
-
-
-@pytest.mark.parametrize("lead", [2, 7])
-def test_no_other_number_of_tiles_a_program_ends_sooner(lesson, lead):
-    for tiles, columns, places in itertools.product((1, 2, 7, 64, 333, 1000), (1, 13, 100), (1, 4, 264, 660)):
-        per = lesson.spread(tiles, columns, places, lead)
-        parts = math.ceil(tiles / per)
-        assert 1 <= per <= tiles and (parts - 1) * per < tiles <= parts * per, "no program without a tile"
-        assert parts <= 256, "what the gradients' parts take, and the second kernel adds"
-        least = math.ceil(tiles / 256)
-        others = range(least, min(tiles, least + 512) + 1)
-        soonest = min(duration(tiles, columns, places, lead, other) for other in others)
-        assert duration(tiles, columns, places, lead, per) == soonest, (tiles, columns, places)
-
-
-def test_parts_of_two_lengths_fill_the_places(lesson):
-    """Lesson 3's groups of 100: two parts of 26 tiles and one of 12."""
-    assert lesson.spread(64, 100, 2 * 132, 2) == 26
-
-
-def test_few_tiles_have_a_program_each_and_few_places_a_program_for_all(lesson):
-    assert lesson.spread(10, 13, 132, 2) == 1
-    assert lesson.spread(100, 13, 4, 2) >= 25
-
-
-RANGE = (1, 5, 16, 17, 20, 32, 33, 50, 64, 65, 100, 128, 129, 200, 256, 257, 512)
-GIVEN = list(itertools.product(("sm_80", "sm_86", "sm_90", "sm_120"), (2, 4)))
-
-
-def is_power(n):
-    return n >= 1 and n & (n - 1) == 0
-
-
-@pytest.mark.parametrize(("target", "itemsize"), GIVEN)
-def test_a_forward_plan_is_one_that_the_compiler_takes(lesson, monkeypatch, target, itemsize):
-    pretend(lesson, monkeypatch, target)
-    for d_in, d_out, tma in itertools.product(RANGE, RANGE, (True, False)):
-        plan = lesson.forward_plan(d_in, d_out, itemsize, tma)
-        if plan is None:
-            assert max(d_in, d_out) > 64
-            continue
-        case = (d_in, d_out, tma, plan)
-        assert all(is_power(n) for n in (plan.pack, plan.rows, plan.cols, plan.warps)), case
-        assert plan.rows >= 16 and plan.cols >= 16 and plan.stages >= 1 and plan.resident >= 1, case
-        assert tma or not plan.tma, case
-        BK = lesson.power(plan.pack * d_in)
-        if plan.pack > 1:
-            assert {d_in, d_out} <= {16, 32} and plan.cols == plan.pack * d_out, case
-        if plan.tma:
-            assert plan.pack == 1 or is_power(d_in), case
-        assert max(plan.rows, BK, plan.cols) <= 256, (case, "sides of a descriptor's tile")
-        held = (BK * plan.cols + plan.stages * plan.rows * BK * plan.tma) * itemsize
-        assert held <= ROOM[target] * 1024, case
-
-
-@pytest.mark.parametrize(("target", "itemsize"), GIVEN)
-def test_a_backward_plan_is_one_that_the_compiler_takes(lesson, monkeypatch, target, itemsize):
-    pretend(lesson, monkeypatch, target)
-    for d_in, d_out in itertools.product(RANGE, RANGE):
-        plan = lesson.backward_plan(d_in, d_out, itemsize)
-        case = (d_in, d_out, plan)
-        assert all(is_power(n) for n in (plan.pack, plan.rows, plan.cols, plan.warps)), case
-        assert plan.rows >= 16 and plan.cols >= 16 and plan.stages >= 1 and plan.resident >= 1, case
-        BK, BN = (min(lesson.power(plan.pack * d), plan.cols) for d in (d_in, d_out))
-        if plan.pack > 1:  # all of the gradient, or the reshape would not be one
-            assert {d_in, d_out} <= {16, 32} and (plan.pack * d_in, plan.pack * d_out) == (BK, BN), case
-        assert BK * BN <= 128 * 128 and BK * BN // plan.warps <= 2**12, (case, "the sum stays in registers")
-        assert plan.tiles == 0, (case, "a fixed number would take memory without end for the parts")
-
-
-@pytest.mark.parametrize("columns", [False, True])
-@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_120"])
-def test_the_grid_covers_every_tile_and_no_program_is_empty(lesson, monkeypatch, launches, target, columns):
-    pretend(lesson, monkeypatch, target)
-    sizes = ((16, 16), (32, 32), (20, 50), (64, 64), (100, 100), (256, 256), (300, 20))
-    for (d_in, d_out), groups, rows in itertools.product(sizes, (1, 5, 16), (8, 4104, 40000)):
-        launches.clear()
-        launch_both_ways(lesson, bf16, groups, d_in, d_out, rows, columns)
-        names = [made.title for made in launches]
-        assert names[1:3] == ["backward_kernel", "sum_kernel"], names
-        for made in launches:
-            if made.title == "sum_kernel":
-                assert is_power(made.PARTS) and made.P <= made.PARTS < 2 * made.P and made.P <= 256
-                assert made.grid[0] * made.BLOCK >= made.size > (made.grid[0] - 1) * made.BLOCK
-                continue
-            tiles = made.arguments.get("B", 1) * math.ceil(made.T / made.BM)
-            if made.title == "once_kernel":
-                assert made.grid == (tiles * groups,)
-                continue
-            if made.title == "wide_kernel":
-                assert made.grid == (tiles * groups * math.ceil(made.D_OUT / made.BN),)
-                continue
-            pieces = math.ceil(groups / made.PACK) * math.ceil(made.PACK * made.D_OUT / made.BN)
-            hop, step = made.per, 1
-            if made.title == "backward_kernel":
-                pieces *= math.ceil(made.PACK * made.D_IN / made.BK)
-                assert made.BM % made.KEEP == 0 and is_power(made.KEEP)
-                assert made.parts.shape[0] * pieces == made.grid[0]
-            if made.title == "forward_kernel":
-                hop, step = made.hop, made.step
-            parts, rest = divmod(made.grid[0], pieces)
-            walks = [range(p * hop, min(p * hop + made.per * step, tiles), step) for p in range(parts)]
-            assert rest == 0 and all(walks)
-            assert sorted(itertools.chain(*walks)) == list(range(tiles))
-            assert made.FLAT is (made.B == 1)
-            if made.TMA or made.STORE:
-                assert made.FLAT, "descriptors hold rows of one level"
-
-
-def test_what_is_not_aligned_goes_by_pointers(lesson, monkeypatch, launches):
-    pretend(lesson, monkeypatch, "sm_90")
-    weight = torch.empty(2, 64, 64, dtype=bf16)
-    block = torch.empty(70 * 136 + 1, dtype=bf16)
-    views = {
-        "aligned": block[: 70 * 128].view(70, 128),
-        "wider rows": block[: 70 * 136].view(70, 136)[:, :128],
-        "a base in between": block[1 : 70 * 128 + 1].view(70, 128),
-        "rows in between": block[: 70 * 130].view(70, 130)[:, :128],
-        "columns": block[: 70 * 128].view(128, 70).T,
-        "two levels": block[: 70 * 128].view(35, 2, 128).transpose(0, 1),
-    }
-    for x in views.values():
-        lesson.grouped_linear(x, weight)
-    taken = dict(zip(views, [made.title == "once_kernel" or made.TMA for made in launches], strict=True))
-    assert {view for view, tma in taken.items() if tma} == {"aligned", "wider rows"}
-    monkeypatch.setattr(device, "has_tile_copies", lambda: False)
-    lesson.grouped_linear(views["aligned"], weight)
-    assert not launches[-1].TMA
-
-
-# --- what the compiler makes of it, for GPUs that are not here ----------------------------------------
-
-CASES = {
-    "sm_80": [(bf16, 16, 16, False), (bf16, 64, 64, False), (fp32, 100, 100, False)],
-    "sm_86": [(bf16, 128, 128, False), (fp32, 32, 32, False)],
-    "sm_89": [(fp16, 100, 100, False), (bf16, 300, 300, False)],
-    "sm_90": [
-        *((bf16, d, d, False) for d in (16, 32, 64, 100, 128, 256)),
-        (bf16, 64, 64, True),
-        (bf16, 20, 50, False),
-        (fp32, 64, 64, False),
-    ],
-    "sm_100": [(bf16, 64, 64, False), (bf16, 100, 100, False), (fp32, 16, 16, False)],
-    "sm_120": [(bf16, 32, 32, False), (bf16, 64, 64, True), (fp32, 128, 128, False)],
-}
-"""By target: dtype, widths in and out, whether the data is (B, C, T)."""
-PRODUCTS = ("once_kernel", "forward_kernel", "wide_kernel", "backward_kernel")
-UNITS = {"sm_90": "wgmma", "sm_100": "tcgen05"}
-
-
-class Variant(NamedTuple):
-    """A kernel compiled as one launch would have it."""
-
-    launch: launches_of.Launch
-    target: str
-    dtype: torch.dtype
-    widths: tuple[int, int]
-    columns: bool
-    compiled: codegen.Compiled
-
-    def __repr__(self):
-        layout = "columns" if self.columns else "rows"
-        return f"{self.launch.title} {self.target} {self.dtype} {self.widths} {layout}"
-
-
-@pytest.fixture(scope="module")
-def variants(lesson):
-    """The cases above, compiled; two processes, because each does one kernel at a time."""
-    asked = {}
-    for target, cases in CASES.items():
-        with pytest.MonkeyPatch.context() as patch:
-            made = launches_of.recorded(lesson, KERNELS, patch)
-            pretend(lesson, patch, target)
-            for dtype, d_in, d_out, columns in cases:
-                made.clear()
-                launch_both_ways(lesson, dtype, 16, d_in, d_out, 4096, columns)
-                for launch in made:
-                    request = codegen.request(
-                        launch.kernel, launch.arguments, target=target, **launch.options
-                    )
-                    asked.setdefault(request.key, (launch, target, dtype, (d_in, d_out), columns, request))
-    requests = [request for *_, request in asked.values()]
-    with ThreadPoolExecutor(2) as pool:
-        halves = list(pool.map(codegen.compile_many, (requests[::2], requests[1::2])))
-    ordered = [one for pair in itertools.zip_longest(*halves) for one in pair if one is not None]
-    return [Variant(*rest, one) for (*rest, _), one in zip(asked.values(), ordered, strict=True)]
-
-
-def products_of(variants):
-    return [v for v in variants if v.launch.title in PRODUCTS]
-
-
-def spills_allowed(v):
-    """Of three products in float32, for one."""
-    return 1024 if v.dtype is fp32 else 64 if v.launch.title == "wide_kernel" else 0
-
-
-def test_every_kernel_compiles_for_every_target_and_fits(variants):
-    seen = {(v.launch.title, v.target) for v in variants}
-    always = ("forward_kernel", "backward_kernel", "sum_kernel")
-    assert seen >= set(itertools.product(always, set(codegen.TARGETS) - {"sm_89"})) | {
-        ("wide_kernel", "sm_89")
-    }
-    for v in variants:
-        assert v.compiled.spills <= spills_allowed(v), (v, v.compiled.spills)
-        assert v.compiled.shared_bytes <= ROOM[v.target] * 1024, (v, v.compiled.shared_bytes)
-
-
-def test_products_use_the_matrix_unit(variants):
-    for v in products_of(variants):
-        unit, narrow = UNITS.get(v.target, "mma"), min(v.widths) < 64
-        assert v.compiled.matrix and set(v.compiled.matrix) <= {unit, "mma"}, (v, v.compiled.matrix)
-        assert narrow or v.dtype is fp32 or set(v.compiled.matrix) == {unit}, (v, v.compiled.matrix)
-
-
-def test_groups_of_64_use_hoppers_matrix_unit_both_ways(variants):
-    made = {
-        v.launch.title: v
-        for v in products_of(variants)
-        if (v.target, *v.widths, v.dtype) == ("sm_90", 64, 64, bf16)
-    }
-    assert made.keys() == {"once_kernel", "forward_kernel", "backward_kernel"}
-    for v in made.values():
-        assert set(v.compiled.matrix) == {"wgmma"}, v
-
-
-def test_float32_products_are_made_of_three_of_tf32(variants):
-    """One alone has an error of 1e-3; plain fp32 would not use the matrix unit at all."""
-    made = [v for v in products_of(variants) if v.dtype is fp32]
-    assert {v.launch.title for v in made} == set(PRODUCTS) - {"once_kernel"}
-    for v in made:
-        assert "inputPrecision = tf32x3" in v.compiled.ttir, v
-        assert "inputPrecision = tf32," not in v.compiled.ttir and "tf32" in v.compiled.ptx, v
-
-
-def test_aligned_tiles_are_copied_whole_or_in_128_bits(variants):
-    """x and y forward; x, dy and dx backward; the widths that are powers of two, in rows and columns."""
-    for v in products_of(variants):
-        if not all(is_power(width) for width in v.widths):
-            continue
-        back, c = v.launch.title == "backward_kernel", v.compiled
-        if v.launch.title == "once_kernel":
-            assert c.bulk_loads == 1 and not c.async_copies and max(c.loads) == 128, v
-            assert c.bulk_stores == 1, v
-            continue
-        if v.launch.options.get("TMA"):
-            assert c.bulk_loads >= 1 + back and not c.async_copies, v
-        elif back or v.launch.title == "wide_kernel":
-            assert set(c.async_copies or c.loads) == {128}, v
-            assert c.loads[128] >= 2, v
-        else:
-            assert c.loads[128] >= 2, v
-        assert c.bulk_stores >= 1 if v.launch.options.get("STORE") else max(c.stores) == 128, v
-
-
-def test_what_starts_at_multiples_of_8_bytes_is_copied_in_64_bits(variants):
-    made = [v for v in variants if v.widths == (100, 100) and v.dtype is not fp32]
-    assert made
-    for v in made:
-        if v.launch.title == "backward_kernel":
-            assert set(v.compiled.async_copies) == {64}, v
-        elif v.launch.title == "forward_kernel":
-            assert v.compiled.loads[64] >= 8, (v, "the weight, and x where descriptors do not load it")
-            assert max(v.compiled.stores) == 64, v
-
-
-def test_as_many_programs_fit_an_h200_as_the_plan_says(lesson, variants, monkeypatch):
-    pretend(lesson, monkeypatch, "sm_90")
-    made = [v for v in variants if v.target == "sm_90" and v.dtype is bf16 and not v.columns]
-    for v in made:
-        if v.launch.title not in ("forward_kernel", "backward_kernel"):
-            continue
-        widths = v.launch.D_IN, v.launch.D_OUT
-        back = v.launch.title == "backward_kernel"
-        plan = lesson.backward_plan(*widths, 2) if back else lesson.forward_plan(*widths, 2, v.launch.TMA)
-        assert plan.warps == v.compiled.num_warps, v
-        if plan.tiles or v.launch.D_IN != v.launch.D_OUT or v.launch.D_IN > 128:
-            continue  # the number decides nothing there
-        # one KiB for each block is the system's own, registers come in units of 8
-        registers = math.ceil(v.compiled.registers / 8) * 8 * 32 * v.compiled.num_warps
-        assert plan.resident * (v.compiled.shared_bytes + 1024) <= (ROOM[v.target] + 1) * 1024, v
-        assert plan.resident * registers <= 65536, v
-
-
-def test_the_weight_of_one_tile_is_on_its_way_until_the_tile_has_come(variants):
-    """The compiler stores it in shared memory where it is defined last: after the wait for x, not before."""
-    made = [v for v in variants if v.launch.title == "once_kernel"]
-    assert made
-    for v in made:
-        marks = ("tt.load", "async_tma_copy_global_to_local", "ttng.wait_barrier", r"ttg.local_alloc %\S+ : ")
-        places = [re.search(mark, v.compiled.ttgir).start() for mark in marks]
-        assert places == sorted(places), v
-
-
-def test_whole_weights_come_by_descriptors(variants):
-    made = [v for v in variants if v.launch.title == "forward_kernel" and v.target == "sm_90"]
-    for v in made:
-        whole = v.widths in ((128, 128), (256, 256), (64, 64)) and not v.columns and v.launch.swo == 1
-        assert (v.launch.w_tiles is not None) == whole, v
-    assert any(v.launch.w_tiles is not None for v in made)
-
-
-def test_sums_are_added_in_a_fixed_order(variants):
-    for v in variants:
-        assert not re.search(r"\b(atom|red)\.", v.compiled.ptx), v
-
-
-def test_no_product_reads_a_tile_that_the_next_may_overwrite(variants):
-    """The wait that ends a turn of the backward's loop is for all products, that of dW among them."""
-    seen = 0
-    for v in variants:
-        if v.launch.title != "backward_kernel" or v.launch.dx is None or v.target != "sm_90":
-            continue
-        steps = re.findall(
-            r"scf\.for|scf\.yield|ttng\.warp_group_dot(?:_wait[^{]*\{pendings = \d+)?", v.compiled.ttgir
-        )
-        turn = steps[steps.index("scf.for") : steps.index("scf.yield")]
-        if any("warp_group_dot" in step for step in turn):
-            assert turn[-1].endswith("pendings = 0"), (v, turn)
-            seen += 1
-    assert seen >= 3
 
 
 # --- on a GPU -----------------------------------------------------------------------------------------

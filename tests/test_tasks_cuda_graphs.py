@@ -7,14 +7,13 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
 
-import contextlib
 import re
 
 import pytest
-from judging import INTERPRETED, Answers, assert_hints_of_its_own, cases, code_lines, reasons
+from judging import INTERPRETED, Answers, ExerciseTests, assert_hints_of_its_own, cases, code_lines, reasons
 
 from labkit import exercises
-from labkit.graph_api import Machine, NotPermittedError
+from labkit.graph_api import Machine
 from labkit.tasks import (
     Wrong,
     graph_capture,
@@ -33,12 +32,6 @@ TASKS = ANSWERS.tasks
 SCAFFOLDS = {name: ANSWERS.scaffold(name) for name in TASKS}
 """The cells as the lesson gives them."""
 solved, changed = ANSWERS.solved, ANSWERS.changed
-
-
-@pytest.fixture
-def judged(tmp_path, cache):
-    """The finding for a cell's source."""
-    return lambda name, source: ANSWERS.finding(name, source, tmp_path)
 
 
 # --- the capture
@@ -599,8 +592,8 @@ HINTS = {
     "safe": graph_safe_hints.HINTS,
     "museum": graph_museum_hints.HINTS,
 }
-OTHER_RIGHT_ANSWERS = [
-    pytest.param(name, source, id=f"{name}: {what}")
+OTHER_RIGHT_ANSWERS = {
+    f"{name}: {what}": (name, source)
     for name, table in (
         ("capture", OTHER_CAPTURES),
         ("replay", OTHER_REPLAYS),
@@ -608,7 +601,11 @@ OTHER_RIGHT_ANSWERS = [
         ("museum", OTHER_MUSEUMS),
     )
     for what, source in table.items()
-]
+}
+
+
+class TestExercises(ExerciseTests):
+    answers, others, least_passed = ANSWERS, OTHER_RIGHT_ANSWERS, 5
 
 
 @INTERPRETED
@@ -646,27 +643,6 @@ def test_every_reason_has_a_wrong_answer_and_hints_of_its_own(name):
 def test_a_capture_gets_three_hints(reason):
     assert len(graph_capture_hints.HINTS[reason]) == 3
     assert "?" in graph_capture_hints.HINTS[reason][0]
-
-
-@INTERPRETED
-@pytest.mark.parametrize("name", TASKS)
-def test_the_solution_is_right(judged, name):
-    finding = judged(name, solved(name))
-    assert finding["status"] == "right", finding
-    assert finding["passed"] >= 5
-
-
-@INTERPRETED
-@pytest.mark.parametrize(("name", "source"), OTHER_RIGHT_ANSWERS)
-def test_another_right_answer_is_right(judged, name, source):
-    finding = judged(name, source)
-    assert finding["status"] == "right", finding
-
-
-@INTERPRETED
-@pytest.mark.parametrize("name", TASKS)
-def test_the_scaffold_is_not_right_yet(judged, name):
-    assert judged(name, SCAFFOLDS[name])["status"] == "wrong"
 
 
 @INTERPRETED
@@ -742,155 +718,6 @@ def test_a_stale_launch_is_told_with_both_factors(judged):
     assert re.search(r"launched again after factor became [\d.]+ in place of [\d.]+: y is wrong in", observed)
 
 
-# --- the stand-in for torch.cuda
-
-
-@pytest.fixture
-def machine():
-    with Machine() as machine:
-        yield machine
-
-
-def captured(machine, call):
-    graph = machine.cuda.CUDAGraph()
-    with machine.cuda.graph(graph):
-        made = call()
-    return graph, made
-
-
-def test_a_capture_computes_nothing_and_a_replay_computes_in_place(machine):
-    x = torch.ones(3)
-    graph, y = captured(machine, lambda: x * 2)
-    assert y.isnan().all() and machine.captures == 1
-    address = y.data_ptr()
-    graph.replay()
-    assert y.tolist() == [2, 2, 2]
-    x.fill_(5)
-    assert y.tolist() == [2, 2, 2]
-    graph.replay()
-    assert y.tolist() == [10, 10, 10] and y.data_ptr() == address and machine.replays == 2
-
-
-def test_what_writes_in_a_capture_writes_at_the_replay_only(machine):
-    x, total = torch.ones(3), torch.zeros(3)
-    graph, _ = captured(machine, lambda: total.add_(x))
-    assert total.tolist() == [0, 0, 0]
-    for _ in range(2):
-        graph.replay()
-    assert total.tolist() == [2, 2, 2] and graph.writes(total) and not graph.writes(x)
-
-
-def test_views_and_whole_numbers_are_captured_too(machine):
-    x = torch.arange(6)
-    graph, y = captured(machine, lambda: x.view(2, 3).t().sum(0))
-    assert y.tolist() == [0, 0]
-    graph.replay()
-    assert y.tolist() == [3, 12]
-
-
-def test_a_capture_refuses_what_waits_and_fails_by_it(machine):
-    x = torch.ones(3)
-    for waits in (
-        machine.cuda.synchronize,
-        machine.default.synchronize,
-        x[0].item,
-        machine.cuda.Event().synchronize,
-    ):
-        graph = machine.cuda.CUDAGraph()
-        with pytest.raises(NotPermittedError, match="not permitted when stream is capturing"):
-            captured(machine, waits)
-        caught = contextlib.suppress(RuntimeError)
-        with pytest.raises(NotPermittedError), machine.cuda.graph(graph), caught:
-            waits()
-        assert machine.capturing is None
-        with pytest.raises(RuntimeError, match="without a preceding successful capture"):
-            graph.replay()
-    machine.cuda.synchronize()
-
-
-def test_an_exception_ends_a_capture(machine):
-    graph = machine.cuda.CUDAGraph()
-    with pytest.raises(KeyError), machine.cuda.graph(graph):
-        raise KeyError
-    assert machine.capturing is None and machine.current is machine.default and not machine.captures
-    with machine.cuda.graph(graph):
-        pass
-    with pytest.raises(RuntimeError, match="already owns"):
-        graph.capture_begin()
-    graph.reset()
-    assert captured(machine, lambda: None)[0].operations == 0
-
-
-WAYS = {
-    "wait_stream": lambda cuda, first, second: second.wait_stream(first),
-    "wait_event": lambda cuda, first, second: second.wait_event(first.record_event()),
-    "synchronize": lambda cuda, first, second: cuda.synchronize(),
-    "of a stream": lambda cuda, first, second: first.synchronize(),
-    "of an event": lambda cuda, first, second: first.record_event().synchronize(),
-}
-
-
-@pytest.mark.parametrize("way", [None, *WAYS])
-@pytest.mark.parametrize("writes_first", [True, False])
-def test_work_on_two_streams_is_a_conflict_unless_a_wait_lies_between(machine, way, writes_first):
-    cuda = machine.cuda
-    first, second, x = cuda.Stream(), cuda.Stream(), torch.zeros(3)
-    cuda.synchronize()
-    with cuda.stream(first):
-        x.fill_(1) if writes_first else x + 1
-    if way is not None:
-        WAYS[way](cuda, first, second)
-    with cuda.stream(second):
-        x + 1 if writes_first else x.fill_(1)
-    assert [(each.earlier, each.later) for each in machine.conflicts] == [(first, second)] * (way is None)
-
-
-def test_two_streams_may_read_the_same_and_write_elsewhere(machine):
-    cuda, x = machine.cuda, torch.zeros(3)
-    for stream in (cuda.Stream(), cuda.Stream()):
-        stream.wait_stream(cuda.current_stream())
-        with stream:
-            assert cuda.current_stream() is stream
-            x + 1
-    assert not machine.conflicts and machine.unwaited() == 2
-    cuda.synchronize()
-    assert not machine.unwaited()
-
-
-def test_a_wait_does_not_cover_what_is_issued_after_it(machine):
-    cuda, x = machine.cuda, torch.zeros(3)
-    side = cuda.Stream()
-    side.wait_stream(cuda.current_stream())
-    x.fill_(2)
-    with cuda.stream(side):
-        x + 1
-    assert len(machine.conflicts) == 1
-
-
-def test_waits_are_handed_on(machine):
-    cuda, x = machine.cuda, torch.zeros(3)
-    first, second = cuda.Stream(), cuda.Stream()
-    first.wait_stream(cuda.current_stream())
-    second.wait_stream(first)
-    with cuda.stream(second):
-        x.fill_(1)
-    assert not machine.conflicts
-
-
-def test_a_replay_is_work_on_the_current_stream(machine):
-    cuda, x = machine.cuda, torch.zeros(3)
-    graph, _ = captured(machine, lambda: x + 1)
-    side = cuda.Stream()
-    with cuda.stream(side):
-        graph.replay()
-    assert {(each.earlier, each.later) for each in machine.conflicts} == {(machine.default, side)}
-
-
-def test_capturing_the_current_stream_is_refused(machine):
-    with pytest.raises(RuntimeError, match="non-default stream"):
-        machine.cuda.CUDAGraph().capture_begin()
-
-
 # --- the same answer with the real torch.cuda
 
 
@@ -939,11 +766,6 @@ def test_where_there_is_a_gpu_the_evidence_names_it(judged, monkeypatch):
 
 
 # --- the lesson
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_the_lesson_gives_the_scaffold(name):
-    assert exercises.digest(SCAFFOLDS[name]) == TASKS[name].scaffold
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -11,7 +11,7 @@ import difflib
 import re
 
 import pytest
-from judging import INTERPRETED, Answers, assert_hints_of_its_own, cases, code_lines, reasons
+from judging import INTERPRETED, Answers, ExerciseTests, assert_hints_of_its_own, cases, code_lines, reasons
 
 from labkit import exercises
 from labkit.tasks import pays, pays_hints, ragged_hints, slips, swiglu_hints
@@ -22,12 +22,6 @@ TASKS, SOLUTIONS = ANSWERS.tasks, ANSWERS.solutions
 SCAFFOLDS = {name: ANSWERS.scaffold(name) for name in TASKS}
 """The cells as the lesson gives them."""
 solved, changed = ANSWERS.solved, ANSWERS.changed
-
-
-@pytest.fixture
-def judged(tmp_path, cache):
-    """The finding for a cell's source."""
-    return lambda name, source: ANSWERS.finding(name, source, tmp_path)
 
 
 # --- the missing mask
@@ -475,14 +469,6 @@ def test_every_reason_has_a_wrong_answer_and_hints_of_its_own(name):
 
 
 @INTERPRETED
-@pytest.mark.parametrize("name", TASKS)
-def test_the_solution_is_right(judged, name):
-    finding = judged(name, solved(name))
-    assert finding["status"] == "right", finding
-    assert finding["passed"] > 20
-
-
-@INTERPRETED
 def test_the_evidence_says_what_a_ragged_depth_costs(judged):
     evidence = judged("ragged", solved("ragged"))["evidence"]
     assert "128 bits where K is 64, and 16 where it is 70" in evidence
@@ -554,17 +540,8 @@ tasks.check("pays", speedup)
 }
 
 
-@INTERPRETED
-@pytest.mark.parametrize(("name", "source"), OTHER_RIGHT_ANSWERS.values(), ids=OTHER_RIGHT_ANSWERS)
-def test_another_right_answer_is_right(judged, name, source):
-    finding = judged(name, source)
-    assert finding["status"] == "right", finding
-
-
-@INTERPRETED
-@pytest.mark.parametrize("name", TASKS)
-def test_the_scaffold_is_not_right_yet(judged, name):
-    assert judged(name, SCAFFOLDS[name])["status"] == "wrong"
+class TestExercises(ExerciseTests):
+    answers, others, least_passed = ANSWERS, OTHER_RIGHT_ANSWERS, 21
 
 
 @INTERPRETED
@@ -573,11 +550,6 @@ def test_the_judges_print_no_warnings_above_the_verdict(judged, recwarn, capfd):
         judged(name, WRONG_TABLES[name][what][0])
     assert not [warning for warning in recwarn if "encountered" in str(warning.message)]
     assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_the_lesson_gives_the_scaffold(name):
-    assert exercises.digest(SCAFFOLDS[name]) == TASKS[name].scaffold
 
 
 @pytest.mark.parametrize(("name", "dots"), [("swiglu", 1), ("pays", 3)])

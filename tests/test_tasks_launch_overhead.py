@@ -11,7 +11,7 @@ import difflib
 import re
 
 import pytest
-from judging import INTERPRETED, Answers, assert_hints_of_its_own, cases, code_lines, reasons
+from judging import INTERPRETED, Answers, ExerciseTests, assert_hints_of_its_own, cases, code_lines, reasons
 
 from labkit import exercises
 from labkit.tasks import benchmark, find, fuse_hints, mask, slips
@@ -22,12 +22,6 @@ TASKS, SOLUTIONS = ANSWERS.tasks, ANSWERS.solutions
 SCAFFOLDS = {name: ANSWERS.scaffold(name) for name in TASKS}
 """The cells as the lesson gives them."""
 solved, changed = ANSWERS.solved, ANSWERS.changed
-
-
-@pytest.fixture
-def judged(tmp_path, cache):
-    """The finding for a cell's source."""
-    return lambda name, source: ANSWERS.finding(name, source, tmp_path)
 
 
 def masked(expression):
@@ -424,14 +418,6 @@ def test_every_reason_that_exercises_share_is_in_a_table():
 
 
 @INTERPRETED
-@pytest.mark.parametrize("name", TASKS)
-def test_the_solution_is_right(judged, name):
-    finding = judged(name, solved(name))
-    assert finding["status"] == "right", finding
-    assert finding["passed"] > 5
-
-
-@INTERPRETED
 def test_fusing_shows_what_it_counted_and_compiled(judged):
     evidence = judged("fuse", solved("fuse"))["evidence"]
     assert "One launch" in evidence and "128 bits wide" in evidence
@@ -508,22 +494,8 @@ tasks.check("fuse", fused)
 }
 
 
-@INTERPRETED
-@pytest.mark.parametrize(("name", "source"), OTHER_RIGHT_ANSWERS.values(), ids=OTHER_RIGHT_ANSWERS)
-def test_another_right_answer_is_right(judged, name, source):
-    finding = judged(name, source)
-    assert finding["status"] == "right", finding
-
-
-@INTERPRETED
-@pytest.mark.parametrize("name", TASKS)
-def test_the_scaffold_is_not_right_yet(judged, name):
-    assert judged(name, SCAFFOLDS[name])["status"] == "wrong"
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_the_lesson_gives_the_scaffold(name):
-    assert exercises.digest(SCAFFOLDS[name]) == TASKS[name].scaffold
+class TestExercises(ExerciseTests):
+    answers, others, least_passed = ANSWERS, OTHER_RIGHT_ANSWERS, 6
 
 
 @pytest.mark.parametrize("name", ["mask", "fuse"])
