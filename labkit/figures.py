@@ -1,4 +1,5 @@
-"""One look for every plot of the course: sweeps, speedups, bars, waterfalls and timelines, with alt text.
+"""One look for every plot of the course: sweeps, speedups, bars, waterfalls, timelines and butterflies, with
+alt text.
 
 The plots take tables of :func:`labkit.rows.table` and return a :class:`Shown`. How a number was come by
 shows in shape and in words: live is a solid line with filled markers, recorded a dashed line with hollow
@@ -6,9 +7,21 @@ markers, published markers alone.
 """
 
 from labkit.bars import bars
+from labkit.butterfly import butterfly
 from labkit.curves import speedup, sweep, traffic
 from labkit.drawing import Shown, colour, marker
 from labkit.timeline import timeline
 from labkit.waterfall import waterfall
 
-__all__ = ["Shown", "bars", "colour", "marker", "speedup", "sweep", "timeline", "traffic", "waterfall"]
+__all__ = [
+    "Shown",
+    "bars",
+    "butterfly",
+    "colour",
+    "marker",
+    "speedup",
+    "sweep",
+    "timeline",
+    "traffic",
+    "waterfall",
+]

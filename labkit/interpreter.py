@@ -1,4 +1,4 @@
-"""Triton's interpreter in three quarters of its time."""
+"""Triton's interpreter in three quarters of its time, and with loops up to a number given at run time."""
 
 from typing import Any
 
@@ -24,3 +24,18 @@ def quicken() -> None:
 
     once.once = True  # type: ignore[attr-defined]
     interpreter._patch_lang = once
+    _count_loops()
+
+
+def _count_loops() -> None:
+    """Let range() take a number that a kernel was given.
+
+    It lies in an array of one element, which Triton 3.6 hands to int(); numpy 2.4 refuses that.
+    """
+    replace = interpreter._patch_lang_tensor
+
+    def counted(tensor: Any, scope: Any) -> None:
+        replace(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = counted

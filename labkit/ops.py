@@ -30,6 +30,7 @@ def differentiable(
     output: Forward | None = None,
     training: Training | None = None,
     kept: Training | None = None,
+    result: bool = False,
 ) -> Forward:
     """One operator from ``forward(*tensors)`` and ``backward(upstream, *tensors)``.
 
@@ -45,7 +46,7 @@ def differentiable(
     tensors; ``backward(upstream, *tensors, *kept)`` gets them, and then they are freed. ``kept(*tensors)``
     returns a tuple of empty tensors like them. If the backward has a keyword-only ``spent``, it is told
     whether nobody will read the kept tensors again, so that it may overwrite them: eagerly, unless the graph
-    is retained.
+    is retained. With ``result`` it gets the output too, before what was kept; that is never spent.
 
     Called eagerly the operator is a plain autograd function, or the bare forward where nothing needs a
     gradient: a library operator costs the host several times as much. Triton launches on the current GPU:
@@ -61,8 +62,8 @@ def differentiable(
     parameters = [p for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
     count, required = len(parameters), sum(p.default is p.empty for p in parameters)
     gradients = _checked_gradients(name, [p.name for p in parameters], backward)
-    eager = _autograd_function(forward, training, gradients)
-    traced = _library_operator(name, parameters, forward, output or _like, training, kept, gradients)
+    eager = _autograd_function(forward, training, gradients, result)
+    traced = _library_operator(name, parameters, forward, output or _like, training, kept, gradients, result)
 
     def whole(tensors: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         """With None for those left out; too few or too many are for the forward to refuse."""
@@ -121,12 +122,14 @@ def _checked_gradients(name: str, names: list[str], backward: Backward) -> Backw
     return gradients
 
 
-def _autograd_function(forward: Forward, training: Training | None, gradients: Backward) -> Forward:
+def _autograd_function(
+    forward: Forward, training: Training | None, gradients: Backward, result: bool
+) -> Forward:
     class Operator(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *tensors: Tensor | None) -> Tensor:
             output, *kept = training(*tensors) if training else (forward(*tensors),)
-            ctx.save_for_backward(*tensors, *kept)
+            ctx.save_for_backward(*tensors, *([output] if result else []), *kept)
             return output
 
         @staticmethod
@@ -146,6 +149,7 @@ def _library_operator(
     training: Training | None,
     kept: Training | None,
     gradients: Backward,
+    result: bool,
 ) -> Forward:
     inputs = ", ".join(f"{_schema_type(p)} {p.name}" for p in parameters)
 
@@ -168,9 +172,9 @@ def _library_operator(
     backward_op = define("_backward", backward, backward_schema, backward_fake)
 
     def save(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor | list[Tensor]) -> None:
-        kept = output[1:] if training else []
+        first, *kept = output if training else [output]
         ctx.mark_non_differentiable(*kept)
-        ctx.save_for_backward(*inputs, *kept)
+        ctx.save_for_backward(*inputs, *([first] if result else []), *kept)
 
     def differentiate(ctx: Any, upstream: Any) -> tuple[Tensor | None, ...]:
         saved, wanted = ctx.saved_tensors, list(ctx.needs_input_grad)

@@ -35,6 +35,10 @@ _GROUPED_CONV_3080TI = {
     "source": f"{PARALLEL}, mixed precision",
 }
 
+RMS_NORM_PULL = 'PufferLib pull request 466, "Optimize RMS forward/backward kernels"'
+_RMS_NORM_L4 = {"forward": "rms_norm_l4_forward.csv", "backward": "rms_norm_l4_backward.csv"}
+_RMS_NORM_SERIES = {"original, L4": "original_ms", "optimised, L4": "optimized_ms"}
+
 
 def pseudo_linear() -> pd.DataFrame:
     """Published speedups of an elementwise ``x*w+b`` layer over nn.Linear, by width.
@@ -96,6 +100,44 @@ def grouped_conv_3080ti_speedup() -> pd.DataFrame:
     conv_ms, batched_ms = grouped_conv_3080ti()["ms"]
     point = {"series": "batched matmul over Conv1d, RTX 3080 Ti", "speedup": conv_ms / batched_ms}
     return pd.DataFrame([point | _GROUPED_CONV_3080TI])
+
+
+def rms_norm_l4() -> pd.DataFrame:
+    """Published times of the two RMSNorm kernels of a library before and after a rewrite, by (B, T, H).
+
+    Columns series, direction, batch, time, width, median_us, kind, device, dtype, source: the series of a
+    direction one after the other, in the order of the file. The post gives milliseconds, and neither how they
+    were taken nor the dtype: float32 is concluded from what the L4's L2 holds, (512, 64, 128) and not twice
+    as much. It says that the original backward kernel had bugs. (512, 128, 512) has no forward times.
+    """
+    parts = [_rms_norm_times(direction, series) for direction in _RMS_NORM_L4 for series in _RMS_NORM_SERIES]
+    return pd.concat(parts, ignore_index=True)
+
+
+def _rms_norm_times(direction: str, series: str) -> pd.DataFrame:
+    table = _read(_RMS_NORM_L4[direction])
+    return pd.DataFrame(
+        {
+            "series": series,
+            "direction": direction,
+            "batch": table["B"].astype(int),
+            "time": table["T"].astype(int),
+            "width": table["H"].astype(int),
+            # As written, the decimal point moved: 1.021 * 1000 is not 1021.
+            "median_us": [float(f"{ms}e3") for ms in table[_RMS_NORM_SERIES[series]]],
+            "kind": PUBLISHED,
+            "device": "NVIDIA L4",
+            "dtype": "float32",
+            "source": RMS_NORM_PULL,
+        }
+    )
+
+
+def rms_norm_shapes() -> list[dict[str, int]]:
+    """The 17 shapes of the backward half of :func:`rms_norm_l4`, as points of a sweep, in its order."""
+    table = rms_norm_l4()
+    one = table[(table["direction"] == "backward") & (table["series"] == "original, L4")]
+    return one[["batch", "time", "width"]].to_dict("records")
 
 
 def _read(file: str) -> pd.DataFrame:

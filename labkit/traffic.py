@@ -21,9 +21,15 @@ ROWS = 64
 """Largest size of the other axes: parameters and partial sums are then a small part of forward traffic."""
 
 
+STEPS = 4
+"""Most steps in time, where a shape has them; there are that many times fewer rows then."""
+
+
 def counted_shape(shape: Shape, x: str) -> Shape:
-    """The shape with its other axes no larger than ROWS."""
-    return {axis: size if axis == x else min(size, ROWS) for axis, size in shape.items()}
+    """The shape with other axes no larger than ROWS; with time it is STEPS, the others ROWS // STEPS."""
+    rows = ROWS // STEPS if "time" in shape else ROWS
+    most = {axis: STEPS if axis == "time" else rows for axis in shape} | {x: shape[x]}
+    return {axis: min(size, most[axis]) for axis, size in shape.items()}
 
 
 def row(contender: Contender, shape: Shape, x: str, dtype: str, direction: str) -> dict[str, Any]:

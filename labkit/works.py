@@ -90,7 +90,7 @@ RESIDUAL = Work(_residual_inputs, residual_block, _residual_bytes, _residual_flo
 
 def _fixed(panel: pd.DataFrame) -> Shape:
     """The sizes that a panel over width has one of."""
-    return {axis: int(panel[axis].iloc[0]) for axis in ("batch", "groups") if axis in panel}
+    return {axis: int(panel[axis].iloc[0]) for axis in ("batch", "groups", "time") if axis in panel}
 
 
 def floors(**works: Work) -> Callable[[pd.DataFrame], dict[str, Callable[[float], float]]]:

@@ -7,6 +7,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
 
+import numpy as np
 import pytest
 import triton
 import triton.language as tl
@@ -72,3 +73,32 @@ def test_a_kernel_that_fails_leaves_the_language_as_it_was():
         sums_kernel[(1,)](torch.ones(4), None, 4, BLOCK=16)
     assert tl.load is before
     assert sums(torch.ones(4)) == 8
+
+
+@triton.jit
+def steps_kernel(x, y, steps):
+    total = 0.0
+    for step in range(steps):
+        total += tl.load(x + step)
+    for step in tl.range(0, steps, num_stages=2):
+        total += tl.load(x + step)
+    tl.store(y, total)
+
+
+def test_a_loop_runs_to_a_number_that_the_kernel_was_given():
+    """Triton 3.6 with numpy 2.4 needs labkit for it: an array of one element is no number any more."""
+    interpreter.quicken()
+    y = torch.full((1,), torch.nan)
+    steps_kernel[(1,)](torch.arange(7.0), y, 5)
+    assert y.item() == 20
+
+
+def test_an_index_is_read_from_an_array_of_one_element():
+    interpreter.quicken()
+    scope = tritons._LangPatchScope()
+    tritons._patch_lang_tensor(tl.tensor, scope)
+    try:
+        handle = tritons.TensorHandle(np.array([3], np.int32), tl.int32)
+        assert list(range(tl.tensor(handle, tl.int32))) == [0, 1, 2]
+    finally:
+        scope.restore()

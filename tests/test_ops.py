@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from labkit import device, ops
 
@@ -629,6 +630,223 @@ def test_keyword_only_parameters_are_not_the_operators():
             torch.testing.assert_close(call(x), want)
             got, exact = (torch.autograd.grad(y.sum(), x, retain_graph=True)[0] for y in (call(x), want))
             torch.testing.assert_close(got, exact)
+
+
+# the output, for the backward
+
+
+class Exponential:
+    """weight * exp(x) + bias as an operator whose backward starts from the output; says what that gets.
+
+    ``keeps``: exp(x) is kept too, and overwritten where it may be.
+    """
+
+    def __init__(self, name: str, *, keeps: bool) -> None:
+        self.name, self.keeps = name, keeps
+        self.got: list[tuple[Tensor, ...]] = []
+        """What comes after the tensors, for each backward."""
+        self.spent: list[bool] = []
+        more = dict(training=self.training, kept=lambda x, *_: (torch.empty_like(x),)) if keeps else {}
+        self.call = ops.differentiable(name, ops.contiguous(self.forward), self.backward, result=True, **more)
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        y = weight * torch.exp(x)
+        return y if bias is None else y + bias
+
+    def training(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return ops.contiguous(self.forward)(x, weight, bias), torch.exp(x)
+
+    def backward(self, dy, x, weight, bias, *rest, spent):
+        self.got.append(rest)
+        self.spent.append(spent)
+        y, *kept = rest
+        dx = dy.contiguous() * (y if bias is None else y - bias)
+        grown = (kept[0] if spent else kept[0].clone()) if kept else torch.exp(x)
+        return dx, grown.mul_(dy).sum(0), None if bias is None else dy.sum(0)
+
+    def forget(self) -> None:
+        self.got.clear()
+        self.spent.clear()
+
+
+EXPONENTIALS = {
+    "nothing kept": Exponential("test_exponential", keeps=False),
+    "kept": Exponential("test_exponential_kept", keeps=True),
+}
+WRAPPED = pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
+
+
+@pytest.fixture(params=EXPONENTIALS)
+def op(request):
+    EXPONENTIALS[request.param].forget()
+    return EXPONENTIALS[request.param]
+
+
+def storage(tensor: Tensor) -> StorageWeakRef:
+    """Tells whether the tensor's memory is free."""
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def exponential_inputs(*needed: bool) -> list[Tensor]:
+    torch.manual_seed(0)
+    shapes = ((5, 7), (7,), (7,))[: len(needed)]
+    return [
+        torch.randn(s, device=device.name()).requires_grad_(n) for s, n in zip(shapes, needed, strict=True)
+    ]
+
+
+@WRAPPED
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("biased", [True, False, None], ids=["bias", "None", "left out"])
+def test_the_backward_gets_the_output_before_what_was_kept(wrap, op, layout, biased):
+    x, weight, bias = exponential_inputs(True, True, True)
+    tensors = (LAYOUTS[layout](x), weight, *{True: (bias,), False: (None,), None: ()}[biased])
+    y, want, needed = wrap(op.call)(*tensors), op.forward(*tensors), [t for t in tensors if t is not None]
+    torch.testing.assert_close(y, want)
+    upstream = 2 * want.detach()
+    pairs = (torch.autograd.grad(each, needed, upstream) for each in (y, want))
+    for got, exact in zip(*pairs, strict=True):
+        torch.testing.assert_close(got, exact)
+    ((output, *kept),) = op.got
+    assert torch.equal(output, y) and output.is_contiguous() and len(kept) == op.keeps
+    assert output.data_ptr() == y.data_ptr(), "the output itself, not a copy"
+
+
+@WRAPPED
+@pytest.mark.parametrize(
+    "needed", [(True, False, False), (False, True, False), (False, False, True)], ids=str
+)
+def test_one_gradient_is_enough_for_the_output_to_be_kept(wrap, op, needed):
+    tensors = exponential_inputs(*needed)
+    y = wrap(op.call)(*tensors)
+    (wanted,) = (t for t in tensors if t.requires_grad)
+    got, exact = (torch.autograd.grad(each.sum(), wanted) for each in (y, op.forward(*tensors)))
+    torch.testing.assert_close(got, exact)
+    assert op.got[0][0].data_ptr() == y.data_ptr()
+
+
+@WRAPPED
+@pytest.mark.parametrize("keeps", [False, True], ids=["nothing kept", "kept"])
+def test_without_result_the_backward_gets_what_was_kept_alone(wrap, keeps):
+    got = []
+
+    def backward(dy, x, *kept):
+        got.append(kept)
+        return (dy * torch.exp(x),)
+
+    def training(x: Tensor) -> tuple[Tensor, ...]:
+        return torch.exp(x), x + 1
+
+    more = dict(training=training, kept=lambda x: (torch.empty_like(x),)) if keeps else {}
+    op = ops.differentiable(f"test_no_result_{keeps}", lambda x: torch.exp(x), backward, **more)
+    x = torch.randn(3, 5, requires_grad=True)
+    y = wrap(op)(x)
+    memory, total = storage(y), y.sum()
+    del y
+    assert memory.expired(), "nobody needs the output"
+    assert torch.equal(torch.autograd.grad(total, x)[0], torch.exp(x))
+    ((*kept,),) = got
+    assert [t.tolist() for t in kept] == [(x + 1).tolist()] * keeps
+
+
+@WRAPPED
+def test_an_output_for_the_backward_lives_until_that_is_over(wrap, op):
+    tensors = exponential_inputs(True, True, True)
+    gc.collect()
+    gc.disable()  # it must go by itself, not when a cycle is found
+    try:
+        call = wrap(op.call)
+        y = call(*tensors)
+        memory, total = storage(y), y.sum()
+        del y
+        assert not memory.expired()
+        total.backward()
+        op.forget()
+        assert memory.expired()
+        y = call(*tensors)
+        memory = storage(y)
+        del y
+        assert memory.expired(), "or until nobody can ask for it"
+    finally:
+        gc.enable()
+
+
+@WRAPPED
+def test_the_output_is_saved_once_beside_the_tensors(wrap, op):
+    saved = []
+
+    def pack(tensor):
+        saved.append(tuple(tensor.shape))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        wrap(op.call)(*exponential_inputs(True, True, True))
+    assert sorted(saved) == [(5, 7)] * (2 + op.keeps) + [(7,)] * 2
+
+
+@WRAPPED
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode, None], ids=str)
+def test_without_gradients_no_output_is_saved(wrap, op, off):
+    def pack(tensor):
+        raise AssertionError("saved")
+
+    tensors = exponential_inputs(*[off is not None] * 3)
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with hooks, off() if off else torch.enable_grad():
+        y = wrap(op.call)(*tensors)
+    assert not y.requires_grad
+    memory = storage(y)
+    del y
+    assert memory.expired()
+
+
+@WRAPPED
+def test_an_output_that_was_written_to_is_refused_not_wrong(wrap, op):
+    tensors = exponential_inputs(True, True, True)
+    y = wrap(op.call)(*tensors)
+    with torch.no_grad():
+        y.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y.sum(), tensors)
+
+
+@WRAPPED
+def test_a_retained_graph_keeps_the_output_and_no_backward_spends_it(wrap, op):
+    tensors = exponential_inputs(True, True, True)
+    want = op.forward(*tensors)
+    y, exact = wrap(op.call)(*tensors), torch.autograd.grad(want.sum(), tensors)
+    for retain in (True, True, False):
+        got = torch.autograd.grad(y.sum(), tensors, retain_graph=retain)
+        for one, other in zip(got, exact, strict=True):
+            torch.testing.assert_close(one, other)
+    assert op.spent == [False, False, wrap is not compiled]
+    assert [output.data_ptr() for output, *_ in op.got] == [y.data_ptr()] * 3
+    torch.testing.assert_close(y, want)  # what was spent is what was kept
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(y.sum(), tensors)
+
+
+@WRAPPED
+def test_a_second_derivative_through_the_output_is_refused(wrap, op):
+    tensors = exponential_inputs(True, True, True)
+    with pytest.raises(RuntimeError):
+        y = wrap(op.call)(*tensors)
+        dx, *_ = torch.autograd.grad(y.square().sum(), tensors, create_graph=True)
+        torch.autograd.grad(dx.sum(), tensors)
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "None"])
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_all_parts_that_save_or_take_the_output_pass_the_checks_of_a_library_operator(op, part, bias):
+    x, weight, last = exponential_inputs(*[part == "forward"] * 3)
+    tensors = x, weight, last if bias else None
+    if part == "forward":
+        checked = getattr(torch.ops.labkit, op.name + "_training" * op.keeps)
+        torch.library.opcheck(checked.default, tensors)
+    else:
+        checked, y = getattr(torch.ops.labkit, f"{op.name}_backward"), op.forward(*tensors)
+        rest = [y, torch.exp(x)] if op.keeps else [y]
+        torch.library.opcheck(checked.default, (torch.cos(y), *tensors, rest, [True, False, bias]))
 
 
 # autocast

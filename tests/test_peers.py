@@ -10,7 +10,7 @@ if not torch.cuda.is_available():
 import re
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from simulated import install
@@ -19,17 +19,43 @@ from labkit import device, peers, sweeps
 from labkit.mlp_works import GEGLU_APART as GEGLU
 from labkit.mlp_works import geglu_apart as geglu
 from labkit.mlp_works import gelu
-from labkit.sweeps import Contender
+from labkit.recurrent_works import (
+    EPS,
+    LINEAR_RECURRENCE,
+    LOG_RECURRENCE,
+    RMS_NORM,
+    linear_recurrence,
+    log_recurrence,
+    rms_norm,
+)
+from labkit.sweeps import ALLOWED_ERROR, Contender
 
 SHAPE = {"batch": 6, "width": 8, "hidden": 20}
+SEQUENCES = {"batch": 2, "time": 5, "width": 3}
 LIGER = Contender("Liger", peers.liger_geglu, GEGLU, peer="liger-kernel")
+CALLS = {
+    "liger_geglu": ("liger_kernel", "liger-kernel", GEGLU, SHAPE),
+    "liger_rms_norm": ("liger_kernel", "liger-kernel", RMS_NORM, SEQUENCES),
+    "fla_recurrence": ("fla", "fla-core", LOG_RECURRENCE, SEQUENCES),
+    "fla_chunked_recurrence": ("fla", "fla-core", LOG_RECURRENCE, SEQUENCES),
+    "accelerated_scan": ("accelerated_scan", "accelerated-scan", LINEAR_RECURRENCE, SEQUENCES),
+}
+"""What is imported for each call, the package that has it, and what it computes."""
+FLA = {"fused_recurrent_hgrn": peers.fla_recurrence, "chunk_hgrn": peers.fla_chunked_recurrence}
 
 
-def installed():
+def installed(package):
     try:
-        return bool(version("liger-kernel"))
+        return bool(version(package))
     except PackageNotFoundError:
         return False
+
+
+def on_gpu_with(package, whose):
+    return pytest.mark.skipif(
+        not (device.has_gpu() and installed(package)),
+        reason=f"{whose} kernels need a GPU, and {package} installed",
+    )
 
 
 class Without:
@@ -43,11 +69,20 @@ class Without:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
+def without(monkeypatch, package):
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Without(package), *sys.meta_path])
+
+
 @pytest.fixture
 def missing(monkeypatch):
-    for name in [name for name in sys.modules if name.split(".")[0] == "liger_kernel"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "meta_path", [Without("liger_kernel"), *sys.meta_path])
+    without(monkeypatch, "liger_kernel")
+
+
+def stand_in(monkeypatch, module, **names):
+    """A module that has these names only, and no other module."""
+    monkeypatch.setattr(peers, "import_module", {module: SimpleNamespace(**names)}.__getitem__)
 
 
 @pytest.fixture
@@ -66,10 +101,13 @@ def faked(monkeypatch):
     monkeypatch.setitem(sys.modules, "liger_kernel.ops.geglu", module)
 
 
-def test_what_is_not_installed_is_named_with_the_remedy(missing):
-    said = re.escape("liger-kernel is not installed: pip install -e '.[peers]'")
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_not_installed_is_named_with_the_remedy(name, monkeypatch):
+    module, package, work, shape = CALLS[name]
+    without(monkeypatch, module)
+    said = re.escape(f"{package} is not installed: pip install -e '.[peers]'")
     with pytest.raises(peers.MissingError, match=said):
-        peers.liger_geglu(*GEGLU.inputs(SHAPE))
+        getattr(peers, name)(*work.inputs(shape))
 
 
 @pytest.fixture
@@ -116,10 +154,130 @@ def test_the_mlp_around_the_product_is_geglu(faked):
     torch.testing.assert_close(peers.liger_geglu(*inputs), geglu(*inputs))
 
 
-@pytest.mark.skipif(
-    not (device.has_gpu() and installed()), reason="Liger's kernels need a GPU, and liger-kernel installed"
-)
+def test_liger_norms_in_float32_and_in_memory_of_its_own(monkeypatch):
+    class Norm:
+        @staticmethod
+        def apply(*given):
+            x, weight, *options = given
+            assert options == [EPS, 0.0, "gemma", False]
+            return rms_norm(x, weight)
+
+    stand_in(monkeypatch, "liger_kernel.ops.rms_norm", LigerRMSNormFunction=Norm)
+    inputs = RMS_NORM.inputs(SEQUENCES)
+    torch.testing.assert_close(peers.liger_rms_norm(*inputs), rms_norm(*inputs))
+
+
+@pytest.mark.parametrize("name", FLA)
+def test_the_gate_of_fla_is_the_logarithm(name, monkeypatch):
+    def hgrn(x, g):
+        return linear_recurrence(g.exp(), x), None
+
+    stand_in(monkeypatch, "fla.ops.hgrn", **{name: hgrn})
+    comparison = sweeps.accuracy.Comparison(FLA[name], log_recurrence, "forward_backward")
+    inputs = [t.double().requires_grad_() for t in LOG_RECURRENCE.inputs(SEQUENCES)]
+    assert comparison.complete(inputs) < 1e-12
+
+
+@pytest.fixture
+def scanned(monkeypatch):
+    """The sizes (B, H, T) that a stand-in for accelerated-scan was called with."""
+    sizes = []
+
+    def scan(forget, inputs):
+        assert forget.is_contiguous() and inputs.is_contiguous()
+        sizes.append(tuple(inputs.shape))
+        return linear_recurrence(forget.transpose(1, 2), inputs.transpose(1, 2)).transpose(1, 2).contiguous()
+
+    stand_in(monkeypatch, "accelerated_scan.scalar", scan=scan)
+    return sizes
+
+
+def test_the_scan_has_the_steps_last_and_the_result_has_them_back(scanned):
+    inputs = LINEAR_RECURRENCE.inputs(SEQUENCES)
+    got = peers.accelerated_scan(*inputs)
+    torch.testing.assert_close(got, linear_recurrence(*inputs))
+    assert got.is_contiguous() and scanned == [(2, 3, 5)]
+
+
+@pytest.mark.parametrize(("time", "padded"), [(3, 4), (4, 4), (5, 8)])
+def test_the_scan_is_padded_for_gradients_alone(time, padded, scanned, monkeypatch):
+    monkeypatch.setattr(peers, "SCAN_STEPS", 4)
+    comparison = sweeps.accuracy.Comparison(peers.accelerated_scan, linear_recurrence, "forward_backward")
+    inputs = [t.double().requires_grad_() for t in LINEAR_RECURRENCE.inputs(SEQUENCES | {"time": time})]
+    assert comparison.complete(inputs) < 1e-12
+    with torch.no_grad():
+        peers.accelerated_scan(*inputs)
+    assert scanned == [(2, 3, padded), (2, 3, time)]
+
+
+def agrees(call, work, shape, dtype, direction="forward_backward"):
+    """A call, and its gradients, beside float64; the result has the dtype of the inputs."""
+    inputs = [t.to(getattr(torch, dtype)).requires_grad_() for t in work.inputs(shape)]
+    comparison = sweeps.accuracy.Comparison(call, work.reference, direction)
+    assert comparison.complete(inputs) < ALLOWED_ERROR[dtype]
+    assert call(*inputs).dtype == inputs[0].dtype
+
+
+@on_gpu_with("liger-kernel", "Liger's")
 def test_liger_computes_geglu_and_its_gradients():
     comparison = sweeps.accuracy.Comparison(peers.liger_geglu, geglu, "forward_backward")
     inputs = [t.bfloat16().requires_grad_() for t in GEGLU.inputs({"batch": 64, "width": 128})]
     assert comparison.complete(inputs) < 1e-2
+
+
+@on_gpu_with("liger-kernel", "Liger's")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("width", [128, 640])
+def test_liger_computes_the_norm_and_its_gradients(width, dtype):
+    agrees(peers.liger_rms_norm, RMS_NORM, {"batch": 4, "time": 33, "width": width}, dtype)
+
+
+@on_gpu_with("liger-kernel", "Liger's")
+def test_the_norm_of_liger_leaves_the_upstream_gradient_as_it_is():
+    inputs = [t.requires_grad_() for t in RMS_NORM.inputs(SEQUENCES)]
+    upstream = torch.randn_like(inputs[0])
+    before = upstream.clone()
+    peers.liger_rms_norm(*inputs).backward(upstream)
+    assert torch.equal(upstream, before)
+
+
+@on_gpu_with("fla-core", "flash-linear-attention's")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(  # in chunks of 128 steps, whose gradients are off where the last one is not full
+    ("name", "time"), [*((name, time) for name in FLA for time in (100, 256)), ("fused_recurrent_hgrn", 300)]
+)
+def test_fla_computes_the_recurrence_and_its_gradients(name, time, dtype):
+    agrees(FLA[name], LOG_RECURRENCE, {"batch": 3, "time": time, "width": 80}, dtype)
+
+
+@on_gpu_with("accelerated-scan", "accelerated-scan's")
+@pytest.mark.parametrize("direction", ["forward", "forward_backward"])
+@pytest.mark.parametrize("time", [100, peers.SCAN_STEPS, peers.SCAN_STEPS + 1])
+def test_accelerated_scan_computes_the_recurrence_and_its_gradients(time, direction):
+    shape = {"batch": 3, "time": time, "width": 20}
+    agrees(peers.accelerated_scan, LINEAR_RECURRENCE, shape, "float32", direction)
+
+
+def test_a_peer_is_tuned_at_these_shapes_forward_and_backward(monkeypatch):
+    seen = []
+
+    def call(log_a, b):
+        seen.append(tuple(b.shape))
+        return log_recurrence(log_a, b)
+
+    monkeypatch.setattr(peers.device, "has_gpu", lambda: True)
+    contender = Contender("peer", call, LOG_RECURRENCE)
+    with torch.no_grad():
+        peers.tune([contender], [SEQUENCES, SEQUENCES | {"time": 4}])
+    assert seen == [(2, 5, 3), (2, 4, 3)]
+
+
+def test_nothing_is_tuned_without_a_gpu_or_the_package(monkeypatch):
+    monkeypatch.setattr(peers.device, "has_gpu", lambda: False)
+    peers.tune([Contender("peer", pytest.fail, LOG_RECURRENCE)], [SEQUENCES])
+
+    def missing(*_):
+        raise peers.MissingError("fla-core")
+
+    monkeypatch.setattr(peers.device, "has_gpu", lambda: True)
+    peers.tune([Contender("peer", missing, LOG_RECURRENCE)], [SEQUENCES])

@@ -112,3 +112,10 @@ def test_inputs_are_cast_and_gradients_reach_all_of_them():
 
     row = counted(call, {"width": 3}, "float16", "forward_backward", work)
     assert seen == [(torch.float16, torch.float16, True, True)] and row["note"] == ""
+
+
+def test_a_recurrence_is_counted_over_few_steps():
+    shape = {"batch": 1024, "time": 64, "width": 512}
+    assert traffic.counted_shape(shape, "width") == {"batch": 16, "time": 4, "width": 512}
+    assert traffic.counted_shape(shape, "time") == {"batch": 16, "time": 64, "width": 16}
+    assert traffic.counted_shape({"batch": 1024, "groups": 3, "width": 512}, "width")["batch"] == 64

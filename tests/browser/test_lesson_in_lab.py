@@ -14,6 +14,7 @@ LESSON = lessons.resolve("01_launch_overhead")
 FUSION = lessons.resolve("02_kernel_fusion")
 GROUPED = lessons.resolve("03_grouped_matmul")
 GRAPHS = lessons.resolve("04_cuda_graphs")
+RECURRENT = lessons.resolve("05_recurrent_kernel")
 WRONG = "    mask = at <= count\n"
 RIGHT = "    mask = at < count\n"
 LOOP = "    while True:\n        at += 0\n"
@@ -29,13 +30,32 @@ def panel_of(page: jupyter_lab.NotebookPage, lesson: Path) -> int:
     return panel
 
 
-def open_and_run(page: jupyter_lab.NotebookPage, lesson: Path) -> None:
-    """The whole lesson, whose saved answers nobody saw before."""
-    page.open(lesson)
+def open_unseen(page: jupyter_lab.NotebookPage, lesson: Path, height: int = 900) -> None:
+    """The lesson, whose saved answers nobody sees yet."""
+    page.open(lesson, height=height)
     saved_answers = page.page.locator(".jp-Notebook").get_by_text("No guess was sealed")
     assert not any(answer.is_visible() for answer in saved_answers.all()), "a saved answer is in sight"
+
+
+def run_all(page: jupyter_lab.NotebookPage) -> None:
+    """Every cell of the lesson, and none fails."""
     page.run_all(seconds=300)
     assert not page.page.locator(".jp-Notebook .jp-OutputArea-error").count(), "a cell failed"
+
+
+def open_and_run(page: jupyter_lab.NotebookPage, lesson: Path) -> None:
+    """The whole lesson, from the first cell to the last."""
+    open_unseen(page, lesson)
+    run_all(page)
+
+
+def seal(page: jupyter_lab.NotebookPage, guess: int, number: str) -> None:
+    """Guess a number in the cell that asks for it."""
+    box = page.output(guess).get_by_role("textbox")
+    box.fill(number)
+    box.press("Enter")
+    page.button("Seal my guess", guess).click()
+    page.output(guess).get_by_text("Sealed").first.wait_for()
 
 
 def answer(page: jupyter_lab.NotebookPage, cell: int, source: str, verdict: str) -> None:
@@ -56,18 +76,12 @@ def run_and_stop(page: jupyter_lab.NotebookPage, panel: int, name: str) -> None:
 
 
 def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> None:
-    page.open(LESSON)
-    saved_answers = page.page.locator(".jp-Notebook").get_by_text("No guess was sealed")
-    assert not any(answer.is_visible() for answer in saved_answers.all()), "a saved answer is in sight"
+    open_unseen(page, LESSON)
     page.run_cell(page.index_of("import math"))
     guess = page.index_of('"pseudo-linear ratio at 160"')
     for cell in range(page.index_of("import math"), guess + 1):
         page.run_cell(cell)
-    box = page.output(guess).get_by_role("textbox")
-    box.fill("40")
-    box.press("Enter")
-    page.button("Seal my guess", guess).click()
-    page.output(guess).get_by_text("Sealed").first.wait_for()
+    seal(page, guess, "40")
     page.screenshot("lesson-guess", guess)
 
     page.run_all(seconds=240)
@@ -174,4 +188,61 @@ def test_a_reader_works_through_lesson_4(page: jupyter_lab.NotebookPage) -> None
     run_and_stop(page, panel_of(page, GRAPHS), "graphs-panel")
     for name, title in (("capture", 'tasks.check("capture"'), ("timeline", "panels.timeline(waits")):
         page.screenshot(f"graphs-{name}", page.index_of(title))
+    assert page.errors == []
+
+
+STEP = """state = tl.load(a + at, inside) * state + tl.load(b + at, inside)
+        tl.store(h + at, state, inside)
+        at += BH"""
+FRESH = "tl.load(reset + row * T + t)"
+DECAYED = "decayed = tl.load(a + at, inside) * state"
+FACTOR = f"{DECAYED} * (1.0 - {FRESH})"
+ATTEMPTS = {
+    "original": (
+        [("at = column + k", "at = row * H + k")],
+        [("idx, gy, inside)", "idx, gy * value / r, inside)"), ("dw[-1]", "dw.sum(0)")],
+    ),
+    "recurrence": ([("...", STEP)], [("at += BH", "at += H")]),
+    "reset": (
+        [(DECAYED, FACTOR)],
+        [(FACTOR, f"{DECAYED}\n        decayed = tl.where({FRESH}, 0.0, decayed)")],
+    ),
+}
+"""What of lesson 5's cells is replaced for an attempt that is wrong, and then for one that is right."""
+
+
+@TWO_MINUTES
+def test_a_reader_works_through_lesson_5(page: jupyter_lab.NotebookPage) -> None:
+    open_unseen(page, RECURRENT, height=1400)  # of its cells in the pictures some are tall
+    growth, depth = page.index_of('"growth with H"'), page.index_of('"steps on their way"')
+    for cell in range(page.index_of("import re\n"), growth + 1):
+        page.run_cell(cell)
+    seal(page, growth, "2")
+    page.screenshot("recurrent-guess", growth)
+    run_all(page)
+    assert "You guessed 2×. The answer: 3.8" in page.text(page.index_of("guess_growth.reveal("))
+    seal(page, depth, "12")
+    answered = page.index_of("guess_steps.reveal(")
+    page.run_cell(answered)
+    assert re.search("guess(ed| of) 12 steps", page.text(answered))
+    for name, attempts in ATTEMPTS.items():
+        cell = page.index_of(f'tasks.check("{name}"')
+        assert "not attempted" in page.text(cell)
+        source = page.sources()[cell]
+        for pairs, verdict, hints in zip(attempts, ("wrong", "right"), (1, 0), strict=True):
+            for old, new in pairs:
+                assert source.count(old) == 1
+                source = source.replace(old, new)
+            answer(page, cell, source, verdict)
+            assert page.output(cell).get_by_text("Hint 1").count() == hints
+        page.screenshot(f"recurrent-{name}", cell)
+    run_and_stop(page, panel_of(page, RECURRENT), "recurrent-panel")
+    for name, title in (
+        ("butterfly", "figures.butterfly("),
+        ("norms", 'title="RMSNorm backward'),
+        ("loads", 'title="512 x 64 x 128'),
+        ("roofs", 'title="Share of a copy'),
+        ("train", "trained = own.times("),
+    ):
+        page.screenshot(f"recurrent-{name}", page.index_of(title))
     assert page.errors == []
