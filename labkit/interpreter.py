@@ -36,6 +36,6 @@ def _count_loops() -> None:
 
     def counted(tensor: Any, scope: Any) -> None:
         replace(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
 
     interpreter._patch_lang_tensor = counted
