@@ -87,10 +87,11 @@ def speedups(plan: Plan, table: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def sentences(plan: Plan, table: pd.DataFrame) -> list[str]:
-    """What the figure says, in words: one sentence for each origin and panel."""
+    """What the figure says, in words: one sentence for each origin and panel that has both to compare."""
     found = []
-    apart = ["kind", "device", "dtype", "direction", *plan.others]
-    for _, part in table.groupby([name for name in apart if name in table], sort=False):
+    apart = [name for name in ("kind", "device", "dtype", "direction", *plan.others) if name in table]
+    parts = [part for _, part in table.groupby(apart, sort=False)]
+    for part in [part for part in parts if {plan.of, plan.over} <= set(part["contender"])] or parts:
         where = [str(part["dtype"].iloc[0]), *(named(axis, part[axis].iloc[0]) for axis in plan.others)]
         what = roofline.finding(part, plan.of, plan.over, plan.x)
         found.append(f"{', '.join(where)}: {what} ({origin(part, str(part['kind'].iloc[0]))})")

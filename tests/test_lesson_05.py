@@ -788,9 +788,11 @@ def test_programs_of_the_norm_cover_all_rows(lesson, launches):
         lesson.rms_norm(meta(rows, width, dtype=dtype), meta(width, dtype=dtype))
         (made,) = launches
         (programs,), height, columns = made.grid, made.BM, made.BH
-        tile = height * columns * dtype.itemsize
+        row = width * dtype.itemsize
         assert rows == made.M and programs == math.ceil(rows / height)
-        assert width <= columns and (tile == 2048 or (height == 1 and tile > 2048))
+        assert width <= columns and is_power(height)
+        assert height * row >= 2048 or 2 * height * columns > 1024, "two KB, or a lane's share of numbers"
+        assert height == 1 or (height // 2 * row < 2048 and height * columns <= 1024), "and no more"
         assert is_power(made.num_warps) and columns <= 512 * made.num_warps
         assert width > 512 or made.num_warps == 1
 

@@ -222,7 +222,7 @@ def test_eps_is_added_to_the_mean_square():
     for eps in (0.0, 0.5):
         want = weight * b / (b.square().mean(-1, keepdim=True) + eps).sqrt()
         torch.testing.assert_close(rms_recurrence(a, b, weight, eps=eps), want)
-    zeros = torch.zeros(B, T, H, dtype=torch.float64, requires_grad=True)
+    zeros = torch.zeros(B, T, H, dtype=torch.float64, device=a.device, requires_grad=True)
     states = rms_recurrence(zeros, zeros, weight)
     assert not states.any()
     (gradient,) = torch.autograd.grad(states.sum(), zeros)

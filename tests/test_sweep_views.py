@@ -209,6 +209,13 @@ def test_the_numbers_of_two_devices_stand_apart(plan):
     assert readout(plan, table()).index.name == "width"
 
 
+def test_a_panel_without_the_one_to_compare_with_has_no_sentence_beside_those_that_have(plan):
+    half = table(dtype="float16")
+    alone = half[half["contender"] == "labkit"]
+    assert [said.split(",")[0] for said in sentences(plan, pd.concat([table(), alone]))] == ["float32"]
+    assert "was measured for both" in sentences(plan, alone)[0]
+
+
 def test_the_page_has_figure_sentences_and_numbers_and_escapes_names(monkeypatch):
     gpu = install(monkeypatch.setattr)
     plan = planned(gpu, contenders=(doubling(gpu, "a<b"), doubling(gpu, "eager")), of="a<b")
