@@ -1,4 +1,4 @@
-"""The command line: ``labkit run``, ``labkit doctor``, ``labkit record``.
+"""The command line: ``labkit run``, ``labkit doctor``, ``labkit record``, ``labkit bench``.
 
 Commands import what they need themselves: help appears at once, and doctor works where Jupyter, torch or
 triton do not.
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -18,6 +18,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from labkit import __version__, places
+
+if TYPE_CHECKING:  # commands import what they need themselves
+    from labkit.bench import Bench
+    from labkit.rows import Row
 
 
 class Mistake(click.ClickException):
@@ -172,6 +176,148 @@ def _record_all(console: Console, paths: list[Path], again: bool) -> bool:
         else:
             reports.say(console, f"{path.stem}: recorded in {result.seconds:.0f} s")
     return complete
+
+
+@cli.command("bench")
+@click.argument("wanted", metavar="[SUITE]...", nargs=-1)
+@click.option(
+    "json_path", "--json", metavar="F", type=click.Path(path_type=Path), help="Write the rows to F."
+)
+@click.option("csv_path", "--csv", metavar="F", type=click.Path(path_type=Path), help="The same as a table.")
+@click.option("--peers", is_flag=True, help="Take along the contenders from other packages.")
+@click.option("--again", is_flag=True, help="Measure also what a stopped run has measured.")
+@click.option("--figure", is_flag=True, help="Draw one page: each suite as a share of its floor.")
+@click.option(
+    "--record", is_flag=True, help="Keep a full run beside the tapes, and renew the README's table."
+)
+@click.option(
+    "compared", "--compare", metavar="A B", nargs=2, type=click.Path(path_type=Path),
+    help="Measure nothing: say which rows moved beyond their spread from file A to file B.",
+)  # fmt: skip
+def bench_command(
+    wanted: tuple[str, ...],
+    json_path: Path | None,
+    csv_path: Path | None,
+    peers: bool,
+    again: bool,
+    figure: bool,
+    record: bool,
+    compared: tuple[Path, Path] | None,
+) -> None:
+    """Measure suites (all of them, if none is named): ours beside the other contenders."""
+    console = Console()
+    if compared:
+        if wanted or json_path or csv_path or peers or again or figure or record:
+            raise Mistake("--compare measures nothing: give it two files, and no suite or other option")
+        _compare(console, *compared)
+        return
+    from labkit import bench, device, suites
+
+    with mistakes():
+        chosen = suites.chosen(wanted)
+        outputs = [path for path in (json_path, csv_path) if path]
+        for path in outputs:
+            bench.check_writable(path)
+    if len({path.resolve() for path in outputs}) < len(outputs):
+        raise Mistake("--json and --csv name one file: give each its own")
+    if record and (wanted or not peers):
+        raise Mistake("--record keeps full runs only: name no suite, and add --peers")
+    if not device.has_gpu():
+        if figure and not (wanted or outputs or peers or again or record):
+            _draw_recorded(console)
+            return
+        raise click.ClickException(
+            "nothing is timed: a benchmark needs a GPU, and this session has none: see `labkit doctor`"
+        )
+    _bench(console, bench.Bench(chosen, peers, again), json_path, csv_path, figure, record)
+
+
+def _bench(
+    console: Console, run: "Bench", json_path: Path | None, csv_path: Path | None, figure: bool, record: bool
+) -> None:
+    """Measure, write what was asked for, say who has no time; rows of a stopped run are written too."""
+    from labkit import bench, bench_report, reports, rows
+    from labkit import peers as packages
+
+    def write() -> None:
+        try:
+            if json_path:
+                rows.write(json_path, run.measured)
+            if csv_path:
+                bench.write_csv(csv_path, run.measured)
+        except OSError as error:
+            raise Mistake(f"{error}; the rows are kept, and the same command takes them up") from error
+
+    for sentence in packages.unexpected() if run.with_peers else []:
+        reports.say(console, sentence)
+    if figure or record:
+        from labkit import machine
+
+        machine.roofs()  # measured first, where they are not known: without them there is no floor
+    try:
+        with bench_report.report(console) as run.progress:
+            run.run()
+    except (KeyboardInterrupt, SystemExit):
+        write()
+        reports.say(console, f"{len(run.measured)} rows are kept: within an hour the same command goes on.")
+        raise
+    write()
+    if run.kept:
+        reports.say(console, f"{run.kept} rows were measured before the last run was stopped.")
+    console.print(bench_report.results(run.measured))
+    for gap in bench.gaps(run.measured):
+        reports.say(console, f"no time: {gap}")
+    if figure:
+        _draw(console, run.measured)
+    if record:
+        _keep(console, run.measured)
+    run.forget()
+
+
+def _keep(console: Console, measured: "list[Row]") -> None:
+    from labkit import bench, bench_table, machine, places, record, reports
+
+    record.record_roofs(machine.cache_path(), machine.identity(), places.RECORDED)
+    reports.say(console, f"Recorded: {os.path.relpath(bench.keep(measured))}")
+    bench_table.write()
+
+
+def _draw(console: Console, measured: "list[Row]") -> None:
+    from labkit import bench_figure, bench_table, reports
+
+    roofs = bench_table.roofs_of(measured)
+    if roofs is None:
+        raise Mistake("there are no roofs of the device that the rows are from, so no floor to draw")
+    places.BUILD.mkdir(parents=True, exist_ok=True)
+    path = bench_figure.page(measured, roofs).save(places.BUILD / "bench.png")
+    reports.say(console, f"Drawn: {os.path.relpath(path)}")
+
+
+def _draw_recorded(console: Console) -> None:
+    """Without a GPU: the page of the last full run of a recorded device."""
+    from labkit import bench_table
+
+    with mistakes():
+        measured = bench_table.recorded()
+    if not measured:
+        raise click.ClickException(
+            "nothing is timed or drawn: there is no GPU in this session, and no full run is recorded"
+        )
+    _draw(console, measured)
+
+
+def _compare(console: Console, before: Path, after: Path) -> None:
+    from labkit import bench_compare, reports
+
+    with mistakes():
+        files = [bench_compare.read(path) for path in (before, after)]
+    found = bench_compare.compare(*files)
+    for path, measured in zip((before, after), files, strict=True):
+        reports.say(console, f"{path}: {bench_compare.machines(measured)}")
+    if found.moved:
+        console.print(bench_compare.table(found), highlight=False)
+    for sentence in bench_compare.summary(found):
+        reports.say(console, sentence)
 
 
 def _chosen(names: tuple[str, ...]) -> list[Path]:

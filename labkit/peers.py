@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 import torch
@@ -16,6 +17,9 @@ from labkit.sweeps import Contender, Shape
 
 SCAN_STEPS = 2048
 """Steps that accelerated-scan's kernel takes at a time."""
+
+EXPECTED = {"liger-kernel": "0.8.5", "fla-core": "0.6.0", "accelerated-scan": "0.3.1"}
+"""The packages behind the contenders, and the versions that these were written for and tried with."""
 
 
 class MissingError(RuntimeError):
@@ -110,6 +114,24 @@ def _time_last(x: Tensor, spare: int) -> Tensor:
     """(B, T, H) as (B, H, T + spare), contiguous; zeros in the spare steps."""
     lanes = x.transpose(1, 2)
     return (pad(lanes, (0, spare)) if spare else lanes).contiguous()
+
+
+def installed(package: str) -> str | None:
+    """The version of a package; None without it, or without its metadata."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def unexpected() -> list[str]:
+    """A sentence for each package that is there in another version than the contenders were tried with."""
+    found = {package: installed(package) for package in EXPECTED}
+    return [
+        f"{package} is version {here}: its contenders were tried with {EXPECTED[package]}."
+        for package, here in found.items()
+        if here is not None and here.partition("+")[0] != EXPECTED[package]
+    ]
 
 
 @torch.enable_grad()

@@ -125,6 +125,7 @@ def run(
     progress: Callable[[int, int, Row], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
     resume: bool = True,
+    tape: Path | None = None,
 ) -> pd.DataFrame:
     """Measure every contender at every point; a table with a row for each.
 
@@ -132,7 +133,8 @@ def run(
     each contender's result is compared with float64. Out of memory, an error or a wrong result is a row
     without a time and with a note; the others go on. ``progress(done, total, row)`` hears of each row. When
     ``stop()`` turns true the rows measured so far are returned. With ``resume`` a sweep that was interrupted
-    within the last hour, of the same code on the same machine, is continued.
+    within the last hour, of the same code on the same machine, is continued. With ``tape`` the rows stay
+    in that file, and what it holds of this sweep is not measured again; the caller answers for what it holds.
 
     Without a GPU nothing is measured: the rows of this suite, dtype, direction, clock and cache state come
     from a recorded device, and the table is empty when there is none.
@@ -151,7 +153,7 @@ def run(
     axes = list(dict.fromkeys(axis for shape in listed for axis in shape))
     if not device.has_gpu():
         return rows.table((row for row in rows.recorded(suite) if how.matches(row)), axes)
-    journal = Journal.of(how, contenders, resume)
+    journal = Journal.of(how, contenders, resume, tape)
     measured: list[Row] = []
     total = sum(contender.fits(shape) for shape in listed for contender in contenders)
     try:
@@ -414,11 +416,13 @@ class Journal:
         self._gaps = {row.key for row in self._known if row.median_us is None}
 
     @classmethod
-    def of(cls, how: _How, contenders: Sequence[Contender], resume: bool) -> "Journal":
-        """The tape that is being recorded, else this sweep's own file in the user's cache."""
-        tape = os.environ.get(TAPE)
-        if tape:
-            path = Path(tape)
+    def of(
+        cls, how: _How, contenders: Sequence[Contender], resume: bool, tape: Path | None = None
+    ) -> "Journal":
+        """The given tape, or the one being recorded, else this sweep's own file in the user's cache."""
+        named = tape or os.environ.get(TAPE)
+        if named:
+            path = Path(named)
             taped = rows.read(path)
             rows.write(path, taped)  # without a torn last line
             return cls(path, (row for row in taped if how.matches(row)), keep=True)
@@ -467,22 +471,38 @@ def readable(path: Path) -> list[Row]:
 
 
 def _sources(function: Any, seen: set[int]) -> list[str]:
-    """Source of a function or kernel, of those that it uses from its own module, and its plain values."""
+    """Source of a function, kernel or class, of what a function uses from its own module or was given, of
+    operators made with ops.differentiable; and its plain values."""
     function = _innermost(function)
-    if id(function) in seen or not hasattr(function, "__code__"):
+    if id(function) in seen or not (hasattr(function, "__code__") or isinstance(function, type)):
         return []
     seen.add(id(function))
-    try:
-        found = [inspect.getsource(function)]
-    except OSError:  # typed into a console: only its bytecode is known
-        found = [function.__code__.co_code.hex()]
+    if isinstance(function, type):  # its own methods alone: what they use may be a whole library
+        methods = (getattr(method, "__func__", method) for method in vars(function).values())
+        return [_source(method) for method in methods if hasattr(method, "__code__")]
+    found = [_source(function)]
     names = function.__code__.co_names
     used = [function.__globals__[name] for name in names if name in function.__globals__]
     given = [*(cell.cell_contents for cell in function.__closure__ or ()), *(function.__defaults__ or ())]
     given += getattr(function, "made_of", ())  # ops.differentiable
     found += [repr(value) for value in (*used, *given) if isinstance(value, PLAIN)]
-    used = [other for other in used if getattr(_innermost(other), "__module__", None) == function.__module__]
+    used += [value for one in used if isinstance(one, dict) for value in one.values()]  # operators by name
+    used = [other for other in used if _belongs(other, function.__module__)]
     return found + [source for other in (*used, *given) for source in _sources(other, seen)]
+
+
+def _source(function: Any) -> str:
+    try:
+        return inspect.getsource(function)
+    except OSError:  # typed into a console: only its bytecode is known
+        code: bytes = function.__code__.co_code
+        return code.hex()
+
+
+def _belongs(other: Any, module: str) -> bool:
+    """Whether it is of this module, or an operator, which is made elsewhere of functions of a module."""
+    other = _innermost(other)
+    return getattr(other, "__module__", None) == module or hasattr(other, "made_of")
 
 
 def _innermost(kernel: Any) -> Any:

@@ -48,7 +48,7 @@ def labkit(*arguments):
 
 def test_version_and_help():
     assert __version__ in labkit("--version").output
-    assert all(name in labkit("-h").output for name in ["run", "doctor", "record"])
+    assert all(name in labkit("-h").output for name in ["run", "doctor", "record", "bench"])
 
 
 def test_run_goes_on_after_a_failing_lesson_and_fails(course):

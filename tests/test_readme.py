@@ -19,7 +19,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from labkit import bootstrap, cli, codegen, lessons, places
+from labkit import bench_table, bootstrap, cli, codegen, lessons, places, suites
 from labkit.rows import KINDS
 
 ROOT = places.CHECKOUT
@@ -29,6 +29,7 @@ DRAW = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "draw.py")))
 REDRAW = "README.md or docs/width_sweep.png is not what the tape says: run `python -m docs.draw`"
 OTHERS = (
     "source .venv/bin/activate",
+    "pip install -e '.[peers]'",
     "pip install pre-commit",
     "pre-commit install",
     "conda env create -f environment.yml",
@@ -93,6 +94,7 @@ def check_labkit(arguments: list[str]) -> None:
     if name not in cli.cli.commands:
         raise ValueError(f"labkit {name}: no such command")
     parsed = cli.cli.commands[name].make_context(name, rest).params
+    suites.chosen(parsed.get("wanted", ()))
     for path in [lessons.resolve(lesson) for lesson in parsed.get("names", ())]:
         lessons.check_parameters(path, dict(pair.split("=", 1) for pair in parsed.get("assignments", ())))
 
@@ -134,6 +136,7 @@ def test_the_commands_within_the_text_exist() -> None:
         "make run LESSONS=01 ARGS='-p max_width=wide'",
         "make record ARGS=--chekc",
         "labkit benhc",
+        "labkit bench afine",
         "labkit doctor --measures",
         "python -m docs.paint",
         "jupytext --too py:percent",
@@ -225,6 +228,10 @@ def between_marks() -> str:
     return README.partition(DRAW.BEGIN)[2].partition(DRAW.END)[0]
 
 
+def benchmark() -> str:
+    return README.partition(bench_table.BEGIN)[2].partition(bench_table.END)[0]
+
+
 def test_the_top_of_the_page_is_what_the_tape_says() -> None:
     assert DRAW.renew(README, DRAW.swept()) == README, REDRAW
 
@@ -264,7 +271,8 @@ def test_each_number_is_that_of_the_tape() -> None:
 
 def test_measured_numbers_stand_only_where_they_are_made() -> None:
     measured = r"\d\s*(?:times|×|%|[µm]?s|[GT]B/s|TFLOP\S*)\b"
-    assert not re.findall(measured, README.replace(between_marks(), ""))
+    elsewhere = README.replace(between_marks(), "").replace(benchmark(), "")
+    assert not re.findall(measured, elsewhere)
     if DRAW.TAPE.exists():
         assert re.findall(measured, between_marks())
 

@@ -926,6 +926,19 @@ def backward(dy, x):
 def reference(x):
     return x * 3
 
+def wrapped(x):
+    return operator(x)
+
+def chosen(x):
+    return operator["edited"](x)
+
+class Step:
+    def __init__(self):
+        self.x = 1
+
+def stepped(x):
+    return x * Step().x
+
 def made(flag, size=7):
     return lambda x, n=size: call(x) if flag else n
 """
@@ -978,6 +991,25 @@ def test_edits_below_a_differentiable_operator_count(fingerprint, old, new):
 
     assert fingerprint(contender=contender) == fingerprint(contender=contender)
     assert fingerprint(old, new, contender) != fingerprint(contender=contender)
+
+
+@pytest.mark.parametrize(("old", "new"), [("x + 1", "x + 2"), ("2 * helper(dy)", "helper(dy) * 2")])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_edits_below_a_function_that_calls_an_operator_count(fingerprint, by_name, old, new):
+    def contender(module):
+        operator = ops.differentiable("edited", module.call, module.backward)
+        module.operator = {"edited": operator} if by_name else operator
+        return Contender("it", module.chosen if by_name else module.wrapped, DOUBLING)
+
+    assert fingerprint(contender=contender) == fingerprint(contender=contender)
+    assert fingerprint(old, new, contender) != fingerprint(contender=contender)
+
+
+def test_edits_of_a_class_count(fingerprint):
+    def contender(module):
+        return Contender("it", module.stepped, DOUBLING)
+
+    assert fingerprint("self.x = 1", "self.x = 2", contender) != fingerprint(contender=contender)
 
 
 def test_edits_below_a_wrapper_of_another_module_count(fingerprint):

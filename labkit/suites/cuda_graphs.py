@@ -1,0 +1,67 @@
+"""The suite of lesson 4: eight blocks of Linear, RMSNorm and GELU, launched in every way."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from labkit import lessons
+from labkit import stack_works as work
+from labkit.bench_plan import Part
+from labkit.sweeps import Contender
+
+SHAPES = tuple(
+    {"batch": batch, "width": width, "depth": 8}
+    for batch, width in ((256, 64), (256, 128), (256, 256), (4096, 256))
+)
+
+
+def graphs() -> list[Part]:
+    """Device time without launches; a step as Python sees it; forward with backward."""
+    lesson = lessons.load("04_cuda_graphs")
+    # names of their own: what a contender's code is, is read from what its call holds
+    stack, step, one_launch = lesson.Stack, lesson.GraphedStep, lesson.blocks(99)
+    bare, in_place = lesson.bare, lesson.in_place
+    eager = Contender("eager", work.stack, work.STACK)
+    compiled = Contender("torch.compile", work.stack, work.STACK, compiled=True)
+    launched = (
+        Contender("Triton, a launch a block", lesson.blocks(1), work.STACK),
+        Contender("labkit, one launch", one_launch, work.STACK),
+    )
+    made = {
+        "reduce-overhead": lambda x, *w: torch.compile(stack(*w), mode="reduce-overhead", dynamic=False),
+        "make_graphed_callables": lambda x, *w: torch.cuda.make_graphed_callables(
+            partial(stack.forward, stack(*w)), (x.clone(),)
+        ),
+        "bare replay": lambda x, *w: bare(stack(*w), x),
+        "GraphedStep": lambda x, *w: step(stack(*w)),
+        "GraphedStep, no copy": lambda x, *w: in_place(step(stack(*w)), x),
+        "compiled, GraphedStep": lambda x, *w: step(torch.compile(stack(*w), dynamic=False)),
+        "one launch, GraphedStep": lambda x, *w: step(lambda x: one_launch(x, *w)),
+    }
+    replayed = (Contender(name, lesson.made_of(make), work.STACK) for name, make in made.items())
+    fused = Contender("labkit", _with(lesson.norm_gelu), work.STACK)
+    return [
+        Part((eager, compiled, *launched), SHAPES, cache="warm"),
+        Part((eager, compiled, *launched, *replayed), SHAPES, "host", clocks=("host",), cache="warm"),
+        Part(
+            (eager, compiled, fused),
+            SHAPES,
+            "training",
+            directions=("backward", "forward_backward"),
+            cache="warm",
+        ),
+    ]
+
+
+def _with(norm_gelu: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The stack with norm and GELU in one kernel."""
+
+    def fused(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
+        for matrix, shift, scale in zip(weight, bias, gain, strict=True):
+            x = norm_gelu(functional.linear(x, matrix, shift), scale)
+        return x
+
+    return fused

@@ -1,0 +1,95 @@
+"""The suites of lesson 5: a norm, a linear recurrence, a recurrence with a norm at every step."""
+
+from labkit import lessons, peers
+from labkit import recurrent_works as work
+from labkit.bench_plan import Part
+from labkit.published import rms_norm_shapes
+from labkit.sweeps import Contender, Shape
+
+BOTH = ("forward", "backward")
+BOTH_DTYPES = ("float32", "bfloat16")
+LESSON = "05_recurrent_kernel"
+
+
+def _shape(batch: int, time: int, width: int) -> Shape:
+    return {"batch": batch, "time": time, "width": width}
+
+
+FEW = (_shape(512, 64, 128), _shape(512, 64, 256), _shape(1024, 64, 512))
+
+
+def _others(*left_out: Shape) -> tuple[Shape, ...]:
+    """The published shapes that are not measured with all contenders already."""
+    return tuple(shape for shape in rms_norm_shapes() if shape not in left_out)
+
+
+def rms_norm() -> list[Part]:
+    """Every contender at three shapes, ours at all the published ones; forward and backward."""
+    lesson = lessons.load(LESSON)
+    ours = Contender("labkit", lesson.rms_norm, work.RMS_NORM)
+    norms = (
+        Contender("original", lesson.original_norm, work.RMS_NORM, dtypes=("float32",)),
+        Contender("F.rms_norm", work.rms_norm, work.RMS_NORM),
+        Contender("torch.compile", work.rms_norm, work.RMS_NORM, compiled=True),
+        Contender("Liger", peers.liger_rms_norm, work.RMS_NORM, peer="liger-kernel"),
+        ours,
+    )
+    return [
+        Part(norms, FEW, dtypes=BOTH_DTYPES, directions=BOTH),
+        Part((ours,), _others(*FEW), dtypes=("float32",), directions=BOTH),
+    ]
+
+
+def linear_recurrence() -> list[Part]:
+    """Beside a loop, a tree and other packages' scans; ours at the published shapes; and a minimal GRU."""
+    lesson = lessons.load(LESSON)
+    timed = (*FEW[1:], _shape(64, 2048, 256))
+    ours = Contender("labkit", lesson.linear_recurrence, work.LINEAR_RECURRENCE)
+    short = {"time": (64,)}
+    loop = Contender("eager loop", work.linear_recurrence, work.LINEAR_RECURRENCE, sizes=short)
+    tree = Contender("tl.associative_scan", lesson.scanned, work.LINEAR_RECURRENCE)
+    fla = (
+        Contender("fla, step by step", peers.fla_recurrence, work.LOG_RECURRENCE, peer="fla-core"),
+        Contender("fla, in chunks", peers.fla_chunked_recurrence, work.LOG_RECURRENCE, peer="fla-core"),
+    )
+    scan = Contender(
+        "accelerated-scan",
+        peers.accelerated_scan,
+        work.LINEAR_RECURRENCE,
+        peer="accelerated-scan",
+        sizes={"time": (2048,)},
+    )
+    gates = (
+        Contender("eager loop", work.min_gru, work.MIN_GRU, sizes=short),
+        Contender("labkit", lesson.min_gru, work.MIN_GRU),
+    )
+    tuning = tuple(one.name for one in fla)
+    return [
+        Part((loop, tree, *fla, scan, ours), timed, dtypes=("float32",), tuning=tuning, tuned=timed),
+        Part((loop, *fla, scan, ours), timed, dtypes=("float32",), directions=("backward",)),
+        Part((ours,), timed, directions=BOTH),
+        Part((ours,), _others(*timed), dtypes=("float32",), directions=BOTH),
+        Part(gates, timed, "min_gru", dtypes=("float32",), directions=BOTH),
+    ]
+
+
+def rms_recurrence() -> list[Part]:
+    """Beside a loop of PyTorch, and one that torch.compile unrolls; ours at the published shapes."""
+    lesson = lessons.load(LESSON)
+    timed = (*FEW, _shape(64, 64, 512), _shape(1024, 16, 512))
+    ours = Contender("labkit", lesson.rms_recurrence, work.RMS_RECURRENCE)
+    loops = (
+        Contender("eager loop", work.rms_recurrence, work.RMS_RECURRENCE, dtypes=("float32",)),
+        Contender(
+            "compiled loop",
+            work.rms_recurrence,
+            work.RMS_RECURRENCE,
+            compiled=True,
+            dtypes=("float32",),
+            sizes={"time": (16,)},  # each step more takes longer to compile
+        ),
+    )
+    return [
+        Part((*loops, ours), timed, dtypes=BOTH_DTYPES, directions=BOTH),
+        Part((ours,), _others(*timed), dtypes=("float32",), directions=BOTH),
+    ]

@@ -1,0 +1,117 @@
+"""The suites of the benchmark: which there are, how long they take, whether what they measure is right."""
+
+import os
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
+
+import tomllib
+
+import pytest
+
+from labkit import accuracy, peers, places, suites, sweeps
+from labkit.bench_plan import LIMIT_S
+
+pytestmark = pytest.mark.usefixtures("cache", "one_thread")
+SMALL = {"batch": 64, "width": 16, "hidden": 24, "groups": 4, "time": 5, "depth": 2, "out": 12}
+NEEDS_GPU = ("make_graphed_callables", "bare replay", "reduce-overhead", "GraphedStep")
+CASES = [
+    (name, way)
+    for name in suites.NAMES
+    for way in ("forward", "backward")
+    if (name, way) not in {("geglu", "backward")}
+]
+
+every_suite = pytest.mark.parametrize("name", suites.NAMES)
+
+
+def cases(name, with_peers=True):
+    """Contender, shape and options of every row, with the part that it is of."""
+    return [(part, *row) for part in suites.parts(name, peers=with_peers) for row in part.rows()]
+
+
+def test_the_suites_are_those_of_the_lessons_in_their_order():
+    assert suites.NAMES == (
+        "affine", "linear", "geglu", "grouped", "graphs", "rms_norm", "linear_recurrence", "rms_recurrence",
+    )  # fmt: skip
+    assert suites.chosen([]) == list(suites.NAMES)
+    assert suites.chosen(["geglu", "affine", "geglu"]) == ["affine", "geglu"]
+    with pytest.raises(ValueError, match="no suite is called 'ledger'; there are: affine, "):
+        suites.chosen(["ledger"])
+
+
+@every_suite
+def test_a_suite_is_planned_within_its_time(name):
+    assert sum(part.seconds() for part in suites.parts(name, peers=True)) <= LIMIT_S
+
+
+@every_suite
+def test_each_row_is_measured_once_and_has_bytes_and_operations(name):
+    found = cases(name)
+    keys = [(part.suite, one.name, *options.values(), *shape.items()) for part, one, shape, options in found]
+    assert len(set(keys)) == len(keys)
+    for part, one, shape, options in found:
+        assert part.suite.split("/")[:2] == ["bench", name]
+        itemsize = getattr(torch, options["dtype"]).itemsize
+        assert one.work.min_bytes(shape, itemsize, options["direction"]) > 0
+        assert one.work.flops(shape, options["direction"]) > 0
+
+
+@every_suite
+def test_ours_is_measured_forward_and_backward(name):
+    ours = {options["direction"] for _, one, _, options in cases(name) if one.name.startswith("labkit")}
+    assert "forward" in ours and ours & {"backward", "forward_backward"}
+
+
+@every_suite
+def test_the_code_of_ours_is_that_of_the_lessons_kernels(name):
+    for part, one, _, _ in cases(name):
+        if one.name.startswith("labkit"):
+            code = "\n".join(sweeps._sources(one.call, set()))
+            assert "@triton.jit" in code, f"{part.suite}: an edit of the kernel would go unnoticed"
+
+
+def test_without_the_word_there_is_no_peer():
+    found = {name: {one.peer for _, one, *_ in cases(name, with_peers=False)} for name in suites.NAMES}
+    assert set().union(*found.values()) == {None}
+    taken = set().union(*({one.peer for _, one, *_ in cases(name)} for name in suites.NAMES))
+    assert taken == {None, *peers.EXPECTED}
+
+
+def test_the_peers_are_expected_in_the_version_that_is_installed_with_the_extra():
+    project = tomllib.loads((places.CHECKOUT / "pyproject.toml").read_text())["project"]
+    asked = project["optional-dependencies"]["peers"]
+    assert dict(each.split("==") for each in asked) == peers.EXPECTED
+
+
+def test_who_tunes_itself_is_a_contender_of_the_part():
+    for name in suites.NAMES:
+        for part in suites.parts(name, peers=True):
+            assert {one.name for one in part.tuners()} == set(part.tuning)
+            assert bool(part.tuning) == bool(part.tuned)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU every row is checked when it is measured")
+@pytest.mark.parametrize(("name", "way"), CASES)
+def test_every_contender_computes_what_its_work_says(name, way):
+    """At a small size, interpreted; what torch.compile makes of a call is not compiled here."""
+    seen = set()
+    for part in suites.parts(name, peers=False):
+        shape = {axis: SMALL[axis] for axis in part.shapes[0]}
+        direction = "forward" if way == "forward" else "forward_backward"
+        if way == "backward" and part.directions == ("forward",):
+            continue
+        for one in part.contenders:
+            if one.name.endswith(NEEDS_GPU) or one.name == "GraphedStep, no copy":
+                continue
+            if (part.suite, one.name) in seen:
+                continue
+            seen.add((part.suite, one.name))
+            inputs = [t.requires_grad_(way == "backward") for t in one.work.inputs(shape)]
+            comparison = accuracy.Comparison(one.call, one.work.reference, direction, one.work.batched)
+            # the vendor's epilogue has no tanh approximation on a CPU
+            allowed = 1e-3 if one.name == "_addmm_activation" else 1e-5
+            assert comparison.complete(inputs) < allowed, f"{part.suite}: {one.name}"
+    assert seen

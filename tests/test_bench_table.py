@@ -1,0 +1,171 @@
+"""The benchmark's table in the README and its page: made from rows, and equal to what stands in the tree."""
+
+import pytest
+from taped import recorded
+
+from labkit import bench_figure, bench_shares, bench_table, figures, lessons, places, rows, suites, sweeps
+from labkit.machine import Roofs
+
+ROOFS = Roofs(
+    kind="recorded", device="NVIDIA H200", date="2026-01-02", copy=((2**30, 2**30 / 100.0),),
+    matmul={"float32": 1e9, "tf32": 2e9, "bfloat16": 4e9}, node_us=1.0, host_us=5.0,
+)  # fmt: skip
+"""100 bytes a microsecond; 1000 operations a microsecond in float32."""
+
+
+def of(us, contender="labkit", **columns):
+    given = {"suite": "bench/affine", "min_bytes": 500, "flops": 10, **columns}
+    return recorded(contender, us=us, **given)
+
+
+def gap(contender="labkit", **columns):
+    return of(1.0, contender, **{"median_us": None, "p20_us": None, "p80_us": None, "note": "why", **columns})
+
+
+MEASURED = [
+    of(10.0),
+    of(20.0, "eager"),
+    of(15.0, "Liger", peer="liger-kernel", peer_version="0.8.5"),
+    of(1.0, "nn.Linear", flops=10**6),
+    of(5.0, width=32),
+    of(4.0, "eager", width=32),
+    gap(width=64),
+    of(30.0, "labkit, one launch", suite="bench/graphs/host", clock="host", cache="warm"),
+    of(60.0, "a*b | c", suite="bench/graphs/host", clock="host", cache="warm"),
+]
+
+
+# In the tree
+
+
+def test_the_readme_holds_the_table_of_the_last_full_run():
+    measured = bench_table.recorded()
+    readme = bench_table.README.read_text(encoding="utf-8")
+    said = "README.md is not what bench.jsonl says: run `python -m labkit.bench_table`"
+    assert bench_table.renew(readme, measured, bench_table.roofs_of(measured)) == readme, said
+
+
+def test_the_last_full_run_was_of_the_present_code():
+    measured = bench_table.recorded()
+    if not measured:
+        assert bench_table.NOTHING in bench_table.README.read_text(encoding="utf-8")
+        return
+    made = [part for name in suites.NAMES for part in suites.parts(name, peers=True)]
+    present = {(part.suite, one.name): sweeps.code(one) for part in made for one in part.contenders}
+    stale = {(row.suite, row.contender) for row in measured} - present.keys()
+    stale |= {
+        (row.suite, row.contender) for row in measured if row.source != present[row.suite, row.contender]
+    }
+    assert not stale, "record it again with `labkit bench --peers --record`, or remove bench.jsonl"
+    assert {row.suite for row in measured} == {part.suite for part in made}
+
+
+# The table
+
+
+def lines(measured, roofs=ROOFS):
+    table = bench_table.block(measured, roofs)
+    return [line for line in table.splitlines() if line.startswith("| ") and "Suite" not in line]
+
+
+def test_a_line_says_shapes_shares_and_who_was_best():
+    assert lines(MEASURED)[0] == (
+        "| affine | forward | float32 | graph | 2 of 3 | 0.5 to 1 | 0.8× to 1.5× | Liger, eager |"
+    )
+
+
+def test_a_line_of_the_host_has_no_share_and_names_do_not_break_it():
+    assert lines(MEASURED)[1] == "| graphs, host | forward | float32 | host | 1 |  | 2× | a\\*b / c |"
+
+
+def test_the_origin_names_device_versions_and_peers():
+    measured = [of(10.0, torch="2.13.0+cu130", triton="3.7.1"), MEASURED[2], of(1.0, date="2026-01-03")]
+    first = bench_table.block([*measured[1:], measured[0]], ROOFS).splitlines()[0]
+    assert first == (
+        "Recorded on an NVIDIA H200 (2026-01-02 to 2026-01-03, torch 2.13.0, triton 3.7.1, "
+        "liger-kernel 0.8.5), 3 rows."
+    )
+
+
+def test_without_roofs_there_is_no_share():
+    assert "| 2 of 3 |  | 0.8×" in lines(MEASURED, None)[0]
+
+
+def test_without_rows_a_sentence_stands_in_place_of_the_table():
+    page = f"a\n{bench_table.BEGIN}old\n{bench_table.END}b\n"
+    assert bench_table.renew(page, [], None) == (
+        f"a\n{bench_table.BEGIN}{bench_table.NOTHING}{bench_table.END}b\n"
+    )
+    with pytest.raises(ValueError, match="no lines"):
+        bench_table.renew("# a page without marks\n", [], None)
+
+
+def test_it_is_made_from_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(places, "RECORDED", tmp_path)
+    monkeypatch.setattr(bench_table, "README", tmp_path / "README.md")
+    bench_table.README.write_text(f"{bench_table.BEGIN}{bench_table.END}")
+    rows.write(tmp_path / "nvidia-h200" / "bench.jsonl", MEASURED)
+    bench_table.write()
+    assert "| affine | forward |" in bench_table.README.read_text()
+    (tmp_path / "nvidia-h200" / "bench.jsonl").unlink()
+    bench_table.write()
+    assert bench_table.NOTHING in bench_table.README.read_text()
+
+
+# Shares
+
+
+def test_the_floor_is_that_of_bytes_operations_or_a_launch():
+    assert bench_shares.share(of(10.0), ROOFS) == 0.5
+    assert bench_shares.share(of(10.0, flops=8000), ROOFS) == 0.8
+    assert bench_shares.share(of(10.0, "Linear TF32", flops=16000), ROOFS) == 0.8
+    assert bench_shares.share(of(10.0, min_bytes=1), ROOFS) == 0.1
+    with pytest.raises(ValueError, match="has no time"):
+        bench_shares.share(gap(), ROOFS)
+
+
+def test_only_the_same_work_stands_beside_ours():
+    (group,) = bench_shares.groups(MEASURED[:4])
+    (case,) = group.cases
+    assert case.best and case.best.contender == "Liger"
+    (alone,) = bench_shares.groups([MEASURED[0], MEASURED[3]])[0].cases
+    assert alone.best is None and alone.times_as_fast is None
+
+
+def test_directions_dtypes_and_clocks_are_groups_of_their_own():
+    found = [of(1.0), of(1.0, direction="backward"), of(1.0, dtype="bfloat16"), of(1.0, clock="events")]
+    assert len(bench_shares.groups([*found, of(1.0, "eager", suite="bench/other")])) == 4
+
+
+# The page
+
+
+def test_a_bar_for_ours_each_peer_and_the_best_of_the_others():
+    measured = [*MEASURED, gap("fla", peer="fla-core"), of(40.0, "vmap")]
+    table = bench_figure.table(measured, ROOFS)
+    assert table["suite"].unique().tolist() == ["affine, forward"]
+    assert table["contender"].tolist() == ["labkit", "Liger", "fla", "eager"]
+    assert table["share_of_floor"].tolist()[:2] == pytest.approx([0.75, 1 / 3])
+    assert table["note"].tolist() == ["", "", "why", ""]
+
+
+def test_shapes_that_only_ours_was_measured_at_do_not_count_beside_others():
+    table = bench_figure.table([of(10.0), of(20.0, "eager"), of(50.0, width=32)], ROOFS)
+    assert table["share_of_floor"].tolist() == [0.5, 0.25]
+    assert bench_figure.table([of(10.0), of(50.0, width=32)], ROOFS)["share_of_floor"].tolist() == [0.3]
+
+
+def test_the_page_says_in_words_what_it_shows():
+    shown = bench_figure.page([*MEASURED, gap("fla", peer="fla-core")], ROOFS)
+    assert isinstance(shown, figures.Shown)
+    assert " affine, forward: labkit 0.75, Liger 0.333, fla none (why), eager" in shown.alt
+    assert "suite affine" not in shown.alt
+    assert "recorded on NVIDIA H200" in shown.alt.replace("Recorded", "recorded")
+
+
+def test_a_page_of_nothing_says_so():
+    assert "nothing measured yet" in bench_figure.page([], ROOFS).alt
+
+
+def test_every_suite_has_a_lesson():
+    assert {path.stem.partition("_")[2] for path in lessons.find()} == set(suites.MODULES.values())
