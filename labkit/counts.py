@@ -97,6 +97,14 @@ def count(call: Callable[[], Any]) -> Counts:
     return counts
 
 
+def operations(call: Callable[[], Any]) -> list[Launch]:
+    """Run ``call`` once and list PyTorch's operations that start work, on any device; Triton is not seen."""
+    found: list[Launch] = []
+    with _Operations(found):
+        call()
+    return found
+
+
 class _Operations(dispatch.Mode):
     """Records the operations below autograd, backward passes included."""
 

@@ -1,5 +1,4 @@
-"""One look for every plot of the course: sweeps, speedups, bars, waterfalls, timelines and butterflies, with
-alt text.
+"""One look for every plot of the course, with alt text.
 
 The plots take tables of :func:`labkit.rows.table` and return a :class:`Shown`. How a number was come by
 shows in shape and in words: live is a solid line with filled markers, recorded a dashed line with hollow
@@ -10,6 +9,7 @@ from labkit.bars import bars
 from labkit.butterfly import butterfly
 from labkit.curves import speedup, sweep, traffic
 from labkit.drawing import Shown, colour, marker
+from labkit.stacks import stacks
 from labkit.timeline import timeline
 from labkit.waterfall import waterfall
 
@@ -20,6 +20,7 @@ __all__ = [
     "colour",
     "marker",
     "speedup",
+    "stacks",
     "sweep",
     "timeline",
     "traffic",

@@ -46,7 +46,7 @@ def split(gates: Tensor, groups: int) -> tuple[Tensor, Tensor]:
 def cell(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
     """Both recurrences, led by one gate z: gates (B, T, 2 H) as :func:`split` has them, gain (H,).
 
-    The result is (B, T, H): s_t = (1 - z_t) s_{t-1} + z_t candidate_t, u_t = (1 - z_t) r_{t-1} + s_t, and it is
+    s_t = (1 - z_t) s_{t-1} + z_t candidate_t, u_t = (1 - z_t) r_{t-1} + s_t, and the result (B, T, H) is
     r_t = gain u_t / sqrt(mean(u_t^2) + eps).
     """
     logit, candidate = split(gates, groups)
@@ -112,6 +112,21 @@ def products(width: int) -> dict[str, int]:
         "gate and up": 2 * EXPANSION * width**2,
         "down": EXPANSION * width**2,
         "output head": OUTPUTS * width,
+    }
+
+
+def ends(width: int) -> dict[str, int]:
+    """Numbers that each layer of :func:`products` reads and writes for one step of one sequence.
+
+    Gate and up are one layer that writes their product, as fused kernels do.
+    """
+    hidden = EXPANSION * width
+    return {
+        "input heads": 2 * width,
+        "gate heads": 3 * width,
+        "gate and up": width + hidden,
+        "down": hidden + width,
+        "output head": width + OUTPUTS,
     }
 
 

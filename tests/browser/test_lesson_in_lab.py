@@ -242,7 +242,7 @@ def test_a_reader_works_through_lesson_5(page: jupyter_lab.NotebookPage) -> None
         ("norms", 'title="RMSNorm backward'),
         ("loads", 'title="512 x 64 x 128'),
         ("roofs", 'title="Share of a copy'),
-        ("train", "trained = own.times("),
+        ("train", "trained = times("),
     ):
         page.screenshot(f"recurrent-{name}", page.index_of(title))
     assert page.errors == []

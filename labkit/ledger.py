@@ -1,0 +1,105 @@
+"""Where the microseconds of a call went: launches, waiting, traffic, arithmetic.
+
+Two clocks, the profiler and the roofs are read together. The clocks say what the host adds, the profiler how
+long kernels ran, the roofs how long memory and arithmetic need at least for what the kernels move and do.
+What is left is waiting. Nothing makes the entries add up but the measurements: clocks and profiler are
+independent.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pandas as pd
+import torch
+
+from labkit import counts, tables
+from labkit.machine import Roofs
+from labkit.profiles import Profile
+
+_STAMP = ("kind", "device", "date", "clock", "cache", "source")
+
+PARTS = {
+    "arithmetic": "the products, at the rate of a large one; bytes move meanwhile",
+    "traffic": "what the kernels move, at a copy's rate, beyond what the products hide",
+    "waiting": "the rest of the time in which kernels run: latency, starts and ends, uneven shares",
+    "launches": "the GPU waits for the host",
+}
+"""The entries of a ledger, and what each means."""
+
+Layers = Sequence[tuple[float, float]]
+"""Bytes that each matrix product reads and writes, and its operations."""
+
+
+def entries(
+    wall: pd.DataFrame,
+    device: pd.DataFrame,
+    profiles: Mapping[str, Profile],
+    moved: pd.DataFrame,
+    layers: Layers,
+    roofs: Roofs,
+    dtype: str,
+) -> pd.DataFrame:
+    """A row for each contender of ``wall`` that has a profile and a number of bytes, in microseconds.
+
+    ``wall`` are rows by the host's clock, ``device`` by the graph clock; a contender that is itself a graph
+    has no row there, and its kernels' time by the profiler stands in. ``moved`` has the bytes of a call in
+    ``peak_bytes``, as own.sizes gives them. Columns: contender, one for each of PARTS, ``sum`` of these,
+    ``wall``, ``device`` (the time without launches), and where the wall time comes from.
+    """
+    found = []
+    for row in wall.dropna(subset="median_us").to_dict("records"):
+        name = str(row["contender"])
+        measured, timed = tables.at(moved, name, "peak_bytes"), tables.at(device, name)
+        busy = profiles[name].busy_us if name in profiles else None
+        if measured is None or busy is None:
+            continue
+        floors, alone = _floors(measured.value, layers, roofs, dtype), timed.value if timed else busy
+        parts = {
+            **floors,
+            "waiting": max(0.0, busy - sum(floors.values())),
+            "launches": max(0.0, row["median_us"] - alone),
+        }
+        stamp = {key: row[key] for key in _STAMP}
+        total = {"sum": sum(parts.values()), "wall": row["median_us"], "device": alone}
+        found.append({"contender": name, **parts, **total, **stamp})
+    return pd.DataFrame(found, columns=["contender", *PARTS, "sum", "wall", "device", *_STAMP])
+
+
+def _floors(moved: float, layers: Layers, roofs: Roofs, dtype: str) -> dict[str, float]:
+    """Arithmetic, and traffic that is not hidden behind it, both at their roofs."""
+    arithmetic = [flops / roofs.matmul[dtype] * 1e6 for _, flops in layers]
+    bytes_us = [each / roofs.bandwidth * 1e6 for each, _ in layers]
+    hidden = sum(map(min, arithmetic, bytes_us))
+    return {"arithmetic": sum(arithmetic), "traffic": max(0.0, moved / roofs.bandwidth * 1e6 - hidden)}
+
+
+def eager_bytes(call: Callable[[], Any]) -> int:
+    """Bytes that PyTorch's operations of one call read and write, each its own inputs and outputs.
+
+    Kernels that are launched by other means than an operation of PyTorch's are not seen.
+    """
+    return sum(launch.touched for launch in counts.operations(call))
+
+
+def compiled_bytes(call: Callable[..., Any], *inputs: Any) -> int:
+    """Bytes that the kernels move which torch.compile makes of ``call``, as Inductor counts them.
+
+    An operator that the compiler does not look into counts with its inputs and outputs. RuntimeError when
+    nothing was compiled, or this PyTorch does not count.
+    """
+    from torch._inductor import compile_fx, config, metrics
+
+    # Inductor counts where its log of metrics is on; this one hears, and prints nothing
+    listener = SimpleNamespace(isEnabledFor=lambda level: level >= logging.INFO, info=lambda *_: None)
+    torch.compiler.reset()
+    metrics.reset()
+    with patch.object(compile_fx, "inductor_metrics_log", listener), config.patch(fx_graph_cache=False):
+        torch.compile(call, dynamic=False)(*inputs)
+    counted = int(metrics.num_bytes_accessed)
+    torch.compiler.reset()
+    if not counted:
+        raise RuntimeError("nothing was compiled, or this PyTorch does not count bytes")
+    return counted
