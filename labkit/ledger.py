@@ -47,7 +47,7 @@ def entries(
     ``wall`` are rows by the host's clock, ``device`` by the graph clock; a contender that is itself a graph
     has no row there, and its kernels' time by the profiler stands in. ``moved`` has the bytes of a call in
     ``peak_bytes``, as own.sizes gives them. Columns: contender, one for each of PARTS, ``sum`` of these,
-    ``wall``, ``device`` (the time without launches), and where the wall time comes from.
+    ``wall``, ``alone`` (the time without launches), and where the wall time comes from.
     """
     found = []
     for row in wall.dropna(subset="median_us").to_dict("records"):
@@ -63,9 +63,9 @@ def entries(
             "launches": max(0.0, row["median_us"] - alone),
         }
         stamp = {key: row[key] for key in _STAMP}
-        total = {"sum": sum(parts.values()), "wall": row["median_us"], "device": alone}
+        total = {"sum": sum(parts.values()), "wall": row["median_us"], "alone": alone}
         found.append({"contender": name, **parts, **total, **stamp})
-    return pd.DataFrame(found, columns=["contender", *PARTS, "sum", "wall", "device", *_STAMP])
+    return pd.DataFrame(found, columns=["contender", *PARTS, "sum", "wall", "alone", *_STAMP])
 
 
 def _floors(moved: float, layers: Layers, roofs: Roofs, dtype: str) -> dict[str, float]:
