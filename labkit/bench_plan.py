@@ -52,6 +52,21 @@ class Part:
             if one.takes(options["dtype"]) and one.fits(shape)
         ]
 
+    def planned(self) -> list[tuple[Any, ...]]:
+        """What will be Row.key of each row, in order, where a graph can hold the call."""
+        return [
+            (
+                self.suite,
+                one.name,
+                options["direction"],
+                options["dtype"],
+                tuple(sorted(shape.items())),
+                options["clock"],
+                options["cache"],
+            )
+            for one, shape, options in self.rows()
+        ]
+
     def tuners(self) -> list[Contender]:
         """The contenders that tune themselves at ``tuned`` before anything is timed."""
         return [one for one in self.contenders if one.name in self.tuning]

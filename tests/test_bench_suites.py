@@ -13,16 +13,12 @@ import pytest
 
 from labkit import accuracy, peers, places, suites, sweeps
 from labkit.bench_plan import LIMIT_S
+from labkit.published import rms_norm_shapes
 
 pytestmark = pytest.mark.usefixtures("cache", "one_thread")
 SMALL = {"batch": 64, "width": 16, "hidden": 24, "groups": 4, "time": 5, "depth": 2, "out": 12}
 NEEDS_GPU = ("make_graphed_callables", "bare replay", "reduce-overhead", "GraphedStep")
-CASES = [
-    (name, way)
-    for name in suites.NAMES
-    for way in ("forward", "backward")
-    if (name, way) not in {("geglu", "backward")}
-]
+CASES = [(name, way) for name in suites.NAMES for way in ("forward", "backward")]
 
 every_suite = pytest.mark.parametrize("name", suites.NAMES)
 
@@ -33,13 +29,14 @@ def cases(name, with_peers=True):
 
 
 def test_the_suites_are_those_of_the_lessons_in_their_order():
-    assert suites.NAMES == (
-        "affine", "linear", "geglu", "grouped", "graphs", "rms_norm", "linear_recurrence", "rms_recurrence",
-    )  # fmt: skip
+    there = "ledger" if (places.CHECKOUT / "labkit/suites/microsecond_ledger.py").exists() else ""
+    assert " ".join(suites.NAMES) == (
+        f"affine linear geglu grouped graphs rms_norm linear_recurrence rms_recurrence {there}".strip()
+    )
     assert suites.chosen([]) == list(suites.NAMES)
     assert suites.chosen(["geglu", "affine", "geglu"]) == ["affine", "geglu"]
-    with pytest.raises(ValueError, match="no suite is called 'ledger'; there are: affine, "):
-        suites.chosen(["ledger"])
+    with pytest.raises(ValueError, match="no suite is called 'lager'; there are: affine, "):
+        suites.chosen(["lager"])
 
 
 @every_suite
@@ -47,12 +44,25 @@ def test_a_suite_is_planned_within_its_time(name):
     assert sum(part.seconds() for part in suites.parts(name, peers=True)) <= LIMIT_S
 
 
-@every_suite
-def test_each_row_is_measured_once_and_has_bytes_and_operations(name):
-    found = cases(name)
-    keys = [(part.suite, one.name, *options.values(), *shape.items()) for part, one, shape, options in found]
+def test_all_of_it_is_planned_within_a_quarter_of_an_hour():
+    planned = (part.seconds() for name in suites.NAMES for part in suites.parts(name, peers=True))
+    assert sum(planned) <= 15 * 60
+
+
+def test_no_two_rows_have_one_key():
+    keys = [key for name in suites.NAMES for part in suites.parts(name, peers=True) for key in part.planned()]
     assert len(set(keys)) == len(keys)
-    for part, one, shape, options in found:
+
+
+@every_suite
+def test_a_contender_has_one_code_throughout_a_suite(name):
+    codes = {(part.suite, one.name, sweeps.code(one)) for part, one, *_ in cases(name)}
+    assert len(codes) == len({code[:2] for code in codes})
+
+
+@every_suite
+def test_each_row_has_bytes_and_operations(name):
+    for part, one, shape, options in cases(name):
         assert part.suite.split("/")[:2] == ["bench", name]
         itemsize = getattr(torch, options["dtype"]).itemsize
         assert one.work.min_bytes(shape, itemsize, options["direction"]) > 0
@@ -71,6 +81,35 @@ def test_the_code_of_ours_is_that_of_the_lessons_kernels(name):
         if one.name.startswith("labkit"):
             code = "\n".join(sweeps._sources(one.call, set()))
             assert "@triton.jit" in code, f"{part.suite}: an edit of the kernel would go unnoticed"
+
+
+@pytest.mark.parametrize(
+    ("suite", "contenders"),
+    [
+        ("rms_norm", ("labkit", "F.rms_norm", "torch.compile", "Liger")),
+        ("linear_recurrence", ("labkit", "fla, step by step")),
+        ("rms_recurrence", ("labkit",)),
+    ],
+)
+def test_all_published_shapes_are_measured_in_float32_both_ways(suite, contenders):
+    for way in ("forward", "backward"):
+        for contender in contenders:
+            shapes = [
+                shape
+                for part, one, shape, options in cases(suite)
+                if (part.suite, one.name) == (f"bench/{suite}", contender)
+                and (options["dtype"], options["direction"]) == ("float32", way)
+            ]
+            assert all(shape in shapes for shape in rms_norm_shapes()), (contender, way)
+    assert len(rms_norm_shapes()) == 17
+
+
+def test_who_tunes_itself_does_so_at_every_width_that_it_is_measured_at():
+    tuned, measured = set(), set()
+    for part in suites.parts("linear_recurrence", peers=True):
+        tuned |= {(one.name, shape["width"]) for one in part.tuners() for shape in part.tuned}
+        measured |= {(one.name, shape["width"]) for one, shape, _ in part.rows() if one.peer == "fla-core"}
+    assert tuned == measured
 
 
 def test_without_the_word_there_is_no_peer():
@@ -100,15 +139,16 @@ def test_every_contender_computes_what_its_work_says(name, way):
     seen = set()
     for part in suites.parts(name, peers=False):
         shape = {axis: SMALL[axis] for axis in part.shapes[0]}
-        direction = "forward" if way == "forward" else "forward_backward"
-        if way == "backward" and part.directions == ("forward",):
+        directions = [each for each in part.directions if (each == "forward") == (way == "forward")]
+        if not directions:
             continue
+        direction = directions[0]
         for one in part.contenders:
             if one.name.endswith(NEEDS_GPU) or one.name == "GraphedStep, no copy":
                 continue
-            if (part.suite, one.name) in seen:
+            if (part.suite, one.name, direction) in seen:
                 continue
-            seen.add((part.suite, one.name))
+            seen.add((part.suite, one.name, direction))
             inputs = [t.requires_grad_(way == "backward") for t in one.work.inputs(shape)]
             comparison = accuracy.Comparison(one.call, one.work.reference, direction, one.work.batched)
             # the vendor's epilogue has no tanh approximation on a CPU

@@ -49,7 +49,8 @@ def linear() -> list[Part]:
 
 
 def geglu() -> list[Part]:
-    """Gate and up forward; the MLP forward, and both passes in one, because Liger's backward runs once."""
+    """Gate and up forward; the MLP forward, and both passes in one; at two sizes its backward alone, which
+    Liger's, running once for each forward, refuses."""
     lesson = lessons.load("02_kernel_fusion")
     halves = (
         Contender("eager", work.gate_up, work.GATE_UP),
@@ -67,6 +68,7 @@ def geglu() -> list[Part]:
     return [
         Part(halves, _sized(MLPS), "gate_up"),
         Part(whole, _sized(MLPS), "mlp", directions=("forward", "forward_backward")),
+        Part(whole, _sized((MLPS[1], MLPS[3])), "mlp", directions=("backward",)),
     ]
 
 

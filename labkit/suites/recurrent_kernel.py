@@ -1,5 +1,7 @@
 """The suites of lesson 5: a norm, a linear recurrence, a recurrence with a norm at every step."""
 
+from collections.abc import Iterable
+
 from labkit import lessons, peers
 from labkit import recurrent_works as work
 from labkit.bench_plan import Part
@@ -23,35 +25,40 @@ def _others(*left_out: Shape) -> tuple[Shape, ...]:
     return tuple(shape for shape in rms_norm_shapes() if shape not in left_out)
 
 
+def _widths(shapes: Iterable[Shape], *left_out: int) -> tuple[Shape, ...]:
+    """The first shape of each width but those left out."""
+    first = {shape["width"]: shape for shape in reversed(tuple(shapes))}
+    return tuple(shape for width, shape in sorted(first.items()) if width not in left_out)
+
+
 def rms_norm() -> list[Part]:
-    """Every contender at three shapes, ours at all the published ones; forward and backward."""
+    """All but the published original at all published shapes, forward and backward; at three also that, and
+    bfloat16."""
     lesson = lessons.load(LESSON)
-    ours = Contender("labkit", lesson.rms_norm, work.RMS_NORM)
+    original = Contender("original", lesson.original_norm, work.RMS_NORM, dtypes=("float32",))
     norms = (
-        Contender("original", lesson.original_norm, work.RMS_NORM, dtypes=("float32",)),
         Contender("F.rms_norm", work.rms_norm, work.RMS_NORM),
         Contender("torch.compile", work.rms_norm, work.RMS_NORM, compiled=True),
         Contender("Liger", peers.liger_rms_norm, work.RMS_NORM, peer="liger-kernel"),
-        ours,
+        Contender("labkit", lesson.rms_norm, work.RMS_NORM),
     )
     return [
-        Part(norms, FEW, dtypes=BOTH_DTYPES, directions=BOTH),
-        Part((ours,), _others(*FEW), dtypes=("float32",), directions=BOTH),
+        Part((original, *norms), FEW, dtypes=BOTH_DTYPES, directions=BOTH),
+        Part(norms, _others(*FEW), dtypes=("float32",), directions=BOTH),
     ]
 
 
 def linear_recurrence() -> list[Part]:
-    """Beside a loop, a tree and other packages' scans; ours at the published shapes; and a minimal GRU."""
+    """Beside a loop, a tree and other packages' scans; ours and fla, step by step, at the published shapes;
+    and a minimal GRU."""
     lesson = lessons.load(LESSON)
     timed = (*FEW[1:], _shape(64, 2048, 256))
     ours = Contender("labkit", lesson.linear_recurrence, work.LINEAR_RECURRENCE)
     short = {"time": (64,)}
     loop = Contender("eager loop", work.linear_recurrence, work.LINEAR_RECURRENCE, sizes=short)
     tree = Contender("tl.associative_scan", lesson.scanned, work.LINEAR_RECURRENCE)
-    fla = (
-        Contender("fla, step by step", peers.fla_recurrence, work.LOG_RECURRENCE, peer="fla-core"),
-        Contender("fla, in chunks", peers.fla_chunked_recurrence, work.LOG_RECURRENCE, peer="fla-core"),
-    )
+    fla = Contender("fla, step by step", peers.fla_recurrence, work.LOG_RECURRENCE, peer="fla-core")
+    chunks = Contender("fla, in chunks", peers.fla_chunked_recurrence, work.LOG_RECURRENCE, peer="fla-core")
     scan = Contender(
         "accelerated-scan",
         peers.accelerated_scan,
@@ -63,12 +70,21 @@ def linear_recurrence() -> list[Part]:
         Contender("eager loop", work.min_gru, work.MIN_GRU, sizes=short),
         Contender("labkit", lesson.min_gru, work.MIN_GRU),
     )
-    tuning = tuple(one.name for one in fla)
+    others = _others(*timed)
+    # they tune themselves once for a width
+    tuned = _widths(timed)
+    further = _widths(others, *(shape["width"] for shape in tuned))
     return [
-        Part((loop, tree, *fla, scan, ours), timed, dtypes=("float32",), tuning=tuning, tuned=timed),
-        Part((loop, *fla, scan, ours), timed, dtypes=("float32",), directions=("backward",)),
+        Part(
+            (loop, tree, fla, chunks, scan, ours),
+            timed,
+            dtypes=("float32",),
+            tuning=(fla.name, chunks.name),
+            tuned=tuned,
+        ),
+        Part((loop, fla, chunks, scan, ours), timed, dtypes=("float32",), directions=("backward",)),
         Part((ours,), timed, directions=BOTH),
-        Part((ours,), _others(*timed), dtypes=("float32",), directions=BOTH),
+        Part((fla, ours), others, dtypes=("float32",), directions=BOTH, tuning=(fla.name,), tuned=further),
         Part(gates, timed, "min_gru", dtypes=("float32",), directions=BOTH),
     ]
 
