@@ -1,5 +1,6 @@
 """One measurement is one row; tapes and benchmarks are files of rows (JSON lines)."""
 
+import errno
 import json
 import os
 from collections.abc import Iterable
@@ -106,12 +107,22 @@ def write(path: Path, rows: Iterable[Row]) -> None:
 
 
 def append(path: Path, row: Row) -> None:
-    """Add one row in one write that has reached the disk before this returns."""
+    """Add one row in one write that has reached the disk before this returns.
+
+    OSError where the disk is full; then the file is what it was, not torn in its last line.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    line = (row.to_json() + "\n").encode()
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        os.write(handle, (row.to_json() + "\n").encode())
-        os.fsync(handle)
+        before = os.fstat(handle).st_size
+        try:
+            if os.write(handle, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            os.fsync(handle)
+        except OSError:
+            os.ftruncate(handle, before)
+            raise
     finally:
         os.close(handle)
 

@@ -1,6 +1,7 @@
 """Rows, and files of rows: the schema, what is refused, what survives an interrupted write."""
 
 import json
+import os
 import threading
 from dataclasses import replace
 
@@ -184,6 +185,22 @@ def test_append_adds_whole_lines(tmp_path):
     path = tmp_path / "new" / "tape.jsonl"
     rows.append(path, GOOD)
     assert lines_of(path) == [GOOD.to_json()]
+    rows.append(path, GAP)
+    assert rows.read(path) == [GOOD, GAP]
+
+
+@pytest.mark.parametrize("written", [0, 1, 40, None])
+def test_a_row_that_does_not_fit_on_the_disk_is_refused_and_leaves_no_part(tmp_path, monkeypatch, written):
+    """None: it is the synchronisation that finds out."""
+    path, write = tmp_path / "tape.jsonl", os.write
+    rows.append(path, GOOD)
+    with monkeypatch.context() as patch:
+        if written is None:
+            patch.setattr(os, "fsync", lambda handle: os.read(handle, 1))  # refused: opened for writing only
+        else:
+            patch.setattr(os, "write", lambda handle, line: write(handle, line[:written]))
+        with pytest.raises(OSError):
+            rows.append(path, GAP)
     rows.append(path, GAP)
     assert rows.read(path) == [GOOD, GAP]
 
