@@ -10,7 +10,7 @@ LAB = --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks $(if $(filter 0,$(
 KERNEL_TESTS = tests/browser $(wildcard tests/test_*panel*.py $(addprefix tests/test_,live.py prediction.py exercises.py))
 
 .DEFAULT_GOAL := help
-.PHONY: run test lab doctor record lint setup help clean
+.PHONY: run test lab doctor record bench lint setup help clean
 
 run: ## start here: execute every lesson, or LESSONS=01; results in build/lessons; ARGS=--help for more
 	@$(BOOTSTRAP) run -m labkit run $(LESSONS) $(ARGS)
@@ -26,6 +26,9 @@ doctor: ## what this machine is, and what to do
 
 record: ## on a GPU, run lessons at full size and keep what was measured; ARGS=--check, ARGS=--strip-stale
 	@$(BOOTSTRAP) record -m labkit record $(LESSONS) $(ARGS)
+
+bench: ## on a GPU, measure ours beside the other contenders; ARGS="affine --peers", ARGS=--help for more
+	@$(BOOTSTRAP) bench -m labkit bench $(ARGS)
 
 lint: ## ruff and mypy, notebooks too
 	@$(BOOTSTRAP) lint -m ruff check .

@@ -57,6 +57,7 @@ NEEDS = {
     "doctor": BASE,
     "run": RUN,
     "record": RUN,
+    "bench": RUN,
     "test": (*RUN, "pytest", "xdist", "pytest_timeout", "nbval", "psutil"),
     "lab": (*RUN, "jupyterlab", "ipywidgets"),
     "lint": ("ruff", "mypy"),

@@ -159,6 +159,7 @@ MAKE = {  # what a target runs, after the Python of the environment
     "lab": ["lab -m jupyterlab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks"],
     "doctor": ["doctor -m labkit doctor"],
     "record LESSONS=01": ["record -m labkit record 01"],
+    "bench ARGS=--peers": ["bench -m labkit bench --peers"],
     "lint": ["lint -m ruff check .", "lint -m ruff format --check .", "lint -m mypy"],
 }
 

@@ -82,7 +82,7 @@ def check_make(arguments: list[str]) -> None:
             raise ValueError(f"{name}={value}: no such choice")
         if not re.search(rf"^#   {name}=|\$\({name}\)", MAKEFILE, flags=re.MULTILINE):
             raise ValueError(f"{name}=: the Makefile has no such variable")
-    if targets in (["run"], ["record"], ["doctor"]):
+    if targets in (["run"], ["record"], ["doctor"], ["bench"]):
         check_labkit([*targets, *shlex.split(f"{given.get('LESSONS', '')} {given.get('ARGS', '')}")])
     for path in re.findall(r"tests/\S+", given.get("PYTEST_ARGS", "")):
         if not (ROOT / path).exists():
@@ -135,6 +135,7 @@ def test_the_commands_within_the_text_exist() -> None:
         "make run LESSONS=01 ARGS='-p max_widht=1'",
         "make run LESSONS=01 ARGS='-p max_width=wide'",
         "make record ARGS=--chekc",
+        "make bench ARGS=afine",
         "labkit benhc",
         "labkit bench afine",
         "labkit doctor --measures",
