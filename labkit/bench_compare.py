@@ -1,5 +1,6 @@
 """Two files of rows side by side: which rows moved beyond their spread."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,13 +42,19 @@ class Comparison:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a file; ValueError when it is of another schema, cannot be read or holds no rows."""
+    """The rows of a file; ValueError when it is of another schema, cannot be read, or holds no rows or a time
+    that is none."""
     try:
+        if not path.exists():
+            raise FileNotFoundError("there is no such file")
         found = rows.read(path)
     except (ValueError, OSError) as error:
         raise ValueError(f"{path}: {error}") from error
     if not found:
         raise ValueError(f"{path}: holds no rows of the schema")
+    for row in found:
+        if row.median_us is not None and not 0 < row.median_us < math.inf:
+            raise ValueError(f"{path}: {_named(row)}: {row.median_us} µs is no time")
     return found
 
 

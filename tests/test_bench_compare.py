@@ -121,6 +121,13 @@ def test_a_file_of_another_schema_is_a_mistake(files, tmp_path, text, says):
     assert result.exit_code == 2 and says in result.output and "Traceback" not in result.output
 
 
+@pytest.mark.parametrize("us", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_time_that_is_none_is_a_mistake(files, us):
+    files([of(us)], [of(10.0)])
+    result = labkit("a.jsonl", "b.jsonl")
+    assert result.exit_code == 2 and f"batch 2, width 16: {us} µs is no time" in result.output
+
+
 def test_a_folder_or_one_file_alone_is_a_mistake(files, tmp_path):
     files([of(10.0)], [of(10.0)])
     (tmp_path / "folder").mkdir()
