@@ -7,17 +7,16 @@ what the same code measured on the same machine, if the last row is no older tha
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from labkit import machine, peers, places, rows, suites, sweeps
+from labkit import clocks, device, machine, peers, places, rows, suites, sweeps
 from labkit.bench_plan import TUNE_S, Part, row_seconds
 from labkit.rows import Row
-
-FILE = "bench.jsonl"
-"""The last full run of a recorded device, beside its tapes."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,20 @@ class TimeLeft:
         return max(self.planned_s, 0.0) * (self.now() - self._started) / self._spent_s
 
 
+class EditedError(RuntimeError):
+    """The code of a contender was edited while it was measured: a row does not say what it is of."""
+
+
+class LostError(RuntimeError):
+    """The GPU takes no more work from this process."""
+
+
 @dataclass
 class Bench:
-    """A run of some suites. ``measured`` holds the rows so far, in order, also when the run was stopped."""
+    """A run of some suites. ``measured`` holds the rows so far, in order, also when the run was stopped.
+
+    Making one loads the lessons; ValueError where that fails.
+    """
 
     names: Sequence[str]
     with_peers: bool = False
@@ -68,111 +78,136 @@ class Bench:
     kept: int = 0
     """How many of them an earlier run measured."""
 
+    def __post_init__(self) -> None:
+        self._planned = {name: suites.parts(name, peers=self.with_peers) for name in self.names}
+        every = [part for parts in self._planned.values() for part in parts]
+        self._code = {(part.suite, one.name): sweeps.code(one) for part in every for one in part.contenders}
+        self._total = sum(len(part.rows()) for part in every)
+        self._left = TimeLeft(sum(part.seconds() for part in every))
+
     def run(self) -> None:
-        """Measure what is not kept of an earlier run. Interrupted, the rows stay for the next one."""
+        """Measure what is not kept of an earlier run. Interrupted, the rows stay for the next one.
+
+        Raises LostError and EditedError, and OSError where rows cannot be written; the rows before stay.
+        """
         if self.again:
             self.forget()
-        planned = {name: suites.parts(name, peers=self.with_peers) for name in self.names}
-        self._left = TimeLeft(sum(part.seconds() for parts in planned.values() for part in parts))
-        self._total = sum(len(part.rows()) for parts in planned.values() for part in parts)
-        known = {name: self._known(name, parts) for name, parts in planned.items()}
+        recent = _recent()
+        known = {name: self._known(name) if recent else {} for name in self.names}
         self.kept = sum(map(len, known.values()))
         self._left.start()
-        for name, parts in planned.items():
-            rows.write(tape(name), known[name])
-            earlier = {row.key: row for row in known[name]}
+        for name, parts in self._planned.items():
+            rows.write(tape(name), known[name].values())
+            todo = {key[:2] for part in parts for key in part.planned() if key not in known[name]}
             for part in parts:
-                self._measure(name, part, earlier)
+                self._tune(part, todo)
+                self._measure(name, part, known[name])
 
     def forget(self) -> None:
         """The run is complete and its rows are where they should be: the next one starts afresh."""
         for name in self.names:
             tape(name).unlink(missing_ok=True)
 
-    def _known(self, name: str, parts: Iterable[Part]) -> list[Row]:
-        """Rows of a stopped run that would be measured now in the same way."""
-        if not _recent():
-            return []
+    def _known(self, name: str) -> dict[tuple[Any, ...], Row]:
+        """Rows of a stopped run that would be measured now in the same way, by their key as planned."""
         here = machine.identity()
-        by = {(part.suite, one.name): one for part in parts for one in part.contenders}
-        found = []
+        parts = self._planned[name]
+        wanted = {
+            key: one for part in parts for key, (one, *_) in zip(part.planned(), part.rows(), strict=True)
+        }
+        found = {}
         for row in sweeps.readable(tape(name)):
-            one = by.get((row.suite, row.contender))
-            same = (row.device, row.driver, row.torch, row.triton) == (
-                here.device, here.driver, here.torch, here.triton,
-            )  # fmt: skip
-            if one and same and row.median_us is not None and row.source == sweeps.code(one):
-                found += [row] if row.peer_version == (one.peer and peers.installed(one.peer)) else []
+            key = _planned_key(row)
+            one = wanted.get(key)
+            if one is None or row.median_us is None:
+                continue
+            measured = row.device, row.driver, row.torch, row.triton, row.peer_version, row.source
+            peer = one.peer and peers.installed(one.peer)
+            if measured == (here.device, here.driver, here.torch, here.triton, peer, self._code[key[:2]]):
+                found[key] = row
         return found
 
-    def _measure(self, name: str, part: Part, earlier: dict[tuple[object, ...], Row]) -> None:
-        here = [row for row in earlier.values() if row.suite == part.suite]
-        self._tune(part, {row.contender for row in here})
+    def _measure(self, name: str, part: Part, known: Mapping[tuple[Any, ...], Row]) -> None:
         compiled = {one.name: one.compiled for one in part.contenders}
 
         def heard(_done: int, _total: int, row: Row) -> None:
-            self._left.passed(row_seconds(compiled[row.contender]), measured=earlier.get(row.key) != row)
+            if row.source != self._code[row.suite, row.contender]:
+                rows.write(tape(name), (kept for kept in rows.read(tape(name)) if kept.key != row.key))
+                raise EditedError(
+                    f"{row.suite}: the code of {row.contender} was edited while it was measured"
+                )
+            self._left.passed(
+                row_seconds(compiled[row.contender]), measured=known.get(_planned_key(row)) != row
+            )
             self.measured.append(row)
             self.progress(Progress(name, row, len(self.measured), self._total, self._left.seconds()))
+            if row.median_us is None and device.is_lost():
+                raise LostError(f"{row.suite}: the GPU is lost after {row.contender}: {row.note}")
 
         for options in part.runs():
-            sweeps.run(part.suite, part.contenders, part.shapes, progress=heard, tape=tape(name), **options)
+            try:
+                sweeps.run(
+                    part.suite, part.contenders, part.shapes, progress=heard, tape=tape(name), **options
+                )
+            except RuntimeError as error:
+                if isinstance(error, LostError | EditedError) or not device.is_lost():
+                    raise
+                raise LostError(f"{part.suite}: the GPU is lost: {clocks.describe(error)}") from error
 
-    def _tune(self, part: Part, done: set[str]) -> None:
-        """Let peers that tune themselves do so, unless an earlier run has measured them."""
+    def _tune(self, part: Part, todo: Container[tuple[str, str]]) -> None:
+        """Let peers that tune themselves do so, if there is anything to measure of them."""
         for one in part.tuners():
-            if one.name not in done:
+            needed = (part.suite, one.name) in todo
+            if needed:
                 with suppress(Exception):  # what fails here fails again when it is measured, and is a note
                     peers.tune([one], part.tuned)
-            self._left.passed(TUNE_S * len(part.tuned), measured=one.name not in done)
+            self._left.passed(TUNE_S * len(part.tuned), measured=needed)
 
 
 def tape(suite: str) -> Path:
     """Where the rows of a suite are until the run is complete."""
-    return _folder() / f"{machine.identity().slug}-{suite}.jsonl"
+    return folder() / f"{machine.identity().slug}-{suite}.jsonl"
 
 
-def _folder() -> Path:
+def folder() -> Path:
+    """Where the rows of all suites are until the run is complete."""
     return places.cache() / "bench"
+
+
+def _planned_key(row: Row) -> tuple[Any, ...]:
+    """The row's key by the clock that was asked for."""
+    return replace(row, clock=sweeps.asked_clock(row)).key
 
 
 def _recent() -> bool:
     """Whether the last row of any suite was measured within the last hour."""
-    times = [path.stat().st_mtime for path in _folder().glob("*.jsonl")]
-    return bool(times) and time.time() - max(times) < sweeps.RESUME_WITHIN_S
+    dates = [row.date for path in folder().glob("*.jsonl") for row in sweeps.readable(path)]
+    if not dates:
+        return False
+    age = datetime.now(UTC) - datetime.fromisoformat(max(dates))
+    return age.total_seconds() < sweeps.RESUME_WITHIN_S
 
 
 def gaps(measured: Iterable[Row]) -> list[str]:
-    """Who has no time and why, a line for each contender and reason, with how many rows that makes."""
-    found: dict[tuple[str, str], int] = {}
+    """Who has no time and why, a line for each contender and reason: how many rows, of which suites."""
+    found: dict[tuple[str, str], list[str]] = {}
     for row in measured:
         if row.median_us is None:
-            found[row.contender, row.note] = found.get((row.contender, row.note), 0) + 1
+            found.setdefault((row.contender, row.note), []).append(row.suite.removeprefix("bench/"))
     return [
-        f"{contender}, {count} {'row' if count == 1 else 'rows'}: {note or 'no reason given'}"
-        for (contender, note), count in found.items()
+        f"{contender}, {len(where)} {'row' if len(where) == 1 else 'rows'} of "
+        f"{', '.join(dict.fromkeys(where))}: {note or 'no reason given'}"
+        for (contender, note), where in found.items()
     ]
-
-
-def recorded_file() -> Path | None:
-    """The last full run of the first recorded device that has one."""
-    return next(iter(sorted(places.RECORDED.glob(f"*/{FILE}"))), None)
-
-
-def keep(measured: Iterable[Row]) -> Path:
-    """Put a full run in the place of this device's last one; gives its file."""
-    path = places.RECORDED / machine.identity().slug / FILE
-    rows.write(path, [replace(row, kind=rows.RECORDED) for row in measured])
-    return path
 
 
 def check_writable(path: Path) -> None:
     """ValueError unless a file can be written at ``path``; nothing is left behind."""
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} cannot be written: it is not a plain file")
-    if not path.parent.is_dir():
-        raise ValueError(f"{path} cannot be written: there is no folder {path.parent}")
     try:
+        if path.exists() and not path.is_file():
+            raise OSError("it is not a plain file")
+        if not path.parent.is_dir():
+            raise OSError(f"there is no folder {path.parent}")
         with tempfile.TemporaryFile(dir=path.parent):
             pass
         if path.exists() and not os.access(path, os.W_OK):

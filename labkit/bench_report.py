@@ -107,7 +107,7 @@ def line(row: Row) -> str:
 
 
 def results(measured: list[Row]) -> Table:
-    """A line for each suite: rows, how many of them without a time, how many results were wrong."""
+    """A line for each suite: its rows, and how many of them have no time."""
     table = Table()
     table.add_column("suite")
     for name in ("rows", "without a time"):

@@ -8,7 +8,7 @@ Run it after `labkit bench --record` on a GPU, which does so itself, or after re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from labkit import bench, bench_shares, machine, places, rows
+from labkit import bench_record, bench_shares, machine, places, rows
 from labkit.bench_shares import Case, Group
 from labkit.machine import Roofs
 from labkit.provenance import TIMES, digits
@@ -26,7 +26,7 @@ HEAD = (
 
 def recorded() -> list[Row]:
     """The rows of the last full run; none when there was none. ValueError for another schema."""
-    path = bench.recorded_file()
+    path = bench_record.recorded_file()
     return rows.read(path) if path else []
 
 
@@ -39,18 +39,31 @@ def block(measured: Sequence[Row], roofs: Roofs | None) -> str:
 
 
 def renew(readme: str, measured: Sequence[Row], roofs: Roofs | None) -> str:
-    """The README's text with the table of these rows; ValueError where its marks are missing."""
+    """The README's text with the table of these rows; ValueError unless it has both marks once, in order."""
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"README.md has no lines {BEGIN.strip()} and {END.strip()}")
+    if not begin or not end or readme.count(BEGIN) + readme.count(END) > 2:
+        raise ValueError(f"README.md has not one line {BEGIN.strip()} and then one line {END.strip()}")
     return before + begin + block(measured, roofs) + end + after
 
 
 def write() -> None:
-    """Bring the README in line with the last full run. ValueError for rows of another schema."""
-    measured, readme = recorded(), README
-    places.write_text(readme, renew(readme.read_text(encoding="utf-8"), measured, roofs_of(measured)))
+    """Bring the README in line with the last full run. ValueError for rows of another schema, or for a README
+    without the marks."""
+    measured = recorded()
+    places.write_text(README, renew(_readme(), measured, roofs_of(measured)))
+
+
+def check() -> None:
+    """ValueError unless the README has a place for the table."""
+    renew(_readme(), [], None)
+
+
+def _readme() -> str:
+    try:
+        return README.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{README} cannot be read: {error.strerror}") from error
 
 
 def roofs_of(measured: Sequence[Row]) -> Roofs | None:

@@ -140,20 +140,40 @@ def record_command(names: tuple[str, ...], again: bool, strip_stale: bool, check
 
 
 def _tidy(console: Console, strip_stale: bool, check: bool) -> None:
-    from labkit import lessons, record, reports
+    from labkit import bench_record, lessons, record, reports
 
     if strip_stale:
-        stripped = record.strip_stale(tapes=places.RECORDED)
+        with mistakes():
+            benchmarks = _strip_benchmarks()
+        stripped = record.strip_stale(tapes=places.RECORDED) + benchmarks
         reports.say(console, f"Stripped: {', '.join(stripped) or 'nothing was stale'}")
     if not check:
         return
     states = [record.state(path) for path in lessons.find()]
     states += record.tape_states(tapes=places.RECORDED).values()
+    with mistakes():
+        states += bench_record.states(places.RECORDED).values()
     for state in states:
         reports.say(console, f"{state.status:<10}  {state.name}  {state.detail}".rstrip())
     if any(state.status == "stale" for state in states):
         reports.say(console, "Record again on a GPU, or run `labkit record --strip-stale`.")
         sys.exit(1)
+
+
+def _strip_benchmarks() -> list[str]:
+    """Remove full runs of other code, and the README's table of them; gives their names."""
+    from labkit import bench_record
+
+    found = bench_record.states(places.RECORDED)
+    stale = {path: state.name for path, state in found.items() if state.status == "stale"}
+    if stale:
+        from labkit import bench_table  # which takes as long as a lesson to load
+
+        bench_table.check()
+        for path in stale:
+            path.unlink()
+        bench_table.write()
+    return list(stale.values())
 
 
 def _record_all(console: Console, paths: list[Path], again: bool) -> bool:
@@ -211,7 +231,7 @@ def bench_command(
             raise Mistake("--compare measures nothing: give it two files, and no suite or other option")
         _compare(console, *compared)
         return
-    from labkit import bench, device, suites
+    from labkit import bench, bench_table, device, suites
 
     with mistakes():
         chosen = suites.chosen(wanted)
@@ -222,6 +242,9 @@ def bench_command(
         raise Mistake("--json and --csv name one file: give each its own")
     if record and (wanted or not peers):
         raise Mistake("--record keeps full runs only: name no suite, and add --peers")
+    if record:
+        with mistakes():
+            bench_table.check()
     if not device.has_gpu():
         if figure and not (wanted or outputs or peers or again or record):
             _draw_recorded(console)
@@ -229,37 +252,52 @@ def bench_command(
         raise click.ClickException(
             "nothing is timed: a benchmark needs a GPU, and this session has none: see `labkit doctor`"
         )
-    _bench(console, bench.Bench(chosen, peers, again), json_path, csv_path, figure, record)
+    with mistakes():
+        run = bench.Bench(chosen, peers, again)
+    try:
+        _measure(console, run, json_path, csv_path, roofs=figure or record)
+        if record:
+            _keep(console, run.measured)
+        if figure:
+            _draw(console, run.measured)
+        run.forget()
+    except OSError as error:
+        kept = (
+            _kept(run)
+            if run.measured
+            else f"rows are kept in {bench.folder()}; LABKIT_CACHE names another folder than {places.cache()}"
+        )
+        raise Mistake(f"{error}; {kept}") from error
 
 
-def _bench(
-    console: Console, run: "Bench", json_path: Path | None, csv_path: Path | None, figure: bool, record: bool
+def _measure(
+    console: Console, run: "Bench", json_path: Path | None, csv_path: Path | None, *, roofs: bool
 ) -> None:
     """Measure, write what was asked for, say who has no time; rows of a stopped run are written too."""
     from labkit import bench, bench_report, reports, rows
     from labkit import peers as packages
 
     def write() -> None:
-        try:
-            if json_path:
-                rows.write(json_path, run.measured)
-            if csv_path:
-                bench.write_csv(csv_path, run.measured)
-        except OSError as error:
-            raise Mistake(f"{error}; the rows are kept, and the same command takes them up") from error
+        if json_path and run.measured:  # a run that was stopped before its first row takes no file's place
+            rows.write(json_path, run.measured)
+        if csv_path and run.measured:
+            bench.write_csv(csv_path, run.measured)
 
     for sentence in packages.unexpected() if run.with_peers else []:
         reports.say(console, sentence)
-    if figure or record:
+    if roofs:
         from labkit import machine
 
         machine.roofs()  # measured first, where they are not known: without them there is no floor
     try:
         with bench_report.report(console) as run.progress:
             run.run()
-    except (KeyboardInterrupt, SystemExit):
+    except BaseException as error:
         write()
-        reports.say(console, f"{len(run.measured)} rows are kept: within an hour the same command goes on.")
+        if run.measured and not isinstance(error, OSError):  # that ends with a sentence of its own
+            reports.say(console, f"{_kept(run)}.")
+        if isinstance(error, bench.LostError | bench.EditedError):
+            raise click.ClickException(str(error)) from error
         raise
     write()
     if run.kept:
@@ -267,19 +305,20 @@ def _bench(
     console.print(bench_report.results(run.measured))
     for gap in bench.gaps(run.measured):
         reports.say(console, f"no time: {gap}")
-    if figure:
-        _draw(console, run.measured)
-    if record:
-        _keep(console, run.measured)
-    run.forget()
+
+
+def _kept(run: "Bench") -> str:
+    without = " without --again" if run.again else ""
+    return f"{len(run.measured)} rows are kept: within an hour the same command{without} goes on"
 
 
 def _keep(console: Console, measured: "list[Row]") -> None:
-    from labkit import bench, bench_table, machine, places, record, reports
+    from labkit import bench_record, bench_table, machine, places, record, reports
 
     record.record_roofs(machine.cache_path(), machine.identity(), places.RECORDED)
-    reports.say(console, f"Recorded: {os.path.relpath(bench.keep(measured))}")
-    bench_table.write()
+    reports.say(console, f"Recorded: {os.path.relpath(bench_record.keep(measured))}")
+    with mistakes():
+        bench_table.write()
 
 
 def _draw(console: Console, measured: "list[Row]") -> None:
@@ -309,6 +348,8 @@ def _draw_recorded(console: Console) -> None:
 def _compare(console: Console, before: Path, after: Path) -> None:
     from labkit import bench_compare, reports
 
+    if before.resolve() == after.resolve():
+        raise Mistake("--compare names one file twice: give it two")
     with mistakes():
         files = [bench_compare.read(path) for path in (before, after)]
     found = bench_compare.compare(*files)

@@ -7,16 +7,32 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
 
+import contextlib
 import csv
+import errno
 import json
-import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from click.testing import CliRunner
 from simulated import DOUBLING, doubling, install
 from taped import recorded
 
-from labkit import bench, bench_report, bench_table, cli, device, machine, peers, places, rows, suites, sweeps
+from labkit import (
+    bench,
+    bench_record,
+    bench_report,
+    bench_table,
+    cli,
+    device,
+    machine,
+    peers,
+    places,
+    rows,
+    suites,
+    sweeps,
+)
 from labkit.bench import Bench, TimeLeft
 from labkit.bench_plan import COMPILE_S, ROW_S, TUNE_S, Part
 from labkit.sweeps import Contender
@@ -53,7 +69,7 @@ class Toy:
             raise peers.MissingError("a-peer")
 
         self.calls = []
-        self.stop_at = None
+        self.stop_at, self.stop_with = None, KeyboardInterrupt
         self.ours = self.counted(doubling(gpu))
         self.other = self.counted(doubling(gpu, "eager", 3.0))
         self.peer = Contender("Peer", missing, DOUBLING, peer="a-peer")
@@ -64,7 +80,7 @@ class Toy:
             if (one.name, width) not in self.calls:
                 self.calls.append((one.name, width))
             if (one.name, width) == self.stop_at:
-                raise KeyboardInterrupt
+                raise self.stop_with
             return one.call(x)
 
         return Contender(one.name, call, one.work)
@@ -84,6 +100,16 @@ def toy(gpu, monkeypatch):
     monkeypatch.setattr(suites, "NAMES", ("affine", "linear"))
     monkeypatch.setattr(suites, "parts", made.parts)
     return made
+
+
+@pytest.fixture
+def roofs(monkeypatch):
+    found = machine.Roofs(
+        kind="live", device="Simulated", date="2026-01-02", copy=((2**20, 2**20 / 10.0),),
+        matmul=dict.fromkeys(("float32", "float16", "bfloat16", "tf32"), 1e12), node_us=1.0, host_us=5.0,
+    )  # fmt: skip
+    monkeypatch.setattr(machine, "roofs", lambda **_: found)
+    return found
 
 
 def labkit(*arguments):
@@ -147,8 +173,9 @@ def test_without_the_word_no_peer_is_taken_along(toy):
 
 def test_a_peer_that_is_missing_is_named_with_the_reason(toy):
     result = labkit("affine", "--peers", "--json", "out.jsonl")
-    assert "no time: Peer, 2 rows: MissingError: a-peer is not installed: pip install -e '.[peers]'" in (
-        result.output
+    assert (
+        "no time: Peer, 2 rows of affine: MissingError: a-peer is not installed: pip install -e '.[peers]'"
+        in (result.output)
     )
     peer = [row for row in rows.read(places.Path("out.jsonl")) if row.peer]
     assert [(row.contender, row.median_us) for row in peer] == [("Peer", None)] * 2
@@ -186,6 +213,21 @@ def test_a_peer_tunes_itself_before_it_is_measured_and_its_failure_is_a_note(toy
     assert told == [(["Peer"], [SHAPES[0]], [])]
 
 
+@pytest.mark.parametrize(("left", "tuned"), [(0, 0), (1, 1)])
+def test_a_peer_is_tuned_again_if_a_stopped_run_has_left_any_row_of_it(toy, monkeypatch, left, tuned):
+    parts = [
+        Part((toy.ours,), SHAPES, "bench/affine", ("float32",), tuning=("labkit",), tuned=SHAPES),
+        Part((toy.ours,), SHAPES, "bench/affine", ("float32",), directions=("forward_backward",)),
+    ]
+    monkeypatch.setattr(suites, "parts", lambda name, peers: parts)
+    measured = run("affine").measured
+    rows.write(bench.tape("affine"), measured[: len(measured) - left])
+    told = []
+    monkeypatch.setattr(peers, "tune", lambda contenders, shapes: told.append(list(shapes)))
+    assert run("affine").kept == 4 - left
+    assert told == [list(SHAPES)] * tuned
+
+
 # A run that is stopped
 
 
@@ -211,6 +253,15 @@ def test_a_stop_keeps_the_rows_and_the_same_command_goes_on(toy):
     assert ("eager", 16) not in toy.calls and ("eager", 32) in toy.calls
 
 
+def test_a_stop_of_a_run_from_the_beginning_says_how_to_go_on(toy):
+    run("affine")
+    toy.stop_at = "eager", 32
+    result = labkit("--again")
+    assert "2 rows are kept: within an hour the same command without --again goes on." in result.output
+    toy.stop_at = None
+    assert run().kept == 2
+
+
 def test_suites_that_were_complete_are_not_measured_again(toy):
     def stop(progress):
         if progress.done == 7:
@@ -233,8 +284,8 @@ def test_a_complete_run_is_forgotten(toy):
 def test_rows_that_would_not_be_measured_so_now_are_measured_again(toy, how, monkeypatch):
     first = run("affine")
     if how == "later":
-        old = time.time() - sweeps.RESUME_WITHIN_S - 1
-        os.utime(bench.tape("affine"), (old, old))
+        then = datetime.now(UTC) - timedelta(seconds=sweeps.RESUME_WITHIN_S + 1)
+        rows.write(bench.tape("affine"), [replace(row, date=then.isoformat()) for row in first.measured])
     elif how == "code":
         monkeypatch.setattr(sweeps, "code", lambda contender: "code of another day")
     elif how == "machine":
@@ -246,6 +297,53 @@ def test_rows_that_would_not_be_measured_so_now_are_measured_again(toy, how, mon
         return
     assert first.kept == 0
     assert run("affine", again=how == "again").kept == 0
+
+
+def test_after_an_edit_only_the_edited_contender_is_measured_again(toy):
+    run("affine")
+    toy.ours = Contender("labkit", lambda x: toy.other.call(x), DOUBLING)
+    toy.calls.clear()
+    again = run("affine")
+    assert again.kept == 2 and len(again.measured) == 4
+    codes = {row.source for row in rows.read(bench.tape("affine")) if row.contender == "labkit"}
+    assert codes == {sweeps.code(toy.ours)} and len(rows.read(bench.tape("affine"))) == 4
+
+
+def test_an_edit_during_the_run_ends_it_and_leaves_no_row_under_the_wrong_code(toy, monkeypatch):
+    code, edited = sweeps.code, []
+    monkeypatch.setattr(sweeps, "code", lambda one: "code of the edit" if one.name in edited else code(one))
+
+    def edit(progress):
+        edited.append("eager")
+
+    monkeypatch.setattr(bench_report, "report", lambda console: contextlib.nullcontext(edit))
+    result = labkit("affine", "--json", "out.jsonl")
+    assert result.exit_code == 1
+    assert "bench/affine: the code of eager was edited while it was measured" in result.output
+    for path in (bench.tape("affine"), places.Path("out.jsonl")):
+        assert [row.contender for row in rows.read(path)] == ["labkit", "eager", "labkit"]
+        assert all(row.source != "code of the edit" for row in rows.read(path))
+
+
+def test_rows_that_are_not_planned_any_more_do_not_count(toy):
+    run("affine", "linear", with_peers=True)
+    part = Part((toy.ours,), SHAPES[:1], "bench/affine", ("float32",))
+    toy.parts = lambda name, *, peers: [part]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(suites, "parts", toy.parts)
+        again = run("affine")
+    assert (again.kept, len(again.measured)) == (1, 1)
+
+
+def test_a_row_that_a_graph_could_not_hold_is_kept_too(toy, gpu):
+    def call(x):
+        gpu.wait()
+        return toy.other.call(x)
+
+    toy.ours = Contender("labkit", call, DOUBLING)
+    first = run("affine")
+    assert {row.clock for row in first.measured} == {"events", "graph"}
+    assert run("affine").kept == 4
 
 
 def test_gaps_are_tried_again(toy):
@@ -260,6 +358,72 @@ def test_a_damaged_file_is_measured_again(toy):
     run("affine")
     bench.tape("affine").write_text("{}\n")
     assert run("affine").kept == 0
+
+
+# What fails
+
+
+def test_a_contender_that_does_not_compile_is_a_gap_and_the_others_go_on(toy, monkeypatch):
+    def failing(call, **options):
+        def compiled(*inputs):
+            raise torch._dynamo.exc.Unsupported("no such operator\nand a page more")
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", failing)
+    part = Part(
+        (toy.ours, Contender("compiled", toy.ours.call, DOUBLING, compiled=True)), SHAPES, "bench/affine",
+        ("float32",),
+    )  # fmt: skip
+    monkeypatch.setattr(suites, "parts", lambda name, peers: [part])
+    result = labkit("affine")
+    assert result.exit_code == 0
+    assert "no time: compiled, 2 rows of affine: Unsupported: no such operator\n" in result.output
+
+
+def lose(monkeypatch):
+    def synchronize():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(device, "synchronize", synchronize)
+
+
+def test_a_lost_gpu_ends_the_run_and_names_who_was_measured(toy, monkeypatch):
+    def lost(x):
+        lose(monkeypatch)
+        device.synchronize()
+
+    toy.ours = Contender("labkit", lost, DOUBLING)
+    result = labkit("--json", "out.jsonl")
+    assert result.exit_code == 1
+    assert "bench/affine: the GPU is lost after labkit: RuntimeError: CUDA error: an illegal" in result.output
+    assert [row.median_us for row in rows.read(places.Path("out.jsonl"))] == [None]
+
+
+def test_a_gpu_lost_between_contenders_is_a_sentence_and_any_other_error_is_shown(toy, monkeypatch):
+    def broken(*_, **options):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(sweeps.clocks, "measure", broken)
+    with pytest.raises(RuntimeError, match=r"^CUDA error"):
+        run("affine")
+    lose(monkeypatch)
+    with pytest.raises(bench.LostError, match=r"^bench/affine: the GPU is lost: RuntimeError: CUDA error"):
+        run("affine")
+
+
+def test_an_error_of_the_course_itself_keeps_the_rows_and_shows_its_place(toy, monkeypatch):
+    def report(console):
+        def fails(progress):
+            if progress.done == 3:
+                raise ZeroDivisionError
+
+        return contextlib.nullcontext(fails)
+
+    monkeypatch.setattr(bench_report, "report", report)
+    result = CliRunner().invoke(cli.cli, ["bench", "--json", "out.jsonl"])
+    assert isinstance(result.exception, ZeroDivisionError)
+    assert "3 rows are kept" in result.output and len(rows.read(places.Path("out.jsonl"))) == 3
 
 
 # Progress
@@ -319,10 +483,12 @@ def test_time_left_in_words(seconds, said):
         (["--csv", "."], ". cannot be written: it is not a plain file"),
         (["--json", "/dev/null"], "/dev/null cannot be written: it is not a plain file"),
         (["--json", "a", "--csv", "./a"], "--json and --csv name one file"),
+        (["--json", "a" * 300], "cannot be written: File name too long"),
         (["--record"], "--record keeps full runs only"),
         (["affine", "--record", "--peers"], "name no suite"),
         (["affine", "--compare", "a", "b"], "--compare measures nothing"),
-        (["--compare", "a", "b"], "a: holds no rows"),
+        (["--compare", "a", "b"], "a: there is no such file"),
+        (["--compare", "a", "./a"], "--compare names one file twice"),
     ],
 )
 def test_mistakes_are_one_sentence_and_measure_nothing(toy, arguments, says):
@@ -342,14 +508,62 @@ def test_looking_whether_a_file_can_be_written_leaves_nothing(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_a_disk_that_is_full_in_the_end_loses_no_row(toy, monkeypatch):
-    def full(*_):
-        raise OSError("No space left on device")
+def full(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(bench, "write_csv", full)
-    result = labkit("--csv", "out.csv")
-    assert result.exit_code == 2 and "the rows are kept" in result.output
-    assert run().kept == 8
+
+@pytest.mark.parametrize("writes", [(bench, "write_csv"), (bench_record, "keep"), (cli, "_draw")])
+def test_a_disk_that_is_full_in_the_end_loses_no_row(toy, roofs, monkeypatch, writes):
+    monkeypatch.setattr(*writes, full)
+    rows.write(machine.cache_path(), [recorded(suite="roofs/copy")])
+    result = labkit("--csv", "out.csv", "--peers", "--record", "--figure")
+    assert result.exit_code == 2
+    assert "No space left on device; 10 rows are kept: within an hour" in result.output
+    assert run(with_peers=True).kept == 8
+
+
+def test_a_disk_that_is_full_in_the_middle_keeps_the_rows_before(toy, monkeypatch):
+    append = rows.append
+    monkeypatch.setattr(
+        rows, "append", lambda path, row: full() if row.shape["width"] == 32 else append(path, row)
+    )
+    result = labkit("--json", "out.jsonl")
+    assert result.exit_code == 2
+    assert "No space left on device; 2 rows are kept: within an hour" in result.output
+    assert len(rows.read(places.Path("out.jsonl"))) == 2
+    monkeypatch.setattr(rows, "append", append)
+    assert run().kept == 2
+
+
+def test_where_no_row_can_be_kept_a_sentence_names_the_folder(toy, tmp_path):
+    (tmp_path / "cache").write_text("no folder")
+    result = labkit()
+    assert result.exit_code == 2
+    assert f"rows are kept in {tmp_path}/cache/bench; LABKIT_CACHE names another folder" in result.output
+
+
+def test_a_run_that_stops_before_its_first_row_takes_no_files_place(toy, tmp_path):
+    (tmp_path / "out.jsonl").write_text(recorded().to_json() + "\n")
+    result = stopped(toy, "labkit", 16)
+    assert result.exit_code == 130 and "are kept" not in result.output
+    assert rows.read(tmp_path / "out.jsonl") == [recorded()]
+
+
+@pytest.mark.parametrize("text", ["", "# no marks\n", None])
+def test_a_readme_without_a_place_for_the_table_is_a_mistake_before_anything_is_measured(toy, tmp_path, text):
+    readme = tmp_path / "README.md"
+    readme.unlink() if text is None else readme.write_text(text)
+    result = labkit("--peers", "--record")
+    assert result.exit_code == 2 and "README.md" in result.output and not toy.calls
+
+
+def test_a_lesson_that_does_not_load_is_a_sentence(toy, monkeypatch):
+    def broken(name, *, peers):
+        raise ValueError("01_launch_overhead, cell 3: a cell tagged kernel has to be plain Python")
+
+    monkeypatch.setattr(suites, "parts", broken)
+    result = labkit()
+    assert result.exit_code == 2 and "Error: 01_launch_overhead, cell 3" in result.output
 
 
 def test_without_a_gpu_nothing_is_timed_and_a_sentence_says_so(no_gpu, tmp_path):
@@ -364,16 +578,6 @@ def test_without_a_gpu_nothing_is_timed_and_a_sentence_says_so(no_gpu, tmp_path)
 
 
 # What is kept of a full run
-
-
-@pytest.fixture
-def roofs(monkeypatch):
-    found = machine.Roofs(
-        kind="live", device="Simulated", date="2026-01-02", copy=((2**20, 2**20 / 10.0),),
-        matmul=dict.fromkeys(("float32", "float16", "bfloat16", "tf32"), 1e12), node_us=1.0, host_us=5.0,
-    )  # fmt: skip
-    monkeypatch.setattr(machine, "roofs", lambda **_: found)
-    return found
 
 
 def test_a_full_run_is_recorded_and_the_readme_says_it(toy, roofs, tmp_path, monkeypatch):
@@ -393,7 +597,7 @@ def test_the_page_is_drawn_of_this_run_or_of_the_recorded_one(toy, roofs, monkey
     result = labkit("affine", "--figure")
     assert result.exit_code == 0 and "Drawn: build/bench.png" in result.output
     assert (places.BUILD / "bench.png").read_bytes().startswith(b"\x89PNG")
-    bench.keep(run("affine").measured)
+    bench_record.keep(run("affine").measured)
     (places.BUILD / "bench.png").unlink()
     monkeypatch.setattr(device, "has_gpu", lambda: False)
     assert labkit("--figure").exit_code == 0

@@ -107,3 +107,16 @@ def test_synchronize_waits_for_a_gpu_only(monkeypatch):
     monkeypatch.setattr(device, "has_gpu", lambda: True)
     device.synchronize()
     assert waits == [1]
+
+
+def test_a_gpu_that_answers_with_an_error_is_lost(monkeypatch):
+    def failing():
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(device, "has_gpu", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert not device.is_lost()
+    monkeypatch.setattr(torch.cuda, "synchronize", failing)
+    assert device.is_lost()
+    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    assert not device.is_lost()

@@ -1,0 +1,79 @@
+"""What is kept of a full run of `labkit bench`: a file beside the tapes, and whether its code is the present
+one. Where there is no such file, looking for it loads no lesson."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from labkit import places, rows
+from labkit.record import State
+from labkit.rows import Row
+
+FILE = "bench.jsonl"
+"""The last full run of a recorded device, beside its tapes."""
+
+
+def recorded_file() -> Path | None:
+    """The last full run of the first recorded device that has one."""
+    return next(iter(sorted(places.RECORDED.glob(f"*/{FILE}"))), None)
+
+
+def keep(measured: Iterable[Row]) -> Path:
+    """Put a full run in the place of this device's last one; gives its file."""
+    from labkit import machine
+
+    path = places.RECORDED / machine.identity().slug / FILE
+    rows.write(path, [replace(row, kind=rows.RECORDED) for row in measured])
+    return path
+
+
+def states(tapes: Path) -> dict[Path, State]:
+    """Whether each full run that is kept was measured with the present code, all suites of it.
+
+    Only where there is one are the lessons loaded; ValueError where that fails.
+    """
+    found = sorted(tapes.glob(f"*/{FILE}"))
+    code = _present_code() if found else {}
+    return {path: _state(path, code) for path in found}
+
+
+def _present_code() -> dict[tuple[str, str], str]:
+    """The source that a row measured now would name, by suite and contender."""
+    from labkit import suites, sweeps
+
+    parts = [part for name in suites.NAMES for part in suites.parts(name, peers=True)]
+    return {(part.suite, one.name): sweeps.code(one) for part in parts for one in part.contenders}
+
+
+def _state(path: Path, code: Mapping[tuple[str, str], str]) -> State:
+    name = f"{path.parent.name}/{path.name}"
+    try:
+        measured = rows.read(path)
+    except ValueError as error:
+        return State(name, "stale", str(error))
+    reason = _reason(measured, code)
+    return State(name, "stale", reason) if reason else State(name, "recorded", _origin(measured))
+
+
+def _reason(measured: Sequence[Row], code: Mapping[tuple[str, str], str]) -> str:
+    """Why rows are not those of a full run of this code; empty when they are."""
+    if not measured:
+        return "holds no rows"
+    changed = {
+        f"{row.contender} of {row.suite}"
+        for row in measured
+        if row.source != code.get((row.suite, row.contender))
+    }
+    if changed:
+        more = f" and {len(changed) - 2} more" if len(changed) > 2 else ""
+        return f"measured with other code: {', '.join(sorted(changed)[:2])}{more}"
+    lacking = sorted({suite for suite, _ in code} - {row.suite for row in measured})
+    return f"has no rows of {', '.join(lacking)}" if lacking else ""
+
+
+def _origin(measured: Sequence[Row]) -> str:
+    """Device, versions, those of the peers, and the last date."""
+    from labkit.bench_compare import machines
+
+    peers = sorted({f"{row.peer} {row.peer_version}" for row in measured if row.peer and row.peer_version})
+    return ", ".join([machines(measured), *peers, max(row.date for row in measured)[:10]])
