@@ -10,11 +10,9 @@ if not torch.cuda.is_available():
 import re
 
 import pytest
-import triton
-import triton.language as tl
 from judging import INTERPRETED, Answers, ExerciseTests, assert_hints_of_its_own, cases, code_lines, reasons
 
-from labkit import attempt, exercises, lessons, network_works, ops
+from labkit import exercises, network_works
 from labkit.tasks import (
     ledger_cell_hints,
     ledger_floor,
@@ -25,74 +23,7 @@ from labkit.tasks import (
 )
 
 pytestmark = pytest.mark.usefixtures("cache")
-LESSON = "06_microsecond_ledger"
-GIVEN = {
-    "floor": '''
-def floor_us(rows, multiplications, in_and_out, weights, itemsize, bytes_per_us, flops_per_us):
-    """Microseconds below which no network of these layers can stay, however its kernels are cut.
-
-    rows: steps of all sequences; multiplications: a list, of each layer for one row; in_and_out: numbers of a
-    row that come from memory and go there; weights: numbers of all weights, which are read once.
-    """
-    ...
-
-
-tasks.check("floor", floor_us)
-''',
-    "cell": '''
-@triton.jit
-def both_kernel(z, candidate, gain, result, T, eps, H: tl.constexpr, BH: tl.constexpr):
-    row, n = tl.program_id(0), tl.arange(0, BH)
-    inside = n < H
-    w = tl.load(gain + n, inside, other=0.0)
-    s, r = tl.zeros([BH], tl.float32), tl.zeros([BH], tl.float32)
-    for t in range(T):
-        at = (row * T + t) * H + n
-        gate = tl.load(z + at, inside, other=0.0)
-        value = tl.load(candidate + at, inside, other=0.0)
-        ...  # s_t from s_{t-1}; u_t = (1 - z_t) r_{t-1} + s_t; r_t = gain * u_t / sqrt(mean(u_t^2) + eps)
-        tl.store(result + at, r, inside)
-
-
-@ops.contiguous
-def both(z: Tensor, candidate: Tensor, gain: Tensor) -> Tensor:
-    """Both recurrences over (B, T, H) in one loop, led by the gates z in (0, 1)."""
-    (B, T, H), result = z.shape, torch.empty_like(z)
-    both_kernel[(B,)](z, candidate, gain, result, T, 1e-6, H=H, BH=triton.next_power_of_2(H))
-    return result
-
-
-tasks.check("cell", both)
-''',
-    "wall": '''
-def wall_us(launches, kernels):
-    """When the last kernel ends, in us after the host begins: it launches one after another without waiting.
-
-    launches: how long the host needs for each launch; kernels: how long the GPU then needs for each. The GPU
-    runs them in order, one at a time, each not before its launch is over.
-    """
-    ...
-
-
-tasks.check("wall", wall_us)
-''',
-}
-
-
-class Drafted(Answers):
-    """The exercises before the lesson has its notebook: the cells as it will give them."""
-
-    def scaffold(self, name):
-        return GIVEN[name].strip()
-
-    def finding(self, name, source, folder):
-        file = folder / "cell.py"
-        file.write_text(source)
-        imported = {"__name__": LESSON, "torch": torch, "triton": triton, "tl": tl, "ops": ops}
-        return attempt.judge(imported | {"Tensor": torch.Tensor}, name, self.tasks[name], file)
-
-
-ANSWERS = (Answers if any(path.stem == LESSON for path in lessons.find()) else Drafted)(LESSON)
+ANSWERS = Answers("06_microsecond_ledger")
 TASKS = ANSWERS.tasks
 SCAFFOLDS = {name: ANSWERS.scaffold(name) for name in TASKS}
 """The cells as the lesson gives them."""
