@@ -15,6 +15,7 @@ FUSION = lessons.resolve("02_kernel_fusion")
 GROUPED = lessons.resolve("03_grouped_matmul")
 GRAPHS = lessons.resolve("04_cuda_graphs")
 RECURRENT = lessons.resolve("05_recurrent_kernel")
+LEDGER = lessons.resolve("06_microsecond_ledger")
 WRONG = "    mask = at <= count\n"
 RIGHT = "    mask = at < count\n"
 LOOP = "    while True:\n        at += 0\n"
@@ -245,4 +246,61 @@ def test_a_reader_works_through_lesson_5(page: jupyter_lab.NotebookPage) -> None
         ("train", "trained = times("),
     ):
         page.screenshot(f"recurrent-{name}", page.index_of(title))
+    assert page.errors == []
+
+
+LOOP_OF_BOTH = """s += gate * (value - s)
+        u = (1 - gate) * r + s
+        r = w * u * tl.rsqrt(tl.sum(u * u, 0) / H + eps)"""
+BODY = "    ...\n"
+WRONG_FLOOR = "    return ((rows * in_and_out + weights) * itemsize) / bytes_per_us\n"
+RIGHT_FLOOR = """    moved = (rows * in_and_out + weights) * itemsize
+    return max(moved / bytes_per_us, 2 * rows * sum(multiplications) / flops_per_us)
+"""
+WRONG_WALL = "    return max(sum(launches), sum(kernels))\n"
+RIGHT_WALL = """    launched = done = 0.0
+    for launch, kernel in zip(launches, kernels):
+        launched += launch
+        done = max(done, launched) + kernel
+    return done
+"""
+LEDGER_ATTEMPTS = {
+    "floor": ([(BODY, WRONG_FLOOR)], [(WRONG_FLOOR, RIGHT_FLOOR)]),
+    "wall": ([(BODY, WRONG_WALL)], [(WRONG_WALL, RIGHT_WALL)]),
+    "cell": ([("...  #", LOOP_OF_BOTH.replace("w * u", "u") + "  #")], [("r = u *", "r = w * u *")]),
+}
+"""What of lesson 6's cells is replaced for an attempt that is wrong, and then for one that is right."""
+
+
+@TWO_MINUTES
+def test_a_reader_works_through_lesson_6(page: jupyter_lab.NotebookPage) -> None:
+    open_unseen(page, LEDGER, height=1400)
+    run_all(page)
+    guess = page.index_of('"eager over the floor"')
+    seal(page, guess, "30")
+    answered = page.index_of("guess_eager.reveal(")
+    page.run_cell(answered)
+    if record.state(LEDGER).status == "recorded":
+        assert "30" in page.text(answered)
+    page.screenshot("ledger-guess", guess)
+    for name, attempts in LEDGER_ATTEMPTS.items():
+        cell = page.index_of(f'tasks.check("{name}"')
+        assert "not attempted" in page.text(cell)
+        source = page.sources()[cell]
+        for pairs, verdict, hints in zip(attempts, ("wrong", "right"), (1, 0), strict=True):
+            for old, new in pairs:
+                assert source.count(old) == 1
+                source = source.replace(old, new)
+            answer(page, cell, source, verdict)
+            assert page.output(cell).get_by_text("Hint 1").count() == hints
+        page.screenshot(f"ledger-{name}", cell)
+    run_and_stop(page, panel_of(page, LEDGER), "ledger-panel")
+    for name, title in (
+        ("code", 'labels=["forward", "backward"]'),
+        ("entries", "booked = ledger.entries("),
+        ("beside", "BESIDE = ["),
+        ("training", '"ledger/training"'),
+        ("next", "SAVINGS = {"),
+    ):
+        page.screenshot(f"ledger-{name}", page.index_of(title))
     assert page.errors == []
