@@ -1,9 +1,9 @@
 """Where the microseconds of a call went: launches, waiting, traffic, arithmetic.
 
-Two clocks, the profiler and the roofs are read together. The clocks say what the host adds, the profiler how
-long kernels ran, the roofs how long memory and arithmetic need at least for what the kernels move and do.
-What is left is waiting. Nothing makes the entries add up but the measurements: clocks and profiler are
-independent.
+Each entry is the distance between two instruments: from the roofs, which say how long bytes and operations
+take at the rate of a large copy and a large product, to the profiler, which says how long kernels ran, to the
+graph clock and on to the wall clock. They add up to the wall time where each instrument shows more than the
+one before; where one does not, no entry goes below zero, and the sum comes out too large.
 """
 
 import logging
@@ -23,8 +23,9 @@ _STAMP = ("kind", "device", "date", "clock", "cache", "source")
 
 PARTS = {
     "arithmetic": "the products, at the rate of a large one; bytes move meanwhile",
-    "traffic": "what the kernels move, at a copy's rate, beyond what the products hide",
-    "waiting": "the rest of the time in which kernels run: latency, starts and ends, uneven shares",
+    "traffic": "more bytes, at the rate of a large copy (from the cache they may be faster)",
+    "waiting": "the rest of the kernels' time: latency, uneven shares, other arithmetic",
+    "between": "one kernel has ended, the next has not begun",
     "launches": "the GPU waits for the host",
 }
 """The entries of a ledger, and what each means."""
@@ -44,22 +45,23 @@ def entries(
 ) -> pd.DataFrame:
     """A row for each contender of ``wall`` that has a profile and a number of bytes, in microseconds.
 
-    ``wall`` are rows by the host's clock, ``device`` by the graph clock; a contender that is itself a graph
-    has no row there, and its kernels' time by the profiler stands in. ``moved`` has the bytes of a call in
-    ``peak_bytes``, as own.sizes gives them. Columns: contender, one for each of PARTS, ``sum`` of these,
-    ``wall``, ``alone`` (the time without launches), and where the wall time comes from.
+    ``wall`` are rows by the host's clock, ``device`` by the graph clock, and for a contender that is itself a
+    graph by events around a replay. ``moved`` has the bytes of a call in ``peak_bytes``, as own.sizes gives
+    them; who has none, no profile or no row in ``device`` is left out. Columns: contender, one for each of
+    PARTS, ``sum`` of these, ``wall``, ``alone`` (the time without launches), and where the wall time is from.
     """
     found = []
     for row in wall.dropna(subset="median_us").to_dict("records"):
         name = str(row["contender"])
         measured, timed = tables.at(moved, name, "peak_bytes"), tables.at(device, name)
         busy = profiles[name].busy_us if name in profiles else None
-        if measured is None or busy is None:
+        if measured is None or timed is None or busy is None:
             continue
-        floors, alone = _floors(measured.value, layers, roofs, dtype), timed.value if timed else busy
+        floors, alone = _floors(measured.value, layers, roofs, dtype), timed.value
         parts = {
             **floors,
             "waiting": max(0.0, busy - sum(floors.values())),
+            "between": max(0.0, alone - busy),
             "launches": max(0.0, row["median_us"] - alone),
         }
         stamp = {key: row[key] for key in _STAMP}
@@ -74,6 +76,25 @@ def _floors(moved: float, layers: Layers, roofs: Roofs, dtype: str) -> dict[str,
     bytes_us = [each / roofs.bandwidth * 1e6 for each, _ in layers]
     hidden = sum(map(min, arithmetic, bytes_us))
     return {"arithmetic": sum(arithmetic), "traffic": max(0.0, moved / roofs.bandwidth * 1e6 - hidden)}
+
+
+def what_if(made: Profile, *, kernels: float = 1.0, launches: float = 1.0) -> float | None:
+    """Microseconds from the first launch to the last kernel's end, if kernels or launches took so much more.
+
+    Host and device work as they do: kernels run in order, each when it is launched and the one before it has
+    ended. With both factors 1 it is the profile's own span, which the profiler has stretched. None without
+    times; kernels beyond the launches were started by the last one (a graph).
+    """
+    if not made.timed or not made.host:
+        return None
+    ends = [event.start_us + event.duration_us for event in made.host]
+    spent = [end - before for end, before in zip(ends, [made.host[0].start_us, *ends], strict=False)]
+    spent += [0.0] * (len(made.kernels) - len(spent))
+    ready = done = 0.0
+    for launch, kernel in zip(spent, made.kernels, strict=False):
+        ready += launches * launch
+        done = max(done, ready) + kernels * kernel.duration_us
+    return done
 
 
 def eager_bytes(call: Callable[[], Any]) -> int:

@@ -10,7 +10,7 @@ import torch
 from labkit import ledger
 from labkit.counts import Counts
 from labkit.machine import Roofs
-from labkit.profile_tapes import KernelEvent
+from labkit.profile_tapes import HostEvent, KernelEvent
 from labkit.profiles import Profile
 
 ROOFS = Roofs(
@@ -50,11 +50,10 @@ def profile(*durations, gap=3.0):
 
 
 def entries(wall=100.0, alone=40.0, busy=(20.0, 15.0), moved=22e6):
-    device = table("median_us", step=alone) if alone else table("median_us")
     profiles = {"step": profile(*busy)}
     found = ledger.entries(
         table("median_us", step=wall),
-        device,
+        table("median_us", step=alone),
         profiles,
         table("peak_bytes", step=moved),
         LAYERS,
@@ -65,26 +64,22 @@ def entries(wall=100.0, alone=40.0, busy=(20.0, 15.0), moved=22e6):
     return row
 
 
-def test_each_entry_comes_from_its_instrument():
+def test_each_entry_lies_between_two_instruments():
     row = entries()
     assert row["arithmetic"] == pytest.approx(9.0)
     assert row["traffic"] == pytest.approx(22.0 - (4.0 + 2.0)), "what products do not hide"
     assert row["waiting"] == pytest.approx(35.0 - 9.0 - 16.0), "the rest of the time in which kernels ran"
+    assert row["between"] == pytest.approx(5.0), "what the graph clock has more than the kernels"
     assert row["launches"] == pytest.approx(60.0), "what the host adds to the graph clock"
-    assert row["sum"] == pytest.approx(95.0) and row["wall"] == 100.0 and row["alone"] == 40.0
+    assert row["sum"] == pytest.approx(100.0) and row["wall"] == 100.0 and row["alone"] == 40.0
     assert row["kind"] == "live" and row["device"] == "Simulated"
 
 
 def test_instruments_that_disagree_do_not_add_up():
     assert entries(busy=(80.0,))["sum"] == pytest.approx(140.0), "the profiler saw more than the graph clock"
+    assert entries(busy=(80.0,))["between"] == 0.0
     assert entries(moved=200e6)["sum"] > 200, "the floors are above what was measured"
     assert entries(wall=30.0)["launches"] == 0.0, "no entry is below zero"
-
-
-def test_a_graph_has_its_kernels_in_place_of_the_graph_clock():
-    row = entries(alone=None, wall=50.0)
-    assert row["launches"] == pytest.approx(15.0) and row["alone"] == pytest.approx(35.0)
-    assert row["sum"] == pytest.approx(50.0)
 
 
 def test_what_was_not_seen_or_not_counted_has_no_row():
@@ -123,3 +118,41 @@ def test_compiled_bytes_are_those_that_fusing_leaves():
 def test_what_compiles_nothing_is_an_error():
     with pytest.raises(RuntimeError, match="nothing was compiled"):
         ledger.compiled_bytes(lambda x: x, torch.randn(3))
+
+
+def launched(launches, kernels):
+    """A profile of kernels that start when they are launched and the one before has ended."""
+    host, device_, ready, done = [], [], 0.0, 0.0
+    for launch in launches:
+        host.append(HostEvent("cudaLaunchKernel", ready, launch))
+        ready += launch
+    ready = 0.0
+    for launch, kernel in zip([*launches, *[0.0] * len(kernels)], kernels, strict=False):
+        ready += launch
+        done = max(done, ready)
+        device_.append(KernelEvent("k", "k", done, kernel, 7, (1, 1, 1), (32, 1, 1)))
+        done += kernel
+    return Profile(kernels=device_, host=host, device="Simulated"), done
+
+
+@pytest.mark.parametrize(
+    ("launches", "kernels"),
+    [([5.0] * 4, [2.0] * 4), ([5.0] * 3, [40.0, 25.0, 90.0]), ([9.0], [3.0, 4.0, 5.0])],
+)
+def test_nothing_changed_is_the_span_as_it_was(launches, kernels):
+    made, end = launched(launches, kernels)
+    assert ledger.what_if(made) == pytest.approx(end)
+
+
+def test_what_the_slower_of_host_and_device_saves_shows_and_the_others_does_not():
+    host_bound, _ = launched([10.0] * 10, [2.0] * 10)
+    assert ledger.what_if(host_bound, kernels=0.5) == pytest.approx(101.0)
+    assert ledger.what_if(host_bound, launches=0.5) == pytest.approx(52.0)
+    graph, _ = launched([10.0], [20.0] * 10)
+    assert ledger.what_if(graph, kernels=0.5) == pytest.approx(110.0)
+    assert ledger.what_if(graph, launches=0.5) == pytest.approx(205.0)
+
+
+def test_without_times_there_is_no_what_if():
+    assert ledger.what_if(Profile()) is None
+    assert ledger.what_if(dataclasses.replace(profile(1.0), counted=Counts())) is None

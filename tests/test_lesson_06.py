@@ -367,7 +367,7 @@ def test_labkits_parts_learn_as_the_reference_does(lesson):
 def test_in_a_graph_the_network_is_the_same(lesson):
     shape = {"batch": 64, "time": 64, "width": 128}
     x, *weights = network_inputs(shape, bf16)
-    call, graphed = lesson.network(**lesson.PARTS), lesson.in_graph(lesson.network(**lesson.PARTS))
+    call, graphed = lesson.network(**lesson.PARTS), lesson.replayed(lesson.network(**lesson.PARTS))
     with torch.no_grad():
         for _ in range(3):
             assert torch.equal(graphed(x, *weights), call(x, *weights))

@@ -22,9 +22,9 @@ def ledger() -> list[Part]:
     compiled = Contender("compiled, recurrences as operators", operators, work.NETWORK, compiled=True)
     labkit = Contender("labkit", kernels, work.NETWORK)
     graphed = (
-        Contender("eager, in a graph", lesson.in_graph(plain), work.NETWORK),
+        Contender("eager, in a graph", lesson.replayed(plain), work.NETWORK),
         Contender("reduce-overhead", operators, work.NETWORK, compiled=True, mode="reduce-overhead"),
-        Contender("labkit, in a graph", lesson.in_graph(kernels), work.NETWORK),
+        Contender("labkit, in a graph", lesson.replayed(kernels), work.NETWORK),
     )
     loop = Contender("compiled loop", plain, work.NETWORK, compiled=True)
     many, few = _shape(1024), _shape(64)
