@@ -155,7 +155,7 @@ class _Bars:
         page = replace(page, above=LINE * SMALL_SIZE * max((row + 1 for _, row in places), default=0) + 6)
         figure, (ax,) = page.draw()
         ax.set(xlim=(0, reach), ylim=(-page.panel_height, 0), yticks=[])
-        ax.xaxis.set_major_locator(FixedLocator(self._ticks(reach, page.panel_width)))
+        ax.xaxis.set_major_locator(FixedLocator(ticks(reach, page.panel_width, self.text)))
         ax.xaxis.set_major_formatter(lambda at, _: self.text(at) if at else "0")
         ax.grid(axis="x", color=GRID, linewidth=0.7)
         left, bottom, right, top = bounds(ax)
@@ -193,14 +193,6 @@ class _Bars:
             for _, row in rows.iterrows()
         ]
         return max([*needs, *(1.05 * at for at in lines.values())], default=1.0)
-
-    def _ticks(self, reach: float, width: float) -> list[float]:
-        """Round values whose text does not end beyond the page."""
-
-        def fits(at: float) -> bool:
-            return at / reach * width + text_width(self.text(at), SMALL_SIZE) / 2 <= width + MARGIN / 2
-
-        return [at for at in MaxNLocator(6).tick_values(0, reach) if 0 <= at <= reach and fits(at)]
 
     def _tick_keys(self) -> list[Key]:
         sample = {"color": INK, "linestyle": "none", "marker": "|", "markersize": 11, "markeredgewidth": 1.8}
@@ -280,3 +272,12 @@ def look(hue: str, kind: str) -> dict[str, Any]:
         "linestyle": _EDGES[kind],
         "linewidth": 1.2,
     }
+
+
+def ticks(reach: float, width: float, text: Callable[[float], str]) -> list[float]:
+    """Round values of an axis from zero to ``reach`` whose text does not end beyond the page."""
+
+    def fits(at: float) -> bool:
+        return at / reach * width + text_width(text(at), SMALL_SIZE) / 2 <= width + MARGIN / 2
+
+    return [at for at in MaxNLocator(6).tick_values(0, reach) if 0 <= at <= reach and fits(at)]

@@ -130,6 +130,7 @@ def _launches(func: Any) -> bool:
     """Whether an operation starts work on a device: neither a view nor an allocation."""
     aliases = [value.alias_info for value in func._schema.returns]
     view = any(alias is not None and not alias.is_write for alias in aliases)
+    view = view or torch.Tag.inplace_view in func.tags
     return not view and func._schema.name.split("::")[1] not in _ALLOCATES
 
 
@@ -141,10 +142,16 @@ def _operation(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         writes = argument.alias_info is not None and argument.alias_info.is_write
         if writes:
             written += tree_leaves(given)
-        if not writes or not (argument.is_out or name in _OVERWRITES):
+        unread = argument.is_out or name in _OVERWRITES if writes else _takes_a_shape(name)
+        if not unread:
             read += tree_leaves(given)
     read_bytes, written_bytes = _touched_bytes(read), _touched_bytes(written)
     return Launch(name, 0, read_bytes, written_bytes, read_bytes + written_bytes)
+
+
+def _takes_a_shape(name: str) -> bool:
+    """Whether an operation takes the shape of its tensor, and no value: ``zeros_like``, ``new_full``."""
+    return name.endswith("_like") or name.startswith("new_")
 
 
 def _touched_bytes(leaves: list[Any]) -> int:

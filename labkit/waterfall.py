@@ -8,9 +8,9 @@ from typing import Protocol
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator
 
-from labkit.bars import look
+from labkit.bars import look, ticks
 from labkit.drawing import (
     GRID,
     LINE,
@@ -137,8 +137,9 @@ class _Waterfall:
             below=22,
         )
         figure, (ax,) = page.draw()
-        ax.set(xlim=(0, self._reach(page.panel_width)), ylim=(-page.panel_height, 0), yticks=[])
-        ax.xaxis.set_major_locator(MaxNLocator(6))
+        reach = self._reach(page.panel_width)
+        ax.set(xlim=(0, reach), ylim=(-page.panel_height, 0), yticks=[])
+        ax.xaxis.set_major_locator(FixedLocator(ticks(reach, page.panel_width, self._text)))
         ax.xaxis.set_major_formatter(lambda at, _: self._text(at) if at else "0")
         ax.grid(axis="x", color=GRID, linewidth=0.7)
         y, above = 0.0, None

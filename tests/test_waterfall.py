@@ -5,6 +5,7 @@ from math import inf, nan
 from typing import Any
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.patches import Rectangle
 from test_figures import assert_apart, boxes, row, texts
@@ -85,6 +86,14 @@ def test_labels_and_values_do_not_overlap_however_long_they_are() -> None:
         assert_apart([*labels, *values], shown)
     (ax,) = shown.figure.axes
     assert all(box.x1 <= ax.bbox.x0 for box in labels)
+
+
+@pytest.mark.parametrize("first", [1789.0, 1796.0, 189.0])
+def test_numbers_of_the_axis_do_not_leave_the_figure(first: float) -> None:
+    shown = drawn([("eager", first), ("a", -5.0)])
+    FigureCanvasAgg(shown.figure).draw()
+    (ax,) = shown.figure.axes
+    assert_apart([tick.label1.get_window_extent() for tick in ax.xaxis.get_major_ticks()], shown)
 
 
 def test_the_alt_text_tells_the_sequence() -> None:
