@@ -82,7 +82,7 @@ def test_instruments_that_disagree_do_not_add_up():
     assert entries(moved=200e6)["sum"] > 200, "the floors are above what was measured"
     assert entries(wall=30.0)["launches"] == 0.0, "no entry is below zero"
     assert entries(moved=200e6)["waiting"] == 0.0
-    assert entries(moved=200e6)["sum"] == pytest.approx(9.0 + 194.0 + 60.0)
+    assert entries(moved=200e6)["sum"] == pytest.approx(9.0 + 194.0 + 5.0 + 60.0)
 
 
 def test_products_hide_no_more_than_all_traffic():
