@@ -102,3 +102,88 @@ def test_an_index_is_read_from_an_array_of_one_element():
         assert list(range(tl.tensor(handle, tl.int32))) == [0, 1, 2]
     finally:
         scope.restore()
+
+
+@triton.jit
+def wrapping_kernel(x, y):
+    at = tl.arange(0, 2)
+    value = tl.load(x + at)
+    tl.store(y + at, value + 1)
+    tl.store(y + 2 + at, value * 3)
+    tl.store(y + 4 + at, -2 - value)
+
+
+def test_integers_wrap_around_as_on_a_gpu():
+    interpreter.quicken()
+    x = torch.tensor([2**31 - 1, 5], dtype=torch.int32)
+    y = torch.zeros(6, dtype=torch.int32)
+    wrapping_kernel[(1,)](x, y)
+    assert y.tolist() == [-(2**31), 6, 2**31 - 3, 15, 2**31 - 1, -7]
+
+
+@pytest.mark.parametrize("shape", [[4], [2, 8], [1, 1, 4], [4, tl.constexpr(2)], tl.tuple([2, 4])], ids=str)
+def test_a_block_known_already_is_what_it_was_at_first(shape):
+    interpreter.quicken()
+    for scalar in (tl.float32, tl.bfloat16, tl.int1, tl.pointer_type(tl.float16)):
+        first, second = tl.block_type(scalar, shape), tl.block_type(scalar, shape)
+        assert first == second == tl.block_type(tl.int8, shape).with_element_ty(scalar)
+        assert second.name == f"<{second.shape}, {scalar}>" and second.element_ty == scalar
+        made = [tl.tensor(handle, second) for handle in "ab"]
+        assert [each.handle for each in made] == ["a", "b"]
+        for each in made:
+            assert each.type is second and each.dtype == scalar and each.numel == second.numel
+            sizes = [int(size.value if isinstance(size, tl.constexpr) else size) for size in shape]
+            assert [size.value for size in each.shape] == sizes == list(second.shape)
+
+
+def test_pointers_that_differ_in_more_than_their_names_are_told_apart():
+    interpreter.quicken()
+    kinds = [
+        tl.pointer_type(of, space, const)
+        for of in (tl.float32, tl.pointer_type(tl.float32), tl.pointer_type(tl.float32, 2))
+        for space in (1, 2)
+        for const in (False, True)
+    ]
+    for kind in kinds:
+        block = tl.block_type(kind, [4])
+        assert block.element_ty == kind and sum(block == tl.block_type(other, [4]) for other in kinds) == 1
+
+
+def test_numpys_types_are_triton_s():
+    interpreter.quicken()
+    for name, expected in {"fp32": "float32", "bf16": "uint16", "int1": "bool", "fp8e5": "uint8"}.items():
+        scalar = tl.dtype(name)
+        pointer = tl.pointer_type(scalar)
+        for _ in range(2):
+            assert tritons._get_np_dtype(scalar) == expected
+            assert tritons._get_np_dtype(tl.block_type(scalar, [4])) == expected
+            assert (
+                tritons._get_np_dtype(pointer)
+                == tritons._get_np_dtype(tl.block_type(pointer, [4]))
+                == "uint64"
+            )
+
+
+def test_what_triton_refuses_is_refused():
+    interpreter.quicken()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="power of 2"):
+            tl.block_type(tl.float32, [3])
+        with pytest.raises(TypeError, match="0d block_type"):
+            tl.block_type(tl.float32, [])
+        with pytest.raises(AssertionError):
+            tl.block_type(tl.float32, (4,))
+        tl.block_type(tl.float32, [4])
+        with pytest.raises(TypeError, match="must have type"):
+            tl.block_type(tl.float32, [tl.tensor(None, tl.int32)])
+
+
+@triton.jit
+def unequal_kernel(y):
+    tl.store(y + tl.arange(0, 4), tl.zeros([4], tl.float32) + tl.zeros([8], tl.float32))
+
+
+def test_blocks_of_unequal_shapes_are_refused():
+    interpreter.quicken()
+    with pytest.raises(tritons.InterpreterError, match="incompatible dimensions"):
+        unequal_kernel[(1,)](torch.zeros(4))
