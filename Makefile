@@ -16,7 +16,7 @@ run: ## start here: execute every lesson, or LESSONS=01; results in build/lesson
 	@$(BOOTSTRAP) run -m labkit run $(LESSONS) $(ARGS)
 
 test: ## all tests; pytest's options in PYTEST_ARGS
-	@$(BOOTSTRAP) test -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(IPYKERNEL),$(KERNEL_TESTS)) $(PYTEST_ARGS)
+	@$(BOOTSTRAP) test -m pytest -n 2 --dist loadfile $(if $(IPYKERNEL),$(KERNEL_TESTS)) $(PYTEST_ARGS)
 
 lab: ## open the lessons in JupyterLab, on localhost with a token
 	@$(BOOTSTRAP) lab -m jupyterlab $(LAB) $(ARGS)

@@ -155,7 +155,7 @@ MAKE = {  # what a target runs, after the Python of the environment
     "setup": ["setup"],
     "run LESSONS=01 ARGS=--quick": ["run -m labkit run 01 --quick"],
     "lab IPYKERNEL=6.31": ["lab -m jupyterlab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks"],
-    "test PYTEST_ARGS=-x": ["test -m pytest -n 2 --dist loadfile --no-loadscope-reorder -x"],
+    "test PYTEST_ARGS=-x": ["test -m pytest -n 2 --dist loadfile -x"],
     "lab": ["lab -m jupyterlab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks"],
     "doctor": ["doctor -m labkit doctor"],
     "record LESSONS=01": ["record -m labkit record 01"],
