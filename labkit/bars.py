@@ -154,10 +154,7 @@ class _Bars:
         )
         page = replace(page, above=LINE * SMALL_SIZE * max((row + 1 for _, row in places), default=0) + 6)
         figure, (ax,) = page.draw()
-        ax.set(xlim=(0, reach), ylim=(-page.panel_height, 0), yticks=[])
-        ax.xaxis.set_major_locator(FixedLocator(ticks(reach, page.panel_width, self.text)))
-        ax.xaxis.set_major_formatter(lambda at, _: self.text(at) if at else "0")
-        ax.grid(axis="x", color=GRID, linewidth=0.7)
+        lay_out(ax, page, reach, self.text)
         left, bottom, right, top = bounds(ax)
         write(figure, (left + right) / 2, bottom - 34, self.quantity, ha="center", va="bottom")
         for (name, at), (centre, row) in zip(lines.items(), places, strict=True):
@@ -176,6 +173,7 @@ class _Bars:
                     named(str(self.group), heading),
                     bold=True,
                     va="center",
+                    bbox=_ON_LINES,  # a long one crosses the axis
                 )
                 y -= _HEADING
             for _, bar in self._rows_of(heading).iterrows():
@@ -272,6 +270,14 @@ def look(hue: str, kind: str) -> dict[str, Any]:
         "linestyle": _EDGES[kind],
         "linewidth": 1.2,
     }
+
+
+def lay_out(ax: Axes, page: Page, reach: float, text: Callable[[float], str]) -> None:
+    """An axis from zero to ``reach`` along a panel, which counts its height in points from the top down."""
+    ax.set(xlim=(0, reach), ylim=(-page.panel_height, 0), yticks=[])
+    ax.xaxis.set_major_locator(FixedLocator(ticks(reach, page.panel_width, text)))
+    ax.xaxis.set_major_formatter(lambda at, _: text(at) if at else "0")
+    ax.grid(axis="x", color=GRID, linewidth=0.7)
 
 
 def ticks(reach: float, width: float, text: Callable[[float], str]) -> list[float]:

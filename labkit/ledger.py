@@ -45,8 +45,8 @@ def entries(
 ) -> pd.DataFrame:
     """A row for each contender of ``wall`` that has a profile and a number of bytes, in microseconds.
 
-    ``wall`` are rows by the host's clock, ``device`` by the graph clock, and for a contender that is itself a
-    graph by events around a replay. ``moved`` has the bytes of a call in ``peak_bytes``, as own.sizes gives
+    ``wall`` are rows by the host's clock, ``device`` by the graph clock; for a contender that is itself a
+    graph they are of what it holds. ``moved`` has the bytes of a call in ``peak_bytes``, as own.sizes gives
     them; who has none, no profile or no row in ``device`` is left out. Columns: contender, one for each of
     PARTS, ``sum`` of these, ``wall``, ``alone`` (the time without launches), and where the wall time is from.
     """

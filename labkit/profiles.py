@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from labkit import counts, device, elsewhere, kernel_names, machine, profile_tapes
+from labkit import clocks, counts, device, elsewhere, kernel_names, machine, profile_tapes
 from labkit.kernel_names import shorten
 from labkit.profile_tapes import HostEvent, Kept, KernelEvent
 from labkit.rows import LIVE
@@ -126,7 +126,8 @@ class Profile:
 
 
 def profile(call: Callable[[], Any], *, tape: str | None = None, warmup: int = 3) -> Profile:
-    """Run ``call`` and record what it launches; on a GPU after ``warmup`` calls that are not recorded.
+    """Run ``call`` and record what it launches; on a GPU after ``warmup`` calls that are not recorded, and
+    in a turn of this process.
 
     ``tape`` names the profile ("launch_overhead/eager"): a lesson that is being recorded keeps it under this
     name. Without a GPU ``call`` does not run where a profile of this name is recorded, which is returned;
@@ -149,7 +150,8 @@ def profile_text(
     ``text`` as ``call`` does in :func:`profile`, all with ``torch``, ``F`` (torch.nn.functional) and
     ``device`` ("cuda", or "cpu" without a GPU) at hand; what they print is dropped. ``environment`` is set on
     top of this process's own. ``tape`` as in :func:`profile`; without a GPU and a recorded profile the
-    launches are counted in such a process too.
+    launches are counted in such a process too. The process takes a turn of its own on the GPU: within one of
+    this process it would wait in vain.
 
     Raises RuntimeError with the last line of the traceback when the code raises, or says how the process
     ended, and TimeoutError after ``TEXT_LIMIT_S``; ValueError as :func:`profile` does.
@@ -225,7 +227,7 @@ def _trace(call: Callable[[], Any], warmup: int) -> list[dict[str, Any]]:
     """The events of the chrome trace of one call."""
     for _ in range(warmup):
         call()
-    with tempfile.TemporaryDirectory() as folder, _without_profiler_chatter():
+    with clocks.gpu_turn(), tempfile.TemporaryDirectory() as folder, _without_profiler_chatter():
         path = str(Path(folder, "trace.json"))
         with torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA],

@@ -7,10 +7,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator
 
-from labkit.bars import look, ticks
-from labkit.drawing import GRID, INK, LINE, TEXT_SIZE, Key, Page, Shown, bounds, text_width, wrap, write
+from labkit.bars import lay_out, look
+from labkit.drawing import INK, LINE, TEXT_SIZE, Key, Page, Shown, bounds, text_width, wrap, write
 from labkit.provenance import duration, origins, prepared, sentence
 
 HUES = ("#5A5A5A", "#CC8000", "#0048DC", "#1AA57D", "#5C0088", "#4D90FF")
@@ -87,10 +86,7 @@ class _Stacks:
         )
         figure, (ax,) = page.draw()
         reach = self._reach(page.panel_width)
-        ax.set(xlim=(0, reach), ylim=(-page.panel_height, 0), yticks=[])
-        ax.xaxis.set_major_locator(FixedLocator(ticks(reach, page.panel_width, _text)))
-        ax.xaxis.set_major_formatter(lambda at, _: _text(at))
-        ax.grid(axis="x", color=GRID, linewidth=0.7)
+        lay_out(ax, page, reach, _text)
         y = 0.0
         for row, lines, height in zip(rows, names, heights, strict=True):
             self._draw_row(figure, ax, row, "\n".join(lines), y - height / 2)

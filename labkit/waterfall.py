@@ -8,11 +8,9 @@ from typing import Protocol
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator
 
-from labkit.bars import look, ticks
+from labkit.bars import lay_out, look
 from labkit.drawing import (
-    GRID,
     LINE,
     MUTED,
     TEXT_SIZE,
@@ -138,10 +136,7 @@ class _Waterfall:
         )
         figure, (ax,) = page.draw()
         reach = self._reach(page.panel_width)
-        ax.set(xlim=(0, reach), ylim=(-page.panel_height, 0), yticks=[])
-        ax.xaxis.set_major_locator(FixedLocator(ticks(reach, page.panel_width, self._text)))
-        ax.xaxis.set_major_formatter(lambda at, _: self._text(at) if at else "0")
-        ax.grid(axis="x", color=GRID, linewidth=0.7)
+        lay_out(ax, page, reach, self._text)
         y, above = 0.0, None
         for step, lines, height in zip(self.steps, names, heights, strict=True):
             middle = y - height / 2

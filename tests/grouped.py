@@ -1,6 +1,7 @@
 """Lesson 3: what the tests of its kernels, its module and its plans share."""
 
 import torch
+from launches import ROOM
 
 from labkit import checks, device
 from labkit.grouped_works import grouped_reference
@@ -8,8 +9,6 @@ from labkit.grouped_works import grouped_reference
 NAME = "03_grouped_matmul"
 KERNELS = ("step_kernel", "once_kernel", "forward_kernel", "wide_kernel", "backward_kernel", "sum_kernel")
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
-ROOM = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
-"""KiB of shared memory that one block may use; a multiprocessor has 1 KiB more."""
 
 
 def plain(x, weight, bias=None):

@@ -86,7 +86,34 @@ class ExerciseTests:
         assert exercises.digest(self.answers.scaffold(exercise)) == self.answers.tasks[exercise].scaffold
 
 
-def cases(tables: dict[str, Table]) -> list[Any]:
+class RefusalTests(ExerciseTests):
+    """What holds, besides, where every exercise has tables of wrong answers and of answers that raise."""
+
+    wrong: Mapping[str, Table]
+    errors: Mapping[str, Table]
+    hints: Mapping[str, dict[str, tuple[str, ...]]]
+    elsewhere: Mapping[str, set[str]] = {}
+    """Reasons of an exercise that tests of their own try."""
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        super().pytest_generate_tests(metafunc)
+        if "raising" in metafunc.fixturenames:
+            metafunc.parametrize(("raising", "source", "reason"), cases(self.errors))
+
+    @INTERPRETED
+    def test_an_answer_that_raises_gets_hints_of_its_own(
+        self, judged: Judged, raising: str, source: str, reason: str
+    ) -> None:
+        assert_raised(judged(raising, source), reason, self.answers.tasks[raising])
+
+    def test_every_reason_has_a_wrong_answer_and_hints_of_its_own(self, exercise: str) -> None:
+        task, hints = self.answers.tasks[exercise], self.hints[exercise]
+        assert reasons(self.wrong[exercise]) | self.elsewhere.get(exercise, set()) == set(hints)
+        assert {slip.reason for slip in task.slips} <= reasons(self.errors[exercise])
+        assert_hints_of_its_own(task, hints)
+
+
+def cases(tables: Mapping[str, Table]) -> list[Any]:
     """Exercise, cell and reason of every wrong answer, for parametrize."""
     return [
         pytest.param(name, source, reason, id=f"{name}: {what}")
@@ -98,6 +125,22 @@ def cases(tables: dict[str, Table]) -> list[Any]:
 def reasons(table: Table) -> set[str]:
     """For what the answers of a table are refused."""
     return {reason for _, reason in table.values()}
+
+
+def assert_refused(finding: dict[str, Any], reason: str, hints: dict[str, tuple[str, ...]]) -> None:
+    """A wrong answer was refused for this reason, with its hints and what was observed."""
+    assert finding["status"] == "wrong", finding
+    assert finding["reason"] == reason, finding
+    assert finding["hints"] == list(hints[reason])
+    assert finding["observed"]
+
+
+def assert_raised(finding: dict[str, Any], reason: str, task: Task) -> None:
+    """An answer's exception was taken for this slip, and got all of its hints."""
+    assert finding["status"] == "raised", finding
+    assert finding["reason"] == reason, finding
+    (slip,) = (slip for slip in (*task.slips, *slips.ANYWHERE) if slip.reason == reason)
+    assert len(finding["hints"]) == len(slip.hints)
 
 
 def assert_hints_of_its_own(

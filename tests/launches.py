@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+ROOM = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
+"""KiB of shared memory that one block may use; a multiprocessor has 1 KiB more."""
+
 
 class Launch(NamedTuple):
     """A launch that was recorded; its arguments are attributes too."""

@@ -23,7 +23,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from PIL import Image
 
-from labkit import drawing, figures, lanes, rows
+from labkit import drawing, figures, lanes, rows, tables
 from labkit.provenance import TIMES
 
 WIDTHS = [128, 256, 512, 1024, 2048, 4096, 8192, 16384]
@@ -355,6 +355,60 @@ def test_notes_on_gaps_name_their_panels() -> None:
         "out of memory: labkit at width 24576 (bf16; fp32)"
         in figures.sweep(table, title="t", facet="dtype").alt
     )
+
+
+WORKED = "another process worked on the GPU"
+
+
+def test_disturbed_points_are_ringed_explained_in_the_key_and_noted() -> None:
+    noisy = [
+        row("labkit", 24576, 800.0, noise=WORKED),
+        row("nn.Linear", 24576, 60000.0, noise=WORKED),
+        row("labkit", 32768, 1100.0, noise="spread above 10%"),
+    ]
+    shown = figures.sweep(rows.table([*layers(), *noisy]), title="t")
+    rings = [(ring.get_xdata()[0], ring.get_ydata()[0]) for ring in lines(shown, "noisy")]
+    assert sorted(rings) == [(24576, 800.0), (24576, 60000.0), (32768, 1100.0)]
+    assert "disturbed while it was measured" in texts(shown)
+    notes = " ".join(texts(shown))
+    assert f"{WORKED}: labkit and nn.Linear at width 24576" in notes
+    assert "spread above 10%: labkit at width 32768" in notes
+    assert f"Disturbed: {WORKED}: labkit and nn.Linear at width 24576. spread above 10%" in shown.alt
+    drawing.Shown(shown.figure, "").png  # noqa: B018 - the sign is in the font, or matplotlib warns
+
+
+def test_a_ring_leaves_room_for_the_marker_that_says_which_kind_it_is() -> None:
+    noisy = [row("labkit", width, 10.0 * width, kind="recorded", noise=WORKED) for width in (64, 128)]
+    shown = figures.sweep(rows.table(noisy), title="t")
+    (curve,) = lines(shown, "recorded curve")
+    for ring in lines(shown, "noisy"):
+        assert ring.get_markersize() > curve.get_markersize() + 3 and ring.get_markerfacecolor() == "none"
+        assert ring.get_zorder() > curve.get_zorder()
+
+
+def test_a_quiet_figure_says_nothing_of_noise() -> None:
+    table = rows.table(layers())
+    for quiet in (table, table.drop(columns="noise")):
+        shown = figures.sweep(quiet, title="t")
+        assert lines(shown, "noisy") == [] and "isturbed" not in shown.alt + " ".join(texts(shown))
+
+
+def test_a_ratio_is_disturbed_with_either_of_its_times() -> None:
+    changed = {("labkit", 256): "spread above 10%", ("nn.Linear", 512): WORKED}
+    table = rows.table(layers())
+    table["noise"] = [changed.get((r.contender, r.width), "") for r in table.itertuples()]
+    ratio = tables.speedup(table, "labkit", "nn.Linear")
+    shown = figures.speedup(ratio, title="t")
+    assert sorted(ring.get_xdata()[0] for ring in lines(shown, "noisy")) == [256, 512]
+    assert f"{WORKED}: labkit over nn.Linear at width 512" in shown.alt
+
+
+def test_notes_on_noise_name_their_panels() -> None:
+    noisy = [row("labkit", 24576, 800.0, dtype=dtype, noise=WORKED) for dtype in ("bf16", "fp32")]
+    table = rows.table([*layers(), *layers(dtype="fp32"), *noisy])
+    shown = figures.sweep(table, title="t", facet="dtype")
+    assert f"{WORKED}: labkit at width 24576 (bf16; fp32)" in shown.alt
+    assert len(lines(shown, "noisy")) == 2
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import launches as launches_of
 import pytest
+from launches import ROOM
 from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -125,10 +126,6 @@ def launches(lesson, monkeypatch):
 
 def tile_of(launch):
     return launch.BM, launch.BN, launch.BK, launch.num_warps, launch.num_stages
-
-
-ROOM = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
-"""KiB of shared memory that one block may use; a multiprocessor has 1 KiB more."""
 
 
 def pretend(lesson, patch, target, multiprocessors=132):

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import launches as launches_of
 import pytest
-from grouped import KERNELS, NAME, ROOM, bf16, fp16, fp32, launch_both_ways, pretend
+from grouped import KERNELS, NAME, bf16, fp16, fp32, launch_both_ways, pretend
+from launches import ROOM
 
 from labkit import codegen, device, lessons
 

@@ -17,6 +17,7 @@ import launches as launches_of
 import numpy as np
 import pytest
 import triton.language as tl
+from launches import ROOM
 from torch.nn import functional
 from triton.runtime import interpreter
 
@@ -31,8 +32,6 @@ INTERPRETED = pytest.mark.skipif(
     reason="accesses are counted, and kernels compiled for other GPUs, where there is none",
 )
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
-ROOM = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
-"""KiB of shared memory that one block may use."""
 KERNELS = (
     "rms_norm_kernel", "rms_norm_grad_kernel", "sum_kernel", "states_kernel", "states_grad_kernel",
     "rms_recurrence_kernel", "rms_recurrence_grad_kernel", "looped_kernel", "scan_kernel", "original_kernel",

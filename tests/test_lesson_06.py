@@ -14,6 +14,7 @@ from functools import partial
 
 import launches as launches_of
 import pytest
+from launches import ROOM
 
 from labkit import checks, codegen, counts, device, lessons
 from labkit import network_works as work
@@ -26,8 +27,6 @@ INTERPRETED = pytest.mark.skipif(
     reason="accesses are counted, and kernels compiled for other GPUs, where there is none",
 )
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
-ROOM = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
-"""KiB of shared memory that one block may use."""
 KERNELS = ("cell_kernel", "cell_grad_kernel")
 
 

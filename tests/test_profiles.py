@@ -15,7 +15,7 @@ import pytest
 import triton
 import triton.language as tl
 
-from labkit import device, elsewhere, machine, places, profile_tapes, profile_worker, profiles
+from labkit import device, elsewhere, machine, places, profile_tapes, profile_worker, profiles, turns
 
 TRACE = Path(__file__).with_name("data") / "chrome_trace.json"
 """Made by hand: a product, a sum, a Triton kernel on another stream, and a graph of two nodes."""
@@ -343,6 +343,16 @@ def test_text_on_a_gpu_is_kept_and_shown_without_one(gpu, recording, monkeypatch
     taped = profiles.profile_text("1", tape="toy/text")
     assert len(asked) == 1, "what is recorded is not run"
     assert (taped.kind, taped.device, taped.kernels) == ("recorded", "Simulated", live.kernels)
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_a_call_is_profiled_in_a_turn_of_this_process(tmp_path, monkeypatch):
+    monkeypatch.setenv(turns.FOLDER, str(tmp_path))
+    monkeypatch.setattr(device, "uuid", lambda: "GPU-simulated")
+    held = []
+    assert profiles._trace(lambda: held.append(turns.held()), 1)
+    assert held == [False, True, True], "the first one warms up"
+    assert not turns.held()
 
 
 @pytest.mark.skipif(not device.has_gpu(), reason="What cuBLASLt leaves to a second kernel needs a GPU.")

@@ -10,7 +10,14 @@ if not torch.cuda.is_available():
 import re
 
 import pytest
-from judging import INTERPRETED, Answers, ExerciseTests, assert_hints_of_its_own, cases, code_lines, reasons
+from judging import (
+    INTERPRETED,
+    Answers,
+    RefusalTests,
+    assert_refused,
+    cases,
+    code_lines,
+)
 
 from labkit import exercises
 from labkit.graph_api import Machine
@@ -23,7 +30,6 @@ from labkit.tasks import (
     graph_replay,
     graph_replay_hints,
     graph_safe_hints,
-    slips,
 )
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -604,39 +610,14 @@ OTHER_RIGHT_ANSWERS = {
 }
 
 
-class TestExercises(ExerciseTests):
-    answers, others, least_passed = ANSWERS, OTHER_RIGHT_ANSWERS, 5
-
-
 @INTERPRETED
 @pytest.mark.parametrize(("name", "source", "reason"), cases(WRONG_TABLES))
 def test_a_wrong_answer_is_refused_for_its_reason(judged, name, source, reason):
-    finding = judged(name, source)
-    assert finding["status"] == "wrong", finding
-    assert finding["reason"] == reason, finding
-    assert finding["hints"] == list(HINTS[name][reason])
-    assert finding["observed"]
-
-
-@INTERPRETED
-@pytest.mark.parametrize(("name", "source", "reason"), cases(ERROR_TABLES))
-def test_an_answer_that_raises_gets_hints_of_its_own(judged, name, source, reason):
-    finding = judged(name, source)
-    assert finding["status"] == "raised", finding
-    assert finding["reason"] == reason, finding
-    (slip,) = (slip for slip in (*TASKS[name].slips, *slips.ANYWHERE) if slip.reason == reason)
-    assert len(finding["hints"]) == len(slip.hints)
+    assert_refused(judged(name, source), reason, HINTS[name])
 
 
 ELSEWHERE = {"capture": {"on-a-gpu"}}
 """Reasons that have a test of their own."""
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_every_reason_has_a_wrong_answer_and_hints_of_its_own(name):
-    assert reasons(WRONG_TABLES[name]) | ELSEWHERE.get(name, set()) == set(HINTS[name])
-    assert {slip.reason for slip in TASKS[name].slips} <= reasons(ERROR_TABLES[name])
-    assert_hints_of_its_own(TASKS[name], HINTS[name])
 
 
 @pytest.mark.parametrize("reason", graph_capture_hints.HINTS)
@@ -780,3 +761,9 @@ def test_solutions_run_as_plain_python():
     module = exercises.of(ANSWERS.lesson)
     assert all(callable(module.answer(name)) for name in ("capture", "replay", "safe"))
     assert module.answer("museum") == graph_museum.EXHIBITS
+
+
+class TestExercises(RefusalTests):
+    answers, others, least_passed = ANSWERS, OTHER_RIGHT_ANSWERS, 5
+    wrong, errors, hints = WRONG_TABLES, ERROR_TABLES, HINTS
+    elsewhere = ELSEWHERE

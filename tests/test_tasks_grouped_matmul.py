@@ -11,10 +11,17 @@ import difflib
 import re
 
 import pytest
-from judging import INTERPRETED, Answers, ExerciseTests, assert_hints_of_its_own, cases, code_lines, reasons
+from judging import (
+    INTERPRETED,
+    Answers,
+    RefusalTests,
+    assert_refused,
+    cases,
+    code_lines,
+)
 
 from labkit import exercises
-from labkit.tasks import group_bias_hints, group_floor, group_floor_hints, neighbour_hints, slips
+from labkit.tasks import group_bias_hints, group_floor, group_floor_hints, neighbour_hints
 
 pytestmark = pytest.mark.usefixtures("cache")
 ANSWERS = Answers("03_grouped_matmul")
@@ -270,10 +277,7 @@ HINTS = {
 @pytest.mark.parametrize(("name", "source", "reason"), cases(WRONG_TABLES))
 def test_a_wrong_answer_is_refused_for_its_reason(judged, name, source, reason):
     finding = judged(name, source)
-    assert finding["status"] == "wrong", finding
-    assert finding["reason"] == reason, finding
-    assert finding["hints"] == list(HINTS[name][reason])
-    assert finding["observed"]
+    assert_refused(finding, reason, HINTS[name])
     assert not re.search("[Ii]ndex arithmetic|edge of a tile", finding["observed"]), "the reason decides"
 
 
@@ -352,23 +356,6 @@ ERROR_TABLES = {
     "neighbour": wrong_calls("neighbour", everywhere),
     "bias": wrong_calls("bias", lambda condition: loaded("bias + group * D + d", condition)),
 }
-
-
-@INTERPRETED
-@pytest.mark.parametrize(("name", "source", "reason"), cases(ERROR_TABLES))
-def test_an_answer_that_raises_gets_hints_of_its_own(judged, name, source, reason):
-    finding = judged(name, source)
-    assert finding["status"] == "raised", finding
-    assert finding["reason"] == reason, finding
-    (slip,) = (slip for slip in (*TASKS[name].slips, *slips.ANYWHERE) if slip.reason == reason)
-    assert len(finding["hints"]) == len(slip.hints)
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_every_reason_has_a_wrong_answer_and_hints_of_its_own(name):
-    assert reasons(WRONG_TABLES[name]) == set(HINTS[name])
-    assert {slip.reason for slip in TASKS[name].slips} <= reasons(ERROR_TABLES[name])
-    assert_hints_of_its_own(TASKS[name], HINTS[name])
 
 
 @INTERPRETED
@@ -459,10 +446,6 @@ tasks.check("floor", floor_us)
 }
 
 
-class TestExercises(ExerciseTests):
-    answers, others, least_passed = ANSWERS, OTHER_RIGHT_ANSWERS, 21
-
-
 @INTERPRETED
 def test_the_judges_print_no_warnings_above_the_verdict(judged, recwarn, capfd):
     for name, what in (("neighbour", "not weight"), ("bias", "to x")):
@@ -490,3 +473,8 @@ def test_solutions_run_as_plain_python():
     module = exercises.of(ANSWERS.lesson)
     for name, task in TASKS.items():
         assert callable(module.answer(name)), task.answer
+
+
+class TestExercises(RefusalTests):
+    answers, others, least_passed = ANSWERS, OTHER_RIGHT_ANSWERS, 21
+    wrong, errors, hints = WRONG_TABLES, ERROR_TABLES, HINTS

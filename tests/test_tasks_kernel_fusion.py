@@ -11,10 +11,17 @@ import difflib
 import re
 
 import pytest
-from judging import INTERPRETED, Answers, ExerciseTests, assert_hints_of_its_own, cases, code_lines, reasons
+from judging import (
+    INTERPRETED,
+    Answers,
+    RefusalTests,
+    assert_refused,
+    cases,
+    code_lines,
+)
 
 from labkit import exercises
-from labkit.tasks import pays, pays_hints, ragged_hints, slips, swiglu_hints
+from labkit.tasks import pays, pays_hints, ragged_hints, swiglu_hints
 
 pytestmark = pytest.mark.usefixtures("cache")
 ANSWERS = Answers("02_kernel_fusion")
@@ -362,10 +369,7 @@ HINTS = {"ragged": ragged_hints.HINTS, "swiglu": swiglu_hints.HINTS, "pays": pay
 @pytest.mark.parametrize(("name", "source", "reason"), cases(WRONG_TABLES))
 def test_a_wrong_answer_is_refused_for_its_reason(judged, name, source, reason):
     finding = judged(name, source)
-    assert finding["status"] == "wrong", finding
-    assert finding["reason"] == reason, finding
-    assert finding["hints"] == list(HINTS[name][reason])
-    assert finding["observed"]
+    assert_refused(finding, reason, HINTS[name])
     assert not re.search("[Ii]ndex arithmetic|edge of a tile", finding["observed"]), "the reason decides"
 
 
@@ -452,23 +456,6 @@ ERROR_TABLES = {"ragged": RAGGED_ERRORS, "swiglu": SWIGLU_ERRORS, "pays": PAYS_E
 
 
 @INTERPRETED
-@pytest.mark.parametrize(("name", "source", "reason"), cases(ERROR_TABLES))
-def test_an_answer_that_raises_gets_hints_of_its_own(judged, name, source, reason):
-    finding = judged(name, source)
-    assert finding["status"] == "raised", finding
-    assert finding["reason"] == reason, finding
-    (slip,) = (slip for slip in (*TASKS[name].slips, *slips.ANYWHERE) if slip.reason == reason)
-    assert len(finding["hints"]) == len(slip.hints)
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_every_reason_has_a_wrong_answer_and_hints_of_its_own(name):
-    assert reasons(WRONG_TABLES[name]) == set(HINTS[name])
-    assert {slip.reason for slip in TASKS[name].slips} <= reasons(ERROR_TABLES[name])
-    assert_hints_of_its_own(TASKS[name], HINTS[name])
-
-
-@INTERPRETED
 def test_the_evidence_says_what_a_ragged_depth_costs(judged):
     evidence = judged("ragged", solved("ragged"))["evidence"]
     assert "128 bits where K is 64, and 16 where it is 70" in evidence
@@ -540,10 +527,6 @@ tasks.check("pays", speedup)
 }
 
 
-class TestExercises(ExerciseTests):
-    answers, others, least_passed = ANSWERS, OTHER_RIGHT_ANSWERS, 21
-
-
 @INTERPRETED
 def test_the_judges_print_no_warnings_above_the_verdict(judged, recwarn, capfd):
     for name, what in (("ragged", "neither"), ("swiglu", "exp above and below")):
@@ -570,3 +553,8 @@ def test_solutions_run_as_plain_python():
     module = exercises.of(ANSWERS.lesson)
     for name, task in TASKS.items():
         assert callable(module.answer(name)), task.answer
+
+
+class TestExercises(RefusalTests):
+    answers, others, least_passed = ANSWERS, OTHER_RIGHT_ANSWERS, 21
+    wrong, errors, hints = WRONG_TABLES, ERROR_TABLES, HINTS

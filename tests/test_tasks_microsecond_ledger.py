@@ -10,7 +10,14 @@ if not torch.cuda.is_available():
 import re
 
 import pytest
-from judging import INTERPRETED, Answers, ExerciseTests, assert_hints_of_its_own, cases, code_lines, reasons
+from judging import (
+    INTERPRETED,
+    Answers,
+    RefusalTests,
+    assert_refused,
+    cases,
+    code_lines,
+)
 
 from labkit import exercises, network_works
 from labkit.tasks import (
@@ -19,7 +26,6 @@ from labkit.tasks import (
     ledger_floor_hints,
     ledger_wall,
     ledger_wall_hints,
-    slips,
 )
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -441,35 +447,12 @@ OTHER_RIGHT_ANSWERS = {
 }
 
 
-class TestExercises(ExerciseTests):
-    answers, others, least_passed = ANSWERS, OTHER_RIGHT_ANSWERS, 8
-
-
 @INTERPRETED
 @pytest.mark.parametrize(("name", "source", "reason"), cases(WRONG_TABLES))
 def test_a_wrong_answer_is_refused_for_its_reason(judged, name, source, reason):
     finding = judged(name, source)
-    assert finding["status"] == "wrong", finding
-    assert finding["reason"] == reason, finding
-    assert finding["hints"] == list(HINTS[name][reason])
-    assert finding["observed"] and not re.search(r"\by\b", finding["observed"])
-
-
-@INTERPRETED
-@pytest.mark.parametrize(("name", "source", "reason"), cases(ERROR_TABLES))
-def test_an_answer_that_raises_gets_hints_of_its_own(judged, name, source, reason):
-    finding = judged(name, source)
-    assert finding["status"] == "raised", finding
-    assert finding["reason"] == reason, finding
-    (slip,) = (slip for slip in (*TASKS[name].slips, *slips.ANYWHERE) if slip.reason == reason)
-    assert len(finding["hints"]) == len(slip.hints)
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_every_reason_has_a_wrong_answer_and_hints_of_its_own(name):
-    assert reasons(WRONG_TABLES[name]) == set(HINTS[name])
-    assert {slip.reason for slip in TASKS[name].slips} <= reasons(ERROR_TABLES[name])
-    assert_hints_of_its_own(TASKS[name], HINTS[name])
+    assert_refused(finding, reason, HINTS[name])
+    assert not re.search(r"\by\b", finding["observed"])
 
 
 @INTERPRETED
@@ -561,3 +544,8 @@ def test_solutions_run_as_plain_python():
     want = network_works.cell(gates, torch.ones(8), 1)
     logit, candidate = network_works.split(gates, 1)
     torch.testing.assert_close(module.answer("cell")(logit.sigmoid(), candidate, torch.ones(8)), want)
+
+
+class TestExercises(RefusalTests):
+    answers, others, least_passed = ANSWERS, OTHER_RIGHT_ANSWERS, 8
+    wrong, errors, hints = WRONG_TABLES, ERROR_TABLES, HINTS

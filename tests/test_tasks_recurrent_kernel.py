@@ -10,10 +10,17 @@ if not torch.cuda.is_available():
 import re
 
 import pytest
-from judging import INTERPRETED, Answers, ExerciseTests, assert_hints_of_its_own, cases, code_lines, reasons
+from judging import (
+    INTERPRETED,
+    Answers,
+    RefusalTests,
+    assert_refused,
+    cases,
+    code_lines,
+)
 
 from labkit import exercises
-from labkit.tasks import recurrence_loop_hints, recurrence_reset_hints, rms_original_hints, slips
+from labkit.tasks import recurrence_loop_hints, recurrence_reset_hints, rms_original_hints
 
 pytestmark = pytest.mark.usefixtures("cache")
 ANSWERS = Answers("05_recurrent_kernel")
@@ -292,10 +299,8 @@ HINTS = {
 @pytest.mark.parametrize(("name", "source", "reason"), cases(WRONG_TABLES))
 def test_a_wrong_answer_is_refused_for_its_reason(judged, name, source, reason):
     finding = judged(name, source)
-    assert finding["status"] == "wrong", finding
-    assert finding["reason"] == reason, finding
-    assert finding["hints"] == list(HINTS[name][reason])
-    assert finding["observed"] and not re.search(r"\by\b(?! *[.:])", finding["observed"].replace("2y", ""))
+    assert_refused(finding, reason, HINTS[name])
+    assert not re.search(r"\by\b(?! *[.:])", finding["observed"].replace("2y", ""))
 
 
 # --- answers that raise
@@ -340,23 +345,6 @@ ERROR_TABLES = {
         "reset in brackets": (selected("decayed = tl.where(reset[row, t], 0.0, decayed)"), "subscript"),
     },
 }
-
-
-@INTERPRETED
-@pytest.mark.parametrize(("name", "source", "reason"), cases(ERROR_TABLES))
-def test_an_answer_that_raises_gets_hints_of_its_own(judged, name, source, reason):
-    finding = judged(name, source)
-    assert finding["status"] == "raised", finding
-    assert finding["reason"] == reason, finding
-    (slip,) = (slip for slip in (*TASKS[name].slips, *slips.ANYWHERE) if slip.reason == reason)
-    assert len(finding["hints"]) == len(slip.hints)
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_every_reason_has_a_wrong_answer_and_hints_of_its_own(name):
-    assert reasons(WRONG_TABLES[name]) == set(HINTS[name])
-    assert {slip.reason for slip in TASKS[name].slips} <= reasons(ERROR_TABLES[name])
-    assert_hints_of_its_own(TASKS[name], HINTS[name])
 
 
 EVIDENCE = {
@@ -408,10 +396,6 @@ OTHER_RIGHT_ANSWERS = {
 }  # fmt: skip
 
 
-class TestExercises(ExerciseTests):
-    answers, others, least_passed = ANSWERS, OTHER_RIGHT_ANSWERS, 11
-
-
 @INTERPRETED
 def test_an_answer_with_both_errors_left_is_told_of_both_gradients(judged):
     told = judged("original", SCAFFOLDS["original"])["observed"].partition(" and dy = 2y: ")[2]
@@ -445,3 +429,8 @@ def test_solutions_run_as_plain_python():
     module = exercises.of(ANSWERS.lesson)
     for name, task in TASKS.items():
         assert callable(module.answer(name)), task.answer
+
+
+class TestExercises(RefusalTests):
+    answers, others, least_passed = ANSWERS, OTHER_RIGHT_ANSWERS, 11
+    wrong, errors, hints = WRONG_TABLES, ERROR_TABLES, HINTS

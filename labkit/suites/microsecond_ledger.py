@@ -20,16 +20,17 @@ def ledger() -> list[Part]:
     kernels = lesson.network(**lesson.PARTS)
     eager = Contender("eager", plain, work.NETWORK)
     compiled = Contender("compiled, recurrences as operators", operators, work.NETWORK, compiled=True)
-    labkit = Contender("labkit", kernels, work.NETWORK)
+    apart = Contender("labkit, eight kernels", kernels, work.NETWORK)
+    labkit = Contender("labkit", lesson.whole, work.NETWORK)
     graphed = (
         Contender("eager, in a graph", lesson.replayed(plain), work.NETWORK),
         Contender("reduce-overhead", operators, work.NETWORK, compiled=True, mode="reduce-overhead"),
-        Contender("labkit, in a graph", lesson.replayed(kernels), work.NETWORK),
+        Contender("labkit, in a graph", lesson.replayed(lesson.whole), work.NETWORK),
     )
     loop = Contender("compiled loop", plain, work.NETWORK, compiled=True)
     many, few = _shape(1024), _shape(64)
     return [
-        Part((eager, compiled, labkit), (many, few), dtypes=BOTH_DTYPES, cache="warm"),
+        Part((eager, compiled, apart, labkit), (many, few), dtypes=BOTH_DTYPES, cache="warm"),
         Part((eager, compiled, labkit, *graphed), (many, few), "host", clocks=("host",), cache="warm"),
         Part((loop, labkit), (_shape(1024, 16),), "short", cache="warm"),
         Part(

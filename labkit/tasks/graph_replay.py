@@ -7,10 +7,9 @@ from typing import Any
 
 from labkit.tasks import Evidence, Wrong, some
 from labkit.tasks.graph_replay_hints import HINTS
+from labkit.tasks.numbers_said import explained, near
 
 Kernels = tuple[tuple[float, float], ...]
-
-CLOSE = 1e-6
 
 
 def _eager(lengths: tuple[float, ...], gaps: tuple[float, ...], first: float) -> Kernels:
@@ -78,10 +77,10 @@ def check(replay_us: Callable[..., float]) -> Evidence:
     cases = [_Case(*case, replay_us(list(case[0]), case[1])) for case in CASES]
     for case in cases:
         _refuse_other_than_number(str(case), case.said)
-    missed = [case for case in cases if not _near(case.said, case.right)]
+    missed = [case for case in cases if not near(case.said, case.right)]
     if missed:
         raise _wrong(
-            _reason(cases),
+            explained(cases, _mistakes()) or "wrong-values",
             f"{missed[0]}, the function says {missed[0].said:.6g} microseconds; it should be "
             f"{missed[0].right:.6g}.",
         )
@@ -107,22 +106,8 @@ def _refuse_empty(replay_us: Callable[..., float]) -> None:
         raise _wrong("empty", f"{where} the function says {said:g} microseconds.")
 
 
-def _near(said: float, wanted: float) -> bool:
-    return math.isclose(said, wanted, rel_tol=CLOSE, abs_tol=CLOSE)
-
-
 def _wrong(reason: str, observed: str) -> Wrong:
     return Wrong(reason, observed, HINTS[reason])
-
-
-def _reason(cases: list[_Case]) -> str:
-    """The mistake that explains what was said of all cases."""
-    if len({case.said for case in cases}) == 1:
-        return "constant"
-    for reason, other in _mistakes():
-        if all(_near(case.said, other(case)) for case in cases):
-            return reason
-    return "wrong-values"
 
 
 def _mistakes() -> Iterator[tuple[str, Callable[[_Case], float]]]:

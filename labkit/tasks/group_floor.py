@@ -8,6 +8,7 @@ from typing import Any
 
 from labkit.tasks import Evidence, Wrong
 from labkit.tasks.group_floor_hints import HINTS
+from labkit.tasks.numbers_said import explained, larger_floor
 from labkit.tasks.pays import DEVICES, TOLERANCE
 
 SHAPES = (
@@ -110,20 +111,13 @@ def _wrong(reason: str, observed: str) -> Wrong:
 
 
 def _observed(case: _Case) -> str:
-    rules = "arithmetic" if case.lead > 1 else "memory"
-    return (
-        f"{case}, your function says {case.said:.4g} microseconds; "
-        f"the larger floor, that of {rules}, is {RIGHT.least(case):.4g}."
-    )
+    return larger_floor(case, case.lead > 1, RIGHT.least(case))
 
 
 def _reason(cases: list[_Case], missed: list[_Case]) -> str:
     """The mistake that explains what was said of all cases."""
-    if len({case.said for case in cases}) == 1:
-        return "constant"
-    for reason, other in _mistakes():
-        if all(_near(case.said, other(case)) for case in cases):
-            return reason
+    if found := explained(cases, _mistakes(), _near):
+        return found
     leads = [case.lead for case in missed]
     if max(leads) < CLEAR:
         return "bytes"

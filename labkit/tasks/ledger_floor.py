@@ -4,15 +4,14 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from numbers import Real
 from typing import Any
 
 from labkit import network_works as work
 from labkit.tasks import Evidence, Wrong, some
 from labkit.tasks.ledger_floor_hints import HINTS
+from labkit.tasks.numbers_said import CLOSE, explained, larger_floor, refuse_other_than_number
 from labkit.tasks.pays import DEVICES
 
-CLOSE = 1e-6
 CLEAR = 2
 """From this lead on a floor that is some way off doesn't hide the other."""
 ITEMSIZES = (2, 4)
@@ -110,7 +109,7 @@ def check(floor_us: Callable[..., float]) -> Evidence:
     """Compare ``floor_us(rows, ...)`` with the larger of two floors; `Wrong` names what is off."""
     cases = list(_cases(floor_us))
     for case in cases:
-        _refuse_other_than_number(case)
+        refuse_other_than_number(str(case), case.said, _wrong)
     missed = [case for case in cases if not _near(case.said, RIGHT.least(case))]
     if missed:
         raise _wrong(_reason(cases, missed), _observed(missed[0]))
@@ -125,16 +124,6 @@ def _cases(floor_us: Callable[..., float]) -> Iterator[_Case]:
             yield replace(case, said=floor_us(*counts, itemsize, case.bytes_per_us, case.flops_per_us))
 
 
-def _refuse_other_than_number(case: _Case) -> None:
-    said = case.said
-    if said is None:
-        raise _wrong("unfinished", f"{case}, the function returned None.")
-    if isinstance(said, (tuple, list)):
-        raise _wrong("several-numbers", f"{case}, the function returned {some(len(said), 'value')}.")
-    if isinstance(said, bool) or not isinstance(said, Real) or not math.isfinite(said):
-        raise _wrong("not-a-number", f"{case}, the function returned {said!r}.")
-
-
 def _near(said: float, wanted: float) -> bool:
     return math.isclose(said, wanted, rel_tol=CLOSE)
 
@@ -144,20 +133,13 @@ def _wrong(reason: str, observed: str) -> Wrong:
 
 
 def _observed(case: _Case) -> str:
-    rules = "arithmetic" if case.lead > 1 else "memory"
-    return (
-        f"{case}, your function says {case.said:.4g} microseconds; "
-        f"the larger floor, that of {rules}, is {RIGHT.least(case):.4g}."
-    )
+    return larger_floor(case, case.lead > 1, RIGHT.least(case))
 
 
 def _reason(cases: list[_Case], missed: list[_Case]) -> str:
     """The mistake that explains what was said of all cases."""
-    if len({case.said for case in cases}) == 1:
-        return "constant"
-    for reason, other in _mistakes():
-        if all(_near(case.said, other(case)) for case in cases):
-            return reason
+    if found := explained(cases, _mistakes(), _near):
+        return found
     leads = [case.lead for case in missed]
     if max(leads) < CLEAR:
         return "bytes"

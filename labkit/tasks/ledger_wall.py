@@ -1,17 +1,15 @@
 """Lesson 6, exercise "wall": when the last of some kernels ends, while the host launches them."""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
-from labkit.tasks import Evidence, Wrong, some
+from labkit.tasks import Evidence, Wrong
 from labkit.tasks.ledger_wall_hints import HINTS
+from labkit.tasks.numbers_said import explained, near, refuse_other_than_number
 
 Times = tuple[float, ...]
 
-CLOSE = 1e-6
 SHORT: tuple[Times, Times] = ((5.0, 4.5, 6.0, 5.5) * 3, (2.0, 1.5, 3.0, 2.5) * 3)
 """Kernels shorter than their launches."""
 LONG: tuple[Times, Times] = ((6.0, 5.0, 4.5, 5.0, 5.5), (40.0, 25.0, 90.0, 60.0, 30.0))
@@ -69,28 +67,19 @@ def check(wall_us: Callable[..., float]) -> Evidence:
     for launches, kernels in CASES:
         given = list(launches), list(kernels)
         case = _Case(launches, kernels, wall_us(*given))
-        _refuse_other_than_number(str(case), case.said)
+        refuse_other_than_number(str(case), case.said, _wrong)
         if given != (list(launches), list(kernels)):
             raise _wrong("changes-lists", f"{case}, the function changed a list that it was given.")
         cases.append(case)
-    missed = [case for case in cases if not _near(case.said, case.right)]
+    missed = [case for case in cases if not near(case.said, case.right)]
     if missed:
         raise _wrong(
-            _reason(cases),
+            explained(cases, _mistakes()) or "wrong-values",
             f"{missed[0]}, the function says {missed[0].said:.6g} microseconds; "
             f"it should be {missed[0].right:.6g}.",
         )
     _refuse_empty(wall_us)
     return Evidence(_evidence(len(cases) + 1), len(cases) + 1)
-
-
-def _refuse_other_than_number(where: str, said: Any) -> None:
-    if said is None:
-        raise _wrong("unfinished", f"{where}, the function returned None.")
-    if isinstance(said, (tuple, list)):
-        raise _wrong("several-numbers", f"{where}, the function returned {some(len(said), 'value')}.")
-    if isinstance(said, bool) or not isinstance(said, Real) or not math.isfinite(said):
-        raise _wrong("not-a-number", f"{where}, the function returned {said!r}.")
 
 
 def _refuse_empty(wall_us: Callable[..., float]) -> None:
@@ -101,27 +90,13 @@ def _refuse_empty(wall_us: Callable[..., float]) -> None:
         raise _wrong("empty", f"{where}, the function raised {type(error).__name__}: {error}.") from None
     if said is None:
         raise _wrong("empty", f"{where}, the function returned None.")
-    _refuse_other_than_number(where, said)
+    refuse_other_than_number(where, said, _wrong)
     if said != 0:
         raise _wrong("empty", f"{where}, the function says {said:g} microseconds.")
 
 
-def _near(said: float, wanted: float) -> bool:
-    return math.isclose(said, wanted, rel_tol=CLOSE, abs_tol=CLOSE)
-
-
 def _wrong(reason: str, observed: str) -> Wrong:
     return Wrong(reason, observed, HINTS[reason])
-
-
-def _reason(cases: list[_Case]) -> str:
-    """The mistake that explains what was said of all cases."""
-    if len({case.said for case in cases}) == 1:
-        return "constant"
-    for reason, other in _mistakes():
-        if all(_near(case.said, other(case)) for case in cases):
-            return reason
-    return "wrong-values"
 
 
 def _mistakes() -> Iterator[tuple[str, Callable[[_Case], float]]]:
