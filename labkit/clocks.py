@@ -28,7 +28,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from labkit import device
+from labkit import device, noise, turns
 
 Clock = Literal["host", "events", "graph"]
 Cache = Literal["cold", "warm"]
@@ -83,6 +83,8 @@ class Timing:
     p80_us: float
     runs: int
     note: str = ""
+    noise: str = ""
+    """What disturbed it, see labkit.noise; empty for a quiet one."""
 
     @classmethod
     def of(cls, samples_us: Sequence[float], clock: Clock, cache: Cache) -> "Timing":
@@ -197,7 +199,9 @@ def measure(
 
     ``budget_s`` is the device time in seconds that a contender's samples may take beyond the first
     MIN_SAMPLES. A job that fails, or does not fit the memory, becomes a Gap and leaves the others alone.
-    A job that cannot be captured falls back to the events clock and says so in ``note``.
+    A job that cannot be captured falls back to the events clock and says so in ``note``. The jobs are warmed
+    up first; then the process waits for its turn on the GPU (:func:`gpu_turn`) and keeps it until the last
+    sample. What disturbed the samples is in ``noise``.
 
     Raises CannotTimeError without a GPU, StoppedError soon after ``stop()`` turns true, and ValueError
     for an unknown clock or cache state.
@@ -214,6 +218,8 @@ SECTION: ContextVar[Callable[[Callable[[], Any]], Any]] = ContextVar("SECTION", 
 while a graph is captured no other thread may draw random numbers, and what a cell does would be timed too."""
 _waiting: SimpleQueue[Callable[[], None]] = SimpleQueue()
 _TURN = threading.RLock()
+BUSY_S = 1.0
+"""A cell that keeps a measurement waiting for longer does not keep the other processes waiting as well."""
 
 
 def on_main_thread(
@@ -241,10 +247,15 @@ def on_main_thread(
 
     _waiting.put(section)
     wake(serve)
+    began = time.monotonic()
     while not result.done():
         wait([result], timeout=0.05)
         if stop() and result.cancel():
             raise StoppedError("stopped while a cell was running")
+        if turns.held() and time.monotonic() - began > BUSY_S and result.cancel():
+            with turns.aside(partial(_go_on, stop)):
+                on_main_thread(lambda: None, wake, stop)
+            return on_main_thread(act, wake, stop)
     return result.result()
 
 
@@ -270,6 +281,26 @@ def turn(stop: Callable[[], bool] = lambda: False) -> Iterator[None]:
         yield
     finally:
         _TURN.release()
+
+
+@contextmanager
+def gpu_turn(stop: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """The GPU to oneself, among all processes of the machine that ask for it: one after another as they came.
+
+    Around what is timed, for seconds, and not around what is compiled or checked, unless nothing else may go
+    on meanwhile. Who has its turn may ask again. The others are told how long the queue is, and who has its
+    turn; a killed process loses it. Where there is no GPU, or no folder to meet in (LABKIT_TURNS), it is only
+    :func:`turn`.
+
+    Raises StoppedError when ``stop()`` turns true while it waits.
+    """
+    with turn(stop), turns.hold(device.uuid(), partial(_go_on, stop)):
+        yield
+
+
+def _go_on(stop: Callable[[], bool]) -> None:
+    if stop():
+        raise StoppedError("stopped while others had their turn on the GPU")
 
 
 def expect(clock: str, cache: str) -> None:
@@ -302,17 +333,31 @@ class _Run:
             self._check_stop()
             try:
                 samplers[name] = _Sampler(self.cuda, job, self.clock, self.cache)
+            except Exception as error:  # becomes the note of this contender's gap
+                outcome[name] = Gap(describe(error))
+        with gpu_turn(self.stop):
+            outcome |= self._begin(samplers)
+            outcome |= self._interleave({name: s for name, s in samplers.items() if name not in outcome})
+        return {name: outcome[name] for name in jobs}
+
+    def _begin(self, samplers: dict[str, "_Sampler"]) -> dict[str, Timing | Gap]:
+        """How many calls make a sample; the gaps of those that fail."""
+        failed: dict[str, Timing | Gap] = {}
+        for name, sampler in samplers.items():
+            self._check_stop()
+            try:
+                sampler.begin()
             except StoppedError:  # while it waited for a cell: no gap of this contender
                 raise
             except Exception as error:  # becomes the note of this contender's gap
-                outcome[name] = Gap(describe(error))
-        outcome |= self._interleave(samplers)
-        return {name: outcome[name] for name in jobs}
+                failed[name] = Gap(describe(error))
+        return failed
 
     def _interleave(self, samplers: dict[str, "_Sampler"]) -> dict[str, Timing | Gap]:
         samples: dict[str, list[float]] = {name: [] for name in samplers}
         failed: dict[str, Timing | Gap] = {}
         wanted = {name: sampler.samples(self.budget_s) for name, sampler in samplers.items()}
+        gauge = noise.Gauge()
         for round_ in range(max(wanted.values(), default=0)):
             names = [name for name, count in wanted.items() if round_ < count and name not in failed]
             self.shuffle.shuffle(names)
@@ -324,11 +369,10 @@ class _Run:
                     raise
                 except Exception as error:  # becomes the note of this contender's gap
                     failed[name] = Gap(describe(error))
+            gauge.look()
+        disturbed = gauge.finding()
         done = {name: s for name, s in samplers.items() if name not in failed}
-        timings = {
-            n: replace(Timing.of(samples[n], s.clock, self.cache), note=s.note) for n, s in done.items()
-        }
-        return failed | timings
+        return failed | {name: s.timing(samples[name], self.cache, disturbed) for name, s in done.items()}
 
     def _check_stop(self) -> None:
         if self.stop():
@@ -346,11 +390,14 @@ class _Sampler:
             self.outputs: list[Any] = [None] * len(self.sets)
             self._calls(WARMUPS)
         cuda.synchronize()
-        with cuda.side_stream():
+
+    def begin(self) -> None:
+        """Find out how many calls fill a sample, and capture them for the graph clock."""
+        with self.cuda.side_stream():
             once_us = self._estimate()
         self.calls = self._fill(once_us)
         self.sample_us = self.calls * once_us
-        if clock == "graph":
+        if self.clock == "graph":
             self._capture()
         if self.clock == "events":  # asked for, or because a graph cannot hold the call
             self.sample_us = EVENT_CALLS * once_us
@@ -358,6 +405,12 @@ class _Sampler:
     def samples(self, budget_s: float) -> int:
         """How many samples fit the budget."""
         return int(min(MAX_SAMPLES, max(MIN_SAMPLES, budget_s * 1e6 / max(self.sample_us, 1.0))))
+
+    def timing(self, samples_us: Sequence[float], cache: Cache, disturbed: str) -> Timing:
+        """What its samples come to, and what there is to say against them."""
+        timing = Timing.of(samples_us, self.clock, cache)
+        wide = noise.spread(timing.clock, timing.median_us, timing.spread_us)
+        return replace(timing, note=self.note, noise="; ".join(filter(None, [disturbed, wide])))
 
     def take(self) -> list[float]:
         # What a cell does meanwhile is nothing beside a long sample, and nobody waits that long for a button.

@@ -34,8 +34,10 @@ from labkit.drawing import (
 )
 from labkit.provenance import (
     NOTHING,
+    RING,
     TIMES,
     conditions,
+    disturbed,
     duration,
     extra_axes,
     factor,
@@ -43,6 +45,7 @@ from labkit.provenance import (
     good,
     missing,
     named,
+    noise_notes,
     origin,
     origins,
     plain,
@@ -62,6 +65,15 @@ Regime = tuple[float | None, float | None, str]
 _LINES: dict[str, Any] = {LIVE: "-", RECORDED: (0, (4.5, 2.2)), PUBLISHED: "none"}
 _MODEL_LINES = ("-", (0, (7, 2, 1.5, 2)), (0, (1.5, 2)), (0, (9, 4)))
 _GAP_STEP = 9.0
+_RINGED: dict[str, Any] = {
+    "color": INK,
+    "linestyle": "none",
+    "marker": "o",
+    "markersize": 11.0,
+    "markerfacecolor": "none",
+    "markeredgewidth": 1.0,
+}
+"""What was disturbed, whatever its kind: the fill of the marker inside says that."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +116,10 @@ def sweep(
     ``table`` is one of :func:`labkit.rows.table`; ``floor`` names thin dark model lines in microseconds;
     ``regimes`` are shaded and named; ``facet`` and ``rows`` are columns that make panels side by side and
     one above the other. Where panels differ, ``floor`` and ``regimes`` are functions of a panel's rows.
-    Rows without a time are a small cross at the foot of the panel and a footnote. The axis reaches over
-    ``values`` too, where nothing was measured yet. ``alt`` replaces the generated alt text. ValueError names
-    a column that the table lacks.
+    Rows without a time are a small cross at the foot of the panel and a footnote; points that were disturbed
+    (column ``noise``) stand in a ring, and a footnote says by what. The axis reaches over ``values`` too,
+    where nothing was measured yet. ``alt`` replaces the generated alt text. ValueError names a column that
+    the table lacks.
     """
     return _curves_figure(table, x, _TIME, title, floor or {}, regimes, facet, rows, values, note, alt, {})
 
@@ -294,7 +307,9 @@ class _CurvesFigure:
         self.columns = across if self.down else min(across, 2)
         self.lines = -(-len(self.panels) // self.columns)
         self.gaps = self.table[~good(self.table, self.quantity.column)]
-        self.gap_notes = gap_notes(self.gaps, self.x, [name for name in (self.facet, self.down) if name])
+        split = [name for name in (self.facet, self.down) if name]
+        self.gap_notes = gap_notes(self.gaps, self.x, split)
+        self.noise_notes = noise_notes(self._noisy(self.table), self.x, split)
         contenders = [curve.contender for panel in self.panels for curve in panel.curves]
         self.slots = slots([*contenders, *self.gaps["contender"]])
 
@@ -310,8 +325,15 @@ class _CurvesFigure:
         page = Page(
             title,
             subtitle=conditions(self.table, (self.x, self.facet, self.down)),
-            keys=[Key(words, _sample(kind)) for kind, words in origins(self.table)],
-            notes=[*(f"{TIMES} {gap}" for gap in self.gap_notes), *([note] if note else [])],
+            keys=[
+                *(Key(words, _sample(kind)) for kind, words in origins(self.table)),
+                *([Key("disturbed while it was measured", _RINGED)] if self.noise_notes else []),
+            ],
+            notes=[
+                *(f"{TIMES} {gap}" for gap in self.gap_notes),
+                *(f"{RING} {noise}" for noise in self.noise_notes),
+                *([note] if note else []),
+            ],
             rows=self.lines,
             columns=self.columns,
             panel_height=height,
@@ -382,6 +404,8 @@ class _CurvesFigure:
                 ax.plot(*zip(*line, strict=True), color=INK, linewidth=1.0, linestyle=dashes, zorder=2)
         for curve in panel.curves:
             self._draw_curve(ax, curve)
+        for _, point in self._noisy(panel.rows).iterrows():
+            ax.plot([point[self.x]], [point[self.quantity.column]], zorder=7, gid="noisy", **_RINGED)
         for at, gaps in self._gaps(panel).groupby(self.x):
             for i, contender in enumerate(gaps["contender"]):
                 self._draw_gap(ax, float(at), i, str(contender))
@@ -414,6 +438,9 @@ class _CurvesFigure:
             zorder=6 if ours else 5,
             gid=f"{curve.kind} curve",
         )
+
+    def _noisy(self, rows: pd.DataFrame) -> pd.DataFrame:
+        return rows[good(rows, self.quantity.column) & (rows[self.x] > 0) & (rows["noise"] != "")]
 
     def _gaps(self, panel: _Panel) -> pd.DataFrame:
         rows = panel.rows[~good(panel.rows, self.quantity.column)]
@@ -471,7 +498,7 @@ class _CurvesFigure:
         names = dict.fromkeys(name for panel in self.panels for name, _ in panel.models)
         if names:
             sentences.append(f"Thin lines: {', '.join(names)}.")
-        return " ".join(sentences) + missing(self.gap_notes)
+        return " ".join(sentences) + missing(self.gap_notes) + disturbed(self.noise_notes)
 
 
 def _face(hue: str, kind: str) -> str:

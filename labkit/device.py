@@ -36,6 +36,19 @@ def has_gpu() -> bool:
     return name() == "cuda"
 
 
+def uuid() -> str:
+    """What names the physical GPU for every process and container of the machine; empty without one."""
+    return _uuid() if has_gpu() else ""
+
+
+@cache
+def _uuid() -> str:
+    if not torch.cuda.is_available():  # a simulated one
+        return ""
+    card: Any = torch.cuda.get_device_properties(0)  # its type lacks the field
+    return f"GPU-{card.uuid}"
+
+
 @contextmanager
 def full_float32() -> Iterator[None]:
     """TF32 off for matmuls and convolutions, whatever the user, the environment or a container chose.

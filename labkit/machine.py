@@ -20,6 +20,9 @@ from labkit import clocks, device, places, rows
 from labkit.clocks import Gap, Job, Timing
 from labkit.rows import Row
 
+gpu_turn = clocks.gpu_turn
+"""``with machine.gpu_turn():`` around a timed region of one's own; labkit's clocks take their turns by
+themselves."""
 COPY_BYTES = tuple(4**k for k in range(6, 17))
 """Sizes of the copy roof, 4 KiB to 4 GiB, read and written bytes together."""
 MATMUL_SIDE = {"float32": 4096, "tf32": 8192, "float16": 8192, "bfloat16": 8192}
@@ -41,7 +44,12 @@ class Identity:
     @property
     def slug(self) -> str:
         """The device's name as a folder: "NVIDIA H200" is nvidia-h200."""
-        return "-".join(re.findall(r"[a-z0-9]+", self.device.lower()))
+        return slug(self.device)
+
+
+def slug(device_name: str) -> str:
+    """A device's name as a folder."""
+    return "-".join(re.findall(r"[a-z0-9]+", device_name.lower()))
 
 
 @cache
@@ -284,6 +292,7 @@ def _row(
         copy_us=None,
         relative_error=None,
         peak_bytes=None,
+        noise=outcome.noise,
         **stamp(),
     )
 

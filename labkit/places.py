@@ -2,13 +2,16 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = CHECKOUT / "notebooks"
 BUILD = CHECKOUT / "build"
-RECORDED = Path(__file__).resolve().parent / "data" / "recorded"
-PUBLISHED = Path(__file__).resolve().parent / "data" / "published"
+DATA = Path(__file__).resolve().parent / "data"
+RECORDED = DATA / "recorded"
+PUBLISHED = DATA / "published"
 
 
 def cache() -> Path:
@@ -24,15 +27,30 @@ def python_path() -> str:
     return os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
 
 
+@contextmanager
+def advice(path: Path) -> Iterator[None]:
+    """An OSError of writing this file also says what to do, in a note."""
+    try:
+        yield
+    except OSError as error:
+        elsewhere = f", or let LABKIT_CACHE name another folder than {cache()}" * path.is_relative_to(cache())
+        error.add_note(
+            f"{path} is not written; what was kept before is whole. "
+            f"Make room, or the folder writable{elsewhere}, and run it again."
+        )
+        raise
+
+
 def write_text(path: Path, text: str) -> None:
     """Replace a file in one step, so that a reader never sees half of it; folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os.chmod(temporary, 0o644)  # mkstemp makes private files; these are the checkout's
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with advice(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+            os.chmod(temporary, 0o644)  # mkstemp makes private files; these are the checkout's
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise

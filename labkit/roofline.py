@@ -107,7 +107,8 @@ def paired(table: pd.DataFrame, of: str, over: str, x: str = "width") -> pd.Data
     good = table[table["median_us"].notna()].copy()
     good["spread"] = good["p80_us"] - good["p20_us"]
     same = ["kind", "device", *(name for name in ("clock", "cache") if name in table), x]
-    columns = [*same, "median_us", "p20_us", "p80_us", "spread", "date"]
+    good["noise"] = good["noise"].fillna("") if "noise" in good else ""
+    columns = [*same, "median_us", "p20_us", "p80_us", "spread", "date", "noise"]
     left, right = (good.loc[good["contender"] == name, columns] for name in (of, over))
     for name, part in ((of, left), (over, right)):
         if part.duplicated(["kind", "device", x]).any():

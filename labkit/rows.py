@@ -2,9 +2,12 @@
 
 import errno
 import json
+import math
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,8 @@ class Row:
     peak_bytes: int | None = None
     """Most memory in use at one time during one call, in bytes above what was in use before it: outputs and
     intermediates, not the inputs. For a backward pass, of forward and backward together."""
+    noise: str = ""
+    """What disturbed the measurement (labkit.noise); empty for a quiet one, and for older ones."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -60,12 +65,19 @@ class Row:
         shape = tuple(sorted(self.shape.items()))
         return (self.suite, self.contender, self.direction, self.dtype, shape, self.clock, self.cache)
 
+    def age_s(self) -> float:
+        """Seconds since it was measured; endless where its date does not say."""
+        try:
+            return (datetime.now(UTC) - datetime.fromisoformat(self.date)).total_seconds()
+        except (ValueError, TypeError):  # no moment, or one without a time zone
+            return math.inf
+
     @classmethod
     def from_json(cls, line: str) -> "Row":
         """Read one line of a tape; ValueError when a field is missing, unknown or of another type."""
         try:
             row = cls(**json.loads(line))
-        except (TypeError, json.JSONDecodeError) as error:
+        except (TypeError, RecursionError, json.JSONDecodeError) as error:
             raise ValueError(f"not a row of the schema: {error}") from error
         for each in fields(cls):
             value = getattr(row, each.name)
@@ -74,8 +86,11 @@ class Row:
         return row
 
     def to_json(self) -> str:
-        """One line of JSON."""
-        return json.dumps(asdict(self))
+        """One line of JSON; a quiet row has no ``noise`` in it, as none had once."""
+        values = asdict(self)
+        if not self.noise:
+            del values["noise"]
+        return json.dumps(values)
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -91,14 +106,11 @@ def read(path: Path) -> list[Row]:
     """Rows of a JSON-lines file; empty when it does not exist. A torn last line is dropped."""
     if not path.exists():
         return []
-    lines = path.read_text().split("\n")
-    complete, torn = lines[:-1], lines[-1]
-    if torn.strip():
-        try:
-            return [*(Row.from_json(line) for line in complete if line.strip()), Row.from_json(torn)]
-        except ValueError:
-            pass  # a row cut off in the middle of a write: measured again on resume
-    return [Row.from_json(line) for line in complete if line.strip()]
+    *complete, torn = path.read_text(encoding="utf-8").split("\n")
+    found = [Row.from_json(line) for line in complete if line.strip()]
+    with suppress(ValueError):  # a row cut off in the middle of a write: measured again on resume
+        found += [Row.from_json(torn)] if torn.strip() else []
+    return found
 
 
 def write(path: Path, rows: Iterable[Row]) -> None:
@@ -111,8 +123,12 @@ def append(path: Path, row: Row) -> None:
 
     OSError where the disk is full; then the file is what it was, not torn in its last line.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    line = (row.to_json() + "\n").encode()
+    with places.advice(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _append(path, (row.to_json() + "\n").encode())
+
+
+def _append(path: Path, line: bytes) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         before = os.fstat(handle).st_size
@@ -127,18 +143,34 @@ def append(path: Path, row: Row) -> None:
         os.close(handle)
 
 
+def put(path: Path, row: Row) -> None:
+    """Put a row into a file in one step, in the place of one of the same measurement."""
+    write(path, [*(kept for kept in read(path) if kept.key != row.key), row])
+
+
 def recorded(suite: str) -> list[Row]:
     """Rows of a suite, or of all suites below it, from the tapes of one recorded device.
 
     Tapes stand in ``labkit/data/recorded/<device>/<lesson>.jsonl``. Of several devices the first one by name
-    that has the suite is taken, so that a table never mixes two machines.
+    that has the suite is taken, so that a table never mixes two machines. ValueError, which says what to do,
+    for a tape that is damaged or of another schema.
     """
     for folder in sorted(places.RECORDED.glob("*/")):
-        found = [row for tape in sorted(folder.glob("*.jsonl")) for row in read(tape)]
+        found = [row for tape in sorted(folder.glob("*.jsonl")) for row in _of_a_tape(tape)]
         found = [row for row in found if f"{row.suite}/".startswith(f"{suite}/")]
         if found:
             return found
     return []
+
+
+def _of_a_tape(tape: Path) -> list[Row]:
+    try:
+        return read(tape)
+    except ValueError as error:
+        raise ValueError(
+            f"{tape} is damaged or of another version of labkit ({error}). "
+            "Put it back with `git restore`, or remove it: its figures are then not shown."
+        ) from error
 
 
 def table(rows: Iterable[Row], axes: Iterable[str] = ()) -> pd.DataFrame:

@@ -1,14 +1,15 @@
 """The widgets of a sweep panel: what they offer, what is chosen, what they say. They decide nothing."""
 
 import html
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import ipywidgets as w
 
 from labkit.sweep_plan import CLOCKS, SPEEDUP, TIME, TRAFFIC, Look, Plan, Selection
 
-_ROW = w.Layout(flex_flow="row wrap", align_items="center", width="100%")
+_ROW_OF = {"flex_flow": "row wrap", "align_items": "center", "width": "100%"}
+_ROW = w.Layout(**_ROW_OF)
 _GROUP = {"description_width": "initial"}
 
 
@@ -24,6 +25,12 @@ class Controls:
         self._save = w.Button(description="Save CSV", layout=w.Layout(width="8em"))
         self._bar = w.IntProgress(min=0, max=1, value=0, layout=w.Layout(width="14em", margin="0 8px"))
         self._status = w.HTML()
+        self._noise = w.HTML()
+        self._again = w.Button(
+            description="Measure the noisy points again",
+            layout=w.Layout(width="auto", margin="2px 12px 2px 0"),
+        )
+        self._noisy = w.Box([self._again, self._noise], layout=w.Layout(**_ROW_OF, display="none"))
         views = [("Time", TIME), (f"Times faster than {plan.over}", SPEEDUP)]
         views += [("Bytes moved, counted here", TRAFFIC)] if counting else []
         self._view = w.RadioButtons(  # not ToggleButtons, which tell a screen reader nothing of their state
@@ -65,6 +72,7 @@ class Controls:
                 w.Box(how, layout=_ROW),
                 w.Box(list(self._names.values()), layout=_ROW),
                 w.Box(act, layout=_ROW),
+                self._noisy,
                 self.figure,
             ],
             layout=w.Layout(border="1px solid var(--jp-border-color2, #bdbdbd)", padding="8px 12px"),
@@ -133,6 +141,10 @@ class Controls:
         """Hear of the Save button."""
         self._save.on_click(lambda _: act())
 
+    def on_again(self, act: Callable[[], None]) -> None:
+        """Hear of the button for the noisy points."""
+        self._again.on_click(lambda _: act())
+
     def on_change(self, act: Callable[[], None]) -> None:
         """Hear of every other choice."""
         boxes = [self._tape, self._published, self._floor, *self._names.values()]
@@ -162,8 +174,14 @@ class Controls:
         self.say(words)
 
     def _enable(self, *, running: bool) -> None:
-        self._run.disabled = self._run_all.disabled = running
+        self._run.disabled = self._run_all.disabled = self._again.disabled = running
         self._stop.disabled = not running
+
+    def list_noise(self, notes: Sequence[str]) -> None:
+        """The points that were disturbed, and the button to measure them again; hidden without any."""
+        self._noisy.layout.display = None if notes else "none"
+        lines = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+        self._noise.value = f"Ringed points were disturbed:<ul>{lines}</ul>" if notes else ""
 
     def say(self, words: str) -> None:
         """The line beside the buttons; a screen reader reads it out."""

@@ -11,16 +11,17 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from labkit import clocks, device, live, rows, sweeps, traffic
+from labkit import clocks, device, live, places, rows, sweeps, traffic, turns
 from labkit.rows import Row
 from labkit.sweep_controls import Controls
 from labkit.sweep_plan import TRAFFIC, Kept, Known, Look, Plan, Selection, place, slug, tape
-from labkit.sweep_views import page, picture
+from labkit.sweep_views import noise, page, picture
 from labkit.sweeps import Contender, Shape
 
 PATIENCE_S = 0.4
@@ -80,6 +81,7 @@ class SweepPanel:
         controls.on_run(lambda: self._hand_over(self.start))
         controls.on_run_all(lambda: self._hand_over(self.start, self.plan.everything()))
         controls.on_stop(self.stop)
+        controls.on_again(lambda: self._hand_over(self.measure_noisy_again))
         controls.on_save(lambda: self._hand_over(self._save))
         controls.on_change(lambda: self._hand_over(self._redraw_soon))
         return controls
@@ -115,6 +117,18 @@ class SweepPanel:
         assert self.controls
         self._redraw_due = False
         self.controls.figure.value = self._picture()
+        self._list_noise()
+
+    def _noisy(self) -> list[Row]:
+        """This machine's rows of what is chosen that were disturbed."""
+        assert self.controls
+        selection = self.controls.selection()
+        return [row for row in self.own if row.noise and selection.includes(row, self.plan.x)]
+
+    def _list_noise(self) -> None:
+        assert self.controls
+        noisy = self._noisy() if self.controls.look().view != TRAFFIC else []
+        self.controls.list_noise(noise(self.plan, noisy))
 
     def _update_twin(self) -> None:
         assert self.controls
@@ -145,10 +159,21 @@ class SweepPanel:
 
     def _failure(self, problem: Exception) -> str:
         logging.getLogger(__name__).error("%s: a sweep panel failed", self.plan.suite, exc_info=problem)
-        return f"It ended with an error. {clocks.describe(problem)}"
+        notes = getattr(problem, "__notes__", ())  # what to do where nothing can be written
+        return " ".join(["It ended with an error.", clocks.describe(problem), *notes])
 
-    def start(self, selections: Sequence[Selection] = ()) -> None:
-        """Sweep these, by default what is chosen, unless a sweep runs."""
+    def measure_noisy_again(self) -> None:
+        """Measure the points of what is chosen that were disturbed, and no others, unless a sweep runs."""
+        assert self.controls
+        parts = self.controls.selection().only(self._noisy(), self.plan.x)
+        if parts:
+            self.start(parts, choosing=False)
+
+    def start(self, selections: Sequence[Selection] = (), *, choosing: bool = True) -> None:
+        """Sweep these, by default what is chosen, unless a sweep runs.
+
+        Of several the controls show the one that is being measured, unless they are to stay (``choosing``).
+        """
         assert self.controls
         if self.running is not None and not self.running.done():
             return
@@ -157,7 +182,7 @@ class SweepPanel:
         if not total:
             self.controls.say("Choose at least one contender.")
             return
-        self._run = _Run(self.controls, total)
+        self._run = _Run(self.controls, total, choosing=choosing and len(chosen) > 1)
         self.controls.started()
         self.running = asyncio.ensure_future(self._sweep_and_tell(chosen, self._run))
 
@@ -195,7 +220,7 @@ class SweepPanel:
         for selection in selections:
             if run.stop.is_set():
                 return
-            if self.controls and len(selections) > 1:
+            if self.controls and run.choosing:
                 self.controls.choose(selection)
             if device.has_gpu():
                 await self._measure(selection, run)
@@ -207,7 +232,10 @@ class SweepPanel:
         assert self._loop
         wake = self._loop.call_soon_threadsafe
         beside_no_cell = clocks.SECTION.set(lambda act: clocks.on_main_thread(act, wake, run.stop.is_set))
+        before = turns.TELL.get()
+        in_the_line = turns.TELL.set(partial(self._hand_over, self._waits, run) if self.controls else before)
         worker = asyncio.ensure_future(asyncio.to_thread(self._points, selection, run))  # in this context
+        turns.TELL.reset(in_the_line)
         clocks.SECTION.reset(beside_no_cell)
         self._worker = worker
         try:
@@ -220,6 +248,13 @@ class SweepPanel:
             worker.result()
         else:
             worker.add_done_callback(lambda _: self._ended_late(worker, run))
+
+    def _waits(self, run: "_Run", words: str) -> None:
+        """Say in the line how long the queue for the GPU is; without words the wait is over."""
+        if self.controls and run is self._run and not run.stop.is_set():
+            self.controls.say(words or "Measuring.")
+            if not words:
+                run.tell()
 
     def _ended_late(self, worker: "asyncio.Future[None]", run: "_Run") -> None:
         if self.controls and run is self._run:
@@ -258,6 +293,7 @@ class SweepPanel:
         # Another choice made meanwhile has had itself drawn.
         if drawn and chosen == (self.controls.selection(), self.controls.look()):
             self.controls.figure.value = drawn
+        self._list_noise()
         run.tell()
 
     def _to_count(self, selection: Selection) -> Iterator[tuple[tuple[Any, ...], Contender, Shape]]:
@@ -287,17 +323,18 @@ class SweepPanel:
         assert self.controls
         moment = time.strftime("%Y%m%d-%H%M%S")
         path = Path("measurements") / f"{slug(self.plan.suite)}-{moment}.csv"
-        path.parent.mkdir(exist_ok=True)
         table, _ = self._visible()
-        table.drop(columns="shape", errors="ignore").to_csv(path, index=False)
+        places.write_text(path.absolute(), table.drop(columns="shape", errors="ignore").to_csv(index=False))
         self.controls.say(f"Saved {len(table)} rows: {path}")
 
 
 class _Run:
     """One run: how far it is, how long it will take, and whether it is to stop."""
 
-    def __init__(self, controls: Controls | None, total: int) -> None:
+    def __init__(self, controls: Controls | None, total: int, *, choosing: bool = False) -> None:
         self.controls, self.total, self.done = controls, total, 0
+        self.choosing = choosing
+        """Whether the controls follow what is being measured."""
         self.began = time.monotonic()
         self.stop, self.stopped = threading.Event(), asyncio.Event()
         """The same to the measuring thread, which looks, and to the loop, which waits."""

@@ -2,9 +2,8 @@
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
@@ -51,6 +50,17 @@ class Selection:
         shape = {axis: size for axis, size in row.shape.items() if axis != x}
         mine = (True, self.dtype, self.direction, self.clock, self.cache)
         return how == mine and shape == self.others and row.shape.get(x) in self.values
+
+    def only(self, points: Iterable[Row], x: str) -> list["Selection"]:
+        """Sweeps of these points and no others: one for those that are of the same contenders."""
+        who: dict[int, list[str]] = {}
+        for row in points:
+            who.setdefault(row.shape[x], []).append(row.contender)
+        values: dict[tuple[str, ...], list[int]] = {}
+        for value in sorted(who):
+            names = tuple(name for name in self.contenders if name in who[value])
+            values.setdefault(names, []).append(value)
+        return [replace(self, contenders=names, values=tuple(at)) for names, at in values.items()]
 
     def __str__(self) -> str:
         return ", ".join([self.dtype, *(named(axis, size) for axis, size in self.others.items())])
@@ -172,8 +182,7 @@ def _row(line: str) -> list[Row]:
 
 
 def _fresh(row: Row) -> bool:
-    age = datetime.now(UTC) - datetime.fromisoformat(row.date)
-    return age.total_seconds() < sweeps.RESUME_WITHIN_S
+    return row.age_s() < sweeps.RESUME_WITHIN_S
 
 
 @dataclass(frozen=True)

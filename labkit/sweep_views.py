@@ -1,14 +1,15 @@
 """What a sweep panel shows of a table: the figure, a sentence for each of its parts, the numbers."""
 
 import html
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
 
-from labkit import figures, roofline, tables
+from labkit import figures, roofline, rows, tables
 from labkit.drawing import Shown
-from labkit.provenance import named, origin
+from labkit.provenance import named, noise_notes, origin
+from labkit.rows import Row
 from labkit.sweep_plan import SPEEDUP, TIME, TRAFFIC, Look, Plan, Selection
 
 _NO_SPEEDUP = pd.DataFrame(columns=["series", "contender", "speedup", "low", "high", "kind", "device"])
@@ -96,6 +97,12 @@ def sentences(plan: Plan, table: pd.DataFrame) -> list[str]:
         what = roofline.finding(part, plan.of, plan.over, plan.x)
         found.append(f"{', '.join(where)}: {what} ({origin(part, str(part['kind'].iloc[0]))})")
     return found or ["Nothing was measured here yet, and nothing is recorded for this choice."]
+
+
+def noise(plan: Plan, noisy: Iterable[Row]) -> list[str]:
+    """What disturbed which points, a line each."""
+    table = rows.table(noisy, [plan.x])
+    return noise_notes(table.assign(series=table["contender"]), plan.x)
 
 
 def readout(plan: Plan, table: pd.DataFrame) -> pd.DataFrame:

@@ -35,6 +35,8 @@ ALLOWED_ERROR = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 2e-2}
 """A larger relative error against float64 is a wrong result, not a rounding (TF32 has about 3e-4)."""
 CHECKED_FLOPS = 10**11
 """Gradients are checked in all rows at full size up to so many operations, beyond in some rows."""
+REPEATS = 2
+"""How often a disturbed point is measured again for a tape: others will read it, and cannot."""
 PLAIN = (int, float, str, tuple, tl.constexpr)
 """Values that belong to the code of a contender: a tile's size, a flag."""
 
@@ -136,6 +138,12 @@ def run(
     within the last hour, of the same code on the same machine, is continued. With ``tape`` the rows stay
     in that file, and what it holds of this sweep is not measured again; the caller answers for what it holds.
 
+    What disturbed a point is in its rows' ``noise``. A sweep that is continued measures such points again.
+    For a tape a disturbed point is measured up to REPEATS times more right away, and its quietest run is
+    kept, with its noise: a card that is always at its power limit can be recorded, too. And the process has
+    its turn on the GPU for all of a point, checks included: of two benchmarks neither works, or holds
+    memory, while the other is timed.
+
     Without a GPU nothing is measured: the rows of this suite, dtype, direction, clock and cache state come
     from a recorded device, and the table is empty when there is none.
 
@@ -148,7 +156,9 @@ def run(
     names = [contender.name for contender in contenders]
     if len(set(names)) < len(names):
         raise ValueError(f"contenders: two of them have one name among {', '.join(names)}")
-    how = _How(suite, dtype, direction, clock, cache, budget_s)
+    taped = bool(tape or os.environ.get(TAPE))
+    repeats, whole = (REPEATS, clocks.gpu_turn) if taped else (0, clocks.turn)
+    how = _How(suite, dtype, direction, clock, cache, budget_s, repeats)
     listed = list(points)
     axes = list(dict.fromkeys(axis for shape in listed for axis in shape))
     if not device.has_gpu():
@@ -161,7 +171,7 @@ def run(
             kept = journal.rows_of(shape)
             here = [contender for contender in contenders if contender.fits(shape)]
             todo = [contender for contender in here if contender.name not in kept]
-            with clocks.turn(stop), device.full_float32():
+            with whole(stop) if todo else clocks.turn(stop), device.full_float32():
                 fresh = how.measure(todo, shape, stop) if todo else {}
             for contender in here:
                 row = kept.get(contender.name) or fresh[contender.name]
@@ -219,6 +229,7 @@ class _How:
     clock: Clock
     cache: Cache
     budget_s: float
+    repeats: int = field(default=0, repr=False)
 
     def matches(self, row: Row) -> bool:
         mine = (self.suite, self.dtype, self.direction, self.clock, self.cache)
@@ -244,9 +255,7 @@ class _How:
         jobs = {name: trial.job for name, trial in tried.items() if trial.job and not trial.gap}
         sizes = {c.name: c.work.min_bytes(shape, self._itemsize, self.direction) for c in contenders}
         copies = {} if self.clock == "host" else _copies({size for n, size in sizes.items() if n in jobs})
-        outcomes = clocks.measure(
-            jobs | copies, clock=self.clock, cache=self.cache, budget_s=self.budget_s, stop=stop
-        )
+        outcomes = self._timed(jobs | copies, stop)
         made = {}
         for contender in contenders:
             trial = tried[contender.name]
@@ -256,6 +265,15 @@ class _How:
         if device.has_gpu():
             torch.cuda.empty_cache()
         return made
+
+    def _timed(self, jobs: Mapping[str, Job], stop: Callable[[], bool]) -> dict[str, Timing | Gap]:
+        """All in one run, the quietest of those that were made: times of two runs are not mixed."""
+        runs: list[dict[str, Timing | Gap]] = []
+        while not runs or (_disturbed(runs[-1]) and len(runs) <= self.repeats):
+            runs.append(
+                clocks.measure(jobs, clock=self.clock, cache=self.cache, budget_s=self.budget_s, stop=stop)
+            )
+        return min(runs, key=_disturbed)
 
     def _try(
         self,
@@ -373,8 +391,14 @@ class _How:
             source=code(contender),
             note=outcome.note,
             peak_bytes=trial.peak_bytes,
+            noise=timing.noise if timing else "",
             **machine.stamp(),
         )
+
+
+def _disturbed(outcomes: Mapping[str, Timing | Gap]) -> int:
+    """How many of a run's timings were disturbed."""
+    return sum(bool(outcome.noise) for outcome in outcomes.values() if isinstance(outcome, Timing))
 
 
 def _version(package: str) -> str | None:
@@ -413,7 +437,11 @@ class Journal:
     def __init__(self, path: Path, known: Iterable[Row], *, keep: bool) -> None:
         self.path, self.keep = path, keep
         self._known = list(known)
-        self._gaps = {row.key for row in self._known if row.median_us is None}
+        self._again = {row.key for row in self._known if self._tried_again(row)}
+
+    def _tried_again(self, row: Row) -> bool:
+        """Gaps, and what was disturbed: but not for a tape, which had its repeats."""
+        return row.median_us is None or (bool(row.noise) and not self.keep)
 
     @classmethod
     def of(
@@ -437,14 +465,13 @@ class Journal:
         return cls(path, known, keep=False)
 
     def rows_of(self, shape: Shape) -> dict[str, Row]:
-        """Rows kept from an interrupted run, by contender; gaps are tried again."""
-        return {row.contender: row for row in self._known if row.shape == shape and row.median_us is not None}
+        """Rows kept from an interrupted run, by contender; gaps and disturbed points are tried again."""
+        here = (row for row in self._known if row.shape == shape)
+        return {row.contender: row for row in here if not self._tried_again(row)}
 
     def add(self, row: Row) -> None:
-        """Put a row on the disk, in the place of a gap that was tried again."""
-        if row.key in self._gaps:
-            rows.write(self.path, (kept for kept in rows.read(self.path) if kept.key != row.key))
-        rows.append(self.path, row)
+        """Put a row on the disk, in the place of one that was tried again."""
+        (rows.put if row.key in self._again else rows.append)(self.path, row)
 
     def close(self) -> None:
         """The sweep is complete: the next one starts afresh, unless this is a tape."""

@@ -150,8 +150,8 @@ def speedup(
 ) -> pd.DataFrame:
     """How many times faster ``of`` is than ``over``, as figures.speedup draws it.
 
-    Columns series, contender, ``x``, speedup, low, high, kind, device, date. ``low`` and ``high`` are what
-    the spreads of both allow (p20 over p80, and the reverse).
+    Columns series, contender, ``x``, speedup, low, high, kind, device, date, noise. ``low`` and ``high`` are
+    what the spreads of both allow (p20 over p80, and the reverse); ``noise`` is what disturbed either.
     """
     both = roofline.paired(table, of, over, x)
     return pd.DataFrame(
@@ -166,6 +166,7 @@ def speedup(
             "device": both["device"],
             "date": both["date_of"],
             "source": "",
+            "noise": both["noise_of"].where(both["noise_of"] != "", both["noise_over"]),
         }
     )
 

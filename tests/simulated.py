@@ -138,6 +138,7 @@ def install(put: Callable[[object, str, Any], None]) -> Gpu:
     gpu = Gpu(l2_bytes=0)
     put(device, "has_gpu", lambda: True)
     put(device, "name", lambda: "cpu")
+    put(device, "uuid", lambda: "")
     put(device, "synchronize", lambda: None)
     put(machine, "identity", lambda: HERE)
     put(clocks, "Cuda", lambda: gpu)

@@ -11,10 +11,11 @@ import warnings
 import weakref
 
 import pytest
+import queueing
 import torch
 from simulated import L2_BYTES, Gpu, out_of_memory, ticking
 
-from labkit import clocks, device
+from labkit import clocks, device, noise, turns
 from labkit.clocks import Gap, Job, Timing
 
 CLOCKS = ("host", "events", "graph")
@@ -27,6 +28,7 @@ def gpu(monkeypatch):
 
 def install(monkeypatch, gpu):
     monkeypatch.setattr(device, "has_gpu", lambda: True)
+    monkeypatch.setattr(device, "uuid", lambda: "")
     monkeypatch.setattr(clocks, "Cuda", lambda: gpu)
     return gpu
 
@@ -504,7 +506,7 @@ def test_stop_is_asked_before_every_sample(gpu):
         measure(lambda: gpu.launch(0.0, 1.0), stop=stop)
     assert len(asked) == 21
     assert gpu.log[asked[-1] :] == [], "nothing ran after it"
-    assert all(later - earlier == 2 for earlier, later in itertools.pairwise(asked[1:]))
+    assert all(later - earlier == 2 for earlier, later in itertools.pairwise(asked[2:]))
 
 
 def test_stop_comes_through_in_a_moment_of_real_time(gpu):
@@ -659,6 +661,93 @@ def test_a_turn_ends_with_an_error_too(gpu):
     thread.start()
     thread.join(5)
     assert entered, "another thread gets it"
+
+
+# Processes take turns
+
+
+@pytest.fixture
+def queue(gpu, tmp_path, monkeypatch):
+    """A GPU that others may want, and the folder where they meet."""
+    monkeypatch.setenv(turns.FOLDER, str(tmp_path))
+    monkeypatch.setattr(device, "uuid", lambda: "GPU-simulated")
+    monkeypatch.setattr(noise, "library", lambda: None)
+    return tmp_path
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_the_turn_is_held_while_samples_are_taken_and_not_while_calls_are_warmed_up(gpu, queue, clock):
+    held = []
+
+    def call():
+        held.append(turns.held())
+        gpu.launch(1.0, 3000.0)
+
+    measure(call, clock=clock, budget_s=0.0)
+    assert not any(held[: clocks.WARMUPS]) and all(held[clocks.WARMUPS :])
+    assert not turns.held()
+
+
+def test_what_waits_for_its_turn_takes_no_samples_and_loses_none(gpu, queue):
+    alone, given_up = measure(lambda: gpu.launch(1.0, 30.0)), threading.Event()
+
+    def stop():
+        assert given_up.is_set() or not {"device", "queued", "capture"} & set(gpu.log)
+        return False
+
+    with queueing.other(queue, "GPU-simulated") as process:
+        gpu.log.clear()
+        threading.Timer(0.3, lambda: (given_up.set(), queueing.end(process))).start()
+        assert measure(lambda: gpu.launch(1.0, 30.0), stop=stop) == alone
+        assert given_up.is_set()
+
+
+def test_a_long_cell_keeps_only_its_own_panel_waiting(gpu, queue, monkeypatch):
+    """The thread that waits for the cell lets the other processes go first."""
+    monkeypatch.setattr(clocks, "BUSY_S", 0.1)
+    served = []
+
+    def cell():
+        end = time.monotonic() + 10
+        while not served and time.monotonic() < end:
+            process = queueing.begin(queue, "GPU-simulated")
+            if queueing.says(process) == "has it" or queueing.says(process) == "served":
+                served.append(process)
+            queueing.end(process)
+
+    timing, threads = measured_in_a_thread(gpu, cell)
+    assert served and timing.median_us == pytest.approx(7.0)
+    assert set(threads) == {threading.current_thread()}
+    assert not turns.held()
+
+
+# What disturbed it
+
+
+def test_a_wide_spread_is_noise_and_a_tick_of_the_clock_is_not(gpu):
+    assert measure(ticking(gpu, 3.0, 5.0, 40.0), clock="events").noise == "spread above 30%"
+    assert measure(ticking(gpu, 1.0, 1.2, 1.4), clock="events").noise == ""
+    assert measure(lambda: gpu.launch(1.0, 30.0)).noise == ""
+
+
+def test_what_disturbed_the_run_disturbed_all_of_it_and_the_gauge_stays_out_of_the_samples(gpu, monkeypatch):
+    class Gauge:
+        def __init__(self):
+            gpu.log.append("gauge")
+
+        look = __init__
+
+        def finding(self):
+            return "another process worked on the GPU"
+
+    monkeypatch.setattr(noise, "Gauge", Gauge)
+    jobs = {"even": lambda: gpu.launch(0.0, 30.0), "uneven": ticking(gpu, 3.0, 5.0, 40.0)}
+    timings = clocks.measure({name: Job(call) for name, call in jobs.items()}, clock="events", budget_s=0.0)
+    assert timings["even"].noise == "another process worked on the GPU"
+    assert timings["uneven"].noise == "another process worked on the GPU; spread above 30%"
+    start = gpu.log.index("gauge")
+    round_ = ["side stream", *["device"] * clocks.EVENT_CALLS] * 2
+    assert gpu.log[start:] == ["gauge", *[*round_, "gauge"] * clocks.MIN_SAMPLES]
 
 
 # In a thread, beside the cells of a notebook

@@ -1,4 +1,4 @@
-"""Whether anybody is there, and the plain twin of a widget."""
+"""The plain twin of a widget."""
 
 import ipywidgets
 import pytest
@@ -7,39 +7,8 @@ from labkit import live
 
 
 @pytest.fixture(autouse=True)
-def bare(monkeypatch):
-    """A kernel that no front end opened, without anything said about readers."""
-    monkeypatch.delenv(live.HEADLESS, raising=False)
-    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
-    for name in list(live.os.environ):
-        if name.startswith("VSCODE_"):
-            monkeypatch.delenv(name)
+def kernel(monkeypatch):
     monkeypatch.setattr(live, "get_ipython", object)
-
-
-def test_a_kernel_of_papermill_has_nobody():
-    assert not live.interactive()
-
-
-@pytest.mark.parametrize("name", ["JPY_SESSION_NAME", "VSCODE_PID"])
-def test_a_front_end_names_itself(monkeypatch, name):
-    monkeypatch.setenv(name, "something")
-    assert live.interactive()
-    monkeypatch.setattr(live, "get_ipython", lambda: None)
-    assert not live.interactive(), "plain Python, though its terminal belongs to an editor"
-
-
-@pytest.mark.parametrize(("value", "expected"), [("1", False), ("0", True), ("", True)])
-def test_who_runs_the_notebook_may_say_it(monkeypatch, value, expected):
-    monkeypatch.setenv("JPY_SESSION_NAME", "a.ipynb")
-    monkeypatch.setenv(live.HEADLESS, value)
-    assert live.interactive() is expected
-
-
-def test_widgets_may_be_asked_for_anywhere(monkeypatch):
-    monkeypatch.setenv(live.HEADLESS, "0")
-    monkeypatch.setattr(live, "get_ipython", lambda: None)
-    assert live.interactive()
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ GOOD = Row(
     date="2026-01-02T03:04:05+00:00",
 )
 GAP = replace(GOOD, contender="eager", median_us=None, p20_us=None, p80_us=None, runs=0, note="out of memory")
+NOISY = replace(GOOD, noise="another process worked on the GPU")
 
 SCHEMA = [
     "suite",
@@ -62,6 +63,8 @@ SCHEMA = [
     "note",
     "peak_bytes",
 ]
+COLUMNS = [*SCHEMA, "noise"]
+"""A disturbed row says by what; a quiet one is written as rows always were."""
 
 
 @pytest.fixture
@@ -76,11 +79,12 @@ def lines_of(path):
 
 
 def test_the_schema_is_the_contracts():
-    assert rows.COLUMNS == SCHEMA
+    assert rows.COLUMNS == COLUMNS
     assert list(json.loads(GOOD.to_json())) == SCHEMA
+    assert list(json.loads(NOISY.to_json())) == COLUMNS
 
 
-@pytest.mark.parametrize("row", [GOOD, GAP], ids=["good", "gap"])
+@pytest.mark.parametrize("row", [GOOD, GAP, NOISY], ids=["good", "gap", "noisy"])
 def test_a_row_survives_its_line_of_json(row):
     line = row.to_json()
     assert "\n" not in line
@@ -90,6 +94,14 @@ def test_a_row_survives_its_line_of_json(row):
 def test_a_tape_from_before_memory_was_measured_still_reads():
     assert Row.from_json(without("peak_bytes")).peak_bytes is None
     assert Row.from_json(edited(peak_bytes=2**33)).peak_bytes == 2**33
+
+
+@pytest.mark.parametrize("tape", sorted(places.RECORDED.glob("*/*.jsonl")), ids=lambda tape: tape.name)
+def test_a_tape_from_before_noise_was_seen_reads_and_is_written_as_it_was(tape):
+    for line in lines_of(tape):
+        row = Row.from_json(line)
+        assert row.noise == ""
+        assert json.loads(row.to_json()) == {"peak_bytes": None, **json.loads(line)}
 
 
 def test_only_three_kinds_exist():
@@ -205,6 +217,20 @@ def test_a_row_that_does_not_fit_on_the_disk_is_refused_and_leaves_no_part(tmp_p
     assert rows.read(path) == [GOOD, GAP]
 
 
+@pytest.mark.parametrize("room", [0, 1])
+def test_a_row_takes_the_place_of_another_in_one_step(tmp_path, monkeypatch, room):
+    path, newer = tmp_path / "tape.jsonl", replace(GOOD, median_us=9.0)
+    rows.write(path, [GOOD, GAP])
+    with monkeypatch.context() as patch:
+        if not room:
+            patch.setattr(os, "replace", lambda *_: os.read(99, 1))  # refused: not open
+            with pytest.raises(OSError):
+                rows.put(path, newer)
+        else:
+            rows.put(path, newer)
+    assert rows.read(path) == ([GAP, newer] if room else [GOOD, GAP]) and len(list(tmp_path.iterdir())) == 1
+
+
 def test_lines_of_two_writers_do_not_mix(tmp_path):
     path = tmp_path / "tape.jsonl"
 
@@ -264,7 +290,7 @@ def test_nothing_recorded_is_no_rows(tapes):
 
 def test_a_table_has_the_schema_and_the_axes():
     table = rows.table([GOOD, replace(GAP, shape={"width": 320})])
-    assert list(table.columns) == [*SCHEMA, "batch", "width"]
+    assert list(table.columns) == [*COLUMNS, "batch", "width"]
     assert table["width"].tolist() == [160, 320]
     assert table["batch"].isna().tolist() == [False, True]
     assert table["median_us"].isna().tolist() == [False, True]
@@ -272,5 +298,5 @@ def test_a_table_has_the_schema_and_the_axes():
 
 def test_an_empty_table_has_its_columns_too():
     table = rows.table([], ["batch", "width"])
-    assert list(table.columns) == [*SCHEMA, "batch", "width"]
+    assert list(table.columns) == [*COLUMNS, "batch", "width"]
     assert table[(table.batch == 256) & (table.width == 160)].empty

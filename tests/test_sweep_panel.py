@@ -17,10 +17,11 @@ if not torch.cuda.is_available():
 import ipywidgets
 import pandas as pd
 import pytest
+import queueing
 from simulated import DOUBLING, doubling, install, out_of_memory
 from taped import recorded
 
-from labkit import device, live, panels, places, rows, sweep_panel, sweeps, traffic
+from labkit import device, live, noise, panels, places, rows, sweep_panel, sweeps, traffic, turns
 from labkit.sweep_plan import SPEEDUP, TRAFFIC
 from labkit.sweeps import Contender
 
@@ -507,6 +508,181 @@ def test_buttons_may_be_heard_in_another_thread_while_a_cell_keeps_the_loop_busy
 
     asyncio.run(body())
     assert 64 not in seen and len(on_disk()) == 2
+
+
+# --- the queue for the GPU ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def queue(gpu, tmp_path, monkeypatch):
+    """A GPU that other processes want, too, and the folder where they meet."""
+    monkeypatch.setenv(turns.FOLDER, str(tmp_path / "turns"))
+    monkeypatch.setattr(device, "uuid", lambda: "GPU-simulated")
+    monkeypatch.setattr(noise, "library", lambda: None)
+    return tmp_path / "turns"
+
+
+def test_the_line_says_how_long_the_queue_is_and_then_how_far_the_sweep_is(gpu, queue):
+    panel = made(pair(gpu))
+
+    async def body():
+        await panel.show()
+        said = heard_words(panel)
+        with queueing.other(queue, "GPU-simulated") as process:
+            click(panel, "Run")
+            first = f"1st in the queue for the GPU. Process {process.pid} of "
+            await until(lambda: status(panel).startswith(first))
+            assert not panel.own
+        await settled(panel)
+        assert status(panel) == "Done." and len(panel.own) == 6
+        waited = next(n for n, words in enumerate(said) if words.startswith("1st"))
+        assert said[waited + 1] == "Measuring." and "left" in said[waited + 2]
+
+    asyncio.run(body())
+
+
+def heard_words(panel):
+    (line,) = [w for w in widgets(panel) if isinstance(w, ipywidgets.HTML) and 'role="status"' in w.value]
+    said = []
+    line.observe(lambda change: said.append(re.sub("<.*?>", "", change["new"])), "value")
+    return said
+
+
+def test_stop_leaves_the_queue(gpu, queue):
+    panel = made(pair(gpu))
+
+    async def body():
+        await panel.show()
+        with queueing.other(queue, "GPU-simulated"):
+            click(panel, "Run")
+            await until(lambda: status(panel).startswith("1st"))
+            click(panel, "Stop")
+            await settled(panel)
+            assert status(panel) == "Stopped. What was measured is kept."
+            assert len([path for path in queue.iterdir() if path.suffix != ".lock"]) == 1, (
+                "the other's ticket"
+            )
+        await asyncio.sleep(0.1)
+        assert status(panel) == "Stopped. What was measured is kept.", "nothing that comes late is said"
+
+    asyncio.run(body())
+    assert not panel.own
+
+
+# --- noise ------------------------------------------------------------------------------------------------
+
+
+AGAIN = "Measure the noisy points again"
+WORKED = "another process worked on the GPU"
+
+
+@pytest.fixture
+def disturbances(monkeypatch):
+    """What disturbs the points, one after another; then nothing does."""
+    found = []
+
+    class Gauge:
+        def look(self):
+            pass
+
+        def finding(self):
+            return found.pop(0) if found else ""
+
+    monkeypatch.setattr(noise, "Gauge", Gauge)
+    return found
+
+
+def listed(panel):
+    """What is said of noise; None where nothing is to be seen of it."""
+    (box,) = [w for w in widgets(panel) if control(panel, AGAIN) in getattr(w, "children", ())]
+    text = html.unescape(re.sub("<.*?>", " ", box.children[1].value)).split()
+    return None if box.layout.display == "none" else " ".join(text)
+
+
+def test_noisy_points_are_listed_and_the_button_measures_them_and_no_others(gpu, disturbances):
+    measured = []
+
+    def seen(name):
+        def call(x):
+            measured.append((name, x.shape[1]))
+            gpu.launch(4.0, 2.0 * x.shape[1])
+            return 2 * x
+
+        return Contender(name, call, DOUBLING)
+
+    panel = made([seen("labkit"), seen("eager")], dtypes=("float32", "bfloat16"))
+
+    async def body():
+        await panel.show()
+        assert listed(panel) is None
+        disturbances.extend(["", WORKED, WORKED])
+        click(panel, "Run")
+        await settled(panel)
+        assert listed(panel) == f"Ringed points were disturbed: {WORKED}: labkit and eager at width 32, 64"
+        assert f"Disturbed: {WORKED}" in alt(panel)
+        control(panel, "eager").value = False
+        await until(lambda: "eager" not in listed(panel))
+        measured.clear()
+        disturbances.extend(["", WORKED])
+        click(panel, AGAIN)
+        await settled(panel)
+        assert {*measured} == {("labkit", 32), ("labkit", 64)}
+        assert control(panel, "width from").value == 16 and control(panel, "to").value == 64, "choices stay"
+        assert listed(panel) == f"Ringed points were disturbed: {WORKED}: labkit at width 64"
+        control(panel, "eager").value = True
+        await until(lambda: "eager" in listed(panel))
+        measured.clear()
+        click(panel, AGAIN)
+        await settled(panel)
+        assert {*measured} == {("eager", 32), ("labkit", 64), ("eager", 64)}
+        assert listed(panel) is None and "isturbed" not in alt(panel)
+        assert status(panel) == "Done." and control(panel, "eager").value
+
+    asyncio.run(body())
+    table = panel.table()
+    assert len(table[table["dtype"] == "float32"]) == 6 and set(table["noise"]) == {""}
+
+
+def test_noise_is_kept_with_the_rows_and_the_next_panel_lists_it(gpu, disturbances):
+    async def body(panel):
+        await panel.show()
+        if not panel.own:
+            disturbances.append(WORKED)
+            click(panel, "Run")
+            await settled(panel)
+        assert listed(panel) == f"Ringed points were disturbed: {WORKED}: labkit and eager at width 16"
+
+    for _ in range(2):
+        asyncio.run(body(made(pair(gpu))))
+    assert [row.noise for row in on_disk() if row.noise] == [WORKED, WORKED]
+
+
+def test_while_it_measures_nothing_is_measured_again(gpu, disturbances):
+    gate = Gate(64)
+    panel = made([gated(gpu, gate)[0], doubling(gpu, "eager")])
+
+    async def body():
+        await panel.show()
+        disturbances.append(WORKED)
+        click(panel, "Run")
+        await until(lambda: gate.reached.is_set() and listed(panel))
+        assert control(panel, AGAIN).disabled
+        gate.open.set()
+        await settled(panel)
+        assert not control(panel, AGAIN).disabled
+
+    asyncio.run(body())
+
+
+def test_where_nothing_is_noisy_the_button_would_measure_nothing(gpu):
+    panel = made(pair(gpu))
+
+    async def body():
+        await panel.show()
+        panel.measure_noisy_again()
+        assert panel.running is None
+
+    asyncio.run(body())
 
 
 # --- what goes wrong in the panel itself --------------------------------------------------------------

@@ -57,6 +57,20 @@ def own(plan, name="labkit", width=16, us=10.0, age_s=0.0, **columns):
 # --- what can be chosen -------------------------------------------------------------------------------
 
 
+def test_some_points_of_a_selection_are_a_sweep_for_each_set_of_contenders(gpu):
+    selection = planned(gpu, values=(16, 32, 64)).first()
+    points = [("eager", 64), ("labkit", 16), ("eager", 16), ("labkit", 64), ("eager", 32)]
+    parts = selection.only([recorded(name, width) for name, width in points], "width")
+    assert {part.contenders: part.values for part in parts} == {
+        ("labkit", "eager"): (16, 64),
+        ("eager",): (32,),
+    }
+    assert all(
+        replace(part, contenders=("labkit", "eager"), values=(16, 32, 64)) == selection for part in parts
+    )
+    assert selection.only([], "width") == []
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -22,7 +22,7 @@ from reusing import Reusing
 from simulated import DOUBLING, HERE, doubling, install, out_of_memory
 from taped import recorded
 
-from labkit import accuracy, clocks, device, machine, ops, places, rows, sweeps, tables
+from labkit import accuracy, clocks, device, machine, ops, places, rows, sweeps, tables, turns
 from labkit.mlp_works import GEGLU, geglu
 from labkit.sweeps import Contender, Work
 
@@ -107,6 +107,26 @@ def test_a_row_holds_everything_that_the_contract_asks_for(gpu):
     )
     assert before <= datetime.fromisoformat(row["date"]) <= datetime.now(UTC)
     assert row["peer"] is None
+
+
+@pytest.mark.parametrize("taped", [False, True])
+def test_for_a_tape_the_turn_on_the_gpu_is_held_for_all_of_a_point(gpu, tmp_path, monkeypatch, taped):
+    monkeypatch.setenv(turns.FOLDER, str(tmp_path / "turns"))
+    monkeypatch.setattr(device, "uuid", lambda: "GPU-simulated")
+    held = []
+
+    def call(x):
+        held.append(turns.held())
+        gpu.launch(4.0, 50.0)
+        return 2 * x
+
+    tape = tmp_path / "tape.jsonl" if taped else None
+    sweeps.run(
+        "suite", [Contender("one", call, DOUBLING)], POINTS, tape=tape,
+        progress=lambda *_: held.append(not turns.held()),
+    )  # fmt: skip
+    assert all(held) if taped else not held[0] and any(held)
+    assert not turns.held()
 
 
 def test_a_peer_brings_its_version(gpu):
@@ -1154,3 +1174,94 @@ def test_the_floor_of_a_work_follows_its_bytes_and_operations():
     assert [work.floor_us(shape, dtype, roofs) for dtype in roofs.matmul] == pytest.approx(
         [1000.0, 250.0, 125.0]
     )
+
+
+# Noise
+
+WORKED = "another process worked on the GPU"
+
+
+@pytest.fixture
+def disturbances(monkeypatch):
+    """What the gauge finds, one run after another; then nothing. Also how often it was asked."""
+    found = []
+
+    class Gauge:
+        def look(self):
+            pass
+
+        def finding(self):
+            asked.append(1)
+            return found.pop(0) if found else ""
+
+    asked = []
+    monkeypatch.setattr(clocks.noise, "Gauge", Gauge)
+    return found, asked
+
+
+def test_a_disturbed_point_says_so_in_its_rows_alone(gpu, disturbances):
+    found, _ = disturbances
+    found += ["", WORKED]
+    table = sweeps.run("suite", [doubling(gpu), doubling(gpu, "slow", 3.0)], POINTS)
+    noise = table.set_index(["contender", "width"])["noise"]
+    assert noise["labkit"].tolist() == noise["slow"].tolist() == ["", WORKED, *[""] * (len(POINTS) - 2)]
+
+
+def test_a_gap_is_not_noisy(gpu, disturbances):
+    disturbances[0].append(WORKED)
+    table = sweeps.run("suite", [doubling(gpu), failing(gpu, 16, out_of_memory, "full")], POINTS[:1])
+    assert table.set_index("contender")["noise"].to_dict() == {"labkit": WORKED, "full": ""}
+
+
+def test_an_interrupted_sweep_measures_its_disturbed_points_again(gpu, disturbances):
+    found, asked = disturbances
+    found += ["", WORKED]
+    run_interrupted([doubling(gpu)], 2)
+    asked.clear()
+    table = sweeps.run("suite", [doubling(gpu)], POINTS)
+    assert len(asked) == len(POINTS) - 1, "all but the first"
+    assert set(table["noise"]) == {""} and len(table) == len(POINTS)
+
+
+def test_for_a_tape_a_disturbed_point_is_measured_again_and_the_quiet_run_is_kept(
+    gpu, tmp_path, disturbances
+):
+    found, asked = disturbances
+    found += ["first", "second"]
+    table = sweeps.run("suite", [doubling(gpu)], POINTS[:1], tape=tmp_path / "tape.jsonl")
+    assert len(asked) == 3 and table["noise"].tolist() == [""]
+    assert [row.noise for row in rows.read(tmp_path / "tape.jsonl")] == [""]
+
+
+def test_for_a_tape_under_way_it_is_the_same_and_what_stays_disturbed_is_kept_and_says_so(
+    gpu, tmp_path, monkeypatch, disturbances
+):
+    found, asked = disturbances
+    monkeypatch.setenv(sweeps.TAPE, str(tmp_path / "tape.jsonl"))
+    found += ["first", "second", "third"]
+    for _ in range(2):
+        table = sweeps.run("suite", [doubling(gpu)], POINTS[:1])
+        assert len(asked) == 1 + sweeps.REPEATS, "once recorded, it is not measured again"
+        assert table["noise"].tolist() == ["first"]
+
+
+def test_of_equally_many_runs_the_one_with_fewest_disturbed_timings_is_kept_whole(gpu, tmp_path, monkeypatch):
+    def timing(us, noise):
+        return clocks.Timing("graph", "cold", us, us, us, 5, noise=noise)
+
+    runs = [
+        {"a": timing(1.0, "wide"), "b": timing(2.0, "wide")},
+        {"a": timing(3.0, ""), "b": timing(4.0, "wide")},
+        {"a": timing(5.0, "wide"), "b": timing(6.0, "wide")},
+    ]
+    monkeypatch.setattr(clocks, "measure", lambda *_, **__: runs.pop(0))
+    pair = [doubling(gpu, name) for name in "ab"]
+    table = sweeps.run("suite", pair, POINTS[:1], tape=tmp_path / "tape.jsonl")
+    assert table["median_us"].tolist() == [3.0, 4.0] and not runs
+
+
+def test_elsewhere_a_disturbed_point_is_measured_once(gpu, disturbances):
+    found, asked = disturbances
+    found.append("first")
+    assert sweeps.run("suite", [doubling(gpu)], POINTS[:1])["noise"].tolist() == ["first"]
+    assert len(asked) == 1

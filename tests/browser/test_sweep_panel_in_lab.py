@@ -7,6 +7,8 @@ from pathlib import Path
 
 import jupyter_lab
 import pandas as pd
+import queueing
+from processes import wait_for
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -54,7 +56,7 @@ def says(page: jupyter_lab.NotebookPage, cell: int, words: str | re.Pattern[str]
 
 def follows(page: jupyter_lab.NotebookPage, cell: int, words: str, *, gone: bool = False) -> None:
     """Wait until the figure's alt text has these words, or has them no more."""
-    jupyter_lab.wait_for(
+    wait_for(
         lambda: (words.lower() in description(page, cell).lower()) != gone, f"the figure of {words}", 5.0
     )
 
@@ -184,9 +186,50 @@ def test_without_a_gpu_the_tape_stands_there_and_run_counts(page: jupyter_lab.No
         *("recorded", "published", "floor", "width from", "to", "x*w+b eager", "addcmul"),
         *("Run", "Run all", "Stop", "Save CSV"),
     ]
-    assert panel.locator("input, select, button, [tabindex]").count() == len(names)
+    assert panel.locator(":is(input, select, button, [tabindex]):visible").count() == len(names)
     page.output(0).get_by_role("radio").first.focus()
     for _ in range(7):
         page.press("Tab")
     assert page.output(0).get_by_label("to", exact=True).evaluate("each => each === document.activeElement")
     assert page.errors == []
+
+
+SHARED = """
+import os
+import queueing
+from labkit import device, noise, turns
+os.environ[turns.FOLDER] = {folder!r}
+device.uuid = lambda: "GPU-simulated"
+found = ["another process worked on the GPU"] * 2
+
+class Gauge:
+    look = staticmethod(lambda: None)
+    finding = staticmethod(lambda: found.pop() if found else "")
+
+noise.Gauge = Gauge
+"""
+
+
+def test_the_queue_is_in_the_line_and_noisy_points_are_measured_again(
+    page: jupyter_lab.NotebookPage, tmp_path: Path
+) -> None:
+    page.open([GPU + SHARED.format(folder=str(tmp_path)), measuring(0.0)], height=1300)
+    page.run_all()
+    again = page.output(1).get_by_role("button", name="Measure the noisy points again", exact=True)
+    page.output(1).get_by_role("button", name="Run", exact=True).wait_for()
+    assert not again.is_visible()
+    with queueing.other(tmp_path, "GPU-simulated"):
+        page.button("Run", 1).click()
+        says(page, 1, re.compile(r"1st in the queue for the GPU\. Process \d+ of "))
+        page.screenshot("panel-queue")
+    says(page, 1, "Done.")
+    again.wait_for()
+    page.output(1).get_by_text(
+        "another process worked on the GPU: labkit and eager at width 16, 32"
+    ).wait_for()
+    follows(page, 1, "Disturbed: another process")
+    page.screenshot("panel-noisy")
+    again.click()
+    follows(page, 1, "Disturbed", gone=True)
+    again.wait_for(state="hidden")
+    says(page, 1, "Done.")

@@ -1,0 +1,120 @@
+"""What else went on while something was timed: other processes on the GPU, clocks held down, a wide spread.
+
+The first two are asked of NVIDIA's management library (NVML, through nvidia-ml-py) before, during and after
+a timed region, never inside a sample. Where there is none, only the spread is left to go by.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from labkit import device
+
+REASONS = {
+    0x04: "power limit",
+    0x08: "hardware slowdown",
+    0x10: "clocks of another GPU",
+    0x20: "temperature",
+    0x40: "temperature",
+    0x80: "power supply",
+}
+"""NVML's reasons for lower clocks, but for those that are no disturbance: idle, or set so by somebody."""
+FOREIGN_BYTES = 2 * 2**30
+"""More memory than our tensors, a context or two and the driver take is held by others."""
+WIDE = {"graph": 0.10, "events": 0.30, "host": 0.30}
+"""p80 - p20 over the median, by clock: on a quiet H200 1 of 100 rows by the graph clock is above, none by
+events, and by the host clock 1 of 10, where Python itself was disturbed."""
+TICK_US = 0.5
+"""A narrower spread is that of the clock itself."""
+
+
+def spread(clock: str, median_us: float, spread_us: float) -> str:
+    """Says it when a timing's samples lie too far apart; empty for those that agree."""
+    limit = WIDE[clock]
+    return f"spread above {limit:.0%}" if spread_us > max(limit * median_us, TICK_US) else ""
+
+
+@cache
+def library() -> Any:
+    """NVML as a module, started; None without it."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no package, no library, no driver: all the same
+        return None
+    return pynvml
+
+
+class Gauge:
+    """Watches the GPU from when it is made; without NVML it sees nothing."""
+
+    def __init__(self) -> None:
+        self._reasons = 0
+        self._running: set[int] = set()
+        self._nvml = library() if device.uuid() else None
+        self._gpu = self._ask(lambda nvml: nvml.nvmlDeviceGetHandleByUUID(device.uuid()))
+        if self._gpu is None:  # a slice of a GPU has no such handle
+            self._nvml = None
+        self._began_us = time.time_ns() // 1000
+        self._see_processes()
+        self.look()
+
+    def _ask(self, question: Callable[[Any], Any]) -> Any:
+        """NVML's answer; None where this driver or this GPU has none."""
+        if self._nvml is None:
+            return None
+        try:
+            return question(self._nvml)
+        except self._nvml.NVMLError:
+            return None
+
+    def look(self) -> None:
+        """See whether the clocks are held down now."""
+        self._reasons |= (
+            self._ask(lambda nvml: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._gpu)) or 0
+        )
+
+    def finding(self) -> str:
+        """What disturbed everything that was timed since; empty when nothing did."""
+        self.look()
+        self._see_processes()
+        held = dict.fromkeys(name for bit, name in REASONS.items() if self._reasons & bit)
+        clocks = f"clocks held down by {' and '.join(held)}" if held else ""
+        return "; ".join(filter(None, [self._others(), clocks]))
+
+    def _see_processes(self) -> None:
+        found = self._ask(lambda nvml: nvml.nvmlDeviceGetComputeRunningProcesses(self._gpu))
+        self._running |= {process.pid for process in found or ()}
+
+    def _others(self) -> str:
+        """Other processes that worked; where the driver does not say who worked, those that are there.
+
+        In a container pids may be of another namespace, or missing: then one of those that worked was this
+        process, and where nothing is said of work either, memory tells of the others.
+        """
+        busy, visible = self._busy(), os.getpid() in self._running
+        if busy is not None and (visible or busy):
+            others = len(busy - {os.getpid()}) if visible else len(busy) - 1
+            return "another process worked on the GPU" if others > 0 else ""
+        if visible:
+            return "other processes on the GPU, at work or not" if len(self._running) > 1 else ""
+        memory = self._ask(lambda nvml: nvml.nvmlDeviceGetMemoryInfo(self._gpu).used) or 0
+        if memory - torch.cuda.memory_reserved() > FOREIGN_BYTES:
+            return "others hold memory of the GPU, at work or not"
+        return ""
+
+    def _busy(self) -> set[int] | None:
+        """Processes that worked since this gauge was made; None where the driver keeps no such record."""
+        if self._nvml is None:
+            return None
+        try:
+            seen = self._nvml.nvmlDeviceGetProcessUtilization(self._gpu, self._began_us)
+        except self._nvml.NVMLError as error:
+            # Nothing of late; the package makes an error of an empty success, too.
+            return set() if error.value in (0, self._nvml.NVML_ERROR_NOT_FOUND) else None
+        return {each.pid for each in seen if each.smUtil > 0}
