@@ -16,10 +16,10 @@ from labkit import lessons, places, record
 LESSONS = lessons.find()
 TAGS = {lessons.SETUP, lessons.KERNEL, "parameters", "exercise"}
 NOTEBOOK_METADATA = {"kernelspec", "language_info", "labkit"}
-CELL_METADATA = {"tags", "lines_to_next_cell", "jp-MarkdownHeadingCollapsed", "jupyter"}
+CELL_METADATA = {"tags", "lines_to_next_cell", "jp-MarkdownHeadingCollapsed", "jupyter", "slideshow"}
 """What a cell may carry; ``lines_to_next_cell`` is jupytext's, which keeps a percent script's blank lines,
-the others are JupyterLab's: a folded section, a hidden output."""
-SIZES = {"01": (55, 36), "06": (60, 36)} | dict.fromkeys(("02", "03", "04", "05"), (60, 60))
+the others are JupyterLab's: a folded section, a hidden output, a place among the slides."""
+SIZES = {"01": (55, 36), "06": (66, 48)} | dict.fromkeys(("02", "03", "04", "05"), (60, 60))
 """Most cells and KB of source, where they are not 40 and 30: the first lesson holds the primer as well, and
 the last one takes every rung apart."""
 LONGEST_CELL = 30

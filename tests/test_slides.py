@@ -1,0 +1,24 @@
+"""The decks: complete in their folder, every figure with its text."""
+
+import html
+
+from labkit import lessons, links, slides
+
+
+def test_a_deck_stands_in_its_folder_with_all_it_needs(tmp_path):
+    (page,) = slides.write([lessons.resolve("01")], tmp_path)
+    links.check([page])
+    assert {path.name for path in tmp_path.iterdir()} == {"01_launch_overhead.html", "reveal"}
+    assert "MIT" in (tmp_path / "reveal" / "dist" / "reveal.js").read_text()[:200]
+    assert (tmp_path / "reveal" / "LICENSE").read_bytes() == (slides.REVEAL / "LICENSE").read_bytes()
+    text = page.read_text()
+    assert html.escape(lessons.title(lessons.look(lessons.resolve("01"))) or "") in text
+    for absent in ("cdnjs", "unpkg", "tasks.check(", "import torch"):
+        assert absent not in text
+
+
+def test_the_bundled_reveal_is_covered_by_its_licence():
+    licence = (slides.REVEAL / "LICENSE").read_text()
+    assert "reveal.js contributors" in licence and "Permission is hereby granted, free of charge" in licence
+    for name in ("reveal.js", "reveal.css"):
+        assert "MIT licensed" in (slides.REVEAL / name).read_text()[:300]
