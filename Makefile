@@ -10,16 +10,16 @@ LAB = --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks $(if $(filter 0,$(
 KERNEL_TESTS = tests/browser $(wildcard tests/test_*panel*.py $(addprefix tests/test_,live.py prediction.py exercises.py))
 
 .DEFAULT_GOAL := help
-.PHONY: run test lab doctor record bench lint setup help clean
+.PHONY: run test lab doctor record bench slides site lint setup help clean
 
 run: ## start here: execute every lesson, or LESSONS=01; results in build/lessons; ARGS=--help for more
 	@$(BOOTSTRAP) run -m labkit run $(LESSONS) $(ARGS)
 
 test: ## all tests; pytest's options in PYTEST_ARGS
-	@$(BOOTSTRAP) test -m pytest -n 2 --dist loadfile $(if $(IPYKERNEL),$(KERNEL_TESTS)) $(PYTEST_ARGS)
+	@$(BOOTSTRAP) test -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(IPYKERNEL),$(KERNEL_TESTS)) $(PYTEST_ARGS)
 
 lab: ## open the lessons in JupyterLab, on localhost with a token
-	@$(BOOTSTRAP) lab -m jupyterlab $(LAB) $(ARGS)
+	@$(BOOTSTRAP) lab -m labkit.lab $(LAB) $(ARGS)
 
 doctor: ## what this machine is, and what to do
 	@$(BOOTSTRAP) doctor -m labkit doctor $(ARGS)
@@ -29,6 +29,12 @@ record: ## on a GPU, run lessons at full size and keep what was measured; ARGS=-
 
 bench: ## on a GPU, measure ours beside the other contenders; ARGS="affine --peers", ARGS=--help for more
 	@$(BOOTSTRAP) bench -m labkit bench $(ARGS)
+
+slides: ## the lessons as slides, from their saved outputs, or LESSONS=01; results in build/slides
+	@$(BOOTSTRAP) slides -m labkit slides $(LESSONS) $(ARGS)
+
+site: ## the course as pages to read, from the saved outputs, in build/site; ARGS=--execute runs it first
+	@$(BOOTSTRAP) site -m labkit site $(ARGS)
 
 lint: ## ruff and mypy, notebooks too
 	@$(BOOTSTRAP) lint -m ruff check .

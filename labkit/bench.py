@@ -4,13 +4,13 @@ Until a run is complete its rows are in the user's cache, a file for each suite.
 what the same code measured on the same machine, if the last row is no older than an hour.
 """
 
+import math
 import os
 import tempfile
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,8 @@ class Bench:
     with_peers: bool = False
     again: bool = False
     progress: Callable[[Progress], None] = lambda _: None
+    kept_s: float = sweeps.RESUME_WITHIN_S
+    """How old the last row of a stopped run may be for the run to go on."""
     measured: list[Row] = field(default_factory=list)
     kept: int = 0
     """How many of them an earlier run measured."""
@@ -82,7 +84,8 @@ class Bench:
         self._planned = {name: suites.parts(name, peers=self.with_peers) for name in self.names}
         every = [part for parts in self._planned.values() for part in parts]
         self._code = {(part.suite, one.name): sweeps.code(one) for part in every for one in part.contenders}
-        self._total = sum(len(part.rows()) for part in every)
+        self.total = sum(len(part.rows()) for part in every)
+        """How many rows there will be."""
         self._left = TimeLeft(sum(part.seconds() for part in every))
 
     def run(self) -> None:
@@ -92,7 +95,7 @@ class Bench:
         """
         if self.again:
             self.forget()
-        recent = _recent()
+        recent = _recent(self.kept_s)
         known = {name: self._known(name) if recent else {} for name in self.names}
         self.kept = sum(map(len, known.values()))
         self._left.start()
@@ -140,7 +143,7 @@ class Bench:
                 row_seconds(compiled[row.contender]), measured=known.get(_planned_key(row)) != row
             )
             self.measured.append(row)
-            self.progress(Progress(name, row, len(self.measured), self._total, self._left.seconds()))
+            self.progress(Progress(name, row, len(self.measured), self.total, self._left.seconds()))
             if row.median_us is None and device.is_lost():
                 raise LostError(f"{row.suite}: the GPU is lost after {row.contender}: {row.note}")
 
@@ -159,7 +162,8 @@ class Bench:
         for one in part.tuners():
             needed = (part.suite, one.name) in todo
             if needed:
-                with suppress(Exception):  # what fails here fails again when it is measured, and is a note
+                # What fails here fails again when it is measured, and is a note.
+                with clocks.gpu_turn(), suppress(Exception):
                     peers.tune([one], part.tuned)
             self._left.passed(TUNE_S * len(part.tuned), measured=needed)
 
@@ -179,13 +183,10 @@ def _planned_key(row: Row) -> tuple[Any, ...]:
     return replace(row, clock=sweeps.asked_clock(row)).key
 
 
-def _recent() -> bool:
-    """Whether the last row of any suite was measured within the last hour."""
-    dates = [row.date for path in folder().glob("*.jsonl") for row in sweeps.readable(path)]
-    if not dates:
-        return False
-    age = datetime.now(UTC) - datetime.fromisoformat(max(dates))
-    return age.total_seconds() < sweeps.RESUME_WITHIN_S
+def _recent(within_s: float) -> bool:
+    """Whether the last row of any suite is no older than this."""
+    ages = (row.age_s() for path in folder().glob("*.jsonl") for row in sweeps.readable(path))
+    return min(ages, default=math.inf) < within_s
 
 
 def gaps(measured: Iterable[Row]) -> list[str]:

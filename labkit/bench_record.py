@@ -4,6 +4,7 @@ one. Where there is no such file, looking for it loads no lesson."""
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from labkit import places, rows
 from labkit.record import State
@@ -18,13 +19,20 @@ def recorded_file() -> Path | None:
     return next(iter(sorted(places.RECORDED.glob(f"*/{FILE}"))), None)
 
 
-def keep(measured: Iterable[Row]) -> Path:
-    """Put a full run in the place of this device's last one; gives its file."""
+def keep(measured: Iterable[Row]) -> list[Path]:
+    """Put a full run in the place of the last one of each device that it has rows of; gives the files.
+
+    Of what was measured twice on one kind of device the first is kept.
+    """
     from labkit import machine
 
-    path = places.RECORDED / machine.identity().slug / FILE
-    rows.write(path, [replace(row, kind=rows.RECORDED) for row in measured])
-    return path
+    taped: dict[str, dict[tuple[Any, ...], Row]] = {}
+    for row in measured:
+        taped.setdefault(machine.slug(row.device), {}).setdefault(row.key, replace(row, kind=rows.RECORDED))
+    paths = [places.RECORDED / name / FILE for name in taped]
+    for path, of_device in zip(paths, taped.values(), strict=True):
+        rows.write(path, of_device.values())
+    return paths
 
 
 def states(tapes: Path) -> dict[Path, State]:

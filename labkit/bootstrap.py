@@ -15,6 +15,7 @@ names the interpreter that the virtual environment is made of.
 
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
 import importlib.metadata
@@ -58,6 +59,8 @@ NEEDS = {
     "run": RUN,
     "record": RUN,
     "bench": RUN,
+    "slides": RUN,
+    "site": RUN,
     "test": (*RUN, "pytest", "xdist", "pytest_timeout", "nbval", "psutil"),
     "lab": (*RUN, "jupyterlab", "ipywidgets"),
     "lint": ("ruff", "mypy"),
@@ -68,6 +71,9 @@ DISTRIBUTIONS = {  # where the name differs from the module's
     "xdist": "pytest-xdist",
     "pytest_timeout": "pytest-timeout",
 }
+
+
+NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def stop(sentence: str) -> NoReturn:
@@ -217,8 +223,8 @@ class Setup:
                 self.create()
             else:
                 self.stamp.unlink(missing_ok=True)
-            build = self.install(gpu)
-            stamp = dict(self.wanted(self.version()), torch=build)
+            wanted = self.wanted(self.version())  # not later: what is edited meanwhile is not installed
+            stamp = dict(wanted, torch=self.install(gpu))
             replace(self.stamp, json.dumps(stamp, indent=1))
             say(f"set up in {time.monotonic() - start:.0f} s: {self.venv}")
 
@@ -316,8 +322,12 @@ def locked(file: Path) -> Iterator[None]:
 def replace(file: Path, text: str) -> None:
     """Writes a file in one piece: nobody sees half of it."""
     draft = file.with_name(f"{file.name}.{os.getpid()}")
-    draft.write_text(text)
-    os.replace(str(draft), str(file))
+    try:
+        draft.write_text(text)
+        os.replace(str(draft), str(file))
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def step(what: str, command: list[str], log: Path, required: bool = True) -> bool:
@@ -352,7 +362,10 @@ def step(what: str, command: list[str], log: Path, required: bool = True) -> boo
         if status and required:
             output.seek(0)
             print("".join(output.readlines()[-15:]), file=sys.stderr)
-            stop(f"the set-up stopped at: {what}. The next command starts it again.")
+            stop(
+                f"the set-up stopped at: {what}. The next command starts it again. "
+                "Where packages cannot be had, ENV=current takes the present environment."
+            )
     return status == 0
 
 
@@ -403,8 +416,10 @@ def environment(root: Path, python: str, gpu: bool) -> dict[str, str]:
     kernel = jupyter / "kernels" / "python3"
     kernel.mkdir(parents=True, exist_ok=True)
     argv = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    spec = {"argv": argv, "display_name": "Python 3 (labkit)", "language": "python"}
-    replace(kernel / "kernel.json", json.dumps(spec, indent=1))
+    spec = json.dumps({"argv": argv, "display_name": "Python 3 (labkit)", "language": "python"}, indent=1)
+    file = kernel / "kernel.json"
+    if not file.exists() or file.read_text() != spec:
+        replace(file, spec)
     env["JUPYTER_PATH"] = os.pathsep.join(filter(None, [str(jupyter), env.get("JUPYTER_PATH")]))
     return env
 
@@ -452,3 +467,7 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         print("\nlabkit: stopped; the next command starts the set-up again.", file=sys.stderr)
         sys.exit(130)
+    except OSError as error:
+        if error.errno not in NOT_WRITTEN:
+            raise
+        stop(f"{error}. Make room, or take a copy of this clone in a folder that you may write to.")

@@ -1,14 +1,15 @@
-"""The command line: ``labkit run``, ``labkit doctor``, ``labkit record``, ``labkit bench``.
+"""The command line: ``labkit run``, ``doctor``, ``record``, ``bench``, ``slides`` and ``site``.
 
 Commands import what they need themselves: help appears at once, and doctor works where Jupyter, torch or
 triton do not.
 """
 
+import errno
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,9 @@ from rich.table import Table
 from labkit import __version__, places
 
 if TYPE_CHECKING:  # commands import what they need themselves
+    from labkit import runner
     from labkit.bench import Bench
+    from labkit.many import Crew
     from labkit.rows import Row
 
 
@@ -39,8 +42,12 @@ def mistakes() -> Iterator[None]:
         raise Mistake(str(error)) from error
 
 
+NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+"""A full disk, a folder that is closed to this user."""
+
+
 class Group(click.Group):
-    """Commands that end with 130 when they are interrupted."""
+    """Commands that end with 130 when interrupted, and with a sentence where nothing can be written."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command."""
@@ -49,12 +56,54 @@ class Group(click.Group):
         except KeyboardInterrupt:
             click.echo("\nstopped", err=True)
             ctx.exit(130)
+        except OSError as error:
+            if error.errno not in NOT_WRITTEN:
+                raise
+            raise click.ClickException(
+                f"{error}. What was finished is kept; make room, or the folder writable, and run it again."
+            ) from error
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="labkit")
 def cli() -> None:
     """A hands-on course in GPU performance."""
+
+
+def with_workers(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options that name many GPUs or a cluster."""
+    for option in (
+        click.option(
+            "--retries", metavar="N", type=click.IntRange(min=0),
+            help="With --executor: how often a failed job is submitted again.  [default: 1]",
+        ),
+        click.option(
+            "--slurm", metavar="KEY=VALUE", multiple=True,
+            help="What a job needs, as partition=gpu; a key given twice is two kinds of device. "
+            "See docs/CLUSTER.md.",
+        ),
+        click.option(
+            "--executor", type=click.Choice(["slurm", "local"]),
+            help="Submit a job for each; local does them here, one after the other.",
+        ),
+        click.option(
+            "--gpus", "numbers", metavar="all|0,2", help="A worker on each of these GPUs of this machine."
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def _crew(
+    numbers: str | None, executor: str | None, slurm: tuple[str, ...], retries: int | None
+) -> "Crew | None":
+    """Who does the work, if not this process."""
+    if numbers is None and not (executor or slurm) and retries is None:
+        return None
+    from labkit import many
+
+    with mistakes():
+        return many.crew(numbers, executor, slurm, retries)
 
 
 @cli.command("run")
@@ -66,9 +115,20 @@ def cli() -> None:
     "limit_s", "--timeout", metavar="SECONDS", type=click.FloatRange(min=0, min_open=True), default=600.0,
     show_default=True, help="Longest time for one cell.",
 )  # fmt: skip
-def run_command(names: tuple[str, ...], assignments: tuple[str, ...], limit_s: float) -> None:
+@click.option("--again", is_flag=True, help="With workers: also what an unfinished run has finished.")
+@with_workers
+def run_command(
+    names: tuple[str, ...],
+    assignments: tuple[str, ...],
+    limit_s: float,
+    again: bool,
+    numbers: str | None,
+    executor: str | None,
+    slurm: tuple[str, ...],
+    retries: int | None,
+) -> None:
     """Execute lessons (all of them, if none is named) and count what held."""
-    from labkit import lessons, reports, runner
+    from labkit import lessons, reports
 
     with mistakes():
         paths = _chosen(names)
@@ -76,19 +136,77 @@ def run_command(names: tuple[str, ...], assignments: tuple[str, ...], limit_s: f
         for path in paths:
             lessons.check_parameters(path, given)
     console = Console()
-    folder = places.BUILD / "lessons"
-    results = []
-    for path in paths:
-        with reports.report(console) as report:
-            result = runner.execute(path, folder / path.name, given, report, cell_limit_s=limit_s)
-        if result.failure:
-            reports.failure(console, result.lesson, result.failure)
-        results.append(result)
+    if crew := _crew(numbers, executor, slurm, retries):
+        from labkit import many
+
+        with mistakes():
+            sys.exit(not many.run(console, crew, paths, given, limit_s, again))
+    results = _execute(console, paths, given, limit_s)
     console.print(reports.results(results))
-    reports.say(console, f"Executed notebooks and pages: {os.path.relpath(folder)}/")
+    reports.say(console, f"Executed notebooks and pages: {os.path.relpath(places.BUILD / 'lessons')}/")
     for result in results:
         reports.say(console, f"  {os.path.relpath(result.html_path)}")
     sys.exit(not all(result.passed for result in results))
+
+
+def _execute(
+    console: Console, paths: list[Path], given: dict[str, str], limit_s: float
+) -> "list[runner.Result]":
+    """Execute lessons one after the other into build/lessons, saying at once what failed."""
+    from labkit import reports, runner
+
+    results = []
+    with _alone("run"):
+        for path in paths:
+            with reports.report(console) as report:
+                result = runner.execute(
+                    path, places.BUILD / "lessons" / path.name, given, report, cell_limit_s=limit_s
+                )
+            if result.failure:
+                reports.failure(console, result.lesson, result.failure)
+            results.append(result)
+    return results
+
+
+@contextmanager
+def _alone(kind: str, folder: Path | None = None) -> Iterator[None]:
+    """Two runs would write the same files: the second one ends with a sentence."""
+    from labkit import fleet
+
+    with ExitStack() as stack:
+        with mistakes():
+            stack.enter_context(fleet.alone(kind, folder))
+        yield
+
+
+@cli.command("slides")
+@click.argument("names", metavar="[LESSON]...", nargs=-1)
+def slides_command(names: tuple[str, ...]) -> None:
+    """Make slides of lessons (all of them, if none is named), from the outputs that are saved."""
+    from labkit import reports, slides
+
+    with mistakes():
+        written = slides.write(_chosen(names), places.BUILD / "slides")
+    for path in written:
+        reports.say(Console(), os.path.relpath(path))
+
+
+@cli.command("site")
+@click.option("--execute", is_flag=True, help="Execute the lessons first, in place of their saved outputs.")
+def site_command(execute: bool) -> None:
+    """Make the course a folder of pages to read, from the outputs that are saved."""
+    from labkit import reports, runner, website
+
+    console = Console()
+    paths = _chosen(())
+    if execute:
+        results = _execute(console, paths, {}, runner.CELL_LIMIT_S)
+        if not all(result.passed for result in results):
+            raise click.ClickException("the pages are not made: a lesson failed")
+        paths = [result.notebook_path for result in results]
+    with mistakes():
+        index, *_ = website.write(paths, places.BUILD / "site")
+    reports.say(console, os.path.relpath(index))
 
 
 @cli.command("doctor")
@@ -122,21 +240,44 @@ def doctor_command(measure: bool) -> None:
 @click.option("--again", is_flag=True, help="Record also what is recorded, from the beginning.")
 @click.option("--strip-stale", is_flag=True, help="Remove outputs and tapes of code that has changed.")
 @click.option("--check", is_flag=True, help="List what is recorded; fail if anything is stale.")
-def record_command(names: tuple[str, ...], again: bool, strip_stale: bool, check: bool) -> None:
+@with_workers
+def record_command(
+    names: tuple[str, ...],
+    again: bool,
+    strip_stale: bool,
+    check: bool,
+    numbers: str | None,
+    executor: str | None,
+    slurm: tuple[str, ...],
+    retries: int | None,
+) -> None:
     """Run lessons at full size on a GPU and keep their outputs and measurements."""
     console = Console()
     if strip_stale or check:
         if names or again:
             raise Mistake("--strip-stale and --check look at all lessons: name none, and leave --again out")
+        if numbers is not None or executor or slurm or retries is not None:
+            raise Mistake("--strip-stale and --check run nothing: leave --gpus and --executor out")
         _tidy(console, strip_stale, check)
         return
     with mistakes():
         paths = _chosen(names)
-    from labkit import device
+    if crew := _crew(numbers, executor, slurm, retries):
+        from labkit import many
+
+        with mistakes():
+            sys.exit(not many.record(console, crew, paths, again))
+    from labkit import device, reports
 
     if not device.has_gpu():
         raise Mistake("recording needs a GPU, and this session has none: see `labkit doctor`")
-    sys.exit(not _record_all(console, paths, again))
+    with _alone("record"):
+        try:
+            complete = _record_all(console, paths, again)
+        except (KeyboardInterrupt, SystemExit, OSError):
+            reports.say(console, "What was measured is kept: the same command, without --again, goes on.")
+            raise
+    sys.exit(not complete)
 
 
 def _tidy(console: Console, strip_stale: bool, check: bool) -> None:
@@ -214,6 +355,7 @@ def _record_all(console: Console, paths: list[Path], again: bool) -> bool:
     "compared", "--compare", metavar="A B", nargs=2, type=click.Path(path_type=Path),
     help="Measure nothing: say which rows moved beyond their spread from file A to file B.",
 )  # fmt: skip
+@with_workers
 def bench_command(
     wanted: tuple[str, ...],
     json_path: Path | None,
@@ -223,11 +365,16 @@ def bench_command(
     figure: bool,
     record: bool,
     compared: tuple[Path, Path] | None,
+    numbers: str | None,
+    executor: str | None,
+    slurm: tuple[str, ...],
+    retries: int | None,
 ) -> None:
     """Measure suites (all of them, if none is named): ours beside the other contenders."""
     console = Console()
     if compared:
-        if wanted or json_path or csv_path or peers or again or figure or record:
+        workers = numbers is not None or executor or slurm or retries is not None
+        if wanted or json_path or csv_path or peers or again or figure or record or workers:
             raise Mistake("--compare measures nothing: give it two files, and no suite or other option")
         _compare(console, *compared)
         return
@@ -245,6 +392,9 @@ def bench_command(
     if record:
         with mistakes():
             bench_table.check()
+    if crew := _crew(numbers, executor, slurm, retries):
+        options = {"peers": peers, "record": record, "figure": figure, "again": again}
+        sys.exit(not _bench_with(console, crew, chosen, json_path, csv_path, options))
     if not device.has_gpu():
         if figure and not (wanted or outputs or peers or again or record):
             _draw_recorded(console)
@@ -255,12 +405,13 @@ def bench_command(
     with mistakes():
         run = bench.Bench(chosen, peers, again)
     try:
-        _measure(console, run, json_path, csv_path, roofs=figure or record)
-        if record:
-            _keep(console, run.measured)
-        if figure:
-            _draw(console, run.measured)
-        run.forget()
+        with _alone("bench", places.cache() / "locks"):
+            _measure(console, run, json_path, csv_path, roofs=figure or record)
+            if record:
+                _keep(console, run.measured)
+            if figure:
+                _draw(console, run.measured)
+            run.forget()
     except OSError as error:
         kept = (
             _kept(run)
@@ -274,14 +425,8 @@ def _measure(
     console: Console, run: "Bench", json_path: Path | None, csv_path: Path | None, *, roofs: bool
 ) -> None:
     """Measure, write what was asked for, say who has no time; rows of a stopped run are written too."""
-    from labkit import bench, bench_report, reports, rows
+    from labkit import bench, bench_report, reports
     from labkit import peers as packages
-
-    def write() -> None:
-        if json_path and run.measured:  # a run that was stopped before its first row takes no file's place
-            rows.write(json_path, run.measured)
-        if csv_path and run.measured:
-            bench.write_csv(csv_path, run.measured)
 
     for sentence in packages.unexpected() if run.with_peers else []:
         reports.say(console, sentence)
@@ -293,18 +438,55 @@ def _measure(
         with bench_report.report(console) as run.progress:
             run.run()
     except BaseException as error:
-        write()
+        _write(run.measured, json_path, csv_path)
         if run.measured and not isinstance(error, OSError):  # that ends with a sentence of its own
             reports.say(console, f"{_kept(run)}.")
         if isinstance(error, bench.LostError | bench.EditedError):
             raise click.ClickException(str(error)) from error
         raise
-    write()
+    _write(run.measured, json_path, csv_path)
     if run.kept:
         reports.say(console, f"{run.kept} rows were measured before the last run was stopped.")
     console.print(bench_report.results(run.measured))
     for gap in bench.gaps(run.measured):
         reports.say(console, f"no time: {gap}")
+
+
+def _bench_with(
+    console: Console,
+    crew: "Crew",
+    chosen: list[str],
+    json_path: Path | None,
+    csv_path: Path | None,
+    options: dict[str, bool],
+) -> bool:
+    """Measure suites with workers; whether all of them were, and what was asked for is written."""
+    from labkit import many
+
+    def complete(measured: "list[Row]") -> None:
+        if options["record"]:
+            _keep_full(console, measured)
+        if options["figure"]:
+            _draw(console, measured)
+
+    def write(measured: "list[Row]") -> None:
+        _write(measured, json_path, csv_path)
+
+    with mistakes():
+        try:
+            return many.bench(console, crew, chosen, **options, write=write, complete=complete)
+        except OSError as error:
+            raise Mistake(f"{error}; rows are kept: the same command without --again goes on") from error
+
+
+def _write(measured: "list[Row]", json_path: Path | None, csv_path: Path | None) -> None:
+    """Write rows to the files asked for; a run that was stopped before its first row replaces no file."""
+    from labkit import bench, rows
+
+    if json_path and measured:
+        rows.write(json_path, measured)
+    if csv_path and measured:
+        bench.write_csv(csv_path, measured)
 
 
 def _kept(run: "Bench") -> str:
@@ -313,10 +495,17 @@ def _kept(run: "Bench") -> str:
 
 
 def _keep(console: Console, measured: "list[Row]") -> None:
-    from labkit import bench_record, bench_table, machine, places, record, reports
+    from labkit import machine, record
 
     record.record_roofs(machine.cache_path(), machine.identity(), places.RECORDED)
-    reports.say(console, f"Recorded: {os.path.relpath(bench_record.keep(measured))}")
+    _keep_full(console, measured)
+
+
+def _keep_full(console: Console, measured: "list[Row]") -> None:
+    from labkit import bench_record, bench_table, reports
+
+    for path in bench_record.keep(measured):
+        reports.say(console, f"Recorded: {os.path.relpath(path)}")
     with mistakes():
         bench_table.write()
 
@@ -324,6 +513,8 @@ def _keep(console: Console, measured: "list[Row]") -> None:
 def _draw(console: Console, measured: "list[Row]") -> None:
     from labkit import bench_figure, bench_table, reports
 
+    if len({row.device for row in measured}) > 1:
+        raise Mistake("a page shows one device, and the rows are of several")
     roofs = bench_table.roofs_of(measured)
     if roofs is None:
         raise Mistake("there are no roofs of the device that the rows are from, so no floor to draw")

@@ -60,7 +60,5 @@ def _noted(row: Row) -> Row:
     """On the tape, while one is recorded."""
     tape = os.environ.get(TAPE)
     if tape:
-        path = Path(tape)
-        rows.write(path, (kept for kept in rows.read(path) if kept.key != row.key))
-        rows.append(path, row)
+        rows.put(Path(tape), row)
     return row

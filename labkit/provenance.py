@@ -10,6 +10,7 @@ from labkit.drawing import SMALL_SIZE, shorten
 from labkit.rows import COLUMNS, KINDS, PUBLISHED
 
 TIMES = "\N{MULTIPLICATION SIGN}"
+RING = "\N{LARGE CIRCLE}"
 NOTHING = "nothing measured yet"
 
 
@@ -72,6 +73,7 @@ def prepared(table: pd.DataFrame, needed: Iterable[str], numbers: Iterable[str])
         "series",
         "kind",
         "note",
+        "noise",
         "source",
         "device",
         "date",
@@ -147,12 +149,20 @@ def conditions(table: pd.DataFrame, varying: Iterable[str | None]) -> str:
 
 def gap_notes(gaps: pd.DataFrame, x: str, split: Sequence[str] = ()) -> list[str]:
     """One note for each reason: what has no value, where (on ``x``, and in which panels) and why."""
+    return _notes(gaps, gaps["note"].where(gaps["note"] != "", "no value"), x, split)
+
+
+def noise_notes(noisy: pd.DataFrame, x: str, split: Sequence[str] = ()) -> list[str]:
+    """One note for each disturbance: what disturbed which points."""
+    return _notes(noisy, noisy["noise"], x, split)
+
+
+def _notes(rows: pd.DataFrame, reasons: "pd.Series[str]", x: str, split: Sequence[str]) -> list[str]:
     notes = []
-    reasons = gaps["note"].where(gaps["note"] != "", "no value")
-    for reason, group in gaps.groupby(reasons, sort=False):
+    for reason, group in rows.groupby(reasons, sort=False):
         who: dict[str, list[str]] = {}
-        for series, rows in group.groupby("series", sort=False):
-            who.setdefault(_places(rows, x, split), []).append(str(series))
+        for series, part in group.groupby("series", sort=False):
+            who.setdefault(_places(part, x, split), []).append(str(series))
         what = "; ".join(f"{' and '.join(names)} at {places}" for places, names in who.items())
         notes.append(f"{shorten(' '.join(str(reason).split()), 330, SMALL_SIZE)}: {what}")
     return notes
@@ -173,6 +183,11 @@ def _places(rows: pd.DataFrame, x: str, split: Sequence[str]) -> str:
 def missing(notes: Sequence[str]) -> str:
     """Notes on gaps as a sentence of alt text, empty without gaps."""
     return f" Missing: {'. '.join(notes)}." if notes else ""
+
+
+def disturbed(notes: Sequence[str]) -> str:
+    """Notes on noise as a sentence of alt text, empty where all is quiet."""
+    return f" Disturbed: {'. '.join(notes)}." if notes else ""
 
 
 def sentence(text: str) -> str:

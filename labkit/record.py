@@ -99,6 +99,11 @@ def state(path: Path) -> State:
     return State(path.stem, "recorded", str(stamp))
 
 
+def still(outputs: "Sequence[NotebookNode]") -> "list[NotebookNode]":
+    """Outputs for a page without a kernel: a widget's view would be an error message, its picture stays."""
+    return [output for output in outputs if WIDGET_VIEW not in output.get("data", {})]
+
+
 def silent_marks(notebook: Mapping[str, Any]) -> list[int]:
     """Numbers of the cells whose outputs are to be compared, but that have none to compare with."""
     cells = lessons.code_cells(notebook)
@@ -163,8 +168,11 @@ def record(
     tapes: Path = places.RECORDED,
     work: Path = places.BUILD / "record",
     limit_s: float = LIMIT_S,
+    target: Path | None = None,
 ) -> "runner.Result | None":
     """Execute a lesson at full size; when it passes, put its outputs and its tapes into the tree.
+
+    The outputs go into the notebook itself, or into the copy of it that ``target`` names.
 
     None when the present code is recorded on this device already, unless ``again``. A run that was cut
     short leaves its rows under ``work``, and the next one goes on from them. A failure leaves notebook and
@@ -192,7 +200,7 @@ def record(
         path, folder / path.name, progress=progress, limit_s=limit_s, environment=environment
     )
     if result.passed:
-        _publish(path, result.notebook_path, tape, stamp, tapes / identity.slug)
+        _publish(path, result.notebook_path, tape, stamp, tapes / identity.slug, target or path)
         tape.unlink(missing_ok=True)
         profile_tapes.beside(tape).unlink(missing_ok=True)
     return result
@@ -213,15 +221,14 @@ def _prepare(tape: Path, stamp: Stamp, again: bool) -> None:
         rows.write(tape, [r for r in found if (r.device, r.driver, r.torch, r.triton) == machine])
 
 
-def _publish(path: Path, executed: Path, tape: Path, stamp: Stamp, folder: Path) -> None:
+def _publish(path: Path, executed: Path, tape: Path, stamp: Stamp, folder: Path, target: Path) -> None:
     notebook = lessons.read(path)
     if lessons.code_hash(path) != stamp.hash:
         raise ValueError(f"{path.stem} was edited while it was recorded: record it again")
     pairs = zip(lessons.code_cells(notebook), lessons.code_cells(lessons.read(executed)), strict=True)
     for (_, cell), (_, ran) in pairs:
         cell.execution_count = ran.execution_count
-        # the state of widgets is not kept, and a view of nothing is an error message on the page
-        cell.outputs = [output for output in ran.outputs if WIDGET_VIEW not in output.get("data", {})]
+        cell.outputs = still(ran.outputs)
     silent = silent_marks(notebook)
     if silent:
         raise ValueError(f"{path.stem}: marked {MARK!r}, but shows nothing: cell {silent[0]}")
@@ -239,7 +246,7 @@ def _publish(path: Path, executed: Path, tape: Path, stamp: Stamp, folder: Path)
         profile_tapes.write(profile_tapes.beside(kept), profiled)
     else:
         profile_tapes.beside(kept).unlink(missing_ok=True)
-    _write(path, notebook)
+    _write(target, notebook)
 
 
 def record_roofs(measured: Path, identity: "Identity", tapes: Path = places.RECORDED) -> None:

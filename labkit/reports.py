@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Protocol
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -39,7 +40,7 @@ class LiveReport:
 
     def __init__(self, console: Console) -> None:
         self._bar = Progress(
-            TextColumn("{task.fields[lesson]}"),
+            TextColumn("{task.fields[lesson]}", markup=False),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -112,7 +113,7 @@ def say(console: Console, text: str) -> None:
 def failure(console: Console, lesson: str, failed: runner.Failure) -> None:
     """Print which cell failed, its source, and how."""
     where = f"cell {failed.cell}" if failed.cell else "the given parameters"
-    console.print(f"[bold red]{lesson} failed in {where}:[/]", highlight=False, soft_wrap=True)
+    console.print(f"[bold red]{escape(lesson)} failed in {where}:[/]", highlight=False, soft_wrap=True)
     for line in failed.source.splitlines():
         say(console, f"    {line}")
     say(console, failed.traceback)
@@ -123,12 +124,12 @@ def failure(console: Console, lesson: str, failed: runner.Failure) -> None:
 def results(found: Iterable[runner.Result]) -> Table:
     """One line for each lesson: whether it passed, how long it took, what held."""
     table = Table()
-    for name in ("lesson", "result"):
-        table.add_column(name)
+    table.add_column("lesson", overflow="fold")
+    table.add_column("result")
     for name in ("seconds", "checks\npassed", "claims\nheld", "claims\nnot held", "claims that\nneed a GPU"):
         table.add_column(name, justify="right")
     for result in found:
         outcome = "[green]passed[/]" if result.passed else "[bold red]failed[/]"
         counts = (result.checks_passed, result.claims_held, result.claims_not_held, result.claims_need_gpu)
-        table.add_row(result.lesson, outcome, f"{result.seconds:.1f}", *map(str, counts))
+        table.add_row(escape(result.lesson), outcome, f"{result.seconds:.1f}", *map(str, counts))
     return table

@@ -5,11 +5,14 @@ errors for cells that hang or kill their kernel, a kernel that never outlives th
 checks, and an HTML page.
 """
 
+import json
 import logging
 import math
 import os
 import re
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +30,19 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import Engine, NotebookExecutionManager, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
-from labkit import claims, lessons, places
+from labkit import claims, lessons, places, queue_line
 
 CHECK_MIME = "application/vnd.labkit.check+json"
 CELL_LIMIT_S = 600.0
 TEXT_LIMIT = 200_000
 """Characters of text that one cell may leave in the executed notebook."""
 CUT = "\n[labkit: the rest of this cell's text was left out]\n"
+DATA_LIMIT = 5_000_000
+"""Characters of figures, pages and other data, encoded, that one cell may leave there."""
+MOST_OUTPUTS = 1000
+"""So many displays count as that much, however small they are."""
+DATA_CUT = "[labkit: the rest of what this cell shows was left out]"
+DATA_KINDS = ("display_data", "execute_result", "update_display_data")
 TRACEBACK_LINES = 12
 INJECTED = "injected-parameters"
 ENGINE = "labkit"
@@ -101,22 +110,25 @@ def execute(
     watch = _Watch(path.stem, len(list(lessons.code_cells(notebook))), progress, cell_limit_s, limit_s)
     failure = None
     logging.getLogger("papermill").setLevel(logging.CRITICAL)  # it repeats errors that the result has
-    try:
-        papermill.execute_notebook(
-            notebook,
-            str(output).replace("{", "{{").replace("}", "}}"),  # papermill formats paths
-            parameters=values,
-            engine_name=ENGINE,
-            kernel_name="python3",
-            language="python",
-            progress_bar=False,
-            request_save_on_cell_execute=False,  # once, at the end, is enough and quicker
-            watch=watch,
-            environment={**kernel_environment(), **(environment or {})},
-            folder=path.parent.resolve(),
-        )
-    except PapermillExecutionError as error:
-        failure = _failure(lessons.read(output), error)
+    with tempfile.TemporaryDirectory() as folder:
+        watch.queue = Path(folder, "queue")
+        given = {**kernel_environment(), queue_line.FILE: str(watch.queue), **(environment or {})}
+        try:
+            papermill.execute_notebook(
+                notebook,
+                str(output).replace("{", "{{").replace("}", "}}"),  # papermill formats paths
+                parameters=values,
+                engine_name=ENGINE,
+                kernel_name="python3",
+                language="python",
+                progress_bar=False,
+                request_save_on_cell_execute=False,  # once, at the end, is enough and quicker
+                watch=watch,
+                environment=given,
+                folder=path.parent.resolve(),
+            )
+        except PapermillExecutionError as error:
+            failure = _failure(lessons.read(output), error)
     seconds = time.perf_counter() - watch.began
     executed = lessons.read(output)
     page = output.with_suffix(".html")
@@ -196,6 +208,8 @@ class _Watch:
         self.began = time.perf_counter()
         self.number = 0
         self.cell: NotebookNode | None = None
+        self.queue: Path | None = None
+        """The file in which the kernel says how long the queue for the GPU is, while it waits there."""
 
     def cell_starts(self, cell: NotebookNode, cell_index: int) -> None:
         self.cell = cell
@@ -214,9 +228,17 @@ class _Watch:
         """What ended a cell that could not report it itself."""
         if not isinstance(error, CellTimeoutError):
             return f"{error}: the process of the lesson ended in the middle of this cell"
+        waited = f"; it was {line}" if (line := self.queue_line()) else ""
         if time.perf_counter() - self.began >= self.limit_s:
-            return f"stopped in this cell: the lesson's limit is {self.limit_s:g} s"
-        return f"stopped: the limit for one cell is {self.cell_limit_s:g} s"
+            return f"stopped in this cell: the lesson's limit is {self.limit_s:g} s{waited}"
+        return f"stopped: the limit for one cell is {self.cell_limit_s:g} s{waited}"
+
+    def queue_line(self) -> str:
+        """How long the queue for the GPU is, where the kernel waits in it; else empty."""
+        try:
+            return self.queue.read_text(encoding="utf-8") if self.queue else ""
+        except FileNotFoundError:  # it never waited
+            return ""
 
 
 class _ThisInterpreter(KernelSpecManager):
@@ -230,7 +252,42 @@ class _ThisInterpreter(KernelSpecManager):
 
 
 class _Client(PapermillNotebookClient):
-    """papermill's client with a limit on the text that a cell leaves behind."""
+    """papermill's client with limits on what a cell leaves behind."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._used: Counter[tuple[int, bool]] = Counter()
+        """Characters of each cell, apart those of data and those of text in an Output widget."""
+
+    def process_message(
+        self, msg: dict[str, Any], cell: NotebookNode, cell_index: int
+    ) -> NotebookNode | None:
+        return super().process_message(msg, cell, cell_index) if self._fits(msg, cell_index) else None
+
+    def clear_output(self, outs: list[NotebookNode], msg: dict[str, Any], cell_index: int) -> None:
+        super().clear_output(outs, msg, cell_index)
+        self._used.clear()
+
+    def _fits(self, msg: dict[str, Any], cell_index: int) -> bool:
+        """Whether a message counts. The first one beyond a limit becomes a sentence; no later one counts."""
+        kind, content = msg["msg_type"], msg["content"]
+        into_widget = bool(self.output_hook_stack[msg["parent_header"].get("msg_id")])
+        is_data = kind in DATA_KINDS
+        if is_data:
+            size = _data_size(content["data"], also_text=into_widget)
+        elif kind == "stream" and into_widget:
+            size = len(content["text"])
+        else:
+            return True
+        limit = DATA_LIMIT if is_data else TEXT_LIMIT
+        before = 0 if kind == "update_display_data" else self._used[cell_index, is_data]
+        if kind != "update_display_data":  # that takes the place of what is there
+            self._used[cell_index, is_data] += size
+        if before + size > limit and is_data:
+            content |= {"data": {"text/plain": DATA_CUT}, "metadata": {}}
+        elif before + size > limit:
+            content["text"] = content["text"][: max(0, limit - before)] + CUT
+        return before <= limit
 
     def output(
         self, outs: list[NotebookNode], msg: dict[str, Any], display_id: str | None, cell_index: int
@@ -255,6 +312,13 @@ def _join_streams(outputs: list[NotebookNode]) -> None:
             before.text += last.text
             outputs.pop()
             return
+
+
+def _data_size(data: Mapping[str, Any], *, also_text: bool) -> int:
+    """Characters of a message's data; many small ones are a flood, too."""
+    shown = (value for mime, value in data.items() if also_text or mime != "text/plain")
+    sizes = [len(value) if isinstance(value, str) else len(json.dumps(value)) for value in shown]
+    return max(sum(sizes), DATA_LIMIT // MOST_OUTPUTS) if sizes else 0
 
 
 def _text_length(output: NotebookNode) -> int:

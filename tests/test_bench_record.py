@@ -52,6 +52,15 @@ def of(contender="labkit", suite="bench/affine", **columns):
 FULL = [of(), of("Peer", peer="a-peer", peer_version="1.2"), of(suite="bench/linear")]
 
 
+def test_of_what_was_measured_twice_on_one_kind_of_device_the_first_is_kept():
+    again = [replace(row, median_us=99.0) for row in FULL]
+    other = [replace(row, device="Toy") for row in FULL]
+    paths = bench_record.keep([*FULL, *again, *other])
+    assert len(paths) == 2
+    for path in paths:
+        assert [row.median_us for row in rows.read(path)] == [row.median_us for row in FULL]
+
+
 def keep(measured, device="nvidia-h200"):
     path = places.RECORDED / device / bench_record.FILE
     rows.write(path, measured)

@@ -101,6 +101,20 @@ def test_a_failed_change_leaves_no_stamp(setup):
     assert steps(setup) == ["install"]
 
 
+def test_what_is_edited_during_a_set_up_is_set_up_afterwards(setup, monkeypatch):
+    install = setup.install
+
+    def edited(gpu):
+        (setup.root / "constraints.txt").write_text("torch==2.13.0  # newer\n")
+        return install(gpu)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(setup, "install", edited)
+        steps(setup)
+    assert steps(setup) == ["install"]
+    assert steps(setup) == []
+
+
 def test_an_environment_of_the_users_own_is_kept(setup):
     setup.create()
     setup.stamp.unlink()

@@ -1,3 +1,4 @@
+import errno
 import os
 import re
 import signal
@@ -12,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from labkit import __version__, cli, device, doctor, lessons, places
+from labkit import __version__, cli, device, doctor, exercises, lessons, places
 
 GOOD = "from labkit.claims import claim\nclaim('{value} bytes', 3, True)"
 BAD = "x = 1\nraise KeyError('lost [bold]')"
@@ -48,7 +49,7 @@ def labkit(*arguments):
 
 def test_version_and_help():
     assert __version__ in labkit("--version").output
-    assert all(name in labkit("-h").output for name in ["run", "doctor", "record", "bench"])
+    assert all(name in labkit("-h").output for name in ["run", "doctor", "record", "bench", "slides", "site"])
 
 
 def test_run_goes_on_after_a_failing_lesson_and_fails(course):
@@ -76,6 +77,31 @@ def test_run_takes_names_and_parameters(course):
     assert lessons.read(places.BUILD / "lessons" / "02_good.ipynb").cells[-1].outputs[0].text == "42\n"
 
 
+def test_the_site_is_made_of_saved_outputs_or_of_executed_lessons(course, monkeypatch):
+    monkeypatch.setattr(exercises, "solution_cells", lambda lesson: {})
+    course("01_good", GOOD)
+    page = places.BUILD / "site" / "01_good.html"
+    assert labkit("site").exit_code == 0 and "3 bytes" not in page.read_text()
+    assert "build/site/index.html" in labkit("site", "--execute").output and "3 bytes" in page.read_text()
+    course("02_bad", BAD)
+    result = labkit("site", "--execute")
+    assert result.exit_code == 1 and "the pages are not made: a lesson failed" in result.output
+
+
+@pytest.mark.parametrize("kind", ["run", "slides", "site"])
+def test_where_nothing_can_be_written_a_sentence_says_what_to_do(course, monkeypatch, kind):
+    course("01_good", GOOD)
+
+    def full(path, text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(places, "write_text", full)
+    monkeypatch.setattr(exercises, "solution_cells", lambda lesson: {})
+    result = labkit(kind)
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
+    assert "No space left on device" in result.output and "make room, or the folder writable" in result.output
+
+
 def test_run_without_lessons_says_so():
     result = labkit("run")
     assert result.exit_code == 1 and "There are no lessons in notebooks/" in result.output
@@ -89,6 +115,7 @@ def test_run_without_lessons_says_so():
         (["run", "-p", "depth=1"], "no parameter 'depth'; it declares: width (int)"),
         (["run", "-p", 'Z=1;print("x");N=5'], "no parameter 'Z'"),
         (["run", "-p", "width=wide"], "is not a whole number"),
+        (["slides", "07"], "no lesson is called '07'; there are: 01_a"),
         (["record", "07"], "no lesson is called"),
         (["record", "01", "--check"], "name none"),
         (["record", "--strip-stale", "--again"], "leave --again out"),

@@ -82,7 +82,7 @@ def check_make(arguments: list[str]) -> None:
             raise ValueError(f"{name}={value}: no such choice")
         if not re.search(rf"^#   {name}=|\$\({name}\)", MAKEFILE, flags=re.MULTILINE):
             raise ValueError(f"{name}=: the Makefile has no such variable")
-    if targets in (["run"], ["record"], ["doctor"], ["bench"]):
+    if targets in (["run"], ["record"], ["doctor"], ["bench"], ["slides"], ["site"]):
         check_labkit([*targets, *shlex.split(f"{given.get('LESSONS', '')} {given.get('ARGS', '')}")])
     for path in re.findall(r"tests/\S+", given.get("PYTEST_ARGS", "")):
         if not (ROOT / path).exists():

@@ -35,6 +35,6 @@ def test_a_terminal_gets_a_live_line_that_goes_away():
 
 def test_a_failure_shows_cell_source_and_error():
     log = console()
-    reports.failure(log, "01_a", Failure(0, "N = [1]", "ValueError: why [b]", "line 3"))
+    reports.failure(log, "01_[a]", Failure(0, "N = [1]", "ValueError: why [b]", "line 3"))
     shown = log.file.getvalue()
-    assert shown == "01_a failed in the given parameters:\n    N = [1]\nline 3\nValueError: why [b]\n"
+    assert shown == "01_[a] failed in the given parameters:\n    N = [1]\nline 3\nValueError: why [b]\n"

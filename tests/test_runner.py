@@ -9,6 +9,7 @@ import time
 import nbformat
 import psutil
 import pytest
+import queueing
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from labkit import places, runner
@@ -120,6 +121,16 @@ def test_a_hung_cell_is_stopped_and_its_kernel_killed(lesson, execute):
     assert ended(path.parent)
 
 
+def test_a_cell_that_waited_for_the_gpu_until_its_limit_says_so(lesson, execute, tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_TURNS", str(tmp_path / "turns"))
+    path = lesson("from labkit import turns", "with turns.hold('GPU-1'):\n    pass")
+    with queueing.other(tmp_path / "turns", "GPU-1") as process:
+        message = execute(path, cell_limit_s=5).failure.message
+    assert "the limit for one cell is 5 s; it was 1st in the queue for the GPU. Process" in message
+    assert f"Process {process.pid} of " in message
+    assert execute(path).passed
+
+
 def test_a_lesson_has_a_limit_of_its_own(lesson, execute):
     result = execute(lesson(*["import time; time.sleep(0.7)"] * 9), limit_s=2)
     assert "the lesson's limit is 2 s" in result.failure.message
@@ -149,6 +160,47 @@ def test_a_flood_of_text_is_cut_and_says_so(lesson, execute):
     assert sum(output.text.count(runner.CUT) for output in cells[1].outputs) == 1
     assert cells[2].outputs[0].text == "short\n"
     assert cells[3].outputs[0].data["text/plain"].endswith(runner.CUT)
+
+
+def test_a_flood_of_pages_and_figures_is_cut_and_says_so(lesson, execute, monkeypatch):
+    monkeypatch.setattr(runner, "DATA_LIMIT", 500_000)
+    monkeypatch.setattr(runner, "MOST_OUTPUTS", 100)
+    page = "from IPython.display import HTML, display\n"
+    handle = page + "shown = display(HTML('x'), display_id=True)\n"
+    path = lesson(
+        page + "for i in range(8):\n    display(HTML('x' * 100_000))\nprint('goes on')",
+        page + "display(HTML('x' * 2_000_000))",
+        handle + "shown.update(HTML('x' * 2_000_000))",
+        page + "for i in range(400):\n    display(HTML('x'))",
+        handle + "for i in range(8):\n    shown.update(HTML(str(i) * 100_000))",
+        "import ipywidgets\nout = ipywidgets.Output()\n"
+        "with out:\n    for i in range(40):\n        print('w' * 20_000, flush=True)\ndisplay(out)",
+    )
+    result = execute(path)
+    assert result.passed, result.failure
+    assert result.notebook_path.stat().st_size < 3 * runner.DATA_LIMIT
+    assert result.html_path.stat().st_size < 4 * runner.DATA_LIMIT
+    executed = nbformat.read(result.notebook_path, 4)
+    many, one, updated, small, live = (cell.outputs for cell in executed.cells[1:6])
+    assert len([o for o in many if "text/html" in o.get("data", {})]) == 5
+    assert many[5].data == {"text/plain": runner.DATA_CUT} and many[6].text == "goes on\n"
+    for outputs in (one, updated):
+        assert [o.data for o in outputs] == [{"text/plain": runner.DATA_CUT}]
+    assert small[-1].data == {"text/plain": runner.DATA_CUT} and len(small) == runner.MOST_OUTPUTS + 1
+    assert live[0].data["text/html"] == "7" * 100_000, "what takes the place of another adds nothing"
+    (widgets,) = executed.metadata.widgets.values()
+    states = [widget["state"] for widget in widgets["state"].values()]
+    (held,) = [state["outputs"] for state in states if state.get("outputs")]
+    assert held[0]["text"].endswith(runner.CUT) and len(held[0]["text"]) < 1.1 * runner.TEXT_LIMIT
+    assert runner.DATA_CUT in result.html_path.read_text()
+
+
+def test_a_cell_that_prints_for_ever_is_stopped_at_its_limit_and_its_text_is_cut(lesson, execute):
+    result = execute(lesson("while True:\n    print('x' * 10_000)"), cell_limit_s=3)
+    assert "the limit for one cell is 3 s" in result.failure.message and result.seconds < 20
+    assert result.notebook_path.stat().st_size < 1.5 * runner.TEXT_LIMIT
+    assert runner.CUT.strip() in result.html_path.read_text()
+    assert result.html_path.stat().st_size < 1_000_000
 
 
 def test_an_enormous_error_still_says_what_happened(lesson, execute):

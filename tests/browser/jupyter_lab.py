@@ -8,17 +8,18 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import nbformat
+import processes
 import psutil
 from nbformat.sign import NotebookNotary
+from processes import wait_for
 
 from labkit import bootstrap, places
 
@@ -57,16 +58,6 @@ def chromium() -> str | None:
         if found and subprocess.run([found, "--version"], capture_output=True).returncode == 0:
             return found
     return None
-
-
-def wait_for(condition: Callable[[], Any], what: str, seconds: float) -> Any:
-    """The first true value that ``condition()`` gives; TimeoutError naming ``what`` when there is none."""
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        if time.monotonic() > end:
-            raise TimeoutError(f"{what}: not within {seconds:.0f} s")
-        time.sleep(0.1)
-    return found
 
 
 class Lab:
@@ -177,20 +168,7 @@ class Lab:
 
     def stop(self) -> None:
         """End the server; its kernels go with it."""
-        children = (
-            psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
-        )
-        self.process.terminate()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        for child in children:
-            try:
-                child.kill()
-            except psutil.NoSuchProcess:
-                continue
+        processes.end(self.process, patience_s=10)
 
 
 class NotebookPage:

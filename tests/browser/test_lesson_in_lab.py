@@ -76,6 +76,25 @@ def run_and_stop(page: jupyter_lab.NotebookPage, panel: int, name: str) -> None:
     page.screenshot(name, panel)
 
 
+Attempts = dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]]
+"""What is replaced in each exercise's cell, for a wrong answer and then for a right one."""
+
+
+def attempt_all(page: jupyter_lab.NotebookPage, attempts: Attempts, name: str) -> None:
+    """Each exercise, wrong first and with a hint, then right: its cell with some of its text replaced."""
+    for exercise, changes in attempts.items():
+        cell = page.index_of(f'tasks.check("{exercise}"')
+        assert "not attempted" in page.text(cell)
+        source = page.sources()[cell]
+        for pairs, verdict, hints in zip(changes, ("wrong", "right"), (1, 0), strict=True):
+            for old, new in pairs:
+                assert source.count(old) == 1
+                source = source.replace(old, new)
+            answer(page, cell, source, verdict)
+            assert page.output(cell).get_by_text("Hint 1").count() == hints
+        page.screenshot(f"{name}-{exercise}", cell)
+
+
 def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> None:
     open_unseen(page, LESSON)
     page.run_cell(page.index_of("import math"))
@@ -226,17 +245,7 @@ def test_a_reader_works_through_lesson_5(page: jupyter_lab.NotebookPage) -> None
     answered = page.index_of("guess_steps.reveal(")
     page.run_cell(answered)
     assert re.search("guess(ed| of) 12 steps", page.text(answered))
-    for name, attempts in ATTEMPTS.items():
-        cell = page.index_of(f'tasks.check("{name}"')
-        assert "not attempted" in page.text(cell)
-        source = page.sources()[cell]
-        for pairs, verdict, hints in zip(attempts, ("wrong", "right"), (1, 0), strict=True):
-            for old, new in pairs:
-                assert source.count(old) == 1
-                source = source.replace(old, new)
-            answer(page, cell, source, verdict)
-            assert page.output(cell).get_by_text("Hint 1").count() == hints
-        page.screenshot(f"recurrent-{name}", cell)
+    attempt_all(page, ATTEMPTS, "recurrent")
     run_and_stop(page, panel_of(page, RECURRENT), "recurrent-panel")
     for name, title in (
         ("butterfly", "figures.butterfly("),
@@ -283,24 +292,15 @@ def test_a_reader_works_through_lesson_6(page: jupyter_lab.NotebookPage) -> None
     if record.state(LEDGER).status == "recorded":
         assert "30" in page.text(answered)
     page.screenshot("ledger-guess", guess)
-    for name, attempts in LEDGER_ATTEMPTS.items():
-        cell = page.index_of(f'tasks.check("{name}"')
-        assert "not attempted" in page.text(cell)
-        source = page.sources()[cell]
-        for pairs, verdict, hints in zip(attempts, ("wrong", "right"), (1, 0), strict=True):
-            for old, new in pairs:
-                assert source.count(old) == 1
-                source = source.replace(old, new)
-            answer(page, cell, source, verdict)
-            assert page.output(cell).get_by_text("Hint 1").count() == hints
-        page.screenshot(f"ledger-{name}", cell)
+    attempt_all(page, LEDGER_ATTEMPTS, "ledger")
     run_and_stop(page, panel_of(page, LEDGER), "ledger-panel")
     for name, title in (
         ("code", 'labels=["forward", "backward"]'),
         ("entries", "booked = ledger.entries("),
-        ("beside", "BESIDE = ["),
+        ("together", "stacked(closed"),
+        ("beside", '"ledger/beside"'),
         ("training", '"ledger/training"'),
-        ("next", "SAVINGS = {"),
+        ("next", "whole_wall ="),
     ):
         page.screenshot(f"ledger-{name}", page.index_of(title))
     assert page.errors == []

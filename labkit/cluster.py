@@ -1,0 +1,247 @@
+"""Jobs on a cluster, through submitit: array jobs of Slurm, or one after the other on this machine.
+
+What the user says about partitions and devices gets into a script that a shell reads. Only known keys get
+there, and only values made of letters, digits and a few signs.
+"""
+
+import os
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from labkit import jobs, places, worker
+from labkit.jobs import Job
+from labkit.pool import Pool
+
+PLAIN = r"[\w.,:=/@+-]+"
+KEYS = {
+    "partition": PLAIN,
+    "account": PLAIN,
+    "qos": PLAIN,
+    "gres": PLAIN,
+    "constraint": r"[\w.,:=/@+|&!*()\[\]-]+",
+    "exclude": r"[\w.,\[\]-]+",
+    "nodelist": r"[\w.,\[\]-]+",
+    "mem": r"\d+[KMGT]?B?",
+    "time": r"[1-9]\d*",
+    "cpus-per-task": r"[1-9]\d*",
+    "gpus-per-node": r"[1-9]\d*",
+    "array-parallelism": r"[1-9]\d*",
+    "reservation": PLAIN,
+    "container-image": r"[\w.,:=/@+#-]+",
+    "container-mounts": PLAIN,
+    "apptainer": PLAIN,
+}
+"""What `--slurm` takes, and how a value has to look: Slurm's own names, time in minutes."""
+OF_THE_STEP = ("container-image", "container-mounts")
+"""Options of srun, which Pyxis adds to it."""
+OF_THE_BATCH = ("reservation",)
+"""Options of sbatch that submitit has no parameter for."""
+NUMBERS = ("time", "cpus-per-task", "gpus-per-node", "array-parallelism")
+TIME_MIN = 60
+"""Minutes that a job gets unless `--slurm time` says otherwise."""
+APPEARS_S = 30.0
+"""A file that another machine has written is seen here after this at the latest."""
+
+
+def options(assignments: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Options of Slurm by variant: a key that is given more than once makes a variant of each value.
+
+    ValueError for a key that is not known or a value with signs that have no place in it.
+    """
+    given: dict[str, list[str]] = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals or key not in KEYS:
+            raise ValueError(f"--slurm {assignment!r}: write key=value, with a key of {', '.join(KEYS)}")
+        if not re.fullmatch(KEYS[key], value, flags=re.ASCII):
+            raise ValueError(f"--slurm {assignment!r}: {value!r} is no value for {key}")
+        if value in given.setdefault(key, []):
+            raise ValueError(f"--slurm {assignment!r} is given twice")
+        given[key].append(value)
+    if "apptainer" in given and "container-image" in given:
+        raise ValueError("--slurm apptainer and --slurm container-image name two containers: give one")
+    several = [key for key, values in given.items() if len(values) > 1]
+    made = {}
+    for values in product(*given.values()):
+        chosen = dict(zip(given, values, strict=True))
+        made[",".join(f"{key}={chosen[key]}" for key in several)] = chosen
+    return made
+
+
+def parameters(chosen: Mapping[str, str]) -> dict[str, Any]:
+    """A variant's options as submitit takes them."""
+    plain = {
+        key.replace("-", "_"): int(value) if key in NUMBERS else value
+        for key, value in chosen.items()
+        if key not in (*OF_THE_STEP, *OF_THE_BATCH, "apptainer")
+    }
+    made: dict[str, Any] = {"job_name": "labkit", "time": TIME_MIN, **plain}
+    if not {"gres", "gpus-per-node"} & set(chosen):
+        made["gpus_per_node"] = 1
+    made["srun_args"] = [f"--{key}={chosen[key]}" for key in OF_THE_STEP if key in chosen]
+    made["additional_parameters"] = {key: chosen[key] for key in OF_THE_BATCH if key in chosen}
+    return made
+
+
+def python(chosen: Mapping[str, str]) -> str | None:
+    """What starts Python in a job, where that is not this Python: the one of the container."""
+    if "apptainer" in chosen:  # the clone has to be there too: it may lie outside the home folder
+        return shlex.join(
+            ["apptainer", "exec", "--nv", "--bind", str(places.CHECKOUT), chosen["apptainer"], "python3"]
+        )
+    return "python3" if "container-image" in chosen else None
+
+
+def _submitit() -> Any:
+    try:
+        import submitit
+    except ImportError as error:
+        raise ValueError("--executor needs submitit: pip install -e '.[cluster]'") from error
+    return submitit
+
+
+def folder() -> Path:
+    """Where submitit keeps its scripts and logs, one for all jobs."""
+    return places.BUILD / "logs" / "submitit"
+
+
+def local() -> Pool[str]:
+    """submitit's local executor, one job after the other: a rehearsal of a cluster on this machine.
+
+    ValueError where submitit is not installed.
+    """
+    submitit = _submitit()
+    # It would hide every GPU from a job that does not ask for numbers of its own: what this session sees is
+    # given to the worker as it is.
+    around = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES")}
+
+    def work(job: Job, _slot: str, stopped: Callable[[], bool]) -> str:
+        file = jobs.prepare(job)
+        executor = submitit.LocalExecutor(folder())
+        executor.update_parameters(timeout_min=7 * 24 * 60)
+        _share_path()
+        task = executor.submit(worker.launch_far, (*worker.COMMAND, str(file)), around, os.getpid())
+        while not (task.done() or stopped()):
+            time.sleep(0.1)
+        if not task.done():
+            task.cancel()  # the job's process ends its worker
+            return "stopped"
+        return _how_it_ended(job, task)
+
+    return Pool(["this machine"], work)
+
+
+def _share_path() -> None:
+    """Jobs inherit the environment: they find this checkout's labkit, wherever it is installed."""
+    if os.environ.get("PYTHONPATH", "").split(os.pathsep)[0] != str(places.CHECKOUT):
+        os.environ["PYTHONPATH"] = places.python_path()
+
+
+def _how_it_ended(job: Job, task: Any) -> str:
+    error = task.exception()
+    if error is not None:
+        log = task.paths.stderr
+        return f"job {task.job_id} gave no result ({task.state.lower()}); its own log is {log}"
+    ended = worker.how_it_ended(task.result())
+    deadline = time.monotonic() + APPEARS_S
+    while not ended and jobs.result(job) is None and time.monotonic() < deadline:
+        job.home.chmod(job.home.stat().st_mode)  # on a network file system it makes the listing fresh
+        time.sleep(0.2)
+    return ended
+
+
+class SlurmTask:
+    """A job of Slurm."""
+
+    def __init__(self, job: Job, task: Any) -> None:
+        self._job, self.task = job, task
+
+    @property
+    def where(self) -> str:
+        """Its number, once it runs; empty as long as it waits."""
+        running = self.task.watcher.get_state(self.task.job_id, mode="cache").startswith("RUNNING")
+        return f"job {self.task.job_id}" if running or jobs.progress(self._job) else ""
+
+    def done(self) -> bool:
+        """Whether it has ended; Slurm is asked now and then."""
+        return bool(self.task.done())
+
+    def error(self) -> str:
+        """Why it ended without a result, as the end of a sentence."""
+        _submitted(self._job).unlink(missing_ok=True)
+        return _how_it_ended(self._job, self.task)
+
+
+class Slurm:
+    """Array jobs, one for each variant. ValueError where submitit or Slurm is not there.
+
+    A job's number stays in its folder, so that a run whose own process was lost finds its jobs again.
+    """
+
+    poll_s = 2.0
+
+    def __init__(self, variants: Mapping[str, Mapping[str, str]]) -> None:
+        submitit = _submitit()
+        self._refusals = (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError)
+        self._executors = {}
+        for name, chosen in variants.items():
+            try:
+                executor = submitit.SlurmExecutor(folder(), python=python(chosen))
+            except RuntimeError as error:
+                raise ValueError(f"--executor slurm: {error}") from error
+            executor.update_parameters(**parameters(chosen))
+            self._executors[name] = executor
+        self._tasks: list[SlurmTask] = []
+
+    def start(self, wanted: Sequence[Job]) -> list[SlurmTask]:
+        """Submit jobs; those of an earlier run that wait or run as they are wanted are taken over."""
+        _share_path()
+        tasks = {job.name: task for job in wanted if (task := self._earlier(job))}
+        for variant, executor in self._executors.items():
+            array = [job for job in wanted if job.variant == variant and job.name not in tasks]
+            if not array:
+                continue
+            files = [jobs.prepare(job) for job in array]
+            commands = [(*worker.COMMAND, str(file)) for file in files]
+            nothing = [None] * len(array)
+            try:
+                given = executor.map_array(worker.launch_far, commands, [{}] * len(array), nothing)
+            except self._refusals as error:
+                said = str(error).strip().rpartition("\n")[2]
+                raise ValueError(f"Slurm takes no such job: {said}") from error
+            for job, task in zip(array, given, strict=True):
+                places.write_text(_submitted(job), f"{job.key} {task.job_id}")
+                tasks[job.name] = SlurmTask(job, task)
+        made = [tasks[job.name] for job in wanted]
+        self._tasks += made
+        return made
+
+    def _earlier(self, job: Job) -> SlurmTask | None:
+        """The job's task of an earlier run, if Slurm still has it; one that is of no use is cancelled."""
+        try:
+            key, number = _submitted(job).read_text(encoding="utf-8").split()
+        except (OSError, ValueError):
+            return None
+        task = self._executors[job.variant].job_class(folder(), number)
+        state = task.watcher.get_state(number, mode="force")
+        if state == "UNKNOWN" or task.done():
+            return None
+        if key == job.key and not job.again:
+            return SlurmTask(job, task)
+        task.cancel(check=False)
+        return None
+
+    def stop(self) -> None:
+        """Cancel what has not ended."""
+        for running in self._tasks:
+            if not running.done():
+                running.task.cancel(check=False)
+
+
+def _submitted(job: Job) -> Path:
+    return job.home / "slurm"
