@@ -20,6 +20,7 @@ from typing import Any
 
 import ipykernel.kernelspec
 import papermill
+import zmq
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
@@ -262,7 +263,11 @@ class _Client(PapermillNotebookClient):
     def process_message(
         self, msg: dict[str, Any], cell: NotebookNode, cell_index: int
     ) -> NotebookNode | None:
-        return super().process_message(msg, cell, cell_index) if self._fits(msg, cell_index) else None
+        made = super().process_message(msg, cell, cell_index) if self._fits(msg, cell_index) else None
+        # The state of an Output widget has gone back on the shell's socket, and such a send can take the wake-up
+        # of a reply that comes meanwhile: the cell would never end. Asking for the events wakes it again.
+        self.kc.shell_channel.socket.get(zmq.EVENTS)
+        return made
 
     def clear_output(self, outs: list[NotebookNode], msg: dict[str, Any], cell_index: int) -> None:
         super().clear_output(outs, msg, cell_index)

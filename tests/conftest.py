@@ -1,6 +1,12 @@
 """Fixtures that several test files ask for by name."""
 
+import os
+
+# Before torch counts its threads: those of two workers on two cores would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
+import setuptools  # noqa: F401 - puts its distutils in place, which it would not after anything looked for pip
 import torch
 
 pytest.register_assert_rewrite("judging", "grouped")
@@ -18,15 +24,6 @@ def cache(tmp_path_factory):
 def judged(request, tmp_path, cache):
     """The finding for a cell of one of the exercises that the test file has in ANSWERS."""
     return lambda name, source: request.module.ANSWERS.finding(name, source, tmp_path)
-
-
-@pytest.fixture(scope="module")
-def one_thread():
-    """For small tensors: beside other processes PyTorch's threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -50,15 +50,6 @@ ACTIVATIONS = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """The tensors are small, and beside other processes PyTorch's threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def lesson(cache):
     return lessons.load(NAME)

@@ -33,7 +33,7 @@ from triton.runtime import interpreter
 
 from labkit import checks, counts, device, lessons, machine, memory, ops
 
-pytestmark = pytest.mark.usefixtures("cache", "one_thread")
+pytestmark = pytest.mark.usefixtures("cache")
 INTERPRETED = pytest.mark.skipif(
     device.has_gpu(),
     reason="plans for other GPUs may not fit this one, and its kernels' accesses cannot be watched",

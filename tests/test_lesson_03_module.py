@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from labkit import device, lessons
 
-pytestmark = pytest.mark.usefixtures("cache", "one_thread")
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture(scope="module")

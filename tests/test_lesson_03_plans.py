@@ -21,7 +21,7 @@ from launches import ROOM
 
 from labkit import codegen, device, lessons
 
-pytestmark = pytest.mark.usefixtures("cache", "one_thread")
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from labkit import checks, codegen, counts, device, lessons
 from labkit import recurrent_works as work
 
 NAME = "05_recurrent_kernel"
-pytestmark = pytest.mark.usefixtures("cache", "one_thread")
+pytestmark = pytest.mark.usefixtures("cache")
 GPU = pytest.mark.skipif(not device.has_gpu(), reason="two thousand steps and CUDA graphs need a GPU")
 INTERPRETED = pytest.mark.skipif(
     device.has_gpu(),

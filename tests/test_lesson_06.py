@@ -20,7 +20,7 @@ from labkit import checks, codegen, counts, device, lessons
 from labkit import network_works as work
 
 NAME = "06_microsecond_ledger"
-pytestmark = pytest.mark.usefixtures("cache", "one_thread")
+pytestmark = pytest.mark.usefixtures("cache")
 GPU = pytest.mark.skipif(not device.has_gpu(), reason="graphs and long sequences need a GPU")
 INTERPRETED = pytest.mark.skipif(
     device.has_gpu(),

@@ -19,7 +19,7 @@ from labkit import checks, codegen, counts, device, lessons
 from labkit import network_works as work
 
 NAME = "06_microsecond_ledger"
-pytestmark = pytest.mark.usefixtures("cache", "one_thread")
+pytestmark = pytest.mark.usefixtures("cache")
 INTERPRETED = pytest.mark.skipif(
     device.has_gpu(),
     reason="accesses are counted, and kernels compiled for other GPUs, where there is none",

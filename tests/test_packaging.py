@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
@@ -250,30 +251,43 @@ def would_install(report: str) -> dict[str, str]:
     return {canonicalize_name(one["metadata"]["name"]): one["metadata"]["version"] for one in entries}
 
 
-@pytest.mark.parametrize("file", [CONDA, BINDER], ids=["conda", "binder"])
-def test_the_pip_section_resolves_to_the_constraints(file, tmp_path):
-    """About 20 seconds each: pip resolves all of it from its indexes, as if nothing were installed."""
-    # asked by its metadata: looking for the module would switch off setuptools' own distutils for later tests
-    if "pip" not in packages_distributions():
-        pytest.skip("pip is not installed in this environment")
+def resolve(file: Path, folder: Path) -> str:
+    """The report of pip for a file's pip section; "skip: ..." where it reaches no index, else its error."""
     pip = read_conda(file)[1]
-    pinned = versions(CONSTRAINTS[0])
     index = bootstrap.CPU_INDEX if file == BINDER else ""
-    torch = f"torch=={pinned['torch']}" + ("+cpu" if index else "")
+    torch = f"torch=={versions(CONSTRAINTS[0])['torch']}" + ("+cpu" if index else "")
     reach = ["--no-deps", torch, *(["--extra-index-url", index] if index else [])]
-    if dry_run(*reach, cwd=tmp_path).returncode != 0:
-        pytest.skip(f"pip reaches no index here that has {torch}")
+    if dry_run(*reach, cwd=folder).returncode != 0:
+        return f"skip: pip reaches no index here that has {torch}"
     # conda and mamba write pip's lines into a file beside environment.yml, and start pip there.
     ignore = shutil.ignore_patterns("__pycache__", "recorded")
     for name in ("pyproject.toml", "README.md", "LICENSE", CONSTRAINTS[0]):
-        shutil.copy(ROOT / name, tmp_path)
-    shutil.copytree(ROOT / "labkit", tmp_path / "labkit", ignore=ignore)
-    folder = tmp_path / file.parent.relative_to(ROOT)
-    folder.mkdir(exist_ok=True)
-    (folder / "requirements.txt").write_text("\n".join(pip))
-    ran = dry_run("-r", "requirements.txt", cwd=folder)
-    assert ran.returncode == 0, ran.stderr
-    found = would_install(ran.stdout)
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "labkit", folder / "labkit", ignore=ignore)
+    there = folder / file.parent.relative_to(ROOT)
+    there.mkdir(exist_ok=True)
+    (there / "requirements.txt").write_text("\n".join(pip))
+    ran = dry_run("-r", "requirements.txt", cwd=there)
+    return ran.stdout if ran.returncode == 0 else ran.stderr
+
+
+@pytest.fixture(scope="module")
+def resolved(tmp_path_factory):
+    """What pip resolves of either file, as if nothing were installed: half a minute, mostly of waiting."""
+    if importlib.util.find_spec("pip") is None:
+        pytest.skip("pip is not installed in this environment")
+    files = (CONDA, BINDER)
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(files, pool.map(resolve, files, map(tmp_path_factory.mktemp, "ab")), strict=True))
+
+
+@pytest.mark.parametrize("file", [CONDA, BINDER], ids=["conda", "binder"])
+def test_the_pip_section_resolves_to_the_constraints(file, resolved):
+    report, pinned = resolved[file], versions(CONSTRAINTS[0])
+    if report.startswith("skip: "):
+        pytest.skip(report.removeprefix("skip: "))
+    assert report.startswith("{"), report
+    found = would_install(report)
     assert {"torch", "triton", "jupyterlab", "ipykernel"} <= found.keys()
     assert ("labkit" in found) == (file == CONDA)
     strange = {

@@ -125,8 +125,8 @@ def test_a_cell_that_waited_for_the_gpu_until_its_limit_says_so(lesson, execute,
     monkeypatch.setenv("LABKIT_TURNS", str(tmp_path / "turns"))
     path = lesson("from labkit import turns", "with turns.hold('GPU-1'):\n    pass")
     with queueing.other(tmp_path / "turns", "GPU-1") as process:
-        message = execute(path, cell_limit_s=5).failure.message
-    assert "the limit for one cell is 5 s; it was 1st in the queue for the GPU. Process" in message
+        message = execute(path, cell_limit_s=10).failure.message
+    assert "the limit for one cell is 10 s; it was 1st in the queue for the GPU. Process" in message
     assert f"Process {process.pid} of " in message
     assert execute(path).passed
 
