@@ -264,8 +264,8 @@ class _Client(PapermillNotebookClient):
         self, msg: dict[str, Any], cell: NotebookNode, cell_index: int
     ) -> NotebookNode | None:
         made = super().process_message(msg, cell, cell_index) if self._fits(msg, cell_index) else None
-        # The state of an Output widget has gone back on the shell's socket, and such a send can take the wake-up
-        # of a reply that comes meanwhile: the cell would never end. Asking for the events wakes it again.
+        # An Output widget's state went back on the shell's socket, and such a send can take the wake-up of a
+        # reply that comes meanwhile: the cell would never end. Asking for the events wakes it again.
         self.kc.shell_channel.socket.get(zmq.EVENTS)
         return made
 
