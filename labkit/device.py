@@ -72,6 +72,16 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
+def own_workspaces() -> None:
+    """Before the capture of a CUDA graph: cuBLAS then takes its workspace from the graph's own memory.
+
+    A replay writes where the capture did. A workspace from before the capture is everybody's: torch.compile
+    gives it back before it captures or tunes, PyTorch when another graph ends, and the replay would write to
+    memory that by then is another tensor's (PyTorch issue 193402).
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+
+
 def is_lost() -> bool:
     """Whether the GPU takes no more work from this process, as after an access outside its memory."""
     try:

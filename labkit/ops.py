@@ -283,6 +283,7 @@ def replayed(call: Forward) -> Forward:
         key = tuple((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
         if key not in captured:
             call(*tensors)  # what is compiled at first use is compiled outside the capture
+            device.own_workspaces()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 output = call(*tensors)
