@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from copy import deepcopy
 
+from nbconvert.filters.highlight import Highlight2HTML
 from nbformat import NotebookNode
 
 from labkit import lessons, record
@@ -45,7 +46,8 @@ def _fold_exercise(cell: NotebookNode, solutions: Mapping[str, str]) -> None:
     if name not in solutions:
         raise ValueError(f"cell {cell.id}: there is no solution of the exercise {name!r}")
     cell.outputs = []  # "not attempted" says nothing to a reader
-    cell.metadata.after = solution_html(solutions[name])
+    coloured = Highlight2HTML(pygments_lexer="python3")(solutions[name])
+    cell.metadata.after = solution_html(solutions[name], coloured)
     _fold([cell], f"Exercise: {name}")
 
 

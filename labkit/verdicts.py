@@ -90,11 +90,15 @@ class Verdict:
             yield _small(_marked(self._shows()))
 
 
-def solution_html(source: str) -> str:
-    """A solution's source, folded: a click, or Enter on the focused line, opens it."""
+def solution_html(source: str, coloured: str = "") -> str:
+    """A solution's source, folded: a click, or Enter on the focused line, opens it.
+
+    ``coloured`` is the same as HTML, for a page that has the styles of its classes.
+    """
     # A long line scrolls, and what scrolls has to be reachable with the keyboard.
     style = "padding:0.2em 1.2em;overflow-x:auto"
-    return _folded("Solution", f'<pre tabindex="0" style="{style}">{html.escape(source)}</pre>')
+    inside = coloured or f"<pre>{html.escape(source)}</pre>"
+    return _folded("Solution", f'<div tabindex="0" style="{style}">{inside}</div>')
 
 
 def _marked(text: str) -> str:
