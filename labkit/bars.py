@@ -34,9 +34,11 @@ from labkit.drawing import (
 )
 from labkit.provenance import (
     NOTHING,
+    RING,
     TIMES,
     conditions,
     digits,
+    disturbed,
     duration,
     good,
     named,
@@ -74,8 +76,9 @@ def bars(
     references: a number is a line through all bars, the name of a column (``"copy_us"``) a tick across each.
     Values in a column ending in ``_us`` are printed as times, those in ``peak_bytes`` (and whatever ``floor``
     names then) in MiB, others with ``unit`` after them. Live bars are full, recorded ones pale with a dashed
-    edge, published ones hollow with a dotted edge. ``alt`` replaces the generated alt text. ValueError names
-    a column that the table lacks.
+    edge, published ones hollow with a dotted edge. Behind a time that something disturbed (column ``noise``)
+    stands a ring, and a footnote says what. ``alt`` replaces the generated alt text. ValueError names a
+    column that the table lacks.
     """
     columns = [name for name in (floor or {}).values() if isinstance(name, str)]
     split = [group] if group else []
@@ -117,6 +120,23 @@ class _Bars:
         self.groups = list(self.table[self.group].unique()) if self.group and len(self.table) else [None]
         self.slots = slots(self.table["contender"])
         self.several_kinds = self.table["kind"].nunique() > 1
+        self.noise_notes = self._disturbances()
+
+    def _disturbances(self) -> list[str]:
+        """What disturbed which bars, a note for each disturbance; it matters for times."""
+        if not self.value.endswith("_us") or "noise" not in self.table:
+            return []
+        whom: dict[str, list[str]] = {}
+        for heading in self.groups:
+            for _, row in self._rows_of(heading).iterrows():
+                if row["noise"]:
+                    where = "" if heading is None else f" ({named(str(self.group), heading)})"
+                    whom.setdefault(str(row["noise"]), []).append(self._name(row) + where)
+        return [f"{noise}: {shortlist(names, 6)}" for noise, names in whom.items()]
+
+    def _value(self, row: "pd.Series[Any]") -> str:
+        """What stands at a bar's end."""
+        return self.text(row[self.value]) + (f" {RING}" if self.noise_notes and row["noise"] else "")
 
     def _rows_of(self, heading: Any) -> pd.DataFrame:
         return self.table if heading is None else self.table[self.table[self.group] == heading]
@@ -142,7 +162,7 @@ class _Bars:
                 *(Key(words, look(MUTED, kind), box=True) for kind, words in origins(self.table)),
                 *self._tick_keys(),
             ],
-            notes=[note] if note else [],
+            notes=[*([note] if note else []), *(f"{RING} {words}" for words in self.noise_notes)],
             panel_height=max(70.0, len(self.table) * _PITCH + headings * _HEADING + 8),
             left=max((text_width(name, TEXT_SIZE, bold=True) for name in names), default=40) + 12,
             right=6,
@@ -185,9 +205,7 @@ class _Bars:
         """The axis' end: every bar, and the value printed behind it, fits."""
         rows = self.table[good(self.table, self.value)]
         needs = [
-            self._end(row)
-            * width
-            / (width - 12 - text_width(self.text(row[self.value]), TEXT_SIZE, bold=True))
+            self._end(row) * width / (width - 12 - text_width(self._value(row), TEXT_SIZE, bold=True))
             for _, row in rows.iterrows()
         ]
         return max([*needs, *(1.05 * at for at in lines.values())], default=1.0)
@@ -235,7 +253,7 @@ class _Bars:
             figure,
             at,
             top + y,
-            self.text(row[self.value]),
+            self._value(row),
             bold=ours,
             va="center",
             gid="value",
@@ -259,7 +277,8 @@ class _Bars:
         fixed = [f"{name} {self.text(at)}" for name, at in self.floor.items() if not isinstance(at, str)]
         if fixed:
             sentences.append(f"Lines: {', '.join(fixed)}.")
-        return " ".join([*sentences, *(sentence(words) for _, words in origins(self.table))])
+        sentences += [sentence(words) for _, words in origins(self.table)]
+        return " ".join(sentences) + disturbed(self.noise_notes)
 
 
 def look(hue: str, kind: str) -> dict[str, Any]:

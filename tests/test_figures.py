@@ -836,3 +836,21 @@ def test_wrap_cuts_what_has_no_spaces() -> None:
     lines_ = drawing.wrap("see https://example.org/" + "long" * 30, 100, 10)
     assert all(drawing.text_width(line, 10) <= 100 for line in lines_)
     assert "".join(lines_).endswith("longlong")
+
+
+def test_a_disturbed_bar_has_a_ring_and_a_footnote_says_what() -> None:
+    noisy = [row("labkit", 64, 5.0, noise=WORKED), row("nn.Linear", 64, 8.0), row("torch.compile", 64, 7.0)]
+    table = rows.table(noisy, [])
+    shown = figures.bars(table, title="Bars")
+    assert [words for words in texts(shown) if "◯" in words] == [f"◯ {WORKED}: labkit", "5 µs ◯"]
+    assert shown.alt.endswith(f"Disturbed: {WORKED}: labkit.")
+    assert not any("◯" in words for words in texts(figures.bars(table, title="Bars", value="peak_bytes")))
+    for quiet in (rows.table(noisy[1:], []), table.drop(columns="noise")):
+        shown = figures.bars(quiet, title="Bars")
+        assert not any("◯" in words for words in texts(shown)) and "Disturbed" not in shown.alt
+
+
+def test_under_headings_the_footnote_says_which() -> None:
+    noisy = [row("labkit", 64, 5.0, dtype=dtype, noise=WORKED) for dtype in ("bf16", "fp32")]
+    shown = figures.bars(rows.table(noisy, []), title="Bars", group="dtype")
+    assert f"◯ {WORKED}: labkit (bf16), labkit (fp32)" in " ".join(texts(shown))
