@@ -1051,7 +1051,8 @@ CASES = {
     "sm_86": [(bf16, WIDE, True), (fp16, ODD, False)],
     "sm_89": [(fp16, WIDE, True), (fp32, WIDE, False), (bf16, FEW, True)],
     "sm_90": [
-        *itertools.product((bf16, fp32), (WIDE, FEW, ODD), (True, False)),
+        *itertools.product((bf16,), (WIDE, FEW, ODD), (True, False)),
+        *itertools.product((fp32,), (WIDE, FEW, ODD), (True,)),
         (bf16, MIDDLING, True),
         (fp16, WIDE, True),
         (bf16, DEEP, True),
