@@ -132,8 +132,8 @@ def test_a_cell_that_waited_for_the_gpu_until_its_limit_says_so(lesson, execute,
 
 
 def test_a_lesson_has_a_limit_of_its_own(lesson, execute):
-    result = execute(lesson(*["import time; time.sleep(0.7)"] * 9), limit_s=2)
-    assert "the lesson's limit is 2 s" in result.failure.message
+    result = execute(lesson(*["import time; time.sleep(0.7)"] * 9), limit_s=5)
+    assert "the lesson's limit is 5 s" in result.failure.message
     assert 1 < result.failure.cell < 9
 
 
@@ -197,7 +197,7 @@ def test_a_flood_of_pages_and_figures_is_cut_and_says_so(lesson, execute, monkey
 
 def test_a_cell_that_prints_for_ever_is_stopped_at_its_limit_and_its_text_is_cut(lesson, execute):
     result = execute(lesson("while True:\n    print('x' * 10_000)"), cell_limit_s=3)
-    assert "the limit for one cell is 3 s" in result.failure.message and result.seconds < 20
+    assert "the limit for one cell is 3 s" in result.failure.message and result.seconds < 60
     assert result.notebook_path.stat().st_size < 1.5 * runner.TEXT_LIMIT
     assert runner.CUT.strip() in result.html_path.read_text()
     assert result.html_path.stat().st_size < 1_000_000
