@@ -132,9 +132,9 @@ def test_a_cell_that_waited_for_the_gpu_until_its_limit_says_so(lesson, execute,
 
 
 def test_a_lesson_has_a_limit_of_its_own(lesson, execute):
-    result = execute(lesson(*["import time; time.sleep(0.7)"] * 9), limit_s=5)
-    assert "the lesson's limit is 5 s" in result.failure.message
-    assert 1 < result.failure.cell < 9
+    result = execute(lesson(*["import time; time.sleep(0.7)"] * 15), limit_s=8)
+    assert "the lesson's limit is 8 s" in result.failure.message
+    assert 1 < result.failure.cell < 15
 
 
 def test_a_kernel_that_dies_is_an_error_of_its_cell(lesson, execute):
