@@ -28,7 +28,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -315,7 +315,8 @@ def locked(file: Path) -> Iterator[None]:
     """One set-up at a time: a second waits for the first."""
     with file.open("w") as handle:
         if fcntl is not None:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            with suppress(OSError):  # a file system without locks, as Lustre can be
+                fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 

@@ -10,6 +10,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,8 +72,28 @@ def cli() -> None:
     """A hands-on course in GPU performance."""
 
 
+@dataclass(frozen=True)
+class Workers:
+    """What the command line says about who does the work; false when it says nothing."""
+
+    gpus: str | None = None
+    executor: str | None = None
+    slurm: tuple[str, ...] = ()
+    retries: int | None = None
+
+    def __bool__(self) -> bool:
+        return self != Workers()
+
+
 def with_workers(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that name many GPUs or a cluster."""
+    """Adds the options that name many GPUs or a cluster: the command gets them as its ``workers``."""
+
+    @wraps(command)
+    def collected(
+        *, gpus: str | None, executor: str | None, slurm: tuple[str, ...], retries: int | None, **others: Any
+    ) -> None:
+        command(workers=Workers(gpus, executor, slurm, retries), **others)
+
     for option in (
         click.option(
             "--retries", metavar="N", type=click.IntRange(min=0),
@@ -86,24 +108,20 @@ def with_workers(command: Callable[..., None]) -> Callable[..., None]:
             "--executor", type=click.Choice(["slurm", "local"]),
             help="Submit a job for each; local does them here, one after the other.",
         ),
-        click.option(
-            "--gpus", "numbers", metavar="all|0,2", help="A worker on each of these GPUs of this machine."
-        ),
+        click.option("--gpus", metavar="all|0,2", help="A worker on each of these GPUs of this machine."),
     ):  # fmt: skip
-        command = option(command)
-    return command
+        collected = option(collected)
+    return collected
 
 
-def _crew(
-    numbers: str | None, executor: str | None, slurm: tuple[str, ...], retries: int | None
-) -> "Crew | None":
+def _crew(workers: Workers) -> "Crew | None":
     """Who does the work, if not this process."""
-    if numbers is None and not (executor or slurm) and retries is None:
+    if not workers:
         return None
     from labkit import many
 
     with mistakes():
-        return many.crew(numbers, executor, slurm, retries)
+        return many.crew(workers.gpus, workers.executor, workers.slurm, workers.retries)
 
 
 @cli.command("run")
@@ -122,21 +140,20 @@ def run_command(
     assignments: tuple[str, ...],
     limit_s: float,
     again: bool,
-    numbers: str | None,
-    executor: str | None,
-    slurm: tuple[str, ...],
-    retries: int | None,
+    workers: Workers,
 ) -> None:
     """Execute lessons (all of them, if none is named) and count what held."""
     from labkit import lessons, reports
 
+    if again and not workers:
+        raise Mistake("--again is for --gpus or --executor: a plain run keeps nothing")
     with mistakes():
         paths = _chosen(names)
         given = dict(_split(assignment) for assignment in assignments)
         for path in paths:
             lessons.check_parameters(path, given)
     console = Console()
-    if crew := _crew(numbers, executor, slurm, retries):
+    if crew := _crew(workers):
         from labkit import many
 
         with mistakes():
@@ -246,23 +263,20 @@ def record_command(
     again: bool,
     strip_stale: bool,
     check: bool,
-    numbers: str | None,
-    executor: str | None,
-    slurm: tuple[str, ...],
-    retries: int | None,
+    workers: Workers,
 ) -> None:
     """Run lessons at full size on a GPU and keep their outputs and measurements."""
     console = Console()
     if strip_stale or check:
         if names or again:
             raise Mistake("--strip-stale and --check look at all lessons: name none, and leave --again out")
-        if numbers is not None or executor or slurm or retries is not None:
+        if workers:
             raise Mistake("--strip-stale and --check run nothing: leave --gpus and --executor out")
         _tidy(console, strip_stale, check)
         return
     with mistakes():
         paths = _chosen(names)
-    if crew := _crew(numbers, executor, slurm, retries):
+    if crew := _crew(workers):
         from labkit import many
 
         with mistakes():
@@ -365,15 +379,11 @@ def bench_command(
     figure: bool,
     record: bool,
     compared: tuple[Path, Path] | None,
-    numbers: str | None,
-    executor: str | None,
-    slurm: tuple[str, ...],
-    retries: int | None,
+    workers: Workers,
 ) -> None:
     """Measure suites (all of them, if none is named): ours beside the other contenders."""
     console = Console()
     if compared:
-        workers = numbers is not None or executor or slurm or retries is not None
         if wanted or json_path or csv_path or peers or again or figure or record or workers:
             raise Mistake("--compare measures nothing: give it two files, and no suite or other option")
         _compare(console, *compared)
@@ -392,7 +402,7 @@ def bench_command(
     if record:
         with mistakes():
             bench_table.check()
-    if crew := _crew(numbers, executor, slurm, retries):
+    if crew := _crew(workers):
         options = {"peers": peers, "record": record, "figure": figure, "again": again}
         sys.exit(not _bench_with(console, crew, chosen, json_path, csv_path, options))
     if not device.has_gpu():

@@ -41,6 +41,8 @@ OF_THE_STEP = ("container-image", "container-mounts")
 """Options of srun, which Pyxis adds to it."""
 OF_THE_BATCH = ("reservation",)
 """Options of sbatch that submitit has no parameter for."""
+CHOOSING = ("partition", "gres", "constraint", "nodelist", "container-image", "apptainer")
+"""Options that choose the device or the software: with another value of these, results are other results."""
 NUMBERS = ("time", "cpus-per-task", "gpus-per-node", "array-parallelism")
 TIME_MIN = 60
 """Minutes that a job gets unless `--slurm time` says otherwise."""
@@ -88,6 +90,11 @@ def parameters(chosen: Mapping[str, str]) -> dict[str, Any]:
     return made
 
 
+def device(chosen: Mapping[str, str]) -> str:
+    """What chooses a variant's device and software."""
+    return " ".join(["slurm", *(f"{key}={chosen[key]}" for key in CHOOSING if key in chosen)])
+
+
 def python(chosen: Mapping[str, str]) -> str | None:
     """What starts Python in a job, where that is not this Python: the one of the container."""
     if "apptainer" in chosen:  # the clone has to be there too: it may lie outside the home folder
@@ -113,7 +120,8 @@ def folder() -> Path:
 def local() -> Pool[str]:
     """submitit's local executor, one job after the other: a rehearsal of a cluster on this machine.
 
-    ValueError where submitit is not installed.
+    Stopped, it waits until submitit's processes have ended, which kill each other after a second: a worker
+    that takes longer ends by itself. ValueError where submitit is not installed.
     """
     submitit = _submitit()
     # It would hide every GPU from a job that does not ask for numbers of its own: what this session sees is
@@ -121,15 +129,17 @@ def local() -> Pool[str]:
     around = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES")}
 
     def work(job: Job, _slot: str, stopped: Callable[[], bool]) -> str:
-        file = jobs.prepare(job)
         executor = submitit.LocalExecutor(folder())
         executor.update_parameters(timeout_min=7 * 24 * 60)
         _share_path()
-        task = executor.submit(worker.launch_far, (*worker.COMMAND, str(file)), around, os.getpid())
+        task = executor.submit(worker.launch_far, (*worker.COMMAND, str(job.file)), around, os.getpid())
         while not (task.done() or stopped()):
             time.sleep(0.1)
         if not task.done():
             task.cancel()  # the job's process ends its worker
+            deadline = time.monotonic() + worker.GRACE_S
+            while not task.done() and time.monotonic() < deadline:
+                time.sleep(0.1)
             return "stopped"
         return _how_it_ended(job, task)
 
@@ -202,23 +212,29 @@ class Slurm:
         """Submit jobs; those of an earlier run that wait or run as they are wanted are taken over."""
         _share_path()
         tasks = {job.name: task for job in wanted if (task := self._earlier(job))}
-        for variant, executor in self._executors.items():
-            array = [job for job in wanted if job.variant == variant and job.name not in tasks]
-            if not array:
-                continue
-            files = [jobs.prepare(job) for job in array]
-            commands = [(*worker.COMMAND, str(file)) for file in files]
-            nothing = [None] * len(array)
-            try:
-                given = executor.map_array(worker.launch_far, commands, [{}] * len(array), nothing)
-            except self._refusals as error:
-                said = str(error).strip().rpartition("\n")[2]
-                raise ValueError(f"Slurm takes no such job: {said}") from error
-            for job, task in zip(array, given, strict=True):
-                places.write_text(_submitted(job), f"{job.key} {task.job_id}")
-                tasks[job.name] = SlurmTask(job, task)
-        made = [tasks[job.name] for job in wanted]
-        self._tasks += made
+        new = [job for job in wanted if job.name not in tasks]
+        for job in new:
+            jobs.prepare(job)
+        for variant in self._executors:
+            if array := [job for job in new if job.variant == variant]:
+                made = self._submit(variant, array)
+                tasks |= {job.name: task for job, task in zip(array, made, strict=True)}
+        return [tasks[job.name] for job in wanted]
+
+    def _submit(self, variant: str, array: Sequence[Job]) -> list[SlurmTask]:
+        """Submit jobs of one variant as an array. ValueError with what Slurm says if it refuses them."""
+        commands = [(*worker.COMMAND, str(job.file)) for job in array]
+        nothing = [None] * len(array)
+        try:
+            given = self._executors[variant].map_array(
+                worker.launch_far, commands, [{}] * len(array), nothing
+            )
+        except self._refusals as error:
+            said = str(error).strip().rpartition("\n")[2]
+            raise ValueError(f"Slurm takes no such job: {said}") from error
+        made = [self._known(SlurmTask(job, task)) for job, task in zip(array, given, strict=True)]
+        for job, task in zip(array, given, strict=True):
+            places.write_text(_submitted(job), f"{job.key} {task.job_id}")
         return made
 
     def _earlier(self, job: Job) -> SlurmTask | None:
@@ -232,9 +248,14 @@ class Slurm:
         if state == "UNKNOWN" or task.done():
             return None
         if key == job.key and not job.again:
-            return SlurmTask(job, task)
+            return self._known(SlurmTask(job, task))
         task.cancel(check=False)
         return None
+
+    def _known(self, task: SlurmTask) -> SlurmTask:
+        """Note a task as soon as it is there: whatever goes wrong from then on, `stop` cancels it."""
+        self._tasks.append(task)
+        return task
 
     def stop(self) -> None:
         """Cancel what has not ended."""

@@ -34,7 +34,7 @@ class Engine(Protocol):
     poll_s: float
 
     def start(self, wanted: Sequence[Job]) -> Sequence[Task]:
-        """Queue jobs."""
+        """Queue jobs, prepared all at once: those that never start have nothing left of an older run."""
 
     def stop(self) -> None:
         """End what runs, and forget what waits."""
@@ -55,8 +55,6 @@ class Fleet:
         self._take(self.wanted)
         report.begins(self.wanted, list(self.outcomes.values()))
         todo = [job for job in self.wanted if job.name not in self.outcomes]
-        for job in todo:
-            job.log.unlink(missing_ok=True)
         try:
             self._drive(todo, report)
         finally:
@@ -84,7 +82,7 @@ class Fleet:
                 report.ended(outcome, again)
                 if again:
                     left[job.name] -= 1
-                    failed.append(replace(job, again=False))  # from where it failed
+                    failed.append(replace(job, again=False, retry=True))  # from where it failed
                 else:
                     self.outcomes[job.name] = outcome
             if failed:
@@ -126,11 +124,13 @@ def alone(kind: str, folder: Path | None = None) -> Iterator[None]:
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise ValueError(
                 f"another `labkit {kind}` is running and writes the same files: wait until it has ended, "
                 "or stop it"
             ) from error
+        except OSError:  # a file system without locks, as Lustre can be: no run would ever start there
+            pass
         yield
     finally:
         os.close(handle)

@@ -11,30 +11,41 @@ from labkit import lessons, places, profile_tapes, record, rows
 from labkit.jobs import Job, Outcome
 from labkit.rows import Row
 
-ROOFS = "roofs.jsonl"
 
+def recordings(ended: Iterable[Outcome]) -> tuple[list[Path], list[Path]]:
+    """Put recorded lessons, their tapes and the roofs of each device into the tree.
 
-def recordings(ended: Iterable[Outcome]) -> list[Path]:
-    """Put recorded lessons, their tapes and the roofs of each device into the tree; gives the notebooks.
-
-    A lesson that was edited since is left out, with its tapes.
+    Gives the notebooks that have new outputs, and the lessons whose code was edited since: these are left
+    out, with their tapes.
     """
     shown: list[Path] = []
+    edited: list[Path] = []
+    settled: set[Path] = set()
     recorded = [outcome for outcome in ended if outcome.passed]
     roofs([outcome.job for outcome in recorded])
     for outcome in recorded:
         path = Path(outcome.job.subject)
-        made = outcome.job.home / path.name
-        if not outcome.detail or not made.exists():
-            continue  # it was recorded already
-        stamp = record.read_stamp(lessons.look(made))
-        if stamp is None or stamp.hash != lessons.code_hash(path):
-            continue
-        _tapes(outcome.job, path.stem)
-        if path not in shown:
-            places.write_text(path, made.read_text(encoding="utf-8"))
+        if not outcome.detail:  # it was recorded already, and the notebook shows that
+            settled.add(path)
+        elif not _keep(outcome.job, path, show=path not in settled):
+            edited.append(path)
+        elif path not in settled:
+            settled.add(path)
             shown.append(path)
-    return shown
+    return shown, list(dict.fromkeys(edited))
+
+
+def _keep(job: Job, path: Path, *, show: bool) -> bool:
+    """Keep a worker's tapes of a lesson and, to ``show`` them, its outputs; False if the code was edited."""
+    present, made = lessons.read(path), lessons.read(job.home / path.name)
+    stamp = record.read_stamp(made)
+    if stamp is None or stamp.hash != lessons.code_hash(path):
+        return False
+    _tapes(job, path.stem)
+    if show:  # the outputs only: prose may have been edited meanwhile
+        record.fill(present, made, stamp)
+        record.write(path, present)
+    return True
 
 
 def _tapes(job: Job, lesson: str) -> None:
@@ -50,10 +61,10 @@ def _tapes(job: Job, lesson: str) -> None:
 
 def roofs(done: Sequence[Job]) -> None:
     """Keep the roofs of each device that the first of these jobs on it had."""
-    found = [path for job in done for path in sorted((job.home / "recorded").glob(f"*/{ROOFS}"))]
+    found = [path for job in done for path in sorted((job.home / "recorded").glob(f"*/{record.ROOFS}"))]
     first = {path.parent.name: path for path in reversed(found)}
     for device, path in sorted(first.items()):
-        places.write_text(places.RECORDED / device / ROOFS, path.read_text(encoding="utf-8"))
+        places.write_text(places.RECORDED / device / record.ROOFS, path.read_text(encoding="utf-8"))
 
 
 def measured(wanted: Iterable[Job]) -> list[Row]:

@@ -8,8 +8,7 @@ complete, and the next run takes from it what the same code has finished.
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,17 @@ class Job:
     subject: str
     """The lesson's file, or the suite's name."""
     options: dict[str, Any]
-    key: str
-    """Changes with the code and the options."""
+    key: str = ""
+    """Changes with whatever decides about the result: see `key`."""
     variant: str = ""
     """Which of the kinds of device that were asked for; empty where there is one kind."""
+    device: str = ""
+    """What chooses its device and its software, in words."""
+    installed: list[str] = field(default_factory=list)
+    """The versions of torch and triton where it was asked for; a container may have others."""
     again: bool = False
+    retry: bool = False
+    """It has failed in this run and is tried once more."""
     build: str = field(default_factory=lambda: str(places.BUILD))
     cache: str = field(default_factory=lambda: str(places.cache()))
     """Where the user keeps roofs: a worker takes along what is known."""
@@ -45,6 +50,11 @@ class Job:
     def home(self) -> Path:
         """The job's folder."""
         return Path(self.build) / "workers" / self.kind / self.name
+
+    @property
+    def file(self) -> Path:
+        """What tells its worker all of it."""
+        return self.home / "job.json"
 
     @property
     def log(self) -> Path:
@@ -68,31 +78,42 @@ class Outcome:
     device: str = ""
     seconds: float = 0.0
     detail: dict[str, Any] = field(default_factory=dict)
-    kept: bool = False
-    """It is an earlier run's."""
 
 
 def _as_file_name(text: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "=.-" else "-" for letter in text)
 
 
-def key(kind: str, subject: str, options: Mapping[str, Any]) -> str:
+def keyed(job: Job) -> Job:
+    """The job with its key."""
+    return replace(job, key=key(job))
+
+
+def key(job: Job) -> str:
     """12 hex digits that change with the package's code, that of the lessons a job needs, and its options.
 
-    A suite may need every lesson; a lesson needs itself and those that its code names.
+    They change, too, with what chooses its device, and with what was installed where it was asked for. So in
+    its worker, which takes these two from the job, only the code can make a difference. A suite may need
+    every lesson; a lesson needs itself and those that its code names.
     """
-    folder = Path(options["notebooks"]) if kind == "bench" else Path(subject).parent
+    subject = Path(job.subject)
+    folder = Path(job.options["notebooks"]) if job.kind == "bench" else subject.parent
     digest = hashlib.sha256()
     for path in sorted([*(places.CHECKOUT / "labkit").rglob("*.py"), *(folder / "solutions").glob("*.py")]):
         digest.update(path.read_bytes())
     needed = lessons.find(folder)
-    if kind != "bench":
-        code = "\n".join(cell["source"] for _, cell in lessons.code_cells(lessons.look(Path(subject))))
-        needed = [Path(subject), *(path for path in needed if path.stem in code)]
+    if job.kind != "bench":
+        code = "\n".join(cell["source"] for _, cell in lessons.code_cells(lessons.look(subject)))
+        needed = [subject, *(path for path in needed if path.stem in code)]
     codes = [lessons.code_hash(path) for path in needed]
-    installed = [_version(name) for name in ("torch", "triton")]
-    digest.update(json.dumps([kind, subject, codes, installed, options], sort_keys=True).encode())
+    asked = [job.kind, job.subject, job.options, job.device, job.installed]
+    digest.update(json.dumps([codes, asked], sort_keys=True).encode())
     return digest.hexdigest()[:12]
+
+
+def installed() -> list[str]:
+    """The versions of torch and triton here, empty for one that is not."""
+    return [_version(name) for name in ("torch", "triton")]
 
 
 def _version(name: str) -> str:
@@ -103,25 +124,25 @@ def _version(name: str) -> str:
 
 
 def kept(job: Job) -> Outcome | None:
-    """What an earlier run finished of this job, if the code and the options are the same."""
+    """What an earlier run finished of this job, if its key is the same."""
     found = result(job)
-    return Outcome(**{**vars(found), "kept": True}) if found and found.passed and not job.again else None
+    return found if found and found.passed and not job.again else None
 
 
-def prepare(job: Job) -> Path:
-    """Make the folder ready for a worker, gone what an earlier one said; gives the file that tells it all.
+def prepare(job: Job) -> None:
+    """Make the folder ready for a worker: its file is there, and what an earlier worker said is gone.
 
-    Unfinished work stays: ``cache`` and ``work``, in which the worker finds the rows of an earlier one.
+    Unfinished work stays: ``cache`` and ``work``, in which the worker finds the rows of an earlier one. So
+    does the log of a job that is tried once more.
     """
     if job.again:
         forget(job)
     for name in ("result.json", "progress.json", "rows.jsonl"):
         (job.home / name).unlink(missing_ok=True)
     shutil.rmtree(job.home / "recorded", ignore_errors=True)
-    job.log.parent.mkdir(parents=True, exist_ok=True)
-    path = job.home / "job.json"
-    places.write_text(path, json.dumps(asdict(job), indent=1))
-    return path
+    if not job.retry:
+        job.log.unlink(missing_ok=True)
+    places.write_text(job.file, json.dumps(asdict(job), indent=1))
 
 
 def forget(job: Job) -> None:
@@ -153,7 +174,7 @@ def progress(job: Job) -> tuple[int, int, str] | None:
 
 def finish(outcome: Outcome) -> None:
     """The worker's last word."""
-    said = {name: value for name, value in vars(outcome).items() if name not in ("job", "kept")}
+    said = {name: value for name, value in vars(outcome).items() if name != "job"}
     said["key"] = outcome.job.key
     places.write_text(outcome.job.home / "result.json", json.dumps(said, indent=1))
 

@@ -20,11 +20,15 @@ RETRIES = 1
 
 @dataclass(frozen=True)
 class Crew:
-    """Who does the jobs: an engine, the kinds of device that each is done on, and how often if it fails."""
+    """Who does the jobs."""
 
     engine: Engine
-    variants: Sequence[str] = ("",)
+    kinds: Mapping[str, str]
+    """What chooses the device, for each kind of device that a job is done on, by variant."""
     retries: int = 0
+    """How often a job that fails is done once more."""
+    mixed: bool = False
+    """Jobs of one kind go to GPUs of several models."""
 
 
 def crew(numbers: str | None, executor: str | None, slurm: Sequence[str], retries: int | None) -> Crew | None:
@@ -39,13 +43,18 @@ def crew(numbers: str | None, executor: str | None, slurm: Sequence[str], retrie
     if numbers is not None and executor:
         raise ValueError("--gpus is for this machine; with --executor the cluster gives each job its GPU")
     if numbers is not None:
-        return Crew(pool.on_gpus(gpus.chosen(numbers, gpus.found())))
+        chosen = gpus.chosen(numbers, gpus.found())
+        models = sorted({gpu.name for gpu in chosen})
+        return Crew(pool.on_gpus(chosen), {"": ", ".join(models)}, mixed=len(models) > 1)
     tries = RETRIES if retries is None else retries
     if executor == "local":
-        return Crew(cluster.local(), retries=tries)
+        engine = cluster.local()
+        first = gpus.found()[:1]  # a job sees all GPUs of this session, and takes the first
+        return Crew(engine, {"": "".join(gpu.name for gpu in first)}, tries)
     if executor == "slurm":
         variants = cluster.options(slurm)
-        return Crew(cluster.Slurm(variants), list(variants), tries)
+        kinds = {name: cluster.device(chosen) for name, chosen in variants.items()}
+        return Crew(cluster.Slurm(variants), kinds, tries)
     return None
 
 
@@ -69,10 +78,13 @@ def record(console: Console, made: Crew, paths: Sequence[Path], again: bool) -> 
         try:
             _drive(console, fleet)
         finally:  # what is finished is recorded, also when the run was interrupted
-            for path in gather.recordings(fleet.ended):
+            shown, edited = gather.recordings(fleet.ended)
+            for path in shown:
                 say(console, f"Recorded: {os.path.relpath(path)}")
+            for path in edited:
+                say(console, f"{path.stem} was edited while it was recorded: record it again")
         _show(console, fleet)
-        return _end(fleet)
+        return not edited and _end(fleet)
 
 
 def bench(
@@ -93,6 +105,7 @@ def bench(
     """
     from labkit import bench, bench_report
 
+    _check_models(made, record=record, figure=figure)
     options = {"peers": peers, "roofs": record or figure, "notebooks": str(places.NOTEBOOKS)}
     with alone("bench"):
         fleet = _fleet(made, "bench", suites, options, again)
@@ -117,12 +130,20 @@ def bench(
         return _end(fleet)
 
 
+def _check_models(made: Crew, *, record: bool, figure: bool) -> None:
+    """ValueError for rows of several devices where one has to have all: before they take hours."""
+    if figure and len(made.kinds) > 1:
+        raise ValueError("--figure draws one device: name one kind")
+    if made.mixed and (record or figure):
+        raise ValueError(f"--{'record' if record else 'figure'} with --gpus: choose GPUs of one model")
+
+
 def _fleet(made: Crew, kind: str, subjects: Sequence[str], options: dict[str, Any], again: bool) -> Fleet:
     """ValueError where two jobs would have one name, and so one folder."""
-    keys = {subject: jobs.key(kind, subject, options) for subject in subjects}
+    here = jobs.installed()
     wanted = [
-        Job(kind, subject, options, keys[subject], variant, again)
-        for variant in made.variants
+        jobs.keyed(Job(kind, subject, options, variant=variant, device=device, installed=here, again=again))
+        for variant, device in made.kinds.items()
         for subject in subjects
     ]
     names = [job.name for job in wanted]
@@ -135,7 +156,7 @@ def _drive(console: Console, fleet: Fleet) -> None:
     try:
         with fleet_report.report(console) as report:
             fleet.run(report)
-    except BaseException:
+    except (KeyboardInterrupt, SystemExit, OSError):
         finished = [outcome.job.name for outcome in fleet.ended if outcome.passed]
         names = f"{', '.join(finished)}: finished and kept; " if finished else ""
         say(console, f"{names}the same command goes on, without --again.")

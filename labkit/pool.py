@@ -47,7 +47,9 @@ class Pool(Generic[Slot]):
         self._threads = ThreadPoolExecutor(len(slots))
 
     def start(self, wanted: Sequence[Job]) -> list[Task]:
-        """Queue jobs."""
+        """Prepare jobs and queue them."""
+        for job in wanted:
+            jobs.prepare(job)
         tasks = [Task() for _ in wanted]
         for job, task in zip(wanted, tasks, strict=True):
             task.future = self._threads.submit(self._do, job, task)
@@ -71,8 +73,7 @@ def on_gpus(chosen: Sequence[Gpu]) -> Pool[Gpu]:
     """A worker process on each of these GPUs, which sees no other."""
 
     def work(job: Job, gpu: Gpu, stopped: Callable[[], bool]) -> str:
-        file = jobs.prepare(job)
         environment = {"CUDA_VISIBLE_DEVICES": gpu.visible, "PYTHONPATH": places.python_path()}
-        return worker.how_it_ended(worker.launch((*worker.COMMAND, str(file)), environment, stopped))
+        return worker.how_it_ended(worker.launch((*worker.COMMAND, str(job.file)), environment, stopped))
 
     return Pool(chosen, work)

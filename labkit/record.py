@@ -30,6 +30,8 @@ MARK = "# NBVAL_CHECK_OUTPUT"
 STAMP_VARIABLE = "LABKIT_STAMP"
 TAPE_VARIABLE = profile_tapes.TAPE
 """Names the file into which a lesson being recorded writes its rows as they are measured."""
+ROOFS = "roofs.jsonl"
+"""The roofs of a recorded device, beside its tapes."""
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 _Records = Sequence[rows.Row] | Sequence[profile_tapes.Kept]
 _KEPT: dict[str, Callable[[Path], _Records]] = {
@@ -150,7 +152,7 @@ def strip_stale(directory: Path | None = None, tapes: Path = places.RECORDED) ->
             for _, cell in lessons.code_cells(notebook):
                 cell.outputs, cell.execution_count = [], None
             notebook.metadata.get("labkit", {}).pop("recorded", None)
-            _write(path, notebook)
+            write(path, notebook)
             stripped.append(path.stem)
     for tape, found in tape_states(directory, tapes).items():
         if found.status == "stale":
@@ -225,14 +227,10 @@ def _publish(path: Path, executed: Path, tape: Path, stamp: Stamp, folder: Path,
     notebook = lessons.read(path)
     if lessons.code_hash(path) != stamp.hash:
         raise ValueError(f"{path.stem} was edited while it was recorded: record it again")
-    pairs = zip(lessons.code_cells(notebook), lessons.code_cells(lessons.read(executed)), strict=True)
-    for (_, cell), (_, ran) in pairs:
-        cell.execution_count = ran.execution_count
-        cell.outputs = still(ran.outputs)
+    fill(notebook, lessons.read(executed), stamp)
     silent = silent_marks(notebook)
     if silent:
         raise ValueError(f"{path.stem}: marked {MARK!r}, but shows nothing: cell {silent[0]}")
-    notebook.metadata.setdefault("labkit", {})["recorded"] = asdict(stamp)
     source = _source(path.stem, stamp.hash)
     measured = [replace(row, kind=rows.RECORDED, source=source) for row in rows.read(tape)]
     made = profile_tapes.read(profile_tapes.beside(tape))
@@ -246,17 +244,29 @@ def _publish(path: Path, executed: Path, tape: Path, stamp: Stamp, folder: Path,
         profile_tapes.write(profile_tapes.beside(kept), profiled)
     else:
         profile_tapes.beside(kept).unlink(missing_ok=True)
-    _write(target, notebook)
+    write(target, notebook)
+
+
+def fill(notebook: "NotebookNode", executed: "NotebookNode", stamp: Stamp) -> None:
+    """Give a notebook the outputs that the same code cells have in an executed one, and their stamp.
+
+    Everything else, the prose above all, stays as it is. ValueError for another number of code cells.
+    """
+    pairs = zip(lessons.code_cells(notebook), lessons.code_cells(executed), strict=True)
+    for (_, cell), (_, ran) in pairs:
+        cell.execution_count = ran.execution_count
+        cell.outputs = still(ran.outputs)
+    notebook.metadata.setdefault("labkit", {})["recorded"] = asdict(stamp)
 
 
 def record_roofs(measured: Path, identity: "Identity", tapes: Path = places.RECORDED) -> None:
     """Keep the roofs that a machine measured, for those who read the lessons without it."""
     kept = [replace(row, kind=rows.RECORDED, source="labkit/machine.py") for row in rows.read(measured)]
-    rows.write(tapes / identity.slug / "roofs.jsonl", kept)
+    rows.write(tapes / identity.slug / ROOFS, kept)
 
 
-def _write(path: Path, notebook: "NotebookNode") -> None:
-    """As Jupyter itself writes it (sorted keys, one space), so that recording makes a small difference."""
+def write(path: Path, notebook: "NotebookNode") -> None:
+    """Write a notebook as Jupyter does (sorted keys, one space): recording makes a small difference."""
     import nbformat
 
     places.write_text(path, nbformat.writes(notebook).rstrip("\n") + "\n")

@@ -25,7 +25,7 @@ KEPT_S = 7 * 24 * 3600.0
 """Rows of a suite that was cut short serve the next run so long: a queue may take days, and the job's key
 says that the code is the same."""
 GRACE_S = 10.0
-"""A worker that was asked to end is killed after this."""
+"""A worker that was asked to end, and has not, is ended by force after this."""
 
 
 def launch(
@@ -92,7 +92,7 @@ def main() -> None:
     os.environ["LABKIT_CACHE"] = str(job.home / "cache")
     began = time.perf_counter()
     try:
-        if jobs.key(job.kind, job.subject, job.options) != job.key:
+        if jobs.key(job) != job.key:
             raise ValueError("its code was edited since it was asked for: the same command runs it again")
         _take_roofs(job)
         outcome = WORK[job.kind](job, began)
@@ -117,6 +117,8 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_S)
+    os._exit(128 + signal.SIGTERM)  # the main thread hangs outside Python, where no handler runs
 
 
 def _take_roofs(job: Job) -> None:

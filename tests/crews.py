@@ -25,7 +25,7 @@ def set_up(folder, put, environment):
     put(places, "BUILD", folder / "build")
     put(places, "RECORDED", folder / "recorded")
     put(worker, "COMMAND", (TOY_WORKER,))
-    put(gpus, "found", lambda: [Gpu(0, "Toy A", "A"), Gpu(1, "Toy B", "B")])
+    put(gpus, "found", lambda: [Gpu(0, "Toy", "A"), Gpu(1, "Toy", "B")])
     environment("LABKIT_CACHE", str(folder / "cache"))
     environment("TRITON_INTERPRET", "1")
     environment("PYTHONPATH", os.pathsep.join([str(places.CHECKOUT), str(Path(__file__).parent)]))
@@ -37,6 +37,12 @@ def set_up(folder, put, environment):
         return places.NOTEBOOKS / f"{name}.ipynb"
 
     return add
+
+
+@pytest.fixture
+def two_models(monkeypatch):
+    """The toy GPUs as cards of two models."""
+    monkeypatch.setattr(gpus, "found", lambda: [Gpu(0, "Toy A", "A"), Gpu(1, "Toy B", "B")])
 
 
 @pytest.fixture

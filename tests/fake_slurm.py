@@ -64,7 +64,11 @@ def sacct(*_):
 
 def scancel(task):
     (STATE / f"{task}.state").write_text("CANCELLED")
-    group = int((STATE / f"{task}.pid").read_text())
+    started = STATE / f"{task}.pid"
+    deadline = time.monotonic() + 60
+    while not (started.exists() and started.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    group = int(started.read_text())
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, number)

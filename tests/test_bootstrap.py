@@ -1,5 +1,6 @@
 """Setting up: done once, done again when something changed or stopped midway, and said in one sentence."""
 
+import errno
 import json
 import os
 import subprocess
@@ -328,6 +329,16 @@ def test_two_setups_do_not_run_at_once(tmp_path):
         both = [subprocess.Popen(command, stdout=output) for _ in range(2)]
         assert [child.wait(timeout=60) for child in both] == [0, 0]
     assert log.read_text().split() == ["in", "out", "in", "out"]
+
+
+@pytest.mark.skipif(bootstrap.fcntl is None, reason="this system has no file locks of this kind")
+def test_a_file_system_without_locks_stops_no_set_up(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(bootstrap.fcntl, "flock", refuse)
+    with bootstrap.locked(tmp_path / "lock"):
+        pass
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,14 @@ import os
 import re
 import shlex
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from crews import DIES, FAILS_FIRST, FOR_EVER, clone, labkit  # noqa: F401
+from processes import wait_for
+from taped import recorded
 
-from labkit import cli, cluster, gather, jobs, lessons, places, record, rows
+from labkit import cli, cluster, gather, jobs, lessons, many, places, record, rows, worker
 from labkit.jobs import Job
 
 PAGE = Path(__file__).parent.parent / "docs" / "CLUSTER.md"
@@ -194,6 +195,24 @@ def test_a_killed_worker_is_one_failed_lesson_and_the_next_run_continues(submiti
     assert (places.NOTEBOOKS / "ran").read_text() == "b"
 
 
+def test_stopped_it_gives_back_when_the_jobs_process_has_ended(submitit, clone, monkeypatch):  # noqa: F811
+    job = jobs.keyed(Job("run", str(clone("01_a", FOR_EVER)), {}))
+    made = []
+    submit = submitit.LocalExecutor.submit
+
+    def note(*given):
+        made.append(submit(*given))
+        return made[0]
+
+    monkeypatch.setattr(submitit.LocalExecutor, "submit", note)
+    monkeypatch.setattr(worker, "GRACE_S", 60.0)
+    engine = cluster.local()
+    engine.start([job])
+    wait_for((places.NOTEBOOKS / "pid").exists, "the worker", 60)
+    engine.stop()
+    assert made[0].done()
+
+
 # Slurm
 
 
@@ -240,21 +259,59 @@ def test_what_slurm_refuses_is_a_sentence(slurm, clone):  # noqa: F811
     result = labkit("run", "--executor", "slurm", "--slurm", "partition=none")
     assert result.exit_code == 2 and "Slurm takes no such job: " in result.output
     assert "invalid partition specified: none" in result.output and "Traceback" not in result.output
+    assert "the same command goes on" not in result.output
 
 
 def test_jobs_of_a_run_that_was_lost_are_taken_over(slurm, clone):  # noqa: F811
     paths = [clone("01_a", FOR_EVER), clone("02_b", "1")]
-    wanted = [Job("run", str(path), {}, jobs.key("run", str(path), {})) for path in paths]
+    wanted = [jobs.keyed(Job("run", str(path), {})) for path in paths]
     lost = cluster.Slurm({"": {}}).start(wanted)
     pid = places.NOTEBOOKS / "pid"
-    deadline = time.monotonic() + 30
-    while not (pid.exists() and jobs.result(wanted[1])) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_for(lambda: pid.exists() and jobs.result(wanted[1]), "the workers", 60)
     found = cluster.Slurm({"": {}})
     (task,) = found.start(wanted[:1])
     assert task.task.job_id == lost[0].task.job_id and len(list(slurm.glob("*.sh"))) == 1
     found.stop()
-    while not task.task.done(force_check=True):
-        time.sleep(0.1)
+    wait_for(lambda: task.task.done(force_check=True), "its end", 60)
     assert (slurm / f"{task.task.job_id}.state").read_text() == "CANCELLED"
     assert jobs.kept(wanted[1]).passed
+
+
+def keys(*assignments):
+    """The key of each job of `labkit run --executor slurm` with these options."""
+    crew = many.crew(None, "slurm", assignments, None)
+    paths = [str(places.NOTEBOOKS / "01_a.ipynb")]
+    return [job.key for job in many._fleet(crew, "run", paths, {}, False).wanted]
+
+
+def test_what_chooses_a_device_or_its_software_changes_the_key_and_nothing_else_does(slurm, clone):  # noqa: F811
+    clone("01_a", "1")
+    plain = keys()
+    assert keys("time=5", "mem=1G", "cpus-per-task=2", "exclude=a", "account=b", "qos=c") == plain
+    choosing = [
+        "gres=gpu:a100:1", "gres=gpu:h100:1", "partition=fast", "partition=slow", "constraint=a100",
+        "nodelist=a", "container-image=a", "container-image=b", "apptainer=a.sif",
+    ]  # fmt: skip
+    assert len({*plain, *(key for choice in choosing for key in keys(choice))}) == len(choosing) + 1
+    assert keys("gres=gpu:a100:1", "gres=gpu:h100:1") == keys(choosing[0]) + keys(choosing[1])
+
+
+def test_a_page_of_two_kinds_of_device_is_not_begun(slurm, clone):  # noqa: F811
+    kinds = ["--slurm", "constraint=a100", "--slurm", "constraint=h100"]
+    result = labkit("bench", "--figure", "--executor", "slurm", *kinds)
+    assert result.exit_code == 2 and "--figure draws one device: name one kind" in result.output
+    assert not list(slurm.iterdir())
+
+
+@pytest.mark.parametrize(("kinds", "submitted"), [(("gpu", "none"), "CANCELLED"), (("none", "gpu"), None)])
+def test_of_a_submission_that_is_refused_half_way_nothing_is_left(slurm, clone, kinds, submitted):  # noqa: F811
+    path = clone("01_a", FOR_EVER)
+    crew = many.crew(None, "slurm", [f"partition={kind}" for kind in kinds], None)
+    wanted = many._fleet(crew, "run", [str(path)], {}, False).wanted
+    rows.write(wanted[1].home / "rows.jsonl", [recorded()])
+    with pytest.raises(ValueError, match="Slurm takes no such job"):
+        crew.engine.start(wanted)
+    crew.engine.stop()
+    assert gather.measured(wanted) == []
+    states = [file.read_text() for file in slurm.glob("*.state")]
+    assert states == ([submitted] if submitted else [])

@@ -1,12 +1,19 @@
+import errno
+import fcntl
 import io
+import os
+import threading
+import time
 from dataclasses import dataclass, replace
 
 import pytest
 from rich.console import Console
+from taped import recorded
 
-from labkit import fleet_report, jobs
+from labkit import fleet, fleet_report, gather, jobs, places, rows
 from labkit.fleet import Fleet
 from labkit.jobs import Job, Outcome
+from labkit.pool import Pool
 
 
 @dataclass
@@ -96,6 +103,61 @@ def test_wanted_again_is_tried_anew_once(wanted):
     assert not (wanted[0].home / "work").exists()
     fleet.forget()
     assert not any(job.home.exists() for job in wanted)
+
+
+def test_jobs_that_never_start_have_nothing_of_an_older_run(wanted):
+    for job in wanted:
+        jobs.finish(Outcome(job, True))
+        rows.write(job.home / "rows.jsonl", [recorded()])
+    started = threading.Event()
+
+    def work(job, slot, stopped):
+        started.set()
+        while not stopped():
+            time.sleep(0.01)
+        return "stopped"
+
+    engine = Pool(["one"], work)
+    engine.start([replace(job, again=True) for job in wanted])
+    assert started.wait(60)
+    engine.stop()
+    assert gather.measured(wanted) == [] and not any(map(jobs.kept, wanted))
+
+
+def test_a_log_begins_with_a_run_and_goes_on_when_its_job_is_tried_again(wanted):
+    class Logs(Engine):
+        def start(self, wanted):
+            made = super().start(wanted)
+            for job in wanted:
+                before = job.log.read_text() if job.log.exists() else ""
+                places.write_text(job.log, f"{before}{job.name} {len(self.started)}\n")
+            return made
+
+    places.write_text(wanted[0].log, "an older run\n")
+    run(Fleet(wanted[:1], Logs(a=["lost", ""]), retries=1))
+    assert wanted[0].log.read_text() == "a 1\na 2\n"
+
+
+def test_the_log_of_a_job_that_is_taken_over_stays(wanted):
+    class TakesOver(Engine):
+        def start(self, wanted):
+            for job in wanted:
+                jobs.finish(Outcome(job, True))
+            return [Task("") for _ in wanted]
+
+    places.write_text(wanted[0].log, "its worker writes here\n")
+    run(Fleet(wanted[:1], TakesOver()))
+    assert wanted[0].log.read_text() == "its worker writes here\n"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_where_a_file_system_has_no_locks_runs_go_on_without(tmp_path, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with fleet.alone("run", tmp_path):
+        pass
 
 
 def test_a_terminal_has_a_bar_for_all_and_one_for_each_that_runs(wanted):

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from crews import DIES, FAILS_FIRST, FOR_EVER, clone, labkit  # noqa: F401
+from crews import DIES, FAILS_FIRST, FOR_EVER, clone, labkit, two_models  # noqa: F401
 
-from labkit import gpus, jobs, lessons, places, record, rows, worker
+from labkit import gather, gpus, jobs, lessons, places, record, rows, worker
 
 VISIBLE = "import os\nopen(f'on {os.environ[\"CUDA_VISIBLE_DEVICES\"]}', 'w')\nimport time; time.sleep(0.3)"
 
@@ -73,7 +73,7 @@ def test_a_lesson_is_run_again_when_one_that_it_loads_or_a_solution_was_edited(c
     clone("03_c", "1")
 
     def key():
-        return jobs.key("run", str(path), {})
+        return jobs.key(jobs.Job("run", str(path), {}))
 
     before = key()
     clone("03_c", "2")
@@ -82,6 +82,33 @@ def test_a_lesson_is_run_again_when_one_that_it_loads_or_a_solution_was_edited(c
     edited = key()
     places.write_text(places.NOTEBOOKS / "solutions" / "02_b.py", "x = 1")
     assert len({before, edited, key()}) == 3
+
+
+def test_what_another_model_of_gpu_finished_is_not_taken(clone, two_models):  # noqa: F811
+    clone("01_a", "open('ran', 'a').write('a')")
+    clone("02_b", "raise ValueError")
+    for number, said, ran in [("0", False, "a"), ("0", True, "a"), ("1", False, "aa")]:
+        result = labkit("run", "--gpus", number)
+        assert ("Continued" in result.output) == said and (places.NOTEBOOKS / "ran").read_text() == ran
+
+
+def test_a_worker_may_have_other_versions_than_who_asked(clone, monkeypatch):  # noqa: F811
+    clone("01_a", "1")
+    monkeypatch.setattr(jobs, "installed", lambda: ["of the host", "not of the image"])
+    assert labkit("run", "--gpus", "0").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--figure"], "--figure with --gpus: choose GPUs of one model"),
+        (["--peers", "--record"], "--record with --gpus: choose GPUs of one model"),
+    ],
+)
+def test_one_devices_page_or_full_run_is_not_begun_on_two_models(clone, two_models, arguments, says):  # noqa: F811
+    result = labkit("bench", "--gpus", "all", *arguments)
+    assert result.exit_code == 2 and says in result.output
+    assert not places.BUILD.exists()
 
 
 @pytest.mark.parametrize(
@@ -94,10 +121,13 @@ def test_a_lesson_is_run_again_when_one_that_it_loads_or_a_solution_was_edited(c
         (["run", "--slurm", "partition=a"], "add --executor slurm"),
         (["run", "--executor", "local", "--slurm", "partition=a"], "add --executor slurm"),
         (["run", "--gpus", "0", "--retries", "2"], "add --executor"),
+        (["run", "--retries", "0"], "add --executor"),
+        (["run", "--gpus", ""], "write all, or numbers"),
         (["record", "--check", "--gpus", "0"], "leave --gpus and --executor out"),
         (["bench", "--compare", "a", "b", "--gpus", "0"], "no suite or other option"),
         (["run", "07", "--gpus", "0"], "no lesson is called"),
         (["run", "--gpus", "0", "-p", "x=1"], "no parameter 'x'"),
+        (["run", "--again"], "--again is for --gpus or --executor: a plain run keeps nothing"),
     ],
 )
 def test_mistakes_are_refused_before_anything_starts(clone, arguments, says):  # noqa: F811
@@ -224,14 +254,31 @@ def test_recordings_of_two_devices_are_two_tapes(clone):  # noqa: F811
 
 def test_an_edit_while_it_is_recorded_leaves_the_lesson_as_it_is(clone):  # noqa: F811
     path = clone("01_a", "1")
-    job = jobs.Job("record", str(path), {}, jobs.key("record", str(path), {}))
+    job = jobs.keyed(jobs.Job("record", str(path), {}))
     jobs.prepare(job)
     clone("01_a", "2")
     before = path.read_bytes()
-    ran = subprocess.run([sys.executable, *worker.COMMAND, str(job.home / "job.json")])
+    ran = subprocess.run([sys.executable, *worker.COMMAND, str(job.file)])
     assert ran.returncode == 1
     assert "its code was edited since it was asked for" in jobs.result(job).error
     assert path.read_bytes() == before
+
+
+def test_an_edit_after_it_was_recorded_leaves_the_lesson_out_and_says_so(clone, monkeypatch):  # noqa: F811
+    path = clone("01_a", "1")
+    clone("02_b", "2")
+    gathering = gather.recordings
+
+    def edit_and_gather(ended):
+        clone("01_a", "3")
+        return gathering(ended)
+
+    monkeypatch.setattr(gather, "recordings", edit_and_gather)
+    result = labkit("record", "--gpus", "0,1")
+    assert result.exit_code == 1
+    assert "01_a was edited while it was recorded: record it again" in result.output
+    assert "Recorded: notebooks/02_b.ipynb" in result.output and record.state(path).status == "no outputs"
+    assert home("record", "02_b").exists(), "the same command goes on from there"
 
 
 def test_suites_on_two_gpus_are_one_file_in_their_order(clone, tmp_path):  # noqa: F811

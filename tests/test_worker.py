@@ -17,8 +17,10 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from pathlib import Path
 
+import psutil
 import pytest
 import queueing
+from processes import wait_for
 from simulated import doubling, install
 
 from labkit import device, jobs, places, rows, suites, turns, worker
@@ -151,7 +153,7 @@ def test_roofs_go_to_a_worker_and_come_back_to_whoever_had_none(job, tmp_path):
 
 def test_a_result_of_other_code_or_a_torn_one_is_none(job):
     jobs.finish(Outcome(job, True, device="Toy"))
-    assert jobs.kept(job) == Outcome(job, True, device="Toy", kept=True)
+    assert jobs.kept(job) == Outcome(job, True, device="Toy")
     assert jobs.kept(replace(job, key="other")) is None
     assert jobs.kept(replace(job, again=True)) is None
     (job.home / "result.json").write_text('{"key": "ke')
@@ -188,6 +190,35 @@ def test_a_worker_that_will_not_end_is_killed(tmp_path, monkeypatch):
         f"open({str(started)!r}, 'w')\nwhile True: time.sleep(1)"
     )
     assert worker.launch(("-c", script), {}, started.exists) == -signal.SIGKILL
+
+
+HANGS = """
+import ctypes, os, signal, sys, threading
+from labkit import worker
+worker.GRACE_S = 0.1
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+threading.Thread(target=worker._end_with, args=(os.getppid(),), daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the other thread gets it, and wakes nobody
+print(os.getpid(), flush=True)
+ctypes.CDLL(None).sleep(600)
+"""
+
+
+def test_a_worker_that_hangs_in_a_call_of_c_ends_with_its_parent(tmp_path):
+    script = tmp_path / "hangs.py"
+    script.write_text(HANGS)
+    parent = subprocess.Popen(
+        ["sh", "-c", '"$@"; true', "sh", sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": str(places.CHECKOUT)}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    hanging = psutil.Process(int(parent.stdout.readline()))
+    try:
+        parent.kill()
+        parent.wait(60)
+        wait_for(lambda: not hanging.is_running() or hanging.status() == "zombie", "its end", 60)
+    finally:
+        if hanging.is_running():
+            hanging.kill()
 
 
 def test_a_launch_ends_with_its_owner():
