@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -217,6 +217,8 @@ def measure(
 SECTION: ContextVar[Callable[[Callable[[], Any]], Any]] = ContextVar("SECTION", default=lambda act: act())
 """Who calls a capture or a sample. A panel that measures in a thread has the thread of the cells do it:
 while a graph is captured no other thread may draw random numbers, and what a cell does would be timed too."""
+_GAUGE: ContextVar[noise.Gauge | None] = ContextVar("_GAUGE", default=None)
+"""What watches the samples that are being taken."""
 _waiting: SimpleQueue[Callable[[], None]] = SimpleQueue()
 _TURN = threading.RLock()
 BUSY_S = 1.0
@@ -254,7 +256,8 @@ def on_main_thread(
         if stop() and result.cancel():
             raise StoppedError("stopped while a cell was running")
         if turns.held() and time.monotonic() - began > BUSY_S and result.cancel():
-            with turns.aside(partial(_go_on, stop)):
+            gauge = _GAUGE.get()
+            with gauge.away() if gauge else nullcontext(), turns.aside(partial(_go_on, stop)):
                 on_main_thread(lambda: None, wake, stop)
             return on_main_thread(act, wake, stop)
     return result.result()
@@ -355,10 +358,23 @@ class _Run:
         return failed
 
     def _interleave(self, samplers: dict[str, "_Sampler"]) -> dict[str, Timing | Gap]:
+        gauge = noise.Gauge()
+        token = _GAUGE.set(gauge)
+        try:
+            samples, failed = self._sampled(samplers, gauge)
+        finally:
+            _GAUGE.reset(token)
+        disturbed = gauge.finding()
+        done = {name: s for name, s in samplers.items() if name not in failed}
+        return failed | {name: s.timing(samples[name], self.cache, disturbed) for name, s in done.items()}
+
+    def _sampled(
+        self, samplers: dict[str, "_Sampler"], gauge: noise.Gauge
+    ) -> tuple[dict[str, list[float]], dict[str, Timing | Gap]]:
+        """The samples of each, and the gaps of those that failed meanwhile."""
         samples: dict[str, list[float]] = {name: [] for name in samplers}
         failed: dict[str, Timing | Gap] = {}
         wanted = {name: sampler.samples(self.budget_s) for name, sampler in samplers.items()}
-        gauge = noise.Gauge()
         for round_ in range(max(wanted.values(), default=0)):
             names = [name for name, count in wanted.items() if round_ < count and name not in failed]
             self.shuffle.shuffle(names)
@@ -371,9 +387,7 @@ class _Run:
                 except Exception as error:  # becomes the note of this contender's gap
                     failed[name] = Gap(describe(error))
             gauge.look()
-        disturbed = gauge.finding()
-        done = {name: s for name, s in samplers.items() if name not in failed}
-        return failed | {name: s.timing(samples[name], self.cache, disturbed) for name, s in done.items()}
+        return samples, failed
 
     def _check_stop(self) -> None:
         if self.stop():

@@ -8,14 +8,14 @@ other code cell what it put out. Exercises belong to the notebook: the deck only
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from labkit import claims, lessons, record
+from labkit import claims, exercises, folds, lessons, record
 
 LINE = 74
 """Characters of prose in a line, at the size that `data/reveal/labkit.css` gives them."""
@@ -29,7 +29,6 @@ FIGURE = 380
 """Pixels that a figure has to have; it takes what the others leave."""
 SMALLER = 84
 """Characters from which on a line of code needs the smaller letters."""
-ASIDE = "An aside"
 UNSEEN = {"setup", "parameters"}
 """Tags of cells that no slide shows, unless they say so."""
 KINDS = ("slide", "subslide", "skip")
@@ -47,7 +46,7 @@ def kind(cell: NotebookNode, default: str = "subslide") -> str:
 def cut(notebook: NotebookNode) -> NotebookNode:
     """A notebook with one cell for each slide; what cells put out is kept as it was saved.
 
-    ValueError for a cell with an unknown slide type.
+    ValueError for a cell with an unknown slide type, or an exercise that hands in nothing.
     """
     made = deepcopy(notebook)
     made.metadata.pop("widgets", None)
@@ -58,24 +57,19 @@ def cut(notebook: NotebookNode) -> NotebookNode:
     return made
 
 
-def _slides(cells: Iterable[NotebookNode]) -> Iterator[tuple[NotebookNode, bool, str]]:
+def _slides(cells: Sequence[NotebookNode]) -> Iterator[tuple[NotebookNode, bool, str]]:
     """Each slide's cell, whether it begins a section, and the heading to repeat over it."""
-    section, aside = "", False
-    for cell in cells:
+    section = ""
+    for cell in _seen(cells):
         tags = lessons.tags(cell)
-        if "exercise" in tags:
-            yield new_markdown_cell(_your_turn(cell.source)), False, section
-        elif cell.cell_type == "markdown":
+        if cell.cell_type == "markdown":
             for heading, text in sections(cell.source):
-                aside = heading.startswith(ASIDE) if heading else aside
-                if kind(cell, "skip" if aside else "subslide") == "skip":
-                    continue
                 section = heading or section
                 for number, piece in enumerate(pieces(text)):
                     begins = bool(heading) and number == 0
                     yield new_markdown_cell(piece), begins, "" if begins else section
-        elif kind(cell, "skip" if aside or UNSEEN & set(tags) else "subslide") == "skip":
-            continue
+        elif "exercise" in tags:
+            yield new_markdown_cell(_your_turn(cell)), False, section
         elif lessons.KERNEL in tags:
             for source in code_pieces(cell.source):
                 yield new_code_cell(source), False, section
@@ -86,6 +80,15 @@ def _slides(cells: Iterable[NotebookNode]) -> Iterator[tuple[NotebookNode, bool,
                 yield shown, False, section
 
 
+def _seen(cells: Sequence[NotebookNode]) -> Iterator[NotebookNode]:
+    """The cells that are on slides."""
+    aside = {id(cell) for section in folds.asides(cells) for cell in section}
+    for cell in cells:
+        unseen = id(cell) in aside or UNSEEN & set(lessons.tags(cell))
+        if kind(cell, "skip" if unseen else "subslide") != "skip":
+            yield cell
+
+
 def _placed(cell: NotebookNode, slide_type: str, section: str) -> NotebookNode:
     data = {"title": section} if section else {}
     if max(map(len, cell.source.splitlines()), default=0) > SMALLER and cell.cell_type == "code":
@@ -94,17 +97,15 @@ def _placed(cell: NotebookNode, slide_type: str, section: str) -> NotebookNode:
     return cell
 
 
-def _your_turn(source: str) -> str:
-    name = re.search(r'^tasks\.check\("(\w+)"', source, re.MULTILINE)
-    return f"### Your turn: `{name[1]}`\n\nThe exercise is in the notebook." if name else ""
+def _your_turn(cell: NotebookNode) -> str:
+    return f"### Your turn: `{exercises.name_of(cell)}`\n\nThe exercise is in the notebook."
 
 
 def sections(text: str) -> Iterator[tuple[str, str]]:
     """A cell's prose parted before each heading: the heading without marks (or nothing), and the text."""
     for part in re.split(r"^(?=#{1,2} )", text, flags=re.MULTILINE):
-        heading = re.match(r"#+ (.*)", part)
         if part.strip():
-            yield (re.sub(r"[`*]", "", heading[1]) if heading else ""), part.strip()
+            yield folds.heading(part), part.strip()
 
 
 def pieces(text: str) -> list[str]:

@@ -2,22 +2,23 @@
 
 import html
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 
 from nbconvert.filters.highlight import Highlight2HTML
 from nbformat import NotebookNode
 
-from labkit import lessons, record
+from labkit import exercises, lessons, record
 from labkit.verdicts import solution_html
 
-FOLDED = "jp-MarkdownHeadingCollapsed"
+ASIDE = "An aside"
+"""How the heading of an aside begins."""
 
 
 def folded(notebook: NotebookNode, solutions: Mapping[str, str]) -> NotebookNode:
     """A copy whose cells say in their metadata which HTML stands ``before`` and ``after`` each of them.
 
-    ValueError for an exercise that has no solution among ``solutions``.
+    ValueError for an exercise that has no solution among ``solutions``, or hands in nothing.
     """
     made = deepcopy(notebook)
     made.metadata.pop("widgets", None)
@@ -29,9 +30,30 @@ def folded(notebook: NotebookNode, solutions: Mapping[str, str]) -> NotebookNode
             _fold_exercise(cell, solutions)
         elif cell.metadata.get("jupyter", {}).get("outputs_hidden"):
             _fold([cell], "The answer, and how it was measured")
-    for section in _asides(made.cells):
-        _fold(section, re.sub(r"^#+ |[`*]", "", section[0].source.splitlines()[0]))
+    for section in asides(made.cells):
+        _fold(section, heading(section[0].source))
     return made
+
+
+def asides(cells: Iterable[NotebookNode]) -> list[list[NotebookNode]]:
+    """The sections called "An aside": each from the cell that begins with such a heading to the next heading
+    that begins a cell."""
+    found: list[list[NotebookNode]] = []
+    inside = False
+    for cell in cells:
+        if cell.cell_type == "markdown" and (said := heading(cell.source)):
+            inside = said.startswith(ASIDE)
+            found += [[]] if inside else []
+        if inside:
+            found[-1].append(cell)
+    return found
+
+
+def heading(text: str) -> str:
+    """The heading of the first or second level that a text begins with, without marks; empty where there is
+    none."""
+    found = re.match(r"#{1,2} (.*)", text)
+    return re.sub(r"[`*]", "", found[1]) if found else ""
 
 
 def _fold(cells: list[NotebookNode], summary: str) -> None:
@@ -41,24 +63,10 @@ def _fold(cells: list[NotebookNode], summary: str) -> None:
 
 
 def _fold_exercise(cell: NotebookNode, solutions: Mapping[str, str]) -> None:
-    named = re.search(r'^tasks\.check\("(\w+)"', cell.source, re.MULTILINE)
-    name = named[1] if named else ""
+    name = exercises.name_of(cell)
     if name not in solutions:
         raise ValueError(f"cell {cell.id}: there is no solution of the exercise {name!r}")
     cell.outputs = []  # "not attempted" says nothing to a reader
     coloured = Highlight2HTML(pygments_lexer="python3")(solutions[name])
     cell.metadata.after = solution_html(solutions[name], coloured)
     _fold([cell], f"Exercise: {name}")
-
-
-def _asides(cells: list[NotebookNode]) -> list[list[NotebookNode]]:
-    """The sections that JupyterLab opens folded: from such a heading to the next heading."""
-    found: list[list[NotebookNode]] = []
-    inside = False
-    for cell in cells:
-        if cell.cell_type == "markdown" and re.match(r"#{1,2} ", cell.source):
-            inside = bool(cell.metadata.get(FOLDED))
-            found += [[]] if inside else []
-        if inside:
-            found[-1].append(cell)
-    return found

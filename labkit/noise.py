@@ -6,7 +6,8 @@ a timed region, never inside a sample. Where there is none, only the spread is l
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -51,18 +52,37 @@ def library() -> Any:
 
 
 class Gauge:
-    """Watches the GPU from when it is made; without NVML it sees nothing."""
+    """Watches the GPU from when it is made, unless it looks :meth:`away`; without NVML it sees nothing."""
 
     def __init__(self) -> None:
         self._reasons = 0
-        self._running: set[int] = set()
+        self._told: list[str] = []
+        """Of other processes, in each of the times that it watched."""
         self._nvml = library() if device.uuid() else None
         self._gpu = self._ask(lambda nvml: nvml.nvmlDeviceGetHandleByUUID(device.uuid()))
         if self._gpu is None:  # a slice of a GPU has no such handle
             self._nvml = None
+        self._begin()
+
+    def _begin(self) -> None:
         self._began_us = time.time_ns() // 1000
+        self._running: set[int] = set()
         self._see_processes()
         self.look()
+
+    def _end(self) -> None:
+        self.look()
+        self._see_processes()
+        self._told.append(self._others())
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """While nothing is timed: what others do meanwhile is no disturbance."""
+        self._end()
+        try:
+            yield
+        finally:
+            self._begin()
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
         """NVML's answer; None where this driver or this GPU has none."""
@@ -80,12 +100,11 @@ class Gauge:
         )
 
     def finding(self) -> str:
-        """What disturbed everything that was timed since; empty when nothing did."""
-        self.look()
-        self._see_processes()
+        """What disturbed what was timed since; empty when nothing did. It ends the watch."""
+        self._end()
         held = dict.fromkeys(name for bit, name in REASONS.items() if self._reasons & bit)
         clocks = f"clocks held down by {' and '.join(held)}" if held else ""
-        return "; ".join(filter(None, [self._others(), clocks]))
+        return "; ".join(filter(None, dict.fromkeys([*self._told, clocks])))
 
     def _see_processes(self) -> None:
         found = self._ask(lambda nvml: nvml.nvmlDeviceGetComputeRunningProcesses(self._gpu))
@@ -109,7 +128,7 @@ class Gauge:
         return ""
 
     def _busy(self) -> set[int] | None:
-        """Processes that worked since this gauge was made; None where the driver keeps no such record."""
+        """Processes that worked since it began to watch; None where the driver keeps no such record."""
         if self._nvml is None:
             return None
         try:

@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from labkit import clocks, counts, device, elsewhere, kernel_names, machine, profile_tapes
+from labkit import clocks, counts, device, elsewhere, kernel_names, machine, profile_tapes, turns
 from labkit.kernel_names import shorten
 from labkit.profile_tapes import HostEvent, Kept, KernelEvent
 from labkit.rows import LIVE
@@ -150,16 +150,19 @@ def profile_text(
     ``text`` as ``call`` does in :func:`profile`, all with ``torch``, ``F`` (torch.nn.functional) and
     ``device`` ("cuda", or "cpu" without a GPU) at hand; what they print is dropped. ``environment`` is set on
     top of this process's own. ``tape`` as in :func:`profile`; without a GPU and a recorded profile the
-    launches are counted in such a process too. The process takes a turn of its own on the GPU: within one of
-    this process it would wait in vain.
+    launches are counted in such a process too. On a GPU it works in a turn of this process, in which it
+    starts, too.
 
     Raises RuntimeError with the last line of the traceback when the code raises, or says how the process
-    ended, and TimeoutError after ``TEXT_LIMIT_S``; ValueError as :func:`profile` does.
+    ended, and TimeoutError when it takes longer than ``TEXT_LIMIT_S``, the wait for the turn aside;
+    ValueError as :func:`profile` does.
     """
     if not device.has_gpu() and (kept := _recorded(tape)):
         return kept
     job = {"setup": setup, "text": text}
-    found = elsewhere.run("labkit.profile_worker", job, environment or {}, TEXT_LIMIT_S)
+    with clocks.gpu_turn():  # taken here: this process can say that it waits, and nothing limits the wait
+        around = {**(environment or {}), **turns.shared()}
+        found = elsewhere.run("labkit.profile_worker", job, around, TEXT_LIMIT_S)
     if "error" in found:
         raise RuntimeError(f"{found['part']}: {found['error']}")
     made = Profile.from_json(found["profile"])

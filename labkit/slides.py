@@ -17,7 +17,7 @@ FILES = {"reveal.js": "dist", "reveal.css": "dist", "labkit.css": "dist/theme", 
 def to_slides(notebook: NotebookNode, name: str) -> str:
     """A lesson as one page of slides, beside a folder ``reveal``.
 
-    ValueError for a cell with an unknown slide type.
+    ValueError as `deck.cut` gives it.
     """
     exporter = SlidesExporter(
         template_file="deck.html.j2",

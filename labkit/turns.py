@@ -30,6 +30,8 @@ from labkit import queue_line
 
 FOLDER = "LABKIT_TURNS"
 """Names the folder where the processes meet; containers that share a GPU mount one."""
+WITHIN = "LABKIT_WITHIN_TURN"
+"""Names the GPU whose turn is that of who started this process, and waits for it: no queueing for it here."""
 USUAL = Path("/tmp/labkit-turns")
 LOOK_S, SELDOM_S = 0.02, 0.5
 """Who is next looks as often as the first; the others look less, the longer their queue is: it costs CPU."""
@@ -220,16 +222,17 @@ _useless: set[Path] = set()
 
 @contextmanager
 def hold(gpu: str, go_on: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """The GPU of this UUID to this process; who has it may nest. Nothing is held for a GPU without a name.
+    """The GPU of this UUID to this process; who has it may nest. Nothing is held for a GPU without a name, or
+    where it is the turn of who started this process (:func:`shared`).
 
     While it waits it calls ``go_on`` at least every 50 ms, and leaves the queue with what that raises, or
     with the KeyboardInterrupt of a cell. Only one thread of a process at a time may be in here.
     """
     global _depth
-    if _depth == 0 and gpu:
-        _queue(gpu, go_on)
     _depth += 1
     try:
+        if _depth == 1 and gpu and gpu != os.environ.get(WITHIN):
+            _queue(gpu, go_on)
         yield
     finally:
         _depth -= 1
@@ -245,6 +248,11 @@ def aside(go_on: Callable[[], None] = lambda: None) -> Iterator[None]:
     yield
     if gpu:
         _queue(gpu, go_on)
+
+
+def shared() -> dict[str, str]:
+    """Environment variables for a process that works in this one's turn, while this one waits for it."""
+    return {WITHIN: _place.gpu} if _place else {}
 
 
 def held() -> bool:
@@ -276,7 +284,7 @@ def _queue(gpu: str, go_on: Callable[[], None]) -> None:
             f"{FOLDER} names another folder for all who share it.",
             stacklevel=2,
         )
-    except BaseException:
+    except BaseException:  # here, not only in `hold`: who was aside may turn an error into a gap, and go on
         _leave()
         raise
 

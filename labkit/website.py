@@ -35,7 +35,7 @@ def write(notebooks: Sequence[Path], folder: Path) -> list[Path]:
 def to_page(notebook: NotebookNode, lesson: str, bar: str = "") -> str:
     """A lesson as a page: exercises, asides and answers to guesses folded, solutions behind a click.
 
-    ValueError for an exercise without a solution.
+    ValueError for an exercise without a solution, or that hands in nothing.
     """
     exporter = HTMLExporter(
         template_file="lesson.html.j2",

@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import queueing
@@ -721,6 +722,56 @@ def test_a_long_cell_keeps_only_its_own_panel_waiting(gpu, queue, monkeypatch):
     assert not turns.held()
 
 
+class Recorder:
+    """NVML as far as it says who worked on the GPU and when: this process always."""
+
+    NVMLError = RuntimeError
+
+    def __init__(self):
+        self.others = []
+        """When another process worked; in microseconds since 1970."""
+
+    def work(self):
+        self.others.append(time.time_ns() // 1000)
+
+    def nvmlDeviceGetProcessUtilization(self, _, since):  # noqa: N802
+        pids = [os.getpid()] + [1 for at in self.others if at > since]
+        return [SimpleNamespace(pid=pid, smUtil=90) for pid in pids]
+
+    def nvmlDeviceGetComputeRunningProcesses(self, _):  # noqa: N802
+        return [SimpleNamespace(pid=os.getpid())]
+
+    def nvmlDeviceGetHandleByUUID(self, _):  # noqa: N802
+        return "handle"
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, _):  # noqa: N802
+        return 0
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_what_others_do_in_their_turn_disturbs_no_sample(gpu, queue, monkeypatch, beside):
+    """In the midst of the samples a cell keeps the panel waiting, and another process has its turn."""
+    monkeypatch.setattr(clocks, "BUSY_S", 0.1)
+    driver, served = Recorder(), []
+    monkeypatch.setattr(noise, "library", lambda: driver)
+
+    def cell():
+        end = time.monotonic() + 60
+        while clocks._waiting.empty() and time.monotonic() < end:
+            time.sleep(0.001)
+        process = queueing.begin(queue, "GPU-simulated")
+        while (said := queueing.says(process)) not in ("has it", ""):
+            pass  # it waits
+        driver.work()
+        served.append(said)
+        queueing.end(process)
+
+    during = driver.work if beside else lambda: None
+    timing, _ = measured_in_a_thread(gpu, cell, during=during, clock="events")
+    assert served == ["has it"]
+    assert timing.noise == ("another process worked on the GPU" if beside else "")
+
+
 # What disturbed it
 
 
@@ -753,14 +804,17 @@ def test_what_disturbed_the_run_disturbed_all_of_it_and_the_gauge_stays_out_of_t
 # In a thread, beside the cells of a notebook
 
 
-def measured_in_a_thread(gpu, busy, stop=lambda: False):
-    """Measure in a thread while this one is ``busy()`` and then serves; the timing, or the error."""
+def measured_in_a_thread(gpu, busy, stop=lambda: False, during=lambda: None, **options):
+    """Measure in a thread while this one is ``busy()`` and then serves; the timing, or the error.
+
+    ``during`` is called by each call that is measured.
+    """
     wakes = []
 
     def work():
         clocks.SECTION.set(lambda act: clocks.on_main_thread(act, wakes.append, stop))
         try:
-            found.append(measure(lambda: record(gpu), stop=stop))
+            found.append(measure(lambda: record(gpu), stop=stop, **options))
         except clocks.StoppedError as error:
             found.append(error)
 
@@ -768,6 +822,7 @@ def measured_in_a_thread(gpu, busy, stop=lambda: False):
 
     def record(gpu):
         threads.append(threading.current_thread() if gpu.captured is not None else None)
+        during()
         gpu.launch(2.0, 7.0)
 
     thread = threading.Thread(target=work)

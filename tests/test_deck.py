@@ -8,6 +8,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from labkit import claims, deck, folds, lessons, record
 
 LESSONS = lessons.find()
+EXERCISE = 'answer = ...\n\n\ntasks.check("mask", answer)'
 FIGURE = '<img alt="a figure" src="data:,">'
 
 
@@ -57,15 +58,29 @@ def test_headings_begin_sections_and_are_repeated_over_what_follows():
 
 
 def test_asides_are_left_out_up_to_the_next_heading():
-    aside = markdown("Before.\n\n## An aside: more\n\nText.")
+    before, aside = markdown("Before."), markdown("## An aside: more\n\nText.")
     inside = [code("k", tags=["kernel"]), code("1", outputs=[shown("x")]), markdown("Still inside.")]
-    assert sources(aside, *inside, markdown("## Next")) == ["Before.", "## Next"]
-    assert sources(aside, code("k", "subslide", tags=["kernel"])) == ["Before.", "k"]
+    assert sources(before, aside, *inside, markdown("## Next")) == ["Before.", "## Next"]
+    assert sources(before, aside, code("k", "subslide", tags=["kernel"])) == ["Before.", "k"]
 
 
 def test_an_exercise_is_named_and_stays_in_the_notebook():
-    (slide,) = cut(code('answer = ...\n\n\ntasks.check("mask", answer)', "skip", ["exercise"]))
+    (slide,) = cut(code(EXERCISE, tags=["exercise"]))
     assert "`mask`" in slide.source and "answer" not in slide.source
+
+
+def test_an_exercise_obeys_its_slide_type():
+    assert cut(code(EXERCISE, "skip", ["exercise"])) == []
+    assert cut(markdown("## An aside: more", "skip"), code(EXERCISE, tags=["exercise"])) == []
+    assert len(cut(markdown("## An aside: more", "skip"), code(EXERCISE, "slide", ["exercise"]))) == 1
+    with pytest.raises(ValueError, match="its slide type is 'notes'"):
+        cut(code(EXERCISE, "notes", ["exercise"]))
+
+
+def test_an_exercise_that_hands_in_nothing_is_refused():
+    cell = code("answer = ...", tags=["exercise"])
+    with pytest.raises(ValueError, match=f"cell {cell.id}: it is tagged exercise, but has no tasks.check"):
+        cut(cell)
 
 
 def test_a_kernel_shows_its_source_and_other_code_what_it_put_out():
@@ -127,7 +142,7 @@ def test_a_lesson_has_slides_of_all_its_sections(path):
         cell.source for cell in cells if deck.kind(cell) != "skip" and cell.cell_type == "markdown"
     )
     headings = [
-        heading for heading, _ in deck.sections(prose) if heading and not heading.startswith(deck.ASIDE)
+        heading for heading, _ in deck.sections(prose) if heading and not heading.startswith(folds.ASIDE)
     ]
     slides = deck.cut(lessons.read(path)).cells
     begun = [slide.source for slide in slides if slide.metadata.slideshow.slide_type == "slide"]

@@ -1,5 +1,6 @@
 """The noise gauge, with a driver that says what a test has it say."""
 
+import itertools
 import os
 import sys
 import time
@@ -115,6 +116,50 @@ def test_a_process_that_came_or_went_meanwhile_was_there(found):
         SimpleNamespace(pid=pid) for pid in seen.pop()
     ]
     assert found(driver) == "other processes on the GPU, at work or not"
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """A gauge, and a driver that keeps a record of who works when; a clock ticks each time it is asked."""
+    ticks = itertools.count(1)
+    monkeypatch.setattr(noise, "time", SimpleNamespace(time_ns=lambda: next(ticks) * 1000))
+    driver = Driver(processes=[ME, ALICE])
+    driver.work = lambda pid: worked.append((pid, next(ticks)))
+    driver.nvmlDeviceGetProcessUtilization = lambda _, since: [
+        SimpleNamespace(pid=pid, smUtil=90) for pid, at in worked if at > since
+    ]
+    worked = []
+    monkeypatch.setattr(device, "uuid", lambda: "GPU-1")
+    monkeypatch.setattr(noise, "library", lambda: driver)
+    return noise.Gauge(), driver
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile", "after", "before and after"])
+def test_what_others_do_while_the_gauge_looks_away_is_no_noise(watched, when):
+    gauge, driver = watched
+    driver.work(ME)
+    if "before" in when:
+        driver.work(ALICE)
+    with gauge.away():
+        driver.work(ME)
+        if when == "meanwhile":
+            driver.work(ALICE)
+    driver.work(ME)
+    if "after" in when:
+        driver.work(ALICE)
+    assert gauge.finding() == ("" if when == "meanwhile" else "another process worked on the GPU")
+
+
+def test_a_process_that_was_there_while_the_gauge_looked_away_is_no_noise(monkeypatch):
+    driver = Driver(processes=[ME])
+    monkeypatch.setattr(device, "uuid", lambda: "GPU-1")
+    monkeypatch.setattr(noise, "library", lambda: driver)
+    gauge = noise.Gauge()
+    with gauge.away():
+        driver.processes = [ME, ALICE]
+        noise.Gauge()
+        driver.processes = [ME]
+    assert gauge.finding() == ""
 
 
 def test_work_is_asked_for_since_the_region_began(found):

@@ -11,15 +11,16 @@ import sys
 import nbformat
 import pytest
 
-from labkit import lessons, places, record
+from labkit import folds, lessons, places, record
 
 LESSONS = lessons.find()
 TAGS = {lessons.SETUP, lessons.KERNEL, "parameters", "exercise"}
 NOTEBOOK_METADATA = {"kernelspec", "language_info", "labkit"}
-CELL_METADATA = {"tags", "lines_to_next_cell", "jp-MarkdownHeadingCollapsed", "jupyter", "slideshow"}
+FOLDED = "jp-MarkdownHeadingCollapsed"
+CELL_METADATA = {"tags", "lines_to_next_cell", FOLDED, "jupyter", "slideshow"}
 """What a cell may carry; ``lines_to_next_cell`` is jupytext's, which keeps a percent script's blank lines,
 the others are JupyterLab's: a folded section, a hidden output, a place among the slides."""
-SIZES = {"01": (55, 36), "06": (66, 48)} | dict.fromkeys(("02", "03", "04", "05"), (60, 60))
+SIZES = {"01": (55, 36), "02": (61, 60), "06": (66, 48)} | dict.fromkeys(("03", "04", "05"), (60, 60))
 """Most cells and KB of source, where they are not 40 and 30: the first lesson holds the primer as well, and
 the last one takes every rung apart."""
 LONGEST_CELL = 30
@@ -106,6 +107,20 @@ def test_it_begins_with_its_title(path):
         if re.match(r"# ", line)
     ]
     assert len(titles) == 1, "one title; sections are ##"
+
+
+@every_lesson
+def test_its_asides_begin_and_end_with_a_cell_and_open_folded(path):
+    """Else JupyterLab, the slides and the page do not agree on what belongs to one."""
+    cells = lessons.read(path).cells
+    aside = {cell.id for section in folds.asides(cells) for cell in section}
+    for cell in cells:
+        if cell.cell_type == "markdown":
+            begins = folds.heading(cell.source).startswith(folds.ASIDE)
+            assert bool(cell.metadata.get(FOLDED)) == begins, cell.id
+            within = re.findall(r"\n#{1,2} (.*)", cell.source)
+            assert not within or cell.id not in aside, cell.id
+            assert not any(heading.startswith(folds.ASIDE) for heading in within), cell.id
 
 
 @every_lesson

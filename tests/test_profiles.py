@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import queueing
 import triton
 import triton.language as tl
 
@@ -147,6 +148,7 @@ def gpu(monkeypatch):
 
     here = machine.Identity("Simulated", "570.1", "2.13.0", "3.7.1", (9, 0), 2**30, 0, 4)
     monkeypatch.setattr(device, "has_gpu", lambda: True)
+    monkeypatch.setattr(device, "uuid", lambda: "")
     monkeypatch.setattr(machine, "identity", lambda: here)
     monkeypatch.setattr(profiles, "_trace", trace)
     return traced
@@ -343,6 +345,35 @@ def test_text_on_a_gpu_is_kept_and_shown_without_one(gpu, recording, monkeypatch
     taped = profiles.profile_text("1", tape="toy/text")
     assert len(asked) == 1, "what is recorded is not run"
     assert (taped.kind, taped.device, taped.kernels) == ("recorded", "Simulated", live.kernels)
+
+
+def test_text_is_profiled_in_a_turn_of_this_process_which_waits_for_it(gpu, tmp_path, monkeypatch):
+    """And says so; the process that does the work does not wait for this one."""
+    monkeypatch.setenv(turns.FOLDER, str(tmp_path))
+    monkeypatch.setattr(turns, "_useless", set())
+    monkeypatch.setattr(turns, "GRACE_S", 0.0)
+    monkeypatch.setattr(device, "uuid", lambda: "GPU-simulated")
+    heard = []
+
+    def run(module, job, environment, limit_s):
+        heard.append("runs")
+        assert turns.held()
+        with monkeypatch.context() as there:
+            for name, value in environment.items():
+                there.setenv(name, value)
+            process = queueing.begin(tmp_path, "GPU-simulated")
+        heard.append(queueing.says(process))
+        queueing.end(process)
+        return profile_worker.answer(**job)
+
+    monkeypatch.setattr(elsewhere, "run", run)
+    with queueing.other(tmp_path, "GPU-simulated") as first:
+        token = turns.TELL.set(lambda said: (heard.append(said), queueing.end(first)))
+        assert profiles.profile_text("1", environment={"A": "1"}).timed
+        turns.TELL.reset(token)
+    assert heard[0].startswith("1st in the queue for the GPU.")
+    assert heard[1:] == ["", "runs", "has it"]
+    assert not turns.held()
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")

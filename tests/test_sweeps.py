@@ -1260,6 +1260,35 @@ def test_of_equally_many_runs_the_one_with_fewest_disturbed_timings_is_kept_whol
     assert table["median_us"].tolist() == [3.0, 4.0] and not runs
 
 
+NOISY = clocks.Timing("graph", "cold", 1.0, 1.0, 1.0, 5, noise="wide")
+QUIET = replace(NOISY, median_us=2.0, noise="")
+FULL = clocks.Gap("out of memory")
+
+
+@pytest.mark.parametrize(
+    ("made", "kept"),
+    [
+        ([(NOISY, NOISY), (NOISY, FULL), (NOISY, FULL)], [1.0, 1.0]),
+        ([(NOISY, NOISY), (QUIET, FULL), (QUIET, QUIET)], [2.0, 2.0]),
+        ([(NOISY, NOISY), (QUIET, FULL), (QUIET, FULL)], [1.0, 1.0]),
+    ],
+)
+def test_a_run_with_a_gap_is_not_a_quieter_one(gpu, tmp_path, monkeypatch, made, kept):
+    runs = [dict(zip("ab", outcomes, strict=True)) for outcomes in made]
+    monkeypatch.setattr(clocks, "measure", lambda *_, **__: runs.pop(0))
+    pair = [doubling(gpu, name) for name in "ab"]
+    table = sweeps.run("suite", pair, POINTS[:1], tape=tmp_path / "tape.jsonl")
+    assert table["median_us"].tolist() == kept and not runs
+
+
+def test_a_quiet_run_with_a_gap_that_all_have_is_the_last(gpu, tmp_path, monkeypatch):
+    runs = [{"a": NOISY, "b": FULL}, {"a": QUIET, "b": FULL}]
+    monkeypatch.setattr(clocks, "measure", lambda *_, **__: runs.pop(0))
+    pair = [doubling(gpu, name) for name in "ab"]
+    table = sweeps.run("suite", pair, POINTS[:1], tape=tmp_path / "tape.jsonl")
+    assert table["note"].tolist() == ["", "out of memory"] and not runs
+
+
 def test_elsewhere_a_disturbed_point_is_measured_once(gpu, disturbances):
     found, asked = disturbances
     found.append("first")

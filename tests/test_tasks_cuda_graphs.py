@@ -371,7 +371,8 @@ WRONG_REPLAYS = {
     "how many times": (predicted(f"({SPAN}) / (busy + gap_us * (len(kernels) - 1))"), "saved"),
     "constant": (predicted("10"), "constant"),
     "two numbers": (predicted("busy, gap_us"), "several-numbers"),
-    "nothing": (predicted("None"), "not-a-number"),
+    "nothing": (predicted("None"), "unfinished"),
+    "a text": (predicted("str(busy)"), "not-a-number"),
     "yes or no": (predicted("busy > gap_us"), "not-a-number"),
     "infinite": (predicted("float('inf')"), "not-a-number"),
     "-1 gaps": (predicted("busy + gap_us * (len(kernels) - 1)"), "empty"),
@@ -383,7 +384,7 @@ WRONG_REPLAYS = {
         predicted("busy + gap_us * len(kernels[1:]) if kernels else (0, 0)"),
         "several-numbers",
     ),
-    "nothing for none": (predicted("busy + gap_us * len(kernels[1:]) if kernels else None"), "not-a-number"),
+    "nothing for none": (predicted("busy + gap_us * len(kernels[1:]) if kernels else None"), "empty"),
     "half": (predicted("busy / 2 + gap_us * len(kernels[1:])"), "wrong-values"),
 }
 REPLAY_ERRORS = {
@@ -401,6 +402,9 @@ REPLAY_ERRORS = {
     "anything": (predicted("busy / 0"), "other-error"),
 }
 OTHER_REPLAYS = {
+    "a number of NumPy's": changed(
+        "replay", (SUM, "import numpy\n\n    return numpy.float32(busy + gap_us * len(kernels[1:]))")
+    ),
     "never below zero": predicted("busy + gap_us * max(0, len(kernels) - 1)"),
     "from the first on": predicted(
         "sum(gap_us + length for _, length in kernels) - gap_us if kernels else 0"

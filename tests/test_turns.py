@@ -128,6 +128,36 @@ def test_an_error_ends_a_turn(folder):
         assert not turns.held()
 
 
+def test_an_interrupt_as_soon_as_it_has_its_turn_ends_the_turn(folder, monkeypatch):
+    original = turns._queue
+
+    def interrupted(*given):
+        original(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(turns, "_queue", interrupted)
+    with pytest.raises(KeyboardInterrupt), turns.hold(GPU):
+        pytest.fail("interrupted before")
+    monkeypatch.undo()
+    assert not turns.held()
+    with turns.hold(GPU):
+        assert turns.held(), "the next one is the outermost again"
+
+
+def test_nobody_queues_within_the_turn_of_who_started_the_process(folder, monkeypatch):
+    assert turns.shared() == {}
+    with turns.hold(GPU):
+        environment = turns.shared()
+    with other(folder, GPU), other(folder, GPU.replace("1", "9")):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        assert not waits()
+        with turns.hold(GPU):
+            assert not turns.held() and turns.shared() == {}
+        with pytest.raises(LeftError), turns.hold(GPU.replace("1", "9"), give_up_after(0.3)):
+            pytest.fail("another GPU is not included")
+
+
 def test_aside_lets_the_others_go_first(folder, started):
     with turns.hold(GPU):
         started.append(begin(folder, GPU))

@@ -39,6 +39,7 @@ def test_exercises_and_answers_are_folded_and_solutions_behind_a_click(site):
     text = site[1].read_text()
     assert text.count("<summary>Exercise: ") == 3 and text.count(">Solution</summary>") == 3
     assert text.count("<summary>The answer, and how it was measured</summary>") == 4
+    assert text.count("<summary>An aside: ") == 2
     assert text.count("<details") == text.count("</details>")
     assert "not attempted" not in text
 
@@ -50,7 +51,7 @@ def test_nothing_is_fetched(site):
 
 def test_an_aside_is_folded_up_to_the_next_heading():
     cells = [
-        new_markdown_cell("## An aside: `more`", metadata={folds.FOLDED: True}),
+        new_markdown_cell("## An aside: `more`"),
         new_code_cell("1"),
         new_markdown_cell("## Next"),
     ]
@@ -71,6 +72,12 @@ def test_a_lesson_that_cannot_be_made_a_page_leaves_the_site_as_it_was(site, mon
 def test_an_exercise_without_a_solution_is_refused():
     cell = new_code_cell('tasks.check("lost", f)', metadata={"tags": ["exercise"]})
     with pytest.raises(ValueError, match="there is no solution of the exercise 'lost'"):
+        folds.folded(new_notebook(cells=[cell]), {"mask": ""})
+
+
+def test_an_exercise_that_hands_in_nothing_is_refused():
+    cell = new_code_cell("f = ...", metadata={"tags": ["exercise"]})
+    with pytest.raises(ValueError, match=f"cell {cell.id}: it is tagged exercise, but has no tasks.check"):
         folds.folded(new_notebook(cells=[cell]), {"mask": ""})
 
 

@@ -1,13 +1,12 @@
 """Lesson 4, exercise "replay": what a graph of kernels takes, predicted from an eager timeline."""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from labkit.tasks import Evidence, Wrong, some
 from labkit.tasks.graph_replay_hints import HINTS
-from labkit.tasks.numbers_said import explained, near
+from labkit.tasks.numbers_said import explained, near, refuse_other_than_number
 
 Kernels = tuple[tuple[float, float], ...]
 
@@ -76,7 +75,7 @@ def check(replay_us: Callable[..., float]) -> Evidence:
     """Compare ``replay_us(kernels, gap_us)`` with kernels and gaps, added up; `Wrong` names what is off."""
     cases = [_Case(*case, replay_us(list(case[0]), case[1])) for case in CASES]
     for case in cases:
-        _refuse_other_than_number(str(case), case.said)
+        refuse_other_than_number(str(case), case.said, _wrong)
     missed = [case for case in cases if not near(case.said, case.right)]
     if missed:
         raise _wrong(
@@ -88,22 +87,17 @@ def check(replay_us: Callable[..., float]) -> Evidence:
     return Evidence(_evidence(len(cases) + 1), len(cases) + 1)
 
 
-def _refuse_other_than_number(where: str, said: Any) -> None:
-    if isinstance(said, (tuple, list)):
-        raise _wrong("several-numbers", f"{where}, the function returned {some(len(said), 'value')}.")
-    if isinstance(said, bool) or not isinstance(said, (int, float)) or not math.isfinite(said):
-        raise _wrong("not-a-number", f"{where}, the function returned {said!r}.")
-
-
 def _refuse_empty(replay_us: Callable[..., float]) -> None:
     where = "For an empty list of kernels"
     try:
         said = replay_us([], 1.5)
     except Exception as error:
-        raise _wrong("empty", f"{where} the function raised {type(error).__name__}: {error}.") from None
-    _refuse_other_than_number(where, said)
+        raise _wrong("empty", f"{where}, the function raised {type(error).__name__}: {error}.") from None
+    if said is None:
+        raise _wrong("empty", f"{where}, the function returned None.")
+    refuse_other_than_number(where, said, _wrong)
     if said != 0:
-        raise _wrong("empty", f"{where} the function says {said:g} microseconds.")
+        raise _wrong("empty", f"{where}, the function says {said:g} microseconds.")
 
 
 def _wrong(reason: str, observed: str) -> Wrong:

@@ -3,6 +3,10 @@
 from labkit.tasks.slips import Slip
 
 HINTS = {
+    "unfinished": (
+        "What does the function return? Its result is what the whole graph takes, in microseconds.",
+        "Each kernel takes its length in a graph, too, and after all but the last one comes gap_us.",
+    ),
     "eager-span": (
         "What lies between the first start and the last end: only kernels?",
         "The waits for Python too, and these are gone in a graph. What is left of the timeline?",

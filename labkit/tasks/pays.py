@@ -1,11 +1,11 @@
 """Lesson 2, exercise "pays": what fusing an activation into a matmul is worth on a device."""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.tasks import Evidence, Wrong
+from labkit.tasks.numbers_said import explained, refuse_other_than_number
 from labkit.tasks.pays_hints import HINTS
 
 TOLERANCE = 0.02
@@ -102,8 +102,7 @@ def check(speedup: Callable[..., float]) -> Evidence:
     for case in cases:
         if isinstance(case.said, bool):
             raise _wrong("yes-or-no", f"{case}, the function returned {case.said}.")
-        if not isinstance(case.said, (int, float)) or not math.isfinite(case.said):
-            raise _wrong("not-a-number", f"{case}, the function returned {case.said!r}.")
+        refuse_other_than_number(str(case), case.said, _wrong)
     missed = [case for case in cases if not _near(case.said, RIGHT.speedup(case))]
     if missed:
         raise _wrong(_reason(cases, missed), _observed(missed[0]))
@@ -135,11 +134,8 @@ def _observed(case: _Case) -> str:
 
 def _reason(cases: list[_Case], missed: list[_Case]) -> str:
     """The mistake that explains what was said of all cases."""
-    if len({case.said for case in cases}) == 1:
-        return "constant"
-    for reason, other in _mistakes():
-        if all(_near(case.said, other(case)) for case in cases):
-            return reason
+    if found := explained(cases, _mistakes(), _near):
+        return found
     if not any(case.arithmetic_rules for case in missed):
         return "bytes"
     return "wrong-values" if any(case.memory_rules for case in missed) else "arithmetic"

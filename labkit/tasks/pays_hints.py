@@ -4,13 +4,17 @@ from labkit.tasks.slips import Slip
 
 HINTS = {
     "unfinished": (
-        "Replace all three dots. A time is operations / rate, or bytes / bandwidth.",
+        "Replace all three dots, and return the ratio. A time is operations / rate, or bytes / bandwidth.",
         "How many operations is one product of (rows, d) by (d, h)? And which tensors cross memory?",
         "gemm and fused are each the larger of two floors; pointwise has only bytes.",
     ),
     "not-a-number": (
         "What does the function return, on every way through it?",
         "It returns (gemm + pointwise) / fused, one number.",
+    ),
+    "several-numbers": (
+        "Three times lie on the way. Which one number follows from them?",
+        "How many times faster the fused way is: the time of the other way over that of fused.",
     ),
     "yes-or-no": (
         "Whether it pays is one question. How much it pays is this one.",
