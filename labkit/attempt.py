@@ -1,9 +1,11 @@
-"""Judges one answer to an exercise, in a process of its own: ``python -m labkit.attempt LESSON FD``.
+"""Judges answers to exercises, each in a process of its own: ``python -m labkit.attempt LESSON FD``.
 
-There Triton interprets and no GPU is seen, so a verdict is the same on every machine, and whatever the answer
-does ends with this process. It loads the lesson's setup and kernel cells, writes ``{"ready": true}`` to the
-file descriptor FD, waits for a job (a line of JSON on stdin: task, file, trace, limit_s), and writes its
-finding to FD, another line of JSON. The answer's prints go to stdout; where it was when it crashed, or when
+Here Triton interprets and no GPU is seen, so a verdict is the same on every machine. It loads the lesson's
+setup and kernel cells, which takes seconds, writes ``{"ready": true}`` to the file descriptor FD, and waits
+for jobs: lines of JSON on stdin (task, file, trace, limit_s). A fork judges each, so that whatever an answer
+does ends with it. For a job up to three lines go to FD: ``{"pid": ...}``, the fork; its finding, unless it
+came to another end; ``{"ended": status}``, when nothing of it is left. It is not reaped before the next job:
+until then its pid is nobody else's. The answer's prints go to stdout; where it was when it crashed, or when
 SIGUSR1 came, to the file ``trace``.
 """
 
@@ -18,7 +20,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn, TextIO
 
 from labkit import lessons
 from labkit.tasks import Task, Wrong, find, slips
@@ -142,16 +144,33 @@ def _where(error: BaseException, file: Path) -> str:
 
 
 def main(lesson: str, descriptor: int) -> None:
-    """Load the lesson, take one job, answer it."""
-    lessons.load(lesson)  # takes seconds, so a spare process does it ahead
+    """Load the lesson, then judge answers until stdin is closed."""
+    os.set_inheritable(descriptor, False)  # what an answer starts has no say
+    lessons.load(lesson)
     with os.fdopen(descriptor, "w", encoding="utf-8") as answers:
         _say(answers, {"ready": True})
-        line = sys.stdin.readline()
-        if not line:
-            return  # nobody needs this process any more
-        job = json.loads(line)
-        if hasattr(signal, "alarm"):
-            signal.alarm(round(job["limit_s"]) + GRACE_S)  # even if the notebook's kernel is gone
+        fork = 0
+        for line in sys.stdin:
+            if fork:
+                os.waitpid(fork, 0)
+            fork = os.fork()
+            if fork == 0:
+                _judge_and_end(lesson, json.loads(line), answers)
+            ended = os.waitid(os.P_PID, fork, os.WEXITED | os.WNOWAIT)
+            assert ended is not None  # which it is with WNOHANG only
+            with contextlib.suppress(ProcessLookupError):  # it came to its end before its first step
+                os.killpg(fork, signal.SIGKILL)
+            sign = 1 if ended.si_code == os.CLD_EXITED else -1
+            _say(answers, {"ended": sign * ended.si_status})
+
+
+def _judge_and_end(lesson: str, job: dict[str, Any], answers: TextIO) -> NoReturn:
+    """What a fork does; whatever happens, it does not come back."""
+    try:
+        os.setsid()  # a group that can be killed as one
+        _say(answers, {"pid": os.getpid()})
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the jobs are not the answer's to read
+        signal.alarm(round(job["limit_s"]) + GRACE_S)  # even if the notebook's kernel is gone
         trace = open(job["trace"], "w")  # noqa: SIM115  # for as long as the process lives
         faulthandler.enable(trace)
         faulthandler.register(signal.SIGUSR1, trace)
@@ -160,11 +179,13 @@ def main(lesson: str, descriptor: int) -> None:
         with contextlib.suppress(OSError):  # the pipe may be closed, the finding counts
             sys.stdout.flush()
         _say(answers, finding)
-        answers.flush()
-        os._exit(0)  # threads and exit handlers that the answer left behind do not matter
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)  # threads and exit handlers that the answer left behind do not matter
 
 
-def _say(stream: Any, message: dict[str, Any]) -> None:
+def _say(stream: TextIO, message: dict[str, Any]) -> None:
     stream.write(json.dumps(message) + "\n")
     stream.flush()
 

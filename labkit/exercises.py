@@ -12,6 +12,7 @@ import io
 import re
 import sys
 import tokenize
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,6 +40,14 @@ def of(lesson: str, *, solve: bool = False, limit_s: float = LIMIT_S) -> "Tasks"
     return Tasks(lesson, find(lesson), solve, limit_s)
 
 
+def name_of(cell: Mapping[str, Any]) -> str:
+    """The exercise that a cell tagged so hands in; ValueError for one that hands in none."""
+    found = re.search(r'^tasks\.check\("(\w+)"', cell["source"], re.MULTILINE)
+    if found is None:
+        raise ValueError(f'cell {cell["id"]}: it is tagged exercise, but has no tasks.check("...", ...)')
+    return found[1]
+
+
 def digest(source: str) -> str:
     """12 hex digits of a cell's source that do not change with comments and white space."""
     skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
@@ -54,7 +63,7 @@ class Tasks:
         self._lesson, self._tasks, self._solve, self._limit_s = lesson, tasks, solve, limit_s
         self._right: dict[str, Any] = {}
         """The learner's own answers whose last verdict was right."""
-        self._spare: Process | None = None
+        self._process: Process | None = None
 
     def check(self, name: str, answer: Any) -> None:
         """Judge the cell that this call stands in, and show the verdict.
@@ -86,10 +95,10 @@ class Tasks:
         return getattr(_solutions(self._lesson), self._task(name).answer)
 
     def close(self) -> None:
-        """End the process that waits for the next attempt; it ends with this session anyway."""
-        if self._spare is not None:
-            self._spare.close()
-            self._spare = None
+        """End the process that judges attempts; it ends with this session anyway."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
 
     def _task(self, name: str) -> Task:
         if name not in self._tasks:
@@ -115,20 +124,17 @@ class Tasks:
             )
             return Verdict(name, task.title, "not attempted", sentence)
         file, attempt = _keep(self._folder(name), source)
-        verdict = self._run(name, file, attempt)
-        if verdict.status != "interrupted":
-            self._spare = Process(self._lesson)  # ready by the time of the next attempt
-        return verdict
+        return self._run(name, file, attempt)
 
     def _judged(self, name: str, source: str, file: Path, attempt: int) -> Verdict:
         places.write_text(file, source)
         return self._run(name, file, attempt)
 
     def _run(self, name: str, file: Path, attempt: int) -> Verdict:
-        process, self._spare = self._spare, None
-        if process is None or not process.alive:
-            process = Process(self._lesson)
-        finding = process.judge(name, file, self._limit_s, lambda text: print(text, end="", flush=True))
+        if self._process is None or not self._process.free:
+            self.close()
+            self._process = Process(self._lesson)
+        finding = self._process.judge(name, file, self._limit_s, lambda text: print(text, end="", flush=True))
         return self._explained(name, finding, attempt)
 
     def _explained(self, name: str, finding: dict[str, Any], attempt: int) -> Verdict:

@@ -1,4 +1,4 @@
-"""Starts the process that judges an answer (``labkit.attempt``), and ends it when it takes too long."""
+"""Starts the process that judges answers (``labkit.attempt``), and ends those that take too long."""
 
 import codecs
 import contextlib
@@ -18,16 +18,18 @@ from labkit import places
 
 START_LIMIT_S = 180.0
 """Longest wait for a process to load its lesson, which takes three seconds on an idle machine."""
+END_LIMIT_S = 10.0
+"""Longest wait for a killed answer to be gone."""
 PRINT_LIMIT = 20_000
 """Characters of an answer's prints that are shown."""
 
 
 class Process:
-    """One process, good for one answer. It starts at once and loads the lesson while nobody waits."""
+    """Loads the lesson once, at once, and judges answers, one at a time: each in a fork of its own."""
 
     def __init__(self, lesson: str) -> None:
         reading, writing = os.pipe()
-        # A file, not a number: when nobody refers to a spare process any more its pipes close, and it ends.
+        # A file, not a number: when nobody refers to this any more its pipes close, and the process ends.
         self._findings = os.fdopen(reading, "rb", buffering=0)
         # A session of its own: the Jupyter stop button interrupts the kernel's whole process group, and here
         # only the waiting parent decides.
@@ -43,13 +45,16 @@ class Process:
         )
         os.close(writing)
         self._lesson = lesson
+        self._ready = False
+        self._fork: int | None = 0
+        """What judges an answer now: 0 if nothing does, None while its number is not told yet."""
         self._received = b""
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     @property
-    def alive(self) -> bool:
-        """Whether it can still take a job."""
-        return self._process.poll() is None
+    def free(self) -> bool:
+        """Whether it can take a job."""
+        return self._process.poll() is None and self._fork == 0
 
     def judge(self, task: str, file: Path, limit_s: float, show: Callable[[str], None]) -> dict[str, Any]:
         """The finding of ``attempt.judge``, or status stopped, crashed or interrupted (with where).
@@ -57,34 +62,53 @@ class Process:
         ``show`` gets what the answer prints, as it comes.
         """
         said: list[str] = []
-        trace = file.with_suffix(".trace")
+        trace, shown = file.with_suffix(".trace"), _limited(show)
+        self._fork = None
         try:
-            if self._message(time.monotonic() + START_LIMIT_S, said.append) is None:
+            if not self._ready and self._message(START_LIMIT_S, said.append) is None:
                 return {"status": "raised", "observed": self._not_loaded("".join(said))}
+            self._ready = True
             job = {"task": task, "file": str(file), "trace": str(trace), "limit_s": limit_s}
-            with contextlib.suppress(BrokenPipeError):  # then no finding comes, and it is told as a crash
+            with contextlib.suppress(BrokenPipeError):  # then no message comes, and it is told as a crash
                 self._stdin.write(json.dumps(job).encode() + b"\n")
-            finding = self._message(time.monotonic() + limit_s, _limited(show))
+            if began := self._message(START_LIMIT_S, shown):
+                self._fork = began["pid"]
+            finding = self._message(limit_s, shown)
         except TimeoutError:
             return {"status": "stopped", "where": self._interrupted_at(file, trace)}
         except KeyboardInterrupt:
             return {"status": "interrupted", "where": self._interrupted_at(file, trace)}
         else:
             if finding is None:
-                return {"status": "crashed", "observed": self._end(), "where": _traced(file, trace)}
+                finding = {"ended": self._process.wait(10)}
+            if "ended" in finding:
+                observed = _end(finding["ended"])
+                return {"status": "crashed", "observed": observed, "where": _traced(file, trace)}
             return finding
         finally:
-            self.close()
+            self._end_fork(shown)
             trace.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """End the process, and those that it started, which outlive it when it ends by itself."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """End the process, with the answer that it judges and what that started."""
+        for group in filter(None, (self._process.pid, self._fork)):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
         self._process.wait()
         self._findings.close()
         self._stdin.close()
         self._stdout.close()
+
+    def _end_fork(self, show: Callable[[str], None]) -> None:
+        """End what judges the answer, and wait until it is told that nothing of it is left."""
+        with contextlib.suppress(TimeoutError):
+            while self._fork:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._fork, signal.SIGKILL)
+                if self._message(END_LIMIT_S, show) is None:
+                    break
+        if self._fork != 0:
+            self.close()
 
     @property
     def _stdin(self) -> Any:
@@ -94,8 +118,9 @@ class Process:
     def _stdout(self) -> Any:
         return self._process.stdout
 
-    def _message(self, deadline: float, show: Callable[[str], None]) -> dict[str, Any] | None:
-        """The next message, None when the process ended without one; TimeoutError at the deadline."""
+    def _message(self, limit_s: float, show: Callable[[str], None]) -> dict[str, Any] | None:
+        """The next message, None when the process ended without one; TimeoutError after ``limit_s``."""
+        deadline = time.monotonic() + limit_s
         with selectors.DefaultSelector() as waiting:
             waiting.register(self._findings, selectors.EVENT_READ)
             waiting.register(self._stdout, selectors.EVENT_READ)
@@ -115,6 +140,8 @@ class Process:
             return None
         line, self._received = self._received.split(b"\n", 1)
         message: dict[str, Any] = json.loads(line)
+        if "ended" in message:
+            self._fork = 0
         return message
 
     def _show(self, show: Callable[[str], None]) -> bool:
@@ -132,8 +159,8 @@ class Process:
 
     def _interrupted_at(self, file: Path, trace: Path) -> str:
         """The line of the answer that is running, "" if it can't be told."""
-        if trace.exists():  # before that, the signal would end the process without a word
-            self._process.send_signal(signal.SIGUSR1)
+        if self._fork and trace.exists():  # before that, the signal would end the process without a word
+            os.kill(self._fork, signal.SIGUSR1)
         for _ in range(20):
             if where := _traced(file, trace):
                 return where
@@ -147,12 +174,12 @@ class Process:
             f"Undo what you changed there, or restart from a fresh copy of {self._lesson}."
         )
 
-    def _end(self) -> str:
-        """How the process ended."""
-        status = self._process.wait(10)
-        if status >= 0:
-            return f"it ended with status {status}"
-        return f"it was ended by {signal.Signals(-status).name}"
+
+def _end(status: int) -> str:
+    """How a process ended, by its exit status or the negative number of a signal."""
+    if status >= 0:
+        return f"it ended with status {status}"
+    return f"it was ended by {signal.Signals(-status).name}"
 
 
 def _traced(file: Path, trace: Path) -> str:

@@ -30,15 +30,30 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
+@pytest.fixture(scope="module")
+def loaded():
+    """Gives a process that has loaded the lesson: to load it takes seconds, and most tests look elsewhere."""
+    made = []
+
+    def process(lesson):
+        if not made or not made[-1].free:
+            made.append(Process(lesson))
+        return made[-1]
+
+    yield process
+    for each in made:
+        each.close()
+
+
 @pytest.fixture
-def session(monkeypatch, capsys):
+def begun(monkeypatch, capsys):
     """Runs cells as a notebook's kernel would; gives the verdict of each."""
     made = []
 
     class Session:
         def __init__(self, **options):
             self.tasks = exercises.of(ANSWERS.lesson, **options)
-            made.append(self)
+            made.append(self.tasks)
 
         def run(self, name, source, answer=None):
             monkeypatch.setattr(exercises, "_current_cell", lambda: source)
@@ -48,13 +63,26 @@ def session(monkeypatch, capsys):
             (bundle,) = shown
             return bundle
 
-    yield Session
-    for each in made:
-        each.tasks.close()
+    yield Session, made
+
+
+@pytest.fixture
+def session(begun, loaded, monkeypatch):
+    """Sessions with the process of the tests before."""
+    monkeypatch.setattr(exercises, "Process", loaded)
+    return begun[0]
+
+
+@pytest.fixture
+def fresh_session(begun):
+    """Sessions that start a process of their own, and end it."""
+    yield begun[0]
+    for tasks in begun[1]:
+        tasks.close()
 
 
 def judges():
-    """This process's children that judge answers, the spare one included."""
+    """This process's children that judge answers."""
 
     def line(child):
         # Empty for a moment after the child has started its program, while the system sets its arguments up.
@@ -196,13 +224,17 @@ def test_a_cell_that_skips_its_check_is_told(session):
 
 
 def test_an_interrupt_is_a_verdict(session):
-    # The stop button's signal, sent to the waiting parent once the loop has begun.
+    # The stop button's signal, sent to the waiting process once the loop has begun.
     endless = "import os, signal, threading\n"
-    endless += "threading.Timer(0.5, os.kill, (os.getppid(), signal.SIGINT)).start()\nwhile True: pass\n"
-    bundle = session().run("mask", endless + solved("mask"))
+    endless += f"threading.Timer(0.5, os.kill, ({os.getpid()}, signal.SIGINT)).start()\nwhile True: pass\n"
+    learner = session()
+    bundle = learner.run("mask", endless + solved("mask"))
     assert "interrupted" in bundle["text/plain"] and "You stopped it" in bundle["text/plain"]
     assert "line 3: while True: pass" in bundle["text/plain"]
-    assert not judges()
+    (judge,) = judges()
+    assert not [child for child in judge.children() if child.status() != psutil.STATUS_ZOMBIE]
+    assert "right (attempt 2)" in learner.run("mask", solved("mask"))["text/plain"]
+    assert judges() == [judge]  # the same: it has loaded the lesson already
 
 
 def test_a_flood_of_prints_is_cut(session, capsys):
@@ -211,24 +243,39 @@ def test_a_flood_of_prints_is_cut(session, capsys):
     assert len(out) < 21_000 and "was left out" in out
 
 
-def test_a_spare_process_waits_only_after_an_attempt_and_ends_with_its_session(session, capsys):
-    learner = session()
-    assert not judges()
+def test_one_process_loads_the_lesson_for_all_attempts_and_ends_with_its_session(fresh_session, capsys):
+    learner, before = fresh_session(), judges()
     learner.run("mask", masked("True"))
-    (spare,) = judges()
-    learner.run("mask", "import os\nprint(os.getpid())\n" + solved("mask"))
-    assert capsys.readouterr().out.split() == [str(spare.pid)]
-    assert not spare.is_running()
-    assert len(judges()) == 1
+    (judge,) = set(judges()) - set(before)
+    where = "import os\nprint(os.getppid(), os.getpid())\nold, tl = tl, None\ntl = old\n"
+    for _ in range(2):
+        assert "right" in learner.run("mask", where + solved("mask"))["text/plain"]
+    (parent, one), (same, other) = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert parent == same == str(judge.pid) and one != other
     learner.tasks.close()
-    assert not judges()
+    assert judges() == before
 
 
-def test_works_where_python_does_not_find_the_checkout(session, monkeypatch, tmp_path):
+def test_an_answer_that_ends_the_judge_costs_nothing_but_its_process(session):
+    learner = session()
+    fatal = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n"
+    assert "right (attempt 1)" in learner.run("mask", fatal + solved("mask"))["text/plain"]
+    both = fatal + "os._exit(0)\n"
+    bundle = learner.run("mask", both + solved("mask"))
+    assert "crashed (attempt 2)" in bundle["text/plain"] and "SIGKILL" in bundle["text/plain"]
+    assert "right (attempt 3)" in learner.run("mask", solved("mask"))["text/plain"]
+
+
+def test_an_answer_reads_no_jobs(session):
+    text = session().run("mask", "input()\n" + solved("mask"))["text/plain"]
+    assert "EOFError" in text
+
+
+def test_works_where_python_does_not_find_the_checkout(fresh_session, monkeypatch, tmp_path):
     elsewhere = [path for path in sys.path if path and Path(path).resolve() != places.CHECKOUT]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(elsewhere))
     monkeypatch.chdir(tmp_path)
-    assert "right" in session().run("mask", solved("mask"))["text/plain"]
+    assert "right" in fresh_session().run("mask", solved("mask"))["text/plain"]
 
 
 def test_a_lesson_that_does_not_load_is_a_finding(tmp_path):
@@ -237,7 +284,7 @@ def test_a_lesson_that_does_not_load_is_a_finding(tmp_path):
     assert "no lesson is called '99_nothing'" in finding["observed"]
 
 
-def test_a_spare_process_that_nobody_needs_ends():
+def test_a_process_that_nobody_needs_ends():
     process = Process(ANSWERS.lesson)
     child = psutil.Process(process._process.pid)
     del process
