@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -211,6 +212,8 @@ class _Watch:
         self.cell: NotebookNode | None = None
         self.queue: Path | None = None
         """The file in which the kernel says how long the queue for the GPU is, while it waits there."""
+        self.waited = ""
+        """What that was when a cell came to its limit."""
 
     def cell_starts(self, cell: NotebookNode, cell_index: int) -> None:
         self.cell = cell
@@ -229,17 +232,15 @@ class _Watch:
         """What ended a cell that could not report it itself."""
         if not isinstance(error, CellTimeoutError):
             return f"{error}: the process of the lesson ended in the middle of this cell"
-        waited = f"; it was {line}" if (line := self.queue_line()) else ""
+        waited = f"; it was {self.waited}" if self.waited else ""
         if time.perf_counter() - self.began >= self.limit_s:
             return f"stopped in this cell: the lesson's limit is {self.limit_s:g} s{waited}"
         return f"stopped: the limit for one cell is {self.cell_limit_s:g} s{waited}"
 
-    def queue_line(self) -> str:
-        """How long the queue for the GPU is, where the kernel waits in it; else empty."""
-        try:
-            return self.queue.read_text(encoding="utf-8") if self.queue else ""
-        except FileNotFoundError:  # it never waited
-            return ""
+    def times_out(self) -> None:
+        """A cell has come to its limit."""
+        with suppress(FileNotFoundError):  # it never waited
+            self.waited = self.queue.read_text(encoding="utf-8") if self.queue else ""
 
 
 class _ThisInterpreter(KernelSpecManager):
@@ -255,10 +256,17 @@ class _ThisInterpreter(KernelSpecManager):
 class _Client(PapermillNotebookClient):
     """papermill's client with limits on what a cell leaves behind."""
 
-    def __init__(self, *given: Any, **options: Any) -> None:
+    def __init__(self, *given: Any, watch: _Watch, **options: Any) -> None:
         super().__init__(*given, **options)
+        self._watch = watch
         self._used: Counter[tuple[int, bool]] = Counter()
         """Characters of each cell, apart those of data and those of text in an Output widget."""
+
+    async def _async_handle_timeout(
+        self, timeout: int, cell: NotebookNode | None = None
+    ) -> dict[str, Any] | None:
+        self._watch.times_out()  # before the kernel is ended, and with that its wait for the GPU
+        return await super()._async_handle_timeout(timeout, cell)
 
     def process_message(
         self, msg: dict[str, Any], cell: NotebookNode, cell_index: int
@@ -371,6 +379,7 @@ class _Engine(Engine):
             km=manager,
             kernel_name=kernel_name,
             log=logging.getLogger("papermill"),
+            watch=watch,
             timeout_func=watch.limit,
             on_cell_execute=watch.cell_starts,
             iopub_timeout=60,  # a flood of output arrives long after its cell has ended

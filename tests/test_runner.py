@@ -1,3 +1,4 @@
+import asyncio
 import json
 import os
 import signal
@@ -126,6 +127,15 @@ def test_a_cell_that_waited_for_the_gpu_until_its_limit_says_so(lesson, execute,
     alone = execute(path)
     assert alone.passed
     limit_s = round(5 + 2 * alone.seconds)  # enough on this machine to come to the queue, and say so
+
+    class Lingering(runner.AsyncKernelManager):
+        """A kernel is interrupted, which ends its wait, before it is killed."""
+
+        async def _async_kill_kernel(self, restart=False):
+            await asyncio.sleep(1)
+            await super()._async_kill_kernel(restart)
+
+    monkeypatch.setattr(runner, "AsyncKernelManager", Lingering)
     with queueing.other(tmp_path / "turns", "GPU-1") as process:
         failure = execute(path, cell_limit_s=limit_s).failure
     assert failure.cell == 2
