@@ -86,8 +86,7 @@ def main() -> None:
     """Do the job that is named on the command line; the exit status says whether it passed."""
     job = Job.read(Path(sys.argv[1]))
     _write_to(job.log)
-    for number in (signal.SIGTERM, signal.SIGUSR2):  # the second is what a cluster sends before its limit
-        signal.signal(number, lambda given, _: sys.exit(128 + given))
+    end_when_asked()
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     os.environ["LABKIT_CACHE"] = str(job.home / "cache")
     began = time.perf_counter()
@@ -102,6 +101,19 @@ def main() -> None:
         outcome = Outcome(job, False, f"{type(error).__name__}: {message}", seconds=_since(began))
     jobs.finish(outcome)
     sys.exit(not outcome.passed)
+
+
+def end_when_asked() -> None:
+    """From now on SIGTERM, or what a cluster sends before its limit, ends this process by SystemExit."""
+    asks = (signal.SIGTERM, signal.SIGUSR2)
+
+    def end(number: int, _: object) -> None:
+        for each in asks:  # asked again it goes on ending: it may be about to write what it has
+            signal.signal(each, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    for each in asks:
+        signal.signal(each, end)
 
 
 def _write_to(log: Path) -> None:

@@ -221,5 +221,22 @@ def test_a_worker_that_hangs_in_a_call_of_c_ends_with_its_parent(tmp_path):
             hanging.kill()
 
 
+ASKED_TWICE = """
+import os, signal
+from labkit import worker
+worker.end_when_asked()
+try:
+    os.kill(os.getpid(), signal.SIGUSR2)
+finally:
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("rows are kept")
+"""
+
+
+def test_a_worker_that_is_asked_twice_ends_once():
+    done = subprocess.run([sys.executable, "-c", ASKED_TWICE], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("rows are kept\n", 128 + signal.SIGUSR2)
+
+
 def test_a_launch_ends_with_its_owner():
     assert worker.launch_far(("-c", "import time; time.sleep(60)"), {}, 2**22 + 1) == -signal.SIGTERM
