@@ -178,6 +178,83 @@ def test_what_triton_refuses_is_refused():
             tl.block_type(tl.float32, [tl.tensor(None, tl.int32)])
 
 
+def operand(of, shape, seed):
+    """A tensor of these elements: a block, or of one element where there is no shape."""
+    drawn = np.random.default_rng(seed).integers(1, 9, shape or 1)
+    if of == "pointer":
+        scalar = tl.pointer_type(tl.float32)
+        data = drawn.astype(np.uint64) * 64
+    else:
+        scalar = tl.dtype(of)
+        data = drawn.astype(tritons._get_np_dtype(scalar))
+        data = data << 7 if of == "bf16" else data
+    return tl.tensor(
+        tritons.TensorHandle(data, scalar), tl.block_type(scalar, list(shape)) if shape else scalar
+    )
+
+
+TENSORS = [
+    (of, shape)
+    for of in ("fp16", "bf16", "fp32", "fp64", "int1", "int32", "uint32", "int64", "pointer")
+    for shape in ((), (4,), (2, 1), (2, 4))
+]
+NUMBERS = [0, 1, -3, 2**31, -(2**31), 2**40, True, 0.0, -0.0, 2.5, 1e-40, 1e300, float("nan"), float("inf")]
+OPERATIONS = {
+    "add": lambda semantic, x, y: semantic.add(x, y, True),
+    "sub": lambda semantic, x, y: semantic.sub(x, y, True),
+    "mul": lambda semantic, x, y: semantic.mul(x, y, True),
+    "truediv": lambda semantic, x, y: semantic.truediv(x, y),
+    "floordiv": lambda semantic, x, y: semantic.floordiv(x, y),
+    "mod": lambda semantic, x, y: semantic.mod(x, y),
+    "less": lambda semantic, x, y: semantic.less_than(x, y),
+    "equal": lambda semantic, x, y: semantic.equal(x, y),
+    "maximum": lambda semantic, x, y: semantic.maximum(x, y, tl.PropagateNan.NONE),
+    "where": lambda semantic, x, y: semantic.where(operand("int1", (2, 4), 3), x, y),
+    "and": lambda semantic, x, y: semantic.and_(x, y),
+}
+
+
+def outcome(operation, x, y):
+    """The type and the elements of a result, or what is said against it."""
+    try:
+        with np.errstate(all="ignore"):
+            result = OPERATIONS[operation](tritons.interpreter_semantic, x, y)
+    except Exception as error:
+        return type(error), str(error)
+    shape = [int(size) for size in result.type.shape] if result.type.is_block() else [1]
+    return result.type, np.broadcast_to(result.handle.data, shape).tobytes()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_operands_become_what_triton_makes_of_them(operation, monkeypatch):
+    """All pairs of tensors, and of tensors and numbers, both ways round; refusals too."""
+    interpreter.quicken()
+    tensors = [operand(*of, seed) for seed, of in enumerate(TENSORS)]
+    pairs = [(x, y) for x in tensors for y in tensors]
+    pairs += [pair for x in tensors for y in NUMBERS for pair in ((x, y), (y, x))]
+    found = [outcome(operation, x, y) for x, y in pairs]
+    quick = tritons.TritonSemantic.binary_op_type_checking_impl
+    monkeypatch.setattr(tritons.TritonSemantic, "binary_op_type_checking_impl", quick.__wrapped__)
+    for (x, y), was in zip(pairs, found, strict=True):
+        assert was == outcome(operation, x, y), (operation, str(x), str(y))
+
+
+@triton.jit
+def numbers_kernel(x, y, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    value = tl.load(x + at)
+    for step in range(6000):
+        value = tl.maximum(value, step * 0.5)
+    tl.store(y + at, value)
+
+
+def test_more_numbers_than_are_remembered_are_right():
+    interpreter.quicken()
+    x, y = torch.rand(4), torch.zeros(4)
+    numbers_kernel[(1,)](x, y, BLOCK=4)
+    assert 6000 > interpreter.MOST_CONSTANTS and y.tolist() == [2999.5] * 4
+
+
 @triton.jit
 def unequal_kernel(y):
     tl.store(y + tl.arange(0, 4), tl.zeros([4], tl.float32) + tl.zeros([8], tl.float32))
