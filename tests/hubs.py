@@ -94,6 +94,9 @@ def free_ports(count: int) -> list[int]:
 
 # --- the shared course --------------------------------------------------------------------------------
 
+BEING_WRITTEN = shutil.ignore_patterns("*.pyc.*")
+"""What another process compiles at the moment has such a name, and may be gone before it is copied."""
+
 
 class Course:
     """The course as it is installed for all: a copy of this checkout, with an environment like `make`'s.
@@ -104,9 +107,8 @@ class Course:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.libraries = folder / "python" / "lib"
-        ignore = shutil.ignore_patterns("__pycache__")
         for name in ("labkit", "notebooks", "docs"):
-            shutil.copytree(places.CHECKOUT / name, folder / name, ignore=ignore)
+            shutil.copytree(places.CHECKOUT / name, folder / name, ignore=BEING_WRITTEN)
         self.bin = folder / ".venv" / "bin"
         self.why_one = "" if os.geteuid() == 0 else "only root starts processes of other users"
         base = Path(sys.base_prefix) / "bin" / PYTHON
@@ -132,12 +134,14 @@ class Course:
         return ran.returncode == 0
 
     def _copy_of_python(self) -> Path:
-        """Python itself, where all may run it: it may be installed in the home of root."""
+        """Python itself, where all may run it: it may be installed in the home of root. Compiled, as learners
+        may not write what they compile, and each process would do it again.
+        """
         there = self.folder / "python"
         base, library = Path(sys.base_prefix), Path(sysconfig.get_path("stdlib"))
         (there / "bin").mkdir(parents=True)
         shutil.copy(base / "bin" / PYTHON, there / "bin")
-        ignore = shutil.ignore_patterns("site-packages", "test", "__pycache__", "config-*", "idlelib")
+        ignore = shutil.ignore_patterns("site-packages", "test", "config-*", "idlelib")
         shutil.copytree(library, there / "lib" / library.name, ignore=ignore)
         for shared in base.glob("lib/libpython*.so*"):
             shutil.copy(shared, there / "lib")
@@ -153,6 +157,8 @@ class Course:
         (packages,) = (self.folder / ".venv" / "lib").glob("python*/site-packages")
         installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
         lines = [str(self.folder), *(f"import site; site.addsitedir({path!r})" for path in installed)]
+        # Spares each server the seconds that jsonschema's grammar of IRIs takes: see labkit/__init__.py.
+        lines.append("import labkit")
         (packages / "course.pth").write_text("\n".join(lines) + "\n")
         for name in ("share/jupyter", "etc/jupyter"):
             if (Path(sys.prefix) / name).exists():

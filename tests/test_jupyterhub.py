@@ -26,6 +26,7 @@ if not all(map(importlib.util.find_spec, ("jupyterhub", "jupyterhub_idle_culler"
         allow_module_level=True,
     )
 
+import fewer
 import hubs
 from hubs import Hub, Kernel, Learner
 from processes import wait_for
@@ -149,6 +150,8 @@ def test_two_learners_run_lesson_1_at_once_and_have_the_gpu_in_turns(kernels):
         status, notebook = learner.at(learner.name, f"api/contents/{LESSON}")
         assert status == 200
         cells = [cell for cell in notebook["content"]["cells"] if cell["cell_type"] == "code"]
+        if not device.has_gpu():
+            kernel.run(fewer.CHECKS)
         began = time.monotonic()
         for cell in cells:
             kernel.run(cell["source"])

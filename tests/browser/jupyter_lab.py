@@ -24,7 +24,7 @@ from processes import wait_for
 from labkit import bootstrap, places
 
 if TYPE_CHECKING:  # the tests are also collected where playwright is missing, to say so
-    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator
+    from playwright.sync_api import Browser, ConsoleMessage, Locator, Page
 
 TOKEN = "test"
 SCREENSHOTS = places.BUILD / "browser"
@@ -171,6 +171,54 @@ class Lab:
         processes.end(self.process, patience_s=10)
 
 
+class Window:
+    """A window of the browser, for notebooks one after the other: JupyterLab loads once."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self._page: Page | None = None
+        self.errors: list[str] = []
+        """Errors of the page: uncaught exceptions and what was written to the console as an error."""
+
+    def resized(self, width: int, height: int, zoom: float) -> tuple[Page, bool]:
+        """The page, and whether it is a new one: a window keeps its size when another zoom is asked for."""
+        self.errors.clear()
+        size = {"width": round(width / zoom), "height": round(height / zoom)}
+        if self._page is not None and self._page.evaluate("devicePixelRatio") != zoom:
+            self.close()
+        if self._page is not None:
+            self._page.set_viewport_size(size)
+            return self._page, False
+        self._page = self._browser.new_context(
+            viewport=size, device_scale_factor=zoom, accept_downloads=True
+        ).new_page()
+        self._page.set_default_timeout(20_000)
+        self._page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self._page.on("console", self._heard)
+        return self._page, True
+
+    def _heard(self, message: ConsoleMessage) -> None:
+        if message.type == "error":
+            self.errors.append(f"{message.text} ({message.location.get('url', '')})")
+
+    def leave_notebook(self) -> None:
+        """Close the notebook without saving it, and end its kernel."""
+        if self._page is not None:
+            self._page.evaluate(
+                """async () => {
+                    const panel = jupyterapp.shell.currentWidget;
+                    await panel.sessionContext.shutdown();
+                    panel.dispose();
+                }"""
+            )
+
+    def close(self) -> None:
+        """The next notebook gets a new one."""
+        page, self._page = self._page, None
+        if page is not None:
+            page.context.close()
+
+
 class NotebookPage:
     """A notebook in JupyterLab, as a reader has it: what they do is a method, what they see a locator.
 
@@ -178,11 +226,13 @@ class NotebookPage:
     waits for them unless told ``wait=False``.
     """
 
-    def __init__(self, lab: Lab, browser: Browser, folder: str) -> None:
-        self.lab, self._browser, self._folder = lab, browser, folder
-        self._context: BrowserContext | None = None
-        self.errors: list[str] = []
-        """Errors of the page: uncaught exceptions and what was written to the console as an error."""
+    def __init__(self, lab: Lab, window: Window, folder: str) -> None:
+        self.lab, self.window, self._folder = lab, window, folder
+
+    @property
+    def errors(self) -> list[str]:
+        """What the page has complained about since it was opened."""
+        return self.window.errors
 
     def open(
         self,
@@ -197,24 +247,18 @@ class NotebookPage:
         ``width`` and ``height`` are the screen's; ``zoom`` is the browser's, 1.25 for 125%.
         """
         self.path = self.lab.add(notebook, self._folder)
-        self._context = self._browser.new_context(
-            viewport={"width": round(width / zoom), "height": round(height / zoom)},
-            device_scale_factor=zoom,
-            accept_downloads=True,
-        )
-        self.page = self._context.new_page()
-        self.page.set_default_timeout(20_000)
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("console", self._heard)
+        self.page, is_new = self.window.resized(width, height, zoom)
+        if not is_new:
+            self.page.evaluate(
+                "async path => { await jupyterapp.commands.execute('docmanager:open', {path}); }", self.path
+            )
+            self._wait_ready()
+            return self
         self.page.goto(f"{self.lab.url}lab/tree/{self.path}?token={TOKEN}&reset")
         self._wait_ready()
         # The file browser takes a quarter of the width.
         self.page.evaluate("() => jupyterapp.commands.execute('application:toggle-left-area')")
         return self
-
-    def _heard(self, message: ConsoleMessage) -> None:
-        if message.type == "error":
-            self.errors.append(f"{message.text} ({message.location.get('url', '')})")
 
     def _wait_ready(self) -> None:
         self.page.wait_for_selector(".jp-NotebookPanel .jp-CodeCell", timeout=START_S * 1000)
@@ -255,6 +299,16 @@ class NotebookPage:
         self._command("notebook:run-cell")
         if wait:
             self.wait_idle(seconds)
+
+    def in_kernel(self, code: str) -> None:
+        """Run what is no cell of the notebook."""
+        self.page.evaluate(
+            """async code => {
+                const kernel = jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+                await kernel.requestExecute({code, silent: true}).done;
+            }""",
+            code,
+        )
 
     def _command(self, name: str) -> None:
         """Start a command of JupyterLab's, and have the page count it until it is done."""
@@ -389,8 +443,7 @@ class NotebookPage:
 
     def close(self) -> None:
         """Leave, and end the notebook's kernel."""
-        if self._context is not None:
-            self._context.close()
+        self.window.leave_notebook()
         self.lab.end_kernels()
 
 

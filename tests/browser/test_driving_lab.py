@@ -40,22 +40,6 @@ def test_a_button_works(page: jupyter_lab.NotebookPage) -> None:
     assert len(page.errors) == 1 and page.errors[0].startswith("heard")
 
 
-def test_cells_are_waited_for_and_a_reload_keeps_the_kernel(page: jupyter_lab.NotebookPage) -> None:
-    page.open(SLOW, width=1920, zoom=1.25)
-    assert page.page.evaluate("[innerWidth, devicePixelRatio]") == [1536, 1.25]
-    page.run_all()
-    assert page.text(1) == "done" and page.text(2) == "41"
-    page.set_source(2, "kept + 1")
-    assert page.save().cells[2].source == "kept + 1"
-    page.reload()
-    assert page.text(1) == "done"
-    assert page.index_of("kept + 1") == 2
-    with pytest.raises(ValueError, match="kept"):
-        page.index_of("kept")
-    page.run_cell(2)
-    assert page.text(2) == "42"
-
-
 def test_a_kernel_is_interrupted_and_killed_while_it_works(page: jupyter_lab.NotebookPage) -> None:
     page.open([SLOW[0], "kept", "print('working', flush=True); time.sleep(60)"])
     page.run_all(wait=False)
@@ -76,3 +60,19 @@ def test_a_kernel_is_interrupted_and_killed_while_it_works(page: jupyter_lab.Not
     page.restart_kernel()
     page.run_cell(1)
     assert "NameError" in page.text(1)
+
+
+def test_cells_are_waited_for_and_a_reload_keeps_the_kernel(page: jupyter_lab.NotebookPage) -> None:
+    page.open(SLOW, width=1920, zoom=1.25)
+    assert page.page.evaluate("[innerWidth, devicePixelRatio]") == [1536, 1.25]
+    page.run_all()
+    assert page.text(1) == "done" and page.text(2) == "41"
+    page.set_source(2, "kept + 1")
+    assert page.save().cells[2].source == "kept + 1"
+    page.reload()
+    assert page.text(1) == "done"
+    assert page.index_of("kept + 1") == 2
+    with pytest.raises(ValueError, match="kept"):
+        page.index_of("kept")
+    page.run_cell(2)
+    assert page.text(2) == "42"

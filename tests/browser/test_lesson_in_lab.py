@@ -4,9 +4,12 @@ import os
 import re
 from pathlib import Path
 
+import fewer
 import jupyter_lab
 import pandas as pd
+import psutil
 import pytest
+from processes import wait_for
 
 from labkit import lessons, record
 
@@ -95,9 +98,14 @@ def attempt_all(page: jupyter_lab.NotebookPage, attempts: Attempts, name: str) -
         page.screenshot(f"{name}-{exercise}", cell)
 
 
+def judging(kernel: psutil.Process) -> set[int]:
+    """The processes that judge this kernel's exercises: one has loaded the lesson, a fork has an attempt."""
+    return {each.pid for each in kernel.children(recursive=True)}
+
+
 def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> None:
     open_unseen(page, LESSON)
-    page.run_cell(page.index_of("import math"))
+    page.in_kernel(fewer.CHECKS)
     guess = page.index_of('"pseudo-linear ratio at 160"')
     for cell in range(page.index_of("import math"), guess + 1):
         page.run_cell(cell)
@@ -120,8 +128,10 @@ def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> No
     assert page.output(mask).get_by_text("Hint 2").count() == 1, "more with each attempt"
     page.screenshot("lesson-wrong", mask)
     page.set_source(mask, scaffold.replace(missing, LOOP + RIGHT))
+    (kernel,) = page.lab.kernels().values()
+    before = judging(kernel)
     page.run_cell(mask, wait=False)
-    page.page.wait_for_timeout(6000)
+    wait_for(lambda: judging(kernel) - before, "the attempt runs", 30)
     page.interrupt()
     page.wait_idle(20)
     assert "interrupted" in page.text(mask)
@@ -299,7 +309,7 @@ def test_a_reader_works_through_lesson_6(page: jupyter_lab.NotebookPage) -> None
         ("entries", "booked = ledger.entries("),
         ("together", "stacked(closed"),
         ("beside", '"ledger/beside"'),
-        ("training", '"ledger/training"'),
+        ("training", "trained = steps("),
         ("next", "whole_wall ="),
     ):
         page.screenshot(f"ledger-{name}", page.index_of(title))

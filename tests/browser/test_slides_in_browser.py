@@ -29,6 +29,16 @@ OVERFLOW = """() => {
     }
     return problems;
 }"""
+WALK = """() => {{
+    const overflow = {overflow};
+    const problems = {{}};
+    for (let number = 1; number <= Reveal.getTotalSlides(); number++) {{
+        const found = overflow();
+        if (found.length) problems[number] = found;
+        Reveal.next();
+    }}
+    return problems;
+}}"""
 
 
 def opened(browser: Browser, path: Path, width: int, height: int) -> Page:
@@ -48,21 +58,22 @@ def test_every_slide_fits(browser: Browser, path: Path, tmp_path: Path) -> None:
     width, height = SCREENS[0]  # reveal.js scales: what fits one screen fits all of its shape
     page = opened(browser, deck, width, height)
     page.wait_for_function("window.Reveal && Reveal.isReady()")
-    problems = {}
-    for number in range(1, page.evaluate("Reveal.getTotalSlides()") + 1):
-        if found := page.evaluate(OVERFLOW):
-            problems[number] = found
-        page.evaluate("Reveal.next()")
-    assert not problems
+    assert page.evaluate(WALK.format(overflow=OVERFLOW)) == {}
     assert page.evaluate("Reveal.isLastSlide()"), "the way through by one key ends at the end"
     page.close()
 
 
+@pytest.fixture(scope="module")
+def lesson(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of the site."""
+    _, made = website.write([lessons.resolve("02")], tmp_path_factory.mktemp("site"))
+    return made
+
+
 @pytest.mark.parametrize(("width", "height"), SCREENS)
 def test_a_page_of_the_site_is_no_wider_than_the_screen(
-    browser: Browser, tmp_path: Path, width: int, height: int
+    browser: Browser, lesson: Path, width: int, height: int
 ) -> None:
-    _, lesson = website.write([lessons.resolve("02")], tmp_path)
     page = opened(browser, lesson, width, height)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     exercise = page.locator("main > details", has_text="Exercise:").first

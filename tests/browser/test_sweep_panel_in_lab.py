@@ -28,15 +28,18 @@ def slow_inputs(shape):
 
 work = replace(simulated.DOUBLING, inputs=slow_inputs)
 both = [simulated.doubling(gpu, "labkit", 1.0, work), simulated.doubling(gpu, "eager", 3.0, work)]
-{name} = panels.sweep("{suite}", both, (16, 32, 64, 128, 256, 512), others=dict(batch=(2, 4)),
+{name} = panels.sweep("{suite}", both, {widths}, others=dict(batch=(2, 4)),
                      dtypes=("float32", "bfloat16"), of="labkit", over="eager", title="Doubling a tensor")
 await {name}.show()
 """
 TABLE = "table = panel.table(); print(len(table), sorted(set(table.kind)))"
 
 
-def measuring(seconds: float, name: str = "panel") -> str:
-    return PANEL.format(seconds=seconds, name=name, suite=f"suite/{name}")
+WIDTHS = (16, 32, 64, 128, 256, 512)
+
+
+def measuring(seconds: float, name: str = "panel", widths: tuple[int, ...] = WIDTHS) -> str:
+    return PANEL.format(seconds=seconds, name=name, suite=f"suite/{name}", widths=widths)
 
 
 def picture(page: jupyter_lab.NotebookPage, cell: int) -> str:
@@ -105,7 +108,7 @@ def test_points_appear_stop_is_quick_other_cells_run_and_a_killed_kernel_loses_n
 
 
 def test_two_panels_keyboard_choices_file_and_reload(page: jupyter_lab.NotebookPage) -> None:
-    page.open([GPU, measuring(0.03), measuring(0.03, "other"), TABLE])
+    page.open([GPU, measuring(0.03), measuring(0.03, "other", WIDTHS[:2]), TABLE])
     page.run_all()
     page.button("Run", 1).focus()
     page.press("Enter")
@@ -160,7 +163,7 @@ await panel.show()
 
 
 def test_without_a_gpu_the_tape_stands_there_and_run_counts(page: jupyter_lab.NotebookPage) -> None:
-    page.open([COUNTED], width=1920, height=1400, zoom=1.25)
+    page.open([COUNTED], width=1536, height=1120)
     page.run_all()
     says(page, 0, "No GPU here: Run counts launches and bytes. The times shown are recorded ones.")
     follows(page, 0, "Recorded on NVIDIA H200")
@@ -213,7 +216,7 @@ noise.Gauge = Gauge
 def test_the_queue_is_in_the_line_and_noisy_points_are_measured_again(
     page: jupyter_lab.NotebookPage, tmp_path: Path
 ) -> None:
-    page.open([GPU + SHARED.format(folder=str(tmp_path)), measuring(0.0)], height=1300)
+    page.open([GPU + SHARED.format(folder=str(tmp_path)), measuring(0.0, widths=WIDTHS[:3])], height=1300)
     page.run_all()
     again = page.output(1).get_by_role("button", name="Measure the noisy points again", exact=True)
     page.output(1).get_by_role("button", name="Run", exact=True).wait_for()
