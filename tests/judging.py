@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,11 @@ class Answers:
         """What the checker finds in a cell."""
         file = folder / "cell.py"
         file.write_text(source)
-        return attempt.judge(vars(lessons.load(self.lesson)), name, self.tasks[name], file)
+        return attempt.judge(self._namespace, name, self.tasks[name], file)
+
+    @cached_property
+    def _namespace(self) -> dict[str, Any]:
+        return vars(lessons.load(self.lesson))
 
 
 class ExerciseTests:

@@ -9,6 +9,10 @@ import pytest
 
 ROOM = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
 """KiB of shared memory that one block may use; a multiprocessor has 1 KiB more."""
+FAMILIES = ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+"""Targets that differ in what a product is made of: sm_89 has the unit, copies and memory of sm_86."""
+POINTWISE = ("sm_80", "sm_90", "sm_120")
+"""The oldest, that of an H200, and the newest with the least memory: enough where there is no product."""
 
 
 class Launch(NamedTuple):

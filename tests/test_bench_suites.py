@@ -16,7 +16,7 @@ from labkit.bench_plan import LIMIT_S
 from labkit.published import rms_norm_shapes
 
 pytestmark = pytest.mark.usefixtures("cache")
-SMALL = {"batch": 64, "width": 16, "hidden": 24, "groups": 4, "time": 5, "depth": 2, "out": 12}
+SMALL = {"batch": 8, "width": 16, "hidden": 24, "groups": 4, "time": 5, "depth": 2, "out": 12}
 NEEDS_GPU = ("make_graphed_callables", "bare replay", "reduce-overhead", "GraphedStep", "in a graph")
 CASES = [(name, way) for name in suites.NAMES for way in ("forward", "backward")]
 

@@ -120,21 +120,50 @@ def bf16(*shape):
     return torch.empty(shape, dtype=torch.bfloat16, device="meta")
 
 
+MATMUL = bf16(64, 1024), bf16(1024, 64), torch.empty(64, 64, device="meta"), 1024
+X = torch.empty(161 * 1024 + 4)
+WHOLE, SHIFTED = X[: 160 * 1024], X[1 : 160 * 1024 + 1]
+TILE = TensorDescriptor.from_tensor(torch.empty(64, 64), [64, 64])
+TWO = ("*fp32:16", "*fp32:16")
+ASKED = {
+    **{("matmul", target): (matmul, MATMUL, {"target": target, "SIZE": 64}) for target in codegen.TARGETS},
+    "wide": (affine, four(width=160), {"BLOCK": 1024}),
+    "narrow": (affine, four(width=161), {"BLOCK": 1024}),
+    "all narrow": (affine, four(rows=1001, width=161), {"BLOCK": 1024}),
+    "aligned": (affine, [WHOLE, WHOLE, WHOLE, WHOLE, 160 * 1024, 160], {"BLOCK": 1024}),
+    "misaligned": (affine, [SHIFTED, WHOLE, WHOLE, WHOLE, 160 * 1024, 160], {"BLOCK": 1024}),
+    "width 1": (affine, [WHOLE, WHOLE, WHOLE, WHOLE, 160 * 1024, 1], {"BLOCK": 1024}),
+    "typed": (affine, ["*fp32", *["*fp32:16"] * 3, "i32:16", "i32:16"], {"BLOCK": 1024}),
+    "long": (affine, [WHOLE, WHOLE, WHOLE, WHOLE, 2**40, 160], {"BLOCK": 1024}),
+    "one warp": (row_sum, TWO, {"WIDTH": 1024, "num_warps": 1}),
+    "four warps": (row_sum, TWO, {"WIDTH": 1024, "num_warps": 4}),
+    "scan": (row_scan, TWO, {"WIDTH": 64, "num_warps": 1}),
+    "ahead": (steps, [*TWO, "i32"], {"target": "sm_80", "WIDTH": 128, "STAGES": 4, "num_warps": 1}),
+    "not ahead": (steps, [*TWO, "i32"], {"target": "sm_80", "WIDTH": 128, "STAGES": 1, "num_warps": 1}),
+    "tile on sm_90": (copy_tile, [TILE, TILE], {}),
+    "tile on sm_80": (copy_tile, [TILE, TILE], {"target": "sm_80"}),
+    "spilling": (fat, TWO, {"SIZE": 128, "num_warps": 2}),
+    "roomy": (fat, TWO, {"SIZE": 128, "num_warps": 16}),
+    "relu": (activated, TWO, {}),
+    "relu, shifted": (activated, TWO, {"ACT": relu, "SHIFT": float("inf")}),
+    "few registers": (affine, four(width=161), {"BLOCK": 8192, "maxnreg": 32}),
+}
+"""What the tests look at, compiled in one process: to start one costs more than to compile a kernel."""
+
+
 @pytest.fixture(scope="module")
-def matmuls():
-    args = [bf16(64, 1024), bf16(1024, 64), torch.empty(64, 64, device="meta"), 1024]
-    requests = [codegen.request(matmul, args, target=target, SIZE=64) for target in codegen.TARGETS]
-    return dict(zip(codegen.TARGETS, codegen.compile_many(requests), strict=True))
+def kernels(cache):
+    requests = [codegen.request(kernel, args, **options) for kernel, args, options in ASKED.values()]
+    return dict(zip(ASKED, codegen.compile_many(requests), strict=True))
 
 
-def test_a_width_divisible_by_16_has_wide_loads_of_the_weight_and_161_narrow_ones():
-    wide, narrow, all_narrow = codegen.compile_many(
-        [
-            codegen.request(affine, four(width=160), BLOCK=1024),
-            codegen.request(affine, four(width=161), BLOCK=1024),
-            codegen.request(affine, four(rows=1001, width=161), BLOCK=1024),
-        ]
-    )
+@pytest.fixture(scope="module")
+def matmuls(kernels):
+    return {target: kernels["matmul", target] for target in codegen.TARGETS}
+
+
+def test_a_width_divisible_by_16_has_wide_loads_of_the_weight_and_161_narrow_ones(kernels):
+    wide, narrow, all_narrow = (kernels[name] for name in ("wide", "narrow", "all narrow"))
     assert wide.loads == {128: 6}
     assert narrow.loads == {128: 2, 32: 16}  # x is still wide: its length is divisible by 16
     assert all_narrow.loads == {32: 24}
@@ -143,30 +172,17 @@ def test_a_width_divisible_by_16_has_wide_loads_of_the_weight_and_161_narrow_one
     assert "ld.global.v4.b32" in codegen.excerpt(wide, r"ld\.global", limit=1)
 
 
-def test_an_argument_that_is_one_or_misaligned_is_specialised_as_triton_does():
-    x = torch.empty(161 * 1024 + 4)
-    whole, shifted = x[: 160 * 1024], x[1 : 160 * 1024 + 1]
-    kernels = codegen.compile_many(
-        [
-            codegen.request(affine, [whole, whole, whole, whole, 160 * 1024, 160], BLOCK=1024),
-            codegen.request(affine, [shifted, whole, whole, whole, 160 * 1024, 160], BLOCK=1024),
-            codegen.request(affine, [whole, whole, whole, whole, 160 * 1024, 1], BLOCK=1024),
-            codegen.request(affine, ["*fp32", *["*fp32:16"] * 3, "i32:16", "i32:16"], BLOCK=1024),
-            codegen.request(affine, [whole, whole, whole, whole, 2**40, 160], BLOCK=1024),
-        ]
-    )
-    aligned, misaligned, width_one, typed, long = kernels
+def test_an_argument_that_is_one_or_misaligned_is_specialised_as_triton_does(kernels):
+    names = ("aligned", "misaligned", "width 1", "typed", "long")
+    aligned, misaligned, width_one, typed, long = (kernels[name] for name in names)
     assert aligned.loads == {128: 6}
     assert misaligned.loads == {32: 8, 128: 4} == typed.loads
     assert "i32 %width" not in width_one.ttir.splitlines()[0] and "%width" in aligned.ttir
     assert "%n: i64" in long.ttir and "%n: i32" in aligned.ttir
 
 
-def test_a_reduction_stays_in_the_warp_or_crosses_a_barrier():
-    args = ["*fp32:16", "*fp32:16"]
-    one, many = codegen.compile_many(
-        [codegen.request(row_sum, args, WIDTH=1024, num_warps=warps) for warps in (1, 4)]
-    )
+def test_a_reduction_stays_in_the_warp_or_crosses_a_barrier(kernels):
+    one, many = kernels["one warp"], kernels["four warps"]
     assert one.shuffles == {"bfly": 5}
     assert (one.barriers, one.shared_bytes) == ({}, 0)
     assert many.barriers["bar.sync"] > 0
@@ -174,8 +190,8 @@ def test_a_reduction_stays_in_the_warp_or_crosses_a_barrier():
     assert (one.num_warps, many.num_warps) == (1, 4)
 
 
-def test_a_scan_shifts_up():
-    assert codegen.compile(row_scan, ["*fp32:16", "*fp32:16"], WIDTH=64, num_warps=1).shuffles["up"] > 0
+def test_a_scan_shifts_up(kernels):
+    assert kernels["scan"].shuffles["up"] > 0
 
 
 def test_a_matmul_uses_each_targets_matrix_unit(matmuls):
@@ -186,35 +202,24 @@ def test_a_matmul_uses_each_targets_matrix_unit(matmuls):
     assert matmuls["sm_100"].barriers["mbarrier"] > 0
 
 
-def test_a_pipelined_loop_copies_asynchronously(matmuls):
+def test_a_pipelined_loop_copies_asynchronously(matmuls, kernels):
     pipelined = matmuls["sm_80"]
     assert pipelined.async_copies == {128: 24} == pipelined.loads
-    args = ["*fp32:16", "*fp32:16", "i32"]
-    ahead, plain = codegen.compile_many(
-        [
-            codegen.request(steps, args, target="sm_80", WIDTH=128, STAGES=stages, num_warps=1)
-            for stages in (4, 1)
-        ]
-    )
+    ahead, plain = kernels["ahead"], kernels["not ahead"]
     assert ahead.async_copies and not plain.async_copies
     assert ahead.loads == ahead.async_copies
     assert ahead.shared_bytes > plain.shared_bytes == 0
 
 
-def test_bulk_copies_of_a_descriptor():
-    tile = TensorDescriptor.from_tensor(torch.empty(64, 64), [64, 64])
-    hopper, ampere = codegen.compile_many(
-        [codegen.request(copy_tile, [tile, tile], target=target) for target in ("sm_90", "sm_80")]
-    )
+def test_bulk_copies_of_a_descriptor(kernels):
+    hopper, ampere = kernels["tile on sm_90"], kernels["tile on sm_80"]
     assert (hopper.bulk_loads, hopper.bulk_stores) == (1, 1)
     assert hopper.loads == {} and hopper.barriers["mbarrier"] > 0
     assert ampere.bulk_loads == 0 and ampere.loads
 
 
-def test_spills_are_seen_in_the_log_and_in_the_machine_code():
-    spilling, roomy = codegen.compile_many(
-        [codegen.request(fat, ["*fp32:16"] * 2, SIZE=128, num_warps=warps) for warps in (1, 16)]
-    )
+def test_spills_are_seen_in_the_log_and_in_the_machine_code(kernels):
+    spilling, roomy = kernels["spilling"], kernels["roomy"]
     assert spilling.spills > 0 and spilling.local_accesses > 0
     assert spilling.registers > roomy.registers
     assert (roomy.spills, roomy.local_accesses) == (0, 0)
@@ -232,16 +237,8 @@ def test_all_targets_compile_and_make_a_table(matmuls):
         codegen.table(matmuls["sm_80"], labels=["one", "two"])
 
 
-def test_functions_constants_and_defaults_are_carried_along():
-    relu_ptx, shifted_ptx = (
-        one.ptx
-        for one in codegen.compile_many(
-            [
-                codegen.request(activated, ["*fp32:16"] * 2),
-                codegen.request(activated, ["*fp32:16"] * 2, ACT=relu, SHIFT=float("inf")),
-            ]
-        )
-    )
+def test_functions_constants_and_defaults_are_carried_along(kernels):
+    relu_ptx, shifted_ptx = kernels["relu"].ptx, kernels["relu, shifted"].ptx
     assert "max" in relu_ptx
     assert "0f7F800000" in shifted_ptx and "0f7F800000" not in relu_ptx  # infinity
 
@@ -270,8 +267,11 @@ def test_a_kernel_in_notebook_cells(monkeypatch):
     assert "ex2" in compiled.ptx
 
 
-@pytest.mark.parametrize(("interpret", "kind"), [("0", "JITFunction"), ("1", "InterpretedFunction")])
-def test_a_process_that_interprets_and_one_that_does_not(tmp_path, interpret, kind):
+def test_a_process_that_interprets_and_one_that_does_not(tmp_path, kernels):
+    """This process is one of them, and compiled what ASKED names."""
+    kinds = {"InterpretedFunction": "1", "JITFunction": "0"}
+    del kinds[type(affine).__name__]
+    ((kind, interpret),) = kinds.items()
     module = tmp_path / "mine.py"
     module.write_text(
         "import triton\nimport triton.language as tl\n"
@@ -352,11 +352,10 @@ def test_wrong_arguments_are_named(kernel, args, keywords, named):
         codegen.request(kernel, args, **keywords)
 
 
-def test_an_unknown_option_is_named_and_a_known_one_works():
+def test_an_unknown_option_is_named_and_a_known_one_works(kernels):
     with pytest.raises(ValueError, match="blok"):
         codegen.compile(affine, four(), BLOCK=1024, blok=3)
-    limited = codegen.compile(affine, four(width=161), BLOCK=8192, maxnreg=32)
-    assert limited.registers <= 32
+    assert kernels["few registers"].registers <= 32
 
 
 def test_results_are_kept_and_a_damaged_one_is_compiled_again(cache, monkeypatch):
@@ -419,8 +418,8 @@ def test_instructions_are_counted_by_width_and_kind():
     }
 
 
-def test_excerpts_show_context_gaps_and_what_is_left_out():
-    (compiled,) = codegen.compile_many([codegen.request(affine, four(), BLOCK=1024)])
+def test_excerpts_show_context_gaps_and_what_is_left_out(kernels):
+    compiled = kernels["wide"]
     one = codegen.excerpt(compiled, "ld.global", limit=1, context=1).splitlines()
     assert len(one) == 4 and "ld.global" in one[1] and one[3].strip() == "... 5 more"
     everything = codegen.excerpt(compiled, "ld.global|st.global")

@@ -15,7 +15,7 @@ import matplotlib.pyplot
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
@@ -65,11 +65,18 @@ def layers(**changes: Any) -> list[rows.Row]:
     ]
 
 
-def boxes(shown: figures.Shown, gid: str) -> list[Bbox]:
-    canvas = FigureCanvasAgg(shown.figure)
-    canvas.draw()
-    found = [t for t in shown.figure.findobj(Text) if t.get_gid() == gid]
-    return [text.get_window_extent(canvas.get_renderer()) for text in found]
+def rendered(shown: figures.Shown) -> RendererAgg:
+    """What a figure was drawn with; it is drawn again only after a change."""
+    canvas = shown.figure.canvas
+    assert isinstance(canvas, FigureCanvasAgg)
+    if shown.figure.stale:
+        canvas.draw()
+    return canvas.get_renderer()
+
+
+def boxes(shown: figures.Shown, *gids: str) -> list[Bbox]:
+    found = [t for t in shown.figure.findobj(Text) if t.get_gid() in gids]
+    return [text.get_window_extent(rendered(shown)) for text in found]
 
 
 def texts(shown: figures.Shown) -> list[str]:
@@ -82,12 +89,13 @@ def lines(shown: figures.Shown, gid: str) -> list[Line2D]:
 
 def assert_apart(found: Sequence[Bbox], shown: figures.Shown) -> None:
     page = shown.figure.bbox
-    for box in found:
-        assert page.x0 <= box.x0 and box.x1 <= page.x1, "a label runs out of the figure sideways"
-        assert page.y0 <= box.y0 and box.y1 <= page.y1, "a label runs out of the figure upwards or downwards"
-    for a, b in combinations(found, 2):
-        # A pixel of common border is not an overlap.
-        assert not (min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1)
+    x0, y0, x1, y1 = np.array([box.extents for box in found]).reshape(-1, 4).T
+    assert (page.x0 <= x0).all() and (x1 <= page.x1).all(), "a label runs out of the figure sideways"
+    assert (page.y0 <= y0).all() and (y1 <= page.y1).all(), "one runs out of it upwards or downwards"
+    across = np.minimum.outer(x1, x1) - np.maximum.outer(x0, x0)
+    down = np.minimum.outer(y1, y1) - np.maximum.outer(y0, y0)
+    # A pixel of common border is not an overlap.
+    assert not np.triu((across > 1) & (down > 1), k=1).any()
 
 
 # --- the picture on the page --------------------------------------------------------------------------

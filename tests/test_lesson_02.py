@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import launches as launches_of
 import pytest
-from launches import ROOM
+from launches import FAMILIES, ROOM
 from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,6 +41,7 @@ LARGE = pytest.mark.skipif(
 FLOAT32 = (torch.float32,)
 SHAPES = ((64, 128), (37, 33), (70, 40), (1, 1), (3, 5, 24), (19,), (16,), (0, 8), (4, 0), (2, 0, 3))
 """Full; ragged, by pointers and by descriptors; one element; three dimensions; one; no rows; K = 0."""
+RAGGED = ((37, 33), (70, 40), (1, 1), (0, 8), (4, 0))
 MATRICES = tuple(shape for shape in SHAPES if len(shape) == 2)
 ACTIVATIONS = {
     "none": lambda z: z,
@@ -148,15 +149,17 @@ def plain_linear(activation):
 def test_linear_act_is_right_with_a_bias(lesson, activation):
     """z and its gradient are rounded on the way from the output to the gradients of the inputs."""
     call, plain = linear_of(lesson, activation), plain_linear(activation)
-    layouts = checks.LAYOUTS if activation == "gelu_tanh" else ("contiguous",)  # the host's part is the same
-    examine(call, plain, with_bias(40), *SHAPES, layouts=layouts, dtypes=checks.DTYPES, roundings=3)
-    examine(call, plain, with_bias(33), *SHAPES, dtypes=checks.DTYPES, roundings=3)
+    whole = activation == "gelu_tanh"  # the tiles and the host's part are the same for all
+    layouts, shapes = (checks.LAYOUTS, SHAPES) if whole else (("contiguous",), RAGGED)
+    examine(call, plain, with_bias(40), *shapes, layouts=layouts, dtypes=checks.DTYPES, roundings=3)
+    examine(call, plain, with_bias(33), *shapes, dtypes=checks.DTYPES, roundings=3)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_linear_act_is_right_without_a_bias(lesson, activation):
     call, plain = linear_of(lesson, activation), plain_linear(activation)
-    examine(call, plain, with_weight(40), *SHAPES, dtypes=checks.DTYPES, roundings=3)
+    shapes = SHAPES if activation == "gelu_tanh" else RAGGED
+    examine(call, plain, with_weight(40), *shapes, dtypes=checks.DTYPES, roundings=3)
 
 
 def test_an_inner_size_of_zero_leaves_the_activation_of_the_bias(lesson):
@@ -196,7 +199,8 @@ def test_the_first_step_of_the_product_is_right(lesson, group):
         return y
 
     shapes, options = (*MATRICES, (150, 20)), dict(gradients=False, name="tiled")
-    examine(tiled, functional.linear, with_weight(50), *shapes, dtypes=checks.DTYPES, **options)
+    dtypes = checks.DTYPES if group == 3 else FLOAT32  # the order of the tiles is no matter of the dtype
+    examine(tiled, functional.linear, with_weight(50), *shapes, dtypes=dtypes, **options)
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -266,7 +270,8 @@ def test_all_tables_of_tiles_are_tested(lesson):
 def test_every_tile_is_right_where_several_meet_and_the_last_are_ragged(lesson, monkeypatch, path, table):
     for BM, BN, BK, *rest in getattr(lesson, table):
         monkeypatch.setattr(lesson, "tiling", lambda *_, tile=(BM, BN, BK, *rest[:-1]): tile)
-        for odd in (0, 1):  # by descriptors where there are any; by pointers
+        # What is odd goes by pointers either way.
+        for odd in (0,) if path == "descriptors" else (0, 1):
             x = (BM + 5, BK + 8 + odd)
             out = BN + BN // 2 + 8 + odd
             examine(lesson.linear_act, plain_linear("gelu_tanh"), with_bias(out), x)
@@ -1047,21 +1052,18 @@ WIDE, DEEP, MIDDLING = (8192, 4096, 1024), (8192, 4096, 8192), (512, 768, 512)
 FEW, ODD = (64, 512, 256), (4096, 1001, 99)
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
 CASES = {
-    "sm_80": [(bf16, WIDE, True), (fp32, MIDDLING, True), (fp16, FEW, False)],
-    "sm_86": [(bf16, WIDE, True), (fp16, ODD, False)],
-    "sm_89": [(fp16, WIDE, True), (fp32, WIDE, False), (bf16, FEW, True)],
+    "sm_80": [(bf16, WIDE, True), (fp32, MIDDLING, False)],
+    "sm_86": [(fp16, WIDE, True)],
     "sm_90": [
-        *itertools.product((bf16,), (WIDE, FEW, ODD), (True, False)),
-        *itertools.product((fp32,), (WIDE, FEW, ODD), (True,)),
-        (bf16, MIDDLING, True),
-        (fp16, WIDE, True),
-        (bf16, DEEP, True),
-        (bf16, DEEP, False),
+        *((bf16, sizes, True) for sizes in (WIDE, FEW, ODD, DEEP)),
+        *((bf16, sizes, False) for sizes in (WIDE, MIDDLING)),
+        (fp32, WIDE, True),
+        (fp32, ODD, False),
     ],
-    "sm_100": [(bf16, WIDE, True), (bf16, DEEP, True), (fp32, WIDE, True), (fp16, ODD, True)],
-    "sm_120": [(bf16, WIDE, True), (bf16, ODD, True), (fp32, FEW, False)],
+    "sm_100": [(bf16, WIDE, True), (bf16, DEEP, True), (fp32, WIDE, False)],
+    "sm_120": [(bf16, WIDE, True), (bf16, ODD, False), (fp32, FEW, False)],
 }
-"""By target: dtype, (rows, hidden, width), whether a backward follows."""
+"""By target: dtype, (rows, hidden, width), whether a backward follows, which also keeps what it needs."""
 PRODUCTS = ("linear_kernel", "gate_up_kernel")
 UNITS = {"sm_90": "wgmma", "sm_100": "tcgen05"}
 
@@ -1125,13 +1127,11 @@ def products_of(variants):
     return [v for v in variants if v.launch.title in PRODUCTS]
 
 
-def test_every_kernel_compiles_for_every_target_without_spills_and_fits(variants):
+def test_every_kernel_compiles_for_every_family_of_targets_without_spills_and_fits(variants):
     seen = {(v.launch.title, v.target) for v in variants}
-    assert seen == set(itertools.product(FULL, codegen.TARGETS)) and len(FULL) == 5
+    assert seen == set(itertools.product(FULL, FAMILIES)) and len(FULL) == 5
     for v in variants:
-        # for B200 the pass over rows that are not aligned keeps one register too many
-        odd = (v.launch.title, v.target, v.sizes[1] % 8 != 0) == ("dz_kernel", "sm_100", True)
-        assert v.compiled.spills <= 8 * odd, v
+        assert v.compiled.spills == 0, v
         assert v.compiled.shared_bytes <= ROOM[v.target] * 1024, (v, v.compiled.shared_bytes)
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import launches as launches_of
 import pytest
 from grouped import KERNELS, NAME, bf16, fp16, fp32, launch_both_ways, pretend
-from launches import ROOM
+from launches import FAMILIES, ROOM
 
 from labkit import codegen, device, lessons
 
@@ -177,9 +177,8 @@ def test_what_is_not_aligned_goes_by_pointers(lesson, monkeypatch, launches):
 # --- what the compiler makes of it, for GPUs that are not here ----------------------------------------
 
 CASES = {
-    "sm_80": [(bf16, 16, 16, False), (bf16, 64, 64, False), (fp32, 100, 100, False)],
-    "sm_86": [(bf16, 128, 128, False), (fp32, 32, 32, False)],
-    "sm_89": [(fp16, 100, 100, False), (bf16, 300, 300, False)],
+    "sm_80": [(bf16, 64, 64, False), (fp32, 100, 100, False)],
+    "sm_86": [(fp16, 100, 100, False), (bf16, 128, 128, False), (bf16, 300, 300, False)],
     "sm_90": [
         *((bf16, d, d, False) for d in (16, 32, 64, 100, 128, 256)),
         (bf16, 64, 64, True),
@@ -187,7 +186,7 @@ CASES = {
         (fp32, 64, 64, False),
     ],
     "sm_100": [(bf16, 64, 64, False), (bf16, 100, 100, False), (fp32, 16, 16, False)],
-    "sm_120": [(bf16, 32, 32, False), (bf16, 64, 64, True), (fp32, 128, 128, False)],
+    "sm_120": [(bf16, 64, 64, True), (fp32, 128, 128, False)],
 }
 """By target: dtype, widths in and out, whether the data is (B, C, T)."""
 PRODUCTS = ("once_kernel", "forward_kernel", "wide_kernel", "backward_kernel")
@@ -241,12 +240,10 @@ def spills_allowed(v):
     return 1024 if v.dtype is fp32 else 64 if v.launch.title == "wide_kernel" else 0
 
 
-def test_every_kernel_compiles_for_every_target_and_fits(variants):
+def test_every_kernel_compiles_for_every_family_of_targets_and_fits(variants):
     seen = {(v.launch.title, v.target) for v in variants}
     always = ("forward_kernel", "backward_kernel", "sum_kernel")
-    assert seen >= set(itertools.product(always, set(codegen.TARGETS) - {"sm_89"})) | {
-        ("wide_kernel", "sm_89")
-    }
+    assert seen >= {*itertools.product(always, FAMILIES), ("wide_kernel", "sm_86")}
     for v in variants:
         assert v.compiled.spills <= spills_allowed(v), (v, v.compiled.spills)
         assert v.compiled.shared_bytes <= ROOM[v.target] * 1024, (v, v.compiled.shared_bytes)

@@ -14,7 +14,7 @@ from functools import partial
 
 import launches as launches_of
 import pytest
-from launches import ROOM
+from launches import POINTWISE, ROOM
 
 from labkit import checks, codegen, counts, device, lessons
 from labkit import network_works as work
@@ -258,7 +258,7 @@ def compiled(lesson):
         made = launches_of.recorded(lesson, KERNELS, patch)
         patch.setattr(lesson.recurrent, "added", lambda parts, gain: torch.empty_like(gain))
         patch.setattr(lesson.recurrent, "multiprocessors", lambda: 132)
-        everywhere = itertools.product(((128, bf16), (512, fp32)), codegen.TARGETS)
+        everywhere = itertools.product(((128, bf16), (512, fp32)), POINTWISE)
         for (width, dtype), target in (*everywhere, ((128, fp32), "sm_90"), ((4096, fp32), "sm_86")):
             patch.setattr(device, "shared_bytes", lambda target=target: ROOM[target] * 1024)
             lesson.recurrent.rms_recurrence_plan.cache_clear()
@@ -279,9 +279,9 @@ def compiled(lesson):
 
 
 @INTERPRETED
-def test_every_kernel_compiles_for_every_target_without_spills_and_fits(compiled):
+def test_every_kernel_compiles_for_every_family_of_targets_without_spills_and_fits(compiled):
     assert {(one.title, target) for one, _, _, target, _ in compiled} == set(
-        itertools.product(KERNELS, codegen.TARGETS)
+        itertools.product(KERNELS, (*POINTWISE, "sm_86"))
     )
     for one, width, dtype, target, code in compiled:
         assert code.shared_bytes <= ROOM[target] * 1024, (one.title, width, dtype, target, code.shared_bytes)

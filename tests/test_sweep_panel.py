@@ -1,6 +1,7 @@
 """The sweep panel with its real widgets, in virtual time: run, stop, keep, count; and with nobody there."""
 
 import asyncio
+import base64
 import html
 import logging
 import os
@@ -21,7 +22,7 @@ import queueing
 from simulated import DOUBLING, doubling, install, out_of_memory
 from taped import recorded
 
-from labkit import device, live, noise, panels, places, rows, sweep_panel, sweeps, traffic, turns
+from labkit import device, drawing, live, noise, panels, places, rows, sweep_panel, sweeps, traffic, turns
 from labkit.sweep_plan import SPEEDUP, TRAFFIC
 from labkit.sweeps import Contender
 
@@ -37,6 +38,25 @@ def somebody(tmp_path, monkeypatch):
     monkeypatch.setenv(live.HEADLESS, "0")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def fingerprints(monkeypatch):
+    """In the place of every picture the points of its lines: drawing the pixels costs more than all else."""
+
+    def points(shown, kind, **options):
+        lines = [line.get_xydata().tolist() for axes in shown.figure.axes for line in axes.lines]
+        return repr(lines).encode()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(drawing.Shown, "_encoded", points)
+        yield patch
+
+
+@pytest.fixture
+def pictures(fingerprints):
+    """Real ones, nevertheless."""
+    fingerprints.undo()
 
 
 @pytest.fixture
@@ -1158,7 +1178,7 @@ def page(monkeypatch):
     return shown
 
 
-def test_with_nobody_there_the_cell_awaits_the_sweep_and_leaves_a_page(gpu, nobody, page):
+def test_with_nobody_there_the_cell_awaits_the_sweep_and_leaves_a_page(gpu, nobody, page, pictures):
     panel = made(pair(gpu), dtypes=("float32", "float16"))
     asyncio.run(panel.show())
     assert len(panel.table()) == 12 and len(on_disk()) == 12
@@ -1168,6 +1188,8 @@ def test_with_nobody_there_the_cell_awaits_the_sweep_and_leaves_a_page(gpu, nobo
     assert re.search(
         '<img alt="Doubling.*live on Simulated', bundle["text/html"].replace("Live", "live"), re.S
     )
+    data = re.search('src="data:image/webp;base64,(.*?)"', bundle["text/html"])[1]
+    assert base64.b64decode(data).startswith(b"RIFF"), "a picture, not its fingerprint"
     assert "<table" in bundle["text/html"] and "float16" in bundle["text/html"]
     for dtype in ("float32", "float16"):
         assert f"{dtype}, batch 2: labkit is never slower than eager, and 3x at width" in bundle["text/plain"]

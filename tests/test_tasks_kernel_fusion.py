@@ -350,7 +350,8 @@ WRONG_MODELS = {
     "no gemm": (returned("pointwise / fused"), "gemm-left-out"),
     "no pointwise": (returned("gemm / fused"), "pointwise-left-out"),
     "bool": (returned("gemm + pointwise > fused"), "yes-or-no"),
-    "nothing": (model((RETURN, "_ = 0")), "not-a-number"),
+    "nothing": (model((RETURN, "_ = 0")), "unfinished"),
+    "three numbers": (returned("gemm, pointwise, fused"), "several-numbers"),
     "not a number": (returned("float('nan')"), "not-a-number"),
     "text": (returned("'1.3 times'"), "not-a-number"),
     "constant": (returned("1.35"), "constant"),
@@ -523,6 +524,10 @@ def speedup(rows, d, h, rate, bandwidth):
 
 tasks.check("pays", speedup)
 """,
+    ),
+    "a number of NumPy's": (
+        "pays",
+        returned("__import__('numpy').float32((gemm + pointwise) / fused)"),
     ),
 }
 
