@@ -393,6 +393,8 @@ class _Engine(Engine):
             # no cell has begun when the kernel itself did not start: then it is told at the first one
             cell = watch.cell or next(cell for _, cell in lessons.code_cells(nb_man.nb))
             name, reason = type(error).__name__, watch.explain(error)
+            # The kernel was interrupted first, and what it may have said to that explains nothing.
+            cell.outputs = [output for output in cell.outputs if output.output_type != "error"]
             cell.outputs.append(new_output("error", ename=name, evalue=reason, traceback=[reason]))
 
 
