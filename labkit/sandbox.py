@@ -71,9 +71,10 @@ class Process:
             job = {"task": task, "file": str(file), "trace": str(trace), "limit_s": limit_s}
             with contextlib.suppress(BrokenPipeError):  # then no message comes, and it is told as a crash
                 self._stdin.write(json.dumps(job).encode() + b"\n")
-            if began := self._message(START_LIMIT_S, shown):
-                self._fork = began["pid"]
-            finding = self._message(limit_s, shown)
+            finding = self._message(START_LIMIT_S, shown)
+            if finding and "pid" in finding:  # else it was over before it could say that it has begun
+                self._fork = finding["pid"]
+                finding = self._message(limit_s, shown)
         except TimeoutError:
             return {"status": "stopped", "where": self._interrupted_at(file, trace)}
         except KeyboardInterrupt:
@@ -91,9 +92,11 @@ class Process:
 
     def close(self) -> None:
         """End the process, with the answer that it judges and what that started."""
-        for group in filter(None, (self._process.pid, self._fork)):
+        alive = self._process.poll() is None  # else its number may be another's by now
+        for group in filter(None, (alive and self._process.pid, self._fork)):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
+        self._fork = 0
         self._process.wait()
         self._findings.close()
         self._stdin.close()

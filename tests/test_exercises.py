@@ -7,10 +7,12 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
 
+import json
 import re
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import psutil
@@ -18,7 +20,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 from test_tasks_launch_overhead import ANSWERS, SCAFFOLDS, masked, solved
 
-from labkit import attempt, claims, exercises, lessons, places, runner, verdicts
+from labkit import attempt, claims, exercises, lessons, places, runner, sandbox, verdicts
 from labkit.sandbox import Process
 from labkit.tasks import Evidence, Task, Wrong
 from labkit.verdicts import Verdict
@@ -247,7 +249,8 @@ def test_one_process_loads_the_lesson_for_all_attempts_and_ends_with_its_session
     learner, before = fresh_session(), judges()
     learner.run("mask", masked("True"))
     (judge,) = set(judges()) - set(before)
-    where = "import os\nprint(os.getppid(), os.getpid())\nold, tl = tl, None\ntl = old\n"
+    where = "import os\nprint(os.getppid(), os.getpid())\n"
+    where += "assert not hasattr(torch, 'left')\ntorch.left = 'by an attempt'\n"
     for _ in range(2):
         assert "right" in learner.run("mask", where + solved("mask"))["text/plain"]
     (parent, one), (same, other) = (line.split() for line in capsys.readouterr().out.splitlines())
@@ -264,6 +267,18 @@ def test_an_answer_that_ends_the_judge_costs_nothing_but_its_process(session):
     bundle = learner.run("mask", both + solved("mask"))
     assert "crashed (attempt 2)" in bundle["text/plain"] and "SIGKILL" in bundle["text/plain"]
     assert "right (attempt 3)" in learner.run("mask", solved("mask"))["text/plain"]
+
+
+def test_a_fork_that_ends_before_it_says_that_it_has_begun_is_told(session, monkeypatch):
+    learner = session()
+    learner.run("mask", masked("True"))
+    with monkeypatch.context() as patch:
+        patch.setattr(sandbox, "json", SimpleNamespace(dumps=lambda job: "no job", loads=json.loads))
+        bundle = learner.run("mask", solved("mask"))
+    assert "crashed (attempt 2)" in bundle["text/plain"] and "status 1" in bundle["text/plain"]
+    (judge,) = judges()
+    assert "right (attempt 3)" in learner.run("mask", solved("mask"))["text/plain"]
+    assert judges() == [judge]
 
 
 def test_an_answer_reads_no_jobs(session):

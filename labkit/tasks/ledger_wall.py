@@ -6,7 +6,7 @@ from typing import Any
 
 from labkit.tasks import Evidence, Wrong
 from labkit.tasks.ledger_wall_hints import HINTS
-from labkit.tasks.numbers_said import explained, near, refuse_other_than_number
+from labkit.tasks.numbers_said import explained, near, refuse_other_than_number, refuse_other_than_zero
 
 Times = tuple[float, ...]
 
@@ -78,21 +78,8 @@ def check(wall_us: Callable[..., float]) -> Evidence:
             f"{missed[0]}, the function says {missed[0].said:.6g} microseconds; "
             f"it should be {missed[0].right:.6g}.",
         )
-    _refuse_empty(wall_us)
+    refuse_other_than_zero("For no launch and no kernel", lambda: wall_us([], []), _wrong)
     return Evidence(_evidence(len(cases) + 1), len(cases) + 1)
-
-
-def _refuse_empty(wall_us: Callable[..., float]) -> None:
-    where = "For no launch and no kernel"
-    try:
-        said = wall_us([], [])
-    except Exception as error:
-        raise _wrong("empty", f"{where}, the function raised {type(error).__name__}: {error}.") from None
-    if said is None:
-        raise _wrong("empty", f"{where}, the function returned None.")
-    refuse_other_than_number(where, said, _wrong)
-    if said != 0:
-        raise _wrong("empty", f"{where}, the function says {said:g} microseconds.")
 
 
 def _wrong(reason: str, observed: str) -> Wrong:

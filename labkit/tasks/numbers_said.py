@@ -35,6 +35,19 @@ def refuse_other_than_number(where: str, said: Any, wrong: Callable[[str, str], 
         raise wrong("not-a-number", f"{where}, the function returned {said!r}.")
 
 
+def refuse_other_than_zero(where: str, answer: Callable[[], Any], wrong: Callable[[str, str], Wrong]) -> None:
+    """Raise ``wrong("empty", ...)`` unless ``answer()``, of nothing to do, says that it takes no time."""
+    try:
+        said = answer()
+    except Exception as error:
+        raise wrong("empty", f"{where}, the function raised {type(error).__name__}: {error}.") from None
+    if said is None:
+        raise wrong("empty", f"{where}, the function returned None.")
+    refuse_other_than_number(where, said, wrong)
+    if said != 0:
+        raise wrong("empty", f"{where}, the function says {said:g} microseconds.")
+
+
 def larger_floor(case: Said, arithmetic: bool, least_us: float) -> str:
     """What was observed of an answer that is a floor: what it said, and which of two floors rules."""
     rules = "arithmetic" if arithmetic else "memory"
