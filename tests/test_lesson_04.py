@@ -447,6 +447,20 @@ def test_a_failed_capture_on_a_gpu_can_be_tried_again(lesson):
 
 
 @GPU
+def test_a_graphed_step_does_without_the_workspaces_that_libraries_give_back(lesson):
+    """torch.compile gives them back before it captures or tunes; few numbers from long sums use one."""
+    torch.manual_seed(0)
+    a, b = (torch.randn(shape, device="cuda", dtype=bf16) for shape in ((64, 2**15), (2**15, 64)))
+    step, want = lesson.GraphedStep(torch.mm), torch.mm(a, b)
+    step(a, b).zero_()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    elsewhere = torch.full((2**28,), 7, device="cuda", dtype=torch.int8)
+    torch.testing.assert_close(step(a, b), want)
+    assert bool((elsewhere == 7).all())
+
+
+@GPU
 def test_the_last_graph_of_a_pool_may_go_while_its_result_is_kept(lesson):
     step = lesson.GraphedStep(lambda x: x * 2, most=1)
     kept = [step(torch.ones(rows, device="cuda")) for rows in (3, 4, 5)]

@@ -1,21 +1,41 @@
 """What a lesson times itself: rows of the schema, on the tape while one is recorded."""
 
+from contextlib import contextmanager
+
 import pytest
 
-from labkit import device, machine, own, rows
+from labkit import clocks, device, machine, own, rows
 from labkit.profile_tapes import TAPE
 
 STAMP = {"device": "a GPU", "driver": "1", "torch": "2", "triton": "3", "date": "2026-01-01T00:00:00+00:00"}
 
 
 @pytest.fixture
-def on_a_gpu(monkeypatch):
+def said():
+    return []
+
+
+@pytest.fixture(autouse=True)
+def on_a_gpu(monkeypatch, said):
+    @contextmanager
+    def turn():
+        said.append("turn")
+        yield
+        said.append("over")
+
+    monkeypatch.setattr(clocks, "gpu_turn", turn)
     monkeypatch.setattr(device, "has_gpu", lambda: True)
     monkeypatch.setattr(machine, "stamp", lambda: STAMP)
-
-
-def test_each_timer_is_called_once_and_makes_a_row(on_a_gpu, monkeypatch):
     monkeypatch.delenv(TAPE, raising=False)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_each_timer_has_the_gpu_to_itself_unless_it_need_not(said, alone):
+    own.times("museum/x", {name: lambda: said.append("timed") or 3.0 for name in "ab"}, alone=alone)
+    assert said == (["turn", "timed", "over"] if alone else ["timed"]) * 2
+
+
+def test_each_timer_is_called_once_and_makes_a_row():
     calls = []
     found = own.times("museum/x", {"wrong": lambda: calls.append(1) or 3.0, "right": lambda: 40.0})
     assert calls == [1]
@@ -24,7 +44,7 @@ def test_each_timer_is_called_once_and_makes_a_row(on_a_gpu, monkeypatch):
     assert set(found["clock"]) == set(found["cache"]) == {""}, "they are no clock's"
 
 
-def test_rows_are_on_the_tape_once(on_a_gpu, monkeypatch, tmp_path):
+def test_rows_are_on_the_tape_once(monkeypatch, tmp_path):
     tape = tmp_path / "tape.jsonl"
     monkeypatch.setenv(TAPE, str(tape))
     own.times("museum/x", {"wrong": lambda: 3.0})
@@ -32,8 +52,7 @@ def test_rows_are_on_the_tape_once(on_a_gpu, monkeypatch, tmp_path):
     assert [(row.contender, row.median_us) for row in rows.read(tape)] == [("wrong", 4.0), ("right", 5.0)]
 
 
-def test_a_timer_that_fails_is_the_lessons_failure(on_a_gpu, monkeypatch):
-    monkeypatch.delenv(TAPE, raising=False)
+def test_a_timer_that_fails_is_the_lessons_failure():
     with pytest.raises(ZeroDivisionError):
         own.times("museum/x", {"wrong": lambda: 1 / 0})
 
@@ -46,7 +65,7 @@ def test_without_a_gpu_nothing_is_timed_and_the_tape_is_shown(monkeypatch):
     assert asked == ["museum/x"] and found.empty and "median_us" in found
 
 
-def test_sizes_are_bytes(on_a_gpu, monkeypatch, tmp_path):
+def test_sizes_are_bytes(monkeypatch, tmp_path):
     monkeypatch.setenv(TAPE, str(tmp_path / "tape.jsonl"))
     found = own.sizes("museum/y", {"pool": lambda: 4 * 2**20})
     assert found["peak_bytes"].tolist() == [4 * 2**20] and found["median_us"].isna().all()
