@@ -145,7 +145,6 @@ class Cuda:
         """Record the launches of ``run`` in a graph; the result replays it."""
         graph = torch.cuda.CUDAGraph()
         outer = torch.cuda.current_stream()
-        device.own_workspaces()
         # Captures share one pool: their outputs are never read again, and one pool holds the largest only.
         try:
             # thread_local: what another cell does meanwhile, in the main thread, does not end the capture.

@@ -80,6 +80,8 @@ HOUSE_SLOTS = {
     "bare replay": 9,
     "Triton, a launch a block": 5,
     "labkit, one launch": 0,
+    "labkit, a launch a block": 5,
+    "labkit, GraphedStep": 7,
 }
 """Slots of the contenders that the lessons know; two that share a slot do not meet in one figure."""
 

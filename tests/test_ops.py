@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from labkit import clocks, device, ops
+from labkit import device, ops
 
 
 @triton.jit
@@ -986,19 +986,12 @@ def test_inside_autocast_dtypes_may_differ_and_nothing_else():
 
 
 @pytest.mark.skipif(not device.has_gpu(), reason="a CUDA graph needs a GPU")
-@pytest.mark.parametrize("way", ["ops.replayed", "the graph clock"])
-def test_a_replay_does_without_the_workspaces_that_libraries_give_back(way):
+def test_a_replay_does_without_the_workspaces_that_libraries_give_back():
     """torch.compile gives them back before it captures or tunes; few numbers from long sums use one."""
     a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((64, 2**15), (2**15, 64)))
     y, want = torch.empty(64, 64, device="cuda", dtype=torch.bfloat16), torch.mm(a, b)
-    if way == "ops.replayed":
-        replay = functools.partial(ops.replayed(lambda a, b: torch.mm(a, b, out=y)), a, b)
-        replay()
-    else:
-        gpu = clocks.Cuda()
-        with gpu.side_stream():
-            torch.mm(a, b, out=y)
-        replay = gpu.capture(lambda: torch.mm(a, b, out=y))
+    replay = functools.partial(ops.replayed(lambda a, b: torch.mm(a, b, out=y)), a, b)
+    replay()
     torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()

@@ -14,8 +14,9 @@ import shutil
 import textwrap
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import pytest
 from reusing import Reusing
@@ -496,6 +497,34 @@ def test_wrong_gradients_are_a_wrong_result(gpu):
     table = sweeps.run("suite", [contender], POINTS[:1], direction="backward")
     assert table["note"].tolist() == ["wrong result: relative error nan"]
     assert sweeps.run("suite", [contender], POINTS[:1])["note"].tolist() == [""]
+
+
+def chained(x):
+    """Loses digits: a sum with what is much larger."""
+    return (x + 20) - 20
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_long_chain_in_half_precision_may_be_as_far_off_as_plain_pytorch(gpu, direction):
+    def off_by(share):
+        def call(x):
+            gpu.launch(1.0, 50.0)
+            return chained(x) * (1 + share)
+
+        return Contender(f"off by {share}", call, replace(DOUBLING, reference=chained))
+
+    contenders = [off_by(share) for share in (0, 0.02, 0.3)]
+    table = sweeps.run("suite", contenders, POINTS[:1], dtype="bfloat16", direction=direction)
+    assert table["relative_error"][0] > sweeps.ALLOWED_ERROR["bfloat16"], "or there is nothing to allow"
+    assert [note.startswith("wrong result") for note in table["note"]] == [False, False, True]
+
+
+def test_a_contender_of_full_precision_is_not_forgiven_what_plain_pytorch_loses(gpu):
+    work = replace(
+        DOUBLING, reference=lambda x: 2 * x.half().to(x.dtype) if x.dtype is torch.float32 else 2 * x
+    )
+    call = Contender("it", lambda x: gpu.launch(1.0, 50.0) or 2.002 * x, work)
+    assert sweeps.run("suite", [call], POINTS[:1])["note"][0].startswith("wrong result")
 
 
 def test_gradients_are_right_at_full_size_too(gpu):
@@ -1061,6 +1090,39 @@ def test_a_built_in_function_has_a_fingerprint():
     compiled = replace(plain, compiled=True)
     tuned = replace(compiled, mode="max-autotune-no-cudagraphs")
     assert len({each.fingerprint() for each in (plain, compiled, tuned)}) == 3
+
+
+def test_code_is_the_same_beside_another_version_of_a_library(monkeypatch):
+    def contender():
+        return Contender("it", ops.differentiable("doubled", lambda x: 2 * x, lambda dy, x: 2 * dy), DOUBLING)
+
+    before = contender().fingerprint()
+    source = sweeps._source
+    monkeypatch.setattr(
+        sweeps,
+        "_source",
+        lambda one: "another version" if one.__module__.startswith("torch") else source(one),
+    )
+    assert contender().fingerprint() == before
+    other = Contender("it", torch.nn.functional.linear, DOUBLING)
+    assert other.fingerprint() != replace(other, call=torch.nn.functional.silu).fingerprint()
+
+
+def test_code_is_the_same_beside_another_python():
+    """What namedtuple and dataclass make is another Python's bytecode; what is written beside it counts."""
+
+    class Plan(NamedTuple):
+        rows: int
+
+        def tiles(self):
+            return self.rows // 16
+
+    @dataclass
+    class Size:
+        rows: int
+
+    sources = [source for one in (Plan, Size) for source in sweeps._sources(one, set())]
+    assert [source.strip().splitlines()[0] for source in sources] == ["def tiles(self):"]
 
 
 def test_edited_code_is_not_continued(gpu):

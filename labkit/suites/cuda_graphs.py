@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from labkit import lessons
+from labkit import device, lessons
 from labkit import stack_works as work
 from labkit.bench_plan import Part
 from labkit.sweeps import Contender
@@ -23,23 +24,21 @@ def graphs() -> list[Part]:
     lesson = lessons.load("04_cuda_graphs")
     # names of their own: what a contender's code is, is read from what its call holds
     stack, step, one_launch = lesson.Stack, lesson.GraphedStep, lesson.blocks(99)
-    bare, in_place = lesson.bare, lesson.in_place
+    bare, in_place, graphed = lesson.bare, lesson.in_place, _graphed
     eager = Contender("eager", work.stack, work.STACK)
     compiled = Contender("torch.compile", work.stack, work.STACK, compiled=True)
     launched = (
-        Contender("Triton, a launch a block", lesson.blocks(1), work.STACK),
+        Contender("labkit, a launch a block", lesson.blocks(1), work.STACK),
         Contender("labkit, one launch", one_launch, work.STACK),
     )
     made = {
         "reduce-overhead": lambda x, *w: torch.compile(stack(*w), mode="reduce-overhead", dynamic=False),
-        "make_graphed_callables": lambda x, *w: torch.cuda.make_graphed_callables(
-            partial(stack.forward, stack(*w)), (x.clone(),)
-        ),
+        "make_graphed_callables": lambda x, *w: graphed(partial(stack.forward, stack(*w)), x),
         "bare replay": lambda x, *w: bare(stack(*w), x),
-        "GraphedStep": lambda x, *w: step(stack(*w)),
-        "GraphedStep, no copy": lambda x, *w: in_place(step(stack(*w)), x),
-        "compiled, GraphedStep": lambda x, *w: step(torch.compile(stack(*w), dynamic=False)),
-        "one launch, GraphedStep": lambda x, *w: step(lambda x: one_launch(x, *w)),
+        "labkit, GraphedStep": lambda x, *w: step(stack(*w)),
+        "labkit, GraphedStep, no copy": lambda x, *w: in_place(step(stack(*w)), x),
+        "labkit, GraphedStep, compiled": lambda x, *w: step(torch.compile(stack(*w), dynamic=False)),
+        "labkit, GraphedStep, one launch": lambda x, *w: step(lambda x: one_launch(x, *w)),
     }
     replayed = (Contender(name, lesson.made_of(make), work.STACK) for name, make in made.items())
     fused = Contender("labkit", _with(lesson.norm_gelu), work.STACK)
@@ -54,6 +53,11 @@ def graphs() -> list[Part]:
             cache="warm",
         ),
     ]
+
+
+def _graphed(module: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[Tensor], Tensor]:
+    device.own_workspaces()
+    return cast(Callable[[Tensor], Tensor], torch.cuda.make_graphed_callables(module, (x.clone(),)))
 
 
 def _with(norm_gelu: Callable[..., Tensor]) -> Callable[..., Tensor]:
