@@ -1,6 +1,7 @@
 """What a lesson times itself: rows of the schema, on the tape while one is recorded."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -63,6 +64,15 @@ def test_without_a_gpu_nothing_is_timed_and_the_tape_is_shown(monkeypatch):
     monkeypatch.setattr(rows, "recorded", lambda suite: asked.append(suite) or [])
     found = own.times("museum/x", {"wrong": lambda: pytest.fail("timed without a GPU")})
     assert asked == ["museum/x"] and found.empty and "median_us" in found
+
+
+def test_of_a_recorded_sweep_of_the_same_name_nothing_is_shown(monkeypatch, tmp_path):
+    monkeypatch.setenv(TAPE, str(tmp_path / "tape.jsonl"))
+    own.times("museum/x", {"wrong": lambda: 3.0})
+    (row,) = rows.read(tmp_path / "tape.jsonl")
+    monkeypatch.setattr(rows, "recorded", lambda suite: [replace(row, clock="host", median_us=9.0), row])
+    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    assert own.times("museum/x", {})["median_us"].tolist() == [3.0]
 
 
 def test_sizes_are_bytes(monkeypatch, tmp_path):
