@@ -7,7 +7,7 @@ one: it shows the first variant that was asked for.
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from labkit import lessons, places, profile_tapes, record, rows
+from labkit import lessons, places, profile_tapes, record, recorded_roofs, rows
 from labkit.jobs import Job, Outcome
 from labkit.rows import Row
 
@@ -22,7 +22,6 @@ def recordings(ended: Iterable[Outcome]) -> tuple[list[Path], list[Path]]:
     edited: list[Path] = []
     settled: set[Path] = set()
     recorded = [outcome for outcome in ended if outcome.passed]
-    roofs([outcome.job for outcome in recorded])
     for outcome in recorded:
         path = Path(outcome.job.subject)
         if not outcome.detail:  # it was recorded already, and the notebook shows that
@@ -32,6 +31,7 @@ def recordings(ended: Iterable[Outcome]) -> tuple[list[Path], list[Path]]:
         elif path not in settled:
             settled.add(path)
             shown.append(path)
+    roofs([outcome.job for outcome in recorded])  # now that there are the tapes that they belong to
     return shown, list(dict.fromkeys(edited))
 
 
@@ -60,11 +60,10 @@ def _tapes(job: Job, lesson: str) -> None:
 
 
 def roofs(done: Sequence[Job]) -> None:
-    """Keep the roofs of each device that the first of these jobs on it had."""
-    found = [path for job in done for path in sorted((job.home / "recorded").glob(f"*/{record.ROOFS}"))]
-    first = {path.parent.name: path for path in reversed(found)}
-    for device, path in sorted(first.items()):
-        places.write_text(places.RECORDED / device / record.ROOFS, path.read_text(encoding="utf-8"))
+    """Keep the roofs that these jobs had, by the kind of device."""
+    for job in done:
+        for path in sorted((job.home / "recorded").glob(f"*/{recorded_roofs.FILE}")):
+            recorded_roofs.add(places.RECORDED / path.parent.name, rows.read(path))
 
 
 def measured(wanted: Iterable[Job]) -> list[Row]:

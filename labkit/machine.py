@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from labkit import clocks, device, places, rows
+from labkit import clocks, device, places, recorded_roofs, rows
 from labkit.clocks import Gap, Job, Timing
 from labkit.rows import Row
 
@@ -184,8 +184,8 @@ def roofs(*, again: bool = False) -> Roofs | None:
     they are those of a recorded device, and None when nothing was recorded yet.
     """
     if not device.has_gpu():
-        tape = rows.recorded("roofs")
-        return _from_rows(tape) if tape else None
+        kept = recorded_roofs.sets(rows.recorded("roofs"))
+        return _from_rows(kept[-1]) if kept else None
     path = cache_path()
     if not again:
         try:
@@ -200,7 +200,8 @@ def roofs(*, again: bool = False) -> Roofs | None:
 def roofs_of(table: pd.DataFrame) -> Roofs | None:
     """The roofs of the device that a table's rows are from, live rows first: no floor of another machine.
 
-    None where there are no rows, or that device left no roofs.
+    Of recorded rows they are those that were measured before them. None where there are no rows, or that
+    device left no roofs.
     """
     if table.empty:
         return None
@@ -208,10 +209,11 @@ def roofs_of(table: pd.DataFrame) -> Roofs | None:
         return roofs()
     live = table[table["kind"] == rows.LIVE]
     name = str((table if live.empty else live)["device"].iloc[0])
-    if name == identity().device:
-        return roofs()
-    tape = rows.recorded("roofs")
-    return _from_rows(tape) if tape and tape[0].device == name else None
+    began = str(table["date"].min()) if "date" in table else None
+    kept = recorded_roofs.of(name, began) if live.empty else []
+    if kept:
+        return _from_rows(kept)
+    return roofs() if name == identity().device else None
 
 
 def _own_roofs(measured: list[Row]) -> Roofs:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from IPython.display import HTML
 
-from labkit import claims, lessons, places, profile_tapes, rows
+from labkit import claims, lessons, places, profile_tapes, recorded_roofs, rows
 
 if TYPE_CHECKING:  # every lesson shows a banner; only one that is recorded needs these, which load slowly
     from nbformat import NotebookNode
@@ -30,8 +30,6 @@ MARK = "# NBVAL_CHECK_OUTPUT"
 STAMP_VARIABLE = "LABKIT_STAMP"
 TAPE_VARIABLE = profile_tapes.TAPE
 """Names the file into which a lesson being recorded writes its rows as they are measured."""
-ROOFS = "roofs.jsonl"
-"""The roofs of a recorded device, beside its tapes."""
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 _Records = Sequence[rows.Row] | Sequence[profile_tapes.Kept]
 _KEPT: dict[str, Callable[[Path], _Records]] = {
@@ -262,7 +260,7 @@ def fill(notebook: "NotebookNode", executed: "NotebookNode", stamp: Stamp) -> No
 def record_roofs(measured: Path, identity: "Identity", tapes: Path = places.RECORDED) -> None:
     """Keep the roofs that a machine measured, for those who read the lessons without it."""
     kept = [replace(row, kind=rows.RECORDED, source="labkit/machine.py") for row in rows.read(measured)]
-    rows.write(tapes / identity.slug / ROOFS, kept)
+    recorded_roofs.add(tapes / identity.slug, kept)
 
 
 def write(path: Path, notebook: "NotebookNode") -> None:

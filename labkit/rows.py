@@ -156,14 +156,15 @@ def recorded(suite: str) -> list[Row]:
     for a tape that is damaged or of another schema.
     """
     for folder in sorted(places.RECORDED.glob("*/")):
-        found = [row for tape in sorted(folder.glob("*.jsonl")) for row in _of_a_tape(tape)]
+        found = [row for tape in sorted(folder.glob("*.jsonl")) for row in of_a_tape(tape)]
         found = [row for row in found if f"{row.suite}/".startswith(f"{suite}/")]
         if found:
             return found
     return []
 
 
-def _of_a_tape(tape: Path) -> list[Row]:
+def of_a_tape(tape: Path) -> list[Row]:
+    """Rows of a recorded file; ValueError, which says what to do, for a damaged one or another schema."""
     try:
         return read(tape)
     except ValueError as error:

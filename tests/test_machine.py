@@ -367,4 +367,11 @@ def test_the_roofs_of_a_table_are_those_of_its_device(gpu, monkeypatch):
     assert machine.roofs_of(table(("recorded", "NVIDIA H100"), ("live", HERE.device))) == here, "live first"
     assert machine.roofs_of(table(("recorded", "somebody's"))) is None
     assert machine.roofs_of(table()) is None
+    dated = table(("recorded", "NVIDIA H100")).assign(date="2026-01-01T12:00:00+00:00")
+    times = dict(zip(("2026-01-01T11", "2026-01-01T13"), (1.0, 3.0), strict=True))
+    sets = [
+        [replace(row, date=f"{at}:00:00+00:00", median_us=us) for row in tape] for at, us in times.items()
+    ]
+    rows.write(places.RECORDED / "nvidia-h100" / "roofs.jsonl", [row for one in sets for row in one])
+    assert machine.roofs_of(dated).node_us == 1.0, "of the machine that it was measured on"
     assert machine.roofs_of(pd.DataFrame({"width": [1]})) == here, "counted, or made up: no device is named"

@@ -1,0 +1,54 @@
+"""The roofs of recorded devices, beside their tapes: a set of each machine that a tape was measured on.
+
+Machines of one kind differ, most in the power that they may draw. So a floor goes with the machine: to the
+rows of a tape belongs the set that was measured last before them.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from labkit import places, rows
+from labkit.rows import Row
+
+FILE = "roofs.jsonl"
+
+
+def of(device: str, began: str | None) -> list[Row]:
+    """The set that belongs to rows of this kind of device, the first of which was measured at ``began``.
+
+    The newest where that date is unknown; empty where the device left none.
+    """
+    found = [row for path in sorted(places.RECORDED.glob(f"*/{FILE}")) for row in rows.of_a_tape(path)]
+    return _chosen(sets([row for row in found if row.device == device]), began)
+
+
+def sets(tape: Sequence[Row]) -> list[list[Row]]:
+    """The rows of a file, or of several, set by set, oldest first."""
+    found: list[list[Row]] = []
+    for row in tape:
+        if not found or row.key == found[-1][0].key:
+            found.append([])
+        found[-1].append(row)
+    return sorted(found, key=lambda one: one[0].date)
+
+
+def add(folder: Path, measured: Sequence[Row]) -> None:
+    """Put a set into the folder of a recorded device; of the others those stay that belong to its tapes."""
+    tapes = [_readable(path) for path in sorted(folder.glob("*.jsonl")) if path.name != FILE]
+    there = sets(_readable(folder / FILE))
+    used = [_chosen(there, min(row.date for row in tape)) for tape in tapes if tape]
+    kept = [one for one in there if one in used and one != list(measured)]
+    rows.write(folder / FILE, [row for one in [*kept, measured] for row in one])
+
+
+def _chosen(found: list[list[Row]], began: str | None) -> list[Row]:
+    earlier = [one for one in found if began is None or one[0].date <= began]
+    return earlier[-1] if earlier else found[0] if found else []
+
+
+def _readable(path: Path) -> list[Row]:
+    """None of a damaged file, or of another schema: nothing is shown of it either."""
+    try:
+        return rows.read(path)
+    except ValueError:
+        return []
