@@ -1,6 +1,6 @@
 """One page: every suite of a benchmark as a share of its floor; ours, the peers, the best of the others."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -17,9 +17,9 @@ NOTE = (
 )
 
 
-def page(measured: Sequence[Row], roofs: Roofs) -> figures.Shown:
-    """The figure; a peer without a time is a bar with its reason. Host times, which have no floor, are left
-    out, and so is a suite without a time of ours."""
+def page(measured: Sequence[Row], roofs: Mapping[str, Roofs]) -> figures.Shown:
+    """The figure, with the roofs of each suite; a peer without a time is a bar with its reason. Host times,
+    which have no floor, are left out, and so is a suite without a time of ours."""
     return figures.bars(
         table(measured, roofs),
         title=TITLE,
@@ -30,7 +30,7 @@ def page(measured: Sequence[Row], roofs: Roofs) -> figures.Shown:
     )
 
 
-def table(measured: Iterable[Row], roofs: Roofs) -> pd.DataFrame:
+def table(measured: Iterable[Row], roofs: Mapping[str, Roofs]) -> pd.DataFrame:
     """A row for each bar, with the median share of its cases, or the reason why there is none."""
     apart: dict[tuple[str, str], list[Row]] = {}
     for row in measured:
@@ -44,7 +44,7 @@ def table(measured: Iterable[Row], roofs: Roofs) -> pd.DataFrame:
         for row in rows:
             if works.get(_case(row)) == (row.min_bytes, row.flops):
                 by_name.setdefault(row.contender, []).append(row)
-        bars = [_bar(part, name, found, roofs) for name, found in by_name.items()]
+        bars = [_bar(part, name, found, roofs[suite]) for name, found in by_name.items()]
         lines += _shown(bars)
     columns = ["suite", "contender", "share_of_floor", "kind", "device", "date", "note"]
     return pd.DataFrame(lines, columns=columns)

@@ -6,7 +6,7 @@ Run it after `labkit bench --record` on a GPU, which does so itself, or after re
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from labkit import bench_record, bench_shares, machine, places, rows
 from labkit.bench_shares import Case, Group
@@ -30,15 +30,15 @@ def recorded() -> list[Row]:
     return rows.read(path) if path else []
 
 
-def block(measured: Sequence[Row], roofs: Roofs | None) -> str:
+def block(measured: Sequence[Row], roofs: Mapping[str, Roofs]) -> str:
     """What stands between the marks: where the rows are from, the table, and what its columns mean."""
     if not measured:
         return NOTHING
-    lines = "".join(_line(group, roofs) for group in bench_shares.groups(measured))
+    lines = "".join(_line(group, roofs.get(group.suite)) for group in bench_shares.groups(measured))
     return f"{_origin(measured)}\n\n{HEAD}{lines}\n{_legend()}\n"
 
 
-def renew(readme: str, measured: Sequence[Row], roofs: Roofs | None) -> str:
+def renew(readme: str, measured: Sequence[Row], roofs: Mapping[str, Roofs]) -> str:
     """The README's text with the table of these rows; ValueError unless it has both marks once, in order."""
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -56,7 +56,7 @@ def write() -> None:
 
 def check() -> None:
     """ValueError unless the README has a place for the table."""
-    renew(_readme(), [], None)
+    renew(_readme(), [], {})
 
 
 def _readme() -> str:
@@ -66,9 +66,13 @@ def _readme() -> str:
         raise ValueError(f"{README} cannot be read: {error.strerror}") from error
 
 
-def roofs_of(measured: Sequence[Row]) -> Roofs | None:
-    """The roofs of the device that the rows are from, None when they are not known here."""
-    return machine.roofs_of(rows.table(measured))
+def roofs_of(measured: Sequence[Row]) -> dict[str, Roofs]:
+    """The roofs of the machine that each suite was measured on; none where they are not known here."""
+    suites = dict.fromkeys(row.suite for row in measured)
+    found = {
+        suite: machine.roofs_of(rows.table(row for row in measured if row.suite == suite)) for suite in suites
+    }
+    return {suite: roofs for suite, roofs in found.items() if roofs}
 
 
 def _origin(measured: Sequence[Row]) -> str:

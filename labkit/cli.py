@@ -526,7 +526,7 @@ def _draw(console: Console, measured: "list[Row]") -> None:
     if len({row.device for row in measured}) > 1:
         raise Mistake("a page shows one device, and the rows are of several")
     roofs = bench_table.roofs_of(measured)
-    if roofs is None:
+    if {row.suite for row in measured} - roofs.keys():
         raise Mistake("there are no roofs of the device that the rows are from, so no floor to draw")
     places.BUILD.mkdir(parents=True, exist_ok=True)
     path = bench_figure.page(measured, roofs).save(places.BUILD / "bench.png")

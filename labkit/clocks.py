@@ -145,6 +145,8 @@ class Cuda:
         """Record the launches of ``run`` in a graph; the result replays it."""
         graph = torch.cuda.CUDAGraph()
         outer = torch.cuda.current_stream()
+        # Its workspace of cuBLAS stays that of the stream: to drop all of them (device.own_workspaces) for a
+        # graph that lives so shortly would leave the caller's graphs without theirs.
         # Captures share one pool: their outputs are never read again, and one pool holds the largest only.
         try:
             # thread_local: what another cell does meanwhile, in the main thread, does not end the capture.

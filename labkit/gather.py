@@ -31,7 +31,7 @@ def recordings(ended: Iterable[Outcome]) -> tuple[list[Path], list[Path]]:
         elif path not in settled:
             settled.add(path)
             shown.append(path)
-    roofs([outcome.job for outcome in recorded])  # now that there are the tapes that they belong to
+    roofs([outcome.job for outcome in recorded])
     return shown, list(dict.fromkeys(edited))
 
 
@@ -61,9 +61,13 @@ def _tapes(job: Job, lesson: str) -> None:
 
 def roofs(done: Sequence[Job]) -> None:
     """Keep the roofs that these jobs had, by the kind of device."""
+    found: dict[str, list[list[Row]]] = {}
     for job in done:
         for path in sorted((job.home / "recorded").glob(f"*/{recorded_roofs.FILE}")):
-            recorded_roofs.add(places.RECORDED / path.parent.name, rows.read(path))
+            measured = found.setdefault(path.parent.name, [])
+            measured += [one for one in recorded_roofs.sets(rows.read(path)) if one not in measured]
+    for device, measured in found.items():
+        recorded_roofs.add(places.RECORDED / device, *measured)
 
 
 def measured(wanted: Iterable[Job]) -> list[Row]:

@@ -209,11 +209,15 @@ def roofs_of(table: pd.DataFrame) -> Roofs | None:
         return roofs()
     live = table[table["kind"] == rows.LIVE]
     name = str((table if live.empty else live)["device"].iloc[0])
-    began = str(table["date"].min()) if "date" in table else None
-    kept = recorded_roofs.of(name, began) if live.empty else []
-    if kept:
+    if live.empty and (kept := recorded_roofs.of(name, _began(table[table["device"] == name]))):
         return _from_rows(kept)
     return roofs() if name == identity().device else None
+
+
+def _began(table: pd.DataFrame) -> str | None:
+    """When the first of its rows was measured, if they say so."""
+    dates = [str(date) for date in table.get("date", ()) if date]
+    return min(dates, default=None)
 
 
 def _own_roofs(measured: list[Row]) -> Roofs:

@@ -1,7 +1,8 @@
-"""The roofs of recorded devices, beside their tapes: a set of each machine that a tape was measured on.
+"""The roofs of recorded devices, beside their tapes: sets, each measured on one machine.
 
-Machines of one kind differ, most in the power that they may draw. So a floor goes with the machine: to the
-rows of a tape belongs the set that was measured last before them.
+Machines of one kind differ, most in the power that they may draw, so a floor goes with the machine. Recording
+takes the roofs first: to the rows of a tape belongs the set that was measured last before them. Of machines
+of one kind that record at the same time, that may be another's.
 """
 
 from collections.abc import Sequence
@@ -32,13 +33,15 @@ def sets(tape: Sequence[Row]) -> list[list[Row]]:
     return sorted(found, key=lambda one: one[0].date)
 
 
-def add(folder: Path, measured: Sequence[Row]) -> None:
-    """Put a set into the folder of a recorded device; of the others those stay that belong to its tapes."""
-    tapes = [_readable(path) for path in sorted(folder.glob("*.jsonl")) if path.name != FILE]
+def add(folder: Path, *new: Sequence[Row]) -> None:
+    """Put sets into the folder of a recorded device; of the others those stay that belong to its tapes."""
     there = sets(_readable(folder / FILE))
-    used = [_chosen(there, min(row.date for row in tape)) for tape in tapes if tape]
-    kept = [one for one in there if one in used and one != list(measured)]
-    rows.write(folder / FILE, [row for one in [*kept, measured] for row in one])
+    tapes = (path for path in sorted(folder.glob("*.jsonl")) if path.name != FILE)
+    dates = {row.date for path in tapes for row in _readable(path)}
+    used = [_chosen(there, date) for date in sorted(dates)]
+    kept = [one for one in there if one in used]
+    kept += [one for one in map(list, new) if one not in kept]
+    rows.write(folder / FILE, [row for one in kept for row in one])
 
 
 def _chosen(found: list[list[Row]], began: str | None) -> list[Row]:

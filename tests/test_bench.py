@@ -591,7 +591,10 @@ def test_a_full_run_is_recorded_and_the_readme_says_it(toy, roofs, tmp_path, mon
     found = rows.read(places.RECORDED / "simulated" / "bench.jsonl")
     assert len(found) == 10 and {row.kind for row in found} == {"recorded"}
     readme = (tmp_path / "README.md").read_text()
-    assert readme == bench_table.renew(readme, found, roofs) and "| affine | forward |" in readme
+    assert (
+        readme == bench_table.renew(readme, found, {row.suite: roofs for row in found})
+        and "| affine | forward |" in readme
+    )
 
 
 def test_the_page_is_drawn_of_this_run_or_of_the_recorded_one(toy, roofs, monkeypatch):

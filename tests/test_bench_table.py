@@ -1,5 +1,7 @@
 """The benchmark's table in the README and its page: made from rows, and equal to what stands in the tree."""
 
+from dataclasses import replace
+
 import pytest
 from taped import recorded
 
@@ -48,8 +50,13 @@ def test_the_readme_holds_the_table_of_the_last_full_run():
 # The table
 
 
-def lines(measured, roofs=ROOFS):
-    table = bench_table.block(measured, roofs)
+def each(measured, roofs=ROOFS):
+    """The same roofs for each suite."""
+    return {row.suite: roofs for row in measured}
+
+
+def lines(measured, roofs=None):
+    table = bench_table.block(measured, each(measured) if roofs is None else roofs)
     return [line for line in table.splitlines() if line.startswith("| ") and "Suite" not in line]
 
 
@@ -65,7 +72,7 @@ def test_a_line_of_the_host_has_no_share_and_names_do_not_break_it():
 
 def test_the_origin_names_device_versions_and_peers():
     measured = [of(10.0, torch="2.13.0+cu130", triton="3.7.1"), MEASURED[2], of(1.0, date="2026-01-03")]
-    first = bench_table.block([*measured[1:], measured[0]], ROOFS).splitlines()[0]
+    first = bench_table.block([*measured[1:], measured[0]], each(measured)).splitlines()[0]
     assert first == (
         "Recorded on an NVIDIA H200 (2026-01-02 to 2026-01-03, torch 2.13.0, triton 3.7.1, "
         "liger-kernel 0.8.5), 3 rows."
@@ -73,7 +80,15 @@ def test_the_origin_names_device_versions_and_peers():
 
 
 def test_without_roofs_there_is_no_share():
-    assert "| 2 of 3 |  | 0.8×" in lines(MEASURED, None)[0]
+    assert "| 2 of 3 |  | 0.8×" in lines(MEASURED, {})[0]
+
+
+def test_each_suite_has_the_roofs_of_its_machine():
+    other = [of(10.0, suite="bench/linear"), of(20.0, "eager", suite="bench/linear")]
+    faster = replace(ROOFS, copy=tuple((size, us / 2) for size, us in ROOFS.copy))
+    roofs = each(MEASURED) | {"bench/linear": faster}
+    assert "| 0.25 | 2× |" in lines([*MEASURED, *other], roofs)[2]
+    assert bench_figure.table([*MEASURED, *other], roofs)["share_of_floor"].tolist()[-2:] == [0.25, 0.125]
 
 
 def test_without_rows_a_sentence_stands_in_place_of_the_table():
@@ -147,7 +162,7 @@ def test_directions_dtypes_and_clocks_are_groups_of_their_own():
 
 def test_a_bar_for_ours_each_peer_and_the_best_of_the_others():
     measured = [*MEASURED, gap("fla", peer="fla-core"), of(40.0, "vmap")]
-    table = bench_figure.table(measured, ROOFS)
+    table = bench_figure.table(measured, each(measured))
     assert table["suite"].unique().tolist() == ["affine, forward"]
     assert table["contender"].tolist() == ["labkit", "Liger", "fla", "eager"]
     assert table["share_of_floor"].tolist()[:2] == pytest.approx([0.75, 1 / 3])
@@ -155,13 +170,14 @@ def test_a_bar_for_ours_each_peer_and_the_best_of_the_others():
 
 
 def test_shapes_that_only_ours_was_measured_at_do_not_count_beside_others():
-    table = bench_figure.table([of(10.0), of(20.0, "eager"), of(50.0, width=32)], ROOFS)
+    table = bench_figure.table([of(10.0), of(20.0, "eager"), of(50.0, width=32)], each(MEASURED))
     assert table["share_of_floor"].tolist() == [0.5, 0.25]
-    assert bench_figure.table([of(10.0), of(50.0, width=32)], ROOFS)["share_of_floor"].tolist() == [0.3]
+    alone = bench_figure.table([of(10.0), of(50.0, width=32)], each(MEASURED))
+    assert alone["share_of_floor"].tolist() == [0.3]
 
 
 def test_the_page_says_in_words_what_it_shows():
-    shown = bench_figure.page([*MEASURED, gap("fla", peer="fla-core")], ROOFS)
+    shown = bench_figure.page([*MEASURED, gap("fla", peer="fla-core")], each(MEASURED))
     assert isinstance(shown, figures.Shown)
     assert " affine, forward: labkit 0.75, Liger 0.333, fla none (why), eager" in shown.alt
     assert "suite affine" not in shown.alt
@@ -169,7 +185,7 @@ def test_the_page_says_in_words_what_it_shows():
 
 
 def test_a_page_of_nothing_says_so():
-    assert "nothing measured yet" in bench_figure.page([], ROOFS).alt
+    assert "nothing measured yet" in bench_figure.page([], {}).alt
 
 
 def test_every_suite_has_a_lesson():

@@ -1,10 +1,13 @@
 """What workers made, put into the tree: toy recordings, and nobody who measures."""
 
+from dataclasses import replace
+
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from taped import recorded
 
-from labkit import gather, lessons, places, record
+from labkit import gather, lessons, places, record, rows
 from labkit.jobs import Job, Outcome
 
 
@@ -66,6 +69,18 @@ def test_code_that_was_edited_meanwhile_is_named_once_and_left_alone(lesson):
 def test_the_notebook_shows_the_device_that_was_named_first(lesson):
     assert gather.recordings([recording(lesson, "h100"), recording(lesson, "a100")]) == ([lesson], [])
     assert shown(lesson) == "h100" and tapes() == {"h100": "h100", "a100": "a100"}
+
+
+def test_the_roofs_of_all_machines_of_a_kind_are_kept(lesson):
+    ended = [recording(lesson, "h100") for _ in range(2)]
+    jobs = [replace(outcome.job, variant=f"h100 {number}") for number, outcome in enumerate(ended)]
+    for hour, job in enumerate(jobs, 10):
+        date = f"2026-01-02T{hour}:00:00+00:00"
+        rows.write(job.home / "recorded" / "h100" / "roofs.jsonl", [recorded(suite="roofs/copy", date=date)])
+    gather.roofs(jobs)
+    gather.roofs(jobs)
+    kept = rows.read(places.RECORDED / "h100" / "roofs.jsonl")
+    assert [row.date[11:13] for row in kept] == ["10", "11"], "each once"
 
 
 def test_also_where_that_device_had_been_recorded_before(lesson):

@@ -374,4 +374,12 @@ def test_the_roofs_of_a_table_are_those_of_its_device(gpu, monkeypatch):
     ]
     rows.write(places.RECORDED / "nvidia-h100" / "roofs.jsonl", [row for one in sets for row in one])
     assert machine.roofs_of(dated).node_us == 1.0, "of the machine that it was measured on"
+    later = table(("recorded", "NVIDIA H100"), ("recorded", "somebody's")).assign(
+        date=["2026-01-01T14:00:00+00:00", "2026-01-01T12:00:00+00:00"]
+    )
+    assert machine.roofs_of(later).node_us == 3.0, "another device's rows do not count"
+    same = [replace(row, device=HERE.device, kind="recorded", median_us=7.0) for row in tape]
+    rows.write(places.RECORDED / "here" / "roofs.jsonl", same)
+    assert machine.roofs_of(table(("recorded", HERE.device))).node_us == 7.0, "recorded, not live"
+    assert machine.roofs_of(table(("live", HERE.device))) == here
     assert machine.roofs_of(pd.DataFrame({"width": [1]})) == here, "counted, or made up: no device is named"

@@ -61,6 +61,24 @@ def test_sets_stay_as_long_as_a_tape_was_measured_with_them(folder):
     assert chosen(13) == [3.0] * 2 and chosen(17) == [4.0] * 2
 
 
+def test_a_tape_of_several_runs_keeps_the_set_of_each(folder):
+    for hour, us in ((10, 1.0), (12, 2.0)):
+        tape(folder, f"0{hour}", hour)
+        recorded_roofs.add(folder, measured(hour, us))
+    both = [recorded(device=DEVICE, date=moment(hour), contender=f"at {hour}") for hour in (11, 13)]
+    (folder / "010.jsonl").unlink()
+    (folder / "012.jsonl").unlink()
+    rows.write(folder / "bench.jsonl", both)
+    recorded_roofs.add(folder, measured(14, 3.0))
+    assert chosen(11) == [1.0] * 2 and chosen(13) == [2.0] * 2 and chosen(15) == [3.0] * 2
+
+
+def test_sets_of_one_run_stay_together_whatever_the_tapes_are(folder):
+    tape(folder, "01_a", 2)
+    recorded_roofs.add(folder, measured(10, 1.0), measured(12, 2.0))
+    assert chosen(11) == [1.0] * 2 and chosen(13) == [2.0] * 2
+
+
 def test_the_same_set_is_there_once(folder):
     for _ in range(2):
         tape(folder, "01_a", 11)

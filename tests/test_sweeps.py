@@ -7,6 +7,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
 
+import functools
 import importlib.util
 import itertools
 import json
@@ -16,6 +17,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from enum import Enum
 from typing import NamedTuple
 
 import pytest
@@ -499,32 +501,60 @@ def test_wrong_gradients_are_a_wrong_result(gpu):
     assert sweeps.run("suite", [contender], POINTS[:1])["note"].tolist() == [""]
 
 
-def chained(x):
-    """Loses digits: a sum with what is much larger."""
-    return (x + 20) - 20
+def losing(digits):
+    """A sum with what is much larger."""
+    return lambda x: (x + digits) - digits
+
+
+def off_by(share, digits, gpu):
+    """A contender beside a reference that loses digits, off by more than that."""
+
+    def call(x):
+        gpu.launch(1.0, 50.0)
+        return losing(digits)(x) * (1 + share)
+
+    return Contender(f"off by {share}", call, replace(DOUBLING, reference=losing(digits)))
+
+
+def refused(contenders, direction="forward"):
+    table = sweeps.run("suite", contenders, POINTS[:1], dtype="bfloat16", direction=direction)
+    assert table["relative_error"][0] > sweeps.ALLOWED_ERROR["bfloat16"], "or there is nothing to allow"
+    return [note.startswith("wrong result") for note in table["note"]]
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_a_long_chain_in_half_precision_may_be_as_far_off_as_plain_pytorch(gpu, direction):
-    def off_by(share):
-        def call(x):
-            gpu.launch(1.0, 50.0)
-            return chained(x) * (1 + share)
+    contenders = [off_by(share, 20, gpu) for share in (0, 0.02, 0.085)]
+    assert refused(contenders, direction) == [False, False, True]
 
-        return Contender(f"off by {share}", call, replace(DOUBLING, reference=chained))
 
-    contenders = [off_by(share) for share in (0, 0.02, 0.3)]
-    table = sweeps.run("suite", contenders, POINTS[:1], dtype="bfloat16", direction=direction)
-    assert table["relative_error"][0] > sweeps.ALLOWED_ERROR["bfloat16"], "or there is nothing to allow"
-    assert [note.startswith("wrong result") for note in table["note"]] == [False, False, True]
+def test_but_not_where_plain_pytorch_itself_is_far_off(gpu):
+    assert refused([off_by(0, 100, gpu)]) == [True]
+
+
+def test_where_plain_pytorch_fails_in_half_precision_there_is_nothing_to_go_by(gpu):
+    def reference(x):
+        if x.dtype is torch.bfloat16:
+            raise out_of_memory()
+        return losing(20)(x)
+
+    one = off_by(0, 20, gpu)
+    (note,) = sweeps.run(
+        "suite", [replace(one, work=replace(DOUBLING, reference=reference))], POINTS[:1], dtype="bfloat16"
+    )["note"]
+    assert note.startswith("wrong result")
 
 
 def test_a_contender_of_full_precision_is_not_forgiven_what_plain_pytorch_loses(gpu):
-    work = replace(
-        DOUBLING, reference=lambda x: 2 * x.half().to(x.dtype) if x.dtype is torch.float32 else 2 * x
-    )
-    call = Contender("it", lambda x: gpu.launch(1.0, 50.0) or 2.002 * x, work)
-    assert sweeps.run("suite", [call], POINTS[:1])["note"][0].startswith("wrong result")
+    def reference(x):
+        return 2 * (x.bfloat16().float() if x.dtype is torch.float32 else x)
+
+    def call(x):
+        gpu.launch(1.0, 50.0)
+        return 2.004 * x
+
+    contender = Contender("it", call, replace(DOUBLING, reference=reference))
+    assert sweeps.run("suite", [contender], POINTS[:1])["note"][0].startswith("wrong result")
 
 
 def test_gradients_are_right_at_full_size_too(gpu):
@@ -1098,18 +1128,39 @@ def test_code_is_the_same_beside_another_version_of_a_library(monkeypatch):
 
     before = contender().fingerprint()
     source = sweeps._source
-    monkeypatch.setattr(
-        sweeps,
-        "_source",
-        lambda one: "another version" if one.__module__.startswith("torch") else source(one),
-    )
+
+    def of_another_version(one):
+        return "another version" if one.__module__.startswith("torch") else source(one)
+
+    monkeypatch.setattr(sweeps, "_source", of_another_version)
     assert contender().fingerprint() == before
-    other = Contender("it", torch.nn.functional.linear, DOUBLING)
-    assert other.fingerprint() != replace(other, call=torch.nn.functional.silu).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.mm, torch.bmm),
+        (torch.nn.functional.linear, torch.nn.functional.gelu),
+        (torch.nn.functional.silu, torch.nn.functional.rms_norm),
+    ],
+)
+def test_functions_of_a_library_are_told_apart_by_name(one, other):
+    assert Contender("it", one, DOUBLING).fingerprint() != Contender("it", other, DOUBLING).fingerprint()
+
+
+def test_what_a_decorator_of_a_library_holds_counts(fingerprint):
+    def contender(module):
+        def decorated(x):
+            return call(x)
+
+        call, decorated.__module__ = module.call, "torch.somewhere"
+        return Contender("it", decorated, DOUBLING)
+
+    assert fingerprint("x + 1", "x + 2", contender) != fingerprint(contender=contender)
 
 
 def test_code_is_the_same_beside_another_python():
-    """What namedtuple and dataclass make is another Python's bytecode; what is written beside it counts."""
+    """What namedtuple, dataclass and Enum make is another Python's; what is written beside it counts."""
 
     class Plan(NamedTuple):
         rows: int
@@ -1117,12 +1168,19 @@ def test_code_is_the_same_beside_another_python():
         def tiles(self):
             return self.rows // 16
 
-    @dataclass
+        @functools.cache  # noqa: B019 - as people do
+        def half(self):
+            return self.rows // 2
+
+    @dataclass(frozen=True, slots=True)
     class Size:
         rows: int
 
-    sources = [source for one in (Plan, Size) for source in sweeps._sources(one, set())]
-    assert [source.strip().splitlines()[0] for source in sources] == ["def tiles(self):"]
+    class Kind(Enum):
+        ONE = 1
+
+    sources = [source for one in (Plan, Size, Kind) for source in sweeps._sources(one, set())]
+    assert ["def tiles" in source or "def half" in source for source in sources] == [True, True]
 
 
 def test_edited_code_is_not_continued(gpu):
