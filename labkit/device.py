@@ -3,6 +3,7 @@
 The bottom of the package: it imports nothing else of labkit.
 """
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,6 +48,11 @@ def _uuid() -> str:
         return ""
     card: Any = torch.cuda.get_device_properties(0)  # its type lacks the field
     return f"GPU-{card.uuid}"
+
+
+def card() -> str:
+    """The physical GPU in a row of measurements: the beginning of its UUID's hash, empty without one."""
+    return hashlib.sha256(uuid().encode()).hexdigest()[:8] if uuid() else ""
 
 
 @contextmanager

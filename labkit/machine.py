@@ -95,6 +95,7 @@ def stamp() -> dict[str, str]:
         "torch": here.torch,
         "triton": here.triton,
         "date": now,
+        "card": device.card(),
     }
 
 
@@ -209,30 +210,32 @@ def roofs_of(table: pd.DataFrame) -> Roofs | None:
         return roofs()
     live = table[table["kind"] == rows.LIVE]
     name = str((table if live.empty else live)["device"].iloc[0])
-    if live.empty and (kept := recorded_roofs.of(name, _began(table[table["device"] == name]))):
+    if live.empty and (kept := recorded_roofs.of(name, *_first(table[table["device"] == name]))):
         return _from_rows(kept)
     return roofs() if name == identity().device else None
 
 
-def _began(table: pd.DataFrame) -> str | None:
-    """When the first of its rows was measured, if they say so."""
-    dates = [str(date) for date in table.get("date", ()) if date]
-    return min(dates, default=None)
+def _first(table: pd.DataFrame) -> tuple[str | None, str]:
+    """When the first of its rows was measured, and on which card, as far as they say so."""
+    dated = [row for row in table.to_dict("records") if row.get("date")]
+    first = min(dated, key=lambda row: str(row["date"]), default=None)
+    return (str(first["date"]), str(first.get("card") or "")) if first else (None, "")
 
 
 def _own_roofs(measured: list[Row]) -> Roofs:
     """Roofs of this device and these versions; ValueError when any row is of others."""
     here = identity()
-    mine = (here.device, here.driver, here.torch, here.triton)
-    if any((row.device, row.driver, row.torch, row.triton) != mine for row in measured):
+    mine = (here.device, here.driver, here.torch, here.triton, device.card())
+    if any((row.device, row.driver, row.torch, row.triton, row.card) != mine for row in measured):
         raise ValueError("roofs: the file is of another machine or of other versions")
     return _from_rows(measured)
 
 
 def cache_path() -> Path:
-    """Where the roofs of this device and these versions are kept."""
-    here = identity()
-    return places.cache() / "roofs" / f"{here.slug}-{here.driver}-{here.torch}-{here.triton}.jsonl"
+    """Where the roofs of this card and these versions are kept."""
+    here, card = identity(), device.card()
+    which = f"{here.slug}-{card}" if card else here.slug
+    return places.cache() / "roofs" / f"{which}-{here.driver}-{here.torch}-{here.triton}.jsonl"
 
 
 def measure_roofs() -> Iterable[Row]:

@@ -1,8 +1,8 @@
 """The roofs of recorded devices, beside their tapes: sets, each measured on one machine.
 
-Machines of one kind differ, most in the power that they may draw, so a floor goes with the machine. Recording
-takes the roofs first: to the rows of a tape belongs the set that was measured last before them. Of machines
-of one kind that record at the same time, that may be another's.
+GPUs of one kind differ, most in the power that they may draw, so a floor goes with the card. Recording takes
+the roofs first: to the rows of a tape belongs the set that was measured last before them on their card. Rows
+once did not name it; to those belongs the last of any.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from labkit.rows import Row
 FILE = "roofs.jsonl"
 
 
-def of(device: str, began: str | None) -> list[Row]:
+def of(device: str, began: str | None, card: str = "") -> list[Row]:
     """The set that belongs to rows of this kind of device, the first of which was measured at ``began``.
 
     The newest where that date is unknown; empty where the device left none.
     """
     found = [row for path in sorted(places.RECORDED.glob(f"*/{FILE}")) for row in rows.of_a_tape(path)]
-    return _chosen(sets([row for row in found if row.device == device]), began)
+    return _chosen(sets([row for row in found if row.device == device]), began, card)
 
 
 def sets(tape: Sequence[Row]) -> list[list[Row]]:
@@ -37,14 +37,15 @@ def add(folder: Path, *new: Sequence[Row]) -> None:
     """Put sets into the folder of a recorded device; of the others those stay that belong to its tapes."""
     there = sets(_readable(folder / FILE))
     tapes = (path for path in sorted(folder.glob("*.jsonl")) if path.name != FILE)
-    dates = {row.date for path in tapes for row in _readable(path)}
-    used = [_chosen(there, date) for date in sorted(dates)]
+    measured = {(row.date, row.card) for path in tapes for row in _readable(path)}
+    used = [_chosen(there, *each) for each in sorted(measured)]
     kept = [one for one in there if one in used]
     kept += [one for one in map(list, new) if one not in kept]
     rows.write(folder / FILE, [row for one in kept for row in one])
 
 
-def _chosen(found: list[list[Row]], began: str | None) -> list[Row]:
+def _chosen(found: list[list[Row]], began: str | None, card: str) -> list[Row]:
+    found = [one for one in found if card and one[0].card == card] or found
     earlier = [one for one in found if began is None or one[0].date <= began]
     return earlier[-1] if earlier else found[0] if found else []
 

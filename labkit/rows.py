@@ -19,6 +19,10 @@ LIVE, RECORDED, PUBLISHED = KINDS = ("live", "recorded", "published")
 """Measured here and now; read from a tape; taken from somebody's post."""
 
 
+LATER = ("noise", "card")
+"""Fields that rows did not have from the beginning."""
+
+
 @dataclass(frozen=True)
 class Row:
     """A measurement and everything needed to trust it. Times are microseconds per call."""
@@ -54,6 +58,8 @@ class Row:
     intermediates, not the inputs. For a backward pass, of forward and backward together."""
     noise: str = ""
     """What disturbed the measurement (labkit.noise); empty for a quiet one, and for older ones."""
+    card: str = ""
+    """Which of the GPUs of its kind it was (device.card); empty for older rows."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -86,11 +92,9 @@ class Row:
         return row
 
     def to_json(self) -> str:
-        """One line of JSON; a quiet row has no ``noise`` in it, as none had once."""
+        """One line of JSON; an empty ``noise`` or ``card`` is not in it, as they were not once."""
         values = asdict(self)
-        if not self.noise:
-            del values["noise"]
-        return json.dumps(values)
+        return json.dumps({name: value for name, value in values.items() if value or name not in LATER})
 
 
 def _fits(value: Any, kind: Any) -> bool:

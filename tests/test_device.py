@@ -120,3 +120,12 @@ def test_a_gpu_that_answers_with_an_error_is_lost(monkeypatch):
     assert device.is_lost()
     monkeypatch.setattr(device, "has_gpu", lambda: False)
     assert not device.is_lost()
+
+
+def test_a_card_is_named_by_its_uuid_and_does_not_tell_it(monkeypatch):
+    names = {}
+    for uuid in ("GPU-1", "GPU-2", ""):
+        monkeypatch.setattr(device, "uuid", lambda uuid=uuid: uuid)
+        names[uuid] = device.card()
+    assert names[""] == "" and names["GPU-1"] != names["GPU-2"] and "GPU" not in names["GPU-1"]
+    assert {len(names[uuid]) for uuid in ("GPU-1", "GPU-2")} == {8}

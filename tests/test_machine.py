@@ -248,6 +248,18 @@ def test_another_driver_version_or_device_has_a_cache_of_its_own(measured, monke
     assert measured == [1]
 
 
+def test_so_has_another_card_of_the_same_kind(measured, monkeypatch):
+    before = machine.cache_path()
+    monkeypatch.setattr(device, "uuid", lambda: "GPU-another")
+    other = machine.cache_path()
+    assert other != before and device.card() in other.name
+    machine.roofs()
+    assert measured == [1] and {row.card for row in rows.read(other)} == {device.card()}
+    os.replace(before, other)
+    machine.roofs()
+    assert measured == [1, 1], "what is there was measured on another card"
+
+
 def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 

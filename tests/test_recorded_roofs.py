@@ -1,5 +1,7 @@
 """The roofs beside the tapes: to a table belong those of the machine that it was measured on."""
 
+from dataclasses import replace
+
 import pytest
 from taped import recorded
 
@@ -59,6 +61,21 @@ def test_sets_stay_as_long_as_a_tape_was_measured_with_them(folder):
     tape(folder, "01_a", 15)
     recorded_roofs.add(folder, measured(16, 4.0))
     assert chosen(13) == [3.0] * 2 and chosen(17) == [4.0] * 2
+
+
+def test_a_card_has_its_own_also_where_another_was_measured_between(folder):
+    first, second = ([replace(row, card=card) for row in measured(hour, us)] for hour, us, card in (
+        (10, 1.0, "aaaa"), (11, 2.0, "bbbb"),
+    ))  # fmt: skip
+    recorded_roofs.add(folder, first, second)
+    assert [row.median_us for row in recorded_roofs.of(DEVICE, moment(12), "aaaa")] == [1.0] * 2
+    assert [row.median_us for row in recorded_roofs.of(DEVICE, moment(12), "bbbb")] == [2.0] * 2
+    assert (
+        chosen(12) == [2.0] * 2 == [row.median_us for row in recorded_roofs.of(DEVICE, moment(12), "unknown")]
+    ), "as before cards were named"
+    rows.write(folder / "01_a.jsonl", [recorded(device=DEVICE, date=moment(12), card="aaaa")])
+    recorded_roofs.add(folder, measured(13, 3.0))
+    assert [row.median_us for row in recorded_roofs.of(DEVICE, moment(12), "aaaa")] == [1.0] * 2
 
 
 def test_a_tape_of_several_runs_keeps_the_set_of_each(folder):

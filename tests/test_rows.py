@@ -33,7 +33,7 @@ GOOD = Row(
     date="2026-01-02T03:04:05+00:00",
 )
 GAP = replace(GOOD, contender="eager", median_us=None, p20_us=None, p80_us=None, runs=0, note="out of memory")
-NOISY = replace(GOOD, noise="another process worked on the GPU")
+NOISY = replace(GOOD, noise="another process worked on the GPU", card="0a1b2c3d")
 
 SCHEMA = [
     "suite",
@@ -63,8 +63,8 @@ SCHEMA = [
     "note",
     "peak_bytes",
 ]
-COLUMNS = [*SCHEMA, "noise"]
-"""A disturbed row says by what; a quiet one is written as rows always were."""
+COLUMNS = [*SCHEMA, "noise", "card"]
+"""A disturbed row says by what, and one of a GPU of which; others are written as rows always were."""
 
 
 @pytest.fixture
@@ -100,7 +100,9 @@ def test_a_tape_from_before_memory_was_measured_still_reads():
 def test_a_tape_reads_and_is_written_as_it_was_also_from_before_noise_was_seen(tape):
     for line in lines_of(tape):
         row = Row.from_json(line)
-        assert row.noise == json.loads(line).get("noise", "")
+        assert {name: getattr(row, name) for name in rows.LATER} == {
+            name: json.loads(line).get(name, "") for name in rows.LATER
+        }
         assert json.loads(row.to_json()) == {"peak_bytes": None, **json.loads(line)}
 
 
