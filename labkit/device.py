@@ -84,7 +84,7 @@ def own_workspaces() -> None:
     A replay writes where the capture did. A workspace from before the capture is everybody's: torch.compile
     gives it back before it captures or tunes, PyTorch when another graph ends, and the replay would write to
     memory that by then is another tensor's (PyTorch issue 193402). For the same reason other graphs, captured
-    without this call, may not be replayed after it.
+    without this call, may not be replayed after it: call it in no cell while a panel measures.
     """
     if has_gpu():
         torch._C._cuda_clearCublasWorkspaces()
