@@ -59,6 +59,7 @@ class Kept:
     torch: str = ""
     triton: str = ""
     date: str = ""
+    card: str = ""
     source: str = ""
 
     @classmethod
