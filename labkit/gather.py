@@ -64,10 +64,10 @@ def roofs(done: Sequence[Job]) -> None:
     found: dict[str, list[list[Row]]] = {}
     for job in done:
         for path in sorted((job.home / "recorded").glob(f"*/{recorded_roofs.FILE}")):
-            measured = found.setdefault(path.parent.name, [])
-            measured += [one for one in recorded_roofs.sets(rows.read(path)) if one not in measured]
-    for device, measured in found.items():
-        recorded_roofs.add(places.RECORDED / device, *measured)
+            sets = found.setdefault(path.parent.name, [])
+            sets += [one for one in recorded_roofs.sets(rows.read(path)) if one not in sets]
+    for device, sets in found.items():
+        recorded_roofs.add(places.RECORDED / device, *sets)
 
 
 def measured(wanted: Iterable[Job]) -> list[Row]:

@@ -11,7 +11,7 @@ import tomllib
 
 import pytest
 
-from labkit import accuracy, peers, places, suites, sweeps
+from labkit import accuracy, fingerprints, peers, places, suites, sweeps
 from labkit.bench_plan import LIMIT_S
 from labkit.published import rms_norm_shapes
 
@@ -81,10 +81,9 @@ def test_ours_is_measured_forward_and_backward(name):
 def test_the_code_of_ours_is_that_of_the_lessons_kernels(name):
     for part, one, _, _ in cases(name):
         if one.name.startswith("labkit"):
-            code = "\n".join(sweeps._sources(one.call, set()))
-            wanted = ["def _capture"] * ("GraphedStep" in one.name) + ["@triton.jit"] * (
-                one.name not in STEPS
-            )
+            code = "\n".join(fingerprints.sources(one.call, set()))
+            wanted = ["def _capture"] if "GraphedStep" in one.name else []
+            wanted += ["@triton.jit"] if one.name not in STEPS else []
             assert all(line in code for line in wanted), f"{part.suite}: {one.name} could be edited unseen"
 
 

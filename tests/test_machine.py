@@ -390,6 +390,9 @@ def test_the_roofs_of_a_table_are_those_of_its_device(gpu, monkeypatch):
         date=["2026-01-01T14:00:00+00:00", "2026-01-01T12:00:00+00:00"]
     )
     assert machine.roofs_of(later).node_us == 3.0, "another device's rows do not count"
+    with monkeypatch.context() as without:
+        without.setattr(device, "has_gpu", lambda: False)
+        assert machine.roofs().node_us == 3.0, "the newest, where nothing is measured"
     same = [replace(row, device=HERE.device, kind="recorded", median_us=7.0) for row in tape]
     rows.write(places.RECORDED / "here" / "roofs.jsonl", same)
     assert machine.roofs_of(table(("recorded", HERE.device))).node_us == 7.0, "recorded, not live"

@@ -25,7 +25,7 @@ from reusing import Reusing
 from simulated import DOUBLING, HERE, doubling, install, out_of_memory
 from taped import recorded
 
-from labkit import accuracy, clocks, device, machine, ops, places, rows, sweeps, tables, turns
+from labkit import accuracy, clocks, device, fingerprints, machine, ops, places, rows, sweeps, tables, turns
 from labkit.mlp_works import GEGLU, geglu
 from labkit.sweeps import Contender, Work
 
@@ -1127,12 +1127,12 @@ def test_code_is_the_same_beside_another_version_of_a_library(monkeypatch):
         return Contender("it", ops.differentiable("doubled", lambda x: 2 * x, lambda dy, x: 2 * dy), DOUBLING)
 
     before = contender().fingerprint()
-    source = sweeps._source
+    source = fingerprints._source
 
     def of_another_version(one):
         return "another version" if one.__module__.startswith("torch") else source(one)
 
-    monkeypatch.setattr(sweeps, "_source", of_another_version)
+    monkeypatch.setattr(fingerprints, "_source", of_another_version)
     assert contender().fingerprint() == before
 
 
@@ -1179,7 +1179,7 @@ def test_code_is_the_same_beside_another_python():
     class Kind(Enum):
         ONE = 1
 
-    sources = [source for one in (Plan, Size, Kind) for source in sweeps._sources(one, set())]
+    sources = [source for one in (Plan, Size, Kind) for source in fingerprints.sources(one, set())]
     assert ["def tiles" in source or "def half" in source for source in sources] == [True, True]
 
 
