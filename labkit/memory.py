@@ -44,7 +44,8 @@ def pool_bytes(make: Callable[[], Any]) -> int:
     """Bytes in the memory pools of CUDA graphs that are there because of what ``make()`` returns.
 
     Whole segments of the allocator, so 2 MiB count for a tensor of one number. Static inputs that were made
-    outside the capture are no part of it, nor are the workspaces that a library keeps for a stream.
+    outside the capture are no part of it, nor are the workspaces that a library keeps for a stream; one that
+    a capture took for itself (device.own_workspaces) is.
     """
     before = _in_pools()
     made = make()
