@@ -7,7 +7,8 @@
 Cache ``cold``: the calls rotate through copies of their inputs (and keep as many outputs alive) that
 together exceed twice the L2; before a graph of a single slow call the L2 is flushed. ``warm``: one set of
 inputs. Contenders are interleaved in shuffled order; a timing is the median of the samples with the 20th
-and 80th percentile.
+and 80th percentile. Where the host launches the calls one by one, a sample of a moment when something slowed
+it down is taken again.
 """
 
 import math
@@ -43,6 +44,8 @@ LONG_US = 2e5
 """A sample that lasts longer does not keep a notebook's cells waiting."""
 EVENT_CALLS = 8
 """Calls per sample and contender of the events clock, each between events of its own."""
+PATIENCE = 10.0
+"""Samples are taken again for so many times a contender's budget, all together."""
 
 
 class CannotTimeError(RuntimeError):
@@ -140,6 +143,10 @@ class Cuda:
         end.record()
         torch.cuda.synchronize()
         return start.elapsed_time(end) * 1e3
+
+    def slowed(self) -> bool:
+        """Whether something slows the host down at present."""
+        return noise.pace.slowed()
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """Record the launches of ``run`` in a graph; the result replays it."""
@@ -329,7 +336,7 @@ class _Run:
         stop: Callable[[], bool],
     ) -> None:
         self.cuda, self.clock, self.cache, self.budget_s = cuda, clock, cache, budget_s
-        self.shuffle, self.stop = shuffle, stop
+        self.shuffle, self.stop, self.patience_s = shuffle, stop, PATIENCE * budget_s
 
     def of(self, jobs: Mapping[str, Job]) -> dict[str, Timing | Gap]:
         outcome: dict[str, Timing | Gap] = {}
@@ -382,13 +389,26 @@ class _Run:
             for name in names:
                 self._check_stop()
                 try:
-                    samples[name] += samplers[name].take()
+                    samples[name] += self._quiet(samplers[name])
                 except StoppedError:
                     raise
                 except Exception as error:  # becomes the note of this contender's gap
                     failed[name] = Gap(describe(error))
             gauge.look()
         return samples, failed
+
+    def _quiet(self, sampler: "_Sampler") -> list[float]:
+        """A sample, and no longer one that was slowed down than patience allows."""
+        while True:
+            started = time.monotonic()
+            taken = sampler.take()
+            if sampler.slowed:
+                self.patience_s -= time.monotonic() - started
+            if not sampler.slowed or self.patience_s < 0:
+                sampler.taken += 1
+                sampler.kept_slowed += sampler.slowed
+                return taken
+            self._check_stop()
 
     def _check_stop(self) -> None:
         if self.stop():
@@ -401,6 +421,7 @@ class _Sampler:
     def __init__(self, cuda: Cuda, job: Job, clock: Clock, cache: Cache) -> None:
         self.cuda, self.job, self.clock, self.note = cuda, job, clock, ""
         self.turn = 0
+        self.slowed, self.taken, self.kept_slowed = False, 0, 0
         with cuda.side_stream():
             self.sets = rotation(job, cuda.l2_bytes() if cache == "cold" else 0)
             self.outputs: list[Any] = [None] * len(self.sets)
@@ -426,7 +447,8 @@ class _Sampler:
         """What its samples come to, and what there is to say against them."""
         timing = Timing.of(samples_us, self.clock, cache)
         wide = noise.spread(timing.clock, timing.median_us, timing.spread_us)
-        return replace(timing, note=self.note, noise="; ".join(filter(None, [disturbed, wide])))
+        slowed = "the host was slowed down" if 5 * self.kept_slowed > self.taken else ""
+        return replace(timing, note=self.note, noise="; ".join(filter(None, [disturbed, slowed, wide])))
 
     def take(self) -> list[float]:
         # What a cell does meanwhile is nothing beside a long sample, and nobody waits that long for a button.
@@ -440,8 +462,11 @@ class _Sampler:
             return [self.cuda.device_us(self.replay, queued=True, flush=flush) / self.calls]
         with self.cuda.side_stream():  # where its forward pass ran: autograd launches a backward there
             if self.clock == "host":
-                return [self.cuda.host_us(lambda: self._calls(self.calls)) / self.calls]
-            return [self.cuda.device_us(lambda: self._calls(1)) for _ in range(EVENT_CALLS)]
+                taken = [self.cuda.host_us(lambda: self._calls(self.calls)) / self.calls]
+            else:
+                taken = [self.cuda.device_us(lambda: self._calls(1)) for _ in range(EVENT_CALLS)]
+            self.slowed = self.cuda.slowed()  # asked by the thread that called, on the core that it was on
+        return taken
 
     def _estimate(self) -> float:
         """Rough microseconds per call, launched one by one."""

@@ -1,9 +1,11 @@
 """What else went on while something was timed: other processes on the GPU, clocks held down, a wide spread.
 
 The first two are asked of NVIDIA's management library (NVML, through nvidia-ml-py) before, during and after
-a timed region, never inside a sample. Where there is none, only the spread is left to go by.
+a timed region, never inside a sample. Where there is none, only the spread is left to go by. What slows the
+host down is seen by a piece of work that always takes as long (:class:`Pace`).
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +31,9 @@ FOREIGN_BYTES = 2 * 2**30
 WIDE = {"graph": 0.10, "events": 0.30, "host": 0.30}
 """p80 - p20 over the median, by clock: on a quiet H200 1 of 100 rows by the graph clock is above, none by
 events, and by the host clock 1 of 10, where Python itself was disturbed."""
+SLOWED = 1.3
+"""So many times as long as at its best takes work on a core that is shared: on a virtual machine beside an
+H200 it was 1.5 to 1.8, for seconds, with eager steps at 1.5 to 2.2; in its quiet moments 0.9 to 1.1."""
 TICK_US = 0.5
 """A narrower spread is that of the clock itself."""
 
@@ -49,6 +54,37 @@ def library() -> Any:
     except Exception:  # no package, no library, no driver: all the same
         return None
     return pynvml
+
+
+class Pace:
+    """How long a fixed piece of Python takes in this thread, beside the quickest that it took before.
+
+    A core's other hardware thread, another virtual machine on it or a lower clock change the pace for
+    seconds, so that all samples of a measurement may agree and be wrong.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock, self._best_s = clock, math.inf
+
+    def slowed(self) -> bool:
+        """Whether the host is slower now; the first answer takes 0.2 s, the others 0.2 ms."""
+        if math.isinf(self._best_s):
+            started = self._clock()
+            while self._clock() - started < 0.2:
+                self._best_s = min(self._best_s, self._took())
+        took = min(self._took() for _ in range(3))
+        self._best_s = min(self._best_s, took)
+        return took > SLOWED * self._best_s
+
+    def _took(self) -> float:
+        started, total = self._clock(), 0
+        for number in range(1500):
+            total += number * number
+        return self._clock() - started
+
+
+pace = Pace()
+"""That of this process."""
 
 
 class Gauge:

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -230,7 +231,12 @@ def _trace(call: Callable[[], Any], warmup: int) -> list[dict[str, Any]]:
     """The events of the chrome trace of one call."""
     for _ in range(warmup):
         call()
-    with clocks.gpu_turn(), tempfile.TemporaryDirectory() as folder, _without_profiler_chatter():
+    with (
+        clocks.gpu_turn(),
+        tempfile.TemporaryDirectory() as folder,
+        _without_profiler_chatter(),
+        _leaving_no_trace(),
+    ):
         path = str(Path(folder, "trace.json"))
         with torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA],
@@ -246,6 +252,21 @@ def _trace(call: Callable[[], Any], warmup: int) -> list[dict[str, Any]]:
                 profiler.step()
         events: list[dict[str, Any]] = json.loads(Path(path).read_text())["traceEvents"]
     return events
+
+
+@contextmanager
+def _leaving_no_trace() -> Iterator[None]:
+    """Have CUPTI, by which the profiler sees every launch, leave the process afterwards.
+
+    It stays by default, and from then on a launch costs the host half as much again (PyTorch issue 144455).
+    torch.compile forbids it to leave where it makes graphs, for the sake of CUDA before 12.6.
+    """
+    os.environ["TEARDOWN_CUPTI"] = "1"
+    os.environ.pop("DISABLE_CUPTI_LAZY_REINIT", None)
+    yield
+    for _ in range(20):  # it leaves during a call to CUDA, a moment after the profiler asked it to
+        device.synchronize()
+        time.sleep(0.005)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -773,6 +774,31 @@ def test_what_others_do_in_their_turn_disturbs_no_sample(gpu, queue, monkeypatch
 
 
 # What disturbed it
+
+
+@pytest.mark.parametrize("clock", ["host", "events"])
+def test_samples_of_a_slowed_host_are_taken_again(gpu, clock):
+    gpu.slow_until = 1e5
+    timing = measure(lambda: gpu.launch(5.0, 2.0), clock=clock)
+    assert gpu.host > gpu.slow_until
+    assert timing.p80_us == pytest.approx(timing.p20_us, rel=0.01)
+    assert timing.median_us < 7.1, "twice as long in the slow moments"
+    assert timing.noise == ""
+
+
+def test_a_host_that_stays_slow_is_measured_and_said(gpu):
+    gpu.slow_until = math.inf
+    timing = measure(lambda: gpu.launch(5.0, 2.0), clock="host", budget_s=0.002)
+    assert timing.median_us == pytest.approx(10.0, rel=0.01)
+    assert timing.noise == "the host was slowed down"
+    assert measure(lambda: gpu.launch(5.0, 2.0)).noise == "", "replays do not wait for the host"
+
+
+def test_who_waits_for_a_quiet_host_can_be_stopped(gpu):
+    gpu.slow_until = math.inf
+    asked = itertools.count()
+    with pytest.raises(clocks.StoppedError):
+        measure(lambda: gpu.launch(5.0, 2.0), clock="host", budget_s=1e6, stop=lambda: next(asked) > 50)
 
 
 def test_a_wide_spread_is_noise_and_a_tick_of_the_clock_is_not(gpu):

@@ -117,12 +117,12 @@ def test_one_launch_or_one_a_block(lesson):
 # --- norm and GELU ------------------------------------------------------------------------------------
 
 
-def plain(z, gain):
-    return functional.gelu(functional.rms_norm(z, gain.shape, gain, EPS), approximate="tanh")
+def plain(z, bias, gain):
+    return functional.gelu(functional.rms_norm(z + bias, gain.shape, gain, EPS), approximate="tanh")
 
 
 def inputs(shape):
-    return torch.randn(shape), 1 + 0.1 * torch.randn(shape[-1:])
+    return torch.randn(shape), 0.3 * torch.randn(shape[-1:]), 1 + 0.1 * torch.randn(shape[-1:])
 
 
 def test_norm_gelu_is_right_and_so_are_its_gradients(lesson):
@@ -131,34 +131,37 @@ def test_norm_gelu_is_right_and_so_are_its_gradients(lesson):
     )
 
 
-def test_the_gradient_of_the_gain_sums_over_however_many_programs(lesson):
-    """More of them than the second kernel takes at a time."""
-    z, gain = (t.to(device.name()).requires_grad_() for t in inputs((140, 512)))
-    exact = [t.detach().double().requires_grad_() for t in (z, gain)]
-    y, want = lesson.norm_gelu(z, gain), plain(*exact)
-    (got,) = torch.autograd.grad(y, gain, 2 * y.detach())
-    close(got, torch.autograd.grad(want, exact[1], 2 * want.detach())[0], fp32)
+def test_the_gradients_of_bias_and_gain_sum_over_however_many_programs(lesson):
+    """More rows than the programs take at once, and more programs than the second kernel takes."""
+    z, bias, gain = (t.to(device.name()).requires_grad_() for t in inputs((600, 1000)))
+    exact = [t.detach().double().requires_grad_() for t in (z, bias, gain)]
+    y, want = lesson.norm_gelu(z, bias, gain), plain(*exact)
+    got = torch.autograd.grad(y, (bias, gain), 2 * y.detach())
+    for one, other in zip(got, torch.autograd.grad(want, exact[1:], 2 * want.detach()), strict=True):
+        close(one, other, fp32)
 
 
 def test_the_gradients_agree_to_the_last_bit_from_run_to_run(lesson):
-    z, gain = (t.to(device.name()).requires_grad_() for t in inputs((300, 64)))
-    y = lesson.norm_gelu(z, gain)
-    first, second = (torch.autograd.grad(y, (z, gain), y.detach(), retain_graph=True) for _ in range(2))
+    tensors = [t.to(device.name()).requires_grad_() for t in inputs((300, 64))]
+    y = lesson.norm_gelu(*tensors)
+    first, second = (torch.autograd.grad(y, tensors, y.detach(), retain_graph=True) for _ in range(2))
     assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize(
-    ("z", "gain", "word"),
+    ("z", "bias", "gain", "word"),
     [
-        (torch.ones(2, 3), torch.ones(4), "z"),
-        (torch.ones(2, 3), torch.ones(1, 3), "gain"),
-        (torch.ones(2, 3, dtype=bf16), torch.ones(3), "z"),
-        (torch.ones(2, 3, dtype=torch.int32), torch.ones(3), "z"),
+        (torch.ones(2, 3), torch.ones(4), torch.ones(4), "z"),
+        (torch.ones(2, 3), torch.ones(3), torch.ones(1, 3), "gain"),
+        (torch.ones(2, 3), torch.ones(1), torch.ones(3), "bias"),
+        (torch.ones(2, 3), torch.ones(3, dtype=bf16), torch.ones(3), "bias"),
+        (torch.ones(2, 3, dtype=bf16), torch.ones(3), torch.ones(3), "z"),
+        (torch.ones(2, 3, dtype=torch.int32), torch.ones(3), torch.ones(3), "z"),
     ],
 )
-def test_a_wrong_call_names_the_argument(lesson, z, gain, word):
+def test_a_wrong_call_names_the_argument(lesson, z, bias, gain, word):
     with pytest.raises(ValueError, match=f"^{word}:"):
-        lesson.norm_gelu(z.to(device.name()), gain.to(device.name()))
+        lesson.norm_gelu(*(t.to(device.name()) for t in (z, bias, gain)))
 
 
 # --- what the compiler makes of it --------------------------------------------------------------------
@@ -195,7 +198,7 @@ def compiled(lesson):
             for dtype, width, rows in sizes:
                 lesson.blocks(99)(*rows_of(rows, width, dtype))
             z = torch.empty(256, 256, dtype=bf16, device="meta")
-            lesson.norm_gelu_backward(lesson.norm_gelu_forward(z, z[0]), z, z[0])
+            lesson.norm_gelu_backward(lesson.norm_gelu_forward(z, z[0], z[0]), z, z[0], z[0])
     kernels = iter(
         codegen.compile_many(
             codegen.request(made.kernel, made.arguments, target=target, **made.options)

@@ -238,3 +238,24 @@ def test_a_machine_without_a_driver_has_no_library(monkeypatch):
 )
 def test_a_spread_is_wide_by_the_measure_of_its_clock(clock, median, spread, words):
     assert noise.spread(clock, median, spread) == words
+
+
+def test_a_pace_is_slow_beside_the_best_so_far(monkeypatch):
+    now, each = [0.0], [1.0]
+    pace = noise.Pace(lambda: now[0])
+
+    def took():
+        now[0] += each[0]
+        return each[0]
+
+    monkeypatch.setattr(pace, "_took", took)
+    said = []
+    for each[0] in (1.0, 1.25, 1.35, 1.0, 0.5, 1.0, 0.6):
+        said.append(pace.slowed())
+    assert said == [False, False, True, False, False, True, False]
+
+
+def test_a_pace_is_of_work_that_takes_time():
+    pace = noise.Pace()
+    assert 0 < pace._took() < 1
+    assert isinstance(pace.slowed(), bool)

@@ -990,9 +990,13 @@ def test_a_replay_does_without_the_workspaces_that_libraries_give_back():
     """torch.compile gives them back before it captures or tunes; few numbers from long sums use one."""
     a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((64, 2**15), (2**15, 64)))
     y, want = torch.empty(64, 64, device="cuda", dtype=torch.bfloat16), torch.mm(a, b)
+    other = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(other):  # whose workspace captures on this stream would use from now on
+        torch.mm(a, b)
     replay = functools.partial(ops.replayed(lambda a, b: torch.mm(a, b, out=y)), a, b)
     replay()
     torch.cuda.synchronize()
+    del other
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     elsewhere = torch.full((2**28,), 7, device="cuda", dtype=torch.int8)

@@ -16,7 +16,7 @@ import queueing
 import triton
 import triton.language as tl
 
-from labkit import device, elsewhere, machine, places, profile_tapes, profile_worker, profiles, turns
+from labkit import clocks, device, elsewhere, machine, places, profile_tapes, profile_worker, profiles, turns
 
 TRACE = Path(__file__).with_name("data") / "chrome_trace.json"
 """Made by hand: a product, a sum, a Triton kernel on another stream, and a graph of two nodes."""
@@ -386,6 +386,14 @@ def test_a_call_is_profiled_in_a_turn_of_this_process(tmp_path, monkeypatch):
     assert not turns.held()
 
 
+def test_the_profiler_is_told_to_leave_even_where_the_compiler_forbade_it(monkeypatch):
+    monkeypatch.setenv("TEARDOWN_CUPTI", "0")
+    monkeypatch.setenv("DISABLE_CUPTI_LAZY_REINIT", "1")
+    seen = []
+    profiles._trace(lambda: seen.append(os.environ.get("TEARDOWN_CUPTI")), 0)
+    assert seen == ["1", "1"] and "DISABLE_CUPTI_LAZY_REINIT" not in os.environ
+
+
 @pytest.mark.skipif(not device.has_gpu(), reason="What cuBLASLt leaves to a second kernel needs a GPU.")
 def test_text_on_a_real_gpu_obeys_its_variables():
     setup = "x, w = (torch.randn(n, 1024, device=device) for n in (4096, 1024)); b = w[0]"
@@ -405,3 +413,25 @@ def test_a_real_profile_on_a_gpu():
     assert profile.timed and len(profile.kernels) == profile.launches == 2
     assert all(kernel.duration_us > 0 for kernel in profile.kernels)
     assert (profile.kind, profile.device) == ("live", torch.cuda.get_device_name())
+
+
+@pytest.mark.skipif(not device.has_gpu(), reason="The profiler watches launches on a GPU only.")
+def test_launches_cost_the_host_no_more_after_a_profile():
+    x = torch.randn(256, 160, device="cuda")
+
+    def call():
+        for _ in range(50):
+            x.add(1)
+
+    def host_us():
+        """The least of several: others may share the host's cores for seconds."""
+        jobs = {"call": clocks.Job(call)}
+        return min(clocks.measure(jobs, clock="host", cache="warm")["call"].median_us for _ in range(5))
+
+    before = host_us()
+    assert len(profiles.profile(call).kernels) == 50
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    assert len(profiles.profile(graph.replay).kernels) == 50
+    assert host_us() < 1.2 * before

@@ -61,11 +61,11 @@ def _graphed(module: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[Tensor]
 
 
 def _with(norm_gelu: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The stack with norm and GELU in one kernel."""
+    """The stack with bias, norm and GELU in one kernel."""
 
     def fused(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
         for matrix, shift, scale in zip(weight, bias, gain, strict=True):
-            x = norm_gelu(functional.linear(x, matrix, shift), scale)
+            x = norm_gelu(functional.linear(x, matrix), shift, scale)
         return x
 
     return fused
