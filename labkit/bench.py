@@ -1,10 +1,10 @@
 """Runs the suites of `labkit bench`: every row is on the disk at once, so a run that was stopped goes on.
 
 Until a run is complete its rows are in the user's cache, a file for each suite. The next run takes from there
-what the same code measured on the same machine, if the last row is no older than an hour.
+what the same code measured on the same machine, if the last row is no older than an hour. Files may hold rows
+of earlier runs, too: an hour without a row is between two runs.
 """
 
-import math
 import os
 import tempfile
 import time
@@ -75,7 +75,7 @@ class Bench:
     again: bool = False
     progress: Callable[[Progress], None] = lambda _: None
     kept_s: float = sweeps.RESUME_WITHIN_S
-    """How old the last row of a stopped run may be for the run to go on."""
+    """How old the last row of a stopped run may be for the run to go on, in seconds."""
     measured: list[Row] = field(default_factory=list)
     kept: int = 0
     """How many of them an earlier run measured."""
@@ -95,8 +95,8 @@ class Bench:
         """
         if self.again:
             self.forget()
-        recent = _recent(self.kept_s)
-        known = {name: self._known(name) if recent else {} for name in self.names}
+        kept = _last_run((row for name in self.names for row in sweeps.readable(tape(name))), self.kept_s)
+        known = {name: self._known(name, kept) for name in self.names}
         self.kept = sum(map(len, known.values()))
         self._left.start()
         for name, parts in self._planned.items():
@@ -111,8 +111,8 @@ class Bench:
         for name in self.names:
             tape(name).unlink(missing_ok=True)
 
-    def _known(self, name: str) -> dict[tuple[Any, ...], Row]:
-        """Rows of a stopped run that would be measured now in the same way, by their key as planned."""
+    def _known(self, name: str, kept: Container[str]) -> dict[tuple[Any, ...], Row]:
+        """Rows of these dates that would be measured now in the same way, by their key as planned."""
         here = machine.identity()
         parts = self._planned[name]
         wanted = {
@@ -122,7 +122,7 @@ class Bench:
         for row in sweeps.readable(tape(name)):
             key = _planned_key(row)
             one = wanted.get(key)
-            if one is None or row.median_us is None:
+            if one is None or row.median_us is None or row.date not in kept:
                 continue
             measured = row.device, row.driver, row.torch, row.triton, row.peer_version, row.source
             peer = one.peer and peers.installed(one.peer)
@@ -183,10 +183,16 @@ def _planned_key(row: Row) -> tuple[Any, ...]:
     return replace(row, clock=sweeps.asked_clock(row)).key
 
 
-def _recent(within_s: float) -> bool:
-    """Whether the last row of any suite is no older than this."""
-    ages = (row.age_s() for path in folder().glob("*.jsonl") for row in sweeps.readable(path))
-    return min(ages, default=math.inf) < within_s
+def _last_run(measured: Iterable[Row], within_s: float) -> set[str]:
+    """The dates of a stopped run's rows: from now back, until there was none for so long."""
+    ages = {row.date: row.age_s() for row in measured}
+    found, reached_s = set(), 0.0
+    for date, age_s in sorted(ages.items(), key=lambda dated: dated[1]):
+        if age_s - reached_s >= within_s:
+            break
+        found.add(date)
+        reached_s = age_s
+    return found
 
 
 def gaps(measured: Iterable[Row]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The command line: ``labkit run``, ``doctor``, ``record``, ``bench``, ``slides`` and ``site``.
+"""The command line: ``labkit run``, ``doctor``, ``record``, ``bench``, ``slides``, ``site`` and ``tally``.
 
 Commands import what they need themselves: help appears at once, and doctor works where Jupyter, torch or
 triton do not.
@@ -560,6 +560,35 @@ def _compare(console: Console, before: Path, after: Path) -> None:
         console.print(bench_compare.table(found), highlight=False)
     for sentence in bench_compare.summary(found):
         reports.say(console, sentence)
+
+
+@cli.command("tally")
+@click.argument(
+    "sources", metavar="FOLDER_OR_ARCHIVE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+def tally_command(sources: tuple[Path, ...]) -> None:
+    """Print what a class guessed: a line for each question, in the order in which they were met.
+
+    A learner's sealed guesses are the files predictions/*.json, anywhere in a folder or in an archive (tar
+    or tar.gz). Archives within a folder are not opened: name them. docs/JUPYTERHUB.md says how to collect.
+
+    The median, and the middle of the guesses (20th to 80th percentile), leave out guesses that were sealed
+    after the answer had been seen. Files that hold no guess are named and not counted. Nothing is unpacked,
+    and no link is followed.
+    """
+    for source in sources:
+        if not os.path.exists(source):
+            raise Mistake(f"{source}: there is no such folder or archive")
+    from labkit import reports, tally
+
+    found = tally.read(sources)
+    console = Console()
+    if found.guesses:
+        console.print(tally.table(found), highlight=False)
+    for sentence in tally.summary(found):
+        reports.say(console, sentence)
+    if not found.guesses:
+        raise click.ClickException(tally.NOTHING)
 
 
 def _chosen(names: tuple[str, ...]) -> list[Path]:

@@ -7,8 +7,8 @@
 Cache ``cold``: the calls rotate through copies of their inputs (and keep as many outputs alive) that
 together exceed twice the L2; before a graph of a single slow call the L2 is flushed. ``warm``: one set of
 inputs. Contenders are interleaved in shuffled order; a timing is the median of the samples with the 20th
-and 80th percentile. Where the host launches the calls one by one, a sample of a moment when something slowed
-it down is taken again.
+and 80th percentile. By the host's clock a sample of a moment when something slowed the host down is taken
+again.
 """
 
 import math
@@ -461,12 +461,11 @@ class _Sampler:
             flush = self.calls < len(self.sets)
             return [self.cuda.device_us(self.replay, queued=True, flush=flush) / self.calls]
         with self.cuda.side_stream():  # where its forward pass ran: autograd launches a backward there
-            if self.clock == "host":
-                taken = [self.cuda.host_us(lambda: self._calls(self.calls)) / self.calls]
-            else:
-                taken = [self.cuda.device_us(lambda: self._calls(1)) for _ in range(EVENT_CALLS)]
-            self.slowed = self.cuda.slowed()  # asked by the thread that called, on the core that it was on
-        return taken
+            if self.clock == "events":
+                return [self.cuda.device_us(lambda: self._calls(1)) for _ in range(EVENT_CALLS)]
+            taken = self.cuda.host_us(lambda: self._calls(self.calls)) / self.calls
+        self.slowed = self.cuda.slowed()  # asked by the thread that called, on the core that it was on
+        return [taken]
 
     def _estimate(self) -> float:
         """Rough microseconds per call, launched one by one."""

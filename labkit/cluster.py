@@ -48,6 +48,8 @@ TIME_MIN = 60
 """Minutes that a job gets unless `--slurm time` says otherwise."""
 APPEARS_S = 30.0
 """A file that another machine has written is seen here after this at the latest."""
+ASK_AGAIN_S: tuple[float, ...] = (1.0, 2.0, 4.0)
+"""Waits before Slurm is asked again about a job that it does not know: its accounting may lag or be busy."""
 
 
 def options(assignments: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -160,9 +162,24 @@ def _how_it_ended(job: Job, task: Any) -> str:
     ended = worker.how_it_ended(task.result())
     deadline = time.monotonic() + APPEARS_S
     while not ended and jobs.result(job) is None and time.monotonic() < deadline:
-        job.home.chmod(job.home.stat().st_mode)  # on a network file system it makes the listing fresh
+        _look_afresh(job.home)
         time.sleep(0.2)
     return ended
+
+
+def _look_afresh(folder: Path) -> None:
+    """Make the listing of a folder on a network file system fresh."""
+    folder.chmod(folder.stat().st_mode)
+
+
+def _is_known(job: Job, task: Any) -> bool:
+    """Whether Slurm, or what the job has written, says how it stands."""
+    for pause_s in (0.0, *ASK_AGAIN_S):
+        time.sleep(pause_s)
+        state = task.watcher.get_state(task.job_id, mode="force")
+        if state != "UNKNOWN" or task.done() or jobs.kept(job):
+            return True
+    return False
 
 
 class SlurmTask:
@@ -209,9 +226,10 @@ class Slurm:
         self._tasks: list[SlurmTask] = []
 
     def start(self, wanted: Sequence[Job]) -> list[SlurmTask]:
-        """Submit jobs; those of an earlier run that wait or run as they are wanted are taken over."""
+        """Submit jobs; those of an earlier run that wait, run or have passed as wanted are taken over."""
         _share_path()
         tasks = {job.name: task for job in wanted if (task := self._earlier(job))}
+        self._tasks += tasks.values()  # only now: where one of them is not known, `stop` lets the others run
         new = [job for job in wanted if job.name not in tasks]
         for job in new:
             jobs.prepare(job)
@@ -232,30 +250,36 @@ class Slurm:
         except self._refusals as error:
             said = str(error).strip().rpartition("\n")[2]
             raise ValueError(f"Slurm takes no such job: {said}") from error
-        made = [self._known(SlurmTask(job, task)) for job, task in zip(array, given, strict=True)]
+        made = [SlurmTask(job, task) for job, task in zip(array, given, strict=True)]
+        self._tasks += made  # at once: whatever goes wrong from now on, `stop` cancels them
         for job, task in zip(array, given, strict=True):
             places.write_text(_submitted(job), f"{job.key} {task.job_id}")
         return made
 
     def _earlier(self, job: Job) -> SlurmTask | None:
-        """The job's task of an earlier run, if Slurm still has it; one that is of no use is cancelled."""
+        """The job's task of an earlier run, if it has not failed; one that is of no use is cancelled.
+
+        ValueError where nothing says whether it still runs: two workers would write the same files.
+        """
+        note = _submitted(job)
         try:
-            key, number = _submitted(job).read_text(encoding="utf-8").split()
+            key, number = note.read_text(encoding="utf-8").split()
         except (OSError, ValueError):
             return None
         task = self._executors[job.variant].job_class(folder(), number)
-        state = task.watcher.get_state(number, mode="force")
-        if state == "UNKNOWN" or task.done():
+        if key != job.key or job.again:
+            if not task.done():
+                task.cancel(check=False)
             return None
-        if key == job.key and not job.again:
-            return self._known(SlurmTask(job, task))
-        task.cancel(check=False)
-        return None
-
-    def _known(self, task: SlurmTask) -> SlurmTask:
-        """Note a task as soon as it is there: whatever goes wrong from then on, `stop` cancels it."""
-        self._tasks.append(task)
-        return task
+        if not _is_known(job, task):
+            raise ValueError(
+                f"Slurm does not say whether job {number} runs: try again in a minute; once `squeue --job "
+                f"{number}` shows that it has ended, delete {os.path.relpath(note)} and run the command again"
+            )
+        if not task.done():
+            return SlurmTask(job, task)
+        _look_afresh(job.home)
+        return SlurmTask(job, task) if jobs.kept(job) else None  # it may have passed since the run began
 
     def stop(self) -> None:
         """Cancel what has not ended."""

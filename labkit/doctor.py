@@ -336,7 +336,8 @@ def _roofs() -> str | None:
     assert roofs is not None, "only a machine without a GPU has no roofs"
     matmul = f"{roofs.matmul['bfloat16'] / 1e12:.0f} TFLOP/s bf16"
     launches = f"launch {roofs.node_us:.1f} µs in a graph, {roofs.host_us:.1f} µs from the host"
-    return f"copy {roofs.bandwidth / 1e12:.2f} TB/s, matmul {matmul}, {launches} ({roofs.date})"
+    disturbed = f"; while they were measured: {'; '.join(roofs.noise)}" if roofs.noise else ""
+    return f"copy {roofs.bandwidth / 1e12:.2f} TB/s, matmul {matmul}, {launches} ({roofs.date}){disturbed}"
 
 
 def _existing(path: Path) -> Path:

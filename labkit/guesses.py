@@ -88,6 +88,17 @@ class Guess:
     """Whether it has been seen since."""
 
 
+@dataclass(frozen=True)
+class Entry:
+    """What a file on disk holds; those of older versions have no ``unit`` and no ``axis``."""
+
+    name: str
+    question: str
+    guess: Guess
+    unit: str = ""
+    axis: str = ""
+
+
 def on_log_axis(value: float) -> bool:
     """Whether a logarithmic axis has a place for this value."""
     return math.isfinite(value) and value > 0
@@ -103,8 +114,8 @@ def path(question: Question) -> Path:
 
 def keep(question: Question, guess: Guess) -> None:
     """Write a sealed guess where :func:`kept` finds it; OSError where that folder cannot be written."""
-    content = {"name": question.name, "question": question.text, "guess": asdict(guess)}
-    places.write_text(path(question), json.dumps(content, indent=1) + "\n")
+    entry = Entry(question.name, question.text, guess, question.unit, question.axis)
+    places.write_text(path(question), json.dumps(asdict(entry), indent=1) + "\n")
 
 
 def forget(question: Question) -> None:
@@ -122,12 +133,30 @@ def kept(question: Question) -> Guess | None:
     except FileNotFoundError:
         return None
     try:
-        content = json.loads(text)
-        guess = Guess(**content["guess"])
-        fits = content["question"] == question.text and question.low <= guess.value <= question.high
-    except (ValueError, TypeError, KeyError) as error:
+        entry = parse(text)
+    except ValueError as error:
         raise ValueError(f"{path(question)} holds no guess") from error
-    return guess if fits else None
+    fits = entry.question == question.text and question.low <= entry.guess.value <= question.high
+    return entry.guess if fits else None
+
+
+def parse(text: str) -> Entry:
+    """What :func:`keep` wrote, now or in an older version; ValueError for any other text."""
+    try:
+        content = json.loads(text, parse_int=float)
+        words = [content["name"], content["question"], content.get("unit", ""), content.get("axis", "")]
+        guess = Guess(**content["guess"])
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError("text: it is no guess") from error
+    if not (
+        all(isinstance(word, str) for word in [*words, guess.sealed])
+        and isinstance(guess.value, float)
+        and on_log_axis(guess.value)
+        and all(isinstance(flag, bool) for flag in (guess.seen, guess.revealed))
+    ):
+        raise ValueError("text: it is no guess")
+    name, question, unit, axis = words
+    return Entry(name, question, guess, unit, axis)
 
 
 # --- in words -------------------------------------------------------------------------------------

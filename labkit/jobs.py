@@ -8,6 +8,7 @@ complete, and the next run takes from it what the same code has finished.
 import hashlib
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -132,17 +133,29 @@ def kept(job: Job) -> Outcome | None:
 def prepare(job: Job) -> None:
     """Make the folder ready for a worker: its file is there, and what an earlier worker said is gone.
 
-    Unfinished work stays: ``cache`` and ``work``, in which the worker finds the rows of an earlier one. So
-    does the log of a job that is tried once more.
+    Unfinished work stays: ``cache`` and ``work``, in which the worker finds the rows of an earlier one, and
+    the rows that one gave, if they are of the same key, until the worker replaces them. So does the log of a
+    job that is tried once more.
     """
     if job.again:
         forget(job)
-    for name in ("result.json", "progress.json", "rows.jsonl"):
+    said = ["result.json", "progress.json"]
+    if _prepared_key(job) != job.key:
+        said.append("rows.jsonl")
+    for name in said:
         (job.home / name).unlink(missing_ok=True)
     shutil.rmtree(job.home / "recorded", ignore_errors=True)
     if not job.retry:
         job.log.unlink(missing_ok=True)
     places.write_text(job.file, json.dumps(asdict(job), indent=1))
+
+
+def _prepared_key(job: Job) -> str | None:
+    """The key of the worker that was here before; None without one."""
+    try:
+        return Job.read(job.file).key
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def forget(job: Job) -> None:
@@ -154,8 +167,9 @@ def keep_roofs(job: Job) -> None:
     """Give the user's cache the roofs that a worker measured and nobody had: they belong to a device."""
     for path in sorted((job.home / "cache" / "roofs").glob("*.jsonl")):
         known = Path(job.cache) / "roofs" / path.name
-        if not known.exists():
-            places.write_text(known, path.read_text(encoding="utf-8"))
+        with suppress(OSError):  # the next worker measures them again: no reason to end those that run now
+            if not known.exists():
+                places.write_text(known, path.read_text(encoding="utf-8"))
 
 
 def say_progress(job: Job, done: int, total: int, text: str) -> None:

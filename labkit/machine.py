@@ -150,6 +150,8 @@ class Roofs:
     """Device time of the smallest kernel as one node of a graph: the launch floor of the graph clock."""
     host_us: float
     """Host time of the smallest PyTorch operation: the launch floor of an eager call."""
+    noise: tuple[str, ...] = ()
+    """What disturbed them, each once (labkit.noise)."""
 
     def copy_us(self, total_bytes: float) -> float:
         """Microseconds to move ``total_bytes`` (read and written), interpolated between measured sizes."""
@@ -332,6 +334,7 @@ def _from_rows(measured: list[Row]) -> Roofs:
         matmul={row.dtype: row.flops / _time(row) * 1e6 for row in by_suite["roofs/matmul"]},
         node_us=launches["graph"],
         host_us=launches["host"],
+        noise=tuple(dict.fromkeys(row.noise for row in measured if row.noise)),
     )
 
 

@@ -59,22 +59,29 @@ def library() -> Any:
 class Pace:
     """How long a fixed piece of Python takes in this thread, beside the quickest that it took before.
 
-    A core's other hardware thread, another virtual machine on it or a lower clock change the pace for
-    seconds, so that all samples of a measurement may agree and be wrong.
+    A core's other hardware thread or another virtual machine on it change the pace for seconds, so that all
+    samples of a measurement may agree and be wrong. What lasts longer is no disturbance, as when a laptop's
+    clock falls after its first seconds: the best is that of the last minute or two. A host that has been slow
+    from the beginning is not found out.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock, self._best_s = clock, math.inf
+        self._clock, self._since_s = clock, 0.0
+        self._best_s, self._before_s = math.inf, math.inf
+        """Of the present minute, and of the last one in which it was asked."""
 
     def slowed(self) -> bool:
         """Whether the host is slower now; the first answer takes 0.2 s, the others 0.2 ms."""
+        now = self._clock()
         if math.isinf(self._best_s):
-            started = self._clock()
-            while self._clock() - started < 0.2:
+            self._since_s = now
+            while self._clock() - now < 0.2:
                 self._best_s = min(self._best_s, self._took())
+        elif now - self._since_s > 60:
+            self._since_s, self._before_s, self._best_s = now, self._best_s, math.inf
         took = min(self._took() for _ in range(3))
         self._best_s = min(self._best_s, took)
-        return took > SLOWED * self._best_s
+        return took > SLOWED * min(self._best_s, self._before_s)
 
     def _took(self) -> float:
         started, total = self._clock(), 0

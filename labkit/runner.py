@@ -5,14 +5,12 @@ errors for cells that hang or kill their kernel, a kernel that never outlives th
 checks, and an HTML page.
 """
 
-import json
 import logging
 import math
 import os
 import re
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,30 +19,20 @@ from typing import Any
 
 import ipykernel.kernelspec
 import papermill
-import zmq
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbconvert.exporters.html import HTMLExporter
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
-from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import Engine, NotebookExecutionManager, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
 from labkit import claims, lessons, places, queue_line
+from labkit.limited_client import LimitedClient
 
 CHECK_MIME = "application/vnd.labkit.check+json"
 CELL_LIMIT_S = 600.0
-TEXT_LIMIT = 200_000
-"""Characters of text that one cell may leave in the executed notebook."""
-CUT = "\n[labkit: the rest of this cell's text was left out]\n"
-DATA_LIMIT = 5_000_000
-"""Characters of figures, pages and other data, encoded, that one cell may leave there."""
-MOST_OUTPUTS = 1000
-"""So many displays count as that much, however small they are."""
-DATA_CUT = "[labkit: the rest of what this cell shows was left out]"
-DATA_KINDS = ("display_data", "execute_result", "update_display_data")
 TRACEBACK_LINES = 12
 INJECTED = "injected-parameters"
 ENGINE = "labkit"
@@ -253,110 +241,18 @@ class _ThisInterpreter(KernelSpecManager):
         )
 
 
-class _Client(PapermillNotebookClient):
-    """papermill's client with limits on what a cell leaves behind."""
+class _Client(LimitedClient):
+    """That client under a watch."""
 
     def __init__(self, *given: Any, watch: _Watch, **options: Any) -> None:
         super().__init__(*given, **options)
         self._watch = watch
-        self._used: Counter[tuple[int, bool]] = Counter()
-        """Characters of each cell, apart those of data and those of text in an Output widget."""
 
     async def _async_handle_timeout(
         self, timeout: int, cell: NotebookNode | None = None
     ) -> dict[str, Any] | None:
         self._watch.times_out()  # before the kernel is ended, and with that its wait for the GPU
         return await super()._async_handle_timeout(timeout, cell)
-
-    def process_message(
-        self, msg: dict[str, Any], cell: NotebookNode, cell_index: int
-    ) -> NotebookNode | None:
-        made = super().process_message(msg, cell, cell_index) if self._fits(msg, cell_index) else None
-        # An Output widget's state went back on the shell's socket, and such a send can take the wake-up of a
-        # reply that comes meanwhile: the cell would never end. Asking for the events wakes it again.
-        self.kc.shell_channel.socket.get(zmq.EVENTS)
-        return made
-
-    def clear_output(self, outs: list[NotebookNode], msg: dict[str, Any], cell_index: int) -> None:
-        super().clear_output(outs, msg, cell_index)
-        self._used.clear()
-
-    def _fits(self, msg: dict[str, Any], cell_index: int) -> bool:
-        """Whether a message counts. The first one beyond a limit becomes a sentence; no later one counts."""
-        kind, content = msg["msg_type"], msg["content"]
-        into_widget = bool(self.output_hook_stack[msg["parent_header"].get("msg_id")])
-        is_data = kind in DATA_KINDS
-        if is_data:
-            size = _data_size(content["data"], also_text=into_widget)
-        elif kind == "stream" and into_widget:
-            size = len(content["text"])
-        else:
-            return True
-        limit = DATA_LIMIT if is_data else TEXT_LIMIT
-        before = 0 if kind == "update_display_data" else self._used[cell_index, is_data]
-        if kind != "update_display_data":  # that takes the place of what is there
-            self._used[cell_index, is_data] += size
-        if before + size > limit and is_data:
-            content |= {"data": {"text/plain": DATA_CUT}, "metadata": {}}
-        elif before + size > limit:
-            content["text"] = content["text"][: max(0, limit - before)] + CUT
-        return before <= limit
-
-    def output(
-        self, outs: list[NotebookNode], msg: dict[str, Any], display_id: str | None, cell_index: int
-    ) -> NotebookNode | None:
-        made = super().output(outs, msg, display_id, cell_index)
-        if made is not None:
-            _join_streams(outs)
-            _limit_text(outs, droppable=display_id is None)
-        return made
-
-
-def _join_streams(outputs: list[NotebookNode]) -> None:
-    """Append a piece of a stream to its earlier piece, unless something else was shown in between.
-
-    How a kernel cuts its text into pieces is chance, and a recorded output has to be the same every time.
-    """
-    last = outputs[-1]
-    for before in reversed(outputs[:-1]):
-        if last.output_type != "stream" or before.output_type != "stream":
-            return
-        if before.name == last.name:
-            before.text += last.text
-            outputs.pop()
-            return
-
-
-def _data_size(data: Mapping[str, Any], *, also_text: bool) -> int:
-    """Characters of a message's data; many small ones are a flood, too."""
-    shown = (value for mime, value in data.items() if also_text or mime != "text/plain")
-    sizes = [len(value) if isinstance(value, str) else len(json.dumps(value)) for value in shown]
-    return max(sum(sizes), DATA_LIMIT // MOST_OUTPUTS) if sizes else 0
-
-
-def _text_length(output: NotebookNode) -> int:
-    if output.output_type == "stream":
-        return len(output.text)
-    if output.output_type == "error":
-        return sum(map(len, output.traceback))
-    return len(output.data.get("text/plain", ""))
-
-
-def _limit_text(outputs: list[NotebookNode], droppable: bool) -> None:
-    """Cut the last output of a cell to the room that the outputs before it leave."""
-    last = outputs[-1]
-    room = TEXT_LIMIT - sum(map(_text_length, outputs[:-1]))
-    if _text_length(last) <= room:
-        return
-    if last.output_type == "error":  # the error itself is always told, by its end
-        last.evalue = last.evalue[:2000]
-        last.traceback = ["\n".join(last.traceback)[-20_000:]]
-    elif room < 0 and droppable and (last.output_type == "stream" or set(last.data) == {"text/plain"}):
-        outputs.pop()  # a negative room means that a cut has been noted before
-    elif last.output_type == "stream":
-        last.text = last.text[:room] + CUT
-    else:
-        last.data["text/plain"] = last.data["text/plain"][: max(0, room)] + CUT
 
 
 class _Engine(Engine):

@@ -166,18 +166,21 @@ class Kept:
         return [replace(row, kind=LIVE if _fresh(row) else RECORDED) for row in latest.values()]
 
     def _readable(self) -> list[Row]:
-        """Every whole row. Damaged lines go, so that the next row does not continue a torn one."""
+        """Every whole row. A torn last line is ended, so that the next row does not continue it.
+
+        No line is taken away: what is unreadable here may be a row of another version of labkit.
+        """
         text = self.path.read_text(errors="replace") if self.path.exists() else ""
-        whole = [row for line in text.splitlines() for row in _row(line)]
-        if text != "".join(row.to_json() + "\n" for row in whole):
-            rows.write(self.path, whole)
-        return whole
+        if text and not text.endswith("\n"):
+            with places.advice(self.path), self.path.open("ab") as stream:
+                stream.write(b"\n")
+        return [row for line in text.splitlines() for row in _row(line)]
 
 
 def _row(line: str) -> list[Row]:
     try:
         return [Row.from_json(line)]
-    except ValueError:  # it is measured again
+    except ValueError:  # torn, or of another version: it is measured again
         return []
 
 

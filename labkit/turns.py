@@ -80,29 +80,32 @@ def words(ahead: Sequence[Ticket], now: float) -> str:
 
 
 class _Place:
-    """This process's place in the queue of one GPU: its ticket, and in its turn the lock."""
+    """This process's place in the queue of one GPU: its ticket, and in its turn the lock.
+
+    An interrupt may come between any two steps. What it left open is closed by the next `_leave`, which finds
+    it among `_places`: a lock that is open without an owner keeps all others waiting.
+    """
 
     def __init__(self, gpu: str) -> None:
-        self.gpu, self.lock = gpu, -1
-        self.folder = _folder()
+        self.gpu = gpu
+        self.lock = self.ticket = self.folder = -1
         host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:63]
         mark = secrets.token_hex(4)
         self.name = f"{gpu}.{time.time_ns():020d}.{os.getpid()}.{host}.{mark}"
         hidden = f".{mark}"  # until it is locked, when it takes its name
+        _places.add(self)
         try:
+            self.folder = _folder()
             self.ticket = os.open(
                 hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFE, 0o644, dir_fd=self.folder
             )
-        except BaseException:
-            os.close(self.folder)
-            raise
-        try:
             os.fchmod(self.ticket, 0o644)  # whatever the umask: the others look whether it is locked
             fcntl.flock(self.ticket, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.rename(hidden, self.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
         except BaseException:
-            with suppress(OSError):
-                os.unlink(hidden, dir_fd=self.folder)
+            if self.ticket >= 0:
+                with suppress(OSError):
+                    os.unlink(hidden, dir_fd=self.folder)
             self.forget()
             raise
 
@@ -135,37 +138,49 @@ class _Place:
 
     def take(self) -> bool:
         """Whether this process has its turn now."""
-        name = f"{self.gpu}.lock"
-        lock = _lock_file(self.folder, name)
+        name, mine = f"{self.gpu}.lock", False
+        self.lock = _lock_file(self.folder, name)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             here = os.stat(name, dir_fd=self.folder, follow_symlinks=False)
-            if os.path.samestat(
-                os.fstat(lock), here
-            ):  # else it was cleaned away, and another is the lock now
+            # Else it was cleaned away, and another is the lock now.
+            if os.path.samestat(os.fstat(self.lock), here):
                 os.utime(self.ticket)
-                self.lock, lock = lock, -1
+                mine = True
         except (BlockingIOError, FileNotFoundError):
             pass
         finally:
-            if lock >= 0:
-                os.close(lock)
-        return self.lock >= 0
+            if not mine:
+                self._close("lock")
+        return mine
 
     def leave(self) -> None:
-        """End the turn, or the wait for it."""
-        with suppress(OSError):
-            os.unlink(self.name, dir_fd=self.folder)
-        for handle in (self.ticket, self.lock):
-            if handle >= 0:
-                fcntl.flock(handle, fcntl.LOCK_UN)  # closing would not do where a fork has it open, too
-        self.forget()
+        """End the turn, or the wait for it: the lock first, and each step whatever becomes of the others."""
+        try:
+            if self.lock >= 0:
+                fcntl.flock(self.lock, fcntl.LOCK_UN)  # closing would not do where a fork has it open, too
+        finally:
+            try:
+                with suppress(OSError):
+                    os.unlink(self.name, dir_fd=self.folder)
+            finally:
+                try:
+                    if self.ticket >= 0:
+                        fcntl.flock(self.ticket, fcntl.LOCK_UN)
+                finally:
+                    self.forget()
 
     def forget(self) -> None:
         """Close what is open; what another process has open as well stays locked."""
-        for handle in (self.ticket, self.lock, self.folder):
-            if handle >= 0:
-                os.close(handle)
+        for which in ("lock", "ticket", "folder"):
+            self._close(which)
+        _places.discard(self)
+
+    def _close(self, which: str) -> None:
+        handle = getattr(self, which)
+        setattr(self, which, -1)  # first: closed twice it might be another's that has the number by then
+        if handle >= 0:
+            os.close(handle)
 
 
 def _folder() -> int:
@@ -215,6 +230,8 @@ def _user(uid: int) -> str:
 
 _place: _Place | None = None
 """Where this process stands in a queue; its threads take turns among themselves (clocks.turn)."""
+_places: set[_Place] = set()
+"""Where something may be open: in that one, and in what interrupts left of earlier ones."""
 _depth = 0
 _useless: set[Path] = set()
 """Folders that were of no use, and said to be so."""
@@ -232,12 +249,16 @@ def hold(gpu: str, go_on: Callable[[], None] = lambda: None) -> Iterator[None]:
     _depth += 1
     try:
         if _depth == 1 and gpu and gpu != os.environ.get(WITHIN):
+            _leave()
             _queue(gpu, go_on)
         yield
     finally:
         _depth -= 1
         if _depth == 0:
-            _leave()
+            try:
+                _leave()
+            finally:  # an interrupt may have ended it before it began
+                _leave()
 
 
 @contextmanager
@@ -262,9 +283,9 @@ def held() -> bool:
 
 def _leave() -> None:
     global _place
-    place, _place = _place, None
-    if place is not None:
+    for place in list(_places):
         place.leave()
+    _place = None
 
 
 def _queue(gpu: str, go_on: Callable[[], None]) -> None:
@@ -326,8 +347,8 @@ def _patiently(act: Callable[[], T]) -> T:
 def _forked() -> None:
     """A fork does not wait, and has no turn: what it inherits would outlive this process as a lock."""
     global _place, _depth
-    place, _place, _depth = _place, None, 0
-    if place is not None:
+    _place, _depth = None, 0
+    for place in list(_places):
         place.forget()
 
 

@@ -138,7 +138,11 @@ def _take_roofs(job: Job) -> None:
     from labkit import places
 
     for path in sorted((Path(job.cache) / "roofs").glob("*.jsonl")):
-        places.write_text(job.home / "cache" / "roofs" / path.name, path.read_text(encoding="utf-8"))
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, ValueError):  # `machine.roofs` counts it as absent, too; it may be of another card
+            continue
+        places.write_text(job.home / "cache" / "roofs" / path.name, text)
 
 
 def _since(began: float) -> float:

@@ -300,6 +300,30 @@ def test_rows_that_would_not_be_measured_so_now_are_measured_again(toy, how, mon
     assert run("affine", again=how == "again").kept == 0
 
 
+def aged(name, measured, hours):
+    """Make these rows of a suite so old."""
+    then = (datetime.now(UTC) - timedelta(hours=hours)).isoformat(timespec="seconds")
+    rows.write(bench.tape(name), [replace(row, date=then) for row in measured])
+
+
+def test_a_run_that_was_stopped_just_now_brings_no_older_rows_back(toy):
+    affine, linear = run("affine").measured, run("linear").measured
+    aged("affine", affine, 72)
+    assert run("affine").kept == 0, "the rows of linear are of another run"
+    aged("affine", affine, 72)
+    rows.write(bench.folder() / "another-device-affine.jsonl", affine)
+    assert run("affine").kept == 0, "nor does another device's"
+    aged("affine", affine, 72)
+    assert run().kept == len(linear)
+
+
+def test_rows_of_a_run_that_takes_longer_than_an_hour_are_kept(toy):
+    affine, linear = run("affine").measured, run("linear").measured
+    aged("affine", affine, 1.7)
+    aged("linear", linear, 0.9)
+    assert run().kept == 8
+
+
 def test_after_an_edit_only_the_edited_contender_is_measured_again(toy):
     run("affine")
     toy.ours = Contender("labkit", lambda x: toy.other.call(x), DOUBLING)

@@ -776,13 +776,12 @@ def test_what_others_do_in_their_turn_disturbs_no_sample(gpu, queue, monkeypatch
 # What disturbed it
 
 
-@pytest.mark.parametrize("clock", ["host", "events"])
-def test_samples_of_a_slowed_host_are_taken_again(gpu, clock):
+def test_samples_of_a_slowed_host_are_taken_again(gpu):
     gpu.slow_until = 1e5
-    timing = measure(lambda: gpu.launch(5.0, 2.0), clock=clock)
+    timing = measure(lambda: gpu.launch(5.0, 2.0), clock="host")
     assert gpu.host > gpu.slow_until
     assert timing.p80_us == pytest.approx(timing.p20_us, rel=0.01)
-    assert timing.median_us < 7.1, "twice as long in the slow moments"
+    assert timing.median_us == pytest.approx(5.0, rel=0.01), "twice as long in the slow moments"
     assert timing.noise == ""
 
 
@@ -791,7 +790,10 @@ def test_a_host_that_stays_slow_is_measured_and_said(gpu):
     timing = measure(lambda: gpu.launch(5.0, 2.0), clock="host", budget_s=0.002)
     assert timing.median_us == pytest.approx(10.0, rel=0.01)
     assert timing.noise == "the host was slowed down"
-    assert measure(lambda: gpu.launch(5.0, 2.0)).noise == "", "replays do not wait for the host"
+    for clock in ("events", "graph"):
+        assert measure(lambda: gpu.launch(5.0, 500.0), clock=clock).noise == "", (
+            "of a device that never waits"
+        )
 
 
 def test_who_waits_for_a_quiet_host_can_be_stopped(gpu):

@@ -4,7 +4,9 @@ import os
 import re
 import shlex
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from crews import DIES, FAILS_FIRST, FOR_EVER, clone, labkit  # noqa: F401
@@ -12,7 +14,7 @@ from processes import wait_for
 from taped import recorded
 
 from labkit import cli, cluster, gather, jobs, lessons, many, places, record, rows, worker
-from labkit.jobs import Job
+from labkit.jobs import Job, Outcome
 
 PAGE = Path(__file__).parent.parent / "docs" / "CLUSTER.md"
 
@@ -275,6 +277,56 @@ def test_jobs_of_a_run_that_was_lost_are_taken_over(slurm, clone):  # noqa: F811
     wait_for(lambda: task.task.done(force_check=True), "its end", 60)
     assert (slurm / f"{task.task.job_id}.state").read_text() == "CANCELLED"
     assert jobs.kept(wanted[1]).passed
+
+
+def noted(path, number, *, again=False):
+    """A job that an earlier run submitted under this number."""
+    job = jobs.keyed(Job("run", str(path), {}, again=again))
+    jobs.prepare(job)
+    places.write_text(cluster._submitted(job), f"{job.key} {number}")
+    return job
+
+
+def test_a_job_that_passes_after_the_run_has_looked_keeps_its_result(slurm, clone):  # noqa: F811
+    job = noted(clone("01_a", "1"), "7_0")
+    jobs.finish(Outcome(job, True, seconds=400.0))
+    (slurm / "7_0.state").write_text("COMPLETED")
+    (task,) = cluster.Slurm({"": {}}).start([job])
+    assert task.done() and jobs.kept(job).seconds == 400.0
+    assert not list(slurm.glob("*.sh"))
+
+
+def test_where_slurm_does_not_say_whether_a_job_runs_nothing_is_touched(slurm, clone, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(cluster, "ASK_AGAIN_S", (0.01,))
+    runs, unknown = noted(clone("01_a", "1"), "7_0"), noted(clone("02_b", "1"), "7_1")
+    (slurm / "7_0.state").write_text("RUNNING")
+    jobs.say_progress(unknown, 5, 20, "goes on")
+    engine = cluster.Slurm({"": {}})
+    with pytest.raises(ValueError, match=r"whether job 7_1 runs: .* delete build/workers/run/02_b/slurm"):
+        engine.start([runs, unknown])
+    engine.stop()
+    assert (slurm / "7_0.state").read_text() == "RUNNING"
+    assert jobs.progress(unknown) == (5, 20, "goes on") and not list(slurm.glob("*.sh"))
+
+
+def test_slurm_is_asked_again_about_a_job_that_it_does_not_know_yet(slurm, clone, monkeypatch):  # noqa: F811
+    job = noted(clone("01_a", "1"), "7_0")
+
+    def lagging(pause_s):
+        time.sleep(0.01)  # submitit does not ask twice within a millisecond
+        if pause_s:
+            (slurm / "7_0.state").write_text("RUNNING")
+
+    monkeypatch.setattr(cluster, "time", SimpleNamespace(sleep=lagging))
+    (task,) = cluster.Slurm({"": {}}).start([job])
+    assert task.task.job_id == "7_0" and not list(slurm.glob("*.sh"))
+
+
+def test_a_job_that_is_wanted_anew_is_cancelled_also_where_slurm_does_not_know_it(slurm, clone):  # noqa: F811
+    job = noted(clone("01_a", "1"), "7_0", again=True)
+    (slurm / "7_0.pid").write_text(str(2**22 + 1))
+    assert cluster.Slurm({"": {}})._earlier(job) is None
+    assert (slurm / "7_0.state").read_text() == "CANCELLED"
 
 
 def keys(*assignments):

@@ -170,7 +170,7 @@ def test_driver_is_asked_of_nvidia_smi(tmp_path, monkeypatch, script, driver):
 
 def test_roofs_are_shown_when_they_were_measured_and_never_measured_here(tmp_path, monkeypatch):
     roofs = types.SimpleNamespace(
-        bandwidth=4.2e12, matmul={"bfloat16": 7.5e14}, node_us=1.23, host_us=4.56, date="2026-01-02"
+        bandwidth=4.2e12, matmul={"bfloat16": 7.5e14}, node_us=1.23, host_us=4.56, date="2026-01-02", noise=()
     )
     cached = tmp_path / "roofs.jsonl"
     machine = types.SimpleNamespace(cache_path=lambda: cached, roofs=lambda: roofs)
@@ -178,9 +178,13 @@ def test_roofs_are_shown_when_they_were_measured_and_never_measured_here(tmp_pat
     monkeypatch.setattr("labkit.machine", machine, raising=False)
     assert doctor._roofs() is None
     cached.touch()
-    assert doctor._roofs() == (
+    quiet = (
         "copy 4.20 TB/s, matmul 750 TFLOP/s bf16, launch 1.2 µs in a graph, 4.6 µs from the host (2026-01-02)"
     )
+    assert doctor._roofs() == quiet
+    roofs.noise = ("another process worked on the GPU", "spread above 10%")
+    said = "; while they were measured: another process worked on the GPU; spread above 10%"
+    assert doctor._roofs() == quiet + said
 
 
 def test_without_jupyterlab_the_lessons_run_and_only_lab_does_not():

@@ -87,6 +87,19 @@ def test_a_kept_guess_is_found_again_and_can_be_forgotten(own_cache: Path) -> No
     guesses.forget(RATIO)  # what is not there needs no forgetting
 
 
+def test_the_file_says_the_unit_and_one_of_an_older_version_is_read_without() -> None:
+    for question in (RATIO, CROSSOVER):
+        guess = Guess(100.0, WHEN)
+        guesses.keep(question, guess)
+        written = guesses.path(question).read_text()
+        entry = guesses.Entry(question.name, question.text, guess, question.unit, question.axis)
+        assert guesses.parse(written) == entry
+        old = {key: value for key, value in json.loads(written).items() if key not in ("unit", "axis")}
+        guesses.path(question).write_text(json.dumps(old))
+        assert guesses.kept(question) == guess
+        assert guesses.parse(json.dumps(old)).unit == ""
+
+
 def test_a_guess_at_another_question_or_beyond_its_axis_is_not_taken() -> None:
     guesses.keep(RATIO, Guess(12.0, WHEN))
     assert guesses.kept(Question("Ratio at 160", "How many times slower?", 0.1, 1000)) is None

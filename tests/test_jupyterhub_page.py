@@ -20,6 +20,8 @@ PAGE = (DOCS / "JUPYTERHUB.md").read_text(encoding="utf-8")
 HUB = DOCS / "jupyterhub"
 COMMANDS = "\n".join(re.findall(r"^```sh\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL))
 
+INTERPRETED = ("TRITON_INTERPRET", "OMP_NUM_THREADS")
+
 # --- what starts for a learner ------------------------------------------------------------------------
 
 
@@ -158,6 +160,19 @@ def test_of_two_gpus_each_learner_sees_one(machine, gpus, given, seen):
     assert machine.environment()["CUDA_VISIBLE_DEVICES"] == "MIG-7"
 
 
+@pytest.mark.parametrize(
+    ("says", "interpreted"),
+    [("exit 9", True), ("exit 0", True), ("echo 'GPU 0: A card (UUID: GPU-0)'", False)],
+)
+def test_without_a_gpu_that_answers_kernels_are_interpreted(machine, says, interpreted):
+    machine.stub("nvidia-smi", says)
+    machine.log_in()
+    found = machine.environment()
+    assert [found.get(name) for name in INTERPRETED] == (["1", "1"] if interpreted else [None, None])
+    machine.log_in(TRITON_INTERPRET="", OMP_NUM_THREADS="2")
+    assert [machine.environment()[name] for name in INTERPRETED] == ["", "2"], "who set them meant it"
+
+
 def test_a_server_belongs_to_the_version_that_the_link_named_when_it_started(machine, tmp_path):
     link = tmp_path / "srv" / "labkit"
     link.symlink_to("labkit-1")
@@ -278,7 +293,8 @@ def test_systemd_makes_the_folder_that_start_names(tmp_path):
 def test_what_the_page_names_is_there():
     links = re.findall(r"\]\(([^)]+)\)", PAGE)
     here = [link for link in links if "://" not in link]
-    assert {path for path in HUB.iterdir() if path.is_file()} == {DOCS / link for link in here} - {HUB}
+    beside = {DOCS / link for link in here if not link.startswith("../")}
+    assert {path for path in HUB.iterdir() if path.is_file()} == beside - {HUB}
     assert all((DOCS / link).exists() for link in here)
     assert all((places.CHECKOUT / path).exists() for path in re.findall(r"/srv/labkit/(docs/[\w./-]+)", PAGE))
     assert "](docs/JUPYTERHUB.md)" in (places.CHECKOUT / "README.md").read_text()

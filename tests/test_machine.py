@@ -305,6 +305,14 @@ def test_a_broken_or_foreign_cache_is_measured_again_and_replaced(measured, how)
     assert measured == [1], "and trusted from then on"
 
 
+def test_what_disturbed_the_roofs_is_kept_with_them(gpu):
+    machine.roofs()
+    first, *others = rows.read(machine.cache_path())
+    noisy = replace(first, noise="another process worked on the GPU")
+    rows.write(machine.cache_path(), [noisy, *(replace(row, noise="") for row in others)])
+    assert machine.roofs().noise == ("another process worked on the GPU",)
+
+
 # Without a GPU
 
 

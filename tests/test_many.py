@@ -295,6 +295,17 @@ def test_suites_on_two_gpus_are_one_file_in_their_order(clone, tmp_path):  # noq
     assert not home("bench", "linear").exists()
 
 
+def test_a_suite_whose_next_worker_is_cut_short_too_keeps_its_rows_in_the_file(clone, tmp_path):  # noqa: F811
+    from taped import recorded
+
+    run = "bench", "linear", "affine", "--gpus", "0", "--json", "out.jsonl"
+    for suites in (["bench/affine"], ["bench/affine", "bench/linear"]):
+        (tmp_path / "kill linear").touch()
+        assert labkit(*run).exit_code == 1
+        assert [row.suite for row in rows.read(tmp_path / "out.jsonl")] == suites
+        rows.write(home("bench", "linear") / "rows.jsonl", [recorded(suite="bench/linear")])
+
+
 def test_a_full_run_needs_every_suite_of_each_device():
     from taped import recorded
 

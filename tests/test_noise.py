@@ -255,6 +255,26 @@ def test_a_pace_is_slow_beside_the_best_so_far(monkeypatch):
     assert said == [False, False, True, False, False, True, False]
 
 
+def test_a_clock_that_fell_for_good_is_the_pace_after_a_while(monkeypatch):
+    now, each = [0.0], [1.0]
+    pace = noise.Pace(lambda: now[0])
+
+    def took():
+        now[0] += each[0]
+        return each[0]
+
+    monkeypatch.setattr(pace, "_took", took)
+    assert not pace.slowed()
+    each[0] = 1.5
+    said = [pace.slowed() for _ in range(60)]
+    assert said[0] and not said[-1] and said == sorted(said, reverse=True)
+    assert 60 < 4.5 * sum(said) <= 130, "for a minute or two"
+    each[0] = 1.0
+    assert not pace.slowed()
+    each[0] = 1.5
+    assert pace.slowed()
+
+
 def test_a_pace_is_of_work_that_takes_time():
     pace = noise.Pace()
     assert 0 < pace._took() < 1

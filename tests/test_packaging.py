@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from labkit import bootstrap
+from labkit import bootstrap, lessons
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -156,12 +156,20 @@ def test_reading_a_lesson_builds_no_grammar():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
+HIDDEN = ("TEACHING.md", "solutions", "__pycache__")
+"""What a learner's JupyterLab does not list."""
+LAB = " ".join(
+    [
+        "lab -m labkit.lab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks",
+        *(f"--ContentsManager.hide_globs={name}" for name in HIDDEN),
+    ]
+)
 MAKE = {  # what a target runs, after the Python of the environment
     "setup": ["setup"],
     "run LESSONS=01 ARGS=--quick": ["run -m labkit run 01 --quick"],
-    "lab IPYKERNEL=6.31": ["lab -m labkit.lab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks"],
+    "lab IPYKERNEL=6.31": [LAB],
     "test PYTEST_ARGS=-x": ["test -m pytest -n 2 --dist loadfile --no-loadscope-reorder -x"],
-    "lab": ["lab -m labkit.lab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks"],
+    "lab": [LAB],
     "doctor": ["doctor -m labkit doctor"],
     "record LESSONS=01": ["record -m labkit record 01"],
     "bench ARGS=--peers": ["bench -m labkit bench --peers"],
@@ -181,6 +189,12 @@ def test_make_runs_each_target_through_the_bootstrap(target):
     lines = [line.replace(" --allow-root", "") for line in lines]  # only where the tests run as root
     assert lines == [f"some-python labkit/bootstrap.py {arguments}" for arguments in MAKE[target]]
     assert all(arguments.split()[0] in bootstrap.NEEDS for arguments in MAKE[target])
+
+
+def test_answers_are_not_among_the_lessons_that_a_learner_sees():
+    manager = pytest.importorskip("jupyter_server.services.contents.largefilemanager").LargeFileManager
+    listed = manager(root_dir=str(ROOT / "notebooks"), hide_globs=list(HIDDEN)).get("")["content"]
+    assert sorted(entry["name"] for entry in listed) == sorted(path.name for path in lessons.find())
 
 
 def test_with_another_ipykernel_make_runs_what_needs_a_kernel():

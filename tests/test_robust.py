@@ -162,7 +162,7 @@ def test_a_kernel_that_is_killed_in_the_middle_of_a_panels_sweep_loses_no_row(cl
     said, ended, points = asyncio.run(go_on())
     assert f"{len(before)} of 12 points are measured already. Run goes on where this sweep was" in said
     assert "Done." in ended and points == len(stage.POINTS)
-    assert stage.whole(clone, kept)[: len(before)] == before
+    assert (clone / kept).read_text().startswith("".join(row.to_json() + "\n" for row in before))
 
 
 def test_a_recording_whose_kernel_is_killed_keeps_its_rows_and_leaves_the_tree_alone(clone):

@@ -13,6 +13,7 @@ import pytest
 import queueing
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from labkit import limited_client as limits
 from labkit import places, runner
 
 CLAIM = "from labkit.claims import Measured, claim\n"
@@ -166,17 +167,17 @@ def test_a_flood_of_text_is_cut_and_says_so(lesson, execute):
     )
     result = execute(path)
     assert result.passed
-    assert result.notebook_path.stat().st_size < 3.5 * runner.TEXT_LIMIT
+    assert result.notebook_path.stat().st_size < 3.5 * limits.TEXT_LIMIT
     cells = nbformat.read(result.notebook_path, 4).cells[1:]
-    assert cells[0].outputs[0].text.count(runner.CUT) == 1
-    assert sum(output.text.count(runner.CUT) for output in cells[1].outputs) == 1
+    assert cells[0].outputs[0].text.count(limits.CUT) == 1
+    assert sum(output.text.count(limits.CUT) for output in cells[1].outputs) == 1
     assert cells[2].outputs[0].text == "short\n"
-    assert cells[3].outputs[0].data["text/plain"].endswith(runner.CUT)
+    assert cells[3].outputs[0].data["text/plain"].endswith(limits.CUT)
 
 
 def test_a_flood_of_pages_and_figures_is_cut_and_says_so(lesson, execute, monkeypatch):
-    monkeypatch.setattr(runner, "DATA_LIMIT", 500_000)
-    monkeypatch.setattr(runner, "MOST_OUTPUTS", 100)
+    monkeypatch.setattr(limits, "DATA_LIMIT", 500_000)
+    monkeypatch.setattr(limits, "MOST_OUTPUTS", 100)
     page = "from IPython.display import HTML, display\n"
     handle = page + "shown = display(HTML('x'), display_id=True)\n"
     path = lesson(
@@ -190,21 +191,83 @@ def test_a_flood_of_pages_and_figures_is_cut_and_says_so(lesson, execute, monkey
     )
     result = execute(path)
     assert result.passed, result.failure
-    assert result.notebook_path.stat().st_size < 3 * runner.DATA_LIMIT
-    assert result.html_path.stat().st_size < 4 * runner.DATA_LIMIT
+    assert result.notebook_path.stat().st_size < 3 * limits.DATA_LIMIT
+    assert result.html_path.stat().st_size < 4 * limits.DATA_LIMIT
     executed = nbformat.read(result.notebook_path, 4)
     many, one, updated, small, live = (cell.outputs for cell in executed.cells[1:6])
     assert len([o for o in many if "text/html" in o.get("data", {})]) == 5
-    assert many[5].data == {"text/plain": runner.DATA_CUT} and many[6].text == "goes on\n"
+    assert many[5].data == {"text/plain": limits.DATA_CUT} and many[6].text == "goes on\n"
     for outputs in (one, updated):
-        assert [o.data for o in outputs] == [{"text/plain": runner.DATA_CUT}]
-    assert small[-1].data == {"text/plain": runner.DATA_CUT} and len(small) == runner.MOST_OUTPUTS + 1
+        assert [o.data for o in outputs] == [{"text/plain": limits.DATA_CUT}]
+    assert small[-1].data == {"text/plain": limits.DATA_CUT} and len(small) == limits.MOST_OUTPUTS + 1
     assert live[0].data["text/html"] == "7" * 100_000, "what takes the place of another adds nothing"
     (widgets,) = executed.metadata.widgets.values()
     states = [widget["state"] for widget in widgets["state"].values()]
     (held,) = [state["outputs"] for state in states if state.get("outputs")]
-    assert held[0]["text"].endswith(runner.CUT) and len(held[0]["text"]) < 1.1 * runner.TEXT_LIMIT
-    assert runner.DATA_CUT in result.html_path.read_text()
+    assert held[0]["text"].endswith(limits.CUT) and len(held[0]["text"]) < 1.1 * limits.TEXT_LIMIT
+    assert limits.DATA_CUT in result.html_path.read_text()
+
+
+WIDGETS = "import ipywidgets\nfrom IPython.display import HTML, clear_output, display\n"
+
+
+def widget_states(executed):
+    (widgets,) = executed.metadata.widgets.values()
+    return [widget["state"] for widget in widgets["state"].values()]
+
+
+def test_a_flood_in_widgets_and_handles_is_cut_and_says_so(lesson, execute, monkeypatch):
+    monkeypatch.setattr(limits, "DATA_LIMIT", 500_000)
+    path = lesson(
+        WIDGETS + "for i in range(30):\n    display(ipywidgets.HTML('x' * 100_000))",
+        WIDGETS + "box = ipywidgets.HTML('small')\nbox.value = 'x' * 2_000_000\nbox.value = 'last'",
+        WIDGETS + "for i in range(30):\n    ipywidgets.Image(value=bytes(100_000))",
+        WIDGETS + "for i in range(30):\n    display(HTML(''), display_id=True).update(HTML('x' * 100_000))",
+        WIDGETS + "for i in range(30):\n    display(HTML('x' * 100_000), display_id='one')",
+        WIDGETS + "out = ipywidgets.Output()\n"
+        "for i in range(30):\n    display(HTML('x' * 100_000))\n    out.clear_output()",
+        WIDGETS + "for i in range(30):\n    display(ipywidgets.HTML('x' * 100_000))\n    clear_output()",
+    )
+    result = execute(path)
+    assert result.passed, result.failure
+    executed = nbformat.read(result.notebook_path, 4)
+    for cell in executed.cells[1:-1]:
+        notes = [o for o in cell.outputs if o.get("data", {}).get("text/plain") == limits.DATA_CUT]
+        assert notes, cell.source
+        assert len(json.dumps(cell.outputs)) < 1.1 * limits.DATA_LIMIT, cell.source
+        assert len(cell.outputs) <= 30
+    assert executed.cells[-1].outputs == []
+    assert len(json.dumps(executed.metadata)) < 3.5 * limits.DATA_LIMIT, "three cells have a flood of widgets"
+    assert [state["value"] for state in widget_states(executed) if state.get("value") == "last"] == ["last"]
+
+
+def test_what_is_replaced_in_place_is_no_flood(lesson, execute, monkeypatch):
+    monkeypatch.setattr(limits, "DATA_LIMIT", 500_000)
+    monkeypatch.setattr(limits, "TEXT_LIMIT", 500_000)
+    turns = "for i in range(8):\n    "
+    path = lesson(
+        WIDGETS + "box = ipywidgets.HTML()\n" + turns + "box.value = str(i) * 100_000",
+        WIDGETS + "image = ipywidgets.Image()\n" + turns + "image.value = str(i).encode() * 100_000",
+        WIDGETS + "shown = display(HTML(''), display_id=True)\n"
+        f"{turns}shown.update(HTML(str(i) * 100_000))\nshown.update(HTML('z'))\n"
+        "display(HTML('y' * 400_000))",
+        WIDGETS + "out = ipywidgets.Output()\ndisplay(out)\n"
+        f"{turns}with out:\n        clear_output(wait=True)\n"
+        "        display(HTML(str(i) * 100_000))\n        print(str(i) * 100_000)",
+        WIDGETS + f"{turns}clear_output(wait=True)\n    display(HTML(str(i) * 100_000))",
+        "box.value = 'q' * 400_000",
+    )
+    result = execute(path)
+    assert result.passed, result.failure
+    assert limits.DATA_CUT not in result.notebook_path.read_text()
+    assert limits.CUT not in result.notebook_path.read_text()
+    executed = nbformat.read(result.notebook_path, 4)
+    states = widget_states(executed)
+    assert [state["value"] for state in states if state["_model_name"] == "HTMLModel"] == ["q" * 400_000]
+    (held,) = [state["outputs"] for state in states if state.get("outputs")]
+    assert held[0]["data"]["text/html"] == "7" * 100_000 and held[1]["text"] == "7" * 100_000 + "\n"
+    assert [o.data["text/html"] for o in executed.cells[3].outputs] == ["z", "y" * 400_000]
+    assert [o.data["text/html"] for o in executed.cells[5].outputs] == ["7" * 100_000]
 
 
 def test_a_cell_that_prints_for_ever_is_stopped_at_its_limit_and_its_text_is_cut(lesson, execute):
@@ -212,15 +275,15 @@ def test_a_cell_that_prints_for_ever_is_stopped_at_its_limit_and_its_text_is_cut
     endless = "while True:\n    print('x' * 10_000)\n    time.sleep(0.005)"
     result = execute(lesson(much + endless), cell_limit_s=6)
     assert "the limit for one cell is 6 s" in result.failure.message and result.seconds < 60
-    assert result.notebook_path.stat().st_size < 1.5 * runner.TEXT_LIMIT
-    assert runner.CUT.strip() in result.html_path.read_text()
+    assert result.notebook_path.stat().st_size < 1.5 * limits.TEXT_LIMIT
+    assert limits.CUT.strip() in result.html_path.read_text()
     assert result.html_path.stat().st_size < 1_000_000
 
 
 def test_an_enormous_error_still_says_what_happened(lesson, execute):
     result = execute(lesson("print('x' * 300_000)", "raise ValueError('why ' + 'x' * 1_000_000)"))
     assert result.failure.message.startswith("ValueError: why x")
-    assert result.notebook_path.stat().st_size < 2 * runner.TEXT_LIMIT
+    assert result.notebook_path.stat().st_size < 2 * limits.TEXT_LIMIT
 
 
 def test_pieces_of_a_stream_are_one_output_up_to_the_next_figure(lesson, execute):

@@ -55,6 +55,15 @@ def test_its_plan_names_sections_of_the_lesson_and_adds_up(path: Path) -> None:
 
 
 @every_part
+def test_every_section_has_minutes_or_is_said_to_have_none(path: Path) -> None:
+    (plan,) = tables(PARTS[path])
+    left_out = re.search(r"^Run, and read at home: ((?:.+\n)+)", PARTS[path], re.MULTILINE)
+    named = {name for name, *_ in plan[:-1]}
+    named |= set(re.findall(r"\*(.+?)\*", left_out[1].replace("\n", " "))) if left_out else set()
+    assert named == {name for name in headings(path) if not name.startswith("An aside: ")}
+
+
+@every_part
 def test_its_exercises_are_those_of_the_lesson(path: Path) -> None:
     named = re.findall(r"\*\*Errors in `(\w+)`\.\*\*", PARTS[path])
     assert sorted(named) == sorted(tasks.find(path.stem))

@@ -144,6 +144,64 @@ def test_an_interrupt_as_soon_as_it_has_its_turn_ends_the_turn(folder, monkeypat
         assert turns.held(), "the next one is the outermost again"
 
 
+def interrupt(monkeypatch, where, name, times=1):
+    """The next calls of a function are interrupted before they begin."""
+    original, left = getattr(where, name), [KeyboardInterrupt] * times
+
+    def interrupted(*given, **options):
+        if left:
+            raise left.pop()
+        return original(*given, **options)
+
+    monkeypatch.setattr(where, name, interrupted)
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [(os, "unlink"), (os, "close"), (turns.fcntl, "flock"), (turns._Place, "leave"), (turns, "_leave")],
+)
+def test_an_interrupt_while_a_turn_ends_locks_nobody_out(folder, monkeypatch, where, name):
+    with pytest.raises(KeyboardInterrupt), turns.hold(GPU):
+        interrupt(monkeypatch, where, name)
+    assert not turns.held()
+    with other(folder, GPU):
+        pass
+    assert not waits()
+    assert tickets(folder) == []
+
+
+def test_what_two_interrupts_left_of_a_turn_ends_with_the_next(folder, monkeypatch):
+    with pytest.raises(KeyboardInterrupt), turns.hold(GPU):
+        interrupt(monkeypatch, turns._Place, "leave", times=2)
+    assert not waits()
+    with other(folder, GPU):
+        assert not turns.held()
+
+
+def test_an_interrupt_as_soon_as_it_has_its_ticket_keeps_nobody_waiting(folder, monkeypatch):
+    original = turns._Place
+
+    def interrupted(gpu):
+        original(gpu)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(turns, "_Place", interrupted)
+    with pytest.raises(KeyboardInterrupt), turns.hold(GPU):
+        pytest.fail("interrupted before")
+    with other(folder, GPU):
+        assert len(tickets(folder)) == 1, "the other's"
+
+
+def test_a_fork_has_nothing_of_a_turn_that_an_interrupt_left(folder, monkeypatch):
+    with pytest.raises(KeyboardInterrupt), turns.hold(GPU):
+        interrupt(monkeypatch, turns._Place, "leave", times=2)
+    (left,) = turns._places
+    if not (child := os.fork()):
+        os._exit(left.lock >= 0 or bool(turns._places))
+    assert os.waitpid(child, 0)[1] == 0
+    assert left.lock >= 0 and not waits()
+
+
 def test_nobody_queues_within_the_turn_of_who_started_the_process(folder, monkeypatch):
     assert turns.shared() == {}
     with turns.hold(GPU):

@@ -54,7 +54,7 @@ def test_a_suite_that_is_cut_short_leaves_its_rows_and_goes_on_days_later(job, m
     rows.write(tape, [old])
 
     jobs.prepare(job)
-    assert not (job.home / "rows.jsonl").exists()
+    assert rows.read(job.home / "rows.jsonl") == [first], "until there are new ones"
     outcome = worker.WORK["bench"](job, time.perf_counter())
     assert outcome.passed and outcome.device == "Simulated"
     found = rows.read(job.home / "rows.jsonl")
@@ -151,6 +151,23 @@ def test_roofs_go_to_a_worker_and_come_back_to_whoever_had_none(job, tmp_path):
     }
 
 
+def test_a_worker_takes_the_roofs_that_it_can_read(job, tmp_path):
+    known = tmp_path / "cache" / "roofs"
+    places.write_text(known / "c.jsonl", "known\n")
+    (known / "a.jsonl").write_bytes(b"\xff\xfe")
+    (known / "b.jsonl").mkdir()
+    worker._take_roofs(replace(job, cache=str(tmp_path / "cache")))
+    assert [path.name for path in (job.home / "cache" / "roofs").iterdir()] == ["c.jsonl"]
+
+
+def test_a_cache_that_cannot_be_written_ends_no_run(job, tmp_path):
+    (tmp_path / "file").touch()
+    mine = job.home / "cache" / "roofs" / "a.jsonl"
+    places.write_text(mine, "new\n")
+    jobs.keep_roofs(replace(job, cache=str(tmp_path / "file")))
+    assert mine.read_text() == "new\n"
+
+
 def test_a_result_of_other_code_or_a_torn_one_is_none(job):
     jobs.finish(Outcome(job, True, device="Toy"))
     assert jobs.kept(job) == Outcome(job, True, device="Toy")
@@ -160,6 +177,20 @@ def test_a_result_of_other_code_or_a_torn_one_is_none(job):
     assert jobs.result(job) is None
     (job.home / "result.json").write_text('{"key": "key"}')
     assert jobs.result(job) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "stay"),
+    [({}, True), ({"retry": True}, True), ({"again": True}, False), ({"key": "other"}, False)],
+)
+def test_rows_of_an_earlier_worker_stay_if_they_are_of_the_same_key(job, changes, stay):
+    places.write_text(job.home / "rows.jsonl", "a row\n")
+    jobs.prepare(replace(job, **changes))
+    assert (job.home / "rows.jsonl").exists() == stay
+    places.write_text(job.home / "rows.jsonl", "a row\n")
+    job.file.unlink()
+    jobs.prepare(job)
+    assert not (job.home / "rows.jsonl").exists(), "nobody knows of what"
 
 
 def test_a_job_is_called_after_its_subject_and_variant_and_never_leaves_its_folder():
