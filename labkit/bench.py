@@ -2,7 +2,7 @@
 
 Until a run is complete its rows are in the user's cache, a file for each suite. The next run takes from there
 what the same code measured on the same machine, if the last row is no older than an hour. Files may hold rows
-of earlier runs, too: an hour without a row is between two runs.
+of earlier runs, too: two hours without a row are between two runs.
 """
 
 import os
@@ -184,14 +184,18 @@ def _planned_key(row: Row) -> tuple[Any, ...]:
 
 
 def _last_run(measured: Iterable[Row], within_s: float) -> set[str]:
-    """The dates of a stopped run's rows: from now back, until there was none for so long."""
+    """The dates of a stopped run's rows: the last no older than this, and before it none for twice as long.
+
+    Twice, because a run that goes on has its own first row some time after it began.
+    """
     ages = {row.date: row.age_s() for row in measured}
-    found, reached_s = set(), 0.0
+    found: set[str] = set()
+    reached_s = 0.0
     for date, age_s in sorted(ages.items(), key=lambda dated: dated[1]):
-        if age_s - reached_s >= within_s:
+        if age_s - reached_s >= (2 * within_s if found else within_s):
             break
         found.add(date)
-        reached_s = age_s
+        reached_s = max(age_s, 0.0)  # a clock may have been set back
     return found
 
 

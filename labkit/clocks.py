@@ -400,10 +400,9 @@ class _Run:
     def _quiet(self, sampler: "_Sampler") -> list[float]:
         """A sample, and no longer one that was slowed down than patience allows."""
         while True:
-            started = time.monotonic()
             taken = sampler.take()
             if sampler.slowed:
-                self.patience_s -= time.monotonic() - started
+                self.patience_s -= sampler.took_s
             if not sampler.slowed or self.patience_s < 0:
                 sampler.taken += 1
                 sampler.kept_slowed += sampler.slowed
@@ -422,6 +421,8 @@ class _Sampler:
         self.cuda, self.job, self.clock, self.note = cuda, job, clock, ""
         self.turn = 0
         self.slowed, self.taken, self.kept_slowed = False, 0, 0
+        self.took_s = 0.0
+        """How long the last sample by the host's clock took, without the wait for its turn."""
         with cuda.side_stream():
             self.sets = rotation(job, cuda.l2_bytes() if cache == "cold" else 0)
             self.outputs: list[Any] = [None] * len(self.sets)
@@ -463,8 +464,10 @@ class _Sampler:
         with self.cuda.side_stream():  # where its forward pass ran: autograd launches a backward there
             if self.clock == "events":
                 return [self.cuda.device_us(lambda: self._calls(1)) for _ in range(EVENT_CALLS)]
+            started = time.monotonic()
             taken = self.cuda.host_us(lambda: self._calls(self.calls)) / self.calls
         self.slowed = self.cuda.slowed()  # asked by the thread that called, on the core that it was on
+        self.took_s = time.monotonic() - started
         return [taken]
 
     def _estimate(self) -> float:

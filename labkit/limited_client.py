@@ -84,6 +84,9 @@ class _Ledger:
 class LimitedClient(PapermillNotebookClient):
     """papermill's client, with these limits on what a cell leaves behind."""
 
+    clear_before_next_output: bool
+    """nbclient's own: a cell has asked for that with ``wait=True``."""
+
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         self._data = _Ledger(DATA_LIMIT)
@@ -141,6 +144,8 @@ class LimitedClient(PapermillNotebookClient):
         size = _data_size(content["data"], also_text=display_id != "" or place != cell_index)
         standing = self._display_id_map.get(display_id, {})
         times = Counter({cell: len(outputs) for cell, outputs in standing.items()})
+        if self.clear_before_next_output and place == cell_index:
+            del times[cell_index]  # what stands there goes when this comes
         if kind != UPDATE and display_id and place == cell_index:
             times[cell_index] += 1
         elif kind != UPDATE:
@@ -182,6 +187,10 @@ class LimitedClient(PapermillNotebookClient):
 
     def _say_cut(self, cell: NotebookNode, cell_index: int) -> None:
         if cell_index not in self._data.full:
+            if self.clear_before_next_output:  # else the next output would clear the sentence away
+                cell.outputs.clear()
+                self.clear_display_id_mapping(cell_index)
+                self.clear_before_next_output = False
             cell.outputs.append(new_output("display_data", data={"text/plain": DATA_CUT}))
             self._data.full.add(cell_index)
 

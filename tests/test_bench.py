@@ -317,11 +317,13 @@ def test_a_run_that_was_stopped_just_now_brings_no_older_rows_back(toy):
     assert run().kept == len(linear)
 
 
-def test_rows_of_a_run_that_takes_longer_than_an_hour_are_kept(toy):
+@pytest.mark.parametrize(("hours", "kept"), [((1.7, 0.9), 8), ((2.7, 0.9), 8), ((3, 0.9), 4), ((0.1, -2), 8)])
+def test_rows_of_a_run_that_takes_longer_than_an_hour_are_kept(toy, hours, kept):
+    """Also of one that went on an hour later, or whose clock was set back meanwhile."""
     affine, linear = run("affine").measured, run("linear").measured
-    aged("affine", affine, 1.7)
-    aged("linear", linear, 0.9)
-    assert run().kept == 8
+    aged("affine", affine, hours[0])
+    aged("linear", linear, hours[1])
+    assert run().kept == kept
 
 
 def test_after_an_edit_only_the_edited_contender_is_measured_again(toy):

@@ -796,6 +796,19 @@ def test_a_host_that_stays_slow_is_measured_and_said(gpu):
         )
 
 
+def test_waiting_for_a_cell_costs_no_patience(gpu, monkeypatch):
+    gpu.slow_until = 1e5
+    waited = []
+
+    def section(act):
+        if not waited:
+            waited.append(time.sleep(0.2))
+        return act()
+
+    monkeypatch.setattr(clocks, "SECTION", SimpleNamespace(get=lambda: section))
+    assert measure(lambda: gpu.launch(5.0, 2.0), clock="host", budget_s=0.015).noise == ""
+
+
 def test_who_waits_for_a_quiet_host_can_be_stopped(gpu):
     gpu.slow_until = math.inf
     asked = itertools.count()

@@ -173,6 +173,13 @@ def test_without_a_gpu_that_answers_kernels_are_interpreted(machine, says, inter
     assert [machine.environment()[name] for name in INTERPRETED] == ["", "2"], "who set them meant it"
 
 
+def test_a_gpu_that_never_answers_holds_nobody(machine):
+    machine.stub("nvidia-smi", "trap '' TERM; sleep 30")
+    machine.stub("seq", "echo 1 2")
+    assert "no GPU answers" in machine.log_in(), "it is heard of in the hub's log"
+    assert machine.environment()["TRITON_INTERPRET"] == "1"
+
+
 def test_a_server_belongs_to_the_version_that_the_link_named_when_it_started(machine, tmp_path):
     link = tmp_path / "srv" / "labkit"
     link.symlink_to("labkit-1")

@@ -226,6 +226,7 @@ def test_a_flood_in_widgets_and_handles_is_cut_and_says_so(lesson, execute, monk
         WIDGETS + "for i in range(30):\n    display(HTML('x' * 100_000), display_id='one')",
         WIDGETS + "out = ipywidgets.Output()\n"
         "for i in range(30):\n    display(HTML('x' * 100_000))\n    out.clear_output()",
+        WIDGETS + "clear_output(wait=True)\nbox = ipywidgets.HTML('x' * 600_000)\nprint('after')",
         WIDGETS + "for i in range(30):\n    display(ipywidgets.HTML('x' * 100_000))\n    clear_output()",
     )
     result = execute(path)
@@ -236,7 +237,7 @@ def test_a_flood_in_widgets_and_handles_is_cut_and_says_so(lesson, execute, monk
         assert notes, cell.source
         assert len(json.dumps(cell.outputs)) < 1.1 * limits.DATA_LIMIT, cell.source
         assert len(cell.outputs) <= 30
-    assert executed.cells[-1].outputs == []
+    assert executed.cells[-1].outputs == [] and executed.cells[-2].outputs[-1].text == "after\n"
     assert len(json.dumps(executed.metadata)) < 3.5 * limits.DATA_LIMIT, "three cells have a flood of widgets"
     assert [state["value"] for state in widget_states(executed) if state.get("value") == "last"] == ["last"]
 
@@ -256,6 +257,8 @@ def test_what_is_replaced_in_place_is_no_flood(lesson, execute, monkeypatch):
         "        display(HTML(str(i) * 100_000))\n        print(str(i) * 100_000)",
         WIDGETS + f"{turns}clear_output(wait=True)\n    display(HTML(str(i) * 100_000))",
         "box.value = 'q' * 400_000",
+        WIDGETS + "for i in range(3):\n    clear_output(wait=True)\n"
+        "    display(HTML(str(i) * 300_000), display_id='again')",
     )
     result = execute(path)
     assert result.passed, result.failure
@@ -268,6 +271,7 @@ def test_what_is_replaced_in_place_is_no_flood(lesson, execute, monkeypatch):
     assert held[0]["data"]["text/html"] == "7" * 100_000 and held[1]["text"] == "7" * 100_000 + "\n"
     assert [o.data["text/html"] for o in executed.cells[3].outputs] == ["z", "y" * 400_000]
     assert [o.data["text/html"] for o in executed.cells[5].outputs] == ["7" * 100_000]
+    assert [o.data["text/html"] for o in executed.cells[7].outputs] == ["2" * 300_000]
 
 
 def test_a_cell_that_prints_for_ever_is_stopped_at_its_limit_and_its_text_is_cut(lesson, execute):
