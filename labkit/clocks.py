@@ -404,7 +404,6 @@ class _Run:
             if sampler.slowed:
                 self.patience_s -= sampler.took_s
             if not sampler.slowed or self.patience_s < 0:
-                sampler.taken += 1
                 sampler.kept_slowed += sampler.slowed
                 return taken
             self._check_stop()
@@ -420,7 +419,7 @@ class _Sampler:
     def __init__(self, cuda: Cuda, job: Job, clock: Clock, cache: Cache) -> None:
         self.cuda, self.job, self.clock, self.note = cuda, job, clock, ""
         self.turn = 0
-        self.slowed, self.taken, self.kept_slowed = False, 0, 0
+        self.slowed, self.kept_slowed = False, 0
         self.took_s = 0.0
         """How long the last sample by the host's clock took, without the wait for its turn."""
         with cuda.side_stream():
@@ -448,7 +447,7 @@ class _Sampler:
         """What its samples come to, and what there is to say against them."""
         timing = Timing.of(samples_us, self.clock, cache)
         wide = noise.spread(timing.clock, timing.median_us, timing.spread_us)
-        slowed = "the host was slowed down" if 5 * self.kept_slowed > self.taken else ""
+        slowed = "the host was slowed down" if 5 * self.kept_slowed > len(samples_us) else ""
         return replace(timing, note=self.note, noise="; ".join(filter(None, [disturbed, slowed, wide])))
 
     def take(self) -> list[float]:

@@ -240,7 +240,9 @@ def test_a_spread_is_wide_by_the_measure_of_its_clock(clock, median, spread, wor
     assert noise.spread(clock, median, spread) == words
 
 
-def test_a_pace_is_slow_beside_the_best_so_far(monkeypatch):
+@pytest.fixture
+def paced(monkeypatch):
+    """A pace in virtual time, and how many seconds its piece of work takes: the first of a list."""
     now, each = [0.0], [1.0]
     pace = noise.Pace(lambda: now[0])
 
@@ -249,21 +251,19 @@ def test_a_pace_is_slow_beside_the_best_so_far(monkeypatch):
         return each[0]
 
     monkeypatch.setattr(pace, "_took", took)
+    return pace, each
+
+
+def test_a_pace_is_slow_beside_the_best_so_far(paced):
+    pace, each = paced
     said = []
     for each[0] in (1.0, 1.25, 1.35, 1.0, 0.5, 1.0, 0.6):
         said.append(pace.slowed())
     assert said == [False, False, True, False, False, True, False]
 
 
-def test_a_clock_that_fell_for_good_is_the_pace_after_a_while(monkeypatch):
-    now, each = [0.0], [1.0]
-    pace = noise.Pace(lambda: now[0])
-
-    def took():
-        now[0] += each[0]
-        return each[0]
-
-    monkeypatch.setattr(pace, "_took", took)
+def test_a_clock_that_fell_for_good_is_the_pace_after_a_while(paced):
+    pace, each = paced
     assert not pace.slowed()
     each[0] = 1.5
     said = [pace.slowed() for _ in range(60)]
