@@ -17,6 +17,7 @@ import re
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -153,7 +154,7 @@ def main(lesson: str, descriptor: int) -> None:
         for line in sys.stdin:
             if fork:
                 os.waitpid(fork, 0)
-            fork = os.fork()
+            fork = _fork()
             if fork == 0:
                 _judge_and_end(lesson, json.loads(line), answers)
             ended = os.waitid(os.P_PID, fork, os.WEXITED | os.WNOWAIT)
@@ -162,6 +163,13 @@ def main(lesson: str, descriptor: int) -> None:
                 os.killpg(fork, signal.SIGKILL)
             sign = 1 if ended.si_code == os.CLD_EXITED else -1
             _say(answers, {"ended": sign * ended.si_status})
+
+
+def _fork() -> int:
+    """Without the warning of Python 3.12, which learners would see: the threads of libraries hold no lock."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def _judge_and_end(lesson: str, job: dict[str, Any], answers: TextIO) -> NoReturn:

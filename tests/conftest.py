@@ -9,6 +9,9 @@ import pytest
 import setuptools  # noqa: F401 - puts its distutils in place, which it would not after anything looked for pip
 import torch
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported; no test file does it
+
 pytest.register_assert_rewrite("judging", "grouped")
 
 

@@ -28,7 +28,7 @@ def set_up(folder, put, environment):
     put(gpus, "found", lambda: [Gpu(0, "Toy", "A"), Gpu(1, "Toy", "B")])
     environment("LABKIT_CACHE", str(folder / "cache"))
     environment("TRITON_INTERPRET", "1")
-    environment("PYTHONPATH", os.pathsep.join([str(places.CHECKOUT), str(Path(__file__).parent)]))
+    environment("PYTHONPATH", os.pathsep.join([places.python_path(), str(Path(__file__).parent)]))
     places.NOTEBOOKS.mkdir(exist_ok=True)
 
     def add(name, *cells):

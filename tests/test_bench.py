@@ -1,20 +1,15 @@
 """Benchmarks in virtual time: rows, a stopped run that goes on, peers, files, what the command says."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import contextlib
 import csv
 import errno
 import json
+import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import torch
 from click.testing import CliRunner
 from simulated import DOUBLING, doubling, install
 from taped import recorded

@@ -1,15 +1,9 @@
 """The full run that is kept: listed, stale when its code has changed, stripped together with the table."""
 
 import os
+import re
 import subprocess
 import sys
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
-import re
 from dataclasses import replace
 
 import pytest

@@ -1,15 +1,9 @@
 """The suites of the benchmark: which there are, how long they take, whether what they measure is right."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import tomllib
 
 import pytest
+import torch
 
 from labkit import accuracy, fingerprints, peers, places, suites, sweeps
 from labkit.bench_plan import LIMIT_S

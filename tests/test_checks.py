@@ -1,16 +1,10 @@
 """checks.check: what it accepts, and what it refuses with which sentence. Most calls here are wrong."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import itertools
 import math
 
 import pytest
+import torch
 import triton
 import triton.language as tl
 

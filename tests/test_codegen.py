@@ -1,18 +1,13 @@
 """What codegen shows of compiled kernels, for GPUs that are not here."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 import triton
 import triton.language as tl
 from IPython.core.interactiveshell import InteractiveShell

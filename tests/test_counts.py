@@ -1,13 +1,7 @@
 """What counts.count sees: operations of PyTorch, interpreted kernels, and what must not count."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import pytest
+import torch
 import triton
 import triton.language as tl
 

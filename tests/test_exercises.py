@@ -1,13 +1,7 @@
 """The learner's cell through the process that judges it: verdicts, attempts, accidents, a notebook."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import json
+import os
 import re
 import sys
 import time

@@ -1,14 +1,8 @@
 """The interpreter replaces triton.language's functions once per launch, and puts them back."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import numpy as np
 import pytest
+import torch
 import triton
 import triton.language as tl
 from triton.runtime import interpreter as tritons

@@ -1,12 +1,5 @@
 """Which source travels with a kernel: what it refers to, from wherever that comes, and nothing else."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import importlib.util
 import math
 import re

@@ -1,12 +1,5 @@
 """Lesson 1: its kernels on awkward shapes, wrong kernels that must be refused, its code, its execution."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import csv
 import functools
 import html.parser
@@ -18,6 +11,7 @@ from typing import NamedTuple
 import launches as launches_of
 import nbformat
 import pytest
+import torch
 from launches import POINTWISE
 
 from labkit import (

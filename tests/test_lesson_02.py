@@ -1,12 +1,5 @@
 """Lesson 2: its products, epilogues and MLP on awkward shapes, what they keep, their compiled code."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import copy
 import itertools
 import math
@@ -16,6 +9,7 @@ from typing import NamedTuple
 
 import launches as launches_of
 import pytest
+import torch
 from launches import FAMILIES, ROOM
 from torch import nn
 from torch.nn import functional

@@ -1,18 +1,12 @@
 """Lesson 3: grouped Linears of every width and layout, their gradients, what they read and write."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import dataclasses
 import itertools
 import math
 
 import launches as launches_of
 import pytest
+import torch
 from grouped import (
     KERNELS,
     NAME,

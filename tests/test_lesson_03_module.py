@@ -1,15 +1,9 @@
 """Lesson 3: GroupedLinear in place of a list of linear layers: state, training, compiling."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import copy
 
 import pytest
+import torch
 from grouped import NAME, assert_close, bf16, compiled, fp16
 from torch import nn
 from torch.nn import functional

@@ -1,12 +1,5 @@
 """Lesson 3: how the work is cut up, and what the compiler makes of it for GPUs that are not here."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import heapq
 import itertools
 import math
@@ -16,6 +9,7 @@ from typing import NamedTuple
 
 import launches as launches_of
 import pytest
+import torch
 from grouped import KERNELS, NAME, bf16, fp16, fp32, launch_both_ways, pretend
 from launches import FAMILIES, ROOM
 

@@ -1,18 +1,12 @@
 """Lesson 4: the stack in one kernel and in many, norm and GELU with gradients, steps in graphs."""
 
-import os
 import re
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import time
 from types import SimpleNamespace
 
 import launches as launches_of
 import pytest
+import torch
 import triton
 from launches import FAMILIES, ROOM
 from torch import nn

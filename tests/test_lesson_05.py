@@ -1,12 +1,5 @@
 """Lesson 5: RMSNorm and recurrences of every shape, their gradients, what they read, what is compiled."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import dataclasses
 import itertools
 import math
@@ -16,6 +9,7 @@ from typing import Any, NamedTuple
 import launches as launches_of
 import numpy as np
 import pytest
+import torch
 import triton.language as tl
 from launches import POINTWISE, ROOM
 from torch.nn import functional

@@ -1,12 +1,5 @@
 """Lesson 6: the loop that holds two recurrences, and the network's rungs, against the same reference."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import itertools
 import math
 import re
@@ -14,6 +7,7 @@ from functools import partial
 
 import launches as launches_of
 import pytest
+import torch
 from launches import POINTWISE, ROOM
 
 from labkit import checks, codegen, counts, device, lessons

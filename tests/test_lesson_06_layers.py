@@ -1,18 +1,12 @@
 """Lesson 6's layers together: heads, norm and heads in one kernel, MLP and output head in another."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import itertools
 import math
 import re
 
 import launches as launches_of
 import pytest
+import torch
 from launches import FAMILIES, ROOM
 
 from labkit import checks, codegen, counts, device, lessons

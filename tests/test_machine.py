@@ -1,13 +1,7 @@
 """What this machine is and its roofs: measured in virtual time, kept, and distrusted when broken."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import json
+import os
 import re
 import subprocess
 from dataclasses import replace
@@ -15,6 +9,7 @@ from datetime import datetime
 
 import pandas as pd
 import pytest
+import torch
 from simulated import Gpu
 
 from labkit import clocks, device, machine, places, rows

@@ -1,13 +1,7 @@
 """The memory high-water mark: what counts, and what does not."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import pytest
+import torch
 from simulated import Meter
 
 from labkit import device, memory

@@ -1,12 +1,5 @@
 """ops.differentiable: one operator, eager and compiled; ops.expect: a sentence for every wrong call."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import contextlib
 import functools
 import gc
@@ -14,6 +7,7 @@ import inspect
 import weakref
 
 import pytest
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor

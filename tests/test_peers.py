@@ -1,18 +1,12 @@
 """Contenders from packages that need not be there."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import re
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 from simulated import install
 
 from labkit import device, peers, sweeps

@@ -1,12 +1,5 @@
 """The process that profiles text: what the code finds there, and what is answered."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import json
 
 import pytest

@@ -1,18 +1,14 @@
 """Profiles from a trace with torch.profiler's field names, and from counted launches."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
+import itertools
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import queueing
+import torch
 import triton
 import triton.language as tl
 
@@ -160,11 +156,24 @@ def refused():
 
 def test_a_live_profile_names_its_device_and_date(gpu, recording, traced):
     profile = profiles.profile(refused, warmup=5)
-    assert gpu == [(refused, 5)]
+    assert gpu == [(refused, 5), (refused, 0), (refused, 0)], "warmed up once, recorded three times"
     assert (profile.kind, profile.device) == ("live", "Simulated")
     assert profile.date[:10] == machine.stamp()["date"][:10]
     assert replace(profile, device="", date="") == traced
     assert not recording.exists(), "without a name it is not kept"
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((1.0, 2.0, 9.0))))
+def test_of_three_profiles_the_one_with_the_median_device_time_is_shown(gpu, recording, monkeypatch, order):
+    left = [ran("a", "b", us=us) for us in order]
+    monkeypatch.setattr(profiles, "_trace", lambda call, warmup: left.pop(0))
+    monkeypatch.setattr(profiles, "from_trace", lambda events: events)
+    assert [kernel.duration_us for kernel in profiles.profile(refused).kernels] == [2.0, 2.0]
+
+
+def test_a_call_that_runs_nothing_on_the_device_has_a_profile(gpu, recording, monkeypatch):
+    monkeypatch.setattr(profiles, "_trace", lambda call, warmup: [])
+    assert profiles.profile(refused).kernels == []
 
 
 def test_what_is_recorded_on_a_gpu_is_shown_without_one(gpu, recording, monkeypatch):

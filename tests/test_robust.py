@@ -23,9 +23,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import simulated
 import stage
 from jupyter_client.manager import start_new_kernel
@@ -43,7 +40,7 @@ def clone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(sweeps.TAPE, raising=False)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(places.CHECKOUT), str(TESTS)]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([places.python_path(), str(TESTS)]))
     stage.set_up(tmp_path, monkeypatch.setattr, monkeypatch.setenv)
     stage.set_up_gpu(monkeypatch.setattr)
     return tmp_path

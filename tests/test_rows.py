@@ -286,6 +286,24 @@ def test_recorded_never_mixes_devices(tapes):
     assert rows.recorded("other") == [other]
 
 
+def test_recorded_is_what_the_file_holds_now(tapes, monkeypatch):
+    tape, read, reads = tapes / "h200" / "01.jsonl", rows.read, []
+    monkeypatch.setattr(rows, "read", lambda path: reads.append(path) or read(path))
+    rows.write(tape, [GOOD])
+    rows.recorded("lesson").clear()
+    assert rows.recorded("lesson") == [GOOD] and len(reads) == 1, "an unchanged one is read once"
+    rows.append(tape, GAP)
+    assert rows.recorded("lesson") == [GOOD, GAP]
+    rows.write(tape, [GAP, GOOD])
+    assert rows.recorded("lesson") == [GAP, GOOD]
+    tape.write_text("{}\n" * 2)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="damaged"):
+            rows.recorded("lesson")
+    tape.unlink()
+    assert rows.recorded("lesson") == []
+
+
 def test_nothing_recorded_is_no_rows(tapes):
     assert rows.recorded("lesson") == []
 

@@ -4,16 +4,10 @@ import asyncio
 import base64
 import html
 import logging
-import os
 import re
 import threading
 import time
 from dataclasses import replace
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
 
 import ipywidgets
 import pandas as pd

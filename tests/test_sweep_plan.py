@@ -1,12 +1,5 @@
 """What a sweep panel offers and knows: selections, rows kept on disk, the tape beside them. No widgets."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

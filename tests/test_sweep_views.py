@@ -1,12 +1,5 @@
 """What a sweep panel shows of a table: figures with what was published beside them, sentences, numbers."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 from dataclasses import replace
 
 import pandas as pd

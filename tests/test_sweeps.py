@@ -1,16 +1,10 @@
 """Sweeps in virtual time: rows, gaps, what is kept of an interruption, and the figures taken from a table."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import functools
 import importlib.util
 import itertools
 import json
+import os
 import shutil
 import textwrap
 import threading
@@ -21,6 +15,7 @@ from enum import Enum
 from typing import NamedTuple
 
 import pytest
+import torch
 from reusing import Reusing
 from simulated import DOUBLING, HERE, doubling, install, out_of_memory
 from taped import recorded

@@ -1,12 +1,5 @@
 """Lesson 2's exercises: every plausible wrong answer is refused for its own reason, the solutions pass."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import difflib
 import re
 

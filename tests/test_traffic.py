@@ -1,16 +1,10 @@
 """Counting in place of timing: launches and bytes of contenders at sizes that an interpreter can do."""
 
-import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import math
 from dataclasses import replace
 
 import pytest
+import torch
 from simulated import DOUBLING
 
 from labkit import device, traffic

@@ -1,12 +1,6 @@
 """What a worker does in its own process; the runs of several are in test_many.py."""
 
 import os
-
-import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported, below
-
 import signal
 import subprocess
 import sys
@@ -100,7 +94,7 @@ def test_two_benchmarks_on_one_gpu_wait_for_each_other(tmp_path):
     script.write_text(BENCHMARK.format(tests=str(Path(__file__).parent)))
     environment = {
         **os.environ,
-        "PYTHONPATH": str(places.CHECKOUT),
+        "PYTHONPATH": places.python_path(),
         "TRITON_INTERPRET": "1",
         turns.FOLDER: str(tmp_path / "turns"),
     }
@@ -240,7 +234,7 @@ def test_a_worker_that_hangs_in_a_call_of_c_ends_with_its_parent(tmp_path):
     script.write_text(HANGS)
     parent = subprocess.Popen(
         ["sh", "-c", '"$@"; true', "sh", sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": str(places.CHECKOUT)}, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": places.python_path()}, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     hanging = psutil.Process(int(parent.stdout.readline()))
     try:
