@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import time
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -291,6 +292,17 @@ def test_a_lesson_that_does_not_load_is_a_finding(tmp_path):
     finding = Process("99_nothing").judge("mask", tmp_path / "x.py", 10, print)
     assert finding["status"] == "raised"
     assert "no lesson is called '99_nothing'" in finding["observed"]
+
+
+def test_a_learner_does_not_read_what_python_thinks_of_a_fork(monkeypatch):
+    def fork():
+        warnings.warn("This process is multi-threaded", DeprecationWarning, stacklevel=1)
+        return 7
+
+    monkeypatch.setattr(os, "fork", fork)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert attempt._fork() == 7
 
 
 def test_a_process_that_nobody_needs_ends():
