@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import wraps
+from inspect import getmembers
 from typing import Any
 
 import triton.language as tl
@@ -18,6 +19,7 @@ def quicken() -> None:
     if hasattr(interpreter._patch_lang, "once"):
         return
     _replace_once()
+    _list_functions_once()
     _leave_overflow()
     _remember_types()
     _call_directly()
@@ -41,6 +43,19 @@ def _replace_once() -> None:
 
     once.once = True  # type: ignore[attr-defined]
     interpreter._patch_lang = once
+
+
+def _list_functions_once() -> None:
+    """Look through the modules of triton.language for what is replaced at the first launch, not at each."""
+    found: dict[Any, list[tuple[str, Any]]] = {}
+
+    def patch(module: Any, builder: Any, scope: Any) -> None:
+        if module not in found:
+            found[module] = [(name, each) for name, each in getmembers(module) if tl.core.is_builtin(each)]
+        for name, member in found[module]:
+            interpreter._patch_attr(module, name, member, builder, scope)
+
+    interpreter._patch_builtin = patch
 
 
 def _leave_overflow() -> None:
