@@ -63,44 +63,53 @@ def check(
     """Compare ``call`` with ``reference`` in float64; AssertionError says in a sentence what is wrong.
 
     ``inputs(shape)`` returns random float32 tensors on the CPU. Each shape is tried in each dtype, and with
-    the inputs laid out contiguous, transposed, strided and misaligned (without a GPU these in turn, each in
-    one dtype); the outputs and, with ``gradients``,
-    the gradient of every input for an upstream gradient of twice the output (which is correlated with it:
-    a random one can hide errors) must be right, and equal from run to run; the inputs must be left alone.
+    the inputs laid out contiguous, transposed, strided and misaligned (of many shapes, without a GPU, each in
+    one dtype in the last three); the outputs and, with ``gradients``, the gradient of every input for an
+    upstream gradient of twice the output (which is correlated with it: a random one can hide errors) must be
+    right, and equal from run to run; the inputs must be left alone.
     ``roundings`` counts the tensors in half precision that a result passes through, itself included: a chain
     of matmuls is allowed as many times the error of one.
     """
     title = name or getattr(call, "__name__", "the call")
-    passed, worst = 0, 0.0
+    passed, worst, cases = 0, 0.0, _cases(inputs, shapes, dtypes)
     torch.manual_seed(0)
-    for number, shape in enumerate(shapes):
-        for dtype, layout in _pairs(dtypes, number):
-            drawn = inputs(shape)  # anew: what an earlier call left somewhere is wrong here
-            if layout == "transposed" and all(t.dim() < 2 for t in drawn):
-                continue  # the same as contiguous
-            case = _Case(title, tuple(shape), dtype, layout, roundings)
-            errors = case.run(call, reference, drawn, gradients)
-            passed += len(errors)
-            worst = max(worst, *errors)
+    for shape, dtype, layout in cases:
+        drawn = inputs(shape)  # anew: what an earlier call left somewhere is wrong here
+        if layout == "transposed" and all(t.dim() < 2 for t in drawn):
+            continue  # the same as contiguous
+        case = _Case(title, tuple(shape), dtype, layout, roundings)
+        errors = case.run(call, reference, drawn, gradients)
+        passed += len(errors)
+        worst = max(worst, *errors)
     kinds = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
     what = "outputs and gradients" if gradients else "outputs"
-    turns = "" if device.has_gpu() or len(dtypes) == 1 else " in turn"
-    return Report(
-        title, passed, worst, f"{what}; {len(shapes)} shapes, {len(LAYOUTS)} layouts{turns}, {kinds}"
-    )
+    turns = " in turn" if len(cases) < len(shapes) * len(dtypes) * len(LAYOUTS) else ""
+    grid = f"{len(shapes)} shapes, {len(LAYOUTS)} layouts{turns}, {kinds}"
+    return Report(title, passed, worst, f"{what}; {grid}")
 
 
-def _pairs(dtypes: Sequence[torch.dtype], number: int) -> list[tuple[torch.dtype, str]]:
-    """Dtypes and layouts for the shape of this number: all of them on a GPU.
+def _cases(
+    inputs: Inputs, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]
+) -> list[tuple[tuple[int, ...], torch.dtype, str]]:
+    """What is tried: on a GPU each shape in each dtype and layout.
 
-    The interpreter needs a thousand times as long for each: there all dtypes come contiguous, and each of the
-    other layouts one of them, the next one for the next shape: over three shapes all pairs have met.
+    The interpreter needs a thousand times as long for each. There every dtype comes contiguous, and each of
+    the other layouts in one dtype, which changes from shape to shape; all pairs of dtype and layout meet in
+    shapes that have a layout, with two sizes above 1. Where these are too few everything is tried there, too.
     """
-    every = [(dtype, layout) for dtype in dtypes for layout in LAYOUTS]
-    if device.has_gpu():
-        return every
-    turn = {layout: dtypes[(number + at) % len(dtypes)] for at, layout in enumerate(LAYOUTS)}
-    return [(dtype, layout) for dtype, layout in every if layout == "contiguous" or dtype == turn[layout]]
+    tells = [any(sum(size > 1 for size in t.shape) > 1 for t in inputs(shape)) for shape in shapes]
+    everything = device.has_gpu() or sum(tells) < len(dtypes)
+    found, turn = [], 0
+    for shape, tell in zip(shapes, tells, strict=True):
+        for at, layout in enumerate(LAYOUTS):
+            mine = dtypes[(turn + at) % len(dtypes)]
+            found += [
+                (shape, dtype, layout)
+                for dtype in dtypes
+                if everything or layout == "contiguous" or dtype == mine
+            ]
+        turn += tell
+    return found
 
 
 @dataclass(frozen=True)

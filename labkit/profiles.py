@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -128,7 +129,7 @@ class Profile:
 
 def profile(call: Callable[[], Any], *, tape: str | None = None, warmup: int = 3) -> Profile:
     """Run ``call`` and record what it launches; on a GPU three times, after ``warmup`` calls that are not
-    recorded, each time in a turn of this process. Of the three it is the one with the median device time.
+    recorded, each time in a turn of this process. Of the three it is the one that is most like the others.
 
     ``tape`` names the profile ("launch_overhead/eager"): a lesson that is being recorded keeps it under this
     name. Without a GPU ``call`` does not run where a profile of this name is recorded, which is returned;
@@ -180,8 +181,14 @@ def _recorded(tape: str | None) -> Profile | None:
 
 
 def _middle(taken: Sequence[Profile]) -> Profile:
-    """The one with the median device time: a profile that was disturbed does not show it by itself."""
-    return sorted(taken, key=lambda made: made.busy_us or 0.0)[len(taken) // 2]
+    """The one nearest to the median in device time and in span: one that was disturbed does not show it."""
+    times = [(made.busy_us or 0.0, made.span_us or 0.0) for made in taken]
+    medians = [median(each) for each in zip(*times, strict=True)]
+
+    def off(number: int) -> float:
+        return sum(abs(us / usual - 1) for us, usual in zip(times[number], medians, strict=True) if usual)
+
+    return taken[min(range(len(taken)), key=off)]
 
 
 def _stamped(made: Profile, tape: str | None) -> Profile:

@@ -4,7 +4,7 @@ from labkit import checks, device
 
 
 def calls_checked(shape: tuple[int, ...]) -> int:
-    """For a shape: on a GPU each dtype in each layout; else all but the contiguous layout in one dtype."""
+    """For one of many shapes: on a GPU each dtype in each layout, else only the contiguous in each."""
     others = len(checks.LAYOUTS) - 1 - (len(shape) < 2)  # transposed is contiguous in one dimension
     dtypes = len(checks.DTYPES)
     return dtypes * (1 + others) if device.has_gpu() else dtypes + others

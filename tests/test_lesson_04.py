@@ -125,14 +125,24 @@ def test_norm_gelu_is_right_and_so_are_its_gradients(lesson):
     )
 
 
-def test_the_gradients_of_bias_and_gain_sum_over_however_many_programs(lesson):
+def test_the_gradients_of_bias_and_gain_sum_over_however_many_programs(lesson, monkeypatch):
     """More rows than the programs take at once, and more programs than the second kernel takes."""
+    kernel, programs = lesson.norm_gelu_grad_kernel, []
+
+    class Seen:
+        def __getitem__(self, grid):
+            programs.extend(grid)
+            return kernel[grid]
+
+    monkeypatch.setattr(lesson, "norm_gelu_grad_kernel", Seen())
+    monkeypatch.setattr(lesson, "multiprocessors", lambda: 132)
     z, bias, gain = (t.to(device.name()).requires_grad_() for t in inputs((600, 1000)))
     exact = [t.detach().double().requires_grad_() for t in (z, bias, gain)]
     y, want = lesson.norm_gelu(z, bias, gain), plain(*exact)
     got = torch.autograd.grad(y, (bias, gain), 2 * y.detach())
     for one, other in zip(got, torch.autograd.grad(want, exact[1:], 2 * want.detach()), strict=True):
         close(one, other, fp32)
+    assert 128 < programs[0] < 600
 
 
 def test_the_gradients_agree_to_the_last_bit_from_run_to_run(lesson):
@@ -185,14 +195,17 @@ def rows_of(rows, width, dtype):
 def compiled(lesson):
     """By target: each launch, and the kernel that was compiled for it."""
     launched = {}
+    lesson.rows_for.cache_clear()
     for target, sizes in SIZES.items():
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(lesson, "multiprocessors", lambda: 132)
             patch.setattr(device, "shared_bytes", lambda target=target: ROOM[target] * 1024)
             launched[target] = launches_of.recorded(lesson, KERNELS, patch)
             for dtype, width, rows in sizes:
                 lesson.blocks(99)(*rows_of(rows, width, dtype))
             z = torch.empty(256, 256, dtype=bf16, device="meta")
             lesson.norm_gelu_backward(lesson.norm_gelu_forward(z, z[0], z[0]), z, z[0], z[0])
+    lesson.rows_for.cache_clear()
     kernels = iter(
         codegen.compile_many(
             codegen.request(made.kernel, made.arguments, target=target, **made.options)
@@ -220,6 +233,11 @@ def test_every_kernel_compiles_for_every_family_of_targets_and_fits(compiled, ta
         assert code.spills == 0, (launch.title, launch.W)
         beyond_32_bits = re.search(r"arith\.muli .*: (tensor<\w+x)?i64", code.ttir)
         assert beyond_32_bits or launch.title == "sum_kernel", launch.title
+
+
+@INTERPRETED
+def test_tiles_of_every_number_of_rows_are_compiled(compiled):
+    assert {launch.BM for launch, _ in compiled["sm_90"] if launch.title == "stack_kernel"} == {16, 32, 64}
 
 
 # --- steps in graphs ----------------------------------------------------------------------------------
