@@ -63,10 +63,10 @@ def check(
     """Compare ``call`` with ``reference`` in float64; AssertionError says in a sentence what is wrong.
 
     ``inputs(shape)`` returns random float32 tensors on the CPU. Each shape is tried in each dtype, and with
-    the inputs laid out contiguous, transposed, strided and misaligned (of many shapes, without a GPU, each in
-    one dtype in the last three); the outputs and, with ``gradients``, the gradient of every input for an
-    upstream gradient of twice the output (which is correlated with it: a random one can hide errors) must be
-    right, and equal from run to run; the inputs must be left alone.
+    the inputs laid out contiguous, transposed, strided and misaligned (without a GPU, where there are many
+    shapes, the last three in one dtype for each); the outputs and, with ``gradients``, the gradient of every
+    input for an upstream gradient of twice the output (which is correlated with it: a random one can hide
+    errors) must be right, and equal from run to run; the inputs must be left alone.
     ``roundings`` counts the tensors in half precision that a result passes through, itself included: a chain
     of matmuls is allowed as many times the error of one.
     """

@@ -181,7 +181,7 @@ def _recorded(tape: str | None) -> Profile | None:
 
 
 def _middle(taken: Sequence[Profile]) -> Profile:
-    """The one nearest to the median in device time and in span: one that was disturbed does not show it."""
+    """The one nearest to the medians of device time and span: a disturbed one does not show it by itself."""
     times = [(made.busy_us or 0.0, made.span_us or 0.0) for made in taken]
     medians = [median(each) for each in zip(*times, strict=True)]
 
