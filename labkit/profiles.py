@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -129,7 +128,7 @@ class Profile:
 
 def profile(call: Callable[[], Any], *, tape: str | None = None, warmup: int = 3) -> Profile:
     """Run ``call`` and record what it launches; on a GPU three times, after ``warmup`` calls that are not
-    recorded, each time in a turn of this process. Of the three it is the one that is most like the others.
+    recorded, each time in a turn of this process. Of the three it is the shortest.
 
     ``tape`` names the profile ("launch_overhead/eager"): a lesson that is being recorded keeps it under this
     name. Without a GPU ``call`` does not run where a profile of this name is recorded, which is returned;
@@ -141,7 +140,26 @@ def profile(call: Callable[[], Any], *, tape: str | None = None, warmup: int = 3
     if not device.has_gpu():
         return _recorded(tape) or Profile(counted=counts.count(call))
     taken = [from_trace(_trace(call, warmup if first else 0)) for first in (True, False, False)]
-    return _stamped(_middle(taken), tape)
+    return _stamped(_quietest(taken), tape)
+
+
+@contextmanager
+def lasting(call: Callable[[], Any]) -> Iterator[None]:
+    """What follows a profile of ``call`` that PyTorch makes by itself: the profiler watches every launch in
+    this block, to whose end CUPTI stays in the process. Without a GPU nothing is called.
+    """
+    if not device.has_gpu():
+        yield
+        return
+    with clocks.gpu_turn(), _without_profiler_chatter():
+        os.environ["TEARDOWN_CUPTI"] = "0"
+        with torch.profiler.profile(acc_events=True):
+            call()
+            device.synchronize()
+    try:
+        yield
+    finally:
+        _trace(call, 0)  # has it leave
 
 
 def profile_text(
@@ -180,15 +198,10 @@ def _recorded(tape: str | None) -> Profile | None:
     return Profile(kept.kernels, kept.host, kind=kept.kind, device=kept.device, date=kept.date)
 
 
-def _middle(taken: Sequence[Profile]) -> Profile:
-    """The one nearest to the medians of device time and span: a disturbed one does not show it by itself."""
-    times = [(made.busy_us or 0.0, made.span_us or 0.0) for made in taken]
-    medians = [median(each) for each in zip(*times, strict=True)]
-
-    def off(number: int) -> float:
-        return sum(abs(us / usual - 1) for us, usual in zip(times[number], medians, strict=True) if usual)
-
-    return taken[min(range(len(taken)), key=off)]
+def _quietest(taken: Sequence[Profile]) -> Profile:
+    """The shortest of those that saw all kernels: what disturbs host or device makes a profile longer."""
+    most = max(len(made.kernels) for made in taken)
+    return min((made for made in taken if len(made.kernels) == most), key=lambda made: made.span_us or 0.0)
 
 
 def _stamped(made: Profile, tape: str | None) -> Profile:

