@@ -257,10 +257,12 @@ def fill(notebook: "NotebookNode", executed: "NotebookNode", stamp: Stamp) -> No
     notebook.metadata.setdefault("labkit", {})["recorded"] = asdict(stamp)
 
 
-def record_roofs(measured: Path, identity: "Identity", tapes: Path = places.RECORDED) -> None:
+def record_roofs(
+    measured: Path, identity: "Identity", tapes: Path = places.RECORDED, work: Path = places.BUILD / "record"
+) -> None:
     """Keep the roofs that a machine measured, for those who read the lessons without it."""
     kept = [replace(row, kind=rows.RECORDED, source="labkit/machine.py") for row in rows.read(measured)]
-    recorded_roofs.add(tapes / identity.slug, kept)
+    recorded_roofs.add(tapes / identity.slug, kept, unfinished=work.resolve() / identity.slug)
 
 
 def write(path: Path, notebook: "NotebookNode") -> None:

@@ -33,10 +33,15 @@ def sets(tape: Sequence[Row]) -> list[list[Row]]:
     return sorted(found, key=lambda one: one[0].date)
 
 
-def add(folder: Path, *new: Sequence[Row]) -> None:
-    """Put sets into the folder of a recorded device; of the others those stay that belong to its tapes."""
+def add(folder: Path, *new: Sequence[Row], unfinished: Path | None = None) -> None:
+    """Put sets into the folder of a recorded device; of the others those stay that belong to its tapes.
+
+    To those of recordings that are not finished, too, in the folder ``unfinished``: what was cut short on
+    one machine goes on upon another, and keeps its rows.
+    """
     there = sets(_readable(folder / FILE))
-    tapes = (path for path in sorted(folder.glob("*.jsonl")) if path.name != FILE)
+    folders = [folder, *([unfinished] if unfinished else [])]
+    tapes = (path for each in folders for path in sorted(each.glob("*.jsonl")) if path.name != FILE)
     measured = {(row.date, row.card) for path in tapes for row in _readable(path)}
     used = [_chosen(there, *each) for each in sorted(measured)]
     kept = [one for one in there if one in used]

@@ -196,11 +196,11 @@ def _record(job: Job, began: float) -> Outcome:
     if not device.has_gpu():
         raise ValueError("recording needs a GPU, and where the worker ran there is none")
     identity = machine.identity()
-    path, tapes = Path(job.subject), job.home / "recorded"
+    path, tapes, work = Path(job.subject), job.home / "recorded", job.home / "work"
     machine.roofs()
-    record.record_roofs(machine.cache_path(), identity, tapes)
+    record.record_roofs(machine.cache_path(), identity, tapes, work)
     result = record.record(
-        path, identity, _lesson(job), again=job.again, tapes=tapes, work=job.home / "work",
+        path, identity, _lesson(job), again=job.again, tapes=tapes, work=work,
         target=job.home / path.name,
     )  # fmt: skip
     if result is None:

@@ -63,6 +63,16 @@ def test_sets_stay_as_long_as_a_tape_was_measured_with_them(folder):
     assert chosen(13) == [3.0] * 2 and chosen(17) == [4.0] * 2
 
 
+def test_sets_stay_as_long_as_an_unfinished_tape_was_measured_with_them(folder, tmp_path):
+    recorded_roofs.add(folder, measured(10, 1.0))
+    (tmp_path / "work").mkdir()
+    tape(tmp_path / "work", "01_a@0123456789ab", 11)
+    recorded_roofs.add(folder, measured(12, 2.0), unfinished=tmp_path / "work")
+    assert chosen(11) == [1.0] * 2 and chosen(13) == [2.0] * 2
+    recorded_roofs.add(folder, measured(14, 3.0), unfinished=tmp_path / "gone")
+    assert chosen(11) == [3.0] * 2
+
+
 def test_a_card_has_its_own_also_where_another_was_measured_between(folder):
     first, second = ([replace(row, card=card) for row in measured(hour, us)] for hour, us, card in (
         (10, 1.0, "aaaa"), (11, 2.0, "bbbb"),
