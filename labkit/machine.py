@@ -203,16 +203,19 @@ def roofs(*, again: bool = False) -> Roofs | None:
 def roofs_of(table: pd.DataFrame) -> Roofs | None:
     """The roofs of the device that a table's rows are from, live rows first: no floor of another machine.
 
-    Of recorded rows they are those that were measured before them. None where there are no rows, or that
-    device left no roofs.
+    Of recorded rows, and of live ones that another card has measured (a recording that goes on elsewhere),
+    they are those that were measured before them. None where there are no rows, or that device left no roofs.
     """
     if table.empty:
         return None
     if "device" not in table:
         return roofs()
     live = table[table["kind"] == rows.LIVE]
-    name = str((table if live.empty else live)["device"].iloc[0])
-    if live.empty and (kept := recorded_roofs.of(name, *_first(table[table["device"] == name]))):
+    asked = table if live.empty else live
+    name = str(asked["device"].iloc[0])
+    began, card = _first(asked[asked["device"] == name])
+    elsewhere = live.empty or card not in ("", device.card())
+    if elsewhere and (kept := recorded_roofs.of(name, began, card)):
         return _from_rows(kept)
     return roofs() if name == identity().device else None
 

@@ -145,21 +145,21 @@ def profile(call: Callable[[], Any], *, tape: str | None = None, warmup: int = 3
 
 @contextmanager
 def lasting(call: Callable[[], Any]) -> Iterator[None]:
-    """What follows a profile of ``call`` that PyTorch makes by itself: the profiler watches every launch in
-    this block, to whose end CUPTI stays in the process. Without a GPU nothing is called.
+    """Profile ``call`` as PyTorch does by itself, which leaves CUPTI in the process: there it watches every
+    launch of this block, at whose end it leaves. Without a GPU nothing is called.
     """
     if not device.has_gpu():
         yield
         return
-    with clocks.gpu_turn(), _without_profiler_chatter():
-        os.environ["TEARDOWN_CUPTI"] = "0"
-        with torch.profiler.profile(acc_events=True):
-            call()
-            device.synchronize()
     try:
+        with clocks.gpu_turn(), _without_profiler_chatter():
+            os.environ["TEARDOWN_CUPTI"] = "0"
+            with torch.profiler.profile(acc_events=True):
+                call()
+                device.synchronize()
         yield
     finally:
-        _trace(call, 0)  # has it leave
+        _trace(device.synchronize, 0)  # has it leave
 
 
 def profile_text(
@@ -199,9 +199,17 @@ def _recorded(tape: str | None) -> Profile | None:
 
 
 def _quietest(taken: Sequence[Profile]) -> Profile:
-    """The shortest of those that saw all kernels: what disturbs host or device makes a profile longer."""
-    most = max(len(made.kernels) for made in taken)
-    return min((made for made in taken if len(made.kernels) == most), key=lambda made: made.span_us or 0.0)
+    """The shortest in device time and span together: what disturbs host or device makes a profile longer.
+
+    Of those that saw the same kernels as most did; where each saw others, of those that saw the most.
+    """
+    seen = Counter(tuple(kernel.name for kernel in made.kernels) for made in taken)
+    usual = max(seen, key=lambda names: (seen[names], len(names)))
+    alike = [made for made in taken if tuple(kernel.name for kernel in made.kernels) == usual]
+    times = [(made.busy_us or 0.0, made.span_us or 0.0) for made in alike]
+    least = [min(each) or 1.0 for each in zip(*times, strict=True)]
+    longer = [sum(us / shortest for us, shortest in zip(one, least, strict=True)) for one in times]
+    return alike[longer.index(min(longer))]
 
 
 def _stamped(made: Profile, tape: str | None) -> Profile:

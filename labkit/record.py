@@ -279,8 +279,23 @@ def banner(lesson: str, directory: Path | None = None) -> HTML:
     if stamp is None:
         origin = "No recorded outputs: what you see was made where the cells were run last."
     else:
-        origin = f"As saved, the outputs were recorded on {stamp}; cells that you run show your machine."
+        cards = len(_cards(lesson, stamp))
+        several = f", on {cards} GPUs of this kind one after the other" if cards > 1 else ""
+        origin = (
+            f"As saved, the outputs were recorded on {stamp}{several}; cells that you run show your machine."
+        )
     return HTML(f"<p><small>{html.escape(origin)} {kinds}</small></p>")
+
+
+def _cards(lesson: str, stamp: Stamp) -> set[str]:
+    """The GPUs that measured its rows: more than one where a recording went on upon another machine."""
+    from labkit import device  # torch comes with it; a lesson has it, `record --check` does without
+
+    being_made = os.environ.get(TAPE_VARIABLE) if os.environ.get(STAMP_VARIABLE) else None
+    tapes = [Path(being_made)] if being_made else places.RECORDED.glob(f"*/{lesson}.jsonl")
+    measured = (row for tape in tapes for row in rows.of_a_tape(tape))
+    cards = {row.card for row in measured if row.device == stamp.device and row.card}
+    return cards | {device.card()} if being_made else cards
 
 
 def _stamp_to_show(lesson: str, directory: Path | None) -> Stamp | None:

@@ -401,3 +401,6 @@ def test_the_roofs_of_a_table_are_those_of_its_device(gpu, monkeypatch):
     assert machine.roofs_of(table(("recorded", HERE.device))).node_us == 7.0, "recorded, not live"
     assert machine.roofs_of(table(("live", HERE.device))) == here
     assert machine.roofs_of(pd.DataFrame({"width": [1]})) == here, "counted, or made up: no device is named"
+    both = table(("recorded", HERE.device), ("live", HERE.device)).assign(date="2026-01-01T14:00:00+00:00")
+    assert machine.roofs_of(both.assign(card=["another", device.card()])) == here, "live ones decide"
+    assert machine.roofs_of(both.assign(card=["another", "another"])).node_us == 7.0, "kept, of another card"

@@ -165,19 +165,32 @@ def test_a_live_profile_names_its_device_and_date(gpu, recording, traced):
 
 @pytest.mark.parametrize(
     "disturbed",
-    [("ab", 9.0, 10.0), ("ab", 1.5, 5000.0), ("a", 1.5, 10.0)],
-    ids=["the device", "the host", "a kernel not seen"],
+    [[("ab", 9.0, 10.0)], [("ab", 1.5, 5000.0)], [("ab", 9.0, 10.0), ("ab", 1.5, 5000.0)]],
+    ids=["the device", "the host", "either"],
 )
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_of_three_profiles_a_disturbed_one_is_not_shown(gpu, recording, monkeypatch, order, disturbed):
-    """A kernel took longer, or came late, or was missed: not even if two of three were disturbed."""
-    three = [
-        ran(*names, us=us, every=every) for names, us, every in (disturbed, ("ab", 1.5, 10.0), disturbed)
-    ]
+    """Kernels took longer, or came late: not even if two of three were disturbed."""
+    quiet = ran("a", "b", us=1.5, every=10.0)
+    one, other = (ran(*names, us=us, every=every) for names, us, every in (disturbed * 2)[:2])
+    assert of_three(monkeypatch, order, one, quiet, other) == quiet.kernels
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_of_three_profiles_those_that_saw_the_usual_kernels_count(gpu, recording, monkeypatch, order):
+    usual, slow, fewer, more = ran("a", "b"), ran("a", "b"), ran("b"), ran("a", "b", "c")
+    slow.kernels[0] = replace(slow.kernels[0], duration_us=9.0)  # the host is later: the span stays
+    for odd in (fewer, more):
+        assert of_three(monkeypatch, order, slow, odd, usual) == usual.kernels
+    assert of_three(monkeypatch, order, fewer, usual, more) == more.kernels, "no two alike"
+
+
+def of_three(monkeypatch, order, *three):
+    """The kernels of the one that is shown when these are taken in this order."""
     left = [three[number] for number in order]
     monkeypatch.setattr(profiles, "_trace", lambda call, warmup: left.pop(0))
     monkeypatch.setattr(profiles, "from_trace", lambda events: events)
-    assert profiles.profile(refused).kernels == three[1].kernels
+    return profiles.profile(refused).kernels
 
 
 def test_a_call_that_runs_nothing_on_the_device_has_a_profile(gpu, recording, monkeypatch):
@@ -428,7 +441,10 @@ def test_a_profile_may_last_for_a_block(monkeypatch, capfd):
     with pytest.raises(RuntimeError, match="in the block"), profiles.lasting(call):
         assert seen == ["0"]
         raise RuntimeError("in the block")
-    assert seen == ["0", "1", "1"], "it has left, whatever happened"
+    assert os.environ["TEARDOWN_CUPTI"] == "1", "it has left, whatever happened"
+    with pytest.raises(ZeroDivisionError), profiles.lasting(lambda: 1 / 0):
+        pass
+    assert os.environ["TEARDOWN_CUPTI"] == "1", "even before the block"
     assert not capfd.readouterr().err
 
 

@@ -1,13 +1,13 @@
 import json
 import shutil
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from labkit import lessons, profile_tapes, record, rows
+from labkit import device, lessons, profile_tapes, record, rows
 
 
 @dataclass
@@ -363,10 +363,25 @@ def test_profiles_without_a_lesson_of_other_code_or_broken_are_stale(course):
 def test_banner_says_where_saved_outputs_are_from(recorded):
     shown = record.banner("01_toy", recorded.notebooks).data
     assert "recorded on NVIDIA H200, driver 570.1, torch 2.13.0, triton 3.7.1, 20" in shown
+    assert "GPUs" not in shown
     edit(recorded.path, 4, "2")
     assert "No recorded outputs" in record.banner("01_toy", recorded.notebooks).data
     recorded.lesson(*CELLS)
     assert "No recorded outputs" in record.banner("01_toy", recorded.notebooks).data
+
+
+def test_banner_says_that_a_recording_went_on_upon_another_machine(recorded, monkeypatch, tmp_path):
+    tape, shown = recorded.tape(), ", on 2 GPUs of this kind one after the other; cells that you run"
+    monkeypatch.setattr(record.places, "RECORDED", recorded.tapes)
+    rows.write(tape, [replace(each, card=card) for each in rows.read(tape) for card in ("a", "b")])
+    assert shown in record.banner("01_toy", recorded.notebooks).data
+    stamp = record.read_stamp(lessons.look(recorded.path))
+    monkeypatch.setenv(record.STAMP_VARIABLE, json.dumps(asdict(stamp)))
+    monkeypatch.setenv(record.TAPE_VARIABLE, str(tmp_path / "01_toy@0.jsonl"))
+    monkeypatch.setattr(device, "card", lambda: "b")
+    assert "GPUs" not in record.banner("01_toy", recorded.notebooks).data, "before its first row"
+    rows.write(tmp_path / "01_toy@0.jsonl", [replace(rows.read(tape)[0], card="a")])
+    assert shown in record.banner("01_toy", recorded.notebooks).data
 
 
 def test_roofs_are_kept_as_recorded(course, tmp_path):
@@ -377,6 +392,20 @@ def test_roofs_are_kept_as_recorded(course, tmp_path):
         row(1, suite="roofs/copy", kind="recorded", source="labkit/machine.py")
     ]
     assert course.statuses() == {}, "roofs belong to no lesson, and do not go stale with one"
+
+
+def test_roofs_stay_for_what_was_cut_short_with_them(course, tmp_path):
+    """A recording that goes on upon another machine keeps its rows."""
+    measured, unfinished = (
+        tmp_path / "roofs.jsonl",
+        course.work / Machine().slug / "01_toy@0123456789ab.jsonl",
+    )
+    for hour in (10, 12):
+        rows.write(measured, [row(1, suite="roofs/copy", date=f"2026-01-01T{hour}:00:00+00:00")])
+        record.record_roofs(measured, Machine(), course.tapes, course.work)
+        if hour == 10:
+            rows.write(unfinished, [row(1, date="2026-01-01T11:00:00+00:00")])
+    assert len(rows.read(course.tape(lesson="roofs"))) == 2
 
 
 def test_a_damaged_unfinished_tape_is_measured_again(course):

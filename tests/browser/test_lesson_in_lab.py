@@ -146,8 +146,9 @@ def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> No
     status = page.output(panel).get_by_role("status")
     status.get_by_text(re.compile(r"\d+ of \d+")).wait_for()
     page.button("Stop", panel).click()
-    # The course promises a second; here another worker's tests share two cores with page, server and kernel.
-    status.get_by_text(re.compile("^(Stopped|Done)")).wait_for(timeout=3000)
+    # A second, as promised; three where another worker's tests are on the same two cores
+    alone = "PYTEST_XDIST_WORKER" not in os.environ
+    status.get_by_text(re.compile("^(Stopped|Done)")).wait_for(timeout=1000 if alone else 3000)
     page.button("Save CSV", panel).click()
     status.get_by_text(re.compile("^Saved")).wait_for()
     (saved,) = (page.lab.root / page.path).parent.glob("measurements/*.csv")
