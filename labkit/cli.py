@@ -338,11 +338,10 @@ def _record_all(console: Console, paths: list[Path], again: bool) -> bool:
     identity = machine.identity()
     machine.roofs()
     record.record_roofs(machine.cache_path(), identity, places.RECORDED)
-    work = places.BUILD / "record"
     complete = True
     for path in paths:
         with reports.report(console) as report, mistakes():
-            result = record.record(path, identity, report, again=again, tapes=places.RECORDED, work=work)
+            result = record.record(path, identity, report, again=again, tapes=places.RECORDED)
         if result is None:
             reports.say(console, f"{path.stem}: recorded already on {identity.device}")
         elif result.failure:

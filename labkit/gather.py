@@ -67,7 +67,7 @@ def roofs(done: Sequence[Job]) -> None:
             sets = found.setdefault(path.parent.name, [])
             sets += [one for one in recorded_roofs.sets(rows.read(path)) if one not in sets]
     for device, sets in found.items():
-        recorded_roofs.add(places.RECORDED / device, *sets, unfinished=places.BUILD / "record" / device)
+        recorded_roofs.add(places.RECORDED / device, *sets, unfinished=record.unfinished() / device)
 
 
 def measured(wanted: Iterable[Job]) -> list[Row]:

@@ -166,7 +166,7 @@ def record(
     *,
     again: bool = False,
     tapes: Path = places.RECORDED,
-    work: Path = places.BUILD / "record",
+    work: Path | None = None,
     limit_s: float = LIMIT_S,
     target: Path | None = None,
 ) -> "runner.Result | None":
@@ -186,7 +186,7 @@ def record(
     before = read_stamp(lessons.look(path))
     if not again and state(path).status == "recorded" and before and before.device == stamp.device:
         return None
-    folder = work.resolve() / identity.slug
+    folder = (work or unfinished()).resolve() / identity.slug
     tape = folder / f"{path.stem}@{stamp.hash}.jsonl"
     _prepare(tape, stamp, again)
     environment = {
@@ -257,12 +257,20 @@ def fill(notebook: "NotebookNode", executed: "NotebookNode", stamp: Stamp) -> No
     notebook.metadata.setdefault("labkit", {})["recorded"] = asdict(stamp)
 
 
+def unfinished() -> Path:
+    """Where recordings that were cut short keep their rows, in a folder for each kind of device."""
+    return places.BUILD / "record"
+
+
 def record_roofs(
-    measured: Path, identity: "Identity", tapes: Path = places.RECORDED, work: Path = places.BUILD / "record"
+    measured: Path, identity: "Identity", tapes: Path = places.RECORDED, work: Path | None = None
 ) -> None:
-    """Keep the roofs that a machine measured, for those who read the lessons without it."""
+    """Keep the roofs that a machine measured, for those who read the lessons without it.
+
+    Earlier ones stay that rows in ``tapes`` or under ``work`` were measured with.
+    """
     kept = [replace(row, kind=rows.RECORDED, source="labkit/machine.py") for row in rows.read(measured)]
-    recorded_roofs.add(tapes / identity.slug, kept, unfinished=work.resolve() / identity.slug)
+    recorded_roofs.add(tapes / identity.slug, kept, unfinished=(work or unfinished()) / identity.slug)
 
 
 def write(path: Path, notebook: "NotebookNode") -> None:
