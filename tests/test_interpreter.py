@@ -1,5 +1,7 @@
 """The interpreter replaces triton.language's functions once per launch, and puts them back."""
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -51,6 +53,25 @@ def test_it_is_searched_at_most_once_per_launch(monkeypatch):
     )
     sums(torch.ones(100))
     assert searched.count(tl) == tl.core.is_builtin(tl.load)
+
+
+def test_its_modules_are_listed_at_the_first_search_only(monkeypatch):
+    interpreter.quicken()
+    listed = []
+
+    def list_members(module):
+        listed.append(module)
+        return inspect.getmembers(module)
+
+    monkeypatch.setattr(interpreter, "getmembers", list_members)
+    monkeypatch.setattr(tritons, "_patch_builtin", tritons._patch_builtin)  # put back afterwards
+    interpreter._list_functions_once()
+    for _ in range(2):
+        assert sums(torch.ones(100)) == 200
+    assert len(listed) == len(set(listed))
+    assert tl in listed or not tl.core.is_builtin(tl.load), (
+        "replaced already: a helper was called before"
+    )
 
 
 def test_quickening_twice_is_quickening_once():

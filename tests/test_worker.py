@@ -10,14 +10,16 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import queueing
 from processes import wait_for
 from simulated import doubling, install
+from taped import recorded
 
-from labkit import device, jobs, places, rows, suites, turns, worker
+from labkit import device, jobs, machine, places, record, rows, suites, turns, worker
 from labkit.bench_plan import Part
 from labkit.jobs import Job, Outcome
 
@@ -160,6 +162,22 @@ def test_a_cache_that_cannot_be_written_ends_no_run(job, tmp_path):
     places.write_text(mine, "new\n")
     jobs.keep_roofs(replace(job, cache=str(tmp_path / "file")))
     assert mine.read_text() == "new\n"
+
+
+def test_a_recording_that_goes_on_elsewhere_keeps_the_roofs_of_its_first_rows(job, monkeypatch):
+    job = replace(job, kind="record", subject="01_toy.ipynb")
+    measured, slug = job.home / "cache" / "roofs.jsonl", "nvidia-h200"
+    monkeypatch.setattr(device, "has_gpu", lambda: True)
+    monkeypatch.setattr(machine, "identity", lambda: SimpleNamespace(slug=slug, device="NVIDIA H200"))
+    monkeypatch.setattr(machine, "roofs", lambda: None)
+    monkeypatch.setattr(machine, "cache_path", lambda: measured)
+    monkeypatch.setattr(record, "record", lambda *_, **__: None)
+    for hour in (10, 12):
+        rows.write(measured, [recorded(suite="roofs/copy", date=f"2026-01-01T{hour}:00:00+00:00")])
+        assert worker.WORK["record"](job, time.perf_counter()).passed
+        left = job.home / "work" / slug / "01_toy@0123456789ab.jsonl"
+        rows.write(left, [recorded(date="2026-01-01T11:00:00+00:00")])
+    assert len(rows.read(job.home / "recorded" / slug / "roofs.jsonl")) == 2
 
 
 def test_a_result_of_other_code_or_a_torn_one_is_none(job):
