@@ -69,9 +69,7 @@ def test_its_modules_are_listed_at_the_first_search_only(monkeypatch):
     for _ in range(2):
         assert sums(torch.ones(100)) == 200
     assert len(listed) == len(set(listed))
-    assert tl in listed or not tl.core.is_builtin(tl.load), (
-        "replaced already: a helper was called before"
-    )
+    assert tl in listed or not tl.core.is_builtin(tl.load), "replaced already: a helper was called before"
 
 
 def test_quickening_twice_is_quickening_once():
