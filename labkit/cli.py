@@ -5,6 +5,7 @@ triton do not.
 """
 
 import errno
+import math
 import os
 import signal
 import sys
@@ -124,6 +125,13 @@ def _crew(workers: Workers) -> "Crew | None":
         return many.crew(workers.gpus, workers.executor, workers.slurm, workers.retries)
 
 
+def _finite(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    """click's range lets infinity and NaN pass."""
+    if not math.isfinite(value):
+        raise click.BadParameter("it has to be a number of seconds", context, parameter)
+    return value
+
+
 @cli.command("run")
 @click.argument("names", metavar="[LESSON]...", nargs=-1)
 @click.option(
@@ -131,7 +139,7 @@ def _crew(workers: Workers) -> "Crew | None":
 )
 @click.option(
     "limit_s", "--timeout", metavar="SECONDS", type=click.FloatRange(min=0, min_open=True), default=600.0,
-    show_default=True, help="Longest time for one cell.",
+    show_default=True, callback=_finite, help="Longest time for one cell.",
 )  # fmt: skip
 @click.option("--again", is_flag=True, help="With workers: also what an unfinished run has finished.")
 @with_workers

@@ -7,10 +7,12 @@ there, and only values made of letters, digits and a few signs.
 import os
 import re
 import shlex
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from labkit import jobs, places, worker
@@ -50,6 +52,17 @@ APPEARS_S = 30.0
 """A file that another machine has written is seen here after this at the latest."""
 ASK_AGAIN_S: tuple[float, ...] = (1.0, 2.0, 4.0)
 """Waits before Slurm is asked again about a job that it does not know: its accounting may lag or be busy."""
+UNFINISHED = ("PENDING", "RUNNING", "COMPLETING", "REQUEUED", "UNKNOWN")
+"""What Slurm may still say of a job that has just ended."""
+TIMED_OUT = "not requeued because: timed-out"
+"""In what submitit raises where Slurm warns of the limit: the job ends then, and its state becomes FAILED."""
+CAUSES = {
+    "TIMEOUT": "reached its time limit: ask for more with --slurm time=MINUTES, which is "
+    f"{TIME_MIN} if not given",
+    "NODE_FAIL": "lost its node",
+    "OUT_OF_MEMORY": "used up its memory: ask for more with --slurm mem=SIZE, as mem=64G",
+}
+"""Why a job gave no result, by its state, and what helps."""
 
 
 def options(assignments: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -126,6 +139,7 @@ def local() -> Pool[str]:
     that takes longer ends by itself. ValueError where submitit is not installed.
     """
     submitit = _submitit()
+    submitit.local.local.subprocess = SimpleNamespace(Popen=_start_apart)  # there is no option for it
     # It would hide every GPU from a job that does not ask for numbers of its own: what this session sees is
     # given to the worker as it is.
     around = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES")}
@@ -148,6 +162,15 @@ def local() -> Pool[str]:
     return Pool(["this machine"], work)
 
 
+def _start_apart(command: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
+    """Start a job's process out of reach of the terminal's Ctrl-C, with a log for what it says.
+
+    `Pool.stop` ends it by SIGINT, which it answers with a traceback.
+    """
+    with (folder() / "controller.log").open("ab") as log:
+        return subprocess.Popen(command, **options, stderr=log, start_new_session=True)
+
+
 def _share_path() -> None:
     """Jobs inherit the environment: they find this checkout's labkit, wherever it is installed."""
     if os.environ.get("PYTHONPATH", "").split(os.pathsep)[0] != str(places.CHECKOUT):
@@ -157,14 +180,36 @@ def _share_path() -> None:
 def _how_it_ended(job: Job, task: Any) -> str:
     error = task.exception()
     if error is not None:
+        state = "TIMEOUT" if TIMED_OUT in str(error) else _final_state(task)
         log = task.paths.stderr
-        return f"job {task.job_id} gave no result ({task.state.lower()}); its own log is {log}"
+        return _cause(task, state) or (
+            f"job {task.job_id} gave no result ({state.lower()}); its own log is {log}"
+        )
     ended = worker.how_it_ended(task.result())
+    if ended:
+        return _cause(task, _final_state(task)) or ended
     deadline = time.monotonic() + APPEARS_S
-    while not ended and jobs.result(job) is None and time.monotonic() < deadline:
+    while jobs.result(job) is None and time.monotonic() < deadline:
         _look_afresh(job.home)
         time.sleep(0.2)
-    return ended
+    return ""
+
+
+def _cause(task: Any, state: str) -> str:
+    """Why a job in this state gave no result; empty where the state does not say it."""
+    return f"job {task.job_id} {CAUSES[state]}" if state in CAUSES else ""
+
+
+def _final_state(task: Any) -> str:
+    """The state of a job that has ended: submitit may know an older one, and Slurm may take a while."""
+    state = "UNKNOWN"
+    for pause_s in (0.0, *ASK_AGAIN_S):
+        time.sleep(pause_s)
+        task.get_info(mode="force")
+        state = task.state.partition(" ")[0]  # CANCELLED is followed by who did it
+        if state not in UNFINISHED:
+            break
+    return state
 
 
 def _look_afresh(folder: Path) -> None:

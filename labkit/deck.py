@@ -219,6 +219,12 @@ def _is_figure(output: NotebookNode) -> bool:
     return "<img" in _html(output)
 
 
+def _row_lines(row: str) -> int:
+    """Lines that the text of a table's row takes, about."""
+    text = " ".join(re.sub(r"<[^>]*>", " ", row).split())
+    return -(-len(text) // LINE) or 1
+
+
 def output_height(output: NotebookNode) -> int:
     """Pixels that an output takes of a slide, about."""
     data: dict[str, Any] = output.get("data", {})
@@ -226,7 +232,7 @@ def output_height(output: NotebookNode) -> int:
         return 34 * -(-len(data["text/plain"]) // 105) + 12
     if _is_figure(output):
         return FIGURE
-    if "<tr" in _html(output):
-        return 36 * _html(output).count("<tr")
+    if rows := re.findall(r"<tr.*?</tr>", _html(output), re.DOTALL):
+        return 36 * sum(map(_row_lines, rows))
     text = str(output.get("text") or data.get("text/plain", ""))
     return 30 * sum(-(-len(line) // 110) or 1 for line in text.splitlines())

@@ -205,12 +205,18 @@ def _current_cell() -> str:
 
 def _keep(folder: Path, source: str) -> tuple[Path, int]:
     """Write an attempt's source to a new file, before it is run; the file and the attempt's number."""
-    folder.mkdir(parents=True, exist_ok=True)
+    with places.advice(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     numbers = [int(file.stem) for file in folder.glob("*.py") if file.stem.isdigit()]
     number = max(numbers, default=0) + 1
     file = folder / f"{number:04}.py"
-    with open(file, "x", encoding="utf-8") as stream:  # never over another one
-        stream.write(source)
+    with places.advice(file), open(file, "x", encoding="utf-8") as stream:  # never over another one
+        try:
+            stream.write(source)
+            stream.flush()
+        except OSError:
+            file.unlink()  # half of it would count as an attempt
+            raise
     return file, number
 
 

@@ -184,12 +184,17 @@ def check_parameters(path: Path, given: Mapping[str, str]) -> dict[str, Value]:
     return {name: _convert(path, declared[name], text) for name, text in given.items()}
 
 
+def _counts(parameter: Parameter) -> bool:
+    """Whether it is a size or a number of something: of these there is at least one."""
+    return parameter.kind == "int" and int(parameter.default) > 0
+
+
 def _convert(path: Path, parameter: Parameter, text: str) -> Value:
     try:
-        if parameter.kind == "int":
-            return int(text)
-        if parameter.kind == "float" and math.isfinite(number := float(text)):
+        if parameter.kind == "int" and ((number := int(text)) > 0 or not _counts(parameter)):
             return number
+        if parameter.kind == "float" and math.isfinite(real := float(text)):
+            return real
     except ValueError:
         pass  # the sentence below says it better than int() does
     if parameter.kind == "bool" and text.lower() in TRUTH:
@@ -197,7 +202,7 @@ def _convert(path: Path, parameter: Parameter, text: str) -> Value:
     if parameter.kind == "str" and text.isprintable() and not set(text) & set("\"'\\`"):
         return text
     wanted = {
-        "int": "a whole number",
+        "int": "a whole number" + " above 0" * _counts(parameter),
         "float": "a finite number",
         "bool": "true or false",
         "str": "printable text without quotes, backslashes or backticks",

@@ -320,9 +320,7 @@ def _from_rows(measured: list[Row]) -> Roofs:
         raise ValueError("roofs: the file does not hold a copy, a matmul and a launch roof")
     copies: dict[int, float] = {}
     for row in by_suite["roofs/copy"]:
-        size = row.shape.get("bytes", 0)
-        if size <= 0:
-            raise ValueError("roofs: a copy without its bytes")
+        size = _amount(row, row.shape.get("bytes"))
         copies[size] = min(copies.get(size, float("inf")), _time(row))
     launches = {row.clock: _time(row) for row in by_suite["roofs/launch"]}
     if set(MATMUL_SIDE) - {row.dtype for row in by_suite["roofs/matmul"]}:
@@ -332,13 +330,20 @@ def _from_rows(measured: list[Row]) -> Roofs:
     return Roofs(
         kind=measured[0].kind,
         device=measured[0].device,
-        date=measured[0].date[:10],
+        date=datetime.fromisoformat(measured[0].date).date().isoformat(),
         copy=tuple(sorted(copies.items())),
-        matmul={row.dtype: row.flops / _time(row) * 1e6 for row in by_suite["roofs/matmul"]},
+        matmul={row.dtype: _amount(row, row.flops) / _time(row) * 1e6 for row in by_suite["roofs/matmul"]},
         node_us=launches["graph"],
         host_us=launches["host"],
         noise=tuple(dict.fromkeys(row.noise for row in measured if row.noise)),
     )
+
+
+def _amount(row: Row, count: object) -> int:
+    """Bytes or operations, as a file has them; a roof may not rest on none, or on more than there can be."""
+    if type(count) is not int or not 0 < count < 2**63:
+        raise ValueError(f"{row.suite}: a roof without its bytes or operations")
+    return count
 
 
 def _time(row: Row) -> float:

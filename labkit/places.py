@@ -1,9 +1,9 @@
 """Where the course keeps its files. Bottom of the package, beside device: it imports nothing of labkit."""
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -34,9 +34,11 @@ def advice(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         elsewhere = f", or let LABKIT_CACHE name another folder than {cache()}" * path.is_relative_to(cache())
+        remedy = "Make room, or the folder writable"
+        if isinstance(error, IsADirectoryError):
+            remedy = "A folder has its name: move that away"
         error.add_note(
-            f"{path} is not written; what was kept before is whole. "
-            f"Make room, or the folder writable{elsewhere}, and run it again."
+            f"{path} is not written; what was kept before is whole. {remedy}{elsewhere}, and run it again."
         )
         raise
 
@@ -45,12 +47,13 @@ def write_text(path: Path, text: str) -> None:
     """Replace a file in one step, so that a reader never sees half of it; folders are made."""
     with advice(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        # not tempfile's, which are private whatever the umask says: these are the checkout's
+        temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            with open(temporary, "x", encoding="utf-8") as stream:
                 stream.write(text)
-            os.chmod(temporary, 0o644)  # mkstemp makes private files; these are the checkout's
             os.replace(temporary, path)
         except BaseException:
-            os.unlink(temporary)
+            with suppress(OSError):  # it may not have come to be; the first error counts
+                temporary.unlink()
             raise

@@ -47,6 +47,21 @@ def job(task, script):
         (STATE / f"{task}.state").write_text(state)
 
 
+def lose(state, *, all_of_it=True):
+    """End the job of an array that this worker belongs to, as Slurm does; or the worker alone."""
+    task = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    (STATE / f"{task}.state").write_text(state)
+    if all_of_it:
+        os.killpg(_group(task), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def warn():
+    """Send the job that this worker belongs to what Slurm sends before the limit, and wait to be ended."""
+    os.kill(os.getppid(), signal.SIGUSR2)
+    time.sleep(600)
+
+
 def srun(*arguments):
     rest = list(arguments)
     while rest[0].startswith("--"):
@@ -64,15 +79,20 @@ def sacct(*_):
 
 def scancel(task):
     (STATE / f"{task}.state").write_text("CANCELLED")
-    started = STATE / f"{task}.pid"
-    deadline = time.monotonic() + 60
-    while not (started.exists() and started.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    group = int(started.read_text())
+    group = _group(task)
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, number)
         time.sleep(0.2)
+
+
+def _group(task):
+    """The job's process group, once it has started."""
+    started = STATE / f"{task}.pid"
+    deadline = time.monotonic() + 60
+    while not (started.exists() and started.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return int(started.read_text())
 
 
 if __name__ == "__main__":

@@ -142,6 +142,14 @@ def test_run_limits_the_time_of_a_cell(course):
     assert result.exit_code == 1 and "the limit for one cell is 0.5 s" in result.output
 
 
+@pytest.mark.parametrize("seconds", ["0", "-1", "inf", "nan", "soon"])
+def test_a_limit_is_a_number_of_seconds(course, seconds):
+    course("01_a", "open('ran', 'w')")
+    result = labkit("run", f"--timeout={seconds}")
+    assert result.exit_code == 2 and "--timeout" in result.output
+    assert not (places.NOTEBOOKS / "ran").exists()
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_stops_and_leaves_no_kernel(course, number, code):
     course("01_long", FOR_EVER)

@@ -3,14 +3,17 @@
 import os
 import re
 import shlex
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from crews import DIES, FAILS_FIRST, FOR_EVER, clone, labkit  # noqa: F401
-from processes import wait_for
+from processes import end, tree, wait_for
 from taped import recorded
 
 from labkit import cli, cluster, gather, jobs, lessons, many, places, record, rows, worker
@@ -215,6 +218,50 @@ def test_stopped_it_gives_back_when_the_jobs_process_has_ended(submitit, clone, 
     assert made[0].done()
 
 
+SCRIPT = """
+import os, sys
+from pathlib import Path
+import crews
+from labkit import cli
+crews.set_up(Path.cwd(), setattr, os.environ.__setitem__)
+sys.argv = ["labkit", "run", "--executor", "local"]
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("send", "number", "code"),
+    [(os.killpg, signal.SIGINT, 130), (os.kill, signal.SIGINT, 130), (os.kill, signal.SIGKILL, -9)],
+    ids=["ctrl-c", "interrupt", "kill"],
+)
+def test_interrupted_it_shows_no_traceback_and_leaves_no_process(submitit, clone, send, number, code):  # noqa: F811
+    clone("01_a", FOR_EVER)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,  # a group of its own, as a command in a terminal has, that hears Ctrl-C
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    try:
+        wait_for((places.NOTEBOOKS / "pid").exists, "the worker", 60)
+        started = tree(process)
+        assert len(started) == 4, "the command, two processes of submitit and the worker"
+        send(process.pid, number)
+        assert process.wait(60) == code
+    finally:
+        end(process, 10)
+    output = process.stdout.read()  # until submitit's processes, which share it, have ended
+    assert "Traceback" not in output
+    assert number == signal.SIGKILL or "the same command goes on" in output
+    wait_for(lambda: not any(map(runs, started)), "their end", 60)
+
+
+def runs(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 # Slurm
 
 
@@ -262,6 +309,37 @@ def test_what_slurm_refuses_is_a_sentence(slurm, clone):  # noqa: F811
     assert result.exit_code == 2 and "Slurm takes no such job: " in result.output
     assert "invalid partition specified: none" in result.output and "Traceback" not in result.output
     assert "the same command goes on" not in result.output
+
+
+LOST = "import os\nif not os.path.exists('mark'):\n    open('mark', 'w')\n    import fake_slurm\n    "
+
+
+@pytest.mark.parametrize(
+    ("how", "minutes", "says"),
+    [
+        ("lose('TIMEOUT')", 5, "reached its time limit: ask for more with --slurm time=MINUTES, which is 60"),
+        ("warn()", 5, "reached its time limit: ask for more with --slurm time=MINUTES, which is 60"),
+        ("lose('NODE_FAIL')", 5, "lost its node"),
+        (
+            "lose('OUT_OF_MEMORY', all_of_it=False)",
+            5,
+            "used up its memory: ask for more with --slurm mem=SIZE",
+        ),
+        ("warn()", 60, "gave no result (failed); its own log is"),
+    ],
+    ids=["limit", "before the limit", "node", "memory", "preempted"],
+)
+def test_what_slurm_ended_is_said_and_done_again(slurm, clone, monkeypatch, how, minutes, says):  # noqa: F811
+    import submitit
+
+    monkeypatch.setattr(submitit.SlurmJob, "_results_timeout_s", 0)
+    clone("01_a", "open('ran', 'a').write('a')")
+    clone("02_b", LOST + f"fake_slurm.{how}")
+    result = labkit("run", "--executor", "slurm", "--slurm", f"time={minutes}")
+    assert result.exit_code == 0, result.output
+    assert f"02_b: failed: job 1_1 {says}" in result.output and "it is tried again" in result.output
+    assert result.output.count("│ passed") == 2
+    assert (places.NOTEBOOKS / "ran").read_text() == "a" and len(list(slurm.glob("*.sh"))) == 2
 
 
 def test_jobs_of_a_run_that_was_lost_are_taken_over(slurm, clone):  # noqa: F811

@@ -135,6 +135,15 @@ def test_a_slide_has_one_figure_at_most_and_room_for_it():
         assert sum(map(deck.output_height, group)) <= deck.ROOM
 
 
+def test_a_table_of_long_rows_has_a_slide_of_its_own():
+    def table(text):
+        return shown("<table>" + f"<tr>\n<td class='data'>{text}</td>\n</tr>" * 10 + "</table>")
+
+    claim = shown("held", claims.MIME)
+    assert len(deck.output_groups([table("478"), claim])) == 1
+    assert len(deck.output_groups([table("a kernel and the reason for it " * 5), claim])) == 2
+
+
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_a_lesson_has_slides_of_all_its_sections(path):
     cells = lessons.read(path).cells

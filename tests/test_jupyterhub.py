@@ -315,9 +315,13 @@ def test_neither_reads_the_others_files(apart, hub, learners, kernels):
 
 
 def test_what_a_learner_makes_is_the_learners_alone(learners, kernels):
-    kernels["ada"].run("open('mine.txt', 'w').write('mine'); os.mkdir('folder')")
+    kernels["ada"].run("import os; open('mine.txt', 'w').write('mine'); os.mkdir('folder')")
+    kernels["ada"].run(
+        "from labkit import places; places.write_text(places.Path('kept.txt').resolve(), 'mine')"
+    )
     labkit = learners["ada"].home / "labkit"
     assert stat.S_IMODE((labkit / "mine.txt").stat().st_mode) == 0o600
+    assert stat.S_IMODE((labkit / "kept.txt").stat().st_mode) == 0o600
     assert stat.S_IMODE((labkit / "folder").stat().st_mode) == 0o700
 
 

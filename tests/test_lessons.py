@@ -188,6 +188,8 @@ def test_a_name_that_is_not_declared_is_refused(lesson, name):
     ("name", "text"),
     [
         ("width", "1.5"),
+        ("width", "0"),
+        ("width", "-1"),
         ("width", "print(1)"),
         ("width", ""),
         ("width", "9" * 5000),

@@ -284,6 +284,13 @@ BROKEN = {
     "no time": lambda path: rewrite(path, lambda row: row | {"median_us": None}),
     "time zero": lambda path: rewrite(path, lambda row: row | {"median_us": 0.0}),
     "a time in words": lambda path: rewrite(path, lambda row: row | {"median_us": "fast"}),
+    "no operations": lambda path: rewrite(path, lambda row: row | {"flops": 0}),
+    "more operations than there can be": lambda path: rewrite(path, lambda row: row | {"flops": 10**400}),
+    "more bytes than there can be": lambda path: rewrite(
+        path, lambda row: row | {"shape": {"bytes": 10**400}}
+    ),
+    "a size that is none": lambda path: rewrite(path, lambda row: row | {"shape": {"bytes": True}}),
+    "a date that is none": lambda path: rewrite(path, lambda row: row | {"date": "today"}),
     "of another device": lambda path: rewrite(path, lambda row: row | {"device": "NVIDIA L4"}),
     "of another driver": lambda path: rewrite(path, lambda row: row | {"driver": "1"}),
 }

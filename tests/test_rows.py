@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import threading
 from dataclasses import replace
 
@@ -189,6 +190,26 @@ def test_a_failing_write_leaves_the_old_file(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         rows.write(path, breaks())
     assert rows.read(path) == [GOOD]
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_who_may_read_a_file_is_for_the_umask_to_say(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        rows.write(tmp_path / "tape.jsonl", [GOOD])
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "tape.jsonl").stat().st_mode) == mode
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path):
+    path = tmp_path / "tape.jsonl"
+    path.mkdir()
+    with pytest.raises(IsADirectoryError) as raised:
+        rows.write(path, [GOOD])
+    (note,) = raised.value.__notes__
+    assert str(path) in note and "A folder has its name: move that away" in note
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_no_file_is_no_rows(tmp_path):

@@ -21,6 +21,9 @@ def masked(expression):
     return changed("mask", ("mask = at < count", f"mask = {expression}"))
 
 
+RIGHT_MASKS = ["count > at", "at >= 0 and at < count", "(at >= 0) & (at < count)", "at <= count - 1"]
+"""Triton's compiler takes `and` between blocks."""
+
 LAST = "tl.store(y + at, 2 * tl.load(x + at, mask=mask), mask=mask)"
 WRONG_MASKS = {
     "true": (masked("True"), "no-mask"),
@@ -279,6 +282,12 @@ def test_a_wrong_answer_is_refused_for_its_reason(judged, name, source, reason):
     assert filled(finding["hints"], HINTS[name][reason]), finding
     assert finding["observed"]
     assert not re.search("[Ii]ndex arithmetic|edge of a tile", finding["observed"]), "the reason decides"
+
+
+@INTERPRETED
+@pytest.mark.parametrize("expression", RIGHT_MASKS)
+def test_a_mask_may_be_written_in_other_words(judged, expression):
+    assert judged("mask", masked(expression))["status"] == "right"
 
 
 @INTERPRETED

@@ -70,7 +70,7 @@ HINTS = {
     ),
     "not-compiled": (
         "Interpreted it's right, but the compiler for a GPU refuses it. Its message says why.",
-        "Python's `and`, `or` and 0 <= at < count are not for blocks: one comparison of `at` is enough.",
+        "0 <= at < count is Python's and not for blocks: one comparison of `at` is enough.",
     ),
     "wrong-values": (
         "The right places are stored, but not the right numbers. Only the mask was yours to write.",

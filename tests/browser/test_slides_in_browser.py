@@ -1,9 +1,10 @@
-"""The decks and the site as a browser shows them: nothing overflows, nothing is fetched."""
+"""The decks and the site as a browser shows them: readable, nothing overflows, nothing is fetched."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jupyter_lab
 import pytest
@@ -14,6 +15,19 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 SCREENS = [(1280, 720), (1920, 1080)]
+SMALLEST = 16
+"""Pixels, on a slide 720 high, that the letters of a slide have at least."""
+SIZES = """() => {
+    const texts = document.createTreeWalker(Reveal.getCurrentSlide(), NodeFilter.SHOW_TEXT);
+    const sizes = {};
+    while (texts.nextNode()) {
+        const {data, parentElement: box} = texts.currentNode;
+        if (!data.trim() || !box.checkVisibility()) continue;
+        const size = parseFloat(getComputedStyle(box).fontSize) * (box.currentCSSZoom ?? 1);
+        sizes[data.trim()] = Math.min(size, sizes[data.trim()] ?? size);
+    }
+    return sizes;
+}"""
 OVERFLOW = """() => {
     const slide = Reveal.getCurrentSlide();
     const problems = [];
@@ -30,10 +44,13 @@ OVERFLOW = """() => {
     return problems;
 }"""
 WALK = """() => {{
-    const overflow = {overflow};
+    const overflow = {overflow}, sizes = {sizes};
     const problems = {{}};
     for (let number = 1; number <= Reveal.getTotalSlides(); number++) {{
         const found = overflow();
+        for (const [text, size] of Object.entries(sizes())) {{
+            if (size < {smallest}) found.push(`${{size}} pixels: ${{text}}`);
+        }}
         if (found.length) problems[number] = found;
         Reveal.next();
     }}
@@ -53,34 +70,61 @@ def opened(browser: Browser, path: Path, width: int, height: int) -> Page:
 
 
 @pytest.mark.parametrize("path", lessons.find(), ids=lambda path: path.stem)
-def test_every_slide_fits(browser: Browser, path: Path, tmp_path: Path) -> None:
+def test_every_slide_fits_and_can_be_read(browser: Browser, path: Path, tmp_path: Path) -> None:
     (deck,) = slides.write([path], tmp_path)
     width, height = SCREENS[0]  # reveal.js scales: what fits one screen fits all of its shape
     page = opened(browser, deck, width, height)
     page.wait_for_function("window.Reveal && Reveal.isReady()")
-    assert page.evaluate(WALK.format(overflow=OVERFLOW)) == {}
+    assert page.evaluate(WALK.format(overflow=OVERFLOW, sizes=SIZES, smallest=SMALLEST)) == {}
     assert page.evaluate("Reveal.isLastSlide()"), "the way through by one key ends at the end"
     page.close()
 
 
 @pytest.fixture(scope="module")
-def lesson(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page of the site."""
-    _, made = website.write([lessons.resolve("02")], tmp_path_factory.mktemp("site"))
-    return made
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the whole site."""
+    folder = tmp_path_factory.mktemp("site")
+    website.write(lessons.find(), folder)
+    return folder
 
 
-@pytest.mark.parametrize(("width", "height"), SCREENS)
-def test_a_page_of_the_site_is_no_wider_than_the_screen(
-    browser: Browser, lesson: Path, width: int, height: int
-) -> None:
-    page = opened(browser, lesson, width, height)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    exercise = page.locator("main > details", has_text="Exercise:").first
+@pytest.fixture(scope="module")
+def reader(browser: Browser) -> Iterator[Page]:
+    """One page for all of the site; each test says where it goes."""
+    with browser.new_page() as page:
+        yield page
+
+
+@pytest.mark.parametrize("name", ["index", *(path.stem for path in lessons.find())])
+def test_a_page_of_the_site_fits_and_needs_nothing_else(reader: Page, site: Path, name: str) -> None:
+    problems: list[str] = []
+    listeners: dict[Any, Callable[[Any], None]] = {
+        "pageerror": lambda error: problems.append(str(error)),
+        "console": lambda said: problems.append(said.text) if said.type == "error" else None,
+        "request": lambda request: problems.append(request.url) if is_outside(request.url, site) else None,
+    }
+    for event, listener in listeners.items():
+        reader.on(event, listener)
+    reader.goto((site / f"{name}.html").as_uri())
+    for width, height in SCREENS:
+        reader.set_viewport_size({"width": width, "height": height})
+        if reader.evaluate("document.documentElement.scrollWidth") > width:
+            problems.append(f"wider than {width} pixels")
+    for event, listener in listeners.items():
+        reader.remove_listener(event, listener)
+    assert problems == []
+
+
+def is_outside(url: str, folder: Path) -> bool:
+    return not url.startswith((folder.as_uri(), "data:", "blob:"))
+
+
+def test_a_solution_is_two_clicks_away(reader: Page, site: Path) -> None:
+    reader.goto((site / f"{lessons.resolve('02').stem}.html").as_uri())
+    exercise = reader.locator("main > details", has_text="Exercise:").first
     solution = exercise.get_by_text("Solution", exact=True)
     assert not solution.is_visible()
     exercise.locator("summary").first.click()
     solution.click()
     assert exercise.locator("pre").last.is_visible()
-    page.screenshot(path=jupyter_lab.SCREENSHOTS / f"site-{width}.png")
-    page.close()
+    reader.screenshot(path=jupyter_lab.SCREENSHOTS / "site.png")
