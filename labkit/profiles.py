@@ -27,6 +27,8 @@ from labkit.rows import LIVE
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHING = ("cuda_runtime", "cuda_driver")
+BRACKETS = str.maketrans("<>", "‹›")
+"""For names in tables: pandas' Styler would take template arguments for tags, and a page not show them."""
 MOST_RUNS = 6
 """So often the name of the kernel changes in a sequence that a table still shows."""
 TEXT_LIMIT_S = 120.0
@@ -225,8 +227,9 @@ def census(profiles: Mapping[str, Profile]) -> pd.DataFrame:
 
     Columns case; launches, and of these matrix products, reductions (which add up what a product split
     among blocks), copies (and fills) and other; kernels, their short names in order, or each once where the
-    names change more than a few times; us, of all of them together; kind, "counted" where there was no GPU
-    and nothing recorded: then operations of PyTorch stand for kernels, and us is NaN.
+    names change more than a few times, template arguments in ‹›; us, of all of them together; kind,
+    "counted" where there was no GPU and nothing recorded: then operations of PyTorch stand for kernels, and
+    us is NaN.
     """
     return pd.DataFrame([{"case": case, **_sorted(made)} for case, made in profiles.items()])
 
@@ -249,13 +252,14 @@ def _sorted(made: Profile) -> dict[str, Any]:
     runs = [(_clipped(name), len(list(group))) for name, group in groupby(names)]
     if len(runs) > MOST_RUNS:
         runs = list(Counter(map(_clipped, names)).items())
+    named = [(name.translate(BRACKETS), count) for name, count in runs]
     return {
         "launches": len(names),
         "matrix products": sorts.count("matrix product"),
         "reductions": sorts.count("reduction"),
         "copies": sorts.count("copy"),
         "other": sorts.count("other"),
-        "kernels": " + ".join(f"{count} x {name}" if count > 1 else name for name, count in runs),
+        "kernels": " + ".join(f"{count} x {name}" if count > 1 else name for name, count in named),
         "us": us,
         "kind": kind,
     }

@@ -289,8 +289,8 @@ def test_the_census_has_a_row_for_each_case_and_sorts_its_launches():
     assert list(found.columns) == [*counted, "kernels", "us", "kind"]
     assert found[counted].to_numpy().tolist() == [[1, 1, 0, 0, 0], [5, 1, 1, 1, 2], [0, 0, 0, 0, 0]]
     assert found.loc["split", "kernels"] == (
-        "Memcpy DtoD + nvjet_hsh_64x8_64x16_4x1_v_bz_splitK_TNT + splitKreduce_kernel<32, 16> + "
-        "2 x elementwise_kernel<128, 4>"
+        "Memcpy DtoD + nvjet_hsh_64x8_64x16_4x1_v_bz_splitK_TNT + splitKreduce_kernel‹32, 16› + "
+        "2 x elementwise_kernel‹128, 4›"
     )
     assert found["us"].tolist() == [1.5, 7.5, 0.0]
     assert found["kind"].tolist() == ["live", "recorded", "live"]
@@ -301,8 +301,8 @@ def test_the_census_names_the_kernels_of_a_long_sequence_once():
     found = profiles.census({"each group apart": ran("add_kernel", *group * 100)}).iloc[0]
     assert found["launches"] == 401 and found["matrix products"] == 100
     assert found["kernels"] == (
-        "add_kernel + 100 x Memset + 100 x nchwToNhwcKernel<4> + 100 x nvjet_tst_64x8 + "
-        "100 x nhwcToNchwKernel<4>"
+        "add_kernel + 100 x Memset + 100 x nchwToNhwcKernel‹4› + 100 x nvjet_tst_64x8 + "
+        "100 x nhwcToNchwKernel‹4›"
     )
 
 
