@@ -1,6 +1,6 @@
 # Each command sets up what it needs first; labkit/bootstrap.py has the logic.
 #   ENV=current      use the present environment: nothing is installed, what is missing is named
-#   TORCH=2.11       the older supported torch, in a virtual environment of its own
+#   TORCH=2.11       the oldest supported torch, or 2.15 the newest, in a virtual environment of its own
 #   IPYKERNEL=6.31   the older supported ipykernel, in one that adds only that; `test` runs panels and browser
 #   PYTHON=...       the Python that the virtual environment is made of
 BOOTSTRAP = $(or $(PYTHON),python3) labkit/bootstrap.py

@@ -14,7 +14,7 @@ from labkit.provenance import duration
 
 README = places.CHECKOUT / "README.md"
 PICTURE = places.CHECKOUT / "docs" / "width_sweep.png"
-TAPE = places.RECORDED / "nvidia-h200" / "01_launch_overhead.jsonl"
+TAPE = places.RECORDED / "nvidia-h200" / "launch_overhead.jsonl"
 BEGIN, END = "<!-- made by docs/draw.py -->\n", "<!-- end -->\n"
 BATCH = 32768
 CONTENDERS = ("nn.Linear", "x*w+b eager", "torch.compile", "labkit")

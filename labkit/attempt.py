@@ -40,22 +40,31 @@ class _HandedIn(BaseException):
 class _Desk:
     """Stands for ``tasks`` in the cell."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, lesson: str, name: str) -> None:
+        self._lesson, self._name = lesson, name
 
     def check(self, name: str, *answers: Any) -> None:
         if name == self._name:
             raise _HandedIn(answers)
 
+    def solution(self, name: str) -> None:
+        """Nothing to show here; the learner's notebook shows it."""
 
-def judge(namespace: dict[str, Any], name: str, task: Task, file: Path) -> dict[str, Any]:
+    def answer(self, name: str) -> Any:
+        """The solution's function: the learner's own lives in the notebook."""
+        from labkit import exercises  # which needs IPython, and only this does
+
+        return exercises.of(self._lesson).answer(name)
+
+
+def judge(lesson: str, namespace: dict[str, Any], name: str, task: Task, file: Path) -> dict[str, Any]:
     """Run a cell's source from its file, in a copy of ``namespace``, and check what it hands in.
 
     The finding: ``status`` right (with evidence, passed), wrong (reason, observed, hints), raised (observed,
     where, reason, hints) or unchecked.
     """
     try:
-        answers = _run(namespace, name, file)
+        answers = _run(lesson, namespace, name, file)
         if answers is None:
             return {"status": "unchecked"}
         evidence = task.check(*answers)
@@ -67,12 +76,14 @@ def judge(namespace: dict[str, Any], name: str, task: Task, file: Path) -> dict[
     return {"status": "right", "evidence": evidence.sentence, "passed": evidence.passed}
 
 
-def _run(namespace: dict[str, Any], name: str, file: Path) -> tuple[Any, ...] | None:
+def _run(lesson: str, namespace: dict[str, Any], name: str, file: Path) -> tuple[Any, ...] | None:
     """What the cell hands in; None when it ends without a check."""
     # A module by this name: Triton, inspect and dataclasses look the source up through it.
     title = f"labkit_attempt_{name}"
     module = ModuleType(title)
-    module.__dict__.update(namespace | {"__name__": title, "__file__": str(file), "tasks": _Desk(name)})
+    module.__dict__.update(
+        namespace | {"__name__": title, "__file__": str(file), "tasks": _Desk(lesson, name)}
+    )
     sys.modules[title] = module
     try:
         exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), module.__dict__)
@@ -183,7 +194,7 @@ def _judge_and_end(lesson: str, job: dict[str, Any], answers: TextIO) -> NoRetur
         faulthandler.enable(trace)
         faulthandler.register(signal.SIGUSR1, trace)
         namespace = vars(lessons.load(lesson))  # again: the notebook may have been saved meanwhile
-        finding = judge(namespace, job["task"], find(lesson)[job["task"]], Path(job["file"]))
+        finding = judge(lesson, namespace, job["task"], find(lesson)[job["task"]], Path(job["file"]))
         with contextlib.suppress(OSError):  # the pipe may be closed, the finding counts
             sys.stdout.flush()
         _say(answers, finding)

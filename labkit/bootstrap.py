@@ -5,20 +5,19 @@
 
 The first word says what will be done (see ``NEEDS``), the rest goes to the Python of the environment.
 
-This file runs before anything is installed: it uses the standard library only, does not import labkit, and
-still runs on Python 3.8, so that an old Python gets a sentence instead of a syntax error.
+This file runs before anything is installed: it uses the standard library only, imports of labkit no more
+than ``backend.py``, and still runs on Python 3.8, so that an old Python gets a sentence instead of a syntax
+error.
 
-Environment variables: ``ENV=current`` uses the present environment and installs nothing; ``TORCH=2.11``
-takes the older supported torch; ``IPYKERNEL=6.31`` the older supported ipykernel, on top of it; ``PYTHON``
-names the interpreter that the virtual environment is made of.
+Environment variables: ``ENV=current`` uses the present environment and installs nothing; ``TORCH=2.11`` or
+``TORCH=2.15`` takes the oldest or the newest supported torch; ``IPYKERNEL=6.31`` the older supported
+ipykernel, on top of it; ``PYTHON`` names the interpreter that the virtual environment is made of.
 """
 
 from __future__ import annotations
 
 import errno
-import glob
 import hashlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -30,6 +29,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 try:
@@ -46,6 +46,7 @@ UNFINISHED = "unfinished"  # the stamp's text from the creation of an environmen
 TORCHES = {  # TORCH=...: constraints file, folder of the virtual environment
     "2.13": ("constraints.txt", ".venv"),
     "2.11": ("constraints-torch211.txt", ".venv-torch211"),
+    "2.15": ("constraints-torch215.txt", ".venv-torch215"),
 }
 IPYKERNELS = {"6.31": "6.31.0"}  # IPYKERNEL=...: the version that is installed
 
@@ -89,20 +90,19 @@ def say(text: str) -> None:
 # ---- the machine ----------------------------------------------------------------------------------------
 
 
+def load_backend() -> ModuleType:
+    """``labkit/backend.py``, without labkit: that is imported in the environment that is yet to come."""
+    spec = importlib.util.spec_from_file_location("labkit_backend", Path(__file__).with_name("backend.py"))
+    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 def has_gpu() -> bool:
-    """Whether an NVIDIA GPU can be used: a device node, or a driver tool that lists one."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
-        return False
-    if glob.glob("/dev/nvidia[0-9]*"):
-        return True
-    tool = shutil.which("nvidia-smi")  # in WSL there is no device node
-    if tool is None:
-        return False
-    try:
-        listed = subprocess.run([tool, "-L"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return listed.returncode == 0 and b"GPU " in listed.stdout
+    """Whether a CUDA build of torch could use a GPU of this machine."""
+    return bool(load_backend().is_nvidia_here())
 
 
 def pins(file: Path) -> dict[str, str]:
@@ -394,24 +394,12 @@ def check_current(target: str, constraints: Path) -> None:
     stop("ENV=current installs nothing; add these, or leave ENV out for a virtual environment.")
 
 
-def torch_is_cpu_only() -> bool:
-    """Whether the torch of this Python is a CPU build, by its version; torch itself is slow to import."""
-    try:
-        return importlib.metadata.version("torch").endswith("+cpu")
-    except importlib.metadata.PackageNotFoundError:  # found on the path, without metadata
-        return False
-
-
 # ---- running ---------------------------------------------------------------------------------------------
 
 
-def environment(root: Path, python: str, gpu: bool) -> dict[str, str]:
-    """The environment variables for a command: this checkout, this Python's kernels, GPU or interpreter."""
+def environment(root: Path, python: str) -> dict[str, str]:
+    """The environment variables for a command: this checkout, and this Python's kernels."""
     env = dict(os.environ)
-    if not gpu:
-        env.setdefault("TRITON_INTERPRET", "1")
-        # Interpreted kernels are small steps: threads that wait for the next one take the cores from others.
-        env.setdefault("OMP_NUM_THREADS", "1")
     # Jupyter finds kernels by name, and the user may have another one called python3: ours comes first.
     jupyter = root / "build" / "jupyter"
     kernel = jupyter / "kernels" / "python3"
@@ -443,7 +431,7 @@ def main(arguments: list[str]) -> int:
             stop("ENV=current installs nothing, and IPYKERNEL is an environment of its own: leave one out.")
         check_current(target, setup.constraints)
         python = sys.executable
-        env = environment(ROOT, python, gpu and not torch_is_cpu_only())
+        env = environment(ROOT, python)
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
     else:
         setup.ensure(gpu)
@@ -451,7 +439,7 @@ def main(arguments: list[str]) -> int:
             setup = OtherKernel(setup, ipykernel)
             setup.ensure(gpu)
         python = str(setup.python)
-        env = environment(ROOT, python, gpu)
+        env = environment(ROOT, python)
         env["VIRTUAL_ENV"] = str(setup.venv)
         env["PATH"] = os.pathsep.join([str(setup.bin), env.get("PATH", os.defpath)])
     if not command:

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from labkit import __version__, places
+from labkit import __version__, backend, places
 
 if TYPE_CHECKING:  # commands import what they need themselves
     from labkit import runner
@@ -166,30 +166,35 @@ def run_command(
 
         with mistakes():
             sys.exit(not many.run(console, crew, paths, given, limit_s, again))
+    reports.say(console, backend.sentence())
     results = _execute(console, paths, given, limit_s)
-    console.print(reports.results(results))
-    reports.say(console, f"Executed notebooks and pages: {os.path.relpath(places.BUILD / 'lessons')}/")
-    for result in results:
-        reports.say(console, f"  {os.path.relpath(result.html_path)}")
     sys.exit(not all(result.passed for result in results))
 
 
 def _execute(
     console: Console, paths: list[Path], given: dict[str, str], limit_s: float
 ) -> "list[runner.Result]":
-    """Execute lessons one after the other into build/lessons, saying at once what failed."""
+    """Execute lessons one after the other into build/lessons, saying at once what failed.
+
+    However it ends, a table says what is finished and where it lies.
+    """
     from labkit import reports, runner
 
-    results = []
+    results: list[runner.Result] = []
     with _alone("run"):
-        for path in paths:
-            with reports.report(console) as report:
-                result = runner.execute(
-                    path, places.BUILD / "lessons" / path.name, given, report, cell_limit_s=limit_s
-                )
-            if result.failure:
-                reports.failure(console, result.lesson, result.failure)
-            results.append(result)
+        try:
+            for path in paths:
+                with reports.report(console) as report:
+                    result = runner.execute(
+                        path, places.BUILD / "lessons" / path.name, given, report, cell_limit_s=limit_s
+                    )
+                if result.failure:
+                    reports.failure(console, result.lesson, result.failure)
+                results.append(result)
+        finally:
+            console.print(reports.results(results, [path.stem for path in paths[len(results) :]]))
+            for result in results:
+                reports.say(console, f"  {os.path.relpath(result.html_path)}")
     return results
 
 
@@ -242,7 +247,7 @@ def doctor_command(measure: bool) -> None:
 
     facts = doctor.collect()
     if measure:
-        if facts.device is None or facts.interpret:
+        if facts.device is None or facts.reason:
             raise Mistake("measuring roofs needs a GPU: leave --measure out to see what is in the way")
         from labkit import machine
 

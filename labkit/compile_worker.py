@@ -12,6 +12,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import triton
@@ -113,8 +114,10 @@ def specialise(entry: Any, target: GPUTarget, options: dict[str, Any]) -> tuple[
 def main(folder: Path) -> None:
     """Answer every request of the folder."""
     # Two habits of Triton's that take five times as long as a compilation: to import torch, so as to know a
-    # tensor when it sees one (here it sees none), and to hash all of itself, to name what it keeps.
-    sys.modules["torch"] = None  # type: ignore[assignment]
+    # tensor when it sees one (here they are Pointers), and to hash all of itself, to name what it keeps.
+    torch: Any = ModuleType("torch")
+    torch.Tensor = Pointer
+    sys.modules["torch"] = torch
     cache.triton_key = lambda: triton.__version__
     sys.path.insert(0, str(folder))
     for request in json.loads((folder / "requests.json").read_text()):

@@ -18,7 +18,7 @@ import torch
 from torch._library.custom_ops import OPDEFS
 from torch.utils._pytree import tree_leaves
 
-from labkit import device, dispatch
+from labkit import backend, device, dispatch
 
 _ALLOCATES = {
     "empty",
@@ -90,7 +90,7 @@ def count(call: Callable[[], Any]) -> Counts:
     counts = Counts()
     operations = _Operations(counts.launches)
     with ExitStack() as stack:
-        if device.interpreting():
+        if backend.interpreting():
             stack.enter_context(_interpreted(counts.launches, operations))
         stack.enter_context(operations)
         call()

@@ -15,7 +15,7 @@ from typing import Any
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from labkit import claims, exercises, folds, lessons, record
+from labkit import claims, folds, lessons, record
 
 LINE = 74
 """Characters of prose in a line, at the size that `data/reveal/labkit.css` gives them."""
@@ -98,7 +98,7 @@ def _placed(cell: NotebookNode, slide_type: str, section: str) -> NotebookNode:
 
 
 def _your_turn(cell: NotebookNode) -> str:
-    return f"### Your turn: `{exercises.name_of(cell)}`\n\nThe exercise is in the notebook."
+    return f"### Your turn: `{lessons.exercise_of(cell)}`\n\nThe exercise is in the notebook."
 
 
 def sections(text: str) -> Iterator[tuple[str, str]]:

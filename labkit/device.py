@@ -1,7 +1,4 @@
-"""Which device the course runs on, and whether Triton compiles or interprets.
-
-The bottom of the package: it imports nothing else of labkit.
-"""
+"""The device that the course runs on. Whether kernels are interpreted is decided in `labkit.backend`."""
 
 import hashlib
 import os
@@ -12,24 +9,13 @@ from typing import Any
 
 import torch
 
-FLOOR = (8, 0)
-"""The lowest compute capability that Triton compiles for."""
-
-
-def interpreting() -> bool:
-    """Whether Triton's interpreter runs the kernels (TRITON_INTERPRET=1) instead of a GPU."""
-    return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+from labkit import backend
 
 
 @cache
 def name() -> str:
-    """The torch device of this session: ``"cuda"``, or ``"cpu"`` when interpreting or without a GPU.
-
-    A GPU that Triton does not compile for counts as none.
-    """
-    if interpreting() or not torch.cuda.is_available():
-        return "cpu"
-    return "cuda" if torch.cuda.get_device_capability() >= FLOOR else "cpu"
+    """The torch device of this session: ``"cuda"``, or ``"cpu"`` where kernels are interpreted."""
+    return "cpu" if backend.interpreting() or not torch.cuda.is_available() else "cuda"
 
 
 def has_gpu() -> bool:
@@ -81,13 +67,13 @@ def synchronize() -> None:
 def own_workspaces() -> None:
     """Before the capture of a CUDA graph: cuBLAS then takes its workspace from the graph's own memory.
 
-    A replay writes where the capture did. A workspace from before the capture is everybody's: torch.compile
-    gives it back before it captures or tunes, PyTorch when another graph ends, and the replay would write to
-    memory that by then is another tensor's (PyTorch issue 193402). For the same reason other graphs, captured
-    without this call, may not be replayed after it: call it in no cell while a panel measures.
+    Why is said in `labkit.kernels.graphs`, whose function this is where there is a GPU. Other graphs,
+    captured without this call, may not be replayed after it: call it in no cell while a panel measures.
     """
     if has_gpu():
-        torch._C._cuda_clearCublasWorkspaces()
+        from labkit.kernels import graphs  # not above: this module is imported before triton
+
+        graphs.own_workspaces()
 
 
 def is_lost() -> bool:

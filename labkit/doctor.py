@@ -17,11 +17,9 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from labkit import places
+from labkit import backend, places
 
-OLDEST_CAPABILITY = (8, 0)
-"""Triton generates code from this compute capability on."""
-TRITON_OF_TORCH = {"2.11": "3.6.0", "2.13": "3.7.1"}
+TRITON_OF_TORCH = {"2.11": "3.6.0", "2.13": "3.7.1", "2.15": "3.9.0"}
 """For CPU builds of torch, which do not name the triton they belong to."""
 ONLY_FOR_LAB = "jupyterlab"
 JUPYTER = (ONLY_FOR_LAB, "ipykernel", "ipywidgets")
@@ -48,7 +46,8 @@ class Facts:
     memory_gib: float = 0.0
     driver: str | None = None
     """Of a GPU that nvidia-smi sees, whether torch can use it or not."""
-    interpret: bool = False
+    reason: str = ""
+    """Why kernels are interpreted (`labkit.backend`); empty where they run on the GPU."""
     compiler: str | None = None
     headers: bool = False
     roofs: str | None = None
@@ -67,11 +66,11 @@ class Verdict:
 
 def verdict(facts: Facts) -> Verdict:
     """The first thing that is in the way, and what to do about it; else what to expect."""
-    for judge in (_no_kernels, _not_installed, _mismatch, _gpu_out_of_reach):
+    for judge in (_no_kernels, _not_installed, _mismatch):
         sentence = judge(facts)
         if sentence:
             return Verdict(False, sentence)
-    found = _interpreted(facts) if facts.device is None or facts.interpret else _on_gpu(facts)
+    found = _interpreted(facts) if facts.reason else _on_gpu(facts)
     if found.ready and (ONLY_FOR_LAB, None) in facts.jupyter:
         return replace(found, sentence=f"{found.sentence} JupyterLab is missing; only `make lab` needs it.")
     return found
@@ -115,21 +114,6 @@ def _mismatch(facts: Facts) -> str:
     return ""
 
 
-def _gpu_out_of_reach(facts: Facts) -> str:
-    if facts.driver is None or facts.device is not None or facts.interpret:
-        return ""
-    if facts.torch_cuda is None:
-        return (
-            f"There is a GPU, but torch {facts.torch} is a CPU build: install a CUDA build of torch to use "
-            "the GPU, or set TRITON_INTERPRET=1 to go on without it."
-        )
-    return (
-        f"torch was built for CUDA {facts.torch_cuda} and cannot use the GPU with driver {facts.driver}, "
-        "most likely because the driver is too old: update it, install a torch built for an older CUDA, or "
-        "set TRITON_INTERPRET=1 to go on without the GPU."
-    )
-
-
 def _interpreted(facts: Facts) -> Verdict:
     if _breaks_interpreter(facts):
         return Verdict(
@@ -137,24 +121,20 @@ def _interpreted(facts: Facts) -> Verdict:
             f"Triton {facts.triton} cannot interpret kernels with numpy {facts.numpy}: "
             "`pip install 'numpy<2.4'`.",
         )
-    if facts.device is not None or facts.driver is not None:
-        return Verdict(
-            True, "TRITON_INTERPRET is set, so kernels are interpreted: unset it to run them on the GPU."
-        )
+    why = "" if facts.reason == backend.NO_DRIVER else f", because {facts.reason}"
     return Verdict(
         True,
-        "Ready without a GPU: `make run` interprets the kernels at small sizes; figures of time come from "
-        "recordings.",
+        f"Ready without a GPU: `make run` interprets the kernels at small sizes{why}. Figures of time come "
+        "from recordings.",
     )
 
 
 def _on_gpu(facts: Facts) -> Verdict:
-    assert facts.capability is not None, "torch names the capability of every GPU it can use"
-    if facts.capability < OLDEST_CAPABILITY:
+    if facts.device is None:
         return Verdict(
             False,
-            f"Triton needs compute capability 8.0 and this GPU has {_dotted(facts.capability)}: set "
-            "TRITON_INTERPRET=1 to run the lessons interpreted, with recorded figures of time.",
+            f"The driver lists a GPU and torch {facts.torch} cannot use it: `python -c 'import torch; "
+            "torch.zeros(1).cuda()'` says why. TRITON_INTERPRET=1 goes on without it.",
         )
     if facts.compiler is None or not facts.headers:
         return Verdict(
@@ -198,7 +178,7 @@ def lines(facts: Facts) -> list[tuple[str, str]]:
 
 
 def _no_roofs(facts: Facts) -> str:
-    if facts.device is None or facts.interpret:
+    if facts.reason:
         return "those of a recorded GPU are used"
     return "not measured yet: labkit doctor --measure"
 
@@ -206,8 +186,7 @@ def _no_roofs(facts: Facts) -> str:
 def _kernels(facts: Facts) -> str:
     if facts.triton is None or facts.triton_error:
         return "none can run without triton"
-    runs_on_gpu = facts.device is not None and not facts.interpret
-    return "compiled for the GPU" if runs_on_gpu else "interpreted on the CPU"
+    return f"interpreted on the CPU: {facts.reason}" if facts.reason else "compiled for the GPU"
 
 
 def _version(version: str | None, error: str) -> str:
@@ -230,8 +209,7 @@ def collect() -> Facts:
     torch, torch_error = _installed("torch")
     triton, triton_error = _installed("triton")
     cuda, device, capability, memory_gib = _torch_gpu() if torch and not torch_error else (None,) * 3 + (0.0,)
-    interpret = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
-    usable = device is not None and not interpret and triton is not None and not triton_error
+    usable = not backend.reason and device is not None and triton is not None and not triton_error
     cache = places.cache()
     return Facts(
         system=platform.system(),
@@ -248,7 +226,7 @@ def collect() -> Facts:
         capability=capability,
         memory_gib=memory_gib,
         driver=_driver(),
-        interpret=interpret,
+        reason=backend.reason,
         compiler=_compiler(),
         headers=Path(sysconfig.get_paths()["include"], "Python.h").exists(),
         roofs=_roofs() if usable else None,

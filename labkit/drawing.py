@@ -26,6 +26,8 @@ from matplotlib.text import Text
 from numpy.typing import NDArray
 from PIL import Image
 
+from labkit import places
+
 DPI = 120
 """Sharp at 125% zoom on a projector, and a third smaller in the notebook than 144."""
 CSS_PIXELS_PER_POINT = 96 / 72
@@ -432,7 +434,7 @@ class Shown:
     def save(self, path: str | Path) -> Path:
         """Write the PNG and return where it is."""
         path = Path(path)
-        path.write_bytes(self.png)
+        places.write_bytes(path, self.png)
         return path
 
     def _repr_html_(self) -> str:

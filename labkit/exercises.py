@@ -9,10 +9,9 @@ reaches this process.
 import hashlib
 import importlib.util
 import io
-import re
 import sys
 import tokenize
-from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from labkit import places
+from labkit import lessons, places
 from labkit.sandbox import Process
 from labkit.tasks import Task, find
 from labkit.verdicts import Status, Verdict, solution_html
@@ -40,14 +39,6 @@ def of(lesson: str, *, solve: bool = False, limit_s: float = LIMIT_S) -> "Tasks"
     return Tasks(lesson, find(lesson), solve, limit_s)
 
 
-def name_of(cell: Mapping[str, Any]) -> str:
-    """The exercise that a cell tagged so hands in; ValueError for one that hands in none."""
-    found = re.search(r'^tasks\.check\("(\w+)"', cell["source"], re.MULTILINE)
-    if found is None:
-        raise ValueError(f'cell {cell["id"]}: it is tagged exercise, but has no tasks.check("...", ...)')
-    return found[1]
-
-
 def digest(source: str) -> str:
     """12 hex digits of a cell's source that do not change with comments and white space."""
     skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
@@ -64,6 +55,7 @@ class Tasks:
         self._right: dict[str, Any] = {}
         """The learner's own answers whose last verdict was right."""
         self._process: Process | None = None
+        _carry_over(lesson)
 
     def check(self, name: str, answer: Any) -> None:
         """Judge the cell that this call stands in, and show the verdict.
@@ -113,7 +105,7 @@ class Tasks:
         return f'{cell}\n\n\ntasks.check("{name}", {task.answer})'
 
     def _folder(self, name: str) -> Path:
-        return places.cache() / "attempts" / self._lesson / name
+        return _attempts(self._lesson) / name
 
     def _verdict(self, name: str, source: str) -> Verdict:
         task = self._task(name)
@@ -203,6 +195,20 @@ def _current_cell() -> str:
     return str(shell.user_ns["In"][-1])
 
 
+def _attempts(lesson: str) -> Path:
+    """Where a lesson's attempts are kept: by its name without the number, which may change."""
+    return places.cache() / "attempts" / lessons.key(lesson)
+
+
+def _carry_over(lesson: str) -> None:
+    """Attempts of the time when the lesson had another number, or its folder one."""
+    here = _attempts(lesson)
+    for numbered in here.parent.glob(f"[0-9][0-9]_{here.name}"):
+        if not here.exists():
+            with suppress(OSError):  # a cache that cannot be written: they stay where they are
+                numbered.rename(here)
+
+
 def _keep(folder: Path, source: str) -> tuple[Path, int]:
     """Write an attempt's source to a new file, before it is run; the file and the attempt's number."""
     with places.advice(folder):
@@ -220,23 +226,16 @@ def _keep(folder: Path, source: str) -> tuple[Path, int]:
     return file, number
 
 
-def _solutions_file(lesson: str) -> Path:
-    return places.NOTEBOOKS / "solutions" / f"{lesson}.py"
-
-
 def solution_cells(lesson: str) -> dict[str, str]:
-    """The solutions' sources by exercise: the cells of the lesson's file marked ``# %% [name]``."""
-    text = _solutions_file(lesson).read_text(encoding="utf-8")
-    parts = re.split(r"^# %%(?: \[(\w+)\])?.*$", text, flags=re.MULTILINE)
-    named = zip(parts[1::2], parts[2::2], strict=True)
-    return {name: source.strip() for name, source in named if name}
+    """The solutions' sources of a lesson by exercise."""
+    return lessons.solution_cells(lessons.resolve(lesson))
 
 
 def _solutions(lesson: str) -> ModuleType:
     """The file of solutions as a module: Triton reads the source of a kernel from its file."""
     name = f"labkit_solutions_{lesson}"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, _solutions_file(lesson))
+        spec = importlib.util.spec_from_file_location(name, lessons.solutions_file(lessons.resolve(lesson)))
         assert spec is not None and spec.loader is not None, "a .py file always has a loader"
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module

@@ -8,7 +8,7 @@ from copy import deepcopy
 from nbconvert.filters.highlight import Highlight2HTML
 from nbformat import NotebookNode
 
-from labkit import exercises, lessons, record
+from labkit import lessons, record
 from labkit.verdicts import solution_html
 
 ASIDE = "An aside"
@@ -63,7 +63,7 @@ def _fold(cells: list[NotebookNode], summary: str) -> None:
 
 
 def _fold_exercise(cell: NotebookNode, solutions: Mapping[str, str]) -> None:
-    name = exercises.name_of(cell)
+    name = lessons.exercise_of(cell)
     if name not in solutions:
         raise ValueError(f"cell {cell.id}: there is no solution of the exercise {name!r}")
     cell.outputs = []  # "not attempted" says nothing to a reader

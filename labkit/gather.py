@@ -41,7 +41,7 @@ def _keep(job: Job, path: Path, *, show: bool) -> bool:
     stamp = record.read_stamp(made)
     if stamp is None or stamp.hash != lessons.code_hash(path):
         return False
-    _tapes(job, path.stem)
+    _tapes(job, lessons.key(path.stem))
     if show:  # the outputs only: prose may have been edited meanwhile
         record.fill(present, made, stamp)
         record.write(path, present)

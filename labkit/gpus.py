@@ -28,7 +28,7 @@ def found() -> list[Gpu]:
     """
     import torch  # not above: a cluster's jobs are submitted where no GPU and no need for it is
 
-    from labkit import device
+    from labkit import backend, device
 
     if not device.has_gpu():
         return []
@@ -41,7 +41,7 @@ def found() -> list[Gpu]:
     return [
         Gpu(number, card.name, f"GPU-{card.uuid}")
         for number, card in enumerate(cards)
-        if (card.major, card.minor) >= device.FLOOR
+        if (card.major, card.minor) >= backend.OLDEST_CAPABILITY
     ]
 
 

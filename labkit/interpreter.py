@@ -152,14 +152,15 @@ def _match_operands() -> None:
     A number beside a block stays one number, which numpy spreads as it goes, and is made once.
     """
     checked = interpreter.TritonSemantic.binary_op_type_checking_impl
-    constants: dict[tuple[float, str], Any] = {}
+    constants: dict[tuple[float, str | None, str], Any] = {}
 
     def constant(semantic: Any, value: float, of: Any) -> Any:
-        if (value, of.name) not in constants:
+        key = (value, str(value) if value == 0 else None, of.name)  # 0.0 and -0.0 are equal, but not the same
+        if key not in constants:
             if len(constants) == MOST_CONSTANTS:
                 constants.clear()
-            constants[value, of.name] = semantic.scalar_constant(value, of).handle
-        return constants[value, of.name]
+            constants[key] = semantic.scalar_constant(value, of).handle
+        return constants[key]
 
     @wraps(checked)
     def matched(

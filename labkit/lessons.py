@@ -17,11 +17,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from labkit import places
+from labkit.code_hash import of_cells, plain
 
 if TYPE_CHECKING:  # its validator takes a second to import, and a lesson that is only loaded needs none
     from nbformat import NotebookNode
 
 SETUP, KERNEL = LOADED_TAGS = ("setup", "kernel")
+EXERCISE = "exercise"
 KINDS: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
 """The kinds a lesson's parameter may be declared with."""
 TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -90,20 +92,50 @@ def title(notebook: Mapping[str, Any]) -> str | None:
     return next((heading[1].strip() for heading in headings if heading), None)
 
 
+def key(lesson: str) -> str:
+    """The name that stored data goes by: the lesson's without its number, which may change."""
+    return re.sub(r"^\d\d_", "", lesson)
+
+
 def code_hash(path: Path) -> str:
-    """12 hex digits that change when, and only when, the source of a code cell does."""
-    sources = [cell["source"] for _, cell in code_cells(look(path))]
-    return hashlib.sha256(json.dumps(sources).encode()).hexdigest()[:12]
+    """12 hex digits that change with the source of a code cell or of a solution, and with the project's code
+    that they reach, as far as it decides about a measurement (`labkit.code_hash`)."""
+    cells = [cell["source"] for _, cell in code_cells(look(path))]
+    solutions = solutions_file(path)
+    return of_cells([*cells, plain(solutions.read_text(encoding="utf-8"))] if solutions.exists() else cells)
 
 
-def load(lesson: str | Path, directory: Path | None = None) -> ModuleType:
+def exercise_of(cell: Mapping[str, Any]) -> str:
+    """The exercise that a cell tagged so hands in; ValueError for one that hands in none."""
+    found = re.search(r'^tasks\.check\("(\w+)"', cell["source"], re.MULTILINE)
+    if found is None:
+        raise ValueError(f'cell {cell["id"]}: it is tagged exercise, but has no tasks.check("...", ...)')
+    return found[1]
+
+
+def solutions_file(path: Path) -> Path:
+    """Where the solutions of a lesson's exercises are."""
+    return path.parent / "solutions" / f"{path.stem}.py"
+
+
+def solution_cells(path: Path) -> dict[str, str]:
+    """The solutions' sources by exercise: the cells of the lesson's file marked ``# %% [name]``."""
+    text = solutions_file(path).read_text(encoding="utf-8")
+    parts = re.split(r"^# %%(?: \[(\w+)\])?.*$", text, flags=re.MULTILINE)
+    named = zip(parts[1::2], parts[2::2], strict=True)
+    return {name: source.strip() for name, source in named if name}
+
+
+def load(lesson: str | Path, directory: Path | None = None, *, solved: bool = False) -> ModuleType:
     """The cells tagged ``setup`` and ``kernel``, in order, as a module; nothing else of the lesson runs.
+
+    With ``solved`` the solutions are in it too, each in the place of its exercise's cell.
 
     The module is a real file, because Triton and inspect read the source of a kernel from its file.
     It is imported once for each content. ValueError for a cell that is not plain Python.
     """
     path = lesson if isinstance(lesson, Path) else resolve(lesson, directory)
-    source = _module_source(path)
+    source = _module_source(path, solved)
     digest = hashlib.sha256(source.encode()).hexdigest()[:12]
     name = f"labkit_lesson_{path.stem}_{digest}"
     if name in sys.modules:
@@ -123,11 +155,12 @@ def load(lesson: str | Path, directory: Path | None = None) -> ModuleType:
     return module
 
 
-def _module_source(path: Path) -> str:
+def _module_source(path: Path, solved: bool) -> str:
     parts = [f'"""The setup and kernel cells of {path.name}, written from it: edit them there."""\n']
+    loaded = (*LOADED_TAGS, EXERCISE) if solved else LOADED_TAGS
     for number, cell in code_cells(look(path)):
-        source = cell["source"]
-        kinds = [tag for tag in tags(cell) if tag in LOADED_TAGS]
+        kinds = [tag for tag in tags(cell) if tag in loaded]
+        source = cell["source"] if EXERCISE not in kinds else solution_cells(path)[exercise_of(cell)]
         if not kinds:
             continue
         where = f"{path.stem}, cell {number}"

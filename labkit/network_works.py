@@ -2,12 +2,12 @@
 
 Axes: ``batch`` sequences, ``time`` steps, ``width`` features. The features are split into GROUPS heads of D
 each; the MLP is EXPANSION times as wide, and there are OUTPUTS outputs. Matrices of the heads are kept as
-lesson 3's grouped_linear has them, (G, D_in, D_out); those of the MLP and the output head as nn.Linear has
+lesson 4's grouped_linear has them, (G, D_in, D_out); those of the MLP and the output head as nn.Linear has
 them, (out, in).
 
 The network: each head multiplies its own features by a matrix; RMSNorm; each head makes the logits of a gate
 and a candidate, side by side; a minimal GRU (Feng et al., arXiv:2410.01201) makes states of them; the same
-gates lead a recurrence that normalises its state at every step (lesson 5); a GeGLU MLP stands beside a
+gates lead a recurrence that normalises its state at every step (lesson 7); a GeGLU MLP stands beside a
 residual; a linear head.
 
 Bytes are those of the whole network in one pass: input, output and weights once, and their gradients, but

@@ -43,17 +43,31 @@ def advice(path: Path) -> Iterator[None]:
         raise
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step, so that a reader never sees half of it; folders are made."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file beside ``path`` to write to, which takes its place when all went well; folders are made.
+
+    Nobody ever sees half of a file, and what was there before stays whole where writing fails.
+    """
     with advice(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         # not tempfile's, which are private whatever the umask says: these are the checkout's
-        temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+        beside = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.part{path.suffix}")
         try:
-            with open(temporary, "x", encoding="utf-8") as stream:
-                stream.write(text)
-            os.replace(temporary, path)
-        except BaseException:
-            with suppress(OSError):  # it may not have come to be; the first error counts
-                temporary.unlink()
-            raise
+            yield beside
+            os.replace(beside, path)
+        finally:
+            with suppress(OSError):  # it may not have come to be, or is in its place; the first error counts
+                beside.unlink()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a text file in one step."""
+    with replacing(path) as beside, open(beside, "x", encoding="utf-8") as stream:
+        stream.write(text)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file in one step."""
+    with replacing(path) as beside:
+        beside.write_bytes(content)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from IPython.display import HTML
 
-from labkit import claims, lessons, places, profile_tapes, recorded_roofs, rows
+from labkit import backend, claims, lessons, places, profile_tapes, recorded_roofs, rows
 
 if TYPE_CHECKING:  # every lesson shows a banner; only one that is recorded needs these, which load slowly
     from nbformat import NotebookNode
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # every lesson shows a banner; only one that is recorded need
     from labkit.machine import Identity
 
 LIMIT_S = 15 * 60.0
-"""A lesson has to finish recording within this, on a slow host too: lesson 6 compiles loops for minutes."""
+"""A lesson has to finish recording within this, on a slow host too: lesson 9 compiles loops for minutes."""
 MARK = "# NBVAL_CHECK_OUTPUT"
 STAMP_VARIABLE = "LABKIT_STAMP"
 TAPE_VARIABLE = profile_tapes.TAPE
@@ -37,6 +37,8 @@ _KEPT: dict[str, Callable[[Path], _Records]] = {
     profile_tapes.SUFFIX: profile_tapes.read,
 }
 """What a lesson's tapes end in, and what reads them."""
+OF_NO_LESSON = ("bench.jsonl", "roofs.jsonl")
+"""What else lies beside the tapes."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,12 @@ def silent_marks(notebook: Mapping[str, Any]) -> list[int]:
 
 def tape_states(directory: Path | None = None, tapes: Path = places.RECORDED) -> dict[Path, State]:
     """Whether each lesson's tapes, of measurements and of profiles, were made by its present code."""
-    hashes = {path.stem: lessons.code_hash(path) for path in lessons.find(directory)}
+    hashes = {lessons.key(path.stem): lessons.code_hash(path) for path in lessons.find(directory)}
     states = {
         tape: _tape_state(tape, tape.name.removesuffix(suffix), read, hashes)
         for suffix, read in _KEPT.items()
-        for tape in tapes.glob(f"*/[0-9][0-9]_*{suffix}")
+        for tape in tapes.glob(f"*/*{suffix}")
+        if tape.name not in OF_NO_LESSON
     }
     return dict(sorted(states.items()))
 
@@ -138,7 +141,7 @@ def _tape_state(
 
 
 def _source(lesson: str, code_hash: str) -> str:
-    return f"notebooks/{lesson}.ipynb@{code_hash}"
+    return f"{lessons.key(lesson)}@{code_hash}"
 
 
 def strip_stale(directory: Path | None = None, tapes: Path = places.RECORDED) -> list[str]:
@@ -187,11 +190,10 @@ def record(
     if not again and state(path).status == "recorded" and before and before.device == stamp.device:
         return None
     folder = (work or unfinished()).resolve() / identity.slug
-    tape = folder / f"{path.stem}@{stamp.hash}.jsonl"
+    tape = folder / f"{lessons.key(path.stem)}@{stamp.hash}.jsonl"
     _prepare(tape, stamp, again)
     environment = {
         claims.RECORDING: "1",
-        "LABKIT_LESSON": path.stem,
         TAPE_VARIABLE: str(tape),
         STAMP_VARIABLE: json.dumps(asdict(stamp)),
     }
@@ -233,7 +235,7 @@ def _publish(path: Path, executed: Path, tape: Path, stamp: Stamp, folder: Path,
     measured = [replace(row, kind=rows.RECORDED, source=source) for row in rows.read(tape)]
     made = profile_tapes.read(profile_tapes.beside(tape))
     profiled = [replace(profile, kind=rows.RECORDED, source=source) for profile in made]
-    kept = folder / f"{path.stem}.jsonl"
+    kept = folder / f"{lessons.key(path.stem)}.jsonl"
     if measured:
         rows.write(kept, measured)
     else:
@@ -292,7 +294,8 @@ def banner(lesson: str, directory: Path | None = None) -> HTML:
         origin = (
             f"As saved, the outputs were recorded on {stamp}{several}; cells that you run show your machine."
         )
-    return HTML(f"<p><small>{html.escape(origin)} {kinds}</small></p>")
+    how = f" {html.escape(backend.sentence())}" if backend.reason else ""
+    return HTML(f"<p><small>{html.escape(origin)}{how} {kinds}</small></p>")
 
 
 def _cards(lesson: str, stamp: Stamp) -> set[str]:
@@ -300,7 +303,7 @@ def _cards(lesson: str, stamp: Stamp) -> set[str]:
     from labkit import device  # torch comes with it; a lesson has it, `record --check` does without
 
     being_made = os.environ.get(TAPE_VARIABLE) if os.environ.get(STAMP_VARIABLE) else None
-    tapes = [Path(being_made)] if being_made else places.RECORDED.glob(f"*/{lesson}.jsonl")
+    tapes = [Path(being_made)] if being_made else places.RECORDED.glob(f"*/{lessons.key(lesson)}.jsonl")
     measured = (row for tape in tapes for row in rows.of_a_tape(tape))
     cards = {row.card for row in measured if row.device == stamp.device and row.card}
     return cards | {device.card()} if being_made else cards

@@ -121,8 +121,8 @@ def failure(console: Console, lesson: str, failed: runner.Failure) -> None:
         say(console, failed.message)
 
 
-def results(found: Iterable[runner.Result]) -> Table:
-    """One line for each lesson: whether it passed, how long it took, what held."""
+def results(found: Iterable[runner.Result], unfinished: Iterable[str] = ()) -> Table:
+    """One line for each lesson: whether it passed, how long it took, what held; or that it did not finish."""
     table = Table()
     table.add_column("lesson", overflow="fold")
     table.add_column("result")
@@ -132,4 +132,6 @@ def results(found: Iterable[runner.Result]) -> Table:
         outcome = "[green]passed[/]" if result.passed else "[bold red]failed[/]"
         counts = (result.checks_passed, result.claims_held, result.claims_not_held, result.claims_need_gpu)
         table.add_row(escape(result.lesson), outcome, f"{result.seconds:.1f}", *map(str, counts))
+    for lesson in unfinished:
+        table.add_row(escape(lesson), "not finished")
     return table

@@ -95,18 +95,17 @@ def execute(
     parameters that the lesson does not declare. Whatever interrupts the run, its kernel is killed.
     """
     values = lessons.check_parameters(path, parameters or {})
-    output.parent.mkdir(parents=True, exist_ok=True)
     notebook = lessons.read(path)
     watch = _Watch(path.stem, len(list(lessons.code_cells(notebook))), progress, cell_limit_s, limit_s)
     failure = None
     logging.getLogger("papermill").setLevel(logging.CRITICAL)  # it repeats errors that the result has
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, places.replacing(output) as draft:
         watch.queue = Path(folder, "queue")
         given = {**kernel_environment(), queue_line.FILE: str(watch.queue), **(environment or {})}
         try:
             papermill.execute_notebook(
                 notebook,
-                str(output).replace("{", "{{").replace("}", "}}"),  # papermill formats paths
+                str(draft).replace("{", "{{").replace("}", "}}"),  # papermill formats paths
                 parameters=values,
                 engine_name=ENGINE,
                 kernel_name="python3",
@@ -118,7 +117,7 @@ def execute(
                 folder=path.parent.resolve(),
             )
         except PapermillExecutionError as error:
-            failure = _failure(lessons.read(output), error)
+            failure = _failure(lessons.read(draft), error)
     seconds = time.perf_counter() - watch.began
     executed = lessons.read(output)
     page = output.with_suffix(".html")
@@ -138,20 +137,13 @@ def execute(
 
 
 def kernel_environment() -> dict[str, str]:
-    """The environment of a lesson's kernel: this checkout's labkit, inline figures, Triton fit to run."""
-    environment = {
+    """The environment of a lesson's kernel: this checkout's labkit, inline figures, nobody there."""
+    return {
         **os.environ,
         "PYTHONPATH": places.python_path(),
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
         "LABKIT_HEADLESS": "1",  # nobody presses buttons: panels run by themselves (labkit.live)
     }
-    if "TRITON_INTERPRET" not in environment:
-        from labkit import device  # not above: importing torch takes seconds, and doctor runs without it
-
-        if not device.has_gpu():
-            environment["TRITON_INTERPRET"] = "1"
-            environment.setdefault("OMP_NUM_THREADS", "1")  # as labkit.bootstrap has it
-    return environment
 
 
 def to_html(notebook: NotebookNode, name: str) -> str:

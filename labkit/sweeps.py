@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from labkit import accuracy, clocks, compiler, device, fingerprints, machine, memory, places, roofline, rows
+from labkit import accuracy, clocks, code_hash, compiler, device, machine, memory, places, roofline, rows
 from labkit.clocks import Cache, Clock, Gap, Job, Timing
 from labkit.profile_tapes import TAPE
 from labkit.rows import Row
@@ -105,14 +105,10 @@ class Contender:
         return all(shape.get(axis) in sizes for axis, sizes in self.sizes.items())
 
     def fingerprint(self) -> str:
-        """Changes when the call or the work, or what they use of their own modules, is edited."""
+        """Changes when the call or the work is edited, what they use, or how labkit times them."""
         work = (self.work.inputs, self.work.reference, self.work.min_bytes, self.work.flops)
-        seen: set[int] = set()
-        sources = [
-            source for function in (self.call, *work) for source in fingerprints.sources(function, seen)
-        ]
         options = [str(self.compiled), *([self.mode] if self.mode else [])]
-        return hashlib.sha256("\n".join([*sources, *options]).encode()).hexdigest()[:12]
+        return code_hash.of_functions([self.call, *work], options)
 
 
 def run(

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from labkit import jobs
+from labkit import backend, jobs
 from labkit.jobs import Job, Outcome
 
 COMMAND: tuple[str, ...] = ("-m", "labkit.worker")
@@ -183,7 +183,7 @@ def _run(job: Job, began: float) -> Outcome:
 
 def _device() -> str:
     """The name of the device; empty under the interpreter, without loading torch."""
-    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+    if backend.interpreting():
         return ""
     from labkit import machine
 

@@ -1,6 +1,9 @@
 """Fixtures that several test files ask for by name."""
 
+import gc
 import os
+import tempfile
+from pathlib import Path
 
 # Before torch counts its threads: those of two workers on two cores would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -8,11 +11,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import setuptools  # noqa: F401 - puts its distutils in place, which it would not after anything looked for pip
 import torch
+from filelock import FileLock
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when triton is imported; no test file does it
+import labkit  # noqa: F401 - decides whether Triton interprets, which is not imported yet
 
-pytest.register_assert_rewrite("judging", "grouped")
+pytest.register_assert_rewrite("judging", "grouped", "products", "recurring")
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +38,17 @@ def fresh_compiler():
     torch.compiler.reset()
     yield
     torch.compiler.reset()
+
+
+@pytest.fixture(autouse=True)
+def room_for_large_tests(request):
+    """A test marked ``large`` needs most of a GPU's memory: one such test at a time, whatever the workers."""
+    if request.node.get_closest_marker("large") is None:
+        yield
+        return
+    if not torch.cuda.is_available() or torch.cuda.get_device_properties(0).total_memory < 60 * 2**30:
+        pytest.skip("tensors of more than 2**31 elements need a GPU with 60 GiB")
+    with FileLock(Path(tempfile.gettempdir()) / "labkit-large-tests.lock"):
+        yield
+        gc.collect()
+        torch.cuda.empty_cache()

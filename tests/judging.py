@@ -50,7 +50,7 @@ class Answers:
         """What the checker finds in a cell."""
         file = folder / "cell.py"
         file.write_text(source)
-        return attempt.judge(self._namespace, name, self.tasks[name], file)
+        return attempt.judge(self.lesson, self._namespace, name, self.tasks[name], file)
 
     @cached_property
     def _namespace(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 from labkit import bootstrap
 
 FILE = Path(bootstrap.__file__)
+load_backend = bootstrap.load_backend
 HERE = ".".join(map(str, sys.version_info[:2]))
 
 
@@ -233,7 +234,7 @@ def test_the_other_ipykernel_comes_first_and_the_rest_from_beneath(beneath):
 def test_the_kernels_of_the_other_environment_are_its_own_python(beneath, tmp_path):
     other = bootstrap.OtherKernel(beneath, "6.31")
     other.ensure(gpu=False)
-    bootstrap.environment(tmp_path, str(other.python), gpu=False)
+    bootstrap.environment(tmp_path, str(other.python))
     spec = json.loads((tmp_path / "build" / "jupyter" / "kernels" / "python3" / "kernel.json").read_text())
     assert spec["argv"][0] == str(other.python)
 
@@ -342,31 +343,6 @@ def test_a_file_system_without_locks_stops_no_set_up(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("nodes", "listed", "visible", "expected"),
-    [
-        ([], None, None, False),
-        (["/dev/nvidia0"], None, None, True),
-        (["/dev/nvidia0"], None, "", False),
-        (["/dev/nvidia0"], None, "-1", False),
-        (["/dev/nvidia0"], None, "0,1", True),
-        ([], "echo 'GPU 0: Some GPU'", None, True),
-        ([], "echo 'NVIDIA-SMI has failed'; exit 9", None, False),
-        ([], "exit 0", None, False),
-    ],
-)
-def test_gpu_detection(tmp_path, monkeypatch, nodes, listed, visible, expected):
-    monkeypatch.setattr(bootstrap.glob, "glob", lambda pattern: nodes)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    if listed is not None:
-        tool = tmp_path / "nvidia-smi"
-        tool.write_text(f"#!/bin/sh\n{listed}\n")
-        tool.chmod(0o755)
-    assert bootstrap.has_gpu() is expected
-
-
-@pytest.mark.parametrize(
     ("version", "expected"),
     [((3, 10), False), ((3, 11), True), ((3, 14), True), ((3, 15), False), (None, False)],
 )
@@ -435,18 +411,15 @@ def test_current_runs_this_python_with_the_checkout_first(tmp_path):
     python, env = json.loads(ran.stdout)
     assert python == sys.executable
     assert env["PYTHONPATH"].split(os.pathsep) == [str(bootstrap.ROOT), str(tmp_path)]
-    assert (env["TRITON_INTERPRET"], env["OMP_NUM_THREADS"]) == ("1", "1")
 
 
-def test_a_choice_of_interpreter_or_gpu_is_honoured():
-    chosen = {"TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "3"}
-    ran = run(["setup", "-c", SHOW], ENV="current", CUDA_VISIBLE_DEVICES="", **chosen)
-    assert json.loads(ran.stdout)[1].items() >= chosen.items()
-
-
-def test_with_a_gpu_nothing_is_interpreted_and_threads_are_not_limited(tmp_path):
-    env = bootstrap.environment(tmp_path, sys.executable, gpu=True)
-    assert not {"TRITON_INTERPRET", "OMP_NUM_THREADS"} & env.keys()
+@pytest.mark.parametrize("reason", ["", "no NVIDIA driver answers here"])
+def test_the_build_of_torch_is_chosen_by_the_backend(monkeypatch, reason):
+    fake = type(sys)("backend")
+    fake.is_nvidia_here = lambda: not reason
+    monkeypatch.setattr(bootstrap, "load_backend", lambda: fake)
+    assert bootstrap.has_gpu() is (not reason)
+    assert callable(load_backend().is_nvidia_here)
 
 
 def test_the_exit_status_is_the_commands():
@@ -476,6 +449,6 @@ def test_the_kernel_named_python3_is_this_python(tmp_path, monkeypatch):
     wrong = {"argv": ["another-python"], "display_name": "theirs", "language": "python"}
     (theirs / "kernel.json").write_text(json.dumps(wrong))
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "theirs"))
-    env = bootstrap.environment(tmp_path, sys.executable, gpu=False)
+    env = bootstrap.environment(tmp_path, sys.executable)
     monkeypatch.setenv("JUPYTER_PATH", env["JUPYTER_PATH"])
     assert kernelspec.KernelSpecManager().get_kernel_spec("python3").argv[0] == sys.executable

@@ -136,7 +136,7 @@ def test_the_alt_text_tells_rounds_and_path() -> None:
 
 
 def test_a_note_stands_below() -> None:
-    assert "as in lesson 5" in texts(drawn(note="as in lesson 5"))
+    assert "as in lesson 7" in texts(drawn(note="as in lesson 7"))
 
 
 @pytest.mark.parametrize(("lanes", "most"), [(8, 25_000), (32, 60_000)])

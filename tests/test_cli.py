@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import types
+from pathlib import Path
 
 import nbformat
 import psutil
@@ -66,6 +67,44 @@ def test_run_goes_on_after_a_failing_lesson_and_fails(course):
     for name in ["01_bad", "02_good"]:
         assert (places.BUILD / "lessons" / f"{name}.ipynb").exists()
         assert (places.BUILD / "lessons" / f"{name}.html").exists()
+
+
+def test_however_a_run_ends_a_table_says_what_is_finished_and_where(course, monkeypatch):
+    from labkit import runner
+
+    course("01_good", GOOD)
+    course("02_cut", GOOD)
+    course("03_never", GOOD)
+    execute = runner.execute
+
+    def interrupted(path, *rest, **options):
+        if path.stem == "02_cut":
+            raise KeyboardInterrupt
+        return execute(path, *rest, **options)
+
+    monkeypatch.setattr(runner, "execute", interrupted)
+    result = labkit("run")
+    assert result.exit_code == 130
+    assert re.search(r"01_good +│ passed", result.output) and "build/lessons/01_good.html" in result.output
+    assert re.search(r"02_cut +│ not finished", result.output)
+    assert re.search(r"03_never +│ not finished", result.output)
+
+
+def test_where_the_new_result_cannot_be_written_the_earlier_one_stays(course, monkeypatch):
+    from labkit import runner
+
+    course("01_good", GOOD)
+    assert labkit("run").exit_code == 0
+    kept = {path.name: path.read_bytes() for path in (places.BUILD / "lessons").iterdir()}
+
+    def full(notebook, output, **_):
+        Path(output).write_text("{")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), output)
+
+    monkeypatch.setattr(runner.papermill, "execute_notebook", full)
+    result = labkit("run")
+    assert result.exit_code == 1 and "No space left on device" in result.output
+    assert {path.name: path.read_bytes() for path in (places.BUILD / "lessons").iterdir()} == kept
 
 
 def test_run_takes_names_and_parameters(course):

@@ -273,7 +273,7 @@ def test_recordings_of_two_kinds_of_device_are_gathered(slurm, clone):  # noqa: 
     assert "01_a@constraint=a100: passed" in result.output
     assert record.read_stamp(lessons.look(path)).device == "Toy constraint=a100", "the first that was named"
     for kind in ("a100", "h100"):
-        (row,) = rows.read(places.RECORDED / f"toy-constraint-{kind}" / f"{path.stem}.jsonl")
+        (row,) = rows.read(places.RECORDED / f"toy-constraint-{kind}" / f"{lessons.key(path.stem)}.jsonl")
         assert row.device == f"Toy constraint={kind}" and row.kind == "recorded"
     assert labkit("record", "--check").exit_code == 0
     assert len(list(places.RECORDED.glob("*/roofs.jsonl"))) == 2

@@ -5,10 +5,10 @@ import torch
 import triton
 import triton.language as tl
 
-from labkit import counts, device
+from labkit import backend, counts, device
 
 pytestmark = pytest.mark.skipif(
-    not device.interpreting(), reason="Counting needs interpreted kernels (TRITON_INTERPRET=1)."
+    not backend.interpreting(), reason="Counting needs interpreted kernels (TRITON_INTERPRET=1)."
 )
 
 

@@ -1,4 +1,4 @@
-"""Which device the course runs on: a GPU, unless Triton interprets or does not compile for it."""
+"""The device that the course runs on, and what is asked of it."""
 
 import pytest
 import torch
@@ -27,17 +27,6 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
 
 
-@pytest.mark.parametrize(("value", "expected"), [("1", True), ("true", True), ("0", False), ("", False)])
-def test_the_interpreter_is_on_as_triton_reads_it(monkeypatch, value, expected):
-    monkeypatch.setenv("TRITON_INTERPRET", value)
-    assert device.interpreting() is expected
-
-
-def test_without_the_variable_triton_compiles(monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert not device.interpreting()
-
-
 def test_a_gpu_is_used(gpu):
     assert device.name() == "cuda"
     assert device.has_gpu()
@@ -52,12 +41,6 @@ def test_interpreting_means_no_gpu_even_beside_one(gpu, monkeypatch):
 def test_without_cuda_there_is_no_gpu(gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert not device.has_gpu()
-
-
-@pytest.mark.parametrize(("capability", "expected"), [((7, 5), False), ((8, 0), True), ((12, 0), True)])
-def test_a_gpu_that_triton_does_not_compile_for_counts_as_none(gpu, monkeypatch, capability, expected):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    assert device.has_gpu() is expected
 
 
 def test_the_device_is_looked_up_once(gpu, monkeypatch):

@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from labkit import doctor
+from labkit import backend, doctor
 from labkit.doctor import Facts
 
 JUPYTER = (("jupyterlab", "4.6.6"), ("ipykernel", "7.4.0"), ("ipywidgets", "8.1.9"))
@@ -26,6 +26,7 @@ def no_gpu(**changes):
             "jupyter": JUPYTER,
             "cache": "/somewhere/.cache/labkit",
             "free_gib": 9.6,
+            "reason": backend.NO_DRIVER,
             **changes,
         }
     )
@@ -42,6 +43,7 @@ def gpu(**changes):
             "memory_gib": 139.8,
             "driver": "580.1",
             "roofs": "copy 4.2 TB/s",
+            "reason": "",
             **changes,
         }
     )
@@ -56,7 +58,7 @@ LOST = {"device": None, "capability": None, "roofs": None}
         (no_gpu(), True, "Ready without a GPU"),
         (gpu(), True, "Ready: `make run` runs the lessons on the GPU"),
         (gpu(roofs=None), True, "labkit doctor --measure"),
-        (gpu(interpret=True), True, "unset it"),
+        (gpu(reason="TRITON_INTERPRET=1 is set"), True, "because TRITON_INTERPRET=1 is set"),
         (no_gpu(system="Darwin", triton=None), False, "no package for macOS.*container.*README.md says how"),
         (no_gpu(system="Windows", triton=None), False, "no package for Windows.*WSL 2.*Binder"),
         (no_gpu(torch=None, torch_error="no module"), False, "torch is missing"),
@@ -68,12 +70,13 @@ LOST = {"device": None, "capability": None, "roofs": None}
         (gpu(triton="3.6.0"), False, r"pip install triton==3\.7\.1"),
         (gpu(triton="3.7.1+git1"), True, "Ready"),
         (no_gpu(torch="9.9", triton="9.9", triton_wanted=None), True, "Ready"),
-        (gpu(**LOST, torch="2.13.0+cpu", torch_cuda=None), False, "CPU build"),
-        (gpu(**LOST, torch="2.13.0+cpu", torch_cuda=None, interpret=True), True, "unset it"),
-        (gpu(**LOST, driver="470.1"), False, r"driver 470\.1.*too old"),
-        (gpu(capability=(7, 5)), False, r"has 7\.5: set TRITON_INTERPRET=1"),
+        (
+            gpu(reason="Triton needs 8.0, and Tesla T4 has 7.5"),
+            True,
+            "because Triton needs 8.0, and Tesla T4",
+        ),
+        (gpu(**LOST), False, "torch 2.13.0.cu130 cannot use it"),
         (gpu(capability=(8, 0)), True, "Ready"),
-        (gpu(capability=(7, 5), interpret=True), True, "interpreted"),
         (gpu(compiler=None), False, "C compiler"),
         (gpu(headers=False), False, "headers"),
         (no_gpu(compiler=None, headers=False), True, "Ready without a GPU"),
@@ -103,7 +106,7 @@ def test_lines_show_what_matters():
     found = dict(doctor.lines(gpu()))
     assert found["GPU"] == "NVIDIA H200, capability 9.0, 140 GiB"
     assert found["kernels"] == "compiled for the GPU"
-    assert dict(doctor.lines(gpu(interpret=True)))["kernels"] == "interpreted on the CPU"
+    assert dict(doctor.lines(no_gpu()))["kernels"] == f"interpreted on the CPU: {backend.NO_DRIVER}"
     assert dict(doctor.lines(Facts()))["kernels"] == "none can run without triton"
     assert "not measured yet" in dict(doctor.lines(gpu(roofs=None)))["roofs"]
 

@@ -93,7 +93,7 @@ def judges():
 
 
 def attempts(cache, name="mask"):
-    return sorted(path.name for path in (cache / "attempts" / ANSWERS.lesson / name).glob("*"))
+    return sorted(path.name for path in (cache / "attempts" / lessons.key(ANSWERS.lesson) / name).glob("*"))
 
 
 def hints(bundle):
@@ -132,7 +132,9 @@ def test_hints_grow_and_counting_goes_on(session, cache):
     restarted = session().run("mask", masked("at >= 0"))
     assert hints(restarted) == ["1", "2", "3"]
     assert attempts(cache) == ["0001.py", "0002.py", "0003.py"]
-    assert (cache / "attempts" / ANSWERS.lesson / "mask" / "0002.py").read_text() == masked("None")
+    assert (cache / "attempts" / lessons.key(ANSWERS.lesson) / "mask" / "0002.py").read_text() == masked(
+        "None"
+    )
     assert attempts(cache, "fuse") == []
 
 
@@ -144,6 +146,19 @@ def test_the_solution_is_named_at_once_and_folded_in_from_the_third_attempt_on(s
     named = "<code>tasks.solution(&quot;mask&quot;)</code> shows a solution at any time."
     assert [named in bundle["text/html"] for bundle in shown] == [True, True, False]
     assert all('tasks.solution("mask")' in bundle["text/plain"] for bundle in shown)
+
+
+def test_a_cell_may_show_the_solution_or_take_an_answer_above_its_check(session):
+    above = 'tasks.solution("mask")\nassert tasks.answer("fuse") is not None\n\n'
+    assert "right (attempt 1)" in session().run("mask", above + solved("mask"))["text/plain"]
+
+
+def test_attempts_of_a_lesson_that_had_another_number_are_carried_over(session, cache):
+    old = cache / "attempts" / "88_launch_overhead" / "mask"
+    old.mkdir(parents=True)
+    (old / "0001.py").write_text("x")
+    session()
+    assert attempts(cache) == ["0001.py"] and not old.exists()
 
 
 def test_an_answer_is_the_learners_only_while_its_last_verdict_is_right(session):
@@ -382,7 +397,7 @@ def test_judge(tmp_path, source, finding):
     file = tmp_path / "cell.py"
     file.write_text(source)
     namespace = {"given": 5, "__name__": "a_lesson"}
-    found = attempt.judge(namespace, "toy", Task("Toy", check, "x", ""), file)
+    found = attempt.judge("01_toy", namespace, "toy", Task("Toy", check, "x", ""), file)
     assert found | finding == found
     assert namespace == {"given": 5, "__name__": "a_lesson"}
     assert sys.modules["labkit_attempt_toy"].given == 5 and "a_lesson" not in sys.modules
@@ -436,7 +451,7 @@ def test_what_counts_checks_reads_the_same_name():
 def executed(folder, cells, **parameters):
     setup = new_code_cell(
         "import torch\nimport triton\nimport triton.language as tl\nfrom torch import Tensor\n"
-        "from labkit import exercises, ops",
+        "from labkit import exercises",
         metadata={"tags": ["setup"]},
     )
     declared = new_code_cell("solve: bool = False  # run the solutions", metadata={"tags": ["parameters"]})

@@ -33,7 +33,7 @@ def recording(lesson, device):
     stamp = {"hash": lessons.code_hash(lesson), "device": device, "driver": "1", "torch": "2", "triton": "3"}
     notebook.metadata.labkit = {"recorded": {**stamp, "date": "2026-01-02"}}
     places.write_text(done.home / lesson.name, nbformat.writes(notebook))
-    places.write_text(done.home / "recorded" / device / "01_a.jsonl", device)
+    places.write_text(done.home / "recorded" / device / "a.jsonl", device)
     return Outcome(done, True, device=device, detail={"lesson": "01_a"})
 
 
@@ -48,7 +48,7 @@ def shown(lesson):
 
 
 def tapes():
-    return {tape.parent.name: tape.read_text() for tape in places.RECORDED.rglob("01_a.jsonl")}
+    return {tape.parent.name: tape.read_text() for tape in places.RECORDED.rglob("a.jsonl")}
 
 
 def test_prose_that_was_edited_meanwhile_stays(lesson):

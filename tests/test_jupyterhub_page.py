@@ -160,23 +160,10 @@ def test_of_two_gpus_each_learner_sees_one(machine, gpus, given, seen):
     assert machine.environment()["CUDA_VISIBLE_DEVICES"] == "MIG-7"
 
 
-@pytest.mark.parametrize(
-    ("says", "interpreted"),
-    [("exit 9", True), ("exit 0", True), ("echo 'GPU 0: A card (UUID: GPU-0)'", False)],
-)
-def test_without_a_gpu_that_answers_kernels_are_interpreted(machine, says, interpreted):
-    machine.stub("nvidia-smi", says)
-    machine.log_in()
-    found = machine.environment()
-    assert [found.get(name) for name in INTERPRETED] == (["1", "1"] if interpreted else [None, None])
-    machine.log_in(TRITON_INTERPRET="", OMP_NUM_THREADS="2")
-    assert [machine.environment()[name] for name in INTERPRETED] == ["", "2"], "who set them meant it"
-
-
 def test_a_gpu_that_never_answers_holds_nobody(machine):
     machine.stub("nvidia-smi", "trap '' TERM; sleep 30")
     machine.stub("seq", "echo 1 2")
-    assert "no GPU answers" in machine.log_in(), "it is heard of in the hub's log"
+    assert "the driver does not answer" in machine.log_in(), "it is heard of in the hub's log"
     assert machine.environment()["TRITON_INTERPRET"] == "1"
 
 

@@ -99,6 +99,16 @@ def test_load_does_not_trust_a_damaged_cache(lesson, tmp_path):
     assert lessons.load(lesson).double(2) == 4
 
 
+def test_load_solved_has_the_solutions_in_place_of_the_exercises(tmp_path):
+    exercise = code('def mine(x):\n    ...\n\ntasks.check("mine", mine)', "exercise")
+    path = write(tmp_path, "01_toy", code("SIZE = 2", "setup"), exercise, code("size = mine(1)"))
+    solutions = tmp_path / "solutions" / "01_toy.py"
+    solutions.parent.mkdir()
+    solutions.write_text('"""Solutions."""\n\n# %% [mine]\ndef mine(x):\n    return SIZE * x\n')
+    assert not hasattr(lessons.load(path), "mine")
+    assert lessons.load(path, solved=True).mine(3) == 6
+
+
 @pytest.mark.parametrize("source", ["%timeit 1", "x = 1\n!ls", "files = !ls", "len?", "%%time\nx = 1", "x ="])
 def test_load_names_the_cell_that_is_not_plain_python(tmp_path, source):
     path = write(tmp_path, "01_magic", code("x = 1", "setup"), code(source, "kernel"))

@@ -241,9 +241,9 @@ def test_recordings_of_two_devices_are_two_tapes(clone):  # noqa: F811
         stamp = record.read_stamp(lessons.look(path))
         assert record.state(path).status == "recorded" and stamp.device in ("Toy A", "Toy B")
         folder = places.RECORDED / stamp.device.lower().replace(" ", "-")
-        (row,) = rows.read(folder / f"{path.stem}.jsonl")
+        (row,) = rows.read(folder / f"{lessons.key(path.stem)}.jsonl")
         assert (row.device, row.kind, row.driver) == (stamp.device, "recorded", "1")
-        assert row.source == f"notebooks/{path.name}@{stamp.hash}"
+        assert row.source == f"{lessons.key(path.stem)}@{stamp.hash}"
         (roof,) = rows.read(folder / "roofs.jsonl")
         assert roof.device == stamp.device
     assert all(state.status == "recorded" for state in record.tape_states(tapes=places.RECORDED).values())

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from labkit import bootstrap, lessons
+from labkit import bootstrap, doctor, lessons
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -54,17 +54,22 @@ def test_constraints_are_plain_pins_in_order(constraints):
     assert len({canonicalize_name(line.split("==")[0]) for line in lines}) == len(lines), "a name twice"
 
 
-def test_the_two_constraints_differ_only_in_torch_triton_and_numpy():
-    new, old = (versions(constraints) for constraints in CONSTRAINTS)
-    assert {name for name in new if new[name] != old.get(name)} == {"torch", "triton", "numpy"}
-    assert new.keys() == old.keys()
-
-
-def test_torch_and_triton_belong_together():
-    new, old = (versions(constraints) for constraints in CONSTRAINTS)
-    assert (new["torch"], new["triton"]) == (Version("2.13.0"), Version("3.7.1"))
-    assert (old["torch"], old["triton"]) == (Version("2.11.0"), Version("3.6.0"))
-    assert old["numpy"] < Version("2.4"), "Triton 3.6 interprets kernels with numpy < 2.4 only"
+@pytest.mark.parametrize(
+    ("torch", "triton", "apart"),
+    [
+        ("2.11.0", "3.6.0", {"torch", "triton", "numpy"}),
+        ("2.13.0", "3.7.1", set()),
+        ("2.15.0", "3.9.0", {"torch", "triton"}),
+    ],
+)
+def test_the_constraints_differ_only_in_torch_and_what_belongs_to_it(torch, triton, apart):
+    usual, these = versions(CONSTRAINTS[0]), versions(bootstrap.TORCHES[torch.removesuffix(".0")][0])
+    assert (these["torch"], these["triton"]) == (Version(torch), Version(triton))
+    assert doctor.TRITON_OF_TORCH[torch.removesuffix(".0")] == triton
+    assert {name for name in usual if usual[name] != these.get(name)} == apart
+    assert usual.keys() == these.keys()
+    if these["triton"] < Version("3.7"):
+        assert these["numpy"] < Version("2.4"), "Triton 3.6 interprets kernels with numpy < 2.4 only"
 
 
 def test_triton_is_asked_for_only_where_it_has_wheels():
@@ -276,34 +281,23 @@ def reached(requirements: list[str]) -> dict[str, Version]:
 
 
 @pytest.mark.parametrize(
-    "lines", [["labkit[test]"], read_conda(BINDER)[1][2:]], ids=["environment.yml", "binder/environment.yml"]
+    "lines",
+    [["gpu-labkit[test]"], read_conda(BINDER)[1][2:]],
+    ids=["environment.yml", "binder/environment.yml"],
 )
 def test_what_the_pip_section_asks_for_is_met_and_pinned(lines):
     """pip chose these versions by the same lines and constraints when it set this environment up."""
     if not (Path(sys.prefix) / bootstrap.STAMP).exists():
         pytest.skip("make did not set this environment up, so its versions are not those of the constraints")
-    older = Version(version("torch")).public == versions(CONSTRAINTS[1])["torch"].public
-    pinned = versions(CONSTRAINTS[older])
-    found = reached([re.sub("^torch==.*", "torch", line) if older else line for line in lines])
+    here = Version(version("torch")).public
+    (chosen,) = (each for each in CONSTRAINTS if versions(each)["torch"].public == here)
+    pinned = versions(chosen)
+    other = chosen != CONSTRAINTS[0]
+    found = reached([re.sub("^torch==.*", "torch", line) if other else line for line in lines])
     assert {"torch", "triton", "jupyterlab", "ipykernel"} <= found.keys()
-    apart = ("labkit", "nvidia-", "cuda-")  # the latter come with a build of torch for CUDA
-    strange = {n: here for n, here in found.items() if not n.startswith(apart) and here != pinned.get(n)}
-    assert not strange, f"not what {CONSTRAINTS[older]} says: {strange}"
-
-
-def test_binder_starts_with_the_interpreter_switched_on():
-    command = [
-        sys.executable,
-        "-c",
-        "import os, sys; print(os.environ['TRITON_INTERPRET'], os.environ['OMP_NUM_THREADS'], sys.argv[1:])",
-        "a b",
-    ]
-    removed = ("TRITON_INTERPRET", "OMP_NUM_THREADS")
-    environment = {name: value for name, value in os.environ.items() if name not in removed}
-    start = ROOT / "binder" / "start"
-    ran = subprocess.run([start, *command], env=environment, capture_output=True, text=True, check=True)
-    assert ran.stdout == "1 1 ['a b']\n"
-    assert subprocess.run([start, sys.executable, "-c", "raise SystemExit(7)"], check=False).returncode == 7
+    apart = ("gpu-labkit", "nvidia-", "cuda-")  # the latter come with a build of torch for CUDA
+    strange = {n: got for n, got in found.items() if not n.startswith(apart) and got != pinned.get(n)}
+    assert not strange, f"not what {chosen} says: {strange}"
 
 
 def test_binder_installs_the_package_and_trusts_the_lessons(tmp_path):
@@ -363,7 +357,7 @@ def test_ci_runs_no_tests_where_the_set_up_fails(tmp_path):
     assert (ran.stdout, ran.returncode) == ("make setup\n", 3)
 
 
-@pytest.mark.parametrize("name", [".ci/run", "binder/postBuild", "binder/start"])
+@pytest.mark.parametrize("name", [".ci/run", "binder/postBuild"])
 def test_a_script_is_executable_bash(name):
     script = ROOT / name
     assert script.stat().st_mode & 0o111 == 0o111
@@ -376,7 +370,7 @@ def test_a_script_is_executable_bash(name):
 
 HOME_PATH = re.compile(r"/(?:home|Users|root)/\w|[A-Z]:\\\\?Users\\")
 REGISTRY = re.compile(
-    r"https?://([\w.-]*(?:pypi|pythonhosted|anaconda|artifact|nexus|mirror|whl|wheel|pytorch)[\w.-]*)"
+    r"https?://([\w.-]*(?:pypi|pythonhosted|anaconda|artifact|nexus|mirror|whl|wheel|download\.pytorch)[\w.-]*)"
 )
 INDEX_OPTION = re.compile(r"(?:index-url|find-links|INDEX_URL|FIND_LINKS)[\s=\"',]+https?://([\w.-]+)")
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from labkit import device, profile_worker, profiles
+from labkit import backend, profile_worker, profiles
 
 interpreted = pytest.mark.skipif(
-    not device.interpreting(), reason="Counting launches in place of times needs a machine without a GPU."
+    not backend.interpreting(), reason="Counting launches in place of times needs a machine without a GPU."
 )
 
 

@@ -12,14 +12,25 @@ import torch
 import triton
 import triton.language as tl
 
-from labkit import clocks, device, elsewhere, machine, places, profile_tapes, profile_worker, profiles, turns
+from labkit import (
+    backend,
+    clocks,
+    device,
+    elsewhere,
+    machine,
+    places,
+    profile_tapes,
+    profile_worker,
+    profiles,
+    turns,
+)
 
 TRACE = Path(__file__).with_name("data") / "chrome_trace.json"
 """Made by hand: a product, a sum, a Triton kernel on another stream, and a graph of two nodes."""
 
 
 interpreted = pytest.mark.skipif(
-    not device.interpreting(), reason="Profiles without times need interpreted kernels (TRITON_INTERPRET=1)."
+    not backend.interpreting(), reason="Profiles without times need interpreted kernels (TRITON_INTERPRET=1)."
 )
 
 

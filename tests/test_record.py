@@ -65,7 +65,7 @@ with open(os.environ["LABKIT_TAPE"], "a") as tape:
 from labkit import profile_tapes
 profile_tapes.keep(profile_tapes.Kept("toy/eager", [], [profile_tapes.HostEvent("launch", 0.0, 4.0)]))
 """
-PROFILES = "nvidia-h200/01_toy.profiles.json"
+PROFILES = "nvidia-h200/toy.profiles.json"
 CELLS = [
     "from pathlib import Path\nfrom labkit.claims import claim\nfrom labkit.record import banner\n"
     "banner('01_toy', Path('.'))",
@@ -100,10 +100,10 @@ class Course:
     def path(self):
         return self.notebooks / "01_toy.ipynb"
 
-    def tape(self, device="nvidia-h200", lesson="01_toy"):
+    def tape(self, device="nvidia-h200", lesson="toy"):
         return self.tapes / device / f"{lesson}.jsonl"
 
-    def profiles(self, device="nvidia-h200", lesson="01_toy"):
+    def profiles(self, device="nvidia-h200", lesson="toy"):
         return self.tapes / device / f"{lesson}.profiles.json"
 
     def measured(self):
@@ -161,12 +161,12 @@ def test_recording_puts_outputs_stamp_and_tapes_into_the_tree(recorded):
     shown = dict(lessons.code_cells(notebook))
     assert "recorded on NVIDIA H200, driver 570.1" in shown[1].outputs[0].data["text/html"]
     assert shown[3].outputs[0].text == "bytes 3\n"
-    expected = {"kind": "recorded", "source": f"notebooks/01_toy.ipynb@{stamp.hash}"}
+    expected = {"kind": "recorded", "source": f"toy@{stamp.hash}"}
     assert rows.read(course.tape()) == [row(32, **expected), row(64, **expected)]
     assert profile_tapes.read(course.profiles()) == [profiled(**expected)]
     assert course.statuses() == {
         "01_toy": "recorded",
-        "nvidia-h200/01_toy.jsonl": "recorded",
+        "nvidia-h200/toy.jsonl": "recorded",
         PROFILES: "recorded",
     }
     assert not list(course.work.rglob("*@*"))
@@ -197,7 +197,7 @@ def test_another_device_is_recorded_beside(recorded):
 
 def unfinished(course, path, *kept):
     folder = course.work / "nvidia-h200"
-    rows.write(folder / f"{path.stem}@{lessons.code_hash(path)}.jsonl", kept)
+    rows.write(folder / f"{lessons.key(path.stem)}@{lessons.code_hash(path)}.jsonl", kept)
 
 
 def test_a_recording_goes_on_where_it_was_cut_short(course):
@@ -277,7 +277,7 @@ def test_widgets_are_not_recorded(course):
 def test_changed_code_makes_outputs_and_tape_stale_until_they_are_stripped(recorded):
     course, path = recorded, recorded.path
     edit(path, 4, "claim('{value} bytes', 4, True)")
-    stale = ["01_toy", "nvidia-h200/01_toy.jsonl", PROFILES]
+    stale = ["01_toy", "nvidia-h200/toy.jsonl", PROFILES]
     assert course.statuses() == dict.fromkeys(stale, "stale")
     assert record.strip_stale(course.notebooks, course.tapes) == stale
     assert not course.tape().exists() and not course.profiles().exists()
@@ -316,29 +316,29 @@ def test_a_marked_cell_stripped_by_hand_is_stale(recorded):
 
 def test_tapes_without_a_lesson_with_foreign_rows_or_broken_are_stale(course):
     path = course.lesson("1")
-    current = f"notebooks/01_toy.ipynb@{lessons.code_hash(path)}"
+    current = f"toy@{lessons.code_hash(path)}"
     good = row(32, kind="recorded", source=current)
-    rows.write(course.tape("a", "09_gone"), [good])
-    rows.write(course.tape("b"), [good, replace(good, source="notebooks/01_toy.ipynb@000000000000")])
+    rows.write(course.tape("a", "gone"), [good])
+    rows.write(course.tape("b"), [good, replace(good, source="toy@000000000000")])
     rows.write(course.tape("c"), [])
     rows.write(course.tape("d"), [good])
     course.tape("e").parent.mkdir()
     course.tape("e").write_text("{}\n")
     assert course.statuses() == {
         "01_toy": "no outputs",
-        "a/09_gone.jsonl": "stale",
-        "b/01_toy.jsonl": "stale",
-        "c/01_toy.jsonl": "stale",
-        "d/01_toy.jsonl": "recorded",
-        "e/01_toy.jsonl": "stale",
+        "a/gone.jsonl": "stale",
+        "b/toy.jsonl": "stale",
+        "c/toy.jsonl": "stale",
+        "d/toy.jsonl": "recorded",
+        "e/toy.jsonl": "stale",
     }
 
 
 def test_profiles_without_a_lesson_of_other_code_or_broken_are_stale(course):
     path = course.lesson("1")
-    good = profiled(kind="recorded", source=f"notebooks/01_toy.ipynb@{lessons.code_hash(path)}")
-    profile_tapes.write(course.profiles("a", "09_gone"), [good])
-    other = replace(good, source="notebooks/01_toy.ipynb@000000000000")
+    good = profiled(kind="recorded", source=f"toy@{lessons.code_hash(path)}")
+    profile_tapes.write(course.profiles("a", "gone"), [good])
+    other = replace(good, source="toy@000000000000")
     profile_tapes.write(course.profiles("b"), [good, other])
     profile_tapes.write(course.profiles("c"), [])
     profile_tapes.write(course.profiles("d"), [good])
@@ -346,18 +346,18 @@ def test_profiles_without_a_lesson_of_other_code_or_broken_are_stale(course):
     course.profiles("e").write_text("{}\n")
     assert course.statuses() == {
         "01_toy": "no outputs",
-        "a/09_gone.profiles.json": "stale",
-        "b/01_toy.profiles.json": "stale",
-        "c/01_toy.profiles.json": "stale",
-        "d/01_toy.profiles.json": "recorded",
-        "e/01_toy.profiles.json": "stale",
+        "a/gone.profiles.json": "stale",
+        "b/toy.profiles.json": "stale",
+        "c/toy.profiles.json": "stale",
+        "d/toy.profiles.json": "recorded",
+        "e/toy.profiles.json": "stale",
     }
     (broken,) = (
         state
         for file, state in record.tape_states(course.notebooks, course.tapes).items()
         if file == course.profiles("e")
     )
-    assert "e/01_toy.profiles.json: not a list of profiles" in broken.detail
+    assert "e/toy.profiles.json: not a list of profiles" in broken.detail
 
 
 def test_banner_says_where_saved_outputs_are_from(recorded):
@@ -377,10 +377,10 @@ def test_banner_says_that_a_recording_went_on_upon_another_machine(recorded, mon
     assert shown in record.banner("01_toy", recorded.notebooks).data
     stamp = record.read_stamp(lessons.look(recorded.path))
     monkeypatch.setenv(record.STAMP_VARIABLE, json.dumps(asdict(stamp)))
-    monkeypatch.setenv(record.TAPE_VARIABLE, str(tmp_path / "01_toy@0.jsonl"))
+    monkeypatch.setenv(record.TAPE_VARIABLE, str(tmp_path / "toy@0.jsonl"))
     monkeypatch.setattr(device, "card", lambda: "b")
     assert "GPUs" not in record.banner("01_toy", recorded.notebooks).data, "before its first row"
-    rows.write(tmp_path / "01_toy@0.jsonl", [replace(rows.read(tape)[0], card="a")])
+    rows.write(tmp_path / "toy@0.jsonl", [replace(rows.read(tape)[0], card="a")])
     assert shown in record.banner("01_toy", recorded.notebooks).data
 
 
@@ -398,7 +398,7 @@ def test_roofs_stay_for_what_was_cut_short_with_them(course, tmp_path):
     """A recording that goes on upon another machine keeps its rows."""
     measured, unfinished = (
         tmp_path / "roofs.jsonl",
-        course.work / Machine().slug / "01_toy@0123456789ab.jsonl",
+        course.work / Machine().slug / "toy@0123456789ab.jsonl",
     )
     for hour in (10, 12):
         rows.write(measured, [row(1, suite="roofs/copy", date=f"2026-01-01T{hour}:00:00+00:00")])

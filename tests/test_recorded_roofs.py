@@ -83,7 +83,7 @@ def test_a_card_has_its_own_also_where_another_was_measured_between(folder):
     assert (
         chosen(12) == [2.0] * 2 == [row.median_us for row in recorded_roofs.of(DEVICE, moment(12), "unknown")]
     ), "as before cards were named"
-    rows.write(folder / "01_a.jsonl", [recorded(device=DEVICE, date=moment(12), card="aaaa")])
+    rows.write(folder / "a.jsonl", [recorded(device=DEVICE, date=moment(12), card="aaaa")])
     recorded_roofs.add(folder, measured(13, 3.0))
     assert [row.median_us for row in recorded_roofs.of(DEVICE, moment(12), "aaaa")] == [1.0] * 2
 
@@ -115,7 +115,7 @@ def test_the_same_set_is_there_once(folder):
 
 def test_a_damaged_file_beside_is_no_hindrance(folder):
     (folder / recorded_roofs.FILE).write_text("no row\n\n")
-    (folder / "01_a.jsonl").write_text("no row\n\n")
+    (folder / "a.jsonl").write_text("no row\n\n")
     recorded_roofs.add(folder, measured(10, 1.0))
     assert chosen(11) == [1.0] * 2
 

@@ -24,11 +24,6 @@ display({{"text/plain": "3 passed", "{runner.CHECK_MIME}": {{"name": "n", "passe
 PID = "import os; open('pid', 'w').write(str(os.getpid()))"
 
 
-@pytest.fixture(autouse=True)
-def interpreted(monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # decided, so that nothing here imports torch
-
-
 @pytest.fixture
 def lesson(tmp_path):
     """Writes a lesson; a str is a code cell, a pair is its source and tag."""
@@ -357,20 +352,6 @@ def test_an_interrupted_run_leaves_no_kernel(lesson, tmp_path, number):
 def test_the_kernel_is_this_python(toy):
     text = nbformat.read(toy[0].notebook_path, 4).cells[2].outputs[0].text
     assert text == f"{sys.executable} {places.CHECKOUT / 'labkit' / '__init__.py'}\n"
-
-
-def test_without_a_decision_the_device_decides_about_the_interpreter(monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET")
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    from labkit import device
-
-    monkeypatch.setattr(device, "has_gpu", lambda: False)
-    assert runner.kernel_environment().items() >= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}.items()
-    monkeypatch.setattr(device, "has_gpu", lambda: True)
-    assert not {"TRITON_INTERPRET", "OMP_NUM_THREADS"} & runner.kernel_environment().keys()
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    monkeypatch.setattr(device, "has_gpu", lambda: False)
-    assert runner.kernel_environment()["TRITON_INTERPRET"] == "0"
 
 
 def test_the_executed_notebook_is_valid_and_unchanged_in_its_code(toy):

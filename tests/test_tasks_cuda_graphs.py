@@ -1,4 +1,4 @@
-"""Lesson 4's exercises: every plausible wrong answer is refused for its own reason, the solutions pass."""
+"""Lesson 5's exercises: every plausible wrong answer is refused for its own reason, the solutions pass."""
 
 import re
 
@@ -27,7 +27,7 @@ from labkit.tasks import (
 )
 
 pytestmark = pytest.mark.usefixtures("cache")
-ANSWERS = Answers("04_cuda_graphs")
+ANSWERS = Answers("05_cuda_graphs")
 TASKS = ANSWERS.tasks
 SCAFFOLDS = {name: ANSWERS.scaffold(name) for name in TASKS}
 """The cells as the lesson gives them."""
@@ -483,7 +483,7 @@ WRONG_SAFES = {
     "load unmasked": (safe((LOADED, "tl.load(x + at)")), "reads-outside"),
     "the first block": (safe(("tl.program_id(0) * BLOCK", "0 * tl.program_id(0)")), "stored-twice"),
     "small grid": (safe((LAUNCH, "scale_kernel[(max(1, x.numel() // 1024),)]")), "not-all-written"),
-    "strides ignored": (safe(("@ops.contiguous\n", "")), "strides"),
+    "strides ignored": (safe(("    x = x.contiguous()\n", "")), "strides"),
     "not compiled": (safe(("    inside =", "    N + len(type(N).__mro__)\n    inside =")), "not-compiled"),
     "squared": (safe((FACTOR, f"{FACTOR} * {FACTOR}")), "wrong-values"),
     "a whole number": (safe((FACTOR, f"{FACTOR}.to(tl.int32)")), "wrong-values"),

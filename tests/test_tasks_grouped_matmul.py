@@ -1,4 +1,4 @@
-"""Lesson 3's exercises: every plausible wrong answer is refused for its own reason, the solutions pass."""
+"""Lesson 4's exercises: every plausible wrong answer is refused for its own reason, the solutions pass."""
 
 import difflib
 import re
@@ -17,7 +17,7 @@ from labkit import exercises
 from labkit.tasks import group_bias_hints, group_floor, group_floor_hints, neighbour_hints
 
 pytestmark = pytest.mark.usefixtures("cache")
-ANSWERS = Answers("03_grouped_matmul")
+ANSWERS = Answers("04_grouped_matmul")
 TASKS, SOLUTIONS = ANSWERS.tasks, ANSWERS.solutions
 SCAFFOLDS = {name: ANSWERS.scaffold(name) for name in TASKS}
 """The cells as the lesson gives them."""
@@ -52,7 +52,7 @@ def wrong_forms(name):
             changed(name, (EMPTY, "x.new_empty(x.shape, dtype=torch.float32)")),
             "shape-or-dtype",
         ),
-        "strides ignored": (changed(name, ("@ops.contiguous\n", "")), "strides"),
+        "strides ignored": (changed(name, (".contiguous()", "")), "strides"),
     }
 
 

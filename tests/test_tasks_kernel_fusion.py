@@ -32,6 +32,7 @@ A_MASK, B_MASK = f"({ROWS}){INSIDE}", f"({COLUMNS}){INSIDE}"
 UNMASKED = ((A_MASK, ROWS), (B_MASK, COLUMNS))
 DOT = "        acc = tl.dot"
 SIZES = "    (M, K), N"
+COPIES = "    x, weight = x.contiguous(), weight.contiguous()\n"
 
 
 def both(condition):
@@ -166,7 +167,7 @@ WRONG_MASKS = {
         changed("ragged", ("new_empty(M, N)", "new_empty(M, N, dtype=torch.float32)")),
         "shape-or-dtype",
     ),
-    "strides ignored": (changed("ragged", ("@ops.contiguous\n", "")), "strides"),
+    "strides ignored": (changed("ragged", (COPIES, "")), "strides"),
 }
 
 # --- the epilogue
@@ -269,7 +270,7 @@ WRONG_EPILOGUES = {
         changed("swiglu", ("new_empty(M, H)", "new_empty(M, H, dtype=torch.float32)")),
         "shape-or-dtype",
     ),
-    "strides ignored": (changed("swiglu", ("@ops.contiguous\n", "")), "strides"),
+    "strides ignored": (changed("swiglu", (COPIES.replace("weight", "w_gate_up"), "")), "strides"),
 }
 
 # --- the prediction

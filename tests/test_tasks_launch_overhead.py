@@ -157,7 +157,12 @@ WRONG_FUSIONS = {
         "shape-or-dtype",
     ),
     "flattened": (changed("fuse", ("return y", "return y.flatten()")), "shape-or-dtype"),
-    "strides ignored": (changed("fuse", ("@ops.contiguous\n", "")), "strides"),
+    "strides ignored": (
+        changed(
+            "fuse", ("(t.contiguous() for t in (x, weight, bias, residual))", "(x, weight, bias, residual)")
+        ),
+        "strides",
+    ),
     "residual twice": (
         changed("fuse", (RESIDUAL, f"{RESIDUAL}{RESIDUAL} - tl.load(residual + at, inside).to(tl.float32)")),
         "read-again",
@@ -451,8 +456,8 @@ def rows_kernel(x, weight, bias, residual, y, width, COLS: tl.constexpr):
     tl.store(y + at, value + tl.load(residual + at, inside).to(tl.float32), inside)
 
 
-@ops.contiguous
 def fused(x, weight, bias, residual):
+    x, weight, bias, residual = (t.contiguous() for t in (x, weight, bias, residual))
     y, width = torch.empty_like(x), x.shape[-1]
     grid = (x.numel() // width, triton.cdiv(width, 256))
     rows_kernel[grid](x, weight, bias, residual, y, width, COLS=256)

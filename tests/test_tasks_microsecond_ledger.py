@@ -1,4 +1,4 @@
-"""Lesson 6's exercises: every plausible wrong answer is refused for its own reason, the solutions pass."""
+"""Lesson 9's exercises: every plausible wrong answer is refused for its own reason, the solutions pass."""
 
 import re
 
@@ -23,7 +23,7 @@ from labkit.tasks import (
 )
 
 pytestmark = pytest.mark.usefixtures("cache")
-ANSWERS = Answers("06_microsecond_ledger")
+ANSWERS = Answers("09_microsecond_ledger")
 TASKS = ANSWERS.tasks
 SCAFFOLDS = {name: ANSWERS.scaffold(name) for name in TASKS}
 """The cells as the lesson gives them."""
@@ -150,6 +150,7 @@ STORE = "tl.store(result + at, r, inside)"
 EMPTY, KEPT = "torch.empty_like(z)", "kept.setdefault((z.shape, z.dtype), torch.empty_like(z))"
 LOAD_Z, LOAD_C = (f"tl.load({name} + at, inside, other=0.0)" for name in ("z", "candidate"))
 LOAD_W = "tl.load(gain + n, inside, other=0.0)"
+CONTIGUOUS = "    z, candidate, gain = z.contiguous(), candidate.contiguous(), gain.contiguous()\n"
 ONCE_MORE = "both_kernel[(B,)](z, candidate, gain, result"
 IN_TORCH = """
 def both(z, candidate, gain):
@@ -203,7 +204,7 @@ WRONG_CELLS = {
     "two returned": (cell(("    return result", "    return result, z")), "not-a-tensor"),
     "double": (cell((EMPTY, "torch.empty_like(z, dtype=torch.float64)")), "shape-or-dtype"),
     "float32 out": (cell((EMPTY, "torch.empty_like(z, dtype=torch.float32)")), "shape-or-dtype"),
-    "strides ignored": (cell(("@ops.contiguous\n", "")), "strides"),
+    "strides ignored": (cell((CONTIGUOUS, "")), "strides"),
     "store unmasked": (cell((STORE, "tl.store(result + at, r)")), "unmasked-store"),
     "all lanes": (cell(("n < H", "n < BH")), "unmasked-store"),
     "stored twice": (stored("s", (NEW_U, f"{NEW_U}\n        {STORE}")), "stored-twice"),
@@ -272,6 +273,8 @@ WRONG_CELLS = {
         "unmasked-load",
     ),
     "a rounded r": (new_r(NEW_R, "r = r.to(tl.bfloat16).to(tl.float32)"), "half-precision"),
+    "a gate in 16 bits": (cell((f"{LOAD_Z}.to(tl.float32)", LOAD_Z)), "half-precision"),
+    "an s of 16 bits": (new_s(f"({NEW_S[4:]}).to(z.dtype.element_ty).to(tl.float32)"), "half-precision"),
     "minus": (new_u("(1 - gate) * r - s"), "wrong-values"),
     "a norm for each feature": (new_r("r = w * u / tl.sqrt(u * u + eps)"), "wrong-values"),
 }  # fmt: skip
@@ -306,7 +309,7 @@ OTHER_CELLS = {
     "towards the candidate": new_s("s + gate * (value - s)"),
     "by rsqrt": new_r("r = u * tl.rsqrt(eps + tl.sum(u * u, 0) / H) * w"),
     "decay by name": cell((NEW_S, f"keep = 1.0 - gate\n        {NEW_S}"), ("(1 - gate)", "keep")),
-    "in float32": cell((LOAD_Z, f"{LOAD_Z}.to(tl.float32)"), (LOAD_C, f"{LOAD_C}.to(tl.float32)")),
+    "converted by the products": cell(*((f"{load}.to(tl.float32)", load) for load in (LOAD_C, LOAD_W))),
     "masked in the sum": cell(
         *((load, load.replace(", other=0.0", "")) for load in (LOAD_Z, LOAD_C, LOAD_W)),
         (NEW_R, NEW_R.replace("u * u", "tl.where(inside, u * u, 0.0)")),

@@ -1,4 +1,4 @@
-"""Lesson 5's exercises: every plausible wrong answer is refused for its own reason, the solutions pass."""
+"""Lesson 7's exercises: every plausible wrong answer is refused for its own reason, the solutions pass."""
 
 import re
 
@@ -16,7 +16,7 @@ from labkit import exercises
 from labkit.tasks import recurrence_loop_hints, recurrence_reset_hints, rms_original_hints
 
 pytestmark = pytest.mark.usefixtures("cache")
-ANSWERS = Answers("05_recurrent_kernel")
+ANSWERS = Answers("07_recurrent_kernel")
 TASKS = ANSWERS.tasks
 SCAFFOLDS = {name: ANSWERS.scaffold(name) for name in TASKS}
 """The cells as the lesson gives them."""
@@ -97,7 +97,7 @@ WRONG_GRADS = {
     "three": (mended(("return dx, ", "return dx, rms, ")), "not-a-pair"),
     "into x": (mended((EMPTY_DX, "x")), "writes-input"),
     "one dx for all calls": ("kept = {}\n" + mended((EMPTY_DX, KEPT_DX)), "reused-output"),
-    "strides ignored": (mended(("@ops.contiguous\n", "")), "strides"),
+    "strides ignored": (mended((".contiguous()", "")), "strides"),
     "not compiled": (mended((AT, f"len(type(dot).__mro__)\n        {AT}")), "not-compiled"),
     "store unmasked": (mended((TERM, "gy * value / r")), "unmasked-store"),
     "store of dx unmasked": (mended(("(H * r * r * r), inside", "(H * r * r * r)")), "unmasked-store"),
@@ -133,7 +133,7 @@ def wrong_forms(name):
         "one h for all calls": ("kept = {}\n" + changed(name, (EMPTY, KEPT)), "reused-output"),
         "nothing returned": (changed(name, ("    return h", "")), "not-a-tensor"),
         "float32 out": (changed(name, (EMPTY, "torch.empty_like(a.float())")), "shape-or-dtype"),
-        "strides ignored": (changed(name, ("@ops.contiguous\n", "")), "strides"),
+        "strides ignored": (changed(name, (".contiguous()", "")), "strides"),
         "unmasked load": (changed(name, ("(b + at, inside)", "(b + at)")), "unmasked-load"),
         "float16": (before_store(name, "state = state.to(tl.float16).to(tl.float32)"), "half-precision"),
         "h's dtype": (before_store(name, "state = state.to(h.dtype.element_ty)"), "half-precision"),

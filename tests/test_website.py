@@ -10,7 +10,7 @@ from labkit import folds, lessons, links, website
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     (folder / "old.html").write_text("a lesson that is gone")
-    return website.write([lessons.resolve("01"), lessons.resolve("06")], folder)
+    return website.write([lessons.resolve("01"), lessons.resolve("09")], folder)
 
 
 def test_pages_lead_to_each_other(site):
@@ -18,19 +18,19 @@ def test_pages_lead_to_each_other(site):
     assert [page.name for page in site] == [
         "index.html",
         "01_launch_overhead.html",
-        "06_microsecond_ledger.html",
+        "09_microsecond_ledger.html",
     ]
     assert not (site[0].parent / "old.html").exists()
-    assert 'href="01_launch_overhead.html"' in index and 'href="06_microsecond_ledger.html"' in index
+    assert 'href="01_launch_overhead.html"' in index and 'href="09_microsecond_ledger.html"' in index
     assert (
-        'rel="next"' in first and 'rel="prev"' not in first and 'href="06_microsecond_ledger.html"' in first
+        'rel="next"' in first and 'rel="prev"' not in first and 'href="09_microsecond_ledger.html"' in first
     )
     assert 'rel="prev"' in last and 'rel="next"' not in last and 'href="01_launch_overhead.html"' in last
 
 
 def test_the_index_says_where_figures_are_from(site):
     text = site[0].read_text()
-    for name in ("01", "06"):
+    for name in ("01", "09"):
         path = lessons.resolve(name)
         assert website._origin(path) in text
 

@@ -175,7 +175,7 @@ def test_a_recording_that_goes_on_elsewhere_keeps_the_roofs_of_its_first_rows(jo
     for hour in (10, 12):
         rows.write(measured, [recorded(suite="roofs/copy", date=f"2026-01-01T{hour}:00:00+00:00")])
         assert worker.WORK["record"](job, time.perf_counter()).passed
-        left = job.home / "work" / slug / "01_toy@0123456789ab.jsonl"
+        left = job.home / "work" / slug / "toy@0123456789ab.jsonl"
         rows.write(left, [recorded(date="2026-01-01T11:00:00+00:00")])
     assert len(rows.read(job.home / "recorded" / slug / "roofs.jsonl")) == 2
 

@@ -1,4 +1,4 @@
-"""The suite of lesson 4: eight blocks of Linear, RMSNorm and GELU, launched in every way."""
+"""The suite of lesson 5: eight blocks of Linear, RMSNorm and GELU, launched in every way."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +11,7 @@ from torch.nn import functional
 from labkit import device, lessons
 from labkit import stack_works as work
 from labkit.bench_plan import Part
+from labkit.kernels import GraphedStep, blocks, norm_gelu
 from labkit.sweeps import Contender
 
 SHAPES = tuple(
@@ -21,14 +22,14 @@ SHAPES = tuple(
 
 def graphs() -> list[Part]:
     """Device time without launches; a step as Python sees it; forward with backward."""
-    lesson = lessons.load("04_cuda_graphs")
+    lesson = lessons.load("05_cuda_graphs")
     # names of their own: what a contender's code is, is read from what its call holds
-    stack, step, one_launch = lesson.Stack, lesson.GraphedStep, lesson.blocks(99)
+    stack, step, one_launch = lesson.Stack, GraphedStep, blocks(99)
     bare, in_place, graphed = lesson.bare, lesson.in_place, _graphed
     eager = Contender("eager", work.stack, work.STACK)
     compiled = Contender("torch.compile", work.stack, work.STACK, compiled=True)
     launched = (
-        Contender("labkit, a launch a block", lesson.blocks(1), work.STACK),
+        Contender("labkit, a launch a block", blocks(1), work.STACK),
         Contender("labkit, one launch", one_launch, work.STACK),
     )
     made = {
@@ -41,7 +42,7 @@ def graphs() -> list[Part]:
         "labkit, GraphedStep, one launch": lambda x, *w: step(lambda x: one_launch(x, *w)),
     }
     replayed = (Contender(name, lesson.made_of(make), work.STACK) for name, make in made.items())
-    fused = Contender("labkit", _with(lesson.norm_gelu), work.STACK)
+    fused = Contender("labkit", _with(norm_gelu), work.STACK)
     return [
         Part((eager, compiled, *launched), SHAPES, cache="warm"),
         Part((eager, compiled, *launched, *replayed), SHAPES, "host", clocks=("host",), cache="warm"),
@@ -60,12 +61,12 @@ def _graphed(module: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[Tensor]
     return cast(Callable[[Tensor], Tensor], torch.cuda.make_graphed_callables(module, (x.clone(),)))
 
 
-def _with(norm_gelu: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _with(between: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The stack with bias, norm and GELU in one kernel."""
 
     def fused(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
         for matrix, shift, scale in zip(weight, bias, gain, strict=True):
-            x = norm_gelu(functional.linear(x, matrix), shift, scale)
+            x = between(functional.linear(x, matrix), shift, scale)
         return x
 
     return fused

@@ -1,4 +1,4 @@
-"""The suite of lesson 3: many small Linears side by side."""
+"""The suite of lesson 4: many small Linears side by side."""
 
 from collections.abc import Callable
 
@@ -9,6 +9,7 @@ from torch.nn import functional
 from labkit import grouped_works as work
 from labkit import lessons
 from labkit.bench_plan import Part
+from labkit.kernels import grouped_linear
 from labkit.sweeps import Contender, Shape
 
 RIVALS = ("Conv1d", "Conv1d, length 1", "einsum", "bmm, out=", "grouped_mm", "einsum, compiled")
@@ -27,8 +28,8 @@ TRAINED = tuple({**FORUM, "width": width} for width in (32, 64, 100, 128))
 
 def grouped() -> list[Part]:
     """Every strategy at the forum's shape, the best ones elsewhere; gradients; data (B, C, T)."""
-    lesson = lessons.load("03_grouped_matmul")
-    ours = Contender("labkit", lesson.grouped_linear, work.GROUPED)
+    lesson = lessons.load("04_grouped_matmul")
+    ours = Contender("labkit", grouped_linear, work.GROUPED)
     everyone = (*lesson.BOTH_WAYS, *lesson.FORWARD_ONLY, ours)
     rivals = (*(one for one in everyone if one.name in RIVALS), ours)
     without_gradient = {one.name for one in lesson.FORWARD_ONLY}
@@ -37,7 +38,7 @@ def grouped() -> list[Part]:
         Contender("Conv1d", _channels_conv, work.CHANNELS_CONV),
         Contender("einsum", _channels_einsum, work.CHANNELS),
         Contender("einsum, compiled", _channels_einsum, work.CHANNELS, compiled=True),
-        Contender("labkit", _channels_last(lesson.grouped_linear), work.CHANNELS),
+        Contender("labkit", _channels_last(grouped_linear), work.CHANNELS),
     )
     return [
         Part(everyone, (FORUM,)),

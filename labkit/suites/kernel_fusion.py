@@ -10,6 +10,8 @@ from torch.nn import functional
 from labkit import lessons, peers
 from labkit import mlp_works as work
 from labkit.bench_plan import Part
+from labkit.kernels.geglu import fused_gate_up, geglu_mlp
+from labkit.kernels.linear import linear_act, matmul
 from labkit.sweeps import Contender, Shape
 
 LAYERS = ((32768, 512, 2048), (8192, 768, 3072), (8192, 2048, 8192), (4096, 4096, 4096))
@@ -25,13 +27,13 @@ def linear() -> list[Part]:
     lesson = lessons.load("02_kernel_fusion")
     products = (
         Contender("cuBLAS", functional.linear, work.MATMUL),
-        Contender("labkit", lesson.matmul, work.MATMUL),
+        Contender("labkit", matmul, work.MATMUL),
     )
     squares = tuple({"batch": side, "width": side} for side in (4096, 8192))
     layers = (
         Contender("eager", work.linear_gelu, work.LINEAR_GELU),
         Contender("torch.compile", work.linear_gelu, work.LINEAR_GELU, compiled=True),
-        Contender("labkit", lesson.linear_act, work.LINEAR_GELU),
+        Contender("labkit", linear_act, work.LINEAR_GELU),
     )
     vendor = Contender("_addmm_activation", _vendor, work.LINEAR_GELU)
     chains = (
@@ -51,19 +53,18 @@ def linear() -> list[Part]:
 def geglu() -> list[Part]:
     """Gate and up forward; the MLP forward, and both passes in one; at two sizes its backward alone, which
     Liger's, running once for each forward, refuses."""
-    lesson = lessons.load("02_kernel_fusion")
     halves = (
         Contender("eager", work.gate_up, work.GATE_UP),
         Contender("torch.compile", work.gate_up, work.GATE_UP, compiled=True),
         Contender("one GEMM, compiled rest", _stacked_gate_up, work.GATE_UP, compiled=True),
-        Contender("labkit", _first_of(lesson.fused_gate_up), work.GATE_UP),
+        Contender("labkit", _first_of(fused_gate_up), work.GATE_UP),
     )
     whole = (
         Contender("eager", work.geglu_apart, work.GEGLU_APART),
         Contender("torch.compile", work.geglu_apart, work.GEGLU_APART, compiled=True),
         Contender("stacked, compiled", _stacked_mlp, work.GEGLU, compiled=True),
         Contender("Liger", peers.liger_geglu, work.GEGLU_APART, peer="liger-kernel"),
-        Contender("labkit", lesson.geglu_mlp, work.GEGLU),
+        Contender("labkit", geglu_mlp, work.GEGLU),
     )
     return [
         Part(halves, _sized(MLPS), "gate_up"),

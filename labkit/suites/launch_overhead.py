@@ -5,6 +5,7 @@ from torch import Tensor
 
 from labkit import lessons, machine
 from labkit.bench_plan import Part
+from labkit.kernels import affine as finished
 from labkit.sweeps import Contender, Shape
 from labkit.works import AFFINE, LINEAR
 
@@ -21,7 +22,7 @@ def _beyond_cache(width: int, dtype: str) -> Shape:
 def affine() -> list[Part]:
     """At 96 MiB forward and backward; at 32768 rows beside nn.Linear, which does more work."""
     lesson = lessons.load("01_launch_overhead")
-    same = (lesson.eager_, lesson.addcmul_, lesson.compiled_, Contender("labkit", lesson.affine, AFFINE))
+    same = (lesson.eager_, lesson.addcmul_, lesson.compiled_, Contender("labkit", finished, AFFINE))
     tf32 = Contender("Linear TF32", machine.with_tf32(_linear), LINEAR, dtypes=("float32",))
     large = tuple({"batch": 32768, "width": width} for width in (160, 1024, 4096, 16384))
     return [

@@ -1,4 +1,4 @@
-"""The suite of lesson 6: a small recurrent network, by PyTorch, its compiler, and the lessons' kernels."""
+"""The suite of lesson 9: a small recurrent network, by PyTorch, its compiler, and the lessons' kernels."""
 
 from labkit import lessons
 from labkit import network_works as work
@@ -6,7 +6,7 @@ from labkit.bench_plan import Part
 from labkit.sweeps import Contender, Shape
 
 BOTH_DTYPES = ("float32", "bfloat16")
-LESSON = "06_microsecond_ledger"
+LESSON = "09_microsecond_ledger"
 
 
 def _shape(batch: int, time: int = 64) -> Shape:

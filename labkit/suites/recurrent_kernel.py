@@ -1,8 +1,8 @@
-"""The suites of lesson 5: a norm, a linear recurrence, a recurrence with a norm at every step."""
+"""The suites of lesson 7: a norm, a linear recurrence, a recurrence with a norm at every step."""
 
 from collections.abc import Iterable
 
-from labkit import lessons, peers
+from labkit import kernels, lessons, peers
 from labkit import recurrent_works as work
 from labkit.bench_plan import Part
 from labkit.published import rms_norm_shapes
@@ -10,7 +10,7 @@ from labkit.sweeps import Contender, Shape
 
 BOTH = ("forward", "backward")
 BOTH_DTYPES = ("float32", "bfloat16")
-LESSON = "05_recurrent_kernel"
+LESSON = "07_recurrent_kernel"
 
 
 def _shape(batch: int, time: int, width: int) -> Shape:
@@ -40,7 +40,7 @@ def rms_norm() -> list[Part]:
         Contender("F.rms_norm", work.rms_norm, work.RMS_NORM),
         Contender("torch.compile", work.rms_norm, work.RMS_NORM, compiled=True),
         Contender("Liger", peers.liger_rms_norm, work.RMS_NORM, peer="liger-kernel"),
-        Contender("labkit", lesson.rms_norm, work.RMS_NORM),
+        Contender("labkit", kernels.rms_norm, work.RMS_NORM),
     )
     return [
         Part((original, *norms), FEW, dtypes=BOTH_DTYPES, directions=BOTH),
@@ -53,7 +53,7 @@ def linear_recurrence() -> list[Part]:
     and a minimal GRU."""
     lesson = lessons.load(LESSON)
     timed = (*FEW[1:], _shape(64, 2048, 256))
-    ours = Contender("labkit", lesson.linear_recurrence, work.LINEAR_RECURRENCE)
+    ours = Contender("labkit", kernels.linear_recurrence, work.LINEAR_RECURRENCE)
     short = {"time": (64,)}
     loop = Contender("eager loop", work.linear_recurrence, work.LINEAR_RECURRENCE, sizes=short)
     tree = Contender("tl.associative_scan", lesson.scanned, work.LINEAR_RECURRENCE)
@@ -68,7 +68,7 @@ def linear_recurrence() -> list[Part]:
     )
     gates = (
         Contender("eager loop", work.min_gru, work.MIN_GRU, sizes=short),
-        Contender("labkit", lesson.min_gru, work.MIN_GRU),
+        Contender("labkit", kernels.min_gru, work.MIN_GRU),
     )
     others = _others(*timed)
     # they tune themselves once for a width
@@ -91,9 +91,8 @@ def linear_recurrence() -> list[Part]:
 
 def rms_recurrence() -> list[Part]:
     """Beside a loop of PyTorch, and one that torch.compile unrolls; ours at the published shapes."""
-    lesson = lessons.load(LESSON)
     timed = (*FEW, _shape(64, 64, 512), _shape(1024, 16, 512))
-    ours = Contender("labkit", lesson.rms_recurrence, work.RMS_RECURRENCE)
+    ours = Contender("labkit", kernels.rms_recurrence, work.RMS_RECURRENCE)
     loops = (
         Contender("eager loop", work.rms_recurrence, work.RMS_RECURRENCE, dtypes=("float32",)),
         Contender(

@@ -98,7 +98,7 @@ HINTS = {
     ),
     "strides": (
         "Contiguous inputs come out right, these don't. What did the launcher do about strides?",
-        "@ops.contiguous above `fused` copies such inputs before they reach the kernel.",
+        "The kernel counts on rows that follow one another: .contiguous() copies an input where they do not.",
     ),
     "not-compiled": (
         "Interpreted it's right, but the compiler for a GPU refuses it. Its message says why.",

@@ -1,4 +1,4 @@
-"""Lesson 4, exercise "capture": a call as a graph that gives right results for new inputs."""
+"""Lesson 5, exercise "capture": a call as a graph that gives right results for new inputs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

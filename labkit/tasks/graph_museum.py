@@ -1,4 +1,4 @@
-"""Lesson 4, exercise "museum": which mistake each exhibit of a wrong measurement shows."""
+"""Lesson 5, exercise "museum": which mistake each exhibit of a wrong measurement shows."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Lesson 4, exercise "replay": what a graph of kernels takes, predicted from an eager timeline."""
+"""Lesson 5, exercise "replay": what a graph of kernels takes, predicted from an eager timeline."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The hints of lesson 4's exercise "replay": of wrong answers by reason, and of errors."""
+"""The hints of lesson 5's exercise "replay": of wrong answers by reason, and of errors."""
 
 from labkit.tasks.slips import Slip
 

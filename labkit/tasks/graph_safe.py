@@ -1,4 +1,4 @@
-"""Lesson 4, exercise "safe": a kernel that a graph can replay, though one of its numbers changes."""
+"""Lesson 5, exercise "safe": a kernel that a graph can replay, though one of its numbers changes."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""The hints of lesson 4's exercise "safe": of wrong answers by reason, and of errors."""
+"""The hints of lesson 5's exercise "safe": of wrong answers by reason, and of errors."""
 
 from labkit.tasks.slips import IN_KERNELS, Slip
 
@@ -90,7 +90,7 @@ HINTS = {
     ),
     "strides": (
         "Contiguous inputs come out right, these don't. What did the launcher do about strides?",
-        "@ops.contiguous above the launcher copies such inputs before they reach the kernel.",
+        "x = x.contiguous() in the launcher copied such an input before it reached the kernel.",
     ),
     "not-compiled": (
         "Interpreted it's right, but the compiler for a GPU refuses it. Its message says why.",

@@ -1,4 +1,4 @@
-"""Lesson 3, exercise "bias": the epilogue of a grouped kernel, a row of bias for each group."""
+"""Lesson 4, exercise "bias": the epilogue of a grouped kernel, a row of bias for each group."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""The hints of lesson 3's exercise "bias": of wrong answers by reason, and of errors."""
+"""The hints of lesson 4's exercise "bias": of wrong answers by reason, and of errors."""
 
 from labkit.tasks import grouped_hints
 

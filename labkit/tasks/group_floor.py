@@ -1,4 +1,4 @@
-"""Lesson 3, exercise "floor": the least time that grouped Linears can take on a device."""
+"""Lesson 4, exercise "floor": the least time that grouped Linears can take on a device."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What lesson 3's kernels are judged by: one call with groups of some width."""
+"""What lesson 4's kernels are judged by: one call with groups of some width."""
 
 import math
 from collections.abc import Callable, Mapping

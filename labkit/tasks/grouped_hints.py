@@ -1,4 +1,4 @@
-"""The hints that lesson 3's exercises on kernels share: of wrong answers by reason, and of errors."""
+"""The hints that lesson 4's exercises on kernels share: of wrong answers by reason, and of errors."""
 
 from labkit.tasks import tiles_hints
 from labkit.tasks.slips import Slip

@@ -1,4 +1,4 @@
-"""The hints of lesson 6's exercise "cell": of wrong answers by reason, and of errors."""
+"""The hints of lesson 9's exercise "cell": of wrong answers by reason, and of errors."""
 
 from labkit.tasks import recurrence_hints
 from labkit.tasks.slips import Slip
@@ -45,8 +45,9 @@ HINTS = recurrence_hints.OF_ANY | {
         "Once, after the loop. Indent the store so that it belongs to every step.",
     ),
     "half-precision": (
-        "It's nearly right. What is rounded at a step goes into the next: where is a state not float32?",
-        "s and r begin as float32 and stay it, whatever z is: only what the store gets is rounded.",
+        "It's nearly right. What is rounded at a step goes into the next: what is not float32?",
+        "The loads convert what they bring, and s and r begin as float32 and stay it: only what the store "
+        "gets is rounded.",
     ),
     "zeros": (
         "What is stored is zero everywhere. Which name does the store take, and which one do you set?",

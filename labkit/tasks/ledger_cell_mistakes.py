@@ -1,4 +1,4 @@
-"""What wrong answers to lesson 6's exercise "cell" give: the cell with one thing wrong in it."""
+"""What wrong answers to lesson 9's exercise "cell" give: the cell with one thing wrong in it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Lesson 6, exercise "floor": the time below which no network of some layers can stay."""
+"""Lesson 9, exercise "floor": the time below which no network of some layers can stay."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Lesson 6, exercise "wall": when the last of some kernels ends, while the host launches them."""
+"""Lesson 9, exercise "wall": when the last of some kernels ends, while the host launches them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

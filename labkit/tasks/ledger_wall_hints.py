@@ -1,4 +1,4 @@
-"""The hints of lesson 6's exercise "wall": of wrong answers by reason, and of errors."""
+"""The hints of lesson 9's exercise "wall": of wrong answers by reason, and of errors."""
 
 from labkit.tasks.slips import Slip
 

@@ -1,4 +1,4 @@
-"""The exercises of lesson 6."""
+"""The exercises of lesson 9."""
 
 from labkit.tasks import (
     Task,
@@ -15,7 +15,7 @@ TASKS = {
         "The floor of the network", ledger_floor.check, "floor_us", "1bbd136222fb", ledger_floor_hints.SLIPS
     ),
     "cell": Task(
-        "Two recurrences in one loop", ledger_cell.check, "both", "675f8dcb9737", ledger_cell_hints.SLIPS
+        "Two recurrences in one loop", ledger_cell.check, "both", "92d21a1bbdbb", ledger_cell_hints.SLIPS
     ),
     "wall": Task(
         "When is the step over?", ledger_wall.check, "wall_us", "6ace2ada6cd8", ledger_wall_hints.SLIPS

@@ -1,4 +1,4 @@
-"""Lesson 3, exercise "neighbour": keep a tile that is wider than its group out of the next group."""
+"""Lesson 4, exercise "neighbour": keep a tile that is wider than its group out of the next group."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Which masks explain the places that a grouped kernel touched: lesson 3, exercise "neighbour"."""
+"""Which masks explain the places that a grouped kernel touched: lesson 4, exercise "neighbour"."""
 
 import ast
 import inspect

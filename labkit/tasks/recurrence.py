@@ -1,4 +1,4 @@
-"""What lesson 5's recurrences over (B, T, H) are judged by: one call, and what its kernel did."""
+"""What lesson 7's recurrences over (B, T, H) are judged by: one call, and what its kernel did."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The hints that lesson 5's exercises share: of wrong answers by reason, and of errors."""
+"""The hints that lesson 7's exercises share: of wrong answers by reason, and of errors."""
 
 from labkit.tasks.slips import Slip
 
@@ -17,7 +17,7 @@ OF_ANY = {
     ),
     "strides": (
         "Contiguous inputs come out right, these don't. What did the launcher do about strides?",
-        "@ops.contiguous above the launcher copies such inputs before they reach the kernel.",
+        ".contiguous() in the launcher copies such inputs before they reach the kernel.",
     ),
     "not-compiled": (
         "Interpreted it's right, but the compiler for a GPU refuses it. Its message says why.",

@@ -1,4 +1,4 @@
-"""Lesson 5, exercise "recurrence": the loop over time of h_t = a_t * h_(t-1) + b_t."""
+"""Lesson 7, exercise "recurrence": the loop over time of h_t = a_t * h_(t-1) + b_t."""
 
 from collections.abc import Callable, Iterator
 

@@ -1,4 +1,4 @@
-"""The hints of lesson 5's exercise "recurrence": of wrong answers by reason, and of errors."""
+"""The hints of lesson 7's exercise "recurrence": of wrong answers by reason, and of errors."""
 
 from labkit.tasks import recurrence_hints
 from labkit.tasks.slips import Slip

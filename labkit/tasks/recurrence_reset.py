@@ -1,4 +1,4 @@
-"""Lesson 5, exercise "reset": a recurrence that begins anew where an episode does."""
+"""Lesson 7, exercise "reset": a recurrence that begins anew where an episode does."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""The hints of lesson 5's exercise "reset": of wrong answers by reason, and of errors."""
+"""The hints of lesson 7's exercise "reset": of wrong answers by reason, and of errors."""
 
 from labkit.tasks import recurrence_hints
 

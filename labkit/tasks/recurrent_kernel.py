@@ -1,4 +1,4 @@
-"""The exercises of lesson 5."""
+"""The exercises of lesson 7."""
 
 from labkit.tasks import (
     Task,
@@ -15,21 +15,21 @@ TASKS = {
         "Mend the published backward",
         rms_original.check,
         "rms_norm_grad",
-        "557696f320d4",
+        "779766a3842e",
         rms_original_hints.SLIPS,
     ),
     "recurrence": Task(
         "Complete the loop over time",
         recurrence_loop.check,
         "recurrence",
-        "a912e4498e07",
+        "a672ea31f7e4",
         recurrence_loop_hints.SLIPS,
     ),
     "reset": Task(
         "Begin anew where an episode does",
         recurrence_reset.check,
         "with_reset",
-        "b9d1d6106aa9",
+        "dc6ee6833d95",
         recurrence_reset_hints.SLIPS,
     ),
 }

@@ -1,4 +1,4 @@
-"""Lesson 5, exercise "original": find and mend the two errors of a published backward of RMSNorm."""
+"""Lesson 7, exercise "original": find and mend the two errors of a published backward of RMSNorm."""
 
 import functools
 import re

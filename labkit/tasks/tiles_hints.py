@@ -37,7 +37,7 @@ HINTS = {
     ),
     "strides": (
         "Contiguous inputs come out right, these don't. What did the launcher do about strides?",
-        "@ops.contiguous above the launcher copies such inputs before they reach the kernel.",
+        "x = x.contiguous() copies such an input before it reaches the kernel; each of the inputs needs it.",
     ),
     "not-compiled": (
         "Interpreted it's right, but the compiler for a GPU refuses it. Its message says why.",

@@ -6,8 +6,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from labkit import ops
-
 
 # %% [mask]
 @triton.jit
@@ -36,8 +34,8 @@ def fused_kernel(x, weight, bias, residual, y, count, width, BLOCK: tl.constexpr
     tl.store(y + at, value, inside)
 
 
-@ops.contiguous
 def fused(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+    x, weight, bias, residual = (t.contiguous() for t in (x, weight, bias, residual))
     y, block = torch.empty_like(x), 2048 // x.element_size()
     grid = (triton.cdiv(x.numel(), block),)
     fused_kernel[grid](x, weight, bias, residual, y, x.numel(), x.shape[-1], BLOCK=block)

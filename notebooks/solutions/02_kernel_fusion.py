@@ -5,8 +5,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from labkit import ops
-
 
 # %% [ragged]
 @triton.jit
@@ -27,8 +25,8 @@ def ragged_kernel(x, weight, y, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK:
     tl.store(y + row[:, None] * N + col[None, :], acc, (row[:, None] < M) & (col[None, :] < N))
 
 
-@ops.contiguous
 def ragged(x: Tensor, weight: Tensor) -> Tensor:
+    x, weight = x.contiguous(), weight.contiguous()
     (M, K), N = x.shape, weight.shape[0]
     y, grid = x.new_empty(M, N), (triton.cdiv(M, 32), triton.cdiv(N, 32))
     ragged_kernel[grid](x, weight, y, M, N, K, BM=32, BN=32, BK=32)
@@ -59,8 +57,8 @@ def swiglu_kernel(x, w_gate_up, y, M, H, K, BM: tl.constexpr, BN: tl.constexpr, 
     tl.store(y + row[:, None] * H + col[None, :], value, (row[:, None] < M) & (col[None, :] < H))
 
 
-@ops.contiguous
 def swiglu(x: Tensor, w_gate_up: Tensor) -> Tensor:
+    x, w_gate_up = x.contiguous(), w_gate_up.contiguous()
     (M, K), H = x.shape, w_gate_up.shape[1]
     y, grid = x.new_empty(M, H), (triton.cdiv(M, 32), triton.cdiv(H, 32))
     swiglu_kernel[grid](x, w_gate_up, y, M, H, K, BM=32, BN=32, BK=32)

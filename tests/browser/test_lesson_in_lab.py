@@ -15,10 +15,10 @@ from labkit import lessons, record
 
 LESSON = lessons.resolve("01_launch_overhead")
 FUSION = lessons.resolve("02_kernel_fusion")
-GROUPED = lessons.resolve("03_grouped_matmul")
-GRAPHS = lessons.resolve("04_cuda_graphs")
-RECURRENT = lessons.resolve("05_recurrent_kernel")
-LEDGER = lessons.resolve("06_microsecond_ledger")
+GROUPED = lessons.resolve("04_grouped_matmul")
+GRAPHS = lessons.resolve("05_cuda_graphs")
+RECURRENT = lessons.resolve("07_recurrent_kernel")
+LEDGER = lessons.resolve("09_microsecond_ledger")
 WRONG = "    mask = at <= count\n"
 RIGHT = "    mask = at < count\n"
 LOOP = "    while True:\n        at += 0\n"
@@ -107,7 +107,7 @@ def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> No
     open_unseen(page, LESSON)
     page.in_kernel(fewer.CHECKS)
     guess = page.index_of('"pseudo-linear ratio at 160"')
-    for cell in range(page.index_of("import math"), guess + 1):
+    for cell in range(page.index_of("from dataclasses import replace\n"), guess + 1):
         page.run_cell(cell)
     seal(page, guess, "40")
     page.screenshot("lesson-guess", guess)
@@ -240,14 +240,14 @@ ATTEMPTS = {
         [(FACTOR, f"{DECAYED}\n        decayed = tl.where({FRESH}, 0.0, decayed)")],
     ),
 }
-"""What of lesson 5's cells is replaced for an attempt that is wrong, and then for one that is right."""
+"""What of lesson 7's cells is replaced for an attempt that is wrong, and then for one that is right."""
 
 
 @TWO_MINUTES
 def test_a_reader_works_through_lesson_5(page: jupyter_lab.NotebookPage) -> None:
     open_unseen(page, RECURRENT, height=1400)  # of its cells in the pictures some are tall
     growth, depth = page.index_of('"growth with H"'), page.index_of('"steps on their way"')
-    for cell in range(page.index_of("import re\n"), growth + 1):
+    for cell in range(page.index_of("import time\n"), growth + 1):
         page.run_cell(cell)
     seal(page, growth, "2")
     page.screenshot("recurrent-guess", growth)
@@ -290,7 +290,7 @@ LEDGER_ATTEMPTS = {
     "wall": ([(BODY, WRONG_WALL)], [(WRONG_WALL, RIGHT_WALL)]),
     "cell": ([("...  #", LOOP_OF_BOTH.replace("w * u", "u") + "  #")], [("r = u *", "r = w * u *")]),
 }
-"""What of lesson 6's cells is replaced for an attempt that is wrong, and then for one that is right."""
+"""What of lesson 9's cells is replaced for an attempt that is wrong, and then for one that is right."""
 
 
 @TWO_MINUTES

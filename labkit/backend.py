@@ -1,0 +1,201 @@
+"""GPU or interpreter: decided once, at the first ``import labkit``, before Triton is imported.
+
+Triton reads TRITON_INTERPRET when it is imported and when a kernel is defined. Where kernels cannot run on a
+GPU this module sets the variable, and keeps the reason. It asks the driver through NVML and starts no CUDA,
+so a process that is forked afterwards can still use the GPU. Standard library only, and Python 3.8 is enough:
+``bootstrap.py`` asks it before anything is installed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Mapping, NamedTuple
+
+OLDEST_CAPABILITY = (8, 0)
+"""The lowest compute capability that Triton generates code for."""
+INTERPRET = "TRITON_INTERPRET"
+NO_DRIVER = "no NVIDIA driver answers here"
+CHOSEN = "LABKIT_CHOSE_INTERPRETER"
+"""Set beside TRITON_INTERPRET where labkit chose it: a child process, which may see a GPU, decides anew."""
+
+reason = ""
+"""Why kernels are interpreted, the end of a sentence; empty where they run on a GPU."""
+
+
+class Gpu(NamedTuple):
+    """A GPU as the driver lists it."""
+
+    name: str
+    uuid: str
+    capability: tuple[int, int]
+
+
+class Driver(NamedTuple):
+    """What NVIDIA's driver says; ``cuda`` is the newest CUDA that it supports, as 13000 for 13.0."""
+
+    gpus: tuple[Gpu, ...]
+    cuda: int
+    has_libcuda: bool
+
+
+class Torch(NamedTuple):
+    """The build of the installed torch: its CUDA or HIP version, None without."""
+
+    version: str
+    cuda: str | None
+    hip: str | None
+
+
+def interpreting(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether TRITON_INTERPRET makes Triton interpret kernels instead of compiling them."""
+    return environment.get(INTERPRET, "").lower() in ("1", "true", "yes", "on", "y")
+
+
+def is_nvidia_here() -> bool:
+    """Whether a CUDA build of torch could use a GPU of this machine."""
+    return not _without_gpu(driver(), os.environ)
+
+
+def why_interpreted(driver: Driver | None, torch: Torch | None, environment: Mapping[str, str]) -> str:
+    """Why kernels have to be interpreted, the end of a sentence; empty where a GPU can run them."""
+    missing = _without_gpu(driver, environment)
+    if torch is not None and torch.hip:
+        return f"torch {torch.version} is built for AMD GPUs, and the kernels here are for NVIDIA's"
+    if missing or driver is None or torch is None:
+        return missing
+    if torch.cuda is None:
+        return f"there is a GPU, but torch {torch.version} is a CPU build: a CUDA build of torch would use it"
+    if driver.cuda // 1000 < int(torch.cuda.split(".")[0]):
+        newest = f"{driver.cuda // 1000}.{driver.cuda % 1000 // 10}"
+        return (
+            f"the driver supports CUDA up to {newest} and torch {torch.version} was built for {torch.cuda}: "
+            "a newer driver, or a torch built for an older CUDA, would use the GPU"
+        )
+    return ""
+
+
+def _without_gpu(driver: Driver | None, environment: Mapping[str, str]) -> str:
+    """What is missing for any program that wants a GPU; empty where nothing is."""
+    if driver is None or not driver.gpus:
+        if driver is None and os.path.exists("/dev/kfd"):
+            return "the GPU is AMD's, and the kernels here are for NVIDIA's"
+        return NO_DRIVER
+    seen = visible(driver.gpus, environment)
+    if not seen:
+        return f"CUDA_VISIBLE_DEVICES={environment['CUDA_VISIBLE_DEVICES']!r} hides every GPU"
+    if not driver.has_libcuda:
+        return "libcuda.so.1 is missing (a container needs NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
+    if seen[0].capability < OLDEST_CAPABILITY:
+        needed, has = (".".join(map(str, each)) for each in (OLDEST_CAPABILITY, seen[0].capability))
+        return f"Triton needs compute capability {needed}, and {seen[0].name} has {has}"
+    return ""
+
+
+def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str]) -> list[Gpu]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves to a program, in CUDA's order.
+
+    The driver lists them by bus. CUDA counts the fastest first unless CUDA_DEVICE_ORDER says otherwise; the
+    higher capability stands for the faster one here. As for CUDA, an entry that is unknown ends the list.
+    """
+    ordered = list(gpus)
+    if environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        ordered.sort(key=lambda gpu: gpu.capability, reverse=True)
+    if "CUDA_VISIBLE_DEVICES" not in environment:
+        return ordered
+    seen = []
+    for entry in environment["CUDA_VISIBLE_DEVICES"].split(","):
+        name = entry.strip()
+        if name.startswith("MIG-"):  # a slice: its GPU is not told, but every GPU with slices is new enough
+            found = [gpu for gpu in ordered if gpu.capability >= OLDEST_CAPABILITY]
+        elif name.isdigit():
+            found = ordered[int(name) : int(name) + 1]
+        else:
+            found = [gpu for gpu in ordered if name and gpu.uuid.startswith(name)]
+        if not found:
+            break
+        seen.append(found[0])
+    return seen
+
+
+def driver() -> Driver | None:
+    """What NVML says; None without a driver."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        if nvml.nvmlInit_v2():
+            return None
+    except (OSError, AttributeError):
+        return None
+    try:
+        count, cuda = ctypes.c_uint(), ctypes.c_int()
+        nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(cuda))
+        gpus = tuple(_gpu(nvml, index) for index in range(count.value))
+        return Driver(gpus, cuda.value, _has_libcuda())
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _gpu(nvml: ctypes.CDLL, index: int) -> Gpu:
+    handle, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+    name, uuid = ctypes.create_string_buffer(96), ctypes.create_string_buffer(96)
+    nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle))
+    nvml.nvmlDeviceGetName(handle, name, ctypes.c_uint(len(name)))
+    nvml.nvmlDeviceGetUUID(handle, uuid, ctypes.c_uint(len(uuid)))
+    nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
+    return Gpu(name.value.decode(), uuid.value.decode(), (major.value, minor.value))
+
+
+def _has_libcuda() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def installed_torch() -> Torch | None:
+    """How torch was built, by its file of versions: importing it takes seconds. None where there is none."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*= *'([^']*)'", text, re.MULTILINE))
+    return Torch(found.get("__version__", ""), found.get("cuda"), found.get("hip"))
+
+
+def decide() -> None:
+    """Set TRITON_INTERPRET where kernels cannot run on a GPU, unless the user has set it."""
+    global reason
+    ours = os.environ.get(CHOSEN) == "1" and os.environ.get(INTERPRET) == "1"
+    if os.environ.get(INTERPRET) and not ours:
+        reason = f"{INTERPRET}={os.environ[INTERPRET]} is set" if interpreting() else ""
+        return
+    reason = why_interpreted(driver(), installed_torch(), os.environ)
+    if not reason:
+        if ours:
+            del os.environ[INTERPRET], os.environ[CHOSEN]
+        return
+    if "triton" in sys.modules and not ours:
+        warnings.warn(
+            f"Kernels cannot run here: {reason}, and triton was imported before labkit, too early to be "
+            "interpreted. Restart the kernel and run `import labkit` before anything that imports triton.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    os.environ.update({INTERPRET: "1", CHOSEN: "1"})
+    # Interpreted kernels are small steps: threads that wait for the next one take the cores from others.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def sentence() -> str:
+    """How kernels run in this process, in one sentence."""
+    return f"Kernels are interpreted: {reason}." if reason else "Kernels are compiled and run on the GPU."

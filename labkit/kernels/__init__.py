@@ -1,0 +1,40 @@
+"""The finished kernels of the course: each right for any shape, stride and dtype, forward and backward.
+
+    from labkit.kernels import affine
+
+They need torch and triton only, and work under torch.compile, autocast and CUDA graphs, on any GPU of
+several, and interpreted on a CPU.
+"""
+
+from labkit.kernels.affine import affine
+from labkit.kernels.gated_network import gated_cell, gated_heads, mlp_outputs
+from labkit.kernels.geglu import GeGLU, fused_gate_up, geglu_mlp
+from labkit.kernels.graphs import GraphedStep
+from labkit.kernels.grouped import GroupedLinear, grouped_linear
+from labkit.kernels.linear import linear_act, matmul
+from labkit.kernels.norm_gelu import norm_gelu
+from labkit.kernels.recurrence import linear_recurrence, min_gru
+from labkit.kernels.rms_norm import rms_norm
+from labkit.kernels.rms_recurrence import rms_recurrence
+from labkit.kernels.stack import blocks
+
+__all__ = [
+    "GeGLU",
+    "GraphedStep",
+    "GroupedLinear",
+    "affine",
+    "blocks",
+    "fused_gate_up",
+    "gated_cell",
+    "gated_heads",
+    "geglu_mlp",
+    "grouped_linear",
+    "linear_act",
+    "linear_recurrence",
+    "matmul",
+    "min_gru",
+    "mlp_outputs",
+    "norm_gelu",
+    "rms_norm",
+    "rms_recurrence",
+]

@@ -1,0 +1,96 @@
+"""Lesson 9: the network's rungs, from PyTorch's loop to three kernels, against the same reference."""
+
+import pytest
+import torch
+from products import assert_close, bf16, fp32
+from recurring import gradients
+
+from labkit import checks, counts, device, lessons
+from labkit import network_works as work
+from labkit.kernels import geglu_mlp, grouped_linear
+
+pytestmark = pytest.mark.usefixtures("cache")
+SHAPE = {"batch": 3, "time": 5, "width": 32}
+RUNGS = {
+    "eager": lambda lesson: lesson.network(),
+    "operators": lambda lesson: lesson.network(cell=lesson.cell_of_operators),
+    "GeGLU": lambda lesson: lesson.network(cell=lesson.cell_of_operators, mlp=geglu_mlp),
+    "heads": lambda lesson: lesson.network(heads=grouped_linear),
+    "labkit": lambda lesson: lesson.network(**lesson.PARTS),
+    "three kernels": lambda lesson: lesson.whole,
+}
+
+
+@pytest.fixture(scope="module")
+def lesson(cache):
+    return lessons.load("09_microsecond_ledger")
+
+
+def inputs_of(shape=SHAPE, dtype=fp32):
+    torch.manual_seed(0)
+    return [t.to(device.name(), dtype) for t in work.NETWORK.inputs(shape)]
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_every_rung_computes_the_network_and_its_gradients(lesson, rung):
+    inputs = inputs_of()
+    made = gradients(RUNGS[rung](lesson), inputs)
+    for got, want in zip(made, gradients(work.network, [t.double() for t in inputs]), strict=True):
+        assert_close(got, want, roundings=8)
+
+
+def test_in_half_precision_our_kernels_are_off_no_further_than_eager(lesson):
+    inputs = inputs_of(dtype=bf16)
+    doubles = [t.double() for t in inputs]
+    exact = gradients(work.network, doubles)
+    far = [
+        max(
+            checks.relative_error(got, want)
+            for got, want in zip(gradients(RUNGS[name](lesson), inputs), exact, strict=True)
+        )
+        for name in ("labkit", "eager")
+    ]
+    assert far[0] < 2 * far[1]
+    three, eager = (
+        checks.relative_error(RUNGS[n](lesson)(*inputs), exact[0]) for n in ("three kernels", "eager")
+    )
+    assert three < 2 * eager
+
+
+@pytest.mark.skipif(device.has_gpu(), reason="accesses are counted where there is no GPU")
+def test_the_last_rung_is_three_kernels_that_write_nothing_twice(lesson):
+    B, T, H = 2, 33, 32
+    inputs = inputs_of({"batch": B, "time": T, "width": H}, bf16)
+    found = counts.count(lambda: lesson.whole(*inputs)).launches
+    assert [launch.name for launch in found] == ["gates_kernel", "cell_kernel", "outputs_kernel"]
+    assert [one.bytes_written for one in found] == [2 * B * T * n for n in (2 * H, H, work.OUTPUTS)]
+
+
+def test_our_parts_learn_as_the_reference_does(lesson):
+    def losses(call):
+        x, *weights = (t.requires_grad_() for t in inputs_of())
+        torch.manual_seed(1)
+        target = torch.randn(3, 5, work.OUTPUTS, device=device.name())
+        optimizer, found = torch.optim.AdamW(weights, lr=1e-2), []
+        for _ in range(5):
+            loss = torch.nn.functional.mse_loss(call(x.detach(), *weights), target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    ours, theirs = losses(lesson.network(**lesson.PARTS)), losses(work.network)
+    assert ours == pytest.approx(theirs, rel=1e-4) and ours[-1] < ours[0]
+
+
+@pytest.mark.skipif(not device.has_gpu(), reason="a graph needs a GPU")
+@pytest.mark.parametrize("rung", ["labkit", "three kernels"])
+def test_in_a_graph_the_network_is_the_same(lesson, rung):
+    x, *weights = inputs_of({"batch": 64, "time": 64, "width": 128}, bf16)
+    call = RUNGS[rung](lesson)
+    graphed = lesson.replayed(call)
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(graphed(x, *weights), call(x, *weights))
+            x.normal_()
