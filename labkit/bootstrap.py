@@ -156,8 +156,10 @@ def base_python() -> str:
 class Setup:
     """The virtual environment of a checkout: what it should be, what it is, and how it gets there."""
 
-    def __init__(self, root: Path = ROOT, torch: str = "2.13", suffix: str = "") -> None:
-        self.root, self.torch = root, torch
+    def __init__(
+        self, root: Path = ROOT, torch: str = "2.13", suffix: str = "", for_tests: bool = False
+    ) -> None:
+        self.root, self.torch, self.for_tests = root, torch, for_tests
         constraints, folder = TORCHES[torch]
         self.constraints = root / constraints
         self.venv = root / (folder + suffix)
@@ -190,10 +192,19 @@ class Setup:
         }
 
     def is_done(self, gpu: bool) -> bool:
-        """Whether the environment is complete and current; the default torch also serves without a GPU."""
+        """Whether the environment is complete and current.
+
+        The default torch also serves without a GPU, and one for tests everybody.
+        """
         stamp = self.installed()
-        build = stamp.pop("torch", None)
-        return build in (("default",) if gpu else ("default", "cpu")) and stamp == self.wanted(self.version())
+        build, extra = stamp.pop("torch", None), stamp.pop("extra", "")
+        serves = build in (("default",) if gpu else ("default", "cpu")) and extra in ("test", self.extra)
+        return serves and stamp == self.wanted(self.version())
+
+    @property
+    def extra(self) -> str:
+        """What is installed beside the course: ``test`` for those who test it, nothing for learners."""
+        return "test" if self.for_tests else ""
 
     def version(self) -> tuple[int, ...] | None:
         return python_version(str(self.python)) if self.python.exists() else None
@@ -224,7 +235,7 @@ class Setup:
             else:
                 self.stamp.unlink(missing_ok=True)
             wanted = self.wanted(self.version())  # not later: what is edited meanwhile is not installed
-            stamp = dict(wanted, torch=self.install(gpu))
+            stamp = dict(wanted, torch=self.install(gpu), extra=self.extra)
             replace(self.stamp, json.dumps(stamp, indent=1))
             say(f"set up in {time.monotonic() - start:.0f} s: {self.venv}")
 
@@ -252,7 +263,12 @@ class Setup:
         if (sys.platform, platform.machine()) == ("darwin", "x86_64"):
             stop(f"torch {version} has no build for Macs with an Intel processor; use a Linux machine.")
         pip = self.pip()
-        package = ["-c", str(self.constraints), "-e", f"{self.root}[test]"]
+        package = [
+            "-c",
+            str(self.constraints),
+            "-e",
+            f"{self.root}[test]" if self.for_tests else str(self.root),
+        ]
         if gpu or not sys.platform.startswith("linux"):
             # A CPU build that is already here, or that pip is pointed at, sorts above the default one.
             package.append(f"torch!={version}+cpu")
@@ -424,7 +440,7 @@ def main(arguments: list[str]) -> int:
     ipykernel = os.environ.get("IPYKERNEL")
     if ipykernel and ipykernel not in IPYKERNELS:
         stop(f"IPYKERNEL={ipykernel} is not supported; take one of: {', '.join(IPYKERNELS)}.")
-    setup = Setup(ROOT, torch)
+    setup = Setup(ROOT, torch, for_tests=target in ("test", "lint"))
     gpu = has_gpu()
     if os.environ.get("ENV") == "current":
         if ipykernel:

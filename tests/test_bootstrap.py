@@ -74,6 +74,26 @@ def test_a_second_setup_does_nothing(setup):
     assert steps(setup) == []
 
 
+def test_only_those_who_test_get_the_extra_and_it_serves_everybody(setup):
+    assert steps(setup) == ["create", "install"]
+    setup.for_tests = True
+    assert steps(setup) == ["install"] and steps(setup) == []
+    setup.for_tests = False
+    assert steps(setup) == []
+
+
+@pytest.mark.parametrize(("target", "asked"), [("run", "{root}"), ("lint", "{root}[test]")])
+def test_a_command_asks_for_what_it_needs(monkeypatch, target, asked):
+    seen = []
+    monkeypatch.setattr(
+        bootstrap, "step", lambda what, command, log, required=True: bool(seen.append(command)) or True
+    )
+    monkeypatch.setattr(bootstrap.Setup, "ensure", bootstrap.Setup.install)
+    monkeypatch.setattr(bootstrap, "has_gpu", lambda: True)
+    bootstrap.main([target])
+    assert seen[-1][seen[-1].index("-e") + 1] == asked.format(root=bootstrap.ROOT)
+
+
 @pytest.mark.parametrize("file", ["pyproject.toml", "constraints.txt"])
 def test_a_changed_file_installs_again_in_place(setup, file):
     steps(setup)

@@ -245,7 +245,7 @@ def test_a_conda_environment_has_one_supported_python_and_the_constraints(file):
 
 
 def test_conda_installs_the_package_itself():
-    assert read_conda(CONDA)[1][1:] == ["-e .[test]"]
+    assert read_conda(CONDA)[1][1:] == ["-e ."]
 
 
 def test_binder_installs_what_the_package_asks_for_and_the_cpu_build_of_torch():
