@@ -44,8 +44,8 @@ lint: ## ruff and mypy, notebooks too
 	@$(BOOTSTRAP) lint -m ruff format --check .
 	@$(BOOTSTRAP) lint -m mypy
 
-setup: ## only set up the virtual environment
-	@$(BOOTSTRAP) setup
+setup: ## only set up the virtual environment; FOR=test with what the tests need
+	@$(BOOTSTRAP) $(or $(FOR),setup)
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile

@@ -341,7 +341,7 @@ def test_ci_runs_the_tests_and_says_why_there_is_no_chromium(tmp_path, chromium,
         stub.chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     ran = subprocess.run([ROOT / ".ci" / "run"], env=environment, capture_output=True, text=True, check=True)
-    assert ran.stdout == "make setup\nmake test\n"
+    assert ran.stdout == "make setup FOR=test\nmake test\n"
     reason = "No Chromium, so the browser tests will be skipped: "
     assert ran.stderr.startswith(reason) if chromium else ran.stderr == ""
     if chromium and os.getuid() == 0:
@@ -354,7 +354,7 @@ def test_ci_runs_no_tests_where_the_set_up_fails(tmp_path):
         (tmp_path / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     ran = subprocess.run([ROOT / ".ci" / "run"], env=environment, capture_output=True, text=True, check=False)
-    assert (ran.stdout, ran.returncode) == ("make setup\n", 3)
+    assert (ran.stdout, ran.returncode) == ("make setup FOR=test\n", 3)
 
 
 @pytest.mark.parametrize("name", [".ci/run", "binder/postBuild"])
