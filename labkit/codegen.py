@@ -274,6 +274,7 @@ def _environment(folder: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, search)),
         "TRITON_CACHE_DIR": str(folder / "triton"),
         "TRITON_ALWAYS_COMPILE": "1",
+        "TRITON_INTERPRET": "0",  # said, should anything there import labkit
         "TRITON_DUMP_PTXAS_LOG": "1",  # registers and spills are told nowhere else
         "TRITON_DISABLE_LINE_INFO": "1",  # a third of the PTX, and of no use without the files
     }

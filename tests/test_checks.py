@@ -11,9 +11,24 @@ from counting import calls_checked
 
 from labkit import checks, device
 from labkit.checks import Fences, check, diagnose
-from labkit.ops import differentiable
 
 FLOAT32 = (torch.float32,)
+
+
+def differentiable(forward, backward):
+    """A function of tensors with a backward(dy, *tensors) of its own."""
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *tensors):
+            ctx.save_for_backward(*tensors)
+            return forward(*tensors)
+
+        @staticmethod
+        def backward(ctx, dy):
+            return backward(dy, *ctx.saved_tensors)
+
+    return Function.apply
 
 
 # x * w + b: the kernel with everything that can be left out of it
@@ -141,7 +156,7 @@ def affine_gradients(dy, x, w, b):
 
 
 def test_gradients_of_every_input_are_counted():
-    operator = differentiable("checked_affine", affine, affine_gradients)
+    operator = differentiable(affine, affine_gradients)
     report = check(operator, reference, vectors, shapes=[(37, 161), (19,), (0, 8)])
     assert report.passed == 4 * 3 * (4 + 3 + 4)
     assert "outputs and gradients" in str(report)
@@ -186,7 +201,7 @@ def test_the_upstream_gradient_is_twice_the_output_in_the_layout_of_the_inputs()
         seen.append((dy, x))
         return (3 * dy,)
 
-    operator = differentiable("recording", lambda x: 3 * x, recording)
+    operator = differentiable(lambda x: 3 * x, recording)
     check(operator, lambda x: 3 * x, one, shapes=[(32, 64)], dtypes=FLOAT32)
     for dy, x in seen:
         torch.testing.assert_close(dy, 6 * x)
@@ -302,7 +317,7 @@ def test_a_missing_factor_in_a_gradient():
         dx, dw, db = affine_gradients(dy, x, w, b)
         return dx, dw / 2, db
 
-    sentence = refused(differentiable("halved", affine, halved), gradients=True)
+    sentence = refused(differentiable(affine, halved), gradients=True)
     assert "the gradient of input 1 is wrong" in sentence
     assert "Every element is about 0.5 times what it should be" in sentence
 
@@ -456,7 +471,7 @@ def test_gradients_that_change_from_run_to_run():
         dx, dw, db = affine_gradients(dy, x, w, b)
         return dx, dw * (1 + next(turn) % 2 * 3e-7), db
 
-    sentence = refused(differentiable("racing", affine, racing), gradients=True)
+    sentence = refused(differentiable(affine, racing), gradients=True)
     assert "the gradient of input 1 changed from one run to the next" in sentence
 
 
@@ -494,7 +509,7 @@ def test_the_gradient_of_no_rows_is_zero_not_unwritten():
             return affine_gradients(dy, x, w, b)
         return torch.empty_like(x), torch.empty_like(w), torch.empty_like(b)
 
-    sentence = refused(differentiable("unwritten", affine, unwritten), gradients=True)
+    sentence = refused(differentiable(affine, unwritten), gradients=True)
     assert "shape (0, 8)" in sentence
     assert "the gradient of input 1 is wrong" in sentence
     assert "nan instead of 0" in sentence
@@ -522,7 +537,7 @@ def rms_operator(**options):
         dx, dw = rms_gradients(dy.float(), x.float(), w.float(), **options)
         return dx.to(x.dtype), dw.to(w.dtype)
 
-    return differentiable("rms_" + "_".join(options), forward, backward)
+    return differentiable(forward, backward)
 
 
 def rows_of_their_own(shape):

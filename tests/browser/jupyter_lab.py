@@ -72,7 +72,7 @@ class Lab:
             each.mkdir(parents=True)
         (config / "labconfig" / "default_setting_overrides.json").write_text(json.dumps(OVERRIDES))
         # Like make lab without a GPU, but for the folders.
-        environment = bootstrap.environment(folder, sys.executable, gpu=False)
+        environment = bootstrap.environment(folder, sys.executable)
         environment |= {
             "PYTHONPATH": places.python_path(),
             "TRITON_INTERPRET": "1",
