@@ -7,8 +7,11 @@ from pathlib import Path
 
 import jupyter_lab
 import pandas as pd
+import pytest
 import queueing
 from processes import wait_for
+
+from labkit import lessons, record
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -162,6 +165,10 @@ await panel.show()
 """
 
 
+@pytest.mark.skipif(
+    record.state(lessons.resolve("01")).status != "recorded",
+    reason="it shows the tape of lesson 1: record it",
+)
 def test_without_a_gpu_the_tape_stands_there_and_run_counts(page: jupyter_lab.NotebookPage) -> None:
     page.open([COUNTED], width=1536, height=1120)
     page.run_all()
