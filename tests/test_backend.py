@@ -89,9 +89,9 @@ def python(code, **variables):
     ours = {backend.INTERPRET: None, backend.CHOSEN: None, "OMP_NUM_THREADS": None, **variables}
     around = {**os.environ, "PYTHONPATH": places.python_path(), **ours}
     environment = {key: value for key, value in around.items() if value is not None}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran
 
 
 def faked(found, torch):
