@@ -10,6 +10,7 @@ from torch import Tensor
 
 from labkit.kernels.common import (
     autocast,
+    cdiv,
     check_tensor,
     far,
     gpu_of,
@@ -120,7 +121,7 @@ def fold(count: int, period: int, cols: int) -> tuple[int, int, int]:
 def flat(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
     y, block = torch.empty_like(x), ROW_BYTES // x.element_size()
-    grid = (triton.cdiv(x.numel(), block),)
+    grid = (cdiv(x.numel(), block),)
     flat_kernel[grid](x, weight, bias, y, x.numel(), x.shape[-1], BLOCK=block)
     return y
 
@@ -129,8 +130,8 @@ def folded(x: Tensor, weight: Tensor, bias: Tensor, tile_rows: int = 2, row_byte
     x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
     y, cols, period = torch.empty_like(x), row_bytes // x.element_size(), x.shape[-1]
     rows, width, tail = fold(x.numel(), period, cols)
-    blocks = triton.cdiv(width, cols)
-    grid = (max(1, triton.cdiv(rows, tile_rows)) * blocks,)
+    blocks = cdiv(width, cols)
+    grid = (max(1, cdiv(rows, tile_rows)) * blocks,)
     sizes = (rows, width, period, tail, blocks)
     fold_kernel[grid](x, weight, bias, y, *sizes, ROWS=tile_rows, COLS=cols)
     return y
@@ -161,15 +162,15 @@ def affine_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tens
         return dx, dweight.zero_(), dbias.zero_()
     cols, period = ROW_BYTES // x.element_size(), x.shape[-1]
     rows, width, tail = fold(x.numel(), period, cols)
-    blocks = triton.cdiv(width, cols)
-    groups = max(1, min(triton.cdiv(rows, 2), 4 * gpu_of(x.device).multiprocessors // blocks))
+    blocks = cdiv(width, cols)
+    groups = max(1, min(cdiv(rows, 2), 4 * gpu_of(x.device).multiprocessors // blocks))
     sums = torch.empty(2, groups, width, device=x.device, dtype=torch.float32)
     sizes = (rows, width, period, tail, blocks, groups)
     backward_kernel[(groups * blocks,)](dy, x, weight, dx, sums, *sizes, ROWS=2, COLS=cols)
     partial = groups * width // period  # a folded row holds several sums of each column
     # few sums of many columns, or many of few: the shape that keeps more programs busy
     shape = dict(ROWS=256, COLS=16, num_warps=8) if partial <= 512 else dict(ROWS=1024, COLS=8, num_warps=16)
-    grid = (triton.cdiv(period, shape["COLS"]), 2)
+    grid = (cdiv(period, shape["COLS"]), 2)
     column_sum_kernel[grid](sums, dweight, dbias, partial, period, **shape)
     return dx, dweight, dbias
 

@@ -16,11 +16,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from labkit.kernels.common import (
     autocast,
+    cdiv,
     check_tensor,
     far,
     gpu_of,
     multiply,
     needs_grad,
+    next_power_of_2,
     once_differentiable,
     operator,
 )
@@ -265,8 +267,8 @@ def gated_heads_forward(
     given = [t.contiguous() for t in (x, w_in, b_in, gain, w_gates, b_gates)]
     gates, (G, D), R = _like_gates(*given), b_in.shape, math.prod(x.shape[:-1])
     if gates.numel():
-        programs = min(triton.cdiv(R, 32), 4 * gpu_of(x.device).multiprocessors)
-        BG, BD = triton.next_power_of_2(G), power(D)
+        programs = min(cdiv(R, 32), 4 * gpu_of(x.device).multiprocessors)
+        BG, BD = next_power_of_2(G), power(D)
         gates_kernel[(programs,)](
             *given, gates, R, EPS, G, D, BM=32, BG=BG, BD=BD, BN=power(2 * D), num_stages=3
         )
@@ -303,7 +305,7 @@ def gated_heads(
     if not 0 < G * D <= WIDEST_NORM:
         raise ValueError(f"gain: has {G * D} features, a norm takes 1 to {WIDEST_NORM}")
     x, w_in, b_in, gain, w_gates, b_gates = autocast(x, w_in, b_in, gain, w_gates, b_gates)
-    if _one_by_one(triton.next_power_of_2(G) * power(D), x, w_in, b_in, gain, w_gates, b_gates):
+    if _one_by_one(next_power_of_2(G) * power(D), x, w_in, b_in, gain, w_gates, b_gates):
         normed = rms_norm(grouped_linear(x, w_in, b_in), gain)
         return grouped_linear(normed, w_gates, b_gates)
     return gated_heads_forward(x, w_in, b_in, gain, w_gates, b_gates)
@@ -332,7 +334,7 @@ def mlp_outputs_forward(
         blocks = (BM, BH), (BI, BH), (BH, BI), (BO, BH)
         given = [TensorDescriptor.from_tensor(t, list(b)) for t, b in zip(tensors, blocks, strict=True)]
     sizes = dict(TMA=tma, BM=BM, BH=BH, BI=BI, BO=BO, num_warps=4 if roomy else 8, num_stages=2)
-    outputs_kernel[(triton.cdiv(R, BM),)](*given, bias.contiguous(), y, R, H, INNER, OUT, **sizes)
+    outputs_kernel[(cdiv(R, BM),)](*given, bias.contiguous(), y, R, H, INNER, OUT, **sizes)
     return y
 
 

@@ -11,9 +11,11 @@ from torch.nn import functional
 
 from labkit.kernels.common import (
     autocast,
+    cdiv,
     check_tensor,
     multiply,
     needs_grad,
+    next_power_of_2,
     no_gradient,
     once_differentiable,
     operator,
@@ -110,9 +112,9 @@ def gate_up_backward(dy: Tensor, w_down: Tensor, kept: Tensor, spent: bool) -> t
     hidden, kept = dy @ w_down, kept.contiguous()  # dhidden, until the kernel overwrites it
     M, _, H = kept.shape
     dkept = kept if spent else torch.empty_like(kept)
-    block = min(1024, triton.next_power_of_2(H))
+    block = min(1024, next_power_of_2(H))
     if kept.numel():
-        gated_kernel[(M, triton.cdiv(H, block))](hidden, kept, dkept, H, ACT="gelu_tanh", BLOCK=block)
+        gated_kernel[(M, cdiv(H, block))](hidden, kept, dkept, H, ACT="gelu_tanh", BLOCK=block)
     if spent:
         torch.autograd.graph.increment_version(kept)  # whoever else has saved it is told
     return hidden, dkept

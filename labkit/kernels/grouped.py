@@ -7,16 +7,17 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor, nn
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from labkit.kernels.common import (
     Gpu,
     autocast,
+    cdiv,
     check_tensor,
     gpu_of,
     needs_grad,
+    next_power_of_2,
     once_differentiable,
     operator,
 )
@@ -56,7 +57,7 @@ class Plan(NamedTuple):
 
 def power(width: int) -> int:
     """The width of a tile that holds so many columns."""
-    return max(16, triton.next_power_of_2(width))
+    return max(16, next_power_of_2(width))
 
 
 def forward_plan(d_in: int, d_out: int, itemsize: int, tma: bool, gpu: Gpu) -> Plan | None:
@@ -127,7 +128,7 @@ def spread(tiles: int, abreast: int, places: int, lead: int) -> int:
             left -= begun
         return max(+ends)
 
-    fewest = triton.cdiv(tiles, 256)  # so many parts does `sum_kernel` add at most
+    fewest = cdiv(tiles, 256)  # so many parts does `sum_kernel` add at most
     return min(range(min(tiles, fewest + 512), fewest - 1, -1), key=end)
 
 
@@ -166,21 +167,21 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
         BM, BN, BK, warps = (128, 64, 32, 4) if x.itemsize == 4 else (128, 128, 64, 8)
         if gpu.shared_bytes < 200 * 1024:
             BM, BK, warps = 64, 32, 4
-        grid = (triton.cdiv(d_out, BN) * G * B * triton.cdiv(T, BM),)
+        grid = (cdiv(d_out, BN) * G * B * cdiv(T, BM),)
         blocks = dict(BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=3)
         wide_kernel[grid](x, weight, bias, y, B, T, G, *strides, d_in, d_out, **blocks)
         return
     pack, BM, BN, warps, stages, resident, per, tma, store, mixed = plan
-    BK, packs, tiles = power(pack * d_in), triton.cdiv(G, pack), B * triton.cdiv(T, BM)
+    BK, packs, tiles = power(pack * d_in), cdiv(G, pack), B * cdiv(T, BM)
     large = far_apart(256, strides[1:8] + strides[9:])  # a tile lies in one sequence
     if tma and per == 1 and d_in == BK and d_out == BN and not large and aligned(y, gpu):
         sizes = dict(D_IN=d_in, D_OUT=d_out, BM=BM, num_warps=warps)
         x_tiles, y_tiles = tiles_of(x, True, BM, BK), tiles_of(y, True, BM, BN)
         once_kernel[(G * tiles,)](x_tiles, weight, bias, y_tiles, T, G, *strides[3:8], **sizes)
         return
-    abreast = packs * triton.cdiv(pack * d_out, BN)
+    abreast = packs * cdiv(pack * d_out, BN)
     per = min(per or tiles, spread(tiles, abreast, resident * gpu.multiprocessors, 2))
-    parts = triton.cdiv(tiles, per)
+    parts = cdiv(tiles, per)
     hop, step = (1, parts) if mixed else (per, 1)
     # a second pass by pointers must not meet stores that are still under way
     store = store and (not tma or d_in == BK) and aligned(y, gpu) and pack * d_out == BN and G % pack == 0
@@ -202,10 +203,10 @@ def launch_backward(
     plan = backward_plan(d_in, d_out, x.itemsize, gpu)
     pack, BM, side, warps, stages, resident, per, tma, store, _ = plan
     BK, BN = min(power(pack * d_in), side), min(power(pack * d_out), side)
-    down, slices = triton.cdiv(pack * d_in, BK), triton.cdiv(pack * d_out, BN)
-    packs, tiles, whole = triton.cdiv(G, pack), B * triton.cdiv(T, BM), down * slices == 1
+    down, slices = cdiv(pack * d_in, BK), cdiv(pack * d_out, BN)
+    packs, tiles, whole = cdiv(G, pack), B * cdiv(T, BM), down * slices == 1
     per = per or spread(tiles, packs * down * slices, resident * gpu.multiprocessors, 7)
-    P, size = triton.cdiv(tiles, per), G * (d_in + 1) * d_out
+    P, size = cdiv(tiles, per), G * (d_in + 1) * d_out
     parts = torch.empty(P, size, dtype=torch.float32, device=x.device)
     filled = dx if whole else None
     exact = whole and pack * d_in == BK and G % pack == 0
@@ -220,10 +221,10 @@ def launch_backward(
         LARGE=far_apart(max(d_in, d_out), spans), TMA=tma, STORE=store,
         KEEP=min(BM, max(1, 256 * warps // BN)), BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    PARTS = triton.next_power_of_2(P)
+    PARTS = next_power_of_2(P)
     BLOCK = max(32, min(512, 8192 // PARTS))
     blocks = dict(LARGE=size + BLOCK > 2**31, PARTS=PARTS, BLOCK=BLOCK)
-    sum_kernel[(triton.cdiv(size, BLOCK),)](parts, dw, db, P, size, d_in, d_out, **blocks)
+    sum_kernel[(cdiv(size, BLOCK),)](parts, dw, db, P, size, d_in, d_out, **blocks)
     if filled is None:
         db = dy.sum((0, 1), dtype=torch.float32).view(G, d_out).to(db.dtype)
         if dx is not None:  # too wide for one program: a forward pass with the weight transposed

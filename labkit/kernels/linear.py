@@ -16,6 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from labkit.kernels.common import (
     Gpu,
     autocast,
+    cdiv,
     check_tensor,
     gpu_of,
     multiply,
@@ -188,7 +189,7 @@ def _cheapest(M: int, N: int, choices: tuple[Any, ...], multiprocessors: int) ->
 
     def area(choice: tuple[Any, ...]) -> float:
         BM, BN, *_, programs, slower = choice
-        waves = math.ceil(triton.cdiv(M, BM) * triton.cdiv(N, BN) / (programs * multiprocessors))
+        waves = math.ceil(cdiv(M, BM) * cdiv(N, BN) / (programs * multiprocessors))
         return float(waves * BM * BN * programs * slower)
 
     return min(choices, key=area)
@@ -225,7 +226,7 @@ def launch(
     def operand(t: Tensor | None, *block: int) -> Any:
         return TensorDescriptor.from_tensor(t, block) if tma and t is not None else t
 
-    tiles = triton.cdiv(M, BM) * triton.cdiv(N, BN // 2 if pair else BN)
+    tiles = cdiv(M, BM) * cdiv(N, BN // 2 if pair else BN)
     kernel[(min(tiles, programs * gpu.multiprocessors) if tma else tiles,)](
         operand(x, BM, BK),
         operand(weight, 2, BN // 2, BK) if pair else operand(weight, BN, BK),
@@ -265,8 +266,8 @@ def linear_dz(dy: Tensor, z: Tensor, act: str, summed: bool) -> tuple[Tensor, Te
     """dz (M, N), and if ``summed`` its sum over the rows, dbias (N,), added in a fixed order."""
     dy, z = dy.contiguous(), z.contiguous()
     (M, N), dz = z.shape, torch.empty_like(z)
-    blocks = triton.cdiv(N, 128)
-    groups = max(1, min(triton.cdiv(M, 16), 4 * gpu_of(z.device).multiprocessors // max(blocks, 1)))
+    blocks = cdiv(N, 128)
+    groups = max(1, min(cdiv(M, 16), 4 * gpu_of(z.device).multiprocessors // max(blocks, 1)))
     sums = torch.empty(groups, N, device=z.device, dtype=torch.float32)
     if z.numel():
         dz_kernel[(blocks, groups)](dy, z, dz, sums, M, N, groups, ACT=act, ROWS=16, COLS=128)
@@ -326,7 +327,7 @@ def matmul(x: Tensor, weight: Tensor, tile: tuple[int, ...] | None = None) -> Te
     https://triton-lang.org/main/getting-started/tutorials/09-persistent-matmul.html.
     """
     check_tensor("x", x, (None, None))
-    check_tensor("weight", weight, (None, x.shape[-1]), like=x)
+    check_tensor("weight", weight, (*weight.shape[:1], x.shape[-1]), like=x)
     x, weight = autocast(x, weight)
     sizes = None if tile is None else list(tile)
     if needs_grad(x, weight):
@@ -356,7 +357,7 @@ def linear_act(
     GELU's form is that of https://arxiv.org/abs/1606.08415.
     """
     check_tensor("x", x, (..., None))
-    check_tensor("weight", weight, (None, x.shape[-1]), like=x)
+    check_tensor("weight", weight, (*weight.shape[:1], x.shape[-1]), like=x)
     if bias is not None:
         check_tensor("bias", bias, (weight.shape[0],), like=x)
     if activation not in ACTIVATIONS:

@@ -10,9 +10,11 @@ from torch import Tensor
 from labkit.kernels.common import (
     Gpu,
     autocast,
+    cdiv,
     check_tensor,
     gpu_of,
     needs_grad,
+    next_power_of_2,
     once_differentiable,
     operator,
 )
@@ -100,8 +102,8 @@ def sum_kernel(parts, dbias, dgain, P, W, BP: tl.constexpr, BW: tl.constexpr):
 
 def tile_of(gpu: Gpu, R: int, W: int) -> dict[str, int]:
     """A tile: few rows, until each multiprocessor has one; the columns' power of two."""
-    BW = max(16, triton.next_power_of_2(W))
-    share = triton.next_power_of_2(triton.cdiv(R, gpu.multiprocessors))
+    BW = max(16, next_power_of_2(W))
+    share = next_power_of_2(cdiv(R, gpu.multiprocessors))
     return dict(W=W, BM=min(max(1, 2048 // BW), share), BW=BW)
 
 
@@ -112,7 +114,7 @@ def norm_gelu_forward(z: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
     if z.numel():
         R = z.numel() // W
         tile = tile_of(gpu_of(z.device), R, W)
-        norm_gelu_kernel[(triton.cdiv(R, tile["BM"]),)](z, bias, gain, y, R, **tile)
+        norm_gelu_kernel[(cdiv(R, tile["BM"]),)](z, bias, gain, y, R, **tile)
     return y
 
 
@@ -135,11 +137,11 @@ def norm_gelu_backward(dy: Tensor, z: Tensor, bias: Tensor, gain: Tensor) -> tup
     W, gpu = z.shape[-1], gpu_of(z.device)
     R = z.numel() // W
     tile = tile_of(gpu, R, W)
-    tiles, places = triton.cdiv(R, tile["BM"]), gpu.multiprocessors
+    tiles, places = cdiv(R, tile["BM"]), gpu.multiprocessors
     programs = min(tiles, max(places, min(tiles // 4, 4 * places)))
     parts = torch.empty(programs, 2, W, dtype=torch.float32, device=z.device)
     norm_gelu_grad_kernel[(programs,)](dy, z, bias, gain, dz, parts, R, **tile, STAGES=3)
-    sum_kernel[(triton.cdiv(W, 8), 2)](parts, dbias, dgain, programs, W, BP=128, BW=8)
+    sum_kernel[(cdiv(W, 8), 2)](parts, dbias, dgain, programs, W, BP=128, BW=8)
     return dz, dbias, dgain
 
 

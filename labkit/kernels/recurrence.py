@@ -12,9 +12,11 @@ from torch import Tensor
 
 from labkit.kernels.common import (
     autocast,
+    cdiv,
     check_tensor,
     columns,
     needs_grad,
+    next_power_of_2,
     once_differentiable,
     operator,
 )
@@ -106,9 +108,9 @@ def states_grad_kernel(
 def recurrence_plan(B: int, T: int, H: int, itemsize: int, most: int) -> tuple[tuple[int], dict[str, int]]:
     """Grid and sizes; at most ``most`` steps are on their way, and no more than there are."""
     BH = min(512 // itemsize, columns(H, itemsize))
-    steps = min(most, triton.next_power_of_2(T))
+    steps = min(most, next_power_of_2(T))
     warps = 2 if itemsize == 4 and BH > 64 else 1  # eight or sixteen bytes a lane
-    return (B * triton.cdiv(H, BH),), dict(H=H, BH=BH, U=steps, num_warps=warps)
+    return (B * cdiv(H, BH),), dict(H=H, BH=BH, U=steps, num_warps=warps)
 
 
 # ---- launches ----------------------------------------------------------------------------------------------

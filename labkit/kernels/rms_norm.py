@@ -11,10 +11,12 @@ from torch import Tensor
 from labkit.kernels.common import (
     Gpu,
     autocast,
+    cdiv,
     check_tensor,
     columns,
     gpu_of,
     needs_grad,
+    next_power_of_2,
     once_differentiable,
     operator,
 )
@@ -75,7 +77,7 @@ def sum_kernel(parts, total, P, H, BP: tl.constexpr, BH: tl.constexpr):
 def norm_plan(H: int, itemsize: int) -> dict[str, int]:
     """Sizes of the forward: rows of two KB together, as far as 32 numbers a lane go."""
     BH = columns(H, itemsize)
-    rows = triton.next_power_of_2(triton.cdiv(2048, H * itemsize))
+    rows = next_power_of_2(cdiv(2048, H * itemsize))
     return dict(H=H, BM=min(rows, max(1, 1024 // BH)), BH=BH, num_warps=max(1, BH // 512))
 
 
@@ -83,10 +85,10 @@ def norm_plan(H: int, itemsize: int) -> dict[str, int]:
 def norm_grad_plan(M: int, H: int, itemsize: int, gpu: Gpu) -> tuple[int, dict[str, int]]:
     """Programs of the backward, as few as take no more rounds over M rows, and their sizes."""
     BH = columns(H, itemsize)
-    warps = 1 if H < 512 else 2 if H <= 1024 else max(4, triton.next_power_of_2(H) // 1024)
+    warps = 1 if H < 512 else 2 if H <= 1024 else max(4, next_power_of_2(H) // 1024)
     BM, each = max(1, 1024 * warps // BH), max(1, 16 // (itemsize * warps))  # each: programs a multiprocessor
-    tiles = triton.cdiv(M, BM)
-    programs = triton.cdiv(tiles, triton.cdiv(tiles, each * gpu.multiprocessors))
+    tiles = cdiv(M, BM)
+    programs = cdiv(tiles, cdiv(tiles, each * gpu.multiprocessors))
     stages = min(3, stages_in_room(2 * BM * BH * itemsize, gpu))
     return programs, dict(H=H, BM=BM, BH=BH, STAGES=stages, num_warps=warps)
 
@@ -103,7 +105,7 @@ def stages_in_room(stage_bytes: int, gpu: Gpu) -> int:
 def added(parts: Tensor, like: Tensor) -> Tensor:
     """The sum of float32 parts (P, H) in a fixed order, in the dtype of ``like`` (H,)."""
     total = torch.empty_like(like)
-    sum_kernel[(triton.cdiv(len(like), 8),)](parts, total, *parts.shape, BP=512, BH=8, num_warps=8)
+    sum_kernel[(cdiv(len(like), 8),)](parts, total, *parts.shape, BP=512, BH=8, num_warps=8)
     return total
 
 
@@ -114,7 +116,7 @@ def rms_norm_forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     M = x.numel() // H
     if M:
         sizes = norm_plan(H, x.itemsize)
-        rms_norm_kernel[(triton.cdiv(M, sizes["BM"]),)](x, weight, y, M, eps, **sizes)
+        rms_norm_kernel[(cdiv(M, sizes["BM"]),)](x, weight, y, M, eps, **sizes)
     return y
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from labkit.kernels.common import (
     Gpu,
     autocast,
+    cdiv,
     check_tensor,
     columns,
     gpu_of,
@@ -82,7 +83,7 @@ def rms_recurrence_grad_kernel(
 
 def stages(sequences: int, step_bytes: int, program_bytes: int, least: int, gpu: Gpu) -> int:
     """Steps that a program loads ahead, as far as shared memory goes: those of all sequences make FLIGHT."""
-    wanted = triton.cdiv(FLIGHT * gpu.multiprocessors, sequences * step_bytes)
+    wanted = cdiv(FLIGHT * gpu.multiprocessors, sequences * step_bytes)
     return min(max(least, wanted), 24, stages_in_room(program_bytes, gpu))
 
 

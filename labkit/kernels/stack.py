@@ -7,7 +7,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from labkit.kernels.common import Gpu, autocast, check_tensor, far, gpu_of, interpreted, no_gradient, operator
+from labkit.kernels.common import (
+    Gpu,
+    autocast,
+    cdiv,
+    check_tensor,
+    far,
+    gpu_of,
+    interpreted,
+    next_power_of_2,
+    no_gradient,
+    operator,
+)
 from labkit.kernels.norm_gelu import gelu_gate, scale_of
 
 # ---- kernel: x (R, W), weight (L, W, W) as nn.Linear has it, bias and gain (L, W) --------------------------
@@ -83,12 +94,12 @@ def stack_forward(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor, at_once
         half = depth // 2
         x = stack_forward(x, weight[:half], bias[:half], gain[:half], at_once)
         return stack_forward(x, weight[half:], bias[half:], gain[half:], at_once)
-    gpu, BW = gpu_of(x.device), max(16, triton.next_power_of_2(W))
+    gpu, BW = gpu_of(x.device), max(16, next_power_of_2(W))
     BM = rows_for(gpu, R, BW, x.itemsize)
     tuned = dict(num_warps=8 if BM * BW >= 4096 else 4, num_stages=stages_for(gpu, BW, x.itemsize))
     for first in range(0, depth, at_once):
         y, last = torch.empty_like(x), min(first + at_once, depth)
-        grid = (triton.cdiv(R, BM),)
+        grid = (cdiv(R, BM),)
         stack_kernel[grid](x, weight, bias, gain, y, R, first, last, W=W, BM=BM, BW=BW, **tuned)
         x = y
     return x
