@@ -180,7 +180,7 @@ def test_a_gradient_that_nobody_wrote_is_refused_not_dropped():
         common.no_gradient("step", x, weight)
 
 
-x0, w0, b0 = detached(inputs(where="cpu"))
+x0, w0, b0 = detached(inputs())
 FUNCTIONALS = {
     "grad": lambda: torch.func.grad(lambda x: affine(x, w0, b0).sum())(x0),
     "vmap": lambda: torch.func.vmap(lambda x: affine(x, w0, b0))(x0[None]),
@@ -314,7 +314,9 @@ X = torch.zeros(2, 3, 8)
 )
 @pytest.mark.parametrize("dtype", common.DTYPES)
 def test_what_fits_passes(shape, like, dtype):
-    common.check_tensor("x", X.to(dtype), shape, None if like is None else like.to(dtype))
+    common.check_tensor(
+        "x", X.to(device.name(), dtype), shape, None if like is None else like.to(device.name(), dtype)
+    )
 
 
 THREE = "should be float32, float16 or bfloat16"

@@ -16,7 +16,7 @@ from launches import FAMILIES, ROOM
 from packaging.version import Version
 from test_grouped_memory import SIZES
 
-from labkit import codegen
+from labkit import codegen, device
 from labkit.kernels import grouped as family
 from labkit.kernels import grouped_linear
 from labkit.kernels.grouped import backward_plan, forward_plan, power, spread
@@ -178,7 +178,8 @@ def test_no_width_is_cut_off_by_the_shift(monkeypatch, launches):
 
 def test_what_is_not_aligned_goes_by_pointers(monkeypatch, launches):
     pretend(monkeypatch, gpu("sm_90"))
-    weight, block = torch.empty(2, 64, 64, dtype=bf16), torch.empty(70 * 136 + 1, dtype=bf16)
+    like = dict(dtype=bf16, device=device.name())
+    weight, block = torch.empty(2, 64, 64, **like), torch.empty(70 * 136 + 1, **like)
     views = {
         "aligned": block[: 70 * 128].view(70, 128),
         "wider rows": block[: 70 * 136].view(70, 136)[:, :128],

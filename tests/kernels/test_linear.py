@@ -137,8 +137,8 @@ def test_which_rows_go_by_descriptors(monkeypatch):
     launches.clear()
     for width, out in ((33, 40), (19, 40), (20, 40), (40, 33)):  # the last: rows of the output
         matmul(meta(70, width), meta(out, width))
-    block = torch.empty(70 * 40 + 1, dtype=bf16)
-    matmul(block[1:].view(70, 40), torch.empty(40, 40, dtype=bf16))
+    block, weight = (torch.empty(n, dtype=bf16, device=device.name()) for n in (70 * 40 + 1, 40 * 40))
+    matmul(block[1:].view(70, 40), weight.view(40, 40))
     assert not any(made.TMA for made in launches) and len(launches) == 5
 
 
