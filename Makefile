@@ -1,7 +1,7 @@
 # Each command sets up what it needs first; labkit/bootstrap.py has the logic.
 #   ENV=current      use the present environment: nothing is installed, what is missing is named
 #   TORCH=2.11       the oldest supported torch, or 2.15 the newest, in a virtual environment of its own
-#   IPYKERNEL=6.31   the older supported ipykernel, in one that adds only that; `test` runs panels and browser
+#   IPYKERNEL=6.31   the older supported ipykernel, in one of its own; `test` runs panels and browser
 #   PYTHON=...       the Python that the virtual environment is made of
 BOOTSTRAP = $(or $(PYTHON),python3) labkit/bootstrap.py
 # TEACHING.md and the solutions hold answers. In a container one is often root, and Jupyter wants to be told that
@@ -53,4 +53,4 @@ help: ## this list
 	@sed -n 's/^#   /  /p' Makefile
 
 clean: ## remove what was built (not the virtual environment)
-	rm -rf build dist labkit.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

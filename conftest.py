@@ -60,8 +60,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def execute_once(path: Path) -> Any:
-    """The `runner.Result` of a lesson, executed by whoever of this session asks first."""
-    from labkit import runner  # not above: most test files have nothing to do with lessons
+    """The `execute.Result` of a lesson, executed by whoever of this session asks first."""
+    from labkit.runs import execute  # not above: most test files have nothing to do with lessons
 
     key = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
     folder = Path(os.environ[SHARED]) / f"{path.stem}-{key}"
@@ -69,7 +69,7 @@ def execute_once(path: Path) -> Any:
     kept = folder / "result.pickle"
     with FileLock(folder / "lock"):
         if not kept.exists():
-            kept.write_bytes(pickle.dumps(runner.execute(path, folder / path.name)))
+            kept.write_bytes(pickle.dumps(execute.execute(path, folder / path.name)))
     return pickle.loads(kept.read_bytes())
 
 

@@ -1,33 +1,55 @@
-"""Judges answers to exercises, each in a process of its own: ``python -m labkit.attempt LESSON FD``.
+"""Judges answers to exercises, in a process where Triton interprets and no GPU is seen.
 
-Here Triton interprets and no GPU is seen, so a verdict is the same on every machine. It loads the lesson's
-setup and kernel cells, which takes seconds, writes ``{"ready": true}`` to the file descriptor FD, and waits
-for jobs: lines of JSON on stdin (task, file, trace, limit_s). A fork judges each, so that whatever an answer
-does ends with it. For a job up to three lines go to FD: ``{"pid": ...}``, the fork; its finding, unless it
-came to another end; ``{"ended": status}``, when nothing of it is left. It is not reaped before the next job:
-until then its pid is nobody else's. The answer's prints go to stdout; where it was when it crashed, or when
-SIGUSR1 came, to the file ``trace``.
+So a verdict is the same on every machine. ``exercises`` calls ``prepare`` once in a process, which takes
+seconds, and ``judge_file`` in a fork of it for each answer (``labkit.child``).
 """
 
-import contextlib
-import faulthandler
-import json
 import os
 import re
-import signal
 import sys
 import traceback
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn, TextIO
+from typing import Any
 
-from labkit import lessons
+from labkit import child, codegen, lessons
 from labkit.tasks import Task, Wrong, find, slips
 
-GRACE_S = 5
-"""This long after the limit the process ends by itself, should nobody be left who could end it."""
+MEMORY = 8 * 2**30
+"""Bytes that the process of an answer may allocate; those of the course need one."""
+
+
+def environment() -> Mapping[str, str]:
+    """The same on every machine: Triton interprets, no GPU is seen, nobody presses buttons."""
+    return os.environ | {
+        "TRITON_INTERPRET": "1",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "LABKIT_HEADLESS": "1",
+        "MPLBACKEND": "Agg",
+    }
+
+
+def prepare(lesson: str, compiler: child.Forkserver) -> None:
+    """Load the lesson's setup and kernel cells; what compiles for this process's forks is given."""
+    codegen.use(compiler)
+    lessons.load(lesson)
+
+
+def judge_file(lesson: str, name: str, file: Path) -> dict[str, Any]:
+    """The finding for an answer to an exercise of a lesson, from the file that it is in."""
+    namespace = vars(lessons.load(lesson))  # again: the notebook may have been saved meanwhile
+    return judge(lesson, namespace, name, find(lesson)[name], file)
+
+
+def traced(file: Path, trace: str) -> str:
+    """The answer's innermost line in the traceback of a process, "line 3: ..."; "" where there is none."""
+    found = re.search(rf'File "{re.escape(str(file))}", line (\d+) in', trace)
+    if found is None:
+        return ""
+    number = int(found[1])
+    return f"line {number}: {file.read_text(encoding='utf-8').splitlines()[number - 1].strip()}"
 
 
 class _HandedIn(BaseException):
@@ -139,6 +161,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _message(error: BaseException) -> str:
     cause = list(_chain(error))[-1] if type(error).__name__ == "InterpreterError" else error
     text = str(cause)
+    if isinstance(cause, MemoryError):
+        text = f"it needed more memory than the {MEMORY / 2**30:.0f} GB that it may have"
     if len(text) > 500:
         text = text[:500] + "..."
     return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
@@ -153,61 +177,3 @@ def _where(error: BaseException, file: Path) -> str:
         if frames:
             return f"line {frames[-1].lineno}: {frames[-1].line}"
     return ""
-
-
-def main(lesson: str, descriptor: int) -> None:
-    """Load the lesson, then judge answers until stdin is closed."""
-    os.set_inheritable(descriptor, False)  # what an answer starts has no say
-    lessons.load(lesson)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as answers:
-        _say(answers, {"ready": True})
-        fork = 0
-        for line in sys.stdin:
-            if fork:
-                os.waitpid(fork, 0)
-            fork = _fork()
-            if fork == 0:
-                _judge_and_end(lesson, json.loads(line), answers)
-            ended = os.waitid(os.P_PID, fork, os.WEXITED | os.WNOWAIT)
-            assert ended is not None  # which it is with WNOHANG only
-            with contextlib.suppress(ProcessLookupError):  # it came to its end before its first step
-                os.killpg(fork, signal.SIGKILL)
-            sign = 1 if ended.si_code == os.CLD_EXITED else -1
-            _say(answers, {"ended": sign * ended.si_status})
-
-
-def _fork() -> int:
-    """Without the warning of Python 3.12, which learners would see: the threads of libraries hold no lock."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
-
-
-def _judge_and_end(lesson: str, job: dict[str, Any], answers: TextIO) -> NoReturn:
-    """What a fork does; whatever happens, it does not come back."""
-    try:
-        os.setsid()  # a group that can be killed as one
-        _say(answers, {"pid": os.getpid()})
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the jobs are not the answer's to read
-        signal.alarm(round(job["limit_s"]) + GRACE_S)  # even if the notebook's kernel is gone
-        trace = open(job["trace"], "w")  # noqa: SIM115  # for as long as the process lives
-        faulthandler.enable(trace)
-        faulthandler.register(signal.SIGUSR1, trace)
-        namespace = vars(lessons.load(lesson))  # again: the notebook may have been saved meanwhile
-        finding = judge(lesson, namespace, job["task"], find(lesson)[job["task"]], Path(job["file"]))
-        with contextlib.suppress(OSError):  # the pipe may be closed, the finding counts
-            sys.stdout.flush()
-        _say(answers, finding)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)  # threads and exit handlers that the answer left behind do not matter
-
-
-def _say(stream: TextIO, message: dict[str, Any]) -> None:
-    stream.write(json.dumps(message) + "\n")
-    stream.flush()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))

@@ -1,21 +1,20 @@
 """Runs the suites of `labkit bench`: every row is on the disk at once, so a run that was stopped goes on.
 
-Until a run is complete its rows are in the user's cache, a file for each suite. The next run takes from there
-what the same code measured on the same machine, if the last row is no older than an hour. Files may hold rows
-of earlier runs, too: two hours without a row are between two runs.
+Until a run is complete its rows are in the user's cache, a file for each suite. The next run takes from
+there what it would measure in the same way (labkit.measure.journal), if it starts within an hour after the
+last row of any suite.
 """
 
-import os
-import tempfile
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from labkit import clocks, device, machine, peers, places, rows, suites, sweeps
-from labkit.bench_plan import TUNE_S, Part, row_seconds
+from labkit.bench_plan import TUNE_S, Part, row_seconds, sources
+from labkit.measure import journal
+from labkit.measure.journal import Journal, Key
 from labkit.rows import Row
 
 
@@ -28,31 +27,6 @@ class Progress:
     done: int
     total: int
     left_s: float
-
-
-@dataclass
-class TimeLeft:
-    """Seconds that are left, from the plan and from how fast it has gone so far."""
-
-    planned_s: float
-    now: Callable[[], float] = time.monotonic
-    _spent_s: float = 0.0
-    _started: float | None = None
-
-    def passed(self, seconds: float, *, measured: bool) -> None:
-        """So much of the plan is done; without ``measured`` it was done in an earlier run."""
-        self.planned_s -= seconds
-        self._spent_s += seconds * measured
-
-    def start(self) -> None:
-        """Measuring begins."""
-        self._started = self.now()
-
-    def seconds(self) -> float:
-        """About how long the rest takes; the plan alone counts until ten planned seconds are done."""
-        if self._started is None or self._spent_s < 10:
-            return max(self.planned_s, 0.0)
-        return max(self.planned_s, 0.0) * (self.now() - self._started) / self._spent_s
 
 
 class EditedError(RuntimeError):
@@ -74,19 +48,19 @@ class Bench:
     with_peers: bool = False
     again: bool = False
     progress: Callable[[Progress], None] = lambda _: None
-    kept_s: float = sweeps.RESUME_WITHIN_S
-    """How old the last row of a stopped run may be for the run to go on, in seconds."""
     measured: list[Row] = field(default_factory=list)
     kept: int = 0
     """How many of them an earlier run measured."""
 
     def __post_init__(self) -> None:
-        self._planned = {name: suites.parts(name, peers=self.with_peers) for name in self.names}
-        every = [part for parts in self._planned.values() for part in parts]
-        self._code = {(part.suite, one.name): sweeps.code(one) for part in every for one in part.contenders}
-        self.total = sum(len(part.rows()) for part in every)
+        self._parts = {name: suites.parts(name, peers=self.with_peers) for name in self.names}
+        every = [part for parts in self._parts.values() for part in parts]
+        self._code = sources(every)
+        self._known: dict[Key, Row] = {}
+        self.total = sum(len(part.planned()) for part in every)
         """How many rows there will be."""
-        self._left = TimeLeft(sum(part.seconds() for part in every))
+        self._left_s, self._spent_s = sum(part.seconds() for part in every), 0.0
+        """Planned seconds of what is to be done, and of what this run has measured."""
 
     def run(self) -> None:
         """Measure what is not kept of an earlier run. Interrupted, the rows stay for the next one.
@@ -95,42 +69,37 @@ class Bench:
         """
         if self.again:
             self.forget()
-        kept = _last_run((row for name in self.names for row in sweeps.readable(tape(name))), self.kept_s)
-        known = {name: self._known(name, kept) for name in self.names}
-        self.kept = sum(map(len, known.values()))
-        self._left.start()
-        for name, parts in self._planned.items():
-            rows.write(tape(name), known[name].values())
-            todo = {key[:2] for part in parts for key in part.planned() if key not in known[name]}
+        journal.drop_expired(folder().glob("*/*.jsonl"))
+        for name, parts in self._parts.items():
+            ways = {
+                key: journal.way(self._code[key[:2]], one.peer and peers.installed(one.peer))
+                for part in parts
+                for key, one in part.planned().items()
+            }
+            self._known |= Journal(tape(name), ways, tape=True).kept
+        self.kept = len(self._known)
+        self._started = time.monotonic()
+        for name, parts in self._parts.items():
+            todo = {key[:2] for part in parts for key in part.planned() if key not in self._known}
             for part in parts:
                 self._tune(part, todo)
-                self._measure(name, part, known[name])
+                self._measure(name, part)
 
     def forget(self) -> None:
         """The run is complete and its rows are where they should be: the next one starts afresh."""
         for name in self.names:
             tape(name).unlink(missing_ok=True)
 
-    def _known(self, name: str, kept: Container[str]) -> dict[tuple[Any, ...], Row]:
-        """Rows of these dates that would be measured now in the same way, by their key as planned."""
-        here = machine.identity()
-        parts = self._planned[name]
-        wanted = {
-            key: one for part in parts for key, (one, *_) in zip(part.planned(), part.rows(), strict=True)
-        }
-        found = {}
-        for row in sweeps.readable(tape(name)):
-            key = _planned_key(row)
-            one = wanted.get(key)
-            if one is None or row.median_us is None or row.date not in kept:
-                continue
-            measured = row.device, row.driver, row.torch, row.triton, row.peer_version, row.source
-            peer = one.peer and peers.installed(one.peer)
-            if measured == (here.device, here.driver, here.torch, here.triton, peer, self._code[key[:2]]):
-                found[key] = row
-        return found
+    def left_s(self) -> float:
+        """About how long the rest takes; the plan alone counts until ten planned seconds are measured."""
+        elapsed_s = time.monotonic() - self._started
+        return max(self._left_s, 0.0) * (elapsed_s / self._spent_s if self._spent_s >= 10 else 1.0)
 
-    def _measure(self, name: str, part: Part, known: Mapping[tuple[Any, ...], Row]) -> None:
+    def _passed(self, seconds: float, *, measured: bool) -> None:
+        self._left_s -= seconds
+        self._spent_s += seconds * measured
+
+    def _measure(self, name: str, part: Part) -> None:
         compiled = {one.name: one.compiled for one in part.contenders}
 
         def heard(_done: int, _total: int, row: Row) -> None:
@@ -139,11 +108,11 @@ class Bench:
                 raise EditedError(
                     f"{row.suite}: the code of {row.contender} was edited while it was measured"
                 )
-            self._left.passed(
-                row_seconds(compiled[row.contender]), measured=known.get(_planned_key(row)) != row
+            self._passed(
+                row_seconds(compiled[row.contender]), measured=self._known.get(journal.asked_key(row)) != row
             )
             self.measured.append(row)
-            self.progress(Progress(name, row, len(self.measured), self.total, self._left.seconds()))
+            self.progress(Progress(name, row, len(self.measured), self.total, self.left_s()))
             if row.median_us is None and device.is_lost():
                 raise LostError(f"{row.suite}: the GPU is lost after {row.contender}: {row.note}")
 
@@ -165,38 +134,17 @@ class Bench:
                 # What fails here fails again when it is measured, and is a note.
                 with clocks.gpu_turn(), suppress(Exception):
                     peers.tune([one], part.tuned)
-            self._left.passed(TUNE_S * len(part.tuned), measured=needed)
+            self._passed(TUNE_S * len(part.tuned), measured=needed)
 
 
 def tape(suite: str) -> Path:
     """Where the rows of a suite are until the run is complete."""
-    return folder() / f"{machine.identity().slug}-{suite}.jsonl"
+    return folder() / machine.identity().slug / f"{suite}.jsonl"
 
 
 def folder() -> Path:
-    """Where the rows of all suites are until the run is complete."""
+    """Where the rows of all suites are until the run is complete, in a folder for each kind of device."""
     return places.cache() / "bench"
-
-
-def _planned_key(row: Row) -> tuple[Any, ...]:
-    """The row's key by the clock that was asked for."""
-    return replace(row, clock=sweeps.asked_clock(row)).key
-
-
-def _last_run(measured: Iterable[Row], within_s: float) -> set[str]:
-    """The dates of a stopped run's rows: the last no older than this, and before it none for twice as long.
-
-    Twice, because a run that goes on has its own first row some time after it began.
-    """
-    ages = {row.date: row.age_s() for row in measured}
-    found: set[str] = set()
-    reached_s = 0.0
-    for date, age_s in sorted(ages.items(), key=lambda dated: dated[1]):
-        if age_s - reached_s >= (2 * within_s if found else within_s):
-            break
-        found.add(date)
-        reached_s = max(age_s, 0.0)  # a clock may have been set back
-    return found
 
 
 def gaps(measured: Iterable[Row]) -> list[str]:
@@ -215,14 +163,12 @@ def gaps(measured: Iterable[Row]) -> list[str]:
 def check_writable(path: Path) -> None:
     """ValueError unless a file can be written at ``path``; nothing is left behind."""
     try:
-        if path.exists() and not path.is_file():
+        there = path.exists()
+        if there and not path.is_file():
             raise OSError("it is not a plain file")
-        if not path.parent.is_dir():
-            raise OSError(f"there is no folder {path.parent}")
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-        if path.exists() and not os.access(path, os.W_OK):
-            raise PermissionError("it is read-only")
+        path.open("ab").close()
+        if not there:
+            path.unlink()
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
 

@@ -1,11 +1,13 @@
 """A part of a benchmark: contenders, shapes and how they are measured, and about how long that takes."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from labkit import rows, sweeps
 from labkit.clocks import Cache, Clock
+from labkit.measure.journal import Key
 from labkit.sweeps import Contender, Shape
 
 ROW_S, COMPILE_S, TUNE_S = 0.5, 3.0, 10.0
@@ -52,20 +54,11 @@ class Part:
             if one.takes(options["dtype"]) and one.fits(shape)
         ]
 
-    def planned(self) -> list[tuple[Any, ...]]:
-        """What will be Row.key of each row, in order, where a graph can hold the call."""
-        return [
-            (
-                self.suite,
-                one.name,
-                options["direction"],
-                options["dtype"],
-                tuple(sorted(shape.items())),
-                options["clock"],
-                options["cache"],
-            )
-            for one, shape, options in self.rows()
-        ]
+    def planned(self) -> dict[Key, Contender]:
+        """The key of each row, in order, where a graph can hold the call, and whose it is."""
+        return {
+            rows.key(self.suite, one.name, shape=shape, **options): one for one, shape, options in self.rows()
+        }
 
     def tuners(self) -> list[Contender]:
         """The contenders that tune themselves at ``tuned`` before anything is timed."""
@@ -75,6 +68,11 @@ class Part:
         """About how many seconds it takes on an H200."""
         tuning = TUNE_S * len(self.tuners()) * len(self.tuned)
         return tuning + sum(row_seconds(one.compiled) for one, _, _ in self.rows())
+
+
+def sources(parts: Iterable[Part]) -> dict[tuple[str, str], str]:
+    """The source that a row measured now would name, by suite and contender."""
+    return {(part.suite, one.name): sweeps.code(one) for part in parts for one in part.contenders}
 
 
 def row_seconds(compiled: bool) -> float:

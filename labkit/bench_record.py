@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit import places, rows
-from labkit.record import State
 from labkit.rows import Row
+from labkit.runs.record import State
 
 FILE = "bench.jsonl"
 """The last full run of a recorded device, beside its tapes."""
@@ -41,16 +41,13 @@ def states(tapes: Path) -> dict[Path, State]:
     Only where there is one are the lessons loaded; ValueError where that fails.
     """
     found = sorted(tapes.glob(f"*/{FILE}"))
-    code = _present_code() if found else {}
-    return {path: _state(path, code) for path in found}
-
-
-def _present_code() -> dict[tuple[str, str], str]:
-    """The source that a row measured now would name, by suite and contender."""
-    from labkit import suites, sweeps
+    if not found:
+        return {}
+    from labkit import bench_plan, suites
 
     parts = [part for name in suites.NAMES for part in suites.parts(name, peers=True)]
-    return {(part.suite, one.name): sweeps.code(one) for part in parts for one in part.contenders}
+    code = bench_plan.sources(parts)
+    return {path: _state(path, code) for path in found}
 
 
 def _state(path: Path, code: Mapping[tuple[str, str], str]) -> State:

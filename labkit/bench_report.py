@@ -11,8 +11,11 @@ from rich.table import Table
 
 from labkit.bench import Progress
 from labkit.provenance import duration
-from labkit.reports import HEARTBEAT_S, say
 from labkit.rows import Row
+from labkit.runs.report import say
+
+HEARTBEAT_S = 10.0
+"""Without a terminal, a line is printed this often."""
 
 
 class Report(Protocol):

@@ -9,10 +9,8 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +22,9 @@ from rich.table import Table
 from labkit import __version__, backend, places
 
 if TYPE_CHECKING:  # commands import what they need themselves
-    from labkit import runner
     from labkit.bench import Bench
-    from labkit.many import Crew
     from labkit.rows import Row
+    from labkit.runs import execute
 
 
 class Mistake(click.ClickException):
@@ -73,56 +70,41 @@ def cli() -> None:
     """A hands-on course in GPU performance."""
 
 
-@dataclass(frozen=True)
-class Workers:
-    """What the command line says about who does the work; false when it says nothing."""
-
-    gpus: str | None = None
-    executor: str | None = None
-    slurm: tuple[str, ...] = ()
-    retries: int | None = None
-
-    def __bool__(self) -> bool:
-        return self != Workers()
-
-
-def with_workers(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that name many GPUs or a cluster: the command gets them as its ``workers``."""
-
-    @wraps(command)
-    def collected(
-        *, gpus: str | None, executor: str | None, slurm: tuple[str, ...], retries: int | None, **others: Any
-    ) -> None:
-        command(workers=Workers(gpus, executor, slurm, retries), **others)
-
+def with_places(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options that spread a command over GPUs or a cluster."""
     for option in (
-        click.option(
-            "--retries", metavar="N", type=click.IntRange(min=0),
-            help="With --executor: how often a failed job is submitted again.  [default: 1]",
-        ),
+        click.option("--again", is_flag=True, help="Do also what is recorded, or kept of an unfinished run."),
         click.option(
             "--slurm", metavar="KEY=VALUE", multiple=True,
-            help="What a job needs, as partition=gpu; a key given twice is two kinds of device. "
-            "See docs/CLUSTER.md.",
+            help="On a cluster, a job for each, which needs this, as partition=gpu. See docs/CLUSTER.md.",
         ),
-        click.option(
-            "--executor", type=click.Choice(["slurm", "local"]),
-            help="Submit a job for each; local does them here, one after the other.",
-        ),
-        click.option("--gpus", metavar="all|0,2", help="A worker on each of these GPUs of this machine."),
+        click.option("--gpus", metavar="all|0,2", help="At once on these GPUs of this machine."),
     ):  # fmt: skip
-        collected = option(collected)
-    return collected
+        command = option(command)
+    return command
 
 
-def _crew(workers: Workers) -> "Crew | None":
-    """Who does the work, if not this process."""
-    if not workers:
-        return None
-    from labkit import many
+def _spread(
+    console: Console,
+    command: str,
+    names: Sequence[str],
+    options: Sequence[str],
+    gpus: str | None,
+    slurm: tuple[str, ...],
+    again: bool,
+    then: Callable[[], None] = lambda: None,
+) -> None:
+    """Do a command for each name on several GPUs or a cluster; ends with 1 unless all pass."""
+    from labkit.runs import spread
 
     with mistakes():
-        return many.crew(workers.gpus, workers.executor, workers.slurm, workers.retries)
+        jobs = spread.places_for(gpus, slurm, len(names))
+    with _alone(command):
+        passed = spread.run(console, command, names, options, jobs, again)
+        then()
+        if passed:
+            spread.forget(command)
+    sys.exit(not passed)
 
 
 def _finite(context: click.Context, parameter: click.Parameter, value: float) -> float:
@@ -141,71 +123,67 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
     "limit_s", "--timeout", metavar="SECONDS", type=click.FloatRange(min=0, min_open=True), default=600.0,
     show_default=True, callback=_finite, help="Longest time for one cell.",
 )  # fmt: skip
-@click.option("--again", is_flag=True, help="With workers: also what an unfinished run has finished.")
-@with_workers
+@with_places
 def run_command(
     names: tuple[str, ...],
     assignments: tuple[str, ...],
     limit_s: float,
+    gpus: str | None,
+    slurm: tuple[str, ...],
     again: bool,
-    workers: Workers,
 ) -> None:
     """Execute lessons (all of them, if none is named) and count what held."""
-    from labkit import lessons, reports
+    from labkit import lessons
+    from labkit.runs.report import say
 
-    if again and not workers:
-        raise Mistake("--again is for --gpus or --executor: a plain run keeps nothing")
+    spreading = gpus is not None or slurm
+    if again and not spreading:
+        raise Mistake("--again is for --gpus or --slurm: a plain run keeps nothing")
     with mistakes():
         paths = _chosen(names)
         given = dict(_split(assignment) for assignment in assignments)
         for path in paths:
             lessons.check_parameters(path, given)
     console = Console()
-    if crew := _crew(workers):
-        from labkit import many
-
-        with mistakes():
-            sys.exit(not many.run(console, crew, paths, given, limit_s, again))
-    reports.say(console, backend.sentence())
+    if spreading:
+        options = ["--timeout", str(limit_s), *(word for one in assignments for word in ("-p", one))]
+        _spread(console, "run", [path.stem for path in paths], options, gpus, slurm, again)
+    say(console, backend.sentence())
     results = _execute(console, paths, given, limit_s)
     sys.exit(not all(result.passed for result in results))
 
 
 def _execute(
     console: Console, paths: list[Path], given: dict[str, str], limit_s: float
-) -> "list[runner.Result]":
+) -> "list[execute.Result]":
     """Execute lessons one after the other into build/lessons, saying at once what failed.
 
     However it ends, a table says what is finished and where it lies.
     """
-    from labkit import reports, runner
+    from labkit.runs import execute, report
 
-    results: list[runner.Result] = []
+    results: list[execute.Result] = []
     with _alone("run"):
         try:
             for path in paths:
-                with reports.report(console) as report:
-                    result = runner.execute(
-                        path, places.BUILD / "lessons" / path.name, given, report, cell_limit_s=limit_s
-                    )
+                output = places.BUILD / "lessons" / path.name
+                result = execute.execute(path, output, given, cell_limit_s=limit_s, bar=True)
                 if result.failure:
-                    reports.failure(console, result.lesson, result.failure)
+                    report.failure(console, result.lesson, result.failure)
                 results.append(result)
         finally:
-            console.print(reports.results(results, [path.stem for path in paths[len(results) :]]))
-            for result in results:
-                reports.say(console, f"  {os.path.relpath(result.html_path)}")
+            report.results(console, results, [path.stem for path in paths[len(results) :]])
     return results
 
 
 @contextmanager
-def _alone(kind: str, folder: Path | None = None) -> Iterator[None]:
+def _alone(command: str) -> Iterator[None]:
     """Two runs would write the same files: the second one ends with a sentence."""
-    from labkit import fleet
+    from labkit.runs import spread
 
     with ExitStack() as stack:
         with mistakes():
-            stack.enter_context(fleet.alone(kind, folder))
+            stack.enter_context(spread.alone(command))
         yield
 
 
@@ -213,30 +191,33 @@ def _alone(kind: str, folder: Path | None = None) -> Iterator[None]:
 @click.argument("names", metavar="[LESSON]...", nargs=-1)
 def slides_command(names: tuple[str, ...]) -> None:
     """Make slides of lessons (all of them, if none is named), from the outputs that are saved."""
-    from labkit import reports, slides
+    from labkit import slides
+    from labkit.runs.report import say
 
     with mistakes():
         written = slides.write(_chosen(names), places.BUILD / "slides")
     for path in written:
-        reports.say(Console(), os.path.relpath(path))
+        say(Console(), os.path.relpath(path))
 
 
 @cli.command("site")
 @click.option("--execute", is_flag=True, help="Execute the lessons first, in place of their saved outputs.")
 def site_command(execute: bool) -> None:
     """Make the course a folder of pages to read, from the outputs that are saved."""
-    from labkit import reports, runner, website
+    from labkit import website
+    from labkit.runs import execute as runs
+    from labkit.runs.report import say
 
     console = Console()
     paths = _chosen(())
     if execute:
-        results = _execute(console, paths, {}, runner.CELL_LIMIT_S)
+        results = _execute(console, paths, {}, runs.CELL_LIMIT_S)
         if not all(result.passed for result in results):
             raise click.ClickException("the pages are not made: a lesson failed")
         paths = [result.notebook_path for result in results]
     with mistakes():
         index, *_ = website.write(paths, places.BUILD / "site")
-    reports.say(console, os.path.relpath(index))
+    say(console, os.path.relpath(index))
 
 
 @cli.command("doctor")
@@ -267,34 +248,31 @@ def doctor_command(measure: bool) -> None:
 
 @cli.command("record")
 @click.argument("names", metavar="[LESSON]...", nargs=-1)
-@click.option("--again", is_flag=True, help="Record also what is recorded, from the beginning.")
 @click.option("--strip-stale", is_flag=True, help="Remove outputs and tapes of code that has changed.")
 @click.option("--check", is_flag=True, help="List what is recorded; fail if anything is stale.")
-@with_workers
+@with_places
 def record_command(
     names: tuple[str, ...],
-    again: bool,
     strip_stale: bool,
     check: bool,
-    workers: Workers,
+    gpus: str | None,
+    slurm: tuple[str, ...],
+    again: bool,
 ) -> None:
     """Run lessons at full size on a GPU and keep their outputs and measurements."""
     console = Console()
     if strip_stale or check:
-        if names or again:
-            raise Mistake("--strip-stale and --check look at all lessons: name none, and leave --again out")
-        if workers:
-            raise Mistake("--strip-stale and --check run nothing: leave --gpus and --executor out")
+        if names or again or gpus is not None or slurm:
+            raise Mistake("--strip-stale and --check look at all lessons and run nothing: leave the rest out")
         _tidy(console, strip_stale, check)
         return
     with mistakes():
         paths = _chosen(names)
-    if crew := _crew(workers):
-        from labkit import many
-
-        with mistakes():
-            sys.exit(not many.record(console, crew, paths, again))
-    from labkit import device, reports
+    if gpus is not None or slurm:
+        options = ["--again"] if again else []
+        _spread(console, "record", [path.stem for path in paths], options, gpus, slurm, again)
+    from labkit import device
+    from labkit.runs.report import say
 
     if not device.has_gpu():
         raise Mistake("recording needs a GPU, and this session has none: see `labkit doctor`")
@@ -302,19 +280,21 @@ def record_command(
         try:
             complete = _record_all(console, paths, again)
         except (KeyboardInterrupt, SystemExit, OSError):
-            reports.say(console, "What was measured is kept: the same command, without --again, goes on.")
+            say(console, "What was measured is kept: the same command, without --again, goes on.")
             raise
     sys.exit(not complete)
 
 
 def _tidy(console: Console, strip_stale: bool, check: bool) -> None:
-    from labkit import bench_record, lessons, record, reports
+    from labkit import bench_record, lessons
+    from labkit.runs import record
+    from labkit.runs.report import say
 
     if strip_stale:
         with mistakes():
             benchmarks = _strip_benchmarks()
         stripped = record.strip_stale(tapes=places.RECORDED) + benchmarks
-        reports.say(console, f"Stripped: {', '.join(stripped) or 'nothing was stale'}")
+        say(console, f"Stripped: {', '.join(stripped) or 'nothing was stale'}")
     if not check:
         return
     states = [record.state(path) for path in lessons.find()]
@@ -322,9 +302,9 @@ def _tidy(console: Console, strip_stale: bool, check: bool) -> None:
     with mistakes():
         states += bench_record.states(places.RECORDED).values()
     for state in states:
-        reports.say(console, f"{state.status:<10}  {state.name}  {state.detail}".rstrip())
+        say(console, f"{state.status:<10}  {state.name}  {state.detail}".rstrip())
     if any(state.status == "stale" for state in states):
-        reports.say(console, "Record again on a GPU, or run `labkit record --strip-stale`.")
+        say(console, "Record again on a GPU, or run `labkit record --strip-stale`.")
         sys.exit(1)
 
 
@@ -346,22 +326,23 @@ def _strip_benchmarks() -> list[str]:
 
 def _record_all(console: Console, paths: list[Path], again: bool) -> bool:
     """Record lessons one after the other; whether all of them are recorded now."""
-    from labkit import machine, record, reports
+    from labkit import machine
+    from labkit.runs import record, report
 
     identity = machine.identity()
     machine.roofs()
     record.record_roofs(machine.cache_path(), identity, places.RECORDED)
     complete = True
     for path in paths:
-        with reports.report(console) as report, mistakes():
-            result = record.record(path, identity, report, again=again, tapes=places.RECORDED)
+        with mistakes():
+            result = record.record(path, identity, again=again, bar=True, tapes=places.RECORDED)
         if result is None:
-            reports.say(console, f"{path.stem}: recorded already on {identity.device}")
+            report.say(console, f"{path.stem}: recorded already on {identity.device}")
         elif result.failure:
             complete = False
-            reports.failure(console, path.stem, result.failure)
+            report.failure(console, path.stem, result.failure)
         else:
-            reports.say(console, f"{path.stem}: recorded in {result.seconds:.0f} s")
+            report.say(console, f"{path.stem}: recorded in {result.seconds:.0f} s")
     return complete
 
 
@@ -372,7 +353,6 @@ def _record_all(console: Console, paths: list[Path], again: bool) -> bool:
 )
 @click.option("csv_path", "--csv", metavar="F", type=click.Path(path_type=Path), help="The same as a table.")
 @click.option("--peers", is_flag=True, help="Take along the contenders from other packages.")
-@click.option("--again", is_flag=True, help="Measure also what a stopped run has measured.")
 @click.option("--figure", is_flag=True, help="Draw one page: each suite as a share of its floor.")
 @click.option(
     "--record", is_flag=True, help="Keep a full run beside the tapes, and renew the README's table."
@@ -381,22 +361,23 @@ def _record_all(console: Console, paths: list[Path], again: bool) -> bool:
     "compared", "--compare", metavar="A B", nargs=2, type=click.Path(path_type=Path),
     help="Measure nothing: say which rows moved beyond their spread from file A to file B.",
 )  # fmt: skip
-@with_workers
+@with_places
 def bench_command(
     wanted: tuple[str, ...],
     json_path: Path | None,
     csv_path: Path | None,
     peers: bool,
-    again: bool,
     figure: bool,
     record: bool,
     compared: tuple[Path, Path] | None,
-    workers: Workers,
+    gpus: str | None,
+    slurm: tuple[str, ...],
+    again: bool,
 ) -> None:
     """Measure suites (all of them, if none is named): ours beside the other contenders."""
     console = Console()
     if compared:
-        if wanted or json_path or csv_path or peers or again or figure or record or workers:
+        if wanted or json_path or csv_path or peers or again or figure or record or gpus or slurm:
             raise Mistake("--compare measures nothing: give it two files, and no suite or other option")
         _compare(console, *compared)
         return
@@ -414,9 +395,8 @@ def bench_command(
     if record:
         with mistakes():
             bench_table.check()
-    if crew := _crew(workers):
-        options = {"peers": peers, "record": record, "figure": figure, "again": again}
-        sys.exit(not _bench_with(console, crew, chosen, json_path, csv_path, options))
+    if gpus is not None or slurm:
+        _bench_spread(console, chosen, json_path, csv_path, peers, record, figure, gpus, slurm, again)
     if not device.has_gpu():
         if figure and not (wanted or outputs or peers or again or record):
             _draw_recorded(console)
@@ -427,7 +407,7 @@ def bench_command(
     with mistakes():
         run = bench.Bench(chosen, peers, again)
     try:
-        with _alone("bench", places.cache() / "locks"):
+        with _alone("bench"):
             _measure(console, run, json_path, csv_path, roofs=figure or record)
             if record:
                 _keep(console, run.measured)
@@ -447,11 +427,12 @@ def _measure(
     console: Console, run: "Bench", json_path: Path | None, csv_path: Path | None, *, roofs: bool
 ) -> None:
     """Measure, write what was asked for, say who has no time; rows of a stopped run are written too."""
-    from labkit import bench, bench_report, reports
+    from labkit import bench, bench_report
     from labkit import peers as packages
+    from labkit.runs.report import say
 
     for sentence in packages.unexpected() if run.with_peers else []:
-        reports.say(console, sentence)
+        say(console, sentence)
     if roofs:
         from labkit import machine
 
@@ -462,43 +443,46 @@ def _measure(
     except BaseException as error:
         _write(run.measured, json_path, csv_path)
         if run.measured and not isinstance(error, OSError):  # that ends with a sentence of its own
-            reports.say(console, f"{_kept(run)}.")
+            say(console, f"{_kept(run)}.")
         if isinstance(error, bench.LostError | bench.EditedError):
             raise click.ClickException(str(error)) from error
         raise
     _write(run.measured, json_path, csv_path)
     if run.kept:
-        reports.say(console, f"{run.kept} rows were measured before the last run was stopped.")
+        say(console, f"{run.kept} rows were measured before the last run was stopped.")
     console.print(bench_report.results(run.measured))
     for gap in bench.gaps(run.measured):
-        reports.say(console, f"no time: {gap}")
+        say(console, f"no time: {gap}")
 
 
-def _bench_with(
+def _bench_spread(
     console: Console,
-    crew: "Crew",
     chosen: list[str],
     json_path: Path | None,
     csv_path: Path | None,
-    options: dict[str, bool],
-) -> bool:
-    """Measure suites with workers; whether all of them were, and what was asked for is written."""
-    from labkit import many
+    peers: bool,
+    record: bool,
+    figure: bool,
+    gpus: str | None,
+    slurm: tuple[str, ...],
+    again: bool,
+) -> None:
+    """Measure suites on several GPUs or a cluster, and put their rows together."""
+    from labkit import bench_report, rows
+    from labkit.runs import spread
 
-    def complete(measured: "list[Row]") -> None:
-        if options["record"]:
+    def then() -> None:
+        found = [rows.read(spread.folder("bench", name) / "rows.jsonl") for name in chosen]
+        measured = [row for of_suite in found for row in of_suite]
+        _write(measured, json_path, csv_path)
+        console.print(bench_report.results(measured))
+        if record and all(found):
             _keep_full(console, measured)
-        if options["figure"]:
+        if figure and all(found):
             _draw(console, measured)
 
-    def write(measured: "list[Row]") -> None:
-        _write(measured, json_path, csv_path)
-
-    with mistakes():
-        try:
-            return many.bench(console, crew, chosen, **options, write=write, complete=complete)
-        except OSError as error:
-            raise Mistake(f"{error}; rows are kept: the same command without --again goes on") from error
+    options = ["--json", "{folder}/rows.jsonl", *["--peers"] * peers, *["--again"] * again]
+    _spread(console, "bench", chosen, options, gpus, slurm, again, then)
 
 
 def _write(measured: "list[Row]", json_path: Path | None, csv_path: Path | None) -> None:
@@ -517,23 +501,26 @@ def _kept(run: "Bench") -> str:
 
 
 def _keep(console: Console, measured: "list[Row]") -> None:
-    from labkit import machine, record
+    from labkit import machine
+    from labkit.runs import record
 
     record.record_roofs(machine.cache_path(), machine.identity(), places.RECORDED)
     _keep_full(console, measured)
 
 
 def _keep_full(console: Console, measured: "list[Row]") -> None:
-    from labkit import bench_record, bench_table, reports
+    from labkit import bench_record, bench_table
+    from labkit.runs.report import say
 
     for path in bench_record.keep(measured):
-        reports.say(console, f"Recorded: {os.path.relpath(path)}")
+        say(console, f"Recorded: {os.path.relpath(path)}")
     with mistakes():
         bench_table.write()
 
 
 def _draw(console: Console, measured: "list[Row]") -> None:
-    from labkit import bench_figure, bench_table, reports
+    from labkit import bench_figure, bench_table
+    from labkit.runs.report import say
 
     if len({row.device for row in measured}) > 1:
         raise Mistake("a page shows one device, and the rows are of several")
@@ -542,7 +529,7 @@ def _draw(console: Console, measured: "list[Row]") -> None:
         raise Mistake("there are no roofs of the device that the rows are from, so no floor to draw")
     places.BUILD.mkdir(parents=True, exist_ok=True)
     path = bench_figure.page(measured, roofs).save(places.BUILD / "bench.png")
-    reports.say(console, f"Drawn: {os.path.relpath(path)}")
+    say(console, f"Drawn: {os.path.relpath(path)}")
 
 
 def _draw_recorded(console: Console) -> None:
@@ -559,7 +546,8 @@ def _draw_recorded(console: Console) -> None:
 
 
 def _compare(console: Console, before: Path, after: Path) -> None:
-    from labkit import bench_compare, reports
+    from labkit import bench_compare
+    from labkit.runs.report import say
 
     if before.resolve() == after.resolve():
         raise Mistake("--compare names one file twice: give it two")
@@ -567,11 +555,11 @@ def _compare(console: Console, before: Path, after: Path) -> None:
         files = [bench_compare.read(path) for path in (before, after)]
     found = bench_compare.compare(*files)
     for path, measured in zip((before, after), files, strict=True):
-        reports.say(console, f"{path}: {bench_compare.machines(measured)}")
+        say(console, f"{path}: {bench_compare.machines(measured)}")
     if found.moved:
         console.print(bench_compare.table(found), highlight=False)
     for sentence in bench_compare.summary(found):
-        reports.say(console, sentence)
+        say(console, sentence)
 
 
 @cli.command("tally")
@@ -591,14 +579,15 @@ def tally_command(sources: tuple[Path, ...]) -> None:
     for source in sources:
         if not os.path.exists(source):
             raise Mistake(f"{source}: there is no such folder or archive")
-    from labkit import reports, tally
+    from labkit import tally
+    from labkit.runs.report import say
 
     found = tally.read(sources)
     console = Console()
     if found.guesses:
         console.print(tally.table(found), highlight=False)
     for sentence in tally.summary(found):
-        reports.say(console, sentence)
+        say(console, sentence)
     if not found.guesses:
         raise click.ClickException(tally.NOTHING)
 
@@ -624,5 +613,6 @@ def _split(assignment: str) -> tuple[str, str]:
 
 def main() -> None:
     """The entry point: a request to end ends the run, and its kernels, as Ctrl-C does."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the second where a connection to the machine is lost
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     cli()

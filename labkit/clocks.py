@@ -29,7 +29,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from labkit import device, noise, turns
+from labkit import device, noise
+from labkit.measure import lock
 
 Clock = Literal["host", "events", "graph"]
 Cache = Literal["cold", "warm"]
@@ -263,9 +264,9 @@ def on_main_thread(
         wait([result], timeout=0.05)
         if stop() and result.cancel():
             raise StoppedError("stopped while a cell was running")
-        if turns.held() and time.monotonic() - began > BUSY_S and result.cancel():
+        if lock.held() and time.monotonic() - began > BUSY_S and result.cancel():
             gauge = _GAUGE.get()
-            with gauge.away() if gauge else nullcontext(), turns.aside(partial(_go_on, stop)):
+            with gauge.away() if gauge else nullcontext(), lock.aside(partial(_go_on, stop)):
                 on_main_thread(lambda: None, wake, stop)
             return on_main_thread(act, wake, stop)
     return result.result()
@@ -306,7 +307,7 @@ def gpu_turn(stop: Callable[[], bool] = lambda: False) -> Iterator[None]:
 
     Raises StoppedError when ``stop()`` turns true while it waits.
     """
-    with turn(stop), turns.hold(device.uuid(), partial(_go_on, stop)):
+    with turn(stop), lock.hold(device.uuid(), partial(_go_on, stop)):
         yield
 
 

@@ -1,57 +1,97 @@
 """What was compiled: PTX and SASS of a Triton kernel for a named GPU, whether or not one is here.
 
-The compiler runs in a process of its own, so this works under the interpreter and from notebook cells.
+The compiler runs in a process of its own, without the interpreter, which imports the module that a kernel
+stands in; a kernel from notebook cells, or from an answer to an exercise, goes as the text of such a module.
 Counts of instructions are static: each one in the program text counts once, however often it runs.
 """
 
-import base64
+import contextlib
 import hashlib
-import json
+import importlib.util
+import inspect
+import io
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pandas as pd
 import torch
 import triton
 import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import ConstexprFunction, JITFunction, create_function_from_signature
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from labkit import kernel_source, places
+from labkit import child, places
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """A100; RTX 30 and A10; RTX 40, L4 and L40; H100 and H200; B200; RTX 50."""
 
-_WORKER = Path(__file__).with_name("compile_worker.py")
+LIMIT_S = 600.0
+"""Seconds that compiling the kernels of one call may take."""
 
 
 class CompileError(RuntimeError):
     """Triton or ptxas refused the kernel; the message is theirs."""
 
 
+class Source(NamedTuple):
+    """Where a process without the interpreter finds a function: module, file, name in the module."""
+
+    module: str
+    file: str
+    name: str
+
+    def found(self) -> Any:
+        """The function, imported."""
+        return attrgetter(self.name)(load(self.module, self.file))
+
+
+class Type(NamedTuple):
+    """A parameter's type as Triton writes it: ``*bf16:16``, ``i32``."""
+
+    text: str
+
+
 @dataclass(frozen=True)
-class Request:
-    """A kernel to compile: its source, the values that specialise it, target and options."""
+class Pointer:
+    """A tensor as Triton's specialisation sees it: an element type, and an address that may be aligned."""
+
+    dtype: torch.dtype
+    address: int
+
+    def data_ptr(self) -> int:
+        """What a tensor's ``data_ptr`` gives, as far as Triton asks."""
+        return self.address
+
+
+class Request(NamedTuple):
+    """A kernel to compile: where it is, the values that specialise it, target and options."""
 
     kernel: str
     target: str
     options: Mapping[str, Any]
-    files: Mapping[str, str] = field(repr=False)
+    source: Source
+    values: Mapping[str, Any]
 
-    @cached_property
+    @property
     def key(self) -> str:
-        """A hash of everything that decides the result."""
-        parts = [self.target, self.options, self.files, triton.__version__, _WORKER.read_text()]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        """The same for requests that have the same result."""
+        return repr(self)
 
 
 @dataclass(frozen=True)
@@ -115,18 +155,9 @@ class Compiled:
         return len(re.findall(r"\b(?:LDL|STL)\b", self.sass))
 
 
-def compile(
-    kernel: Any,
-    args: Mapping[str, Any] | Sequence[Any],
-    *,
-    target: str = "sm_90",
-    num_warps: int = 4,
-    num_stages: int = 3,
-    **constexprs: Any,
-) -> Compiled:
+def compile(kernel: Any, args: Mapping[str, Any] | Sequence[Any], **options: Any) -> Compiled:
     """Compile one kernel for one target; see ``request`` for the arguments and errors."""
-    options = {"num_warps": num_warps, "num_stages": num_stages}
-    return compile_many([request(kernel, args, target=target, **options, **constexprs)])[0]
+    return compile_many([request(kernel, args, **options)])[0]
 
 
 def request(
@@ -148,165 +179,246 @@ def request(
     """
     if target not in TARGETS:
         raise ValueError(f"target: {target!r} is none of {', '.join(TARGETS)}")
-    jit = kernel_source.unwrap(kernel)
-    parameters = kernel_source.parameters(jit)
-    values = {**_by_name(jit, args), **{k: v for k, v in constexprs.items() if k in parameters}}
-    options = {k: v for k, v in constexprs.items() if k not in parameters}
-    for name, parameter in parameters.items():
-        if name not in values and parameter.default is parameter.empty:
+    jit = unwrap(kernel)
+    parameters = inspect.signature(jit.fn).parameters
+    constant = {name for name, one in parameters.items() if "constexpr" in str(one.annotation)}
+    if not isinstance(args, Mapping):
+        names = [name for name in parameters if name not in constant]
+        if len(args) > len(names):
+            raise ValueError(f"args: {len(args)} values for the {len(names)} parameters {', '.join(names)}")
+        args = dict(zip(names, args, strict=False))
+    values = {**args, **{name: value for name, value in constexprs.items() if name in parameters}}
+    for name in [*values, *parameters]:
+        if name not in parameters:
+            raise ValueError(f"{name}: {jit.__name__} has no such parameter")
+        if name not in values and parameters[name].default is inspect.Parameter.empty:
             raise ValueError(f"{name}: {jit.__name__} needs a value for this parameter")
-
-    shipment = kernel_source.Shipment()
-    examples = {
-        name: ["constexpr", value] if kernel_source.is_constexpr(parameters[name]) else _example(name, value)
-        for name, value in values.items()
-    }
-    shipment.write("entry", {"KERNEL": jit, "VALUES": examples})
+    options = {name: value for name, value in constexprs.items() if name not in parameters}
     options |= {"num_warps": num_warps, "num_stages": num_stages}
-    return Request(jit.__name__, target, options, shipment.files)
+    examples = {name: _example(name, value, name in constant) for name, value in values.items()}
+    return Request(jit.__name__, target, options, source_of(jit.fn), examples)
 
 
-def _by_name(jit: Any, args: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
-    parameters = kernel_source.parameters(jit)
-    if isinstance(args, Mapping):
-        unknown = [name for name in args if name not in parameters]
-        if unknown:
-            raise ValueError(f"{unknown[0]}: {jit.__name__} has no such parameter")
-        return dict(args)
-    names = [name for name, parameter in parameters.items() if not kernel_source.is_constexpr(parameter)]
-    if len(args) > len(names):
-        raise ValueError(f"args: {len(args)} values for the {len(names)} parameters {', '.join(names)}")
-    return dict(zip(names, args, strict=False))
-
-
-def _example(name: str, value: Any) -> list[Any]:
-    """A parameter's value as ``compile_worker.example`` takes it."""
+def _example(name: str, value: Any, constant: bool) -> Any:
+    """A parameter's value as the compiler's process takes it."""
     if isinstance(value, torch.Tensor):
-        return ["pointer", *_pointer(value)]
+        return Pointer(value.dtype, value.data_ptr() % 16)
     if isinstance(value, TensorDescriptor):
-        sizes = [list(value.shape), list(value.strides), list(value.block_shape)]
-        return ["descriptor", _pointer(value.base), *sizes, value.padding]
-    if isinstance(value, str):
-        _check_type(name, value)
-        return ["type", value]
-    if value is None or isinstance(value, (bool, int, float)):
-        return ["value", value]
-    raise ValueError(
-        f"{name}: give a tensor, a number or a type such as '*fp32:16', not a {type(value).__name__}"
-    )
+        return replace(value, base=_example(name, value.base, constant))
+    if isinstance(value, str) and not constant:
+        try:
+            tl.str_to_ty(value.removesuffix(":16"), None)
+        except Exception as error:  # Triton raises what its parser happens to hit
+            raise ValueError(
+                f"{name}: {value!r} is no type of Triton's, as '*fp32:16' or 'i32' are"
+            ) from error
+        return Type(value)
+    if _is_jit(value) or isinstance(value, ConstexprFunction):
+        return source_of(value.fn)
+    if literal(value):
+        return value
+    raise ValueError(f"{name}: give a tensor, a number or a type such as '*fp32:16', not {value!r}")
 
 
-def _pointer(tensor: torch.Tensor) -> list[Any]:
-    # only the alignment counts, and an address would make every process's request another one
-    return [str(tensor.dtype).removeprefix("torch."), tensor.itemsize, tensor.data_ptr() % 16]
+# ---- where a kernel stands ---------------------------------------------------------------------------------
 
 
-def _check_type(name: str, text: str) -> None:
-    type_name, colon, divisor = text.partition(":")
+def unwrap(kernel: Any) -> Any:
+    """The ``@triton.jit`` object below ``autotune`` and ``heuristics``; ValueError when there is none."""
+    inner = kernel
+    while not _is_jit(inner):
+        if not hasattr(inner, "fn"):
+            raise ValueError(f"kernel: {kernel!r} is not a function decorated with @triton.jit")
+        inner = inner.fn
+    return inner
+
+
+def _is_jit(value: Any) -> bool:
+    # by name: the interpreter's module is imported only where kernels are interpreted
+    return isinstance(value, JITFunction) or type(value).__name__ == "InterpretedFunction"
+
+
+def source_of(function: FunctionType) -> Source:
+    """Where another process finds a function; one that stands in no module's file is written to one."""
+    spec = getattr(sys.modules.get(function.__module__), "__spec__", None)
+    # an answer's module has the lesson's spec
+    if spec and spec.origin and spec.name == function.__module__ and "<locals>" not in function.__qualname__:
+        return Source(spec.name, spec.origin, function.__qualname__)
     try:
-        tl.str_to_ty(type_name, None)
-    except Exception as error:  # Triton raises what its parser happens to hit
-        raise ValueError(f"{name}: {text!r} is not a type of Triton's, such as '*fp32' or 'i32'") from error
-    if colon and divisor != "16":
-        raise ValueError(f"{name}: the only divisor Triton knows is 16, as in '{type_name}:16', not {text!r}")
+        text = textwrap.dedent(inspect.getsource(function))
+    except OSError as error:
+        raise ValueError(
+            f"kernel: the source of {function.__name__} cannot be read; define it in a cell or in a file"
+        ) from error
+    scope = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+    names = dict.fromkeys(re.findall(r"[^\W\d]\w*", text))  # too many, as words of comments are among them
+    values = {name: literal(scope[name]) for name in names if name in scope and name != function.__name__}
+    lines = [f"{name} = {value}" for name, value in values.items() if value]
+    text = "\n".join(["from labkit import codegen", *lines, text])
+    module = f"labkit_cells_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    file = places.cache() / "lessons" / f"{module}.py"
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        places.write_text(file, text)
+    return Source(module, str(file), function.__name__)
+
+
+def literal(value: Any) -> str:
+    """Python text for what a kernel may refer to; "" for any other value, of which Triton says so."""
+    if isinstance(value, ModuleType) and value.__spec__ is not None:
+        return f"codegen.load({value.__name__!r}, {value.__spec__.origin!r})"
+    if _is_jit(value) or isinstance(value, ConstexprFunction):  # a kernel calls no other functions
+        return f"codegen.{source_of(value.fn)}.found()"
+    if value is tl.constexpr:
+        return "codegen.tl.constexpr"
+    if isinstance(value, tl.constexpr):
+        inner = literal(value.value)
+        return inner and f"codegen.tl.constexpr({inner})"
+    if type(value) is tl.dtype:
+        return f"codegen.tl.dtype({value.name!r})"
+    if isinstance(value, tuple):
+        items = [literal(one) for one in value]
+        return f"({', '.join(items)},)" if items and all(items) else ""
+    if isinstance(value, float):
+        return f"float('{value}')"  # also inf and nan
+    return repr(value) if value is None or isinstance(value, (bool, int, str)) else ""
+
+
+def load(name: str, file: str) -> ModuleType:
+    """A module by its name, or from its file where the name does not lead there."""
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin == file:
+            return importlib.import_module(name)
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---- the compiler's process --------------------------------------------------------------------------------
+
+
+def server() -> child.Forkserver:
+    """The process that compiles for this one; it is started by the first call."""
+    global _server
+    if _server is None:
+        # Nothing of this process's that would change how Triton compiles, and no GPU, which it needs not.
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_") or k.endswith("_PATH")}
+        _server = child.Forkserver(_prepare, environment=kept | _SETTINGS)
+    return _server
+
+
+def use(given: child.Forkserver) -> None:
+    """Compile in the process of another process."""
+    global _server
+    _server = given
+
+
+_server: child.Forkserver | None = None
+_SETTINGS = {
+    "TRITON_INTERPRET": "0",
+    "TRITON_ALWAYS_COMPILE": "1",
+    "TRITON_DUMP_PTXAS_LOG": "1",  # registers and spills are told nowhere else
+    "TRITON_DISABLE_LINE_INFO": "1",  # a third of the PTX, and of no use without the files
+    "CUDA_VISIBLE_DEVICES": "",
+}
+
+
+@triton.jit
+def _empty(x_ptr: Any) -> None:
+    pass
+
+
+def _prepare() -> None:
+    """Do once what takes longer than to compile a kernel: imports, and the first compilation of a process."""
+    importlib.import_module("labkit.kernels")
+    _compile_all([request(_empty, ["*fp32"])])
 
 
 def compile_many(requests: Iterable[Request]) -> list[Compiled]:
-    """Compile several requests in one process; results are kept on disk for the next time.
+    """Compile several requests in one process.
 
     Raises CompileError with the compiler's message for the first kernel that it refuses, ValueError when it
     refuses the arguments.
     """
     wanted = list(requests)
-    answers = {request.key: _recall(request) for request in wanted}
-    missing = {request.key: request for request in wanted if answers[request.key] is None}
-    for fresh, answer in zip(missing.values(), _run(list(missing.values())), strict=True):
-        answers[fresh.key] = answer
-        if "error" not in answer:
-            _keep(fresh, answer)
-    return [_compiled(request, answers[request.key] or {}) for request in wanted]
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels are kept; it may be deleted at any time."""
-    return places.cache() / "codegen"
-
-
-def _recall(request: Request) -> dict[str, Any] | None:
-    try:
-        answer: dict[str, Any] = json.loads((cache_folder() / f"{request.key}.json").read_text())
-    except (OSError, json.JSONDecodeError):
-        return None  # not there, or damaged: compiled again
-    return answer
-
-
-def _keep(request: Request, answer: dict[str, Any]) -> None:
-    with suppress(OSError):  # a cache that cannot be written costs seconds, not the result
-        places.write_text(cache_folder() / f"{request.key}.json", json.dumps(answer))
-
-
-def _run(requests: list[Request]) -> list[dict[str, Any]]:
-    """The worker's answers, in order; one that is missing because the worker died is an error."""
-    if not requests:
+    different = {request.key: request for request in wanted}
+    if not wanted:
         return []
-    with tempfile.TemporaryDirectory(prefix="labkit-codegen-") as name:
-        folder = Path(name)
-        jobs = []
-        for index, request in enumerate(requests):
-            package = folder / f"request{index}"
-            package.mkdir()
-            for file, text in request.files.items():
-                (package / file).write_text(text)
-            target = int(request.target.removeprefix("sm_"))
-            jobs.append({"package": package.name, "target": target, "options": dict(request.options)})
-        (folder / "requests.json").write_text(json.dumps(jobs))
-        # -P: the modules beside the worker must not shadow anybody's
-        command = [sys.executable, "-P", str(_WORKER), name]
-        process = subprocess.run(command, env=_environment(folder), capture_output=True, text=True)
-        return [_answer(folder / f"{job['package']}.json", process) for job in jobs]
+    try:
+        made = server().run(_compile_all, list(different.values()), seconds=LIMIT_S)
+    except child.ChildError as error:
+        raise CompileError(
+            "\n".join([f"the compiler's process: {error}", *getattr(error, "__notes__", ())])
+        ) from error
+    for one in made:
+        if isinstance(one, Exception):
+            raise one
+    results = dict(zip(different, made, strict=True))
+    return [results[request.key] for request in wanted]
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    """This process's environment, without what would change how Triton compiles."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_") or k.endswith("_PATH")}
-    search = [str(Path(triton.__file__).parents[1]), kept.get("PYTHONPATH", "")]
-    return kept | {
-        "PYTHONPATH": os.pathsep.join(filter(None, search)),
-        "TRITON_CACHE_DIR": str(folder / "triton"),
-        "TRITON_ALWAYS_COMPILE": "1",
-        "TRITON_INTERPRET": "0",  # said, should anything there import labkit
-        "TRITON_DUMP_PTXAS_LOG": "1",  # registers and spills are told nowhere else
-        "TRITON_DISABLE_LINE_INFO": "1",  # a third of the PTX, and of no use without the files
-    }
+def _compile_all(requests: list[Request]) -> list[Compiled | Exception]:
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        return [_compile(request) for request in requests]
 
 
-def _answer(path: Path, process: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    if path.exists():
-        answer: dict[str, Any] = json.loads(path.read_text())
-        return answer
-    reason = f"the compiler's process ended with status {process.returncode}\n{process.stderr[-2000:]}"
-    return {"kind": "compile", "error": reason}
-
-
-def _compiled(request: Request, answer: dict[str, Any]) -> Compiled:
-    if "error" in answer:
-        message = f"{request.kernel} for {request.target}: {answer['error']}"
-        raise ValueError(message) if answer["kind"] == "argument" else CompileError(message)
-    log = answer["ptxas_log"]
+def _compile(request: Request) -> Compiled | Exception:
+    """What the compiler makes of a request, or refuses it with."""
+    title = f"{request.kernel} for {request.target}"
+    print(title, flush=True)  # should the compiler crash, this is the last that is heard of it
+    target = GPUTarget("cuda", int(request.target.removeprefix("sm_")), 32)
+    try:
+        source, options = _specialised(request, target)
+    except Exception as error:
+        return ValueError(f"{title}: {type(error).__name__}: {error}")
+    log = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(log):
+            made = triton.compile(source, target=target, options=options)
+    except Exception as error:
+        return CompileError(f"{title}: {_reasons(error)}")
+    told = log.getvalue()
     return Compiled(
         kernel=request.kernel,
         target=request.target,
-        num_warps=answer["num_warps"],
-        registers=max(int(n) for n in re.findall(r"Used (\d+) registers", log)),
-        spill_stores=sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", log)),
-        spill_loads=sum(int(n) for n in re.findall(r"(\d+) bytes spill loads", log)),
-        shared_bytes=answer["shared_bytes"],
-        **count_instructions(answer["ptx"]),
-        ttir=answer["ttir"],
-        ttgir=answer["ttgir"],
-        ptx=answer["ptx"],
-        cubin=base64.b64decode(answer["cubin"]),
+        num_warps=made.metadata.num_warps,
+        registers=max(int(n) for n in re.findall(r"Used (\d+) registers", told)),
+        spill_stores=sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", told)),
+        spill_loads=sum(int(n) for n in re.findall(r"(\d+) bytes spill loads", told)),
+        shared_bytes=made.metadata.shared,
+        **count_instructions(made.asm["ptx"]),
+        **{name: made.asm[name] for name in ("ttir", "ttgir", "ptx", "cubin")},
     )
+
+
+def _reasons(error: BaseException) -> str:
+    """An error and what caused it: of a helper's mistake Triton's own message shows the call only."""
+    told = f"{type(error).__name__}: {error}"
+    return f"{told}\n{_reasons(error.__cause__)}" if error.__cause__ else told
+
+
+def _specialised(request: Request, target: GPUTarget) -> tuple[ASTSource, dict[str, Any]]:
+    """What a launch would compile for these values, by the code that decides it at a launch."""
+    kernel, backend = unwrap(request.source.found()), make_backend(target)
+    given = {name: one.found() if isinstance(one, Source) else one for name, one in request.values.items()}
+    types = {name: one.text for name, one in request.values.items() if isinstance(one, Type)}
+    binder = create_function_from_signature(kernel.signature, kernel.params, backend)
+    values = given | dict.fromkeys(types, 3)  # any number: what Triton makes of it is replaced
+    bound, specialization, options = binder(**values, **request.options, debug=bool(kernel.debug))
+    for index, name in enumerate(bound):
+        if name in types:
+            plain = types[name].removesuffix(":16")
+            specialization[index] = (plain, "" if plain == types[name] else "D")
+    parsed, signature, constexprs, attributes = kernel._pack_args(
+        backend, options, bound, specialization, options
+    )
+    return ASTSource(kernel, signature, constexprs, attributes), dict(parsed.__dict__)
+
+
+# ---- what is in the program --------------------------------------------------------------------------------
 
 
 _INSTRUCTION = re.compile(r"\s*(?:[\w$]+:\s+)?(?:@!?%?\w+\s+)?([a-z]\w*(?:\.[\w:]+)+)(.*)", re.DOTALL)
@@ -355,8 +467,10 @@ def _bits(operation: list[str]) -> int:
     return vector * int(operation[-1].lstrip("abcdefghijklmnopqrstuvwxyz"))
 
 
-def table(*compiled: Compiled, labels: Sequence[str] = ()) -> pd.DataFrame:
+def table(*compiled: Compiled, labels: Sequence[str] = ()) -> "pd.DataFrame":
     """One row for each kernel; ``labels`` name the rows where the kernels' names do not tell them apart."""
+    import pandas as pd  # not before it is needed: importing it takes half a second
+
     if labels and len(labels) != len(compiled):
         raise ValueError(f"labels: {len(labels)} labels for {len(compiled)} kernels")
     widths = sorted({16, 32, 64, 128}.union(*(one.loads for one in compiled)), reverse=True)
@@ -380,23 +494,16 @@ def table(*compiled: Compiled, labels: Sequence[str] = ()) -> pd.DataFrame:
     return pd.DataFrame(rows, index=list(labels) or [one.kernel for one in compiled])
 
 
-def excerpt(compiled: Compiled, pattern: str, *, context: int = 0, limit: int = 8, text: str = "ptx") -> str:
-    """Lines of the PTX (or ``text``: ttir, ttgir, sass) that match a regular expression.
+def excerpt(compiled: Compiled, pattern: str, *, limit: int = 8, text: str = "ptx") -> str:
+    """Lines of the PTX (or ``text``: ttir, ttgir, sass) that match a regular expression, at most ``limit``.
 
-    With ``context`` lines around each, at most ``limit`` matches; a line of dots where something is left out.
+    A line of dots stands where something is left out between them.
     """
     if text not in ("ttir", "ttgir", "ptx", "sass"):
         raise ValueError(f"text: {text!r} is none of ttir, ttgir, ptx, sass")
     lines = getattr(compiled, text).expandtabs(4).splitlines()
     hits = [number for number, line in enumerate(lines) if re.search(pattern, line)]
     result: list[str] = []
-    end = 0  # the line after the last one shown
-    for hit in hits[:limit]:
-        start = max(end, hit - context)
-        if result and start > end:
-            result.append("    ...")
-        end = max(end, min(len(lines), hit + context + 1))
-        result += lines[start:end]
-    if len(hits) > limit:
-        result.append(f"    ... {len(hits) - limit} more")
-    return "\n".join(result)
+    for before, hit in zip([-1, *hits], hits[:limit], strict=False):
+        result += ["    ..."] * bool(result and hit > before + 1) + [lines[hit]]
+    return "\n".join(result + [f"    ... {len(hits) - limit} more"] * (len(hits) > limit))

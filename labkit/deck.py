@@ -15,7 +15,8 @@ from typing import Any
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from labkit import claims, folds, lessons, record
+from labkit import claims, folds, lessons
+from labkit.runs import record
 
 LINE = 74
 """Characters of prose in a line, at the size that `data/reveal/labkit.css` gives them."""

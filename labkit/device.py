@@ -89,21 +89,3 @@ def is_lost() -> bool:
 def l2_bytes() -> int:
     """Size of the device's last-level cache in bytes; 0 without a GPU."""
     return int(torch.cuda.get_device_properties(0).L2_cache_size) if has_gpu() else 0
-
-
-@cache
-def shared_bytes() -> int:
-    """Shared memory that one block of threads may use, in bytes; 0 without a GPU."""
-    if not has_gpu():
-        return 0
-    card: Any = torch.cuda.get_device_properties(0)  # its type lacks the field
-    return int(card.shared_memory_per_block_optin)
-
-
-@cache
-def has_tile_copies() -> bool:
-    """Whether tensor descriptors pay: whole tiles copied by the hardware (TMA, capability 9.0 and up).
-
-    Below, Triton takes a descriptor's loads apart, element by element. The interpreter knows them, too.
-    """
-    return not has_gpu() or torch.cuda.get_device_capability() >= (9, 0)

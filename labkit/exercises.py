@@ -12,6 +12,7 @@ import io
 import sys
 import tokenize
 from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,8 +20,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from labkit import lessons, places
-from labkit.sandbox import Process
+from labkit import attempt, child, codegen, lessons, places
 from labkit.tasks import Task, find
 from labkit.verdicts import Status, Verdict, solution_html
 
@@ -47,6 +47,13 @@ def digest(source: str) -> str:
     return hashlib.sha256(" ".join(words).strip().encode()).hexdigest()[:12]
 
 
+@cache
+def judge(lesson: str) -> child.Forkserver:
+    """The process that judges this session's answers to a lesson's exercises; it loads the lesson at once."""
+    environment, compiler = attempt.environment(), codegen.server()
+    return child.Forkserver(attempt.prepare, lesson, environment=environment, uses=(compiler,))
+
+
 class Tasks:
     """The exercises of one lesson in this session."""
 
@@ -54,7 +61,6 @@ class Tasks:
         self._lesson, self._tasks, self._solve, self._limit_s = lesson, tasks, solve, limit_s
         self._right: dict[str, Any] = {}
         """The learner's own answers whose last verdict was right."""
-        self._process: Process | None = None
         _carry_over(lesson)
 
     def check(self, name: str, answer: Any) -> None:
@@ -85,12 +91,6 @@ class Tasks:
         if name in self._right:
             return self._right[name]
         return getattr(_solutions(self._lesson), self._task(name).answer)
-
-    def close(self) -> None:
-        """End the process that judges attempts; it ends with this session anyway."""
-        if self._process is not None:
-            self._process.close()
-            self._process = None
 
     def _task(self, name: str) -> Task:
         if name not in self._tasks:
@@ -123,11 +123,22 @@ class Tasks:
         return self._run(name, file, attempt)
 
     def _run(self, name: str, file: Path, attempt: int) -> Verdict:
-        if self._process is None or not self._process.free:
-            self.close()
-            self._process = Process(self._lesson)
-        finding = self._process.judge(name, file, self._limit_s, lambda text: print(text, end="", flush=True))
-        return self._explained(name, finding, attempt)
+        return self._explained(name, self._finding(name, file), attempt)
+
+    def _finding(self, name: str, file: Path) -> dict[str, Any]:
+        """What ``attempt.judge_file`` finds, or the status stopped, crashed or interrupted, with where."""
+        show = partial(print, end="", flush=True)
+        limits = {"seconds": self._limit_s, "memory": attempt.MEMORY, "show": show}
+        try:
+            run = judge(self._lesson).run
+            found: dict[str, Any] = run(attempt.judge_file, self._lesson, name, file, **limits)
+        except (TimeoutError, KeyboardInterrupt, child.ChildError) as error:
+            if isinstance(error, child.ChildError) and error.raised:
+                return {"status": "raised", "observed": _NOT_LOADED.format(error, self._lesson)}
+            kind = {TimeoutError: "stopped", KeyboardInterrupt: "interrupted", child.ChildError: "crashed"}
+            where = attempt.traced(file, "\n".join(getattr(error, "__notes__", ())))
+            return {"status": kind[type(error)], "observed": str(error), "where": where}
+        return found
 
     def _explained(self, name: str, finding: dict[str, Any], attempt: int) -> Verdict:
         """A finding as the learner sees it."""
@@ -149,6 +160,10 @@ class Tasks:
         )
 
 
+_NOT_LOADED = (
+    "The lesson's own cells of kernels, as they were last saved, do not run by themselves: {}\n"
+    "Undo what you changed there, or restart from a fresh copy of {}."
+)
 _STATUS: dict[str, tuple[Status, str]] = {
     "right": ("right", "{evidence}"),
     "wrong": ("wrong", "{observed}"),

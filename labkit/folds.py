@@ -8,7 +8,8 @@ from copy import deepcopy
 from nbconvert.filters.highlight import Highlight2HTML
 from nbformat import NotebookNode
 
-from labkit import lessons, record
+from labkit import lessons
+from labkit.runs import record
 from labkit.verdicts import solution_html
 
 ASIDE = "An aside"

@@ -1,6 +1,6 @@
 """The lesson notebooks: find them, load their kernels as modules, know their parameters and their code.
 
-Loading and inspecting run no measurement. Executing a whole notebook is `labkit.runner`'s business.
+Loading and inspecting run no measurement. Executing a whole notebook is `labkit.runs.execute`'s business.
 """
 
 import ast

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -85,7 +86,7 @@ def _driver() -> str:
         return "unknown"
 
 
-def stamp() -> dict[str, str]:
+def stamp() -> dict[str, Any]:
     """The columns of a row that say where and when it was measured."""
     here = identity()
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -303,9 +304,6 @@ def _row(
         runs=outcome.runs,
         min_bytes=size,
         flops=flops,
-        copy_us=None,
-        relative_error=None,
-        peak_bytes=None,
         noise=outcome.noise,
         **stamp(),
     )

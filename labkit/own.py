@@ -9,8 +9,7 @@ from typing import Any
 import pandas as pd
 
 from labkit import clocks, device, machine, rows
-from labkit.profile_tapes import TAPE
-from labkit.rows import Row
+from labkit.rows import TAPE, Row
 
 
 def times(
@@ -50,7 +49,6 @@ def _measured(
 
 
 def _row(suite: str, name: str, dtype: str, measured: dict[str, Any]) -> Row:
-    figures: Any = {"median_us": None, "peak_bytes": None} | measured
     return Row(
         suite=suite,
         contender=name,
@@ -59,14 +57,8 @@ def _row(suite: str, name: str, dtype: str, measured: dict[str, Any]) -> Row:
         shape={},
         clock="",
         cache="",
-        p20_us=None,
-        p80_us=None,
         runs=1,
-        min_bytes=0,
-        flops=0,
-        copy_us=None,
-        relative_error=None,
-        **(figures | machine.stamp()),
+        **(measured | machine.stamp()),
     )
 
 

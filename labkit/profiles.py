@@ -9,10 +9,11 @@ import os
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from typing import Any
 import pandas as pd
 import torch
 
-from labkit import clocks, counts, device, elsewhere, kernel_names, machine, profile_tapes, turns
+from labkit import child, clocks, counts, device, kernel_names, machine
 from labkit.kernel_names import shorten
-from labkit.profile_tapes import HostEvent, Kept, KernelEvent
-from labkit.rows import LIVE
+from labkit.measure import lock, traces
+from labkit.measure.traces import HostEvent, KernelEvent
+from labkit.rows import LIVE, TAPE
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHING = ("cuda_runtime", "cuda_driver")
@@ -110,23 +112,6 @@ class Profile:
         frame["share"] = frame["us"] / frame["us"].sum()
         return frame[["kernel", "count", "us", "share"]]
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, of which :meth:`from_json` makes this profile again."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, given: Mapping[str, Any]) -> "Profile":
-        """The profile that :meth:`to_json` wrote."""
-        kernels = [
-            KernelEvent(**{**event, "grid": tuple(event["grid"]), "block": tuple(event["block"])})
-            for event in given["kernels"]
-        ]
-        events = {name: [HostEvent(**event) for event in given[name]] for name in ("host", "operations")}
-        counted = given["counted"]
-        if counted is not None:
-            counted = counts.Counts([counts.Launch(**launch) for launch in counted["launches"]])
-        return cls(**{**given, **events, "kernels": kernels, "counted": counted})
-
 
 def profile(call: Callable[[], Any], *, tape: str | None = None, warmup: int = 3) -> Profile:
     """Run ``call`` and record what it launches; on a GPU three times, after ``warmup`` calls that are not
@@ -182,22 +167,34 @@ def profile_text(
     """
     if not device.has_gpu() and (kept := _recorded(tape)):
         return kept
-    job = {"setup": setup, "text": text}
     with clocks.gpu_turn():  # taken here: this process can say that it waits, and nothing limits the wait
-        around = {**(environment or {}), **turns.shared()}
-        found = elsewhere.run("labkit.profile_worker", job, around, TEXT_LIMIT_S)
-    if "error" in found:
-        raise RuntimeError(f"{found['part']}: {found['error']}")
-    made = Profile.from_json(found["profile"])
+        here = {name: value for name, value in os.environ.items() if name != TAPE}
+        around = {**here, **(environment or {}), lock.WITHIN: lock.held()}
+        made = child.run(_profile_code, setup, text, environment=around, seconds=TEXT_LIMIT_S)
+    if isinstance(made, str):
+        raise RuntimeError(made)
     return _stamped(made, tape) if made.timed else made
+
+
+def _profile_code(setup: str, text: str) -> Profile | str:
+    """What ``profile_text`` does in its process; or which part of the code raised what."""
+    namespace = {"torch": torch, "F": torch.nn.functional, "device": device.name()}
+    part = "setup"
+    try:
+        exec(compile(setup, "<setup>", "exec"), namespace)
+        part = "text"
+        code = compile(text, "<text>", "exec")
+        return profile(lambda: exec(code, namespace))
+    except BaseException as error:  # SystemExit too: whatever it is, the code raised it
+        return f"{part}: {traceback.format_exception_only(error)[-1].strip()}"
 
 
 def _recorded(tape: str | None) -> Profile | None:
     """The recorded profile of this name."""
-    kept = profile_tapes.recorded(tape) if tape else None
+    kept = traces.recorded(tape) if tape else None
     if kept is None:
         return None
-    return Profile(kept.kernels, kept.host, kind=kept.kind, device=kept.device, date=kept.date)
+    return Profile(*traces.unpack(kept.trace or {}), kind=kept.kind, device=kept.device, date=kept.date)
 
 
 def _quietest(taken: Sequence[Profile]) -> Profile:
@@ -218,7 +215,7 @@ def _stamped(made: Profile, tape: str | None) -> Profile:
     """The profile with device and date; kept under its name where a lesson is being recorded."""
     stamp = machine.stamp()
     if tape:
-        profile_tapes.keep(Kept(tape, made.kernels, made.host, **stamp))
+        traces.keep(tape, traces.pack(made.kernels, made.host), stamp)
     return replace(made, device=stamp["device"], date=stamp["date"])
 
 

@@ -33,31 +33,21 @@ def sets(tape: Sequence[Row]) -> list[list[Row]]:
     return sorted(found, key=lambda one: one[0].date)
 
 
-def add(folder: Path, *new: Sequence[Row], unfinished: Path | None = None) -> None:
-    """Put sets into the folder of a recorded device; of the others those stay that belong to its tapes.
+def add(folder: Path, new: list[Row], unfinished: Path) -> None:
+    """Put a set into the folder of a recorded device; of the others those stay that belong to its tapes.
 
     To those of recordings that are not finished, too, in the folder ``unfinished``: what was cut short on
     one machine goes on upon another, and keeps its rows.
     """
-    there = sets(_readable(folder / FILE))
-    folders = [folder, *([unfinished] if unfinished else [])]
-    tapes = (path for each in folders for path in sorted(each.glob("*.jsonl")) if path.name != FILE)
-    measured = {(row.date, row.card) for path in tapes for row in _readable(path)}
-    used = [_chosen(there, *each) for each in sorted(measured)]
-    kept = [one for one in there if one in used]
-    kept += [one for one in map(list, new) if one not in kept]
-    rows.write(folder / FILE, [row for one in kept for row in one])
+    there = sets(rows.readable(folder / FILE))
+    tapes = [path for each in (folder, unfinished) for path in each.glob("*.jsonl") if path.name != FILE]
+    measured = {(row.date, row.card) for path in tapes for row in rows.readable(path)}
+    used = [_chosen(there, *each) for each in measured]
+    kept = [one for one in there if one in used and one != new]
+    rows.write(folder / FILE, [row for one in (*kept, new) for row in one])
 
 
 def _chosen(found: list[list[Row]], began: str | None, card: str) -> list[Row]:
     found = [one for one in found if card and one[0].card == card] or found
     earlier = [one for one in found if began is None or one[0].date <= began]
     return earlier[-1] if earlier else found[0] if found else []
-
-
-def _readable(path: Path) -> list[Row]:
-    """None of a damaged file, or of another schema: nothing is shown of it either."""
-    try:
-        return rows.read(path)
-    except ValueError:
-        return []

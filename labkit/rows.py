@@ -6,22 +6,23 @@ import math
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from labkit import places
 
+if TYPE_CHECKING:  # listing and checking tapes needs no table
+    import pandas as pd
+
 LIVE, RECORDED, PUBLISHED = KINDS = ("live", "recorded", "published")
 """Measured here and now; read from a tape; taken from somebody's post."""
-
-
-LATER = ("noise", "card")
-"""Fields that rows did not have from the beginning."""
+TAPE = "LABKIT_TAPE"
+"""Names the tape of a lesson that is being recorded: its rows and profiles are kept there."""
+LATER = {"noise": "", "card": "", "trace": None}
+"""Fields that rows did not have from the beginning, and their values in rows without them."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,14 @@ class Row:
     shape: dict[str, int]
     clock: str
     cache: str
-    median_us: float | None
-    p20_us: float | None
-    p80_us: float | None
-    runs: int
-    min_bytes: int
-    flops: int
-    copy_us: float | None
-    relative_error: float | None
+    median_us: float | None = None
+    p20_us: float | None = None
+    p80_us: float | None = None
+    runs: int = 0
+    min_bytes: int = 0
+    flops: int = 0
+    copy_us: float | None = None
+    relative_error: float | None = None
     kind: str = LIVE
     device: str = ""
     driver: str = ""
@@ -52,7 +53,7 @@ class Row:
     peer_version: str | None = None
     date: str = ""
     source: str = ""
-    note: str = field(default="")
+    note: str = ""
     """Why there is no time (out of memory, an error, a wrong result); empty for a good row."""
     peak_bytes: int | None = None
     """Most memory in use at one time during one call, in bytes above what was in use before it: outputs and
@@ -61,6 +62,8 @@ class Row:
     """What disturbed the measurement (labkit.noise); empty for a quiet one, and for older ones."""
     card: str = ""
     """Which of the GPUs of its kind it was (device.card); empty for older rows."""
+    trace: dict[str, Any] | None = None
+    """Of a profile the kernels and the host's launches (labkit.measure.traces); None for all other rows."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -69,8 +72,7 @@ class Row:
     @property
     def key(self) -> tuple[Any, ...]:
         """What identifies the measurement, whenever and wherever it was made."""
-        shape = tuple(sorted(self.shape.items()))
-        return (self.suite, self.contender, self.direction, self.dtype, shape, self.clock, self.cache)
+        return key(self.suite, self.contender, self.direction, self.dtype, self.shape, self.clock, self.cache)
 
     def age_s(self) -> float:
         """Seconds since it was measured; endless where its date does not say."""
@@ -93,22 +95,35 @@ class Row:
         return row
 
     def to_json(self) -> str:
-        """One line of JSON; an empty ``noise`` or ``card`` is not in it, as they were not once."""
-        values = asdict(self)
-        return json.dumps({name: value for name, value in values.items() if value or name not in LATER})
+        """One line of JSON; a field of LATER that is empty is not in it, as it was not once."""
+        return json.dumps({name: value for name, value in vars(self).items() if value or name not in LATER})
+
+
+def key(
+    suite: str, contender: str, direction: str, dtype: str, shape: dict[str, int], clock: str, cache: str
+) -> tuple[Any, ...]:
+    """The :attr:`Row.key` that a row of these columns has."""
+    return suite, contender, direction, dtype, tuple(sorted(shape.items())), clock, cache
 
 
 def _fits(value: Any, kind: Any) -> bool:
     if kind == dict[str, int]:
         return isinstance(value, dict) and all(isinstance(size, int) for size in value.values())
+    if kind == dict[str, Any] | None:
+        return value is None or isinstance(value, dict)
     return isinstance(value, kind | int if kind == float | None else kind)
 
 
-COLUMNS = [f.name for f in fields(Row)]
+COLUMNS = [f.name for f in fields(Row) if f.name != "trace"]
+"""The columns of a table of rows."""
 
 
 def read(path: Path) -> list[Row]:
-    """Rows of a JSON-lines file; empty when it does not exist. A torn last line is dropped."""
+    """Rows of a JSON-lines file; empty when it does not exist. A torn last line is dropped.
+
+    Raises:
+        ValueError: for a file that is damaged, or of another schema.
+    """
     if not path.exists():
         return []
     *complete, torn = path.read_text(encoding="utf-8").split("\n")
@@ -118,34 +133,38 @@ def read(path: Path) -> list[Row]:
     return found
 
 
+def readable(path: Path) -> list[Row]:
+    """Rows of a file without the lines that are damaged or of another schema: these are measured again."""
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else ():
+        with suppress(ValueError):
+            found.append(Row.from_json(line))
+    return found
+
+
 def write(path: Path, rows: Iterable[Row]) -> None:
     """Replace a file of rows in one step, so that a reader never sees half of it."""
     places.write_text(path, "".join(row.to_json() + "\n" for row in rows))
 
 
 def append(path: Path, row: Row) -> None:
-    """Add one row in one write that has reached the disk before this returns.
+    """Add one row in one write that has reached the disk before this returns; a torn last line is ended.
 
     OSError where the disk is full; then the file is what it was, not torn in its last line.
     """
     with places.advice(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _append(path, (row.to_json() + "\n").encode())
-
-
-def _append(path: Path, line: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        before = os.fstat(handle).st_size
-        try:
-            if os.write(handle, line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            os.fsync(handle)
-        except OSError:
-            os.ftruncate(handle, before)
-            raise
-    finally:
-        os.close(handle)
+        with path.open("a+b", buffering=0) as stream:
+            before = stream.seek(0, os.SEEK_END)
+            torn = before and os.pread(stream.fileno(), 1, before - 1) != b"\n"
+            line = b"\n" * bool(torn) + (row.to_json() + "\n").encode()
+            try:
+                if stream.write(line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+                os.fsync(stream.fileno())
+            except OSError:
+                stream.truncate(before)
+                raise
 
 
 def put(path: Path, row: Row) -> None:
@@ -188,10 +207,12 @@ def _parsed(tape: Path, *state: int) -> tuple[Row, ...]:
     return tuple(read(tape))
 
 
-def table(rows: Iterable[Row], axes: Iterable[str] = ()) -> pd.DataFrame:
+def table(rows: Iterable[Row], axes: Iterable[str] = ()) -> "pd.DataFrame":
     """Rows as a table: the columns of the schema, and one for each name in ``shape`` and in ``axes``."""
+    import pandas as pd
+
     listed = list(rows)
-    frame = pd.DataFrame([asdict(row) for row in listed], columns=COLUMNS)
+    frame = pd.DataFrame([vars(row) for row in listed], columns=COLUMNS)
     for axis in dict.fromkeys([*axes, *(axis for row in listed for axis in row.shape)]):
         frame[axis] = [row.shape.get(axis) for row in listed]
     return frame

@@ -17,7 +17,8 @@ from typing import Any
 
 import pandas as pd
 
-from labkit import clocks, device, live, places, rows, sweeps, traffic, turns
+from labkit import clocks, device, live, places, rows, sweeps, traffic
+from labkit.measure import lock
 from labkit.rows import Row
 from labkit.sweep_controls import Controls
 from labkit.sweep_plan import TRAFFIC, Kept, Known, Look, Plan, Selection, place, slug, tape
@@ -232,10 +233,10 @@ class SweepPanel:
         assert self._loop
         wake = self._loop.call_soon_threadsafe
         beside_no_cell = clocks.SECTION.set(lambda act: clocks.on_main_thread(act, wake, run.stop.is_set))
-        before = turns.TELL.get()
-        in_the_line = turns.TELL.set(partial(self._hand_over, self._waits, run) if self.controls else before)
+        before = lock.TELL.get()
+        in_the_line = lock.TELL.set(partial(self._hand_over, self._waits, run) if self.controls else before)
         worker = asyncio.ensure_future(asyncio.to_thread(self._points, selection, run))  # in this context
-        turns.TELL.reset(in_the_line)
+        lock.TELL.reset(in_the_line)
         clocks.SECTION.reset(beside_no_cell)
         self._worker = worker
         try:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from labkit import device, machine, places, rows, sweeps, tables
+from labkit import device, places, rows, sweeps, tables
 from labkit.clocks import Cache, Clock
 from labkit.curves import Models, Regime
+from labkit.measure import journal
 from labkit.provenance import named
 from labkit.rows import LIVE, RECORDED, Row
 from labkit.sweeps import Contender, Shape
@@ -46,7 +47,13 @@ class Selection:
 
     def includes(self, row: Row, x: str) -> bool:
         """Whether a row belongs to this sweep."""
-        how = (row.contender in self.contenders, row.dtype, row.direction, sweeps.asked_clock(row), row.cache)
+        how = (
+            row.contender in self.contenders,
+            row.dtype,
+            row.direction,
+            journal.asked_clock(row),
+            row.cache,
+        )
         shape = {axis: size for axis, size in row.shape.items() if axis != x}
         mine = (True, self.dtype, self.direction, self.clock, self.cache)
         return how == mine and shape == self.others and row.shape.get(x) in self.values
@@ -68,7 +75,7 @@ class Selection:
 
 def place(row: Row) -> object:
     """What a row is the measurement of: two of one place are never shown together."""
-    return replace(row, clock=sweeps.asked_clock(row)).key
+    return journal.asked_key(row)
 
 
 @dataclass(frozen=True)
@@ -155,37 +162,16 @@ class Kept:
         """
         if not device.has_gpu():
             return []
-        here = machine.identity()
-        code = {contender.name: sweeps.code(contender) for contender in self.plan.contenders}
-        mine = (self.plan.suite, here.device, here.driver, here.torch, here.triton)
+        ways = {contender.name: sweeps.way(contender) for contender in self.plan.contenders}
         latest: dict[object, Row] = {}
-        for row in self._readable():
-            same = (row.suite, row.device, row.driver, row.torch, row.triton) == mine
-            if same and row.source == code.get(row.contender):
+        for row in rows.readable(self.path):
+            if row.suite == self.plan.suite and journal.way_of(row) == ways.get(row.contender):
                 latest[place(row)] = row
         return [replace(row, kind=LIVE if _fresh(row) else RECORDED) for row in latest.values()]
 
-    def _readable(self) -> list[Row]:
-        """Every whole row. A torn last line is ended, so that the next row does not continue it.
-
-        No line is taken away: what is unreadable here may be a row of another version of labkit.
-        """
-        text = self.path.read_text(errors="replace") if self.path.exists() else ""
-        if text and not text.endswith("\n"):
-            with places.advice(self.path), self.path.open("ab") as stream:
-                stream.write(b"\n")
-        return [row for line in text.splitlines() for row in _row(line)]
-
-
-def _row(line: str) -> list[Row]:
-    try:
-        return [Row.from_json(line)]
-    except ValueError:  # torn, or of another version: it is measured again
-        return []
-
 
 def _fresh(row: Row) -> bool:
-    return row.age_s() < sweeps.RESUME_WITHIN_S
+    return row.age_s() < journal.RESUME_WITHIN_S
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,9 @@ A sweep measures where there is a GPU; elsewhere it hands out the rows that a re
 tape. Each row is on the disk as soon as it is measured, so an interrupted sweep is continued.
 """
 
-import hashlib
 import itertools
 import math
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,12 +21,11 @@ from torch import Tensor
 
 from labkit import accuracy, clocks, code_hash, compiler, device, machine, memory, places, roofline, rows
 from labkit.clocks import Cache, Clock, Gap, Job, Timing
-from labkit.profile_tapes import TAPE
-from labkit.rows import Row
+from labkit.measure import journal
+from labkit.measure.journal import Journal, Key, Way
+from labkit.rows import TAPE, Row
 
 Shape = dict[str, int]
-RESUME_WITHIN_S = 3600
-"""An interrupted sweep is continued for an hour; later the machine may be in another state."""
 ALLOWED_ERROR = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 2e-2}
 """A larger relative error against float64 is a wrong result, not a rounding (TF32 has about 3e-4)."""
 CHAINED = 5
@@ -123,7 +120,6 @@ def run(
     budget_s: float = 0.15,
     progress: Callable[[int, int, Row], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
-    resume: bool = True,
     tape: Path | None = None,
 ) -> pd.DataFrame:
     """Measure every contender at every point; a table with a row for each.
@@ -131,9 +127,9 @@ def run(
     At each point the contenders for this dtype and a copy of the same bytes are interleaved in one run, and
     each contender's result is compared with float64. Out of memory, an error or a wrong result is a row
     without a time and with a note; the others go on. ``progress(done, total, row)`` hears of each row. When
-    ``stop()`` turns true the rows measured so far are returned. With ``resume`` a sweep that was interrupted
-    within the last hour, of the same code on the same machine, is continued. With ``tape`` the rows stay
-    in that file, and what it holds of this sweep is not measured again; the caller answers for what it holds.
+    ``stop()`` turns true the rows measured so far are returned. A sweep that was interrupted within the last
+    hour is continued (:mod:`labkit.measure.journal`). With ``tape`` the rows stay in that file, and what it
+    holds of this sweep, however old, is not measured again.
 
     What disturbed a point is in its rows' ``noise``. A sweep that is continued measures such points again.
     For a tape a disturbed point is measured up to REPEATS times more right away, and its quietest run is
@@ -153,33 +149,37 @@ def run(
     names = [contender.name for contender in contenders]
     if len(set(names)) < len(names):
         raise ValueError(f"contenders: two of them have one name among {', '.join(names)}")
-    taped = bool(tape or os.environ.get(TAPE))
-    repeats, whole = (REPEATS, clocks.gpu_turn) if taped else (0, clocks.turn)
+    named = tape or os.environ.get(TAPE)
+    repeats, whole = (REPEATS, clocks.gpu_turn) if named else (0, clocks.turn)
     how = _How(suite, dtype, direction, clock, cache, budget_s, repeats)
     listed = list(points)
     axes = list(dict.fromkeys(axis for shape in listed for axis in shape))
     if not device.has_gpu():
         return rows.table((row for row in rows.recorded(suite) if how.matches(row)), axes)
-    journal = Journal.of(how, contenders, resume, tape)
+    ways = {contender.name: way(contender) for contender in contenders}
+    whose = [(one, shape) for shape in listed for one in contenders if one.fits(shape)]
+    file = Path(named) if named else own_file(suite)
+    if not named:
+        journal.drop_expired([file])
+    wanted = {how.key(one, shape): ways[one.name] for one, shape in whose}
+    store = Journal(file, wanted, tape=bool(named))
     measured: list[Row] = []
-    total = sum(contender.fits(shape) for shape in listed for contender in contenders)
     try:
         for shape in listed:
-            kept = journal.rows_of(shape)
             here = [contender for contender in contenders if contender.fits(shape)]
-            todo = [contender for contender in here if contender.name not in kept]
+            todo = [contender for contender in here if how.key(contender, shape) not in store.kept]
             with whole(stop) if todo else clocks.turn(stop), device.full_float32():
                 fresh = how.measure(todo, shape, stop) if todo else {}
             for contender in here:
-                row = kept.get(contender.name) or fresh[contender.name]
+                row = store.kept.get(how.key(contender, shape)) or fresh[contender.name]
                 if contender.name in fresh:
-                    journal.add(row)
+                    store.add(row)
                 measured.append(row)
                 if progress:
-                    progress(len(measured), total, row)
+                    progress(len(measured), len(whose), row)
     except clocks.StoppedError:
         return rows.table(measured, axes)
-    journal.close()
+    store.close()
     return rows.table(measured, axes)
 
 
@@ -230,7 +230,11 @@ class _How:
 
     def matches(self, row: Row) -> bool:
         mine = (self.suite, self.dtype, self.direction, self.clock, self.cache)
-        return mine == (row.suite, row.dtype, row.direction, asked_clock(row), row.cache)
+        return mine == (row.suite, row.dtype, row.direction, journal.asked_clock(row), row.cache)
+
+    def key(self, contender: Contender, shape: Shape) -> Key:
+        """The key of a contender's row at a point, where a graph can hold the call."""
+        return rows.key(self.suite, contender.name, self.direction, self.dtype, shape, self.clock, self.cache)
 
     def measure(
         self, contenders: Sequence[Contender], shape: Shape, stop: Callable[[], bool]
@@ -462,57 +466,9 @@ def _fastest(outcomes: Mapping[str, Timing | Gap], size: int, timed: Timing | Ga
     return min((o.median_us / excess for o in copies), default=None)
 
 
-class Journal:
-    """The rows of a sweep on disk, one line each, written as they are measured."""
-
-    def __init__(self, path: Path, known: Iterable[Row], *, keep: bool) -> None:
-        self.path, self.keep = path, keep
-        self._known = list(known)
-        self._again = {row.key for row in self._known if self._tried_again(row)}
-
-    def _tried_again(self, row: Row) -> bool:
-        """Gaps, and what was disturbed: but not for a tape, which had its repeats."""
-        return row.median_us is None or (bool(row.noise) and not self.keep)
-
-    @classmethod
-    def of(
-        cls, how: _How, contenders: Sequence[Contender], resume: bool, tape: Path | None = None
-    ) -> "Journal":
-        """The given tape, or the one being recorded, else this sweep's own file in the user's cache."""
-        named = tape or os.environ.get(TAPE)
-        if named:
-            path = Path(named)
-            taped = rows.read(path)
-            rows.write(path, taped)  # without a torn last line
-            return cls(path, (row for row in taped if how.matches(row)), keep=True)
-        here = machine.identity()
-        code = [f"{c.name} {c.fingerprint()}" for c in contenders]
-        key = repr((how, here.device, here.driver, here.torch, here.triton, code))
-        name = f"{how.suite.replace('/', '-')}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.jsonl"
-        path = places.cache() / "sweeps" / name
-        recent = path.exists() and time.time() - path.stat().st_mtime < RESUME_WITHIN_S
-        known = readable(path) if resume and recent else []
-        rows.write(path, known)  # without a torn last line
-        return cls(path, known, keep=False)
-
-    def rows_of(self, shape: Shape) -> dict[str, Row]:
-        """Rows kept from an interrupted run, by contender; gaps and disturbed points are tried again."""
-        here = (row for row in self._known if row.shape == shape)
-        return {row.contender: row for row in here if not self._tried_again(row)}
-
-    def add(self, row: Row) -> None:
-        """Put a row on the disk, in the place of one that was tried again."""
-        (rows.put if row.key in self._again else rows.append)(self.path, row)
-
-    def close(self) -> None:
-        """The sweep is complete: the next one starts afresh, unless this is a tape."""
-        if not self.keep:
-            self.path.unlink(missing_ok=True)
-
-
-def asked_clock(row: Row) -> str:
-    """The clock that was asked for: a call that a graph cannot hold is timed with events, and says so."""
-    return "graph" if row.clock == "events" and row.note and row.median_us is not None else row.clock
+def own_file(suite: str) -> Path:
+    """Where the rows of a sweep are until it is complete, unless they go on a tape."""
+    return places.cache() / "sweeps" / machine.identity().slug / f"{suite.replace('/', '-')}.jsonl"
 
 
 def code(contender: Contender) -> str:
@@ -520,9 +476,6 @@ def code(contender: Contender) -> str:
     return f"code {contender.fingerprint()}"
 
 
-def readable(path: Path) -> list[Row]:
-    """Rows of a journal; none of a damaged one, which is measured again, not trusted."""
-    try:
-        return rows.read(path)
-    except ValueError:
-        return []
+def way(contender: Contender) -> Way:
+    """How a contender would be measured now."""
+    return journal.way(code(contender), _version(contender.peer) if contender.peer else None)

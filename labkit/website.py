@@ -8,7 +8,8 @@ from pathlib import Path
 from nbconvert.exporters.html import HTMLExporter
 from nbformat import NotebookNode
 
-from labkit import exercises, folds, lessons, links, places, record
+from labkit import exercises, folds, lessons, links, places
+from labkit.runs import record
 
 PAGES = places.DATA / "pages"
 

@@ -27,7 +27,8 @@ import psutil
 import websocket
 from processes import wait_for
 
-from labkit import bootstrap, places, turns
+from labkit import places
+from labkit.measure import lock
 
 PASSWORD, TEACHER = "a password for all", "a-token-of-the-teacher"
 START_S, CELL_S = 90.0, 180.0
@@ -162,7 +163,8 @@ class Course:
         (packages / "course.pth").write_text("\n".join(lines) + "\n")
         for name in ("share/jupyter", "etc/jupyter"):
             if (Path(sys.prefix) / name).exists():
-                bootstrap.show(Path(sys.prefix) / name, self.folder / ".venv" / name)
+                links = self.folder / ".venv" / name
+                shutil.copytree(Path(sys.prefix) / name, links, copy_function=os.symlink)
         for name, module in {
             "jupyter": "jupyter_core.command",
             "jupyter-trust": "nbformat.sign",
@@ -237,7 +239,7 @@ class Hub:
     def _environment(self) -> dict[str, str]:
         from labkit import device
 
-        given = {turns.FOLDER: str(self.turns), **self.course.environment()}
+        given = {lock.FOLDER: str(self.turns), **self.course.environment()}
         if device.has_gpu():
             return {**given, "LABKIT_HEADLESS": "1"}  # nobody presses the buttons that would measure
         return {**given, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -7,15 +7,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from labkit import places, turns
+from labkit import places
+from labkit.measure import lock
 
 HOLDER = """
 import os, sys
-from labkit import turns
+from labkit.measure import lock
 {first}
-turns.GRACE_S = 0.0
-turns.TELL.set(lambda said: print("waits" if said else "served", flush=True))
-with turns.hold(sys.argv[1]):
+lock.GRACE_S = 0.0
+lock.TELL.set(lambda said: print("waits" if said else "served", flush=True))
+with lock.hold(sys.argv[1]):
     print("has it", flush=True)
     {while_held}
     sys.stdin.readline()
@@ -26,7 +27,7 @@ def begin(folder: Path, gpu: str, while_held: str = "", user: int | None = None)
     """A process that asks for its turn, says when it waits and has it, and keeps it until it is told."""
     # Once all is imported: where Python itself is installed another user may not read.
     first = "" if user is None else f"os.setuid({user})"
-    environment = {**os.environ, "PYTHONPATH": places.python_path(), turns.FOLDER: str(folder)}
+    environment = {**os.environ, "PYTHONPATH": places.python_path(), lock.FOLDER: str(folder)}
     command = [sys.executable, "-c", HOLDER.format(first=first, while_held=while_held), gpu]
     return subprocess.Popen(
         command,

@@ -1,474 +1,302 @@
-"""Setting up: done once, done again when something changed or stopped midway, and said in one sentence."""
+"""The set-up as make runs it, in a toy clone: real environments, a real pip, packages from a folder."""
 
-import errno
+import importlib.util
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
-from pathlib import Path
+import textwrap
+import time
+import zipfile
 
 import pytest
 
-from labkit import bootstrap
+from labkit import backend, bootstrap, places
 
-FILE = Path(bootstrap.__file__)
-load_backend = bootstrap.load_backend
-HERE = ".".join(map(str, sys.version_info[:2]))
+PROJECT = """
+    [build-system]
+    requires = []
+    build-backend = "building"
+    backend-path = ["."]
+"""
+BUILDING = """
+    import pathlib, time, zipfile
 
+    def build_editable(folder, settings=None, metadata=None):
+        if pathlib.Path("slow").exists():
+            pathlib.Path("slow").write_text("now")
+            time.sleep(3)
+        needs = ["torch", "tool", "tester; extra == 'test'"]
+        return wheel(folder, "gpu_labkit", "1.0", "Provides-Extra: test\\n", needs)
 
-@pytest.fixture(autouse=True)
-def plain(monkeypatch):
-    """None of the variables that steer the set-up, whatever the tests themselves were started with."""
-    for name in (
-        "ENV",
-        "TORCH",
-        "IPYKERNEL",
-        "PYTHON",
-        "CUDA_VISIBLE_DEVICES",
-        "TRITON_INTERPRET",
-        "OMP_NUM_THREADS",
-        "JUPYTER_PATH",
-    ):
-        monkeypatch.delenv(name, raising=False)
-
-
-class FakeSetup(bootstrap.Setup):
-    """A set-up whose steps are noted instead of taken: an environment is this Python under another name."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.steps: list[str] = []
-        self.builds = "cpu"
-        self.fails = False
-
-    def create(self) -> None:
-        self.steps.append("create")
-        self.bin.mkdir(parents=True, exist_ok=True)
-        self.stamp.write_text(bootstrap.UNFINISHED)
-        if not self.python.exists():
-            self.python.symlink_to(sys.executable)
-
-    def install(self, gpu: bool) -> str:
-        self.steps.append("install")
-        if self.fails:
-            raise SystemExit(2)
-        return "default" if gpu else self.builds
+    def wheel(folder, name, version, more="", needs=()):
+        file, info = f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
+        needs = "".join(f"Requires-Dist: {need}\\n" for need in needs)
+        with zipfile.ZipFile(f"{folder}/{file}", "w") as made:
+            made.writestr(f"{name}.py", "")
+            about = f"Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n{more}{needs}"
+            made.writestr(f"{info}/METADATA", about)
+            made.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nTag: py3-none-any\\n")
+            made.writestr(f"{info}/RECORD", "")
+        return file
+"""
+BACKEND = "import pathlib\ndef is_nvidia_here(): return pathlib.Path(__file__).with_name('gpu').exists()\n"
+WHEELS = [("torch", "2.13.0"), ("torch", "2.13.0+cpu"), ("tool", "1.0"), ("tool", "2.0"), ("tester", "1.0")]
+CPU_BUILD = "torch-2.13.0+cpu-py3-none-any.whl"
+VARIABLES = ("ENV", "TORCH", "IPYKERNEL", "PYTHON", "PYTHONPATH", "JUPYTER_PATH")
+SHOW = """
+import json, os, sys, importlib.metadata as m
+have = {d.name: d.version for d in m.distributions() if d.name in ("torch", "tool", "tester")}
+print(json.dumps([have, sys.prefix, dict(os.environ)]))
+"""
 
 
-@pytest.fixture
-def setup(tmp_path):
-    (tmp_path / "pyproject.toml").write_text("[project]\n")
-    (tmp_path / "constraints.txt").write_text("torch==2.13.0\n")
-    return FakeSetup(tmp_path)
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    """The toy clone, set up by its first command."""
+    if importlib.util.find_spec("ensurepip") is None:
+        pytest.skip("the Python of these tests cannot make virtual environments")
+    folder = tmp_path_factory.mktemp("course")
+    (folder / "labkit").mkdir()
+    shutil.copy(bootstrap.__file__, folder / "labkit")
+    (folder / "labkit" / "backend.py").write_text(BACKEND)
+    (folder / "pyproject.toml").write_text(textwrap.dedent(PROJECT))
+    (folder / "building.py").write_text(textwrap.dedent(BUILDING))
+    (folder / "constraints.txt").write_text("ipykernel==7.0\ntool==1.0\ntorch==2.13.0\n")
+    (folder / "wheels").mkdir()
+    made = {"zipfile": zipfile}
+    exec(textwrap.dedent(BUILDING), made)
+    for name, version in WHEELS:
+        made["wheel"](folder / "wheels", name, version)
+    assert have(folder) == {"torch": "2.13.0+cpu", "tool": "1.0"}
+    return folder
 
 
-def steps(setup: FakeSetup, gpu: bool = False) -> list[str]:
-    """What one call of ``ensure`` does."""
-    setup.steps.clear()
-    setup.ensure(gpu)
-    return list(setup.steps)
+def start(folder, target="run", code=SHOW, **variables):
+    env = {name: text for name, text in os.environ.items() if name not in VARIABLES}
+    env |= {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": str(folder / "wheels")}
+    env |= {"PIP_TARGET": "elsewhere", "PIP_USER": "1", **variables}  # the first two are not to be heard
+    command = [sys.executable, str(folder / "labkit" / "bootstrap.py"), *target.split(), "-c", code]
+    pipe = subprocess.PIPE
+    # Also where the tests run without a terminal Ctrl-C is heard.
+    return subprocess.Popen(
+        command, env=env, cwd=folder, stdout=pipe, stderr=pipe, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
 
 
-def test_a_second_setup_does_nothing(setup):
-    assert steps(setup) == ["create", "install"]
-    assert steps(setup) == []
+def run(folder, *arguments, **variables):
+    """The exit status and what was printed: on stdout, on stderr."""
+    process = start(folder, *arguments, **variables)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
 
 
-def test_only_those_who_test_get_the_extra_and_it_serves_everybody(setup):
-    assert steps(setup) == ["create", "install"]
-    setup.for_tests = True
-    assert steps(setup) == ["install"] and steps(setup) == []
-    setup.for_tests = False
-    assert steps(setup) == []
+def have(folder, target="run", **variables):
+    """The toy packages that a command finds in its environment."""
+    status, out, err = run(folder, target, **variables)
+    assert status == 0, out + err
+    return json.loads(out.splitlines()[-1])[0]
 
 
-@pytest.mark.parametrize(("target", "asked"), [("run", "{root}"), ("lint", "{root}[test]")])
-def test_a_command_asks_for_what_it_needs(monkeypatch, target, asked):
-    seen = []
-    monkeypatch.setattr(
-        bootstrap, "step", lambda what, command, log, required=True: bool(seen.append(command)) or True
+def change(folder):
+    """Pins another version of ``tool``, and gives it."""
+    file, tools = folder / "constraints.txt", ["1.0", "2.0"]
+    old, new = tools if "tool==1.0" in file.read_text() else reversed(tools)
+    file.write_text(file.read_text().replace(f"tool=={old}", f"tool=={new}"))
+    return new
+
+
+def module(folder):
+    """The clone's own bootstrap, to ask it what it would do."""
+    spec = importlib.util.spec_from_file_location("toy_bootstrap", folder / "labkit" / "bootstrap.py")
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_the_second_command_installs_nothing_and_needs_no_network(course):
+    status, out, err = run(course, PIP_FIND_LINKS="")
+    (line,) = out.splitlines()
+    _, prefix, env = json.loads(line)
+    assert (status, err, prefix) == (0, "", str(course / ".venv"))
+    assert env["VIRTUAL_ENV"] == prefix and env["PATH"].startswith(f"{prefix}/bin:")
+    assert run(course, "run", "raise SystemExit(7)")[0] == 7
+
+
+def test_changed_constraints_are_installed_in_place(course):
+    (course / ".venv" / "theirs").touch()
+    tool = change(course)
+    status, out, _ = run(course)
+    assert status == 0 and "Triton, Jupyter and the rest ... " in out and "virtual environment" not in out
+    assert json.loads(out.splitlines()[-1])[0]["tool"] == tool
+    assert (course / ".venv" / "theirs").exists()
+
+
+def test_without_a_network_a_change_fails_in_a_sentence_and_is_made_by_the_next_command(course):
+    tool = change(course)
+    (course / ".venv" / "theirs").touch()
+    status, _, err = run(course, PIP_FIND_LINKS="")
+    assert status == 2 and "Traceback" not in err and "ERROR: Cannot install" in err
+    assert "the set-up stopped at: Triton, Jupyter and the rest. The next command starts it again" in err
+    assert "ENV=current takes the present environment" in err.splitlines()[-1]
+    assert have(course)["tool"] == tool and (course / ".venv" / "theirs").exists()
+
+
+def test_the_build_of_torch(course):
+    """The default one with a GPU; it also serves without, and comes where no CPU build can be had."""
+    (course / "labkit" / "gpu").touch()
+    assert have(course)["torch"] == "2.13.0"
+    (course / "labkit" / "gpu").unlink()
+    assert len(run(course, PIP_FIND_LINKS="")[1].splitlines()) == 1
+    change(course)
+    (course / "wheels" / CPU_BUILD).rename(course / CPU_BUILD)
+    assert f"no CPU build of torch 2.13.0 could be had from {bootstrap.CPU_INDEX}" in run(course)[1]
+    (course / CPU_BUILD).rename(course / "wheels" / CPU_BUILD)
+    assert have(course)["torch"] == "2.13.0"
+
+
+def test_tests_and_lint_add_what_they_need_and_that_serves_everybody(course):
+    assert "tester" not in have(course)
+    assert "tester" in have(course, "lint")
+    assert "... " not in run(course, "run")[1] + run(course, "test")[1]
+
+
+def test_after_a_killed_set_up_the_next_starts_from_nothing(course):
+    """And waits for the step that outlives it."""
+    (course / "slow").touch()
+    change(course)
+    killed, end = start(course), time.monotonic() + 60
+    while not (course / "slow").read_text():
+        assert time.monotonic() < end and killed.poll() is None
+        time.sleep(0.05)
+    (course / "slow").unlink()
+    killed.kill()
+    killed.communicate(timeout=60)
+    (course / ".venv" / "half").touch()
+    stopped = start(course)
+    assert "waiting for another set-up" in stopped.stdout.readline()
+    os.killpg(stopped.pid, signal.SIGINT)
+    assert (
+        stopped.communicate(timeout=60)[1] == "\nlabkit: stopped; the next command starts the set-up again.\n"
     )
-    monkeypatch.setattr(bootstrap.Setup, "ensure", bootstrap.Setup.install)
-    monkeypatch.setattr(bootstrap, "has_gpu", lambda: True)
-    bootstrap.main([target])
-    assert seen[-1][seen[-1].index("-e") + 1] == asked.format(root=bootstrap.ROOT)
+    assert stopped.returncode == 130
+    status, out, err = run(course)
+    assert status == 0 and "virtual environment in .venv ... " in out, err
+    assert not (course / ".venv" / "half").exists()
 
 
-@pytest.mark.parametrize("file", ["pyproject.toml", "constraints.txt"])
-def test_a_changed_file_installs_again_in_place(setup, file):
-    steps(setup)
-    (setup.root / file).write_text("# changed\n")
-    assert steps(setup) == ["install"]
-    assert steps(setup) == []
+def test_pyproject_was_changed_and_of_two_commands_at_once_one_sets_up(course):
+    (course / "pyproject.toml").write_text((course / "pyproject.toml").read_text() + "# more\n")
+    both = [start(course) for _ in range(2)]
+    printed = [process.communicate(timeout=120)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sorted(text.count("Jupyter and the rest ... ") for text in printed) == [0, 1]
 
 
-def test_a_failed_setup_starts_from_nothing_the_next_time(setup):
-    setup.fails = True
-    with pytest.raises(SystemExit):
-        setup.ensure(gpu=False)
-    assert setup.installed() == {}
-    setup.fails = False
-    assert steps(setup) == ["create", "install"]
-    assert steps(setup) == []
+def test_a_full_disk_is_told(course):
+    if subprocess.run(["unshare", "--mount", "--map-root-user", "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody here mount a disk of its own")
+    script = f"""
+        mount -t tmpfs -o size=5m tmpfs "$1" && mkdir "$1/labkit" && cd {course} &&
+        cp labkit/*.py "$1/labkit" && cp building.py pyproject.toml constraints.txt "$1" &&
+        {sys.executable} "$1/labkit/bootstrap.py" setup
+    """
+    (course / "small").mkdir()
+    command = ["unshare", "--mount", "--map-root-user", "sh", "-c", script, "sh", str(course / "small")]
+    full = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert full.returncode == 2 and "Traceback" not in full.stderr
+    assert "stopped at: virtual environment in .venv, for the disk is full." in full.stderr
 
 
-def test_a_failed_change_leaves_no_stamp(setup):
-    steps(setup)
-    (setup.root / "constraints.txt").write_text("torch==2.13.0  # newer\n")
-    setup.fails = True
-    with pytest.raises(SystemExit):
-        setup.ensure(gpu=False)
-    assert not setup.stamp.exists()
-    setup.fails = False
-    assert steps(setup) == ["install"]
-
-
-def test_what_is_edited_during_a_set_up_is_set_up_afterwards(setup, monkeypatch):
-    install = setup.install
-
-    def edited(gpu):
-        (setup.root / "constraints.txt").write_text("torch==2.13.0  # newer\n")
-        return install(gpu)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(setup, "install", edited)
-        steps(setup)
-    assert steps(setup) == ["install"]
-    assert steps(setup) == []
-
-
-def test_an_environment_of_the_users_own_is_kept(setup):
-    setup.create()
-    setup.stamp.unlink()
-    (setup.venv / "theirs").touch()
-    assert steps(setup) == ["install"]
-    assert (setup.venv / "theirs").exists()
-
-
-@pytest.mark.parametrize(
-    ("had", "gpu", "expected"),
-    [
-        ("cpu", False, []),
-        ("cpu", True, ["install"]),
-        ("default", True, []),
-        ("default", False, []),  # a CUDA build also runs without a GPU: no download on a login node
-    ],
-)
-def test_the_build_of_torch_decides_with_the_gpu(setup, had, gpu, expected):
-    setup.builds = had
-    steps(setup)
-    assert setup.installed()["torch"] == had
-    assert steps(setup, gpu) == expected
-
-
-@pytest.mark.parametrize("key", ["root", "python"])
-def test_a_moved_checkout_or_another_python_starts_from_nothing(setup, key):
-    steps(setup)
-    stamp = dict(setup.installed())
-    stamp[key] = "elsewhere"
-    setup.stamp.write_text(json.dumps(stamp))
-    assert steps(setup) == ["create", "install"]
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '"x"', "null"])
-def test_a_broken_stamp_is_not_trusted(setup, text):
-    steps(setup)
-    setup.stamp.write_text(text)
-    assert steps(setup) == ["install"]
-
-
-def test_a_python_that_is_gone_starts_from_nothing(setup):
-    steps(setup)
+def test_a_moved_clone_or_another_python_starts_from_nothing(course, monkeypatch):
+    setup = module(course).Setup("2.13", None, "")
+    monkeypatch.delenv("PYTHON", raising=False)
+    assert setup.is_done() and setup.is_sound()
+    for key in ("root", "interpreter"):
+        before = setup.stamp.read_text()
+        setup.stamp.write_text(json.dumps({**json.loads(before), key: "/elsewhere"}))
+        assert not setup.is_done() and not setup.is_sound()
+        setup.stamp.write_text(before)
+    monkeypatch.setenv("PYTHON", "python3")  # make runs this file with it
+    assert setup.is_done()
+    monkeypatch.setattr(sys, "executable", "/another/python")
+    assert not setup.is_done() and not setup.is_sound()
+    monkeypatch.delenv("PYTHON")
+    setup.stamp.write_text('{"root": ')  # a damaged one is nobody's word
+    assert not setup.is_done() and setup.is_sound()
     setup.python.unlink()
-    assert steps(setup) == ["create", "install"]
+    assert not setup.is_sound()
 
 
-def test_create_empties_what_was_there_and_marks_it_unfinished(tmp_path, monkeypatch):
-    taken = []
-    monkeypatch.setattr(bootstrap, "step", lambda what, command, log: taken.append(command))
-    monkeypatch.setattr(bootstrap, "base_python", lambda: "some-python")
-    real = bootstrap.Setup(tmp_path)
-    (real.venv / "lib").mkdir(parents=True)
-    (real.venv / "lib" / "half").touch()
-    real.create()
-    assert [child.name for child in real.venv.iterdir()] == [bootstrap.STAMP]
-    assert real.stamp.read_text() == bootstrap.UNFINISHED
-    assert taken == [["some-python", "-m", "venv", str(real.venv)]]
-    assert real.is_broken()
+def test_what_no_environment_can_be_made_of_is_told_in_a_sentence(course, monkeypatch, capsys):
+    found = module(course)
+    setup = found.Setup("2.13", None, "")
+    for owner, name, value, said in [
+        (sys, "version_info", (3, 10, 1), "Python 3.11 to 3.14 is needed, and"),
+        (importlib.util, "find_spec", lambda name: None, "`apt install python3-venv`"),
+        (sys, "platform", "darwin", "use WSL 2 on Windows, a Linux container or virtual machine on macOS"),
+    ]:
+        with monkeypatch.context() as patch, pytest.raises(SystemExit):
+            patch.setattr(owner, name, value)
+            setup.ensure()
+        (line,) = capsys.readouterr().err.splitlines()
+        assert said in line
 
 
-# ---- another ipykernel, on top ---------------------------------------------------------------------------
+def test_the_gpu_is_the_backends_word():
+    assert bootstrap.has_gpu() == backend.is_nvidia_here()
 
 
-def install_package(site: Path, name: str, version: str) -> None:
-    """A distribution with one module that knows its version, as pip would leave it."""
-    (site / f"{name}.py").write_text(f"version = {version!r}\n")
-    info = site / f"{name}-{version}.dist-info"
-    info.mkdir(exist_ok=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+@pytest.mark.parametrize("torch", bootstrap.TORCHES)
+def test_another_ipykernel_is_an_environment_that_differs_in_that(torch):
+    usual, other = (bootstrap.Setup(torch, series, "") for series in (None, "6.31"))
+    differ = set(usual.constraints.splitlines()) ^ set(other.constraints.splitlines())
+    assert {line.split("==")[0] for line in differ} == {"ipykernel"} and "ipykernel==6.31.0" in differ
+    assert other.venv.name == usual.venv.name + "-ipykernel631" and other.sources != usual.sources
 
 
-@pytest.fixture
-def beneath(setup, monkeypatch):
-    """A real environment, complete, with the newer ipykernel and one that is installed as editable."""
-    real_step = bootstrap.step
-
-    def step(what: str, command: list[str], log: Path, required: bool = True) -> bool:
-        if "pip" not in command:
-            return real_step(what, command, log, required)
-        site = bootstrap.site_packages(Path(command[0]))
-        install_package(site, "ipykernel", command[-1].removeprefix("ipykernel=="))
-        return True
-
-    monkeypatch.setattr(bootstrap, "step", step)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(setup.venv)], check=True)
-    site = bootstrap.site_packages(setup.python)
-    install_package(site, "ipykernel", "7.4.0")
-    install_package(site, "comm", "0.2.3")
-    (setup.root / "checkout").mkdir()
-    (setup.root / "checkout" / "editable.py").touch()
-    (site / "editable.pth").write_text(f"{setup.root / 'checkout'}\n")
-    for folder in ("share/jupyter/lab", "share/jupyter/kernels", "etc/jupyter/jupyter_server_config.d"):
-        (setup.venv / folder).mkdir(parents=True)
-    (setup.venv / "share" / "jupyter" / "lab" / "page.html").touch()
-    setup.stamp.write_text(json.dumps(dict(setup.wanted(setup.version()), torch="cpu")))
-    return setup
+def test_current_names_what_is_missing_and_installs_nothing(course):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(course / "bare")], check=True)
+    env = {name: text for name, text in os.environ.items() if name not in VARIABLES} | {"ENV": "current"}
+    command = [course / "bare" / "bin" / "python", course / "labkit" / "bootstrap.py", "lab", "-c", SHOW]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True)
+    (line,) = ran.stderr.splitlines()
+    assert ran.returncode == 2 and "pip install -c constraints.txt click" in line and " jupyterlab " in line
+    assert " pillow " in line and "PIL" not in line
 
 
-def test_the_other_ipykernel_comes_first_and_the_rest_from_beneath(beneath):
-    other = bootstrap.OtherKernel(beneath, "6.31")
-    other.ensure(gpu=False)
-    assert other.venv != beneath.venv and other.is_done(gpu=False) and beneath.is_done(gpu=False)
-    code = (
-        "import importlib.metadata as m, sys, ipykernel, comm, editable;"
-        "print(m.version('ipykernel'), ipykernel.version, comm.version, sys.prefix)"
+def test_current_runs_this_python_with_the_checkout_and_its_kernel_first(course, tmp_path):
+    """The user has another kernel named python3, and another labkit."""
+    pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+    theirs = tmp_path / "kernels" / "python3"
+    theirs.mkdir(parents=True)
+    (theirs / "kernel.json").write_text(
+        '{"argv": ["theirs"], "display_name": "theirs", "language": "python"}'
     )
-    told = subprocess.check_output([str(other.python), "-I", "-c", code], text=True).split()
-    assert told == ["6.31.0", "6.31.0", "0.2.3", str(other.venv)]
-    below = subprocess.check_output([str(beneath.python), "-I", "-c", code], text=True).split()
-    assert below[:2] == ["7.4.0", "7.4.0"]
-    assert (other.venv / "share" / "jupyter" / "lab" / "page.html").exists()
-    assert (other.venv / "etc" / "jupyter" / "jupyter_server_config.d").is_dir()
-
-
-def test_the_kernels_of_the_other_environment_are_its_own_python(beneath, tmp_path):
-    other = bootstrap.OtherKernel(beneath, "6.31")
-    other.ensure(gpu=False)
-    bootstrap.environment(tmp_path, str(other.python))
-    spec = json.loads((tmp_path / "build" / "jupyter" / "kernels" / "python3" / "kernel.json").read_text())
-    assert spec["argv"][0] == str(other.python)
-
-
-def test_the_other_environment_is_made_once_and_again_when_a_file_changed(beneath, monkeypatch):
-    other = bootstrap.OtherKernel(beneath, "6.31")
-    other.ensure(gpu=False)
-    with monkeypatch.context() as patched:
-        patched.setattr(bootstrap, "step", lambda *call, **more: pytest.fail("a set-up step"))
-        other.ensure(gpu=False)
-    (other.root / "constraints.txt").write_text("# changed\n")
-    assert not other.is_done(gpu=False) and not other.is_broken()
-    other.install(gpu=False)
-    assert (other.venv / "share" / "jupyter" / "lab" / "page.html").exists()
-
-
-class Steps:
-    """Stands in for ``bootstrap.step``: notes pip's arguments; the CPU build comes or does not."""
-
-    def __init__(self, cpu_build: bool) -> None:
-        self.cpu_build = cpu_build
-        self.installs: list[list[str]] = []
-
-    def __call__(self, what: str, command: list[str], log: Path, required: bool = True) -> bool:
-        self.installs.append(command[command.index("install") + 1 :])
-        return required or self.cpu_build
-
-
-@pytest.fixture
-def on_linux(monkeypatch):
-    monkeypatch.setattr(bootstrap.sys, "platform", "linux")
-
-
-@pytest.mark.usefixtures("on_linux")
-def test_without_a_gpu_only_torch_looks_at_the_cpu_index(monkeypatch):
-    fake = Steps(cpu_build=True)
-    monkeypatch.setattr(bootstrap, "step", fake)
-    assert bootstrap.Setup().install(gpu=False) == "cpu"
-    torch, rest = fake.installs
-    assert torch[-1] == "torch==2.13.0+cpu" and "--no-deps" in torch and bootstrap.CPU_INDEX in torch
-    assert torch[torch.index("--retries") + 1] == "1"
-    assert bootstrap.CPU_INDEX not in rest
-
-
-@pytest.mark.usefixtures("on_linux")
-def test_without_a_cpu_build_the_default_one_is_announced(monkeypatch, capsys):
-    fake = Steps(cpu_build=False)
-    monkeypatch.setattr(bootstrap, "step", fake)
-    assert bootstrap.Setup().install(gpu=False) == "default"
-    assert len(fake.installs) == 2
-    assert "several GB of CUDA packages" in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("on_linux")
-def test_with_a_gpu_a_cpu_build_is_refused(monkeypatch):
-    fake = Steps(cpu_build=True)
-    monkeypatch.setattr(bootstrap, "step", fake)
-    assert bootstrap.Setup(torch="2.11").install(gpu=True) == "default"
-    (only,) = fake.installs
-    assert "torch!=2.11.0+cpu" in only and bootstrap.CPU_INDEX not in only
-
-
-def test_a_failing_step_ends_with_its_output_and_a_sentence(tmp_path, capsys):
-    command = [sys.executable, "-c", "print('the reason'); raise SystemExit(3)"]
-    with pytest.raises(SystemExit) as ended:
-        bootstrap.step("a step", command, tmp_path / "log")
-    assert ended.value.code == 2
-    out, err = capsys.readouterr()
-    assert "a step ... 0 s (failed)" in out
-    assert "the reason" in err and "the set-up stopped at: a step" in err
-    assert bootstrap.step("a step", command, tmp_path / "log", required=False) is False
-
-
-def test_a_step_does_not_see_what_would_lead_pip_astray(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", "somewhere")
-    monkeypatch.setenv("PIP_TARGET", "elsewhere")
-    code = "import os; print(sorted(set(os.environ) & {'PYTHONPATH', 'PIP_TARGET'}), os.environ['PIP_USER'])"
-    bootstrap.step("a step", [sys.executable, "-c", code], tmp_path / "log")
-    assert (tmp_path / "log").read_text() == "[] 0\n"
-
-
-@pytest.mark.skipif(bootstrap.fcntl is None, reason="this system has no file locks of this kind")
-def test_two_setups_do_not_run_at_once(tmp_path):
-    code = (
-        f"import sys, time; sys.path.insert(0, {str(FILE.parent.parent)!r})\n"
-        "from pathlib import Path; from labkit import bootstrap\n"
-        "with bootstrap.locked(Path(sys.argv[1])):\n"
-        "    print('in', flush=True); time.sleep(0.4); print('out', flush=True)\n"
-    )
-    log = tmp_path / "log"
-    with log.open("w") as output:
-        command = [sys.executable, "-c", code, str(tmp_path / "lock")]
-        both = [subprocess.Popen(command, stdout=output) for _ in range(2)]
-        assert [child.wait(timeout=60) for child in both] == [0, 0]
-    assert log.read_text().split() == ["in", "out", "in", "out"]
-
-
-@pytest.mark.skipif(bootstrap.fcntl is None, reason="this system has no file locks of this kind")
-def test_a_file_system_without_locks_stops_no_set_up(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(bootstrap.fcntl, "flock", refuse)
-    with bootstrap.locked(tmp_path / "lock"):
-        pass
+    code = "from jupyter_client.kernelspec import get_kernel_spec as get; import sys, labkit\n"
+    code += "print(get('python3').argv[0], labkit.__file__, sys.executable)"
+    variables = {"ENV": "current", "JUPYTER_PATH": str(tmp_path), "JUPYTER_DATA_DIR": str(tmp_path)}
+    (course / "labkit" / "__init__.py").touch()
+    status, out, err = run(course, "setup", code, **variables, PYTHONPATH=str(places.CHECKOUT))
+    assert status == 0, err
+    kernel, package, python = out.split()
+    assert kernel in ("python", "python3", sys.executable) and python == sys.executable
+    assert package == str(course / "labkit" / "__init__.py")
 
 
 @pytest.mark.parametrize(
-    ("version", "expected"),
-    [((3, 10), False), ((3, 11), True), ((3, 14), True), ((3, 15), False), (None, False)],
-)
-def test_supported_pythons(version, expected):
-    assert bootstrap.supported(version) is expected
-
-
-def test_another_python_on_the_path_is_found(monkeypatch):
-    known = {"python3.13": (3, 13), "python3.11": (3, 11), sys.executable: (3, 9)}
-    monkeypatch.setattr(bootstrap, "python_version", lambda python, modules="sys": known.get(python))
-    assert bootstrap.base_python() == "python3.13"
-    monkeypatch.setenv("PYTHON", "python3.11")
-    assert bootstrap.base_python() == "python3.11"
-
-
-@pytest.mark.parametrize("chosen", [None, "some-python"])
-def test_no_suitable_python_is_one_sentence(monkeypatch, capsys, chosen):
-    monkeypatch.setattr(bootstrap, "python_version", lambda python, modules="sys": None)
-    if chosen:
-        monkeypatch.setenv("PYTHON", chosen)
-    with pytest.raises(SystemExit):
-        bootstrap.base_python()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "Python 3.11 to 3.14" in line and (chosen or "python3-venv") in line
-
-
-def test_python_version_of_what_does_not_run_or_lacks_a_module():
-    assert bootstrap.python_version(sys.executable) == sys.version_info[:2]
-    assert bootstrap.python_version(sys.executable, "no_such_module") is None
-    assert bootstrap.python_version("no-such-python") is None
-
-
-def test_current_names_what_is_missing_and_installs_nothing(monkeypatch, capsys):
-    monkeypatch.setitem(bootstrap.NEEDS, "run", ("json", "no_such_module", "PIL"))
-    monkeypatch.setitem(bootstrap.DISTRIBUTIONS, "no_such_module", "papermill")
-    monkeypatch.setattr(bootstrap.os, "execve", lambda *call: pytest.fail("it ran all the same"))
-    monkeypatch.setattr(bootstrap.subprocess, "Popen", lambda *call, **more: pytest.fail("a set-up step"))
-    monkeypatch.setenv("ENV", "current")
-    with pytest.raises(SystemExit) as ended:
-        bootstrap.main(["run", "-m", "labkit", "run"])
-    assert ended.value.code == 2
-    err = capsys.readouterr().err
-    pinned = bootstrap.pins(bootstrap.ROOT / "constraints.txt")["papermill"]
-    assert f"no_such_module   papermill=={pinned}" in err
-    assert "json" not in err and "pillow" not in err
-
-
-def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
-    """The bootstrap as a program, from another folder, with some environment variables more."""
-    env = {**os.environ, **variables}
-    return subprocess.run(
-        [sys.executable, str(FILE), *command],
-        cwd=FILE.parent,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
-SHOW = "import json, os, sys; print(json.dumps([sys.executable, dict(os.environ)]))"
-
-
-def test_current_runs_this_python_with_the_checkout_first(tmp_path):
-    ran = run(["setup", "-c", SHOW], ENV="current", PYTHONPATH=str(tmp_path), CUDA_VISIBLE_DEVICES="")
-    python, env = json.loads(ran.stdout)
-    assert python == sys.executable
-    assert env["PYTHONPATH"].split(os.pathsep) == [str(bootstrap.ROOT), str(tmp_path)]
-
-
-@pytest.mark.parametrize("reason", ["", "no NVIDIA driver answers here"])
-def test_the_build_of_torch_is_chosen_by_the_backend(monkeypatch, reason):
-    fake = type(sys)("backend")
-    fake.is_nvidia_here = lambda: not reason
-    monkeypatch.setattr(bootstrap, "load_backend", lambda: fake)
-    assert bootstrap.has_gpu() is (not reason)
-    assert callable(load_backend().is_nvidia_here)
-
-
-def test_the_exit_status_is_the_commands():
-    assert run(["setup", "-c", "raise SystemExit(7)"], ENV="current").returncode == 7
-
-
-@pytest.mark.parametrize(
-    ("arguments", "variables", "word"),
+    ("target", "variables", "word"),
     [
-        ([], {}, "run"),
-        (["no-such-target"], {}, "run"),
-        (["setup"], {"TORCH": "2.12"}, "2.11"),
-        (["setup"], {"IPYKERNEL": "5"}, "6.31"),
-        (["setup"], {"IPYKERNEL": "6.31", "ENV": "current"}, "leave one out"),
+        ("", {}, "run"),
+        ("no-such-target", {}, "run"),
+        ("setup", {"TORCH": "2.12"}, "2.11"),
+        ("setup", {"IPYKERNEL": "5"}, "6.31"),
+        ("setup", {"IPYKERNEL": "6.31", "ENV": "current"}, "leave one out"),
     ],
 )
-def test_a_wrong_call_is_one_sentence(arguments, variables, word):
-    ran = run(arguments, **variables)
-    assert ran.returncode == 2
-    assert len(ran.stderr.splitlines()) == 1 and word in ran.stderr
-
-
-def test_the_kernel_named_python3_is_this_python(tmp_path, monkeypatch):
-    kernelspec = pytest.importorskip("jupyter_client.kernelspec", reason="jupyter_client is not installed")
-    theirs = tmp_path / "theirs" / "kernels" / "python3"
-    theirs.mkdir(parents=True)
-    wrong = {"argv": ["another-python"], "display_name": "theirs", "language": "python"}
-    (theirs / "kernel.json").write_text(json.dumps(wrong))
-    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "theirs"))
-    env = bootstrap.environment(tmp_path, sys.executable)
-    monkeypatch.setenv("JUPYTER_PATH", env["JUPYTER_PATH"])
-    assert kernelspec.KernelSpecManager().get_kernel_spec("python3").argv[0] == sys.executable
+def test_a_wrong_call_is_one_sentence(course, target, variables, word):
+    status, _, err = run(course, target, **variables)
+    assert status == 2 and len(err.splitlines()) == 1 and word in err

@@ -70,7 +70,7 @@ def test_run_goes_on_after_a_failing_lesson_and_fails(course):
 
 
 def test_however_a_run_ends_a_table_says_what_is_finished_and_where(course, monkeypatch):
-    from labkit import runner
+    from labkit.runs import execute as runner
 
     course("01_good", GOOD)
     course("02_cut", GOOD)
@@ -86,12 +86,12 @@ def test_however_a_run_ends_a_table_says_what_is_finished_and_where(course, monk
     result = labkit("run")
     assert result.exit_code == 130
     assert re.search(r"01_good +│ passed", result.output) and "build/lessons/01_good.html" in result.output
-    assert re.search(r"02_cut +│ not finished", result.output)
-    assert re.search(r"03_never +│ not finished", result.output)
+    assert re.search(r"02_cut +│ unfinished", result.output)
+    assert re.search(r"03_never +│ unfinished", result.output)
 
 
 def test_where_the_new_result_cannot_be_written_the_earlier_one_stays(course, monkeypatch):
-    from labkit import runner
+    from labkit.runs import execute as runner
 
     course("01_good", GOOD)
     assert labkit("run").exit_code == 0
@@ -156,8 +156,8 @@ def test_run_without_lessons_says_so():
         (["run", "-p", "width=wide"], "is not a whole number"),
         (["slides", "07"], "no lesson is called '07'; there are: 01_a"),
         (["record", "07"], "no lesson is called"),
-        (["record", "01", "--check"], "name none"),
-        (["record", "--strip-stale", "--again"], "leave --again out"),
+        (["record", "01", "--check"], "leave the rest out"),
+        (["record", "--strip-stale", "--again"], "leave the rest out"),
     ],
 )
 def test_mistakes_are_one_sentence_and_run_nothing(course, arguments, says):
@@ -220,7 +220,8 @@ def test_an_interrupted_run_stops_and_leaves_no_kernel(course, number, code):
 
 
 def test_doctor_says_ten_lines_and_a_sentence(monkeypatch):
-    facts = doctor.Facts(torch="2.13.0", triton="3.6.0", triton_wanted="3.7.1", numpy="2.4", cache="[x]")
+    versions = {"torch": "2.13.0", "triton": "3.6.0", "ipykernel": "7", "ipywidgets": "8"}
+    facts = doctor.Facts(versions=versions, triton_wanted="3.7.1", roofs="[x]")
     monkeypatch.setattr(doctor, "collect", lambda: facts)
     result = labkit("doctor")
     assert result.exit_code == 1

@@ -17,8 +17,9 @@ import queueing
 import torch
 from simulated import L2_BYTES, Gpu, out_of_memory, ticking
 
-from labkit import clocks, device, noise, turns
+from labkit import clocks, device, noise
 from labkit.clocks import Gap, Job, Timing
+from labkit.measure import lock
 
 CLOCKS = ("host", "events", "graph")
 
@@ -671,7 +672,7 @@ def test_a_turn_ends_with_an_error_too(gpu):
 @pytest.fixture
 def queue(gpu, tmp_path, monkeypatch):
     """A GPU that others may want, and the folder where they meet."""
-    monkeypatch.setenv(turns.FOLDER, str(tmp_path))
+    monkeypatch.setenv(lock.FOLDER, str(tmp_path))
     monkeypatch.setattr(device, "uuid", lambda: "GPU-simulated")
     monkeypatch.setattr(noise, "library", lambda: None)
     return tmp_path
@@ -682,12 +683,12 @@ def test_the_turn_is_held_while_samples_are_taken_and_not_while_calls_are_warmed
     held = []
 
     def call():
-        held.append(turns.held())
+        held.append(lock.held())
         gpu.launch(1.0, 3000.0)
 
     measure(call, clock=clock, budget_s=0.0)
     assert not any(held[: clocks.WARMUPS]) and all(held[clocks.WARMUPS :])
-    assert not turns.held()
+    assert not lock.held()
 
 
 def test_what_waits_for_its_turn_takes_no_samples_and_loses_none(gpu, queue):
@@ -720,7 +721,7 @@ def test_a_long_cell_keeps_only_its_own_panel_waiting(gpu, queue, monkeypatch):
     timing, threads = measured_in_a_thread(gpu, cell)
     assert served and timing.median_us == pytest.approx(7.0)
     assert set(threads) == {threading.current_thread()}
-    assert not turns.held()
+    assert not lock.held()
 
 
 class Recorder:

@@ -1,6 +1,7 @@
 """What codegen shows of compiled kernels, for GPUs that are not here."""
 
-import json
+import importlib.util
+import math
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import triton.language as tl
 from IPython.core.interactiveshell import InteractiveShell
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from labkit import codegen, compile_worker
+from labkit import codegen, lessons
 
 ELEMENTS = tl.constexpr(32)
 NOT_A_CONSTEXPR = 32
@@ -245,21 +246,67 @@ def test_autotune_and_heuristics_are_seen_through():
     assert codegen.compile(tuned, four(), BLOCK=1024).loads == {128: 6}
 
 
-def test_a_kernel_in_notebook_cells(monkeypatch):
+@triton.jit(noinline=True)
+def twice(x):
+    return x + x
+
+
+@triton.constexpr_function
+def half(n):
+    return math.ceil(n / 2)
+
+
+def test_a_kernel_in_notebook_cells_brings_what_it_uses():
+    """Helpers with their decorators, constants, closures, modules; not what the cells measured."""
     shell = InteractiveShell()
     cells = [
-        "import triton\nimport triton.language as tl\nfrom triton.language import constexpr as C",
-        "SLOPE = tl.constexpr(0.25)\n\n@triton.jit\ndef leaky(x):\n    return tl.where(x > 0, x, SLOPE * x)",
-        "@triton.jit\ndef both(x):\n    return leaky(x) * tl.sigmoid(x)",
+        "import triton\nimport triton.language as tl\n"
+        "from triton.language import constexpr as C, sum as total\n"
+        "from test_codegen import half, twice\nx = object()\nran = []",
+        "SLOPE, KIND = tl.constexpr(0.25), tl.float16\n\n@triton.jit\ndef leaky(x, S: C = SLOPE):\n"
+        "    return tl.where(x > 0, x, S * x)",
+        "ran.append('a measurement that takes minutes')\n"
+        "def make(operation):\n    @triton.jit\n    def closure(x):\n"
+        "        return operation(x) * tl.sigmoid(x)\n"
+        "    return closure\nboth = make(leaky)",
         "@triton.jit\ndef kernel(x_ptr, n, BLOCK: tl.constexpr):\n"
-        "    i = tl.arange(0, BLOCK)\n"
-        "    tl.store(x_ptr + i, both(tl.load(x_ptr + i, mask=i < n)), mask=i < n)",
+        "    i = tl.arange(0, half(BLOCK * 2))\n"
+        "    x = tl.load(x_ptr + i, mask=i < n).to(KIND).to(tl.float32)\n"
+        "    tl.store(x_ptr + i, both(x) / total(x), mask=i < twice(n))",
     ]
     for cell in cells:
         shell.run_cell(cell).raise_error()
     compiled = codegen.compile(shell.user_ns["kernel"], ["*fp32:16", 100], BLOCK=128)
     assert "0f3E800000" in compiled.ptx  # a quarter
-    assert "ex2" in compiled.ptx
+    assert "ex2" in compiled.ptx and "f16.f32" in compiled.ptx
+    assert "twice" in compiled.ptx, "it is not inlined"
+    written = Path(codegen.source_of(shell.user_ns["kernel"].fn).file).read_text()
+    assert "object" not in written and "measurement" not in written
+
+
+def test_a_kernel_of_a_lesson_and_one_from_a_file_are_imported(tmp_path):
+    tile = lessons.load("02").tile_kernel
+    sizes = dict(M=4096, N=4096, K=4096, GROUP=8, BM=64, BN=64, BK=32)
+    compiled = codegen.compile(tile, dict.fromkeys(("x", "weight", "y"), "*bf16:16"), **sizes)
+    assert list(compiled.matrix) == ["wgmma"]
+    text = (
+        "import triton\nimport triton.language as tl\n"
+        "@triton.jit\ndef helper(x):\n    return tl.minimum(x, LIMIT)\n"
+        "@triton.jit(do_not_specialize=['n'])\ndef kernel(x_ptr, n):\n"
+        "    tl.store(x_ptr, helper(tl.load(x_ptr)) * n)\n"
+    )
+    for limit, told in ((0.25, "0f3E800000"), (0.5, "0f3F000000")):
+        (tmp_path / f"mine{told}.py").write_text(text + f"LIMIT = tl.constexpr({limit})\n")
+        compiled = codegen.compile(module_from(tmp_path / f"mine{told}.py").kernel, ["*fp32", 16])
+        assert told in compiled.ptx
+        assert "tt.divisibility" not in compiled.ttir.split("%n: i32")[1].splitlines()[0].split(")")[0]
+
+
+def test_a_function_without_source_is_refused():
+    namespace = {}
+    exec("def nowhere(x):\n    return x", namespace)
+    with pytest.raises(ValueError, match="source of nowhere cannot be read"):
+        codegen.source_of(namespace["nowhere"])
 
 
 def test_a_process_that_interprets_and_one_that_does_not(tmp_path, kernels):
@@ -312,21 +359,6 @@ def test_a_helpers_mistake_is_told_with_its_cause():
     assert "power of 2" in cause
 
 
-def test_an_error_is_told_with_all_that_caused_it():
-    try:
-        try:
-            try:
-                raise KeyError("inner")
-            except KeyError as error:
-                raise ValueError("middle") from error
-        except ValueError as error:
-            raise RuntimeError("outer") from error
-    except RuntimeError as error:
-        told = compile_worker.reasons(error)
-    assert told.splitlines() == ["RuntimeError: outer", "ValueError: middle", "KeyError: 'inner'"]
-    assert compile_worker.reasons(TypeError("alone")) == "TypeError: alone"
-
-
 @pytest.mark.parametrize(
     ("kernel", "args", "keywords", "named"),
     [
@@ -353,25 +385,23 @@ def test_an_unknown_option_is_named_and_a_known_one_works(kernels):
     assert kernels["few registers"].registers <= 32
 
 
-def test_results_are_kept_and_a_damaged_one_is_compiled_again(cache, monkeypatch):
-    request = codegen.request(row_sum, ["*fp32:16"] * 2, WIDTH=256)
-    (first,) = codegen.compile_many([request])
-    monkeypatch.setattr(codegen.subprocess, "run", None)  # no process is started
-    assert codegen.compile_many([request, request]) == [first, first]
-    monkeypatch.undo()
-    monkeypatch.setenv("LABKIT_CACHE", str(cache))
-    kept = codegen.cache_folder() / f"{request.key}.json"
-    kept.write_text(kept.read_text()[:100])
-    assert codegen.compile_many([request]) == [first]
-    assert json.loads(kept.read_text())["ptx"] == first.ptx
+def test_a_compiler_that_dies_is_an_error_with_its_last_words(tmp_path):
+    """Here the module that the kernel stands in ends the process, as a crash of the compiler would."""
+    file = tmp_path / "fatal.py"
+    file.write_text(
+        "import os, sys, triton\n@triton.jit\ndef kernel(x_ptr):\n    pass\n"
+        f"if os.getpid() != {os.getpid()}:\n    os.write(1, b'no more memory')\n    os.abort()\n"
+    )
+    with pytest.raises(codegen.CompileError, match=r"SIGABRT(.|\n)*kernel for sm_90\nno more memory"):
+        codegen.compile(module_from(file).kernel, ["*fp32"])
 
 
-def test_a_compiler_that_dies_is_an_error_with_its_last_words(monkeypatch, tmp_path):
-    worker = tmp_path / "worker.py"
-    worker.write_text("import sys; sys.exit('no more memory')")
-    monkeypatch.setattr(codegen, "_WORKER", worker)
-    with pytest.raises(codegen.CompileError, match="status 1\nno more memory"):
-        codegen.compile(row_sum, ["*fp32:16"] * 2, WIDTH=512)
+def module_from(file):
+    """A module from a file that is nowhere on the import path."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_instructions_are_counted_by_width_and_kind():
@@ -413,10 +443,10 @@ def test_instructions_are_counted_by_width_and_kind():
     }
 
 
-def test_excerpts_show_context_gaps_and_what_is_left_out(kernels):
+def test_excerpts_show_gaps_and_what_is_left_out(kernels):
     compiled = kernels["wide"]
-    one = codegen.excerpt(compiled, "ld.global", limit=1, context=1).splitlines()
-    assert len(one) == 4 and "ld.global" in one[1] and one[3].strip() == "... 5 more"
+    one = codegen.excerpt(compiled, "ld.global", limit=1).splitlines()
+    assert len(one) == 2 and "ld.global" in one[0] and one[1].strip() == "... 5 more"
     everything = codegen.excerpt(compiled, "ld.global|st.global")
     assert everything.count(".global.") == 8 and "more" not in everything and "    ..." in everything
     assert codegen.excerpt(compiled, "no such thing") == ""

@@ -5,7 +5,8 @@ import re
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from labkit import claims, deck, folds, lessons, record
+from labkit import claims, deck, folds, lessons
+from labkit.runs import record
 
 LESSONS = lessons.find()
 EXERCISE = 'answer = ...\n\n\ntasks.check("mask", answer)'

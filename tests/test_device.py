@@ -15,16 +15,15 @@ def fresh():
 
 
 def forget():
-    for answer in (device.name, device.l2_bytes, device.shared_bytes, device.has_tile_copies):
+    for answer in (device.name, device.l2_bytes):
         answer.cache_clear()
 
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A GPU of compute capability 9.0, and no interpreter."""
+    """A GPU, and no interpreter."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
 
 
 def test_a_gpu_is_used(gpu):
@@ -56,29 +55,6 @@ def test_l2_is_the_devices_and_0_without_one(gpu, monkeypatch):
     device.l2_bytes.cache_clear()
     monkeypatch.setattr(device, "has_gpu", lambda: False)
     assert device.l2_bytes() == 0
-
-
-def test_shared_memory_is_what_one_block_may_opt_into_and_0_without_a_gpu(gpu, monkeypatch):
-    properties = type("Properties", (), {"shared_memory_per_block_optin": 227 * 1024})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    assert device.shared_bytes() == 227 * 1024
-    forget()
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert device.shared_bytes() == 0
-
-
-@pytest.mark.parametrize(
-    ("capability", "expected"), [((8, 0), False), ((8, 9), False), ((9, 0), True), ((12, 0), True)]
-)
-def test_whole_tiles_are_copied_from_capability_9_on(gpu, monkeypatch, capability, expected):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    assert device.has_tile_copies() is expected
-
-
-def test_the_interpreter_copies_whole_tiles_too(gpu, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert device.has_tile_copies()
 
 
 def test_synchronize_waits_for_a_gpu_only(monkeypatch):

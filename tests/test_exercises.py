@@ -1,22 +1,16 @@
 """The learner's cell through the process that judges it: verdicts, attempts, accidents, a notebook."""
 
-import json
 import os
 import re
 import sys
-import time
-import warnings
-from pathlib import Path
-from types import SimpleNamespace
 
 import nbformat
-import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 from test_tasks_launch_overhead import ANSWERS, SCAFFOLDS, masked, solved
 
-from labkit import attempt, claims, exercises, lessons, places, runner, sandbox, verdicts
-from labkit.sandbox import Process
+from labkit import attempt, claims, exercises, lessons, places, verdicts
+from labkit.runs import execute
 from labkit.tasks import Evidence, Task, Wrong
 from labkit.verdicts import Verdict
 
@@ -27,30 +21,14 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-@pytest.fixture(scope="module")
-def loaded():
-    """Gives a process that has loaded the lesson: to load it takes seconds, and most tests look elsewhere."""
-    made = []
-
-    def process(lesson):
-        if not made or not made[-1].free:
-            made.append(Process(lesson))
-        return made[-1]
-
-    yield process
-    for each in made:
-        each.close()
-
-
 @pytest.fixture
-def begun(monkeypatch, capsys):
-    """Runs cells as a notebook's kernel would; gives the verdict of each."""
-    made = []
+def session(monkeypatch):
+    """Sessions that run cells as a notebook's kernel would, and give the verdict of each. To load the lesson
+    takes seconds: the process that has done it is that of all tests."""
 
     class Session:
         def __init__(self, **options):
             self.tasks = exercises.of(ANSWERS.lesson, **options)
-            made.append(self.tasks)
 
         def run(self, name, source, answer=None):
             monkeypatch.setattr(exercises, "_current_cell", lambda: source)
@@ -60,36 +38,7 @@ def begun(monkeypatch, capsys):
             (bundle,) = shown
             return bundle
 
-    yield Session, made
-
-
-@pytest.fixture
-def session(begun, loaded, monkeypatch):
-    """Sessions with the process of the tests before."""
-    monkeypatch.setattr(exercises, "Process", loaded)
-    return begun[0]
-
-
-@pytest.fixture
-def fresh_session(begun):
-    """Sessions that start a process of their own, and end it."""
-    yield begun[0]
-    for tasks in begun[1]:
-        tasks.close()
-
-
-def judges():
-    """This process's children that judge answers."""
-
-    def line(child):
-        # Empty for a moment after the child has started its program, while the system sets its arguments up.
-        while child.status() != psutil.STATUS_ZOMBIE:
-            if words := child.cmdline():
-                return words
-            time.sleep(0.01)
-        return []
-
-    return [child for child in psutil.Process().children() if "labkit.attempt" in line(child)]
+    return Session
 
 
 def attempts(cache, name="mask"):
@@ -101,7 +50,7 @@ def hints(bundle):
 
 
 def test_the_untouched_cell_is_not_attempted_and_nothing_runs(session, cache, monkeypatch):
-    monkeypatch.setattr(exercises, "Process", lambda _: pytest.fail("a process was started"))
+    monkeypatch.setattr(exercises, "judge", lambda _: pytest.fail("a process was started"))
     for name, source in SCAFFOLDS.items():
         bundle = session().run(name, f"# my notes\n\n{source}\n")
         assert "not attempted. Complete the cell and run it (Shift+Enter)" in bundle["text/plain"]
@@ -180,30 +129,13 @@ def test_an_exception_is_told_with_the_learners_line(session):
     assert hints(bundle) == ["1"] and "Hints left, one for each attempt: 1" in bundle["text/html"]
 
 
-def ended(pid):
-    """Whether a process that was killed is gone within a second, or waits to be reaped by somebody."""
-    for _ in range(20):
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.05)
-    return False
-
-
 def test_an_endless_loop_is_ended_and_prints_are_shown(session, cache, capsys):
-    endless = "print('before', flush=True)\nimport subprocess, time\n"
-    endless += "child = subprocess.Popen(['sleep', '1234.5'])\nprint(child.pid)\nwhile True: pass\n"
-    began = time.monotonic()
+    endless = "print('before', flush=True)\nwhile True: pass\n"
     bundle = session(limit_s=1).run("mask", endless + solved("mask"))
     assert "still running after 1 s" in bundle["text/plain"]
     assert "Hint 1: Does a loop never end?" in bundle["text/plain"]
-    assert "line 5: while True: pass" in bundle["text/plain"]
-    assert time.monotonic() - began < 60
-    said, pid = capsys.readouterr().out.split()
-    assert said == "before"
-    assert ended(int(pid))
+    assert "line 2: while True: pass" in bundle["text/plain"]
+    assert capsys.readouterr().out == "before\n"
     assert attempts(cache) == ["0001.py"]
 
 
@@ -243,10 +175,7 @@ def test_an_interrupt_is_a_verdict(session):
     bundle = learner.run("mask", endless + solved("mask"))
     assert "interrupted" in bundle["text/plain"] and "You stopped it" in bundle["text/plain"]
     assert "line 3: while True: pass" in bundle["text/plain"]
-    (judge,) = judges()
-    assert not [child for child in judge.children() if child.status() != psutil.STATUS_ZOMBIE]
     assert "right (attempt 2)" in learner.run("mask", solved("mask"))["text/plain"]
-    assert judges() == [judge]  # the same: it has loaded the lesson already
 
 
 def test_a_flood_of_prints_is_cut(session, capsys):
@@ -255,76 +184,33 @@ def test_a_flood_of_prints_is_cut(session, capsys):
     assert len(out) < 21_000 and "was left out" in out
 
 
-def test_one_process_loads_the_lesson_for_all_attempts_and_ends_with_its_session(fresh_session, capsys):
-    learner, before = fresh_session(), judges()
-    learner.run("mask", masked("True"))
-    (judge,) = set(judges()) - set(before)
-    where = "import os\nprint(os.getppid(), os.getpid())\n"
-    where += "assert not hasattr(torch, 'left')\ntorch.left = 'by an attempt'\n"
+def test_an_answer_changes_nothing_for_the_next_one(session, capsys):
+    changes = (
+        "assert not hasattr(torch, 'left')\ntorch.left = 'by an attempt'\nimport os\nprint(os.getpid())\n"
+    )
     for _ in range(2):
-        assert "right" in learner.run("mask", where + solved("mask"))["text/plain"]
-    (parent, one), (same, other) = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert parent == same == str(judge.pid) and one != other
-    learner.tasks.close()
-    assert judges() == before
+        assert "right" in session().run("mask", changes + solved("mask"))["text/plain"]
+    assert len(set(capsys.readouterr().out.split())) == 2
 
 
-def test_an_answer_that_ends_the_judge_costs_nothing_but_its_process(session):
+def test_an_answer_that_ends_its_judge_costs_one_verdict(session):
     learner = session()
-    fatal = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n"
-    assert "right (attempt 1)" in learner.run("mask", fatal + solved("mask"))["text/plain"]
-    both = fatal + "os._exit(0)\n"
-    bundle = learner.run("mask", both + solved("mask"))
-    assert "crashed (attempt 2)" in bundle["text/plain"] and "SIGKILL" in bundle["text/plain"]
-    assert "right (attempt 3)" in learner.run("mask", solved("mask"))["text/plain"]
+    fatal = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos._exit(0)\n"
+    assert "crashed (attempt 1)" in learner.run("mask", fatal + solved("mask"))["text/plain"]
+    exercises.judge(ANSWERS.lesson).close()
+    assert "right (attempt 2)" in learner.run("mask", solved("mask"))["text/plain"]
 
 
-def test_a_fork_that_ends_before_it_says_that_it_has_begun_is_told(session, monkeypatch):
-    learner = session()
-    learner.run("mask", masked("True"))
-    with monkeypatch.context() as patch:
-        patch.setattr(sandbox, "json", SimpleNamespace(dumps=lambda job: "no job", loads=json.loads))
-        bundle = learner.run("mask", solved("mask"))
-    assert "crashed (attempt 2)" in bundle["text/plain"] and "status 1" in bundle["text/plain"]
-    (judge,) = judges()
-    assert "right (attempt 3)" in learner.run("mask", solved("mask"))["text/plain"]
-    assert judges() == [judge]
-
-
-def test_an_answer_reads_no_jobs(session):
-    text = session().run("mask", "input()\n" + solved("mask"))["text/plain"]
-    assert "EOFError" in text
-
-
-def test_works_where_python_does_not_find_the_checkout(fresh_session, monkeypatch, tmp_path):
-    elsewhere = [path for path in sys.path if path and Path(path).resolve() != places.CHECKOUT]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(elsewhere))
-    monkeypatch.chdir(tmp_path)
-    assert "right" in fresh_session().run("mask", solved("mask"))["text/plain"]
+def test_an_answer_is_told_how_much_memory_it_may_have(session):
+    bundle = session().run("mask", "x = bytes(10**11)\n" + solved("mask"))
+    assert "MemoryError: it needed more memory than the 8 GB that it may have" in bundle["text/plain"]
+    assert "line 1: x = bytes" in bundle["text/plain"]
 
 
 def test_a_lesson_that_does_not_load_is_a_finding(tmp_path):
-    finding = Process("99_nothing").judge("mask", tmp_path / "x.py", 10, print)
+    finding = exercises.Tasks("99_nothing", {}, False, 10.0)._finding("mask", tmp_path / "x.py")
     assert finding["status"] == "raised"
     assert "no lesson is called '99_nothing'" in finding["observed"]
-
-
-def test_a_learner_does_not_read_what_python_thinks_of_a_fork(monkeypatch):
-    def fork():
-        warnings.warn("This process is multi-threaded", DeprecationWarning, stacklevel=1)
-        return 7
-
-    monkeypatch.setattr(os, "fork", fork)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert attempt._fork() == 7
-
-
-def test_a_process_that_nobody_needs_ends():
-    process = Process(ANSWERS.lesson)
-    child = psutil.Process(process._process.pid)
-    del process
-    child.wait(60)
 
 
 def test_an_unknown_name_is_refused(session):
@@ -426,13 +312,6 @@ def test_an_endless_kernel_is_ended_at_its_own_line(session):
     assert re.search(r"line \d: (while count > 0:|count \+= 1)", text)
 
 
-def test_what_an_answer_started_ends_also_when_the_answer_ends_by_itself(session, capsys):
-    leaves = "import os, subprocess\nchild = subprocess.Popen(['sleep', '1234.5'])\n"
-    leaves += "print('child', child.pid, flush=True)\nos._exit(3)\n"
-    assert "crashed" in session().run("mask", leaves + solved("mask"))["text/plain"]
-    assert ended(int(re.search(r"child (\d+)", capsys.readouterr().out)[1]))
-
-
 def test_every_status_has_a_symbol_and_its_word():
     for status, (symbol, _) in verdicts.LOOK.items():
         bundle = Verdict("m", "Title", status, "So it is.").mimebundle()
@@ -442,7 +321,7 @@ def test_every_status_has_a_symbol_and_its_word():
 
 
 def test_what_counts_checks_reads_the_same_name():
-    assert verdicts.CHECK_MIME == runner.CHECK_MIME
+    assert verdicts.CHECK_MIME == execute.CHECK_MIME
 
 
 # --- in a notebook
@@ -458,7 +337,7 @@ def executed(folder, cells, **parameters):
     begin = new_code_cell(f'tasks = exercises.of("{ANSWERS.lesson}", solve=solve)')
     path = folder / "01_tasks.ipynb"
     nbformat.write(new_notebook(cells=[setup, declared, begin, *map(new_code_cell, cells)]), path)
-    result = runner.execute(path, folder / "out" / path.name, parameters)
+    result = execute.execute(path, folder / "out" / path.name, parameters)
     outputs = [cell.outputs for _, cell in lessons.code_cells(lessons.read(result.notebook_path))]
     return result, outputs[-len(cells) :]
 

@@ -38,9 +38,10 @@ START = DOCS / "jupyterhub" / "start"
 
 WATCH = """
 import contextlib, json, time
-from labkit import device, machine, turns
+from labkit import device, machine
+from labkit.measure import lock
 
-hold, REGIONS = turns.hold, []
+hold, REGIONS = lock.hold, []
 
 @contextlib.contextmanager
 def watched(gpu, *rest):
@@ -51,7 +52,7 @@ def watched(gpu, *rest):
         finally:
             REGIONS.append((gpu, began, time.monotonic_ns()))
 
-turns.hold = watched
+lock.hold = watched
 """
 """Notes when the kernel has its turn; the clock is the same in all processes of a machine."""
 
@@ -175,14 +176,12 @@ def regions(kernels):
 
 def test_where_learners_do_not_share_the_folder_their_turns_overlap(kernels):
     """As they would in a /tmp of each one's own: this is what the page warns of."""
-    own = (
-        "import os, tempfile\ncommon, os.environ[turns.FOLDER] = os.environ[turns.FOLDER], tempfile.mkdtemp()"
-    )
+    own = "import os, tempfile\ncommon, os.environ[lock.FOLDER] = os.environ[lock.FOLDER], tempfile.mkdtemp()"
     at_once(lambda kernel: kernel.run(own), kernels.values())
     try:
         assert overlaps(*regions(kernels)) > 0
     finally:
-        at_once(lambda kernel: kernel.run("os.environ[turns.FOLDER] = common"), kernels.values())
+        at_once(lambda kernel: kernel.run("os.environ[lock.FOLDER] = common"), kernels.values())
 
 
 # --- who gets in --------------------------------------------------------------------------------------
@@ -329,8 +328,8 @@ def test_learners_do_not_write_into_the_course(apart, hub, kernels):
     course = hub.course.folder
     assert tries(
         kernels["ada"],
-        f"open({str(course / 'labkit' / 'turns.py')!r}).read()",
-        f"open({str(course / 'labkit' / 'turns.py')!r}, 'a')",
+        f"open({str(course / 'labkit' / 'clocks.py')!r}).read()",
+        f"open({str(course / 'labkit' / 'clocks.py')!r}, 'a')",
         f"open({str(course / 'docs/jupyterhub/start')!r}, 'a')",
         f"open({str(course / 'planted.py')!r}, 'w')",
         f"os.rename({str(course / '.venv')!r}, {str(course / 'venv')!r})",

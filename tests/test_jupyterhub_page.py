@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from labkit import bootstrap, lessons, places, turns
+from labkit import bootstrap, lessons, places
+from labkit.measure import lock
 
 DOCS = places.CHECKOUT / "docs"
 PAGE = (DOCS / "JUPYTERHUB.md").read_text(encoding="utf-8")
@@ -128,7 +129,7 @@ def test_the_server_is_told_what_the_page_says(machine):
     assert "--MappingKernelManager.cull_connected=True" in arguments
     assert "--MappingKernelManager.cull_idle_timeout=1800" in arguments
     found = machine.environment()
-    assert found[turns.FOLDER] == "/run/labkit-turns"
+    assert found[lock.FOLDER] == "/run/labkit-turns"
     assert found["LABKIT_CACHE"] == f"{machine.home}/labkit/results"
     assert found["PATH"].split(":")[0] == str(machine.bin)
     run = Path(found["JUPYTER_RUNTIME_DIR"])
@@ -143,7 +144,7 @@ def test_a_hub_may_set_other_values(machine, tmp_path):
     assert "--MappingKernelManager.cull_idle_timeout=900" in arguments
     assert "--MappingKernelManager.cull_interval=91" in arguments
     found = machine.environment()
-    assert {found[name] for name in (turns.FOLDER, "LABKIT_CACHE", "JUPYTER_RUNTIME_DIR")} == {there}
+    assert {found[name] for name in (lock.FOLDER, "LABKIT_CACHE", "JUPYTER_RUNTIME_DIR")} == {there}
 
 
 @pytest.mark.parametrize(("gpus", "given", "seen"), [(0, None, None), (1, None, None), (2, None, "own")])
@@ -264,7 +265,7 @@ def folder_of_turns() -> str:
 
 
 def test_systemd_makes_the_folder_that_start_names(tmp_path):
-    assert f"${{{turns.FOLDER}:-{folder_of_turns()}}}" in (HUB / "start").read_text()
+    assert f"${{{lock.FOLDER}:-{folder_of_turns()}}}" in (HUB / "start").read_text()
     if shutil.which("systemd-tmpfiles") is None:
         pytest.skip("systemd-tmpfiles is not installed here: its file is read, and not tried")
     if os.geteuid() != 0:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from simulated import DOUBLING, doubling, install
 
-from labkit import clocks, device, ladder, places, profiles, sweeps
+from labkit import clocks, device, ladder, places, profiles, rows
 from labkit.sweeps import Contender
 
 FULL, SMALL = {"batch": 2, "width": 64}, {"batch": 2, "width": 16}
@@ -13,7 +13,7 @@ FULL, SMALL = {"batch": 2, "width": 64}, {"batch": 2, "width": 16}
 @pytest.fixture(autouse=True)
 def folders(tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv(sweeps.TAPE, raising=False)
+    monkeypatch.delenv(rows.TAPE, raising=False)
     monkeypatch.setattr(places, "RECORDED", tmp_path / "recorded")
 
 

@@ -10,7 +10,7 @@ import torch
 from labkit import counts, ledger
 from labkit.counts import Counts
 from labkit.machine import Roofs
-from labkit.profile_tapes import HostEvent, KernelEvent
+from labkit.measure.traces import HostEvent, KernelEvent
 from labkit.profiles import Profile
 
 ROOFS = Roofs(

@@ -15,7 +15,8 @@ import torch
 from counting import calls_checked
 from launches import POINTWISE
 
-from labkit import checks, claims, codegen, counts, device, figures, lessons, places, published, record
+from labkit import checks, claims, codegen, counts, device, figures, lessons, places, published
+from labkit.runs import record
 from labkit.works import AFFINE
 
 pytestmark = pytest.mark.usefixtures("cache")

@@ -11,7 +11,8 @@ import sys
 import nbformat
 import pytest
 
-from labkit import folds, lessons, places, record
+from labkit import folds, lessons, places
+from labkit.runs import record
 
 LESSONS = lessons.find()
 TAGS = {lessons.SETUP, lessons.KERNEL, "parameters", "exercise"}
@@ -247,14 +248,15 @@ def test_its_outputs_are_whole_and_can_be_read_without_seeing_them(path):
 
 
 LOADING = """
-from labkit import clocks, codegen, counts, lessons, profiles, runner, sweeps
+from labkit import clocks, codegen, counts, lessons, profiles, sweeps
+from labkit.runs import execute
 
 def refuse(*_, **__):
     raise SystemExit("loading a lesson measured, compiled or counted something")
 
 for module, names in {
     clocks: ["measure"], sweeps: ["run"], codegen: ["compile_many"], counts: ["count"],
-    profiles: ["profile"], runner: ["execute"],
+    profiles: ["profile"], execute: ["execute"],
 }.items():
     for name in names:
         assert callable(getattr(module, name))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from labkit import clocks, device, machine, own, rows
-from labkit.profile_tapes import TAPE
+from labkit.rows import TAPE
 
 STAMP = {"device": "a GPU", "driver": "1", "torch": "2", "triton": "3", "date": "2026-01-01T00:00:00+00:00"}
 

@@ -105,9 +105,7 @@ def imports(file: Path) -> set[str]:
     return {name.partition(".")[0] for name in found}
 
 
-@pytest.mark.parametrize(
-    ("folder", "extras"), [("labkit", ["peers", "cluster"]), ("tests", ["test", "peers"])]
-)
+@pytest.mark.parametrize(("folder", "extras"), [("labkit", ["peers"]), ("tests", ["test", "peers"])])
 def test_what_is_imported_is_asked_for_by_name(folder, extras):
     asked = PROJECT["dependencies"] + [
         name for extra in extras for name in PROJECT["optional-dependencies"][extra]

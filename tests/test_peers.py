@@ -9,7 +9,7 @@ import pytest
 import torch
 from simulated import install
 
-from labkit import device, peers, sweeps
+from labkit import device, peers, rows, sweeps
 from labkit.mlp_works import GEGLU_APART as GEGLU
 from labkit.mlp_works import geglu_apart as geglu
 from labkit.mlp_works import gelu
@@ -108,7 +108,7 @@ def test_what_is_not_installed_is_named_with_the_remedy(name, monkeypatch):
 def gpu(monkeypatch, tmp_path):
     """A simulated GPU, and nothing measured before."""
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
-    monkeypatch.delenv(sweeps.TAPE, raising=False)
+    monkeypatch.delenv(rows.TAPE, raising=False)
     return install(monkeypatch.setattr)
 
 

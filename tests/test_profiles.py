@@ -14,16 +14,15 @@ import triton.language as tl
 
 from labkit import (
     backend,
+    child,
     clocks,
     device,
-    elsewhere,
     machine,
     places,
-    profile_tapes,
-    profile_worker,
     profiles,
-    turns,
+    rows,
 )
+from labkit.measure import lock, traces
 
 TRACE = Path(__file__).with_name("data") / "chrome_trace.json"
 """Made by hand: a product, a sum, a Triton kernel on another stream, and a graph of two nodes."""
@@ -138,10 +137,18 @@ def test_linear_is_one_launch_and_affine_two():
 
 @pytest.fixture
 def recording(tmp_path, monkeypatch):
-    """A lesson that is being recorded, and a folder of recorded devices; the file with its profiles."""
-    monkeypatch.setenv(profile_tapes.TAPE, str(tmp_path / "01_toy@0123.jsonl"))
+    """A lesson that is being recorded, and a folder of recorded devices; the lesson's tape."""
+    monkeypatch.setenv(rows.TAPE, str(tmp_path / "01_toy@0123.jsonl"))
     monkeypatch.setattr(places, "RECORDED", tmp_path / "recorded")
-    return tmp_path / "01_toy@0123.profiles.json"
+    monkeypatch.setattr(traces, "_named", set())
+    return tmp_path / "01_toy@0123.jsonl"
+
+
+def publish(tape):
+    """Put the one profile of a tape where those of recorded devices are."""
+    (kept,) = rows.read(tape)
+    rows.write(places.RECORDED / "simulated" / "toy.jsonl", [replace(kept, kind="recorded")])
+    return kept
 
 
 @pytest.fixture
@@ -211,16 +218,8 @@ def test_a_call_that_runs_nothing_on_the_device_has_a_profile(gpu, recording, mo
 
 def test_what_is_recorded_on_a_gpu_is_shown_without_one(gpu, recording, monkeypatch):
     live = profiles.profile(refused, tape="toy/eager")
-    (kept,) = profile_tapes.read(recording)
-    assert (kept.name, kept.kind, kept.driver, kept.torch, kept.triton) == (
-        "toy/eager",
-        "live",
-        "570.1",
-        "2.13.0",
-        "3.7.1",
-    )
-    published = places.RECORDED / "simulated" / "01_toy.profiles.json"
-    profile_tapes.write(published, [replace(kept, kind="recorded")])
+    kept = publish(recording)
+    assert (kept.kind, kept.driver, kept.torch, kept.triton) == ("live", "570.1", "2.13.0", "3.7.1")
     monkeypatch.setattr(device, "has_gpu", lambda: False)
     profile = profiles.profile(refused, tape="toy/eager")
     assert (profile.kind, profile.device, profile.date) == ("recorded", "Simulated", live.date)
@@ -246,9 +245,8 @@ def test_without_a_gpu_nothing_is_kept_and_what_is_not_recorded_is_counted(recor
 
 @interpreted
 def test_a_damaged_recording_is_named(recording):
-    damaged = places.RECORDED / "simulated" / "01_toy.profiles.json"
-    places.write_text(damaged, "[\n")
-    with pytest.raises(ValueError, match=r"simulated/01_toy\.profiles\.json"):
+    places.write_text(places.RECORDED / "simulated" / "toy.jsonl", "[\n")
+    with pytest.raises(ValueError, match=r"simulated/toy\.jsonl is damaged"):
         profiles.profile(refused, tape="toy/eager")
 
 
@@ -274,7 +272,7 @@ def test_one_call_is_traced_after_those_that_warm_up():
 
 def ran(*names, us=1.5, every=10.0, **stamp):
     kernels = [
-        profile_tapes.KernelEvent(profiles.shorten(name), name, every * i, us, 7, (1, 1, 1), (32, 1, 1))
+        traces.KernelEvent(profiles.shorten(name), name, every * i, us, 7, (1, 1, 1), (32, 1, 1))
         for i, name in enumerate(names)
     ]
     return profiles.Profile(kernels, **stamp)
@@ -359,7 +357,7 @@ def test_text_is_profiled_in_another_process_with_other_variables(recording, mon
     ],
 )
 def test_what_the_text_raises_is_said(monkeypatch, code, message):
-    monkeypatch.setattr(elsewhere, "run", lambda module, job, *rest: profile_worker.answer(**job))
+    monkeypatch.setattr(child, "run", lambda function, *code, **rest: function(*code))
     with pytest.raises(RuntimeError) as raised:
         profiles.profile_text(**code)
     assert str(raised.value) == message
@@ -369,20 +367,17 @@ def test_text_on_a_gpu_is_kept_and_shown_without_one(gpu, recording, monkeypatch
     """With the names, times and shapes that profile() finds."""
     asked = []
 
-    def run(module, job, environment, limit_s):
-        asked.append((module, environment, limit_s))
-        return json.loads(json.dumps(profile_worker.answer(**job)))
+    def run(function, *code, environment, seconds):
+        asked.append((environment, seconds))
+        return function(*code)
 
-    monkeypatch.setattr(elsewhere, "run", run)
+    monkeypatch.setattr(child, "run", run)
+    here = {name: value for name, value in os.environ.items() if name != rows.TAPE}
     live = profiles.profile_text("1", environment={"A": "1"}, tape="toy/text")
-    assert asked == [("labkit.profile_worker", {"A": "1"}, profiles.TEXT_LIMIT_S)]
+    assert asked == [({**here, "A": "1", lock.WITHIN: ""}, profiles.TEXT_LIMIT_S)]
     assert replace(live, device="", date="") == traced
     assert live.device == "Simulated" and live.date
-    (kept,) = profile_tapes.read(recording)
-    assert (kept.name, kept.driver, kept.kernels) == ("toy/text", "570.1", live.kernels)
-    profile_tapes.write(
-        places.RECORDED / "simulated" / "01_toy.profiles.json", [replace(kept, kind="recorded")]
-    )
+    publish(recording)
     monkeypatch.setattr(device, "has_gpu", lambda: False)
     taped = profiles.profile_text("1", tape="toy/text")
     assert len(asked) == 1, "what is recorded is not run"
@@ -391,41 +386,40 @@ def test_text_on_a_gpu_is_kept_and_shown_without_one(gpu, recording, monkeypatch
 
 def test_text_is_profiled_in_a_turn_of_this_process_which_waits_for_it(gpu, tmp_path, monkeypatch):
     """And says so; the process that does the work does not wait for this one."""
-    monkeypatch.setenv(turns.FOLDER, str(tmp_path))
-    monkeypatch.setattr(turns, "_useless", set())
-    monkeypatch.setattr(turns, "GRACE_S", 0.0)
+    monkeypatch.setenv(lock.FOLDER, str(tmp_path))
+    monkeypatch.setattr(lock, "GRACE_S", 0.0)
     monkeypatch.setattr(device, "uuid", lambda: "GPU-simulated")
     heard = []
 
-    def run(module, job, environment, limit_s):
+    def run(function, *code, environment, seconds):
         heard.append("runs")
-        assert turns.held()
+        assert lock.held()
         with monkeypatch.context() as there:
             for name, value in environment.items():
                 there.setenv(name, value)
             process = queueing.begin(tmp_path, "GPU-simulated")
         heard.append(queueing.says(process))
         queueing.end(process)
-        return profile_worker.answer(**job)
+        return function(*code)
 
-    monkeypatch.setattr(elsewhere, "run", run)
+    monkeypatch.setattr(child, "run", run)
     with queueing.other(tmp_path, "GPU-simulated") as first:
-        token = turns.TELL.set(lambda said: (heard.append(said), queueing.end(first)))
+        token = lock.TELL.set(lambda said: (heard.append(said), queueing.end(first)))
         assert profiles.profile_text("1", environment={"A": "1"}).timed
-        turns.TELL.reset(token)
+        lock.TELL.reset(token)
     assert heard[0].startswith("1st in the queue for the GPU.")
     assert heard[1:] == ["", "runs", "has it"]
-    assert not turns.held()
+    assert not lock.held()
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_a_call_is_profiled_in_a_turn_of_this_process(tmp_path, monkeypatch):
-    monkeypatch.setenv(turns.FOLDER, str(tmp_path))
+    monkeypatch.setenv(lock.FOLDER, str(tmp_path))
     monkeypatch.setattr(device, "uuid", lambda: "GPU-simulated")
     held = []
-    assert profiles._trace(lambda: held.append(turns.held()), 1)
-    assert held == [False, True, True], "the first one warms up"
-    assert not turns.held()
+    assert profiles._trace(lambda: held.append(lock.held()), 1)
+    assert list(map(bool, held)) == [False, True, True], "the first one warms up"
+    assert not lock.held()
 
 
 def test_the_profiler_is_told_to_leave_even_where_the_compiler_forbade_it(monkeypatch):

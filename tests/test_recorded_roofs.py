@@ -14,9 +14,9 @@ def moment(hour):
     return f"2026-01-01T{hour:02d}:00:00+00:00"
 
 
-def measured(hour, us, device=DEVICE):
+def measured(hour, us, device=DEVICE, card=""):
     """A set of two rows, which take so long."""
-    same = dict(device=device, date=moment(hour), median_us=us)
+    same = dict(device=device, date=moment(hour), median_us=us, card=card)
     return [recorded(suite="roofs/copy", **same), recorded(suite="roofs/launch", **same)]
 
 
@@ -28,99 +28,71 @@ def folder(tmp_path, monkeypatch):
     return folder
 
 
-def tape(folder, name, hour):
-    rows.write(folder / f"{name}.jsonl", [recorded(device=DEVICE, date=moment(hour))])
+@pytest.fixture
+def add(folder, tmp_path):
+    return lambda *given, **named: recorded_roofs.add(folder, measured(*given, **named), tmp_path / "work")
 
 
-def chosen(hour, device=DEVICE):
-    return [row.median_us for row in recorded_roofs.of(device, moment(hour))]
+def tape(folder, *hours, name="a", card=""):
+    made = [recorded(device=DEVICE, date=moment(hour), width=hour, card=card) for hour in hours]
+    rows.write(folder / f"{name}.jsonl", made)
+
+
+def chosen(*hours, device=DEVICE, card=""):
+    """What the sets took that belong to rows of these hours."""
+    found = [recorded_roofs.of(device, moment(hour) if hour else None, card) for hour in hours]
+    assert all(len(one) in (0, 2) for one in found)
+    return [one[0].median_us if one else None for one in found]
 
 
 def test_to_rows_belongs_the_set_that_was_measured_last_before_them(folder):
     rows.write(folder / recorded_roofs.FILE, [*measured(12, 2.0), *measured(10, 1.0), *measured(14, 3.0)])
-    assert [chosen(hour) for hour in (10, 11, 13, 23)] == [[1.0] * 2, [1.0] * 2, [2.0] * 2, [3.0] * 2]
-    assert chosen(9) == [1.0] * 2, "or the first that there is"
-    assert [row.median_us for row in recorded_roofs.of(DEVICE, None)] == [3.0] * 2, "the newest"
-    assert chosen(12, "somebody's") == []
+    other = measured(10, 9.0, "NVIDIA L4")
+    rows.write(places.RECORDED / "nvidia-l4" / recorded_roofs.FILE, other)
+    assert chosen(10, 11, 13, 23) == [1.0, 1.0, 2.0, 3.0]
+    assert chosen(9, None) == [1.0, 3.0], "or the first that there is, and the newest of an unknown date"
+    assert chosen(12, device="NVIDIA L4") == [9.0] and chosen(12, device="somebody's") == [None]
 
 
-def test_each_kind_of_device_has_its_own(folder):
-    for name, us in ((DEVICE, 1.0), ("NVIDIA L4", 2.0)):
-        kind = places.RECORDED / name.lower().replace(" ", "-")
-        rows.write(kind / recorded_roofs.FILE, measured(10, us, name))
-    assert chosen(11) == [1.0] * 2 and chosen(11, "NVIDIA L4") == [2.0] * 2
+def test_a_card_has_its_own_also_where_another_was_measured_between(folder, add):
+    tape(folder, 12, card="aaaa")
+    for hour, us, card in ((10, 1.0, "aaaa"), (11, 2.0, "bbbb")):
+        add(hour, us, card=card)
+    assert chosen(12, card="aaaa") == [1.0] and chosen(12, card="bbbb") == [2.0]
+    assert chosen(12) == chosen(12, card="unknown") == [2.0], "as before cards were named"
+    add(13, 3.0)
+    assert chosen(12, card="aaaa") == [1.0]
 
 
-def test_sets_stay_as_long_as_a_tape_was_measured_with_them(folder):
-    for hour, us in ((10, 1.0), (12, 2.0)):
-        recorded_roofs.add(folder, measured(hour, us))
-    assert chosen(11) == [2.0] * 2, "no tape needed the first"
-    tape(folder, "01_a", 13)
-    recorded_roofs.add(folder, measured(14, 3.0))
-    assert chosen(13) == [2.0] * 2 and chosen(15) == [3.0] * 2
-    tape(folder, "01_a", 15)
-    recorded_roofs.add(folder, measured(16, 4.0))
-    assert chosen(13) == [3.0] * 2 and chosen(17) == [4.0] * 2
+@pytest.mark.parametrize("where", ["", "../../work"])
+def test_sets_stay_as_long_as_a_tape_was_measured_with_them_finished_or_not(folder, add, where):
+    add(10, 1.0)
+    add(12, 2.0)
+    assert chosen(11) == [2.0], "no tape needed the first"
+    tape(folder / where, 13)
+    add(14, 3.0)
+    assert chosen(13, 15) == [2.0, 3.0]
+    tape(folder / where, 13, 15)
+    add(14, 3.0)
+    assert len(rows.read(folder / recorded_roofs.FILE)) == 4, "the same set is there once"
+    add(16, 4.0)
+    assert chosen(13, 15, 17) == [2.0, 3.0, 4.0], "each run of a tape has its own"
+    tape(folder / where, 15)
+    add(18, 5.0)
+    assert chosen(13, 17) == [3.0, 3.0]
 
 
-def test_sets_stay_as_long_as_an_unfinished_tape_was_measured_with_them(folder, tmp_path):
-    recorded_roofs.add(folder, measured(10, 1.0))
-    (tmp_path / "work").mkdir()
-    tape(tmp_path / "work", "01_a@0123456789ab", 11)
-    recorded_roofs.add(folder, measured(12, 2.0), unfinished=tmp_path / "work")
-    assert chosen(11) == [1.0] * 2 and chosen(13) == [2.0] * 2
-    recorded_roofs.add(folder, measured(14, 3.0), unfinished=tmp_path / "gone")
-    assert chosen(11) == [3.0] * 2
-
-
-def test_a_card_has_its_own_also_where_another_was_measured_between(folder):
-    first, second = ([replace(row, card=card) for row in measured(hour, us)] for hour, us, card in (
-        (10, 1.0, "aaaa"), (11, 2.0, "bbbb"),
-    ))  # fmt: skip
-    recorded_roofs.add(folder, first, second)
-    assert [row.median_us for row in recorded_roofs.of(DEVICE, moment(12), "aaaa")] == [1.0] * 2
-    assert [row.median_us for row in recorded_roofs.of(DEVICE, moment(12), "bbbb")] == [2.0] * 2
-    assert (
-        chosen(12) == [2.0] * 2 == [row.median_us for row in recorded_roofs.of(DEVICE, moment(12), "unknown")]
-    ), "as before cards were named"
-    rows.write(folder / "a.jsonl", [recorded(device=DEVICE, date=moment(12), card="aaaa")])
-    recorded_roofs.add(folder, measured(13, 3.0))
-    assert [row.median_us for row in recorded_roofs.of(DEVICE, moment(12), "aaaa")] == [1.0] * 2
-
-
-def test_a_tape_of_several_runs_keeps_the_set_of_each(folder):
-    for hour, us in ((10, 1.0), (12, 2.0)):
-        tape(folder, f"0{hour}", hour)
-        recorded_roofs.add(folder, measured(hour, us))
-    both = [recorded(device=DEVICE, date=moment(hour), contender=f"at {hour}") for hour in (11, 13)]
-    (folder / "010.jsonl").unlink()
-    (folder / "012.jsonl").unlink()
-    rows.write(folder / "bench.jsonl", both)
-    recorded_roofs.add(folder, measured(14, 3.0))
-    assert chosen(11) == [1.0] * 2 and chosen(13) == [2.0] * 2 and chosen(15) == [3.0] * 2
-
-
-def test_sets_of_one_run_stay_together_whatever_the_tapes_are(folder):
-    tape(folder, "01_a", 2)
-    recorded_roofs.add(folder, measured(10, 1.0), measured(12, 2.0))
-    assert chosen(11) == [1.0] * 2 and chosen(13) == [2.0] * 2
-
-
-def test_the_same_set_is_there_once(folder):
-    for _ in range(2):
-        tape(folder, "01_a", 11)
-        recorded_roofs.add(folder, measured(10, 1.0))
-    assert len(rows.read(folder / recorded_roofs.FILE)) == 2
-
-
-def test_a_damaged_file_beside_is_no_hindrance(folder):
-    (folder / recorded_roofs.FILE).write_text("no row\n\n")
-    (folder / "a.jsonl").write_text("no row\n\n")
-    recorded_roofs.add(folder, measured(10, 1.0))
-    assert chosen(11) == [1.0] * 2
-
-
-def test_a_damaged_file_that_is_asked_for_is_told(folder):
-    (folder / recorded_roofs.FILE).write_text("no row\n\n")
+def test_a_damaged_file_is_no_hindrance_and_is_told_when_it_is_asked_for(folder, add):
+    for name in (recorded_roofs.FILE, "a.jsonl"):
+        (folder / name).write_text("no row\n\n")
     with pytest.raises(ValueError, match=r"roofs\.jsonl is damaged or of another version"):
         chosen(11)
+    add(10, 1.0)
+    (folder / "a.jsonl").unlink()
+    assert chosen(11) == [1.0]
+
+
+def test_rows_of_before_cards_were_named_are_not_mixed_up():
+    """A set is told from the next by its first row."""
+    both = [*measured(10, 1.0), *(replace(row, card="aaaa") for row in measured(9, 2.0))]
+    assert [[row.median_us for row in one] for one in recorded_roofs.sets(both)] == [[2.0] * 2, [1.0] * 2]

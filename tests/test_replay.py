@@ -10,7 +10,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from labkit import lessons, places, runner
+from labkit import lessons, places
+from labkit.runs import execute
 
 MARKED = "# NBVAL_CHECK_OUTPUT\n"
 CELLS = [
@@ -32,7 +33,7 @@ def reference(tmp_path_factory):
     nbformat.write(new_notebook(cells=[new_markdown_cell("# Toy"), *map(new_code_cell, CELLS)]), path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        result = runner.execute(path, folder / "executed.ipynb")
+        result = execute.execute(path, folder / "executed.ipynb")
     assert result.passed, result.failure
     return result.notebook_path
 

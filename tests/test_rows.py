@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import stat
 import threading
 from dataclasses import replace
@@ -35,35 +36,13 @@ GOOD = Row(
 )
 GAP = replace(GOOD, contender="eager", median_us=None, p20_us=None, p80_us=None, runs=0, note="out of memory")
 NOISY = replace(GOOD, noise="another process worked on the GPU", card="0a1b2c3d")
+PROFILE = replace(NOISY, suite="profile/eager", trace={"kernels": {"what": [], "when": []}})
 
 SCHEMA = [
-    "suite",
-    "contender",
-    "direction",
-    "dtype",
-    "shape",
-    "clock",
-    "cache",
-    "median_us",
-    "p20_us",
-    "p80_us",
-    "runs",
-    "min_bytes",
-    "flops",
-    "copy_us",
-    "relative_error",
-    "kind",
-    "device",
-    "driver",
-    "torch",
-    "triton",
-    "peer",
-    "peer_version",
-    "date",
-    "source",
-    "note",
-    "peak_bytes",
-]
+    "suite", "contender", "direction", "dtype", "shape", "clock", "cache", "median_us", "p20_us", "p80_us",
+    "runs", "min_bytes", "flops", "copy_us", "relative_error", "kind", "device", "driver", "torch", "triton",
+    "peer", "peer_version", "date", "source", "note", "peak_bytes",
+]  # fmt: skip
 COLUMNS = [*SCHEMA, "noise", "card"]
 """A disturbed row says by what, and one of a GPU of which; others are written as rows always were."""
 
@@ -83,9 +62,10 @@ def test_the_schema_is_the_contracts():
     assert rows.COLUMNS == COLUMNS
     assert list(json.loads(GOOD.to_json())) == SCHEMA
     assert list(json.loads(NOISY.to_json())) == COLUMNS
+    assert list(json.loads(PROFILE.to_json())) == [*COLUMNS, "trace"]
 
 
-@pytest.mark.parametrize("row", [GOOD, GAP, NOISY], ids=["good", "gap", "noisy"])
+@pytest.mark.parametrize("row", [GOOD, GAP, NOISY, PROFILE], ids=["good", "gap", "noisy", "profile"])
 def test_a_row_survives_its_line_of_json(row):
     line = row.to_json()
     assert "\n" not in line
@@ -101,9 +81,8 @@ def test_a_tape_from_before_memory_was_measured_still_reads():
 def test_a_tape_reads_and_is_written_as_it_was_also_from_before_noise_was_seen(tape):
     for line in lines_of(tape):
         row = Row.from_json(line)
-        assert {name: getattr(row, name) for name in rows.LATER} == {
-            name: json.loads(line).get(name, "") for name in rows.LATER
-        }
+        later = {name: json.loads(line).get(name, empty) for name, empty in rows.LATER.items()}
+        assert {name: getattr(row, name) for name in later} == later
         assert json.loads(row.to_json()) == {"peak_bytes": None, **json.loads(line)}
 
 
@@ -132,7 +111,7 @@ def without(name):
         "[]",
         "3",
         GOOD.to_json()[:-5],
-        without("runs"),
+        without("shape"),
         edited(speed=3),
         edited(kind="guessed"),
         edited(median_us="2.5"),
@@ -143,6 +122,7 @@ def without(name):
         edited(runs=2.5),
         edited(peak_bytes=2.5),
         edited(peak_bytes="3"),
+        edited(trace=[]),
     ],
 )
 def test_what_is_not_of_the_schema_is_a_value_error(line):
@@ -212,10 +192,6 @@ def test_a_folder_in_the_place_of_a_file_is_named(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_no_file_is_no_rows(tmp_path):
-    assert rows.read(tmp_path / "none.jsonl") == []
-
-
 def test_append_adds_whole_lines(tmp_path):
     path = tmp_path / "new" / "tape.jsonl"
     rows.append(path, GOOD)
@@ -224,18 +200,23 @@ def test_append_adds_whole_lines(tmp_path):
     assert rows.read(path) == [GOOD, GAP]
 
 
-@pytest.mark.parametrize("written", [0, 1, 40, None])
-def test_a_row_that_does_not_fit_on_the_disk_is_refused_and_leaves_no_part(tmp_path, monkeypatch, written):
+@pytest.mark.parametrize("room", [0, 1, 40, None])
+def test_a_row_that_does_not_fit_on_the_disk_is_refused_and_leaves_no_part(tmp_path, monkeypatch, room):
     """None: it is the synchronisation that finds out."""
-    path, write = tmp_path / "tape.jsonl", os.write
+    path = tmp_path / "tape.jsonl"
     rows.append(path, GOOD)
-    with monkeypatch.context() as patch:
-        if written is None:
-            patch.setattr(os, "fsync", lambda handle: os.read(handle, 1))  # refused: opened for writing only
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        if room is None:
+            monkeypatch.setattr(os, "fsync", lambda handle: os.read(99, 1))  # refused: not open
         else:
-            patch.setattr(os, "write", lambda handle, line: write(handle, line[:written]))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, before[1]))
         with pytest.raises(OSError):
             rows.append(path, GAP)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        monkeypatch.undo()
+    assert lines_of(path) == [GOOD.to_json()]
     rows.append(path, GAP)
     assert rows.read(path) == [GOOD, GAP]
 
@@ -269,24 +250,25 @@ def test_lines_of_two_writers_do_not_mix(tmp_path):
     assert sorted(row.contender for row in rows.read(path)) == ["a"] * 50 + ["b"] * 50
 
 
-@pytest.mark.parametrize("cut", [1, 40, 200])
-def test_a_torn_last_line_is_dropped(tmp_path, cut):
+@pytest.mark.parametrize(("cut", "kept"), [(0, 2), (1, 1), (40, 1), (200, 1)])
+def test_a_last_line_that_is_torn_is_dropped_and_one_that_only_lacks_its_end_is_kept(tmp_path, cut, kept):
     path = tmp_path / "tape.jsonl"
-    path.write_text(GOOD.to_json() + "\n" + GAP.to_json()[:-cut])
-    assert rows.read(path) == [GOOD]
+    line = GAP.to_json()
+    path.write_text(GOOD.to_json() + "\n" + line[: len(line) - cut])
+    assert rows.read(path) == rows.readable(path) == [GOOD, GAP][:kept]
 
 
-def test_a_last_line_that_only_lacks_its_end_is_kept(tmp_path):
+@pytest.mark.parametrize("damage", [b"{}", b"not JSON", b"\xff\xfe", b'{"suite": "su', b"[" * 9**5])
+def test_a_broken_line_in_the_middle_is_an_error_or_costs_itself_alone(tmp_path, damage):
     path = tmp_path / "tape.jsonl"
-    path.write_text(GOOD.to_json() + "\n" + GAP.to_json())
-    assert rows.read(path) == [GOOD, GAP]
-
-
-def test_a_broken_line_in_the_middle_is_an_error(tmp_path):
-    path = tmp_path / "tape.jsonl"
-    path.write_text(GOOD.to_json()[:-3] + "\n" + GAP.to_json() + "\n")
-    with pytest.raises(ValueError, match="not a row of the schema"):
+    path.write_bytes(damage)
+    rows.append(path, GAP)
+    with path.open("ab") as stream:
+        stream.write(damage)
+    rows.append(path, GOOD)
+    with pytest.raises(ValueError):
         rows.read(path)
+    assert rows.readable(path) == [GAP, GOOD]
 
 
 def test_recorded_takes_a_suite_and_those_below_it(tapes):
@@ -295,7 +277,7 @@ def test_recorded_takes_a_suite_and_those_below_it(tapes):
     rows.write(tapes / "h200" / "02.jsonl", [below])
     assert rows.recorded("lesson/sweep") == [GOOD, below]
     assert rows.recorded("lesson") == [GOOD, beside, below]
-    assert rows.recorded("less") == []
+    assert rows.recorded("less") == [] == rows.read(tapes / "none.jsonl")
 
 
 def test_recorded_never_mixes_devices(tapes):
@@ -325,12 +307,8 @@ def test_recorded_is_what_the_file_holds_now(tapes, monkeypatch):
     assert rows.recorded("lesson") == []
 
 
-def test_nothing_recorded_is_no_rows(tapes):
-    assert rows.recorded("lesson") == []
-
-
 def test_a_table_has_the_schema_and_the_axes():
-    table = rows.table([GOOD, replace(GAP, shape={"width": 320})])
+    table = rows.table([replace(PROFILE, median_us=2.0), replace(GAP, shape={"width": 320})])
     assert list(table.columns) == [*COLUMNS, "batch", "width"]
     assert table["width"].tolist() == [160, 320]
     assert table["batch"].isna().tolist() == [False, True]

@@ -16,7 +16,8 @@ import queueing
 from simulated import DOUBLING, doubling, install, out_of_memory
 from taped import recorded
 
-from labkit import device, drawing, live, noise, panels, places, rows, sweep_panel, sweeps, traffic, turns
+from labkit import device, drawing, live, noise, panels, places, rows, sweep_panel, sweeps, traffic
+from labkit.measure import lock
 from labkit.sweep_plan import SPEEDUP, TRAFFIC
 from labkit.sweeps import Contender
 
@@ -27,7 +28,7 @@ WIDTHS = (16, 32, 64)
 def somebody(tmp_path, monkeypatch):
     """Folders of their own, and a reader who could press a button."""
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv(sweeps.TAPE, raising=False)
+    monkeypatch.delenv(rows.TAPE, raising=False)
     monkeypatch.setattr(places, "RECORDED", tmp_path / "recorded")
     monkeypatch.setenv(live.HEADLESS, "0")
     monkeypatch.chdir(tmp_path)
@@ -530,7 +531,7 @@ def test_buttons_may_be_heard_in_another_thread_while_a_cell_keeps_the_loop_busy
 @pytest.fixture
 def queue(gpu, tmp_path, monkeypatch):
     """A GPU that other processes want, too, and the folder where they meet."""
-    monkeypatch.setenv(turns.FOLDER, str(tmp_path / "turns"))
+    monkeypatch.setenv(lock.FOLDER, str(tmp_path / "turns"))
     monkeypatch.setattr(device, "uuid", lambda: "GPU-simulated")
     monkeypatch.setattr(noise, "library", lambda: None)
     return tmp_path / "turns"
@@ -573,9 +574,7 @@ def test_stop_leaves_the_queue(gpu, queue):
             click(panel, "Stop")
             await settled(panel)
             assert status(panel) == "Stopped. What was measured is kept."
-            assert len([path for path in queue.iterdir() if path.suffix != ".lock"]) == 1, (
-                "the other's ticket"
-            )
+            assert len(list((queue / "GPU-simulated").iterdir())) == 1, "the other's ticket"
         await asyncio.sleep(0.1)
         assert status(panel) == "Stopped. What was measured is kept.", "nothing that comes late is said"
 

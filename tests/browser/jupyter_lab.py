@@ -21,7 +21,7 @@ import psutil
 from nbformat.sign import NotebookNotary
 from processes import wait_for
 
-from labkit import bootstrap, places
+from labkit import places
 
 if TYPE_CHECKING:  # the tests are also collected where playwright is missing, to say so
     from playwright.sync_api import Browser, ConsoleMessage, Locator, Page
@@ -72,8 +72,7 @@ class Lab:
             each.mkdir(parents=True)
         (config / "labconfig" / "default_setting_overrides.json").write_text(json.dumps(OVERRIDES))
         # Like make lab without a GPU, but for the folders.
-        environment = bootstrap.environment(folder, sys.executable)
-        environment |= {
+        environment = os.environ | {
             "PYTHONPATH": places.python_path(),
             "TRITON_INTERPRET": "1",
             "LABKIT_CACHE": str(self.cache),

@@ -11,7 +11,8 @@ import psutil
 import pytest
 from processes import wait_for
 
-from labkit import lessons, record
+from labkit import lessons
+from labkit.runs import record
 
 LESSON = lessons.resolve("01_launch_overhead")
 FUSION = lessons.resolve("02_kernel_fusion")

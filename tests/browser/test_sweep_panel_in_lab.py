@@ -11,7 +11,8 @@ import pytest
 import queueing
 from processes import wait_for
 
-from labkit import lessons, record
+from labkit import lessons
+from labkit.runs import record
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -207,8 +208,9 @@ def test_without_a_gpu_the_tape_stands_there_and_run_counts(page: jupyter_lab.No
 SHARED = """
 import os
 import queueing
-from labkit import device, noise, turns
-os.environ[turns.FOLDER] = {folder!r}
+from labkit import device, noise
+from labkit.measure import lock
+os.environ[lock.FOLDER] = {folder!r}
 device.uuid = lambda: "GPU-simulated"
 found = ["another process worked on the GPU"] * 2
 

@@ -7,7 +7,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from labkit import device, lessons, profile_tapes, record, rows
+from labkit import device, lessons, rows
+from labkit.runs import record
 
 
 @dataclass
@@ -49,11 +50,7 @@ def row(width, **changes):
     )
 
 
-def profiled(**changes):
-    return profile_tapes.Kept("toy/eager", [], [profile_tapes.HostEvent("launch", 0.0, 4.0)], **changes)
-
-
-# Stands in for a sweep and a profile: measures the widths that its tape lacks.
+# Stands in for a sweep: measures the widths that its tape lacks.
 MEASURE = f"""
 import os
 had = open(os.environ["LABKIT_TAPE"]).read() if os.path.exists(os.environ["LABKIT_TAPE"]) else ""
@@ -62,12 +59,9 @@ with open(os.environ["LABKIT_TAPE"], "a") as tape:
         if f'"width": {{width}}' not in had:
             open("measured", "a").write(f"{{width}} ")
             tape.write(line + "\\n")
-from labkit import profile_tapes
-profile_tapes.keep(profile_tapes.Kept("toy/eager", [], [profile_tapes.HostEvent("launch", 0.0, 4.0)]))
 """
-PROFILES = "nvidia-h200/toy.profiles.json"
 CELLS = [
-    "from pathlib import Path\nfrom labkit.claims import claim\nfrom labkit.record import banner\n"
+    "from pathlib import Path\nfrom labkit.claims import claim\nfrom labkit.runs.record import banner\n"
     "banner('01_toy', Path('.'))",
     MEASURE,
     "# NBVAL_CHECK_OUTPUT\nprint('bytes', 3)",
@@ -102,9 +96,6 @@ class Course:
 
     def tape(self, device="nvidia-h200", lesson="toy"):
         return self.tapes / device / f"{lesson}.jsonl"
-
-    def profiles(self, device="nvidia-h200", lesson="toy"):
-        return self.tapes / device / f"{lesson}.profiles.json"
 
     def measured(self):
         file = self.notebooks / "measured"
@@ -163,12 +154,7 @@ def test_recording_puts_outputs_stamp_and_tapes_into_the_tree(recorded):
     assert shown[3].outputs[0].text == "bytes 3\n"
     expected = {"kind": "recorded", "source": f"toy@{stamp.hash}"}
     assert rows.read(course.tape()) == [row(32, **expected), row(64, **expected)]
-    assert profile_tapes.read(course.profiles()) == [profiled(**expected)]
-    assert course.statuses() == {
-        "01_toy": "recorded",
-        "nvidia-h200/toy.jsonl": "recorded",
-        PROFILES: "recorded",
-    }
+    assert course.statuses() == {"01_toy": "recorded", "nvidia-h200/toy.jsonl": "recorded"}
     assert not list(course.work.rglob("*@*"))
 
 
@@ -192,7 +178,6 @@ def test_another_device_is_recorded_beside(recorded):
     assert course.record(path, Machine(device="NVIDIA L4")).passed
     assert lessons.read(path).metadata.labkit.recorded.device == "NVIDIA L4"
     assert course.tape().exists() and course.tape("nvidia-l4").exists()
-    assert course.profiles().exists() and course.profiles("nvidia-l4").exists()
 
 
 def unfinished(course, path, *kept):
@@ -223,31 +208,11 @@ def test_rows_of_other_versions_or_other_code_are_measured_anew(course):
 def test_a_failure_leaves_notebook_and_tape_as_they_were(recorded, last):
     course, path = recorded, recorded.path
     edit(path, 4, last)
-    files = (path, course.tape(), course.profiles())
+    files = (path, course.tape())
     before = [file.read_bytes() for file in files]
     assert not course.record(path).passed
     assert [file.read_bytes() for file in files] == before
     assert len(list(course.work.rglob("*@*.jsonl"))) == 1, "what was measured is kept for the next try"
-
-
-def test_profiles_of_a_failure_are_made_again(course):
-    path = course.lesson(*CELLS, "assert Path('mended').exists()")
-    assert not course.record(path).passed
-    assert len(list(course.work.rglob("*@*.profiles.json"))) == 1
-    (course.notebooks / "mended").touch()
-    assert course.record(path).passed
-    assert [kept.name for kept in profile_tapes.read(course.profiles())] == ["toy/eager"]
-
-
-def test_a_lesson_that_profiles_no_more_has_no_profiles(recorded):
-    edit(recorded.path, 2, MEASURE.partition("from labkit import profile_tapes")[0])
-    assert recorded.record(recorded.path).passed
-    assert recorded.tape().exists() and not recorded.profiles().exists()
-
-
-def test_a_lesson_has_to_finish_in_time(course):
-    path = course.lesson("import time; time.sleep(30)")
-    assert "limit is 1 s" in course.record(path, limit_s=1).failure.message
 
 
 def test_a_lesson_edited_meanwhile_is_refused(course):
@@ -277,10 +242,10 @@ def test_widgets_are_not_recorded(course):
 def test_changed_code_makes_outputs_and_tape_stale_until_they_are_stripped(recorded):
     course, path = recorded, recorded.path
     edit(path, 4, "claim('{value} bytes', 4, True)")
-    stale = ["01_toy", "nvidia-h200/toy.jsonl", PROFILES]
+    stale = ["01_toy", "nvidia-h200/toy.jsonl"]
     assert course.statuses() == dict.fromkeys(stale, "stale")
     assert record.strip_stale(course.notebooks, course.tapes) == stale
-    assert not course.tape().exists() and not course.profiles().exists()
+    assert not course.tape().exists()
     assert course.statuses() == {"01_toy": "no outputs"}
     stripped = lessons.read(path)
     assert "recorded" not in stripped.metadata.labkit
@@ -334,32 +299,6 @@ def test_tapes_without_a_lesson_with_foreign_rows_or_broken_are_stale(course):
     }
 
 
-def test_profiles_without_a_lesson_of_other_code_or_broken_are_stale(course):
-    path = course.lesson("1")
-    good = profiled(kind="recorded", source=f"toy@{lessons.code_hash(path)}")
-    profile_tapes.write(course.profiles("a", "gone"), [good])
-    other = replace(good, source="toy@000000000000")
-    profile_tapes.write(course.profiles("b"), [good, other])
-    profile_tapes.write(course.profiles("c"), [])
-    profile_tapes.write(course.profiles("d"), [good])
-    course.profiles("e").parent.mkdir()
-    course.profiles("e").write_text("{}\n")
-    assert course.statuses() == {
-        "01_toy": "no outputs",
-        "a/gone.profiles.json": "stale",
-        "b/toy.profiles.json": "stale",
-        "c/toy.profiles.json": "stale",
-        "d/toy.profiles.json": "recorded",
-        "e/toy.profiles.json": "stale",
-    }
-    (broken,) = (
-        state
-        for file, state in record.tape_states(course.notebooks, course.tapes).items()
-        if file == course.profiles("e")
-    )
-    assert "e/toy.profiles.json: not a list of profiles" in broken.detail
-
-
 def test_banner_says_where_saved_outputs_are_from(recorded):
     shown = record.banner("01_toy", recorded.notebooks).data
     assert "recorded on NVIDIA H200, driver 570.1, torch 2.13.0, triton 3.7.1, 20" in shown
@@ -377,7 +316,7 @@ def test_banner_says_that_a_recording_went_on_upon_another_machine(recorded, mon
     assert shown in record.banner("01_toy", recorded.notebooks).data
     stamp = record.read_stamp(lessons.look(recorded.path))
     monkeypatch.setenv(record.STAMP_VARIABLE, json.dumps(asdict(stamp)))
-    monkeypatch.setenv(record.TAPE_VARIABLE, str(tmp_path / "toy@0.jsonl"))
+    monkeypatch.setenv(rows.TAPE, str(tmp_path / "toy@0.jsonl"))
     monkeypatch.setattr(device, "card", lambda: "b")
     assert "GPUs" not in record.banner("01_toy", recorded.notebooks).data, "before its first row"
     rows.write(tmp_path / "toy@0.jsonl", [replace(rows.read(tape)[0], card="a")])
@@ -422,10 +361,9 @@ def test_nothing_stale_is_in_the_tree():
     assert not stale, f"run `labkit record --strip-stale`: {stale}"
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", profile_tapes.SUFFIX])
-def test_tapes_in_the_tree_are_not_ignored_by_git(suffix):
+def test_tapes_in_the_tree_are_not_ignored_by_git():
     ignored = subprocess.run(
-        ["git", "check-ignore", f"labkit/data/recorded/nvidia-h200/01_x{suffix}"],
+        ["git", "check-ignore", "labkit/data/recorded/nvidia-h200/x.jsonl"],
         cwd=record.places.CHECKOUT,
         capture_output=True,
     )

@@ -1,42 +1,35 @@
 """Recorded outputs: what a lesson showed on a GPU, kept in its notebook and its tapes, stamped with its code.
 
-A lesson has a tape of measurements and, beside it, one of profiles. A stamp names the hash of the lesson's
-code, the device and the versions. Outputs or tapes whose code has changed since are stale: `check` lists
-them and `strip_stale` removes them.
+A lesson has one tape on each device, a file of rows. A stamp names the hash of the lesson's code, the device
+and the versions. Outputs or tapes whose code has changed since are stale: `state` and `tape_states` find
+them, `strip_stale` removes them.
 """
 
 import html
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from filelock import FileLock
 from IPython.display import HTML
 
-from labkit import backend, claims, lessons, places, profile_tapes, recorded_roofs, rows
+from labkit import backend, claims, lessons, places, recorded_roofs, rows
 
 if TYPE_CHECKING:  # every lesson shows a banner; only one that is recorded needs these, which load slowly
     from nbformat import NotebookNode
 
-    from labkit import runner
     from labkit.machine import Identity
+    from labkit.runs import execute
 
-LIMIT_S = 15 * 60.0
-"""A lesson has to finish recording within this, on a slow host too: lesson 9 compiles loops for minutes."""
+CELL_LIMIT_S = 15 * 60.0
+"""Seconds that a cell of a lesson that is recorded may take: one may compile for minutes on a slow host."""
 MARK = "# NBVAL_CHECK_OUTPUT"
 STAMP_VARIABLE = "LABKIT_STAMP"
-TAPE_VARIABLE = profile_tapes.TAPE
-"""Names the file into which a lesson being recorded writes its rows as they are measured."""
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
-_Records = Sequence[rows.Row] | Sequence[profile_tapes.Kept]
-_KEPT: dict[str, Callable[[Path], _Records]] = {
-    ".jsonl": rows.read,
-    profile_tapes.SUFFIX: profile_tapes.read,
-}
-"""What a lesson's tapes end in, and what reads them."""
 OF_NO_LESSON = ("bench.jsonl", "roofs.jsonl")
 """What else lies beside the tapes."""
 
@@ -113,25 +106,18 @@ def silent_marks(notebook: Mapping[str, Any]) -> list[int]:
 
 
 def tape_states(directory: Path | None = None, tapes: Path = places.RECORDED) -> dict[Path, State]:
-    """Whether each lesson's tapes, of measurements and of profiles, were made by its present code."""
+    """Whether each lesson's tapes were made by its present code."""
     hashes = {lessons.key(path.stem): lessons.code_hash(path) for path in lessons.find(directory)}
-    states = {
-        tape: _tape_state(tape, tape.name.removesuffix(suffix), read, hashes)
-        for suffix, read in _KEPT.items()
-        for tape in tapes.glob(f"*/*{suffix}")
-        if tape.name not in OF_NO_LESSON
-    }
-    return dict(sorted(states.items()))
+    found = sorted(tape for tape in tapes.glob("*/*.jsonl") if tape.name not in OF_NO_LESSON)
+    return {tape: _tape_state(tape, hashes) for tape in found}
 
 
-def _tape_state(
-    tape: Path, lesson: str, read: Callable[[Path], _Records], hashes: Mapping[str, str]
-) -> State:
-    name = f"{tape.parent.name}/{tape.name}"
+def _tape_state(tape: Path, hashes: Mapping[str, str]) -> State:
+    name, lesson = f"{tape.parent.name}/{tape.name}", tape.stem
     if lesson not in hashes:
         return State(name, "stale", "its lesson is not there")
     try:
-        sources = {kept.source for kept in read(tape)}
+        sources = {row.source for row in rows.read(tape)}
     except ValueError as error:
         return State(name, "stale", str(error))
     wanted = _source(lesson, hashes[lesson])
@@ -165,25 +151,22 @@ def strip_stale(directory: Path | None = None, tapes: Path = places.RECORDED) ->
 def record(
     path: Path,
     identity: "Identity",
-    progress: "Callable[[runner.Progress], None] | None" = None,
     *,
     again: bool = False,
+    bar: bool = False,
     tapes: Path = places.RECORDED,
     work: Path | None = None,
-    limit_s: float = LIMIT_S,
-    target: Path | None = None,
-) -> "runner.Result | None":
-    """Execute a lesson at full size; when it passes, put its outputs and its tapes into the tree.
-
-    The outputs go into the notebook itself, or into the copy of it that ``target`` names.
+) -> "execute.Result | None":
+    """Execute a lesson at full size; when it passes, put its outputs and its tape into the tree.
 
     None when the present code is recorded on this device already, unless ``again``. A run that was cut
     short leaves its rows under ``work``, and the next one goes on from them. A failure leaves notebook and
-    tapes as they were. ValueError for a lesson that was edited meanwhile or whose marked cell shows nothing.
-    """
-    import nbformat
+    tape as they were.
 
-    from labkit import runner
+    Raises:
+        ValueError: for a lesson that was edited meanwhile, or whose marked cell shows nothing.
+    """
+    from labkit.runs import execute
 
     stamp = Stamp.of(path, identity)
     before = read_stamp(lessons.look(path))
@@ -194,36 +177,30 @@ def record(
     _prepare(tape, stamp, again)
     environment = {
         claims.RECORDING: "1",
-        TAPE_VARIABLE: str(tape),
+        rows.TAPE: str(tape),
         STAMP_VARIABLE: json.dumps(asdict(stamp)),
     }
-    runner.to_html(nbformat.v4.new_notebook(), path.stem)  # a missing template shows now, not after minutes
-    result = runner.execute(
-        path, folder / path.name, progress=progress, limit_s=limit_s, environment=environment
+    result = execute.execute(
+        path, folder / path.name, cell_limit_s=CELL_LIMIT_S, bar=bar, environment=environment
     )
     if result.passed:
-        _publish(path, result.notebook_path, tape, stamp, tapes / identity.slug, target or path)
+        _publish(path, result.notebook_path, tape, stamp, tapes / identity.slug)
         tape.unlink(missing_ok=True)
-        profile_tapes.beside(tape).unlink(missing_ok=True)
     return result
 
 
 def _prepare(tape: Path, stamp: Stamp, again: bool) -> None:
     """Keep of an earlier, unfinished run the rows that this machine, as it is now, would measure."""
     tape.parent.mkdir(parents=True, exist_ok=True)
-    profile_tapes.beside(tape).unlink(missing_ok=True)  # profiles take no time: all of them are made again
-    if again:
-        tape.unlink(missing_ok=True)
-    if tape.exists():
-        machine = (stamp.device, stamp.driver, stamp.torch, stamp.triton)
-        try:
-            found = rows.read(tape)
-        except ValueError:
-            found = []  # a damaged tape is measured again, not trusted
-        rows.write(tape, [r for r in found if (r.device, r.driver, r.torch, r.triton) == machine])
+    machine = (stamp.device, stamp.driver, stamp.torch, stamp.triton)
+    try:
+        found = [] if again else rows.read(tape)
+    except ValueError:
+        found = []  # a damaged tape is measured again, not trusted
+    rows.write(tape, [r for r in found if (r.device, r.driver, r.torch, r.triton) == machine])
 
 
-def _publish(path: Path, executed: Path, tape: Path, stamp: Stamp, folder: Path, target: Path) -> None:
+def _publish(path: Path, executed: Path, tape: Path, stamp: Stamp, folder: Path) -> None:
     notebook = lessons.read(path)
     if lessons.code_hash(path) != stamp.hash:
         raise ValueError(f"{path.stem} was edited while it was recorded: record it again")
@@ -233,18 +210,12 @@ def _publish(path: Path, executed: Path, tape: Path, stamp: Stamp, folder: Path,
         raise ValueError(f"{path.stem}: marked {MARK!r}, but shows nothing: cell {silent[0]}")
     source = _source(path.stem, stamp.hash)
     measured = [replace(row, kind=rows.RECORDED, source=source) for row in rows.read(tape)]
-    made = profile_tapes.read(profile_tapes.beside(tape))
-    profiled = [replace(profile, kind=rows.RECORDED, source=source) for profile in made]
     kept = folder / f"{lessons.key(path.stem)}.jsonl"
     if measured:
         rows.write(kept, measured)
     else:
         kept.unlink(missing_ok=True)
-    if profiled:
-        profile_tapes.write(profile_tapes.beside(kept), profiled)
-    else:
-        profile_tapes.beside(kept).unlink(missing_ok=True)
-    write(target, notebook)
+    write(path, notebook)
 
 
 def fill(notebook: "NotebookNode", executed: "NotebookNode", stamp: Stamp) -> None:
@@ -272,7 +243,10 @@ def record_roofs(
     Earlier ones stay that rows in ``tapes`` or under ``work`` were measured with.
     """
     kept = [replace(row, kind=rows.RECORDED, source="labkit/machine.py") for row in rows.read(measured)]
-    recorded_roofs.add(tapes / identity.slug, kept, unfinished=(work or unfinished()) / identity.slug)
+    folder = (work or unfinished()) / identity.slug
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "roofs.lock"):  # several lessons may be recorded at once, each on its GPU
+        recorded_roofs.add(tapes / identity.slug, kept, unfinished=folder)
 
 
 def write(path: Path, notebook: "NotebookNode") -> None:
@@ -302,7 +276,7 @@ def _cards(lesson: str, stamp: Stamp) -> set[str]:
     """The GPUs that measured its rows: more than one where a recording went on upon another machine."""
     from labkit import device  # torch comes with it; a lesson has it, `record --check` does without
 
-    being_made = os.environ.get(TAPE_VARIABLE) if os.environ.get(STAMP_VARIABLE) else None
+    being_made = os.environ.get(rows.TAPE) if os.environ.get(STAMP_VARIABLE) else None
     tapes = [Path(being_made)] if being_made else places.RECORDED.glob(f"*/{lessons.key(lesson)}.jsonl")
     measured = (row for tape in tapes for row in rows.of_a_tape(tape))
     cards = {row.card for row in measured if row.device == stamp.device and row.card}

@@ -1,0 +1,1 @@
+"""Lessons executed, recorded, and spread over several GPUs or a cluster."""

@@ -1,0 +1,266 @@
+"""Functions in processes of their own: results, limits, ends, and what is left behind."""
+
+import gc
+import importlib
+import multiprocessing
+import operator
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from labkit import child, places
+
+
+@pytest.fixture(scope="module")
+def server():
+    """One process for all tests."""
+    server = child.Forkserver(exec, "import sys\nsys.prepared = 'once'")
+    yield server
+    server.close()
+
+
+@pytest.fixture(params=["a new process", "a fork of a prepared one"])
+def run(request, server):
+    return child.run if request.param == "a new process" else server.run
+
+
+def evaluate(code, names=None):
+    return eval(code, globals() | (names or {}))
+
+
+def execute(code, names=None):
+    exec(code, globals() | (names or {}))
+
+
+def ended(pid):
+    """Whether a process is gone within a second, or a zombie that nobody has reaped yet."""
+    for _ in range(50):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_result_comes_back(run):
+    assert run(operator.add, "µ", "s", seconds=20) == "µs"
+    assert len(run(bytes, 10**7, seconds=20)) == 10**7
+
+
+def test_a_server_prepares_once_and_a_call_changes_nothing_for_the_next_one(server):
+    prepared = "(sys.prepared, os.getpid(), setattr(sys, 'prepared', 'by a call'))"
+    (first, one, _), (second, other, _) = (server.run(evaluate, prepared, seconds=20) for _ in range(2))
+    assert first == second == "once" and one != other
+
+
+def test_what_is_raised_is_told_with_its_traceback(run):
+    with pytest.raises(child.ChildError, match=r"^ZeroDivisionError: division by zero") as caught:
+        run(operator.truediv, 1, 0, seconds=20)
+    assert caught.value.raised and "Traceback (most recent call last)" in caught.value.__notes__[0]
+    for code, told in (
+        ("sys.exit(2)", "SystemExit: 2"),
+        ("lambda: 1", "Can't (get|pickle)"),
+        ("input()", "EOF"),
+    ):
+        with pytest.raises(child.ChildError, match=told):
+            run(evaluate, code, seconds=20)
+
+
+@pytest.mark.parametrize(
+    ("code", "told", "where"),
+    [
+        ("os._exit(3)", "it ended with status 3", ""),
+        ("os.abort()", "it was ended by SIGABRT", "in execute"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "it was ended by SIGKILL", ""),
+        ("os.closerange(3, 100)", "it ended with status 0", ""),
+    ],
+)
+def test_a_process_that_dies_is_told_with_what_it_printed_last(run, code, told, where):
+    with pytest.raises(child.ChildError) as caught:
+        run(execute, f"print('no room', end='')\n{code}", seconds=20)
+    (note,) = caught.value.__notes__
+    assert str(caught.value) == told and not caught.value.raised
+    assert note.endswith("no room") and where in note
+
+
+@pytest.mark.parametrize("code", ["time.sleep(60)", "while True: pass"])
+def test_what_takes_too_long_is_ended_with_all_it_started(run, code):
+    said = []
+    began = time.monotonic()
+    starts = "print(subprocess.Popen(['sleep', '1234.5']).pid, flush=True)\n"
+    with pytest.raises(TimeoutError, match="within its limit of time") as caught:
+        run(execute, starts + code, seconds=1, show=said.append)
+    assert time.monotonic() - began < 10
+    assert "in execute" in caught.value.__notes__[0]
+    assert ended(int("".join(said)))
+
+
+@pytest.mark.parametrize("code", ["pass", "os._exit(3)", "1 / 0"])
+def test_what_it_leaves_running_is_ended_too(run, code):
+    said = []
+    try:
+        run(
+            execute, f"print(subprocess.Popen(['sleep', '1234.5']).pid)\n{code}", seconds=20, show=said.append
+        )
+    except child.ChildError:
+        assert code != "pass"
+    assert ended(int("".join(said)))
+
+
+def test_an_interrupt_ends_it_and_says_where_it_was(run):
+    interrupt = f"threading.Timer(0.5, os.kill, ({os.getpid()}, signal.SIGINT)).start()\n"
+    said = []
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run(
+            execute,
+            "print(os.getpid(), flush=True)\n" + interrupt + "time.sleep(60)",
+            seconds=60,
+            show=said.append,
+        )
+    assert "in execute" in caught.value.__notes__[0] and ended(int("".join(said)))
+    assert run(operator.add, 1, 2, seconds=20) == 3
+
+
+def test_it_ends_when_the_process_that_waits_is_killed(tmp_path):
+    kept = tmp_path / "pid"
+    slow = f"Path({str(kept)!r}).write_text(str(os.getpid()))\ntime.sleep(60)"
+    code = f"import test_child\ntest_child.child.run(test_child.execute, {slow!r}, seconds=60)"
+    path = os.pathsep.join([places.python_path(), str(Path(__file__).parent)])
+    waiting = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path})
+    while not kept.exists() or not (pid := kept.read_text()):
+        assert waiting.poll() is None
+        time.sleep(0.05)
+    waiting.kill()
+    waiting.wait()
+    time.sleep(1.2)  # where it was is looked for first
+    assert ended(int(pid))
+
+
+def test_memory_has_a_limit(run):
+    with pytest.raises(child.ChildError, match="MemoryError: it needed more memory than it may have"):
+        run(bytes, 10**9, seconds=20, memory=2**29)
+    assert len(run(bytes, 10**9 // 100, seconds=20, memory=2**29)) == 10**7
+
+
+def test_prints_are_passed_on_as_they_come_and_a_flood_is_cut(run):
+    said = []
+    run(
+        execute,
+        "print('first')\nos.system('echo second')\nprint('x' * 20_000_000)",
+        seconds=60,
+        show=said.append,
+    )
+    text = "".join(said)
+    assert text.startswith("first\nsecond\nxxx") and text.endswith(child.LEFT_OUT)
+    assert len(text) == child.OUTPUT_LIMIT + len(child.LEFT_OUT)
+
+
+def test_nothing_that_is_printed_or_forked_is_taken_for_the_result(run):
+    forges = "os.write(1, b'returned') and (os.fork() == 0 and time.sleep(0.5), os.getpid())[1]"
+    here = run(evaluate, f"({forges}, os.getpgid(0))", seconds=20)
+    assert here[0] == here[1], "the result of the leader of the group, not of its fork"
+
+
+def test_the_environment_is_there_before_the_module_is_imported(monkeypatch, tmp_path):
+    """As TRITON_INTERPRET has to be, in the new process and in a server's."""
+    (tmp_path / "early.py").write_text(
+        "import os\nSEEN = os.environ.get('OURS'), os.environ.get('GONE')\n"
+        "INTERPRET = os.environ.get('TRITON_INTERPRET')\ndef seen(): return SEEN, INTERPRET\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    early = importlib.import_module("early")
+
+    monkeypatch.setenv("GONE", "1")
+    around = {name: value for name, value in os.environ.items() if name != "GONE"}
+    for interpret in ("0", "1"):
+        around |= {"OURS": "1", "TRITON_INTERPRET": interpret}
+        assert child.run(early.seen, environment=around, seconds=20) == (("1", None), interpret)
+        server = child.Forkserver(early.seen, environment=around)
+        assert server.run(early.seen, seconds=20) == (("1", None), interpret)
+        server.close()
+    assert os.environ["GONE"] == "1" and "OURS" not in os.environ
+
+
+def test_a_server_that_cannot_prepare_says_so_and_tries_again(tmp_path):
+    server = child.Forkserver(os.stat, tmp_path / "later")
+    for _ in range(2):
+        with pytest.raises(child.ChildError, match="No such file") as caught:
+            server.run(os.getpid, seconds=20)
+        assert caught.value.raised
+    (tmp_path / "later").touch()
+    assert server.run(operator.add, 1, 2, seconds=20) == 3
+    server.close()
+    assert server.run(operator.add, 1, 2, seconds=20) == 3, "another process"
+    server.close()
+
+
+def test_a_server_that_is_killed_or_forgotten():
+    server = child.Forkserver(os.getpid)
+    guard = "(os.getppid(), psutil.Process(os.getppid()).ppid())"
+    _, pid = server.run(evaluate, guard, seconds=20)
+    with pytest.raises(child.ChildError, match="together with the process that watched it"):
+        server.run(execute, "os.kill(os.getppid(), signal.SIGKILL)\nos._exit(0)", seconds=20)
+    assert server.run(evaluate, guard, seconds=20)[1] == pid
+    os.kill(pid, signal.SIGKILL)
+    assert ended(pid)
+    _, other = server.run(evaluate, guard, seconds=20)
+    assert other != pid
+    del server
+    gc.collect()  # what was raised above refers to it
+    assert ended(other)
+
+
+def test_several_threads_and_a_server_that_uses_another_one(server):
+    nested = child.Forkserver(keep, uses=(server,))
+    found = []
+    threads = [
+        threading.Thread(target=lambda n=n: found.append(nested.run(through, n, seconds=20)))
+        for n in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    nested.close()
+    assert sorted(found) == [("once", n) for n in range(4)]
+
+
+def keep(server):
+    globals()["kept"] = server
+
+
+def through(number):
+    return kept.run(evaluate, "sys.prepared", seconds=20), number  # noqa: F821 - by keep
+
+
+def test_scripts_are_not_run_again_and_the_start_method_stays_free(tmp_path):
+    """Of a script without a guard, `python -c`, and a process that wants another start method afterwards."""
+    code = (
+        "import multiprocessing, operator, os, sys\nfrom labkit import child\nprint('runs')\n"
+        "os.chdir('/')\nprint(child.run(operator.add, 1, 2, seconds=20))\n"
+        "multiprocessing.set_start_method('spawn')\n"
+    )
+    (tmp_path / "script.py").write_text(code)
+    for command in ([str(tmp_path / "script.py")], ["-c", code]):
+        path = os.environ | {"PYTHONPATH": places.python_path()}
+        done = subprocess.run([sys.executable, *command], env=path, capture_output=True, text=True)
+        assert (done.stdout, done.stderr) == ("runs\n3\n", "")
+
+
+def test_what_runs_there_may_have_processes_of_its_own(run):
+    assert run(square_in_a_pool, seconds=60) == [0, 1, 4]
+
+
+def square_in_a_pool():
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        return pool.map(square, range(3))
+
+
+def square(number):
+    return number * number
