@@ -61,16 +61,15 @@ def places_for(gpus: str | None, slurm: Sequence[str], count: int) -> list[Place
     if gpus is not None and slurm:
         raise ValueError("--gpus is for this machine, --slurm for a cluster: give one of them")
     if gpus is not None:
-        return [
-            Place(_executor("local", timeout_min=7 * 24 * 60), f"GPU {gpu}", gpu) for gpu in _chosen(gpus)
-        ]
+        local = _executor("local", timeout_min=7 * 24 * 60)
+        return [Place(local, f"GPU {number}", gpu) for number, gpu in _chosen(gpus)]
     options = dict(_option(assignment) for assignment in slurm)
     executor = _executor(options.pop("cluster", "slurm"), **_parameters(options))
     return [Place(executor, "job")] * count
 
 
-def _chosen(wanted: str) -> list[str]:
-    """Values of CUDA_VISIBLE_DEVICES that leave one GPU alone, of those that kernels run on here."""
+def _chosen(wanted: str) -> list[tuple[int, str]]:
+    """GPUs by number, each with the value of CUDA_VISIBLE_DEVICES that leaves it alone."""
     here = gpus_here()
     if not here:
         raise ValueError("--gpus needs a GPU, and this session has none: see `labkit doctor`")
@@ -80,7 +79,7 @@ def _chosen(wanted: str) -> list[str]:
             raise ValueError(
                 f"--gpus {wanted}: {number!r} is no GPU here; write all, or some of 0 to {len(here) - 1}"
             )
-    return [here[int(number)] for number in dict.fromkeys(numbers)]
+    return [(int(number), here[int(number)]) for number in dict.fromkeys(numbers)]
 
 
 def gpus_here() -> list[str]:
@@ -272,6 +271,8 @@ def _tell(console: Console, command: str, names: Sequence[str], said: set[tuple[
 def _why(command: str, name: str, key: str, jobs: dict[str, Any]) -> str:
     """Why a name has no result."""
     status = _status(command, name, key)
+    if status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        return "stopped"
     if status is not None:
         return f"ended by {signal.Signals(-status).name}" if status < 0 else f"failed with status {status}"
     if not folder(command, name).exists():
@@ -282,18 +283,18 @@ def _why(command: str, name: str, key: str, jobs: dict[str, Any]) -> str:
         if job.done() and job.state not in ("COMPLETED", "DONE")
     }
     ends = ", ".join(f"{where} ended ({state.lower()})" for where, state in states.items())
-    return f"no result{': ' if ends else ''}{ends}"
+    return f"no result: {ends}" if ends else "stopped"
 
 
 def _end(jobs: Iterable[Any]) -> None:
-    """Cancel what runs. submitit's local executor ends its own process only, so its descendants end here."""
+    """Cancel what runs. submitit's local executor ends its own process only: descendants are ended here."""
     family: list[psutil.Process] = []
     for job in jobs:
         process = getattr(job, "_process", None)  # of the local executor
         if process is not None and process.poll() is None:
             controller = psutil.Process(process.pid)
             family += [controller, *controller.children(recursive=True)]
-        if not job.done():
+        elif not job.done():
             job.cancel()
     for process in family:
         if process.is_running():

@@ -113,7 +113,8 @@ def test_interrupted_it_leaves_no_process_and_says_what_is_finished(clone, numbe
     process.send_signal(number)
     text, _ = process.communicate(timeout=40)
     assert process.returncode in (130, 143), text
-    assert "01_slow: no result" in text and "Finished: nothing" in text
+    assert "01_slow: stopped; see build/logs/run/01_slow.log" in text and "Finished: nothing" in text
+    assert "Traceback" not in text
     assert not [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
 
