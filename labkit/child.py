@@ -141,7 +141,7 @@ def _call(
     memory: int | None = None,
     show: Callable[[str], object] = lambda text: None,
 ) -> Any:
-    job = ForkingPickler.dumps((function, args))
+    job = bytes(ForkingPickler.dumps((function, args)))  # a view of a buffer may not stay in a traceback
     result: list[Any] = []
     stopped: BaseException | None = None
     status, trace, begun = None, "", False
@@ -170,7 +170,6 @@ def _call(
                 begun, deadline = True, time.monotonic() + (END_LIMIT_S if stopped else seconds)
             else:
                 result, deadline = [kind, *content], time.monotonic() + END_LIMIT_S
-        output.read_rest()
     if stopped is None and result and result[0] == "returned":
         return result[1]
     if stopped is None:
@@ -226,11 +225,6 @@ class _Output:
         if self._left > 0:
             self._show(text[: self._left] + LEFT_OUT * (len(text) > self._left))
         self._left -= len(text)
-
-    def read_rest(self) -> None:
-        """Pass on what was printed and not read yet."""
-        while wait([self.reader], 0):
-            self.read()
 
 
 # ---- the processes that serve, guard and work --------------------------------------------------------------

@@ -161,10 +161,9 @@ def test_prints_are_passed_on_as_they_come_and_a_flood_is_cut(run):
     assert len(text) == child.OUTPUT_LIMIT + len(child.LEFT_OUT)
 
 
-def test_nothing_that_is_printed_or_forked_is_taken_for_the_result(run):
-    forges = "os.write(1, b'returned') and (os.fork() == 0 and time.sleep(0.5), os.getpid())[1]"
-    here = run(evaluate, f"({forges}, os.getpgid(0))", seconds=20)
-    assert here[0] == here[1], "the result of the leader of the group, not of its fork"
+def test_what_a_fork_of_the_call_returns_is_not_taken_for_the_result(run):
+    with pytest.raises(child.ChildError, match="it ended with status 3"):
+        run(execute, "if os.fork():\n    time.sleep(0.5)\n    os._exit(3)", seconds=20)
 
 
 def test_the_environment_is_there_before_the_module_is_imported(monkeypatch, tmp_path):
