@@ -39,6 +39,8 @@ KEYS = (
 )  # fmt: skip
 """What `--slurm` takes: Slurm's own names, and ``cluster``, which is submitit's (slurm, local or debug)."""
 VALUE = re.compile(r"[\w.,:=/@+|&!*()\[\]#%-]+", re.ASCII)
+SEEN_S = 30.0
+"""A file that another machine has written is seen here after this at the latest."""
 GRACE_S = 10.0
 """Processes that were asked to end, and have not, are killed after this."""
 
@@ -97,7 +99,7 @@ def _option(assignment: str) -> tuple[str, str]:
     key, equals, value = assignment.partition("=")
     if not equals or key not in KEYS:
         raise ValueError(f"--slurm {assignment!r}: write key=value, with a key of {', '.join(KEYS)}")
-    if not VALUE.fullmatch(value) or (key == "time" and not value.isdecimal()):
+    if not VALUE.fullmatch(value) or (key == "time" and not re.fullmatch("[1-9][0-9]*", value)):
         raise ValueError(f"--slurm {assignment!r}: {value!r} is no value for {key}")
     return key, value
 
@@ -188,6 +190,9 @@ def run(
             jobs[f"{place.name} {job.job_id}" if place.gpu is None else place.name] = job
         while not all(job.done() for job in jobs.values()):
             _tell(console, command, todo, said)
+            time.sleep(0.5)
+        until = time.monotonic() + SEEN_S * any(place.gpu is None for place in given)
+        while time.monotonic() < until and any(_status(command, name, key) is None for name in todo):
             time.sleep(0.5)
         _tell(console, command, todo, said)
     finally:

@@ -94,6 +94,19 @@ def test_through_slurms_interface_by_submitits_debug_executor(clone, said):
     assert "7" in (clone / "build/lessons/01_one.html").read_text()
 
 
+def test_a_result_that_another_machine_wrote_is_waited_for(clone, said, monkeypatch):
+    stage.lesson(clone, "x = 1", name="01_one")
+    status, asked = spread._status, []
+
+    def late(*given):
+        asked.append(given)
+        return status(*given) if len(asked) > 3 else None
+
+    monkeypatch.setattr(spread, "_status", late)
+    passed, text = run(said, "01_one", gpus=None, slurm=("cluster=debug",))
+    assert passed, text
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_leaves_no_process_and_says_what_is_finished(clone, number):
     stage.lesson(clone, SLOW, name="01_slow")
@@ -138,6 +151,7 @@ def test_a_second_run_in_the_same_clone_is_refused(clone):
         (None, ("partition=a\n#SBATCH --wrap=b",), "is no value for partition"),
         (None, ("constraint=$(id)",), "is no value for constraint"),
         (None, ("time=ten",), "is no value for time"),
+        (None, ("time=0",), "is no value for time"),
         (None, ("partition=gpu",), "--slurm: "),
     ],
 )
