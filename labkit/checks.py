@@ -323,10 +323,14 @@ _NAN_BITS = {
 
 
 class Fences(dispatch.Mode):
-    """While active, new uninitialised floating-point tensors hold NaN and lie between fences of NaN."""
+    """While active, new uninitialised floating-point tensors hold NaN and lie between fences of NaN.
 
-    def __init__(self) -> None:
+    ``fence`` is the length of each fence, in elements.
+    """
+
+    def __init__(self, fence: int = FENCE) -> None:
         super().__init__()
+        self._fence = fence
         self._blocks: list[tuple[Tensor, int, int]] = []
 
     def place(self, values: Tensor, layout: str) -> Tensor:
@@ -334,21 +338,24 @@ class Fences(dispatch.Mode):
         return LAYOUTS[layout](self, values).copy_(values)
 
     def allocate(self, count: int, like: Tensor) -> Tensor:
-        """``count`` elements of NaN between two fences."""
-        block = like.new_empty(count + 2 * FENCE)
-        bits, quiet = _NAN_BITS[like.dtype]
+        """``count`` elements of NaN between two fences; of integers and bool, any other marks."""
+        block = like.new_empty(count + 2 * self._fence)
+        bits, quiet = _NAN_BITS.get(like.dtype, (torch.uint8, 0))
         # Each block has a NaN of its own: one that a stray load brings from elsewhere is not taken for it.
         mark = quiet + 1 + len(self._blocks) % 62
         block.view(bits).fill_(mark)
         self._blocks.append((block, count, mark))
-        return block[FENCE : FENCE + count]
+        return block[self._fence : self._fence + count]
 
     def broken(self) -> int:
         """How many elements outside its tensor the farthest stray store went; 0 when all fences stand."""
         farthest = 0
         for block, count, mark in self._blocks:
-            whole = block.view(_NAN_BITS[block.dtype][0]) == mark
-            for fence in (whole[:FENCE].flip(0), whole[FENCE + count :]):
+            bits, _ = _NAN_BITS.get(block.dtype, (torch.uint8, 0))
+            whole = block.view(bits) == mark
+            if len(whole) > len(block):  # elements of several bytes without a NaN
+                whole = whole.view(len(block), -1).all(1)
+            for fence in (whole[: self._fence].flip(0), whole[self._fence + count :]):
                 stray = (~fence).nonzero()
                 farthest = max(farthest, int(stray.max()) + 1 if len(stray) else 0)
         return farthest

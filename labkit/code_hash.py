@@ -164,7 +164,8 @@ def sources(function: Any, seen: set[int]) -> list[str]:
     if isinstance(function, type):  # its own methods alone: what they use may be a whole library
         members = vars(function).items()
         methods = [(name, inspect.unwrap(getattr(one, "__func__", one))) for name, one in members]
-        return [_source(method) for name, method in methods if _is_written(name, method)]
+        attributes = _plain_values(value for name, value in members if not name.startswith("__"))
+        return [*attributes, *(_source(method) for name, method in methods if _is_written(name, method))]
     found = [_source(function)]
     names = function.__code__.co_names
     used = [function.__globals__[name] for name in names if name in function.__globals__]

@@ -87,14 +87,21 @@ def count(call: Callable[[], Any]) -> Counts:
     """
     if device.has_gpu():
         raise RuntimeError("counts are for machines without a GPU; here profiles.profile shows what ran")
+    with recording() as counts:
+        call()
+    return counts
+
+
+@contextmanager
+def recording() -> Iterator[Counts]:
+    """Count what is launched inside, where no GPU is seen."""
     counts = Counts()
     operations = _Operations(counts.launches)
     with ExitStack() as stack:
         if backend.interpreting():
             stack.enter_context(_interpreted(counts.launches, operations))
         stack.enter_context(operations)
-        call()
-    return counts
+        yield counts
 
 
 def operations(call: Callable[[], Any]) -> list[Launch]:

@@ -10,7 +10,7 @@ from nbformat import NotebookNode
 
 from labkit import lessons
 from labkit.runs import record
-from labkit.verdicts import solution_html
+from labkit.exercises.verdicts import solution_html
 
 ASIDE = "An aside"
 """How the heading of an aside begins."""

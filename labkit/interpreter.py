@@ -219,8 +219,13 @@ def _count_loops() -> None:
     """
     replace = interpreter._patch_lang_tensor
 
+    def index(self: Any) -> int:
+        if self.dtype.is_floating():
+            raise TypeError("must be real number, not tensor")  # as compiled: math.sqrt(block), say
+        return int(self.handle.data.squeeze())
+
     def counted(tensor: Any, scope: Any) -> None:
         replace(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+        scope.set_attr(tensor, "__index__", index)
 
     interpreter._patch_lang_tensor = counted

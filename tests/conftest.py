@@ -1,5 +1,6 @@
 """Fixtures that several test files ask for by name."""
 
+import dataclasses
 import gc
 import os
 import tempfile
@@ -15,7 +16,7 @@ from filelock import FileLock
 
 import labkit  # noqa: F401 - decides whether Triton interprets, which is not imported yet
 
-pytest.register_assert_rewrite("judging", "grouped", "products", "recurring")
+pytest.register_assert_rewrite("grouped", "products", "recurring", "taught")
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +28,21 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture
-def judged(request, tmp_path, cache):
-    """The finding for a cell of one of the exercises that the test file has in ANSWERS."""
-    return lambda name, source: request.module.ANSWERS.finding(name, source, tmp_path)
-
-
-@pytest.fixture
 def fresh_compiler():
     """torch.compile knows nothing of earlier calls, and later ones nothing of these."""
     torch.compiler.reset()
     yield
     torch.compiler.reset()
+
+
+@pytest.fixture
+def overflow_is_an_error(monkeypatch):
+    """A number that runs over 32 bits in an interpreted kernel is an error before it could be an address."""
+    from triton.runtime import interpreter
+
+    builder = interpreter.interpreter_builder
+    options = dataclasses.replace(builder.options, debug=True, sanitize_overflow=True)
+    monkeypatch.setattr(builder, "options", options)
 
 
 @pytest.fixture(autouse=True)
@@ -52,3 +57,18 @@ def room_for_large_tests(request):
         yield
         gc.collect()
         torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """A toy clone without lessons, for this process and for those that it starts; kernels are interpreted."""
+    import stage
+
+    from labkit import places, rows
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(rows.TAPE, raising=False)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([places.python_path(), str(Path(__file__).parent)]))
+    stage.set_up(tmp_path, monkeypatch.setattr, monkeypatch.setenv)
+    return tmp_path

@@ -1,11 +1,34 @@
-"""Waiting for what a process does, and ending it with all that it has started."""
+"""Processes that hear Ctrl-C, waiting for what they do, and ending them with all that they have started."""
 
+import signal
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import psutil
+
+
+def python(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+    """Python with a group of its own, as a command in a terminal has. It hears Ctrl-C where the tests do not.
+
+    All that it prints is in its stdout.
+    """
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        **options,
+    )  # fmt: skip
+
+
+def gone(process: psutil.Process) -> bool:
+    """Whether it has ended; a zombie has."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def wait_for(condition: Callable[[], Any], what: str, seconds: float) -> Any:
@@ -16,6 +39,22 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float) -> Any:
             raise TimeoutError(f"{what}: not within {seconds:.0f} s")
         time.sleep(0.1)
     return found
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens at."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def reachable(port: int) -> bool:
+    """Whether somebody listens at a port of this machine."""
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
 
 
 def tree(process: subprocess.Popen[Any]) -> list[psutil.Process]:

@@ -62,23 +62,6 @@ def test_what_is_right_passes(direction, all_rows, batch, monkeypatch):
     assert comparison.at_full_size(given, all_rows=all_rows) < 1e-6
 
 
-def test_the_reference_gets_float64_and_few_rows(monkeypatch):
-    monkeypatch.setattr(accuracy, "CHUNK_ROWS", 300)
-    seen = []
-
-    def watched(x, w, other):
-        seen.append((len(x), len(other), x.dtype, w.shape))
-        return reference(x, w, other)
-
-    comparison = Comparison(right, watched, "forward_backward", (0, 2))
-    some = len(spread(BATCH))
-    comparison.at_full_size(inputs(), all_rows=False)
-    assert seen == [(some, some, torch.float64, (WIDTH, WIDTH))] * 2, "for the output, for the gradients"
-    seen.clear()
-    comparison.at_full_size(inputs(), all_rows=True)
-    assert [rows for rows, *_ in seen] == [some, 300, 300, 300, 100]
-
-
 @pytest.mark.parametrize("row", [0, 7, 999, 992])
 def test_a_wrong_row_at_an_end_of_the_output_is_seen(row):
     def call(*tensors):
@@ -119,21 +102,6 @@ def test_a_weight_gradient_without_the_last_rows_is_seen(all_rows):
 
     assert of(call).at_full_size(inputs(), all_rows=all_rows) > 0.05
     assert of(call).complete(inputs(batch=64)) < 1e-6, "and at a sampled size it is not"
-
-
-def test_no_autograd_in_the_forward_direction():
-    seen = []
-
-    def call(*tensors):
-        seen.append(torch.is_grad_enabled())
-        return reference(*tensors)
-
-    given = inputs(grad=False)
-    of(call, "forward").complete(given)
-    of(call, "forward").at_full_size(given, all_rows=True)
-    assert seen == [False, False]
-    of(call).complete(inputs())
-    assert seen[-1]
 
 
 def test_a_backward_that_overwrites_what_the_forward_saved_is_not_repeated():

@@ -31,10 +31,12 @@ from labkit import (
     sweeps,
 )
 from labkit.bench import Bench
-from labkit.bench_plan import COMPILE_S, ROW_S, TUNE_S, Part
+from labkit.bench_plan import ROW_S, Part
 from labkit.sweeps import Contender
 
 SHAPES = tuple({"batch": 2, "width": width} for width in (16, 32))
+OUT = places.Path("out.jsonl")
+LOST = "CUDA error: an illegal memory access was encountered"
 
 
 @pytest.fixture(autouse=True)
@@ -53,31 +55,23 @@ def gpu(monkeypatch):
     return install(monkeypatch.setattr)
 
 
-@pytest.fixture
-def no_gpu(monkeypatch):
-    monkeypatch.setattr(device, "has_gpu", lambda: False)
-
-
 class Toy:
     """Two suites: `affine` has ours, another and a peer; `linear` ours in two dtypes and directions."""
 
     def __init__(self, gpu):
-        def missing(*_):
-            raise peers.MissingError("a-peer")
+        self.calls, self.stop_at = [], None
+        self.ours, self.other = self.counted(doubling(gpu)), self.counted(doubling(gpu, "eager", 3.0))
+        self.peer = Contender("Peer", self.missing, DOUBLING, peer="a-peer")
 
-        self.calls = []
-        self.stop_at, self.stop_with = None, KeyboardInterrupt
-        self.ours = self.counted(doubling(gpu))
-        self.other = self.counted(doubling(gpu, "eager", 3.0))
-        self.peer = Contender("Peer", missing, DOUBLING, peer="a-peer")
+    def missing(self, *_):
+        raise peers.MissingError("a-peer")
 
     def counted(self, one):
         def call(x):
-            width = x.shape[1]
-            if (one.name, width) not in self.calls:
-                self.calls.append((one.name, width))
-            if (one.name, width) == self.stop_at:
-                raise self.stop_with
+            if (one.name, x.shape[1]) not in self.calls:
+                self.calls.append((one.name, x.shape[1]))
+            if (one.name, x.shape[1]) == self.stop_at:
+                raise KeyboardInterrupt
             return one.call(x)
 
         return Contender(one.name, call, one.work)
@@ -100,20 +94,25 @@ def toy(gpu, monkeypatch):
 
 
 @pytest.fixture
+def planned(monkeypatch):
+    """A function that puts these parts in the place of the suites'."""
+    return lambda *parts: monkeypatch.setattr(suites, "parts", lambda name, peers: list(parts))
+
+
+@pytest.fixture
 def roofs(monkeypatch):
-    found = machine.Roofs(
-        kind="live", device="Simulated", date="2026-01-02", copy=((2**20, 2**20 / 10.0),),
-        matmul=dict.fromkeys(("float32", "float16", "bfloat16", "tf32"), 1e12), node_us=1.0, host_us=5.0,
-    )  # fmt: skip
+    dtypes = ("float32", "float16", "bfloat16", "tf32")
+    how = {"copy": ((2**20, 2**20 / 10.0),), "matmul": dict.fromkeys(dtypes, 1e12)}
+    found = machine.Roofs(kind="live", device="Simulated", date="2026-01-02", node_us=1.0, host_us=5.0, **how)
     monkeypatch.setattr(machine, "roofs", lambda **_: found)
     return found
 
 
-def labkit(*arguments):
+def labkit(*arguments, code=0):
     result = CliRunner().invoke(cli.cli, ["bench", *map(str, arguments)])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    assert "Traceback" not in result.output
-    return result
+    assert result.exit_code == code and "Traceback" not in result.output, result.output
+    return result.output
 
 
 def run(*names, **options):
@@ -122,145 +121,78 @@ def run(*names, **options):
     return made
 
 
-# Rows
-
-
-def test_every_contender_shape_dtype_and_direction_is_a_row(toy):
-    found = run().measured
-    assert [(r.suite, r.contender, r.direction, r.dtype, r.shape["width"]) for r in found] == [
-        *(
-            ("bench/affine", who, "forward", "float32", width)
-            for width in (16, 32)
-            for who in ("labkit", "eager")
-        ),
-        *(
-            ("bench/linear", "labkit", direction, dtype, 16)
-            for dtype in ("float32", "float16")
-            for direction in ("forward", "forward_backward")
-        ),
-    ]  # fmt: skip
+def test_every_contender_shape_dtype_and_direction_is_a_row_in_both_files(toy):
+    assert "bench/affine" in labkit("--json", OUT, "--csv", "out.csv")
+    found = rows.read(OUT)
+    affine = [(who, "forward", "float32", width) for width in (16, 32) for who in ("labkit", "eager")]
+    ways = [(way, dtype) for dtype in ("float32", "float16") for way in ("forward", "forward_backward")]
+    linear = [("labkit", *way, 16) for way in ways]
+    assert [(r.contender, r.direction, r.dtype, r.shape["width"]) for r in found] == affine + linear
+    assert [r.suite for r in found] == ["bench/affine"] * 4 + ["bench/linear"] * 4
     assert all(r.median_us and r.copy_us and r.kind == "live" and r.source.startswith("code ") for r in found)
-    assert {(r.clock, r.cache) for r in found} == {("graph", "cold")}
-
-
-def test_files_hold_the_rows_of_the_schema(toy, tmp_path):
-    result = labkit("--json", "out.jsonl", "--csv", "out.csv")
-    assert result.exit_code == 0
-    found = rows.read(tmp_path / "out.jsonl")
-    assert len(found) == 8
-    first = json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])
-    assert set(first) == {*rows.COLUMNS} - {*rows.LATER}, "a quiet row of no card"
-    with open(tmp_path / "out.csv", newline="") as stream:
-        table = list(csv.DictReader(stream))
-    assert [line["width"] for line in table] == [str(row.shape["width"]) for row in found]
-    assert [float(line["median_us"]) for line in table] == [row.median_us for row in found]
-
-
-def test_one_suite_can_be_named(toy):
-    result = labkit("linear", "linear")
-    assert result.exit_code == 0
-    assert "bench/linear" in result.output and "bench/affine" not in result.output
+    assert {(r.clock, r.cache, r.peer) for r in found} == {("graph", "cold", None)}
+    assert set(json.loads(OUT.read_text().splitlines()[0])) == {*rows.COLUMNS} - {*rows.LATER}
+    with open("out.csv", newline="") as stream:
+        table = [(line["width"], float(line["median_us"])) for line in csv.DictReader(stream)]
+    assert table == [(str(row.shape["width"]), row.median_us) for row in found]
+    output = labkit("linear", "linear")
+    assert "bench/affine" not in output and "linear: row 1 of 4, about" in output
 
 
 # Peers
 
 
-def test_without_the_word_no_peer_is_taken_along(toy):
-    assert all(row.peer is None for row in run().measured)
-
-
-def test_a_peer_that_is_missing_is_named_with_the_reason(toy):
-    result = labkit("affine", "--peers", "--json", "out.jsonl")
-    assert (
-        "no time: Peer, 2 rows of affine: MissingError: a-peer is not installed: pip install -e '.[peers]'"
-        in (result.output)
-    )
-    peer = [row for row in rows.read(places.Path("out.jsonl")) if row.peer]
-    assert [(row.contender, row.median_us) for row in peer] == [("Peer", None)] * 2
-
-
-def test_a_peer_of_another_version_is_named_and_measured(toy, monkeypatch):
+def test_peers_that_are_missing_or_of_another_version_are_named(toy, monkeypatch):
     monkeypatch.setattr(peers, "EXPECTED", {"numpy": "0.1", "no-such-package-of-ours": "1.0"})
-    result = labkit("affine", "--peers")
-    assert (
-        f"numpy is version {machine.version('numpy')}: its contenders were tried with 0.1." in result.output
-    )
-    assert "no-such-package-of-ours" not in result.output and result.exit_code == 0
-    assert "numpy is version" not in labkit("affine").output
-
-
-def test_a_build_of_the_expected_version_is_expected(monkeypatch):
+    output = labkit("affine", "--peers", "--json", OUT)
+    why = "MissingError: a-peer is not installed: pip install -e '.[peers]'"
+    assert f"no time: Peer, 2 rows of affine: {why}" in output
+    assert [(row.contender, row.median_us) for row in rows.read(OUT) if row.peer] == [("Peer", None)] * 2
+    assert f"numpy is version {machine.version('numpy')}: its contenders were tried with 0.1." in output
+    assert "no-such-package-of-ours" not in output and "numpy is version" not in labkit("affine")
     monkeypatch.setattr(peers, "EXPECTED", {"it": "1.0"})
     monkeypatch.setattr(peers, "installed", lambda package: "1.0+cu130")
     assert peers.unexpected() == []
 
 
-def test_a_peer_tunes_itself_before_it_is_measured_and_its_failure_is_a_note(toy, monkeypatch):
+def test_a_peer_tunes_itself_before_it_is_measured_and_again_if_rows_of_it_are_left(
+    toy, monkeypatch, planned
+):
     told = []
 
     def tune(contenders, shapes):
         told.append(([one.name for one in contenders], list(shapes), list(toy.calls)))
         raise RuntimeError("no kernel image")
 
-    part = Part(
-        (toy.ours, toy.peer), SHAPES, "bench/affine", ("float32",), tuning=("Peer",), tuned=SHAPES[:1]
-    )
-    monkeypatch.setattr(suites, "parts", lambda name, peers: [part])
     monkeypatch.setattr(peers, "tune", tune)
-    assert len(run("affine", with_peers=True).measured) == 4
-    assert told == [(["Peer"], [SHAPES[0]], [])]
-
-
-@pytest.mark.parametrize(("left", "tuned"), [(0, 0), (1, 1)])
-def test_a_peer_is_tuned_again_if_a_stopped_run_has_left_any_row_of_it(toy, monkeypatch, left, tuned):
-    parts = [
-        Part((toy.ours,), SHAPES, "bench/affine", ("float32",), tuning=("labkit",), tuned=SHAPES),
-        Part((toy.ours,), SHAPES, "bench/affine", ("float32",), directions=("forward_backward",)),
-    ]
-    monkeypatch.setattr(suites, "parts", lambda name, peers: parts)
+    one = Part((toy.ours,), SHAPES, "bench/affine", ("float32",), tuning=("labkit",), tuned=SHAPES[:1])
+    planned(one, replace(one, directions=("forward_backward",), tuning=(), tuned=()))
     measured = run("affine").measured
-    rows.write(bench.tape("affine"), measured[: len(measured) - left])
-    told = []
-    monkeypatch.setattr(peers, "tune", lambda contenders, shapes: told.append(list(shapes)))
-    assert run("affine").kept == 4 - left
-    assert told == [list(SHAPES)] * tuned
+    assert len(measured) == 4 and told == [(["labkit"], [SHAPES[0]], [])], "its failure is no error"
+    for left in (0, 1):
+        rows.write(bench.tape("affine"), measured[: len(measured) - left])
+        assert run("affine").kept == 4 - left and len(told) == 1 + left
 
 
 # A run that is stopped
 
 
-def stopped(toy, *at):
-    toy.stop_at = at
-    result = labkit("--json", "out.jsonl")
-    toy.stop_at = None
-    return result
-
-
 def test_a_stop_keeps_the_rows_and_the_same_command_goes_on(toy):
-    result = stopped(toy, "eager", 32)
-    assert result.exit_code == 130
-    assert "2 rows are kept: within an hour the same command goes on." in result.output
-    before = rows.read(places.Path("out.jsonl"))
+    for at, kept in ((("labkit", 16), 0), (("eager", 32), 2)):
+        toy.stop_at = at
+        rows.write(OUT, [recorded()])
+        output = labkit("--json", OUT, code=130)
+        assert (f"{kept} rows are kept: within an hour the same command goes on." in output) == bool(kept)
+        before = rows.read(OUT)
+        assert len(before) == 2 if kept else before == [recorded()], "nothing takes no file's place"
     assert [(row.contender, row.shape["width"]) for row in before] == [("labkit", 16), ("eager", 16)]
-
-    toy.calls.clear()
-    result = labkit("--json", "out.jsonl")
-    assert "2 rows were measured before the last run was stopped." in result.output
-    after = rows.read(places.Path("out.jsonl"))
-    assert after[:2] == before and len(after) == 8
-    assert ("eager", 16) not in toy.calls and ("eager", 32) in toy.calls
-
-
-def test_a_stop_of_a_run_from_the_beginning_says_how_to_go_on(toy):
-    run("affine")
-    toy.stop_at = "eager", 32
-    result = labkit("--again")
-    assert "2 rows are kept: within an hour the same command without --again goes on." in result.output
     toy.stop_at = None
-    assert run().kept == 2
+    toy.calls.clear()
+    assert "2 rows were measured before the last run was stopped." in labkit("--json", OUT)
+    assert rows.read(OUT)[:2] == before and len(rows.read(OUT)) == 8
+    assert ("eager", 16) not in toy.calls and ("eager", 32) in toy.calls
+    assert not list((places.cache() / "bench").rglob("*.jsonl")), "a complete run is forgotten"
 
-
-def test_suites_that_were_complete_are_not_measured_again(toy):
     def stop(progress):
         if progress.done == 7:
             raise KeyboardInterrupt
@@ -268,23 +200,16 @@ def test_suites_that_were_complete_are_not_measured_again(toy):
     with pytest.raises(KeyboardInterrupt):
         run(progress=stop)
     toy.calls.clear()
-    assert run().kept == 7
-    assert toy.calls == [("labkit", 16)]
-
-
-def test_a_complete_run_is_forgotten(toy):
-    labkit()
-    assert not list((places.cache() / "bench").rglob("*.jsonl"))
-    assert "before the last run" not in labkit().output
+    assert run().kept == 7 and toy.calls == [("labkit", 16)]
 
 
 @pytest.mark.parametrize("how", ["again", "later", "machine", "damaged"])
 def test_rows_that_would_not_be_measured_so_now_are_measured_again(toy, how, monkeypatch):
     run("affine")
+    here = machine.identity()
     if how == "later":
         aged("affine", 1.1)
     elif how == "machine":
-        here = machine.identity()
         monkeypatch.setattr(machine, "identity", lambda: replace(here, driver="571"))
     elif how == "damaged":
         bench.tape("affine").write_text("{}\n")
@@ -297,7 +222,7 @@ def aged(name, hours):
     os.utime(bench.tape(name), (then, then))
 
 
-def test_rows_count_within_an_hour_after_the_last_of_any_suite(toy):
+def test_rows_count_within_an_hour_after_the_last_of_any_suite_if_they_are_planned(toy, planned):
     for _ in range(2):  # the second time they are older than the first
         run("affine", "linear")
         aged("affine", 9)
@@ -307,186 +232,54 @@ def test_rows_count_within_an_hour_after_the_last_of_any_suite(toy):
     aged("linear", 1.1)
     assert run("linear").kept == 0
     assert run("affine").kept == 0, "what a run has found too old does not come back with it"
+    planned(Part((toy.ours,), SHAPES[:1], "bench/affine", ("float32",)))
+    again = run("affine")
+    assert (again.kept, len(again.measured)) == (1, 1)
 
 
 def test_an_edit_during_the_run_ends_it_and_leaves_no_row_under_the_wrong_code(toy, monkeypatch):
     code, edited = sweeps.code, []
     monkeypatch.setattr(sweeps, "code", lambda one: "code of the edit" if one.name in edited else code(one))
-
-    def edit(progress):
-        edited.append("eager")
-
-    monkeypatch.setattr(bench_report, "report", lambda console: contextlib.nullcontext(edit))
-    result = labkit("affine", "--json", "out.jsonl")
-    assert result.exit_code == 1
-    assert "bench/affine: the code of eager was edited while it was measured" in result.output
-    for path in (bench.tape("affine"), places.Path("out.jsonl")):
+    report = lambda console: contextlib.nullcontext(lambda progress: edited.append("eager"))  # noqa: E731
+    monkeypatch.setattr(bench_report, "report", report)
+    output = labkit("affine", "--json", OUT, code=1)
+    assert "bench/affine: the code of eager was edited while it was measured" in output
+    for path in (bench.tape("affine"), OUT):
         assert [row.contender for row in rows.read(path)] == ["labkit", "eager", "labkit"]
         assert all(row.source != "code of the edit" for row in rows.read(path))
-
-
-def test_rows_that_are_not_planned_any_more_do_not_count(toy):
-    run("affine", "linear", with_peers=True)
-    part = Part((toy.ours,), SHAPES[:1], "bench/affine", ("float32",))
-    toy.parts = lambda name, *, peers: [part]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suites, "parts", toy.parts)
-        again = run("affine")
-    assert (again.kept, len(again.measured)) == (1, 1)
 
 
 # What fails
 
 
-def test_a_contender_that_does_not_compile_is_a_gap_and_the_others_go_on(toy, monkeypatch):
-    def failing(call, **options):
-        def compiled(*inputs):
-            raise torch._dynamo.exc.Unsupported("no such operator\nand a page more")
+def test_a_contender_that_does_not_compile_is_a_gap_and_the_others_go_on(toy, monkeypatch, planned):
+    def compiled(*inputs):
+        raise torch._dynamo.exc.Unsupported("no such operator\nand a page more")
 
-        return compiled
-
-    monkeypatch.setattr(torch, "compile", failing)
-    part = Part(
-        (toy.ours, Contender("compiled", toy.ours.call, DOUBLING, compiled=True)), SHAPES, "bench/affine",
-        ("float32",),
-    )  # fmt: skip
-    monkeypatch.setattr(suites, "parts", lambda name, peers: [part])
-    result = labkit("affine")
-    assert result.exit_code == 0
-    assert "no time: compiled, 2 rows of affine: Unsupported: no such operator\n" in result.output
+    monkeypatch.setattr(torch, "compile", lambda call, **options: compiled)
+    both = (toy.ours, Contender("compiled", toy.ours.call, DOUBLING, compiled=True))
+    planned(Part(both, SHAPES, "bench/affine", ("float32",)))
+    assert "no time: compiled, 2 rows of affine: Unsupported: no such operator\n" in labkit("affine")
 
 
-def lose(monkeypatch):
-    def synchronize():
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+def test_a_lost_gpu_ends_the_run_and_any_other_error_is_shown(toy, monkeypatch):
+    def lost(*_, **__):
+        raise RuntimeError(LOST)
 
-    monkeypatch.setattr(device, "synchronize", synchronize)
-
-
-def test_a_lost_gpu_ends_the_run_and_names_who_was_measured(toy, monkeypatch):
-    def lost(x):
-        lose(monkeypatch)
-        device.synchronize()
-
-    toy.ours = Contender("labkit", lost, DOUBLING)
-    result = labkit("--json", "out.jsonl")
-    assert result.exit_code == 1
-    assert "bench/affine: the GPU is lost after labkit: RuntimeError: CUDA error: an illegal" in result.output
-    assert [row.median_us for row in rows.read(places.Path("out.jsonl"))] == [None]
-
-
-def test_a_gpu_lost_between_contenders_is_a_sentence_and_any_other_error_is_shown(toy, monkeypatch):
-    def broken(*_, **options):
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(sweeps.clocks, "measure", broken)
-    with pytest.raises(RuntimeError, match=r"^CUDA error"):
-        run("affine")
-    lose(monkeypatch)
-    with pytest.raises(bench.LostError, match=r"^bench/affine: the GPU is lost: RuntimeError: CUDA error"):
-        run("affine")
-
-
-def test_an_error_of_the_course_itself_keeps_the_rows_and_shows_its_place(toy, monkeypatch):
-    def report(console):
-        def fails(progress):
-            if progress.done == 3:
-                raise ZeroDivisionError
-
-        return contextlib.nullcontext(fails)
-
-    monkeypatch.setattr(bench_report, "report", report)
-    result = CliRunner().invoke(cli.cli, ["bench", "--json", "out.jsonl"])
-    assert isinstance(result.exception, ZeroDivisionError)
-    assert "3 rows are kept" in result.output and len(rows.read(places.Path("out.jsonl"))) == 3
-
-
-# Progress
-
-
-def test_progress_counts_all_rows_and_what_is_left_falls(toy):
-    heard = []
-    run(progress=heard.append)
-    assert [(each.done, each.total) for each in heard] == [(n, 8) for n in range(1, 9)]
-    assert [each.suite for each in heard] == ["affine"] * 4 + ["linear"] * 4
-    left = [each.left_s for each in heard]
-    assert left[0] == 7 * ROW_S and left[-1] == 0 and left == sorted(left, reverse=True)
-
-
-def test_time_left_follows_the_pace_of_what_was_measured(toy, monkeypatch):
-    """Of ten planned seconds and more; what was kept does not count."""
-    monkeypatch.setattr(bench_plan, "ROW_S", 6.0)
-    run("affine")
-    now, heard = [0.0], []
-
-    def progress(each):
-        heard.append(each.left_s)
-        now[0] += 18.0
-
-    monkeypatch.setattr(bench, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    assert run(progress=progress).kept == 4
-    assert heard[:4] == [42.0, 36.0, 30.0, 24.0], "as planned"
-    assert heard[4:] == [18.0, 12.0 * 90 / 12, 6.0 * 108 / 18, 0.0]
-
-
-def test_a_plan_counts_compiling_and_tuning(gpu):
-    compiled = doubling(gpu, "compiled", compiled=True)
-    part = Part((doubling(gpu), compiled), SHAPES, dtypes=("float32",), tuning=("labkit",), tuned=SHAPES)
-    assert part.seconds() == 4 * ROW_S + 2 * COMPILE_S + 2 * TUNE_S
-
-
-def test_without_a_terminal_each_suite_is_a_line(toy):
-    output = labkit().output
-    assert "affine: row 1 of 8, about 4 s left: labkit, forward, float32, 2 x 16: 16 µs" in output
-    assert "linear: row 5 of 8" in output and "row 6 of 8" not in output
-
-
-def test_a_terminal_gets_one_live_line(toy):
-    console = bench_report.Console(force_terminal=True, width=120, record=True)
-    with bench_report.report(console) as shown:
-        assert isinstance(shown, bench_report.LiveReport)
-        run(progress=shown)
-
-
-@pytest.mark.parametrize(("seconds", "said"), [(40.2, "about 40 s left"), (200, "about 3 min left")])
-def test_time_left_in_words(seconds, said):
-    assert bench_report.left(seconds) == said
-
-
-# Mistakes
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["afine"], "no suite is called 'afine'; there are: affine, linear"),
-        (["--json", "nowhere/out.jsonl"], "nowhere/out.jsonl cannot be written: No such file or directory"),
-        (["--csv", "."], ". cannot be written: it is not a plain file"),
-        (["--json", "/dev/null"], "/dev/null cannot be written: it is not a plain file"),
-        (["--json", "a", "--csv", "./a"], "--json and --csv name one file"),
-        (["--json", "a" * 300], "cannot be written: File name too long"),
-        (["--record"], "--record keeps full runs only"),
-        (["affine", "--record", "--peers"], "name no suite"),
-        (["affine", "--compare", "a", "b"], "--compare measures nothing"),
-        (["--compare", "a", "b"], "a: there is no such file"),
-        (["--compare", "a", "./a"], "--compare names one file twice"),
-    ],
-)
-def test_mistakes_are_one_sentence_and_measure_nothing(toy, arguments, says):
-    result = labkit(*arguments)
-    assert result.exit_code == 2 and says in result.output
-    assert not toy.calls
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_is_read_only_is_a_mistake(toy, tmp_path):
-    (tmp_path / "locked").mkdir(mode=0o500)
-    assert "locked/x cannot be written: Permission denied" in labkit("--json", "locked/x").output
-
-
-def test_looking_whether_a_file_can_be_written_leaves_nothing(tmp_path):
-    bench.check_writable(tmp_path / "new")
-    assert not (tmp_path / "new").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(sweeps.clocks, "measure", lost)
+        with pytest.raises(RuntimeError, match=r"^CUDA error"):
+            run("affine")
+        patch.setattr(device, "synchronize", lost)
+        with pytest.raises(
+            bench.LostError, match=r"^bench/affine: the GPU is lost: RuntimeError: CUDA error"
+        ):
+            run("affine")
+    call = lambda x: monkeypatch.setattr(device, "synchronize", lost) or lost()  # noqa: E731
+    toy.ours = Contender("labkit", call, DOUBLING)
+    output = labkit("--json", OUT, code=1)
+    assert "bench/affine: the GPU is lost after labkit: RuntimeError: CUDA error: an illegal" in output
+    assert [row.median_us for row in rows.read(OUT)] == [None]
 
 
 def full(*_):
@@ -497,98 +290,94 @@ def full(*_):
 def test_a_disk_that_is_full_in_the_end_loses_no_row(toy, roofs, monkeypatch, writes):
     monkeypatch.setattr(*writes, full)
     rows.write(machine.cache_path(), [recorded(suite="roofs/copy")])
-    result = labkit("--csv", "out.csv", "--peers", "--record", "--figure")
-    assert result.exit_code == 2
-    assert "No space left on device; 10 rows are kept: within an hour" in result.output
+    output = labkit("--csv", "out.csv", "--peers", "--record", "--figure", code=2)
+    assert "No space left on device; 10 rows are kept: within an hour" in output
     assert run(with_peers=True).kept == 8
 
 
-def test_a_disk_that_is_full_in_the_middle_keeps_the_rows_before(toy, monkeypatch):
+def test_a_disk_that_is_full_in_the_middle_keeps_the_rows_before(toy, monkeypatch, tmp_path):
     append = rows.append
-    monkeypatch.setattr(
-        rows, "append", lambda path, row: full() if row.shape["width"] == 32 else append(path, row)
-    )
-    result = labkit("--json", "out.jsonl")
-    assert result.exit_code == 2
-    assert "No space left on device; 2 rows are kept: within an hour" in result.output
-    assert len(rows.read(places.Path("out.jsonl"))) == 2
-    monkeypatch.setattr(rows, "append", append)
-    assert run().kept == 2
+    part = lambda path, row: full() if row.shape["width"] == 32 else append(path, row)  # noqa: E731
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "append", part)
+        output = labkit("--json", OUT, code=2)
+    assert "No space left on device; 2 rows are kept: within an hour" in output
+    assert len(rows.read(OUT)) == 2 and run().kept == 2
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "README.md"))
+    assert f"rows are kept in {tmp_path}/README.md/bench; LABKIT_CACHE names another folder" in labkit(code=2)
 
 
-def test_where_no_row_can_be_kept_a_sentence_names_the_folder(toy, tmp_path):
-    (tmp_path / "cache").write_text("no folder")
-    result = labkit()
-    assert result.exit_code == 2
-    assert f"rows are kept in {tmp_path}/cache/bench; LABKIT_CACHE names another folder" in result.output
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["afine"], "no suite is called 'afine'; there are: affine, linear"),
+        (["--json", "nowhere/out.jsonl"], "nowhere/out.jsonl cannot be written: No such file or directory"),
+        *((["--json", "a", "--csv", at], f"{at} cannot be written: it is no") for at in (".", "/dev/null")),
+        (["--json", "a", "--csv", "./a"], "--json and --csv name one file"),
+        (["--record"], "--record keeps full runs only"),
+        (["affine", "--record", "--peers"], "name no suite"),
+        (["affine", "--compare", "a", "b"], "--compare measures nothing"),
+        (["--compare", "a", "b"], "a: there is no such file"),
+        (["--compare", "a", "./a"], "--compare names one file twice"),
+        (["affine", "--figure"], "there are no roofs of the device"),
+    ],
+)
+def test_mistakes_are_one_sentence(toy, arguments, says, monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "roofs", lambda **_: None)
+    assert says in labkit(*arguments, code=2)
+    assert not toy.calls or "--figure" in arguments
+    assert not (tmp_path / "a").exists(), "looking whether it can be written leaves nothing"
 
 
-def test_a_run_that_stops_before_its_first_row_takes_no_files_place(toy, tmp_path):
-    (tmp_path / "out.jsonl").write_text(recorded().to_json() + "\n")
-    result = stopped(toy, "labkit", 16)
-    assert result.exit_code == 130 and "are kept" not in result.output
-    assert rows.read(tmp_path / "out.jsonl") == [recorded()]
-
-
-@pytest.mark.parametrize("text", ["", "# no marks\n", None])
-def test_a_readme_without_a_place_for_the_table_is_a_mistake_before_anything_is_measured(toy, tmp_path, text):
-    readme = tmp_path / "README.md"
-    readme.unlink() if text is None else readme.write_text(text)
-    result = labkit("--peers", "--record")
-    assert result.exit_code == 2 and "README.md" in result.output and not toy.calls
-
-
-def test_a_lesson_that_does_not_load_is_a_sentence(toy, monkeypatch):
+def test_what_cannot_be_recorded_or_loaded_is_said_before_anything_is_measured(toy, tmp_path, monkeypatch):
     def broken(name, *, peers):
         raise ValueError("01_launch_overhead, cell 3: a cell tagged kernel has to be plain Python")
 
+    (tmp_path / "README.md").write_text("# no marks\n")
+    assert "README.md" in labkit("--peers", "--record", code=2)
     monkeypatch.setattr(suites, "parts", broken)
-    result = labkit()
-    assert result.exit_code == 2 and "Error: 01_launch_overhead, cell 3" in result.output
+    assert "Error: 01_launch_overhead, cell 3" in labkit(code=2)
+    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    output = labkit("--json", OUT, code=1)
+    assert "nothing is timed: a benchmark needs a GPU" in output and len(output.splitlines()) == 1
+    assert "no full run is recorded" in labkit("--figure", code=1) and not OUT.exists() and not toy.calls
 
 
-def test_without_a_gpu_nothing_is_timed_and_a_sentence_says_so(no_gpu, tmp_path):
-    result = labkit("--json", "out.jsonl")
-    assert result.exit_code == 1
-    assert (
-        "nothing is timed: a benchmark needs a GPU" in result.output and len(result.output.splitlines()) == 1
-    )
-    assert not (tmp_path / "out.jsonl").exists()
-    result = labkit("--figure")
-    assert result.exit_code == 1 and "no full run is recorded" in result.output
+# Progress, and what is kept of a full run
 
 
-# What is kept of a full run
+def test_progress_counts_all_rows_and_what_is_left_falls_at_the_pace_of_what_was_measured(toy, monkeypatch):
+    """Of ten planned seconds and more; what was kept does not count."""
+    heard, now, left = [], [0.0], []
+    run(progress=heard.append)
+    assert [(each.done, each.total) for each in heard] == [(n, 8) for n in range(1, 9)]
+    assert [each.suite for each in heard] == ["affine"] * 4 + ["linear"] * 4
+    assert [each.left_s for each in heard] == [n * ROW_S for n in range(7, -1, -1)]
+    monkeypatch.setattr(bench_plan, "ROW_S", 6.0)
+    run("affine", again=True)
+    bench.tape("linear").unlink()
+
+    def progress(each):
+        left.append(each.left_s)
+        now[0] += 18.0
+
+    monkeypatch.setattr(bench, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert run(progress=progress).kept == 4
+    assert left[:4] == [42.0, 36.0, 30.0, 24.0], "as planned"
+    assert left[4:] == [18.0, 12.0 * 90 / 12, 6.0 * 108 / 18, 0.0]
 
 
-def test_a_full_run_is_recorded_and_the_readme_says_it(toy, roofs, tmp_path, monkeypatch):
-    kept = recorded(suite="roofs/copy")
-    rows.write(machine.cache_path(), [kept])
-    result = labkit("--peers", "--record")
-    assert result.exit_code == 0, result.output
-    assert "Recorded: recorded/simulated/bench.jsonl" in result.output
+def test_a_full_run_is_recorded_and_the_readme_and_the_page_say_it(toy, roofs, tmp_path, monkeypatch):
+    rows.write(machine.cache_path(), [recorded(suite="roofs/copy")])
+    page = places.BUILD / "bench.png"
+    output = labkit("--peers", "--record", "--figure")
+    assert "Recorded: recorded/simulated/bench.jsonl" in output and "Drawn: build/bench.png" in output
     assert (places.RECORDED / "simulated" / "roofs.jsonl").exists()
     found = rows.read(places.RECORDED / "simulated" / "bench.jsonl")
     assert len(found) == 10 and {row.kind for row in found} == {"recorded"}
     readme = (tmp_path / "README.md").read_text()
-    assert (
-        readme == bench_table.renew(readme, found, {row.suite: roofs for row in found})
-        and "| affine | forward |" in readme
-    )
-
-
-def test_the_page_is_drawn_of_this_run_or_of_the_recorded_one(toy, roofs, monkeypatch):
-    result = labkit("affine", "--figure")
-    assert result.exit_code == 0 and "Drawn: build/bench.png" in result.output
-    assert (places.BUILD / "bench.png").read_bytes().startswith(b"\x89PNG")
-    bench_record.keep(run("affine").measured)
-    (places.BUILD / "bench.png").unlink()
+    assert readme == bench_table.renew(readme, found, {row.suite: roofs for row in found})
+    assert "| affine | forward |" in readme and page.read_bytes().startswith(b"\x89PNG")
+    page.unlink()
     monkeypatch.setattr(device, "has_gpu", lambda: False)
-    assert labkit("--figure").exit_code == 0
-    assert (places.BUILD / "bench.png").exists()
-
-
-def test_a_page_without_the_roofs_of_its_device_is_a_mistake(toy, monkeypatch):
-    monkeypatch.setattr(machine, "roofs", lambda **_: None)
-    result = labkit("affine", "--figure")
-    assert result.exit_code == 2 and "there are no roofs of the device" in result.output
+    assert labkit("--figure") and page.exists(), "of the recorded one"

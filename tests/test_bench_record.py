@@ -1,6 +1,5 @@
 """The full run that is kept: listed, stale when its code has changed, stripped together with the table."""
 
-import os
 import re
 import subprocess
 import sys
@@ -16,10 +15,8 @@ from labkit.bench_plan import Part
 from labkit.sweeps import Contender
 
 SHAPES = ({"batch": 2, "width": 16},)
-OURS, PEER = (
-    Contender("labkit", lambda x: x + x, DOUBLING),
-    Contender("Peer", lambda x: 2 * x, DOUBLING, peer="a-peer"),
-)
+OURS = Contender("labkit", lambda x: x + x, DOUBLING)
+PEER = Contender("Peer", lambda x: 2 * x, DOUBLING, peer="a-peer")
 CODE = {one.name: sweeps.code(one) for one in (OURS, PEER)}
 VERSIONS = {"driver": "570.1", "torch": "2.13.0", "triton": "3.7.1", "date": "2026-01-02T03:04:05+00:00"}
 
@@ -27,10 +24,8 @@ VERSIONS = {"driver": "570.1", "torch": "2.13.0", "triton": "3.7.1", "date": "20
 @pytest.fixture(autouse=True)
 def course(tmp_path, monkeypatch):
     """Two suites, no lessons, and a README with a place for the table."""
-    parts = {
-        "affine": [Part((OURS, PEER), SHAPES, "bench/affine")],
-        "linear": [Part((OURS,), SHAPES, "bench/linear")],
-    }
+    parts = {"affine": [Part((OURS, PEER), SHAPES, "bench/affine")]}
+    parts["linear"] = [Part((OURS,), SHAPES, "bench/linear")]
     monkeypatch.setattr(suites, "NAMES", tuple(parts))
     monkeypatch.setattr(suites, "parts", lambda name, *, peers: parts[name])
     monkeypatch.setattr(places, "RECORDED", tmp_path / "recorded")
@@ -46,35 +41,28 @@ def of(contender="labkit", suite="bench/affine", **columns):
 FULL = [of(), of("Peer", peer="a-peer", peer_version="1.2"), of(suite="bench/linear")]
 
 
-def test_of_what_was_measured_twice_on_one_kind_of_device_the_first_is_kept():
-    again = [replace(row, median_us=99.0) for row in FULL]
-    other = [replace(row, device="Toy") for row in FULL]
-    paths = bench_record.keep([*FULL, *again, *other])
-    assert len(paths) == 2
-    for path in paths:
-        assert [row.median_us for row in rows.read(path)] == [row.median_us for row in FULL]
-
-
 def keep(measured, device="nvidia-h200"):
     path = places.RECORDED / device / bench_record.FILE
     rows.write(path, measured)
     return path
 
 
-def labkit(*arguments):
+def labkit(*arguments, code=0):
     result = CliRunner().invoke(cli.cli, ["record", *arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
+    assert result.exit_code == code, result.output
+    return result.output
 
 
-def test_a_full_run_is_listed_with_device_versions_and_date():
-    keep(FULL)
-    checked = labkit("--check")
-    assert checked.exit_code == 0
-    assert re.fullmatch(
-        r"recorded +nvidia-h200/bench.jsonl  NVIDIA H200, driver 570.1, torch 2.13.0, triton 3.7.1, "
-        r"a-peer 1.2, 2026-01-02\n",
-        checked.output,
+def test_of_what_was_measured_twice_on_one_kind_of_device_the_first_is_kept_and_listed():
+    again = [replace(row, median_us=99.0) for row in FULL]
+    paths = bench_record.keep([*FULL, *again, *(replace(row, device="Toy") for row in FULL)])
+    assert len(paths) == 2
+    for path in paths:
+        assert [row.median_us for row in rows.read(path)] == [row.median_us for row in FULL]
+    versions = "driver 570.1, torch 2.13.0, triton 3.7.1, a-peer 1.2, 2026-01-02"
+    assert re.search(
+        rf"^recorded +nvidia-h200/bench.jsonl  NVIDIA H200, {versions}$", labkit("--check"), re.M
     )
 
 
@@ -82,77 +70,50 @@ def test_a_full_run_is_listed_with_device_versions_and_date():
     ("measured", "says"),
     [
         ([], "holds no rows"),
-        ([replace(FULL[0], source="code of another day"), *FULL[1:]], "other code: labkit of bench/affine"),
-        ([*FULL[:1], replace(FULL[1], source="code x"), *FULL[2:]], "other code: Peer of bench/affine"),
+        ([replace(FULL[0], source="code x"), *FULL[1:]], "other code: labkit of bench/affine"),
         ([*FULL, replace(FULL[0], contender="gone")], "other code: gone of bench/affine"),
-        (
-            [replace(row, source="") for row in FULL],
-            "labkit of bench/affine and 1 more",
-        ),
+        ([replace(row, source="") for row in FULL], "labkit of bench/affine and 1 more"),
         (FULL[:2], "has no rows of bench/linear"),
+        ("[1]\n", "not a row of the schema.*"),
     ],
 )
 def test_a_run_of_other_code_or_not_of_all_suites_is_stale_until_it_is_stripped(measured, says):
-    path = keep(measured)
+    path = keep(FULL if isinstance(measured, str) else measured)
+    if isinstance(measured, str):
+        path.write_text(measured)
+        with pytest.raises(ValueError, match=says):
+            bench_table.write()
+    assert re.search(rf"^stale +nvidia-h200/bench.jsonl  .*{says}$", labkit("--check", code=1), re.MULTILINE)
     kept = keep(FULL, "nvidia-l4")
-    bench_table.write()
-    checked = labkit("--check")
-    assert checked.exit_code == 1
-    assert re.search(rf"^stale +nvidia-h200/bench.jsonl  .*{says}$", checked.output, re.MULTILINE)
-    stripped = labkit("--strip-stale", "--check")
-    assert stripped.exit_code == 0 and "Stripped: nvidia-h200/bench.jsonl\n" in stripped.output
-    assert not path.exists() and kept.exists()
+    assert "Stripped: nvidia-h200/bench.jsonl\n" in labkit("--strip-stale", "--check")
     readme = bench_table.README.read_text()
     assert readme == bench_table.renew(readme, FULL, bench_table.roofs_of(FULL)) and "| affine |" in readme
-    assert "Stripped: nothing was stale" in labkit("--strip-stale").output
-
-
-def test_without_a_run_that_is_kept_the_table_says_so():
-    keep([replace(row, source="") for row in FULL])
-    bench_table.write()
+    assert not path.exists() and kept.exists() and "Stripped: nothing" in labkit("--strip-stale")
+    keep([], "nvidia-l4")
     labkit("--strip-stale")
     assert bench_table.NOTHING in bench_table.README.read_text()
 
 
-@pytest.mark.parametrize("text", ['{"suite": "affine"}\n', "[1]\n", "no JSON\nat all\n"])
-def test_a_file_of_another_schema_is_stale_and_the_table_is_not_made_of_it(text):
-    keep(FULL).write_text(text)
-    (state,) = bench_record.states(places.RECORDED).values()
-    assert state.status == "stale" and state.detail.startswith("not a row of the schema")
-    with pytest.raises(ValueError, match="not a row of the schema"):
-        bench_table.write()
-
-
-def test_a_readme_without_marks_is_a_sentence_and_nothing_is_removed(tmp_path):
-    path = keep(FULL[:1])
-    bench_table.README.write_text("# damaged\n")
-    result = labkit("--strip-stale")
-    assert result.exit_code == 2 and "README.md has not one line" in result.output
-    assert path.exists()
-
-
-def test_a_lesson_that_does_not_load_is_a_sentence(monkeypatch):
+def test_a_readme_without_marks_or_a_lesson_that_does_not_load_is_a_sentence(monkeypatch):
     def broken(name, *, peers):
         raise ValueError("01_launch_overhead, cell 3: a cell tagged kernel has to be plain Python")
 
-    keep(FULL)
+    path = keep(FULL[:1])
+    bench_table.README.write_text("# damaged\n")
+    assert "README.md has not one line" in labkit("--strip-stale", code=2) and path.exists()
     monkeypatch.setattr(suites, "parts", broken)
     for option in ("--check", "--strip-stale"):
-        result = labkit(option)
-        assert result.exit_code == 2 and "Error: 01_launch_overhead, cell 3" in result.output
+        assert "Error: 01_launch_overhead, cell 3" in labkit(option, code=2)
 
 
-def test_where_no_run_is_kept_no_lesson_is_loaded():
+def test_where_no_run_is_kept_no_lesson_is_loaded(monkeypatch):
     code = (
         "import sys; from pathlib import Path; from labkit import bench_record\n"
         "assert bench_record.states(Path('nowhere')) == {}\n"
         "assert 'torch' not in sys.modules and 'labkit.suites' not in sys.modules"
     )
-    environment = {**os.environ, "PYTHONPATH": places.python_path()}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
-
-
-# In the tree
+    monkeypatch.setenv("PYTHONPATH", places.python_path())
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_what_is_in_the_tree_is_of_the_present_code(monkeypatch):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from taped import recorded
 
-from labkit import bench_figure, bench_shares, bench_table, figures, lessons, places, rows, suites
+from labkit import bench_figure, bench_shares, bench_table, places, rows
 from labkit.machine import Roofs
 
 ROOFS = Roofs(
@@ -37,19 +37,6 @@ MEASURED = [
 ]
 
 
-# In the tree
-
-
-def test_the_readme_holds_the_table_of_the_last_full_run():
-    measured = bench_table.recorded()
-    readme = bench_table.README.read_text(encoding="utf-8")
-    said = "README.md is not what bench.jsonl says: run `python -m labkit.bench_table`"
-    assert bench_table.renew(readme, measured, bench_table.roofs_of(measured)) == readme, said
-
-
-# The table
-
-
 def each(measured, roofs=ROOFS):
     """The same roofs for each suite."""
     return {row.suite: roofs for row in measured}
@@ -60,27 +47,22 @@ def lines(measured, roofs=None):
     return [line for line in table.splitlines() if line.startswith("| ") and "Suite" not in line]
 
 
-def test_a_line_says_shapes_shares_and_who_was_best():
-    assert lines(MEASURED)[0] == (
-        "| affine | forward | float32 | graph | 2 of 3 | 0.5 to 1 | 0.8× to 1.5× | Liger, eager |"
-    )
+def test_the_readme_holds_the_table_of_the_last_full_run():
+    measured = bench_table.recorded()
+    readme = bench_table.README.read_text(encoding="utf-8")
+    said = "README.md is not what bench.jsonl says: run `python -m labkit.bench_table`"
+    assert bench_table.renew(readme, measured, bench_table.roofs_of(measured)) == readme, said
 
 
-def test_a_line_of_the_host_has_no_share_and_names_do_not_break_it():
-    assert lines(MEASURED)[1] == "| graphs, host | forward | float32 | host | 1 |  | 2× | a\\*b / c |"
-
-
-def test_the_origin_names_device_versions_and_peers():
-    measured = [of(10.0, torch="2.13.0+cu130", triton="3.7.1"), MEASURED[2], of(1.0, date="2026-01-03")]
-    first = bench_table.block([*measured[1:], measured[0]], each(measured)).splitlines()[0]
-    assert first == (
-        "Recorded on an NVIDIA H200 (2026-01-02 to 2026-01-03, torch 2.13.0, triton 3.7.1, "
-        "liger-kernel 0.8.5), 3 rows."
-    )
-
-
-def test_without_roofs_there_is_no_share():
-    assert "| 2 of 3 |  | 0.8×" in lines(MEASURED, {})[0]
+def test_a_line_says_shapes_shares_and_who_was_best_and_the_first_where_it_is_from():
+    first = "| affine | forward | float32 | graph | 2 of 3 | 0.5 to 1 | 0.8× to 1.5× | Liger, eager |"
+    host = "| graphs, host | forward | float32 | host | 1 |  | 2× | a\\*b / c |"
+    assert lines(MEASURED)[:2] == [first, host]
+    assert "| 2 of 3 |  | 0.8×" in lines(MEASURED, {})[0], "without roofs there is no share"
+    measured = [MEASURED[2], of(1.0, date="2026-01-03"), of(10.0, torch="2.13.0+cu130", triton="3.7.1")]
+    dates, versions = "2026-01-02 to 2026-01-03", "torch 2.13.0, triton 3.7.1, liger-kernel 0.8.5"
+    said = f"Recorded on an NVIDIA H200 ({dates}, {versions}), 3 rows."
+    assert bench_table.block(measured, each(measured)).splitlines()[0] == said
 
 
 def test_each_suite_has_the_roofs_of_its_machine():
@@ -91,24 +73,11 @@ def test_each_suite_has_the_roofs_of_its_machine():
     assert bench_figure.table([*MEASURED, *other], roofs)["share_of_floor"].tolist()[-2:] == [0.25, 0.125]
 
 
-def test_without_rows_a_sentence_stands_in_place_of_the_table():
-    page = f"a\n{bench_table.BEGIN}old\n{bench_table.END}b\n"
-    assert bench_table.renew(page, [], None) == (
-        f"a\n{bench_table.BEGIN}{bench_table.NOTHING}{bench_table.END}b\n"
-    )
+BEGIN, END = bench_table.BEGIN, bench_table.END
 
 
 @pytest.mark.parametrize(
-    "page",
-    [
-        "# a page without marks\n",
-        bench_table.BEGIN,
-        bench_table.END,
-        bench_table.END + bench_table.BEGIN,
-        bench_table.BEGIN + bench_table.BEGIN + bench_table.END,
-        bench_table.BEGIN + bench_table.END + bench_table.END,
-        bench_table.BEGIN.rstrip() + " damaged\n" + bench_table.END,
-    ],
+    "page", [BEGIN, END + BEGIN, BEGIN * 2 + END, BEGIN + END * 2, f"{BEGIN[:-1]} x\n{END}"]
 )
 def test_a_page_without_both_marks_once_and_in_order_is_refused(page, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"README.md has not one line <!-- made by"):
@@ -120,19 +89,19 @@ def test_a_page_without_both_marks_once_and_in_order_is_refused(page, tmp_path, 
     assert bench_table.README.read_text() == page
 
 
-def test_it_is_made_from_the_file(tmp_path, monkeypatch):
+def test_the_readme_is_made_from_the_file_or_says_that_there_is_none(tmp_path, monkeypatch):
     monkeypatch.setattr(places, "RECORDED", tmp_path)
     monkeypatch.setattr(bench_table, "README", tmp_path / "README.md")
-    bench_table.README.write_text(f"{bench_table.BEGIN}{bench_table.END}")
+    bench_table.README.write_text(f"a\n{BEGIN}old\n{END}b\n")
     rows.write(tmp_path / "nvidia-h200" / "bench.jsonl", MEASURED)
     bench_table.write()
     assert "| affine | forward |" in bench_table.README.read_text()
     (tmp_path / "nvidia-h200" / "bench.jsonl").unlink()
     bench_table.write()
-    assert bench_table.NOTHING in bench_table.README.read_text()
+    assert bench_table.README.read_text() == f"a\n{BEGIN}{bench_table.NOTHING}{END}b\n"
 
 
-# Shares
+# Shares, and the page
 
 
 def test_the_floor_is_that_of_bytes_operations_or_a_launch():
@@ -144,51 +113,28 @@ def test_the_floor_is_that_of_bytes_operations_or_a_launch():
         bench_shares.share(gap(), ROOFS)
 
 
-def test_only_the_same_work_stands_beside_ours():
+def test_only_the_same_work_measured_in_the_same_way_stands_beside_ours():
     (group,) = bench_shares.groups(MEASURED[:4])
     (case,) = group.cases
     assert case.best and case.best.contender == "Liger"
     (alone,) = bench_shares.groups([MEASURED[0], MEASURED[3]])[0].cases
     assert alone.best is None and alone.times_as_fast is None
+    ways = ({}, {"direction": "backward"}, {"dtype": "bfloat16"}, {"clock": "events"})
+    strange = of(1.0, "eager", suite="bench/other")
+    assert len(bench_shares.groups([*(of(1.0, **way) for way in ways), strange])) == 4
 
 
-def test_directions_dtypes_and_clocks_are_groups_of_their_own():
-    found = [of(1.0), of(1.0, direction="backward"), of(1.0, dtype="bfloat16"), of(1.0, clock="events")]
-    assert len(bench_shares.groups([*found, of(1.0, "eager", suite="bench/other")])) == 4
-
-
-# The page
-
-
-def test_a_bar_for_ours_each_peer_and_the_best_of_the_others():
+def test_the_page_has_a_bar_for_ours_each_peer_and_the_best_of_the_others_and_says_it_in_words():
     measured = [*MEASURED, gap("fla", peer="fla-core"), of(40.0, "vmap")]
     table = bench_figure.table(measured, each(measured))
     assert table["suite"].unique().tolist() == ["affine, forward"]
     assert table["contender"].tolist() == ["labkit", "Liger", "fla", "eager"]
     assert table["share_of_floor"].tolist()[:2] == pytest.approx([0.75, 1 / 3])
     assert table["note"].tolist() == ["", "", "why", ""]
-
-
-def test_shapes_that_only_ours_was_measured_at_do_not_count_beside_others():
-    table = bench_figure.table([of(10.0), of(20.0, "eager"), of(50.0, width=32)], each(MEASURED))
-    assert table["share_of_floor"].tolist() == [0.5, 0.25]
-    alone = bench_figure.table([of(10.0), of(50.0, width=32)], each(MEASURED))
-    assert alone["share_of_floor"].tolist() == [0.3]
-
-
-def test_the_page_says_in_words_what_it_shows():
-    shown = bench_figure.page([*MEASURED, gap("fla", peer="fla-core")], each(MEASURED))
-    assert isinstance(shown, figures.Shown)
-    assert " affine, forward: labkit 0.75, Liger 0.333, fla none (why), eager" in shown.alt
-    assert "suite affine" not in shown.alt
-    assert "recorded on NVIDIA H200" in shown.alt.replace("Recorded", "recorded")
-
-
-def test_a_page_of_nothing_says_so():
+    for others, shares in (([of(20.0, "eager")], [0.5, 0.25]), ([], [0.3])):
+        found = bench_figure.table([of(10.0), *others, of(50.0, width=32)], each(MEASURED))
+        assert found["share_of_floor"].tolist() == shares, "what only ours did counts only where it is alone"
+    alt = bench_figure.page(measured, each(measured)).alt
+    assert " affine, forward: labkit 0.75, Liger 0.333, fla none (why), eager" in alt
+    assert "suite affine" not in alt and "ecorded on NVIDIA H200" in alt
     assert "nothing measured yet" in bench_figure.page([], {}).alt
-
-
-def test_every_suite_has_a_lesson():
-    assert {path.stem.partition("_")[2] for path in lessons.find()} == {
-        suites.MODULES[name] for name in suites.NAMES
-    }

@@ -3,7 +3,6 @@
 import importlib.util
 import math
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import triton.language as tl
 from IPython.core.interactiveshell import InteractiveShell
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from labkit import codegen, lessons
+from labkit import codegen
 
 ELEMENTS = tl.constexpr(32)
 NOT_A_CONSTEXPR = 32
@@ -97,13 +96,18 @@ def activated(x_ptr, y_ptr, ACT: tl.constexpr = relu, SHIFT: tl.constexpr = 0.0)
 
 
 @triton.jit
-def reads_a_plain_global(x_ptr):
-    tl.store(x_ptr + tl.arange(0, 32), NOT_A_CONSTEXPR)
+def adds_unlike_shapes(x):
+    return x + tl.zeros((48,), tl.float32)
 
 
 @triton.jit
-def wrong_shapes(x_ptr):
-    tl.store(x_ptr + tl.arange(0, 32), tl.zeros((32,), tl.float32) + tl.zeros((64,), tl.float32))
+def calls_a_wrong_helper(x_ptr):
+    tl.store(x_ptr + tl.arange(0, 32), adds_unlike_shapes(tl.arange(0, 32)))
+
+
+@triton.jit
+def reads_a_plain_global(x_ptr):
+    tl.store(x_ptr + tl.arange(0, 32), NOT_A_CONSTEXPR)
 
 
 def four(*, rows=1024, width=160):
@@ -121,6 +125,9 @@ X = torch.empty(161 * 1024 + 4)
 WHOLE, SHIFTED = X[: 160 * 1024], X[1 : 160 * 1024 + 1]
 TILE = TensorDescriptor.from_tensor(torch.empty(64, 64), [64, 64])
 TWO = ("*fp32:16", "*fp32:16")
+TUNED = triton.autotune([triton.Config({"BLOCK": 64})], key=["n"])(
+    triton.heuristics({"BLOCK": lambda args: 64})(affine)
+)
 ASKED = {
     **{("matmul", target): (matmul, MATMUL, {"target": target, "SIZE": 64}) for target in codegen.TARGETS},
     "wide": (affine, four(width=160), {"BLOCK": 1024}),
@@ -143,6 +150,7 @@ ASKED = {
     "relu": (activated, TWO, {}),
     "relu, shifted": (activated, TWO, {"ACT": relu, "SHIFT": float("inf")}),
     "few registers": (affine, four(width=161), {"BLOCK": 8192, "maxnreg": 32}),
+    "tuned": (TUNED, four(), {"BLOCK": 1024}),
 }
 """What the tests look at, compiled in one process: to start one costs more than to compile a kernel."""
 
@@ -179,15 +187,11 @@ def test_an_argument_that_is_one_or_misaligned_is_specialised_as_triton_does(ker
 
 def test_a_reduction_stays_in_the_warp_or_crosses_a_barrier(kernels):
     one, many = kernels["one warp"], kernels["four warps"]
-    assert one.shuffles == {"bfly": 5}
+    assert one.shuffles == {"bfly": 5} and kernels["scan"].shuffles["up"] > 0
     assert (one.barriers, one.shared_bytes) == ({}, 0)
     assert many.barriers["bar.sync"] > 0
     assert many.shared_bytes > 0
     assert (one.num_warps, many.num_warps) == (1, 4)
-
-
-def test_a_scan_shifts_up(kernels):
-    assert kernels["scan"].shuffles["up"] > 0
 
 
 def test_a_matmul_uses_each_targets_matrix_unit(matmuls):
@@ -207,18 +211,23 @@ def test_a_pipelined_loop_copies_asynchronously(matmuls, kernels):
     assert ahead.shared_bytes > plain.shared_bytes == 0
 
 
-def test_bulk_copies_of_a_descriptor(kernels):
+def test_bulk_copies_and_spills_are_seen(kernels):
     hopper, ampere = kernels["tile on sm_90"], kernels["tile on sm_80"]
     assert (hopper.bulk_loads, hopper.bulk_stores) == (1, 1)
     assert hopper.loads == {} and hopper.barriers["mbarrier"] > 0
     assert ampere.bulk_loads == 0 and ampere.loads
-
-
-def test_spills_are_seen_in_the_log_and_in_the_machine_code(kernels):
     spilling, roomy = kernels["spilling"], kernels["roomy"]
-    assert spilling.spills > 0 and spilling.local_accesses > 0
+    assert spilling.spills > 0 and spilling.local_accesses > 0  # by the log, and in the machine code
     assert spilling.registers > roomy.registers
     assert (roomy.spills, roomy.local_accesses) == (0, 0)
+
+
+def test_what_a_kernel_is_given_and_wrapped_in_is_carried_along(kernels):
+    relu_ptx, shifted_ptx = kernels["relu"].ptx, kernels["relu, shifted"].ptx
+    assert "max" in relu_ptx
+    assert "0f7F800000" in shifted_ptx and "0f7F800000" not in relu_ptx  # infinity
+    assert kernels["few registers"].registers <= 32
+    assert kernels["tuned"].loads == {128: 6}
 
 
 def test_all_targets_compile_and_make_a_table(matmuls):
@@ -231,19 +240,6 @@ def test_all_targets_compile_and_make_a_table(matmuls):
     assert codegen.table(matmuls["sm_80"]).index[0] == "matmul"
     with pytest.raises(ValueError, match="labels"):
         codegen.table(matmuls["sm_80"], labels=["one", "two"])
-
-
-def test_functions_constants_and_defaults_are_carried_along(kernels):
-    relu_ptx, shifted_ptx = kernels["relu"].ptx, kernels["relu, shifted"].ptx
-    assert "max" in relu_ptx
-    assert "0f7F800000" in shifted_ptx and "0f7F800000" not in relu_ptx  # infinity
-
-
-def test_autotune_and_heuristics_are_seen_through():
-    tuned = triton.autotune([triton.Config({"BLOCK": 64})], key=["n"])(
-        triton.heuristics({"BLOCK": lambda args: 64})(affine)
-    )
-    assert codegen.compile(tuned, four(), BLOCK=1024).loads == {128: 6}
 
 
 @triton.jit(noinline=True)
@@ -284,11 +280,7 @@ def test_a_kernel_in_notebook_cells_brings_what_it_uses():
     assert "object" not in written and "measurement" not in written
 
 
-def test_a_kernel_of_a_lesson_and_one_from_a_file_are_imported(tmp_path):
-    tile = lessons.load("02").tile_kernel
-    sizes = dict(M=4096, N=4096, K=4096, GROUP=8, BM=64, BN=64, BK=32)
-    compiled = codegen.compile(tile, dict.fromkeys(("x", "weight", "y"), "*bf16:16"), **sizes)
-    assert list(compiled.matrix) == ["wgmma"]
+def test_a_kernel_from_a_file_is_imported_with_what_it_uses(tmp_path):
     text = (
         "import triton\nimport triton.language as tl\n"
         "@triton.jit\ndef helper(x):\n    return tl.minimum(x, LIMIT)\n"
@@ -300,63 +292,23 @@ def test_a_kernel_of_a_lesson_and_one_from_a_file_are_imported(tmp_path):
         compiled = codegen.compile(module_from(tmp_path / f"mine{told}.py").kernel, ["*fp32", 16])
         assert told in compiled.ptx
         assert "tt.divisibility" not in compiled.ttir.split("%n: i32")[1].splitlines()[0].split(")")[0]
-
-
-def test_a_function_without_source_is_refused():
     namespace = {}
     exec("def nowhere(x):\n    return x", namespace)
     with pytest.raises(ValueError, match="source of nowhere cannot be read"):
         codegen.source_of(namespace["nowhere"])
 
 
-def test_a_process_that_interprets_and_one_that_does_not(tmp_path, kernels):
-    """This process is one of them, and compiled what ASKED names."""
-    kinds = {"InterpretedFunction": "1", "JITFunction": "0"}
-    del kinds[type(affine).__name__]
-    ((kind, interpret),) = kinds.items()
-    module = tmp_path / "mine.py"
-    module.write_text(
-        "import triton\nimport triton.language as tl\n"
-        "@triton.jit\ndef one(x_ptr):\n    tl.store(x_ptr, tl.load(x_ptr) + 1)\n"
-        "from labkit import codegen\n"
-        "print(type(one).__name__, codegen.compile(one, ['*fp32']).loads)\n"
-    )
-    environment = os.environ | {
-        "TRITON_INTERPRET": interpret,
-        "PYTHONPATH": str(Path(codegen.__file__).parents[1]),
-        "LABKIT_CACHE": str(tmp_path),
-    }
-    output = subprocess.run(
-        [sys.executable, str(module)], env=environment, capture_output=True, text=True, check=True
-    )
-    assert output.stdout.strip() == f"{kind} {{32: 1}}"
-
-
-def test_the_compilers_errors_come_back():
-    with pytest.raises(codegen.CompileError, match=r"wrong_shapes for sm_90(.|\n)*tl\.zeros\(\(64,\)"):
-        codegen.compile(wrong_shapes, ["*fp32"])
+def test_the_compilers_errors_come_back_with_the_line_that_caused_them():
+    """Triton's own message shows the line that calls a helper; the mistake is in what caused it."""
     with pytest.raises(codegen.CompileError, match="global variable NOT_A_CONSTEXPR"):
         codegen.compile(reads_a_plain_global, ["*fp32"])
-
-
-@triton.jit
-def adds_unlike_shapes(x):
-    return x + tl.zeros((48,), tl.float32)
-
-
-@triton.jit
-def calls_a_wrong_helper(x_ptr):
-    tl.store(x_ptr + tl.arange(0, 32), adds_unlike_shapes(tl.arange(0, 32)))
-
-
-def test_a_helpers_mistake_is_told_with_its_cause():
-    """Triton's own message shows the line that calls the helper; the mistake is in what caused it."""
     with pytest.raises(codegen.CompileError) as caught:
         codegen.compile(calls_a_wrong_helper, ["*fp32"])
     called, _, cause = str(caught.value).partition("adds_unlike_shapes(tl.arange(0, 32))")
     assert called.startswith("calls_a_wrong_helper for sm_90: ")
-    assert "x + tl.zeros((48,), tl.float32)" in cause
-    assert "power of 2" in cause
+    assert "x + tl.zeros((48,), tl.float32)" in cause and "power of 2" in cause
+    with pytest.raises(ValueError, match="blok"):
+        codegen.compile(affine, four(), BLOCK=1024, blok=3)
 
 
 @pytest.mark.parametrize(
@@ -379,12 +331,6 @@ def test_wrong_arguments_are_named(kernel, args, keywords, named):
         codegen.request(kernel, args, **keywords)
 
 
-def test_an_unknown_option_is_named_and_a_known_one_works(kernels):
-    with pytest.raises(ValueError, match="blok"):
-        codegen.compile(affine, four(), BLOCK=1024, blok=3)
-    assert kernels["few registers"].registers <= 32
-
-
 def test_a_compiler_that_dies_is_an_error_with_its_last_words(tmp_path):
     """Here the module that the kernel stands in ends the process, as a crash of the compiler would."""
     file = tmp_path / "fatal.py"
@@ -404,52 +350,41 @@ def module_from(file):
     return module
 
 
+PTX = """
+.visible .entry k( .param .u64 p ) { // ld.global.b32 in a comment
+@%p1 ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];
+@!%p1 ld.global.L1::evict_last.v2.b64 { %rd3, %rd4 }, [ %rd1 + 16 ]; ld.param.b64 %rd1, [p];
+ld.global.nc.v8.b32 {%r1,%r2,%r3,%r4,%r5,%r6,%r7,%r8}, [%rd1]; ld.acquire.gpu.global.u16 %rs1, [%rd1];
+ld.shared.v4.b32 {%r1,%r2,%r3,%r4}, [%r9]; ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1}, [%r2];
+@%p2 st.global.b8 [ %rd1 + 0 ], { %rs1 }; cp.async.ca.shared.global [ %r1 ], [ %rd1 ], 4;
+@%p2 cp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x10, %r2; cp.async.commit_group;
+@%p3 cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2}];
+@%p3 cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd1, {%r2, %r3}], [%r1];
+cp.async.bulk.commit_group; cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%rd1, {%r2}];
+shfl.sync.bfly.b32 %r1, %r2, 16, 31, -1; shfl.sync.idx.b32 %r1, %r2, 0, 31, -1;
+redux.sync.max.s32 %r1, %r2, -1;
+bar.sync 0; barrier.sync 1; bar.warp.sync -1; mbarrier.init.shared::cta.b64 [%r1], 1;
+waitLoop: mbarrier.try_wait.parity.shared.b64 complete, [%r1], %r2; wgmma.fence.sync.aligned;
+tcgen05.mma.cta_group::1.kind::f16 [ %r1 ], %rd1, %rd2, %r3, %p4;
+tcgen05.ld.sync.aligned.x32.b32 {%r1}, [%r2];
+wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%r1,%r2}, %rd1, %rd2, 1;
+mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { %r1 }, { %r2 }, { %r3 }, { %r4 }; }
+"""
+
+
 def test_instructions_are_counted_by_width_and_kind():
-    counted = codegen.count_instructions(
-        """
-        .visible .entry k( .param .u64 p ) { // ld.global.b32 in a comment
-        ld.param.b64 %rd1, [p];
-        @%p1 ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];
-        @!%p1 ld.global.L1::evict_last.v2.b64 { %rd3, %rd4 }, [ %rd1 + 16 ];
-        ld.global.nc.v8.b32 {%r1,%r2,%r3,%r4,%r5,%r6,%r7,%r8}, [%rd1]; ld.acquire.gpu.global.u16 %rs1, [%rd1];
-        ld.shared.v4.b32 {%r1,%r2,%r3,%r4}, [%r9]; ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1}, [%r2];
-        @%p2 st.global.b8 [ %rd1 + 0 ], { %rs1 };
-        @%p2 cp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x10, %r2; cp.async.commit_group;
-        cp.async.ca.shared.global [ %r1 ], [ %rd1 ], 4;
-        @%p3 cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2}];
-        @%p3 cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd1, {%r2, %r3}], [%r1];
-        cp.async.bulk.commit_group; cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%rd1, {%r2}];
-        shfl.sync.bfly.b32 %r1, %r2, 16, 31, -1; shfl.sync.idx.b32 %r1, %r2, 0, 31, -1;
-        redux.sync.max.s32 %r1, %r2, -1;
-        bar.sync 0; barrier.sync 1; bar.warp.sync -1;
-        waitLoop: mbarrier.try_wait.parity.shared.b64 complete, [%r1], %r2;
-        mbarrier.init.shared::cta.b64 [%r1], 1;
-        tcgen05.mma.cta_group::1.kind::f16 [ %r1 ], %rd1, %rd2, %r3, %p4;
-        tcgen05.ld.sync.aligned.x32.b32 {%r1}, [%r2];
-        wgmma.fence.sync.aligned;
-        wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%r1,%r2}, %rd1, %rd2, 1;
-        mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { %r1 }, { %r2 }, { %r3 }, { %r4 };
-        }"""
-    )
-    assert counted == {
-        "loads": {128: 3, 256: 1, 16: 1, 32: 1},
-        "stores": {8: 1},
-        "async_copies": {128: 1, 32: 1},
-        "bulk_loads": 1,
-        "bulk_stores": 1,
-        "shuffles": {"bfly": 1, "idx": 1, "redux": 1},
-        "matrix": {"tcgen05": 1, "wgmma": 1, "mma": 1},
-        "barriers": {"bar.sync": 2, "mbarrier": 1},
-    }
+    assert codegen.count_instructions(PTX) == {
+        "loads": {128: 3, 256: 1, 16: 1, 32: 1}, "stores": {8: 1}, "async_copies": {128: 1, 32: 1},
+        "bulk_loads": 1, "bulk_stores": 1, "shuffles": {"bfly": 1, "idx": 1, "redux": 1},
+        "matrix": {"tcgen05": 1, "wgmma": 1, "mma": 1}, "barriers": {"bar.sync": 2, "mbarrier": 1},
+    }  # fmt: skip
 
 
 def test_excerpts_show_gaps_and_what_is_left_out(kernels):
-    compiled = kernels["wide"]
-    one = codegen.excerpt(compiled, "ld.global", limit=1).splitlines()
+    one = codegen.excerpt(kernels["wide"], "ld.global", limit=1).splitlines()
     assert len(one) == 2 and "ld.global" in one[0] and one[1].strip() == "... 5 more"
-    everything = codegen.excerpt(compiled, "ld.global|st.global")
+    everything = codegen.excerpt(kernels["wide"], "ld.global|st.global")
     assert everything.count(".global.") == 8 and "more" not in everything and "    ..." in everything
-    assert codegen.excerpt(compiled, "no such thing") == ""
-    assert "LDG" in codegen.excerpt(compiled, "LDG", text="sass")
+    assert "LDG" in codegen.excerpt(kernels["wide"], "LDG", text="sass")
     with pytest.raises(ValueError, match=r"^text: "):
-        codegen.excerpt(compiled, "ld", text="llvm")
+        codegen.excerpt(kernels["wide"], "ld", text="llvm")

@@ -1,7 +1,6 @@
 import logging
 
 import torch
-from torch._inductor import config
 
 from labkit import compiler
 
@@ -22,14 +21,6 @@ def test_while_it_is_quiet_candidates_that_do_not_fit_are_not_told_and_other_err
     assert "something else" in told
     assert not any("out of resource" in line for line in told)
     assert any("told again" in line for line in told)
-
-
-def test_the_tables_of_candidates_are_off_meanwhile_and_as_before_after():
-    before = config.autotune_num_choices_displayed, config.max_autotune_report_choices_stats
-    with compiler.quiet():
-        assert config.autotune_num_choices_displayed == 0
-        assert not config.max_autotune_report_choices_stats
-    assert (config.autotune_num_choices_displayed, config.max_autotune_report_choices_stats) == before
 
 
 def test_only_a_backward_pass_is_made_to_be_repeated():

@@ -8,9 +8,9 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from labkit import claims, deck, folds, lessons
 from labkit.runs import record
 
-LESSONS = lessons.find()
 EXERCISE = 'answer = ...\n\n\ntasks.check("mask", answer)'
 FIGURE = '<img alt="a figure" src="data:,">'
+ASIDE = "## An aside: more"
 
 
 def metadata(kind):
@@ -21,8 +21,9 @@ def markdown(text, kind=""):
     return new_markdown_cell(text, metadata=metadata(kind))
 
 
-def code(source="", kind="", tags=(), outputs=()):
-    return new_code_cell(source, metadata={**metadata(kind), "tags": list(tags)}, outputs=list(outputs))
+def code(source="", kind="", tag="", outputs=()):
+    tags = [tag] if tag else []
+    return new_code_cell(source, metadata={**metadata(kind), "tags": tags}, outputs=list(outputs))
 
 
 def shown(html, mime=""):
@@ -39,57 +40,45 @@ def sources(*cells):
 
 
 def test_a_cell_is_shown_unless_it_prepares_something_or_says_otherwise():
-    assert sources(markdown("text"), code("k", tags=["kernel"])) == ["text", "k"]
-    assert cut(code("1", tags=["setup"], outputs=[shown("x")]), code("n: int = 1", tags=["parameters"])) == []
-    assert cut(markdown("text", "skip"), code("1", "skip", outputs=[shown("x")])) == []
-    assert len(cut(code("1", "slide", tags=["setup"], outputs=[shown("x")]))) == 1
+    out = [shown("x")]
+    assert sources(markdown("text"), code("k", tag="kernel", outputs=out)) == ["text", "k"]
+    assert sources(code("1", tag="setup", outputs=out), code("n: int = 1", tag="parameters")) == []
+    assert (
+        sources(markdown("text", "skip"), code("1", "skip", outputs=out), code(EXERCISE, "skip", "exercise"))
+        == []
+    )
+    assert len(cut(code("1", "slide", "setup", out))) == 1
+    figure, kernel = cut(code("f()", outputs=[shown(FIGURE)]), code("k", tag="kernel", outputs=out))
+    assert figure.source == "" and len(figure.outputs) == 1 and kernel.outputs == []
+    (exercise,) = cut(code(EXERCISE, tag="exercise"))
+    assert "`mask`" in exercise.source and "answer" not in exercise.source
 
 
-def test_an_unknown_slide_type_is_refused():
-    cell = markdown("text", "notes")
-    with pytest.raises(ValueError, match=f"cell {cell.id}: its slide type is 'notes', but has to be one of"):
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        *(
+            (made, "its slide type is 'notes'")
+            for made in (markdown("x", "notes"), code(EXERCISE, "notes", "exercise"))
+        ),
+        (code("answer = ...", tag="exercise"), "it is tagged exercise, but has no tasks.check"),
+    ],
+)
+def test_a_slide_type_that_is_none_and_an_exercise_that_hands_in_nothing_are_refused(cell, message):
+    with pytest.raises(ValueError, match=f"cell {cell.id}: {message}"):
         cut(cell)
 
 
-def test_headings_begin_sections_and_are_repeated_over_what_follows():
+def test_headings_begin_sections_and_are_repeated_and_asides_are_left_out():
     slides = cut(markdown("# Title\n\nText.\n\n## Part `one`\n\nMore."), code(outputs=[shown(FIGURE)]))
     kinds = [slide.metadata.slideshow.slide_type for slide in slides]
     titles = [slide.metadata.slideshow.data.get("title") for slide in slides]
     assert kinds == ["slide", "slide", "subslide"] and titles == [None, None, "Part one"]
-
-
-def test_asides_are_left_out_up_to_the_next_heading():
-    before, aside = markdown("Before."), markdown("## An aside: more\n\nText.")
-    inside = [code("k", tags=["kernel"]), code("1", outputs=[shown("x")]), markdown("Still inside.")]
-    assert sources(before, aside, *inside, markdown("## Next")) == ["Before.", "## Next"]
-    assert sources(before, aside, code("k", "subslide", tags=["kernel"])) == ["Before.", "k"]
-
-
-def test_an_exercise_is_named_and_stays_in_the_notebook():
-    (slide,) = cut(code(EXERCISE, tags=["exercise"]))
-    assert "`mask`" in slide.source and "answer" not in slide.source
-
-
-def test_an_exercise_obeys_its_slide_type():
-    assert cut(code(EXERCISE, "skip", ["exercise"])) == []
-    assert cut(markdown("## An aside: more", "skip"), code(EXERCISE, tags=["exercise"])) == []
-    assert len(cut(markdown("## An aside: more", "skip"), code(EXERCISE, "slide", ["exercise"]))) == 1
-    with pytest.raises(ValueError, match="its slide type is 'notes'"):
-        cut(code(EXERCISE, "notes", ["exercise"]))
-
-
-def test_an_exercise_that_hands_in_nothing_is_refused():
-    cell = code("answer = ...", tags=["exercise"])
-    with pytest.raises(ValueError, match=f"cell {cell.id}: it is tagged exercise, but has no tasks.check"):
-        cut(cell)
-
-
-def test_a_kernel_shows_its_source_and_other_code_what_it_put_out():
-    kernel, figure = cut(
-        code("def kernel(): ...", tags=["kernel"], outputs=[shown("x")]), code("f()", outputs=[shown(FIGURE)])
-    )
-    assert kernel.source == "def kernel(): ..." and kernel.outputs == []
-    assert figure.source == "" and len(figure.outputs) == 1
+    inside = [code("k", tag="kernel"), code("1", outputs=[shown("x")]), markdown("Still inside.")]
+    assert sources(markdown("A."), markdown(ASIDE), *inside, markdown("## Next")) == ["A.", "## Next"]
+    assert sources(markdown("A."), markdown(ASIDE), code("k", "subslide", "kernel")) == ["A.", "k"]
+    for kind, count in (("", 0), ("slide", 1)):
+        assert len(cut(markdown(ASIDE, "skip"), code(EXERCISE, kind, "exercise"))) == count
 
 
 def test_a_live_widget_gives_way_to_its_picture():
@@ -100,29 +89,18 @@ def test_a_live_widget_gives_way_to_its_picture():
         assert [list(output.data) for output in made.cells[0].outputs] == [["text/html", "text/plain"]]
 
 
-def test_long_prose_is_parted_between_sentences_and_nothing_is_lost():
+def test_prose_and_code_are_parted_where_a_reader_pauses_and_nothing_is_lost():
     text = "A sentence of some length that says `one. Thing` and no more. " * 40
     pieces = deck.pieces(text)
-    assert len(pieces) > 2
-    assert " ".join(pieces).split() == text.split()
+    assert len(pieces) > 2 and " ".join(pieces).split() == text.split()
     assert all(piece.endswith(".") and piece.count("`") % 2 == 0 for piece in pieces)
-
-
-def test_a_heading_stays_with_its_text():
-    tall = "- " + "word " * 14
-    pieces = deck.pieces("## Heading\n\n" + "\n".join([tall] * 20))
-    assert pieces[0].startswith("## Heading\n\n- word") and not pieces[-1].startswith("##")
-
-
-def test_blocks_of_text_stay_whole():
+    items = "\n".join(["- " + "word " * 14] * 20)
+    first, *_, last = deck.pieces(f"## Heading\n\n{items}")
+    assert first.startswith("## Heading\n\n- word") and not last.startswith("##")
     block = "```\n" + "a b c\n\n" * 5 + "```"
     assert block in deck.pieces(f"Before.\n\n{block}\n\nAfter.")[0]
-
-
-def test_code_is_parted_between_functions():
     function = "def f():\n" + "    x = 1\n" * 14 + "    return x"
-    pieces = deck.code_pieces("\n\n\n".join([function] * 3))
-    assert pieces == [function] * 3
+    assert deck.code_pieces("\n\n\n".join([function] * 3)) == [function] * 3
     long = "\n".join(f"line{number}" for number in range(60))
     assert [piece.count("\n") + 1 for piece in deck.code_pieces(long)] == [20, 20, 20]
 
@@ -132,28 +110,19 @@ def test_a_slide_has_one_figure_at_most_and_room_for_it():
     groups = deck.output_groups([claim, shown(FIGURE), claim, shown(FIGURE), *[claim] * 8, shown(FIGURE)])
     figures = [sum("<img" in output.data["text/html"] for output in group) for group in groups]
     assert max(figures) == 1 and sum(figures) == 3
-    for group in groups:
-        assert sum(map(deck.output_height, group)) <= deck.ROOM
+    assert len(deck.output_groups([shown(FIGURE), claim])) == 2, "what follows a figure leaves it its room"
+    assert all(sum(map(deck.output_height, group)) <= deck.ROOM for group in groups)
+    for text, slides in (("478", 1), ("a kernel and the reason for it " * 5, 2)):
+        table = "<table>" + f"<tr>\n<td class='data'>{text}</td>\n</tr>" * 10 + "</table>"
+        assert len(deck.output_groups([shown(table), claim])) == slides
 
 
-def test_a_table_of_long_rows_has_a_slide_of_its_own():
-    def table(text):
-        return shown("<table>" + f"<tr>\n<td class='data'>{text}</td>\n</tr>" * 10 + "</table>")
-
-    claim = shown("held", claims.MIME)
-    assert len(deck.output_groups([table("478"), claim])) == 1
-    assert len(deck.output_groups([table("a kernel and the reason for it " * 5), claim])) == 2
-
-
-@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", lessons.find(), ids=lambda path: path.stem)
 def test_a_lesson_has_slides_of_all_its_sections(path):
-    cells = lessons.read(path).cells
-    prose = "\n\n".join(
-        cell.source for cell in cells if deck.kind(cell) != "skip" and cell.cell_type == "markdown"
-    )
-    headings = [
-        heading for heading, _ in deck.sections(prose) if heading and not heading.startswith(folds.ASIDE)
-    ]
+    cells = [cell for cell in lessons.read(path).cells if deck.kind(cell) != "skip"]
+    prose = "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    headings = [heading for heading, _ in deck.sections(prose) if heading]
+    headings = [heading for heading in headings if not heading.startswith(folds.ASIDE)]
     slides = deck.cut(lessons.read(path)).cells
     begun = [slide.source for slide in slides if slide.metadata.slideshow.slide_type == "slide"]
     assert len(begun) == len(headings) > 3

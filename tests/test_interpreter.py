@@ -1,7 +1,5 @@
 """The interpreter replaces triton.language's functions once per launch, and puts them back."""
 
-import inspect
-
 import numpy as np
 import pytest
 import torch
@@ -43,51 +41,6 @@ def test_a_kernel_with_helpers_is_right_and_the_language_is_put_back():
         assert (tl.load, tl.tensor.__add__) == before
 
 
-def test_it_is_searched_at_most_once_per_launch(monkeypatch):
-    """Not at all where a helper that somebody called outside a kernel has left it replaced."""
-    interpreter.quicken()
-    searched = []
-    search = tritons._patch_builtin
-    monkeypatch.setattr(
-        tritons, "_patch_builtin", lambda where, *rest: (searched.append(where), search(where, *rest))
-    )
-    sums(torch.ones(100))
-    assert searched.count(tl) == tl.core.is_builtin(tl.load)
-
-
-def test_its_modules_are_listed_at_the_first_search_only(monkeypatch):
-    interpreter.quicken()
-    listed = []
-
-    def list_members(module):
-        listed.append(module)
-        return inspect.getmembers(module)
-
-    monkeypatch.setattr(interpreter, "getmembers", list_members)
-    monkeypatch.setattr(tritons, "_patch_builtin", tritons._patch_builtin)  # put back afterwards
-    interpreter._list_functions_once()
-    for _ in range(2):
-        assert sums(torch.ones(100)) == 200
-    assert len(listed) == len(set(listed))
-    assert tl in listed or not tl.core.is_builtin(tl.load), "replaced already: a helper was called before"
-
-
-def test_quickening_twice_is_quickening_once():
-    interpreter.quicken()
-    before = tritons._patch_lang
-    interpreter.quicken()
-    assert tritons._patch_lang is before
-
-
-def test_a_kernel_that_fails_leaves_the_language_as_it_was():
-    interpreter.quicken()
-    before = tl.load
-    with pytest.raises(tritons.InterpreterError):
-        sums_kernel[(1,)](torch.ones(4), None, 4, BLOCK=16)
-    assert tl.load is before
-    assert sums(torch.ones(4)) == 8
-
-
 @triton.jit
 def steps_kernel(x, y, steps):
     total = 0.0
@@ -104,17 +57,6 @@ def test_a_loop_runs_to_a_number_that_the_kernel_was_given():
     y = torch.full((1,), torch.nan)
     steps_kernel[(1,)](torch.arange(7.0), y, 5)
     assert y.item() == 20
-
-
-def test_an_index_is_read_from_an_array_of_one_element():
-    interpreter.quicken()
-    scope = tritons._LangPatchScope()
-    tritons._patch_lang_tensor(tl.tensor, scope)
-    try:
-        handle = tritons.TensorHandle(np.array([3], np.int32), tl.int32)
-        assert list(range(tl.tensor(handle, tl.int32))) == [0, 1, 2]
-    finally:
-        scope.restore()
 
 
 @triton.jit
@@ -134,21 +76,6 @@ def test_integers_wrap_around_as_on_a_gpu():
     assert y.tolist() == [-(2**31), 6, 2**31 - 3, 15, 2**31 - 1, -7]
 
 
-@pytest.mark.parametrize("shape", [[4], [2, 8], [1, 1, 4], [4, tl.constexpr(2)], tl.tuple([2, 4])], ids=str)
-def test_a_block_known_already_is_what_it_was_at_first(shape):
-    interpreter.quicken()
-    for scalar in (tl.float32, tl.bfloat16, tl.int1, tl.pointer_type(tl.float16)):
-        first, second = tl.block_type(scalar, shape), tl.block_type(scalar, shape)
-        assert first == second == tl.block_type(tl.int8, shape).with_element_ty(scalar)
-        assert second.name == f"<{second.shape}, {scalar}>" and second.element_ty == scalar
-        made = [tl.tensor(handle, second) for handle in "ab"]
-        assert [each.handle for each in made] == ["a", "b"]
-        for each in made:
-            assert each.type is second and each.dtype == scalar and each.numel == second.numel
-            sizes = [int(size.value if isinstance(size, tl.constexpr) else size) for size in shape]
-            assert [size.value for size in each.shape] == sizes == list(second.shape)
-
-
 def test_pointers_that_differ_in_more_than_their_names_are_told_apart():
     interpreter.quicken()
     kinds = [
@@ -160,35 +87,6 @@ def test_pointers_that_differ_in_more_than_their_names_are_told_apart():
     for kind in kinds:
         block = tl.block_type(kind, [4])
         assert block.element_ty == kind and sum(block == tl.block_type(other, [4]) for other in kinds) == 1
-
-
-def test_numpys_types_are_triton_s():
-    interpreter.quicken()
-    for name, expected in {"fp32": "float32", "bf16": "uint16", "int1": "bool", "fp8e5": "uint8"}.items():
-        scalar = tl.dtype(name)
-        pointer = tl.pointer_type(scalar)
-        for _ in range(2):
-            assert tritons._get_np_dtype(scalar) == expected
-            assert tritons._get_np_dtype(tl.block_type(scalar, [4])) == expected
-            assert (
-                tritons._get_np_dtype(pointer)
-                == tritons._get_np_dtype(tl.block_type(pointer, [4]))
-                == "uint64"
-            )
-
-
-def test_what_triton_refuses_is_refused():
-    interpreter.quicken()
-    for _ in range(2):
-        with pytest.raises(ValueError, match="power of 2"):
-            tl.block_type(tl.float32, [3])
-        with pytest.raises(TypeError, match="0d block_type"):
-            tl.block_type(tl.float32, [])
-        with pytest.raises(AssertionError):
-            tl.block_type(tl.float32, (4,))
-        tl.block_type(tl.float32, [4])
-        with pytest.raises(TypeError, match="must have type"):
-            tl.block_type(tl.float32, [tl.tensor(None, tl.int32)])
 
 
 def operand(of, shape, seed):
@@ -250,30 +148,3 @@ def test_operands_become_what_triton_makes_of_them(operation, monkeypatch):
     monkeypatch.setattr(tritons.TritonSemantic, "binary_op_type_checking_impl", quick.__wrapped__)
     for (x, y), was in zip(pairs, found, strict=True):
         assert was == outcome(operation, x, y), (operation, str(x), str(y))
-
-
-@triton.jit
-def numbers_kernel(x, y, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    value = tl.load(x + at)
-    for step in range(6000):
-        value = tl.maximum(value, step * 0.5)
-    tl.store(y + at, value)
-
-
-def test_more_numbers_than_are_remembered_are_right():
-    interpreter.quicken()
-    x, y = torch.rand(4), torch.zeros(4)
-    numbers_kernel[(1,)](x, y, BLOCK=4)
-    assert interpreter.MOST_CONSTANTS < 6000 and y.tolist() == [2999.5] * 4
-
-
-@triton.jit
-def unequal_kernel(y):
-    tl.store(y + tl.arange(0, 4), tl.zeros([4], tl.float32) + tl.zeros([8], tl.float32))
-
-
-def test_blocks_of_unequal_shapes_are_refused():
-    interpreter.quicken()
-    with pytest.raises(tritons.InterpreterError, match="incompatible dimensions"):
-        unequal_kernel[(1,)](torch.zeros(4))

@@ -42,17 +42,12 @@ def medians(found):
     return found.set_index("contender").median_us.to_dict()
 
 
-def test_both_clocks_in_one_table(gpu, rungs):
-    found = rungs.timed("first", doubling(gpu), clock=("host", "graph"))
-    assert list(found.clock) == ["host", "graph"] and set(found.cache) == {"warm"}
-    assert set(found.suite) == {"ledger/first"} and list(found["width"]) == [64, 64]
-
-
 def test_of_a_graph_the_graph_clock_captures_what_it_holds_and_the_copy_of_its_input(gpu, rungs):
     plain = doubling(gpu)
     graphed = replayed(gpu, plain.call)
     found = rungs.by_clock("first", plain, graphed)
     assert list(found) == list(ladder.CLOCKS)
+    assert set(found["graph"].suite) == {"ledger/first"} and set(found["graph"].cache) == {"warm"}
     assert medians(found["graph"]) == {"labkit": 64.0, "in a graph": 64.0}
     assert gpu.log.count("capture") >= 2
     alone = rungs.by_clock("second", graphed)["graph"]
@@ -71,16 +66,13 @@ def test_what_is_captured_in_place_of_a_graph_copies_the_input():
     assert torch.equal(given[0], x) and given[0].data_ptr() != x.data_ptr()
 
 
-def test_the_table_has_a_row_for_each_rung_and_a_column_for_each_clock(gpu, rungs):
+def test_the_table_has_a_row_for_each_rung_and_a_column_for_each_clock(gpu, rungs, monkeypatch):
     slow, fast = doubling(gpu, "slow", 2.0), doubling(gpu, "fast", 1.0)
     shown = ladder.table(rungs.by_clock("first", slow, fast)).data
     assert list(shown.index) == ["slow", "fast"] and list(shown.columns) == list(ladder.CLOCKS)
     assert shown.loc["slow", "graph"] == 128.0
-
-
-def test_without_a_gpu_or_a_record_the_table_is_empty(monkeypatch, rungs):
     monkeypatch.setattr(device, "has_gpu", lambda: False)
-    assert ladder.table(rungs.by_clock("first", doubling(None))).data.empty
+    assert ladder.table(rungs.by_clock("first", doubling(None))).data.empty, "nothing is recorded"
 
 
 def test_without_a_gpu_a_graph_is_profiled_by_what_it_holds_at_the_small_size(monkeypatch, rungs):

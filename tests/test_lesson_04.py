@@ -1,20 +1,16 @@
 """Lesson 4: its two kernels, which are right on any size and read and write nothing beyond the end."""
 
-import dataclasses
 import math
 
 import pytest
 import torch
-from grouped import bf16, drawn, grouped, plain
-from triton.runtime import interpreter
+from grouped import drawn, grouped, plain
+from taught import INTERPRETED, assert_no_backward, bf16, counted
 
-from labkit import checks, counts, device, lessons
+from labkit import checks, lessons
 from labkit.kernels import grouped as family
 
 pytestmark = pytest.mark.usefixtures("cache")
-INTERPRETED = pytest.mark.skipif(
-    device.has_gpu(), reason="accesses can be watched where they are interpreted"
-)
 CALLS = {
     "groups first": lambda lesson: lesson.step(True),
     "rows first": lambda lesson: lesson.step(False),
@@ -28,34 +24,20 @@ def lesson(cache):
     return lessons.load("04_grouped_matmul")
 
 
-@pytest.fixture(params=CALLS)
-def call(lesson, request):
-    return CALLS[request.param](lesson)
-
-
-def test_each_is_right_on_any_size(call):
-    options = dict(dtypes=checks.DTYPES, gradients=False, name="the kernel")
+@pytest.mark.parametrize("name", CALLS)
+def test_each_is_right_on_any_size_and_refuses_gradients(lesson, name):
+    call = CALLS[name](lesson)
     for groups, width in ((5, 20), (3, 16), (1, 1)):
-        checks.check(call, plain, grouped(groups, width), shapes=((70,), (64,), (200,)), **options)
-
-
-def test_a_gradient_that_they_do_not_have_is_refused(call):
-    x, weight, bias = drawn(grouped(2, 4), 3)
-    with pytest.raises(RuntimeError, match="has no backward"):
-        call(x, weight.requires_grad_(), bias)
-    with torch.no_grad():
-        assert call(x, weight, bias).shape == x.shape
+        checks.check(call, plain, grouped(groups, width), shapes=((70,), (64,), (200,)), gradients=False)
+    assert_no_backward(r"\S+", call, drawn(grouped(2, 4), 3))
 
 
 @INTERPRETED
 @pytest.mark.parametrize("name", CALLS)
 def test_nothing_is_read_or_written_beyond_the_end(lesson, name, monkeypatch):
-    """A load without its mask gives the right result wherever what it read too much is not used."""
     monkeypatch.setattr(lesson, "gpu_of", lambda _: family.Gpu(2, 0, True))
-    fences = checks.Fences()
-    x, weight, bias = (fences.place(t, "contiguous") for t in drawn(grouped(3, 20), 330))
-    with fences:
-        (made,) = counts.count(lambda: CALLS[name](lesson)(x, weight, bias)).launches
+    x, weight, bias = drawn(grouped(3, 20), 330)
+    (made,) = counted(CALLS[name](lesson), x, weight, bias)
     parts = {"two tiles": 3, "all end together": math.ceil(6 / family.spread(6, 3, 8, 2))}.get(name, 6)
     assert made.programs == 3 * parts and parts > 1
     assert made.bytes_read == 4 * (x.numel() + parts * (weight.numel() + bias.numel()))
@@ -73,13 +55,10 @@ def test_the_first_programs_share_rows_or_a_group(lesson, across):
 
 
 @INTERPRETED
+@pytest.mark.usefixtures("overflow_is_an_error")
 @pytest.mark.parametrize("kernel", ["step", "stay"])
-def test_numbers_that_lie_more_than_32_bits_apart(lesson, kernel, monkeypatch):
-    """The rows of one group, of 2**20 side by side; what runs over is an error, before it could be read."""
-    builder = interpreter.interpreter_builder
-    monkeypatch.setattr(
-        builder, "options", dataclasses.replace(builder.options, debug=True, sanitize_overflow=True)
-    )
+def test_numbers_that_lie_more_than_32_bits_apart(lesson, kernel):
+    """The rows of one group, of 2**20 side by side."""
     R, G, D = 130, 2**20, 16
     near, weight, bias = drawn(grouped(1, D), R, dtype=bf16)
     x, y = (torch.empty(R, G * D, dtype=bf16) for _ in "xy")  # 4 GB each, of which few pages are touched

@@ -4,6 +4,7 @@ import pytest
 import torch
 from products import assert_close, bf16, fp32
 from recurring import gradients
+from taught import GPU, INTERPRETED
 
 from labkit import checks, counts, device, lessons
 from labkit import network_works as work
@@ -57,7 +58,7 @@ def test_in_half_precision_our_kernels_are_off_no_further_than_eager(lesson):
     assert three < 2 * eager
 
 
-@pytest.mark.skipif(device.has_gpu(), reason="accesses are counted where there is no GPU")
+@INTERPRETED
 def test_the_last_rung_is_three_kernels_that_write_nothing_twice(lesson):
     B, T, H = 2, 33, 32
     inputs = inputs_of({"batch": B, "time": T, "width": H}, bf16)
@@ -66,25 +67,7 @@ def test_the_last_rung_is_three_kernels_that_write_nothing_twice(lesson):
     assert [one.bytes_written for one in found] == [2 * B * T * n for n in (2 * H, H, work.OUTPUTS)]
 
 
-def test_our_parts_learn_as_the_reference_does(lesson):
-    def losses(call):
-        x, *weights = (t.requires_grad_() for t in inputs_of())
-        torch.manual_seed(1)
-        target = torch.randn(3, 5, work.OUTPUTS, device=device.name())
-        optimizer, found = torch.optim.AdamW(weights, lr=1e-2), []
-        for _ in range(5):
-            loss = torch.nn.functional.mse_loss(call(x.detach(), *weights), target)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            found.append(loss.item())
-        return found
-
-    ours, theirs = losses(lesson.network(**lesson.PARTS)), losses(work.network)
-    assert ours == pytest.approx(theirs, rel=1e-4) and ours[-1] < ours[0]
-
-
-@pytest.mark.skipif(not device.has_gpu(), reason="a graph needs a GPU")
+@GPU
 @pytest.mark.parametrize("rung", ["labkit", "three kernels"])
 def test_in_a_graph_the_network_is_the_same(lesson, rung):
     x, *weights = inputs_of({"batch": 64, "time": 64, "width": 128}, bf16)

@@ -29,16 +29,9 @@ def test_outputs_and_intermediates_count_and_inputs_do_not(x):
     assert memory.peak_bytes(lambda: grown(x)) == 8 * N, "views and what is gone do not count"
     assert memory.peak_bytes(lambda: [x + 1, x + 2, x + 3]) == 12 * N
     assert memory.peak_bytes(lambda: x.add_(1)) == 0
-
-
-def test_gradients_and_what_the_forward_saves_count(x):
     leaf = x.requires_grad_()
-
-    def both():
-        y = (leaf.exp() + 1).sum()  # exp saves its result; the sum is one element
-        return torch.autograd.grad(y, leaf)
-
-    assert memory.peak_bytes(both) == 8 * N + 2 * 4, "exp and its gradient; the sum, and ones like it"
+    both = lambda: torch.autograd.grad((leaf.exp() + 1).sum(), leaf)  # noqa: E731
+    assert memory.peak_bytes(both) == 8 * N + 2 * 4, "exp, which is saved, and its gradient; the sum and ones"
 
 
 def test_the_first_call_is_not_the_one_that_counts(x):
@@ -50,11 +43,6 @@ def test_the_first_call_is_not_the_one_that_counts(x):
         return x + 1
 
     assert memory.peak_bytes(call) == 4 * N
-
-
-def test_an_error_comes_through(x):
-    with pytest.raises(ZeroDivisionError):
-        memory.peak_bytes(lambda: 1 // 0)
 
 
 def test_the_allocator_is_asked_between_its_reset_and_its_peak(monkeypatch):

@@ -42,14 +42,18 @@ class Driver:
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle):  # noqa: N802
         assert handle == "handle"
-        return [SimpleNamespace(pid=pid) for pid in self.answer(self.processes)]
+        found = self.answer(self.processes)
+        if found and isinstance(found[0], list):  # one after another; the last one stays
+            found = found.pop(0) if len(found) > 1 else found[0]
+        return [SimpleNamespace(pid=pid) for pid in found]
 
     def nvmlDeviceGetProcessUtilization(self, handle, since):  # noqa: N802
         self.since.append(since)
         return [SimpleNamespace(pid=pid, smUtil=share) for pid, share in self.answer(self.worked).items()]
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):  # noqa: N802
-        return self.reasons.pop(0) if len(self.reasons) > 1 else self.answer(tuple(self.reasons))[0]
+        found = self.reasons.pop(0) if len(self.reasons) > 1 else self.reasons[0]
+        return found if found is not None else self.answer(None)
 
     def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
         return self.answer(SimpleNamespace(used=self.used) if self.used is not None else None)
@@ -69,53 +73,68 @@ def found(monkeypatch):
     return finding
 
 
-@pytest.mark.parametrize(
-    ("processes", "worked", "words"),
-    [
-        ([ME], {ME: 90}, ""),
-        ([ME, ALICE], {ME: 90}, ""),
-        ([ME, ALICE], {ME: 90, ALICE: 0}, ""),
-        ([ME, ALICE], 6, ""),  # nothing of late
-        ([ME, ALICE], 0, ""),  # the same, as the package says it
-        ([ME, ALICE], {ME: 90, ALICE: 3}, "another process worked on the GPU"),
-        ([ME, ALICE, BOB], {ALICE: 3, BOB: 50}, "another process worked on the GPU"),
-        ([ME], {ME: 90, ALICE: 3}, "another process worked on the GPU"),  # it ended meanwhile
-        ([ME], None, ""),
-        ([ME, ALICE], None, "other processes on the GPU, at work or not"),
-    ],
-)
-def test_another_process_is_noise_when_it_worked_or_nobody_knows(found, processes, worked, words):
-    assert found(Driver(processes=processes, worked=worked)) == words
+WORKED = "another process worked on the GPU"
+THERE = "other processes on the GPU, at work or not"
+HOLD = "others hold memory of the GPU, at work or not"
+POWER = "clocks held down by power limit"
+HIDDEN = [{"processes": processes} for processes in (None, [], [1234, 5678])]
+"""What is seen in a container that hides who is who."""
+DRIVERS = [
+    ({"processes": [ME], "worked": {ME: 90}}, ""),
+    ({"processes": [ME, ALICE], "worked": {ME: 90, ALICE: 0}}, ""),
+    ({"processes": [ME, ALICE], "worked": 6}, ""),  # nothing of late
+    ({"processes": [ME, ALICE], "worked": 0}, ""),  # the same, as the package says it
+    ({"processes": [ME, ALICE, BOB], "worked": {ALICE: 3, BOB: 50}}, WORKED),
+    ({"processes": [ME], "worked": {ME: 90, ALICE: 3}}, WORKED),  # it ended meanwhile
+    ({"processes": [ME]}, ""),
+    ({"processes": [ME, ALICE]}, THERE),
+    ({"processes": [[ME], [ME, ALICE]]}, THERE),  # it came meanwhile
+    ({"processes": [[ME, ALICE], [ME]]}, THERE),  # it went
+    *(({**who, "worked": {1234: 90}, "used": 40 * GIB}, "") for who in HIDDEN),  # this one, by another name
+    *(({**who, "worked": {1234: 90, 5678: 3}, "used": GIB}, WORKED) for who in HIDDEN),
+    *(({**who, "worked": 6, "used": GIB}, "") for who in HIDDEN),
+    *(({**who, "worked": 6, "used": 3 * GIB}, HOLD) for who in HIDDEN),
+    *(({**who, "used": 3 * GIB}, HOLD) for who in HIDDEN),
+    *((who, "") for who in HIDDEN),
+    ({"processes": [ME], "reasons": [0x1 | 0x2 | 0x100]}, ""),  # idle, or set so by somebody
+    ({"processes": [ME], "reasons": [0x20, 0x40, 0x0]}, "clocks held down by temperature"),
+    ({"processes": [ME], "reasons": [0x0, 0x4, 0x0]}, POWER),  # in between
+    (
+        {"processes": [ME], "reasons": [0x0, 0x0, 0x88]},
+        "clocks held down by hardware slowdown and power supply",
+    ),
+    ({"processes": [ME, ALICE], "worked": {ALICE: 1}, "reasons": [4]}, f"{WORKED}; {POWER}"),
+    ({"processes": [ME], "reasons": [None]}, ""),
+]
 
 
-@pytest.mark.parametrize(
-    ("worked", "used", "words"),
-    [
-        ({1234: 90}, 40 * GIB, ""),  # the one that worked is this process, by its other name
-        ({1234: 90, 5678: 3}, 1 * GIB, "another process worked on the GPU"),
-        (6, 1 * GIB, ""),
-        (6, 3 * GIB, "others hold memory of the GPU, at work or not"),
-        (None, 3 * GIB, "others hold memory of the GPU, at work or not"),
-        (None, None, ""),
-    ],
-)
-@pytest.mark.parametrize("processes", [None, [], [1234, 5678]])
-def test_in_a_container_that_hides_who_is_who(found, processes, worked, used, words):
-    assert found(Driver(processes=processes, worked=worked, used=used)) == words
+@pytest.mark.parametrize(("answers", "words"), DRIVERS, ids=str)
+def test_what_others_and_clocks_do_is_noise_as_far_as_the_driver_tells(found, answers, words):
+    driver, before = Driver(**answers), time.time_ns() // 1000
+    assert found(driver) == words
+    assert before <= driver.since[0] <= time.time_ns() // 1000, "of work since the region began"
 
 
-def test_memory_of_our_own_is_not_others(found, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 30 * GIB)
-    assert found(Driver(used=31 * GIB)) == ""
-    assert found(Driver(used=33 * GIB)) == "others hold memory of the GPU, at work or not"
+def test_a_machine_without_a_driver_has_no_library(monkeypatch):
+    package = SimpleNamespace(nvmlInit=lambda: None)
+    for module in (SimpleNamespace(nvmlInit=lambda: 1 // 0), None, package):  # no driver, no package, both
+        noise.library.cache_clear()
+        monkeypatch.setitem(sys.modules, "pynvml", module)
+        assert noise.library() is (package if module is package else None)
+    noise.library.cache_clear()
 
 
-def test_a_process_that_came_or_went_meanwhile_was_there(found):
-    driver = Driver(processes=[ME])
-    driver.nvmlDeviceGetComputeRunningProcesses = lambda _, seen=[[ME, ALICE], [ME]]: [
-        SimpleNamespace(pid=pid) for pid in seen.pop()
-    ]
-    assert found(driver) == "other processes on the GPU, at work or not"
+def test_memory_of_our_own_is_not_others_and_a_slice_or_no_gpu_tells_nothing(found, monkeypatch):
+    with monkeypatch.context() as ours:
+        ours.setattr(torch.cuda, "memory_reserved", lambda: 30 * GIB)
+        assert (found(Driver(used=31 * GIB)), found(Driver(used=33 * GIB))) == ("", HOLD)
+    assert found(None) == ""
+    assert found(Driver(processes=[ME, ALICE], reasons=[4])) == f"{THERE}; {POWER}"
+    monkeypatch.setattr(device, "uuid", lambda: "GPU-of-a-slice")
+    assert noise.Gauge().finding() == ""
+    monkeypatch.setattr(device, "uuid", lambda: "")
+    monkeypatch.setattr(noise, "library", lambda: pytest.fail("a simulated GPU has no driver"))
+    assert noise.Gauge().finding() == ""
 
 
 @pytest.fixture
@@ -150,94 +169,13 @@ def test_what_others_do_while_the_gauge_looks_away_is_no_noise(watched, when):
     assert gauge.finding() == ("" if when == "meanwhile" else "another process worked on the GPU")
 
 
-def test_a_process_that_was_there_while_the_gauge_looked_away_is_no_noise(monkeypatch):
-    driver = Driver(processes=[ME])
-    monkeypatch.setattr(device, "uuid", lambda: "GPU-1")
-    monkeypatch.setattr(noise, "library", lambda: driver)
-    gauge = noise.Gauge()
-    with gauge.away():
-        driver.processes = [ME, ALICE]
-        noise.Gauge()
-        driver.processes = [ME]
-    assert gauge.finding() == ""
-
-
-def test_work_is_asked_for_since_the_region_began(found):
-    driver = Driver(processes=[ME], worked={})
-    before = time.time_ns() // 1000
-    found(driver)
-    assert before <= driver.since[0] <= time.time_ns() // 1000
-
-
-@pytest.mark.parametrize(
-    ("reasons", "words"),
-    [
-        ([0x0], ""),
-        ([0x1 | 0x2 | 0x100], ""),  # idle, or set so by somebody
-        ([0x4], "clocks held down by power limit"),
-        ([0x20, 0x40, 0x0], "clocks held down by temperature"),
-        ([0x0, 0x4, 0x0], "clocks held down by power limit"),  # in between
-        ([0x0, 0x0, 0x88], "clocks held down by hardware slowdown and power supply"),
-    ],
-)
-def test_clocks_that_are_held_down_are_noise(found, reasons, words):
-    assert found(Driver(processes=[ME], reasons=reasons)) == words
-
-
-def test_two_disturbances_are_both_told(found):
-    driver = Driver(processes=[ME, ALICE], worked={ALICE: 1}, reasons=[4])
-    assert found(driver) == "another process worked on the GPU; clocks held down by power limit"
-
-
-def test_what_a_driver_does_not_answer_is_no_noise(found):
-    driver = Driver()
-    driver.reasons = [None]
-    driver.nvmlDeviceGetCurrentClocksThrottleReasons = lambda _: driver.answer(None)
-    assert found(driver) == ""
-
-
-def test_without_nvml_or_for_a_slice_of_a_gpu_nothing_is_seen(monkeypatch, found):
-    assert found(None) == ""
-    driver = Driver(processes=[ME, ALICE], reasons=[4])
-    assert found(driver) != ""
-    monkeypatch.setattr(device, "uuid", lambda: "GPU-of-a-slice")
-    assert noise.Gauge().finding() == ""
-    monkeypatch.setattr(device, "uuid", lambda: "")
-    monkeypatch.setattr(noise, "library", lambda: pytest.fail("a simulated GPU has no driver"))
-    assert noise.Gauge().finding() == ""
-
-
-def test_a_machine_without_a_driver_has_no_library(monkeypatch):
-    noise.library.cache_clear()
-
-    def no_driver():
-        raise RuntimeError("NVML Shared Library Not Found")
-
-    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(nvmlInit=no_driver))
-    assert noise.library() is None
-    noise.library.cache_clear()
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # no package
-    assert noise.library() is None
-    noise.library.cache_clear()
-    package = SimpleNamespace(nvmlInit=lambda: None)
-    monkeypatch.setitem(sys.modules, "pynvml", package)
-    assert noise.library() is package
-    noise.library.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("clock", "median", "spread", "words"),
-    [
-        ("graph", 100.0, 10.0, ""),
-        ("graph", 100.0, 10.1, "spread above 10%"),
-        ("graph", 1.4, 0.4, ""),
-        ("events", 20.0, 5.9, ""),
-        ("events", 20.0, 6.1, "spread above 30%"),
-        ("host", 100.0, 31.0, "spread above 30%"),
-    ],
-)
-def test_a_spread_is_wide_by_the_measure_of_its_clock(clock, median, spread, words):
-    assert noise.spread(clock, median, spread) == words
+def test_a_spread_is_wide_by_the_measure_of_its_clock():
+    said = {
+        ("graph", 100.0, 10.0): "", ("graph", 100.0, 10.1): "spread above 10%", ("graph", 1.4, 0.4): "",
+        ("events", 20.0, 5.9): "", ("events", 20.0, 6.1): "spread above 30%",
+        ("host", 100.0, 31.0): "spread above 30%",
+    }  # fmt: skip
+    assert {given: noise.spread(*given) for given in said} == said
 
 
 @pytest.fixture
@@ -273,9 +211,3 @@ def test_a_clock_that_fell_for_good_is_the_pace_after_a_while(paced):
     assert not pace.slowed()
     each[0] = 1.5
     assert pace.slowed()
-
-
-def test_a_pace_is_of_work_that_takes_time():
-    pace = noise.Pace()
-    assert 0 < pace._took() < 1
-    assert isinstance(pace.slowed(), bool)

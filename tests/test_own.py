@@ -43,19 +43,23 @@ def test_each_timer_is_called_once_and_makes_a_row():
     assert found["contender"].tolist() == ["wrong", "right"] and found["median_us"].tolist() == [3.0, 40.0]
     assert found["device"].tolist() == ["a GPU"] * 2 and found["kind"].tolist() == ["live"] * 2
     assert set(found["clock"]) == set(found["cache"]) == {""}, "they are no clock's"
+    with pytest.raises(ZeroDivisionError):
+        own.times("museum/x", {"wrong": lambda: 1 / 0})
 
 
-def test_rows_are_on_the_tape_once(monkeypatch, tmp_path):
+def test_rows_are_on_the_tape_once_and_shown_without_a_gpu(monkeypatch, tmp_path):
     tape = tmp_path / "tape.jsonl"
     monkeypatch.setenv(TAPE, str(tape))
     own.times("museum/x", {"wrong": lambda: 3.0})
     own.times("museum/x", {"wrong": lambda: 4.0, "right": lambda: 5.0})
-    assert [(row.contender, row.median_us) for row in rows.read(tape)] == [("wrong", 4.0), ("right", 5.0)]
-
-
-def test_a_timer_that_fails_is_the_lessons_failure():
-    with pytest.raises(ZeroDivisionError):
-        own.times("museum/x", {"wrong": lambda: 1 / 0})
+    found = own.sizes("museum/y", {"pool": lambda: 4 * 2**20})
+    assert found["peak_bytes"].tolist() == [4 * 2**20] and found["median_us"].isna().all()
+    kept = [(row.contender, row.median_us, row.peak_bytes) for row in rows.read(tape)]
+    assert kept == [("wrong", 4.0, None), ("right", 5.0, None), ("pool", None, 4 * 2**20)]
+    swept = [replace(row, clock="host", median_us=9.0) for row in rows.read(tape)[:2]]
+    monkeypatch.setattr(rows, "recorded", lambda suite: [*swept, *rows.read(tape)[:2]])
+    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    assert own.times("museum/x", {})["median_us"].tolist() == [4.0, 5.0], "not of a sweep of the same name"
 
 
 def test_without_a_gpu_nothing_is_timed_and_the_tape_is_shown(monkeypatch):
@@ -64,20 +68,3 @@ def test_without_a_gpu_nothing_is_timed_and_the_tape_is_shown(monkeypatch):
     monkeypatch.setattr(rows, "recorded", lambda suite: asked.append(suite) or [])
     found = own.times("museum/x", {"wrong": lambda: pytest.fail("timed without a GPU")})
     assert asked == ["museum/x"] and found.empty and "median_us" in found
-
-
-def test_of_a_recorded_sweep_of_the_same_name_nothing_is_shown(monkeypatch, tmp_path):
-    monkeypatch.setenv(TAPE, str(tmp_path / "tape.jsonl"))
-    own.times("museum/x", {"wrong": lambda: 3.0})
-    (row,) = rows.read(tmp_path / "tape.jsonl")
-    monkeypatch.setattr(rows, "recorded", lambda suite: [replace(row, clock="host", median_us=9.0), row])
-    monkeypatch.setattr(device, "has_gpu", lambda: False)
-    assert own.times("museum/x", {})["median_us"].tolist() == [3.0]
-
-
-def test_sizes_are_bytes(monkeypatch, tmp_path):
-    monkeypatch.setenv(TAPE, str(tmp_path / "tape.jsonl"))
-    found = own.sizes("museum/y", {"pool": lambda: 4 * 2**20})
-    assert found["peak_bytes"].tolist() == [4 * 2**20] and found["median_us"].isna().all()
-    (row,) = rows.read(tmp_path / "tape.jsonl")
-    assert row.peak_bytes == 4 * 2**20 and row.median_us is None

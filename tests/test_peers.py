@@ -3,7 +3,7 @@
 import re
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -69,30 +69,9 @@ def without(monkeypatch, package):
     monkeypatch.setattr(sys, "meta_path", [Without(package), *sys.meta_path])
 
 
-@pytest.fixture
-def missing(monkeypatch):
-    without(monkeypatch, "liger_kernel")
-
-
 def stand_in(monkeypatch, module, **names):
     """A module that has these names only, and no other module."""
     monkeypatch.setattr(peers, "import_module", {module: SimpleNamespace(**names)}.__getitem__)
-
-
-@pytest.fixture
-def faked(monkeypatch):
-    """A package that computes gelu(gate) * up in plain PyTorch."""
-
-    class Product:
-        @staticmethod
-        def apply(gate, up):
-            return gelu(gate) * up
-
-    module = ModuleType("liger_kernel.ops.geglu")
-    module.LigerGELUMulFunction = Product
-    monkeypatch.setitem(sys.modules, "liger_kernel", ModuleType("liger_kernel"))
-    monkeypatch.setitem(sys.modules, "liger_kernel.ops", ModuleType("liger_kernel.ops"))
-    monkeypatch.setitem(sys.modules, "liger_kernel.ops.geglu", module)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -112,64 +91,50 @@ def gpu(monkeypatch, tmp_path):
     return install(monkeypatch.setattr)
 
 
-def test_what_is_not_installed_is_a_gap_with_the_reason(missing, gpu):
+def test_what_is_not_installed_is_a_gap_with_the_reason(monkeypatch, gpu):
     def eager(*tensors):
         gpu.launch(4.0, 50.0)
         return geglu(*tensors)
 
-    contenders = [Contender("eager", eager, GEGLU), LIGER]
+    without(monkeypatch, "liger_kernel")
+    contenders = [Contender("eager", eager, GEGLU, peer="no-such-package-of-ours"), LIGER]
     table = sweeps.run("suite", contenders, [SHAPE]).set_index("contender")
     assert table["median_us"].notna().tolist() == [True, False]
     assert table["note"]["Liger"] == "MissingError: liger-kernel is not installed: pip install -e '.[peers]'"
-    assert table["peer"]["Liger"] == "liger-kernel"
+    assert table["peer"]["Liger"] == "liger-kernel" and table["peer_version"].isna().all()
 
-
-def test_a_package_without_metadata_has_no_version(gpu, faked):
-    def call(*tensors):
-        gpu.launch(4.0, 50.0)
-        return geglu(*tensors)
-
-    contender = Contender("it", call, GEGLU, peer="no-such-package-of-ours")
-    table = sweeps.run("suite", [contender], [SHAPE])
-    assert table["median_us"].notna().all() and table["peer_version"].isna().all()
-
-
-def test_an_installed_package_that_lacks_something_says_what(monkeypatch):
     def no_module(name):
         raise ModuleNotFoundError("No module named 'transformers'", name="transformers")
 
-    monkeypatch.setattr(peers, "import_module", no_module)
+    monkeypatch.setattr(peers, "import_module", no_module)  # installed, and lacks something itself
     with pytest.raises(ModuleNotFoundError, match="transformers"):
         peers.liger_geglu(*GEGLU.inputs(SHAPE))
 
 
-def test_the_mlp_around_the_product_is_geglu(faked):
-    inputs = [t.double() for t in GEGLU.inputs(SHAPE)]
-    torch.testing.assert_close(peers.liger_geglu(*inputs), geglu(*inputs))
+def liger_norm(x, weight, *options):
+    assert options == (EPS, 0.0, "gemma", False), "in float32, and in memory of its own"
+    return rms_norm(x, weight)
 
 
-def test_liger_norms_in_float32_and_in_memory_of_its_own(monkeypatch):
-    class Norm:
-        @staticmethod
-        def apply(*given):
-            x, weight, *options = given
-            assert options == [EPS, 0.0, "gemma", False]
-            return rms_norm(x, weight)
+STAND_INS = {
+    "liger_geglu": ("liger_kernel.ops.geglu", "LigerGELUMulFunction", lambda gate, up: gelu(gate) * up),
+    "liger_rms_norm": ("liger_kernel.ops.rms_norm", "LigerRMSNormFunction", liger_norm),
+    "fla_recurrence": (
+        "fla.ops.hgrn", "fused_recurrent_hgrn", lambda x, g: (linear_recurrence(g.exp(), x), None)
+    ),
+    "fla_chunked_recurrence": (
+        "fla.ops.hgrn", "chunk_hgrn", lambda x, g: (linear_recurrence(g.exp(), x), None)
+    ),
+}  # fmt: skip
 
-    stand_in(monkeypatch, "liger_kernel.ops.rms_norm", LigerRMSNormFunction=Norm)
-    inputs = RMS_NORM.inputs(SEQUENCES)
-    torch.testing.assert_close(peers.liger_rms_norm(*inputs), rms_norm(*inputs))
 
-
-@pytest.mark.parametrize("name", FLA)
-def test_the_gate_of_fla_is_the_logarithm(name, monkeypatch):
-    def hgrn(x, g):
-        return linear_recurrence(g.exp(), x), None
-
-    stand_in(monkeypatch, "fla.ops.hgrn", **{name: hgrn})
-    comparison = sweeps.accuracy.Comparison(FLA[name], log_recurrence, "forward_backward")
-    inputs = [t.double().requires_grad_() for t in LOG_RECURRENCE.inputs(SEQUENCES)]
-    assert comparison.complete(inputs) < 1e-12
+@pytest.mark.parametrize("name", STAND_INS)
+def test_a_package_is_called_with_what_its_kernel_takes(name, monkeypatch):
+    module, entry, call = STAND_INS[name]
+    stand_in(monkeypatch, module, **{entry: SimpleNamespace(apply=call) if "Liger" in entry else call})
+    *_, work, shape = CALLS[name]
+    comparison = sweeps.accuracy.Comparison(getattr(peers, name), work.reference, "forward_backward")
+    assert comparison.complete([t.double().requires_grad_() for t in work.inputs(shape)]) < 1e-12
 
 
 @pytest.fixture
@@ -186,13 +151,6 @@ def scanned(monkeypatch):
     return sizes
 
 
-def test_the_scan_has_the_steps_last_and_the_result_has_them_back(scanned):
-    inputs = LINEAR_RECURRENCE.inputs(SEQUENCES)
-    got = peers.accelerated_scan(*inputs)
-    torch.testing.assert_close(got, linear_recurrence(*inputs))
-    assert got.is_contiguous() and scanned == [(2, 3, 5)]
-
-
 @pytest.mark.parametrize(("time", "padded"), [(3, 4), (4, 4), (5, 8)])
 def test_the_scan_is_padded_for_gradients_alone(time, padded, scanned, monkeypatch):
     monkeypatch.setattr(peers, "SCAN_STEPS", 4)
@@ -200,8 +158,9 @@ def test_the_scan_is_padded_for_gradients_alone(time, padded, scanned, monkeypat
     inputs = [t.double().requires_grad_() for t in LINEAR_RECURRENCE.inputs(SEQUENCES | {"time": time})]
     assert comparison.complete(inputs) < 1e-12
     with torch.no_grad():
-        peers.accelerated_scan(*inputs)
-    assert scanned == [(2, 3, padded), (2, 3, time)]
+        got = peers.accelerated_scan(*inputs)
+    assert got.is_contiguous() and scanned == [(2, 3, padded), (2, 3, time)], "the steps last, and back"
+    torch.testing.assert_close(got, linear_recurrence(*inputs))
 
 
 def agrees(call, work, shape, dtype, direction="forward_backward"):
@@ -213,26 +172,20 @@ def agrees(call, work, shape, dtype, direction="forward_backward"):
 
 
 @on_gpu_with("liger-kernel", "Liger's")
-def test_liger_computes_geglu_and_its_gradients():
-    comparison = sweeps.accuracy.Comparison(peers.liger_geglu, geglu, "forward_backward")
-    inputs = [t.bfloat16().requires_grad_() for t in GEGLU.inputs({"batch": 64, "width": 128})]
-    assert comparison.complete(inputs) < 1e-2
-
-
-@on_gpu_with("liger-kernel", "Liger's")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("width", [128, 640])
-def test_liger_computes_the_norm_and_its_gradients(width, dtype):
+def test_liger_computes_the_norm_and_its_gradients_and_leaves_the_upstream_one(width, dtype):
     agrees(peers.liger_rms_norm, RMS_NORM, {"batch": 4, "time": 33, "width": width}, dtype)
-
-
-@on_gpu_with("liger-kernel", "Liger's")
-def test_the_norm_of_liger_leaves_the_upstream_gradient_as_it_is():
     inputs = [t.requires_grad_() for t in RMS_NORM.inputs(SEQUENCES)]
     upstream = torch.randn_like(inputs[0])
     before = upstream.clone()
     peers.liger_rms_norm(*inputs).backward(upstream)
     assert torch.equal(upstream, before)
+
+
+@on_gpu_with("liger-kernel", "Liger's")
+def test_liger_computes_geglu_and_its_gradients():
+    agrees(peers.liger_geglu, GEGLU, {"batch": 64, "width": 128}, "bfloat16")
 
 
 @on_gpu_with("fla-core", "flash-linear-attention's")
@@ -252,26 +205,22 @@ def test_accelerated_scan_computes_the_recurrence_and_its_gradients(time, direct
     agrees(peers.accelerated_scan, LINEAR_RECURRENCE, shape, "float32", direction)
 
 
-def test_a_peer_is_tuned_at_these_shapes_forward_and_backward(monkeypatch):
+def test_a_peer_is_tuned_at_these_shapes_forward_and_backward_where_there_is_a_gpu_and_the_package(
+    monkeypatch,
+):
     seen = []
 
     def call(log_a, b):
         seen.append(tuple(b.shape))
         return log_recurrence(log_a, b)
 
-    monkeypatch.setattr(peers.device, "has_gpu", lambda: True)
-    contender = Contender("peer", call, LOG_RECURRENCE)
-    with torch.no_grad():
-        peers.tune([contender], [SEQUENCES, SEQUENCES | {"time": 4}])
-    assert seen == [(2, 5, 3), (2, 4, 3)]
-
-
-def test_nothing_is_tuned_without_a_gpu_or_the_package(monkeypatch):
-    monkeypatch.setattr(peers.device, "has_gpu", lambda: False)
-    peers.tune([Contender("peer", pytest.fail, LOG_RECURRENCE)], [SEQUENCES])
-
     def missing(*_):
         raise peers.MissingError("fla-core")
 
-    monkeypatch.setattr(peers.device, "has_gpu", lambda: True)
-    peers.tune([Contender("peer", missing, LOG_RECURRENCE)], [SEQUENCES])
+    contenders = [Contender("peer", each, LOG_RECURRENCE) for each in (missing, call)]
+    for has_gpu in (False, True):
+        monkeypatch.setattr(peers.device, "has_gpu", lambda has_gpu=has_gpu: has_gpu)
+        assert seen == []
+        with torch.no_grad():
+            peers.tune(contenders, [SEQUENCES, SEQUENCES | {"time": 4}])
+    assert seen == [(2, 5, 3), (2, 4, 3)]

@@ -1,7 +1,5 @@
 """The roofs beside the tapes: to a table belong those of the machine that it was measured on."""
 
-from dataclasses import replace
-
 import pytest
 from taped import recorded
 
@@ -90,9 +88,3 @@ def test_a_damaged_file_is_no_hindrance_and_is_told_when_it_is_asked_for(folder,
     add(10, 1.0)
     (folder / "a.jsonl").unlink()
     assert chosen(11) == [1.0]
-
-
-def test_rows_of_before_cards_were_named_are_not_mixed_up():
-    """A set is told from the next by its first row."""
-    both = [*measured(10, 1.0), *(replace(row, card="aaaa") for row in measured(9, 2.0))]
-    assert [[row.median_us for row in one] for one in recorded_roofs.sets(both)] == [[2.0] * 2, [1.0] * 2]

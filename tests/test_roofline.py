@@ -24,22 +24,21 @@ ROOFS = Roofs(
 # Floors
 
 
-def test_the_floor_is_the_largest_of_launch_memory_and_arithmetic():
-    assert roofline.floor_us(ROOFS, min_bytes=0) == 1.5
-    assert roofline.floor_us(ROOFS, min_bytes=2e9) == pytest.approx(2000.0)
-    assert roofline.floor_us(ROOFS, min_bytes=0, flops=5e6) == pytest.approx(5.0)
-    assert roofline.floor_us(ROOFS, min_bytes=2e9, flops=5e9) == pytest.approx(5000.0)
-    assert roofline.floor_us(ROOFS, min_bytes=2e9, flops=5e8) == pytest.approx(2000.0)
-
-
-def test_every_launch_counts():
-    assert roofline.floor_us(ROOFS, min_bytes=4, launches=1) == 1.5
-    assert roofline.floor_us(ROOFS, min_bytes=4, launches=3) == 4.5
-
-
-def test_operations_are_done_at_the_rate_of_their_dtype():
-    fp32, bf16 = (roofline.floor_us(ROOFS, min_bytes=0, flops=8e9, dtype=d) for d in ("float32", "bfloat16"))
-    assert (fp32, bf16) == (pytest.approx(8000.0), pytest.approx(1000.0))
+@pytest.mark.parametrize(
+    ("asked", "us"),
+    [
+        ({"min_bytes": 0}, 1.5),
+        ({"min_bytes": 4, "launches": 3}, 4.5),
+        ({"min_bytes": 2e9}, 2000.0),
+        ({"min_bytes": 0, "flops": 5e6}, 5.0),
+        ({"min_bytes": 2e9, "flops": 5e9}, 5000.0),
+        ({"min_bytes": 2e9, "flops": 5e8}, 2000.0),
+        ({"min_bytes": 0, "flops": 8e9, "dtype": "bfloat16"}, 1000.0),
+    ],
+    ids=str,
+)
+def test_the_floor_is_the_largest_of_launches_memory_and_arithmetic(asked, us):
+    assert roofline.floor_us(ROOFS, **asked) == pytest.approx(us)
     with pytest.raises(KeyError):
         roofline.floor_us(ROOFS, min_bytes=0, flops=1, dtype="int4")
 
@@ -49,12 +48,8 @@ def test_operations_are_done_at_the_rate_of_their_dtype():
 
 def test_regimes_say_where_which_floor_is_the_highest():
     floors = {"launch": lambda n: 10.0, "memory": lambda n: n, "arithmetic": lambda n: n * n / 100}
-    xs = [1, 5, 9, 11, 50, 99, 101, 1000]
-    spans = roofline.regimes(xs, floors)
+    spans = roofline.regimes([1, 5, 9, 11, 50, 99, 101, 1000], floors)
     assert spans == [(1, 9, "launch"), (9, 99, "memory"), (99, 1000, "arithmetic")]
-
-
-def test_one_regime_covers_everything():
     assert roofline.regimes([1, 2, 3], {"launch": lambda n: 1.0}) == [(1, 3, "launch")]
     assert roofline.regimes([], {"launch": lambda n: 1.0}) == []
 
@@ -62,45 +57,26 @@ def test_one_regime_covers_everything():
 # Crossovers
 
 
-def test_a_crossover_is_interpolated_on_log_log_axes():
-    xs = [10.0, 1000.0]
-    assert roofline.crossovers(xs, [10.0, 1000.0], [100.0, 100.0]) == [pytest.approx(100.0)]
-
-
-def test_power_laws_cross_where_algebra_says():
-    xs = [2.0**k for k in range(4, 15)]
-    linear, quadratic = [3 * x for x in xs], [x * x / 100 for x in xs]
-    assert roofline.crossovers(xs, linear, quadratic) == [pytest.approx(300.0)]
-
-
-def test_several_crossovers_ascend_whatever_the_order_of_the_points():
-    xs, first, second = [1, 10, 100, 1000], [1.0, 4.0, 1.0, 4.0], [2.0, 2.0, 2.0, 2.0]
-    found = roofline.crossovers(xs, first, second)
-    assert len(found) == 3
-    assert found == sorted(found)
-    shuffled = [3, 0, 2, 1]
-    again = roofline.crossovers(*([values[i] for i in shuffled] for values in (xs, first, second)))
-    assert again == found
-
-
-def test_a_meeting_at_measured_points_is_a_crossover_only_when_sides_change():
-    xs = [1.0, 2.0, 4.0, 8.0]
-    assert roofline.crossovers(xs, [1, 3, 9, 9], [2, 3, 4, 4]) == [pytest.approx(2.0)]
-    assert roofline.crossovers(xs, [1, 3, 4, 9], [2, 3, 4, 4]) == [pytest.approx(math.sqrt(8))]
-    assert roofline.crossovers(xs, [1, 3, 1, 1], [2, 3, 4, 4]) == []
-    assert roofline.crossovers(xs, [1, 1, 1, 1], [1, 1, 1, 1]) == []
-
-
 @pytest.mark.parametrize(
-    ("columns", "message"),
+    ("xs", "first", "second", "where"),
     [
-        (([1, 2], [1, 2], [1]), "must have one length"),
-        (([1, 2], [1, 0], [1, 2]), "must be positive"),
-        (([1, 2], [1, 2], [1, math.nan]), "must be positive"),
+        ([10, 1000], [10, 1000], [100, 100], [100]),
+        ([16, 1024], [3 * 16, 3 * 1024], [16**2 / 100, 1024**2 / 100], [300]),
+        ([1, 10, 100, 1000], [1, 4, 1, 4], [2, 2, 2, 2], [10**0.5, 10**1.5, 10**2.5]),
+        ([1000, 1, 100, 10], [4, 1, 1, 4], [2, 2, 2, 2], [10**0.5, 10**1.5, 10**2.5]),
+        ([1, 2, 4, 8], [1, 3, 9, 9], [2, 3, 4, 4], [2]),
+        ([1, 2, 4, 8], [1, 3, 4, 9], [2, 3, 4, 4], [8**0.5]),
+        ([1, 2, 4, 8], [1, 3, 1, 1], [2, 3, 4, 4], []),  # they meet, and neither changes sides
+        ([1, 2, 4, 8], [1, 1, 1, 1], [1, 1, 1, 1], []),
     ],
 )
-def test_what_cannot_cross_is_a_value_error(columns, message):
-    with pytest.raises(ValueError, match=message):
+def test_crossovers_are_interpolated_on_log_log_axes(xs, first, second, where):
+    assert roofline.crossovers(xs, first, second) == pytest.approx(where)
+
+
+@pytest.mark.parametrize("columns", [([1, 2], [1, 2], [1]), ([1, 2], [1, 0], [1, 2]), ([1], [1], [math.nan])])
+def test_what_cannot_cross_is_a_value_error(columns):
+    with pytest.raises(ValueError, match="must"):
         roofline.crossovers(*columns)
 
 
@@ -134,60 +110,48 @@ def table(times, over=None, spread=0.0, **columns):
     return pd.DataFrame(rows)
 
 
-def sentence(*arguments, **options):
-    return roofline.finding(table(*arguments, **options), "ours", "theirs")
+NOTHING = "No width was measured for both ours and theirs."
 
 
-def test_faster_from_some_width_on():
-    """On log-log axes 4, 1/4 crosses 1 in the middle."""
-    assert (
-        sentence({100: 4.0, 10000: 0.25})
-        == "ours is faster than theirs from width 1000 on: 4x at width 10000."
-    )
-
-
-def test_faster_below_some_width():
-    assert (
-        sentence({100: 0.25, 10000: 4.0}) == "ours is faster than theirs below width 1000: 4x at width 100."
-    )
-
-
-def test_never_slower_and_never_faster():
-    assert sentence({1: 0.5, 2: 0.04}) == "ours is never slower than theirs, and 25x at width 2."
-    assert sentence({1: 2.0, 2: 3.0}) == "ours is never faster than theirs; it takes 3x as long at width 2."
-
-
-def test_changing_places_more_than_once():
-    found = sentence({1: 2.0, 100: 0.5, 10000: 2.0})
-    assert found == "ours and theirs change places at width 10, 1000; ours is at best 2x at width 100."
-
-
-def test_a_difference_inside_the_larger_spread_is_a_tie():
-    assert sentence({1: 1.05, 2: 0.95}, spread=0.2) == "ours and theirs tie at every measured width."
-    assert "tie" not in sentence({1: 1.05, 2: 0.95}, spread=0.01)
-
-
-def test_a_tie_is_no_loss_and_no_win():
-    assert sentence({1: 1.05, 2: 0.5}, spread=0.2) == "ours is never slower than theirs, and 2x at width 2."
-    found = sentence({1: 0.95, 2: 2.0}, spread=0.2)
-    assert found == "ours is never faster than theirs; it takes 2x as long at width 2."
-
-
-def test_noise_around_a_tie_is_no_change_of_places():
-    times = {1: 4.0, 10: 0.99, 100: 1.01, 1000: 0.99, 10000: 0.25}
-    assert sentence(times, spread=0.1) == "ours is faster than theirs from width 100 on: 4x at width 10000."
-    turned = {width: 1 / us for width, us in times.items()}
-    assert sentence(turned, spread=0.1) == "ours is faster than theirs below width 100: 4x at width 1."
-
-
-def test_a_tie_at_the_end_does_not_turn_the_finding_around():
-    found = sentence({1: 4.0, 100: 0.25, 10000: 1.01}, spread=0.1)
-    assert found == "ours is faster than theirs from width 10 on: 4x at width 100."
-
-
-def test_equal_times_at_the_crossing():
-    found = sentence({1: 2.0, 10: 1.0, 100: 0.5})
-    assert found == "ours is faster than theirs from width 10 on: 2x at width 100."
+@pytest.mark.parametrize(
+    ("times", "spread", "sentence"),
+    [
+        ({100: 4.0, 10000: 0.25}, 0, "ours is faster than theirs from width 1000 on: 4x at width 10000."),
+        ({100: 0.25, 10000: 4.0}, 0, "ours is faster than theirs below width 1000: 4x at width 100."),
+        ({1: 0.5, 2: 0.04}, 0, "ours is never slower than theirs, and 25x at width 2."),
+        ({1: 2.0, 2: 3.0}, 0, "ours is never faster than theirs; it takes 3x as long at width 2."),
+        (
+            {1: 2.0, 100: 0.5, 10000: 2.0}, 0,
+            "ours and theirs change places at width 10, 1000; ours is at best 2x at width 100.",
+        ),
+        # a difference inside the larger spread is a tie, which is no loss, no win and no change of places
+        ({1: 1.05, 2: 0.95}, 0.2, "ours and theirs tie at every measured width."),
+        ({1: 1.05, 2: 0.5}, 0.2, "ours is never slower than theirs, and 2x at width 2."),
+        ({1: 0.95, 2: 2.0}, 0.2, "ours is never faster than theirs; it takes 2x as long at width 2."),
+        (
+            {1: 4.0, 10: 0.99, 100: 1.01, 1000: 0.99, 10000: 0.25}, 0.1,
+            "ours is faster than theirs from width 100 on: 4x at width 10000.",
+        ),
+        (
+            {1: 0.25, 10: 1 / 0.99, 100: 1 / 1.01, 1000: 1 / 0.99, 10000: 4.0}, 0.1,
+            "ours is faster than theirs below width 100: 4x at width 1.",
+        ),
+        (
+            {1: 4.0, 100: 0.25, 10000: 1.01}, 0.1,
+            "ours is faster than theirs from width 10 on: 4x at width 100.",
+        ),
+        ({1: 2.0, 10: 1.0, 100: 0.5}, 0, "ours is faster than theirs from width 10 on: 2x at width 100."),
+        ({1: 0.5, 2: None}, 0, "ours is never slower than theirs, and 2x at width 1."),
+        ({1: None}, 0, NOTHING),
+        ({}, 0, NOTHING),
+    ],
+)  # fmt: skip
+def test_a_finding_is_a_sentence(times, spread, sentence):
+    measured = table(times or {1: 1.0}, spread=spread)
+    measured = measured if times else measured.iloc[:0]
+    assert roofline.finding(measured, "ours", "theirs") == sentence
+    turned = measured.rename(columns={"width": "batch"})
+    assert roofline.finding(turned, "ours", "theirs", x="batch") == sentence.replace("width", "batch")
 
 
 def test_the_spread_of_either_contender_counts():
@@ -196,43 +160,15 @@ def test_the_spread_of_either_contender_counts():
     assert roofline.finding(both, "ours", "theirs").startswith("ours is never slower")
 
 
-def test_gaps_do_not_take_part():
-    assert sentence({1: 0.5, 2: None}) == "ours is never slower than theirs, and 2x at width 1."
-    assert sentence({1: None}) == "No width was measured for both ours and theirs."
-
-
-def test_nothing_measured_is_said():
-    nothing = "No width was measured for both ours and theirs."
-    assert roofline.finding(table({1: 1.0}).iloc[:0], "ours", "theirs") == nothing
-    assert sentence({1: 1.0}, over={2: 1.0}) == nothing
-
-
-def test_another_axis():
-    batches = table({8: 0.5}).rename(columns={"width": "batch"})
-    assert roofline.finding(batches, "ours", "theirs", x="batch").endswith("2x at batch 8.")
-
-
-# Pairs
-
-
-def test_pairs_are_of_one_kind_and_one_device():
+def test_pairs_ascend_and_are_of_one_kind_device_and_dtype():
+    both = roofline.paired(table({4: 1.0, 1: 2.0, 2: 3.0}), "ours", "theirs")
+    assert both[["width", "median_us_of"]].to_numpy().tolist() == [[1, 2.0], [2, 3.0], [4, 1.0]]
     here, there = table({1: 1.0}), table({1: 3.0}, device="Other")
     tape = table({1: 5.0}, kind="recorded")
-    ours = pd.concat([here[here.contender == "ours"], there[there.contender == "ours"]])
-    theirs = pd.concat([here[here.contender == "theirs"], tape[tape.contender == "theirs"]])
-    both = roofline.paired(pd.concat([ours, theirs]), "ours", "theirs")
-    assert both[["median_us_of", "median_us_over", "device", "kind"]].to_numpy().tolist() == [
+    mixed = pd.concat([here, there[there.contender == "ours"], tape[tape.contender == "theirs"]])
+    found = roofline.paired(mixed, "ours", "theirs")
+    assert found[["median_us_of", "median_us_over", "device", "kind"]].to_numpy().tolist() == [
         [1.0, 1.0, "Simulated", "live"]
     ]
-
-
-def test_pairs_ascend():
-    both = roofline.paired(table({4: 1.0, 1: 2.0, 2: 3.0}), "ours", "theirs")
-    assert both["width"].tolist() == [1, 2, 4]
-    assert both["median_us_of"].tolist() == [2.0, 3.0, 1.0]
-
-
-def test_two_rows_for_one_width_are_a_value_error():
-    twice = pd.concat([table({1: 1.0}), table({1: 2.0})])
     with pytest.raises(ValueError, match="several rows of ours for one width; select one dtype"):
-        roofline.paired(twice, "ours", "theirs")
+        roofline.paired(pd.concat([here, table({1: 2.0})]), "ours", "theirs")

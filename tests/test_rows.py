@@ -66,15 +66,58 @@ def test_the_schema_is_the_contracts():
 
 
 @pytest.mark.parametrize("row", [GOOD, GAP, NOISY, PROFILE], ids=["good", "gap", "noisy", "profile"])
-def test_a_row_survives_its_line_of_json(row):
+def test_a_row_survives_its_line_of_json_and_has_all_columns_of_a_table(row):
     line = row.to_json()
     assert "\n" not in line
     assert Row.from_json(line) == row
+    table = rows.table([row, replace(GAP, shape={"width": 320})])
+    assert list(table.columns) == [*COLUMNS, "batch", "width"]
+    assert table["width"].tolist() == [160, 320] and table["batch"].isna().tolist() == [False, True]
+    assert table["median_us"].isna().tolist() == [row is GAP, True]
+    empty = rows.table([], ["batch", "width"])
+    assert list(empty.columns) == list(table.columns) and empty[empty.batch == 256].empty
 
 
-def test_a_tape_from_before_memory_was_measured_still_reads():
+def edited(**values):
+    return json.dumps(json.loads(GOOD.to_json()) | values)
+
+
+def without(name):
+    return json.dumps({key: value for key, value in json.loads(GOOD.to_json()).items() if key != name})
+
+
+WRONG = [
+    {"speed": 3}, {"kind": "guessed"}, {"median_us": "2.5"}, {"shape": 160}, {"shape": {"width": "wide"}},
+    {"date": None}, {"runs": 2.5}, {"peak_bytes": "3"}, {"trace": []},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "line", ["", "not json", "[]", GOOD.to_json()[:-5], without("shape"), *(edited(**each) for each in WRONG)]
+)
+def test_what_is_not_of_the_schema_is_a_value_error(line):
+    with pytest.raises(ValueError):
+        Row.from_json(line)
+
+
+def test_old_lines_whole_numbers_and_gaps_are_of_the_schema():
     assert Row.from_json(without("peak_bytes")).peak_bytes is None
     assert Row.from_json(edited(peak_bytes=2**33)).peak_bytes == 2**33
+    assert Row.from_json(edited(median_us=3, p20_us=None)).median_us == 3
+    for kind in ("live", "recorded", "published"):
+        assert replace(GOOD, kind=kind).kind == kind
+    with pytest.raises(ValueError, match="kind: 'guessed'"):
+        replace(GOOD, kind="guessed")
+
+
+def test_the_key_is_what_was_measured_not_where_or_when():
+    elsewhere = replace(GOOD, device="NVIDIA L4", date="2027", median_us=9.0, kind="recorded")
+    assert elsewhere.key == replace(GOOD, shape={"width": 160, "batch": 256}).key == GOOD.key
+    other = {
+        "suite": "s", "contender": "c", "direction": "backward", "dtype": "bfloat16", "shape": {"batch": 1},
+        "clock": "host", "cache": "warm",
+    }  # fmt: skip
+    assert len({GOOD.key, *(replace(GOOD, **{name: value}).key for name, value in other.items())}) == 8
 
 
 @pytest.mark.parametrize("tape", sorted(places.RECORDED.glob("*/*.jsonl")), ids=lambda tape: tape.name)
@@ -86,90 +129,27 @@ def test_a_tape_reads_and_is_written_as_it_was_also_from_before_noise_was_seen(t
         assert json.loads(row.to_json()) == {"peak_bytes": None, **json.loads(line)}
 
 
-def test_only_three_kinds_exist():
-    for kind in ("live", "recorded", "published"):
-        assert replace(GOOD, kind=kind).kind == kind
-    with pytest.raises(ValueError, match=r"kind: 'guessed' is none of live, recorded, published"):
-        replace(GOOD, kind="guessed")
-
-
-def edited(**values):
-    return json.dumps(json.loads(GOOD.to_json()) | values)
-
-
-def without(name):
-    fields = json.loads(GOOD.to_json())
-    del fields[name]
-    return json.dumps(fields)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "not json",
-        "[]",
-        "3",
-        GOOD.to_json()[:-5],
-        without("shape"),
-        edited(speed=3),
-        edited(kind="guessed"),
-        edited(median_us="2.5"),
-        edited(shape=160),
-        edited(shape={"width": "wide"}),
-        edited(date=None),
-        edited(runs=None),
-        edited(runs=2.5),
-        edited(peak_bytes=2.5),
-        edited(peak_bytes="3"),
-        edited(trace=[]),
-    ],
-)
-def test_what_is_not_of_the_schema_is_a_value_error(line):
-    with pytest.raises(ValueError):
-        Row.from_json(line)
-
-
-def test_a_time_may_be_a_whole_number_and_missing():
-    assert Row.from_json(edited(median_us=3, p20_us=None)).median_us == 3
-
-
-def test_the_key_is_what_was_measured_not_where_or_when():
-    elsewhere = replace(GOOD, device="NVIDIA L4", date="2027", median_us=9.0, kind="recorded")
-    assert elsewhere.key == GOOD.key
-    assert replace(GOOD, shape={"width": 160, "batch": 256}).key == GOOD.key
-    changes = [
-        {"suite": "s"},
-        {"contender": "c"},
-        {"direction": "backward"},
-        {"dtype": "bfloat16"},
-        {"shape": {"batch": 1}},
-        {"clock": "host"},
-        {"cache": "warm"},
-    ]
-    assert len({GOOD.key, *(replace(GOOD, **change).key for change in changes)}) == 8
-
-
-def test_write_then_read(tmp_path):
-    path = tmp_path / "new" / "tape.jsonl"
-    rows.write(path, [GOOD, GAP])
+def test_a_file_is_written_in_one_step_and_rows_are_added_and_replaced(tmp_path, monkeypatch):
+    path, newer = tmp_path / "new" / "tape.jsonl", replace(GOOD, median_us=9.0)
+    rows.append(path, GOOD)
+    assert lines_of(path) == [GOOD.to_json()]
+    rows.append(path, GAP)
     assert rows.read(path) == [GOOD, GAP]
-    rows.write(path, [GAP])
-    assert rows.read(path) == [GAP]
-    assert [found.name for found in path.parent.iterdir()] == ["tape.jsonl"]
-
-
-def test_a_failing_write_leaves_the_old_file(tmp_path):
-    path = tmp_path / "tape.jsonl"
-    rows.write(path, [GOOD])
 
     def breaks():
-        yield GAP
+        yield NOISY
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         rows.write(path, breaks())
-    assert rows.read(path) == [GOOD]
+    with monkeypatch.context() as patch, pytest.raises(OSError):
+        patch.setattr(os, "replace", lambda *_: os.read(99, 1))  # refused: not open
+        rows.put(path, newer)
+    assert rows.read(path) == [GOOD, GAP], "as it was"
+    rows.put(path, newer)
+    assert rows.read(path) == [GAP, newer]
+    rows.write(path, [PROFILE])
+    assert rows.read(path) == [PROFILE] and list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
@@ -180,24 +160,6 @@ def test_who_may_read_a_file_is_for_the_umask_to_say(tmp_path, mask, mode):
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "tape.jsonl").stat().st_mode) == mode
-
-
-def test_a_folder_in_the_place_of_a_file_is_named(tmp_path):
-    path = tmp_path / "tape.jsonl"
-    path.mkdir()
-    with pytest.raises(IsADirectoryError) as raised:
-        rows.write(path, [GOOD])
-    (note,) = raised.value.__notes__
-    assert str(path) in note and "A folder has its name: move that away" in note
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_append_adds_whole_lines(tmp_path):
-    path = tmp_path / "new" / "tape.jsonl"
-    rows.append(path, GOOD)
-    assert lines_of(path) == [GOOD.to_json()]
-    rows.append(path, GAP)
-    assert rows.read(path) == [GOOD, GAP]
 
 
 @pytest.mark.parametrize("room", [0, 1, 40, None])
@@ -219,20 +181,6 @@ def test_a_row_that_does_not_fit_on_the_disk_is_refused_and_leaves_no_part(tmp_p
     assert lines_of(path) == [GOOD.to_json()]
     rows.append(path, GAP)
     assert rows.read(path) == [GOOD, GAP]
-
-
-@pytest.mark.parametrize("room", [0, 1])
-def test_a_row_takes_the_place_of_another_in_one_step(tmp_path, monkeypatch, room):
-    path, newer = tmp_path / "tape.jsonl", replace(GOOD, median_us=9.0)
-    rows.write(path, [GOOD, GAP])
-    with monkeypatch.context() as patch:
-        if not room:
-            patch.setattr(os, "replace", lambda *_: os.read(99, 1))  # refused: not open
-            with pytest.raises(OSError):
-                rows.put(path, newer)
-        else:
-            rows.put(path, newer)
-    assert rows.read(path) == ([GAP, newer] if room else [GOOD, GAP]) and len(list(tmp_path.iterdir())) == 1
 
 
 def test_lines_of_two_writers_do_not_mix(tmp_path):
@@ -271,22 +219,16 @@ def test_a_broken_line_in_the_middle_is_an_error_or_costs_itself_alone(tmp_path,
     assert rows.readable(path) == [GAP, GOOD]
 
 
-def test_recorded_takes_a_suite_and_those_below_it(tapes):
+def test_recorded_takes_a_suite_and_those_below_it_of_one_device(tapes):
     below, beside = replace(GOOD, suite="lesson/sweep/wide"), replace(GOOD, suite="lesson/sweeping")
-    rows.write(tapes / "h200" / "01.jsonl", [GOOD, beside])
-    rows.write(tapes / "h200" / "02.jsonl", [below])
+    rows.write(tapes / "a100" / "01.jsonl", [GOOD, beside])
+    rows.write(tapes / "a100" / "02.jsonl", [below])
+    other = replace(GOOD, suite="other", device="H200")
+    rows.write(tapes / "h200" / "01.jsonl", [replace(GOOD, device="H200"), other])
     assert rows.recorded("lesson/sweep") == [GOOD, below]
     assert rows.recorded("lesson") == [GOOD, beside, below]
-    assert rows.recorded("less") == [] == rows.read(tapes / "none.jsonl")
-
-
-def test_recorded_never_mixes_devices(tapes):
-    first, second = replace(GOOD, device="A100"), replace(GOOD, device="H200")
-    other = replace(GOOD, suite="other", device="H200")
-    rows.write(tapes / "a100" / "01.jsonl", [first])
-    rows.write(tapes / "h200" / "01.jsonl", [second, other])
-    assert rows.recorded("lesson") == [first]
     assert rows.recorded("other") == [other]
+    assert rows.recorded("less") == [] == rows.read(tapes / "none.jsonl")
 
 
 def test_recorded_is_what_the_file_holds_now(tapes, monkeypatch):
@@ -305,17 +247,3 @@ def test_recorded_is_what_the_file_holds_now(tapes, monkeypatch):
             rows.recorded("lesson")
     tape.unlink()
     assert rows.recorded("lesson") == []
-
-
-def test_a_table_has_the_schema_and_the_axes():
-    table = rows.table([replace(PROFILE, median_us=2.0), replace(GAP, shape={"width": 320})])
-    assert list(table.columns) == [*COLUMNS, "batch", "width"]
-    assert table["width"].tolist() == [160, 320]
-    assert table["batch"].isna().tolist() == [False, True]
-    assert table["median_us"].isna().tolist() == [False, True]
-
-
-def test_an_empty_table_has_its_columns_too():
-    table = rows.table([], ["batch", "width"])
-    assert list(table.columns) == [*COLUMNS, "batch", "width"]
-    assert table[(table.batch == 256) & (table.width == 160)].empty

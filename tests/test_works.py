@@ -1,15 +1,425 @@
-"""What the layers of the course move and compute, by the measurement contract."""
+"""What the layers of the course compute and move, by the measurement contract, and what a check sees."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import pandas as pd
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
-from labkit import device, machine, works
+from labkit import device, grouped_works, machine, mlp_works, network_works, recurrent_works, works
+from labkit.accuracy import Comparison
 from labkit.machine import Roofs
-from labkit.works import AFFINE, LINEAR, RESIDUAL
+from labkit.network_works import EXPANSION, GROUPS, NETWORK, OUTPUTS
+from labkit.stack_works import STACK
+from labkit.sweeps import ALLOWED_ERROR, Contender, Work
 
-SHAPE = {"batch": 7, "width": 5}
+SHAPE = {"batch": 6, "time": 3, "width": 5, "groups": 4, "hidden": 11, "depth": 3}
 DIRECTIONS = ("forward", "backward", "forward_backward")
+EPS = 1e-6
+
+
+def act(z: Tensor) -> Tensor:
+    return z / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (z + 0.044715 * z**3)))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | float = 0.0) -> Tensor:
+    return torch.einsum("...i,oi->...o", x, weight) + bias
+
+
+def norm(x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.square().sum(-1, keepdim=True) / x.shape[-1] + EPS).sqrt() * weight
+
+
+def groups_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x (rows, groups * in), weight (groups, in, out), bias (groups, out)."""
+    parts = x.split(weight.shape[1], -1)
+    return torch.cat([part @ w + b for part, w, b in zip(parts, weight, bias, strict=True)], -1)
+
+
+def over_time(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same of x (batch, features, time)."""
+    return lambda x, *rest: call(x.mT, *rest).mT
+
+
+def steps(a: Tensor, b: Tensor, h0: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+    """h = a h + b from step to step, with a norm of each state where there is a weight."""
+    h, states = torch.zeros_like(b[:, 0]) if h0 is None else h0, []
+    for t in range(b.shape[1]):
+        h = a[:, t] * h + b[:, t]
+        h = h if weight is None else norm(h, weight)
+        states.append(h)
+    return torch.stack(states, 1)
+
+
+def geglu(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    return linear(act(linear(x, gate)) * linear(x, up), down)
+
+
+def stacked(x: Tensor, *weights: Tensor) -> Tensor:
+    for weight, bias, gain in zip(*weights, strict=True):
+        x = act(norm(linear(x, weight, bias), gain))
+    return x
+
+
+class Case(NamedTuple):
+    work: Work
+    sizes: list[tuple[int, ...]]
+    """Of the inputs at SHAPE."""
+    elements: tuple[int, int | None]
+    """Read or written forward and backward; None where there is no backward."""
+    flops: tuple[int, int | None]
+    formula: Callable[..., Tensor]
+    rows: int = 0
+    """Elements of a bias, which the contract does not count: it is one row."""
+
+
+ROWS, CHANNELS, FULL, STATE, ROW, MLP = (6, 20), (2, 20, 3), (6, 3, 5), (6, 5), (5,), (6, 5)
+SQUARES, FILTERS = [(4, 5, 5), (4, 5)], [(20, 5, 1), (20,)]
+MANY, MANY_ONCE = ((340, 560), (1200, 2400)), ((340, None), (1200, None))
+g, m, r = grouped_works, mlp_works, recurrent_works
+CASES: dict[str, Case] = {
+    "affine": Case(works.AFFINE, [MLP, ROW, ROW], (60, 90), (60, 120), lambda x, w, b: x * w + b, 10),
+    "linear": Case(works.LINEAR, [MLP, (5, 5), ROW], (85, 140), (300, 600), linear, 5),
+    "residual": Case(
+        works.RESIDUAL, [MLP, ROW, ROW, MLP], (90, None), (120, None),
+        lambda x, w, b, other: torch.where(x * w + b > 0, x * w + b, 0.0) + other, 10,
+    ),
+    "row": Case(
+        works.product(lambda _, n: works.draw(n), 1), [MLP, ROW], (60, None), (30, None), torch.mul, 5
+    ),
+    "all": Case(works.product(works.draw, 2), [MLP, MLP], (90, None), (30, None), torch.mul),
+    "grouped": Case(g.GROUPED, [ROWS, *SQUARES], *MANY, groups_apart, 20),
+    "linears": Case(g.GROUPED_LINEARS, [ROWS, *SQUARES], *MANY, lambda x, w, b: groups_apart(x, w.mT, b), 20),
+    "conv": Case(
+        g.GROUPED_CONV, [ROWS, *FILTERS], *MANY,
+        lambda x, w, b: functional.conv1d(x[..., None], w, b, groups=len(b) // w.shape[1])[..., 0], 20,
+    ),
+    "channels": Case(g.CHANNELS, [CHANNELS, *SQUARES], *MANY, over_time(groups_apart), 20),
+    "channels, linears": Case(
+        g.CHANNELS_LINEARS, [CHANNELS, *SQUARES], *MANY,
+        over_time(lambda x, w, b: groups_apart(x, w.mT, b)), 20,
+    ),
+    "channels, conv": Case(
+        g.CHANNELS_CONV, [CHANNELS, *FILTERS], *MANY,
+        lambda x, w, b: functional.conv1d(x, w, b, groups=len(b) // w.shape[1]), 20,
+    ),
+    "dense": Case(g.GROUPED_DENSE, [ROWS, (20, 20), (20,)], *MANY_ONCE, linear, 20 + 300),  # with its zeros
+    "packed": Case(g.packed(2), [ROWS, (2, 10, 10), (2, 10)], *MANY_ONCE, groups_apart, 20 + 100),
+    "matmul": Case(m.MATMUL, [MLP, (5, 5)], (85, 140), (300, 600), linear),
+    "linear_gelu": Case(
+        m.LINEAR_GELU, [MLP, (11, 5), (11,)], (151, 236), (660, 1320), lambda *t: act(linear(*t)), 11
+    ),
+    "chain": Case(
+        m.CHAIN, [MLP, ROW, MLP], (90, 150), (330, 660), lambda x, b, other: act(x + b) * other, 5
+    ),
+    "gate_up": Case(
+        m.GATE_UP, [MLP, (2, 11, 5)], (206, None), (1320, None),
+        lambda x, w: act(linear(x, w[0])) * linear(x, w[1]),
+    ),
+    "geglu": Case(
+        m.GEGLU, [MLP, (2, 11, 5), (5, 11)], (225, 420), (1980, 3960), lambda x, w, d: geglu(x, *w, d)
+    ),
+    "apart": Case(m.GEGLU_APART, [MLP, (11, 5), (11, 5), (5, 11)], (225, 420), (1980, 3960), geglu),
+    "stack": Case(STACK, [MLP, (3, 5, 5), (3, 5), (3, 5)], (165, 300), (900, 1800), stacked),
+    "rms_norm": Case(r.RMS_NORM, [FULL, ROW], (185, 280), (360, 810), norm),
+    "recurrence": Case(r.LINEAR_RECURRENCE, [FULL, FULL], (270, 450), (180, 270), steps),
+    "recurrence from": Case(r.LINEAR_RECURRENCE_FROM, [FULL, FULL, STATE], (300, 510), (180, 270), steps),
+    "logs": Case(
+        r.LOG_RECURRENCE, [FULL, FULL], (270, 450), (180, 270), lambda a, b: steps(a.exp(), b)
+    ),
+    "gru": Case(r.MIN_GRU, [FULL, FULL], (270, 450), (360, 540), lambda z, c: steps(1 - z, z * c)),
+    "gru from": Case(
+        r.MIN_GRU_FROM, [FULL, FULL, STATE], (300, 510), (360, 540),
+        lambda z, c, h0: steps(1 - z, z * c, h0),
+    ),
+    "rms": Case(
+        r.RMS_RECURRENCE, [FULL, FULL, ROW], (275, 550), (540, 1260), lambda a, b, w: steps(a, b, None, w)
+    ),
+    "rms from": Case(
+        r.RMS_RECURRENCE_FROM, [FULL, FULL, ROW, STATE], (305, 610), (540, 1260),
+        lambda a, b, w, h0: steps(a, b, h0, w),
+    ),
+}  # fmt: skip
+FORWARD_ONLY = [name for name, case in CASES.items() if case.elements[1] is None]
+OVER_TIME = [name for name, case in CASES.items() if case.sizes[0] == CHANNELS]
+RECURRENT = [name for name, case in CASES.items() if case.sizes[:2] == [FULL, FULL]]
+LONG = {"batch": 16, "time": 256, "width": 64}
+
+
+def sizes_of(work: Work, shape: dict[str, int]) -> list[tuple[int, ...]]:
+    return [tuple(t.shape) for t in work.inputs(shape)]
+
+
+def each_way(of: Callable[[str], Any]) -> list[Any]:
+    return [of(direction) for direction in DIRECTIONS]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_layer_is_its_formula_on_random_inputs_of_its_sizes(name):
+    torch.manual_seed(0)
+    case = CASES[name]
+    inputs = case.work.inputs(SHAPE)
+    assert [tuple(t.shape) for t in inputs] == case.sizes
+    assert {(t.dtype, t.device.type) for t in inputs} == {(torch.float32, device.name())}
+    assert all(t.is_contiguous() for t in inputs)
+    again = case.work.inputs(SHAPE)
+    assert not any(torch.equal(*pair) for pair in zip(inputs, again, strict=True)), "random, every time"
+    exact = [t.double() for t in inputs]
+    torch.testing.assert_close(case.work.reference(*exact), case.formula(*exact))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_and_operations_follow_the_contract(name):
+    work, _, elements, flops, _, rows = CASES[name]
+    for itemsize in (2, 4):
+        if name in FORWARD_ONLY:
+            assert work.min_bytes(SHAPE, itemsize, "forward") == elements[0] * itemsize
+            for direction in DIRECTIONS[1:]:
+                with pytest.raises(ValueError, match="direction: "):
+                    work.min_bytes(SHAPE, itemsize, direction)
+        else:
+            found = each_way(lambda d, itemsize=itemsize: work.min_bytes(SHAPE, itemsize, d))
+            assert found == [n * itemsize for n in (*elements, sum(elements))]
+    assert work.flops(SHAPE, "forward") == flops[0]
+    assert name in FORWARD_ONLY or each_way(lambda d: work.flops(SHAPE, d)) == [*flops, sum(flops)]
+    inputs = work.inputs(SHAPE)
+    moved = sum(t.numel() for t in (*inputs, work.reference(*inputs)))
+    assert elements[0] == moved - rows, "all inputs are read and the result is written, once"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_axes_that_are_left_out_have_their_usual_sizes(name):
+    work = CASES[name].work
+    short = {axis: SHAPE[axis] for axis in ("batch", "width", "time")}
+    whole = {**short, "groups": 100, "hidden": 20, "depth": 8, "out": 5}
+    assert sizes_of(work, short) == sizes_of(work, whole)
+    assert work.min_bytes(short, 2, "forward") == work.min_bytes(whole, 2, "forward")
+    assert work.flops(short, "forward") == work.flops(whole, "forward")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_inputs_and_results_have_size_one(name):
+    """Half precision holds them all, and none hides another from a check."""
+    torch.manual_seed(0)
+    inputs = CASES[name].work.inputs({**LONG, "batch": 256, "groups": 6})
+    result = CASES[name].work.reference(*inputs)
+    assert 0.4 < result.std() < 1.6 and result.abs().max() < 50
+    if name not in (*RECURRENT, "rms_norm"):
+        assert abs(inputs[0].mean()) < 0.03 and 0.97 < inputs[0].std() < 1.03
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("all_rows", [True, False])
+def test_every_work_can_be_checked_row_by_row_unless_it_is_checked_in_full(name, all_rows):
+    """The inputs that have rows are named: else the reference of some rows would not be that of all."""
+    torch.manual_seed(0)
+    work, direction = CASES[name].work, "forward" if name in FORWARD_ONLY else "forward_backward"
+    shape = {"batch": 200, "time": 2, "width": 6, "groups": 2}
+    inputs = [t.requires_grad_() for t in work.inputs(shape)]
+    comparison = Comparison(work.reference, work.reference, direction, work.batched)
+    if work.sample:
+        assert work.sample["batch"] <= 64 and work.sample.get("time", 1) in (1, 16, 256)
+        assert comparison.at_full_size(inputs, all_rows=all_rows) < ALLOWED_ERROR["float32"] / 10
+    else:
+        assert name in ("residual", "row", "all"), "these have a second operand with rows"
+
+
+def test_contenders_of_works_that_differ_are_told_apart():
+    """Else a sweep would go on with rows of another layer."""
+    found = [*(case.work for case in CASES.values()), g.packed(4), NETWORK]
+    assert len({Contender("one", torch.mul, work).fingerprint() for work in found}) == len(found)
+    one, other = (Contender("one", torch.mul, g.packed(2)).fingerprint() for _ in range(2))
+    assert one == other
+
+
+# Groups
+
+
+@pytest.mark.parametrize("name", OVER_TIME)
+def test_a_sequence_has_512_positions_where_left_out_and_never_more_than_the_rows(name):
+    work, shape = CASES[name].work, {"groups": 2, "width": 1}
+    asked = {(1024, None): (2, 2, 512), (48, None): (1, 2, 48), (48, 100): (1, 2, 48), (48, 16): (3, 2, 16)}
+    for (batch, time), x in asked.items():
+        given = shape | {"batch": batch} | ({"time": time} if time else {})
+        assert sizes_of(work, given)[0] == x
+    for batch, time, x in ((4096, 512, (4, 2, 16)), (4096, 8, (8, 2, 8)), (4096, None, (1, 2, 64))):
+        given = shape | {"batch": batch} | ({"time": time} if time else {})
+        capped = {axis: min(size, work.sample.get(axis, size)) for axis, size in given.items()}
+        assert sizes_of(work, capped)[0] == x, "whole sequences are checked at a smaller size"
+    with pytest.raises(ValueError, match="batch: 600 rows"):
+        work.inputs(shape | {"batch": 600})
+
+
+@pytest.mark.parametrize("rows", [0, 7])
+def test_products_need_not_be_square_and_may_have_no_rows(rows):
+    x, weight, bias = (torch.randn(*size).double() for size in ((rows, 6), (2, 3, 4), (2, 4)))
+    want = groups_apart(x, weight, bias)
+    torch.testing.assert_close(g.grouped_reference(x, weight, bias), want)
+    torch.testing.assert_close(g.linears_reference(x, weight.mT, bias), want)
+    torch.testing.assert_close(g.conv_reference(x, weight.mT.reshape(8, 3, 1), bias.flatten()), want)
+    shape = {"batch": 3, "width": 5, "out": 9}
+    assert m.MATMUL.reference(*m.MATMUL.inputs(shape)).shape == (3, 9)
+    assert m.MATMUL.min_bytes(shape, 2, "backward") == 2 * (15 + 27 + 15 + 2 * 45)
+    assert m.MATMUL.flops(shape, "forward") == 2 * 3 * 5 * 9
+
+
+def test_zeros_are_off_the_blocks_and_nowhere_else():
+    _, dense, _ = g.GROUPED_DENSE.inputs(SHAPE)
+    _, wide, _ = g.packed(2).inputs(SHAPE)
+    on = torch.block_diag(*torch.ones(4, 5, 5)).bool()
+    assert torch.equal(dense.cpu() != 0, on)
+    assert torch.equal(wide.cpu() != 0, torch.stack([on[:10, :10]] * 2))
+    with pytest.raises(ValueError, match="groups: 10 is no multiple of the 4"):
+        g.packed(4).inputs({"batch": 2, "groups": 10, "width": 3})
+
+
+# Recurrences
+
+
+@pytest.mark.parametrize("name", [*RECURRENT, "rms_norm"])
+@pytest.mark.parametrize("time", [0, 1])
+@pytest.mark.parametrize("batch", [0, 2])
+def test_no_sequences_or_steps_are_no_special_case(name, batch, time):
+    work = CASES[name].work
+    shape = {"batch": batch, "time": time, "width": 3}
+    inputs = [t.requires_grad_() for t in work.inputs(shape)]
+    result = work.reference(*inputs)
+    assert result.shape == (batch, time, 3) and result.isfinite().all()
+    gradients = torch.autograd.grad(result, inputs, torch.ones_like(result))
+    assert [grad.shape for grad in gradients] == [t.shape for t in inputs]
+    assert work.flops(shape, "forward_backward") > 0 or not batch * time
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_some_gates_keep_a_state_for_hundreds_of_steps_and_no_lane_hides_another(name):
+    torch.manual_seed(0)
+    inputs = CASES[name].work.inputs({**LONG, "time": 1024})
+    gates = inputs[0].double().exp() if name == "logs" else inputs[0].double()
+    kept = 1 - gates if "gru" in name else gates
+    assert kept.min() >= 0 and kept.max() <= 1
+    whole = kept[:, :256].prod(1)  # (batch, width): what is left of a first state
+    assert 0.02 < (whole > 0.1).double().mean() < 0.15 and (whole < 1e-6).double().mean() > 0.5
+    lanes = CASES[name].work.reference(*inputs).square().mean(1).flatten()
+    ordered = lanes[kept.mean(1).flatten().argsort()]
+    assert all(0.4 < part.mean() ** 0.5 < 2.5 for part in ordered.chunk(8))
+
+
+@pytest.mark.parametrize("name", ["recurrence", "gru", "rms"])
+@pytest.mark.parametrize("size", [32, 128])
+@pytest.mark.parametrize("direction", ["forward", "forward_backward"])
+def test_a_state_lost_between_blocks_of_time_is_seen_at_the_sampled_size(name, size, direction):
+    """Also backward, where only the gradient's way from block to block is cut; in every dtype."""
+    torch.manual_seed(0)
+    work = CASES[name].work
+
+    def forgetful(*inputs: Tensor) -> Tensor:
+        parts, state = [], None
+        for start in range(0, inputs[0].shape[1], size):
+            block = [t[:, start : start + size] if t.ndim == 3 else t for t in inputs]
+            parts.append(work.reference(*block, state))
+            state = parts[-1][:, -1].detach() if direction != "forward" else None
+        return torch.cat(parts, 1)
+
+    capped = {axis: min(size, work.sample.get(axis, size)) for axis, size in {**LONG, "time": 4096}.items()}
+    inputs = [t.requires_grad_(direction != "forward") for t in work.inputs(capped)]
+    error = Comparison(forgetful, work.reference, direction).complete(inputs)
+    assert error > 2 * max(ALLOWED_ERROR.values())
+
+
+# The network of the last lesson
+
+B, T, H = 3, 5, 8
+NET = {"batch": B, "time": T, "width": H}
+NAMES = ["w_in", "b_in", "gain_in", "w_gates", "b_gates", "gain", "w_gate_up", "w_down", "w_out", "b_out"]
+
+
+def network(x, w_in, b_in, gain_in, w_gates, b_gates, gain, w_gate_up, w_down, w_out, b_out):
+    """A Linear for each head before and within, a gate, two states from step to step, and a GeGLU MLP."""
+    each = x.shape[-1] // GROUPS
+    features = norm(groups_apart(x, w_in, b_in), gain_in)
+    gates = groups_apart(features, w_gates, b_gates).unflatten(-1, (GROUPS, 2 * each))
+    z, candidate = gates[..., :each].flatten(-2).sigmoid(), gates[..., each:].flatten(-2)
+    s, r, states = torch.zeros_like(x[:, 0]), torch.zeros_like(x[:, 0]), []
+    for t in range(x.shape[1]):
+        s = (1 - z[:, t]) * s + z[:, t] * candidate[:, t]
+        r = norm((1 - z[:, t]) * r + s, gain)
+        states.append(r)
+    r = torch.stack(states, 1)
+    return linear(r + geglu(r, *w_gate_up, w_down), w_out, b_out)
+
+
+@pytest.mark.parametrize(
+    "shape", [NET, {"batch": 1, "time": 1, "width": 4}, {"batch": 2, "time": 7, "width": 20}], ids=str
+)
+def test_the_network_is_its_formula_and_costs_what_pytorch_counts(shape):
+    torch.manual_seed(0)
+    inputs = [t.double().requires_grad_() for t in NETWORK.inputs(shape)]
+    with FlopCounterMode(display=False) as ahead:
+        y = NETWORK.reference(*inputs)
+    torch.testing.assert_close(y, network(*inputs))
+    dy = torch.ones_like(y)
+    with FlopCounterMode(display=False) as back:
+        gradients = torch.autograd.grad(y, inputs, dy)
+    forward, backward = ahead.get_total_flops(), back.get_total_flops()
+    if shape["width"] > 4:  # what einsum does with heads of one feature PyTorch does not call a product
+        assert each_way(lambda d: NETWORK.flops(shape, d)) == [forward, backward, forward + backward]
+    forward = sum(t.numel() for t in (*inputs, y))
+    backward = sum(t.numel() for t in (*inputs, dy, *gradients))
+    for size in (2, 4):
+        found = each_way(lambda d, size=size: NETWORK.min_bytes(shape, size, d))
+        assert found == [size * n for n in (forward, backward, forward + backward)]
+
+
+def test_inputs_of_the_network():
+    each, hidden = H // GROUPS, EXPANSION * H
+    first, gates = [(GROUPS, each, each), (GROUPS, each)], [(GROUPS, each, 2 * each), (GROUPS, 2 * each)]
+    last = [(2, hidden, H), (H, hidden), (OUTPUTS, H), (OUTPUTS,)]
+    assert sizes_of(NETWORK, NET) == [(B, T, H), *first, (H,), *gates, (H,), *last]
+    with pytest.raises(ValueError, match="width: 130"):
+        NETWORK.inputs({**NET, "width": 130})
+    assert network_works.rows(NET) == B * T
+
+
+@pytest.mark.parametrize("at", range(len(NAMES)), ids=NAMES)
+def test_a_weight_left_out_is_seen(at):
+    """One for a gain, zero else; by the check of a sweep, in the dtype that allows the largest error."""
+    torch.manual_seed(0)
+    inputs = NETWORK.inputs({"batch": 16, "time": 64, "width": 32})
+
+    def without(*given: Tensor) -> Tensor:
+        plain = torch.ones_like if NAMES[at].startswith("gain") else torch.zeros_like
+        return network_works.network(*(plain(t) if i == at + 1 else t for i, t in enumerate(given)))
+
+    assert Comparison(without, NETWORK.reference, "forward").complete(inputs) > max(ALLOWED_ERROR.values())
+
+
+@pytest.mark.parametrize("all_rows", [True, False])
+def test_the_network_can_be_checked_row_by_row(all_rows):
+    torch.manual_seed(0)
+    inputs = [t.requires_grad_() for t in NETWORK.inputs({"batch": 200, "time": 4, "width": 8})]
+    comparison = Comparison(NETWORK.reference, NETWORK.reference, "forward_backward", NETWORK.batched)
+    assert comparison.at_full_size(inputs, all_rows=all_rows) < 1e-5
+    assert set(NETWORK.sample) == {"batch", "time"} and NETWORK.sample["time"].bit_count() == 1
+
+
+@pytest.mark.parametrize("width", [4, 128])
+def test_products_and_ends_are_what_each_layer_multiplies_reads_and_writes(width):
+    w_in, b_in, _, w_gates, b_gates, _, w_gate_up, w_down, w_out, b_out = network_works.weights(width)
+    layers = ("input heads", "gate heads", "gate and up", "down", "output head")
+    weights = (w_in, w_gates, w_gate_up, w_down, w_out)
+    assert network_works.products(width) == {n: w.numel() for n, w in zip(layers, weights, strict=True)}
+    hidden = w_gate_up.shape[1]
+    ends = (width + b_in.numel(), width + b_gates.numel(), width + hidden, hidden + width, width + len(b_out))
+    assert network_works.ends(width) == dict(zip(layers, ends, strict=True))
+
+
+# Floors of a panel, whose axis is the width
+
 ROOFS = Roofs(
     kind="live",
     device="toy",
@@ -25,129 +435,33 @@ def panel(*widths, batch=1000, dtype="float32"):
     return pd.DataFrame({"width": widths, "batch": batch, "dtype": dtype})
 
 
-@pytest.fixture
-def measured(monkeypatch):
-    monkeypatch.setattr(machine, "roofs", lambda: ROOFS)
-
-
-@pytest.mark.parametrize("itemsize", [2, 4])
-def test_bytes_follow_the_contract(itemsize):
-    x, w = 7 * 5, 5 * 5
-    assert [AFFINE.min_bytes(SHAPE, itemsize, d) for d in DIRECTIONS] == [
-        2 * x * itemsize,  # x and y
-        3 * x * itemsize,  # x, dy, dx
-        5 * x * itemsize,
-    ]
-    assert [LINEAR.min_bytes(SHAPE, itemsize, d) for d in DIRECTIONS] == [
-        (2 * x + w) * itemsize,  # X + Y + W
-        (3 * x + 2 * w) * itemsize,  # X + dY + dX + W + dW
-        (5 * x + 3 * w) * itemsize,
-    ]
-
-
-def test_operations_are_those_of_the_formulas():
-    elements, product = 7 * 5, 2 * 7 * 5 * 5
-    assert [AFFINE.flops(SHAPE, d) for d in DIRECTIONS] == [2 * elements, 4 * elements, 6 * elements]
-    assert [LINEAR.flops(SHAPE, d) for d in DIRECTIONS] == [product, 2 * product, 3 * product]
-
-
 @pytest.mark.parametrize(
-    ("work", "sizes"),
-    [(AFFINE, [(7, 5), (5,), (5,)]), (LINEAR, [(7, 5), (5, 5), (5,)])],
-    ids=["affine", "linear"],
+    ("batch", "dtype", "width", "expected"),
+    [
+        (1000, "float32", 16, 2.0),  # a launch
+        (1000, "float32", 400, 3.84),  # (2 B N + N N) 4 bytes at 10^6 per us
+        (1000, "float32", 2000, 80.0),  # 2 B N N operations at 10^8 per us
+        (1000, "bfloat16", 1000, 6.0),
+        (5000, "float32", 2000, 400.0),
+    ],
 )
-def test_inputs_are_float32_of_the_layers_shapes(work, sizes):
-    tensors = work.inputs(SHAPE)
-    assert [tuple(t.shape) for t in tensors] == sizes
-    assert {t.dtype for t in tensors} == {torch.float32}
-    assert {t.device.type for t in tensors} == {device.name()}
-    assert not torch.equal(tensors[0], work.inputs(SHAPE)[0]), "random ones, every time"
-
-
-def test_inputs_are_normal_and_outputs_of_size_one():
-    torch.manual_seed(0)
-    shape = {"batch": 400, "width": 300}
-    x, *rest = LINEAR.inputs(shape)
-    assert abs(x.mean().item()) < 0.02 and 0.98 < x.std().item() < 1.02
-    assert 1.3 < LINEAR.reference(x, *rest).std().item() < 1.5, "the product and the bias, one each"
-
-
-def test_references_are_the_formulas():
-    torch.manual_seed(0)
-    x, w, b = (t.double() for t in AFFINE.inputs(SHAPE))
-    expected = torch.stack([row * w + b for row in x])
-    assert torch.equal(AFFINE.reference(x, w, b), expected)
-    x, w, b = (t.double() for t in LINEAR.inputs(SHAPE))
-    torch.testing.assert_close(LINEAR.reference(x, w, b), torch.einsum("bi,oi->bo", x, w) + b)
-
-
-@pytest.mark.parametrize(("reads", "second"), [(1, (5,)), (1, (7, 1)), (2, (7, 5))])
-def test_a_product_reads_its_second_operand_as_often_as_told(reads, second):
-    work = works.product(lambda batch, width: works.draw(*second), reads)
-    x, other = work.inputs(SHAPE)
-    assert (tuple(x.shape), tuple(other.shape)) == ((7, 5), second)
-    assert torch.equal(work.reference(x, other), x * other)
-    assert work.min_bytes(SHAPE, 2, "forward") == (reads + 1) * 7 * 5 * 2
-    assert work.flops(SHAPE, "forward") == 35
-
-
-def test_a_product_is_forward_only_and_checked_in_full():
-    work = works.product(works.draw, 2)
-    with pytest.raises(ValueError, match=r"direction: .* forward only, not backward"):
-        work.min_bytes(SHAPE, 2, "backward")
-    # rows of a sample would be compared with the whole second operand
-    assert not work.sample
-
-
-@pytest.mark.parametrize(("width", "expected"), [(16, 2.0), (400, 3.84), (2000, 80.0)])
-def test_the_floor_is_the_highest_of_three(measured, width, expected):
-    """2 us for a launch; (2 B N + N N) 4 bytes at 10^6 per us; 2 B N N operations at 10^8 per us."""
-    line = works.floors(linear=LINEAR)(panel(16, 4096))["floor of linear"]
-    assert line(width) == pytest.approx(expected)
-
-
-def test_floors_are_of_the_panels_batch_and_dtype(measured):
-    of = works.floors(affine=AFFINE, linear=LINEAR)
-    assert list(of(panel(16))) == ["floor of affine", "floor of linear"]
-    width = 2000  # 2 B N elements; arithmetic is far below
-    for batch, dtype, itemsize in ((1000, "float32", 4), (1000, "bfloat16", 2), (5000, "float32", 4)):
-        line = of(panel(16, batch=batch, dtype=dtype))["floor of affine"]
-        assert line(width) == pytest.approx(2 * batch * width * itemsize / 1e6)
+def test_the_floor_is_the_highest_of_three_at_the_panels_batch_and_dtype(
+    monkeypatch, batch, dtype, width, expected
+):
+    monkeypatch.setattr(machine, "roofs", lambda: ROOFS)
+    lines = works.floors(affine=works.AFFINE, linear=works.LINEAR)(panel(16, 4096, batch=batch, dtype=dtype))
+    assert list(lines) == ["floor of affine", "floor of linear"]
+    assert works.floors(linear=works.LINEAR)(panel()) == {} and works.regimes(works.LINEAR)(panel()) == []
+    tf32 = replace(ROOFS, matmul=ROOFS.matmul | {"tf32": 4e14})
+    assert works.LINEAR.floor_us({"batch": 1000, "width": 2000}, "tf32", tf32) == 32.0, "of 4 bytes each"
+    assert lines["floor of linear"](width) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("dtype", "borders"), [("float32", (224.7, 500.0)), ("bfloat16", (414.2, 1333.3))])
-def test_regimes_change_where_the_floors_cross(measured, dtype, borders):
+def test_regimes_change_where_the_floors_cross(monkeypatch, dtype, borders):
     """fp32: 8e-3 N + 4e-6 NN = 2, then 2e-5 NN = 8e-3 N + 4e-6 NN; bf16: half the bytes, 4 times the rate."""
-    spans = works.regimes(LINEAR)(panel(16, 256, 8192, dtype=dtype))
+    monkeypatch.setattr(machine, "roofs", lambda: ROOFS)
+    spans = works.regimes(works.LINEAR)(panel(16, 256, 8192, dtype=dtype))
     assert [name for _, _, name in spans] == ["launch", "memory", "arithmetic"]
-    (start, first, _), (first_again, second, _), (second_again, end, _) = spans
-    assert (start, end) == pytest.approx((16, 8192))
-    assert (first, second) == (first_again, second_again) == pytest.approx(borders, rel=0.04)
-
-
-def test_an_elementwise_layer_has_no_arithmetic_regime(measured):
-    spans = works.regimes(AFFINE)(panel(16, 8192))
-    assert [name for _, _, name in spans] == ["launch", "memory"]
-
-
-def test_nothing_is_drawn_without_rows(measured):
-    assert works.floors(linear=LINEAR)(panel()) == {}
-    assert works.regimes(LINEAR)(panel()) == []
-
-
-def test_nothing_is_drawn_before_a_device_was_measured(monkeypatch):
-    monkeypatch.setattr(machine, "roofs", lambda: None)
-    assert works.floors(linear=LINEAR)(panel(16, 32)) == {}
-    assert works.regimes(LINEAR)(panel(16, 32)) == []
-
-
-def test_a_residual_block_moves_three_tensors_and_is_forward_only():
-    assert RESIDUAL.min_bytes(SHAPE, 2, "forward") == 3 * 7 * 5 * 2
-    assert RESIDUAL.flops(SHAPE, "forward") == 4 * 7 * 5
-    with pytest.raises(ValueError, match="direction"):
-        RESIDUAL.min_bytes(SHAPE, 2, "backward")
-    x, weight, bias, residual = RESIDUAL.inputs(SHAPE)
-    assert [t.shape for t in (x, weight, bias, residual)] == [(7, 5), (5,), (5,), (7, 5)]
-    expected = torch.where(x * weight + bias > 0, x * weight + bias, 0.0) + residual
-    torch.testing.assert_close(RESIDUAL.reference(x, weight, bias, residual), expected)
-    assert not RESIDUAL.sample, "checked in full: the residual has as many rows as x"
+    assert [start for start, _, _ in spans] == pytest.approx([16, *borders], rel=0.04)
+    assert [end for _, end, _ in spans] == pytest.approx([*borders, 8192], rel=0.04)

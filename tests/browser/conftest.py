@@ -49,21 +49,13 @@ def browser(chromium: str) -> Iterator[Browser]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def window(browser: Browser) -> Iterator[jupyter_lab.Window]:
-    """Where the notebooks of one file are opened."""
-    window = jupyter_lab.Window(browser)
-    yield window
-    window.close()
-
-
 @pytest.fixture
 def page(
-    lab: jupyter_lab.Lab, window: jupyter_lab.Window, request: pytest.FixtureRequest
+    lab: jupyter_lab.Lab, browser: Browser, request: pytest.FixtureRequest
 ) -> Iterator[jupyter_lab.NotebookPage]:
     """A page that `page.open(notebook)` opens; labkit's cache is empty, and the kernel ends with the test."""
     lab.empty_cache()
-    opened = jupyter_lab.NotebookPage(lab, window, folder=slug(request.node))
+    opened = jupyter_lab.NotebookPage(lab, browser, folder=slug(request.node))
     try:
         yield opened
     finally:
@@ -86,5 +78,4 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
         if opened is not None and report.when == "call":
             report.sections.append(("The page's errors", "\n".join(opened.errors)))
             report.sections.append(("The page", opened.last_sight(f"failed-{slug(item)}")))
-            opened.window.close()  # what a failed test has left open is no other's
     return report

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-import signal
 import subprocess
 import sys
 import urllib.request
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import nbformat
 import processes
-import psutil
 from nbformat.sign import NotebookNotary
 from processes import wait_for
 
@@ -113,23 +112,16 @@ class Lab:
             return None
         return str(url)
 
-    def add(
-        self,
-        notebook: Path | nbformat.NotebookNode | list[str],
-        folder: str = "",
-        name: str = "notebook.ipynb",
-    ) -> str:
+    def add(self, notebook: Path | list[str], folder: str) -> str:
         """Put a copy of a notebook, or one made of these code cells, under the server; trusted.
 
-        Returns its path as the server knows it; a file keeps its name, and other notebooks are called
-        ``name``.
+        Returns its path as the server knows it.
         """
         if isinstance(notebook, Path):
             name, made = notebook.name, nbformat.read(notebook, as_version=4)
-        elif isinstance(notebook, list):
-            made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in notebook])
         else:
-            made = notebook
+            cells = [nbformat.v4.new_code_cell(cell) for cell in notebook]
+            name, made = "notebook.ipynb", nbformat.v4.new_notebook(cells=cells)
         # Every notebook of ours runs on the kernel that make lab registers, the Python of these tests.
         made.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
         path = self.root / folder / name
@@ -139,20 +131,11 @@ class Lab:
         NotebookNotary(data_dir=str(self._data)).sign(nbformat.read(path, as_version=4))
         return path.relative_to(self.root).as_posix()
 
-    def kernels(self) -> dict[str, psutil.Process]:
-        """The kernels' processes, by kernel id."""
-        found: dict[str, psutil.Process] = {}
-        for child in psutil.Process(self.process.pid).children():
-            try:
-                files = [word for word in child.cmdline() if "kernel-" in word and word.endswith(".json")]
-            except psutil.Error:  # it ended meanwhile
-                continue
-            found |= {Path(file).stem.removeprefix("kernel-"): child for file in files}
-        return found
-
     def end_kernels(self) -> None:
-        """Shut down every kernel; one that is killed instead, the server starts again."""
-        for kernel in self.kernels():
+        """Shut down every kernel."""
+        with urllib.request.urlopen(f"{self.url}api/kernels?token={TOKEN}", timeout=20) as answer:
+            kernels = [kernel["id"] for kernel in json.load(answer)]
+        for kernel in kernels:
             url = f"{self.url}api/kernels/{kernel}?token={TOKEN}"
             urllib.request.urlopen(urllib.request.Request(url, method="DELETE"), timeout=20).close()
 
@@ -170,54 +153,6 @@ class Lab:
         processes.end(self.process, patience_s=10)
 
 
-class Window:
-    """A window of the browser, for notebooks one after the other: JupyterLab loads once."""
-
-    def __init__(self, browser: Browser) -> None:
-        self._browser = browser
-        self._page: Page | None = None
-        self.errors: list[str] = []
-        """Errors of the page: uncaught exceptions and what was written to the console as an error."""
-
-    def resized(self, width: int, height: int, zoom: float) -> tuple[Page, bool]:
-        """The page, and whether it is a new one: a window keeps its size when another zoom is asked for."""
-        self.errors.clear()
-        size = {"width": round(width / zoom), "height": round(height / zoom)}
-        if self._page is not None and self._page.evaluate("devicePixelRatio") != zoom:
-            self.close()
-        if self._page is not None:
-            self._page.set_viewport_size(size)
-            return self._page, False
-        self._page = self._browser.new_context(
-            viewport=size, device_scale_factor=zoom, accept_downloads=True
-        ).new_page()
-        self._page.set_default_timeout(20_000)
-        self._page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self._page.on("console", self._heard)
-        return self._page, True
-
-    def _heard(self, message: ConsoleMessage) -> None:
-        if message.type == "error":
-            self.errors.append(f"{message.text} ({message.location.get('url', '')})")
-
-    def leave_notebook(self) -> None:
-        """Close the notebook without saving it, and end its kernel."""
-        if self._page is not None:
-            self._page.evaluate(
-                """async () => {
-                    const panel = jupyterapp.shell.currentWidget;
-                    await panel.sessionContext.shutdown();
-                    panel.dispose();
-                }"""
-            )
-
-    def close(self) -> None:
-        """The next notebook gets a new one."""
-        page, self._page = self._page, None
-        if page is not None:
-            page.context.close()
-
-
 class NotebookPage:
     """A notebook in JupyterLab, as a reader has it: what they do is a method, what they see a locator.
 
@@ -225,45 +160,33 @@ class NotebookPage:
     waits for them unless told ``wait=False``.
     """
 
-    def __init__(self, lab: Lab, window: Window, folder: str) -> None:
-        self.lab, self.window, self._folder = lab, window, folder
+    def __init__(self, lab: Lab, browser: Browser, folder: str) -> None:
+        self.lab, self._browser, self._folder = lab, browser, folder
+        self.errors: list[str] = []
+        """Errors of the page: uncaught exceptions and what was written to the console as an error."""
 
-    @property
-    def errors(self) -> list[str]:
-        """What the page has complained about since it was opened."""
-        return self.window.errors
-
-    def open(
-        self,
-        notebook: Path | nbformat.NotebookNode | list[str],
-        *,
-        width: int = 1280,
-        height: int = 900,
-        zoom: float = 1.0,
-    ) -> NotebookPage:
-        """Open a copy of a notebook, or one of these code cells, and wait until its kernel can be used.
-
-        ``width`` and ``height`` are the screen's; ``zoom`` is the browser's, 1.25 for 125%.
-        """
+    def open(self, notebook: Path | list[str], *, width: int = 1280, height: int = 900) -> None:
+        """Open a copy of a notebook, or one of these code cells, and wait until its kernel can be used."""
         self.path = self.lab.add(notebook, self._folder)
-        self.page, is_new = self.window.resized(width, height, zoom)
-        if not is_new:
-            self.page.evaluate(
-                "async path => { await jupyterapp.commands.execute('docmanager:open', {path}); }", self.path
-            )
-            self._wait_ready()
-            return self
+        size = {"width": width, "height": height}
+        self.page: Page = self._browser.new_context(viewport=size, accept_downloads=True).new_page()
+        self.page.set_default_timeout(20_000)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", self._heard)
         self.page.goto(f"{self.lab.url}lab/tree/{self.path}?token={TOKEN}&reset")
         self._wait_ready()
         # The file browser takes a quarter of the width.
         self.page.evaluate("() => jupyterapp.commands.execute('application:toggle-left-area')")
-        return self
+
+    def _heard(self, message: ConsoleMessage) -> None:
+        if message.type == "error":
+            self.errors.append(f"{message.text} ({message.location.get('url', '')})")
 
     def _wait_ready(self) -> None:
         self.page.wait_for_selector(".jp-NotebookPanel .jp-CodeCell", timeout=START_S * 1000)
         self._wait_for_kernel()
 
-    def _wait_for_kernel(self, seconds: float = START_S) -> None:
+    def _wait_for_kernel(self) -> None:
         """Wait until the kernel has answered a question and is idle."""
         # A cell that is run on a cold kernel is dropped without a word, and one that was started in the place
         # of a dead one may miss the first question and look unknown until it is asked again.
@@ -280,7 +203,7 @@ class NotebookPage:
                 }"""
             ),
             "the kernel answers",
-            seconds,
+            START_S,
         )
         self.page.wait_for_timeout(500)
 
@@ -331,38 +254,14 @@ class NotebookPage:
             polling=100,
         )
 
-    def interrupt(self) -> None:
-        """The square in the toolbar: interrupt the kernel."""
-        self._command("notebook:interrupt-kernel")
-
     def restart_kernel(self) -> None:
         """Restart the kernel; outputs stay."""
         self.page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.restartKernel()")
         self._wait_for_kernel()
 
-    def kill_kernel(self) -> None:
-        """End the kernel at once, as running out of memory does, and wait for the one in its place."""
-        kernel = self.lab.kernels()[self._kernel_id()]
-        kernel.send_signal(signal.SIGKILL)
-        wait_for(lambda: not _alive(kernel), "the kernel is dead", 10)
-        wait_for(lambda: self._kernel_id() in self.lab.kernels(), "JupyterLab starts another kernel", 20)
-        self.page.get_by_role("dialog").get_by_role("button", name="Ok").click(timeout=START_S * 1000)
-        try:
-            self._wait_for_kernel(10)
-        except TimeoutError:
-            # JupyterLab may ask the new kernel for a subshell before it has started; ipykernel 7.4 then never
-            # answers again. A reader restarts it once more.
-            self.restart_kernel()
-
-    def _kernel_id(self) -> str:
-        return str(
-            self.page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.id")
-        )
-
-    def save(self) -> nbformat.NotebookNode:
-        """Save, and return what was saved."""
+    def save(self) -> None:
+        """Save the notebook."""
         self.page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")
-        return nbformat.read(self.lab.root / self.path, as_version=4)
 
     def reload(self) -> None:
         """Reload the page; the kernel lives on."""
@@ -380,12 +279,6 @@ class NotebookPage:
     def press(self, key: str) -> None:
         """Press a key where the focus is: "Tab", "Enter", "Space", "ArrowRight"."""
         self.page.keyboard.press(key)
-
-    def download(self, link: Locator) -> Path:
-        """Click what starts a download and return the file."""
-        with self.page.expect_download() as started:
-            link.click()
-        return Path(started.value.path())
 
     # ---- what a reader sees -------------------------------------------------------------------------------
 
@@ -422,6 +315,11 @@ class NotebookPage:
         within = self.page.locator(".jp-Notebook") if cell is None else self.output(cell)
         return within.get_by_role("button", name=name, exact=True)
 
+    def says(self, cell: int, words: str | re.Pattern[str], seconds: float = 20.0) -> None:
+        """Wait until the line of the panel in this cell's output says so."""
+        line = self.output(cell).get_by_role("status").get_by_text(words)
+        line.wait_for(timeout=1000 * seconds)
+
     def scroll_to(self, index: int) -> None:
         """Bring the top of a cell into view."""
         self.cell(index).evaluate("cell => cell.scrollIntoView({block: 'start'})")
@@ -442,12 +340,9 @@ class NotebookPage:
 
     def close(self) -> None:
         """Leave, and end the notebook's kernel."""
-        self.window.leave_notebook()
+        if hasattr(self, "page"):
+            self.page.context.close()
         self.lab.end_kernels()
-
-
-def _alive(process: psutil.Process) -> bool:
-    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
 
 
 @contextmanager

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import jupyter_lab
 import pytest
 
 from labkit import lessons, slides, website
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
 SCREENS = [(1280, 720), (1920, 1080)]
 SMALLEST = 16
@@ -58,25 +56,17 @@ WALK = """() => {{
 }}"""
 
 
-def opened(browser: Browser, path: Path, width: int, height: int) -> Page:
-    page = browser.new_page(viewport={"width": width, "height": height})
-    page.on(
-        "request", lambda request: fetched.append(request.url) if request.url.startswith("http") else None
-    )
-    fetched: list[str] = []
-    page.goto(path.as_uri())
-    assert not fetched
-    return page
-
-
 @pytest.mark.parametrize("path", lessons.find(), ids=lambda path: path.stem)
 def test_every_slide_fits_and_can_be_read(browser: Browser, path: Path, tmp_path: Path) -> None:
     (deck,) = slides.write([path], tmp_path)
     width, height = SCREENS[0]  # reveal.js scales: what fits one screen fits all of its shape
-    page = opened(browser, deck, width, height)
+    page, fetched = browser.new_page(viewport={"width": width, "height": height}), []
+    page.on("request", lambda sent: fetched.append(sent.url) if sent.url.startswith("http") else None)
+    page.goto(deck.as_uri())
     page.wait_for_function("window.Reveal && Reveal.isReady()")
     assert page.evaluate(WALK.format(overflow=OVERFLOW, sizes=SIZES, smallest=SMALLEST)) == {}
     assert page.evaluate("Reveal.isLastSlide()"), "the way through by one key ends at the end"
+    assert fetched == []
     page.close()
 
 
@@ -88,43 +78,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def reader(browser: Browser) -> Iterator[Page]:
-    """One page for all of the site; each test says where it goes."""
-    with browser.new_page() as page:
-        yield page
-
-
 @pytest.mark.parametrize("name", ["index", *(path.stem for path in lessons.find())])
-def test_a_page_of_the_site_fits_and_needs_nothing_else(reader: Page, site: Path, name: str) -> None:
-    problems: list[str] = []
-    listeners: dict[Any, Callable[[Any], None]] = {
-        "pageerror": lambda error: problems.append(str(error)),
-        "console": lambda said: problems.append(said.text) if said.type == "error" else None,
-        "request": lambda request: problems.append(request.url) if is_outside(request.url, site) else None,
-    }
-    for event, listener in listeners.items():
-        reader.on(event, listener)
-    reader.goto((site / f"{name}.html").as_uri())
+def test_a_page_of_the_site_fits_and_needs_nothing_else(browser: Browser, site: Path, name: str) -> None:
+    page, problems = browser.new_page(), []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
+    here = (site.as_uri(), "data:", "blob:")
+    page.on("request", lambda sent: None if sent.url.startswith(here) else problems.append(sent.url))
+    page.goto((site / f"{name}.html").as_uri())
     for width, height in SCREENS:
-        reader.set_viewport_size({"width": width, "height": height})
-        if reader.evaluate("document.documentElement.scrollWidth") > width:
+        page.set_viewport_size({"width": width, "height": height})
+        if page.evaluate("document.documentElement.scrollWidth") > width:
             problems.append(f"wider than {width} pixels")
-    for event, listener in listeners.items():
-        reader.remove_listener(event, listener)
+    page.close()
     assert problems == []
-
-
-def is_outside(url: str, folder: Path) -> bool:
-    return not url.startswith((folder.as_uri(), "data:", "blob:"))
-
-
-def test_a_solution_is_two_clicks_away(reader: Page, site: Path) -> None:
-    reader.goto((site / f"{lessons.resolve('02').stem}.html").as_uri())
-    exercise = reader.locator("main > details", has_text="Exercise:").first
-    solution = exercise.get_by_text("Solution", exact=True)
-    assert not solution.is_visible()
-    exercise.locator("summary").first.click()
-    solution.click()
-    assert exercise.locator("pre").last.is_visible()
-    reader.screenshot(path=jupyter_lab.SCREENSHOTS / "site.png")

@@ -1,25 +1,20 @@
 """Steps as replays of graphs: without a trace or a race, in order whatever stream they come from."""
 
-import time
 from contextlib import contextmanager, nullcontext
 from itertools import count
 from types import SimpleNamespace
 
+import cases
+import operators as op
 import pytest
 import torch
+from operators import bf16, fp16, fp32
 from torch import nn
 from torch.nn import functional
 
-from labkit import device, graph_api, memory
+from labkit import device, graph_api
 from labkit.kernels import GraphedStep, graphs
-from labkit.stack_works import block, stack
-
-GPU = pytest.mark.skipif(not device.has_gpu(), reason="CUDA graphs exist on a GPU only")
-TWO_GPUS = pytest.mark.skipif(
-    not device.has_gpu() or torch.cuda.device_count() < 2, reason="there is no second GPU here"
-)
-bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
-
+from labkit.stack_works import stack
 
 # --- on a pretend device, whose streams may race ------------------------------------------------------
 
@@ -113,14 +108,6 @@ def test_calls_from_several_streams_are_in_order(pretend):
     assert pretend.conflicts == []
 
 
-def test_calls_from_one_stream_record_and_wait_for_nothing(pretend, monkeypatch):
-    step, x = GraphedStep(lambda x: x * 2), torch.ones(3)
-    step(x)
-    monkeypatch.setattr(graph_api.Stream, "record_event", None)
-    monkeypatch.setattr(graph_api.Stream, "wait_event", None)
-    assert step(x).tolist() == [2.0] * 3
-
-
 def test_the_workspaces_are_freed_between_warm_up_and_capture(pretend, monkeypatch):
     seen, calls = [], []
     monkeypatch.setattr(graphs, "own_workspaces", lambda: seen.append((len(calls), pretend.capturing)))
@@ -130,22 +117,13 @@ def test_the_workspaces_are_freed_between_warm_up_and_capture(pretend, monkeypat
     assert seen == [(3, None), (7, None)], "after three calls, before the fourth"
 
 
-def test_a_step_without_inputs_is_a_graph_too(pretend):
+def test_calls_from_one_stream_record_and_wait_for_nothing(pretend, monkeypatch):
     number = torch.zeros(2)
-    step = GraphedStep(lambda: number.add_(1), keep=())
-    assert [step().tolist() for _ in range(2)] == [[4.0] * 2, [5.0] * 2], "three of the warm-up"
-
-
-def test_gradients_are_put_back(pretend):
-    model = Counting()
-    kept = model.weight.grad = torch.full((4,), 7.0)
-    with graphs.unchanged([model]):
-        model.weight.grad.add_(1)
-    assert model.weight.grad is kept and kept.tolist() == [7.0] * 4
-    model.weight.grad = None
-    with graphs.unchanged([model]):
-        model.weight.grad = kept
-    assert model.weight.grad is None
+    step = GraphedStep(lambda: number.add_(1), keep=())  # without inputs it is a graph, too
+    assert step().tolist() == [4.0] * 2, "three of the warm-up"
+    monkeypatch.setattr(graph_api.Stream, "record_event", None)
+    monkeypatch.setattr(graph_api.Stream, "wait_event", None)
+    assert step().tolist() == [5.0] * 2
 
 
 def test_state_is_put_back_where_it_lay_also_after_an_error(pretend):
@@ -157,15 +135,27 @@ def test_state_is_put_back_where_it_lay_also_after_an_error(pretend):
         raise ZeroDivisionError
     state = optimizer.state[model.weight]
     assert model.weight.tolist() == [1.0] * 4 and all(not t.any() for t in state.values())
-    model.weight.grad = torch.ones(4)
+    assert model.weight.grad is None
+    model.weight.grad = kept = torch.ones(4)
     optimizer.step()
     before = {name: (t.data_ptr(), t.clone()) for name, t in state.items()}
-    with graphs.unchanged([model, optimizer]):
+    scaler, numbers = torch.amp.GradScaler("cpu", init_scale=128.0), torch.random.get_rng_state()
+    with graphs.unchanged([model, optimizer, scaler]):
         optimizer.step()
         optimizer.param_groups[0]["lr"].mul_(2)
+        model.weight.grad.add_(1)
+        scaler.scale(torch.rand(1))
+        scaler._scale.fill_(2.0)
     for name, (at, value) in before.items():
         assert state[name].data_ptr() == at and torch.equal(state[name], value), name
-    assert optimizer.param_groups[0]["lr"].item() == 0.5
+    assert optimizer.param_groups[0]["lr"].item() == 0.5 and scaler.get_scale() == 128.0
+    assert model.weight.grad is kept and kept.tolist() == [1.0] * 4
+    assert torch.equal(torch.random.get_rng_state(), numbers)
+    with (
+        pytest.raises(ValueError, match=r"^keep: NAdam"),
+        graphs.unchanged([torch.optim.NAdam(model.parameters())]),
+    ):
+        pass
 
 
 def test_a_warm_up_that_fails_leaves_no_trace_and_no_race(pretend):
@@ -181,21 +171,6 @@ def test_a_warm_up_that_fails_leaves_no_trace_and_no_race(pretend):
         step(x)
     assert model.seen.item() == 0 and model.weight.tolist() == [1.0] * 4
     assert step(x).tolist() == [8.0] * 3 and pretend.conflicts == []
-
-
-def test_random_numbers_go_on_as_if_nothing_had_been(pretend):
-    before = torch.random.get_rng_state()
-    with graphs.unchanged([]):
-        torch.rand(10)
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
-def test_a_scaler_is_put_back_even_if_it_was_made_in_between(pretend):
-    scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
-    with graphs.unchanged([scaler]):
-        scaler.scale(torch.ones(1))
-        scaler._scale.fill_(2.0)
-    assert scaler.get_scale() == 128.0
 
 
 def test_a_capture_that_fails_can_be_tried_again(pretend):
@@ -237,33 +212,16 @@ def test_the_graph_used_last_stays_and_a_pool_ends_with_its_last_graph(pretend):
         (lambda x: [x, x], "inputs: 2"),
         (lambda x: [], "inputs: 0"),
         (lambda x: [x.to("meta")], "input 0: is on meta, should be on a GPU"),
-        (lambda x: [0.5], "input 0: is of type float"),
+        (lambda x: [x.clone().requires_grad_()], "input 0: requires a gradient"),
+        (lambda x: [0.5], "input 0: is of type float"),  # not frozen, either
     ],
 )
 def test_another_kind_of_input_is_refused(pretend, other, problem):
     step, x = GraphedStep(lambda x: x + 1), torch.ones(4)
     step(x)
-    with pytest.raises(ValueError, match=f"^{problem}"):
+    with torch.enable_grad(), pytest.raises(ValueError, match=f"^{problem}"):
         step(*other(x))
-    assert torch.equal(step(x), x + 1)
-
-
-def test_a_number_beside_a_tensor_is_refused_and_not_frozen(pretend):
-    with pytest.raises(ValueError, match=r"^input 1: is of type float, should be a tensor"):
-        GraphedStep(lambda x, rate: x * rate)(torch.ones(4), 0.5)
-
-
-def test_an_input_that_wants_a_gradient_is_refused(pretend):
-    step, x = GraphedStep(lambda x: x + 1), torch.ones(4, requires_grad=True)
-    assert step(x).tolist() == [2.0] * 4
-    with torch.enable_grad(), pytest.raises(ValueError, match=r"^input 0: requires a gradient"):
-        step(x)
-
-
-def test_an_optimizer_whose_state_does_not_begin_at_zero_is_refused_until_it_has_some(pretend):
-    optimizer = torch.optim.NAdam(Counting().parameters())
-    with pytest.raises(ValueError, match=r"^keep: NAdam"), graphs.unchanged([optimizer]):
-        pass
+    assert torch.equal(step(x.requires_grad_()), x + 1), "without a gradient it may"
 
 
 @pytest.mark.parametrize("returned", [None, {"loss": torch.ones(1)}, [torch.ones(1), None]])
@@ -271,9 +229,6 @@ def test_a_call_that_returns_no_tensors_is_refused_before_the_capture(pretend, r
     with pytest.raises(ValueError, match=r"^call: returns"):
         GraphedStep(lambda x: returned)(torch.ones(1))
     assert pretend.captures == 0
-
-
-def test_no_graphs_at_all_are_refused():
     with pytest.raises(ValueError, match=r"^most: is 0"):
         GraphedStep(lambda x: x, most=0)
 
@@ -281,37 +236,80 @@ def test_no_graphs_at_all_are_refused():
 # --- on a GPU -----------------------------------------------------------------------------------------
 
 
-def drawn(rows, width, depth=3):
-    torch.manual_seed(0)
-    weight = torch.randn(depth, width, width, device="cuda") * width**-0.5
-    bias, gain = 0.1 * torch.randn(2, depth, width, device="cuda")
-    return torch.randn(rows, width, device="cuda"), weight, 3 * bias, 1 + gain
-
-
 class Noisy(nn.Module):
     def forward(self, x):
         return functional.dropout(x, 0.5)
 
 
-@GPU
+def weights_of(width, depth=3):
+    _, *weights = op.drawn(lambda shape: cases.blocks_of(shape, depth), 1, width)
+    return weights
+
+
+@op.GPU
 def test_it_gives_what_the_call_gives_for_new_inputs_and_shapes():
-    _, *weights = drawn(64, 32)
+    weights = weights_of(32)
     step = GraphedStep(lambda x: stack(x, *weights))
     for rows in (64, 32, 64, 48):
         new = torch.randn(rows, 32, device="cuda")
         torch.testing.assert_close(step(new), stack(new, *weights), rtol=1e-5, atol=1e-5)
 
 
-@GPU
-@pytest.mark.parametrize("most", [1, 2])
-def test_it_keeps_few_graphs(most):
-    step = GraphedStep(lambda x: x * 2, most=most)
-    for rows in (1, 2, 3, 1, 2, 3):
-        new = torch.randn(rows, 4, device="cuda")
-        assert torch.equal(step(new), new * 2) and len(step.graphs) <= most
+@op.GPU
+def test_a_replayed_call_follows_its_inputs_and_is_captured_anew_for_others():
+    replay = graphs.replayed(torch.add)
+    a, b = torch.randn(2, 64, device="cuda")
+    first = replay(a, b)
+    a.fill_(3)
+    assert replay(a, b) is first and torch.equal(first, a + b)
+    assert replay(a[:8], b[:8]).shape == (8,)
 
 
-@GPU
+@op.GPU
+@pytest.mark.parametrize("way", [GraphedStep, graphs.replayed])
+def test_a_replay_does_without_the_workspaces_that_libraries_give_back(way):
+    """torch.compile gives them back before it captures or tunes; few numbers from long sums use one."""
+    a, b = (torch.randn(shape, device="cuda", dtype=bf16) for shape in ((64, 2**15), (2**15, 64)))
+    want, other = torch.mm(a, b), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(other):  # whose workspace captures on this stream would use from now on
+        torch.mm(a, b)
+    replay = way(torch.mm)
+    y = replay(a, b)
+    torch.cuda.synchronize()
+    del other
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    elsewhere = torch.full((2**28,), 7, device="cuda", dtype=torch.int8)
+    y.zero_()
+    torch.testing.assert_close(replay(a, b), want)
+    assert bool((elsewhere == 7).all())
+
+
+@op.GPU
+def test_autocast_of_another_dtype_is_another_graph_in_which_changed_weights_count():
+    layer, x = nn.Linear(8, 8).cuda(), torch.randn(4, 8, device="cuda")
+    step = GraphedStep(layer)
+    with torch.no_grad():
+        for dtype in (bf16, fp16):
+            with torch.autocast("cuda", dtype):
+                before = step(x).clone()
+                layer.weight.mul_(-1), layer.bias.mul_(-1)
+                assert before.dtype is dtype and torch.equal(step(x), -before)
+        assert step(x).dtype is fp32
+
+
+@op.GPU
+@pytest.mark.parametrize("where", ["cuda:0", pytest.param("cuda:1", marks=op.TWO_GPUS)])
+def test_a_capture_takes_no_random_numbers_and_replays_differ_and_follow_the_seed(where):
+    step, x, results = GraphedStep(Noisy()), torch.ones(1000, device=where), []
+    for call in (Noisy(), step, step):  # the second captures
+        torch.cuda.manual_seed_all(3)
+        results.append([call(x).clone() for _ in range(3)])
+    assert op.equal(results[0], results[1]) and op.equal(results[1], results[2])
+    assert not torch.equal(results[0][0], results[0][1])
+
+
+@op.GPU
 def test_calls_from_two_streams_wait_for_each_other():
     """Each replay reads its input late: a copy that does not wait would write over it."""
 
@@ -331,30 +329,7 @@ def test_calls_from_two_streams_wait_for_each_other():
     assert all(torch.equal(y, batch * 2) for y, batch in zip(got, batches, strict=True))
 
 
-@GPU
-def test_autocast_of_another_dtype_is_another_graph():
-    layer, x = nn.Linear(8, 8).cuda(), torch.randn(4, 8, device="cuda")
-    step = GraphedStep(layer)
-    for dtype in (bf16, fp16):
-        with torch.no_grad(), torch.autocast("cuda", dtype):
-            assert step(x).dtype is dtype
-    with torch.no_grad():
-        assert step(x).dtype is fp32
-
-
-@GPU
-@pytest.mark.parametrize(
-    "other", [lambda x: x.double(), lambda x: x.cpu(), lambda x: x.bfloat16()], ids=["double", "cpu", "bf16"]
-)
-def test_on_a_gpu_it_refuses_another_kind_of_input(other):
-    step, x = GraphedStep(lambda x: x + 1), torch.randn(4, 4, device="cuda")
-    step(x)
-    with pytest.raises(ValueError, match=r"^input 0: is "):
-        step(other(x))
-    assert torch.equal(step(x), x + 1)
-
-
-@TWO_GPUS
+@op.TWO_GPUS
 @pytest.mark.parametrize("most", [1, 4])
 def test_inputs_on_a_gpu_that_is_not_the_current_one(most):
     step = GraphedStep(lambda x: (x @ x).relu() + torch.ones(8, device=x.device), most=most)
@@ -367,17 +342,7 @@ def test_inputs_on_a_gpu_that_is_not_the_current_one(most):
         GraphedStep(torch.add)(torch.ones(1, device="cuda:0"), torch.ones(1, device="cuda:1"))
 
 
-@TWO_GPUS
-def test_random_numbers_of_the_inputs_own_gpu_are_put_back():
-    step, x = GraphedStep(Noisy()), torch.ones(1000, device="cuda:1")
-    torch.cuda.manual_seed_all(3)
-    want = [functional.dropout(x, 0.5) for _ in range(3)]
-    torch.cuda.manual_seed_all(3)
-    got = [step(x).clone() for _ in range(3)]
-    assert all(torch.equal(*pair) for pair in zip(got, want, strict=True))
-
-
-@GPU
+@op.GPU
 def test_a_failed_capture_on_a_gpu_can_be_tried_again():
     asks = [True]
 
@@ -392,49 +357,6 @@ def test_a_failed_capture_on_a_gpu_can_be_tried_again():
     asks[0] = False
     assert torch.equal(step(x), x + 1)
     assert torch.equal(GraphedStep(lambda x: x * 3)(x), x * 3)
-
-
-@GPU
-def test_it_does_without_the_workspaces_that_libraries_give_back():
-    """torch.compile gives them back before it captures or tunes; few numbers from long sums use one."""
-    torch.manual_seed(0)
-    a, b = (torch.randn(shape, device="cuda", dtype=bf16) for shape in ((64, 2**15), (2**15, 64)))
-    step, want = GraphedStep(torch.mm), torch.mm(a, b)
-    step(a, b).zero_()
-    torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
-    elsewhere = torch.full((2**28,), 7, device="cuda", dtype=torch.int8)
-    torch.testing.assert_close(step(a, b), want)
-    assert bool((elsewhere == 7).all())
-
-
-@GPU
-def test_the_last_graph_of_a_pool_may_go_while_its_result_is_kept():
-    step = GraphedStep(lambda x: x * 2, most=1)
-    kept = [step(torch.ones(rows, device="cuda")) for rows in (3, 4, 5)]
-    assert kept[-1].tolist() == [2.0] * 5
-
-
-@GPU
-def test_a_capture_takes_no_random_numbers():
-    step = GraphedStep(Noisy())
-    torch.manual_seed(3)
-    want = [functional.dropout(torch.ones(1000, device="cuda"), 0.5) for _ in range(3)]
-    torch.manual_seed(3)
-    got = [step(torch.ones(1000, device="cuda")).clone() for _ in range(3)]
-    assert all(torch.equal(*pair) for pair in zip(got, want, strict=True))
-
-
-@GPU
-def test_dropout_differs_between_replays_and_follows_the_seed():
-    step, x = GraphedStep(Noisy()), torch.ones(1000, device="cuda")
-    step(x)
-    results = []
-    for _ in range(2):
-        torch.manual_seed(7)
-        results.append([step(x).clone() for _ in range(3)])
-    assert not torch.equal(results[0][0], results[0][1])
-    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
 def training(graphed, rows=(8,) * 10, width=16):
@@ -459,7 +381,7 @@ def training(graphed, rows=(8,) * 10, width=16):
     return losses, [p.detach().clone() for p in model.parameters()]
 
 
-@GPU
+@op.GPU
 @pytest.mark.parametrize("rows", [(8,) * 10, (8, 8, 5, 8, 5, 8), (4096, 4096, 1000, 4096)], ids=str)
 def test_a_training_step_in_a_graph_trains_as_the_eager_one_does(rows):
     width = 1024 if rows[0] > 1000 else 16  # where the GPU takes longer than the host, too
@@ -467,54 +389,3 @@ def test_a_training_step_in_a_graph_trains_as_the_eager_one_does(rows):
     assert graphed == pytest.approx(eager, rel=1e-3)
     for one, other in zip(weights, also, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
-
-
-@GPU
-def test_weights_changed_after_the_capture_count_under_autocast():
-    layer = nn.Linear(8, 8).cuda()
-    step, x = GraphedStep(layer), torch.randn(4, 8, device="cuda")
-    with torch.no_grad(), torch.autocast("cuda", bf16):
-        before = step(x).clone()
-        layer.weight.mul_(-1), layer.bias.mul_(-1)
-        assert torch.equal(step(x), -before)
-
-
-@GPU
-def test_a_shared_pool_keeps_less_than_a_pool_each_if_the_largest_comes_first():
-    weights = [t.clone() for t in drawn(1, 512, depth=4)[1:]]
-
-    def kept(steps, rows):
-        inputs = [torch.randn(each, 512, device="cuda") for each in rows]
-        return memory.pool_bytes(
-            lambda: [step for step, x in zip(steps, inputs, strict=True) if step(x) is not None]
-        )
-
-    def made():
-        return GraphedStep(lambda x: stack(x, *weights))
-
-    rows = (8192, 7168, 6144)  # tensors above 10 MB, each in a segment of memory of its own
-    with torch.no_grad():
-        shared = kept([made()] * 3, rows)
-        assert shared < kept([made() for _ in rows], rows)
-        assert shared < kept([made()] * 3, rows[::-1])
-
-
-@GPU
-def test_the_host_pays_little_more_than_for_a_bare_replay():
-    x, *weights = drawn(64, 32)
-    step = GraphedStep(lambda x: block(x, *(t[0] for t in weights)))
-    step(x)
-    ((graph, (static,), _),) = step.graphs.values()
-
-    def least_us(call):
-        best = float("inf")
-        for _ in range(20):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(50):
-                call()
-            best = min(best, (time.perf_counter() - start) / 50 * 1e6)
-        return best
-
-    bare = least_us(graph.replay)  # other tests slow this host down: a replay more would be a fault
-    assert least_us(lambda: step(static)) < 2 * bare + 1.0

@@ -1,32 +1,28 @@
 """Grouped Linears: how the work is cut up, and what the compiler makes of it for GPUs that are not here."""
 
-import heapq
 import itertools
 import math
 import re
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
-import launches as launches_of
+import grouped
+import operators as op
 import pytest
 import torch
 import triton
-from grouped import KERNELS, bf16, fp16, fp32, gpu, launch_both_ways, meta, pretend
+from grouped import KERNELS
 from launches import FAMILIES, ROOM
+from operators import bf16, fp16, fp32, gpu, meta
 from packaging.version import Version
-from test_grouped_memory import SIZES
 
-from labkit import codegen, device
+from labkit import device
 from labkit.kernels import grouped as family
 from labkit.kernels import grouped_linear
 from labkit.kernels.grouped import backward_plan, forward_plan, power, spread
 
-pytestmark = pytest.mark.usefixtures("cache")
-
 
 @pytest.fixture
 def launches(monkeypatch):
-    return launches_of.recorded(family, KERNELS, monkeypatch)
+    return op.recorded(monkeypatch, KERNELS)
 
 
 def is_power(n):
@@ -36,32 +32,16 @@ def is_power(n):
 # --- how the work is cut up ---------------------------------------------------------------------------
 
 
-def duration(tiles, columns, places, lead, per):
-    """Until the last program ends, in tiles: each begins, in order, where the first place is free."""
-    free = [0] * places
-    for start in range(0, tiles, per):
-        for _ in range(columns):
-            heapq.heapreplace(free, free[0] + lead + min(per, tiles - start))
-    return max(free)
-
-
 @pytest.mark.parametrize("lead", [2, 7])
-def test_no_other_number_of_tiles_a_program_ends_sooner(lead):
-    for tiles, columns, places in itertools.product((1, 2, 7, 64, 333), (1, 13, 100), (1, 4, 264)):
+def test_no_program_is_without_a_tile_and_parts_are_few(lead):
+    for tiles, columns, places in itertools.product((1, 2, 7, 64, 333, 10**6), (1, 13, 100), (1, 4, 264)):
         per = spread(tiles, columns, places, lead)
         parts = math.ceil(tiles / per)
-        assert 1 <= per <= tiles and (parts - 1) * per < tiles <= parts * per, "no program without a tile"
+        assert 1 <= per <= tiles and (parts - 1) * per < tiles <= parts * per
         assert parts <= 256, "what the gradients' parts take, and the second kernel adds"
-        least = math.ceil(tiles / 256)
-        others = range(least, min(tiles, least + 512) + 1)
-        soonest = min(duration(tiles, columns, places, lead, other) for other in others)
-        assert duration(tiles, columns, places, lead, per) == soonest, (tiles, columns, places)
-    assert math.ceil(10**6 / spread(10**6, 3, 264, lead)) <= 256
-
-
-def test_parts_of_two_lengths_fill_the_places():
-    """Groups of 100 on an H200: two parts of 26 tiles and one of 12."""
-    assert spread(64, 100, 2 * 132, 2) == 26
+    assert spread(64, 100, 2 * 132, 2) == 26, (
+        "groups of 100 on an H200: parts of 26, 26 and 12 fill the places"
+    )
 
 
 RANGE = (1, 5, 16, 17, 20, 32, 33, 50, 64, 65, 100, 128, 129, 200, 256, 257, 512)
@@ -116,11 +96,11 @@ def walks(made, groups):
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_120"])
 def test_the_grid_covers_every_tile_and_no_program_is_empty(monkeypatch, launches, target, columns):
-    pretend(monkeypatch, gpu(target))
+    op.pretend(monkeypatch, gpu(target), family)
     sizes = ((16, 16), (32, 32), (20, 50), (64, 64), (100, 100), (256, 256), (300, 20))
     for (d_in, d_out), groups, rows in itertools.product(sizes, (1, 5, 16), (8, 4104, 40000)):
         launches.clear()
-        launch_both_ways(bf16, groups, d_in, d_out, rows, columns)
+        grouped.launch(bf16, groups, d_in, d_out, rows, columns)
         assert [made.title for made in launches][1:3] == ["backward_kernel", "sum_kernel"]
         for made in launches:
             if made.title == "sum_kernel":
@@ -137,32 +117,10 @@ def test_the_grid_covers_every_tile_and_no_program_is_empty(monkeypatch, launche
                 assert made.FLAT or not (made.TMA or made.STORE), "descriptors hold rows of one level"
 
 
-def test_the_sizes_that_are_tried_take_every_path(monkeypatch, launches):
-    """A change of the conditions could leave them all on one path, and nothing would tell."""
-    pretend(monkeypatch, gpu("sm_90", multiprocessors=1))
-    for groups, d_in, d_out, rows in SIZES:
-        launch_both_ways(bf16, groups, d_in, d_out, rows)
-    forwards, backwards = (
-        [made for made in launches if made.title == f"{way}_kernel"] for way in ("forward", "backward")
-    )
-    assert {made.PACK > 1 for made in forwards} == {made.PACK > 1 for made in backwards} == {True, False}
-    assert {(made.TMA, made.STORE) for made in forwards} >= set(itertools.product((True, False), repeat=2))
-    assert {(made.TMA, made.STORE) for made in backwards} == {(True, True), (False, True), (False, False)}
-    assert {made.D_IN == made.BK for made in forwards if made.TMA} == {True, False}
-    assert {made.dx is None for made in backwards} == {True, False}
-    assert any(made.step > 1 and made.per > 1 for made in forwards), "tiles that lie far apart"
-    assert any(made.step == 1 and made.per > 1 for made in forwards), "one after the other"
-    assert any(made.per > 1 for made in backwards)
-    assert any(made.parts.shape[0] > 1 for made in backwards)
-    assert {made.w_tiles is None for made in forwards if made.TMA} == {True, False}
-    assert "once_kernel" in {made.title for made in launches}
-    assert not any(made.LARGE for made in forwards + backwards)
-
-
 def test_no_width_is_cut_off_by_the_shift(monkeypatch, launches):
     taken = set()
     for target, dtype in itertools.product(("sm_90", "sm_120"), (bf16, fp32)):
-        pretend(monkeypatch, gpu(target))
+        op.pretend(monkeypatch, gpu(target), family)
         align = 16 // dtype.itemsize
         for width in range(1, 258):
             x, weight = meta(64, align * width, dtype=dtype), meta(align, width, width, dtype=dtype)
@@ -177,7 +135,7 @@ def test_no_width_is_cut_off_by_the_shift(monkeypatch, launches):
 
 
 def test_what_is_not_aligned_goes_by_pointers(monkeypatch, launches):
-    pretend(monkeypatch, gpu("sm_90"))
+    op.pretend(monkeypatch, gpu("sm_90"), family)
     like = dict(dtype=bf16, device=device.name())
     weight, block = torch.empty(2, 64, 64, **like), torch.empty(70 * 136 + 1, **like)
     views = {
@@ -192,7 +150,7 @@ def test_what_is_not_aligned_goes_by_pointers(monkeypatch, launches):
         grouped_linear(x, weight)
     taken = dict(zip(views, [made.title == "once_kernel" or made.TMA for made in launches], strict=True))
     assert {view for view, tma in taken.items() if tma} == {"aligned", "wider rows"}
-    pretend(monkeypatch, gpu("sm_80"))
+    op.pretend(monkeypatch, gpu("sm_80"), family)
     grouped_linear(views["aligned"], weight)
     assert not launches[-1].TMA
 
@@ -200,57 +158,18 @@ def test_what_is_not_aligned_goes_by_pointers(monkeypatch, launches):
 # --- what the compiler makes of it --------------------------------------------------------------------
 
 CASES = {
-    "sm_80": [(bf16, 64, 64, False), (fp32, 100, 100, False)],
-    "sm_86": [(fp16, 100, 100, False), (bf16, 300, 300, False)],
-    "sm_89": [(bf16, 16, 16, False)],
+    "sm_80": [(bf16, 64, 64, 4096, False), (fp32, 100, 100, 4096, False)],
+    "sm_86": [(fp16, 100, 100, 4096, False), (bf16, 300, 300, 4096, False)],
+    "sm_89": [(bf16, 16, 16, 4096, False)],
     "sm_90": [
-        *((bf16, d, d, False) for d in (16, 32, 64, 100, 128, 256)),
-        (bf16, 64, 64, True),
-        (fp32, 64, 64, False),
+        *((bf16, d, d, 4096, False) for d in (16, 32, 64, 100, 128, 256)),
+        *((bf16, 64, 64, 4096, True), (fp32, 64, 64, 4096, False)),
     ],
-    "sm_100": [(bf16, 64, 64, False), (bf16, 100, 100, False)],
-    "sm_120": [(bf16, 64, 64, True), (fp32, 128, 128, False)],
+    "sm_100": [(bf16, 64, 64, 4096, False), (bf16, 100, 100, 4096, False)],
+    "sm_120": [(bf16, 64, 64, 4096, True), (fp32, 128, 128, 4096, False)],
 }
-"""By target: dtype, widths in and out, whether the data is (B, C, T)."""
+"""By target: dtype, widths in and out, rows, whether the data is (B, C, T)."""
 UNITS = {"sm_90": "wgmma", "sm_100": "tcgen05"}
-
-
-class Variant(NamedTuple):
-    """A kernel compiled as one launch would have it."""
-
-    launch: launches_of.Launch
-    target: str
-    dtype: torch.dtype
-    widths: tuple[int, int]
-    columns: bool
-    compiled: codegen.Compiled
-
-    def __repr__(self):
-        layout = "columns" if self.columns else "rows"
-        return f"{self.launch.title} {self.target} {self.dtype} {self.widths} {layout}"
-
-
-@pytest.fixture(scope="module")
-def variants(cache):
-    """The cases above, compiled; two processes, because each does one kernel at a time."""
-    asked = {}
-    for target, cases in CASES.items():
-        with pytest.MonkeyPatch.context() as patch:
-            made = launches_of.recorded(family, KERNELS, patch)
-            pretend(patch, gpu(target))
-            for dtype, d_in, d_out, columns in cases:
-                made.clear()
-                launch_both_ways(dtype, 16, d_in, d_out, 4096, columns)
-                for launch in made:
-                    request = codegen.request(
-                        launch.kernel, launch.arguments, target=target, **launch.options
-                    )
-                    asked.setdefault(request.key, (launch, target, dtype, (d_in, d_out), columns, request))
-    requests = [request for *_, request in asked.values()]
-    with ThreadPoolExecutor(2) as pool:
-        halves = list(pool.map(codegen.compile_many, (requests[::2], requests[1::2])))
-    ordered = [one for pair in itertools.zip_longest(*halves) for one in pair if one is not None]
-    return [Variant(*rest, one) for (*rest, _), one in zip(asked.values(), ordered, strict=True)]
 
 
 TUNED = Version(triton.__version__) < Version("3.8")
@@ -258,51 +177,64 @@ TUNED = Version(triton.__version__) < Version("3.8")
 for it."""
 
 
+@pytest.fixture(scope="module")
+def variants(cache):
+    return op.variants_of(KERNELS, CASES, lambda dtype, *widths: grouped.launch(dtype, 16, *widths))
+
+
 def products_of(variants):
-    return [v for v in variants if v.launch.title != "sum_kernel"]
+    return [v for v in variants if v.title != "sum_kernel"]
 
 
 def test_every_kernel_compiles_for_every_family_of_targets_and_fits(variants):
-    seen = {(v.launch.title, v.target) for v in variants}
+    seen = {(v.title, v.target) for v in variants}
     always = ("forward_kernel", "backward_kernel", "sum_kernel")
     assert seen >= {*itertools.product(always, FAMILIES), ("wide_kernel", "sm_86")}
     for v in variants:
         # of three products in float32, for one
-        allowed = 1024 if v.dtype is fp32 else 64 if v.launch.title == "wide_kernel" else 0
-        if TUNED:
-            assert v.compiled.spills <= allowed, (v, v.compiled.spills)
-        assert v.compiled.shared_bytes <= ROOM[v.target] * 1024, (v, v.compiled.shared_bytes)
+        allowed = 1024 if v.dtype is fp32 else 64 if v.title == "wide_kernel" else 0
+        op.assert_fits([v], allowed if TUNED else None)
 
 
-def test_products_use_the_matrix_unit(variants):
-    for v in products_of(variants):
-        unit, narrow = UNITS.get(v.target, "mma"), min(v.widths) < 64
-        assert v.compiled.matrix and set(v.compiled.matrix) <= {unit, "mma"}, (v, v.compiled.matrix)
-        assert narrow or v.dtype is fp32 or set(v.compiled.matrix) == {unit}, (v, v.compiled.matrix)
-
-
-def test_float32_products_are_made_of_three_of_tf32(variants):
+def test_products_use_the_matrix_unit_and_float32_three_products_of_tf32(variants):
     """One alone has an error of 1e-3; plain fp32 would not use the matrix unit at all."""
-    made = [v for v in products_of(variants) if v.dtype is fp32]
-    assert {v.launch.title for v in made} == {"forward_kernel", "wide_kernel", "backward_kernel"}
-    for v in made:
-        assert "inputPrecision = tf32x3" in v.compiled.ttir, v
-        assert "inputPrecision = tf32," not in v.compiled.ttir and "tf32" in v.compiled.ptx, v
+    for v in products_of(variants):
+        (dtype, *widths, _, _), unit, used = v.case, UNITS.get(v.target, "mma"), set(v.code.matrix)
+        assert used and used <= {unit, "mma"}, (v, used)
+        assert min(widths) < 64 or dtype is fp32 or used == {unit}, (v, used)
+        if dtype is fp32:
+            assert "inputPrecision = tf32x3" in v.code.ttir and "tf32" in v.code.ptx, v
+            assert "inputPrecision = tf32," not in v.code.ttir, v
+    made = {v.title for v in products_of(variants) if v.case[0] is fp32}
+    assert made == {"forward_kernel", "wide_kernel", "backward_kernel"}
+
+
+def test_as_many_programs_fit_an_h200_as_the_plan_says(variants):
+    for v in variants:
+        dtype, *widths, _, columns = v.case
+        back = v.title == "backward_kernel"
+        if (v.target, dtype, columns) != ("sm_90", bf16, False) or not (back or v.title == "forward_kernel"):
+            continue
+        one = (*widths, 2) if back else (*widths, 2, v.launch.TMA)
+        plan = (backward_plan if back else forward_plan)(*one, gpu("sm_90"))
+        assert plan.warps == v.code.num_warps, v
+        if not plan.tiles and widths[0] <= 128:  # elsewhere the number decides nothing
+            assert op.registers_fit(plan.resident, v.code, "sm_90"), v
 
 
 def test_aligned_tiles_are_copied_whole_or_in_128_bits(variants):
     """x and y forward; x, dy and dx backward; the widths that are powers of two, in rows and columns."""
     for v in products_of(variants):
-        if not all(is_power(width) for width in v.widths):
+        if not all(is_power(width) for width in v.case[1:3]):
             continue
-        back, c = v.launch.title == "backward_kernel", v.compiled
-        if v.launch.title == "once_kernel":
+        back, c = v.title == "backward_kernel", v.code
+        if v.title == "once_kernel":
             assert c.bulk_loads == 1 and not c.async_copies and max(c.loads) == 128, v
             assert c.bulk_stores == 1, v
             continue
         if v.launch.options.get("TMA"):
             assert c.bulk_loads >= 1 + back and not c.async_copies, v
-        elif back or v.launch.title == "wide_kernel":
+        elif back or v.title == "wide_kernel":
             assert set(c.async_copies or c.loads) == {128}, v
             assert c.loads[128] >= 2, v
         else:
@@ -310,47 +242,14 @@ def test_aligned_tiles_are_copied_whole_or_in_128_bits(variants):
         assert c.bulk_stores >= 1 if v.launch.options.get("STORE") else max(c.stores) == 128, v
 
 
-def test_as_many_programs_fit_an_h200_as_the_plan_says(variants):
-    for v in variants:
-        if (v.target, v.dtype, v.columns) != ("sm_90", bf16, False):
-            continue
-        if v.launch.title not in ("forward_kernel", "backward_kernel"):
-            continue
-        back = v.launch.title == "backward_kernel"
-        one = (*v.widths, 2) if back else (*v.widths, 2, v.launch.TMA)
-        plan = (backward_plan if back else forward_plan)(*one, gpu("sm_90"))
-        assert plan.warps == v.compiled.num_warps, v
-        if plan.tiles or v.widths[0] > 128:
-            continue  # the number decides nothing there
-        # one KiB for each block is the system's own, registers come in units of 8
-        registers = math.ceil(v.compiled.registers / 8) * 8 * 32 * v.compiled.num_warps
-        assert plan.resident * (v.compiled.shared_bytes + 1024) <= (ROOM[v.target] + 1) * 1024, v
-        assert plan.resident * registers <= 65536, v
-
-
-def test_the_weight_of_one_tile_is_on_its_way_until_the_tile_has_come(variants):
-    """The compiler stores it in shared memory where it is defined last: after the wait for x, not before."""
-    made = [v for v in variants if v.launch.title == "once_kernel"]
-    assert made
-    for v in made:
-        marks = ("tt.load", "async_tma_copy_global_to_local", "ttng.wait_barrier", r"ttg.local_alloc %\S+ : ")
-        places = [re.search(mark, v.compiled.ttgir).start() for mark in marks]
-        assert places == sorted(places), v
-
-
-def test_sums_are_added_in_a_fixed_order(variants):
-    for v in variants:
-        assert not re.search(r"\b(atom|red)\.", v.compiled.ptx), v
-
-
 def test_no_product_reads_a_tile_that_the_next_may_overwrite(variants):
     """The wait that ends a turn of the backward's loop is for all products, that of dW among them."""
     seen = 0
     for v in variants:
-        if v.launch.title != "backward_kernel" or v.launch.dx is None or v.target != "sm_90":
+        if v.title != "backward_kernel" or v.launch.dx is None or v.target != "sm_90":
             continue
         steps = re.findall(
-            r"scf\.for|scf\.yield|ttng\.warp_group_dot(?:_wait[^{]*\{pendings = \d+)?", v.compiled.ttgir
+            r"scf\.for|scf\.yield|ttng\.warp_group_dot(?:_wait[^{]*\{pendings = \d+)?", v.code.ttgir
         )
         turn = steps[steps.index("scf.for") : steps.index("scf.yield")]
         if any("warp_group_dot" in step for step in turn):

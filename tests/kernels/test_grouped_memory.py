@@ -1,44 +1,23 @@
 """Grouped Linears: what lies where. Plans of other GPUs, views, every byte once, NaN, and 2**31 elements."""
 
 import dataclasses
-import itertools
 import math
 
-import launches as launches_of
+import cases
+import launches
+import operators as op
 import pytest
 import torch
-from grouped import (
-    KERNELS,
-    assert_close,
-    assert_right,
-    bf16,
-    drawn,
-    examine,
-    fp32,
-    gpu,
-    gradients,
-    grouped,
-    in_columns,
-    plain,
-    pretend,
-)
+from grouped import KERNELS, assert_right, examine, grouped, in_columns, plain
+from operators import assert_close, bf16, drawn, fp32, gpu, gradients
 from triton.runtime import interpreter
 
-from labkit import checks, counts, device
+from labkit import counts, device
 from labkit.kernels import grouped as family
 from labkit.kernels import grouped_linear
-from labkit.kernels.grouped import Plan
-
-pytestmark = pytest.mark.usefixtures("cache")
-INTERPRETED = pytest.mark.skipif(
-    device.has_gpu(),
-    reason="plans for other GPUs may not fit this one, and its kernels' accesses cannot be watched",
-)
-GPU = pytest.mark.skipif(not device.has_gpu(), reason="all programs run at once on a GPU only")
-LARGE = pytest.mark.large
 
 
-class Spy(launches_of.Recorder):
+class Spy(launches.Recorder):
     """Stands before a kernel: its launches are recorded, and made."""
 
     def __getitem__(self, grid):
@@ -55,7 +34,7 @@ class Spy(launches_of.Recorder):
 def seen(monkeypatch):
     """The launches that were made."""
     made = []
-    for name in KERNELS:
+    for name in KERNELS[family]:
         monkeypatch.setattr(family, name, Spy(getattr(family, name), made))
     return made
 
@@ -74,7 +53,7 @@ SIZES = [
 """Groups, widths in and out, rows; those of 50 and 100 start in the middle of 16 bytes."""
 
 
-@INTERPRETED
+@op.INTERPRETED
 @pytest.mark.parametrize(
     ("target", "dtype", "some"),
     [
@@ -86,27 +65,27 @@ SIZES = [
     ids=str,
 )
 def test_the_plans_of_other_gpus_are_right(monkeypatch, target, dtype, some):
-    pretend(monkeypatch, gpu(target, multiprocessors=1))
+    op.pretend(monkeypatch, gpu(target, multiprocessors=1), family)
     for groups, d_in, d_out, rows in (SIZES[number] for number in some):
         examine(grouped(groups, d_in, d_out), (rows,), dtypes=(dtype,))
 
 
-@INTERPRETED
+@op.INTERPRETED
 @pytest.mark.parametrize(("groups", "width"), [(8, 63), (8, 61), (8, 13)])
 def test_a_tile_that_starts_before_its_group_reaches_its_end(monkeypatch, groups, width):
     """The descriptor path begins at a multiple of 16 bytes, up to seven numbers before the group."""
-    pretend(monkeypatch, gpu("sm_90"))
+    op.pretend(monkeypatch, gpu("sm_90"), family)
     for dtype in (bf16, fp32):
-        assert_right(grouped_linear, drawn(grouped(groups, width, 64), 5, dtype=dtype))
+        assert_right(drawn(grouped(groups, width, 64), 5, dtype=dtype))
 
 
-@INTERPRETED
+@op.INTERPRETED
 @pytest.mark.parametrize("width", [16, 20, 70])
 def test_the_sums_over_rows_are_right_in_any_number_of_parts(monkeypatch, seen, width):
     tensors = drawn(grouped(2, width), 200)
     for count in (1, 3, 132):
-        pretend(monkeypatch, family.Gpu(count, 0, True))
-        assert_right(grouped_linear, tensors)
+        op.pretend(monkeypatch, family.Gpu(count, 0, True), family)
+        assert_right(tensors)
     parts = {launch.P for launch in named(seen, "sum_kernel")}
     assert len(parts) > 1 and max(parts) >= 3
 
@@ -137,12 +116,12 @@ def view(name, C):
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_is_right_and_the_result_has_its_order_in_memory(name):
     x, (weight, bias) = view(name, 60), drawn(grouped(3, 20, 24), 1)[1:]
-    assert_right(grouped_linear, [x, weight, bias])
+    assert_right([x, weight, bias])
     y = grouped_linear(x, weight, bias)
     assert (y.mT if name.startswith("columns") else y).is_contiguous()
 
 
-@INTERPRETED
+@op.INTERPRETED
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_is_not_copied_in_either_direction(name):
     """Whatever the upstream gradient's strides: no operation but the kernels."""
@@ -176,7 +155,7 @@ def test_weights_are_views_too(sizes):
         (weight[:, :, :1].expand(-1, -1, d_out), bias[:1, :1].expand(groups, d_out)),
         (weight, bias.T.contiguous().T),
     ):
-        assert_right(grouped_linear, [x, *seen_as])
+        assert_right([x, *seen_as])
 
 
 @pytest.mark.parametrize("columns", [False, True])
@@ -186,27 +165,18 @@ def test_an_upstream_gradient_of_other_strides(groups, width, columns):
     tensors = [in_columns(x) if columns else x, *weights]
     row = torch.randn(groups * width, device=device.name())
     for upstream in (row.expand_as(x), in_columns(torch.randn_like(x)), row[:1].expand_as(x)):
-        assert_right(grouped_linear, tensors, upstream)
+        assert_right(tensors, upstream)
 
 
-@INTERPRETED
+@op.INTERPRETED
 @pytest.mark.parametrize(("groups", "width"), [(4, 16), (4, 50), (1, 64)])
 def test_rows_of_stride_zero_by_descriptors(monkeypatch, groups, width):
-    pretend(monkeypatch, gpu("sm_90", multiprocessors=4))
+    op.pretend(monkeypatch, gpu("sm_90", multiprocessors=4), family)
     x, *weights = drawn(grouped(groups, width), 70, dtype=bf16)
-    assert_right(grouped_linear, [x[:1].expand(70, -1), *weights], upstream=x[1:2].expand(70, -1))
+    assert_right([x[:1].expand(70, -1), *weights], upstream=x[1:2].expand(70, -1))
 
 
 # --- every byte once ----------------------------------------------------------------------------------
-
-
-def kernels_of(call, *tensors):
-    """The launches of Triton kernels in a call, between fences, so that strays hit nothing else."""
-    fences = checks.Fences()
-    laid = [fences.place(tensor, "contiguous") for tensor in tensors]
-    with fences:
-        made = counts.count(lambda: call(*laid)).launches
-    return [launch for launch in made if launch.programs]
 
 
 def both_ways(*tensors):
@@ -214,22 +184,22 @@ def both_ways(*tensors):
     return gradients(grouped_linear, tensors, torch.ones(len(tensors[0]), groups * d_out))
 
 
-@INTERPRETED
+@op.INTERPRETED
 @pytest.mark.parametrize(("groups", "d_in", "d_out"), [(5, 16, 16), (5, 32, 16), (3, 20, 50), (2, 64, 64)])
 @pytest.mark.parametrize("rows", [5, 170])
 def test_every_number_is_read_and_written_once(monkeypatch, groups, d_in, d_out, rows):
     """A load without its mask gives the right result wherever what it read too much is not used."""
     one = family.Gpu(30, 0, True)
-    pretend(monkeypatch, one)
+    op.pretend(monkeypatch, one, family)
     x, weight, bias = drawn(grouped(groups, d_in, d_out), rows)
     y, w, b = rows * groups * d_out, weight.numel(), bias.numel()
-    (forward,) = kernels_of(grouped_linear, x, weight, bias)
+    (forward,) = op.kernels_of(grouped_linear, x, weight, bias)
     parts, rest = divmod(
         forward.programs, math.ceil(groups / family.forward_plan(d_in, d_out, 4, 0, one).pack)
     )
     assert rest == 0 and (parts > 1) is (rows > 32)
     assert (forward.bytes_read, forward.bytes_written) == (4 * (x.numel() + parts * (w + b)), 4 * y)
-    _, back, total = kernels_of(both_ways, x, weight, bias)
+    _, back, total = op.kernels_of(both_ways, x, weight, bias)
     parts, rest = divmod(back.programs, math.ceil(groups / family.backward_plan(d_in, d_out, 4, one).pack))
     assert rest == 0 and (parts > 1) is (rows > 32)
     assert back.bytes_read == 4 * (y + x.numel() + parts * w)
@@ -237,17 +207,17 @@ def test_every_number_is_read_and_written_once(monkeypatch, groups, d_in, d_out,
     assert (total.bytes_read, total.bytes_written) == (4 * parts * (w + b), 4 * (w + b))
 
 
-@INTERPRETED
+@op.INTERPRETED
 @pytest.mark.parametrize(("groups", "d_in", "d_out", "rows"), [(2, 70, 130, 70), (1, 5, 70, 1)])
 def test_a_wide_product_reads_and_writes_nothing_beyond_the_end(groups, d_in, d_out, rows):
     """Tiles of 64 rows and, in float32, of 64 columns; squares of 64 for the gradient of the weight."""
     x, weight, bias = drawn(grouped(groups, d_in, d_out), rows)
     down, across, inner = (math.ceil(n / 64) for n in (rows, d_out, d_in))
     w, b, y = weight.numel(), bias.numel(), rows * groups * d_out
-    (forward,) = kernels_of(grouped_linear, x, weight, bias)
+    (forward,) = op.kernels_of(grouped_linear, x, weight, bias)
     assert forward.programs == down * across * groups
     assert (forward.bytes_read, forward.bytes_written) == (4 * (across * x.numel() + down * (w + b)), 4 * y)
-    _, back, _, dx = kernels_of(both_ways, x, weight, bias)
+    _, back, _, dx = op.kernels_of(both_ways, x, weight, bias)
     parts, rest = divmod(back.programs, inner * across * groups)
     assert rest == 0
     assert (back.bytes_read, back.bytes_written) == (4 * (across * x.numel() + inner * y), 4 * parts * w)
@@ -298,47 +268,24 @@ def test_nan_and_infinity_stay_in_their_group(sizes):
         stays_in_its_group(fp32, *sizes, (2, 35), columns=True)
 
 
-@INTERPRETED
+@op.INTERPRETED
 @pytest.mark.parametrize(
     ("dtype", "groups", "d_in", "d_out"),
     [(bf16, 4, 50, 64), (fp32, 4, 50, 50), (bf16, 2, 100, 36), (bf16, 8, 16, 16), (bf16, 3, 32, 32)],
 )
 def test_what_comes_along_by_descriptors_stays_out(monkeypatch, seen, dtype, groups, d_in, d_out):
     """As on an H200, whose tiles of x hold numbers of both neighbours where groups are unaligned."""
-    pretend(monkeypatch, gpu("sm_90", multiprocessors=4))
+    op.pretend(monkeypatch, gpu("sm_90", multiprocessors=4), family)
     stays_in_its_group(dtype, groups, d_in, d_out, (130,))
     if d_in > 32:
-        assert all(launch.TMA and launch.BK > launch.D_IN for launch in named(seen, "forward_kernel"))
+        forward = named(seen, "forward_kernel")
+        assert all(launch.TMA and launch.BK > launch.D_IN for launch in forward)
+        assert not any(launch.STORE for launch in forward), "the second pass would meet stores under way"
     else:
         assert all(launch.TMA and launch.STORE for launch in named(seen, "backward_kernel"))
 
 
-@INTERPRETED
-@pytest.mark.parametrize(("dtype", "groups"), [(fp32, 3), (bf16, 4)], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("store", [False, True])
-def test_the_shifted_descriptor_path(monkeypatch, seen, dtype, groups, store):
-    """Groups of 20 in tiles of 32: both neighbours come along. Their rows are aligned, most groups not."""
-    d_out = 32 if store else 20
-    monkeypatch.setattr(family, "forward_plan", lambda *_: Plan(1, 32, 32, 4, 1, 1, 2, tma=True, store=store))
-    monkeypatch.setattr(family, "aligned", lambda *_: True)
-    x, weight, bias = drawn(grouped(groups, 20, d_out), 150, dtype=dtype)
-    wants = plain(*(t.double() for t in (x, weight, bias)))
-    assert_close(grouped_linear(x, weight, bias), wants, dtype)
-    assert_close(grouped_linear(x, weight), wants - bias.double().flatten(), dtype)
-    spoilt, lost = x.clone(), torch.zeros(150, groups, dtype=torch.bool)
-    places = ((0, 1, 0), (149, 1, 19), (70, 0, 19), (71, groups - 1, 0), (5, 0, 0), (100, 1, 7))
-    for (row, group, column), value in zip(places, itertools.cycle((math.nan, math.inf)), strict=False):
-        spoilt[row, group * 20 + column] = value
-        lost[row, group] = True
-    y = grouped_linear(spoilt, weight, bias).unflatten(1, (groups, -1))
-    assert not y[lost].isfinite().any()
-    y[lost] = wants.unflatten(1, (groups, -1))[lost].to(dtype)
-    assert_close(y.flatten(1), wants, dtype)
-    assert {launch.TMA for launch in seen} == {True}
-    assert {launch.STORE for launch in seen} == {False}, "the second pass would meet stores under way"
-
-
-@GPU
+@op.GPU
 @pytest.mark.parametrize(("d_in", "d_out"), [(50, 64), (50, 50), (100, 100), (20, 20), (16, 16)])
 def test_nan_stays_in_its_group_where_all_of_the_gpu_is_at_work(d_in, d_out):
     stays_in_its_group(bf16, 16, d_in, d_out, (4096,))
@@ -370,57 +317,44 @@ APART = {
 """Shape, strides, groups of tensors that span more than 2**31 elements, of which few are ever touched."""
 
 
-@INTERPRETED
+def apart(t, strides):
+    span = 1 + sum((size - 1) * stride for size, stride in zip(t.shape, strides, strict=True))
+    return torch.empty(span, dtype=t.dtype).as_strided(t.shape, strides).copy_(t)
+
+
+@op.INTERPRETED
 @pytest.mark.usefixtures("overflow_is_an_error")
 @pytest.mark.parametrize("kind", APART)
 def test_numbers_that_lie_more_than_32_bits_apart(kind):
     shape, strides, groups = APART[kind]
     d_out = 16 if shape[-1] > 1000 else None
-    span = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     near, weight, bias = drawn(grouped(groups, shape[-1] // groups, d_out), *shape[:-1], dtype=bf16)
-    far = torch.empty(span, dtype=bf16).as_strided(shape, strides).copy_(near)
-    assert_right(grouped_linear, [far, weight, bias])
+    far = apart(near, strides)
+    assert_right([far, weight, bias])
     if d_out is None:
-        assert_right(grouped_linear, [near, weight, bias], upstream=far)
+        assert_right([near, weight, bias], upstream=far)
 
 
-@INTERPRETED
+@op.INTERPRETED
 @pytest.mark.usefixtures("overflow_is_an_error")
 def test_weights_that_lie_more_than_32_bits_apart():
     for groups, width, strides in ((3, 16, (2**30, 16, 1)), (2, 20, (1, 2**27, 32)), (2, 70, (1, 2**25, 2))):
         x, weight, bias = drawn(grouped(groups, width), 5, dtype=bf16)
-        span = 1 + sum((size - 1) * stride for size, stride in zip(weight.shape, strides, strict=True))
-        far = torch.empty(span, dtype=bf16).as_strided(weight.shape, strides).copy_(weight)
-        assert_right(grouped_linear, [x, far, bias])
+        assert_right([x, apart(weight, strides), bias])
 
 
-@LARGE
+@op.LARGE
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize(("groups", "width"), [(128, 16), (100, 20), (32, 64), (20, 100), (1, 1)])
 def test_more_elements_than_32_bits_count(groups, width, columns):
-    """The gradients of the weight, and the rows at the beginning, in the middle and at the end."""
     C, times, options = groups * width, 1001 if width == 20 else 1024, dict(device=device.name(), dtype=bf16)
-    batches, at_once = 2**31 // (C * times) + 3, max(1, 2**15 // C)
+    batches = 2**31 // (C * times) + 3
     x = torch.randn(batches, C, times, **options).mT if columns else torch.randn(batches, times, C, **options)
-    tensors = [t.requires_grad_() for t in (x, *drawn(grouped(groups, width), 1, dtype=bf16)[1:])]
-    y = grouped_linear(*tensors)
-    upstream = y.detach()
-    dx, *sums = torch.autograd.grad(y, tensors, upstream)
-    x, weight, bias = (t.detach() for t in tensors)
-    totals = [torch.zeros_like(t, dtype=torch.float64) for t in (weight, bias)]
-    parts = [slice(start, start + at_once) for start in range(0, batches, at_once)]
-    for part in parts:
-        exact = [t.double() for t in (x[part], weight, bias)]
-        wants = gradients(plain, exact, upstream[part].double())
-        totals = [total + want for total, want in zip(totals, wants[2:], strict=True)]
-        if part in (parts[0], parts[len(parts) // 2], parts[-1]):
-            assert_close(upstream[part], wants[0], bf16)
-            assert_close(dx[part], wants[1], bf16)
-    for got, want in zip(sums, totals, strict=True):
-        assert_close(got, want, bf16)
+    tensors = [x, *drawn(grouped(groups, width), 1, dtype=bf16)[1:]]
+    op.assert_right_in_parts(cases.GROUPED, tensors, max(1, 2**15 // C), roundings=1)
 
 
-@LARGE
+@op.LARGE
 def test_more_numbers_of_weight_than_32_bits_count():
     """Four rows of 2**13 + 1 groups of 512: the gradient's parts have more than 2**31 numbers."""
     x, upstream = (torch.randn(4, (2**13 + 1) * 512, device=device.name(), dtype=bf16) for _ in "xy")
@@ -433,9 +367,3 @@ def test_more_numbers_of_weight_than_32_bits_count():
         )
         for got, want in zip((y[:, one], dx[:, one], dweight[group : group + 1]), wants, strict=True):
             assert_close(got, want, bf16)
-
-
-def test_a_row_of_2_31_features_is_refused():
-    weight = torch.empty(2**27, 16, 1, device="meta", dtype=bf16)
-    with pytest.raises(ValueError, match=r"^weight: .*2\*\*31 features"):
-        grouped_linear(torch.empty(1, 2**31, device="meta", dtype=bf16), weight)

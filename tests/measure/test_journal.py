@@ -99,17 +99,22 @@ def test_an_interrupted_sweep_measures_the_rest_and_tells_of_all(gpu, either):
     assert table["median_us"].tolist() == pytest.approx([50.0] * 6)
 
 
-def test_a_complete_sweep_starts_afresh_but_on_a_tape_it_stays(gpu, tmp_path):
-    one = Counted(gpu)
-    for _ in range(2):
-        run([one.contender])
-        assert one.widths() == [16, 32, 64] and not files()
-    table = run([one.contender], tape=tmp_path / "tape.jsonl")
-    old = time.time() - 99 * journal.RESUME_WITHIN_S
-    os.utime(tmp_path / "tape.jsonl", (old, old))
-    one.widths()
-    assert run([one.contender], tape=tmp_path / "tape.jsonl").equals(table)
-    assert one.widths() == [] and not files()
+@pytest.mark.parametrize("tape", [False, True])
+def test_a_complete_or_disturbed_sweep_starts_afresh_but_on_a_tape_it_stays(gpu, tmp_path, monkeypatch, tape):
+    one, noise, path = Counted(gpu), ["", *["somebody else"] * (1 + sweeps.REPEATS)], tmp_path / "tape.jsonl"
+    gauge = type("Gauge", (), {"look": lambda _: None, "finding": lambda _: noise.pop(0) if noise else ""})
+    monkeypatch.setattr(clocks.noise, "Gauge", gauge)
+    options = {"tape": path} if tape else {}
+    interrupt([one.contender], 2, **options)
+    one.widths(), noise.clear()
+    table = run([one.contender], **options)
+    assert one.widths() == ([64] if tape else [32, 64])
+    assert [bool(each) for each in table["noise"]] == [False, tape, False]
+    if tape:
+        os.utime(path, (time.time() - 99 * journal.RESUME_WITHIN_S,) * 2)
+    again = run([one.contender], **options)
+    assert one.widths() == ([] if tape else [16, 32, 64]) and not files()
+    assert not tape or again.equals(table)
 
 
 def test_after_an_hour_all_of_a_sweep_is_measured(gpu):
@@ -136,40 +141,23 @@ def test_gaps_are_tried_again(gpu, either, kept):
     assert len({row.key for row in on_disk}) == len(on_disk), "one row of each"
 
 
-@pytest.mark.parametrize("tape", [True, False])
-def test_disturbed_points_are_measured_again_but_not_for_a_tape(gpu, tmp_path, monkeypatch, tape):
-    """Which has had its repeats."""
-    one, noise = Counted(gpu), ["", *["somebody else"] * (1 + sweeps.REPEATS)]
-    gauge = type("Gauge", (), {"look": lambda _: None, "finding": lambda _: noise.pop(0) if noise else ""})
-    monkeypatch.setattr(clocks.noise, "Gauge", gauge)
-    if tape:
-        monkeypatch.setenv(rows.TAPE, str(tmp_path / "tape.jsonl"))
-    interrupt([one.contender], 2)
-    one.widths(), noise.clear()
-    table = run([one.contender])
-    assert one.widths() == ([64] if tape else [32, 64])
-    assert [bool(each) for each in table["noise"]] == [False, tape, False]
-
-
 @pytest.mark.parametrize("end", [lambda text: text[:-30], lambda text: text.rstrip("\n")])
 def test_a_torn_last_line_is_measured_again_and_whole_lines_follow(gpu, either, end):
     one = Counted(gpu)
     interrupt([one.contender], 2)
     either.write_text(end(either.read_text()))
-    interrupt([one.contender], 2)
-    assert [row.shape["width"] for row in rows.read(either)] == [16, 32]
-    one.widths()
-    run([one.contender])
-    assert one.widths() == [64]
+    stopped = [False]
 
+    def progress(done, total, row):
+        stopped[0] = done == 2
 
-def test_a_damaged_line_costs_itself_alone(gpu, either):
-    one = Counted(gpu)
-    interrupt([one.contender], 2)
+    table = run([one.contender], progress=progress, stop=lambda: stopped[0])
+    assert table["width"].tolist() == [16, 32], "a stop returns what was measured, and keeps it"
     first, second = either.read_text().splitlines()
-    either.write_text(f"{{}}\n<<<<<<< HEAD\n{second[:-9]}\n{first}\n")
     one.widths()
-    assert len(run([one.contender])) == 3 and one.widths() == [32, 64]
+    run([one.contender], stop=lambda: True)
+    either.write_text(f"{{}}\n<<<<<<< HEAD\n{second[:-9]}\n{first}\n")
+    assert len(run([one.contender])) == 3 and one.widths() == [32, 64], "a damaged line costs itself alone"
 
 
 @pytest.mark.parametrize(
@@ -217,14 +205,3 @@ def test_what_a_graph_could_not_hold_counts_as_what_was_asked_for(gpu, either):
     one.widths()
     run([waiting])
     assert one.widths() == [64]
-
-
-def test_stop_returns_what_was_measured_and_keeps_it(gpu, either):
-    one, stopped = Counted(gpu), [False]
-
-    def progress(done, total, row):
-        stopped[0] = done == 2
-
-    assert run([one.contender], progress=progress, stop=lambda: stopped[0])["width"].tolist() == [16, 32]
-    assert one.widths() == [16, 32]
-    assert len(run([one.contender])) == 3 and one.widths() == [64]

@@ -1,13 +1,16 @@
+"""Recording: outputs, stamp and tape into the tree, what goes on, what is stale, what a failure leaves."""
+
 import json
 import shutil
-import subprocess
 from dataclasses import asdict, dataclass, replace
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+import stage
+import taped
+from nbformat.v4 import new_output
 
-from labkit import device, lessons, rows
+from labkit import lessons, places, rows
 from labkit.runs import record
 
 
@@ -24,30 +27,7 @@ class Machine:
 
 
 def row(width, **changes):
-    return rows.Row(
-        **{
-            "suite": "toy",
-            "contender": "labkit",
-            "direction": "forward",
-            "dtype": "float32",
-            "shape": {"width": width},
-            "clock": "graph",
-            "cache": "cold",
-            "median_us": 1.5,
-            "p20_us": 1.4,
-            "p80_us": 1.6,
-            "runs": 9,
-            "min_bytes": 8,
-            "flops": 0,
-            "copy_us": 1.4,
-            "relative_error": 0.0,
-            "device": "NVIDIA H200",
-            "driver": "570.1",
-            "torch": "2.13.0",
-            "triton": "3.7.1",
-            **changes,
-        }
-    )
+    return taped.recorded(width=width, **{"kind": "live", **asdict(Machine()), **changes})
 
 
 # Stands in for a sweep: measures the widths that its tape lacks.
@@ -69,33 +49,26 @@ CELLS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def interpreted(monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # decided, so that nothing here imports torch
-
-
 class Course:
     """A folder of lessons with its tapes."""
 
     def __init__(self, root):
-        self.notebooks, self.tapes, self.work = root / "notebooks", root / "recorded", root / "work"
-        self.notebooks.mkdir(exist_ok=True)
+        self.root, self.notebooks = root, root / "notebooks"
+        self.tapes, self.work = root / "recorded", root / "work"
+        self.path = self.notebooks / "01_toy.ipynb"
 
-    def lesson(self, *cells, name="01_toy"):
-        notebook = new_notebook(cells=[new_markdown_cell("# Toy"), *map(new_code_cell, cells)])
-        path = self.notebooks / f"{name}.ipynb"
-        nbformat.write(notebook, path)
-        return path
+    def lesson(self, *cells):
+        stage.lesson(self.root, *cells)
 
-    def record(self, path, machine=None, **options):
-        return record.record(path, machine or Machine(), tapes=self.tapes, work=self.work, **options)
-
-    @property
-    def path(self):
-        return self.notebooks / "01_toy.ipynb"
+    def record(self, machine=None, **options):
+        return record.record(self.path, machine or Machine(), tapes=self.tapes, work=self.work, **options)
 
     def tape(self, device="nvidia-h200", lesson="toy"):
         return self.tapes / device / f"{lesson}.jsonl"
+
+    def unfinished(self, *kept):
+        name = f"{lessons.key(self.path.stem)}@{lessons.code_hash(self.path)}.jsonl"
+        rows.write(self.work / "nvidia-h200" / name, kept)
 
     def measured(self):
         file = self.notebooks / "measured"
@@ -106,267 +79,193 @@ class Course:
         found += record.tape_states(self.notebooks, self.tapes).values()
         return {state.name: state.status for state in found}
 
+    def edit(self, number, source=None, **changes):
+        notebook = lessons.read(self.path)
+        cell = dict(lessons.code_cells(notebook))[number]
+        cell.update(changes, source=cell.source if source is None else source)
+        nbformat.write(notebook, self.path)
+
 
 @pytest.fixture
-def course(tmp_path):
-    return Course(tmp_path)
+def course(clone):
+    return Course(clone)
 
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory):
     """One course with one recorded lesson, for all tests that only look at it or change it afterwards."""
     course = Course(tmp_path_factory.mktemp("recording"))
+    course.lesson(*CELLS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        result = course.record(course.lesson(*CELLS))
+        result = course.record()
     assert result.passed, result.failure
     return course
 
 
 @pytest.fixture
-def recorded(recording, tmp_path):
+def recorded(recording, course):
     """A copy of the recorded course."""
-    shutil.copytree(recording.notebooks.parent, tmp_path, dirs_exist_ok=True)
-    return Course(tmp_path)
-
-
-def edit(path, number, source):
-    notebook = lessons.read(path)
-    dict(lessons.code_cells(notebook))[number].source = source
-    nbformat.write(notebook, path)
+    shutil.copytree(recording.root, course.root, dirs_exist_ok=True)
+    return course
 
 
 def test_recording_puts_outputs_stamp_and_tapes_into_the_tree(recorded):
-    course, path = recorded, recorded.path
-    notebook = lessons.read(path)
-    assert [cell.source for cell in notebook.cells] == ["# Toy", *CELLS]
+    notebook, text = lessons.read(recorded.path), recorded.path.read_text()
+    assert [cell.source for cell in notebook.cells] == ["# 01_toy", *CELLS]
     stamp = notebook.metadata.labkit.recorded
-    assert stamp.hash == lessons.code_hash(path)
-    assert (stamp.device, stamp.driver, stamp.torch, stamp.triton) == (
-        "NVIDIA H200",
-        "570.1",
-        "2.13.0",
-        "3.7.1",
-    )
-    assert [cell.execution_count for _, cell in lessons.code_cells(notebook)] == [1, 2, 3, 4]
+    assert stamp.hash == lessons.code_hash(recorded.path)
+    assert asdict(Machine()).items() <= dict(stamp).items()
     shown = dict(lessons.code_cells(notebook))
+    assert [cell.execution_count for cell in shown.values()] == [1, 2, 3, 4]
     assert "recorded on NVIDIA H200, driver 570.1" in shown[1].outputs[0].data["text/html"]
     assert shown[3].outputs[0].text == "bytes 3\n"
     expected = {"kind": "recorded", "source": f"toy@{stamp.hash}"}
-    assert rows.read(course.tape()) == [row(32, **expected), row(64, **expected)]
-    assert course.statuses() == {"01_toy": "recorded", "nvidia-h200/toy.jsonl": "recorded"}
-    assert not list(course.work.rglob("*@*"))
-
-
-def test_a_recorded_notebook_is_written_as_jupyter_writes_it(recording):
-    text = recording.path.read_text()
+    assert rows.read(recorded.tape()) == [row(32, **expected), row(64, **expected)]
+    assert recorded.statuses() == {"01_toy": "recorded", "nvidia-h200/toy.jsonl": "recorded"}
+    assert not list(recorded.work.rglob("*@*"))
+    # as Jupyter writes it, without a word of papermill's or of this machine
     assert text == json.dumps(json.loads(text), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-    assert "papermill" not in text and "widget" not in text and str(recording.notebooks) not in text
+    assert "papermill" not in text and str(recorded.root.parent) not in text
 
 
-def test_what_is_recorded_is_skipped_unless_asked_again(recorded):
+def test_what_is_recorded_is_skipped_unless_asked_again_or_on_another_device(recorded):
     before = recorded.path.read_text()
-    assert recorded.record(recorded.path) is None
-    assert recorded.measured() == ["32", "64"]
-    assert recorded.record(recorded.path, again=True).passed
-    assert recorded.measured() == ["32", "64"] * 2
+    assert recorded.record() is None and recorded.measured() == ["32", "64"]
+    assert recorded.record(again=True).passed and recorded.measured() == ["32", "64"] * 2
     assert recorded.path.read_text() == before, "the same outputs are written the same way"
+    assert recorded.record(Machine(device="NVIDIA L4")).passed
+    assert lessons.read(recorded.path).metadata.labkit.recorded.device == "NVIDIA L4"
+    assert recorded.tape().exists() and recorded.tape("nvidia-l4").exists()
 
 
-def test_another_device_is_recorded_beside(recorded):
-    course, path = recorded, recorded.path
-    assert course.record(path, Machine(device="NVIDIA L4")).passed
-    assert lessons.read(path).metadata.labkit.recorded.device == "NVIDIA L4"
-    assert course.tape().exists() and course.tape("nvidia-l4").exists()
+@pytest.mark.parametrize(
+    ("kept", "measured"),
+    [
+        ([row(32)], ["64"]),
+        ([row(32, torch="2.11.0"), row(64, driver="550")], ["32", "64"]),
+        ("{}\n", ["32", "64"]),
+    ],
+)
+def test_a_recording_goes_on_with_rows_of_this_code_and_this_machine(course, kept, measured):
+    course.lesson(*CELLS)
+    course.unfinished(*(kept if isinstance(kept, list) else []))
+    if isinstance(kept, str):  # damaged
+        next(course.work.rglob("*.jsonl")).write_text(kept)
+    else:
+        course.edit(4, "claim('{value} bytes', 4, True)")
+        course.record()
+        assert course.measured() == ["32", "64"], "rows of other code do not count"
+        (course.notebooks / "measured").unlink()
+        course.edit(4, CELLS[3])
+    assert course.record().passed and course.measured() == measured
+    assert [one.shape["width"] for one in rows.read(course.tape())] == [32, 64]
 
 
-def unfinished(course, path, *kept):
-    folder = course.work / "nvidia-h200"
-    rows.write(folder / f"{lessons.key(path.stem)}@{lessons.code_hash(path)}.jsonl", kept)
-
-
-def test_a_recording_goes_on_where_it_was_cut_short(course):
-    path = course.lesson(*CELLS)
-    unfinished(course, path, row(32))
-    course.record(path)
-    assert course.measured() == ["64"]
-    assert [r.shape["width"] for r in rows.read(course.tape())] == [32, 64]
-
-
-def test_rows_of_other_versions_or_other_code_are_measured_anew(course):
-    path = course.lesson(*CELLS)
-    unfinished(course, path, row(32, torch="2.11.0"), row(64, driver="550"))
-    course.record(path)
-    assert course.measured() == ["32", "64"]
-    unfinished(course, path, row(32))
-    edit(path, 4, "claim('{value} bytes', 4, True)")
-    course.record(path)
-    assert course.measured() == ["32", "64"] * 2
-
-
-@pytest.mark.parametrize("last", ["1 / 0", "claim('{value} bytes', 3, False)", "claim('{value} x', None)"])
+@pytest.mark.parametrize(
+    "last",
+    [
+        "1 / 0",
+        "claim('{value} bytes', 3, False)",
+        "claim('{value} x', None)",
+        "import os; os.kill(os.getpid(), 9)",
+    ],
+)
 def test_a_failure_leaves_notebook_and_tape_as_they_were(recorded, last):
-    course, path = recorded, recorded.path
-    edit(path, 4, last)
-    files = (path, course.tape())
+    recorded.edit(4, last)
+    files = (recorded.path, recorded.tape())
     before = [file.read_bytes() for file in files]
-    assert not course.record(path).passed
+    assert not recorded.record().passed
     assert [file.read_bytes() for file in files] == before
-    assert len(list(course.work.rglob("*@*.jsonl"))) == 1, "what was measured is kept for the next try"
-
-
-def test_a_lesson_edited_meanwhile_is_refused(course):
-    path = course.lesson(
-        "import nbformat\nnb = nbformat.read('01_toy.ipynb', 4)\nnb.cells[1].source = 'x'", "1"
+    assert len(rows.read(next(recorded.work.rglob("*@*.jsonl")))) == 2, (
+        "what was measured is kept for the next try"
     )
-    edit(path, 2, "nbformat.write(nb, '01_toy.ipynb')")
-    with pytest.raises(ValueError, match="edited while it was recorded"):
-        course.record(path)
-    assert record.state(path).status == "no outputs"
 
 
-def test_a_marked_cell_that_shows_nothing_is_refused(course):
-    path = course.lesson("# NBVAL_CHECK_OUTPUT\nx = 1")
-    with pytest.raises(ValueError, match="shows nothing: cell 1"):
-        course.record(path)
-    assert record.state(path).status == "no outputs"
+EDITS = "import nbformat\nnb = nbformat.read('01_toy.ipynb', 4)\nnb.cells[1].source = 'x'\n"
+EDITS += "nbformat.write(nb, '01_toy.ipynb')"
+SILENT = "# NBVAL_CHECK_OUTPUT\nx = 1"
+
+
+@pytest.mark.parametrize(("cell", "says"), [(EDITS, "edited"), (SILENT, "shows nothing: cell 1")])
+def test_what_was_edited_meanwhile_or_shows_nothing_is_refused(course, cell, says):
+    course.lesson(cell)
+    with pytest.raises(ValueError, match=says):
+        course.record()
+    assert record.state(course.path).status == "no outputs"
 
 
 def test_widgets_are_not_recorded(course):
-    view = '{"text/plain": "a widget", "%s": {"model_id": "m"}}' % record.WIDGET_VIEW  # noqa: UP031
-    path = course.lesson(f"display({view}, raw=True)\ndisplay(3)")
-    course.record(path)
-    assert [o.data for o in lessons.read(path).cells[1].outputs] == [{"text/plain": "3"}]
+    view = {"text/plain": "a widget", record.WIDGET_VIEW: {"model_id": "m"}}
+    course.lesson(f"display({view}, raw=True)\ndisplay(3)")
+    course.record()
+    assert [o.data for o in lessons.read(course.path).cells[1].outputs] == [{"text/plain": "3"}]
 
 
 def test_changed_code_makes_outputs_and_tape_stale_until_they_are_stripped(recorded):
-    course, path = recorded, recorded.path
-    edit(path, 4, "claim('{value} bytes', 4, True)")
+    notebook = lessons.read(recorded.path)
+    notebook.cells[0].source = "# Toy, reworded"
+    nbformat.write(notebook, recorded.path)
+    assert set(recorded.statuses().values()) == {"recorded"}, "changed prose changes nothing"
+    recorded.edit(4, "claim('{value} bytes', 4, True)")
     stale = ["01_toy", "nvidia-h200/toy.jsonl"]
-    assert course.statuses() == dict.fromkeys(stale, "stale")
-    assert record.strip_stale(course.notebooks, course.tapes) == stale
-    assert not course.tape().exists()
-    assert course.statuses() == {"01_toy": "no outputs"}
-    stripped = lessons.read(path)
+    assert recorded.statuses() == dict.fromkeys(stale, "stale")
+    assert record.strip_stale(recorded.notebooks, recorded.tapes) == stale
+    assert recorded.statuses() == {"01_toy": "no outputs"} and not recorded.tape().exists()
+    stripped = lessons.read(recorded.path)
     assert "recorded" not in stripped.metadata.labkit
     assert all(c.outputs == [] and c.execution_count is None for _, c in lessons.code_cells(stripped))
-    assert record.strip_stale(course.notebooks, course.tapes) == []
 
 
-def test_changed_prose_makes_nothing_stale(recorded):
-    course, path = recorded, recorded.path
-    notebook = lessons.read(path)
-    notebook.cells[0].source = "# Toy, reworded"
-    nbformat.write(notebook, path)
-    assert set(course.statuses().values()) == {"recorded"}
-
-
-def test_outputs_without_a_stamp_are_stale(course):
-    path = course.lesson("print(1)")
-    notebook = lessons.read(path)
-    notebook.cells[1].outputs = [new_output("stream", text="1")]
-    nbformat.write(notebook, path)
-    assert course.statuses() == {"01_toy": "stale"}
-    record.strip_stale(course.notebooks, course.tapes)
-    assert course.statuses() == {"01_toy": "no outputs"}
-
-
-def test_a_marked_cell_stripped_by_hand_is_stale(recorded):
-    path = recorded.path
-    notebook = lessons.read(path)
-    notebook.cells[3].outputs = []
-    nbformat.write(notebook, path)
-    assert record.state(path).status == "stale"
+def test_outputs_without_a_stamp_and_marked_cells_without_outputs_are_stale(recorded):
+    recorded.edit(3, outputs=[])
+    assert record.state(recorded.path).status == "stale"
+    recorded.lesson("print(1)")
+    recorded.edit(1, outputs=[new_output("stream", text="1")])
+    assert record.state(recorded.path).status == "stale"
 
 
 def test_tapes_without_a_lesson_with_foreign_rows_or_broken_are_stale(course):
-    path = course.lesson("1")
-    current = f"toy@{lessons.code_hash(path)}"
-    good = row(32, kind="recorded", source=current)
+    course.lesson("1")
+    good = row(32, kind="recorded", source=f"toy@{lessons.code_hash(course.path)}")
     rows.write(course.tape("a", "gone"), [good])
     rows.write(course.tape("b"), [good, replace(good, source="toy@000000000000")])
     rows.write(course.tape("c"), [])
     rows.write(course.tape("d"), [good])
-    course.tape("e").parent.mkdir()
-    course.tape("e").write_text("{}\n")
-    assert course.statuses() == {
-        "01_toy": "no outputs",
-        "a/gone.jsonl": "stale",
-        "b/toy.jsonl": "stale",
-        "c/toy.jsonl": "stale",
-        "d/toy.jsonl": "recorded",
-        "e/toy.jsonl": "stale",
-    }
+    places.write_text(course.tape("e"), "{}\n")
+    stale = dict.fromkeys(["a/gone.jsonl", "b/toy.jsonl", "c/toy.jsonl", "e/toy.jsonl"], "stale")
+    assert course.statuses() == {"01_toy": "no outputs", "d/toy.jsonl": "recorded", **stale}
 
 
-def test_banner_says_where_saved_outputs_are_from(recorded):
-    shown = record.banner("01_toy", recorded.notebooks).data
-    assert "recorded on NVIDIA H200, driver 570.1, torch 2.13.0, triton 3.7.1, 20" in shown
-    assert "GPUs" not in shown
-    edit(recorded.path, 4, "2")
-    assert "No recorded outputs" in record.banner("01_toy", recorded.notebooks).data
-    recorded.lesson(*CELLS)
-    assert "No recorded outputs" in record.banner("01_toy", recorded.notebooks).data
+def test_the_banner_says_where_saved_outputs_are_from_and_on_how_many_gpus(recorded, monkeypatch):
+    def shown():
+        return record.banner("01_toy", recorded.notebooks).data
+
+    monkeypatch.setattr(places, "RECORDED", recorded.tapes)
+    assert "recorded on NVIDIA H200, driver 570.1, torch 2.13.0, triton 3.7.1, 20" in shown()
+    assert "GPUs" not in shown()
+    tape = rows.read(recorded.tape())
+    rows.write(recorded.tape(), [replace(each, card=card) for each in tape for card in ("a", "b")])
+    assert ", on 2 GPUs of this kind" in shown()
+    recorded.edit(4, "2")
+    assert "No recorded outputs" in shown()
+    monkeypatch.setenv(record.STAMP_VARIABLE, json.dumps(asdict(record.Stamp("0", *["<script>"] * 5))))
+    assert "recorded on &lt;script&gt;" in shown() and "<script>" not in shown(), "while it is recorded"
 
 
-def test_banner_says_that_a_recording_went_on_upon_another_machine(recorded, monkeypatch, tmp_path):
-    tape, shown = recorded.tape(), ", on 2 GPUs of this kind one after the other; cells that you run"
-    monkeypatch.setattr(record.places, "RECORDED", recorded.tapes)
-    rows.write(tape, [replace(each, card=card) for each in rows.read(tape) for card in ("a", "b")])
-    assert shown in record.banner("01_toy", recorded.notebooks).data
-    stamp = record.read_stamp(lessons.look(recorded.path))
-    monkeypatch.setenv(record.STAMP_VARIABLE, json.dumps(asdict(stamp)))
-    monkeypatch.setenv(rows.TAPE, str(tmp_path / "toy@0.jsonl"))
-    monkeypatch.setattr(device, "card", lambda: "b")
-    assert "GPUs" not in record.banner("01_toy", recorded.notebooks).data, "before its first row"
-    rows.write(tmp_path / "toy@0.jsonl", [replace(rows.read(tape)[0], card="a")])
-    assert shown in record.banner("01_toy", recorded.notebooks).data
-
-
-def test_roofs_are_kept_as_recorded(course, tmp_path):
-    measured = tmp_path / "roofs.jsonl"
-    rows.write(measured, [row(1, suite="roofs/copy")])
-    record.record_roofs(measured, Machine(), course.tapes)
-    assert rows.read(course.tape(lesson="roofs")) == [
-        row(1, suite="roofs/copy", kind="recorded", source="labkit/machine.py")
-    ]
-    assert course.statuses() == {}, "roofs belong to no lesson, and do not go stale with one"
-
-
-def test_roofs_stay_for_what_was_cut_short_with_them(course, tmp_path):
-    """A recording that goes on upon another machine keeps its rows."""
-    measured, unfinished = (
-        tmp_path / "roofs.jsonl",
-        course.work / Machine().slug / "toy@0123456789ab.jsonl",
-    )
-    for hour in (10, 12):
-        rows.write(measured, [row(1, suite="roofs/copy", date=f"2026-01-01T{hour}:00:00+00:00")])
+def test_roofs_are_kept_as_recorded_and_those_of_an_unfinished_recording_too(course):
+    measured, kept = course.root / "roofs.jsonl", course.work / Machine().slug / "toy@0123456789ab.jsonl"
+    for hour, count in ((10, 1), (12, 2)):
+        roof = row(1, suite="roofs/copy", date=f"2026-01-01T{hour}:00:00+00:00")
+        rows.write(measured, [roof])
         record.record_roofs(measured, Machine(), course.tapes, course.work)
-        if hour == 10:
-            rows.write(unfinished, [row(1, date="2026-01-01T11:00:00+00:00")])
-    assert len(rows.read(course.tape(lesson="roofs"))) == 2
-
-
-def test_a_damaged_unfinished_tape_is_measured_again(course):
-    path = course.lesson(*CELLS)
-    unfinished(course, path)
-    next(course.work.rglob("*.jsonl")).write_text("{}\n")
-    assert course.record(path).passed
-    assert course.measured() == ["32", "64"]
+        found = rows.read(course.tape(lesson="roofs"))
+        assert len(found) == count and replace(roof, kind="recorded", source="labkit/machine.py") in found
+        rows.write(kept, [row(1, date="2026-01-01T11:00:00+00:00")])
+    assert course.statuses() == {}, "roofs belong to no lesson, and do not go stale with one"
 
 
 def test_nothing_stale_is_in_the_tree():
     states = [record.state(path) for path in lessons.find()] + list(record.tape_states().values())
     stale = [f"{state.name}: {state.detail}" for state in states if state.status == "stale"]
     assert not stale, f"run `labkit record --strip-stale`: {stale}"
-
-
-def test_tapes_in_the_tree_are_not_ignored_by_git():
-    ignored = subprocess.run(
-        ["git", "check-ignore", "labkit/data/recorded/nvidia-h200/x.jsonl"],
-        cwd=record.places.CHECKOUT,
-        capture_output=True,
-    )
-    if ignored.returncode == 128:
-        pytest.skip("this copy of the course is not a git checkout")
-    assert ignored.returncode == 1

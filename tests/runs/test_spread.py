@@ -1,101 +1,74 @@
 """Lessons on several GPUs or a cluster: real processes through submitit's own executors."""
 
+import io
 import os
 import re
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
+import processes
 import psutil
 import pytest
 import stage
 from rich.console import Console
 
-from labkit import places, rows
 from labkit.runs import spread
 
-TESTS = Path(__file__).resolve().parents[1]
 SLOW = "import time\nopen('begun', 'w').write('1')\ntime.sleep(60)"
+OURS = """
+import os, pathlib
+from labkit import places
+from labkit.runs import spread
+folder = pathlib.Path(os.environ['STAGE_FOLDER'])
+places.NOTEBOOKS, places.BUILD = folder / 'notebooks', folder / 'build'
+spread.gpus_here = lambda: ['4', 'GPU-b']
+"""
 
 
 @pytest.fixture
-def clone(tmp_path, monkeypatch):
-    """A clone in which two GPUs are believed in, called 4 and GPU-b; kernels stay interpreted."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), places.python_path()]))
-    monkeypatch.delenv(rows.TAPE, raising=False)
-    stage.set_up(tmp_path, monkeypatch.setattr, monkeypatch.setenv)
-    (tmp_path / "notebooks" / "01_toy.ipynb").unlink()
-    # the commands that jobs start are of this clone, too: `python -m labkit` finds this file first
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, pathlib\n"
-        "if os.environ.get('STAGE_FOLDER'):\n"
-        "    from labkit import places\n"
-        "    folder = pathlib.Path(os.environ['STAGE_FOLDER'])\n"
-        "    places.NOTEBOOKS, places.BUILD = folder / 'notebooks', folder / 'build'\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]))
+def clone(clone, monkeypatch):
+    """A clone in which two GPUs are believed in, called 4 and GPU-b, also by the commands that jobs start."""
+    (clone / "sitecustomize.py").write_text(OURS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(clone), os.environ["PYTHONPATH"]]))
     monkeypatch.setattr(spread, "gpus_here", lambda: ["4", "GPU-b"])
-    return tmp_path
+    return clone
 
 
-def show_gpu(name):
-    return f"import os\nopen('{name}', 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])"
-
-
-@pytest.fixture
-def said():
-    return Console(file=open(os.devnull, "w"), record=True, width=200)
-
-
-def run(said, *names, gpus="all", slurm=(), again=False, options=()):
-    jobs = spread.places_for(gpus, slurm, len(names))
-    passed = spread.run(said, "run", names, list(options), jobs, again)
+def run(*names, gpus="all", slurm=(), options=()):
+    said = Console(file=io.StringIO(), record=True, width=200)
+    given = spread.places_for(gpus, slurm, len(names))
+    passed = spread.run(said, "run", names, list(options), given, again=False)
     return passed, said.export_text()
 
 
-def test_each_lesson_runs_on_one_gpu_and_a_dead_or_failing_one_ends_no_other(clone, said):
-    for name, cell in {
-        "01_one": show_gpu("one") + "\nimport time; time.sleep(3)",
-        "02_two": show_gpu("two") + "\nimport time; time.sleep(3)",
+def test_each_lesson_runs_on_one_gpu_and_a_dead_or_failing_one_ends_no_other(clone):
+    gpu = "import os, time\nopen({!r}, 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])\ntime.sleep(3)"
+    cells = {
+        "01_one": gpu.format("one"),
+        "02_two": gpu.format("two"),
         "03_dies": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)",
         "04_fails": "1 / 0",
         "05_last": "x = 1",
-    }.items():
+    }
+    for name, cell in cells.items():
         stage.lesson(clone, cell, name=name)
-    names = ["01_one", "02_two", "03_dies", "04_fails", "05_last"]
-    passed, text = run(said, *names)
+    passed, text = run(*cells)
     assert not passed
     assert sorted((clone / "notebooks" / each).read_text() for each in ("one", "two")) == ["4", "GPU-b"]
     assert "03_dies: ended by SIGKILL; see build/logs/run/03_dies.log" in text
-    assert "04_fails: failed with status 1; see build/logs/run/04_fails.log" in text
+    assert "04_fails: failed with status 1" in text and "Finished: 01_one, 02_two, 05_last." in text
     assert "ZeroDivisionError" in (clone / "build/logs/run/04_fails.log").read_text()
-    assert "Finished: 01_one, 02_two, 05_last. The same command goes on with the others." in text
-    assert (clone / "build/lessons/05_last.html").exists()
     # mended, the same command does what is missing, and everything once code has changed
-    before = (clone / "build/lessons/05_last.html").stat().st_mtime_ns
-    passed, text = run(said, "05_last", "01_one")
-    assert passed and "Continued: an earlier run finished 05_last, 01_one." in text
-    assert (clone / "build/lessons/05_last.html").stat().st_mtime_ns == before
+    page = clone / "build/lessons/05_last.html"
+    before = page.stat().st_mtime_ns
+    passed, text = run("05_last", "01_one")
+    assert passed and "an earlier run finished 05_last, 01_one" in text and page.stat().st_mtime_ns == before
     stage.lesson(clone, "x = 2", name="05_last")
-    passed, text = run(said, "05_last")
-    assert passed and "Continued" not in text
-    assert (clone / "build/lessons/05_last.html").stat().st_mtime_ns > before
+    passed, text = run("05_last")
+    assert passed and "an earlier run" not in text and page.stat().st_mtime_ns > before
 
 
-def test_through_slurms_interface_by_submitits_debug_executor(clone, said):
+def test_through_slurms_interface_a_result_that_another_machine_wrote_is_waited_for(clone, monkeypatch):
     stage.lesson(clone, "print(N)", name="01_one", parameters="N: int = 1")
-    slurm = ("cluster=debug", "partition=gpu", "time=5", "gres=gpu:h100:1")
-    passed, text = run(said, "01_one", gpus=None, slurm=slurm, options=["-p", "N=7"])
-    assert passed, text
-    assert "7" in (clone / "build/lessons/01_one.html").read_text()
-
-
-def test_a_result_that_another_machine_wrote_is_waited_for(clone, said, monkeypatch):
-    stage.lesson(clone, "x = 1", name="01_one")
     status, asked = spread._status, []
 
     def late(*given):
@@ -103,41 +76,34 @@ def test_a_result_that_another_machine_wrote_is_waited_for(clone, said, monkeypa
         return status(*given) if len(asked) > 3 else None
 
     monkeypatch.setattr(spread, "_status", late)
-    passed, text = run(said, "01_one", gpus=None, slurm=("cluster=debug",))
-    assert passed, text
+    slurm = ("cluster=debug", "partition=gpu", "time=5", "gres=gpu:h100:1")
+    passed, text = run("01_one", gpus=None, slurm=slurm, options=["-p", "N=7"])
+    assert passed and "7" in (clone / "build/lessons/01_one.html").read_text(), text
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_leaves_no_process_and_says_what_is_finished(clone, number):
     stage.lesson(clone, SLOW, name="01_slow")
-    script = (
-        "from labkit import cli\nfrom labkit.runs import spread\n"
-        "spread.gpus_here = lambda: ['0']\n"
-        "import sys\nsys.argv = ['labkit', 'run', '01', '--gpus', 'all']\ncli.main()"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    deadline = time.monotonic() + 60
-    while not (clone / "notebooks" / "begun").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    process = processes.python("-m", "labkit", "run", "01", "--gpus", "0")
+    processes.wait_for((clone / "notebooks" / "begun").exists, "the lesson", 60)
     family = psutil.Process(process.pid).children(recursive=True)
     assert len(family) >= 3, "controller, job, command, kernel"
-    process.send_signal(number)
+    os.kill(process.pid, number)
     text, _ = process.communicate(timeout=40)
     assert process.returncode in (130, 143), text
     assert "01_slow: stopped; see build/logs/run/01_slow.log" in text and "Finished: nothing" in text
-    assert "Traceback" not in text
-    assert not [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    assert "Traceback" not in text and all(map(processes.gone, family))
 
 
-def test_a_second_run_in_the_same_clone_is_refused(clone):
-    with (
-        spread.alone("run"),
-        pytest.raises(ValueError, match="another `labkit run` is running"),
-        spread.alone("run"),
-    ):
-        pass
+@pytest.mark.parametrize("kind", ["run", "record", "bench"])
+def test_a_second_run_in_the_same_clone_is_refused_and_touches_nothing(clone, monkeypatch, kind):
+    stage.set_up_gpu(monkeypatch.setattr)
+    stage.lesson(clone, "open('ran', 'w')")
+    with spread.alone(kind):
+        result = stage.labkit(kind)
+    assert result.exit_code == 2 and f"another `labkit {kind}` is running" in result.output
+    assert not list(clone.rglob("ran")) and not stage.measured()
+    assert stage.labkit(kind).exit_code == 0, "the lock goes with whoever had it"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +116,6 @@ def test_a_second_run_in_the_same_clone_is_refused(clone):
         (None, ("wrap=rm",), "with a key of account"),
         (None, ("partition=a\n#SBATCH --wrap=b",), "is no value for partition"),
         (None, ("constraint=$(id)",), "is no value for constraint"),
-        (None, ("time=ten",), "is no value for time"),
         (None, ("time=0",), "is no value for time"),
         (None, ("partition=gpu",), "--slurm: "),
     ],
@@ -163,10 +128,7 @@ def test_mistakes_are_refused_before_anything_starts(clone, monkeypatch, gpus, s
 
 def test_options_of_slurm_reach_submitit():
     given = dict(map(spread._option, ("partition=gpu", "mem=64G", "time=30", "container-image=a.sqsh")))
-    assert spread._parameters(given) == {
-        "timeout_min": 30,
-        "slurm_srun_args": ["--container-image=a.sqsh"],
-        "gpus_per_node": 1,
-        "slurm_job_name": "labkit",
-        "slurm_additional_parameters": {"partition": "gpu", "mem": "64G"},
-    }
+    made = spread._parameters(given)
+    assert (made["timeout_min"], made["gpus_per_node"]) == (30, 1)
+    assert made["slurm_srun_args"] == ["--container-image=a.sqsh"]
+    assert made["slurm_additional_parameters"] == {"partition": "gpu", "mem": "64G"}

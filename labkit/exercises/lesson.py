@@ -1,0 +1,267 @@
+"""A lesson's exercises in this session: check a cell, show the solution, keep the verdicts, race.
+
+``tasks = exercises.of("01_launch_overhead")``; then a cell that writes a function ends with
+``tasks.check("mask", double_kernel)``. Its source is read from the notebook's input and judged beside the
+lesson's setup and kernel cells, in a process of its own. So the verdict is the same on every machine, and
+nothing that the answer does reaches this process.
+"""
+
+import ast
+import hashlib
+import io
+import json
+import tokenize
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+from IPython.core.getipython import get_ipython
+from IPython.display import display
+
+from labkit import child, codegen, lessons, places
+from labkit.exercises import judge, race
+from labkit.exercises.engine import Exercise, Finding
+from labkit.exercises.verdicts import Status, Verdict, progress_html, solution_html
+
+LIMIT_S = 10.0
+"""Seconds that judging an answer may take."""
+MEMORY_SHARE = 0.25
+"""Of the machine's memory, what an answer may allocate."""
+OFFERED_AFTER = 3
+"""Distinct wrong answers after which the verdict holds the solution; ``solution`` shows it at any time."""
+
+
+def of(lesson: str, *, solve: bool = False, limit_s: float = LIMIT_S) -> "Tasks":
+    """The exercises of a lesson, by its file's name without the suffix.
+
+    With ``solve`` the solutions are judged in place of the cells, and one that is not right is an
+    AssertionError. Without, no answer is ever an error. ValueError for a lesson without exercises.
+    """
+    return Tasks(lesson, judge.find(lesson), solve, limit_s)
+
+
+def digest(source: str) -> str:
+    """12 hex digits of a cell's source that do not change with comments and white space."""
+    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    words: list[str] = []
+    with suppress(tokenize.TokenError, SyntaxError):  # a cell may be unfinished: what could be read counts
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            words += [token.string] if token.type not in skipped else []
+    return hashlib.sha256(" ".join(words).strip().encode()).hexdigest()[:12]
+
+
+@cache
+def server(lesson: str) -> child.Forkserver:
+    """The process that judges this session's answers to a lesson's exercises; it loads the lesson at once."""
+    compiler = codegen.server()
+    return child.Forkserver(judge.prepare, lesson, environment=judge.environment(), uses=(compiler,))
+
+
+@dataclass
+class Record:
+    """What is kept of an exercise: the last verdict, and the distinct wrong answers since it was right."""
+
+    status: Status = "not attempted"
+    wrong: list[list[str]] = field(default_factory=list)
+    """Of each, the digest and the name of its mistake."""
+    when: str = ""
+
+
+class Tasks:
+    """The exercises of one lesson in this session."""
+
+    def __init__(self, lesson: str, exercises: dict[str, Exercise], solve: bool, limit_s: float) -> None:
+        self._lesson, self._exercises, self._solve, self._limit_s = lesson, exercises, solve, limit_s
+        self._right: dict[str, tuple[Any, Path]] = {}
+        """The learner's own answers whose last verdict was right, and the files of their cells."""
+        self._folder = _folder(lesson)
+        server(lesson)  # gets ready while the learner reads
+
+    def check(self, name: str, answer: Any) -> None:
+        """Judge the cell that this call stands in, and show the verdict.
+
+        ``answer`` is what the cell wrote: kept for ``answer()`` if it's right. ValueError for an unknown
+        name, RuntimeError outside a notebook.
+        """
+        exercise = self._exercise(name)
+        if self._solve:
+            cell = f'{self._solution(name)}\n\n\ntasks.check("{name}", {exercise.answer})\n'
+            verdict = self._explained(exercise, self._finding(name, self._kept(name, cell)), cell, Record())
+            _show(verdict.mimebundle(), str(verdict))
+            if verdict.status != "right":
+                raise AssertionError(f"the solution of {exercise.title!r} has to be right: {verdict}")
+            return
+        cell = _current_cell()
+        self._right.pop(name, None)
+        if _untouched(exercise, cell):
+            sentence = "Complete the cell and run it (Shift+Enter): it says what is wrong."
+            verdict = Verdict(name, exercise.title, "not attempted", sentence)
+            _show(verdict.mimebundle(), str(verdict))
+            return
+        waiting = f"Judging, in a process of its own: {self._limit_s:g} s at most, usually two."
+        shown = _show({"text/plain": waiting, "text/html": f"<small>{waiting}</small>"}, "")
+        file = self._kept(name, cell)
+        records = self._records()
+        record = records.setdefault(name, Record())
+        verdict = self._explained(exercise, self._finding(name, file), cell, record)
+        records[name] = Record(verdict.status, record.wrong, datetime.now(UTC).isoformat(timespec="seconds"))
+        self._keep(records)
+        if verdict.status == "right":
+            self._right[name] = answer, file
+        if shown is None:
+            print(verdict)
+        else:
+            shown.update(verdict.mimebundle(), raw=True)
+
+    def solution(self, name: str) -> None:
+        """Show the solution of an exercise."""
+        self._exercise(name)
+        source = self._solution(name)
+        _show({"text/plain": source, "text/html": solution_html(source)}, source)
+
+    def answer(self, name: str) -> Any:
+        """The learner's own function if this session's last verdict on it was right, else the solution's."""
+        exercise = self._exercise(name)
+        if name in self._right:
+            return self._right[name][0]
+        return getattr(judge.solutions(self._lesson), exercise.answer)
+
+    def race(self, name: str) -> pd.DataFrame:
+        """Time the answer beside what its exercise names, and draw bars; the table of `sweeps.run`.
+
+        On a GPU the learner's own kernel first runs at these sizes in a process of its own, between fences.
+        One that is wrong there gets a verdict, and the table is empty. Where nobody has solved the exercise,
+        and where there is no GPU, the solution races, and says so.
+        """
+        exercise = self._exercise(name)
+        own = self._right.get(name)
+        problem = race.problem(self._lesson, exercise, own[1]) if own else None
+        if problem is not None:
+            verdict = self._explained(exercise, problem, "", Record())
+            _show(verdict.mimebundle(), str(verdict))
+            return pd.DataFrame()
+        return race.run(self._lesson, exercise, self.answer(name), own=own is not None)
+
+    def progress(self) -> None:
+        """Show which exercises are solved, in this session or an earlier one."""
+        records = self._records()
+        rows = [
+            (each.title, kept.status, len(kept.wrong))
+            for each in self._exercises.values()
+            for kept in [records.get(each.name, Record())]
+        ]
+        text = "\n".join(f"{title}: {status}, {wrong} wrong before" for title, status, wrong in rows)
+        _show({"text/plain": text, "text/html": progress_html(rows)}, text)
+
+    def _exercise(self, name: str) -> Exercise:
+        if name not in self._exercises:
+            known = ", ".join(self._exercises)
+            raise ValueError(f"name: {self._lesson} has no exercise {name!r}; it has {known}")
+        return self._exercises[name]
+
+    def _solution(self, name: str) -> str:
+        return solution_cells(self._lesson)[name]
+
+    def _finding(self, name: str, file: Path) -> Finding:
+        """What `judge.judge_file` finds, or how the process came to another end."""
+        limits = {"seconds": self._limit_s, "memory": int(MEMORY_SHARE * psutil.virtual_memory().total)}
+        show = partial(print, end="", flush=True)
+        try:
+            run = server(self._lesson).run
+            found: Finding = run(judge.judge_file, self._lesson, name, file, show=show, **limits)
+        except (TimeoutError, KeyboardInterrupt, child.ChildError) as error:
+            return judge.ended(error, file, self._limit_s, self._lesson)
+        return found
+
+    def _explained(self, exercise: Exercise, found: Finding, cell: str, record: Record) -> Verdict:
+        """A finding as the learner sees it; ``record`` gets it, too.
+
+        Hints of a mistake are unlocked by distinct answers that make it. Being right forgets all of them.
+        """
+        status: Status = found.status
+        told = [digest(cell), found.mistake]
+        if status == "right":
+            record.wrong.clear()
+        elif status in ("wrong", "error") and told not in record.wrong:
+            record.wrong.append(told)
+        unlocked = max(1, sum(mistake == found.mistake for _, mistake in record.wrong))
+        tries = len({each for each, _ in record.wrong})
+        return Verdict(
+            exercise.name,
+            exercise.title,
+            status,
+            found.observed,
+            where=found.where,
+            hints=found.hints[:unlocked],
+            hints_left=len(found.hints[unlocked:]),
+            solution=self._solution(exercise.name) if tries >= OFFERED_AFTER and status != "right" else "",
+            checks=found.checks,
+        )
+
+    def _kept(self, name: str, cell: str) -> Path:
+        """The file that an answer is written to before it is run; those of before stay."""
+        folder = self._folder / name
+        numbers = [int(file.stem) for file in folder.glob("*.py") if file.stem.isdigit()]
+        file = folder / ("solution.py" if self._solve else f"{max(numbers, default=0) + 1:04}.py")
+        places.write_text(file, cell)
+        return file
+
+    def _records(self) -> dict[str, Record]:
+        with suppress(FileNotFoundError, ValueError, TypeError, AttributeError):  # a file of learners' hands
+            kept = json.loads((self._folder / "verdicts.json").read_text(encoding="utf-8"))
+            return {name: Record(**each) for name, each in kept.items()}
+        return {}
+
+    def _keep(self, records: dict[str, Record]) -> None:
+        text = json.dumps({name: vars(each) for name, each in records.items()}, indent=1)
+        places.write_text(self._folder / "verdicts.json", text)
+
+
+def _untouched(exercise: Exercise, cell: str) -> bool:
+    """Whether the cell is as the lesson gives it, or still has three dots to replace."""
+    if digest(cell) == exercise.untouched:
+        return True
+    with suppress(SyntaxError):  # judged, and explained there
+        tree = ast.parse(cell)
+        indices = {
+            id(n) for each in ast.walk(tree) if isinstance(each, ast.Subscript) for n in ast.walk(each.slice)
+        }
+        dots = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value is ...]
+        return any(id(each) not in indices for each in dots)  # x[..., 0] is Python
+    return False
+
+
+def _show(bundle: dict[str, Any], text: str) -> Any:
+    """Show it in the notebook, and return what can be updated; print the text elsewhere."""
+    if get_ipython() is not None:
+        return display(bundle, raw=True, display_id=True)
+    if text:
+        print(text)
+    return None
+
+
+def _current_cell() -> str:
+    shell = get_ipython()
+    if shell is None:
+        raise RuntimeError("tasks.check reads the cell that it stands in: run it in a notebook")
+    return str(shell.user_ns["In"][-1])
+
+
+def _folder(lesson: str) -> Path:
+    """Where a lesson's attempts are kept: by its name without the number, which may change."""
+    here = places.cache() / "attempts" / lessons.key(lesson)
+    for numbered in here.parent.glob(f"[0-9][0-9]_{here.name}"):  # from the time when the number counted
+        if not here.exists():
+            with suppress(OSError):  # a cache that cannot be written: they stay where they are
+                numbered.rename(here)
+    return here
+
+
+def solution_cells(lesson: str) -> dict[str, str]:
+    """The solutions' sources of a lesson by exercise."""
+    return lessons.solution_cells(lessons.resolve(lesson))

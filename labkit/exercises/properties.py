@@ -1,0 +1,161 @@
+"""Properties that exercises with a kernel share: what it launches, touches and rounds."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from labkit.exercises.engine import Call, Property
+
+ROUNDED_TWICE = 0.02
+"""Share of float16 results that may differ from the exact ones rounded once. With float32 arithmetic it is
+far below a percent, with one intermediate result in float16 about a seventh."""
+FEWEST = 5
+"""So many results may differ whatever their share is: of few results a share says little."""
+
+
+def _outside(call: Call) -> str:
+    if not call.stray:
+        return ""
+    return f"something was stored outside of its tensor, up to {call.stray} elements away."
+
+
+def _loads_outside(call: Call) -> str:
+    count = call.loads_outside
+    return f"{count} places outside of the tensors were loaded, though nothing came of it." if count else ""
+
+
+def _one_launch(call: Call) -> str:
+    names = call.launches.names
+    if not call.launches.kernels:
+        return f"no Triton kernel was launched, but {', '.join(names) or 'nothing'}."
+    return f"{len(names)} launches: {', '.join(names)}." if len(names) > 1 else ""
+
+
+def _kernel(call: Call) -> str:
+    names = call.launches.names
+    return (
+        ""
+        if call.launches.kernels
+        else f"no Triton kernel was launched, but {', '.join(names) or 'nothing'}."
+    )
+
+
+def _results(call: Call) -> list[tuple[Tensor, Tensor]]:
+    """Each tensor of the result with the right one."""
+    got, want = (each if isinstance(each, tuple) else (each,) for each in (call.got, call.want))
+    return [(mine, right) for mine, right in zip(got, want, strict=True) if isinstance(right, Tensor)]
+
+
+def _stored_once(call: Call) -> str:
+    for got, _ in _results(call):
+        stored = call.launches.stored(got) if got.is_contiguous() else np.zeros(0)
+        if again := len(stored) - len(np.unique(stored)):
+            return f"{again} stores went to elements of the result that already had their value."
+    return ""
+
+
+def _read_once(call: Call) -> str:
+    """Of inputs as large as the result: those that are broadcast are read again and again."""
+    for name, tensor in call.inputs.items():
+        if isinstance(tensor, Tensor) and tensor.shape == call.got.shape and tensor.is_contiguous():
+            loads = len(call.launches.loaded(tensor)) / max(1, tensor.numel())
+            if loads > 1:
+                return f"each element of {name} was loaded {loads:.3g} times."
+    return ""
+
+
+def _full_float32(call: Call) -> str:
+    return "a product of float32 blocks was taken in TF32." if call.launches.tf32 else ""
+
+
+def _rounded_once(call: Call) -> str:
+    if call.launches.half_sums:
+        return "a product was summed up in float16."
+    if call.dtype is not torch.float16:  # to bfloat16 the interpreter rounds in a way of its own
+        return ""
+    for got, want in _results(call):
+        rounded = want.to(got.dtype)
+        counted = want.abs() > 0.01 * want[want.isfinite()].square().mean().sqrt()  # no subnormals, no NaN
+        differing = int(((got != rounded) & counted).sum())
+        if differing > max(FEWEST, ROUNDED_TWICE * got.numel()):
+            return f"{differing / got.numel():.0%} of the results are not the exact ones rounded once."
+    return ""
+
+
+NOTHING_OUTSIDE = Property(
+    "stores-outside",
+    _outside,
+    (
+        "Which places does the last program store to, and which of them does the tensor have?",
+        "Every store needs a mask that is true inside of the tensor, and nowhere else.",
+    ),
+    first=True,
+)
+LOADS_INSIDE = Property(
+    "loads-outside",
+    _loads_outside,
+    (
+        "The result is right. Which loads have no mask, or one that is true beyond the end?",
+        "On a GPU a load beyond the end may end the program with an error. Mask it like the store.",
+    ),
+)
+KERNEL = Property(
+    "no-kernel",
+    _kernel,
+    (
+        "What computes the result: your kernel, or PyTorch?",
+        "Launch the kernel with kernel[grid](...), and return the tensor that it stores to.",
+    ),
+    first=True,
+)
+ONE_LAUNCH = Property(
+    "launches",
+    _one_launch,
+    (
+        "Each launch moves its tensors across memory once more. What could the kernel do by itself?",
+        "Let one kernel load everything, compute, and store once; PyTorch only allocates.",
+    ),
+    first=True,
+    contiguous=True,
+)
+STORED_ONCE = Property(
+    "stored-twice",
+    _stored_once,
+    (
+        "Which program owns an element? Here several store to one, and on a GPU they run in any order.",
+        "Count the programs of your grid, and write down by hand which elements each of them stores to.",
+    ),
+)
+READ_ONCE = Property(
+    "read-again",
+    _read_once,
+    (
+        "A kernel is as slow as the bytes that it moves. How often is each one of them needed?",
+        "Load an element into a variable once, and use the variable.",
+    ),
+    contiguous=True,
+)
+FULL_FLOAT32 = Property(
+    "tf32",
+    _full_float32,
+    (
+        "How many bits of a float32 does tl.dot multiply, if you do not say so?",
+        "The default is TF32, with 10 bits of mantissa in place of 23.",
+        'tl.dot takes input_precision="ieee".',
+    ),
+    first=True,
+)
+ROUNDED_ONCE = Property(
+    "rounded-twice",
+    _rounded_once,
+    (
+        "In which dtype are the values that your kernel computes with?",
+        "What was loaded in 16 bits stays in 16 bits until you convert it: .to(tl.float32) after the load.",
+        "Only the store rounds. Everything before it, sums and carries too, is float32.",
+    ),
+    first=True,
+)
+POINTWISE = (ONE_LAUNCH, NOTHING_OUTSIDE, LOADS_INSIDE, STORED_ONCE, ROUNDED_ONCE)
+"""Of a kernel that stores each element of one result once."""
+PRODUCT = (FULL_FLOAT32, *POINTWISE)
+"""Of a kernel with tl.dot."""

@@ -1,0 +1,121 @@
+"""A learner's kernel beside the library's ways, the finished kernel and the floor.
+
+On a GPU it first runs at the race's sizes in a process of its own: a wild address, a hang or a result that is
+wrong at size becomes a verdict, never a dead notebook.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from IPython.display import display
+
+from labkit import bars, checks, child, clocks, device, lessons, sweeps
+from labkit.exercises import engine, judge
+from labkit.exercises.engine import Exercise, Finding
+from labkit.sweeps import Contender, Shape, Work
+
+LIMIT_S = 60.0
+"""Seconds for the first run at size, compiling included."""
+FENCE_BYTES = 2**28
+"""Around each tensor at size, at most; less where a thirty-second of the GPU's free memory is less."""
+
+
+@dataclass(frozen=True)
+class Race:
+    """Who is timed, and at what. ``rivals`` are contenders by name; the answer takes the work's inputs."""
+
+    work: Work
+    rivals: Mapping[str, Callable[..., Any]]
+    sizes: tuple[Shape, ...]
+    dtype: str = "bfloat16"
+    compiled: tuple[str, ...] = field(default=())
+    """Names of rivals that torch.compile is applied to."""
+    roundings: int = 1
+    """How many tensors in 16 bits a result passes through, itself included."""
+
+
+def of(exercise: Exercise) -> Race:
+    """The race of an exercise; ValueError for one that has none."""
+    if exercise.race is None:
+        raise ValueError(f"name: {exercise.name!r} has no kernel that could race")
+    made: Race = exercise.race()
+    return made
+
+
+def run(lesson: str, exercise: Exercise, answer: Callable[..., Any], *, own: bool) -> pd.DataFrame:
+    """Measure, draw bars beside a copy of the same bytes, and return the table of `sweeps.run`.
+
+    ``own`` says that the answer is the learner's; else, and without a GPU, the solution races.
+    """
+    race = of(exercise)
+    mine = own and device.has_gpu()
+    entrants = {**race.rivals, "your kernel" if mine else "the solution": answer}
+    contenders = [
+        Contender(name, call, race.work, compiled=name in race.compiled) for name, call in entrants.items()
+    ]
+    suite = f"{lessons.key(lesson)}/race_{exercise.name}"
+    table = sweeps.run(suite, contenders, race.sizes, dtype=race.dtype)
+    if not mine:
+        why = "there is no GPU here" if own else "you have not solved it yet"
+        print(f"The solution races in the place of your kernel: {why}.")
+    if len(table):
+        floor = {"copy of the same bytes": "copy_us"}
+        display(bars.bars(table, floor=floor, title=f"The race: {exercise.title}", **_groups(race)))
+    return table
+
+
+def _groups(race: Race) -> dict[str, Any]:
+    """Headings, where a size changes."""
+    changing = [axis for axis in race.sizes[0] if len({size[axis] for size in race.sizes}) > 1]
+    return {"group": changing[0]} if changing else {}
+
+
+def problem(lesson: str, exercise: Exercise, file: Path) -> Finding | None:
+    """What is wrong with the learner's kernel at the race's sizes on this GPU; None if nothing, or no GPU."""
+    if not device.has_gpu():
+        return None
+    try:
+        with clocks.gpu_turn():
+            found: str = child.run(_at_size, lesson, exercise.name, file, seconds=LIMIT_S)
+    except child.ChildError as error:
+        observed = f"At the race's size, in a process of its own, it failed: {error}"
+        return Finding("crashed", observed, "wild", hints=judge.WILD)
+    except (TimeoutError, KeyboardInterrupt) as error:
+        return judge.ended(error, file, LIMIT_S, lesson)
+    return Finding("wrong", found, "at-size", hints=AT_SIZE) if found else None
+
+
+AT_SIZE = (
+    "It is right at the small sizes of the check. Which number in your kernel was enough for those only?",
+    "Look at the grid, at fixed blocks, and at products of sizes beyond 2**31.",
+)
+
+
+def _at_size(lesson: str, name: str, file: Path) -> str:
+    """Run the answer in a file at each size of its race between fences; what is wrong, or ""."""
+    exercise = judge.find(lesson)[name]
+    race = of(exercise)
+    (answer,) = judge.run_cell(lesson, vars(lessons.load(lesson)), exercise, file)
+    dtype = getattr(torch, race.dtype)
+    for size in race.sizes:
+        torch.manual_seed(0)
+        given = [each.to(dtype) for each in race.work.inputs(size)]
+        with torch.no_grad(), device.full_float32():
+            assert race.work.reference is not None, "a race has a right result"
+            want = race.work.reference(*[each.float() for each in given])
+            fences = checks.Fences(min(FENCE_BYTES, torch.cuda.mem_get_info()[0] // 32) // dtype.itemsize)
+            placed = [fences.place(each, "contiguous") for each in given]
+            with fences:
+                got = answer(*placed)
+            torch.cuda.synchronize()
+        said = ", ".join(f"{axis} {count}" for axis, count in size.items())
+        if stray := fences.broken():
+            return f"At {said} it stores outside of its tensors, up to {stray} elements away."
+        found = engine.difference(got.float(), want, checks.TOLERANCE[dtype] * race.roundings)
+        if found:
+            return f"At {said}, {found}."
+    return ""

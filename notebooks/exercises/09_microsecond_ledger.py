@@ -1,0 +1,397 @@
+"""Exercises of lesson 9: what is right, what people write instead, and what helps them on."""
+
+from labkit.exercises.engine import ALL_DTYPES, Exercise, Mistake
+from labkit.exercises.properties import POINTWISE
+from labkit.network_works import OUTPUTS, products
+from labkit.recurrent_works import EPS
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# ---- the floor ---------------------------------------------------------------------------------------------
+
+LAYERS = tuple(products(128).values())
+"""Multiplications of the lesson's network."""
+ARGUMENTS = "rows", "multiplications", "in_and_out", "weights", "itemsize", "bytes_per_us", "flops_per_us"
+
+
+def floor_with(
+    moved: Callable[..., float] = lambda n, ends, weights, size: (n * ends + weights) * size,
+    done: Callable[..., float] = lambda n, layers: 2 * n * sum(layers),
+    least: Callable[..., float] = max,
+) -> Callable[..., float]:
+    """The floor, with other bytes or operations, or made of both times in another way."""
+    return lambda n, layers, ends, weights, size, by, flops: least(
+        moved(n, ends, weights, size) / by, done(n, layers) / flops
+    )
+
+
+def by_layer(numbers: Callable[..., float]) -> Callable[..., float]:
+    """The sum of each layer's floor; ``numbers(m, all_rows_ends, weights)`` are moved for one."""
+    return lambda n, layers, ends, weights, size, by, flops: sum(
+        max(numbers(m, n * ends, weights) * size / by, 2 * n * m / flops) for m in layers
+    )
+
+
+floor = Exercise(
+    "floor",
+    "the floor of the network",
+    "floor_us",
+    reference=floor_with(),
+    cases=(
+        (3, (4, 2), 5, 6, 1, 1.0, 1.0),
+        (1, (4, 2), 5, 9, 2, 4.0, 3.0),
+        (3, (4_000_000, 1_000_000), 96, 5_000, 4, 2.0e6, 20.0e6),
+        (2048, (4096, 262_144, 1024), 96, 267_400, 2, 2.0e6, 312.0e6),
+        (65_536, LAYERS, 128 + OUTPUTS, sum(LAYERS) + 5 * 128 + OUTPUTS, 2, 4.8e6, 990.0e6),
+        (65_536, (640,), 72, 672, 4, 0.3e6, 8.0e6),
+        (16, (262_144, 524_288), 1056, 3_000_000, 4, 4.8e6, 67.0e6),
+    ),
+    inputs=lambda *case: dict(zip(ARGUMENTS, (case[0], list(case[1]), *case[2:]), strict=True)),
+    tolerance=1e-5,
+    right="What lies between two layers isn't in it: no way of cutting them into kernels can be faster.",
+    mistakes=(
+        Mistake(
+            "sum-of-times",
+            "While the tensor cores compute, what can memory do?",
+            "It can bring the next bytes, so the shorter time may pass entirely within the longer one.",
+            "Return the longer of your two times, not their sum.",
+            gives=floor_with(least=lambda *times: sum(times)),
+        ),
+        Mistake(
+            "shorter-time",
+            "Say memory needs 5 us and arithmetic needs 3. Can the network be done after 3?",
+            "Not before all bytes have come: the longer of the two times is the floor.",
+            gives=floor_with(least=min),
+        ),
+        Mistake(
+            "one-time",
+            "Make one rate ten times as high, then the other. Which of them changes your result?",
+            "Bytes take a time, and so do operations. Compute both, and return the longer one.",
+            gives=(floor_with(least=lambda moved, done: moved), floor_with(least=lambda moved, done: done)),
+        ),
+        Mistake(
+            "no-additions",
+            "A matrix product multiplies pairs of numbers. What happens to the results that belong together?",
+            "They are added up, and flops_per_us counts additions as well: two operations, not one.",
+            gives=floor_with(done=lambda n, layers: n * sum(layers)),
+        ),
+        Mistake(
+            "by-layer",
+            "You add up a floor for each layer. What can memory bring while the first layer computes?",
+            "The second layer's weights, say. However kernels are cut, only the totals have to be paid for.",
+            "Add up all bytes, add up all operations, and only then compare two times.",
+            gives=(
+                by_layer(lambda m, ends, weights: ends + weights),
+                by_layer(lambda m, ends, weights: ends + m),
+                by_layer(lambda m, ends, weights: m),
+            ),
+        ),
+        Mistake(
+            "other-weights",
+            "How many weights cross memory in your function for 1 row, and how many for 1000?",
+            "All rows use the same weights, which can stay on the chip once they have been read.",
+            "Add `weights` once to what the rows bring and take.",
+            gives=(
+                floor_with(lambda n, ends, weights, size: n * (ends + weights) * size),
+                floor_with(lambda n, ends, weights, size: n * ends * size),
+            ),
+        ),
+        Mistake(
+            "numbers-for-bytes",
+            "Something is divided by bytes_per_us. In which unit is each part of it?",
+            "in_and_out and weights count numbers: multiply both by the bytes of a number.",
+            gives=(
+                floor_with(lambda n, ends, weights, size: n * ends + weights),
+                floor_with(lambda n, ends, weights, size: n * ends + weights * size),
+                floor_with(lambda n, ends, weights, size: n * ends * size + weights),
+            ),
+        ),
+        Mistake(
+            "one-row",
+            "Which of the arguments are about one row, and which about all of them?",
+            "in_and_out and multiplications are about one row: each of them goes with rows.",
+            gives=(
+                lambda n, *others: floor_with()(1, *others),
+                floor_with(lambda n, ends, weights, size: (ends + weights) * size),
+                floor_with(done=lambda n, layers: 2 * sum(layers)),
+            ),
+        ),
+        Mistake(
+            "a-list",
+            "multiplications is a list, with a number for each layer. Which one number do you need?",
+            "All layers have to be done, so add them up: sum(multiplications).",
+            raises=r"'list'|multiply sequence",
+        ),
+    ),
+)
+
+# ---- the wall ----------------------------------------------------------------------------------------------
+
+Times = list[float]
+
+
+def walk(step: Callable[[float, float, float, float], float]) -> Callable[[Times, Times], float]:
+    """``step(end, done, launch, kernel)`` is when a kernel ends whose launch is over at ``end``."""
+
+    def gives(launches: Times, kernels: Times) -> float:
+        end = done = 0.0
+        for launch, kernel in zip(launches, kernels, strict=True):
+            end += launch
+            done = step(end, done, launch, kernel)
+        return done
+
+    return gives
+
+
+def pairs(launches: Times, kernels: Times) -> float:
+    """The sum of the longer one of each launch and kernel."""
+    return sum(map(max, launches, kernels))
+
+
+wall = Exercise(
+    "wall",
+    "when the step is over",
+    "wall_us",
+    reference=walk(lambda end, done, launch, kernel: max(end, done) + kernel),
+    cases=(
+        ((5.0,), (3.0,)),
+        ((5.0, 5.0, 5.0), (8.0, 1.0, 2.0)),
+        ((5.0, 20.0, 20.0), (100.0, 1.0, 2.0)),
+        ((12.0, 0.0, 0.0, 0.0), (3.0, 4.0, 2.0, 6.0)),
+        ((5.0, 4.5, 6.0, 5.5) * 3, (2.0, 1.5, 3.0, 2.5) * 3),
+        ((6.0, 5.0, 4.5, 5.0, 5.5), (40.0, 25.0, 90.0, 60.0, 30.0)),
+        ((5.0, 5.0, 30.0, 5.0, 5.0), (20.0, 3.0, 25.0, 25.0, 2.0)),
+    ),
+    inputs=lambda launches, kernels: {"launches": list(launches), "kernels": list(kernels)},
+    tolerance=1e-5,
+    right="Short kernels wait for the host, long ones for each other: find out who waits before you tune.",
+    mistakes=(
+        Mistake(
+            "in-turn",
+            "What does the host do in your function while the GPU runs the first kernel?",
+            "It waits. But a launch only queues a kernel, and the next launch begins at once.",
+            "Keep two times: one that only launches are added to, one that says when the GPU is done.",
+            gives=lambda launches, kernels: sum(launches) + sum(kernels),
+        ),
+        Mistake(
+            "larger-sum",
+            "Take a single launch of 5 and its kernel of 3. When does the kernel end?",
+            "At 8. The GPU has nothing to run during the first launch, nor the host during the last kernel.",
+            "Go through the kernels in order, and work out for each one when it begins.",
+            gives=lambda launches, kernels: max(sum(launches), sum(kernels)),
+        ),
+        Mistake(
+            "from-sums",
+            "Take launches of 5, 30 and 5, and kernels of 3, 20 and 20. What does each kernel wait for?",
+            "The second waits for its launch, the third for the second kernel: who is late may change.",
+            "A kernel begins at the later of two moments. Decide anew for each kernel.",
+            gives=(
+                lambda launches, kernels: sum(launches) + kernels[-1],
+                lambda launches, kernels: launches[0] + sum(kernels),
+                lambda launches, kernels: max(sum(launches) + kernels[-1], launches[0] + sum(kernels)),
+                lambda launches, kernels: max(sum(launches), sum(kernels)) + kernels[-1],
+                lambda launches, kernels: launches[0] + max(sum(launches), sum(kernels)),
+            ),
+        ),
+        Mistake(
+            "own-launch",
+            "Which launch runs beside which kernel in your function?",
+            "A kernel and its own launch never overlap. Launches of later kernels run beside it.",
+            "Add up launches by themselves: no kernel begins before the sum that ends with its own.",
+            gives=(
+                pairs,
+                lambda launches, kernels: pairs(launches, kernels) + kernels[-1],
+                lambda launches, kernels: launches[0] + pairs(launches, kernels),
+            ),
+        ),
+        Mistake(
+            "one-ahead",
+            "Behind a kernel of 100 come ten short ones. How many are launched before it ends?",
+            "In your function one. But the host doesn't wait for the GPU: add up launches by themselves.",
+            gives=lambda launches, kernels: launches[0] + pairs(launches[1:], kernels) + kernels[-1],
+        ),
+        Mistake(
+            "not-added-up",
+            "Three launches take 5 each. When is the third one over?",
+            "At 15, since the host makes one after another: keep a sum of the launches as you go.",
+            gives=walk(lambda end, done, own, kernel: max(own, done) + kernel),
+        ),
+        Mistake(
+            "kernel-in-max",
+            "Where the GPU has to wait for a launch: how long does the kernel take in your function?",
+            "It ends together with its launch. Find out first when it begins, then add its time.",
+            gives=walk(lambda end, done, own, kernel: max(end, done + kernel)),
+        ),
+        Mistake(
+            "at-once",
+            "Two long kernels are launched one shortly after the other. When does your second one begin?",
+            "While the first one still runs. But the GPU runs one at a time.",
+            "Take the later of two moments for the beginning, and add the kernel's time to that.",
+            gives=walk(lambda end, done, own, kernel: max(done, end + kernel)),
+        ),
+        Mistake(
+            "lists",
+            "launches and kernels are lists. Which number of each belongs to a round of your loop?",
+            "zip(launches, kernels) gives a launch and its kernel in every round.",
+            raises=r"(un|to )pack|'list'",
+        ),
+    ),
+)
+
+# ---- the cell ----------------------------------------------------------------------------------------------
+
+
+def gates(batch: int, time: int, width: int, scale: float) -> dict[str, Any]:
+    """z in (0, 1) and candidate (batch, time, width), gain (width,); the candidates are of size ``scale``."""
+    z, candidate = torch.randn(2, batch, time, width)
+    gain = 1 + 0.5 * torch.randn(width)
+    return {"z": z.sigmoid(), "candidate": scale * candidate, "gain": gain, "candidates of size": scale}
+
+
+def block(width: int) -> int:
+    """Lanes of the cell's kernel."""
+    return 1 << (width - 1).bit_length()
+
+
+def square(u: Tensor) -> Tensor:
+    """The mean square over the features: (B, H) to (B, 1)."""
+    return u.square().mean(-1, keepdim=True)
+
+
+def cell_with(
+    s: Callable[..., Tensor] = lambda z, c, s: (1 - z) * s + z * c,
+    u: Callable[..., Tensor] = lambda z, c, old, s, r: (1 - z) * r + s,
+    size: Callable[[Tensor], Tensor] = lambda u: (square(u) + EPS).sqrt(),
+    ends: Callable[..., tuple[Tensor, Tensor]] = lambda gain, unit, u: (gain * unit, gain * unit),
+    dtype: torch.dtype = torch.float32,
+) -> Callable[..., Tensor]:
+    """Both recurrences; ``old`` is s of the step before, ``ends`` makes what is stored and what is carried.
+
+    A wrong one is computed in float32, so that values overflow where a kernel's do.
+    """
+
+    def gives(*given: Tensor) -> Tensor:
+        (z, candidate, gain), stored = (each.to(dtype) for each in given[:3]), []
+        state = carried = torch.zeros_like(z[:, 0])
+        for now, value in zip(z.unbind(1), candidate.unbind(1), strict=True):
+            old, state = state, s(now, value, state)
+            mixed = u(now, value, old, state, carried)
+            result, carried = ends(gain, mixed / size(mixed), mixed)
+            stored.append(result)
+        return torch.stack(stored, 1)
+
+    return gives
+
+
+cell = Exercise(
+    "cell",
+    "two recurrences in one loop",
+    "both",
+    reference=cell_with(dtype=torch.float64),
+    cases=(
+        (1, 1, 1, 1.0),
+        (2, 3, 7, 1.0),
+        (3, 2, 16, 1.0),
+        (1, 2, 5, 0.0),
+        (2, 4, 20, 1e-3),
+        (2, 3, 130, 1.0),
+    ),
+    large=((1, 70, 4, 1.0), (1, 2, 1100, 1.0)),
+    inputs=gates,
+    call=lambda answer, z, candidate, gain, scale: answer(z, candidate, gain),
+    dtypes=ALL_DTYPES,
+    layouts=("contiguous", "transposed", "strided"),
+    properties=POINTWISE,
+    compiles=True,
+    right="It moves three numbers for each of the result; a kernel for each recurrence would move six.",
+    mistakes=(
+        Mistake(
+            "other-shares",
+            "Let a gate be 1, then 0. What should s become each time, and what do your lines make of it?",
+            "At 1 it becomes the candidate, at 0 it stays as it was. The gate is the new value's share.",
+            "1 - gate is the share that is kept, of the old s and of the old r alike.",
+            gives=(
+                cell_with(lambda z, c, s: z * s + (1 - z) * c),
+                cell_with(lambda z, c, s: z * s + (1 - z) * c, lambda z, c, old, s, r: z * r + s),
+                cell_with(u=lambda z, c, old, s, r: z * r + s),
+                cell_with(u=lambda z, c, old, s, r: r + s),
+                cell_with(lambda z, c, s: s + z * c),
+                cell_with(lambda z, c, s: (1 - z) * s + c),
+            ),
+        ),
+        Mistake(
+            "old-s",
+            "Is it s_t or s_{t-1} that stands in the formula of u_t? Which one does your line see?",
+            "Yours sees the one of the step before. Set s first, then u.",
+            gives=cell_with(u=lambda z, c, old, s, r: (1 - z) * r + old),
+        ),
+        Mistake(
+            "not-fed",
+            "What does your u get from the candidates of earlier steps, beside what r has kept?",
+            "The second recurrence goes on from the first one's state, where all of them still count.",
+            "Let s go from step to step, and add all of it in u.",
+            gives=(
+                cell_with(u=lambda z, c, old, s, r: (1 - z) * r + c),
+                cell_with(u=lambda z, c, old, s, r: (1 - z) * r + z * c),
+            ),
+        ),
+        Mistake(
+            "other-mean",
+            "tl.sum adds up all lanes of the block. What makes a mean of the sum?",
+            "How many of its BH terms come from features? The other lanes only add zeros.",
+            "Divide the sum by H.",
+            gives=(
+                cell_with(size=lambda u: (square(u) * u.shape[-1] + EPS).sqrt()),
+                cell_with(size=lambda u: (square(u) * u.shape[-1] / block(u.shape[-1]) + EPS).sqrt()),
+            ),
+        ),
+        Mistake(
+            "no-root",
+            "Make u twice as large in your line. How much larger does r become?",
+            "It should stay as it was. The mean of the squares is four times as large then, its root twice.",
+            "Divide by tl.sqrt(...), or multiply by tl.rsqrt(...).",
+            gives=(
+                cell_with(size=lambda u: square(u) + EPS),
+                cell_with(size=lambda u: (square(u) + EPS).rsqrt()),
+                cell_with(size=torch.ones_like),
+            ),
+        ),
+        Mistake(
+            "other-eps",
+            "What does your line make of candidates that are all zero, or of size 0.001?",
+            "Where u is small, eps decides what it's divided by. What is eps added to in the formula?",
+            "Divide the sum of the squares by H, add eps, and only then take the root.",
+            gives=(
+                cell_with(size=lambda u: square(u).sqrt()),
+                cell_with(size=lambda u: square(u).sqrt() + EPS),
+                cell_with(size=lambda u: (square(u) + EPS / u.shape[-1]).sqrt()),
+            ),
+        ),
+        Mistake(
+            "gain-left-out",
+            "Which value does a step store, and which does it leave to the next? Where is the gain in each?",
+            "r_t is both of them, and the gain belongs to it: multiply by w where you set r.",
+            gives=(
+                cell_with(ends=lambda gain, unit, u: (unit, unit)),
+                cell_with(ends=lambda gain, unit, u: (gain * unit, unit)),
+                cell_with(ends=lambda gain, unit, u: (unit, gain * unit)),
+            ),
+        ),
+        Mistake(
+            "carries-u",
+            "Your first step is right and the second one isn't. What does it take from the first?",
+            "It takes u as it was before the norm. Leave to it what you store: r.",
+            gives=cell_with(ends=lambda gain, unit, u: (gain * unit, u)),
+        ),
+        Mistake(
+            "not-in-tl",
+            "Of which operations is your formula made, and which of them does `tl` have for a block?",
+            "Neither a power nor a mean. A square is a product; tl.sum and tl.sqrt are there.",
+            raises=r"or pow|of type triton|(triton.*'|'tensor' object) has no attr|, not tensor|to_tensor",
+        ),
+    ),
+)

@@ -1,0 +1,171 @@
+"""The finished kernels as cases: what is called, the same in plain PyTorch, and how inputs are drawn."""
+
+from functools import partial
+
+import torch
+from operators import Case, Inputs, scaled
+from torch import Tensor
+from torch.nn import functional
+
+from labkit import kernels, mlp_works
+from labkit import network_works as network
+from labkit import recurrent_works as recurrent
+from labkit.grouped_works import grouped_reference
+from labkit.stack_works import stack
+from labkit.works import affine as plain_affine
+
+# --- one number after the other, and rows
+
+
+def vectors(shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    return torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape[-1])
+
+
+def normal_rows(shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    return torch.randn(shape), 0.3 * torch.randn(shape[-1:]), 1 + 0.1 * torch.randn(shape[-1:])
+
+
+def weight_of(width: int) -> Tensor:
+    """Every fourth is zero: what it was multiplied with cannot be told from the product."""
+    weight = 1 + 0.1 * torch.randn(width)
+    weight[1::4] = 0
+    return weight
+
+
+def rows_of(shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Rows of different sizes: that one was normalised by another's would not show otherwise."""
+    return torch.randn(shape) * torch.randn(*shape[:-1], 1).exp(), weight_of(shape[-1])
+
+
+def plain_norm_gelu(z: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
+    return functional.gelu(functional.rms_norm(z + bias, gain.shape, gain, 1e-6), approximate="tanh")
+
+
+AFFINE = Case(kernels.affine, plain_affine, vectors, (6, 33), "affine")
+NORM_GELU = Case(kernels.norm_gelu, plain_norm_gelu, normal_rows, (5, 20))
+RMS_NORM = Case(kernels.rms_norm, recurrent.rms_norm, rows_of, (2, 3, 20))
+
+# --- sequences
+
+
+def sequences(shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    return torch.sigmoid(1 + torch.randn(shape)), torch.randn(shape), torch.randn(shape[0], shape[2])
+
+
+def normed_sequences(shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    a, b, h0 = sequences(shape)
+    return a, b, weight_of(shape[2]), h0
+
+
+def cell_of(shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Gates for states of this shape, and a gain, some of which are zero: there r does not tell u."""
+    return torch.randn(*shape[:-1], 2 * shape[-1]), weight_of(shape[-1])
+
+
+def cell(groups: int) -> Case:
+    call, reference = (partial(one, groups=groups) for one in (kernels.gated_cell, network.cell))
+    return Case(call, reference, cell_of, (2, 3, 20), "gated_cell")
+
+
+LINEAR = Case(kernels.linear_recurrence, recurrent.linear_recurrence, sequences, (2, 3, 20))
+GRU = Case(kernels.min_gru, recurrent.min_gru, sequences, (2, 3, 20))
+RMS = Case(kernels.rms_recurrence, recurrent.rms_recurrence, normed_sequences, (2, 3, 20))
+CELL = cell(4)
+
+# --- products
+
+ACTIVATIONS = {
+    "none": lambda z: z,
+    "relu": torch.relu,
+    "gelu_tanh": lambda z: functional.gelu(z, approximate="tanh"),
+    "silu": functional.silu,
+}
+
+
+def with_weight(out: int) -> Inputs:
+    return lambda shape: (torch.randn(shape), scaled(out, shape[-1]))
+
+
+def with_bias(out: int) -> Inputs:
+    return lambda shape: (*with_weight(out)(shape), torch.randn(out))
+
+
+def with_gate_up(hidden: int) -> Inputs:
+    return lambda shape: (torch.randn(shape), scaled(2, hidden, shape[-1]))
+
+
+def with_mlp(hidden: int) -> Inputs:
+    return lambda shape: (*with_gate_up(hidden)(shape), scaled(shape[-1], hidden))
+
+
+def matmul(out: int) -> Case:
+    return Case(kernels.matmul, functional.linear, with_weight(out), (37, 24))
+
+
+def linear_act(activation: str, inputs: Inputs) -> Case:
+    def call(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return kernels.linear_act(x, weight, bias, activation)
+
+    def plain(*tensors: Tensor) -> Tensor:
+        return ACTIVATIONS[activation](functional.linear(*tensors))
+
+    return Case(call, plain, inputs, (37, 24), f"linear_act, {activation}")
+
+
+def geglu_mlp(hidden: int) -> Case:
+    return Case(kernels.geglu_mlp, mlp_works.geglu, with_mlp(hidden), (37, 24))
+
+
+def plain_grouped(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return grouped_reference(x, weight, weight.new_zeros(()) if bias is None else bias)
+
+
+def grouped(groups: int, d_in: int, d_out: int | None = None, bias: bool = True) -> Inputs:
+    """Inputs whose x has the leading dimensions that are asked for."""
+    out = d_in if d_out is None else d_out
+
+    def inputs(leading: tuple[int, ...]) -> tuple[Tensor, ...]:
+        weight = torch.randn(groups, d_in, out) * max(d_in, 1) ** -0.5
+        tensors = torch.randn(*leading, groups * d_in), weight, torch.randn(groups, out)
+        return tensors[: 2 + bias]
+
+    return inputs
+
+
+def heads_of(sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """x of so many rows, for groups of a width, and the weights."""
+    rows, groups, width = sizes
+    biases = torch.randn(groups, width), torch.randn(groups, 2 * width)
+    first, second = scaled(groups, width, width), scaled(groups, 2 * width, width).mT.contiguous()
+    x, gain = torch.randn(rows, groups * width), 1 + 0.1 * torch.randn(groups * width)
+    return x, first, biases[0], gain, second, biases[1]
+
+
+def mlp_of(sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """States of so many rows and a width, and the weights of an MLP so wide inside with so many outputs."""
+    rows, width, inner, outputs = sizes
+    matrices = scaled(2, inner, width), scaled(width, inner), scaled(outputs, width)
+    return torch.randn(rows, width), *matrices, torch.randn(outputs)
+
+
+def plain_heads(
+    x: Tensor, w_in: Tensor, b_in: Tensor, gain: Tensor, w_gates: Tensor, b_gates: Tensor
+) -> Tensor:
+    normed = functional.rms_norm(network.heads(x, w_in, b_in), gain.shape, gain, 1e-6)
+    return network.heads(normed, w_gates, b_gates)
+
+
+def plain_outputs(states: Tensor, w_gate_up: Tensor, w_down: Tensor, w_out: Tensor, b_out: Tensor) -> Tensor:
+    return functional.linear(states + network.geglu(states, w_gate_up, w_down), w_out, b_out)
+
+
+def blocks_of(shape: tuple[int, ...], depth: int = 3) -> tuple[Tensor, ...]:
+    width = shape[-1]
+    biases, gains = 0.3 * torch.randn(depth, width), 1 + 0.1 * torch.randn(depth, width)
+    return torch.randn(shape), scaled(depth, width, width), biases, gains
+
+
+GROUPED = Case(kernels.grouped_linear, plain_grouped, grouped(5, 16), (2, 35))
+HEADS = Case(kernels.gated_heads, plain_heads, heads_of, (40, 4, 8))
+OUTPUTS = Case(kernels.mlp_outputs, plain_outputs, mlp_of, (70, 32, 64, 32))
+BLOCKS = Case(kernels.blocks(2), stack, blocks_of, (5, 20), "blocks")

@@ -1,0 +1,91 @@
+"""Answers to every exercise: the table in answers/NN_name.txt says what is found in each."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from labkit import codegen, device, exercises, lessons
+from labkit.exercises import judge
+
+LESSONS = [path.stem for path in lessons.find()]
+
+
+def answers(lesson):
+    """Exercise, verdict, label and cell of each answer in a lesson's file.
+
+    Lines that begin with - and + are text of the solution and what stands in its place.
+    """
+    solutions = exercises.solution_cells(lesson)
+    text = (Path(__file__).parent / "answers" / f"{lesson}.txt").read_text()
+    for entry in re.split(r"^### ", text, flags=re.MULTILINE)[1:]:
+        head, _, body = entry.partition("\n")
+        name, expected, label = head.split(" | ")
+        cell = body.strip("\n")
+        if re.match("[-+] ", cell):
+            changes = re.findall(r"((?:^- .*\n)+)((?:^\+ .*(?:\n|\Z))+)", cell, re.MULTILINE)
+            cell = f"{solutions[name]}\n"
+            for change in changes:
+                old, new = ("\n".join(line[2:] for line in part.splitlines()) for part in change)
+                assert old in cell, f"{label}: the solution of {name} has no {old!r}"
+                cell = cell.replace(old, new)
+        yield name, expected, label, cell
+
+
+TABLE = {lesson: list(answers(lesson)) for lesson in LESSONS}
+pytestmark = pytest.mark.skipif(
+    device.has_gpu(),
+    reason="judging watches interpreted kernels; on a GPU it runs in the process that test_lesson starts",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prepared():
+    for lesson in LESSONS:
+        judge.prepare(lesson, codegen.server())
+
+
+def found(lesson, name, source, folder):
+    """The finding for a cell, as the judge's process has it."""
+    file = folder / "cell.py"
+    file.write_text(f'{source}\n\ntasks.check("{name}", {judge.find(lesson)[name].answer})\n')
+    return judge.judge_file(lesson, name, file)
+
+
+@pytest.mark.parametrize(
+    ("lesson", "name", "expected", "source"),
+    [
+        pytest.param(lesson, name, expected, cell, id=f"{lesson[:2]}-{name}-{expected}-{label}")
+        for lesson, table in TABLE.items()
+        for name, expected, label, cell in table
+    ],
+)
+def test_an_answer_gets_its_verdict(lesson, name, expected, source, tmp_path):
+    finding = found(lesson, name, source, tmp_path)
+    if expected in ("right", "error"):
+        assert finding.status == expected, finding
+    else:
+        assert finding.status in ("wrong", "error") and (finding.mistake or "unknown") == expected, finding
+        assert bool(finding.hints) == (expected != "unknown"), "hints for a known mistake, else numbers"
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_solutions_are_right_and_untouched_cells_are_known(lesson, tmp_path):
+    cells = [cell["source"] for cell in lessons.look(lessons.resolve(lesson))["cells"]]
+    handed_in = {lessons.exercise_of({"source": s, "id": ""}): s for s in cells if "tasks.check(" in s}
+    solutions = exercises.solution_cells(lesson)
+    assert set(handed_in) == set(judge.find(lesson)) == set(solutions)
+    for name, exercise in judge.find(lesson).items():
+        finding = found(lesson, name, solutions[name], tmp_path)
+        assert finding.status == "right" and finding.checks >= 3, finding
+        assert exercises.lesson._untouched(exercise, handed_in[name])
+        assert not exercises.lesson._untouched(exercise, solutions[name])
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_every_mistake_is_told_by_the_table_and_has_two_or_three_hints(lesson):
+    for name, exercise in judge.find(lesson).items():
+        told = [expected for of, expected, _, _ in TABLE[lesson] if of == name]
+        assert {each.name for each in exercise.mistakes} <= set(told)
+        assert told.count("right") >= 5
+        assert all(2 <= len(each.hints) <= 3 for each in exercise.mistakes)

@@ -1,0 +1,184 @@
+"""A learner's session: verdicts, hints that unlock, what is kept, accidents, a notebook from end to end."""
+
+import json
+import re
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+
+from labkit import exercises, lessons, places
+from labkit.exercises import lesson as session_module
+from labkit.exercises import verdicts
+from labkit.runs import execute
+
+LESSON = "01_launch_overhead"
+MASK = exercises.solution_cells(LESSON)["mask"]
+
+
+def masked(mask):
+    """The cell of the exercise, with this mask."""
+    return MASK.replace("at < count", mask) + '\n\ntasks.check("mask", double_kernel)'
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def learner(monkeypatch):
+    """Makes a session that runs cells as a notebook's kernel would; the process that judges is shared."""
+
+    class Session:
+        def __init__(self, **options):
+            self.tasks = exercises.of(LESSON, **options)
+
+        def run(self, source, answer=None, name="mask"):
+            """The last thing that is shown: a verdict's bundle."""
+            shown = []
+
+            def show(bundle, text):
+                shown.append(bundle)
+                return type("Handle", (), {"update": lambda self, new, raw: shown.append(new)})()
+
+            monkeypatch.setattr(session_module, "_current_cell", lambda: source)
+            monkeypatch.setattr(session_module, "_show", show)
+            self.tasks.check(name, answer)
+            return shown[-1]
+
+    return Session
+
+
+def hints(bundle):
+    return re.findall(r"Hint (\d)</summary>", bundle["text/html"])
+
+
+def kept(cache):
+    return sorted(path.name for path in (cache / "attempts" / lessons.key(LESSON) / "mask").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", session_module.judge.find(LESSON))
+def test_the_untouched_cell_is_not_attempted_and_nothing_runs(learner, cache, monkeypatch, name):
+    cells = [cell["source"] for cell in lessons.look(lessons.resolve(LESSON))["cells"]]
+    (scaffold,) = [source for source in cells if f'tasks.check("{name}"' in source]
+    monkeypatch.setattr(session_module.Tasks, "_finding", lambda *_: pytest.fail("a process was asked"))
+    bundle = learner().run(f"# my notes\n\n{scaffold}\n", name=name)
+    assert "not attempted" in bundle["text/plain"] and verdicts.CHECK_MIME not in bundle
+    assert not cache.exists()
+
+
+def test_a_right_answer_is_kept_and_wins_over_the_solution_until_it_is_wrong(learner):
+    one = learner()
+    solution = one.tasks.answer("mask")
+    assert one.run(masked("count > at"), "mine")[verdicts.CHECK_MIME] == {"name": "mask", "passed": 6}
+    assert one.tasks.answer("mask") == "mine"
+    assert "✗" in one.run(masked("at <= count"), "broken")["text/plain"]
+    assert one.tasks.answer("mask") is solution and one.tasks.answer("fuse") is not None
+
+
+def test_hints_unlock_with_other_wrong_answers_only_and_being_right_locks_them_again(learner, cache):
+    one = learner()
+    assert hints(one.run(masked("True"))) == ["1"]
+    assert hints(one.run(masked("True  # again"))) == ["1"]
+    assert hints(one.run(masked("at < cuont"))) == ["1"], "a typo has hints of its own"
+    assert hints(learner().run(masked("at == at"))) == ["1", "2"], "another session goes on"
+    assert "Solution</summary>" in one.run(masked("at > -1"))["text/html"]
+    assert "right" in one.run(masked("at < count"))["text/plain"]
+    assert hints(one.run(masked("True"))) == ["1"]
+    assert len(kept(cache)) == 7, "each attempt's source is kept"
+
+
+def test_progress_outlives_the_session_and_a_spoilt_file(learner, cache, capsys):
+    learner().run(masked("at < count"))
+    learner().tasks.progress()
+    learner().tasks.progress()
+    file = cache / "attempts" / lessons.key(LESSON) / "verdicts.json"
+    assert json.loads(file.read_text())["mask"]["status"] == "right"
+    file.write_text("{")
+    assert "✓" in learner().run(masked("at < count"))["text/plain"]
+
+
+def test_attempts_of_a_lesson_that_had_another_number_are_carried_over(learner, cache):
+    old = cache / "attempts" / "88_launch_overhead" / "mask"
+    old.mkdir(parents=True)
+    (old / "0001.py").write_text("x")
+    learner()
+    assert kept(cache) == ["0001.py"] and not old.exists()
+
+
+def test_a_cell_may_show_the_solution_or_take_an_answer_above_its_check(learner):
+    above = 'tasks.solution("mask")\nassert tasks.answer("fuse") is not None\n\n'
+    assert "✓" in learner().run(above + masked("at < count"))["text/plain"]
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "said"),
+    [
+        (masked("at < count").replace("tasks.check", "print"), "error", "without its last line"),
+        (masked("at < ("), "error", "SyntaxError"),
+        ("while True:\n    pass", "stopped", "\nline "),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "crashed", "SIGSEGV"),
+        ("raise SystemExit(3)", "error", "SystemExit"),
+        (masked("at < count").replace("y + at", "y + at + 10**12"), "crashed", "tl.store"),
+        ("x = bytearray(10**15)", "error", "MemoryError"),
+    ],
+)
+def test_accidents_are_verdicts_with_the_learners_line(learner, source, status, said):
+    bundle = learner(limit_s=4.0).run(source)
+    assert status in bundle["text/plain"].splitlines()[0] and said in bundle["text/plain"]
+
+
+def test_an_exception_is_told_with_its_line_and_the_names_at_hand(learner):
+    text = learner().run(masked("at < cuont"))["text/plain"]
+    assert "name 'cuont' is not defined" in text and re.search(r"line \d: mask = at < cuont", text)
+    assert "The line sees x, y, count, BLOCK, at." in text
+
+
+def test_what_an_answer_prints_is_shown_and_limited(learner, capsys):
+    learner().run("print('seen')\nprint('x' * 10**6)\n" + masked("at < count"))
+    said = capsys.readouterr().out
+    assert said.startswith("seen") and len(said) < 30_000
+
+
+def test_solve_judges_the_solutions_and_a_wrong_one_is_an_error(learner, monkeypatch):
+    assert "✓" in learner(solve=True).run("")["text/plain"]
+    wrong = {**exercises.solution_cells(LESSON), "mask": masked("at <= count").rpartition("\n\n")[0]}
+    monkeypatch.setattr(session_module, "solution_cells", lambda _: wrong)
+    with pytest.raises(AssertionError, match="has to be right"):
+        learner(solve=True).run("")
+
+
+def test_unknown_names_are_refused(learner):
+    with pytest.raises(ValueError, match=r"name: .*'maks'"):
+        learner().tasks.solution("maks")
+    with pytest.raises(ValueError, match="99_nothing"):
+        exercises.of("99_nothing")
+
+
+def test_in_a_notebook_the_verdict_takes_the_place_of_the_notice(tmp_path):
+    cells = [
+        "import labkit",
+        f"from labkit import exercises\ntasks = exercises.of({LESSON!r})",
+        "import torch, triton\nimport triton.language as tl",
+        masked("at < count"),
+        "tasks.progress()",
+    ]
+    notebook = new_notebook(cells=[new_code_cell(cell) for cell in cells])
+    nbformat.write(notebook, tmp_path / "lesson.ipynb")
+    result = execute.execute(tmp_path / "lesson.ipynb", tmp_path / "out.ipynb", {})
+    verdict, progress = (cell.outputs for cell in nbformat.read(result.notebook_path, 4).cells[-2:])
+    assert len(verdict) == 1 and verdict[0].data[verdicts.CHECK_MIME]["passed"] == 6
+    assert "right" in progress[0].data["text/html"]
+
+
+def test_attempts_are_whole_or_not_there(learner, cache, monkeypatch):
+    def full(path, text):
+        raise OSError(28, "No space left on device")
+
+    one = learner()
+    monkeypatch.setattr(places, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        one.run(masked("at < count"))
+    assert kept(cache) == []

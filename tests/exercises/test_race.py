@@ -1,0 +1,62 @@
+"""Races: a learner's kernel at size in a process of its own; who is timed, and what may stand in for it."""
+
+import pytest
+
+from labkit import device, exercises, rows, sweeps
+from labkit.exercises import judge, race
+
+LESSON = "01_launch_overhead"
+FUSE = exercises.solution_cells(LESSON)["fuse"] + '\n\n\ntasks.check("fuse", fused)\n'
+STORE = "tl.store(y + at, "
+ON_GPU = pytest.mark.skipif(not device.has_gpu(), reason="a kernel at size needs a GPU to run on")
+
+
+def problem(source, folder):
+    file = folder / "answer.py"
+    file.write_text(source)
+    return race.problem(LESSON, judge.find(LESSON)["fuse"], file)
+
+
+@ON_GPU
+@pytest.mark.parametrize(
+    ("old", "new", "status", "said"),
+    [
+        (STORE, STORE, None, ""),
+        (STORE, "tl.store(y + at + 10**11, ", "crashed", "failed"),
+        (STORE, "tl.store(y + at + 3 * 10**7, ", "wrong", "outside of its tensors"),
+        ("x.numel(), x.shape[-1]", "min(x.numel(), 2**20), x.shape[-1]", "wrong", "elements are wrong"),
+        (
+            "    inside = at < count",
+            "    inside = at < count\n    while count > 0:\n        inside = at < count",
+            "stopped",
+            "5 s",
+        ),
+    ],
+    ids=["right", "wild", "far outside", "wrong at size", "endless"],
+)
+def test_at_size_an_accident_is_a_verdict(monkeypatch, tmp_path, old, new, status, said):
+    assert old in FUSE
+    monkeypatch.setattr(race, "LIMIT_S", 60.0 if status != "stopped" else 5.0)
+    found = problem(FUSE.replace(old, new), tmp_path)
+    assert (found and found.status) == status and (found is None or said in found.observed)
+    assert device.has_gpu() and problem(FUSE, tmp_path) is None, "this process and the GPU are well"
+
+
+@pytest.mark.parametrize("lesson", ["01_launch_overhead"])
+def test_the_solution_races_where_nobody_has_solved_it(monkeypatch, capsys, lesson):
+    asked = []
+
+    def run(suite, contenders, sizes, dtype):
+        asked.append((suite, [one.name for one in contenders], dtype))
+        return rows.table([], ["batch", "width"])
+
+    monkeypatch.setattr(sweeps, "run", run)
+    tasks = exercises.of(lesson)
+    assert len(tasks.race("fuse")) == 0
+    assert asked == [("launch_overhead/race_fuse", ["eager", "torch.compile", "the solution"], "bfloat16")]
+    assert "you have not solved it yet" in capsys.readouterr().out
+
+
+def test_an_exercise_without_a_kernel_has_no_race():
+    with pytest.raises(ValueError, match="name: 'benchmark'"):
+        exercises.of(LESSON).race("benchmark")

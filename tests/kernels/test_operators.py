@@ -1,0 +1,231 @@
+"""What every finished kernel does as an operator: gradients, autocast, torch.compile, graphs, wrong calls."""
+
+import inspect
+
+import cases
+import operators as op
+import pytest
+import torch
+from operators import bf16, fp16, fp32
+
+from labkit import checks, device, kernels
+
+LINEAR_ACT, MLP = cases.linear_act("gelu_tanh", cases.with_bias(40)), cases.geglu_mlp(40)
+KEPT = {
+    cases.AFFINE: ((0, 1), 0),
+    cases.NORM_GELU: ((0, 1, 2), 0),
+    cases.RMS_NORM: ((0, 1), 0),
+    cases.LINEAR: ((0, 2, -1), 0),
+    cases.GRU: ((0, 1, 2, -1), 0),
+    cases.RMS: ((0, 1, 2, 3, -1), 0),
+    cases.CELL: ((0, 1, -1), 1),
+    cases.matmul(40): ((0, 1), 0),
+    LINEAR_ACT: ((0, 1), 1),
+    MLP: ((0, 1, 2), 1),
+    cases.GROUPED: ((0, 1), 0),
+}
+"""Inputs that the backward reads, -1 for the output, and how many tensors are kept beside them."""
+TRAINED = [*KEPT, cases.HEADS, cases.OUTPUTS]
+every_case = pytest.mark.parametrize("case", [*TRAINED, cases.BLOCKS], ids=repr)
+every_trained = pytest.mark.parametrize("case", TRAINED, ids=repr)
+
+
+# --- gradients -------------------------------------------------------------------------------------------
+
+
+@every_trained
+def test_gradients_of_some_inputs_with_an_expanded_upstream(case):
+    tensors = op.drawn(case)
+    like, everything = case.reference(*tensors), range(len(tensors))
+    row = torch.randn(like.shape[-1], device=like.device)
+    wants = op.exact(case, tensors, row.double().expand_as(like))[1:]
+    for needed in ((), *((n,) for n in everything), everything):
+        given = [t.clone().requires_grad_(n in needed) for n, t in enumerate(tensors)]
+        y = case.call(*given)
+        assert y.requires_grad is bool(needed)
+        if needed:
+            y.backward(row.expand_as(y))
+        for n, (tensor, want) in enumerate(zip(given, wants, strict=True)):
+            assert (tensor.grad is not None) is (n in needed)
+            if tensor.grad is not None:
+                op.assert_close(tensor.grad, want)
+
+
+@every_trained
+def test_a_graph_that_is_retained_gives_the_same_gradients_again(case):
+    tensors = op.drawn(case, grad=True)
+    y = case.call(*tensors)
+    upstream = 2 * y.detach()
+    first, again = (torch.autograd.grad(y, tensors, upstream, retain_graph=True) for _ in "12")
+    assert op.equal(first, again)
+
+
+@pytest.mark.parametrize("case", KEPT, ids=repr)
+def test_what_the_backward_reads_is_kept_and_nothing_without_one(case):
+    tensors, (which, others) = op.drawn(case, grad=True), KEPT[case]
+    y, saved = op.saved_by(case.call, tensors)
+    places = [t.data_ptr() for t in (*tensors, y)]
+    kept = {t.data_ptr() for t in saved}
+    assert kept & {*places} == {places[n] for n in which} and len(kept - {*places}) == others
+    with torch.no_grad():
+        y, saved = op.saved_by(case.call, tensors)
+    assert not saved and not y.requires_grad
+
+
+@every_trained
+def test_what_has_no_derivative_is_refused(case):
+    tensors = op.drawn(case, grad=True)
+    y = case.call(*tensors)
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        torch.autograd.grad(y.sum(), tensors, create_graph=True)
+    with pytest.raises(NotImplementedError, match=r"torch\.func"):
+        torch.func.vmap(case.call)(*(t.detach().to(bf16)[None] for t in tensors))
+
+
+# --- autocast, torch.compile --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [bf16, fp16], ids=str)
+@pytest.mark.parametrize("case", [*TRAINED[1:], cases.BLOCKS], ids=repr)
+def test_autocast_computes_in_half_and_gives_gradients_in_float32(case, dtype):
+    tensors = op.drawn(case, grad=case in TRAINED)
+    rounded = [t.detach().to(dtype) for t in tensors]
+    with torch.autocast(device.name(), dtype=dtype):
+        y, mixed = case.call(*tensors), case.call(tensors[0].to(dtype), *tensors[1:])
+        with torch.no_grad():
+            assert torch.equal(case.call(*tensors), case.call(*rounded))
+    want, *wants = op.gradients(case.call, rounded) if case in TRAINED else [case.call(*rounded)]
+    assert y.dtype is dtype and op.equal((y, mixed), (want, want))
+    if case in TRAINED:
+        made = torch.autograd.grad(y, tensors, 2 * y.detach())
+        assert op.equal(made, [gradient.float() for gradient in wants])
+
+
+@pytest.mark.parametrize("dtypes", [(bf16, fp32, fp32), (fp32, bf16, fp16)], ids=str)
+def test_affine_reads_parameters_of_other_dtypes_under_autocast(dtypes):
+    tensors = [t.to(d).requires_grad_() for t, d in zip(op.drawn(cases.AFFINE), dtypes, strict=True)]
+    with torch.autocast(device.name(), dtype=bf16):
+        y = cases.AFFINE.call(*tensors)
+    made = [y, *torch.autograd.grad(y, tensors, 2 * y.detach())]
+    wants = op.exact(cases.AFFINE, [t.detach() for t in tensors])
+    for got, want, dtype in zip(made, wants, (bf16, *dtypes), strict=True):
+        assert got.dtype is dtype
+        assert not checks.diagnose(got.detach(), want, 2 * checks.TOLERANCE[bf16])
+
+
+@every_case
+@pytest.mark.usefixtures("fresh_compiler")
+def test_torch_compile_takes_it_whole(case):
+    def layer(first, *rest):
+        return torch.tanh(case.call(0.5 * first, *rest))
+
+    if case is cases.BLOCKS:
+        whole = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        op.assert_close(whole(*op.drawn(case)), layer(*op.drawn(case)))
+    else:
+        op.assert_compiles(layer, op.drawn(case))
+    with torch.no_grad():
+        halves = op.drawn(case, dtype=bf16)
+        assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(*halves), layer(*halves))
+
+
+# --- on GPUs ------------------------------------------------------------------------------------------
+
+
+@op.GPU
+@pytest.mark.parametrize("dtype", [fp32, bf16], ids=str)
+@every_trained
+def test_both_directions_can_be_captured_in_a_graph(case, dtype):
+    made, want = op.captured(case.call, op.drawn(case, dtype=dtype))
+    assert op.equal(made, want)
+
+
+@op.TWO_GPUS
+@every_case
+def test_a_second_gpu_is_made_current(case):
+    tensors = [t.to("cuda:1") for t in op.drawn(case)]
+    if case is cases.BLOCKS:
+        op.assert_close(case.call(*tensors), case.reference(*(t.double() for t in tensors)))
+    else:
+        op.all_close(op.gradients(case.call, tensors), op.exact(case, tensors))
+    halves = [t.to(bf16) for t in tensors]
+    assert checks.relative_error(case.call(*halves), case.reference(*(t.double() for t in halves))) < 0.02
+    assert torch.cuda.current_device() == 0
+
+
+# --- wrong calls --------------------------------------------------------------------------------------
+
+LEADS = {cases.GROUPED: "weight", cases.CELL: "gain", cases.HEADS: "w_in"}
+"""The argument whose dtype and device the others should have, where it is not the first."""
+
+
+def wrong(name, value, leads):
+    """What is no such argument."""
+    yield from (value.double(), value.long())
+    if not leads:
+        yield from (value.half(), value.to("meta"), value[..., :-1], torch.cat([value, value], -1))
+        if name not in ("x", "z", "states"):  # which may have any leading dimensions
+            yield from (value[None], value.flatten()[0])
+
+
+@every_case
+def test_a_wrong_argument_is_named(case):
+    tensors = op.drawn(case)
+    names = list(inspect.signature(getattr(case.call, "func", case.call)).parameters)[: len(tensors)]
+    for n, (name, tensor) in enumerate(zip(names, tensors, strict=True)):
+        for value in wrong(name, tensor, leads=name == LEADS.get(case, names[0])):
+            with pytest.raises(ValueError, match=rf"^{name}: (has|is) .*should be"):
+                case.call(*tensors[:n], value, *tensors[n + 1 :])
+
+
+X, SEQUENCES, STATE, FOUR = torch.ones(2, 6), torch.ones(2, 3, 4), torch.ones(2, 4), torch.ones(4)
+PAIR, DOWN = torch.ones(2, 5, 6), torch.ones(6, 5)
+NARROW = torch.ones(1, 9000), torch.ones(9000, 1, 1), torch.ones(9000, 1), torch.ones(9000)
+HEAD = torch.ones(2, 0), torch.ones(0, 4, 4), torch.ones(0, 4), torch.ones(0)
+
+
+def far(*shape):
+    return torch.empty(shape, device="meta", dtype=bf16)
+
+
+WRONG = [
+    (kernels.affine, "x", "any", torch.tensor(1.0), FOUR, FOUR),
+    (kernels.affine, "weight", "(6)", X, torch.ones(1), torch.ones(6)),
+    (kernels.norm_gelu, "z", "at most", far(1).expand(1, 2**20 + 1), FOUR, FOUR),
+    (kernels.rms_norm, "weight", "1 to 8192", torch.ones(3, 0), torch.ones(0)),
+    (kernels.rms_norm, "weight", "1 to 8192", torch.ones(1, 8193), torch.ones(8193)),
+    (kernels.linear_recurrence, "a", "(any, any, any)", STATE, STATE),
+    (kernels.linear_recurrence, "b", "(2, 3, 4)", SEQUENCES, SEQUENCES[:1]),
+    (kernels.linear_recurrence, "h0", "(2, 4)", SEQUENCES, SEQUENCES, STATE[:1]),
+    (kernels.linear_recurrence, "a", "2**31", *[far(1, 2**16, 2**15)] * 2),
+    (kernels.min_gru, "z", "2**31", *[far(1, 2**31 - 8, 1)] * 2),  # of which steps ahead are more
+    (kernels.rms_recurrence, "a", "2**31", *[far(1, 2**20, 2**11)] * 2, far(2**11)),
+    (kernels.rms_recurrence, "weight", "1 to 4096", *[torch.ones(1, 1, 4097)] * 2, torch.ones(4097)),
+    (kernels.rms_recurrence, "weight", "1 to 4096", *[SEQUENCES[..., :0]] * 2, FOUR[:0]),
+    (kernels.gated_cell, "gain", "1 to 4096", torch.ones(1, 1, 8194), torch.ones(4097), 1),
+    (kernels.gated_cell, "gain", "1 to 4096", SEQUENCES[..., :0], FOUR[:0], 1),
+    (kernels.gated_cell, "groups", "4 features", torch.ones(2, 3, 8), FOUR, 3),
+    (kernels.gated_cell, "groups", "4 features", torch.ones(2, 3, 8), FOUR, 0),
+    (kernels.gated_cell, "gates", "2**31", far(1, 2**21, 2**10), far(2**9), 4),
+    (kernels.gated_heads, "gain", "1 to 8192", *NARROW, torch.ones(9000, 1, 2), torch.ones(9000, 2)),
+    (kernels.gated_heads, "gain", "1 to 8192", *HEAD, torch.ones(0, 4, 8), torch.ones(0, 8)),
+    (kernels.gated_heads, "w_in", "(2, 4, 4)", far(5, 8), far(2, 4, 8), *[far(2, 4)] * 4),
+    (kernels.matmul, "x", "(any, any)", X[0], X),
+    (kernels.linear_act, "activation", "none, relu, gelu_tanh, silu", X, X, torch.ones(2), "gelu"),
+    (kernels.geglu_mlp, "w_gate_up", "(2, any, 6)", X, torch.ones(3, 5, 6), DOWN),
+    (kernels.geglu_mlp, "w_down", "(6, 5)", X, PAIR, DOWN.T),
+    (kernels.fused_gate_up, "x", "(any, any)", X[None], PAIR),
+    (kernels.fused_gate_up, "w_gate_up", "(2, any, 6)", X, torch.ones(2, 5, 7)),
+    (kernels.grouped_linear, "weight", "2**31 features", far(1, 2**31), far(2**27, 16, 1)),
+    (kernels.mlp_outputs, "w_down", "(6, 5)", X, PAIR, DOWN.T, X, torch.ones(2)),
+]
+"""What is called, the argument that is named, a word of what is said, and the arguments."""
+
+
+@pytest.mark.parametrize("call", WRONG, ids=lambda call: f"{call[0].__name__}, {call[1]}, {call[2]}")
+def test_a_call_that_is_wrong_in_another_way_names_the_argument(call):
+    function, argument, word, *given = call
+    given = [t.to(device.name()) if isinstance(t, torch.Tensor) and not t.is_meta else t for t in given]
+    with pytest.raises(ValueError) as caught:
+        function(*given)
+    assert str(caught.value).startswith(f"{argument}: ") and word in str(caught.value)
