@@ -9,8 +9,8 @@ from nbconvert.filters.highlight import Highlight2HTML
 from nbformat import NotebookNode
 
 from labkit import lessons
-from labkit.runs import record
 from labkit.exercises.verdicts import solution_html
+from labkit.runs import record
 
 ASIDE = "An aside"
 """How the heading of an aside begins."""

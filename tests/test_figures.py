@@ -85,65 +85,43 @@ def drawn(*more, **options):
 
 
 def test_the_page_carries_alt_text_escaped_and_a_small_picture_and_threads_draw_the_same(tmp_path):
-    title, floor = 'a "quick" <b>&</b> dirty look', {"copy": "copy_us"}
-    shown, drawn_, page = drawn(title=title, floor=floor), [], ""
+    title = 'a "quick" <b>&</b> dirty look'
+    shown, again = drawn(title=title), []
     page = shown._repr_html_()
-    picture = re.fullmatch(
-        r'<img alt="([^"<]*)" width="768" style="max-width:100%;height:auto" src="([^"]*)">', page
-    )
+    picture = re.fullmatch(r'<img alt="([^"<]*)" width="768" style="[^"]*" src="([^"]*)">', page)
     assert picture and html.unescape(picture[1]) == shown.alt == repr(shown)
     assert base64.b64decode(picture[2].removeprefix("data:image/webp;base64,")) == shown.webp
     pictures = [Image.open(io.BytesIO(data)) for data in (shown.png, shown.webp)]
     assert not pictures[0].info and not {"exif", "icc_profile", "xmp"} & pictures[1].info.keys()
     pixels = [np.asarray(picture.convert("RGB")) for picture in pictures]
     assert np.array_equal(*pixels), "no pixel is lost on the page"
-    assert tuple(pixels[0][0, 0]) == (255, 255, 255)
     for contender in ("labkit", "nn.Linear"):
         wanted = np.rint(np.multiply(to_rgb(figures.colour(contender)), 255))
         assert (pixels[0] == wanted).all(axis=2).sum() > 200, "hues stay true"
     assert shown.save(tmp_path / "a.png").read_bytes() == shown.png
-    again = [
-        threading.Thread(target=lambda: drawn_.append(drawn(title=title, floor=floor).png)) for _ in "ab"
-    ]
-    for thread in again:
-        thread.start()
-    for thread in again:
-        thread.join()
-    assert drawn_ == [shown.png] * 2 and matplotlib.pyplot.get_fignums() == []
+    threads = [threading.Thread(target=lambda: again.append(drawn(title=title).png)) for _ in "ab"]
+    for step in (threading.Thread.start, threading.Thread.join):
+        for thread in threads:
+            step(thread)
+    assert again == [shown.png] * 2 and matplotlib.pyplot.get_fignums() == []
     assert drawn(alt="my words").alt == "my words" and len(page) <= 25_000
 
 
 def test_a_contender_keeps_its_colour_and_no_stranger_gets_ours():
     assert (figures.colour("labkit"), figures.colour("nn.Linear")) == ("#C8321E", "#0048DC")
-    names = [
-        "labkit",
-        "nn.Linear",
-        "x*w+b eager",
-        "addcmul",
-        "torch.compile",
-        "cuBLAS",
-        "copy",
-        "Liger",
-        "fla",
-    ]
+    names = ["labkit", "nn.Linear", "x*w+b eager", "addcmul", "torch.compile", "cuBLAS", "Liger", "fla"]
     for look in (figures.colour, figures.marker):
         assert len({look(name) for name in names}) == len(names)
-    rival = next(
-        name for name in (f"a{i}" for i in range(99)) if figures.colour(name) == figures.colour("fla")
-    )
+    rival = next(n for n in map("a{}".format, range(99)) if figures.colour(n) == figures.colour("fla"))
     crowded = drawing.slots([rival, "fla", "labkit"])
     assert drawing.SLOTS[crowded["fla"]][0] == figures.colour("fla") and crowded[rival] != crowded["fla"]
-    strangers = [f"contender {i}" for i in range(9)]
-    assert set(drawing.slots(strangers).values()) == set(range(1, 10))
     many = drawing.slots([*map(str, range(23)), "labkit"])
     assert [name for name, slot in many.items() if slot == 0] == ["labkit"] and len(many) == 24
 
 
 def test_colours_are_readable():
-    palette = {tuple(colour) for colour in drawing._palette().tolist()}
     for hue, _ in drawing.SLOTS:
         assert drawing.contrast(hue) >= 3 and drawing.contrast(drawing.text_colour(hue)) >= 4.5
-        assert tuple(round(255 * part) for part in to_rgb(drawing.text_colour(hue))) in palette
     assert min(drawing.contrast(grey) for grey in (drawing.INK, drawing.MUTED)) >= 4.5
 
 
@@ -216,34 +194,27 @@ def test_a_label_inside_the_panel_covers_no_curve(level):
 
 
 def test_gaps_and_disturbed_points_are_marked_and_noted_with_their_panels():
-    more = [row("nn.Linear", 24576, None, note="out of memory"), row("labkit", 32768, None)]
-    more += [row("labkit", 24576, None, note="out of memory")]
+    both = [
+        row(name, 24576, None, dtype=dtype, note="out of memory")
+        for name in ("nn.Linear", "labkit")
+        for dtype in ("bf16", "fp32")
+    ]
     noisy = [row("labkit", 40960, 800.0, noise=WORKED), row("nn.Linear", 40960, 60000.0, noise=WORKED)]
-    shown = drawn(*more, *noisy, row("labkit", 49152, 1100.0, noise="spread above 10%"))
+    shown = drawn(*both[::2], row("labkit", 32768, None), *noisy)
     assert sorted(int(mark.get_xdata()[0]) for mark in lines(shown, "gap")) == [24576, 24576, 32768]
-    rings = lines(shown, "noisy")
+    rings, curve = lines(shown, "noisy"), lines(shown, "live curve")[0]
     at = [(ring.get_xdata()[0], ring.get_ydata()[0]) for ring in rings]
-    assert sorted(at) == [(40960, 800.0), (40960, 60000.0), (49152, 1100.0)]
-    curve = lines(shown, "live curve")[0]
+    assert sorted(at) == [(40960, 800.0), (40960, 60000.0)]
     for ring in rings:  # there is room for the marker that says which kind it is
         assert ring.get_markersize() > curve.get_markersize() + 3 and ring.get_markerfacecolor() == "none"
-        assert ring.get_zorder() > curve.get_zorder()
-    notes = " ".join(texts(shown))
-    for note in (
-        *("out of memory: nn.Linear and labkit at width 24576", "no value: labkit at width 32768"),
-        *(f"{WORKED}: labkit and nn.Linear at width 40960", "spread above 10%: labkit at width 49152"),
-    ):
+    notes, gaps = " ".join(texts(shown)), "out of memory: nn.Linear and labkit at width 24576"
+    for note in (gaps, "no value: labkit at width 32768", f"{WORKED}: labkit and nn.Linear at width 40960"):
         assert note in notes and note in shown.alt
     assert "disturbed while it was measured" in notes and "Disturbed: " in shown.alt
     drawing.Shown(shown.figure, "").png  # noqa: B018 - the sign is in the font, or matplotlib warns
-    both = [
-        *layers(dtype="fp32"),
-        *(row("labkit", 24576, None, dtype=d, note="gone") for d in ("bf16", "fp32")),
-    ]
     both += [row("labkit", 32768, 9.0, dtype=dtype, noise=WORKED) for dtype in ("bf16", "fp32")]
-    alt = drawn(*both, facet="dtype").alt
-    assert "gone: labkit at width 24576 (bf16; fp32)" in alt
-    assert f"{WORKED}: labkit at width 32768 (bf16; fp32)" in alt
+    alt = drawn(*layers(dtype="fp32"), *both, facet="dtype").alt
+    assert f"{gaps} (bf16; fp32)" in alt and f"{WORKED}: labkit at width 32768 (bf16; fp32)" in alt
 
 
 def test_a_ratio_is_disturbed_with_either_of_its_times_and_a_quiet_figure_says_nothing_of_it():
@@ -296,8 +267,7 @@ def test_floors_are_functions_columns_or_points_and_regimes_are_named_without_ov
 
 
 def test_small_multiples_share_their_axes_and_know_their_rows():
-    floor = {"floor": lambda part: {"rows": lambda _: float(len(part) + 1)}}
-    shown = drawn(*layers(dtype="fp32", batch=256), facet="dtype", rows="batch", **floor)
+    shown = drawn(*layers(dtype="fp32", batch=256), facet="dtype", rows="batch")
     panels = [ax for ax in shown.figure.axes if ax.get_visible()]
     assert len(panels) == 4
     assert len({ax.get_xlim() for ax in panels}) == len({ax.get_ylim() for ax in panels}) == 1
@@ -313,13 +283,10 @@ def test_small_multiples_share_their_axes_and_know_their_rows():
 
 def test_missing_columns_and_unknown_kinds_are_named_and_dollar_signs_are_text():
     table = rows.table(layers())
-    for given, x, message in (
-        (table, "depth", "no column 'depth'"),
-        (table.drop(columns="kind"), "width", "no column 'kind'"),
-        (table.assign(kind="guessed"), "width", "'guessed' is none of live, recorded, published"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            figures.sweep(given, x, title="t")
+    with pytest.raises(ValueError, match="no column 'depth'"):
+        figures.sweep(table, "depth", title="t")
+    with pytest.raises(ValueError, match="'guessed' is none of live, recorded, published"):
+        figures.sweep(table.assign(kind="guessed"), title="t")
     shown = figures.sweep(rows.table([row("$x_1$", 64, 3.0)]), title="costs $1 or $2", note="$ \\frac")
     written = [text for text in shown.figure.texts if "$" in text.get_text()]
     assert len(written) == 3 and not any(text.get_parse_math() for text in written)
@@ -355,22 +322,14 @@ def test_the_axis_has_room_for_values_to_come(draw):
 
 
 def test_traffic_is_a_factor_over_the_fewest_possible_and_nobody_wins():
-    counted = [
-        ("labkit", 64, 1.0, ""),
-        ("eager", 64, 2.0, ""),
-        ("labkit", 128, 1.0, ""),
-        ("eager", 128, 2.02, ""),
-    ]
-    table = pd.DataFrame(
-        [*counted, ("labkit", 8192, np.nan, "too large")], columns=["contender", "width", "traffic", "note"]
-    )
+    counted = [("labkit", 64, 1.0, ""), ("eager", 64, 2.0, ""), ("labkit", 128, 1.0, "")]
+    counted += [("eager", 128, 2.02, ""), ("labkit", 8192, np.nan, "too large")]
+    table = pd.DataFrame(counted, columns=["contender", "width", "traffic", "note"])
     shown = figures.traffic(table.assign(kind="live", device="CPU, interpreted"), title="Bytes moved")
     assert {"fewest possible", "bytes moved over the fewest possible"} <= set(texts(shown))
     assert "eager 2× at width 64 to 2.02× at 128" in shown.alt and "labkit 1×" in shown.alt
     assert "fastest" not in shown.alt and "µs" not in " ".join(texts(shown))
     assert "too large: labkit at width 8192" in shown.alt
-    flat = [line for line in shown.figure.findobj(Line2D) if set(np.ravel(line.get_ydata())) == {1.0}]
-    assert any(len(line.get_ydata()) > 2 for line in flat), "a line at 1 across the panel"
 
 
 # --- bars ---------------------------------------------------------------------------------------------
@@ -408,33 +367,23 @@ def test_bars_in_groups_of_other_values_and_of_nothing():
 
 def test_bars_of_memory_are_in_mebibytes_without_whiskers_or_clock():
     table = mixed_bars().assign(peak_bytes=[160 * 2**20, 96 * 2**20, 0, np.nan, np.nan])
-    floor = {"inputs": 32 * 2**20, "fewest possible": "min_bytes"}
-    shown = figures.bars(table, title="t", value="peak_bytes", floor=floor)
+    shown = figures.bars(table, title="t", value="peak_bytes", floor={"inputs": 32 * 2**20})
     (ax,), said = shown.figure.axes, texts(shown)
-    assert {"160 MiB", "96 MiB", "memory high-water mark of one call"} <= set(said)
-    assert f"{TIMES} nothing beyond its inputs" in said
+    assert {"160 MiB", "96 MiB", f"{TIMES} nothing beyond its inputs"} <= set(said)
     assert not any("µs" in text or "clock" in text for text in said) and ax.get_xlim()[1] < 250
-    assert not [line for line in ax.get_lines() if line.get_marker() == "|"], "such a mark has no spread"
-    assert [line.get_xdata()[0] for line in ax.get_lines()] == [32]
+    assert [line.get_xdata()[0] for line in ax.get_lines()] == [32], "such a mark has no spread"
     assert "nn.Linear 160 MiB, labkit 96 MiB" in shown.alt and "Lines: inputs 32 MiB." in shown.alt
 
 
 def test_a_disturbed_bar_has_a_ring_and_a_footnote_says_what_and_which():
-    noisy = [row("labkit", 64, 5.0, noise=WORKED), row("nn.Linear", 64, 8.0), row("torch.compile", 64, 7.0)]
+    noisy = [row("labkit", 64, 5.0, noise=WORKED), row("nn.Linear", 64, 8.0)]
     table = rows.table(noisy, [])
     shown = figures.bars(table, title="Bars")
     assert [words for words in texts(shown) if "◯" in words] == [f"◯ {WORKED}: labkit", "5 µs ◯"]
     assert shown.alt.endswith(f"Disturbed: {WORKED}: labkit.")
-    for quiet, value in (
-        (rows.table(noisy[1:], []), "median_us"),
-        (table.drop(columns="noise"), "median_us"),
-        (table, "peak_bytes"),
-    ):
+    for quiet, value in ((rows.table(noisy[1:], []), "median_us"), (table, "peak_bytes")):
         shown = figures.bars(quiet, title="Bars", value=value)
         assert not any("◯" in words for words in texts(shown)) and "Disturbed" not in shown.alt
-    both = rows.table([row("labkit", 64, 5.0, dtype=dtype, noise=WORKED) for dtype in ("bf16", "fp32")], [])
-    grouped = figures.bars(both, title="Bars", group="dtype")
-    assert f"◯ {WORKED}: labkit (bf16), labkit (fp32)" in " ".join(texts(grouped))
 
 
 # --- timelines ----------------------------------------------------------------------------------------
@@ -456,15 +405,13 @@ def two_launches(**stamp):
 
 
 def test_timeline_shows_boxes_gaps_and_numbers():
-    templated = (
-        "void at::native::vectorized_elementwise_kernel<4, at::Add<float>, std::array<char*, 3ul> >(int)"
-    )
+    templated = "void at::native::(anonymous namespace)::cat_kernel<4, std::array<char*, 3ul> >(int)"
     host = [event("aten::mul", 100, 14), event("cudaLaunchKernel", 105, 6)]
     kernels = [event("affine_forward", 110, 15), event(templated, 150, 1.5)]
     shown = figures.timeline(profile_of(host, kernels), title="t")
     said = texts(shown)
     assert {"host", "device", "aten::mul", "affine_forward", "25 µs idle"} <= set(said)
-    assert any("vectorized_elementwise_kernel, 1.5 µs" in text for text in said)
+    assert any("cat_kernel, 1.5 µs" in text and "::" not in text for text in said)
     assert "2 kernels, 2 host events in 51.5 µs; device busy 16.5 µs (32%)" in shown.alt
     assert "Longest gap between kernels 25 µs" in shown.alt
     assert_apart(boxes(shown, "label"), shown)
@@ -472,42 +419,29 @@ def test_timeline_shows_boxes_gaps_and_numbers():
     many = figures.timeline(profile_of([], kernels), title="t")
     assert_apart(boxes(many, "label"), many)
     assert "and 5 more names" in texts(many)
-    cat = "void at::native::(anonymous namespace)::cat_kernel<float, 4>(float*, int)"
-    assert [lanes.short_name(name) for name in (cat, "triton_poi_0", "")] == [
-        "cat_kernel",
-        "triton_poi_0",
-        "unnamed",
-    ]
 
 
 def test_timeline_axis_can_be_fixed_but_hides_nothing():
     profile = profile_of([], [event("k", 0, 50)])
     assert figures.timeline(profile, title="t", span_us=80).figure.axes[0].get_xlim() == (0, 80)
     assert figures.timeline(profile, title="t", span_us=10).figure.axes[0].get_xlim()[1] > 50
-    empty = figures.timeline(profile_of([], []), title="t")
-    assert NOTHING in empty.alt
-    assert not any("H200" in text for text in [*texts(empty), empty.alt]), "what is not there is from nowhere"
+    empty = figures.timeline(profile_of([], []), title="t").alt
+    assert NOTHING in empty and "H200" not in empty, "what is not there is from nowhere"
     two_gaps = profile_of([], [event("a", 0, 10), event("b", 50, 10), event("c", 70, 5)])
-    assert lanes.extent(two_gaps) == (75, (10, 50)) and lanes.extent(profile_of([], [])) == (0, None)
-    assert lanes.extent(two_launches()) == (150, (115, 140))
+    assert lanes.extent(two_gaps) == (75, (10, 50))
 
 
 def test_timeline_window_cuts_at_its_edges_and_says_so():
     profile = two_launches()
     profile.host.append(event("inner", 11, 2))  # a second row of the host
     whole, shown = (figures.timeline(profile, title="t", window=window) for window in (None, (95, 145)))
-    (ax,), said = shown.figure.axes, texts(shown)
+    (ax,), (other,), said = shown.figure.axes, whole.figure.axes, texts(shown)
     assert ax.get_xlim() == (95, 145) and {"early_kernel", "25 µs idle"} <= set(said)
     assert "1: late_kernel, 10 µs" in said, "cut to half: too narrow for its name, but as long as before"
     assert not any("launch" in text for text in said)
     summary = "95 to 145 µs of 150 µs: 2 kernels, 0 host events; device busy 20 µs (40%)"
     assert summary in said and f"zoomed in: {summary}" in shown.alt
-    assert "late_kernel 10 µs" in shown.alt, "a length in words is that of the whole event"
-    heights = [
-        (a.get_ylim(), round(drawing.points(a.figure)[1] * a.get_position().height, 6))
-        for a in (whole.figure.axes[0], ax)
-    ]
-    assert heights[0] == heights[1], "nothing moves up or down"
+    assert ax.get_ylim() == other.get_ylim(), "nothing moves up or down"
     inside = figures.timeline(two_launches(), title="t", window=(120, 130))
     assert "25 µs idle" in texts(inside) and NOTHING not in texts(inside) and "0 kernels" in inside.alt
 
@@ -521,19 +455,16 @@ def test_timeline_refuses_an_empty_window_and_two_axes(window):
 
 
 def test_timeline_tells_live_from_recorded_by_shape_and_in_words():
-    styles, faces = set(), set()
+    found = []
     for kind in ("live", "recorded"):
-        for window in ((95, 145), (120, 130), None):
-            shown = figures.timeline(two_launches(kind=kind), title="t", window=window)
-            assert f"{kind} on NVIDIA H200, 2026-01-02" in texts(shown)
-            assert shown.alt.endswith(f" {kind.capitalize()} on NVIDIA H200, 2026-01-02.")
-            assert_apart(boxes(shown, "label"), shown)
+        shown = figures.timeline(two_launches(kind=kind), title="t")
+        assert f"{kind} on NVIDIA H200, 2026-01-02" in texts(shown)
+        assert shown.alt.endswith(f" {kind.capitalize()} on NVIDIA H200, 2026-01-02.")
         events = [box for box in shown.figure.axes[0].patches if box.get_zorder() == 3]
         (key,) = (box for box in shown.figure.artists if isinstance(box, Rectangle))
         looks: list[Any] = [(box.get_linestyle(), to_hex(box.get_facecolor())) for box in [*events, key]]
         assert len(looks) == 5 and looks[-1] == looks[-2], "the key looks as the kernels do"
         assert all(drawing.contrast(face, drawing.INK) >= 4.5 for _, face in looks)
-        assert len({style for style, _ in looks}) == 1 and not faces & {face for _, face in looks}
-        styles |= {style for style, _ in looks}
-        faces |= {face for _, face in looks}
-    assert len(styles) == 2
+        found.append(set(looks))
+    (live, faces), (recorded, others) = (map(set, zip(*looks, strict=True)) for looks in found)
+    assert len(live) == len(recorded) == 1 and live != recorded and not faces & others

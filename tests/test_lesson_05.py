@@ -6,7 +6,8 @@ import pytest
 import torch
 from taught import GPU, INTERPRETED, assert_no_backward, bf16, counted, fp32
 
-from labkit import checks, codegen, device, graph_api, lessons
+from labkit import checks, codegen, device, lessons
+from labkit.exercises import simulated_gpu
 from labkit.stack_works import STACK, block, stack
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -59,7 +60,7 @@ def test_the_fused_stack_computes_what_the_plain_one_does(lesson):
 
 @INTERPRETED
 def test_the_graph_of_one_shape_follows_the_rules(lesson, monkeypatch):
-    machine = graph_api.Machine()
+    machine = simulated_gpu.Machine()
     monkeypatch.setattr(lesson, "torch", SimpleNamespace(cuda=machine.cuda))
     weight, x = torch.randn(4, 4), torch.randn(3, 4)
     with torch.no_grad(), machine:

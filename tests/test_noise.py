@@ -108,7 +108,7 @@ DRIVERS = [
 ]
 
 
-@pytest.mark.parametrize(("answers", "words"), DRIVERS, ids=str)
+@pytest.mark.parametrize(("answers", "words"), DRIVERS, ids=range(len(DRIVERS)))
 def test_what_others_and_clocks_do_is_noise_as_far_as_the_driver_tells(found, answers, words):
     driver, before = Driver(**answers), time.time_ns() // 1000
     assert found(driver) == words

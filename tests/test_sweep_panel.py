@@ -145,6 +145,14 @@ async def settled(panel):
         await asyncio.wait_for(asyncio.shield(panel.running), 30)
 
 
+async def waiting(gate, **options):
+    """A panel whose sweep has come to the gate."""
+    panel = await shown(gate.both, **options)
+    click(panel, "Run")
+    await until(gate.reached.is_set)
+    return panel
+
+
 def widgets(panel):
     found, todo = [], [panel.controls.widget]
     while todo:
@@ -206,8 +214,8 @@ def heard(widget):
 def listed(panel):
     """What is said of noise; None where nothing is to be seen of it."""
     (box,) = [w for w in widgets(panel) if control(panel, AGAIN) in getattr(w, "children", ())]
-    text = html.unescape(re.sub("<.*?>", " ", box.children[1].value)).split()
-    return None if box.layout.display == "none" else " ".join(text)
+    text = html.unescape(re.sub("<.*?>", " ", box.children[1].value))
+    return None if box.layout.display == "none" else " ".join(text.split())
 
 
 def on_disk(suite="suite"):
@@ -219,11 +227,10 @@ def on_disk(suite="suite"):
 
 @in_a_loop
 async def test_run_measures_what_is_chosen_and_tells_how_far_it_is(gpu, monkeypatch, caplog):
-    reached, budgets, picture, run = [], [], sweep_panel.picture, sweeps.run
+    reached, picture = [], sweep_panel.picture
     monkeypatch.setattr(sweep_panel, "picture", lambda *a: reached.append(a[3].values) or picture(*a))
-    monkeypatch.setattr(sweeps, "run", lambda *a, **o: budgets.append(o["budget_s"]) or run(*a, **o))
     caplog.set_level(logging.WARNING)
-    panel = await shown(pair(gpu), budget_s=0.01)
+    panel = await shown(pair(gpu))
     (bar,) = [w for w in widgets(panel) if isinstance(w, ipywidgets.IntProgress)]
     said, filled, drawn = heard(line(panel)), heard(bar), heard(panel.controls.figure)
     assert status(panel) == IDLE and "nothing measured yet" in alt(panel)
@@ -235,54 +242,41 @@ async def test_run_measures_what_is_chosen_and_tells_how_far_it_is(gpu, monkeypa
     assert told[0] == "Starting." and told[-1] == "Done."
     # A busy machine may show two points at once.
     assert len(told) > 2 and all(re.fullmatch(r"([1-6]) of 6, \d+ s left", each) for each in told[1:-1])
-    assert filled == sorted({*filled}) and filled[-1] == bar.max == 6 and bar.bar_style == "success"
+    assert filled == sorted({*filled}) and filled[-1] == bar.max == 6
     assert control(panel, "Stop").disabled and not control(panel, "Run all").disabled
     assert len(set(drawn)) == 3, "a point at each measurement"
-    assert set(reached) == {WIDTHS}, "the axis stands still"
-    assert budgets == [0.01] and not caplog.records and "live on simulated" in alt(panel).lower()
+    assert set(reached) == {WIDTHS} and not caplog.records, "the axis stands still"
     table = panel.table()
     found = set(zip(table["contender"], table["width"], strict=True))
     assert len(table) == 6 and found == {(name, at) for name in ("labkit", "eager") for at in WIDTHS}
     assert set(table["kind"]) == {"live"} and set(table["batch"]) == {2}
     assert table.loc[table["contender"] == "eager", "median_us"].tolist() == pytest.approx([48, 96, 192])
-    panel.start()
-    assert bar.value == 0 and bar.bar_style == ""
-    await settled(panel)
 
 
-@pytest.mark.parametrize(("seconds", "left"), [(8.2, "8 s"), (99.0, "99 s"), (240.0, "4 min")])
 @in_a_loop
-async def test_the_time_left_is_what_the_rest_takes_at_this_pace_until_it_is_stopped(gpu, seconds, left):
+async def test_the_time_left_is_what_the_rest_takes_at_this_pace(gpu):
     panel = await shown(pair(gpu))
     run = sweep_panel._Run(panel.controls, 12)
-    run.done, run.began = 4, time.monotonic() - seconds / 2
-    run.tell()
-    assert status(panel) == f"4 of 12, {left} left"
-    run.done = 5
-    run.stop.set()
-    run.tell()
-    assert status(panel).startswith("4 of 12")
+    for seconds, left in ((8.2, "8 s"), (240.0, "4 min")):
+        run.done, run.began = 4, time.monotonic() - seconds / 2
+        run.tell()
+        assert status(panel) == f"4 of 12, {left} left"
 
 
 @in_a_loop
 async def test_while_it_runs_it_can_be_looked_at_and_not_started_again(gpu, disturbances):
     gate = Gate(gpu, 32)
-    panel = await shown(gate.both, others={"batch": (2, 4)})
-    widget = panel.controls.widget
     disturbances.append(WORKED)
-    click(panel, "Run")
-    await until(lambda: gate.reached.is_set() and listed(panel))
-    first = panel.running
+    panel = await waiting(gate, others={"batch": (2, 4)})
+    await until(lambda: listed(panel))
+    widget, first = panel.controls.widget, panel.running
     for name in ("Run", "Run all", AGAIN):
         assert control(panel, name).disabled
         control(panel, name).click()
     await panel.show()
     assert panel.controls.widget is widget and panel.running is first, "one panel, which goes on"
-    before = panel.controls.selection(), panel.controls.look()
     choose(panel, batch=2)
     await until(lambda: "nothing measured yet" in alt(panel))
-    panel._advance(panel._run, "<p>of the earlier choice</p>", before)
-    assert "nothing measured yet" in alt(panel), "a figure of an earlier choice comes too late"
     gate.open.set()
     await settled(panel)
     assert panel.running is first and status(panel) == "Done."
@@ -294,14 +288,6 @@ async def test_while_it_runs_it_can_be_looked_at_and_not_started_again(gpu, dist
 
 
 @in_a_loop
-async def test_without_a_contender_nothing_starts_and_the_line_says_why(gpu):
-    panel = await shown(pair(gpu))
-    choose(panel, labkit=False, eager=False)
-    await done(panel, says="Choose at least one contender.")
-    assert panel.running is None and not control(panel, "Run").disabled
-
-
-@in_a_loop
 async def test_only_what_is_ticked_in_range_and_for_this_dtype_and_size_is_measured(gpu):
     tf32, slow = doubling(gpu, "tf32", dtypes=("float32",)), doubling(gpu, "slow", sizes={"width": (32,)})
     panel = await shown([*pair(gpu), tf32, slow], others={"batch": (2, 4)}, dtypes=("float32", "bfloat16"))
@@ -310,16 +296,14 @@ async def test_only_what_is_ticked_in_range_and_for_this_dtype_and_size_is_measu
     await done(panel)
     choose(panel, clock="host", width=(32, 32), slow=False)
     await done(panel)
-    wanted = [
-        ("labkit", 32, "events"),
-        ("slow", 32, "events"),
-        ("labkit", 64, "events"),
-        ("labkit", 32, "host"),
-    ]
+    wanted = [("labkit", 32, "events"), ("slow", 32, "events"), ("labkit", 64, "events")]
+    wanted += [("labkit", 32, "host")]
     assert [(r.contender, r.shape["width"], r.clock) for r in panel.own] == wanted
     assert {(r.dtype, r.shape["batch"]) for r in panel.own} == {("bfloat16", 2)}
     assert {(r.clock, r.cache) for r in panel.own} == {("events", "cold"), ("host", "warm")}
     assert panel.table().empty, "the table is by the first clock"
+    choose(panel, labkit=False)
+    await done(panel, says="Choose at least one contender.")
 
 
 # --- stop and go on -----------------------------------------------------------------------------------
@@ -329,9 +313,7 @@ async def test_only_what_is_ticked_in_range_and_for_this_dtype_and_size_is_measu
 async def test_stop_keeps_what_was_measured_and_another_kernel_goes_on_from_there(gpu):
     """The second panel stands for one in the kernel that comes after a killed one."""
     gate = Gate(gpu, 64)
-    panel = await shown(gate.both)
-    click(panel, "Run")
-    await until(gate.reached.is_set)
+    panel = await waiting(gate)
     assert [row.shape["width"] for row in on_disk()] == [16, 16, 32, 32]
     heir = made(gate.both)
     assert heir.own == on_disk()
@@ -339,79 +321,48 @@ async def test_stop_keeps_what_was_measured_and_another_kernel_goes_on_from_ther
     await done(panel, "Stop", KEPT)
     assert len(panel.table()) == 4 and not control(panel, "Run").disabled and control(panel, "Stop").disabled
     await heir.show()
-    known = "4 of 6 points are measured already"
-    assert status(heir) == f"{known}. Run goes on where this sweep was interrupted, else it starts again."
+    assert status(heir).startswith("4 of 6 points are measured already. Run goes on")
     assert "nothing measured" not in alt(heir)
     gate.seen.clear()
     await done(heir)
     assert set(gate.seen) == {64}, "the rest, and nothing twice"
     assert len(heir.table()) == len(on_disk()) == 6
-    old = [replace(row, kind="recorded") for row in heir.own[:3]]
-    for known, says in ((heir.own, IDLE), (old, IDLE), (heir.own[:3], "3 of 6 points")):
-        other = made(gate.both)
-        other.own = known
-        await other.show()
-        assert status(other).startswith(says)
+    assert status(await shown(gate.both)) == IDLE, "a whole one starts again"
 
 
 @in_a_loop
 async def test_stop_does_not_wait_for_a_slow_call_but_the_next_run_does(gpu):
     gate = Gate(gpu, 32)
-    panel = await shown(gate.both)
-    click(panel, "Run")
-    await until(gate.reached.is_set)
+    panel = await waiting(gate)
     pressed = time.monotonic()
     await done(panel, "Stop", f"{KEPT} One call still ends in the background.")
     # The call ends only below; that it is within a second is seen in the browser, on a machine less busy.
     assert time.monotonic() - pressed < 10 and len(panel.table()) == 2
     choose(panel, width=(16, 16))
     gate.seen.clear()
-    for ended in (False, True):
+    for go_on in (control(panel, "Stop").click, gate.open.set):
         click(panel, "Run")
         await until(lambda: status(panel) == "Waiting for the call that was stopped.")
-        if ended:
-            gate.open.set()
-        else:
-            click(panel, "Stop")
+        go_on()
         await settled(panel)
     assert status(panel) == "Done."
     assert not gate.seen, "16 was measured already, and the first sweep ended where it was stopped"
 
 
-@pytest.mark.parametrize(
-    ("problem", "says"), [(None, KEPT), (OSError("disk full"), "It ended with an error. OSError: disk full")]
-)
 @in_a_loop
-async def test_the_line_says_how_the_call_in_the_background_ended(gpu, monkeypatch, problem, says):
+async def test_an_error_of_the_call_in_the_background_reaches_the_line(gpu, monkeypatch):
     gate, run = Gate(gpu, 16), sweeps.run
 
     def ending(*args, **options):
         run(*args, **options)
-        if problem:
-            raise problem
+        raise OSError("disk full")
 
     monkeypatch.setattr(sweeps, "run", ending)
-    panel = await shown(gate.both)
-    click(panel, "Run")
-    await until(gate.reached.is_set)
+    panel = await waiting(gate)
     click(panel, "Stop")
     await settled(panel)
     gate.open.set()
-    await until(lambda: status(panel) == says)
-    assert panel.table().empty
-
-
-@in_a_loop
-async def test_a_sweep_that_ends_early_by_itself_or_before_it_began_is_not_called_done(gpu, monkeypatch):
-    panel = await shown(pair(gpu))
-    panel.start()
-    panel.stop()
-    await settled(panel)
-    assert status(panel).startswith("Stopped.") and not on_disk()
-    # As when a cell that served a sample is interrupted after the first of them.
-    monkeypatch.setattr(sweeps, "run", lambda *_, progress, **__: progress(1, 6, recorded()))
-    await done(panel, says=KEPT)
-    assert not control(panel, "Run").disabled
+    await until(lambda: status(panel) == "It ended with an error. OSError: disk full")
 
 
 def test_buttons_may_be_heard_in_another_thread_while_a_cell_keeps_the_loop_busy(gpu):
@@ -447,15 +398,11 @@ async def test_the_line_says_how_long_the_queue_for_the_gpu_is_and_stop_leaves_i
         assert len(list((queue / "GPU-simulated").iterdir())) == 1, "the other's ticket"
         await asyncio.sleep(0.1)
         assert status(panel) == KEPT, "nothing that comes late is said"
-        said = heard(line(panel))
         click(panel, "Run")
         await until(lambda: status(panel).startswith(first))
         assert not panel.own
     await settled(panel)
     assert status(panel) == "Done." and len(panel.own) == 6
-    told = [words(each) for each in said]
-    waited = next(n for n, each in enumerate(told) if each.startswith("1st"))
-    assert told[waited + 1] == "Measuring." and "left" in told[waited + 2]
 
 
 @in_a_loop
@@ -463,22 +410,16 @@ async def test_noisy_points_are_listed_kept_and_measured_again_and_no_others(gpu
     measured = []
 
     def seen(name):
-        def call(x):
-            measured.append((name, x.shape[1]))
-            gpu.launch(4.0, 2.0 * x.shape[1])
-            return 2 * x
-
-        return Contender(name, call, DOUBLING)
+        one = doubling(gpu, name)
+        return replace(one, call=lambda x: measured.append((name, x.shape[1])) or one.call(x))
 
     both, said = [seen("labkit"), seen("eager")], f"Ringed points were disturbed: {WORKED}: "
-    panel = await shown(both, dtypes=("float32", "bfloat16"))
+    panel = await shown(both)
     assert listed(panel) is None
-    panel.measure_noisy_again()
-    assert panel.running is None, "there is nothing to measure again"
     disturbances.extend(["", WORKED, WORKED])
     await done(panel)
     assert listed(panel) == f"{said}labkit and eager at width 32, 64" and f"Disturbed: {WORKED}" in alt(panel)
-    heir = await shown(both, dtypes=("float32", "bfloat16"))
+    heir = await shown(both)
     assert listed(heir) == listed(panel), "noise is kept with the rows"
     choose(panel, eager=False)
     await until(lambda: "eager" not in listed(panel))
@@ -486,7 +427,6 @@ async def test_noisy_points_are_listed_kept_and_measured_again_and_no_others(gpu
     disturbances.extend(["", WORKED])
     await done(panel, AGAIN)
     assert {*measured} == {("labkit", 32), ("labkit", 64)} and listed(panel) == f"{said}labkit at width 64"
-    assert control(panel, "width from").value == 16 and control(panel, "to").value == 64, "choices stay"
     choose(panel, eager=True)
     await until(lambda: "eager" in listed(panel))
     measured.clear()
@@ -507,9 +447,6 @@ async def test_an_error_in_the_panel_reaches_the_line_and_the_next_run_works(
             raise KeyError("no such column <b>")
         return {}
 
-    def no_page(*_):
-        raise ValueError("no page")
-
     broken = [True]
     panel = await shown(pair(gpu), floor=floor)
     await done(panel, says="It ended with an error. KeyError: 'no such column <b>'")
@@ -517,12 +454,12 @@ async def test_an_error_in_the_panel_reaches_the_line_and_the_next_run_works(
     broken.clear()
     await done(panel)
     assert len(panel.table()) == 6
-    monkeypatch.setattr(sweep_panel, "page", no_page)
-    await done(panel, says="It ended with an error. ValueError: no page")
-    assert not control(panel, "Run").disabled
     (somebody / "measurements").write_text("in the way")
     click(panel, "Save CSV")
     await until(lambda: status(panel).startswith("It ended with an error. FileExistsError"))
+    # As when a cell that served a sample is interrupted after the first of them.
+    monkeypatch.setattr(sweeps, "run", lambda *_, progress, **__: progress(1, 6, recorded()))
+    await done(panel, says=KEPT)
 
 
 @in_a_loop
@@ -551,10 +488,7 @@ async def test_run_all_measures_every_dtype_direction_and_size_by_the_first_cloc
     every = {"dtypes": ("float32", "float16"), "directions": ("forward", "backward")}
     panel = await shown(pair(gpu), values=(16, 32), others={"batch": (2, 4)}, **every)
     choose(panel, clock="host", width=(32, 32), eager=False)
-    click(panel, "Run all")
-    await until(lambda: re.match(r"\d+ of 32, ", status(panel)))
-    await settled(panel)
-    assert status(panel) == "Done."
+    await done(panel, "Run all")
     assert control(panel, "eager").value and panel.controls.selection().values == (16, 32)
     table = panel.table()
     assert len(table) == 32 and set(table["clock"]) == {"graph"}
@@ -564,9 +498,7 @@ async def test_run_all_measures_every_dtype_direction_and_size_by_the_first_cloc
 @in_a_loop
 async def test_a_cell_that_is_run_again_stops_what_it_had_started(gpu):
     gate = Gate(gpu, 32)
-    old = await shown(gate.both)
-    click(old, "Run")
-    await until(gate.reached.is_set)
+    old = await waiting(gate)
     new = await shown(gate.both)
     gate.open.set()
     await settled(old)
@@ -578,11 +510,10 @@ async def test_a_cell_that_is_run_again_stops_what_it_had_started(gpu):
 # --- without a GPU ------------------------------------------------------------------------------------
 
 
-def counters():
-    return [
-        Contender("labkit", lambda x: x.mul(2), DOUBLING),
-        Contender("eager", lambda x: x + x * 1.0, DOUBLING),
-    ]
+COUNTED = [
+    Contender("labkit", lambda x: x.mul(2), DOUBLING),
+    Contender("eager", lambda x: x + x * 1.0, DOUBLING),
+]
 
 
 @in_a_loop
@@ -596,20 +527,17 @@ async def test_without_a_gpu_the_tape_is_shown_and_run_counts_on_this_thread(no_
         return row(*given)
 
     monkeypatch.setattr(traffic, "row", counted)
-    panel = await shown(counters())
+    panel = await shown(COUNTED)
     assert status(panel).startswith("No GPU here: Run counts launches and bytes.")
     assert "Recorded on NVIDIA H200" in alt(panel)
-    assert not [each for each in widgets(panel) if getattr(each, "description", "") == "clock"]
     await done(panel, says=KEPT)
     assert len(calls) == 3
-    drawn = heard(panel.controls.figure)
     await done(panel)
     assert len(calls) == 9 and set(calls) == {threading.get_ident()}, "the interpreter is one for the process"
-    assert len({re.search('alt="(.*?)"', page)[1] for page in drawn}) >= 2 and "labkit 1×" in alt(panel)
-    for low, high, saved in ((16, 64, 6), (16, 32, 4)):
-        choose(panel, width=(low, high))
-        click(panel, "Save CSV")
-        await until(lambda saved=saved: status(panel).startswith(f"Saved {saved} rows"))
+    assert "labkit 1×" in alt(panel)
+    choose(panel, width=(16, 32))
+    click(panel, "Save CSV")
+    await until(lambda: status(panel).startswith("Saved 4 rows"))
     choose(panel, view="time")
     await until(lambda: "Recorded on NVIDIA H200" in alt(panel))
     assert not (places.cache() / "panels").exists(), "counts are no measurements"
@@ -636,11 +564,9 @@ def test_with_nobody_there_the_cell_awaits_the_sweep_and_leaves_a_page(gpu, nobo
     asyncio.run(panel.show())
     assert len(panel.table()) == len(on_disk()) == 12 and panel.controls is None
     (bundle,) = page
-    assert set(bundle) == {"text/html", "text/plain"}
     assert re.search('<img alt="Doubling.*ive on Simulated', bundle["text/html"], re.S)
     data = re.search('src="data:image/webp;base64,(.*?)"', bundle["text/html"])[1]
-    assert base64.b64decode(data).startswith(b"RIFF"), "a picture, not its fingerprint"
-    assert "<table" in bundle["text/html"] and "without a running kernel" not in bundle["text/html"]
+    assert base64.b64decode(data).startswith(b"RIFF") and "<table" in bundle["text/html"]
     for dtype in ("float32", "float16"):
         assert f"{dtype}, batch 2: labkit is never slower than eager, and 3x at width" in bundle["text/plain"]
 
@@ -648,13 +574,11 @@ def test_with_nobody_there_the_cell_awaits_the_sweep_and_leaves_a_page(gpu, nobo
 def test_with_nobody_there_and_no_gpu_the_page_is_the_tapes_or_says_there_is_none(
     no_gpu, nobody, page, request
 ):
-    asyncio.run(made(counters()).show())
+    asyncio.run(made(COUNTED).show())
     assert "Nothing was measured here yet, and nothing is recorded for this choice." in page[-1]["text/plain"]
     request.getfixturevalue("tape")
-    panel = made(counters())
-    asyncio.run(panel.show())
+    asyncio.run(made(COUNTED).show())
     assert "recorded on NVIDIA H200" in page[-1]["text/plain"] and len(page) == 2
-    assert set(panel.table()["kind"]) == {"recorded"}
 
 
 def test_with_nobody_there_an_error_of_the_panel_is_an_error_of_the_cell(gpu, nobody, monkeypatch):

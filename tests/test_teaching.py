@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 from test_readme import check
 
-from labkit import lessons, places, tasks
+from labkit import lessons, places
+from labkit.exercises import judge
 
 TEACHING = SimpleNamespace(**runpy.run_path(str(places.CHECKOUT / "docs" / "teaching.py")))
 TEXT = TEACHING.PAGE.read_text(encoding="utf-8")
@@ -43,7 +44,7 @@ def test_its_plan_exercises_and_questions_are_those_of_the_lesson(path):
     assert all(sum(given) == total for *given, total in columns)
     assert sum(total for *_, total in columns) == 60, "a lesson takes an hour: so it says itself"
     named = re.findall(r"\*\*Errors in `(\w+)`\.\*\*", PARTS[path])
-    assert sorted(named) == sorted(tasks.find(path.stem))
+    assert sorted(named) == sorted(judge.find(path.stem))
     asked = re.findall(r"\*\*Ask:\*\* (.+)", PARTS[path])
     assert asked and not [question for question in asked if f'"{question}"' not in code]
 

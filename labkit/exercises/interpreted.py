@@ -34,13 +34,13 @@ def watched() -> Iterator[Launches]:
         used: np.ndarray = pointers.data[np.broadcast_to(allowed, pointers.data.shape)].ravel()
         return used
 
-    def loading(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+    def loading(self: Any, pointers: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         seen.loads.append(lanes(pointers, mask))
-        return load(self, pointers, mask, *rest)
+        return load(self, pointers, mask, *rest, **named)
 
-    def storing(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+    def storing(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
         seen.stores.append(lanes(pointers, mask))
-        return store(self, pointers, value, mask, *rest)
+        return store(self, pointers, value, mask, *rest, **named)
 
     def multiplying(self: Any, a: Any, b: Any, d: Any, precision: Any, *rest: Any) -> Any:
         seen.half_sums |= d.dtype.scalar == tl.float16
@@ -171,12 +171,12 @@ def _with_names(compile_and_exec: Callable[..., Any]) -> Callable[..., Any]:
 def _undefined_where_masked(load: Callable[..., Any]) -> Callable[..., Any]:
     """A lane that a mask shuts out holds anything on a GPU; here NaN, where the interpreter has zero."""
 
-    def loaded(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
+    def loaded(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
         kind = pointers.get_element_ty()
         if other is None and kind.is_floating():
             nan = np.full(pointers.data.shape, np.nan, np.float32)
             other = self.cast_impl(interpreter.TensorHandle(nan, tl.float32), kind)
-        return load(self, pointers, mask, other, *rest)
+        return load(self, pointers, mask, other, *rest, **named)
 
     return loaded
 

@@ -327,7 +327,7 @@ def matmul(x: Tensor, weight: Tensor, tile: tuple[int, ...] | None = None) -> Te
     https://triton-lang.org/main/getting-started/tutorials/09-persistent-matmul.html.
     """
     check_tensor("x", x, (None, None))
-    check_tensor("weight", weight, (*weight.shape[:1], x.shape[-1]), like=x)
+    check_tensor("weight", weight, (*getattr(weight, "shape", ())[:1], x.shape[-1]), like=x)
     x, weight = autocast(x, weight)
     sizes = None if tile is None else list(tile)
     if needs_grad(x, weight):
@@ -357,7 +357,7 @@ def linear_act(
     GELU's form is that of https://arxiv.org/abs/1606.08415.
     """
     check_tensor("x", x, (..., None))
-    check_tensor("weight", weight, (*weight.shape[:1], x.shape[-1]), like=x)
+    check_tensor("weight", weight, (*getattr(weight, "shape", ())[:1], x.shape[-1]), like=x)
     if bias is not None:
         check_tensor("bias", bias, (weight.shape[0],), like=x)
     if activation not in ACTIVATIONS:

@@ -134,7 +134,7 @@ def blocks(at_once: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
 
     def call(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
         check_tensor("x", x, (None, None))
-        W, depth = x.shape[1], weight.shape[0] if weight.dim() == 3 else None
+        W, depth = x.shape[1], weight.shape[0] if getattr(weight, "ndim", 0) == 3 else None
         check_tensor("weight", weight, (depth, W, W), like=x)
         check_tensor("bias", bias, (depth, W), like=x)
         check_tensor("gain", gain, (depth, W), like=x)

@@ -5,11 +5,13 @@ from labkit.exercises.properties import PRODUCT
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import add
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.functional import silu
 
 SHARED: dict[str, Any] = {
@@ -49,6 +51,17 @@ def conditions(*masks: Any) -> tuple[Any, ...]:
 
 
 everywhere, *one_operand = conditions(lambda k, K, row: k >= 0)
+
+
+def beside_cublas() -> Any:
+    """A square product, and one whose K no tile divides."""
+    from labkit.exercises.race import Race
+    from labkit.kernels.linear import matmul
+    from labkit.mlp_works import MATMUL
+
+    sizes = {"batch": 4096, "width": 4096}, {"batch": 4096, "width": 4097, "out": 4096}
+    return Race(MATMUL, {"F.linear": functional.linear, "labkit": matmul}, sizes)
+
 
 ragged = Exercise(
     "ragged",
@@ -106,6 +119,7 @@ ragged = Exercise(
             gives=conditions(lambda k, K, row: row % TILE + k // TILE * TILE < K),
         ),
     ),
+    race=beside_cublas,
 )
 
 # ---- SwiGLU ------------------------------------------------------------------------------------------------
@@ -139,6 +153,19 @@ def overflows(calls: Sequence[Call]) -> bool:
         return not difference(call.got.double().where(finite, call.want), call.want, 1e-4)
 
     return all(map(fits, calls)) and not all(call.got.isfinite().all() for call in calls)
+
+
+def beside_two_products() -> Any:
+    """The gated half of an MLP, narrow and wide."""
+    from labkit.exercises.race import Race
+    from labkit.mlp_works import GATE_UP
+
+    def apart(x: Tensor, weight: Tensor) -> Tensor:
+        return functional.silu(functional.linear(x, weight[0])) * functional.linear(x, weight[1])
+
+    sizes = {"batch": 8192, "width": 768, "hidden": 3072}, {"batch": 8192, "width": 4096, "hidden": 11008}
+    rivals = {"eager": apart, "torch.compile": apart}
+    return Race(replace(GATE_UP, reference=apart), rivals, sizes, compiled=("torch.compile",), roundings=3)
 
 
 swiglu = Exercise(
@@ -193,6 +220,7 @@ swiglu = Exercise(
             when=overflows,
         ),
     ),
+    race=beside_two_products,
 )
 
 # ---- does fusing pay? --------------------------------------------------------------------------------------

@@ -239,6 +239,17 @@ def with_row(place: Any) -> Any:
     return gives
 
 
+def beside_bmm() -> Any:
+    """A hundred groups, as wide as a tile and in between."""
+    from labkit.exercises.race import Race
+    from labkit.grouped_works import GROUPED, grouped_reference
+    from labkit.kernels import grouped_linear
+
+    sizes = {"batch": 4096, "groups": 100, "width": 64}, {"batch": 4096, "groups": 100, "width": 100}
+    rivals = {"einsum": grouped_reference, "torch.compile": grouped_reference, "labkit": grouped_linear}
+    return Race(GROUPED, rivals, sizes, compiled=("torch.compile",))
+
+
 bias = Exercise(
     "bias",
     "write the bias epilogue",
@@ -279,4 +290,5 @@ bias = Exercise(
             ),
         ),
     ),
+    race=beside_bmm,
 )

@@ -209,6 +209,16 @@ def few(within: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     return lambda x, factor, _: 2 * factor * x.where(within(torch.arange(x.numel())).view_as(x), torch.nan)
 
 
+def beside_mul() -> Any:
+    """A small tensor, where launches count, and 96 MiB, where memory does."""
+    from labkit.exercises.race import Race
+    from labkit.works import draw, product
+
+    rivals = {"eager": torch.mul, "torch.compile": torch.mul}
+    sizes = {"batch": 256, "width": 1024}, {"batch": 49152, "width": 1024}
+    return Race(product(lambda batch, width: draw(1), reads=1), rivals, sizes, compiled=("torch.compile",))
+
+
 safe = Exercise(
     "safe",
     "a kernel that a graph can replay",
@@ -251,6 +261,7 @@ safe = Exercise(
             raises="cannot be block type if pointer argument is not a block",
         ),
     ),
+    race=beside_mul,
 )
 
 # ---- the museum --------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from labkit.network_works import OUTPUTS, products
 from labkit.recurrent_works import EPS
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -287,6 +288,29 @@ def cell_with(
     return gives
 
 
+def beside_two_kernels() -> Any:
+    """The network's own size, and few long rows."""
+    from labkit.exercises.race import Race
+    from labkit.kernels import min_gru, rms_recurrence
+    from labkit.recurrent_works import MIN_GRU, RMS_RECURRENCE
+    from labkit.recurrent_works import min_gru as plain_gru
+    from labkit.recurrent_works import rms_recurrence as plain_norm
+    from labkit.works import draw
+
+    def inputs(shape: dict[str, int]) -> tuple[Tensor, ...]:
+        return *MIN_GRU.inputs(shape), 1 + 0.1 * draw(shape["width"])
+
+    def plain(z: Tensor, candidate: Tensor, gain: Tensor) -> Tensor:
+        return plain_norm(1 - z, plain_gru(z, candidate), gain)
+
+    def two_kernels(z: Tensor, candidate: Tensor, gain: Tensor) -> Tensor:
+        return rms_recurrence(1 - z, min_gru(z, candidate), gain)
+
+    sizes = {"batch": 1024, "time": 64, "width": 128}, {"batch": 64, "time": 64, "width": 512}
+    work = replace(RMS_RECURRENCE, inputs=inputs, reference=plain)
+    return Race(work, {"labkit's two kernels": two_kernels}, sizes, roundings=4)
+
+
 cell = Exercise(
     "cell",
     "two recurrences in one loop",
@@ -394,4 +418,5 @@ cell = Exercise(
             raises=r"or pow|of type triton|(triton.*'|'tensor' object) has no attr|, not tensor|to_tensor",
         ),
     ),
+    race=beside_two_kernels,
 )

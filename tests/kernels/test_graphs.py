@@ -12,7 +12,8 @@ from operators import bf16, fp16, fp32
 from torch import nn
 from torch.nn import functional
 
-from labkit import device, graph_api
+from labkit import device
+from labkit.exercises import simulated_gpu
 from labkit.kernels import GraphedStep, graphs
 from labkit.stack_works import stack
 
@@ -23,7 +24,7 @@ class Pretend:
     """torch, with a stand-in for torch.cuda that keeps to its rules and notes which work did not wait."""
 
     def __init__(self):
-        self.machine = graph_api.Machine()
+        self.machine = simulated_gpu.Machine()
         self.cuda, self.pools = self, count()
         self._C = SimpleNamespace(
             _cuda_getCurrentRawStream=lambda gpu: self.machine.streams.index(self.machine.current)
@@ -121,8 +122,8 @@ def test_calls_from_one_stream_record_and_wait_for_nothing(pretend, monkeypatch)
     number = torch.zeros(2)
     step = GraphedStep(lambda: number.add_(1), keep=())  # without inputs it is a graph, too
     assert step().tolist() == [4.0] * 2, "three of the warm-up"
-    monkeypatch.setattr(graph_api.Stream, "record_event", None)
-    monkeypatch.setattr(graph_api.Stream, "wait_event", None)
+    monkeypatch.setattr(simulated_gpu.Stream, "record_event", None)
+    monkeypatch.setattr(simulated_gpu.Stream, "wait_event", None)
     assert step().tolist() == [5.0] * 2
 
 

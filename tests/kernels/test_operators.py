@@ -161,7 +161,7 @@ LEADS = {cases.GROUPED: "weight", cases.CELL: "gain", cases.HEADS: "w_in"}
 
 def wrong(name, value, leads):
     """What is no such argument."""
-    yield from (value.double(), value.long())
+    yield from (3.0, value.double(), value.long())
     if not leads:
         yield from (value.half(), value.to("meta"), value[..., :-1], torch.cat([value, value], -1))
         if name not in ("x", "z", "states"):  # which may have any leading dimensions
