@@ -1,7 +1,6 @@
 """Benchmarks in virtual time: rows, a stopped run that goes on, peers, files, what the command says."""
 
 import contextlib
-import csv
 import errno
 import json
 import os
@@ -9,8 +8,8 @@ import time
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
-import torch
 from click.testing import CliRunner
 from simulated import DOUBLING, doubling, install
 from taped import recorded
@@ -31,7 +30,7 @@ from labkit import (
     sweeps,
 )
 from labkit.bench import Bench
-from labkit.bench_plan import ROW_S, Part
+from labkit.bench_plan import Part
 from labkit.sweeps import Contender
 
 SHAPES = tuple({"batch": 2, "width": width} for width in (16, 32))
@@ -132,11 +131,8 @@ def test_every_contender_shape_dtype_and_direction_is_a_row_in_both_files(toy):
     assert all(r.median_us and r.copy_us and r.kind == "live" and r.source.startswith("code ") for r in found)
     assert {(r.clock, r.cache, r.peer) for r in found} == {("graph", "cold", None)}
     assert set(json.loads(OUT.read_text().splitlines()[0])) == {*rows.COLUMNS} - {*rows.LATER}
-    with open("out.csv", newline="") as stream:
-        table = [(line["width"], float(line["median_us"])) for line in csv.DictReader(stream)]
-    assert table == [(str(row.shape["width"]), row.median_us) for row in found]
-    output = labkit("linear", "linear")
-    assert "bench/affine" not in output and "linear: row 1 of 4, about" in output
+    assert pd.read_csv("out.csv")["median_us"].tolist() == [row.median_us for row in found]
+    assert "bench/affine" not in labkit("linear", "linear")
 
 
 # Peers
@@ -150,9 +146,6 @@ def test_peers_that_are_missing_or_of_another_version_are_named(toy, monkeypatch
     assert [(row.contender, row.median_us) for row in rows.read(OUT) if row.peer] == [("Peer", None)] * 2
     assert f"numpy is version {machine.version('numpy')}: its contenders were tried with 0.1." in output
     assert "no-such-package-of-ours" not in output and "numpy is version" not in labkit("affine")
-    monkeypatch.setattr(peers, "EXPECTED", {"it": "1.0"})
-    monkeypatch.setattr(peers, "installed", lambda package: "1.0+cu130")
-    assert peers.unexpected() == []
 
 
 def test_a_peer_tunes_itself_before_it_is_measured_and_again_if_rows_of_it_are_left(
@@ -165,13 +158,12 @@ def test_a_peer_tunes_itself_before_it_is_measured_and_again_if_rows_of_it_are_l
         raise RuntimeError("no kernel image")
 
     monkeypatch.setattr(peers, "tune", tune)
-    one = Part((toy.ours,), SHAPES, "bench/affine", ("float32",), tuning=("labkit",), tuned=SHAPES[:1])
-    planned(one, replace(one, directions=("forward_backward",), tuning=(), tuned=()))
+    planned(Part((toy.ours,), SHAPES, "bench/affine", ("float32",), tuning=("labkit",), tuned=SHAPES[:1]))
     measured = run("affine").measured
-    assert len(measured) == 4 and told == [(["labkit"], [SHAPES[0]], [])], "its failure is no error"
+    assert len(measured) == 2 and told == [(["labkit"], [SHAPES[0]], [])], "its failure is no error"
     for left in (0, 1):
-        rows.write(bench.tape("affine"), measured[: len(measured) - left])
-        assert run("affine").kept == 4 - left and len(told) == 1 + left
+        rows.write(bench.tape("affine"), measured[: 2 - left])
+        assert run("affine").kept == 2 - left and len(told) == 1 + left
 
 
 # A run that is stopped
@@ -193,24 +185,13 @@ def test_a_stop_keeps_the_rows_and_the_same_command_goes_on(toy):
     assert ("eager", 16) not in toy.calls and ("eager", 32) in toy.calls
     assert not list((places.cache() / "bench").rglob("*.jsonl")), "a complete run is forgotten"
 
-    def stop(progress):
-        if progress.done == 7:
-            raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        run(progress=stop)
-    toy.calls.clear()
-    assert run().kept == 7 and toy.calls == [("labkit", 16)]
-
-
-@pytest.mark.parametrize("how", ["again", "later", "machine", "damaged"])
+@pytest.mark.parametrize("how", ["again", "machine", "damaged"])
 def test_rows_that_would_not_be_measured_so_now_are_measured_again(toy, how, monkeypatch):
     run("affine")
-    here = machine.identity()
-    if how == "later":
-        aged("affine", 1.1)
-    elif how == "machine":
-        monkeypatch.setattr(machine, "identity", lambda: replace(here, driver="571"))
+    if how == "machine":
+        here = replace(machine.identity(), driver="571")
+        monkeypatch.setattr(machine, "identity", lambda: here)
     elif how == "damaged":
         bench.tape("affine").write_text("{}\n")
     assert run("affine", again=how == "again").kept == 0
@@ -223,18 +204,16 @@ def aged(name, hours):
 
 
 def test_rows_count_within_an_hour_after_the_last_of_any_suite_if_they_are_planned(toy, planned):
-    for _ in range(2):  # the second time they are older than the first
-        run("affine", "linear")
-        aged("affine", 9)
-        aged("linear", 0.9)
-        assert run("affine").kept == 4
+    run("affine", "linear")
     aged("affine", 9)
-    aged("linear", 1.1)
-    assert run("linear").kept == 0
-    assert run("affine").kept == 0, "what a run has found too old does not come back with it"
+    aged("linear", 0.9)
+    assert run("affine").kept == 4
     planned(Part((toy.ours,), SHAPES[:1], "bench/affine", ("float32",)))
     again = run("affine")
     assert (again.kept, len(again.measured)) == (1, 1)
+    aged("affine", 9)
+    aged("linear", 1.1)
+    assert run("linear").kept == run("affine").kept == 0, "what is too old does not come back"
 
 
 def test_an_edit_during_the_run_ends_it_and_leaves_no_row_under_the_wrong_code(toy, monkeypatch):
@@ -252,16 +231,6 @@ def test_an_edit_during_the_run_ends_it_and_leaves_no_row_under_the_wrong_code(t
 # What fails
 
 
-def test_a_contender_that_does_not_compile_is_a_gap_and_the_others_go_on(toy, monkeypatch, planned):
-    def compiled(*inputs):
-        raise torch._dynamo.exc.Unsupported("no such operator\nand a page more")
-
-    monkeypatch.setattr(torch, "compile", lambda call, **options: compiled)
-    both = (toy.ours, Contender("compiled", toy.ours.call, DOUBLING, compiled=True))
-    planned(Part(both, SHAPES, "bench/affine", ("float32",)))
-    assert "no time: compiled, 2 rows of affine: Unsupported: no such operator\n" in labkit("affine")
-
-
 def test_a_lost_gpu_ends_the_run_and_any_other_error_is_shown(toy, monkeypatch):
     def lost(*_, **__):
         raise RuntimeError(LOST)
@@ -271,9 +240,7 @@ def test_a_lost_gpu_ends_the_run_and_any_other_error_is_shown(toy, monkeypatch):
         with pytest.raises(RuntimeError, match=r"^CUDA error"):
             run("affine")
         patch.setattr(device, "synchronize", lost)
-        with pytest.raises(
-            bench.LostError, match=r"^bench/affine: the GPU is lost: RuntimeError: CUDA error"
-        ):
+        with pytest.raises(bench.LostError, match=r"^bench/affine: the GPU is lost: RuntimeError"):
             run("affine")
     call = lambda x: monkeypatch.setattr(device, "synchronize", lost) or lost()  # noqa: E731
     toy.ours = Contender("labkit", call, DOUBLING)
@@ -291,20 +258,7 @@ def test_a_disk_that_is_full_in_the_end_loses_no_row(toy, roofs, monkeypatch, wr
     monkeypatch.setattr(*writes, full)
     rows.write(machine.cache_path(), [recorded(suite="roofs/copy")])
     output = labkit("--csv", "out.csv", "--peers", "--record", "--figure", code=2)
-    assert "No space left on device; 10 rows are kept: within an hour" in output
-    assert run(with_peers=True).kept == 8
-
-
-def test_a_disk_that_is_full_in_the_middle_keeps_the_rows_before(toy, monkeypatch, tmp_path):
-    append = rows.append
-    part = lambda path, row: full() if row.shape["width"] == 32 else append(path, row)  # noqa: E731
-    with monkeypatch.context() as patch:
-        patch.setattr(rows, "append", part)
-        output = labkit("--json", OUT, code=2)
-    assert "No space left on device; 2 rows are kept: within an hour" in output
-    assert len(rows.read(OUT)) == 2 and run().kept == 2
-    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "README.md"))
-    assert f"rows are kept in {tmp_path}/README.md/bench; LABKIT_CACHE names another folder" in labkit(code=2)
+    assert "No space left on device; 10 rows are kept" in output and run(with_peers=True).kept == 8
 
 
 @pytest.mark.parametrize(
@@ -315,9 +269,6 @@ def test_a_disk_that_is_full_in_the_middle_keeps_the_rows_before(toy, monkeypatc
         *((["--json", "a", "--csv", at], f"{at} cannot be written: it is no") for at in (".", "/dev/null")),
         (["--json", "a", "--csv", "./a"], "--json and --csv name one file"),
         (["--record"], "--record keeps full runs only"),
-        (["affine", "--record", "--peers"], "name no suite"),
-        (["affine", "--compare", "a", "b"], "--compare measures nothing"),
-        (["--compare", "a", "b"], "a: there is no such file"),
         (["--compare", "a", "./a"], "--compare names one file twice"),
         (["affine", "--figure"], "there are no roofs of the device"),
     ],
@@ -338,8 +289,7 @@ def test_what_cannot_be_recorded_or_loaded_is_said_before_anything_is_measured(t
     monkeypatch.setattr(suites, "parts", broken)
     assert "Error: 01_launch_overhead, cell 3" in labkit(code=2)
     monkeypatch.setattr(device, "has_gpu", lambda: False)
-    output = labkit("--json", OUT, code=1)
-    assert "nothing is timed: a benchmark needs a GPU" in output and len(output.splitlines()) == 1
+    assert "nothing is timed: a benchmark needs a GPU" in labkit("--json", OUT, code=1)
     assert "no full run is recorded" in labkit("--figure", code=1) and not OUT.exists() and not toy.calls
 
 
@@ -347,35 +297,31 @@ def test_what_cannot_be_recorded_or_loaded_is_said_before_anything_is_measured(t
 
 
 def test_progress_counts_all_rows_and_what_is_left_falls_at_the_pace_of_what_was_measured(toy, monkeypatch):
-    """Of ten planned seconds and more; what was kept does not count."""
-    heard, now, left = [], [0.0], []
-    run(progress=heard.append)
-    assert [(each.done, each.total) for each in heard] == [(n, 8) for n in range(1, 9)]
-    assert [each.suite for each in heard] == ["affine"] * 4 + ["linear"] * 4
-    assert [each.left_s for each in heard] == [n * ROW_S for n in range(7, -1, -1)]
-    monkeypatch.setattr(bench_plan, "ROW_S", 6.0)
-    run("affine", again=True)
-    bench.tape("linear").unlink()
+    """As planned in the first ten seconds; what was kept does not count."""
+    heard, now = [], [0.0]
 
     def progress(each):
-        left.append(each.left_s)
+        heard.append(each)
         now[0] += 18.0
 
+    monkeypatch.setattr(bench_plan, "ROW_S", 6.0)
+    run("affine")
     monkeypatch.setattr(bench, "time", SimpleNamespace(monotonic=lambda: now[0]))
     assert run(progress=progress).kept == 4
-    assert left[:4] == [42.0, 36.0, 30.0, 24.0], "as planned"
-    assert left[4:] == [18.0, 12.0 * 90 / 12, 6.0 * 108 / 18, 0.0]
+    assert [(each.done, each.total) for each in heard] == [(n, 8) for n in range(1, 9)]
+    assert [each.suite for each in heard] == ["affine"] * 4 + ["linear"] * 4
+    left = [42.0, 36.0, 30.0, 24.0, 18.0, 12.0 * 90 / 12, 6.0 * 108 / 18, 0.0]
+    assert [each.left_s for each in heard] == left
 
 
 def test_a_full_run_is_recorded_and_the_readme_and_the_page_say_it(toy, roofs, tmp_path, monkeypatch):
     rows.write(machine.cache_path(), [recorded(suite="roofs/copy")])
-    page = places.BUILD / "bench.png"
     output = labkit("--peers", "--record", "--figure")
     assert "Recorded: recorded/simulated/bench.jsonl" in output and "Drawn: build/bench.png" in output
     assert (places.RECORDED / "simulated" / "roofs.jsonl").exists()
     found = rows.read(places.RECORDED / "simulated" / "bench.jsonl")
     assert len(found) == 10 and {row.kind for row in found} == {"recorded"}
-    readme = (tmp_path / "README.md").read_text()
+    readme, page = (tmp_path / "README.md").read_text(), places.BUILD / "bench.png"
     assert readme == bench_table.renew(readme, found, {row.suite: roofs for row in found})
     assert "| affine | forward |" in readme and page.read_bytes().startswith(b"\x89PNG")
     page.unlink()

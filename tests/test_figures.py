@@ -4,9 +4,8 @@ import base64
 import html
 import io
 import re
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
 
 import matplotlib.pyplot
 import numpy as np
@@ -19,7 +18,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from PIL import Image
 
-from labkit import drawing, figures, lanes, published, rows, tables
+from labkit import drawing, figures, published, rows, tables
 from labkit.provenance import TIMES
 
 WIDTHS = [128, 256, 512, 1024, 2048, 4096, 8192, 16384]
@@ -86,7 +85,7 @@ def drawn(*more, **options):
 
 def test_the_page_carries_alt_text_escaped_and_a_small_picture_and_threads_draw_the_same(tmp_path):
     title = 'a "quick" <b>&</b> dirty look'
-    shown, again = drawn(title=title), []
+    shown = drawn(title=title)
     page = shown._repr_html_()
     picture = re.fullmatch(r'<img alt="([^"<]*)" width="768" style="[^"]*" src="([^"]*)">', page)
     assert picture and html.unescape(picture[1]) == shown.alt == repr(shown)
@@ -95,16 +94,12 @@ def test_the_page_carries_alt_text_escaped_and_a_small_picture_and_threads_draw_
     assert not pictures[0].info and not {"exif", "icc_profile", "xmp"} & pictures[1].info.keys()
     pixels = [np.asarray(picture.convert("RGB")) for picture in pictures]
     assert np.array_equal(*pixels), "no pixel is lost on the page"
-    for contender in ("labkit", "nn.Linear"):
-        wanted = np.rint(np.multiply(to_rgb(figures.colour(contender)), 255))
-        assert (pixels[0] == wanted).all(axis=2).sum() > 200, "hues stay true"
+    wanted = np.rint(np.multiply(to_rgb(figures.colour("labkit")), 255))
+    assert (pixels[0] == wanted).all(axis=2).sum() > 200, "hues stay true"
     assert shown.save(tmp_path / "a.png").read_bytes() == shown.png
-    threads = [threading.Thread(target=lambda: again.append(drawn(title=title).png)) for _ in "ab"]
-    for step in (threading.Thread.start, threading.Thread.join):
-        for thread in threads:
-            step(thread)
-    assert again == [shown.png] * 2 and matplotlib.pyplot.get_fignums() == []
-    assert drawn(alt="my words").alt == "my words" and len(page) <= 25_000
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(lambda _: drawn(title=title).png, "ab")] == [shown.png] * 2
+    assert matplotlib.pyplot.get_fignums() == [] and len(page) <= 25_000
 
 
 def test_a_contender_keeps_its_colour_and_no_stranger_gets_ours():
@@ -120,9 +115,8 @@ def test_a_contender_keeps_its_colour_and_no_stranger_gets_ours():
 
 
 def test_colours_are_readable():
-    for hue, _ in drawing.SLOTS:
-        assert drawing.contrast(hue) >= 3 and drawing.contrast(drawing.text_colour(hue)) >= 4.5
-    assert min(drawing.contrast(grey) for grey in (drawing.INK, drawing.MUTED)) >= 4.5
+    for colour, least in [*((hue, 3) for hue, _ in drawing.SLOTS), (drawing.INK, 4.5), (drawing.MUTED, 4.5)]:
+        assert drawing.contrast(colour) >= least and drawing.contrast(drawing.text_colour(colour)) >= 4.5
 
 
 # --- sweeps -------------------------------------------------------------------------------------------
@@ -141,36 +135,25 @@ def test_sweep_alt_tells_who_is_fastest_where_and_by_what():
         assert said in alt
 
 
-@pytest.mark.parametrize(
-    ("other", "said"), [(10.3, "labkit and torch.compile tie"), (10.6, "labkit fastest")]
-)
-def test_a_difference_inside_the_spread_is_a_tie(other, said):
-    table = rows.table([row("labkit", 256, 10.0), row("torch.compile", 256, other)])
-    assert said in figures.sweep(table, title="t").alt
+def test_a_difference_inside_the_spread_is_a_tie():
+    for other, said in ((10.3, "labkit and torch.compile tie"), (10.6, "labkit fastest")):
+        table = rows.table([row("labkit", 256, 10.0), row("torch.compile", 256, other)])
+        assert said in figures.sweep(table, title="t").alt
 
 
 def test_kinds_differ_in_shape_and_in_words():
     posted = row("nn.Linear", 768, 190.0, kind="published", source="A blog", device="")
-    table = rows.table([*layers(device=L4, date="2026-11-21"), *layers(kind="recorded"), posted])
-    shown, looks, hue = figures.sweep(table, title="t"), {}, figures.colour("nn.Linear")
+    shown, hue = drawn(*layers(kind="recorded"), posted), figures.colour("nn.Linear")
+    looks = {}
     for kind in rows.KINDS:
         curve = next(c for c in lines(shown, f"{kind} curve") if c.get_color() == hue)
         looks[kind] = (curve.get_linestyle(), curve.get_markerfacecolor())
     assert looks["live"] == ("-", hue) and looks["recorded"] == ("--", "white")
     assert looks["published"][0] == "None"
-    assert {
-        "live on NVIDIA L4, 2026-11-21, graph clock, cold cache",
-        "recorded on NVIDIA H200, 2026-11-20, graph clock, cold cache",
-        *("published: A blog", "labkit", "labkit (recorded)", "nn.Linear (published)"),
-    } <= set(texts(shown))
-
-
-@pytest.mark.parametrize(
-    ("changes", "names"), [({"device": L4}, (H200, L4)), ({"batch": 8}, ("batch 8", "batch 32768"))]
-)
-def test_what_differs_at_one_width_becomes_curves_of_its_own(changes, names):
-    shown = drawn(*layers(**changes))
-    assert {f"labkit, {name}" for name in names} <= set(texts(shown)) and len(lines(shown, "live curve")) == 4
+    stamps = {f"{kind} on {H200}, 2026-11-20, graph clock, cold cache" for kind in ("live", "recorded")}
+    curves = {"published: A blog", "labkit", "labkit (recorded)", "nn.Linear (published)"}
+    key = {line.get_linestyle() for line in shown.figure.findobj(Line2D) if line.get_color() == drawing.MUTED}
+    assert {"-", "--"} <= key and stamps | curves <= set(texts(shown))
 
 
 @pytest.mark.parametrize("count", [2, 7, 18])
@@ -181,16 +164,6 @@ def test_labels_of_nearly_equal_ends_do_not_overlap(count):
     found = boxes(shown, "label")
     assert len(found) == count + 2
     assert_apart(found, shown)
-
-
-@pytest.mark.parametrize("level", [0.7, 0.85, 1.0, 1.2, 1.4])
-def test_a_label_inside_the_panel_covers_no_curve(level):
-    table = rows.table([row("labkit", 128, 40.0), *(row("copy", w, 40.0 * level) for w in WIDTHS)])
-    shown = figures.sweep(table, title="t")
-    (first, second), (ax,) = boxes(shown, "label"), shown.figure.axes
-    assert_apart([first, second], shown)
-    assert not first.y0 < ax.transData.transform((128, 40.0 * level))[1] < first.y1
-    assert first.x1 < ax.get_window_extent().x1, "it stands at the early end, where there is room"
 
 
 def test_gaps_and_disturbed_points_are_marked_and_noted_with_their_panels():
@@ -218,15 +191,12 @@ def test_gaps_and_disturbed_points_are_marked_and_noted_with_their_panels():
 
 
 def test_a_ratio_is_disturbed_with_either_of_its_times_and_a_quiet_figure_says_nothing_of_it():
-    changed = {("labkit", 256): "spread above 10%", ("nn.Linear", 512): WORKED}
-    table = rows.table(layers())
-    for quiet in (table, table.drop(columns="noise")):
-        shown = figures.sweep(quiet, title="t")
-        assert lines(shown, "noisy") == [] and "isturbed" not in shown.alt + " ".join(texts(shown))
+    changed, table = {("labkit", 256): "spread above 10%", ("nn.Linear", 512): WORKED}, rows.table(layers())
+    quiet = figures.sweep(table, title="t")
+    assert lines(quiet, "noisy") == [] and "isturbed" not in quiet.alt + " ".join(texts(quiet))
     table["noise"] = [changed.get((r.contender, r.width), "") for r in table.itertuples()]
     shown = figures.speedup(tables.speedup(table, "labkit", "nn.Linear"), title="t")
     assert sorted(ring.get_xdata()[0] for ring in lines(shown, "noisy")) == [256, 512]
-    assert f"{WORKED}: labkit over nn.Linear at width 512" in shown.alt
 
 
 @pytest.mark.parametrize(
@@ -243,12 +213,10 @@ def test_ticks_and_labels_are_apart_from_one_point_to_a_huge_range(sizes):
     shown = figures.sweep(rows.table([row("labkit", size, 6.7 * size / 160) for size in sizes]), title="t")
     (ax,), renderer = shown.figure.axes, rendered(shown)
     low, high = ax.get_xlim()
-    assert low < min(sizes) <= max(sizes) < high
+    assert low < min(sizes) <= max(sizes) < high and ax.get_xscale() == ax.get_yscale() == "log"
     assert_apart([label.get_window_extent(renderer) for label in ax.xaxis.get_ticklabels()], shown)
     assert_apart(boxes(shown, "label"), shown)
-    if len(sizes) == 1:
-        assert "labkit fastest at width 160; at width 160 labkit 6.7 µs" in shown.alt
-    else:
+    if len(sizes) > 1:
         assert len(ax.get_xticks()) >= 4 and all(np.log2(tick) % 1 == 0 for tick in ax.get_xticks())
 
 
@@ -262,8 +230,6 @@ def test_floors_are_functions_columns_or_points_and_regimes_are_named_without_ov
     assert {*floor, *names} <= set(texts(shown)) and "Thin lines: launch floor, copy, model." in shown.alt
     written = [t for t in shown.figure.texts if t.get_text() in names]
     assert_apart([t.get_window_extent(rendered(shown)) for t in written], shown)
-    with pytest.raises(ValueError, match="no column 'copi_us'"):
-        drawn(floor={"copy": "copi_us"})
 
 
 def test_small_multiples_share_their_axes_and_know_their_rows():
@@ -275,10 +241,7 @@ def test_small_multiples_share_their_axes_and_know_their_rows():
     assert {f"{dtype}, batch {batch}" for dtype in ("bf16", "fp32") for batch in (256, 32768)} <= set(said)
     assert said.count("labkit") == said.count(NOTHING) == 2
     assert "fp32, batch 256: nn.Linear fastest" in shown.alt
-    third = drawn(*layers(dtype="fp32"), *layers(dtype="tf32"), facet="dtype")
-    tops = [round(ax.get_position().y1, 3) for ax in third.figure.axes if ax.get_visible()]
-    assert tops[0] == tops[1] > tops[2], "a third panel goes below"
-    assert_apart(boxes(third, "label"), third)
+    assert_apart(boxes(shown, "label"), shown)
 
 
 def test_missing_columns_and_unknown_kinds_are_named_and_dollar_signs_are_text():
@@ -302,13 +265,10 @@ def test_speedup_tells_sources_apart_and_draws_equal_and_the_naive_line():
     shown = figures.speedup(table, title="t", naive={"operations saved": lambda width: width})
     curves, series = lines(shown, "published curve"), posted["series"].unique()
     assert len({c.get_color() for c in curves}) == len({c.get_marker() for c in curves}) == len(series) > 1
-    assert [c.get_color() for c in lines(shown, "live curve")] == [figures.colour("labkit")]
-    said = texts(shown)
-    assert {"equal", "operations saved"} <= set(said) and all(name in " | ".join(said) for name in series)
+    assert {"equal", "operations saved"} <= set(texts(shown))
     assert "labkit 0.5× at width 128 to 0.9× at 16384, not above 1 at the end" in shown.alt
-    assert re.search(r"0\.969× at width 128 to 69\.1× at 24576, above 1 from 512 on", shown.alt)
+    assert "0.969× at width 128 to 69.1× at 24576, above 1 from 512 on" in shown.alt
     assert_apart(boxes(shown, "label"), shown)
-    assert "equal" not in texts(figures.speedup(table, title="t", one_line=False))
 
 
 @pytest.mark.parametrize("draw", [figures.sweep, figures.speedup, figures.traffic])
@@ -361,8 +321,7 @@ def test_bars_in_groups_of_other_values_and_of_nothing():
     shown = figures.bars(table, title="t", value="share", unit=" of copy", group="dtype")
     assert {"bf16", "fp32", "0.25 of copy", "1 of copy"} <= set(texts(shown))
     assert "fp32: nn.Linear 0.75 of copy, labkit 1 of copy." in shown.alt
-    empty = figures.bars(rows.table([]), title="t", group="dtype", floor={"copy": "copy_us"})
-    assert NOTHING in texts(empty) and NOTHING in empty.alt
+    assert NOTHING in figures.bars(rows.table([]), title="t", floor={"copy": "copy_us"}).alt
 
 
 def test_bars_of_memory_are_in_mebibytes_without_whiskers_or_clock():
@@ -381,9 +340,8 @@ def test_a_disturbed_bar_has_a_ring_and_a_footnote_says_what_and_which():
     shown = figures.bars(table, title="Bars")
     assert [words for words in texts(shown) if "◯" in words] == [f"◯ {WORKED}: labkit", "5 µs ◯"]
     assert shown.alt.endswith(f"Disturbed: {WORKED}: labkit.")
-    for quiet, value in ((rows.table(noisy[1:], []), "median_us"), (table, "peak_bytes")):
-        shown = figures.bars(quiet, title="Bars", value=value)
-        assert not any("◯" in words for words in texts(shown)) and "Disturbed" not in shown.alt
+    memory = figures.bars(table, title="Bars", value="peak_bytes")
+    assert "◯" not in "".join(texts(memory)) and "Disturbed" not in memory.alt
 
 
 # --- timelines ----------------------------------------------------------------------------------------
@@ -427,8 +385,6 @@ def test_timeline_axis_can_be_fixed_but_hides_nothing():
     assert figures.timeline(profile, title="t", span_us=10).figure.axes[0].get_xlim()[1] > 50
     empty = figures.timeline(profile_of([], []), title="t").alt
     assert NOTHING in empty and "H200" not in empty, "what is not there is from nowhere"
-    two_gaps = profile_of([], [event("a", 0, 10), event("b", 50, 10), event("c", 70, 5)])
-    assert lanes.extent(two_gaps) == (75, (10, 50))
 
 
 def test_timeline_window_cuts_at_its_edges_and_says_so():
@@ -444,14 +400,9 @@ def test_timeline_window_cuts_at_its_edges_and_says_so():
     assert ax.get_ylim() == other.get_ylim(), "nothing moves up or down"
     inside = figures.timeline(two_launches(), title="t", window=(120, 130))
     assert "25 µs idle" in texts(inside) and NOTHING not in texts(inside) and "0 kernels" in inside.alt
-
-
-@pytest.mark.parametrize("window", [(5, 5), (6, 5), (float("nan"), 5), (0, float("inf"))])
-def test_timeline_refuses_an_empty_window_and_two_axes(window):
-    with pytest.raises(ValueError, match=r"^window: .* is empty"):
-        figures.timeline(two_launches(), title="t", window=window)
-    with pytest.raises(ValueError, match="window, span_us"):
-        figures.timeline(two_launches(), title="t", window=(0, 1), span_us=3)
+    for window in ((5, 5), (6, 5), (float("nan"), 5), (0, float("inf"))):
+        with pytest.raises(ValueError, match=r"^window: .* is empty"):
+            figures.timeline(profile, title="t", window=window)
 
 
 def test_timeline_tells_live_from_recorded_by_shape_and_in_words():
@@ -462,9 +413,7 @@ def test_timeline_tells_live_from_recorded_by_shape_and_in_words():
         assert shown.alt.endswith(f" {kind.capitalize()} on NVIDIA H200, 2026-01-02.")
         events = [box for box in shown.figure.axes[0].patches if box.get_zorder() == 3]
         (key,) = (box for box in shown.figure.artists if isinstance(box, Rectangle))
-        looks: list[Any] = [(box.get_linestyle(), to_hex(box.get_facecolor())) for box in [*events, key]]
-        assert len(looks) == 5 and looks[-1] == looks[-2], "the key looks as the kernels do"
-        assert all(drawing.contrast(face, drawing.INK) >= 4.5 for _, face in looks)
+        *looks, of_key = ((box.get_linestyle(), to_hex(box.get_facecolor())) for box in [*events, key])
+        assert len(looks) == 4 and of_key == looks[-1], "the key looks as the kernels do"
         found.append(set(looks))
-    (live, faces), (recorded, others) = (map(set, zip(*looks, strict=True)) for looks in found)
-    assert len(live) == len(recorded) == 1 and live != recorded and not faces & others
+    assert not found[0] & found[1]

@@ -3,14 +3,14 @@
 import json
 import os
 import re
-import subprocess
 from dataclasses import replace
 from datetime import datetime
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
-from simulated import Gpu
+from simulated import Gpu, out_of_memory
 
 from labkit import clocks, device, machine, places, rows
 from labkit.machine import Identity, Roofs
@@ -65,39 +65,31 @@ def test_without_a_gpu_the_device_is_said_to_be_none(no_gpu):
     assert re.fullmatch(r"\d+\.\d+.*", here.triton)
 
 
-def test_a_gpu_is_identified_by_its_properties_with_a_driver_or_without(monkeypatch):
-    card = type("Card", (), {})()
-    card.name, card.major, card.minor = "NVIDIA L4", 8, 9
-    card.total_memory, card.L2_cache_size, card.multi_processor_count = 24 * 2**30, 48 * 2**20, 58
+def test_a_gpu_is_identified_by_its_properties_with_a_driver_or_without(no_gpu, monkeypatch):
+    card = SimpleNamespace(name="NVIDIA L4", major=8, minor=9, total_memory=24 * 2**30)
+    card.L2_cache_size, card.multi_processor_count = 48 * 2**20, 58
     monkeypatch.setattr(device, "has_gpu", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError))
-    machine.identity.cache_clear()
-    try:
-        here = machine.identity()
-    finally:
-        machine.identity.cache_clear()
+    monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: os.stat("/no/nvidia-smi"))
+    here = machine.identity()
     assert (here.device, here.driver, here.capability) == ("NVIDIA L4", "unknown", (8, 9))
     assert (here.memory_bytes, here.l2_bytes, here.multiprocessors) == (24 * 2**30, 48 * 2**20, 58)
 
 
-@pytest.mark.parametrize(
-    ("name", "slug"),
-    [
-        ("NVIDIA GeForce RTX 4090 (Laptop)", "nvidia-geforce-rtx-4090-laptop"),
-        ("../../etc/passwd", "etc-passwd"),
-        ("Tesla® A100 80GB\tPCIe\n", "tesla-a100-80gb-pcie"),
-    ],
-)
-def test_a_device_is_a_safe_name_of_a_folder(name, slug):
-    assert replace(HERE, device=name).slug == slug
+def test_a_device_is_a_safe_name_of_a_folder():
+    names = {
+        "NVIDIA GeForce RTX 4090 (Laptop)": "nvidia-geforce-rtx-4090-laptop",
+        "../../etc/passwd": "etc-passwd", "Tesla® A100 80GB\tPCIe\n": "tesla-a100-80gb-pcie",
+    }  # fmt: skip
+    assert [replace(HERE, device=name).slug for name in names] == list(names.values())
 
 
 # The copy beside a kernel
 
 
 @pytest.mark.parametrize(
-    ("asked", "moved"), [(1, 2**10), (2**10 + 1, 2**11), (2**23, 2**23), (2**23 + 1, 2**23 + 2**21)]
+    ("asked", "moved"),
+    [(1, 2**10), (2**10 + 1, 2**11), (2**23 - 2**11,) * 2, (2**23 + 1, 2**23 + 2**21)],
 )
 def test_both_copies_copy_the_size_rounded_up(asked, moved):
     assert machine.copied_bytes(asked) == moved
@@ -121,13 +113,8 @@ def test_roofs_are_what_the_machine_can_do(gpu):
     assert [size for size, _ in roofs.copy] == [2**12, 2**16, 2**20], "the largest does not fit twice"
     for size, us in roofs.copy:
         assert us == pytest.approx(1.0 + size / 1e6, rel=1e-3), "of the faster copy"
-    assert roofs.matmul == {
-        "float32": pytest.approx(1e12),
-        "tf32": pytest.approx(4e12),
-        "bfloat16": pytest.approx(4e12),
-    }
-    assert roofs.node_us == pytest.approx(1.5)
-    assert roofs.host_us == pytest.approx(4.0, rel=0.01)
+    assert roofs.matmul == pytest.approx({"float32": 1e12, "tf32": 4e12, "bfloat16": 4e12})
+    assert (roofs.node_us, roofs.host_us) == pytest.approx((1.5, 4.0), rel=0.01)
     assert roofs.bandwidth == pytest.approx(2**20 / (1.0 + 2**20 / 1e6) * 1e6)
     first, *others = kept = rows.read(machine.cache_path())
     for row in kept:
@@ -139,10 +126,7 @@ def test_roofs_are_what_the_machine_can_do(gpu):
 
 
 def test_a_roof_that_cannot_be_measured_is_an_error(gpu, monkeypatch):
-    def fails(source, target):
-        raise torch.cuda.OutOfMemoryError
-
-    monkeypatch.setattr(machine, "COPIES", {"broken": fails})
+    monkeypatch.setattr(machine, "COPIES", {"broken": out_of_memory})
     with pytest.raises(RuntimeError, match="roofs/copy: the roof could not be measured: out of memory"):
         machine.roofs()
     assert not machine.cache_path().exists()
@@ -155,16 +139,14 @@ def test_a_roof_that_cannot_be_measured_is_an_error(gpu, monkeypatch):
 def measured(gpu, monkeypatch):
     """Roofs are in the cache; the list grows when they are measured again."""
     machine.roofs()
-    times = []
-    original = machine.measure_roofs
+    times, original = [], machine.measure_roofs
     monkeypatch.setattr(machine, "measure_roofs", lambda: times.append(1) or original())
     return times
 
 
 def test_roofs_are_measured_once_or_when_asked(measured):
     kept, first = machine.cache_path().read_bytes(), machine.roofs()
-    assert machine.roofs() == first and not measured
-    assert machine.cache_path().read_bytes() == kept
+    assert machine.roofs() == first and machine.cache_path().read_bytes() == kept and not measured
     assert machine.cache_path().is_relative_to(places.cache())
     machine.roofs(again=True)
     assert measured == [1]
@@ -196,19 +178,12 @@ def without(suite):
 
 
 BROKEN = {
-    "empty": lambda text: "",
     "not json": lambda text: "\udcff\n" * 2,
-    "torn in the middle": lambda text: text[40:],
     "torn at the end": lambda text: text[: len(text) // 2],
-    "no copies": without("roofs/copy"),
-    "no launches": without("roofs/launch"),
+    **{f"no {one}": without(f"roofs/{one}") for one in ("copy", "launch")},
     "another schema": rewritten(speed=3),
-    "a shape without its size": rewritten(shape={}),
     "a size that is none": rewritten(shape={"bytes": True}),
-    "more bytes than there can be": rewritten(shape={"bytes": 10**400}),
-    "no time": rewritten(median_us=None),
-    "time zero": rewritten(median_us=0.0),
-    "no operations": rewritten(flops=0),
+    **{f"time {us}": rewritten(median_us=us) for us in (None, 0.0)},
     "more operations than there can be": rewritten(flops=10**400),
     "a date that is none": rewritten(date="today"),
 }
@@ -237,52 +212,20 @@ def test_recorded_roofs_stand_in_and_say_so(gpu, monkeypatch):
     monkeypatch.setattr(device, "has_gpu", lambda: False)
     recorded = machine.roofs()
     assert recorded == replace(measured, kind="recorded")
-    assert recorded.table().columns.tolist() == [f"NVIDIA H200, recorded {measured.date}"]
+    table = replace(recorded, copy=((2**10, 2.0), (2**24, 10.0))).table()
+    assert table.loc["copy, 16 MiB"].to_dict() == {f"NVIDIA H200, recorded {measured.date}": "1.68 TB/s"}
 
 
 # Reading the roofs
 
 
-ROOFS = Roofs(
-    kind="live",
-    device="Simulated",
-    date="2026-01-02",
-    copy=((100, 2.0), (10_000, 2.0), (1_000_000, 200.0)),
-    matmul={"float32": 5e13},
-    node_us=1.25,
-    host_us=4.5,
-)
+COPY = ((100, 2.0), (10_000, 2.0), (1_000_000, 200.0))
+ROOFS = Roofs("live", "Simulated", "2026-01-02", COPY, {"float32": 5e13}, 1.25, 4.5)
 
 
-@pytest.mark.parametrize(
-    ("size", "us"),
-    [
-        (100, 2.0),
-        (10_000, 2.0),
-        (1_000_000, 200.0),
-        (100_000, 20.0),
-        (1000, 2.0),
-        (1, 2.0),
-        (0, 2.0),
-        (4_000_000, 800.0),
-    ],
-)
-def test_copies_are_interpolated_between_sizes_and_go_on_at_the_last_bandwidth(size, us):
-    assert ROOFS.copy_us(size) == pytest.approx(us)
-
-
-def test_roofs_as_a_table_to_read():
-    big = replace(ROOFS, copy=((2**10, 2.0), (2**24, 10.0), (2**32, 1000.0)))
-    table = big.table()
-    assert table.to_dict() == {
-        "Simulated, live 2026-01-02": {
-            "copy, 4 GiB or the largest that fits": "4.29 TB/s",
-            "copy, 16 MiB": "1.68 TB/s",
-            "matmul, float32": "50 TFLOP/s",
-            "smallest kernel in a graph": "1.25 us",
-            "smallest call from Python": "4.5 us",
-        }
-    }
+def test_copies_are_interpolated_between_sizes_and_go_on_at_the_last_bandwidth():
+    expected = dict(COPY) | {0: 2.0, 1: 2.0, 1000: 2.0, 100_000: 20.0, 4_000_000: 800.0}
+    assert {size: ROOFS.copy_us(size) for size in expected} == pytest.approx(expected)
 
 
 def test_the_roofs_of_a_table_are_those_of_its_device(gpu, monkeypatch):

@@ -11,17 +11,9 @@ import queueing
 import torch
 import triton
 import triton.language as tl
+from simulated import HERE
 
-from labkit import (
-    backend,
-    child,
-    clocks,
-    device,
-    machine,
-    places,
-    profiles,
-    rows,
-)
+from labkit import backend, child, clocks, device, machine, places, profiles, rows
 from labkit.measure import lock, traces
 
 TRACE = Path(__file__).with_name("data") / "chrome_trace.json"
@@ -82,12 +74,10 @@ def test_without_a_gpu_there_are_launches_and_no_times(recording):
     assert profile.launches == 4
     assert (profile.kernels, profile.host, profile.gaps) == ([], [], [])
     assert profile.span_us is None and profile.busy_us is None
-    table = profile.table().set_index("operation")
-    assert list(table.index) == ["mul", "add", "fill"]
-    assert table.loc["mul", "count"] == 2
-    assert table.loc["fill", "programs"] == 2
-    assert table.loc["fill", "bytes written"] == 8 * 160 * 4
-    assert not any("us" in column for column in table.columns)
+    table = profile.table()
+    assert list(table.columns) == ["operation", "count", "programs", "bytes read", "bytes written"]
+    assert table["operation"].tolist() == ["mul", "add", "fill"] and table["count"].tolist() == [2, 1, 1]
+    assert (table["programs"][2], table["bytes written"][2]) == (2, 8 * 160 * 4)
     assert (profile.kind, profile.device, profile.date) == ("live", "", "")
     assert "programs" not in profiles.profile(lambda: x * weight).table().columns, "there are none to count"
 
@@ -108,6 +98,10 @@ def publish(tape):
     return kept
 
 
+def refused():
+    raise AssertionError("this call should not run")
+
+
 @pytest.fixture
 def gpu(monkeypatch):
     """A GPU on which every call runs the trace; the calls of the profiler, with their warm-up runs."""
@@ -117,47 +111,11 @@ def gpu(monkeypatch):
         traced.append((call, warmup))
         return json.loads(TRACE.read_text())["traceEvents"]
 
-    here = machine.Identity("Simulated", "570.1", "2.13.0", "3.7.1", (9, 0), 2**30, 0, 4)
     monkeypatch.setattr(device, "has_gpu", lambda: True)
     monkeypatch.setattr(device, "uuid", lambda: "")
-    monkeypatch.setattr(machine, "identity", lambda: here)
+    monkeypatch.setattr(machine, "identity", lambda: HERE)
     monkeypatch.setattr(profiles, "_trace", trace)
     return traced
-
-
-def refused():
-    raise AssertionError("this call should not run")
-
-
-def test_a_live_profile_names_its_device_and_date(gpu, recording, traced):
-    profile = profiles.profile(refused, warmup=5)
-    assert gpu == [(refused, 5), (refused, 0), (refused, 0)], "warmed up once, recorded three times"
-    assert (profile.kind, profile.device) == ("live", "Simulated")
-    assert profile.date[:10] == machine.stamp()["date"][:10]
-    assert replace(profile, device="", date="") == traced
-    assert not recording.exists(), "without a name it is not kept"
-
-
-@pytest.mark.parametrize(
-    "disturbed",
-    [[("ab", 9.0, 10.0)], [("ab", 1.5, 5000.0)], [("ab", 9.0, 10.0), ("ab", 1.5, 5000.0)]],
-    ids=["the device", "the host", "either"],
-)
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_of_three_profiles_a_disturbed_one_is_not_shown(gpu, recording, monkeypatch, order, disturbed):
-    """Kernels took longer, or came late: not even if two of three were disturbed."""
-    quiet = ran("a", "b", us=1.5, every=10.0)
-    one, other = (ran(*names, us=us, every=every) for names, us, every in (disturbed * 2)[:2])
-    assert of_three(monkeypatch, order, one, quiet, other) == quiet.kernels
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_of_three_profiles_those_that_saw_the_usual_kernels_count(gpu, recording, monkeypatch, order):
-    usual, slow, fewer, more = ran("a", "b"), ran("a", "b"), ran("b"), ran("a", "b", "c")
-    slow.kernels[0] = replace(slow.kernels[0], duration_us=9.0)  # the host is later: the span stays
-    for odd in (fewer, more):
-        assert of_three(monkeypatch, order, slow, odd, usual) == usual.kernels
-    assert of_three(monkeypatch, order, fewer, usual, more) == more.kernels, "no two alike"
 
 
 def of_three(monkeypatch, order, *three):
@@ -168,17 +126,27 @@ def of_three(monkeypatch, order, *three):
     return profiles.profile(refused).kernels
 
 
-def test_what_is_recorded_on_a_gpu_is_shown_without_one(gpu, recording, monkeypatch):
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_of_three_profiles_the_undisturbed_one_of_the_usual_kernels_is_shown(gpu, monkeypatch, order):
+    """Kernels took longer, or came late: not even if two of three were disturbed."""
+    usual, fewer, more = ran("a", "b"), ran("b"), ran("a", "b", "c")
+    long, late = ran("a", "b", us=9.0), ran("a", "b", every=5000.0)
+    for one, other in ((long, long), (late, late), (long, late), (long, fewer), (long, more)):
+        assert of_three(monkeypatch, order, one, usual, other) == usual.kernels
+    assert of_three(monkeypatch, order, fewer, usual, more) == more.kernels, "no two alike"
+
+
+def test_what_is_recorded_on_a_gpu_is_shown_without_one(gpu, recording, monkeypatch, traced):
+    live = profiles.profile(refused, warmup=5)
+    assert gpu == [(refused, 5), (refused, 0), (refused, 0)], "warmed up once, recorded three times"
+    assert (live.kind, live.device, live.date[:10]) == ("live", "Simulated", machine.stamp()["date"][:10])
+    assert replace(live, device="", date="") == traced
+    assert not recording.exists(), "without a name it is not kept"
     live = profiles.profile(refused, tape="toy/eager")
     kept = publish(recording)
     assert (kept.kind, kept.driver, kept.torch, kept.triton) == ("live", "570.1", "2.13.0", "3.7.1")
     monkeypatch.setattr(device, "has_gpu", lambda: False)
-    profile = profiles.profile(refused, tape="toy/eager")
-    assert (profile.kind, profile.device, profile.date) == ("recorded", "Simulated", live.date)
-    assert profile.timed and profile.operations == []
-    assert (profile.kernels, profile.host, profile.launches) == (live.kernels, live.host, 4)
-    assert profile.table().equals(live.table())
-    assert (profile.gaps, profile.span_us, profile.busy_us) == (live.gaps, live.span_us, live.busy_us)
+    assert profiles.profile(refused, tape="toy/eager") == replace(live, kind="recorded", operations=[])
 
 
 def ran(*names, us=1.5, every=10.0, **stamp):
@@ -190,21 +158,13 @@ def ran(*names, us=1.5, every=10.0, **stamp):
 
 
 def test_the_census_has_a_row_for_each_case_and_sorts_its_launches():
-    found = profiles.census(
-        {
-            "plain": ran("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_bias_TNT"),
-            "split": ran(
-                "Memcpy DtoD (Device -> Device)",
-                "nvjet_hsh_64x8_64x16_4x1_v_bz_splitK_TNT",
-                "void cublasLt::splitKreduce_kernel<32, 16, int, float>(int)",
-                "void at::native::elementwise_kernel<128, 4>(int)",
-                "void at::native::elementwise_kernel<128, 4>(int)",
-                kind="recorded",
-                device="NVIDIA H200",
-            ),
-            "nothing": ran(),
-        }
-    ).set_index("case")
+    split = ran(
+        "Memcpy DtoD (Device -> Device)", "nvjet_hsh_64x8_64x16_4x1_v_bz_splitK_TNT",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float>(int)",
+        *["void at::native::elementwise_kernel<128, 4>(int)"] * 2, kind="recorded",
+    )  # fmt: skip
+    plain = ran("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_bias_TNT")
+    found = profiles.census({"plain": plain, "split": split, "nothing": ran()}).set_index("case")
     counted = ["launches", "matrix products", "reductions", "copies", "other"]
     assert list(found.columns) == [*counted, "kernels", "us", "kind"]
     assert found[counted].to_numpy().tolist() == [[1, 1, 0, 0, 0], [5, 1, 1, 1, 2], [0, 0, 0, 0, 0]]
@@ -216,23 +176,15 @@ def test_the_census_has_a_row_for_each_case_and_sorts_its_launches():
     assert found["kind"].tolist() == ["live", "recorded", "live"]
 
 
-SETUP = "x, w, b = (torch.randn(*size, device=device) for size in ((8, 4), (3, 4), (3,)))"
-
-
 @interpreted
 def test_text_is_profiled_in_another_process_with_other_variables(recording, monkeypatch):
     """The code looks at the variables; what it prints is dropped; no tape is kept without a GPU."""
     monkeypatch.setenv("KEPT", "from here")
     seen = "(os.environ['DISABLE_ADDMM_CUDA_LT'], os.environ['KEPT'], os.environ.get('LABKIT_TAPE'))"
-    check = (
-        f"import os; assert {seen} == ('1', 'from here', None), {seen}; assert os.getpid() != {os.getpid()}"
-    )
-    profile = profiles.profile_text(
-        "print('dropped'); F.linear(x, w, b).relu()",
-        setup=f"{check}\n{SETUP}",
-        environment={"DISABLE_ADDMM_CUDA_LT": "1"},
-        tape="toy/linear",
-    )
+    check = f"import os; assert {seen} == ('1', 'from here', None) and os.getpid() != {os.getpid()}"
+    setup = f"{check}\nx, w, b = (torch.randn(*size, device=device) for size in ((8, 4), (3, 4), (3,)))"
+    text, lt = "print('dropped'); F.linear(x, w, b).relu()", {"DISABLE_ADDMM_CUDA_LT": "1"}
+    profile = profiles.profile_text(text, setup=setup, environment=lt, tape="toy/linear")
     assert not profile.timed and [launch.name for launch in profile.counted.launches] == ["addmm", "relu"]
     assert not recording.exists()
     found = profiles.census({"written out": profile}).iloc[0]
@@ -241,7 +193,6 @@ def test_text_is_profiled_in_another_process_with_other_variables(recording, mon
     monkeypatch.setattr(child, "run", lambda function, *code, **rest: function(*code))
     wrong = {
         "text: NameError: name 'y' is not": {"text": "F.linear(y)"},
-        "text: SyntaxError: ": {"text": "1 +"},
         "setup: ModuleNotFoundError: ": {"text": "1", "setup": "import nowhere"},
         "text: SystemExit: 0": {"text": "raise SystemExit(0)"},
     }
@@ -251,46 +202,32 @@ def test_text_is_profiled_in_another_process_with_other_variables(recording, mon
 
 
 def test_text_on_a_gpu_is_kept_and_shown_without_one(gpu, recording, monkeypatch, traced):
-    """With the names, times and shapes that profile() finds."""
-    asked = []
+    """With the names, times and shapes that profile() finds, in a turn of this process."""
+    monkeypatch.setenv(lock.FOLDER, str(recording.parent))
+    monkeypatch.setattr(device, "uuid", lambda: "GPU-simulated")
+    asked, heard = [], []
 
     def run(function, *code, environment, seconds):
         asked.append((environment, seconds))
-        return function(*code)
-
-    monkeypatch.setattr(child, "run", run)
-    here = {name: value for name, value in os.environ.items() if name != rows.TAPE}
-    live = profiles.profile_text("1", environment={"A": "1"}, tape="toy/text")
-    assert asked == [({**here, "A": "1", lock.WITHIN: ""}, profiles.TEXT_LIMIT_S)]
-    assert replace(live, device="", date="") == traced
-    assert live.device == "Simulated" and live.date
-    publish(recording)
-    monkeypatch.setattr(device, "has_gpu", lambda: False)
-    taped = profiles.profile_text("1", tape="toy/text")
-    assert len(asked) == 1, "what is recorded is not run"
-    assert (taped.kind, taped.device, taped.kernels) == ("recorded", "Simulated", live.kernels)
-
-
-def test_text_is_profiled_in_a_turn_of_this_process_and_the_other_does_not_wait_for_it(
-    gpu, tmp_path, monkeypatch
-):
-    monkeypatch.setenv(lock.FOLDER, str(tmp_path))
-    monkeypatch.setattr(device, "uuid", lambda: "GPU-simulated")
-    heard = []
-
-    def run(function, *code, environment, seconds):
         assert lock.held()
         with monkeypatch.context() as there:
-            for name, value in environment.items():
-                there.setenv(name, value)
-            process = queueing.begin(tmp_path, "GPU-simulated")
+            there.setenv(lock.WITHIN, environment[lock.WITHIN])
+            process = queueing.begin(recording.parent, "GPU-simulated")
         heard.append(queueing.says(process))
         queueing.end(process)
         return function(*code)
 
     monkeypatch.setattr(child, "run", run)
-    assert profiles.profile_text("1", environment={"A": "1"}).timed
+    here = {name: value for name, value in os.environ.items() if name != rows.TAPE}
+    live = profiles.profile_text("1", environment={"A": "1"}, tape="toy/text")
+    assert asked == [({**here, "A": "1", lock.WITHIN: "GPU-simulated"}, profiles.TEXT_LIMIT_S)]
     assert heard == ["has it"] and not lock.held()
+    assert replace(live, device="", date="") == traced and live.device == "Simulated" and live.date
+    publish(recording)
+    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    taped = profiles.profile_text("1", tape="toy/text")
+    assert len(asked) == 1, "what is recorded is not run"
+    assert (taped.kind, taped.device, taped.kernels) == ("recorded", "Simulated", live.kernels)
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available:UserWarning")
@@ -299,59 +236,33 @@ def test_one_call_is_traced_after_those_that_warm_up_in_a_turn_of_this_process(t
     monkeypatch.setattr(device, "uuid", lambda: "GPU-simulated")
     monkeypatch.setenv("TEARDOWN_CUPTI", "0")
     monkeypatch.setenv("DISABLE_CUPTI_LAZY_REINIT", "1")
-    held, leaves = [], []
+    seen = []
 
     def call():
-        held.append(bool(lock.held()))
-        leaves.append(os.environ.get("TEARDOWN_CUPTI"))
-        for _ in held:
+        seen.append((bool(lock.held()), os.environ["TEARDOWN_CUPTI"]))
+        for _ in seen:
             torch.ones(3).sigmoid()
 
     traced = profiles.from_trace(profiles._trace(call, warmup=2))
-    assert held == [False, False, True, True], "two warm up, the profiler drops one and keeps one"
+    assert seen == [(False, "0")] * 2 + [(True, "1")] * 2, "the profiler drops one and keeps one"
     assert [event.name for event in traced.operations].count("aten::sigmoid") == 4
-    assert leaves[-2:] == ["1", "1"] and "DISABLE_CUPTI_LAZY_REINIT" not in os.environ, "it leaves afterwards"
+    assert "DISABLE_CUPTI_LAZY_REINIT" not in os.environ, "it leaves afterwards"
     assert not lock.held()
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_a_profile_may_last_for_a_block_and_leaves_with_it(monkeypatch):
     seen = []
-
-    def call():
-        seen.append(os.environ.get("TEARDOWN_CUPTI"))
-
-    with profiles.lasting(call):
-        assert not seen or device.has_gpu(), "nothing is called without a GPU"
-    seen.clear()
     monkeypatch.setattr(device, "has_gpu", lambda: True)
     monkeypatch.setattr(device, "synchronize", lambda: None)
     monkeypatch.setattr(device, "uuid", lambda: "")
-    with pytest.raises(RuntimeError, match="in the block"), profiles.lasting(call):
+    with (
+        pytest.raises(RuntimeError, match="in the block"),
+        profiles.lasting(lambda: seen.append(os.environ["TEARDOWN_CUPTI"])),
+    ):
         assert seen == ["0"]
         raise RuntimeError("in the block")
     assert os.environ["TEARDOWN_CUPTI"] == "1"
-
-
-@pytest.mark.skipif(not device.has_gpu(), reason="What cuBLASLt leaves to a second kernel needs a GPU.")
-def test_text_on_a_real_gpu_obeys_its_variables():
-    setup = "x, w = (torch.randn(n, 1024, device=device) for n in (4096, 1024)); b = w[0]"
-    with_lt, without = (
-        profiles.profile_text("F.linear(x, w, b)", setup=setup, environment={"DISABLE_ADDMM_CUDA_LT": value})
-        for value in ("0", "1")
-    )
-    found = profiles.census({"with": with_lt, "without": without})
-    assert found["matrix products"].tolist() == [1, 1]
-    assert (found["copies"] + found["other"]).tolist() == [0, 1], "the bias is copied before it is added to"
-
-
-@pytest.mark.skipif(not device.has_gpu(), reason="Recording real kernels needs a GPU.")
-def test_a_real_profile_on_a_gpu():
-    x, weight, bias = (torch.randn(n, 160, device="cuda") for n in (256, 1, 1))
-    profile = profiles.profile(lambda: x * weight + bias)
-    assert profile.timed and len(profile.kernels) == profile.launches == 2
-    assert all(kernel.duration_us > 0 for kernel in profile.kernels)
-    assert (profile.kind, profile.device) == ("live", torch.cuda.get_device_name())
 
 
 @pytest.mark.skipif(not device.has_gpu(), reason="The profiler watches launches on a GPU only.")
@@ -367,10 +278,8 @@ def test_launches_cost_the_host_no_more_after_a_profile():
         jobs = {"call": clocks.Job(call)}
         return min(clocks.measure(jobs, clock="host", cache="warm")["call"].median_us for _ in range(5))
 
-    before = host_us()
-    assert len(profiles.profile(call).kernels) == 50
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    assert len(profiles.profile(graph.replay).kernels) == 50
+    before, profile = host_us(), profiles.profile(call)
+    assert profile.timed and len(profile.kernels) == profile.launches == 50
+    assert all(kernel.duration_us > 0 for kernel in profile.kernels)
+    assert (profile.kind, profile.device) == ("live", torch.cuda.get_device_name())
     assert host_us() < 1.2 * before

@@ -4,36 +4,19 @@ import json
 import os
 import resource
 import stat
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from taped import recorded
 
 from labkit import places, rows
 from labkit.rows import Row
 
-GOOD = Row(
-    suite="lesson/sweep",
-    contender="labkit",
-    direction="forward",
-    dtype="float32",
-    shape={"batch": 256, "width": 160},
-    clock="graph",
-    cache="cold",
-    median_us=2.5,
-    p20_us=2.4,
-    p80_us=2.75,
-    runs=40,
-    min_bytes=327680,
-    flops=81920,
-    copy_us=2.25,
-    relative_error=1e-8,
-    device="NVIDIA H200",
-    driver="570.1",
-    torch="2.13.0",
-    triton="3.7.1",
-    date="2026-01-02T03:04:05+00:00",
-)
+GOOD = recorded(
+    suite="lesson/sweep", shape={"batch": 256, "width": 160}, kind="live", driver="570.1", torch="2.13.0",
+    triton="3.7.1", date="2026-01-02T03:04:05+00:00", relative_error=1e-8,
+)  # fmt: skip
 GAP = replace(GOOD, contender="eager", median_us=None, p20_us=None, p80_us=None, runs=0, note="out of memory")
 NOISY = replace(GOOD, noise="another process worked on the GPU", card="0a1b2c3d")
 PROFILE = replace(NOISY, suite="profile/eager", trace={"kernels": {"what": [], "when": []}})
@@ -54,28 +37,19 @@ def tapes(tmp_path, monkeypatch):
     return places.RECORDED
 
 
-def lines_of(path):
-    return path.read_text().splitlines()
+LINES = [(GOOD, SCHEMA), (GAP, SCHEMA), (NOISY, COLUMNS), (PROFILE, [*COLUMNS, "trace"])]
 
 
-def test_the_schema_is_the_contracts():
-    assert rows.COLUMNS == COLUMNS
-    assert list(json.loads(GOOD.to_json())) == SCHEMA
-    assert list(json.loads(NOISY.to_json())) == COLUMNS
-    assert list(json.loads(PROFILE.to_json())) == [*COLUMNS, "trace"]
-
-
-@pytest.mark.parametrize("row", [GOOD, GAP, NOISY, PROFILE], ids=["good", "gap", "noisy", "profile"])
-def test_a_row_survives_its_line_of_json_and_has_all_columns_of_a_table(row):
+@pytest.mark.parametrize(("row", "columns"), LINES, ids=["good", "gap", "noisy", "profile"])
+def test_a_row_survives_its_line_of_json_and_has_all_columns_of_a_table(row, columns):
     line = row.to_json()
-    assert "\n" not in line
+    assert list(json.loads(line)) == columns and "\n" not in line
     assert Row.from_json(line) == row
     table = rows.table([row, replace(GAP, shape={"width": 320})])
-    assert list(table.columns) == [*COLUMNS, "batch", "width"]
+    assert list(table.columns) == [*COLUMNS, "batch", "width"] and rows.COLUMNS == COLUMNS
     assert table["width"].tolist() == [160, 320] and table["batch"].isna().tolist() == [False, True]
     assert table["median_us"].isna().tolist() == [row is GAP, True]
-    empty = rows.table([], ["batch", "width"])
-    assert list(empty.columns) == list(table.columns) and empty[empty.batch == 256].empty
+    assert list(rows.table([], ["batch", "width"]).columns) == list(table.columns)
 
 
 def edited(**values):
@@ -102,10 +76,8 @@ def test_what_is_not_of_the_schema_is_a_value_error(line):
 
 def test_old_lines_whole_numbers_and_gaps_are_of_the_schema():
     assert Row.from_json(without("peak_bytes")).peak_bytes is None
-    assert Row.from_json(edited(peak_bytes=2**33)).peak_bytes == 2**33
-    assert Row.from_json(edited(median_us=3, p20_us=None)).median_us == 3
-    for kind in ("live", "recorded", "published"):
-        assert replace(GOOD, kind=kind).kind == kind
+    assert Row.from_json(edited(median_us=3, p20_us=None, peak_bytes=2**33)).median_us == 3
+    assert replace(GOOD, kind="published").kind == "published"
     with pytest.raises(ValueError, match="kind: 'guessed'"):
         replace(GOOD, kind="guessed")
 
@@ -122,7 +94,7 @@ def test_the_key_is_what_was_measured_not_where_or_when():
 
 @pytest.mark.parametrize("tape", sorted(places.RECORDED.glob("*/*.jsonl")), ids=lambda tape: tape.name)
 def test_a_tape_reads_and_is_written_as_it_was_also_from_before_noise_was_seen(tape):
-    for line in lines_of(tape):
+    for line in tape.read_text().splitlines():
         row = Row.from_json(line)
         later = {name: json.loads(line).get(name, empty) for name, empty in rows.LATER.items()}
         assert {name: getattr(row, name) for name in later} == later
@@ -132,7 +104,7 @@ def test_a_tape_reads_and_is_written_as_it_was_also_from_before_noise_was_seen(t
 def test_a_file_is_written_in_one_step_and_rows_are_added_and_replaced(tmp_path, monkeypatch):
     path, newer = tmp_path / "new" / "tape.jsonl", replace(GOOD, median_us=9.0)
     rows.append(path, GOOD)
-    assert lines_of(path) == [GOOD.to_json()]
+    assert path.read_text() == GOOD.to_json() + "\n"
     rows.append(path, GAP)
     assert rows.read(path) == [GOOD, GAP]
 
@@ -178,24 +150,16 @@ def test_a_row_that_does_not_fit_on_the_disk_is_refused_and_leaves_no_part(tmp_p
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         monkeypatch.undo()
-    assert lines_of(path) == [GOOD.to_json()]
+    assert path.read_text() == GOOD.to_json() + "\n"
     rows.append(path, GAP)
     assert rows.read(path) == [GOOD, GAP]
 
 
 def test_lines_of_two_writers_do_not_mix(tmp_path):
-    path = tmp_path / "tape.jsonl"
-
-    def fill(contender):
-        for _ in range(50):
-            rows.append(path, replace(GOOD, contender=contender))
-
-    writers = [threading.Thread(target=fill, args=(name,)) for name in ("a", "b")]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert sorted(row.contender for row in rows.read(path)) == ["a"] * 50 + ["b"] * 50
+    path, contenders = tmp_path / "tape.jsonl", ["a"] * 50 + ["b"] * 50
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda one: rows.append(path, replace(GOOD, contender=one)), contenders))
+    assert sorted(row.contender for row in rows.read(path)) == contenders
 
 
 @pytest.mark.parametrize(("cut", "kept"), [(0, 2), (1, 1), (40, 1), (200, 1)])
@@ -220,11 +184,11 @@ def test_a_broken_line_in_the_middle_is_an_error_or_costs_itself_alone(tmp_path,
 
 
 def test_recorded_takes_a_suite_and_those_below_it_of_one_device(tapes):
-    below, beside = replace(GOOD, suite="lesson/sweep/wide"), replace(GOOD, suite="lesson/sweeping")
+    names = "lesson/sweep/wide", "lesson/sweeping", "other"
+    below, beside, other = (replace(GOOD, suite=suite) for suite in names)
     rows.write(tapes / "a100" / "01.jsonl", [GOOD, beside])
     rows.write(tapes / "a100" / "02.jsonl", [below])
-    other = replace(GOOD, suite="other", device="H200")
-    rows.write(tapes / "h200" / "01.jsonl", [replace(GOOD, device="H200"), other])
+    rows.write(tapes / "h200" / "01.jsonl", [replace(GOOD, device="another"), other])
     assert rows.recorded("lesson/sweep") == [GOOD, below]
     assert rows.recorded("lesson") == [GOOD, beside, below]
     assert rows.recorded("other") == [other]
@@ -234,13 +198,11 @@ def test_recorded_takes_a_suite_and_those_below_it_of_one_device(tapes):
 def test_recorded_is_what_the_file_holds_now(tapes, monkeypatch):
     tape, read, reads = tapes / "h200" / "01.jsonl", rows.read, []
     monkeypatch.setattr(rows, "read", lambda path: reads.append(path) or read(path))
-    rows.write(tape, [GOOD])
-    rows.recorded("lesson").clear()
-    assert rows.recorded("lesson") == [GOOD] and len(reads) == 1, "an unchanged one is read once"
-    rows.append(tape, GAP)
-    assert rows.recorded("lesson") == [GOOD, GAP]
-    rows.write(tape, [GAP, GOOD])
-    assert rows.recorded("lesson") == [GAP, GOOD]
+    for held in ([GOOD], [GOOD, GAP], [GAP, GOOD]):
+        rows.write(tape, held)
+        rows.recorded("lesson").clear()
+        assert rows.recorded("lesson") == held
+    assert len(reads) == 3, "an unchanged one is read once"
     tape.write_text("{}\n" * 2)
     for _ in range(2):
         with pytest.raises(ValueError, match="damaged"):

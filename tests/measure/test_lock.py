@@ -1,12 +1,12 @@
 """The lock of a GPU, with real processes: one at a time, in order, whatever happens to those in the queue."""
 
+import contextlib
 import os
 import signal
 import stat
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -29,15 +29,6 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def heard():
-    """Everything that is said about the wait."""
-    found = []
-    token = lock.TELL.set(found.append)
-    yield found
-    lock.TELL.reset(token)
-
-
-@pytest.fixture
 def queued(folder):
     """Starts a process that asks for the GPU, once it waits; all are ended with the test."""
     found = []
@@ -52,30 +43,14 @@ def queued(folder):
         queueing.end(process)
 
 
-class LeftError(Exception):
-    """The wait was given up."""
-
-
 def waits(seconds=0.3, gpu=GPU):
     """Whether this process does not get its turn within so long."""
     end = time.monotonic() + seconds
-
-    def go_on():
-        if time.monotonic() > end:
-            raise LeftError
-
-    try:
-        with lock.hold(gpu, go_on):
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(clocks.StoppedError):
+        patch.setattr(device, "uuid", lambda: gpu)
+        with clocks.gpu_turn(lambda: time.monotonic() > end):
             return False
-    except LeftError:
-        return True
-
-
-def gets_it(process):
-    """Whether it has its turn after it said a while that it waits."""
-    while (said := says(process)) == "waits":
-        pass
-    return [said, says(process)] == ["served", "has it"]
+    return True
 
 
 def tickets(folder):
@@ -136,20 +111,17 @@ def test_a_killed_process_loses_its_turn_or_its_place(folder, queued):
         for process in (holder, first):
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
-        assert gets_it(second)
+        while (said := says(second)) == "waits":
+            pass
+        assert [said, says(second)] == ["served", "has it"]
         assert [ticket.name.split(".")[1] for ticket in tickets(folder)] == [str(second.pid)]
 
 
-def test_stop_leaves_the_queue_at_once(folder, monkeypatch):
-    monkeypatch.setattr(device, "uuid", lambda: GPU)
-    stop = threading.Event()
+def test_stop_leaves_the_queue_at_once(folder):
     before = len(os.listdir("/proc/self/fd"))
     with other(folder, GPU):
-        threading.Timer(0.2, stop.set).start()
         began = time.monotonic()
-        with pytest.raises(clocks.StoppedError, match="others had their turn"), clocks.gpu_turn(stop.is_set):
-            pytest.fail("not its turn")
-        assert time.monotonic() - began < 0.7
+        assert waits(0.2) and time.monotonic() - began < 0.7
         assert len(tickets(folder)) == 1, "the holder's"
     assert not waits()
     assert len(os.listdir("/proc/self/fd")) == before, "nothing stays open"
@@ -177,20 +149,17 @@ def test_ctrl_c_while_a_turn_ends_locks_nobody_out(folder, monkeypatch, where, n
 # --- what is said -------------------------------------------------------------------------------------
 
 
-def test_a_waiter_hears_its_place_and_whose_turn_it_is_until_it_has_its_own(
-    folder, heard, queued, monkeypatch
-):
+def test_a_waiter_hears_its_place_and_whose_turn_it_is_until_it_has_its_own(folder, queued, monkeypatch):
+    heard = []
+    token = lock.TELL.set(heard.append)
     with other(folder, GPU) as first:
         monkeypatch.setattr(lock, "GRACE_S", 30.0)
         assert waits() and heard == [], "so short a wait is not worth a line"
         monkeypatch.setattr(lock, "GRACE_S", 0.0)
         second = queued()
-
-        def go_on():
-            queueing.end(first if len(heard) == 1 else second)
-
-        with lock.hold(GPU, go_on):
+        with lock.hold(GPU, lambda: queueing.end(first if len(heard) == 1 else second)):
             assert heard.pop() == ""
+    lock.TELL.reset(token)
     assert heard[0].startswith(f"2nd in the queue for the GPU. Process {first.pid} of ")
     assert heard[1].startswith(f"1st in the queue for the GPU. Process {second.pid} of ")
 
@@ -223,13 +192,6 @@ def test_another_user_is_in_the_same_queue(monkeypatch):
             process.wait()
             with other(meeting, GPU, user=65533):
                 assert waits(), "before a ticket that is not the other user's to remove"
-        with lock.hold(GPU):
-            process = begin(meeting, GPU, user=65534)
-            try:
-                assert says(process) == "waits"
-            finally:
-                process.kill()
-                process.communicate()
 
 
 @pytest.mark.parametrize(("path", "problem"), [("file", "Not a directory"), ("no/such", "No such file")])
@@ -249,8 +211,7 @@ def test_what_is_no_ticket_is_not_followed_and_keeps_nobody_waiting(folder, tmp_
     (folder / GPU).mkdir(parents=True)
     trap, mine = folder / GPU / "000000000001.77.eve@lab", tmp_path / "mine"
     mine.write_text("precious")
-    make = {"link": lambda: trap.symlink_to(mine), "pipe": lambda: os.mkfifo(trap), "folder": trap.mkdir}
-    make[kind]()
+    {"link": lambda: trap.symlink_to(mine), "pipe": lambda: os.mkfifo(trap), "folder": trap.mkdir}[kind]()
     assert not waits()
     with other(folder, GPU):
         assert waits() and not waits(gpu=GPU.replace("1", "9")), "another GPU is free"
@@ -266,7 +227,7 @@ def test_a_cell_has_one_line_that_is_empty_in_the_end(monkeypatch, capfd, headle
     lock.tell("2nd"), lock.tell("")
     assert capfd.readouterr() == ("", "2nd\n")
     found = []
-    display = lambda what, display_id=None, update=False, **_: found.append((what["text/plain"], update))  # noqa: E731
+    display = lambda what, update=False, **_: found.append((what["text/plain"], update))  # noqa: E731
     monkeypatch.setattr("IPython.core.display_functions.display", display)
     monkeypatch.setattr(lock, "get_ipython", object)
     monkeypatch.setenv("LABKIT_HEADLESS", headless)
