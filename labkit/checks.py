@@ -320,6 +320,8 @@ _NAN_BITS = {
     torch.bfloat16: (torch.int16, 0x7FC0),
 }
 """By dtype: integers of its size, and the bits of its quiet NaN; the lowest six bits are free."""
+_OTHERS = (torch.uint8, 64)
+"""For dtypes without a NaN, bytes that no bool and hardly a small integer holds."""
 
 
 class Fences(dispatch.Mode):
@@ -340,7 +342,7 @@ class Fences(dispatch.Mode):
     def allocate(self, count: int, like: Tensor) -> Tensor:
         """``count`` elements of NaN between two fences; of integers and bool, any other marks."""
         block = like.new_empty(count + 2 * self._fence)
-        bits, quiet = _NAN_BITS.get(like.dtype, (torch.uint8, 0))
+        bits, quiet = _NAN_BITS.get(like.dtype, _OTHERS)
         # Each block has a NaN of its own: one that a stray load brings from elsewhere is not taken for it.
         mark = quiet + 1 + len(self._blocks) % 62
         block.view(bits).fill_(mark)
@@ -351,7 +353,7 @@ class Fences(dispatch.Mode):
         """How many elements outside its tensor the farthest stray store went; 0 when all fences stand."""
         farthest = 0
         for block, count, mark in self._blocks:
-            bits, _ = _NAN_BITS.get(block.dtype, (torch.uint8, 0))
+            bits, _ = _NAN_BITS.get(block.dtype, _OTHERS)
             whole = block.view(bits) == mark
             if len(whole) > len(block):  # elements of several bytes without a NaN
                 whole = whole.view(len(block), -1).all(1)

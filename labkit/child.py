@@ -51,6 +51,8 @@ class ChildError(RuntimeError):
     """
 
     raised = False
+    begun = True
+    """Whether the function was called at all."""
 
 
 def run(
@@ -89,7 +91,7 @@ class Forkserver:
         self._begin()
 
     def _begin(self) -> None:
-        self._requests, self._process = _start(_serve, self._environment, self._uses)
+        self._requests, self._process = _start(_serve, self._environment, _Late(self._uses))
         self._requests.send(self._prepare)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -100,6 +102,15 @@ class Forkserver:
         """The result of a function, as ``run`` gives it; ChildError also for what ``prepare`` raised."""
         if self._requests.closed or self._requests.poll():  # it never writes: this is the end of the process
             self._begin()
+        try:
+            return self._ask(function, args, limits)
+        except ChildError as error:
+            if error.begun:
+                raise
+        self._begin()  # it has just ended, and that was not to be seen yet
+        return self._ask(function, args, limits)
+
+    def _ask(self, function: Callable[..., Any], args: tuple[Any, ...], limits: dict[str, Any]) -> Any:
         ours, theirs = _SPAWN.Pipe()
         with suppress(OSError), theirs:  # that nobody is there is told as the end of the process
             send_handle(self._requests, theirs.fileno(), 0)
@@ -175,7 +186,7 @@ def _call(
     if stopped is None:
         _, said, trace = result or (None, _end(status), trace)
         stopped = ChildError(said)
-        stopped.raised = bool(result)
+        stopped.raised, stopped.begun = bool(result), begun or bool(result) or status is not None
         trace += output.last
     if trace:
         stopped.add_note(trace)
@@ -235,9 +246,27 @@ def _run_once(connection: Connection, environment: dict[str, str]) -> None:
     _guard(connection)
 
 
-def _serve(requests: Connection, environment: dict[str, str], uses: tuple[Forkserver, ...]) -> None:
+class _Late:
+    """Something that a new process unpickles when its environment is in place: that imports modules, and
+    Triton among them has to find the right TRITON_INTERPRET."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __getstate__(self) -> bytes:
+        return bytes(ForkingPickler.dumps(self._value))
+
+    def __setstate__(self, pickled: bytes) -> None:
+        self._pickled = pickled
+
+    def unpickled(self) -> Any:
+        return ForkingPickler.loads(self._pickled)
+
+
+def _serve(requests: Connection, environment: dict[str, str], late: _Late) -> None:
     """Prepare, then fork a guard for each connection that comes; end when no more can come."""
     _settle(environment)
+    uses = late.unpickled()
     failure: tuple[Any, ...] = ()
     with suppress(EOFError, OSError):
         try:

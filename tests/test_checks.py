@@ -365,7 +365,7 @@ def test_every_way_to_get_fresh_memory_is_poisoned_and_fenced(make):
     assert fences.broken() == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, *checks.DTYPES])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, *checks.DTYPES])
 @pytest.mark.parametrize("at", [-1, 6])
 def test_a_store_beside_a_tensor_that_was_placed_breaks_its_fence(dtype, at):
     fences = Fences()

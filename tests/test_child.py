@@ -192,6 +192,25 @@ def test_a_server_that_is_killed_or_forgotten():
     assert ended(other)
 
 
+def test_a_server_that_has_ended_unseen_is_started_again(monkeypatch):
+    server = child.Forkserver(os.getpid)
+    server._process.kill()
+    server._process.join()
+    monkeypatch.setattr(type(server._requests), "poll", lambda self, timeout=0.0: False)
+    assert server.run(operator.add, 1, 2, seconds=20) == 3
+
+
+def test_what_a_server_uses_is_imported_in_its_environment(tmp_path, monkeypatch):
+    (tmp_path / "looks.py").write_text(
+        "import os\nSEEN = os.environ.get('MARK')\ndef seen(): return SEEN\ndef nothing(*_): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    looks = importlib.import_module("looks")
+    used = child.Forkserver(looks.nothing)
+    server = child.Forkserver(operator.is_, None, environment={**os.environ, "MARK": "1"}, uses=(used,))
+    assert server.run(looks.seen, seconds=20) == "1"
+
+
 def test_a_server_uses_another_one_from_several_threads(server):
     nested = child.Forkserver(keep, uses=(server,))
     with ThreadPool(4) as pool:

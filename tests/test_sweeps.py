@@ -333,8 +333,7 @@ def test_wrong_options_are_named_with_a_gpu_and_without(gpu, monkeypatch, has_gp
 def test_stop_is_heard_while_a_point_is_measured(gpu):
     asked = itertools.count()
     table = sweeps.run("suite", [doubling(gpu)], POINTS, stop=lambda: next(asked) > 20)
-    assert table.empty
-    assert list(table.columns[-2:]) == ["batch", "width"]
+    assert table.empty and list(table.columns[-2:]) == ["batch", "width"]
     assert next(asked) == 22, "and not asked again"
 
 
