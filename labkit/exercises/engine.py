@@ -81,9 +81,9 @@ class Call:
 
     def __str__(self) -> str:
         shown = {name: _short(value) for name, value in self.given.items()}
-        said = [f"{name} {value}" for name, value in shown.items() if not value.startswith("<")]
-        kind = "" if self.dtype is None else f", {_name(self.dtype)}"
-        return ", ".join(said) + kind + (f", {self.layout}" if self.layout != "contiguous" else "")
+        said = ", ".join(f"{name} {value}" for name, value in shown.items() if not value.startswith("<"))
+        kind = "" if self.dtype is None else f" in {_name(self.dtype)}"
+        return f"With {said}{kind}" + (f", {self.layout}" if self.layout != "contiguous" else "")
 
 
 class Mistake:
@@ -341,7 +341,8 @@ def _tensors(got: Tensor, want: Tensor, tolerance: float) -> str:
     if not len(wrong):
         return ""
     at = tuple(wrong[0].tolist())
-    share = "" if want.dim() == 0 else f"{len(wrong)} of {want.numel()} elements are wrong; "
+    verb = "is" if len(wrong) == 1 else "are"
+    share = "" if want.dim() == 0 else f"{len(wrong)} of {want.numel()} elements {verb} wrong; "
     place = "it" if want.dim() == 0 else f"the one at {list(at)}"
     return f"{share}{place} is {got[at]:.6g}, not {want[at]:.6g}"
 

@@ -224,11 +224,11 @@ def _request(kernel: Any, given: dict[str, Any]) -> codegen.Request:
 
 def _right(exercise: Exercise, done: list[Call]) -> Finding:
     kinds = [engine._name(dtype) for dtype in exercise.dtypes if dtype is not None]
-    layouts = f"{len(exercise.layouts)} layouts" if len(exercise.layouts) > 1 else ""
-    said = ", ".join(
-        filter(None, [f"{len(exercise.cases) + len(exercise.large)} cases", ", ".join(kinds), layouts])
-    )
-    observed = f"{len(done)} calls are right ({said}). {exercise.right}".strip()
+    cases = len(exercise.cases) + len(exercise.large)
+    said = [f"{cases} cases"] * (cases > 1) + kinds
+    said += [f"{len(exercise.layouts)} layouts"] * (len(exercise.layouts) > 1)
+    calls = f"{len(done)} calls are right ({', '.join(said)}). " if len(done) > 1 else ""
+    observed = f"{calls}{exercise.right}".strip()
     return Finding("right", observed, checks=len(done))
 
 

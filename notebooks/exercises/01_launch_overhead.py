@@ -211,7 +211,7 @@ def launch(kernel: Any, x: Tensor, count: int, block: int, programs: int) -> dic
     """What is in y afterwards, where -1 stands for nothing."""
     y = torch.full_like(x, -1.0)
     kernel[(programs,)](x, y, count, BLOCK=block)
-    return {"y": y}
+    return {"y, which held -1 before": y}
 
 
 def doubled(stores: Any) -> Any:
@@ -220,7 +220,7 @@ def doubled(stores: Any) -> Any:
     def gives(x: Tensor, count: int, block: int, programs: int) -> dict[str, Any]:
         at = torch.arange(len(x))
         stored = stores(at, count, block) & (at < block * programs)
-        return {"y": torch.where(stored, 2 * x, -1.0)}
+        return {"y, which held -1 before": torch.where(stored, 2 * x, -1.0)}
 
     return gives
 
