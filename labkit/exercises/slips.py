@@ -41,7 +41,7 @@ SLIPS = (
         "mask-of-numbers",
         "A mask is a block of true and false. What's in the one that you give to tl.load or tl.store?",
         "A comparison makes it, such as `at < ...`; write mask=... where you give other arguments too.",
-        raises="Mask must have boolean",
+        raises="Mask must have boolean|mask has unsupported dtype",
     ),
     Mistake(
         "chained",

@@ -315,14 +315,17 @@ def block(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
     return torch.relu(x * weight + bias) + residual
 
 
-def with_column(column: Any) -> Any:
-    """What comes out when weight and bias are loaded at another column than the element's."""
+def with_column(column: Any, beyond_end: float) -> Any:
+    """What comes out when weight and bias are loaded at another column than the element's.
+
+    ``beyond_end`` is what the ReLU makes of the NaN that lies beyond the end of both: NaN or 0.
+    """
 
     def gives(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
         at = column(torch.arange(x.numel()), x.shape[-1])
         beyond = at >= len(weight)
         value = x.flatten() * weight[at % len(weight)] + bias[at % len(weight)]
-        value = torch.where(beyond, math.nan, value.relu())
+        value = torch.where(beyond, beyond_end, value.relu())
         return (value + residual.flatten()).view(x.shape)
 
     return gives
@@ -373,13 +376,13 @@ fuse = Exercise(
             "element-for-column",
             "weight has `width` elements. Which one belongs to element `at` of x?",
             "Rows lie one behind the other, so the column is what is left of `at` after whole rows.",
-            gives=with_column(lambda at, width: at),
+            gives=tuple(with_column(lambda at, width: at, end) for end in (0.0, math.nan)),
         ),
         Mistake(
             "row-for-column",
             "at // width counts whole rows. Which number says how far inside its row an element is?",
             "The remainder of the same division.",
-            gives=with_column(lambda at, width: at // width),
+            gives=tuple(with_column(lambda at, width: at // width, end) for end in (0.0, math.nan)),
         ),
     ),
 )

@@ -415,7 +415,8 @@ cell = Exercise(
             "not-in-tl",
             "Of which operations is your formula made, and which of them does `tl` have for a block?",
             "Neither a power nor a mean. A square is a product; tl.sum and tl.sqrt are there.",
-            raises=r"or pow|of type triton|(triton.*'|'tensor' object) has no attr|, not tensor|to_tensor",
+            raises=r"or pow|of type triton|(triton.*'|'tensor' object) has no attr|, not tensor|to_tensor"
+            r"|function ref",
         ),
     ),
     race=beside_two_kernels,
