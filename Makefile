@@ -4,13 +4,13 @@
 #   IPYKERNEL=6.31   the older supported ipykernel, in one of its own; `test` runs panels and browser
 #   PYTHON=...       the Python that the virtual environment is made of
 BOOTSTRAP = $(or $(PYTHON),python3) labkit/bootstrap.py
-# TEACHING.md and the solutions hold answers. In a container one is often root, and Jupyter wants to be told that
-# this is meant.
+# TEACHING.md, the solutions and the exercises hold answers. In a container one is often root, and Jupyter wants to be
+# told that this is meant.
 LAB = --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks \
-	$(foreach hidden,TEACHING.md solutions __pycache__,--ContentsManager.hide_globs=$(hidden)) \
+	$(foreach hidden,TEACHING.md solutions exercises __pycache__,--ContentsManager.hide_globs=$(hidden)) \
 	$(if $(filter 0,$(shell id -u)),--allow-root)
 # What depends on the version of ipykernel.
-KERNEL_TESTS = tests/browser $(wildcard tests/test_*panel*.py $(addprefix tests/test_,live.py prediction.py exercises.py))
+KERNEL_TESTS = tests/browser $(wildcard tests/test_*panel*.py tests/test_live.py tests/test_prediction.py tests/exercises/test_lesson.py)
 
 .DEFAULT_GOAL := help
 .PHONY: run test lab doctor record bench slides site lint setup help clean
