@@ -218,11 +218,11 @@ def _made(exercise: Exercise, mistake: Mistake, calls: Sequence[Call], lacking: 
     variants = mistake.gives
     if mistake.raises or not (variants or mistake.breaks or mistake.when):
         return False
-    if mistake.breaks and mistake.breaks != lacking:
-        return False
-    if mistake.when is not None and not mistake.when(calls):
-        return False
+    if lacking != mistake.breaks and (mistake.breaks or lacking == "form"):
+        return False  # of a result of the wrong kind nothing else can be asked
     compared = [call for call in calls if call.error is None]
+    if mistake.when is not None and not mistake.when(compared):
+        return False
     return not variants or any(all(_gave(exercise, call, gives) for call in compared) for gives in variants)
 
 

@@ -73,7 +73,7 @@ def judge_file(lesson: str, name: str, file: Path) -> Finding:
     try:
         answer = run_cell(lesson, namespace, exercise, file)
         return judge(exercise, answer, file) if answer else Finding("error", UNCHECKED)
-    except Exception as error:
+    except BaseException as error:  # SystemExit too: whatever it is, the learner's code raised it
         return raised(exercise, error, file, namespace)
 
 

@@ -128,6 +128,7 @@ def test_a_cell_may_show_the_solution_or_take_an_answer_above_its_check(learner)
 def test_accidents_are_verdicts_with_the_learners_line(learner, source, status, said):
     bundle = learner(limit_s=4.0).run(source)
     assert status in bundle["text/plain"].splitlines()[0] and said in bundle["text/plain"]
+    assert "own cells of kernels" not in bundle["text/plain"], "the lesson is not to blame"
 
 
 def test_an_exception_is_told_with_its_line_and_the_names_at_hand(learner):
