@@ -15,6 +15,7 @@ import torch
 from filelock import FileLock
 
 import labkit  # noqa: F401 - decides whether Triton interprets, which is not imported yet
+from labkit import machine
 
 pytest.register_assert_rewrite("grouped", "products", "recurring", "taught")
 
@@ -43,6 +44,13 @@ def overflow_is_an_error(monkeypatch):
     builder = interpreter.interpreter_builder
     options = dataclasses.replace(builder.options, debug=True, sanitize_overflow=True)
     monkeypatch.setattr(builder, "options", options)
+
+
+@pytest.fixture(autouse=True)
+def the_machine_itself():
+    """What a test with another machine, or none, has found out about it ends with that test."""
+    yield
+    machine.identity.cache_clear()
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 from simulated import install
@@ -101,7 +102,7 @@ def test_what_is_not_installed_is_a_gap_with_the_reason(monkeypatch, gpu):
     table = sweeps.run("suite", contenders, [SHAPE]).set_index("contender")
     assert table["median_us"].notna().tolist() == [True, False]
     assert table["note"]["Liger"] == "MissingError: liger-kernel is not installed: pip install -e '.[peers]'"
-    assert table["peer"]["Liger"] == "liger-kernel" and table["peer_version"].isna().all()
+    assert table["peer"]["Liger"] == "liger-kernel" and pd.isna(table["peer_version"]["eager"])
 
     def no_module(name):
         raise ModuleNotFoundError("No module named 'transformers'", name="transformers")

@@ -27,7 +27,8 @@ def problem(source, folder):
         ("x.numel(), x.shape[-1]", "min(x.numel(), 2**20), x.shape[-1]", "wrong", "elements are wrong"),
         (
             "    inside = at < count",
-            "    inside = at < count\n    while count > 0:\n        inside = at < count",
+            # without an effect the loop would be compiled away
+            "    inside = at < count\n    while count > 0:\n        tl.store(y, 0.0)",
             "stopped",
             "5 s",
         ),
