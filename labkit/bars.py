@@ -116,6 +116,11 @@ class _Bars:
     spread: tuple[str, str] | None
     quantity: str
 
+    @property
+    def axis(self) -> str:
+        """What is written along the axis."""
+        return f"{self.quantity} (shorter is better)" if self.text is duration else self.quantity
+
     def __post_init__(self) -> None:
         self.groups = list(self.table[self.group].unique()) if self.group and len(self.table) else [None]
         self.slots = slots(self.table["contender"])
@@ -176,7 +181,7 @@ class _Bars:
         figure, (ax,) = page.draw()
         lay_out(ax, page, reach, self.text)
         left, bottom, right, top = bounds(ax)
-        write(figure, (left + right) / 2, bottom - 34, self.quantity, ha="center", va="bottom")
+        write(figure, (left + right) / 2, bottom - 34, self.axis, ha="center", va="bottom")
         for (name, at), (centre, row) in zip(lines.items(), places, strict=True):
             ax.axvline(at, color=INK, linewidth=1.0, zorder=4)
             y = top + 3 + row * LINE * SMALL_SIZE

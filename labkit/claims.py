@@ -7,6 +7,7 @@ Only a live measurement can hold *here*; a recorded or published one is shown as
 
 import html
 import math
+import operator
 import os
 import string
 from collections.abc import Callable
@@ -33,13 +34,53 @@ LOOK: dict[Status, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Measured:
-    """A figure and where it comes from: measured now (live), read from a tape, or published by somebody."""
+    """A figure and where it comes from: measured now (live), read from a tape, or published by somebody.
+
+    It adds, subtracts, multiplies and divides with plain numbers, and with figures of the same origin. With
+    one of another device or kind the result is `MISSING`, as no figure may mix them.
+    """
 
     value: float
     kind: Literal["live", "recorded", "published"]
     device: str
+    """Empty for a figure that nobody measured."""
+
+    def _with(self, other: "Measured | float", operation: Callable[[float, float], float]) -> "Measured":
+        if not isinstance(other, Measured):
+            return Measured(operation(self.value, other), self.kind, self.device)
+        if (self.kind, self.device) != (other.kind, other.device):
+            return MISSING
+        return Measured(operation(self.value, other.value), self.kind, self.device)
+
+    def __add__(self, other: "Measured | float") -> "Measured":
+        return self._with(other, operator.add)
+
+    def __sub__(self, other: "Measured | float") -> "Measured":
+        return self._with(other, operator.sub)
+
+    def __mul__(self, other: "Measured | float") -> "Measured":
+        return self._with(other, operator.mul)
+
+    def __truediv__(self, other: "Measured | float") -> "Measured":
+        return self._with(other, operator.truediv)
+
+    def __rtruediv__(self, other: float) -> "Measured":
+        return self._with(other, lambda mine, over: over / mine)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+MISSING = Measured(math.nan, "live", "")
+"""A figure that nobody measured; what is computed from it is missing, too."""
+
+
+def number(value: Measured | float | None) -> float | None:
+    """The plain number; None for what nobody measured."""
+    if isinstance(value, Measured):
+        return value.value if value.device else None
+    return value
 
 
 class _Dash:
@@ -116,11 +157,11 @@ def claim(
     for a claim that does not hold here while outputs are recorded.
     """
     _check_fields(sentence)
-    number = value.value if isinstance(value, Measured) else value
-    if number is not None and holds is None:
+    plain = number(value)
+    if plain is not None and holds is None:
         raise ValueError(f"claim {sentence!r}: holds is missing, and there is a number to judge")
-    status, note = _judge(value, number, holds)
-    made = Claim(sentence, number, status, note, _current_cell())
+    status, note = _judge(value, plain, holds)
+    made = Claim(sentence, plain, status, note, _current_cell())
     _session[sentence] = made
     if get_ipython() is None:
         print(made)
@@ -132,11 +173,11 @@ def claim(
 
 
 def _judge(
-    value: Measured | float | None, number: float | None, holds: Callable[[float], bool] | bool | None
+    value: Measured | float | None, plain: float | None, holds: Callable[[float], bool] | bool | None
 ) -> tuple[Status, str]:
-    if number is None:
+    if plain is None:
         return NEEDS_GPU, "nothing measured here"
-    held = math.isfinite(number) and bool(holds(number) if callable(holds) else holds)
+    held = math.isfinite(plain) and bool(holds(plain) if callable(holds) else holds)
     if not isinstance(value, Measured):
         return (HELD if held else NOT_HELD), ""
     if value.kind == "live":

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import labkit
+
 PACKAGE = Path(__file__).resolve().parent
 MEASURING = (
     "kernels", "peers",
@@ -120,7 +122,16 @@ def _imports(source: str) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    found |= {f"labkit.{labkit.FACE.get(name, name)}{rest}" for name, rest in _of_the_face(tree)}
     return {name for name in found if name.partition(".")[0] == "labkit"}
+
+
+def _of_the_face(tree: ast.AST) -> set[tuple[str, str]]:
+    """What a source uses as ``lab.name`` or ``lab.name.rest``: name and ``.rest`` of each."""
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    own = {id(n): n.attr for n in nodes if isinstance(n.value, ast.Name) and n.value.id == "lab"}
+    further = {id(n.value): f".{n.attr}" for n in nodes if id(n.value) in own}
+    return {(name, further.get(node, "")) for node, name in own.items()}
 
 
 def plain(source: str) -> str:

@@ -89,6 +89,11 @@ class _Quantity:
     ranked: bool = True
     """Whether the alt text says who wins."""
 
+    @property
+    def axis(self) -> str:
+        """What is written along the axis."""
+        return f"{self.name} ({'lower' if self.less_is_better else 'higher'} is better)"
+
 
 _TIME = _Quantity("median_us", "p20_us", "p80_us", "time per call", duration, True)
 _SPEEDUP = _Quantity("speedup", "low", "high", "speedup", factor, False)
@@ -381,7 +386,7 @@ class _CurvesFigure:
             write(figure_of(ax), (left + right) / 2, bottom - 34, self.x, ha="center", va="bottom")
         if leftmost:
             middle = (bottom + top) / 2
-            write(figure_of(ax), MARGIN, middle, self.quantity.name, rotation=90, ha="left", va="center")
+            write(figure_of(ax), MARGIN, middle, self.quantity.axis, rotation=90, ha="left", va="center")
 
     def _regime_places(self, panel: _Panel, width: float) -> list[tuple[float, int]]:
         low, high = np.log(self.x_limits)

@@ -11,7 +11,7 @@ from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from labkit import guess_figures, guesses, live
-from labkit.claims import Measured
+from labkit.claims import Measured, number
 from labkit.drawing import CSS_PIXELS_PER_POINT, Shown, points
 from labkit.guess_figures import GUESS
 from labkit.guesses import Guess, Question
@@ -42,6 +42,7 @@ class Prediction:
         sealed, as it does for an answer that a logarithmic axis has no place for. Without a sealed guess the
         answer is shown alone.
         """
+        measured = None if number(measured) is None else measured
         said = guesses.verdict(self.question, self.sealed, measured)
         # JupyterLab puts the first line of a hidden output in its place: the question, and not the answer.
         question = f"{html.escape(self.question.text)}\n"

@@ -19,6 +19,7 @@ import pandas as pd
 
 from labkit import clocks, device, live, places, rows, sweeps, traffic
 from labkit.measure import lock
+from labkit.results import Results
 from labkit.rows import Row
 from labkit.sweep_controls import Controls
 from labkit.sweep_plan import TRAFFIC, Kept, Known, Look, Plan, Selection, place, slug, tape
@@ -73,9 +74,9 @@ class SweepPanel:
             self._update_twin()
         self._twin.show(self.controls.widget)
 
-    def table(self) -> pd.DataFrame:
+    def table(self) -> Results:
         """Rows of every selection by the first clock: this machine's where there are any, else recorded."""
-        return Known(self.plan, self.own, self.tape).measured()
+        return Results(Known(self.plan, self.own, self.tape).measured())
 
     def _connected(self) -> Controls:
         controls = Controls(self.plan, counting=not device.has_gpu())

@@ -1,7 +1,5 @@
 """Lesson 1: its taught kernels and its execution. The finished layer is tried in kernels/test_affine.py."""
 
-import re
-
 import launches as launches_of
 import pytest
 import torch
@@ -27,72 +25,53 @@ NAME = "01_launch_overhead"
 
 @pytest.fixture(scope="module")
 def lesson(cache):
-    return lessons.load(NAME)
+    """The lesson's kernels, and its exercises solved."""
+    return lessons.load(NAME, solved=True)
+
+
+def pairs(shape):
+    return torch.randn(shape), torch.randn(shape)
 
 
 def vectors(shape):
     return torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape[-1])
 
 
-def pretended(rows, width, dtype=bf16):
-    return meta(rows, width, dtype=dtype), meta(width, dtype=dtype), meta(width, dtype=dtype)
+TAUGHT = {"add": (torch.add, pairs), "affine": (AFFINE.reference, vectors)}
 
 
 @pytest.mark.parametrize(
-    ("name", "shapes"), [("flat", [(3, 513), (1, 4097)]), ("tile", [(3, 513), (5, 1025)])]
+    ("name", "layouts"), [("add", ("contiguous", "transposed")), ("affine", ("contiguous",))]
 )
-def test_the_first_steps_are_right_beyond_one_tile_and_without_rows_or_elements(lesson, name, shapes):
-    few = ((4, 6), (19,), (1,), (0, 8), (4, 0), (2, 0, 3))
-    layouts = ("contiguous", "transposed")
-    examine(getattr(lesson, name), AFFINE.reference, vectors, *shapes, *few, layouts=layouts)
+def test_a_taught_kernel_is_right_beyond_one_block_and_without_rows_or_elements(lesson, name, layouts):
+    shapes = ((4, 6), (1, 1), (3, 513), (1, 4097), (0, 8), (4, 0))
+    examine(getattr(lesson, name), *TAUGHT[name], *shapes, layouts=layouts)
 
 
 @INTERPRETED
-@pytest.mark.parametrize(("name", "fetched"), [("flat", 15), ("tile", 2 * 5)])
-def test_a_step_reads_x_once_and_nothing_beyond_the_end(lesson, name, fetched):
-    (made,) = counted(getattr(lesson, name), *drawn(vectors, 3, 5))
-    assert (made.bytes_read, made.bytes_written) == (4 * (15 + 2 * fetched), 4 * 15)
+@pytest.mark.parametrize(("name", "fetched"), [("add", 15), ("affine", 2 * 15)])
+def test_a_taught_kernel_reads_x_once_and_nothing_beyond_the_end(lesson, name, fetched):
+    (made,) = counted(getattr(lesson, name), *drawn(TAUGHT[name][1], 3, 5))
+    assert (made.bytes_read, made.bytes_written) == (4 * (15 + fetched), 4 * 15)
 
 
-@pytest.mark.parametrize("name", ["flat", "tile"])
-def test_a_step_that_has_no_backward_says_so(lesson, name):
-    assert_no_backward(name, getattr(lesson, name), drawn(vectors, 3, 5))
+@pytest.mark.parametrize("name", TAUGHT)
+def test_a_taught_kernel_that_has_no_backward_says_so(lesson, name):
+    assert_no_backward(name, getattr(lesson, name), drawn(TAUGHT[name][1], 3, 5))
 
 
-def test_flat_refuses_more_elements_than_it_counts(lesson):
-    with pytest.raises(AssertionError, match="32 bits"):
-        lesson.flat(*pretended(2**21 + 1, 1024))
-
-
-@pytest.mark.large
-@pytest.mark.parametrize(("name", "rows"), [("flat", 2**21), ("tile", 2**21 + 3)])
-def test_as_many_elements_as_a_step_takes(lesson, name, rows):
-    x, weight, bias = (torch.randn(s, device="cuda", dtype=bf16) for s in ((rows, 1024), 1024, 1024))
-    y = getattr(lesson, name)(x, weight, bias)
-    for part in (slice(None, 5), slice(-5, None)):
-        assert torch.allclose(y[part], x[part] * weight + bias, rtol=1e-2, atol=2e-2)
-
-
-def test_for_other_gpus_loads_are_as_wide_as_the_lesson_says_and_a_tile_is_addressed_in_64_bits(
-    lesson, monkeypatch
-):
-    made = launches_of.recorded(lesson, ("flat_kernel", "tile_kernel"), monkeypatch)
+def test_for_other_gpus_a_good_width_loads_wide_and_an_odd_one_does_not(lesson, monkeypatch):
+    made = launches_of.recorded(lesson, ("affine_kernel",), monkeypatch)
     for width in (160, 161):
-        for call in (lesson.flat, lesson.tile):
-            call(*pretended(1030, width))
+        lesson.affine(*(meta(*shape, dtype=bf16) for shape in ((1030, width), (width,), (width,))))
     found = compiled(made)
-    assert len(found) == 4 * len(launches_of.POINTWISE)
+    assert len(found) == 2 * len(launches_of.POINTWISE)
     for index, one in enumerate(found):
         wide = index < len(found) / 2
-        assert set(one.loads) == {128 if wide else 16}, one
-        # the tile at odd widths is the step that is not good enough; the others are what the layer runs
-        assert one.spills == 0 or (one.kernel == "tile_kernel" and not wide), one
+        assert set(one.loads) == ({128} if wide else {16}), one
+        assert one.spills == 0, one
         assert_float32(one.ttir)
         assert one.ttir.count("arith.truncf") == 1, one
-        if one.kernel == "tile_kernel":
-            full = re.findall(r"(%\w+) = tt\.splat %[xy] :", one.ttir)
-            offsets = dict(re.findall(r"tt\.addptr (%\w+), %\w+ : \S+>>, tensor<\S*?(i\d+)>", one.ttir))
-            assert [offsets[base] for base in full] == ["i64", "i64"], one
 
 
 # --- the lesson as a whole ----------------------------------------------------------------------------
@@ -109,7 +88,7 @@ def outputs(result):
     return [output for _, cell in cells for output in cell.outputs]
 
 
-def test_it_runs_to_its_end_in_silence_and_checks_its_functions_on_the_whole_grid(result, outputs):
+def test_it_runs_to_its_end_in_silence_and_checks_its_kernel_on_the_whole_grid(result, outputs):
     assert result.passed, result.failure
     assert [o.text for o in outputs if o.get("name") == "stderr"] == []
     shown = [output.data for output in outputs if "data" in output]
@@ -118,9 +97,7 @@ def test_it_runs_to_its_end_in_silence_and_checks_its_functions_on_the_whole_gri
         for data in (d.get("application/vnd.labkit.check+json") for d in shown)
         if data
     }
-    each = sum(map(calls_checked, checks.SHAPES))
-    assert done["affine"] == 4 * each, "the output and three gradients"
-    assert all(done[step] >= each / 2 for step in ("flat", "tile", "folded"))
+    assert done["add"] >= sum(map(calls_checked, checks.SHAPES)) / 2
 
 
 @INTERPRETED

@@ -18,15 +18,16 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import psutil
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from labkit import child, codegen, lessons, places
+from labkit import child, claims, codegen, device, lessons, places
 from labkit.exercises import judge, race
 from labkit.exercises.engine import Exercise, Finding
 from labkit.exercises.verdicts import Status, Verdict, progress_html, solution_html
+from labkit.results import Results
+from labkit.sweeps import Contender
 
 LIMIT_S = 10.0
 """Seconds that judging an answer may take."""
@@ -43,6 +44,14 @@ def of(lesson: str, *, solve: bool = False, limit_s: float = LIMIT_S) -> "Tasks"
     AssertionError. Without, no answer is ever an error. ValueError for a lesson without exercises.
     """
     return Tasks(lesson, judge.find(lesson), solve, limit_s)
+
+
+def lesson(name: str, *, solve: bool = False) -> "Tasks":
+    """Say where a lesson's saved outputs are from, and return its exercises; first in a notebook."""
+    from labkit.runs.record import banner
+
+    display(banner(name))
+    return of(name, solve=solve)
 
 
 def digest(source: str) -> str:
@@ -80,6 +89,8 @@ class Tasks:
         self._right: dict[str, tuple[Any, Path]] = {}
         """The learner's own answers whose last verdict was right, and the files of their cells."""
         self._folder = _folder(lesson)
+        self._raced: set[Path] = set()
+        """Files of own answers that were right at the race's sizes, too."""
         server(lesson)  # gets ready while the learner reads
 
     def check(self, name: str, answer: Any) -> None:
@@ -131,12 +142,12 @@ class Tasks:
             return self._right[name][0]
         return getattr(judge.solutions(self._lesson), exercise.answer)
 
-    def race(self, name: str) -> pd.DataFrame:
-        """Time the answer beside what its exercise names, and draw bars; the table of `sweeps.run`.
+    def race(self, name: str) -> Results:
+        """Time the answer beside what its exercise names, draw bars, and return the results.
 
         On a GPU the learner's own kernel first runs at these sizes in a process of its own, between fences.
-        One that is wrong there gets a verdict, and the table is empty. Where nobody has solved the exercise,
-        and where there is no GPU, the solution races, and says so.
+        One that is wrong there gets a verdict, and there are no results. Where nobody has solved the
+        exercise, and where there is no GPU, the solution races, and says so.
         """
         exercise = self._exercise(name)
         own = self._right.get(name)
@@ -144,8 +155,36 @@ class Tasks:
         if problem is not None:
             verdict = self._explained(exercise, problem, "", Record())
             _show(verdict.mimebundle(), str(verdict))
-            return pd.DataFrame()
-        return race.run(self._lesson, exercise, self.answer(name), own=own is not None)
+            return Results()
+        why = "" if device.has_gpu() else "there is no GPU here"
+        why = why if own else "you have not solved it yet"
+        if own and not why:
+            self._raced.add(own[1])
+        return race.run(self._lesson, exercise, self.contender(name), why)
+
+    def contender(self, name: str) -> Contender:
+        """The answer for a sweep: the learner's own kernel once it has raced here, else the solution."""
+        exercise = self._exercise(name)
+        own = self._right.get(name)
+        if own and own[1] in self._raced:
+            return race.entrant(exercise, own[0], own=True)
+        return race.entrant(exercise, getattr(judge.solutions(self._lesson), exercise.answer), own=False)
+
+    def reset(self, name: str) -> None:
+        """Forget the verdicts on an exercise, and show its cell as the lesson has it, to copy."""
+        exercise = self._exercise(name)
+        records = self._records()
+        records.pop(name, None)
+        self._keep(records)
+        self._right.pop(name, None)
+        cells = lessons.code_cells(lessons.read(lessons.resolve(self._lesson)))
+        (cell,) = [each.source for _, each in cells if lessons.exercise_of(each) == exercise.name]
+        _show({"text/plain": cell}, cell)
+
+    def summary(self) -> None:
+        """Show the exercises and the claims of this session as two tables."""
+        self.progress()
+        display(claims.summary())
 
     def progress(self) -> None:
         """Show which exercises are solved, in this session or an earlier one."""

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from IPython.display import display
 
-from labkit import bars, checks, child, clocks, device, lessons, sweeps
+from labkit import bars, checks, child, clocks, device, lessons
 from labkit.exercises import engine, judge
 from labkit.exercises.engine import Exercise, Finding
+from labkit.results import Results, sweep
 from labkit.sweeps import Contender, Shape, Work
 
 LIMIT_S = 60.0
@@ -46,21 +46,23 @@ def of(exercise: Exercise) -> Race:
     return made
 
 
-def run(lesson: str, exercise: Exercise, answer: Callable[..., Any], *, own: bool) -> pd.DataFrame:
-    """Measure, draw bars beside a copy of the same bytes, and return the table of `sweeps.run`.
+def entrant(exercise: Exercise, answer: Callable[..., Any], *, own: bool) -> Contender:
+    """The answer as a contender; ``own`` says that it is the learner's, and not the solution."""
+    return Contender("your kernel" if own else "the solution", answer, of(exercise).work)
 
-    ``own`` says that the answer is the learner's; else, and without a GPU, the solution races.
+
+def run(lesson: str, exercise: Exercise, one: Contender, why: str) -> Results:
+    """Measure, draw bars beside a copy of the same bytes, and return the results.
+
+    ``one`` is the entrant, and ``why`` says why the solution races in the learner's place, or nothing.
     """
     race = of(exercise)
-    mine = own and device.has_gpu()
-    entrants = {**race.rivals, "your kernel" if mine else "the solution": answer}
-    contenders = [
-        Contender(name, call, race.work, compiled=name in race.compiled) for name, call in entrants.items()
+    rivals = [
+        Contender(name, call, race.work, compiled=name in race.compiled) for name, call in race.rivals.items()
     ]
     suite = f"{lessons.key(lesson)}/race_{exercise.name}"
-    table = sweeps.run(suite, contenders, race.sizes, dtype=race.dtype)
-    if not mine:
-        why = "there is no GPU here" if own else "you have not solved it yet"
+    table = sweep(suite, [*rivals, one], race.sizes, dtype=race.dtype)
+    if why:
         print(f"The solution races in the place of your kernel: {why}.")
     if len(table):
         floor = {"copy of the same bytes": "copy_us"}

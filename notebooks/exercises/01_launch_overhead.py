@@ -1,5 +1,6 @@
 """Exercises of lesson 1: what is right, what people write instead, and what helps them on."""
 
+from labkit.exercises import virtual_cuda
 from labkit.exercises.engine import ALL_DTYPES, Call, Exercise, Mistake
 from labkit.exercises.properties import LOADS_INSIDE, POINTWISE, READ_ONCE
 from labkit.pretend import Entry, Gpu, Layer
@@ -196,6 +197,164 @@ benchmark = Exercise(
     ),
 )
 
+# ---- the graph clock ---------------------------------------------------------------------------------------
+
+
+def virtual(kernels: int, kernel_us: float, launch_us: float) -> dict[str, Any]:
+    """A layer on a virtual GPU."""
+    return {"call": virtual_cuda.Layer(kernels, kernel_us, launch_us)}
+
+
+def by_graph(graph_us: Any, call: virtual_cuda.Layer) -> Any:
+    """What a graph clock returns where torch.cuda and the clocks are the virtual GPU's."""
+    with call.gpu.stands_in(graph_us):
+        return graph_us(call)
+
+
+def clocked(call: Call) -> list[virtual_cuda.Entry]:
+    """What lies between the first reading of a clock and the last one, with both."""
+    log = call.inputs["call"].gpu.log
+    at = [i for i, entry in enumerate(log) if entry.event in ("clock", "event")]
+    return log[at[0] : at[-1] + 1] if at else []
+
+
+def captured(call: Call) -> int:
+    """How many calls were captured."""
+    return sum(entry.event == "captured" for entry in call.inputs["call"].gpu.log)
+
+
+def within(event: str) -> Any:
+    """Whether an event lies between the readings, in all calls."""
+    return lambda calls: all(any(e.event == event for e in clocked(c)) for c in calls)
+
+
+def pending(at: int) -> Any:
+    """Whether the device still has work at a reading of the host's clock, in all calls."""
+    return lambda calls: all(e.event == "clock" and e.pending for c in calls for e in clocked(c)[at:][:1])
+
+
+def off_by(*factors: float) -> Any:
+    """Whether all results are too small by one of these factors; by any factor at all if none is given."""
+
+    def look(calls: Sequence[Call]) -> bool:
+        ratios = []
+        for c in calls:
+            part, us = clocked(c), float(c.got)
+            number = sum(entry.calls for entry in part)
+            if not number or us <= 0:
+                return False
+            ratios.append((part[-1].us - part[0].us) / number / us)
+        near = [math.isclose(ratios[0], each, rel_tol=0.15) for each in factors or (1.0,)]
+        return max(ratios) < 1.1 * min(ratios) and any(near) == bool(factors)
+
+    return look
+
+
+graph = Exercise(
+    "graph",
+    "the graph clock",
+    "graph_us",
+    reference=lambda call: call.device_us,
+    cases=((3, 1.4, 5.0), (2, 3.0, 14.0), (5, 2.2, 9.0), (1, 40.0, 6.0)),
+    inputs=virtual,
+    call=by_graph,
+    tolerance=0.05,
+    right="However slow Python is: a replay is launched once, so what you read is the device's work.",
+    mistakes=(
+        Mistake(
+            "compiles-inside",
+            "Which call of a layer is unlike all others, and where does it happen here?",
+            "The first one compiles, and that can't be recorded. Make one call before the capture begins.",
+            raises="capturing: call compiles",
+        ),
+        Mistake(
+            "waits-inside",
+            "Inside the capture nothing runs: launches are written down. What is there to wait for?",
+            "torch.cuda.synchronize() belongs before the first reading of the clock and before the last.",
+            raises="capturing: the host waited",
+        ),
+        Mistake(
+            "replays-inside",
+            "When is the recording complete? Look at the indentation of the replay.",
+            "The capture ends with the `with` block: replay below it.",
+            raises="capturing: a graph was replayed",
+        ),
+        Mistake(
+            "no-capture",
+            "A new graph is empty. What fills it?",
+            "Make the calls in a `with torch.cuda.graph(graph):` block, before the first replay.",
+            raises="without a preceding successful capture",
+        ),
+        Mistake(
+            "not-ready",
+            "An event is a time stamp that the device makes later. Has it come to the last one yet?",
+            "Call torch.cuda.synchronize() before elapsed_time.",
+            raises="device not ready",
+        ),
+        Mistake(
+            "other-tools",
+            "You are judged on a pretend GPU, which knows only a part of torch.cuda. Which line left it?",
+            "CUDAGraph, graph, synchronize, Event and streams are there, and the clocks of `time`. `call` "
+            "brings its inputs along.",
+            raises=r"No CUDA GPUs|NVIDIA driver|not compiled with CUDA|dummy base class",
+        ),
+        Mistake(
+            "not-captured",
+            "Which of your calls were recorded? Those outside of the capture cost Python's time again.",
+            "Make the calls inside `with torch.cuda.graph(graph):`, all of them but the warm-up.",
+            when=lambda calls: not any(captured(c) for c in calls),
+        ),
+        Mistake(
+            "no-replay",
+            "What does the device do between your two readings of the clock?",
+            "A capture runs nothing. Only graph.replay() makes the device work: time that.",
+            when=lambda calls: not any(e.event == "replay" for c in calls for e in clocked(c)),
+        ),
+        Mistake(
+            "captures-inside",
+            "Look at what stands between the two readings: how much of it is Python's work?",
+            "A capture launches every kernel from Python. Finish it before you read the clock.",
+            when=within("captured"),
+        ),
+        Mistake(
+            "stopped-early",
+            "Look at the last reading of the clock: where is the device by then?",
+            "replay() returns when the graph is queued. Call torch.cuda.synchronize() before that reading.",
+            when=pending(-1),
+        ),
+        Mistake(
+            "started-early",
+            "Look at the first reading of the clock: what is the device still doing by then?",
+            "Whatever you replayed before is only queued. Call torch.cuda.synchronize() after it.",
+            when=pending(0),
+        ),
+        Mistake(
+            "few-calls",
+            "A replay is a launch, too: some 8 us. How many calls share it?",
+            "Capture a loop of 100 calls, so that the launch hardly counts.",
+            when=lambda calls: all(0 < captured(c) < 10 for c in calls),
+        ),
+        Mistake(
+            "unit",
+            "In which unit does your clock count, and which one is asked for?",
+            "perf_counter counts seconds, elapsed_time milliseconds. A second has 1e6 microseconds.",
+            when=off_by(1e3, 1e6),
+        ),
+        Mistake(
+            "wrong-divisor",
+            "How many calls ran between the two readings, and what do you divide by?",
+            "Each replay runs every captured call: divide by calls times replays, and mind the unit.",
+            when=off_by(),
+        ),
+        Mistake(
+            "first-replay",
+            "Is every replay like the others? Time each one by itself.",
+            "The first one also uploads the graph. Replay once, and wait, before the clock starts.",
+            when=within("upload"),
+        ),
+    ),
+)
+
 # ---- the mask ----------------------------------------------------------------------------------------------
 
 BEYOND = 64
@@ -296,93 +455,94 @@ mask = Exercise(
     ),
 )
 
-# ---- fuse what surrounds the layer -------------------------------------------------------------------------
+# ---- the layer as one kernel -------------------------------------------------------------------------------
 
 
-def residual_inputs(*shape: int) -> dict[str, Any]:
-    """x and residual (..., width), weight and bias (width,)."""
-    width = shape[-1]
-    return {
-        "x": torch.randn(shape),
-        "weight": torch.randn(width),
-        "bias": torch.randn(width),
-        "residual": torch.randn(shape),
-    }
+def layer_inputs(rows: int, width: int) -> dict[str, Any]:
+    """x (rows, width), weight and bias (width,)."""
+    return {"x": torch.randn(rows, width), "weight": torch.randn(width), "bias": torch.randn(width)}
 
 
-def block(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
-    """A residual block: relu(x*w + b) + residual."""
-    return torch.relu(x * weight + bias) + residual
+def layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x * weight + bias."""
+    return x * weight + bias
 
 
-def with_column(column: Any, beyond_end: float) -> Any:
-    """What comes out when weight and bias are loaded at another column than the element's.
+def with_column(column: Any) -> Any:
+    """What comes out when weight and bias are loaded at another column; beyond their end lies NaN."""
 
-    ``beyond_end`` is what the ReLU makes of the NaN that lies beyond the end of both: NaN or 0.
-    """
-
-    def gives(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+    def gives(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         at = column(torch.arange(x.numel()), x.shape[-1])
-        beyond = at >= len(weight)
         value = x.flatten() * weight[at % len(weight)] + bias[at % len(weight)]
-        value = torch.where(beyond, beyond_end, value.relu())
-        return (value + residual.flatten()).view(x.shape)
+        return torch.where(at >= len(weight), math.nan, value).view(x.shape)
 
     return gives
 
 
+def stops_early(calls: Sequence[Call]) -> bool:
+    """Whether elements were stored up to somewhere before the end of a result."""
+    found = []
+    for call in calls:
+        if isinstance(call.got, Tensor) and call.launches.kernels:
+            stored = call.launches.stored(call.got)
+            found.append(0 < len(stored) < call.got.numel() and stored.tolist() == list(range(len(stored))))
+    return any(found)
+
+
 def beside() -> Any:
-    """96 MiB in bfloat16, where memory decides."""
+    """A width that is a power of two, and one whose rows no wide load can take."""
     from labkit.exercises.race import Race
-    from labkit.works import RESIDUAL
+    from labkit.kernels import affine
+    from labkit.works import AFFINE
 
-    rivals = {"eager": block, "torch.compile": block}
-    return Race(RESIDUAL, rivals, ({"batch": 49152, "width": 1024},), compiled=("torch.compile",))
+    rivals = {"eager": layer, "torch.compile": layer, "labkit": affine}
+    sizes = tuple({"batch": 32768, "width": width} for width in (1024, 161))
+    return Race(AFFINE, rivals, sizes, compiled=("torch.compile",))
 
 
-fuse = Exercise(
-    "fuse",
-    "fuse what surrounds the layer",
-    "fused",
-    reference=block,
-    cases=((1, 1), (3, 5, 33), (37, 33), (5, 640), (2, 3000)),
-    inputs=residual_inputs,
+affine = Exercise(
+    "affine",
+    "the layer as one kernel",
+    "affine",
+    reference=layer,
+    cases=((1, 1), (3, 5), (37, 33), (5, 640), (2, 3000)),
+    inputs=layer_inputs,
     dtypes=ALL_DTYPES,
-    layouts=("contiguous", "transposed", "strided"),
     properties=(*POINTWISE, READ_ONCE),
     compiles=True,
-    right="One launch moves three tensors; eager execution moves nine.",
+    right="One launch, one pass: x is read once, y is written once, and nothing else is as long.",
     race=beside,
     mistakes=(
         Mistake(
-            "no-residual",
-            "What is added after the ReLU?",
-            "Load residual at `at`, like x, and add it last.",
-            gives=lambda x, weight, bias, residual: torch.relu(x * weight + bias),
-        ),
-        Mistake(
-            "relu-last",
-            "Read the formula from the inside out: what is inside the ReLU, and what is outside?",
-            "The residual comes after the ReLU, and may make the result negative again.",
-            gives=lambda x, weight, bias, residual: torch.relu(x * weight + bias + residual),
-        ),
-        Mistake(
-            "no-relu",
-            "Which values of x*w + b does the ReLU change?",
-            "tl.maximum(value, 0.0) sets the negative ones to zero.",
-            gives=lambda x, weight, bias, residual: x * weight + bias + residual,
+            "grid",
+            "Up to some element the result is right, and behind it nothing was stored. Who should have?",
+            "Count: how many programs of BLOCK elements does it take to cover all of x, the last one partly?",
+            "triton.cdiv(count, BLOCK) divides and rounds up.",
+            when=stops_early,
         ),
         Mistake(
             "element-for-column",
             "weight has `width` elements. Which one belongs to element `at` of x?",
             "Rows lie one behind the other, so the column is what is left of `at` after whole rows.",
-            gives=tuple(with_column(lambda at, width: at, end) for end in (0.0, math.nan)),
+            gives=with_column(lambda at, width: at),
         ),
         Mistake(
             "row-for-column",
             "at // width counts whole rows. Which number says how far inside its row an element is?",
             "The remainder of the same division.",
-            gives=tuple(with_column(lambda at, width: at // width, end) for end in (0.0, math.nan)),
+            gives=with_column(lambda at, width: at // width),
+        ),
+        Mistake(
+            "no-bias",
+            "Subtract your result from the right one for two rows: what is missing, in both of them alike?",
+            "Load bias as you load weight, and add it.",
+            gives=lambda x, weight, bias: x * weight,
+        ),
+        Mistake(
+            "bias-first",
+            "What is multiplied by the weight in the formula: x, or x + bias?",
+            "Multiply first, then add.",
+            gives=lambda x, weight, bias: (x + bias) * weight,
         ),
     ),
 )

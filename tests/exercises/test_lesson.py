@@ -75,7 +75,7 @@ def test_a_right_answer_is_kept_and_wins_over_the_solution_until_it_is_wrong(lea
     assert one.run(masked("count > at"), "mine")[verdicts.CHECK_MIME] == {"name": "mask", "passed": 6}
     assert one.tasks.answer("mask") == "mine"
     assert "✗" in one.run(masked("at <= count"), "broken")["text/plain"]
-    assert one.tasks.answer("mask") is solution and one.tasks.answer("fuse") is not None
+    assert one.tasks.answer("mask") is solution and one.tasks.answer("affine") is not None
 
 
 def test_hints_unlock_with_other_wrong_answers_only_and_being_right_locks_them_again(learner, cache):
@@ -109,7 +109,7 @@ def test_attempts_of_a_lesson_that_had_another_number_are_carried_over(learner, 
 
 
 def test_a_cell_may_show_the_solution_or_take_an_answer_above_its_check(learner):
-    above = 'tasks.solution("mask")\nassert tasks.answer("fuse") is not None\n\n'
+    above = 'tasks.solution("mask")\nassert tasks.answer("affine") is not None\n\n'
     assert "✓" in learner().run(above + masked("at < count"))["text/plain"]
 
 

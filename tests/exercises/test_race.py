@@ -6,7 +6,7 @@ from labkit import device, exercises, rows, sweeps
 from labkit.exercises import judge, race
 
 LESSON = "01_launch_overhead"
-FUSE = exercises.solution_cells(LESSON)["fuse"] + '\n\n\ntasks.check("fuse", fused)\n'
+AFFINE = exercises.solution_cells(LESSON)["affine"] + '\n\n\ntasks.check("affine", affine)\n'
 STORE = "tl.store(y + at, "
 ON_GPU = pytest.mark.skipif(not device.has_gpu(), reason="a kernel at size needs a GPU to run on")
 
@@ -14,7 +14,7 @@ ON_GPU = pytest.mark.skipif(not device.has_gpu(), reason="a kernel at size needs
 def problem(source, folder):
     file = folder / "answer.py"
     file.write_text(source)
-    return race.problem(LESSON, judge.find(LESSON)["fuse"], file)
+    return race.problem(LESSON, judge.find(LESSON)["affine"], file)
 
 
 @ON_GPU
@@ -36,11 +36,11 @@ def problem(source, folder):
     ids=["right", "wild", "far outside", "wrong at size", "endless"],
 )
 def test_at_size_an_accident_is_a_verdict(monkeypatch, tmp_path, old, new, status, said):
-    assert old in FUSE
+    assert old in AFFINE
     monkeypatch.setattr(race, "LIMIT_S", 60.0 if status != "stopped" else 5.0)
-    found = problem(FUSE.replace(old, new), tmp_path)
+    found = problem(AFFINE.replace(old, new), tmp_path)
     assert (found and found.status) == status and (found is None or said in found.observed)
-    assert device.has_gpu() and problem(FUSE, tmp_path) is None, "this process and the GPU are well"
+    assert device.has_gpu() and problem(AFFINE, tmp_path) is None, "this process and the GPU are well"
 
 
 @pytest.mark.parametrize("lesson", ["01_launch_overhead"])
@@ -53,8 +53,9 @@ def test_the_solution_races_where_nobody_has_solved_it(monkeypatch, capsys, less
 
     monkeypatch.setattr(sweeps, "run", run)
     tasks = exercises.of(lesson)
-    assert len(tasks.race("fuse")) == 0
-    assert asked == [("launch_overhead/race_fuse", ["eager", "torch.compile", "the solution"], "bfloat16")]
+    assert len(tasks.race("affine")) == 0
+    contenders = ["eager", "torch.compile", "labkit", "the solution"]
+    assert asked == [("launch_overhead/race_affine", contenders, "bfloat16")]
     assert "you have not solved it yet" in capsys.readouterr().out
 
 
