@@ -79,7 +79,8 @@ def findings(table: pd.DataFrame) -> str:
     versions = f"torch {last['torch'].partition('+')[0]}, triton {last['triton']}"
     return (
         f"Recorded on an {last['device']} ({last['date'][:10]}, {versions}), batch {BATCH}; `labkit` is the "
-        "Triton kernel that lesson 1 builds. `x*w+b` multiplies N times per row where `nn.Linear` multiplies "
+        "finished form of the kernel that you write in lesson 1. `x*w+b` multiplies N times per row where "
+        "`nn.Linear` multiplies "
         f"N² times. In fp32 (TF32 off) that kernel is about {ours[0]} times faster than `nn.Linear` at width "
         f"1024 and {ours[1]} times at 16384; eager PyTorch's `x*w+b` is {eager[0]} and {eager[1]} times "
         f"faster. In bf16 at width 1024 eager `x*w+b` takes {slower} times as long as `nn.Linear`. Lesson 1 "

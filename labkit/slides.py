@@ -1,5 +1,6 @@
 """The lessons as slides: reveal.js decks that open from a folder, without a network."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -27,10 +28,11 @@ def to_slides(notebook: NotebookNode, name: str) -> str:
         exclude_input_prompt=True,
         exclude_output_prompt=True,
         language_code="en",
+        embed_images=True,
     )
-    resources = {"metadata": {"name": lessons.title(notebook) or name}}
+    resources = {"metadata": {"name": lessons.title(notebook) or name, "path": str(places.NOTEBOOKS)}}
     page, _ = exporter.from_notebook_node(deck.cut(notebook), resources=resources)
-    return str(page)
+    return re.sub(r'<a href="\d\d_\w+\.ipynb">(.*?)</a>', r"\1", str(page))  # a deck stands alone
 
 
 def write(paths: list[Path], folder: Path) -> list[Path]:

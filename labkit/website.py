@@ -1,6 +1,7 @@
 """The course as pages that open from a folder: an index, a page for each lesson, nothing to fetch."""
 
 import html
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,14 +45,16 @@ def to_page(notebook: NotebookNode, lesson: str, bar: str = "") -> str:
         exclude_input_prompt=True,
         exclude_output_prompt=True,
         language_code="en",
+        embed_images=True,
     )
-    resources = {"metadata": {"name": lessons.title(notebook) or lesson}, "bar": bar}
+    metadata = {"name": lessons.title(notebook) or lesson, "path": str(places.NOTEBOOKS)}
+    resources = {"metadata": metadata, "bar": bar}
     try:
         folded = folds.folded(notebook, exercises.solution_cells(lesson))
     except ValueError as error:
         raise ValueError(f"{lesson}, {error}") from error
     page, _ = exporter.from_notebook_node(folded, resources=resources)
-    return str(page)
+    return re.sub(r'(href="\d\d_\w+)\.ipynb"', r'\1.html"', str(page))  # a lesson names the next one
 
 
 def _bar(before: Sequence[Path], after: Sequence[Path]) -> str:

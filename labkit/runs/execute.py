@@ -141,8 +141,9 @@ def kernel_environment() -> dict[str, str]:
 
 def to_html(notebook: NotebookNode, name: str) -> str:
     """A notebook as one HTML page, titled with the notebook's heading (``name`` if it has none)."""
-    resources = {"metadata": {"name": lessons.title(notebook) or name}}
-    page, _ = HTMLExporter(language_code="en").from_notebook_node(notebook, resources=resources)
+    resources = {"metadata": {"name": lessons.title(notebook) or name, "path": str(places.NOTEBOOKS)}}
+    exporter = HTMLExporter(language_code="en", embed_images=True)
+    page, _ = exporter.from_notebook_node(notebook, resources=resources)
     return str(page)
 
 
