@@ -92,6 +92,8 @@ class _Quantity:
     @property
     def axis(self) -> str:
         """What is written along the axis."""
+        if not self.ranked:
+            return self.name
         return f"{self.name} ({'lower' if self.less_is_better else 'higher'} is better)"
 
 

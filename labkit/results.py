@@ -1,6 +1,6 @@
 """The rows of a sweep as a table that answers questions: a time, a ratio, a crossover, with their origin."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -22,25 +22,28 @@ class Results(pd.DataFrame):
     def _constructor(self) -> type["Results"]:
         return Results
 
+    def _ask(self, question: Callable[..., Measured | None], *args: Any, **where: Any) -> Measured:
+        return (question(self, *args, **where) if len(self) else None) or MISSING
+
     def time(self, contender: str, **where: Any) -> Measured:
         """The median time of a contender in microseconds."""
-        return tables.at(self, contender, **where) or MISSING
+        return self._ask(tables.at, contender, **where)
 
     def speedup(self, of: str, over: str, **where: Any) -> Measured:
         """How many times as fast as ``over`` is ``of``."""
-        return tables.ratio(self, of, over, **where) or MISSING
+        return self._ask(tables.ratio, of, over, **where)
 
     def share(self, contender: str, **where: Any) -> Measured:
         """The time of a copy of the same bytes over that of a contender: 1 is as fast as copying."""
-        return (tables.at(self, contender, "copy_us", **where) or MISSING) / self.time(contender, **where)
+        return self._ask(tables.at, contender, "copy_us", **where) / self.time(contender, **where)
 
     def crossover(self, of: str, over: str, x: str = "width", **where: Any) -> Measured:
         """From which ``x`` on ``of`` is faster than ``over``, interpolated on logarithmic axes."""
-        return tables.crossover(self, of, over, x, **where) or MISSING
+        return self._ask(tables.crossover, of, over, x, **where)
 
     def growth(self, of: str, over: str, x: str = "width") -> Measured:
         """The power of ``x`` that the speedup of ``of`` over ``over`` grows with, fitted on log axes."""
-        return (tables.growth(tables.speedup(self, of, over, x), x) if len(self) else None) or MISSING
+        return self._ask(lambda table: tables.growth(tables.speedup(table, of, over, x), x))
 
     def speedups(self, of: str, over: str, x: str = "width", series: str | None = None) -> pd.DataFrame:
         """The speedup of ``of`` over ``over`` at each ``x``, with its spread, for ``plot.speedups``."""

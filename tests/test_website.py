@@ -5,27 +5,29 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from labkit import folds, lessons, links, website
 
-FIRST, LAST = "01_launch_overhead.html", "09_microsecond_ledger.html"
+FIRST, MIDDLE, LAST = "01_launch_overhead.html", "02_kernel_fusion.html", "09_microsecond_ledger.html"
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     (folder / "old.html").write_text("a lesson that is gone")
-    return website.write([lessons.resolve("01"), lessons.resolve("09")], folder)
+    return website.write([lessons.resolve(number) for number in ("01", "02", "09")], folder)
 
 
 def test_pages_lead_to_each_other_fold_their_answers_and_fetch_nothing(site):
-    index, first, last = texts = [page.read_text() for page in site]
-    assert [page.name for page in site] == ["index.html", FIRST, LAST]
+    index, first, middle, last = texts = [page.read_text() for page in site]
+    assert [page.name for page in site] == ["index.html", FIRST, MIDDLE, LAST]
     assert not (site[0].parent / "old.html").exists()
     assert f'href="{FIRST}"' in index and f'href="{LAST}"' in index
-    assert 'rel="next"' in first and 'rel="prev"' not in first and f'href="{LAST}"' in first
-    assert 'rel="prev"' in last and 'rel="next"' not in last and f'href="{FIRST}"' in last
+    assert 'rel="next"' in first and 'rel="prev"' not in first and f'href="{MIDDLE}"' in first
+    assert 'rel="prev"' in last and 'rel="next"' not in last and f'href="{MIDDLE}"' in last
+    assert 'rel="prev"' in middle and 'rel="next"' in middle
+    assert first.count('src="data:image/svg+xml') == 2, "drawn pictures are in the page"
     for name in ("01", "09"):
         assert website._origin(lessons.resolve(name)) in index, "where its figures are from"
-    assert first.count("<summary>Exercise: ") == first.count(">Solution</summary>") == 3
-    assert first.count("<summary>The answer, and how it was measured</summary>") == 4
+    assert first.count("<summary>Exercise: ") == first.count(">Solution</summary>") == 4
+    assert first.count("<summary>The answer, and how it was measured</summary>") == 2
     assert first.count("<details") == first.count("</details>") and "not attempted" not in first
     assert not any("cdnjs" in text or "<script src" in text for text in texts)
 

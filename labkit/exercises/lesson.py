@@ -22,7 +22,7 @@ import psutil
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from labkit import child, claims, codegen, device, lessons, places
+from labkit import child, claims, codegen, device, lessons, live, places
 from labkit.exercises import judge, race
 from labkit.exercises.engine import Exercise, Finding
 from labkit.exercises.verdicts import Status, Verdict, progress_html, solution_html
@@ -172,18 +172,20 @@ class Tasks:
 
     def reset(self, name: str) -> None:
         """Forget the verdicts on an exercise, and show its cell as the lesson has it, to copy."""
-        exercise = self._exercise(name)
+        self._exercise(name)
         records = self._records()
         records.pop(name, None)
         self._keep(records)
         self._right.pop(name, None)
         cells = lessons.code_cells(lessons.read(lessons.resolve(self._lesson)))
-        (cell,) = [each.source for _, each in cells if lessons.exercise_of(each) == exercise.name]
+        hands_in = f'tasks.check("{name}",'
+        (cell,) = [each.source for _, each in cells if hands_in in each.source]
         _show({"text/plain": cell}, cell)
 
     def summary(self) -> None:
-        """Show the exercises and the claims of this session as two tables."""
-        self.progress()
+        """Show the claims of this session as a table; to somebody who is there, also the exercises."""
+        if live.interactive():
+            self.progress()
         display(claims.summary())
 
     def progress(self) -> None:

@@ -44,6 +44,16 @@ class Gpu:
         """Append to the log."""
         self.log.append(Entry(event, self.host if us is None else us, self.device > self.host, calls))
 
+    def timed(self) -> list[Entry]:
+        """What lies between the first reading of a clock and the last one, with both."""
+        at = [i for i, entry in enumerate(self.log) if entry.event in ("clock", "event")]
+        return self.log[at[0] : at[-1] + 1] if at else []
+
+    @property
+    def captured(self) -> int:
+        """How many calls were captured."""
+        return sum(entry.event == "captured" for entry in self.log)
+
     def not_while_capturing(self, what: str) -> None:
         """Raise what CUDA raises, during a capture."""
         if self.capturing is not None:

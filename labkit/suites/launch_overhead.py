@@ -2,8 +2,9 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
-from labkit import lessons, machine
+from labkit import machine, works
 from labkit.bench_plan import Part
 from labkit.kernels import affine as finished
 from labkit.sweeps import Contender, Shape
@@ -21,9 +22,14 @@ def _beyond_cache(width: int, dtype: str) -> Shape:
 
 def affine() -> list[Part]:
     """At 96 MiB forward and backward; at 32768 rows beside nn.Linear, which does more work."""
-    lesson = lessons.load("01_launch_overhead")
-    same = (lesson.eager_, lesson.addcmul_, lesson.compiled_, Contender("labkit", finished, AFFINE))
-    tf32 = Contender("Linear TF32", machine.with_tf32(_linear), LINEAR, dtypes=("float32",))
+    same = (
+        Contender("x*w+b eager", works.affine, AFFINE),
+        Contender("addcmul", _addcmul, AFFINE),
+        Contender("torch.compile", works.affine, AFFINE, compiled=True),
+        Contender("labkit", finished, AFFINE),
+    )
+    tf32 = Contender("Linear TF32", machine.with_tf32(linear), LINEAR, dtypes=("float32",))
+    product = Contender("nn.Linear", linear, LINEAR)
     large = tuple({"batch": 32768, "width": width} for width in (160, 1024, 4096, 16384))
     return [
         *(
@@ -35,9 +41,9 @@ def affine() -> list[Part]:
             )
             for dtype in ("float32", "bfloat16")
         ),
-        Part((lesson.linear_, tf32, *same), large, "against_linear", dtypes=("float32", "bfloat16")),
+        Part((product, tf32, *same), large, "against_linear", dtypes=("float32", "bfloat16")),
     ]
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return torch.nn.functional.linear(x, weight, bias)
+def _addcmul(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.addcmul(bias, x, weight)

@@ -211,26 +211,16 @@ def by_graph(graph_us: Any, call: virtual_cuda.Layer) -> Any:
         return graph_us(call)
 
 
-def clocked(call: Call) -> list[virtual_cuda.Entry]:
-    """What lies between the first reading of a clock and the last one, with both."""
-    log = call.inputs["call"].gpu.log
-    at = [i for i, entry in enumerate(log) if entry.event in ("clock", "event")]
-    return log[at[0] : at[-1] + 1] if at else []
-
-
-def captured(call: Call) -> int:
-    """How many calls were captured."""
-    return sum(entry.event == "captured" for entry in call.inputs["call"].gpu.log)
-
-
 def within(event: str) -> Any:
     """Whether an event lies between the readings, in all calls."""
-    return lambda calls: all(any(e.event == event for e in clocked(c)) for c in calls)
+    return lambda calls: all(any(e.event == event for e in c.inputs["call"].gpu.timed()) for c in calls)
 
 
 def pending(at: int) -> Any:
     """Whether the device still has work at a reading of the host's clock, in all calls."""
-    return lambda calls: all(e.event == "clock" and e.pending for c in calls for e in clocked(c)[at:][:1])
+    return lambda calls: all(
+        e.event == "clock" and e.pending for c in calls for e in c.inputs["call"].gpu.timed()[at:][:1]
+    )
 
 
 def off_by(*factors: float) -> Any:
@@ -239,7 +229,7 @@ def off_by(*factors: float) -> Any:
     def look(calls: Sequence[Call]) -> bool:
         ratios = []
         for c in calls:
-            part, us = clocked(c), float(c.got)
+            part, us = c.inputs["call"].gpu.timed(), float(c.got)
             number = sum(entry.calls for entry in part)
             if not number or us <= 0:
                 return False
@@ -280,35 +270,18 @@ graph = Exercise(
             raises="capturing: a graph was replayed",
         ),
         Mistake(
-            "no-capture",
-            "A new graph is empty. What fills it?",
-            "Make the calls in a `with torch.cuda.graph(graph):` block, before the first replay.",
-            raises="without a preceding successful capture",
-        ),
-        Mistake(
-            "not-ready",
-            "An event is a time stamp that the device makes later. Has it come to the last one yet?",
-            "Call torch.cuda.synchronize() before elapsed_time.",
-            raises="device not ready",
-        ),
-        Mistake(
-            "other-tools",
-            "You are judged on a pretend GPU, which knows only a part of torch.cuda. Which line left it?",
-            "CUDAGraph, graph, synchronize, Event and streams are there, and the clocks of `time`. `call` "
-            "brings its inputs along.",
-            raises=r"No CUDA GPUs|NVIDIA driver|not compiled with CUDA|dummy base class",
-        ),
-        Mistake(
             "not-captured",
             "Which of your calls were recorded? Those outside of the capture cost Python's time again.",
             "Make the calls inside `with torch.cuda.graph(graph):`, all of them but the warm-up.",
-            when=lambda calls: not any(captured(c) for c in calls),
+            when=lambda calls: not any(c.inputs["call"].gpu.captured for c in calls),
         ),
         Mistake(
             "no-replay",
             "What does the device do between your two readings of the clock?",
             "A capture runs nothing. Only graph.replay() makes the device work: time that.",
-            when=lambda calls: not any(e.event == "replay" for c in calls for e in clocked(c)),
+            when=lambda calls: (
+                not any(e.event == "replay" for c in calls for e in c.inputs["call"].gpu.timed())
+            ),
         ),
         Mistake(
             "captures-inside",
@@ -323,16 +296,10 @@ graph = Exercise(
             when=pending(-1),
         ),
         Mistake(
-            "started-early",
-            "Look at the first reading of the clock: what is the device still doing by then?",
-            "Whatever you replayed before is only queued. Call torch.cuda.synchronize() after it.",
-            when=pending(0),
-        ),
-        Mistake(
             "few-calls",
             "A replay is a launch, too: some 8 us. How many calls share it?",
             "Capture a loop of 100 calls, so that the launch hardly counts.",
-            when=lambda calls: all(0 < captured(c) < 10 for c in calls),
+            when=lambda calls: all(0 < c.inputs["call"].gpu.captured < 10 for c in calls),
         ),
         Mistake(
             "unit",
@@ -416,12 +383,6 @@ mask = Exercise(
             gives=doubled(lambda at, count, block: at <= count),
         ),
         Mistake(
-            "one-short",
-            "Which element is never written? Look at the last one of each size.",
-            "Places count from 0 to count - 1, and all of them are inside.",
-            gives=doubled(lambda at, count, block: at < count - 1),
-        ),
-        Mistake(
             "one-block",
             "BLOCK is the size of one program's share. How do programs after the first come out?",
             "`at` counts through the whole tensor: in the second program all of it is beyond BLOCK.",
@@ -435,15 +396,6 @@ mask = Exercise(
                 doubled(lambda at, count, block: at < count // block * block),
                 doubled(lambda at, count, block: at // block * block < count),
                 doubled(lambda at, count, block: at // block < count // block),
-            ),
-        ),
-        Mistake(
-            "inverted",
-            "True means: this place is loaded and stored. Which side of the comparison are they on?",
-            "Turn the comparison round.",
-            gives=(
-                doubled(lambda at, count, block: at >= count),
-                doubled(lambda at, count, block: at > count),
             ),
         ),
         Mistake(

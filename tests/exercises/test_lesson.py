@@ -10,6 +10,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from labkit import exercises, lessons, places
 from labkit.exercises import lesson as session_module
 from labkit.exercises import verdicts
+from labkit.exercises.engine import Finding
 from labkit.runs import execute
 
 LESSON = "01_launch_overhead"
@@ -183,3 +184,33 @@ def test_attempts_are_whole_or_not_there(learner, cache, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         one.run(masked("at < count"))
     assert kept(cache) == []
+
+
+def test_a_kernel_sweeps_under_the_learners_name_once_it_has_raced(learner, monkeypatch):
+    one = learner()
+    answer = lambda x, weight, bias: x * weight + bias  # noqa: E731 - what stands for it is compared
+    monkeypatch.setattr(session_module.Tasks, "_finding", lambda *_: Finding("right"))
+    monkeypatch.setattr(session_module.race, "problem", lambda *_: None)
+    monkeypatch.setattr(
+        session_module.race, "run", lambda lesson, exercise, entrant, why: (entrant.name, why)
+    )
+    assert one.tasks.race("affine") == ("the solution", "you have not solved it yet")
+    one.run('affine = ...\n\ntasks.check("affine", affine)'.replace("...", "1"), answer, "affine")
+    assert one.tasks.contender("affine").name == "the solution", "it has not run at size"
+    monkeypatch.setattr(session_module.device, "has_gpu", lambda: False)
+    assert one.tasks.race("affine") == ("the solution", "there is no GPU here")
+    monkeypatch.setattr(session_module.device, "has_gpu", lambda: True)
+    assert one.tasks.race("affine") == ("your kernel", "")
+    assert one.tasks.contender("affine").call is answer
+    one.tasks.reset("affine")
+    assert one.tasks.contender("affine").name == "the solution"
+
+
+def test_reset_forgets_the_verdict_and_shows_the_cell_as_the_lesson_has_it(learner, monkeypatch, capsys):
+    one = learner()
+    one.run(masked("at <= count"))
+    monkeypatch.setattr(session_module, "_show", lambda bundle, text: print(text))
+    one.tasks.reset("mask")
+    one.tasks.progress()
+    said = capsys.readouterr().out
+    assert "mask = ...  # which places are inside?" in said and "the mask of a kernel: not attempted" in said
