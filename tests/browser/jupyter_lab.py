@@ -126,6 +126,8 @@ class Lab:
         made.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
         path = self.root / folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(notebook, Path):
+            shutil.copytree(notebook.parent / "images", path.parent / "images", dirs_exist_ok=True)
         nbformat.write(made, path)
         # What `jupyter trust` does: without it, JupyterLab shows saved widgets and HTML as text.
         NotebookNotary(data_dir=str(self._data)).sign(nbformat.read(path, as_version=4))

@@ -45,7 +45,7 @@ def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> No
         assert page.output(mask).get_by_text("Hint 1").count() == (verdict == "wrong")
         page.screenshot(f"lesson-{verdict}", mask)
 
-    panel = page.index_of("panels.sweep(")
+    panel = page.index_of("panel.sweep(")
     figure = page.output(panel).locator(".widget-html img")
     assert not recorded or "Recorded on NVIDIA H200" in str(figure.get_attribute("alt"))
     page.scroll_to(panel)
