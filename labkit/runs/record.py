@@ -179,6 +179,8 @@ def record(
         claims.RECORDING: "1",
         rows.TAPE: str(tape),
         STAMP_VARIABLE: json.dumps(asdict(stamp)),
+        # max-autotune sets off this deprecation in PyTorch's own code: no output of the lesson
+        "PYTHONWARNINGS": "ignore:TypedStorage is deprecated:UserWarning",
     }
     result = execute.execute(
         path, folder / path.name, cell_limit_s=CELL_LIMIT_S, bar=bar, environment=environment
