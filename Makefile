@@ -4,10 +4,10 @@
 #   IPYKERNEL=6.31   the older supported ipykernel, in one of its own; `test` runs panels and browser
 #   PYTHON=...       the Python that the virtual environment is made of
 BOOTSTRAP = $(or $(PYTHON),python3) labkit/bootstrap.py
-# TEACHING.md, the solutions and the exercises hold answers. In a container one is often root, and Jupyter wants to be
+# The solutions and the exercises hold answers. In a container one is often root, and Jupyter wants to be
 # told that this is meant.
 LAB = --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks \
-	$(foreach hidden,TEACHING.md solutions exercises __pycache__,--ContentsManager.hide_globs=$(hidden)) \
+	$(foreach hidden,solutions exercises __pycache__,--ContentsManager.hide_globs=$(hidden)) \
 	$(if $(filter 0,$(shell id -u)),--allow-root)
 # What depends on the version of ipykernel.
 KERNEL_TESTS = tests/browser $(wildcard tests/test_*panel*.py tests/test_live.py tests/test_prediction.py tests/exercises/test_lesson.py)
@@ -36,8 +36,8 @@ bench: ## on a GPU, measure ours beside the other contenders; ARGS="affine --pee
 slides: ## the lessons as slides, from their saved outputs, or LESSONS=01; results in build/slides
 	@$(BOOTSTRAP) slides -m labkit slides $(LESSONS) $(ARGS)
 
-site: ## the course as pages to read, from the saved outputs, in build/site; ARGS=--execute runs it first
-	@$(BOOTSTRAP) site -m labkit site $(ARGS)
+site: ## the course as pages to read, from the saved outputs, in build/site
+	@$(BOOTSTRAP) site -m sphinx -q -W --keep-going -c docs . build/site $(ARGS)
 
 lint: ## ruff and mypy, notebooks too
 	@$(BOOTSTRAP) lint -m ruff check .

@@ -1,4 +1,4 @@
-"""Renews notebooks/TEACHING.md from the lessons' recorded outputs: ``python -m docs.teaching``.
+"""Renews docs/teaching.md from the lessons' recorded outputs: ``python -m docs.teaching``.
 
 Under the heading of a lesson, ``**Claim:**`` stands before a claim's sentence, and ``**Recorded:**`` before
 the answer to the question of the ``**Ask:**`` above it.
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from labkit import claims, lessons, places
 
-PAGE = places.NOTEBOOKS / "TEACHING.md"
+PAGE = places.CHECKOUT / "docs" / "teaching.md"
 NOT_YET = "not yet"
 NUMBER = r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?"
 

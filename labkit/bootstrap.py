@@ -54,7 +54,7 @@ NEEDS = {
     "record": RUN,
     "bench": RUN,
     "slides": RUN,
-    "site": RUN,
+    "site": ("sphinx", "myst_nb", "pydata_sphinx_theme", "sphinx_copybutton", "nbformat"),
     "test": (*RUN, "pytest", "xdist", "pytest_timeout", "nbval"),
     "lab": (*RUN, "jupyterlab", "ipywidgets"),
     "lint": ("ruff", "mypy"),
@@ -64,6 +64,9 @@ DISTRIBUTIONS = {  # where the name differs from the module's
     "IPython": "ipython",
     "xdist": "pytest-xdist",
     "pytest_timeout": "pytest-timeout",
+    "myst_nb": "myst-nb",
+    "pydata_sphinx_theme": "pydata-sphinx-theme",
+    "sphinx_copybutton": "sphinx-copybutton",
 }
 
 
@@ -158,7 +161,7 @@ class Setup:
         if not sys.platform.startswith("linux"):
             stop(
                 "Triton has packages for Linux only: use WSL 2 on Windows, a Linux container or virtual "
-                "machine on macOS, or Binder (README.md says how)."
+                "machine on macOS, or Binder (docs/installing.md says how)."
             )
         with open(f"{self.venv}.lock", "a+") as self.lock:
             wait_for(self.lock)
@@ -309,7 +312,7 @@ def main(arguments: list[str]) -> int:
         python, prefix = sys.executable, sys.prefix
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
     else:
-        setup = Setup(torch or "2.13", ipykernel, "test" if target in ("test", "lint") else "")
+        setup = Setup(torch or "2.13", ipykernel, "test" if target in ("test", "site", "lint") else "")
         setup.ensure()
         python, prefix = str(setup.python), str(setup.venv)
         env["VIRTUAL_ENV"] = prefix

@@ -76,7 +76,7 @@ def with_places(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--again", is_flag=True, help="Do also what is recorded, or kept of an unfinished run."),
         click.option(
             "--slurm", metavar="KEY=VALUE", multiple=True,
-            help="On a cluster, a job for each, which needs this, as partition=gpu. See docs/CLUSTER.md.",
+            help="On a cluster, a job for each, which needs this, as partition=gpu. See docs/cluster.md.",
         ),
         click.option("--gpus", metavar="all|0,2", help="At once on these GPUs of this machine."),
     ):  # fmt: skip
@@ -570,7 +570,7 @@ def tally_command(sources: tuple[Path, ...]) -> None:
     """Print what a class guessed: a line for each question, in the order in which they were met.
 
     A learner's sealed guesses are the files predictions/*.json, anywhere in a folder or in an archive (tar
-    or tar.gz). Archives within a folder are not opened: name them. docs/JUPYTERHUB.md says how to collect.
+    or tar.gz). Archives within a folder are not opened: name them. docs/jupyterhub.md says how to collect.
 
     The median, and the middle of the guesses (20th to 80th percentile), leave out guesses that were sealed
     after the answer had been seen. Files that hold no guess are named and not counted. Nothing is unpacked,

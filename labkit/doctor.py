@@ -80,7 +80,7 @@ def _obstacle(facts: Facts) -> str:
         way = "WSL 2" if facts.system == "Windows" else "a Linux container or virtual machine"
         return (
             f"Triton has no package for {name}: read the lessons with their recorded figures here, and run "
-            f"them in {way}, on a Linux machine, or without a GPU on Binder (README.md says how)."
+            f"them in {way}, on a Linux machine, or without a GPU on Binder (docs/installing.md says how)."
         )
     versions, wanted = facts.versions, facts.triton_wanted
     for name in ("torch", "triton", *JUPYTER[1:]):

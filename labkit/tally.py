@@ -50,7 +50,7 @@ TRUSTING = ValueError, ArithmeticError, LookupError, RecursionError
 DAMAGED = OSError, EOFError, zlib.error, tarfile.TarError, *TRUSTING
 NOTHING = (
     "no guess was found. A learner's guesses are files predictions/*.json: in ~/.cache/labkit, or the folder "
-    "that LABKIT_CACHE names; on the hub of docs/JUPYTERHUB.md in ~/labkit/results. When you copy the folder "
+    "that LABKIT_CACHE names; on the hub of docs/jupyterhub.md in ~/labkit/results. When you copy the folder "
     "predictions, keep its name."
 )
 

@@ -86,7 +86,7 @@ def test_lint(arguments):
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-HIDDEN = ("TEACHING.md", "solutions", "exercises", "__pycache__")
+HIDDEN = ("solutions", "exercises", "__pycache__")
 """What a learner's JupyterLab does not list."""
 LAB = ["lab -m labkit.lab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks"]
 TARGETS = {  # what a target runs, after the Python of the environment

@@ -1,4 +1,4 @@
-"""notebooks/TEACHING.md: what it names exists, what it quotes is said, its minutes add up."""
+"""docs/teaching.md: what it names exists, what it quotes is said, its minutes add up."""
 
 import re
 import runpy

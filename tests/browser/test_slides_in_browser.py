@@ -1,4 +1,4 @@
-"""The decks and the site as a browser shows them: readable, nothing overflows, nothing is fetched."""
+"""The decks as a browser shows them: readable, nothing runs over the edge, nothing is fetched."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from labkit import lessons, slides, website
+from labkit import lessons, slides
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -68,27 +68,3 @@ def test_every_slide_fits_and_can_be_read(browser: Browser, path: Path, tmp_path
     assert page.evaluate("Reveal.isLastSlide()"), "the way through by one key ends at the end"
     assert fetched == []
     page.close()
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the whole site."""
-    folder = tmp_path_factory.mktemp("site")
-    website.write(lessons.find(), folder)
-    return folder
-
-
-@pytest.mark.parametrize("name", ["index", *(path.stem for path in lessons.find())])
-def test_a_page_of_the_site_fits_and_needs_nothing_else(browser: Browser, site: Path, name: str) -> None:
-    page, problems = browser.new_page(), []
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
-    here = (site.as_uri(), "data:", "blob:")
-    page.on("request", lambda sent: None if sent.url.startswith(here) else problems.append(sent.url))
-    page.goto((site / f"{name}.html").as_uri())
-    for width, height in SCREENS:
-        page.set_viewport_size({"width": width, "height": height})
-        if page.evaluate("document.documentElement.scrollWidth") > width:
-            problems.append(f"wider than {width} pixels")
-    page.close()
-    assert problems == []

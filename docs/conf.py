@@ -1,0 +1,68 @@
+"""The course as pages: `make site`. Lessons come with their saved outputs."""
+
+import nbformat
+from sphinx.application import Sphinx
+
+from labkit import lessons, places
+from labkit.runs import record
+
+project = "GPU performance, measured"
+author = "the labkit contributors"
+copyright = author
+extensions = ["myst_nb", "sphinx_copybutton"]
+root_doc = "docs/index"
+include_patterns = ["docs/*.md", "notebooks/*.ipynb", "CONTRIBUTING.md"]
+exclude_patterns = ["build", "labkit", "tests", ".*"]
+templates_path = ["."]
+html_additional_pages = {"index": "home.html"}  # at the top of the folder: leads to the root page
+suppress_warnings = ["mystnb.unknown_mime_type"]  # claims, checks and guesses have an HTML form beside their own
+
+nb_execution_mode = "off"
+nb_ipywidgets_js = {}  # widgets are left out below; their pictures stay
+myst_heading_anchors = 3
+
+html_theme = "pydata_sphinx_theme"
+html_title = project
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_theme_options = {
+    "navbar_align": "left",
+    "secondary_sidebar_items": ["page-toc"],
+    "show_prev_next": True,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}
+
+
+def fold(app: Sphinx, docname: str, source: list[str]) -> None:
+    """A lesson for a reader: no widgets, answers to guesses folded, each exercise's solution behind a click."""
+    path = places.CHECKOUT / f"{docname}.ipynb"
+    if not path.exists():
+        return
+    notebook, solutions = nbformat.reads(source[0], as_version=4), lessons.solution_cells(path)
+    notebook.metadata.pop("widgets", None)
+    cells = []
+    for cell in notebook.cells:
+        cells.append(cell)
+        if cell.cell_type != "code":
+            continue
+        cell.outputs = record.still(cell.outputs)
+        tags = lessons.tags(cell)
+        if {"setup", "parameters"} & set(tags):
+            tags.append("hide-input")
+        if cell.metadata.get("jupyter", {}).get("outputs_hidden"):
+            tags.append("hide-output")
+        if "exercise" in tags:
+            cell.outputs = []  # "not attempted" says nothing to a reader
+            solution = nbformat.v4.new_code_cell(solutions[lessons.exercise_of(cell)])
+            solution.metadata.update(tags=["hide-input"], mystnb={"code_prompt_show": "Solution"})
+            cells.append(solution)
+        cell.metadata["tags"] = tags
+    notebook.cells = cells
+    source[0] = nbformat.writes(notebook)
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", fold)
