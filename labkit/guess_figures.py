@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from labkit.claims import Measured
 from labkit.guesses import Guess, Question, distance, placed, verdict
 from labkit.plots import Picture
-from labkit.plots.style import INK, MUTED, SHADES, SMALL, WIDTH, styled
+from labkit.plots.style import INK, MUTED, SHADES, SMALL, WIDTH, drawing
 from labkit.plots.words import TIMES, cut, digits, sentence
 
 GUESS = "#5C0088"
@@ -24,7 +24,7 @@ _CHARACTERS = 100
 """So many fit beside each other along the axis."""
 
 
-@styled
+@drawing()
 def empty(question: Question, *, sides: bool = True) -> tuple[Picture, tuple[float, float, float, float]]:
     """The axis without a guess, and where its panel is in the picture: left, top, right, bottom, as shares.
 
@@ -38,7 +38,7 @@ def empty(question: Question, *, sides: bool = True) -> tuple[Picture, tuple[flo
     return Picture(figure, _alt(question, "It is empty: your guess comes first.")), shares
 
 
-@styled
+@drawing()
 def picture(question: Question, guess: Guess | None, measured: Measured | float | None) -> Picture:
     """A guess, an answer or both on one axis, with the error between them.
 

@@ -9,7 +9,8 @@ import ipywidgets
 
 from labkit import live, plots
 from labkit.plots import Picture
-from labkit.plots.timeline import Profile, extent
+from labkit.plots.timeline import extent
+from labkit.profiles import Profile
 
 _STEPS = 500
 """Places that each end of the slider has; arrow keys move by one."""

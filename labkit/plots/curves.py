@@ -2,53 +2,18 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product
 from textwrap import fill
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from labkit.plots.style import (
-    INK,
-    MUTED,
-    RINGED,
-    SHADES,
-    SMALL,
-    WIDTH,
-    Look,
-    Picture,
-    line_key,
-    line_look,
-    looks,
-    sheet,
-    styled,
-    text_colour,
-)
-from labkit.plots.words import (
-    NOTHING,
-    RING,
-    TIMES,
-    conditions,
-    disturbed,
-    duration,
-    extra_axes,
-    factor,
-    gap_notes,
-    good,
-    missing,
-    named,
-    noise_notes,
-    origin,
-    origins,
-    plain,
-    prepared,
-    sentence,
-    shortlist,
-)
+from labkit.plots import style, words
+from labkit.plots.style import INK, MUTED, Look, Picture
 from labkit.rows import KINDS, LIVE, PUBLISHED
 
 Model = Callable[[float], float] | str | Iterable[tuple[float, float]]
@@ -59,10 +24,11 @@ Regime = tuple[float | None, float | None, str]
 _DASHES: tuple[Any, ...] = ("-", (0, (7, 2, 1.5, 2)), (0, (1.5, 2)), (0, (9, 4)))
 _LABEL = 0.2
 """Height of a line of a label, in inches."""
+_DIRECT = 8
+"""The most names that stand at the ends of a panel's lines; more are a legend."""
 
 
-@dataclass(frozen=True)
-class _Quantity:
+class _Quantity(NamedTuple):
     """What the vertical axis shows: columns of value and spread, its name, how a value is written."""
 
     column: str
@@ -71,13 +37,14 @@ class _Quantity:
     name: str
     better: str
     text: Callable[[float], str]
-    ranked: bool = False
-    """Whether the alt text says who wins."""
+    fixed: Models = MappingProxyType({})
+    """Lines that every figure of it has."""
 
 
-_TIME = _Quantity("median_us", "p20_us", "p80_us", "time per call", "lower", duration, True)
-_SPEEDUP = _Quantity("speedup", "low", "high", "speedup", "higher", factor)
-_TRAFFIC = _Quantity("traffic", "low", "high", "bytes moved over the fewest possible", "lower", factor)
+_TIME = _Quantity("median_us", "p20_us", "p80_us", "time per call", "lower", words.duration)
+_SPEEDUP = _Quantity("speedup", "low", "high", "speedup", "higher", words.factor, {"equal": lambda _: 1.0})
+_MOVED, _FEWEST = "bytes moved over the fewest possible", {"fewest possible": lambda _: 1.0}
+_TRAFFIC = _Quantity("traffic", "low", "high", _MOVED, "lower", words.factor, _FEWEST)
 
 
 def curves(
@@ -103,7 +70,7 @@ def curves(
     where nothing was measured yet. ``alt`` replaces the generated alt text. ValueError names a column that
     the table lacks.
     """
-    return _drawn(table, x, _TIME, title, floor or {}, {}, regimes, facet, rows, values, note, alt)
+    return _drawn(table, x, _TIME, title, floor, regimes, facet, rows, values, note, alt)
 
 
 def speedups(
@@ -112,191 +79,155 @@ def speedups(
     *,
     title: str,
     naive: Models | Callable[[pd.DataFrame], Models] | None = None,
-    facet: str | None = None,
-    rows: str | None = None,
-    values: Sequence[float] = (),
-    note: str = "",
-    alt: str | None = None,
+    **options: Any,
 ) -> Picture:
     """Ratios against an axis, both logarithmic: columns ``speedup``, ``kind``, ``contender`` or ``series``.
 
     ``series`` is what a curve is called, where that is not its contender; ``low`` and ``high`` are the band;
     ``source`` is named for published points. The ratio 1 is a line named "equal", and ``naive`` names thin
-    lines of what one would expect. The rest as in :func:`curves`.
+    lines of what one would expect. ``options`` are those of :func:`curves`, as is all else.
     """
-    fixed = {"equal": lambda _: 1.0}
-    return _drawn(table, x, _SPEEDUP, title, naive or {}, fixed, (), facet, rows, values, note, alt)
+    return _drawn(table, x, _SPEEDUP, title, naive, **options)
 
 
-def traffic(
+def traffic(table: pd.DataFrame, x: str = "width", *, title: str, **options: Any) -> Picture:
+    """Bytes moved over the fewest possible, counted and not timed, against an axis: column ``traffic``.
+
+    The line at 1 is one pass over inputs and outputs. ``options`` are those of :func:`curves`, as is all
+    else.
+    """
+    return _drawn(table, x, _TRAFFIC, title, **options)
+
+
+# --- what is drawn ----------------------------------------------------------------------------------
+
+
+class _Curve(NamedTuple):
+    name: str
+    kind: str
+    contender: str
+    points: pd.DataFrame
+    """Columns x, y, low, high, sorted by x; all finite but low and high."""
+
+
+class _Panel(NamedTuple):
+    name: str
+    rows: pd.DataFrame
+    curves: list[_Curve]
+    models: dict[str, list[tuple[float, float]]]
+    gaps: pd.DataFrame
+    """Rows without a value, with their ``rank`` among those at the same place."""
+
+
+@style.drawing()
+def _drawn(
     table: pd.DataFrame,
-    x: str = "width",
-    *,
+    x: str,
+    quantity: _Quantity,
     title: str,
+    models: Models | Callable[[pd.DataFrame], Models] | None = None,
+    regimes: Sequence[Regime] | Callable[[pd.DataFrame], Sequence[Regime]] = (),
     facet: str | None = None,
     rows: str | None = None,
     values: Sequence[float] = (),
     note: str = "",
     alt: str | None = None,
 ) -> Picture:
-    """Bytes moved over the fewest possible, counted and not timed, against an axis: column ``traffic``.
-
-    The line at 1 is one pass over inputs and outputs. The rest as in :func:`curves`.
-    """
-    fixed = {"fewest possible": lambda _: 1.0}
-    return _drawn(table, x, _TRAFFIC, title, {}, fixed, (), facet, rows, values, note, alt)
-
-
-# --- what is drawn ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Curve:
-    name: str
-    kind: str
-    series: str
-    points: pd.DataFrame
-    """Columns x, y, low, high, sorted by x; all finite but low and high."""
-
-
-@dataclass(frozen=True)
-class _Panel:
-    name: str
-    rows: pd.DataFrame
-    curves: list[_Curve]
-    models: dict[str, list[tuple[float, float]]]
-    regimes: list[tuple[float, float, str]]
-
-    def deepest(self, x: str, column: str) -> pd.DataFrame:
-        """The rows without a value, with their rank among those at the same place."""
-        gaps = self.rows[~good(self.rows, column) & (self.rows[x] > 0)].drop_duplicates(["series", x])
-        return gaps.assign(rank=gaps.groupby(x).cumcount())
-
-
-@styled
-def _drawn(
-    table: pd.DataFrame,
-    x: str,
-    quantity: _Quantity,
-    title: str,
-    models: Models | Callable[[pd.DataFrame], Models],
-    fixed: Models,
-    regimes: Sequence[Regime] | Callable[[pd.DataFrame], Sequence[Regime]],
-    facet: str | None,
-    down: str | None,
-    values: Sequence[float],
-    note: str,
-    alt: str | None,
-) -> Picture:
-    split = [name for name in (facet, down) if name]
-    columns = [quantity.column, quantity.low, quantity.high]
-    table = prepared(table, [x, quantity.column, *split], [x, *columns])
+    split, columns = [name for name in (rows, facet) if name], [quantity.column, quantity.low, quantity.high]
+    table = words.prepared(table, [x, quantity.column, *split], [x, *columns])
     reached = sorted({float(v) for v in [*table[x].dropna(), *values] if v > 0})
     x_limits = _limits(reached, least=1.0 if len(reached) > 1 else 4.0, pad=0.03) or (32.0, 32768.0)
     panels = []
-    for name, rows in _split(table, facet, down):
-        lines = {**(models(rows) if callable(models) else models), **fixed}
-        shaded = regimes(rows) if callable(regimes) else regimes
-        panels.append(
-            _Panel(
-                name,
-                rows,
-                _curves(rows, x, quantity),
-                {name: _model_points(line, rows, x, x_limits) for name, line in lines.items()},
-                _clipped(shaded, x_limits),
-            )
-        )
-    shown = table[good(table, quantity.column)]
+    for name, part in _split(table, split):
+        named = {**((models(part) if callable(models) else models) or {}), **quantity.fixed}
+        lines = {key: _model_points(model, part, x, x_limits) for key, model in named.items()}
+        gaps = part[~words.good(part, quantity.column) & (part[x] > 0)].drop_duplicates(["series", x])
+        gaps = gaps.assign(rank=gaps.groupby(x).cumcount())
+        panels.append(_Panel(name, part, _curves(part, x, quantity), lines, gaps))
+    shown = table[words.good(table, quantity.column)]
     noisy = shown[(shown[x] > 0) & (shown["noise"] != "")]
-    gap_words = gap_notes(table[~good(table, quantity.column)], x, split)
-    noise_words = noise_notes(noisy, x, split)
+    gap_words = words.gap_notes(table[~words.good(table, quantity.column)], x, split[::-1])
+    noise_words = words.noise_notes(noisy, x, split[::-1])
 
-    beside = len(_values(table, facet))
+    beside = table[facet].nunique() if facet and len(table) else 1
     # Without rows, a third panel goes below: three side by side get too narrow to read.
-    across = beside if down else min(beside, 2)
-    lines_of_panels = -(-len(panels) // across)
-    direct = len(panels) <= 2
+    across = beside if rows else min(beside, 2)
+    down = -(-len(panels) // across)
     most = max(len(panel.curves) + len(panel.models) for panel in panels)
-    height = max(2.5 if lines_of_panels > 1 else 3.3, 0.8 + 1.4 * _LABEL * most * direct)
-    keys = [
-        line_key(words, marker="o", **line_look(MUTED, kind), linewidth=1.6) for kind, words in origins(table)
-    ]
+    direct = len(panels) <= 2 and most <= (_DIRECT if len(panels) == 2 else 2 * _DIRECT)
+    height = max(2.5 if down > 1 else 3.3, 0.7 + 1.5 * _LABEL * most * direct, 1.3 * _LABEL * most / down)
+    look = {kind: style.line_look(MUTED, kind) for kind in KINDS}
+    keys = [style.line_key(said, marker="o", **look[kind]) for kind, said in words.origins(table)]
     if noise_words:
-        keys.append(line_key("disturbed while it was measured", **RINGED))
-    figure = sheet(
+        keys.append(style.line_key("disturbed while it was measured", **style.RINGED))
+    figure = style.sheet(
         title,
-        0.45 + lines_of_panels * height,
-        subtitle=conditions(table, (x, facet, down)),
+        0.45 + down * height,
+        subtitle=words.conditions(table, (x, facet, rows)),
         keys=keys,
-        notes=[*(f"{TIMES} {n}" for n in gap_words), *(f"{RING} {n}" for n in noise_words), note],
-        width=WIDTH if across == 1 else WIDTH + 1.2 * (across - 1),
+        notes=[*(f"{words.TIMES} {n}" for n in gap_words), *(f"{words.RING} {n}" for n in noise_words), note],
+        width=style.WIDTH + 1.2 * (across - 1),
     )
-    axes = figure.subplots(lines_of_panels, across, sharex=True, sharey=True, squeeze=False).ravel()
-    for spare in axes[len(panels) :]:
-        spare.set_axis_off()
-    look = _looks(table)
-    model_ys = [y for panel in panels for line in panel.models.values() for _, y in line]
-    y_values = [*shown[columns].to_numpy(dtype=float).ravel(), *(model_ys if len(shown) else [])]
+    grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
+    axes = grid.ravel()
+    y_values = shown[columns].to_numpy(dtype=float).ravel().tolist()
+    y_values += [y for panel in panels for line in panel.models.values() for _, y in line if y_values]
     low, high = _limits(y_values, least=8.0, pad=0.05) or (1.0, 1000.0)
-    ranks = [panel.deepest(x, quantity.column)["rank"].max() for panel in panels]
-    low /= (high / low) ** (0.05 * (1 + max((rank for rank in ranks if rank == rank), default=-1)))
+    ranks = max((int(panel.gaps["rank"].max()) + 1 for panel in panels if len(panel.gaps)), default=0)
+    low /= (high / low) ** (0.05 * ranks)  # room for the crosses of gaps at the foot
     axes[0].set(xscale="log", yscale="log", xlim=x_limits, ylim=(low, high))
-    panel_width = figure.get_figwidth() / across - 2.0
-    _set_ticks(axes[0], reached, x_limits, panel_width, high / low, quantity)
-    grid = axes.reshape(lines_of_panels, across)
+    width = figure.get_figwidth() / across - 2.0
+    _set_ticks(axes[0], reached, width, quantity)
     for ax in grid[:, 0]:
-        ax.set_ylabel(fill(f"{quantity.name} ({quantity.better} is better)", 30))
-    for i, column in enumerate(grid.T):
-        lowest = column[(len(panels) - 1 - i) // across]
-        lowest.set_xlabel(x)
-        lowest.tick_params(labelbottom=True)
+        ax.set_ylabel(fill(f"{quantity.name} ({quantity.better} is better)", 30 if down > 1 else 45))
+    for i, ax in enumerate(axes):
+        ax.set_axis_on() if i < len(panels) else ax.set_axis_off()
+        if i < len(panels) <= i + across:
+            ax.set_xlabel(x)
+            ax.tick_params(labelbottom=True)
+    looks = _looks(table, panels)
     for ax, panel in zip(axes, panels, strict=False):
-        _fill(ax, panel, x, quantity, look, noisy)
-        title_rows = _name_regimes(ax, panel.regimes, x_limits, panel_width)
-        ax.set_title(panel.name, pad=6 + 14 * title_rows)
+        shaded = regimes(panel.rows) if callable(regimes) else regimes
+        ax.set_title(panel.name, pad=6 + _shade(ax, shaded))
+        _fill(ax, panel, x, quantity, looks, noisy.loc[noisy.index.intersection(panel.rows.index)])
         if direct:
-            _label_ends(ax, _labels(panel, look), height - 0.5)
+            _name_ends(ax, panel, looks, height - 0.5)
     if not direct:
-        _legend(axes[across - 1], panels, look)
-    said = _alt(title, table, x, quantity, panels, (x, facet, down))
-    return Picture(figure, alt or said + missing(gap_words) + disturbed(noise_words))
+        _legend(axes[across - 1], panels, looks)
+    said = _alt(title, table, x, quantity, panels, (x, facet, rows))
+    return Picture(figure, alt or said + words.missing(gap_words) + words.disturbed(noise_words))
 
 
-def _looks(table: pd.DataFrame) -> dict[str, Look]:
-    """A look for each series: its contender's, but two series of one contender differ."""
-    pairs = dict(zip(table["series"], table["contender"], strict=True))
-    names = {name: str(pairs[name]) for name in pairs}
-    alone = {name for name, contender in names.items() if list(names.values()).count(contender) == 1}
-    by_key = looks(names[name] if name in alone else name for name in names)
-    return {name: by_key[names[name] if name in alone else name] for name in names}
+def _looks(table: pd.DataFrame, panels: list[_Panel]) -> dict[str, Look]:
+    """A look for each curve and each series: the first curve of a contender has the contender's."""
+    keys: dict[str, str] = {}
+    pairs = [(curve.name, curve.contender) for panel in panels for curve in panel.curves]
+    for name, contender in [*pairs, *zip(table["series"], table["contender"], strict=True)]:
+        keys.setdefault(name, name if contender in keys.values() else contender)
+    found = style.looks(keys.values())
+    return {name: found[key] for name, key in keys.items()}
 
 
-def _split(table: pd.DataFrame, facet: str | None, down: str | None) -> list[tuple[str, pd.DataFrame]]:
+def _split(table: pd.DataFrame, axes: list[str]) -> list[tuple[str, pd.DataFrame]]:
     """Panels row by row, each with its name; one panel when the table is not to be split or is empty."""
-    panels = []
-    for row in _values(table, down):
-        for column in _values(table, facet):
-            rows, names = table, []
-            for axis, value in ((facet, column), (down, row)):
-                if axis and len(table):
-                    rows = rows[rows[axis] == value]
-                    names.append(named(axis, value))
-            panels.append((", ".join(names), rows))
-    return panels
-
-
-def _values(table: pd.DataFrame, axis: str | None) -> list[Any]:
-    if axis is None or table.empty:
-        return [None]
-    values = list(table[axis].unique())
-    return sorted(values) if pd.api.types.is_numeric_dtype(table[axis]) else values
+    if table.empty:
+        return [("", table)]
+    numeric = pd.api.types.is_numeric_dtype
+    values = [sorted(table[a].unique()) if numeric(table[a]) else table[a].unique() for a in axes]
+    found = []
+    for place in product(*values):
+        name = ", ".join(
+            words.named(axis, value) for axis, value in list(zip(axes, place, strict=True))[::-1]
+        )
+        found.append((name, table[(table[axes] == list(place)).all(axis=1)]))
+    return found
 
 
 def _curves(rows: pd.DataFrame, x: str, quantity: _Quantity) -> list[_Curve]:
     """The panel's curves: one for each contender, kind, device and whatever else differs at one x."""
-    rows = rows[good(rows, quantity.column) & (rows[x] > 0)]
+    rows = rows[words.good(rows, quantity.column) & (rows[x] > 0)]
     keys = ["contender", "series", "kind", "device", "direction", "dtype", "clock", "cache"]
-    for name in extra_axes(rows):
+    for name in words.extra_axes(rows):
         if name != x and (rows.groupby([*keys, x], dropna=False)[name].nunique(dropna=False) > 1).any():
             keys.append(name)
     columns = {x: "x", quantity.column: "y", quantity.low: "low", quantity.high: "high"}
@@ -304,12 +235,10 @@ def _curves(rows: pd.DataFrame, x: str, quantity: _Quantity) -> list[_Curve]:
     for values, part in rows.groupby(keys, dropna=False, sort=False):
         key = dict(zip(keys, values, strict=True))
         alike = rows[(rows["series"] == key["series"]) & (rows["kind"] == key["kind"])]
-        details = [
-            named(name, key[name]) for name in keys[3:] if key[name] != "" and alike[name].nunique() > 1
-        ]
-        points = part.rename(columns=columns)[list(columns.values())].astype(float).sort_values("x")
-        name = ", ".join([str(key["series"]), *details])
-        found.append(_Curve(name, str(key["kind"]), str(key["series"]), points.reset_index(drop=True)))
+        varying = [name for name in keys[3:] if key[name] != "" and alike[name].nunique() > 1]
+        name = ", ".join([str(key["series"]), *(words.named(each, key[each]) for each in varying)])
+        points = part[list(columns)].rename(columns=columns).astype(float).sort_values("x")
+        found.append(_Curve(name, str(key["kind"]), str(key["contender"]), points))
     return found
 
 
@@ -321,15 +250,10 @@ def _model_points(
     if isinstance(model, str):
         if model not in rows:
             raise ValueError(f"no column {model!r} to draw a line from")
-        column = rows.assign(**{model: pd.to_numeric(rows[model])}).groupby(x)[model].median().dropna()
-        return [(float(at), float(y)) for at, y in column.items()]
+        return _model_points(
+            pd.to_numeric(rows[model]).groupby(rows[x]).median().dropna().items(), rows, x, limits
+        )
     return sorted((float(at), float(y)) for at, y in model)
-
-
-def _clipped(regimes: Sequence[Regime], limits: tuple[float, float]) -> list[tuple[float, float, str]]:
-    low, high = limits
-    inside = [(max(low, a or low), min(high, high if b is None else b), name) for a, b, name in regimes]
-    return [(a, b, name) for a, b, name in inside if a < b]
 
 
 # --- axes -------------------------------------------------------------------------------------------
@@ -345,150 +269,109 @@ def _limits(values: Iterable[float], least: float, pad: float) -> tuple[float, f
     return low / widen, high * widen
 
 
-def _set_ticks(
-    ax: Axes,
-    reached: list[float],
-    limits: tuple[float, float],
-    width: float,
-    reach: float,
-    quantity: _Quantity,
-) -> None:
-    """Below the data's own places where there is room for them, else powers of two; values in 1, 2, 5."""
-    steps = np.diff(np.log(reached)) / math.log(limits[1] / limits[0]) * width
-    roomy = len(reached) and (steps > 0.55).all()
-    ax.xaxis.set_major_locator(
-        FixedLocator(reached) if roomy else LogLocator(2, numticks=int(width / 0.62) + 1)
-    )
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_locator(LogLocator(10, (1, 2, 5) if reach < 200 else (1,)))
+def _set_ticks(ax: Axes, reached: list[float], width: float, quantity: _Quantity) -> None:
+    """Below the data's own places where there is room for them, else at powers of two; values at 1, 2, 5."""
+    (left, right), (low, high) = ax.get_xlim(), ax.get_ylim()
+    roomy = len(reached) and (np.diff(np.log(reached)) / math.log(right / left) * width > 0.55).all()
+    at = FixedLocator(reached) if roomy else LogLocator(2, numticks=int(width / 0.62) + 1)
+    ax.xaxis.set(major_locator=at, minor_locator=NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: words.plain(value)))
+    ax.yaxis.set_major_locator(LogLocator(10, (1, 2, 5) if high / low < 200 else (1,)))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity.text(value)))
     ax.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _name_regimes(
-    ax: Axes, regimes: list[tuple[float, float, str]], limits: tuple[float, float], width: float
-) -> int:
-    """Shade the regimes and name them above the panel, a row up where two would meet; the rows it took."""
-    ends = [-math.inf, -math.inf, -math.inf]
-    used = 0
-    for i, (a, b, name) in enumerate(regimes):
-        ax.axvspan(a, b, color=SHADES[i % 2], linewidth=0, zorder=0)
-        middle = math.log(math.sqrt(a * b) / limits[0]) / math.log(limits[1] / limits[0])
-        half = 0.04 * len(name) / width
-        middle = min(max(middle, half), 1 - half)
-        row = next((row for row, end in enumerate(ends) if middle - half > end), 2)
-        ends[row], used = middle + half, max(used, row + 1)
-        ax.annotate(
-            name,
-            (middle, 1),
-            (0, 3 + 14 * row),
-            xycoords="axes fraction",
-            textcoords="offset points",
-            **{"size": SMALL, "color": MUTED, "ha": "center", "gid": "regime"},
-        )
-    return used
+def _shade(ax: Axes, regimes: Sequence[Regime]) -> int:
+    """Shade the regimes and name them above the panel, on two rows in turn; the height of the names."""
+    low, high = ax.get_xlim()
+    inside = [(max(low, a or low), min(high, high if b is None else b), name) for a, b, name in regimes]
+    inside = [(a, b, name) for a, b, name in inside if a < b]
+    for i, (a, b, name) in enumerate(inside):
+        ax.axvspan(a, b, color=style.SHADES[i % 2], linewidth=0, zorder=0)
+        at, align = (a, "left") if i == 0 else (b, "right") if b == high else (math.sqrt(a * b), "center")
+        style.note(ax, name, at, 1, 0, 3 + 14 * (i % 2), across="data", ha=align, color=MUTED, gid="regime")
+    return 14 * min(len(inside), 2)
 
 
 def _fill(
-    ax: Axes, panel: _Panel, x: str, quantity: _Quantity, look: Mapping[str, Look], noisy: pd.DataFrame
+    ax: Axes, panel: _Panel, x: str, quantity: _Quantity, looks: Mapping[str, Look], noisy: pd.DataFrame
 ) -> None:
-    for line, dashes in zip(panel.models.values(), _DASHES * len(panel.models), strict=False):
-        ax.plot([at for at, _ in line], [y for _, y in line], color=INK, linewidth=1.0, linestyle=dashes)
+    for points, dashes in zip(panel.models.values(), _DASHES * len(panel.models), strict=False):
+        ax.plot(*np.reshape(points, (-1, 2)).T, color=INK, linewidth=1.0, linestyle=dashes)
     for curve in panel.curves:
-        hue, marker, strong = look[curve.series]
-        band = curve.points.dropna()
+        look, band = looks[curve.name], curve.points.dropna()
         if len(band) > 1:
-            ax.fill_between(band["x"], band["low"], band["high"], color=hue, alpha=0.16, linewidth=0)
+            ax.fill_between(band["x"], band["low"], band["high"], color=look.hue, alpha=0.16, linewidth=0)
         else:
-            ax.vlines(band["x"], band["low"], band["high"], color=hue, linewidth=1.2)
-        ax.plot(
-            curve.points["x"],
-            curve.points["y"],
-            marker=marker,
-            markersize=(9 if marker == "*" else 6.5) if strong else 5.5,
-            linewidth=2.6 if strong else 1.6,
-            zorder=6 if strong else 5,
-            gid=f"{curve.kind} curve",
-            **line_look(hue, curve.kind),
-        )
-    rings = noisy.loc[noisy.index.intersection(panel.rows.index)]
-    ax.plot(rings[x], rings[quantity.column], zorder=7, gid="noisy", **RINGED)
-    gaps = panel.deepest(x, quantity.column)
-    for at, series, rank in zip(gaps[x], gaps["series"], gaps["rank"], strict=True):
-        ax.plot(
-            [at],
-            [0.03 + 0.048 * rank],
-            transform=ax.get_xaxis_transform(),
-            color=look[series].hue,
-            marker="x",
-            markeredgewidth=1.7,
-            gid="gap",
-        )
+            ax.vlines(band["x"], band["low"], band["high"], color=look.hue, linewidth=1.2)
+        ax.plot(curve.points["x"], curve.points["y"], gid=f"{curve.kind} curve", **look.curve(curve.kind))
+    ax.plot(noisy[x], noisy[quantity.column], zorder=7, gid="noisy", **style.RINGED)
+    for at, series, rank in panel.gaps[[x, "series", "rank"]].itertuples(index=False):
+        cross: dict[str, Any] = {
+            "marker": "x",
+            "markeredgewidth": 1.7,
+            "color": looks[series].hue,
+            "gid": "gap",
+        }
+        ax.plot([at], [0.03 + 0.048 * rank], transform=ax.get_xaxis_transform(), **cross)
     if not panel.curves:
-        ax.text(0.5, 0.5, NOTHING, transform=ax.transAxes, ha="center", color=MUTED)
+        ax.text(0.5, 0.5, words.NOTHING, transform=ax.transAxes, ha="center", color=MUTED)
 
 
 # --- names ------------------------------------------------------------------------------------------
 
-Label = tuple[str, float, float, dict[str, Any]]
-"""A name, where its curve ends, and how it is written."""
+
+def _names(panels: list[_Panel]) -> dict[tuple[str, str], str]:
+    """What each curve, by name and kind, is called: kinds are named when there are several."""
+    found = [(curve.name, curve.kind) for panel in panels for curve in panel.curves]
+    several = len({kind for _, kind in found}) > 1
+    return {(name, kind): f"{name} ({kind})" if several and kind != LIVE else name for name, kind in found}
 
 
-def _labels(panel: _Panel, look: Mapping[str, Look]) -> list[Label]:
-    """One for each line; kinds are named when there are several, models stand in italics."""
-    several = len({curve.kind for curve in panel.curves}) > 1
-    found: list[Label] = []
+def _name_ends(ax: Axes, panel: _Panel, looks: Mapping[str, Look], height: float) -> None:
+    """Right of the panel, each name beside the end of its line, moved up where two would meet."""
+    names, low, high = _names([panel]), *np.log(ax.get_ylim())
+    labels = []
     for curve in panel.curves:
-        hue, _, strong = look[curve.series]
-        name = f"{curve.name} ({curve.kind})" if several and curve.kind != LIVE else curve.name
-        x, y = curve.points[["x", "y"]].iloc[-1]
-        found.append((name, x, y, {"color": text_colour(hue), "weight": "bold" if strong else "normal"}))
-    models = ((name, *line[-1]) for name, line in panel.models.items() if line)
-    return found + [(name, x, y, {"color": INK, "style": "italic"}) for name, x, y in models]
-
-
-def _label_ends(ax: Axes, labels: list[Label], height: float) -> None:
-    """Right of the panel, each beside the end of its curve, from the bottom moved up where two would meet."""
-    low, high = np.log(ax.get_ylim())
-    labels = sorted(labels, key=lambda label: label[2])
-    texts = [fill(name, 20) for name, *_ in labels]
-    heights = [(_LABEL * (1 + text.count("\n")) + 0.03) / height for text in texts]
+        look = looks[curve.name]
+        how: dict[str, Any] = {
+            "color": style.text_colour(look.hue),
+            "weight": "bold" if look.strong else "normal",
+        }
+        labels.append((*curve.points[["x", "y"]].iloc[-1], fill(names[curve.name, curve.kind], 20), how))
+    thin: dict[str, Any] = {"color": INK, "style": "italic"}
+    labels += [(*line[-1], fill(name, 20), thin) for name, line in panel.models.items() if line]
+    labels.sort(key=lambda label: label[1])
+    halves = [(_LABEL * (1 + text.count("\n")) + 0.03) / height / 2 for *_, text, _ in labels]
     places: list[float] = []
-    for (_, _, y, _), tall in zip(labels, heights, strict=True):
-        lowest = places[-1] + heights[len(places) - 1] / 2 + tall / 2 if places else -math.inf
-        places.append(max((math.log(y) - low) / (high - low), lowest))
-    highest = 1.04
+    for (_, y, *_), half, before in zip(labels, halves, [0.0, *halves], strict=False):
+        least = places[-1] + before + half if places else -math.inf
+        places.append(max((math.log(y) - low) / (high - low), least))
+    top = 1.04
     for i in reversed(range(len(places))):  # and down again from the top
-        places[i] = min(places[i], highest - heights[i] / 2)
-        highest = places[i] - heights[i] / 2
-    for (_, x, y, look), text, place in zip(labels, texts, places, strict=True):
-        ax.annotate(
-            text,
-            (x, y),
-            (1.05, place),
-            textcoords="axes fraction",
-            va="center",
-            linespacing=1.15,
-            annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": look["color"], "linewidth": 0.7, "relpos": (0, 0.5)},
-            gid="label",
-            **look,
-        )
+        places[i] = min(places[i], top - halves[i])
+        top = places[i] - halves[i]
+    for (x, y, text, how), place in zip(labels, places, strict=True):
+        leader: dict[str, Any] = {
+            "arrowstyle": "-",
+            "color": how["color"],
+            "linewidth": 0.7,
+            "relpos": (0, 0.5),
+        }
+        how = {**how, "va": "center", "linespacing": 1.15, "annotation_clip": False, "gid": "label"}
+        ax.annotate(text, (x, y), (1.05, place), textcoords="axes fraction", arrowprops=leader, **how)
 
 
-def _legend(ax: Axes, panels: list[_Panel], look: Mapping[str, Look]) -> None:
-    """Beside the grid of panels, where a name at each end of each curve would be said too often."""
-    handles: dict[str, Any] = {}
-    for panel in panels:
-        for curve in panel.curves:
-            hue, marker, strong = look[curve.series]
-            how = {"marker": marker, "linewidth": 2.6 if strong else 1.6, **line_look(hue, curve.kind)}
-            name = curve.name if curve.kind == LIVE else f"{curve.name} ({curve.kind})"
-            handles.setdefault(name, ax.plot([], [], **how)[0])
-        for name, dashes in zip(panel.models, _DASHES * len(panel.models), strict=False):
-            handles.setdefault(name, ax.plot([], [], color=INK, linewidth=1.0, linestyle=dashes)[0])
-    ax.legend(list(handles.values()), [fill(name, 20) for name in handles], loc=(1.04, 0))
+def _legend(ax: Axes, panels: list[_Panel], looks: Mapping[str, Look]) -> None:
+    """Beside the panels, where a name at each end of each line would be said too often."""
+    found = {said: looks[name].curve(kind) for (name, kind), said in _names(panels).items()}
+    models = dict.fromkeys(name for panel in panels for name in panel.models)
+    found |= {
+        name: {"color": INK, "linewidth": 1.0, "linestyle": dashes}
+        for name, dashes in zip(models, _DASHES * len(models), strict=False)
+    }
+    handles = [ax.plot([], [], **how)[0] for how in found.values()]
+    ax.legend(handles, [fill(name, 22, break_long_words=False) for name in found], loc=(1.04, 0))
 
 
 # --- alt text ---------------------------------------------------------------------------------------
@@ -502,21 +385,23 @@ def _alt(
     panels: list[_Panel],
     varying: Iterable[str | None],
 ) -> str:
-    shown = table[good(table, quantity.column)]
+    shown = table[words.good(table, quantity.column)]
     what = f"{title.rstrip('.')}. {quantity.name.capitalize()} against {x}, both axes logarithmic"
     if shown.empty:
-        return f"{what}: {NOTHING}."
-    ends = dict.fromkeys(plain(end) for end in (shown[x].min(), shown[x].max()))
-    same = conditions(table, varying)
+        return f"{what}: {words.NOTHING}."
+    ends = dict.fromkeys(words.plain(end) for end in (shown[x].min(), shown[x].max()))
+    same = words.conditions(table, varying)
     sentences = [f"{what}, {x} {' to '.join(ends)}{', ' + same if same else ''}."]
     for kind in KINDS:
         told = []
         for panel in panels:
             if found := [curve for curve in panel.curves if curve.kind == kind]:
-                tell = _winners if quantity.ranked and kind != PUBLISHED else _ranges
+                tell = _winners if quantity is _TIME and kind != PUBLISHED else _ranges
                 told.append((f"{panel.name}: " if panel.name else "") + tell(found, x, quantity))
         if told:
-            sentences.append(sentence(f"{origin(shown[shown['kind'] == kind], kind)}: {'. '.join(told)}"))
+            sentences.append(
+                words.sentence(f"{words.origin(shown[shown['kind'] == kind], kind)}: {'. '.join(told)}")
+            )
     if names := dict.fromkeys(name for panel in panels for name in panel.models):
         sentences.append(f"Thin lines: {', '.join(names)}.")
     return " ".join(sentences)
@@ -524,15 +409,15 @@ def _alt(
 
 def _winners(found: list[_Curve], x: str, quantity: _Quantity) -> str:
     """Who is fastest where; a difference within the larger spread is a tie. ``copy`` is a yardstick only."""
-    rivals = [curve for curve in found if curve.series != "copy"] or found
+    rivals = [curve for curve in found if curve.contender != "copy"] or found
     places = sorted({at for curve in rivals for at in curve.points["x"]})
     runs = []
     for verdict, group in groupby(places, key=lambda at: _verdict(rivals, at)):
-        ats = [plain(at) for at in group]
+        ats = [words.plain(at) for at in group]
         runs.append(f"{verdict} {f'at {x} {ats[0]}' if len(ats) == 1 else f'from {x} {ats[0]} to {ats[-1]}'}")
     last = sorted((p.y, c.name) for c in rivals for p in c.points[c.points["x"] == places[-1]].itertuples())
     values = [f"{name} {quantity.text(y)}" for y, name in last]
-    return f"{shortlist(runs, 4)}; at {x} {plain(places[-1])} {shortlist(values, 4)}"
+    return f"{words.shortlist(runs, 4)}; at {x} {words.plain(places[-1])} {words.shortlist(values, 4)}"
 
 
 def _verdict(rivals: list[_Curve], at: float) -> str:
@@ -554,14 +439,16 @@ def _ranges(found: list[_Curve], x: str, quantity: _Quantity) -> str:
     told = []
     for curve in found:
         xs, ys = curve.points["x"].to_numpy(), curve.points["y"].to_numpy()
-        text = f"{curve.name} {quantity.text(ys[0])} at {x} {plain(xs[0])}"
+        text = f"{curve.name} {quantity.text(ys[0])} at {x} {words.plain(xs[0])}"
         if len(xs) > 1:
-            text += f" to {quantity.text(ys[-1])} at {plain(xs[-1])}"
+            text += f" to {quantity.text(ys[-1])} at {words.plain(xs[-1])}"
             below = np.nonzero(ys <= 1)[0]
             if quantity.better == "higher" and len(below):
                 last = below[-1] == len(ys) - 1
                 text += (
-                    ", not above 1 at the end" if last else f", above 1 from {plain(xs[below[-1] + 1])} on"
+                    ", not above 1 at the end"
+                    if last
+                    else f", above 1 from {words.plain(xs[below[-1] + 1])} on"
                 )
         told.append(text)
     return "; ".join(told)

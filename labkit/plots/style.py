@@ -8,20 +8,22 @@ import base64
 import html
 import io
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, wraps
+from functools import cached_property
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.legend_handler import HandlerLine2D
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -41,25 +43,16 @@ _CHARACTERS = 12.5
 """So many characters of small text fit into an inch."""
 _STYLE = Path(__file__).with_name("labkit.mplstyle")
 _DRAWING = threading.RLock()
-P, R = ParamSpec("P"), TypeVar("R")
 
 
 @contextmanager
-def style() -> Iterator[None]:
-    """Draw in the style of the course. One thread at a time: matplotlib's settings belong to the process."""
+def drawing() -> Iterator[None]:
+    """Within it, or within a function that it decorates, the style of the course holds.
+
+    One thread at a time: matplotlib's settings belong to the process.
+    """
     with _DRAWING, matplotlib.rc_context(fname=_STYLE):
         yield
-
-
-def styled(draw: Callable[P, R]) -> Callable[P, R]:
-    """The function, drawing in the style of the course."""
-
-    @wraps(draw)
-    def inside(*args: P.args, **options: P.kwargs) -> R:
-        with style():
-            return draw(*args, **options)
-
-    return inside
 
 
 # --- colours --------------------------------------------------------------------------------------
@@ -73,32 +66,31 @@ class Look(NamedTuple):
     strong: bool = False
     """Whether it stands out: labkit's own and the learner's kernel do."""
 
+    def curve(self, kind: str) -> dict[str, Any]:
+        """How its curve of a kind is drawn."""
+        size = 5.5 if not self.strong else 9.0 if self.marker == "*" else 6.5
+        how = {"marker": self.marker, "markersize": size, "zorder": 6 if self.strong else 5}
+        return {**how, "linewidth": 2.6 if self.strong else 1.6, **line_look(self.hue, kind)}
+
 
 OURS, LEARNERS = Look("#C8321E", "o", True), Look("#5C0088", "*", True)
-OTHERS = tuple(
-    Look(hue, marker)
-    for hue, marker in (
-        ("#0048DC", "s"),
-        ("#CC8000", "^"),
-        ("#1AA57D", "D"),
-        ("#4D90FF", "P"),
-        ("#D53EA5", "v"),
-        ("#5A5A5A", "p"),
-        ("#50003F", ">"),
-        ("#048128", "<"),
-    )
-)
+_HUES = ("#0048DC", "#CC8000", "#1AA57D", "#D53EA5", "#50003F", "#4D90FF", "#5A5A5A", "#048128")
+OTHERS = [Look(hue, marker) for hue, marker in zip(_HUES, "s^Dv>Pp<", strict=True)]
 """Neighbours are far apart for every common colour vision deficiency; each has 3:1 against white."""
 _KNOWN = {
-    **dict.fromkeys(("labkit", "labkit, one launch"), OURS),
-    **dict.fromkeys(("your kernel", "the solution"), LEARNERS),
-    **dict.fromkeys(("nn.Linear", "F.rms_norm", "grouped_mm", "cuBLAS"), OTHERS[0]),
-    **dict.fromkeys(("eager", "x*w+b eager", "loop"), OTHERS[1]),
-    "torch.compile": OTHERS[2],
-    **dict.fromkeys(("Liger", "fla", "GraphedStep"), OTHERS[3]),
-    **dict.fromkeys(("addcmul", "accelerated-scan", "make_graphed_callables"), OTHERS[4]),
-    "copy": OTHERS[5],
-    "original": OTHERS[6],
+    name: look
+    for look, names in (
+        (OURS, ("labkit", "labkit, one launch")),
+        (LEARNERS, ("your kernel", "the solution")),
+        (OTHERS[0], ("nn.Linear", "F.rms_norm", "grouped_mm", "cuBLAS")),
+        (OTHERS[1], ("eager", "x*w+b eager", "loop")),
+        (OTHERS[2], ("torch.compile",)),
+        (OTHERS[3], ("addcmul", "accelerated-scan", "make_graphed_callables")),
+        (OTHERS[4], ("original",)),
+        (OTHERS[5], ("Liger", "fla", "GraphedStep")),
+        (OTHERS[6], ("copy",)),
+    )
+    for name in names
 }
 
 
@@ -190,9 +182,8 @@ def sheet(
     head = 0.16 + 0.25 * len(titles) + _LINE * (len(subtitles) + key_lines)
     foot = _LINE * len(feet) + (0.1 if feet else 0.02)
     whole = head + height + foot
-    figure = Figure(figsize=(width, whole), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(rect=(0.004, foot / whole, 0.992, height / whole))  # type: ignore[union-attr]
+    engine = ConstrainedLayoutEngine(rect=(0.004, foot / whole, 0.992, height / whole))
+    figure = Figure(figsize=(width, whole), layout=engine)
     x, y = 0.11 / width, whole - 0.1
     above: dict[str, Any] = {"va": "top", "in_layout": False, "linespacing": 1.25}
     figure.text(x, y / whole, "\n".join(titles), size=TITLE, weight="bold", **above)
@@ -211,6 +202,16 @@ def sheet(
     below: dict[str, Any] = {"va": "bottom", "in_layout": False, "linespacing": 1.25}
     figure.text(x, 0.07 / whole, "\n".join(feet), size=SMALL, color=MUTED, **below)
     return figure
+
+
+def note(ax: Axes, text: str, x: float, y: float, right: float, up: float, **how: Any) -> None:
+    """Text some points right of and above a place; ``across`` and ``along`` say in which coordinates it is.
+
+    They are "data" or "axes fraction", which is what they are if not given.
+    """
+    across, along = how.pop("across", "axes fraction"), how.pop("along", "axes fraction")
+    how = {"size": SMALL, "annotation_clip": False, **how}
+    ax.annotate(text, (x, y), (right, up), xycoords=(across, along), textcoords="offset points", **how)
 
 
 # --- the picture ----------------------------------------------------------------------------------
@@ -241,11 +242,11 @@ class Picture:
 
     def _encoded(self, kind: str, **options: Any) -> bytes:
         canvas = FigureCanvasAgg(self.figure)
-        with style():
+        with drawing():
             canvas.draw()
         picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
         out = io.BytesIO()
-        picture.quantize(192, method=Image.Quantize.MAXCOVERAGE).save(out, format=kind, **options)
+        picture.quantize(256, method=Image.Quantize.MAXCOVERAGE).save(out, format=kind, **options)
         return out.getvalue()
 
     def save(self, path: str | Path) -> Path:
