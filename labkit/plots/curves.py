@@ -272,8 +272,9 @@ def _limits(values: Iterable[float], least: float, pad: float) -> tuple[float, f
 def _set_ticks(ax: Axes, reached: list[float], width: float, quantity: _Quantity) -> None:
     """Below the data's own places where there is room for them, else at powers of two; values at 1, 2, 5."""
     (left, right), (low, high) = ax.get_xlim(), ax.get_ylim()
-    roomy = len(reached) and (np.diff(np.log(reached)) / math.log(right / left) * width > 0.55).all()
-    at = FixedLocator(reached) if roomy else LogLocator(2, numticks=int(width / 0.62) + 1)
+    room = 0.15 + 0.085 * len(words.plain(max([32768.0, *reached])))  # inches of a label
+    roomy = len(reached) and (np.diff(np.log(reached)) / math.log(right / left) * width > room).all()
+    at = FixedLocator(reached) if roomy else LogLocator(2, numticks=int(width / room) + 1)
     ax.xaxis.set(major_locator=at, minor_locator=NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: words.plain(value)))
     ax.yaxis.set_major_locator(LogLocator(10, (1, 2, 5) if high / low < 200 else (1,)))

@@ -240,13 +240,18 @@ class Picture:
         """The picture for a page: the same pixels in fewer bytes."""
         return self._encoded("webp", lossless=True)
 
-    def _encoded(self, kind: str, **options: Any) -> bytes:
+    @cached_property
+    def _pixels(self) -> Image.Image:
+        """Drawn once, for laying a figure out a second time may move it; in few colours, for a small file."""
         canvas = FigureCanvasAgg(self.figure)
         with drawing():
             canvas.draw()
         picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+        return picture.quantize(256, method=Image.Quantize.MAXCOVERAGE)
+
+    def _encoded(self, kind: str, **options: Any) -> bytes:
         out = io.BytesIO()
-        picture.quantize(256, method=Image.Quantize.MAXCOVERAGE).save(out, format=kind, **options)
+        self._pixels.save(out, format=kind, **options)
         return out.getvalue()
 
     def save(self, path: str | Path) -> Path:
