@@ -82,7 +82,8 @@ def _axes(question: Question, limits: tuple[float, float]) -> tuple[Figure, Axes
     ax = figure.add_axes((_PANEL[0], bottom, _PANEL[1] - _PANEL[0], 0.58 / height))
     ax.set(xscale="log", xlim=limits, ylim=(0, 1), yticks=[], xlabel=label)
     ax.spines["left"].set_visible(False)
-    base, subs = (2, (1,)) if question.axis else (10, (1, 2, 5))  # a size: powers of two
+    fine = (1, 2, 5) if limits[1] / limits[0] < 200 else (1,)
+    base, subs = (2, (1,)) if question.axis else (10, fine)  # a size: powers of two
     ax.xaxis.set_major_locator(LogLocator(base, subs, numticks=14))
     ax.xaxis.set_minor_locator(NullLocator())
     sign = TIMES if question.unit == "x" else ""

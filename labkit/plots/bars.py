@@ -133,7 +133,7 @@ def bars(
             names.append((y, words.cut(row["name"], 36), bold))
             y += 1
             if not at > 0:
-                why = words.cut(f"{words.TIMES} {row['note'] or 'no value'}", 50)
+                why = words.cut(f"{words.TIMES} {row['note'] or 'no value'}", 58)
                 _beside(ax, 0, y - 1, why, across="axes fraction", color=MUTED, gid="gap")
                 continue
             if log:

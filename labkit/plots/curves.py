@@ -179,7 +179,7 @@ def _drawn(
     width = figure.get_figwidth() / across - 2.0
     _set_ticks(axes[0], reached, width, quantity)
     for ax in grid[:, 0]:
-        ax.set_ylabel(fill(f"{quantity.name} ({quantity.better} is better)", 30 if down > 1 else 45))
+        ax.set_ylabel(f"{quantity.name}{chr(10) if down > 1 else ' '}({quantity.better} is better)")
     for i, ax in enumerate(axes):
         ax.set_axis_on() if i < len(panels) else ax.set_axis_off()
         if i < len(panels) <= i + across:
@@ -289,7 +289,9 @@ def _shade(ax: Axes, regimes: Sequence[Regime]) -> int:
     inside = [(a, b, name) for a, b, name in inside if a < b]
     for i, (a, b, name) in enumerate(inside):
         ax.axvspan(a, b, color=style.SHADES[i % 2], linewidth=0, zorder=0)
-        at, align = (a, "left") if i == 0 else (b, "right") if b == high else (math.sqrt(a * b), "center")
+        at, align = (
+            (b, "right") if b == high and i else (a, "left") if i == 0 else (math.sqrt(a * b), "center")
+        )
         style.note(ax, name, at, 1, 0, 3 + 14 * (i % 2), across="data", ha=align, color=MUTED, gid="regime")
     return 14 * min(len(inside), 2)
 
@@ -306,7 +308,7 @@ def _fill(
         else:
             ax.vlines(band["x"], band["low"], band["high"], color=look.hue, linewidth=1.2)
         ax.plot(curve.points["x"], curve.points["y"], gid=f"{curve.kind} curve", **look.curve(curve.kind))
-    ax.plot(noisy[x], noisy[quantity.column], zorder=7, gid="noisy", **style.RINGED)
+    ax.plot(noisy[x], noisy[quantity.column], zorder=8, gid="noisy", **style.RINGED)
     for at, series, rank in panel.gaps[[x, "series", "rank"]].itertuples(index=False):
         cross: dict[str, Any] = {
             "marker": "x",

@@ -69,7 +69,7 @@ class Look(NamedTuple):
     def curve(self, kind: str) -> dict[str, Any]:
         """How its curve of a kind is drawn."""
         size = 5.5 if not self.strong else 9.0 if self.marker == "*" else 6.5
-        how = {"marker": self.marker, "markersize": size, "zorder": 6 if self.strong else 5}
+        how = {"marker": self.marker, "markersize": size, "zorder": 5 + self.strong + (self == LEARNERS)}
         return {**how, "linewidth": 2.6 if self.strong else 1.6, **line_look(self.hue, kind)}
 
 
@@ -247,7 +247,7 @@ class Picture:
         with drawing():
             canvas.draw()
         picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
-        return picture.quantize(256, method=Image.Quantize.MAXCOVERAGE)
+        return picture.quantize(256, method=Image.Quantize.MEDIANCUT)  # keeps the colours of areas
 
     def _encoded(self, kind: str, **options: Any) -> bytes:
         out = io.BytesIO()
