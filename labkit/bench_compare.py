@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.table import Table
 
 from labkit import rows
-from labkit.provenance import TIMES, digits, duration
+from labkit.plots.words import TIMES, digits, duration
 from labkit.rows import Row
 
 

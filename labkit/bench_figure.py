@@ -6,21 +6,21 @@ from typing import Any
 
 import pandas as pd
 
-from labkit import bench_shares, figures
+from labkit import bench_shares, plots
 from labkit.machine import Roofs
 from labkit.rows import Row
 
 TITLE = "Share of the floor, suite by suite"
 NOTE = (
     "Median over the shapes and dtypes at which ours was measured beside others. 1 is the time that this "
-    "device's measured roofs allow. Shown: ours, every peer, and the best other that does the same work."
+    "device's measured roofs allow. Picture: ours, every peer, and the best other that does the same work."
 )
 
 
-def page(measured: Sequence[Row], roofs: Mapping[str, Roofs]) -> figures.Shown:
+def page(measured: Sequence[Row], roofs: Mapping[str, Roofs]) -> plots.Picture:
     """The figure, with the roofs of each suite; a peer without a time is a bar with its reason. Host times,
     which have no floor, are left out, and so is a suite without a time of ours."""
-    return figures.bars(
+    return plots.bars(
         table(measured, roofs),
         title=TITLE,
         value="share_of_floor",

@@ -10,7 +10,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from labkit.bench import Progress
-from labkit.provenance import duration
+from labkit.plots.words import duration
 from labkit.rows import Row
 from labkit.runs.report import say
 

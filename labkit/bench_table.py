@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from labkit import bench_record, bench_shares, machine, places, rows
 from labkit.bench_shares import Case, Group
 from labkit.machine import Roofs
-from labkit.provenance import TIMES, digits
+from labkit.plots.words import TIMES, digits
 from labkit.rows import Row
 
 README = places.CHECKOUT / "README.md"

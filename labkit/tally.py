@@ -26,7 +26,7 @@ from rich.text import Text
 
 from labkit import guesses
 from labkit.guesses import Question
-from labkit.provenance import digits
+from labkit.plots.words import digits
 
 GUESS = re.compile(r"(.{0,4000}/predictions)/([a-z0-9-]{1,250})\.json", re.DOTALL)
 """The path of a learner's guess, as :func:`labkit.guesses.path` makes it, and no longer than paths can be."""
