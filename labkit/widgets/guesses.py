@@ -1,8 +1,6 @@
 """Guess first: a number is guessed on a logarithmic axis, and sealed on disk until it is measured."""
 
-import base64
 import html
-import io
 import json
 import math
 import re
@@ -14,11 +12,13 @@ from typing import Any
 import ipywidgets
 import traitlets
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullLocator
 
 from labkit import places
 from labkit.measure.measured import Measured, number
-from labkit.provenance import TIMES, digits, named
+from labkit.plots import Picture
+from labkit.plots.style import INK, WIDTH, drawing
+from labkit.plots.words import TIMES, digits, named
 from labkit.widgets.static import Twin, interactive
 
 CLOSE = 1.25
@@ -26,11 +26,10 @@ CLOSE = 1.25
 BEFORE = "Guess before you read on."
 COLOUR = "#5C0088"
 """Of a guess."""
-INCHES = (7.0, 1.15)
-"""Width and height of the axis."""
 STEPS = 200
 """Places that the slider has; arrow keys move by one."""
-_LOOK = {"live": ("measured", "-"), "recorded": ("recorded", "--"), "published": ("published", ":")}
+_LOOK = {"live": ("measured on", "-"), "recorded": ("recorded on", "--"), "published": ("published for", ":")}
+"""What is said of a number of this kind, and how its line is drawn."""
 
 _asked: "dict[str, Question]" = {}
 
@@ -163,69 +162,55 @@ def verdict(question: Question, guess: Guess | None, measured: Measured | float 
     """Guess and answer as sentences: how far apart they are as a factor, and where the answer comes from."""
     source, plain, truth = "The answer", number(measured), _placed(measured)
     if isinstance(measured, Measured):
-        source = {"live": "Measured on", "recorded": "Recorded on", "published": "Published for"}[measured.kind]
-        source = f"{source} {measured.device}"
+        source = f"{_LOOK[measured.kind][0].capitalize()} {measured.device}"
+    mine = question.say(guess.value) if guess else ""
     if truth is None:
         nowhere = f"{source}: {plain}, which has no place on a logarithmic axis"
         missing = "There is no answer here" if plain is None else nowhere
-        return f"{missing}; your guess of {question.say(guess.value)} stays sealed." if guess else f"{missing}."
+        return f"{missing}; your guess of {mine} stays sealed." if guess else f"{missing}."
     answer = f"{source}: {question.say(truth)}"
     if guess is None:
         return f"No guess was sealed. {answer}."
     who = "Having seen the answer, you" if guess.seen else "You"
-    off = _distance(guess.value, truth)
-    return f"{who} guessed {question.say(guess.value)}. {answer}. Your guess was {off}."
+    return f"{who} guessed {mine}. {answer}. Your guess was {_distance(guess.value, truth)}."
 
 
 def _distance(guess: float, truth: float) -> str:
     """How far a guess is from the truth: ``close, 8% too high`` or ``11.8 times too high``."""
-    off = max(guess / truth, truth / guess)
+    off, way = max(guess / truth, truth / guess), "high" if guess > truth else "low"
     if off < 1.01:
         return "right"
-    way = "high" if guess > truth else "low"
-    if off <= CLOSE:
-        return f"close, {100 * abs(guess / truth - 1):.0f}% too {way}"
-    return f"{digits(off)} times too {way}"
+    share = f"close, {100 * abs(guess / truth - 1):.0f}%"
+    return f"{share if off <= CLOSE else f'{digits(off)} times'} too {way}"
 
 
-def draw(question: Question, guess: float | None, measured: Measured | float | None = None) -> Figure:
-    """The axis with guess and answer, as far as there are any, and the way between them shaded."""
-    figure = Figure(figsize=INCHES, dpi=120, layout="constrained")
-    axes, truth = figure.add_subplot(), _placed(measured)
+@drawing()
+def axis(question: Question, guess: float | None, measured: Measured | float | None, said: str) -> Picture:
+    """The axis with guess and answer, as far as there are any, and the way between them shaded.
+
+    ``said`` ends the alt text.
+    """
+    figure, truth = Figure(figsize=(WIDTH, 1.1), layout="constrained"), _placed(measured)
+    axes = figure.add_subplot()
     if guess is not None:
         axes.axvline(guess, color=COLOUR, lw=2.5, label=f"your guess {question.number(guess)}")
     if truth is not None:
-        word, stroke = _LOOK[measured.kind] if isinstance(measured, Measured) else ("answer", "-")
-        axes.axvline(truth, color="#1A1A1A", ls=stroke, lw=2.5, label=f"{word} {question.number(truth)}")
+        words, stroke = _LOOK[measured.kind] if isinstance(measured, Measured) else ("answer", "-")
+        label = f"{words.split()[0]} {question.number(truth)}"
+        axes.axvline(truth, color=INK, ls=stroke, lw=2.5, label=label)
     if guess is not None and truth is not None:
         axes.axvspan(*sorted((guess, truth)), color=COLOUR, alpha=0.12, lw=0)
     reached = [question.low, question.high, *([] if truth is None else [truth / 1.2, truth * 1.2])]
     low, high = min(reached), max(reached)
     axes.set(xscale="log", xlim=(low, high), yticks=[])
     axes.spines[["left", "right", "top"]].set_visible(False)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 300 else (1,)))
-    axes.xaxis.set_major_formatter(lambda value, _: question.number(value))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 300 else (1,), numticks=14))
+    axes.xaxis.set_major_formatter(lambda value, _: digits(value) + TIMES * (question.unit == "x"))
+    axes.xaxis.set_minor_locator(NullLocator())
     if axes.lines:
-        figure.legend(loc="outside upper center", ncols=2, frameon=False, borderaxespad=0)
-    return figure
-
-
-def _image(figure: Figure, alt: str) -> str:
-    out = io.BytesIO()
-    figure.savefig(out, format="png")
-    data = base64.b64encode(out.getvalue()).decode()
-    return (
-        f'<img alt="{html.escape(alt)}" width="{96 * INCHES[0]:.0f}" style="max-width:100%;height:auto" '
-        f'src="data:image/png;base64,{data}">'
-    )
-
-
-def _axis(question: Question, guess: float | None, measured: Measured | float | None, said: str) -> str:
-    """The picture as HTML; ``said`` ends its alt text."""
+        figure.legend(loc="outside upper center", ncols=2, borderaxespad=0.3)
     reach = f"from {question.say(question.low)} to {question.say(question.high)}"
-    alt = f"{question.text} A logarithmic axis {reach}. {said}"
-    return _image(draw(question, guess, measured), alt)
+    return Picture(figure, f"{question.text} A logarithmic axis {reach}. {said}")
 
 
 # --- asked, sealed, revealed ----------------------------------------------------------------------
@@ -283,7 +268,7 @@ class Asked:
         page = f'{html.escape(self.question.text)}\n<div style="{style}">{html.escape(said)}</div>'
         if known:
             mine = None if self.sealed is None else self.sealed.value
-            page += _axis(self.question, mine, measured, said)
+            page += axis(self.question, mine, measured, said)._repr_html_()
         Twin(page, f"{self.question.text}\n{said}").show()
         if known and self.widget is not None:
             self._seen = True
@@ -295,27 +280,22 @@ class Asked:
         asked = self.question
         low, high = math.log10(asked.low), math.log10(asked.high)
         self.picture, self.status = ipywidgets.HTML(), ipywidgets.HTML()
-        self.slider = ipywidgets.FloatLogSlider(
-            min=low, max=high, step=(high - low) / STEPS, readout=False, layout={"width": "auto"}
-        )
-        self.number = ipywidgets.BoundedFloatText(
-            min=asked.low, max=asked.high, description="Your guess", layout={"width": "200px"}
-        )
+        self.slider = ipywidgets.FloatLogSlider(min=low, max=high, step=(high - low) / STEPS, readout=False)
+        self.number = ipywidgets.BoundedFloatText(min=asked.low, max=asked.high, description="Your guess")
         self.slider.value = self.number.value = asked.low if self.guess is None else self.guess
         # Two digits are as much as a hand on a slider means; what is typed stays as it is.
-        traitlets.link(
-            (self.slider, "value"), (self.number, "value"), (lambda slid: float(f"{slid:.1e}"), lambda typed: typed)
-        )
+        both = (lambda slid: float(f"{slid:.1e}"), lambda typed: typed)
+        traitlets.link((self.slider, "value"), (self.number, "value"), both)
         self.number.observe(self._moved, "value")
         self.seal = ipywidgets.Button(description="Seal my guess", button_style="primary")
         self.again = ipywidgets.Button(description="Guess again")
         self.seal.on_click(self._seal)
         self.again.on_click(self._open_again)
-        row = ipywidgets.HBox([self.number, self.seal, self.again, self.status], layout={"flex_flow": "row wrap"})
-        self.widget = ipywidgets.VBox(
-            [ipywidgets.HTML(self._heading()), self.picture, self.slider, row],
-            layout={"width": f"{96 * INCHES[0]:.0f}px", "max_width": "100%"},
-        )
+        row = ipywidgets.HBox([self.number, self.seal, self.again, self.status])
+        self.widget = ipywidgets.VBox([ipywidgets.HTML(self._heading()), self.picture, self.slider, row])
+        self.slider.layout.width, self.number.layout.width = "auto", "200px"
+        row.layout.flex_flow, row.layout.align_items = "row wrap", "center"
+        self.widget.layout.width, self.widget.layout.max_width = f"{96 * WIDTH:.0f}px", "100%"
 
     def _heading(self) -> str:
         # Not <h4>: the table of contents would list every question.
@@ -352,7 +332,8 @@ class Asked:
         """Show what is sealed now, in the widgets and in their twin."""
         mine = None if self.sealed is None else self.sealed.value
         words = BEFORE if self.sealed is None else self._standing()
-        page = f"{self._heading()}{_axis(self.question, mine, None, words)}<p>{html.escape(words)}</p>"
+        picture = axis(self.question, mine, None, words)._repr_html_()
+        page = f"{self._heading()}{picture}<p>{html.escape(words)}</p>"
         self._twin.update(page, f"{self.question.text}\n{words}")
         if self.widget is not None:
             self._draw(trouble)
@@ -362,7 +343,7 @@ class Asked:
         self.seal.disabled = self.guess is None
         self.seal.layout.display = "none" if self.sealed else None
         self.again.layout.display = None if self.sealed else "none"
-        self.picture.value = _axis(self.question, self.guess, None, self._standing())
+        self.picture.value = axis(self.question, self.guess, None, self._standing())._repr_html_()
         self.status.value = f'<span role="status">{html.escape(trouble or self._standing())}</span>'
 
     def _standing(self) -> str:

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from labkit.sweep_plan import SPEEDUP, TIME, TRAFFIC, Look, Plan
+from labkit.sweep_views import page, picture, readout, sentences, speedups
 from simulated import doubling, install
 from taped import recorded
 
 from labkit import rows
-from labkit.sweep_plan import SPEEDUP, TIME, TRAFFIC, Look, Plan
-from labkit.sweep_views import page, picture, readout, sentences, speedups
 
 EMPTY = rows.table([], ["batch", "width"])
 NOTHING = "nothing measured yet"

@@ -5,9 +5,9 @@ import time
 
 import pytest
 from drawn import event, profile_of
+from labkit.timeline_panel import TimelinePanel
 
 from labkit import counts, live, plots, profiles, timeline_panel
-from labkit.timeline_panel import TimelinePanel
 
 
 def two_kernels(kind="live"):

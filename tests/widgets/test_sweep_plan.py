@@ -5,11 +5,11 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from labkit.sweep_plan import Kept, Known, Plan, Selection, slug, tape
 from simulated import HERE, doubling, install
 from taped import recorded
 
 from labkit import device, places, rows, sweeps
-from labkit.sweep_plan import Kept, Known, Plan, Selection, slug, tape
 
 
 @pytest.fixture(autouse=True)
