@@ -74,9 +74,8 @@ def test_a_row_of_another_sweep_is_none_of_this_one(gpu):
     shapes = {"batch": 1, "width": 16}, {"batch": 2, "width": 64}, {"batch": 2, "width": 16, "length": 3}
     others += [recorded(shape=shape) for shape in shapes]
     fallback = recorded(clock="events", note="timed with events, a graph cannot hold it: ...")
-    assert selection.of([recorded(), *others, fallback]) == [recorded(), fallback], (
-        "asked for by the graph clock"
-    )
+    found = selection.of([recorded(), *others, fallback])
+    assert found == [recorded(), fallback], "it was asked for by the graph clock"
     assert replace(selection, clock="events").of([fallback]) == []
 
 

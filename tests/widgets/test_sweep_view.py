@@ -61,9 +61,8 @@ def test_time_and_speedup_have_floors_and_expectations_that_can_be_switched_off(
             assert line in texts(picture(plan, table(), Look(view)))
             assert line not in texts(picture(plan, table(), Look(view, floor=False)))
     assert "Doubling: times faster than eager" in picture(plan, table(), Look(SPEEDUP)).alt
-    (reached, *_) = picture(
-        plan, table(), Look(), replace(plan.everything()[0], values=(16, 1024))
-    ).figure.axes
+    far = replace(plan.everything()[0], values=(16, 1024))
+    (reached, *_) = picture(plan, table(), Look(), far).figure.axes
     (near, *_) = picture(plan, table(), Look()).figure.axes
     assert reached.get_xlim()[1] > 1024 and near.get_xlim()[1] < 64
 

@@ -64,9 +64,12 @@ def test_the_buttons():
 @pytest.mark.parametrize("place", [0.0, 85.0, 170.0])
 def test_both_ends_on_one_place_still_show_something(place, monkeypatch):
     windows, draw, made = [], plots.timeline, TimelinePanel(two_kernels(), "t")
-    monkeypatch.setattr(
-        plots, "timeline", lambda *given, **how: windows.append(how["window"]) or draw(*given, **how)
-    )
+
+    def heard(*given, window, **how):
+        windows.append(window)
+        return draw(*given, window=window, **how)
+
+    monkeypatch.setattr(plots, "timeline", heard)
     made.range.value = (place, place)
     start, end = windows[-1]
     assert 0 <= start < end <= 170 and end - start == pytest.approx(made.range.step)
