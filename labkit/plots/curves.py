@@ -308,7 +308,8 @@ def _fill(
         else:
             ax.vlines(band["x"], band["low"], band["high"], color=look.hue, linewidth=1.2)
         ax.plot(curve.points["x"], curve.points["y"], gid=f"{curve.kind} curve", **look.curve(curve.kind))
-    ax.plot(noisy[x], noisy[quantity.column], zorder=8, clip_on=False, gid="noisy", **style.RINGED)
+    rings = ax.plot(noisy[x], noisy[quantity.column], zorder=8, clip_on=False, gid="noisy", **style.RINGED)
+    rings[0].set_in_layout(False)  # where they reach beyond the panel, it keeps its size
     for at, series, rank in panel.gaps[[x, "series", "rank"]].itertuples(index=False):
         cross: dict[str, Any] = {
             "marker": "x",

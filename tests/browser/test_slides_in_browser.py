@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 SCREENS = [(1280, 720), (1920, 1080)]
 SMALLEST = 15
-"""Pixels, on a slide 720 high, that the letters of a slide have at least: so many as 30 lines of code leave."""
+"""Pixels, on a slide 720 high, that letters have at least: so many as 30 lines of code leave."""
 SIZES = """() => {
     const texts = document.createTreeWalker(Reveal.getCurrentSlide(), NodeFilter.SHOW_TEXT);
     const sizes = {};
