@@ -26,6 +26,8 @@ CLOSE = 1.25
 BEFORE = "Guess before you read on."
 COLOUR = "#5C0088"
 """Of a guess."""
+MARGIN = 0.03
+"""Left and right of the axis, as a share of the picture: the slider stands below it, place by place."""
 STEPS = 200
 """Places that the slider has; arrow keys move by one."""
 _LOOK = {"live": ("measured on", "-"), "recorded": ("recorded on", "--"), "published": ("published for", ":")}
@@ -190,8 +192,8 @@ def axis(question: Question, guess: float | None, measured: Measured | float | N
 
     ``said`` ends the alt text.
     """
-    figure, truth = Figure(figsize=(WIDTH, 1.1), layout="constrained"), _placed(measured)
-    axes = figure.add_subplot()
+    figure, truth = Figure(figsize=(WIDTH, 1.0)), _placed(measured)
+    axes = figure.add_axes((MARGIN, 0.28, 1 - 2 * MARGIN, 0.42))
     if guess is not None:
         axes.axvline(guess, color=COLOUR, lw=2.5, label=f"your guess {question.number(guess)}")
     if truth is not None:
@@ -208,7 +210,7 @@ def axis(question: Question, guess: float | None, measured: Measured | float | N
     axes.xaxis.set_major_formatter(lambda value, _: digits(value) + TIMES * (question.unit == "x"))
     axes.xaxis.set_minor_locator(NullLocator())
     if axes.lines:
-        figure.legend(loc="outside upper center", ncols=2, borderaxespad=0.3)
+        figure.legend(loc="upper center", ncols=2, borderaxespad=0)
     reach = f"from {question.say(question.low)} to {question.say(question.high)}"
     return Picture(figure, f"{question.text} A logarithmic axis {reach}. {said}")
 
@@ -293,6 +295,8 @@ class Asked:
         self.again.on_click(self._open_again)
         row = ipywidgets.HBox([self.number, self.seal, self.again, self.status])
         self.widget = ipywidgets.VBox([ipywidgets.HTML(self._heading()), self.picture, self.slider, row])
+        # A slider's rail is 6 pixels shorter than its widget, at each end.
+        self.slider.layout.margin = f"0 calc({100 * MARGIN:.0f}% - 6px)"
         self.slider.layout.width, self.number.layout.width = "auto", "200px"
         row.layout.flex_flow, row.layout.align_items = "row wrap", "center"
         self.widget.layout.width, self.widget.layout.max_width = f"{96 * WIDTH:.0f}px", "100%"
