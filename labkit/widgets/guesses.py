@@ -136,19 +136,15 @@ def parse(text: str) -> Entry:
     """What :func:`keep` wrote, now or in an older version; ValueError for any other text."""
     try:
         content = json.loads(text, parse_int=float)
-        words = [content["name"], content["question"], content.get("unit", ""), content.get("axis", "")]
-        guess = Guess(**content["guess"])
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        made = Entry(**content | {"guess": Guess(**content["guess"])})
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError("text: it is no guess") from error
-    if not (
-        all(isinstance(word, str) for word in [*words, guess.sealed])
-        and isinstance(guess.value, float)
-        and 0 < guess.value < math.inf
-        and all(isinstance(flag, bool) for flag in (guess.seen, guess.revealed))
-    ):
+    value, words = made.guess.value, [made.name, made.question, made.unit, made.axis, made.guess.sealed]
+    typed = all(isinstance(word, str) for word in words) and isinstance(value, float)
+    flags = isinstance(made.guess.seen, bool) and isinstance(made.guess.revealed, bool)
+    if not (typed and flags and 0 < value < math.inf):
         raise ValueError("text: it is no guess")
-    name, question, unit, axis = words
-    return Entry(name, question, guess, unit, axis)
+    return made
 
 
 # --- in words, and in a picture -------------------------------------------------------------------
@@ -198,8 +194,9 @@ def axis(question: Question, guess: float | None, measured: Measured | float | N
         axes.axvline(guess, color=COLOUR, lw=2.5, label=f"your guess {question.number(guess)}")
     if truth is not None:
         words, stroke = _LOOK[measured.kind] if isinstance(measured, Measured) else ("answer", "-")
-        label = f"{words.split()[0]} {question.number(truth)}"
-        axes.axvline(truth, color=INK, ls=stroke, lw=2.5, label=label)
+        axes.axvline(
+            truth, color=INK, ls=stroke, lw=2.5, label=f"{words.split()[0]} {question.number(truth)}"
+        )
     if guess is not None and truth is not None:
         axes.axvspan(*sorted((guess, truth)), color=COLOUR, alpha=0.12, lw=0)
     reached = [question.low, question.high, *([] if truth is None else [truth / 1.2, truth * 1.2])]
@@ -311,17 +308,15 @@ class Asked:
         self._draw()
 
     def _seal(self, _: Any) -> None:
-        assert self.guess is not None, "the button is disabled"
         now = datetime.now().astimezone().isoformat(timespec="seconds")
-        self.sealed = Guess(self.guess, now, self._seen)
+        self.sealed = Guess(self.number.value, now, self._seen)
         self._settle(self._keep())
 
     def _open_again(self, _: Any) -> None:
         """Let the guess be moved; after the reveal a new round starts from the empty axis."""
-        sealed, self.sealed = self.sealed, None
-        if sealed is not None and sealed.revealed:
-            self.number.value = self.question.low
-            self.guess = None
+        self.sealed = None
+        if self._seen:
+            self.number.value, self.guess = self.question.low, None
         self._settle(self._keep())
 
     def _keep(self) -> str:

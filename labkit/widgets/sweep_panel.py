@@ -22,7 +22,6 @@ import pandas as pd
 from labkit import clocks, device, places, rows, sweeps, traffic
 from labkit.measure import journal, lock
 from labkit.results import Results
-from labkit.rows import Row
 from labkit.sweeps import Contender
 from labkit.widgets.static import Twin, interactive
 from labkit.widgets.sweep_plan import Plan, Selection
@@ -48,7 +47,7 @@ def sweep(suite: str, contenders: Sequence[Contender], values: Sequence[int], **
     leaves a figure, a sentence and a table. Without a GPU, Run counts launches and bytes, and times are those
     of a tape.
 
-    Raises ValueError for sizes that do not increase, an unknown clock, or names that are no contenders.
+    Raises ValueError for sizes that do not increase, or names that are no contenders.
     """
     return SweepPanel(Plan(suite, contenders, values, **options))
 
@@ -83,7 +82,6 @@ class SweepPanel:
         self.own, self.tape = plan.own(), plan.tape()
         self.running: asyncio.Task[None] | None = None
         self._counted: dict[tuple[Any, ...], dict[str, Any]] = {}
-        self._drawn: tuple[Selection, Look] | None = None
         self._run: _Run | None = None
         self._worker: asyncio.Future[None] | None = None
         self._twin, self._there = Twin(), interactive()
@@ -112,7 +110,7 @@ class SweepPanel:
     # -- the widgets
 
     def _build(self) -> None:
-        hear = partial(self._hand_over, self._changed)
+        hear = partial(self._hand_over, self._redraw)
         controls = self.controls = Controls(self.plan, hear, counting=not device.has_gpu())
         for button, act in {
             controls.run: lambda: self._start([controls.selection()]),
@@ -154,15 +152,8 @@ class SweepPanel:
 
     def _redraw(self) -> None:
         """Draw what is chosen and known now."""
-        table, look, selection = self._visible()
-        self._drawn = selection, look
-        self.controls.figure.value = picture(self.plan, table, look, selection)._repr_html_()
-        self.controls.offer_again(bool(self._noisy().values))
-
-    def _changed(self) -> None:
-        """Draw once after several changes: a choice of Run all is one of each control."""
-        if self._drawn != (self.controls.selection(), self.controls.look()):
-            self._redraw()
+        self.controls.figure.value = picture(self.plan, *self._visible())._repr_html_()
+        self.controls.again.layout.display = None if self._noisy().values else "none"
 
     def _noisy(self) -> Selection:
         """What is chosen, at the sizes where a point was disturbed: contenders are measured side by side."""
@@ -204,7 +195,7 @@ class SweepPanel:
             return
         self._run = run
         self.controls.running(True)
-        self.controls.advance(0, run.total)
+        self.controls.bar.max, self.controls.bar.value = run.total, 0
         self.controls.say("Starting.")
         self.running = asyncio.ensure_future(self._sweep_and_tell(run))
 
@@ -265,7 +256,7 @@ class SweepPanel:
     def _points(self, selection: Selection, run: _Run) -> None:
         chosen = self.plan.chosen(selection)
 
-        def heard(done: int, total: int, row: Row) -> None:
+        def heard(done: int, total: int, row: rows.Row) -> None:
             """In the measuring thread, which goes on when the row is kept and shown."""
             if row not in self.own:
                 rows.append(self.plan.path, row)
@@ -293,7 +284,7 @@ class SweepPanel:
         """Show how far it is, how long the rest may take, and a point when it is complete."""
         if complete:
             self._redraw()
-        self.controls.advance(run.done, run.total)
+        self.controls.bar.value = run.done
         if not run.stop.is_set() and run.done < run.total:
             left_s = (time.monotonic() - run.began) / run.done * (run.total - run.done)
             left = f"{left_s:.0f} s" if left_s < 100 else f"{left_s / 60:.0f} min"

@@ -9,14 +9,12 @@ import ipywidgets as w
 import pandas as pd
 
 from labkit import plots, roofline, tables
-from labkit.plots import Picture
 from labkit.plots.words import named, origin
 from labkit.widgets.sweep_plan import CLOCKS, Plan, Selection
 
 TIME, SPEEDUP, TRAFFIC = "time", "speedup", "traffic"
 _ROW = {"flex_flow": "row wrap", "align_items": "center", "width": "100%"}
 _LABEL = {"description_width": "initial"}
-_NO_SPEEDUP = pd.DataFrame(columns=["series", "contender", "speedup", "low", "high", "kind", "device"])
 
 
 @dataclass(frozen=True)
@@ -58,11 +56,11 @@ class Controls:
         buttons = [w.Button(description=name, layout={"width": "auto"}) for name in names]
         self.run, self.run_all, self.stop, self.save, self.again = buttons
         self.run.button_style = "primary"
-        self._bar, self._status = w.IntProgress(layout={"width": "12em", "margin": "0 8px"}), w.HTML()
-        self.figure = w.HTML()
-        looks = [self.view, *self.shown.values()]
+        self.bar, self._status, self.figure = w.IntProgress(), w.HTML(), w.HTML()
+        self.bar.layout = {"width": "12em", "margin": "0 8px"}
         asked = [choice for choice in self.picked.values() if len(choice.options) > 1]
-        lines = [looks, asked, [*self.who.values()], [*buttons, self._bar, self._status]]
+        act = [*buttons, self.bar, self._status]
+        lines = [[self.view, *self.shown.values()], asked, [*self.who.values()], act]
         frame = {"border": "1px solid var(--jp-border-color2, #bdbdbd)", "padding": "8px 12px"}
         self.widget = w.VBox([*(w.Box(line, layout=_ROW) for line in lines), self.figure], layout=frame)
         self.picked["dtype"].observe(lambda _: self._offer(), "value")
@@ -70,7 +68,7 @@ class Controls:
         for each in (self.view, *self.shown.values(), *self.picked.values(), *self.who.values()):
             each.observe(lambda _: changed(), "value")
         self.running(False)
-        self.offer_again(False)
+        self.again.layout.display = "none"
 
     def _offer(self) -> None:
         for contender in self.plan.contenders:
@@ -106,15 +104,6 @@ class Controls:
         self.run.disabled = self.run_all.disabled = self.again.disabled = running
         self.stop.disabled = not running
 
-    def advance(self, done: int, total: int) -> None:
-        """So many measurements of so many are done."""
-        self._bar.max, self._bar.value = total, done
-        self._bar.bar_style = "success" if done == total else ""
-
-    def offer_again(self, offered: bool) -> None:
-        """Whether points of what is chosen were disturbed."""
-        self.again.layout.display = None if offered else "none"
-
     def say(self, words: str) -> None:
         """The line beside the buttons; a screen reader reads it out."""
         self._status.value = f'<span role="status" aria-live="polite">{html.escape(words)}</span>'
@@ -134,7 +123,7 @@ def _box(name: str) -> w.Checkbox:
 # --- figure, sentences, numbers -------------------------------------------------------------------
 
 
-def picture(plan: Plan, table: pd.DataFrame, look: Look, selection: Selection | None = None) -> Picture:
+def picture(plan: Plan, table: pd.DataFrame, look: Look, selection: Selection | None = None) -> plots.Picture:
     """The figure of a table; several dtypes, directions or sizes of another axis become panels.
 
     With the ``selection`` that the table is of, the axis reaches over its values from the first point on, so
@@ -150,7 +139,7 @@ def picture(plan: Plan, table: pd.DataFrame, look: Look, selection: Selection | 
         if look.floor:
             how |= {"floor": plan.floor, "regimes": plan.regimes}
         return plots.curves(tables.together([table, *posted]), title=plan.title, **how)
-    found = [*speedups(plan, table), *posted] or [_NO_SPEEDUP]
+    found = [*speedups(plan, table), *posted] or [pd.DataFrame()]
     title = f"{plan.title}: times faster than {plan.over}"
     expected = plan.expected if look.floor else None
     return plots.speedups(tables.together(found), title=title, naive=expected, **how)

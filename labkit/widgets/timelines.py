@@ -56,12 +56,9 @@ class TimelinePanel:
         start, end = gap or (0.0, self._span)
         around = (end - start) / 2  # as much again of the kernels around the gap
         near = max(0.0, start - around), min(self._span, end + around)
-        self.whole.on_click(lambda _: self._show((0.0, self._span)))
-        self.gap.on_click(lambda _: self._show(near))
+        self.whole.on_click(lambda _: self.range.set_trait("value", (0.0, self._span)))
+        self.gap.on_click(lambda _: self.range.set_trait("value", near))
         self._draw()
-
-    def _show(self, part: tuple[float, float]) -> None:
-        self.range.value = part
 
     def _draw(self, _: Any = None) -> None:
         start, end = self.range.value

@@ -45,7 +45,6 @@ def own(plan, name="labkit", width=16, us=10.0, age_s=0.0, **columns):
         *(({name: "nobody"}, f"{name}: 'nobody' is none of the contenders") for name in ("of", "over")),
         *(({"values": given}, "values: .* has to be increasing sizes") for given in ((), (32, 16), (16, 16))),
         ({"others": {"batch": (0, 2)}}, "batch: .* has to be increasing sizes"),
-        *(({"clocks": given}, "clocks: .* has to be one or more of") for given in ((), ("sundial",))),
     ],
 )
 def test_a_wrong_plan_is_named(gpu, options, message):
