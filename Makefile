@@ -10,7 +10,7 @@ LAB = --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks \
 	$(foreach hidden,solutions exercises __pycache__,--ContentsManager.hide_globs=$(hidden)) \
 	$(if $(filter 0,$(shell id -u)),--allow-root)
 # What depends on the version of ipykernel.
-KERNEL_TESTS = tests/browser $(wildcard tests/test_*panel*.py tests/test_live.py tests/test_prediction.py tests/exercises/test_lesson.py)
+KERNEL_TESTS = tests/browser tests/widgets tests/exercises/test_lesson.py
 
 .DEFAULT_GOAL := help
 .PHONY: run test lab doctor record bench slides site lint setup help clean

@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from labkit import claims, lessons, places
+from labkit import lessons, places
+from labkit.widgets import claims
 
 PAGE = places.CHECKOUT / "docs" / "teaching.md"
 NOT_YET = "not yet"

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from labkit import sweeps, tables
-from labkit.claims import MISSING, Measured
+from labkit.measure.measured import MISSING, Measured
 from labkit.sweeps import Contender, Shape
 
 

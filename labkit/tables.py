@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import pandas as pd
 
 from labkit import roofline
-from labkit.claims import Measured
+from labkit.measure.measured import Measured
 
 
 def _axes(table: pd.DataFrame) -> set[str]:

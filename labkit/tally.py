@@ -24,12 +24,12 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from labkit import guesses
-from labkit.guesses import Question
 from labkit.plots.words import digits
+from labkit.widgets import guesses
+from labkit.widgets.guesses import Question
 
 GUESS = re.compile(r"(.{0,4000}/predictions)/([a-z0-9-]{1,250})\.json", re.DOTALL)
-"""The path of a learner's guess, as :func:`labkit.guesses.path` makes it, and no longer than paths can be."""
+"""The path of a learner's guess, as :attr:`guesses.Question.path` is, and no longer than paths can be."""
 DIGITS = re.compile(rb"\d{300}")
 """More than a file's name can have: tarfile's search in a header takes the square of their number."""
 AXIS = 1e-9, 1e12

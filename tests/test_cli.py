@@ -15,7 +15,7 @@ import stage
 from labkit import __version__, backend, cli, device, lessons, places
 
 pytestmark = pytest.mark.usefixtures("clone")
-GOOD = "from labkit.claims import claim\nclaim('{value} bytes', 3, True)"
+GOOD = "from labkit.widgets import claim\nclaim('{value} bytes', 3, True)"
 BAD = "x = 1\nraise KeyError('lost [bold]')"
 RAN = "open('ran', 'w')"
 

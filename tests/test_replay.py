@@ -14,7 +14,7 @@ from labkit.runs import execute
 
 MARKED = "# NBVAL_CHECK_OUTPUT\n"
 CELLS = [
-    "open('runs', 'a').write('x')\nfrom labkit.claims import claim",
+    "open('runs', 'a').write('x')\nfrom labkit.widgets import claim",
     MARKED + "import sys\nprint('four', 4)\nprint('five', file=sys.stderr)\n4",
     "import time\nprint(time.time_ns())",
     "",

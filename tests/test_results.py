@@ -5,8 +5,9 @@ import math
 import pandas as pd
 import pytest
 
-from labkit.claims import MISSING, Measured, claim, number
+from labkit.measure.measured import MISSING, Measured, number
 from labkit.results import Results
+from labkit.widgets import claim
 
 
 def row(contender, width, median_us, **other):

@@ -8,7 +8,7 @@ import pytest
 from taped import recorded
 
 from labkit import rows, tables
-from labkit.claims import Measured
+from labkit.measure.measured import Measured
 
 GAP = {"median_us": None, "p20_us": None, "p80_us": None, "note": "out of memory"}
 MIXED = "rows of recorded NVIDIA H200 and of"

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from labkit import cli, guesses, tally
-from labkit.guesses import Guess, Question
+from labkit import cli, tally
+from labkit.widgets import guesses
+from labkit.widgets.guesses import Guess, Question
 
 RATIO = Question("ratio at 160", "How many times faster?", 0.1, 1000, "x")
 WIDTH = Question("a crossover", "From which width on?", 8, 16384, axis="width")

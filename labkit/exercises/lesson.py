@@ -22,12 +22,14 @@ import psutil
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from labkit import child, claims, codegen, device, lessons, live, places
+from labkit import child, codegen, device, lessons, places
 from labkit.exercises import judge, race
 from labkit.exercises.engine import Exercise, Finding
 from labkit.exercises.verdicts import Status, Verdict, progress_html, solution_html
 from labkit.results import Results
 from labkit.sweeps import Contender
+from labkit.widgets.claims import summary
+from labkit.widgets.static import interactive
 
 LIMIT_S = 10.0
 """Seconds that judging an answer may take."""
@@ -184,9 +186,9 @@ class Tasks:
 
     def summary(self) -> None:
         """Show the claims of this session as a table; to somebody who is there, also the exercises."""
-        if live.interactive():
+        if interactive():
             self.progress()
-        display(claims.summary())
+        display(summary())
 
     def progress(self) -> None:
         """Show which exercises are solved, in this session or an earlier one."""

@@ -21,11 +21,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
-
-from IPython.core.getipython import get_ipython
-from IPython.display import DisplayHandle
-
-from labkit import reader
+from typing import Any
 
 FOLDER = "LABKIT_TURNS"
 """Names the folder where the processes meet, if it is not /tmp/labkit-turns."""
@@ -178,19 +174,20 @@ def _warn(problem: str) -> None:
 def tell(words: str) -> None:
     """Show a line about the wait beneath the cell that waits, or on the terminal; "" ends it.
 
-    In a notebook that nobody looks at nothing is shown: the line would stay in what is saved.
+    In a notebook that is executed without a reader nothing is shown: the line would stay in what is saved.
     """
     global _shown
-    if get_ipython() is None:
+    notebook: Any = sys.modules.get("IPython")  # not imported: most who measure have no need of it
+    if notebook is None or notebook.get_ipython() is None:
         if words:
             print(words, file=sys.stderr, flush=True)
-    elif reader.interactive():
-        line = _shown or DisplayHandle()
+    elif os.environ.get("LABKIT_HEADLESS") != "1":
+        line = _shown or notebook.display.DisplayHandle()
         (line.update if _shown else line.display)({"text/plain": words}, raw=True)
         _shown = line if words else None
 
 
-_shown: DisplayHandle | None = None
+_shown: Any = None
 """What stands beneath the waiting cell now."""
 TELL: ContextVar[Callable[[str], None]] = ContextVar("TELL", default=tell)
 """Hears in words how long the queue is, whenever that changes, and "" when the wait is over."""

@@ -179,7 +179,8 @@ def _drawn(
     width = figure.get_figwidth() / across - 2.0
     _set_ticks(axes[0], reached, width, quantity)
     for ax in grid[:, 0]:
-        ax.set_ylabel(f"{quantity.name}{chr(10) if down > 1 else ' '}({quantity.better} is better)")
+        long = down > 1 or len(quantity.name) > 20  # for the height of a panel
+        ax.set_ylabel(f"{quantity.name}{chr(10) if long else ' '}({quantity.better} is better)")
     for i, ax in enumerate(axes):
         ax.set_axis_on() if i < len(panels) else ax.set_axis_off()
         if i < len(panels) <= i + across:

@@ -29,7 +29,8 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, NotebookExecutionManager, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
-from labkit import claims, lessons, places
+from labkit import lessons, places
+from labkit.widgets import claims
 
 CHECK_MIME = "application/vnd.labkit.check+json"
 CELL_LIMIT_S = 600.0

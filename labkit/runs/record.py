@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from filelock import FileLock
 from IPython.display import HTML
 
-from labkit import backend, claims, lessons, places, recorded_roofs, rows
+from labkit import backend, lessons, places, recorded_roofs, rows
+from labkit.widgets import claims
 
 if TYPE_CHECKING:  # every lesson shows a banner; only one that is recorded needs these, which load slowly
     from nbformat import NotebookNode

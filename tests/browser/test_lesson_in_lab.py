@@ -22,7 +22,7 @@ def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> No
     guess = page.index_of('"pseudo-linear ratio at 160"')
     for cell in range(page.index_of("from dataclasses import replace\n"), guess + 1):
         page.run_cell(cell)
-    box = page.output(guess).get_by_role("textbox")
+    box = page.output(guess).get_by_role("spinbutton")
     box.fill("40")
     box.press("Enter")
     page.button("Seal my guess", guess).click()
@@ -38,7 +38,7 @@ def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> No
     assert "not attempted" in page.text(mask)
     scaffold = page.sources()[mask]
     missing = next(line for line in scaffold.splitlines(keepends=True) if "..." in line)
-    for written, verdict in (("    mask = at <= count\n", "wrong"), ("    mask = at < count\n", "right")):
+    for written, verdict in (("    inside = at <= count\n", "wrong"), ("    inside = at < count\n", "right")):
         page.set_source(mask, scaffold.replace(missing, written))
         page.run_cell(mask)
         assert verdict in page.text(mask)

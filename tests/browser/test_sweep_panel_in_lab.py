@@ -17,7 +17,7 @@ gpu = simulated.install(setattr)
 """
 PANEL = """
 from dataclasses import replace
-from labkit import panels
+from labkit import widgets
 
 def slow_inputs(shape):
     time.sleep(0.5)
@@ -25,7 +25,7 @@ def slow_inputs(shape):
 
 work = replace(simulated.DOUBLING, inputs=slow_inputs)
 both = [simulated.doubling(gpu, "labkit", 1.0, work), simulated.doubling(gpu, "eager", 3.0, work)]
-panel = panels.sweep("suite/panel", both, (16, 32, 64, 128, 256, 512), others=dict(batch=(2, 4)),
+panel = widgets.sweep("suite/panel", both, (16, 32, 64, 128, 256, 512), others=dict(batch=(2, 4)),
                      dtypes=("float32", "bfloat16"), of="labkit", over="eager", title="Doubling a tensor")
 await panel.show()
 """
@@ -33,12 +33,12 @@ KERNEL = "import ipykernel; print(ipykernel.__version__)"
 TABLE = "table = panel.table(); print(len(table), sorted(set(table.kind)))"
 COUNTED = """
 import torch
-from labkit import panels
+from labkit import widgets
 from labkit.sweeps import Contender
 from labkit.works import AFFINE
 both = [Contender("x*w+b eager", lambda x, w, b: x * w + b, AFFINE),
         Contender("addcmul", lambda x, w, b: torch.addcmul(b, x, w), AFFINE)]
-panel = panels.sweep("a suite without a tape", both, (32, 128, 512), others=dict(batch=(32768,)),
+panel = widgets.sweep("a suite without a tape", both, (32, 128, 512), others=dict(batch=(32768,)),
                      of="addcmul", over="x*w+b eager", title="One layer",
                      floor=lambda table: {"a floor": lambda width: width / 10})
 await panel.show()

@@ -229,7 +229,7 @@ def test_a_cell_has_one_line_that_is_empty_in_the_end(monkeypatch, capfd, headle
     found = []
     display = lambda what, update=False, **_: found.append((what["text/plain"], update))  # noqa: E731
     monkeypatch.setattr("IPython.core.display_functions.display", display)
-    monkeypatch.setattr(lock, "get_ipython", object)
+    monkeypatch.setattr("IPython.get_ipython", object)
     monkeypatch.setenv("LABKIT_HEADLESS", headless)
     for said in ("2nd", "1st", "", "1st", ""):
         lock.tell(said)

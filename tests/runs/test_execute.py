@@ -16,7 +16,8 @@ from labkit.runs import execute as runner
 PID = "import os; open('pid', 'w').write(str(os.getpid()))"
 CLAIMS = """
 from IPython.display import HTML, display
-from labkit.claims import Measured, claim
+from labkit.measure.measured import Measured
+from labkit.widgets import claim
 claim('{value} bytes', 3, True)
 claim('{value} wide', 3, False)
 claim('{value}x', Measured(2.0, 'recorded', 'other'), True)

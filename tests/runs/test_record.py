@@ -41,7 +41,7 @@ with open(os.environ["LABKIT_TAPE"], "a") as tape:
             tape.write(line + "\\n")
 """
 CELLS = [
-    "from pathlib import Path\nfrom labkit.claims import claim\nfrom labkit.runs.record import banner\n"
+    "from pathlib import Path\nfrom labkit.widgets import claim\nfrom labkit.runs.record import banner\n"
     "banner('01_toy', Path('.'))",
     MEASURE,
     "# NBVAL_CHECK_OUTPUT\nprint('bytes', 3)",

@@ -7,15 +7,16 @@ Only a live measurement can hold *here*; a recorded or published one is shown as
 
 import html
 import math
-import operator
 import os
 import string
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from IPython.core.getipython import get_ipython
 from IPython.display import display
+
+from labkit.measure.measured import Measured, number
 
 MIME = "application/vnd.labkit.claim+json"
 RECORDING = "LABKIT_RECORDING"
@@ -34,55 +35,6 @@ LOOK: dict[Status, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True, order=True)
-class Measured:
-    """A figure and where it comes from: measured now (live), read from a tape, or published by somebody.
-
-    It adds, subtracts, multiplies and divides with plain numbers, and with figures of the same origin. With
-    one of another device or kind the result is `MISSING`, as no figure may mix them.
-    """
-
-    value: float
-    kind: Literal["live", "recorded", "published"]
-    device: str
-    """Empty for a figure that nobody measured."""
-
-    def _with(self, other: "Measured | float", operation: Callable[[float, float], float]) -> "Measured":
-        if not isinstance(other, Measured):
-            return Measured(operation(self.value, other), self.kind, self.device)
-        if (self.kind, self.device) != (other.kind, other.device):
-            return MISSING
-        return Measured(operation(self.value, other.value), self.kind, self.device)
-
-    def __add__(self, other: "Measured | float") -> "Measured":
-        return self._with(other, operator.add)
-
-    def __sub__(self, other: "Measured | float") -> "Measured":
-        return self._with(other, operator.sub)
-
-    def __mul__(self, other: "Measured | float") -> "Measured":
-        return self._with(other, operator.mul)
-
-    def __truediv__(self, other: "Measured | float") -> "Measured":
-        return self._with(other, operator.truediv)
-
-    def __rtruediv__(self, other: float) -> "Measured":
-        return self._with(other, lambda mine, over: over / mine)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-
-MISSING = Measured(math.nan, "live", "")
-"""A figure that nobody measured; what is computed from it is missing, too."""
-
-
-def number(value: Measured | float | None) -> float | None:
-    """The plain number; None for what nobody measured."""
-    if isinstance(value, Measured):
-        return value.value if value.device else None
-    return value
-
-
 class _Dash:
     """Stands for a number that nobody measured, whatever the format asked for."""
 
@@ -99,7 +51,6 @@ class Claim:
     status: Status
     note: str = ""
     """Where the number comes from, and what became of the claim there; may be empty."""
-    _cell: int | None = field(default=None, repr=False, compare=False)
 
     @property
     def sentence(self) -> str:
@@ -116,11 +67,7 @@ class Claim:
         return {
             "text/plain": str(self),
             "text/html": self._html(),
-            MIME: {
-                "sentence": self.sentence,
-                "value": self.value if finite else None,
-                "status": self.status,
-            },
+            MIME: dict(sentence=self.sentence, value=self.value if finite else None, status=self.status),
         }
 
     def _html(self) -> str:
@@ -133,18 +80,14 @@ class Claim:
         )
 
     def _ipython_display_(self) -> None:
-        # claim() has already shown it in its own cell; asked for again in a later cell, it is shown again.
-        if self._cell != _current_cell():
-            display(self.mimebundle(), raw=True)
+        """Nothing: claim() has shown it, and is often the last line of its cell."""
 
 
 _session: dict[str, Claim] = {}
 
 
 def claim(
-    sentence: str,
-    value: Measured | float | None,
-    holds: Callable[[float], bool] | bool | None = None,
+    sentence: str, value: Measured | float | None, holds: Callable[[float], bool] | bool | None = None
 ) -> Claim:
     """Show a sentence with its number, and whether it holds on this device.
 
@@ -156,13 +99,13 @@ def claim(
     Raises ValueError for a sentence without ``{value}`` or a number without ``holds``, and AssertionError
     for a claim that does not hold here while outputs are recorded.
     """
-    _check_fields(sentence)
+    if {name for _, name, _, _ in string.Formatter().parse(sentence)} - {None} != {"value"}:
+        raise ValueError(f"claim {sentence!r}: needs the field {{value}}, and no other")
     plain = number(value)
     if plain is not None and holds is None:
         raise ValueError(f"claim {sentence!r}: holds is missing, and there is a number to judge")
     status, note = _judge(value, plain, holds)
-    made = Claim(sentence, plain, status, note, _current_cell())
-    _session[sentence] = made
+    made = _session[sentence] = Claim(sentence, plain, status, note)
     if get_ipython() is None:
         print(made)
     else:
@@ -178,23 +121,11 @@ def _judge(
     if plain is None:
         return NEEDS_GPU, "nothing measured here"
     held = math.isfinite(plain) and bool(holds(plain) if callable(holds) else holds)
-    if not isinstance(value, Measured):
-        return (HELD if held else NOT_HELD), ""
-    if value.kind == "live":
-        return (HELD if held else NOT_HELD), f"measured on {value.device}"
+    if not isinstance(value, Measured) or value.kind == "live":
+        here = f"measured on {value.device}" if isinstance(value, Measured) else ""
+        return (HELD if held else NOT_HELD), here
     outcome = "held there" if held else "did not hold there"
     return NEEDS_GPU, f"{value.kind} on {value.device}, {outcome}"
-
-
-def _check_fields(sentence: str) -> None:
-    names = {name for _, name, _, _ in string.Formatter().parse(sentence) if name is not None}
-    if names != {"value"}:
-        raise ValueError(f"claim {sentence!r}: needs the field {{value}}, and no other")
-
-
-def _current_cell() -> int | None:
-    shell = get_ipython()
-    return None if shell is None else shell.execution_count
 
 
 class Summary:
@@ -208,9 +139,8 @@ class Summary:
         return sum(claim.status == status for claim in self.claims)
 
     def __str__(self) -> str:
-        counts = (
-            f"{self.count(HELD)} held, {self.count(NOT_HELD)} not held, {self.count(NEEDS_GPU)} need a GPU"
-        )
+        held, failed, undecided = (self.count(status) for status in (HELD, NOT_HELD, NEEDS_GPU))
+        counts = f"{held} held, {failed} not held, {undecided} need a GPU"
         return "\n".join([counts, *map(str, self.claims)])
 
     __repr__ = __str__

@@ -9,7 +9,7 @@ from simulated import HERE, doubling, install
 from taped import recorded
 
 from labkit import device, places, rows, sweeps
-from labkit.sweep_plan import Kept, Known, Plan, Selection, slug, tape
+from labkit.widgets.sweep_plan import Plan, Selection
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,6 @@ def own(plan, name="labkit", width=16, us=10.0, age_s=0.0, **columns):
         *(({name: "nobody"}, f"{name}: 'nobody' is none of the contenders") for name in ("of", "over")),
         *(({"values": given}, "values: .* has to be increasing sizes") for given in ((), (32, 16), (16, 16))),
         ({"others": {"batch": (0, 2)}}, "batch: .* has to be increasing sizes"),
-        *(({"clocks": given}, "clocks: .* has to be one or more of") for given in ((), ("sundial",))),
     ],
 )
 def test_a_wrong_plan_is_named(gpu, options, message):
@@ -53,65 +52,63 @@ def test_a_wrong_plan_is_named(gpu, options, message):
         planned(gpu, **options)
 
 
-def test_what_is_chosen_first_and_what_everything_is(gpu):
+def test_what_everything_is(gpu):
     dtypes, directions = ("bfloat16", "float32"), ("backward", "forward")
     plan = planned(gpu, dtypes=dtypes, directions=directions, clocks=("host",))
-    first = Selection(("labkit", "eager"), (16, 32), {"batch": 2}, "bfloat16", "backward", "host")
-    assert plan.first() == first and str(first) == "bfloat16, batch 2"
-    assert first.points("width") == [{"batch": 2, "width": 16}, {"batch": 2, "width": 32}]
+    first = Selection("width", ("labkit", "eager"), (16, 32), {"batch": 1}, "bfloat16", "backward", "host")
+    assert plan.everything()[0] == first and first.cache == "warm"
+    assert first.points == [{"batch": 1, "width": 16}, {"batch": 1, "width": 32}]
     plan = replace(plan, contenders=(*plan.contenders, doubling(gpu, "tf32", dtypes=("float32",))))
     found = [(s.dtype, s.direction, s.others["batch"], "tf32" in s.contenders) for s in plan.everything()]
     assert found == [(t, way, n, t == "float32") for t in dtypes for way in directions for n in (1, 2)]
-    chosen = replace(first, contenders=("tf32", "eager"), dtype="float32")
-    assert [c.name for c in plan.chosen(chosen)] == ["eager", "tf32"], "in the order of the plan"
-    assert slug("launch_overhead/width 2") == "launch-overhead-width-2"
+    some = replace(plan, contenders=(plan.contenders[0], replace(plan.contenders[1], sizes={"width": (32,)})))
+    called = [(one.name, shape["width"]) for one, shape in some.calls(first)]
+    assert called == [("labkit", 16), ("labkit", 32), ("eager", 32)]
 
 
 def test_a_row_of_another_sweep_is_none_of_this_one(gpu):
-    selection = planned(gpu).first()
+    selection = planned(gpu).everything()[1]
     changes = dict(contender="stranger", dtype="float16", direction="backward", cache="warm", clock="events")
     others = [recorded(**{name: value}) for name, value in changes.items()]
     shapes = {"batch": 1, "width": 16}, {"batch": 2, "width": 64}, {"batch": 2, "width": 16, "length": 3}
     others += [recorded(shape=shape) for shape in shapes]
-    assert selection.includes(recorded(), "width")
-    assert not [row for row in others if selection.includes(row, "width")]
     fallback = recorded(clock="events", note="timed with events, a graph cannot hold it: ...")
-    assert selection.includes(fallback, "width"), "it was asked for by the graph clock"
-    assert not replace(selection, clock="events").includes(fallback, "width")
+    found = selection.of([recorded(), *others, fallback])
+    assert found == [recorded(), fallback], "it was asked for by the graph clock"
+    assert replace(selection, clock="events").of([fallback]) == []
 
 
 # --- kept on disk -------------------------------------------------------------------------------------
 
 
-def test_rows_are_on_the_disk_at_once_and_the_latest_of_a_measurement_counts(gpu, monkeypatch):
+def test_the_latest_row_of_a_measurement_by_the_present_code_counts(gpu, monkeypatch):
     plan = planned(gpu)
-    kept, first, second = Kept(plan), own(plan), own(plan, us=12.0)
-    kept.add(first)
-    assert rows.read(kept.path) == [first] and Kept(plan).rows() == [first]
-    kept.add(second)
+    first, second = own(plan), own(plan, us=12.0)
+    for row in (first, second):
+        rows.append(plan.path, row)
     newer = json.dumps({**json.loads(own(plan, width=32).to_json()), "a_later_field": "x"}) + "\n"
-    before = newer + kept.path.read_text() + newer
-    kept.path.write_text(before)
-    assert Kept(plan).rows() == [second], "rows of another version are not shown"
-    assert kept.path.read_text() == before, "and stay: another kernel may be adding to the file"
-    assert Kept(planned(gpu, contenders=(doubling(gpu, us=2.0), plan.contenders[1]))).rows() == [], "edited"
+    before = newer + plan.path.read_text() + newer
+    plan.path.write_text(before)
+    assert plan.own() == [second], "rows of another version are not shown"
+    assert plan.path.read_text() == before, "and stay: another kernel may be adding to the file"
+    assert planned(gpu, contenders=(doubling(gpu, us=2.0), plan.contenders[1])).own() == [], "edited"
     monkeypatch.setattr(device, "has_gpu", lambda: False)
-    assert Kept(plan).rows() == []
+    assert plan.own() == []
 
 
 def test_rows_of_another_machine_version_code_suite_or_contender_are_not_shown(gpu):
     plan = planned(gpu)
     for change in ("device", "driver", "torch", "triton", "source", "suite", "contender"):
-        Kept(plan).add(own(plan, **{change: "other"}))
-    Kept(plan).add(own(plan, width=32))
-    assert [row.shape["width"] for row in Kept(plan).rows()] == [32]
+        rows.append(plan.path, own(plan, **{change: "other"}))
+    rows.append(plan.path, own(plan, width=32))
+    assert [row.shape["width"] for row in plan.own()] == [32]
 
 
 def test_after_an_hour_a_row_is_a_recorded_one(gpu):
     plan = planned(gpu)
     for width, age_s in ((16, 3500), (32, 3700)):
-        Kept(plan).add(own(plan, width=width, age_s=age_s))
-    assert [row.kind for row in Kept(plan).rows()] == ["live", "recorded"]
+        rows.append(plan.path, own(plan, width=width, age_s=age_s))
+    assert [row.kind for row in plan.own()] == ["live", "recorded"]
 
 
 # --- own rows and the tape ----------------------------------------------------------------------------
@@ -123,43 +120,21 @@ def origins(table):
     return sorted(set(zip(table["kind"], table["device"], strict=True)))
 
 
-def test_the_tape_stands_beside_own_rows_and_alone_where_there_are_none(gpu):
-    plan = planned(gpu)
-    first = plan.first()
-    alone, both = Known(plan, [], [recorded()]), Known(plan, [own(plan)], [recorded()])
-    for switched in (True, False):
-        assert origins(alone.table(first, tape=switched)) == [H200]
-    assert origins(both.table(first)) == [HERE_LIVE, H200]
-    assert origins(both.table(first, tape=False)) == [HERE_LIVE]
-    same = [recorded(width=width, device="Simulated") for width in (16, 32)]
-    table = Known(plan, [own(plan)], same).table(first)
-    assert table[["kind", "width"]].to_numpy().tolist() == [["live", 16]], "of one device only one is shown"
-    empty = Known(plan, [], []).table(first)
-    assert empty.empty and {"batch", "width", "median_us"} <= set(empty)
-
-
-def test_where_the_tape_has_no_such_clock_it_shows_the_first_one(gpu):
-    plan = planned(gpu)
-    events, graph = replace(plan.first(), clock="events"), [recorded()]
-    for tape_, clock in ((graph, "graph"), ([*graph, recorded(clock="events")], "events")):
-        assert Known(plan, [], tape_).table(events)["clock"].tolist() == [clock]
-    measured = Known(plan, [own(plan, clock="events")], graph).table(events)
-    assert origins(measured) == [HERE_LIVE], "clocks are not mixed"
-
-
 def test_the_whole_table_has_one_origin_by_the_first_clock_and_a_part_takes_no_recorded_numbers_away(gpu):
     plan = planned(gpu, others={"batch": (2,)})
     taped = [recorded(name, width) for name in ("labkit", "eager") for width in (16, 32)]
+    nothing = plan.measured([], [])
+    assert nothing.empty and {"batch", "width", "median_us"} <= set(nothing)
     stopped = [own(plan), own(plan, "eager"), own(plan, width=32)]
-    assert origins(Known(plan, stopped, taped).measured()) == [H200]
+    assert origins(plan.measured(stopped, taped)) == [H200]
     gap = own(plan, "eager", width=32, median_us=None, note="out of memory")
     other = own(plan, clock="host", cache="warm")
-    table = Known(plan, [*stopped, gap, other], taped).measured()
+    table = plan.measured([*stopped, gap, other], taped)
     assert origins(table) == [HERE_LIVE] and set(table["clock"]) == {"graph"}, "a gap is a point"
-    assert origins(Known(plan, stopped, []).measured()) == [HERE_LIVE], "better than nothing"
+    assert origins(plan.measured(stopped, [])) == [HERE_LIVE], "better than nothing"
 
 
 def test_the_tape_of_a_suite_is_not_that_of_those_below_it(gpu, folders):
     for suite in ("suite", "suite/part"):
         rows.append(folders / "recorded" / "h200" / "lesson.jsonl", recorded(suite=suite))
-    assert [row.suite for row in tape(planned(gpu))] == ["suite"]
+    assert [row.suite for row in planned(gpu).tape()] == ["suite"]

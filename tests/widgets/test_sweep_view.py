@@ -1,5 +1,6 @@
 """What a sweep panel shows of a table: figures with what was published beside them, sentences, numbers."""
 
+import re
 from dataclasses import replace
 
 import pandas as pd
@@ -8,8 +9,8 @@ from simulated import doubling, install
 from taped import recorded
 
 from labkit import rows
-from labkit.sweep_plan import SPEEDUP, TIME, TRAFFIC, Look, Plan
-from labkit.sweep_views import page, picture, readout, sentences, speedups
+from labkit.widgets.sweep_plan import Plan
+from labkit.widgets.sweep_view import SPEEDUP, TIME, TRAFFIC, Look, page, picture, sentences, speedups
 
 EMPTY = rows.table([], ["batch", "width"])
 NOTHING = "nothing measured yet"
@@ -60,7 +61,8 @@ def test_time_and_speedup_have_floors_and_expectations_that_can_be_switched_off(
             assert line in texts(picture(plan, table(), Look(view)))
             assert line not in texts(picture(plan, table(), Look(view, floor=False)))
     assert "Doubling: times faster than eager" in picture(plan, table(), Look(SPEEDUP)).alt
-    (reached, *_) = picture(plan, table(), Look(), replace(plan.first(), values=(16, 1024))).figure.axes
+    far = replace(plan.everything()[0], values=(16, 1024))
+    (reached, *_) = picture(plan, table(), Look(), far).figure.axes
     (near, *_) = picture(plan, table(), Look()).figure.axes
     assert reached.get_xlim()[1] > 1024 and near.get_xlim()[1] < 64
 
@@ -88,7 +90,7 @@ def test_published_points_stand_in_every_panel_but_those_of_another_dtype(planne
 def test_published_points_of_another_choice_do_not_stand_in_for_what_is_not_measured(planned):
     """And what a post does not say (here the dtype) is not said of it."""
     plan = planned(published=posted("median_us", 75.0, batch=2))
-    asked = plan.first()
+    asked = plan.everything()[0]
     shown = picture(plan, EMPTY, Look(), asked)
     assert "published: a forum" in texts(shown) and "float32" not in texts(shown)
     assert shown.figure.axes[0].get_xlim()[0] < 16, "the axis is that of the choice"
@@ -123,11 +125,11 @@ def test_a_sentence_for_each_origin_and_dtype_that_has_both_to_compare(planned):
 
 def test_the_numbers_of_two_devices_stand_apart(planned):
     mine = table(device="Simulated").assign(median_us=1.0)
-    numbers = readout(planned(), pd.concat([mine, table()], ignore_index=True))
-    assert list(numbers.columns) == ["labkit", "eager"] and len(numbers) == 4
-    assert numbers.loc[("Simulated", 16), "labkit"] == 1.0
-    assert numbers.loc[("NVIDIA H200", 32), "eager"] == 40.0
-    assert readout(planned(), table()).index.name == "width"
+    shown, _ = page(planned(), pd.concat([mine, table()], ignore_index=True), Look())
+    rows_ = re.findall(r"<tr>(.*?)</tr>", shown.partition("<tbody>")[2], re.S)
+    said = [re.findall(r"<t[hd][^>]*>(.*?)</t", row) for row in rows_]
+    assert ["Simulated", "16", "1.0", "1.0"] in said and ["NVIDIA H200", "16", "10.0", "20.0"] in said, said
+    assert len(said) == 4
 
 
 def test_the_page_has_figure_sentences_and_numbers_and_escapes_names(planned):

@@ -17,12 +17,13 @@ import queueing
 from simulated import DOUBLING, doubling, install
 from taped import recorded
 
-from labkit import device, live, noise, panels, places, plots, rows, sweep_panel, sweeps, traffic
+from labkit import device, noise, places, plots, rows, sweeps, traffic, widgets
 from labkit.measure import lock
 from labkit.sweeps import Contender
+from labkit.widgets import static, sweep_panel
 
 WIDTHS = (16, 32, 64)
-AGAIN = "Measure the noisy points again"
+AGAIN = "Measure noisy sizes again"
 WORKED = "another process worked on the GPU"
 KEPT = "Stopped. What was measured is kept."
 IDLE = "Nothing runs. Press Run to measure on this machine."
@@ -34,7 +35,7 @@ def somebody(tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv(rows.TAPE, raising=False)
     monkeypatch.setattr(places, "RECORDED", tmp_path / "recorded")
-    monkeypatch.setenv(live.HEADLESS, "0")
+    monkeypatch.setenv(static.HEADLESS, "0")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -54,7 +55,7 @@ def fingerprints(monkeypatch):
 
 @pytest.fixture
 def nobody(monkeypatch):
-    monkeypatch.setenv(live.HEADLESS, "1")
+    monkeypatch.setenv(static.HEADLESS, "1")
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ class Gate:
 
 def made(contenders, values=WIDTHS, suite="suite", **options):
     chosen = {"others": {"batch": (2,)}, "of": "labkit", "over": "eager", "title": "Doubling"}
-    return panels.sweep(suite, contenders, values, **(chosen | options))
+    return widgets.sweep(suite, contenders, values, **(chosen | options))
 
 
 async def shown(contenders, *given, **options):
@@ -153,7 +154,7 @@ async def waiting(gate, **options):
     return panel
 
 
-def widgets(panel):
+def parts(panel):
     found, todo = [], [panel.controls.widget]
     while todo:
         found.append(todo.pop())
@@ -162,7 +163,7 @@ def widgets(panel):
 
 
 def control(panel, name):
-    (found,) = [each for each in widgets(panel) if getattr(each, "description", None) == name]
+    (found,) = [each for each in parts(panel) if getattr(each, "description", None) == name]
     return found
 
 
@@ -179,7 +180,7 @@ async def done(panel, name="Run", says="Done."):
 
 
 def line(panel):
-    (found,) = [e for e in widgets(panel) if isinstance(e, ipywidgets.HTML) and 'role="status"' in e.value]
+    (found,) = [e for e in parts(panel) if isinstance(e, ipywidgets.HTML) and 'role="status"' in e.value]
     return found
 
 
@@ -201,7 +202,7 @@ def choose(panel, *, view=None, width=None, **values):
     if width:
         control(panel, "width from").value, control(panel, "to").value = width
     if view:
-        (views,) = [each for each in widgets(panel) if isinstance(each, ipywidgets.RadioButtons)]
+        (views,) = [each for each in parts(panel) if isinstance(each, ipywidgets.RadioButtons)]
         views.value = view
 
 
@@ -211,11 +212,9 @@ def heard(widget):
     return seen
 
 
-def listed(panel):
-    """What is said of noise; None where nothing is to be seen of it."""
-    (box,) = [w for w in widgets(panel) if control(panel, AGAIN) in getattr(w, "children", ())]
-    text = html.unescape(re.sub("<.*?>", " ", box.children[1].value))
-    return None if box.layout.display == "none" else " ".join(text.split())
+def offered(panel):
+    """Whether there is noise to measure again."""
+    return control(panel, AGAIN).layout.display != "none"
 
 
 def on_disk(suite="suite"):
@@ -231,7 +230,7 @@ async def test_run_measures_what_is_chosen_and_tells_how_far_it_is(gpu, monkeypa
     monkeypatch.setattr(sweep_panel, "picture", lambda *a: reached.append(a[3].values) or picture(*a))
     caplog.set_level(logging.WARNING)
     panel = await shown(pair(gpu))
-    (bar,) = [w for w in widgets(panel) if isinstance(w, ipywidgets.IntProgress)]
+    (bar,) = [w for w in parts(panel) if isinstance(w, ipywidgets.IntProgress)]
     said, filled, drawn = heard(line(panel)), heard(bar), heard(panel.controls.figure)
     assert status(panel) == IDLE and "nothing measured yet" in alt(panel)
     click(panel, "Run")
@@ -258,7 +257,7 @@ async def test_while_it_runs_it_can_be_looked_at_and_not_started_again(gpu, dist
     gate = Gate(gpu, 32)
     disturbances.append(WORKED)
     panel = await waiting(gate, others={"batch": (2, 4)})
-    await until(lambda: listed(panel))
+    await until(lambda: offered(panel))
     widget, first = panel.controls.widget, panel.running
     for name in ("Run", "Run all", AGAIN):
         assert control(panel, name).disabled
@@ -363,32 +362,22 @@ async def test_the_line_says_how_long_the_queue_for_the_gpu_is_and_stop_leaves_i
 
 
 @in_a_loop
-async def test_noisy_points_are_listed_kept_and_measured_again_and_no_others(gpu, disturbances):
-    measured = []
-
-    def seen(name):
-        one = doubling(gpu, name)
-        return replace(one, call=lambda x: measured.append((name, x.shape[1])) or one.call(x))
-
-    both, said = [seen("labkit"), seen("eager")], f"Ringed points were disturbed: {WORKED}: "
+async def test_noisy_sizes_are_measured_again_and_no_others(gpu, disturbances):
+    measured, one = [], doubling(gpu)
+    seen = replace(one, call=lambda x: measured.append(x.shape[1]) or one.call(x))
+    both = [seen, doubling(gpu, "eager", 3.0)]
     panel = await shown(both)
     disturbances.extend(["", WORKED, WORKED])
     await done(panel)
-    assert listed(panel) == f"{said}labkit and eager at width 32, 64" and f"Disturbed: {WORKED}" in alt(panel)
+    assert offered(panel) and f"Disturbed: {WORKED}" in alt(panel)
     heir = await shown(both)
-    assert listed(heir) == listed(panel), "noise is kept with the rows"
-    choose(panel, eager=False)
-    await until(lambda: "eager" not in listed(panel))
-    measured.clear()
-    disturbances.extend(["", WORKED])
-    await done(panel, AGAIN)
-    assert {*measured} == {("labkit", 32), ("labkit", 64)} and listed(panel) == f"{said}labkit at width 64"
-    choose(panel, eager=True)
-    await until(lambda: "eager" in listed(panel))
-    measured.clear()
-    await done(panel, AGAIN)
-    assert {*measured} == {("eager", 32), ("labkit", 64), ("eager", 64)}
-    assert listed(panel) is None and "isturbed" not in alt(panel) and set(panel.table()["noise"]) == {""}
+    assert offered(heir) and alt(heir) == alt(panel), "noise is kept with the rows"
+    for noise_again, sizes in ((["", WORKED], {32, 64}), ([], {64})):
+        disturbances.extend(noise_again)
+        measured.clear()
+        await done(panel, AGAIN)
+        assert {*measured} == sizes
+    assert not offered(panel) and "isturbed" not in alt(panel) and set(panel.table()["noise"]) == {""}
 
 
 # --- what goes wrong in the panel itself --------------------------------------------------------------
@@ -429,6 +418,24 @@ async def test_the_tape_stands_there_first_a_live_point_joins_it_and_both_are_sa
     choose(panel, recorded=False)
     await until(lambda: "H200" not in alt(panel))
     assert set(panel.table()["kind"]) == {"live"}
+    choose(panel, clock="host")
+    await until(lambda: "nothing measured yet" in alt(panel))
+
+
+@in_a_loop
+async def test_of_one_device_only_what_it_measured_itself_is_shown(gpu, somebody):
+    for width in WIDTHS:
+        path = somebody / "recorded" / "same" / "lesson.jsonl"
+        rows.append(path, recorded("labkit", width, device="Simulated"))
+    panel = await shown(pair(gpu))
+    choose(panel, recorded=False)
+    await asyncio.sleep(0.05)
+    assert "Recorded on Simulated" in alt(panel), "alone it cannot be switched off"
+    choose(panel, recorded=True, width=(16, 16))
+    await done(panel)
+    choose(panel, width=(16, 64))
+    await asyncio.sleep(0.05)
+    assert "Recorded" not in alt(panel) and "Live on Simulated" in alt(panel)
 
 
 # --- run all, choices, several panels -----------------------------------------------------------------
@@ -500,8 +507,8 @@ def page(monkeypatch):
     """What a notebook would show: the MIME bundles of each display."""
     found = []
     display = lambda *objects, raw=False, display_id=None, **_: found.extend(objects)  # noqa: E731
-    monkeypatch.setattr(live, "get_ipython", lambda: object())
-    monkeypatch.setattr(live, "display", display)
+    monkeypatch.setattr(static, "get_ipython", lambda: object())
+    monkeypatch.setattr(static, "display", display)
     monkeypatch.setattr("IPython.core.display_functions.display", display)
     return found
 
@@ -510,7 +517,7 @@ def test_with_nobody_there_the_cell_awaits_the_sweep_and_leaves_a_page(gpu, nobo
     fingerprints.undo()
     panel = made(pair(gpu), dtypes=("float32", "float16"))
     asyncio.run(panel.show())
-    assert len(panel.table()) == len(on_disk()) == 12 and panel.controls is None
+    assert len(panel.table()) == len(on_disk()) == 12 and not hasattr(panel, "controls")
     (bundle,) = page
     assert re.search('<img alt="Doubling.*ive on Simulated', bundle["text/html"], re.S)
     data = re.search('src="data:image/webp;base64,(.*?)"', bundle["text/html"])[1]

@@ -1,0 +1,168 @@
+"""What a sweep panel offers, what is chosen of it, and what is known for a choice: no widgets here."""
+
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from pathlib import Path
+
+import pandas as pd
+
+from labkit import device, places, rows, sweeps, tables
+from labkit.clocks import Cache, Clock
+from labkit.measure import journal
+from labkit.plots.curves import Models, Regime
+from labkit.rows import LIVE, RECORDED, Row
+from labkit.sweeps import Contender, Shape
+
+CLOCKS: dict[Clock, str] = {
+    "graph": "graph: device time, cold cache",
+    "events": "events: with the device's waiting, cold cache",
+    "host": "host: wall clock, warm cache",
+}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """One sweep over the axis ``x``: who, where, and by which clock."""
+
+    x: str
+    contenders: tuple[str, ...]
+    values: tuple[int, ...]
+    others: Mapping[str, int]
+    """One size for each other axis of the shape."""
+    dtype: str
+    direction: str
+    clock: Clock
+
+    @property
+    def cache(self) -> Cache:
+        """Launches do not care for the cache, and cold copies of small inputs are thousands."""
+        return "warm" if self.clock == "host" else "cold"
+
+    @property
+    def points(self) -> list[Shape]:
+        """The shapes of the sweep."""
+        return [{**self.others, self.x: value} for value in self.values]
+
+    def of(self, found: Sequence[Row]) -> list[Row]:
+        """The rows that belong to this sweep."""
+        return [row for row in found if self._fits(row)]
+
+    def _fits(self, row: Row) -> bool:
+        mine = (self.dtype, self.direction, self.clock, self.cache)
+        how = (row.dtype, row.direction, journal.asked_clock(row), row.cache)
+        return how == mine and row.contender in self.contenders and row.shape in self.points
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a panel can sweep: ``contenders`` over ``values`` of the axis ``x``.
+
+    ``of`` and ``over`` name the contenders that the sentence compares; speedups are over ``over``.
+    ``others`` are the other axes of the shape, each with the sizes to choose from, the usual one last.
+    ``published`` has a column ``speedup`` or ``median_us``, and stands where its dtype, direction and other
+    axes, as far as it has them, are those chosen. ``floor`` and ``regimes`` are those of
+    :func:`labkit.plots.curves`, ``expected`` the ``naive`` of :func:`labkit.plots.speedups`. ``budget_s`` is
+    the time that one contender is measured for at one size.
+
+    Raises ValueError for sizes that do not increase, or names that are no contenders.
+    """
+
+    suite: str
+    contenders: Sequence[Contender]
+    values: Sequence[int]
+    _: KW_ONLY
+    title: str
+    of: str
+    over: str
+    x: str = "width"
+    others: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    dtypes: Sequence[str] = ("float32",)
+    directions: Sequence[str] = ("forward",)
+    clocks: Sequence[Clock] = ("graph", "events", "host")
+    published: pd.DataFrame = field(default_factory=pd.DataFrame)
+    floor: Callable[[pd.DataFrame], Models] = lambda _: {}
+    regimes: Callable[[pd.DataFrame], Sequence[Regime]] = lambda _: ()
+    expected: Models = field(default_factory=dict)
+    budget_s: float = 0.15
+
+    def __post_init__(self) -> None:
+        names = [contender.name for contender in self.contenders]
+        for role, name in (("of", self.of), ("over", self.over)):
+            if name not in names:
+                raise ValueError(f"{role}: {name!r} is none of the contenders {', '.join(names)}")
+        for role, given in {"values": self.values, **self.others}.items():
+            if not given or list(given) != sorted(set(given)) or given[0] < 1:
+                raise ValueError(f"{role}: {given!r} has to be increasing sizes, at least one")
+
+    # -- what is chosen
+
+    def everything(self) -> list[Selection]:
+        """Every dtype, direction and size of the other axes, by the first clock."""
+        names = {d: tuple(one.name for one in self.contenders if one.takes(d)) for d in self.dtypes}
+        axes = [dict(zip(self.others, n, strict=True)) for n in itertools.product(*self.others.values())]
+        return [
+            Selection(self.x, names[dtype], tuple(self.values), others, dtype, direction, self.clocks[0])
+            for dtype, direction, others in itertools.product(self.dtypes, self.directions, axes)
+        ]
+
+    def calls(self, selection: Selection) -> list[tuple[Contender, Shape]]:
+        """What a selection measures, size by size."""
+        chosen = self.chosen(selection)
+        return [(one, shape) for shape in selection.points for one in chosen if one.fits(shape)]
+
+    def chosen(self, selection: Selection) -> list[Contender]:
+        """The contenders of a selection."""
+        return [contender for contender in self.contenders if contender.name in selection.contenders]
+
+    # -- what is known
+
+    @property
+    def slug(self) -> str:
+        """The suite as a file's name."""
+        return "-".join(re.findall(r"[A-Za-z0-9]+", self.suite))
+
+    @property
+    def path(self) -> Path:
+        """Where rows that this machine measured for a panel are kept as they come."""
+        return places.cache() / "panels" / f"{self.slug}.jsonl"
+
+    def own(self) -> list[Row]:
+        """The latest row of each measurement by the present code on this machine.
+
+        What is younger than an hour counts as live, as it does for a sweep that is continued.
+        """
+        if not device.has_gpu():
+            return []
+        ways = {contender.name: sweeps.way(contender) for contender in self.contenders}
+        latest: dict[object, Row] = {}
+        for row in rows.readable(self.path):
+            if row.suite == self.suite and journal.way_of(row) == ways.get(row.contender):
+                kind = LIVE if row.age_s() < journal.RESUME_WITHIN_S else RECORDED
+                latest[journal.asked_key(row)] = replace(row, kind=kind)
+        return list(latest.values())
+
+    def tape(self) -> list[Row]:
+        """What a recorded device left for this suite, and not for those below it."""
+        return [row for row in rows.recorded(self.suite) if row.suite == self.suite]
+
+    def table(self, found: Sequence[Row]) -> pd.DataFrame:
+        """Rows as a table with the axes of this plan, also where there are none."""
+        return rows.table(found, [*self.others, self.x])
+
+    def measured(self, own: Sequence[Row], tape: Sequence[Row]) -> pd.DataFrame:
+        """Of every selection by the first clock the rows of one origin.
+
+        They are live where ``of`` and ``over`` were measured everywhere; else of an older sweep of this
+        machine; else recorded. A sweep that was stopped early takes no claim's numbers away.
+        """
+        live = [row for row in own if row.kind == LIVE]
+        sources = [live, [row for row in own if row.kind != LIVE], tape]
+        parts = []
+        for selection in self.everything():
+            wanted = {(name, size) for name in (self.of, self.over) for size in selection.values}
+            found = [selection.of(source) for source in sources]
+            whole = [part for part in found if wanted <= {(row.contender, row.shape[self.x]) for row in part}]
+            parts.append(self.table(next(filter(None, [*whole, *found]), [])))
+        return tables.together(parts)
