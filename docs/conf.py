@@ -15,7 +15,7 @@ include_patterns = ["docs/*.md", "notebooks/*.ipynb", "CONTRIBUTING.md"]
 exclude_patterns = ["build", "labkit", "tests", ".*"]
 templates_path = ["."]
 html_additional_pages = {"index": "home.html"}  # at the top of the folder: leads to the root page
-suppress_warnings = ["mystnb.unknown_mime_type"]  # claims, checks and guesses have an HTML form beside their own
+suppress_warnings = ["mystnb.unknown_mime_type"]  # claims and checks have an HTML form beside their own
 
 nb_execution_mode = "off"
 nb_ipywidgets_js = {}  # widgets are left out below; their pictures stay
@@ -36,7 +36,7 @@ html_theme_options = {
 
 
 def fold(app: Sphinx, docname: str, source: list[str]) -> None:
-    """A lesson for a reader: no widgets, answers to guesses folded, each exercise's solution behind a click."""
+    """A lesson for a reader: no widgets, answers to guesses and exercises' solutions behind a click."""
     path = places.CHECKOUT / f"{docname}.ipynb"
     if not path.exists():
         return

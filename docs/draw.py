@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from labkit import figures, places, rows, tables
-from labkit.provenance import duration
+from labkit import places, plots, rows, tables
+from labkit.plots.words import duration
 
 README = places.CHECKOUT / "README.md"
 PICTURE = places.CHECKOUT / "docs" / "width_sweep.png"
@@ -28,7 +28,7 @@ def swept(tape: Path = TAPE) -> pd.DataFrame:
     return table[wanted & table["contender"].isin(CONTENDERS)]
 
 
-def figure(table: pd.DataFrame) -> figures.Shown:
+def figure(table: pd.DataFrame) -> plots.Picture:
     """Time against width, a panel for each dtype."""
 
     def floor(panel: pd.DataFrame) -> dict[str, list[tuple[float, float]]]:
@@ -36,7 +36,7 @@ def figure(table: pd.DataFrame) -> figures.Shown:
         return {"copy": list(zip(ours["width"], ours["copy_us"], strict=True))}
 
     title = "nn.Linear, x*w+b computed in three ways, and a copy of the same bytes"
-    return figures.sweep(table, facet="dtype", floor=floor, title=title, alt=described(table))
+    return plots.curves(table, facet="dtype", floor=floor, title=title, alt=described(table))
 
 
 def described(table: pd.DataFrame) -> str:

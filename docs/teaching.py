@@ -19,7 +19,7 @@ def sections(text: str) -> Iterator[tuple[Path | None, str]]:
     """The page parted before each heading of a lesson: the lesson's file, and the text."""
     for part in re.split(r"^(?=## )", text, flags=re.MULTILINE):
         linked = re.match(r"## Lesson \d: \[.+\]\((.+)\)", part)
-        yield (PAGE.parent / linked[1] if linked else None), part
+        yield ((PAGE.parent / linked[1]).resolve() if linked else None), part
 
 
 def outputs(path: Path) -> Iterator[dict]:

@@ -28,7 +28,7 @@ FACE = {
     "lesson": "exercises.lesson.lesson",
     "no_gradient": "kernels.common.no_gradient",
     "panel": "panels",
-    "plot": "plot",
+    "plot": "plots",
     "profile": "profiles.profile",
     "published": "published",
     "roofs": "machine.roofs",

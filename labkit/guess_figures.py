@@ -2,64 +2,50 @@
 
 import html
 import math
-from itertools import pairwise
+from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from labkit import scales
 from labkit.claims import Measured
-from labkit.drawing import (
-    CSS_PIXELS_PER_POINT,
-    INK,
-    MUTED,
-    SHADES,
-    SLOTS,
-    SMALL_SIZE,
-    TEXT_SIZE,
-    Page,
-    Shown,
-    bounds,
-    figure_of,
-    points,
-    shorten,
-    stagger,
-    text_width,
-    write,
-)
 from labkit.guesses import Guess, Question, distance, placed, verdict
-from labkit.provenance import TIMES, digits, sentence
+from labkit.plots import Picture
+from labkit.plots.style import INK, MUTED, SHADES, SMALL, WIDTH, drawing
+from labkit.plots.words import TIMES, cut, digits, sentence
 
-GUESS = SLOTS[6][0]
+GUESS = "#5C0088"
 """The colour of a guess."""
 _LOOK = {"live": ("measured", "-"), "recorded": ("recorded", "--"), "published": ("published", ":")}
-_ROW = 15.0
-_PANEL = 52.0
-Line = tuple[float, str, str, str]
-"""A value with its label, colour and stroke."""
+_PANEL = (0.05, 0.93)
+"""Left and right edge of the axis, as shares of the picture."""
+_CHARACTERS = 100
+"""So many fit beside each other along the axis."""
 
 
-def empty(question: Question, *, sides: bool = True) -> tuple[Shown, tuple[float, float, float, float]]:
+@drawing()
+def empty(question: Question, *, sides: bool = True) -> tuple[Picture, tuple[float, float, float, float]]:
     """The axis without a guess, and where its panel is in the picture: left, top, right, bottom, as shares.
 
     Without ``sides`` the names of the two sides are left out, for whoever draws over it.
     """
-    ax = _axes(question, (question.low, question.high), rows=1)
+    figure, ax = _axes(question, (question.low, question.high))
     if sides:
-        _name_sides(ax, question, [], None)
-    left, bottom, right, top = bounds(ax)
-    width, height = points(figure_of(ax))
-    shares = (left / width, 1 - top / height, right / width, 1 - bottom / height)
-    return Shown(figure_of(ax), _alt(question, "It is empty: your guess comes first.")), shares
+        _name_sides(ax, question, None)
+    box = ax.get_position()
+    shares = (box.x0, 1 - box.y1, box.x1, 1 - box.y0)
+    return Picture(figure, _alt(question, "It is empty: your guess comes first.")), shares
 
 
-def picture(question: Question, guess: Guess | None, measured: Measured | float | None) -> Shown:
+@drawing()
+def picture(question: Question, guess: Guess | None, measured: Measured | float | None) -> Picture:
     """A guess, an answer or both on one axis, with the error between them.
 
     An answer that the axis has no place for (zero, NaN) is left out.
     """
     truth = placed(measured)
-    lines: list[Line] = []
+    lines: list[tuple[float, str, str, str]] = []
     if truth is not None:
         word, stroke = _LOOK[measured.kind] if isinstance(measured, Measured) else ("answer", "-")
         lines.append((truth, f"{word} {question.number(truth)}", INK, stroke))
@@ -67,131 +53,79 @@ def picture(question: Question, guess: Guess | None, measured: Measured | float 
         lines.append((guess.value, f"your guess {question.number(guess.value)}", GUESS, "-"))
     low, high = question.low, question.high
     beyond = [value / 1.5 for value, *_ in lines if value < low] + [v * 1.5 for v, *_ in lines if v > high]
-    limits = (min([low, *beyond]), max([high, *beyond]))
-    ax = _axes(question, limits, rows=1)
-    if max((row for _, row in _spots(ax, lines)), default=0):
-        ax = _axes(question, limits, rows=2)
-    _draw_lines(ax, lines)
-    if truth is not None and guess is not None:
-        _draw_error(ax, guess.value, truth)
-    border = truth if truth is not None else guess.value if guess else None
-    _name_sides(ax, question, [value for value, *_ in lines], border)
+    figure, ax = _axes(question, (min([low, *beyond]), max([high, *beyond])))
+    for row, (value, label, color, stroke) in enumerate(lines):
+        ax.axvline(value, color=color, linestyle=stroke, linewidth=2.2, zorder=4)
+        align = "left" if _share(ax, value) < 0.15 else "right" if _share(ax, value) > 0.85 else "center"
+        _write(ax, (_share(ax, value), 1), (0, 4 + 15 * row), label, color=color, ha=align, gid="label")
+    if truth is not None and guess is not None and abs(_share(ax, truth) - _share(ax, guess.value)) > 0.03:
+        arrow = {"arrowstyle": "->", "color": MUTED, "shrinkA": 3, "shrinkB": 3}
+        ax.annotate("", (truth, 0.6), (guess.value, 0.6), arrowprops=arrow)
+        words, between = distance(guess.value, truth), (_share(ax, truth) + _share(ax, guess.value)) / 2
+        if len(words) + 2 < _CHARACTERS * abs(_share(ax, truth) - _share(ax, guess.value)):
+            _write(ax, (between, 0.64), (0, 0), words, size=SMALL, color=MUTED, ha="center")
+    _name_sides(ax, question, truth if truth is not None else guess.value if guess else None)
     said = verdict(question, guess, measured)
     if truth is None and guess is not None:
         said = f"Your guess stands at {question.say(guess.value)}."
-    return Shown(figure_of(ax), _alt(question, said))
+    return Picture(figure, _alt(question, said))
 
 
-def _axes(question: Question, limits: tuple[float, float], rows: int) -> Axes:
-    """The logarithmic axis, with room for rows of labels above it."""
+def _axes(question: Question, limits: tuple[float, float]) -> tuple[Figure, Axes]:
+    """The logarithmic axis, with room for two rows of labels above it."""
     unit = "" if question.unit == "x" else question.unit
     label = f"{question.axis} ({unit})" if question.axis and unit else question.axis or unit
-    page = Page("", panel_height=_PANEL, left=18, right=26, above=rows * _ROW + 6, below=36 if label else 22)
-    figure, (ax,) = page.draw()
-    ax.set(xscale="log", xlim=limits, ylim=(0, 1))
+    height = 1.55 if label else 1.4
+    figure = Figure(figsize=(WIDTH, height))
+    FigureCanvasAgg(figure)
+    bottom = (0.5 if label else 0.35) / height
+    ax = figure.add_axes((_PANEL[0], bottom, _PANEL[1] - _PANEL[0], 0.58 / height))
+    ax.set(xscale="log", xlim=limits, ylim=(0, 1), yticks=[], xlabel=label)
     ax.spines["left"].set_visible(False)
-    if question.axis:  # a size: powers of two
-        ticks = scales.doubling_ticks([], limits, page.panel_width)
-    else:
-        ticks = scales.value_ticks(limits, page.panel_width / 2)
-    scales.set_ticks(ax, ticks, ([], []), digits)
+    fine = (1, 2, 5) if limits[1] / limits[0] < 200 else (1,)
+    base, subs = (2, (1,)) if question.axis else (10, fine)  # a size: powers of two
+    ax.xaxis.set_major_locator(LogLocator(base, subs, numticks=14))
+    ax.xaxis.set_minor_locator(NullLocator())
     sign = TIMES if question.unit == "x" else ""
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: digits(value) + sign))
-    left, bottom, right, _ = bounds(ax)
-    if label:
-        write(figure, (left + right) / 2, bottom - 34, label, ha="center", va="bottom")
-    return ax
+    return figure, ax
 
 
-def _x(ax: Axes, value: float) -> float:
-    """Where a value stands, in points from the figure's left edge."""
-    left, _, right, _ = bounds(ax)
+def _share(ax: Axes, value: float) -> float:
+    """Where a value stands along the axis, 0 to 1."""
     low, high = ax.get_xlim()
-    return left + math.log(value / low) / math.log(high / low) * (right - left)
+    return math.log(value / low) / math.log(high / low)
 
 
-def _spots(ax: Axes, lines: list[Line]) -> list[tuple[float, int]]:
-    """Centre and row of each line's label."""
-    width, _ = points(figure_of(ax))
-    widths = [text_width(label, TEXT_SIZE) for _, label, *_ in lines]
-    return stagger([_x(ax, value) for value, *_ in lines], widths, 4, width - 4)
+def _write(ax: Axes, at: tuple[float, float], offset: tuple[float, float], text: str, **how: Any) -> None:
+    """Text at shares of the panel, moved by points."""
+    ax.annotate(text, at, offset, xycoords="axes fraction", textcoords="offset points", va="bottom", **how)
 
 
-def _draw_lines(ax: Axes, lines: list[Line]) -> None:
-    *_, top = bounds(ax)
-    for (value, label, color, stroke), (centre, row) in zip(lines, _spots(ax, lines), strict=True):
-        ax.axvline(value, color=color, linestyle=stroke, linewidth=2.2, zorder=4)
-        write(
-            figure_of(ax),
-            centre,
-            top + 4 + row * _ROW,
-            label,
-            color=color,
-            ha="center",
-            va="bottom",
-            gid="label",
-        )
-
-
-def _draw_error(ax: Axes, guess: float, truth: float) -> None:
-    """An arrow from the guess to the truth, and the factor above it where there is room."""
-    start, end = _x(ax, guess), _x(ax, truth)
-    if abs(start - end) < 14:
-        return
-    ax.annotate(
-        "",
-        xy=(truth, 0.6),
-        xytext=(guess, 0.6),
-        arrowprops={"arrowstyle": "->", "color": MUTED, "shrinkA": 3, "shrinkB": 3},
-    )
-    words = distance(guess, truth)
-    if text_width(words, SMALL_SIZE) + 12 < abs(start - end):
-        *_, top = bounds(ax)
-        middle = (start + end) / 2
-        write(
-            figure_of(ax),
-            middle,
-            top - 0.36 * _PANEL,
-            words,
-            size=SMALL_SIZE,
-            color=MUTED,
-            ha="center",
-            va="bottom",
-        )
-
-
-def _name_sides(ax: Axes, question: Question, values: list[float], border: float | None) -> None:
+def _name_sides(ax: Axes, question: Question, border: float | None) -> None:
     """What holds left and right of the border; without one, which way each of them lies."""
     if question.sides is None:
         return
-    left, bottom, right, _ = bounds(ax)
-    if border is None:
-        room = (right - left) / 2 - 10
-        for side, x, align in ((0, left + 4, "left"), (1, right - 4, "right")):
-            words = shorten(_pointed(question)[side], room, SMALL_SIZE)
-            _write_side(ax, x, bottom, words, align)
-        return
-    low, high = ax.get_xlim()
-    stops = sorted(_x(ax, value) for value in values)
-    for side, (start, end) in enumerate(((low, border), (border, high))):
-        ax.axvspan(start, end, color=SHADES[1 - side], zorder=0, linewidth=0)
-        # Not across the line of a guess: in the wider part beside it.
-        edges = [_x(ax, start), *(x for x in stops if _x(ax, start) < x < _x(ax, end)), _x(ax, end)]
-        begin, finish = max(pairwise(edges), key=lambda part: part[1] - part[0])
-        if finish - begin > 40:
-            words = shorten(question.sides[side], finish - begin - 10, SMALL_SIZE)
-            _write_side(ax, (begin + finish) / 2, bottom, words, "center")
+    share = 0.5 if border is None else _share(ax, border)
+    names = _pointed(question) if border is None else question.sides
+    for i, (name, start, end) in enumerate(zip(names, (0, share), (share, 1), strict=True)):
+        if border is not None:
+            ax.axvspan(start, end, transform=ax.transAxes, color=SHADES[1 - i], zorder=0, linewidth=0)
+        room = int(_CHARACTERS * (end - start)) - 2
+        if room > 6:
+            _write(
+                ax,
+                (0.995 * i, 0.1),
+                (0, 0),
+                cut(name, room),
+                **{"size": SMALL, "color": MUTED, "ha": ("left", "right")[i], "gid": "side"},
+            )
 
 
 def _pointed(question: Question) -> tuple[str, str]:
     """The names of the two sides, each with an arrow to its side."""
     assert question.sides is not None
     return f"← {question.sides[0]}", f"{question.sides[1]} →"
-
-
-def _write_side(ax: Axes, x: float, bottom: float, words: str, align: str) -> None:
-    y = bottom + 0.12 * _PANEL
-    write(figure_of(ax), x, y, words, size=SMALL_SIZE, color=MUTED, ha=align, va="bottom", gid="side")
 
 
 def _alt(question: Question, said: str) -> str:
@@ -232,7 +166,7 @@ def overlay(
         f"top:{top:.2f}%;bottom:{100 - bottom:.2f}%"
     )
     outer = (
-        f"position:relative;width:100%;max-width:{size[0] * CSS_PIXELS_PER_POINT:.0f}px;pointer-events:none;"
+        f"position:relative;width:100%;max-width:{size[0]:.0f}px;pointer-events:none;"
         f"aspect-ratio:{size[0]:.1f}/{size[1]:.1f};font:14px DejaVu Sans,Verdana,sans-serif"
     )
     return f'<div aria-hidden="true" style="{outer}"><div style="{inner}">{"".join(drawn)}{label}</div></div>'

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from labkit import places
 from labkit.claims import Measured
-from labkit.provenance import TIMES, digits, factor, named
+from labkit.plots.words import TIMES, digits, factor, named
 
 CLOSE = 1.25
 """A guess within this factor is close."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pandas as pd
 
 from labkit.clocks import Clock
-from labkit.curves import Models, Regime
+from labkit.plots.curves import Models, Regime
 from labkit.prediction import predict
 from labkit.sweep_panel import SweepPanel
 from labkit.sweep_plan import Plan
@@ -43,7 +43,7 @@ def sweep(
     ``of`` and ``over`` name the contenders that the sentence compares; speedups are over ``over``.
     ``published`` has a column ``speedup`` or ``median_us``, and stands where its dtype, direction and other
     axes, as far as it has them, are those chosen; ``floor`` and ``regimes`` are those of
-    :func:`labkit.figures.sweep`, ``expected`` the ``naive`` of :func:`labkit.figures.speedup`.
+    :func:`labkit.plots.curves`, ``expected`` the ``naive`` of :func:`labkit.plots.speedups`.
     ``panel.table()`` has every dtype, direction and size: this machine's rows, where there are any, or the
     recorded ones.
 

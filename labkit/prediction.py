@@ -12,10 +12,10 @@ from IPython.display import display
 
 from labkit import guess_figures, guesses, live
 from labkit.claims import Measured, number
-from labkit.drawing import CSS_PIXELS_PER_POINT, Shown, points
 from labkit.guess_figures import GUESS
 from labkit.guesses import Guess, Question
-from labkit.provenance import digits
+from labkit.plots import Picture
+from labkit.plots.words import digits
 
 BEFORE = "Guess before you read on."
 _STEPS = 200
@@ -98,13 +98,13 @@ class GuessPanel:
         """The guess as it stands, sealed or not."""
         self._seen, self._linking = False, False
         shown, self._panel = guess_figures.empty(self.question, sides=False)
-        self._size = points(shown.figure)
+        self._size = shown.size
         self._build(shown)
         self._find()
 
     # --- what is there ----------------------------------------------------------------------------
 
-    def _build(self, shown: Shown) -> None:
+    def _build(self, shown: Picture) -> None:
         asked, (left, _, right, _) = self.question, self._panel
         over = ipywidgets.Layout(grid_area="1 / 1 / 2 / 2", margin="0", width="100%", min_width="0")
         picture = ipywidgets.HTML(shown._repr_html_(), layout=over)
@@ -127,7 +127,7 @@ class GuessPanel:
         self.seal = ipywidgets.Button(description="Seal my guess", button_style="primary", disabled=True)
         self.again = ipywidgets.Button(description="Guess again")
         self.status = ipywidgets.HTML()
-        width = f"{self._size[0] * CSS_PIXELS_PER_POINT:.0f}px"
+        width = f"{self._size[0]:.0f}px"
         grid = ipywidgets.GridBox(
             [picture, self.line], layout=ipywidgets.Layout(grid_template_columns="100%")
         )

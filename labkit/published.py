@@ -72,7 +72,7 @@ def geglu_a100() -> pd.DataFrame:
 
 
 def geglu_a100_sums() -> pd.DataFrame:
-    """The kernels of :func:`geglu_a100` added up, as points for figures.sweep and the sweep panel.
+    """The kernels of :func:`geglu_a100` added up, as points for plots.curves and the sweep panel.
 
     Columns series, contender (whose colour they have), direction, median_us, width, batch, dtype, kind,
     device, source. No launches and no gaps are in these times. ``hidden`` is 4 * width, the panel's default.
@@ -93,7 +93,7 @@ def grouped_conv_3080ti() -> pd.DataFrame:
 
 
 def grouped_conv_3080ti_speedup() -> pd.DataFrame:
-    """The ratio of :func:`grouped_conv_3080ti`, as a point for figures.speedup and the sweep panel.
+    """The ratio of :func:`grouped_conv_3080ti`, as a point for plots.speedups and the sweep panel.
 
     Columns series, width, groups, speedup, kind, device, source.
     """

@@ -1,7 +1,7 @@
 """The lessons as slides: reveal.js decks that open from a folder, without a network.
 
-Which cells are slides the lesson says, in each cell's slide type (in JupyterLab: the property inspector). A kernel's
-or exercise's cell shows its source, any other code cell what it put out.
+Each cell's slide type says whether it is a slide (in JupyterLab: the property inspector). The cell of a
+kernel or an exercise shows its source, any other code cell its outputs.
 """
 
 import re

@@ -10,9 +10,9 @@ import pandas as pd
 
 from labkit import device, places, rows, sweeps, tables
 from labkit.clocks import Cache, Clock
-from labkit.curves import Models, Regime
 from labkit.measure import journal
-from labkit.provenance import named
+from labkit.plots.curves import Models, Regime
+from labkit.plots.words import named
 from labkit.rows import LIVE, RECORDED, Row
 from labkit.sweeps import Contender, Shape
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import pandas as pd
 
-from labkit import figures, roofline, rows, tables
-from labkit.drawing import Shown
-from labkit.provenance import named, noise_notes, origin
+from labkit import plots, roofline, rows, tables
+from labkit.plots import Picture
+from labkit.plots.words import named, noise_notes, origin
 from labkit.rows import Row
 from labkit.sweep_plan import SPEEDUP, TIME, TRAFFIC, Look, Plan, Selection
 
 _NO_SPEEDUP = pd.DataFrame(columns=["series", "contender", "speedup", "low", "high", "kind", "device"])
 
 
-def picture(plan: Plan, table: pd.DataFrame, look: Look, selection: Selection | None = None) -> Shown:
+def picture(plan: Plan, table: pd.DataFrame, look: Look, selection: Selection | None = None) -> Picture:
     """The figure of a table; several dtypes, directions or sizes of another axis become panels.
 
     With the ``selection`` that the table is of, the axis reaches over its values from the first point on, so
@@ -27,16 +27,16 @@ def picture(plan: Plan, table: pd.DataFrame, look: Look, selection: Selection | 
     values = selection.values if selection else ()
     how: dict[str, Any] = {"title": titles[look.view], "facet": facet, "rows": down, "values": values}
     if look.view == TRAFFIC:
-        return figures.traffic(table, plan.x, **how)
+        return plots.traffic(table, plan.x, **how)
     column = "median_us" if look.view == TIME else "speedup"
     posted = _posted(plan, table, column, selection) if look.published else []
     if look.view == TIME:
         timed = tables.together([table, *posted])
         shaded = plan.regimes if look.floor else ()
-        return figures.sweep(timed, plan.x, floor=plan.floor if look.floor else None, regimes=shaded, **how)
+        return plots.curves(timed, plan.x, floor=plan.floor if look.floor else None, regimes=shaded, **how)
     ratios = [*speedups(plan, table), *posted]
     found = tables.together(ratios) if ratios else _NO_SPEEDUP
-    return figures.speedup(found, plan.x, naive=plan.expected if look.floor else None, **how)
+    return plots.speedups(found, plan.x, naive=plan.expected if look.floor else None, **how)
 
 
 def _facets(plan: Plan, table: pd.DataFrame) -> tuple[str | None, str | None]:

@@ -148,7 +148,7 @@ def growth(speedups: pd.DataFrame, x: str = "width") -> Measured | None:
 def speedup(
     table: pd.DataFrame, of: str, over: str, x: str = "width", series: str | None = None
 ) -> pd.DataFrame:
-    """How many times faster ``of`` is than ``over``, as figures.speedup draws it.
+    """How many times faster ``of`` is than ``over``, as plots.speedups draws it.
 
     Columns series, contender, ``x``, speedup, low, high, kind, device, date, noise. ``low`` and ``high`` are
     what the spreads of both allow (p20 over p80, and the reverse); ``noise`` is what disturbed either.

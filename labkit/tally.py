@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from labkit import guesses, places
-from labkit.provenance import TIMES, digits
+from labkit.plots.words import TIMES, digits
 from labkit.runs.report import say
 
 PLACES = re.compile(

@@ -7,10 +7,10 @@ from typing import Any
 
 import ipywidgets
 
-from labkit import figures, live
-from labkit.drawing import CSS_PIXELS_PER_POINT, Shown, points
-from labkit.lanes import extent
-from labkit.timeline import Profile
+from labkit import live, plots
+from labkit.plots import Picture
+from labkit.plots.timeline import extent
+from labkit.profiles import Profile
 
 _STEPS = 500
 """Places that each end of the slider has; arrow keys move by one."""
@@ -19,12 +19,12 @@ _PAUSE = 0.1
 
 
 def timeline(profile: Profile, *, title: str, note: str = "") -> None:
-    """Show a profile as figures.timeline does, with a slider for the part that is looked at.
+    """Show a profile as plots.timeline does, with a slider for the part that is looked at.
 
     A recorded profile has one as well. Where nobody could move it, or there are no times (no GPU and nothing
     recorded), only the figure is shown.
     """
-    shown = figures.timeline(profile, title=title, note=note)
+    shown = plots.timeline(profile, title=title, note=note)
     twin = live.Twin(shown._repr_html_(), shown.alt)
     span, _ = extent(profile)
     if live.interactive() and span > 0:
@@ -36,7 +36,7 @@ def timeline(profile: Profile, *, title: str, note: str = "") -> None:
 class TimelinePanel:
     """The widgets: from and to in microseconds, buttons for the whole and for the longest gap, the figure."""
 
-    def __init__(self, profile: Profile, shown: Shown, title: str, note: str = "") -> None:
+    def __init__(self, profile: Profile, shown: Picture, title: str, note: str = "") -> None:
         self._profile, self._title, self._note, self._shown = profile, title, note, shown
         self._span, self._gap = extent(profile)
         self._drawn = -math.inf
@@ -54,7 +54,7 @@ class TimelinePanel:
         self.whole = ipywidgets.Button(description="Whole call")
         self.gap = ipywidgets.Button(description="Longest gap", disabled=self._gap is None)
         self.picture = ipywidgets.HTML(shown._repr_html_())
-        width = f"{points(shown.figure)[0] * CSS_PIXELS_PER_POINT:.0f}px"
+        width = f"{shown.size[0]:.0f}px"
         # The controls stand above: the figure's height changes with what it has to explain.
         self.box = ipywidgets.VBox(
             [self.range, ipywidgets.HBox([self.whole, self.gap]), self.picture],
@@ -97,6 +97,6 @@ class TimelinePanel:
             if end - start < self.range.step:  # both ends on one place
                 start = max(0.0, min(start, self._span - self.range.step))
                 end = start + self.range.step
-            zoomed = figures.timeline(self._profile, title=self._title, note=self._note, window=(start, end))
+            zoomed = plots.timeline(self._profile, title=self._title, note=self._note, window=(start, end))
             self.picture.value = zoomed._repr_html_()
         self._drawn = time.monotonic()

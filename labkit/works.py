@@ -94,7 +94,7 @@ def _fixed(panel: pd.DataFrame) -> Shape:
 
 
 def floors(**works: Work) -> Callable[[pd.DataFrame], dict[str, Callable[[float], float]]]:
-    """For figures.sweep: the floor in us of each work against width, for a panel of one batch and dtype.
+    """For plots.curves: the floor in us of each work against width, for a panel of one batch and dtype.
 
     ``floors(linear=LINEAR)`` draws "floor of linear". The roofs are those of the device of the panel's rows.
     """
@@ -114,7 +114,7 @@ def floors(**works: Work) -> Callable[[pd.DataFrame], dict[str, Callable[[float]
 
 
 def regimes(work: Work) -> Callable[[pd.DataFrame], list[tuple[float, float, str]]]:
-    """For figures.sweep: over which widths launch, memory or arithmetic is the highest floor of ``work``."""
+    """For plots.curves: over which widths launch, memory or arithmetic is the highest floor of ``work``."""
 
     def of(panel: pd.DataFrame) -> list[tuple[float, float, str]]:
         roofs = machine.roofs_of(panel)

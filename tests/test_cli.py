@@ -85,7 +85,7 @@ def test_a_course_without_lessons_says_so_and_has_nothing_stale():
     assert stage.labkit("record", "--check").exit_code == 0
 
 
-@pytest.mark.parametrize("kind", ["run", "slides", "site"])
+@pytest.mark.parametrize("kind", ["run", "slides"])
 def test_where_the_disk_is_full_a_sentence_says_what_to_do_and_the_earlier_result_stays(
     clone, monkeypatch, kind
 ):

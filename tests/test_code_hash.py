@@ -36,7 +36,7 @@ def measured_now():
         ("kernels/affine.py", '"""y = x', '"""Y = x', False),
         ("kernels/affine.py", "# (BLOCK,)", "# of BLOCK elements", False),
         ("kernels/affine.py", "\n\n\n", "\n\n\n\n", False),
-        ("curves.py", "import", "import os\nimport", False),
+        ("plots/curves.py", "import", "import os\nimport", False),
         ("kernels/rms_norm.py", "import", "import os\nimport", False),
     ],
     ids=["kernel", "shared", "clocks", "work", "docstring", "comment", "blank", "curves", "another kernel"],

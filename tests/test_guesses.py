@@ -11,8 +11,8 @@ from matplotlib.text import Text
 
 from labkit import guess_figures, guesses
 from labkit.claims import Measured
-from labkit.drawing import Shown
 from labkit.guesses import Guess, Question
+from labkit.plots import Picture
 
 WHEN = "2026-11-21T10:15:00+01:00"
 RATIO = Question("ratio at 160", "How many times faster?", 0.1, 1000, "x")
@@ -126,7 +126,7 @@ def test_an_answer_that_has_no_place_on_the_axis_is_told_in_words(value: float) 
 # --- the picture ----------------------------------------------------------------------------------
 
 
-def labels(shown: Shown, gid: str) -> dict[str, Text]:
+def labels(shown: Picture, gid: str) -> dict[str, Text]:
     FigureCanvasAgg(shown.figure).draw()
     return {t.get_text(): t for t in shown.figure.findobj(Text) if t.get_gid() == gid}
 

@@ -98,7 +98,8 @@ def test_a_learner_gets_the_lessons_and_a_kernel_that_nobody_else_reaches(hub):
     client.load_connection_file(hub.folder / "run" / f"kernel-{session['kernel']['id']}.json")
     assert client.transport == "ipc", "through a port a kernel would show what it prints to every user"
     client.start_channels()
-    client.wait_for_ready(timeout=120)  # else what the kernel publishes before the channel is subscribed is lost
+    # else what the kernel publishes before the channel is subscribed is lost
+    client.wait_for_ready(timeout=120)
     code = "import os, labkit; open('made', 'w'); assert os.getcwd().endswith('ada/labkit')"
     assert client.execute_interactive(code, timeout=120)["content"]["status"] == "ok"
     client.stop_channels()

@@ -8,7 +8,7 @@ import sys
 import nbformat
 import pytest
 
-from labkit import folds, lessons, places
+from labkit import lessons, places
 from labkit.runs import record
 
 LESSONS = lessons.find()
@@ -64,21 +64,13 @@ def test_no_path_of_somebodys_machine_is_in_it(path):
 
 
 @every_lesson
-def test_its_prose_has_one_title_asides_that_open_folded_and_links_that_lead_somewhere(path):
-    """Else JupyterLab, the slides and the page do not agree on what belongs to an aside."""
+def test_its_prose_has_one_title_and_links_that_lead_somewhere(path):
     cells = lessons.read(path).cells
     prose = [cell for cell in cells if cell.cell_type == "markdown"]
     text = "\n".join(cell.source for cell in prose)
     assert cells[0].cell_type == "markdown"
     assert re.match(rf"# {int(path.stem[:2])}\. \S", cells[0].source), "# <its number>. <title>"
     assert len(re.findall(r"^# ", text, re.MULTILINE)) == 1, "one title; sections are ##"
-    aside = {cell.id for section in folds.asides(cells) for cell in section}
-    for cell in prose:
-        begins = folds.heading(cell.source).startswith(folds.ASIDE)
-        assert bool(cell.metadata.get(FOLDED)) == begins, cell.id
-        within = re.findall(r"\n#{1,2} (.*)", cell.source)
-        assert not within or cell.id not in aside, cell.id
-        assert not any(heading.startswith(folds.ASIDE) for heading in within), cell.id
     targets = re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", re.sub(r"`[^`\n]*`", "", text))
     assert not [target for target in targets if not (path.parent / target).exists()]
 

@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from labkit import figures, places, published
+from labkit import places, plots, published
 
 NORM = ["batch", "time", "width"]
 MLP = ["width", "batch", "dtype"]
@@ -73,7 +73,7 @@ def test_the_grouped_convolutions_times_and_their_ratio():
     assert kept == [("grouped Conv1d", 1924.0), ("batched matmul", 1263.0)]
     assert point["speedup"].tolist() == [1924 / 1263]
     assert {*table["width"], *table["groups"], *point["width"], *point["groups"]} == {100}
-    alt = figures.speedup(point, title="Published").alt
+    alt = plots.speedups(point, title="Published").alt
     assert "batched matmul over Conv1d, RTX 3080 Ti" in alt and "1.52× at width 100" in alt
 
 

@@ -17,7 +17,7 @@ import queueing
 from simulated import DOUBLING, doubling, install
 from taped import recorded
 
-from labkit import device, drawing, live, noise, panels, places, rows, sweep_panel, sweeps, traffic
+from labkit import device, live, noise, panels, places, plots, rows, sweep_panel, sweeps, traffic
 from labkit.measure import lock
 from labkit.sweeps import Contender
 
@@ -48,7 +48,7 @@ def fingerprints(monkeypatch):
         return repr(lines).encode()
 
     with monkeypatch.context() as patch:
-        patch.setattr(drawing.Shown, "_encoded", points)
+        patch.setattr(plots.Picture, "_encoded", points)
         yield patch
 
 

@@ -4,9 +4,9 @@ import asyncio
 import time
 
 import pytest
-from test_figures import event, profile_of
+from drawn import event, profile_of
 
-from labkit import counts, figures, live, profiles, timeline_panel
+from labkit import counts, live, plots, profiles, timeline_panel
 from labkit.timeline_panel import TimelinePanel
 
 
@@ -29,19 +29,19 @@ def shown(monkeypatch):
 @pytest.fixture
 def drawn(monkeypatch):
     """The windows that were drawn."""
-    windows, draw = [], figures.timeline
+    windows, draw = [], plots.timeline
 
     def recording(*args, **options):
         windows.append(options.get("window"))
         return draw(*args, **options)
 
-    monkeypatch.setattr(figures, "timeline", recording)
+    monkeypatch.setattr(plots, "timeline", recording)
     return windows
 
 
 def panel(profile=None):
     profile = profile or two_kernels()
-    return TimelinePanel(profile, figures.timeline(profile, title="t"), "t")
+    return TimelinePanel(profile, plots.timeline(profile, title="t"), "t")
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def panel(profile=None):
 def test_without_somebody_or_without_times_the_figure_stands_alone(shown, monkeypatch, profile, headless):
     monkeypatch.setenv(live.HEADLESS, headless)
     timeline_panel.timeline(profile, title="a title", note="a note")
-    figure = figures.timeline(profile, title="a title", note="a note")
+    figure = plots.timeline(profile, title="a title", note="a note")
     assert shown == [{"text/html": figure._repr_html_(), "text/plain": figure.alt}]
 
 
@@ -62,7 +62,7 @@ def test_the_widget_comes_first_the_whole_figure_folded_and_the_slider_zooms(kin
     widget, twin = shown
     slider, _, picture = widget.children
     whole, origin = (
-        figures.timeline(two_kernels(kind), title="t")._repr_html_(),
+        plots.timeline(two_kernels(kind), title="t")._repr_html_(),
         f"{kind.capitalize()} on NVIDIA",
     )
     assert picture.value == whole and whole in twin["text/html"] and "<details>" in twin["text/html"]
@@ -94,7 +94,7 @@ def test_both_ends_on_one_place_still_show_something(place, drawn):
 
 
 def test_a_drag_is_drawn_at_most_ten_times_a_second_and_its_end_always(monkeypatch):
-    windows, draw, still = [], figures.timeline, figures.timeline(two_kernels(), title="t")
+    windows, draw, still = [], plots.timeline, plots.timeline(two_kernels(), title="t")
     made = panel()
 
     def quick(*args, window=None, **options):
@@ -110,7 +110,7 @@ def test_a_drag_is_drawn_at_most_ten_times_a_second_and_its_end_always(monkeypat
         await asyncio.sleep(0.3)
         return time.monotonic() - started
 
-    monkeypatch.setattr(figures, "timeline", quick)
+    monkeypatch.setattr(plots, "timeline", quick)
     took = asyncio.run(drag())
     assert took < 8, "100 moves took so long that nothing had to be left out"
     assert 2 <= len(windows) <= took / 0.1 + 1 and windows[-1] == (50, 61)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from labkit import rows
 from labkit.bench.report import read, with_sizes
-from labkit.provenance import TIMES, digits, duration
+from labkit.plots.words import TIMES, digits, duration
 from labkit.runs.report import say
 
 KEY = ["suite", "contender", "direction", "dtype", "sizes", "clock", "cache"]

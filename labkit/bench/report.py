@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from labkit import machine, places, rows
-from labkit.provenance import TIMES, digits
+from labkit.plots.words import TIMES, digits
 from labkit.rows import Row
 from labkit.runs.report import say
 

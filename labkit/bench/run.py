@@ -21,7 +21,7 @@ from labkit import clocks, device, machine, peers, places, rows, sweeps
 from labkit.bench.part import TUNE_S, Part, row_seconds
 from labkit.measure import journal
 from labkit.measure.journal import Journal, Key
-from labkit.provenance import duration
+from labkit.plots.words import duration
 from labkit.rows import Row
 from labkit.runs.report import say
 

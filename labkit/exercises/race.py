@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from IPython.display import display
 
-from labkit import bars, checks, child, clocks, device, lessons
+from labkit import checks, child, clocks, device, lessons, plots
 from labkit.exercises import engine, judge
 from labkit.exercises.engine import Exercise, Finding
 from labkit.results import Results, sweep
@@ -66,7 +66,7 @@ def run(lesson: str, exercise: Exercise, one: Contender, why: str) -> Results:
         print(f"The solution races in the place of your kernel: {why}.")
     if len(table):
         floor = {"copy of the same bytes": "copy_us"}
-        display(bars.bars(table, floor=floor, title=f"The race: {exercise.title}", **_groups(race)))
+        display(plots.bars(table, floor=floor, title=f"The race: {exercise.title}", **_groups(race)))
     return table
 
 

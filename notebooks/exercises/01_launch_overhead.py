@@ -170,7 +170,7 @@ benchmark = Exercise(
         ),
         Mistake(
             "few-calls",
-            "How far apart are two of your results on one device? Print them.",
+            "How many calls lie between two of your readings, and share one wait?",
             "A launch and a wait are in your time, and now and then a call is slow. Time 50 calls "
             "between two readings, so that these hardly count.",
             when=lambda calls: all(count(timed(c)[0], "call") < 10 for c in calls),
@@ -389,6 +389,12 @@ mask = Exercise(
             gives=doubled(lambda at, count, block: at < block),
         ),
         Mistake(
+            "within-block",
+            "tl.arange(0, BLOCK) is the same in every program. Which numbers differ from one to the next?",
+            "`at` counts through the whole tensor: compare that with `count`.",
+            gives=doubled(lambda at, count, block: at % block < count),
+        ),
+        Mistake(
             "whole-blocks",
             "The last block is partly inside. What does your mask say about it?",
             "You need an answer for each place, not one for each program: start from `at`.",
@@ -431,6 +437,14 @@ def with_column(column: Any) -> Any:
     return gives
 
 
+def nothing_computed(calls: Sequence[Call]) -> bool:
+    """Whether no kernel was launched, and nothing else made the results right."""
+    right = [
+        isinstance(c.got, Tensor) and torch.allclose(c.got.double(), c.want.double(), 0.1) for c in calls
+    ]
+    return not any(c.launches.kernels for c in calls) and not any(right)
+
+
 def stops_early(calls: Sequence[Call]) -> bool:
     """Whether elements were stored up to somewhere before the end of a result."""
     found = []
@@ -465,6 +479,12 @@ affine = Exercise(
     right="One launch, one pass: x is read once, y is written once, and nothing else is as long.",
     race=beside,
     mistakes=(
+        Mistake(
+            "no-launch",
+            "y is allocated, and nothing is in it. Who computes its elements?",
+            "Launch as `add` does: kernel[(programs,)](...), with the tensors and sizes as arguments.",
+            when=nothing_computed,
+        ),
         Mistake(
             "grid",
             "Up to some element the result is right, and behind it nothing was stored. Who should have?",

@@ -16,9 +16,9 @@ from torch import Tensor
 def double_kernel(x, y, count, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     # One true or false for each place of the block. Elements are numbered 0 to count - 1,
-    # so place `count` is outside. In all blocks but the last the mask is true everywhere.
-    mask = at < count
-    tl.store(y + at, 2 * tl.load(x + at, mask=mask), mask=mask)
+    # so place `count` is outside. In all blocks but the last it is true everywhere.
+    inside = at < count
+    tl.store(y + at, 2 * tl.load(x + at, mask=inside), mask=inside)
 
 
 # %% [affine]

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 SCREENS = [(1280, 720), (1920, 1080)]
-SMALLEST = 16
-"""Pixels, on a slide 720 high, that the letters of a slide have at least."""
+SMALLEST = 15
+"""Pixels, on a slide 720 high, that letters have at least: so many as 30 lines of code leave."""
 SIZES = """() => {
     const texts = document.createTreeWalker(Reveal.getCurrentSlide(), NodeFilter.SHOW_TEXT);
     const sizes = {};
@@ -31,12 +31,13 @@ OVERFLOW = """() => {
     const problems = [];
     if (slide.scrollHeight > 722) problems.push(`${slide.scrollHeight} pixels high`);
     for (const box of slide.querySelectorAll("pre, table, img, .jp-InputArea-editor")) {
-        if (box.closest("details")) continue;
+        if (box.closest("details") || !box.checkVisibility()) continue;
         const edge = slide.getBoundingClientRect(), scale = edge.width / 1280;
         const {right, bottom, height} = box.getBoundingClientRect();
         if (right > edge.right - 40 * scale) problems.push(`${box.tagName} is too wide`);
         if (bottom > edge.bottom - 4 * scale) problems.push(`${box.tagName} is too high`);
-        if (box.tagName === "IMG" && height < 230 * scale) problems.push("a figure is tiny");
+        const strip = box.naturalWidth > 4 * box.naturalHeight;  // the axis of a guess
+        if (box.tagName === "IMG" && !strip && height < 230 * scale) problems.push("a figure is tiny");
         if (box.tagName === "PRE" && box.scrollWidth > box.clientWidth + 2) problems.push("code is cut off");
     }
     return problems;

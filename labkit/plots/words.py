@@ -6,12 +6,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from labkit.drawing import SMALL_SIZE, shorten
 from labkit.rows import COLUMNS, KINDS, PUBLISHED
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 RING = "\N{LARGE CIRCLE}"
 NOTHING = "nothing measured yet"
+_TEXTS = (
+    *("contender", "series", "kind", "note", "noise", "source"),
+    *("device", "date", "direction", "dtype", "clock", "cache"),
+)
 
 
 def duration(us: float) -> str:
@@ -35,13 +38,16 @@ def factor(value: float) -> str:
     return digits(value) + TIMES
 
 
+def cut(text: str, most: int) -> str:
+    """The text in one line of at most ``most`` characters, with an ellipsis where some are left out."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
+
+
 def plain(value: Any) -> str:
     """A shape's number without the ``.0`` that a table with gaps gives it."""
-    return (
-        f"{value:.0f}"
-        if isinstance(value, (int, float, np.number)) and float(value).is_integer()
-        else str(value)
-    )
+    whole = isinstance(value, (int, float, np.number)) and float(value).is_integer()
+    return f"{value:.0f}" if whole else str(value)
 
 
 def named(axis: str, value: Any) -> str:
@@ -68,20 +74,7 @@ def prepared(table: pd.DataFrame, needed: Iterable[str], numbers: Iterable[str])
             raise ValueError(f"table: no column {name!r} among {', '.join(map(str, table.columns))}")
     for name in numbers:
         table[name] = pd.to_numeric(table[name]) if name in table else np.nan
-    for name in (
-        "contender",
-        "series",
-        "kind",
-        "note",
-        "noise",
-        "source",
-        "device",
-        "date",
-        "direction",
-        "dtype",
-        "clock",
-        "cache",
-    ):
+    for name in _TEXTS:
         table[name] = table[name].fillna("") if name in table else ""
     unknown = sorted(set(table["kind"]) - set(KINDS))
     if unknown:
@@ -164,7 +157,7 @@ def _notes(rows: pd.DataFrame, reasons: "pd.Series[str]", x: str, split: Sequenc
         for series, part in group.groupby("series", sort=False):
             who.setdefault(_places(part, x, split), []).append(str(series))
         what = "; ".join(f"{' and '.join(names)} at {places}" for places, names in who.items())
-        notes.append(f"{shorten(' '.join(str(reason).split()), 330, SMALL_SIZE)}: {what}")
+        notes.append(f"{cut(str(reason), 60)}: {what}")
     return notes
 
 

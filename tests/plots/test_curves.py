@@ -1,0 +1,150 @@
+"""Curves: who wins in words, honest kinds, gaps and noise marked, labels apart."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from drawn import WIDTHS, assert_apart, drawn, labels, layers, lines, row, texts
+
+from labkit import plots, rows, tables
+from labkit.plots import style
+
+NOTHING = "nothing measured yet"
+WORKED = "another process worked on the GPU"
+
+
+def test_alt_tells_who_is_fastest_where_and_by_what():
+    alt = plots.curves(rows.table(layers(kind="recorded")), title="Crossover").alt
+    for said in (
+        "Crossover. Time per call against width, both axes logarithmic, width 128 to 16384",
+        "forward, bf16, batch 32768",
+        "Recorded on NVIDIA H200, 2026-11-20, graph clock, cold cache",
+        "nn.Linear fastest from width 128 to 256, labkit and nn.Linear tie at width 512",
+        "labkit fastest from width 1024 to 16384",
+        "at width 16384 labkit 518 µs, nn.Linear 26.8 ms",
+    ):
+        assert said in alt
+
+
+def test_a_difference_inside_the_spread_is_a_tie():
+    for other, said in ((10.3, "labkit and torch.compile tie"), (10.6, "labkit fastest")):
+        table = rows.table([row("labkit", 256, 10.0), row("torch.compile", 256, other)])
+        assert said in plots.curves(table, title="t").alt
+
+
+def test_kinds_differ_in_shape_and_in_words_and_the_axis_says_what_is_better():
+    posted = row("nn.Linear", 768, 190.0, kind="published", source="A blog", device="")
+    shown = drawn(*layers(kind="recorded"), posted)
+    looks = {}
+    for kind in rows.KINDS:
+        curve = next(c for c in lines(shown, f"{kind} curve") if c.get_color() == plots.colour("nn.Linear"))
+        looks[kind] = (curve.get_linestyle(), curve.get_markerfacecolor())
+    assert looks["live"] == ("-", plots.colour("nn.Linear")) and looks["recorded"] == ("--", "white")
+    assert looks["published"][0] == "None"
+    assert {"labkit", "labkit (recorded)", "nn.Linear (published)", "published: A blog"} <= set(texts(shown))
+    assert "time per call (lower is better)" in texts(shown)
+    ours = [line for line in lines(shown, "live curve") if line.get_color() == plots.colour("labkit")]
+    assert ours[0].get_linewidth() > 2 and "speedup (higher is better)" in texts(ratio())
+
+
+def ratio(**options):
+    return plots.speedups(tables.speedup(rows.table(layers()), "labkit", "nn.Linear"), title="t", **options)
+
+
+@pytest.mark.parametrize("count", [2, 7, 13])
+def test_labels_of_nearly_equal_ends_do_not_overlap(count):
+    names = ["labkit", *(f"contender number {i} with a long name" for i in range(count - 1))]
+    table = rows.table([row(n, w, w / 10 * (1 + i / 1000)) for i, n in enumerate(names) for w in WIDTHS])
+    shown = plots.curves(table, title="t", floor={"copy": "copy_us", "launch floor": lambda _: 1.1})
+    assert len(labels(shown)) == count + 2
+    assert_apart(labels(shown), shown)
+
+
+def test_more_panels_or_names_have_one_legend_and_share_their_axes():
+    shown = drawn(*layers(dtype="fp32", batch=256), facet="dtype", rows="batch")
+    assert len(shown.figure.axes) == 4 and labels(shown) == []
+    assert len({(ax.get_xlim(), ax.get_ylim()) for ax in shown.figure.axes}) == 1
+    (legend,) = [ax.get_legend() for ax in shown.figure.axes if ax.get_legend()]
+    assert [text.get_text() for text in legend.get_texts()] == ["nn.Linear", "labkit"]
+    said = texts(shown)
+    assert {f"{dtype}, batch {batch}" for dtype in ("bf16", "fp32") for batch in (256, 32768)} <= set(said)
+    assert said.count(NOTHING) == 2 and "fp32, batch 256: nn.Linear fastest" in shown.alt
+    assert len(drawn(*layers(dtype="fp32"), *layers(dtype="fp16"), facet="dtype").figure.axes) == 4
+
+
+def test_series_of_one_contender_differ():
+    table = rows.table([*layers(batch=64), *layers(batch=128)])
+    shown = plots.curves(table, title="t")
+    hues = [line.get_color() for line in lines(shown, "live curve")]
+    assert len(hues) == len(set(hues)) == 4 and plots.colour("labkit") in hues
+
+
+def test_gaps_and_disturbed_points_are_marked_and_noted_with_their_panels():
+    gone = [row(name, 24576, None, note="out of memory") for name in ("nn.Linear", "labkit")]
+    shown = drawn(*gone, row("labkit", 40960, 800.0, noise=WORKED))
+    assert [int(mark.get_xdata()[0]) for mark in lines(shown, "gap")] == [24576, 24576]
+    (rings,) = lines(shown, "noisy")
+    assert rings.get_xydata().tolist() == [[40960, 800]] and rings.get_markerfacecolor() == "none"
+    said = " ".join(texts(shown))
+    for note in ("out of memory: nn.Linear and labkit at width 24576", f"{WORKED}: labkit at width 40960"):
+        assert note in said and note in shown.alt
+    assert "disturbed while it was measured" in said and "Disturbed: " in shown.alt
+    both = [row("labkit", 32768, None, dtype=dtype, note="x") for dtype in ("bf16", "fp32")]
+    assert "x: labkit at width 32768 (bf16; fp32)" in drawn(*layers(dtype="fp32"), *both, facet="dtype").alt
+
+
+@pytest.mark.parametrize(
+    "table", [pd.DataFrame(), rows.table([]), rows.table([row("labkit", 64, None, note="x")])]
+)
+@pytest.mark.parametrize("draw", [plots.curves, plots.speedups, plots.traffic])
+def test_nothing_measured_says_so(draw, table):
+    if len(table):
+        table = table.assign(speedup=np.nan, traffic=np.nan)
+    shown = draw(table, title="t", values=(64, 128))
+    assert NOTHING in texts(shown) and NOTHING in shown.alt and shown.png
+    assert shown.figure.axes[0].get_xlim()[1] > 128
+
+
+@pytest.mark.parametrize("sizes", [[160], WIDTHS, [2**k for k in range(31)]])
+def test_ticks_are_apart_from_one_point_to_a_huge_range(sizes):
+    shown = plots.curves(rows.table([row("labkit", size, 6.7 * size) for size in sizes]), title="t")
+    (ax,) = shown.figure.axes
+    assert shown.png and ax.get_xscale() == ax.get_yscale() == "log"
+    low, high = ax.get_xlim()
+    assert low < min(sizes) <= max(sizes) < high
+    inside = [
+        label
+        for label, at in zip(ax.get_xticklabels(), ax.get_xticks(), strict=True)
+        if low <= at <= high and label.get_text()
+    ]
+    assert_apart(inside, shown)
+    assert len(inside) >= min(len(sizes), 5)
+
+
+def test_floors_are_functions_columns_or_points_and_regimes_are_named():
+    floor = {"launch floor": lambda _: 1.5, "copy": "copy_us", "model": [(16384, 500.0), (128, 4.0)]}
+    shown = drawn(floor=floor, regimes=[(None, 200, "launch-bound"), (200, None, "memory-bound")])
+    thin = [line for line in shown.figure.axes[0].lines if line.get_color() == style.INK]
+    ends = {tuple(line.get_ydata()[[0, -1]]) for line in thin if len(line.get_ydata())}
+    assert ends == {(1.5, 1.5), (0.03 * 128, 0.03 * 16384), (4.0, 500.0)}
+    assert {*floor, "launch-bound", "memory-bound"} <= set(texts(shown))
+    assert "Thin lines: launch floor, copy, model." in shown.alt
+
+
+def test_speedups_and_traffic_have_their_line_at_one():
+    assert {"equal", "saved"} <= set(texts(ratio(naive={"saved": lambda width: width})))
+    counted = pd.DataFrame(
+        [("eager", 64, 2.0), ("eager", 128, 2.02)], columns=["contender", "width", "traffic"]
+    )
+    shown = plots.traffic(counted.assign(kind="live"), title="Bytes moved")
+    assert "fewest possible" in texts(shown) and "eager 2× at width 64 to 2.02× at 128" in shown.alt
+    assert "fastest" not in shown.alt and "above 1 from 512 on" in ratio().alt
+
+
+def test_missing_columns_and_unknown_kinds_are_named():
+    table = rows.table(layers())
+    with pytest.raises(ValueError, match="no column 'depth'"):
+        plots.curves(table, "depth", title="t")
+    with pytest.raises(ValueError, match="'guessed' is none of live, recorded, published"):
+        plots.curves(table.assign(kind="guessed"), title="t")
+    with pytest.raises(ValueError, match="no column 'roof_us'"):
+        plots.curves(table, title="t", floor={"roof": "roof_us"})
