@@ -32,7 +32,8 @@ class Order:
         self.names = suites.chosen(self.wanted, drawn=self.count is not None)
         outputs = [path for path in (self.json_path, self.csv_path) if path]
         for path in outputs:
-            check_writable(path)
+            if path.exists() and not path.is_file():  # it would take the place of a folder, or of /dev/null
+                raise ValueError(f"{path} is no plain file")
         if len({path.resolve() for path in outputs}) < len(outputs):
             raise ValueError("--json and --csv name one file: give each its own")
         if self.small and self.count is None:
@@ -69,13 +70,13 @@ class Order:
                 say(console, f"{bench.kept} rows were measured before the last run was stopped.")
             self.finish(console, bench.measured)
         except BaseException:
-            self.write(bench.measured)
             if bench.measured:
                 without = " without --again" if bench.again else ""
                 say(
                     console,
                     f"{len(bench.measured)} rows are kept: within an hour the same command{without} goes on.",
                 )
+            self.write(bench.measured)
             raise
         bench.forget()
 
@@ -114,16 +115,3 @@ def show(console: Console, compared: tuple[Path, Path] | None, reported: Path | 
         compare.show(console, *compared)
     if reported:
         report.show(console, report.read(reported))
-
-
-def check_writable(path: Path) -> None:
-    """ValueError unless a file can be written at ``path``; nothing is left behind."""
-    try:
-        there = path.exists()
-        if there and not path.is_file():
-            raise OSError("it is not a plain file")
-        path.open("ab").close()
-        if not there:
-            path.unlink()
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -128,7 +128,7 @@ def write() -> None:
         from labkit.bench import report
 
         path = min(places.RECORDED.glob(f"*/{FILE}"))
-        report.picture(report.cases(report.read(path))).savefig(picture)
+        report.picture(report.cases(report.read(path))).save(picture)
 
 
 if __name__ == "__main__":

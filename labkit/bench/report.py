@@ -5,13 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from labkit import machine, places, rows
+from labkit.plots.style import INK, MUTED, WIDTH, Picture, colour, drawing
 from labkit.plots.words import TIMES, digits
 from labkit.rows import Row
 from labkit.runs.report import say
@@ -21,7 +24,6 @@ GROUP = CASE[:4]
 WORK = ["min_bytes", "flops"]
 WORST = 10
 """Cases that are printed one by one."""
-OURS, OTHERS, LINE = "#0072B2", "#444444", "#D55E00"
 READING = (
     "*Ours over the best other*: our time over that of the fastest contender that is not ours and does the "
     "same work in the same case; below 1 ours is faster. *Share*: the time of a copy of the same bytes, or "
@@ -68,6 +70,8 @@ def cases(measured: Sequence[Row]) -> pd.DataFrame:
     ours = timed[own].drop_duplicates(CASE)
     others = timed[~own].drop_duplicates([*CASE, *WORK])[[*CASE, *WORK, "contender", "median_us"]]
     found = ours.merge(others, how="left", on=[*CASE, *WORK], suffixes=("", "_other"))
+    found = found.astype({"copy_us": float})
+    found["suite"] = found["suite"].str.removeprefix("bench/")
     found["ratio"] = found["median_us"] / found["median_us_other"].astype(float)
     roofs = {device: machine.roofs_of(part) for device, part in found.groupby("device")}
     found["share"] = [_share(row, roofs[row["device"]]) for row in found.to_dict("records")]
@@ -75,11 +79,10 @@ def cases(measured: Sequence[Row]) -> pd.DataFrame:
 
 
 def _share(row: dict[str, Any], roofs: machine.Roofs | None) -> float:
-    if row["clock"] == "host" or not (roofs or row["copy_us"] > 0):
+    if row["clock"] == "host":
         return math.nan
-    copied = row["copy_us"] if row["copy_us"] > 0 else roofs.copy_us(row["min_bytes"]) if roofs else 0.0
-    computed = row["flops"] / roofs.matmul[row["dtype"]] * 1e6 if roofs else 0.0
-    return float(max(copied, computed) / row["median_us"])
+    computed = row["flops"] / roofs.matmul[row["dtype"]] * 1e6 if roofs else math.nan
+    return float(np.fmax(row["copy_us"], computed) / row["median_us"])
 
 
 def groups(found: pd.DataFrame) -> pd.DataFrame:
@@ -91,14 +94,10 @@ def groups(found: pd.DataFrame) -> pd.DataFrame:
 
 def gaps(measured: Sequence[Row]) -> list[str]:
     """Who has no time and why, a line for each contender and reason: how many rows, of which suites."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for row in measured:
-        if row.median_us is None:
-            found.setdefault((row.contender, row.note), []).append(row.suite.removeprefix("bench/"))
+    lost = [row for row in measured if row.median_us is None]
     return [
-        f"{contender}, {len(where)} {'row' if len(where) == 1 else 'rows'} of "
-        f"{', '.join(dict.fromkeys(where))}: {note or 'no reason given'}"
-        for (contender, note), where in found.items()
+        f"{contender}, {len(part)} of {', '.join(part['suite'].unique())}: {note or 'no reason given'}"
+        for (contender, note), part in rows.table(lost).groupby(["contender", "note"], sort=False)
     ]
 
 
@@ -111,51 +110,49 @@ def show(console: Console, measured: Sequence[Row]) -> None:
     found = cases(measured)
     worst = found.dropna(subset="ratio").head(WORST)
     columns = ["suite", "direction", "dtype", "sizes", "contender_other", "ratio", "share"]
-    for title, table in {
-        "ours over the best other": groups(found),
-        "the worst cases": worst[columns],
-    }.items():
+    by_group = groups(found).drop(columns=["clock", "least"])
+    tables = {"ours over the best other": by_group, "the worst cases": worst[columns]}
+    for title, table in tables.items():
         if len(table):
-            printed = Table(*table.columns, title=title)
+            printed = Table(*(Column(name, overflow="fold") for name in table.columns), title=title)
             for row in table.itertuples(index=False):
                 printed.add_row(*(Text(_number(value)) for value in row))
             console.print(printed)
     for gap in gaps(measured):
         say(console, f"no time: {gap}")
-    picture(found).savefig(_made(places.BUILD / "benchmark.png"))
+    picture(found).save(places.BUILD / "benchmark.png")
     places.write_text(places.BUILD / "benchmark.md", f"# Benchmark\n\n{page(measured)}")
     say(console, f"Report: {places.BUILD / 'benchmark.md'}")
 
 
-def _made(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
-
-
-def picture(found: pd.DataFrame) -> Figure:
+@drawing()
+def picture(found: pd.DataFrame) -> Picture:
     """A dot for each case over its ratio, on a line for each group; the group with the worst is on top."""
     drawn = found.dropna(subset="ratio")
     named = [(", ".join(name), part["ratio"]) for name, part in drawn.groupby(GROUP, sort=False)]
-    figure = Figure(figsize=(8, 1.2 + 0.24 * len(named)), dpi=120, layout="constrained")
+    figure = Figure(figsize=(WIDTH, 1.2 + 0.24 * len(named)), layout="constrained")
     axes = figure.subplots()
     for place, (_, ratios) in enumerate(named):
-        axes.plot(ratios, [place] * len(ratios), "o", color=OURS, alpha=0.5, markersize=5)
-        axes.plot(ratios.median(), place, "|", color=OTHERS, markersize=12, markeredgewidth=2)
-    axes.axvline(1.0, color=LINE, linewidth=1)
+        axes.plot(ratios, [place] * len(ratios), "o", color=colour("labkit"), alpha=0.5, markersize=5)
+        axes.plot(ratios.median(), place, "|", color=INK, markersize=12, markeredgewidth=2)
+    axes.axvline(1.0, color=MUTED)
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: digits(ratio)))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.set_yticks(range(len(named)), [name for name, _ in named], fontsize=8)
-    axes.set_ylim(len(named) - 0.5, -0.5)
-    axes.set_xlabel("our time over the best other's (lower is better); a bar is the median", fontsize=9)
-    axes.grid(axis="x", which="both", color="#DDDDDD", linewidth=0.5)
-    return figure
+    axes.set_ylim(max(len(named), 1) - 0.5, -0.5)
+    axes.set_xlabel("our time over the best other's (lower is better); a bar is the median")
+    said = [f"{name} {digits(ratios.max())}" for name, ratios in named[:5]]
+    return Picture(
+        figure, f"Our time over the best other's, a dot a case. The worst: {'; '.join(said) or 'none'}."
+    )
 
 
 def page(measured: Sequence[Row]) -> str:
     """The report in Markdown: where the rows are from, the picture, a line a group, who has no time."""
     found = cases(measured)
     table = groups(found)
-    said = [f"{', '.join(row.iloc[:4])} {_number(row['worst'])}" for _, row in table.head(5).iterrows()]
-    alt = f"Our time over the best other's, a dot a case; the worst of a group: {'; '.join(said)}"
     lines = [
         [
             "suite",
@@ -174,7 +171,7 @@ def page(measured: Sequence[Row]) -> str:
     shown = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
     lost = "".join(f"- {gap}\n" for gap in gaps(measured))
     without = f"\nWithout a time:\n\n{lost}" if lost else ""
-    return f"{origin(measured)}\n\n![{alt}](benchmark.png)\n\n{shown}\n\n{READING}\n{without}"
+    return f"{origin(measured)}\n\n![{picture(found).alt}](benchmark.png)\n\n{shown}\n\n{READING}\n{without}"
 
 
 def summary(measured: Sequence[Row]) -> str:

@@ -1,0 +1,312 @@
+"""Benchmarks in virtual time: rows, a stopped run that goes on, peers, files, what the command says."""
+
+import errno
+import json
+import os
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from simulated import DOUBLING, doubling, install
+from taped import recorded
+
+from labkit import cli, device, machine, peers, places, rows, sweeps
+from labkit.bench import command, part, report, run, suites
+from labkit.bench import recorded as kept_run
+from labkit.bench.part import Part
+from labkit.sweeps import Contender
+
+SHAPES = tuple({"batch": 2, "width": width} for width in (16, 32))
+OUT = places.Path("out.jsonl")
+LOST = "CUDA error: an illegal memory access was encountered"
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv(rows.TAPE, raising=False)
+    monkeypatch.setattr(places, "RECORDED", tmp_path / "recorded")
+    monkeypatch.setattr(places, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(kept_run, "pages", lambda: (tmp_path / "README.md", tmp_path / "benchmark.md"))
+    monkeypatch.setattr(machine, "roofs", lambda **_: None)
+    monkeypatch.chdir(tmp_path)
+    for page in kept_run.pages():
+        page.write_text(f"before\n{kept_run.BEGIN}{kept_run.END}after\n")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    return install(monkeypatch.setattr)
+
+
+class Toy:
+    """Two suites: `affine` has ours, another and a peer; `linear` ours in two dtypes and directions."""
+
+    def __init__(self, gpu):
+        self.calls, self.stop_at = [], None
+        self.ours, self.other = self.counted(doubling(gpu)), self.counted(doubling(gpu, "eager", 3.0))
+        self.peer = Contender("Peer", self.missing, DOUBLING, peer="a-peer")
+
+    def missing(self, *_):
+        raise peers.MissingError("a-peer")
+
+    def counted(self, one):
+        def call(x):
+            if (one.name, x.shape[1]) not in self.calls:
+                self.calls.append((one.name, x.shape[1]))
+            if (one.name, x.shape[1]) == self.stop_at:
+                raise KeyboardInterrupt
+            return one.call(x)
+
+        return Contender(one.name, call, one.work)
+
+    def affine(self):
+        who = (self.ours, self.other, self.peer)
+        ranges = {"batch": (1, 64, 1), "width": (64, 512, 1)}
+        return [Part(who, SHAPES, "", ("float32",)), Part(who[:2], (), "", ("float32",), ranges=ranges)]
+
+    def linear(self):
+        return [Part((self.ours,), SHAPES[:1], "", ("float32", "float16"), ("forward", "forward_backward"))]
+
+
+@pytest.fixture
+def toy(gpu, monkeypatch):
+    made = Toy(gpu)
+    monkeypatch.setattr(suites, "SUITES", {"affine": made.affine, "linear": made.linear})
+    return made
+
+
+def labkit(*arguments, code=0):
+    result = CliRunner().invoke(cli.cli, ["bench", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code == code and "Traceback" not in result.output, result.output
+    return result.output
+
+
+def measure(*names, with_peers=False, **options):
+    found = {name: suites.parts(name, peers=with_peers) for name in names or suites.SUITES}
+    made = run.Run(found, **options)
+    made.run()
+    return made
+
+
+def test_every_contender_shape_dtype_and_direction_is_a_row_in_both_files(toy):
+    output = labkit("--json", OUT, "--csv", "out.csv")
+    assert "affine" in output and "0.333" in output and (places.BUILD / "benchmark.png").exists()
+    found = rows.read(OUT)
+    affine = [(who, "forward", "float32", width) for width in (16, 32) for who in ("labkit", "eager")]
+    ways = [(way, dtype) for dtype in ("float32", "float16") for way in ("forward", "forward_backward")]
+    linear = [("labkit", *way, 16) for way in ways]
+    assert [(r.contender, r.direction, r.dtype, r.shape["width"]) for r in found] == affine + linear
+    assert [r.suite for r in found] == ["bench/affine"] * 4 + ["bench/linear"] * 4
+    assert all(r.median_us and r.copy_us and r.kind == "live" and r.source.startswith("code ") for r in found)
+    assert set(json.loads(OUT.read_text().splitlines()[0])) == {*rows.COLUMNS} - {*rows.LATER}
+    assert pd.read_csv("out.csv")["median_us"].tolist() == [row.median_us for row in found]
+    assert "affine" not in labkit("linear", "linear")
+
+
+def test_sizes_that_are_drawn_are_measured_and_named_apart(toy, monkeypatch):
+    monkeypatch.setattr(part, "LEAST_BYTES", 4096)
+    seen = []
+    for arguments in (("--seed", 3), ("--seed", 3), (), ("--seed", 3, "--small")):
+        labkit("affine", "--random", 4, *arguments, "--json", OUT)
+        seen.append([(row.suite, row.contender, *row.shape.values()) for row in rows.read(OUT)])
+    assert seen[0] == seen[1] != seen[2] and {row[0] for row in seen[0]} == {"random/affine"}
+    assert len(seen[0]) == 8 and all(4 * batch * width >= 4096 for *_, batch, width in seen[0])
+    assert {row[0] for row in seen[3]} == {"random/affine/small"}
+    assert "no ranges to draw sizes from" in labkit("linear", "--random", 4, code=2)
+    order = command.Order(count=4, seed=3, small=True, peers=True)
+    words = ["--json", "{folder}/rows.jsonl", "--random", "4", "--seed", "3", "--peers", "--small", "--again"]
+    assert order.options(again=True) == words, "what each process of --gpus is told"
+
+
+# Peers
+
+
+def test_peers_that_are_missing_or_of_another_version_are_named(toy, monkeypatch):
+    monkeypatch.setattr(peers, "EXPECTED", {"numpy": "0.1", "no-such-package-of-ours": "1.0"})
+    output = labkit("affine", "--peers", "--json", OUT)
+    assert "no time: Peer, 2 of bench/affine: MissingError: a-peer is not installed" in output
+    assert [(row.contender, row.median_us) for row in rows.read(OUT) if row.peer] == [("Peer", None)] * 2
+    assert f"numpy is version {machine.version('numpy')}: its contenders were tried with 0.1." in output
+    assert "no-such-package-of-ours" not in output and "numpy is version" not in labkit("affine")
+
+
+def test_a_peer_tunes_itself_once_for_a_width_before_it_is_measured_and_again_if_rows_are_left(
+    toy, monkeypatch
+):
+    told = []
+
+    def tune(contenders, shapes):
+        told.append(([one.name for one in contenders], list(shapes), list(toy.calls)))
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setattr(peers, "tune", tune)
+    monkeypatch.setattr(machine, "version", lambda package: "1.0")
+    fla = replace(toy.ours, peer="fla-core", name="fla")
+    shapes = (*SHAPES, {"batch": 4, "width": 16})
+    monkeypatch.setitem(suites.SUITES, "affine", lambda: [Part((fla,), shapes, "", ("float32",))])
+    monkeypatch.setattr(peers, "installed", lambda package: "1.0")
+    measured = measure("affine", with_peers=True).measured
+    assert len(measured) == 3 and told == [(["fla"], list(SHAPES), [])], "its failure is no error"
+    for left in (0, 1):
+        rows.write(run.tape("affine"), measured[: 3 - left])
+        assert measure("affine", with_peers=True).kept == 3 - left and len(told) == 1 + left
+
+
+# A run that is stopped
+
+
+def test_a_stop_keeps_the_rows_and_the_same_command_goes_on(toy):
+    for at, kept in ((("labkit", 16), 0), (("eager", 32), 2)):
+        toy.stop_at = at
+        rows.write(OUT, [recorded()])
+        output = labkit("--json", OUT, code=130)
+        assert (f"{kept} rows are kept: within an hour the same command goes on." in output) == bool(kept)
+        before = rows.read(OUT)
+        assert len(before) == 2 if kept else before == [recorded()], "nothing takes no file's place"
+    assert [(row.contender, row.shape["width"]) for row in before] == [("labkit", 16), ("eager", 16)]
+    toy.stop_at = None
+    toy.calls.clear()
+    assert "2 rows were measured before the last run was stopped." in labkit("--json", OUT)
+    assert rows.read(OUT)[:2] == before and len(rows.read(OUT)) == 8
+    assert ("eager", 16) not in toy.calls and ("eager", 32) in toy.calls
+    assert not list((places.cache() / "bench").rglob("*.jsonl")), "a complete run is forgotten"
+
+
+@pytest.mark.parametrize("how", ["again", "machine", "damaged"])
+def test_rows_that_would_not_be_measured_so_now_are_measured_again(toy, how, monkeypatch):
+    measure("affine")
+    if how == "machine":
+        here = replace(machine.identity(), driver="571")
+        monkeypatch.setattr(machine, "identity", lambda: here)
+    elif how == "damaged":
+        run.tape("affine").write_text("{}\n")
+    assert measure("affine", again=how == "again").kept == 0
+
+
+def test_rows_count_within_an_hour_after_the_last_of_any_suite(toy):
+    def aged(name, hours):
+        os.utime(run.tape(name), (time.time() - hours * 3600,) * 2)
+
+    measure()
+    aged("affine", 9)
+    aged("linear", 0.9)
+    assert measure("affine").kept == 4
+    aged("affine", 9)
+    aged("linear", 1.1)
+    assert measure("linear").kept == measure("affine").kept == 0, "what is too old does not come back"
+
+
+def test_an_edit_during_the_run_ends_it_and_leaves_no_row_under_the_wrong_code(toy, monkeypatch):
+    code, edited = sweeps.code, []
+    monkeypatch.setattr(sweeps, "code", lambda one: "code of the edit" if one.name in edited else code(one))
+    monkeypatch.setattr(run, "say", lambda *_: edited.append("eager"))  # at the first row
+    output = labkit("affine", "--json", OUT, code=1)
+    assert "bench/affine: the code of eager was edited while it was measured" in output
+    for path in (run.tape("affine"), OUT):
+        assert [row.contender for row in rows.read(path)] == ["labkit", "eager", "labkit"]
+        assert all(row.source != "code of the edit" for row in rows.read(path))
+
+
+# What fails
+
+
+def test_a_lost_gpu_ends_the_run_and_any_other_error_is_shown(toy, monkeypatch):
+    def lost(*_, **__):
+        raise RuntimeError(LOST)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sweeps.clocks, "measure", lost)
+        with pytest.raises(RuntimeError, match=r"^CUDA error"):
+            measure("affine")
+        patch.setattr(device, "synchronize", lost)
+        with pytest.raises(run.LostError, match=r"^bench/affine: the GPU is lost: RuntimeError"):
+            measure("affine")
+    call = lambda x: monkeypatch.setattr(device, "synchronize", lost) or lost()  # noqa: E731
+    toy.ours = Contender("labkit", call, DOUBLING)
+    output = labkit("--json", OUT, code=1)
+    assert "bench/affine: the GPU is lost after labkit: RuntimeError: CUDA error: an illegal" in output
+    assert [row.median_us for row in rows.read(OUT)] == [None]
+
+
+@pytest.mark.parametrize("writes", [(pd.DataFrame, "to_csv"), (kept_run, "keep"), (report, "show")])
+def test_a_disk_that_is_full_in_the_end_loses_no_row(toy, monkeypatch, writes):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*writes, full)
+        output = labkit("--csv", "out.csv", "--peers", "--record", code=1)
+    assert "No space left on device" in output and "10 rows are kept" in output
+    assert measure(with_peers=True).kept == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["afine"], "no suite is called 'afine'; there are: affine, linear"),
+        *((["--json", "a", "--csv", at], f"{at} is no plain file") for at in (".", "/dev/null")),
+        (["--json", "a", "--csv", "./a"], "--json and --csv name one file"),
+        (["--record"], "--record keeps full runs only"),
+        (["--record", "--peers", "--random", "3"], "--record keeps full runs only"),
+        (["--small"], "add --random N"),
+        (["--compare", "a", "./a"], "--compare names one file twice"),
+        (["--compare", "a", "b", "affine"], "leave the rest out"),
+        (["--report", "a"], "there is no such file"),
+    ],
+)
+def test_mistakes_are_one_sentence_before_anything_is_measured(toy, arguments, says, tmp_path):
+    assert says in labkit(*arguments, code=2)
+    assert not toy.calls and not (tmp_path / "a").exists()
+
+
+def test_what_cannot_be_recorded_or_loaded_is_said_before_anything_is_measured(toy, tmp_path, monkeypatch):
+    def broken():
+        raise ValueError("01_launch_overhead, cell 3: a cell tagged kernel has to be plain Python")
+
+    (tmp_path / "README.md").write_text("# no marks\n")
+    assert "README.md" in labkit("--peers", "--record", code=2)
+    monkeypatch.setitem(suites.SUITES, "affine", broken)
+    assert "Error: 01_launch_overhead, cell 3" in labkit(code=2)
+    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    assert "nothing is timed: a benchmark needs a GPU" in labkit("--json", OUT, code=1)
+    assert not OUT.exists() and not toy.calls
+
+
+# Progress, and what is kept of a full run
+
+
+def test_progress_counts_all_rows_and_what_is_left_falls_at_the_pace_of_what_was_measured(toy, monkeypatch):
+    """As planned in the first ten seconds; what was kept does not count."""
+    heard, now = [], [0.0]
+
+    def progress(each):
+        heard.append(each)
+        now[0] += 18.0
+
+    monkeypatch.setattr(part, "ROW_S", 6.0)
+    measure("affine")
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert measure(progress=progress).kept == 4
+    assert [(each.done, each.total) for each in heard] == [(n, 8) for n in range(1, 9)]
+    assert [each.suite for each in heard] == ["affine"] * 4 + ["linear"] * 4
+    left = [42.0, 36.0, 30.0, 24.0, 18.0, 12.0 * 90 / 12, 6.0 * 108 / 18, 0.0]
+    assert [each.left_s for each in heard] == left
+    assert heard[0].left == "about 42 s left" and str(heard[0]) == "labkit, forward, float32, 2 x 16: 16 µs"
+
+
+def test_a_full_run_is_recorded_and_both_pages_say_it(toy, tmp_path):
+    rows.write(machine.cache_path(), [recorded(suite="roofs/copy")])
+    assert "Recorded: recorded/simulated/bench.jsonl" in labkit("--peers", "--record")
+    assert (places.RECORDED / "simulated" / "roofs.jsonl").exists()
+    found = rows.read(places.RECORDED / "simulated" / "bench.jsonl")
+    assert len(found) == 10 and {row.kind for row in found} == {"recorded"}
+    readme, page = (path.read_text() for path in kept_run.pages())
+    assert (
+        "- The worst: affine, forward, float32, batch 2, width" in readme and "| affine | forward |" in page
+    )
+    assert (tmp_path / "benchmark.png").read_bytes().startswith(b"\x89PNG")
