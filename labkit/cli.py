@@ -360,11 +360,11 @@ def bench_command(context: click.Context, **given: Any) -> None:
     from labkit import device
     from labkit.bench import command
 
-    console, used = Console(), {name for name, value in given.items() if value or value == 0}
+    console, used = Console(), {name for name, value in given.items() if value}
     gpus, slurm, again = (given[name] for name in ("gpus", "slurm", "again"))
     with mistakes():
         if used & {"compared", "reported"}:
-            if len(used - {"seed"}) > 1:
+            if len(used) > 1:
                 raise ValueError("--compare and --report measure nothing: leave the rest out")
             command.show(console, given["compared"], given["reported"])
             return

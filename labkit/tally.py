@@ -74,7 +74,8 @@ class Found:
             entry = guesses.parse(read().decode())
             if not 1e-9 <= entry.guess.value <= 1e12:
                 raise ValueError(f"a guess of {entry.guess.value:g}")
-            words = {name: plain(vars(entry)[name], 300) for name in ("name", "question", "unit", "axis")}
+            words = {"name": entry.name, "question": entry.question, "unit": entry.unit or entry.axis}
+            words = {name: plain(each, 300) for name, each in words.items()}
             self.guesses[path] = words | vars(entry.guess)
 
     def _try(self, *key: str) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def _in_archive(path: Path) -> Iterator[File]:
 
 
 def _below(path: Path, name: str) -> str:
-    return f"{path}{os.path.normpath(f'/{name}')}"
+    return f"{path}{os.path.normpath('/' + name.lstrip('/'))}"
 
 
 def plain(text: str, most: int) -> str:
