@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,6 @@ from rich.table import Table
 from labkit import __version__, backend, places
 
 if TYPE_CHECKING:  # commands import what they need themselves
-    from labkit.bench import Bench
-    from labkit.rows import Row
     from labkit.runs import execute
 
 
@@ -42,6 +41,7 @@ def mistakes() -> Iterator[None]:
         raise Mistake(str(error)) from error
 
 
+PATH = click.Path(path_type=Path)
 NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """A full disk, a folder that is closed to this user."""
 
@@ -286,13 +286,14 @@ def record_command(
 
 
 def _tidy(console: Console, strip_stale: bool, check: bool) -> None:
-    from labkit import bench_record, lessons
+    from labkit import lessons
+    from labkit.bench import recorded
     from labkit.runs import record
     from labkit.runs.report import say
 
     if strip_stale:
         with mistakes():
-            benchmarks = _strip_benchmarks()
+            benchmarks = recorded.strip_stale(places.RECORDED)
         stripped = record.strip_stale(tapes=places.RECORDED) + benchmarks
         say(console, f"Stripped: {', '.join(stripped) or 'nothing was stale'}")
     if not check:
@@ -300,28 +301,12 @@ def _tidy(console: Console, strip_stale: bool, check: bool) -> None:
     states = [record.state(path) for path in lessons.find()]
     states += record.tape_states(tapes=places.RECORDED).values()
     with mistakes():
-        states += bench_record.states(places.RECORDED).values()
+        states += recorded.states(places.RECORDED).values()
     for state in states:
         say(console, f"{state.status:<10}  {state.name}  {state.detail}".rstrip())
     if any(state.status == "stale" for state in states):
         say(console, "Record again on a GPU, or run `labkit record --strip-stale`.")
         sys.exit(1)
-
-
-def _strip_benchmarks() -> list[str]:
-    """Remove full runs of other code, and the README's table of them; gives their names."""
-    from labkit import bench_record
-
-    found = bench_record.states(places.RECORDED)
-    stale = {path: state.name for path, state in found.items() if state.status == "stale"}
-    if stale:
-        from labkit import bench_table  # which takes as long as a lesson to load
-
-        bench_table.check()
-        for path in stale:
-            path.unlink()
-        bench_table.write()
-    return list(stale.values())
 
 
 def _record_all(console: Console, paths: list[Path], again: bool) -> bool:
@@ -348,247 +333,74 @@ def _record_all(console: Console, paths: list[Path], again: bool) -> bool:
 
 @cli.command("bench")
 @click.argument("wanted", metavar="[SUITE]...", nargs=-1)
-@click.option(
-    "json_path", "--json", metavar="F", type=click.Path(path_type=Path), help="Write the rows to F."
-)
-@click.option("csv_path", "--csv", metavar="F", type=click.Path(path_type=Path), help="The same as a table.")
+@click.option("json_path", "--json", metavar="F", type=PATH, help="Write the rows to F.")
+@click.option("csv_path", "--csv", metavar="F", type=PATH, help="The same as a table.")
 @click.option("--peers", is_flag=True, help="Take along the contenders from other packages.")
-@click.option("--figure", is_flag=True, help="Draw one page: each suite as a share of its floor.")
+@click.option("--record", is_flag=True, help="Keep a full run beside the tapes, and renew docs/benchmark.md.")
 @click.option(
-    "--record", is_flag=True, help="Keep a full run beside the tapes, and renew the README's table."
+    "count",
+    "--random",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="N sizes drawn from each suite's ranges.",
 )
 @click.option(
-    "compared", "--compare", metavar="A B", nargs=2, type=click.Path(path_type=Path),
+    "--seed", type=click.IntRange(min=0), default=0, help="Of --random: the same seed, the same sizes."
+)
+@click.option("--small", is_flag=True, help="With --random: tensors of less than 16 MB.")
+@click.option("reported", "--report", metavar="F", type=PATH, help="Measure nothing: report the rows in F.")
+@click.option(
+    "compared", "--compare", metavar="A B", nargs=2, type=PATH,
     help="Measure nothing: say which rows moved beyond their spread from file A to file B.",
 )  # fmt: skip
 @with_places
-def bench_command(
-    wanted: tuple[str, ...],
-    json_path: Path | None,
-    csv_path: Path | None,
-    peers: bool,
-    figure: bool,
-    record: bool,
-    compared: tuple[Path, Path] | None,
-    gpus: str | None,
-    slurm: tuple[str, ...],
-    again: bool,
-) -> None:
+@click.pass_context
+def bench_command(context: click.Context, **given: Any) -> None:
     """Measure suites (all of them, if none is named): ours beside the other contenders."""
-    console = Console()
-    if compared:
-        if wanted or json_path or csv_path or peers or again or figure or record or gpus or slurm:
-            raise Mistake("--compare measures nothing: give it two files, and no suite or other option")
-        _compare(console, *compared)
-        return
-    from labkit import bench, bench_table, device, suites
+    from labkit import device
+    from labkit.bench import command
 
+    console, used = Console(), {name for name, value in given.items() if value}
+    gpus, slurm, again = (given[name] for name in ("gpus", "slurm", "again"))
     with mistakes():
-        chosen = suites.chosen(wanted)
-        outputs = [path for path in (json_path, csv_path) if path]
-        for path in outputs:
-            bench.check_writable(path)
-    if len({path.resolve() for path in outputs}) < len(outputs):
-        raise Mistake("--json and --csv name one file: give each its own")
-    if record and (wanted or not peers):
-        raise Mistake("--record keeps full runs only: name no suite, and add --peers")
-    if record:
-        with mistakes():
-            bench_table.check()
-    if gpus is not None or slurm:
-        _bench_spread(console, chosen, json_path, csv_path, peers, record, figure, gpus, slurm, again)
-    if not device.has_gpu():
-        if figure and not (wanted or outputs or peers or again or record):
-            _draw_recorded(console)
+        if used & {"compared", "reported"}:
+            if len(used) > 1:
+                raise ValueError("--compare and --report measure nothing: leave the rest out")
+            command.show(console, given["compared"], given["reported"])
             return
-        raise click.ClickException(
-            "nothing is timed: a benchmark needs a GPU, and this session has none: see `labkit doctor`"
-        )
-    with mistakes():
-        run = bench.Bench(chosen, peers, again)
-    try:
-        with _alone("bench"):
-            _measure(console, run, json_path, csv_path, roofs=figure or record)
-            if record:
-                _keep(console, run.measured)
-            if figure:
-                _draw(console, run.measured)
-            run.forget()
-    except OSError as error:
-        kept = (
-            _kept(run)
-            if run.measured
-            else f"rows are kept in {bench.folder()}; LABKIT_CACHE names another folder than {places.cache()}"
-        )
-        raise Mistake(f"{error}; {kept}") from error
-
-
-def _measure(
-    console: Console, run: "Bench", json_path: Path | None, csv_path: Path | None, *, roofs: bool
-) -> None:
-    """Measure, write what was asked for, say who has no time; rows of a stopped run are written too."""
-    from labkit import bench, bench_report
-    from labkit import peers as packages
-    from labkit.runs.report import say
-
-    for sentence in packages.unexpected() if run.with_peers else []:
-        say(console, sentence)
-    if roofs:
-        from labkit import machine
-
-        machine.roofs()  # measured first, where they are not known: without them there is no floor
-    try:
-        with bench_report.report(console) as run.progress:
-            run.run()
-    except BaseException as error:
-        _write(run.measured, json_path, csv_path)
-        if run.measured and not isinstance(error, OSError):  # that ends with a sentence of its own
-            say(console, f"{_kept(run)}.")
-        if isinstance(error, bench.LostError | bench.EditedError):
-            raise click.ClickException(str(error)) from error
-        raise
-    _write(run.measured, json_path, csv_path)
-    if run.kept:
-        say(console, f"{run.kept} rows were measured before the last run was stopped.")
-    console.print(bench_report.results(run.measured))
-    for gap in bench.gaps(run.measured):
-        say(console, f"no time: {gap}")
-
-
-def _bench_spread(
-    console: Console,
-    chosen: list[str],
-    json_path: Path | None,
-    csv_path: Path | None,
-    peers: bool,
-    record: bool,
-    figure: bool,
-    gpus: str | None,
-    slurm: tuple[str, ...],
-    again: bool,
-) -> None:
-    """Measure suites on several GPUs or a cluster, and put their rows together."""
-    from labkit import bench_report, rows
-    from labkit.runs import spread
-
-    def then() -> None:
-        found = [rows.read(spread.folder("bench", name) / "rows.jsonl") for name in chosen]
-        measured = [row for of_suite in found for row in of_suite]
-        _write(measured, json_path, csv_path)
-        console.print(bench_report.results(measured))
-        if record and all(found):
-            _keep_full(console, measured)
-        if figure and all(found):
-            _draw(console, measured)
-
-    options = ["--json", "{folder}/rows.jsonl", *["--peers"] * peers, *["--again"] * again]
-    _spread(console, "bench", chosen, options, gpus, slurm, again, then)
-
-
-def _write(measured: "list[Row]", json_path: Path | None, csv_path: Path | None) -> None:
-    """Write rows to the files asked for; a run that was stopped before its first row replaces no file."""
-    from labkit import bench, rows
-
-    if json_path and measured:
-        rows.write(json_path, measured)
-    if csv_path and measured:
-        bench.write_csv(csv_path, measured)
-
-
-def _kept(run: "Bench") -> str:
-    without = " without --again" if run.again else ""
-    return f"{len(run.measured)} rows are kept: within an hour the same command{without} goes on"
-
-
-def _keep(console: Console, measured: "list[Row]") -> None:
-    from labkit import machine
-    from labkit.runs import record
-
-    record.record_roofs(machine.cache_path(), machine.identity(), places.RECORDED)
-    _keep_full(console, measured)
-
-
-def _keep_full(console: Console, measured: "list[Row]") -> None:
-    from labkit import bench_record, bench_table
-    from labkit.runs.report import say
-
-    for path in bench_record.keep(measured):
-        say(console, f"Recorded: {os.path.relpath(path)}")
-    with mistakes():
-        bench_table.write()
-
-
-def _draw(console: Console, measured: "list[Row]") -> None:
-    from labkit import bench_figure, bench_table
-    from labkit.runs.report import say
-
-    if len({row.device for row in measured}) > 1:
-        raise Mistake("a page shows one device, and the rows are of several")
-    roofs = bench_table.roofs_of(measured)
-    if {row.suite for row in measured} - roofs.keys():
-        raise Mistake("there are no roofs of the device that the rows are from, so no floor to draw")
-    places.BUILD.mkdir(parents=True, exist_ok=True)
-    path = bench_figure.page(measured, roofs).save(places.BUILD / "bench.png")
-    say(console, f"Drawn: {os.path.relpath(path)}")
-
-
-def _draw_recorded(console: Console) -> None:
-    """Without a GPU: the page of the last full run of a recorded device."""
-    from labkit import bench_table
-
-    with mistakes():
-        measured = bench_table.recorded()
-    if not measured:
-        raise click.ClickException(
-            "nothing is timed or drawn: there is no GPU in this session, and no full run is recorded"
-        )
-    _draw(console, measured)
-
-
-def _compare(console: Console, before: Path, after: Path) -> None:
-    from labkit import bench_compare
-    from labkit.runs.report import say
-
-    if before.resolve() == after.resolve():
-        raise Mistake("--compare names one file twice: give it two")
-    with mistakes():
-        files = [bench_compare.read(path) for path in (before, after)]
-    found = bench_compare.compare(*files)
-    for path, measured in zip((before, after), files, strict=True):
-        say(console, f"{path}: {bench_compare.machines(measured)}")
-    if found.moved:
-        console.print(bench_compare.table(found), highlight=False)
-    for sentence in bench_compare.summary(found):
-        say(console, sentence)
+        order = command.Order(**{name: given[name] for name in command.Order.__dataclass_fields__})
+        order.check()
+        if gpus is not None or slurm:
+            then = partial(order.finish_spread, console)
+            _spread(console, "bench", order.names, order.options(again), gpus, slurm, again, then)
+        if not device.has_gpu():
+            raise click.ClickException(
+                "nothing is timed: a benchmark needs a GPU, and this session has none: see `labkit doctor`"
+            )
+        run = order.run(again)
+    with _alone("bench"):
+        order.measure(console, run)
 
 
 @cli.command("tally")
-@click.argument(
-    "sources", metavar="FOLDER_OR_ARCHIVE...", nargs=-1, required=True, type=click.Path(path_type=Path)
-)
-def tally_command(sources: tuple[Path, ...]) -> None:
-    """Print what a class guessed: a line for each question, in the order in which they were met.
+@click.argument("sources", metavar="FOLDER_OR_ARCHIVE...", nargs=-1, required=True, type=PATH)
+@click.option("csv_path", "--csv", metavar="F", type=PATH, help="Write both tables to F.")
+def tally_command(sources: tuple[Path, ...], csv_path: Path | None) -> None:
+    """Print what a class guessed, a line for each question, and how it did, a line for each exercise.
 
-    A learner's sealed guesses are the files predictions/*.json, anywhere in a folder or in an archive (tar
-    or tar.gz). Archives within a folder are not opened: name them. docs/jupyterhub.md says how to collect.
+    Learners' files are predictions/*.json and attempts/*/, anywhere in a folder or an archive (tar, tar.gz or
+    zip). Archives within a folder are not opened: name them. docs/jupyterhub.md says how to collect.
 
     The median, and the middle of the guesses (20th to 80th percentile), leave out guesses that were sealed
-    after the answer had been seen. Files that hold no guess are named and not counted. Nothing is unpacked,
+    after the answer had been seen. Files that cannot be read are named and not counted. Nothing is unpacked,
     and no link is followed.
     """
     for source in sources:
         if not os.path.exists(source):
             raise Mistake(f"{source}: there is no such folder or archive")
     from labkit import tally
-    from labkit.runs.report import say
 
-    found = tally.read(sources)
-    console = Console()
-    if found.guesses:
-        console.print(tally.table(found), highlight=False)
-    for sentence in tally.summary(found):
-        say(console, sentence)
-    if not found.guesses:
+    if not tally.show(Console(), tally.read(sources), csv_path):
         raise click.ClickException(tally.NOTHING)
 
 

@@ -1,126 +1,138 @@
-"""What a class guessed: the sealed guesses of many learners, from folders and archives, in one table.
+"""What a class guessed and solved: learners' files from folders and archives, as two tables.
 
 These are files of learners, and may hold anything. They are read as data: nothing is unpacked, no link is
 followed, sizes and numbers have limits, and texts are printed without control characters or markup.
 """
 
-import gzip
+import json
 import os
-import posixpath
 import re
-import statistics
+import stat
 import tarfile
 import unicodedata
+import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from labkit.plots.words import digits
+from labkit import places
+from labkit.plots.words import TIMES, digits
+from labkit.runs.report import say
 from labkit.widgets import guesses
-from labkit.widgets.guesses import Question
 
-GUESS = re.compile(r"(.{0,4000}/predictions)/([a-z0-9-]{1,250})\.json", re.DOTALL)
-"""The path of a learner's guess, as :attr:`guesses.Question.path` is, and no longer than paths can be."""
-DIGITS = re.compile(rb"\d{300}")
-"""More than a file's name can have: tarfile's search in a header takes the square of their number."""
-AXIS = 1e-9, 1e12
-"""A guess beyond is none: the ends of an axis are not in the file, and longer numbers spoil the table."""
-MOST_BYTES = 64 * 1024
-"""Of one file, and of what stands before it in an archive."""
-MOST_UNPACKED = 8 * 1024**3
-"""Bytes of one archive that are looked at, unpacked."""
-MOST_ENTRIES = 200_000
-"""Files and folders of one source that are looked at."""
-MOST_GUESSES = 20_000
-MOST_ROWS = 100
-"""Questions in the table: those that most have guessed."""
+PLACES = re.compile(
+    r"(?P<learner>.*?)/?(predictions/[^/]+\.json|"
+    r"attempts/(?P<lesson>[^/]+)/(verdicts\.json|(?P<task>[^/]+)/\d+\.py))",
+    re.DOTALL,
+)
+"""Where a learner's sealed guess, the verdicts of a lesson and each attempt at an exercise are kept."""
+MOST_BYTES, MOST_ENTRIES, MOST_TOTAL = 64 * 1024, 200_000, 8 * 1024**3
+"""Of one file; files of one source; bytes of one archive, unpacked."""
 MOST_NAMED = 20
 """Skipped files that are named."""
-TRUSTING = ValueError, ArithmeticError, LookupError, RecursionError
-"""What tarfile raises for headers that nobody but an attacker writes."""
-DAMAGED = OSError, EOFError, zlib.error, tarfile.TarError, *TRUSTING
+DAMAGED = OSError, EOFError, RuntimeError, zlib.error, tarfile.TarError, zipfile.BadZipFile, ValueError
 NOTHING = (
-    "no guess was found. A learner's guesses are files predictions/*.json: in ~/.cache/labkit, or the folder "
-    "that LABKIT_CACHE names; on the hub of docs/jupyterhub.md in ~/labkit/results. When you copy the folder "
-    "predictions, keep its name."
+    "no guess and no verdict was found. A learner's are files predictions/*.json and "
+    "attempts/*/verdicts.json: in ~/.cache/labkit, or the folder that LABKIT_CACHE names; on the hub of "
+    "docs/jupyterhub.md in ~/labkit/results. When you copy these folders, keep their names."
 )
 
-File = tuple[str, bool, Callable[[], bytes]]
-"""Its path, whether it is a regular file, and what reads it, one byte beyond the limit at most."""
-
-
-@dataclass(frozen=True)
-class Sealed:
-    """A learner's guess, with texts that are safe to print."""
-
-    question: Question
-    value: float
-    seen: bool
-    at: float
-    """When, in seconds since 1970."""
+File = tuple[str, bool, int, Callable[[], bytes]]
+"""Its path, whether it is a regular file, its bytes, and what reads them."""
 
 
 @dataclass
-class Tally:
-    """The guesses by learner's folder and slug, and what was skipped, in words that are safe to print."""
+class Found:
+    """Guesses and exercises, each a dict of columns, by what they are of; and what was skipped and why."""
 
-    guesses: dict[tuple[str, str], Sealed] = field(default_factory=dict)
+    guesses: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tries: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
 
-    def skip(self, path: str, why: object) -> None:
-        """Note what is not counted, or not to its end."""
-        self.skipped.append(f"{plain(os.path.relpath(path), 200)}: {plain(str(why), 200)}")
-
-    def take(self, path: str, regular: bool, read: Callable[[], bytes]) -> None:
-        """Count a file, if it is where guesses are."""
-        place = GUESS.fullmatch(path)
+    def take(self, path: str, regular: bool, size: int, read: Callable[[], bytes]) -> None:
+        """Count a file, if it is where learners' files are; an error says why it does not count."""
+        place = PLACES.fullmatch(path)
         if place is None:
             return
-        if not regular:
-            self.skip(path, "no regular file")
-            return
-        if len(self.guesses) == MOST_GUESSES:
-            self.skip(path, f"there are {MOST_GUESSES} guesses before it")
-            return
-        try:
-            content = read()
-        except OSError as error:
-            self.skip(path, error.strerror or error)
-            return
-        if len(content) > MOST_BYTES:
-            self.skip(path, f"larger than {MOST_BYTES // 1024} KiB")
-            return
-        try:
-            self.guesses[place[1], place[2]] = _sealed(content)
-        except (ValueError, OverflowError, OSError):  # the last two from dates that no clock shows
-            self.skip(path, "no guess")
+        if not regular or size > MOST_BYTES:
+            raise ValueError(f"larger than {MOST_BYTES // 1024} KiB" if regular else "no regular file")
+        learner, lesson, task = (place[name] or "" for name in ("learner", "lesson", "task"))
+        if task:
+            self._try(learner, lesson, task)["tries"].add(path)
+        elif lesson:
+            for name, record in json.loads(read()).items():
+                self._try(learner, lesson, name)["solved"] = record["status"] == "right"
+        else:
+            entry = guesses.parse(read().decode())
+            if not 1e-9 <= entry.guess.value <= 1e12:
+                raise ValueError(f"a guess of {entry.guess.value:g}")
+            words = {"name": entry.name, "question": entry.question, "unit": entry.unit or entry.axis}
+            words = {name: plain(each, 300) for name, each in words.items()}
+            self.guesses[path] = words | vars(entry.guess)
+
+    def _try(self, *key: str) -> dict[str, Any]:
+        learner, lesson, exercise = (plain(each, 300) for each in key)
+        blank = {"lesson": lesson, "exercise": exercise, "solved": False, "tries": set()}
+        return self.tries.setdefault((learner, lesson, exercise), blank)
 
 
-def read(sources: Iterable[Path]) -> Tally:
-    """The guesses in folders and archives; what cannot be read is among those skipped."""
-    found = Tally()
-    for source in sources:
-        path = os.path.realpath(source)
-        files = _in_folder(path, found.skip) if os.path.isdir(path) else _in_archive(path)
+def read(sources: Iterable[Path]) -> Found:
+    """What folders and archives hold; what cannot be read is among those skipped."""
+    found = Found()
+    for source in dict.fromkeys(path.resolve() for path in sources):
+        name, total = str(source), 0
         try:
-            for count, file in enumerate(files):
-                if count == MOST_ENTRIES:
-                    found.skip(path, f"only its first {MOST_ENTRIES} entries were looked at")
+            files = _in_folder(source) if source.is_dir() else _in_archive(source)
+            for count, (name, regular, size, content) in enumerate(files):
+                total += size
+                if count == MOST_ENTRIES or (total > MOST_TOTAL and not source.is_dir()):
+                    found.skipped.append(
+                        f"{plain(os.path.relpath(source), 200)}: too large, not read to its end"
+                    )
                     break
-                found.take(*file)
-        except DAMAGED as error:
-            damage = f"no tar archive, or damaged ({error}); what comes before the damage is counted"
-            found.skip(path, getattr(error, "strerror", None) or damage)
+                try:
+                    found.take(name, regular, size, content)
+                except (*DAMAGED, TypeError, KeyError, AttributeError, RecursionError) as error:
+                    found.skipped.append(f"{plain(os.path.relpath(name), 200)}: {plain(str(error), 200)}")
+        except (*DAMAGED, RecursionError) as error:
+            damage = f"no archive, or damaged ({error}); what comes before the damage is counted"
+            found.skipped.append(f"{plain(os.path.relpath(source), 200)}: {plain(damage, 200)}")
     return found
+
+
+def _in_folder(top: Path) -> Iterator[File]:
+    for folder, _, names in os.walk(top):
+        for name in names:
+            path = Path(folder, name)
+            state = path.lstat()
+            yield str(path), stat.S_ISREG(state.st_mode), state.st_size, path.read_bytes
+
+
+def _in_archive(path: Path) -> Iterator[File]:
+    """Members by their path below the archive's, so that none can pass for a file of another source."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as packed:
+            for info in packed.infolist():
+                regular = not (info.is_dir() or stat.S_ISLNK(info.external_attr >> 16))
+                yield _below(path, info.filename), regular, info.file_size, partial(packed.read, info)
+        return
+    with tarfile.open(path, "r|*") as archive:
+        for member in archive:
+            inside = archive.extractfile(member) if member.isreg() else None
+            yield _below(path, member.name), member.isreg(), member.size, inside.read if inside else bytes
+
+
+def _below(path: Path, name: str) -> str:
+    return f"{path}{os.path.normpath('/' + name.lstrip('/'))}"
 
 
 def plain(text: str, most: int) -> str:
@@ -129,141 +141,53 @@ def plain(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _sealed(content: bytes) -> Sealed:
-    entry = guesses.parse(content.decode("utf-8"))
-    name, text = plain(entry.name, 100), plain(entry.question, 300)
-    question = Question(name, text, *AXIS, plain(entry.unit, 20), plain(entry.axis, 20))
-    if not question.low <= entry.guess.value <= question.high:
-        raise ValueError(f"content: a guess of {entry.guess.value:g}")
-    at = datetime.fromisoformat(entry.guess.sealed).timestamp()
-    return Sealed(question, entry.guess.value, entry.guess.seen, at)
+def questions(found: Found) -> pd.DataFrame:
+    """A line for each question, in the order in which a class met them. The median, and the 20th to 80th
+    percentile, are of guesses that were sealed before the answer had been seen, on a logarithmic axis."""
+    table = pd.DataFrame(
+        found.guesses.values(), columns=["name", "question", "unit", "value", "sealed", "seen"]
+    )
+    lines = []
+    for (_, question), group in table.groupby(["name", "question"], sort=False):
+        fresh = np.log(group["value"][~group["seen"].astype(bool)].astype(float))
+        low, median, high = np.exp(fresh.quantile([0.2, 0.5, 0.8]))
+        unit = group["unit"].mode()[0]
+        lines.append(
+            [group["sealed"].min(), question, len(group), group["seen"].sum(), median, low, high, unit]
+        )
+    columns = ["sealed", "question", "guessed", "had seen", "median", "p20", "p80", "unit"]
+    return pd.DataFrame(sorted(lines, key=lambda line: line[0]), columns=columns).drop(columns="sealed")
 
 
-# --- files ----------------------------------------------------------------------------------------
+def exercises(found: Found) -> pd.DataFrame:
+    """A line for each exercise: how many learners tried and solved it, and the median of their tries."""
+    table = pd.DataFrame(found.tries.values(), columns=["lesson", "exercise", "solved", "tries"])
+    table["tries"] = table["tries"].map(len)
+    counts = {"tried": ("solved", "size"), "solved": ("solved", "sum"), "median tries": ("tries", "median")}
+    return table.groupby(["lesson", "exercise"]).agg(**counts).reset_index()
 
 
-def _in_folder(top: str, skip: Callable[[str, object], None]) -> Iterator[File]:
-    """Everything below a folder, one after the other: there may be more than fits into memory."""
-    waiting = [top]
-    while waiting:
-        folder = waiting.pop()
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-                    yield entry.path, entry.is_file(follow_symlinks=False), partial(_read, entry.path)
-        except OSError as error:
-            skip(folder, error.strerror)
-
-
-def _read(path: str) -> bytes:
-    # A link or a pipe may have taken the file's place since it was looked at.
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        return os.read(handle, MOST_BYTES + 1)
-    finally:
-        os.close(handle)
-
-
-def _in_archive(path: str) -> Iterator[File]:
-    with open(path, "rb") as raw:
-        packed = raw.peek(2)[:2] == b"\x1f\x8b"
-        stream: Any = _Careful(gzip.GzipFile(fileobj=raw) if packed else raw)
-        archive: Any = tarfile.TarFile(fileobj=stream, encoding="utf-8")
-        while (member := archive.next()) is not None:
-            # As a path below the archive's own, so that no archive can name a file of another one.
-            name = path + posixpath.normpath("/" + member.name.lstrip("/"))
-            regular = member.isreg() and not member.issparse()
-            yield name, regular, partial(stream.content, member.size)
-            archive.members.clear()  # it would keep them all
-            stream.left = MOST_BYTES
-        if stream.last != bytes(tarfile.BLOCKSIZE):  # which tarfile takes for the end as well
-            raise tarfile.ReadError("it ends too early")
-
-
-class _Careful:
-    """A stream that goes forward only, and not for ever, whatever a header asks for."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream, self.tell = stream, stream.tell
-        self.left = MOST_BYTES
-        """What may still be read to find the next member."""
-        self.last = b""
-        """What was read for that last."""
-
-    def read(self, size: int) -> bytes:
-        if not 0 <= size <= self.left or self.tell() > MOST_UNPACKED:
-            raise tarfile.ReadError(f"{size} bytes more in a header")
-        self.left -= size
-        self.last = self._stream.read(size)
-        if DIGITS.search(self.last):
-            raise tarfile.ReadError("digits without an end in a header")
-        return self.last
-
-    def seek(self, offset: int) -> None:
-        if not self.tell() <= offset <= MOST_UNPACKED:
-            raise tarfile.ReadError(f"byte {offset} is behind, or beyond the limit of {MOST_UNPACKED}")
-        self._stream.seek(offset)
-
-    def content(self, size: int) -> bytes:
-        """The data of the member that was found last, one byte beyond the limit at most."""
-        return self._stream.read(min(max(size, 0), MOST_BYTES + 1))
-
-
-# --- in words -------------------------------------------------------------------------------------
-
-
-def questions(found: Tally) -> list[list[Sealed]]:
-    """The guesses by question, in the order in which a class met them; the most guessed of too many."""
-    grouped: dict[tuple[str, str], list[Sealed]] = {}
-    for (_, slug), sealed in sorted(found.guesses.items()):
-        grouped.setdefault((slug, sealed.question.text), []).append(sealed)
-    most = sorted(grouped.values(), key=len, reverse=True)[:MOST_ROWS]
-    return sorted(most, key=lambda group: statistics.median(sealed.at for sealed in group))
-
-
-def table(found: Tally) -> Table:
-    """A line for each question: how many guessed, who had seen the answer, what the others guessed."""
-    shown = Table()
-    shown.add_column("question", overflow="fold")
-    for name in ("guessed", "had seen\nthe answer", "median", "20th to 80th\npercentile"):
-        shown.add_column(name, justify="right", overflow="fold")
-    for group in questions(found):
-        question = _asked(group)
-        fresh = [sealed.value for sealed in group if not sealed.seen]
-        seen = len(group) - len(fresh)
-        spread = _spread(question, fresh) if fresh else ("none", "")
-        # Text: markup and the names of emoji are letters like any other.
-        shown.add_row(*map(Text, (question.text, str(len(group)), str(seen), *spread)))
-    return shown
-
-
-def _asked(group: list[Sealed]) -> Question:
-    """The question with the unit that most files have, of those that have one."""
-    units = Counter((q.unit, q.axis) for q in (sealed.question for sealed in group) if q.unit or q.axis)
-    ((unit, axis), _), *_ = units.most_common(1) or [(("", ""), 0)]
-    return replace(group[0].question, unit=unit, axis=axis)
-
-
-def _spread(question: Question, values: list[float]) -> tuple[str, str]:
-    """Median and middle, on the logarithmic axis on which they were guessed."""
-    low, median, high = np.exp(np.quantile(np.log(values), (0.2, 0.5, 0.8)))
-    return question.say(median), f"{digits(low)} to {question.number(high)}"
-
-
-def summary(found: Tally) -> list[str]:
-    """How many guesses are in the table, and what was skipped, in sentences."""
-    said = []
-    if found.guesses:
-        learners = len({folder for folder, _ in found.guesses})
-        rows = len({(slug, sealed.question.text) for (_, slug), sealed in found.guesses.items()})
-        said.append(f"Guesses: {len(found.guesses)}; learners' folders that hold them: {learners}.")
-        if rows > MOST_ROWS:
-            said.append(f"Questions: {rows}; the table has the {MOST_ROWS} that most have guessed.")
+def show(console: Console, found: Found, csv_path: Path | None = None) -> bool:
+    """Print both tables and what was skipped, and write them to a file; whether there was anything."""
+    tables = {"guesses": questions(found), "exercises": exercises(found)}
+    for title, table in tables.items():
+        if len(table):
+            shown = Table(*table.columns, title=title)
+            for row in table.itertuples(index=False):
+                # Text: markup and the names of emoji are letters like any other.
+                shown.add_row(*(Text(_word(value)) for value in row))
+            console.print(shown, highlight=False)
     if found.skipped:
-        said.append(f"Skipped: {len(found.skipped)}.")
-        said += [f"  {line}" for line in found.skipped[:MOST_NAMED]]
-        if len(found.skipped) > MOST_NAMED:
-            said.append(f"  and {len(found.skipped) - MOST_NAMED} more")
-    return said
+        say(console, f"Skipped: {len(found.skipped)}.")
+        for line in found.skipped[:MOST_NAMED]:
+            say(console, f"  {line}")
+    if csv_path:
+        whole = pd.concat([table.assign(kind=kind) for kind, table in tables.items()])
+        places.write_text(csv_path, whole.to_csv(index=False))
+    return any(map(len, tables.values()))
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, str):
+        return TIMES if value == "x" else plain(value, 300)
+    return "none" if np.isnan(value) else digits(float(value))

@@ -107,14 +107,14 @@ def set_up_gpu(put=setattr):
     """A simulated GPU with roofs that are known, and one suite, which is this sweep."""
     import simulated
 
-    from labkit import machine, suites
-    from labkit.bench_plan import Part
+    from labkit import machine
+    from labkit.bench import suites
+    from labkit.bench.part import Part
 
     simulated.install(put)
     put(machine, "roofs", lambda **_: rows.write(machine.cache_path(), [recorded(suite="roofs/copy")]))
     (ours,) = contenders()
-    put(suites, "NAMES", ("affine",))
-    put(suites, "parts", lambda name, *, peers: [Part((ours,), POINTS, "bench/affine", ("float32",))])
+    put(suites, "SUITES", {"affine": lambda: [Part((ours,), tuple(POINTS), dtypes=("float32",))]})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 from taped import recorded
 
-from labkit import bootstrap, cli, lessons, places, rows, suites
+from labkit import bootstrap, cli, lessons, places, rows
+from labkit.bench import suites
 
 ROOT = places.CHECKOUT
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,0 +1,117 @@
+"""What `labkit bench` was asked to do, and the steps of doing it."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from labkit import machine, peers, places, rows
+from labkit.bench import compare, recorded, report, suites
+from labkit.bench.run import Run, shown
+from labkit.rows import Row
+from labkit.runs.report import say
+
+
+@dataclass
+class Order:
+    """Suites by name, or all; where the rows go; ``count`` sizes are drawn by ``seed``, none for the fixed
+    ones."""
+
+    wanted: tuple[str, ...] = ()
+    json_path: Path | None = None
+    csv_path: Path | None = None
+    peers: bool = False
+    record: bool = False
+    count: int | None = None
+    seed: int = 0
+    small: bool = False
+
+    def check(self) -> None:
+        """ValueError for what can be seen to fail before anything is measured."""
+        self.names = suites.chosen(self.wanted, drawn=self.count is not None)
+        outputs = [path for path in (self.json_path, self.csv_path) if path]
+        for path in outputs:
+            if path.exists() and not path.is_file():  # it would take the place of a folder, or of /dev/null
+                raise ValueError(f"{path} is no plain file")
+        if len({path.resolve() for path in outputs}) < len(outputs):
+            raise ValueError("--json and --csv name one file: give each its own")
+        if self.small and self.count is None:
+            raise ValueError("--small is for sizes that are drawn: add --random N")
+        if self.record and (self.wanted or self.count or not self.peers):
+            raise ValueError("--record keeps full runs only: name no suite, no --random, and add --peers")
+        if self.record:
+            recorded.check()
+
+    def options(self, again: bool) -> list[str]:
+        """The same order for one suite, whose rows go to a folder of its own."""
+        drawn = ["--random", str(self.count), "--seed", str(self.seed)] if self.count else []
+        flags = {"--peers": self.peers, "--small": self.small, "--again": again}
+        return ["--json", "{folder}/rows.jsonl", *drawn, *(flag for flag, set_ in flags.items() if set_)]
+
+    def run(self, again: bool) -> Run:
+        """The run; its contenders are made now. ValueError where that fails."""
+        if self.count is None:
+            return Run({name: suites.parts(name, peers=self.peers) for name in self.names}, again)
+        drawn = partial(
+            suites.random_parts, peers=self.peers, count=self.count, seed=self.seed, small=self.small
+        )
+        return Run({f"random-{name}": drawn(name) for name in self.names}, again)
+
+    def measure(self, console: Console, bench: Run) -> None:
+        """Measure, and finish; rows of a run that was stopped are written and kept, too."""
+        for sentence in peers.unexpected() if self.peers else []:
+            say(console, sentence)
+        machine.roofs()  # measured first, where they are not known: without them there is no share
+        try:
+            with shown(console) as bench.progress:
+                bench.run()
+            if bench.kept:
+                say(console, f"{bench.kept} rows were measured before the last run was stopped.")
+            self.finish(console, bench.measured)
+        except BaseException:
+            if bench.measured:
+                without = " without --again" if bench.again else ""
+                say(
+                    console,
+                    f"{len(bench.measured)} rows are kept: within an hour the same command{without} goes on.",
+                )
+            self.write(bench.measured)
+            raise
+        bench.forget()
+
+    def finish(self, console: Console, measured: list[Row]) -> None:
+        """Write what was asked for, print the report, keep a full run."""
+        self.write(measured)
+        report.show(console, measured)
+        if self.record and machine.cache_path().exists():
+            from labkit.runs import record
+
+            record.record_roofs(machine.cache_path(), machine.identity(), places.RECORDED)
+        for path in recorded.keep(measured) if self.record else []:
+            say(console, f"Recorded: {path.relative_to(places.RECORDED.parent)}")
+
+    def finish_spread(self, console: Console) -> None:
+        """The same for suites measured on several GPUs or a cluster; a full run is kept if all are there."""
+        from labkit.runs import spread
+
+        found = [rows.read(spread.folder("bench", name) / "rows.jsonl") for name in self.names]
+        self.record = self.record and all(found)
+        if any(found):
+            self.finish(console, [row for of_suite in found for row in of_suite])
+
+    def write(self, measured: list[Row]) -> None:
+        """Write rows to the files asked for; a run that was stopped before its first row replaces no file."""
+        if self.json_path and measured:
+            rows.write(self.json_path, measured)
+        if self.csv_path and measured:
+            table = rows.table(measured).drop(columns="shape")
+            places.write_text(self.csv_path, table.to_csv(index=False))
+
+
+def show(console: Console, compared: tuple[Path, Path] | None, reported: Path | None) -> None:
+    """Print a comparison of two files, or the report of one; ValueError where they hold no rows."""
+    if compared:
+        compare.show(console, *compared)
+    if reported:
+        report.show(console, report.read(reported))

@@ -1,0 +1,501 @@
+"""What `labkit bench` measures: a function for each suite makes its parts, of contenders, sizes and ranges.
+
+Contenders whose name begins with `labkit` are ours. Those of other packages name it as their ``peer``.
+"""
+
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.functional import linear
+
+from labkit import device, kernels, lessons, peers
+from labkit import grouped_works as grouping
+from labkit import mlp_works as mlp
+from labkit import network_works as network
+from labkit import recurrent_works as recurring
+from labkit import stack_works as stacking
+from labkit.bench.part import Part, Range
+from labkit.published import rms_norm_shapes
+from labkit.sweeps import Contender, Shape, Work
+from labkit.works import AFFINE, draw
+from labkit.works import affine as plain_affine
+
+BOTH, TRAINING = ("forward", "backward"), ("backward", "forward_backward")
+FLOAT32, BOTH_DTYPES = ("float32",), ("bfloat16", "float32")
+POINTWISE: dict[str, Range] = {"batch": (1, 2**20, 1), "width": (1, 16384, 1)}
+MANY_ROWS, FEW_ROWS = (64, 16384, 1), (1, 64, 1)
+ALIGNED, UNALIGNED = (64, 8192, 8), (64, 8192, 1)
+
+
+def _shapes(axes: str, *sizes: tuple[int, ...]) -> tuple[Shape, ...]:
+    return tuple(dict(zip(axes.split(), each, strict=True)) for each in sizes)
+
+
+def _contenders(work: Work, plain: Callable[..., Any], ours: Callable[..., Any]) -> tuple[Contender, ...]:
+    """Plain PyTorch, the same compiled, and ours."""
+    compiled = Contender("torch.compile", plain, work, compiled=True)
+    return Contender("eager", plain, work), compiled, Contender("labkit", ours, work)
+
+
+# ---- pointwise layers and products -------------------------------------------------------------------------
+
+
+def _addcmul(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.addcmul(bias, x, weight)
+
+
+def affine() -> list[Part]:
+    """x*w+b; its fixed sizes are a little more than 96 MiB, which no last cache holds."""
+    who = (*_contenders(AFFINE, plain_affine, kernels.affine), Contender("addcmul", _addcmul, AFFINE))
+    rows = {"float32": 24 * 2**20, "bfloat16": 48 * 2**20}
+    fixed = {
+        dtype: _shapes("batch width", *((size // width + 1, width) for width in (160, 161, 1024, 4096)))
+        for dtype, size in rows.items()
+    }
+    return [
+        *(Part(who, shapes, dtypes=(dtype,), directions=BOTH) for dtype, shapes in fixed.items()),
+        Part(who, dtypes=BOTH_DTYPES, directions=BOTH, ranges=POINTWISE),
+    ]
+
+
+def chain() -> list[Part]:
+    """gelu(x + bias) * other, by the kernel of lesson 2: there is no finished one."""
+    who = _contenders(mlp.CHAIN, mlp.chain, lessons.load("02_kernel_fusion").fused_chain)
+    fixed = _shapes("batch width", (8192, 3072), (32768, 4096))
+    return [Part(who, fixed), Part(who, dtypes=BOTH_DTYPES, ranges=POINTWISE)]
+
+
+def matmul() -> list[Part]:
+    """x Wᵀ beside cuBLAS; drawn are sizes that are multiples of 8, any sizes, and few rows."""
+    who = (Contender("cuBLAS", linear, mlp.MATMUL), Contender("labkit", kernels.matmul, mlp.MATMUL))
+    fixed = _shapes("batch width out", (4096, 4096, 4096), (8192, 8192, 8192), (8192, 3072, 768))
+    drawn = {"": (MANY_ROWS, ALIGNED), "any": (MANY_ROWS, UNALIGNED), "few_rows": (FEW_ROWS, ALIGNED)}
+    ranges = {name: {"batch": rows, "width": each, "out": each} for name, (rows, each) in drawn.items()}
+    return [
+        Part(who, fixed),
+        Part(who, fixed[:1], dtypes=FLOAT32),
+        *(Part(who, (), name, BOTH_DTYPES, ranges=of, product=True) for name, of in ranges.items()),
+    ]
+
+
+def _vendor(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """cuBLAS with its own epilogue, forward only."""
+    result: Tensor = torch._addmm_activation(bias, x, weight.T, use_gelu=True)
+    return result
+
+
+LAYERS: dict[str, Range] = {"batch": MANY_ROWS, "width": ALIGNED, "hidden": ALIGNED}
+
+
+def linear_gelu() -> list[Part]:
+    """A Linear with GELU, forward and backward."""
+    three = _contenders(mlp.LINEAR_GELU, mlp.linear_gelu, kernels.linear_act)
+    both = {
+        "forward": (*three, Contender("_addmm_activation", _vendor, mlp.LINEAR_GELU)),
+        "backward": three,
+    }
+    sizes = (32768, 512, 2048), (8192, 768, 3072), (8192, 2048, 8192), (4096, 4096, 4096)
+    fixed = _shapes("batch width hidden", *sizes)
+    return [
+        *(Part(who, fixed, directions=(way,)) for way, who in both.items()),
+        *(Part(w, (), "", BOTH_DTYPES, (way,), ranges=LAYERS, product=True) for way, w in both.items()),
+    ]
+
+
+def _stacked_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
+    gate, up = linear(x, w_gate_up.view(-1, w_gate_up.shape[-1])).chunk(2, 1)
+    return linear(mlp.gelu(gate) * up, w_down)
+
+
+def geglu() -> list[Part]:
+    """The GeGLU MLP forward, and both passes in one; at two sizes its backward alone, which Liger's, running
+    once for each forward, refuses."""
+    eager, compiled, _ = _contenders(mlp.GEGLU_APART, mlp.geglu_apart, kernels.geglu_mlp)
+    who = (
+        *(eager, compiled, Contender("stacked, compiled", _stacked_mlp, mlp.GEGLU, compiled=True)),
+        Contender("Liger", peers.liger_geglu, mlp.GEGLU_APART, peer="liger-kernel"),
+        Contender("labkit", kernels.geglu_mlp, mlp.GEGLU),
+    )
+    sizes = (4096, 768, 3072), (8192, 768, 3072), (32768, 512, 2048), (8192, 2048, 8192), (8192, 4096, 11008)
+    fixed, ways = _shapes("batch width hidden", *sizes), ("forward", "forward_backward")
+    return [
+        Part(who, fixed, directions=ways),
+        Part(who, fixed[1:4:2], directions=("backward",)),
+        Part(who, directions=ways, ranges=LAYERS, product=True),
+    ]
+
+
+# ---- many small Linears ------------------------------------------------------------------------------------
+
+
+def _oblong(work: Work, keep: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Work:
+    """The work for groups that need not be square: ``out`` features, the width where left out.
+
+    ``keep`` makes of weight (G, D_in, D_out) and bias (G, D_out) what the work's contenders keep.
+    """
+
+    def inputs(shape: Shape) -> tuple[Tensor, ...]:
+        groups, width, out = shape["groups"], shape["width"], shape.get("out", shape["width"])
+        weight = draw(groups, width, out, scale=width**-0.5)
+        return draw(shape["batch"], groups * width), *keep(weight, draw(groups, out))
+
+    return replace(
+        work,
+        inputs=inputs,
+        min_bytes=lambda shape, *how: shape["groups"] * mlp.MATMUL.min_bytes(shape, *how),
+        flops=lambda shape, way: shape["groups"] * mlp.MATMUL.flops(shape, way),
+    )
+
+
+GROUPED = _oblong(grouping.GROUPED, lambda weight, bias: (weight, bias))
+CONV = _oblong(
+    grouping.GROUPED_CONV, lambda weight, bias: (weight.mT.flatten(0, 1)[..., None], bias.flatten())
+)
+
+
+def _by_group(x: Tensor, groups: int) -> Tensor:
+    return x.view(len(x), groups, -1).transpose(0, 1)
+
+
+def _conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Data (B, C, T)."""
+    return functional.conv1d(x, weight, bias, groups=x.shape[1] // weight.shape[1])
+
+
+def _conv_of_rows(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The rows as one long sequence, channels first."""
+    return _conv(x.T[None], weight, bias)[0].T.contiguous()
+
+
+def _conv_of_ones(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Each row as a sequence of length 1."""
+    return _conv(x[..., None], weight, bias)[..., 0]
+
+
+def _einsum(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return (torch.einsum("rgi,gio->rgo", x.view(len(x), *weight.shape[:2]), weight) + bias).flatten(1)
+
+
+def _einsum_of_channels(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    y = torch.einsum("bgit,gio->bgot", x.unflatten(1, weight.shape[:2]), weight) + bias[..., None]
+    return y.flatten(1, 2)
+
+
+def _bmm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Written where it belongs, without a copy; out= has no gradient."""
+    y = x.new_empty(len(x), bias.numel())
+    torch.bmm(_by_group(x, len(weight)), weight, out=_by_group(y, len(weight)))
+    return y.add_(bias.flatten())
+
+
+def _grouped_mm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """PyTorch's own, for mixtures of experts; bfloat16."""
+    y: Tensor = functional.grouped_mm(_by_group(x, len(weight)), weight)
+    return (y + bias[:, None]).transpose(0, 1).flatten(1)
+
+
+def _of_channels(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return kernels.grouped_linear(x.mT, weight, bias).mT
+
+
+def grouped() -> list[Part]:
+    """The strategies of PyTorch that are near the front; gradients; data (B, C, T)."""
+    trained = (
+        Contender("Conv1d", _conv_of_rows, CONV),
+        Contender("Conv1d, length 1", _conv_of_ones, CONV),
+        *_contenders(GROUPED, _einsum, kernels.grouped_linear),
+    )
+    who = (
+        *(*trained, Contender("bmm, out=", _bmm, GROUPED)),
+        Contender("grouped_mm", _grouped_mm, GROUPED, dtypes=("bfloat16",)),
+    )
+    channels = (
+        Contender("Conv1d", _conv, grouping.CHANNELS_CONV),
+        *_contenders(grouping.CHANNELS, _einsum_of_channels, _of_channels),
+    )
+    forum = tuple((4096, 100, width) for width in (16, 32, 64, 100, 128))
+    fixed = _shapes("batch groups width", *forum, (16384, 64, 64), (16384, 16, 256))
+    side = (8, 256, 1)
+    ranges = {"batch": (64, 65536, 1), "groups": (2, 256, 1), "width": side, "out": side}
+    return [
+        Part(who, fixed),
+        Part(who, fixed[:3], dtypes=FLOAT32),
+        Part(trained, fixed[1:5], directions=TRAINING),
+        Part(channels, fixed[2:4], "channels"),
+        Part(who, dtypes=BOTH_DTYPES, ranges=ranges, product=True),
+        Part(trained, dtypes=BOTH_DTYPES, directions=("backward",), ranges=ranges, product=True),
+    ]
+
+
+# ---- graphs, and a small network ---------------------------------------------------------------------------
+
+
+def _made(make: Callable[..., Callable[..., Any]], call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The call, made anew for the inputs it is first called with by ``make``, which gets it as a function of
+    x alone, and x."""
+    made: dict[int, tuple[Callable[..., Any], Any]] = {}
+
+    def replay(x: Tensor, *weights: Tensor) -> Tensor:
+        if id(x) not in made:  # the inputs are kept, so that no others get their id
+            made.clear()
+            made[id(x)] = make(lambda x: call(x, *weights), x), (x, weights)
+        return cast(Tensor, made[id(x)][0](x))
+
+    return replay
+
+
+def _step(call: Callable[..., Tensor], x: Tensor) -> Callable[..., Any]:
+    return kernels.GraphedStep(call)
+
+
+def _compiled_step(call: Callable[..., Tensor], x: Tensor) -> Callable[..., Any]:
+    return kernels.GraphedStep(torch.compile(call, dynamic=False))
+
+
+def _graphed_callable(call: Callable[..., Tensor], x: Tensor) -> Callable[..., Any]:
+    device.own_workspaces()
+    return cast(Callable[..., Any], torch.cuda.make_graphed_callables(call, (x.clone(),)))
+
+
+def _fused_stack(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
+    """The stack with bias, norm and GELU in one kernel."""
+    for matrix, shift, scale in zip(weight, bias, gain, strict=True):
+        x = kernels.norm_gelu(linear(x, matrix), shift, scale)
+    return x
+
+
+def graphs() -> list[Part]:
+    """Eight blocks: device time without launches; a step as Python sees it; forward with backward."""
+    work, stack, one_launch = stacking.STACK, stacking.stack, kernels.blocks(99)
+    eager, compiled, fused = _contenders(work, stack, _fused_stack)
+    launched = {"labkit, a launch a block": kernels.blocks(1), "labkit, one launch": one_launch}
+    replayed = {
+        "make_graphed_callables": _made(_graphed_callable, stack),
+        "labkit, GraphedStep": _made(_step, stack),
+        "labkit, GraphedStep, compiled": _made(_compiled_step, stack),
+        "labkit, GraphedStep, one launch": _made(_step, one_launch),
+    }
+    alone = (eager, compiled, *(Contender(name, call, work) for name, call in launched.items()))
+    in_graphs = (
+        Contender("reduce-overhead", stack, work, compiled=True, mode="reduce-overhead"),
+        *(Contender(name, call, work) for name, call in replayed.items()),
+    )
+    fixed = _shapes("batch width depth", (256, 64, 8), (256, 128, 8), (256, 256, 8), (4096, 256, 8))
+    return [
+        Part(alone, fixed, cache="warm"),
+        Part((*alone, *in_graphs), fixed, "host", clocks=("host",), cache="warm"),
+        Part((eager, compiled, fused), fixed, "training", directions=TRAINING, cache="warm"),
+    ]
+
+
+def _network(heads: Any, norm: Any, cell: Any, inner: Any) -> Callable[..., Tensor]:
+    """The network of lesson 9 with these layers."""
+
+    def call(x: Tensor, *weights: Tensor) -> Tensor:
+        w_in, b_in, gain_in, w_gates, b_gates, gain, w_gate_up, w_down, w_out, b_out = weights
+        states = cell(heads(norm(heads(x, w_in, b_in), gain_in), w_gates, b_gates), gain, len(w_gates))
+        return linear(states + inner(states, w_gate_up, w_down), w_out, b_out)
+
+    return call
+
+
+def _cell_of_operators(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
+    logit, candidate = network.split(gates, groups)
+    z = logit.sigmoid()
+    return kernels.rms_recurrence(1 - z, kernels.min_gru(z, candidate), gain)
+
+
+def _three_kernels(x: Tensor, *weights: Tensor) -> Tensor:
+    gates = kernels.gated_heads(x, *weights[:5])
+    return kernels.mlp_outputs(kernels.gated_cell(gates, weights[5], len(weights[3])), *weights[6:])
+
+
+def ledger() -> list[Part]:
+    """The network of lesson 9: device time; a pass as Python sees it; forward with backward."""
+    work, plain = network.NETWORK, network.network
+    operators = _network(network.heads, recurring.rms_norm, _cell_of_operators, network.geglu)
+    apart = _network(kernels.grouped_linear, kernels.rms_norm, kernels.gated_cell, kernels.geglu_mlp)
+    three = (
+        Contender("eager", plain, work),
+        Contender("compiled, recurrences as operators", operators, work, compiled=True),
+        Contender("labkit", _three_kernels, work),
+    )
+    in_graphs = (
+        Contender("eager, in a graph", _made(_step, plain), work),
+        Contender("reduce-overhead", operators, work, compiled=True, mode="reduce-overhead"),
+        Contender("labkit, in a graph", _made(_step, _three_kernels), work),
+    )
+    fixed = _shapes("batch time width", (1024, 64, 128), (64, 64, 128))
+    four = (*three, Contender("labkit, eight kernels", apart, work))
+    return [
+        Part(four, fixed, dtypes=BOTH_DTYPES, cache="warm"),
+        Part((*three, *in_graphs), fixed, "host", clocks=("host",), cache="warm"),
+        Part(three, fixed[:1], "training", directions=TRAINING, cache="warm"),
+    ]
+
+
+# ---- norms and recurrences ---------------------------------------------------------------------------------
+
+FEW = _shapes("batch time width", (512, 64, 128), (512, 64, 256), (1024, 64, 512))
+"""The published shapes at which all contenders are measured."""
+TIMED = (*FEW[1:], *_shapes("batch time width", (64, 2048, 256)))
+ANY: dict[str, Range] = {"batch": (1, 4096, 1), "time": (1, 8192, 1), "width": (1, 8192, 1)}
+FEW_LONG: dict[str, Range] = {"batch": (1, 8, 1), "time": (2**14, 2**20, 1), "width": (1, 512, 1)}
+SHORT = {"time": range(1, 257)}
+"""Steps that a loop of PyTorch takes at sizes that are drawn."""
+
+
+def _others(left_out: Sequence[Shape]) -> tuple[Shape, ...]:
+    """The published shapes that are not measured with all contenders already."""
+    return tuple(shape for shape in rms_norm_shapes() if shape not in left_out)
+
+
+def _scan(a: Tensor, b: Tensor) -> Tensor:
+    """linear_recurrence by doubling: after k rounds a state knows of 2**k steps. Sizes that are drawn have up
+    to a million steps, and a reference that took them one by one would take most of a run."""
+    reach = 1
+    while reach < b.shape[1]:
+        b = torch.cat([b[:, :reach], b[:, reach:] + a[:, reach:] * b[:, :-reach]], 1)
+        a = torch.cat([a[:, :reach], a[:, reach:] * a[:, :-reach]], 1)
+        reach *= 2
+    return b
+
+
+def _log_scan(log_a: Tensor, b: Tensor) -> Tensor:
+    return _scan(log_a.exp(), b)
+
+
+def _gru_scan(z: Tensor, candidate: Tensor) -> Tensor:
+    return _scan(1 - z, z * candidate)
+
+
+def rms_norm() -> list[Part]:
+    """At all published shapes in float32, at three of them in bfloat16 too."""
+    work = recurring.RMS_NORM
+    peer = Contender("Liger", peers.liger_rms_norm, work, peer="liger-kernel")
+    who = (*_contenders(work, recurring.rms_norm, kernels.rms_norm), peer)
+    return [
+        Part(who, FEW, "", BOTH_DTYPES, BOTH),
+        Part(who, _others(FEW), "", FLOAT32, BOTH),
+        Part(who, (), "", BOTH_DTYPES, BOTH, ranges=ANY),
+    ]
+
+
+def linear_recurrence() -> list[Part]:
+    """Beside a loop and other packages' scans; ours and fla, step by step, at the published shapes."""
+    work, log_work = recurring.LINEAR_RECURRENCE, recurring.LOG_RECURRENCE
+    ours = Contender("labkit", kernels.linear_recurrence, work)
+    loop = Contender("eager loop", recurring.linear_recurrence, work, sizes={"time": (64,)})
+    fla = Contender("fla, step by step", peers.fla_recurrence, log_work, peer="fla-core", dtypes=FLOAT32)
+    chunks = replace(fla, name="fla, in chunks", call=peers.fla_chunked_recurrence)
+    scan = Contender(
+        "accelerated-scan", peers.accelerated_scan, work, peer="accelerated-scan", dtypes=FLOAT32
+    )
+    quick, quick_log = replace(work, reference=_scan), replace(log_work, reference=_log_scan)
+    some = (replace(loop, sizes=SHORT), scan, ours)
+    drawn = (*(replace(one, work=quick) for one in some), replace(fla, work=quick_log))
+    few_long = (*drawn[1:3], replace(chunks, work=quick_log))
+    whole_blocks = replace(scan, sizes={"time": (peers.SCAN_STEPS,)})
+    return [
+        Part((loop, fla, chunks, whole_blocks, ours), TIMED, "", FLOAT32, BOTH),
+        Part((ours,), TIMED, directions=BOTH),
+        Part((fla, ours), _others(TIMED), "", FLOAT32, BOTH),
+        Part(drawn, (), "", BOTH_DTYPES, BOTH, ranges=ANY),
+        Part(few_long, (), "few_long", BOTH_DTYPES, BOTH, ranges=FEW_LONG),
+    ]
+
+
+def min_gru() -> list[Part]:
+    """A minimal GRU beside a loop of PyTorch."""
+    loop = Contender("eager loop", recurring.min_gru, recurring.MIN_GRU, sizes={"time": (64,)})
+    ours = Contender("labkit", kernels.min_gru, recurring.MIN_GRU)
+    quick = replace(recurring.MIN_GRU, reference=_gru_scan)
+    drawn = (replace(loop, work=quick, sizes=SHORT), replace(ours, work=quick))
+    return [
+        Part((loop, ours), TIMED, "", FLOAT32, BOTH),
+        Part(drawn, (), "", BOTH_DTYPES, BOTH, ranges=ANY),
+        Part(drawn[1:], (), "few_long", BOTH_DTYPES, BOTH, ranges=FEW_LONG),
+    ]
+
+
+def rms_recurrence() -> list[Part]:
+    """Beside a loop of PyTorch, and one that torch.compile unrolls; ours at the published shapes."""
+    ours = Contender("labkit", kernels.rms_recurrence, recurring.RMS_RECURRENCE)
+    loop = Contender("eager loop", recurring.rms_recurrence, recurring.RMS_RECURRENCE, dtypes=FLOAT32)
+    # each step more takes longer to compile
+    unrolled = replace(loop, name="compiled loop", compiled=True, sizes={"time": (16,)})
+    timed = (*FEW, *_shapes("batch time width", (64, 64, 512), (1024, 16, 512)))
+    drawn = (replace(loop, sizes=SHORT), ours)
+    ranges: dict[str, Range] = {"batch": (256, 16384, 1), "time": (1, 512, 1), "width": (1, 4096, 1)}
+    few = ranges | {"batch": (64, 64, 1), "time": (1, 2048, 1)}
+    return [
+        Part((loop, unrolled, ours), timed, "", BOTH_DTYPES, BOTH),
+        Part((ours,), _others(timed), "", FLOAT32, BOTH),
+        Part(drawn, (), "", BOTH_DTYPES, BOTH, ranges=ranges),
+        Part(drawn, (), "batch_64", BOTH_DTYPES, BOTH, ranges=few),
+    ]
+
+
+# ---- the table ---------------------------------------------------------------------------------------------
+
+SUITES: dict[str, Callable[[], list[Part]]] = {
+    made.__name__: made
+    for made in (
+        affine, chain, matmul, linear_gelu, geglu, grouped, graphs,
+        rms_norm, linear_recurrence, min_gru, rms_recurrence, ledger,
+    )
+}  # fmt: skip
+"""The suites by name, in the order of the lessons; each gives its parts, and measures nothing."""
+WITHOUT_RANGES = ("graphs", "ledger")
+
+
+def chosen(names: Iterable[str], *, drawn: bool = False) -> list[str]:
+    """The named suites, each once, in their order; where none is named all, or all that can be ``drawn``.
+
+    ValueError for a name that is no suite.
+    """
+    wanted = set(names) or set(SUITES).difference(WITHOUT_RANGES if drawn else ())
+    unknown = sorted(wanted - set(SUITES))
+    if unknown:
+        raise ValueError(f"no suite is called {unknown[0]!r}; there are: {', '.join(SUITES)}")
+    return [name for name in SUITES if name in wanted]
+
+
+def parts(name: str, *, peers: bool) -> list[Part]:
+    """A suite at its fixed sizes; with ``peers`` also the contenders from other packages."""
+    return [part for part in _named("bench", name, peers) if part.shapes]
+
+
+def random_parts(name: str, *, peers: bool, count: int, seed: int, small: bool = False) -> list[Part]:
+    """A suite at ``count`` sizes drawn from the ranges of each of its parts, the same for the same seed.
+
+    The largest tensor has 16 MB or more, with ``small`` less. ValueError for a suite without ranges, or
+    where they hold too few such sizes.
+    """
+    ranged = [part for part in _named("random", name, peers) if part.ranges]
+    if not ranged:
+        raise ValueError(f"the suite {name!r} has no ranges to draw sizes from")
+    made = []
+    for number, part in enumerate(ranged):
+        rng = np.random.default_rng([seed, zlib.crc32(part.suite.encode()), number])
+        suite = f"{part.suite}/small" if small else part.suite
+        made += replace(part, suite=suite).drawn(count, rng, small=small)
+    return made
+
+
+def _named(kind: str, name: str, peers: bool) -> list[Part]:
+    """All parts of a suite, by their whole names, with the contenders that are wanted."""
+    return [
+        replace(
+            part,
+            suite="/".join(filter(None, (kind, name, part.suite))),
+            contenders=tuple(one for one in part.contenders if peers or one.peer is None),
+        )
+        for part in SUITES[name]()
+    ]

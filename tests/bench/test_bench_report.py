@@ -1,0 +1,213 @@
+"""Ours beside the best other: cases, the page and the README's lines; what is kept of a full run."""
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+from simulated import DOUBLING
+from taped import recorded
+
+from labkit import cli, machine, places, rows, sweeps
+from labkit.bench import recorded as kept_run
+from labkit.bench import report, suites
+from labkit.bench.part import Part
+from labkit.machine import Roofs
+from labkit.sweeps import Contender
+
+ROOFS = Roofs(
+    kind="recorded", device="NVIDIA H200", date="2026-01-02", copy=((2**30, 2**30 / 100.0),),
+    matmul={"float32": 1e9, "tf32": 2e9, "bfloat16": 4e9}, node_us=1.0, host_us=5.0,
+)  # fmt: skip
+"""1000 operations a microsecond in float32."""
+BEGIN, END = kept_run.BEGIN, kept_run.END
+
+
+@pytest.fixture(autouse=True)
+def roofs(monkeypatch):
+    monkeypatch.setattr(machine, "roofs_of", lambda table: ROOFS)
+
+
+def of(us, contender="labkit", **columns):
+    given = {"suite": "bench/affine", "min_bytes": 500, "flops": 10, "copy_us": 5.0, **columns}
+    return recorded(contender, us=us, **given)
+
+
+def gap(contender="labkit", **columns):
+    return of(1.0, contender, **{"median_us": None, "p20_us": None, "p80_us": None, "note": "why", **columns})
+
+
+MEASURED = [
+    of(10.0),
+    of(20.0, "eager"),
+    of(15.0, "Liger", peer="liger-kernel", peer_version="0.8.5"),
+    of(1.0, "nn.Linear", flops=10**6),
+    of(5.0, width=32),
+    of(4.0, "eager", width=32),
+    gap(width=64),
+    gap("Liger", width=64),
+    of(40.0, "labkit, one launch", suite="bench/graphs/host", clock="host"),
+    of(30.0, suite="bench/graphs/host", clock="host"),
+    of(60.0, "a*b | c", suite="bench/graphs/host", clock="host"),
+    of(7.0, suite="bench/alone"),
+]
+
+
+def test_the_fastest_of_ours_stands_beside_the_best_other_of_the_same_work_the_worst_first():
+    found = report.cases(MEASURED)
+    assert found["suite"].tolist() == ["affine", "affine", "graphs/host", "alone"]
+    assert found["ratio"].tolist()[:3] == pytest.approx([5 / 4, 10 / 15, 0.5])
+    assert found["contender_other"].tolist()[:3] == ["eager", "Liger", "a*b | c"]
+    assert found["ratio"].isna().tolist() == [False, False, False, True], "nobody else does it"
+    ways = ({}, {"direction": "backward"}, {"dtype": "bfloat16"}, {"clock": "events"}, {"device": "L4"})
+    strange = [of(1.0, "eager", suite="bench/other")]
+    assert len(report.cases([*(of(1.0, **way) for way in ways), *strange])) == 5
+    assert report.cases([]).empty and report.groups(report.cases([])).empty
+
+
+def test_a_share_is_of_the_copy_or_of_the_operations_at_cublas_rate_and_none_on_the_host(monkeypatch):
+    def share(**columns):
+        return report.cases([of(10.0, **columns)])["share"].item()
+
+    assert share() == 0.5 and share(flops=8000) == 0.8
+    assert share(copy_us=None, flops=8000) == 0.8 and share(clock="host") != share(clock="host")
+    monkeypatch.setattr(machine, "roofs_of", lambda table: None)
+    assert share(flops=8000) == 0.5
+
+
+def test_the_page_has_a_line_for_each_group_and_who_has_no_time():
+    text = report.page(MEASURED)
+    assert text.startswith(
+        "Measured on an NVIDIA H200 (2026-01-02, torch , triton , liger-kernel 0.8.5), 12 rows."
+    )
+    assert "| affine | forward | float32 | graph | 2 | 0.958 | 1.25 | 0.75 | 0.5 |" in text
+    assert "| graphs/host | forward | float32 | host | 1 | 0.5 | 0.5 |  |  |" in text
+    assert "- labkit, 1 of bench/affine: why\n- Liger, 1 of bench/affine: why\n" in text
+    alt = report.picture(report.cases(MEASURED)).alt
+    assert "The worst: affine, forward, float32, graph 1.25; graphs/host" in alt and "alone" not in alt
+    lines = report.summary(MEASURED).splitlines()
+    assert len(lines) == 5 and lines[2] == "- The worst: affine, forward, float32, batch 2, width 32: 1.25×."
+    assert "median of 3 cases: 0.667×; above 1.02 in 1." in lines[1]
+    assert len(report.summary([of(1.0)]).splitlines()) == 1
+
+
+# --- what is kept of a full run -------------------------------------------------------------------
+
+SHAPES = ({"batch": 2, "width": 16},)
+WHO = {
+    "labkit": Contender("labkit", lambda x: x + x, DOUBLING),
+    "Peer": Contender("Peer", lambda x: 2 * x, DOUBLING, peer="a-peer"),
+}
+CODE = {name: sweeps.code(one) for name, one in WHO.items()}
+FULL = [
+    of(10.0, source=CODE["labkit"], torch="2.13.0", triton="3.7.1"),
+    of(20.0, "Peer", source=CODE["Peer"], peer="a-peer", peer_version="1.2", torch="2.13.0", triton="3.7.1"),
+    of(10.0, suite="bench/linear", source=CODE["labkit"], torch="2.13.0", triton="3.7.1"),
+]
+
+
+@pytest.fixture
+def course(tmp_path, monkeypatch):
+    """Two suites, no lessons, and pages with a place for what is made of the run."""
+    made = {
+        "affine": lambda: [Part(tuple(WHO.values()), SHAPES)],
+        "linear": lambda: [Part((WHO["labkit"],), SHAPES)],
+    }
+    monkeypatch.setattr(suites, "SUITES", made)
+    monkeypatch.setattr(places, "RECORDED", tmp_path / "recorded")
+    monkeypatch.setattr(places, "NOTEBOOKS", tmp_path)
+    monkeypatch.setattr(kept_run, "pages", lambda: (tmp_path / "README.md", tmp_path / "benchmark.md"))
+    for page in kept_run.pages():
+        page.write_text(f"before\n{BEGIN}{END}after\n")
+    return tmp_path
+
+
+def put(measured, device="nvidia-h200"):
+    path = places.RECORDED / device / kept_run.FILE
+    rows.write(path, measured)
+    return path
+
+
+def labkit(*arguments, code=0):
+    result = CliRunner().invoke(cli.cli, ["record", *arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_of_what_was_measured_twice_on_one_kind_of_device_the_first_is_kept_and_listed(course):
+    again = [replace(row, median_us=99.0) for row in FULL]
+    paths = kept_run.keep([*FULL, *again, *(replace(row, device="Toy") for row in FULL)])
+    assert len(paths) == 2
+    for path in paths:
+        assert [row.median_us for row in rows.read(path)] == [row.median_us for row in FULL]
+    said = r"Measured on an NVIDIA H200 \(2026-01-02, torch 2.13.0, triton 3.7.1, a-peer 1.2\), 3 rows."
+    assert re.search(rf"^recorded +nvidia-h200/bench.jsonl  {said}$", labkit("--check"), re.M)
+    assert (
+        course / "README.md"
+    ).read_text() == f"before\n{BEGIN}{report.summary(rows.read(paths[0]))}{END}after\n"
+    assert (course / "benchmark.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("measured", "says"),
+    [
+        ([], "holds no rows"),
+        ([replace(FULL[0], source="code x"), *FULL[1:]], "other code: labkit of bench/affine"),
+        ([*FULL, replace(FULL[0], contender="gone")], "other code: gone of bench/affine"),
+        (FULL[:2], "has no rows of bench/linear"),
+        ("[1]\n", "not a row of the schema"),
+    ],
+)
+def test_a_run_of_other_code_or_not_of_all_suites_is_stale_until_it_is_stripped(course, measured, says):
+    path = put(FULL if isinstance(measured, str) else measured)
+    if isinstance(measured, str):
+        path.write_text(measured)
+        with pytest.raises(ValueError, match=says):
+            kept_run.write()
+    assert re.search(rf"^stale +nvidia-h200/bench.jsonl  .*{says}", labkit("--check", code=1), re.MULTILINE)
+    kept = put(FULL, "nvidia-l4")
+    assert "Stripped: nvidia-h200/bench.jsonl\n" in labkit("--strip-stale", "--check")
+    assert "| affine |" in (course / "benchmark.md").read_text() and (course / "benchmark.png").exists()
+    assert not path.exists() and kept.exists() and "Stripped: nothing" in labkit("--strip-stale")
+    put([], "nvidia-l4")
+    labkit("--strip-stale")
+    for page in kept_run.pages():
+        assert page.read_text() == f"before\n{BEGIN}{kept_run.NOTHING}{END}after\n"
+    assert not (course / "benchmark.png").exists()
+
+
+def test_a_page_without_marks_or_a_suite_that_does_not_load_is_a_sentence(course, monkeypatch):
+    def broken():
+        raise ValueError("01_launch_overhead, cell 3: a cell tagged kernel has to be plain Python")
+
+    for text in (BEGIN, END + BEGIN, BEGIN * 2 + END, BEGIN + END * 2, f"{BEGIN[:-1]} x\n{END}"):
+        with pytest.raises(ValueError, match="has not one line <!-- made by"):
+            kept_run.renew(text, "")
+    path = put(FULL[:1])
+    (course / "README.md").write_text("# damaged\n")
+    assert "README.md: a page has not one line" in labkit("--strip-stale", code=2) and path.exists()
+    monkeypatch.setitem(suites.SUITES, "affine", broken)
+    for option in ("--check", "--strip-stale"):
+        assert "Error: 01_launch_overhead, cell 3" in labkit(option, code=2)
+
+
+def test_where_no_run_is_kept_neither_torch_nor_a_lesson_is_loaded(monkeypatch):
+    code = (
+        "import sys; from pathlib import Path; from labkit.bench import recorded\n"
+        "assert recorded.states(Path('nowhere')) == {} and recorded.strip_stale(Path('nowhere')) == []\n"
+        "assert 'torch' not in sys.modules and 'labkit.bench.suites' not in sys.modules"
+    )
+    monkeypatch.setenv("PYTHONPATH", places.python_path())
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_is_in_the_tree_is_of_the_present_code_and_what_the_pages_say(monkeypatch):
+    monkeypatch.undo()
+    stale = [state for state in kept_run.states(places.RECORDED).values() if state.status == "stale"]
+    assert not stale, "record it again with `labkit bench --peers --record`, or `labkit record --strip-stale`"
+    for path, block in zip(kept_run.pages(), kept_run.blocks(), strict=True):
+        text = path.read_text(encoding="utf-8")
+        assert kept_run.renew(text, block) == text, "run `python -m labkit.bench.recorded`"
