@@ -69,8 +69,9 @@ class Found:
         if task:
             self._try(learner, lesson, task)["tries"].add(path)
         elif lesson:
-            for name, record in json.loads(read()).items():
-                self._try(learner, lesson, name)["solved"] = record["status"] == "right"
+            solved = {name: each["status"] == "right" for name, each in json.loads(read()).items()}
+            for name, right in solved.items():  # all of them or, where one is damaged, none
+                self._try(learner, lesson, name)["solved"] = right
         else:
             entry = guesses.parse(read().decode())
             if not 1e-9 <= entry.guess.value <= 1e12:
@@ -84,6 +85,10 @@ class Found:
         blank = {"lesson": lesson, "exercise": exercise, "solved": False, "tries": set()}
         return self.tries.setdefault((learner, lesson, exercise), blank)
 
+    def skip(self, path: str | Path, why: object) -> None:
+        """Note what does not count, or not to its end, in words that are safe to print."""
+        self.skipped.append(f"{plain(os.path.relpath(path), 200)}: {plain(str(why), 200)}")
+
 
 def read(sources: Iterable[Path]) -> Found:
     """What folders and archives hold; what cannot be read is among those skipped."""
@@ -91,26 +96,26 @@ def read(sources: Iterable[Path]) -> Found:
     for source in dict.fromkeys(path.resolve() for path in sources):
         name, total = str(source), 0
         try:
-            files = _in_folder(source) if source.is_dir() else _in_archive(source)
+            files = _in_folder(source, found) if source.is_dir() else _in_archive(source)
             for count, (name, regular, size, content) in enumerate(files):
                 total += size
                 if count == MOST_ENTRIES or (total > MOST_TOTAL and not source.is_dir()):
-                    found.skipped.append(
-                        f"{plain(os.path.relpath(source), 200)}: too large, not read to its end"
-                    )
+                    found.skip(source, "too large, not read to its end")
                     break
                 try:
                     found.take(name, regular, size, content)
-                except (*DAMAGED, TypeError, KeyError, AttributeError, RecursionError) as error:
-                    found.skipped.append(f"{plain(os.path.relpath(name), 200)}: {plain(str(error), 200)}")
+                except DAMAGED as error:
+                    found.skip(name, getattr(error, "strerror", None) or error)
+                except (TypeError, KeyError, AttributeError, RecursionError):
+                    found.skip(name, "not what labkit writes there")
         except (*DAMAGED, RecursionError) as error:
-            damage = f"no archive, or damaged ({error}); what comes before the damage is counted"
-            found.skipped.append(f"{plain(os.path.relpath(source), 200)}: {plain(damage, 200)}")
+            found.skip(source, f"no archive, or damaged ({error}); what comes before the damage is counted")
     return found
 
 
-def _in_folder(top: Path) -> Iterator[File]:
-    for folder, _, names in os.walk(top):
+def _in_folder(top: Path, found: Found) -> Iterator[File]:
+    """What is below a folder; one that cannot be read, as another user's, is among those skipped."""
+    for folder, _, names in os.walk(top, onerror=lambda error: found.skip(error.filename, error.strerror)):
         for name in names:
             path = Path(folder, name)
             state = path.lstat()
@@ -181,6 +186,8 @@ def show(console: Console, found: Found, csv_path: Path | None = None) -> bool:
         say(console, f"Skipped: {len(found.skipped)}.")
         for line in found.skipped[:MOST_NAMED]:
             say(console, f"  {line}")
+        if len(found.skipped) > MOST_NAMED:
+            say(console, f"  and {len(found.skipped) - MOST_NAMED} more")
     if csv_path:
         whole = pd.concat([table.assign(kind=kind) for kind, table in tables.items()])
         places.write_text(csv_path, whole.to_csv(index=False))

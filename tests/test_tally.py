@@ -1,5 +1,6 @@
 """`labkit tally`: what a class guessed and solved, from folders and archives that may hold anything."""
 
+import errno
 import io
 import json
 import os
@@ -136,7 +137,7 @@ def test_exercises_are_counted_by_learner_with_the_median_of_their_tries(class_r
     result = run("class")
     assert (
         row(result, "floor")[2:4] == ["3", "1"]
-        and "eve/attempts/launch_overhead/verdicts.json: " in result.output
+        and "eve/attempts/launch_overhead/verdicts.json: not what labkit writes there" in result.output
     )
 
 
@@ -176,6 +177,20 @@ def test_links_and_pipes_are_not_followed(class_room):
     result = run("class", "link.zip")
     assert row(result)[1:4] == ["1", "0", "3"] and "Skipped: 4." in result.output
     assert result.output.count("no regular file") == 4
+
+
+def test_a_learners_folder_that_cannot_be_read_is_named(monkeypatch):
+    seal("class/ada"), seal("class/ben")
+    scan = os.scandir
+
+    def closed(path):
+        if str(path).endswith("ben"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    result = run("class")
+    assert row(result)[1] == "1" and "  class/ben: Permission denied\n" in result.output
 
 
 def test_no_control_character_and_no_markup_reaches_the_terminal():

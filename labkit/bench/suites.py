@@ -356,15 +356,37 @@ def _others(left_out: Sequence[Shape]) -> tuple[Shape, ...]:
     return tuple(shape for shape in rms_norm_shapes() if shape not in left_out)
 
 
-def _scan(a: Tensor, b: Tensor) -> Tensor:
-    """linear_recurrence by doubling: after k rounds a state knows of 2**k steps. Sizes that are drawn have up
-    to a million steps, and a reference that took them one by one would take most of a run."""
+def _doubled(a: Tensor, b: Tensor) -> Tensor:
+    """linear_recurrence by doubling: after k rounds a state knows of 2**k steps."""
     reach = 1
     while reach < b.shape[1]:
         b = torch.cat([b[:, :reach], b[:, reach:] + a[:, reach:] * b[:, :-reach]], 1)
         a = torch.cat([a[:, :reach], a[:, reach:] * a[:, :-reach]], 1)
         reach *= 2
     return b
+
+
+class _Scan(torch.autograd.Function):
+    """Forward and backward keep two tensors; autograd would keep two of each of up to twenty rounds."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        h = _doubled(a, b)
+        ctx.save_for_backward(a, h)
+        return h
+
+    @staticmethod
+    def backward(ctx: Any, dh: Tensor) -> tuple[Tensor, Tensor]:
+        a, h = ctx.saved_tensors
+        # a gradient goes from a step to the one before by the gate: the same recurrence, reversed
+        db = _doubled(a.roll(-1, 1).flip(1), dh.flip(1)).flip(1)
+        return db * torch.cat([torch.zeros_like(h[:, :1]), h[:, :-1]], 1), db
+
+
+def _scan(a: Tensor, b: Tensor) -> Tensor:
+    """linear_recurrence for sizes that are drawn, of up to a million steps: a reference that took them one by
+    one would take most of a run."""
+    return cast(Tensor, _Scan.apply(a, b))
 
 
 def _log_scan(log_a: Tensor, b: Tensor) -> Tensor:

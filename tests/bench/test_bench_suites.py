@@ -110,9 +110,21 @@ def test_every_contender_computes_what_its_work_says(name, way):
 )
 @pytest.mark.parametrize("time", [1, 2, 7, 64])
 def test_a_reference_by_doubling_is_that_step_by_step(scan, steps, time):
-    a, b = torch.rand(2, time, 3).double(), torch.randn(2, time, 3).double()
-    given = -a if steps is recurring.log_recurrence else a
-    assert torch.allclose(scan(given, b), steps(given, b), rtol=1e-12)
+    a, b, upstream = (torch.rand(2, time, 3).double() for _ in range(3))
+    given = (-a if steps is recurring.log_recurrence else a).requires_grad_(), b.requires_grad_()
+    states = [each(*given) for each in (scan, steps)]
+    gradients = [torch.autograd.grad(each, given, upstream) for each in states]
+    for got, want in zip((states[0], *gradients[0]), (states[1], *gradients[1]), strict=True):
+        assert torch.allclose(got, want, rtol=1e-10)
+
+
+def test_the_gradient_of_a_reference_by_doubling_keeps_nothing_of_its_rounds():
+    """Of a million steps in float64 it would not fit beside the contenders."""
+    kept = []
+    a, b = (torch.rand(1, 2**12, 4, dtype=torch.float64).requires_grad_() for _ in range(2))
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.nbytes) or t, lambda t: t):
+        suites._scan(a, b)
+    assert sum(kept) <= 2 * a.nbytes
 
 
 # Sizes that are drawn
