@@ -136,7 +136,7 @@ def kernel_environment() -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": places.python_path(),
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
-        "LABKIT_HEADLESS": "1",  # nobody presses buttons: panels run by themselves (labkit.live)
+        "LABKIT_HEADLESS": "1",  # nobody presses buttons: panels run by themselves (widgets.static)
     }
 
 

@@ -193,10 +193,9 @@ def axis(question: Question, guess: float | None, measured: Measured | float | N
     if guess is not None:
         axes.axvline(guess, color=COLOUR, lw=2.5, label=f"your guess {question.number(guess)}")
     if truth is not None:
-        words, stroke = _LOOK[measured.kind] if isinstance(measured, Measured) else ("answer", "-")
-        axes.axvline(
-            truth, color=INK, ls=stroke, lw=2.5, label=f"{words.split()[0]} {question.number(truth)}"
-        )
+        how, stroke = _LOOK[measured.kind] if isinstance(measured, Measured) else ("answer", "-")
+        words = f"{how.split()[0]} {question.number(truth)}"
+        axes.axvline(truth, color=INK, ls=stroke, lw=2.5, label=words)
     if guess is not None and truth is not None:
         axes.axvspan(*sorted((guess, truth)), color=COLOUR, alpha=0.12, lw=0)
     reached = [question.low, question.high, *([] if truth is None else [truth / 1.2, truth * 1.2])]

@@ -12,7 +12,6 @@ from labkit import device, places, rows, sweeps, tables
 from labkit.clocks import Cache, Clock
 from labkit.measure import journal
 from labkit.plots.curves import Models, Regime
-from labkit.rows import LIVE, RECORDED, Row
 from labkit.sweeps import Contender, Shape
 
 CLOCKS: dict[Clock, str] = {
@@ -45,11 +44,11 @@ class Selection:
         """The shapes of the sweep."""
         return [{**self.others, self.x: value} for value in self.values]
 
-    def of(self, found: Sequence[Row]) -> list[Row]:
+    def of(self, found: Sequence[rows.Row]) -> list[rows.Row]:
         """The rows that belong to this sweep."""
         return [row for row in found if self._fits(row)]
 
-    def _fits(self, row: Row) -> bool:
+    def _fits(self, row: rows.Row) -> bool:
         mine = (self.dtype, self.direction, self.clock, self.cache)
         how = (row.dtype, row.direction, journal.asked_clock(row), row.cache)
         return how == mine and row.contender in self.contenders and row.shape in self.points
@@ -128,7 +127,7 @@ class Plan:
         """Where rows that this machine measured for a panel are kept as they come."""
         return places.cache() / "panels" / f"{self.slug}.jsonl"
 
-    def own(self) -> list[Row]:
+    def own(self) -> list[rows.Row]:
         """The latest row of each measurement by the present code on this machine.
 
         What is younger than an hour counts as live, as it does for a sweep that is continued.
@@ -136,29 +135,29 @@ class Plan:
         if not device.has_gpu():
             return []
         ways = {contender.name: sweeps.way(contender) for contender in self.contenders}
-        latest: dict[object, Row] = {}
+        latest: dict[object, rows.Row] = {}
         for row in rows.readable(self.path):
             if row.suite == self.suite and journal.way_of(row) == ways.get(row.contender):
-                kind = LIVE if row.age_s() < journal.RESUME_WITHIN_S else RECORDED
+                kind = rows.LIVE if row.age_s() < journal.RESUME_WITHIN_S else rows.RECORDED
                 latest[journal.asked_key(row)] = replace(row, kind=kind)
         return list(latest.values())
 
-    def tape(self) -> list[Row]:
+    def tape(self) -> list[rows.Row]:
         """What a recorded device left for this suite, and not for those below it."""
         return [row for row in rows.recorded(self.suite) if row.suite == self.suite]
 
-    def table(self, found: Sequence[Row]) -> pd.DataFrame:
+    def table(self, found: Sequence[rows.Row]) -> pd.DataFrame:
         """Rows as a table with the axes of this plan, also where there are none."""
         return rows.table(found, [*self.others, self.x])
 
-    def measured(self, own: Sequence[Row], tape: Sequence[Row]) -> pd.DataFrame:
+    def measured(self, own: Sequence[rows.Row], tape: Sequence[rows.Row]) -> pd.DataFrame:
         """Of every selection by the first clock the rows of one origin.
 
         They are live where ``of`` and ``over`` were measured everywhere; else of an older sweep of this
         machine; else recorded. A sweep that was stopped early takes no claim's numbers away.
         """
-        live = [row for row in own if row.kind == LIVE]
-        sources = [live, [row for row in own if row.kind != LIVE], tape]
+        live = [row for row in own if row.kind == rows.LIVE]
+        sources = [live, [row for row in own if row.kind != rows.LIVE], tape]
         parts = []
         for selection in self.everything():
             wanted = {(name, size) for name in (self.of, self.over) for size in selection.values}
