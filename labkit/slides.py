@@ -6,6 +6,7 @@ kernel or an exercise shows its source, any other code cell its outputs.
 
 import re
 import shutil
+from copy import deepcopy
 from pathlib import Path
 
 from nbconvert.exporters.slides import SlidesExporter
@@ -17,6 +18,10 @@ from labkit.runs import record
 REVEAL = places.DATA / "reveal"
 FILES = {"reveal.js": "dist", "reveal.css": "dist", "labkit.css": "dist/theme", "LICENSE": ""}
 """The files of reveal.js and its theme, and where in its folder a deck looks for each."""
+BESIDE = 2
+"""So many claims, checks or answers leave a figure its room."""
+TABLES = ("<table", "<div>", "<style")
+"""How the HTML of a table begins, pandas's among them."""
 SHOWN = {lessons.KERNEL, lessons.EXERCISE}
 """Tags of the cells whose source is on slides."""
 
@@ -30,6 +35,7 @@ def to_slides(notebook: NotebookNode, name: str) -> str:
             cell.outputs = []  # checks, and "not attempted"
         else:
             cell.metadata.transient = {"remove_source": True}  # what nbconvert's own filters set
+    notebook.cells = [slide for cell in notebook.cells for slide in one_figure_each(cell)]
     exporter = SlidesExporter(
         template_file="deck.html.j2",
         extra_template_paths=[str(REVEAL)],
@@ -43,6 +49,35 @@ def to_slides(notebook: NotebookNode, name: str) -> str:
     resources = {"metadata": {"name": lessons.title(notebook) or name, "path": str(places.NOTEBOOKS)}}
     page, _ = exporter.from_notebook_node(notebook, resources=resources)
     return re.sub(r'<a href="\d\d_\w+\.ipynb">(.*?)</a>', r"\1", str(page))  # a deck stands alone
+
+
+def one_figure_each(cell: NotebookNode) -> list[NotebookNode]:
+    """The cell, or copies of it: each figure on a slide of its own, with what was put out since the one
+    before if that is short. The axis of a guess is no figure, and stays with what follows it. Tables beside
+    a figure are left out: they are for reading, and a room reads the figure.
+    """
+    outputs = cell.get("outputs", [])
+    if any(map(_is_figure, outputs)):
+        outputs = [each for each in outputs if not _html(each).lstrip().startswith(TABLES)]
+    slides: list[list[NotebookNode]] = [[]]
+    for output in outputs:
+        drawn = bool(slides[-1]) and _is_figure(slides[-1][-1])
+        if drawn or (_is_figure(output) and len(slides[-1]) > BESIDE):
+            slides.append([])
+        slides[-1].append(output)
+    copies = [NotebookNode({**deepcopy(cell), "outputs": part}) for part in slides]
+    for number, copy in enumerate(copies[1:], start=2):
+        copy.id = f"{cell.id}-{number}"
+        copy.metadata.slideshow = {"slide_type": "subslide"}
+    return copies if outputs else [cell]
+
+
+def _is_figure(output: NotebookNode) -> bool:
+    return _html(output).startswith("<img")
+
+
+def _html(output: NotebookNode) -> str:
+    return "".join(output.get("data", {}).get("text/html", ""))
 
 
 def write(paths: list[Path], folder: Path) -> list[Path]:

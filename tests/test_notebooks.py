@@ -99,7 +99,9 @@ def test_it_has_the_size_and_the_parts_of_a_lesson_and_only_a_kernel_is_longer_t
     exercises = [cell for _, cell in found if "exercise" in lessons.tags(cell)]
     assert len(exercises) >= 3
     assert all(cell.source.splitlines()[-1].startswith("tasks.check(") for cell in exercises)
-    assert any(re.search(r"\b(?:panels?|widgets)\.sweep\(", cell.source) for _, cell in found), "no live sweep"
+    assert any(re.search(r"\b(?:panels?|widgets)\.sweep\(", cell.source) for _, cell in found), (
+        "no live sweep"
+    )
     assert found[-1][1].source in ("summary()", "tasks.summary()"), "the table of claims comes last"
 
 

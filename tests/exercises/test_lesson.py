@@ -134,7 +134,7 @@ def test_accidents_are_verdicts_with_the_learners_line(learner, source, status, 
 
 def test_an_exception_is_told_with_its_line_and_the_names_at_hand(learner):
     text = learner().run(masked("at < cuont"))["text/plain"]
-    assert "name 'cuont' is not defined" in text and re.search(r"line \d: mask = at < cuont", text)
+    assert "name 'cuont' is not defined" in text and re.search(r"line \d: inside = at < cuont", text)
     assert "The line sees x, y, count, BLOCK, at." in text
 
 
@@ -213,4 +213,4 @@ def test_reset_forgets_the_verdict_and_shows_the_cell_as_the_lesson_has_it(learn
     one.tasks.reset("mask")
     one.tasks.progress()
     said = capsys.readouterr().out
-    assert "mask = ...  # which places are inside?" in said and "the mask of a kernel: not attempted" in said
+    assert "inside = ...  # which places are?" in said and "the mask of a kernel: not attempted" in said
