@@ -43,18 +43,21 @@ def sigmoid(x, FAST: tl.constexpr):
 
 @triton.jit
 def gate(ir, iz, inn, hr, hz, hn, h, FAST: tl.constexpr):
-    """r, z, n and the next state, from the products of the input and of the state h."""
-    r, z = sigmoid(ir + hr, FAST), sigmoid(iz + hz, FAST)
-    n = tanh(inn + r * hn, FAST)
-    return r, z, n, n + z * (h - n)
+    """What r, z, n are the sigmoid and tanh of, and the next state, from the products of input and state h."""
+    ar, az = ir + hr, iz + hz
+    r, z = sigmoid(ar, FAST), sigmoid(az, FAST)
+    an = inn + r * hn
+    n = tanh(an, FAST)
+    return ar, az, an, n + z * (h - n)
 
 
 @triton.jit
-def gate_grad(g, r, z, n, hn, h, RESET: tl.constexpr):
+def gate_grad(g, ar, az, an, hn, h, RESET: tl.constexpr):
     """From the gradient g of the next state: those of inn, of ir and hr, of iz and hz, of hn, and z * g.
 
     With resets, a step of which no later one knows has a g of zero, whatever it computed: infinities, too.
     """
+    r, z, n = tl.sigmoid(ar), tl.sigmoid(az), tanh(an, False)
     dn = g * (1.0 - z) * (1.0 - n * n)
     dr, dz, back = dn * hn * r * (1.0 - r), g * (h - n) * z * (1.0 - z), g * z
     dhn = dn * r
@@ -124,7 +127,8 @@ def gru_kernel(
     H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """States h (B, T, H) from gates (B, T, 3 H), the input's products. Where ``hidden`` (B, T, H) is given,
-    it keeps the state's product for n, and r, z, n take the place of the input's products in gates."""
+    it keeps the state's product for n, and what r, z, n are functions of takes the place of the input's
+    products in gates."""
     b = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)[None, :]
     m, k = tl.arange(0, BH)[:, None], tl.arange(0, BH)[None, :]
     inside = (b < B) & (m < H)
@@ -141,12 +145,12 @@ def gru_kernel(
         next_r, next_z, next_n = load_gates(into + after * 3 * H, inside, H)  # on their way during this step
         if reset is not None:
             again = tl.load(reset + b * T + after, b < B, other=0) != 0
-        r, z, n, state = gate(ir, iz, inn, hr, hz, hn, state, FAST)
+        ar, az, an, state = gate(ir, iz, inn, hr, hz, hn, state, FAST)
         tl.store(out + t * H, state, inside)
         if hidden is not None:
-            tl.store(into + t * 3 * H, r, inside)
-            tl.store(into + t * 3 * H + H, z, inside)
-            tl.store(into + t * 3 * H + 2 * H, n, inside)
+            tl.store(into + t * 3 * H, ar, inside)
+            tl.store(into + t * 3 * H + H, az, inside)
+            tl.store(into + t * 3 * H + 2 * H, an, inside)
             tl.store(hidden + b * T * H + m + t * H, hn, inside)
         if reset is not None:
             state = tl.where(again, 0.0, state)  # never multiplied: it may be infinite
@@ -183,7 +187,7 @@ def gru_grad_kernel(
     next_h = tl.load(from_h + (end - 1) * H, inside & (end > 0), other=0.0)
     for passed in range(T):
         t = end - passed
-        r, z, n = next_r.to(tl.float32), next_z.to(tl.float32), next_n.to(tl.float32)
+        ar, az, an = next_r.to(tl.float32), next_z.to(tl.float32), next_n.to(tl.float32)
         g, hn = next_g.to(tl.float32) + carry, next_hn.to(tl.float32)
         before = tl.where(t > 0, next_h.to(tl.float32), first)
         s = tl.maximum(t - 1, 0)  # the next step's, on their way during this one
@@ -194,7 +198,7 @@ def gru_grad_kernel(
         if reset is not None:
             begins = tl.load(reset + b * T + t, b < B, other=0) != 0
             before = tl.where(begins, 0.0, before)
-        dn, dr, dz, dhn, kept = gate_grad(g, r, z, n, hn, before, reset is not None)
+        dn, dr, dz, dhn, kept = gate_grad(g, ar, az, an, hn, before, reset is not None)
         into = to_grads + t * 4 * H
         tl.store(into, dn, inside)
         tl.store(into + H, dr, inside)
@@ -224,13 +228,13 @@ def step_kernel(
     hr, hz, hn = load_gates(product + b * 3 * H + n, inside, H)
     ir, iz, inn = ir.to(tl.float32), iz.to(tl.float32), inn.to(tl.float32)
     hr, hz, hn = hr.to(tl.float32), hz.to(tl.float32), hn.to(tl.float32)
-    r, z, c, new = gate(ir, iz, inn, hr, hz, hn, tl.load(state + i, inside, other=0.0), FAST)
+    ar, az, an, new = gate(ir, iz, inn, hr, hz, hn, tl.load(state + i, inside, other=0.0), FAST)
     tl.store(h + (b * T + t) * H + n, new, inside)
     if hidden is not None:
         into = gates + (b * T + t) * 3 * H + n
-        tl.store(into, r, inside)
-        tl.store(into + H, z, inside)
-        tl.store(into + 2 * H, c, inside)
+        tl.store(into, ar, inside)
+        tl.store(into + H, az, inside)
+        tl.store(into + 2 * H, an, inside)
         tl.store(hidden + (b * T + t) * H + n, hn, inside)
     if reset is not None:
         new = tl.where(tl.load(reset + b * T + t + 1, inside & (t + 1 < T), other=0) != 0, 0.0, new)
@@ -255,10 +259,10 @@ def step_grad_kernel(
         g = tl.where(tl.load(reset + b * T + t + 1, follows, other=0) != 0, 0.0, g)
         before = tl.where(tl.load(reset + b * T + t, inside, other=0) != 0, 0.0, before)
     g += tl.load(dh + at, inside, other=0.0).to(tl.float32)
-    r, z, c = load_gates(gates + 3 * at - 2 * n, inside, H)
-    r, z, c = r.to(tl.float32), z.to(tl.float32), c.to(tl.float32)
+    ar, az, an = load_gates(gates + 3 * at - 2 * n, inside, H)
+    ar, az, an = ar.to(tl.float32), az.to(tl.float32), an.to(tl.float32)
     hn = tl.load(hidden + at, inside, other=0.0).to(tl.float32)
-    dn, dr, dz, dhn, kept = gate_grad(g, r, z, c, hn, before, reset is not None)
+    dn, dr, dz, dhn, kept = gate_grad(g, ar, az, an, hn, before, reset is not None)
     into = grads + 4 * at - 3 * n
     tl.store(into, dn, inside)
     tl.store(into + H, dr, inside)
@@ -274,11 +278,12 @@ def step_grad_kernel(
 
 
 @cache
-def gru_plan(B: int, H: int, itemsize: int, gpu: Gpu) -> dict[str, int] | None:
+def gru_plan(B: int, H: int, itemsize: int, most: int, gpu: Gpu) -> dict[str, int] | None:
     """Sizes of the resident kernels; None where three matrices do not fit a multiprocessor.
 
     They pass through its shared memory on their way to registers, of which they take 96 in each thread of 8
-    warps. A program has as few sequences as let all programs run at once, at least 8, a tensor core's least.
+    warps. A program has as few sequences as let all programs run at once, at least 8, a tensor core's least,
+    and at most so many that its registers hold what it computes with.
     """
     BH = max(16, next_power_of_2(H))
     if gpu.shared_bytes:
@@ -286,7 +291,7 @@ def gru_plan(B: int, H: int, itemsize: int, gpu: Gpu) -> dict[str, int] | None:
             return None
     elif BH > 32:  # interpreted
         return None
-    BM = min(32, max(8, next_power_of_2(cdiv(B, gpu.multiprocessors))))
+    BM = min(most if itemsize == 2 else 8, max(8, next_power_of_2(cdiv(B, gpu.multiprocessors))))
     return dict(H=H, BH=BH, BM=BM, num_warps=max(1, BH // 16))
 
 
@@ -303,7 +308,7 @@ def _run(
     h, hidden = x.new_empty(B, T, H), x.new_empty(B, T, H) if training else None
     weight_hh, h0 = weight_hh.contiguous(), None if h0 is None else h0.contiguous()
     reset = None if reset is None else reset.contiguous().view(torch.uint8)
-    fast, plan = x.dtype is torch.bfloat16, gru_plan(B, H, x.itemsize, gpu_of(x.device))
+    fast, plan = x.dtype is torch.bfloat16, gru_plan(B, H, x.itemsize, 32, gpu_of(x.device))
     if not h.numel():
         pass
     elif plan is not None:
@@ -347,7 +352,7 @@ def gru_training(
     x: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor | None, bias_hh: Tensor | None,
     h0: Tensor | None, reset: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """h (B, T, H), r, z and n (B, T, 3 H), and the state's product for n (B, T, H)."""
+    """h (B, T, H), what r, z, n are functions of (B, T, 3 H), and the state's product for n (B, T, H)."""
     return _run(x, weight_ih, weight_hh, bias_ih, bias_hh, h0, reset, True)
 
 
@@ -369,7 +374,7 @@ def gru_backward(
     grads, last, dh0 = _like_gradients(dh, gates, hidden, weight_hh, h0, reset, h)
     wanted, h0 = (None, None) if h0 is None else (dh0, h0.contiguous())
     reset = None if reset is None else reset.contiguous().view(torch.uint8)
-    plan = gru_plan(B, H, h.itemsize, gpu_of(h.device))
+    plan = gru_plan(B, H, h.itemsize, 16, gpu_of(h.device))
     if not h.numel():
         dh0.zero_()
     elif plan is not None:
@@ -391,10 +396,11 @@ def gru_backward(
 class Gru(torch.autograd.Function):
     """``gru`` with its gradients, once differentiable.
 
-    Kept are r, z, n and the state's product for n, in x's dtype, beside the states, which are the output:
-    4 B T H numbers that the forward writes and the backward reads. To compute them anew from the states would
-    need the input's products, which are 3 B T H, and the state's once more: another product a step, for which
-    weights would have to be resident twice, as they are and transposed.
+    Kept are what r, z and n are the sigmoid and tanh of, and the state's product for n, in x's dtype, beside
+    the states, which are the output: 4 B T H numbers that the forward writes and the backward reads. To
+    compute them anew from the states would need the input's products, which are 3 B T H, and the state's once
+    more: another product a step, for which weights would have to be resident twice, as they are and
+    transposed. Of r, z and n themselves, rounded, little would be left of 1 - z or 1 - n**2 close to 1.
     """
 
     @staticmethod
@@ -413,7 +419,7 @@ class Gru(torch.autograd.Function):
         grads, last, dh0 = gru_backward(dh, gates, hidden, weight_hh, h0, reset, h)
         (B, T, H), rows = h.shape, grads.flatten(0, 1)  # (B T, 4 H)
         of_input, of_state = rows[:, : 3 * H], rows[:, H:]  # in the orders n, r, z and r, z, n
-        dx = (of_input @ weight_ih.roll(H, 0)).view(B, T, -1) if of_x else None
+        dx = (of_input @ weight_ih.roll(H, 0)).view(B, T, weight_ih.shape[1]) if of_x else None
         dweight_ih = (of_input.T @ x.flatten(0, 1)).roll(-H, 0) if of_ih else None
         dweight_hh = of_state.T @ last.flatten(0, 1) if of_hh else None
         dbias_ih = dbias_hh = None
