@@ -43,7 +43,7 @@ def sigmoid(x, FAST: tl.constexpr):
 
 @triton.jit
 def gate(ir, iz, inn, hr, hz, hn, h, FAST: tl.constexpr):
-    """What r, z, n are the sigmoid and tanh of, and the next state, from the products of input and state h."""
+    """What r, z, n are the sigmoid and tanh of, and the next state, from products of input and state h."""
     ar, az = ir + hr, iz + hz
     r, z = sigmoid(ar, FAST), sigmoid(az, FAST)
     an = inn + r * hn
