@@ -75,17 +75,12 @@ def gate_grad(g, ar, az, an, hn, h, RESET: tl.constexpr):
 
 
 @triton.jit
-def load_weight(weight, g, row, column, H: tl.constexpr):
-    """Matrix g of weight (3 H, H), zeros beyond H."""
-    inside = (row < H) & (column < H)
-    tile = tl.load(weight + (g * H + row) * H + column, inside, other=0.0)
+def load_weight(weight, g, row, column, H: tl.constexpr, BH: tl.constexpr):
+    """Matrix g of weight (3 H, H), zeros beyond H; rows from BH on are those of the next matrix."""
+    inside = (row % BH < H) & (column % BH < H)
+    at = ((g + row // BH) * H + row % BH) * H + column
+    tile = tl.load(weight + at, inside, other=0.0)
     return tl.where(inside, tile, 0.0)  # what comes from a load at once would go to shared memory
-
-
-@triton.jit
-def load_weights(weight, row, column, H: tl.constexpr):
-    wr, wz = load_weight(weight, 0, row, column, H), load_weight(weight, 1, row, column, H)
-    return wr, wz, load_weight(weight, 2, row, column, H)
 
 
 @triton.jit
@@ -116,100 +111,142 @@ def load_gates(p, inside, H: tl.constexpr):
 
 
 @triton.jit
+def store_four(p, inside, H: tl.constexpr, a, b, c, d):
+    tl.store(p, a, inside)
+    tl.store(p + H, b, inside)
+    tl.store(p + 2 * H, c, inside)
+    tl.store(p + 3 * H, d, inside)
+
+
+@triton.jit
 def products(h, wr, wz, wn, br, bz, bn):
-    a = h.to(wr.dtype)
-    return multiply(wr, a, br), multiply(wz, a, bz), multiply(wn, a, bn)
+    """W h + b for r, z, n; where wz is None, wr is W_r above W_z."""
+    a = h.to(wn.dtype)
+    if wz is None:
+        both = multiply(wr, a).reshape(2, bn.shape[0], bn.shape[1])
+        hr, hz = both.permute(1, 2, 0).split()
+        hr, hz = hr + br, hz + bz
+    else:
+        hr, hz = multiply(wr, a, br), multiply(wz, a, bz)
+    return hr, hz, multiply(wn, a, bn)
+
+
+# Loads are on their way AHEAD steps before they are used. A step asks for them before all else: what it does
+# first with those that have come, a change of layout, has barriers, past which the compiler moves no load.
+# AHEAD steps are written out, for to hand a tile on from one name to another would wait for it.
 
 
 @triton.jit
 def gru_kernel(
     gates, weight, bias, h0, reset, h, hidden, B, T,
-    H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr, FAST: tl.constexpr,
+    H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr, AHEAD: tl.constexpr, STACK: tl.constexpr,
+    FAST: tl.constexpr,
 ):  # fmt: skip
     """States h (B, T, H) from gates (B, T, 3 H), the input's products. Where ``hidden`` (B, T, H) is given,
     it keeps the state's product for n, and what r, z, n are functions of takes the place of the input's
-    products in gates."""
+    products in gates. STACK: W_r and W_z are one matrix."""
     b = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)[None, :]
     m, k = tl.arange(0, BH)[:, None], tl.arange(0, BH)[None, :]
     inside = (b < B) & (m < H)
-    wr, wz, wn = load_weights(weight, m, k, H)
+    if STACK:
+        wr, wz = load_weight(weight, 0, tl.arange(0, 2 * BH)[:, None], k, H, BH), None
+    else:
+        wr, wz = load_weight(weight, 0, m, k, H, BH), load_weight(weight, 1, m, k, H, BH)
+    wn = load_weight(weight, 2, m, k, H, BH)
     br, bz = load_bias(bias, 0, m, H, BH, BM), load_bias(bias, 1, m, H, BH, BM)
     bn = load_bias(bias, 2, m, H, BH, BM)
     state = first_state(h0, reset, b * H + m, b, inside, B, T, BH, BM)  # stays in float32
     hr, hz, hn = products(state, wr, wz, wn, br, bz, bn)
     into, out = gates + b * T * 3 * H + m, h + b * T * H + m
-    next_r, next_z, next_n = load_gates(into, inside, H)
-    for t in range(T):
-        ir, iz, inn = next_r.to(tl.float32), next_z.to(tl.float32), next_n.to(tl.float32)
-        after = tl.minimum(t + 1, T - 1)
-        next_r, next_z, next_n = load_gates(into + after * 3 * H, inside, H)  # on their way during this step
-        if reset is not None:
-            again = tl.load(reset + b * T + after, b < B, other=0) != 0
-        ar, az, an, state = gate(ir, iz, inn, hr, hz, hn, state, FAST)
-        tl.store(out + t * H, state, inside)
-        if hidden is not None:
-            tl.store(into + t * 3 * H, ar, inside)
-            tl.store(into + t * 3 * H + H, az, inside)
-            tl.store(into + t * 3 * H + 2 * H, an, inside)
-            tl.store(hidden + b * T * H + m + t * H, hn, inside)
-        if reset is not None:
-            state = tl.where(again, 0.0, state)  # never multiplied: it may be infinite
-        hr, hz, hn = products(state, wr, wz, wn, br, bz, bn)
+    coming = ()
+    for u in tl.static_range(AHEAD):
+        coming += (load_gates(into + u * 3 * H, inside & (u < T), H),)
+    for start in range(0, T, AHEAD):
+        come, coming = coming, ()
+        for u in tl.static_range(AHEAD):
+            t = start + u
+            after, now = t + AHEAD, inside & (t < T)
+            coming += (load_gates(into + after * 3 * H, inside & (after < T), H),)
+            if reset is not None:
+                again = tl.load(reset + b * T + t + 1, (b < B) & (t + 1 < T), other=0) != 0
+            ir, iz, inn = come[u]
+            ar, az, an, state = gate(
+                ir.to(tl.float32), iz.to(tl.float32), inn.to(tl.float32), hr, hz, hn, state, FAST
+            )
+            tl.store(out + t * H, state, now)
+            if hidden is not None:
+                tl.store(into + t * 3 * H, ar, now)
+                tl.store(into + t * 3 * H + H, az, now)
+                tl.store(into + t * 3 * H + 2 * H, an, now)
+                tl.store(hidden + b * T * H + m + t * H, hn, now)
+            if reset is not None:
+                state = tl.where(again, 0.0, state)  # never multiplied: it may be infinite
+            hr, hz, hn = products(state, wr, wz, wn, br, bz, bn)
 
 
 @triton.jit
 def back_products(dr, dz, dhn, wr, wz, wn, total):
+    """Three sums, added at the end: in one, each product would wait for the one before."""
     total = multiply(wr, dr.to(wr.dtype), total)
-    total = multiply(wz, dz.to(wr.dtype), total)
-    return multiply(wn, dhn.to(wr.dtype), total)
+    return total + multiply(wz, dz.to(wr.dtype)) + multiply(wn, dhn.to(wr.dtype))
+
+
+@triton.jit
+def load_kept(dh, gates, hidden, h, t, T, inside, H: tl.constexpr):
+    """What step t's gradient needs: the output's gradient, ar, az, an, hn, the state before."""
+    now = inside & (t >= 0) & (t < T)
+    ar, az, an = load_gates(gates + t * 3 * H, now, H)
+    g, hn = tl.load(dh + t * H, now, other=0.0), tl.load(hidden + t * H, now, other=0.0)
+    return g, ar, az, an, hn, tl.load(h + (t - 1) * H, now & (t > 0), other=0.0)
 
 
 @triton.jit
 def gru_grad_kernel(
     dh, gates, hidden, weight, h0, reset, h, grads, last, dh0, B, T,
-    H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr,
+    H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Time in reverse. grads (B, T, 4 H) takes the gradients of the input's n, of r, of z, of the state's n,
     last (B, T, H) the state before each step, as the weight's gradient wants it."""
     b = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)[None, :]
     m, k = tl.arange(0, BH)[:, None], tl.arange(0, BH)[None, :]
     inside = (b < B) & (m < H)
-    wr, wz, wn = load_weights(weight, k, m, H)  # transposed
+    wr, wz = load_weight(weight, 0, k, m, H, BH), load_weight(weight, 1, k, m, H, BH)  # transposed
+    wn = load_weight(weight, 2, k, m, H, BH)
     nothing = tl.zeros([BH, BM], tl.float32)
     carry = back_products(nothing, nothing, nothing, wr, wz, wn, nothing)  # of later steps
     first = first_state(h0, None, b * H + m, b, inside, B, T, BH, BM)
-    start, end = b * T * H + m, T - 1
-    from_g, from_hn, from_h, to_last = dh + start, hidden + start, h + start, last + start
-    from_gates, to_grads = gates + b * T * 3 * H + m, grads + b * T * 4 * H + m
-    next_r, next_z, next_n = load_gates(from_gates + end * 3 * H, inside, H)
-    next_g = tl.load(from_g + end * H, inside, other=0.0)
-    next_hn = tl.load(from_hn + end * H, inside, other=0.0)
-    next_h = tl.load(from_h + (end - 1) * H, inside & (end > 0), other=0.0)
-    for passed in range(T):
-        t = end - passed
-        ar, az, an = next_r.to(tl.float32), next_z.to(tl.float32), next_n.to(tl.float32)
-        g, hn = next_g.to(tl.float32) + carry, next_hn.to(tl.float32)
-        before = tl.where(t > 0, next_h.to(tl.float32), first)
-        s = tl.maximum(t - 1, 0)  # the next step's, on their way during this one
-        next_r, next_z, next_n = load_gates(from_gates + s * 3 * H, inside, H)
-        next_g = tl.load(from_g + s * H, inside, other=0.0)
-        next_hn = tl.load(from_hn + s * H, inside, other=0.0)
-        next_h = tl.load(from_h + (s - 1) * H, inside & (s > 0), other=0.0)
-        if reset is not None:
-            begins = tl.load(reset + b * T + t, b < B, other=0) != 0
-            before = tl.where(begins, 0.0, before)
-        dn, dr, dz, dhn, kept = gate_grad(g, ar, az, an, hn, before, reset is not None)
-        into = to_grads + t * 4 * H
-        tl.store(into, dn, inside)
-        tl.store(into + H, dr, inside)
-        tl.store(into + 2 * H, dz, inside)
-        tl.store(into + 3 * H, dhn, inside)
-        if reset is not None:  # zero times infinity would spoil the weight's gradient
-            before = tl.where(before - before == 0.0, before, 0.0)
-        tl.store(to_last + t * H, before, inside)
-        carry = back_products(dr, dz, dhn, wr, wz, wn, kept)
-        if reset is not None:
-            carry = tl.where(begins, 0.0, carry)
+    at = b * T * H + m
+    dh, hidden, h, last = dh + at, hidden + at, h + at, last + at
+    gates, grads = gates + b * T * 3 * H + m, grads + b * T * 4 * H + m
+    end = tl.cdiv(T, AHEAD) * AHEAD - 1  # steps from T on have gradients of zero
+    coming = ()
+    for u in tl.static_range(AHEAD):
+        coming += (load_kept(dh, gates, hidden, h, end - u, T, inside, H),)
+    for start in range(0, T, AHEAD):
+        come, coming = coming, ()
+        for u in tl.static_range(AHEAD):
+            t = end - start - u
+            now = inside & (t < T)
+            coming += (load_kept(dh, gates, hidden, h, t - AHEAD, T, inside, H),)
+            if reset is not None:
+                begins = tl.load(reset + b * T + t, (b < B) & (t < T), other=0) != 0
+            g, ar, az, an, hn, before = come[u]
+            before = before.to(tl.float32)
+            if h0 is not None:
+                before = tl.where(t > 0, before, first)
+            if reset is not None:
+                before = tl.where(begins, 0.0, before)
+            dn, dr, dz, dhn, kept = gate_grad(
+                g.to(tl.float32) + carry, ar.to(tl.float32), az.to(tl.float32), an.to(tl.float32),
+                hn.to(tl.float32), before, reset is not None,
+            )  # fmt: skip
+            store_four(grads + t * 4 * H, now, H, dn, dr, dz, dhn)
+            if reset is not None:  # zero times infinity would spoil the weight's gradient
+                before = tl.where(before - before == 0.0, before, 0.0)
+            tl.store(last + t * H, before, now)
+            carry = back_products(dr, dz, dhn, wr, wz, wn, kept)
+            if reset is not None:
+                carry = tl.where(begins, 0.0, carry)
     if dh0 is not None:
         tl.store(dh0 + b * H + m, carry, inside)
 
@@ -263,11 +300,7 @@ def step_grad_kernel(
     ar, az, an = ar.to(tl.float32), az.to(tl.float32), an.to(tl.float32)
     hn = tl.load(hidden + at, inside, other=0.0).to(tl.float32)
     dn, dr, dz, dhn, kept = gate_grad(g, ar, az, an, hn, before, reset is not None)
-    into = grads + 4 * at - 3 * n
-    tl.store(into, dn, inside)
-    tl.store(into + H, dr, inside)
-    tl.store(into + 2 * H, dz, inside)
-    tl.store(into + 3 * H, dhn, inside)
+    store_four(grads + 4 * at - 3 * n, inside, H, dn, dr, dz, dhn)
     if reset is not None:
         before = tl.where(before - before == 0.0, before, 0.0)
     tl.store(last + at, before, inside)
@@ -278,12 +311,15 @@ def step_grad_kernel(
 
 
 @cache
-def gru_plan(B: int, H: int, itemsize: int, most: int, gpu: Gpu) -> dict[str, int] | None:
+def gru_plan(B: int, H: int, itemsize: int, gpu: Gpu, backward: bool) -> dict[str, int] | None:
     """Sizes of the resident kernels; None where three matrices do not fit a multiprocessor.
 
-    They pass through its shared memory on their way to registers, of which they take 96 in each thread of 8
-    warps. A program has as few sequences as let all programs run at once, at least 8, a tensor core's least,
-    and at most so many that its registers hold what it computes with.
+    They pass through its shared memory on their way to registers, of which they take 96 in each thread of
+    BH / 16 warps: so one program of 128 features fits a multiprocessor, or three of 64. A program has as few
+    sequences as let all programs run at once, at least 8, a tensor core's least: then a step is shortest. In
+    the backward it has 8 always; with 16, two rounds become one of twice the time. Loads go two steps ahead
+    where registers allow. On an H100, with 128 features, to multiply by W_r and W_z as one matrix, one step
+    ahead, was faster than that for 8 sequences, and slower for 16; with 32 only one step ahead fits.
     """
     BH = max(16, next_power_of_2(H))
     if gpu.shared_bytes:
@@ -291,8 +327,13 @@ def gru_plan(B: int, H: int, itemsize: int, most: int, gpu: Gpu) -> dict[str, in
             return None
     elif BH > 32:  # interpreted
         return None
-    BM = min(most if itemsize == 2 else 8, max(8, next_power_of_2(cdiv(B, gpu.multiprocessors))))
-    return dict(H=H, BH=BH, BM=BM, num_warps=max(1, BH // 16))
+    at_once = gpu.multiprocessors * max(1, 192 // BH)
+    most = 8 if backward or itemsize == 4 else 32
+    BM = min(most, max(8, next_power_of_2(cdiv(B, at_once))))
+    stack = not backward and BH == 128 and BM != 16
+    ahead = 1 if stack or itemsize == 4 or BM == 32 else 2
+    plan = dict(H=H, BH=BH, BM=BM, AHEAD=ahead, num_warps=max(1, BH // 16))
+    return plan if backward else plan | dict(STACK=stack)
 
 
 # ---- launches ----------------------------------------------------------------------------------------------
@@ -308,7 +349,7 @@ def _run(
     h, hidden = x.new_empty(B, T, H), x.new_empty(B, T, H) if training else None
     weight_hh, h0 = weight_hh.contiguous(), None if h0 is None else h0.contiguous()
     reset = None if reset is None else reset.contiguous().view(torch.uint8)
-    fast, plan = x.dtype is torch.bfloat16, gru_plan(B, H, x.itemsize, 32, gpu_of(x.device))
+    fast, plan = x.dtype is torch.bfloat16, gru_plan(B, H, x.itemsize, gpu_of(x.device), False)
     if not h.numel():
         pass
     elif plan is not None:
@@ -374,7 +415,7 @@ def gru_backward(
     grads, last, dh0 = _like_gradients(dh, gates, hidden, weight_hh, h0, reset, h)
     wanted, h0 = (None, None) if h0 is None else (dh0, h0.contiguous())
     reset = None if reset is None else reset.contiguous().view(torch.uint8)
-    plan = gru_plan(B, H, h.itemsize, 16, gpu_of(h.device))
+    plan = gru_plan(B, H, h.itemsize, gpu_of(h.device), True)
     if not h.numel():
         dh0.zero_()
     elif plan is not None:

@@ -314,8 +314,8 @@ def test_the_plan_holds_what_fits_and_leaves_the_rest_to_single_steps():
         (128, 2, hopper, True), (129, 2, hopper, False), (64, 4, hopper, True), (65, 4, hopper, False),
         (1, 2, hopper, True), (64, 2, consumer, True), (128, 2, consumer, False),
     ):  # fmt: skip
-        assert (module.gru_plan(16, H, itemsize, 32, gpu) is not None) is fits, (H, itemsize)
+        assert (module.gru_plan(16, H, itemsize, gpu, False) is not None) is fits, (H, itemsize)
     for B in (1, 16, 1024, 2048, 4096, 10**6):
-        plan = module.gru_plan(B, 100, 2, 32, hopper)
+        plan = module.gru_plan(B, 100, 2, hopper, False)
         assert plan["BH"] == 128 and 8 <= plan["BM"] <= 32
         assert math.ceil(B / plan["BM"]) <= 132 or plan["BM"] == 32
