@@ -185,10 +185,15 @@ def gru_kernel(
 
 
 @triton.jit
-def back_products(dr, dz, dhn, wr, wz, wn, total):
-    """Three sums, added at the end: in one, each product would wait for the one before."""
-    total = multiply(wr, dr.to(wr.dtype), total)
-    return total + multiply(wz, dz.to(wr.dtype)) + multiply(wn, dhn.to(wr.dtype))
+def back_products(dr, dz, dhn, wr, wz, wn, nought, rows):
+    """What the state before gets through three products, each from zeros of its own, which the compiler must
+    not know to be zeros: it would make one sum of them, and each product would wait for the one before.
+
+    To gather every row from where it is changes nothing but the layout: the sum leaves that of the tensor
+    cores, to which all tiles that are loaded and stored would else be brought, at two barriers each.
+    """
+    total = multiply(wr, dr.to(wr.dtype), nought) + multiply(wz, dz.to(wr.dtype), nought)
+    return tl.gather(total + multiply(wn, dhn.to(wr.dtype), nought), rows, 0)
 
 
 @triton.jit
@@ -209,11 +214,12 @@ def gru_grad_kernel(
     last (B, T, H) the state before each step, as the weight's gradient wants it."""
     b = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)[None, :]
     m, k = tl.arange(0, BH)[:, None], tl.arange(0, BH)[None, :]
-    inside = (b < B) & (m < H)
     wr, wz = load_weight(weight, 0, k, m, H, BH), load_weight(weight, 1, k, m, H, BH)  # transposed
     wn = load_weight(weight, 2, k, m, H, BH)
-    nothing = tl.zeros([BH, BM], tl.float32)
-    carry = back_products(nothing, nothing, nothing, wr, wz, wn, nothing)  # of later steps
+    m = tl.max_contiguous(tl.arange(0, BH), max(1, BH // 32))[:, None]  # a column is one warp's, as in gather
+    inside, rows = (b < B) & (m < H), m + tl.zeros([BH, BM], tl.int32)
+    nought = tl.zeros([BH, BM], tl.float32) + tl.minimum(T, 0)
+    carry = back_products(nought, nought, nought, wr, wz, wn, nought, rows)  # of later steps
     first = first_state(h0, None, b * H + m, b, inside, B, T, BH, BM)
     at = b * T * H + m
     dh, hidden, h, last = dh + at, hidden + at, h + at, last + at
@@ -244,7 +250,7 @@ def gru_grad_kernel(
             if reset is not None:  # zero times infinity would spoil the weight's gradient
                 before = tl.where(before - before == 0.0, before, 0.0)
             tl.store(last + t * H, before, now)
-            carry = back_products(dr, dz, dhn, wr, wz, wn, kept)
+            carry = kept + back_products(dr, dz, dhn, wr, wz, wn, nought, rows)
             if reset is not None:
                 carry = tl.where(begins, 0.0, carry)
     if dh0 is not None:
