@@ -23,7 +23,7 @@ from labkit.kernels.common import (
     operator,
 )
 
-# ---- one step, as formulas: all arguments are float32 tiles of one shape -----------------------------------
+# ---- one step, as formulas; all arguments are tiles of one shape -------------------------------------------
 
 
 @triton.jit
@@ -44,9 +44,9 @@ def sigmoid(x, FAST: tl.constexpr):
 @triton.jit
 def gate(ir, iz, inn, hr, hz, hn, h, FAST: tl.constexpr):
     """What r, z, n are the sigmoid and tanh of, and the next state, from products of input and state h."""
-    ar, az = ir + hr, iz + hz
+    ar, az = ir.to(tl.float32) + hr, iz.to(tl.float32) + hz
     r, z = sigmoid(ar, FAST), sigmoid(az, FAST)
-    an = inn + r * hn
+    an = inn.to(tl.float32) + r * hn
     n = tanh(an, FAST)
     return ar, az, an, n + z * (h - n)
 
@@ -57,7 +57,8 @@ def gate_grad(g, ar, az, an, hn, h, RESET: tl.constexpr):
 
     With resets, a step of which no later one knows has a g of zero, whatever it computed: infinities, too.
     """
-    r, z, n = tl.sigmoid(ar), tl.sigmoid(az), tanh(an, False)
+    r, z, n = tl.sigmoid(ar.to(tl.float32)), tl.sigmoid(az.to(tl.float32)), tanh(an.to(tl.float32), False)
+    hn = hn.to(tl.float32)
     dn = g * (1.0 - z) * (1.0 - n * n)
     dr, dz, back = dn * hn * r * (1.0 - r), g * (h - n) * z * (1.0 - z), g * z
     dhn = dn * r
@@ -160,19 +161,17 @@ def gru_kernel(
     into, out = gates + b * T * 3 * H + m, h + b * T * H + m
     coming = ()
     for u in tl.static_range(AHEAD):
-        coming += (load_gates(into + u * 3 * H, inside & (u < T), H),)
+        coming += (load_gates(into + u * 3 * H, inside & (u < T), H),)  # type: ignore[assignment]
     for start in range(0, T, AHEAD):
         come, coming = coming, ()
         for u in tl.static_range(AHEAD):
             t = start + u
             after, now = t + AHEAD, inside & (t < T)
-            coming += (load_gates(into + after * 3 * H, inside & (after < T), H),)
+            coming += (load_gates(into + after * 3 * H, inside & (after < T), H),)  # type: ignore[assignment]
             if reset is not None:
                 again = tl.load(reset + b * T + t + 1, (b < B) & (t + 1 < T), other=0) != 0
-            ir, iz, inn = come[u]
-            ar, az, an, state = gate(
-                ir.to(tl.float32), iz.to(tl.float32), inn.to(tl.float32), hr, hz, hn, state, FAST
-            )
+            ir, iz, inn = come[u]  # type: ignore[var-annotated]
+            ar, az, an, state = gate(ir, iz, inn, hr, hz, hn, state, FAST)
             tl.store(out + t * H, state, now)
             if hidden is not None:
                 tl.store(into + t * 3 * H, ar, now)
@@ -227,25 +226,23 @@ def gru_grad_kernel(
     end = tl.cdiv(T, AHEAD) * AHEAD - 1  # steps from T on have gradients of zero
     coming = ()
     for u in tl.static_range(AHEAD):
-        coming += (load_kept(dh, gates, hidden, h, end - u, T, inside, H),)
+        coming += (load_kept(dh, gates, hidden, h, end - u, T, inside, H),)  # type: ignore[assignment]
     for start in range(0, T, AHEAD):
         come, coming = coming, ()
         for u in tl.static_range(AHEAD):
             t = end - start - u
             now = inside & (t < T)
-            coming += (load_kept(dh, gates, hidden, h, t - AHEAD, T, inside, H),)
+            coming += (load_kept(dh, gates, hidden, h, t - AHEAD, T, inside, H),)  # type: ignore[assignment]
             if reset is not None:
                 begins = tl.load(reset + b * T + t, (b < B) & (t < T), other=0) != 0
-            g, ar, az, an, hn, before = come[u]
+            g, ar, az, an, hn, before = come[u]  # type: ignore[var-annotated]
             before = before.to(tl.float32)
             if h0 is not None:
                 before = tl.where(t > 0, before, first)
             if reset is not None:
                 before = tl.where(begins, 0.0, before)
-            dn, dr, dz, dhn, kept = gate_grad(
-                g.to(tl.float32) + carry, ar.to(tl.float32), az.to(tl.float32), an.to(tl.float32),
-                hn.to(tl.float32), before, reset is not None,
-            )  # fmt: skip
+            g = g.to(tl.float32) + carry
+            dn, dr, dz, dhn, kept = gate_grad(g, ar, az, an, hn, before, reset is not None)
             store_four(grads + t * 4 * H, now, H, dn, dr, dz, dhn)
             if reset is not None:  # zero times infinity would spoil the weight's gradient
                 before = tl.where(before - before == 0.0, before, 0.0)
@@ -269,8 +266,7 @@ def step_kernel(
     b, n, inside = i // H, i % H, i < B * H
     ir, iz, inn = load_gates(gates + (b * T + t) * 3 * H + n, inside, H)
     hr, hz, hn = load_gates(product + b * 3 * H + n, inside, H)
-    ir, iz, inn = ir.to(tl.float32), iz.to(tl.float32), inn.to(tl.float32)
-    hr, hz, hn = hr.to(tl.float32), hz.to(tl.float32), hn.to(tl.float32)
+    hn = hn.to(tl.float32)
     ar, az, an, new = gate(ir, iz, inn, hr, hz, hn, tl.load(state + i, inside, other=0.0), FAST)
     tl.store(h + (b * T + t) * H + n, new, inside)
     if hidden is not None:
@@ -303,8 +299,7 @@ def step_grad_kernel(
         before = tl.where(tl.load(reset + b * T + t, inside, other=0) != 0, 0.0, before)
     g += tl.load(dh + at, inside, other=0.0).to(tl.float32)
     ar, az, an = load_gates(gates + 3 * at - 2 * n, inside, H)
-    ar, az, an = ar.to(tl.float32), az.to(tl.float32), an.to(tl.float32)
-    hn = tl.load(hidden + at, inside, other=0.0).to(tl.float32)
+    hn = tl.load(hidden + at, inside, other=0.0)
     dn, dr, dz, dhn, kept = gate_grad(g, ar, az, an, hn, before, reset is not None)
     store_four(grads + 4 * at - 3 * n, inside, H, dn, dr, dz, dhn)
     if reset is not None:
@@ -345,14 +340,24 @@ def gru_plan(B: int, H: int, itemsize: int, gpu: Gpu, backward: bool) -> dict[st
 # ---- launches ----------------------------------------------------------------------------------------------
 
 
-def _run(
+def _like_states(
+    x: Tensor, weight_ih: Tensor, weight_hh: Tensor, *others: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    B, T, H, keep = *x.shape[:2], weight_hh.shape[1], others[-1]
+    kept = ((B, T, 3 * H), (B, T, H)) if keep else ((0,), (0,))
+    return x.new_empty(B, T, H), x.new_empty(kept[0]), x.new_empty(kept[1])
+
+
+@operator(fake=_like_states)
+def gru_forward(
     x: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor | None, bias_hh: Tensor | None,
-    h0: Tensor | None, reset: Tensor | None, training: bool,
+    h0: Tensor | None, reset: Tensor | None, keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The states, and the gates and the state's product for n where they are kept for the backward."""
+    """h (B, T, H), and where ``keep``, for the backward, what r, z, n are functions of (B, T, 3 H) and the
+    state's product for n (B, T, H)."""
     (B, T, _), H = x.shape, weight_hh.shape[1]
     gates = functional.linear(x, weight_ih, bias_ih)  # (B, T, 3 H), of all steps in one product
-    h, hidden = x.new_empty(B, T, H), x.new_empty(B, T, H) if training else None
+    h, hidden = x.new_empty(B, T, H), x.new_empty(B, T, H) if keep else None
     weight_hh, h0 = weight_hh.contiguous(), None if h0 is None else h0.contiguous()
     reset = None if reset is None else reset.contiguous().view(torch.uint8)
     fast, plan = x.dtype is torch.bfloat16, gru_plan(B, H, x.itemsize, gpu_of(x.device), False)
@@ -374,33 +379,7 @@ def _run(
             step_kernel[grid](
                 gates, product, reset, state, operand, h, hidden, B, T, t, H, BLOCK=256, FAST=fast
             )
-    return h, gates, h if hidden is None else hidden
-
-
-def _like_states(x: Tensor, weight_ih: Tensor, weight_hh: Tensor, *_: Any) -> Tensor:
-    return x.new_empty(*x.shape[:2], weight_hh.shape[1])
-
-
-def _like_training(x: Tensor, weight_ih: Tensor, weight_hh: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    B, T, H = *x.shape[:2], weight_hh.shape[1]
-    return x.new_empty(B, T, H), x.new_empty(B, T, 3 * H), x.new_empty(B, T, H)
-
-
-@operator(fake=_like_states)
-def gru_forward(
-    x: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor | None, bias_hh: Tensor | None,
-    h0: Tensor | None, reset: Tensor | None,
-) -> Tensor:  # fmt: skip
-    return _run(x, weight_ih, weight_hh, bias_ih, bias_hh, h0, reset, False)[0]
-
-
-@operator(fake=_like_training)
-def gru_training(
-    x: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor | None, bias_hh: Tensor | None,
-    h0: Tensor | None, reset: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """h (B, T, H), what r, z, n are functions of (B, T, 3 H), and the state's product for n (B, T, H)."""
-    return _run(x, weight_ih, weight_hh, bias_ih, bias_hh, h0, reset, True)
+    return (h, x.new_empty(0), x.new_empty(0)) if hidden is None else (h, gates, hidden)
 
 
 def _like_gradients(
@@ -453,7 +432,7 @@ class Gru(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         x, weight_ih, weight_hh, _, _, h0, reset = inputs
-        h, gates, hidden = gru_training(*inputs)
+        h, gates, hidden = gru_forward(*inputs, True)
         of_weight = ctx.needs_input_grad[1]
         ctx.save_for_backward(x if of_weight else None, weight_ih, weight_hh, h0, reset, h, gates, hidden)
         return h
@@ -471,7 +450,7 @@ class Gru(torch.autograd.Function):
         dweight_hh = of_state.T @ last.flatten(0, 1) if of_hh else None
         dbias_ih = dbias_hh = None
         if of_bias_ih or of_bias_hh:
-            sums = rows.sum(0, dtype=torch.float32).to(rows.dtype)  # (4 H,)
+            sums = rows.sum(0)  # (4 H,), summed in float32
             dbias_ih = sums[: 3 * H].roll(-H, 0) if of_bias_ih else None
             dbias_hh = sums[H:] if of_bias_hh else None
         return dx, dweight_ih, dweight_hh, dbias_ih, dbias_hh, dh0 if of_h0 else None, None
@@ -481,14 +460,9 @@ class Gru(torch.autograd.Function):
 
 
 def gru(
-    x: Tensor,
-    weight_ih: Tensor,
-    weight_hh: Tensor,
-    bias_ih: Tensor | None = None,
-    bias_hh: Tensor | None = None,
-    h0: Tensor | None = None,
-    reset: Tensor | None = None,
-) -> Tensor:
+    x: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor | None = None,
+    bias_hh: Tensor | None = None, h0: Tensor | None = None, reset: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """A GRU layer as nn.GRU computes it: for t = 0 to T-1, with (W_r, W_z, W_n) the thirds of a weight,
 
     r = sigmoid(W_ir x_t + b_ir + W_hr h + b_hr), z = sigmoid(W_iz x_t + b_iz + W_hz h + b_hz),
@@ -499,7 +473,9 @@ def gru(
         weight_ih, weight_hh: (3 H, I) and (3 H, H), in the order r, z, n; 4 T H below 2**31.
         bias_ih, bias_hh: (3 H,), or None.
         h0: (B, H), the state before the first step; zeros where it is left out.
-        reset: (B, T), bool: where it is True, h is zero, whatever h_{t-1} was.
+        reset: (B, T), bool: where it is True, h is zero, whatever h_{t-1} was: where that is infinite or nan,
+            states and gradients after it are as if it were not. An x that is infinite or nan, before a reset
+            or not, still spoils the gradient of weight_ih, which multiplies it by a gradient of zero.
 
     Returns:
         The states (B, T, H), contiguous, of x's dtype. The running state is float32; it is rounded for its
@@ -528,19 +504,17 @@ def gru(
             check_tensor(name, bias, (3 * H,), like=x)
     if h0 is not None:
         check_tensor("h0", h0, (B, H), like=x)
-    if reset is not None and not (
-        isinstance(reset, Tensor)
-        and reset.dtype is torch.bool
-        and reset.shape == (B, T)
-        and reset.device == x.device
+    form = torch.bool, (B, T), x.device
+    if reset is not None and (
+        not isinstance(reset, Tensor) or (reset.dtype, reset.shape, reset.device) != form
     ):
         raise ValueError(f"reset: should be a tensor of bool, ({B}, {T}), on {x.device}")
-    if 4 * T * H >= 2**31:  # steps are counted in 32 bits
+    if 4 * (T + 8) * H >= 2**31:  # steps are counted in 32 bits, those that are asked for beyond the end, too
         raise ValueError(f"x: a sequence of {T} steps of {H} features has 2**29 numbers or more")
     x, weight_ih, weight_hh, bias_ih, bias_hh, h0 = autocast(x, weight_ih, weight_hh, bias_ih, bias_hh, h0)
     if needs_grad(x, weight_ih, weight_hh, bias_ih, bias_hh, h0):
         return Gru.apply(x, weight_ih, weight_hh, bias_ih, bias_hh, h0, reset)
-    return gru_forward(x, weight_ih, weight_hh, bias_ih, bias_hh, h0, reset)
+    return gru_forward(x, weight_ih, weight_hh, bias_ih, bias_hh, h0, reset, False)[0]
 
 
 class GRU(nn.Module):
