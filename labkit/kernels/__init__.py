@@ -11,6 +11,7 @@ from labkit.kernels.gated_network import gated_cell, gated_heads, mlp_outputs
 from labkit.kernels.geglu import GeGLU, fused_gate_up, geglu_mlp
 from labkit.kernels.graphs import GraphedStep
 from labkit.kernels.grouped import GroupedLinear, grouped_linear
+from labkit.kernels.gru import GRU, gru
 from labkit.kernels.linear import linear_act, matmul
 from labkit.kernels.norm_gelu import norm_gelu
 from labkit.kernels.recurrence import linear_recurrence, min_gru
@@ -19,6 +20,7 @@ from labkit.kernels.rms_recurrence import rms_recurrence
 from labkit.kernels.stack import blocks
 
 __all__ = [
+    "GRU",
     "GeGLU",
     "GraphedStep",
     "GroupedLinear",
@@ -29,6 +31,7 @@ __all__ = [
     "gated_heads",
     "geglu_mlp",
     "grouped_linear",
+    "gru",
     "linear_act",
     "linear_recurrence",
     "matmul",

@@ -1,0 +1,355 @@
+"""labkit.kernels.gru: against float64 and nn.GRU, resets, its module, what is compiled of it."""
+
+import importlib
+import math
+
+import operators as op
+import pytest
+import torch
+from operators import Case, bf16, fp16, fp32, gradients
+from torch import nn
+
+from labkit import checks, codegen, device
+from labkit.kernels import GRU, gru
+
+module = importlib.import_module("labkit.kernels.gru")
+KERNELS = {module: ("gru_kernel", "gru_grad_kernel", "step_kernel", "step_grad_kernel")}
+NAMES = ("x", "weight_ih", "weight_hh", "bias_ih", "bias_hh", "h0", "reset")
+
+
+def reference(x, weight_ih, weight_hh, bias_ih=None, bias_hh=None, h0=None, reset=None):
+    """By the formula, step by step."""
+    h = x.new_zeros(len(x), weight_hh.shape[1]) if h0 is None else h0
+    states = []
+    for t in range(x.shape[1]):
+        if reset is not None:
+            h = torch.where(reset[:, t, None], 0.0, h)
+        from_x = nn.functional.linear(x[:, t], weight_ih, bias_ih).chunk(3, -1)
+        from_h = nn.functional.linear(h, weight_hh, bias_hh).chunk(3, -1)
+        r, z = (torch.sigmoid(a + b) for a, b in zip(from_x[:2], from_h[:2], strict=True))
+        n = torch.tanh(from_x[2] + r * from_h[2])
+        h = (1 - z) * n + z * h
+        states.append(h)
+    return torch.stack(states, 1) if states else x.new_zeros(*x.shape[:2], weight_hh.shape[1])
+
+
+def inputs(shape):
+    """x, weights, biases and h0 for (B, T, I, H)."""
+    B, T, width, H = shape
+    scale = max(H, 1) ** -0.5
+    weights = (scale * torch.randn(3 * H, n) for n in (width, H))
+    return torch.randn(B, T, width), *weights, torch.randn(3 * H), torch.randn(3 * H), torch.randn(B, H)
+
+
+LAYER = Case(gru, reference, inputs, (3, 4, 5, 20), "gru")
+LARGE = LAYER._replace(shape=(3, 4, 5, 33), name="gru, step by step")
+every_path = pytest.mark.parametrize("case", [LAYER, LARGE], ids=repr)
+
+
+def resetting(case, B, T, chance=0.4):
+    """The case with resets at some steps, the same ones for every call."""
+    where = torch.rand(B, T, generator=torch.Generator().manual_seed(1)).to(device.name()) < chance
+    call, plain = case.call, case.reference
+    return case._replace(call=lambda *t: call(*t, where), reference=lambda *t: plain(*t, where)), where
+
+
+# --- right -----------------------------------------------------------------------------------------------
+
+
+@every_path
+def test_every_layout_and_dtype_is_right(case):
+    op.examine(case, layouts=checks.LAYOUTS, roundings=6)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 1, 1, 1), (9, 2, 3, 3), (2, 5, 4, 16), (17, 3, 2, 32), (1, 3, 7, 33), (2, 1, 40, 65), (33, 2, 1, 5)],
+    ids=str,
+)
+def test_any_shape_is_right(shape):
+    op.examine(LAYER, shape, dtypes=(fp32,))
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4, 5), (2, 0, 4, 5), (2, 0, 4, 40)], ids=str)
+def test_without_sequences_or_steps_there_is_nothing(shape):
+    y, *found = gradients(gru, op.drawn(LAYER, *shape))
+    assert y.shape == (*shape[:2], shape[3]) and not any(one.any() for one in found)
+
+
+@every_path
+def test_with_resets_it_is_right(case):
+    examined, _ = resetting(case, *case.shape[:2])
+    op.examine(examined, roundings=12)
+
+
+@every_path
+@pytest.mark.parametrize("given", [(0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 3, 4)], ids=len)
+def test_biases_and_a_first_state_may_be_left_out(case, given):
+    tensors = op.drawn(case)
+    part = [tensors[n] for n in given]
+    op.all_close(gradients(gru, part), gradients(reference, [t.double() for t in part]))
+    only_state = [*tensors[:3], tensors[5]]
+    found = gradients(lambda x, w, v, h0: gru(x, w, v, h0=h0), only_state)
+    want = gradients(lambda x, w, v, h0: reference(x, w, v, h0=h0), [t.double() for t in only_state])
+    op.all_close(found, want)
+
+
+@every_path
+def test_gradients_of_some_inputs_with_an_expanded_upstream(case):
+    tensors = op.drawn(case)
+    row = torch.randn(case.shape[3], device=device.name())
+    like = reference(*tensors)
+    wants = op.exact(case, tensors, row.double().expand_as(like))[1:]
+    for needed in range(6):
+        given = [t.clone().requires_grad_(n == needed) for n, t in enumerate(tensors)]
+        y = gru(*given)
+        y.backward(row.expand_as(y))
+        assert [t.grad is not None for t in given] == [n == needed for n in range(6)]
+        op.assert_close(given[needed].grad, wants[needed])
+
+
+@pytest.mark.parametrize("stack", [False, True])
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_whatever_the_plan_chooses_it_is_right(ahead, stack, monkeypatch):
+    """Steps that are written out together, of which the last ones may lie beyond the end."""
+    usual = module.gru_plan
+
+    def plan(*its):
+        found = usual(*its) | dict(AHEAD=ahead)
+        return found if its[-1] else found | dict(STACK=stack)
+
+    monkeypatch.setattr(module, "gru_plan", plan)
+    for steps in (1, 2, 5):
+        examined, _ = resetting(LAYER, 9, steps)
+        for case in (LAYER, examined):
+            op.examine(case, (9, steps, 3, 20), dtypes=(fp32, bf16), roundings=12)
+
+
+# --- resets ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@every_path
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_what_was_before_a_reset_does_not_matter(case, value):
+    """The states from it on are those of a new sequence, to the last bit, and so are all gradients."""
+    (B, T, _, H), at = case.shape, 2
+    tensors = op.drawn(case)
+    reset = torch.zeros(B, T, dtype=torch.bool, device=device.name())
+    reset[:, at] = True
+    upstream = torch.randn(B, T - at, H, device=device.name())
+    later = [tensors[0][:, at:], *tensors[1:5]]
+    want, *wants = gradients(gru, later, upstream)
+    tensors[5] = torch.full_like(tensors[5], value)
+    leaves = [t.clone().requires_grad_() for t in tensors]
+    y = gru(*leaves, reset)
+    assert torch.equal(y[:, at:], want)
+    dx, *found, dh0 = torch.autograd.grad(y[:, at:], leaves, upstream)
+    assert not dx[:, :at].any() and not dh0.any()
+    op.all_close([dx[:, at:], *found], wants)
+
+
+@every_path
+def test_a_reset_at_the_first_step_leaves_h0_unread_and_without_gradient(case):
+    tensors = op.drawn(case)
+    reset = torch.zeros(*case.shape[:2], dtype=torch.bool, device=device.name())
+    reset[:, 0] = True
+    *_, dh0 = gradients(lambda *t: gru(*t, reset), [*tensors[:5], torch.full_like(tensors[5], math.inf)])
+    assert not dh0.any()
+    assert torch.equal(gru(*tensors[:5], reset=reset), gru(*tensors[:5]))
+    strided = reset.T.contiguous().T
+    assert torch.equal(gru(*tensors[:5], reset=strided), gru(*tensors[:5]))
+
+
+# --- as an operator --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [bf16, fp16], ids=str)
+def test_autocast_computes_in_half_and_gives_gradients_in_float32(dtype):
+    tensors = op.drawn(LAYER, grad=True)
+    rounded = [t.detach().to(dtype) for t in tensors]
+    with torch.autocast(device.name(), dtype=dtype):
+        y, mixed = gru(*tensors), gru(tensors[0].to(dtype), *tensors[1:])
+    want, *wants = gradients(gru, rounded)
+    assert y.dtype is dtype and op.equal((y, mixed), (want, want))
+    assert op.equal(torch.autograd.grad(y, tensors, 2 * y.detach()), [one.float() for one in wants])
+
+
+@every_path
+def test_compiles_into_one_graph(case, fresh_compiler):
+    op.assert_compiles(gru, op.drawn(case))
+
+
+def test_what_has_no_derivative_is_refused():
+    tensors = op.drawn(LAYER, grad=True)
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        torch.autograd.grad(gru(*tensors).sum(), tensors, create_graph=True)
+
+
+def test_a_retained_graph_gives_the_same_gradients_again():
+    tensors = op.drawn(LAYER, grad=True)
+    y = gru(*tensors)
+    first, again = (torch.autograd.grad(y, tensors, 2 * y.detach(), retain_graph=True) for _ in "12")
+    assert op.equal(first, again)
+
+
+def test_kept_are_the_gates_and_one_product_and_without_gradients_nothing():
+    tensors = op.drawn(LAYER, grad=True)
+    y, saved = op.saved_by(gru, tensors)
+    B, T, _, H = LAYER.shape
+    given = {t.data_ptr() for t in (*tensors, y)}
+    assert sum(t.numel() for t in saved if t.data_ptr() not in given) == 4 * B * T * H
+    with torch.no_grad():
+        assert not op.saved_by(gru, tensors)[1]
+
+
+@op.GPU
+def test_a_graph_replays_for_other_numbers():
+    made, want = op.captured(gru, op.drawn(LAYER, 64, 9, 20, 128, dtype=bf16))
+    assert op.equal(made, want)
+
+
+@op.TWO_GPUS
+def test_the_second_gpu_computes_the_same():
+    tensors = op.drawn(LAYER)
+    second = [one.cpu() for one in gradients(gru, [t.to("cuda:1") for t in tensors])]
+    assert op.equal(second, [one.cpu() for one in gradients(gru, tensors)])
+
+
+WRONG = {
+    "x": [torch.zeros(2, 5), torch.zeros(2, 3, 5).double(), None],
+    "weight_ih": [torch.zeros(60, 6), torch.zeros(20, 5), torch.zeros(60, 5).half()],
+    "weight_hh": [torch.zeros(60, 21), torch.zeros(20, 20), torch.zeros(20)],
+    "bias_ih": [torch.zeros(20), torch.zeros(60, 1)],
+    "bias_hh": [torch.zeros(20), 1.0],
+    "h0": [torch.zeros(20), torch.zeros(1, 3, 20), torch.zeros(2, 20)],
+    "reset": [torch.zeros(3, 4), torch.zeros(3, 5, dtype=torch.bool), True],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in WRONG for value in WRONG[name]])
+def test_a_wrong_call_names_the_argument(name, value):
+    given = dict(zip(NAMES, op.drawn(LAYER), strict=False))
+    value = value.to(device.name()) if isinstance(value, torch.Tensor) else value
+    with pytest.raises(ValueError, match=f"^{name}: "):
+        gru(**given | {name: value})
+
+
+# --- the module ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_the_module_is_nn_gru_with_its_state(bias, batch_first):
+    torch.manual_seed(0)
+    usual = nn.GRU(5, 20, bias=bias, batch_first=batch_first, device=device.name())
+    ours = GRU(5, 20, bias, batch_first, device=device.name())
+    ours.load_state_dict(usual.state_dict())
+    op.assert_same_state(usual, ours)
+    x, h0 = torch.randn(3, 4, 5, device=device.name()), torch.randn(1, 3 if batch_first else 4, 20)
+    h0 = h0.to(device.name())
+    found = []
+    for layer in (ours, usual):
+        for state in (None, h0):
+            y, end = layer(x, state)
+            grads = torch.autograd.grad(y.square().sum() + end.sum(), list(layer.parameters()))
+            found.append((y, end, *grads))
+    for one, other in zip(found[:2], found[2:], strict=True):
+        op.all_close(one, other)
+
+
+def test_the_module_takes_the_batch_first_unless_told_and_draws_like_nn_gru():
+    layer = GRU(3, 16)
+    assert layer.batch_first and "batch_first=True" in repr(layer)
+    for parameter in layer.parameters():
+        assert 0.2 < parameter.abs().max() <= 0.25
+    with pytest.raises(ValueError, match=r"^h0: "):
+        GRU(3, 16, device=device.name())(torch.zeros(2, 3, 3, device=device.name()), torch.zeros(2, 16))
+
+
+# --- what is compiled ------------------------------------------------------------------------------------
+
+
+def launch(shape, dtype):
+    B, T, width, H = shape
+    sizes = (B, T, width), (3 * H, width), (3 * H, H), (3 * H,), (3 * H,), (B, H)
+    tensors = [op.meta(*size, dtype=dtype) for size in sizes]
+    with torch.no_grad():
+        gru(*tensors)
+    op.launch_both_ways(gru, *tensors)
+
+
+CASES = {
+    "sm_80": [((16, 64, 64, 128), bf16)],
+    "sm_86": [((16, 64, 64, 64), fp16)],
+    "sm_89": [((16, 64, 64, 64), bf16)],
+    "sm_90": [
+        *(((B, 64, 128, 128), bf16) for B in (64, 2048, 4096)),
+        *(((B, 64, 64, 64), bf16) for B in (64, 4096)),
+        ((64, 64, 64, 64), fp32),
+    ],
+    "sm_100": [((64, 64, 128, 128), bf16)],
+    "sm_120": [((64, 64, 64, 64), bf16)],
+}
+
+
+@pytest.fixture(scope="module")
+def variants(cache):
+    return op.variants_of(KERNELS, CASES, launch)
+
+
+def loop_of(ptx):
+    """The text between the last label that is jumped back to, and that jump."""
+    lines, seen, best = ptx.splitlines(), {}, (0, 0)
+    for number, line in enumerate(lines):
+        words = line.split()
+        if words and words[0].startswith("$L") and words[0].endswith(":"):
+            seen[words[0][:-1]] = number
+        target = words[-1].rstrip(";") if "bra" in line and words else ""
+        if target in seen:
+            best = max(best, (number - seen[target], seen[target]))
+    return "\n".join(lines[best[1] : best[1] + best[0]])
+
+
+@op.INTERPRETED
+def test_every_kernel_compiles_for_every_target_and_fits(variants):
+    assert {v.target for v in variants} == set(codegen.TARGETS)
+    assert {v.title for v in variants} >= {"gru_kernel", "gru_grad_kernel"}
+    for v in variants:
+        op.assert_fits([v], None if v.dtype is fp32 else 0)  # whose weights are two numbers each
+
+
+@op.INTERPRETED
+def test_weights_stay_in_registers_from_step_to_step(variants):
+    """In the loop no more of them is loaded than the states, gates and their like: 96 registers a thread."""
+    for v in variants:
+        if v.title == "gru_kernel" and v.target == "sm_90":
+            loop = loop_of(v.code.ptx)
+            products = loop.count("wgmma.mma_async.sync") + loop.count("mma.sync.aligned")
+            assert v.dtype is fp32 or products >= 3 * v.launch.AHEAD * v.launch.H // 16, (v, products)
+            assert loop.count("ldmatrix") <= 12 * v.launch.AHEAD, (v, loop.count("ldmatrix"))
+
+
+@op.INTERPRETED
+def test_the_backward_changes_layouts_once_a_step(variants):
+    """One exchange of tiles for the products, one of their sum: two barriers each."""
+    seen = [v for v in variants if v.title == "gru_grad_kernel" and v.dtype is not fp32]
+    assert seen
+    for v in seen:
+        loop = loop_of(v.code.ptx)
+        assert loop.count("bar.sync") <= 4 * v.launch.AHEAD, (v, loop.count("bar.sync"))
+
+
+def test_the_plan_holds_what_fits_and_leaves_the_rest_to_single_steps():
+    hopper, consumer = op.gpu("sm_90"), op.gpu("sm_86")
+    for H, itemsize, gpu, fits in (
+        (128, 2, hopper, True), (129, 2, hopper, False), (64, 4, hopper, True), (65, 4, hopper, False),
+        (1, 2, hopper, True), (64, 2, consumer, True), (128, 2, consumer, False),
+    ):  # fmt: skip
+        assert (module.gru_plan(16, H, itemsize, gpu, False) is not None) is fits, (H, itemsize)
+    for B in (1, 16, 1024, 2048, 4096, 10**6):
+        for H, at_once in ((100, 132), (64, 3 * 132)):
+            plan, back = (module.gru_plan(B, H, 2, hopper, backward) for backward in (False, True))
+            assert plan["BH"] == max(64, 128 * (H > 64)) and 8 <= plan["BM"] <= 32
+            assert math.ceil(B / plan["BM"]) <= at_once or plan["BM"] == 32
+            assert back["BM"] == 8 and "STACK" not in back
