@@ -188,25 +188,31 @@ def axis(question: Question, guess: float | None, measured: Measured | float | N
 
     ``said`` ends the alt text.
     """
-    figure, truth = Figure(figsize=(WIDTH, 1.0)), _placed(measured)
-    axes = figure.add_axes((MARGIN, 0.28, 1 - 2 * MARGIN, 0.42))
-    if guess is not None:
-        axes.axvline(guess, color=COLOUR, lw=2.5, label=f"your guess {question.number(guess)}")
-    if truth is not None:
-        how, stroke = _LOOK[measured.kind] if isinstance(measured, Measured) else ("answer", "-")
-        words = f"{how.split()[0]} {question.number(truth)}"
-        axes.axvline(truth, color=INK, ls=stroke, lw=2.5, label=words)
-    if guess is not None and truth is not None:
-        axes.axvspan(*sorted((guess, truth)), color=COLOUR, alpha=0.12, lw=0)
+    figure, truth = Figure(figsize=(WIDTH, 1.1)), _placed(measured)
+    axes = figure.add_axes((MARGIN, 0.26, 1 - 2 * MARGIN, 0.38))
     reached = [question.low, question.high, *([] if truth is None else [truth / 1.2, truth * 1.2])]
     low, high = min(reached), max(reached)
     axes.set(xscale="log", xlim=(low, high), yticks=[])
+    marks = []
+    if guess is not None:
+        marks.append((guess, f"your guess {question.number(guess)}", COLOUR, "-"))
+    if truth is not None:
+        how, stroke = _LOOK[measured.kind] if isinstance(measured, Measured) else ("answer", "-")
+        marks.append((truth, f"{how.split()[0]} {question.number(truth)}", INK, stroke))
+    if len(marks) == 2:
+        axes.axvspan(*sorted(value for value, *_ in marks), color=COLOUR, alpha=0.12, lw=0)
+    for row, (value, words, colour, stroke) in enumerate(marks):
+        axes.axvline(value, color=colour, ls=stroke, lw=2.5)
+        share = math.log(value / low) / math.log(high / low)
+        aligned = "left" if share < 0.1 else "right" if share > 0.9 else "center"
+        axes.annotate(  # a row each: two that are close do not meet
+            words, (value, 1), (0, 2 + 13 * row), xycoords=("data", "axes fraction"),
+            textcoords="offset points", ha=aligned, color=colour,
+        )  # fmt: skip
     axes.spines[["left", "right", "top"]].set_visible(False)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 300 else (1,), numticks=14))
     axes.xaxis.set_major_formatter(lambda value, _: digits(value) + TIMES * (question.unit == "x"))
     axes.xaxis.set_minor_locator(NullLocator())
-    if axes.lines:
-        figure.legend(loc="upper center", ncols=2, borderaxespad=0)
     reach = f"from {question.say(question.low)} to {question.say(question.high)}"
     return Picture(figure, f"{question.text} A logarithmic axis {reach}. {said}")
 
