@@ -115,8 +115,11 @@ def test_guess_and_truth_stand_on_one_axis_told_apart_by_words_and_stroke(mine):
     shown = guesses.axis(RATIO, mine, Measured(1.02, "recorded", "NVIDIA H200"), "So it is.")
     lines = {line.get_linestyle(): line.get_xdata()[0] for line in shown.figure.axes[0].lines}
     assert lines == {"-": mine, "--": 1.02}, "a recorded number is dashed, as in every figure"
-    said = [text.get_text() for text in shown.figure.legends[0].get_texts()]
-    assert said == [f"your guess {RATIO.number(mine)}", "recorded 1.02×"]
+    assert shown.png
+    names = shown.figure.axes[0].texts
+    assert [name.get_text() for name in names] == [f"your guess {RATIO.number(mine)}", "recorded 1.02×"]
+    first, second = (name.get_window_extent() for name in names)
+    assert not first.overlaps(second) and all(box.x0 >= 0 and box.x1 <= 960 for box in (first, second))
     assert shown.alt == "How many times faster? A logarithmic axis from 0.1× to 1000×. So it is."
 
 
