@@ -22,7 +22,7 @@ test: ## all tests; pytest's options in PYTEST_ARGS
 	@$(BOOTSTRAP) test -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(IPYKERNEL),$(KERNEL_TESTS)) $(PYTEST_ARGS)
 
 lab: ## open the lessons in JupyterLab, on localhost with a token
-	@$(BOOTSTRAP) lab -m labkit.lab $(LAB) $(ARGS)
+	@$(BOOTSTRAP) lab -m labkit.cli.lab_server $(LAB) $(ARGS)
 
 doctor: ## what this machine is, and what to do
 	@$(BOOTSTRAP) doctor -m labkit doctor $(ARGS)

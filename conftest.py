@@ -47,15 +47,16 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     """With LABKIT_RECORD_TESTS=1 and a GPU: what this run of the tests found is kept beside the tapes."""
     if os.environ.get(RECORD) != "1":
         return
-    from labkit import device, machine, places
+    from labkit import device, paths
+    from labkit.measure import machine
 
     if not device.has_gpu():
         raise pytest.UsageError(f"{RECORD}=1 keeps a run on a GPU, and there is none here")
     found = {
         kind: len(terminalreporter.stats.get(kind, [])) for kind in ("passed", "failed", "error", "skipped")
     }
-    kept = places.RECORDED / machine.identity().slug / "tests.json"
-    places.write_text(kept, json.dumps({**machine.stamp(), **found}, indent=1) + "\n")
+    kept = paths.RECORDED / machine.identity().slug / "tests.json"
+    paths.write_text(kept, json.dumps({**machine.stamp(), **found}, indent=1) + "\n")
     terminalreporter.write_line(f"kept: {kept}")
 
 
@@ -100,9 +101,9 @@ class ReplayedKernel:
     """Answers, in the place of `nbval.kernel.RunningKernel`, what an executed notebook has to say."""
 
     def __init__(self, executed: Path) -> None:
-        from labkit import lessons
+        from labkit.lessons import notebooks
 
-        cells = [cell for _, cell in lessons.code_cells(lessons.read(executed))]
+        cells = [cell for _, cell in notebooks.code_cells(notebooks.read(executed))]
         self._cells: Iterator[NotebookNode] = iter(cells)
         self._numbers = itertools.count()
         self._messages: deque[dict[str, Any]] = deque()

@@ -3,7 +3,8 @@
 import nbformat
 from sphinx.application import Sphinx
 
-from labkit import lessons, places
+from labkit import paths
+from labkit.lessons import notebooks
 from labkit.runs import record
 
 project = "GPU performance, measured"
@@ -37,10 +38,10 @@ html_theme_options = {
 
 def fold(app: Sphinx, docname: str, source: list[str]) -> None:
     """A lesson for a reader: no widgets, answers to guesses and exercises' solutions behind a click."""
-    path = places.CHECKOUT / f"{docname}.ipynb"
+    path = paths.CHECKOUT / f"{docname}.ipynb"
     if not path.exists():
         return
-    notebook, solutions = nbformat.reads(source[0], as_version=4), lessons.solution_cells(path)
+    notebook, solutions = nbformat.reads(source[0], as_version=4), notebooks.solution_cells(path)
     notebook.metadata.pop("widgets", None)
     cells = []
     for cell in notebook.cells:
@@ -48,14 +49,14 @@ def fold(app: Sphinx, docname: str, source: list[str]) -> None:
         if cell.cell_type != "code":
             continue
         cell.outputs = record.still(cell.outputs)
-        tags = lessons.tags(cell)
+        tags = notebooks.tags(cell)
         if {"setup", "parameters"} & set(tags):
             tags.append("hide-input")
         if cell.metadata.get("jupyter", {}).get("outputs_hidden"):
             tags.append("hide-output")
         if "exercise" in tags:
             cell.outputs = []  # "not attempted" says nothing to a reader
-            solution = nbformat.v4.new_code_cell(solutions[lessons.exercise_of(cell)])
+            solution = nbformat.v4.new_code_cell(solutions[notebooks.exercise_of(cell)])
             solution.metadata.update(tags=["hide-input"], mystnb={"code_prompt_show": "Solution"})
             cells.append(solution)
         cell.metadata["tags"] = tags

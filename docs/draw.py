@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from labkit import places, plots, rows, tables
+from labkit import paths, plots
+from labkit.measure import rows
 from labkit.plots.words import duration
 
-README = places.CHECKOUT / "README.md"
-PICTURE = places.CHECKOUT / "docs" / "width_sweep.png"
-TAPE = places.RECORDED / "nvidia-h200" / "launch_overhead.jsonl"
+README = paths.CHECKOUT / "README.md"
+PICTURE = paths.CHECKOUT / "docs" / "width_sweep.png"
+TAPE = paths.RECORDED / "nvidia-h200" / "launch_overhead.jsonl"
 BEGIN, END = "<!-- made by docs/draw.py -->\n", "<!-- end -->\n"
 BATCH = 32768
 CONTENDERS = ("nn.Linear", "x*w+b eager", "torch.compile", "labkit")
@@ -65,7 +66,7 @@ def findings(table: pd.DataFrame) -> str:
     """The picture in words, its numbers rounded to two digits."""
 
     def times(of: str, over: str, dtype: str, width: int) -> str:
-        found = tables.ratio(table, of, over, dtype=dtype, width=width)
+        found = table.speedup(of, over, dtype=dtype, width=width)
         if found is None:
             raise ValueError(f"{TAPE.name}: no time of {of} or {over}, {dtype}, width {width}")
         return f"{float(f'{found.value:.2g}'):g}"
@@ -100,7 +101,7 @@ def renew(readme: str, table: pd.DataFrame) -> str:
 def main() -> None:
     """Bring README and picture in line with the tape."""
     table = swept()
-    places.write_text(README, renew(README.read_text(encoding="utf-8"), table))
+    paths.write_text(README, renew(README.read_text(encoding="utf-8"), table))
     if table.empty:
         PICTURE.unlink(missing_ok=True)
     else:

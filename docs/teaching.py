@@ -8,10 +8,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from labkit import lessons, places
+from labkit import paths
+from labkit.lessons import notebooks
 from labkit.widgets import claims
 
-PAGE = places.CHECKOUT / "docs" / "teaching.md"
+PAGE = paths.CHECKOUT / "docs" / "teaching.md"
 NOT_YET = "not yet"
 NUMBER = r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?"
 
@@ -25,7 +26,7 @@ def sections(text: str) -> Iterator[tuple[Path | None, str]]:
 
 def outputs(path: Path) -> Iterator[dict]:
     """What the cells of a lesson have put out, by kind."""
-    for _, cell in lessons.code_cells(lessons.look(path)):
+    for _, cell in notebooks.code_cells(notebooks.look(path)):
         for output in cell["outputs"]:
             data = output.get("data", {})
             yield {kind: "".join(value) if isinstance(value, list) else value for kind, value in data.items()}
@@ -79,7 +80,7 @@ def _renewed(path: Path, part: str) -> str:
 def main() -> None:
     """Renew the page."""
     text = PAGE.read_text(encoding="utf-8")
-    places.write_text(PAGE, renew(text))
+    paths.write_text(PAGE, renew(text))
 
 
 if __name__ == "__main__":

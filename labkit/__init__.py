@@ -18,22 +18,27 @@ backend.decide()
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 FACE = {
-    "Contender": "sweeps.Contender",
-    "check": "checks.check",
+    "Contender": "measure.contender.Contender",
+    "check": "measure.correctness.check",
     "claim": "widgets.claims.claim",
-    "compile": "codegen.compile",
+    "compile": "profiling.codegen.compile",
+    "custom_bytes": "measure.sweeps.custom_bytes",
+    "custom_times": "measure.sweeps.custom_times",
+    "device": "device",
     "guess": "widgets.guesses.guess",
-    "has_gpu": "device.has_gpu",
     "kernels": "kernels",
     "lesson": "exercises.lesson.lesson",
+    "measured": "measure.results.measured",
     "no_gradient": "kernels.common.no_gradient",
     "panel": "widgets",
     "plot": "plots",
-    "profile": "profiles.profile",
-    "published": "published",
-    "roofs": "machine.roofs",
-    "sweep": "results.sweep",
-    "works": "works",
+    "profile": "profiling.profiles.profile",
+    "published": "workloads.published.published",
+    "relative_error": "measure.correctness.relative_error",
+    "roofs": "measure.roofline.roofs",
+    "roofs_of": "measure.roofline.roofs_of",
+    "sweep": "measure.sweeps.sweep",
+    "workloads": "workloads",
 }
 """Where each name of the face is defined, below this package."""
 

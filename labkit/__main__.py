@@ -1,5 +1,5 @@
 """``python -m labkit``."""
 
-from labkit.cli import main
+from labkit.cli.main import main
 
 main()

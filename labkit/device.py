@@ -41,6 +41,11 @@ def card() -> str:
     return hashlib.sha256(uuid().encode()).hexdigest()[:8] if uuid() else ""
 
 
+def randn(*shape: int, scale: float = 1.0) -> torch.Tensor:
+    """Normal random float32 values on the device of this session."""
+    return torch.randn(shape, device=name()) * scale
+
+
 @contextmanager
 def full_float32() -> Iterator[None]:
     """TF32 off for matmuls and convolutions, whatever the user, the environment or a container chose.

@@ -7,12 +7,13 @@ from operators import Case, Inputs, scaled
 from torch import Tensor
 from torch.nn import functional
 
-from labkit import kernels, mlp_works
-from labkit import network_works as network
-from labkit import recurrent_works as recurrent
-from labkit.grouped_works import grouped_reference
-from labkit.stack_works import stack
-from labkit.works import affine as plain_affine
+from labkit import kernels
+from labkit.workloads import mlp
+from labkit.workloads import network as network
+from labkit.workloads import recurrent as recurrent
+from labkit.workloads.elementwise import affine as plain_affine
+from labkit.workloads.grouped import grouped_reference
+from labkit.workloads.stack import stack
 
 # --- one number after the other, and rows
 
@@ -113,7 +114,7 @@ def linear_act(activation: str, inputs: Inputs) -> Case:
 
 
 def geglu_mlp(hidden: int) -> Case:
-    return Case(kernels.geglu_mlp, mlp_works.geglu, with_mlp(hidden), (37, 24))
+    return Case(kernels.geglu_mlp, mlp.geglu, with_mlp(hidden), (37, 24))
 
 
 def plain_grouped(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

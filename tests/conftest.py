@@ -15,7 +15,7 @@ import torch
 from filelock import FileLock
 
 import labkit  # noqa: F401 - decides whether Triton interprets, which is not imported yet
-from labkit import machine
+from labkit.measure import machine
 
 pytest.register_assert_rewrite("grouped", "products", "recurring", "taught")
 
@@ -72,11 +72,12 @@ def clone(tmp_path, monkeypatch):
     """A toy clone without lessons, for this process and for those that it starts; kernels are interpreted."""
     import stage
 
-    from labkit import places, rows
+    from labkit import paths
+    from labkit.measure import rows
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(rows.TAPE, raising=False)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([places.python_path(), str(Path(__file__).parent)]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([paths.python_path(), str(Path(__file__).parent)]))
     stage.set_up(tmp_path, monkeypatch.setattr, monkeypatch.setenv)
     return tmp_path

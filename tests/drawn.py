@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 from matplotlib.text import Text
 
-from labkit import plots, rows
+from labkit import plots
+from labkit.measure import rows
 
 WIDTHS = [128, 256, 512, 1024, 2048, 4096, 8192, 16384]
 H200 = "NVIDIA H200"

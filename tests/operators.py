@@ -14,8 +14,10 @@ import torch
 from launches import ROOM, Launch
 from torch import Tensor, nn
 
-from labkit import checks, codegen, counts, device
+from labkit import device
 from labkit.kernels.common import Gpu
+from labkit.measure import correctness
+from labkit.profiling import codegen, launch_counts
 
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
 LARGE = pytest.mark.large
@@ -60,13 +62,13 @@ def drawn(of: Any, *shape: int, dtype: torch.dtype = fp32, grad: bool = False) -
 
 
 def examine(
-    case: Case, *shapes: Any, layouts: Any = ("contiguous",), dtypes: Any = checks.DTYPES, **options: Any
+    case: Case, *shapes: Any, layouts: Any = ("contiguous",), dtypes: Any = correctness.DTYPES, **options: Any
 ) -> None:
     """checks.check in some layouts: into NaN between fences, gradients of a correlated upstream, twice."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checks, "LAYOUTS", {name: checks.LAYOUTS[name] for name in layouts})
+        patch.setattr(correctness, "LAYOUTS", {name: correctness.LAYOUTS[name] for name in layouts})
         options = dict(shapes=shapes or (case.shape,), dtypes=dtypes, name=repr(case)) | options
-        checks.check(case.call, case.reference, case.inputs, **options)
+        correctness.check(case.call, case.reference, case.inputs, **options)
 
 
 def gradients(call: Any, tensors: Any, upstream: Tensor | None = None) -> list[Tensor]:
@@ -83,7 +85,7 @@ def exact(case: Case, tensors: Any, upstream: Tensor | None = None) -> list[Tens
 
 def assert_close(got: Tensor, want: Tensor, dtype: torch.dtype = fp32, roundings: int = 1) -> None:
     assert got.dtype is dtype and got.shape == want.shape, (got.dtype, got.shape, want.shape)
-    problem = checks.diagnose(got.detach(), want.detach(), roundings * checks.TOLERANCE[dtype])
+    problem = correctness.diagnose(got.detach(), want.detach(), roundings * correctness.TOLERANCE[dtype])
     assert not problem, problem
 
 
@@ -120,9 +122,9 @@ def assert_each_rounded_once(got: Tensor, want: Tensor, slack: float = 1e-6) -> 
 
 def assert_rounded_once(got: Tensor, want: Tensor) -> None:
     """By norms: little more than what rounding the float64 result to this dtype costs."""
-    least = checks.relative_error(want.to(got.dtype), want)
+    least = correctness.relative_error(want.to(got.dtype), want)
     truncated = got.dtype is bf16 and not device.has_gpu()  # as the interpreter rounds to bfloat16
-    error, most = checks.relative_error(got, want), (2.4 if truncated else 1.2) * least + 1e-6
+    error, most = correctness.relative_error(got, want), (2.4 if truncated else 1.2) * least + 1e-6
     assert error < most, (error, most)
 
 
@@ -165,10 +167,10 @@ def saved_by(call: Any, tensors: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
 
 def kernels_of(call: Any, *tensors: Tensor) -> list[Any]:
     """The launches of Triton kernels in a call, between fences, so that strays hit nothing else."""
-    fences = checks.Fences()
+    fences = correctness.Fences()
     placed = [fences.place(t.detach(), "contiguous").requires_grad_(t.requires_grad) for t in tensors]
     with fences:
-        made = counts.count(lambda: call(*placed)).launches
+        made = launch_counts.count(lambda: call(*placed)).launches
     return [launch for launch in made if launch.programs]
 
 

@@ -7,9 +7,9 @@ import torch
 from cases import with_gate_up
 from operators import assert_close, bf16, drawn, fp32, meta
 
-from labkit import checks
 from labkit.kernels import geglu, linear
-from labkit.mlp_works import gate_up
+from labkit.measure import correctness
+from labkit.workloads.mlp import gate_up
 
 __all__ = ["KERNELS", "assert_close", "bf16", "fp32", "kept_is_right", "launch_all"]
 KERNELS = {linear: ("linear_kernel", "dz_kernel"), geglu: ("gate_up_kernel", "gated_kernel")}
@@ -17,7 +17,7 @@ KERNELS = {linear: ("linear_kernel", "dz_kernel"), geglu: ("gate_up_kernel", "ga
 
 def kept_is_right(rows: int, width: int, hidden: int, dtype: torch.dtype = fp32) -> None:
     """Gate, up and their product, each in its own place and nothing anywhere else."""
-    fences = checks.Fences()
+    fences = correctness.Fences()
     x, w_gate_up = drawn(with_gate_up(hidden), rows, width, dtype=dtype)
     with fences:
         placed = [fences.place(t, "contiguous") for t in (x, w_gate_up)]

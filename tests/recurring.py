@@ -10,7 +10,8 @@ import torch
 from operators import Case, Variant, bf16, fp16, fp32, gradients, meta, offsets
 from torch import Tensor
 
-from labkit import checks, codegen
+from labkit.measure import correctness
+from labkit.profiling import codegen
 
 __all__ = ["OperatorTests", "fp16", "gradients", "launch", "normed", "norms", "offsets", "steps"]
 norms, steps, normed = (  # the package's attributes of these names are functions
@@ -51,7 +52,7 @@ class OperatorTests:
             metafunc.parametrize("shape", self.shapes, ids=str)
 
     def test_every_layout_and_dtype_is_right(self, case: Case) -> None:
-        examine(case, layouts=checks.LAYOUTS, dtypes=checks.DTYPES)
+        examine(case, layouts=correctness.LAYOUTS, dtypes=correctness.DTYPES)
 
     def test_any_shape_is_right(self, case: Case, shape: tuple[int, ...]) -> None:
         examine(case, shape)
@@ -60,7 +61,8 @@ class OperatorTests:
         tensors = op.drawn(case, 4, 33, 100)
         found = gradients(case.call, tensors), gradients(case.reference, tensors), op.exact(case, tensors)
         errors = [
-            (checks.relative_error(a, c), checks.relative_error(b, c)) for a, b, c in zip(*found, strict=True)
+            (correctness.relative_error(a, c), correctness.relative_error(b, c))
+            for a, b, c in zip(*found, strict=True)
         ]
         (ours, eager), *others = errors
         assert ours < (2 * eager if case is cases.RMS else 1e-6)
@@ -102,7 +104,7 @@ class OperatorTests:
         tensors = op.drawn(case, 64, 2048, 256, dtype=dtype)
         first = gradients(case.call, tensors)
         for got, want in zip(first, op.exact(case, tensors, 2 * first[0].double()), strict=True):
-            assert checks.relative_error(got, want) < (1e-5 if dtype is fp32 else 3e-2)
+            assert correctness.relative_error(got, want) < (1e-5 if dtype is fp32 else 3e-2)
         for _ in range(5):
             assert op.equal(gradients(case.call, tensors), first)
 

@@ -10,9 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from labkit import clocks, device, machine, memory
-from labkit.machine import Identity
-from labkit.sweeps import Contender, Work
+from labkit import device
+from labkit.measure import clocks, machine, memory, roofline
+from labkit.measure.contender import Contender, Work
+from labkit.measure.machine import Identity
 
 L2_BYTES = 4096
 
@@ -148,7 +149,7 @@ def install(put: Callable[[object, str, Any], None]) -> Gpu:
     put(machine, "identity", lambda: HERE)
     put(clocks, "Cuda", lambda: gpu)
     put(memory, "Meter", Meter)
-    put(machine, "COPIES", {"slow": _copy(gpu, 2.0), "fast": _copy(gpu, 1.0)})
+    put(roofline, "COPIES", {"slow": _copy(gpu, 2.0), "fast": _copy(gpu, 1.0)})
     return gpu
 
 

@@ -15,7 +15,9 @@ from pathlib import Path
 from click.testing import CliRunner
 from taped import recorded
 
-from labkit import cli, places, rows
+from labkit import paths
+from labkit.cli import main
+from labkit.measure import roofline, rows
 
 # What loads torch is imported where it is used: not every command needs it.
 
@@ -45,7 +47,7 @@ def contenders():
 
 def sweep(**options):
     """How many points there are in the end."""
-    from labkit import sweeps
+    from labkit.measure import sweeps
 
     return len(sweeps.run("stage/sweep", contenders(), POINTS, **options))
 
@@ -73,14 +75,14 @@ def lesson(folder, *cells, name="01_toy", parameters=""):
     for number, cell in enumerate(made):
         cell["id"] = f"cell-{number}"
     content = {"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
-    places.write_text(folder / "notebooks" / "solutions" / f"{name}.py", "")
-    places.write_text(folder / "notebooks" / f"{name}.ipynb", json.dumps(content, indent=1))
+    paths.write_text(folder / "notebooks" / "solutions" / f"{name}.py", "")
+    paths.write_text(folder / "notebooks" / f"{name}.ipynb", json.dumps(content, indent=1))
     return folder / "notebooks" / f"{name}.ipynb"
 
 
 def labkit(*arguments):
     """What a command prints and ends with, in this process; never with an exception of its own."""
-    result = CliRunner().invoke(cli.cli, arguments)
+    result = CliRunner().invoke(main.cli, arguments)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
 
@@ -97,22 +99,21 @@ def set_up(folder=None, put=setattr, environment=os.environ.__setitem__):
     """Make a folder, by default the present one, a clone without lessons."""
     folder = folder or Path.cwd()
     for name in ("notebooks", "build", "recorded"):
-        put(places, name.upper(), folder / name)
+        put(paths, name.upper(), folder / name)
     for name, value in (("LABKIT_CACHE", folder / "cache"), ("STAGE_FOLDER", folder)):
         environment(name, str(value))
-    places.NOTEBOOKS.mkdir(exist_ok=True)
+    paths.NOTEBOOKS.mkdir(exist_ok=True)
 
 
 def set_up_gpu(put=setattr):
     """A simulated GPU with roofs that are known, and one suite, which is this sweep."""
     import simulated
 
-    from labkit import machine
     from labkit.bench import suites
     from labkit.bench.part import Part
 
     simulated.install(put)
-    put(machine, "roofs", lambda **_: rows.write(machine.cache_path(), [recorded(suite="roofs/copy")]))
+    put(roofline, "roofs", lambda **_: rows.write(roofline.cache_path(), [recorded(suite="roofs/copy")]))
     (ours,) = contenders()
     put(suites, "SUITES", {"affine": lambda: [Part((ours,), tuple(POINTS), dtypes=("float32",))]})
 
@@ -124,4 +125,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "sweep":
         print(sweep())
     else:
-        cli.main()
+        main.main()

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from labkit import rows
+from labkit.measure import rows
 
 
 def recorded(contender="labkit", width=16, us=10.0, **columns):

@@ -6,7 +6,9 @@ import pytest
 import torch
 from launches import POINTWISE
 
-from labkit import checks, codegen, counts, device
+from labkit import device
+from labkit.measure import correctness
+from labkit.profiling import codegen, launch_counts
 
 GPU = pytest.mark.skipif(not device.has_gpu(), reason="CUDA graphs and thousands of steps need a GPU")
 INTERPRETED = pytest.mark.skipif(
@@ -18,8 +20,8 @@ bf16, fp32 = torch.bfloat16, torch.float32
 def examine(call, reference, inputs, *shapes, layouts=("contiguous",), dtypes=(fp32,), gradients=False):
     """Check a call against its float64 reference, in some of the layouts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checks, "LAYOUTS", {name: checks.LAYOUTS[name] for name in layouts})
-        checks.check(call, reference, inputs, shapes=shapes, dtypes=dtypes, gradients=gradients)
+        patch.setattr(correctness, "LAYOUTS", {name: correctness.LAYOUTS[name] for name in layouts})
+        correctness.check(call, reference, inputs, shapes=shapes, dtypes=dtypes, gradients=gradients)
 
 
 def drawn(inputs, *shape, dtype=fp32):
@@ -38,10 +40,10 @@ def counted(call, *tensors):
 
     A load without its mask gives the right result wherever what it read too much is not used: its bytes tell.
     """
-    fences = checks.Fences()
+    fences = correctness.Fences()
     placed = [fences.place(tensor, "contiguous") for tensor in tensors]
     with fences:
-        return [launch for launch in counts.count(lambda: call(*placed)).launches if launch.programs]
+        return [launch for launch in launch_counts.count(lambda: call(*placed)).launches if launch.programs]
 
 
 def assert_no_backward(name, call, tensors):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from nbformat.v4 import new_code_cell, new_notebook
 
-from labkit import backend, places
+from labkit import backend, paths
 from labkit.backend import Driver, Gpu, Torch
 
 H200 = Gpu("NVIDIA H200", "GPU-aaaa", (9, 0))
@@ -61,7 +61,7 @@ def test_torch_is_known_without_being_imported():
 def python(code, **variables):
     """What a fresh Python prints; a variable that is None is not set."""
     ours = {backend.INTERPRET: None, backend.CHOSEN: None, "OMP_NUM_THREADS": None, **variables}
-    around = {**os.environ, "PYTHONPATH": places.python_path(), **ours}
+    around = {**os.environ, "PYTHONPATH": paths.python_path(), **ours}
     environment = {key: value for key, value in around.items() if value is not None}
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
@@ -72,7 +72,7 @@ def faked(found):
     """Code that makes labkit find this driver, and a torch for CUDA."""
     return (
         "import sys; sys.modules['labkit'] = type(sys)('labkit'); "
-        f"sys.modules['labkit'].__path__ = [{str(places.CHECKOUT / 'labkit')!r}]; "
+        f"sys.modules['labkit'].__path__ = [{str(paths.CHECKOUT / 'labkit')!r}]; "
         "from labkit import backend; from labkit.backend import *; "
         f"backend.driver = lambda: {found!r}; backend.installed_torch = lambda: {CUDA!r}; backend.decide()"
     )

@@ -11,7 +11,7 @@ import sys
 import processes
 import pytest
 
-from labkit import bootstrap, places
+from labkit import bootstrap, paths
 
 PROJECT = "[build-system]\nrequires = []\nbuild-backend = 'building'\nbackend-path = ['.']\n"
 BUILDING = """
@@ -192,7 +192,7 @@ def test_current_runs_this_python_with_the_checkout_and_its_kernel_first(course,
     code += "print(get('python3').argv[0], labkit.__file__, sys.executable)"
     variables = {"ENV": "current", "JUPYTER_PATH": str(tmp_path), "JUPYTER_DATA_DIR": str(tmp_path)}
     (course / "labkit" / "__init__.py").touch()
-    status, printed = run(course, "setup", code, **variables, PYTHONPATH=str(places.CHECKOUT))
+    status, printed = run(course, "setup", code, **variables, PYTHONPATH=str(paths.CHECKOUT))
     assert status == 0, printed
     kernel, package, python = printed.split()
     assert kernel in ("python", "python3", sys.executable) and python == sys.executable

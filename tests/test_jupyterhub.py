@@ -19,9 +19,10 @@ import pytest
 import yaml
 from jupyter_client import BlockingKernelClient
 
-from labkit import lessons, places
+from labkit import paths
+from labkit.lessons import notebooks
 
-HUB = places.CHECKOUT / "docs" / "jupyterhub"
+HUB = paths.CHECKOUT / "docs" / "jupyterhub"
 MODULES = ("jupyterhub", "jupyterhub_idle_culler", "configurable_http_proxy")
 TEACHER = "a-token-of-the-teacher"
 CONFIG = f"""
@@ -83,7 +84,7 @@ def hub():
     reason="jupyterhub, its idle culler or its proxy is not installed in this environment",
 )
 def test_a_learner_gets_the_lessons_and_a_kernel_that_nobody_else_reaches(hub):
-    first, *others = lessons.find()
+    first, *others = notebooks.find()
     home = hub.folder / "ada"
     (home / "labkit").mkdir(parents=True)
     (home / "labkit" / first.name).write_text("hours of work")

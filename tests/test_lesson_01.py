@@ -16,8 +16,9 @@ from taught import (
     meta,
 )
 
-from labkit import checks, lessons
-from labkit.works import AFFINE
+from labkit.lessons import notebooks
+from labkit.measure import correctness
+from labkit.workloads.elementwise import AFFINE
 
 pytestmark = pytest.mark.usefixtures("cache")
 NAME = "01_launch_overhead"
@@ -26,7 +27,7 @@ NAME = "01_launch_overhead"
 @pytest.fixture(scope="module")
 def lesson(cache):
     """The lesson's kernels, and its exercises solved."""
-    return lessons.load(NAME, solved=True)
+    return notebooks.load(NAME, solved=True)
 
 
 def pairs(shape):
@@ -79,12 +80,12 @@ def test_for_other_gpus_a_good_width_loads_wide_and_an_odd_one_does_not(lesson, 
 
 @pytest.fixture(scope="module")
 def result(executed):
-    return executed(lessons.resolve(NAME))
+    return executed(notebooks.resolve(NAME))
 
 
 @pytest.fixture(scope="module")
 def outputs(result):
-    cells = lessons.code_cells(lessons.read(result.notebook_path))
+    cells = notebooks.code_cells(notebooks.read(result.notebook_path))
     return [output for _, cell in cells for output in cell.outputs]
 
 
@@ -97,7 +98,7 @@ def test_it_runs_to_its_end_in_silence_and_checks_its_kernel_on_the_whole_grid(r
         for data in (d.get("application/vnd.labkit.check+json") for d in shown)
         if data
     }
-    assert done["add"] >= sum(map(calls_checked, checks.SHAPES)) / 2
+    assert done["add"] >= sum(map(calls_checked, correctness.SHAPES)) / 2
 
 
 @INTERPRETED

@@ -9,15 +9,17 @@ from launches import POINTWISE, ROOM
 from taught import INTERPRETED, assert_float32, assert_no_backward, bf16, compiled, counted, drawn, fp32, meta
 from torch.nn import functional
 
-from labkit import checks, codegen, lessons
-from labkit.mlp_works import chain
+from labkit.lessons import notebooks
+from labkit.measure import correctness
+from labkit.profiling import codegen
+from labkit.workloads.mlp import chain
 
 pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture(scope="module")
 def lesson(cache):
-    return lessons.load("02_kernel_fusion")
+    return notebooks.load("02_kernel_fusion")
 
 
 @pytest.fixture
@@ -30,8 +32,8 @@ def chain_inputs(shape):
 
 
 def test_the_pointwise_chain_is_right(lesson):
-    shapes = (*checks.SHAPES, (3, 1024))
-    checks.check(lesson.fused_chain, chain, chain_inputs, shapes=shapes, gradients=False)
+    shapes = (*correctness.SHAPES, (3, 1024))
+    correctness.check(lesson.fused_chain, chain, chain_inputs, shapes=shapes, gradients=False)
 
 
 @pytest.mark.parametrize("group", [1, 3, 8])
@@ -48,8 +50,8 @@ def test_the_first_step_of_the_product_is_right(lesson, group):
         return y
 
     shapes = ((64, 128), (37, 33), (70, 40), (150, 20), (1, 1), (0, 8), (4, 0))
-    dtypes = checks.DTYPES if group == 3 else (fp32,)  # the tiles' order does not depend on it
-    checks.check(tiled, functional.linear, inputs, shapes=shapes, dtypes=dtypes, gradients=False)
+    dtypes = correctness.DTYPES if group == 3 else (fp32,)  # the tiles' order does not depend on it
+    correctness.check(tiled, functional.linear, inputs, shapes=shapes, dtypes=dtypes, gradients=False)
 
 
 def test_the_chain_is_not_cut_off_from_autograd_in_silence(lesson):
@@ -75,7 +77,7 @@ def test_a_chain_of_more_elements_than_32_bits_count(lesson, width):
     y = lesson.fused_chain(x, bias, other)
     for part in (slice(None, 5), slice(rows // 2, rows // 2 + 5), slice(-5, None)):
         want = chain(x[part].double(), bias.double(), other[part].double())
-        assert not checks.diagnose(y[part], want, checks.TOLERANCE[bf16])
+        assert not correctness.diagnose(y[part], want, correctness.TOLERANCE[bf16])
 
 
 @INTERPRETED

@@ -7,8 +7,9 @@ import torch
 from grouped import drawn, grouped, plain
 from taught import INTERPRETED, assert_no_backward, bf16, counted
 
-from labkit import checks, lessons
 from labkit.kernels import grouped as family
+from labkit.lessons import notebooks
+from labkit.measure import correctness
 
 pytestmark = pytest.mark.usefixtures("cache")
 CALLS = {
@@ -21,14 +22,14 @@ CALLS = {
 
 @pytest.fixture(scope="module")
 def lesson(cache):
-    return lessons.load("04_grouped_matmul")
+    return notebooks.load("04_grouped_matmul")
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_each_is_right_on_any_size_and_refuses_gradients(lesson, name):
     call = CALLS[name](lesson)
     for groups, width in ((5, 20), (3, 16), (1, 1)):
-        checks.check(call, plain, grouped(groups, width), shapes=((70,), (64,), (200,)), gradients=False)
+        correctness.check(call, plain, grouped(groups, width), shapes=((70,), (64,), (200,)), gradients=False)
     assert_no_backward(r"\S+", call, drawn(grouped(2, 4), 3))
 
 
@@ -70,4 +71,4 @@ def test_numbers_that_lie_more_than_32_bits_apart(lesson, kernel):
     else:
         lesson.stay_kernel[(1,)](x, *weights, y, R, G, 3, D=D, BM=64, BD=16)
     want = plain(near.double(), weight.double(), bias.double())
-    assert not checks.diagnose(y[:, :D], want, checks.TOLERANCE[bf16])
+    assert not correctness.diagnose(y[:, :D], want, correctness.TOLERANCE[bf16])

@@ -6,16 +6,19 @@ import pytest
 import torch
 from taught import GPU, INTERPRETED, assert_no_backward, bf16, counted, fp32
 
-from labkit import checks, codegen, device, lessons
+from labkit import device
 from labkit.exercises import simulated_gpu
-from labkit.stack_works import STACK, block, stack
+from labkit.lessons import notebooks
+from labkit.measure import correctness
+from labkit.profiling import codegen
+from labkit.workloads.stack import STACK, block, stack
 
 pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture(scope="module")
 def lesson(cache):
-    return lessons.load("05_cuda_graphs")
+    return notebooks.load("05_cuda_graphs")
 
 
 def drawn(shape):
@@ -25,7 +28,7 @@ def drawn(shape):
 
 def test_the_block_is_right_and_refuses_to_drop_a_gradient(lesson):
     shapes = ((33, 64), (5, 20), (1, 1), (40, 96), (0, 8))
-    checks.check(lesson.one_block, block, drawn, shapes=shapes, gradients=False)
+    correctness.check(lesson.one_block, block, drawn, shapes=shapes, gradients=False)
     assert_no_backward("one_block", lesson.one_block, [t.to(device.name()) for t in drawn((4, 16))])
 
 

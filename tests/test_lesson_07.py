@@ -8,8 +8,11 @@ import torch
 from recurring import offsets
 from taught import GPU, INTERPRETED, assert_no_backward, bf16, compiled, counted, drawn, examine, meta
 
-from labkit import checks, counts, device, lessons
-from labkit import recurrent_works as work
+from labkit import device
+from labkit.lessons import notebooks
+from labkit.measure import correctness
+from labkit.profiling import launch_counts
+from labkit.workloads import recurrent as work
 
 pytestmark = pytest.mark.usefixtures("cache")
 KERNELS = (
@@ -19,7 +22,7 @@ KERNELS = (
 
 @pytest.fixture(scope="module")
 def lesson(cache):
-    return lessons.load("07_recurrent_kernel")
+    return notebooks.load("07_recurrent_kernel")
 
 
 @pytest.fixture
@@ -38,7 +41,7 @@ def sequences(shape):
     return torch.sigmoid(1 + torch.randn(shape)), torch.randn(shape)
 
 
-EVERY = dict(layouts=checks.LAYOUTS, dtypes=checks.DTYPES)
+EVERY = dict(layouts=correctness.LAYOUTS, dtypes=correctness.DTYPES)
 RIGHT = {
     "norm, a warp": ("row_norm", (1,), ((33, 64), (2, 5, 20), (1, 3), (1, 1), (0, 8), (3, 600)), EVERY),
     "norm, four warps": ("row_norm", (4,), ((33, 64), (1, 3), (3, 600)), EVERY),
@@ -65,7 +68,7 @@ def test_the_tree_of_many_lanes_is_right(lesson):
     a, b = drawn(sequences, 1, 70, 40)
     h = torch.full_like(a, math.nan)
     lesson.scan_kernel[(1, 2)](a, b, h, 70, H=40, BT=64, BH=32, num_warps=4)
-    assert checks.relative_error(h, work.linear_recurrence(a.double(), b.double())) < 1e-6
+    assert correctness.relative_error(h, work.linear_recurrence(a.double(), b.double())) < 1e-6
 
 
 @GPU
@@ -73,7 +76,7 @@ def test_the_tree_is_right_after_two_thousand_steps(lesson):
     for batch, width in ((2, 40), (64, 256)):
         a, b = drawn(sequences, batch, 2048, width)
         want = work.linear_recurrence(a.double(), b.double())
-        assert checks.relative_error(lesson.scanned(a, b), want) < 1e-5
+        assert correctness.relative_error(lesson.scanned(a, b), want) < 1e-5
 
 
 def test_half_precision_keeps_the_state_in_float32(lesson):
@@ -122,7 +125,7 @@ def test_every_number_is_read_and_written_once_and_the_originals_row_for_each_of
     leaves = [t.requires_grad_() for t in (x, weight)]
     y = lesson.original_norm(*leaves)
     upstream = torch.ones_like(y)
-    back, *_ = counts.count(lambda: torch.autograd.grad(y, leaves, upstream)).launches
+    back, *_ = launch_counts.count(lambda: torch.autograd.grad(y, leaves, upstream)).launches
     assert back.bytes_read >= 2 * 4 * N * H and back.bytes_written == 2 * 4 * N
 
 
@@ -142,7 +145,7 @@ def test_steps_whose_address_needs_64_bits(lesson, kernel, sizes):
     output = far(math.nan)
     getattr(lesson, f"{kernel}_kernel")[1, 1](*map(far, near), output, T, H=H, BH=4, **sizes)
     want = work.linear_recurrence(*(t.double() for t in near))
-    assert not checks.diagnose(output[..., :4], want, checks.TOLERANCE[bf16])
+    assert not correctness.diagnose(output[..., :4], want, correctness.TOLERANCE[bf16])
 
 
 def test_for_other_gpus_places_are_counted_in_64_bits_and_one_warp_adds_up_by_shuffles_alone(

@@ -6,9 +6,12 @@ from products import assert_close, bf16, fp32
 from recurring import gradients
 from taught import GPU, INTERPRETED
 
-from labkit import checks, counts, device, lessons
-from labkit import network_works as work
+from labkit import device
 from labkit.kernels import geglu_mlp, grouped_linear
+from labkit.lessons import notebooks
+from labkit.measure import correctness
+from labkit.profiling import launch_counts
+from labkit.workloads import network as work
 
 pytestmark = pytest.mark.usefixtures("cache")
 SHAPE = {"batch": 3, "time": 5, "width": 32}
@@ -24,7 +27,7 @@ RUNGS = {
 
 @pytest.fixture(scope="module")
 def lesson(cache):
-    return lessons.load("09_microsecond_ledger")
+    return notebooks.load("09_microsecond_ledger")
 
 
 def inputs_of(shape=SHAPE, dtype=fp32):
@@ -46,14 +49,14 @@ def test_in_half_precision_our_kernels_are_off_no_further_than_eager(lesson):
     exact = gradients(work.network, doubles)
     far = [
         max(
-            checks.relative_error(got, want)
+            correctness.relative_error(got, want)
             for got, want in zip(gradients(RUNGS[name](lesson), inputs), exact, strict=True)
         )
         for name in ("labkit", "eager")
     ]
     assert far[0] < 2 * far[1]
     three, eager = (
-        checks.relative_error(RUNGS[n](lesson)(*inputs), exact[0]) for n in ("three kernels", "eager")
+        correctness.relative_error(RUNGS[n](lesson)(*inputs), exact[0]) for n in ("three kernels", "eager")
     )
     assert three < 2 * eager
 
@@ -62,7 +65,7 @@ def test_in_half_precision_our_kernels_are_off_no_further_than_eager(lesson):
 def test_the_last_rung_is_three_kernels_that_write_nothing_twice(lesson):
     B, T, H = 2, 33, 32
     inputs = inputs_of({"batch": B, "time": T, "width": H}, bf16)
-    found = counts.count(lambda: lesson.whole(*inputs)).launches
+    found = launch_counts.count(lambda: lesson.whole(*inputs)).launches
     assert [launch.name for launch in found] == ["gates_kernel", "cell_kernel", "outputs_kernel"]
     assert [one.bytes_written for one in found] == [2 * B * T * n for n in (2 * H, H, work.OUTPUTS)]
 

@@ -8,11 +8,12 @@ import sys
 import nbformat
 import pytest
 
-from labkit import lessons, places
+from labkit import paths
+from labkit.lessons import notebooks
 from labkit.runs import record
 
-LESSONS = lessons.find()
-TAGS = {lessons.SETUP, lessons.KERNEL, "parameters", "exercise"}
+LESSONS = notebooks.find()
+TAGS = {notebooks.SETUP, notebooks.KERNEL, "parameters", "exercise"}
 FOLDED = "jp-MarkdownHeadingCollapsed"
 CELL_METADATA = {"tags", "lines_to_next_cell", FOLDED, "jupyter", "slideshow"}
 """What a cell may carry; ``lines_to_next_cell`` is jupytext's, which keeps a percent script's blank lines,
@@ -29,13 +30,13 @@ every_lesson = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.st
 
 
 def code(path):
-    return list(lessons.code_cells(lessons.read(path)))
+    return list(notebooks.code_cells(notebooks.read(path)))
 
 
 def test_there_are_lessons_and_each_has_a_number_of_its_own():
     numbers = [path.stem[:2] for path in LESSONS]
     assert numbers and len(set(numbers)) == len(numbers)
-    others = {path.name for path in places.NOTEBOOKS.glob("*.ipynb")} - {path.name for path in LESSONS}
+    others = {path.name for path in paths.NOTEBOOKS.glob("*.ipynb")} - {path.name for path in LESSONS}
     assert not others, "a notebook that is no lesson is never executed"
 
 
@@ -50,7 +51,7 @@ def test_it_is_valid_written_as_jupyter_writes_it_and_holds_nothing_but_what_is_
     assert set(metadata) <= {"kernelspec", "language_info", "labkit"}
     assert metadata.kernelspec.name == "python3", "the kernel that everybody has"
     for number, cell in enumerate(notebook.cells):
-        tags = lessons.tags(cell)
+        tags = notebooks.tags(cell)
         assert set(cell.metadata) <= CELL_METADATA, f"cell {number}"
         own = set(tags) - {"nbval-check-output"}
         assert own <= TAGS and len(own) <= (cell.cell_type == "code"), f"cell {number}: {tags}"
@@ -65,7 +66,7 @@ def test_no_path_of_somebodys_machine_is_in_it(path):
 
 @every_lesson
 def test_its_prose_has_one_title_and_links_that_lead_somewhere(path):
-    cells = lessons.read(path).cells
+    cells = notebooks.read(path).cells
     prose = [cell for cell in cells if cell.cell_type == "markdown"]
     text = "\n".join(cell.source for cell in prose)
     assert cells[0].cell_type == "markdown"
@@ -77,26 +78,26 @@ def test_its_prose_has_one_title_and_links_that_lead_somewhere(path):
 
 @every_lesson
 def test_it_sets_up_first_and_its_parameters_have_a_kind_a_default_and_a_sentence(path):
-    tagged = [(lessons.tags(cell) or [""])[0] for _, cell in code(path)]
-    assert tagged[0] == lessons.SETUP and tagged.count("parameters") <= 1, "papermill reads one cell only"
-    declared = lessons.parameters(path)  # refuses what has no kind
+    tagged = [(notebooks.tags(cell) or [""])[0] for _, cell in code(path)]
+    assert tagged[0] == notebooks.SETUP and tagged.count("parameters") <= 1, "papermill reads one cell only"
+    declared = notebooks.parameters(path)  # refuses what has no kind
     assert ("parameters" in tagged) == bool(declared)
     if declared:
-        assert tagged.index("parameters") <= tagged.count(lessons.SETUP), "else its values come too late"
+        assert tagged.index("parameters") <= tagged.count(notebooks.SETUP), "else its values come too late"
     for parameter in declared.values():
         assert len(parameter.help.split()) > 1, f"{parameter.name}: say what it is, in a comment behind it"
 
 
 @every_lesson
 def test_it_has_the_size_and_the_parts_of_a_lesson_and_only_a_kernel_is_longer_than_a_screen(path):
-    cells, found = lessons.read(path).cells, code(path)
+    cells, found = notebooks.read(path).cells, code(path)
     most, room = SIZES.get(path.stem[:2], (40, 30))
     assert 25 <= len(cells) <= most and path.stat().st_size <= 640 * 1024
     assert sum(len(cell.source.encode()) for cell in cells) <= room * 1024
-    plain = [(number, cell) for number, cell in found if lessons.KERNEL not in lessons.tags(cell)]
+    plain = [(number, cell) for number, cell in found if notebooks.KERNEL not in notebooks.tags(cell)]
     long = {number: len(cell.source.splitlines()) for number, cell in plain}
     assert not {number: lines for number, lines in long.items() if lines > LONGEST_CELL}, "code cell: lines"
-    exercises = [cell for _, cell in found if "exercise" in lessons.tags(cell)]
+    exercises = [cell for _, cell in found if "exercise" in notebooks.tags(cell)]
     assert len(exercises) >= 3
     assert all(cell.source.splitlines()[-1].startswith("tasks.check(") for cell in exercises)
     assert any(re.search(r"\b(?:panels?|widgets)\.sweep\(", cell.source) for _, cell in found), (
@@ -141,21 +142,23 @@ def test_its_outputs_are_of_its_code_whole_and_can_be_read_without_seeing_them(p
 
 
 LOADING = """
-from labkit import clocks, codegen, counts, lessons, profiles, sweeps
+from labkit.lessons import notebooks
+from labkit.measure import clocks, sweeps
+from labkit.profiling import codegen, launch_counts, profiles
 
 def refuse(*_, **__):
     raise SystemExit("loading a lesson measured, compiled or counted something")
 
-clocks.measure = sweeps.run = codegen.compile_many = counts.count = profiles.profile = refuse
-for path in lessons.find():
-    lessons.load(path)
+clocks.measure = sweeps.run = codegen.compile_many = launch_counts.count = profiles.profile = refuse
+for path in notebooks.find():
+    notebooks.load(path)
 print("loaded")
 """
 
 
 def test_loading_a_lesson_measures_and_prints_nothing(tmp_path):
     # in a process of its own: what a lesson registers with torch it registers once
-    environment = {**os.environ, "LABKIT_CACHE": str(tmp_path), "PYTHONPATH": places.python_path()}
+    environment = {**os.environ, "LABKIT_CACHE": str(tmp_path), "PYTHONPATH": paths.python_path()}
     environment.setdefault("TRITON_INTERPRET", "1")
     done = subprocess.run([sys.executable, "-c", LOADING], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "loaded\n"), done.stdout + done.stderr

@@ -11,12 +11,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import setuptools
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from labkit import bootstrap, doctor
+from labkit import bootstrap
+from labkit.cli import doctor
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -72,7 +74,8 @@ def test_bootstrap_parses_on_an_old_python_and_needs_nothing_installed():
 def test_every_folder_and_data_file_of_the_package_is_installed():
     package, options = ROOT / "labkit", PYPROJECT["tool"]["setuptools"]
     folders = {file.parent.relative_to(ROOT) for file in package.rglob("*.py")}
-    assert set(options["packages"]) == {folder.as_posix().replace("/", ".") for folder in folders}
+    found = setuptools.find_packages(ROOT, **options["packages"]["find"])
+    assert set(found) == {folder.as_posix().replace("/", ".") for folder in folders}
     given = {file for pattern in options["package-data"]["labkit"] for file in package.glob(pattern)}
     others = {file for file in package.rglob("*.*") if file.suffix not in (".py", ".pyc") and file.is_file()}
     assert others and others <= given
@@ -88,7 +91,7 @@ def test_lint(arguments):
 
 HIDDEN = ("solutions", "exercises", "__pycache__")
 """What a learner's JupyterLab does not list."""
-LAB = ["lab -m labkit.lab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks"]
+LAB = ["lab -m labkit.cli.lab_server --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks"]
 TARGETS = {  # what a target runs, after the Python of the environment
     "setup": ["setup"],
     "run LESSONS=01 ARGS=--quick": ["run -m labkit run 01 --quick"],

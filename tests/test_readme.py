@@ -9,10 +9,13 @@ from types import SimpleNamespace
 import pytest
 from taped import recorded
 
-from labkit import bootstrap, cli, lessons, places, rows
+from labkit import bootstrap, paths
 from labkit.bench import suites
+from labkit.cli import main
+from labkit.lessons import notebooks
+from labkit.measure import rows
 
-ROOT = places.CHECKOUT
+ROOT = paths.CHECKOUT
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
@@ -55,7 +58,7 @@ def check(command):
                 rf"^#   {name}=|\$\({name}\)", MAKEFILE, re.MULTILINE
             ) or value not in CHOICES.get(name, [value]):
                 raise ValueError(f"{command}: no such {name}")
-        if targets and targets[0] in cli.cli.commands:
+        if targets and targets[0] in main.cli.commands:
             check_labkit([*targets, *shlex.split(f"{given.get('LESSONS', '')} {given.get('ARGS', '')}")])
         if missing := [
             path for path in re.findall(r"tests/\S+", command) if not (ROOT / path.strip("'\"")).exists()
@@ -65,12 +68,12 @@ def check(command):
 
 def check_labkit(arguments):
     name, *rest = arguments
-    if name not in cli.cli.commands:
+    if name not in main.cli.commands:
         raise ValueError(f"labkit {name}: no such command")
-    parsed = cli.cli.commands[name].make_context(name, rest, resilient_parsing="--help" in rest).params
+    parsed = main.cli.commands[name].make_context(name, rest, resilient_parsing="--help" in rest).params
     suites.chosen(parsed.get("wanted") or ())
-    for path in map(lessons.resolve, parsed.get("names") or ()):
-        lessons.check_parameters(path, dict(pair.split("=", 1) for pair in parsed.get("assignments") or ()))
+    for path in map(notebooks.resolve, parsed.get("names") or ()):
+        notebooks.check_parameters(path, dict(pair.split("=", 1) for pair in parsed.get("assignments") or ()))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -90,9 +93,9 @@ def test_every_command_and_file_that_a_page_names_exists(page):
 def test_the_readme_begins_with_a_command_and_links_every_lesson():
     assert [line for line in README.splitlines()[:12] if line.startswith("make ")]
     links = {ROOT / link for link in re.findall(r"\]\(([^)\s]+)\)", README)}
-    assert set(lessons.find()) <= links and ROOT / "LICENSE" in links
+    assert set(notebooks.find()) <= links and ROOT / "LICENSE" in links
     for opened in re.findall(r"urlpath=lab/tree/(notebooks/\S+\.ipynb)", README):
-        assert ROOT / opened in lessons.find()
+        assert ROOT / opened in notebooks.find()
 
 
 def test_the_findings_are_those_of_the_tape(tmp_path):

@@ -18,7 +18,8 @@ import pytest
 import stage
 from taped import recorded
 
-from labkit import places, rows
+from labkit import paths
+from labkit.measure import rows
 
 pytestmark = pytest.mark.usefixtures("clone")
 
@@ -60,10 +61,11 @@ def test_whatever_ends_it_what_was_measured_is_kept_and_the_rest_is_measured(
 
 FULL = """
 import contextlib, subprocess, stage
-from labkit import places, rows
+from labkit import paths
+from labkit.measure import rows
 stage.set_up()
 stage.set_up_gpu()
-cache = places.cache()
+cache = paths.cache()
 cache.mkdir()
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", cache], check=True)
 
@@ -110,23 +112,22 @@ def test_a_full_disk_loses_no_row_and_the_rest_is_measured_when_there_is_room():
 UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 CALLS = {"eval", "exec", "load", "read_pickle", "loads"}
 ALLOWED = {
-    "attempt.py: exec": "the learner's own cell, in a process of its own",
     "profiles.py: exec": "the lesson's own code, in a process of its own",
     "judge.py: exec": "the learner's own cell, in a process of its own",
-    "child.py: ForkingPickler.loads": "a call and its result, between labkit's own processes",
+    "child_process.py: ForkingPickler.loads": "a call and its result, between labkit's own processes",
 }
 
 
 def test_data_is_read_as_data():
     found = set()
-    for path in (places.CHECKOUT / "labkit").rglob("*.py"):
+    for path in (paths.CHECKOUT / "labkit").rglob("*.py"):
         if path.parent.name == "kernels":
             continue  # its loads are a GPU's
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             call = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-            safe = call.startswith(("json.", "lessons.", "codegen.")) or call in ("load", "tl.load")
+            safe = call.startswith(("json.", "notebooks.", "codegen.")) or call in ("load", "tl.load")
             odd = [name for name in names if name.partition(".")[0] in UNSAFE]
             odd += [call] * (call.rpartition(".")[2] in CALLS and not safe)
             found |= {f"{path.name}: {each}" for each in odd}

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 from test_readme import check
 
-from labkit import lessons, places
+from labkit import paths
 from labkit.exercises import judge
+from labkit.lessons import notebooks
 
-TEACHING = SimpleNamespace(**runpy.run_path(str(places.CHECKOUT / "docs" / "teaching.py")))
+TEACHING = SimpleNamespace(**runpy.run_path(str(paths.CHECKOUT / "docs" / "teaching.py")))
 TEXT = TEACHING.PAGE.read_text(encoding="utf-8")
 PARTS = {path: part for path, part in TEACHING.sections(TEXT) if path is not None}
 
@@ -27,14 +28,14 @@ def minutes(text):
 
 
 def test_each_lesson_has_its_part_in_order():
-    assert list(PARTS) == lessons.find()
+    assert list(PARTS) == notebooks.find()
     numbers = re.findall(r"^## Lesson (\d): ", TEXT, re.MULTILINE)
     assert numbers == [str(int(path.stem[:2])) for path in PARTS]
 
 
 @pytest.mark.parametrize("path", PARTS, ids=lambda path: path.stem)
 def test_its_plan_exercises_and_questions_are_those_of_the_lesson(path):
-    cells = lessons.look(path)["cells"]
+    cells = notebooks.look(path)["cells"]
     prose, code = (
         "\n".join(cell["source"] for cell in cells if cell["cell_type"] == kind)
         for kind in ("markdown", "code")

@@ -6,11 +6,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from labkit import machine, peers, places, rows
+from labkit import paths
 from labkit.bench import compare, recorded, report, suites
 from labkit.bench.run import Run, shown
-from labkit.rows import Row
+from labkit.measure import machine, roofline, rows
+from labkit.measure.rows import Row
 from labkit.runs.report import say
+from labkit.workloads import peers
 
 
 @dataclass
@@ -62,7 +64,7 @@ class Order:
         """Measure, and finish; rows of a run that was stopped are written and kept, too."""
         for sentence in peers.unexpected() if self.peers else []:
             say(console, sentence)
-        machine.roofs()  # measured first, where they are not known: without them there is no share
+        roofline.roofs()  # measured first, where they are not known: without them there is no share
         try:
             with shown(console) as bench.progress:
                 bench.run()
@@ -84,12 +86,12 @@ class Order:
         """Write what was asked for, print the report, keep a full run."""
         self.write(measured)
         report.show(console, measured)
-        if self.record and machine.cache_path().exists():
+        if self.record and roofline.cache_path().exists():
             from labkit.runs import record
 
-            record.record_roofs(machine.cache_path(), machine.identity(), places.RECORDED)
+            record.record_roofs(roofline.cache_path(), machine.identity(), paths.RECORDED)
         for path in recorded.keep(measured) if self.record else []:
-            say(console, f"Recorded: {path.relative_to(places.RECORDED.parent)}")
+            say(console, f"Recorded: {path.relative_to(paths.RECORDED.parent)}")
 
     def finish_spread(self, console: Console) -> None:
         """The same for suites measured on several GPUs or a cluster; a full run is kept if all are there."""
@@ -106,7 +108,7 @@ class Order:
             rows.write(self.json_path, measured)
         if self.csv_path and measured:
             table = rows.table(measured).drop(columns="shape")
-            places.write_text(self.csv_path, table.to_csv(index=False))
+            paths.write_text(self.csv_path, table.to_csv(index=False))
 
 
 def show(console: Console, compared: tuple[Path, Path] | None, reported: Path | None) -> None:

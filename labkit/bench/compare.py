@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from labkit import rows
 from labkit.bench.report import read, with_sizes
+from labkit.measure import rows
 from labkit.plots.words import TIMES, digits, duration
 from labkit.runs.report import say
 

@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from labkit import places, rows
-from labkit.rows import Row
+from labkit import paths
+from labkit.measure import rows
+from labkit.measure.rows import Row
 from labkit.runs.record import State
 
 FILE = "bench.jsonl"
@@ -22,7 +23,7 @@ NOTHING = "*No full run is recorded yet.*\n"
 
 def pages() -> tuple[Path, Path]:
     """The README and the benchmark's page."""
-    return places.CHECKOUT / "README.md", places.CHECKOUT / "docs" / "benchmark.md"
+    return paths.CHECKOUT / "README.md", paths.CHECKOUT / "docs" / "benchmark.md"
 
 
 def keep(measured: Iterable[Row]) -> list[Path]:
@@ -31,11 +32,11 @@ def keep(measured: Iterable[Row]) -> list[Path]:
 
     Of what was measured twice on one kind of device the first is kept.
     """
-    from labkit import machine
+    from labkit.measure import machine
 
     taped: dict[Path, dict[tuple[Any, ...], Row]] = {}
     for row in measured:
-        path = places.RECORDED / machine.slug(row.device) / FILE
+        path = paths.RECORDED / machine.slug(row.device) / FILE
         taped.setdefault(path, {}).setdefault(row.key, replace(row, kind=rows.RECORDED))
     for path, of_device in taped.items():
         rows.write(path, of_device.values())
@@ -107,7 +108,7 @@ def check() -> None:
 
 def blocks() -> tuple[str, str]:
     """What the README and the page say of the last full run of the first recorded device that has one."""
-    path = next(iter(sorted(places.RECORDED.glob(f"*/{FILE}"))), None)
+    path = next(iter(sorted(paths.RECORDED.glob(f"*/{FILE}"))), None)
     if path is None:
         return NOTHING, NOTHING
     from labkit.bench import report
@@ -121,13 +122,13 @@ def write() -> None:
     check()
     made = blocks()
     for path, block in zip(pages(), made, strict=True):
-        places.write_text(path, renew(path.read_text(encoding="utf-8"), block))
+        paths.write_text(path, renew(path.read_text(encoding="utf-8"), block))
     picture = pages()[1].with_suffix(".png")
     picture.unlink(missing_ok=True)
     if made[0] != NOTHING:
         from labkit.bench import report
 
-        path = min(places.RECORDED.glob(f"*/{FILE}"))
+        path = min(paths.RECORDED.glob(f"*/{FILE}"))
         report.picture(report.cases(report.read(path))).save(picture)
 
 

@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from labkit import machine, places, rows
+from labkit import paths
+from labkit.measure import roofline, rows
+from labkit.measure.rows import Row
 from labkit.plots.style import INK, MUTED, WIDTH, Picture, colour, drawing
 from labkit.plots.words import TIMES, digits
-from labkit.rows import Row
 from labkit.runs.report import say
 
 CASE = ["suite", "direction", "dtype", "clock", "sizes", "device"]
@@ -73,12 +74,12 @@ def cases(measured: Sequence[Row]) -> pd.DataFrame:
     found = found.astype({"copy_us": float})
     found["suite"] = found["suite"].str.removeprefix("bench/")
     found["ratio"] = found["median_us"] / found["median_us_other"].astype(float)
-    roofs = {device: machine.roofs_of(part) for device, part in found.groupby("device")}
+    roofs = {device: roofline.roofs_of(part) for device, part in found.groupby("device")}
     found["share"] = [_share(row, roofs[row["device"]]) for row in found.to_dict("records")]
     return found.sort_values("ratio", ascending=False, kind="stable", ignore_index=True)
 
 
-def _share(row: dict[str, Any], roofs: machine.Roofs | None) -> float:
+def _share(row: dict[str, Any], roofs: roofline.Roofs | None) -> float:
     if row["clock"] == "host":
         return math.nan
     computed = row["flops"] / roofs.matmul[row["dtype"]] * 1e6 if roofs else math.nan
@@ -120,9 +121,9 @@ def show(console: Console, measured: Sequence[Row]) -> None:
             console.print(printed)
     for gap in gaps(measured):
         say(console, f"no time: {gap}")
-    picture(found).save(places.BUILD / "benchmark.png")
-    places.write_text(places.BUILD / "benchmark.md", f"# Benchmark\n\n{page(measured)}")
-    say(console, f"Report: {places.BUILD / 'benchmark.md'}")
+    picture(found).save(paths.BUILD / "benchmark.png")
+    paths.write_text(paths.BUILD / "benchmark.md", f"# Benchmark\n\n{page(measured)}")
+    say(console, f"Report: {paths.BUILD / 'benchmark.md'}")
 
 
 @drawing()

@@ -17,13 +17,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from labkit import clocks, device, machine, peers, places, rows, sweeps
+from labkit import device, paths
 from labkit.bench.part import TUNE_S, Part, row_seconds
-from labkit.measure import journal
+from labkit.measure import clocks, journal, lock, machine, rows, sweeps
 from labkit.measure.journal import Journal, Key
+from labkit.measure.rows import Row
 from labkit.plots.words import duration
-from labkit.rows import Row
 from labkit.runs.report import say
+from labkit.workloads import peers
 
 HEARTBEAT_S = 10.0
 """Without a terminal, a line is printed this often."""
@@ -88,7 +89,7 @@ class Run:
         """
         if self.again:
             self.forget()
-        journal.drop_expired((places.cache() / "bench").glob("*/*.jsonl"))
+        journal.drop_expired((paths.cache() / "bench").glob("*/*.jsonl"))
         for name, parts in self.suites.items():
             ways = {
                 key: journal.way(self._code[key[:2]], one.peer and peers.installed(one.peer))
@@ -149,7 +150,7 @@ class Run:
         for one in contenders:
             if one.name in todo:
                 # What fails here fails again when it is measured, and is a note.
-                with clocks.gpu_turn(), suppress(Exception):
+                with lock.gpu_turn(), suppress(Exception):
                     peers.tune([one], shapes)
             self._passed(TUNE_S * len(shapes), measured=one.name in todo)
 
@@ -161,7 +162,7 @@ def sources(parts: Iterable[Part]) -> dict[tuple[str, str], str]:
 
 def tape(name: str) -> Path:
     """Where the rows of a suite are until the run is complete, in a folder for each kind of device."""
-    return places.cache() / "bench" / machine.identity().slug / f"{name}.jsonl"
+    return paths.cache() / "bench" / machine.identity().slug / f"{name}.jsonl"
 
 
 @contextmanager

@@ -14,17 +14,20 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import linear
 
-from labkit import device, kernels, lessons, peers
-from labkit import grouped_works as grouping
-from labkit import mlp_works as mlp
-from labkit import network_works as network
-from labkit import recurrent_works as recurring
-from labkit import stack_works as stacking
+from labkit import device, kernels
 from labkit.bench.part import Part, Range
-from labkit.published import rms_norm_shapes
-from labkit.sweeps import Contender, Shape, Work
-from labkit.works import AFFINE, draw
-from labkit.works import affine as plain_affine
+from labkit.device import randn
+from labkit.lessons import notebooks
+from labkit.measure.contender import Contender, Shape, Work
+from labkit.workloads import grouped as grouping
+from labkit.workloads import mlp as mlp
+from labkit.workloads import network as network
+from labkit.workloads import peers
+from labkit.workloads import recurrent as recurring
+from labkit.workloads import stack as stacking
+from labkit.workloads.elementwise import AFFINE
+from labkit.workloads.elementwise import affine as plain_affine
+from labkit.workloads.published import rms_norm_shapes
 
 BOTH, TRAINING = ("forward", "backward"), ("backward", "forward_backward")
 FLOAT32, BOTH_DTYPES = ("float32",), ("bfloat16", "float32")
@@ -66,7 +69,7 @@ def affine() -> list[Part]:
 
 def chain() -> list[Part]:
     """gelu(x + bias) * other, by the kernel of lesson 2: there is no finished one."""
-    who = _contenders(mlp.CHAIN, mlp.chain, lessons.load("02_kernel_fusion").fused_chain)
+    who = _contenders(mlp.CHAIN, mlp.chain, notebooks.load("02_kernel_fusion").fused_chain)
     fixed = _shapes("batch width", (8192, 3072), (32768, 4096))
     return [Part(who, fixed), Part(who, dtypes=BOTH_DTYPES, ranges=POINTWISE)]
 
@@ -142,8 +145,8 @@ def _oblong(work: Work, keep: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]])
 
     def inputs(shape: Shape) -> tuple[Tensor, ...]:
         groups, width, out = shape["groups"], shape["width"], shape.get("out", shape["width"])
-        weight = draw(groups, width, out, scale=width**-0.5)
-        return draw(shape["batch"], groups * width), *keep(weight, draw(groups, out))
+        weight = randn(groups, width, out, scale=width**-0.5)
+        return randn(shape["batch"], groups * width), *keep(weight, randn(groups, out))
 
     return replace(
         work,

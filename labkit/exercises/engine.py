@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from labkit import checks
+from labkit.measure import correctness
 
 ALL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 Status = Literal["right", "wrong", "error", "stopped", "crashed", "interrupted"]
@@ -249,7 +249,7 @@ def tolerance(exercise: Exercise, call: Call) -> float:
     """The relative difference that is allowed in a call."""
     if exercise.tolerance is not None:
         return exercise.tolerance
-    return 1e-6 if call.dtype is None else checks.TOLERANCE[call.dtype]
+    return 1e-6 if call.dtype is None else correctness.TOLERANCE[call.dtype]
 
 
 def _form(call: Call) -> tuple[str, str, tuple[str, ...]]:

@@ -15,8 +15,8 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import autotuner, interpreter
 
-from labkit import counts
 from labkit.exercises.engine import Launches
+from labkit.profiling import launch_counts
 
 TF32_BITS = 13
 """Bits of a float32's mantissa that TF32 drops."""
@@ -57,7 +57,7 @@ def watched() -> Iterator[Launches]:
         stack.enter_context(patch.object(builder, "create_masked_load", loading))
         stack.enter_context(patch.object(builder, "create_masked_store", storing))
         stack.enter_context(patch.object(builder, "create_dot", multiplying))
-        found = stack.enter_context(counts.recording())
+        found = stack.enter_context(launch_counts.recording())
         yield seen
     seen.names = [one.name for one in found.launches]
     seen.programs = [one.programs for one in found.launches]

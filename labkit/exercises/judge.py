@@ -1,7 +1,7 @@
 """Judges answers, in a process where Triton interprets and no GPU is seen.
 
 So a verdict is the same on every machine. `lesson` calls ``prepare`` once in a process, which takes seconds,
-and ``judge_file`` in a fork of it for each answer (`labkit.child`).
+and ``judge_file`` in a fork of it for each answer (`labkit.child_process`).
 """
 
 import importlib.util
@@ -22,9 +22,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from labkit import checks, child, codegen, lessons
+from labkit import child_process
 from labkit.exercises import engine, slips
 from labkit.exercises.engine import Call, Exercise, Finding
+from labkit.lessons import notebooks
+from labkit.measure import correctness
+from labkit.profiling import codegen
 
 FENCE = 2**18
 """Elements around each tensor that are watched: further than any tile of an exercise reaches."""
@@ -41,20 +44,20 @@ def environment() -> Mapping[str, str]:
     }
 
 
-def prepare(lesson: str, compiler: child.Forkserver) -> None:
+def prepare(lesson: str, compiler: child_process.Forkserver) -> None:
     """Load the lesson's setup and kernel cells and its exercises; ``compiler`` compiles for the forks."""
     from labkit.exercises import interpreted
 
     codegen.use(compiler)
     interpreted.as_compiled()
     find(lesson)
-    lessons.load(lesson)
+    notebooks.load(lesson)
 
 
 @cache
 def find(lesson: str) -> dict[str, Exercise]:
     """The exercises of a lesson by name, in order; ValueError for a lesson without any."""
-    file = lessons.resolve(lesson)
+    file = notebooks.resolve(lesson)
     file = file.parent / "exercises" / f"{file.stem}.py"
     if not file.exists():
         raise ValueError(f"lesson: there are no exercises for {lesson!r}")
@@ -68,7 +71,7 @@ def find(lesson: str) -> dict[str, Exercise]:
 
 def judge_file(lesson: str, name: str, file: Path) -> Finding:
     """The finding for the cell in a file that hands in an answer to an exercise."""
-    namespace = vars(lessons.load(lesson))  # again: the notebook may have been saved meanwhile
+    namespace = vars(notebooks.load(lesson))  # again: the notebook may have been saved meanwhile
     exercise = find(lesson)[name]
     try:
         answer = run_cell(lesson, namespace, exercise, file)
@@ -134,7 +137,7 @@ def _cast(value: Any, dtype: torch.dtype | None) -> Any:
     return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() and dtype else value
 
 
-class Fences(checks.Fences):
+class Fences(correctness.Fences):
     """Fences around what a call allocates with values, too."""
 
     def __init__(self) -> None:
@@ -278,7 +281,7 @@ def run_cell(lesson: str, namespace: dict[str, Any], exercise: Exercise, file: P
 
 def solutions(lesson: str) -> ModuleType:
     """The file of solutions as a module: Triton reads the source of a kernel from its file."""
-    file = lessons.solutions_file(lessons.resolve(lesson))
+    file = notebooks.solutions_file(notebooks.resolve(lesson))
     return codegen.load(f"labkit_solutions_{file.stem}", str(file))
 
 

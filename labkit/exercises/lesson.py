@@ -22,12 +22,14 @@ import psutil
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from labkit import child, codegen, device, lessons, places
+from labkit import child_process, device, paths
 from labkit.exercises import judge, race
 from labkit.exercises.engine import Exercise, Finding
 from labkit.exercises.verdicts import Status, Verdict, progress_html, solution_html
-from labkit.results import Results
-from labkit.sweeps import Contender
+from labkit.lessons import notebooks
+from labkit.measure.contender import Contender
+from labkit.measure.results import Results
+from labkit.profiling import codegen
 from labkit.widgets.claims import summary
 from labkit.widgets.static import interactive
 
@@ -67,10 +69,10 @@ def digest(source: str) -> str:
 
 
 @cache
-def server(lesson: str) -> child.Forkserver:
+def server(lesson: str) -> child_process.Forkserver:
     """The process that judges this session's answers to a lesson's exercises; it loads the lesson at once."""
     compiler = codegen.server()
-    return child.Forkserver(judge.prepare, lesson, environment=judge.environment(), uses=(compiler,))
+    return child_process.Forkserver(judge.prepare, lesson, environment=judge.environment(), uses=(compiler,))
 
 
 @dataclass
@@ -179,7 +181,7 @@ class Tasks:
         records.pop(name, None)
         self._keep(records)
         self._right.pop(name, None)
-        cells = lessons.code_cells(lessons.read(lessons.resolve(self._lesson)))
+        cells = notebooks.code_cells(notebooks.read(notebooks.resolve(self._lesson)))
         hands_in = f'tasks.check("{name}",'
         (cell,) = [each.source for _, each in cells if hands_in in each.source]
         _show({"text/plain": cell}, cell)
@@ -217,7 +219,7 @@ class Tasks:
         try:
             run = server(self._lesson).run
             found: Finding = run(judge.judge_file, self._lesson, name, file, show=show, **limits)
-        except (TimeoutError, KeyboardInterrupt, child.ChildError) as error:
+        except (TimeoutError, KeyboardInterrupt, child_process.ChildError) as error:
             return judge.ended(error, file, self._limit_s, self._lesson)
         return found
 
@@ -251,7 +253,7 @@ class Tasks:
         folder = self._folder / name
         numbers = [int(file.stem) for file in folder.glob("*.py") if file.stem.isdigit()]
         file = folder / ("solution.py" if self._solve else f"{max(numbers, default=0) + 1:04}.py")
-        places.write_text(file, cell)
+        paths.write_text(file, cell)
         return file
 
     def _records(self) -> dict[str, Record]:
@@ -262,7 +264,7 @@ class Tasks:
 
     def _keep(self, records: dict[str, Record]) -> None:
         text = json.dumps({name: vars(each) for name, each in records.items()}, indent=1)
-        places.write_text(self._folder / "verdicts.json", text)
+        paths.write_text(self._folder / "verdicts.json", text)
 
 
 def _untouched(exercise: Exercise, cell: str) -> bool:
@@ -297,7 +299,7 @@ def _current_cell() -> str:
 
 def _folder(lesson: str) -> Path:
     """Where a lesson's attempts are kept: by its name without the number, which may change."""
-    here = places.cache() / "attempts" / lessons.key(lesson)
+    here = paths.cache() / "attempts" / notebooks.key(lesson)
     for numbered in here.parent.glob(f"[0-9][0-9]_{here.name}"):  # from the time when the number counted
         if not here.exists():
             with suppress(OSError):  # a cache that cannot be written: they stay where they are
@@ -307,4 +309,4 @@ def _folder(lesson: str) -> Path:
 
 def solution_cells(lesson: str) -> dict[str, str]:
     """The solutions' sources of a lesson by exercise."""
-    return lessons.solution_cells(lessons.resolve(lesson))
+    return notebooks.solution_cells(notebooks.resolve(lesson))

@@ -12,11 +12,14 @@ from typing import Any
 import torch
 from IPython.display import display
 
-from labkit import checks, child, clocks, device, lessons, plots
+from labkit import child_process, device, plots
 from labkit.exercises import engine, judge
 from labkit.exercises.engine import Exercise, Finding
-from labkit.results import Results, sweep
-from labkit.sweeps import Contender, Shape, Work
+from labkit.lessons import notebooks
+from labkit.measure import correctness, lock
+from labkit.measure.contender import Contender, Shape, Work
+from labkit.measure.results import Results
+from labkit.measure.sweeps import sweep
 
 LIMIT_S = 60.0
 """Seconds for the first run at size, compiling included."""
@@ -60,7 +63,7 @@ def run(lesson: str, exercise: Exercise, one: Contender, why: str) -> Results:
     rivals = [
         Contender(name, call, race.work, compiled=name in race.compiled) for name, call in race.rivals.items()
     ]
-    suite = f"{lessons.key(lesson)}/race_{exercise.name}"
+    suite = f"{notebooks.key(lesson)}/race_{exercise.name}"
     table = sweep(suite, [*rivals, one], race.sizes, dtype=race.dtype)
     if why:
         print(f"The solution races in the place of your kernel: {why}.")
@@ -81,9 +84,9 @@ def problem(lesson: str, exercise: Exercise, file: Path) -> Finding | None:
     if not device.has_gpu():
         return None
     try:
-        with clocks.gpu_turn():
-            found: str = child.run(_at_size, lesson, exercise.name, file, seconds=LIMIT_S)
-    except child.ChildError as error:
+        with lock.gpu_turn():
+            found: str = child_process.run(_at_size, lesson, exercise.name, file, seconds=LIMIT_S)
+    except child_process.ChildError as error:
         observed = f"At the race's size, in a process of its own, it failed: {error}"
         return Finding("crashed", observed, "wild", hints=judge.WILD)
     except (TimeoutError, KeyboardInterrupt) as error:
@@ -101,7 +104,7 @@ def _at_size(lesson: str, name: str, file: Path) -> str:
     """Run the answer in a file at each size of its race between fences; what is wrong, or ""."""
     exercise = judge.find(lesson)[name]
     race = of(exercise)
-    (answer,) = judge.run_cell(lesson, vars(lessons.load(lesson)), exercise, file)
+    (answer,) = judge.run_cell(lesson, vars(notebooks.load(lesson)), exercise, file)
     dtype = getattr(torch, race.dtype)
     for size in race.sizes:
         torch.manual_seed(0)
@@ -109,7 +112,9 @@ def _at_size(lesson: str, name: str, file: Path) -> str:
         with torch.no_grad(), device.full_float32():
             assert race.work.reference is not None, "a race has a right result"
             want = race.work.reference(*[each.float() for each in given])
-            fences = checks.Fences(min(FENCE_BYTES, torch.cuda.mem_get_info()[0] // 32) // dtype.itemsize)
+            fences = correctness.Fences(
+                min(FENCE_BYTES, torch.cuda.mem_get_info()[0] // 32) // dtype.itemsize
+            )
             placed = [fences.place(each, "contiguous") for each in given]
             with fences:
                 got = answer(*placed)
@@ -117,7 +122,7 @@ def _at_size(lesson: str, name: str, file: Path) -> str:
         said = ", ".join(f"{axis} {count}" for axis, count in size.items())
         if stray := fences.broken():
             return f"At {said} it stores outside of its tensors, up to {stray} elements away."
-        found = engine.difference(got.float(), want, checks.TOLERANCE[dtype] * race.roundings)
+        found = engine.difference(got.float(), want, correctness.TOLERANCE[dtype] * race.roundings)
         if found:
             return f"At {said}, {found}."
     return ""

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from labkit import dispatch
+from labkit import dispatch_mode
 
 Known = dict["Stream", int]
 """How many pieces of each stream's work are known to be done."""
@@ -36,7 +36,7 @@ class NotPermittedError(RuntimeError):
     """What CUDA refuses while a stream is capturing."""
 
 
-class Machine(dispatch.Mode):
+class Machine(dispatch_mode.Mode):
     """The device. While it is active PyTorch works on its streams; ``cuda`` stands for torch.cuda."""
 
     def __init__(self) -> None:

@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from labkit import machine, rows
-from labkit.rows import Row
+from labkit.measure import machine, rows
+from labkit.measure.rows import Row
 
 RESUME_WITHIN_S = 3600
 """What was measured counts for an hour after the last row; later the machine may be in another state."""
 
 Key = tuple[Any, ...]
-"""A :attr:`labkit.rows.Row.key`."""
+"""A :attr:`labkit.measure.rows.Row.key`."""
 Way = tuple[str | None, ...]
 """Code, device and versions of a measurement."""
 

@@ -1,5 +1,7 @@
 """The lock of a GPU: one process of the machine is timed on it at a time, in the order of asking.
 
+`gpu_turn` is what a measurement takes; the threads of one process take turns by `turn`.
+
 The processes meet in a folder that users and containers share; there each GPU, or slice of one, has a folder.
 A process that asks draws a ticket, a file with the next number, and keeps it locked (flock) until its turn is
 over. It has its turn when no lower ticket is locked. The operating system unlocks a ticket when its process
@@ -14,14 +16,20 @@ import os
 import re
 import socket
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
+
+from labkit import device
+from labkit.measure import noise
 
 FOLDER = "LABKIT_TURNS"
 """Names the folder where the processes meet, if it is not /tmp/labkit-turns."""
@@ -191,3 +199,103 @@ _shown: Any = None
 """What stands beneath the waiting cell now."""
 TELL: ContextVar[Callable[[str], None]] = ContextVar("TELL", default=tell)
 """Hears in words how long the queue is, whenever that changes, and "" when the wait is over."""
+
+
+# ---- threads of one process --------------------------------------------------------------------------------
+
+
+class StoppedError(RuntimeError):
+    """The measurement was asked to stop before it was complete."""
+
+
+SECTION: ContextVar[Callable[[Callable[[], Any]], Any]] = ContextVar("SECTION", default=lambda act: act())
+"""Who calls a capture or a sample. A panel that measures in a thread has the thread of the cells do it:
+while a graph is captured no other thread may draw random numbers, and what a cell does would be timed too."""
+GAUGE: ContextVar[noise.Gauge | None] = ContextVar("GAUGE", default=None)
+"""What watches the samples that are being taken."""
+_waiting: SimpleQueue[Callable[[], None]] = SimpleQueue()
+_TURN = threading.RLock()
+BUSY_S = 1.0
+"""A cell that keeps a measurement waiting for longer does not keep the other processes waiting as well."""
+
+
+def on_main_thread(
+    act: Callable[[], Any], wake: Callable[[Callable[[], None]], Any], stop: Callable[[], bool]
+) -> Any:
+    """Have the main thread call ``act`` between cells, and wait for its result.
+
+    ``wake`` has a function called there as soon as no cell keeps it busy. StoppedError when ``stop()`` turns
+    true before it got to it, or the cell that served it was interrupted.
+    """
+    result: Future[Any] = Future()
+
+    def section() -> None:
+        if not result.set_running_or_notify_cancel():
+            return
+        try:
+            result.set_result(act())
+        except Exception as error:
+            result.set_exception(error)
+        except BaseException:
+            # The notebook's stop button meant the cell that was serving. In the other thread this would end
+            # up in the event loop, and end the kernel.
+            result.set_exception(StoppedError("stopped with the cell that was waiting for it"))
+            raise
+
+    _waiting.put(section)
+    wake(serve)
+    began = time.monotonic()
+    while not result.done():
+        wait([result], timeout=0.05)
+        if stop() and result.cancel():
+            raise StoppedError("stopped while a cell was running")
+        if held() and time.monotonic() - began > BUSY_S and result.cancel():
+            gauge = GAUGE.get()
+            with gauge.away() if gauge else nullcontext(), aside(partial(_go_on, stop)):
+                on_main_thread(lambda: None, wake, stop)
+            return on_main_thread(act, wake, stop)
+    return result.result()
+
+
+def serve() -> None:
+    """Call what waits for this thread."""
+    with suppress(Empty):
+        while True:
+            _waiting.get_nowait()()
+
+
+@contextmanager
+def turn(stop: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """The device to oneself, among the threads of this process: a panel measures while cells run.
+
+    Raises StoppedError when ``stop()`` turns true while another thread has its turn.
+    """
+    while not _TURN.acquire(timeout=0.05):
+        if stop():
+            raise StoppedError("stopped while another measurement had its turn")
+        if threading.current_thread() is threading.main_thread():
+            serve()  # whose turn it is may be waiting for this thread
+    try:
+        yield
+    finally:
+        _TURN.release()
+
+
+@contextmanager
+def gpu_turn(stop: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """The GPU to oneself, among all processes of the machine that ask for it: one after another as they came.
+
+    Around what is timed, for seconds, and not around what is compiled or checked, unless nothing else may go
+    on meanwhile. Who has its turn may ask again. The others are told how long the queue is, and who has its
+    turn; a killed process loses it. Where there is no GPU, or no folder to meet in (LABKIT_TURNS), it is only
+    :func:`turn`.
+
+    Raises StoppedError when ``stop()`` turns true while it waits.
+    """
+    with turn(stop), hold(device.uuid(), partial(_go_on, stop)):
+        yield
+
+
+def _go_on(stop: Callable[[], bool]) -> None:
+    if stop():
+        raise StoppedError("stopped while others had their turn on the GPU")

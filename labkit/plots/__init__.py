@@ -1,6 +1,6 @@
 """One look for every plot of the course, with alt text.
 
-The plots take tables of :func:`labkit.rows.table` and return a :class:`Picture`. How a number was come by
+The plots take tables of `labkit.measure.rows.table` and return a :class:`Picture`. How a number was come by
 shows in shape and in words: live is a solid line with filled markers, recorded a dashed line with hollow
 markers, published markers alone.
 """

@@ -11,10 +11,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from labkit.measure.rows import LIVE, PUBLISHED
 from labkit.plots import style, words
 from labkit.plots.style import INK, MUTED, OTHERS, Look, Picture, bar_look
 from labkit.plots.words import digits, duration
-from labkit.rows import LIVE, PUBLISHED
 
 _ROW, _BAR = 0.31, 0.66
 """Height of a row in inches, and of its bar in rows."""

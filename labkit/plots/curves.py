@@ -12,9 +12,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
+from labkit.measure.rows import KINDS, LIVE, PUBLISHED
 from labkit.plots import style, words
 from labkit.plots.style import INK, MUTED, Look, Picture
-from labkit.rows import KINDS, LIVE, PUBLISHED
 
 Model = Callable[[float], float] | str | Iterable[tuple[float, float]]
 """A thin line: a function of the axis, the name of a column, or points (x, y)."""
@@ -62,7 +62,7 @@ def curves(
 ) -> Picture:
     """Time per call against an axis, both logarithmic, a curve with its p20 to p80 band per contender.
 
-    ``table`` is one of :func:`labkit.rows.table`; ``floor`` names thin dark model lines in microseconds;
+    ``table`` is one of `labkit.measure.rows.table`; ``floor`` names thin dark model lines in microseconds;
     ``regimes`` are shaded and named; ``facet`` and ``rows`` are columns that make panels side by side and
     one above the other. Where panels differ, ``floor`` and ``regimes`` are functions of a panel's rows.
     Rows without a time are a small cross at the foot of the panel and a footnote; points that were disturbed

@@ -29,8 +29,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from PIL import Image
 
-from labkit import places
-from labkit.rows import LIVE, PUBLISHED, RECORDED
+from labkit import paths
+from labkit.measure.rows import LIVE, PUBLISHED, RECORDED
 
 INK, MUTED, SHADES = "#1A1A1A", "#4A4A4A", ("#F6F6F6", "#EBEBEB")
 TITLE, SMALL = 13.0, 10.0
@@ -257,7 +257,7 @@ class Picture:
     def save(self, path: str | Path) -> Path:
         """Write the PNG and return where it is."""
         path = Path(path)
-        places.write_bytes(path, self.png)
+        paths.write_bytes(path, self.png)
         return path
 
     def _repr_html_(self) -> str:

@@ -10,13 +10,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from labkit.measure.rows import RECORDED
 from labkit.plots import style, words
 from labkit.plots.style import MUTED, SMALL, Picture
 from labkit.plots.words import duration
-from labkit.rows import RECORDED
 
 if TYPE_CHECKING:  # drawing needs no torch
-    from labkit.profiles import Profile
+    from labkit.profiling.profiles import Profile
 
 _LISTED = 12
 """The most names that are explained below."""

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from labkit.rows import COLUMNS, KINDS, PUBLISHED
+from labkit.measure.rows import COLUMNS, KINDS, PUBLISHED
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 RING = "\N{LARGE CIRCLE}"

@@ -29,7 +29,8 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, NotebookExecutionManager, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
-from labkit import lessons, places
+from labkit import paths
+from labkit.lessons import notebooks
 from labkit.widgets import claims
 
 CHECK_MIME = "application/vnd.labkit.check+json"
@@ -90,14 +91,14 @@ def execute(
     Raises:
         ValueError: before anything runs, for parameters that the lesson does not declare.
     """
-    values = lessons.check_parameters(path, parameters or {})  # papermill executes names that it is given
+    values = notebooks.check_parameters(path, parameters or {})  # papermill executes names that it is given
     every_s = 0.1 if sys.stderr.isatty() else 10.0  # in a log a line now and then
     failure, began = None, time.perf_counter()
     logging.getLogger("papermill").setLevel(logging.CRITICAL)  # it repeats errors that the result has
-    with places.replacing(output) as draft:
+    with paths.replacing(output) as draft:
         try:
             papermill.execute_notebook(
-                lessons.read(path),
+                notebooks.read(path),
                 str(draft).replace("{", "{{").replace("}", "}}"),  # papermill formats paths
                 parameters=values,
                 engine_name=ENGINE,
@@ -112,10 +113,10 @@ def execute(
                 folder=str(path.parent.resolve()),
             )
         except PapermillExecutionError as error:
-            failure = _failure(lessons.read(draft), error)
-    executed = lessons.read(output)
+            failure = _failure(notebooks.read(draft), error)
+    executed = notebooks.read(output)
     page = output.with_suffix(".html")
-    places.write_text(page, to_html(executed, path.stem))
+    paths.write_text(page, to_html(executed, path.stem))
     statuses = [data["status"] for data in _outputs(executed, claims.MIME)]
     return Result(
         lesson=path.stem,
@@ -134,7 +135,7 @@ def kernel_environment() -> dict[str, str]:
     """The environment of a lesson's kernel: this checkout's labkit, inline figures, nobody there."""
     return {
         **os.environ,
-        "PYTHONPATH": places.python_path(),
+        "PYTHONPATH": paths.python_path(),
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
         "LABKIT_HEADLESS": "1",  # nobody presses buttons: panels run by themselves (widgets.static)
     }
@@ -142,21 +143,21 @@ def kernel_environment() -> dict[str, str]:
 
 def to_html(notebook: NotebookNode, name: str) -> str:
     """A notebook as one HTML page, titled with the notebook's heading (``name`` if it has none)."""
-    resources = {"metadata": {"name": lessons.title(notebook) or name, "path": str(places.NOTEBOOKS)}}
+    resources = {"metadata": {"name": notebooks.title(notebook) or name, "path": str(paths.NOTEBOOKS)}}
     exporter = HTMLExporter(language_code="en", embed_images=True)
     page, _ = exporter.from_notebook_node(notebook, resources=resources)
     return str(page)
 
 
 def _outputs(notebook: NotebookNode, mime: str) -> list[dict[str, Any]]:
-    outputs = (output for _, cell in lessons.code_cells(notebook) for output in cell.outputs)
+    outputs = (output for _, cell in notebooks.code_cells(notebook) for output in cell.outputs)
     return [output.data[mime] for output in outputs if mime in output.get("data", {})]
 
 
 def _failure(executed: NotebookNode, error: PapermillExecutionError) -> Failure:
     number = 0
-    for _, cell in lessons.code_cells(executed):
-        number += INJECTED not in lessons.tags(cell)
+    for _, cell in notebooks.code_cells(executed):
+        number += INJECTED not in notebooks.tags(cell)
         if any(output.output_type == "error" for output in cell.outputs):
             break
     lines = plain("\n".join(error.traceback)).rstrip().split("\n")
@@ -249,7 +250,9 @@ class _Engine(NBClientEngine):
         execution_timeout: float,
         **_others: Any,
     ) -> None:
-        running = [cell for _, cell in lessons.code_cells(nb_man.nb)][:1]  # should the kernel not even start
+        running = [cell for _, cell in notebooks.code_cells(nb_man.nb)][
+            :1
+        ]  # should the kernel not even start
         client = _Client(
             nb_man,
             km=AsyncKernelManager(kernel_name=kernel_name, kernel_spec_manager=_ThisPython()),

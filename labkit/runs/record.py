@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from filelock import FileLock
 from IPython.display import HTML
 
-from labkit import backend, lessons, places, recorded_roofs, rows
+from labkit import backend, paths
+from labkit.lessons import notebooks
+from labkit.measure import rows
 from labkit.widgets import claims
 
 if TYPE_CHECKING:  # every lesson shows a banner; only one that is recorded needs these, which load slowly
     from nbformat import NotebookNode
 
-    from labkit.machine import Identity
+    from labkit.measure.machine import Identity
     from labkit.runs import execute
 
 CELL_LIMIT_S = 15 * 60.0
@@ -53,7 +55,7 @@ class Stamp:
     def of(cls, path: Path, identity: "Identity") -> "Stamp":
         """The stamp that outputs of this lesson, made now on this machine, deserve."""
         return cls(
-            lessons.code_hash(path),
+            notebooks.code_hash(path),
             identity.device,
             identity.driver,
             identity.torch,
@@ -79,14 +81,14 @@ def read_stamp(notebook: Mapping[str, Any]) -> Stamp | None:
 
 def state(path: Path) -> State:
     """Whether a lesson's outputs are there, and made by its present code."""
-    notebook = lessons.look(path)
+    notebook = notebooks.look(path)
     stamp = read_stamp(notebook)
-    shown = any(cell["outputs"] for _, cell in lessons.code_cells(notebook))
+    shown = any(cell["outputs"] for _, cell in notebooks.code_cells(notebook))
     if stamp is None and not shown:
         return State(path.stem, "no outputs", "")
     if stamp is None:
         return State(path.stem, "stale", "has outputs that nothing vouches for")
-    current = lessons.code_hash(path)
+    current = notebooks.code_hash(path)
     if stamp.hash != current:
         return State(path.stem, "stale", f"outputs are of code {stamp.hash}, the code is {current}")
     silent = silent_marks(notebook)
@@ -102,13 +104,13 @@ def still(outputs: "Sequence[NotebookNode]") -> "list[NotebookNode]":
 
 def silent_marks(notebook: Mapping[str, Any]) -> list[int]:
     """Numbers of the cells whose outputs are to be compared, but that have none to compare with."""
-    cells = lessons.code_cells(notebook)
+    cells = notebooks.code_cells(notebook)
     return [number for number, cell in cells if MARK in cell["source"] and not cell["outputs"]]
 
 
-def tape_states(directory: Path | None = None, tapes: Path = places.RECORDED) -> dict[Path, State]:
+def tape_states(directory: Path | None = None, tapes: Path = paths.RECORDED) -> dict[Path, State]:
     """Whether each lesson's tapes were made by its present code."""
-    hashes = {lessons.key(path.stem): lessons.code_hash(path) for path in lessons.find(directory)}
+    hashes = {notebooks.key(path.stem): notebooks.code_hash(path) for path in notebooks.find(directory)}
     found = sorted(tape for tape in tapes.glob("*/*.jsonl") if tape.name not in OF_NO_LESSON)
     return {tape: _tape_state(tape, hashes) for tape in found}
 
@@ -128,16 +130,16 @@ def _tape_state(tape: Path, hashes: Mapping[str, str]) -> State:
 
 
 def _source(lesson: str, code_hash: str) -> str:
-    return f"{lessons.key(lesson)}@{code_hash}"
+    return f"{notebooks.key(lesson)}@{code_hash}"
 
 
-def strip_stale(directory: Path | None = None, tapes: Path = places.RECORDED) -> list[str]:
+def strip_stale(directory: Path | None = None, tapes: Path = paths.RECORDED) -> list[str]:
     """Remove stale outputs, with their stamp, and stale tapes; gives the names of what was stripped."""
     stripped = []
-    for path in lessons.find(directory):
+    for path in notebooks.find(directory):
         if state(path).status == "stale":
-            notebook = lessons.read(path)
-            for _, cell in lessons.code_cells(notebook):
+            notebook = notebooks.read(path)
+            for _, cell in notebooks.code_cells(notebook):
                 cell.outputs, cell.execution_count = [], None
             notebook.metadata.get("labkit", {}).pop("recorded", None)
             write(path, notebook)
@@ -155,7 +157,7 @@ def record(
     *,
     again: bool = False,
     bar: bool = False,
-    tapes: Path = places.RECORDED,
+    tapes: Path = paths.RECORDED,
     work: Path | None = None,
 ) -> "execute.Result | None":
     """Execute a lesson at full size; when it passes, put its outputs and its tape into the tree.
@@ -170,11 +172,11 @@ def record(
     from labkit.runs import execute
 
     stamp = Stamp.of(path, identity)
-    before = read_stamp(lessons.look(path))
+    before = read_stamp(notebooks.look(path))
     if not again and state(path).status == "recorded" and before and before.device == stamp.device:
         return None
     folder = (work or unfinished()).resolve() / identity.slug
-    tape = folder / f"{lessons.key(path.stem)}@{stamp.hash}.jsonl"
+    tape = folder / f"{notebooks.key(path.stem)}@{stamp.hash}.jsonl"
     _prepare(tape, stamp, again)
     environment = {
         claims.RECORDING: "1",
@@ -204,16 +206,16 @@ def _prepare(tape: Path, stamp: Stamp, again: bool) -> None:
 
 
 def _publish(path: Path, executed: Path, tape: Path, stamp: Stamp, folder: Path) -> None:
-    notebook = lessons.read(path)
-    if lessons.code_hash(path) != stamp.hash:
+    notebook = notebooks.read(path)
+    if notebooks.code_hash(path) != stamp.hash:
         raise ValueError(f"{path.stem} was edited while it was recorded: record it again")
-    fill(notebook, lessons.read(executed), stamp)
+    fill(notebook, notebooks.read(executed), stamp)
     silent = silent_marks(notebook)
     if silent:
         raise ValueError(f"{path.stem}: marked {MARK!r}, but shows nothing: cell {silent[0]}")
     source = _source(path.stem, stamp.hash)
     measured = [replace(row, kind=rows.RECORDED, source=source) for row in rows.read(tape)]
-    kept = folder / f"{lessons.key(path.stem)}.jsonl"
+    kept = folder / f"{notebooks.key(path.stem)}.jsonl"
     if measured:
         rows.write(kept, measured)
     else:
@@ -226,7 +228,7 @@ def fill(notebook: "NotebookNode", executed: "NotebookNode", stamp: Stamp) -> No
 
     Everything else, the prose above all, stays as it is. ValueError for another number of code cells.
     """
-    pairs = zip(lessons.code_cells(notebook), lessons.code_cells(executed), strict=True)
+    pairs = zip(notebooks.code_cells(notebook), notebooks.code_cells(executed), strict=True)
     for (_, cell), (_, ran) in pairs:
         cell.execution_count = ran.execution_count
         cell.outputs = still(ran.outputs)
@@ -235,28 +237,32 @@ def fill(notebook: "NotebookNode", executed: "NotebookNode", stamp: Stamp) -> No
 
 def unfinished() -> Path:
     """Where recordings that were cut short keep their rows, in a folder for each kind of device."""
-    return places.BUILD / "record"
+    return paths.BUILD / "record"
 
 
 def record_roofs(
-    measured: Path, identity: "Identity", tapes: Path = places.RECORDED, work: Path | None = None
+    measured: Path, identity: "Identity", tapes: Path = paths.RECORDED, work: Path | None = None
 ) -> None:
     """Keep the roofs that a machine measured, for those who read the lessons without it.
 
     Earlier ones stay that rows in ``tapes`` or under ``work`` were measured with.
     """
-    kept = [replace(row, kind=rows.RECORDED, source="labkit/machine.py") for row in rows.read(measured)]
+    from labkit.measure import roofline  # with torch, which a banner does not need
+
+    kept = [
+        replace(row, kind=rows.RECORDED, source="labkit/measure/roofline.py") for row in rows.read(measured)
+    ]
     folder = (work or unfinished()) / identity.slug
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "roofs.lock"):  # several lessons may be recorded at once, each on its GPU
-        recorded_roofs.add(tapes / identity.slug, kept, unfinished=folder)
+        roofline.add_recorded(tapes / identity.slug, kept, unfinished=folder)
 
 
 def write(path: Path, notebook: "NotebookNode") -> None:
     """Write a notebook as Jupyter does (sorted keys, one space): recording makes a small difference."""
     import nbformat
 
-    places.write_text(path, nbformat.writes(notebook).rstrip("\n") + "\n")
+    paths.write_text(path, nbformat.writes(notebook).rstrip("\n") + "\n")
 
 
 def banner(lesson: str, directory: Path | None = None) -> HTML:
@@ -280,7 +286,7 @@ def _cards(lesson: str, stamp: Stamp) -> set[str]:
     from labkit import device  # torch comes with it; a lesson has it, `record --check` does without
 
     being_made = os.environ.get(rows.TAPE) if os.environ.get(STAMP_VARIABLE) else None
-    tapes = [Path(being_made)] if being_made else places.RECORDED.glob(f"*/{lessons.key(lesson)}.jsonl")
+    tapes = [Path(being_made)] if being_made else paths.RECORDED.glob(f"*/{notebooks.key(lesson)}.jsonl")
     measured = (row for tape in tapes for row in rows.of_a_tape(tape))
     cards = {row.card for row in measured if row.device == stamp.device and row.card}
     return cards | {device.card()} if being_made else cards
@@ -290,5 +296,5 @@ def _stamp_to_show(lesson: str, directory: Path | None) -> Stamp | None:
     being_made = os.environ.get(STAMP_VARIABLE)
     if being_made:
         return Stamp(**json.loads(being_made))
-    path = lessons.resolve(lesson, directory)
-    return read_stamp(lessons.look(path)) if state(path).status == "recorded" else None
+    path = notebooks.resolve(lesson, directory)
+    return read_stamp(notebooks.look(path)) if state(path).status == "recorded" else None

@@ -25,7 +25,8 @@ import psutil
 from filelock import FileLock, Timeout
 from rich.console import Console
 
-from labkit import backend, lessons, places
+from labkit import backend, paths
+from labkit.lessons import notebooks
 from labkit.runs.report import say
 
 PART = "LABKIT_PART"
@@ -121,7 +122,7 @@ def _executor(cluster: str, **parameters: Any) -> Any:
     except ImportError as error:
         raise ValueError("several GPUs need submitit: pip install submitit") from error
     try:
-        executor = submitit.AutoExecutor(places.BUILD / "logs" / "submitit", cluster=cluster)
+        executor = submitit.AutoExecutor(paths.BUILD / "logs" / "submitit", cluster=cluster)
     except (RuntimeError, ValueError) as error:  # there is no srun here
         raise ValueError(f"--slurm: {error}") from error
     executor.update_parameters(**parameters)
@@ -131,7 +132,7 @@ def _executor(cluster: str, **parameters: Any) -> Any:
 @contextmanager
 def alone(command: str) -> Iterator[None]:
     """ValueError while another run of this command works in this clone: both would write the same files."""
-    folder = places.BUILD / "locks"
+    folder = paths.BUILD / "locks"
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / command, blocking=False)
     try:
@@ -152,12 +153,12 @@ def alone(command: str) -> Iterator[None]:
 
 def folder(command: str, name: str) -> Path:
     """Where the processes of a spread run leave what belongs to one lesson or suite."""
-    return places.BUILD / "spread" / command / name
+    return paths.BUILD / "spread" / command / name
 
 
 def log(command: str, name: str) -> Path:
     """What the process of one lesson or suite prints."""
-    return places.BUILD / "logs" / command / f"{name}.log"
+    return paths.BUILD / "logs" / command / f"{name}.log"
 
 
 def run(
@@ -181,12 +182,12 @@ def run(
     for name in todo:
         shutil.rmtree(folder(command, name), ignore_errors=True)
         log(command, name).unlink(missing_ok=True)
-    os.environ["PYTHONPATH"] = places.python_path()  # jobs inherit it, and find this checkout's labkit
+    os.environ["PYTHONPATH"] = paths.python_path()  # jobs inherit it, and find this checkout's labkit
     jobs: dict[str, Any] = {}
     said: set[tuple[str, str]] = set()
     try:
         for place in given[: len(todo)]:
-            job = place.executor.submit(work, str(places.BUILD), command, todo, list(options), key, place.gpu)
+            job = place.executor.submit(work, str(paths.BUILD), command, todo, list(options), key, place.gpu)
             jobs[f"{place.name} {job.job_id}" if place.gpu is None else place.name] = job
         while not all(job.done() for job in jobs.values()):
             _tell(console, command, todo, said)
@@ -214,14 +215,14 @@ def run(
 
 def forget(command: str) -> None:
     """The run is complete: the next one does everything anew."""
-    shutil.rmtree(places.BUILD / "spread" / command, ignore_errors=True)
+    shutil.rmtree(paths.BUILD / "spread" / command, ignore_errors=True)
 
 
 def work(
     build: str, command: str, names: Sequence[str], options: Sequence[str], key: str, gpu: str | None
 ) -> None:
     """A job of submitit: one command after the other, for the names that no other job has claimed."""
-    places.BUILD = Path(build)
+    paths.BUILD = Path(build)
     # submitit's local executor hides every GPU, so the variable is always set for what it starts
     visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
     for name in names:
@@ -240,15 +241,15 @@ def work(
                 stdout=stream,
                 stderr=stream,
             ).returncode
-        places.write_text(home / "status.json", json.dumps([key, status, gpu or os.uname().nodename]))
+        paths.write_text(home / "status.json", json.dumps([key, status, gpu or os.uname().nodename]))
 
 
 def _key(command: Sequence[str]) -> str:
     """Changes with the command, the package and every lesson's code: results of other code are not taken."""
     files = sorted(
-        [*(places.CHECKOUT / "labkit").rglob("*.py"), *(places.NOTEBOOKS / "solutions").glob("*.py")]
+        [*(paths.CHECKOUT / "labkit").rglob("*.py"), *(paths.NOTEBOOKS / "solutions").glob("*.py")]
     )
-    codes = [lessons.code_hash(path) for path in lessons.find()]
+    codes = [notebooks.code_hash(path) for path in notebooks.find()]
     text = json.dumps([list(command), codes, [file.read_text(encoding="utf-8") for file in files]])
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from labkit.measure.measured import Measured, number
+from labkit.measure.results import Measured, number
 
 MIME = "application/vnd.labkit.claim+json"
 RECORDING = "LABKIT_RECORDING"

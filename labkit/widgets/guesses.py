@@ -14,8 +14,8 @@ import traitlets
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from labkit import places
-from labkit.measure.measured import Measured, number
+from labkit import paths
+from labkit.measure.results import Measured, number
 from labkit.plots import Picture
 from labkit.plots.style import INK, WIDTH, drawing
 from labkit.plots.words import TIMES, digits, named
@@ -67,7 +67,7 @@ class Question:
     @property
     def path(self) -> Path:
         """The file that keeps the sealed guess."""
-        return places.cache() / "predictions" / f"{self.slug}.json"
+        return paths.cache() / "predictions" / f"{self.slug}.json"
 
     def number(self, value: float) -> str:
         """A value with its unit: ``12×``, ``3 µs``, ``1200``."""
@@ -114,7 +114,7 @@ def keep(question: Question, guess: Guess | None) -> None:
         question.path.unlink(missing_ok=True)
         return
     entry = Entry(question.name, question.text, guess, question.unit, question.axis)
-    places.write_text(question.path, json.dumps(asdict(entry), indent=1) + "\n")
+    paths.write_text(question.path, json.dumps(asdict(entry), indent=1) + "\n")
 
 
 def kept(question: Question) -> Guess | None:

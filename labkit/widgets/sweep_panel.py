@@ -19,10 +19,11 @@ from typing import Any
 
 import pandas as pd
 
-from labkit import clocks, device, places, rows, sweeps, traffic
-from labkit.measure import journal, lock
-from labkit.results import Results
-from labkit.sweeps import Contender
+from labkit import device, paths
+from labkit.measure import clocks, journal, lock, rows, sweeps
+from labkit.measure.contender import Contender, Shape
+from labkit.measure.results import Results
+from labkit.profiling import counted_sweep
 from labkit.widgets.static import Twin, interactive
 from labkit.widgets.sweep_plan import Plan, Selection
 from labkit.widgets.sweep_view import TRAFFIC, Controls, Look, page, picture
@@ -164,7 +165,7 @@ class SweepPanel:
     def _save(self) -> None:
         path = Path("measurements") / f"{self.plan.slug}-{time.strftime('%Y%m%d-%H%M%S')}.csv"
         table, *_ = self._visible()
-        places.write_text(path.absolute(), table.drop(columns="shape", errors="ignore").to_csv(index=False))
+        paths.write_text(path.absolute(), table.drop(columns="shape", errors="ignore").to_csv(index=False))
         self.controls.say(f"Saved {len(table)} rows: {path}")
 
     # -- run and stop
@@ -234,7 +235,7 @@ class SweepPanel:
     async def _measure(self, selection: Selection, run: _Run) -> None:
         """Sweep in a thread; Stop does not wait for a slow call, such as a compilation."""
         wake, context = self._loop.call_soon_threadsafe, contextvars.copy_context()
-        context.run(clocks.SECTION.set, lambda act: clocks.on_main_thread(act, wake, run.stop.is_set))
+        context.run(lock.SECTION.set, lambda act: lock.on_main_thread(act, wake, run.stop.is_set))
         if self._there:
             context.run(lock.TELL.set, partial(self._hand_over, self._waits, run))
         worker = self._loop.run_in_executor(None, context.run, self._points, selection, run)
@@ -265,7 +266,7 @@ class SweepPanel:
             run.done += 1
             if self._there:
                 *_, last = (one.name for one in chosen if one.fits(row.shape))
-                clocks.SECTION.get()(partial(self._advance, run, row.contender == last))
+                lock.SECTION.get()(partial(self._advance, run, row.contender == last))
 
         sweeps.run(
             self.plan.suite,
@@ -291,7 +292,7 @@ class SweepPanel:
             self.controls.say(f"{run.done} of {run.total}, {left} left")
 
     @staticmethod
-    def _key(selection: Selection, contender: Contender, shape: sweeps.Shape) -> tuple[Any, ...]:
+    def _key(selection: Selection, contender: Contender, shape: Shape) -> tuple[Any, ...]:
         """What identifies the counts of a call."""
         return contender.name, selection.dtype, selection.direction, *shape.values()
 
@@ -302,7 +303,7 @@ class SweepPanel:
         for contender, shape in self.plan.calls(selection):
             if run.stop.is_set():
                 return
-            self._counted[self._key(selection, contender, shape)] = traffic.row(contender, shape, *how)
+            self._counted[self._key(selection, contender, shape)] = counted_sweep.row(contender, shape, *how)
             run.done += 1
             self._advance(run, contender is self.plan.chosen(selection)[-1])
             await asyncio.sleep(0)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from labkit import device, places, rows, sweeps, tables
-from labkit.clocks import Cache, Clock
-from labkit.measure import journal
+from labkit import device, paths
+from labkit.measure import journal, rows, sweeps
+from labkit.measure.clocks import Cache, Clock
+from labkit.measure.contender import Contender, Shape
+from labkit.measure.results import Results
 from labkit.plots.curves import Models, Regime
-from labkit.sweeps import Contender, Shape
 
 CLOCKS: dict[Clock, str] = {
     "graph": "graph: device time, cold cache",
@@ -125,7 +126,7 @@ class Plan:
     @property
     def path(self) -> Path:
         """Where rows that this machine measured for a panel are kept as they come."""
-        return places.cache() / "panels" / f"{self.slug}.jsonl"
+        return paths.cache() / "panels" / f"{self.slug}.jsonl"
 
     def own(self) -> list[rows.Row]:
         """The latest row of each measurement by the present code on this machine.
@@ -164,4 +165,4 @@ class Plan:
             found = [selection.of(source) for source in sources]
             whole = [part for part in found if wanted <= {(row.contender, row.shape[self.x]) for row in part}]
             parts.append(self.table(next(filter(None, [*whole, *found]), [])))
-        return tables.together(parts)
+        return Results(pd.concat(parts, ignore_index=True))

@@ -8,7 +8,7 @@ from typing import Any
 import ipywidgets as w
 import pandas as pd
 
-from labkit import plots, roofline, tables
+from labkit import plots
 from labkit.plots.words import named, origin
 from labkit.widgets.sweep_plan import CLOCKS, Plan, Selection
 
@@ -138,11 +138,11 @@ def picture(plan: Plan, table: pd.DataFrame, look: Look, selection: Selection | 
     if look.view == TIME:
         if look.floor:
             how |= {"floor": plan.floor, "regimes": plan.regimes}
-        return plots.curves(tables.together([table, *posted]), title=plan.title, **how)
+        return plots.curves(pd.concat([table, *posted], ignore_index=True), title=plan.title, **how)
     found = [*speedups(plan, table), *posted] or [pd.DataFrame()]
     title = f"{plan.title}: times faster than {plan.over}"
     expected = plan.expected if look.floor else None
-    return plots.speedups(tables.together(found), title=title, naive=expected, **how)
+    return plots.speedups(pd.concat(found, ignore_index=True), title=title, naive=expected, **how)
 
 
 def _apart(plan: Plan, table: pd.DataFrame) -> list[str]:
@@ -181,7 +181,7 @@ def speedups(plan: Plan, table: pd.DataFrame) -> Iterable[pd.DataFrame]:
     for values, part in table.groupby(apart, sort=False):
         for name in part["contender"].unique():
             if name != plan.over:
-                ratio = tables.speedup(part, str(name), plan.over, plan.x, series=str(name))
+                ratio = part.speedups(str(name), plan.over, plan.x, series=str(name))
                 yield ratio.assign(**dict(zip(apart, values, strict=True)))
 
 
@@ -191,7 +191,7 @@ def sentences(plan: Plan, table: pd.DataFrame) -> list[str]:
     parts = [part for _, part in table.groupby(["kind", "device", *_apart(plan, table)], sort=False)]
     for part in [part for part in parts if {plan.of, plan.over} <= set(part["contender"])] or parts:
         where = [str(part["dtype"].iloc[0]), *(named(axis, part[axis].iloc[0]) for axis in plan.others)]
-        what = roofline.finding(part, plan.of, plan.over, plan.x)
+        what = part.finding(plan.of, plan.over, plan.x)
         found.append(f"{', '.join(where)}: {what} ({origin(part, str(part['kind'].iloc[0]))})")
     return found or ["Nothing was measured here yet, and nothing is recorded for this choice."]
 

@@ -8,7 +8,7 @@ import ipywidgets
 from labkit import plots
 from labkit.plots.style import WIDTH
 from labkit.plots.timeline import extent
-from labkit.profiles import Profile
+from labkit.profiling.profiles import Profile
 from labkit.widgets.static import Twin, interactive
 
 STEPS = 500

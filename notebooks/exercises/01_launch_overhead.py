@@ -3,7 +3,7 @@
 from labkit.exercises import virtual_cuda
 from labkit.exercises.engine import ALL_DTYPES, Call, Exercise, Mistake
 from labkit.exercises.properties import LOADS_INSIDE, POINTWISE, READ_ONCE
-from labkit.pretend import Entry, Gpu, Layer
+from labkit.exercises.virtual_gpu import Entry, Gpu, Layer
 
 import math
 from collections.abc import Sequence
@@ -459,7 +459,7 @@ def beside() -> Any:
     """A width that is a power of two, and one whose rows no wide load can take."""
     from labkit.exercises.race import Race
     from labkit.kernels import affine
-    from labkit.works import AFFINE
+    from labkit.workloads.elementwise import AFFINE
 
     rivals = {"eager": layer, "torch.compile": layer, "labkit": affine}
     sizes = tuple({"batch": 32768, "width": width} for width in (1024, 161))

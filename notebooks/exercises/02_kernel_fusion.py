@@ -57,7 +57,7 @@ def beside_cublas() -> Any:
     """A square product, and one whose K no tile divides."""
     from labkit.exercises.race import Race
     from labkit.kernels.linear import matmul
-    from labkit.mlp_works import MATMUL
+    from labkit.workloads.mlp import MATMUL
 
     sizes = {"batch": 4096, "width": 4096}, {"batch": 4096, "width": 4097, "out": 4096}
     return Race(MATMUL, {"F.linear": functional.linear, "labkit": matmul}, sizes)
@@ -158,7 +158,7 @@ def overflows(calls: Sequence[Call]) -> bool:
 def beside_two_products() -> Any:
     """The gated half of an MLP, narrow and wide."""
     from labkit.exercises.race import Race
-    from labkit.mlp_works import GATE_UP
+    from labkit.workloads.mlp import GATE_UP
 
     def apart(x: Tensor, weight: Tensor) -> Tensor:
         return functional.silu(functional.linear(x, weight[0])) * functional.linear(x, weight[1])

@@ -242,8 +242,8 @@ def with_row(place: Any) -> Any:
 def beside_bmm() -> Any:
     """A hundred groups, as wide as a tile and in between."""
     from labkit.exercises.race import Race
-    from labkit.grouped_works import GROUPED, grouped_reference
     from labkit.kernels import grouped_linear
+    from labkit.workloads.grouped import GROUPED, grouped_reference
 
     sizes = {"batch": 4096, "groups": 100, "width": 64}, {"batch": 4096, "groups": 100, "width": 100}
     rivals = {"einsum": grouped_reference, "torch.compile": grouped_reference, "labkit": grouped_linear}

@@ -1,9 +1,9 @@
 """Exercises of lesson 5: what is right, what people write instead, and what helps them on."""
 
-from labkit.checks import TOLERANCE
 from labkit.exercises.engine import ALL_DTYPES, Call, Exercise, Mistake, difference
 from labkit.exercises.properties import POINTWISE, READ_ONCE
 from labkit.exercises.simulated_gpu import Compiled, Machine
+from labkit.measure.correctness import TOLERANCE
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -211,12 +211,13 @@ def few(within: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
 def beside_mul() -> Any:
     """A small tensor, where launches count, and 96 MiB, where memory does."""
+    from labkit.device import randn
     from labkit.exercises.race import Race
-    from labkit.works import draw, product
+    from labkit.workloads.elementwise import product
 
     rivals = {"eager": torch.mul, "torch.compile": torch.mul}
     sizes = {"batch": 256, "width": 1024}, {"batch": 49152, "width": 1024}
-    return Race(product(lambda batch, width: draw(1), reads=1), rivals, sizes, compiled=("torch.compile",))
+    return Race(product(lambda batch, width: randn(1), reads=1), rivals, sizes, compiled=("torch.compile",))
 
 
 safe = Exercise(

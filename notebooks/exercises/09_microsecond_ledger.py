@@ -2,8 +2,8 @@
 
 from labkit.exercises.engine import ALL_DTYPES, Exercise, Mistake
 from labkit.exercises.properties import POINTWISE
-from labkit.network_works import OUTPUTS, products
-from labkit.recurrent_works import EPS
+from labkit.workloads.network import OUTPUTS, products
+from labkit.workloads.recurrent import EPS
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -290,15 +290,15 @@ def cell_with(
 
 def beside_two_kernels() -> Any:
     """The network's own size, and few long rows."""
+    from labkit.device import randn
     from labkit.exercises.race import Race
     from labkit.kernels import min_gru, rms_recurrence
-    from labkit.recurrent_works import MIN_GRU, RMS_RECURRENCE
-    from labkit.recurrent_works import min_gru as plain_gru
-    from labkit.recurrent_works import rms_recurrence as plain_norm
-    from labkit.works import draw
+    from labkit.workloads.recurrent import MIN_GRU, RMS_RECURRENCE
+    from labkit.workloads.recurrent import min_gru as plain_gru
+    from labkit.workloads.recurrent import rms_recurrence as plain_norm
 
     def inputs(shape: dict[str, int]) -> tuple[Tensor, ...]:
-        return *MIN_GRU.inputs(shape), 1 + 0.1 * draw(shape["width"])
+        return *MIN_GRU.inputs(shape), 1 + 0.1 * randn(shape["width"])
 
     def plain(z: Tensor, candidate: Tensor, gain: Tensor) -> Tensor:
         return plain_norm(1 - z, plain_gru(z, candidate), gain)

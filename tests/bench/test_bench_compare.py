@@ -4,8 +4,9 @@ import pytest
 from click.testing import CliRunner
 from taped import recorded
 
-from labkit import cli, rows
 from labkit.bench.compare import compare
+from labkit.cli import main
+from labkit.measure import rows
 
 
 def of(us, spread=1.0, **columns):
@@ -32,7 +33,7 @@ def labkit(tmp_path, monkeypatch):
             (tmp_path / "b.jsonl").write_bytes(after)
         else:
             rows.write(tmp_path / "b.jsonl", after)
-        result = CliRunner().invoke(cli.cli, ["bench", "--compare", *(names or ("a.jsonl", "b.jsonl"))])
+        result = CliRunner().invoke(main.cli, ["bench", "--compare", *(names or ("a.jsonl", "b.jsonl"))])
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         assert result.exit_code == code and "Traceback" not in result.output
         return result.output

@@ -10,12 +10,14 @@ from click.testing import CliRunner
 from simulated import DOUBLING
 from taped import recorded
 
-from labkit import cli, machine, places, rows, sweeps
+from labkit import paths
 from labkit.bench import recorded as kept_run
 from labkit.bench import report, suites
 from labkit.bench.part import Part
-from labkit.machine import Roofs
-from labkit.sweeps import Contender
+from labkit.cli import main
+from labkit.measure import roofline, rows, sweeps
+from labkit.measure.contender import Contender
+from labkit.measure.roofline import Roofs
 
 ROOFS = Roofs(
     kind="recorded", device="NVIDIA H200", date="2026-01-02", copy=((2**30, 2**30 / 100.0),),
@@ -27,7 +29,7 @@ BEGIN, END = kept_run.BEGIN, kept_run.END
 
 @pytest.fixture(autouse=True)
 def roofs(monkeypatch):
-    monkeypatch.setattr(machine, "roofs_of", lambda table: ROOFS)
+    monkeypatch.setattr(roofline, "roofs_of", lambda table: ROOFS)
 
 
 def of(us, contender="labkit", **columns):
@@ -73,7 +75,7 @@ def test_a_share_is_of_the_copy_or_of_the_operations_at_cublas_rate_and_none_on_
 
     assert share() == 0.5 and share(flops=8000) == 0.8
     assert share(copy_us=None, flops=8000) == 0.8 and share(clock="host") != share(clock="host")
-    monkeypatch.setattr(machine, "roofs_of", lambda table: None)
+    monkeypatch.setattr(roofline, "roofs_of", lambda table: None)
     assert share(flops=8000) == 0.5
 
 
@@ -116,8 +118,8 @@ def course(tmp_path, monkeypatch):
         "linear": lambda: [Part((WHO["labkit"],), SHAPES)],
     }
     monkeypatch.setattr(suites, "SUITES", made)
-    monkeypatch.setattr(places, "RECORDED", tmp_path / "recorded")
-    monkeypatch.setattr(places, "NOTEBOOKS", tmp_path)
+    monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
+    monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
     monkeypatch.setattr(kept_run, "pages", lambda: (tmp_path / "README.md", tmp_path / "benchmark.md"))
     for page in kept_run.pages():
         page.write_text(f"before\n{BEGIN}{END}after\n")
@@ -125,13 +127,13 @@ def course(tmp_path, monkeypatch):
 
 
 def put(measured, device="nvidia-h200"):
-    path = places.RECORDED / device / kept_run.FILE
+    path = paths.RECORDED / device / kept_run.FILE
     rows.write(path, measured)
     return path
 
 
 def labkit(*arguments, code=0):
-    result = CliRunner().invoke(cli.cli, ["record", *arguments])
+    result = CliRunner().invoke(main.cli, ["record", *arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     assert result.exit_code == code, result.output
     return result.output
@@ -200,13 +202,13 @@ def test_where_no_run_is_kept_neither_torch_nor_a_lesson_is_loaded(monkeypatch):
         "assert recorded.states(Path('nowhere')) == {} and recorded.strip_stale(Path('nowhere')) == []\n"
         "assert 'torch' not in sys.modules and 'labkit.bench.suites' not in sys.modules"
     )
-    monkeypatch.setenv("PYTHONPATH", places.python_path())
+    monkeypatch.setenv("PYTHONPATH", paths.python_path())
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_what_is_in_the_tree_is_of_the_present_code_and_what_the_pages_say(monkeypatch):
     monkeypatch.undo()
-    stale = [state for state in kept_run.states(places.RECORDED).values() if state.status == "stale"]
+    stale = [state for state in kept_run.states(paths.RECORDED).values() if state.status == "stale"]
     assert not stale, "record it again with `labkit bench --peers --record`, or `labkit record --strip-stale`"
     for path, block in zip(kept_run.pages(), kept_run.blocks(), strict=True):
         text = path.read_text(encoding="utf-8")

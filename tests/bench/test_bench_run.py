@@ -13,14 +13,17 @@ from click.testing import CliRunner
 from simulated import DOUBLING, doubling, install
 from taped import recorded
 
-from labkit import cli, device, machine, peers, places, rows, sweeps
+from labkit import device, paths
 from labkit.bench import command, part, report, run, suites
 from labkit.bench import recorded as kept_run
 from labkit.bench.part import Part
-from labkit.sweeps import Contender
+from labkit.cli import main
+from labkit.measure import machine, roofline, rows, sweeps
+from labkit.measure.contender import Contender
+from labkit.workloads import peers
 
 SHAPES = tuple({"batch": 2, "width": width} for width in (16, 32))
-OUT = places.Path("out.jsonl")
+OUT = paths.Path("out.jsonl")
 LOST = "CUDA error: an illegal memory access was encountered"
 
 
@@ -28,10 +31,10 @@ LOST = "CUDA error: an illegal memory access was encountered"
 def folders(tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv(rows.TAPE, raising=False)
-    monkeypatch.setattr(places, "RECORDED", tmp_path / "recorded")
-    monkeypatch.setattr(places, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
+    monkeypatch.setattr(paths, "BUILD", tmp_path / "build")
     monkeypatch.setattr(kept_run, "pages", lambda: (tmp_path / "README.md", tmp_path / "benchmark.md"))
-    monkeypatch.setattr(machine, "roofs", lambda **_: None)
+    monkeypatch.setattr(roofline, "roofs", lambda **_: None)
     monkeypatch.chdir(tmp_path)
     for page in kept_run.pages():
         page.write_text(f"before\n{kept_run.BEGIN}{kept_run.END}after\n")
@@ -80,7 +83,7 @@ def toy(gpu, monkeypatch):
 
 
 def labkit(*arguments, code=0):
-    result = CliRunner().invoke(cli.cli, ["bench", *map(str, arguments)])
+    result = CliRunner().invoke(main.cli, ["bench", *map(str, arguments)])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     assert result.exit_code == code and "Traceback" not in result.output, result.output
     return result.output
@@ -95,7 +98,7 @@ def measure(*names, with_peers=False, **options):
 
 def test_every_contender_shape_dtype_and_direction_is_a_row_in_both_files(toy):
     output = labkit("--json", OUT, "--csv", "out.csv")
-    assert "affine" in output and "0.333" in output and (places.BUILD / "benchmark.png").exists()
+    assert "affine" in output and "0.333" in output and (paths.BUILD / "benchmark.png").exists()
     found = rows.read(OUT)
     affine = [(who, "forward", "float32", width) for width in (16, 32) for who in ("labkit", "eager")]
     ways = [(way, dtype) for dtype in ("float32", "float16") for way in ("forward", "forward_backward")]
@@ -145,7 +148,7 @@ def test_a_peer_tunes_itself_once_for_a_width_before_it_is_measured_and_again_if
         raise RuntimeError("no kernel image")
 
     monkeypatch.setattr(peers, "tune", tune)
-    monkeypatch.setattr(machine, "version", lambda package: "1.0")
+    monkeypatch.setattr(sweeps, "version", lambda package: "1.0")
     fla = replace(toy.ours, peer="fla-core", name="fla")
     shapes = (*SHAPES, {"batch": 4, "width": 16})
     monkeypatch.setitem(suites.SUITES, "affine", lambda: [Part((fla,), shapes, "", ("float32",))])
@@ -174,7 +177,7 @@ def test_a_stop_keeps_the_rows_and_the_same_command_goes_on(toy):
     assert "2 rows were measured before the last run was stopped." in labkit("--json", OUT)
     assert rows.read(OUT)[:2] == before and len(rows.read(OUT)) == 8
     assert ("eager", 16) not in toy.calls and ("eager", 32) in toy.calls
-    assert not list((places.cache() / "bench").rglob("*.jsonl")), "a complete run is forgotten"
+    assert not list((paths.cache() / "bench").rglob("*.jsonl")), "a complete run is forgotten"
 
 
 @pytest.mark.parametrize("how", ["again", "machine", "damaged"])
@@ -300,10 +303,10 @@ def test_progress_counts_all_rows_and_what_is_left_falls_at_the_pace_of_what_was
 
 
 def test_a_full_run_is_recorded_and_both_pages_say_it(toy, tmp_path):
-    rows.write(machine.cache_path(), [recorded(suite="roofs/copy")])
+    rows.write(roofline.cache_path(), [recorded(suite="roofs/copy")])
     assert "Recorded: recorded/simulated/bench.jsonl" in labkit("--peers", "--record")
-    assert (places.RECORDED / "simulated" / "roofs.jsonl").exists()
-    found = rows.read(places.RECORDED / "simulated" / "bench.jsonl")
+    assert (paths.RECORDED / "simulated" / "roofs.jsonl").exists()
+    found = rows.read(paths.RECORDED / "simulated" / "bench.jsonl")
     assert len(found) == 10 and {row.kind for row in found} == {"recorded"}
     readme, page = (path.read_text() for path in kept_run.pages())
     assert (

@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from labkit import accuracy, code_hash, peers, places, sweeps
-from labkit import recurrent_works as recurring
+from labkit import paths
 from labkit.bench import part as parts_
 from labkit.bench import suites
-from labkit.published import rms_norm_shapes
+from labkit.lessons import code_hash
+from labkit.measure import accuracy, sweeps
+from labkit.workloads import peers
+from labkit.workloads import recurrent as recurring
+from labkit.workloads.published import rms_norm_shapes
 
 pytestmark = pytest.mark.usefixtures("cache")
 LIMIT_S, RANDOM_LIMIT_S = 8 * 60.0, 5 * 60.0
@@ -67,7 +70,7 @@ def test_peers_come_by_the_word_in_the_version_of_the_extra_and_tune_at_every_wi
     for word, wanted in ((False, {None}), (True, {None, *peers.EXPECTED})):
         found = {one.peer for name in suites.SUITES for part in parts(name, word) for one in part.contenders}
         assert found == wanted
-    project = tomllib.loads((places.CHECKOUT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((paths.CHECKOUT / "pyproject.toml").read_text())["project"]
     assert dict(each.split("==") for each in project["optional-dependencies"]["peers"]) == peers.EXPECTED
     for part in (*parts("linear_recurrence"), *drawn("linear_recurrence")):
         tuners, shapes = part.tuning()

@@ -20,13 +20,13 @@ import processes
 from nbformat.sign import NotebookNotary
 from processes import wait_for
 
-from labkit import places
+from labkit import paths
 
 if TYPE_CHECKING:  # the tests are also collected where playwright is missing, to say so
     from playwright.sync_api import Browser, ConsoleMessage, Locator, Page
 
 TOKEN = "test"
-SCREENSHOTS = places.BUILD / "browser"
+SCREENSHOTS = paths.BUILD / "browser"
 START_S = 60.0
 """How long the server, the page and a kernel may take to come up on a busy machine."""
 ORPHAN_S = 1800
@@ -72,7 +72,7 @@ class Lab:
         (config / "labconfig" / "default_setting_overrides.json").write_text(json.dumps(OVERRIDES))
         # Like make lab without a GPU, but for the folders.
         environment = os.environ | {
-            "PYTHONPATH": places.python_path(),
+            "PYTHONPATH": paths.python_path(),
             "TRITON_INTERPRET": "1",
             "LABKIT_CACHE": str(self.cache),
             "IPYTHONDIR": str(folder / "ipython"),

@@ -7,10 +7,10 @@ import fewer
 import jupyter_lab
 import pandas as pd
 
-from labkit import lessons
+from labkit.lessons import notebooks
 from labkit.runs import record
 
-LESSON = lessons.resolve("01_launch_overhead")
+LESSON = notebooks.resolve("01_launch_overhead")
 
 
 def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> None:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from labkit import places
+from labkit import paths
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-PICTURES = places.BUILD / "browser"
+PICTURES = paths.BUILD / "browser"
 WIDE = """() => document.documentElement.scrollWidth - window.innerWidth"""
 GROUNDS = """() => [...document.querySelectorAll(".bd-content img")].map(
     (image) => getComputedStyle(image).backgroundColor)"""
@@ -25,7 +25,7 @@ def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that `make site` makes."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", ".", str(folder)]
-    built = subprocess.run(command, cwd=places.CHECKOUT, capture_output=True, text=True)
+    built = subprocess.run(command, cwd=paths.CHECKOUT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     return folder
 

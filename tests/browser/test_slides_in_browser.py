@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from labkit import lessons, slides
+from labkit.cli import slides
+from labkit.lessons import notebooks
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -57,7 +58,7 @@ WALK = """() => {{
 }}"""
 
 
-@pytest.mark.parametrize("path", lessons.find(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", notebooks.find(), ids=lambda path: path.stem)
 def test_every_slide_fits_and_can_be_read(browser: Browser, path: Path, tmp_path: Path) -> None:
     (deck,) = slides.write([path], tmp_path)
     width, height = SCREENS[0]  # reveal.js scales: what fits one screen fits all of its shape

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from labkit import exercises, lessons
+from labkit import exercises
 from labkit.exercises import judge
+from labkit.lessons import notebooks
 
-LESSONS = [path.stem for path in lessons.find()]
+LESSONS = [path.stem for path in notebooks.find()]
 
 
 def answers(lesson):
@@ -62,8 +63,8 @@ def test_an_answer_gets_its_verdict(lesson, name, expected, source, tmp_path):
 
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_solutions_are_right_and_untouched_cells_are_known(lesson, tmp_path):
-    cells = [cell["source"] for cell in lessons.look(lessons.resolve(lesson))["cells"]]
-    handed_in = {lessons.exercise_of({"source": s, "id": ""}): s for s in cells if "tasks.check(" in s}
+    cells = [cell["source"] for cell in notebooks.look(notebooks.resolve(lesson))["cells"]]
+    handed_in = {notebooks.exercise_of({"source": s, "id": ""}): s for s in cells if "tasks.check(" in s}
     solutions = exercises.solution_cells(lesson)
     assert set(handed_in) == set(judge.find(lesson)) == set(solutions)
     for name, exercise in judge.find(lesson).items():

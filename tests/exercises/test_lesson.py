@@ -7,10 +7,11 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from labkit import exercises, lessons, places
+from labkit import exercises, paths
 from labkit.exercises import lesson as session_module
 from labkit.exercises import verdicts
 from labkit.exercises.engine import Finding
+from labkit.lessons import notebooks
 from labkit.runs import execute
 
 LESSON = "01_launch_overhead"
@@ -57,12 +58,12 @@ def hints(bundle):
 
 
 def kept(cache):
-    return sorted(path.name for path in (cache / "attempts" / lessons.key(LESSON) / "mask").glob("*.py"))
+    return sorted(path.name for path in (cache / "attempts" / notebooks.key(LESSON) / "mask").glob("*.py"))
 
 
 @pytest.mark.parametrize("name", session_module.judge.find(LESSON))
 def test_the_untouched_cell_is_not_attempted_and_nothing_runs(learner, cache, monkeypatch, name):
-    cells = [cell["source"] for cell in lessons.look(lessons.resolve(LESSON))["cells"]]
+    cells = [cell["source"] for cell in notebooks.look(notebooks.resolve(LESSON))["cells"]]
     (scaffold,) = [source for source in cells if f'tasks.check("{name}"' in source]
     monkeypatch.setattr(session_module.Tasks, "_finding", lambda *_: pytest.fail("a process was asked"))
     bundle = learner().run(f"# my notes\n\n{scaffold}\n", name=name)
@@ -95,7 +96,7 @@ def test_progress_outlives_the_session_and_a_spoilt_file(learner, cache, capsys)
     learner().run(masked("at < count"))
     learner().tasks.progress()
     learner().tasks.progress()
-    file = cache / "attempts" / lessons.key(LESSON) / "verdicts.json"
+    file = cache / "attempts" / notebooks.key(LESSON) / "verdicts.json"
     assert json.loads(file.read_text())["mask"]["status"] == "right"
     file.write_text("{")
     assert "✓" in learner().run(masked("at < count"))["text/plain"]
@@ -180,7 +181,7 @@ def test_attempts_are_whole_or_not_there(learner, cache, monkeypatch):
         raise OSError(28, "No space left on device")
 
     one = learner()
-    monkeypatch.setattr(places, "write_text", full)
+    monkeypatch.setattr(paths, "write_text", full)
     with pytest.raises(OSError, match="No space left"):
         one.run(masked("at < count"))
     assert kept(cache) == []

@@ -2,8 +2,9 @@
 
 import pytest
 
-from labkit import device, exercises, rows, sweeps
+from labkit import device, exercises
 from labkit.exercises import judge, race
+from labkit.measure import rows, sweeps
 
 LESSON = "01_launch_overhead"
 AFFINE = exercises.solution_cells(LESSON)["affine"] + '\n\n\ntasks.check("affine", affine)\n'

@@ -11,9 +11,10 @@ import torch
 from launches import POINTWISE
 from operators import bf16, drawn, fp16, fp32
 
-from labkit import checks, counts
 from labkit.kernels import affine
 from labkit.kernels.common import Gpu
+from labkit.measure import correctness
+from labkit.profiling import launch_counts
 
 module = importlib.import_module("labkit.kernels.affine")  # the package's attribute is the function
 KERNELS = {module: ("flat_kernel", "fold_kernel", "backward_kernel", "column_sum_kernel")}
@@ -51,7 +52,7 @@ def copies(width, dtype=torch.float32):
 @pytest.mark.parametrize("count", [1, 3])
 def test_full_ragged_and_empty_shapes_in_every_dtype_and_layout(multiprocessors, count):
     multiprocessors(count)
-    op.examine(AFFINE, *checks.SHAPES, layouts=checks.LAYOUTS)
+    op.examine(AFFINE, *correctness.SHAPES, layouts=correctness.LAYOUTS)
 
 
 @pytest.mark.parametrize("count", [1, 132])
@@ -148,7 +149,7 @@ def test_inside_autocast_parameters_are_not_copied():
     x, weight, bias = drawn(AFFINE, grad=True)
     half = x.detach().bfloat16()
     with torch.autocast("cpu", bf16):
-        launched = counts.count(lambda: affine(half, weight, bias)).launches
+        launched = launch_counts.count(lambda: affine(half, weight, bias)).launches
     assert [made.name for made in launched] == ["fold_kernel"]
 
 

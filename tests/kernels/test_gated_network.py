@@ -14,11 +14,12 @@ from operators import bf16, drawn, exact, fp16, fp32, gpu, gradients, meta
 from packaging.version import Version
 from torch.nn import functional
 
-from labkit import checks, codegen, counts
-from labkit import network_works as work
 from labkit.kernels import gated_cell, gated_heads, gated_network, mlp_outputs
 from labkit.kernels.common import Gpu
 from labkit.kernels.rms_recurrence import rms_recurrence_plan
+from labkit.measure import correctness
+from labkit.profiling import codegen, launch_counts
+from labkit.workloads import network as work
 
 CELL, HEADS, OUTPUTS = cases.CELL, cases.HEADS, cases.OUTPUTS
 KERNELS = {gated_network: ("cell_kernel", "cell_grad_kernel", "gates_kernel", "outputs_kernel")}
@@ -37,7 +38,7 @@ def examine(case, *sizes, **options):
 
 @pytest.mark.parametrize("case", [CELL, *LAYERS], ids=repr)
 def test_every_layout_and_dtype_is_right(case):
-    examine(case, layouts=checks.LAYOUTS)
+    examine(case, layouts=correctness.LAYOUTS)
 
 
 @pytest.mark.parametrize("case", [CELL, *LAYERS], ids=repr)
@@ -71,7 +72,7 @@ def test_float32_is_off_at_most_twice_as_far_as_eager():
     tensors = drawn(CELL, 4, 33, 100)
     found = gradients(CELL.call, tensors), gradients(CELL.reference, tensors), exact(CELL, tensors)
     for made, eager, want in zip(*found, strict=True):
-        assert checks.relative_error(made, want) <= 2 * checks.relative_error(eager, want)
+        assert correctness.relative_error(made, want) <= 2 * correctness.relative_error(eager, want)
 
 
 def in_reverse(dr, gates, gain, r, s, groups):
@@ -133,7 +134,7 @@ def test_a_number_of_groups_first_met_inside_a_whole_graph():
 def test_two_thousand_steps_are_right(dtype):
     tensors = drawn(CELL, 16, 2048, 128, dtype=dtype)
     for got, want in zip(gradients(CELL.call, tensors), exact(CELL, tensors), strict=True):
-        assert checks.relative_error(got, want) < {fp32: 1e-5, bf16: 2e-2}[dtype]
+        assert correctness.relative_error(got, want) < {fp32: 1e-5, bf16: 2e-2}[dtype]
 
 
 @op.INTERPRETED
@@ -175,13 +176,13 @@ def test_deep_sums_of_halves_are_those_of_float32():
     given = drawn(HEADS, 40, 1, 128, dtype=fp16)
     x, w_in, b_in, gain, *second = (t.double() for t in given)
     normed = functional.rms_norm(work.heads(x, w_in, b_in), gain.shape, gain, 1e-6)
-    assert checks.relative_error(gated_heads(*given), work.heads(rounded(normed), *second)) < 2.6e-4
+    assert correctness.relative_error(gated_heads(*given), work.heads(rounded(normed), *second)) < 2.6e-4
     given = drawn(OUTPUTS, 40, 128, 4096, 96, dtype=fp16)
     states, w_gate_up, w_down, w_out, b_out = (t.double() for t in given)
     gate, up = (states @ weight.T for weight in w_gate_up)
     hidden = rounded(functional.gelu(gate, approximate="tanh") * up)
     want = functional.linear(rounded(states + hidden @ w_down.T), w_out, b_out)
-    assert checks.relative_error(mlp_outputs(*given), want) < 2.6e-4
+    assert correctness.relative_error(mlp_outputs(*given), want) < 2.6e-4
 
 
 @pytest.mark.parametrize("aligned", [True, False])
@@ -195,14 +196,14 @@ def test_outputs_with_and_without_descriptors_are_the_same(aligned, monkeypatch)
     else:  # two bytes beside what a descriptor may begin at
         tensors = [torch.cat([t.new_zeros(1), t.flatten()])[1:].view_as(t) for t in tensors]
         assert tensors[0].data_ptr() % 16 == 2
-    assert checks.relative_error(mlp_outputs(*tensors), want) < 1e-6
+    assert correctness.relative_error(mlp_outputs(*tensors), want) < 1e-6
 
 
 @op.INTERPRETED
 @every_layer
 def test_one_kernel_without_gradients_in_half_precision(case):
     def names(tensors):
-        return [launch.name for launch in counts.count(lambda: case.call(*tensors)).launches]
+        return [launch.name for launch in launch_counts.count(lambda: case.call(*tensors)).launches]
 
     tensors, kernel = drawn(case, dtype=bf16), LAYERS[case]
     assert names(tensors) == [kernel]
@@ -221,7 +222,7 @@ def test_both_move_rows_once_and_weights_once_a_program(monkeypatch):
     op.pretend(monkeypatch, Gpu(1, 0, True), gated_network)
     for case, sizes, programs in ((HEADS, (139, 4, 8), 4), (OUTPUTS, (139, 32, 64, 24), 3)):
         tensors = drawn(case, *sizes, dtype=bf16)
-        (launch,) = counts.count(lambda case=case, tensors=tensors: case.call(*tensors)).launches
+        (launch,) = launch_counts.count(lambda case=case, tensors=tensors: case.call(*tensors)).launches
         rows, *weights = (t.numel() for t in tensors)
         assert launch.programs == programs
         assert launch.bytes_read == 2 * (rows + programs * sum(weights))
@@ -237,7 +238,7 @@ def test_more_rows_than_32_bits_count(case, rows):
     got = case.call(first, *rest)
     for part in (slice(0, 100), slice(rows // 2, rows // 2 + 100), slice(rows - 100, None)):
         want = case.reference(first[part].double(), *(t.double() for t in rest))
-        assert not checks.diagnose(got[part], want, 4 * checks.TOLERANCE[fp16])
+        assert not correctness.diagnose(got[part], want, 4 * correctness.TOLERANCE[fp16])
 
 
 @op.LARGE

@@ -14,11 +14,12 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from labkit import checks, device, memory
+from labkit import device
 from labkit.kernels import common, geglu, linear
 from labkit.kernels.geglu import GeGLU, fused_gate_up, geglu_mlp
-from labkit.mlp_works import gate_up
-from labkit.mlp_works import geglu as plain_mlp
+from labkit.measure import correctness, memory
+from labkit.workloads.mlp import gate_up
+from labkit.workloads.mlp import geglu as plain_mlp
 
 MLP = cases.geglu_mlp(40)
 
@@ -37,13 +38,13 @@ def test_fused_gate_up_is_right_whether_or_not_it_keeps(keep):
         return hidden
 
     shapes = (*(s for s in SHAPES if len(s) == 2), (4, 0))
-    layouts = checks.LAYOUTS if keep else ("contiguous",)
+    layouts = correctness.LAYOUTS if keep else ("contiguous",)
     op.examine(Case(half, gate_up, with_gate_up(40)), *shapes, layouts=layouts, gradients=False)
     op.examine(Case(half, gate_up, with_gate_up(33)), *shapes, gradients=False)
 
 
 def test_geglu_mlp_is_right():
-    op.examine(MLP, *SHAPES, layouts=checks.LAYOUTS, roundings=3)
+    op.examine(MLP, *SHAPES, layouts=correctness.LAYOUTS, roundings=3)
     op.examine(cases.geglu_mlp(33), (37, 33), (9, 40), roundings=3)
     for width, hidden in ((0, 8), (8, 0)):
         op.examine(cases.geglu_mlp(hidden), (4, width), roundings=3)
@@ -55,7 +56,7 @@ def test_gate_does_not_run_over_into_up(monkeypatch, tile_copies, hidden):
     """They lie side by side in a row: a store of gate beyond its columns lands in up, inside all fences."""
     its = common.gpu_of(torch.device(device.name()))
     op.pretend(monkeypatch, common.Gpu(its.multiprocessors, its.shared_bytes, tile_copies), linear)
-    for dtype in checks.DTYPES:
+    for dtype in correctness.DTYPES:
         kept_is_right(70, 40, hidden, dtype)
 
 
@@ -251,7 +252,7 @@ def test_a_kept_pair_of_more_elements_than_32_bits_count(hidden):
 
 @op.GPU
 @pytest.mark.parametrize("sizes", [(8192, 768, 3072), (4096, 1001, 2049)], ids=str)
-@pytest.mark.parametrize("dtype", checks.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", correctness.DTYPES, ids=str)
 def test_large_shapes_are_right(sizes, dtype):
     rows, width, hidden = sizes
     tensors = drawn(cases.geglu_mlp(hidden), rows, width, dtype=dtype)
@@ -260,7 +261,7 @@ def test_large_shapes_are_right(sizes, dtype):
     want, *wants = op.exact(MLP, tensors, 2 * y.double())
     assert_close(y[-70:], want[-70:], dtype, roundings)
     for one, other in zip(got, wants, strict=True):
-        assert checks.relative_error(one, other) < roundings * checks.TOLERANCE[dtype]
+        assert correctness.relative_error(one, other) < roundings * correctness.TOLERANCE[dtype]
 
 
 @op.GPU

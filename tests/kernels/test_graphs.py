@@ -15,7 +15,7 @@ from torch.nn import functional
 from labkit import device
 from labkit.exercises import simulated_gpu
 from labkit.kernels import GraphedStep, graphs
-from labkit.stack_works import stack
+from labkit.workloads.stack import stack
 
 # --- on a pretend device, whose streams may race ------------------------------------------------------
 

@@ -10,16 +10,18 @@ from grouped import examine, grouped, in_columns, plain
 from operators import assert_close, bf16, drawn, fp16, fp32, gradients
 from torch import nn
 
-from labkit import checks, counts, device, memory
+from labkit import device
 from labkit.kernels import GroupedLinear, grouped_linear
+from labkit.measure import correctness, memory
+from labkit.profiling import launch_counts
 
 # --- right on every shape -----------------------------------------------------------------------------
 
 
 CASES = {
-    "packed": dict(sizes=(5, 16), layouts=checks.LAYOUTS, dtypes=checks.DTYPES),
-    "alone": dict(sizes=(3, 20), layouts=checks.LAYOUTS, dtypes=checks.DTYPES),
-    "wide, in squares": dict(sizes=(2, 70), layouts=checks.LAYOUTS, dtypes=(fp32, bf16)),
+    "packed": dict(sizes=(5, 16), layouts=correctness.LAYOUTS, dtypes=correctness.DTYPES),
+    "alone": dict(sizes=(3, 20), layouts=correctness.LAYOUTS, dtypes=correctness.DTYPES),
+    "wide, in squares": dict(sizes=(2, 70), layouts=correctness.LAYOUTS, dtypes=(fp32, bf16)),
     "packed, any rows": dict(sizes=(5, 16), leading=((1,), (), (0,), (2, 33), (3, 1), (2, 0), (2, 3, 5))),
     "any rows": dict(sizes=(3, 20), leading=((1,), (), (0,), (2, 33), (3, 1), (2, 0), (2, 3, 5))),
     "packed, no bias": dict(sizes=(5, 16, 16, False), leading=((37,), (0,)), dtypes=(fp16,)),
@@ -48,7 +50,7 @@ def test_sums_are_of_float32_and_rounded_once(groups, d_in, d_out):
     upstream = torch.randn(600, groups * d_out).to(tensors[0])
     wants = gradients(plain, [t.double() for t in tensors], upstream.double())
     for got, want in zip(gradients(grouped_linear, tensors, upstream), wants, strict=True):
-        assert checks.relative_error(got, want) <= 1.02 * checks.relative_error(want.half(), want)
+        assert correctness.relative_error(got, want) <= 1.02 * correctness.relative_error(want.half(), want)
 
 
 # --- gradients, torch.compile -------------------------------------------------------------------------
@@ -62,7 +64,9 @@ def test_gradients_need_no_other_inputs_and_launch_no_other_kernels():
         leaf.requires_grad_()
         y, saved = op.saved_by(grouped_linear, tensors)
         upstream = torch.randn_like(y)
-        made = counts.count(lambda y=y, leaf=leaf, up=upstream: torch.autograd.grad(y, leaf, up)).launches
+        made = launch_counts.count(
+            lambda y=y, leaf=leaf, up=upstream: torch.autograd.grad(y, leaf, up)
+        ).launches
         leaf.requires_grad_(False)
         assert {t.data_ptr() for t in saved} == {t.data_ptr() for t in kept}
         assert [launch.name for launch in made if launch.programs] == kernels
@@ -74,7 +78,7 @@ def test_gradients_without_that_of_x_take_no_product_with_the_weight(width):
     x, weight, bias = drawn(grouped(3, width), 37)
     y = grouped_linear(x, weight.requires_grad_(), bias.requires_grad_())
     upstream = torch.randn_like(y)
-    made = counts.count(lambda: torch.autograd.grad(y, (weight, bias), upstream)).launches
+    made = launch_counts.count(lambda: torch.autograd.grad(y, (weight, bias), upstream)).launches
     back, _ = [launch for launch in made if launch.programs]
     squares = math.ceil(width / 64)
     assert back.bytes_read == 4 * squares * (x.numel() + y.numel())
@@ -232,7 +236,7 @@ def test_large_inputs_are_right_and_the_same_from_run_to_run(dtype, width, colum
     first = gradients(grouped_linear, tensors)
     wants = gradients(plain, [t.double() for t in tensors], 2 * first[0].double())
     for got, want in zip(first, wants, strict=True):
-        assert checks.relative_error(got, want) < checks.TOLERANCE[dtype]
+        assert correctness.relative_error(got, want) < correctness.TOLERANCE[dtype]
     for _ in range(10):
         assert op.equal(gradients(grouped_linear, tensors), first)
 

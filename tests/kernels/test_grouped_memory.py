@@ -12,9 +12,10 @@ from grouped import KERNELS, assert_right, examine, grouped, in_columns, plain
 from operators import assert_close, bf16, drawn, fp32, gpu, gradients
 from triton.runtime import interpreter
 
-from labkit import counts, device
+from labkit import device
 from labkit.kernels import grouped as family
 from labkit.kernels import grouped_linear
+from labkit.profiling import launch_counts
 
 
 class Spy(launches.Recorder):
@@ -127,11 +128,11 @@ def test_a_view_is_not_copied_in_either_direction(name):
     """Whatever the upstream gradient's strides: no operation but the kernels."""
     x, made = view(name, 60).requires_grad_(), []
     weight, bias = drawn(grouped(3, 20), 1, grad=True)[1:]
-    forward = counts.count(lambda: made.append(grouped_linear(x, weight, bias)))
+    forward = launch_counts.count(lambda: made.append(grouped_linear(x, weight, bias)))
     assert [launch.name for launch in forward.launches] == ["forward_kernel"]
     (y,) = made
     for upstream in (torch.randn_like(y), torch.randn(60).expand_as(y), torch.randn(1).expand_as(y)):
-        back = counts.count(
+        back = launch_counts.count(
             lambda up=upstream: torch.autograd.grad(y, (x, weight, bias), up, retain_graph=True)
         )
         assert [launch.name for launch in back.launches] == ["backward_kernel", "sum_kernel"]

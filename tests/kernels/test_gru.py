@@ -9,8 +9,10 @@ import torch
 from operators import Case, bf16, fp16, fp32, gradients
 from torch import nn
 
-from labkit import checks, codegen, device
+from labkit import device
 from labkit.kernels import GRU, gru
+from labkit.measure import correctness
+from labkit.profiling import codegen
 
 module = importlib.import_module("labkit.kernels.gru")
 KERNELS = {module: ("gru_kernel", "gru_grad_kernel", "step_kernel", "step_grad_kernel")}
@@ -58,7 +60,7 @@ def resetting(case, B, T, chance=0.4):
 
 @every_path
 def test_every_layout_and_dtype_is_right(case):
-    op.examine(case, layouts=checks.LAYOUTS, roundings=6)
+    op.examine(case, layouts=correctness.LAYOUTS, roundings=6)
 
 
 @pytest.mark.parametrize(

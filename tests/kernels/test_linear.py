@@ -11,9 +11,11 @@ from cases import ACTIVATIONS, with_bias, with_weight
 from operators import assert_close, bf16, drawn, fp16, fp32, gpu, meta
 from products import KERNELS, kept_is_right
 
-from labkit import checks, counts, device
+from labkit import device
 from labkit.kernels import common, linear
 from labkit.kernels.linear import linear_act, matmul
+from labkit.measure import correctness
+from labkit.profiling import launch_counts
 
 GELU = cases.linear_act("gelu_tanh", with_bias(40))
 
@@ -29,7 +31,7 @@ SHAPES = ((64, 128), (37, 33), (70, 40), (1, 1), (3, 5, 24), (19,), (16,), (0, 8
 def test_linear_act_is_right(activation, make):
     """z and its gradient are rounded on the way from the output to the gradients of the inputs."""
     whole = activation == "gelu_tanh"  # the tiles and the host's part are the same for all
-    layouts = checks.LAYOUTS if whole and make is with_bias else ("contiguous",)
+    layouts = correctness.LAYOUTS if whole and make is with_bias else ("contiguous",)
     case = cases.linear_act(activation, make(40))
     op.examine(case, *SHAPES[: None if whole else 4], layouts=layouts, roundings=3)
     op.examine(case._replace(inputs=make(33)), (37, 33), (70, 40), roundings=3)
@@ -38,7 +40,7 @@ def test_linear_act_is_right(activation, make):
 @pytest.mark.parametrize("out", [40, 33])
 def test_matmul_is_right(out):
     matrices = [shape for shape in SHAPES if len(shape) == 2]
-    layouts = checks.LAYOUTS if out == 40 else ("contiguous",)
+    layouts = correctness.LAYOUTS if out == 40 else ("contiguous",)
     op.examine(cases.matmul(out), *matrices, layouts=layouts, roundings=2)
 
 
@@ -176,7 +178,7 @@ def test_z_is_kept_only_for_a_backward_through_an_activation(monkeypatch):
 def test_no_product_for_gradients_that_nobody_needs(needed):
     for case, products in ((GELU, len({*needed} - {2})), (cases.geglu_mlp(40), 1 + len(needed))):
         y = case.call(*(t.requires_grad_(n in needed) for n, t in enumerate(drawn(case))))
-        made = counts.count(lambda y=y: y.backward(2 * y.detach())).launches
+        made = launch_counts.count(lambda y=y: y.backward(2 * y.detach())).launches
         assert sum(one.name == "mm" for one in made) == products, case
 
 
@@ -218,7 +220,7 @@ def test_the_tile_suits_the_product_and_the_compiler_takes_it(target):
     few = linear.tiling(8192, 768, 1024, bf16, True, its)  # 384 of the largest tiles are 1.5 rounds of 264
     assert not roomy or few != linear.LARGE[0][:-1]
     rows, columns, depths = (1, 64, 4096), (1, 256, 22016), (0, 768, 8192)
-    for *sizes, dtype, aligned in itertools.product(rows, columns, depths, checks.DTYPES, (True, False)):
+    for *sizes, dtype, aligned in itertools.product(rows, columns, depths, correctness.DTYPES, (True, False)):
         tile = BM, BN, BK, warps, stages, programs = linear.tiling(*sizes, dtype, aligned, its)
         assert all(size >= 16 and size & (size - 1) == 0 for size in (BM, BN // 2, BK))
         assert warps in (4, 8) and stages >= 2 and programs in (1, 2)
@@ -248,7 +250,7 @@ def test_more_elements_than_32_bits_count(out):
 
 
 @op.GPU
-@pytest.mark.parametrize("dtype", checks.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", correctness.DTYPES, ids=str)
 @pytest.mark.parametrize("case", [cases.matmul(40), GELU, cases.geglu_mlp(40)], ids=repr)
 def test_the_bits_are_the_same_from_run_to_run(case, dtype):
     tensors = drawn(case, 4096, 512, dtype=dtype)

@@ -10,9 +10,9 @@ import torch
 from launches import ROOM
 from operators import bf16, drawn, fp16, fp32
 
-from labkit import checks
 from labkit.kernels import norm_gelu
 from labkit.kernels.common import Gpu
+from labkit.measure import correctness
 
 module = importlib.import_module("labkit.kernels.norm_gelu")  # the package's attribute is the function
 KERNELS = {module: ("norm_gelu_kernel", "norm_gelu_grad_kernel", "sum_kernel")}
@@ -27,7 +27,7 @@ FAR = 2**31 + 40
 
 def test_it_and_its_gradients_are_right_in_every_dtype_and_layout():
     shapes = ((33, 64), (2, 3, 20), (1, 7), (1, 1), (19,), (0, 8), (4, 0), (70, 256))
-    op.examine(NORM_GELU, *shapes, layouts=checks.LAYOUTS)
+    op.examine(NORM_GELU, *shapes, layouts=correctness.LAYOUTS)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_sums_over_however_many_programs_and_rows_are_those_of_float32(monkeypat
     upstream = 2 * NORM_GELU.reference(*tensors)
     wants = op.exact(NORM_GELU, tensors, upstream.double())
     for got, want in zip(op.gradients(norm_gelu, tensors, upstream), wants, strict=True):
-        assert checks.relative_error(got, want) < 2.6e-4
+        assert correctness.relative_error(got, want) < 2.6e-4
 
 
 @op.LARGE

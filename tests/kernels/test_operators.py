@@ -8,7 +8,8 @@ import pytest
 import torch
 from operators import bf16, fp16, fp32
 
-from labkit import checks, device, kernels
+from labkit import device, kernels
+from labkit.measure import correctness
 
 LINEAR_ACT, MLP = cases.linear_act("gelu_tanh", cases.with_bias(40)), cases.geglu_mlp(40)
 KEPT = {
@@ -110,7 +111,7 @@ def test_affine_reads_parameters_of_other_dtypes_under_autocast(dtypes):
     wants = op.exact(cases.AFFINE, [t.detach() for t in tensors])
     for got, want, dtype in zip(made, wants, (bf16, *dtypes), strict=True):
         assert got.dtype is dtype
-        assert not checks.diagnose(got.detach(), want, 2 * checks.TOLERANCE[bf16])
+        assert not correctness.diagnose(got.detach(), want, 2 * correctness.TOLERANCE[bf16])
 
 
 @every_case
@@ -149,7 +150,9 @@ def test_a_second_gpu_is_made_current(case):
     else:
         op.all_close(op.gradients(case.call, tensors), op.exact(case, tensors))
     halves = [t.to(bf16) for t in tensors]
-    assert checks.relative_error(case.call(*halves), case.reference(*(t.double() for t in halves))) < 0.02
+    assert (
+        correctness.relative_error(case.call(*halves), case.reference(*(t.double() for t in halves))) < 0.02
+    )
     assert torch.cuda.current_device() == 0
 
 

@@ -7,8 +7,8 @@ import pytest
 from operators import bf16, fp16, fp32, gpu
 from products import KERNELS, launch_all
 
-from labkit import codegen
 from labkit.kernels import linear
+from labkit.profiling import codegen
 
 WIDE, DEEP, FEW, ODD = (8192, 4096, 1024), (8192, 4096, 8192), (64, 512, 256), (4096, 1001, 99)
 """(rows, hidden, width): the largest tiles; where K is large; small ones; rows that are not aligned."""

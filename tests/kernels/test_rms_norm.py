@@ -12,8 +12,10 @@ from operators import bf16, fp16, fp32, gpu
 from recurring import KERNELS, WIDTHS, OperatorTests, examine, launch, norms
 from torch.nn import functional
 
-from labkit import checks, codegen, device
+from labkit import device
 from labkit.kernels import rms_norm
+from labkit.measure import correctness
+from labkit.profiling import codegen
 
 RMS_NORM = cases.RMS_NORM
 
@@ -106,13 +108,13 @@ def test_a_programs_part_of_the_weights_gradient_is_summed_in_float32():
     norms.rms_norm_grad_kernel[(1,)](x, x, weight, torch.empty_like(x), parts, 99, 1e-6, **sizes)
     exact = x.double()
     want = (exact.square() * (exact.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).sum(0)
-    assert checks.relative_error(parts[0], want) < 1e-6
+    assert correctness.relative_error(parts[0], want) < 1e-6
 
 
 @pytest.mark.parametrize("parts", [1, 2, 511, 512, 513, 1100])
 @pytest.mark.parametrize("width", [1, 8, 20])
 def test_any_number_of_parts_is_added(parts, width):
-    fences = checks.Fences()
+    fences = correctness.Fences()
     given = fences.place(torch.randn(parts, width, device=device.name()), "contiguous")
     for dtype in (fp32, bf16):
         with fences:

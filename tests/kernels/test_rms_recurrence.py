@@ -11,9 +11,10 @@ from launches import ROOM
 from operators import bf16, fp32, gpu, gradients
 from recurring import KERNELS, WIDTHS, OperatorTests, examine, launch, normed
 
-from labkit import codegen, device
-from labkit import recurrent_works as work
+from labkit import device
 from labkit.kernels import rms_recurrence
+from labkit.profiling import codegen
+from labkit.workloads import recurrent as work
 
 RMS = cases.RMS
 

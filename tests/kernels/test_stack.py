@@ -9,9 +9,10 @@ import torch
 from launches import ROOM
 from operators import bf16, fp16, fp32, gpu
 
-from labkit import checks, counts
 from labkit.kernels import blocks, stack
-from labkit.stack_works import stack as reference
+from labkit.measure import correctness
+from labkit.profiling import launch_counts
+from labkit.workloads.stack import stack as reference
 
 KERNELS = {stack: ("stack_kernel",)}
 
@@ -32,7 +33,7 @@ def test_it_is_right_in_every_dtype_and_layout(at_once):
     """h is rounded three times."""
     shapes = ((33, 64), (5, 20), (1, 1), (40, 96), (0, 8), (4, 0))
     case = cases.BLOCKS._replace(call=blocks(at_once))
-    op.examine(case, *shapes, layouts=checks.LAYOUTS, gradients=False, roundings=3)
+    op.examine(case, *shapes, layouts=correctness.LAYOUTS, gradients=False, roundings=3)
 
 
 @op.INTERPRETED
@@ -69,7 +70,7 @@ def test_products_and_means_are_those_of_float32():
     """Rounded once: a product or a sum of squares in 16 bits is further off than float16 rounds."""
     tensors = inputs(48, 256, depth=1, dtype=fp16)
     want = reference(*(t.double() for t in tensors))
-    assert checks.relative_error(blocks(1)(*tensors), want) < 2.6e-4
+    assert correctness.relative_error(blocks(1)(*tensors), want) < 2.6e-4
 
 
 def test_no_blocks_are_a_copy():
@@ -82,9 +83,9 @@ def test_no_blocks_are_a_copy():
 def test_one_launch_or_one_a_block_and_none_for_nothing():
     tensors = inputs(20, 16, depth=5)
     for at_once, launches in ((99, 1), (1, 5), (2, 3)):
-        assert len(counts.count(lambda n=at_once: blocks(n)(*tensors)).launches) == launches
+        assert len(launch_counts.count(lambda n=at_once: blocks(n)(*tensors)).launches) == launches
     for nothing in (inputs(0, 16), inputs(4, 16, depth=0)):
-        made = [launch.name for launch in counts.count(lambda t=nothing: blocks(99)(*t)).launches]
+        made = [launch.name for launch in launch_counts.count(lambda t=nothing: blocks(99)(*t)).launches]
         assert "stack_kernel" not in made, "a GPU refuses an empty grid"
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from simulated import DOUBLING, HERE, doubling, install, out_of_memory
 
-from labkit import clocks, machine, places, rows, sweeps
-from labkit.measure import journal
-from labkit.sweeps import Contender
+from labkit import paths
+from labkit.measure import clocks, journal, machine, rows, sweeps
+from labkit.measure.contender import Contender
 
 POINTS = [{"batch": 2, "width": width} for width in (16, 32, 64)]
 
@@ -27,13 +27,13 @@ def gpu(tmp_path, monkeypatch):
 def either(request, gpu, tmp_path, monkeypatch):
     """The file of a sweep, its own or the tape of a lesson that is being recorded."""
     if request.param == "own file":
-        return places.cache() / "sweeps" / "simulated" / "suite.jsonl"
+        return paths.cache() / "sweeps" / "simulated" / "suite.jsonl"
     monkeypatch.setenv(rows.TAPE, str(tmp_path / "lesson.jsonl"))
     return tmp_path / "lesson.jsonl"
 
 
 def files():
-    return list((places.cache() / "sweeps").rglob("*.jsonl"))
+    return list((paths.cache() / "sweeps").rglob("*.jsonl"))
 
 
 class Interrupted(BaseException):
@@ -180,7 +180,7 @@ def test_a_sweep_neither_takes_nor_removes_the_rows_of_another(gpu, either, chan
 def test_what_would_not_be_measured_so_now_is_measured_again(gpu, either, monkeypatch, change):
     """Beside it a contender that was not edited, which is measured again on another machine only."""
     one, other, versions = Counted(gpu), Counted(gpu, "other"), ["1", "2"]
-    monkeypatch.setattr(machine, "version", lambda _: versions[0])
+    monkeypatch.setattr(sweeps, "version", lambda _: versions[0])
     ours = replace(one.contender, peer="a-peer")
     interrupt([ours, other.contender], 4)
     assert one.widths() == other.widths() == [16, 32]

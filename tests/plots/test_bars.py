@@ -5,7 +5,8 @@ import pytest
 from drawn import assert_apart, layers, of_gid, row, texts
 from matplotlib.colors import to_hex
 
-from labkit import plots, rows
+from labkit import plots
+from labkit.measure import rows
 
 PARTS = {"traffic": "bytes", "launches": "waiting for the host"}
 

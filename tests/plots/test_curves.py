@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 from drawn import WIDTHS, assert_apart, drawn, labels, layers, lines, row, texts
 
-from labkit import plots, rows, tables
+from labkit import plots
+from labkit.measure import rows
 from labkit.plots import style
 
 NOTHING = "nothing measured yet"
@@ -47,7 +48,7 @@ def test_kinds_differ_in_shape_and_in_words_and_the_axis_says_what_is_better():
 
 
 def ratio(**options):
-    return plots.speedups(tables.speedup(rows.table(layers()), "labkit", "nn.Linear"), title="t", **options)
+    return plots.speedups(rows.table(layers()).speedups("labkit", "nn.Linear"), title="t", **options)
 
 
 @pytest.mark.parametrize("count", [2, 7, 13])

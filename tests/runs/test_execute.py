@@ -10,13 +10,13 @@ import pytest
 import stage
 from processes import gone
 
-from labkit import places
+from labkit import paths
 from labkit.runs import execute as runner
 
 PID = "import os; open('pid', 'w').write(str(os.getpid()))"
 CLAIMS = """
 from IPython.display import HTML, display
-from labkit.measure.measured import Measured
+from labkit.measure.results import Measured
 from labkit.widgets import claim
 claim('{value} bytes', 3, True)
 claim('{value} wide', 3, False)
@@ -56,7 +56,7 @@ def execute(clone):
 
 def ended():
     """Whether the kernel that wrote its pid is gone."""
-    pid = int((places.NOTEBOOKS / "pid").read_text())
+    pid = int((paths.NOTEBOOKS / "pid").read_text())
     return not psutil.pid_exists(pid) or gone(psutil.Process(pid))
 
 
@@ -74,7 +74,7 @@ def test_a_lesson_is_executed_by_this_python_counted_and_made_a_page(execute):
     assert (result.claims_held, result.claims_not_held, result.claims_need_gpu) == (2, 1, 2)
     assert result.checks_passed == 3
     told, backend = outputs[-3]
-    package = places.CHECKOUT / "labkit" / "__init__.py"
+    package = paths.CHECKOUT / "labkit" / "__init__.py"
     assert told.text == f"7 {os.environ['TRITON_INTERPRET']} extra {sys.executable} {package}\n"
     assert "inline" in backend.data["text/plain"]
     streams = [o.get("text", "display") for o in outputs[-1] if o.get("name") != "stderr"]

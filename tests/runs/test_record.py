@@ -10,7 +10,9 @@ import stage
 import taped
 from nbformat.v4 import new_output
 
-from labkit import lessons, places, rows
+from labkit import paths
+from labkit.lessons import notebooks
+from labkit.measure import rows
 from labkit.runs import record
 
 
@@ -74,13 +76,13 @@ class Course:
         return file.read_text().split() if file.exists() else []
 
     def statuses(self):
-        found = [record.state(path) for path in lessons.find(self.notebooks)]
+        found = [record.state(path) for path in notebooks.find(self.notebooks)]
         found += record.tape_states(self.notebooks, self.tapes).values()
         return {state.name: state.status for state in found}
 
     def edit(self, number, source=None, **changes):
-        notebook = lessons.read(self.path)
-        cell = dict(lessons.code_cells(notebook))[number]
+        notebook = notebooks.read(self.path)
+        cell = dict(notebooks.code_cells(notebook))[number]
         cell.update(changes, source=cell.source if source is None else source)
         nbformat.write(notebook, self.path)
 
@@ -110,11 +112,11 @@ def recorded(recording, course):
 
 
 def test_recording_puts_outputs_stamp_and_tapes_into_the_tree(recorded):
-    notebook, text = lessons.read(recorded.path), recorded.path.read_text()
+    notebook, text = notebooks.read(recorded.path), recorded.path.read_text()
     assert [cell.source for cell in notebook.cells] == ["# 01_toy", *CELLS]
     stamp = notebook.metadata.labkit.recorded
-    assert {**asdict(Machine()), "hash": lessons.code_hash(recorded.path)}.items() <= dict(stamp).items()
-    shown = [cell for _, cell in lessons.code_cells(notebook)]
+    assert {**asdict(Machine()), "hash": notebooks.code_hash(recorded.path)}.items() <= dict(stamp).items()
+    shown = [cell for _, cell in notebooks.code_cells(notebook)]
     assert [cell.execution_count for cell in shown] == [1, 2, 3, 4]
     assert "recorded on NVIDIA H200, driver 570.1" in shown[0].outputs[0].data["text/html"]
     assert shown[2].outputs[0].text == "bytes 3\n"
@@ -141,9 +143,9 @@ def test_what_is_recorded_is_skipped_unless_asked_again_or_on_another_device(rec
 )
 def test_a_recording_goes_on_with_rows_of_this_code_and_this_machine(course, kept, measured):
     course.lesson(*CELLS)
-    unfinished = course.work / "nvidia-h200" / f"toy@{lessons.code_hash(course.path)}.jsonl"
+    unfinished = course.work / "nvidia-h200" / f"toy@{notebooks.code_hash(course.path)}.jsonl"
     if kept == ["damaged"]:
-        places.write_text(unfinished, "{}\n")
+        paths.write_text(unfinished, "{}\n")
     else:
         rows.write(unfinished, kept)
         course.edit(4, "claim('{value} bytes', 4, True)")
@@ -183,7 +185,7 @@ def test_what_was_edited_meanwhile_or_shows_nothing_is_refused(course, cell, say
 
 
 def test_changed_code_makes_outputs_and_tape_stale_until_they_are_stripped(recorded):
-    notebook = lessons.read(recorded.path)
+    notebook = notebooks.read(recorded.path)
     notebook.cells[0].source = "# Toy, reworded"
     nbformat.write(notebook, recorded.path)
     assert set(recorded.statuses().values()) == {"recorded"}, "changed prose changes nothing"
@@ -192,7 +194,7 @@ def test_changed_code_makes_outputs_and_tape_stale_until_they_are_stripped(recor
     assert recorded.statuses() == dict.fromkeys(stale, "stale")
     assert record.strip_stale(recorded.notebooks, recorded.tapes) == stale
     assert recorded.statuses() == {"01_toy": "no outputs"} and not recorded.tape().exists()
-    cells = [cell for _, cell in lessons.code_cells(lessons.read(recorded.path))]
+    cells = [cell for _, cell in notebooks.code_cells(notebooks.read(recorded.path))]
     assert all(cell.outputs == [] and cell.execution_count is None for cell in cells)
 
 
@@ -206,11 +208,11 @@ def test_outputs_without_a_stamp_and_marked_cells_without_outputs_are_stale(reco
 
 def test_tapes_without_a_lesson_with_foreign_rows_or_broken_are_stale(course):
     course.lesson("1")
-    good = row(32, kind="recorded", source=f"toy@{lessons.code_hash(course.path)}")
+    good = row(32, kind="recorded", source=f"toy@{notebooks.code_hash(course.path)}")
     rows.write(course.tape("a", "gone"), [good])
     for device, kept in (("b", [good, replace(good, source="toy@000000000000")]), ("c", []), ("d", [good])):
         rows.write(course.tape(device), kept)
-    places.write_text(course.tape("e"), "{}\n")
+    paths.write_text(course.tape("e"), "{}\n")
     stale = dict.fromkeys(["a/gone.jsonl", "b/toy.jsonl", "c/toy.jsonl", "e/toy.jsonl"], "stale")
     assert course.statuses() == {"01_toy": "no outputs", "d/toy.jsonl": "recorded", **stale}
 
@@ -219,7 +221,7 @@ def test_the_banner_says_where_saved_outputs_are_from_and_on_how_many_gpus(recor
     def shown():
         return record.banner("01_toy", recorded.notebooks).data
 
-    monkeypatch.setattr(places, "RECORDED", recorded.tapes)
+    monkeypatch.setattr(paths, "RECORDED", recorded.tapes)
     assert "recorded on NVIDIA H200, driver 570.1, torch 2.13.0, triton 3.7.1, 20" in shown()
     assert "GPUs" not in shown()
     tape = rows.read(recorded.tape())
@@ -230,6 +232,6 @@ def test_the_banner_says_where_saved_outputs_are_from_and_on_how_many_gpus(recor
 
 
 def test_nothing_stale_is_in_the_tree():
-    states = [record.state(path) for path in lessons.find()] + list(record.tape_states().values())
+    states = [record.state(path) for path in notebooks.find()] + list(record.tape_states().values())
     stale = [f"{state.name}: {state.detail}" for state in states if state.status == "stale"]
     assert not stale, f"run `labkit record --strip-stale`: {stale}"

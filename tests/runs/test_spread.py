@@ -16,10 +16,10 @@ from labkit.runs import spread
 SLOW = "import time\nopen('begun', 'w').write('1')\ntime.sleep(60)"
 OURS = """
 import os, pathlib
-from labkit import places
+from labkit import paths
 from labkit.runs import spread
 folder = pathlib.Path(os.environ['STAGE_FOLDER'])
-places.NOTEBOOKS, places.BUILD = folder / 'notebooks', folder / 'build'
+paths.NOTEBOOKS, paths.BUILD = folder / 'notebooks', folder / 'build'
 spread.gpus_here = lambda: ['4', 'GPU-b']
 """
 

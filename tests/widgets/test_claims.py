@@ -5,7 +5,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
-from labkit.measure.measured import Measured
+from labkit.measure.results import Measured
 from labkit.widgets import claim, claims
 
 LIVE = Measured(2.5, "live", "NVIDIA H200")

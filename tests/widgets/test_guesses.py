@@ -8,7 +8,7 @@ from math import inf, nan
 
 import pytest
 
-from labkit.measure.measured import MISSING, Measured
+from labkit.measure.results import MISSING, Measured
 from labkit.widgets import guess, guesses, static
 from labkit.widgets.guesses import Guess, Question
 

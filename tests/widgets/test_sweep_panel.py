@@ -17,9 +17,10 @@ import queueing
 from simulated import DOUBLING, doubling, install
 from taped import recorded
 
-from labkit import device, noise, places, plots, rows, sweeps, traffic, widgets
-from labkit.measure import lock
-from labkit.sweeps import Contender
+from labkit import device, paths, plots, widgets
+from labkit.measure import lock, noise, rows, sweeps
+from labkit.measure.contender import Contender
+from labkit.profiling import counted_sweep
 from labkit.widgets import static, sweep_panel
 
 WIDTHS = (16, 32, 64)
@@ -34,7 +35,7 @@ def somebody(tmp_path, monkeypatch):
     """Folders of their own, and a reader who could press a button."""
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv(rows.TAPE, raising=False)
-    monkeypatch.setattr(places, "RECORDED", tmp_path / "recorded")
+    monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
     monkeypatch.setenv(static.HEADLESS, "0")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -218,7 +219,7 @@ def offered(panel):
 
 
 def on_disk(suite="suite"):
-    return rows.read(places.cache() / "panels" / f"{suite}.jsonl")
+    return rows.read(paths.cache() / "panels" / f"{suite}.jsonl")
 
 
 # --- run ----------------------------------------------------------------------------------------------
@@ -476,7 +477,7 @@ COUNTED = [
 
 @in_a_loop
 async def test_without_a_gpu_the_tape_is_shown_and_run_counts_on_this_thread(no_gpu, tape, monkeypatch):
-    calls, row = [], traffic.row
+    calls, row = [], counted_sweep.row
 
     def counted(*given):
         calls.append(threading.get_ident())
@@ -484,7 +485,7 @@ async def test_without_a_gpu_the_tape_is_shown_and_run_counts_on_this_thread(no_
             asyncio.get_running_loop().call_soon(control(panel, "Stop").click)
         return row(*given)
 
-    monkeypatch.setattr(traffic, "row", counted)
+    monkeypatch.setattr(counted_sweep, "row", counted)
     panel = await shown(COUNTED)
     assert status(panel).startswith("No GPU here: Run counts launches and bytes.")
     assert "Recorded on NVIDIA H200" in alt(panel)
@@ -495,7 +496,7 @@ async def test_without_a_gpu_the_tape_is_shown_and_run_counts_on_this_thread(no_
     assert "labkit 1×" in alt(panel)
     choose(panel, view="time")
     await until(lambda: "Recorded on NVIDIA H200" in alt(panel))
-    assert not (places.cache() / "panels").exists(), "counts are no measurements"
+    assert not (paths.cache() / "panels").exists(), "counts are no measurements"
     assert set(panel.table()["kind"]) == {"recorded"}
 
 

@@ -8,14 +8,15 @@ import pytest
 from simulated import HERE, doubling, install
 from taped import recorded
 
-from labkit import device, places, rows, sweeps
+from labkit import device, paths
+from labkit.measure import rows, sweeps
 from labkit.widgets.sweep_plan import Plan, Selection
 
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(places, "RECORDED", tmp_path / "recorded")
+    monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
     return tmp_path
 
 

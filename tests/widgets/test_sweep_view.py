@@ -8,7 +8,7 @@ import pytest
 from simulated import doubling, install
 from taped import recorded
 
-from labkit import rows
+from labkit.measure import rows
 from labkit.widgets.sweep_plan import Plan
 from labkit.widgets.sweep_view import SPEEDUP, TIME, TRAFFIC, Look, page, picture, sentences, speedups
 

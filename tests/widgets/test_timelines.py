@@ -3,7 +3,8 @@
 import pytest
 from drawn import event, profile_of
 
-from labkit import counts, plots, profiles
+from labkit import plots
+from labkit.profiling import launch_counts, profiles
 from labkit.widgets import static, timeline
 from labkit.widgets.timelines import TimelinePanel
 
@@ -26,7 +27,11 @@ def shown(monkeypatch):
 
 @pytest.mark.parametrize(
     ("profile", "headless"),
-    [(two_kernels(), "1"), (profiles.Profile(counted=counts.Counts()), "0"), (profile_of([], []), "0")],
+    [
+        (two_kernels(), "1"),
+        (profiles.Profile(counted=launch_counts.Counts()), "0"),
+        (profile_of([], []), "0"),
+    ],
     ids=["nobody there", "counted", "nothing"],
 )
 def test_without_somebody_or_without_times_the_figure_stands_alone(shown, monkeypatch, profile, headless):

@@ -1,0 +1,1 @@
+"""The command line of the course, JupyterLab and the machine's doctor."""

@@ -1,0 +1,410 @@
+"""The command line: ``labkit run``, ``doctor``, ``record``, ``bench``, ``slides`` and ``tally``.
+
+Commands import what they need themselves: help appears at once, and doctor works where Jupyter, torch or
+triton do not.
+"""
+
+import errno
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from labkit import __version__, backend, paths
+
+if TYPE_CHECKING:  # commands import what they need themselves
+    from labkit.runs import execute
+
+
+class Mistake(click.ClickException):
+    """Something the user can put right: one sentence, no traceback, exit code 2."""
+
+    exit_code = 2
+
+
+@contextmanager
+def mistakes() -> Iterator[None]:
+    """Turns the ValueErrors of looking at what the user asked for into messages."""
+    try:
+        yield
+    except ValueError as error:
+        raise Mistake(str(error)) from error
+
+
+PATH = click.Path(path_type=Path)
+NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+"""A full disk, a folder that is closed to this user."""
+
+
+class Group(click.Group):
+    """Commands that end with 130 when interrupted, and with a sentence where nothing can be written."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the chosen command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("\nstopped", err=True)
+            ctx.exit(130)
+        except OSError as error:
+            if error.errno not in NOT_WRITTEN:
+                raise
+            raise click.ClickException(
+                f"{error}. What was finished is kept; make room, or the folder writable, and run it again."
+            ) from error
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="labkit")
+def cli() -> None:
+    """A hands-on course in GPU performance."""
+
+
+def with_places(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options that spread a command over GPUs or a cluster."""
+    for option in (
+        click.option("--again", is_flag=True, help="Do also what is recorded, or kept of an unfinished run."),
+        click.option(
+            "--slurm", metavar="KEY=VALUE", multiple=True,
+            help="On a cluster, a job for each, which needs this, as partition=gpu. See docs/cluster.md.",
+        ),
+        click.option("--gpus", metavar="all|0,2", help="At once on these GPUs of this machine."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def _spread(
+    console: Console,
+    command: str,
+    names: Sequence[str],
+    options: Sequence[str],
+    gpus: str | None,
+    slurm: tuple[str, ...],
+    again: bool,
+    then: Callable[[], None] = lambda: None,
+) -> None:
+    """Do a command for each name on several GPUs or a cluster; ends with 1 unless all pass."""
+    from labkit.runs import spread
+
+    with mistakes():
+        jobs = spread.places_for(gpus, slurm, len(names))
+    with _alone(command):
+        passed = spread.run(console, command, names, options, jobs, again)
+        then()
+        if passed:
+            spread.forget(command)
+    sys.exit(not passed)
+
+
+def _finite(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    """click's range lets infinity and NaN pass."""
+    if not math.isfinite(value):
+        raise click.BadParameter("it has to be a number of seconds", context, parameter)
+    return value
+
+
+@cli.command("run")
+@click.argument("names", metavar="[LESSON]...", nargs=-1)
+@click.option(
+    "assignments", "-p", metavar="NAME=VALUE", multiple=True, help="A parameter that the lessons declare."
+)
+@click.option(
+    "limit_s", "--timeout", metavar="SECONDS", type=click.FloatRange(min=0, min_open=True), default=600.0,
+    show_default=True, callback=_finite, help="Longest time for one cell.",
+)  # fmt: skip
+@with_places
+def run_command(
+    names: tuple[str, ...],
+    assignments: tuple[str, ...],
+    limit_s: float,
+    gpus: str | None,
+    slurm: tuple[str, ...],
+    again: bool,
+) -> None:
+    """Execute lessons (all of them, if none is named) and count what held."""
+    from labkit.lessons import notebooks
+    from labkit.runs.report import say
+
+    spreading = gpus is not None or slurm
+    if again and not spreading:
+        raise Mistake("--again is for --gpus or --slurm: a plain run keeps nothing")
+    with mistakes():
+        chosen = _chosen(names)
+        given = dict(_split(assignment) for assignment in assignments)
+        for path in chosen:
+            notebooks.check_parameters(path, given)
+    console = Console()
+    if spreading:
+        options = ["--timeout", str(limit_s), *(word for one in assignments for word in ("-p", one))]
+        _spread(console, "run", [path.stem for path in chosen], options, gpus, slurm, again)
+    say(console, backend.sentence())
+    results = _execute(console, chosen, given, limit_s)
+    sys.exit(not all(result.passed for result in results))
+
+
+def _execute(
+    console: Console, chosen: list[Path], given: dict[str, str], limit_s: float
+) -> "list[execute.Result]":
+    """Execute lessons one after the other into build/lessons, saying at once what failed.
+
+    However it ends, a table says what is finished and where it lies.
+    """
+    from labkit.runs import execute, report
+
+    results: list[execute.Result] = []
+    with _alone("run"):
+        try:
+            for path in chosen:
+                output = paths.BUILD / "lessons" / path.name
+                result = execute.execute(path, output, given, cell_limit_s=limit_s, bar=True)
+                if result.failure:
+                    report.failure(console, result.lesson, result.failure)
+                results.append(result)
+        finally:
+            report.results(console, results, [path.stem for path in chosen[len(results) :]])
+    return results
+
+
+@contextmanager
+def _alone(command: str) -> Iterator[None]:
+    """Two runs would write the same files: the second one ends with a sentence."""
+    from labkit.runs import spread
+
+    with ExitStack() as stack:
+        with mistakes():
+            stack.enter_context(spread.alone(command))
+        yield
+
+
+@cli.command("slides")
+@click.argument("names", metavar="[LESSON]...", nargs=-1)
+def slides_command(names: tuple[str, ...]) -> None:
+    """Make slides of lessons (all of them, if none is named), from the outputs that are saved."""
+    from labkit.cli import slides
+    from labkit.runs.report import say
+
+    with mistakes():
+        written = slides.write(_chosen(names), paths.BUILD / "slides")
+    for path in written:
+        say(Console(), os.path.relpath(path))
+
+
+@cli.command("doctor")
+@click.option("--measure", is_flag=True, help="Measure the roofs of this machine's GPU.")
+def doctor_command(measure: bool) -> None:
+    """Say what this machine is, and what to do."""
+    from labkit.cli import doctor
+
+    facts = doctor.collect()
+    if measure:
+        from labkit.measure import roofline
+
+        if facts.device is None or facts.reason:
+            raise Mistake("measuring roofs needs a GPU: leave --measure out to see what is in the way")
+        roofline.roofs(again=True)
+        facts = doctor.collect()
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, found in doctor.lines(facts):
+        table.add_row(label, escape(found))
+    console = Console()
+    console.print(table, highlight=False)
+    decided = doctor.verdict(facts)
+    console.print(f"\n{decided.sentence}", markup=False, highlight=False)
+    sys.exit(not decided.ready)
+
+
+@cli.command("record")
+@click.argument("names", metavar="[LESSON]...", nargs=-1)
+@click.option("--strip-stale", is_flag=True, help="Remove outputs and tapes of code that has changed.")
+@click.option("--check", is_flag=True, help="List what is recorded; fail if anything is stale.")
+@with_places
+def record_command(
+    names: tuple[str, ...],
+    strip_stale: bool,
+    check: bool,
+    gpus: str | None,
+    slurm: tuple[str, ...],
+    again: bool,
+) -> None:
+    """Run lessons at full size on a GPU and keep their outputs and measurements."""
+    console = Console()
+    if strip_stale or check:
+        if names or again or gpus is not None or slurm:
+            raise Mistake("--strip-stale and --check look at all lessons and run nothing: leave the rest out")
+        _tidy(console, strip_stale, check)
+        return
+    with mistakes():
+        chosen = _chosen(names)
+    if gpus is not None or slurm:
+        options = ["--again"] if again else []
+        _spread(console, "record", [path.stem for path in chosen], options, gpus, slurm, again)
+    from labkit import device
+    from labkit.runs.report import say
+
+    if not device.has_gpu():
+        raise Mistake("recording needs a GPU, and this session has none: see `labkit doctor`")
+    with _alone("record"):
+        try:
+            complete = _record_all(console, chosen, again)
+        except (KeyboardInterrupt, SystemExit, OSError):
+            say(console, "What was measured is kept: the same command, without --again, goes on.")
+            raise
+    sys.exit(not complete)
+
+
+def _tidy(console: Console, strip_stale: bool, check: bool) -> None:
+    from labkit.bench import recorded
+    from labkit.lessons import notebooks
+    from labkit.runs import record
+    from labkit.runs.report import say
+
+    if strip_stale:
+        with mistakes():
+            benchmarks = recorded.strip_stale(paths.RECORDED)
+        stripped = record.strip_stale(tapes=paths.RECORDED) + benchmarks
+        say(console, f"Stripped: {', '.join(stripped) or 'nothing was stale'}")
+    if not check:
+        return
+    states = [record.state(path) for path in notebooks.find()]
+    states += record.tape_states(tapes=paths.RECORDED).values()
+    with mistakes():
+        states += recorded.states(paths.RECORDED).values()
+    for state in states:
+        say(console, f"{state.status:<10}  {state.name}  {state.detail}".rstrip())
+    if any(state.status == "stale" for state in states):
+        say(console, "Record again on a GPU, or run `labkit record --strip-stale`.")
+        sys.exit(1)
+
+
+def _record_all(console: Console, chosen: list[Path], again: bool) -> bool:
+    """Record lessons one after the other; whether all of them are recorded now."""
+    from labkit.measure import machine, roofline
+    from labkit.runs import record, report
+
+    identity = machine.identity()
+    roofline.roofs()
+    record.record_roofs(roofline.cache_path(), identity, paths.RECORDED)
+    complete = True
+    for path in chosen:
+        with mistakes():
+            result = record.record(path, identity, again=again, bar=True, tapes=paths.RECORDED)
+        if result is None:
+            report.say(console, f"{path.stem}: recorded already on {identity.device}")
+        elif result.failure:
+            complete = False
+            report.failure(console, path.stem, result.failure)
+        else:
+            report.say(console, f"{path.stem}: recorded in {result.seconds:.0f} s")
+    return complete
+
+
+@cli.command("bench")
+@click.argument("wanted", metavar="[SUITE]...", nargs=-1)
+@click.option("json_path", "--json", metavar="F", type=PATH, help="Write the rows to F.")
+@click.option("csv_path", "--csv", metavar="F", type=PATH, help="The same as a table.")
+@click.option("--peers", is_flag=True, help="Take along the contenders from other packages.")
+@click.option("--record", is_flag=True, help="Keep a full run beside the tapes, and renew docs/benchmark.md.")
+@click.option(
+    "count",
+    "--random",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="N sizes drawn from each suite's ranges.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, help="Of --random: the same seed, the same sizes."
+)
+@click.option("--small", is_flag=True, help="With --random: tensors of less than 16 MB.")
+@click.option("reported", "--report", metavar="F", type=PATH, help="Measure nothing: report the rows in F.")
+@click.option(
+    "compared", "--compare", metavar="A B", nargs=2, type=PATH,
+    help="Measure nothing: say which rows moved beyond their spread from file A to file B.",
+)  # fmt: skip
+@with_places
+@click.pass_context
+def bench_command(context: click.Context, **given: Any) -> None:
+    """Measure suites (all of them, if none is named): ours beside the other contenders."""
+    from labkit import device
+    from labkit.bench import command
+
+    console, used = Console(), {name for name, value in given.items() if value}
+    gpus, slurm, again = (given[name] for name in ("gpus", "slurm", "again"))
+    with mistakes():
+        if used & {"compared", "reported"}:
+            if len(used) > 1:
+                raise ValueError("--compare and --report measure nothing: leave the rest out")
+            command.show(console, given["compared"], given["reported"])
+            return
+        order = command.Order(**{name: given[name] for name in command.Order.__dataclass_fields__})
+        order.check()
+        if gpus is not None or slurm:
+            then = partial(order.finish_spread, console)
+            _spread(console, "bench", order.names, order.options(again), gpus, slurm, again, then)
+        if not device.has_gpu():
+            raise click.ClickException(
+                "nothing is timed: a benchmark needs a GPU, and this session has none: see `labkit doctor`"
+            )
+        run = order.run(again)
+    with _alone("bench"):
+        order.measure(console, run)
+
+
+@cli.command("tally")
+@click.argument("sources", metavar="FOLDER_OR_ARCHIVE...", nargs=-1, required=True, type=PATH)
+@click.option("csv_path", "--csv", metavar="F", type=PATH, help="Write both tables to F.")
+def tally_command(sources: tuple[Path, ...], csv_path: Path | None) -> None:
+    """Print what a class guessed, a line for each question, and how it did, a line for each exercise.
+
+    Learners' files are predictions/*.json and attempts/*/, anywhere in a folder or an archive (tar, tar.gz or
+    zip). Archives within a folder are not opened: name them. docs/jupyterhub.md says how to collect.
+
+    The median, and the middle of the guesses (20th to 80th percentile), leave out guesses that were sealed
+    after the answer had been seen. Files that cannot be read are named and not counted. Nothing is unpacked,
+    and no link is followed.
+    """
+    for source in sources:
+        if not os.path.exists(source):
+            raise Mistake(f"{source}: there is no such folder or archive")
+    from labkit.cli import tally
+
+    if not tally.show(Console(), tally.read(sources), csv_path):
+        raise click.ClickException(tally.NOTHING)
+
+
+def _chosen(names: tuple[str, ...]) -> list[Path]:
+    from labkit.lessons import notebooks
+
+    if names:
+        return list(dict.fromkeys(notebooks.resolve(name) for name in names))
+    found = notebooks.find()
+    if not found:
+        click.echo(f"There are no lessons in {os.path.relpath(paths.NOTEBOOKS)}/", err=True)
+        sys.exit(1)
+    return found
+
+
+def _split(assignment: str) -> tuple[str, str]:
+    name, equals, value = assignment.partition("=")
+    if not equals:
+        raise ValueError(f"-p {assignment!r}: write it as name=value")
+    return name, value
+
+
+def main() -> None:
+    """The entry point: a request to end ends the run, and its kernels, as Ctrl-C does."""
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the second where a connection to the machine is lost
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    cli()

@@ -1,0 +1,222 @@
+"""The hash of code that was measured: a lesson's cells, a contender's functions, the project's files below.
+
+A measurement is of the present code as long as its hash is. Of the project's files those count that decide
+what is measured and how (``MEASURING``): kernels, workloads, clocks, sampling. They count as whole files
+without comments, docstrings and blank lines. How a figure is drawn does not count.
+"""
+
+import ast
+import hashlib
+import inspect
+import io
+import json
+import sys
+import tokenize
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import labkit
+
+PACKAGE = Path(labkit.__file__).resolve().parent
+MEASURING = (
+    "device", "dispatch_mode", "kernels",
+    "measure.accuracy", "measure.clocks", "measure.cold_cache", "measure.contender", "measure.memory",
+    "measure.noise", "measure.roofline", "measure.sweeps", "profiling.profiles", "profiling.rungs",
+    "workloads.elementwise", "workloads.grouped", "workloads.mlp", "workloads.network", "workloads.peers",
+    "workloads.recurrent", "workloads.stack",
+)  # fmt: skip
+"""Modules and packages of labkit whose code decides about a measurement."""
+LIBRARIES = ("torch", "triton")
+"""Not part of a contender's code, which is the same beside another version of them."""
+PLAIN = {"int", "float", "bool", "str", "tuple", "constexpr"}
+"""Types of values that belong to the code of a contender: a tile's size, a flag."""
+
+
+def of_cells(cells: Iterable[str]) -> str:
+    """12 hex digits for the source of a notebook's code cells and the project's code that they reach."""
+    listed = list(cells)
+    imported = {name for cell in listed for name in _imports(cell)}
+    return _digest([json.dumps(listed), *of_modules(imported)])
+
+
+def of_functions(functions: Iterable[Any], options: Iterable[str] = ()) -> str:
+    """12 hex digits for functions, what they use, and the code that times them."""
+    seen: set[int] = set()
+    found = [source for function in functions for source in sources(function, seen)]
+    return _digest([*found, *options, *of_modules({"labkit.measure.sweeps"})])
+
+
+def _digest(texts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
+
+
+# ---- files -------------------------------------------------------------------------------------------------
+
+
+def of_modules(names: Iterable[str]) -> list[str]:
+    """A line for each file that counts, of those that these modules of labkit are or import."""
+    files: dict[str, Path] = {}
+    waiting = {_module(name) for name in names}
+    while waiting:
+        name = waiting.pop()
+        file = _file(name)
+        if file is not None and name not in files:
+            files[name] = file
+            waiting |= {_module(each) for each in _file_imports(file, file.stat().st_mtime_ns)}
+    return sorted(
+        f"{name} {_file_hash(file, file.stat().st_mtime_ns)}"
+        for name, file in files.items()
+        if _is_measuring(name)
+    )
+
+
+def _module(name: str) -> str:
+    """The module of labkit that a dotted name is or lies in, followed through what a package re-exports."""
+    package, _, last = name.rpartition(".")
+    file = None if _file(name) else _file(package)
+    if file is None or file.name != "__init__.py":
+        return name if file is None else package
+    imported = _file_imports(file, file.stat().st_mtime_ns)
+    origins = [each for each in imported if each.rpartition(".")[2] == last and each != name]
+    return _module(origins[0]) if origins else package
+
+
+def _is_measuring(name: str) -> bool:
+    """Whether it is the name of a module of labkit that decides about a measurement."""
+    package, _, inside = name.partition(".")
+    return package == "labkit" and any(inside == each or inside.startswith(f"{each}.") for each in MEASURING)
+
+
+def _file(name: str) -> Path | None:
+    """The file of a module of labkit; None for a name that is none, as that of a function in one."""
+    if name.partition(".")[0] != "labkit":
+        return None
+    path = PACKAGE.joinpath(*name.split(".")[1:])
+    for file in (path / "__init__.py", path.with_suffix(".py")):
+        if file.is_file():
+            return file
+    return None
+
+
+@cache
+def _file_imports(file: Path, changed: int) -> frozenset[str]:
+    return frozenset(_imports(file.read_text(encoding="utf-8")))
+
+
+@cache
+def _file_hash(file: Path, changed: int) -> str:
+    return hashlib.sha256(plain(file.read_text(encoding="utf-8")).encode()).hexdigest()[:12]
+
+
+def _imports(source: str) -> set[str]:
+    """What a source imports of labkit, wherever in it, by dotted names: modules, and names in modules."""
+    found: set[str] = set()
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # a cell that a learner left half written
+        return found
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    found |= {f"labkit.{labkit.FACE.get(name, name)}{rest}" for name, rest in _of_the_face(tree)}
+    return {name for name in found if name.partition(".")[0] == "labkit"}
+
+
+def _of_the_face(tree: ast.AST) -> set[tuple[str, str]]:
+    """What a source uses as ``lab.name`` or ``lab.name.rest``: name and ``.rest`` of each."""
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    own = {id(n): n.attr for n in nodes if isinstance(n.value, ast.Name) and n.value.id == "lab"}
+    further = {id(n.value): f".{n.attr}" for n in nodes if id(n.value) in own}
+    return {(name, further.get(node, "")) for node, name in own.items()}
+
+
+def plain(source: str) -> str:
+    """A module's text without comments, docstrings and blank lines, the same for every version of Python."""
+    lines = source.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for node in ast.walk(ast.parse(source)):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            assert node.end_lineno is not None, "a node that was parsed has an end"
+            lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+    return "\n".join(line.rstrip() for line in lines if line.strip())
+
+
+# ---- functions ---------------------------------------------------------------------------------------------
+
+
+def sources(function: Any, seen: set[int]) -> list[str]:
+    """Source of a function, kernel or class, and of what it uses from its own module or was given; its plain
+    values. Of labkit's measuring code the files' hashes, of a library's functions the names."""
+    function = _innermost(function)
+    if inspect.isbuiltin(function):
+        return [function.__qualname__]
+    if id(function) in seen or not (hasattr(function, "__code__") or isinstance(function, type)):
+        return []
+    seen.add(id(function))
+    home = str(function.__module__)
+    if _is_measuring(home):
+        held = _held(function)  # of a function made by another: what it was made with, or what it wraps
+        below = [source for one in held for source in sources(one, seen)]
+        return [f"{home}.{function.__qualname__}", *of_modules({home}), *_plain_values(held), *below]
+    if home.partition(".")[0] in LIBRARIES:
+        below = [source for one in _held(function) for source in sources(one, seen)]  # it may be ours
+        return [f"{function.__module__}.{function.__qualname__}", *below]
+    if isinstance(function, type):  # its own methods alone: what they use may be a whole library
+        members = vars(function).items()
+        methods = [(name, inspect.unwrap(getattr(one, "__func__", one))) for name, one in members]
+        attributes = _plain_values(value for name, value in members if not name.startswith("__"))
+        return [*attributes, *(_source(method) for name, method in methods if _is_written(name, method))]
+    found = [_source(function)]
+    names = function.__code__.co_names
+    used = [function.__globals__[name] for name in names if name in function.__globals__]
+    given = [*_held(function), *(function.__defaults__ or ())]
+    files = {getattr(one, "__name__" if isinstance(one, ModuleType) else "__module__", None) for one in used}
+    found += _plain_values([*used, *given])
+    used += [value for one in used if isinstance(one, dict) for value in one.values()]  # functions by name
+    used = [other for other in used if getattr(_innermost(other), "__module__", None) == function.__module__]
+    found += of_modules(name for name in files if name and name.startswith("labkit."))
+    return found + [source for other in (*used, *given) for source in sources(other, seen)]
+
+
+def _held(function: Any) -> list[Any]:
+    """What a function's closure holds."""
+    return [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+
+
+def _plain_values(values: Iterable[Any]) -> list[str]:
+    return [repr(value) for value in values if type(value).__name__ in PLAIN]
+
+
+def _is_written(name: str, method: Any) -> bool:
+    """Whether somebody wrote this method of a class: what Python itself, namedtuple and dataclass make is
+    other code with another version of them."""
+    code = getattr(method, "__code__", None)
+    made = code is None or code.co_filename == "<string>" or name.startswith("__annotate")
+    return not made and str(method.__module__).partition(".")[0] not in sys.stdlib_module_names
+
+
+def _source(function: Any) -> str:
+    try:
+        return inspect.getsource(function)
+    except OSError:  # typed into a console: only its bytecode is known
+        code: bytes = function.__code__.co_code
+        return code.hex()
+
+
+def _innermost(kernel: Any) -> Any:
+    """The Python function of a kernel, below what tunes it; any other function itself."""
+    while hasattr(kernel, "fn"):
+        kernel = kernel.fn
+    return kernel

@@ -1,0 +1,244 @@
+"""The lesson notebooks: find them, load their kernels as modules, know their parameters and their code.
+
+Loading and inspecting run no measurement. Executing a whole notebook is `labkit.runs.execute`'s business.
+"""
+
+import ast
+import hashlib
+import importlib.util
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+from labkit import paths
+from labkit.lessons.code_hash import of_cells, plain
+
+if TYPE_CHECKING:  # its validator takes a second to import, and a lesson that is only loaded needs none
+    from nbformat import NotebookNode
+
+SETUP, KERNEL = LOADED_TAGS = ("setup", "kernel")
+EXERCISE = "exercise"
+KINDS: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
+"""The kinds a lesson's parameter may be declared with."""
+TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+Value = int | float | str | bool
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter as a lesson's cell tagged ``parameters`` declares it: ``width: int = 160  # help``."""
+
+    name: str
+    kind: str
+    default: Value
+    help: str
+
+
+def find(directory: Path | None = None) -> list[Path]:
+    """The lessons of a folder (default: the checkout's notebooks), in order of their numbers."""
+    folder = directory or paths.NOTEBOOKS
+    return sorted(path for path in folder.glob("*.ipynb") if re.match(r"\d\d_", path.name))
+
+
+def resolve(name: str, directory: Path | None = None) -> Path:
+    """The lesson with this number ("01"), name ("01_launch_overhead") or file; else a ValueError."""
+    lessons = find(directory)
+    matches = [path for path in lessons if name in (path.stem, path.stem[:2], path.name)]
+    if not matches:
+        matches = [path for path in lessons if Path(name).resolve() == path.resolve()]
+    if len(matches) == 1:
+        return matches[0]
+    problem = "several lessons are" if matches else "no lesson is"
+    listed = ", ".join(path.stem for path in matches or lessons) or "none"
+    raise ValueError(f"{problem} called {name!r}; there are: {listed}")
+
+
+def read(path: Path) -> "NotebookNode":
+    """A notebook as version 4 of the format."""
+    import nbformat
+
+    return cast("NotebookNode", nbformat.read(path, as_version=4))
+
+
+def look(path: Path) -> dict[str, Any]:
+    """What `read` gives, for those who only look: plain, not validated, and there at once."""
+    notebook: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        cell["source"] = "".join(cell["source"])  # a file may keep it as lines
+    return notebook
+
+
+def code_cells(notebook: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:
+    """The code cells, numbered from 1: the number that messages name, and [n] after Run All."""
+    return enumerate((cell for cell in notebook["cells"] if cell["cell_type"] == "code"), start=1)
+
+
+def tags(cell: Mapping[str, Any]) -> list[str]:
+    """The tags of a cell."""
+    return list(cell["metadata"].get("tags", []))
+
+
+def title(notebook: Mapping[str, Any]) -> str | None:
+    """The first top-level heading."""
+    texts = (cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+    headings = (re.search(r"^# +(.+)$", text, re.MULTILINE) for text in texts)
+    return next((heading[1].strip() for heading in headings if heading), None)
+
+
+def key(lesson: str) -> str:
+    """The name that stored data goes by: the lesson's without its number, which may change."""
+    return re.sub(r"^\d\d_", "", lesson)
+
+
+def code_hash(path: Path) -> str:
+    """12 hex digits that change with the source of a code cell or of a solution, and with the project's code
+    that they reach, as far as it decides about a measurement (`labkit.lessons.code_hash`)."""
+    cells = [cell["source"] for _, cell in code_cells(look(path))]
+    solutions = solutions_file(path)
+    return of_cells([*cells, plain(solutions.read_text(encoding="utf-8"))] if solutions.exists() else cells)
+
+
+def exercise_of(cell: Mapping[str, Any]) -> str:
+    """The exercise that a cell tagged so hands in; ValueError for one that hands in none."""
+    found = re.search(r'^tasks\.check\("(\w+)"', cell["source"], re.MULTILINE)
+    if found is None:
+        raise ValueError(f'cell {cell["id"]}: it is tagged exercise, but has no tasks.check("...", ...)')
+    return found[1]
+
+
+def solutions_file(path: Path) -> Path:
+    """Where the solutions of a lesson's exercises are."""
+    return path.parent / "solutions" / f"{path.stem}.py"
+
+
+def solution_cells(path: Path) -> dict[str, str]:
+    """The solutions' sources by exercise: the cells of the lesson's file marked ``# %% [name]``."""
+    text = solutions_file(path).read_text(encoding="utf-8")
+    parts = re.split(r"^# %%(?: \[(\w+)\])?.*$", text, flags=re.MULTILINE)
+    named = zip(parts[1::2], parts[2::2], strict=True)
+    return {name: source.strip() for name, source in named if name}
+
+
+def load(lesson: str | Path, directory: Path | None = None, *, solved: bool = False) -> ModuleType:
+    """The cells tagged ``setup`` and ``kernel``, in order, as a module; nothing else of the lesson runs.
+
+    With ``solved`` the solutions are in it too, each in the place of its exercise's cell.
+
+    The module is a real file, because Triton and inspect read the source of a kernel from its file.
+    It is imported once for each content. ValueError for a cell that is not plain Python.
+    """
+    path = lesson if isinstance(lesson, Path) else resolve(lesson, directory)
+    source = _module_source(path, solved)
+    digest = hashlib.sha256(source.encode()).hexdigest()[:12]
+    name = f"labkit_lesson_{path.stem}_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    file = paths.cache() / "lessons" / f"{path.stem}_{digest}.py"
+    if not file.exists() or file.read_text(encoding="utf-8") != source:
+        paths.write_text(file, source)
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: dataclasses and torch look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _module_source(path: Path, solved: bool) -> str:
+    parts = [f'"""The setup and kernel cells of {path.name}, written from it: edit them there."""\n']
+    loaded = (*LOADED_TAGS, EXERCISE) if solved else LOADED_TAGS
+    for number, cell in code_cells(look(path)):
+        kinds = [tag for tag in tags(cell) if tag in loaded]
+        source = cell["source"] if EXERCISE not in kinds else solution_cells(path)[exercise_of(cell)]
+        if not kinds:
+            continue
+        where = f"{path.stem}, cell {number}"
+        try:
+            compile(source, where, "exec")
+        except SyntaxError as error:
+            raise ValueError(
+                f"{where}: a cell tagged {kinds[0]} has to be plain Python, without % or ! magics "
+                f"(line {error.lineno}: {error.msg}: {(error.text or '').strip()})"
+            ) from error
+        parts.append(f"# {where} ({kinds[0]})\n{source.rstrip()}\n")
+    if len(parts) == 1:
+        raise ValueError(f"{path.stem}: no cell is tagged {' or '.join(LOADED_TAGS)}")
+    return "\n\n".join(parts)
+
+
+def parameters(path: Path) -> dict[str, Parameter]:
+    """The parameters that a lesson declares; ValueError for one without a kind or with a wrong default."""
+    from papermill.inspection import inspect_notebook
+
+    notebook = read(path)
+    notebook.metadata.setdefault(
+        "kernelspec", {"name": "python3", "display_name": "Python 3", "language": "python"}
+    )
+    found: dict[str, dict[str, Any]] = inspect_notebook(notebook)
+    return {name: _declared(path, declared) for name, declared in found.items()}
+
+
+def _declared(path: Path, declared: Mapping[str, str]) -> Parameter:
+    name, kind = declared["name"], declared["inferred_type_name"]
+    where = f"{path.stem}, parameter {name}"
+    if kind not in KINDS:
+        raise ValueError(f"{where}: declared as {kind}, but has to be one of {', '.join(KINDS)}")
+    try:
+        default: Value = ast.literal_eval(declared["default"])
+    except (ValueError, SyntaxError) as error:
+        raise ValueError(f"{where}: its default {declared['default']!r} is not a literal") from error
+    if type(default) is not KINDS[kind]:
+        raise ValueError(f"{where}: declared as {kind}, but its default is {default!r}")
+    return Parameter(name, kind, default, declared["help"])
+
+
+def check_parameters(path: Path, given: Mapping[str, str]) -> dict[str, Value]:
+    """Values for a lesson's parameters, from text; ValueError for whatever the lesson does not declare.
+
+    papermill writes names into the code as they stand, so only declared names, which Python has parsed as
+    identifiers, get there.
+    """
+    declared = parameters(path)
+    for name in given:
+        if name not in declared or not name.isidentifier():
+            known = ", ".join(f"{p.name} ({p.kind})" for p in declared.values()) or "none"
+            raise ValueError(f"{path.stem} has no parameter {name!r}; it declares: {known}")
+    return {name: _convert(path, declared[name], text) for name, text in given.items()}
+
+
+def _counts(parameter: Parameter) -> bool:
+    """Whether it is a size or a number of something: of these there is at least one."""
+    return parameter.kind == "int" and int(parameter.default) > 0
+
+
+def _convert(path: Path, parameter: Parameter, text: str) -> Value:
+    try:
+        if parameter.kind == "int" and ((number := int(text)) > 0 or not _counts(parameter)):
+            return number
+        if parameter.kind == "float" and math.isfinite(real := float(text)):
+            return real
+    except ValueError:
+        pass  # the sentence below says it better than int() does
+    if parameter.kind == "bool" and text.lower() in TRUTH:
+        return TRUTH[text.lower()]
+    if parameter.kind == "str" and text.isprintable() and not set(text) & set("\"'\\`"):
+        return text
+    wanted = {
+        "int": "a whole number" + " above 0" * _counts(parameter),
+        "float": "a finite number",
+        "bool": "true or false",
+        "str": "printable text without quotes, backslashes or backticks",
+    }[parameter.kind]
+    shown = text if len(text) <= 40 else text[:40] + "..."
+    raise ValueError(f"{path.stem}, parameter {parameter.name}: {shown!r} is not {wanted}")

@@ -1,0 +1,403 @@
+"""Is it right? Against a float64 reference, on awkward inputs, into poisoned and fenced memory.
+
+Inputs and everything that a call allocates lie between fences of NaN: an element that was never
+written stays NaN, a load beyond the end brings NaN in, and a store beyond the end breaks the fence.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from labkit import device, dispatch_mode
+
+Inputs = Callable[[tuple[int, ...]], tuple[Tensor, ...]]
+
+SHAPES = ((64, 128), (37, 33), (5, 640), (1, 1), (3, 5, 33), (3600, 3), (19,), (0, 8), (4, 0))
+"""Full, ragged, wide, one element, three dimensions, tall (sums over many rows), one dimension, empty."""
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+"""Allowed |error| / (|reference| + its root mean square): a few roundings of the dtype."""
+FENCE = 16384
+"""Elements of NaN before and after each tensor; a tile that overruns ends up here."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was checked and how large the worst relative error of any tensor was."""
+
+    name: str
+    passed: int
+    worst_error: float
+    scope: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} is right: {self.passed} checks against float64 ({self.scope}), "
+            f"worst relative error {self.worst_error:.1e}."
+        )
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        return {
+            "text/plain": str(self),
+            "text/html": f'<span style="color:#1a7f37">&#10003;</span> {self}',
+            "application/vnd.labkit.check+json": {"name": self.name, "passed": self.passed},
+        }
+
+
+def check(
+    call: Callable[..., Tensor],
+    reference: Callable[..., Tensor],
+    inputs: Inputs,
+    *,
+    shapes: Sequence[tuple[int, ...]] = SHAPES,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+    gradients: bool = True,
+    roundings: int = 1,
+    name: str = "",
+) -> Report:
+    """Compare ``call`` with ``reference`` in float64; AssertionError says in a sentence what is wrong.
+
+    ``inputs(shape)`` returns random float32 tensors on the CPU. Each shape is tried in each dtype, and with
+    the inputs laid out contiguous, transposed, strided and misaligned (without a GPU, where there are many
+    shapes, the last three in one dtype for each); the outputs and, with ``gradients``, the gradient of every
+    input for an upstream gradient of twice the output (which is correlated with it: a random one can hide
+    errors) must be right, and equal from run to run; the inputs must be left alone.
+    ``roundings`` counts the tensors in half precision that a result passes through, itself included: a chain
+    of matmuls is allowed as many times the error of one.
+    """
+    title = name or getattr(call, "__name__", "the call")
+    passed, worst, cases = 0, 0.0, _cases(inputs, shapes, dtypes)
+    torch.manual_seed(0)
+    for shape, dtype, layout in cases:
+        drawn = inputs(shape)  # anew: what an earlier call left somewhere is wrong here
+        if layout == "transposed" and all(t.dim() < 2 for t in drawn):
+            continue  # the same as contiguous
+        case = _Case(title, tuple(shape), dtype, layout, roundings)
+        errors = case.run(call, reference, drawn, gradients)
+        passed += len(errors)
+        worst = max(worst, *errors)
+    kinds = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    what = "outputs and gradients" if gradients else "outputs"
+    turns = " in turn" if len(cases) < len(shapes) * len(dtypes) * len(LAYOUTS) else ""
+    grid = f"{len(shapes)} shapes, {len(LAYOUTS)} layouts{turns}, {kinds}"
+    return Report(title, passed, worst, f"{what}; {grid}")
+
+
+def _cases(
+    inputs: Inputs, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]
+) -> list[tuple[tuple[int, ...], torch.dtype, str]]:
+    """What is tried: on a GPU each shape in each dtype and layout.
+
+    The interpreter needs a thousand times as long for each. There every dtype comes contiguous, and each of
+    the other layouts in one dtype, which changes from shape to shape; all pairs of dtype and layout meet in
+    shapes that have a layout, with two sizes above 1. Where these are too few everything is tried there, too.
+    """
+    tells = [any(sum(size > 1 for size in t.shape) > 1 for t in inputs(shape)) for shape in shapes]
+    everything = device.has_gpu() or sum(tells) < len(dtypes)
+    found, turn = [], 0
+    for shape, tell in zip(shapes, tells, strict=True):
+        for at, layout in enumerate(LAYOUTS):
+            mine = dtypes[(turn + at) % len(dtypes)]
+            found += [
+                (shape, dtype, layout)
+                for dtype in dtypes
+                if everything or layout == "contiguous" or dtype == mine
+            ]
+        turn += tell
+    return found
+
+
+@dataclass(frozen=True)
+class _Case:
+    title: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    layout: str
+    roundings: int
+
+    @property
+    def tolerance(self) -> float:
+        half = self.dtype in (torch.float16, torch.bfloat16)
+        return TOLERANCE[self.dtype] * (self.roundings if half else 1)
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.title}, shape {self.shape}, {dtype}, {self.layout} inputs"
+
+    def run(
+        self,
+        call: Callable[..., Tensor],
+        reference: Callable[..., Tensor],
+        drawn: Sequence[Tensor],
+        gradients: bool,
+    ) -> list[float]:
+        """Relative errors of the output and of the gradients; AssertionError for the first wrong one."""
+        fences = Fences()
+        rounded = [t.to(device.name(), self.dtype) for t in drawn]
+        placed = [fences.place(t, self.layout) for t in rounded]
+        exact = [t.double() for t in rounded]
+        upstream = (2 * reference(*exact)).to(self.dtype) if gradients else None
+        wants = _evaluate(reference, exact, upstream)
+        # below the smallest normal number a rounding is no longer a share of the number
+        denormal = self.roundings * torch.finfo(self.dtype).tiny * torch.finfo(self.dtype).eps
+        slack = [noise + denormal for noise in _float32_noise(reference, exact, upstream)]
+        laid_out = None if upstream is None else fences.place(upstream, self.layout)
+        runs = []
+        for _ in range(2 if self.layout == "contiguous" else 1):
+            try:
+                with fences:
+                    runs.append(_evaluate(call, placed, laid_out))
+                device.synchronize()
+            except Exception as error:
+                raise AssertionError(f"{self}: it raised {type(error).__name__}: {error}") from error
+        for number, (given, after) in enumerate(zip(rounded, placed, strict=True)):
+            if not torch.equal(given, after):
+                raise AssertionError(f"{self}: input {number} was overwritten; write to a new tensor.")
+        names = ["the output", *(f"the gradient of input {i}" for i in range(len(drawn)))]
+        names = names[: len(wants)]
+        columns = zip(names, runs[0], runs[-1], wants, slack, strict=True)
+        return [self._compare(*column, fences) for column in columns]
+
+    def _compare(
+        self, name: str, got: Tensor, again: Tensor, want: Tensor, slack: float, fences: "Fences"
+    ) -> float:
+        if got.shape != want.shape or got.dtype != self.dtype:
+            raise AssertionError(
+                f"{self}: {name} has shape {tuple(got.shape)} and dtype {got.dtype}, "
+                f"not {tuple(want.shape)} and {self.dtype}."
+            )
+        problem = diagnose(got, want, self.tolerance, slack)
+        if problem:
+            raise AssertionError(f"{self}: {name} is wrong. {problem}{self._hint()}")
+        if fences.broken():
+            raise AssertionError(
+                f"{self}: something was stored outside its tensor, up to {fences.broken()} elements away. "
+                "A store lacks its mask, or the mask compares with the wrong bound."
+            )
+        if not torch.equal(got, again):
+            raise AssertionError(
+                f"{self}: {name} changed from one run to the next: a race, or atomics in any order."
+            )
+        # Where terms cancel, the error is relative to what float32 can tell from zero.
+        least = slack / self.tolerance * want.numel() ** 0.5
+        return relative_error(got, want, least)
+
+    def _hint(self) -> str:
+        if self.layout != "contiguous":  # contiguous inputs come first
+            return " The contiguous inputs of this shape passed, so the strides or the alignment are ignored."
+        return ""
+
+
+def _evaluate(call: Callable[..., Tensor], inputs: Sequence[Tensor], upstream: Tensor | None) -> list[Tensor]:
+    """The output, and with an upstream gradient the gradient of every input."""
+    if upstream is None:
+        return [call(*inputs).detach()]
+    leaves = [t.detach().requires_grad_() for t in inputs]
+    output = call(*leaves)
+    return [output.detach(), *torch.autograd.grad(output, leaves, upstream)]
+
+
+def _float32_noise(
+    reference: Callable[..., Tensor], exact: Sequence[Tensor], upstream: Tensor | None
+) -> list[float]:
+    """What float32 arithmetic cannot do better: large where terms cancel, as in the gradient of a norm.
+
+    Eight times the largest error of the reference itself in float32, for a few inputs close to these.
+    """
+    worst = []
+    for _ in range(3):
+        near = [(t * (1 + 1e-3 * torch.randn_like(t))).float() for t in exact]
+        single = _evaluate(reference, near, None if upstream is None else upstream.float())
+        double = _evaluate(
+            reference, [t.double() for t in near], None if upstream is None else upstream.double()
+        )
+        pairs = zip(single, double, strict=True)
+        worst.append([(s.double() - d).abs().max().item() if d.numel() else 0.0 for s, d in pairs])
+    return [8 * max(errors) for errors in zip(*worst, strict=True)]
+
+
+def relative_error(got: Tensor, want: Tensor, least: float = 0.0) -> float:
+    """||got - want|| / max(||want||, least) in float64; NaN where ``got`` has a NaN, 0 for empty tensors."""
+    want = want.double()
+    difference = (got.double() - want).norm().item()
+    scale = max(want.norm().item(), least)
+    return difference / scale if scale else difference
+
+
+def diagnose(got: Tensor, want: Tensor, tolerance: float, slack: float = 0.0) -> str:
+    """Where ``got`` is wrong and what that pattern usually means; empty when it is right.
+
+    An element is right when |got - want| <= tolerance * (|want| + rms(want)) + slack.
+    """
+    if not want.numel():
+        return ""
+    got, want = got.double().cpu(), want.double().cpu()
+    rms = want.square().mean().sqrt()
+    wrong = ~((got - want).abs() <= tolerance * (want.abs() + rms) + slack)
+    if not wrong.any():
+        return ""
+    excess = torch.where(
+        wrong, (got - want).abs().nan_to_num(math.inf), torch.tensor(-1.0, dtype=torch.float64)
+    )
+    worst = tuple(int(i) for i in torch.unravel_index(excess.argmax(), want.shape))
+    where = f"{int(wrong.sum())} of {want.numel()} elements"
+    return (
+        f"{where}; worst at {worst}: {got[worst].item():.6g} instead of {want[worst].item():.6g}. "
+        f"{_pattern(got, want, wrong, tolerance)}"
+    )
+
+
+def _pattern(got: Tensor, want: Tensor, wrong: Tensor, tolerance: float) -> str:
+    nan = got.isnan() & ~want.isnan()
+    place = _place(wrong)
+    error = (got - want).abs() / (want.abs() + want.square().mean().sqrt())
+    if nan.any():
+        if bool(nan.all()) or not place:
+            return (
+                "NaN: nothing was written there, or a load went past the end of its tensor (a missing mask)."
+            )
+        return (
+            f"NaN {place}: not written, or a load went past the end (grid too small, or a mask at the edge)."
+        )
+    if bool((got == 0).logical_and(wrong).sum() == wrong.sum()):
+        where = "everywhere" if bool(wrong.all()) else place or "in places"
+        return f"Zero {where}: a mask that shuts out too much, or a term that was left out."
+    if got.isinf().any():
+        return "Infinite: a half-precision value overflowed, or a division by zero; compute in float32."
+    factor = _common_factor(got, want, wrong)
+    if factor is not None:
+        return f"Every element is about {factor:.4g} times what it should be: a factor is missing or wrong."
+    if _same_in_every_row(got - want):
+        return "Off by the same amount in every row: a term per column (a bias) is missing or misplaced."
+    if error.max() < max(2e-2, 4 * tolerance):
+        return (
+            "Nearly right everywhere: the size of half-precision rounding; load, multiply and sum in float32."
+        )
+    if place:
+        return f"Wrong {place}: the edge of a tile; look at the mask and at the last program of the grid."
+    return "Scattered all over: look at the index arithmetic (which element, row or stride is read)."
+
+
+def _common_factor(got: Tensor, want: Tensor, wrong: Tensor) -> float | None:
+    """The factor by which nearly all elements are off, when it is the same one."""
+    ratios = (got / want)[wrong & (want != 0)].numpy()
+    if len(ratios) < max(2, 0.75 * want.numel()):  # elements close to zero pass with any factor
+        return None
+    low, middle, high = np.quantile(ratios, (0.1, 0.5, 0.9))
+    return float(middle) if high - low < 0.05 * abs(middle - 1) else None
+
+
+def _same_in_every_row(difference: Tensor) -> bool:
+    if difference.dim() < 2 or difference.shape[0] < 2:
+        return False
+    return bool(difference.std(0).max() < 1e-3 * difference.abs().max())
+
+
+def _place(wrong: Tensor) -> str:
+    """Whether the wrong elements fill only the end of the last, or of the first dimension."""
+    if wrong.dim() == 0 or bool(wrong.all()):
+        return ""
+    columns = wrong.reshape(-1, wrong.shape[-1]).any(0)
+    first = int(columns.nonzero()[0])
+    if first > 0 and bool(columns[first:].all()):
+        return f"in the last {len(columns) - first} of {len(columns)} columns"
+    rows = wrong.reshape(wrong.shape[0], -1).any(1)
+    first = int(rows.nonzero()[0])
+    if first > 0 and bool(rows[first:].all()):
+        return f"in the last {len(rows) - first} of {len(rows)} rows"
+    return ""
+
+
+_NAN_BITS = {
+    torch.float64: (torch.int64, 0x7FF8000000000000),
+    torch.float32: (torch.int32, 0x7FC00000),
+    torch.float16: (torch.int16, 0x7E00),
+    torch.bfloat16: (torch.int16, 0x7FC0),
+}
+"""By dtype: integers of its size, and the bits of its quiet NaN; the lowest six bits are free."""
+_OTHERS = (torch.uint8, 64)
+"""For dtypes without a NaN, bytes that no bool and hardly a small integer holds."""
+
+
+class Fences(dispatch_mode.Mode):
+    """While active, new uninitialised floating-point tensors hold NaN and lie between fences of NaN.
+
+    ``fence`` is the length of each fence, in elements.
+    """
+
+    def __init__(self, fence: int = FENCE) -> None:
+        super().__init__()
+        self._fence = fence
+        self._blocks: list[tuple[Tensor, int, int]] = []
+
+    def place(self, values: Tensor, layout: str) -> Tensor:
+        """A copy of ``values`` between fences, laid out as LAYOUTS says."""
+        return LAYOUTS[layout](self, values).copy_(values)
+
+    def allocate(self, count: int, like: Tensor) -> Tensor:
+        """``count`` elements of NaN between two fences; of integers and bool, any other marks."""
+        block = like.new_empty(count + 2 * self._fence)
+        bits, quiet = _NAN_BITS.get(like.dtype, _OTHERS)
+        # Each block has a NaN of its own: one that a stray load brings from elsewhere is not taken for it.
+        mark = quiet + 1 + len(self._blocks) % 62
+        block.view(bits).fill_(mark)
+        self._blocks.append((block, count, mark))
+        return block[self._fence : self._fence + count]
+
+    def broken(self) -> int:
+        """How many elements outside its tensor the farthest stray store went; 0 when all fences stand."""
+        farthest = 0
+        for block, count, mark in self._blocks:
+            bits, _ = _NAN_BITS.get(block.dtype, _OTHERS)
+            whole = block.view(bits) == mark
+            if len(whole) > len(block):  # elements of several bytes without a NaN
+                whole = whole.view(len(block), -1).all(1)
+            for fence in (whole[: self._fence].flip(0), whole[self._fence + count :]):
+                stray = (~fence).nonzero()
+                farthest = max(farthest, int(stray.max()) + 1 if len(stray) else 0)
+        return farthest
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func.overloadpacket not in _UNINITIALISED or not made.is_floating_point():
+            return made
+        room = self.allocate(made.untyped_storage().nbytes() // made.element_size(), made)
+        return room.as_strided(made.size(), made.stride(), room.storage_offset())
+
+
+_UNINITIALISED = {
+    torch.ops.aten.empty,
+    torch.ops.aten.empty_like,
+    torch.ops.aten.empty_strided,
+    torch.ops.aten.new_empty,
+    torch.ops.aten.new_empty_strided,
+}
+
+
+def _contiguous(fences: Fences, t: Tensor) -> Tensor:
+    return fences.allocate(t.numel(), t).view(t.shape)
+
+
+def _transposed(fences: Fences, t: Tensor) -> Tensor:
+    return fences.allocate(t.numel(), t).view(t.transpose(0, -1).shape).transpose(0, -1)
+
+
+def _strided(fences: Fences, t: Tensor) -> Tensor:
+    return fences.allocate(2 * t.numel(), t).view(*t.shape, 2)[..., 0]
+
+
+def _misaligned(fences: Fences, t: Tensor) -> Tensor:
+    return fences.allocate(t.numel() + 1, t)[1:].view(t.shape)
+
+
+LAYOUTS: dict[str, Callable[[Fences, Tensor], Tensor]] = {
+    "contiguous": _contiguous,
+    "transposed": _transposed,
+    "strided": _strided,
+    "misaligned": _misaligned,
+}

@@ -1,0 +1,324 @@
+"""The rows of a sweep as a table that answers questions: a time, a ratio, a crossover, with their origin."""
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import pandas as pd
+
+
+class Origin(Protocol):
+    """What says where it was measured: a profile, a row of a table."""
+
+    @property
+    def kind(self) -> Any: ...
+    @property
+    def device(self) -> str: ...
+
+
+@dataclass(frozen=True, order=True)
+class Measured:
+    """A figure and where it comes from: measured now (live), read from a tape, or published by somebody.
+
+    It adds, subtracts, multiplies and divides with plain numbers, and with figures of the same origin. With
+    one of another device or kind the result is `MISSING`, as no figure may mix them.
+    """
+
+    value: float
+    kind: Literal["live", "recorded", "published"]
+    device: str
+    """Empty for a figure that nobody measured."""
+
+    def _with(self, other: "Measured | float", operation: Callable[[float, float], float]) -> "Measured":
+        if not isinstance(other, Measured):
+            return Measured(operation(self.value, other), self.kind, self.device)
+        if (self.kind, self.device) != (other.kind, other.device):
+            return MISSING
+        return Measured(operation(self.value, other.value), self.kind, self.device)
+
+    def __rsub__(self, other: float) -> "Measured":
+        return self._with(other, lambda mine, whole: whole - mine)
+
+    def __add__(self, other: "Measured | float") -> "Measured":
+        return self._with(other, operator.add)
+
+    def __sub__(self, other: "Measured | float") -> "Measured":
+        return self._with(other, operator.sub)
+
+    def __mul__(self, other: "Measured | float") -> "Measured":
+        return self._with(other, operator.mul)
+
+    def __truediv__(self, other: "Measured | float") -> "Measured":
+        return self._with(other, operator.truediv)
+
+    def __rtruediv__(self, other: float) -> "Measured":
+        return self._with(other, lambda mine, over: over / mine)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+MISSING = Measured(math.nan, "live", "")
+"""A figure that nobody measured; what is computed from it is missing, too."""
+
+
+def measured(value: float, like: Origin) -> Measured:
+    """A figure read off a profile or computed from a table's row, with the origin of that.
+
+    `MISSING` when the origin is no device: the launches of the profile were counted, not seen.
+    """
+    return Measured(value, like.kind, like.device) if like.device else MISSING
+
+
+def number(value: Measured | float | None) -> float | None:
+    """The plain number; None for what nobody measured."""
+    if isinstance(value, Measured):
+        return value.value if value.device else None
+    return value
+
+
+class Results(pd.DataFrame):
+    """A DataFrame with a row for each measured point; what pandas does with one, it does with this.
+
+    ``where`` names columns and their values: ``results.time("eager", batch=256, clock="host")``. Each answer
+    is a `Measured`, and `MISSING` where no row fits, where the one that fits is a gap, or where the rows come
+    from different devices or clocks. ValueError where several rows fit.
+    """
+
+    @property
+    def _constructor(self) -> type["Results"]:
+        return Results
+
+    # ---- one figure ----------------------------------------------------------------------------------------
+
+    def value(self, contender: str, column: str, **where: Any) -> Measured:
+        """A column of a contender's row, as ``relative_error`` or ``peak_bytes``."""
+        fitting = self._where(contender=contender, **where)
+        if fitting.empty or fitting[column].isna().all():
+            return MISSING
+        fitting = fitting[fitting[column].notna()]
+        if len(fitting) > 1:
+            raise ValueError(f"table: {len(fitting)} rows of {contender} fit {where}; name more columns")
+        return measured(float(fitting[column].iloc[0]), fitting.iloc[0])
+
+    def time(self, contender: str, **where: Any) -> Measured:
+        """The median time of a contender in microseconds."""
+        return self.value(contender, "median_us", **where)
+
+    def speedup(self, of: str, over: str, **where: Any) -> Measured:
+        """How many times as fast as ``over`` is ``of``, both timed by one clock."""
+        both = self._where(**where)
+        both = both[both["contender"].isin([of, over]) & both["median_us"].notna()] if len(both) else both
+        if len(both) and both["clock"].nunique() > 1:
+            return MISSING
+        return self.time(over, **where) / self.time(of, **where)
+
+    def share(self, contender: str, **where: Any) -> Measured:
+        """The time of a copy of the same bytes over that of a contender: 1 is as fast as copying."""
+        return self.value(contender, "copy_us", **where) / self.time(contender, **where)
+
+    # ---- one figure of many rows ---------------------------------------------------------------------------
+
+    def lowest(self, column: str = "median_us", **where: Any) -> Measured:
+        """The smallest figure of a column among the rows that fit; `MISSING` when one of them is a gap."""
+        fitting = self._where(**where)
+        if fitting.empty or fitting[column].isna().any():
+            return MISSING
+        return measured(float(fitting[column].min()), fitting._origin())
+
+    def worst(self, of: str, over: str) -> Measured:
+        """The longest time of ``of`` over that of ``over`` among all measured cases, ties counted as 1.
+
+        Cases are told apart by direction, dtype and shape; a tie is a difference inside the larger p80 - p20.
+        `MISSING` unless both were measured in every case of either, by one clock and in one cache state.
+        """
+        ratios: list[float] = []
+        both = self[self["contender"].isin([of, over])] if len(self) else self
+        apart = ["direction", "dtype", *self._axes()]
+        for _, case in both.groupby(apart, dropna=False) if len(both) else ():
+            found = case.paired(of, over, "direction")
+            if found.empty or case["median_us"].isna().any():
+                return MISSING
+            slower = found["median_us_of"] - found["median_us_over"]
+            tie = slower.abs() <= found[["spread_of", "spread_over"]].max(axis=1)
+            ratios += (found["median_us_of"] / found["median_us_over"]).where(~tie, 1.0).tolist()
+        return measured(max(ratios), self._origin()) if ratios else MISSING
+
+    def crossover(self, of: str, over: str, x: str = "width", **where: Any) -> Measured:
+        """From which ``x`` on ``of`` is faster than ``over``, interpolated on logarithmic axes.
+
+        `MISSING` when they do not change places, or do so more than once.
+        """
+        both = self._where(**where).paired(of, over, x)
+        if both.empty:
+            return MISSING
+        ours, theirs = both["median_us_of"].tolist(), both["median_us_over"].tolist()
+        points = crossovers(both[x].tolist(), ours, theirs)
+        if len(points) != 1 or ours[-1] >= theirs[-1]:
+            return MISSING
+        return measured(points[0], both._origin())
+
+    def growth(self, of: str, over: str, x: str = "width") -> Measured:
+        """The power of ``x`` that the speedup of ``of`` over ``over`` grows with, fitted on log axes."""
+        found = self.speedups(of, over, x) if len(self) else self
+        if len(found) < 2:
+            return MISSING
+        return measured(slope(found[x], found["speedup"]), Results(found)._origin())
+
+    # ---- tables --------------------------------------------------------------------------------------------
+
+    def speedups(self, of: str, over: str, x: str = "width", series: str | None = None) -> pd.DataFrame:
+        """How many times as fast as ``over`` is ``of`` at each ``x``, as ``plot.speedups`` draws it.
+
+        Columns series, contender, ``x``, speedup, low, high, kind, device, date, noise. ``low`` and ``high``
+        are what the spreads of both allow (p20 over p80, and the reverse); ``noise`` disturbed either.
+        """
+        both = self.paired(of, over, x)
+        return pd.DataFrame(
+            {
+                "series": series or f"{of} over {over}",
+                "contender": of,
+                x: both[x],
+                "speedup": both["median_us_over"] / both["median_us_of"],
+                "low": both["p20_us_over"] / both["p80_us_of"],
+                "high": both["p80_us_over"] / both["p20_us_of"],
+                "kind": both["kind"],
+                "device": both["device"],
+                "date": both["date_of"],
+                "source": "",
+                "noise": both["noise_of"].where(both["noise_of"] != "", both["noise_over"]),
+            }
+        )
+
+    def wide(
+        self, value: str, rows: str | list[str], columns: str | list[str], digits: int = 2
+    ) -> pd.DataFrame:
+        """One figure of each row as a table to read, in the order in which the rows were measured."""
+        if not self.empty:
+            self._origin()  # refuses a mixture
+        found = pd.DataFrame(self).pivot_table(value, rows, columns, sort=False, aggfunc="first")
+        return found.round(digits)
+
+    def relative(self, over: str) -> "Results":
+        """The table with a column ``times_as_long``: each time over that of ``over`` in the same case.
+
+        Cases are told apart by direction, dtype, clock, cache and shape; NaN where ``over`` has no time.
+        """
+        apart = ["direction", "dtype", "clock", "cache", *self._axes()]
+        base = self.loc[self["contender"] == over, [*apart, "median_us"]]
+        both = self.merge(base, on=apart, how="left", suffixes=("", "_over"))
+        times = both["median_us"] / both["median_us_over"]
+        return Results(both.assign(times_as_long=times).drop(columns="median_us_over"))
+
+    def sized(self) -> "Results":
+        """The table with a column ``sizes``, a heading for each shape: "8192 x 768 x 3072"."""
+        return self.assign(
+            sizes=[" x ".join(str(size) for size in shape.values()) for shape in self["shape"]]
+        )
+
+    def finding(self, of: str, over: str, x: str = "width") -> str:
+        """Who wins where, and by how much, of one dtype, direction and clock.
+
+        "labkit is faster than nn.Linear from width 412 on: 21.4x at 1024." Differences inside the larger
+        p80 - p20 count as ties.
+        """
+        both = self.paired(of, over, x)
+        if both.empty:
+            return f"No {x} was measured for both {of} and {over}."
+        ratio = (both["median_us_over"] / both["median_us_of"]).to_numpy()
+        xs = both[x].to_numpy(float)
+        spread = both[["spread_of", "spread_over"]].max(axis=1).to_numpy()
+        tie = np.abs(both["median_us_over"] - both["median_us_of"]).to_numpy() <= spread
+        best = int(np.argmax(ratio))
+        peak = (
+            f"{ratio[best]:.2g}x at {x} {xs[best]:g}"
+            if ratio[best] < 10
+            else f"{ratio[best]:.0f}x at {x} {xs[best]:g}"
+        )
+        if tie.all():
+            return f"{of} and {over} tie at every measured {x}."
+        if (tie | (ratio > 1)).all():
+            return f"{of} is never slower than {over}, and {peak}."
+        if (tie | (ratio < 1)).all():
+            worst = int(np.argmin(ratio))
+            slower = f"{1 / ratio[worst]:.2g}x as long at {x} {xs[worst]:g}"
+            return f"{of} is never faster than {over}; it takes {slower}."
+        ours = both["median_us_of"].to_numpy()
+        points = crossovers(xs, ours.tolist(), np.where(tie, ours, both["median_us_over"]).tolist())
+        if len(points) == 1 and ratio[~tie][-1] > 1:
+            return f"{of} is faster than {over} from {x} {points[0]:.0f} on: {peak}."
+        if len(points) == 1:
+            return f"{of} is faster than {over} below {x} {points[0]:.0f}: {peak}."
+        places = ", ".join(f"{point:.0f}" for point in points)
+        return f"{of} and {over} change places at {x} {places}; {of} is at best {peak}."
+
+    def paired(self, of: str, over: str, x: str = "width") -> "Results":
+        """The two contenders side by side where both were measured, on one device and in the same way."""
+        if self.empty:
+            return Results()
+        good = self[self["median_us"].notna()].copy()
+        good["spread"] = good["p80_us"] - good["p20_us"]
+        same = ["kind", "device", *(name for name in ("clock", "cache") if name in self), x]
+        good["noise"] = good["noise"].fillna("") if "noise" in good else ""
+        columns = [*same, "median_us", "p20_us", "p80_us", "spread", "date", "noise"]
+        left, right = (good.loc[good["contender"] == name, columns] for name in (of, over))
+        for name, part in ((of, left), (over, right)):
+            if part.duplicated(["kind", "device", x]).any():
+                raise ValueError(
+                    f"table: several rows of {name} for one {x}; select one dtype, direction and clock"
+                )
+        both = left.merge(right, on=same, suffixes=("_of", "_over"))
+        return Results(both.sort_values(x, ignore_index=True))
+
+    # ---- what the above share ------------------------------------------------------------------------------
+
+    def _where(self, **where: Any) -> "Results":
+        found = self
+        for name, value in where.items():
+            if name not in found:
+                return Results(found.iloc[:0])  # an empty table has no columns for the axes
+            found = found[found[name] == value]
+        return found
+
+    def _axes(self) -> list[str]:
+        axes = {axis for shape in self["shape"] for axis in shape} if "shape" in self else set()
+        return [name for name in self if name in axes]
+
+    def _origin(self) -> pd.Series:
+        """A row that says where all are from; ValueError when they are of several devices or kinds."""
+        found = self[["kind", "device"]].drop_duplicates()
+        if len(found) > 1:
+            raise ValueError(
+                f"table: rows of {' and of '.join(found.agg(' '.join, axis=1))}; select one of them"
+            )
+        return found.iloc[0]
+
+
+def crossovers(xs: Sequence[float], first: Sequence[float], second: Sequence[float]) -> list[float]:
+    """Where the curve ``first`` crosses ``second``: interpolated on log-log axes, ascending.
+
+    ValueError unless the three have one length and hold positive numbers.
+    """
+    if not len(xs) == len(first) == len(second):
+        raise ValueError("crossovers: xs, first and second must have one length")
+    columns = np.array([xs, first, second], dtype=float)
+    if not (columns > 0).all():
+        raise ValueError("crossovers: xs, first and second must be positive")
+    x, a, b = np.log(columns[:, np.argsort(columns[0])])
+    gap = a - b
+    apart = np.flatnonzero(gap)
+    found = []
+    for i, j in pairwise(apart):
+        if gap[i] * gap[j] < 0:
+            equal = x[i + 1 : j]  # where they meet at measured points, the middle of those
+            between = x[i] - gap[i] * (x[j] - x[i]) / (gap[j] - gap[i])
+            found.append(float(np.exp((equal[0] + equal[-1]) / 2 if len(equal) else between)))
+    return found
+
+
+def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Exponent p of the power law y ~ x**p that fits best, by least squares on log-log axes."""
+    return float(np.polyfit(np.log(xs), np.log(ys), 1)[0])

@@ -1,0 +1,357 @@
+"""The roofline: how fast a device copies, multiplies and launches, and the floors that follow from it.
+
+The roofs of this device are measured once and cached. Those of recorded devices lie beside their tapes, in
+sets: GPUs of one kind differ, most in the power that they may draw, so a floor goes with the card. Recording
+takes the roofs first: to the rows of a tape belongs the set that was measured last before them on their card.
+Rows once did not name it; to those belongs the last of any.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from labkit import device, paths
+from labkit.measure import clocks, machine, rows
+from labkit.measure.clocks import Gap, Timing
+from labkit.measure.cold_cache import Job
+from labkit.measure.rows import Row
+
+COPY_BYTES = tuple(4**k for k in range(6, 17))
+"""Sizes of the copy roof, 4 KiB to 4 GiB, read and written bytes together."""
+MATMUL_SIDE = {"float32": 4096, "tf32": 8192, "float16": 8192, "bfloat16": 8192}
+FILE = "roofs.jsonl"
+
+
+# ---- the roofs ---------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _copy_kernel(source, target, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    tl.store(target + at, tl.load(source + at, inside), inside)
+
+
+def triton_copy(source: Tensor, target: Tensor) -> Tensor:
+    """Copy a contiguous tensor with the package's own kernel: 4 KiB per program, 16 bytes per thread."""
+    block, count = 4096 // source.element_size(), source.numel()
+    _copy_kernel[(triton.cdiv(count, block),)](source, target, count, BLOCK=block, num_warps=8)
+    return target
+
+
+COPIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "Tensor.copy_": lambda source, target: target.copy_(source),
+    "Triton copy": triton_copy,
+}
+
+
+def copied_bytes(total_bytes: int) -> int:
+    """How much the copy beside a kernel really moves: rounded up, to 1 KiB, above 8 MiB to 2 MiB.
+
+    Odd sizes cost a copy up to half its speed, and a kernel must not look good beside a slow copy.
+    """
+    unit = 2**21 if total_bytes > 2**23 else 2**10
+    return -(-total_bytes // unit) * unit
+
+
+def copy_jobs(total_bytes: int) -> dict[str, Job]:
+    """Two ways to move ``copied_bytes(total_bytes)``, half of them read, half written."""
+    source = torch.randn(copied_bytes(total_bytes) // 8, device=device.name())
+    pair = (source, torch.empty_like(source))
+    return {name: Job(copy, pair) for name, copy in COPIES.items()}
+
+
+@dataclass(frozen=True)
+class Roofs:
+    """The measured ceilings of one device."""
+
+    kind: str
+    device: str
+    date: str
+    copy: tuple[tuple[int, float], ...]
+    """(bytes read and written, microseconds) of the faster copy, by size, cold."""
+    matmul: dict[str, float]
+    """Floating-point operations per second of a large square matmul, by dtype."""
+    node_us: float
+    """Device time of the smallest kernel as one node of a graph: the launch floor of the graph clock."""
+    host_us: float
+    """Host time of the smallest PyTorch operation: the launch floor of an eager call."""
+    noise: tuple[str, ...] = ()
+    """What disturbed them, each once (labkit.measure.noise)."""
+
+    def copy_us(self, total_bytes: float) -> float:
+        """Microseconds to move ``total_bytes`` (read and written), interpolated between measured sizes."""
+        sizes, times = (np.log(column) for column in zip(*self.copy, strict=True))
+        at = np.log(max(total_bytes, 1.0))
+        if at > sizes[-1]:  # beyond the largest size the bandwidth stays what it was
+            return float(np.exp(times[-1] + at - sizes[-1]))
+        return float(np.exp(np.interp(at, sizes, times)))
+
+    def table(self) -> pd.DataFrame:
+        """The roofs as a learner reads them."""
+        lines = {
+            "copy, 4 GiB or the largest that fits": f"{self.bandwidth / 1e12:.2f} TB/s",
+            "copy, 16 MiB": f"{2**24 / self.copy_us(2**24) / 1e6:.2f} TB/s",
+            **{f"matmul, {dtype}": f"{rate / 1e12:.0f} TFLOP/s" for dtype, rate in self.matmul.items()},
+            "smallest kernel in a graph": f"{self.node_us:.2f} us",
+            "smallest call from Python": f"{self.host_us:.1f} us",
+        }
+        name = f"{self.device}, {self.kind} {self.date}"
+        return pd.DataFrame({name: lines})
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second of the largest copy."""
+        size, microseconds = self.copy[-1]
+        return size / microseconds * 1e6
+
+
+def roofs(*, again: bool = False) -> Roofs | None:
+    """This device's roofs: from the cache, measured when there is none (about 15 s on an H200).
+
+    A cache that cannot be read, or that another driver or version wrote, is measured again. Without a GPU
+    they are those of a recorded device, and None when nothing was recorded yet.
+    """
+    if not device.has_gpu():
+        kept = recorded_sets(rows.recorded("roofs"))
+        return _from_rows(kept[-1]) if kept else None
+    path = cache_path()
+    if not again:
+        try:
+            return _own_roofs(rows.read(path))
+        except (ValueError, OSError):  # absent, torn, of another schema or another machine
+            pass
+    measured = list(measure_roofs())
+    rows.write(path, measured)
+    return _from_rows(measured)
+
+
+def roofs_of(table: pd.DataFrame) -> Roofs | None:
+    """The roofs of the device that a table's rows are from, live rows first: no floor of another machine.
+
+    Of recorded rows, and of live ones that another card has measured (a recording that goes on elsewhere),
+    they are those that were measured before them. None where there are no rows, or that device left no roofs.
+    """
+    if table.empty:
+        return None
+    if "device" not in table:
+        return roofs()
+    live = table[table["kind"] == rows.LIVE]
+    asked = table if live.empty else live
+    name = str(asked["device"].iloc[0])
+    began, card = _first(asked[asked["device"] == name])
+    elsewhere = live.empty or card not in ("", device.card())
+    if elsewhere and (kept := recorded_set(name, began, card)):
+        return _from_rows(kept)
+    return roofs() if name == machine.identity().device else None
+
+
+def _first(table: pd.DataFrame) -> tuple[str | None, str]:
+    """When the first of its rows was measured, and on which card, as far as they say so."""
+    dated = [row for row in table.to_dict("records") if row.get("date")]
+    first = min(dated, key=lambda row: str(row["date"]), default=None)
+    return (str(first["date"]), str(first.get("card") or "")) if first else (None, "")
+
+
+def _own_roofs(measured: list[Row]) -> Roofs:
+    """Roofs of this device and these versions; ValueError when any row is of others."""
+    here = machine.identity()
+    mine = (here.device, here.driver, here.torch, here.triton, device.card())
+    if any((row.device, row.driver, row.torch, row.triton, row.card) != mine for row in measured):
+        raise ValueError("roofs: the file is of another machine or of other versions")
+    return _from_rows(measured)
+
+
+def cache_path() -> Path:
+    """Where the roofs of this card and these versions are kept."""
+    here, card = machine.identity(), device.card()
+    which = f"{here.slug}-{card}" if card else here.slug
+    return paths.cache() / "roofs" / f"{which}-{here.driver}-{here.torch}-{here.triton}.jsonl"
+
+
+def measure_roofs() -> Iterable[Row]:
+    """Measure the roofs now; one row of the contract's schema for each figure."""
+    memory = machine.identity().memory_bytes
+    for size in (size for size in COPY_BYTES if 2 * size < memory):
+        for name, outcome in clocks.measure(copy_jobs(size), budget_s=0.05).items():
+            yield _row("roofs/copy", name, "float32", {"bytes": size}, outcome, size, 0)
+    for dtype, side in MATMUL_SIDE.items():
+        outcome = clocks.measure({"matmul": _matmul_job(dtype, side)})["matmul"]
+        yield _row("roofs/matmul", "cuBLAS", dtype, {"side": side}, outcome, 0, 2 * side**3)
+    tiny = Job(lambda t: t + 1, (torch.randn(1, device=device.name()),))
+    for clock in ("graph", "host"):
+        outcome = clocks.measure({"add": tiny}, clock=clock, cache="warm")["add"]
+        yield _row("roofs/launch", "smallest kernel", "float32", {"elements": 1}, outcome, 8, 1)
+
+
+def _matmul_job(dtype: str, side: int) -> Job:
+    kind = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
+    a, b = (torch.randn(side, side, device=device.name()).to(kind) for _ in range(2))
+    return Job(with_tf32(torch.matmul) if dtype == "tf32" else torch.matmul, (a, b))
+
+
+def with_tf32(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same call with TF32 matmuls allowed while it runs; elsewhere the course keeps TF32 off."""
+
+    def allowed(*inputs: Tensor) -> Tensor:
+        before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = True
+        try:
+            return call(*inputs)
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
+
+    return allowed
+
+
+def _row(
+    suite: str,
+    contender: str,
+    dtype: str,
+    shape: dict[str, int],
+    outcome: Timing | Gap,
+    size: int,
+    flops: int,
+) -> Row:
+    if isinstance(outcome, Gap):
+        raise RuntimeError(f"{suite}: the roof could not be measured: {outcome.note}")
+    return Row(
+        suite=suite,
+        contender=contender,
+        direction="forward",
+        dtype=dtype,
+        shape=shape,
+        clock=outcome.clock,
+        cache=outcome.cache,
+        median_us=outcome.median_us,
+        p20_us=outcome.p20_us,
+        p80_us=outcome.p80_us,
+        runs=outcome.runs,
+        min_bytes=size,
+        flops=flops,
+        noise=outcome.noise,
+        **machine.stamp(),
+    )
+
+
+def _from_rows(measured: list[Row]) -> Roofs:
+    """Rows of the suites roofs/...; ValueError when any of them is missing."""
+    by_suite: dict[str, list[Row]] = {}
+    for row in measured:
+        by_suite.setdefault(row.suite, []).append(row)
+    if {"roofs/copy", "roofs/matmul", "roofs/launch"} - set(by_suite):
+        raise ValueError("roofs: the file does not hold a copy, a matmul and a launch roof")
+    copies: dict[int, float] = {}
+    for row in by_suite["roofs/copy"]:
+        size = _amount(row, row.shape.get("bytes"))
+        copies[size] = min(copies.get(size, float("inf")), _time(row))
+    launches = {row.clock: _time(row) for row in by_suite["roofs/launch"]}
+    if set(MATMUL_SIDE) - {row.dtype for row in by_suite["roofs/matmul"]}:
+        raise ValueError("roofs: the file does not hold a matmul roof of each dtype")
+    if {"graph", "host"} - set(launches):
+        raise ValueError("roofs: the file does not hold both launch floors")
+    return Roofs(
+        kind=measured[0].kind,
+        device=measured[0].device,
+        date=datetime.fromisoformat(measured[0].date).date().isoformat(),
+        copy=tuple(sorted(copies.items())),
+        matmul={row.dtype: _amount(row, row.flops) / _time(row) * 1e6 for row in by_suite["roofs/matmul"]},
+        node_us=launches["graph"],
+        host_us=launches["host"],
+        noise=tuple(dict.fromkeys(row.noise for row in measured if row.noise)),
+    )
+
+
+def _amount(row: Row, count: object) -> int:
+    """Bytes or operations, as a file has them; a roof may not rest on none, or on more than there can be."""
+    if type(count) is not int or not 0 < count < 2**63:
+        raise ValueError(f"{row.suite}: a roof without its bytes or operations")
+    return count
+
+
+def _time(row: Row) -> float:
+    if row.median_us is None or not 0 < row.median_us < float("inf"):  # NaN is neither
+        raise ValueError(f"{row.suite}: a roof without a time")
+    return row.median_us
+
+
+# ---- floors -----------------------------------------------------------------------------------------------
+
+
+def floor_us(
+    roofs: Roofs, *, min_bytes: float, flops: float = 0.0, dtype: str = "float32", launches: int = 1
+) -> float:
+    """No version runs faster: the largest of launch, memory and arithmetic floor, in microseconds.
+
+    ``min_bytes`` must cross device memory at least once (each input read, each output written), at the
+    rate of a large copy; ``flops`` are done at the rate of a large matmul in ``dtype`` ("tf32" for float32
+    on the tensor cores).
+    The roofline model: Williams, Waterman, Patterson, CACM 52(4), 2009; here as time, with launches.
+    """
+    arithmetic = flops / roofs.matmul[dtype] * 1e6 if flops else 0.0
+    return max(launches * roofs.node_us, min_bytes / roofs.bandwidth * 1e6, arithmetic)
+
+
+def regimes(
+    xs: Sequence[float], floors: Mapping[str, Callable[[float], float]]
+) -> list[tuple[float, float, str]]:
+    """Where each of several floors is the highest one: (from, to, name), in order of ``xs``."""
+    spans: list[tuple[float, float, str]] = []
+    for x in xs:
+        name = max(floors, key=lambda n: floors[n](x))
+        if spans and spans[-1][2] == name:
+            spans[-1] = (spans[-1][0], x, name)
+        else:
+            start = spans[-1][1] if spans else x
+            spans.append((start, x, name))
+    return spans
+
+
+# ---- recorded sets of roofs --------------------------------------------------------------------------------
+
+
+def recorded_set(device: str, began: str | None, card: str = "") -> list[Row]:
+    """The set that belongs to rows of this kind of device, the first of which was measured at ``began``.
+
+    The newest where that date is unknown; empty where the device left none.
+    """
+    found = [row for path in sorted(paths.RECORDED.glob(f"*/{FILE}")) for row in rows.of_a_tape(path)]
+    return _chosen(recorded_sets([row for row in found if row.device == device]), began, card)
+
+
+def recorded_sets(tape: Sequence[Row]) -> list[list[Row]]:
+    """The rows of a file, or of several, set by set, oldest first."""
+    found: list[list[Row]] = []
+    for row in tape:
+        if not found or row.key == found[-1][0].key:
+            found.append([])
+        found[-1].append(row)
+    return sorted(found, key=lambda one: one[0].date)
+
+
+def add_recorded(folder: Path, new: list[Row], unfinished: Path) -> None:
+    """Put a set into the folder of a recorded device; of the others those stay that belong to its tapes.
+
+    To those of recordings that are not finished, too, in the folder ``unfinished``: what was cut short on
+    one machine goes on upon another, and keeps its rows.
+    """
+    there = recorded_sets(rows.readable(folder / FILE))
+    tapes = [path for each in (folder, unfinished) for path in each.glob("*.jsonl") if path.name != FILE]
+    measured = {(row.date, row.card) for path in tapes for row in rows.readable(path)}
+    used = [_chosen(there, *each) for each in measured]
+    kept = [one for one in there if one in used and one != new]
+    rows.write(folder / FILE, [row for one in (*kept, new) for row in one])
+
+
+def _chosen(found: list[list[Row]], began: str | None, card: str) -> list[Row]:
+    found = [one for one in found if card and one[0].card == card] or found
+    earlier = [one for one in found if began is None or one[0].date <= began]
+    return earlier[-1] if earlier else found[0] if found else []

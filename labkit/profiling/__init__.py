@@ -1,0 +1,1 @@
+"""What was launched and compiled: profiles, launches counted without a GPU, PTX and SASS."""

@@ -1,0 +1,509 @@
+"""What was compiled: PTX and SASS of a Triton kernel for a named GPU, whether or not one is here.
+
+The compiler runs in a process of its own, without the interpreter, which imports the module that a kernel
+stands in; a kernel from notebook cells, or from an answer to an exercise, goes as the text of such a module.
+Counts of instructions are static: each one in the program text counts once, however often it runs.
+"""
+
+import contextlib
+import hashlib
+import importlib.util
+import inspect
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from operator import attrgetter
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import ConstexprFunction, JITFunction, create_function_from_signature
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from labkit import child_process, paths
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+"""A100; RTX 30 and A10; RTX 40, L4 and L40; H100 and H200; B200; RTX 50."""
+
+LIMIT_S = 600.0
+"""Seconds that compiling the kernels of one call may take."""
+
+
+class CompileError(RuntimeError):
+    """Triton or ptxas refused the kernel; the message is theirs."""
+
+
+class Source(NamedTuple):
+    """Where a process without the interpreter finds a function: module, file, name in the module."""
+
+    module: str
+    file: str
+    name: str
+
+    def found(self) -> Any:
+        """The function, imported."""
+        return attrgetter(self.name)(load(self.module, self.file))
+
+
+class Type(NamedTuple):
+    """A parameter's type as Triton writes it: ``*bf16:16``, ``i32``."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A tensor as Triton's specialisation sees it: an element type, and an address that may be aligned."""
+
+    dtype: torch.dtype
+    address: int
+
+    def data_ptr(self) -> int:
+        """What a tensor's ``data_ptr`` gives, as far as Triton asks."""
+        return self.address
+
+
+class Request(NamedTuple):
+    """A kernel to compile: where it is, the values that specialise it, target and options."""
+
+    kernel: str
+    target: str
+    options: Mapping[str, Any]
+    source: Source
+    values: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """The same for requests that have the same result."""
+        return repr(self)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled kernel and the static counts of its instructions.
+
+    ``loads`` and ``stores`` map the bits that one thread moves to and from global memory with one instruction
+    to how many such instructions there are; ``async_copies`` (cp.async: global to shared memory) are loads
+    too. ``bulk_loads`` and ``bulk_stores`` are copies of whole tiles (cp.async.bulk), which have no width per
+    thread. ``shuffles``, ``matrix`` and ``barriers`` map a kind of instruction to its count.
+    """
+
+    kernel: str
+    target: str
+    num_warps: int
+    registers: int
+    """Registers of a thread (32 bits each)."""
+    spill_stores: int
+    """Bytes a thread stores to local memory because registers ran out (static)."""
+    spill_loads: int
+    shared_bytes: int
+    loads: dict[int, int]
+    stores: dict[int, int]
+    async_copies: dict[int, int]
+    bulk_loads: int
+    bulk_stores: int
+    shuffles: dict[str, int]
+    """By kind: bfly, up, down, idx; and redux, a whole warp's reduction in one instruction."""
+    matrix: dict[str, int]
+    """By family: mma, wgmma, tcgen05."""
+    barriers: dict[str, int]
+    """bar.sync (all threads of a block) and mbarrier (waits for an asynchronous copy or matrix unit)."""
+    ttir: str = field(repr=False)
+    ttgir: str = field(repr=False)
+    ptx: str = field(repr=False)
+    cubin: bytes = field(repr=False)
+
+    @property
+    def spills(self) -> int:
+        """Bytes a thread moves to and from local memory because registers ran out (static)."""
+        return self.spill_stores + self.spill_loads
+
+    @property
+    def widest_load(self) -> int:
+        """Bits of the widest load of a thread from global memory; 0 when it has none."""
+        return max(self.loads, default=0)
+
+    @cached_property
+    def sass(self) -> str:
+        """The machine code, one instruction a line."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "kernel.cubin")
+            path.write_bytes(self.cubin)
+            tool = [triton.knobs.nvidia.cuobjdump.path, "-sass", str(path)]
+            listing = subprocess.run(tool, check=True, capture_output=True, text=True).stdout
+        return "\n".join(re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(.*?;)", listing, re.MULTILINE))
+
+    @property
+    def local_accesses(self) -> int:
+        """Loads and stores of local memory in the machine code: spills, and arrays kept on the stack."""
+        return len(re.findall(r"\b(?:LDL|STL)\b", self.sass))
+
+
+def compile(kernel: Any, args: Mapping[str, Any] | Sequence[Any], **options: Any) -> Compiled:
+    """Compile one kernel for one target; see ``request`` for the arguments and errors."""
+    return compile_many([request(kernel, args, **options)])[0]
+
+
+def request(
+    kernel: Any,
+    args: Mapping[str, Any] | Sequence[Any],
+    *,
+    target: str = "sm_90",
+    num_warps: int = 4,
+    num_stages: int = 3,
+    **constexprs: Any,
+) -> Request:
+    """What to compile, for ``compile_many``.
+
+    ``args`` are example values of the parameters that are not constexpr, by name or in their order: tensors
+    (meta tensors too), tensor descriptors, numbers. Triton specialises on them as it does at a launch: on the
+    16-byte alignment of pointers, on integers that are 1 or divisible by 16. Or a type: ``"*bf16:16"`` is an
+    aligned pointer, ``"i32"`` an integer of which nothing is known. Keywords give the constexpr parameters,
+    and the compiler's own options (``maxnreg``, ``num_ctas``). ValueError names an argument that is wrong.
+    """
+    if target not in TARGETS:
+        raise ValueError(f"target: {target!r} is none of {', '.join(TARGETS)}")
+    jit = unwrap(kernel)
+    parameters = inspect.signature(jit.fn).parameters
+    constant = {name for name, one in parameters.items() if "constexpr" in str(one.annotation)}
+    if not isinstance(args, Mapping):
+        names = [name for name in parameters if name not in constant]
+        if len(args) > len(names):
+            raise ValueError(f"args: {len(args)} values for the {len(names)} parameters {', '.join(names)}")
+        args = dict(zip(names, args, strict=False))
+    values = {**args, **{name: value for name, value in constexprs.items() if name in parameters}}
+    for name in [*values, *parameters]:
+        if name not in parameters:
+            raise ValueError(f"{name}: {jit.__name__} has no such parameter")
+        if name not in values and parameters[name].default is inspect.Parameter.empty:
+            raise ValueError(f"{name}: {jit.__name__} needs a value for this parameter")
+    options = {name: value for name, value in constexprs.items() if name not in parameters}
+    options |= {"num_warps": num_warps, "num_stages": num_stages}
+    examples = {name: _example(name, value, name in constant) for name, value in values.items()}
+    return Request(jit.__name__, target, options, source_of(jit.fn), examples)
+
+
+def _example(name: str, value: Any, constant: bool) -> Any:
+    """A parameter's value as the compiler's process takes it."""
+    if isinstance(value, torch.Tensor):
+        return Pointer(value.dtype, value.data_ptr() % 16)
+    if isinstance(value, TensorDescriptor):
+        return replace(value, base=_example(name, value.base, constant))
+    if isinstance(value, str) and not constant:
+        try:
+            tl.str_to_ty(value.removesuffix(":16"), None)
+        except Exception as error:  # Triton raises what its parser happens to hit
+            raise ValueError(
+                f"{name}: {value!r} is no type of Triton's, as '*fp32:16' or 'i32' are"
+            ) from error
+        return Type(value)
+    if _is_jit(value) or isinstance(value, ConstexprFunction):
+        return source_of(value.fn)
+    if literal(value):
+        return value
+    raise ValueError(f"{name}: give a tensor, a number or a type such as '*fp32:16', not {value!r}")
+
+
+# ---- where a kernel stands ---------------------------------------------------------------------------------
+
+
+def unwrap(kernel: Any) -> Any:
+    """The ``@triton.jit`` object below ``autotune`` and ``heuristics``; ValueError when there is none."""
+    inner = kernel
+    while not _is_jit(inner):
+        if not hasattr(inner, "fn"):
+            raise ValueError(f"kernel: {kernel!r} is not a function decorated with @triton.jit")
+        inner = inner.fn
+    return inner
+
+
+def _is_jit(value: Any) -> bool:
+    # by name: the interpreter's module is imported only where kernels are interpreted
+    return isinstance(value, JITFunction) or type(value).__name__ == "InterpretedFunction"
+
+
+def source_of(function: FunctionType) -> Source:
+    """Where another process finds a function; one that stands in no module's file is written to one."""
+    spec = getattr(sys.modules.get(function.__module__), "__spec__", None)
+    # an answer's module has the lesson's spec
+    if spec and spec.origin and spec.name == function.__module__ and "<locals>" not in function.__qualname__:
+        return Source(spec.name, spec.origin, function.__qualname__)
+    try:
+        text = textwrap.dedent(inspect.getsource(function))
+    except OSError as error:
+        raise ValueError(
+            f"kernel: the source of {function.__name__} cannot be read; define it in a cell or in a file"
+        ) from error
+    scope = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+    names = dict.fromkeys(re.findall(r"[^\W\d]\w*", text))  # too many, as words of comments are among them
+    values = {name: literal(scope[name]) for name in names if name in scope and name != function.__name__}
+    lines = [f"{name} = {value}" for name, value in values.items() if value]
+    text = "\n".join(["from labkit.profiling import codegen", *lines, text])
+    module = f"labkit_cells_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    file = paths.cache() / "lessons" / f"{module}.py"
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        paths.write_text(file, text)
+    return Source(module, str(file), function.__name__)
+
+
+def literal(value: Any) -> str:
+    """Python text for what a kernel may refer to; "" for any other value, of which Triton says so."""
+    if isinstance(value, ModuleType) and value.__spec__ is not None:
+        return f"codegen.load({value.__name__!r}, {value.__spec__.origin!r})"
+    if _is_jit(value) or isinstance(value, ConstexprFunction):  # a kernel calls no other functions
+        return f"codegen.{source_of(value.fn)}.found()"
+    if value is tl.constexpr:
+        return "codegen.tl.constexpr"
+    if isinstance(value, tl.constexpr):
+        inner = literal(value.value)
+        return inner and f"codegen.tl.constexpr({inner})"
+    if type(value) is tl.dtype:
+        return f"codegen.tl.dtype({value.name!r})"
+    if isinstance(value, tuple):
+        items = [literal(one) for one in value]
+        return f"({', '.join(items)},)" if items and all(items) else ""
+    if isinstance(value, float):
+        return f"float('{value}')"  # also inf and nan
+    return repr(value) if value is None or isinstance(value, (bool, int, str)) else ""
+
+
+def load(name: str, file: str) -> ModuleType:
+    """A module by its name, or from its file where the name does not lead there."""
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin == file:
+            return importlib.import_module(name)
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---- the compiler's process --------------------------------------------------------------------------------
+
+
+def server() -> child_process.Forkserver:
+    """The process that compiles for this one; it is started by the first call."""
+    global _server
+    if _server is None:
+        # Nothing of this process's that would change how Triton compiles, and no GPU, which it needs not.
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_") or k.endswith("_PATH")}
+        _server = child_process.Forkserver(_prepare, environment=kept | _SETTINGS)
+    return _server
+
+
+def use(given: child_process.Forkserver) -> None:
+    """Compile in the process of another process."""
+    global _server
+    _server = given
+
+
+_server: child_process.Forkserver | None = None
+_SETTINGS = {
+    "TRITON_INTERPRET": "0",
+    "TRITON_ALWAYS_COMPILE": "1",
+    "TRITON_DUMP_PTXAS_LOG": "1",  # registers and spills are told nowhere else
+    "TRITON_DISABLE_LINE_INFO": "1",  # a third of the PTX, and of no use without the files
+    "CUDA_VISIBLE_DEVICES": "",
+}
+
+
+@triton.jit
+def _empty(x_ptr: Any) -> None:
+    pass
+
+
+def _prepare() -> None:
+    """Do once what takes longer than to compile a kernel: imports, and the first compilation of a process."""
+    importlib.import_module("labkit.kernels")
+    _compile_all([request(_empty, ["*fp32"])])
+
+
+def compile_many(requests: Iterable[Request]) -> list[Compiled]:
+    """Compile several requests in one process.
+
+    Raises CompileError with the compiler's message for the first kernel that it refuses, ValueError when it
+    refuses the arguments.
+    """
+    wanted = list(requests)
+    different = {request.key: request for request in wanted}
+    if not wanted:
+        return []
+    try:
+        made = server().run(_compile_all, list(different.values()), seconds=LIMIT_S)
+    except child_process.ChildError as error:
+        raise CompileError(
+            "\n".join([f"the compiler's process: {error}", *getattr(error, "__notes__", ())])
+        ) from error
+    for one in made:
+        if isinstance(one, Exception):
+            raise one
+    results = dict(zip(different, made, strict=True))
+    return [results[request.key] for request in wanted]
+
+
+def _compile_all(requests: list[Request]) -> list[Compiled | Exception]:
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        return [_compile(request) for request in requests]
+
+
+def _compile(request: Request) -> Compiled | Exception:
+    """What the compiler makes of a request, or refuses it with."""
+    title = f"{request.kernel} for {request.target}"
+    print(title, flush=True)  # should the compiler crash, this is the last that is heard of it
+    target = GPUTarget("cuda", int(request.target.removeprefix("sm_")), 32)
+    try:
+        source, options = _specialised(request, target)
+    except Exception as error:
+        return ValueError(f"{title}: {type(error).__name__}: {error}")
+    log = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(log):
+            made = triton.compile(source, target=target, options=options)
+    except Exception as error:
+        return CompileError(f"{title}: {_reasons(error)}")
+    told = log.getvalue()
+    return Compiled(
+        kernel=request.kernel,
+        target=request.target,
+        num_warps=made.metadata.num_warps,
+        registers=max(int(n) for n in re.findall(r"Used (\d+) registers", told)),
+        spill_stores=sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", told)),
+        spill_loads=sum(int(n) for n in re.findall(r"(\d+) bytes spill loads", told)),
+        shared_bytes=made.metadata.shared,
+        **count_instructions(made.asm["ptx"]),
+        **{name: made.asm[name] for name in ("ttir", "ttgir", "ptx", "cubin")},
+    )
+
+
+def _reasons(error: BaseException) -> str:
+    """An error and what caused it: of a helper's mistake Triton's own message shows the call only."""
+    told = f"{type(error).__name__}: {error}"
+    return f"{told}\n{_reasons(error.__cause__)}" if error.__cause__ else told
+
+
+def _specialised(request: Request, target: GPUTarget) -> tuple[ASTSource, dict[str, Any]]:
+    """What a launch would compile for these values, by the code that decides it at a launch."""
+    kernel, backend = unwrap(request.source.found()), make_backend(target)
+    given = {name: one.found() if isinstance(one, Source) else one for name, one in request.values.items()}
+    types = {name: one.text for name, one in request.values.items() if isinstance(one, Type)}
+    binder = create_function_from_signature(kernel.signature, kernel.params, backend)
+    values = given | dict.fromkeys(types, 3)  # any number: what Triton makes of it is replaced
+    bound, specialization, options = binder(**values, **request.options, debug=bool(kernel.debug))
+    for index, name in enumerate(bound):
+        if name in types:
+            plain = types[name].removesuffix(":16")
+            specialization[index] = (plain, "" if plain == types[name] else "D")
+    parsed, signature, constexprs, attributes = kernel._pack_args(
+        backend, options, bound, specialization, options
+    )
+    return ASTSource(kernel, signature, constexprs, attributes), dict(parsed.__dict__)
+
+
+# ---- what is in the program --------------------------------------------------------------------------------
+
+
+_INSTRUCTION = re.compile(r"\s*(?:[\w$]+:\s+)?(?:@!?%?\w+\s+)?([a-z]\w*(?:\.[\w:]+)+)(.*)", re.DOTALL)
+"""Perhaps a label and a predicate, then the operation with its dotted suffixes, the operands."""
+
+
+def count_instructions(ptx: str) -> dict[str, Any]:
+    """The counts of ``Compiled`` from the text of a PTX program, by the names of its fields."""
+    widths: dict[str, Counter[int]] = {name: Counter() for name in ("loads", "stores", "async_copies")}
+    kinds: dict[str, Counter[str]] = {name: Counter() for name in ("shuffles", "matrix", "barriers")}
+    bulk: Counter[str] = Counter()
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", "", ptx, flags=re.DOTALL)
+    for statement in re.split(r"[;{}\n]", text):
+        match = _INSTRUCTION.match(statement)
+        if match is None:
+            continue
+        operation, operands = match[1].split("."), match[2]
+        head = operation[0]
+        if head in ("ld", "st") and "global" in operation:
+            widths["loads" if head == "ld" else "stores"][_bits(operation)] += 1
+        elif head == "cp" and "bulk" in operation:
+            spaces = [part.split("::")[0] for part in operation if part.startswith(("shared", "global"))]
+            if len(spaces) == 2:  # not a prefetch, nor a wait
+                bulk["bulk_loads" if spaces[0] == "shared" else "bulk_stores"] += 1
+        elif operation[:2] == ["cp", "async"] and "global" in operation:
+            size = 8 * int(operands.split("]")[2].strip(", ").split(",")[0], 0)
+            widths["async_copies"][size] += 1
+            widths["loads"][size] += 1
+        elif operation[:2] == ["shfl", "sync"]:
+            kinds["shuffles"][operation[2]] += 1
+        elif operation[:2] == ["redux", "sync"]:
+            kinds["shuffles"]["redux"] += 1
+        elif head == "mma" or operation[:2] in (["wgmma", "mma_async"], ["tcgen05", "mma"]):
+            kinds["matrix"][head] += 1
+        elif head in ("bar", "barrier") and "sync" in operation and "warp" not in operation:
+            kinds["barriers"]["bar.sync"] += 1
+        elif head == "mbarrier" and operation[1] in ("try_wait", "test_wait"):
+            kinds["barriers"]["mbarrier"] += 1
+    counts = {name: dict(counter) for name, counter in (widths | kinds).items()}
+    return {**counts, "bulk_loads": bulk["bulk_loads"], "bulk_stores": bulk["bulk_stores"]}
+
+
+def _bits(operation: list[str]) -> int:
+    """Bits that a load or store moves: elements of the vector times the element's."""
+    vector = next((int(part[1:]) for part in operation if re.fullmatch(r"v\d", part)), 1)
+    return vector * int(operation[-1].lstrip("abcdefghijklmnopqrstuvwxyz"))
+
+
+def table(*compiled: Compiled, labels: Sequence[str] = ()) -> "pd.DataFrame":
+    """One row for each kernel; ``labels`` name the rows where the kernels' names do not tell them apart."""
+    import pandas as pd  # not before it is needed: importing it takes half a second
+
+    if labels and len(labels) != len(compiled):
+        raise ValueError(f"labels: {len(labels)} labels for {len(compiled)} kernels")
+    widths = sorted({16, 32, 64, 128}.union(*(one.loads for one in compiled)), reverse=True)
+    rows = [
+        {
+            "target": one.target,
+            "warps": one.num_warps,
+            "registers": one.registers,
+            "spills (bytes)": one.spills,
+            "widest load (bits)": one.widest_load,
+            **{f"{width}-bit loads": one.loads.get(width, 0) for width in widths},
+            "async copies": sum(one.async_copies.values()),
+            "bulk copies": one.bulk_loads + one.bulk_stores,
+            "shuffles": sum(one.shuffles.values()),
+            "matrix instructions": ", ".join(f"{count} {kind}" for kind, count in one.matrix.items()) or "0",
+            "barriers": sum(one.barriers.values()),
+            "shared (KB)": one.shared_bytes / 1024,
+        }
+        for one in compiled
+    ]
+    return pd.DataFrame(rows, index=list(labels) or [one.kernel for one in compiled])
+
+
+def excerpt(compiled: Compiled, pattern: str, *, limit: int = 8, text: str = "ptx") -> str:
+    """Lines of the PTX (or ``text``: ttir, ttgir, sass) that match a regular expression, at most ``limit``.
+
+    A line of dots stands where something is left out between them.
+    """
+    if text not in ("ttir", "ttgir", "ptx", "sass"):
+        raise ValueError(f"text: {text!r} is none of ttir, ttgir, ptx, sass")
+    lines = getattr(compiled, text).expandtabs(4).splitlines()
+    hits = [number for number, line in enumerate(lines) if re.search(pattern, line)]
+    result: list[str] = []
+    for before, hit in zip([-1, *hits], hits[:limit], strict=False):
+        result += ["    ..."] * bool(result and hit > before + 1) + [lines[hit]]
+    return "\n".join(result + [f"    ... {len(hits) - limit} more"] * (len(hits) > limit))

@@ -1,0 +1,61 @@
+"""Floors of a piece of work against width, as a figure draws them, and which of them is the highest where."""
+
+from collections.abc import Callable
+
+import pandas as pd
+import torch
+
+from labkit.measure import roofline
+from labkit.measure.contender import Shape, Work
+
+
+def _fixed(panel: pd.DataFrame) -> Shape:
+    """The sizes that a panel over width has one of."""
+    return {axis: int(panel[axis].iloc[0]) for axis in ("batch", "groups", "time") if axis in panel}
+
+
+def floors(**works: Work) -> Callable[[pd.DataFrame], dict[str, Callable[[float], float]]]:
+    """For plots.curves: the floor in us of each work against width, for a panel of one batch and dtype.
+
+    ``floors(linear=LINEAR)`` draws "floor of linear". The roofs are those of the device of the panel's rows.
+    """
+
+    def of(panel: pd.DataFrame) -> dict[str, Callable[[float], float]]:
+        roofs = roofline.roofs_of(panel)
+        if roofs is None:
+            return {}
+        sizes, dtype = _fixed(panel), str(panel["dtype"].iloc[0])
+
+        def line(work: Work) -> Callable[[float], float]:
+            return lambda width: work.floor_us({**sizes, "width": int(width)}, dtype, roofs)
+
+        return {f"floor of {name}": line(work) for name, work in works.items()}
+
+    return of
+
+
+def regimes(work: Work) -> Callable[[pd.DataFrame], list[tuple[float, float, str]]]:
+    """For plots.curves: over which widths launch, memory or arithmetic is the highest floor of ``work``."""
+
+    def of(panel: pd.DataFrame) -> list[tuple[float, float, str]]:
+        roofs = roofline.roofs_of(panel)
+        if roofs is None:
+            return []
+        sizes, dtype = _fixed(panel), str(panel["dtype"].iloc[0])
+        itemsize = getattr(torch, dtype).itemsize
+        least, most = int(panel["width"].min()), int(panel["width"].max())
+
+        def shape(width: float) -> Shape:
+            return {**sizes, "width": int(width)}
+
+        def moved(width: float) -> float:
+            return work.min_bytes(shape(width), itemsize, "forward") / roofs.bandwidth * 1e6
+
+        def computed(width: float) -> float:
+            return work.flops(shape(width), "forward") / roofs.matmul[dtype] * 1e6
+
+        widths = [least * (most / least) ** (i / 200) for i in range(201)]
+        bounds = {"launch": lambda _: roofs.node_us, "memory": moved, "arithmetic": computed}
+        return roofline.regimes(widths, bounds)
+
+    return of

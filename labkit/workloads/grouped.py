@@ -1,0 +1,165 @@
+"""What many small Linears side by side compute: inputs, float64 reference, fewest bytes, operations.
+
+Axes: ``batch`` rows, ``groups`` (100 where left out), and ``width``, the features of a group, in and out. A
+row holds its groups one after the other: x is (batch, groups * width), and so is the result. Works differ in
+how the weight is kept, so that each strategy gets the one that it wants. CHANNELS and its like are the same
+for data (B, C, T): ``batch`` is the rows in all, ``time`` the positions of a sequence, 512 where left out but
+never more than the rows.
+
+Bytes and operations are those of as many Linears: each input and each output once, two for each multiply and
+add, twice as many products backward. Neither the bias counts nor the zeros of a block-diagonal weight.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from labkit.device import randn
+from labkit.measure.contender import Shape, Work
+from labkit.workloads.elementwise import LINEAR
+
+Reference = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def groups_of(shape: Shape) -> int:
+    """How many Linears: 100 where the shape does not say."""
+    return shape.get("groups", 100)
+
+
+def time_of(shape: Shape) -> int:
+    """Positions of a sequence: 512 where the shape does not say, and at most the rows that there are.
+
+    ValueError for rows that are no whole number of sequences.
+    """
+    batch = shape["batch"]
+    time = min(shape.get("time", 512), batch)
+    if batch % time:
+        raise ValueError(f"batch: {batch} rows are no whole number of sequences of {time}")
+    return time
+
+
+def grouped_reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Each group times its weight: x (..., G * D_in), weight (G, D_in, D_out), bias (G, D_out)."""
+    groups = x.unflatten(-1, weight.shape[:2])
+    return (torch.einsum("...gi,gio->...go", groups, weight) + bias).flatten(-2)
+
+
+def linears_reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A Linear for each group: x (..., G * D_in), weight (G, D_out, D_in), bias (G, D_out)."""
+    groups = x.unflatten(-1, (len(weight), weight.shape[2])).unbind(-2)
+    return torch.cat([linear(*group) for group in zip(groups, weight, bias, strict=True)], -1)
+
+
+def conv_reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A grouped convolution of length 1 over rows: x (..., G * D_in), weight (G * D_out, D_in, 1), bias
+    (G * D_out,)."""
+    groups = x.shape[-1] // weight.shape[1], -1
+    return linears_reference(x, weight.squeeze(2).unflatten(0, groups), bias.unflatten(0, groups))
+
+
+def _features(shape: Shape) -> int:
+    return groups_of(shape) * shape["width"]
+
+
+def _rows(shape: Shape) -> Tensor:
+    return randn(shape["batch"], _features(shape))
+
+
+def _channels(shape: Shape) -> Tensor:
+    time = time_of(shape)
+    return randn(shape["batch"] // time, _features(shape), time)
+
+
+def _squares(shape: Shape) -> tuple[Tensor, Tensor]:
+    groups, width = groups_of(shape), shape["width"]
+    return randn(groups, width, width, scale=width**-0.5), randn(groups, width)
+
+
+def _filters(shape: Shape) -> tuple[Tensor, Tensor]:
+    weight, bias = _squares(shape)
+    return weight.flatten(0, 1).unsqueeze(2), bias.flatten()
+
+
+def _dense(shape: Shape) -> tuple[Tensor, Tensor]:
+    weight, bias = _squares(shape)
+    return torch.block_diag(*weight), bias.flatten()
+
+
+def _bytes(shape: Shape, itemsize: int, direction: str) -> int:
+    """Forward X + Y + W; backward X + dY + dX + W + dW."""
+    return groups_of(shape) * LINEAR.min_bytes(shape, itemsize, direction)
+
+
+def _forward_bytes(shape: Shape, itemsize: int, direction: str) -> int:
+    """X + Y + W without its zeros, forward."""
+    if direction != "forward":
+        raise ValueError(f"direction: a block-diagonal weight is measured forward only, not {direction}")
+    return _bytes(shape, itemsize, direction)
+
+
+def _flops(shape: Shape, direction: str) -> int:
+    """One product of 2 B D D operations for each group forward, two backward."""
+    return groups_of(shape) * LINEAR.flops(shape, direction)
+
+
+def _over_rows(
+    weights: Callable[[Shape], tuple[Tensor, Tensor]],
+    reference: Reference,
+    min_bytes: Callable[[Shape, int, str], int] = _bytes,
+) -> Work:
+    return Work(lambda shape: (_rows(shape), *weights(shape)), reference, min_bytes, _flops)
+
+
+def _over_time(weights: Callable[[Shape], tuple[Tensor, Tensor]], reference: Reference) -> Work:
+    """The same over x (B, C, T), ``reference`` being that of x (B, T, C)."""
+
+    def turned(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return reference(x.mT, weight, bias).mT
+
+    # Whole sequences: four of 16 positions where the shape names ``time``, else one of 64.
+    sample = {"batch": 64, "time": 16}
+    return Work(lambda shape: (_channels(shape), *weights(shape)), turned, _bytes, _flops, sample)
+
+
+GROUPED = _over_rows(_squares, grouped_reference)
+"""As a batched product wants it: x (batch, groups * width), weight (groups, width in, width out), bias
+(groups, width)."""
+
+GROUPED_LINEARS = _over_rows(_squares, linears_reference)
+"""As a list of nn.Linear keeps it, stacked: weight (groups, width out, width in), bias (groups, width)."""
+
+GROUPED_CONV = _over_rows(_filters, conv_reference)
+"""As nn.Conv1d with ``groups`` keeps it: weight (groups * width, width, 1), bias (groups * width,)."""
+
+GROUPED_DENSE = _over_rows(_dense, linear, _forward_bytes)
+"""As one nn.Linear keeps it, forward: weight (groups * width, groups * width), zeros off the blocks, and bias
+(groups * width,)."""
+
+
+def packed(k: int) -> Work:
+    """Each k groups as one wider group, forward: a batched product with zeros off the blocks of its weight.
+
+    weight (groups / k, k * width in, k * width out), bias (groups / k, k * width). Where ``groups`` is no
+    multiple of ``k``, drawing inputs raises ValueError.
+    """
+
+    def weights(shape: Shape) -> tuple[Tensor, Tensor]:
+        if groups_of(shape) % k:
+            raise ValueError(f"groups: {groups_of(shape)} is no multiple of the {k} that are packed together")
+        weight, bias = _squares(shape)
+        wide = torch.stack([torch.block_diag(*blocks) for blocks in weight.split(k)])
+        return wide, bias.view(len(wide), -1)
+
+    return _over_rows(weights, grouped_reference, _forward_bytes)
+
+
+CHANNELS = _over_time(_squares, grouped_reference)
+"""GROUPED for x (batch / time, groups * width, time)."""
+
+CHANNELS_LINEARS = _over_time(_squares, linears_reference)
+"""GROUPED_LINEARS for x (batch / time, groups * width, time)."""
+
+CHANNELS_CONV = _over_time(_filters, conv_reference)
+"""GROUPED_CONV for x (batch / time, groups * width, time), as the convolution wants it."""

@@ -1,0 +1,148 @@
+"""What the capstone's recurrent network computes: inputs, float64 reference, fewest bytes, operations.
+
+Axes: ``batch`` sequences, ``time`` steps, ``width`` features. The features are split into GROUPS heads of D
+each; the MLP is EXPANSION times as wide, and there are OUTPUTS outputs. Matrices of the heads are kept as
+lesson 4's grouped_linear has them, (G, D_in, D_out); those of the MLP and the output head as nn.Linear has
+them, (out, in).
+
+The network: each head multiplies its own features by a matrix; RMSNorm; each head makes the logits of a gate
+and a candidate, side by side; a minimal GRU (Feng et al., arXiv:2410.01201) makes states of them; the same
+gates lead a recurrence that normalises its state at every step (lesson 7); a GeGLU MLP stands beside a
+residual; a linear head.
+
+Bytes are those of the whole network in one pass: input, output and weights once, and their gradients, but
+nothing that lies between two layers. Operations are those of the matrix products, two for each multiply and
+add; a backward pass has twice as many products as its forward.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from labkit.device import randn
+from labkit.measure.contender import Shape, Work
+from labkit.workloads.mlp import PRODUCTS
+from labkit.workloads.recurrent import EPS, min_gru, rms_recurrence
+
+GROUPS, EXPANSION, OUTPUTS = 4, 2, 32
+"""Heads, the MLP's hidden features over the width, and outputs."""
+
+
+def heads(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Each head's features times its own matrix.
+
+    x (..., G D_in), weight (G, D_in, D_out), bias (G, D_out); the result (..., G D_out).
+    """
+    grouped = x.unflatten(-1, (len(weight), -1))
+    return (torch.einsum("...gi,gio->...go", grouped, weight) + bias).flatten(-2)
+
+
+def split(gates: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Logits of the gate and candidate, (..., H) each: gates (..., 2 H), in each head first the logits."""
+    logit, candidate = gates.unflatten(-1, (groups, 2, -1)).unbind(-2)
+    return logit.flatten(-2), candidate.flatten(-2)
+
+
+def cell(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
+    """Both recurrences, led by one gate z: gates (B, T, 2 H) as :func:`split` has them, gain (H,).
+
+    s_t = (1 - z_t) s_{t-1} + z_t candidate_t, u_t = (1 - z_t) r_{t-1} + s_t, and the result (B, T, H) is
+    r_t = gain u_t / sqrt(mean(u_t^2) + eps).
+    """
+    logit, candidate = split(gates, groups)
+    z = logit.sigmoid()
+    return rms_recurrence(1 - z, min_gru(z, candidate), gain)
+
+
+def geglu(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
+    """(gelu(x Wg^T) * (x Wu^T)) Wd^T: x (..., d), w_gate_up (2, h, d), gate first, w_down (d, h)."""
+    gate, up = (functional.linear(x, weight) for weight in w_gate_up)
+    return functional.linear(functional.gelu(gate, approximate="tanh") * up, w_down)
+
+
+def network(
+    x: Tensor,
+    w_in: Tensor,
+    b_in: Tensor,
+    gain_in: Tensor,
+    w_gates: Tensor,
+    b_gates: Tensor,
+    gain: Tensor,
+    w_gate_up: Tensor,
+    w_down: Tensor,
+    w_out: Tensor,
+    b_out: Tensor,
+) -> Tensor:
+    """The whole network: x (B, T, H) to (B, T, OUTPUTS)."""
+    normed = functional.rms_norm(heads(x, w_in, b_in), gain_in.shape, gain_in, EPS)
+    states = cell(heads(normed, w_gates, b_gates), gain, len(w_gates))
+    return functional.linear(states + geglu(states, w_gate_up, w_down), w_out, b_out)
+
+
+def weights(width: int) -> tuple[Tensor, ...]:
+    """The network's weights, in the order of its arguments; ValueError unless GROUPS divides the width."""
+    if width % GROUPS:
+        raise ValueError(f"width: {width} features cannot be split into {GROUPS} heads")
+    each, hidden = width // GROUPS, EXPANSION * width
+    return (
+        randn(GROUPS, each, each, scale=each**-0.5), randn(GROUPS, each, scale=0.1),
+        1 + randn(width, scale=0.1),
+        randn(GROUPS, each, 2 * each, scale=each**-0.5), randn(GROUPS, 2 * each, scale=0.1),
+        1 + randn(width, scale=0.1),
+        randn(2, hidden, width, scale=width**-0.5), randn(width, hidden, scale=hidden**-0.5),
+        randn(OUTPUTS, width, scale=width**-0.5), randn(OUTPUTS, scale=0.1),
+    )  # fmt: skip
+
+
+def _inputs(shape: Shape) -> tuple[Tensor, ...]:
+    return randn(shape["batch"], shape["time"], shape["width"]), *weights(shape["width"])
+
+
+def rows(shape: Shape) -> int:
+    """Steps of all sequences."""
+    return shape["batch"] * shape["time"]
+
+
+def products(width: int) -> dict[str, int]:
+    """Multiplications of each layer for one step of one sequence: as many numbers as its weight has."""
+    each = width // GROUPS
+    return {
+        "input heads": width * each,
+        "gate heads": 2 * width * each,
+        "gate and up": 2 * EXPANSION * width**2,
+        "down": EXPANSION * width**2,
+        "output head": OUTPUTS * width,
+    }
+
+
+def ends(width: int) -> dict[str, int]:
+    """Numbers that each layer of :func:`products` reads and writes for one step of one sequence.
+
+    Gate and up are one layer that writes their product, as fused kernels do.
+    """
+    hidden = EXPANSION * width
+    return {
+        "input heads": 2 * width,
+        "gate heads": 3 * width,
+        "gate and up": width + hidden,
+        "down": hidden + width,
+        "output head": width + OUTPUTS,
+    }
+
+
+def _bytes(shape: Shape, itemsize: int, direction: str) -> int:
+    """Forward X + Y + weights; backward X + dY + dX + weights + their gradients."""
+    width = shape["width"]
+    x, y, small = rows(shape) * width, rows(shape) * OUTPUTS, 5 * width + OUTPUTS  # biases and gains
+    held = sum(products(width).values()) + small
+    moved = {"forward": x + y + held, "backward": 2 * x + y + 2 * held}
+    moved["forward_backward"] = moved["forward"] + moved["backward"]
+    return moved[direction] * itemsize
+
+
+def _flops(shape: Shape, direction: str) -> int:
+    return PRODUCTS[direction] * 2 * rows(shape) * sum(products(shape["width"]).values())
+
+
+NETWORK = Work(_inputs, network, _bytes, _flops, sample={"batch": 16, "time": 64})
+"""x (B, T, H), then the weights in the order of :func:`network`'s arguments."""

@@ -1,0 +1,68 @@
+"""The hash of measured code: a line edited in a kernel's file makes lesson, bench and panel stale."""
+
+import shutil
+
+import pytest
+import torch
+
+from labkit.kernels import affine
+from labkit.lessons import code_hash, notebooks
+from labkit.measure import sweeps
+from labkit.measure.contender import Contender
+from labkit.workloads import elementwise
+
+AFFINE = Contender("labkit", affine, elementwise.AFFINE)
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A copy of labkit whose files may be edited; imported modules stay those of the original."""
+    copy = tmp_path / "labkit"
+    shutil.copytree(code_hash.PACKAGE, copy, ignore=shutil.ignore_patterns("data", "__pycache__"))
+    monkeypatch.setattr(code_hash, "PACKAGE", copy)
+    return copy
+
+
+def measured_now():
+    """What stands for the present code in a lesson's stamp, and in a row of the bench and of a live panel."""
+    return [notebooks.code_hash(notebooks.resolve("01")), sweeps.code(AFFINE)]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "stale"),
+    [
+        ("kernels/affine.py", "ROW_BYTES = 2048", "ROW_BYTES = 4096", True),
+        ("kernels/common.py", "multiprocessors=4", "multiprocessors=5", True),
+        ("measure/clocks.py", "import", "import os\nimport", True),
+        ("workloads/elementwise.py", "def affine", "def affined(): pass\ndef affine", True),
+        ("kernels/affine.py", '"""y = x', '"""Y = x', False),
+        ("kernels/affine.py", "# (BLOCK,)", "# of BLOCK elements", False),
+        ("kernels/affine.py", "\n\n\n", "\n\n\n\n", False),
+        ("plots/curves.py", "import", "import os\nimport", False),
+        ("kernels/rms_norm.py", "import", "import os\nimport", False),
+    ],
+    ids=["kernel", "shared", "clocks", "work", "docstring", "comment", "blank", "curves", "another kernel"],
+)
+def test_an_edit_of_what_decides_about_a_time_makes_everything_stale_and_no_other(
+    package, file, old, new, stale
+):
+    before = measured_now()
+    text = (package / file).read_text()
+    assert old in text, f"{file} has no {old!r}"
+    (package / file).write_text(text.replace(old, new))
+    assert [was != now for was, now in zip(before, measured_now(), strict=True)] == [stale] * 2
+
+
+def test_cells_reach_what_they_import_and_contenders_what_their_work_computes():
+    cell = "from labkit.kernels import affine\n"
+    assert code_hash.of_cells([cell]) != code_hash.of_cells(["from labkit import affine\n"])
+    assert code_hash.of_cells(["x = (", cell]) == code_hash.of_cells(["x = (", cell]), "half written"
+    assert Contender("labkit", affine, elementwise.LINEAR).fingerprint() != AFFINE.fingerprint()
+    assert Contender("labkit", torch.mul, elementwise.AFFINE).fingerprint() != AFFINE.fingerprint()
+
+
+def test_a_sign_of_a_comment_within_text_is_code():
+    source = (
+        '"""What it is."""\n\nx = "# no comment"  # a comment\n\n\ndef f():\n    """What."""\n    return x\n'
+    )
+    assert code_hash.plain(source) == 'x = "# no comment"\ndef f():\n    return x'

@@ -1,0 +1,128 @@
+"""What the check of a sweep's contenders sees: at full size too, and in the gradients."""
+
+import pytest
+import torch
+from reusing import Reusing
+
+from labkit.measure import accuracy
+from labkit.measure.accuracy import EDGE_ROWS, SPREAD_ROWS, Comparison, spread
+
+BATCH, WIDTH = 1000, 12
+
+
+def reference(x, w, other):
+    return (x * other) @ w.T
+
+
+def right(x, w, other):
+    return reference(x, w, other)
+
+
+def inputs(batch=BATCH, grad=True, dtype=torch.float32):
+    torch.manual_seed(0)
+    drawn = torch.randn(batch, WIDTH), torch.randn(WIDTH, WIDTH), torch.randn(batch, WIDTH)
+    return tuple(t.to(dtype).requires_grad_(grad) for t in drawn)
+
+
+def of(call, direction="forward_backward"):
+    return Comparison(call, reference, direction, batched=(0, 2))
+
+
+def hooked(which, spoil):
+    """Right, but for the gradient of one input, which ``spoil`` changes."""
+
+    def call(*tensors):
+        passed = list(tensors)
+        if passed[which].requires_grad:
+            passed[which] = passed[which] * 1.0
+            passed[which].register_hook(spoil)
+        return reference(*passed)
+
+    return call
+
+
+@pytest.mark.parametrize("batch", [1, 5, 16, 17, 64, 1000, 2**15])
+def test_the_rows_are_both_ends_and_some_between(batch):
+    rows = spread(batch).tolist()
+    assert rows == sorted(set(rows)) and rows[0] == 0 and rows[-1] == batch - 1
+    assert set(range(min(EDGE_ROWS, batch))) <= set(rows)
+    assert set(range(max(0, batch - EDGE_ROWS), batch)) <= set(rows)
+    assert min(batch, SPREAD_ROWS) <= len(rows) <= SPREAD_ROWS + 2 * EDGE_ROWS
+    assert max(b - a for a, b in zip([-1, *rows], rows, strict=False)) <= batch // (SPREAD_ROWS - 1) + 1
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward", "forward_backward"])
+@pytest.mark.parametrize("all_rows", [True, False])
+@pytest.mark.parametrize("batch", [1, 7, BATCH])
+def test_what_is_right_passes(direction, all_rows, batch, monkeypatch):
+    monkeypatch.setattr(accuracy, "CHUNK_ROWS", 300)
+    comparison = of(right, direction)
+    given = inputs(batch, grad=direction != "forward")
+    assert comparison.complete(given) < 1e-6
+    assert comparison.at_full_size(given, all_rows=all_rows) < 1e-6
+
+
+@pytest.mark.parametrize("row", [0, 7, 999, 992])
+def test_a_wrong_row_at_an_end_of_the_output_is_seen(row):
+    def call(*tensors):
+        y = reference(*tensors)
+        return torch.cat([y[:row], y[row : row + 1] + 3, y[row + 1 :]])
+
+    assert of(call, "forward").at_full_size(inputs(grad=False), all_rows=False) > 0.05
+
+
+@pytest.mark.parametrize("all_rows", [True, False])
+@pytest.mark.parametrize(
+    ("which", "spoil"),
+    [
+        (0, lambda g: g * 1.1),
+        (1, lambda g: g * 1.1),
+        (2, lambda g: g * 1.1),
+        (0, lambda g: torch.cat([g[:64], torch.zeros_like(g[64:])])),
+        (2, lambda g: torch.cat([g[:-16], g[:16]])),
+        (0, lambda g: torch.full_like(g, torch.nan)),
+        (2, lambda g: g.index_fill(0, torch.tensor([500]), torch.nan)),  # between the rows that are compared
+        (0, lambda g: g.index_fill(0, torch.tensor([500]), 1000.0)),
+        (1, lambda g: g.flip(0)),
+    ],
+)
+def test_a_wrong_gradient_is_seen(which, spoil, all_rows):
+    error = of(hooked(which, spoil)).at_full_size(inputs(), all_rows=all_rows)
+    assert not error <= 0.05
+
+
+@pytest.mark.parametrize("all_rows", [True, False])
+def test_a_weight_gradient_without_the_last_rows_is_seen(all_rows):
+    """As when a kernel sums whole tiles of rows only."""
+
+    def call(x, w, other):
+        cut = len(x) // 64 * 64
+        left = reference(x[cut:], w.detach(), other[cut:])
+        return torch.cat([reference(x[:cut], w, other[:cut]), left])
+
+    assert of(call).at_full_size(inputs(), all_rows=all_rows) > 0.05
+    assert of(call).complete(inputs(batch=64)) < 1e-6, "and at a sampled size it is not"
+
+
+def test_a_backward_that_overwrites_what_the_forward_saved_is_not_repeated():
+    x = (torch.randn(50, 3, requires_grad=True),)
+    comparison = Comparison(Reusing.apply, lambda x: x * x, "backward")
+    assert comparison.complete(x) < 1e-6, "once it is right"
+    assert comparison.repeated(x) > 0.1
+    assert Comparison(torch.square, torch.square, "backward").repeated(x) == 0.0
+
+
+@pytest.mark.parametrize(("direction", "kept"), [("backward", True), ("forward_backward", False)])
+@pytest.mark.parametrize("all_rows", [True, False])
+def test_only_a_backward_that_will_be_repeated_keeps_what_was_saved(direction, kept, all_rows, monkeypatch):
+    """torch.compile reuses that memory, or not, from the first backward on."""
+    asked, original = [], torch.autograd.grad
+
+    def grad(output, inputs_, upstream, retain_graph):
+        asked.append((output.dtype, retain_graph))
+        return original(output, inputs_, upstream, retain_graph=retain_graph)
+
+    monkeypatch.setattr(torch.autograd, "grad", grad)
+    of(right, direction).complete(inputs())
+    of(right, direction).at_full_size(inputs(), all_rows=all_rows)
+    assert [kept_ for dtype, kept_ in asked if dtype == torch.float32] == [kept, kept]

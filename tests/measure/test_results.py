@@ -1,0 +1,295 @@
+"""The results of a sweep: times and ratios with their origin, and what is missing stays missing."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from taped import recorded
+
+from labkit.measure import rows
+from labkit.measure.results import MISSING, Measured, Results, crossovers, measured, number, slope
+from labkit.widgets import claim
+
+
+def row(contender, width, median_us, **other):
+    usual = {"direction": "forward", "dtype": "float32", "clock": "graph", "cache": "cold", "kind": "live"}
+    spread = {"p20_us": median_us, "p80_us": median_us, "copy_us": 2.0, "noise": "", "date": "2026-11-24"}
+    shape = {"shape": {"width": width}, "width": width}
+    return {
+        "contender": contender,
+        "median_us": median_us,
+        "device": "gpu",
+        **usual,
+        **spread,
+        **shape,
+        **other,
+    }
+
+
+@pytest.fixture
+def results():
+    return Results([row(name, n, us * n) for n in (4, 8, 16) for name, us in (("slow", 4.0), ("fast", 1.0))])
+
+
+def test_a_time_a_speedup_and_a_share_of_a_copy_know_their_origin(results):
+    assert results.time("slow", width=8) == Measured(32.0, "live", "gpu")
+    assert results.speedup("fast", "slow", width=8) == Measured(4.0, "live", "gpu")
+    assert results.share("fast", width=4) == Measured(0.5, "live", "gpu")
+    assert isinstance(results[results.width > 4], Results), "what pandas selects answers, too"
+
+
+def test_a_speedup_that_stays_the_same_grows_with_the_power_zero(results):
+    assert results.growth("fast", "slow").value == pytest.approx(0.0, abs=1e-9)
+    assert list(results.speedups("fast", "slow").speedup) == [4.0, 4.0, 4.0]
+
+
+def test_what_nobody_measured_is_missing_and_so_is_what_is_computed_from_it(results):
+    no_such = results.speedup("fast", "third", width=4)
+    for nothing in (results.time("third"), no_such, Results().crossover("a", "b")):
+        assert nothing == MISSING or math.isnan(nothing.value)
+        assert number(nothing) is None and number(2 / (1 + nothing) * 3) is None
+    assert claim("It takes {value} us.", Results().time("fast"), lambda us: us > 0).status == "needs a GPU"
+
+
+def test_several_fitting_rows_are_an_error_that_names_them(results):
+    with pytest.raises(ValueError, match="3 rows of fast"):
+        results.time("fast")
+
+
+def test_figures_of_one_origin_compute_and_those_of_two_do_not_mix():
+    here, there = Measured(6.0, "live", "gpu"), Measured(2.0, "recorded", "gpu")
+    assert (here - here / 2) * 2 == here and 12 / here == Measured(2.0, "live", "gpu")
+    assert number(here / there) is None and number(here + there) is None
+
+
+def test_a_crossover_lies_between_the_sizes_where_the_faster_one_changes():
+    table = Results([row("flat", n, 8.0) for n in (4, 16)] + [row("steep", n, float(n)) for n in (4, 16)])
+    assert table.crossover("flat", "steep").value == pytest.approx(8.0)
+    assert pd.isna(table.crossover("steep", "flat").value)
+
+
+# Figures of a recorded table
+
+
+GAP = {"median_us": None, "p20_us": None, "p80_us": None, "note": "out of memory"}
+MIXED = "rows of recorded NVIDIA H200 and of"
+
+
+def timed(ours, theirs, **columns):
+    """Both contenders at widths 16, 32, 64, ...; a time of None is a gap."""
+    found = []
+    for name, times in (("labkit", ours), ("eager", theirs)):
+        for n, us in enumerate(times):
+            changes = columns if us else GAP | columns
+            found.append(recorded(name, 16 * 2**n, us or 1.0, **changes))
+    return rows.table(found)
+
+
+def of(value):
+    return Measured(pytest.approx(value), "recorded", "NVIDIA H200")
+
+
+MEASURED = timed((10.0, 12.0, 14.0), (20.0, 48.0, None))
+
+
+def test_one_figure_comes_with_its_origin_or_is_none():
+    assert MEASURED.time("labkit", width=16) == of(10.0)
+    assert MEASURED.value("labkit", "copy_us", width=32) == of(8.0)
+    for name, where in (("labkit", {"width": 99}), ("nobody", {"width": 16}), ("labkit", {"depth": 3})):
+        assert number(MEASURED.time(name, **where)) is None
+    assert number(MEASURED.time("eager", width=64)) is None, "a gap"
+    with pytest.raises(ValueError, match=r"3 rows of labkit fit \{\}; name more columns"):
+        MEASURED.time("labkit")
+    assert measured(3.5, MEASURED.iloc[0]) == of(3.5)
+    assert measured(7, SimpleNamespace(kind="live", device="L4")) == Measured(7, "live", "L4")
+    assert number(measured(7, SimpleNamespace(kind="live", device=""))) is None, "counted, and not measured"
+
+
+def test_a_speedup_needs_two_times():
+    assert MEASURED.speedup("labkit", "eager", width=32) == of(4.0)
+    assert number(MEASURED.speedup("labkit", "eager", width=64)) is None
+
+
+def test_the_lowest_and_the_worst_are_of_all_cases_or_none():
+    assert MEASURED.lowest("median_us", contender="labkit") == of(10.0)
+    for name in ("eager", "nobody"):  # one has a gap
+        assert number(MEASURED.lowest("median_us", contender=name)) is None
+    close = timed((10.0, 10.0), (9.9, 40.0))
+    assert close.worst("labkit", "eager") == of(1.0), "a tie counts as one"
+    assert close.worst("eager", "labkit") == of(4.0)
+    assert number(close.worst("labkit", "nobody")) is None
+    assert number(timed((10.0, 10.0), (20.0,)).worst("labkit", "eager")) is None, "it misses none"
+
+
+def test_the_speedup_has_the_range_that_both_spreads_allow_and_grows_with_a_power_of_the_width():
+    found = MEASURED.speedups("labkit", "eager")
+    assert found["width"].tolist() == [16, 32] and found["speedup"].tolist() == pytest.approx([2.0, 4.0])
+    assert found["low"].tolist() == pytest.approx([2.0 * 0.9 / 1.1, 4.0 * 0.9 / 1.1])
+    assert found["high"].tolist() == pytest.approx([2.0 * 1.1 / 0.9, 4.0 * 1.1 / 0.9])
+    assert set(found["series"]) == {"labkit over eager"} and set(found["kind"]) == {"recorded"}
+    assert MEASURED.speedups("labkit", "eager", series="ours")["series"][0] == "ours"
+    assert MEASURED.growth("labkit", "eager") == of(1.0)
+    assert number(MEASURED[MEASURED.width == 16].growth("labkit", "eager")) is None
+
+
+def test_tables_to_read_keep_the_order_of_measurement():
+    turned = MEASURED.iloc[[1, 4, 0, 3, 2, 5]]
+    wide = turned.replace({"median_us": {10.0: 10.23456}}).wide("median_us", "contender", "width")
+    assert wide.columns.tolist() == [32, 16, 64] and wide.loc["labkit"].tolist() == [12.0, 10.23, 14.0]
+    assert wide.loc["eager"].isna().tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("change", [{"kind": "live"}, {"device": "NVIDIA L4"}])
+def test_no_figure_mixes_kinds_or_devices(change):
+    mixed = pd.concat([MEASURED, MEASURED.assign(**change).assign(width=128)], ignore_index=True)
+    for refused in (
+        lambda: mixed.lowest("copy_us"),
+        lambda: mixed.wide("median_us", "contender", "width"),
+    ):
+        with pytest.raises(ValueError, match=MIXED):
+            refused()
+    theirs = MEASURED[MEASURED["contender"] == "eager"].assign(**change)
+    apart = pd.concat([MEASURED[MEASURED["contender"] == "labkit"], theirs])
+    assert apart.speedups("labkit", "eager").empty
+    assert number(apart.speedup("labkit", "eager", width=16)) is None
+    with pytest.raises(ValueError, match="2 rows of labkit fit"):
+        pd.concat([MEASURED, MEASURED.assign(**change)]).time("labkit", width=16)
+
+
+def test_no_ratio_mixes_clocks():
+    events = rows.table([recorded(us=10.0), recorded("eager", us=20.0, clock="events")])
+    assert number(events.worst("labkit", "eager")) is None
+    assert events.speedups("labkit", "eager").empty
+    assert number(events.speedup("labkit", "eager", width=16)) is None
+
+
+def test_a_crossover_lies_where_the_curves_meet():
+    meet = timed((64.0, 64.0, 64.0), (16.0, 32.0, 256.0))  # between 32 and 64, a third of the way
+    assert meet.crossover("labkit", "eager", batch=2) == of(32 * 2 ** (1 / 3))
+    assert number(meet.crossover("eager", "labkit")) is None, "from there on the other is faster"
+    assert number(meet.crossover("labkit", "eager", batch=3)) is None
+    assert number(timed((64.0, 64.0), (16.0, 32.0)).crossover("labkit", "eager")) is None, "they never meet"
+    twice = timed((64.0, 64.0, 64.0, 64.0), (16.0, 32.0, 256.0, 9.0))
+    assert number(twice.crossover("labkit", "eager")) is None, "they change places twice"
+
+
+# Crossovers
+
+
+@pytest.mark.parametrize(
+    ("xs", "first", "second", "where"),
+    [
+        ([10, 1000], [10, 1000], [100, 100], [100]),
+        ([16, 1024], [3 * 16, 3 * 1024], [16**2 / 100, 1024**2 / 100], [300]),
+        ([1, 10, 100, 1000], [1, 4, 1, 4], [2, 2, 2, 2], [10**0.5, 10**1.5, 10**2.5]),
+        ([1000, 1, 100, 10], [4, 1, 1, 4], [2, 2, 2, 2], [10**0.5, 10**1.5, 10**2.5]),
+        ([1, 2, 4, 8], [1, 3, 9, 9], [2, 3, 4, 4], [2]),
+        ([1, 2, 4, 8], [1, 3, 4, 9], [2, 3, 4, 4], [8**0.5]),
+        ([1, 2, 4, 8], [1, 3, 1, 1], [2, 3, 4, 4], []),  # they meet, and neither changes sides
+        ([1, 2, 4, 8], [1, 1, 1, 1], [1, 1, 1, 1], []),
+    ],
+)
+def test_crossovers_are_interpolated_on_log_log_axes(xs, first, second, where):
+    assert crossovers(xs, first, second) == pytest.approx(where)
+
+
+@pytest.mark.parametrize("columns", [([1, 2], [1, 2], [1]), ([1, 2], [1, 0], [1, 2]), ([1], [1], [math.nan])])
+def test_what_cannot_cross_is_a_value_error(columns):
+    with pytest.raises(ValueError, match="must"):
+        crossovers(*columns)
+
+
+def test_the_slope_is_the_exponent_of_a_power_law():
+    xs = np.array([32, 64, 1024, 4096])
+    assert slope(xs, 3 * xs**1.5) == pytest.approx(1.5)
+    assert slope(xs, np.full(4, 7.0)) == pytest.approx(0.0, abs=1e-12)
+
+
+# The finding
+
+
+def table(times, over=None, spread=0.0, **columns):
+    """Rows of "ours" with these times by width, and of "theirs" (1 us everywhere unless told)."""
+    over = over or dict.fromkeys(times, 1.0)
+    rows = [
+        {
+            "contender": name,
+            "width": width,
+            "median_us": us,
+            "p20_us": None if us is None else us - spread / 2,
+            "p80_us": None if us is None else us + spread / 2,
+            "kind": "live",
+            "device": "Simulated",
+            "date": "2026",
+        }
+        | columns
+        for name, series in (("ours", times), ("theirs", over))
+        for width, us in series.items()
+    ]
+    return Results(rows)
+
+
+NOTHING = "No width was measured for both ours and theirs."
+
+
+@pytest.mark.parametrize(
+    ("times", "spread", "sentence"),
+    [
+        ({100: 4.0, 10000: 0.25}, 0, "ours is faster than theirs from width 1000 on: 4x at width 10000."),
+        ({100: 0.25, 10000: 4.0}, 0, "ours is faster than theirs below width 1000: 4x at width 100."),
+        ({1: 0.5, 2: 0.04}, 0, "ours is never slower than theirs, and 25x at width 2."),
+        ({1: 2.0, 2: 3.0}, 0, "ours is never faster than theirs; it takes 3x as long at width 2."),
+        (
+            {1: 2.0, 100: 0.5, 10000: 2.0}, 0,
+            "ours and theirs change places at width 10, 1000; ours is at best 2x at width 100.",
+        ),
+        # a difference inside the larger spread is a tie, which is no loss, no win and no change of places
+        ({1: 1.05, 2: 0.95}, 0.2, "ours and theirs tie at every measured width."),
+        ({1: 1.05, 2: 0.5}, 0.2, "ours is never slower than theirs, and 2x at width 2."),
+        ({1: 0.95, 2: 2.0}, 0.2, "ours is never faster than theirs; it takes 2x as long at width 2."),
+        (
+            {1: 4.0, 10: 0.99, 100: 1.01, 1000: 0.99, 10000: 0.25}, 0.1,
+            "ours is faster than theirs from width 100 on: 4x at width 10000.",
+        ),
+        (
+            {1: 0.25, 10: 1 / 0.99, 100: 1 / 1.01, 1000: 1 / 0.99, 10000: 4.0}, 0.1,
+            "ours is faster than theirs below width 100: 4x at width 1.",
+        ),
+        (
+            {1: 4.0, 100: 0.25, 10000: 1.01}, 0.1,
+            "ours is faster than theirs from width 10 on: 4x at width 100.",
+        ),
+        ({1: 2.0, 10: 1.0, 100: 0.5}, 0, "ours is faster than theirs from width 10 on: 2x at width 100."),
+        ({1: 0.5, 2: None}, 0, "ours is never slower than theirs, and 2x at width 1."),
+        ({1: None}, 0, NOTHING),
+        ({}, 0, NOTHING),
+    ],
+)  # fmt: skip
+def test_a_finding_is_a_sentence(times, spread, sentence):
+    measured = table(times or {1: 1.0}, spread=spread)
+    measured = measured if times else measured.iloc[:0]
+    assert measured.finding("ours", "theirs") == sentence
+    turned = measured.rename(columns={"width": "batch"})
+    assert turned.finding("ours", "theirs", x="batch") == sentence.replace("width", "batch")
+
+
+def test_the_spread_of_either_contender_counts():
+    both = table({1: 1.2, 2: 0.5})
+    both.loc[(both.contender == "theirs") & (both.width == 1), ["p20_us", "p80_us"]] = (0.8, 1.2)
+    assert both.finding("ours", "theirs").startswith("ours is never slower")
+
+
+def test_pairs_ascend_and_are_of_one_kind_device_and_dtype():
+    both = table({4: 1.0, 1: 2.0, 2: 3.0}).paired("ours", "theirs")
+    assert both[["width", "median_us_of"]].to_numpy().tolist() == [[1, 2.0], [2, 3.0], [4, 1.0]]
+    here, there = table({1: 1.0}), table({1: 3.0}, device="Other")
+    tape = table({1: 5.0}, kind="recorded")
+    mixed = pd.concat([here, there[there.contender == "ours"], tape[tape.contender == "theirs"]])
+    found = mixed.paired("ours", "theirs")
+    assert found[["median_us_of", "median_us_over", "device", "kind"]].to_numpy().tolist() == [
+        [1.0, 1.0, "Simulated", "live"]
+    ]
+    with pytest.raises(ValueError, match="several rows of ours for one width; select one dtype"):
+        pd.concat([here, table({1: 2.0})]).paired("ours", "theirs")

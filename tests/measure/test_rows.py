@@ -1,0 +1,212 @@
+"""Rows, and files of rows: the schema, what is refused, what survives an interrupted write."""
+
+import json
+import os
+import resource
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from taped import recorded
+
+from labkit import paths
+from labkit.measure import rows
+from labkit.measure.rows import Row
+
+GOOD = recorded(
+    suite="lesson/sweep", shape={"batch": 256, "width": 160}, kind="live", driver="570.1", torch="2.13.0",
+    triton="3.7.1", date="2026-01-02T03:04:05+00:00", relative_error=1e-8,
+)  # fmt: skip
+GAP = replace(GOOD, contender="eager", median_us=None, p20_us=None, p80_us=None, runs=0, note="out of memory")
+NOISY = replace(GOOD, noise="another process worked on the GPU", card="0a1b2c3d")
+PROFILE = replace(NOISY, suite="profile/eager", trace={"kernels": {"what": [], "when": []}})
+
+SCHEMA = [
+    "suite", "contender", "direction", "dtype", "shape", "clock", "cache", "median_us", "p20_us", "p80_us",
+    "runs", "min_bytes", "flops", "copy_us", "relative_error", "kind", "device", "driver", "torch", "triton",
+    "peer", "peer_version", "date", "source", "note", "peak_bytes",
+]  # fmt: skip
+COLUMNS = [*SCHEMA, "noise", "card"]
+"""A disturbed row says by what, and one of a GPU of which; others are written as rows always were."""
+
+
+@pytest.fixture
+def tapes(tmp_path, monkeypatch):
+    """An empty folder in the place of the recorded devices."""
+    monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
+    return paths.RECORDED
+
+
+LINES = [(GOOD, SCHEMA), (GAP, SCHEMA), (NOISY, COLUMNS), (PROFILE, [*COLUMNS, "trace"])]
+
+
+@pytest.mark.parametrize(("row", "columns"), LINES, ids=["good", "gap", "noisy", "profile"])
+def test_a_row_survives_its_line_of_json_and_has_all_columns_of_a_table(row, columns):
+    line = row.to_json()
+    assert list(json.loads(line)) == columns and "\n" not in line
+    assert Row.from_json(line) == row
+    table = rows.table([row, replace(GAP, shape={"width": 320})])
+    assert list(table.columns) == [*COLUMNS, "batch", "width"] and rows.COLUMNS == COLUMNS
+    assert table["width"].tolist() == [160, 320] and table["batch"].isna().tolist() == [False, True]
+    assert table["median_us"].isna().tolist() == [row is GAP, True]
+    assert list(rows.table([], ["batch", "width"]).columns) == list(table.columns)
+
+
+def edited(**values):
+    return json.dumps(json.loads(GOOD.to_json()) | values)
+
+
+def without(name):
+    return json.dumps({key: value for key, value in json.loads(GOOD.to_json()).items() if key != name})
+
+
+WRONG = [
+    {"speed": 3}, {"kind": "guessed"}, {"median_us": "2.5"}, {"shape": 160}, {"shape": {"width": "wide"}},
+    {"date": None}, {"runs": 2.5}, {"peak_bytes": "3"}, {"trace": []},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "line", ["", "not json", "[]", GOOD.to_json()[:-5], without("shape"), *(edited(**each) for each in WRONG)]
+)
+def test_what_is_not_of_the_schema_is_a_value_error(line):
+    with pytest.raises(ValueError):
+        Row.from_json(line)
+
+
+def test_old_lines_whole_numbers_and_gaps_are_of_the_schema():
+    assert Row.from_json(without("peak_bytes")).peak_bytes is None
+    assert Row.from_json(edited(median_us=3, p20_us=None, peak_bytes=2**33)).median_us == 3
+    assert replace(GOOD, kind="published").kind == "published"
+    with pytest.raises(ValueError, match="kind: 'guessed'"):
+        replace(GOOD, kind="guessed")
+
+
+def test_the_key_is_what_was_measured_not_where_or_when():
+    elsewhere = replace(GOOD, device="NVIDIA L4", date="2027", median_us=9.0, kind="recorded")
+    assert elsewhere.key == replace(GOOD, shape={"width": 160, "batch": 256}).key == GOOD.key
+    other = {
+        "suite": "s", "contender": "c", "direction": "backward", "dtype": "bfloat16", "shape": {"batch": 1},
+        "clock": "host", "cache": "warm",
+    }  # fmt: skip
+    assert len({GOOD.key, *(replace(GOOD, **{name: value}).key for name, value in other.items())}) == 8
+
+
+@pytest.mark.parametrize("tape", sorted(paths.RECORDED.glob("*/*.jsonl")), ids=lambda tape: tape.name)
+def test_a_tape_reads_and_is_written_as_it_was_also_from_before_noise_was_seen(tape):
+    for line in tape.read_text().splitlines():
+        row = Row.from_json(line)
+        later = {name: json.loads(line).get(name, empty) for name, empty in rows.LATER.items()}
+        assert {name: getattr(row, name) for name in later} == later
+        assert json.loads(row.to_json()) == {"peak_bytes": None, **json.loads(line)}
+
+
+def test_a_file_is_written_in_one_step_and_rows_are_added_and_replaced(tmp_path, monkeypatch):
+    path, newer = tmp_path / "new" / "tape.jsonl", replace(GOOD, median_us=9.0)
+    rows.append(path, GOOD)
+    assert path.read_text() == GOOD.to_json() + "\n"
+    rows.append(path, GAP)
+    assert rows.read(path) == [GOOD, GAP]
+
+    def breaks():
+        yield NOISY
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rows.write(path, breaks())
+    with monkeypatch.context() as patch, pytest.raises(OSError):
+        patch.setattr(os, "replace", lambda *_: os.read(99, 1))  # refused: not open
+        rows.put(path, newer)
+    assert rows.read(path) == [GOOD, GAP], "as it was"
+    rows.put(path, newer)
+    assert rows.read(path) == [GAP, newer]
+    rows.write(path, [PROFILE])
+    assert rows.read(path) == [PROFILE] and list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_who_may_read_a_file_is_for_the_umask_to_say(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        rows.write(tmp_path / "tape.jsonl", [GOOD])
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "tape.jsonl").stat().st_mode) == mode
+
+
+@pytest.mark.parametrize("room", [0, 1, 40, None])
+def test_a_row_that_does_not_fit_on_the_disk_is_refused_and_leaves_no_part(tmp_path, monkeypatch, room):
+    """None: it is the synchronisation that finds out."""
+    path = tmp_path / "tape.jsonl"
+    rows.append(path, GOOD)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        if room is None:
+            monkeypatch.setattr(os, "fsync", lambda handle: os.read(99, 1))  # refused: not open
+        else:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, before[1]))
+        with pytest.raises(OSError):
+            rows.append(path, GAP)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        monkeypatch.undo()
+    assert path.read_text() == GOOD.to_json() + "\n"
+    rows.append(path, GAP)
+    assert rows.read(path) == [GOOD, GAP]
+
+
+def test_lines_of_two_writers_do_not_mix(tmp_path):
+    path, contenders = tmp_path / "tape.jsonl", ["a"] * 50 + ["b"] * 50
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda one: rows.append(path, replace(GOOD, contender=one)), contenders))
+    assert sorted(row.contender for row in rows.read(path)) == contenders
+
+
+@pytest.mark.parametrize(("cut", "kept"), [(0, 2), (1, 1), (40, 1), (200, 1)])
+def test_a_last_line_that_is_torn_is_dropped_and_one_that_only_lacks_its_end_is_kept(tmp_path, cut, kept):
+    path = tmp_path / "tape.jsonl"
+    line = GAP.to_json()
+    path.write_text(GOOD.to_json() + "\n" + line[: len(line) - cut])
+    assert rows.read(path) == rows.readable(path) == [GOOD, GAP][:kept]
+
+
+@pytest.mark.parametrize("damage", [b"{}", b"not JSON", b"\xff\xfe", b'{"suite": "su', b"[" * 9**5])
+def test_a_broken_line_in_the_middle_is_an_error_or_costs_itself_alone(tmp_path, damage):
+    path = tmp_path / "tape.jsonl"
+    path.write_bytes(damage)
+    rows.append(path, GAP)
+    with path.open("ab") as stream:
+        stream.write(damage)
+    rows.append(path, GOOD)
+    with pytest.raises(ValueError):
+        rows.read(path)
+    assert rows.readable(path) == [GAP, GOOD]
+
+
+def test_recorded_takes_a_suite_and_those_below_it_of_one_device(tapes):
+    names = "lesson/sweep/wide", "lesson/sweeping", "other"
+    below, beside, other = (replace(GOOD, suite=suite) for suite in names)
+    rows.write(tapes / "a100" / "01.jsonl", [GOOD, beside])
+    rows.write(tapes / "a100" / "02.jsonl", [below])
+    rows.write(tapes / "h200" / "01.jsonl", [replace(GOOD, device="another"), other])
+    assert rows.recorded("lesson/sweep") == [GOOD, below]
+    assert rows.recorded("lesson") == [GOOD, beside, below]
+    assert rows.recorded("other") == [other]
+    assert rows.recorded("less") == [] == rows.read(tapes / "none.jsonl")
+
+
+def test_recorded_is_what_the_file_holds_now(tapes, monkeypatch):
+    tape, read, reads = tapes / "h200" / "01.jsonl", rows.read, []
+    monkeypatch.setattr(rows, "read", lambda path: reads.append(path) or read(path))
+    for held in ([GOOD], [GOOD, GAP], [GAP, GOOD]):
+        rows.write(tape, held)
+        rows.recorded("lesson").clear()
+        assert rows.recorded("lesson") == held
+    assert len(reads) == 3, "an unchanged one is read once"
+    tape.write_text("{}\n" * 2)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="damaged"):
+            rows.recorded("lesson")
+    tape.unlink()
+    assert rows.recorded("lesson") == []

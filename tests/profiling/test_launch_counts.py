@@ -1,0 +1,140 @@
+"""What counts.count sees: operations of PyTorch, interpreted kernels, and what must not count."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from labkit import backend, device
+from labkit.profiling import launch_counts
+
+pytestmark = pytest.mark.skipif(
+    not backend.interpreting(), reason="Counting needs interpreted kernels (TRITON_INTERPRET=1)."
+)
+
+
+@triton.jit
+def scale(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    tl.store(y_ptr + offsets, 2 * tl.load(x_ptr + offsets, mask=mask), mask=mask)
+
+
+@triton.jit
+def total(x_ptr, sum_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(sum_ptr, tl.sum(tl.load(x_ptr + offsets, mask=offsets < n, other=0.0)))
+
+
+@triton.jit
+def copy_tile(x, y, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    source = tl.make_tensor_descriptor(x, [3, 4], [4, 1], [ROWS, COLUMNS])
+    target = tl.make_tensor_descriptor(y, [3, 4], [4, 1], [ROWS, COLUMNS])
+    target.store([0, 0], source.load([0, 0]))
+
+
+@torch.library.custom_op("labkit_test::double", mutates_args=())
+def double(x: torch.Tensor) -> torch.Tensor:
+    y = torch.empty_like(x)
+    scale[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), BLOCK=64)
+    return y.add(1)
+
+
+def names(result: launch_counts.Counts) -> list[str]:
+    return [launch.name for launch in result.launches]
+
+
+@triton.jit
+def scale_by_column(x, weight, y, count, width, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    tl.store(y + at, tl.load(x + at, inside) * tl.load(weight + at % width, inside), inside)
+
+
+FULL, LINE = 256 * 160 * 4, 160 * 4
+X, Y, WEIGHT, SQUARE = torch.randn(256, 160), torch.randn(16), torch.randn(160), torch.randn(160, 160)
+OPERATIONS = {
+    "affine": (lambda: X * WEIGHT + WEIGHT, ["mul", "add"], 2 * (FULL + LINE), 2 * FULL),
+    "linear": (
+        lambda: torch.nn.functional.linear(X, SQUARE, WEIGHT), ["addmm"], FULL + 160 * LINE + LINE, FULL
+    ),
+    "views": (lambda: torch.empty(4, 4).reshape(16)[3:].unsqueeze(0).expand(5, -1).t().detach(), [], 0, 0),
+    "one tensor twice": (lambda: Y * Y, ["mul"], 64, 64),
+    "broadcast": (lambda: Y * Y[:1].expand(16), ["mul"], 64 + 4, 64),
+    "empty": (lambda: X[:0] * 2, ["mul"], 0, 0),
+    "copy": (lambda: Y.clone().copy_(Y), ["clone", "copy_"], 64 + 64, 64 + 64),
+    "in place": (lambda: Y.clone().add_(Y), ["clone", "add_"], 64 + 128, 64 + 64),
+    "out": (lambda: torch.add(Y, Y, out=torch.empty(16)), ["add"], 64, 64),
+    "own operator": (lambda: double(Y) * 2, ["scale", "add", "mul"], 3 * 64, 3 * 64),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_each_operation_is_a_launch_that_reads_and_writes_its_tensors_once(name):
+    call, operations, read, written = OPERATIONS[name]
+    result = launch_counts.count(call)
+    assert names(result) == operations
+    assert (result.bytes_read, result.bytes_written) == (read, written)
+
+
+def test_a_backward_pass_is_counted():
+    x = torch.randn(8, 4, requires_grad=True)
+    result = launch_counts.count(lambda: (x * 3).sum().backward())
+    assert names(result)[:2] == ["mul", "sum"]
+    assert "mul" in names(result)[2:] and result.programs == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_kernel_moves_the_bytes_of_its_unmasked_lanes(dtype):
+    x, y = torch.randn(100).to(dtype), torch.empty(100).to(dtype)
+    result = launch_counts.count(
+        lambda: scale[lambda meta: (triton.cdiv(100, meta["BLOCK"]), 1)](x, y, 100, BLOCK=32)
+    )
+    assert result.launches == [launch_counts.Launch("scale", 4, x.nbytes, y.nbytes, touched=2 * x.nbytes)]
+    assert type(result.bytes_read) is int and result.programs == 4
+    torch.testing.assert_close(y, 2 * x)
+
+
+def test_atomics_read_and_write_and_descriptors_count_what_lies_inside():
+    x, into = torch.ones(100), torch.zeros(1)
+    (launch,) = launch_counts.count(lambda: total[(2,)](x, into, 100, BLOCK=64)).launches
+    assert (launch.bytes_read, launch.bytes_written) == (400 + 2 * 4, 2 * 4)
+    assert into.item() == 100
+    x, y = torch.randn(3, 4), torch.empty(3, 4)
+    (launch,) = launch_counts.count(lambda: copy_tile[(1,)](x, y, ROWS=4, COLUMNS=4)).launches
+    assert (launch.bytes_read, launch.bytes_written) == (48, 48)
+
+
+def test_an_address_is_touched_once_a_launch_however_many_lanes_load_it():
+    x, weight, y = torch.randn(100), torch.randn(10), torch.empty(100)
+
+    def call():
+        scale_by_column[(2,)](x, weight, y, 100, 10, BLOCK=64)
+
+    (launch,) = launch_counts.count(call).launches
+    assert (launch.bytes_read, launch.bytes_written, launch.touched) == (800, 400, 400 + 40 + 400)
+    assert launch_counts.count(lambda: (call(), call())).touched == 2 * 840, (
+        "nothing is kept between launches"
+    )
+    assert launch_counts.count(lambda: (x * 2) + 1).touched == 4 * 400, (
+        "the intermediate goes out and comes back"
+    )
+    (again,) = launch_counts.count(lambda: scale[(2,)](x, x, 100, BLOCK=64)).launches
+    assert again.touched == 800, "read and written are two passages"
+
+
+def test_nothing_stays_patched_after_an_error():
+    def broken():
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        launch_counts.count(broken)
+    x, y = torch.randn(64), torch.empty(64)
+    scale[(1,)](x, y, 64, BLOCK=64)
+    assert launch_counts.count(lambda: None).launches == []
+
+
+def test_a_gpu_is_refused(monkeypatch):
+    monkeypatch.setattr(device, "has_gpu", lambda: True)
+    with pytest.raises(RuntimeError, match=r"profiles\.profile"):
+        launch_counts.count(lambda: None)

@@ -1,0 +1,286 @@
+"""Profiles from a trace with torch.profiler's field names, and from counted launches."""
+
+import itertools
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import queueing
+import torch
+import triton
+import triton.language as tl
+from simulated import HERE
+
+from labkit import backend, child_process, device, paths
+from labkit.measure import clocks, cold_cache, lock, machine, rows
+from labkit.profiling import profiles, traces
+
+TRACE = Path(__file__).parents[1] / "data" / "chrome_trace.json"
+"""Made by hand: a product, a sum, a Triton kernel on another stream, and a graph of two nodes."""
+
+
+interpreted = pytest.mark.skipif(
+    not backend.interpreting(), reason="Profiles without times need interpreted kernels (TRITON_INTERPRET=1)."
+)
+
+
+@triton.jit
+def fill(x_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + offsets, 1.0, mask=offsets < n)
+
+
+@pytest.fixture
+def traced():
+    return profiles.from_trace(json.loads(TRACE.read_text())["traceEvents"])
+
+
+def test_a_trace_tells_kernels_launches_gaps_and_operations(traced):
+    add = "elementwise_kernel<128, 4, CUDAFunctor_add>"
+    names = ["elementwise_kernel<128, 4, MulFunctor>", add, "affine", "affine", "Memcpy DtoD"]
+    assert [kernel.name for kernel in traced.kernels] == names
+    first, *_, copy = traced.kernels
+    assert (first.start_us, first.duration_us, first.stream) == (10.5, 20.0, 7)
+    assert (first.grid, first.block) == ((80, 1, 1), (128, 1, 1)) and (copy.grid, copy.block) == ((), ())
+    assert first.full_name.startswith("void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_")
+    assert (traced.gaps, traced.span_us, traced.busy_us) == ([2.0, 0.0, 10.0, 2.0], 106.0, 92.0)
+    assert traced.timed and traced.launches == 4, "five things ran; the graph started two"
+    started = ["cudaLaunchKernel", "cudaLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch"]
+    assert [event.name for event in traced.host] == started
+    assert [event.name for event in traced.operations] == ["aten::mul", "aten::add"], "the outermost"
+    assert (traced.operations[0].start_us, traced.operations[0].duration_us) == (0.0, 12.0)
+    assert (traced.host[0].start_us, traced.host[0].duration_us) == (4.0, 5.0)
+    table = traced.table()
+    assert list(table.columns) == ["kernel", "count", "us", "share"]
+    assert (list(table["count"]), list(table["us"])) == ([1, 1, 2, 1], [20.0, 10.0, 60.0, 4.0])
+    assert table["share"].sum() == pytest.approx(1)
+    nothing = profiles.from_trace([])
+    assert (nothing.launches, nothing.gaps, nothing.span_us, nothing.busy_us) == (0, [], 0.0, 0.0)
+    assert nothing.kernels == [] and len(nothing.table()) == 0
+
+
+@interpreted
+def test_without_a_gpu_there_are_launches_and_no_times(recording):
+    x, weight, bias = torch.randn(8, 160), torch.randn(160), torch.randn(160)
+
+    def call():
+        y = x * weight + bias
+        fill[(2,)](y, y.numel(), BLOCK=1024)
+        return y * 2
+
+    profile = profiles.profile(call, tape="toy/eager")
+    assert not profile.timed and not recording.exists()
+    assert profile.launches == 4
+    assert (profile.kernels, profile.host, profile.gaps) == ([], [], [])
+    assert profile.span_us is None and profile.busy_us is None
+    table = profile.table()
+    assert list(table.columns) == ["operation", "count", "programs", "bytes read", "bytes written"]
+    assert table["operation"].tolist() == ["mul", "add", "fill"] and table["count"].tolist() == [2, 1, 1]
+    assert (table["programs"][2], table["bytes written"][2]) == (2, 8 * 160 * 4)
+    assert (profile.kind, profile.device, profile.date) == ("live", "", "")
+    assert "programs" not in profiles.profile(lambda: x * weight).table().columns, "there are none to count"
+
+
+@pytest.fixture
+def recording(tmp_path, monkeypatch):
+    """A lesson that is being recorded, and a folder of recorded devices; the lesson's tape."""
+    monkeypatch.setenv(rows.TAPE, str(tmp_path / "01_toy@0123.jsonl"))
+    monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
+    monkeypatch.setattr(traces, "_named", set())
+    return tmp_path / "01_toy@0123.jsonl"
+
+
+def publish(tape):
+    """Put the one profile of a tape where those of recorded devices are."""
+    (kept,) = rows.read(tape)
+    rows.write(paths.RECORDED / "simulated" / "toy.jsonl", [replace(kept, kind="recorded")])
+    return kept
+
+
+def refused():
+    raise AssertionError("this call should not run")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU on which every call runs the trace; the calls of the profiler, with their warm-up runs."""
+    traced = []
+
+    def trace(call, warmup):
+        traced.append((call, warmup))
+        return json.loads(TRACE.read_text())["traceEvents"]
+
+    monkeypatch.setattr(device, "has_gpu", lambda: True)
+    monkeypatch.setattr(device, "uuid", lambda: "")
+    monkeypatch.setattr(machine, "identity", lambda: HERE)
+    monkeypatch.setattr(profiles, "_trace", trace)
+    return traced
+
+
+def of_three(monkeypatch, order, *three):
+    """The kernels of the one that is shown when these are taken in this order."""
+    left = [three[number] for number in order]
+    monkeypatch.setattr(profiles, "_trace", lambda call, warmup: left.pop(0))
+    monkeypatch.setattr(profiles, "from_trace", lambda events: events)
+    return profiles.profile(refused).kernels
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_of_three_profiles_the_undisturbed_one_of_the_usual_kernels_is_shown(gpu, monkeypatch, order):
+    """Kernels took longer, or came late: not even if two of three were disturbed."""
+    usual, fewer, more = ran("a", "b"), ran("b"), ran("a", "b", "c")
+    long, late = ran("a", "b", us=9.0), ran("a", "b", every=5000.0)
+    for one, other in ((long, long), (late, late), (long, late), (long, fewer), (long, more)):
+        assert of_three(monkeypatch, order, one, usual, other) == usual.kernels
+    assert of_three(monkeypatch, order, fewer, usual, more) == more.kernels, "no two alike"
+
+
+def test_what_is_recorded_on_a_gpu_is_shown_without_one(gpu, recording, monkeypatch, traced):
+    live = profiles.profile(refused, warmup=5)
+    assert gpu == [(refused, 5), (refused, 0), (refused, 0)], "warmed up once, recorded three times"
+    assert (live.kind, live.device, live.date[:10]) == ("live", "Simulated", machine.stamp()["date"][:10])
+    assert replace(live, device="", date="") == traced
+    assert not recording.exists(), "without a name it is not kept"
+    live = profiles.profile(refused, tape="toy/eager")
+    kept = publish(recording)
+    assert (kept.kind, kept.driver, kept.torch, kept.triton) == ("live", "570.1", "2.13.0", "3.7.1")
+    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    assert profiles.profile(refused, tape="toy/eager") == replace(live, kind="recorded", operations=[])
+
+
+def ran(*names, us=1.5, every=10.0, **stamp):
+    kernels = [
+        traces.KernelEvent(profiles.shorten(name), name, every * i, us, 7, (1, 1, 1), (32, 1, 1))
+        for i, name in enumerate(names)
+    ]
+    return profiles.Profile(kernels, **stamp)
+
+
+def test_the_census_has_a_row_for_each_case_and_sorts_its_launches():
+    split = ran(
+        "Memcpy DtoD (Device -> Device)", "nvjet_hsh_64x8_64x16_4x1_v_bz_splitK_TNT",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float>(int)",
+        *["void at::native::elementwise_kernel<128, 4>(int)"] * 2, kind="recorded",
+    )  # fmt: skip
+    plain = ran("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_bias_TNT")
+    found = profiles.census({"plain": plain, "split": split, "nothing": ran()}).set_index("case")
+    counted = ["launches", "matrix products", "reductions", "copies", "other"]
+    assert list(found.columns) == [*counted, "kernels", "us", "kind"]
+    assert found[counted].to_numpy().tolist() == [[1, 1, 0, 0, 0], [5, 1, 1, 1, 2], [0, 0, 0, 0, 0]]
+    assert found.loc["split", "kernels"] == (
+        "Memcpy DtoD + nvjet_hsh_64x8_64x16_4x1_v_bz_splitK_TNT + splitKreduce_kernel‹32, 16› + "
+        "2 x elementwise_kernel‹128, 4›"
+    )
+    assert found["us"].tolist() == [1.5, 7.5, 0.0]
+    assert found["kind"].tolist() == ["live", "recorded", "live"]
+
+
+@interpreted
+def test_text_is_profiled_in_another_process_with_other_variables(recording, monkeypatch):
+    """The code looks at the variables; what it prints is dropped; no tape is kept without a GPU."""
+    monkeypatch.setenv("KEPT", "from here")
+    seen = "(os.environ['DISABLE_ADDMM_CUDA_LT'], os.environ['KEPT'], os.environ.get('LABKIT_TAPE'))"
+    check = f"import os; assert {seen} == ('1', 'from here', None) and os.getpid() != {os.getpid()}"
+    setup = f"{check}\nx, w, b = (torch.randn(*size, device=device) for size in ((8, 4), (3, 4), (3,)))"
+    text, lt = "print('dropped'); F.linear(x, w, b).relu()", {"DISABLE_ADDMM_CUDA_LT": "1"}
+    profile = profiles.profile_text(text, setup=setup, environment=lt, tape="toy/linear")
+    assert not profile.timed and [launch.name for launch in profile.counted.launches] == ["addmm", "relu"]
+    assert not recording.exists()
+    found = profiles.census({"written out": profile}).iloc[0]
+    assert found["kernels"] == "addmm + relu" and found["us"] != found["us"] and found["kind"] == "counted"
+    assert (found["launches"], found["matrix products"], found["other"]) == (2, 1, 1)
+    monkeypatch.setattr(child_process, "run", lambda function, *code, **rest: function(*code))
+    wrong = {
+        "text: NameError: name 'y' is not": {"text": "F.linear(y)"},
+        "setup: ModuleNotFoundError: ": {"text": "1", "setup": "import nowhere"},
+        "text: SystemExit: 0": {"text": "raise SystemExit(0)"},
+    }
+    for message, code in wrong.items():
+        with pytest.raises(RuntimeError, match=f"^{message}"):
+            profiles.profile_text(**code)
+
+
+def test_text_on_a_gpu_is_kept_and_shown_without_one(gpu, recording, monkeypatch, traced):
+    """With the names, times and shapes that profile() finds, in a turn of this process."""
+    monkeypatch.setenv(lock.FOLDER, str(recording.parent))
+    monkeypatch.setattr(device, "uuid", lambda: "GPU-simulated")
+    asked, heard = [], []
+
+    def run(function, *code, environment, seconds):
+        asked.append((environment, seconds))
+        assert lock.held()
+        with monkeypatch.context() as there:
+            there.setenv(lock.WITHIN, environment[lock.WITHIN])
+            process = queueing.begin(recording.parent, "GPU-simulated")
+        heard.append(queueing.says(process))
+        queueing.end(process)
+        return function(*code)
+
+    monkeypatch.setattr(child_process, "run", run)
+    here = {name: value for name, value in os.environ.items() if name != rows.TAPE}
+    live = profiles.profile_text("1", environment={"A": "1"}, tape="toy/text")
+    assert asked == [({**here, "A": "1", lock.WITHIN: "GPU-simulated"}, profiles.TEXT_LIMIT_S)]
+    assert heard == ["has it"] and not lock.held()
+    assert replace(live, device="", date="") == traced and live.device == "Simulated" and live.date
+    publish(recording)
+    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    taped = profiles.profile_text("1", tape="toy/text")
+    assert len(asked) == 1, "what is recorded is not run"
+    assert (taped.kind, taped.device, taped.kernels) == ("recorded", "Simulated", live.kernels)
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available:UserWarning")
+def test_one_call_is_traced_after_those_that_warm_up_in_a_turn_of_this_process(tmp_path, monkeypatch):
+    monkeypatch.setenv(lock.FOLDER, str(tmp_path))
+    monkeypatch.setattr(device, "uuid", lambda: "GPU-simulated")
+    monkeypatch.setenv("TEARDOWN_CUPTI", "0")
+    monkeypatch.setenv("DISABLE_CUPTI_LAZY_REINIT", "1")
+    seen = []
+
+    def call():
+        seen.append((bool(lock.held()), os.environ["TEARDOWN_CUPTI"]))
+        for _ in seen:
+            torch.ones(3).sigmoid()
+
+    traced = profiles.from_trace(profiles._trace(call, warmup=2))
+    assert seen == [(False, "0")] * 2 + [(True, "1")] * 2, "the profiler drops one and keeps one"
+    assert [event.name for event in traced.operations].count("aten::sigmoid") == 4
+    assert "DISABLE_CUPTI_LAZY_REINIT" not in os.environ, "it leaves afterwards"
+    assert not lock.held()
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_a_profile_may_last_for_a_block_and_leaves_with_it(monkeypatch):
+    seen = []
+    monkeypatch.setattr(device, "has_gpu", lambda: True)
+    monkeypatch.setattr(device, "synchronize", lambda: None)
+    monkeypatch.setattr(device, "uuid", lambda: "")
+    with (
+        pytest.raises(RuntimeError, match="in the block"),
+        profiles.lasting(lambda: seen.append(os.environ["TEARDOWN_CUPTI"])),
+    ):
+        assert seen == ["0"]
+        raise RuntimeError("in the block")
+    assert os.environ["TEARDOWN_CUPTI"] == "1"
+
+
+@pytest.mark.skipif(not device.has_gpu(), reason="The profiler watches launches on a GPU only.")
+def test_launches_cost_the_host_no_more_after_a_profile():
+    x = torch.randn(256, 160, device="cuda")
+
+    def call():
+        for _ in range(50):
+            x.add(1)
+
+    def host_us():
+        """The least of several: others may share the host's cores for seconds."""
+        jobs = {"call": cold_cache.Job(call)}
+        return min(clocks.measure(jobs, clock="host", cache="warm")["call"].median_us for _ in range(5))
+
+    before, profile = host_us(), profiles.profile(call)
+    assert profile.timed and len(profile.kernels) == profile.launches == 50
+    assert all(kernel.duration_us > 0 for kernel in profile.kernels)
+    assert (profile.kind, profile.device) == ("live", torch.cuda.get_device_name())
+    assert host_us() < 1.2 * before

@@ -1,0 +1,25 @@
+"""A mode sees operations, leaves the compiler out until somebody uses it, and then has it step aside."""
+
+import sys
+from collections import Counter
+
+import torch
+
+from labkit import dispatch_mode
+
+
+class Seen(dispatch_mode.Mode):
+    def __init__(self):
+        super().__init__()
+        self.names = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names[func._schema.name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_compiled_function_runs_in_it():
+    doubled = torch.compile(lambda x: x * 2, backend="eager")
+    with Seen() as seen:
+        assert doubled(torch.ones(2)).tolist() == [2, 2]
+    assert "torch._dynamo" in sys.modules and seen.names["aten::mul"] == 1
