@@ -47,10 +47,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     """With LABKIT_RECORD_TESTS=1 and a GPU: what this run of the tests found is kept beside the tapes."""
     if os.environ.get(RECORD) != "1":
         return
-    from labkit import device, paths
+    from labkit import gpu, paths
     from labkit.measure import machine
 
-    if not device.has_gpu():
+    if not gpu.available():
         raise pytest.UsageError(f"{RECORD}=1 keeps a run on a GPU, and there is none here")
     found = {
         kind: len(terminalreporter.stats.get(kind, [])) for kind in ("passed", "failed", "error", "skipped")

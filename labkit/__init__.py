@@ -24,7 +24,7 @@ FACE = {
     "compile": "profiling.codegen.compile",
     "custom_bytes": "measure.sweeps.custom_bytes",
     "custom_times": "measure.sweeps.custom_times",
-    "device": "device",
+    "gpu": "gpu",
     "guess": "widgets.guesses.guess",
     "kernels": "kernels",
     "lesson": "exercises.lesson.lesson",

@@ -6,13 +6,13 @@ import pytest
 import torch
 from launches import POINTWISE
 
-from labkit import device
+from labkit import gpu
 from labkit.measure import correctness
 from labkit.profiling import codegen, launch_counts
 
-GPU = pytest.mark.skipif(not device.has_gpu(), reason="CUDA graphs and thousands of steps need a GPU")
+GPU = pytest.mark.skipif(not gpu.available(), reason="CUDA graphs and thousands of steps need a GPU")
 INTERPRETED = pytest.mark.skipif(
-    device.has_gpu(), reason="a kernel's accesses can be watched only where it is interpreted"
+    gpu.available(), reason="a kernel's accesses can be watched only where it is interpreted"
 )
 bf16, fp32 = torch.bfloat16, torch.float32
 
@@ -27,7 +27,7 @@ def examine(call, reference, inputs, *shapes, layouts=("contiguous",), dtypes=(f
 def drawn(inputs, *shape, dtype=fp32):
     """Inputs of a shape, from seed 0, on the device of the tests."""
     torch.manual_seed(0)
-    return [t.to(device.name(), dtype) for t in inputs(shape)]
+    return [t.to(gpu.device(), dtype) for t in inputs(shape)]
 
 
 def meta(*shape, dtype=fp32):

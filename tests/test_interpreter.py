@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter as tritons
 
-from labkit import device, interpreter
+from labkit import gpu, interpreter
 
-pytestmark = pytest.mark.skipif(device.has_gpu(), reason="on a GPU Triton compiles, nothing is replaced")
+pytestmark = pytest.mark.skipif(gpu.available(), reason="on a GPU Triton compiles, nothing is replaced")
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import pytest
 import torch
 from taught import GPU, INTERPRETED, assert_no_backward, bf16, counted, fp32
 
-from labkit import device
+from labkit import gpu
 from labkit.exercises import simulated_gpu
 from labkit.lessons import notebooks
 from labkit.measure import correctness
@@ -29,7 +29,7 @@ def drawn(shape):
 def test_the_block_is_right_and_refuses_to_drop_a_gradient(lesson):
     shapes = ((33, 64), (5, 20), (1, 1), (40, 96), (0, 8))
     correctness.check(lesson.one_block, block, drawn, shapes=shapes, gradients=False)
-    assert_no_backward("one_block", lesson.one_block, [t.to(device.name()) for t in drawn((4, 16))])
+    assert_no_backward("one_block", lesson.one_block, [t.to(gpu.device()) for t in drawn((4, 16))])
 
 
 @INTERPRETED
@@ -50,7 +50,7 @@ def test_the_block_compiles_and_fits(lesson, target, W, dtype):
 
 
 def test_the_fused_stack_computes_what_the_plain_one_does(lesson):
-    x, *weights = (t.to(device.name()) for t in STACK.inputs({"batch": 5, "width": 20, "depth": 2}))
+    x, *weights = (t.to(gpu.device()) for t in STACK.inputs({"batch": 5, "width": 20, "depth": 2}))
     plain, fused = lesson.Stack(*weights), lesson.FusedStack(*weights)
     torch.testing.assert_close(plain(x), stack(x, *weights))
     torch.testing.assert_close(fused(x), plain(x), rtol=1e-4, atol=1e-5)

@@ -8,7 +8,7 @@ import torch
 from recurring import offsets
 from taught import GPU, INTERPRETED, assert_no_backward, bf16, compiled, counted, drawn, examine, meta
 
-from labkit import device
+from labkit import gpu
 from labkit.lessons import notebooks
 from labkit.measure import correctness
 from labkit.profiling import launch_counts
@@ -81,7 +81,7 @@ def test_the_tree_is_right_after_two_thousand_steps(lesson):
 
 def test_half_precision_keeps_the_state_in_float32(lesson):
     """One, and 63 times a 512th, which a sum in bf16 would not notice."""
-    ones = torch.ones(1, 64, 1, dtype=bf16, device=device.name())
+    ones = torch.ones(1, 64, 1, dtype=bf16, device=gpu.device())
     given = ones / 512
     given[:, 0] = 1
     for call in (lesson.looped(4), lesson.scanned):

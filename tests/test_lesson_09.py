@@ -6,7 +6,7 @@ from products import assert_close, bf16, fp32
 from recurring import gradients
 from taught import GPU, INTERPRETED
 
-from labkit import device
+from labkit import gpu
 from labkit.kernels import geglu_mlp, grouped_linear
 from labkit.lessons import notebooks
 from labkit.measure import correctness
@@ -32,7 +32,7 @@ def lesson(cache):
 
 def inputs_of(shape=SHAPE, dtype=fp32):
     torch.manual_seed(0)
-    return [t.to(device.name(), dtype) for t in work.NETWORK.inputs(shape)]
+    return [t.to(gpu.device(), dtype) for t in work.NETWORK.inputs(shape)]
 
 
 @pytest.mark.parametrize("rung", RUNGS)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from labkit import device, paths
+from labkit import gpu, paths
 from labkit.bench.part import TUNE_S, Part, row_seconds
 from labkit.measure import clocks, journal, lock, machine, rows, sweeps
 from labkit.measure.journal import Journal, Key
@@ -130,7 +130,7 @@ class Run:
             pace = (time.monotonic() - self._started) / self._spent_s if self._spent_s >= 10 else 1.0
             left_s = max(self._left_s, 0.0) * pace
             self.progress(Progress(name, row, len(self.measured), self.total, left_s))
-            if row.median_us is None and device.is_lost():
+            if row.median_us is None and gpu.is_lost():
                 raise LostError(where.format("the GPU is lost after") + f": {row.note}")
 
         for options in part.runs():
@@ -139,7 +139,7 @@ class Run:
                     part.suite, part.contenders, part.shapes, progress=heard, tape=tape(name), **options
                 )
             except RuntimeError as error:
-                if not device.is_lost():
+                if not gpu.is_lost():
                     raise
                 raise LostError(f"{part.suite}: the GPU is lost: {clocks.describe(error)}") from error
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import linear
 
-from labkit import device, kernels
+from labkit import gpu, kernels
 from labkit.bench.part import Part, Range
-from labkit.device import randn
+from labkit.gpu import randn
 from labkit.lessons import notebooks
 from labkit.measure.contender import Contender, Shape, Work
 from labkit.workloads import grouped as grouping
@@ -262,7 +262,7 @@ def _compiled_step(call: Callable[..., Tensor], x: Tensor) -> Callable[..., Any]
 
 
 def _graphed_callable(call: Callable[..., Tensor], x: Tensor) -> Callable[..., Any]:
-    device.own_workspaces()
+    gpu.own_workspaces()
     return cast(Callable[..., Any], torch.cuda.make_graphed_callables(call, (x.clone(),)))
 
 

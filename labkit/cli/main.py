@@ -251,10 +251,10 @@ def record_command(
     if gpus is not None or slurm:
         options = ["--again"] if again else []
         _spread(console, "record", [path.stem for path in chosen], options, gpus, slurm, again)
-    from labkit import device
+    from labkit import gpu
     from labkit.runs.report import say
 
-    if not device.has_gpu():
+    if not gpu.available():
         raise Mistake("recording needs a GPU, and this session has none: see `labkit doctor`")
     with _alone("record"):
         try:
@@ -337,7 +337,7 @@ def _record_all(console: Console, chosen: list[Path], again: bool) -> bool:
 @click.pass_context
 def bench_command(context: click.Context, **given: Any) -> None:
     """Measure suites (all of them, if none is named): ours beside the other contenders."""
-    from labkit import device
+    from labkit import gpu
     from labkit.bench import command
 
     console, used = Console(), {name for name, value in given.items() if value}
@@ -353,7 +353,7 @@ def bench_command(context: click.Context, **given: Any) -> None:
         if gpus is not None or slurm:
             then = partial(order.finish_spread, console)
             _spread(console, "bench", order.names, order.options(again), gpus, slurm, again, then)
-        if not device.has_gpu():
+        if not gpu.available():
             raise click.ClickException(
                 "nothing is timed: a benchmark needs a GPU, and this session has none: see `labkit doctor`"
             )

@@ -22,7 +22,7 @@ import psutil
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from labkit import child_process, device, paths
+from labkit import child_process, gpu, paths
 from labkit.exercises import judge, race
 from labkit.exercises.engine import Exercise, Finding
 from labkit.exercises.verdicts import Status, Verdict, progress_html, solution_html
@@ -160,7 +160,7 @@ class Tasks:
             verdict = self._explained(exercise, problem, "", Record())
             _show(verdict.mimebundle(), str(verdict))
             return Results()
-        why = "" if device.has_gpu() else "there is no GPU here"
+        why = "" if gpu.available() else "there is no GPU here"
         why = why if own else "you have not solved it yet"
         if own and not why:
             self._raced.add(own[1])

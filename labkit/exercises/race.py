@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from IPython.display import display
 
-from labkit import child_process, device, plots
+from labkit import child_process, gpu, plots
 from labkit.exercises import engine, judge
 from labkit.exercises.engine import Exercise, Finding
 from labkit.lessons import notebooks
@@ -81,7 +81,7 @@ def _groups(race: Race) -> dict[str, Any]:
 
 def problem(lesson: str, exercise: Exercise, file: Path) -> Finding | None:
     """What is wrong with the learner's kernel at the race's sizes on this GPU; None if nothing, or no GPU."""
-    if not device.has_gpu():
+    if not gpu.available():
         return None
     try:
         with lock.gpu_turn():
@@ -109,7 +109,7 @@ def _at_size(lesson: str, name: str, file: Path) -> str:
     for size in race.sizes:
         torch.manual_seed(0)
         given = [each.to(dtype) for each in race.work.inputs(size)]
-        with torch.no_grad(), device.full_float32():
+        with torch.no_grad(), gpu.full_float32():
             assert race.work.reference is not None, "a race has a right result"
             want = race.work.reference(*[each.float() for each in given])
             fences = correctness.Fences(

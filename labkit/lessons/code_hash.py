@@ -22,7 +22,7 @@ import labkit
 
 PACKAGE = Path(labkit.__file__).resolve().parent
 MEASURING = (
-    "device", "dispatch_mode", "kernels",
+    "gpu", "dispatch_mode", "kernels",
     "measure.accuracy", "measure.clocks", "measure.cold_cache", "measure.contender", "measure.memory",
     "measure.noise", "measure.roofline", "measure.sweeps", "profiling.profiles", "profiling.rungs",
     "workloads.elementwise", "workloads.grouped", "workloads.mlp", "workloads.network", "workloads.peers",

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from labkit import device
+from labkit import gpu
 from labkit.measure import noise
 from labkit.measure.cold_cache import Job, rotation
 from labkit.measure.lock import GAUGE, SECTION, StoppedError, gpu_turn, turn
@@ -93,7 +93,7 @@ class Gap:
 class Cuda:
     """What the clocks need of a device. Tests put a simulated one in its place."""
 
-    l2_bytes = staticmethod(device.l2_bytes)
+    l2_bytes = staticmethod(gpu.l2_bytes)
     synchronize = staticmethod(torch.cuda.synchronize)
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class Cuda:
         """Record the launches of ``run`` in a graph; the result replays it."""
         graph = torch.cuda.CUDAGraph()
         outer = torch.cuda.current_stream()
-        # Its workspace of cuBLAS stays that of the stream: to drop all of them (device.own_workspaces) for a
+        # Its workspace of cuBLAS stays that of the stream: to drop all of them (gpu.own_workspaces) for a
         # graph that lives so shortly would leave the caller's graphs without theirs.
         # Captures share one pool: their outputs are never read again, and one pool holds the largest only.
         try:
@@ -198,9 +198,9 @@ def measure(
     for an unknown clock or cache state.
     """
     expect(clock, cache)
-    if not device.has_gpu():
+    if not gpu.available():
         raise CannotTimeError
-    with turn(stop), device.full_float32():
+    with turn(stop), gpu.full_float32():
         return _Run(Cuda(), clock, cache, budget_s, random.Random(seed), stop).of(jobs)
 
 
@@ -412,6 +412,6 @@ def describe(error: BaseException) -> str:
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return "out of memory"
     first = (str(error).strip().splitlines() or ["no message"])[0]
-    if not device.has_gpu() and NO_GPU.search(first):
+    if not gpu.available() and NO_GPU.search(first):
         return "needs a GPU"
     return f"{type(error).__name__}: {first}"[:200]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from labkit import device, dispatch_mode
+from labkit import dispatch_mode, gpu
 
 Inputs = Callable[[tuple[int, ...]], tuple[Tensor, ...]]
 
@@ -98,7 +98,7 @@ def _cases(
     shapes that have a layout, with two sizes above 1. Where these are too few everything is tried there, too.
     """
     tells = [any(sum(size > 1 for size in t.shape) > 1 for t in inputs(shape)) for shape in shapes]
-    everything = device.has_gpu() or sum(tells) < len(dtypes)
+    everything = gpu.available() or sum(tells) < len(dtypes)
     found, turn = [], 0
     for shape, tell in zip(shapes, tells, strict=True):
         for at, layout in enumerate(LAYOUTS):
@@ -138,7 +138,7 @@ class _Case:
     ) -> list[float]:
         """Relative errors of the output and of the gradients; AssertionError for the first wrong one."""
         fences = Fences()
-        rounded = [t.to(device.name(), self.dtype) for t in drawn]
+        rounded = [t.to(gpu.device(), self.dtype) for t in drawn]
         placed = [fences.place(t, self.layout) for t in rounded]
         exact = [t.double() for t in rounded]
         upstream = (2 * reference(*exact)).to(self.dtype) if gradients else None
@@ -152,7 +152,7 @@ class _Case:
             try:
                 with fences:
                     runs.append(_evaluate(call, placed, laid_out))
-                device.synchronize()
+                gpu.synchronize()
             except Exception as error:
                 raise AssertionError(f"{self}: it raised {type(error).__name__}: {error}") from error
         for number, (given, after) in enumerate(zip(rounded, placed, strict=True)):

@@ -28,7 +28,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from labkit import device
+from labkit import gpu
 from labkit.measure import noise
 
 FOLDER = "LABKIT_TURNS"
@@ -292,7 +292,7 @@ def gpu_turn(stop: Callable[[], bool] = lambda: False) -> Iterator[None]:
 
     Raises StoppedError when ``stop()`` turns true while it waits.
     """
-    with turn(stop), hold(device.uuid(), partial(_go_on, stop)):
+    with turn(stop), hold(gpu.uuid(), partial(_go_on, stop)):
         yield
 
 

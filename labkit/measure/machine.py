@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import triton
 
-from labkit import device
+from labkit import gpu
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def slug(device_name: str) -> str:
 @cache
 def identity() -> Identity:
     """This machine; without a GPU the device is "CPU, interpreted" and the sizes are 0."""
-    if not device.has_gpu():
+    if not gpu.available():
         return Identity("CPU, interpreted", "", torch.__version__, _triton_version(), None, 0, 0, 0)
     card = torch.cuda.get_device_properties(0)
     return Identity(
@@ -81,5 +81,5 @@ def stamp() -> dict[str, Any]:
         "torch": here.torch,
         "triton": here.triton,
         "date": now,
-        "card": device.card(),
+        "card": gpu.card(),
     }

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from labkit import device
+from labkit import gpu
 
 REASONS = {
     0x04: "power limit",
@@ -101,8 +101,8 @@ class Gauge:
         self._reasons = 0
         self._told: list[str] = []
         """Of other processes, in each of the times that it watched."""
-        self._nvml = library() if device.uuid() else None
-        self._gpu = self._ask(lambda nvml: nvml.nvmlDeviceGetHandleByUUID(device.uuid()))
+        self._nvml = library() if gpu.uuid() else None
+        self._gpu = self._ask(lambda nvml: nvml.nvmlDeviceGetHandleByUUID(gpu.uuid()))
         if self._gpu is None:  # a slice of a GPU has no such handle
             self._nvml = None
         self._begin()

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from labkit import device, paths
+from labkit import gpu, paths
 from labkit.measure import clocks, machine, rows
 from labkit.measure.clocks import Gap, Timing
 from labkit.measure.cold_cache import Job
@@ -64,7 +64,7 @@ def copied_bytes(total_bytes: int) -> int:
 
 def copy_jobs(total_bytes: int) -> dict[str, Job]:
     """Two ways to move ``copied_bytes(total_bytes)``, half of them read, half written."""
-    source = torch.randn(copied_bytes(total_bytes) // 8, device=device.name())
+    source = torch.randn(copied_bytes(total_bytes) // 8, device=gpu.device())
     pair = (source, torch.empty_like(source))
     return {name: Job(copy, pair) for name, copy in COPIES.items()}
 
@@ -120,7 +120,7 @@ def roofs(*, again: bool = False) -> Roofs | None:
     A cache that cannot be read, or that another driver or version wrote, is measured again. Without a GPU
     they are those of a recorded device, and None when nothing was recorded yet.
     """
-    if not device.has_gpu():
+    if not gpu.available():
         kept = recorded_sets(rows.recorded("roofs"))
         return _from_rows(kept[-1]) if kept else None
     path = cache_path()
@@ -148,7 +148,7 @@ def roofs_of(table: pd.DataFrame) -> Roofs | None:
     asked = table if live.empty else live
     name = str(asked["device"].iloc[0])
     began, card = _first(asked[asked["device"] == name])
-    elsewhere = live.empty or card not in ("", device.card())
+    elsewhere = live.empty or card not in ("", gpu.card())
     if elsewhere and (kept := recorded_set(name, began, card)):
         return _from_rows(kept)
     return roofs() if name == machine.identity().device else None
@@ -164,7 +164,7 @@ def _first(table: pd.DataFrame) -> tuple[str | None, str]:
 def _own_roofs(measured: list[Row]) -> Roofs:
     """Roofs of this device and these versions; ValueError when any row is of others."""
     here = machine.identity()
-    mine = (here.device, here.driver, here.torch, here.triton, device.card())
+    mine = (here.device, here.driver, here.torch, here.triton, gpu.card())
     if any((row.device, row.driver, row.torch, row.triton, row.card) != mine for row in measured):
         raise ValueError("roofs: the file is of another machine or of other versions")
     return _from_rows(measured)
@@ -172,7 +172,7 @@ def _own_roofs(measured: list[Row]) -> Roofs:
 
 def cache_path() -> Path:
     """Where the roofs of this card and these versions are kept."""
-    here, card = machine.identity(), device.card()
+    here, card = machine.identity(), gpu.card()
     which = f"{here.slug}-{card}" if card else here.slug
     return paths.cache() / "roofs" / f"{which}-{here.driver}-{here.torch}-{here.triton}.jsonl"
 
@@ -186,7 +186,7 @@ def measure_roofs() -> Iterable[Row]:
     for dtype, side in MATMUL_SIDE.items():
         outcome = clocks.measure({"matmul": _matmul_job(dtype, side)})["matmul"]
         yield _row("roofs/matmul", "cuBLAS", dtype, {"side": side}, outcome, 0, 2 * side**3)
-    tiny = Job(lambda t: t + 1, (torch.randn(1, device=device.name()),))
+    tiny = Job(lambda t: t + 1, (torch.randn(1, device=gpu.device()),))
     for clock in ("graph", "host"):
         outcome = clocks.measure({"add": tiny}, clock=clock, cache="warm")["add"]
         yield _row("roofs/launch", "smallest kernel", "float32", {"elements": 1}, outcome, 8, 1)
@@ -194,7 +194,7 @@ def measure_roofs() -> Iterable[Row]:
 
 def _matmul_job(dtype: str, side: int) -> Job:
     kind = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
-    a, b = (torch.randn(side, side, device=device.name()).to(kind) for _ in range(2))
+    a, b = (torch.randn(side, side, device=gpu.device()).to(kind) for _ in range(2))
     return Job(with_tf32(torch.matmul) if dtype == "tf32" else torch.matmul, (a, b))
 
 

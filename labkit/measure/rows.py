@@ -61,7 +61,7 @@ class Row:
     noise: str = ""
     """What disturbed the measurement (labkit.measure.noise); empty for a quiet one, and for older ones."""
     card: str = ""
-    """Which of the GPUs of its kind it was (device.card); empty for older rows."""
+    """Which of the GPUs of its kind it was (gpu.card); empty for older rows."""
     trace: dict[str, Any] | None = None
     """Of a profile the kernels and the host's launches (labkit.profiling.traces); None for all other rows."""
 

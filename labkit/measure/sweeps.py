@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from labkit import device, paths
+from labkit import gpu, paths
 from labkit.measure import accuracy, clocks, journal, lock, machine, memory, roofline, rows
 from labkit.measure.clocks import Cache, Clock, Gap, Timing
 from labkit.measure.cold_cache import Job
@@ -85,7 +85,7 @@ def run(
     how = _How(suite, dtype, direction, clock, cache, budget_s, repeats)
     listed = list(points)
     axes = list(dict.fromkeys(axis for shape in listed for axis in shape))
-    if not device.has_gpu():
+    if not gpu.available():
         return rows.table((row for row in rows.recorded(suite) if how.matches(row)), axes)
     ways = {contender.name: way(contender) for contender in contenders}
     whose = [(one, shape) for shape in listed for one in contenders if one.fits(shape)]
@@ -99,7 +99,7 @@ def run(
         for shape in listed:
             here = [contender for contender in contenders if contender.fits(shape)]
             todo = [contender for contender in here if how.key(contender, shape) not in store.kept]
-            with whole(stop) if todo else lock.turn(stop), device.full_float32():
+            with whole(stop) if todo else lock.turn(stop), gpu.full_float32():
                 fresh = how.measure(todo, shape, stop) if todo else {}
             for contender in here:
                 row = store.kept.get(how.key(contender, shape)) or fresh[contender.name]
@@ -192,7 +192,7 @@ class _How:
             outcome = outcomes.get(contender.name) or Gap(trial.gap)
             copy_us = _fastest(outcomes, sizes[contender.name], outcome)
             made[contender.name] = self._row(contender, shape, outcome, copy_us, trial)
-        if device.has_gpu():
+        if gpu.available():
             torch.cuda.empty_cache()
         return made
 
@@ -238,7 +238,7 @@ class _How:
 
     def _cast(self, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
         dtype, differentiable = getattr(torch, self.dtype), self.direction != "forward"
-        return tuple(t.to(device.name(), dtype).requires_grad_(differentiable) for t in tensors)
+        return tuple(t.to(gpu.device(), dtype).requires_grad_(differentiable) for t in tensors)
 
     def _job(self, call: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Job:
         if self.direction == "forward":
@@ -438,7 +438,7 @@ def _measured_by(
     dtype: str,
     turn: Callable[[], AbstractContextManager[None]],
 ) -> Results:
-    if not device.has_gpu():
+    if not gpu.available():
         # a sweep may have the same name: its rows have a clock
         return rows.table([row for row in rows.recorded(suite) if not row.clock])
     found = []

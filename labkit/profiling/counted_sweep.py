@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from labkit import device
+from labkit import gpu
 from labkit.measure import machine
 from labkit.measure.clocks import describe
 from labkit.measure.contender import Contender, Shape
@@ -70,7 +70,7 @@ def row(contender: Contender, shape: Shape, x: str, dtype: str, direction: str) 
 
 
 def _counts(contender: Contender, shape: Shape, dtype: str, direction: str) -> launch_counts.Counts:
-    inputs = [t.to(device.name(), getattr(torch, dtype)) for t in contender.work.inputs(shape)]
+    inputs = [t.to(gpu.device(), getattr(torch, dtype)) for t in contender.work.inputs(shape)]
     if direction == "forward":
         with torch.no_grad():
             return launch_counts.count(lambda: contender.call(*inputs))

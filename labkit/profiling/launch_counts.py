@@ -18,7 +18,7 @@ import torch
 from torch._library.custom_ops import OPDEFS
 from torch.utils._pytree import tree_leaves
 
-from labkit import backend, device, dispatch_mode
+from labkit import backend, dispatch_mode, gpu
 
 _ALLOCATES = {
     "empty",
@@ -85,7 +85,7 @@ def count(call: Callable[[], Any]) -> Counts:
     torch.compile steps aside while operations are recorded: its functions count as they are written, unfused
     (with ``fullgraph=True`` torch refuses to run them here).
     """
-    if device.has_gpu():
+    if gpu.available():
         raise RuntimeError("counts are for machines without a GPU; here profiles.profile shows what ran")
     with recording() as counts:
         call()

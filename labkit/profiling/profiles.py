@@ -21,7 +21,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from labkit import child_process, device
+from labkit import child_process, gpu
 from labkit.measure import lock, machine
 from labkit.measure.rows import LIVE, TAPE
 from labkit.profiling import kernel_names, launch_counts, traces
@@ -125,7 +125,7 @@ def profile(call: Callable[[], Any], *, tape: str | None = None, warmup: int = 3
     Raises ValueError for a name that a lesson being recorded has used already, and for a damaged file of
     recorded profiles.
     """
-    if not device.has_gpu():
+    if not gpu.available():
         return _recorded(tape) or Profile(counted=launch_counts.count(call))
     taken = [from_trace(_trace(call, warmup if first else 0)) for first in (True, False, False)]
     return _stamped(_quietest(taken), tape)
@@ -136,7 +136,7 @@ def lasting(call: Callable[[], Any]) -> Iterator[None]:
     """Profile ``call`` as PyTorch does by itself, which leaves CUPTI in the process: there it watches every
     launch of this block, at whose end it leaves. Without a GPU nothing is called.
     """
-    if not device.has_gpu():
+    if not gpu.available():
         yield
         return
     try:
@@ -144,10 +144,10 @@ def lasting(call: Callable[[], Any]) -> Iterator[None]:
             os.environ["TEARDOWN_CUPTI"] = "0"
             with torch.profiler.profile(acc_events=True):
                 call()
-                device.synchronize()
+                gpu.synchronize()
         yield
     finally:
-        _trace(device.synchronize, 0)  # has it leave
+        _trace(gpu.synchronize, 0)  # has it leave
 
 
 def profile_text(
@@ -166,7 +166,7 @@ def profile_text(
     ended, and TimeoutError when it takes longer than ``TEXT_LIMIT_S``, the wait for the turn aside;
     ValueError as :func:`profile` does.
     """
-    if not device.has_gpu() and (kept := _recorded(tape)):
+    if not gpu.available() and (kept := _recorded(tape)):
         return kept
     with lock.gpu_turn():  # taken here: this process can say that it waits, and nothing limits the wait
         here = {name: value for name, value in os.environ.items() if name != TAPE}
@@ -179,7 +179,7 @@ def profile_text(
 
 def _profile_code(setup: str, text: str) -> Profile | str:
     """What ``profile_text`` does in its process; or which part of the code raised what."""
-    namespace = {"torch": torch, "F": torch.nn.functional, "device": device.name()}
+    namespace = {"torch": torch, "F": torch.nn.functional, "device": gpu.device()}
     part = "setup"
     try:
         exec(compile(setup, "<setup>", "exec"), namespace)
@@ -282,9 +282,9 @@ def _trace(call: Callable[[], Any], warmup: int) -> list[dict[str, Any]]:
             acc_events=True,
         ) as profiler:
             for _ in range(2):
-                device.synchronize()
+                gpu.synchronize()
                 call()
-                device.synchronize()
+                gpu.synchronize()
                 profiler.step()
         events: list[dict[str, Any]] = json.loads(Path(path).read_text())["traceEvents"]
     return events
@@ -301,7 +301,7 @@ def _leaving_no_trace() -> Iterator[None]:
     os.environ.pop("DISABLE_CUPTI_LAZY_REINIT", None)
     yield
     for _ in range(20):  # it leaves during a call to CUDA, a moment after the profiler asked it to
-        device.synchronize()
+        gpu.synchronize()
         time.sleep(0.005)
 
 

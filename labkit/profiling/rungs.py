@@ -9,7 +9,7 @@ import torch
 from pandas.io.formats.style import Styler
 from torch import Tensor
 
-from labkit import device
+from labkit import gpu
 from labkit.measure import sweeps
 from labkit.measure.clocks import Clock
 from labkit.measure.contender import Contender, Shape, Work
@@ -50,12 +50,12 @@ class Rungs:
 
     def inputs(self) -> list[Tensor]:
         """Drawn for the size that runs here, where it runs."""
-        shape = self.shape if device.has_gpu() else self.small
-        return [t.to(device.name(), getattr(torch, self.dtype)) for t in self.work.inputs(shape)]
+        shape = self.shape if gpu.available() else self.small
+        return [t.to(gpu.device(), getattr(torch, self.dtype)) for t in self.work.inputs(shape)]
 
     def _profile(self, rung: Contender) -> Profile:
         held, inputs = _held(rung), self.inputs()
-        call = rung.made() if device.has_gpu() else held or rung.call  # without one nothing is compiled
+        call = rung.made() if gpu.available() else held or rung.call  # without one nothing is compiled
         return profiles.profile(lambda: call(*inputs), tape=f"{self.suite}/{rung.name}")
 
 

@@ -283,13 +283,13 @@ def banner(lesson: str, directory: Path | None = None) -> HTML:
 
 def _cards(lesson: str, stamp: Stamp) -> set[str]:
     """The GPUs that measured its rows: more than one where a recording went on upon another machine."""
-    from labkit import device  # torch comes with it; a lesson has it, `record --check` does without
+    from labkit import gpu  # torch comes with it; a lesson has it, `record --check` does without
 
     being_made = os.environ.get(rows.TAPE) if os.environ.get(STAMP_VARIABLE) else None
     tapes = [Path(being_made)] if being_made else paths.RECORDED.glob(f"*/{notebooks.key(lesson)}.jsonl")
     measured = (row for tape in tapes for row in rows.of_a_tape(tape))
     cards = {row.card for row in measured if row.device == stamp.device and row.card}
-    return cards | {device.card()} if being_made else cards
+    return cards | {gpu.card()} if being_made else cards
 
 
 def _stamp_to_show(lesson: str, directory: Path | None) -> Stamp | None:

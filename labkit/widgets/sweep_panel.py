@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from labkit import device, paths
+from labkit import gpu, paths
 from labkit.measure import clocks, journal, lock, rows, sweeps
 from labkit.measure.contender import Contender, Shape
 from labkit.measure.results import Results
@@ -112,7 +112,7 @@ class SweepPanel:
 
     def _build(self) -> None:
         hear = partial(self._hand_over, self._redraw)
-        controls = self.controls = Controls(self.plan, hear, counting=not device.has_gpu())
+        controls = self.controls = Controls(self.plan, hear, counting=not gpu.available())
         for button, act in {
             controls.run: lambda: self._start([controls.selection()]),
             controls.run_all: lambda: self._start(self.plan.everything(), follow=True),
@@ -129,7 +129,7 @@ class SweepPanel:
         self._twin.update(*page(self.plan, *self._visible()))
 
     def _greeting(self) -> str:
-        if not device.has_gpu():
+        if not gpu.available():
             return "No GPU here: Run counts launches and bytes. The times shown are recorded ones."
         selection = self.controls.selection()
         known = sum(row.kind == rows.LIVE for row in selection.of(self.own))
@@ -227,7 +227,7 @@ class SweepPanel:
                 return
             if run.follow:
                 self.controls.choose(selection)
-            if device.has_gpu():
+            if gpu.available():
                 await self._measure(selection, run)
             elif self._there:
                 await self._count(selection, run)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from labkit import device, paths
+from labkit import gpu, paths
 from labkit.measure import journal, rows, sweeps
 from labkit.measure.clocks import Cache, Clock
 from labkit.measure.contender import Contender, Shape
@@ -133,7 +133,7 @@ class Plan:
 
         What is younger than an hour counts as live, as it does for a sweep that is continued.
         """
-        if not device.has_gpu():
+        if not gpu.available():
             return []
         ways = {contender.name: sweeps.way(contender) for contender in self.contenders}
         latest: dict[object, rows.Row] = {}

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from labkit import device
+from labkit import gpu
 from labkit.measure.contender import Shape, Work
 
 
 def _linear_inputs(shape: Shape) -> tuple[Tensor, ...]:
     batch, width = shape["batch"], shape["width"]
-    return device.randn(batch, width), device.randn(width, width, scale=width**-0.5), device.randn(width)
+    return gpu.randn(batch, width), gpu.randn(width, width, scale=width**-0.5), gpu.randn(width)
 
 
 def _linear_bytes(shape: Shape, itemsize: int, direction: str) -> int:
@@ -39,9 +39,9 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def _affine_inputs(shape: Shape) -> tuple[Tensor, ...]:
     return (
-        device.randn(shape["batch"], shape["width"]),
-        device.randn(shape["width"]),
-        device.randn(shape["width"]),
+        gpu.randn(shape["batch"], shape["width"]),
+        gpu.randn(shape["width"]),
+        gpu.randn(shape["width"]),
     )
 
 
@@ -67,7 +67,7 @@ def residual_block(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) ->
 
 
 def _residual_inputs(shape: Shape) -> tuple[Tensor, ...]:
-    return *_affine_inputs(shape), device.randn(shape["batch"], shape["width"])
+    return *_affine_inputs(shape), gpu.randn(shape["batch"], shape["width"])
 
 
 def _residual_bytes(shape: Shape, itemsize: int, direction: str) -> int:
@@ -90,7 +90,7 @@ def product(second: Callable[[int, int], Tensor], reads: int) -> Work:
     """x times a second operand: ``second(batch, width)`` draws it, ``reads`` full tensors are read in all."""
 
     def inputs(shape: Shape) -> tuple[Tensor, ...]:
-        return device.randn(shape["batch"], shape["width"]), second(shape["batch"], shape["width"])
+        return gpu.randn(shape["batch"], shape["width"]), second(shape["batch"], shape["width"])
 
     def moved(shape: Shape, itemsize: int, direction: str) -> int:
         if direction != "forward":

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from labkit.device import randn
+from labkit.gpu import randn
 from labkit.measure.contender import Shape, Work
 from labkit.workloads.elementwise import LINEAR
 

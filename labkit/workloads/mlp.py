@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import linear
 
-from labkit.device import randn
+from labkit.gpu import randn
 from labkit.measure.contender import Shape, Work
 
 PRODUCTS = {"forward": 1, "backward": 2, "forward_backward": 3}

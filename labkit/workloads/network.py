@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from labkit.device import randn
+from labkit.gpu import randn
 from labkit.measure.contender import Shape, Work
 from labkit.workloads.mlp import PRODUCTS
 from labkit.workloads.recurrent import EPS, min_gru, rms_recurrence

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
-from labkit import device
+from labkit import gpu
 from labkit.measure.contender import Contender, Shape
 from labkit.workloads.recurrent import EPS
 
@@ -142,7 +142,7 @@ def tune(contenders: Iterable[Contender], shapes: Iterable[Shape]) -> None:
     Nothing happens without a GPU, nor for a contender whose package is not installed.
     """
     for contender, shape in itertools.product(contenders, shapes):
-        if device.has_gpu():
+        if gpu.available():
             inputs = [tensor.requires_grad_() for tensor in contender.work.inputs(shape)]
             with suppress(MissingError):
                 contender.call(*inputs).sum().backward()

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from labkit.device import randn
+from labkit.gpu import randn
 from labkit.measure.contender import Shape, Work
 
 EPS = 1e-6

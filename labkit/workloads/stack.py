@@ -11,7 +11,7 @@ lies between two blocks; two operations for each multiply and add of the product
 from torch import Tensor
 from torch.nn import functional
 
-from labkit.device import randn
+from labkit.gpu import randn
 from labkit.measure.contender import Shape, Work
 
 EPS = 1e-6

@@ -211,8 +211,8 @@ def few(within: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
 def beside_mul() -> Any:
     """A small tensor, where launches count, and 96 MiB, where memory does."""
-    from labkit.device import randn
     from labkit.exercises.race import Race
+    from labkit.gpu import randn
     from labkit.workloads.elementwise import product
 
     rivals = {"eager": torch.mul, "torch.compile": torch.mul}

@@ -290,8 +290,8 @@ def cell_with(
 
 def beside_two_kernels() -> Any:
     """The network's own size, and few long rows."""
-    from labkit.device import randn
     from labkit.exercises.race import Race
+    from labkit.gpu import randn
     from labkit.kernels import min_gru, rms_recurrence
     from labkit.workloads.recurrent import MIN_GRU, RMS_RECURRENCE
     from labkit.workloads.recurrent import min_gru as plain_gru

@@ -13,7 +13,8 @@ from click.testing import CliRunner
 from simulated import DOUBLING, doubling, install
 from taped import recorded
 
-from labkit import device, paths
+import labkit
+from labkit import paths
 from labkit.bench import command, part, report, run, suites
 from labkit.bench import recorded as kept_run
 from labkit.bench.part import Part
@@ -226,10 +227,10 @@ def test_a_lost_gpu_ends_the_run_and_any_other_error_is_shown(toy, monkeypatch):
         patch.setattr(sweeps.clocks, "measure", lost)
         with pytest.raises(RuntimeError, match=r"^CUDA error"):
             measure("affine")
-        patch.setattr(device, "synchronize", lost)
+        patch.setattr("labkit.gpu.synchronize", lost)
         with pytest.raises(run.LostError, match=r"^bench/affine: the GPU is lost: RuntimeError"):
             measure("affine")
-    call = lambda x: monkeypatch.setattr(device, "synchronize", lost) or lost()  # noqa: E731
+    call = lambda x: monkeypatch.setattr("labkit.gpu.synchronize", lost) or lost()  # noqa: E731
     toy.ours = Contender("labkit", call, DOUBLING)
     output = labkit("--json", OUT, code=1)
     assert "bench/affine: the GPU is lost after labkit: RuntimeError: CUDA error: an illegal" in output
@@ -275,7 +276,7 @@ def test_what_cannot_be_recorded_or_loaded_is_said_before_anything_is_measured(t
     assert "README.md" in labkit("--peers", "--record", code=2)
     monkeypatch.setitem(suites.SUITES, "affine", broken)
     assert "Error: 01_launch_overhead, cell 3" in labkit(code=2)
-    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    monkeypatch.setattr("labkit.gpu.available", lambda: False)
     assert "nothing is timed: a benchmark needs a GPU" in labkit("--json", OUT, code=1)
     assert not OUT.exists() and not toy.calls
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import stage
 
-from labkit import __version__, backend, device, paths
+from labkit import __version__, backend, paths
 from labkit.cli import main
 from labkit.lessons import notebooks
 
@@ -72,7 +72,7 @@ def test_run_takes_names_and_parameters(clone):
     ],
 )  # fmt: skip
 def test_mistakes_are_one_sentence_and_run_nothing(clone, monkeypatch, arguments, says):
-    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    monkeypatch.setattr("labkit.gpu.available", lambda: False)
     monkeypatch.setattr(backend, "reason", "there is none")
     stage.lesson(clone, RAN, name="01_a", parameters="width: int = 1")
     stage.lesson(clone, RAN, name="02_b")

@@ -198,9 +198,9 @@ def test_a_kernel_sweeps_under_the_learners_name_once_it_has_raced(learner, monk
     assert one.tasks.race("affine") == ("the solution", "you have not solved it yet")
     one.run('affine = ...\n\ntasks.check("affine", affine)'.replace("...", "1"), answer, "affine")
     assert one.tasks.contender("affine").name == "the solution", "it has not run at size"
-    monkeypatch.setattr(session_module.device, "has_gpu", lambda: False)
+    monkeypatch.setattr("labkit.gpu.available", lambda: False)
     assert one.tasks.race("affine") == ("the solution", "there is no GPU here")
-    monkeypatch.setattr(session_module.device, "has_gpu", lambda: True)
+    monkeypatch.setattr("labkit.gpu.available", lambda: True)
     assert one.tasks.race("affine") == ("your kernel", "")
     assert one.tasks.contender("affine").call is answer
     one.tasks.reset("affine")

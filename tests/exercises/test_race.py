@@ -2,14 +2,14 @@
 
 import pytest
 
-from labkit import device, exercises
+from labkit import exercises, gpu
 from labkit.exercises import judge, race
 from labkit.measure import rows, sweeps
 
 LESSON = "01_launch_overhead"
 AFFINE = exercises.solution_cells(LESSON)["affine"] + '\n\n\ntasks.check("affine", affine)\n'
 STORE = "tl.store(y + at, "
-ON_GPU = pytest.mark.skipif(not device.has_gpu(), reason="a kernel at size needs a GPU to run on")
+ON_GPU = pytest.mark.skipif(not gpu.available(), reason="a kernel at size needs a GPU to run on")
 
 
 def problem(source, folder):
@@ -41,7 +41,7 @@ def test_at_size_an_accident_is_a_verdict(monkeypatch, tmp_path, old, new, statu
     monkeypatch.setattr(race, "LIMIT_S", 60.0 if status != "stopped" else 5.0)
     found = problem(AFFINE.replace(old, new), tmp_path)
     assert (found and found.status) == status and (found is None or said in found.observed)
-    assert device.has_gpu() and problem(AFFINE, tmp_path) is None, "this process and the GPU are well"
+    assert gpu.available() and problem(AFFINE, tmp_path) is None, "this process and the GPU are well"
 
 
 @pytest.mark.parametrize("lesson", ["01_launch_overhead"])

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from labkit import device
+from labkit import gpu
 from labkit.kernels import affine, common
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -20,7 +20,7 @@ WRAPS = pytest.mark.parametrize("wrap", [lambda call: call, op.compiled], ids=["
 
 
 def assert_right(call, *shape, where=None):
-    tensors = [t.to(where or device.name()) for t in op.drawn(AFFINE, *shape)]
+    tensors = [t.to(where or gpu.device()) for t in op.drawn(AFFINE, *shape)]
     op.all_close(op.gradients(call, tensors), op.exact(AFFINE, tensors))
 
 
@@ -240,7 +240,7 @@ def multiply_kernel(a, b, total, y, ADD: tl.constexpr):
 
 
 def test_far_counts_in_64_bits():
-    out = torch.zeros(5, dtype=torch.int64, device=device.name())
+    out = torch.zeros(5, dtype=torch.int64, device=gpu.device())
     far_kernel[(1,)](out, 2**30)
     assert out.tolist() == [0, 2**30, 2**31, 3 * 2**30, 3 * 2**30]
 
@@ -249,8 +249,8 @@ def test_far_counts_in_64_bits():
 @pytest.mark.parametrize("add", [True, False])
 def test_a_product_is_exact_in_float32(dtype, add):
     torch.manual_seed(0)
-    a, b = torch.randn(2, 16, 16, device=device.name()).to(dtype)
-    total, y = torch.randn(2, 16, 16, device=device.name())
+    a, b = torch.randn(2, 16, 16, device=gpu.device()).to(dtype)
+    total, y = torch.randn(2, 16, 16, device=gpu.device())
     multiply_kernel[(1,)](a, b, total, y, ADD=add)
     want = a.double() @ b.double() + (total.double() if add else 0)
     assert (y - want).abs().max() < 1e-5, "TF32 or a total in 16 bits is off by more"

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from labkit import device
+from labkit import gpu
 from labkit.kernels import common, geglu, linear
 from labkit.kernels.geglu import GeGLU, fused_gate_up, geglu_mlp
 from labkit.measure import correctness, memory
@@ -54,7 +54,7 @@ def test_geglu_mlp_is_right():
 @pytest.mark.parametrize("hidden", [40, 8, 72, 1, 33, 63])
 def test_gate_does_not_run_over_into_up(monkeypatch, tile_copies, hidden):
     """They lie side by side in a row: a store of gate beyond its columns lands in up, inside all fences."""
-    its = common.gpu_of(torch.device(device.name()))
+    its = common.gpu_of(torch.device(gpu.device()))
     op.pretend(monkeypatch, common.Gpu(its.multiprocessors, its.shared_bytes, tile_copies), linear)
     for dtype in correctness.DTYPES:
         kept_is_right(70, 40, hidden, dtype)
@@ -131,7 +131,7 @@ def test_what_was_kept_is_overwritten_once_it_is_spent_and_not_before():
         with Watch():
             got = torch.autograd.grad(y, tensors, 2 * y.detach(), retain_graph=retain)
         op.all_close(got, want)
-        if not device.has_gpu():  # where the library's own products allocate unseen
+        if not gpu.available():  # where the library's own products allocate unseen
             assert (kept.shape in made) is retain, "a tensor of its size more, at the peak"
     assert not torch.equal(kept, before) and kept._version > version, "whoever saved it too must hear of it"
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
@@ -167,9 +167,9 @@ def test_gate_and_up_are_kept_only_for_a_backward(monkeypatch):
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("grad", [True, False])
 def test_a_compiled_module_keeps_something_only_for_a_backward(grad):
-    block = GeGLU(24, 40, device=device.name())
+    block = GeGLU(24, 40, device=gpu.device())
     with torch.set_grad_enabled(grad):
-        (names,) = op.library_calls(block, torch.randn(6, 24, device=device.name()))
+        (names,) = op.library_calls(block, torch.randn(6, 24, device=gpu.device()))
     assert ("gate_up_training" in names) is grad
     assert ("gate_up_forward" in names) is not grad
 
@@ -208,7 +208,7 @@ def test_weights_go_from_three_linears_into_one_block_and_back_inside_a_larger_m
         op.assert_same_state(one, usual)
     assert [name for name, _ in fused.first.named_parameters()] == ["w_gate_up", "w_down"]
     x = torch.randn(5, 24)
-    assert_close(fused.first.to(device.name())(x.to(device.name())).cpu(), usual.first(x))
+    assert_close(fused.first.to(gpu.device())(x.to(gpu.device())).cpu(), usual.first(x))
     state = fused.first.state_dict()
     with torch.no_grad():  # a state shares memory with the weights, as every state_dict does
         fused.first.w_gate_up.fill_(7.0)

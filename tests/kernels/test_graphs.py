@@ -12,7 +12,7 @@ from operators import bf16, fp16, fp32
 from torch import nn
 from torch.nn import functional
 
-from labkit import device
+from labkit import gpu
 from labkit.exercises import simulated_gpu
 from labkit.kernels import GraphedStep, graphs
 from labkit.workloads.stack import stack
@@ -60,7 +60,7 @@ class Pretend:
 
 @pytest.fixture
 def pretend(monkeypatch):
-    if device.has_gpu():
+    if gpu.available():
         pytest.skip("on a GPU the tests below use it")
     stand_in = Pretend()
     monkeypatch.setattr(graphs, "torch", stand_in)

@@ -10,7 +10,7 @@ from grouped import examine, grouped, in_columns, plain
 from operators import assert_close, bf16, drawn, fp16, fp32, gradients
 from torch import nn
 
-from labkit import device
+from labkit import gpu
 from labkit.kernels import GroupedLinear, grouped_linear
 from labkit.measure import correctness, memory
 from labkit.profiling import launch_counts
@@ -120,7 +120,7 @@ class Usual(nn.ModuleList):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("leading", [(37,), (2, 5), ()], ids=str)
 def test_it_is_a_list_of_linear_layers(leading, bias):
-    layers, x = linears(bias=bias).to(device.name()), torch.randn(*leading, 60, device=device.name())
+    layers, x = linears(bias=bias).to(gpu.device()), torch.randn(*leading, 60, device=gpu.device())
     made = GroupedLinear.from_linears(layers)
     assert_close(made(x), layers.double()(x.double()))
 

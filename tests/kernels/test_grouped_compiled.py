@@ -14,7 +14,7 @@ from launches import FAMILIES, ROOM
 from operators import bf16, fp16, fp32, gpu, meta
 from packaging.version import Version
 
-from labkit import device
+import labkit
 from labkit.kernels import grouped as family
 from labkit.kernels import grouped_linear
 from labkit.kernels.grouped import backward_plan, forward_plan, power, spread
@@ -136,7 +136,7 @@ def test_no_width_is_cut_off_by_the_shift(monkeypatch, launches):
 
 def test_what_is_not_aligned_goes_by_pointers(monkeypatch, launches):
     op.pretend(monkeypatch, gpu("sm_90"), family)
-    like = dict(dtype=bf16, device=device.name())
+    like = dict(dtype=bf16, device=labkit.gpu.device())
     weight, block = torch.empty(2, 64, 64, **like), torch.empty(70 * 136 + 1, **like)
     views = {
         "aligned": block[: 70 * 128].view(70, 128),

@@ -12,7 +12,7 @@ from grouped import KERNELS, assert_right, examine, grouped, in_columns, plain
 from operators import assert_close, bf16, drawn, fp32, gpu, gradients
 from triton.runtime import interpreter
 
-from labkit import device
+import labkit
 from labkit.kernels import grouped as family
 from labkit.kernels import grouped_linear
 from labkit.profiling import launch_counts
@@ -110,7 +110,7 @@ VIEWS = {
 
 def view(name, C):
     torch.manual_seed(0)
-    with torch.device(device.name()):
+    with torch.device(labkit.gpu.device()):
         return VIEWS[name](C)
 
 
@@ -164,7 +164,7 @@ def test_weights_are_views_too(sizes):
 def test_an_upstream_gradient_of_other_strides(groups, width, columns):
     x, *weights = drawn(grouped(groups, width), 2, 35)
     tensors = [in_columns(x) if columns else x, *weights]
-    row = torch.randn(groups * width, device=device.name())
+    row = torch.randn(groups * width, device=labkit.gpu.device())
     for upstream in (row.expand_as(x), in_columns(torch.randn_like(x)), row[:1].expand_as(x)):
         assert_right(tensors, upstream)
 
@@ -348,7 +348,11 @@ def test_weights_that_lie_more_than_32_bits_apart():
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize(("groups", "width"), [(128, 16), (100, 20), (32, 64), (20, 100), (1, 1)])
 def test_more_elements_than_32_bits_count(groups, width, columns):
-    C, times, options = groups * width, 1001 if width == 20 else 1024, dict(device=device.name(), dtype=bf16)
+    C, times, options = (
+        groups * width,
+        1001 if width == 20 else 1024,
+        dict(device=labkit.gpu.device(), dtype=bf16),
+    )
     batches = 2**31 // (C * times) + 3
     x = torch.randn(batches, C, times, **options).mT if columns else torch.randn(batches, times, C, **options)
     tensors = [x, *drawn(grouped(groups, width), 1, dtype=bf16)[1:]]
@@ -358,8 +362,8 @@ def test_more_elements_than_32_bits_count(groups, width, columns):
 @op.LARGE
 def test_more_numbers_of_weight_than_32_bits_count():
     """Four rows of 2**13 + 1 groups of 512: the gradient's parts have more than 2**31 numbers."""
-    x, upstream = (torch.randn(4, (2**13 + 1) * 512, device=device.name(), dtype=bf16) for _ in "xy")
-    weight = torch.randn(2**13 + 1, 512, 512, device=device.name(), dtype=bf16) / 16
+    x, upstream = (torch.randn(4, (2**13 + 1) * 512, device=labkit.gpu.device(), dtype=bf16) for _ in "xy")
+    weight = torch.randn(2**13 + 1, 512, 512, device=labkit.gpu.device(), dtype=bf16) / 16
     y, dx, dweight = gradients(grouped_linear, [x, weight], upstream)
     for group in (0, 2**12, 2**13):
         one = slice(group * 512, group * 512 + 512)

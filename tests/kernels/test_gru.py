@@ -9,7 +9,7 @@ import torch
 from operators import Case, bf16, fp16, fp32, gradients
 from torch import nn
 
-from labkit import device
+import labkit
 from labkit.kernels import GRU, gru
 from labkit.measure import correctness
 from labkit.profiling import codegen
@@ -50,7 +50,7 @@ every_path = pytest.mark.parametrize("case", [LAYER, LARGE], ids=repr)
 
 def resetting(case, B, T, chance=0.4):
     """The case with resets at some steps, the same ones for every call."""
-    where = torch.rand(B, T, generator=torch.Generator().manual_seed(1)).to(device.name()) < chance
+    where = torch.rand(B, T, generator=torch.Generator().manual_seed(1)).to(labkit.gpu.device()) < chance
     call, plain = case.call, case.reference
     return case._replace(call=lambda *t: call(*t, where), reference=lambda *t: plain(*t, where)), where
 
@@ -99,7 +99,7 @@ def test_biases_and_a_first_state_may_be_left_out(case, given):
 @every_path
 def test_gradients_of_some_inputs_with_an_expanded_upstream(case):
     tensors = op.drawn(case)
-    row = torch.randn(case.shape[3], device=device.name())
+    row = torch.randn(case.shape[3], device=labkit.gpu.device())
     like = reference(*tensors)
     wants = op.exact(case, tensors, row.double().expand_as(like))[1:]
     for needed in range(6):
@@ -137,9 +137,9 @@ def test_what_was_before_a_reset_does_not_matter(case, value):
     """The states from it on are those of a new sequence, to the last bit, and so are all gradients."""
     (B, T, _, H), at = case.shape, 2
     tensors = op.drawn(case)
-    reset = torch.zeros(B, T, dtype=torch.bool, device=device.name())
+    reset = torch.zeros(B, T, dtype=torch.bool, device=labkit.gpu.device())
     reset[:, at] = True
-    upstream = torch.randn(B, T - at, H, device=device.name())
+    upstream = torch.randn(B, T - at, H, device=labkit.gpu.device())
     later = [tensors[0][:, at:], *tensors[1:5]]
     want, *wants = gradients(gru, later, upstream)
     tensors[5] = torch.full_like(tensors[5], value)
@@ -154,7 +154,7 @@ def test_what_was_before_a_reset_does_not_matter(case, value):
 @every_path
 def test_a_reset_at_the_first_step_leaves_h0_unread_and_without_gradient(case):
     tensors = op.drawn(case)
-    reset = torch.zeros(*case.shape[:2], dtype=torch.bool, device=device.name())
+    reset = torch.zeros(*case.shape[:2], dtype=torch.bool, device=labkit.gpu.device())
     reset[:, 0] = True
     *_, dh0 = gradients(lambda *t: gru(*t, reset), [*tensors[:5], torch.full_like(tensors[5], math.inf)])
     assert not dh0.any()
@@ -170,7 +170,7 @@ def test_a_reset_at_the_first_step_leaves_h0_unread_and_without_gradient(case):
 def test_autocast_computes_in_half_and_gives_gradients_in_float32(dtype):
     tensors = op.drawn(LAYER, grad=True)
     rounded = [t.detach().to(dtype) for t in tensors]
-    with torch.autocast(device.name(), dtype=dtype):
+    with torch.autocast(labkit.gpu.device(), dtype=dtype):
         y, mixed = gru(*tensors), gru(tensors[0].to(dtype), *tensors[1:])
     want, *wants = gradients(gru, rounded)
     assert y.dtype is dtype and op.equal((y, mixed), (want, want))
@@ -232,7 +232,7 @@ WRONG = {
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in WRONG for value in WRONG[name]])
 def test_a_wrong_call_names_the_argument(name, value):
     given = dict(zip(NAMES, op.drawn(LAYER), strict=False))
-    value = value.to(device.name()) if isinstance(value, torch.Tensor) else value
+    value = value.to(labkit.gpu.device()) if isinstance(value, torch.Tensor) else value
     with pytest.raises(ValueError, match=f"^{name}: "):
         gru(**given | {name: value})
 
@@ -244,12 +244,12 @@ def test_a_wrong_call_names_the_argument(name, value):
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_the_module_is_nn_gru_with_its_state(bias, batch_first):
     torch.manual_seed(0)
-    usual = nn.GRU(5, 20, bias=bias, batch_first=batch_first, device=device.name())
-    ours = GRU(5, 20, bias, batch_first, device=device.name())
+    usual = nn.GRU(5, 20, bias=bias, batch_first=batch_first, device=labkit.gpu.device())
+    ours = GRU(5, 20, bias, batch_first, device=labkit.gpu.device())
     ours.load_state_dict(usual.state_dict())
     op.assert_same_state(usual, ours)
-    x, h0 = torch.randn(3, 4, 5, device=device.name()), torch.randn(1, 3 if batch_first else 4, 20)
-    h0 = h0.to(device.name())
+    x, h0 = torch.randn(3, 4, 5, device=labkit.gpu.device()), torch.randn(1, 3 if batch_first else 4, 20)
+    h0 = h0.to(labkit.gpu.device())
     found = []
     for layer in (ours, usual):
         for state in (None, h0):
@@ -266,7 +266,9 @@ def test_the_module_takes_the_batch_first_unless_told_and_draws_like_nn_gru():
     for parameter in layer.parameters():
         assert 0.2 < parameter.abs().max() <= 0.25
     with pytest.raises(ValueError, match=r"^h0: "):
-        GRU(3, 16, device=device.name())(torch.zeros(2, 3, 3, device=device.name()), torch.zeros(2, 16))
+        GRU(3, 16, device=labkit.gpu.device())(
+            torch.zeros(2, 3, 3, device=labkit.gpu.device()), torch.zeros(2, 16)
+        )
 
 
 # --- what is compiled ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from cases import ACTIVATIONS, with_bias, with_weight
 from operators import assert_close, bf16, drawn, fp16, fp32, gpu, meta
 from products import KERNELS, kept_is_right
 
-from labkit import device
+import labkit
 from labkit.kernels import common, linear
 from labkit.kernels.linear import linear_act, matmul
 from labkit.measure import correctness
@@ -98,7 +98,7 @@ def test_which_rows_go_by_descriptors(monkeypatch):
     launches.clear()
     for width, out in ((33, 40), (19, 40), (20, 40), (40, 33)):  # the last: rows of the output
         matmul(meta(70, width, dtype=bf16), meta(out, width, dtype=bf16))
-    block, weight = (torch.empty(n, dtype=bf16, device=device.name()) for n in (70 * 40 + 1, 40 * 40))
+    block, weight = (torch.empty(n, dtype=bf16, device=labkit.gpu.device()) for n in (70 * 40 + 1, 40 * 40))
     matmul(block[1:].view(70, 40), weight.view(40, 40))
     assert not any(made.TMA for made in launches) and len(launches) == 5
 
@@ -108,7 +108,7 @@ TABLES = [name for name, value in vars(linear).items() if isinstance(value, list
 
 @pytest.mark.parametrize("tile_copies", [True, False])
 def test_aligned_sizes_are_right_by_descriptors_and_by_pointers(monkeypatch, tile_copies):
-    its = common.gpu_of(torch.device(device.name()))
+    its = common.gpu_of(torch.device(labkit.gpu.device()))
     op.pretend(monkeypatch, common.Gpu(its.multiprocessors, its.shared_bytes, tile_copies), linear)
     wide = GELU._replace(inputs=with_bias(104))
     op.examine(wide, (70, 40), layouts=("contiguous", "misaligned"), roundings=3)
@@ -128,7 +128,7 @@ def test_every_tile_is_right_where_several_meet_and_the_last_are_ragged(monkeypa
 
 
 def test_one_program_walks_over_all_tiles(monkeypatch):
-    shared = common.gpu_of(torch.device(device.name())).shared_bytes
+    shared = common.gpu_of(torch.device(labkit.gpu.device())).shared_bytes
     op.pretend(monkeypatch, common.Gpu(1, shared, True), linear)
     op.examine(GELU._replace(inputs=with_bias(200)), (300, 40), dtypes=(fp32,))
     kept_is_right(300, 40, 200)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from operators import bf16, fp16, fp32
 
-from labkit import device, kernels
+from labkit import gpu, kernels
 from labkit.measure import correctness
 
 LINEAR_ACT, MLP = cases.linear_act("gelu_tanh", cases.with_bias(40)), cases.geglu_mlp(40)
@@ -91,7 +91,7 @@ def test_what_has_no_derivative_is_refused(case):
 def test_autocast_computes_in_half_and_gives_gradients_in_float32(case, dtype):
     tensors = op.drawn(case, grad=case in TRAINED)
     rounded = [t.detach().to(dtype) for t in tensors]
-    with torch.autocast(device.name(), dtype=dtype):
+    with torch.autocast(gpu.device(), dtype=dtype):
         y, mixed = case.call(*tensors), case.call(tensors[0].to(dtype), *tensors[1:])
         with torch.no_grad():
             assert torch.equal(case.call(*tensors), case.call(*rounded))
@@ -105,7 +105,7 @@ def test_autocast_computes_in_half_and_gives_gradients_in_float32(case, dtype):
 @pytest.mark.parametrize("dtypes", [(bf16, fp32, fp32), (fp32, bf16, fp16)], ids=str)
 def test_affine_reads_parameters_of_other_dtypes_under_autocast(dtypes):
     tensors = [t.to(d).requires_grad_() for t, d in zip(op.drawn(cases.AFFINE), dtypes, strict=True)]
-    with torch.autocast(device.name(), dtype=bf16):
+    with torch.autocast(gpu.device(), dtype=bf16):
         y = cases.AFFINE.call(*tensors)
     made = [y, *torch.autograd.grad(y, tensors, 2 * y.detach())]
     wants = op.exact(cases.AFFINE, [t.detach() for t in tensors])
@@ -228,7 +228,7 @@ WRONG = [
 @pytest.mark.parametrize("call", WRONG, ids=lambda call: f"{call[0].__name__}, {call[1]}, {call[2]}")
 def test_a_call_that_is_wrong_in_another_way_names_the_argument(call):
     function, argument, word, *given = call
-    given = [t.to(device.name()) if isinstance(t, torch.Tensor) and not t.is_meta else t for t in given]
+    given = [t.to(gpu.device()) if isinstance(t, torch.Tensor) and not t.is_meta else t for t in given]
     with pytest.raises(ValueError) as caught:
         function(*given)
     assert str(caught.value).startswith(f"{argument}: ") and word in str(caught.value)

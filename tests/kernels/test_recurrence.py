@@ -10,7 +10,7 @@ import torch
 from operators import bf16, fp16, fp32, gradients
 from recurring import WIDTHS, OperatorTests, examine, in_reverse, steps
 
-from labkit import device
+from labkit import gpu
 
 LINEAR, GRU, RMS = cases.LINEAR, cases.GRU, cases.RMS
 every_case = pytest.mark.parametrize("case", [LINEAR, GRU], ids=repr)
@@ -83,7 +83,7 @@ def test_over_two_hundred_steps_half_precision_is_rounded_once(case):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @every_case
 def test_nan_and_infinity_stay_in_their_sequence_and_feature(case):
-    tensors, upstream = op.drawn(case, 3, 3, 6), torch.randn(3, 3, 6, device=device.name())
+    tensors, upstream = op.drawn(case, 3, 3, 6), torch.randn(3, 3, 6, device=gpu.device())
     want = gradients(case.call, tensors, upstream)
     for which, at in enumerate(((1,), (1,), ())):
         given = [t.clone() for t in tensors]

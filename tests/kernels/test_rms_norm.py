@@ -12,7 +12,7 @@ from operators import bf16, fp16, fp32, gpu
 from recurring import KERNELS, WIDTHS, OperatorTests, examine, launch, norms
 from torch.nn import functional
 
-from labkit import device
+import labkit
 from labkit.kernels import rms_norm
 from labkit.measure import correctness
 from labkit.profiling import codegen
@@ -77,7 +77,7 @@ def test_an_eps_first_met_inside_a_whole_graph():
 
 def test_nan_stays_in_its_row():
     x, weight = op.drawn(RMS_NORM, 5, 20)
-    upstream, others = torch.randn(5, 20, device=device.name()), [0, 1, 3, 4]
+    upstream, others = torch.randn(5, 20, device=labkit.gpu.device()), [0, 1, 3, 4]
     want = op.gradients(rms_norm, [x, weight], upstream)
     x[2, 3] = math.nan
     y, dx, dweight = op.gradients(rms_norm, [x, weight], upstream)
@@ -103,7 +103,10 @@ def test_half_precision_is_rounded_once(monkeypatch):
 
 def test_a_programs_part_of_the_weights_gradient_is_summed_in_float32():
     """Roundings of many parts would hide behind the last one."""
-    (x, weight), parts = op.drawn(RMS_NORM, 99, 20, dtype=fp16), torch.empty(1, 20, device=device.name())
+    (x, weight), parts = (
+        op.drawn(RMS_NORM, 99, 20, dtype=fp16),
+        torch.empty(1, 20, device=labkit.gpu.device()),
+    )
     sizes = dict(H=20, BM=2, BH=64, STAGES=1, num_warps=1)
     norms.rms_norm_grad_kernel[(1,)](x, x, weight, torch.empty_like(x), parts, 99, 1e-6, **sizes)
     exact = x.double()
@@ -115,10 +118,10 @@ def test_a_programs_part_of_the_weights_gradient_is_summed_in_float32():
 @pytest.mark.parametrize("width", [1, 8, 20])
 def test_any_number_of_parts_is_added(parts, width):
     fences = correctness.Fences()
-    given = fences.place(torch.randn(parts, width, device=device.name()), "contiguous")
+    given = fences.place(torch.randn(parts, width, device=labkit.gpu.device()), "contiguous")
     for dtype in (fp32, bf16):
         with fences:
-            total = norms.added(given, torch.empty(width, dtype=dtype, device=device.name()))
+            total = norms.added(given, torch.empty(width, dtype=dtype, device=labkit.gpu.device()))
         op.assert_close(total, given.double().sum(0), dtype)
     assert not fences.broken()
 

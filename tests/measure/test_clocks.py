@@ -12,7 +12,7 @@ import queueing
 import torch
 from simulated import L2_BYTES, Gpu, out_of_memory, ticking
 
-from labkit import device
+import labkit
 from labkit.measure import clocks, cold_cache, lock, noise
 from labkit.measure.clocks import Gap, Timing
 from labkit.measure.cold_cache import Job
@@ -26,8 +26,8 @@ def gpu(monkeypatch):
 
 
 def install(monkeypatch, gpu):
-    monkeypatch.setattr(device, "has_gpu", lambda: True)
-    monkeypatch.setattr(device, "uuid", lambda: "")
+    monkeypatch.setattr("labkit.gpu.available", lambda: True)
+    monkeypatch.setattr("labkit.gpu.uuid", lambda: "")
     monkeypatch.setattr(clocks, "Cuda", lambda: gpu)
     return gpu
 
@@ -139,7 +139,7 @@ def test_contenders_are_interleaved_in_shuffled_order(gpu):
 @pytest.mark.parametrize("elements", [1, 300, 512, 2 * L2_BYTES // 4, 2 * L2_BYTES // 4 + 1])
 def test_cold_calls_rotate_through_more_than_twice_the_l2_and_warm_ones_through_nothing(gpu, clock, elements):
     gpu._l2_bytes = 40 if elements == 1 else L2_BYTES
-    for cache, least in (("cold", 2 * gpu.l2_bytes()), ("warm", 0)):
+    for cache, least in (("cold", 2 * labkit.gpu.l2_bytes()), ("warm", 0)):
         seen = []
         call = lambda x, seen=seen: seen.append(x.data_ptr()) or gpu.launch(0.1, 1.0)  # noqa: E731
         clocks.measure({"it": Job(call, (torch.zeros(elements),))}, cache=cache, clock=clock)
@@ -246,7 +246,7 @@ def test_a_failing_job_is_a_gap_and_leaves_the_others_alone(gpu, clock):
 
 def test_without_a_gpu_nothing_is_timed_and_wrong_words_are_named_with_and_without(gpu, monkeypatch):
     for has_gpu in (True, False):
-        monkeypatch.setattr(device, "has_gpu", lambda has_gpu=has_gpu: has_gpu)
+        monkeypatch.setattr("labkit.gpu.available", lambda has_gpu=has_gpu: has_gpu)
         for name, value in {"clock": "sundial", "cache": "lukewarm"}.items():
             with pytest.raises(ValueError, match=f"^{name}: {value!r}"):
                 measure(lambda: None, **{name: value})
@@ -364,7 +364,7 @@ def test_who_waits_for_its_turn_can_be_stopped_and_who_has_it_can_nest(gpu):
 def queue(gpu, tmp_path, monkeypatch):
     """A GPU that others may want, and the folder where they meet."""
     monkeypatch.setenv(lock.FOLDER, str(tmp_path))
-    monkeypatch.setattr(device, "uuid", lambda: "GPU-simulated")
+    monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-simulated")
     monkeypatch.setattr(noise, "library", lambda: None)
     return tmp_path
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from counting import calls_checked
 
-from labkit import device
+from labkit import gpu
 from labkit.measure import correctness
 from labkit.measure.correctness import Fences, check, diagnose
 
@@ -98,8 +98,12 @@ def test_a_right_kernel_passes_every_shape_dtype_and_layout():
 )
 def test_every_dtype_meets_every_layout(monkeypatch, shapes, gpu):
     """A call that is wrong in one of each is refused, however few of the shapes have a layout."""
-    for name, does in {"has_gpu": lambda: gpu, "name": lambda: "cpu", "synchronize": lambda: None}.items():
-        monkeypatch.setattr(device, name, does)
+    for name, does in {
+        "available": lambda: gpu,
+        "device": lambda: "cpu",
+        "synchronize": lambda: None,
+    }.items():
+        monkeypatch.setattr(f"labkit.gpu.{name}", does)
     for wrong in itertools.product(correctness.DTYPES, correctness.LAYOUTS):
 
         def call(x, wrong=wrong):
@@ -142,7 +146,7 @@ def test_the_upstream_gradient_is_twice_the_output_in_the_layout_of_the_inputs_a
     strides = [(64, 1), (64, 1), (1, 32), (128, 2), (64, 1)]
     for number, (dy, x, of_dy, of_x, where) in enumerate(seen):
         torch.testing.assert_close(dy, 6 * x)
-        assert of_dy == of_x == strides[number % 5] and where == device.name()
+        assert of_dy == of_x == strides[number % 5] and where == gpu.device()
         assert torch.equal(x, seen[number % 5][1])
     assert len(seen) == 10
 

@@ -15,7 +15,6 @@ import pytest
 import queueing
 from queueing import begin, other, says
 
-from labkit import device
 from labkit.measure import lock
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
@@ -47,7 +46,7 @@ def waits(seconds=0.3, gpu=GPU):
     """Whether this process does not get its turn within so long."""
     end = time.monotonic() + seconds
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(lock.StoppedError):
-        patch.setattr(device, "uuid", lambda: gpu)
+        patch.setattr("labkit.gpu.uuid", lambda: gpu)
         with lock.gpu_turn(lambda: time.monotonic() > end):
             return False
     return True

@@ -12,7 +12,8 @@ import pytest
 import torch
 from simulated import Gpu, out_of_memory
 
-from labkit import device, paths
+import labkit
+from labkit import paths
 from labkit.measure import clocks, machine, roofline, rows
 from labkit.measure.machine import Identity
 from labkit.measure.roofline import Roofs
@@ -28,7 +29,7 @@ def folders(tmp_path, monkeypatch):
 
 @pytest.fixture
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    monkeypatch.setattr("labkit.gpu.available", lambda: False)
     machine.identity.cache_clear()
     yield
     machine.identity.cache_clear()
@@ -38,7 +39,7 @@ def no_gpu(monkeypatch):
 def gpu(monkeypatch):
     """A machine in virtual time: copies at 1 MB/us, matmuls at 1 TFLOP/s, bfloat16 at 4."""
     gpu = Gpu(l2_bytes=HERE.l2_bytes)
-    monkeypatch.setattr(device, "has_gpu", lambda: True)
+    monkeypatch.setattr("labkit.gpu.available", lambda: True)
     monkeypatch.setattr(machine, "identity", lambda: HERE)
     monkeypatch.setattr(clocks, "Cuda", lambda: gpu)
     monkeypatch.setattr(roofline, "COPY_BYTES", (2**12, 2**16, 2**20, 2**24))
@@ -70,7 +71,7 @@ def test_without_a_gpu_the_device_is_said_to_be_none(no_gpu):
 def test_a_gpu_is_identified_by_its_properties_with_a_driver_or_without(no_gpu, monkeypatch):
     card = SimpleNamespace(name="NVIDIA L4", major=8, minor=9, total_memory=24 * 2**30)
     card.L2_cache_size, card.multi_processor_count = 48 * 2**20, 58
-    monkeypatch.setattr(device, "has_gpu", lambda: True)
+    monkeypatch.setattr("labkit.gpu.available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
     monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: os.stat("/no/nvidia-smi"))
     here = machine.identity()
@@ -158,14 +159,14 @@ def test_roofs_are_measured_once_or_when_asked(measured):
 def test_another_driver_version_device_or_card_has_a_cache_of_its_own(measured, monkeypatch, change):
     before = roofline.cache_path()
     if change == "card":
-        monkeypatch.setattr(device, "uuid", lambda: "GPU-another")
-        assert device.card() in roofline.cache_path().name
+        monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-another")
+        assert labkit.gpu.card() in roofline.cache_path().name
     else:
         monkeypatch.setattr(machine, "identity", lambda: replace(HERE, **{change: "another"}))
     after = roofline.cache_path()
     assert after != before
     roofline.roofs()
-    assert measured == [1] and {row.card for row in rows.read(after)} == {device.card()}
+    assert measured == [1] and {row.card for row in rows.read(after)} == {labkit.gpu.card()}
     os.replace(before, after)
     roofline.roofs()
     assert measured == [1, 1], "what is there was measured elsewhere"
@@ -206,12 +207,12 @@ def test_a_broken_cache_is_measured_again_and_replaced(measured, how):
 
 def test_recorded_roofs_stand_in_and_say_so(gpu, monkeypatch):
     with monkeypatch.context() as without:
-        without.setattr(device, "has_gpu", lambda: False)
+        without.setattr("labkit.gpu.available", lambda: False)
         assert roofline.roofs() is None, "nothing is recorded yet"
     measured = roofline.roofs()
     tape = [replace(row, kind="recorded") for row in rows.read(roofline.cache_path())]
     rows.write(paths.RECORDED / HERE.slug / "roofs.jsonl", tape)
-    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    monkeypatch.setattr("labkit.gpu.available", lambda: False)
     recorded = roofline.roofs()
     assert recorded == replace(measured, kind="recorded")
     table = replace(recorded, copy=((2**10, 2.0), (2**24, 10.0))).table()
@@ -256,8 +257,8 @@ def test_the_roofs_of_a_table_are_those_of_its_device(gpu, monkeypatch):
     assert node_us(stranger) is None and node_us() is None
     assert node_us(recorded) == 7.0, "recorded, not live"
     assert roofline.roofs_of(pd.DataFrame({"width": [1]})) == here, "counted, or made up: no device is named"
-    cards = ["another", device.card()]
+    cards = ["another", labkit.gpu.card()]
     assert node_us(recorded, live, date=two, card=cards) == here.node_us, "live ones decide"
     assert node_us(recorded, live, date=two, card="another") == 7.0, "kept, of another card"
-    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    monkeypatch.setattr("labkit.gpu.available", lambda: False)
     assert roofline.roofs().node_us == 7.0, "the first device's, where nothing is measured"

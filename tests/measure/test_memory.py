@@ -4,7 +4,7 @@ import pytest
 import torch
 from simulated import Meter
 
-from labkit import device
+from labkit import gpu
 from labkit.measure import memory
 
 N = 1000
@@ -64,7 +64,7 @@ def test_the_allocator_is_asked_between_its_reset_and_its_peak(monkeypatch):
     assert log == ["call", "synchronize", "reset", "call", "synchronize"]
 
 
-@pytest.mark.skipif(not device.has_gpu(), reason="there is no GPU, whose allocator this asks")
+@pytest.mark.skipif(not gpu.available(), reason="there is no GPU, whose allocator this asks")
 def test_a_gpu_counts_as_the_simulated_one_does():
     on_gpu = torch.randn(2**22, device="cuda")
     junk = torch.empty(2**24, device="cuda")

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from labkit import device
 from labkit.measure import noise
 
 ME, ALICE, BOB = os.getpid(), 7001, 7002
@@ -65,7 +64,7 @@ def found(monkeypatch):
     """What the gauge finds, with a driver that says so."""
 
     def finding(driver):
-        monkeypatch.setattr(device, "uuid", lambda: "GPU-1")
+        monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-1")
         monkeypatch.setattr(noise, "library", lambda: driver)
         gauge = noise.Gauge()
         gauge.look()
@@ -131,9 +130,9 @@ def test_memory_of_our_own_is_not_others_and_a_slice_or_no_gpu_tells_nothing(fou
         assert (found(Driver(used=31 * GIB)), found(Driver(used=33 * GIB))) == ("", HOLD)
     assert found(None) == ""
     assert found(Driver(processes=[ME, ALICE], reasons=[4])) == f"{THERE}; {POWER}"
-    monkeypatch.setattr(device, "uuid", lambda: "GPU-of-a-slice")
+    monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-of-a-slice")
     assert noise.Gauge().finding() == ""
-    monkeypatch.setattr(device, "uuid", lambda: "")
+    monkeypatch.setattr("labkit.gpu.uuid", lambda: "")
     monkeypatch.setattr(noise, "library", lambda: pytest.fail("a simulated GPU has no driver"))
     assert noise.Gauge().finding() == ""
 
@@ -149,7 +148,7 @@ def watched(monkeypatch):
         SimpleNamespace(pid=pid, smUtil=90) for pid, at in worked if at > since
     ]
     worked = []
-    monkeypatch.setattr(device, "uuid", lambda: "GPU-1")
+    monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-1")
     monkeypatch.setattr(noise, "library", lambda: driver)
     return noise.Gauge(), driver
 

@@ -11,7 +11,7 @@ from reusing import Reusing
 from simulated import DOUBLING, doubling, install, out_of_memory
 from taped import recorded
 
-from labkit import device, paths
+from labkit import paths
 from labkit.measure import accuracy, clocks, cold_cache, lock, machine, roofline, rows, sweeps
 from labkit.measure.contender import Contender
 
@@ -34,7 +34,7 @@ def gpu(monkeypatch):
 
 @pytest.fixture
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    monkeypatch.setattr("labkit.gpu.available", lambda: False)
 
 
 def failing(gpu, at, how, name="failing", call=lambda x: 2 * x):
@@ -87,7 +87,7 @@ def test_the_clock_is_the_one_asked_for_and_forward_is_timed_without_autograd(gp
 @pytest.mark.parametrize("taped", [False, True])
 def test_for_a_tape_the_turn_on_the_gpu_is_held_for_all_of_a_point(gpu, tmp_path, monkeypatch, taped):
     monkeypatch.setenv(lock.FOLDER, str(tmp_path / "turns"))
-    monkeypatch.setattr(device, "uuid", lambda: "GPU-simulated")
+    monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-simulated")
     held, tape = [], tmp_path / "tape.jsonl" if taped else None
     one = failing(gpu, 0, None, call=lambda x: held.append(lock.held()) or 2 * x)
     sweeps.run("suite", [one], POINTS, tape=tape, progress=lambda *_: held.append(not lock.held()))
@@ -317,7 +317,7 @@ def test_a_backward_that_cannot_be_repeated_is_a_gap_and_timed_with_its_forward(
 
 @pytest.mark.parametrize("has_gpu", [True, False])
 def test_wrong_options_are_named_with_a_gpu_and_without(gpu, monkeypatch, has_gpu):
-    monkeypatch.setattr(device, "has_gpu", lambda: has_gpu)
+    monkeypatch.setattr("labkit.gpu.available", lambda: has_gpu)
     for name, value in {"direction": "sideways", "clock": "sundial", "cache": "lukewarm"}.items():
         with pytest.raises(ValueError, match=f"^{name}: {value!r}"):
             sweeps.run("suite", [doubling(gpu)], POINTS, **{name: value})

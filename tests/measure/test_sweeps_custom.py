@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from labkit import device
 from labkit.measure import lock, machine, rows, sweeps
 from labkit.measure.rows import TAPE
 
@@ -26,7 +25,7 @@ def on_a_gpu(monkeypatch, said):
         said.append("over")
 
     monkeypatch.setattr(lock, "gpu_turn", turn)
-    monkeypatch.setattr(device, "has_gpu", lambda: True)
+    monkeypatch.setattr("labkit.gpu.available", lambda: True)
     monkeypatch.setattr(machine, "stamp", lambda: STAMP)
     monkeypatch.delenv(TAPE, raising=False)
 
@@ -59,14 +58,14 @@ def test_rows_are_on_the_tape_once_and_shown_without_a_gpu(monkeypatch, tmp_path
     assert kept == [("wrong", 4.0, None), ("right", 5.0, None), ("pool", None, 4 * 2**20)]
     swept = [replace(row, clock="host", median_us=9.0) for row in rows.read(tape)[:2]]
     monkeypatch.setattr(rows, "recorded", lambda suite: [*swept, *rows.read(tape)[:2]])
-    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    monkeypatch.setattr("labkit.gpu.available", lambda: False)
     assert sweeps.custom_times("museum/x", {})["median_us"].tolist() == [4.0, 5.0], (
         "not of a sweep of the same name"
     )
 
 
 def test_without_a_gpu_nothing_is_timed_and_the_tape_is_shown(monkeypatch):
-    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    monkeypatch.setattr("labkit.gpu.available", lambda: False)
     asked = []
     monkeypatch.setattr(rows, "recorded", lambda suite: asked.append(suite) or [])
     found = sweeps.custom_times("museum/x", {"wrong": lambda: pytest.fail("timed without a GPU")})

@@ -7,15 +7,14 @@ import pytest
 import torch
 from simulated import DOUBLING
 
-from labkit import device
 from labkit.measure.contender import Contender
 from labkit.profiling import counted_sweep
 
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(device, "has_gpu", lambda: False)
-    monkeypatch.setattr(device, "name", lambda: "cpu")
+    monkeypatch.setattr("labkit.gpu.available", lambda: False)
+    monkeypatch.setattr("labkit.gpu.device", lambda: "cpu")
 
 
 def counted(call, shape=None, dtype="float32", direction="forward", work=DOUBLING, **options):

@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from labkit import backend, device
+from labkit import backend
 from labkit.profiling import launch_counts
 
 pytestmark = pytest.mark.skipif(
@@ -135,6 +135,6 @@ def test_nothing_stays_patched_after_an_error():
 
 
 def test_a_gpu_is_refused(monkeypatch):
-    monkeypatch.setattr(device, "has_gpu", lambda: True)
+    monkeypatch.setattr("labkit.gpu.available", lambda: True)
     with pytest.raises(RuntimeError, match=r"profiles\.profile"):
         launch_counts.count(lambda: None)

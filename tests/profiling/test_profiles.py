@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from simulated import HERE
 
-from labkit import backend, child_process, device, paths
+import labkit
+from labkit import backend, child_process, paths
 from labkit.measure import clocks, cold_cache, lock, machine, rows
 from labkit.profiling import profiles, traces
 
@@ -112,8 +113,8 @@ def gpu(monkeypatch):
         traced.append((call, warmup))
         return json.loads(TRACE.read_text())["traceEvents"]
 
-    monkeypatch.setattr(device, "has_gpu", lambda: True)
-    monkeypatch.setattr(device, "uuid", lambda: "")
+    monkeypatch.setattr("labkit.gpu.available", lambda: True)
+    monkeypatch.setattr("labkit.gpu.uuid", lambda: "")
     monkeypatch.setattr(machine, "identity", lambda: HERE)
     monkeypatch.setattr(profiles, "_trace", trace)
     return traced
@@ -146,7 +147,7 @@ def test_what_is_recorded_on_a_gpu_is_shown_without_one(gpu, recording, monkeypa
     live = profiles.profile(refused, tape="toy/eager")
     kept = publish(recording)
     assert (kept.kind, kept.driver, kept.torch, kept.triton) == ("live", "570.1", "2.13.0", "3.7.1")
-    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    monkeypatch.setattr("labkit.gpu.available", lambda: False)
     assert profiles.profile(refused, tape="toy/eager") == replace(live, kind="recorded", operations=[])
 
 
@@ -205,7 +206,7 @@ def test_text_is_profiled_in_another_process_with_other_variables(recording, mon
 def test_text_on_a_gpu_is_kept_and_shown_without_one(gpu, recording, monkeypatch, traced):
     """With the names, times and shapes that profile() finds, in a turn of this process."""
     monkeypatch.setenv(lock.FOLDER, str(recording.parent))
-    monkeypatch.setattr(device, "uuid", lambda: "GPU-simulated")
+    monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-simulated")
     asked, heard = [], []
 
     def run(function, *code, environment, seconds):
@@ -225,7 +226,7 @@ def test_text_on_a_gpu_is_kept_and_shown_without_one(gpu, recording, monkeypatch
     assert heard == ["has it"] and not lock.held()
     assert replace(live, device="", date="") == traced and live.device == "Simulated" and live.date
     publish(recording)
-    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    monkeypatch.setattr("labkit.gpu.available", lambda: False)
     taped = profiles.profile_text("1", tape="toy/text")
     assert len(asked) == 1, "what is recorded is not run"
     assert (taped.kind, taped.device, taped.kernels) == ("recorded", "Simulated", live.kernels)
@@ -234,7 +235,7 @@ def test_text_on_a_gpu_is_kept_and_shown_without_one(gpu, recording, monkeypatch
 @pytest.mark.filterwarnings("ignore:CUDA is not available:UserWarning")
 def test_one_call_is_traced_after_those_that_warm_up_in_a_turn_of_this_process(tmp_path, monkeypatch):
     monkeypatch.setenv(lock.FOLDER, str(tmp_path))
-    monkeypatch.setattr(device, "uuid", lambda: "GPU-simulated")
+    monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-simulated")
     monkeypatch.setenv("TEARDOWN_CUPTI", "0")
     monkeypatch.setenv("DISABLE_CUPTI_LAZY_REINIT", "1")
     seen = []
@@ -254,9 +255,9 @@ def test_one_call_is_traced_after_those_that_warm_up_in_a_turn_of_this_process(t
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_a_profile_may_last_for_a_block_and_leaves_with_it(monkeypatch):
     seen = []
-    monkeypatch.setattr(device, "has_gpu", lambda: True)
-    monkeypatch.setattr(device, "synchronize", lambda: None)
-    monkeypatch.setattr(device, "uuid", lambda: "")
+    monkeypatch.setattr("labkit.gpu.available", lambda: True)
+    monkeypatch.setattr("labkit.gpu.synchronize", lambda: None)
+    monkeypatch.setattr("labkit.gpu.uuid", lambda: "")
     with (
         pytest.raises(RuntimeError, match="in the block"),
         profiles.lasting(lambda: seen.append(os.environ["TEARDOWN_CUPTI"])),
@@ -266,7 +267,7 @@ def test_a_profile_may_last_for_a_block_and_leaves_with_it(monkeypatch):
     assert os.environ["TEARDOWN_CUPTI"] == "1"
 
 
-@pytest.mark.skipif(not device.has_gpu(), reason="The profiler watches launches on a GPU only.")
+@pytest.mark.skipif(not labkit.gpu.available(), reason="The profiler watches launches on a GPU only.")
 def test_launches_cost_the_host_no_more_after_a_profile():
     x = torch.randn(256, 160, device="cuda")
 

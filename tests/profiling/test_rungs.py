@@ -4,7 +4,7 @@ import pytest
 import torch
 from simulated import DOUBLING, doubling, install
 
-from labkit import device, paths
+from labkit import paths
 from labkit.measure import clocks, rows
 from labkit.measure.contender import Contender
 from labkit.profiling import profiles
@@ -74,12 +74,12 @@ def test_the_table_has_a_row_for_each_rung_and_a_column_for_each_clock(gpu, rung
     shown = table(rungs.by_clock("first", slow, fast)).data
     assert list(shown.index) == ["slow", "fast"] and list(shown.columns) == list(CLOCKS)
     assert shown.loc["slow", "graph"] == 128.0
-    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    monkeypatch.setattr("labkit.gpu.available", lambda: False)
     assert table(rungs.by_clock("first", doubling(None))).data.empty, "nothing is recorded"
 
 
 def test_without_a_gpu_a_graph_is_profiled_by_what_it_holds_at_the_small_size(monkeypatch, rungs):
-    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    monkeypatch.setattr("labkit.gpu.available", lambda: False)
     widths = []
 
     def held(x):

@@ -17,7 +17,7 @@ import queueing
 from simulated import DOUBLING, doubling, install
 from taped import recorded
 
-from labkit import device, paths, plots, widgets
+from labkit import paths, plots, widgets
 from labkit.measure import lock, noise, rows, sweeps
 from labkit.measure.contender import Contender
 from labkit.profiling import counted_sweep
@@ -66,8 +66,8 @@ def gpu(monkeypatch):
 
 @pytest.fixture
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(device, "has_gpu", lambda: False)
-    monkeypatch.setattr(device, "name", lambda: "cpu")
+    monkeypatch.setattr("labkit.gpu.available", lambda: False)
+    monkeypatch.setattr("labkit.gpu.device", lambda: "cpu")
 
 
 @pytest.fixture
@@ -344,7 +344,7 @@ async def test_stop_does_not_wait_for_a_slow_call_but_the_next_run_does(gpu):
 @in_a_loop
 async def test_the_line_says_how_long_the_queue_for_the_gpu_is_and_stop_leaves_it(gpu, tmp_path, monkeypatch):
     monkeypatch.setenv(lock.FOLDER, str(queue := tmp_path / "turns"))
-    monkeypatch.setattr(device, "uuid", lambda: "GPU-simulated")
+    monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-simulated")
     monkeypatch.setattr(noise, "library", lambda: None)
     panel = await shown(pair(gpu))
     with queueing.other(queue, "GPU-simulated") as process:

@@ -8,7 +8,7 @@ import pytest
 from simulated import HERE, doubling, install
 from taped import recorded
 
-from labkit import device, paths
+from labkit import paths
 from labkit.measure import rows, sweeps
 from labkit.widgets.sweep_plan import Plan, Selection
 
@@ -93,7 +93,7 @@ def test_the_latest_row_of_a_measurement_by_the_present_code_counts(gpu, monkeyp
     assert plan.own() == [second], "rows of another version are not shown"
     assert plan.path.read_text() == before, "and stay: another kernel may be adding to the file"
     assert planned(gpu, contenders=(doubling(gpu, us=2.0), plan.contenders[1])).own() == [], "edited"
-    monkeypatch.setattr(device, "has_gpu", lambda: False)
+    monkeypatch.setattr("labkit.gpu.available", lambda: False)
     assert plan.own() == []
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from labkit import device
+from labkit import gpu
 from labkit.measure import roofline
 from labkit.measure.accuracy import Comparison
 from labkit.measure.contender import Work
@@ -89,9 +89,9 @@ CASES: dict[str, Case] = {
     "linear": Case(elementwise.LINEAR, [MLP, (5, 5), ROW], (85, 140), (300, 600), linear, 5),
     "residual": Case(elementwise.RESIDUAL, [MLP, ROW, ROW, MLP], (90, None), (120, None),
         lambda x, w, b, other: torch.where(x * w + b > 0, x * w + b, 0.0) + other, 10),
-    "row": Case(elementwise.product(lambda _, n: device.randn(n), 1), [MLP, ROW], (60, None), (30, None),
+    "row": Case(elementwise.product(lambda _, n: gpu.randn(n), 1), [MLP, ROW], (60, None), (30, None),
         torch.mul, 5),
-    "all": Case(elementwise.product(device.randn, 2), [MLP, MLP], (90, None), (30, None), torch.mul),
+    "all": Case(elementwise.product(gpu.randn, 2), [MLP, MLP], (90, None), (30, None), torch.mul),
     "grouped": Case(g.GROUPED, [ROWS, *SQUARES], *MANY, groups_apart, 20),
     "linears": Case(g.GROUPED_LINEARS, [ROWS, *SQUARES], *MANY, lambda x, w, b: groups_apart(x, w.mT, b), 20),
     "conv": Case(g.GROUPED_CONV, [ROWS, *FILTERS], *MANY,
@@ -142,7 +142,7 @@ def test_a_layer_is_its_formula_on_random_inputs_of_its_sizes(name):
     case = CASES[name]
     inputs = case.work.inputs(SHAPE)
     assert [tuple(t.shape) for t in inputs] == case.sizes
-    assert {(t.dtype, t.device.type) for t in inputs} == {(torch.float32, device.name())}
+    assert {(t.dtype, t.device.type) for t in inputs} == {(torch.float32, gpu.device())}
     assert all(t.is_contiguous() for t in inputs)
     again = case.work.inputs(SHAPE)
     assert not any(torch.equal(*pair) for pair in zip(inputs, again, strict=True)), "random, every time"

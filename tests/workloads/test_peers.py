@@ -10,7 +10,7 @@ import pytest
 import torch
 from simulated import install
 
-from labkit import device
+import labkit
 from labkit.measure import rows, sweeps
 from labkit.measure.contender import Contender
 from labkit.measure.sweeps import ALLOWED_ERROR
@@ -51,7 +51,7 @@ def installed(package):
 
 def on_gpu_with(package, whose):
     return pytest.mark.skipif(
-        not (device.has_gpu() and installed(package)),
+        not (labkit.gpu.available() and installed(package)),
         reason=f"{whose} kernels need a GPU, and {package} installed",
     )
 
@@ -223,7 +223,7 @@ def test_a_peer_is_tuned_at_these_shapes_forward_and_backward_where_there_is_a_g
 
     contenders = [Contender("peer", each, LOG_RECURRENCE) for each in (missing, call)]
     for has_gpu in (False, True):
-        monkeypatch.setattr(peers.device, "has_gpu", lambda has_gpu=has_gpu: has_gpu)
+        monkeypatch.setattr("labkit.gpu.available", lambda has_gpu=has_gpu: has_gpu)
         assert seen == []
         with torch.no_grad():
             peers.tune(contenders, [SEQUENCES, SEQUENCES | {"time": 4}])

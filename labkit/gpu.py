@@ -13,19 +13,19 @@ from labkit import backend
 
 
 @cache
-def name() -> str:
+def device() -> str:
     """The torch device of this session: ``"cuda"``, or ``"cpu"`` where kernels are interpreted."""
     return "cpu" if backend.interpreting() or not torch.cuda.is_available() else "cuda"
 
 
-def has_gpu() -> bool:
+def available() -> bool:
     """Whether kernels run, and can be timed, on a GPU here."""
-    return name() == "cuda"
+    return device() == "cuda"
 
 
 def uuid() -> str:
     """What names the physical GPU for every process and container of the machine; empty without one."""
-    return _uuid() if has_gpu() else ""
+    return _uuid() if available() else ""
 
 
 @cache
@@ -43,7 +43,7 @@ def card() -> str:
 
 def randn(*shape: int, scale: float = 1.0) -> torch.Tensor:
     """Normal random float32 values on the device of this session."""
-    return torch.randn(shape, device=name()) * scale
+    return torch.randn(shape, device=device()) * scale
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def full_float32() -> Iterator[None]:
 
 def synchronize() -> None:
     """Wait until the device has finished everything that was launched."""
-    if has_gpu():
+    if available():
         torch.cuda.synchronize()
 
 
@@ -75,7 +75,7 @@ def own_workspaces() -> None:
     Why is said in `labkit.kernels.graphs`, whose function this is where there is a GPU. Other graphs,
     captured without this call, may not be replayed after it: call it in no cell while a panel measures.
     """
-    if has_gpu():
+    if available():
         from labkit.kernels import graphs  # not above: this module is imported before triton
 
         graphs.own_workspaces()
@@ -93,4 +93,4 @@ def is_lost() -> bool:
 @cache
 def l2_bytes() -> int:
     """Size of the device's last-level cache in bytes; 0 without a GPU."""
-    return int(torch.cuda.get_device_properties(0).L2_cache_size) if has_gpu() else 0
+    return int(torch.cuda.get_device_properties(0).L2_cache_size) if available() else 0

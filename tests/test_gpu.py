@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from labkit import device
+import labkit
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +15,7 @@ def fresh():
 
 
 def forget():
-    for answer in (device.name, device.l2_bytes):
+    for answer in (labkit.gpu.device, labkit.gpu.l2_bytes):
         answer.cache_clear()
 
 
@@ -34,41 +34,41 @@ def test_a_gpu_is_used_where_there_is_one_and_nothing_interprets(monkeypatch, av
     if interpret:
         monkeypatch.setenv("TRITON_INTERPRET", interpret)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
-    assert (device.name(), device.has_gpu()) == (name, name == "cuda")
+    assert (labkit.gpu.device(), labkit.gpu.available()) == (name, name == "cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: not available)
-    assert device.name() == name, "it is looked up once"
+    assert labkit.gpu.device() == name, "it is looked up once"
 
 
 def test_l2_is_the_devices_and_0_without_one(gpu, monkeypatch):
     properties = type("Properties", (), {"L2_cache_size": 50 * 2**20})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    assert device.l2_bytes() == 50 * 2**20
-    device.l2_bytes.cache_clear()
-    monkeypatch.setattr(device, "has_gpu", lambda: False)
-    assert device.l2_bytes() == 0
+    assert labkit.gpu.l2_bytes() == 50 * 2**20
+    labkit.gpu.l2_bytes.cache_clear()
+    monkeypatch.setattr("labkit.gpu.available", lambda: False)
+    assert labkit.gpu.l2_bytes() == 0
 
 
 def test_a_gpu_that_answers_with_an_error_is_lost(monkeypatch):
     def failing():
         raise RuntimeError("CUDA error: unspecified launch failure")
 
-    monkeypatch.setattr(device, "has_gpu", lambda: True)
+    monkeypatch.setattr("labkit.gpu.available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    assert not device.is_lost()
+    assert not labkit.gpu.is_lost()
     monkeypatch.setattr(torch.cuda, "synchronize", failing)
-    assert device.is_lost()
-    monkeypatch.setattr(device, "has_gpu", lambda: False)
-    assert not device.is_lost()
-    device.synchronize()  # it waits for a GPU only
-    monkeypatch.setattr(device, "has_gpu", lambda: True)
+    assert labkit.gpu.is_lost()
+    monkeypatch.setattr("labkit.gpu.available", lambda: False)
+    assert not labkit.gpu.is_lost()
+    gpu.synchronize()  # it waits for a GPU only
+    monkeypatch.setattr("labkit.gpu.available", lambda: True)
     with pytest.raises(RuntimeError):
-        device.synchronize()
+        gpu.synchronize()
 
 
 def test_a_card_is_named_by_its_uuid_and_does_not_tell_it(monkeypatch):
     names = {}
     for uuid in ("GPU-1", "GPU-2", ""):
-        monkeypatch.setattr(device, "uuid", lambda uuid=uuid: uuid)
-        names[uuid] = device.card()
+        monkeypatch.setattr("labkit.gpu.uuid", lambda uuid=uuid: uuid)
+        names[uuid] = labkit.gpu.card()
     assert names[""] == "" and names["GPU-1"] != names["GPU-2"] and "GPU" not in names["GPU-1"]
     assert {len(names[uuid]) for uuid in ("GPU-1", "GPU-2")} == {8}
