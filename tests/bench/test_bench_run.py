@@ -83,7 +83,7 @@ def toy(gpu, monkeypatch):
     return made
 
 
-def labkit(*arguments, code=0):
+def run_labkit(*arguments, code=0):
     result = CliRunner().invoke(main.cli, ["bench", *map(str, arguments)])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     assert result.exit_code == code and "Traceback" not in result.output, result.output
@@ -98,7 +98,7 @@ def measure(*names, with_peers=False, **options):
 
 
 def test_every_contender_shape_dtype_and_direction_is_a_row_in_both_files(toy):
-    output = labkit("--json", OUT, "--csv", "out.csv")
+    output = run_labkit("--json", OUT, "--csv", "out.csv")
     assert "affine" in output and "0.333" in output and (paths.BUILD / "benchmark.png").exists()
     found = rows.read(OUT)
     affine = [(who, "forward", "float32", width) for width in (16, 32) for who in ("labkit", "eager")]
@@ -109,19 +109,19 @@ def test_every_contender_shape_dtype_and_direction_is_a_row_in_both_files(toy):
     assert all(r.median_us and r.copy_us and r.kind == "live" and r.source.startswith("code ") for r in found)
     assert set(json.loads(OUT.read_text().splitlines()[0])) == {*rows.COLUMNS} - {*rows.LATER}
     assert pd.read_csv("out.csv")["median_us"].tolist() == [row.median_us for row in found]
-    assert "affine" not in labkit("linear", "linear")
+    assert "affine" not in run_labkit("linear", "linear")
 
 
 def test_sizes_that_are_drawn_are_measured_and_named_apart(toy, monkeypatch):
     monkeypatch.setattr(part, "LEAST_BYTES", 4096)
     seen = []
     for arguments in (("--seed", 3), ("--seed", 3), (), ("--seed", 3, "--small")):
-        labkit("affine", "--random", 4, *arguments, "--json", OUT)
+        run_labkit("affine", "--random", 4, *arguments, "--json", OUT)
         seen.append([(row.suite, row.contender, *row.shape.values()) for row in rows.read(OUT)])
     assert seen[0] == seen[1] != seen[2] and {row[0] for row in seen[0]} == {"random/affine"}
     assert len(seen[0]) == 8 and all(4 * batch * width >= 4096 for *_, batch, width in seen[0])
     assert {row[0] for row in seen[3]} == {"random/affine/small"}
-    assert "no ranges to draw sizes from" in labkit("linear", "--random", 4, code=2)
+    assert "no ranges to draw sizes from" in run_labkit("linear", "--random", 4, code=2)
     order = command.Order(count=4, seed=3, small=True, peers=True)
     words = ["--json", "{folder}/rows.jsonl", "--random", "4", "--seed", "3", "--peers", "--small", "--again"]
     assert order.options(again=True) == words, "what each process of --gpus is told"
@@ -132,11 +132,11 @@ def test_sizes_that_are_drawn_are_measured_and_named_apart(toy, monkeypatch):
 
 def test_peers_that_are_missing_or_of_another_version_are_named(toy, monkeypatch):
     monkeypatch.setattr(peers, "EXPECTED", {"numpy": "0.1", "no-such-package-of-ours": "1.0"})
-    output = labkit("affine", "--peers", "--json", OUT)
+    output = run_labkit("affine", "--peers", "--json", OUT)
     assert "no time: Peer, 2 of bench/affine: MissingError: a-peer is not installed" in output
     assert [(row.contender, row.median_us) for row in rows.read(OUT) if row.peer] == [("Peer", None)] * 2
     assert f"numpy is version {machine.version('numpy')}: its contenders were tried with 0.1." in output
-    assert "no-such-package-of-ours" not in output and "numpy is version" not in labkit("affine")
+    assert "no-such-package-of-ours" not in output and "numpy is version" not in run_labkit("affine")
 
 
 def test_a_peer_tunes_itself_once_for_a_width_before_it_is_measured_and_again_if_rows_are_left(
@@ -168,14 +168,14 @@ def test_a_stop_keeps_the_rows_and_the_same_command_goes_on(toy):
     for at, kept in ((("labkit", 16), 0), (("eager", 32), 2)):
         toy.stop_at = at
         rows.write(OUT, [recorded()])
-        output = labkit("--json", OUT, code=130)
+        output = run_labkit("--json", OUT, code=130)
         assert (f"{kept} rows are kept: within an hour the same command goes on." in output) == bool(kept)
         before = rows.read(OUT)
         assert len(before) == 2 if kept else before == [recorded()], "nothing takes no file's place"
     assert [(row.contender, row.shape["width"]) for row in before] == [("labkit", 16), ("eager", 16)]
     toy.stop_at = None
     toy.calls.clear()
-    assert "2 rows were measured before the last run was stopped." in labkit("--json", OUT)
+    assert "2 rows were measured before the last run was stopped." in run_labkit("--json", OUT)
     assert rows.read(OUT)[:2] == before and len(rows.read(OUT)) == 8
     assert ("eager", 16) not in toy.calls and ("eager", 32) in toy.calls
     assert not list((paths.cache() / "bench").rglob("*.jsonl")), "a complete run is forgotten"
@@ -209,7 +209,7 @@ def test_an_edit_during_the_run_ends_it_and_leaves_no_row_under_the_wrong_code(t
     code, edited = sweeps.code, []
     monkeypatch.setattr(sweeps, "code", lambda one: "code of the edit" if one.name in edited else code(one))
     monkeypatch.setattr(run, "say", lambda *_: edited.append("eager"))  # at the first row
-    output = labkit("affine", "--json", OUT, code=1)
+    output = run_labkit("affine", "--json", OUT, code=1)
     assert "bench/affine: the code of eager was edited while it was measured" in output
     for path in (run.tape("affine"), OUT):
         assert [row.contender for row in rows.read(path)] == ["labkit", "eager", "labkit"]
@@ -232,7 +232,7 @@ def test_a_lost_gpu_ends_the_run_and_any_other_error_is_shown(toy, monkeypatch):
             measure("affine")
     call = lambda x: monkeypatch.setattr("labkit.gpu.synchronize", lost) or lost()  # noqa: E731
     toy.ours = Contender("labkit", call, DOUBLING)
-    output = labkit("--json", OUT, code=1)
+    output = run_labkit("--json", OUT, code=1)
     assert "bench/affine: the GPU is lost after labkit: RuntimeError: CUDA error: an illegal" in output
     assert [row.median_us for row in rows.read(OUT)] == [None]
 
@@ -244,7 +244,7 @@ def test_a_disk_that_is_full_in_the_end_loses_no_row(toy, monkeypatch, writes):
 
     with monkeypatch.context() as patch:
         patch.setattr(*writes, full)
-        output = labkit("--csv", "out.csv", "--peers", "--record", code=1)
+        output = run_labkit("--csv", "out.csv", "--peers", "--record", code=1)
     assert "No space left on device" in output and "10 rows are kept" in output
     assert measure(with_peers=True).kept == 8
 
@@ -264,7 +264,7 @@ def test_a_disk_that_is_full_in_the_end_loses_no_row(toy, monkeypatch, writes):
     ],
 )
 def test_mistakes_are_one_sentence_before_anything_is_measured(toy, arguments, says, tmp_path):
-    assert says in labkit(*arguments, code=2)
+    assert says in run_labkit(*arguments, code=2)
     assert not toy.calls and not (tmp_path / "a").exists()
 
 
@@ -273,11 +273,11 @@ def test_what_cannot_be_recorded_or_loaded_is_said_before_anything_is_measured(t
         raise ValueError("01_launch_overhead, cell 3: a cell tagged kernel has to be plain Python")
 
     (tmp_path / "README.md").write_text("# no marks\n")
-    assert "README.md" in labkit("--peers", "--record", code=2)
+    assert "README.md" in run_labkit("--peers", "--record", code=2)
     monkeypatch.setitem(suites.SUITES, "affine", broken)
-    assert "Error: 01_launch_overhead, cell 3" in labkit(code=2)
+    assert "Error: 01_launch_overhead, cell 3" in run_labkit(code=2)
     monkeypatch.setattr("labkit.gpu.available", lambda: False)
-    assert "nothing is timed: a benchmark needs a GPU" in labkit("--json", OUT, code=1)
+    assert "nothing is timed: a benchmark needs a GPU" in run_labkit("--json", OUT, code=1)
     assert not OUT.exists() and not toy.calls
 
 
@@ -305,7 +305,7 @@ def test_progress_counts_all_rows_and_what_is_left_falls_at_the_pace_of_what_was
 
 def test_a_full_run_is_recorded_and_both_pages_say_it(toy, tmp_path):
     rows.write(roofline.cache_path(), [recorded(suite="roofs/copy")])
-    assert "Recorded: recorded/simulated/bench.jsonl" in labkit("--peers", "--record")
+    assert "Recorded: recorded/simulated/bench.jsonl" in run_labkit("--peers", "--record")
     assert (paths.RECORDED / "simulated" / "roofs.jsonl").exists()
     found = rows.read(paths.RECORDED / "simulated" / "bench.jsonl")
     assert len(found) == 10 and {row.kind for row in found} == {"recorded"}
