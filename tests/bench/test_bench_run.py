@@ -13,7 +13,6 @@ from click.testing import CliRunner
 from simulated import DOUBLING, doubling, install
 from taped import recorded
 
-import labkit
 from labkit import paths
 from labkit.bench import command, part, report, run, suites
 from labkit.bench import recorded as kept_run

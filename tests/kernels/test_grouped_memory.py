@@ -348,11 +348,8 @@ def test_weights_that_lie_more_than_32_bits_apart():
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize(("groups", "width"), [(128, 16), (100, 20), (32, 64), (20, 100), (1, 1)])
 def test_more_elements_than_32_bits_count(groups, width, columns):
-    C, times, options = (
-        groups * width,
-        1001 if width == 20 else 1024,
-        dict(device=labkit.gpu.device(), dtype=bf16),
-    )
+    C, times = groups * width, 1001 if width == 20 else 1024
+    options = dict(device=labkit.gpu.device(), dtype=bf16)
     batches = 2**31 // (C * times) + 3
     x = torch.randn(batches, C, times, **options).mT if columns else torch.randn(batches, times, C, **options)
     tensors = [x, *drawn(grouped(groups, width), 1, dtype=bf16)[1:]]
