@@ -19,7 +19,6 @@ from typing import NamedTuple
 from packaging.version import Version
 
 from labkit import backend, paths
-from labkit.measure import roofline
 
 TRITON_OF_TORCH = {"2.11": "3.6.0", "2.13": "3.7.1", "2.15": "3.9.0"}
 """For CPU builds of torch, which do not name the triton they belong to."""
@@ -208,6 +207,7 @@ def _driver() -> str | None:
 
 def _roofs() -> str | None:
     """The cached roofs of this GPU in a line."""
+    from labkit.measure import roofline  # with torch and triton, which may be missing
 
     roofs = roofline.roofs() if roofline.cache_path().exists() else None
     if roofs is None:

@@ -80,6 +80,10 @@ def number(value: Measured | float | None) -> float | None:
     return value
 
 
+SIDE = ("median_us", "p20_us", "p80_us", "spread", "date", "noise")
+"""What is known of either contender where two are set side by side."""
+
+
 class Results(pd.DataFrame):
     """A DataFrame with a row for each measured point; what pandas does with one, it does with this.
 
@@ -258,12 +262,13 @@ class Results(pd.DataFrame):
     def paired(self, of: str, over: str, x: str = "width") -> "Results":
         """The two contenders side by side where both were measured, on one device and in the same way."""
         if self.empty:
-            return Results()
+            sides = [f"{name}_{side}" for side in ("of", "over") for name in SIDE]
+            return Results(columns=["kind", "device", x, *sides])
         good = self[self["median_us"].notna()].copy()
         good["spread"] = good["p80_us"] - good["p20_us"]
         same = ["kind", "device", *(name for name in ("clock", "cache") if name in self), x]
         good["noise"] = good["noise"].fillna("") if "noise" in good else ""
-        columns = [*same, "median_us", "p20_us", "p80_us", "spread", "date", "noise"]
+        columns = [*same, *SIDE]
         left, right = (good.loc[good["contender"] == name, columns] for name in (of, over))
         for name, part in ((of, left), (over, right)):
             if part.duplicated(["kind", "device", x]).any():
