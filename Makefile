@@ -39,10 +39,11 @@ slides: ## the lessons as slides, from their saved outputs, or LESSONS=01; resul
 site: ## the course as pages to read, from the saved outputs, in build/site
 	@$(BOOTSTRAP) site -m sphinx -q -W --keep-going -c docs . build/site $(ARGS)
 
-lint: ## ruff and mypy, notebooks too
+lint: ## ruff, mypy and import-linter, notebooks too
 	@$(BOOTSTRAP) lint -m ruff check .
 	@$(BOOTSTRAP) lint -m ruff format --check .
 	@$(BOOTSTRAP) lint -m mypy
+	@$(BOOTSTRAP) lint -c 'import importlinter.cli as rooms; rooms.lint_imports_command()'
 
 setup: ## only set up the virtual environment; FOR=test with what the tests need
 	@$(BOOTSTRAP) $(or $(FOR),setup)

@@ -57,12 +57,13 @@ NEEDS = {
     "site": ("sphinx", "myst_nb", "pydata_sphinx_theme", "sphinx_copybutton", "nbformat"),
     "test": (*RUN, "pytest", "xdist", "pytest_timeout", "nbval"),
     "lab": (*RUN, "jupyterlab", "ipywidgets"),
-    "lint": ("ruff", "mypy"),
+    "lint": ("ruff", "mypy", "importlinter"),
 }
 DISTRIBUTIONS = {  # where the name differs from the module's
     "PIL": "pillow",
     "IPython": "ipython",
     "xdist": "pytest-xdist",
+    "importlinter": "import-linter",
     "pytest_timeout": "pytest-timeout",
     "myst_nb": "myst-nb",
     "pydata_sphinx_theme": "pydata-sphinx-theme",

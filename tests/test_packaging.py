@@ -81,11 +81,22 @@ def test_every_folder_and_data_file_of_the_package_is_installed():
     assert others and others <= given
 
 
-@pytest.mark.parametrize("arguments", ["ruff check .", "ruff format --check .", "mypy"])
-def test_lint(arguments):
-    if importlib.util.find_spec(arguments.split()[0]) is None:
-        pytest.skip(f"{arguments.split()[0]} is not installed in this environment")
-    ran = subprocess.run([sys.executable, "-m", *arguments.split()], cwd=ROOT, capture_output=True, text=True)
+ROOMS = "import importlinter.cli as rooms; rooms.lint_imports_command()"
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("ruff", ["-m", "ruff", "check", "."]),
+        ("ruff", ["-m", "ruff", "format", "--check", "."]),
+        ("mypy", ["-m", "mypy"]),
+        ("importlinter", ["-c", ROOMS]),
+    ],
+)
+def test_lint(tool, arguments):
+    if importlib.util.find_spec(tool) is None:
+        pytest.skip(f"{tool} is not installed in this environment")
+    ran = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
@@ -98,7 +109,7 @@ TARGETS = {  # what a target runs, after the Python of the environment
     "lab IPYKERNEL=6.31": [" ".join(LAB + [f"--ContentsManager.hide_globs={name}" for name in HIDDEN])],
     "test PYTEST_ARGS=-x": ["test -m pytest -n 2 --dist loadfile --no-loadscope-reorder -x"],
     "record LESSONS=01": ["record -m labkit record 01"],
-    "lint": ["lint -m ruff check .", "lint -m ruff format --check .", "lint -m mypy"],
+    "lint": ["lint -m ruff check .", "lint -m ruff format --check .", "lint -m mypy", f"lint -c '{ROOMS}'"],
 }
 
 
