@@ -48,7 +48,7 @@ def fold(app: Sphinx, docname: str, source: list[str]) -> None:
         cells.append(cell)
         if cell.cell_type != "code":
             continue
-        cell.outputs = record.still(cell.outputs)
+        cell.outputs = record.without_widgets(cell.outputs)
         tags = notebooks.tags(cell)
         if {"setup", "parameters"} & set(tags):
             tags.append("hide-input")

@@ -28,7 +28,7 @@ reason = ""
 """Why kernels are interpreted, the end of a sentence; empty where they run on a GPU."""
 
 
-class Gpu(NamedTuple):
+class GpuInfo(NamedTuple):
     """A GPU as the driver lists it."""
 
     name: str
@@ -36,15 +36,15 @@ class Gpu(NamedTuple):
     capability: tuple[int, int]
 
 
-class Driver(NamedTuple):
+class NvidiaDriver(NamedTuple):
     """What NVIDIA's driver says; ``cuda`` is the newest CUDA that it supports, as 13000 for 13.0."""
 
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[GpuInfo, ...]
     cuda: int
     has_libcuda: bool
 
 
-class Torch(NamedTuple):
+class TorchBuild(NamedTuple):
     """The build of the installed torch: its CUDA or HIP version, None without."""
 
     version: str
@@ -62,7 +62,9 @@ def is_nvidia_here() -> bool:
     return not _without_gpu(driver(), os.environ)
 
 
-def why_interpreted(driver: Driver | None, torch: Torch | None, environment: Mapping[str, str]) -> str:
+def why_interpreted(
+    driver: NvidiaDriver | None, torch: TorchBuild | None, environment: Mapping[str, str]
+) -> str:
     """Why kernels have to be interpreted, the end of a sentence; empty where a GPU can run them."""
     missing = _without_gpu(driver, environment)
     if torch is not None and torch.hip:
@@ -80,13 +82,13 @@ def why_interpreted(driver: Driver | None, torch: Torch | None, environment: Map
     return ""
 
 
-def _without_gpu(driver: Driver | None, environment: Mapping[str, str]) -> str:
+def _without_gpu(driver: NvidiaDriver | None, environment: Mapping[str, str]) -> str:
     """What is missing for any program that wants a GPU; empty where nothing is."""
     if driver is None or not driver.gpus:
         if driver is None and os.path.exists("/dev/kfd"):
             return "the GPU is AMD's, and the kernels here are for NVIDIA's"
         return NO_DRIVER
-    seen = visible(driver.gpus, environment)
+    seen = visible_gpus(driver.gpus, environment)
     if not seen:
         return f"CUDA_VISIBLE_DEVICES={environment['CUDA_VISIBLE_DEVICES']!r} hides every GPU"
     if not driver.has_libcuda:
@@ -97,7 +99,7 @@ def _without_gpu(driver: Driver | None, environment: Mapping[str, str]) -> str:
     return ""
 
 
-def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str]) -> list[Gpu]:
+def visible_gpus(gpus: tuple[GpuInfo, ...], environment: Mapping[str, str]) -> list[GpuInfo]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves to a program, in CUDA's order.
 
     The driver lists them by bus. CUDA counts the fastest first unless CUDA_DEVICE_ORDER says otherwise; the
@@ -123,7 +125,7 @@ def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str]) -> list[Gpu]:
     return seen
 
 
-def driver() -> Driver | None:
+def driver() -> NvidiaDriver | None:
     """What NVML says; None without a driver."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
@@ -136,19 +138,19 @@ def driver() -> Driver | None:
         nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
         nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(cuda))
         gpus = tuple(_gpu(nvml, index) for index in range(count.value))
-        return Driver(gpus, cuda.value, _has_libcuda())
+        return NvidiaDriver(gpus, cuda.value, _has_libcuda())
     finally:
         nvml.nvmlShutdown()
 
 
-def _gpu(nvml: ctypes.CDLL, index: int) -> Gpu:
+def _gpu(nvml: ctypes.CDLL, index: int) -> GpuInfo:
     handle, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
     name, uuid = ctypes.create_string_buffer(96), ctypes.create_string_buffer(96)
     nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle))
     nvml.nvmlDeviceGetName(handle, name, ctypes.c_uint(len(name)))
     nvml.nvmlDeviceGetUUID(handle, uuid, ctypes.c_uint(len(uuid)))
     nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
-    return Gpu(name.value.decode(), uuid.value.decode(), (major.value, minor.value))
+    return GpuInfo(name.value.decode(), uuid.value.decode(), (major.value, minor.value))
 
 
 def _has_libcuda() -> bool:
@@ -159,7 +161,7 @@ def _has_libcuda() -> bool:
     return True
 
 
-def installed_torch() -> Torch | None:
+def installed_torch() -> TorchBuild | None:
     """How torch was built, by its file of versions: importing it takes seconds. None where there is none."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
@@ -169,7 +171,7 @@ def installed_torch() -> Torch | None:
     except OSError:
         return None
     found = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*= *'([^']*)'", text, re.MULTILINE))
-    return Torch(found.get("__version__", ""), found.get("cuda"), found.get("hip"))
+    return TorchBuild(found.get("__version__", ""), found.get("cuda"), found.get("hip"))
 
 
 def decide() -> None:

@@ -10,16 +10,16 @@ import torch
 from nbformat.v4 import new_code_cell, new_notebook
 
 from labkit import backend, paths
-from labkit.backend import Driver, Gpu, Torch
+from labkit.backend import GpuInfo, NvidiaDriver, TorchBuild
 
-H200 = Gpu("NVIDIA H200", "GPU-aaaa", (9, 0))
-A100 = Gpu("NVIDIA A100", "GPU-cccc", (8, 0))
-T4 = Gpu("Tesla T4", "GPU-bbbb", (7, 5))
-CUDA = Torch("2.13.0+cu130", "13.0", None)
+H200 = GpuInfo("NVIDIA H200", "GPU-aaaa", (9, 0))
+A100 = GpuInfo("NVIDIA A100", "GPU-cccc", (8, 0))
+T4 = GpuInfo("Tesla T4", "GPU-bbbb", (7, 5))
+CUDA = TorchBuild("2.13.0+cu130", "13.0", None)
 
 
 def driver(*gpus, cuda=13000, libcuda=True):
-    return Driver(gpus, cuda, libcuda)
+    return NvidiaDriver(gpus, cuda, libcuda)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def driver(*gpus, cuda=13000, libcuda=True):
         (driver(H200), CUDA, None, ""),
         (driver(A100), CUDA, "0", ""),
         (driver(H200), None, None, ""),
-        (driver(H200, cuda=13010), Torch("2.15.0", "13.2", None), None, ""),
+        (driver(H200, cuda=13010), TorchBuild("2.15.0", "13.2", None), None, ""),
         (None, CUDA, None, "no NVIDIA driver answers here"),
         (driver(), CUDA, None, "no NVIDIA driver answers here"),
         (driver(H200), CUDA, "", "CUDA_VISIBLE_DEVICES='' hides every GPU"),
@@ -39,10 +39,10 @@ def driver(*gpus, cuda=13000, libcuda=True):
         (driver(T4, H200), CUDA, " GPU-aa , 1", ""),
         (driver(H200), CUDA, "7,0", "hides every GPU"),
         (driver(H200), CUDA, "MIG-1234", ""),
-        (driver(H200), Torch("2.13.0+cpu", None, None), None, "2.13.0+cpu is a CPU build"),
+        (driver(H200), TorchBuild("2.13.0+cpu", None, None), None, "2.13.0+cpu is a CPU build"),
         (driver(H200, cuda=12040), CUDA, None, "supports CUDA up to 12.4 and torch 2.13.0+cu130"),
         (driver(H200, libcuda=False), CUDA, None, "libcuda.so.1 is missing"),
-        (None, Torch("2.13.0+rocm7", None, "7.0"), None, "built for AMD GPUs"),
+        (None, TorchBuild("2.13.0+rocm7", None, "7.0"), None, "built for AMD GPUs"),
     ],
 )
 def test_why_kernels_are_interpreted(found, torch, visible, says):
@@ -52,7 +52,7 @@ def test_why_kernels_are_interpreted(found, torch, visible, says):
 
 
 def test_torch_is_known_without_being_imported():
-    assert backend.installed_torch() == Torch(torch.__version__, torch.version.cuda, torch.version.hip)
+    assert backend.installed_torch() == TorchBuild(torch.__version__, torch.version.cuda, torch.version.hip)
 
 
 # ---- in a process of its own -----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from rich.text import Text
 from labkit.bench.report import read, with_sizes
 from labkit.measure import rows
 from labkit.plots.words import TIMES, digits, duration
-from labkit.runs.report import say
+from labkit.runs.console import say
 
 KEY = ["suite", "contender", "direction", "dtype", "sizes", "clock", "cache"]
 """What was measured, whenever and wherever that was."""

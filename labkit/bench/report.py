@@ -18,7 +18,7 @@ from labkit.measure import roofline, rows
 from labkit.measure.rows import Row
 from labkit.plots.style import INK, MUTED, WIDTH, Picture, colour, drawing
 from labkit.plots.words import TIMES, digits
-from labkit.runs.report import say
+from labkit.runs.console import say
 
 CASE = ["suite", "direction", "dtype", "clock", "sizes", "device"]
 GROUP = CASE[:4]

@@ -18,12 +18,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from labkit import gpu, paths
-from labkit.bench.part import TUNE_S, Part, row_seconds
+from labkit.bench.benchmark import TUNE_S, Benchmark, row_seconds
 from labkit.measure import clocks, journal, lock, machine, rows, sweeps
 from labkit.measure.journal import Journal, Key
 from labkit.measure.rows import Row
 from labkit.plots.words import duration
-from labkit.runs.report import say
+from labkit.runs.console import say
 from labkit.workloads import peers
 
 HEARTBEAT_S = 10.0
@@ -53,11 +53,11 @@ class Progress:
         return f"{row.contender}, {row.direction}, {row.dtype}, {sizes}: {spent}"
 
 
-class EditedError(click.ClickException):
+class CodeEditedError(click.ClickException):
     """The code of a contender was edited while it was measured: a row does not say what it is of."""
 
 
-class LostError(click.ClickException):
+class GpuLostError(click.ClickException):
     """The GPU takes no more work from this process."""
 
 
@@ -66,7 +66,7 @@ class Run:
     """A run of the parts of some suites, by the suite's name. ``measured`` holds the rows so far, in order,
     also when the run was stopped."""
 
-    suites: Mapping[str, Sequence[Part]]
+    suites: Mapping[str, Sequence[Benchmark]]
     again: bool = False
     progress: Callable[[Progress], None] = lambda _: None
     measured: list[Row] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Run:
     def run(self) -> None:
         """Measure what is not kept of an earlier run. Interrupted, the rows stay for the next one.
 
-        Raises LostError and EditedError, and OSError where rows cannot be written; the rows before stay.
+        Raises GpuLostError, CodeEditedError, and OSError where rows cannot be written; the rows before stay.
         """
         if self.again:
             self.forget()
@@ -113,14 +113,14 @@ class Run:
         self._left_s -= seconds
         self._spent_s += seconds * measured
 
-    def _measure(self, name: str, part: Part) -> None:
+    def _measure(self, name: str, part: Benchmark) -> None:
         contenders = {one.name: one for one in part.contenders}
 
         def heard(_done: int, _total: int, row: Row) -> None:
             where = f"{row.suite}: {{}} {row.contender}"
             if row.source != self._code[row.suite, row.contender]:
                 rows.write(tape(name), (kept for kept in rows.read(tape(name)) if kept.key != row.key))
-                raise EditedError(
+                raise CodeEditedError(
                     f"{row.suite}: the code of {row.contender} was edited while it was measured"
                 )
             known = self._known.get(journal.asked_key(row)) == row
@@ -131,7 +131,7 @@ class Run:
             left_s = max(self._left_s, 0.0) * pace
             self.progress(Progress(name, row, len(self.measured), self.total, left_s))
             if row.median_us is None and gpu.is_lost():
-                raise LostError(where.format("the GPU is lost after") + f": {row.note}")
+                raise GpuLostError(where.format("the GPU is lost after") + f": {row.note}")
 
         for options in part.runs():
             try:
@@ -141,9 +141,9 @@ class Run:
             except RuntimeError as error:
                 if not gpu.is_lost():
                     raise
-                raise LostError(f"{part.suite}: the GPU is lost: {clocks.describe(error)}") from error
+                raise GpuLostError(f"{part.suite}: the GPU is lost: {clocks.describe(error)}") from error
 
-    def _tune(self, part: Part) -> None:
+    def _tune(self, part: Benchmark) -> None:
         """Let peers that tune themselves do so, if there is anything to measure of them."""
         todo = {one.name for key, one in part.planned().items() if key not in self._known}
         contenders, shapes = part.tuning()
@@ -155,7 +155,7 @@ class Run:
             self._passed(TUNE_S * len(shapes), measured=one.name in todo)
 
 
-def sources(parts: Iterable[Part]) -> dict[tuple[str, str], str]:
+def sources(parts: Iterable[Benchmark]) -> dict[tuple[str, str], str]:
     """The source that a row measured now would name, by suite and contender."""
     return {(part.suite, one.name): sweeps.code(one) for part in parts for one in part.contenders}
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.functional import linear
 
 from labkit import gpu, kernels
-from labkit.bench.part import Part, Range
+from labkit.bench.benchmark import Benchmark, Range
 from labkit.gpu import randn
 from labkit.lessons import notebooks
 from labkit.measure.contender import Contender, Shape, Work
@@ -53,7 +53,7 @@ def _addcmul(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.addcmul(bias, x, weight)
 
 
-def affine() -> list[Part]:
+def affine() -> list[Benchmark]:
     """x*w+b; its fixed sizes are a little more than 96 MiB, which no last cache holds."""
     who = (*_contenders(AFFINE, plain_affine, kernels.affine), Contender("addcmul", _addcmul, AFFINE))
     rows = {"float32": 24 * 2**20, "bfloat16": 48 * 2**20}
@@ -62,28 +62,28 @@ def affine() -> list[Part]:
         for dtype, size in rows.items()
     }
     return [
-        *(Part(who, shapes, dtypes=(dtype,), directions=BOTH) for dtype, shapes in fixed.items()),
-        Part(who, dtypes=BOTH_DTYPES, directions=BOTH, ranges=POINTWISE),
+        *(Benchmark(who, shapes, dtypes=(dtype,), directions=BOTH) for dtype, shapes in fixed.items()),
+        Benchmark(who, dtypes=BOTH_DTYPES, directions=BOTH, ranges=POINTWISE),
     ]
 
 
-def chain() -> list[Part]:
+def chain() -> list[Benchmark]:
     """gelu(x + bias) * other, by the kernel of lesson 2: there is no finished one."""
     who = _contenders(mlp.CHAIN, mlp.chain, notebooks.load("02_kernel_fusion").fused_chain)
     fixed = _shapes("batch width", (8192, 3072), (32768, 4096))
-    return [Part(who, fixed), Part(who, dtypes=BOTH_DTYPES, ranges=POINTWISE)]
+    return [Benchmark(who, fixed), Benchmark(who, dtypes=BOTH_DTYPES, ranges=POINTWISE)]
 
 
-def matmul() -> list[Part]:
+def matmul() -> list[Benchmark]:
     """x Wᵀ beside cuBLAS; drawn are sizes that are multiples of 8, any sizes, and few rows."""
     who = (Contender("cuBLAS", linear, mlp.MATMUL), Contender("labkit", kernels.matmul, mlp.MATMUL))
     fixed = _shapes("batch width out", (4096, 4096, 4096), (8192, 8192, 8192), (8192, 3072, 768))
     drawn = {"": (MANY_ROWS, ALIGNED), "any": (MANY_ROWS, UNALIGNED), "few_rows": (FEW_ROWS, ALIGNED)}
     ranges = {name: {"batch": rows, "width": each, "out": each} for name, (rows, each) in drawn.items()}
     return [
-        Part(who, fixed),
-        Part(who, fixed[:1], dtypes=FLOAT32),
-        *(Part(who, (), name, BOTH_DTYPES, ranges=of, product=True) for name, of in ranges.items()),
+        Benchmark(who, fixed),
+        Benchmark(who, fixed[:1], dtypes=FLOAT32),
+        *(Benchmark(who, (), name, BOTH_DTYPES, ranges=of, product=True) for name, of in ranges.items()),
     ]
 
 
@@ -96,7 +96,7 @@ def _vendor(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 LAYERS: dict[str, Range] = {"batch": MANY_ROWS, "width": ALIGNED, "hidden": ALIGNED}
 
 
-def linear_gelu() -> list[Part]:
+def linear_gelu() -> list[Benchmark]:
     """A Linear with GELU, forward and backward."""
     three = _contenders(mlp.LINEAR_GELU, mlp.linear_gelu, kernels.linear_act)
     both = {
@@ -106,8 +106,8 @@ def linear_gelu() -> list[Part]:
     sizes = (32768, 512, 2048), (8192, 768, 3072), (8192, 2048, 8192), (4096, 4096, 4096)
     fixed = _shapes("batch width hidden", *sizes)
     return [
-        *(Part(who, fixed, directions=(way,)) for way, who in both.items()),
-        *(Part(w, (), "", BOTH_DTYPES, (way,), ranges=LAYERS, product=True) for way, w in both.items()),
+        *(Benchmark(who, fixed, directions=(way,)) for way, who in both.items()),
+        *(Benchmark(w, (), "", BOTH_DTYPES, (way,), ranges=LAYERS, product=True) for way, w in both.items()),
     ]
 
 
@@ -116,7 +116,7 @@ def _stacked_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
     return linear(mlp.gelu(gate) * up, w_down)
 
 
-def geglu() -> list[Part]:
+def geglu() -> list[Benchmark]:
     """The GeGLU MLP forward, and both passes in one; at two sizes its backward alone, which Liger's, running
     once for each forward, refuses."""
     eager, compiled, _ = _contenders(mlp.GEGLU_APART, mlp.geglu_apart, kernels.geglu_mlp)
@@ -128,9 +128,9 @@ def geglu() -> list[Part]:
     sizes = (4096, 768, 3072), (8192, 768, 3072), (32768, 512, 2048), (8192, 2048, 8192), (8192, 4096, 11008)
     fixed, ways = _shapes("batch width hidden", *sizes), ("forward", "forward_backward")
     return [
-        Part(who, fixed, directions=ways),
-        Part(who, fixed[1:4:2], directions=("backward",)),
-        Part(who, directions=ways, ranges=LAYERS, product=True),
+        Benchmark(who, fixed, directions=ways),
+        Benchmark(who, fixed[1:4:2], directions=("backward",)),
+        Benchmark(who, directions=ways, ranges=LAYERS, product=True),
     ]
 
 
@@ -207,7 +207,7 @@ def _of_channels(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return kernels.grouped_linear(x.mT, weight, bias).mT
 
 
-def grouped() -> list[Part]:
+def grouped() -> list[Benchmark]:
     """The strategies of PyTorch that are near the front; gradients; data (B, C, T)."""
     trained = (
         Contender("Conv1d", _conv_of_rows, CONV),
@@ -227,12 +227,12 @@ def grouped() -> list[Part]:
     side = (8, 256, 1)
     ranges = {"batch": (64, 65536, 1), "groups": (2, 256, 1), "width": side, "out": side}
     return [
-        Part(who, fixed),
-        Part(who, fixed[:3], dtypes=FLOAT32),
-        Part(trained, fixed[1:5], directions=TRAINING),
-        Part(channels, fixed[2:4], "channels"),
-        Part(who, dtypes=BOTH_DTYPES, ranges=ranges, product=True),
-        Part(trained, dtypes=BOTH_DTYPES, directions=("backward",), ranges=ranges, product=True),
+        Benchmark(who, fixed),
+        Benchmark(who, fixed[:3], dtypes=FLOAT32),
+        Benchmark(trained, fixed[1:5], directions=TRAINING),
+        Benchmark(channels, fixed[2:4], "channels"),
+        Benchmark(who, dtypes=BOTH_DTYPES, ranges=ranges, product=True),
+        Benchmark(trained, dtypes=BOTH_DTYPES, directions=("backward",), ranges=ranges, product=True),
     ]
 
 
@@ -273,7 +273,7 @@ def _fused_stack(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tenso
     return x
 
 
-def graphs() -> list[Part]:
+def graphs() -> list[Benchmark]:
     """Eight blocks: device time without launches; a step as Python sees it; forward with backward."""
     work, stack, one_launch = stacking.STACK, stacking.stack, kernels.blocks(99)
     eager, compiled, fused = _contenders(work, stack, _fused_stack)
@@ -291,9 +291,9 @@ def graphs() -> list[Part]:
     )
     fixed = _shapes("batch width depth", (256, 64, 8), (256, 128, 8), (256, 256, 8), (4096, 256, 8))
     return [
-        Part(alone, fixed, cache="warm"),
-        Part((*alone, *in_graphs), fixed, "host", clocks=("host",), cache="warm"),
-        Part((eager, compiled, fused), fixed, "training", directions=TRAINING, cache="warm"),
+        Benchmark(alone, fixed, cache="warm"),
+        Benchmark((*alone, *in_graphs), fixed, "host", clocks=("host",), cache="warm"),
+        Benchmark((eager, compiled, fused), fixed, "training", directions=TRAINING, cache="warm"),
     ]
 
 
@@ -319,7 +319,7 @@ def _three_kernels(x: Tensor, *weights: Tensor) -> Tensor:
     return kernels.mlp_outputs(kernels.gated_cell(gates, weights[5], len(weights[3])), *weights[6:])
 
 
-def ledger() -> list[Part]:
+def ledger() -> list[Benchmark]:
     """The network of lesson 9: device time; a pass as Python sees it; forward with backward."""
     work, plain = network.NETWORK, network.network
     operators = _network(network.heads, recurring.rms_norm, _cell_of_operators, network.geglu)
@@ -337,9 +337,9 @@ def ledger() -> list[Part]:
     fixed = _shapes("batch time width", (1024, 64, 128), (64, 64, 128))
     four = (*three, Contender("labkit, eight kernels", apart, work))
     return [
-        Part(four, fixed, dtypes=BOTH_DTYPES, cache="warm"),
-        Part((*three, *in_graphs), fixed, "host", clocks=("host",), cache="warm"),
-        Part(three, fixed[:1], "training", directions=TRAINING, cache="warm"),
+        Benchmark(four, fixed, dtypes=BOTH_DTYPES, cache="warm"),
+        Benchmark((*three, *in_graphs), fixed, "host", clocks=("host",), cache="warm"),
+        Benchmark(three, fixed[:1], "training", directions=TRAINING, cache="warm"),
     ]
 
 
@@ -400,19 +400,19 @@ def _gru_scan(z: Tensor, candidate: Tensor) -> Tensor:
     return _scan(1 - z, z * candidate)
 
 
-def rms_norm() -> list[Part]:
+def rms_norm() -> list[Benchmark]:
     """At all published shapes in float32, at three of them in bfloat16 too."""
     work = recurring.RMS_NORM
     peer = Contender("Liger", peers.liger_rms_norm, work, peer="liger-kernel")
     who = (*_contenders(work, recurring.rms_norm, kernels.rms_norm), peer)
     return [
-        Part(who, FEW, "", BOTH_DTYPES, BOTH),
-        Part(who, _others(FEW), "", FLOAT32, BOTH),
-        Part(who, (), "", BOTH_DTYPES, BOTH, ranges=ANY),
+        Benchmark(who, FEW, "", BOTH_DTYPES, BOTH),
+        Benchmark(who, _others(FEW), "", FLOAT32, BOTH),
+        Benchmark(who, (), "", BOTH_DTYPES, BOTH, ranges=ANY),
     ]
 
 
-def linear_recurrence() -> list[Part]:
+def linear_recurrence() -> list[Benchmark]:
     """Beside a loop and other packages' scans; ours and fla, step by step, at the published shapes."""
     work, log_work = recurring.LINEAR_RECURRENCE, recurring.LOG_RECURRENCE
     ours = Contender("labkit", kernels.linear_recurrence, work)
@@ -428,28 +428,28 @@ def linear_recurrence() -> list[Part]:
     few_long = (*drawn[1:3], replace(chunks, work=quick_log))
     whole_blocks = replace(scan, sizes={"time": (peers.SCAN_STEPS,)})
     return [
-        Part((loop, fla, chunks, whole_blocks, ours), TIMED, "", FLOAT32, BOTH),
-        Part((ours,), TIMED, directions=BOTH),
-        Part((fla, ours), _others(TIMED), "", FLOAT32, BOTH),
-        Part(drawn, (), "", BOTH_DTYPES, BOTH, ranges=ANY),
-        Part(few_long, (), "few_long", BOTH_DTYPES, BOTH, ranges=FEW_LONG),
+        Benchmark((loop, fla, chunks, whole_blocks, ours), TIMED, "", FLOAT32, BOTH),
+        Benchmark((ours,), TIMED, directions=BOTH),
+        Benchmark((fla, ours), _others(TIMED), "", FLOAT32, BOTH),
+        Benchmark(drawn, (), "", BOTH_DTYPES, BOTH, ranges=ANY),
+        Benchmark(few_long, (), "few_long", BOTH_DTYPES, BOTH, ranges=FEW_LONG),
     ]
 
 
-def min_gru() -> list[Part]:
+def min_gru() -> list[Benchmark]:
     """A minimal GRU beside a loop of PyTorch."""
     loop = Contender("eager loop", recurring.min_gru, recurring.MIN_GRU, sizes={"time": (64,)})
     ours = Contender("labkit", kernels.min_gru, recurring.MIN_GRU)
     quick = replace(recurring.MIN_GRU, reference=_gru_scan)
     drawn = (replace(loop, work=quick, sizes=SHORT), replace(ours, work=quick))
     return [
-        Part((loop, ours), TIMED, "", FLOAT32, BOTH),
-        Part(drawn, (), "", BOTH_DTYPES, BOTH, ranges=ANY),
-        Part(drawn[1:], (), "few_long", BOTH_DTYPES, BOTH, ranges=FEW_LONG),
+        Benchmark((loop, ours), TIMED, "", FLOAT32, BOTH),
+        Benchmark(drawn, (), "", BOTH_DTYPES, BOTH, ranges=ANY),
+        Benchmark(drawn[1:], (), "few_long", BOTH_DTYPES, BOTH, ranges=FEW_LONG),
     ]
 
 
-def rms_recurrence() -> list[Part]:
+def rms_recurrence() -> list[Benchmark]:
     """Beside a loop of PyTorch, and one that torch.compile unrolls; ours at the published shapes."""
     ours = Contender("labkit", kernels.rms_recurrence, recurring.RMS_RECURRENCE)
     loop = Contender("eager loop", recurring.rms_recurrence, recurring.RMS_RECURRENCE, dtypes=FLOAT32)
@@ -460,16 +460,16 @@ def rms_recurrence() -> list[Part]:
     ranges: dict[str, Range] = {"batch": (256, 16384, 1), "time": (1, 512, 1), "width": (1, 4096, 1)}
     few = ranges | {"batch": (64, 64, 1), "time": (1, 2048, 1)}
     return [
-        Part((loop, unrolled, ours), timed, "", BOTH_DTYPES, BOTH),
-        Part((ours,), _others(timed), "", FLOAT32, BOTH),
-        Part(drawn, (), "", BOTH_DTYPES, BOTH, ranges=ranges),
-        Part(drawn, (), "batch_64", BOTH_DTYPES, BOTH, ranges=few),
+        Benchmark((loop, unrolled, ours), timed, "", BOTH_DTYPES, BOTH),
+        Benchmark((ours,), _others(timed), "", FLOAT32, BOTH),
+        Benchmark(drawn, (), "", BOTH_DTYPES, BOTH, ranges=ranges),
+        Benchmark(drawn, (), "batch_64", BOTH_DTYPES, BOTH, ranges=few),
     ]
 
 
 # ---- the table ---------------------------------------------------------------------------------------------
 
-SUITES: dict[str, Callable[[], list[Part]]] = {
+SUITES: dict[str, Callable[[], list[Benchmark]]] = {
     made.__name__: made
     for made in (
         affine, chain, matmul, linear_gelu, geglu, grouped, graphs,
@@ -492,12 +492,12 @@ def chosen(names: Iterable[str], *, drawn: bool = False) -> list[str]:
     return [name for name in SUITES if name in wanted]
 
 
-def parts(name: str, *, peers: bool) -> list[Part]:
+def parts(name: str, *, peers: bool) -> list[Benchmark]:
     """A suite at its fixed sizes; with ``peers`` also the contenders from other packages."""
     return [part for part in _named("bench", name, peers) if part.shapes]
 
 
-def random_parts(name: str, *, peers: bool, count: int, seed: int, small: bool = False) -> list[Part]:
+def random_parts(name: str, *, peers: bool, count: int, seed: int, small: bool = False) -> list[Benchmark]:
     """A suite at ``count`` sizes drawn from the ranges of each of its parts, the same for the same seed.
 
     The largest tensor has 16 MB or more, with ``small`` less. ValueError for a suite without ranges, or
@@ -514,7 +514,7 @@ def random_parts(name: str, *, peers: bool, count: int, seed: int, small: bool =
     return made
 
 
-def _named(kind: str, name: str, peers: bool) -> list[Part]:
+def _named(kind: str, name: str, peers: bool) -> list[Benchmark]:
     """All parts of a suite, by their whole names, with the contenders that are wanted."""
     return [
         replace(

@@ -47,17 +47,17 @@ class Facts:
     roofs: str | None = None
 
 
-class Verdict(NamedTuple):
+class Advice(NamedTuple):
     """What to do. ``ready`` is whether the lessons run as things are."""
 
     ready: bool
     sentence: str
 
 
-def verdict(facts: Facts) -> Verdict:
+def advise(facts: Facts) -> Advice:
     """The first thing that is in the way, and what to do about it; else what to expect."""
     if obstacle := _obstacle(facts):
-        return Verdict(False, obstacle)
+        return Advice(False, obstacle)
     if facts.reason:
         why = "" if facts.reason == backend.NO_DRIVER else f", because {facts.reason}"
         sentence = (
@@ -70,7 +70,7 @@ def verdict(facts: Facts) -> Verdict:
         sentence = "Ready: `make run` runs the lessons on the GPU."
     if facts.versions.get("jupyterlab") is None:
         sentence += " JupyterLab is missing; only `make lab` needs it."
-    return Verdict(True, sentence)
+    return Advice(True, sentence)
 
 
 def _obstacle(facts: Facts) -> str:

@@ -26,19 +26,19 @@ if TYPE_CHECKING:  # commands import what they need themselves
     from labkit.runs import execute
 
 
-class Mistake(click.ClickException):
+class UserError(click.ClickException):
     """Something the user can put right: one sentence, no traceback, exit code 2."""
 
     exit_code = 2
 
 
 @contextmanager
-def mistakes() -> Iterator[None]:
+def value_errors_as_messages() -> Iterator[None]:
     """Turns the ValueErrors of looking at what the user asked for into messages."""
     try:
         yield
     except ValueError as error:
-        raise Mistake(str(error)) from error
+        raise UserError(str(error)) from error
 
 
 PATH = click.Path(path_type=Path)
@@ -70,7 +70,7 @@ def cli() -> None:
     """A hands-on course in GPU performance."""
 
 
-def with_places(command: Callable[..., None]) -> Callable[..., None]:
+def with_gpu_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options that spread a command over GPUs or a cluster."""
     for option in (
         click.option("--again", is_flag=True, help="Do also what is recorded, or kept of an unfinished run."),
@@ -95,15 +95,15 @@ def _spread(
     then: Callable[[], None] = lambda: None,
 ) -> None:
     """Do a command for each name on several GPUs or a cluster; ends with 1 unless all pass."""
-    from labkit.runs import spread
+    from labkit.runs import jobs
 
-    with mistakes():
-        jobs = spread.places_for(gpus, slurm, len(names))
+    with value_errors_as_messages():
+        workers = jobs.workers_for(gpus, slurm, len(names))
     with _alone(command):
-        passed = spread.run(console, command, names, options, jobs, again)
+        passed = jobs.run(console, command, names, options, workers, again)
         then()
         if passed:
-            spread.forget(command)
+            jobs.delete_results(command)
     sys.exit(not passed)
 
 
@@ -123,7 +123,7 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
     "limit_s", "--timeout", metavar="SECONDS", type=click.FloatRange(min=0, min_open=True), default=600.0,
     show_default=True, callback=_finite, help="Longest time for one cell.",
 )  # fmt: skip
-@with_places
+@with_gpu_options
 def run_command(
     names: tuple[str, ...],
     assignments: tuple[str, ...],
@@ -134,12 +134,12 @@ def run_command(
 ) -> None:
     """Execute lessons (all of them, if none is named) and count what held."""
     from labkit.lessons import notebooks
-    from labkit.runs.report import say
+    from labkit.runs.console import say
 
     spreading = gpus is not None or slurm
     if again and not spreading:
-        raise Mistake("--again is for --gpus or --slurm: a plain run keeps nothing")
-    with mistakes():
+        raise UserError("--again is for --gpus or --slurm: a plain run keeps nothing")
+    with value_errors_as_messages():
         chosen = _chosen(names)
         given = dict(_split(assignment) for assignment in assignments)
         for path in chosen:
@@ -160,7 +160,8 @@ def _execute(
 
     However it ends, a table says what is finished and where it lies.
     """
-    from labkit.runs import execute, report
+    from labkit.runs import execute
+    from labkit.runs.console import print_failure, print_results
 
     results: list[execute.Result] = []
     with _alone("run"):
@@ -169,21 +170,21 @@ def _execute(
                 output = paths.BUILD / "lessons" / path.name
                 result = execute.execute(path, output, given, cell_limit_s=limit_s, bar=True)
                 if result.failure:
-                    report.failure(console, result.lesson, result.failure)
+                    print_failure(console, result.lesson, result.failure)
                 results.append(result)
         finally:
-            report.results(console, results, [path.stem for path in chosen[len(results) :]])
+            print_results(console, results, [path.stem for path in chosen[len(results) :]])
     return results
 
 
 @contextmanager
 def _alone(command: str) -> Iterator[None]:
     """Two runs would write the same files: the second one ends with a sentence."""
-    from labkit.runs import spread
+    from labkit.runs import jobs
 
     with ExitStack() as stack:
-        with mistakes():
-            stack.enter_context(spread.alone(command))
+        with value_errors_as_messages():
+            stack.enter_context(jobs.exclusive(command))
         yield
 
 
@@ -192,9 +193,9 @@ def _alone(command: str) -> Iterator[None]:
 def slides_command(names: tuple[str, ...]) -> None:
     """Make slides of lessons (all of them, if none is named), from the outputs that are saved."""
     from labkit.cli import slides
-    from labkit.runs.report import say
+    from labkit.runs.console import say
 
-    with mistakes():
+    with value_errors_as_messages():
         written = slides.write(_chosen(names), paths.BUILD / "slides")
     for path in written:
         say(Console(), os.path.relpath(path))
@@ -211,7 +212,7 @@ def doctor_command(measure: bool) -> None:
         from labkit.measure import roofline
 
         if facts.device is None or facts.reason:
-            raise Mistake("measuring roofs needs a GPU: leave --measure out to see what is in the way")
+            raise UserError("measuring roofs needs a GPU: leave --measure out to see what is in the way")
         roofline.roofs(again=True)
         facts = doctor.collect()
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -221,7 +222,7 @@ def doctor_command(measure: bool) -> None:
         table.add_row(label, escape(found))
     console = Console()
     console.print(table, highlight=False)
-    decided = doctor.verdict(facts)
+    decided = doctor.advise(facts)
     console.print(f"\n{decided.sentence}", markup=False, highlight=False)
     sys.exit(not decided.ready)
 
@@ -230,7 +231,7 @@ def doctor_command(measure: bool) -> None:
 @click.argument("names", metavar="[LESSON]...", nargs=-1)
 @click.option("--strip-stale", is_flag=True, help="Remove outputs and tapes of code that has changed.")
 @click.option("--check", is_flag=True, help="List what is recorded; fail if anything is stale.")
-@with_places
+@with_gpu_options
 def record_command(
     names: tuple[str, ...],
     strip_stale: bool,
@@ -243,19 +244,21 @@ def record_command(
     console = Console()
     if strip_stale or check:
         if names or again or gpus is not None or slurm:
-            raise Mistake("--strip-stale and --check look at all lessons and run nothing: leave the rest out")
+            raise UserError(
+                "--strip-stale and --check look at all lessons and run nothing: leave the rest out"
+            )
         _tidy(console, strip_stale, check)
         return
-    with mistakes():
+    with value_errors_as_messages():
         chosen = _chosen(names)
     if gpus is not None or slurm:
         options = ["--again"] if again else []
         _spread(console, "record", [path.stem for path in chosen], options, gpus, slurm, again)
     from labkit import gpu
-    from labkit.runs.report import say
+    from labkit.runs.console import say
 
     if not gpu.available():
-        raise Mistake("recording needs a GPU, and this session has none: see `labkit doctor`")
+        raise UserError("recording needs a GPU, and this session has none: see `labkit doctor`")
     with _alone("record"):
         try:
             complete = _record_all(console, chosen, again)
@@ -266,22 +269,22 @@ def record_command(
 
 
 def _tidy(console: Console, strip_stale: bool, check: bool) -> None:
-    from labkit.bench import recorded
+    from labkit.bench import recorded_benchmark
     from labkit.lessons import notebooks
     from labkit.runs import record
-    from labkit.runs.report import say
+    from labkit.runs.console import say
 
     if strip_stale:
-        with mistakes():
-            benchmarks = recorded.strip_stale(paths.RECORDED)
+        with value_errors_as_messages():
+            benchmarks = recorded_benchmark.strip_stale(paths.RECORDED)
         stripped = record.strip_stale(tapes=paths.RECORDED) + benchmarks
         say(console, f"Stripped: {', '.join(stripped) or 'nothing was stale'}")
     if not check:
         return
     states = [record.state(path) for path in notebooks.find()]
     states += record.tape_states(tapes=paths.RECORDED).values()
-    with mistakes():
-        states += recorded.states(paths.RECORDED).values()
+    with value_errors_as_messages():
+        states += recorded_benchmark.states(paths.RECORDED).values()
     for state in states:
         say(console, f"{state.status:<10}  {state.name}  {state.detail}".rstrip())
     if any(state.status == "stale" for state in states):
@@ -292,22 +295,23 @@ def _tidy(console: Console, strip_stale: bool, check: bool) -> None:
 def _record_all(console: Console, chosen: list[Path], again: bool) -> bool:
     """Record lessons one after the other; whether all of them are recorded now."""
     from labkit.measure import machine, roofline
-    from labkit.runs import record, report
+    from labkit.runs import record
+    from labkit.runs.console import print_failure, say
 
     identity = machine.identity()
     roofline.roofs()
     record.record_roofs(roofline.cache_path(), identity, paths.RECORDED)
     complete = True
     for path in chosen:
-        with mistakes():
+        with value_errors_as_messages():
             result = record.record(path, identity, again=again, bar=True, tapes=paths.RECORDED)
         if result is None:
-            report.say(console, f"{path.stem}: recorded already on {identity.device}")
+            say(console, f"{path.stem}: recorded already on {identity.device}")
         elif result.failure:
             complete = False
-            report.failure(console, path.stem, result.failure)
+            print_failure(console, path.stem, result.failure)
         else:
-            report.say(console, f"{path.stem}: recorded in {result.seconds:.0f} s")
+            say(console, f"{path.stem}: recorded in {result.seconds:.0f} s")
     return complete
 
 
@@ -333,22 +337,24 @@ def _record_all(console: Console, chosen: list[Path], again: bool) -> bool:
     "compared", "--compare", metavar="A B", nargs=2, type=PATH,
     help="Measure nothing: say which rows moved beyond their spread from file A to file B.",
 )  # fmt: skip
-@with_places
+@with_gpu_options
 @click.pass_context
 def bench_command(context: click.Context, **given: Any) -> None:
     """Measure suites (all of them, if none is named): ours beside the other contenders."""
     from labkit import gpu
-    from labkit.bench import command
+    from labkit.bench import options
 
     console, used = Console(), {name for name, value in given.items() if value}
     gpus, slurm, again = (given[name] for name in ("gpus", "slurm", "again"))
-    with mistakes():
+    with value_errors_as_messages():
         if used & {"compared", "reported"}:
             if len(used) > 1:
                 raise ValueError("--compare and --report measure nothing: leave the rest out")
-            command.show(console, given["compared"], given["reported"])
+            options.print_reports(console, given["compared"], given["reported"])
             return
-        order = command.Order(**{name: given[name] for name in command.Order.__dataclass_fields__})
+        order = options.BenchOptions(
+            **{name: given[name] for name in options.BenchOptions.__dataclass_fields__}
+        )
         order.check()
         if gpus is not None or slurm:
             then = partial(order.finish_spread, console)
@@ -377,10 +383,10 @@ def tally_command(sources: tuple[Path, ...], csv_path: Path | None) -> None:
     """
     for source in sources:
         if not os.path.exists(source):
-            raise Mistake(f"{source}: there is no such folder or archive")
+            raise UserError(f"{source}: there is no such folder or archive")
     from labkit.cli import tally
 
-    if not tally.show(Console(), tally.read(sources), csv_path):
+    if not tally.print_tables(Console(), tally.read(sources), csv_path):
         raise click.ClickException(tally.NOTHING)
 
 

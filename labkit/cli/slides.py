@@ -31,7 +31,7 @@ def to_slides(notebook: NotebookNode, name: str) -> str:
     """A lesson as one page of slides, beside a folder ``reveal``; changes the notebook."""
     notebook.metadata.pop("widgets", None)
     for _, cell in notebooks.code_cells(notebook):
-        cell.outputs = record.still(cell.outputs)
+        cell.outputs = record.without_widgets(cell.outputs)
         if SHOWN & set(notebooks.tags(cell)):
             cell.outputs = []  # checks, and "not attempted"
         else:

@@ -33,7 +33,7 @@ CELL_LIMIT_S = 15 * 60.0
 MARK = "# NBVAL_CHECK_OUTPUT"
 STAMP_VARIABLE = "LABKIT_STAMP"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
-OF_NO_LESSON = ("bench.jsonl", "roofs.jsonl")
+OTHER_TAPES = ("bench.jsonl", "roofs.jsonl")
 """What else lies beside the tapes."""
 
 
@@ -91,18 +91,18 @@ def state(path: Path) -> State:
     current = notebooks.code_hash(path)
     if stamp.hash != current:
         return State(path.stem, "stale", f"outputs are of code {stamp.hash}, the code is {current}")
-    silent = silent_marks(notebook)
+    silent = marked_cells_without_outputs(notebook)
     if silent:
         return State(path.stem, "stale", f"marked cells without outputs: {', '.join(map(str, silent))}")
     return State(path.stem, "recorded", str(stamp))
 
 
-def still(outputs: "Sequence[NotebookNode]") -> "list[NotebookNode]":
+def without_widgets(outputs: "Sequence[NotebookNode]") -> "list[NotebookNode]":
     """Outputs for a page without a kernel: a widget's view would be an error message, its picture stays."""
     return [output for output in outputs if WIDGET_VIEW not in output.get("data", {})]
 
 
-def silent_marks(notebook: Mapping[str, Any]) -> list[int]:
+def marked_cells_without_outputs(notebook: Mapping[str, Any]) -> list[int]:
     """Numbers of the cells whose outputs are to be compared, but that have none to compare with."""
     cells = notebooks.code_cells(notebook)
     return [number for number, cell in cells if MARK in cell["source"] and not cell["outputs"]]
@@ -111,7 +111,7 @@ def silent_marks(notebook: Mapping[str, Any]) -> list[int]:
 def tape_states(directory: Path | None = None, tapes: Path = paths.RECORDED) -> dict[Path, State]:
     """Whether each lesson's tapes were made by its present code."""
     hashes = {notebooks.key(path.stem): notebooks.code_hash(path) for path in notebooks.find(directory)}
-    found = sorted(tape for tape in tapes.glob("*/*.jsonl") if tape.name not in OF_NO_LESSON)
+    found = sorted(tape for tape in tapes.glob("*/*.jsonl") if tape.name not in OTHER_TAPES)
     return {tape: _tape_state(tape, hashes) for tape in found}
 
 
@@ -209,8 +209,8 @@ def _publish(path: Path, executed: Path, tape: Path, stamp: Stamp, folder: Path)
     notebook = notebooks.read(path)
     if notebooks.code_hash(path) != stamp.hash:
         raise ValueError(f"{path.stem} was edited while it was recorded: record it again")
-    fill(notebook, notebooks.read(executed), stamp)
-    silent = silent_marks(notebook)
+    copy_outputs(notebook, notebooks.read(executed), stamp)
+    silent = marked_cells_without_outputs(notebook)
     if silent:
         raise ValueError(f"{path.stem}: marked {MARK!r}, but shows nothing: cell {silent[0]}")
     source = _source(path.stem, stamp.hash)
@@ -223,7 +223,7 @@ def _publish(path: Path, executed: Path, tape: Path, stamp: Stamp, folder: Path)
     write(path, notebook)
 
 
-def fill(notebook: "NotebookNode", executed: "NotebookNode", stamp: Stamp) -> None:
+def copy_outputs(notebook: "NotebookNode", executed: "NotebookNode", stamp: Stamp) -> None:
     """Give a notebook the outputs that the same code cells have in an executed one, and their stamp.
 
     Everything else, the prose above all, stays as it is. ValueError for another number of code cells.
@@ -231,7 +231,7 @@ def fill(notebook: "NotebookNode", executed: "NotebookNode", stamp: Stamp) -> No
     pairs = zip(notebooks.code_cells(notebook), notebooks.code_cells(executed), strict=True)
     for (_, cell), (_, ran) in pairs:
         cell.execution_count = ran.execution_count
-        cell.outputs = still(ran.outputs)
+        cell.outputs = without_widgets(ran.outputs)
     notebook.metadata.setdefault("labkit", {})["recorded"] = asdict(stamp)
 
 

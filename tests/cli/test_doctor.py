@@ -62,7 +62,7 @@ CASES = [
 
 @pytest.mark.parametrize(("facts", "ready", "says"), CASES)
 def test_the_sentence_and_the_ten_lines(facts, ready, says):
-    decided, found = doctor.verdict(facts), dict(doctor.lines(facts))
+    decided, found = doctor.advise(facts), dict(doctor.lines(facts))
     assert re.search(says, decided.sentence), decided.sentence
     assert decided.ready is ready and decided.sentence.endswith(".") and "\n" not in decided.sentence
     assert len(found) == 10 and all(
@@ -101,7 +101,7 @@ def test_collecting_finds_this_machine_and_survives_a_broken_torch_and_triton(mo
     monkeypatch.setattr(importlib, "import_module", broken)
     facts = doctor.collect()
     assert facts.broken == {name: f"OSError: lib{name}.so: cannot open" for name in ("torch", "triton")}
-    assert not doctor.verdict(facts).ready
+    assert not doctor.advise(facts).ready
 
 
 def test_it_works_without_torch_triton_and_jupyter():

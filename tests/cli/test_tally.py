@@ -150,7 +150,7 @@ def test_exercises_are_counted_by_learner_with_the_median_of_their_tries(class_r
         *(b"", b"{", b"[]", b"[" * 60_000, b'{"guess": {}}', b"\xff\xfe\x00"),
         *(text(value=value) for value in ("3", True, float("nan"), float("inf"), 0, -3, 1e300, 1e-300)),
         *(text(value=int("7" * 400)), text(question=3), text(unit=["x"]), text(seen="no")),
-        text() + " " * tally.MOST_BYTES,
+        text() + " " * tally.MAX_FILE_BYTES,
     ],
 )
 def test_a_file_that_is_no_guess_is_named_and_the_rest_is_counted(content):
@@ -160,7 +160,7 @@ def test_a_file_that_is_no_guess_is_named_and_the_rest_is_counted(content):
     zipped("zoe.zip", {PLACE: content})
     result = run("ada", "eve", "ben.tar.gz", "zoe.zip")
     assert result.exit_code == 0 and row(result)[1] == "1" and "Skipped: 3.\n" in result.output
-    why = "larger than 64 KiB" if len(content) > tally.MOST_BYTES else ""
+    why = "larger than 64 KiB" if len(content) > tally.MAX_FILE_BYTES else ""
     assert all(f"  {name}/{PLACE}: {why}" in result.output for name in ("eve", "ben.tar.gz", "zoe.zip"))
 
 
@@ -240,10 +240,10 @@ def test_what_is_looked_at_has_limits(monkeypatch):
     archive(
         "huge.tar.gz", member(f"a/{PLACE}", text()), member("x", bytes(10**6)), member(f"b/{PLACE}", text())
     )
-    monkeypatch.setattr(tally, "MOST_TOTAL", 10**5)
+    monkeypatch.setattr(tally, "MAX_ARCHIVE_BYTES", 10**5)
     result = run("huge.tar.gz", "class")
     assert row(result)[1] == "31" and "  huge.tar.gz: too large, not read to its end\n" in result.output
-    monkeypatch.setattr(tally, "MOST_ENTRIES", 10)
+    monkeypatch.setattr(tally, "MAX_FILES", 10)
     result = run("class")
     assert row(result)[1] == "10" and "  class: too large, not read to its end\n" in result.output
 

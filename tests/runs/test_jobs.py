@@ -11,16 +11,16 @@ import pytest
 import stage
 from rich.console import Console
 
-from labkit.runs import spread
+from labkit.runs import jobs
 
 SLOW = "import time\nopen('begun', 'w').write('1')\ntime.sleep(60)"
 OURS = """
 import os, pathlib
 from labkit import paths
-from labkit.runs import spread
+from labkit.runs import jobs
 folder = pathlib.Path(os.environ['STAGE_FOLDER'])
 paths.NOTEBOOKS, paths.BUILD = folder / 'notebooks', folder / 'build'
-spread.gpus_here = lambda: ['4', 'GPU-b']
+jobs.gpus_here = lambda: ['4', 'GPU-b']
 """
 
 
@@ -29,14 +29,14 @@ def clone(clone, monkeypatch):
     """A clone in which two GPUs are believed in, called 4 and GPU-b, also by the commands that jobs start."""
     (clone / "sitecustomize.py").write_text(OURS)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(clone), os.environ["PYTHONPATH"]]))
-    monkeypatch.setattr(spread, "gpus_here", lambda: ["4", "GPU-b"])
+    monkeypatch.setattr(jobs, "gpus_here", lambda: ["4", "GPU-b"])
     return clone
 
 
 def run(*names, gpus="all", slurm=(), options=()):
     said = Console(file=io.StringIO(), record=True, width=200)
-    given = spread.places_for(gpus, slurm, len(names))
-    passed = spread.run(said, "run", names, list(options), given, again=False)
+    given = jobs.workers_for(gpus, slurm, len(names))
+    passed = jobs.run(said, "run", names, list(options), given, again=False)
     return passed, said.export_text()
 
 
@@ -69,13 +69,13 @@ def test_each_lesson_runs_on_one_gpu_and_a_dead_or_failing_one_ends_no_other(clo
 
 def test_through_slurms_interface_a_result_that_another_machine_wrote_is_waited_for(clone, monkeypatch):
     stage.lesson(clone, "print(N)", name="01_one", parameters="N: int = 1")
-    status, asked = spread._status, []
+    status, asked = jobs._status, []
 
     def late(*given):
         asked.append(given)
         return status(*given) if len(asked) > 3 else None
 
-    monkeypatch.setattr(spread, "_status", late)
+    monkeypatch.setattr(jobs, "_status", late)
     slurm = ("cluster=debug", "partition=gpu", "time=5", "gres=gpu:h100:1")
     passed, text = run("01_one", gpus=None, slurm=slurm, options=["-p", "N=7"])
     assert passed and "7" in (clone / "build/lessons/01_one.html").read_text(), text
@@ -99,7 +99,7 @@ def test_interrupted_it_leaves_no_process_and_says_what_is_finished(clone, numbe
 def test_a_second_run_in_the_same_clone_is_refused_and_touches_nothing(clone, monkeypatch, kind):
     stage.set_up_gpu(monkeypatch.setattr)
     stage.lesson(clone, "open('ran', 'w')")
-    with spread.alone(kind):
+    with jobs.exclusive(kind):
         result = stage.labkit(kind)
     assert result.exit_code == 2 and f"another `labkit {kind}` is running" in result.output
     assert not list(clone.rglob("ran")) and not stage.measured()
@@ -123,12 +123,13 @@ def test_a_second_run_in_the_same_clone_is_refused_and_touches_nothing(clone, mo
 def test_mistakes_are_refused_before_anything_starts(clone, monkeypatch, gpus, slurm, says):
     monkeypatch.setenv("PATH", "")  # no srun
     with pytest.raises(ValueError, match=re.escape(says)):
-        spread.places_for(gpus, slurm, 2)
+        jobs.workers_for(gpus, slurm, 2)
 
 
 def test_options_of_slurm_reach_submitit():
-    given = dict(map(spread._option, ("partition=gpu", "mem=64G", "time=30", "container-image=a.sqsh")))
-    made = spread._parameters(given)
+    given = ("partition=gpu", "mem=64G", "time=30", "container-image=a.sqsh")
+    cluster, made = jobs.slurm_parameters(given)
+    assert cluster == "slurm"
     assert (made["timeout_min"], made["gpus_per_node"]) == (30, 1)
     assert made["slurm_srun_args"] == ["--container-image=a.sqsh"]
     assert made["slurm_additional_parameters"] == {"partition": "gpu", "mem": "64G"}

@@ -14,9 +14,8 @@ from simulated import DOUBLING, doubling, install
 from taped import recorded
 
 from labkit import paths
-from labkit.bench import command, part, report, run, suites
-from labkit.bench import recorded as kept_run
-from labkit.bench.part import Part
+from labkit.bench import benchmark, options, recorded_benchmark, report, run, suites
+from labkit.bench.benchmark import Benchmark
 from labkit.cli import main
 from labkit.measure import machine, roofline, rows, sweeps
 from labkit.measure.contender import Contender
@@ -33,11 +32,13 @@ def folders(tmp_path, monkeypatch):
     monkeypatch.delenv(rows.TAPE, raising=False)
     monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
     monkeypatch.setattr(paths, "BUILD", tmp_path / "build")
-    monkeypatch.setattr(kept_run, "pages", lambda: (tmp_path / "README.md", tmp_path / "benchmark.md"))
+    monkeypatch.setattr(
+        recorded_benchmark, "pages", lambda: (tmp_path / "README.md", tmp_path / "benchmark.md")
+    )
     monkeypatch.setattr(roofline, "roofs", lambda **_: None)
     monkeypatch.chdir(tmp_path)
-    for page in kept_run.pages():
-        page.write_text(f"before\n{kept_run.BEGIN}{kept_run.END}after\n")
+    for page in recorded_benchmark.pages():
+        page.write_text(f"before\n{recorded_benchmark.BEGIN}{recorded_benchmark.END}after\n")
 
 
 @pytest.fixture
@@ -69,10 +70,15 @@ class Toy:
     def affine(self):
         who = (self.ours, self.other, self.peer)
         ranges = {"batch": (1, 64, 1), "width": (64, 512, 1)}
-        return [Part(who, SHAPES, "", ("float32",)), Part(who[:2], (), "", ("float32",), ranges=ranges)]
+        return [
+            Benchmark(who, SHAPES, "", ("float32",)),
+            Benchmark(who[:2], (), "", ("float32",), ranges=ranges),
+        ]
 
     def linear(self):
-        return [Part((self.ours,), SHAPES[:1], "", ("float32", "float16"), ("forward", "forward_backward"))]
+        return [
+            Benchmark((self.ours,), SHAPES[:1], "", ("float32", "float16"), ("forward", "forward_backward"))
+        ]
 
 
 @pytest.fixture
@@ -112,7 +118,7 @@ def test_every_contender_shape_dtype_and_direction_is_a_row_in_both_files(toy):
 
 
 def test_sizes_that_are_drawn_are_measured_and_named_apart(toy, monkeypatch):
-    monkeypatch.setattr(part, "LEAST_BYTES", 4096)
+    monkeypatch.setattr(benchmark, "LEAST_BYTES", 4096)
     seen = []
     for arguments in (("--seed", 3), ("--seed", 3), (), ("--seed", 3, "--small")):
         run_labkit("affine", "--random", 4, *arguments, "--json", OUT)
@@ -121,7 +127,7 @@ def test_sizes_that_are_drawn_are_measured_and_named_apart(toy, monkeypatch):
     assert len(seen[0]) == 8 and all(4 * batch * width >= 4096 for *_, batch, width in seen[0])
     assert {row[0] for row in seen[3]} == {"random/affine/small"}
     assert "no ranges to draw sizes from" in run_labkit("linear", "--random", 4, code=2)
-    order = command.Order(count=4, seed=3, small=True, peers=True)
+    order = options.BenchOptions(count=4, seed=3, small=True, peers=True)
     words = ["--json", "{folder}/rows.jsonl", "--random", "4", "--seed", "3", "--peers", "--small", "--again"]
     assert order.options(again=True) == words, "what each process of --gpus is told"
 
@@ -151,7 +157,7 @@ def test_a_peer_tunes_itself_once_for_a_width_before_it_is_measured_and_again_if
     monkeypatch.setattr(sweeps, "version", lambda package: "1.0")
     fla = replace(toy.ours, peer="fla-core", name="fla")
     shapes = (*SHAPES, {"batch": 4, "width": 16})
-    monkeypatch.setitem(suites.SUITES, "affine", lambda: [Part((fla,), shapes, "", ("float32",))])
+    monkeypatch.setitem(suites.SUITES, "affine", lambda: [Benchmark((fla,), shapes, "", ("float32",))])
     monkeypatch.setattr(peers, "installed", lambda package: "1.0")
     measured = measure("affine", with_peers=True).measured
     assert len(measured) == 3 and told == [(["fla"], list(SHAPES), [])], "its failure is no error"
@@ -227,7 +233,7 @@ def test_a_lost_gpu_ends_the_run_and_any_other_error_is_shown(toy, monkeypatch):
         with pytest.raises(RuntimeError, match=r"^CUDA error"):
             measure("affine")
         patch.setattr("labkit.gpu.synchronize", lost)
-        with pytest.raises(run.LostError, match=r"^bench/affine: the GPU is lost: RuntimeError"):
+        with pytest.raises(run.GpuLostError, match=r"^bench/affine: the GPU is lost: RuntimeError"):
             measure("affine")
     call = lambda x: monkeypatch.setattr("labkit.gpu.synchronize", lost) or lost()  # noqa: E731
     toy.ours = Contender("labkit", call, DOUBLING)
@@ -236,7 +242,7 @@ def test_a_lost_gpu_ends_the_run_and_any_other_error_is_shown(toy, monkeypatch):
     assert [row.median_us for row in rows.read(OUT)] == [None]
 
 
-@pytest.mark.parametrize("writes", [(pd.DataFrame, "to_csv"), (kept_run, "keep"), (report, "show")])
+@pytest.mark.parametrize("writes", [(pd.DataFrame, "to_csv"), (recorded_benchmark, "keep"), (report, "show")])
 def test_a_disk_that_is_full_in_the_end_loses_no_row(toy, monkeypatch, writes):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -291,7 +297,7 @@ def test_progress_counts_all_rows_and_what_is_left_falls_at_the_pace_of_what_was
         heard.append(each)
         now[0] += 18.0
 
-    monkeypatch.setattr(part, "ROW_S", 6.0)
+    monkeypatch.setattr(benchmark, "ROW_S", 6.0)
     measure("affine")
     monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: now[0]))
     assert measure(progress=progress).kept == 4
@@ -308,7 +314,7 @@ def test_a_full_run_is_recorded_and_both_pages_say_it(toy, tmp_path):
     assert (paths.RECORDED / "simulated" / "roofs.jsonl").exists()
     found = rows.read(paths.RECORDED / "simulated" / "bench.jsonl")
     assert len(found) == 10 and {row.kind for row in found} == {"recorded"}
-    readme, page = (path.read_text() for path in kept_run.pages())
+    readme, page = (path.read_text() for path in recorded_benchmark.pages())
     assert (
         "- The worst: affine, forward, float32, batch 2, width" in readme and "| affine | forward |" in page
     )

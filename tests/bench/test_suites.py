@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from labkit import paths
-from labkit.bench import part as parts_
-from labkit.bench import suites
+from labkit.bench import benchmark, suites
 from labkit.lessons import code_hash
 from labkit.measure import accuracy, sweeps
 from labkit.workloads import peers
@@ -145,7 +144,11 @@ def test_sizes_are_in_their_ranges_aligned_large_enough_and_different(name, smal
             for axis, (low, high, step) in ranges[suite].ranges.items():
                 assert low <= shape[axis] <= high and shape[axis] % step == low % step == high % step == 0
             size = part.tensor_bytes(shape, part.dtypes[0])
-            assert size < parts_.LEAST_BYTES if small else parts_.LEAST_BYTES <= size <= parts_.MOST_BYTES
+            assert (
+                size < benchmark.LEAST_BYTES
+                if small
+                else benchmark.LEAST_BYTES <= size <= benchmark.MOST_BYTES
+            )
         inputs = part.contenders[-1].work.inputs
         if small and part.dtypes == ("float32",) and "any" not in suite:
             biggest = max(t.numel() * 4 for t in inputs(part.shapes[0]))
@@ -173,5 +176,5 @@ def test_the_same_seed_draws_the_same_and_another_one_others():
     widths = [shape["width"] for part in drawn("matmul", count=400) for shape in part.shapes]
     assert np.median(widths) < np.mean(widths), "log-uniform: as many small ones as large ones"
     with pytest.raises(ValueError, match="hold fewer than 9 such sizes"):
-        tiny = parts_.Part((), ranges={"batch": (1, 2, 1), "width": (1, 2, 1)})
+        tiny = benchmark.Benchmark((), ranges={"batch": (1, 2, 1), "width": (1, 2, 1)})
         tiny.drawn(9, np.random.default_rng(0), small=True)

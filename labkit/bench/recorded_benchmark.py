@@ -1,6 +1,6 @@
 """The full run that is kept beside the tapes: whether its code is the present one, and the pages made of it.
 
-    python -m labkit.bench.recorded
+    python -m labkit.bench.recorded_benchmark
 
 makes docs/benchmark.md, its picture, and the README's lines; `labkit bench --record` does so itself. Where no
 run is kept, looking for it loads neither torch nor a lesson.
@@ -17,7 +17,7 @@ from labkit.measure.rows import Row
 from labkit.runs.record import State
 
 FILE = "bench.jsonl"
-BEGIN, END = "<!-- made by labkit/bench/recorded.py -->\n", "<!-- end of the benchmark -->\n"
+BEGIN, END = "<!-- made by labkit/bench/recorded_benchmark.py -->\n", "<!-- end of the benchmark -->\n"
 NOTHING = "*No full run is recorded yet.*\n"
 
 

@@ -29,7 +29,7 @@ Range = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Part:
+class Benchmark:
     """Contenders that do the same work, the shapes, and every combination of dtype, direction and clock.
 
     ``suite`` tells the rows of a suite's parts apart. ``ranges`` are what sizes are drawn from instead of
@@ -80,7 +80,7 @@ class Part:
         elements = math.prod(sizes[-2:] if self.product else sizes) * shape.get("groups", 1)
         return elements * int(getattr(torch, dtype).itemsize)
 
-    def drawn(self, count: int, rng: np.random.Generator, *, small: bool) -> list["Part"]:
+    def drawn(self, count: int, rng: np.random.Generator, *, small: bool) -> list["Benchmark"]:
         """The part at ``count`` shapes drawn from ``ranges``, for its dtypes in turn.
 
         The largest tensor has LEAST_BYTES to MOST_BYTES, or with ``small`` less. Contenders that are

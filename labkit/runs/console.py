@@ -15,7 +15,7 @@ def say(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def failure(console: Console, lesson: str, failed: Failure) -> None:
+def print_failure(console: Console, lesson: str, failed: Failure) -> None:
     """Print which cell failed, its source, and how."""
     where = f"cell {failed.cell}" if failed.cell else "the given parameters"
     console.print(f"[bold red]{escape(lesson)} failed in {where}:[/]", highlight=False, soft_wrap=True)
@@ -26,7 +26,7 @@ def failure(console: Console, lesson: str, failed: Failure) -> None:
         say(console, failed.message)
 
 
-def results(console: Console, found: Iterable[Result], unfinished: Iterable[str] = ()) -> None:
+def print_results(console: Console, found: Iterable[Result], unfinished: Iterable[str] = ()) -> None:
     """Print a line for each lesson, whether it passed, how long it took, what held; and where it is."""
     table = Table()
     table.add_column("lesson", no_wrap=True)

@@ -7,16 +7,16 @@ from pathlib import Path
 from rich.console import Console
 
 from labkit import paths
-from labkit.bench import compare, recorded, report, suites
+from labkit.bench import compare, recorded_benchmark, report, suites
 from labkit.bench.run import Run, shown
 from labkit.measure import machine, roofline, rows
 from labkit.measure.rows import Row
-from labkit.runs.report import say
+from labkit.runs.console import say
 from labkit.workloads import peers
 
 
 @dataclass
-class Order:
+class BenchOptions:
     """Suites by name, or all; where the rows go; ``count`` sizes are drawn by ``seed``, none for the fixed
     ones."""
 
@@ -43,7 +43,7 @@ class Order:
         if self.record and (self.wanted or self.count or not self.peers):
             raise ValueError("--record keeps full runs only: name no suite, no --random, and add --peers")
         if self.record:
-            recorded.check()
+            recorded_benchmark.check()
 
     def options(self, again: bool) -> list[str]:
         """The same order for one suite, whose rows go to a folder of its own."""
@@ -90,14 +90,14 @@ class Order:
             from labkit.runs import record
 
             record.record_roofs(roofline.cache_path(), machine.identity(), paths.RECORDED)
-        for path in recorded.keep(measured) if self.record else []:
+        for path in recorded_benchmark.keep(measured) if self.record else []:
             say(console, f"Recorded: {path.relative_to(paths.RECORDED.parent)}")
 
     def finish_spread(self, console: Console) -> None:
         """The same for suites measured on several GPUs or a cluster; a full run is kept if all are there."""
-        from labkit.runs import spread
+        from labkit.runs import jobs
 
-        found = [rows.read(spread.folder("bench", name) / "rows.jsonl") for name in self.names]
+        found = [rows.read(jobs.result_folder("bench", name) / "rows.jsonl") for name in self.names]
         self.record = self.record and all(found)
         if any(found):
             self.finish(console, [row for of_suite in found for row in of_suite])
@@ -111,7 +111,7 @@ class Order:
             paths.write_text(self.csv_path, table.to_csv(index=False))
 
 
-def show(console: Console, compared: tuple[Path, Path] | None, reported: Path | None) -> None:
+def print_reports(console: Console, compared: tuple[Path, Path] | None, reported: Path | None) -> None:
     """Print a comparison of two files, or the report of one; ValueError where they hold no rows."""
     if compared:
         compare.show(console, *compared)

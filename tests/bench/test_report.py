@@ -11,9 +11,8 @@ from simulated import DOUBLING
 from taped import recorded
 
 from labkit import paths
-from labkit.bench import recorded as kept_run
-from labkit.bench import report, suites
-from labkit.bench.part import Part
+from labkit.bench import recorded_benchmark, report, suites
+from labkit.bench.benchmark import Benchmark
 from labkit.cli import main
 from labkit.measure import roofline, rows, sweeps
 from labkit.measure.contender import Contender
@@ -24,7 +23,7 @@ ROOFS = Roofs(
     matmul={"float32": 1e9, "tf32": 2e9, "bfloat16": 4e9}, node_us=1.0, host_us=5.0,
 )  # fmt: skip
 """1000 operations a microsecond in float32."""
-BEGIN, END = kept_run.BEGIN, kept_run.END
+BEGIN, END = recorded_benchmark.BEGIN, recorded_benchmark.END
 
 
 @pytest.fixture(autouse=True)
@@ -114,20 +113,22 @@ FULL = [
 def course(tmp_path, monkeypatch):
     """Two suites, no lessons, and pages with a place for what is made of the run."""
     made = {
-        "affine": lambda: [Part(tuple(WHO.values()), SHAPES)],
-        "linear": lambda: [Part((WHO["labkit"],), SHAPES)],
+        "affine": lambda: [Benchmark(tuple(WHO.values()), SHAPES)],
+        "linear": lambda: [Benchmark((WHO["labkit"],), SHAPES)],
     }
     monkeypatch.setattr(suites, "SUITES", made)
     monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
     monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
-    monkeypatch.setattr(kept_run, "pages", lambda: (tmp_path / "README.md", tmp_path / "benchmark.md"))
-    for page in kept_run.pages():
+    monkeypatch.setattr(
+        recorded_benchmark, "pages", lambda: (tmp_path / "README.md", tmp_path / "benchmark.md")
+    )
+    for page in recorded_benchmark.pages():
         page.write_text(f"before\n{BEGIN}{END}after\n")
     return tmp_path
 
 
 def put(measured, device="nvidia-h200"):
-    path = paths.RECORDED / device / kept_run.FILE
+    path = paths.RECORDED / device / recorded_benchmark.FILE
     rows.write(path, measured)
     return path
 
@@ -141,7 +142,7 @@ def labkit(*arguments, code=0):
 
 def test_of_what_was_measured_twice_on_one_kind_of_device_the_first_is_kept_and_listed(course):
     again = [replace(row, median_us=99.0) for row in FULL]
-    paths = kept_run.keep([*FULL, *again, *(replace(row, device="Toy") for row in FULL)])
+    paths = recorded_benchmark.keep([*FULL, *again, *(replace(row, device="Toy") for row in FULL)])
     assert len(paths) == 2
     for path in paths:
         assert [row.median_us for row in rows.read(path)] == [row.median_us for row in FULL]
@@ -168,7 +169,7 @@ def test_a_run_of_other_code_or_not_of_all_suites_is_stale_until_it_is_stripped(
     if isinstance(measured, str):
         path.write_text(measured)
         with pytest.raises(ValueError, match=says):
-            kept_run.write()
+            recorded_benchmark.write()
     assert re.search(rf"^stale +nvidia-h200/bench.jsonl  .*{says}", labkit("--check", code=1), re.MULTILINE)
     kept = put(FULL, "nvidia-l4")
     assert "Stripped: nvidia-h200/bench.jsonl\n" in labkit("--strip-stale", "--check")
@@ -176,8 +177,8 @@ def test_a_run_of_other_code_or_not_of_all_suites_is_stale_until_it_is_stripped(
     assert not path.exists() and kept.exists() and "Stripped: nothing" in labkit("--strip-stale")
     put([], "nvidia-l4")
     labkit("--strip-stale")
-    for page in kept_run.pages():
-        assert page.read_text() == f"before\n{BEGIN}{kept_run.NOTHING}{END}after\n"
+    for page in recorded_benchmark.pages():
+        assert page.read_text() == f"before\n{BEGIN}{recorded_benchmark.NOTHING}{END}after\n"
     assert not (course / "benchmark.png").exists()
 
 
@@ -187,7 +188,7 @@ def test_a_page_without_marks_or_a_suite_that_does_not_load_is_a_sentence(course
 
     for text in (BEGIN, END + BEGIN, BEGIN * 2 + END, BEGIN + END * 2, f"{BEGIN[:-1]} x\n{END}"):
         with pytest.raises(ValueError, match="has not one line <!-- made by"):
-            kept_run.renew(text, "")
+            recorded_benchmark.renew(text, "")
     path = put(FULL[:1])
     (course / "README.md").write_text("# damaged\n")
     assert "README.md: a page has not one line" in labkit("--strip-stale", code=2) and path.exists()
@@ -198,8 +199,9 @@ def test_a_page_without_marks_or_a_suite_that_does_not_load_is_a_sentence(course
 
 def test_where_no_run_is_kept_neither_torch_nor_a_lesson_is_loaded(monkeypatch):
     code = (
-        "import sys; from pathlib import Path; from labkit.bench import recorded\n"
-        "assert recorded.states(Path('nowhere')) == {} and recorded.strip_stale(Path('nowhere')) == []\n"
+        "import sys; from pathlib import Path; from labkit.bench import recorded_benchmark\n"
+        "assert recorded_benchmark.states(Path('nowhere')) == {}\n"
+        "assert recorded_benchmark.strip_stale(Path('nowhere')) == []\n"
         "assert 'torch' not in sys.modules and 'labkit.bench.suites' not in sys.modules"
     )
     monkeypatch.setenv("PYTHONPATH", paths.python_path())
@@ -208,8 +210,10 @@ def test_where_no_run_is_kept_neither_torch_nor_a_lesson_is_loaded(monkeypatch):
 
 def test_what_is_in_the_tree_is_of_the_present_code_and_what_the_pages_say(monkeypatch):
     monkeypatch.undo()
-    stale = [state for state in kept_run.states(paths.RECORDED).values() if state.status == "stale"]
+    stale = [state for state in recorded_benchmark.states(paths.RECORDED).values() if state.status == "stale"]
     assert not stale, "record it again with `labkit bench --peers --record`, or `labkit record --strip-stale`"
-    for path, block in zip(kept_run.pages(), kept_run.blocks(), strict=True):
+    for path, block in zip(recorded_benchmark.pages(), recorded_benchmark.blocks(), strict=True):
         text = path.read_text(encoding="utf-8")
-        assert kept_run.renew(text, block) == text, "run `python -m labkit.bench.recorded`"
+        assert recorded_benchmark.renew(text, block) == text, (
+            "run `python -m labkit.bench.recorded_benchmark`"
+        )

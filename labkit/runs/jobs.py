@@ -1,0 +1,305 @@
+"""Lessons and suites on several GPUs of a machine, or on a cluster, through submitit.
+
+There is one job for each GPU. A job works through the whole list: it claims a name that no other job has
+claimed, by making its folder under build/spread, and runs the command for this one lesson or suite as a
+process of its own. So a lesson that fails or crashes ends no other. The exit status is a file in that folder,
+which every machine of the cluster sees. The next run leaves out what has passed.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+from filelock import FileLock, Timeout
+from rich.console import Console
+
+from labkit import backend, paths
+from labkit.lessons import notebooks
+from labkit.runs.console import say
+
+IN_JOB = "LABKIT_IN_JOB"
+"""Set for the commands that a job starts: the command that submitted the job holds the lock for them."""
+DEFAULT_MINUTES = 60
+"""A job's time limit, unless `--slurm time` says otherwise."""
+SLURM_OPTIONS = (
+    "account", "cluster", "constraint", "container-image", "container-mounts",
+    "cpus-per-task", "exclude", "gpus-per-node", "gres", "mem", "nodelist", "partition", "qos", "reservation",
+    "time",
+)  # fmt: skip
+"""What `--slurm` takes: Slurm's own names, and ``cluster``, which is submitit's (slurm, local or debug)."""
+SLURM_VALUE = re.compile(r"[\w.,:=/@+|&!*()\[\]#%-]+", re.ASCII)
+FILE_SYSTEM_DELAY_S = 30.0
+"""A file that another machine has written is seen here after at most this time."""
+TERMINATE_S = 10.0
+"""Processes that have not ended this long after they were asked to are killed."""
+
+
+class Worker(NamedTuple):
+    """Where a job runs: submitit's executor, its name in messages, and CUDA_VISIBLE_DEVICES of the job."""
+
+    executor: Any
+    name: str
+    gpu: str | None = None
+
+
+def workers_for(gpus: str | None, slurm: Sequence[str], count: int) -> list[Worker]:
+    """One worker for each GPU that ``gpus`` names ("all" or "0,2"), or ``count`` jobs of a cluster.
+
+    ``slurm`` holds assignments of SLURM_OPTIONS, as "partition=gpu".
+
+    Raises:
+        ValueError: for a GPU that is not there, a wrong option or value of Slurm, or without submitit.
+    """
+    if gpus is not None and slurm:
+        raise ValueError("--gpus is for this machine, --slurm for a cluster: give one of them")
+    if gpus is None:
+        cluster, parameters = slurm_parameters(slurm)
+        return [Worker(_executor(cluster, **parameters), "job")] * count
+    here = gpus_here()
+    if not here:
+        raise ValueError("--gpus needs a GPU, and this session has none: see `labkit doctor`")
+    numbers = list(map(str, range(len(here)))) if gpus == "all" else gpus.split(",")
+    for number in numbers:
+        if not (number.isascii() and number.isdigit()) or int(number) >= len(here):
+            raise ValueError(
+                f"--gpus {gpus}: {number!r} is no GPU here; write all, or some of 0 to {len(here) - 1}"
+            )
+    local = _executor("local", timeout_min=7 * 24 * 60)
+    return [Worker(local, f"GPU {number}", here[number]) for number in dict.fromkeys(map(int, numbers))]
+
+
+def gpus_here() -> list[str]:
+    """The entries of CUDA_VISIBLE_DEVICES where it is set, else the UUIDs of the GPUs Triton supports."""
+    if backend.interpreting():
+        return []
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed:
+        return [name.strip() for name in listed.split(",")]
+    found = backend.driver()
+    return [g.uuid for g in (found.gpus if found else ()) if g.capability >= backend.OLDEST_CAPABILITY]
+
+
+def slurm_parameters(assignments: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """The name of the cluster and the parameters that submitit takes, from assignments of SLURM_OPTIONS."""
+    options = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals or key not in SLURM_OPTIONS:
+            raise ValueError(
+                f"--slurm {assignment!r}: write key=value, with a key of {', '.join(SLURM_OPTIONS)}"
+            )
+        if not SLURM_VALUE.fullmatch(value) or (key == "time" and not re.fullmatch("[1-9][0-9]*", value)):
+            raise ValueError(f"--slurm {assignment!r}: {value!r} is no value for {key}")
+        options[key] = value
+    cluster = options.pop("cluster", "slurm")
+    containers = [key for key in ("container-image", "container-mounts") if key in options]
+    parameters: dict[str, Any] = {
+        "timeout_min": int(options.pop("time", DEFAULT_MINUTES)),
+        "slurm_srun_args": [f"--{key}={options.pop(key)}" for key in containers],
+        "slurm_job_name": "labkit",
+        "slurm_additional_parameters": options,
+    }
+    if not {"gres", "gpus-per-node"} & set(options):
+        parameters["gpus_per_node"] = 1
+    return cluster, parameters
+
+
+def _executor(cluster: str, **parameters: Any) -> Any:
+    try:
+        import submitit
+    except ImportError as error:
+        raise ValueError("several GPUs need submitit: pip install submitit") from error
+    try:
+        executor = submitit.AutoExecutor(paths.BUILD / "logs" / "submitit", cluster=cluster)
+    except (RuntimeError, ValueError) as error:  # there is no srun here
+        raise ValueError(f"--slurm: {error}") from error
+    executor.update_parameters(**parameters)
+    return executor
+
+
+@contextmanager
+def exclusive(command: str) -> Iterator[None]:
+    """ValueError while another run of this command works in this clone: both would write the same files."""
+    folder = paths.BUILD / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / command, blocking=False)
+    try:
+        if IN_JOB not in os.environ:
+            lock.acquire()
+    except NotImplementedError:  # a file system without locks, as Lustre can be
+        pass
+    except Timeout as error:
+        raise ValueError(
+            f"another `labkit {command}` is running and writes the same files: wait until it has ended, "
+            "or stop it"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def result_folder(command: str, name: str) -> Path:
+    """The folder for the results of one lesson or suite; it exists once a job has claimed the name."""
+    return paths.BUILD / "spread" / command / name
+
+
+def log_path(command: str, name: str) -> Path:
+    """The file with what the command printed for one lesson or suite."""
+    return paths.BUILD / "logs" / command / f"{name}.log"
+
+
+def run(
+    console: Console,
+    command: str,
+    names: Sequence[str],
+    options: Sequence[str],
+    workers: Sequence[Worker],
+    again: bool,
+) -> bool:
+    """Run ``labkit COMMAND NAME OPTIONS`` for every name on the workers; returns whether all have passed.
+
+    In an option ``{folder}`` stands for the :func:`result_folder` of the name. What an earlier run of the
+    same code has finished is left out, unless ``again``. However it ends, no process is left behind, and what
+    has finished is printed.
+    """
+    key = _code_key([command, *options])
+    kept = [] if again else [name for name in names if _status(command, name, key) == 0]
+    if kept:
+        say(console, f"Continued: an earlier run finished {', '.join(kept)}. --again does all of it.")
+    todo = [name for name in names if name not in kept]
+    for name in todo:
+        shutil.rmtree(result_folder(command, name), ignore_errors=True)
+        log_path(command, name).unlink(missing_ok=True)
+    os.environ["PYTHONPATH"] = paths.python_path()  # jobs inherit it, and find this checkout's labkit
+    jobs: dict[str, Any] = {}
+    said: set[str] = set()
+
+    def print_news() -> None:
+        for name in todo:
+            folder = result_folder(command, name)
+            ended = (folder / "status.json").exists()
+            news = f"{name}: {'ended' if ended else 'begun'}"
+            if folder.exists() and news not in said:
+                said.add(news)
+                say(console, news)
+
+    try:
+        for worker in workers[: len(todo)]:
+            job = worker.executor.submit(
+                run_unclaimed, str(paths.BUILD), command, todo, list(options), key, worker.gpu
+            )
+            jobs[f"{worker.name} {job.job_id}" if worker.gpu is None else worker.name] = job
+        while not all(job.done() for job in jobs.values()):
+            print_news()
+            time.sleep(0.5)
+        until = time.monotonic() + FILE_SYSTEM_DELAY_S * any(worker.gpu is None for worker in workers)
+        while time.monotonic() < until and any(_status(command, name, key) is None for name in todo):
+            time.sleep(0.5)
+        print_news()
+    finally:
+        _cancel(jobs.values())
+        passed = [name for name in names if _status(command, name, key) == 0]
+        for name in names:
+            if name not in passed:
+                log = os.path.relpath(log_path(command, name))
+                say(console, f"{name}: {_failure(command, name, key, jobs)}; see {log}")
+        if passed != list(names):
+            finished = ", ".join(passed) or "nothing"
+            say(console, f"Finished: {finished}. The same command goes on with the others.")
+    return passed == list(names)
+
+
+def delete_results(command: str) -> None:
+    """Delete the results of a complete run, so that the next one starts from the beginning."""
+    shutil.rmtree(paths.BUILD / "spread" / command, ignore_errors=True)
+
+
+def run_unclaimed(
+    build: str, command: str, names: Sequence[str], options: Sequence[str], key: str, gpu: str | None
+) -> None:
+    """What submitit runs as a job: the command, one name after the other, for those no job has claimed."""
+    paths.BUILD = Path(build)
+    # submitit's local executor hides every GPU, so the variable is always set for what it starts
+    visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+    for name in names:
+        folder, log = result_folder(command, name), log_path(command, name)
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:  # another job has claimed it
+            continue
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as stream:
+            status = subprocess.run(
+                [sys.executable, "-m", "labkit", command, name]
+                + [option.replace("{folder}", str(folder)) for option in options],
+                env={**os.environ, **visible, IN_JOB: "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+            ).returncode
+        paths.write_text(folder / "status.json", json.dumps([key, status]))
+
+
+def _code_key(command: Sequence[str]) -> str:
+    """A hash of the command, the package and every lesson's code: a result of other code does not count."""
+    files = sorted(
+        [*(paths.CHECKOUT / "labkit").rglob("*.py"), *(paths.NOTEBOOKS / "solutions").glob("*.py")]
+    )
+    codes = [notebooks.code_hash(path) for path in notebooks.find()]
+    text = json.dumps([list(command), codes, [file.read_text(encoding="utf-8") for file in files]])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _status(command: str, name: str, key: str) -> int | None:
+    """The exit status of the command for this name; None where it has not ended, or is of other code."""
+    try:
+        found, status = json.loads((result_folder(command, name) / "status.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return int(status) if found == key else None
+
+
+def _failure(command: str, name: str, key: str, jobs: dict[str, Any]) -> str:
+    """Why a name has no result, as the end of a sentence."""
+    status = _status(command, name, key)
+    if status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        return "stopped"
+    if status is not None:
+        return f"ended by {signal.Signals(-status).name}" if status < 0 else f"failed with status {status}"
+    if not result_folder(command, name).exists():
+        return "not begun"
+    failed = [
+        f"{worker} ended ({job.state.lower()})"
+        for worker, job in jobs.items()
+        if job.done() and job.state not in ("COMPLETED", "DONE")
+    ]
+    return f"no result: {', '.join(failed)}" if failed else "stopped"
+
+
+def _cancel(jobs: Iterable[Any]) -> None:
+    """Cancel the running jobs. submitit's local executor ends only its own process, not its children."""
+    family: list[psutil.Process] = []
+    for job in jobs:
+        process = getattr(job, "_process", None)  # of the local executor
+        if process is not None and process.poll() is None:
+            controller = psutil.Process(process.pid)
+            family += [controller, *controller.children(recursive=True)]
+        elif not job.done():
+            job.cancel()
+    for process in family:
+        if process.is_running():
+            process.terminate()
+    for process in psutil.wait_procs(family, TERMINATE_S)[1]:
+        process.kill()
