@@ -2,12 +2,12 @@
 
 from typing import Any
 
-_OF_A_NOTEBOOK = ("Tasks", "digest", "of", "solution_cells")
+FOR_NOTEBOOKS = ("ExerciseSession", "session", "solution_cells", "source_digest")
 
 
 def __getattr__(name: str) -> Any:
     """What a notebook needs, imported late: the judge's process does without IPython and pandas."""
-    if name not in _OF_A_NOTEBOOK:
+    if name not in FOR_NOTEBOOKS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from labkit.exercises import lesson
 

@@ -40,8 +40,7 @@ def found(lesson, name, source, folder):
     """The finding for a cell, from the process that judges."""
     file = folder / "cell.py"
     file.write_text(f'{source}\n\ntasks.check("{name}", {judge.find(lesson)[name].answer})\n')
-    limits = {"seconds": 60.0, "memory": 8 * 2**30}
-    return exercises.lesson.server(lesson).run(judge.judge_file, lesson, name, file, **limits)
+    return judge.attempt(lesson, name, file, seconds=60.0, memory=8 * 2**30)
 
 
 @pytest.mark.parametrize(

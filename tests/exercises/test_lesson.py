@@ -35,7 +35,7 @@ def learner(monkeypatch):
 
     class Session:
         def __init__(self, **options):
-            self.tasks = exercises.of(LESSON, **options)
+            self.tasks = exercises.session(LESSON, **options)
 
         def run(self, source, answer=None, name="mask"):
             """The last thing that is shown: a verdict's bundle."""
@@ -65,7 +65,9 @@ def kept(cache):
 def test_the_untouched_cell_is_not_attempted_and_nothing_runs(learner, cache, monkeypatch, name):
     cells = [cell["source"] for cell in notebooks.look(notebooks.resolve(LESSON))["cells"]]
     (scaffold,) = [source for source in cells if f'tasks.check("{name}"' in source]
-    monkeypatch.setattr(session_module.Tasks, "_finding", lambda *_: pytest.fail("a process was asked"))
+    monkeypatch.setattr(
+        session_module.ExerciseSession, "_judge", lambda *_: pytest.fail("a process was asked")
+    )
     bundle = learner().run(f"# my notes\n\n{scaffold}\n", name=name)
     assert "not attempted" in bundle["text/plain"] and verdicts.CHECK_MIME not in bundle
     assert not cache.exists()
@@ -157,13 +159,13 @@ def test_unknown_names_are_refused(learner):
     with pytest.raises(ValueError, match=r"name: .*'maks'"):
         learner().tasks.solution("maks")
     with pytest.raises(ValueError, match="99_nothing"):
-        exercises.of("99_nothing")
+        exercises.session("99_nothing")
 
 
 def test_in_a_notebook_the_verdict_takes_the_place_of_the_notice(tmp_path):
     cells = [
         "import labkit",
-        f"from labkit import exercises\ntasks = exercises.of({LESSON!r})",
+        f"from labkit import exercises\ntasks = exercises.session({LESSON!r})",
         "import torch, triton\nimport triton.language as tl",
         masked("at < count"),
         "tasks.progress()",
@@ -190,10 +192,10 @@ def test_attempts_are_whole_or_not_there(learner, cache, monkeypatch):
 def test_a_kernel_sweeps_under_the_learners_name_once_it_has_raced(learner, monkeypatch):
     one = learner()
     answer = lambda x, weight, bias: x * weight + bias  # noqa: E731 - what stands for it is compared
-    monkeypatch.setattr(session_module.Tasks, "_finding", lambda *_: Finding("right"))
-    monkeypatch.setattr(session_module.race, "problem", lambda *_: None)
+    monkeypatch.setattr(session_module.ExerciseSession, "_judge", lambda *_: Finding("right"))
+    monkeypatch.setattr(session_module.race, "problem_at_size", lambda *_: None)
     monkeypatch.setattr(
-        session_module.race, "run", lambda lesson, exercise, entrant, why: (entrant.name, why)
+        session_module.race, "run", lambda lesson, exercise, contender, why: (contender.name, why)
     )
     assert one.tasks.race("affine") == ("the solution", "you have not solved it yet")
     one.run('affine = ...\n\ntasks.check("affine", affine)'.replace("...", "1"), answer, "affine")

@@ -1,7 +1,7 @@
 """Triton's interpreter as the judge needs it: closer to compiled code, and with a record of each launch.
 
-``as_compiled`` takes out, for good, what is right when compiled and wrong when interpreted, or the other way
-round. ``watched`` records launches, and the addresses that lanes load and store.
+``match_compiled_code`` changes, for good, what is right when compiled and wrong when interpreted, or the
+other way round. ``record_launches`` records launches, and the addresses that lanes load and store.
 """
 
 import ast
@@ -23,7 +23,7 @@ TF32_BITS = 13
 
 
 @contextmanager
-def watched() -> Iterator[Launches]:
+def record_launches() -> Iterator[Launches]:
     """Record what is launched inside."""
     seen = Launches()
     builder, run = interpreter.InterpreterBuilder, interpreter.InterpretedFunction.run
@@ -66,7 +66,7 @@ def watched() -> Iterator[Launches]:
 # ---- interpreted as compiled -------------------------------------------------------------------------------
 
 
-def as_compiled() -> None:
+def match_compiled_code() -> None:
     """Change the interpreter of this process, once, where it differs from compiled code."""
     transformer = interpreter.ASTTransformer
     if hasattr(transformer, "visit_BoolOp"):
