@@ -26,8 +26,6 @@ class Launches:
 
     names: list[str] = field(default_factory=list)
     """Kernels and operations of PyTorch that do work, in order."""
-    programs: list[int] = field(default_factory=list)
-    """Of each of these; 0 for an operation of PyTorch."""
     kernels: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
     """Each Triton kernel with its arguments by name."""
     loads: list[np.ndarray] = field(default_factory=list)
@@ -147,7 +145,7 @@ class Exercise:
     right: str = ""
     """A sentence for who is right: what the answer is good for."""
     untouched: str = ""
-    """`exercises.source_digest` of the cell as the lesson gives it, where it has no three dots to replace."""
+    """`lesson.source_digest` of the cell as the lesson gives it, where it has no three dots to replace."""
     race: Callable[[], Any] | None = None
     """Makes the `race.Race` of a kernel: what it is timed beside."""
 

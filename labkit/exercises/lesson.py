@@ -1,6 +1,6 @@
 """A lesson's exercises in this session: check a cell, show the solution, keep the verdicts, race.
 
-``tasks = exercises.session("01_launch_overhead")``; then a cell that writes a function ends with
+``tasks = lab.lesson("01_launch_overhead")``; then a cell that writes a function ends with
 ``tasks.check("mask", double_kernel)``. Its source is read from the notebook's input and judged beside the
 lesson's setup and kernel cells, in a process of its own. So the verdict is the same on every machine, and
 nothing that the answer does reaches this process.
@@ -83,6 +83,7 @@ class ExerciseSession:
     def __init__(self, lesson: str, solve: bool, limit_s: float) -> None:
         self._lesson, self._solve, self._limit_s = lesson, solve, limit_s
         self._exercises = judge.find(lesson)
+        self._solutions = notebooks.solution_cells(notebooks.resolve(lesson))
         self._right: dict[str, tuple[Any, Path]] = {}
         """The learner's answers whose last verdict was right, and the files of their cells."""
         self._raced: set[Path] = set()
@@ -98,7 +99,7 @@ class ExerciseSession:
         """
         exercise = self._exercise(name)
         if self._solve:
-            cell = f'{solution_cells(self._lesson)[name]}\n\n\ntasks.check("{name}", {exercise.answer})\n'
+            cell = f'{self._solutions[name]}\n\n\ntasks.check("{name}", {exercise.answer})\n'
             verdict = self._verdict(exercise, self._judge(name, self._write(name, cell)), cell, Attempts())
             _show_verdict(verdict)
             if verdict.status != "right":
@@ -128,7 +129,7 @@ class ExerciseSession:
     def solution(self, name: str) -> None:
         """Show the solution of an exercise."""
         self._exercise(name)
-        source = solution_cells(self._lesson)[name]
+        source = self._solutions[name]
         _show({"text/plain": source, "text/html": solution_html(source)}, source)
 
     def answer(self, name: str) -> Any:
@@ -223,7 +224,7 @@ class ExerciseSession:
             where=finding.where,
             hints=finding.hints[:unlocked],
             hints_left=len(finding.hints[unlocked:]),
-            solution=solution_cells(self._lesson)[exercise.name] if offered else "",
+            solution=self._solutions[exercise.name] if offered else "",
             checks=finding.checks,
         )
 
@@ -288,8 +289,3 @@ def _attempts_folder(lesson: str) -> Path:
             with suppress(OSError):  # a cache that cannot be written: they stay where they are
                 numbered.rename(here)
     return here
-
-
-def solution_cells(lesson: str) -> dict[str, str]:
-    """The solutions' sources of a lesson by exercise."""
-    return notebooks.solution_cells(notebooks.resolve(lesson))

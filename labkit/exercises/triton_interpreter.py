@@ -60,7 +60,6 @@ def record_launches() -> Iterator[Launches]:
         found = stack.enter_context(launch_counts.recording())
         yield seen
     seen.names = [one.name for one in found.launches]
-    seen.programs = [one.programs for one in found.launches]
 
 
 # ---- interpreted as compiled -------------------------------------------------------------------------------

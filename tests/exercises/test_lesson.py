@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from labkit import exercises, paths
+from labkit import paths
 from labkit.exercises import lesson as session_module
 from labkit.exercises import verdicts
 from labkit.exercises.engine import Finding
@@ -15,7 +15,8 @@ from labkit.lessons import notebooks
 from labkit.runs import execute
 
 LESSON = "01_launch_overhead"
-MASK = exercises.solution_cells(LESSON)["mask"]
+SOLUTIONS = notebooks.solution_cells(notebooks.resolve(LESSON))
+MASK = SOLUTIONS["mask"]
 
 
 def masked(mask):
@@ -35,7 +36,7 @@ def learner(monkeypatch):
 
     class Session:
         def __init__(self, **options):
-            self.tasks = exercises.session(LESSON, **options)
+            self.tasks = session_module.session(LESSON, **options)
 
         def run(self, source, answer=None, name="mask"):
             """The last thing that is shown: a verdict's bundle."""
@@ -149,8 +150,8 @@ def test_what_an_answer_prints_is_shown_and_limited(learner, capsys):
 
 def test_solve_judges_the_solutions_and_a_wrong_one_is_an_error(learner, monkeypatch):
     assert "✓" in learner(solve=True).run("")["text/plain"]
-    wrong = {**exercises.solution_cells(LESSON), "mask": masked("at <= count").rpartition("\n\n")[0]}
-    monkeypatch.setattr(session_module, "solution_cells", lambda _: wrong)
+    wrong = {**SOLUTIONS, "mask": masked("at <= count").rpartition("\n\n")[0]}
+    monkeypatch.setattr(notebooks, "solution_cells", lambda _: wrong)
     with pytest.raises(AssertionError, match="has to be right"):
         learner(solve=True).run("")
 
@@ -159,13 +160,13 @@ def test_unknown_names_are_refused(learner):
     with pytest.raises(ValueError, match=r"name: .*'maks'"):
         learner().tasks.solution("maks")
     with pytest.raises(ValueError, match="99_nothing"):
-        exercises.session("99_nothing")
+        session_module.session("99_nothing")
 
 
 def test_in_a_notebook_the_verdict_takes_the_place_of_the_notice(tmp_path):
     cells = [
         "import labkit",
-        f"from labkit import exercises\ntasks = exercises.session({LESSON!r})",
+        f"from labkit.exercises import lesson\ntasks = lesson.session({LESSON!r})",
         "import torch, triton\nimport triton.language as tl",
         masked("at < count"),
         "tasks.progress()",
