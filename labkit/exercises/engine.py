@@ -143,11 +143,11 @@ class Exercise:
     compiles: bool = False
     """Whether kernels have to compile for sm_90, too."""
     right: str = ""
-    """A sentence for who is right: what the answer is good for."""
+    """A sentence that is shown with a right answer: what the answer is good for."""
     untouched: str = ""
     """`lesson.source_digest` of the cell as the lesson gives it, where it has no three dots to replace."""
     race: Callable[[], Any] | None = None
-    """Makes the `race.Race` of a kernel: what it is timed beside."""
+    """Makes the `race.Race` of a kernel; None for an exercise without a race."""
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ COMMON_MISTAKES = (
 itself."""
 
 
-def finding_of(
+def explain(
     exercise: Exercise,
     error: BaseException,
     file: Path,
@@ -127,7 +127,7 @@ def finding_of(
         text = "it needed more memory than an answer may have, a quarter of this machine's"
     observed = f"{type(cause).__name__}: {text}" if text else type(cause).__name__
     line, names = _running_line(error, file, namespace)
-    mistake = mistake_of(exercise, f"{observed}\n{line}", calls)
+    mistake = matching_mistake(exercise, f"{observed}\n{line}", calls)
     missing = re.search(r"'(\w+)'", observed)
     facts = {
         "name": missing[1] if missing else "it",
@@ -138,7 +138,7 @@ def finding_of(
     return Finding("error", f"{observed} ({call})" if call else observed, mistake.name, line, hints)
 
 
-def mistake_of(exercise: Exercise, message: str, calls: Sequence[Call] = ()) -> Mistake:
+def matching_mistake(exercise: Exercise, message: str, calls: Sequence[Call] = ()) -> Mistake:
     """The mistake that an exception's message, and the line that raised it below, tell of."""
     special = [
         each

@@ -59,7 +59,7 @@ def attempt(lesson: str, name: str, file: Path, *, seconds: float, memory: int, 
     except (codegen.CompileError, ValueError) as error:
         return _refused(find(lesson)[name], error)
     except (TimeoutError, KeyboardInterrupt, child_process.ChildError) as error:
-        return finding_of_end(error, file, seconds, lesson)
+        return explain_end(error, file, seconds, lesson)
     return finding
 
 
@@ -73,13 +73,13 @@ def process(lesson: str) -> child_process.Forkserver:
 def _refused(exercise: Exercise, error: Exception) -> Finding:
     """The finding for a kernel that the compiler refuses though it is right when interpreted."""
     message = next(filter(None, reversed(str(error).strip().splitlines())), "")
-    mistake = exceptions.mistake_of(exercise, f"CompileError: {message}\n")
+    mistake = exceptions.matching_mistake(exercise, f"CompileError: {message}\n")
     known = mistake.hints and "{" not in "".join(mistake.hints)  # nothing is known of the names on its line
     observed = f"Interpreted it is right, but the compiler for a GPU (sm_90) refuses it: {message}"
     return Finding("wrong", observed, mistake.name if known else "", hints=mistake.hints if known else ())
 
 
-def finding_of_end(error: BaseException, file: Path, limit_s: float, lesson: str) -> Finding:
+def explain_end(error: BaseException, file: Path, limit_s: float, lesson: str) -> Finding:
     """The finding for a process that ended without a finding."""
     trace = "\n".join(getattr(error, "__notes__", ()))
     number = re.search(rf'File "{re.escape(str(file))}", line (\d+) in', trace)
@@ -151,7 +151,7 @@ def judge_file(lesson: str, name: str, file: Path) -> tuple[Finding, list[codege
     except NotCheckedError as error:
         return Finding("error", str(error)), []
     except BaseException as error:  # SystemExit too: whatever it is, the learner's code raised it
-        return exceptions.finding_of(exercise, error, file, namespace), []
+        return exceptions.explain(exercise, error, file, namespace), []
 
 
 class NotCheckedError(Exception):
@@ -222,7 +222,7 @@ def judge(exercise: Exercise, answer: Any, file: Path) -> tuple[Finding, list[co
         if found is not None and found.status == "error":
             failed = next(call for call in calls if call.error is not None)
             assert failed.error is not None
-            return exceptions.finding_of(exercise, failed.error, file, {}, str(failed), calls), []
+            return exceptions.explain(exercise, failed.error, file, {}, str(failed), calls), []
         if found is not None:
             return found, []
         done += calls

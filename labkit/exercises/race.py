@@ -29,7 +29,7 @@ FENCE_BYTES = 2**28
 
 @dataclass(frozen=True)
 class Race:
-    """Who is timed, and at what. ``rivals`` are contenders by name; the answer takes the work's inputs."""
+    """What an answer is timed beside (``rivals``, functions by name), on which work, sizes and dtype."""
 
     work: Work
     rivals: Mapping[str, Callable[..., Any]]
@@ -87,7 +87,7 @@ def problem_at_size(lesson: str, exercise: Exercise, file: Path) -> Finding | No
         observed = f"At the race's size, in a process of its own, it failed: {error}"
         return Finding("crashed", observed, "wild", hints=judge.WILD_ADDRESS_HINTS)
     except (TimeoutError, KeyboardInterrupt) as error:
-        return judge.finding_of_end(error, file, LIMIT_S, lesson)
+        return judge.explain_end(error, file, LIMIT_S, lesson)
     return Finding("wrong", found, "at-size", hints=AT_SIZE_HINTS) if found else None
 
 

@@ -8,6 +8,7 @@ import ast
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache, reduce
 from typing import Any
 from unittest.mock import patch
 
@@ -65,17 +66,11 @@ def record_launches() -> Iterator[Launches]:
 # ---- interpreted as compiled -------------------------------------------------------------------------------
 
 
+@cache
 def match_compiled_code() -> None:
     """Change the interpreter of this process, once, where it differs from compiled code."""
-    transformer = interpreter.ASTTransformer
-    if hasattr(transformer, "visit_BoolOp"):
-        return
-    transformer.visit_Assign = _visit_assigned_value(transformer.visit_Assign)
-    transformer.visit_BoolOp = _visit_and_or
-    transformer.visit_Call = _visit_min_max
-    transformer.visit_Compare = _visit_comparison
     interpreter._patch_lang_tensor = _refuse_truth_of_blocks(interpreter._patch_lang_tensor)
-    interpreter.FunctionRewriter._compile_and_exec = _add_helper_names(
+    interpreter.FunctionRewriter._compile_and_exec = _add_helpers(
         interpreter.FunctionRewriter._compile_and_exec
     )
     autotuner.Autotuner._bench = lambda self, *args, **options: [0.0, 0.0, 0.0]
@@ -86,7 +81,7 @@ def match_compiled_code() -> None:
     builder.binary_op = _compute_bfloat16_by_value(builder.binary_op)
 
 
-_NAMES = {
+_HELPERS = {
     "_labkit_and": lambda a, b: a.logical_and(b) if isinstance(a, tl.tensor) else a and b,
     "_labkit_or": lambda a, b: a.logical_or(b) if isinstance(a, tl.tensor) else a or b,
     "_labkit_max": lambda *args: _extreme("maximum", max, args),
@@ -114,55 +109,42 @@ def _refuse_truth_of_blocks(patch_tensor: Callable[..., Any]) -> Callable[..., A
     return patched
 
 
-def _visit_assigned_value(visit: Callable[..., Any]) -> Callable[..., Any]:
-    """Triton's own visitor of an assignment leaves out what is assigned."""
-
-    def visited(self: Any, node: ast.Assign) -> Any:
-        node.value = self.visit(node.value)
-        return visit(self, node)
-
-    return visited
-
-
 def _extreme(name: str, builtin: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     if len(args) == 2 and any(isinstance(each, tl.tensor) for each in args):
         return getattr(tl, name)(*args)
     return builtin(*args)
 
 
-def _called(name: str, node: ast.AST, args: list[ast.expr]) -> ast.expr:
-    return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), args, []), node)
-
-
-def _visit_and_or(self: Any, node: ast.BoolOp) -> ast.expr:
-    self.generic_visit(node)
-    name = "_labkit_and" if isinstance(node.op, ast.And) else "_labkit_or"
-    first, *others = node.values
-    for other in others:
-        first = _called(name, node, [first, other])
-    return first
-
-
-def _visit_min_max(self: Any, node: ast.Call) -> ast.expr:
-    self.generic_visit(node)
-    if isinstance(node.func, ast.Name) and node.func.id in ("max", "min") and not node.keywords:
-        return _called(f"_labkit_{node.func.id}", node, node.args)
-    return node
-
-
-def _visit_comparison(self: Any, node: ast.Compare) -> ast.expr:
-    self.generic_visit(node)
-    return node if len(node.ops) == 1 else _called("_labkit_chained", node, [])
-
-
 def _chained() -> None:
     raise TypeError("two comparisons in one: Python takes & before <, so a < b & c < d is a < (b & c) < d")
 
 
-def _add_helper_names(compile_and_exec: Callable[..., Any]) -> Callable[..., Any]:
+class _ElementwiseOperators(ast.NodeTransformer):
+    """Puts calls of the helpers in place of ``and``, ``or``, ``max``, ``min`` and chained comparisons."""
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        self.generic_visit(node)
+        name = "_labkit_and" if isinstance(node.op, ast.And) else "_labkit_or"
+        return reduce(lambda left, right: self._called(name, node, [left, right]), node.values)
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id in ("max", "min") and not node.keywords:
+            return self._called(f"_labkit_{node.func.id}", node, node.args)
+        return node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        self.generic_visit(node)
+        return node if len(node.ops) == 1 else self._called("_labkit_chained", node, [])
+
+    def _called(self, name: str, node: ast.AST, args: list[ast.expr]) -> ast.expr:
+        return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), args, []), node)
+
+
+def _add_helpers(compile_and_exec: Callable[..., Any]) -> Callable[..., Any]:
     def compiled(self: Any, tree: Any) -> Any:
-        self.fn.__globals__.update(_NAMES)
-        return compile_and_exec(self, ast.fix_missing_locations(tree))
+        self.fn.__globals__.update(_HELPERS)
+        return compile_and_exec(self, ast.fix_missing_locations(_ElementwiseOperators().visit(tree)))
 
     return compiled
 
