@@ -111,7 +111,7 @@ def _end_server(requests: Connection, process: "subprocess.Popen[bytes]") -> Non
 def _start(target: Callable[[int], None], environment: Mapping[str, str]) -> "tuple[Connection, Any]":
     """Start a Python that calls a function of this module; returns a connection to it, and the process."""
     ours, theirs = Pipe()
-    code = f"import sys; sys.path = {sys.path}; from labkit import child_process as here"
+    code = f"import sys; sys.path = {[*map(str, sys.path)]}; from labkit import child_process as here"
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-c", f"{code}; here.{target.__name__}({theirs.fileno()})"],
@@ -236,7 +236,7 @@ def _guard(connection: Connection) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.set_inheritable(connection.fileno(), False)  # programs that the function starts do not get it
         (memory, job), output = connection.recv(), recv_handle(connection)
-        trace_reader, trace_writer = os.pipe()
+        trace, (trace_reader, trace_writer) = b"", os.pipe()
         worker = os.fork()
         if worker == 0:
             _work(connection, output, trace_writer, job, memory)
@@ -248,13 +248,16 @@ def _guard(connection: Connection) -> NoReturn:
                 break
         else:  # we are told to stop, or nobody waits any more
             os.kill(worker, signal.SIGUSR1)
-            wait([trace_reader], 1.0)
-            time.sleep(0.1)  # until all of the trace is written
+            # It comes in parts where the machine is busy.
+            while len(trace) < 65536 and wait([trace_reader], 0.2 if trace else 1.0):
+                trace += (part := os.read(trace_reader, 65536))
+                if not part:
+                    break
         for kill in (os.killpg, os.kill):  # the second for a worker that has no group yet
             with suppress(ProcessLookupError):
                 kill(worker, signal.SIGKILL)
         status = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
-        trace = os.read(trace_reader, 65536) if wait([trace_reader], 0) else b""
+        trace += os.read(trace_reader, 65536) if wait([trace_reader], 0) else b""
         connection.send(("ended", status, trace.decode(errors="replace")))
     os._exit(0)
 

@@ -100,7 +100,7 @@ RIGHT_CAPTURE = {
 
 
 def run_capture(graphed: Any, shape: tuple[int, ...], width: int, dtype: torch.dtype, replays: int) -> Any:
-    """Have an answer capture on a simulated GPU, and replay; what was seen, with its names."""
+    """Have an answer capture on a simulated GPU, and replay; what was seen, by RIGHT_CAPTURE's keys."""
     gpu, results = SimulatedGpu(), []
     seen: dict[str, Any] = dict(RIGHT_CAPTURE)
     with gpu.unobserved(), gpu:
