@@ -33,7 +33,7 @@ from labkit import dispatch_mode
 
 WAIT_US, COMPILE_US, CAPTURE_US, UPLOAD_US, REPLAY_US = 2.0, 40_000.0, 900.0, 400.0, 8.0
 """What these cost the host; a wait beside the device's work, a capture beside its launches."""
-KNOWN_TO_BE_DONE = dict["Stream", int]
+FinishedWork = dict["Stream", int]
 """How many pieces of each stream's work are known to be done."""
 ASK_THE_DEVICE = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default}
 """Operations that return a number to Python: it waits until the device has computed it."""
@@ -87,7 +87,7 @@ class SimulatedGpu(dispatch_mode.Mode):
         """Streams that touched the same memory, one of them writing; the second did not wait."""
         self.captures = self.replays = 0
         self.capturing: CUDAGraph | None = None
-        self.host_known: KNOWN_TO_BE_DONE = {}
+        self.host_known: FinishedWork = {}
         """What the host has waited for: whatever is issued next comes after it."""
         self.streams: list[Stream] = []
         self.default = self.current = Stream(self)
@@ -119,7 +119,7 @@ class SimulatedGpu(dispatch_mode.Mode):
         self.note("clock")
         return self.host_us
 
-    def wait(self, known: KNOWN_TO_BE_DONE, until_us: float) -> None:
+    def wait(self, known: FinishedWork, until_us: float) -> None:
         """Let the host wait for pieces of work, which the device has done at a time in microseconds."""
         self.not_while_capturing("the host waited for the device")
         self.host_known = _most(self.host_known, known)
@@ -253,12 +253,12 @@ class Stream:
     def __init__(self, gpu: SimulatedGpu, device: Any = None, priority: int = 0) -> None:
         self._gpu = gpu
         self.issued = 0
-        self.known: KNOWN_TO_BE_DONE = {}
+        self.known: FinishedWork = {}
         """What of the other streams' work lies before what is issued next."""
         self._before: list[Stream] = []
         gpu.streams.append(self)
 
-    def done_by_now(self) -> KNOWN_TO_BE_DONE:
+    def done_by_now(self) -> FinishedWork:
         """What is done when the stream has done all that it was given."""
         return _most(self.known, self._gpu.host_known, {self: self.issued})
 
@@ -294,7 +294,7 @@ class Event:
 
     def __init__(self, gpu: SimulatedGpu, enable_timing: bool = False, blocking: bool = False) -> None:
         self._gpu, self._timing = gpu, enable_timing
-        self.known: KNOWN_TO_BE_DONE = {}
+        self.known: FinishedWork = {}
         self._us: float | None = None
 
     def record(self, stream: Stream | None = None) -> None:
@@ -457,7 +457,7 @@ def detached(values: Any) -> Any:
         return tree_map_only(Tensor, torch.Tensor.detach, values)
 
 
-def _most(*known: KNOWN_TO_BE_DONE) -> KNOWN_TO_BE_DONE:
+def _most(*known: FinishedWork) -> FinishedWork:
     """The most that any of these knows of each stream."""
     return {stream: max(each.get(stream, 0) for each in known) for each in known for stream in each}
 
