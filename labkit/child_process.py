@@ -1,36 +1,32 @@
 """Functions in processes of their own, with limits on time, memory and output.
 
-``run`` starts a new Python for one call; a ``Forkserver`` is one that has made its imports and forks for each
-call. Either way one process, the guard, watches another one that calls the function. The guard ends it with
-its whole process group when the call is over, when its time is, or when nobody waits for it any more.
+``run`` starts a new Python for one call. A ``Forkserver`` is a Python that has made its imports, and forks
+for each call. In both, one process (the guard) forks another one (the worker), which calls the function. The
+guard ends the worker and its whole process group when the call is over, when its time is over, or when the
+process that waits for the result has ended. The result comes back through a socket, not through stdout.
 
-The result comes back through a socket, not through stdout. The child imports the function's module when its
-environment is in place, because TRITON_INTERPRET has to be right before Triton is imported.
-
-multiprocessing's own forkserver is one for each process. Here two are needed side by side, with Triton's
-interpreter for judging and without it for compiling, so both are spawned, and the forks are made here.
+multiprocessing has one forkserver for each process. Here two are needed side by side, with Triton's
+interpreter for judging and without it for compiling, and TRITON_INTERPRET has to be set before Triton is
+imported. So a new Python is started with its environment, and the forks are made here.
 """
 
 import codecs
 import faulthandler
 import gc
 import io
-import multiprocessing
 import os
 import resource
 import signal
+import subprocess
 import sys
-import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.reduction import ForkingPickler, recv_handle, send_handle
-from types import ModuleType
 from typing import Any, NoReturn
-
-from labkit import backend
 
 START_LIMIT_S = 180.0
 """Longest wait for a process to be ready for its call: on a slow disk importing torch takes minutes."""
@@ -40,14 +36,11 @@ OUTPUT_LIMIT = 20_000
 """Characters of what a call prints that are passed on."""
 LEFT_OUT = "\n[the rest of what your code printed was left out]\n"
 
-_SPAWN = multiprocessing.get_context("spawn")
-_LOCK = threading.Lock()
-
 
 class ChildError(RuntimeError):
     """What a function raised in its process (``raised``), or how the process ended without a result.
 
-    Its notes are the traceback, and the end of what was printed.
+    Its note is the traceback, and the end of what was printed.
     """
 
     raised = False
@@ -58,90 +51,80 @@ class ChildError(RuntimeError):
 def run(
     function: Callable[..., Any], *args: Any, environment: Mapping[str, str] = os.environ, **limits: Any
 ) -> Any:
-    """The result of an importable function, called in a new Python process with these environment variables.
+    """Call an importable function in a new Python process with these environment variables.
 
-    ``limits`` are ``seconds``, for the call, without the start of the process and the import of the
-    function's module; ``memory``, the bytes it may allocate (default: all); and ``show``, which gets what is
-    printed as it comes, up to ``OUTPUT_LIMIT`` characters (default: nobody).
+    ``limits`` are ``seconds`` for the call, without the start of the process and the import of the function's
+    module; ``memory``, the bytes that it may allocate (default: all); and ``show``, a function that gets what
+    is printed as it comes, up to ``OUTPUT_LIMIT`` characters.
 
-    ChildError when the function raises or the process dies, TimeoutError when time is over; this one, and a
-    KeyboardInterrupt in here, have a note that says where the call was.
+    Returns the function's result. Raises ChildError when the function raises or the process dies, and
+    TimeoutError when the time is over. A TimeoutError, and a KeyboardInterrupt in the waiting process, have a
+    note that says where the call was.
     """
-    ours, process = _start(_run_once, dict(environment))
+    connection, process = _start(_run_once, environment)
     try:
-        return _call(ours, function, args, **limits)
+        return _call(connection, function, args, **limits)
     finally:
-        process.join(END_LIMIT_S)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_LIMIT_S)
 
 
 class Forkserver:
-    """A process that calls ``prepare(*args, *uses)`` once, at once, and then forks for each call.
+    """A process that calls ``prepare(*args)`` once, at once, and then forks for each call.
 
-    ``uses`` are other servers, which the calls may use. It ends when this object is closed or forgotten.
+    It ends when this object is closed or garbage collected.
     """
 
     def __init__(
-        self,
-        prepare: Callable[..., Any],
-        *args: Any,
-        environment: Mapping[str, str] = os.environ,
-        uses: tuple["Forkserver", ...] = (),
+        self, prepare: Callable[..., Any], *args: Any, environment: Mapping[str, str] = os.environ
     ) -> None:
-        self._prepare, self._environment, self._uses = (prepare, args), dict(environment), uses
+        self._prepare, self._environment = (prepare, args), dict(environment)
         self._begin()
 
     def _begin(self) -> None:
-        self._requests, self._process = _start(_serve, self._environment, _Late(self._uses))
+        self._requests, process = _start(_serve, self._environment)
+        self.close = weakref.finalize(self, _end_server, self._requests, process)
+        """End the process; a call after this starts another one."""
         self._requests.send(self._prepare)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What a server that uses this one gets: the right to ask it."""
-        return {**vars(self), "_process": None}
-
     def run(self, function: Callable[..., Any], *args: Any, **limits: Any) -> Any:
-        """The result of a function, as ``run`` gives it; ChildError also for what ``prepare`` raised."""
-        if self._requests.closed or self._requests.poll():  # it never writes: this is the end of the process
+        """Call a function in a fork, as ``run`` does; ChildError also for what ``prepare`` raised."""
+        for attempt in range(2):  # a server that has ended is started once more
+            ours, theirs = Pipe()
+            with suppress(OSError), theirs:  # a closed connection is reported below: no process answers
+                send_handle(self._requests, theirs.fileno(), 0)
+            try:
+                return _call(ours, function, args, **limits)
+            except ChildError as error:
+                if error.begun or attempt:
+                    raise
+            self.close()
             self._begin()
-        try:
-            return self._ask(function, args, limits)
-        except ChildError as error:
-            if error.begun:
-                raise
-        self._begin()  # it has just ended, and that was not to be seen yet
-        return self._ask(function, args, limits)
-
-    def _ask(self, function: Callable[..., Any], args: tuple[Any, ...], limits: dict[str, Any]) -> Any:
-        ours, theirs = _SPAWN.Pipe()
-        with suppress(OSError), theirs:  # that nobody is there is told as the end of the process
-            send_handle(self._requests, theirs.fileno(), 0)
-        return _call(ours, function, args, **limits)
-
-    def close(self) -> None:
-        """End the process; a call after this starts another one."""
-        self._requests.close()
-        if self._process is not None:
-            self._process.terminate()
-            self._process.join()
 
 
-def _start(target: Callable[..., Any], *args: Any) -> tuple[Connection, Any]:
-    """Our end of a connection to a process that calls the target with its end; the process."""
-    ours, theirs = _SPAWN.Pipe()
-    with _LOCK, theirs:
-        # Two habits of multiprocessing's: to run this process's script in the new one too, and to fix the
-        # start method of this one.
-        main, method = sys.modules["__main__"], multiprocessing.get_start_method(allow_none=True)
-        sys.modules["__main__"] = ModuleType("__main__")
-        try:
-            process = _SPAWN.Process(target=target, args=(theirs, *args), daemon=True)
-            process.start()
-        finally:
-            sys.modules["__main__"] = main
-            multiprocessing.set_start_method(method, force=True)
+def _end_server(requests: Connection, process: "subprocess.Popen[bytes]") -> None:
+    requests.close()
+    process.kill()
+    process.wait()
+
+
+def _start(target: Callable[[int], None], environment: Mapping[str, str]) -> "tuple[Connection, Any]":
+    """Start a Python that calls a function of this module; returns a connection to it, and the process."""
+    ours, theirs = Pipe()
+    code = f"import sys; sys.path = {[*map(str, sys.path)]}; from labkit import child_process as here"
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", f"{code}; here.{target.__name__}({theirs.fileno()})"],
+            env=dict(environment),
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # the notebook's stop button does not reach it
+        )
     return ours, process
 
 
-# ---- the process that waits --------------------------------------------------------------------------------
+# ---- the process that waits for the result -----------------------------------------------------------------
 
 
 def _call(
@@ -152,19 +135,35 @@ def _call(
     memory: int | None = None,
     show: Callable[[str], object] = lambda text: None,
 ) -> Any:
-    job = bytes(ForkingPickler.dumps((function, args)))  # a view of a buffer may not stay in a traceback
-    result: list[Any] = []
+    """Have the guard at the other end of a connection call a function; returns or raises as ``run`` does."""
+    job = bytes(ForkingPickler.dumps((function, args)))  # of a view a traceback would keep the buffer
+    output, writer = os.pipe()
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    printed, last_printed, trace, status = 0, "", "", None
+    result: tuple[str, Any, str] | None = None  # "returned" or "raised", the value or message, the traceback
     stopped: BaseException | None = None
-    status, trace, begun = None, "", False
-    with connection, _Output(show) as output:
-        with suppress(BrokenPipeError):  # told below as the end of the process
-            connection.send(memory)
-            send_handle(connection, output.writer, 0)
-            connection.send_bytes(job)
+    begun = False
+    try:
+        with suppress(BrokenPipeError):  # reported below: the connection has ended
+            connection.send((memory, job))
+            send_handle(connection, writer, 0)
         deadline = time.monotonic() + START_LIMIT_S
         while True:
             try:
-                kind, *content = _message(connection, output, deadline)
+                left = deadline - time.monotonic()  # also looked at while a function prints without end
+                ready = wait([connection, output], left) if left > 0 else []
+                if not ready:
+                    raise TimeoutError("its process did not end within its limit of time")
+                if output in ready:
+                    text = decode(os.read(output, 65536))
+                    last_printed = (last_printed + text)[-2000:]
+                    if printed < OUTPUT_LIMIT:
+                        rest = OUTPUT_LIMIT - printed
+                        show(text[:rest] + LEFT_OUT * (len(text) > rest))
+                    printed += len(text)
+                if connection not in ready:
+                    continue
+                kind, *content = connection.recv()
             except (EOFError, ConnectionError):
                 break
             except (TimeoutError, KeyboardInterrupt) as error:
@@ -180,179 +179,117 @@ def _call(
             if kind == "begun":
                 begun, deadline = True, time.monotonic() + (END_LIMIT_S if stopped else seconds)
             else:
-                result, deadline = [kind, *content], time.monotonic() + END_LIMIT_S
+                result, deadline = (kind, *content), time.monotonic() + END_LIMIT_S
+    finally:
+        connection.close()
+        os.close(output)
+        os.close(writer)
     if stopped is None and result and result[0] == "returned":
         return result[1]
     if stopped is None:
-        _, said, trace = result or (None, _end(status), trace)
-        stopped = ChildError(said)
+        if result:
+            stopped, trace = ChildError(result[1]), result[2]
+        elif status is None:
+            stopped = ChildError("it ended together with the process that watched it")
+        elif status < 0:
+            stopped = ChildError(f"it was ended by {signal.Signals(-status).name}")
+        else:
+            stopped = ChildError(f"it ended with status {status}")
         stopped.raised, stopped.begun = bool(result), begun or bool(result) or status is not None
-        trace += output.last
+        trace += last_printed
     if trace:
         stopped.add_note(trace)
     raise stopped
 
 
-def _message(connection: Connection, output: "_Output", deadline: float) -> tuple[Any, ...]:
-    """The next message; EOFError when the process is gone, TimeoutError after the deadline."""
-    while (left := deadline - time.monotonic()) > 0:
-        ready = wait([connection, output.reader], left)
-        if output.reader in ready:
-            output.read()
-        if connection in ready:
-            message: tuple[Any, ...] = connection.recv()
-            return message
-    raise TimeoutError("its process did not end within its limit of time")
-
-
-def _end(status: int | None) -> str:
-    """How a process ended, by its exit status or the negative number of a signal."""
-    if status is None:
-        return "it ended together with the process that watched it"
-    if status < 0:
-        return f"it was ended by {signal.Signals(-status).name}"
-    return f"it ended with status {status}"
-
-
-class _Output:
-    """What a process prints, passed on as it comes; its end is kept."""
-
-    def __init__(self, show: Callable[[str], object]) -> None:
-        self._show, self._left, self.last = show, OUTPUT_LIMIT, ""
-        self.reader, self.writer = os.pipe()
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-
-    def __enter__(self) -> "_Output":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.reader)
-        os.close(self.writer)
-
-    def read(self) -> None:
-        """Pass on what is there."""
-        text = self._decode(os.read(self.reader, 65536))
-        self.last = (self.last + text)[-2000:]
-        if self._left > 0:
-            self._show(text[: self._left] + LEFT_OUT * (len(text) > self._left))
-        self._left -= len(text)
-
-
 # ---- the processes that serve, guard and work --------------------------------------------------------------
 
 
-def _run_once(connection: Connection, environment: dict[str, str]) -> None:
-    _settle(environment)
-    _guard(connection)
+def _run_once(descriptor: int) -> NoReturn:
+    _guard(Connection(descriptor))
 
 
-class _Late:
-    """Something that a new process unpickles when its environment is in place: that imports modules, and
-    Triton among them has to find the right TRITON_INTERPRET."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __getstate__(self) -> bytes:
-        return bytes(ForkingPickler.dumps(self._value))
-
-    def __setstate__(self, pickled: bytes) -> None:
-        self._pickled = pickled
-
-    def unpickled(self) -> Any:
-        return ForkingPickler.loads(self._pickled)
-
-
-def _serve(requests: Connection, environment: dict[str, str], late: _Late) -> None:
+def _serve(descriptor: int) -> None:
     """Prepare, then fork a guard for each connection that comes; end when no more can come."""
-    _settle(environment)
-    uses = late.unpickled()
-    failure: tuple[Any, ...] = ()
-    with suppress(EOFError, OSError):
+    requests, failure = Connection(descriptor), None
+    with suppress(EOFError, OSError):  # the process that started this one has ended
         try:
             prepare, args = requests.recv()
-            prepare(*args, *uses)
+            prepare(*args)
         except Exception as error:
-            failure = _told(error)
+            failure = _message_of(error)
         gc.freeze()  # the forks need not look through all of torch again and again
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the guards
-        while not requests.closed:
+        while failure is None or not requests.closed:
             with Connection(recv_handle(requests)) as connection:
-                if failure:
-                    requests.close()  # before this is told: the next call starts another process
+                if failure is not None:
+                    requests.close()  # before the failure is sent: the next call starts another process
                     connection.send(failure)
                 elif os.fork() == 0:
                     requests.close()
                     _guard(connection)
 
 
-def _settle(environment: dict[str, str]) -> None:
-    """Become a process that the notebook's stop button does not reach, with its own environment."""
-    os.setsid()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is printed before a call is nobody's
-    multiprocessing.current_process().daemon = False  # which forbids a learner's code processes of its own
-    os.environ.clear()
-    os.environ.update(environment)
-    backend.decide()
-
-
 def _guard(connection: Connection) -> NoReturn:
     """Have a fork call the function; end its group when it has ended, or when this is asked for."""
-    with suppress(EOFError, OSError):  # nobody waits any more
+    with suppress(EOFError, OSError):  # nobody waits for the result any more
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.set_inheritable(connection.fileno(), False)  # what the function starts has no say
-        memory, output, job = connection.recv(), recv_handle(connection), connection.recv_bytes()
-        reading, tracing = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            _work(connection, output, tracing, job, memory)
+        os.set_inheritable(connection.fileno(), False)  # programs that the function starts do not get it
+        (memory, job), output = connection.recv(), recv_handle(connection)
+        trace, (trace_reader, trace_writer) = b"", os.pipe()
+        worker = os.fork()
+        if worker == 0:
+            _work(connection, output, trace_writer, job, memory)
         os.close(output)
-        os.close(tracing)
+        os.close(trace_writer)
         while not wait([connection], 0.02):
-            # WNOWAIT: until its group is ended its number is nobody else's
-            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            # WNOWAIT: until its group is ended its number is not given to another process
+            if os.waitid(os.P_PID, worker, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 break
         else:  # we are told to stop, or nobody waits any more
-            os.kill(pid, signal.SIGUSR1)
-            wait([reading], 1.0)
-            time.sleep(0.1)  # until all of the trace is written
-        for kill in (os.killpg, os.kill):  # the second for one that has no group yet
+            os.kill(worker, signal.SIGUSR1)
+            # It comes in parts where the machine is busy.
+            while len(trace) < 65536 and wait([trace_reader], 0.2 if trace else 1.0):
+                trace += (part := os.read(trace_reader, 65536))
+                if not part:
+                    break
+        for kill in (os.killpg, os.kill):  # the second for a worker that has no group yet
             with suppress(ProcessLookupError):
-                kill(pid, signal.SIGKILL)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        trace = os.read(reading, 65536) if wait([reading], 0) else b""
+                kill(worker, signal.SIGKILL)
+        status = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+        trace += os.read(trace_reader, 65536) if wait([trace_reader], 0) else b""
         connection.send(("ended", status, trace.decode(errors="replace")))
     os._exit(0)
 
 
-def _work(connection: Connection, output: int, tracing: int, job: bytes, memory: int | None) -> NoReturn:
-    """Call the function and send what it returned or raised; whatever happens, this does not come back."""
+def _work(connection: Connection, output: int, trace_writer: int, job: bytes, memory: int | None) -> NoReturn:
+    """Call the function and send what it returned or raised; the process ends here, whatever happens."""
     try:
-        here = os.getpid()
+        process = os.getpid()
         os.setsid()  # a group that can be ended as one
         for standard in (1, 2):
             os.dup2(output, standard)
         os.close(output)
         unbuffered = open(1, "wb", buffering=0, closefd=False)  # noqa: SIM115 - as long as the process lives
         sys.stdout = sys.stderr = io.TextIOWrapper(unbuffered, "utf-8", "replace", write_through=True)
-        faulthandler.enable(tracing)
-        faulthandler.register(signal.SIGUSR1, tracing)
+        faulthandler.enable(trace_writer)
+        faulthandler.register(signal.SIGUSR1, trace_writer)
         if memory is not None:
             resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
         try:
             function, args = ForkingPickler.loads(job)
             connection.send(("begun",))
-            message = ForkingPickler.dumps(("returned", function(*args)))
+            message = ForkingPickler.dumps(("returned", function(*args), ""))
         except BaseException as error:  # SystemExit too: whatever it is, the function raised it
-            message = ForkingPickler.dumps(_told(error))
-        if os.getpid() == here:  # not in a process that the function has forked
+            message = ForkingPickler.dumps(_message_of(error))
+        if os.getpid() == process:  # not in a process that the function has forked
             connection.send_bytes(message)
     finally:
         os._exit(0)  # threads and exit handlers that the function left behind do not matter
 
 
-def _told(error: BaseException) -> tuple[str, str, str]:
-    """The message about an exception."""
+def _message_of(error: BaseException) -> tuple[str, str, str]:
+    """What is sent about an exception: that it was raised, its last line, and its traceback."""
     last = traceback.format_exception_only(error)[-1].strip()
     if isinstance(error, MemoryError):
         last = "MemoryError: it needed more memory than it may have"

@@ -98,7 +98,7 @@ def test_a_process_that_dies_is_told_with_what_it_printed_last(run, code, told, 
     assert note.endswith("no room") and where in note
 
 
-@pytest.mark.parametrize("code", ["time.sleep(60)", "while True: pass", "pass", "os._exit(3)"])
+@pytest.mark.parametrize("code", ["time.sleep(60)", "while True: print('x' * 1000)", "pass", "os._exit(3)"])
 def test_what_it_leaves_running_is_ended_and_what_takes_too_long_with_all_it_started(run, code):
     said, began = [], time.monotonic()
     starts = "print(subprocess.Popen(['sleep', '1234.5']).pid, flush=True)\n"
@@ -110,7 +110,7 @@ def test_what_it_leaves_running_is_ended_and_what_takes_too_long_with_all_it_sta
     except child_process.ChildError:
         assert code == "os._exit(3)"
     assert time.monotonic() - began < 10
-    assert ended(int("".join(said)))
+    assert ended(int("".join(said).split()[0]))
 
 
 def test_an_interrupt_ends_it_and_says_where_it_was(run):
@@ -192,42 +192,10 @@ def test_a_server_that_is_killed_or_forgotten():
     assert ended(other)
 
 
-def test_a_server_that_has_ended_unseen_is_started_again(monkeypatch):
-    server = child_process.Forkserver(os.getpid)
-    server._process.kill()
-    server._process.join()
-    monkeypatch.setattr(type(server._requests), "poll", lambda self, timeout=0.0: False)
-    assert server.run(operator.add, 1, 2, seconds=20) == 3
-
-
-def test_what_a_server_uses_is_imported_in_its_environment(tmp_path, monkeypatch):
-    (tmp_path / "looks.py").write_text(
-        "import os\nSEEN = os.environ.get('MARK')\ndef seen(): return SEEN\ndef nothing(*_): pass\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    looks = importlib.import_module("looks")
-    used = child_process.Forkserver(looks.nothing)
-    server = child_process.Forkserver(
-        operator.is_, None, environment={**os.environ, "MARK": "1"}, uses=(used,)
-    )
-    assert server.run(looks.seen, seconds=20) == "1"
-
-
-def test_a_server_uses_another_one_from_several_threads(server):
-    nested = child_process.Forkserver(keep, uses=(server,))
+def test_a_server_answers_several_threads(server):
     with ThreadPool(4) as pool:
-        assert pool.map(lambda n: nested.run(through, n, seconds=20), range(4)) == [
-            ("once", n) for n in range(4)
-        ]
-    nested.close()
-
-
-def keep(server):
-    globals()["kept"] = server
-
-
-def through(number):
-    return globals()["kept"].run(evaluate, "sys.prepared", seconds=20), number
+        found = pool.map(lambda number: server.run(square, number, seconds=20), range(4))
+    assert found == [0, 1, 4, 9]
 
 
 def test_scripts_are_not_run_again_and_the_start_method_stays_free(tmp_path):

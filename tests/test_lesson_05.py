@@ -63,7 +63,7 @@ def test_the_fused_stack_computes_what_the_plain_one_does(lesson):
 
 @INTERPRETED
 def test_the_graph_of_one_shape_follows_the_rules(lesson, monkeypatch):
-    machine = simulated_gpu.Machine()
+    machine = simulated_gpu.SimulatedGpu()
     monkeypatch.setattr(lesson, "torch", SimpleNamespace(cuda=machine.cuda))
     weight, x = torch.randn(4, 4), torch.randn(3, 4)
     with torch.no_grad(), machine:

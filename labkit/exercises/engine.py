@@ -26,8 +26,6 @@ class Launches:
 
     names: list[str] = field(default_factory=list)
     """Kernels and operations of PyTorch that do work, in order."""
-    programs: list[int] = field(default_factory=list)
-    """Of each of these; 0 for an operation of PyTorch."""
     kernels: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
     """Each Triton kernel with its arguments by name."""
     loads: list[np.ndarray] = field(default_factory=list)
@@ -69,30 +67,24 @@ class Call:
     got: Any = None
     error: BaseException | None = None
     launches: Launches = field(default_factory=Launches)
-    stray: int = 0
+    stored_outside: int = 0
     """Elements from a tensor's end to the farthest store outside of it; 0 when there was none."""
-    loads_outside: int = 0
+    loaded_outside: int = 0
     """Addresses outside of all tensors, but near one, that were loaded."""
 
-    @property
-    def exact(self) -> list[Any]:
-        """The inputs, with tensors of floats in float64."""
-        return [_double(value) for value in self.given.values()]
-
     def __str__(self) -> str:
-        shown = {name: _short(value) for name, value in self.given.items()}
-        said = ", ".join(f"{name} {value}" for name, value in shown.items() if not value.startswith("<"))
-        kind = "" if self.dtype is None else f" in {_name(self.dtype)}"
-        return f"With {said}{kind}" + (f", {self.layout}" if self.layout != "contiguous" else "")
+        shown = {name: short(value) for name, value in self.given.items()}
+        inputs = ", ".join(f"{name} {value}" for name, value in shown.items() if not value.startswith("<"))
+        dtype = "" if self.dtype is None else f" in {dtype_name(self.dtype)}"
+        return f"With {inputs}{dtype}" + (f", {self.layout}" if self.layout != "contiguous" else "")
 
 
 class Mistake:
     """Something that people do, and two or three hints, each one leading a step further.
 
     An answer makes it when it behaves so on all cases: it returns what ``gives`` returns (several functions
-    are variants of it), or it lacks the property named ``breaks``, or its exception and the line that raised
-    it match the regular expression ``raises``, or ``when`` finds it in the calls. Where several of these are
-    given, all of them have to hold.
+    are variants of it), or its exception and the line that raised it match the regular expression ``raises``,
+    or ``when`` finds it in the calls. Where several of these are given, all of them have to hold.
     """
 
     def __init__(
@@ -100,25 +92,24 @@ class Mistake:
         name: str,
         *hints: str,
         gives: Callable[..., Any] | tuple[Callable[..., Any], ...] = (),
-        breaks: str = "",
         raises: str = "",
         when: Callable[[Sequence[Call]], bool] | None = None,
     ) -> None:
         self.name, self.hints = name, hints
         self.gives = (gives,) if callable(gives) else gives
-        self.breaks, self.raises, self.when = breaks, raises, when
+        self.raises, self.when = raises, when
 
 
 @dataclass(frozen=True)
 class Property:
-    """What a kernel has to be beside right. ``look`` returns what is wrong with a call, or ""."""
+    """What a kernel has to be beside right. ``problem`` returns what is wrong with a call, or ""."""
 
     name: str
-    look: Callable[[Call], str]
+    problem: Callable[[Call], str]
     hints: tuple[str, ...]
-    first: bool = False
-    """Looked at before the values: what it finds explains wrong ones."""
-    contiguous: bool = False
+    before_values: bool = False
+    """Checked before the values: what it finds explains wrong ones."""
+    contiguous_only: bool = False
     """Asked of contiguous inputs only: copies of others are allowed."""
 
 
@@ -152,11 +143,11 @@ class Exercise:
     compiles: bool = False
     """Whether kernels have to compile for sm_90, too."""
     right: str = ""
-    """A sentence for who is right: what the answer is good for."""
+    """A sentence that is shown with a right answer: what the answer is good for."""
     untouched: str = ""
-    """`exercises.digest` of the cell as the lesson gives it, where it has no three dots to replace."""
+    """`lesson.source_digest` of the cell as the lesson gives it, where it has no three dots to replace."""
     race: Callable[[], Any] | None = None
-    """Makes the `race.Race` of a kernel: what it is timed beside."""
+    """Makes the `race.Race` of a kernel; None for an exercise without a race."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +163,12 @@ class Finding:
     """How many calls were compared, where all were right."""
 
 
-Look = Callable[[Call], tuple[str, str, tuple[str, ...]]]
+def case_values(*names: str) -> Callable[..., dict[str, Any]]:
+    """The inputs of an exercise whose cases are the arguments themselves, with these names."""
+    return lambda *case: dict(zip(names, case, strict=True))
+
+
+Check = Callable[[Call], tuple[str, str, tuple[str, ...]]]
 """The name of what a call lacks, a sentence about it ("" when nothing is wrong), and hints."""
 
 
@@ -181,66 +177,57 @@ Look = Callable[[Call], tuple[str, str, tuple[str, ...]]]
 
 def compare(exercise: Exercise, calls: Sequence[Call]) -> Finding | None:
     """What is wrong with calls of all cases in one dtype and layout; None when they are right."""
-    # A right form first, then what explains wrong values, then values, then everything else.
     finished = [call for call in calls if call.error is None]
-    broken = next((call for call in calls if call.error is not None), None)
-    looks: list[Look] = [_form, *(_lacking(each) for each in exercise.properties if each.first)]
-    looks.append(lambda call: ("", _values(exercise, call), ()))
-    if broken is not None and 2 * len(finished) < len(calls):
-        looks = []  # an exception in most calls says more than the others
-    for look in looks:
-        if found := _first(exercise, finished, calls, look):
-            return found
-    if broken is not None:
-        return Finding("error", observed=str(broken))
-    for each in exercise.properties:
-        if not each.first and (found := _first(exercise, finished, calls, _lacking(each))):
-            return found
-    return None
-
-
-def _first(exercise: Exercise, finished: Sequence[Call], calls: Sequence[Call], look: Look) -> Finding | None:
-    """The finding for the first call where something is wrong: the mistake that all calls show, if any."""
-    for call in finished:
-        name, observed, hints = look(call)
-        if observed:
-            known = next((each for each in exercise.mistakes if _made(exercise, each, calls, name)), None)
-            if known is not None:
+    failed = next((call for call in calls if call.error is not None), None)
+    # A right form first, then what explains wrong values, then values, then everything else.
+    checks: list[Check] = [_form, *(_check_of(each) for each in exercise.properties if each.before_values)]
+    checks.append(lambda call: ("", _values(exercise, call), ()))
+    if failed is not None and 2 * len(finished) < len(calls):
+        return Finding("error", observed=str(failed))  # an exception in most calls says more than the others
+    if failed is None:
+        checks += [_check_of(each) for each in exercise.properties if not each.before_values]
+    for check in checks:
+        for call in finished:
+            name, observed, hints = check(call)
+            if not observed:
+                continue
+            # of a result of the wrong kind nothing else can be asked
+            known = name != "form" and next(
+                (m for m in exercise.mistakes if _made(exercise, m, finished)), None
+            )
+            if known:
                 name, hints = known.name, known.hints
             elif call.layout != "contiguous" and not name:
                 name, hints = "strides", STRIDES
             return Finding("wrong", f"{call}: {observed}", name, hints=hints)
-    return None
+    return None if failed is None else Finding("error", observed=str(failed))
 
 
-def _made(exercise: Exercise, mistake: Mistake, calls: Sequence[Call], lacking: str) -> bool:
-    """Whether an answer behaves like a mistake on all cases."""
-    variants = mistake.gives
-    if mistake.raises or not (variants or mistake.breaks or mistake.when):
+def _made(exercise: Exercise, mistake: Mistake, finished: Sequence[Call]) -> bool:
+    """Whether an answer behaves like a mistake on all cases that it finished."""
+    if mistake.raises or not (mistake.gives or mistake.when):
         return False
-    if lacking != mistake.breaks and (mistake.breaks or lacking == "form"):
-        return False  # of a result of the wrong kind nothing else can be asked
-    compared = [call for call in calls if call.error is None]
-    if mistake.when is not None and not mistake.when(compared):
+    if mistake.when is not None and not mistake.when(finished):
         return False
-    return not variants or any(all(_gave(exercise, call, gives) for call in compared) for gives in variants)
+
+    def like(gives: Callable[..., Any], call: Call) -> bool:
+        with np.errstate(all="ignore"):
+            other = gives(*_arguments(exercise, call))
+        return not difference(call.got, other, 4 * tolerance(exercise, call))
+
+    return not mistake.gives or any(all(like(gives, call) for call in finished) for gives in mistake.gives)
 
 
-def _gave(exercise: Exercise, call: Call, gives: Callable[..., Any]) -> bool:
-    with np.errstate(all="ignore"):
-        other = gives(*_again(exercise, call))
-    return not difference(call.got, other, 4 * tolerance(exercise, call))
+def _arguments(exercise: Exercise, call: Call) -> list[Any]:
+    """Arguments for a reference: in float64, and objects such as a simulated GPU made anew."""
+    given = call.given
+    if call.dtype is None:
+        torch.manual_seed(0)
+        given = exercise.inputs(*call.case)
+    return [_double(value) for value in given.values()]
 
 
-def _again(exercise: Exercise, call: Call) -> list[Any]:
-    """Arguments for a reference: in float64, and objects such as a pretend GPU made anew."""
-    if call.dtype is not None:
-        return call.exact
-    torch.manual_seed(0)
-    return [_double(value) for value in exercise.inputs(*call.case).values()]
-
-
-def want(exercise: Exercise, given: Mapping[str, Any]) -> Any:
+def right_result(exercise: Exercise, given: Mapping[str, Any]) -> Any:
     """What a right answer returns."""
     return exercise.reference(*[_double(value) for value in given.values()])
 
@@ -276,9 +263,13 @@ def _form(call: Call) -> tuple[str, str, tuple[str, ...]]:
             said = f"shape {tuple(mine.shape)}, not {tuple(right.shape)}"
             return "form", f"the result has {said}.", RETURNS
         if isinstance(right, Tensor) and call.dtype is not None and mine.dtype != call.dtype:
-            return "form", f"the result has dtype {_name(mine.dtype)}, not {_name(call.dtype)}.", RETURNS
+            return (
+                "form",
+                f"the result has dtype {dtype_name(mine.dtype)}, not {dtype_name(call.dtype)}.",
+                RETURNS,
+            )
         if isinstance(right, (int, float)) and not isinstance(right, bool) and _number(mine) is None:
-            return "form", f"it returned {_short(mine)}, not a number.", RETURNS
+            return "form", f"it returned {short(mine)}, not a number.", RETURNS
     return "", "", ()
 
 
@@ -290,12 +281,12 @@ def _values(exercise: Exercise, call: Call) -> str:
     return found and f"{found}."
 
 
-def _lacking(each: Property) -> Look:
-    def look(call: Call) -> tuple[str, str, tuple[str, ...]]:
-        skipped = each.contiguous and call.layout != "contiguous"
-        return each.name, "" if skipped else each.look(call), each.hints
+def _check_of(each: Property) -> Check:
+    def check(call: Call) -> tuple[str, str, tuple[str, ...]]:
+        skipped = each.contiguous_only and call.layout != "contiguous"
+        return each.name, "" if skipped else each.problem(call), each.hints
 
-    return look
+    return check
 
 
 def difference(got: Any, want: Any, tolerance: float) -> str:
@@ -306,25 +297,29 @@ def difference(got: Any, want: Any, tolerance: float) -> str:
     """
     if isinstance(want, Tensor):
         if not isinstance(got, Tensor) or got.shape != want.shape:
-            return f"it is {_short(got)}, not {_short(want)}"
+            return f"it is {short(got)}, not {short(want)}"
         return _tensors(got, want, tolerance)
     if isinstance(want, dict):
         if not isinstance(got, dict):
-            return f"it is {_short(got)}, not a dict"
-        keys = dict.fromkeys([*want, *got])
-        parts = {k: difference(got.get(k), want.get(k), tolerance) for k in keys}
-        return "; ".join(f"{key}: {said}" for key, said in parts.items() if said)
-    if isinstance(want, (tuple, list)):
+            return f"it is {short(got)}, not a dict"
+        pairs = {str(key): (got.get(key), want.get(key)) for key in (*want, *got)}
+    elif isinstance(want, (tuple, list)):
         if not isinstance(got, (tuple, list)) or len(got) != len(want):
-            return f"it is {_short(got)}, not {_short(want)}"
-        pairs = enumerate(zip(got, want, strict=True), start=1)
-        parts_of = {i: difference(a, b, tolerance) for i, (a, b) in pairs}
-        return "; ".join(f"result {i}: {said}" for i, said in parts_of.items() if said)
+            return f"it is {short(got)}, not {short(want)}"
+        pairs = {f"result {i}": pair for i, pair in enumerate(zip(got, want, strict=True), start=1)}
+    else:
+        return _numbers(got, want, tolerance)
+    parts = {name: difference(*pair, tolerance) for name, pair in pairs.items()}
+    return "; ".join(f"{name}: {problem}" for name, problem in parts.items() if problem)
+
+
+def _numbers(got: Any, want: Any, tolerance: float) -> str:
+    """How two numbers, or objects that are compared as they are, differ."""
     number, right = _number(got), _number(want)
     if right is None or isinstance(want, (bool, str)):
-        return "" if got == want else f"it is {_short(got)}, not {_short(want)}"
+        return "" if got == want else f"it is {short(got)}, not {short(want)}"
     if number is None:
-        return f"it is {_short(got)}, not {right:.6g}"
+        return f"it is {short(got)}, not {right:.6g}"
     both_nan = math.isnan(number) and math.isnan(right)
     alike = number == right or both_nan or abs(number - right) <= tolerance * abs(right)
     return "" if alike else f"it is {number:.6g}, not {right:.6g}"
@@ -340,11 +335,12 @@ def _tensors(got: Tensor, want: Tensor, tolerance: float) -> str:
     wrong = (~alike).nonzero()
     if not len(wrong):
         return ""
-    at = tuple(wrong[0].tolist())
+    index = tuple(wrong[0].tolist())
+    differs = f"is {got[index]:.6g}, not {want[index]:.6g}"
+    if want.dim() == 0:
+        return f"it {differs}"
     verb = "is" if len(wrong) == 1 else "are"
-    share = "" if want.dim() == 0 else f"{len(wrong)} of {want.numel()} elements {verb} wrong; "
-    place = "it" if want.dim() == 0 else f"the one at {list(at)}"
-    return f"{share}{place} is {got[at]:.6g}, not {want[at]:.6g}"
+    return f"{len(wrong)} of {want.numel()} elements {verb} wrong; the one at {list(index)} {differs}"
 
 
 def _number(value: Any) -> float | None:
@@ -360,7 +356,8 @@ def _double(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value in a message: a tensor by its shape, a long text by its type."""
     if isinstance(value, Tensor):
         return f"({', '.join(map(str, value.shape))})"
     if isinstance(value, float):
@@ -369,7 +366,8 @@ def _short(value: Any) -> str:
     return said if len(said) <= 80 else f"{type(value).__name__}"
 
 
-def _name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype without "torch."."""
     return str(dtype).removeprefix("torch.")
 
 

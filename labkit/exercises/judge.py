@@ -1,15 +1,15 @@
-"""Judges answers, in a process where Triton interprets and no GPU is seen.
+"""Judges answers: a cell's source, run in a process of its own, becomes a finding.
 
-So a verdict is the same on every machine. `lesson` calls ``prepare`` once in a process, which takes seconds,
-and ``judge_file`` in a fork of it for each answer (`labkit.child_process`).
+In that process Triton interprets and no GPU is seen, so a finding is the same on every machine. The notebook
+calls ``attempt``. A process that is ready (``process``) forks for it, and the fork runs ``judge_file``. A
+kernel that is right when interpreted is then compiled for a GPU.
 """
 
 import importlib.util
 import os
 import re
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from functools import cache
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from labkit import child_process
-from labkit.exercises import engine, slips
+from labkit.exercises import engine, exceptions
 from labkit.exercises.engine import Call, Exercise, Finding
 from labkit.lessons import notebooks
 from labkit.measure import correctness
@@ -31,25 +31,98 @@ from labkit.profiling import codegen
 
 FENCE = 2**18
 """Elements around each tensor that are watched: further than any tile of an exercise reaches."""
+ENVIRONMENT = {
+    "TRITON_INTERPRET": "1",
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "LABKIT_HEADLESS": "1",
+    "MPLBACKEND": "Agg",
+}
+"""The same on every machine: Triton interprets, no GPU is seen, nobody presses buttons."""
 
 
-def environment() -> Mapping[str, str]:
-    """The same on every machine: Triton interprets, no GPU is seen, nobody presses buttons."""
-    return os.environ | {
-        "TRITON_INTERPRET": "1",
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "LABKIT_HEADLESS": "1",
-        "MPLBACKEND": "Agg",
-    }
+# ---- the notebook's process --------------------------------------------------------------------------------
 
 
-def prepare(lesson: str, compiler: child_process.Forkserver) -> None:
-    """Load the lesson's setup and kernel cells and its exercises; ``compiler`` compiles for the forks."""
-    from labkit.exercises import interpreted
+def attempt(lesson: str, name: str, file: Path, *, seconds: float, memory: int, **limits: Any) -> Finding:
+    """The finding for the cell in a file that hands in an answer to an exercise.
 
-    codegen.use(compiler)
-    interpreted.as_compiled()
+    The answer may run for so many seconds and allocate so many bytes, and its kernels may take as many
+    seconds to compile. ``show`` gets what it prints, if it is given. Whatever the answer does becomes a
+    finding, never an exception.
+    """
+    limits |= {"seconds": seconds, "memory": memory}
+    try:
+        finding: Finding
+        finding, kernels = process(lesson).run(judge_file, lesson, name, file, **limits)
+        codegen.compile_many(kernels, seconds)
+    except (codegen.CompileError, ValueError) as error:
+        return _refused(find(lesson)[name], error)
+    except (TimeoutError, KeyboardInterrupt, child_process.ChildError) as error:
+        return explain_end(error, file, seconds, lesson)
+    return finding
+
+
+@cache
+def process(lesson: str) -> child_process.Forkserver:
+    """The process that judges this session's answers to a lesson's exercises; it loads the lesson at once."""
+    codegen.server()  # gets ready, too
+    return child_process.Forkserver(prepare, lesson, environment=os.environ | ENVIRONMENT)
+
+
+def _refused(exercise: Exercise, error: Exception) -> Finding:
+    """The finding for a kernel that the compiler refuses though it is right when interpreted."""
+    message = next(filter(None, reversed(str(error).strip().splitlines())), "")
+    mistake = exceptions.matching_mistake(exercise, f"CompileError: {message}\n")
+    known = mistake.hints and "{" not in "".join(mistake.hints)  # nothing is known of the names on its line
+    observed = f"Interpreted it is right, but the compiler for a GPU (sm_90) refuses it: {message}"
+    return Finding("wrong", observed, mistake.name if known else "", hints=mistake.hints if known else ())
+
+
+def explain_end(error: BaseException, file: Path, limit_s: float, lesson: str) -> Finding:
+    """The finding for a process that ended without a finding."""
+    trace = "\n".join(getattr(error, "__notes__", ()))
+    number = re.search(rf'File "{re.escape(str(file))}", line (\d+) in', trace)
+    where = ""
+    if number is not None:
+        line = file.read_text(encoding="utf-8").splitlines()[int(number[1]) - 1]
+        where = f"line {number[1]}: {line.strip()}"
+    if isinstance(error, KeyboardInterrupt):
+        return Finding("interrupted", f"You stopped it. {NOTHING_IS_LOST}", where=where)
+    if isinstance(error, TimeoutError):
+        observed = f"It was still running after {limit_s:g} s, and was ended. {NOTHING_IS_LOST}"
+        return Finding("stopped", observed, "endless", where, ENDLESS_HINTS)
+    if getattr(error, "raised", False):
+        observed = (
+            f"The lesson's own cells of kernels, as they were last saved, do not run: {error}\n"
+            f"Undo what you changed there, or restart from a fresh copy of {lesson}."
+        )
+        return Finding("error", observed, "lesson")
+    observed = f"The process that ran your code is gone: {error}. {NOTHING_IS_LOST}"
+    if re.search(r"\.(load|store)\(", where):
+        return Finding("crashed", observed, "wild", where, WILD_ADDRESS_HINTS)
+    return Finding("crashed", observed, where=where)
+
+
+NOTHING_IS_LOST = "Nothing of your notebook is lost."
+ENDLESS_HINTS = (
+    "Does a loop never end? The line that was running, where it could be told, stands above.",
+    "Print what the loop's condition depends on, inside the loop: what is printed appears above.",
+)
+WILD_ADDRESS_HINTS = (
+    "This load or store went to a wild address. Every place has to be inside its tensor, or masked.",
+    "Print the smallest and the largest of your places in the last program, and compare with the size.",
+)
+
+
+# ---- the process that judges -------------------------------------------------------------------------------
+
+
+def prepare(lesson: str) -> None:
+    """Load the lesson's setup and kernel cells and its exercises, once, before the forks."""
+    from labkit.exercises import triton_interpreter
+
+    triton_interpreter.match_compiled_code()
     find(lesson)
     notebooks.load(lesson)
 
@@ -69,75 +142,126 @@ def find(lesson: str) -> dict[str, Exercise]:
     return {each.name: each for each in vars(module).values() if isinstance(each, Exercise)}
 
 
-def judge_file(lesson: str, name: str, file: Path) -> Finding:
-    """The finding for the cell in a file that hands in an answer to an exercise."""
+def judge_file(lesson: str, name: str, file: Path) -> tuple[Finding, list[codegen.Request]]:
+    """The finding for the cell in a file, and kernels that have to compile where it is right."""
     namespace = vars(notebooks.load(lesson))  # again: the notebook may have been saved meanwhile
     exercise = find(lesson)[name]
     try:
-        answer = run_cell(lesson, namespace, exercise, file)
-        return judge(exercise, answer, file) if answer else Finding("error", UNCHECKED)
+        return judge(exercise, run_cell(lesson, namespace, exercise, file), file)
+    except NotCheckedError as error:
+        return Finding("error", str(error)), []
     except BaseException as error:  # SystemExit too: whatever it is, the learner's code raised it
-        return raised(exercise, error, file, namespace)
+        return exceptions.explain(exercise, error, file, namespace), []
 
 
-UNCHECKED = "The cell came to its end without its last line, tasks.check(...)."
+class NotCheckedError(Exception):
+    """A cell that came to its end without handing in an answer."""
 
 
-def judge(exercise: Exercise, answer: Any, file: Path) -> Finding:
+class AnswerHandedIn(BaseException):
+    """Leaves the cell at its check; not an Exception, which the cell itself might catch."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+
+class CellTasks:
+    """Stands for ``tasks`` in a cell that is judged."""
+
+    def __init__(self, lesson: str, exercise: Exercise) -> None:
+        self._lesson, self._exercise = lesson, exercise
+
+    def check(self, name: str, answer: Any) -> None:
+        if name == self._exercise.name:
+            raise AnswerHandedIn(answer)
+
+    def answer(self, name: str) -> Any:
+        """The solution's: the learner's own answer lives in the notebook."""
+        return getattr(solutions(self._lesson), find(self._lesson)[name].answer)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Solution, reset, progress, race: of these the learner's notebook shows something."""
+        return lambda *args, **options: None
+
+
+def run_cell(lesson: str, namespace: dict[str, Any], exercise: Exercise, file: Path) -> Any:
+    """What the cell in a file hands in; NotCheckedError when it ends without a check."""
+    # A module by this name: Triton, inspect and dataclasses look the source up through it.
+    title = f"labkit_attempt_{exercise.name}"
+    module = sys.modules[title] = ModuleType(title)
+    special = {"__name__": title, "__file__": str(file), "tasks": CellTasks(lesson, exercise)}
+    module.__dict__.update(namespace | special)
+    try:
+        exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), module.__dict__)
+    except AnswerHandedIn as handed_in:
+        return handed_in.answer
+    raise NotCheckedError("The cell came to its end without its last line, tasks.check(...).")
+
+
+def solutions(lesson: str) -> ModuleType:
+    """The file of solutions as a module: Triton reads the source of a kernel from its file."""
+    file = notebooks.solutions_file(notebooks.resolve(lesson))
+    return codegen.load(f"labkit_solutions_{file.stem}", str(file))
+
+
+# ---- calls -------------------------------------------------------------------------------------------------
+
+
+def judge(exercise: Exercise, answer: Any, file: Path) -> tuple[Finding, list[codegen.Request]]:
     """Call an answer on all cases, in every dtype and layout; the finding for the first that is not right.
 
-    ``answer`` is a tuple of one: what the cell handed in.
+    With it come the kernels that have to compile for a GPU: none where something is wrong.
     """
-    first = exercise.dtypes[0]
-    phases = [(first, layout) for layout in exercise.layouts]
+    phases = [(exercise.dtypes[0], layout) for layout in exercise.layouts]
     phases += [(dtype, "contiguous") for dtype in exercise.dtypes[1:]]
     done: list[Call] = []
     for number, (dtype, layout) in enumerate(phases):
         cases = exercise.cases if number else (*exercise.cases, *exercise.large)
-        calls = [_call(exercise, answer[0], case, dtype, layout) for case in cases]
-        found = _shared(done + calls) or engine.compare(exercise, calls)
+        calls = [_call(exercise, answer, case, dtype, layout) for case in cases]
+        found = _shared_memory(done + calls) or engine.compare(exercise, calls)
         if found is not None and found.status == "error":
-            broken = next(call for call in calls if call.error is not None)
-            assert broken.error is not None
-            return raised(exercise, broken.error, file, {}, str(broken), calls)
+            failed = next(call for call in calls if call.error is not None)
+            assert failed.error is not None
+            return exceptions.explain(exercise, failed.error, file, {}, str(failed), calls), []
         if found is not None:
-            return found
+            return found, []
         done += calls
-    return _again(exercise, answer[0], done) or _compiled(exercise, done, file) or _right(exercise, done)
+    if found := _overwritten_later(exercise, answer, done):
+        return found, []
+    return _right(exercise, done), _kernels(done) if exercise.compiles else []
 
 
 def _call(
     exercise: Exercise, answer: Any, case: tuple[Any, ...], dtype: torch.dtype | None, layout: str
 ) -> Call:
-    from labkit.exercises import interpreted
+    from labkit.exercises import triton_interpreter
+
+    def cast(value: Any) -> Any:
+        floats = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(dtype) if floats and dtype else value
 
     torch.manual_seed(0)
-    drawn = exercise.inputs(*case)
-    fences = Fences()
-    inputs = {name: _cast(value, dtype) for name, value in drawn.items()}
+    inputs = {name: cast(value) for name, value in exercise.inputs(*case).items()}
     given = {name: copy(value) if isinstance(value, list) else value for name, value in inputs.items()}
+    fences = JudgeFences()
     for name, value in inputs.items():
         if isinstance(value, Tensor) and value.numel():
             inputs[name] = fences.place(value, layout if value.dim() else "contiguous")
     call = Call(case, dtype, layout, inputs, given, None)
     try:
-        with fences, interpreted.watched() as call.launches:  # what the fences do is no launch
+        with fences, triton_interpreter.record_launches() as call.launches:  # not what the fences do
             call.got = exercise.call(answer, *inputs.values())
     except Exception as error:
         call.error = error
-    call.stray, call.loads_outside = fences.broken(), fences.crossed(call.launches.loads)
-    if dtype is None:  # objects such as a pretend GPU have been used
+    call.stored_outside, call.loaded_outside = fences.broken(), fences.crossed(call.launches.loads)
+    if dtype is None:  # objects such as a simulated GPU have been used
         torch.manual_seed(0)
         given = exercise.inputs(*case)
-    call.want = engine.want(exercise, given)
+    call.want = engine.right_result(exercise, given)
     return call
 
 
-def _cast(value: Any, dtype: torch.dtype | None) -> Any:
-    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() and dtype else value
-
-
-class Fences(correctness.Fences):
+class JudgeFences(correctness.Fences):
     """Fences around what a call allocates with values, too."""
 
     def __init__(self) -> None:
@@ -171,7 +295,7 @@ _WITH_VALUES = {
 }  # fmt: skip
 
 
-def _shared(calls: list[Call]) -> Finding | None:
+def _shared_memory(calls: list[Call]) -> Finding | None:
     """Whether the result of one call lies in the memory of another's: it is right only until then."""
     seen: set[int] = set()
     for call in calls:
@@ -179,12 +303,12 @@ def _shared(calls: list[Call]) -> Finding | None:
         memory = {each.untyped_storage().data_ptr() for each in tensors}
         if call.launches.kernels and memory & seen:
             observed = "A later call handed back the memory of an earlier call's result."
-            return Finding("wrong", observed, "reused", hints=REUSED)
+            return Finding("wrong", observed, "reused", hints=REUSED_MEMORY_HINTS)
         seen |= memory
     return None
 
 
-def _again(exercise: Exercise, answer: Any, done: list[Call]) -> Finding | None:
+def _overwritten_later(exercise: Exercise, answer: Any, done: list[Call]) -> Finding | None:
     """Whether results are still right after another call, on the first call's inputs."""
     calls = [call for call in done if call.launches.kernels]
     if not calls:
@@ -192,225 +316,33 @@ def _again(exercise: Exercise, answer: Any, done: list[Call]) -> Finding | None:
     again = replace(calls[0], got=exercise.call(answer, *calls[0].inputs.values()))
     for call in calls:
         if found := engine.difference(call.got, call.want, engine.tolerance(exercise, call)):
-            return Finding("wrong", f"{call}: after later calls, {found}.", "reused", hints=REUSED)
-    return _shared([*calls, again])
+            observed = f"{call}: after later calls, {found}."
+            return Finding("wrong", observed, "reused", hints=REUSED_MEMORY_HINTS)
+    return _shared_memory([*calls, again])
 
 
-REUSED = (
+REUSED_MEMORY_HINTS = (
     "What happens to the first result when somebody calls your function again?",
     "Make the result anew in each call: torch.empty_like costs next to nothing.",
 )
 
 
-def _compiled(exercise: Exercise, done: list[Call], file: Path) -> Finding | None:
-    """What the compiler for a GPU refuses though it is right when interpreted."""
-    if not exercise.compiles:
-        return None
+def _kernels(done: list[Call]) -> list[codegen.Request]:
+    """The first kernel of a call in the last dtype, and of one in float16, to be compiled."""
     half = [call for call in done if call.dtype is torch.float16] or done
-    kernels = [one for call in (done[-1], half[0]) for one in call.launches.kernels[:1]]
-    try:
-        codegen.compile_many([_request(*each) for each in kernels])
-    except codegen.CompileError as error:
-        message = next(filter(None, reversed(str(error).strip().splitlines())), "")
-        found = _explained(exercise, f"CompileError: {message}", "")
-        hints = found.hints if "{" not in "".join(found.hints) else ()
-        observed = f"Interpreted it is right, but the compiler for a GPU (sm_90) refuses it: {message}"
-        return Finding("wrong", observed, found.name if hints else "", hints=hints)
-    return None
-
-
-def _request(kernel: Any, given: dict[str, Any]) -> codegen.Request:
-    options = {name: given[name] for name in ("num_warps", "num_stages") if given.get(name)}
-    arguments = {name: value for name, value in given.items() if name in kernel.arg_names}
-    return codegen.request(kernel, arguments, target="sm_90", **options)
+    requests = []
+    for call in (done[-1], half[0]):
+        for kernel, given in call.launches.kernels[:1]:
+            options = {name: given[name] for name in ("num_warps", "num_stages") if given.get(name)}
+            arguments = {name: value for name, value in given.items() if name in kernel.arg_names}
+            requests.append(codegen.request(kernel, arguments, target="sm_90", **options))
+    return requests
 
 
 def _right(exercise: Exercise, done: list[Call]) -> Finding:
-    kinds = [engine._name(dtype) for dtype in exercise.dtypes if dtype is not None]
+    dtypes = [engine.dtype_name(dtype) for dtype in exercise.dtypes if dtype is not None]
     cases = len(exercise.cases) + len(exercise.large)
-    said = [f"{cases} cases"] * (cases > 1) + kinds
-    said += [f"{len(exercise.layouts)} layouts"] * (len(exercise.layouts) > 1)
-    calls = f"{len(done)} calls are right ({', '.join(said)}). " if len(done) > 1 else ""
-    observed = f"{calls}{exercise.right}".strip()
-    return Finding("right", observed, checks=len(done))
-
-
-# ---- running a cell ----------------------------------------------------------------------------------------
-
-
-class _HandedIn(BaseException):
-    """Leaves the cell at its check; not an Exception, which the cell itself might catch."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-
-
-class _Desk:
-    """Stands for ``tasks`` in the cell."""
-
-    def __init__(self, lesson: str, exercise: Exercise) -> None:
-        self._lesson, self._exercise = lesson, exercise
-
-    def check(self, name: str, answer: Any) -> None:
-        if name == self._exercise.name:
-            raise _HandedIn(answer)
-
-    def answer(self, name: str) -> Any:
-        """The solution's: the learner's own lives in the notebook."""
-        return getattr(solutions(self._lesson), find(self._lesson)[name].answer)
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        """Solution, reset, progress, race: of these the learner's notebook shows something."""
-        return lambda *args, **options: None
-
-
-def run_cell(lesson: str, namespace: dict[str, Any], exercise: Exercise, file: Path) -> tuple[Any, ...]:
-    """What the cell hands in; () when it ends without a check."""
-    # A module by this name: Triton, inspect and dataclasses look the source up through it.
-    title = f"labkit_attempt_{exercise.name}"
-    module = ModuleType(title)
-    own = {"__name__": title, "__file__": str(file), "tasks": _Desk(lesson, exercise)}
-    module.__dict__.update(namespace | own)
-    sys.modules[title] = module
-    try:
-        exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), module.__dict__)
-    except _HandedIn as handed:
-        return (handed.answer,)
-    return ()
-
-
-def solutions(lesson: str) -> ModuleType:
-    """The file of solutions as a module: Triton reads the source of a kernel from its file."""
-    file = notebooks.solutions_file(notebooks.resolve(lesson))
-    return codegen.load(f"labkit_solutions_{file.stem}", str(file))
-
-
-# ---- exceptions --------------------------------------------------------------------------------------------
-
-
-def raised(
-    exercise: Exercise,
-    error: BaseException,
-    file: Path,
-    namespace: Mapping[str, Any],
-    call: str = "",
-    calls: list[Call] | None = None,
-) -> Finding:
-    """The finding for an exception, with hints at what it usually means."""
-    observed, where = _message(error), _where(error, file)
-    mistake = _explained(exercise, observed, where, calls)
-    missing = re.search(r"'(\w+)'", observed)
-    facts = {
-        "name": missing[1] if missing else "it",
-        "seen": ", ".join(_seen(error, file, namespace)) or "none of yours",
-        "given": ", ".join(_given(namespace)) or "torch, triton and tl",
-    }
-    hints = tuple(_filled(hint, facts) for hint in mistake.hints)
-    return Finding("error", f"{observed}" + f" ({call})" * bool(call), mistake.name, where, hints)
-
-
-def _filled(hint: str, facts: Mapping[str, str]) -> str:
-    for name, value in facts.items():
-        hint = hint.replace(f"{{{name}}}", value)
-    return hint
-
-
-def _explained(
-    exercise: Exercise, observed: str, where: str, calls: list[Call] | None = None
-) -> engine.Mistake:
-    told = f"{observed}\n{where}"
-    own = [
-        each
-        for each in exercise.mistakes
-        if each.raises and (each.when is None or (calls is not None and each.when(calls)))
-    ]
-    return next(each for each in (*own, *slips.SLIPS) if re.search(each.raises, told))
-
-
-def _seen(error: BaseException, file: Path, namespace: Mapping[str, Any]) -> list[str]:
-    """The answer's own names at its line that was running."""
-    for one in reversed(list(_chain(error))):
-        frames = [frame for frame, _ in traceback.walk_tb(one.__traceback__)]
-        own = [frame for frame in frames if frame.f_code.co_filename == str(file)]
-        if own:
-            names = [name for name in own[-1].f_locals if not name.startswith("_")]
-            return names if own[-1].f_code.co_name != "<module>" else [n for n in names if n not in namespace]
-    return []
-
-
-def _given(namespace: Mapping[str, Any]) -> list[str]:
-    """What the lesson has for the cell: modules from elsewhere, and its own functions and kernels."""
-
-    def fits(value: Any) -> bool:
-        if isinstance(value, ModuleType):
-            return not value.__name__.startswith("labkit")
-        return getattr(getattr(value, "fn", value), "__module__", None) == namespace.get("__name__")
-
-    return sorted(name for name, value in namespace.items() if not name.startswith("_") and fits(value))
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and those that led to it, the last one first."""
-    current: BaseException | None = error
-    while current is not None:
-        yield current
-        current = current.__cause__ or current.__context__
-
-
-def _message(error: BaseException) -> str:
-    cause = list(_chain(error))[-1] if type(error).__name__ == "InterpreterError" else error
-    text = str(cause)[:500]
-    if isinstance(cause, MemoryError):
-        text = "it needed more memory than an answer may have, a quarter of this machine's"
-    return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
-
-
-def _where(error: BaseException, file: Path) -> str:
-    """The answer's own line that was running, "line 3: ..."; empty when none of its lines was."""
-    for one in reversed(list(_chain(error))):
-        if isinstance(one, SyntaxError) and one.filename == str(file):
-            return f"line {one.lineno}: {(one.text or '').strip()}"
-        frames = [frame for frame in traceback.extract_tb(one.__traceback__) if frame.filename == str(file)]
-        if frames:
-            return f"line {frames[-1].lineno}: {frames[-1].line}"
-    return ""
-
-
-# ---- other ends --------------------------------------------------------------------------------------------
-
-
-def ended(error: BaseException, file: Path, limit_s: float, lesson: str) -> Finding:
-    """The finding for a process that came to another end than a verdict."""
-    where = _traced(file, "\n".join(getattr(error, "__notes__", ())))
-    if isinstance(error, KeyboardInterrupt):
-        return Finding("interrupted", f"You stopped it. {LOST}", where=where)
-    if isinstance(error, TimeoutError):
-        observed = f"It was still running after {limit_s:g} s, and was ended. {LOST}"
-        return Finding("stopped", observed, "endless", where, ENDLESS)
-    if getattr(error, "raised", False):
-        observed = f"The lesson's own cells of kernels, as they were last saved, do not run: {error}\n{FRESH}"
-        return Finding("error", observed.format(lesson), "lesson")
-    observed = f"The process that ran your code is gone: {error}. {LOST}"
-    wild = re.search(r"\.(load|store)\(", where) is not None
-    return Finding("crashed", observed, "wild" if wild else "", where, WILD if wild else ())
-
-
-LOST = "Nothing of your notebook is lost."
-FRESH = "Undo what you changed there, or restart from a fresh copy of {}."
-ENDLESS = (
-    "Does a loop never end? The line that was running, where it could be told, stands above.",
-    "Print what the loop's condition depends on, inside the loop: what is printed appears above.",
-)
-WILD = (
-    "This load or store went to a wild address. Every place has to be inside its tensor, or masked.",
-    "Print the smallest and the largest of your places in the last program, and compare with the size.",
-)
-
-
-def _traced(file: Path, trace: str) -> str:
-    """The answer's innermost line in the traceback of a process, "line 3: ..."; "" where there is none."""
-    found = re.search(rf'File "{re.escape(str(file))}", line (\d+) in', trace)
-    if found is None:
-        return ""
-    number = int(found[1])
-    return f"line {number}: {file.read_text(encoding='utf-8').splitlines()[number - 1].strip()}"
+    kinds = [f"{cases} cases"] * (cases > 1) + dtypes
+    kinds += [f"{len(exercise.layouts)} layouts"] * (len(exercise.layouts) > 1)
+    calls = f"{len(done)} calls are right ({', '.join(kinds)}). " if len(done) > 1 else ""
+    return Finding("right", f"{calls}{exercise.right}".strip(), checks=len(done))

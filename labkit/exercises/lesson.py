@@ -1,6 +1,6 @@
 """A lesson's exercises in this session: check a cell, show the solution, keep the verdicts, race.
 
-``tasks = exercises.of("01_launch_overhead")``; then a cell that writes a function ends with
+``tasks = lab.lesson("01_launch_overhead")``; then a cell that writes a function ends with
 ``tasks.check("mask", double_kernel)``. Its source is read from the notebook's input and judged beside the
 lesson's setup and kernel cells, in a process of its own. So the verdict is the same on every machine, and
 nothing that the answer does reaches this process.
@@ -14,7 +14,7 @@ import tokenize
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,13 @@ import psutil
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from labkit import child_process, gpu, paths
+from labkit import gpu, paths
 from labkit.exercises import judge, race
 from labkit.exercises.engine import Exercise, Finding
 from labkit.exercises.verdicts import Status, Verdict, progress_html, solution_html
 from labkit.lessons import notebooks
 from labkit.measure.contender import Contender
 from labkit.measure.results import Results
-from labkit.profiling import codegen
 from labkit.widgets.claims import summary
 from labkit.widgets.static import interactive
 
@@ -41,24 +40,24 @@ OFFERED_AFTER = 3
 """Distinct wrong answers after which the verdict holds the solution; ``solution`` shows it at any time."""
 
 
-def of(lesson: str, *, solve: bool = False, limit_s: float = LIMIT_S) -> "Tasks":
+def session(lesson: str, *, solve: bool = False, limit_s: float = LIMIT_S) -> "ExerciseSession":
     """The exercises of a lesson, by its file's name without the suffix.
 
     With ``solve`` the solutions are judged in place of the cells, and one that is not right is an
     AssertionError. Without, no answer is ever an error. ValueError for a lesson without exercises.
     """
-    return Tasks(lesson, judge.find(lesson), solve, limit_s)
+    return ExerciseSession(lesson, solve, limit_s)
 
 
-def lesson(name: str, *, solve: bool = False) -> "Tasks":
+def lesson(name: str, *, solve: bool = False) -> "ExerciseSession":
     """Say where a lesson's saved outputs are from, and return its exercises; first in a notebook."""
     from labkit.runs.record import banner
 
     display(banner(name))
-    return of(name, solve=solve)
+    return session(name, solve=solve)
 
 
-def digest(source: str) -> str:
+def source_digest(source: str) -> str:
     """12 hex digits of a cell's source that do not change with comments and white space."""
     skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
     words: list[str] = []
@@ -68,15 +67,8 @@ def digest(source: str) -> str:
     return hashlib.sha256(" ".join(words).strip().encode()).hexdigest()[:12]
 
 
-@cache
-def server(lesson: str) -> child_process.Forkserver:
-    """The process that judges this session's answers to a lesson's exercises; it loads the lesson at once."""
-    compiler = codegen.server()
-    return child_process.Forkserver(judge.prepare, lesson, environment=judge.environment(), uses=(compiler,))
-
-
 @dataclass
-class Record:
+class Attempts:
     """What is kept of an exercise: the last verdict, and the distinct wrong answers since it was right."""
 
     status: Status = "not attempted"
@@ -85,17 +77,19 @@ class Record:
     when: str = ""
 
 
-class Tasks:
-    """The exercises of one lesson in this session."""
+class ExerciseSession:
+    """The exercises of one lesson in this session of a notebook."""
 
-    def __init__(self, lesson: str, exercises: dict[str, Exercise], solve: bool, limit_s: float) -> None:
-        self._lesson, self._exercises, self._solve, self._limit_s = lesson, exercises, solve, limit_s
+    def __init__(self, lesson: str, solve: bool, limit_s: float) -> None:
+        self._lesson, self._solve, self._limit_s = lesson, solve, limit_s
+        self._exercises = judge.find(lesson)
+        self._solutions = notebooks.solution_cells(notebooks.resolve(lesson))
         self._right: dict[str, tuple[Any, Path]] = {}
-        """The learner's own answers whose last verdict was right, and the files of their cells."""
-        self._folder = _folder(lesson)
+        """The learner's answers whose last verdict was right, and the files of their cells."""
         self._raced: set[Path] = set()
-        """Files of own answers that were right at the race's sizes, too."""
-        server(lesson)  # gets ready while the learner reads
+        """Files of the learner's answers that were right at the race's sizes, too."""
+        self._folder = _attempts_folder(lesson)
+        judge.process(lesson)  # gets ready while the learner reads
 
     def check(self, name: str, answer: Any) -> None:
         """Judge the cell that this call stands in, and show the verdict.
@@ -105,9 +99,9 @@ class Tasks:
         """
         exercise = self._exercise(name)
         if self._solve:
-            cell = f'{self._solution(name)}\n\n\ntasks.check("{name}", {exercise.answer})\n'
-            verdict = self._explained(exercise, self._finding(name, self._kept(name, cell)), cell, Record())
-            _show(verdict.mimebundle(), str(verdict))
+            cell = f'{self._solutions[name]}\n\n\ntasks.check("{name}", {exercise.answer})\n'
+            verdict = self._verdict(exercise, self._judge(name, self._write(name, cell)), cell, Attempts())
+            _show_verdict(verdict)
             if verdict.status != "right":
                 raise AssertionError(f"the solution of {exercise.title!r} has to be right: {verdict}")
             return
@@ -115,17 +109,16 @@ class Tasks:
         self._right.pop(name, None)
         if _untouched(exercise, cell):
             sentence = "Complete the cell and run it (Shift+Enter): it says what is wrong."
-            verdict = Verdict(name, exercise.title, "not attempted", sentence)
-            _show(verdict.mimebundle(), str(verdict))
+            _show_verdict(Verdict(name, exercise.title, "not attempted", sentence))
             return
         waiting = f"Judging, in a process of its own: {self._limit_s:g} s at most, usually two."
         shown = _show({"text/plain": waiting, "text/html": f"<small>{waiting}</small>"}, "")
-        file = self._kept(name, cell)
-        records = self._records()
-        record = records.setdefault(name, Record())
-        verdict = self._explained(exercise, self._finding(name, file), cell, record)
-        records[name] = Record(verdict.status, record.wrong, datetime.now(UTC).isoformat(timespec="seconds"))
-        self._keep(records)
+        file = self._write(name, cell)
+        records = self._read_records()
+        record = records.setdefault(name, Attempts())
+        verdict = self._verdict(exercise, self._judge(name, file), cell, record)
+        record.status, record.when = verdict.status, datetime.now(UTC).isoformat(timespec="seconds")
+        self._write_records(records)
         if verdict.status == "right":
             self._right[name] = answer, file
         if shown is None:
@@ -136,7 +129,7 @@ class Tasks:
     def solution(self, name: str) -> None:
         """Show the solution of an exercise."""
         self._exercise(name)
-        source = self._solution(name)
+        source = self._solutions[name]
         _show({"text/plain": source, "text/html": solution_html(source)}, source)
 
     def answer(self, name: str) -> Any:
@@ -154,16 +147,16 @@ class Tasks:
         exercise, and where there is no GPU, the solution races, and says so.
         """
         exercise = self._exercise(name)
-        own = self._right.get(name)
-        problem = race.problem(self._lesson, exercise, own[1]) if own else None
+        _, file = self._right.get(name, (None, None))
+        problem = race.problem_at_size(self._lesson, exercise, file) if file else None
         if problem is not None:
-            verdict = self._explained(exercise, problem, "", Record())
-            _show(verdict.mimebundle(), str(verdict))
+            _show_verdict(self._verdict(exercise, problem, "", Attempts()))
             return Results()
-        why = "" if gpu.available() else "there is no GPU here"
-        why = why if own else "you have not solved it yet"
-        if own and not why:
-            self._raced.add(own[1])
+        why = "you have not solved it yet" if file is None else ""
+        if file is not None and gpu.available():
+            self._raced.add(file)
+        elif file is not None:
+            why = "there is no GPU here"
         return race.run(self._lesson, exercise, self.contender(name), why)
 
     def contender(self, name: str) -> Contender:
@@ -171,19 +164,19 @@ class Tasks:
         exercise = self._exercise(name)
         own = self._right.get(name)
         if own and own[1] in self._raced:
-            return race.entrant(exercise, own[0], own=True)
-        return race.entrant(exercise, getattr(judge.solutions(self._lesson), exercise.answer), own=False)
+            return race.contender(exercise, own[0], learners=True)
+        solution = getattr(judge.solutions(self._lesson), exercise.answer)
+        return race.contender(exercise, solution, learners=False)
 
     def reset(self, name: str) -> None:
         """Forget the verdicts on an exercise, and show its cell as the lesson has it, to copy."""
         self._exercise(name)
-        records = self._records()
+        records = self._read_records()
         records.pop(name, None)
-        self._keep(records)
+        self._write_records(records)
         self._right.pop(name, None)
         cells = notebooks.code_cells(notebooks.read(notebooks.resolve(self._lesson)))
-        hands_in = f'tasks.check("{name}",'
-        (cell,) = [each.source for _, each in cells if hands_in in each.source]
+        (cell,) = [each.source for _, each in cells if f'tasks.check("{name}",' in each.source]
         _show({"text/plain": cell}, cell)
 
     def summary(self) -> None:
@@ -194,12 +187,9 @@ class Tasks:
 
     def progress(self) -> None:
         """Show which exercises are solved, in this session or an earlier one."""
-        records = self._records()
-        rows = [
-            (each.title, kept.status, len(kept.wrong))
-            for each in self._exercises.values()
-            for kept in [records.get(each.name, Record())]
-        ]
+        records = self._read_records()
+        found = [(each.title, records.get(each.name, Attempts())) for each in self._exercises.values()]
+        rows = [(title, record.status, len(record.wrong)) for title, record in found]
         text = "\n".join(f"{title}: {status}, {wrong} wrong before" for title, status, wrong in rows)
         _show({"text/plain": text, "text/html": progress_html(rows)}, text)
 
@@ -209,75 +199,65 @@ class Tasks:
             raise ValueError(f"name: {self._lesson} has no exercise {name!r}; it has {known}")
         return self._exercises[name]
 
-    def _solution(self, name: str) -> str:
-        return solution_cells(self._lesson)[name]
-
-    def _finding(self, name: str, file: Path) -> Finding:
-        """What `judge.judge_file` finds, or how the process came to another end."""
-        limits = {"seconds": self._limit_s, "memory": int(MEMORY_SHARE * psutil.virtual_memory().total)}
+    def _judge(self, name: str, file: Path) -> Finding:
+        memory = int(MEMORY_SHARE * psutil.virtual_memory().total)
         show = partial(print, end="", flush=True)
-        try:
-            run = server(self._lesson).run
-            found: Finding = run(judge.judge_file, self._lesson, name, file, show=show, **limits)
-        except (TimeoutError, KeyboardInterrupt, child_process.ChildError) as error:
-            return judge.ended(error, file, self._limit_s, self._lesson)
-        return found
+        return judge.attempt(self._lesson, name, file, seconds=self._limit_s, memory=memory, show=show)
 
-    def _explained(self, exercise: Exercise, found: Finding, cell: str, record: Record) -> Verdict:
+    def _verdict(self, exercise: Exercise, finding: Finding, cell: str, record: Attempts) -> Verdict:
         """A finding as the learner sees it; ``record`` gets it, too.
 
         Hints of a mistake are unlocked by distinct answers that make it. Being right forgets all of them.
         """
-        status: Status = found.status
-        told = [digest(cell), found.mistake]
-        if status == "right":
+        wrong_answer = [source_digest(cell), finding.mistake]
+        if finding.status == "right":
             record.wrong.clear()
-        elif status in ("wrong", "error") and told not in record.wrong:
-            record.wrong.append(told)
-        unlocked = max(1, sum(mistake == found.mistake for _, mistake in record.wrong))
-        tries = len({each for each, _ in record.wrong})
+        elif finding.status in ("wrong", "error") and wrong_answer not in record.wrong:
+            record.wrong.append(wrong_answer)
+        unlocked = max(1, sum(mistake == finding.mistake for _, mistake in record.wrong))
+        offered = len({each for each, _ in record.wrong}) >= OFFERED_AFTER and finding.status != "right"
         return Verdict(
             exercise.name,
             exercise.title,
-            status,
-            found.observed,
-            where=found.where,
-            hints=found.hints[:unlocked],
-            hints_left=len(found.hints[unlocked:]),
-            solution=self._solution(exercise.name) if tries >= OFFERED_AFTER and status != "right" else "",
-            checks=found.checks,
+            finding.status,
+            finding.observed,
+            where=finding.where,
+            hints=finding.hints[:unlocked],
+            hints_left=len(finding.hints[unlocked:]),
+            solution=self._solutions[exercise.name] if offered else "",
+            checks=finding.checks,
         )
 
-    def _kept(self, name: str, cell: str) -> Path:
-        """The file that an answer is written to before it is run; those of before stay."""
+    def _write(self, name: str, cell: str) -> Path:
+        """Write an answer to a file before it is run; the files of earlier answers stay."""
         folder = self._folder / name
         numbers = [int(file.stem) for file in folder.glob("*.py") if file.stem.isdigit()]
         file = folder / ("solution.py" if self._solve else f"{max(numbers, default=0) + 1:04}.py")
         paths.write_text(file, cell)
         return file
 
-    def _records(self) -> dict[str, Record]:
-        with suppress(FileNotFoundError, ValueError, TypeError, AttributeError):  # a file of learners' hands
+    def _read_records(self) -> dict[str, Attempts]:
+        # Nothing is known where there is no file, or where a learner has changed it by hand.
+        with suppress(FileNotFoundError, ValueError, TypeError, AttributeError):
             kept = json.loads((self._folder / "verdicts.json").read_text(encoding="utf-8"))
-            return {name: Record(**each) for name, each in kept.items()}
+            return {name: Attempts(**each) for name, each in kept.items()}
         return {}
 
-    def _keep(self, records: dict[str, Record]) -> None:
+    def _write_records(self, records: dict[str, Attempts]) -> None:
         text = json.dumps({name: vars(each) for name, each in records.items()}, indent=1)
         paths.write_text(self._folder / "verdicts.json", text)
 
 
 def _untouched(exercise: Exercise, cell: str) -> bool:
     """Whether the cell is as the lesson gives it, or still has three dots to replace."""
-    if digest(cell) == exercise.untouched:
+    if source_digest(cell) == exercise.untouched:
         return True
     with suppress(SyntaxError):  # judged, and explained there
         tree = ast.parse(cell)
-        indices = {
-            id(n) for each in ast.walk(tree) if isinstance(each, ast.Subscript) for n in ast.walk(each.slice)
-        }
-        dots = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value is ...]
-        return any(id(each) not in indices for each in dots)  # x[..., 0] is Python
+        for each in list(ast.walk(tree)):
+            if isinstance(each, ast.Subscript):
+                each.slice = ast.Constant(0)  # x[..., 0] is Python
+        return any(isinstance(each, ast.Constant) and each.value is ... for each in ast.walk(tree))
     return False
 
 
@@ -290,6 +270,10 @@ def _show(bundle: dict[str, Any], text: str) -> Any:
     return None
 
 
+def _show_verdict(verdict: Verdict) -> None:
+    _show(verdict.mimebundle(), str(verdict))
+
+
 def _current_cell() -> str:
     shell = get_ipython()
     if shell is None:
@@ -297,7 +281,7 @@ def _current_cell() -> str:
     return str(shell.user_ns["In"][-1])
 
 
-def _folder(lesson: str) -> Path:
+def _attempts_folder(lesson: str) -> Path:
     """Where a lesson's attempts are kept: by its name without the number, which may change."""
     here = paths.cache() / "attempts" / notebooks.key(lesson)
     for numbered in here.parent.glob(f"[0-9][0-9]_{here.name}"):  # from the time when the number counted
@@ -305,8 +289,3 @@ def _folder(lesson: str) -> Path:
             with suppress(OSError):  # a cache that cannot be written: they stay where they are
                 numbered.rename(here)
     return here
-
-
-def solution_cells(lesson: str) -> dict[str, str]:
-    """The solutions' sources of a lesson by exercise."""
-    return notebooks.solution_cells(notebooks.resolve(lesson))

@@ -1,10 +1,12 @@
 """Properties that exercises with a kernel share: what it launches, touches and rounds."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from labkit.exercises.engine import Call, Property
+from labkit.exercises.engine import ALL_DTYPES, Call, Property
 
 ROUNDED_TWICE = 0.02
 """Share of float16 results that may differ from the exact ones rounded once. With float32 arithmetic it is
@@ -14,30 +16,24 @@ FEWEST = 5
 
 
 def _outside(call: Call) -> str:
-    if not call.stray:
+    if not call.stored_outside:
         return ""
-    return f"something was stored outside of its tensor, up to {call.stray} elements away."
+    return f"something was stored outside of its tensor, up to {call.stored_outside} elements away."
 
 
 def _loads_outside(call: Call) -> str:
-    count = call.loads_outside
+    count = call.loaded_outside
     return f"{count} places outside of the tensors were loaded, though nothing came of it." if count else ""
+
+
+def _kernel(call: Call) -> str:
+    operations = ", ".join(call.launches.names) or "nothing"
+    return "" if call.launches.kernels else f"no Triton kernel was launched, but {operations}."
 
 
 def _one_launch(call: Call) -> str:
     names = call.launches.names
-    if not call.launches.kernels:
-        return f"no Triton kernel was launched, but {', '.join(names) or 'nothing'}."
-    return f"{len(names)} launches: {', '.join(names)}." if len(names) > 1 else ""
-
-
-def _kernel(call: Call) -> str:
-    names = call.launches.names
-    return (
-        ""
-        if call.launches.kernels
-        else f"no Triton kernel was launched, but {', '.join(names) or 'nothing'}."
-    )
+    return _kernel(call) or (f"{len(names)} launches: {', '.join(names)}." if len(names) > 1 else "")
 
 
 def _results(call: Call) -> list[tuple[Tensor, Tensor]]:
@@ -89,7 +85,7 @@ NOTHING_OUTSIDE = Property(
         "Which places does the last program store to, and which of them does the tensor have?",
         "Every store needs a mask that is true inside of the tensor, and nowhere else.",
     ),
-    first=True,
+    before_values=True,
 )
 LOADS_INSIDE = Property(
     "loads-outside",
@@ -106,7 +102,7 @@ KERNEL = Property(
         "What computes the result: your kernel, or PyTorch?",
         "Launch the kernel with kernel[grid](...), and return the tensor that it stores to.",
     ),
-    first=True,
+    before_values=True,
 )
 ONE_LAUNCH = Property(
     "launches",
@@ -115,8 +111,8 @@ ONE_LAUNCH = Property(
         "Each launch moves its tensors across memory once more. What could the kernel do by itself?",
         "Let one kernel load everything, compute, and store once; PyTorch only allocates.",
     ),
-    first=True,
-    contiguous=True,
+    before_values=True,
+    contiguous_only=True,
 )
 STORED_ONCE = Property(
     "stored-twice",
@@ -133,7 +129,7 @@ READ_ONCE = Property(
         "A kernel is as slow as the bytes that it moves. How often is each one of them needed?",
         "Load an element into a variable once, and use the variable.",
     ),
-    contiguous=True,
+    contiguous_only=True,
 )
 FULL_FLOAT32 = Property(
     "tf32",
@@ -143,7 +139,7 @@ FULL_FLOAT32 = Property(
         "The default is TF32, with 10 bits of mantissa in place of 23.",
         'tl.dot takes input_precision="ieee".',
     ),
-    first=True,
+    before_values=True,
 )
 ROUNDED_ONCE = Property(
     "rounded-twice",
@@ -153,8 +149,14 @@ ROUNDED_ONCE = Property(
         "What was loaded in 16 bits stays in 16 bits until you convert it: .to(tl.float32) after the load.",
         "Only the store rounds. Everything before it, sums and carries too, is float32.",
     ),
-    first=True,
+    before_values=True,
 )
+KERNEL_CASES: dict[str, Any] = {
+    "dtypes": ALL_DTYPES,
+    "layouts": ("contiguous", "transposed", "strided"),
+    "compiles": True,
+}
+"""How the kernel of most exercises is tried."""
 POINTWISE = (ONE_LAUNCH, NOTHING_OUTSIDE, LOADS_INSIDE, STORED_ONCE, ROUNDED_ONCE)
 """Of a kernel that stores each element of one result once."""
 PRODUCT = (FULL_FLOAT32, *POINTWISE)

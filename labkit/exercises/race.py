@@ -29,7 +29,7 @@ FENCE_BYTES = 2**28
 
 @dataclass(frozen=True)
 class Race:
-    """Who is timed, and at what. ``rivals`` are contenders by name; the answer takes the work's inputs."""
+    """What an answer is timed beside (``rivals``, functions by name), on which work, sizes and dtype."""
 
     work: Work
     rivals: Mapping[str, Callable[..., Any]]
@@ -41,7 +41,7 @@ class Race:
     """How many tensors in 16 bits a result passes through, itself included."""
 
 
-def of(exercise: Exercise) -> Race:
+def race_of(exercise: Exercise) -> Race:
     """The race of an exercise; ValueError for one that has none."""
     if exercise.race is None:
         raise ValueError(f"name: {exercise.name!r} has no kernel that could race")
@@ -49,62 +49,59 @@ def of(exercise: Exercise) -> Race:
     return made
 
 
-def entrant(exercise: Exercise, answer: Callable[..., Any], *, own: bool) -> Contender:
-    """The answer as a contender; ``own`` says that it is the learner's, and not the solution."""
-    return Contender("your kernel" if own else "the solution", answer, of(exercise).work)
+def contender(exercise: Exercise, answer: Callable[..., Any], *, learners: bool) -> Contender:
+    """The answer as a contender; ``learners`` says that it is the learner's, and not the solution."""
+    return Contender("your kernel" if learners else "the solution", answer, race_of(exercise).work)
 
 
-def run(lesson: str, exercise: Exercise, one: Contender, why: str) -> Results:
+def run(lesson: str, exercise: Exercise, answer: Contender, why: str) -> Results:
     """Measure, draw bars beside a copy of the same bytes, and return the results.
 
-    ``one`` is the entrant, and ``why`` says why the solution races in the learner's place, or nothing.
+    ``answer`` is the learner's kernel or the solution; ``why`` says why the solution races in the learner's
+    place, or nothing.
     """
-    race = of(exercise)
+    race = race_of(exercise)
     rivals = [
         Contender(name, call, race.work, compiled=name in race.compiled) for name, call in race.rivals.items()
     ]
     suite = f"{notebooks.key(lesson)}/race_{exercise.name}"
-    table = sweep(suite, [*rivals, one], race.sizes, dtype=race.dtype)
+    table = sweep(suite, [*rivals, answer], race.sizes, dtype=race.dtype)
     if why:
         print(f"The solution races in the place of your kernel: {why}.")
     if len(table):
         floor = {"copy of the same bytes": "copy_us"}
-        display(plots.bars(table, floor=floor, title=f"The race: {exercise.title}", **_groups(race)))
+        changing = [axis for axis in race.sizes[0] if len({size[axis] for size in race.sizes}) > 1]
+        headings = {"group": changing[0]} if changing else {}
+        display(plots.bars(table, floor=floor, title=f"The race: {exercise.title}", **headings))
     return table
 
 
-def _groups(race: Race) -> dict[str, Any]:
-    """Headings, where a size changes."""
-    changing = [axis for axis in race.sizes[0] if len({size[axis] for size in race.sizes}) > 1]
-    return {"group": changing[0]} if changing else {}
-
-
-def problem(lesson: str, exercise: Exercise, file: Path) -> Finding | None:
+def problem_at_size(lesson: str, exercise: Exercise, file: Path) -> Finding | None:
     """What is wrong with the learner's kernel at the race's sizes on this GPU; None if nothing, or no GPU."""
     if not gpu.available():
         return None
     try:
         with lock.gpu_turn():
-            found: str = child_process.run(_at_size, lesson, exercise.name, file, seconds=LIMIT_S)
+            found: str = child_process.run(_run_at_size, lesson, exercise.name, file, seconds=LIMIT_S)
     except child_process.ChildError as error:
         observed = f"At the race's size, in a process of its own, it failed: {error}"
-        return Finding("crashed", observed, "wild", hints=judge.WILD)
+        return Finding("crashed", observed, "wild", hints=judge.WILD_ADDRESS_HINTS)
     except (TimeoutError, KeyboardInterrupt) as error:
-        return judge.ended(error, file, LIMIT_S, lesson)
-    return Finding("wrong", found, "at-size", hints=AT_SIZE) if found else None
+        return judge.explain_end(error, file, LIMIT_S, lesson)
+    return Finding("wrong", found, "at-size", hints=AT_SIZE_HINTS) if found else None
 
 
-AT_SIZE = (
+AT_SIZE_HINTS = (
     "It is right at the small sizes of the check. Which number in your kernel was enough for those only?",
     "Look at the grid, at fixed blocks, and at products of sizes beyond 2**31.",
 )
 
 
-def _at_size(lesson: str, name: str, file: Path) -> str:
+def _run_at_size(lesson: str, name: str, file: Path) -> str:
     """Run the answer in a file at each size of its race between fences; what is wrong, or ""."""
     exercise = judge.find(lesson)[name]
-    race = of(exercise)
-    (answer,) = judge.run_cell(lesson, vars(notebooks.load(lesson)), exercise, file)
+    race = race_of(exercise)
+    answer = judge.run_cell(lesson, vars(notebooks.load(lesson)), exercise, file)
     dtype = getattr(torch, race.dtype)
     for size in race.sizes:
         torch.manual_seed(0)

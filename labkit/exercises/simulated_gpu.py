@@ -1,19 +1,26 @@
-"""A stand-in for torch.cuda on the CPU: streams that may race, and graphs to capture and replay.
+"""A simulated GPU: as asynchronous as a real one, on the CPU, and the same on every machine.
 
-Outside a capture an operation runs at once, and counts as work on the current stream. Inside one it computes
-nothing: its output holds NaN, and a replay runs it on the very same tensors, in place. Work on two streams
+Time: host and device have a time each, in simulated microseconds. A launch costs the host some time and is
+queued; the device works off its queue while the host goes on. Reading a clock does not wait for the device.
+
+Streams: an operation of PyTorch runs at once, and counts as work on the current stream. Work on two streams
 that touches the same memory is a conflict unless a wait lies between. Interpreted Triton kernels are captured
-and replayed, too, but take no part in conflicts.
+and replayed, too, but take no part in conflicts. In time all streams are one queue.
 
-One thing differs from torch.cuda: its ``graph`` waits for the whole device when a capture begins. Here it
-does not, since that would hide a wait that is missing.
+Graphs: in a capture nothing is computed. An operation's output holds NaN, and a replay runs the operation on
+the very same tensors, in place.
+
+One thing differs from torch.cuda: its ``graph`` waits for the whole device when a capture begins. Here that
+takes its time, but orders no streams, since that would hide a wait that is missing.
 """
 
+import inspect
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -24,99 +31,150 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from labkit import dispatch_mode
 
-Known = dict["Stream", int]
+WAIT_US, COMPILE_US, CAPTURE_US, UPLOAD_US, REPLAY_US = 2.0, 40_000.0, 900.0, 400.0, 8.0
+"""What these cost the host; a wait beside the device's work, a capture beside its launches."""
+FinishedWork = dict["Stream", int]
 """How many pieces of each stream's work are known to be done."""
 ASK_THE_DEVICE = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default}
 """Operations that return a number to Python: it waits until the device has computed it."""
 COPY_TO_THE_HOST = {"cpu", "numpy", "tolist", "__array__", "__repr__"}
 """Methods that wait in the same way, and are no operations where the tensor lies on the CPU."""
+CUDA_NAMES = (
+    *("CUDAGraph", "Event", "Stream", "current_stream", "default_stream", "graph", "stream"),
+    "synchronize",
+)
+"""What of torch.cuda is simulated."""
 
 
-class NotPermittedError(RuntimeError):
-    """What CUDA refuses while a stream is capturing."""
+class LogEntry(NamedTuple):
+    """One thing that happened on a simulated GPU.
+
+    ``event`` is "clock" or "event" (the host and the device make a time stamp), "synchronize", "compile",
+    "draw" (of random numbers), "call" (of a layer), "captured" (such a call in a capture), "upload" or
+    "replay".
+    """
+
+    event: str
+    us: float
+    """The time stamp; the host's time for everything else."""
+    pending: bool
+    """Whether the device still had work."""
+    shape: tuple[int, int] | None
+    """Of the input."""
+    calls: int
+    """How many captured calls a replay runs."""
 
 
-class Machine(dispatch_mode.Mode):
+def count(part: list[LogEntry], event: str) -> int:
+    """How many events of a kind a part of the log has."""
+    return sum(entry.event == event for entry in part)
+
+
+def duration(part: list[LogEntry]) -> float:
+    """Microseconds from the first entry of a part of the log to the last one."""
+    return part[-1].us - part[0].us
+
+
+class SimulatedGpu(dispatch_mode.Mode):
     """The device. While it is active PyTorch works on its streams; ``cuda`` stands for torch.cuda."""
 
-    def __init__(self) -> None:
+    def __init__(self, wait_us: float = WAIT_US, compile_us: float = COMPILE_US) -> None:
         super().__init__()
+        self.wait_us, self.compile_us = wait_us, compile_us
+        self.log: list[LogEntry] = []
+        self.host_us = self.device_us = 1000.0  # a clock has been running before anybody looks at it
         self.conflicts: list[tuple[Stream, Stream]] = []
         """Streams that touched the same memory, one of them writing; the second did not wait."""
         self.captures = self.replays = 0
         self.capturing: CUDAGraph | None = None
-        self.host: Known = {}
+        self.host_known: FinishedWork = {}
         """What the host has waited for: whatever is issued next comes after it."""
         self.streams: list[Stream] = []
         self.default = self.current = Stream(self)
-        self.cuda = Cuda(self)
-        self._used: dict[int, tuple[Tensor, list[tuple[Stream, int, bool]]]] = {}
+        self.cuda = SimulatedCuda(self)
+        self._uses: dict[int, tuple[Tensor, list[tuple[Stream, int, bool]]]] = {}
         """By memory: a tensor that keeps it from being given away, and its uses (stream, number, whether it
         wrote) since the last write."""
 
-    def __enter__(self) -> "Machine":
+    # ---- time ----------------------------------------------------------------------------------------------
+
+    def note(
+        self, event: str, us: float | None = None, shape: tuple[int, int] | None = None, calls: int = 0
+    ) -> None:
+        """Append to the log."""
+        pending = self.device_us > self.host_us
+        self.log.append(LogEntry(event, self.host_us if us is None else us, pending, shape, calls))
+
+    def launch(self, host_us: float, device_us: float) -> None:
+        """Queue work that takes the host and the device so long; in a capture it is added to the graph."""
+        self.host_us += host_us
+        if self.capturing is None:
+            self.device_us = max(self.device_us, self.host_us) + device_us
+        else:
+            self.capturing.device_us += device_us
+
+    def clock_us(self) -> float:
+        """What the host's clock shows, in microseconds. It doesn't wait for the device."""
+        self.host_us += 0.05
+        self.note("clock")
+        return self.host_us
+
+    def wait(self, known: FinishedWork, until_us: float) -> None:
+        """Let the host wait for pieces of work, which the device has done at a time in microseconds."""
+        self.not_while_capturing("the host waited for the device")
+        self.host_known = _most(self.host_known, known)
+        self.host_us = max(self.host_us, until_us) + self.wait_us
+        self.note("synchronize")
+
+    def synchronize(self) -> None:
+        """Wait until the device has worked off its queue."""
+        self.wait(_most(*(stream.done_by_now() for stream in self.streams)), self.device_us)
+
+    def timed(self) -> list[LogEntry]:
+        """The log from the first time stamp to the last one, with both."""
+        stamps = [i for i, entry in enumerate(self.log) if entry.event in ("clock", "event")]
+        return self.log[stamps[0] : stamps[-1] + 1] if stamps else []
+
+    @contextmanager
+    def replaces_cuda(self, answer: Any) -> Iterator[None]:
+        """Replace torch.cuda and the clocks of ``time``, also where the answer's module imported them."""
+        cuda = {name: getattr(self.cuda, name) for name in CUDA_NAMES}
+        seconds = dict.fromkeys(("perf_counter", "monotonic", "time"), lambda: self.clock_us() / 1e6)
+        clocks: dict[str, Any] = dict(seconds)
+        clocks |= {f"{name}_ns": lambda: round(self.clock_us() * 1e3) for name in seconds}
+        module_names = getattr(inspect.unwrap(answer), "__globals__", {})
+        with ExitStack() as stack:
+            for module, names in ((torch.cuda, cuda), (time, clocks)):
+                for name, new in names.items():
+                    old = getattr(module, name)
+                    imported = {alias: new for alias, value in module_names.items() if value is old}
+                    stack.enter_context(patch.dict(module_names, imported))
+                    stack.enter_context(patch.object(module, name, new))
+            yield
+
+    # ---- operations and streams ----------------------------------------------------------------------------
+
+    def __enter__(self) -> "SimulatedGpu":
         from triton.runtime.interpreter import InterpretedFunction
 
         run = InterpretedFunction.run
 
-        def launched(*args: Any, **options: Any) -> None:
+        def launch_kernel(*args: Any, **options: Any) -> None:
             if self.capturing is None:
-                with self.unseen():
+                with self.unobserved():
                     return run(*args, **options)
-            args, options = _by_memory((args, options))
+            args, options = detached((args, options))
             self.capturing.operations.append(partial(run, *args, **options))
 
-        self._others = ExitStack()
-        self._others.enter_context(_HostReads(self))
-        self._others.enter_context(patch.object(InterpretedFunction, "run", launched))
+        self._patches = ExitStack()
+        self._patches.enter_context(_HostReads(self))
+        self._patches.enter_context(patch.object(InterpretedFunction, "run", launch_kernel))
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self._others.close()
-
-    def not_while_capturing(self, what: str) -> None:
-        """`NotPermittedError` during a capture, which fails by it even if it is caught."""
-        if self.capturing is not None:
-            error = NotPermittedError(f"CUDA error: operation not permitted when stream is capturing: {what}")
-            self.capturing.failed = self.capturing.failed or error
-            raise error
-
-    def unwaited(self) -> int:
-        """Pieces of other streams' work that the default stream would not wait for."""
-        known = _most(self.default.known, self.host, {self.default: self.default.issued})
-        return sum(stream.issued - known.get(stream, 0) for stream in self.streams)
-
-    def late(self) -> str:
-        """Which stream goes on without waiting for another one's work, "current" or "side"; "" for none."""
-        if not (self.conflicts or self.unwaited()):
-            return ""
-        return "current" if all(later is self.default for _, later in self.conflicts) else "side"
-
-    def unseen(self) -> Any:
-        """A context whose operations nobody sees: for those who look at values."""
-        return _disable_current_modes()
-
-    def on(self, stream: "Stream | None") -> Any:
-        """A context in which ``stream`` is the current one; None changes nothing."""
-        return stream or nullcontext()
-
-    def work(self, written: list[Any], read: list[Any]) -> None:
-        """Note a piece of work on the current stream, and what it conflicts with."""
-        stream = self.current
-        stream.issued += 1
-        stream.known = _most(stream.known, self.host)
-        writes = {_memory(each) for each in written if isinstance(each, Tensor)}
-        touched = {_memory(each): each for each in (*written, *read) if isinstance(each, Tensor)}
-        for place, tensor in touched.items():
-            _, uses = self._used.setdefault(place, (tensor, []))
-            for earlier, number, wrote in uses:
-                if (wrote or place in writes) and not stream.follows(earlier, number):
-                    self.conflicts.append((earlier, stream))
-            if place in writes:
-                uses.clear()
-            uses.append((stream, stream.issued, place in writes))
+        self._patches.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -125,47 +183,89 @@ class Machine(dispatch_mode.Mode):
             self.current.synchronize()
         if self.capturing is not None:
             return self.capturing.record(func, args, kwargs)
-        made = func(*args, **kwargs)
-        if not _starts_nothing(func):
-            self.work(_overwritten(func, args, kwargs) or tree_leaves(made), tree_leaves((args, kwargs)))
-        return made
+        result = func(*args, **kwargs)
+        if not _is_view_or_allocation(func):
+            self.work(_overwritten(func, args, kwargs) or tree_leaves(result), tree_leaves((args, kwargs)))
+        return result
+
+    def work(self, written: list[Any], read: list[Any]) -> None:
+        """Note a piece of work on the current stream, and what it conflicts with."""
+        stream = self.current
+        stream.issued += 1
+        stream.known = _most(stream.known, self.host_known)
+        writes = {_memory(each) for each in written if isinstance(each, Tensor)}
+        touched = {_memory(each): each for each in (*written, *read) if isinstance(each, Tensor)}
+        for address, tensor in touched.items():
+            _, uses = self._uses.setdefault(address, (tensor, []))
+            for earlier, number, wrote in uses:
+                waited = earlier is stream or stream.known.get(earlier, 0) >= number
+                if (wrote or address in writes) and not waited:
+                    self.conflicts.append((earlier, stream))
+            if address in writes:
+                uses.clear()
+            uses.append((stream, stream.issued, address in writes))
+
+    def not_while_capturing(self, what: str) -> None:
+        """RuntimeError during a capture, as CUDA has it; the capture fails by it even if it is caught."""
+        if self.capturing is not None:
+            error = RuntimeError(f"CUDA error: operation not permitted when stream is capturing: {what}")
+            self.capturing.failed = self.capturing.failed or error
+            raise error
+
+    def unwaited(self) -> int:
+        """Pieces of other streams' work that the default stream would not wait for."""
+        known = _most(self.default.known, self.host_known, {self.default: self.default.issued})
+        return sum(stream.issued - known.get(stream, 0) for stream in self.streams)
+
+    def stream_without_wait(self) -> str:
+        """Which stream goes on without waiting for another one's work: "current", "side" or "none"."""
+        if not (self.conflicts or self.unwaited()):
+            return "none"
+        return "current" if all(later is self.default for _, later in self.conflicts) else "side"
+
+    def unobserved(self) -> Any:
+        """A context whose operations do not count as work: for code that only looks at values."""
+        return _disable_current_modes()
 
 
 class _HostReads(TorchFunctionMode):
     """Refuses in a capture what copies a tensor to the host. (``x.to(y.device)`` names no host.)"""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, gpu: SimulatedGpu) -> None:
         super().__init__()
-        self._machine = machine
+        self._gpu = gpu
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         texts = [each for each in (*args, *kwargs.values()) if isinstance(each, str)]
         if name in COPY_TO_THE_HOST or (name == "to" and "cpu" in texts):
-            self._machine.not_while_capturing(f"Python asked for a tensor's values, by {name}")
+            self._gpu.not_while_capturing(f"Python asked for a tensor's values, by {name}")
         return func(*args, **kwargs)
+
+
+# ---- torch.cuda --------------------------------------------------------------------------------------------
 
 
 class Stream:
     """Work in order; no order beside other streams' but for waits."""
 
-    def __init__(self, machine: Machine, device: Any = None, priority: int = 0) -> None:
-        self._machine = machine
+    def __init__(self, gpu: SimulatedGpu, device: Any = None, priority: int = 0) -> None:
+        self._gpu = gpu
         self.issued = 0
-        self.known: Known = {}
+        self.known: FinishedWork = {}
         """What of the other streams' work lies before what is issued next."""
         self._before: list[Stream] = []
-        machine.streams.append(self)
+        gpu.streams.append(self)
 
-    def follows(self, stream: "Stream", number: int) -> bool:
-        """Whether what is issued next comes after a piece of a stream's work."""
-        return stream is self or self.known.get(stream, 0) >= number
+    def done_by_now(self) -> FinishedWork:
+        """What is done when the stream has done all that it was given."""
+        return _most(self.known, self._gpu.host_known, {self: self.issued})
 
     def record_event(self, event: "Event | None" = None) -> "Event":
         """Mark what the stream has to do by now."""
-        event = event or Event(self._machine)
-        event.known = _most(self.known, self._machine.host, {self: self.issued})
+        event = event or Event(self._gpu)
+        event.record(self)
         return event
 
     def wait_event(self, event: "Event") -> None:
@@ -174,50 +274,62 @@ class Stream:
 
     def wait_stream(self, stream: "Stream") -> None:
         """Let what follows wait for all that the other stream has to do by now."""
-        self.wait_event(stream.record_event())
+        self.known = _most(self.known, stream.done_by_now())
 
     def synchronize(self) -> None:
         """Let the host wait for this stream."""
-        self.record_event().synchronize()
+        self._gpu.wait(self.done_by_now(), self._gpu.device_us)
 
     def __enter__(self) -> "Stream":
-        self._before.append(self._machine.current)
-        self._machine.current = self
+        self._before.append(self._gpu.current)
+        self._gpu.current = self
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._machine.current = self._before.pop()
+        self._gpu.current = self._before.pop()
 
 
 class Event:
-    """A mark in a stream."""
+    """A mark in a stream, and a time stamp that the device makes when it comes to it."""
 
-    def __init__(self, machine: Machine, enable_timing: bool = False, blocking: bool = False) -> None:
-        self._machine = machine
-        self.known: Known = {}
+    def __init__(self, gpu: SimulatedGpu, enable_timing: bool = False, blocking: bool = False) -> None:
+        self._gpu, self._timing = gpu, enable_timing
+        self.known: FinishedWork = {}
+        self._us: float | None = None
 
     def record(self, stream: Stream | None = None) -> None:
         """Mark what a stream has to do by now, the current one if none is given."""
-        (stream or self._machine.current).record_event(self)
+        self.known = (stream or self._gpu.current).done_by_now()
+        if self._gpu.capturing is None:  # a capture has no time stamps
+            self._gpu.launch(1.0, 0.0)
+            self._us = self._gpu.device_us
+            self._gpu.note("event", self._us)
 
     def wait(self, stream: Stream | None = None) -> None:
         """Let what follows in a stream wait for the mark."""
-        (stream or self._machine.current).wait_event(self)
+        (stream or self._gpu.current).wait_event(self)
 
     def synchronize(self) -> None:
         """Let the host wait for the mark."""
-        self._machine.not_while_capturing("the host waited for the device")
-        self._machine.host = _most(self._machine.host, self.known)
+        self._gpu.wait(self.known, self._us or 0.0)
+
+    def elapsed_time(self, later: "Event") -> float:
+        """Milliseconds from this time stamp to another one."""
+        if not (self._timing and later._timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._us is None or later._us is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if max(self._us, later._us) > self._gpu.host_us:
+            raise RuntimeError("CUDA error: device not ready")
+        return (later._us - self._us) / 1000
 
 
 class CUDAGraph:
-    """Operations with the tensors that they were captured on."""
+    """Operations with the tensors that they were captured on, and the device time of what was launched."""
 
-    def __init__(self, machine: Machine, keep_graph: bool = False) -> None:
-        self._machine = machine
-        self.operations: list[Callable[[], Any]] = []
-        self.captured = False
-        self.failed: NotPermittedError | None = None
+    def __init__(self, gpu: SimulatedGpu, keep_graph: bool = False) -> None:
+        self._gpu = gpu
+        self.reset()
 
     def pool(self) -> tuple[int, int]:
         """A name for the graph's memory, to share it with another capture."""
@@ -225,76 +337,91 @@ class CUDAGraph:
 
     def reset(self) -> None:
         """Forget what was captured."""
-        self.operations, self.captured, self.failed = [], False, None
+        self.operations: list[Callable[[], Any]] = []
+        self.device_us, self.calls = 0.0, 0
+        self.captured = self._uploaded = False
+        self.failed: RuntimeError | None = None
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
         """Capture what follows on the current stream."""
-        self._machine.not_while_capturing("a capture began inside another")
+        self._gpu.not_while_capturing("a capture began inside another")
         if self.captured:
             raise RuntimeError("This CUDAGraph instance already owns a captured graph.")
-        if self._machine.current is self._machine.default:
+        if self._gpu.current is self._gpu.default:
             raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
         self.reset()
-        self._machine.capturing = self
+        self._gpu.capturing = self
 
     def capture_end(self) -> None:
         """End the capture; the error that it failed by, even if that was caught meanwhile."""
-        self._machine.capturing = None
+        self._gpu.capturing = None
         if self.failed is not None:
             raise self.failed
         self.captured = True
-        self._machine.captures += 1
+        self._gpu.captures += 1
+        self._gpu.host_us += CAPTURE_US
 
     def record(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Remember an operation in place of running it; what it would return, without its values."""
         written = _overwritten(func, args, kwargs)
         if written:
-            made: Any = written[0] if len(func._schema.returns) <= 1 else tuple(written)
+            result: Any = written[0] if len(func._schema.returns) <= 1 else tuple(written)
         else:
-            made = func(*args, **kwargs)
-            if _starts_nothing(func):
-                return made
-        fresh = [] if written else [each for each in tree_leaves(made) if isinstance(each, Tensor)]
-        args, kwargs, fresh = _by_memory((args, kwargs, fresh))
-        with self._machine.unseen():
+            result = func(*args, **kwargs)
+            if _is_view_or_allocation(func):
+                return result
+        fresh = [] if written else [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+        args, kwargs, fresh = detached((args, kwargs, fresh))
+        with self._gpu.unobserved():
             for tensor in fresh:
                 tensor.fill_(math.nan if tensor.is_floating_point() else 0)
-        self.operations.append(partial(self._again, func, args, kwargs, fresh, written or fresh))
-        return made
 
-    def _again(self, func: Any, args: Any, kwargs: Any, fresh: list[Tensor], written: list[Tensor]) -> None:
-        again = func(*args, **kwargs)
-        for old, new in zip(fresh, tree_leaves(again) if fresh else (), strict=True):
-            old.copy_(new)
-        self._machine.work(written, tree_leaves((args, kwargs)))
+        def run_again() -> None:
+            again = func(*args, **kwargs)
+            for old, new in zip(fresh, tree_leaves(again) if fresh else (), strict=True):
+                old.copy_(new)
+            self._gpu.work(written or fresh, tree_leaves((args, kwargs)))
+
+        self.operations.append(run_again)
+        return result
 
     def replay(self) -> None:
         """Run the operations on the current stream, on the tensors that they were captured on."""
-        self._machine.not_while_capturing("a graph was replayed inside a capture")
+        gpu = self._gpu
+        gpu.not_while_capturing("a graph was replayed inside a capture")
         if not self.captured:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
-        self._machine.replays += 1
-        with torch.inference_mode(), self._machine.unseen():
+        if not self._uploaded:
+            gpu.host_us += UPLOAD_US
+            gpu.note("upload")
+        self._uploaded = True
+        gpu.launch(REPLAY_US, self.device_us)
+        gpu.note("replay", calls=self.calls)
+        gpu.replays += 1
+        with torch.inference_mode(), gpu.unobserved():
             for operation in self.operations:
                 operation()
 
 
-class Cuda:
+class SimulatedCuda:
     """What an answer gets for torch.cuda."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self.Stream, self.Event = partial(Stream, machine), partial(Event, machine)
-        self.CUDAGraph = partial(CUDAGraph, machine)
-        self.stream = machine.on
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        self._gpu = gpu
+        self.Stream, self.Event = partial(Stream, gpu), partial(Event, gpu)
+        self.CUDAGraph = partial(CUDAGraph, gpu)
+
+    def stream(self, stream: Stream | None) -> Any:
+        """A context in which ``stream`` is the current one; None changes nothing."""
+        return stream or nullcontext()
 
     def current_stream(self, device: Any = None) -> Stream:
         """The stream that work goes to."""
-        return self._machine.current
+        return self._gpu.current
 
     def default_stream(self, device: Any = None) -> Stream:
         """The stream that is current where nobody chose one."""
-        return self._machine.default
+        return self._gpu.default
 
     def graph_pool_handle(self) -> tuple[int, int]:
         """A name for memory that captures may share."""
@@ -302,54 +429,35 @@ class Cuda:
 
     def synchronize(self, device: Any = None) -> None:
         """Let the host wait for all streams."""
-        for stream in self._machine.streams:
-            stream.synchronize()
+        self._gpu.synchronize()
 
     @contextmanager
     def graph(
         self, cuda_graph: CUDAGraph, pool: Any = None, stream: Stream | None = None, **options: Any
     ) -> Iterator[None]:
         """A context whose work is captured, on a stream of its own if none is given."""
-        with self._machine.on(stream or Stream(self._machine)):
+        gpu = self._gpu
+        with self.stream(stream or Stream(gpu)):
             cuda_graph.capture_begin(pool)
+            gpu.host_us = max(gpu.host_us, gpu.device_us) + gpu.wait_us
             try:
                 yield
             except BaseException:
-                self._machine.capturing = None
+                gpu.capturing = None
                 raise
             cuda_graph.capture_end()
 
 
-class Compiled:
-    """A function that is compiled when it is first called, which no capture allows; it counts its calls."""
-
-    def __init__(self, machine: Machine, function: Callable[[Tensor], Tensor]) -> None:
-        self._machine, self.function = machine, function
-        self.calls = 0
-        self.on_a_side_stream = False
-        """Whether it ever ran, and was not captured, on another stream than the default one."""
-        self.captured: Tensor | None = None
-        """Its result in the last capture, which a replay computes anew."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        machine = self._machine
-        if not self.calls:
-            machine.not_while_capturing("call compiles its kernels when it is first called")
-        y = self.function(x)
-        self.calls += 1
-        if machine.capturing is not None:
-            self.captured = _by_memory(y)
-        self.on_a_side_stream |= machine.capturing is None and machine.current is not machine.default
-        return y
+# ---- tensors -----------------------------------------------------------------------------------------------
 
 
-def _by_memory(values: Any) -> Any:
+def detached(values: Any) -> Any:
     """The same with tensors that stay at their memory: those given may be made to refer to other memory."""
     with _disable_current_modes():
         return tree_map_only(Tensor, torch.Tensor.detach, values)
 
 
-def _most(*known: Known) -> Known:
+def _most(*known: FinishedWork) -> FinishedWork:
     """The most that any of these knows of each stream."""
     return {stream: max(each.get(stream, 0) for each in known) for each in known for stream in each}
 
@@ -358,8 +466,7 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _starts_nothing(func: Any) -> bool:
-    """Whether an operation is a view or an allocation."""
+def _is_view_or_allocation(func: Any) -> bool:
     aliases = [value.alias_info for value in func._schema.returns]
     view = any(alias is not None and not alias.is_write for alias in aliases)
     return view or func._schema.name.split("::")[1].startswith(("empty", "new_empty"))

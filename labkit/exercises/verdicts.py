@@ -93,15 +93,11 @@ def progress_html(rows: Sequence[tuple[str, Status, int]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{cells}</tbody></table>"
 
 
-def solution_html(source: str, coloured: str = "") -> str:
-    """A solution's source, folded: a click, or Enter on the focused line, opens it.
-
-    ``coloured`` is the same as HTML, for a page that has the styles of its classes.
-    """
+def solution_html(source: str) -> str:
+    """A solution's source, folded: a click, or Enter on the focused line, opens it."""
     # A long line scrolls, and what scrolls has to be reachable with the keyboard.
     style = "padding:0.2em 1.2em;overflow-x:auto"
-    inside = coloured or f"<pre>{html.escape(source)}</pre>"
-    return _folded("Solution", f'<div tabindex="0" style="{style}">{inside}</div>')
+    return _folded("Solution", f'<div tabindex="0" style="{style}"><pre>{html.escape(source)}</pre></div>')
 
 
 def _marked(text: str) -> str:

@@ -309,12 +309,6 @@ def server() -> child_process.Forkserver:
     return _server
 
 
-def use(given: child_process.Forkserver) -> None:
-    """Compile in the process of another process."""
-    global _server
-    _server = given
-
-
 _server: child_process.Forkserver | None = None
 _SETTINGS = {
     "TRITON_INTERPRET": "0",
@@ -336,18 +330,18 @@ def _prepare() -> None:
     _compile_all([request(_empty, ["*fp32"])])
 
 
-def compile_many(requests: Iterable[Request]) -> list[Compiled]:
+def compile_many(requests: Iterable[Request], seconds: float = LIMIT_S) -> list[Compiled]:
     """Compile several requests in one process.
 
-    Raises CompileError with the compiler's message for the first kernel that it refuses, ValueError when it
-    refuses the arguments.
+    Raises TimeoutError when it takes longer than ``seconds``, CompileError with the compiler's message for
+    the first kernel that it refuses, ValueError when it refuses the arguments.
     """
     wanted = list(requests)
     different = {request.key: request for request in wanted}
     if not wanted:
         return []
     try:
-        made = server().run(_compile_all, list(different.values()), seconds=LIMIT_S)
+        made = server().run(_compile_all, list(different.values()), seconds=seconds)
     except child_process.ChildError as error:
         raise CompileError(
             "\n".join([f"the compiler's process: {error}", *getattr(error, "__notes__", ())])

@@ -1,14 +1,13 @@
 """Exercises of lesson 1: what is right, what people write instead, and what helps them on."""
 
-from labkit.exercises import virtual_cuda
 from labkit.exercises.engine import ALL_DTYPES, Call, Exercise, Mistake
 from labkit.exercises.properties import LOADS_INSIDE, POINTWISE, READ_ONCE
-from labkit.exercises.virtual_gpu import Entry, Gpu, Layer
+from labkit.exercises.simulated_gpu import LogEntry, count, duration
+from labkit.exercises.simulated_layers import BenchmarkGpu, BenchmarkLayer, KernelSequence
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, SupportsFloat
 
 import torch
@@ -16,53 +15,37 @@ from torch import Tensor
 
 # ---- a benchmark that lies ---------------------------------------------------------------------------------
 
-DEVICES = (
-    dict(launch_us=14.0, synchronize_us=20.0, hiccup_every=23),
-    dict(launch_us=5.0, synchronize_us=7.0, hiccup_every=31),
-    dict(launch_us=30.0, synchronize_us=25.0, compile_us=9000.0, hiccup_every=27),
+DEVICES: tuple[dict[str, Any], ...] = (
+    dict(launch_us=14.0, wait_us=20.0, slow_every=23),
+    dict(launch_us=5.0, wait_us=7.0, slow_every=31),
+    dict(launch_us=30.0, wait_us=25.0, compile_us=9000.0, slow_every=27),
 )
-
-
-def pretend(device: int, batch: int, width: int, ns_per_element: float) -> dict[str, Any]:
-    """A pretend GPU with speeds of its own, and a layer on it."""
-    gpu = Gpu(f"device {'ABC'[device]}", **DEVICES[device])  # type: ignore[arg-type]
-    return {"gpu": gpu, "layer": Layer(gpu, ns_per_element), "batch": batch, "width": width}
-
-
-def between(log: list[Entry], idle: bool) -> list[list[Entry]]:
-    """Between two readings of the clock, with them; ``idle``: only of readings of an idle device."""
-    at = [i for i, entry in enumerate(log) if entry.event == "clock" and not (idle and entry.pending)]
-    return [log[first : last + 1] for first, last in pairwise(at)]
-
-
-def timed(call: Call) -> list[list[Entry]]:
-    """What lies between two readings that have calls of the layer between them, of an idle device if any."""
-    for idle in (True, False):
-        if found := [each for each in between(call.inputs["gpu"].log, idle) if count(each, "call")]:
-            return found
-    return []
-
-
-def read(time_us: Any, gpu: Gpu, layer: Layer, batch: int, width: int) -> dict[str, Any]:
-    """What a benchmark returns, and how it came to it."""
-    got = time_us(gpu, layer, batch, width)
-    found = timed(Call((), None, "", {"gpu": gpu}, {}, None))
-    facts: dict[str, Any] = {"microseconds": got}
-    if found and isinstance(got, SupportsFloat):
-        facts[DIVIDED] = over_calls(float(got), found + between(gpu.log, True))
-        facts[IDLE] = not any(each[0].pending or each[-1].pending for each in found)
-        facts[SIZES] = all(e.shape == (batch, width) for each in found for e in each if e.event == "call")
-    return facts
-
-
 DIVIDED = "time between two readings over the calls between them"
 IDLE = "device idle at the readings"
 SIZES = "input of the layer is batch by width"
 
 
-def over_calls(us: float, regions: list[list[Entry]]) -> bool:
-    """Whether it lies among the times of one call in each region, or is the slope between two of them."""
-    spans = {(span(each), count(each, "call")) for each in regions}
+def gpu_and_layer(device: int, batch: int, width: int, ns_per_element: float) -> dict[str, Any]:
+    """A simulated GPU with speeds of its own, and a layer on it."""
+    gpu = BenchmarkGpu(**DEVICES[device])
+    return {"gpu": gpu, "layer": BenchmarkLayer(gpu, ns_per_element), "batch": batch, "width": width}
+
+
+def run_benchmark(time_us: Any, gpu: BenchmarkGpu, layer: BenchmarkLayer, batch: int, width: int) -> Any:
+    """What a benchmark returns, and how it came to it."""
+    got = time_us(gpu, layer, batch, width)
+    found = gpu.timed_parts()
+    facts: dict[str, Any] = {"microseconds": got}
+    if found and isinstance(got, SupportsFloat):
+        facts[DIVIDED] = over_calls(float(got), found + gpu.between_readings(idle=True))
+        facts[IDLE] = not any(part[0].pending or part[-1].pending for part in found)
+        facts[SIZES] = all(e.shape == (batch, width) for part in found for e in part if e.event == "call")
+    return facts
+
+
+def over_calls(us: float, parts: list[list[LogEntry]]) -> bool:
+    """Whether it lies among the times of one call in each part, or is the slope between two of them."""
+    spans = {(duration(part), count(part, "call")) for part in parts}
     means = [time / calls for time, calls in spans if calls]
     slopes = [(t - u) / (n - m) for t, n in spans for u, m in spans if n > m]
     return min(means) - 1e-6 * us <= us <= max(means) + 1e-6 * us or any(
@@ -70,34 +53,31 @@ def over_calls(us: float, regions: list[list[Entry]]) -> bool:
     )
 
 
-def right_reading(gpu: Gpu, layer: Layer, batch: int, width: int) -> dict[str, Any]:
+def right_benchmark(gpu: BenchmarkGpu, layer: BenchmarkLayer, batch: int, width: int) -> dict[str, Any]:
     """The device time of one call, from readings of an idle device's clock."""
     return {"microseconds": layer.device_us(batch, width), DIVIDED: True, IDLE: True, SIZES: True}
 
 
-def count(region: list[Entry], event: str) -> int:
-    """How many events of a kind lie between two readings."""
-    return sum(entry.event == event for entry in region)
+def parts_of(call: Call) -> Any:
+    """What lies between the readings of a benchmark's clock."""
+    return call.inputs["gpu"].timed_parts()
 
 
-def span(region: list[Entry]) -> float:
-    """Microseconds between two readings."""
-    return region[-1].host_us - region[0].host_us
-
-
-def inside(event: str) -> Any:
+def between_all_readings(event: str) -> Any:
     """Whether an event lies between two readings of the clock, on all devices."""
-    return lambda calls: all(any(count(each, event) for each in timed(c)) for c in calls)
+    return lambda calls: all(any(count(part, event) for part in parts_of(c)) for c in calls)
 
 
 def waits_between(calls: Sequence[Call]) -> bool:
     """Whether the host waits once a call, and not once in all."""
-    return all(any(count(r, "synchronize") > 1 < count(r, "call") for r in timed(c)) for c in calls)
+    return all(
+        any(count(part, "synchronize") > 1 < count(part, "call") for part in parts_of(c)) for c in calls
+    )
 
 
 def other_divisor(calls: Sequence[Call]) -> bool:
     """Whether the time between the readings is divided by another number of calls, some more or fewer."""
-    means = [span(timed(c)[0]) / count(timed(c)[0], "call") for c in calls if len(timed(c)) == 1]
+    means = [duration(parts_of(c)[0]) / count(parts_of(c)[0], "call") for c in calls if len(parts_of(c)) == 1]
     said = [float(us) for c in calls if isinstance(us := c.got["microseconds"], SupportsFloat) and us > 0]  # type: ignore[operator]
     if not len(means) == len(said) == len(calls):
         return False
@@ -109,10 +89,10 @@ benchmark = Exercise(
     "benchmark",
     "a benchmark that lies",
     "time_us",
-    reference=right_reading,
+    reference=right_benchmark,
     cases=((0, 1024, 1024, 0.1), (0, 4096, 2048, 0.05), (1, 1024, 1024, 0.13), (2, 4096, 2048, 0.08)),
-    inputs=pretend,
-    call=read,
+    inputs=gpu_and_layer,
+    call=run_benchmark,
     tolerance=0.05,
     untouched="e45768d9f192",
     right="Draw and warm up, wait, read the clock, call many times, wait, read, divide.",
@@ -127,13 +107,13 @@ benchmark = Exercise(
             "no-call",
             "What happens between your two readings of the clock?",
             "Call layer(x) between two readings of gpu.clock_us(), many times.",
-            when=lambda calls: not any(timed(c) for c in calls),
+            when=lambda calls: not any(parts_of(c) for c in calls),
         ),
         Mistake(
             "draws-inside",
             "Look at what stands between the two readings: what does the device work on there?",
             "gpu.randn is a kernel, too. Draw the input once, before the clock starts.",
-            when=inside("draw"),
+            when=between_all_readings("draw"),
         ),
         Mistake(
             "other-shape",
@@ -145,7 +125,7 @@ benchmark = Exercise(
             "first-call-inside",
             "Is every call of the layer like the others? Print gpu.clock_us() after each of them.",
             "The first call compiles the layer. Call it once before the clock starts.",
-            when=inside("compile"),
+            when=between_all_readings("compile"),
         ),
         Mistake(
             "stopped-early",
@@ -160,7 +140,7 @@ benchmark = Exercise(
             "started-early",
             "Look at the first reading of the clock: what is the device still doing by then?",
             "Drawing and warming up are queued, too. Call gpu.synchronize() before the first reading.",
-            when=lambda calls: all(timed(c)[0][0].pending for c in calls),
+            when=lambda calls: all(parts_of(c)[0][0].pending for c in calls),
         ),
         Mistake(
             "waits-inside",
@@ -173,7 +153,7 @@ benchmark = Exercise(
             "How many calls lie between two of your readings, and share one wait?",
             "A launch and a wait are in your time, and now and then a call is slow. Time 50 calls "
             "between two readings, so that these hardly count.",
-            when=lambda calls: all(count(timed(c)[0], "call") < 10 for c in calls),
+            when=lambda calls: all(count(parts_of(c)[0], "call") < 10 for c in calls),
         ),
         Mistake(
             "wrong-divisor",
@@ -192,7 +172,8 @@ benchmark = Exercise(
             "Which three functions does gpu have, and what does layer take?",
             "gpu.randn(batch, width) draws an input x, layer(x) launches, gpu.synchronize() waits, "
             "gpu.clock_us() reads the clock.",
-            raises=r"'(Gpu|Layer|Drawn)' object|\(\) (takes|missing|got)|^TypeError: layer\(x\)",
+            raises=r"'(BenchmarkGpu|BenchmarkLayer|RandomTensor)' object|\(\) (takes|missing|got)"
+            r"|^TypeError: layer\(x\)",
         ),
     ),
 )
@@ -200,44 +181,47 @@ benchmark = Exercise(
 # ---- the graph clock ---------------------------------------------------------------------------------------
 
 
-def virtual(kernels: int, kernel_us: float, launch_us: float) -> dict[str, Any]:
-    """A layer on a virtual GPU."""
-    return {"call": virtual_cuda.Layer(kernels, kernel_us, launch_us)}
-
-
-def by_graph(graph_us: Any, call: virtual_cuda.Layer) -> Any:
-    """What a graph clock returns where torch.cuda and the clocks are the virtual GPU's."""
-    with call.gpu.stands_in(graph_us):
+def run_graph_clock(graph_us: Any, call: KernelSequence) -> Any:
+    """What a graph clock returns where torch.cuda and the clocks are the simulated GPU's."""
+    with call.gpu.replaces_cuda(graph_us):
         return graph_us(call)
 
 
-def within(event: str) -> Any:
+def log_of(call: Call) -> Any:
+    """What lies between the first and the last reading of a clock."""
+    return call.inputs["call"].gpu.timed()
+
+
+def calls_captured(call: Call) -> int:
+    """How many calls of the layer were captured."""
+    return count(call.inputs["call"].gpu.log, "captured")
+
+
+def in_all_logs(event: str) -> Any:
     """Whether an event lies between the readings, in all calls."""
-    return lambda calls: all(any(e.event == event for e in c.inputs["call"].gpu.timed()) for c in calls)
+    return lambda calls: all(count(log_of(c), event) for c in calls)
 
 
-def pending(at: int) -> Any:
-    """Whether the device still has work at a reading of the host's clock, in all calls."""
-    return lambda calls: all(
-        e.event == "clock" and e.pending for c in calls for e in c.inputs["call"].gpu.timed()[at:][:1]
-    )
+def stopped_early(calls: Sequence[Call]) -> bool:
+    """Whether the device still has work at the last reading of the host's clock, in all calls."""
+    return all(e.event == "clock" and e.pending for c in calls for e in log_of(c)[-1:])
 
 
 def off_by(*factors: float) -> Any:
     """Whether all results are too small by one of these factors; by any factor at all if none is given."""
 
-    def look(calls: Sequence[Call]) -> bool:
+    def found(calls: Sequence[Call]) -> bool:
         ratios = []
         for c in calls:
-            part, us = c.inputs["call"].gpu.timed(), float(c.got)
-            number = sum(entry.calls for entry in part)
+            log, us = log_of(c), float(c.got)
+            number = sum(entry.calls for entry in log)
             if not number or us <= 0:
                 return False
-            ratios.append((part[-1].us - part[0].us) / number / us)
+            ratios.append(duration(log) / number / us)
         near = [math.isclose(ratios[0], each, rel_tol=0.15) for each in factors or (1.0,)]
         return max(ratios) < 1.1 * min(ratios) and any(near) == bool(factors)
 
-    return look
+    return found
 
 
 graph = Exercise(
@@ -246,8 +230,8 @@ graph = Exercise(
     "graph_us",
     reference=lambda call: call.device_us,
     cases=((3, 1.4, 5.0), (2, 3.0, 14.0), (5, 2.2, 9.0), (1, 40.0, 6.0)),
-    inputs=virtual,
-    call=by_graph,
+    inputs=lambda *case: {"call": KernelSequence(*case)},
+    call=run_graph_clock,
     tolerance=0.05,
     right="However slow Python is: a replay is launched once, so what you read is the device's work.",
     mistakes=(
@@ -273,33 +257,31 @@ graph = Exercise(
             "not-captured",
             "Which of your calls were recorded? Those outside of the capture cost Python's time again.",
             "Make the calls inside `with torch.cuda.graph(graph):`, all of them but the warm-up.",
-            when=lambda calls: not any(c.inputs["call"].gpu.captured for c in calls),
+            when=lambda calls: not any(map(calls_captured, calls)),
         ),
         Mistake(
             "no-replay",
             "What does the device do between your two readings of the clock?",
             "A capture runs nothing. Only graph.replay() makes the device work: time that.",
-            when=lambda calls: (
-                not any(e.event == "replay" for c in calls for e in c.inputs["call"].gpu.timed())
-            ),
+            when=lambda calls: not any(count(log_of(c), "replay") for c in calls),
         ),
         Mistake(
             "captures-inside",
             "Look at what stands between the two readings: how much of it is Python's work?",
             "A capture launches every kernel from Python. Finish it before you read the clock.",
-            when=within("captured"),
+            when=in_all_logs("captured"),
         ),
         Mistake(
             "stopped-early",
             "Look at the last reading of the clock: where is the device by then?",
             "replay() returns when the graph is queued. Call torch.cuda.synchronize() before that reading.",
-            when=pending(-1),
+            when=stopped_early,
         ),
         Mistake(
             "few-calls",
             "A replay is a launch, too: some 8 us. How many calls share it?",
             "Capture a loop of 100 calls, so that the launch hardly counts.",
-            when=lambda calls: all(0 < c.inputs["call"].gpu.captured < 10 for c in calls),
+            when=lambda calls: all(0 < calls_captured(c) < 10 for c in calls),
         ),
         Mistake(
             "unit",
@@ -317,7 +299,7 @@ graph = Exercise(
             "first-replay",
             "Is every replay like the others? Time each one by itself.",
             "The first one also uploads the graph. Replay once, and wait, before the clock starts.",
-            when=within("upload"),
+            when=in_all_logs("upload"),
         ),
     ),
 )
@@ -328,19 +310,19 @@ BEYOND = 64
 """Elements that both tensors have beyond `count`: nobody may read or write them."""
 
 
-def doubling(count: int, block: int, programs: int) -> dict[str, Any]:
+def doubling_inputs(count: int, block: int, programs: int) -> dict[str, Any]:
     """x (count + BEYOND), and how the kernel is launched."""
     return {"x": torch.arange(1.0, count + BEYOND + 1), "count": count, "BLOCK": block, "programs": programs}
 
 
-def launch(kernel: Any, x: Tensor, count: int, block: int, programs: int) -> dict[str, Any]:
+def launch_doubling(kernel: Any, x: Tensor, count: int, block: int, programs: int) -> dict[str, Any]:
     """What is in y afterwards, where -1 stands for nothing."""
     y = torch.full_like(x, -1.0)
     kernel[(programs,)](x, y, count, BLOCK=block)
     return {"y, which held -1 before": y}
 
 
-def doubled(stores: Any) -> Any:
+def doubled_where(stores: Any) -> Any:
     """What y holds when exactly the places for which ``stores(at, count, block)`` is true are stored."""
 
     def gives(x: Tensor, count: int, block: int, programs: int) -> dict[str, Any]:
@@ -361,11 +343,11 @@ mask = Exercise(
     "mask",
     "the mask of a kernel",
     "double_kernel",
-    reference=doubled(lambda at, count, block: at < count),
+    reference=doubled_where(lambda at, count, block: at < count),
     cases=((1, 4, 1), (10, 4, 3), (8, 4, 2), (7, 16, 1), (100, 32, 4), (5, 4, 8)),
-    inputs=doubling,
-    call=launch,
-    properties=(replace(LOADS_INSIDE, look=loads_beyond),),
+    inputs=doubling_inputs,
+    call=launch_doubling,
+    properties=(replace(LOADS_INSIDE, problem=loads_beyond),),
     dtypes=(torch.float32,),
     compiles=True,
     right="Each element is stored once, and nothing beyond the end is touched.",
@@ -374,34 +356,34 @@ mask = Exercise(
             "no-mask",
             "The last block reaches beyond the tensor. Which of its places may be stored?",
             "A mask has true or false for each place in `at`: make it with a comparison.",
-            gives=doubled(lambda at, count, block: at >= 0),
+            gives=doubled_where(lambda at, count, block: at >= 0),
         ),
         Mistake(
             "off-by-one",
             "Python counts from 0. What is the number of the last element of a tensor of 10?",
             "It is 9. Place 10, equal to `count`, is already outside.",
-            gives=doubled(lambda at, count, block: at <= count),
+            gives=doubled_where(lambda at, count, block: at <= count),
         ),
         Mistake(
             "one-block",
             "BLOCK is the size of one program's share. How do programs after the first come out?",
             "`at` counts through the whole tensor: in the second program all of it is beyond BLOCK.",
-            gives=doubled(lambda at, count, block: at < block),
+            gives=doubled_where(lambda at, count, block: at < block),
         ),
         Mistake(
             "within-block",
             "tl.arange(0, BLOCK) is the same in every program. Which numbers differ from one to the next?",
             "`at` counts through the whole tensor: compare that with `count`.",
-            gives=doubled(lambda at, count, block: at % block < count),
+            gives=doubled_where(lambda at, count, block: at % block < count),
         ),
         Mistake(
             "whole-blocks",
             "The last block is partly inside. What does your mask say about it?",
             "You need an answer for each place, not one for each program: start from `at`.",
             gives=(
-                doubled(lambda at, count, block: at < count // block * block),
-                doubled(lambda at, count, block: at // block * block < count),
-                doubled(lambda at, count, block: at // block < count // block),
+                doubled_where(lambda at, count, block: at < count // block * block),
+                doubled_where(lambda at, count, block: at // block * block < count),
+                doubled_where(lambda at, count, block: at // block < count // block),
             ),
         ),
         Mistake(
@@ -426,7 +408,7 @@ def layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return x * weight + bias
 
 
-def with_column(column: Any) -> Any:
+def with_column_index(column: Any) -> Any:
     """What comes out when weight and bias are loaded at another column; beyond their end lies NaN."""
 
     def gives(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -439,23 +421,20 @@ def with_column(column: Any) -> Any:
 
 def nothing_computed(calls: Sequence[Call]) -> bool:
     """Whether no kernel was launched, and nothing else made the results right."""
-    right = [
-        isinstance(c.got, Tensor) and torch.allclose(c.got.double(), c.want.double(), 0.1) for c in calls
-    ]
-    return not any(c.launches.kernels for c in calls) and not any(right)
+    if any(c.launches.kernels for c in calls):
+        return False
+    tensors = [c for c in calls if isinstance(c.got, Tensor)]
+    return not any(torch.allclose(c.got.double(), c.want.double(), 0.1) for c in tensors)
 
 
 def stops_early(calls: Sequence[Call]) -> bool:
     """Whether elements were stored up to somewhere before the end of a result."""
-    found = []
-    for call in calls:
-        if isinstance(call.got, Tensor) and call.launches.kernels:
-            stored = call.launches.stored(call.got)
-            found.append(0 < len(stored) < call.got.numel() and stored.tolist() == list(range(len(stored))))
-    return any(found)
+    results = [c for c in calls if isinstance(c.got, Tensor) and c.launches.kernels]
+    stored = [(c.launches.stored(c.got).tolist(), c.got.numel()) for c in results]
+    return any(0 < len(places) < size and places == [*range(len(places))] for places, size in stored)
 
 
-def beside() -> Any:
+def race_against_library() -> Any:
     """A width that is a power of two, and one whose rows no wide load can take."""
     from labkit.exercises.race import Race
     from labkit.kernels import affine
@@ -477,7 +456,7 @@ affine = Exercise(
     properties=(*POINTWISE, READ_ONCE),
     compiles=True,
     right="One launch, one pass: x is read once, y is written once, and nothing else is as long.",
-    race=beside,
+    race=race_against_library,
     mistakes=(
         Mistake(
             "no-launch",
@@ -496,13 +475,13 @@ affine = Exercise(
             "element-for-column",
             "weight has `width` elements. Which one belongs to element `at` of x?",
             "Rows lie one behind the other, so the column is what is left of `at` after whole rows.",
-            gives=with_column(lambda at, width: at),
+            gives=with_column_index(lambda at, width: at),
         ),
         Mistake(
             "row-for-column",
             "at // width counts whole rows. Which number says how far inside its row an element is?",
             "The remainder of the same division.",
-            gives=with_column(lambda at, width: at // width),
+            gives=with_column_index(lambda at, width: at // width),
         ),
         Mistake(
             "no-bias",

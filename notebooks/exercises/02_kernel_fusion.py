@@ -1,7 +1,7 @@
 """Exercises of lesson 2: what is right, what people write instead, and what helps them on."""
 
-from labkit.exercises.engine import ALL_DTYPES, Call, Exercise, Mistake, difference
-from labkit.exercises.properties import PRODUCT
+from labkit.exercises.engine import Call, Exercise, Mistake, case_values, difference
+from labkit.exercises.properties import KERNEL_CASES, PRODUCT
 
 import math
 from collections.abc import Sequence
@@ -14,20 +14,13 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import silu
 
-SHARED: dict[str, Any] = {
-    "dtypes": ALL_DTYPES,
-    "layouts": ("contiguous", "transposed", "strided"),
-    "properties": PRODUCT,
-    "compiles": True,
-}
-
 # ---- the missing mask --------------------------------------------------------------------------------------
 
 TILE = 32
 """Rows, columns and depth of a tile, as the scaffold launches them."""
 
 
-def loaded(operand: Tensor, mask: Any) -> Tensor:
+def masked_operand(operand: Tensor, mask: Any) -> Tensor:
     """What the loop's loads bring of an operand (rows, K): beyond K the next row, after the last row NaN."""
     K = operand.shape[1]
     row, k = torch.arange(len(operand))[:, None], torch.arange(-(-K // TILE) * TILE)
@@ -37,23 +30,25 @@ def loaded(operand: Tensor, mask: Any) -> Tensor:
 
 def product(of_x: Any, of_weight: Any) -> Any:
     """What comes out when the loads have these conditions, each a function of k, K and row."""
-    return lambda x, weight: loaded(x, of_x) @ loaded(weight, of_weight).T
+    return lambda x, weight: masked_operand(x, of_x) @ masked_operand(weight, of_weight).T
 
 
-def inside(k: Tensor, K: int, row: Tensor) -> Tensor:
+def within_row(k: Tensor, K: int, row: Tensor) -> Tensor:
     """The right condition."""
     return k < K
 
 
-def conditions(*masks: Any) -> tuple[Any, ...]:
+def with_masks(*masks: Any) -> tuple[Any, ...]:
     """What comes out with another condition: in both loads, or in one of them."""
-    return tuple(product(*pair) for mask in masks for pair in ((mask, mask), (mask, inside), (inside, mask)))
+    return tuple(
+        product(*pair) for mask in masks for pair in ((mask, mask), (mask, within_row), (within_row, mask))
+    )
 
 
-everywhere, *one_operand = conditions(lambda k, K, row: k >= 0)
+without_masks, *one_operand = with_masks(lambda k, K, row: k >= 0)
 
 
-def beside_cublas() -> Any:
+def race_against_cublas() -> Any:
     """A square product, and one whose K no tile divides."""
     from labkit.exercises.race import Race
     from labkit.kernels.linear import matmul
@@ -73,14 +68,15 @@ ragged = Exercise(
     inputs=lambda M, N, K: {"x": torch.randn(M, K), "weight": torch.randn(N, K)},
     untouched="781e87c9a1e1",
     right="Any K is right now, and nothing beyond a tensor is loaded.",
-    **SHARED,
+    properties=PRODUCT,
+    **KERNEL_CASES,
     mistakes=(
         Mistake(
             "no-mask",
             "Try K = 32, 64 and 33. Which come out right, and what does the last tile of the other hold?",
             "Nothing stops a load along K, so it goes on into the next row. Where does this one end?",
             "Join a condition on k[None, :] to the one on rows by &, each in parentheses, in both loads.",
-            gives=everywhere,
+            gives=without_masks,
         ),
         Mistake(
             "one-operand",
@@ -100,14 +96,14 @@ ragged = Exercise(
             "off-by-one",
             "A row has K places. What are the numbers of its first and of its last one?",
             "They are 0 and K - 1. Put K - 1 and K into your condition: only the first may be true.",
-            gives=conditions(lambda k, K, row: k <= K, lambda k, K, row: k < K - 1),
+            gives=with_masks(lambda k, K, row: k <= K, lambda k, K, row: k < K - 1),
         ),
         Mistake(
             "whole-tiles",
             "With K = 70, what happens to the places 64 to 69?",
             "They belong to the sum, though their tile isn't full. Let the loop run to K, and decide for "
             "each place in `k` by itself.",
-            gives=conditions(
+            gives=with_masks(
                 lambda k, K, row: k // TILE * TILE + TILE <= K, lambda k, K, row: k // TILE * TILE + TILE < K
             ),
         ),
@@ -116,10 +112,10 @@ ragged = Exercise(
             "Along which dimension of the block do the addresses have `k`, along which one your mask?",
             "k[:, None] runs down the rows, and fits only because the tile is as wide as high. Turn it "
             "the way that the address beside it has it.",
-            gives=conditions(lambda k, K, row: row % TILE + k // TILE * TILE < K),
+            gives=with_masks(lambda k, K, row: row % TILE + k // TILE * TILE < K),
         ),
     ),
-    race=beside_cublas,
+    race=race_against_cublas,
 )
 
 # ---- SwiGLU ------------------------------------------------------------------------------------------------
@@ -128,7 +124,7 @@ USUAL, LARGE = 1.5, 100.0
 """Standard deviations of the gates: what a network has, and what overflows a careless exp."""
 
 
-def gated(rows: int, hidden: int, depth: int, spread: float) -> dict[str, Any]:
+def gated_inputs(rows: int, hidden: int, depth: int, spread: float) -> dict[str, Any]:
     """x (rows, depth) and w_gate_up (2, hidden, depth); the gates have this standard deviation."""
     scale = torch.tensor([spread, USUAL])[:, None, None] / depth**0.5
     return {"x": torch.randn(rows, depth), "w_gate_up": torch.randn(2, hidden, depth) * scale}
@@ -155,7 +151,7 @@ def overflows(calls: Sequence[Call]) -> bool:
     return all(map(fits, calls)) and not all(call.got.isfinite().all() for call in calls)
 
 
-def beside_two_products() -> Any:
+def race_against_two_products() -> Any:
     """The gated half of an MLP, narrow and wide."""
     from labkit.exercises.race import Race
     from labkit.workloads.mlp import GATE_UP
@@ -175,9 +171,10 @@ swiglu = Exercise(
     reference=lambda x, w_gate_up: silu(x @ w_gate_up[0].T) * (x @ w_gate_up[1].T),
     cases=((1, 1, 1, USUAL), (5, 19, 33, USUAL), (33, 40, 70, USUAL), (2, 25, 40, LARGE)),
     large=((2, 3, 1030, USUAL), (260, 3, 5, USUAL), (2, 260, 33, USUAL)),
-    inputs=gated,
+    inputs=gated_inputs,
     right="gate and up never reach memory: half of the bytes are written, and no second kernel reads them.",
-    **SHARED,
+    properties=PRODUCT,
+    **KERNEL_CASES,
     mistakes=(
         Mistake(
             "swapped",
@@ -220,7 +217,7 @@ swiglu = Exercise(
             when=overflows,
         ),
     ),
-    race=beside_two_products,
+    race=race_against_two_products,
 )
 
 # ---- does fusing pay? --------------------------------------------------------------------------------------
@@ -255,7 +252,7 @@ pays = Exercise(
     "speedup",
     reference=model(),
     cases=tuple((*shape, *device) for shape in SHAPES for device in DEVICES),
-    inputs=lambda *sizes: dict(zip(("rows", "d", "h", "rate", "bandwidth"), sizes, strict=True)),
+    inputs=case_values("rows", "d", "h", "rate", "bandwidth"),
     tolerance=0.005,
     right="Where arithmetic rules it is 1 + 1.5 rate / (bandwidth d): the wider, the less fusing brings.",
     mistakes=(

@@ -1,7 +1,7 @@
 """Exercises of lesson 4: what is right, what people write instead, and what helps them on."""
 
-from labkit.exercises.engine import ALL_DTYPES, Exercise, Mistake
-from labkit.exercises.properties import PRODUCT
+from labkit.exercises.engine import Exercise, Mistake, case_values
+from labkit.exercises.properties import KERNEL_CASES, PRODUCT
 
 import itertools
 import math
@@ -26,12 +26,12 @@ SHAPES = (
 """rows, groups, d_in, d_out: narrow groups, few rows (where the weights are the most bytes), wide groups."""
 
 
-def slower(moved: float, computed: float) -> float:
+def slower_time_us(moved: float, computed: float) -> float:
     """The larger of two times in seconds, in microseconds."""
     return 1e6 * max(moved, computed)
 
 
-def floor_with(result: Any = slower, **factors: Any) -> Any:
+def floor_with(result: Any = slower_time_us, **factors: Any) -> Any:
     """The floor with factors for ``x``, ``weight``, ``y`` and ``operations``, of the sizes."""
 
     def floor_us(*sizes: Any) -> Any:
@@ -56,9 +56,7 @@ floor = Exercise(
     "floor_us",
     reference=floor_with(),
     cases=tuple((*shape, size, *device[::-1]) for shape in SHAPES for size in (2, 4) for device in DEVICES),
-    inputs=lambda *sizes: dict(
-        zip(("rows", "groups", "d_in", "d_out", "itemsize", "bandwidth", "rate"), sizes, strict=True)
-    ),
+    inputs=case_values("rows", "groups", "d_in", "d_out", "itemsize", "bandwidth", "rate"),
     tolerance=0.005,
     right="Up to a width of about rate / bandwidth times itemsize, a group can at best be as fast as a copy.",
     mistakes=(
@@ -110,12 +108,6 @@ floor = Exercise(
 
 ROWS = 32
 """Rows of a tile, as the scaffold launches it."""
-SHARED: dict[str, Any] = {
-    "dtypes": ALL_DTYPES,
-    "layouts": ("contiguous", "transposed", "strided"),
-    "properties": PRODUCT,
-    "compiles": True,
-}
 
 
 def products(x: Tensor, weight: Tensor) -> Tensor:
@@ -124,7 +116,7 @@ def products(x: Tensor, weight: Tensor) -> Tensor:
     return torch.cat(parts, 1)
 
 
-def groups_of(rows: int, groups: int, width: int, poisoned: bool = False) -> dict[str, Any]:
+def group_inputs(rows: int, groups: int, width: int, poisoned: bool = False) -> dict[str, Any]:
     """x (rows, groups * width), weight (groups, width, width); perhaps group 1 is NaN and infinite."""
     x, weight = torch.randn(rows, groups * width), torch.randn(groups, width, width) * width**-0.5
     if poisoned:
@@ -132,19 +124,19 @@ def groups_of(rows: int, groups: int, width: int, poisoned: bool = False) -> dic
     return {"x": x, "weight": weight}
 
 
-def padded(width: int) -> int:
+def tile_width(width: int) -> int:
     """Columns of a tile: a power of two, and at least 16."""
     return max(16, 1 << (width - 1).bit_length())
 
 
-def kernel(in_x: int = 0, in_weight: int = 0, in_y: int = 0) -> Any:
+def kernel_with_masks(in_x: int = 0, in_weight: int = 0, in_y: int = 0) -> Any:
     """What comes out when the accesses let so many places of `d` through beyond the group's.
 
     Programs run in the interpreter's order; what lies beyond a tensor is NaN.
     """
 
     def gives(x: Tensor, weight: Tensor) -> Tensor:
-        R, (G, D, _), d = len(x), weight.shape, np.arange(padded(weight.shape[1]))
+        R, (G, D, _), d = len(x), weight.shape, np.arange(tile_width(weight.shape[1]))
         beyond = np.full(len(d) * (D + 1), math.nan)
         x_all, w_all = (np.concatenate((t.numpy().ravel(), beyond)) for t in (x, weight))
         y = np.full(x.numel() + len(d), math.nan)
@@ -160,7 +152,7 @@ def kernel(in_x: int = 0, in_weight: int = 0, in_y: int = 0) -> Any:
     return gives
 
 
-ALL = 10**6
+ALL_PLACES = 10**6
 """More places than any tile has: no condition on `d`."""
 ONE_OR_ALL = np.vstack((np.ones(3, int), np.eye(3, dtype=int)))
 """One place too many in all three accesses, or in one of them."""
@@ -172,10 +164,11 @@ neighbour = Exercise(
     reference=products,
     cases=((1, 1, 1), (1, 2, 5, True), (5, 3, 1), (7, 2, 31), (33, 3, 20), (37, 3, 16)),
     large=((300, 2, 5), (2, 70, 4), (2, 2, 260)),
-    inputs=groups_of,
+    inputs=group_inputs,
     untouched="8c9d6348d161",
     right="Each program keeps to its own group, whatever its neighbours hold.",
-    **SHARED,
+    properties=PRODUCT,
+    **KERNEL_CASES,
     mistakes=(
         Mistake(
             "no-mask",
@@ -183,33 +176,33 @@ neighbour = Exercise(
             "The tile has 32, and from 20 on they are the next group's. For which places in `d` is your "
             "mask false?",
             "Three accesses go too far: let none of them have places where d is D or more.",
-            gives=kernel(ALL, ALL, ALL),
+            gives=kernel_with_masks(ALL_PLACES, ALL_PLACES, ALL_PLACES),
         ),
         Mistake(
             "only-store",
             "The right places are stored. How many products does tl.dot sum up for each of them?",
             "As many as the tile has columns, and the next group's are among them: they have to be zero "
             "when they are loaded.",
-            gives=kernel(ALL, ALL),
+            gives=kernel_with_masks(ALL_PLACES, ALL_PLACES),
         ),
         Mistake(
             "only-loads",
             "The sums are right now. To which columns does a program store, and whose are they?",
             "The zeros at its end go over the next group's results. What kept them out of the loads?",
-            gives=kernel(in_y=ALL),
+            gives=kernel_with_masks(in_y=ALL_PLACES),
         ),
         Mistake(
             "one-load",
             "Group 1 of a case is NaN and infinite. What is 0 times these?",
             "NaN, so a zero from one side isn't enough. Which load still brings the next group?",
             "x has `d` along its columns, weight along its columns and its rows: mask all three.",
-            gives=(kernel(in_x=ALL), kernel(in_weight=ALL)),
+            gives=(kernel_with_masks(in_x=ALL_PLACES), kernel_with_masks(in_weight=ALL_PLACES)),
         ),
         Mistake(
             "off-by-one",
             "A group has D columns. What are the numbers of its first and of its last one?",
             "They are 0 and D - 1, and D is the neighbour's first. Which of these does yours let in?",
-            gives=tuple(kernel(*places) for places in (*ONE_OR_ALL, *-ONE_OR_ALL)),
+            gives=tuple(kernel_with_masks(*places) for places in (*ONE_OR_ALL, *-ONE_OR_ALL)),
         ),
         Mistake(
             "no-other",
@@ -217,7 +210,7 @@ neighbour = Exercise(
             "On a GPU whatever the register held before. Yours has to be one that adds nothing to a sum.",
             "tl.load takes it as `other`, in x as well as in weight.",
             gives=lambda x, weight: (
-                products(x, weight) + (math.nan if padded(weight.shape[1]) > weight.shape[1] else 0.0)
+                products(x, weight) + (math.nan if tile_width(weight.shape[1]) > weight.shape[1] else 0.0)
             ),
         ),
     ),
@@ -226,7 +219,7 @@ neighbour = Exercise(
 # ---- the bias ----------------------------------------------------------------------------------------------
 
 
-def with_row(place: Any) -> Any:
+def with_bias_at(place: Any) -> Any:
     """What comes out with other elements of bias, at ``place(row, group, d, G, D)``."""
 
     def gives(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -239,7 +232,7 @@ def with_row(place: Any) -> Any:
     return gives
 
 
-def beside_bmm() -> Any:
+def race_against_einsum() -> Any:
     """A hundred groups, as wide as a tile and in between."""
     from labkit.exercises.race import Race
     from labkit.kernels import grouped_linear
@@ -257,9 +250,10 @@ bias = Exercise(
     reference=lambda x, weight, bias: products(x, weight) + bias.flatten(),
     cases=((1, 1, 1), (5, 3, 1), (7, 4, 24), (40, 3, 20), (37, 3, 16), (3, 2, 33)),
     large=((300, 2, 5), (2, 70, 4), (2, 2, 260)),
-    inputs=lambda R, G, D: groups_of(R, G, D) | {"bias": torch.randn(G, D)},
+    inputs=lambda R, G, D: group_inputs(R, G, D) | {"bias": torch.randn(G, D)},
     right="The bias costs one row a program; a kernel of its own would read and write all of y.",
-    **SHARED,
+    properties=PRODUCT,
+    **KERNEL_CASES,
     mistakes=(
         Mistake(
             "no-bias",
@@ -271,24 +265,24 @@ bias = Exercise(
             "first-row",
             "Group 0 is right. Where in bias does the row of group 1 begin?",
             "Behind the D numbers of group 0. What does your address say of the group?",
-            gives=with_row(lambda row, group, d, G, D: d + 0 * row),
+            gives=with_bias_at(lambda row, group, d, G, D: d + 0 * row),
         ),
         Mistake(
             "tile-width",
             "Where D is 16 or 32 it's right. How long is a row of bias, D or BD?",
             "BD is the tile's width only: in memory one row follows the other without a gap.",
-            gives=with_row(lambda row, group, d, G, D: group * padded(D) + d),
+            gives=with_bias_at(lambda row, group, d, G, D: group * tile_width(D) + d),
         ),
         Mistake(
             "by-rows",
             "Does the bias of a column change from one row of x to the next?",
             "No, and `row` and `at` are places in x. Which two names does the address need?",
             gives=(
-                with_row(lambda row, group, d, G, D: (row * G + group) * D + d),
-                with_row(lambda row, group, d, G, D: row * D + d),
-                with_row(lambda row, group, d, G, D: row),
+                with_bias_at(lambda row, group, d, G, D: (row * G + group) * D + d),
+                with_bias_at(lambda row, group, d, G, D: row * D + d),
+                with_bias_at(lambda row, group, d, G, D: row),
             ),
         ),
     ),
-    race=beside_bmm,
+    race=race_against_einsum,
 )

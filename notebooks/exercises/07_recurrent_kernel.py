@@ -1,7 +1,7 @@
 """Exercises of lesson 7: what is right, what people write instead, and what helps them on."""
 
-from labkit.exercises.engine import ALL_DTYPES, Call, Exercise, Mistake
-from labkit.exercises.properties import KERNEL, POINTWISE, READ_ONCE
+from labkit.exercises.engine import Call, Exercise, Mistake
+from labkit.exercises.properties import KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,8 +12,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-LAYOUTS = ("contiguous", "transposed", "strided")
 
 # ---- mend the published backward ---------------------------------------------------------------------------
 
@@ -51,7 +49,7 @@ def wrong_grads(starts: Any = ((1, 0),), powers: Any = ((1, -1, 0),), over: Any 
     return tuple(norm_grad(*each) for each in product(starts, powers, over))
 
 
-OWN, COLUMN, JUST_DY = (1, 0), (0, 1), (0, 0, 0)
+OWN_ROW, COLUMN, ONLY_DY = (1, 0), (0, 1), (0, 0, 0)
 SOME_ROWS: Any = (
     *(lambda t: t[-1, -1], lambda t: t[0, 0]),
     *(lambda t: t[-1].sum(0), lambda t: t[:, -1].sum(0), lambda t: t.mean((0, 1))),
@@ -65,10 +63,8 @@ original = Exercise(
     cases=((1, 1, 1, 0.1), (2, 3, 5, 1e-6), (4, 5, 33, 1e-6), (1, 2, 70, 0.1)),
     large=((1, 1, 1025, 0.1),),
     inputs=norm_inputs,
-    dtypes=ALL_DTYPES,
-    layouts=LAYOUTS,
     properties=(KERNEL, *POINTWISE[1:]),
-    compiles=True,
+    **KERNEL_CASES,
     untouched="779766a3842e",
     right="But each element still does its row's whole sum: H times the work of one program a row.",
     mistakes=(
@@ -77,7 +73,7 @@ original = Exercise(
             "dx is right now. If weight[3] grows a little, which numbers of y change, and by how much?",
             "Those of column 3 in every row, by x / rms: this times dy is what an element adds.",
             "Two lines are left, then: what the kernel stores in dw, and what PyTorch makes of its rows.",
-            gives=wrong_grads((OWN,), (JUST_DY,), SOME_ROWS[:2]),
+            gives=wrong_grads((OWN_ROW,), (ONLY_DY,), SOME_ROWS[:2]),
         ),
         Mistake(
             "other-places",
@@ -85,20 +81,20 @@ original = Exercise(
             "It should be 4, 5, 6 and 7, as k goes from 0 to 3. What is 4, in terms of `row` and H?",
             gives=(
                 *wrong_grads((COLUMN, (1, 1), (0, 0))),
-                *wrong_grads((COLUMN, (1, 1), (0, 0)), (JUST_DY,), SOME_ROWS[:2]),
+                *wrong_grads((COLUMN, (1, 1), (0, 0)), (ONLY_DY,), SOME_ROWS[:2]),
             ),
         ),
         Mistake(
             "other-term",
             "y = weight * (x / rms), in every row. What is the derivative of that by the weight?",
             "No weight is left in it. In the kernel x is `value`, and the rms is `r`.",
-            gives=wrong_grads((OWN, COLUMN), (JUST_DY, (1, 0, 0), (1, 1, 0), (1, -1, 1), (0, -1, 0))),
+            gives=wrong_grads((OWN_ROW, COLUMN), (ONLY_DY, (1, 0, 0), (1, 1, 0), (1, -1, 1), (0, -1, 0))),
         ),
         Mistake(
             "not-all-rows",
             "How many rows use the weight, and how many of them are in your result?",
             "Each one adds its part to the gradient: a sum. Which dimension of dw counts the rows?",
-            gives=wrong_grads((OWN, COLUMN), over=SOME_ROWS),
+            gives=wrong_grads((OWN_ROW, COLUMN), over=SOME_ROWS),
         ),
     ),
 )
@@ -106,14 +102,14 @@ original = Exercise(
 # ---- the loop over time ------------------------------------------------------------------------------------
 
 
-def sequences(batch: int, steps: int, width: int, zeros: float = 0.05) -> dict[str, Tensor]:
+def sequence_inputs(batch: int, steps: int, width: int, zeros: float = 0.05) -> dict[str, Tensor]:
     """a, of which some are negative and a share is zero, and b, both (batch, steps, width)."""
     shape = batch, steps, width
     a = 1 - 1.4 * torch.rand(shape).square()
     return {"a": torch.where(torch.rand(shape) < zeros, 0.0, a), "b": torch.randn(shape)}
 
 
-def states(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def states_with_step(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """h (B, T, H) from tensors (B, T, ...), where each h is ``step(the last one, *the tensors at t)``."""
 
     def gives(*tensors: Tensor) -> Tensor:
@@ -125,10 +121,10 @@ def states(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return gives
 
 
-right_states = states(lambda h, a, b: a * h + b)
+right_states = states_with_step(lambda h, a, b: a * h + b)
 
 
-def stored(walks: Callable[[int, int, int], Sequence[tuple[int, int, int]]]) -> Any:
+def stores_like(walks: Callable[[int, int, int], Sequence[tuple[int, int, int]]]) -> Any:
     """Whether all calls store to the places of one of the walks.
 
     From T, H and BH these are how far the steps are apart, which one is first, and how many there are.
@@ -155,24 +151,22 @@ recurrence = Exercise(
     reference=right_states,
     cases=((1, 1, 1), (2, 1, 5), (2, 5, 20), (1, 2, 128), (2, 2, 140), (1, 70, 8)),
     large=((1, 1, 1030), (1, 500, 1)),  # longer ones would let a wrong stride leave the fences
-    inputs=sequences,
-    dtypes=ALL_DTYPES,
-    layouts=LAYOUTS,
+    inputs=sequence_inputs,
     properties=(*POINTWISE, READ_ONCE),
-    compiles=True,
+    **KERNEL_CASES,
     right="Each number crosses memory once, and the state never leaves the registers.",
     mistakes=(
         Mistake(
             "stride",
             "How many numbers of h lie between a channel and the same channel one step later?",
             "A step has all channels of the tensor, other programs' too. Which line moves `at` so far?",
-            when=stored(lambda T, H, BH: [(apart, 0, T) for apart in (0, 1, BH, T, T * H)]),
+            when=stores_like(lambda T, H, BH: [(apart, 0, T) for apart in (0, 1, BH, T, T * H)]),
         ),
         Mistake(
             "other-steps",
             "Let T be 3. Which step does `at` stand for at each of your stores?",
             "Steps 0, 1 and 2 are stored once each, inside the loop, and `at` begins with step 0.",
-            when=stored(
+            when=stores_like(
                 lambda T, H, BH: [
                     *((H, 1, T), (H, 1, T - 1), (H, 0, T - 1), (H, 0, T + 1)),
                     *((H, T - 1, 1), (H, T, 1)),  # one store, after the loop
@@ -190,12 +184,12 @@ recurrence = Exercise(
             "Work out two steps by hand for a = 0.5 and b = 1: h is 1, then 1.5. What is yours?",
             "One of a and b multiplies the old state and nothing else, the other is added as it is.",
             gives=(
-                states(lambda h, a, b: h + b),
-                states(lambda h, a, b: a * h),
-                states(lambda h, a, b: h * b + a),
-                states(lambda h, a, b: a * (h + b)),
-                states(lambda h, a, b: h + a * b),
-                states(lambda h, a, b: a * h + (1 - a) * b),
+                states_with_step(lambda h, a, b: h + b),
+                states_with_step(lambda h, a, b: a * h),
+                states_with_step(lambda h, a, b: h * b + a),
+                states_with_step(lambda h, a, b: a * (h + b)),
+                states_with_step(lambda h, a, b: h + a * b),
+                states_with_step(lambda h, a, b: a * h + (1 - a) * b),
             ),
         ),
         Mistake(
@@ -213,23 +207,25 @@ recurrence = Exercise(
 # ---- an episode ends ---------------------------------------------------------------------------------------
 
 
-def episodes(batch: int, steps: int, width: int, infinite: bool = False) -> dict[str, Tensor]:
+def episode_inputs(batch: int, steps: int, width: int, infinite: bool = False) -> dict[str, Tensor]:
     """a, b (batch, steps, width) and reset (batch, steps). With ``infinite`` h is so until the middle."""
-    given, begins = sequences(batch, steps, width, zeros=0), torch.rand(batch, steps) < 0.3
+    given, begins = sequence_inputs(batch, steps, width, zeros=0), torch.rand(batch, steps) < 0.3
     if infinite:
         given["b"][:, 0] = math.inf
         begins[:, : steps // 2], begins[:, steps // 2] = False, True
     return given | {"reset": begins}
 
 
-def anew(step: Any = lambda h, a, b, new: torch.where(new, b, a * h + b), place: Any = None) -> Any:
+def states_with_resets(
+    step: Any = lambda h, a, b, new: torch.where(new, b, a * h + b), place: Any = None
+) -> Any:
     """The states with another step, or with the resets at ``place(row, t, channel, T, H)``."""
 
     def gives(a: Tensor, b: Tensor, reset: Tensor) -> Tensor:
         row, t, channel = torch.meshgrid(*map(torch.arange, a.shape), indexing="ij")
         at = place(row, t, channel, *a.shape[1:]) if place else row * a.shape[1] + t
         around = F.pad(reset.flatten(), (1, a.numel()), value=True)  # as the memory there is
-        return states(step)(a, b, around[at + 1])
+        return states_with_step(step)(a, b, around[at + 1])
 
     return gives
 
@@ -238,14 +234,12 @@ reset = Exercise(
     "reset",
     "begin anew where an episode does",
     "with_reset",
-    reference=anew(),
+    reference=states_with_resets(),
     cases=((1, 1, 1), (2, 5, 20), (1, 2, 128), (2, 6, 33, True), (2, 2, 140), (1, 70, 8)),
     large=((1, 1, 1030), (1, 300, 1)),
-    inputs=episodes,
-    dtypes=ALL_DTYPES,
-    layouts=LAYOUTS,
+    inputs=episode_inputs,
     properties=(*POINTWISE, READ_ONCE),
-    compiles=True,
+    **KERNEL_CASES,
     untouched="dc6ee6833d95",
     right="The choice costs one byte for each step of a row, which all of its channels share.",
     mistakes=(
@@ -254,9 +248,9 @@ reset = Exercise(
             "For which steps should h be b alone, and for which is yours?",
             "True means that an episode begins. `reset` is an address: what is the value for row and t?",
             gives=(
-                anew(lambda h, a, b, new: a * h + b),
+                states_with_resets(lambda h, a, b, new: a * h + b),
                 lambda a, b, reset: b,
-                lambda a, b, reset: anew()(a, b, ~reset),
+                lambda a, b, reset: states_with_resets()(a, b, ~reset),
             ),
         ),
         Mistake(
@@ -264,8 +258,8 @@ reset = Exercise(
             "Step t is the first of its episode where reset is true at t. Where does yours begin anew?",
             "One step off. At a reset, which h is dropped: the last one, or the one to be stored?",
             gives=(
-                anew(place=lambda row, t, channel, T, H: row * T + t - 1),
-                anew(place=lambda row, t, channel, T, H: row * T + t + 1),
+                states_with_resets(place=lambda row, t, channel, T, H: row * T + t - 1),
+                states_with_resets(place=lambda row, t, channel, T, H: row * T + t + 1),
             ),
         ),
         Mistake(
@@ -273,17 +267,17 @@ reset = Exercise(
             "In (B, T), how many values lie between two rows, and how many between two steps?",
             "T and 1. All channels of a step share one value, so no channel is in its address.",
             gives=(
-                anew(place=lambda row, t, channel, T, H: t),
-                anew(place=lambda row, t, channel, T, H: row * T),
-                anew(place=lambda row, t, channel, T, H: row * H + t),
-                anew(place=lambda row, t, channel, T, H: (row * T + t) * H + channel),
+                states_with_resets(place=lambda row, t, channel, T, H: t),
+                states_with_resets(place=lambda row, t, channel, T, H: row * T),
+                states_with_resets(place=lambda row, t, channel, T, H: row * H + t),
+                states_with_resets(place=lambda row, t, channel, T, H: (row * T + t) * H + channel),
             ),
         ),
         Mistake(
             "drops-b",
             "What should h be at a reset, and what is yours?",
             "It is b_t there: only what comes from the step before goes.",
-            gives=anew(lambda h, a, b, new: torch.where(new, 0.0, a * h + b)),
+            gives=states_with_resets(lambda h, a, b, new: torch.where(new, 0.0, a * h + b)),
         ),
         Mistake(
             "only-stored",
@@ -297,9 +291,9 @@ reset = Exercise(
             "0 times infinity is NaN, so no factor drops a number, whatever it is. A choice does.",
             "Choose between zero and the whole product, or between zero and the old state.",
             gives=(
-                anew(lambda h, a, b, new: a * h * ~new + b),
-                anew(lambda h, a, b, new: a * h - a * h * new + b),
-                anew(lambda h, a, b, new: b * new + (a * h + b) * ~new),
+                states_with_resets(lambda h, a, b, new: a * h * ~new + b),
+                states_with_resets(lambda h, a, b, new: a * h - a * h * new + b),
+                states_with_resets(lambda h, a, b, new: b * new + (a * h + b) * ~new),
             ),
         ),
     ),

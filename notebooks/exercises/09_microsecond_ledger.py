@@ -1,7 +1,7 @@
 """Exercises of lesson 9: what is right, what people write instead, and what helps them on."""
 
-from labkit.exercises.engine import ALL_DTYPES, Exercise, Mistake
-from labkit.exercises.properties import POINTWISE
+from labkit.exercises.engine import Exercise, Mistake, case_values
+from labkit.exercises.properties import KERNEL_CASES, POINTWISE
 from labkit.workloads.network import OUTPUTS, products
 from labkit.workloads.recurrent import EPS
 
@@ -30,7 +30,7 @@ def floor_with(
     )
 
 
-def by_layer(numbers: Callable[..., float]) -> Callable[..., float]:
+def sum_of_layer_floors(numbers: Callable[..., float]) -> Callable[..., float]:
     """The sum of each layer's floor; ``numbers(m, all_rows_ends, weights)`` are moved for one."""
     return lambda n, layers, ends, weights, size, by, flops: sum(
         max(numbers(m, n * ends, weights) * size / by, 2 * n * m / flops) for m in layers
@@ -51,7 +51,7 @@ floor = Exercise(
         (65_536, (640,), 72, 672, 4, 0.3e6, 8.0e6),
         (16, (262_144, 524_288), 1056, 3_000_000, 4, 4.8e6, 67.0e6),
     ),
-    inputs=lambda *case: dict(zip(ARGUMENTS, (case[0], list(case[1]), *case[2:]), strict=True)),
+    inputs=lambda rows, layers, *numbers: case_values(*ARGUMENTS)(rows, list(layers), *numbers),
     tolerance=1e-5,
     right="What lies between two layers isn't in it: no way of cutting them into kernels can be faster.",
     mistakes=(
@@ -86,9 +86,9 @@ floor = Exercise(
             "The second layer's weights, say. However kernels are cut, only the totals have to be paid for.",
             "Add up all bytes, add up all operations, and only then compare two times.",
             gives=(
-                by_layer(lambda m, ends, weights: ends + weights),
-                by_layer(lambda m, ends, weights: ends + m),
-                by_layer(lambda m, ends, weights: m),
+                sum_of_layer_floors(lambda m, ends, weights: ends + weights),
+                sum_of_layer_floors(lambda m, ends, weights: ends + m),
+                sum_of_layer_floors(lambda m, ends, weights: m),
             ),
         ),
         Mistake(
@@ -135,7 +135,7 @@ floor = Exercise(
 Times = list[float]
 
 
-def walk(step: Callable[[float, float, float, float], float]) -> Callable[[Times, Times], float]:
+def simulate_queue(step: Callable[[float, float, float, float], float]) -> Callable[[Times, Times], float]:
     """``step(end, done, launch, kernel)`` is when a kernel ends whose launch is over at ``end``."""
 
     def gives(launches: Times, kernels: Times) -> float:
@@ -148,7 +148,7 @@ def walk(step: Callable[[float, float, float, float], float]) -> Callable[[Times
     return gives
 
 
-def pairs(launches: Times, kernels: Times) -> float:
+def sum_of_longer(launches: Times, kernels: Times) -> float:
     """The sum of the longer one of each launch and kernel."""
     return sum(map(max, launches, kernels))
 
@@ -157,7 +157,7 @@ wall = Exercise(
     "wall",
     "when the step is over",
     "wall_us",
-    reference=walk(lambda end, done, launch, kernel: max(end, done) + kernel),
+    reference=simulate_queue(lambda end, done, launch, kernel: max(end, done) + kernel),
     cases=(
         ((5.0,), (3.0,)),
         ((5.0, 5.0, 5.0), (8.0, 1.0, 2.0)),
@@ -204,35 +204,35 @@ wall = Exercise(
             "A kernel and its own launch never overlap. Launches of later kernels run beside it.",
             "Add up launches by themselves: no kernel begins before the sum that ends with its own.",
             gives=(
-                pairs,
-                lambda launches, kernels: pairs(launches, kernels) + kernels[-1],
-                lambda launches, kernels: launches[0] + pairs(launches, kernels),
+                sum_of_longer,
+                lambda launches, kernels: sum_of_longer(launches, kernels) + kernels[-1],
+                lambda launches, kernels: launches[0] + sum_of_longer(launches, kernels),
             ),
         ),
         Mistake(
             "one-ahead",
             "Behind a kernel of 100 come ten short ones. How many are launched before it ends?",
             "In your function one. But the host doesn't wait for the GPU: add up launches by themselves.",
-            gives=lambda launches, kernels: launches[0] + pairs(launches[1:], kernels) + kernels[-1],
+            gives=lambda launches, kernels: launches[0] + sum_of_longer(launches[1:], kernels) + kernels[-1],
         ),
         Mistake(
             "not-added-up",
             "Three launches take 5 each. When is the third one over?",
             "At 15, since the host makes one after another: keep a sum of the launches as you go.",
-            gives=walk(lambda end, done, own, kernel: max(own, done) + kernel),
+            gives=simulate_queue(lambda end, done, own, kernel: max(own, done) + kernel),
         ),
         Mistake(
             "kernel-in-max",
             "Where the GPU has to wait for a launch: how long does the kernel take in your function?",
             "It ends together with its launch. Find out first when it begins, then add its time.",
-            gives=walk(lambda end, done, own, kernel: max(end, done + kernel)),
+            gives=simulate_queue(lambda end, done, own, kernel: max(end, done + kernel)),
         ),
         Mistake(
             "at-once",
             "Two long kernels are launched one shortly after the other. When does your second one begin?",
             "While the first one still runs. But the GPU runs one at a time.",
             "Take the later of two moments for the beginning, and add the kernel's time to that.",
-            gives=walk(lambda end, done, own, kernel: max(done, end + kernel)),
+            gives=simulate_queue(lambda end, done, own, kernel: max(done, end + kernel)),
         ),
         Mistake(
             "lists",
@@ -246,19 +246,19 @@ wall = Exercise(
 # ---- the cell ----------------------------------------------------------------------------------------------
 
 
-def gates(batch: int, time: int, width: int, scale: float) -> dict[str, Any]:
+def cell_inputs(batch: int, time: int, width: int, scale: float) -> dict[str, Any]:
     """z in (0, 1) and candidate (batch, time, width), gain (width,); the candidates are of size ``scale``."""
     z, candidate = torch.randn(2, batch, time, width)
     gain = 1 + 0.5 * torch.randn(width)
     return {"z": z.sigmoid(), "candidate": scale * candidate, "gain": gain, "candidates of size": scale}
 
 
-def block(width: int) -> int:
+def block_size(width: int) -> int:
     """Lanes of the cell's kernel."""
     return 1 << (width - 1).bit_length()
 
 
-def square(u: Tensor) -> Tensor:
+def mean_square(u: Tensor) -> Tensor:
     """The mean square over the features: (B, H) to (B, 1)."""
     return u.square().mean(-1, keepdim=True)
 
@@ -266,7 +266,7 @@ def square(u: Tensor) -> Tensor:
 def cell_with(
     s: Callable[..., Tensor] = lambda z, c, s: (1 - z) * s + z * c,
     u: Callable[..., Tensor] = lambda z, c, old, s, r: (1 - z) * r + s,
-    size: Callable[[Tensor], Tensor] = lambda u: (square(u) + EPS).sqrt(),
+    size: Callable[[Tensor], Tensor] = lambda u: (mean_square(u) + EPS).sqrt(),
     ends: Callable[..., tuple[Tensor, Tensor]] = lambda gain, unit, u: (gain * unit, gain * unit),
     dtype: torch.dtype = torch.float32,
 ) -> Callable[..., Tensor]:
@@ -288,7 +288,7 @@ def cell_with(
     return gives
 
 
-def beside_two_kernels() -> Any:
+def race_against_two_kernels() -> Any:
     """The network's own size, and few long rows."""
     from labkit.exercises.race import Race
     from labkit.gpu import randn
@@ -325,12 +325,10 @@ cell = Exercise(
         (2, 3, 130, 1.0),
     ),
     large=((1, 70, 4, 1.0), (1, 2, 1100, 1.0)),
-    inputs=gates,
+    inputs=cell_inputs,
     call=lambda answer, z, candidate, gain, scale: answer(z, candidate, gain),
-    dtypes=ALL_DTYPES,
-    layouts=("contiguous", "transposed", "strided"),
     properties=POINTWISE,
-    compiles=True,
+    **KERNEL_CASES,
     right="It moves three numbers for each of the result; a kernel for each recurrence would move six.",
     mistakes=(
         Mistake(
@@ -369,8 +367,10 @@ cell = Exercise(
             "How many of its BH terms come from features? The other lanes only add zeros.",
             "Divide the sum by H.",
             gives=(
-                cell_with(size=lambda u: (square(u) * u.shape[-1] + EPS).sqrt()),
-                cell_with(size=lambda u: (square(u) * u.shape[-1] / block(u.shape[-1]) + EPS).sqrt()),
+                cell_with(size=lambda u: (mean_square(u) * u.shape[-1] + EPS).sqrt()),
+                cell_with(
+                    size=lambda u: (mean_square(u) * u.shape[-1] / block_size(u.shape[-1]) + EPS).sqrt()
+                ),
             ),
         ),
         Mistake(
@@ -379,8 +379,8 @@ cell = Exercise(
             "It should stay as it was. The mean of the squares is four times as large then, its root twice.",
             "Divide by tl.sqrt(...), or multiply by tl.rsqrt(...).",
             gives=(
-                cell_with(size=lambda u: square(u) + EPS),
-                cell_with(size=lambda u: (square(u) + EPS).rsqrt()),
+                cell_with(size=lambda u: mean_square(u) + EPS),
+                cell_with(size=lambda u: (mean_square(u) + EPS).rsqrt()),
                 cell_with(size=torch.ones_like),
             ),
         ),
@@ -390,9 +390,9 @@ cell = Exercise(
             "Where u is small, eps decides what it's divided by. What is eps added to in the formula?",
             "Divide the sum of the squares by H, add eps, and only then take the root.",
             gives=(
-                cell_with(size=lambda u: square(u).sqrt()),
-                cell_with(size=lambda u: square(u).sqrt() + EPS),
-                cell_with(size=lambda u: (square(u) + EPS / u.shape[-1]).sqrt()),
+                cell_with(size=lambda u: mean_square(u).sqrt()),
+                cell_with(size=lambda u: mean_square(u).sqrt() + EPS),
+                cell_with(size=lambda u: (mean_square(u) + EPS / u.shape[-1]).sqrt()),
             ),
         ),
         Mistake(
@@ -419,5 +419,5 @@ cell = Exercise(
             r"|function ref",
         ),
     ),
-    race=beside_two_kernels,
+    race=race_against_two_kernels,
 )

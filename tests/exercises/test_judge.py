@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit import exercises
 from labkit.exercises import judge
+from labkit.exercises.lesson import _untouched
 from labkit.lessons import notebooks
 
 LESSONS = [path.stem for path in notebooks.find()]
@@ -17,7 +17,7 @@ def answers(lesson):
 
     Lines that begin with - and + are text of the solution and what stands in its place.
     """
-    solutions = exercises.solution_cells(lesson)
+    solutions = notebooks.solution_cells(notebooks.resolve(lesson))
     text = (Path(__file__).parent / "answers" / f"{lesson}.txt").read_text()
     for entry in re.split(r"^### ", text, flags=re.MULTILINE)[1:]:
         head, _, body = entry.partition("\n")
@@ -40,8 +40,7 @@ def found(lesson, name, source, folder):
     """The finding for a cell, from the process that judges."""
     file = folder / "cell.py"
     file.write_text(f'{source}\n\ntasks.check("{name}", {judge.find(lesson)[name].answer})\n')
-    limits = {"seconds": 60.0, "memory": 8 * 2**30}
-    return exercises.lesson.server(lesson).run(judge.judge_file, lesson, name, file, **limits)
+    return judge.attempt(lesson, name, file, seconds=60.0, memory=8 * 2**30)
 
 
 @pytest.mark.parametrize(
@@ -65,13 +64,13 @@ def test_an_answer_gets_its_verdict(lesson, name, expected, source, tmp_path):
 def test_solutions_are_right_and_untouched_cells_are_known(lesson, tmp_path):
     cells = [cell["source"] for cell in notebooks.look(notebooks.resolve(lesson))["cells"]]
     handed_in = {notebooks.exercise_of({"source": s, "id": ""}): s for s in cells if "tasks.check(" in s}
-    solutions = exercises.solution_cells(lesson)
+    solutions = notebooks.solution_cells(notebooks.resolve(lesson))
     assert set(handed_in) == set(judge.find(lesson)) == set(solutions)
     for name, exercise in judge.find(lesson).items():
         finding = found(lesson, name, solutions[name], tmp_path)
         assert finding.status == "right" and finding.checks, finding
-        assert exercises.lesson._untouched(exercise, handed_in[name])
-        assert not exercises.lesson._untouched(exercise, solutions[name])
+        assert _untouched(exercise, handed_in[name])
+        assert not _untouched(exercise, solutions[name])
 
 
 @pytest.mark.parametrize("lesson", LESSONS)

@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from labkit import exercises, paths
+from labkit import paths
 from labkit.exercises import lesson as session_module
 from labkit.exercises import verdicts
 from labkit.exercises.engine import Finding
@@ -15,7 +15,8 @@ from labkit.lessons import notebooks
 from labkit.runs import execute
 
 LESSON = "01_launch_overhead"
-MASK = exercises.solution_cells(LESSON)["mask"]
+SOLUTIONS = notebooks.solution_cells(notebooks.resolve(LESSON))
+MASK = SOLUTIONS["mask"]
 
 
 def masked(mask):
@@ -35,7 +36,7 @@ def learner(monkeypatch):
 
     class Session:
         def __init__(self, **options):
-            self.tasks = exercises.of(LESSON, **options)
+            self.tasks = session_module.session(LESSON, **options)
 
         def run(self, source, answer=None, name="mask"):
             """The last thing that is shown: a verdict's bundle."""
@@ -65,7 +66,9 @@ def kept(cache):
 def test_the_untouched_cell_is_not_attempted_and_nothing_runs(learner, cache, monkeypatch, name):
     cells = [cell["source"] for cell in notebooks.look(notebooks.resolve(LESSON))["cells"]]
     (scaffold,) = [source for source in cells if f'tasks.check("{name}"' in source]
-    monkeypatch.setattr(session_module.Tasks, "_finding", lambda *_: pytest.fail("a process was asked"))
+    monkeypatch.setattr(
+        session_module.ExerciseSession, "_judge", lambda *_: pytest.fail("a process was asked")
+    )
     bundle = learner().run(f"# my notes\n\n{scaffold}\n", name=name)
     assert "not attempted" in bundle["text/plain"] and verdicts.CHECK_MIME not in bundle
     assert not cache.exists()
@@ -147,8 +150,8 @@ def test_what_an_answer_prints_is_shown_and_limited(learner, capsys):
 
 def test_solve_judges_the_solutions_and_a_wrong_one_is_an_error(learner, monkeypatch):
     assert "✓" in learner(solve=True).run("")["text/plain"]
-    wrong = {**exercises.solution_cells(LESSON), "mask": masked("at <= count").rpartition("\n\n")[0]}
-    monkeypatch.setattr(session_module, "solution_cells", lambda _: wrong)
+    wrong = {**SOLUTIONS, "mask": masked("at <= count").rpartition("\n\n")[0]}
+    monkeypatch.setattr(notebooks, "solution_cells", lambda _: wrong)
     with pytest.raises(AssertionError, match="has to be right"):
         learner(solve=True).run("")
 
@@ -157,13 +160,13 @@ def test_unknown_names_are_refused(learner):
     with pytest.raises(ValueError, match=r"name: .*'maks'"):
         learner().tasks.solution("maks")
     with pytest.raises(ValueError, match="99_nothing"):
-        exercises.of("99_nothing")
+        session_module.session("99_nothing")
 
 
 def test_in_a_notebook_the_verdict_takes_the_place_of_the_notice(tmp_path):
     cells = [
         "import labkit",
-        f"from labkit import exercises\ntasks = exercises.of({LESSON!r})",
+        f"from labkit.exercises import lesson\ntasks = lesson.session({LESSON!r})",
         "import torch, triton\nimport triton.language as tl",
         masked("at < count"),
         "tasks.progress()",
@@ -190,10 +193,10 @@ def test_attempts_are_whole_or_not_there(learner, cache, monkeypatch):
 def test_a_kernel_sweeps_under_the_learners_name_once_it_has_raced(learner, monkeypatch):
     one = learner()
     answer = lambda x, weight, bias: x * weight + bias  # noqa: E731 - what stands for it is compared
-    monkeypatch.setattr(session_module.Tasks, "_finding", lambda *_: Finding("right"))
-    monkeypatch.setattr(session_module.race, "problem", lambda *_: None)
+    monkeypatch.setattr(session_module.ExerciseSession, "_judge", lambda *_: Finding("right"))
+    monkeypatch.setattr(session_module.race, "problem_at_size", lambda *_: None)
     monkeypatch.setattr(
-        session_module.race, "run", lambda lesson, exercise, entrant, why: (entrant.name, why)
+        session_module.race, "run", lambda lesson, exercise, contender, why: (contender.name, why)
     )
     assert one.tasks.race("affine") == ("the solution", "you have not solved it yet")
     one.run('affine = ...\n\ntasks.check("affine", affine)'.replace("...", "1"), answer, "affine")

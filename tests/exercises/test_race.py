@@ -2,12 +2,15 @@
 
 import pytest
 
-from labkit import exercises, gpu
+from labkit import gpu
 from labkit.exercises import judge, race
+from labkit.exercises.lesson import session
+from labkit.lessons import notebooks
 from labkit.measure import rows, sweeps
 
 LESSON = "01_launch_overhead"
-AFFINE = exercises.solution_cells(LESSON)["affine"] + '\n\n\ntasks.check("affine", affine)\n'
+SOLUTIONS = notebooks.solution_cells(notebooks.resolve(LESSON))
+AFFINE = SOLUTIONS["affine"] + '\n\n\ntasks.check("affine", affine)\n'
 STORE = "tl.store(y + at, "
 ON_GPU = pytest.mark.skipif(not gpu.available(), reason="a kernel at size needs a GPU to run on")
 
@@ -15,7 +18,7 @@ ON_GPU = pytest.mark.skipif(not gpu.available(), reason="a kernel at size needs 
 def problem(source, folder):
     file = folder / "answer.py"
     file.write_text(source)
-    return race.problem(LESSON, judge.find(LESSON)["affine"], file)
+    return race.problem_at_size(LESSON, judge.find(LESSON)["affine"], file)
 
 
 @ON_GPU
@@ -53,7 +56,7 @@ def test_the_solution_races_where_nobody_has_solved_it(monkeypatch, capsys, less
         return rows.table([], ["batch", "width"])
 
     monkeypatch.setattr(sweeps, "run", run)
-    tasks = exercises.of(lesson)
+    tasks = session(lesson)
     assert len(tasks.race("affine")) == 0
     contenders = ["eager", "torch.compile", "labkit", "the solution"]
     assert asked == [("launch_overhead/race_affine", contenders, "bfloat16")]
@@ -62,4 +65,4 @@ def test_the_solution_races_where_nobody_has_solved_it(monkeypatch, capsys, less
 
 def test_an_exercise_without_a_kernel_has_no_race():
     with pytest.raises(ValueError, match="name: 'benchmark'"):
-        exercises.of(LESSON).race("benchmark")
+        session(LESSON).race("benchmark")

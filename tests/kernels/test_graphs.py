@@ -24,7 +24,7 @@ class Pretend:
     """torch, with a stand-in for torch.cuda that keeps to its rules and notes which work did not wait."""
 
     def __init__(self):
-        self.machine = simulated_gpu.Machine()
+        self.machine = simulated_gpu.SimulatedGpu()
         self.cuda, self.pools = self, count()
         self._C = SimpleNamespace(
             _cuda_getCurrentRawStream=lambda gpu: self.machine.streams.index(self.machine.current)
@@ -102,9 +102,9 @@ def test_calls_from_several_streams_are_in_order(pretend):
     for stream in streams[1:]:
         stream.wait_stream(pretend.default)
     for number, batch in enumerate(batches):
-        with pretend.on(streams[number % 3]):
+        with pretend.cuda.stream(streams[number % 3]):
             double, more = (y.clone() for y in step(batch))
-            with pretend.unseen():
+            with pretend.unobserved():
                 assert torch.equal(double, batch * 2) and torch.equal(more, batch + 1)
     assert pretend.conflicts == []
 
@@ -124,6 +124,7 @@ def test_calls_from_one_stream_record_and_wait_for_nothing(pretend, monkeypatch)
     assert step().tolist() == [4.0] * 2, "three of the warm-up"
     monkeypatch.setattr(simulated_gpu.Stream, "record_event", None)
     monkeypatch.setattr(simulated_gpu.Stream, "wait_event", None)
+    monkeypatch.setattr(simulated_gpu.Stream, "wait_stream", None)
     assert step().tolist() == [5.0] * 2
 
 

@@ -1,13 +1,14 @@
 """Triton's interpreter as the judge needs it: closer to compiled code, and with a record of each launch.
 
-``as_compiled`` takes out, for good, what is right when compiled and wrong when interpreted, or the other way
-round. ``watched`` records launches, and the addresses that lanes load and store.
+``match_compiled_code`` changes, for good, what is right when compiled and wrong when interpreted, or the
+other way round. ``record_launches`` records launches, and the addresses that lanes load and store.
 """
 
 import ast
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache, reduce
 from typing import Any
 from unittest.mock import patch
 
@@ -23,7 +24,7 @@ TF32_BITS = 13
 
 
 @contextmanager
-def watched() -> Iterator[Launches]:
+def record_launches() -> Iterator[Launches]:
     """Record what is launched inside."""
     seen = Launches()
     builder, run = interpreter.InterpreterBuilder, interpreter.InterpretedFunction.run
@@ -60,34 +61,27 @@ def watched() -> Iterator[Launches]:
         found = stack.enter_context(launch_counts.recording())
         yield seen
     seen.names = [one.name for one in found.launches]
-    seen.programs = [one.programs for one in found.launches]
 
 
 # ---- interpreted as compiled -------------------------------------------------------------------------------
 
 
-def as_compiled() -> None:
+@cache
+def match_compiled_code() -> None:
     """Change the interpreter of this process, once, where it differs from compiled code."""
-    transformer = interpreter.ASTTransformer
-    if hasattr(transformer, "visit_BoolOp"):
-        return
-    transformer.visit_Assign = _with_its_value(transformer.visit_Assign)
-    transformer.visit_BoolOp = _of_blocks
-    transformer.visit_Call = _by_element
-    transformer.visit_Compare = _one_at_a_time
-    interpreter._patch_lang_tensor = _without_truth(interpreter._patch_lang_tensor)
-    interpreter.FunctionRewriter._compile_and_exec = _with_names(
+    interpreter._patch_lang_tensor = _refuse_truth_of_blocks(interpreter._patch_lang_tensor)
+    interpreter.FunctionRewriter._compile_and_exec = _add_helpers(
         interpreter.FunctionRewriter._compile_and_exec
     )
     autotuner.Autotuner._bench = lambda self, *args, **options: [0.0, 0.0, 0.0]
     builder = interpreter.InterpreterBuilder
-    builder.create_masked_load = _undefined_where_masked(builder.create_masked_load)
-    builder.create_dot = _rounding_as_hardware(builder.create_dot)
-    builder.cast_impl = _by_float32(builder.cast_impl)
-    builder.binary_op = _bfloat16_by_value(builder.binary_op)
+    builder.create_masked_load = _load_nan_where_masked(builder.create_masked_load)
+    builder.create_dot = _round_dot_inputs(builder.create_dot)
+    builder.cast_impl = _cast_by_float32(builder.cast_impl)
+    builder.binary_op = _compute_bfloat16_by_value(builder.binary_op)
 
 
-_NAMES = {
+_HELPERS = {
     "_labkit_and": lambda a, b: a.logical_and(b) if isinstance(a, tl.tensor) else a and b,
     "_labkit_or": lambda a, b: a.logical_or(b) if isinstance(a, tl.tensor) else a or b,
     "_labkit_max": lambda *args: _extreme("maximum", max, args),
@@ -97,7 +91,7 @@ _NAMES = {
 """What compiled code has for ``and``, ``or``, ``max`` and ``min``: they work on each element of a block."""
 
 
-def _without_truth(patch_tensor: Callable[..., Any]) -> Callable[..., Any]:
+def _refuse_truth_of_blocks(patch_tensor: Callable[..., Any]) -> Callable[..., Any]:
     """A block of several elements is neither true nor false; the interpreter takes it for true."""
 
     def truth(self: Any) -> bool:
@@ -115,60 +109,47 @@ def _without_truth(patch_tensor: Callable[..., Any]) -> Callable[..., Any]:
     return patched
 
 
-def _with_its_value(visit: Callable[..., Any]) -> Callable[..., Any]:
-    """Triton's own visitor of an assignment leaves out what is assigned."""
-
-    def visited(self: Any, node: ast.Assign) -> Any:
-        node.value = self.visit(node.value)
-        return visit(self, node)
-
-    return visited
-
-
 def _extreme(name: str, builtin: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     if len(args) == 2 and any(isinstance(each, tl.tensor) for each in args):
         return getattr(tl, name)(*args)
     return builtin(*args)
 
 
-def _called(name: str, node: ast.AST, args: list[ast.expr]) -> ast.expr:
-    return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), args, []), node)
-
-
-def _of_blocks(self: Any, node: ast.BoolOp) -> ast.expr:
-    self.generic_visit(node)
-    name = "_labkit_and" if isinstance(node.op, ast.And) else "_labkit_or"
-    first, *others = node.values
-    for other in others:
-        first = _called(name, node, [first, other])
-    return first
-
-
-def _by_element(self: Any, node: ast.Call) -> ast.expr:
-    self.generic_visit(node)
-    if isinstance(node.func, ast.Name) and node.func.id in ("max", "min") and not node.keywords:
-        return _called(f"_labkit_{node.func.id}", node, node.args)
-    return node
-
-
-def _one_at_a_time(self: Any, node: ast.Compare) -> ast.expr:
-    self.generic_visit(node)
-    return node if len(node.ops) == 1 else _called("_labkit_chained", node, [])
-
-
 def _chained() -> None:
     raise TypeError("two comparisons in one: Python takes & before <, so a < b & c < d is a < (b & c) < d")
 
 
-def _with_names(compile_and_exec: Callable[..., Any]) -> Callable[..., Any]:
+class _ElementwiseOperators(ast.NodeTransformer):
+    """Puts calls of the helpers in place of ``and``, ``or``, ``max``, ``min`` and chained comparisons."""
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        self.generic_visit(node)
+        name = "_labkit_and" if isinstance(node.op, ast.And) else "_labkit_or"
+        return reduce(lambda left, right: self._called(name, node, [left, right]), node.values)
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id in ("max", "min") and not node.keywords:
+            return self._called(f"_labkit_{node.func.id}", node, node.args)
+        return node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        self.generic_visit(node)
+        return node if len(node.ops) == 1 else self._called("_labkit_chained", node, [])
+
+    def _called(self, name: str, node: ast.AST, args: list[ast.expr]) -> ast.expr:
+        return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), args, []), node)
+
+
+def _add_helpers(compile_and_exec: Callable[..., Any]) -> Callable[..., Any]:
     def compiled(self: Any, tree: Any) -> Any:
-        self.fn.__globals__.update(_NAMES)
-        return compile_and_exec(self, ast.fix_missing_locations(tree))
+        self.fn.__globals__.update(_HELPERS)
+        return compile_and_exec(self, ast.fix_missing_locations(_ElementwiseOperators().visit(tree)))
 
     return compiled
 
 
-def _undefined_where_masked(load: Callable[..., Any]) -> Callable[..., Any]:
+def _load_nan_where_masked(load: Callable[..., Any]) -> Callable[..., Any]:
     """A lane that a mask shuts out holds anything on a GPU; here NaN, where the interpreter has zero."""
 
     def loaded(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
@@ -181,7 +162,7 @@ def _undefined_where_masked(load: Callable[..., Any]) -> Callable[..., Any]:
     return loaded
 
 
-def _rounding_as_hardware(dot: Callable[..., Any]) -> Callable[..., Any]:
+def _round_dot_inputs(dot: Callable[..., Any]) -> Callable[..., Any]:
     """TF32 drops bits of float32; bfloat16 is multiplied by its value, not by the bits it is kept in."""
 
     def multiplied(self: Any, a: Any, b: Any, d: Any, precision: Any, *rest: Any) -> Any:
@@ -201,7 +182,7 @@ def _tf32(values: np.ndarray) -> np.ndarray:
     return ((bits + half) & np.uint32(~((1 << TF32_BITS) - 1) & 0xFFFFFFFF)).view(np.float32)
 
 
-def _by_float32(cast: Callable[..., Any]) -> Callable[..., Any]:
+def _cast_by_float32(cast: Callable[..., Any]) -> Callable[..., Any]:
     """The interpreter keeps bfloat16 as integers, and converts it from and to float32 only."""
 
     def casted(self: Any, source: Any, target: Any) -> Any:
@@ -213,7 +194,7 @@ def _by_float32(cast: Callable[..., Any]) -> Callable[..., Any]:
     return casted
 
 
-def _bfloat16_by_value(binary_op: Callable[..., Any]) -> Callable[..., Any]:
+def _compute_bfloat16_by_value(binary_op: Callable[..., Any]) -> Callable[..., Any]:
     """The interpreter would add and multiply the integers that it keeps bfloat16 as."""
 
     def computed(self: Any, a: Any, b: Any, op: Any) -> Any:

@@ -1,0 +1,126 @@
+"""Layers on a simulated GPU: what exercises have their answers call, benchmark and capture."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import Tensor
+
+from labkit.exercises.simulated_gpu import COMPILE_US, LogEntry, SimulatedGpu, count, detached
+
+
+class CompiledLayer:
+    """Something that is compiled when it is first called, which no capture allows; it counts its calls."""
+
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        self.gpu, self.calls = gpu, 0
+
+    def begin_call(self, shape: tuple[int, int] | None = None) -> None:
+        """Compile in the first call; RuntimeError where that is in a capture."""
+        if not self.calls:
+            self.gpu.not_while_capturing("call compiles its kernels when it is first called")
+            self.gpu.host_us += self.gpu.compile_us
+            self.gpu.note("compile", shape=shape)
+        self.calls += 1
+
+
+class CompiledFunction(CompiledLayer):
+    """A layer that computes a function of a tensor."""
+
+    def __init__(self, gpu: SimulatedGpu, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(gpu)
+        self.function = function
+        self.on_a_side_stream = False
+        """Whether it ever ran, and was not captured, on another stream than the default one."""
+        self.captured: Tensor | None = None
+        """Its result in the last capture, which a replay computes anew."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.begin_call()
+        y = self.function(x)
+        if self.gpu.capturing is not None:
+            self.captured = detached(y)
+        elif self.gpu.current is not self.gpu.default:
+            self.on_a_side_stream = True
+        return y
+
+
+class KernelSequence(CompiledLayer):
+    """A layer that takes time only: a call launches a number of kernels, on a GPU of its own."""
+
+    def __init__(self, kernels: int, kernel_us: float, launch_us: float) -> None:
+        super().__init__(SimulatedGpu())
+        self.device_us = kernels * kernel_us
+        self._kernels, self._kernel_us, self._launch_us = kernels, kernel_us, launch_us
+
+    def __call__(self) -> None:
+        self.begin_call()
+        for _ in range(self._kernels):
+            self.gpu.launch(self._launch_us, self._kernel_us)
+        if self.gpu.capturing is not None:
+            self.gpu.capturing.calls += 1
+            self.gpu.note("captured")
+
+    def __repr__(self) -> str:
+        return f"({self._kernels} x {self._launch_us:g} us to launch)"
+
+
+@dataclass(frozen=True)
+class RandomTensor:
+    """A tensor of a `BenchmarkGpu`: a shape without values."""
+
+    batch: int
+    width: int
+
+
+class BenchmarkGpu(SimulatedGpu):
+    """A GPU to benchmark, with its own speeds: random numbers are work, too, and some calls are slow."""
+
+    def __init__(self, launch_us: float, wait_us: float, slow_every: int, compile_us: float = COMPILE_US):
+        super().__init__(wait_us, compile_us)
+        self.launch_us, self.slow_every = launch_us, slow_every
+
+    def randn(self, batch: int, width: int) -> RandomTensor:
+        """Launch the drawing of a tensor of normal random numbers."""
+        self.launch(self.launch_us, batch * width * 1e-3)
+        self.note("draw", shape=(batch, width))
+        return RandomTensor(batch, width)
+
+    def between_readings(self, idle: bool) -> list[list[LogEntry]]:
+        """The log between two readings of the clock, with both; ``idle``: of an idle device only."""
+        readings = [
+            i for i, entry in enumerate(self.log) if entry.event == "clock" and not (idle and entry.pending)
+        ]
+        return [self.log[first : last + 1] for first, last in pairwise(readings)]
+
+    def timed_parts(self) -> list[list[LogEntry]]:
+        """The parts between two readings in which a layer is called, of an idle device if there are any."""
+        for idle in (True, False):
+            if found := [part for part in self.between_readings(idle) if count(part, "call")]:
+                return found
+        return []
+
+
+class BenchmarkLayer(CompiledLayer):
+    """A layer on a `BenchmarkGpu`: a call launches one kernel, longer than a launch."""
+
+    gpu: BenchmarkGpu
+
+    def __init__(self, gpu: BenchmarkGpu, ns_per_element: float) -> None:
+        super().__init__(gpu)
+        self._ns_per_element = ns_per_element
+
+    def device_us(self, batch: int, width: int) -> float:
+        """What a call takes on the device, slow ones apart, in microseconds."""
+        return batch * width * self._ns_per_element / 1000
+
+    def __call__(self, x: RandomTensor) -> RandomTensor:
+        """Launch the layer; TypeError for an ``x`` that `BenchmarkGpu.randn` did not draw."""
+        if not isinstance(x, RandomTensor):
+            raise TypeError(f"layer(x) takes what gpu.randn drew, not {type(x).__name__}")
+        shape = (x.batch, x.width)
+        self.begin_call(shape)
+        slow = 1.4 if self.calls % self.gpu.slow_every == 0 else 1.0
+        self.gpu.launch(self.gpu.launch_us, slow * self.device_us(*shape))
+        self.gpu.note("call", shape=shape)
+        return x
