@@ -48,7 +48,7 @@ def prepare(lesson: str, compiler: child_process.Forkserver) -> None:
     """Load the lesson's setup and kernel cells and its exercises; ``compiler`` compiles for the forks."""
     from labkit.exercises import interpreted
 
-    codegen.use(compiler)
+    codegen.use_server(compiler)
     interpreted.as_compiled()
     find(lesson)
     notebooks.load(lesson)
@@ -282,7 +282,7 @@ def run_cell(lesson: str, namespace: dict[str, Any], exercise: Exercise, file: P
 def solutions(lesson: str) -> ModuleType:
     """The file of solutions as a module: Triton reads the source of a kernel from its file."""
     file = notebooks.solutions_file(notebooks.resolve(lesson))
-    return codegen.load(f"labkit_solutions_{file.stem}", str(file))
+    return codegen.load_module(f"labkit_solutions_{file.stem}", str(file))
 
 
 # ---- exceptions --------------------------------------------------------------------------------------------
