@@ -24,7 +24,7 @@ PACKAGE = Path(labkit.__file__).resolve().parent
 MEASURING = (
     "gpu", "dispatch_mode", "kernels",
     "measure.accuracy", "measure.clocks", "measure.cold_cache", "measure.contender", "measure.memory",
-    "measure.noise", "measure.roofline", "measure.sweeps", "profiling.profiles", "profiling.rungs",
+    "measure.noise", "measure.roofline", "measure.sweeps", "profiling.profiles", "profiling.variants",
     "workloads.elementwise", "workloads.grouped", "workloads.mlp", "workloads.network", "workloads.peers",
     "workloads.recurrent", "workloads.stack",
 )  # fmt: skip

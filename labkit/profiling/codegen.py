@@ -143,7 +143,7 @@ class CompiledKernel:
 
 
 def compile(kernel: Any, args: Mapping[str, Any] | Sequence[Any], **options: Any) -> CompiledKernel:
-    """Compile one kernel for one target. Arguments are those of :func:`request`, errors of :func:`compile_many`."""
+    """Compile one kernel for one target: arguments of :func:`request`, errors of :func:`compile_many`."""
     return compile_many([request(kernel, args, **options)])[0]
 
 
@@ -213,7 +213,7 @@ def _example(name: str, value: Any, constant: bool) -> Any:
 
 
 def unwrap(kernel: Any) -> Any:
-    """Return the ``@triton.jit`` function inside ``autotune`` and ``heuristics``; ValueError if there is none."""
+    """The ``@triton.jit`` function inside ``autotune`` and ``heuristics``; ValueError if there is none."""
     inner = kernel
     while not _is_jit(inner):
         if not hasattr(inner, "fn"):
@@ -223,7 +223,7 @@ def unwrap(kernel: Any) -> Any:
 
 
 def _is_jit(value: Any) -> bool:
-    # The class of the interpreter is compared by name: its module is imported only where kernels are interpreted.
+    # The interpreter's class is compared by name: its module is imported only where kernels are interpreted.
     return isinstance(value, JITFunction) or type(value).__name__ == "InterpretedFunction"
 
 
