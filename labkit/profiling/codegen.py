@@ -36,6 +36,7 @@ from triton.runtime.jit import ConstexprFunction, JITFunction, create_function_f
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from labkit import child_process, paths
+from labkit.lessons import notebooks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -282,11 +283,7 @@ def load_module(name: str, file: str) -> ModuleType:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin == file:
             return importlib.import_module(name)
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return notebooks.import_file(name, Path(file))
 
 
 # ---- the compiler's process --------------------------------------------------------------------------------

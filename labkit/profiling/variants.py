@@ -47,14 +47,13 @@ class Variants:
         }
 
     def profiled(self, *variants: Contender) -> dict[str, Profile]:
-        """A profile of each. Without a GPU nothing is compiled, and a graph is replaced by the call it holds."""
-        found = {}
-        for variant in variants:
-            inputs = self.inputs()
-            call = variant.made() if gpu.available() else getattr(variant.call, "held", variant.call)
-            tape = f"{self.suite}/{variant.name}"
-            found[variant.name] = profiles.profile(lambda call=call, inputs=inputs: call(*inputs), tape=tape)
-        return found
+        """A profile of each. Without a GPU nothing is compiled, and of a graph the call is profiled."""
+        return {variant.name: self._profile(variant) for variant in variants}
+
+    def _profile(self, variant: Contender) -> Profile:
+        inputs = self.inputs()
+        call = variant.made() if gpu.available() else getattr(variant.call, "held", variant.call)
+        return profiles.profile(lambda: call(*inputs), tape=f"{self.suite}/{variant.name}")
 
     def inputs(self) -> list[Tensor]:
         """Random inputs of the size that runs here, on the device that runs it."""
