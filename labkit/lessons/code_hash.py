@@ -164,15 +164,10 @@ def sources(function: Any, seen: set[int]) -> list[str]:
         return []
     seen.add(id(function))
     home = str(function.__module__)
-    if _is_measuring(home):
-        held = _held(function)  # what the function that made it gave it, or what it wraps
-        below = [source for one in held for source in sources(one, seen)]
-        return [f"{home}.{function.__qualname__}", *of_modules({home}), *_plain_values(held), *below]
-    if home.partition(".")[0] in LIBRARIES:
-        below = [
-            source for one in _held(function) for source in sources(one, seen)
-        ]  # a wrapped function of ours
-        return [f"{function.__module__}.{function.__qualname__}", *below]
+    if _is_measuring(home) or home.partition(".")[0] in LIBRARIES:
+        held = _held(function)  # what the function was made with, or the function that it wraps
+        files = [*of_modules({home}), *_plain_values(held)] if _is_measuring(home) else []
+        return [f"{home}.{function.__qualname__}", *files, *(s for one in held for s in sources(one, seen))]
     if isinstance(function, type):  # only its methods: what they use may be a whole library
         members = vars(function).items()
         methods = [(name, inspect.unwrap(getattr(one, "__func__", one))) for name, one in members]

@@ -220,7 +220,7 @@ def _recording(made: Profile, tape: str | None) -> Profile:
     return replace(made, device=stamp["device"], date=stamp["date"])
 
 
-def launch_summary(profiles: Mapping[str, Profile]) -> pd.DataFrame:
+def summarize(profiles: Mapping[str, Profile]) -> pd.DataFrame:
     """A row for each case: its launches, by the kind of work that the names of its kernels tell.
 
     Columns:

@@ -164,7 +164,7 @@ def test_the_summary_has_a_row_for_each_case_and_sorts_its_launches():
         *["void at::native::elementwise_kernel<128, 4>(int)"] * 2, kind="recorded",
     )  # fmt: skip
     plain = ran("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_bias_TNT")
-    found = profiles.launch_summary({"plain": plain, "split": split, "nothing": ran()}).set_index("case")
+    found = profiles.summarize({"plain": plain, "split": split, "nothing": ran()}).set_index("case")
     counted = ["launches", "matrix products", "reductions", "copies", "other"]
     assert list(found.columns) == [*counted, "kernels", "us", "kind"]
     assert found[counted].to_numpy().tolist() == [[1, 1, 0, 0, 0], [5, 1, 1, 1, 2], [0, 0, 0, 0, 0]]
@@ -187,7 +187,7 @@ def test_text_is_profiled_in_another_process_with_other_variables(recording, mon
     profile = profiles.profile_text(text, setup=setup, environment=lt, tape="toy/linear")
     assert not profile.timed and [launch.name for launch in profile.counted.launches] == ["addmm", "relu"]
     assert not recording.exists()
-    found = profiles.launch_summary({"written out": profile}).iloc[0]
+    found = profiles.summarize({"written out": profile}).iloc[0]
     assert found["kernels"] == "addmm + relu" and found["us"] != found["us"] and found["kind"] == "counted"
     assert (found["launches"], found["matrix products"], found["other"]) == (2, 1, 1)
     monkeypatch.setattr(child_process, "run", lambda function, *code, **rest: function(*code))
