@@ -26,7 +26,7 @@ def sections(text: str) -> Iterator[tuple[Path | None, str]]:
 
 def outputs(path: Path) -> Iterator[dict]:
     """What the cells of a lesson have put out, by kind."""
-    for _, cell in notebooks.code_cells(notebooks.look(path)):
+    for _, cell in notebooks.code_cells(notebooks.read_json(path)):
         for output in cell["outputs"]:
             data = output.get("data", {})
             yield {kind: "".join(value) if isinstance(value, list) else value for kind, value in data.items()}

@@ -1,4 +1,4 @@
-"""A mode that sees every operation of PyTorch, ready at once."""
+"""A dispatch mode that sees every operation of PyTorch, and that starts without torch's compiler."""
 
 import sys
 from typing import Any
@@ -8,24 +8,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Mode(TorchDispatchMode):
-    """A TorchDispatchMode for which the first operation does not import torch's compiler, a second's work.
+    """A TorchDispatchMode whose first operation does not import torch's compiler, which takes a second.
 
-    PyTorch has the compiler step aside in every mode, and so imports it; where nobody else has imported it
-    there is nothing to step aside.
+    PyTorch disables the compiler inside every mode, and imports it for that. If nobody else has imported it,
+    there is nothing to disable.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        alone = cls.__torch_dispatch__
-        beside_a_compiler = torch._disable_dynamo(alone)
+        plain = cls.__torch_dispatch__
+        without_compiler = torch._disable_dynamo(plain)
 
         def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            chosen = beside_a_compiler if "torch._dynamo" in sys.modules else alone
+            chosen = without_compiler if "torch._dynamo" in sys.modules else plain
             return chosen(self, func, types, args, kwargs)
 
         cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """PyTorch's own switch; what it does is done above."""
+        """Turn off PyTorch's own way of disabling the compiler; the method above does it."""
         return False

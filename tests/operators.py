@@ -276,7 +276,7 @@ class Variant(NamedTuple):
     target: str
     case: tuple[Any, ...]
     """What the launch was asked with."""
-    code: codegen.Compiled
+    code: codegen.CompiledKernel
 
     @property
     def title(self) -> str:

@@ -1,4 +1,4 @@
-"""A mode sees operations, leaves the compiler out until somebody uses it, and then has it step aside."""
+"""A mode sees operations, imports no compiler, and disables one that somebody uses."""
 
 import sys
 from collections import Counter

@@ -33,7 +33,7 @@ def sums(x):
 
 
 def test_a_kernel_with_helpers_is_right_and_the_language_is_put_back():
-    interpreter.quicken()
+    interpreter.patch_interpreter()
     x = torch.arange(100.0)
     before = tl.load, tl.tensor.__add__
     for _ in range(2):
@@ -53,7 +53,7 @@ def steps_kernel(x, y, steps):
 
 def test_a_loop_runs_to_a_number_that_the_kernel_was_given():
     """Triton 3.6 with numpy 2.4 needs labkit for it: an array of one element is no number any more."""
-    interpreter.quicken()
+    interpreter.patch_interpreter()
     y = torch.full((1,), torch.nan)
     steps_kernel[(1,)](torch.arange(7.0), y, 5)
     assert y.item() == 20
@@ -69,7 +69,7 @@ def wrapping_kernel(x, y):
 
 
 def test_integers_wrap_around_as_on_a_gpu():
-    interpreter.quicken()
+    interpreter.patch_interpreter()
     x = torch.tensor([2**31 - 1, 5], dtype=torch.int32)
     y = torch.zeros(6, dtype=torch.int32)
     wrapping_kernel[(1,)](x, y)
@@ -77,7 +77,7 @@ def test_integers_wrap_around_as_on_a_gpu():
 
 
 def test_pointers_that_differ_in_more_than_their_names_are_told_apart():
-    interpreter.quicken()
+    interpreter.patch_interpreter()
     kinds = [
         tl.pointer_type(of, space, const)
         for of in (tl.float32, tl.pointer_type(tl.float32), tl.pointer_type(tl.float32, 2))
@@ -139,7 +139,7 @@ def outcome(operation, x, y):
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_operands_become_what_triton_makes_of_them(operation, monkeypatch):
     """All pairs of tensors, and of tensors and numbers, both ways round; refusals too."""
-    interpreter.quicken()
+    interpreter.patch_interpreter()
     tensors = [operand(*of, seed) for seed, of in enumerate(TENSORS)]
     pairs = [(x, y) for x in tensors for y in tensors]
     pairs += [pair for x in tensors for y in NUMBERS for pair in ((x, y), (y, x))]

@@ -121,7 +121,7 @@ def test_every_number_is_read_and_written_once_and_the_originals_row_for_each_of
     assert not counted(lesson.row_norm, *drawn(rows_of, 0, 4))
     (x, weight), (N, H) = drawn(rows_of, 70, 20), (70 * 20, 20)
     (forward,) = counted(lesson.original_norm, x, weight)
-    assert forward.touched == 4 * (2 * N + H) and forward.bytes_read >= 2 * 4 * N
+    assert forward.distinct_bytes == 4 * (2 * N + H) and forward.bytes_read >= 2 * 4 * N
     leaves = [t.requires_grad_() for t in (x, weight)]
     y = lesson.original_norm(*leaves)
     upstream = torch.ones_like(y)

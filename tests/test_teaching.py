@@ -35,7 +35,7 @@ def test_each_lesson_has_its_part_in_order():
 
 @pytest.mark.parametrize("path", PARTS, ids=lambda path: path.stem)
 def test_its_plan_exercises_and_questions_are_those_of_the_lesson(path):
-    cells = notebooks.look(path)["cells"]
+    cells = notebooks.read_json(path)["cells"]
     prose, code = (
         "\n".join(cell["source"] for cell in cells if cell["cell_type"] == kind)
         for kind in ("markdown", "code")

@@ -62,7 +62,7 @@ class BenchOptions:
 
     def measure(self, console: Console, bench: Run) -> None:
         """Measure, and finish; rows of a run that was stopped are written and kept, too."""
-        for sentence in peers.unexpected() if self.peers else []:
+        for sentence in peers.version_warnings() if self.peers else []:
             say(console, sentence)
         roofline.roofs()  # measured first, where they are not known: without them there is no share
         try:

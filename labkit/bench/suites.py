@@ -309,7 +309,7 @@ def _network(heads: Any, norm: Any, cell: Any, inner: Any) -> Callable[..., Tens
 
 
 def _cell_of_operators(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
-    logit, candidate = network.split(gates, groups)
+    logit, candidate = network.split_gates(gates, groups)
     z = logit.sigmoid()
     return kernels.rms_recurrence(1 - z, kernels.min_gru(z, candidate), gain)
 

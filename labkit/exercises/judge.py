@@ -201,7 +201,7 @@ def run_cell(lesson: str, namespace: dict[str, Any], exercise: Exercise, file: P
 def solutions(lesson: str) -> ModuleType:
     """The file of solutions as a module: Triton reads the source of a kernel from its file."""
     file = notebooks.solutions_file(notebooks.resolve(lesson))
-    return codegen.load(f"labkit_solutions_{file.stem}", str(file))
+    return codegen.load_module(f"labkit_solutions_{file.stem}", str(file))
 
 
 # ---- calls -------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from labkit import backend
 if backend.interpreting():
     from labkit import interpreter
 
-    interpreter.quicken()
+    interpreter.patch_interpreter()
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """What the kernels take; they compute and sum in float32."""

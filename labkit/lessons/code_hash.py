@@ -1,8 +1,8 @@
-"""The hash of code that was measured: a lesson's cells, a contender's functions, the project's files below.
+"""The hash of code that was measured, to tell whether a measurement is of the present code.
 
-A measurement is of the present code as long as its hash is. Of the project's files those count that decide
-what is measured and how (``MEASURING``): kernels, workloads, clocks, sampling. They count as whole files
-without comments, docstrings and blank lines. How a figure is drawn does not count.
+It covers the cells of a lesson, or the functions of a contender, and the files of labkit that they reach
+through imports. Of these files only those in ``MEASURING`` count, which decide what is measured and how:
+kernels, workloads, clocks, sampling. A file counts as a whole, without comments, docstrings and blank lines.
 """
 
 import ast
@@ -24,15 +24,15 @@ PACKAGE = Path(labkit.__file__).resolve().parent
 MEASURING = (
     "gpu", "dispatch_mode", "kernels",
     "measure.accuracy", "measure.clocks", "measure.cold_cache", "measure.contender", "measure.memory",
-    "measure.noise", "measure.roofline", "measure.sweeps", "profiling.profiles", "profiling.rungs",
+    "measure.noise", "measure.roofline", "measure.sweeps", "profiling.profiles", "profiling.variants",
     "workloads.elementwise", "workloads.grouped", "workloads.mlp", "workloads.network", "workloads.peers",
     "workloads.recurrent", "workloads.stack",
 )  # fmt: skip
-"""Modules and packages of labkit whose code decides about a measurement."""
+"""Modules and packages of labkit whose code decides about a measurement, with all modules inside them."""
 LIBRARIES = ("torch", "triton")
-"""Not part of a contender's code, which is the same beside another version of them."""
+"""Packages of which only the names of functions count: another version of them is no change of the code."""
 PLAIN = {"int", "float", "bool", "str", "tuple", "constexpr"}
-"""Types of values that belong to the code of a contender: a tile's size, a flag."""
+"""Types of values that count as code of a contender: a tile's size, a flag."""
 
 
 def of_cells(cells: Iterable[str]) -> str:
@@ -57,41 +57,36 @@ def _digest(texts: Iterable[str]) -> str:
 
 
 def of_modules(names: Iterable[str]) -> list[str]:
-    """A line for each file that counts, of those that these modules of labkit are or import."""
-    files: dict[str, Path] = {}
+    """Name and hash of each measuring file among these modules of labkit and all that they import."""
+    hashes: dict[str, str] = {}
     waiting = {_module(name) for name in names}
     while waiting:
         name = waiting.pop()
         file = _file(name)
-        if file is not None and name not in files:
-            files[name] = file
-            waiting |= {_module(each) for each in _file_imports(file, file.stat().st_mtime_ns)}
-    return sorted(
-        f"{name} {_file_hash(file, file.stat().st_mtime_ns)}"
-        for name, file in files.items()
-        if _is_measuring(name)
-    )
+        if file is not None and name not in hashes:
+            imported, hashes[name] = _read(file)
+            waiting |= {_module(each) for each in imported}
+    return sorted(f"{name} {digest}" for name, digest in hashes.items() if _is_measuring(name))
 
 
 def _module(name: str) -> str:
-    """The module of labkit that a dotted name is or lies in, followed through what a package re-exports."""
+    """The module that defines a dotted name of labkit; names that a package re-exports are followed."""
     package, _, last = name.rpartition(".")
     file = None if _file(name) else _file(package)
     if file is None or file.name != "__init__.py":
         return name if file is None else package
-    imported = _file_imports(file, file.stat().st_mtime_ns)
-    origins = [each for each in imported if each.rpartition(".")[2] == last and each != name]
+    origins = [each for each in _read(file)[0] if each.rpartition(".")[2] == last and each != name]
     return _module(origins[0]) if origins else package
 
 
 def _is_measuring(name: str) -> bool:
-    """Whether it is the name of a module of labkit that decides about a measurement."""
+    """Whether a module is one of ``MEASURING``, or lies in one."""
     package, _, inside = name.partition(".")
     return package == "labkit" and any(inside == each or inside.startswith(f"{each}.") for each in MEASURING)
 
 
 def _file(name: str) -> Path | None:
-    """The file of a module of labkit; None for a name that is none, as that of a function in one."""
+    """The file of a module of labkit, or None if the name is not that of a module."""
     if name.partition(".")[0] != "labkit":
         return None
     path = PACKAGE.joinpath(*name.split(".")[1:])
@@ -101,42 +96,42 @@ def _file(name: str) -> Path | None:
     return None
 
 
-@cache
-def _file_imports(file: Path, changed: int) -> frozenset[str]:
-    return frozenset(_imports(file.read_text(encoding="utf-8")))
+def _read(file: Path) -> tuple[frozenset[str], str]:
+    """The names that a file imports from labkit, and the hash of its code."""
+    return _parsed(file, file.stat().st_mtime_ns)
 
 
 @cache
-def _file_hash(file: Path, changed: int) -> str:
-    return hashlib.sha256(plain(file.read_text(encoding="utf-8")).encode()).hexdigest()[:12]
+def _parsed(file: Path, changed: int) -> tuple[frozenset[str], str]:
+    source = file.read_text(encoding="utf-8")
+    return frozenset(_imports(source)), _digest([without_comments(source)])
 
 
 def _imports(source: str) -> set[str]:
-    """What a source imports of labkit, wherever in it, by dotted names: modules, and names in modules."""
-    found: set[str] = set()
+    """The dotted names of modules, and of names in modules, that a source imports from labkit anywhere."""
     try:
         tree = ast.parse(source)
     except SyntaxError:  # a cell that a learner left half written
-        return found
+        return set()
+    found = {f"labkit.{labkit.FACE.get(name, name)}{rest}" for name, rest in _face_names(tree)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    found |= {f"labkit.{labkit.FACE.get(name, name)}{rest}" for name, rest in _of_the_face(tree)}
     return {name for name in found if name.partition(".")[0] == "labkit"}
 
 
-def _of_the_face(tree: ast.AST) -> set[tuple[str, str]]:
-    """What a source uses as ``lab.name`` or ``lab.name.rest``: name and ``.rest`` of each."""
+def _face_names(tree: ast.AST) -> set[tuple[str, str]]:
+    """The names used as ``lab.name`` or ``lab.name.rest``, each with its ``.rest`` or ""."""
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     own = {id(n): n.attr for n in nodes if isinstance(n.value, ast.Name) and n.value.id == "lab"}
     further = {id(n.value): f".{n.attr}" for n in nodes if id(n.value) in own}
     return {(name, further.get(node, "")) for node, name in own.items()}
 
 
-def plain(source: str) -> str:
-    """A module's text without comments, docstrings and blank lines, the same for every version of Python."""
+def without_comments(source: str) -> str:
+    """A module's source without comments, docstrings and blank lines."""
     lines = source.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -157,8 +152,11 @@ def plain(source: str) -> str:
 
 
 def sources(function: Any, seen: set[int]) -> list[str]:
-    """Source of a function, kernel or class, and of what it uses from its own module or was given; its plain
-    values. Of labkit's measuring code the files' hashes, of a library's functions the names."""
+    """The source of a function, kernel or class, and of what it uses from its own module or was given.
+
+    Plain values count by their repr, labkit's measuring code by the hashes of its files, functions of a
+    library by their names.
+    """
     function = _innermost(function)
     if inspect.isbuiltin(function):
         return [function.__qualname__]
@@ -166,14 +164,11 @@ def sources(function: Any, seen: set[int]) -> list[str]:
         return []
     seen.add(id(function))
     home = str(function.__module__)
-    if _is_measuring(home):
-        held = _held(function)  # of a function made by another: what it was made with, or what it wraps
-        below = [source for one in held for source in sources(one, seen)]
-        return [f"{home}.{function.__qualname__}", *of_modules({home}), *_plain_values(held), *below]
-    if home.partition(".")[0] in LIBRARIES:
-        below = [source for one in _held(function) for source in sources(one, seen)]  # it may be ours
-        return [f"{function.__module__}.{function.__qualname__}", *below]
-    if isinstance(function, type):  # its own methods alone: what they use may be a whole library
+    if _is_measuring(home) or home.partition(".")[0] in LIBRARIES:
+        held = _held(function)  # what the function was made with, or the function that it wraps
+        files = [*of_modules({home}), *_plain_values(held)] if _is_measuring(home) else []
+        return [f"{home}.{function.__qualname__}", *files, *(s for one in held for s in sources(one, seen))]
+    if isinstance(function, type):  # only its methods: what they use may be a whole library
         members = vars(function).items()
         methods = [(name, inspect.unwrap(getattr(one, "__func__", one))) for name, one in members]
         attributes = _plain_values(value for name, value in members if not name.startswith("__"))
@@ -191,7 +186,7 @@ def sources(function: Any, seen: set[int]) -> list[str]:
 
 
 def _held(function: Any) -> list[Any]:
-    """What a function's closure holds."""
+    """The values in a function's closure."""
     return [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
 
 
@@ -200,8 +195,10 @@ def _plain_values(values: Iterable[Any]) -> list[str]:
 
 
 def _is_written(name: str, method: Any) -> bool:
-    """Whether somebody wrote this method of a class: what Python itself, namedtuple and dataclass make is
-    other code with another version of them."""
+    """Whether a method of a class is written in its source, not made by Python, namedtuple or dataclass.
+
+    What these make is other code in another version of Python.
+    """
     code = getattr(method, "__code__", None)
     made = code is None or code.co_filename == "<string>" or name.startswith("__annotate")
     return not made and str(method.__module__).partition(".")[0] not in sys.stdlib_module_names
@@ -210,13 +207,13 @@ def _is_written(name: str, method: Any) -> bool:
 def _source(function: Any) -> str:
     try:
         return inspect.getsource(function)
-    except OSError:  # typed into a console: only its bytecode is known
+    except OSError:  # typed into a console: only the bytecode is known
         code: bytes = function.__code__.co_code
         return code.hex()
 
 
 def _innermost(kernel: Any) -> Any:
-    """The Python function of a kernel, below what tunes it; any other function itself."""
+    """The Python function inside a Triton kernel or its autotuner; any other function itself."""
     while hasattr(kernel, "fn"):
         kernel = kernel.fn
     return kernel

@@ -1,6 +1,6 @@
-"""The lesson notebooks: find them, load their kernels as modules, know their parameters and their code.
+"""The lesson notebooks: find them, load their kernels as modules, read their parameters, hash their code.
 
-Loading and inspecting run no measurement. Executing a whole notebook is `labkit.runs.execute`'s business.
+Nothing here runs a measurement; `labkit.runs.execute` runs whole notebooks.
 """
 
 import ast
@@ -17,9 +17,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from labkit import paths
-from labkit.lessons.code_hash import of_cells, plain
+from labkit.lessons.code_hash import of_cells, without_comments
 
-if TYPE_CHECKING:  # its validator takes a second to import, and a lesson that is only loaded needs none
+if TYPE_CHECKING:  # its validator takes a second to import, and loading a lesson does not need it
     from nbformat import NotebookNode
 
 SETUP, KERNEL = LOADED_TAGS = ("setup", "kernel")
@@ -67,16 +67,16 @@ def read(path: Path) -> "NotebookNode":
     return cast("NotebookNode", nbformat.read(path, as_version=4))
 
 
-def look(path: Path) -> dict[str, Any]:
-    """What `read` gives, for those who only look: plain, not validated, and there at once."""
+def read_json(path: Path) -> dict[str, Any]:
+    """A notebook as plain JSON, without the validation of `read`, which takes a second to import."""
     notebook: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     for cell in notebook["cells"]:
-        cell["source"] = "".join(cell["source"])  # a file may keep it as lines
+        cell["source"] = "".join(cell["source"])  # in a file it may be a list of lines
     return notebook
 
 
 def code_cells(notebook: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:
-    """The code cells, numbered from 1: the number that messages name, and [n] after Run All."""
+    """The code cells, numbered from 1. Messages name this number; after Run All it is a cell's [n]."""
     return enumerate((cell for cell in notebook["cells"] if cell["cell_type"] == "code"), start=1)
 
 
@@ -86,27 +86,31 @@ def tags(cell: Mapping[str, Any]) -> list[str]:
 
 
 def title(notebook: Mapping[str, Any]) -> str | None:
-    """The first top-level heading."""
+    """The text of the first top-level heading, or None."""
     texts = (cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown")
     headings = (re.search(r"^# +(.+)$", text, re.MULTILINE) for text in texts)
     return next((heading[1].strip() for heading in headings if heading), None)
 
 
 def key(lesson: str) -> str:
-    """The name that stored data goes by: the lesson's without its number, which may change."""
+    """The name of a lesson in stored data: without its number, which may change."""
     return re.sub(r"^\d\d_", "", lesson)
 
 
 def code_hash(path: Path) -> str:
-    """12 hex digits that change with the source of a code cell or of a solution, and with the project's code
-    that they reach, as far as it decides about a measurement (`labkit.lessons.code_hash`)."""
-    cells = [cell["source"] for _, cell in code_cells(look(path))]
+    """12 hex digits for the source of the code cells and solutions, and for the project code that they reach.
+
+    Of the project code that part counts which decides about a measurement (`labkit.lessons.code_hash`).
+    """
+    cells = [cell["source"] for _, cell in code_cells(read_json(path))]
     solutions = solutions_file(path)
-    return of_cells([*cells, plain(solutions.read_text(encoding="utf-8"))] if solutions.exists() else cells)
+    if solutions.exists():
+        cells.append(without_comments(solutions.read_text(encoding="utf-8")))
+    return of_cells(cells)
 
 
 def exercise_of(cell: Mapping[str, Any]) -> str:
-    """The exercise that a cell tagged so hands in; ValueError for one that hands in none."""
+    """The exercise that a cell with the tag ``exercise`` hands in; ValueError if it hands in none."""
     found = re.search(r'^tasks\.check\("(\w+)"', cell["source"], re.MULTILINE)
     if found is None:
         raise ValueError(f'cell {cell["id"]}: it is tagged exercise, but has no tasks.check("...", ...)')
@@ -114,7 +118,7 @@ def exercise_of(cell: Mapping[str, Any]) -> str:
 
 
 def solutions_file(path: Path) -> Path:
-    """Where the solutions of a lesson's exercises are."""
+    """The file of solutions of a lesson's exercises."""
     return path.parent / "solutions" / f"{path.stem}.py"
 
 
@@ -129,10 +133,9 @@ def solution_cells(path: Path) -> dict[str, str]:
 def load(lesson: str | Path, directory: Path | None = None, *, solved: bool = False) -> ModuleType:
     """The cells tagged ``setup`` and ``kernel``, in order, as a module; nothing else of the lesson runs.
 
-    With ``solved`` the solutions are in it too, each in the place of its exercise's cell.
-
-    The module is a real file, because Triton and inspect read the source of a kernel from its file.
-    It is imported once for each content. ValueError for a cell that is not plain Python.
+    With ``solved`` the module has the solution of each exercise too, in the place of its cell. The module is
+    a real file, because Triton and inspect read the source of a kernel from its file. It is imported once for
+    each content. Raises ValueError for a cell that is not plain Python.
     """
     path = lesson if isinstance(lesson, Path) else resolve(lesson, directory)
     source = _module_source(path, solved)
@@ -143,6 +146,11 @@ def load(lesson: str | Path, directory: Path | None = None, *, solved: bool = Fa
     file = paths.cache() / "lessons" / f"{path.stem}_{digest}.py"
     if not file.exists() or file.read_text(encoding="utf-8") != source:
         paths.write_text(file, source)
+    return import_file(name, file)
+
+
+def import_file(name: str, file: Path) -> ModuleType:
+    """Import a Python file as the module ``name``."""
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None, "a .py file always has a loader"
     module = importlib.util.module_from_spec(spec)
@@ -158,7 +166,7 @@ def load(lesson: str | Path, directory: Path | None = None, *, solved: bool = Fa
 def _module_source(path: Path, solved: bool) -> str:
     parts = [f'"""The setup and kernel cells of {path.name}, written from it: edit them there."""\n']
     loaded = (*LOADED_TAGS, EXERCISE) if solved else LOADED_TAGS
-    for number, cell in code_cells(look(path)):
+    for number, cell in code_cells(read_json(path)):
         kinds = [tag for tag in tags(cell) if tag in loaded]
         source = cell["source"] if EXERCISE not in kinds else solution_cells(path)[exercise_of(cell)]
         if not kinds:

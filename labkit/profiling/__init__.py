@@ -13,8 +13,8 @@ MODULES = (
     "launch_counts",
     "ledger",
     "profiles",
-    "rungs",
     "traces",
+    "variants",
 )
 
 

@@ -1,8 +1,10 @@
-"""What was compiled: PTX and SASS of a Triton kernel for a named GPU, whether or not one is here.
+"""Compile Triton kernels offline for a named GPU: PTX, SASS, registers, and counts of instructions.
 
-The compiler runs in a process of its own, without the interpreter, which imports the module that a kernel
-stands in; a kernel from notebook cells, or from an answer to an exercise, goes as the text of such a module.
-Counts of instructions are static: each one in the program text counts once, however often it runs.
+No GPU is needed. The compiler runs in a process of its own, in which Triton does not interpret kernels. That
+process imports the module in which a kernel is defined. A kernel from notebook cells, or from an answer to an
+exercise, is first written to a file that can be imported.
+
+Counts of instructions are static: each instruction in the program text counts once, however often it runs.
 """
 
 import contextlib
@@ -34,6 +36,7 @@ from triton.runtime.jit import ConstexprFunction, JITFunction, create_function_f
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from labkit import child_process, paths
+from labkit.lessons import notebooks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,67 +44,63 @@ if TYPE_CHECKING:
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """A100; RTX 30 and A10; RTX 40, L4 and L40; H100 and H200; B200; RTX 50."""
 
-LIMIT_S = 600.0
-"""Seconds that compiling the kernels of one call may take."""
+TIME_LIMIT_S = 600.0
+"""Seconds that one call of :func:`compile_many` may take."""
 
 
 class CompileError(RuntimeError):
-    """Triton or ptxas refused the kernel; the message is theirs."""
+    """Triton or ptxas rejected the kernel. The message is the compiler's."""
 
 
-class Source(NamedTuple):
-    """Where a process without the interpreter finds a function: module, file, name in the module."""
+class SourceLocation(NamedTuple):
+    """The module, file and name under which another process can import a function."""
 
     module: str
     file: str
     name: str
 
-    def found(self) -> Any:
+    def imported(self) -> Any:
         """The function, imported."""
-        return attrgetter(self.name)(load(self.module, self.file))
+        return attrgetter(self.name)(load_module(self.module, self.file))
 
 
-class Type(NamedTuple):
-    """A parameter's type as Triton writes it: ``*bf16:16``, ``i32``."""
+class ParameterType(NamedTuple):
+    """The type of a parameter as Triton writes it: ``*bf16:16``, ``i32``."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Pointer:
-    """A tensor as Triton's specialisation sees it: an element type, and an address that may be aligned."""
+    """What Triton asks of a tensor when it specialises a kernel: its dtype, and its address modulo 16."""
 
     dtype: torch.dtype
     address: int
 
     def data_ptr(self) -> int:
-        """What a tensor's ``data_ptr`` gives, as far as Triton asks."""
+        """The address, under the name that a tensor has for it."""
         return self.address
 
 
 class Request(NamedTuple):
-    """A kernel to compile: where it is, the values that specialise it, target and options."""
+    """A kernel to compile: its name, target, options, location, and the values that specialise it."""
 
     kernel: str
     target: str
     options: Mapping[str, Any]
-    source: Source
+    source: SourceLocation
     values: Mapping[str, Any]
-
-    @property
-    def key(self) -> str:
-        """The same for requests that have the same result."""
-        return repr(self)
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledKernel:
     """A compiled kernel and the static counts of its instructions.
 
-    ``loads`` and ``stores`` map the bits that one thread moves to and from global memory with one instruction
-    to how many such instructions there are; ``async_copies`` (cp.async: global to shared memory) are loads
-    too. ``bulk_loads`` and ``bulk_stores`` are copies of whole tiles (cp.async.bulk), which have no width per
-    thread. ``shuffles``, ``matrix`` and ``barriers`` map a kind of instruction to its count.
+    ``loads`` and ``stores`` map the number of bits that one thread moves with one instruction, from or to
+    global memory, to the number of such instructions. ``async_copies`` (cp.async, from global to shared
+    memory) are counted among the loads too. ``bulk_loads`` and ``bulk_stores`` are copies of whole tiles
+    (cp.async.bulk), which have no width per thread. ``shuffles``, ``matrix`` and ``barriers`` map a kind of
+    instruction to its count.
     """
 
     kernel: str
@@ -109,9 +108,8 @@ class Compiled:
     num_warps: int
     registers: int
     """Registers of a thread (32 bits each)."""
-    spill_stores: int
-    """Bytes a thread stores to local memory because registers ran out (static)."""
-    spill_loads: int
+    spills: int
+    """Bytes that a thread stores to local memory and loads from there because registers ran out."""
     shared_bytes: int
     loads: dict[int, int]
     stores: dict[int, int]
@@ -119,7 +117,7 @@ class Compiled:
     bulk_loads: int
     bulk_stores: int
     shuffles: dict[str, int]
-    """By kind: bfly, up, down, idx; and redux, a whole warp's reduction in one instruction."""
+    """By kind: bfly, up, down, idx; and redux, which reduces a whole warp with one instruction."""
     matrix: dict[str, int]
     """By family: mma, wgmma, tcgen05."""
     barriers: dict[str, int]
@@ -130,13 +128,8 @@ class Compiled:
     cubin: bytes = field(repr=False)
 
     @property
-    def spills(self) -> int:
-        """Bytes a thread moves to and from local memory because registers ran out (static)."""
-        return self.spill_stores + self.spill_loads
-
-    @property
     def widest_load(self) -> int:
-        """Bits of the widest load of a thread from global memory; 0 when it has none."""
+        """Bits of the widest load of a thread from global memory; 0 if there is none."""
         return max(self.loads, default=0)
 
     @cached_property
@@ -149,14 +142,9 @@ class Compiled:
             listing = subprocess.run(tool, check=True, capture_output=True, text=True).stdout
         return "\n".join(re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(.*?;)", listing, re.MULTILINE))
 
-    @property
-    def local_accesses(self) -> int:
-        """Loads and stores of local memory in the machine code: spills, and arrays kept on the stack."""
-        return len(re.findall(r"\b(?:LDL|STL)\b", self.sass))
 
-
-def compile(kernel: Any, args: Mapping[str, Any] | Sequence[Any], **options: Any) -> Compiled:
-    """Compile one kernel for one target; see ``request`` for the arguments and errors."""
+def compile(kernel: Any, args: Mapping[str, Any] | Sequence[Any], **options: Any) -> CompiledKernel:
+    """Compile one kernel for one target: arguments of :func:`request`, errors of :func:`compile_many`."""
     return compile_many([request(kernel, args, **options)])[0]
 
 
@@ -169,13 +157,15 @@ def request(
     num_stages: int = 3,
     **constexprs: Any,
 ) -> Request:
-    """What to compile, for ``compile_many``.
+    """Describe a kernel to compile, for :func:`compile_many`.
 
     ``args`` are example values of the parameters that are not constexpr, by name or in their order: tensors
     (meta tensors too), tensor descriptors, numbers. Triton specialises on them as it does at a launch: on the
-    16-byte alignment of pointers, on integers that are 1 or divisible by 16. Or a type: ``"*bf16:16"`` is an
-    aligned pointer, ``"i32"`` an integer of which nothing is known. Keywords give the constexpr parameters,
-    and the compiler's own options (``maxnreg``, ``num_ctas``). ValueError names an argument that is wrong.
+    16-byte alignment of pointers, and on integers that are 1 or divisible by 16. Instead of a value a type
+    may be given: ``"*bf16:16"`` is an aligned pointer, ``"i32"`` an integer of which nothing is known.
+    Keywords give the constexpr parameters, and options of the compiler (``maxnreg``, ``num_ctas``).
+
+    Raises ValueError, which names the argument that is wrong.
     """
     if target not in TARGETS:
         raise ValueError(f"target: {target!r} is none of {', '.join(TARGETS)}")
@@ -200,7 +190,7 @@ def request(
 
 
 def _example(name: str, value: Any, constant: bool) -> Any:
-    """A parameter's value as the compiler's process takes it."""
+    """The value of a parameter in the form that is sent to the compiler's process."""
     if isinstance(value, torch.Tensor):
         return Pointer(value.dtype, value.data_ptr() % 16)
     if isinstance(value, TensorDescriptor):
@@ -210,21 +200,21 @@ def _example(name: str, value: Any, constant: bool) -> Any:
             tl.str_to_ty(value.removesuffix(":16"), None)
         except Exception as error:  # Triton raises what its parser happens to hit
             raise ValueError(
-                f"{name}: {value!r} is no type of Triton's, as '*fp32:16' or 'i32' are"
+                f"{name}: {value!r} is not a type of Triton; '*fp32:16' and 'i32' are"
             ) from error
-        return Type(value)
+        return ParameterType(value)
     if _is_jit(value) or isinstance(value, ConstexprFunction):
         return source_of(value.fn)
-    if literal(value):
+    if _literal(value):
         return value
     raise ValueError(f"{name}: give a tensor, a number or a type such as '*fp32:16', not {value!r}")
 
 
-# ---- where a kernel stands ---------------------------------------------------------------------------------
+# ---- finding a kernel's source -----------------------------------------------------------------------------
 
 
 def unwrap(kernel: Any) -> Any:
-    """The ``@triton.jit`` object below ``autotune`` and ``heuristics``; ValueError when there is none."""
+    """The ``@triton.jit`` function inside ``autotune`` and ``heuristics``; ValueError if there is none."""
     inner = kernel
     while not _is_jit(inner):
         if not hasattr(inner, "fn"):
@@ -234,16 +224,20 @@ def unwrap(kernel: Any) -> Any:
 
 
 def _is_jit(value: Any) -> bool:
-    # by name: the interpreter's module is imported only where kernels are interpreted
+    # The interpreter's class is compared by name: its module is imported only where kernels are interpreted.
     return isinstance(value, JITFunction) or type(value).__name__ == "InterpretedFunction"
 
 
-def source_of(function: FunctionType) -> Source:
-    """Where another process finds a function; one that stands in no module's file is written to one."""
+def source_of(function: FunctionType) -> SourceLocation:
+    """Where another process can import a function from.
+
+    A function that no importable module holds is written to a file of its own, with the constants and
+    functions that it uses. Raises ValueError if its source cannot be read.
+    """
     spec = getattr(sys.modules.get(function.__module__), "__spec__", None)
-    # an answer's module has the lesson's spec
+    # The module of an answer to an exercise has the spec of its lesson, under another name.
     if spec and spec.origin and spec.name == function.__module__ and "<locals>" not in function.__qualname__:
-        return Source(spec.name, spec.origin, function.__qualname__)
+        return SourceLocation(spec.name, spec.origin, function.__qualname__)
     try:
         text = textwrap.dedent(inspect.getsource(function))
     except OSError as error:
@@ -251,59 +245,55 @@ def source_of(function: FunctionType) -> Source:
             f"kernel: the source of {function.__name__} cannot be read; define it in a cell or in a file"
         ) from error
     scope = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
-    names = dict.fromkeys(re.findall(r"[^\W\d]\w*", text))  # too many, as words of comments are among them
-    values = {name: literal(scope[name]) for name in names if name in scope and name != function.__name__}
+    names = dict.fromkeys(re.findall(r"[^\W\d]\w*", text))  # words of comments too, which do no harm
+    values = {name: _literal(scope[name]) for name in names if name in scope and name != function.__name__}
     lines = [f"{name} = {value}" for name, value in values.items() if value]
     text = "\n".join(["from labkit.profiling import codegen", *lines, text])
     module = f"labkit_cells_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     file = paths.cache() / "lessons" / f"{module}.py"
     if not file.exists() or file.read_text(encoding="utf-8") != text:
         paths.write_text(file, text)
-    return Source(module, str(file), function.__name__)
+    return SourceLocation(module, str(file), function.__name__)
 
 
-def literal(value: Any) -> str:
-    """Python text for what a kernel may refer to; "" for any other value, of which Triton says so."""
+def _literal(value: Any) -> str:
+    """Python source of a value that a kernel may use; "" for any other value, which Triton will reject."""
     if isinstance(value, ModuleType) and value.__spec__ is not None:
-        return f"codegen.load({value.__name__!r}, {value.__spec__.origin!r})"
+        return f"codegen.load_module({value.__name__!r}, {value.__spec__.origin!r})"
     if _is_jit(value) or isinstance(value, ConstexprFunction):  # a kernel calls no other functions
-        return f"codegen.{source_of(value.fn)}.found()"
+        return f"codegen.{source_of(value.fn)}.imported()"
     if value is tl.constexpr:
         return "codegen.tl.constexpr"
     if isinstance(value, tl.constexpr):
-        inner = literal(value.value)
+        inner = _literal(value.value)
         return inner and f"codegen.tl.constexpr({inner})"
     if type(value) is tl.dtype:
         return f"codegen.tl.dtype({value.name!r})"
     if isinstance(value, tuple):
-        items = [literal(one) for one in value]
+        items = [_literal(one) for one in value]
         return f"({', '.join(items)},)" if items and all(items) else ""
     if isinstance(value, float):
         return f"float('{value}')"  # also inf and nan
     return repr(value) if value is None or isinstance(value, (bool, int, str)) else ""
 
 
-def load(name: str, file: str) -> ModuleType:
-    """A module by its name, or from its file where the name does not lead there."""
+def load_module(name: str, file: str) -> ModuleType:
+    """Import a module by its name, or from its file if the import system does not find that file."""
     with contextlib.suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin == file:
             return importlib.import_module(name)
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return notebooks.import_file(name, Path(file))
 
 
 # ---- the compiler's process --------------------------------------------------------------------------------
 
 
 def server() -> child_process.Forkserver:
-    """The process that compiles for this one; it is started by the first call."""
+    """The process that compiles for this one; the first call starts it."""
     global _server
     if _server is None:
-        # Nothing of this process's that would change how Triton compiles, and no GPU, which it needs not.
+        # Without variables that change how Triton compiles, and without a GPU, which is not needed.
         kept = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_") or k.endswith("_PATH")}
         _server = child_process.Forkserver(_prepare, environment=kept | _SETTINGS)
     return _server
@@ -313,7 +303,7 @@ _server: child_process.Forkserver | None = None
 _SETTINGS = {
     "TRITON_INTERPRET": "0",
     "TRITON_ALWAYS_COMPILE": "1",
-    "TRITON_DUMP_PTXAS_LOG": "1",  # registers and spills are told nowhere else
+    "TRITON_DUMP_PTXAS_LOG": "1",  # only this log has the registers and spills
     "TRITON_DISABLE_LINE_INFO": "1",  # a third of the PTX, and of no use without the files
     "CUDA_VISIBLE_DEVICES": "",
 }
@@ -325,44 +315,43 @@ def _empty(x_ptr: Any) -> None:
 
 
 def _prepare() -> None:
-    """Do once what takes longer than to compile a kernel: imports, and the first compilation of a process."""
+    """Do in advance what takes longer than to compile a kernel: imports, and the first compilation."""
     importlib.import_module("labkit.kernels")
     _compile_all([request(_empty, ["*fp32"])])
 
 
-def compile_many(requests: Iterable[Request], seconds: float = LIMIT_S) -> list[Compiled]:
-    """Compile several requests in one process.
+def compile_many(requests: Iterable[Request], seconds: float = TIME_LIMIT_S) -> list[CompiledKernel]:
+    """Compile several requests in one process; equal ones are compiled once.
 
-    Raises TimeoutError when it takes longer than ``seconds``, CompileError with the compiler's message for
-    the first kernel that it refuses, ValueError when it refuses the arguments.
+    Raises TimeoutError if it takes longer than ``seconds``, CompileError with the compiler's message for the
+    first kernel that it rejects, and ValueError if it rejects the arguments.
     """
     wanted = list(requests)
-    different = {request.key: request for request in wanted}
     if not wanted:
         return []
+    asked = {repr(request): request for request in wanted}
     try:
-        made = server().run(_compile_all, list(different.values()), seconds=seconds)
+        made = server().run(_compile_all, list(asked.values()), seconds=seconds)
     except child_process.ChildError as error:
-        raise CompileError(
-            "\n".join([f"the compiler's process: {error}", *getattr(error, "__notes__", ())])
-        ) from error
+        notes = getattr(error, "__notes__", ())
+        raise CompileError("\n".join([f"the compiler's process: {error}", *notes])) from error
     for one in made:
         if isinstance(one, Exception):
             raise one
-    results = dict(zip(different, made, strict=True))
-    return [results[request.key] for request in wanted]
+    results = dict(zip(asked, made, strict=True))
+    return [results[repr(request)] for request in wanted]
 
 
-def _compile_all(requests: list[Request]) -> list[Compiled | Exception]:
+def _compile_all(requests: list[Request]) -> list[CompiledKernel | Exception]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
         return [_compile(request) for request in requests]
 
 
-def _compile(request: Request) -> Compiled | Exception:
-    """What the compiler makes of a request, or refuses it with."""
+def _compile(request: Request) -> CompiledKernel | Exception:
+    """The compiled kernel, or the error with which the compiler rejects it."""
     title = f"{request.kernel} for {request.target}"
-    print(title, flush=True)  # should the compiler crash, this is the last that is heard of it
+    print(title, flush=True)  # if the compiler crashes, the error shows this
     target = GPUTarget("cuda", int(request.target.removeprefix("sm_")), 32)
     try:
         source, options = _specialised(request, target)
@@ -373,34 +362,34 @@ def _compile(request: Request) -> Compiled | Exception:
         with contextlib.redirect_stdout(log):
             made = triton.compile(source, target=target, options=options)
     except Exception as error:
-        return CompileError(f"{title}: {_reasons(error)}")
-    told = log.getvalue()
-    return Compiled(
+        return CompileError(f"{title}: {_with_causes(error)}")
+    ptxas_log = log.getvalue()
+    return CompiledKernel(
         kernel=request.kernel,
         target=request.target,
         num_warps=made.metadata.num_warps,
-        registers=max(int(n) for n in re.findall(r"Used (\d+) registers", told)),
-        spill_stores=sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", told)),
-        spill_loads=sum(int(n) for n in re.findall(r"(\d+) bytes spill loads", told)),
+        registers=max(int(n) for n in re.findall(r"Used (\d+) registers", ptxas_log)),
+        spills=sum(int(n) for n in re.findall(r"(\d+) bytes spill (?:stores|loads)", ptxas_log)),
         shared_bytes=made.metadata.shared,
         **count_instructions(made.asm["ptx"]),
         **{name: made.asm[name] for name in ("ttir", "ttgir", "ptx", "cubin")},
     )
 
 
-def _reasons(error: BaseException) -> str:
-    """An error and what caused it: of a helper's mistake Triton's own message shows the call only."""
-    told = f"{type(error).__name__}: {error}"
-    return f"{told}\n{_reasons(error.__cause__)}" if error.__cause__ else told
+def _with_causes(error: BaseException) -> str:
+    """An error and its causes. For a mistake in a helper Triton's own message shows only the call."""
+    message = f"{type(error).__name__}: {error}"
+    return f"{message}\n{_with_causes(error.__cause__)}" if error.__cause__ else message
 
 
 def _specialised(request: Request, target: GPUTarget) -> tuple[ASTSource, dict[str, Any]]:
-    """What a launch would compile for these values, by the code that decides it at a launch."""
-    kernel, backend = unwrap(request.source.found()), make_backend(target)
-    given = {name: one.found() if isinstance(one, Source) else one for name, one in request.values.items()}
-    types = {name: one.text for name, one in request.values.items() if isinstance(one, Type)}
+    """What a launch with these values would compile, decided by Triton's own code for a launch."""
+    kernel, backend = unwrap(request.source.imported()), make_backend(target)
+    given = request.values.items()
+    values = {name: one.imported() if isinstance(one, SourceLocation) else one for name, one in given}
+    types = {name: one.text for name, one in given if isinstance(one, ParameterType)}
+    values |= dict.fromkeys(types, 3)  # any number: its specialisation is replaced below
     binder = create_function_from_signature(kernel.signature, kernel.params, backend)
-    values = given | dict.fromkeys(types, 3)  # any number: what Triton makes of it is replaced
     bound, specialization, options = binder(**values, **request.options, debug=bool(kernel.debug))
     for index, name in enumerate(bound):
         if name in types:
@@ -412,15 +401,15 @@ def _specialised(request: Request, target: GPUTarget) -> tuple[ASTSource, dict[s
     return ASTSource(kernel, signature, constexprs, attributes), dict(parsed.__dict__)
 
 
-# ---- what is in the program --------------------------------------------------------------------------------
+# ---- counting instructions ---------------------------------------------------------------------------------
 
 
 _INSTRUCTION = re.compile(r"\s*(?:[\w$]+:\s+)?(?:@!?%?\w+\s+)?([a-z]\w*(?:\.[\w:]+)+)(.*)", re.DOTALL)
-"""Perhaps a label and a predicate, then the operation with its dotted suffixes, the operands."""
+"""A label and a predicate if there are any, the operation with its dotted suffixes, and the operands."""
 
 
 def count_instructions(ptx: str) -> dict[str, Any]:
-    """The counts of ``Compiled`` from the text of a PTX program, by the names of its fields."""
+    """Count the instructions of a PTX program. Keys are fields of :class:`CompiledKernel`."""
     widths: dict[str, Counter[int]] = {name: Counter() for name in ("loads", "stores", "async_copies")}
     kinds: dict[str, Counter[str]] = {name: Counter() for name in ("shuffles", "matrix", "barriers")}
     bulk: Counter[str] = Counter()
@@ -456,13 +445,13 @@ def count_instructions(ptx: str) -> dict[str, Any]:
 
 
 def _bits(operation: list[str]) -> int:
-    """Bits that a load or store moves: elements of the vector times the element's."""
+    """Bits that a load or store moves: elements of the vector times bits of an element."""
     vector = next((int(part[1:]) for part in operation if re.fullmatch(r"v\d", part)), 1)
     return vector * int(operation[-1].lstrip("abcdefghijklmnopqrstuvwxyz"))
 
 
-def table(*compiled: Compiled, labels: Sequence[str] = ()) -> "pd.DataFrame":
-    """One row for each kernel; ``labels`` name the rows where the kernels' names do not tell them apart."""
+def table(*compiled: CompiledKernel, labels: Sequence[str] = ()) -> "pd.DataFrame":
+    """One row for each kernel, named by ``labels``, or by the kernels' names without them."""
     import pandas as pd  # not before it is needed: importing it takes half a second
 
     if labels and len(labels) != len(compiled):
@@ -488,14 +477,12 @@ def table(*compiled: Compiled, labels: Sequence[str] = ()) -> "pd.DataFrame":
     return pd.DataFrame(rows, index=list(labels) or [one.kernel for one in compiled])
 
 
-def excerpt(compiled: Compiled, pattern: str, *, limit: int = 8, text: str = "ptx") -> str:
-    """Lines of the PTX (or ``text``: ttir, ttgir, sass) that match a regular expression, at most ``limit``.
+def matching_lines(text: str, pattern: str, *, limit: int = 8) -> str:
+    """Lines of a program's text that match a regular expression, at most ``limit`` of them.
 
-    A line of dots stands where something is left out between them.
+    A line of dots stands for lines that are left out between two matches.
     """
-    if text not in ("ttir", "ttgir", "ptx", "sass"):
-        raise ValueError(f"text: {text!r} is none of ttir, ttgir, ptx, sass")
-    lines = getattr(compiled, text).expandtabs(4).splitlines()
+    lines = text.expandtabs(4).splitlines()
     hits = [number for number, line in enumerate(lines) if re.search(pattern, line)]
     result: list[str] = []
     for before, hit in zip([-1, *hits], hits[:limit], strict=False):

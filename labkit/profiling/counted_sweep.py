@@ -1,8 +1,8 @@
-"""What a sweep can say where nothing can be timed: the launches and bytes of each contender, counted.
+"""What a sweep shows if nothing can be timed: the launches and the bytes of each contender, counted.
 
-Bytes moved over the fewest possible hardly depend on the size, so small shapes do; Triton's interpreter
-would need minutes for large ones. The interpreter is one for the whole process and not made for threads:
-count where cells run, never beside them.
+Bytes moved over the fewest possible hardly depend on the size, so small shapes are counted: Triton's
+interpreter would need minutes for large ones. The interpreter is one for the whole process and not made for
+threads, so contenders are counted in the thread that runs cells.
 """
 
 import math
@@ -17,28 +17,27 @@ from labkit.measure.contender import Contender, Shape
 from labkit.measure.rows import LIVE
 from labkit.profiling import launch_counts
 
-MOST_ELEMENTS = 2**16
+MAX_ELEMENTS = 2**16
 """Elements of a full tensor up to which a call is counted: well below a second, interpreted."""
-ROWS = 64
-"""Largest size of the other axes: parameters and partial sums are then a small part of forward traffic."""
-
-
-STEPS = 4
-"""Most steps in time, where a shape has them; there are that many times fewer rows then."""
+MAX_ROWS = 64
+"""Largest size of the other axes. Parameters and partial sums are then a small part of forward traffic."""
+MAX_STEPS = 4
+"""Largest size of a time axis; the other axes are then at most MAX_ROWS // MAX_STEPS."""
 
 
 def counted_shape(shape: Shape, x: str) -> Shape:
-    """The shape with other axes no larger than ROWS; with time it is STEPS, the others ROWS // STEPS."""
-    rows = ROWS // STEPS if "time" in shape else ROWS
-    most = {axis: STEPS if axis == "time" else rows for axis in shape} | {x: shape[x]}
-    return {axis: min(size, most[axis]) for axis, size in shape.items()}
+    """The shape that is counted for a point of a sweep over ``x``: the other axes are limited."""
+    rows = MAX_ROWS // MAX_STEPS if "time" in shape else MAX_ROWS
+    limits = {axis: MAX_STEPS if axis == "time" else rows for axis in shape} | {x: shape[x]}
+    return {axis: min(size, limits[axis]) for axis, size in shape.items()}
 
 
-def row(contender: Contender, shape: Shape, x: str, dtype: str, direction: str) -> dict[str, Any]:
-    """What a contender launches and moves at one shape of few rows, as a row to draw or a noted gap.
+def counted_row(contender: Contender, shape: Shape, x: str, dtype: str, direction: str) -> dict[str, Any]:
+    """What a contender launches and moves, as a row of a sweep over the axis ``x``.
 
     Columns contender, kind, device, dtype, direction, the axes, launches, programs, moved (bytes of distinct
-    addresses of each launch), min_bytes, traffic (moved over min_bytes) and note.
+    addresses of each launch), min_bytes, traffic (moved over min_bytes) and note. A contender that cannot be
+    counted has no launches, a traffic of NaN, and the reason as its note.
     """
     shape = counted_shape(shape, x)
     made: dict[str, Any] = {
@@ -53,19 +52,19 @@ def row(contender: Contender, shape: Shape, x: str, dtype: str, direction: str) 
     }
     if contender.compiled:
         return made | {"note": "what torch.compile fuses is seen in its kernels on a GPU only"}
-    if math.prod(shape.values()) > MOST_ELEMENTS:
+    if math.prod(shape.values()) > MAX_ELEMENTS:
         return made | {"note": "too large for the interpreter"}
     try:
-        found = _counts(contender, shape, dtype, direction)
-    except Exception as problem:  # becomes the note of this contender's gap
-        return made | {"note": describe(problem)}
+        counts = _counts(contender, shape, dtype, direction)
+    except Exception as error:  # becomes the note of this contender's gap
+        return made | {"note": describe(error)}
     least = contender.work.min_bytes(shape, getattr(torch, dtype).itemsize, direction)
     return made | {
-        "launches": len(found.launches),
-        "programs": found.programs,
-        "moved": found.touched,
+        "launches": len(counts.launches),
+        "programs": counts.programs,
+        "moved": counts.distinct_bytes,
         "min_bytes": least,
-        "traffic": found.touched / least,
+        "traffic": counts.distinct_bytes / least,
     }
 
 
@@ -75,11 +74,10 @@ def _counts(contender: Contender, shape: Shape, dtype: str, direction: str) -> l
         with torch.no_grad():
             return launch_counts.count(lambda: contender.call(*inputs))
     leaves = [t.requires_grad_() for t in inputs]
-    if direction == "forward_backward":
-        return launch_counts.count(lambda: _backward(contender.call(*leaves), leaves))
-    output = contender.call(*leaves)
-    return launch_counts.count(lambda: _backward(output, leaves))
+    output = contender.call(*leaves) if direction == "backward" else None
 
+    def backward() -> None:
+        y = contender.call(*leaves) if output is None else output
+        torch.autograd.grad(y, leaves, y.detach())
 
-def _backward(output: torch.Tensor, leaves: list[torch.Tensor]) -> None:
-    torch.autograd.grad(output, leaves, output.detach())
+    return launch_counts.count(backward)

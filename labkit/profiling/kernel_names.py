@@ -1,66 +1,54 @@
-"""Names of kernels: shortened for a plot, and what kind of work they say the kernel does."""
+"""Names of kernels: shortened for a plot, and the kind of work that they tell."""
 
 import re
 from typing import Literal
 
-Sort = Literal["matrix product", "reduction", "copy", "other"]
-_SORTS: tuple[tuple[Sort, str], ...] = (
+Kind = Literal["matrix product", "reduction", "copy", "other"]
+_PATTERNS: tuple[tuple[Kind, str], ...] = (
     ("copy", r"^mem(cpy|set)\b"),
     # sums the parts of a matrix product whose inner dimension was split among blocks
     ("reduction", r"splitkreduce|reducesplitk"),
     # cuBLAS's own (nvjet, xmma, gemm, gemv), cutlass's, magma's; others have cublasGemv... as argument types
     ("matrix product", r"nvjet|cutlass|xmma|magma|(?<!cublas)gem[mv]"),
-    # and PyTorch's own sums
+    # PyTorch's own sums
     ("reduction", r"splitk|reduce_kernel"),
 )
-"""The first pattern found in a name, whatever its case, without its parameters. A product that splits its
-inner dimension says splitK too, so products go before what else says so."""
+"""The first pattern that is found in a name decides. Case and parameter lists do not matter. A product that
+splits its inner dimension has splitK in its name too, so products come before the last pattern."""
 
 _PRODUCTS = {"mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "addbmm", "mv", "addmv", "linear"}
 """PyTorch's operations that are matrix products."""
 
 
-def sort(name: str) -> Sort:
-    """What a kernel, copy or fill of a GPU does, by its name as torch.profiler gives it."""
+def kernel_kind(name: str) -> Kind:
+    """The kind of work of a kernel, copy or fill, by its full name as torch.profiler gives it."""
     text = _without_brackets(name)
-    found = (kind for kind, pattern in _SORTS if re.search(pattern, text, re.IGNORECASE))
-    return next(found, "other")
+    kinds = (kind for kind, pattern in _PATTERNS if re.search(pattern, text, re.IGNORECASE))
+    return next(kinds, "other")
 
 
-def sort_of_operation(name: str) -> Sort:
-    """The same for an operation of PyTorch, as :mod:`labkit.profiling.launch_counts` names it."""
+def operation_kind(name: str) -> Kind:
+    """The same for an operation of PyTorch, by its name in :mod:`labkit.profiling.launch_counts`."""
     return "matrix product" if name in _PRODUCTS else "other"
 
 
-_PLAIN = {
-    "void",
-    "const",
-    "char",
-    "bool",
-    "int",
-    "long",
-    "unsigned",
-    "float",
-    "double",
-    "std::array",
-    "array",
-}
-"""Words of a template's arguments that tell kernels apart less than they lengthen the name."""
+_PLAIN = re.compile(r"(void|const|char|bool|int|long|unsigned|float|double|array)(\s|$)")
+"""Template arguments that make a name longer and hardly tell two kernels apart."""
 
 
 def shorten(name: str) -> str:
     """A kernel's name without namespaces, signature and plain types.
 
-    Of each template argument the innermost functor is kept: of PyTorch's elementwise kernels that is what
+    Of each template argument the innermost functor is kept. In the names of PyTorch's elementwise kernels it
     tells a product from a sum.
     """
     text = re.sub(r"^(void|std::enable_if<[^>]*>::type) ", "", _without_brackets(name))
     head, _, arguments = text.partition("<")
     kept = [argument for part in _split(arguments.rpartition(">")[0]) if (argument := _argument(part))]
-    said = _last_name(head)
-    if said == "kernel":  # says nothing without the namespace: gemvx::kernel
-        said = "::".join(head.split("::")[-2:])
-    return said + (f"<{', '.join(kept)}>" if kept else "")
+    short = _last_name(head)
+    if short == "kernel":  # tells nothing without the namespace: gemvx::kernel
+        short = "::".join(head.split("::")[-2:])
+    return short + (f"<{', '.join(kept)}>" if kept else "")
 
 
 def _without_brackets(name: str) -> str:
@@ -85,12 +73,12 @@ def _split(arguments: str) -> list[str]:
 
 
 def _argument(text: str) -> str:
-    """A template argument in one word; empty when it says little."""
+    """A template argument in one word; empty if it is a plain type."""
     functors: list[str] = re.findall(r"\w*[Ff]unctor\w*", text)
     if functors:
         return functors[-1]
     word = _last_name(text.partition("<")[0].removesuffix("*").strip())
-    return "" if not word or word in _PLAIN or word.split()[0] in _PLAIN else word
+    return "" if _PLAIN.match(word) else word
 
 
 def _last_name(text: str) -> str:

@@ -1,7 +1,7 @@
-"""What a call would launch, and the bytes it moves, where nothing can be timed.
+"""Count what a call would launch, and the bytes that it would move, without a GPU.
 
-Two kinds of launches, in order: operations of PyTorch, each taken for one kernel that touches all of its
-tensors once; and interpreted Triton kernels, whose loads and stores are counted lane by lane.
+There are two kinds of launches. An operation of PyTorch is taken for one kernel that touches each of its
+tensors once. Of an interpreted Triton kernel the loads and stores are counted lane by lane.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ALLOCATES = {
     "set_",
     "_unsafe_view",
 }
-"""Operations that launch nothing, and that their schema does not show to be views."""
+"""Operations that launch nothing, though their schema does not show them to be views."""
 
 _OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
 """Operations that write their first tensor without reading it."""
@@ -39,16 +39,16 @@ _OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "ber
 
 @dataclass
 class Launch:
-    """One launch. Bytes that several lanes of a Triton kernel load from one address count for each."""
+    """One launch. Bytes that several lanes of a Triton kernel load from one address count for each lane."""
 
     name: str
     programs: int = 0
     """Program instances of a Triton kernel; 0 for an operation of PyTorch."""
     bytes_read: int = 0
     bytes_written: int = 0
-    touched: int = 0
-    """Bytes of the distinct addresses that were read, and of those that were written: what crosses memory
-    when a cache keeps whatever one launch uses, and nothing from one launch to the next."""
+    distinct_bytes: int = 0
+    """Bytes of the distinct addresses that were read, and of those that were written. This is what crosses
+    memory if a cache keeps all that one launch uses, and nothing from one launch to the next."""
 
 
 @dataclass(frozen=True)
@@ -63,30 +63,21 @@ class Counts:
         return sum(launch.programs for launch in self.launches)
 
     @property
-    def bytes_read(self) -> int:
-        """Bytes that all launches read."""
-        return sum(launch.bytes_read for launch in self.launches)
-
-    @property
-    def bytes_written(self) -> int:
-        """Bytes that all launches write."""
-        return sum(launch.bytes_written for launch in self.launches)
-
-    @property
-    def touched(self) -> int:
+    def distinct_bytes(self) -> int:
         """Bytes of distinct addresses, summed over all launches."""
-        return sum(launch.touched for launch in self.launches)
+        return sum(launch.distinct_bytes for launch in self.launches)
 
 
 def count(call: Callable[[], Any]) -> Counts:
     """Run ``call`` once and count what it launches.
 
-    On a GPU a compiled Triton kernel's accesses cannot be seen: RuntimeError, use ``profiles.profile``.
-    torch.compile steps aside while operations are recorded: its functions count as they are written, unfused
-    (with ``fullgraph=True`` torch refuses to run them here).
+    A function of torch.compile counts as it is written, unfused: the compiler does nothing while operations
+    are recorded. With ``fullgraph=True`` torch refuses to run it here.
+
+    Raises RuntimeError on a GPU, where the accesses of a compiled Triton kernel cannot be seen.
     """
     if gpu.available():
-        raise RuntimeError("counts are for machines without a GPU; here profiles.profile shows what ran")
+        raise RuntimeError("launches are counted only without a GPU; on one profiles.profile shows what ran")
     with recording() as counts:
         call()
     return counts
@@ -94,18 +85,18 @@ def count(call: Callable[[], Any]) -> Counts:
 
 @contextmanager
 def recording() -> Iterator[Counts]:
-    """Count what is launched inside, where no GPU is seen."""
+    """Count what is launched inside the block, on a machine without a GPU."""
     counts = Counts()
     operations = _Operations(counts.launches)
     with ExitStack() as stack:
         if backend.interpreting():
-            stack.enter_context(_interpreted(counts.launches, operations))
+            stack.enter_context(_interpreted_kernels(counts.launches, operations))
         stack.enter_context(operations)
         yield counts
 
 
 def operations(call: Callable[[], Any]) -> list[Launch]:
-    """Run ``call`` once and list PyTorch's operations that start work, on any device; Triton is not seen."""
+    """Run ``call`` once, on any device, and list PyTorch's operations that start work. Triton is not seen."""
     found: list[Launch] = []
     with _Operations(found):
         call()
@@ -123,10 +114,10 @@ class _Operations(dispatch_mode.Mode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         before = len(self.launches)
-        own = OPDEFS.get(func._schema.name)
-        if own is not None:
-            with self:  # an operator of somebody's own is Python that launches things: look inside
-                return own._init_fn(*args, **kwargs)
+        custom = OPDEFS.get(func._schema.name)
+        if custom is not None:
+            with self:  # a custom operator is Python code that launches things itself
+                return custom._init_fn(*args, **kwargs)
         result = func(*args, **kwargs)
         if not self.paused and _launches(func) and len(self.launches) == before:
             self.launches.append(_operation(func, args, kwargs, result))
@@ -142,60 +133,52 @@ def _launches(func: Any) -> bool:
 
 
 def _operation(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Launch:
+    """The launch of an operation, from its schema: which arguments it reads, and which it writes."""
     name = func._schema.name.split("::")[1]
+    takes_shapes_only = name.endswith("_like") or name.startswith("new_")  # zeros_like, new_full
     read, written = [], tree_leaves(result)
     for position, argument in enumerate(func._schema.arguments):
         given = args[position] if position < len(args) else kwargs.get(argument.name)
         writes = argument.alias_info is not None and argument.alias_info.is_write
         if writes:
             written += tree_leaves(given)
-        unread = argument.is_out or name in _OVERWRITES if writes else _takes_a_shape(name)
+        unread = argument.is_out or name in _OVERWRITES if writes else takes_shapes_only
         if not unread:
             read += tree_leaves(given)
-    read_bytes, written_bytes = _touched_bytes(read), _touched_bytes(written)
+    read_bytes, written_bytes = _distinct_bytes(read), _distinct_bytes(written)
     return Launch(name, 0, read_bytes, written_bytes, read_bytes + written_bytes)
 
 
-def _takes_a_shape(name: str) -> bool:
-    """Whether an operation takes the shape of its tensor, and no value: ``zeros_like``, ``new_full``."""
-    return name.endswith("_like") or name.startswith("new_")
-
-
-def _touched_bytes(leaves: list[Any]) -> int:
-    """Bytes of the distinct tensors among ``leaves``; a broadcast dimension (stride 0) counts once."""
-    distinct = {
-        (leaf.data_ptr(), tuple(leaf.shape), leaf.stride()): leaf
-        for leaf in leaves
-        if isinstance(leaf, torch.Tensor)
-    }
+def _distinct_bytes(leaves: list[Any]) -> int:
+    """Bytes of the distinct tensors among ``leaves``. A broadcast dimension (stride 0) counts once."""
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.numel()]
+    distinct = {(tensor.data_ptr(), tensor.shape, tensor.stride()): tensor for tensor in tensors}
     return sum(
-        math.prod(size for size, stride in zip(leaf.shape, leaf.stride(), strict=True) if stride)
-        * leaf.element_size()
-        if leaf.numel()
-        else 0
-        for leaf in distinct.values()
+        math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+        * tensor.element_size()
+        for tensor in distinct.values()
     )
 
 
 @contextmanager
-def _interpreted(launches: list[Launch], operations: _Operations) -> Iterator[None]:
-    """Record interpreted Triton launches: grid, and bytes moved by lanes that are not masked off."""
+def _interpreted_kernels(launches: list[Launch], operations: _Operations) -> Iterator[None]:
+    """Record launches of interpreted Triton kernels: grid, and bytes moved by lanes that are not masked."""
     from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 
     launch_kernel = GridExecutor.__call__
     set_grid = InterpreterBuilder.set_grid_dim
-    addresses: dict[tuple[bool, int], list[Any]] = {}  # of this launch, by (written, bytes of an element)
+    addresses: dict[tuple[bool, int], list[Any]] = {}  # of this launch, by (is written, bytes of an element)
 
     def launched(executor: Any, *args: Any, **kwargs: Any) -> Any:
         launches.append(Launch(executor.fn.__name__))
         addresses.clear()
-        operations.paused = True  # the interpreter's own copies are no launches
+        operations.paused = True  # the interpreter copies tensors, which is no launch
         try:
             return launch_kernel(executor, *args, **kwargs)
         finally:
             operations.paused = False
             found = {key: np.unique(np.concatenate(parts)).size for key, parts in addresses.items()}
-            launches[-1].touched = sum(count * size for (_, size), count in found.items())
+            launches[-1].distinct_bytes = sum(count * size for (_, size), count in found.items())
 
     def grid_set(builder: Any, *grid: int) -> None:
         launches[-1].programs = math.prod(grid)
@@ -221,7 +204,7 @@ def _interpreted(launches: list[Launch], operations: _Operations) -> Iterator[No
     with ExitStack() as stack:
         stack.enter_context(patch.object(GridExecutor, "__call__", launched))
         stack.enter_context(patch.object(InterpreterBuilder, "set_grid_dim", grid_set))
-        # Unmasked accesses, block pointers and descriptors come down to these.
+        # Unmasked accesses, block pointers and descriptors call these too.
         stack.enter_context(counted("create_masked_load", True, False, mask_at=1))
         stack.enter_context(counted("create_masked_store", False, True, mask_at=2))
         stack.enter_context(counted("create_atomic_rmw", True, True, mask_at=3))

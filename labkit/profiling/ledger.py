@@ -1,9 +1,9 @@
-"""Where the microseconds of a call went: launches, waiting, traffic, arithmetic.
+"""A ledger of a call's time: launches, waiting, traffic, arithmetic.
 
-Each entry is the distance between two instruments: from the roofs, which say how long bytes and operations
-take at the rate of a large copy and a large product, to the profiler, which says how long kernels ran, to the
-graph clock and on to the wall clock. They add up to the wall time where each instrument shows more than the
-one before; where one does not, no entry goes below zero, and the sum comes out too large.
+Each entry is the difference between two instruments. The roofs say how long the bytes and operations take at
+the rate of a large copy and of a large product. The profiler says how long kernels ran. The graph clock
+measures the device alone, and the host's clock the wall time. The entries add up to the wall time if each
+instrument shows more than the one before. If one does not, its entry is zero, and the sum is too large.
 """
 
 import logging
@@ -31,37 +31,42 @@ PARTS = {
 }
 """The entries of a ledger, and what each means."""
 
-Layers = Sequence[tuple[float, float]]
-"""Bytes that each matrix product reads and writes, and its operations."""
-
 
 def entries(
     wall: pd.DataFrame,
     device: Results,
     profiles: Mapping[str, Profile],
     moved: Results,
-    layers: Layers,
+    layers: Sequence[tuple[float, float]],
     roofs: Roofs,
     dtype: str,
 ) -> Results:
-    """A row for each contender of ``wall`` that has a profile and a number of bytes, in microseconds.
+    """A row for each contender of ``wall``, in microseconds.
 
-    ``wall`` are rows by the host's clock, ``device`` by the graph clock; for a contender that is itself a
-    graph they are of what it holds. ``moved`` has the bytes of a call in ``peak_bytes``, which `custom_bytes`
-    gives; who has none, no profile or no row in ``device`` is left out. Columns: contender, one for each of
-    PARTS, ``sum`` of these, ``wall``, ``alone`` (the time without launches), and where the wall time is from.
+    ``wall`` has rows by the host's clock, ``device`` by the graph clock; if a contender is a graph itself,
+    its rows in ``device`` are of the call that the graph holds. ``moved`` has the bytes of a call in the
+    column ``peak_bytes``, as `custom_bytes` gives them. ``layers`` are the bytes that each matrix product
+    reads and writes, and its operations. A contender without a profile, bytes or a row in ``device`` is left
+    out.
+
+    Columns: contender, one for each of PARTS, ``sum`` of these, ``wall``, ``alone`` (the time without
+    launches), and the origin of the wall time.
     """
+    flops_us = [flops / roofs.matmul[dtype] * 1e6 for _, flops in layers]
+    bytes_us = [nbytes / roofs.bandwidth * 1e6 for nbytes, _ in layers]
+    arithmetic, hidden = sum(flops_us), sum(map(min, flops_us, bytes_us))  # bytes move during the products
     found = []
     for row in wall.dropna(subset="median_us").to_dict("records"):
         name = str(row["contender"])
-        measured, timed = number(moved.value(name, "peak_bytes")), number(device.time(name))
+        measured, alone = number(moved.value(name, "peak_bytes")), number(device.time(name))
         busy = profiles[name].busy_us if name in profiles else None
-        if measured is None or timed is None or busy is None:
+        if measured is None or alone is None or busy is None:
             continue
-        floors, alone = _floors(measured, layers, roofs, dtype), timed
+        traffic = max(0.0, measured / roofs.bandwidth * 1e6 - hidden)
         parts = {
-            **floors,
-            "waiting": max(0.0, busy - sum(floors.values())),
+            "arithmetic": arithmetic,
+            "traffic": traffic,
+            "waiting": max(0.0, busy - arithmetic - traffic),
             "between": max(0.0, alone - busy),
             "launches": max(0.0, row["median_us"] - alone),
         }
@@ -71,20 +76,12 @@ def entries(
     return Results(found, columns=["contender", *PARTS, "sum", "wall", "alone", *_STAMP])
 
 
-def _floors(moved: float, layers: Layers, roofs: Roofs, dtype: str) -> dict[str, float]:
-    """Arithmetic, and traffic that is not hidden behind it, both at their roofs."""
-    arithmetic = [flops / roofs.matmul[dtype] * 1e6 for _, flops in layers]
-    bytes_us = [each / roofs.bandwidth * 1e6 for each, _ in layers]
-    hidden = sum(map(min, arithmetic, bytes_us))
-    return {"arithmetic": sum(arithmetic), "traffic": max(0.0, moved / roofs.bandwidth * 1e6 - hidden)}
+def predicted_span_us(made: Profile, *, kernels: float = 1.0, launches: float = 1.0) -> float | None:
+    """Time from the first launch to the last kernel's end, if durations were multiplied by these factors.
 
-
-def what_if(made: Profile, *, kernels: float = 1.0, launches: float = 1.0) -> float | None:
-    """Microseconds from the first launch to the last kernel's end, if kernels or launches took so much more.
-
-    Host and device work as they do: kernels run in order, each when it is launched and the one before it has
-    ended. With both factors 1 it is the profile's own span, which the profiler has stretched. None without
-    times; kernels beyond the launches were started by the last one (a graph).
+    Kernels run in order; each starts when it is launched and the one before it has ended. If both factors are
+    1 the result is the profile's own span, which the profiler has stretched. Kernels beyond the number of
+    launches were started by the last one (a graph). None without times.
     """
     if not made.timed or not made.host:
         return None
@@ -99,22 +96,22 @@ def what_if(made: Profile, *, kernels: float = 1.0, launches: float = 1.0) -> fl
 
 
 def eager_bytes(call: Callable[[], Any]) -> int:
-    """Bytes that PyTorch's operations of one call read and write, each its own inputs and outputs.
+    """Bytes that PyTorch's operations of one call read and write: the inputs and outputs of each.
 
-    Kernels that are launched by other means than an operation of PyTorch's are not seen.
+    Kernels that are launched by other means than an operation of PyTorch are not seen.
     """
-    return sum(launch.touched for launch in launch_counts.operations(call))
+    return sum(launch.distinct_bytes for launch in launch_counts.operations(call))
 
 
 def compiled_bytes(call: Callable[..., Any], *inputs: Any) -> int:
     """Bytes that the kernels move which torch.compile makes of ``call``, as Inductor counts them.
 
-    An operator that the compiler does not look into counts with its inputs and outputs. RuntimeError when
-    nothing was compiled, or this PyTorch does not count.
+    An operator that the compiler does not look into counts with its inputs and outputs. Raises RuntimeError
+    if nothing was compiled, or this PyTorch does not count.
     """
     from torch._inductor import compile_fx, config, metrics
 
-    # Inductor counts where its log of metrics is on; this one hears, and prints nothing
+    # Inductor counts only if its log of metrics is on. This logger is on, and prints nothing.
     listener = SimpleNamespace(isEnabledFor=lambda level: level >= logging.INFO, info=lambda *_: None)
     torch.compiler.reset()
     metrics.reset()

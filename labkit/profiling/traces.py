@@ -1,6 +1,6 @@
-"""Profiles on a tape: what the calls of a lesson launched when it was recorded, a row each.
+"""Profiles on a tape: one row for each profile of a recorded lesson.
 
-Kernels that differ in their times alone share one description, so that a profile of a hundred launches stays
+Kernels that differ only in their times share one description, so that a profile of a hundred launches stays
 below 20 KB.
 """
 
@@ -19,7 +19,7 @@ class KernelEvent:
     """A kernel, copy or fill on the device. Times in us, from the profile's first event."""
 
     name: str
-    """Short enough for a plot; ``full_name`` is the compiler's."""
+    """A name short enough for a plot; ``full_name`` is the compiler's."""
     full_name: str
     start_us: float
     duration_us: float
@@ -39,26 +39,14 @@ class HostEvent:
     duration_us: float
 
 
-def pack(kernels: Sequence[KernelEvent], host: Sequence[HostEvent]) -> dict[str, Any]:
-    """A profile's events as the ``trace`` of a row, times to the nanosecond, as the profiler has them."""
+def encode(kernels: Sequence[KernelEvent], host: Sequence[HostEvent]) -> dict[str, Any]:
+    """The events of a profile as the ``trace`` of a row, with times to the nanosecond."""
     described = [([k.name, k.full_name, k.stream, list(k.grid), list(k.block)], k) for k in kernels]
     return {"kernels": _shared(described), "host": _shared([([event.name], event) for event in host])}
 
 
-def unpack(trace: Mapping[str, Any]) -> tuple[list[KernelEvent], list[HostEvent]]:
-    """The kernels and the host's events of a row's ``trace``; ValueError for anything else."""
-    try:
-        kernels = [
-            KernelEvent(name, full, start, took, stream, tuple(grid), tuple(block))
-            for (name, full, stream, grid, block), start, took in _joined(trace["kernels"])
-        ]
-        return kernels, [HostEvent(name, start, took) for (name,), start, took in _joined(trace["host"])]
-    except (LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"not a profile: {error!r}") from error
-
-
 def _shared(events: Sequence[tuple[list[Any], KernelEvent | HostEvent]]) -> dict[str, Any]:
-    """Each description once, and of each event the number of its description, start and duration."""
+    """Each description once; of each event the index of its description, its start and its duration."""
     what: list[list[Any]] = []
     when = []
     for description, event in events:
@@ -68,28 +56,38 @@ def _shared(events: Sequence[tuple[list[Any], KernelEvent | HostEvent]]) -> dict
     return {"what": what, "when": when}
 
 
-def _joined(shared: Mapping[str, Any]) -> list[tuple[list[Any], float, float]]:
-    """The events that :func:`_shared` put apart."""
-    return [(shared["what"][number], float(start), float(took)) for number, start, took in shared["when"]]
+def decode(trace: Mapping[str, Any]) -> tuple[list[KernelEvent], list[HostEvent]]:
+    """The kernels and the host's events of a row's ``trace``; ValueError for anything else."""
+
+    def described(shared: Mapping[str, Any]) -> list[tuple[list[Any], float, float]]:
+        return [(shared["what"][index], float(start), float(took)) for index, start, took in shared["when"]]
+
+    try:
+        kernels = [
+            KernelEvent(name, full_name, start, took, stream, tuple(grid), tuple(block))
+            for (name, full_name, stream, grid, block), start, took in described(trace["kernels"])
+        ]
+        return kernels, [HostEvent(name, start, took) for (name,), start, took in described(trace["host"])]
+    except (LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"not a profile: {error!r}") from error
 
 
-_named: set[tuple[str, str]] = set()
-"""Tapes, and the names of the profiles that this process has put on them."""
+_written: set[tuple[str, str]] = set()
+"""Tapes, and the names of the profiles that this process has written to them."""
 
 
-def keep(name: str, trace: dict[str, Any], stamp: Mapping[str, Any]) -> None:
-    """Put a profile on the tape of the lesson that is being recorded, in the place of one that an earlier,
-    unfinished run put there; nothing where no lesson is recorded. ``stamp`` is `machine.stamp()`.
+def write(name: str, trace: dict[str, Any], stamp: Mapping[str, Any]) -> None:
+    """Write a profile to the tape of the lesson that is being recorded; do nothing if none is recorded.
 
-    Raises:
-        ValueError: for a name that the lesson has used already: one of the two would be lost.
+    A profile of this name that an earlier, unfinished run left there is replaced. ``stamp`` is
+    `machine.stamp()`. Raises ValueError if this run has used the name already: one of the two would be lost.
     """
     tape = os.environ.get(rows.TAPE)
     if not tape:
         return
-    if (tape, name) in _named:
+    if (tape, name) in _written:
         raise ValueError(f"tape: {name!r} names another profile of this lesson")
-    _named.add((tape, name))
+    _written.add((tape, name))
     row = Row(
         suite=f"profile/{name}", contender="", direction="", dtype="", shape={}, clock="profiler", cache="",
         runs=1, trace=trace, **stamp,
@@ -98,9 +96,9 @@ def keep(name: str, trace: dict[str, Any], stamp: Mapping[str, Any]) -> None:
 
 
 def recorded(name: str) -> Row | None:
-    """The profile of this name from the first recorded device, by name, that has it; None without one.
+    """The recorded profile of this name, from the first device in alphabetical order that has it, or None.
 
-    ValueError for a tape that is damaged.
+    Raises ValueError if a tape is damaged.
     """
     suite = f"profile/{name}"
     return next((row for row in rows.recorded(suite) if row.suite == suite), None)

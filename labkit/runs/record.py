@@ -81,7 +81,7 @@ def read_stamp(notebook: Mapping[str, Any]) -> Stamp | None:
 
 def state(path: Path) -> State:
     """Whether a lesson's outputs are there, and made by its present code."""
-    notebook = notebooks.look(path)
+    notebook = notebooks.read_json(path)
     stamp = read_stamp(notebook)
     shown = any(cell["outputs"] for _, cell in notebooks.code_cells(notebook))
     if stamp is None and not shown:
@@ -172,7 +172,7 @@ def record(
     from labkit.runs import execute
 
     stamp = Stamp.of(path, identity)
-    before = read_stamp(notebooks.look(path))
+    before = read_stamp(notebooks.read_json(path))
     if not again and state(path).status == "recorded" and before and before.device == stamp.device:
         return None
     folder = (work or unfinished()).resolve() / identity.slug
@@ -297,4 +297,4 @@ def _stamp_to_show(lesson: str, directory: Path | None) -> Stamp | None:
     if being_made:
         return Stamp(**json.loads(being_made))
     path = notebooks.resolve(lesson, directory)
-    return read_stamp(notebooks.look(path)) if state(path).status == "recorded" else None
+    return read_stamp(notebooks.read_json(path)) if state(path).status == "recorded" else None

@@ -303,7 +303,8 @@ class SweepPanel:
         for contender, shape in self.plan.calls(selection):
             if run.stop.is_set():
                 return
-            self._counted[self._key(selection, contender, shape)] = counted_sweep.row(contender, shape, *how)
+            row = counted_sweep.counted_row(contender, shape, *how)
+            self._counted[self._key(selection, contender, shape)] = row
             run.done += 1
             self._advance(run, contender is self.plan.chosen(selection)[-1])
             await asyncio.sleep(0)

@@ -1,4 +1,7 @@
-"""What the layers of the course compute: inputs, float64 reference, fewest bytes, operations."""
+"""Linear and elementwise layers: inputs, float64 reference, fewest bytes, operations.
+
+Axes: ``batch`` rows and ``width`` features. Bytes count each input and each output once.
+"""
 
 from collections.abc import Callable
 
@@ -6,26 +9,46 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from labkit import gpu
+from labkit.gpu import randn
 from labkit.measure.contender import Shape, Work
+
+PRODUCTS = {"forward": 1, "backward": 2, "forward_backward": 3}
+"""Matrix products of a layer with a weight: one forward, and one backward for each operand's gradient."""
+
+
+def by_direction(direction: str, forward: int, backward: int) -> int:
+    """The bytes or operations of a direction; those of "forward_backward" are the sum of both."""
+    return {"forward": forward, "backward": backward, "forward_backward": forward + backward}[direction]
+
+
+def forward_only(direction: str) -> None:
+    """Raise ValueError for any other direction: the work has no backward pass."""
+    if direction != "forward":
+        raise ValueError(f"direction: this work is measured forward only, not {direction}")
+
+
+def weighted_elements(direction: str, x: int, y: int, weights: int) -> int:
+    """Elements that a layer with weights moves: forward X + Y + W; backward X + dY + dX + W + dW.
+
+    ``x``, ``y`` and ``weights`` are the numbers of elements of input, output and weights.
+    """
+    return by_direction(direction, x + y + weights, 2 * x + y + 2 * weights)
 
 
 def _linear_inputs(shape: Shape) -> tuple[Tensor, ...]:
     batch, width = shape["batch"], shape["width"]
-    return gpu.randn(batch, width), gpu.randn(width, width, scale=width**-0.5), gpu.randn(width)
+    return randn(batch, width), randn(width, width, scale=width**-0.5), randn(width)
 
 
 def _linear_bytes(shape: Shape, itemsize: int, direction: str) -> int:
-    """Forward X + Y + W; backward X + dY + dX + W + dW."""
-    activations, weights = {"forward": (2, 1), "backward": (3, 2), "forward_backward": (5, 3)}[direction]
-    batch, width = shape["batch"], shape["width"]
-    return (activations * batch * width + weights * width**2) * itemsize
+    """Forward X + Y + W; backward X + dY + dX + W + dW. The bias does not count."""
+    full = shape["batch"] * shape["width"]
+    return weighted_elements(direction, full, full, shape["width"] ** 2) * itemsize
 
 
 def _linear_flops(shape: Shape, direction: str) -> int:
     """One product of 2 B N N operations forward, two backward."""
-    products = {"forward": 1, "backward": 2, "forward_backward": 3}[direction]
-    return products * 2 * shape["batch"] * shape["width"] ** 2
+    return PRODUCTS[direction] * 2 * shape["batch"] * shape["width"] ** 2
 
 
 LINEAR = Work(_linear_inputs, linear, _linear_bytes, _linear_flops)
@@ -38,63 +61,34 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _affine_inputs(shape: Shape) -> tuple[Tensor, ...]:
-    return (
-        gpu.randn(shape["batch"], shape["width"]),
-        gpu.randn(shape["width"]),
-        gpu.randn(shape["width"]),
-    )
+    return randn(shape["batch"], shape["width"]), randn(shape["width"]), randn(shape["width"])
 
 
 def _affine_bytes(shape: Shape, itemsize: int, direction: str) -> int:
     """2N forward, 3N backward, N being one full tensor."""
-    passes = {"forward": 2, "backward": 3, "forward_backward": 5}[direction]
-    return passes * shape["batch"] * shape["width"] * itemsize
+    return by_direction(direction, 2, 3) * shape["batch"] * shape["width"] * itemsize
 
 
 def _affine_flops(shape: Shape, direction: str) -> int:
     """Multiply and add forward; dy*w, dy*x and two sums backward."""
-    operations = {"forward": 2, "backward": 4, "forward_backward": 6}[direction]
-    return operations * shape["batch"] * shape["width"]
+    return by_direction(direction, 2, 4) * shape["batch"] * shape["width"]
 
 
 AFFINE = Work(_affine_inputs, affine, _affine_bytes, _affine_flops)
 """x*w+b with vectors w and b: inputs x (batch, width), weight (width,), bias (width,)."""
 
 
-def residual_block(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
-    """relu(x * weight + bias) + residual in plain PyTorch."""
-    return torch.relu(x * weight + bias) + residual
-
-
-def _residual_inputs(shape: Shape) -> tuple[Tensor, ...]:
-    return *_affine_inputs(shape), gpu.randn(shape["batch"], shape["width"])
-
-
-def _residual_bytes(shape: Shape, itemsize: int, direction: str) -> int:
-    """3N: x and residual in, the result out."""
-    if direction != "forward":
-        raise ValueError(f"direction: the residual block is measured forward only, not {direction}")
-    return 3 * shape["batch"] * shape["width"] * itemsize
-
-
-def _residual_flops(shape: Shape, direction: str) -> int:
-    """Multiply, add, compare, add."""
-    return 4 * shape["batch"] * shape["width"]
-
-
-RESIDUAL = Work(_residual_inputs, residual_block, _residual_bytes, _residual_flops, sample={})
-"""relu(x*w+b) + residual, forward: inputs x and residual (batch, width), weight and bias (width,) between."""
-
-
 def product(second: Callable[[int, int], Tensor], reads: int) -> Work:
-    """x times a second operand: ``second(batch, width)`` draws it, ``reads`` full tensors are read in all."""
+    """The elementwise product of x (batch, width) and a second operand, forward.
+
+    ``second(batch, width)`` makes the operand. ``reads`` is the number of full tensors that are read in all.
+    """
 
     def inputs(shape: Shape) -> tuple[Tensor, ...]:
-        return gpu.randn(shape["batch"], shape["width"]), second(shape["batch"], shape["width"])
+        return randn(shape["batch"], shape["width"]), second(shape["batch"], shape["width"])
 
-    def moved(shape: Shape, itemsize: int, direction: str) -> int:
-        if direction != "forward":
-            raise ValueError(f"direction: a product is measured forward only, not {direction}")
+    def min_bytes(shape: Shape, itemsize: int, direction: str) -> int:
+        forward_only(direction)
         return (reads + 1) * shape["batch"] * shape["width"] * itemsize
 
-    return Work(inputs, torch.mul, moved, lambda shape, _: shape["batch"] * shape["width"], sample={})
+    return Work(inputs, torch.mul, min_bytes, lambda shape, _: shape["batch"] * shape["width"], sample={})

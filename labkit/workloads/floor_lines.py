@@ -1,4 +1,4 @@
-"""Floors of a piece of work against width, as a figure draws them, and which of them is the highest where."""
+"""Floors of a piece of work against width, as a figure draws them, and the highest floor at each width."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from labkit.measure.contender import Shape, Work
 
 
 def _fixed(panel: pd.DataFrame) -> Shape:
-    """The sizes that a panel over width has one of."""
+    """The sizes of the axes of which a panel over width has one size only."""
     return {axis: int(panel[axis].iloc[0]) for axis in ("batch", "groups", "time") if axis in panel}
 
 

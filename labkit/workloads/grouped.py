@@ -1,13 +1,14 @@
-"""What many small Linears side by side compute: inputs, float64 reference, fewest bytes, operations.
+"""Many small Linears side by side: inputs, float64 reference, fewest bytes, operations.
 
-Axes: ``batch`` rows, ``groups`` (100 where left out), and ``width``, the features of a group, in and out. A
-row holds its groups one after the other: x is (batch, groups * width), and so is the result. Works differ in
-how the weight is kept, so that each strategy gets the one that it wants. CHANNELS and its like are the same
-for data (B, C, T): ``batch`` is the rows in all, ``time`` the positions of a sequence, 512 where left out but
-never more than the rows.
+Axes: ``batch`` rows, ``groups`` (100 if left out), and ``width``, the features of a group, in and out. A row
+holds its groups one after the other: x is (batch, groups * width), and so is the result. The works differ in
+the layout of the weight, so that each strategy gets the layout that it wants. The works CHANNELS and
+CHANNELS_CONV take x of (B, C, T): ``batch`` is then the number of all rows, and ``time`` the positions of a
+sequence, 512 if left out and never more than the rows.
 
-Bytes and operations are those of as many Linears: each input and each output once, two for each multiply and
-add, twice as many products backward. Neither the bias counts nor the zeros of a block-diagonal weight.
+Bytes and operations are those of the Linears alone: each input and each output once, two operations for each
+multiply and add, twice as many products backward. Neither the bias nor the zeros of a block-diagonal weight
+count.
 """
 
 from collections.abc import Callable
@@ -18,25 +19,25 @@ from torch.nn.functional import linear
 
 from labkit.gpu import randn
 from labkit.measure.contender import Shape, Work
-from labkit.workloads.elementwise import LINEAR
+from labkit.workloads.elementwise import LINEAR, forward_only
 
 Reference = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def groups_of(shape: Shape) -> int:
-    """How many Linears: 100 where the shape does not say."""
+    """The number of Linears: 100 if the shape does not say."""
     return shape.get("groups", 100)
 
 
 def time_of(shape: Shape) -> int:
-    """Positions of a sequence: 512 where the shape does not say, and at most the rows that there are.
+    """Positions of a sequence: 512 if the shape does not say, and at most the number of rows.
 
-    ValueError for rows that are no whole number of sequences.
+    Raises ValueError if the rows are not a whole number of sequences.
     """
     batch = shape["batch"]
     time = min(shape.get("time", 512), batch)
     if batch % time:
-        raise ValueError(f"batch: {batch} rows are no whole number of sequences of {time}")
+        raise ValueError(f"batch: {batch} rows are not a whole number of sequences of {time}")
     return time
 
 
@@ -94,8 +95,7 @@ def _bytes(shape: Shape, itemsize: int, direction: str) -> int:
 
 def _forward_bytes(shape: Shape, itemsize: int, direction: str) -> int:
     """X + Y + W without its zeros, forward."""
-    if direction != "forward":
-        raise ValueError(f"direction: a block-diagonal weight is measured forward only, not {direction}")
+    forward_only(direction)
     return _bytes(shape, itemsize, direction)
 
 
@@ -113,14 +113,14 @@ def _over_rows(
 
 
 def _over_time(weights: Callable[[Shape], tuple[Tensor, Tensor]], reference: Reference) -> Work:
-    """The same over x (B, C, T), ``reference`` being that of x (B, T, C)."""
+    """The same for x (B, C, T); ``reference`` takes x as (B, T, C)."""
 
-    def turned(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def transposed(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return reference(x.mT, weight, bias).mT
 
-    # Whole sequences: four of 16 positions where the shape names ``time``, else one of 64.
+    # Whole sequences: four of 16 positions if the shape names ``time``, else one of 64.
     sample = {"batch": 64, "time": 16}
-    return Work(lambda shape: (_channels(shape), *weights(shape)), turned, _bytes, _flops, sample)
+    return Work(lambda shape: (_channels(shape), *weights(shape)), transposed, _bytes, _flops, sample)
 
 
 GROUPED = _over_rows(_squares, grouped_reference)
@@ -139,15 +139,15 @@ GROUPED_DENSE = _over_rows(_dense, linear, _forward_bytes)
 
 
 def packed(k: int) -> Work:
-    """Each k groups as one wider group, forward: a batched product with zeros off the blocks of its weight.
+    """Each k groups as one wider group, forward: a batched product whose weight has zeros off the blocks.
 
-    weight (groups / k, k * width in, k * width out), bias (groups / k, k * width). Where ``groups`` is no
-    multiple of ``k``, drawing inputs raises ValueError.
+    weight (groups / k, k * width in, k * width out), bias (groups / k, k * width). Its ``inputs`` raise
+    ValueError if ``groups`` is not a multiple of ``k``.
     """
 
     def weights(shape: Shape) -> tuple[Tensor, Tensor]:
         if groups_of(shape) % k:
-            raise ValueError(f"groups: {groups_of(shape)} is no multiple of the {k} that are packed together")
+            raise ValueError(f"groups: {groups_of(shape)} is not a multiple of {k}")
         weight, bias = _squares(shape)
         wide = torch.stack([torch.block_diag(*blocks) for blocks in weight.split(k)])
         return wide, bias.view(len(wide), -1)
@@ -157,9 +157,6 @@ def packed(k: int) -> Work:
 
 CHANNELS = _over_time(_squares, grouped_reference)
 """GROUPED for x (batch / time, groups * width, time)."""
-
-CHANNELS_LINEARS = _over_time(_squares, linears_reference)
-"""GROUPED_LINEARS for x (batch / time, groups * width, time)."""
 
 CHANNELS_CONV = _over_time(_filters, conv_reference)
 """GROUPED_CONV for x (batch / time, groups * width, time), as the convolution wants it."""

@@ -1,12 +1,12 @@
-"""What the layers of an MLP compute: inputs, float64 reference, fewest bytes, operations.
+"""Layers of an MLP: inputs, float64 reference, fewest bytes, operations.
 
-Axes: ``batch`` rows, ``width`` features, and ``hidden`` features inside, four times the width where it is
-left out. GELU is the tanh approximation of Hendrycks and Gimpel (arXiv:1606.08415); GeGLU is the gated layer
-of Shazeer (arXiv:2002.05202), without bias. Weights are kept as nn.Linear keeps them: (out, in).
+Axes: ``batch`` rows, ``width`` features, and ``hidden`` features inside, four times the width if left out.
+GELU is the tanh approximation of Hendrycks and Gimpel (arXiv:1606.08415); GeGLU is the gated layer of Shazeer
+(arXiv:2002.05202), without bias. Weights have the layout of nn.Linear: (out, in).
 
-Bytes count each input once and each output once; a bias of one row does not count, nor does what a forward
-pass saves for its backward. Operations are those of the matrix products, two for each multiply and add; a
-backward pass has twice as many products as its forward.
+Bytes count each input once and each output once. A bias of one row does not count, nor does what a forward
+pass saves for its backward pass. Operations are those of the matrix products, two for each multiply and add.
+A backward pass has twice as many products as its forward pass.
 """
 
 from torch import Tensor
@@ -15,21 +15,12 @@ from torch.nn.functional import linear
 
 from labkit.gpu import randn
 from labkit.measure.contender import Shape, Work
-
-PRODUCTS = {"forward": 1, "backward": 2, "forward_backward": 3}
-"""How often the matrix products of a forward pass are done: once, and once for each operand's gradient."""
+from labkit.workloads.elementwise import PRODUCTS, by_direction, forward_only, weighted_elements
 
 
 def hidden_of(shape: Shape) -> int:
-    """Features of the hidden layer: four times the width where the shape does not name them."""
+    """Features of the hidden layer: four times the width if the shape does not name them."""
     return shape.get("hidden", 4 * shape["width"])
-
-
-def _touched(direction: str, rows_in: int, rows_out: int, weights: int) -> int:
-    """Elements: forward X + Y + W; backward X + dY + dX + W + dW."""
-    forward = rows_in + rows_out + weights
-    backward = 2 * rows_in + rows_out + 2 * weights
-    return {"forward": forward, "backward": backward, "forward_backward": forward + backward}[direction]
 
 
 def gelu(z: Tensor) -> Tensor:
@@ -48,7 +39,7 @@ def _matmul_inputs(shape: Shape) -> tuple[Tensor, ...]:
 
 def _matmul_bytes(shape: Shape, itemsize: int, direction: str) -> int:
     batch, width, out = shape["batch"], shape["width"], _out_of(shape)
-    return _touched(direction, batch * width, batch * out, width * out) * itemsize
+    return weighted_elements(direction, batch * width, batch * out, width * out) * itemsize
 
 
 def _matmul_flops(shape: Shape, direction: str) -> int:
@@ -56,7 +47,7 @@ def _matmul_flops(shape: Shape, direction: str) -> int:
 
 
 MATMUL = Work(_matmul_inputs, linear, _matmul_bytes, _matmul_flops)
-"""x W^T without bias: inputs x (batch, width), weight (out, width); ``out`` is the width where left out."""
+"""x W^T without bias: inputs x (batch, width), weight (out, width); ``out`` is the width if left out."""
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -64,20 +55,16 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return gelu(linear(x, weight, bias))
 
 
-def _as_matmul(shape: Shape) -> Shape:
-    return {**shape, "out": hidden_of(shape)}
-
-
 def _linear_gelu_inputs(shape: Shape) -> tuple[Tensor, ...]:
-    return *_matmul_inputs(_as_matmul(shape)), randn(hidden_of(shape))
+    return *_matmul_inputs(shape | {"out": hidden_of(shape)}), randn(hidden_of(shape))
 
 
 def _linear_gelu_bytes(shape: Shape, itemsize: int, direction: str) -> int:
-    return _matmul_bytes(_as_matmul(shape), itemsize, direction)
+    return _matmul_bytes(shape | {"out": hidden_of(shape)}, itemsize, direction)
 
 
 def _linear_gelu_flops(shape: Shape, direction: str) -> int:
-    return _matmul_flops(_as_matmul(shape), direction)
+    return _matmul_flops(shape | {"out": hidden_of(shape)}, direction)
 
 
 LINEAR_GELU = Work(_linear_gelu_inputs, linear_gelu, _linear_gelu_bytes, _linear_gelu_flops)
@@ -96,14 +83,12 @@ def _chain_inputs(shape: Shape) -> tuple[Tensor, ...]:
 
 def _chain_bytes(shape: Shape, itemsize: int, direction: str) -> int:
     """Forward 3N: x, other, y; backward 5N: x, other, dy, dx, dother."""
-    passes = {"forward": 3, "backward": 5, "forward_backward": 8}[direction]
-    return passes * shape["batch"] * shape["width"] * itemsize
+    return by_direction(direction, 3, 5) * shape["batch"] * shape["width"] * itemsize
 
 
 def _chain_flops(shape: Shape, direction: str) -> int:
     """Each element, tanh as one: 11 forward (sum, 9 of GELU, product); 22 backward, with GELU done again."""
-    operations = {"forward": 11, "backward": 22, "forward_backward": 33}[direction]
-    return operations * shape["batch"] * shape["width"]
+    return by_direction(direction, 11, 22) * shape["batch"] * shape["width"]
 
 
 CHAIN = Work(_chain_inputs, chain, _chain_bytes, _chain_flops, batched=(0, 2))
@@ -122,10 +107,9 @@ def _gate_up_inputs(shape: Shape) -> tuple[Tensor, ...]:
 
 def _gate_up_bytes(shape: Shape, itemsize: int, direction: str) -> int:
     """X + W + H, forward."""
-    if direction != "forward":
-        raise ValueError(f"direction: gate and up are measured forward only, not {direction}")
+    forward_only(direction)
     batch, width, hidden = shape["batch"], shape["width"], hidden_of(shape)
-    return _touched(direction, batch * width, batch * hidden, 2 * hidden * width) * itemsize
+    return weighted_elements(direction, batch * width, batch * hidden, 2 * hidden * width) * itemsize
 
 
 def _gate_up_flops(shape: Shape, direction: str) -> int:
@@ -148,7 +132,7 @@ def _geglu_inputs(shape: Shape) -> tuple[Tensor, ...]:
 
 def _geglu_bytes(shape: Shape, itemsize: int, direction: str) -> int:
     batch, width, hidden = shape["batch"], shape["width"], hidden_of(shape)
-    return _touched(direction, batch * width, batch * width, 3 * hidden * width) * itemsize
+    return weighted_elements(direction, batch * width, batch * width, 3 * hidden * width) * itemsize
 
 
 def _geglu_flops(shape: Shape, direction: str) -> int:
@@ -160,7 +144,7 @@ GEGLU = Work(_geglu_inputs, geglu, _geglu_bytes, _geglu_flops)
 
 
 def geglu_apart(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
-    """The GeGLU MLP as three Linears keep their weights."""
+    """The GeGLU MLP with the weights of three Linears."""
     return linear(gelu(linear(x, w_gate)) * linear(x, w_up), w_down)
 
 
@@ -170,4 +154,4 @@ def _apart_inputs(shape: Shape) -> tuple[Tensor, ...]:
 
 
 GEGLU_APART = Work(_apart_inputs, geglu_apart, _geglu_bytes, _geglu_flops)
-"""The same with two weights (hidden, width) for gate and up: no contender pays for taking one apart."""
+"""The same with two weights (hidden, width), so that no contender pays for splitting one."""

@@ -1,9 +1,9 @@
-"""What the capstone's recurrent network computes: inputs, float64 reference, fewest bytes, operations.
+"""The recurrent network of the last lesson: inputs, float64 reference, fewest bytes, operations.
 
 Axes: ``batch`` sequences, ``time`` steps, ``width`` features. The features are split into GROUPS heads of D
-each; the MLP is EXPANSION times as wide, and there are OUTPUTS outputs. Matrices of the heads are kept as
-lesson 4's grouped_linear has them, (G, D_in, D_out); those of the MLP and the output head as nn.Linear has
-them, (out, in).
+each; the MLP is EXPANSION times as wide, and there are OUTPUTS outputs. Matrices of the heads have the layout
+of grouped_linear in lesson 4, (G, D_in, D_out). Those of the MLP and of the output head have the layout of
+nn.Linear, (out, in).
 
 The network: each head multiplies its own features by a matrix; RMSNorm; each head makes the logits of a gate
 and a candidate, side by side; a minimal GRU (Feng et al., arXiv:2410.01201) makes states of them; the same
@@ -12,52 +12,38 @@ residual; a linear head.
 
 Bytes are those of the whole network in one pass: input, output and weights once, and their gradients, but
 nothing that lies between two layers. Operations are those of the matrix products, two for each multiply and
-add; a backward pass has twice as many products as its forward.
+add. A backward pass has twice as many products as its forward pass.
 """
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
 from labkit.gpu import randn
 from labkit.measure.contender import Shape, Work
-from labkit.workloads.mlp import PRODUCTS
+from labkit.workloads.elementwise import PRODUCTS, weighted_elements
+from labkit.workloads.grouped import grouped_reference as heads
+from labkit.workloads.mlp import geglu
 from labkit.workloads.recurrent import EPS, min_gru, rms_recurrence
 
 GROUPS, EXPANSION, OUTPUTS = 4, 2, 32
 """Heads, the MLP's hidden features over the width, and outputs."""
 
 
-def heads(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Each head's features times its own matrix.
-
-    x (..., G D_in), weight (G, D_in, D_out), bias (G, D_out); the result (..., G D_out).
-    """
-    grouped = x.unflatten(-1, (len(weight), -1))
-    return (torch.einsum("...gi,gio->...go", grouped, weight) + bias).flatten(-2)
-
-
-def split(gates: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Logits of the gate and candidate, (..., H) each: gates (..., 2 H), in each head first the logits."""
+def split_gates(gates: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Logits of the gate and candidate, (..., H) each; in gates (..., 2 H) each head has first its logits."""
     logit, candidate = gates.unflatten(-1, (groups, 2, -1)).unbind(-2)
     return logit.flatten(-2), candidate.flatten(-2)
 
 
 def cell(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
-    """Both recurrences, led by one gate z: gates (B, T, 2 H) as :func:`split` has them, gain (H,).
+    """Both recurrences with the same gate z: gates (B, T, 2 H) as :func:`split_gates` takes them, gain (H,).
 
     s_t = (1 - z_t) s_{t-1} + z_t candidate_t, u_t = (1 - z_t) r_{t-1} + s_t, and the result (B, T, H) is
     r_t = gain u_t / sqrt(mean(u_t^2) + eps).
     """
-    logit, candidate = split(gates, groups)
+    logit, candidate = split_gates(gates, groups)
     z = logit.sigmoid()
     return rms_recurrence(1 - z, min_gru(z, candidate), gain)
-
-
-def geglu(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
-    """(gelu(x Wg^T) * (x Wu^T)) Wd^T: x (..., d), w_gate_up (2, h, d), gate first, w_down (d, h)."""
-    gate, up = (functional.linear(x, weight) for weight in w_gate_up)
-    return functional.linear(functional.gelu(gate, approximate="tanh") * up, w_down)
 
 
 def network(
@@ -80,7 +66,7 @@ def network(
 
 
 def weights(width: int) -> tuple[Tensor, ...]:
-    """The network's weights, in the order of its arguments; ValueError unless GROUPS divides the width."""
+    """Random weights in the order of the network's arguments; ValueError unless GROUPS divides the width."""
     if width % GROUPS:
         raise ValueError(f"width: {width} features cannot be split into {GROUPS} heads")
     each, hidden = width // GROUPS, EXPANSION * width
@@ -99,12 +85,12 @@ def _inputs(shape: Shape) -> tuple[Tensor, ...]:
 
 
 def rows(shape: Shape) -> int:
-    """Steps of all sequences."""
+    """The number of steps of all sequences."""
     return shape["batch"] * shape["time"]
 
 
-def products(width: int) -> dict[str, int]:
-    """Multiplications of each layer for one step of one sequence: as many numbers as its weight has."""
+def multiplications(width: int) -> dict[str, int]:
+    """Multiplications of each layer for one step of one sequence: the size of its weight."""
     each = width // GROUPS
     return {
         "input heads": width * each,
@@ -115,8 +101,8 @@ def products(width: int) -> dict[str, int]:
     }
 
 
-def ends(width: int) -> dict[str, int]:
-    """Numbers that each layer of :func:`products` reads and writes for one step of one sequence.
+def activations(width: int) -> dict[str, int]:
+    """Numbers that each layer of :func:`multiplications` reads and writes for one step of one sequence.
 
     Gate and up are one layer that writes their product, as fused kernels do.
     """
@@ -132,16 +118,14 @@ def ends(width: int) -> dict[str, int]:
 
 def _bytes(shape: Shape, itemsize: int, direction: str) -> int:
     """Forward X + Y + weights; backward X + dY + dX + weights + their gradients."""
-    width = shape["width"]
-    x, y, small = rows(shape) * width, rows(shape) * OUTPUTS, 5 * width + OUTPUTS  # biases and gains
-    held = sum(products(width).values()) + small
-    moved = {"forward": x + y + held, "backward": 2 * x + y + 2 * held}
-    moved["forward_backward"] = moved["forward"] + moved["backward"]
-    return moved[direction] * itemsize
+    width, steps = shape["width"], rows(shape)
+    vectors = 5 * width + OUTPUTS  # biases and gains
+    held = sum(multiplications(width).values()) + vectors
+    return weighted_elements(direction, steps * width, steps * OUTPUTS, held) * itemsize
 
 
 def _flops(shape: Shape, direction: str) -> int:
-    return PRODUCTS[direction] * 2 * rows(shape) * sum(products(shape["width"]).values())
+    return PRODUCTS[direction] * 2 * rows(shape) * sum(multiplications(shape["width"]).values())
 
 
 NETWORK = Work(_inputs, network, _bytes, _flops, sample={"batch": 16, "time": 64})

@@ -18,8 +18,8 @@ from labkit.workloads.recurrent import EPS
 SCAN_STEPS = 2048
 """Steps that accelerated-scan's kernel takes at a time."""
 
-EXPECTED = {"liger-kernel": "0.8.5", "fla-core": "0.6.0", "accelerated-scan": "0.3.1"}
-"""The packages behind the contenders, and the versions that these were written for and tried with."""
+TESTED_VERSIONS = {"liger-kernel": "0.8.5", "fla-core": "0.6.0", "accelerated-scan": "0.3.1"}
+"""The package behind each contender, and the version that it was tried with."""
 
 
 class MissingError(RuntimeError):
@@ -74,11 +74,12 @@ def fla_recurrence(log_a: Tensor, b: Tensor) -> Tensor:
 
 
 def fla_chunked_recurrence(log_a: Tensor, b: Tensor) -> Tensor:
-    """h_t = a_t h_{t-1} + b_t by flash-linear-attention's chunk_hgrn: chunks of 128 steps side by side, then
-    a second kernel that carries the state from chunk to chunk.
+    """h_t = a_t h_{t-1} + b_t by flash-linear-attention's chunk_hgrn.
 
-    log_a and b (B, T, H), B at most 65535; the states: (B, T, H), in b's dtype. What fla_recurrence says of
-    gradients and tuning holds here too. Between the kernels the states, and log_a summed over each chunk,
+    One kernel works on chunks of 128 steps side by side, and a second carries the state from chunk to chunk.
+
+    log_a and b (B, T, H), B at most 65535; the states: (B, T, H), in b's dtype. Gradients
+    and tuning are as in fla_recurrence. Between the kernels the states, and log_a summed over each chunk,
     pass through memory in float32. On an H200 fla-core 0.6.0 was right at 256 steps, and off by 1% in a
     gradient at 300 and by 4% in the states at 2048.
 
@@ -117,29 +118,29 @@ def _time_last(x: Tensor, spare: int) -> Tensor:
 
 
 def installed(package: str) -> str | None:
-    """The version of a package; None without it, or without its metadata."""
+    """The version of an installed package, or None."""
     try:
         return version(package)
     except PackageNotFoundError:
         return None
 
 
-def unexpected() -> list[str]:
-    """A sentence for each package that is there in another version than the contenders were tried with."""
-    found = {package: installed(package) for package in EXPECTED}
+def version_warnings() -> list[str]:
+    """A sentence for each installed package in another version than its contenders were tried with."""
+    found = {package: installed(package) for package in TESTED_VERSIONS}
     return [
-        f"{package} is version {here}: its contenders were tried with {EXPECTED[package]}."
+        f"{package} is version {here}: its contenders were tried with {TESTED_VERSIONS[package]}."
         for package, here in found.items()
-        if here is not None and here.partition("+")[0] != EXPECTED[package]
+        if here is not None and here.partition("+")[0] != TESTED_VERSIONS[package]
     ]
 
 
 @torch.enable_grad()
 def tune(contenders: Iterable[Contender], shapes: Iterable[Shape]) -> None:
-    """Let contenders that tune themselves at their first call for a width do so at these shapes, in float32,
-    forward and backward. The first call of a sweep is a check, and smaller.
+    """Call each contender at each shape, in float32, forward and backward, so that it tunes itself there.
 
-    Nothing happens without a GPU, nor for a contender whose package is not installed.
+    Some packages tune a kernel at its first call for a width. The first call of a sweep is a check at a
+    smaller size. Without a GPU nothing happens, nor for a contender whose package is not installed.
     """
     for contender, shape in itertools.product(contenders, shapes):
         if gpu.available():
@@ -152,6 +153,6 @@ def _module(name: str, package: str) -> ModuleType:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        if error.name == name.split(".")[0]:  # else it is installed and lacks something of its own
+        if error.name == name.split(".")[0]:  # else it is installed, and lacks a package that it needs
             raise MissingError(package) from error
         raise

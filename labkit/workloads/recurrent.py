@@ -1,20 +1,19 @@
-"""What recurrent layers compute over (B, T, H): inputs, float64 reference, fewest bytes, operations.
+"""Recurrent layers over (B, T, H): inputs, float64 reference, fewest bytes, operations.
 
-Axes: ``batch`` sequences, ``time`` steps, ``width`` features. A state h is (B, H), the states of all steps
-are (B, T, H), and the one before the first step is h0, zeros where it is left out. Works that end in FROM
-have h0 as their last input.
+Axes: ``batch`` sequences, ``time`` steps, ``width`` features. A state h is (B, H), and the states of all
+steps are (B, T, H). The functions take the state before the first step as h0; it is zero if left out.
 
-Bytes count each input, output and gradient once, a weight (H,) and h0 too. Backward, the states that the
-forward pass returned are read and their gradients come in; N is one tensor (B, T, H):
+Bytes count each input, output and gradient once, and a weight (H,) too. A backward pass reads the states that
+the forward pass returned, and their gradients. N is one tensor (B, T, H):
 
 - rms_norm 2N forward, 3N backward (x, dy; dx)
 - linear_recurrence 3N forward, 5N backward (a, h, dh; da, db)
 - min_gru 3N forward, 5N backward (z, h, dh; dz, dcandidate: the change of h over z is candidate - h before)
 - rms_recurrence 3N forward, 6N backward (a, b, h, dh; da, db: a weight may be zero, so h does not give u)
 
-Operations are multiplications, additions and subtractions of elements, one each; what there is one of for a
-row or a state (divisions, square roots, the mean's factor) does not count, and of a forward pass a backward
-pass does again what it would otherwise have to read.
+Operations are multiplications, additions and subtractions of elements, one each. What is done once for a row
+or a state (divisions, square roots, the factor of the mean) does not count. What a backward pass computes
+again, because it would have to be read otherwise, counts.
 """
 
 from collections.abc import Callable
@@ -26,20 +25,21 @@ from torch.nn import functional
 
 from labkit.gpu import randn
 from labkit.measure.contender import Shape, Work
+from labkit.workloads.elementwise import by_direction
 
 EPS = 1e-6
 """What is added to the mean square."""
 SAMPLE = {"batch": 16, "time": 256}
-"""Caps of the size at which all of a result is checked; scans that want a power of two can take the time."""
+"""Largest size at which all of a result is checked; its time is a power of two, which some scans need."""
 
 
-# What is computed
+# ---- references --------------------------------------------------------------------------------------------
 
 
 def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
     """h_t = a_t h_{t-1} + b_t, step after step: a and b (B, T, H), h0 (B, H); the states (B, T, H).
 
-    ValueError for a and b of different lengths.
+    Raises ValueError if a and b differ in length.
     """
     return _steps(_linear_step, _first(b, h0), a, b)
 
@@ -53,7 +53,7 @@ def min_gru(z: Tensor, candidate: Tensor, h0: Tensor | None = None) -> Tensor:
     """h_t = (1 - z_t) h_{t-1} + z_t candidate_t, step after step: z and candidate (B, T, H), h0 (B, H); the
     states (B, T, H).
 
-    ValueError for z and candidate of different lengths.
+    Raises ValueError if z and candidate differ in length.
     """
     return _steps(_gru_step, _first(candidate, h0), z, candidate)
 
@@ -63,8 +63,8 @@ def rms_recurrence(
 ) -> Tensor:
     """u_t = a_t h_{t-1} + b_t, h_t = weight u_t / sqrt(mean of u_t² over H + eps), step after step.
 
-    a and b (B, T, H), weight (H,), h0 (B, H); the states (B, T, H). ValueError for a and b of different
-    lengths.
+    a and b (B, T, H), weight (H,), h0 (B, H); the states (B, T, H). Raises ValueError if a and b differ in
+    length.
     """
     return _steps(partial(_rms_step, weight=weight, eps=eps), _first(b, h0), a, b)
 
@@ -92,30 +92,26 @@ def _first(like: Tensor, h0: Tensor | None) -> Tensor:
 
 
 def _steps(step: Callable[..., Tensor], h: Tensor, *inputs: Tensor) -> Tensor:
-    """The state (B, H) after each step, as (B, T, H); ``step`` takes it and the inputs of that time."""
-    # Not x[:, t]: the gradient of each would be as large as x.
+    """The states after each step, (B, T, H); ``step`` takes a state (B, H) and the inputs of one time."""
+    # unbind, since the gradient of each x[:, t] would be as large as x
     states = []
     for now in zip(*(x.unbind(1) for x in inputs), strict=True):
         h = step(h, *now)
         states.append(h)
-    # Without a step there is nothing to stack: (B, 0, H), of the same dtype, and of all inputs.
+    # Without steps the result is (B, 0, H), still a function of all inputs.
     return torch.stack(states, 1) if states else step(h.unsqueeze(1), *inputs)
 
 
-# Inputs
+# ---- inputs ------------------------------------------------------------------------------------------------
 
 
 def _sequences(shape: Shape) -> Tensor:
     return randn(shape["batch"], shape["time"], shape["width"])
 
 
-def _lanes(shape: Shape) -> Tensor:
+def _constant_in_time(shape: Shape) -> Tensor:
     """One value for each sequence and feature, the same at all times."""
     return randn(shape["batch"], 1, shape["width"])
-
-
-def _first_state(shape: Shape) -> Tensor:
-    return randn(shape["batch"], shape["width"])
 
 
 def _weight(shape: Shape) -> Tensor:
@@ -123,20 +119,25 @@ def _weight(shape: Shape) -> Tensor:
 
 
 def _gates(shape: Shape, mean: float) -> Tensor:
-    """Sigmoid of a normal, most of which is the same at all times: some lanes forget at once, and some keep a
-    state for hundreds of steps. With gates drawn anew at each step none would, and no check could tell what
-    became of the early inputs."""
-    return torch.sigmoid(mean + 2 * _lanes(shape) + _sequences(shape))
+    """Sigmoid of a normal value, most of which is the same at all times.
+
+    So some features forget at once, and some keep a state for hundreds of steps. With independent gates at
+    each step none would keep it, and a check would not see an error in the early inputs.
+    """
+    return torch.sigmoid(mean + 2 * _constant_in_time(shape) + _sequences(shape))
 
 
 def _steady(gates: Tensor) -> Tensor:
-    """Normal values under which the states h = gates h + b have size one in every lane: small where it
-    remembers long. Else lanes that do would hide the others from a check, and overflow in half precision."""
+    """Normal values b, with which the states h = gates h + b have size one in every feature.
+
+    They are small for features that remember long. Otherwise the states of these would hide the others from a
+    check, and overflow in half precision.
+    """
     return randn(*gates.shape) * (1 - gates.square()).clamp(min=0).sqrt()
 
 
 def _norm_inputs(shape: Shape) -> tuple[Tensor, ...]:
-    # Rows of one size would hide that a row is normalised by the size of another, or not at all.
+    # Rows of different sizes, so that a row without its own norm is seen.
     sizes = randn(shape["batch"], shape["time"], 1).exp()
     return _sequences(shape) * sizes, _weight(shape)
 
@@ -146,63 +147,44 @@ def _linear_inputs(shape: Shape) -> tuple[Tensor, ...]:
     return a, _steady(a)
 
 
-def _linear_from_inputs(shape: Shape) -> tuple[Tensor, ...]:
-    return *_linear_inputs(shape), _first_state(shape)
-
-
 def _log_inputs(shape: Shape) -> tuple[Tensor, ...]:
     a, b = _linear_inputs(shape)
     return a.log(), b
 
 
 def _gru_inputs(shape: Shape) -> tuple[Tensor, ...]:
-    # With a mean of its own a lane of small z has a state of size one too.
-    return _gates(shape, -2.0), _sequences(shape) + _lanes(shape)
-
-
-def _gru_from_inputs(shape: Shape) -> tuple[Tensor, ...]:
-    return *_gru_inputs(shape), _first_state(shape)
+    # Each feature has a mean of its own: with a small z its state has size one too.
+    return _gates(shape, -2.0), _sequences(shape) + _constant_in_time(shape)
 
 
 def _rms_inputs(shape: Shape) -> tuple[Tensor, ...]:
     weight = _weight(shape)
-    # A lane that grows would take the whole norm; a b of one size for all lanes would wash out the state.
+    # A feature that grows would dominate the norm; with b of one size for all the state would vanish.
     a = _gates(shape, 2.0) / weight.clamp(min=1)
     return a, _steady(a * weight), weight
 
 
-def _rms_from_inputs(shape: Shape) -> tuple[Tensor, ...]:
-    return *_rms_inputs(shape), _first_state(shape)
+# ---- bytes and operations ----------------------------------------------------------------------------------
 
 
-# Bytes and operations
+def _bytes(forward: int, backward: int, *, weight: bool = False) -> Callable[[Shape, int, str], int]:
+    """Bytes of so many tensors (B, T, H) for each direction; the weight once forward, and backward with its
+    gradient."""
 
+    def min_bytes(shape: Shape, itemsize: int, direction: str) -> int:
+        full, small = shape["batch"] * shape["time"] * shape["width"], weight * shape["width"]
+        return by_direction(direction, forward * full + small, backward * full + 2 * small) * itemsize
 
-def _bytes(
-    forward: int, backward: int, *, weight: bool = False, state: bool = False
-) -> Callable[[Shape, int, str], int]:
-    """So many tensors (B, T, H) for each direction; a weight and h0 once forward, and with their gradients
-    backward."""
-
-    def moved(shape: Shape, itemsize: int, direction: str) -> int:
-        row = shape["batch"] * shape["width"]
-        small = weight * shape["width"] + state * row
-        full = row * shape["time"]
-        elements = {"forward": forward * full + small, "backward": backward * full + 2 * small}
-        elements["forward_backward"] = elements["forward"] + elements["backward"]
-        return elements[direction] * itemsize
-
-    return moved
+    return min_bytes
 
 
 def _flops(forward: int, backward: int) -> Callable[[Shape, str], int]:
-    """So many operations for each element (B, T, H)."""
+    """So many operations for each element of (B, T, H)."""
 
-    def operations(shape: Shape, direction: str) -> int:
-        each = {"forward": forward, "backward": backward, "forward_backward": forward + backward}[direction]
-        return each * shape["batch"] * shape["time"] * shape["width"]
+    def flops(shape: Shape, direction: str) -> int:
+        return by_direction(direction, forward, backward) * shape["batch"] * shape["time"] * shape["width"]
 
-    return operations
+    return flops
 
 
 _NORM_FLOPS = _flops(4, 9)
@@ -225,38 +207,13 @@ LINEAR_RECURRENCE = Work(
 )
 """h_t = a_t h_{t-1} + b_t: inputs a (B, T, H), between 0 and 1, and b (B, T, H)."""
 
-LINEAR_RECURRENCE_FROM = Work(
-    _linear_from_inputs,
-    linear_recurrence,
-    _bytes(3, 5, state=True),
-    _LINEAR_FLOPS,
-    sample=SAMPLE,
-    batched=(0, 1, 2),
-)
-"""The same from a first state: inputs a, b (B, T, H), h0 (B, H)."""
-
 LOG_RECURRENCE = Work(_log_inputs, log_recurrence, _bytes(3, 5), _LINEAR_FLOPS, sample=SAMPLE, batched=(0, 1))
-"""The same from logarithms of the gates, as some libraries want them: log a (B, T, H), below 0, and b."""
+"""The same from logarithms of the gates, as some libraries take them: log a (B, T, H), below 0, and b."""
 
 MIN_GRU = Work(_gru_inputs, min_gru, _bytes(3, 5), _GRU_FLOPS, sample=SAMPLE, batched=(0, 1))
 """h_t = (1 - z_t) h_{t-1} + z_t candidate_t: inputs z (B, T, H), between 0 and 1, and candidate (B, T, H)."""
-
-MIN_GRU_FROM = Work(
-    _gru_from_inputs, min_gru, _bytes(3, 5, state=True), _GRU_FLOPS, sample=SAMPLE, batched=(0, 1, 2)
-)
-"""The same from a first state: inputs z, candidate (B, T, H), h0 (B, H)."""
 
 RMS_RECURRENCE = Work(
     _rms_inputs, rms_recurrence, _bytes(3, 6, weight=True), _RMS_FLOPS, sample=SAMPLE, batched=(0, 1)
 )
 """h_t = rms_norm(a_t h_{t-1} + b_t) weight: inputs a, b (B, T, H), weight (H,)."""
-
-RMS_RECURRENCE_FROM = Work(
-    _rms_from_inputs,
-    rms_recurrence,
-    _bytes(3, 6, weight=True, state=True),
-    _RMS_FLOPS,
-    sample=SAMPLE,
-    batched=(0, 1, 3),
-)
-"""The same from a first state: inputs a, b (B, T, H), weight (H,), h0 (B, H)."""

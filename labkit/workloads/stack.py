@@ -1,11 +1,12 @@
-"""What a stack of blocks (Linear, RMSNorm, GELU) computes: inputs, float64 reference, fewest bytes.
+"""A stack of blocks (Linear, RMSNorm, GELU): inputs, float64 reference, fewest bytes, operations.
 
-Axes: ``batch`` rows, ``width`` features, ``depth`` blocks (8 where left out). A block's weights are weight
-(out, in), as nn.Linear has it, bias (out,) and the norm's gain (out,); a stack keeps those of all blocks in
-one tensor each, the block first.
+Axes: ``batch`` rows, ``width`` features, ``depth`` blocks (8 if left out). A block has a weight (out, in), as
+nn.Linear has it, a bias (out,) and the norm's gain (out,). A stack keeps those of all blocks in one tensor
+each, with the block as first axis.
 
-Bytes and operations are those of the whole stack in one pass: input, output and weights once, nothing that
-lies between two blocks; two operations for each multiply and add of the products, norm and GELU not counted.
+Bytes and operations are those of the whole stack in one pass: input, output and weights once, and nothing
+that lies between two blocks. Each multiply and add of the products is two operations; norm and GELU do not
+count.
 """
 
 from torch import Tensor
@@ -13,20 +14,21 @@ from torch.nn import functional
 
 from labkit.gpu import randn
 from labkit.measure.contender import Shape, Work
+from labkit.workloads.elementwise import PRODUCTS, weighted_elements
 
 EPS = 1e-6
 """What RMSNorm adds to the mean square."""
 
 
 def depth_of(shape: Shape) -> int:
-    """How many blocks: 8 where the shape does not say."""
+    """The number of blocks: 8 if the shape does not say."""
     return shape.get("depth", 8)
 
 
 def block(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
     """gelu(rms_norm(x weightᵀ + bias) gain), GELU in its tanh form: x (..., in), weight (out, in)."""
     z = functional.linear(x, weight, bias)
-    # of one dtype, also under autocast: PyTorch's fused norm takes nothing else
+    # The gain gets the dtype of z, also under autocast: PyTorch's fused norm takes nothing else.
     return functional.gelu(functional.rms_norm(z, gain.shape, gain.to(z.dtype), EPS), approximate="tanh")
 
 
@@ -39,7 +41,7 @@ def stack(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
 
 def _inputs(shape: Shape) -> tuple[Tensor, ...]:
     width, depth = shape["width"], depth_of(shape)
-    # A bias as large as the product would make all rows alike within a few blocks: no check could tell x.
+    # A bias as large as the product would make all rows alike within a few blocks, and a check would miss x.
     bias, gain = randn(depth, width, scale=0.3), 1 + randn(depth, width, scale=0.1)
     return randn(shape["batch"], width), randn(depth, width, width, scale=width**-0.5), bias, gain
 
@@ -48,15 +50,12 @@ def _bytes(shape: Shape, itemsize: int, direction: str) -> int:
     """Forward X + Y + weights; backward X + dY + dX + weights + their gradients."""
     rows = shape["batch"] * shape["width"]
     weights = depth_of(shape) * shape["width"] * (shape["width"] + 2)
-    moved = {"forward": 2 * rows + weights, "backward": 3 * rows + 2 * weights}
-    moved["forward_backward"] = moved["forward"] + moved["backward"]
-    return moved[direction] * itemsize
+    return weighted_elements(direction, rows, rows, weights) * itemsize
 
 
 def _flops(shape: Shape, direction: str) -> int:
     """A product of 2 B W W operations for each block forward, two backward."""
-    products = {"forward": 1, "backward": 2, "forward_backward": 3}
-    return products[direction] * 2 * depth_of(shape) * shape["batch"] * shape["width"] ** 2
+    return PRODUCTS[direction] * 2 * depth_of(shape) * shape["batch"] * shape["width"] ** 2
 
 
 STACK = Work(_inputs, stack, _bytes, _flops)

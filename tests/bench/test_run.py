@@ -136,7 +136,7 @@ def test_sizes_that_are_drawn_are_measured_and_named_apart(toy, monkeypatch):
 
 
 def test_peers_that_are_missing_or_of_another_version_are_named(toy, monkeypatch):
-    monkeypatch.setattr(peers, "EXPECTED", {"numpy": "0.1", "no-such-package-of-ours": "1.0"})
+    monkeypatch.setattr(peers, "TESTED_VERSIONS", {"numpy": "0.1", "no-such-package-of-ours": "1.0"})
     output = run_labkit("affine", "--peers", "--json", OUT)
     assert "no time: Peer, 2 of bench/affine: MissingError: a-peer is not installed" in output
     assert [(row.contender, row.median_us) for row in rows.read(OUT) if row.peer] == [("Peer", None)] * 2

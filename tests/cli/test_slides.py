@@ -16,5 +16,5 @@ def test_a_deck_stands_in_its_folder_with_all_it_needs(tmp_path):
     assert "reveal.js contributors" in licence and "Permission is hereby granted, free of charge" in licence
     assert "MIT" in (tmp_path / "reveal" / "dist" / "reveal.js").read_text()[:200]
     text = page.read_text()
-    assert html.escape(notebooks.title(notebooks.look(notebooks.resolve("01"))) or "") in text
+    assert html.escape(notebooks.title(notebooks.read_json(notebooks.resolve("01"))) or "") in text
     assert not [absent for absent in ("cdnjs", "unpkg", "tasks.check(", "import torch") if absent in text]

@@ -62,7 +62,7 @@ def test_an_answer_gets_its_verdict(lesson, name, expected, source, tmp_path):
 
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_solutions_are_right_and_untouched_cells_are_known(lesson, tmp_path):
-    cells = [cell["source"] for cell in notebooks.look(notebooks.resolve(lesson))["cells"]]
+    cells = [cell["source"] for cell in notebooks.read_json(notebooks.resolve(lesson))["cells"]]
     handed_in = {notebooks.exercise_of({"source": s, "id": ""}): s for s in cells if "tasks.check(" in s}
     solutions = notebooks.solution_cells(notebooks.resolve(lesson))
     assert set(handed_in) == set(judge.find(lesson)) == set(solutions)

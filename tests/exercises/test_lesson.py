@@ -64,7 +64,7 @@ def kept(cache):
 
 @pytest.mark.parametrize("name", session_module.judge.find(LESSON))
 def test_the_untouched_cell_is_not_attempted_and_nothing_runs(learner, cache, monkeypatch, name):
-    cells = [cell["source"] for cell in notebooks.look(notebooks.resolve(LESSON))["cells"]]
+    cells = [cell["source"] for cell in notebooks.read_json(notebooks.resolve(LESSON))["cells"]]
     (scaffold,) = [source for source in cells if f'tasks.check("{name}"' in source]
     monkeypatch.setattr(
         session_module.ExerciseSession, "_judge", lambda *_: pytest.fail("a process was asked")

@@ -77,7 +77,7 @@ def test_float32_is_off_at_most_twice_as_far_as_eager():
 
 def in_reverse(dr, gates, gain, r, s, groups):
     """dgates and dgain in float64, from the states as they were stored, and so rounded."""
-    logit, candidate = work.split(gates, groups)
+    logit, candidate = work.split_gates(gates, groups)
     z, none = logit.sigmoid(), torch.zeros_like(r[:, :1])
     last_r, last_s = (torch.cat([none, states[:, :-1]], 1) for states in (r, s))
     u = (1 - z) * last_r + last_s + z * (candidate - last_s)
@@ -101,7 +101,7 @@ def test_over_two_hundred_steps_half_precision_is_rounded_once():
     doubles = gates.double(), gain.double()
     r, *got = gradients(CELL.call, (gates, gain))
     again, s = gated_network.gated_cell_training(gates, gain, 4)
-    logit, candidate = work.split(doubles[0], 4)
+    logit, candidate = work.split_gates(doubles[0], 4)
     assert torch.equal(again, r)
     op.assert_each_rounded_once(r, work.cell(*doubles, 4))
     op.assert_each_rounded_once(s, work.min_gru(logit.sigmoid(), candidate))

@@ -65,4 +65,4 @@ def test_a_sign_of_a_comment_within_text_is_code():
     source = (
         '"""What it is."""\n\nx = "# no comment"  # a comment\n\n\ndef f():\n    """What."""\n    return x\n'
     )
-    assert code_hash.plain(source) == 'x = "# no comment"\ndef f():\n    return x'
+    assert code_hash.without_comments(source) == 'x = "# no comment"\ndef f():\n    return x'

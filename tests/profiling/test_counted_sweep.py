@@ -19,7 +19,7 @@ def no_gpu(monkeypatch):
 
 def counted(call, shape=None, dtype="float32", direction="forward", work=DOUBLING, **options):
     contender = Contender("it", call, work, **options)
-    return counted_sweep.row(contender, shape or {"batch": 2, "width": 16}, "width", dtype, direction)
+    return counted_sweep.counted_row(contender, shape or {"batch": 2, "width": 16}, "width", dtype, direction)
 
 
 DIRECTIONS = ("forward", "backward", "forward_backward")

@@ -83,13 +83,13 @@ SORTS = {
 
 @pytest.mark.parametrize(("sort", "name"), [(sort, name) for sort, names in SORTS.items() for name in names])
 def test_names_are_sorted(sort, name):
-    assert kernel_names.sort(name) == sort
+    assert kernel_names.kernel_kind(name) == sort
 
 
 def test_operations_are_sorted():
     products = [
         name
         for name in ("addmm", "_addmm_activation", "mul", "addcmul")
-        if kernel_names.sort_of_operation(name) == "matrix product"
+        if kernel_names.operation_kind(name) == "matrix product"
     ]
     assert products == ["addmm", "_addmm_activation"]

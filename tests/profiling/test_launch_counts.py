@@ -1,4 +1,4 @@
-"""What counts.count sees: operations of PyTorch, interpreted kernels, and what must not count."""
+"""What launch_counts.count sees: operations of PyTorch, interpreted kernels, and what must not count."""
 
 import pytest
 import torch
@@ -74,7 +74,8 @@ def test_each_operation_is_a_launch_that_reads_and_writes_its_tensors_once(name)
     call, operations, read, written = OPERATIONS[name]
     result = launch_counts.count(call)
     assert names(result) == operations
-    assert (result.bytes_read, result.bytes_written) == (read, written)
+    assert sum(launch.bytes_read for launch in result.launches) == read
+    assert sum(launch.bytes_written for launch in result.launches) == written
 
 
 def test_a_backward_pass_is_counted():
@@ -90,8 +91,10 @@ def test_a_kernel_moves_the_bytes_of_its_unmasked_lanes(dtype):
     result = launch_counts.count(
         lambda: scale[lambda meta: (triton.cdiv(100, meta["BLOCK"]), 1)](x, y, 100, BLOCK=32)
     )
-    assert result.launches == [launch_counts.Launch("scale", 4, x.nbytes, y.nbytes, touched=2 * x.nbytes)]
-    assert type(result.bytes_read) is int and result.programs == 4
+    assert result.launches == [
+        launch_counts.Launch("scale", 4, x.nbytes, y.nbytes, distinct_bytes=2 * x.nbytes)
+    ]
+    assert type(result.launches[0].bytes_read) is int and result.programs == 4
     torch.testing.assert_close(y, 2 * x)
 
 
@@ -112,15 +115,15 @@ def test_an_address_is_touched_once_a_launch_however_many_lanes_load_it():
         scale_by_column[(2,)](x, weight, y, 100, 10, BLOCK=64)
 
     (launch,) = launch_counts.count(call).launches
-    assert (launch.bytes_read, launch.bytes_written, launch.touched) == (800, 400, 400 + 40 + 400)
-    assert launch_counts.count(lambda: (call(), call())).touched == 2 * 840, (
+    assert (launch.bytes_read, launch.bytes_written, launch.distinct_bytes) == (800, 400, 400 + 40 + 400)
+    assert launch_counts.count(lambda: (call(), call())).distinct_bytes == 2 * 840, (
         "nothing is kept between launches"
     )
-    assert launch_counts.count(lambda: (x * 2) + 1).touched == 4 * 400, (
+    assert launch_counts.count(lambda: (x * 2) + 1).distinct_bytes == 4 * 400, (
         "the intermediate goes out and comes back"
     )
     (again,) = launch_counts.count(lambda: scale[(2,)](x, x, 100, BLOCK=64)).launches
-    assert again.touched == 800, "read and written are two passages"
+    assert again.distinct_bytes == 800, "read and written are two passages"
 
 
 def test_nothing_stays_patched_after_an_error():

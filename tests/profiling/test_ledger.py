@@ -125,7 +125,7 @@ def test_each_operation_reads_and_writes_what_it_has_to(call, wanted):
     x, y = torch.randn(16, 8), torch.randn(16, 8)
     found = launch_counts.operations(lambda: call(x, y))
     assert [(o.name, o.bytes_read, o.bytes_written) for o in found] == wanted
-    assert all(o.programs == 0 and o.touched == o.bytes_read + o.bytes_written for o in found)
+    assert all(o.programs == 0 and o.distinct_bytes == o.bytes_read + o.bytes_written for o in found)
 
 
 def test_operations_of_a_backward_pass_are_seen():
@@ -166,11 +166,11 @@ def launched(launches, kernels):
 
 def test_what_the_slower_of_host_and_device_saves_shows_and_the_others_does_not():
     made, end = launched([5.0] * 3, [40.0, 25.0, 90.0])
-    assert ledger.what_if(made) == pytest.approx(end), "nothing changed"
+    assert ledger.predicted_span_us(made) == pytest.approx(end), "nothing changed"
     host_bound, _ = launched([10.0] * 10, [2.0] * 10)
-    assert ledger.what_if(host_bound, kernels=0.5) == pytest.approx(101.0)
-    assert ledger.what_if(host_bound, launches=0.5) == pytest.approx(52.0)
+    assert ledger.predicted_span_us(host_bound, kernels=0.5) == pytest.approx(101.0)
+    assert ledger.predicted_span_us(host_bound, launches=0.5) == pytest.approx(52.0)
     graph, _ = launched([10.0], [20.0] * 10)
-    assert ledger.what_if(graph, kernels=0.5) == pytest.approx(110.0)
-    assert ledger.what_if(graph, launches=0.5) == pytest.approx(205.0)
-    assert ledger.what_if(dataclasses.replace(profile(1.0), counted=Counts())) is None
+    assert ledger.predicted_span_us(graph, kernels=0.5) == pytest.approx(110.0)
+    assert ledger.predicted_span_us(graph, launches=0.5) == pytest.approx(205.0)
+    assert ledger.predicted_span_us(dataclasses.replace(profile(1.0), counted=Counts())) is None

@@ -477,7 +477,7 @@ COUNTED = [
 
 @in_a_loop
 async def test_without_a_gpu_the_tape_is_shown_and_run_counts_on_this_thread(no_gpu, tape, monkeypatch):
-    calls, row = [], counted_sweep.row
+    calls, row = [], counted_sweep.counted_row
 
     def counted(*given):
         calls.append(threading.get_ident())
@@ -485,7 +485,7 @@ async def test_without_a_gpu_the_tape_is_shown_and_run_counts_on_this_thread(no_
             asyncio.get_running_loop().call_soon(control(panel, "Stop").click)
         return row(*given)
 
-    monkeypatch.setattr(counted_sweep, "row", counted)
+    monkeypatch.setattr(counted_sweep, "counted_row", counted)
     panel = await shown(COUNTED)
     assert status(panel).startswith("No GPU here: Run counts launches and bytes.")
     assert "Recorded on NVIDIA H200" in alt(panel)

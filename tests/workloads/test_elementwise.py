@@ -87,8 +87,6 @@ g, m, r = grouped, mlp, recurrent
 CASES: dict[str, Case] = {
     "affine": Case(elementwise.AFFINE, [MLP, ROW, ROW], (60, 90), (60, 120), lambda x, w, b: x * w + b, 10),
     "linear": Case(elementwise.LINEAR, [MLP, (5, 5), ROW], (85, 140), (300, 600), linear, 5),
-    "residual": Case(elementwise.RESIDUAL, [MLP, ROW, ROW, MLP], (90, None), (120, None),
-        lambda x, w, b, other: torch.where(x * w + b > 0, x * w + b, 0.0) + other, 10),
     "row": Case(elementwise.product(lambda _, n: gpu.randn(n), 1), [MLP, ROW], (60, None), (30, None),
         torch.mul, 5),
     "all": Case(elementwise.product(gpu.randn, 2), [MLP, MLP], (90, None), (30, None), torch.mul),
@@ -97,8 +95,6 @@ CASES: dict[str, Case] = {
     "conv": Case(g.GROUPED_CONV, [ROWS, *FILTERS], *MANY,
         lambda x, w, b: functional.conv1d(x[..., None], w, b, groups=len(b) // w.shape[1])[..., 0], 20),
     "channels": Case(g.CHANNELS, [CHANNELS, *SQUARES], *MANY, over_time(groups_apart), 20),
-    "channels, linears": Case(g.CHANNELS_LINEARS, [CHANNELS, *SQUARES], *MANY,
-        over_time(lambda x, w, b: groups_apart(x, w.mT, b)), 20),
     "channels, conv": Case(g.CHANNELS_CONV, [CHANNELS, *FILTERS], *MANY,
         lambda x, w, b: functional.conv1d(x, w, b, groups=len(b) // w.shape[1]), 20),
     "dense": Case(g.GROUPED_DENSE, [ROWS, (20, 20), (20,)], *MANY_ONCE, linear, 20 + 300),  # with its zeros
@@ -115,15 +111,10 @@ CASES: dict[str, Case] = {
     "stack": Case(STACK, [MLP, (3, 5, 5), (3, 5), (3, 5)], (165, 300), (900, 1800), stacked),
     "rms_norm": Case(r.RMS_NORM, [FULL, ROW], (185, 280), (360, 810), norm),
     "recurrence": Case(r.LINEAR_RECURRENCE, [FULL, FULL], (270, 450), (180, 270), steps),
-    "recurrence from": Case(r.LINEAR_RECURRENCE_FROM, [FULL, FULL, STATE], (300, 510), (180, 270), steps),
     "logs": Case(r.LOG_RECURRENCE, [FULL, FULL], (270, 450), (180, 270), lambda a, b: steps(a.exp(), b)),
     "gru": Case(r.MIN_GRU, [FULL, FULL], (270, 450), (360, 540), lambda z, c: steps(1 - z, z * c)),
-    "gru from": Case(r.MIN_GRU_FROM, [FULL, FULL, STATE], (300, 510), (360, 540),
-        lambda z, c, h0: steps(1 - z, z * c, h0)),
     "rms": Case(r.RMS_RECURRENCE, [FULL, FULL, ROW], (275, 550), (540, 1260),
         lambda a, b, w: steps(a, b, None, w)),
-    "rms from": Case(r.RMS_RECURRENCE_FROM, [FULL, FULL, ROW, STATE], (305, 610), (540, 1260),
-        lambda a, b, w, h0: steps(a, b, h0, w)),
 }  # fmt: skip
 WORKS = {name: case.work for name, case in CASES.items()} | {"network": NETWORK}
 FORWARD_ONLY = [name for name, case in CASES.items() if case.elements[1] is None]
@@ -199,7 +190,7 @@ def test_every_work_can_be_checked_row_by_row_unless_it_is_checked_in_full(name,
         assert work.sample["batch"] <= 64 and work.sample.get("time", 1) in (1, 16, 64, 256)
         assert comparison.at_full_size(inputs, all_rows=all_rows) < ALLOWED_ERROR["float32"] / 10
     else:
-        assert name in ("residual", "row", "all"), "these have a second operand with rows"
+        assert name in ("row", "all"), "these have a second operand with rows"
 
 
 # Groups
@@ -231,7 +222,7 @@ def test_zeros_are_off_the_blocks_and_nowhere_else():
     on = torch.block_diag(*torch.ones(4, 5, 5)).bool()
     assert torch.equal(dense.cpu() != 0, on)
     assert torch.equal(wide.cpu() != 0, torch.stack([on[:10, :10]] * 2))
-    with pytest.raises(ValueError, match="groups: 10 is no multiple of the 4"):
+    with pytest.raises(ValueError, match="groups: 10 is not a multiple of 4"):
         g.packed(4).inputs({"batch": 2, "groups": 10, "width": 3})
 
 
@@ -306,10 +297,10 @@ def test_the_network_is_its_formula_and_costs_what_pytorch_counts(batch, time, w
 def test_products_and_ends_are_what_each_layer_multiplies_reads_and_writes(width):
     w_in, b_in, _, w_gates, b_gates, _, w_gate_up, w_down, w_out, b_out = network.weights(width)
     products = [w.numel() for w in (w_in, w_gates, w_gate_up, w_down, w_out)]
-    assert list(network.products(width).values()) == products
+    assert list(network.multiplications(width).values()) == products
     hidden = w_gate_up.shape[1]
     ends = [width + b_in.numel(), width + b_gates.numel(), width + hidden, hidden + width, width + len(b_out)]
-    assert dict(zip(network.products(width), ends, strict=True)) == network.ends(width)
+    assert dict(zip(network.multiplications(width), ends, strict=True)) == network.activations(width)
 
 
 # Floors of a panel, whose axis is the width
