@@ -16,7 +16,7 @@ from labkit.kernels.linear import linear_act, matmul
 from labkit.kernels.norm_gelu import norm_gelu
 from labkit.kernels.recurrence import linear_recurrence, min_gru
 from labkit.kernels.rms_norm import rms_norm
-from labkit.kernels.rms_recurrence import rms_recurrence
+from labkit.kernels.rms_recurrence import rms_recurrence, rms_recurrence_kernel, rms_recurrence_plan
 from labkit.kernels.stack import blocks
 
 __all__ = [
@@ -40,4 +40,6 @@ __all__ = [
     "norm_gelu",
     "rms_norm",
     "rms_recurrence",
+    "rms_recurrence_kernel",
+    "rms_recurrence_plan",
 ]

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import pandas as pd
 import torch
 
 from labkit.measure.results import Results, number
@@ -36,14 +35,14 @@ Layers = Sequence[tuple[float, float]]
 
 
 def entries(
-    wall: pd.DataFrame,
+    wall: Results,
     device: Results,
     profiles: Mapping[str, Profile],
     moved: Results,
     layers: Layers,
     roofs: Roofs,
     dtype: str,
-) -> pd.DataFrame:
+) -> Results:
     """A row for each contender of ``wall`` that has a profile and a number of bytes, in microseconds.
 
     ``wall`` are rows by the host's clock, ``device`` by the graph clock; for a contender that is itself a
@@ -68,7 +67,7 @@ def entries(
         stamp = {key: row[key] for key in _STAMP}
         total = {"sum": sum(parts.values()), "wall": row["median_us"], "alone": alone}
         found.append({"contender": name, **parts, **total, **stamp})
-    return pd.DataFrame(found, columns=["contender", *PARTS, "sum", "wall", "alone", *_STAMP])
+    return Results(found, columns=["contender", *PARTS, "sum", "wall", "alone", *_STAMP])
 
 
 def _floors(moved: float, layers: Layers, roofs: Roofs, dtype: str) -> dict[str, float]:

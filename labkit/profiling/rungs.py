@@ -13,6 +13,7 @@ from labkit import gpu
 from labkit.measure import sweeps
 from labkit.measure.clocks import Clock
 from labkit.measure.contender import Contender, Shape, Work
+from labkit.measure.results import Results
 from labkit.profiling import profiles
 from labkit.profiling.profiles import Profile
 
@@ -32,12 +33,12 @@ class Rungs:
     small: Shape
     dtype: str
 
-    def timed(self, name: str, *rungs: Contender, clock: Clock | tuple[Clock, ...]) -> pd.DataFrame:
+    def timed(self, name: str, *rungs: Contender, clock: Clock | tuple[Clock, ...]) -> Results:
         """Rows of a pass, all rungs interleaved: "host" is wall time, "graph" the device's alone."""
         suite = f"{self.suite}/{name}"
         return sweeps.sweep(suite, list(rungs), [self.shape], dtype=self.dtype, clock=clock, cache="warm")
 
-    def by_clock(self, name: str, *rungs: Contender) -> dict[Clock, pd.DataFrame]:
+    def by_clock(self, name: str, *rungs: Contender) -> dict[Clock, Results]:
         """Rows by each of CLOCKS. The graph clock captures what a graph holds, and the copy of its input."""
         within = [replace(rung, call=_copying(held)) if (held := _held(rung)) else rung for rung in rungs]
         return {
@@ -59,7 +60,7 @@ class Rungs:
         return profiles.profile(lambda: call(*inputs), tape=f"{self.suite}/{rung.name}")
 
 
-def table(found: Mapping[Clock, pd.DataFrame]) -> Styler:
+def table(found: Mapping[Clock, Results]) -> Styler:
     """Microseconds of each rung by each clock, in the order of measurement; empty if none are recorded."""
     by_clock = pd.DataFrame({clock: rows.set_index("contender").median_us for clock, rows in found.items()})
     ordered = by_clock.loc[found["host"].contender].rename_axis(None)
