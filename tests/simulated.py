@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import labkit
 from labkit.measure import clocks, machine, memory, roofline
 from labkit.measure.contender import Contender, Work
 from labkit.measure.machine import Identity
@@ -141,10 +142,10 @@ def install(put: Callable[[object, str, Any], None]) -> Gpu:
     ``put`` is ``monkeypatch.setattr``, or ``setattr`` in a notebook.
     """
     gpu = Gpu(l2_bytes=0)
-    put(gpu, "available", lambda: True)
-    put(gpu, "device", lambda: "cpu")
-    put(gpu, "uuid", lambda: "")
-    put(gpu, "synchronize", lambda: None)
+    put(labkit.gpu, "available", lambda: True)
+    put(labkit.gpu, "device", lambda: "cpu")
+    put(labkit.gpu, "uuid", lambda: "")
+    put(labkit.gpu, "synchronize", lambda: None)
     put(machine, "identity", lambda: HERE)
     put(clocks, "Cuda", lambda: gpu)
     put(memory, "Meter", Meter)
