@@ -14,7 +14,7 @@ import torch
 from launches import ROOM, Launch
 from torch import Tensor, nn
 
-from labkit import gpu
+import labkit
 from labkit.kernels.common import Gpu
 from labkit.measure import correctness
 from labkit.profiling import codegen, launch_counts
@@ -22,11 +22,11 @@ from labkit.profiling import codegen, launch_counts
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
 LARGE = pytest.mark.large
 GPU = pytest.mark.skipif(
-    not gpu.available(), reason="CUDA graphs, memory statistics, races and sizes as large need a GPU"
+    not labkit.gpu.available(), reason="CUDA graphs, memory statistics, races and sizes as large need a GPU"
 )
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU or none")
 INTERPRETED = pytest.mark.skipif(
-    gpu.available(),
+    labkit.gpu.available(),
     reason="accesses are watched, and tiles of other GPUs run, where kernels are interpreted",
 )
 Inputs = Callable[[tuple[int, ...]], tuple[Tensor, ...]]
@@ -58,7 +58,7 @@ def drawn(of: Any, *shape: int, dtype: torch.dtype = fp32, grad: bool = False) -
     """The inputs of a case, or what a function of a shape makes, on this machine's device."""
     torch.manual_seed(0)
     made = getattr(of, "inputs", of)(shape or getattr(of, "shape", shape))
-    return [t.to(gpu.device(), dtype).requires_grad_(grad) for t in made]
+    return [t.to(labkit.gpu.device(), dtype).requires_grad_(grad) for t in made]
 
 
 def examine(
@@ -123,7 +123,7 @@ def assert_each_rounded_once(got: Tensor, want: Tensor, slack: float = 1e-6) -> 
 def assert_rounded_once(got: Tensor, want: Tensor) -> None:
     """By norms: little more than what rounding the float64 result to this dtype costs."""
     least = correctness.relative_error(want.to(got.dtype), want)
-    truncated = got.dtype is bf16 and not gpu.available()  # as the interpreter rounds to bfloat16
+    truncated = got.dtype is bf16 and not labkit.gpu.available()  # as the interpreter rounds to bfloat16
     error, most = correctness.relative_error(got, want), (2.4 if truncated else 1.2) * least + 1e-6
     assert error < most, (error, most)
 
@@ -207,11 +207,11 @@ def assert_trains_alike(usual: nn.Sequential, ours: nn.Sequential, width: int) -
     """From the same state, by the same numbers; and every parameter is trained."""
     ours.load_state_dict(usual.state_dict())
     before, curves = {name: value.clone() for name, value in usual.state_dict().items()}, []
-    for network in (usual.to(gpu.device()), ours.to(gpu.device())):
+    for network in (usual.to(labkit.gpu.device()), ours.to(labkit.gpu.device())):
         torch.manual_seed(1)
         optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
         for _ in range(8):
-            x = torch.randn(32, width, device=gpu.device())
+            x = torch.randn(32, width, device=labkit.gpu.device())
             loss = nn.functional.mse_loss(network(x), torch.roll(x, 1, 1))
             optimizer.zero_grad()
             loss.backward()

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import pandas as pd
 import torch
 
 from labkit.measure.results import Results, number
@@ -33,7 +32,7 @@ PARTS = {
 
 
 def entries(
-    wall: pd.DataFrame,
+    wall: Results,
     device: Results,
     profiles: Mapping[str, Profile],
     moved: Results,
