@@ -18,23 +18,23 @@ from labkit.kernels.common import (
     autocast,
     cdiv,
     check_tensor,
-    far,
-    gpu_of,
-    multiply,
+    device_limits,
+    dot,
     needs_grad,
     next_power_of_2,
+    offset64,
     once_differentiable,
     operator,
 )
 from labkit.kernels.geglu import geglu_mlp
-from labkit.kernels.grouped import grouped_linear, power
+from labkit.kernels.grouped import block_width, grouped_linear
 from labkit.kernels.linear import activate, load_tile, store_tile
-from labkit.kernels.rms_norm import WIDEST as WIDEST_NORM
-from labkit.kernels.rms_norm import added, rms_norm
+from labkit.kernels.rms_norm import MAX_WIDTH as MAX_NORM_WIDTH
+from labkit.kernels.rms_norm import rms_norm, sum_partials
 from labkit.kernels.rms_recurrence import rms_recurrence_plan
 
 EPS = 1e-6
-WIDEST = 128
+MAX_WIDTH = 128
 """Features; of more, a tile of whole rows leaves a multiprocessor no room for a second one."""
 
 # ---- the cell ----------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def _like_result(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
 def _run_cell(gates: Tensor, gain: Tensor, groups: int, kept: Tensor | None) -> Tensor:
     (B, T, _), H, result = gates.shape, len(gain), _like_result(gates, gain, groups)
     if result.numel():
-        sizes = rms_recurrence_plan(B, H, gates.itemsize, 2, gpu_of(gates.device))
+        sizes = rms_recurrence_plan(B, H, gates.itemsize, 2, device_limits(gates.device))
         cell_kernel[(B,)](gates, gain, kept, result, T, EPS, D=H // groups, **sizes)
     return result
 
@@ -136,12 +136,12 @@ def gated_cell_backward(
     if not dr.numel():
         return dgates, torch.zeros_like(gain)
     parts = torch.empty(B, H, dtype=torch.float32, device=dr.device)  # dgain of each sequence
-    sizes = rms_recurrence_plan(B, H, dr.itemsize, 5, gpu_of(dr.device))
+    sizes = rms_recurrence_plan(B, H, dr.itemsize, 5, device_limits(dr.device))
     cell_grad_kernel[(B,)](dr, gates, gain, result, states, dgates, parts, T, EPS, D=H // groups, **sizes)
-    return dgates, added(parts, gain)
+    return dgates, sum_partials(parts, gain)
 
 
-class GatedCell(torch.autograd.Function):
+class GatedCellFunction(torch.autograd.Function):
     """``gated_cell`` with its gradients, once differentiable."""
 
     @staticmethod
@@ -195,7 +195,7 @@ def gated_cell(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
         )
     gates, gain = autocast(gates, gain)
     if needs_grad(gates, gain):
-        return GatedCell.apply(gates, gain, groups)
+        return GatedCellFunction.apply(gates, gain, groups)
     return gated_cell_forward(gates, gain, groups)
 
 
@@ -219,11 +219,11 @@ def gates_kernel(
     w = tl.load(gain + at, features, other=0.0).to(tl.float32)
     tiles = (R - 1) // BM + 1  # not (R + BM - 1) // BM, which is too large for 32 bits before R is
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):  # all weights stay
-        row = far(tile, BM) + m
+        row = offset64(tile, BM) + m
         a = tl.load(x + row * (G * D) + at, features & (row < R), other=0.0)
-        h = multiply(a, first) + b_first
+        h = dot(a, first) + b_first
         h *= w * tl.rsqrt(tl.sum(tl.sum(h * h, 2), 0) / (G * D) + eps)[None, :, None]
-        h = multiply(h.to(a.dtype), second) + b_second
+        h = dot(h.to(a.dtype), second) + b_second
         tl.store(gates + row * (2 * G * D) + g * (2 * D) + n, h, both & (row < R))
 
 
@@ -239,19 +239,19 @@ def outputs_kernel(
     for i in range(0, INNER, BI):
         gate = load_tile(w_gate_up, i, 0, 2 * INNER, H, BI, BH, TMA)
         up = load_tile(w_gate_up, INNER + i, 0, 2 * INNER, H, BI, BH, TMA)
-        gate, up = multiply(r, gate.T), multiply(r, up.T)
+        gate, up = dot(r, gate.T), dot(r, up.T)
         hidden = (activate(gate, "gelu_tanh") * up).to(r.dtype)
         down = load_tile(w_down, 0, i, H, INNER, BH, BI, TMA)  # zero beyond INNER
-        total = multiply(hidden, down.T, total)
+        total = dot(hidden, down.T, total)
     w = load_tile(w_out, 0, 0, OUT, H, BO, BH, TMA)
-    total = multiply((r.to(tl.float32) + total).to(r.dtype), w.T)
+    total = dot((r.to(tl.float32) + total).to(r.dtype), w.T)
     total += tl.load(bias + o, o < OUT, other=0.0).to(tl.float32)[None, :]
     store_tile(y, row, 0, R, OUT, OUT, total, BM, BO, False)
 
 
-def _one_by_one(width: int, *tensors: Tensor) -> bool:
+def _run_separately(width: int, *tensors: Tensor) -> bool:
     """Whether layers run apart: gradients need what lies between, float32 and wide rows need more room."""
-    return needs_grad(*tensors) or width > WIDEST or tensors[0].dtype == torch.float32
+    return needs_grad(*tensors) or width > MAX_WIDTH or tensors[0].dtype == torch.float32
 
 
 def _like_gates(
@@ -267,10 +267,10 @@ def gated_heads_forward(
     given = [t.contiguous() for t in (x, w_in, b_in, gain, w_gates, b_gates)]
     gates, (G, D), R = _like_gates(*given), b_in.shape, math.prod(x.shape[:-1])
     if gates.numel():
-        programs = min(cdiv(R, 32), 4 * gpu_of(x.device).multiprocessors)
-        BG, BD = next_power_of_2(G), power(D)
+        programs = min(cdiv(R, 32), 4 * device_limits(x.device).multiprocessors)
+        BG, BD = next_power_of_2(G), block_width(D)
         gates_kernel[(programs,)](
-            *given, gates, R, EPS, G, D, BM=32, BG=BG, BD=BD, BN=power(2 * D), num_stages=3
+            *given, gates, R, EPS, G, D, BM=32, BG=BG, BD=BD, BN=block_width(2 * D), num_stages=3
         )
     return gates
 
@@ -302,10 +302,10 @@ def gated_heads(
     check_tensor("w_gates", w_gates, (G, D, 2 * D), like=w_in)
     check_tensor("b_gates", b_gates, (G, 2 * D), like=w_in)
     check_tensor("x", x, (..., G * D), like=w_in)
-    if not 0 < G * D <= WIDEST_NORM:
-        raise ValueError(f"gain: has {G * D} features, a norm takes 1 to {WIDEST_NORM}")
+    if not 0 < G * D <= MAX_NORM_WIDTH:
+        raise ValueError(f"gain: has {G * D} features, a norm takes 1 to {MAX_NORM_WIDTH}")
     x, w_in, b_in, gain, w_gates, b_gates = autocast(x, w_in, b_in, gain, w_gates, b_gates)
-    if _one_by_one(next_power_of_2(G) * power(D), x, w_in, b_in, gain, w_gates, b_gates):
+    if _run_separately(next_power_of_2(G) * block_width(D), x, w_in, b_in, gain, w_gates, b_gates):
         normed = rms_norm(grouped_linear(x, w_in, b_in), gain)
         return grouped_linear(normed, w_gates, b_gates)
     return gated_heads_forward(x, w_in, b_in, gain, w_gates, b_gates)
@@ -324,11 +324,11 @@ def mlp_outputs_forward(
         return y
     rows = states.reshape(-1, states.shape[-1])
     tensors = [t.contiguous() for t in (rows, w_gate_up.flatten(0, 1), w_down, w_out)]
-    (R, H), INNER, OUT, gpu = rows.shape, w_down.shape[1], len(bias), gpu_of(states.device)
+    (R, H), INNER, OUT, limits = rows.shape, w_down.shape[1], len(bias), device_limits(states.device)
     starts = [byte for t in tensors for byte in (t.data_ptr(), t.stride(0) * t.itemsize)]
     aligned = all(byte % 16 == 0 for byte in starts)
-    tma, roomy = aligned and gpu.tile_copies and R < 2**31, aligned and gpu.shared_bytes >= 160 * 1024
-    BM, BI, BH, BO = 64, 64 if roomy else 32, power(H), power(OUT)
+    tma, roomy = aligned and limits.has_tma and R < 2**31, aligned and limits.shared_bytes >= 160 * 1024
+    BM, BI, BH, BO = 64, 64 if roomy else 32, block_width(H), block_width(OUT)
     given: list[Any] = tensors
     if tma:
         blocks = (BM, BH), (BI, BH), (BH, BI), (BO, BH)
@@ -365,6 +365,6 @@ def mlp_outputs(states: Tensor, w_gate_up: Tensor, w_down: Tensor, w_out: Tensor
     check_tensor("b_out", b_out, (len(w_out),), like=states)
     states, w_gate_up, w_down, w_out, b_out = autocast(states, w_gate_up, w_down, w_out, b_out)
     widest = max(H, len(w_out))
-    if _one_by_one(widest, states, w_gate_up, w_down, w_out, b_out) or not w_down.numel():
+    if _run_separately(widest, states, w_gate_up, w_down, w_out, b_out) or not w_down.numel():
         return F.linear(states + geglu_mlp(states, w_gate_up, w_down), w_out, b_out)
     return mlp_outputs_forward(states, w_gate_up, w_down, w_out, b_out)

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-GPU = "cuda"
+DEVICE_TYPE = "cuda"
 """Type of the device that inputs lie on. (Tests put another in its place, where there is no GPU.)"""
 
 
-def own_workspaces() -> None:
+def release_cublas_workspaces() -> None:
     """Before the capture of a CUDA graph: cuBLAS then takes its workspace from the graph's own memory.
 
     A replay writes where the capture did. A workspace from before the capture is everybody's: torch.compile
@@ -23,7 +23,7 @@ def own_workspaces() -> None:
         torch._C._cuda_clearCublasWorkspaces()
 
 
-def replayed(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def graphed_callable(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The same call as the replay of a CUDA graph, captured anew for inputs elsewhere or of other shapes.
 
     The output is the graph's own tensor: the next call with these inputs overwrites it.
@@ -34,7 +34,7 @@ def replayed(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
         key = tuple((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
         if key not in captured:
             call(*tensors)  # what is compiled at first use is compiled outside the capture
-            own_workspaces()
+            release_cublas_workspaces()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 output = call(*tensors)
@@ -46,7 +46,7 @@ def replayed(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return replay
 
 
-def tensors_of(one: Any) -> list[Tensor]:
+def state_tensors(one: Any) -> list[Tensor]:
     """What a step may change in a module or an optimizer, by place."""
     if isinstance(one, nn.Module):
         return [*one.parameters(), *one.buffers()]
@@ -56,7 +56,7 @@ def tensors_of(one: Any) -> list[Tensor]:
 
 
 @contextmanager
-def unchanged(kept: Sequence[Any]) -> Iterator[None]:
+def preserve_state(kept: Sequence[Any]) -> Iterator[None]:
     """State, gradients and random numbers are afterwards as before, each tensor where it lay.
 
     ``kept`` are modules, optimizers and gradient scalers. ValueError for an optimizer without state whose
@@ -68,7 +68,7 @@ def unchanged(kept: Sequence[Any]) -> Iterator[None]:
         begins_at_zero = isinstance(one, (nn.Module, torch.optim.Adam))  # AdamW is one, too
         if not begins_at_zero and not one.state:
             raise ValueError(f"keep: {type(one).__name__} has no state yet, let it take a step before")
-    before = {id(t): (t, t.detach().clone()) for one in others for t in tensors_of(one)}
+    before = {id(t): (t, t.detach().clone()) for one in others for t in state_tensors(one)}
     parameters = [p for one in others if isinstance(one, nn.Module) for p in one.parameters()]
     gradients = [(p, p.grad, None if p.grad is None else p.grad.clone()) for p in parameters]
     try:
@@ -76,7 +76,7 @@ def unchanged(kept: Sequence[Any]) -> Iterator[None]:
             yield
     finally:
         with torch.no_grad():
-            for tensor in (t for one in others for t in tensors_of(one)):
+            for tensor in (t for one in others for t in state_tensors(one)):
                 if id(tensor) in before:
                     tensor.copy_(before[id(tensor)][1])
                 else:
@@ -88,7 +88,7 @@ def unchanged(kept: Sequence[Any]) -> Iterator[None]:
 
 
 class GraphedStep:
-    """A step as the replay of a CUDA graph: one for each combination of shapes, the ``most`` used last.
+    """A step as the replay of a CUDA graph: one for each combination of shapes, the ``max_graphs`` used last.
 
     A call copies its inputs to where the captured kernels read, and replays. Before a capture ``call`` runs
     three times, without a trace in what ``keep`` names. What Python decides in it (train or eval, a learning
@@ -113,15 +113,15 @@ class GraphedStep:
     Raises:
         ValueError: naming the input, for one that is no tensor, on no GPU or on another than the first one,
             of another dtype than in the first call, or that requires a gradient; naming ``call`` where it
-            returns something else than tensors, ``most`` below 1, and ``keep`` as ``unchanged`` does.
+            returns something else than tensors, ``max_graphs`` below 1, and ``keep`` as ``preserve_state`` does.
 
     The rules of a capture: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
     """
 
-    def __init__(self, call: Callable[..., Any], keep: Sequence[Any] = (), most: int = 4) -> None:
-        if most < 1:
-            raise ValueError(f"most: is {most}, should be at least 1")
-        self.call, self.keep, self.most = call, tuple(keep), most
+    def __init__(self, call: Callable[..., Any], keep: Sequence[Any] = (), max_graphs: int = 4) -> None:
+        if max_graphs < 1:
+            raise ValueError(f"max_graphs: is {max_graphs}, should be at least 1")
+        self.call, self.keep, self.max_graphs = call, tuple(keep), max_graphs
         self.graphs: dict[tuple[Any, ...], tuple[Any, list[Tensor], Any]] = {}
         """Graph, inputs and outputs by what a call was like, the one used last at the end."""
         self.dtypes: list[torch.dtype] | None = None
@@ -134,22 +134,22 @@ class GraphedStep:
         self.failed: list[Any] = []
 
     def __call__(self, *inputs: Tensor) -> Any:
-        cast = torch.is_autocast_enabled(GPU) and torch.get_autocast_dtype(GPU)
+        cast = torch.is_autocast_enabled(DEVICE_TYPE) and torch.get_autocast_dtype(DEVICE_TYPE)
         grad = torch.is_grad_enabled()
         try:
             gpu = inputs[0].get_device() if inputs else torch.cuda.current_device()
             key = gpu, cast, grad, *[(t.shape, t.dtype, t.device, grad and t.requires_grad) for t in inputs]
         except AttributeError:  # not a tensor, which is said below
-            self._expect(inputs)
+            self._check_inputs(inputs)
             raise
         found = self.graphs.pop(key, None)
         if found is None:
-            self._expect(inputs)
+            self._check_inputs(inputs)
         if self.last != (gpu, torch._C._cuda_getCurrentRawStream(gpu)):
-            self._wait(gpu)
+            self._wait_for_last_call(gpu)
         if found is None:
             with torch.cuda.device(gpu):
-                found = self._captured(gpu, inputs)
+                found = self._capture(gpu, inputs)
         self.graphs[key] = graph, statics, outputs = found
         for static, given in zip(statics, inputs, strict=True):
             if static is not given:
@@ -157,7 +157,7 @@ class GraphedStep:
         graph.replay()
         return outputs
 
-    def _expect(self, inputs: Sequence[Any]) -> None:
+    def _check_inputs(self, inputs: Sequence[Any]) -> None:
         for i, t in enumerate(inputs):
             if not isinstance(t, Tensor):
                 raise ValueError(f"input {i}: is of type {type(t).__name__}, should be a tensor")
@@ -165,7 +165,7 @@ class GraphedStep:
         if len(inputs) != len(known):
             raise ValueError(f"inputs: {len(inputs)}, should be {len(known)} as in the first call")
         for i, (t, dtype) in enumerate(zip(inputs, known, strict=True)):
-            if t.device.type != GPU:
+            if t.device.type != DEVICE_TYPE:
                 raise ValueError(f"input {i}: is on {t.device}, should be on a GPU")
             if t.device != inputs[0].device:
                 raise ValueError(f"input {i}: is on {t.device}, should be on {inputs[0].device} as input 0")
@@ -174,7 +174,7 @@ class GraphedStep:
             if t.requires_grad and torch.is_grad_enabled():
                 raise ValueError(f"input {i}: requires a gradient, and a replay gives none")
 
-    def _wait(self, gpu: int) -> None:
+    def _wait_for_last_call(self, gpu: int) -> None:
         """Have the current stream wait for that of the last call: graphs, inputs and results are the same.
 
         No event is recorded after each replay: it would cost every call a microsecond of the host's time, and
@@ -185,9 +185,9 @@ class GraphedStep:
             stream.wait_stream(self.stream)
         self.stream, self.last = stream, (gpu, torch._C._cuda_getCurrentRawStream(gpu))
 
-    def _captured(self, gpu: int, inputs: Sequence[Tensor]) -> tuple[Any, list[Tensor], Any]:
+    def _capture(self, gpu: int, inputs: Sequence[Tensor]) -> tuple[Any, list[Tensor], Any]:
         """A new graph, its inputs and its outputs; the current GPU is the inputs'."""
-        while len(self.graphs) >= self.most:
+        while len(self.graphs) >= self.max_graphs:
             del self.graphs[next(iter(self.graphs))]
         ended = all(key[0] != gpu for key in self.graphs)  # a pool ends with its last graph
         if ended or gpu not in self.pools:
@@ -197,7 +197,7 @@ class GraphedStep:
         side, outer = self.sides[gpu], torch.cuda.current_stream()
         with torch.inference_mode(False):
             statics = [t.detach().clone() for t in inputs]
-        with unchanged(self.keep):
+        with preserve_state(self.keep):
             side.wait_stream(outer)
             try:
                 with torch.cuda.stream(side):
@@ -206,7 +206,7 @@ class GraphedStep:
             finally:  # after an error, too: state is put back on the outer stream
                 outer.wait_stream(side)
         torch.clear_autocast_cache()  # weights cast before would not be cast again by a replay
-        own_workspaces()  # cuBLAS takes its next one from the pool
+        release_cublas_workspaces()  # cuBLAS takes its next one from the pool
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=self.pools[gpu], stream=side):

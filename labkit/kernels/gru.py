@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from labkit.kernels.common import (
-    Gpu,
+    DeviceLimits,
     autocast,
     cdiv,
     check_tensor,
-    gpu_of,
+    device_limits,
+    dot,
     interpreted,
-    multiply,
     needs_grad,
     next_power_of_2,
     once_differentiable,
@@ -94,7 +94,7 @@ def load_bias(bias, g, m, H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr):
 
 
 @triton.jit
-def first_state(h0, reset, at, b, inside, B, T, BH: tl.constexpr, BM: tl.constexpr):
+def initial_state(h0, reset, at, b, inside, B, T, BH: tl.constexpr, BM: tl.constexpr):
     """h0, zeros where there is none, or where the first step is a reset."""
     h = tl.zeros([BH, BM], tl.float32)
     if h0 is not None:
@@ -124,12 +124,12 @@ def products(h, wr, wz, wn, br, bz, bn):
     """W h + b for r, z, n; where wz is None, wr is W_r above W_z."""
     a = h.to(wn.dtype)
     if wz is None:
-        both = multiply(wr, a).reshape(2, bn.shape[0], bn.shape[1])
+        both = dot(wr, a).reshape(2, bn.shape[0], bn.shape[1])
         hr, hz = both.permute(1, 2, 0).split()
         hr, hz = hr + br, hz + bz
     else:
-        hr, hz = multiply(wr, a, br), multiply(wz, a, bz)
-    return hr, hz, multiply(wn, a, bn)
+        hr, hz = dot(wr, a, br), dot(wz, a, bz)
+    return hr, hz, dot(wn, a, bn)
 
 
 # Loads are on their way AHEAD steps before they are used. A step asks for them before all else: what it does
@@ -156,21 +156,21 @@ def gru_kernel(
     wn = load_weight(weight, 2, m, k, H, BH)
     br, bz = load_bias(bias, 0, m, H, BH, BM), load_bias(bias, 1, m, H, BH, BM)
     bn = load_bias(bias, 2, m, H, BH, BM)
-    state = first_state(h0, reset, b * H + m, b, inside, B, T, BH, BM)  # stays in float32
+    state = initial_state(h0, reset, b * H + m, b, inside, B, T, BH, BM)  # stays in float32
     hr, hz, hn = products(state, wr, wz, wn, br, bz, bn)
     into, out = gates + b * T * 3 * H + m, h + b * T * H + m
-    coming = ()
+    prefetched = ()
     for u in tl.static_range(AHEAD):
-        coming += (load_gates(into + u * 3 * H, inside & (u < T), H),)  # type: ignore[assignment]
+        prefetched += (load_gates(into + u * 3 * H, inside & (u < T), H),)  # type: ignore[assignment]
     for start in range(0, T, AHEAD):
-        come, coming = coming, ()
+        arrived, prefetched = prefetched, ()
         for u in tl.static_range(AHEAD):
             t = start + u
             after, now = t + AHEAD, inside & (t < T)
-            coming += (load_gates(into + after * 3 * H, inside & (after < T), H),)  # type: ignore[assignment]
+            prefetched += (load_gates(into + after * 3 * H, inside & (after < T), H),)  # type: ignore[assignment]
             if reset is not None:
                 again = tl.load(reset + b * T + t + 1, (b < B) & (t + 1 < T), other=0) != 0
-            ir, iz, inn = come[u]  # type: ignore[var-annotated]
+            ir, iz, inn = arrived[u]  # type: ignore[var-annotated]
             ar, az, an, state = gate(ir, iz, inn, hr, hz, hn, state, FAST)
             tl.store(out + t * H, state, now)
             if hidden is not None:
@@ -184,15 +184,15 @@ def gru_kernel(
 
 
 @triton.jit
-def back_products(dr, dz, dhn, wr, wz, wn, nought, rows):
+def back_products(dr, dz, dhn, wr, wz, wn, zeros, rows):
     """What the state before gets through three products, each from zeros of its own, which the compiler must
     not know to be zeros: it would make one sum of them, and each product would wait for the one before.
 
     To gather every row from where it is changes nothing but the layout: the sum leaves that of the tensor
     cores, to which all tiles that are loaded and stored would else be brought, at two barriers each.
     """
-    total = multiply(wr, dr.to(wr.dtype), nought) + multiply(wz, dz.to(wr.dtype), nought)
-    return tl.gather(total + multiply(wn, dhn.to(wr.dtype), nought), rows, 0)
+    total = dot(wr, dr.to(wr.dtype), zeros) + dot(wz, dz.to(wr.dtype), zeros)
+    return tl.gather(total + dot(wn, dhn.to(wr.dtype), zeros), rows, 0)
 
 
 @triton.jit
@@ -217,25 +217,25 @@ def gru_grad_kernel(
     wn = load_weight(weight, 2, k, m, H, BH)
     m = tl.max_contiguous(tl.arange(0, BH), max(1, BH // 32))[:, None]  # a column is one warp's, as in gather
     inside, rows = (b < B) & (m < H), m + tl.zeros([BH, BM], tl.int32)
-    nought = tl.zeros([BH, BM], tl.float32) + tl.minimum(T, 0)
-    carry = back_products(nought, nought, nought, wr, wz, wn, nought, rows)  # of later steps
-    first = first_state(h0, None, b * H + m, b, inside, B, T, BH, BM)
+    zeros = tl.zeros([BH, BM], tl.float32) + tl.minimum(T, 0)
+    carry = back_products(zeros, zeros, zeros, wr, wz, wn, zeros, rows)  # of later steps
+    first = initial_state(h0, None, b * H + m, b, inside, B, T, BH, BM)
     at = b * T * H + m
     dh, hidden, h, last = dh + at, hidden + at, h + at, last + at
     gates, grads = gates + b * T * 3 * H + m, grads + b * T * 4 * H + m
     end = tl.cdiv(T, AHEAD) * AHEAD - 1  # steps from T on have gradients of zero
-    coming = ()
+    prefetched = ()
     for u in tl.static_range(AHEAD):
-        coming += (load_kept(dh, gates, hidden, h, end - u, T, inside, H),)  # type: ignore[assignment]
+        prefetched += (load_kept(dh, gates, hidden, h, end - u, T, inside, H),)  # type: ignore[assignment]
     for start in range(0, T, AHEAD):
-        come, coming = coming, ()
+        arrived, prefetched = prefetched, ()
         for u in tl.static_range(AHEAD):
             t = end - start - u
             now = inside & (t < T)
-            coming += (load_kept(dh, gates, hidden, h, t - AHEAD, T, inside, H),)  # type: ignore[assignment]
+            prefetched += (load_kept(dh, gates, hidden, h, t - AHEAD, T, inside, H),)  # type: ignore[assignment]
             if reset is not None:
                 begins = tl.load(reset + b * T + t, (b < B) & (t < T), other=0) != 0
-            g, ar, az, an, hn, before = come[u]  # type: ignore[var-annotated]
+            g, ar, az, an, hn, before = arrived[u]  # type: ignore[var-annotated]
             before = before.to(tl.float32)
             if h0 is not None:
                 before = tl.where(t > 0, before, first)
@@ -247,7 +247,7 @@ def gru_grad_kernel(
             if reset is not None:  # zero times infinity would spoil the weight's gradient
                 before = tl.where(before - before == 0.0, before, 0.0)
             tl.store(last + t * H, before, now)
-            carry = kept + back_products(dr, dz, dhn, wr, wz, wn, nought, rows)
+            carry = kept + back_products(dr, dz, dhn, wr, wz, wn, zeros, rows)
             if reset is not None:
                 carry = tl.where(begins, 0.0, carry)
     if dh0 is not None:
@@ -312,7 +312,7 @@ def step_grad_kernel(
 
 
 @cache
-def gru_plan(B: int, H: int, itemsize: int, gpu: Gpu, backward: bool) -> dict[str, int] | None:
+def gru_plan(B: int, H: int, itemsize: int, limits: DeviceLimits, backward: bool) -> dict[str, int] | None:
     """Sizes of the resident kernels; None where three matrices do not fit a multiprocessor.
 
     They pass through its shared memory on their way to registers, of which they take 96 in each thread of
@@ -323,12 +323,12 @@ def gru_plan(B: int, H: int, itemsize: int, gpu: Gpu, backward: bool) -> dict[st
     ahead, was faster than that for 8 sequences, and slower for 16; with 32 only one step ahead fits.
     """
     BH = max(16, next_power_of_2(H))
-    if gpu.shared_bytes:
-        if BH * itemsize > 256 or 3 * BH * BH * itemsize + 12 * 1024 > gpu.shared_bytes:
+    if limits.shared_bytes:
+        if BH * itemsize > 256 or 3 * BH * BH * itemsize + 12 * 1024 > limits.shared_bytes:
             return None
     elif BH > 32:  # interpreted
         return None
-    at_once = gpu.multiprocessors * max(1, 192 // BH)
+    at_once = limits.multiprocessors * max(1, 192 // BH)
     most = 8 if backward or itemsize == 4 else 32
     BM = min(most, max(8, next_power_of_2(cdiv(B, at_once))))
     stack = not backward and BH == 128 and BM != 16
@@ -360,7 +360,7 @@ def gru_forward(
     h, hidden = x.new_empty(B, T, H), x.new_empty(B, T, H) if keep else None
     weight_hh, h0 = weight_hh.contiguous(), None if h0 is None else h0.contiguous()
     reset = None if reset is None else reset.contiguous().view(torch.uint8)
-    fast, plan = x.dtype is torch.bfloat16, gru_plan(B, H, x.itemsize, gpu_of(x.device), False)
+    fast, plan = x.dtype is torch.bfloat16, gru_plan(B, H, x.itemsize, device_limits(x.device), False)
     if not h.numel():
         pass
     elif plan is not None:
@@ -400,7 +400,7 @@ def gru_backward(
     grads, last, dh0 = _like_gradients(dh, gates, hidden, weight_hh, h0, reset, h)
     wanted, h0 = (None, None) if h0 is None else (dh0, h0.contiguous())
     reset = None if reset is None else reset.contiguous().view(torch.uint8)
-    plan = gru_plan(B, H, h.itemsize, gpu_of(h.device), True)
+    plan = gru_plan(B, H, h.itemsize, device_limits(h.device), True)
     if not h.numel():
         dh0.zero_()
     elif plan is not None:
@@ -419,7 +419,7 @@ def gru_backward(
     return grads, last, dh0
 
 
-class Gru(torch.autograd.Function):
+class GRUFunction(torch.autograd.Function):
     """``gru`` with its gradients, once differentiable.
 
     Kept are what r, z and n are the sigmoid and tanh of, and the state's product for n, in x's dtype, beside
@@ -513,7 +513,7 @@ def gru(
         raise ValueError(f"x: a sequence of {T} steps of {H} features has 2**29 numbers or more")
     x, weight_ih, weight_hh, bias_ih, bias_hh, h0 = autocast(x, weight_ih, weight_hh, bias_ih, bias_hh, h0)
     if needs_grad(x, weight_ih, weight_hh, bias_ih, bias_hh, h0):
-        return Gru.apply(x, weight_ih, weight_hh, bias_ih, bias_hh, h0, reset)
+        return GRUFunction.apply(x, weight_ih, weight_hh, bias_ih, bias_hh, h0, reset)
     return gru_forward(x, weight_ih, weight_hh, bias_ih, bias_hh, h0, reset, False)[0]
 
 

@@ -9,27 +9,27 @@ import triton.language as tl
 from torch import Tensor
 
 from labkit.kernels.common import (
-    Gpu,
+    DeviceLimits,
     autocast,
     cdiv,
     check_tensor,
-    columns,
-    gpu_of,
+    device_limits,
     needs_grad,
     once_differentiable,
     operator,
+    padded_columns,
 )
-from labkit.kernels.recurrence import expect_sequences, first_state
-from labkit.kernels.rms_norm import added, expect_width, stages_in_room
+from labkit.kernels.recurrence import check_sequences, load_initial_state
+from labkit.kernels.rms_norm import check_width, stages_that_fit, sum_partials
 
-WIDEST = 4096
-"""A program holds whole states in registers: up to so many columns."""
-FLIGHT = 48 * 1024
-"""Bytes on their way to each multiprocessor that keep its memory busy: found by trying on an H200."""
+MAX_WIDTH = 4096
+"""The most columns: a program holds whole states in registers."""
+BYTES_IN_FLIGHT = 48 * 1024
+"""Bytes in flight per multiprocessor that saturate memory; found by measuring on an H200."""
 
 # ---- kernels: a, b and h are (B, T, H); a program has one sequence -----------------------------------------
-# Each step needs the sum over all features of the last one. Up to 512 features one warp holds the state, so
-# that sum is five shuffles, without a barrier. Steps ahead come through shared memory, STAGES - 1 of them.
+# Each step needs a sum over all features. Up to 512 features are one warp's, so that the sum is five shuffles
+# without a barrier. STAGES - 1 steps are loaded ahead, into shared memory.
 
 
 @triton.jit
@@ -38,7 +38,10 @@ def rms_recurrence_kernel(
 ):
     row, n = tl.program_id(0).to(tl.int64), tl.arange(0, BH)
     inside = n < H
-    w, state = tl.load(weight + n, inside, other=0.0).to(tl.float32), first_state(h0, row * H + n, inside, BH)
+    w, state = (
+        tl.load(weight + n, inside, other=0.0).to(tl.float32),
+        load_initial_state(h0, row * H + n, inside, BH),
+    )
     for t in tl.range(0, T, num_stages=STAGES):
         now = (row * T + t) * H
         gate = tl.load(a + now + n, inside, other=0.0).to(tl.float32)  # (BH,)
@@ -52,11 +55,11 @@ def rms_recurrence_grad_kernel(
     dh, a, b, weight, h0, h, da, db, parts, dh0, T, eps,
     H: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Time in reverse. u is computed anew: a weight may be zero, so h does not give it."""
+    """Time in reverse. u is computed again: it cannot be had from h where a weight is zero."""
     row, n = tl.program_id(0).to(tl.int64), tl.arange(0, BH)
     inside, carry, dw = n < H, tl.zeros([BH], tl.float32), tl.zeros([BH], tl.float32)
     w = tl.load(weight + n, inside, other=0.0).to(tl.float32)  # (BH,)
-    before = first_state(h0, row * H + n, inside, BH)
+    before = load_initial_state(h0, row * H + n, inside, BH)
     for back in tl.range(0, T, num_stages=STAGES):
         t = T - 1 - back
         now = (row * T + t) * H
@@ -64,7 +67,7 @@ def rms_recurrence_grad_kernel(
         last = tl.load(h + now - H + n, inside & (t > 0), other=0.0).to(tl.float32)
         last = tl.where(t > 0, last, before)
         u = gate * last + tl.load(b + now + n, inside, other=0.0).to(tl.float32)
-        scale = tl.rsqrt(tl.sum(u * u, 0) / H + eps)  # once more: cheaper than reading it
+        scale = tl.rsqrt(tl.sum(u * u, 0) / H + eps)  # computing it again is cheaper than a load
         unit = u * scale
         g = tl.load(dh + now + n, inside, other=0.0).to(tl.float32) + carry
         dw += g * unit
@@ -73,43 +76,42 @@ def rms_recurrence_grad_kernel(
         tl.store(da + now + n, du * last, inside)
         tl.store(db + now + n, du, inside)
         carry = gate * du
-    tl.store(parts + row * H + n, dw, inside)  # this sequence's part of the weight's gradient
+    tl.store(parts + row * H + n, dw, inside)  # (B, H): each sequence's part of the weight's gradient
     if dh0 is not None:
         tl.store(dh0 + row * H + n, carry, inside)
 
 
-# ---- plan --------------------------------------------------------------------------------------------------
+# ---- launch sizes ------------------------------------------------------------------------------------------
 
 
-def stages(sequences: int, step_bytes: int, program_bytes: int, least: int, gpu: Gpu) -> int:
-    """Steps that a program loads ahead, as far as shared memory goes: those of all sequences make FLIGHT."""
-    wanted = cdiv(FLIGHT * gpu.multiprocessors, sequences * step_bytes)
-    return min(max(least, wanted), 24, stages_in_room(program_bytes, gpu))
+def prefetch_stages(B: int, step_bytes: int, program_bytes: int, least: int, limits: DeviceLimits) -> int:
+    """Pipeline stages with which B programs have BYTES_IN_FLIGHT, as far as shared memory goes.
+
+    ``step_bytes`` are those of a step of all sequences, ``program_bytes`` of a stage in shared memory.
+    """
+    wanted = cdiv(BYTES_IN_FLIGHT * limits.multiprocessors, B * step_bytes)
+    return min(max(least, wanted), 24, stages_that_fit(program_bytes, limits))
 
 
 @cache
-def rms_recurrence_plan(B: int, H: int, itemsize: int, tensors: int, gpu: Gpu) -> dict[str, int]:
-    """Sizes of a kernel that loads so many tensors (B, T, H): 2 forward, 4 backward."""
-    BH = columns(H, itemsize)
+def rms_recurrence_plan(B: int, H: int, itemsize: int, tensors: int, limits: DeviceLimits) -> dict[str, int]:
+    """Sizes of a kernel that loads so many tensors (B, T, H) at each step: 2 forward, 4 backward."""
+    BH = padded_columns(H, itemsize)
     least = 4 if tensors == 2 else 3
-    ahead = stages(B, tensors * H * itemsize, tensors * BH * itemsize, least, gpu)
+    ahead = prefetch_stages(B, tensors * H * itemsize, tensors * BH * itemsize, least, limits)
     return dict(H=H, BH=BH, STAGES=ahead, num_warps=max(1, BH // 512))
 
 
 # ---- launches ----------------------------------------------------------------------------------------------
 
 
-def _like_states(a: Tensor, b: Tensor, weight: Tensor, h0: Tensor | None, eps: float) -> Tensor:
-    return torch.empty_like(a, memory_format=torch.contiguous_format)
-
-
-@operator(fake=_like_states)
+@operator(fake=lambda a, b, weight, h0, eps: empty_contiguous(a))
 def rms_recurrence_forward(a: Tensor, b: Tensor, weight: Tensor, h0: Tensor | None, eps: float) -> Tensor:
     a, b, weight = a.contiguous(), b.contiguous(), weight.contiguous()
     h0 = None if h0 is None else h0.contiguous()
     (B, T, H), h = a.shape, torch.empty_like(a)
     if h.numel():
-        sizes = rms_recurrence_plan(B, H, a.itemsize, 2, gpu_of(a.device))
+        sizes = rms_recurrence_plan(B, H, a.itemsize, 2, device_limits(a.device))
         rms_recurrence_kernel[(B,)](a, b, weight, h0, h, T, eps, **sizes)
     return h
 
@@ -118,23 +120,23 @@ def _like_inputs(
     dh: Tensor, a: Tensor, b: Tensor, weight: Tensor, h0: Tensor | None, h: Tensor, eps: float
 ) -> list[Tensor]:
     inputs = (a, b, weight) if h0 is None else (a, b, weight, h0)
-    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in inputs]
+    return [empty_contiguous(t) for t in inputs]
 
 
 @operator(fake=_like_inputs)
 def rms_recurrence_backward(
     dh: Tensor, a: Tensor, b: Tensor, weight: Tensor, h0: Tensor | None, h: Tensor, eps: float
 ) -> list[Tensor]:
-    """da, db, dweight, and dh0 where there is an h0."""
+    """da, db, dweight, and dh0 if there is an h0."""
     dh, a, b, weight = dh.contiguous(), a.contiguous(), b.contiguous(), weight.contiguous()
     h0 = None if h0 is None else h0.contiguous()
     (B, T, H), da, db = a.shape, torch.empty_like(a), torch.empty_like(b)
     dh0 = None if h0 is None else torch.empty_like(h0)
     if a.numel():
         parts = torch.empty(B, H, dtype=torch.float32, device=a.device)
-        sizes = rms_recurrence_plan(B, H, a.itemsize, 4, gpu_of(a.device))
+        sizes = rms_recurrence_plan(B, H, a.itemsize, 4, device_limits(a.device))
         rms_recurrence_grad_kernel[(B,)](dh, a, b, weight, h0, h, da, db, parts, dh0, T, eps, **sizes)
-        dweight = added(parts, weight)
+        dweight = sum_partials(parts, weight)
     else:
         dweight = torch.zeros_like(weight)
         if dh0 is not None:
@@ -142,8 +144,8 @@ def rms_recurrence_backward(
     return [da, db, dweight] if dh0 is None else [da, db, dweight, dh0]
 
 
-class RMSRecurrence(torch.autograd.Function):
-    """``rms_recurrence`` with its gradients, once differentiable; the states that it returns are kept."""
+class RMSRecurrenceFunction(torch.autograd.Function):
+    """``rms_recurrence`` with its gradients, once differentiable; the backward reads the returned states."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, weight: Tensor, h0: Tensor | None, eps: float) -> Tensor:
@@ -183,10 +185,10 @@ def rms_recurrence(
     dh0 = a_0 * du_0, and dweight is the sum over sequences and steps of g_t * u_t * s_t, in a fixed order.
     The backward reads the rounded states. The norm is that of https://arxiv.org/abs/1910.07467.
     """
-    expect_sequences("a", a, "b", b, h0)
+    check_sequences("a", a, "b", b, h0)
     check_tensor("weight", weight, (a.shape[2],), like=a)
-    expect_width(weight, WIDEST)
+    check_width(weight, MAX_WIDTH)
     a, b, weight, h0 = autocast(a, b, weight, h0)
     if needs_grad(a, b, weight, h0):
-        return RMSRecurrence.apply(a, b, weight, h0, eps)
+        return RMSRecurrenceFunction.apply(a, b, weight, h0, eps)
     return rms_recurrence_forward(a, b, weight, h0, eps)

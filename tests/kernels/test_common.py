@@ -157,10 +157,10 @@ def test_what_a_plan_knows_is_of_the_tensors_own_gpu(monkeypatch):
             self.major = 8 + number
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda where: Card(where.index))
-    ask = common.gpu_of.__wrapped__
-    assert ask(torch.device("cuda", 0)) == common.Gpu(100, 0, tile_copies=False)
-    assert ask(torch.device("cuda", 1)) == common.Gpu(101, 1000, tile_copies=True)
-    assert ask(torch.device("cpu")) == common.Gpu(4, 0, tile_copies=True)
+    ask = common.device_limits.__wrapped__
+    assert ask(torch.device("cuda", 0)) == common.DeviceLimits(100, 0, has_tma=False)
+    assert ask(torch.device("cuda", 1)) == common.DeviceLimits(101, 1000, has_tma=True)
+    assert ask(torch.device("cpu")) == common.DeviceLimits(4, 0, has_tma=True)
 
 
 # --- arguments ----------------------------------------------------------------------------------------
@@ -228,15 +228,15 @@ def test_autocast_casts_what_linear_casts():
 
 @triton.jit
 def far_kernel(out, stride):
-    tl.store(out + tl.arange(0, 4), common.far(tl.arange(0, 4), stride))
-    tl.store(out + 4, common.far(3, stride))
+    tl.store(out + tl.arange(0, 4), common.offset64(tl.arange(0, 4), stride))
+    tl.store(out + 4, common.offset64(3, stride))
 
 
 @triton.jit
 def multiply_kernel(a, b, total, y, ADD: tl.constexpr):
     at = tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :]  # (16, 16)
     added = tl.load(total + at) if ADD else None
-    tl.store(y + at, common.multiply(tl.load(a + at), tl.load(b + at), added))
+    tl.store(y + at, common.dot(tl.load(a + at), tl.load(b + at), added))
 
 
 def test_far_counts_in_64_bits():
