@@ -313,7 +313,9 @@ def variants_of(
     for target, case in ((target, case) for target, several in cases.items() for case in several):
         with pytest.MonkeyPatch.context() as patch:
             made = recorded(patch, kernels)
-            pretend(patch, limits_of(target), *(module for module in kernels if hasattr(module, "device_limits")))
+            pretend(
+                patch, limits_of(target), *(module for module in kernels if hasattr(module, "device_limits"))
+            )
             launch(*case)
         for one in made:
             request = codegen.request(one.kernel, one.arguments, target=target, **one.options)

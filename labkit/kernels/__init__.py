@@ -14,9 +14,8 @@ from labkit.kernels.graphs import GraphedStep
 from labkit.kernels.grouped import GroupedLinear, grouped_linear
 from labkit.kernels.gru import GRU, gru
 from labkit.kernels.linear import linear_act, matmul
-from labkit.kernels.recurrence import linear_recurrence, min_gru
+from labkit.kernels.recurrence import linear_recurrence, min_gru, rms_recurrence
 from labkit.kernels.rms_norm import rms_norm
-from labkit.kernels.rms_recurrence import rms_recurrence
 
 __all__ = [
     "GRU",

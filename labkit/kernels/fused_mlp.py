@@ -260,9 +260,7 @@ def fused_mlp_forward(
     (R, W), depth = x.shape, weight.shape[0]
     if not depth or not x.numel():
         return x.clone()
-    if (
-        weight.numel() >= 2**31
-    ):  # the kernel counts weights in 32 bits: half of the blocks at a time
+    if weight.numel() >= 2**31:  # the kernel counts weights in 32 bits: half of the blocks at a time
         half = depth // 2
         x = fused_mlp_forward(x, weight[:half], bias[:half], gain[:half], blocks_per_launch)
         return fused_mlp_forward(x, weight[half:], bias[half:], gain[half:], blocks_per_launch)

@@ -53,7 +53,9 @@ def rms_norm_grad_kernel(
         at, inside = m * H + n, (m < M) & (n < H)
         value = tl.load(x + at, inside, other=0.0).to(tl.float32)  # (BM, BH)
         g = tl.load(dy + at, inside, other=0.0).to(tl.float32)
-        scale = tl.rsqrt(tl.sum(value * value, 1, keep_dims=True) / H + eps)  # computing it again is cheaper than a load
+        scale = tl.rsqrt(
+            tl.sum(value * value, 1, keep_dims=True) / H + eps
+        )  # computing it again is cheaper than a load
         unit = value * tl.where(m < M, scale, 0.0)  # no NaN from rows beyond M, even where eps is 0
         dw += g * unit
         g *= w

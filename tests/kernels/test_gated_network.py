@@ -10,13 +10,13 @@ import pytest
 import torch
 import triton
 from launches import ROOM
-from operators import bf16, drawn, exact, fp16, fp32, limits_of, gradients, meta
+from operators import bf16, drawn, exact, fp16, fp32, gradients, limits_of, meta
 from packaging.version import Version
 from torch.nn import functional
 
 from labkit.kernels import gated_cell, gated_heads, gated_network, mlp_outputs
 from labkit.kernels.common import DeviceLimits
-from labkit.kernels.rms_recurrence import rms_recurrence_plan
+from labkit.kernels.recurrence import rms_recurrence_plan
 from labkit.measure import correctness
 from labkit.profiling import codegen, launch_counts
 from labkit.workloads import network as work

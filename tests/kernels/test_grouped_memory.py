@@ -9,7 +9,7 @@ import operators as op
 import pytest
 import torch
 from grouped import KERNELS, assert_right, examine, grouped, in_columns, plain
-from operators import assert_close, bf16, drawn, fp32, limits_of, gradients
+from operators import assert_close, bf16, drawn, fp32, gradients, limits_of
 from triton.runtime import interpreter
 
 import labkit
