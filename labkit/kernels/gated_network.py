@@ -1,7 +1,7 @@
-"""The layers of a small gated network, together: two recurrences in one loop, and the layers around it.
+"""A small gated network in three kernels, for lesson 9.
 
-``gated_heads`` is everything before the loop in one kernel, ``gated_cell`` the loop, ``mlp_outputs``
-everything behind it. The lesson on the microsecond ledger measures what each saves.
+``gated_heads`` has all layers before the loop over time, ``gated_cell`` the loop and its two recurrences,
+``mlp_outputs`` all layers behind it.
 """
 
 import math
@@ -20,6 +20,7 @@ from labkit.kernels.common import (
     check_tensor,
     device_limits,
     dot,
+    empty_contiguous,
     needs_grad,
     next_power_of_2,
     offset64,
@@ -35,7 +36,7 @@ from labkit.kernels.rms_norm import rms_norm, sum_partials
 
 EPS = 1e-6
 MAX_WIDTH = 128
-"""Features; of more, a tile of whole rows leaves a multiprocessor no room for a second one."""
+"""The most features of a fused layer: two tiles of whole rows fit on a multiprocessor."""
 
 # ---- the cell ----------------------------------------------------------------------------------------------
 
@@ -45,9 +46,9 @@ def cell_kernel(
     gates, gain, kept, result, T, eps,
     H: tl.constexpr, D: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """s_t += z (candidate - s), u_t = (1 - z) r + s, r_t = gain u_t / rms(u_t): one sequence a program."""
+    """s_t += z (candidate - s), u_t = (1 - z) r + s, r_t = gain u_t / rms(u_t); one sequence per program."""
     row, n = tl.program_id(0).to(tl.int64), tl.arange(0, BH)
-    inside, at = n < H, n // D * 2 * D + n % D  # (BH,): a gate's logit; its candidate lies D behind it
+    inside, at = n < H, n // D * 2 * D + n % D  # (BH,): offset of a logit; its candidate is D further on
     w = tl.load(gain + n, inside, other=0.0).to(tl.float32)
     s, r = tl.zeros([BH], tl.float32), tl.zeros([BH], tl.float32)
     for t in tl.range(0, T, num_stages=STAGES):
@@ -67,7 +68,7 @@ def cell_grad_kernel(
     dr, gates, gain, result, kept, dgates, parts, T, eps,
     H: tl.constexpr, D: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The same in reversed time: ds and carry are the gradients of s_t and r_t from later steps."""
+    """Time in reverse: ds and carry are the gradients of s_t and r_t from later steps."""
     row, n = tl.program_id(0).to(tl.int64), tl.arange(0, BH)
     inside, at = n < H, n // D * 2 * D + n % D  # (BH,)
     w = tl.load(gain + n, inside, other=0.0).to(tl.float32)
@@ -86,7 +87,7 @@ def cell_grad_kernel(
         dw += g * unit
         g *= w
         du = scale * (g - unit * (tl.sum(g * unit, 0) / H))
-        ds += du  # of s_t: from u_t, and from s_{t+1}
+        ds += du  # the gradient of s_t: through u_t, and through s_{t+1}
         dz = ds * (candidate - last_s) - du * last_r
         tl.store(dgates + 2 * now + at, dz * z * (1 - z), inside)
         tl.store(dgates + 2 * now + D + at, ds * z, inside)
@@ -114,7 +115,7 @@ def gated_cell_forward(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
 
 @operator(fake=lambda *inputs: (_like_result(*inputs), _like_result(*inputs)))
 def gated_cell_training(gates: Tensor, gain: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """The result and the states s, (B, T, H) each."""
+    """The result and the states s: (B, T, H) each."""
     states = _like_result(gates, gain, groups)
     return _run_cell(gates.contiguous(), gain.contiguous(), groups, states), states
 
@@ -122,8 +123,7 @@ def gated_cell_training(gates: Tensor, gain: Tensor, groups: int) -> tuple[Tenso
 def _like_gradients(
     dr: Tensor, gates: Tensor, gain: Tensor, result: Tensor, states: Tensor, groups: int
 ) -> tuple[Tensor, Tensor]:
-    like = torch.contiguous_format
-    return torch.empty_like(gates, memory_format=like), torch.empty_like(gain, memory_format=like)
+    return empty_contiguous(gates), empty_contiguous(gain)
 
 
 @operator(fake=_like_gradients)
@@ -158,20 +158,20 @@ class GatedCellFunction(torch.autograd.Function):
 
 
 def gated_cell(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
-    """Two recurrences led by the same gates, the second with a norm at every step.
+    """Two recurrences with the same gates, the second with RMSNorm at every step.
 
     s_t = (1 - z_t) s_{t-1} + z_t candidate_t with z = sigmoid(logit), u_t = (1 - z_t) r_{t-1} + s_t, and the
     result r_t = gain * u_t / sqrt(mean(u_t**2) + 1e-6), from s_0 = r_0 = 0.
 
     Args:
-        gates: (B, T, 2 H): for each of the groups first its logits, then its candidates; float32, float16 or
-            bfloat16, any strides.
+        gates: (B, T, 2 H), for each group its logits, then its candidates; float32, float16 or bfloat16, any
+            strides.
         gain: (H,), H up to 4096 and a multiple of groups.
-        groups: how many groups the features are cut into.
+        groups: number of groups of features.
 
     Returns:
-        (B, T, H), contiguous. States are float32 within the loop; for the backward s is kept, in the dtype of
-        gates.
+        (B, T, H), contiguous. States are float32 within the loop. Where autograd records the call, s is kept
+        in the dtype of gates.
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.
@@ -179,8 +179,8 @@ def gated_cell(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
     In reverse, with v_t = u_t / rms(u_t), g_t = dr_t + (1 - z_{t+1}) du_{t+1} and w = gain:
     du_t = (w g_t - v_t mean(w g_t v_t)) / rms(u_t), ds_t = du_t + (1 - z_{t+1}) ds_{t+1},
     dcandidate_t = z_t ds_t, dlogit_t = z_t (1 - z_t) (ds_t (candidate_t - s_{t-1}) - du_t r_{t-1}), and dgain
-    is the sum over sequences and steps of g_t v_t, in a fixed order. It reads the rounded states. The first
-    recurrence is the minimal GRU of https://arxiv.org/abs/2410.01201, the norm that of
+    is the sum over sequences and steps of g_t v_t, in a fixed order. The backward reads the rounded states.
+    The first recurrence is the minimal GRU of https://arxiv.org/abs/2410.01201, the norm that of
     https://arxiv.org/abs/1910.07467.
     """
     check_tensor("gain", gain, (None,))
@@ -199,7 +199,7 @@ def gated_cell(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
     return gated_cell_forward(gates, gain, groups)
 
 
-# ---- the layers before and behind it -----------------------------------------------------------------------
+# ---- the layers before and behind the cell -----------------------------------------------------------------
 
 
 @triton.jit
@@ -207,7 +207,7 @@ def gates_kernel(
     x, w_in, b_in, gain, w_gates, b_gates, gates, R, eps,
     G: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Heads, RMSNorm, heads again in tiles (BG, BM, BD): one tl.dot is a product for each head."""
+    """Grouped linear, RMSNorm, grouped linear in tiles (BG, BM, BD): one tl.dot is a product per group."""
     g, m = tl.arange(0, BG)[:, None, None], tl.arange(0, BM)[None, :, None]
     d, n = tl.arange(0, BD), tl.arange(0, BN)[None, None, :]
     k, d = d[None, :, None], d[None, None, :]
@@ -217,8 +217,8 @@ def gates_kernel(
     b_first = tl.load(b_in + at, features, other=0.0).to(tl.float32)
     b_second = tl.load(b_gates + g * (2 * D) + n, both, other=0.0).to(tl.float32)
     w = tl.load(gain + at, features, other=0.0).to(tl.float32)
-    tiles = (R - 1) // BM + 1  # not (R + BM - 1) // BM, which is too large for 32 bits before R is
-    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):  # all weights stay
+    tiles = (R - 1) // BM + 1  # R + BM - 1 may exceed 32 bits where R does not
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):  # the weights stay in the program
         row = offset64(tile, BM) + m
         a = tl.load(x + row * (G * D) + at, features & (row < R), other=0.0)
         h = dot(a, first) + b_first
@@ -232,8 +232,8 @@ def outputs_kernel(
     states, w_gate_up, w_down, w_out, bias, y, R, H, INNER, OUT, TMA: tl.constexpr,
     BM: tl.constexpr, BH: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """r + GeGLU(r), then the output head: BM rows stay while the weights pass, BI features at a time."""
-    row, o = (tl.program_id(0) + 0 * R) * BM, tl.arange(0, BO)  # of 64 bits where R is, at no cost elsewhere
+    """y = (r + GeGLU(r)) w_out.T + bias; a program keeps BM rows and loops over INNER, BI at a time."""
+    row, o = (tl.program_id(0) + 0 * R) * BM, tl.arange(0, BO)  # row is 64-bit where R is
     r = load_tile(states, row, 0, R, H, BM, BH, TMA)
     total = tl.zeros([BM, BH], tl.float32)
     for i in range(0, INNER, BI):
@@ -250,14 +250,12 @@ def outputs_kernel(
 
 
 def _run_separately(width: int, *tensors: Tensor) -> bool:
-    """Whether layers run apart: gradients need what lies between, float32 and wide rows need more room."""
+    """Whether each layer runs by itself: for gradients, in float32, and for rows too wide to fuse."""
     return needs_grad(*tensors) or width > MAX_WIDTH or tensors[0].dtype == torch.float32
 
 
-def _like_gates(
-    x: Tensor, w_in: Tensor, b_in: Tensor, gain: Tensor, w_gates: Tensor, b_gates: Tensor
-) -> Tensor:
-    return x.new_empty(*x.shape[:-1], b_gates.shape[0] * b_gates.shape[1])
+def _like_gates(x: Tensor, *weights: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weights[-1].numel())  # b_gates is (G, 2 D)
 
 
 @operator(fake=_like_gates)
@@ -278,7 +276,7 @@ def gated_heads_forward(
 def gated_heads(
     x: Tensor, w_in: Tensor, b_in: Tensor, gain: Tensor, w_gates: Tensor, b_gates: Tensor
 ) -> Tensor:
-    """Heads, RMSNorm with eps 1e-6, heads again.
+    """Grouped linear, RMSNorm with eps 1e-6, grouped linear.
 
     Args:
         x: (..., G D), G D from 1 to 8192; float32, float16 or bfloat16, any strides.
@@ -287,9 +285,9 @@ def gated_heads(
         w_gates, b_gates: (G, D, 2 D) and (G, 2 D).
 
     Returns:
-        (..., 2 G D), contiguous. In half precision, without gradients and up to 128 features it is one
-        kernel, else the layers one by one: grouped_linear, rms_norm, grouped_linear. Sums are float32; what
-        one product hands to the next is rounded.
+        (..., 2 G D), contiguous. One kernel in half precision, without gradients and up to 128 features;
+        else grouped_linear, rms_norm and grouped_linear. Sums are float32, and the inputs of the second
+        product are rounded.
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.
@@ -311,8 +309,8 @@ def gated_heads(
     return gated_heads_forward(x, w_in, b_in, gain, w_gates, b_gates)
 
 
-def _like_outputs(states: Tensor, w_gate_up: Tensor, w_down: Tensor, w_out: Tensor, bias: Tensor) -> Tensor:
-    return states.new_empty(*states.shape[:-1], w_out.shape[0])
+def _like_outputs(states: Tensor, *weights: Tensor) -> Tensor:
+    return states.new_empty(*states.shape[:-1], weights[-1].shape[0])
 
 
 @operator(fake=_like_outputs)
@@ -327,7 +325,8 @@ def mlp_outputs_forward(
     (R, H), INNER, OUT, limits = rows.shape, w_down.shape[1], len(bias), device_limits(states.device)
     starts = [byte for t in tensors for byte in (t.data_ptr(), t.stride(0) * t.itemsize)]
     aligned = all(byte % 16 == 0 for byte in starts)
-    tma, roomy = aligned and limits.has_tma and R < 2**31, aligned and limits.shared_bytes >= 160 * 1024
+    tma = aligned and limits.has_tma and R < 2**31  # TMA counts rows in 32 bits
+    roomy = aligned and limits.shared_bytes >= 160 * 1024
     BM, BI, BH, BO = 64, 64 if roomy else 32, block_width(H), block_width(OUT)
     given: list[Any] = tensors
     if tma:
@@ -348,9 +347,9 @@ def mlp_outputs(states: Tensor, w_gate_up: Tensor, w_down: Tensor, w_out: Tensor
         w_out, b_out: (O, H) and (O,).
 
     Returns:
-        (..., O), contiguous. In half precision, without gradients and up to 128 features and outputs it is
-        one kernel, else the layers one by one: geglu_mlp, the sum, F.linear. Sums are float32; what one
-        product hands to the next is rounded.
+        (..., O), contiguous. One kernel in half precision, without gradients and up to 128 features and
+        outputs; else geglu_mlp, the sum and F.linear. Sums are float32, and the inputs of each product are
+        rounded.
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.

@@ -25,7 +25,7 @@ FAR = 2**31 + 40
 """More rows than 32 bits count."""
 
 
-# --- norm_gelu: right --------------------------------------------------------------------------------------------
+# --- norm_gelu: right ---------------------------------------------------------------------------------
 
 
 def test_norm_gelu_and_its_gradients_are_right_in_every_dtype_and_layout():
@@ -59,7 +59,7 @@ def test_norm_gelu_of_rows_beyond_2_to_the_31_elements():
     assert not dz[:-9].any()
 
 
-# --- norm_gelu: plan, and what the compiler makes of it ----------------------------------------------------------
+# --- norm_gelu: plan, and what the compiler makes of it -----------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def close(got, tensors, dtype):
     op.assert_close(got, reference(*(t.double() for t in tensors)), dtype)
 
 
-# --- fused_mlp: right --------------------------------------------------------------------------------------------
+# --- fused_mlp: right ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("blocks_per_launch", [1, 2, 99])
@@ -184,7 +184,7 @@ def test_rows_beyond_2_to_the_31_elements(rows, width):
         close(y[part], (x[part], *weights), fp16)
 
 
-# --- fused_mlp: plans, and what the compiler makes of them -------------------------------------------------------
+# --- fused_mlp: plans, and what the compiler makes of them --------------------------------------------
 
 FEW, MANY = 256, 10**5
 """Rows for which a program takes the fewest and the most."""
