@@ -121,19 +121,10 @@ def fold_rows(count: int, period: int, cols: int) -> tuple[int, int, int]:
     return rows, period * (k if rows else left), left * period
 
 
-def affine_flat(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The forward for widths whose flat loads are wide."""
-    x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
-    y, block = torch.empty_like(x), ROW_BYTES // x.element_size()
-    grid = (cdiv(x.numel(), block),)
-    flat_kernel[grid](x, weight, bias, y, x.numel(), x.shape[-1], BLOCK=block)
-    return y
-
-
 def affine_folded(
     x: Tensor, weight: Tensor, bias: Tensor, tile_rows: int = 2, row_bytes: int = ROW_BYTES
 ) -> Tensor:
-    """The forward for all other widths."""
+    """The forward in tiles of folded rows, for any width."""
     x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
     y, cols, period = torch.empty_like(x), row_bytes // x.element_size(), x.shape[-1]
     rows, width, tail = fold_rows(x.numel(), period, cols)
@@ -148,19 +139,19 @@ def affine_folded(
 def affine_forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     # With a width that is a multiple of 16, 16 neighbours in x have 16 neighbouring weights: flat loads are
     # wide. The flat kernel counts elements in 32 bits.
-    wide_loads = x.shape[-1] % 16 == 0 and x.numel() < 2**31
-    return affine_flat(x, weight, bias) if wide_loads else affine_folded(x, weight, bias)
+    if x.shape[-1] % 16 or x.numel() >= 2**31:
+        return affine_folded(x, weight, bias)
+    x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
+    y, block = torch.empty_like(x), ROW_BYTES // x.element_size()
+    flat_kernel[(cdiv(x.numel(), block),)](x, weight, bias, y, x.numel(), x.shape[-1], BLOCK=block)
+    return y
 
 
-def _like_inputs(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return empty_contiguous(x), empty_contiguous(weight), empty_contiguous(weight)
-
-
-@operator(fake=_like_inputs)
+@operator(fake=lambda dy, x, weight: tuple(empty_contiguous(t) for t in (x, weight, weight)))
 def affine_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dweight, dbias."""
     dy, x, weight = dy.contiguous(), x.contiguous(), weight.contiguous()
-    dx, dweight, dbias = _like_inputs(dy, x, weight)
+    dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
     if not x.numel():
         return dx, dweight.zero_(), dbias.zero_()
     cols, period = ROW_BYTES // x.element_size(), x.shape[-1]

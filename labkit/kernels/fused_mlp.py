@@ -128,15 +128,11 @@ def norm_gelu_forward(z: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
     return y
 
 
-def _like_inputs(dy: Tensor, z: Tensor, bias: Tensor, gain: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return empty_contiguous(z), empty_contiguous(bias), empty_contiguous(gain)
-
-
-@operator(fake=_like_inputs)
+@operator(fake=lambda dy, *inputs: tuple(empty_contiguous(t) for t in inputs))
 def norm_gelu_backward(dy: Tensor, z: Tensor, bias: Tensor, gain: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """dz, dbias, dgain."""
     dy, z, bias, gain = dy.contiguous(), z.contiguous(), bias.contiguous(), gain.contiguous()
-    dz, dbias, dgain = _like_inputs(dy, z, bias, gain)
+    dz, dbias, dgain = torch.empty_like(z), torch.empty_like(bias), torch.empty_like(gain)
     if not z.numel():
         return dz, dbias.zero_(), dgain.zero_()
     W, limits = z.shape[-1], device_limits(z.device)

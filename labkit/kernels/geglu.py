@@ -107,11 +107,9 @@ def gate_up_training(x: Tensor, w_gate_up: Tensor) -> tuple[Tensor, Tensor]:
     return hidden, kept
 
 
-def _like_backward(dy: Tensor, w_down: Tensor, kept: Tensor, overwrite_kept: bool) -> tuple[Tensor, Tensor]:
-    return kept.new_empty(kept.shape[0], kept.shape[2]), torch.empty_like(kept)
-
-
-@operator(fake=_like_backward)
+@operator(
+    fake=lambda dy, w_down, kept, _: (kept.new_empty(kept.shape[0], kept.shape[2]), torch.empty_like(kept))
+)
 def gate_up_backward(dy: Tensor, w_down: Tensor, kept: Tensor, overwrite_kept: bool) -> tuple[Tensor, Tensor]:
     """hidden (M, H), computed again, and the gradients of gate and up (M, 2, H), from dy (M, d).
 

@@ -149,14 +149,7 @@ def recurrence_forward(a: Tensor, b: Tensor, h0: Tensor | None, gru: bool) -> Te
     return h
 
 
-def _like_inputs(
-    dh: Tensor, a: Tensor, b: Tensor | None, h0: Tensor | None, h: Tensor, gru: bool
-) -> list[Tensor]:
-    inputs = (a, a) if h0 is None else (a, a, h0)  # b has a's shape and dtype
-    return [empty_contiguous(t) for t in inputs]
-
-
-@operator(fake=_like_inputs)
+@operator(fake=lambda dh, a, b, h0, h, gru: [empty_contiguous(t) for t in (a, a, h0) if t is not None])
 def recurrence_backward(
     dh: Tensor, a: Tensor, b: Tensor | None, h0: Tensor | None, h: Tensor, gru: bool
 ) -> list[Tensor]:
@@ -322,14 +315,7 @@ def rms_recurrence_forward(a: Tensor, b: Tensor, weight: Tensor, h0: Tensor | No
     return h
 
 
-def _like_rms_inputs(
-    dh: Tensor, a: Tensor, b: Tensor, weight: Tensor, h0: Tensor | None, h: Tensor, eps: float
-) -> list[Tensor]:
-    inputs = (a, b, weight) if h0 is None else (a, b, weight, h0)
-    return [empty_contiguous(t) for t in inputs]
-
-
-@operator(fake=_like_rms_inputs)
+@operator(fake=lambda dh, *inputs: [empty_contiguous(t) for t in inputs[:4] if t is not None])
 def rms_recurrence_backward(
     dh: Tensor, a: Tensor, b: Tensor, weight: Tensor, h0: Tensor | None, h: Tensor, eps: float
 ) -> list[Tensor]:

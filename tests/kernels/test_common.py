@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from labkit import gpu
-from labkit.kernels import affine, common
+from labkit.kernels import affine, common, rms_norm
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 AFFINE = cases.AFFINE
@@ -47,6 +47,14 @@ def test_one_compiled_call_takes_any_number_of_rows_and_turns_with_and_without_g
         assert_right(call, rows, 33)
         with torch.no_grad():
             assert not call(*op.drawn(AFFINE, rows, 33, grad=True)).requires_grad
+
+
+def test_a_number_that_is_new_to_a_compiled_call_registers_no_operator_while_it_is_traced():
+    x, weight = op.drawn(cases.RMS_NORM)
+    before = dir(torch.ops.labkit)
+    call = op.compiled(lambda x, weight: rms_norm(x, weight, eps=0.0123))
+    op.assert_close(call(x, weight), rms_norm(x, weight, eps=0.0123))
+    assert dir(torch.ops.labkit) == before
 
 
 @pytest.mark.parametrize("name", ["affine_forward", "affine_backward"])

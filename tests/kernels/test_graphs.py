@@ -232,8 +232,36 @@ def test_a_call_that_returns_no_tensors_is_refused_before_the_capture(pretend, r
     with pytest.raises(ValueError, match=r"^call: returns"):
         GraphedStep(lambda x: returned)(torch.ones(1))
     assert pretend.captures == 0
-    with pytest.raises(ValueError, match=r"^most: is 0"):
+    with pytest.raises(ValueError, match=r"^max_graphs: is 0"):
         GraphedStep(lambda x: x, max_graphs=0)
+
+
+def test_a_replay_refuses_a_gradient_that_it_would_drop():
+    replay = graphs.graphed_callable(torch.neg)
+    with torch.enable_grad(), pytest.raises(RuntimeError, match=r"^a replay has no backward"):
+        replay(torch.ones(2, requires_grad=True))
+
+
+def test_a_callable_is_captured_with_its_inputs_gpu_as_the_current_one(monkeypatch):
+    current = []
+
+    @contextmanager
+    def device(chosen):
+        current.append(chosen)
+        yield
+        current.pop()
+
+    captured_on = []
+    cuda = SimpleNamespace(
+        device=device,
+        is_available=lambda: False,
+        CUDAGraph=lambda: SimpleNamespace(replay=lambda: None),
+        graph=lambda _: nullcontext(),
+    )
+    monkeypatch.setattr(graphs, "torch", SimpleNamespace(cuda=cuda))
+    replay = graphs.graphed_callable(lambda x: captured_on.append([*current]) or -x)
+    x = torch.ones(2)
+    assert torch.equal(replay(x), -x) and captured_on == [[x.device]] * 2
 
 
 # --- on a GPU -----------------------------------------------------------------------------------------
@@ -341,6 +369,7 @@ def test_inputs_on_a_gpu_that_is_not_the_current_one(max_graphs):
         y = step(x)
         assert y.device == x.device and torch.cuda.current_device() == 0
         torch.testing.assert_close(y, (x @ x).relu() + 1)
+        torch.testing.assert_close(graphs.graphed_callable(torch.neg)(x), -x)
     with pytest.raises(ValueError, match=r"^input 1: is on cuda:1, should be on cuda:0"):
         GraphedStep(torch.add)(torch.ones(1, device="cuda:0"), torch.ones(1, device="cuda:1"))
 

@@ -103,6 +103,16 @@ def test_which_rows_go_by_descriptors(monkeypatch):
     assert not any(made.TMA for made in launches) and len(launches) == 5
 
 
+@op.INTERPRETED
+def test_rows_that_descriptors_cannot_count_go_by_pointers(monkeypatch):
+    """Coordinates of TMA are numbers of 32 bits: a row further down would be another one, or zeros."""
+    launches = op.recorded(monkeypatch, KERNELS)
+    op.pretend(monkeypatch, limits_of("sm_90"), linear)
+    for rows in (2**31 - 1, 2**31):
+        matmul(meta(rows, 8, dtype=bf16), meta(16, 8, dtype=bf16))
+    assert [made.TMA for made in launches] == [True, False]
+
+
 TABLES = [name for name, value in vars(linear).items() if isinstance(value, list) and name.isupper()]
 
 
