@@ -78,7 +78,7 @@ def own_workspaces() -> None:
     if available():
         from labkit.kernels import graphs  # not above: this module is imported before triton
 
-        graphs.own_workspaces()
+        graphs.release_cublas_workspaces()
 
 
 def is_lost() -> bool:

@@ -169,4 +169,4 @@ def blocks_of(shape: tuple[int, ...], depth: int = 3) -> tuple[Tensor, ...]:
 GROUPED = Case(kernels.grouped_linear, plain_grouped, grouped(5, 16), (2, 35))
 HEADS = Case(kernels.gated_heads, plain_heads, heads_of, (40, 4, 8))
 OUTPUTS = Case(kernels.mlp_outputs, plain_outputs, mlp_of, (70, 32, 64, 32))
-BLOCKS = Case(kernels.blocks(2), stack, blocks_of, (5, 20), "blocks")
+BLOCKS = Case(kernels.fused_mlp(2), stack, blocks_of, (5, 20), "fused_mlp")

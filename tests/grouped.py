@@ -12,7 +12,7 @@ from torch import Tensor
 from labkit.kernels import grouped as family
 
 __all__ = ["KERNELS", "assert_right", "bf16", "drawn", "examine", "grouped", "in_columns", "launch", "plain"]
-KERNELS = {family: ("once_kernel", "forward_kernel", "wide_kernel", "backward_kernel", "sum_kernel")}
+KERNELS = {family: ("single_tile_kernel", "forward_kernel", "wide_kernel", "backward_kernel", "sum_kernel")}
 
 
 def in_columns(x: Tensor) -> Tensor:

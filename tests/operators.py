@@ -15,7 +15,7 @@ from launches import ROOM, Launch
 from torch import Tensor, nn
 
 import labkit
-from labkit.kernels.common import Gpu
+from labkit.kernels.common import DeviceLimits
 from labkit.measure import correctness
 from labkit.profiling import codegen, launch_counts
 
@@ -231,20 +231,20 @@ def assert_same_state(one: nn.Module, other: nn.Module) -> None:
 # --- other GPUs, and meta tensors, whose launches are recorded
 
 
-def gpu(target: str, multiprocessors: int = 132) -> Gpu:
-    return Gpu(multiprocessors, ROOM[target] * 1024, int(target.removeprefix("sm_")) >= 90)
+def limits_of(target: str, multiprocessors: int = 132) -> DeviceLimits:
+    return DeviceLimits(multiprocessors, ROOM[target] * 1024, int(target.removeprefix("sm_")) >= 90)
 
 
-def pretend(patch: pytest.MonkeyPatch, its: Gpu, *modules: Any) -> list[Any]:
+def pretend(patch: pytest.MonkeyPatch, its: DeviceLimits, *modules: Any) -> list[Any]:
     """Let the host's part believe that tensors are on this GPU; the list fills with the devices asked for."""
     asked: list[Any] = []
 
-    def gpu_of(where: torch.device) -> Gpu:
+    def device_limits(where: torch.device) -> DeviceLimits:
         asked.append(where)
         return its
 
     for module in modules:
-        patch.setattr(module, "gpu_of", gpu_of)
+        patch.setattr(module, "device_limits", device_limits)
     return asked
 
 
@@ -313,7 +313,9 @@ def variants_of(
     for target, case in ((target, case) for target, several in cases.items() for case in several):
         with pytest.MonkeyPatch.context() as patch:
             made = recorded(patch, kernels)
-            pretend(patch, gpu(target), *(module for module in kernels if hasattr(module, "gpu_of")))
+            pretend(
+                patch, limits_of(target), *(module for module in kernels if hasattr(module, "device_limits"))
+            )
             launch(*case)
         for one in made:
             request = codegen.request(one.kernel, one.arguments, target=target, **one.options)

@@ -13,14 +13,18 @@ from torch import Tensor
 from labkit.measure import correctness
 from labkit.profiling import codegen
 
-__all__ = ["OperatorTests", "fp16", "gradients", "launch", "normed", "norms", "offsets", "steps"]
-norms, steps, normed = (  # the package's attributes of these names are functions
-    importlib.import_module(f"labkit.kernels.{name}") for name in ("rms_norm", "recurrence", "rms_recurrence")
+__all__ = ["OperatorTests", "fp16", "gradients", "launch", "norms", "offsets", "steps"]
+norms, steps = (  # the package's attribute rms_norm is the function
+    importlib.import_module(f"labkit.kernels.{name}") for name in ("rms_norm", "recurrence")
 )
 KERNELS = {
     norms: ("rms_norm_kernel", "rms_norm_grad_kernel", "sum_kernel"),
-    steps: ("states_kernel", "states_grad_kernel"),
-    normed: ("rms_recurrence_kernel", "rms_recurrence_grad_kernel"),
+    steps: (
+        "states_kernel",
+        "states_grad_kernel",
+        "rms_recurrence_kernel",
+        "rms_recurrence_grad_kernel",
+    ),
 }
 WIDTHS = (1, 20, 32, 33, 64, 100, 128, 129, 256, 512, 513, 1024, 2048, 4096)
 

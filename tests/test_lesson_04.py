@@ -36,7 +36,7 @@ def test_each_is_right_on_any_size_and_refuses_gradients(lesson, name):
 @INTERPRETED
 @pytest.mark.parametrize("name", CALLS)
 def test_nothing_is_read_or_written_beyond_the_end(lesson, name, monkeypatch):
-    monkeypatch.setattr(lesson, "gpu_of", lambda _: family.Gpu(2, 0, True))
+    monkeypatch.setattr(lesson, "device_limits", lambda _: family.DeviceLimits(2, 0, True))
     x, weight, bias = drawn(grouped(3, 20), 330)
     (made,) = counted(CALLS[name](lesson), x, weight, bias)
     parts = {"two tiles": 3, "all end together": math.ceil(6 / family.spread(6, 3, 8, 2))}.get(name, 6)

@@ -275,9 +275,9 @@ def _fused_stack(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tenso
 
 def graphs() -> list[Benchmark]:
     """Eight blocks: device time without launches; a step as Python sees it; forward with backward."""
-    work, stack, one_launch = stacking.STACK, stacking.stack, kernels.blocks(99)
+    work, stack, one_launch = stacking.STACK, stacking.stack, kernels.fused_mlp(99)
     eager, compiled, fused = _contenders(work, stack, _fused_stack)
-    launched = {"labkit, a launch a block": kernels.blocks(1), "labkit, one launch": one_launch}
+    launched = {"labkit, a launch a block": kernels.fused_mlp(1), "labkit, one launch": one_launch}
     replayed = {
         "make_graphed_callables": _made(_graphed_callable, stack),
         "labkit, GraphedStep": _made(_step, stack),

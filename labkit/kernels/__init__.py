@@ -7,17 +7,15 @@ several, and interpreted on a CPU.
 """
 
 from labkit.kernels.affine import affine
+from labkit.kernels.fused_mlp import fused_mlp, norm_gelu
 from labkit.kernels.gated_network import gated_cell, gated_heads, mlp_outputs
 from labkit.kernels.geglu import GeGLU, fused_gate_up, geglu_mlp
 from labkit.kernels.graphs import GraphedStep
 from labkit.kernels.grouped import GroupedLinear, grouped_linear
 from labkit.kernels.gru import GRU, gru
 from labkit.kernels.linear import linear_act, matmul
-from labkit.kernels.norm_gelu import norm_gelu
-from labkit.kernels.recurrence import linear_recurrence, min_gru
+from labkit.kernels.recurrence import linear_recurrence, min_gru, rms_recurrence
 from labkit.kernels.rms_norm import rms_norm
-from labkit.kernels.rms_recurrence import rms_recurrence, rms_recurrence_kernel, rms_recurrence_plan
-from labkit.kernels.stack import blocks
 
 __all__ = [
     "GRU",
@@ -25,8 +23,8 @@ __all__ = [
     "GraphedStep",
     "GroupedLinear",
     "affine",
-    "blocks",
     "fused_gate_up",
+    "fused_mlp",
     "gated_cell",
     "gated_heads",
     "geglu_mlp",
@@ -40,6 +38,4 @@ __all__ = [
     "norm_gelu",
     "rms_norm",
     "rms_recurrence",
-    "rms_recurrence_kernel",
-    "rms_recurrence_plan",
 ]

@@ -12,18 +12,20 @@ from labkit.kernels.common import (
     autocast,
     cdiv,
     check_tensor,
-    far,
-    gpu_of,
+    device_limits,
+    empty_contiguous,
     needs_grad,
+    offset64,
     once_differentiable,
     operator,
 )
 
 ROW_BYTES = 2048
-"""Bytes of x that a program reads of one row: 16 for each of its 128 threads."""
+"""Bytes of one row that a program reads at once: 16 for each of its 128 threads."""
 
-# ---- kernels: x is flat (count,), or (rows, width) and a tail ----------------------------------------------
-# 0 * width makes a column a number of 64 bits where the width is one, and costs nothing where it is not.
+# ---- kernels -----------------------------------------------------------------------------------------------
+# x is flat, (count,), or folded: (rows, width), and a tail that fills no row. ``0 * width`` makes indices of
+# columns 64-bit where the width is, and costs nothing elsewhere.
 
 
 @triton.jit
@@ -40,7 +42,7 @@ def flat_kernel(x, weight, bias, y, count, width, BLOCK: tl.constexpr):
 def fold_kernel(
     x, weight, bias, y, rows, width, period, tail, blocks, ROWS: tl.constexpr, COLS: tl.constexpr
 ):
-    """Tiles (ROWS, COLS) of folded rows; the first programs also take the elements left over."""
+    """y of tiles (ROWS, COLS) of folded rows; the programs of the first rows also do the tail."""
     column = (tl.program_id(0) % blocks + 0 * width) * COLS + tl.arange(0, COLS)
     row = (tl.program_id(0) // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     mask = (row < rows)[:, None] & (column < width)[None, :]
@@ -59,7 +61,7 @@ def fold_kernel(
 def backward_kernel(
     dy, x, weight, dx, sums, rows, width, period, tail, blocks, groups, ROWS: tl.constexpr, COLS: tl.constexpr
 ):
-    """dx, and the sums over this program's rows of dy * x and of dy: sums (2, groups, width)."""
+    """dx, and for each program the sums over its rows of dy * x and of dy: sums (2, groups, width)."""
     column = (tl.program_id(0) % blocks + 0 * width) * COLS + tl.arange(0, COLS)
     group = tl.program_id(0) // blocks
     inside = column < width
@@ -87,9 +89,9 @@ def backward_kernel(
 
 @triton.jit
 def column_sum_kernel(sums, dweight, dbias, rows, width, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Sums (2, rows, width) over rows, in a fixed order; program_id(1) is 0 for dweight, 1 for dbias."""
+    """Add up sums (2, rows, width) over rows in a fixed order; program_id(1) is 1 for dbias, else 0."""
     column = (tl.program_id(0) + 0 * width) * COLS + tl.arange(0, COLS)
-    sums += far(tl.program_id(1), rows) * width
+    sums += offset64(tl.program_id(1), rows) * width
     total = tl.zeros([ROWS, COLS], tl.float32)
     for first in range(0, rows, ROWS):
         row = first + tl.arange(0, ROWS)
@@ -105,12 +107,13 @@ def column_sum_kernel(sums, dweight, dbias, rows, width, ROWS: tl.constexpr, COL
 # ---- launches ----------------------------------------------------------------------------------------------
 
 
-def fold(count: int, period: int, cols: int) -> tuple[int, int, int]:
-    """``count`` elements in rows of ``period`` as (rows, width) of several rows each, and how many are left.
+def fold_rows(count: int, period: int, cols: int) -> tuple[int, int, int]:
+    """Fold k rows of ``period`` elements into one; returns (rows, width, tail) for ``count`` elements in all.
 
-    Rows of an odd number of elements begin at addresses that a wide load cannot take; k of them in one do
-    not. Narrow rows fill whole tiles of ``cols``. For wide ones alignment is enough, the last tile may be
-    ragged; for the widest the width has to stay below 2**31. Where fewer than k rows are there, all are left.
+    Rows of an odd number of elements begin at addresses that no wide load can take; k rows taken as one
+    begin at aligned ones. Narrow rows are folded to fill whole tiles of ``cols`` columns. Wide rows are
+    folded only as far as alignment asks, and the widest not at all, so that the width stays below 2**31.
+    ``tail`` elements are left over; all of them, where there are fewer than k rows.
     """
     unit = cols if period < 4 * cols else 16 if period < 2**27 else 1
     k = unit // math.gcd(period, unit)
@@ -118,18 +121,13 @@ def fold(count: int, period: int, cols: int) -> tuple[int, int, int]:
     return rows, period * (k if rows else left), left * period
 
 
-def flat(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
-    y, block = torch.empty_like(x), ROW_BYTES // x.element_size()
-    grid = (cdiv(x.numel(), block),)
-    flat_kernel[grid](x, weight, bias, y, x.numel(), x.shape[-1], BLOCK=block)
-    return y
-
-
-def folded(x: Tensor, weight: Tensor, bias: Tensor, tile_rows: int = 2, row_bytes: int = ROW_BYTES) -> Tensor:
+def affine_folded(
+    x: Tensor, weight: Tensor, bias: Tensor, tile_rows: int = 2, row_bytes: int = ROW_BYTES
+) -> Tensor:
+    """The forward in tiles of folded rows, for any width."""
     x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
     y, cols, period = torch.empty_like(x), row_bytes // x.element_size(), x.shape[-1]
-    rows, width, tail = fold(x.numel(), period, cols)
+    rows, width, tail = fold_rows(x.numel(), period, cols)
     blocks = cdiv(width, cols)
     grid = (max(1, cdiv(rows, tile_rows)) * blocks,)
     sizes = (rows, width, period, tail, blocks)
@@ -137,46 +135,42 @@ def folded(x: Tensor, weight: Tensor, bias: Tensor, tile_rows: int = 2, row_byte
     return y
 
 
-@operator(fake=lambda x, weight, bias: torch.empty_like(x, memory_format=torch.contiguous_format))
+@operator(fake=lambda x, weight, bias: empty_contiguous(x))
 def affine_forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    # 16 neighbours have 16 neighbouring weights, so flat loads are wide; it counts elements in 32 bits
-    wide_loads = x.shape[-1] % 16 == 0 and x.numel() < 2**31
-    return flat(x, weight, bias) if wide_loads else folded(x, weight, bias)
+    # With a width that is a multiple of 16, 16 neighbours in x have 16 neighbouring weights: flat loads are
+    # wide. The flat kernel counts elements in 32 bits.
+    if x.shape[-1] % 16 or x.numel() >= 2**31:
+        return affine_folded(x, weight, bias)
+    x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
+    y, block = torch.empty_like(x), ROW_BYTES // x.element_size()
+    flat_kernel[(cdiv(x.numel(), block),)](x, weight, bias, y, x.numel(), x.shape[-1], BLOCK=block)
+    return y
 
 
-def _like_inputs(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    like = torch.contiguous_format
-    return (
-        torch.empty_like(x, memory_format=like),
-        torch.empty_like(weight, memory_format=like),
-        torch.empty_like(weight, memory_format=like),
-    )
-
-
-@operator(fake=_like_inputs)
+@operator(fake=lambda dy, x, weight: tuple(empty_contiguous(t) for t in (x, weight, weight)))
 def affine_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dweight, dbias."""
     dy, x, weight = dy.contiguous(), x.contiguous(), weight.contiguous()
-    dx, dweight, dbias = _like_inputs(dy, x, weight)
+    dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
     if not x.numel():
         return dx, dweight.zero_(), dbias.zero_()
     cols, period = ROW_BYTES // x.element_size(), x.shape[-1]
-    rows, width, tail = fold(x.numel(), period, cols)
+    rows, width, tail = fold_rows(x.numel(), period, cols)
     blocks = cdiv(width, cols)
-    groups = max(1, min(cdiv(rows, 2), 4 * gpu_of(x.device).multiprocessors // blocks))
+    groups = max(1, min(cdiv(rows, 2), 4 * device_limits(x.device).multiprocessors // blocks))
     sums = torch.empty(2, groups, width, device=x.device, dtype=torch.float32)
     sizes = (rows, width, period, tail, blocks, groups)
     backward_kernel[(groups * blocks,)](dy, x, weight, dx, sums, *sizes, ROWS=2, COLS=cols)
-    partial = groups * width // period  # a folded row holds several sums of each column
-    # few sums of many columns, or many of few: the shape that keeps more programs busy
-    shape = dict(ROWS=256, COLS=16, num_warps=8) if partial <= 512 else dict(ROWS=1024, COLS=8, num_warps=16)
+    partials = groups * width // period  # a folded row holds several sums of each column
+    # few partial sums of many columns, or many of few: the shape that keeps more programs busy
+    shape = dict(ROWS=256, COLS=16, num_warps=8) if partials <= 512 else dict(ROWS=1024, COLS=8, num_warps=16)
     grid = (cdiv(period, shape["COLS"]), 2)
-    column_sum_kernel[grid](sums, dweight, dbias, partial, period, **shape)
+    column_sum_kernel[grid](sums, dweight, dbias, partials, period, **shape)
     return dx, dweight, dbias
 
 
-class Affine(torch.autograd.Function):
-    """dx = dy * weight, dweight = sum of dy * x over the rows, dbias = sum of dy; once differentiable."""
+class AffineFunction(torch.autograd.Function):
+    """``affine`` with its gradients, once differentiable."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -194,10 +188,8 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
     Args:
         x: (..., N); float32, float16 or bfloat16, any strides.
-        weight, bias: (N,), of x's dtype and device.
-
-    Inside torch.autocast the dtypes may differ: x is cast to autocast's dtype, as nn.Linear does, and the
-    parameters are read as they are.
+        weight, bias: (N,), of x's dtype and device. Inside torch.autocast their dtypes may differ: x is cast
+            to autocast's dtype, as nn.Linear does, and the parameters are read as they are.
 
     Returns:
         (..., N), contiguous, of x's dtype (inside autocast of that); computed in float32 and rounded once.
@@ -205,12 +197,13 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.
 
-    Source: PyTorch forum, "Surprisingly low performance in pseudo-Linear layer".
+    In reverse, dx = dy * weight, dweight = sum of dy * x and dbias = sum of dy over all rows, added in a
+    fixed order. Source: PyTorch forum, "Surprisingly low performance in pseudo-Linear layer".
     """
     check_tensor("x", x, (..., None))
     check_tensor("weight", weight, (x.shape[-1],), like=x)
     check_tensor("bias", bias, (x.shape[-1],), like=x)
     (x,) = autocast(x)
     if needs_grad(x, weight, bias):
-        return Affine.apply(x, weight, bias)
+        return AffineFunction.apply(x, weight, bias)
     return affine_forward(x, weight, bias)

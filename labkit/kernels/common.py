@@ -1,4 +1,4 @@
-"""What the kernels' files share: checks of arguments, autocast, the operator, what a GPU has room for."""
+"""What all kernels share: argument checks, autocast, custom operators, limits of the GPU, Triton helpers."""
 
 import functools
 from collections.abc import Callable
@@ -19,20 +19,24 @@ if backend.interpreting():
     interpreter.patch_interpreter()
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""What the kernels take; they compute and sum in float32."""
+"""The dtypes that all kernels take. They compute and sum in float32."""
 INTERPRETED = backend.interpreting()
-"""Whether kernels are interpreted: then tensors may be on the CPU."""
+"""Whether Triton's interpreter runs the kernels, on tensors on the CPU."""
 
 
 # ---- arguments ---------------------------------------------------------------------------------------------
 
 
 def check_tensor(name: str, tensor: Tensor, shape: tuple[Any, ...], like: Tensor | None = None) -> None:
-    """Raise a ValueError that names the argument unless a kernel can take it.
+    """Raise a ValueError that names the argument unless a kernel can take this tensor.
 
-    ``shape`` holds a number for a fixed size, None for any, and may begin with ``...`` for any leading
-    dimensions. With ``like``, device and dtype must be the same as that tensor's; inside autocast the dtypes
-    may differ, because ``autocast`` makes them one.
+    Args:
+        name: the argument's name, with which the message begins.
+        tensor: what was given.
+        shape: a number for a fixed size, None for any size; ``...`` in front stands for any leading
+            dimensions.
+        like: the tensor whose device and dtype this one has to share. Inside torch.autocast the dtypes may
+            differ, because ``autocast`` casts all tensors to one.
     """
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{name}: is a {type(tensor).__name__}, should be a tensor")
@@ -42,11 +46,11 @@ def check_tensor(name: str, tensor: Tensor, shape: tuple[Any, ...], like: Tensor
         and tensor.shape == shape
         and tensor.device == like.device
     ):
-        return  # the common case, at a fraction of a microsecond
+        return  # the usual call, checked in a fraction of a microsecond
     fixed = shape[1:] if shape[:1] == (...,) else shape
     enough = tensor.dim() >= len(fixed) if fixed != shape else tensor.dim() == len(fixed)
     sizes = tensor.shape[tensor.dim() - len(fixed) :] if enough else ()
-    for want, size in zip(fixed, sizes, strict=False):  # a generator would take twice as long
+    for want, size in zip(fixed, sizes, strict=False):  # all(...) of a generator takes twice as long
         enough = enough and (want is None or want == size)
     if not enough:
         wanted = ", ".join("..." if s is ... else "any" if s is None else str(s) for s in shape)
@@ -64,11 +68,11 @@ def check_tensor(name: str, tensor: Tensor, shape: tuple[Any, ...], like: Tensor
 
 
 def autocast(first: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
-    """The tensors as nn.Linear takes them: inside torch.autocast for the first one's device, in its dtype.
+    """Cast the tensors to autocast's dtype, as nn.Linear does, inside torch.autocast for the first's device.
 
-    Outside they are returned as they are; None, whole numbers and float64 (which ``check_tensor`` refuses)
-    always are. Gradients come back in the dtype that a tensor had. nn.Linear casts a weight once in a region
-    of autocast, this at each call.
+    Outside of it they are returned as they are, and so are always None, integers and float64 (which
+    ``check_tensor`` refuses). Gradients have the dtype that a tensor had before. nn.Linear casts a weight
+    once in a region of autocast, this function at each call.
     """
     if not _autocasting(first.device):
         return first, *others
@@ -90,13 +94,18 @@ def _cast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def operator(fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator for a function that allocates outputs and launches kernels: ``labkit::its_name``.
+    """Decorator that makes the torch.library operator ``labkit::<name>`` of a function that launches kernels.
 
-    Called eagerly it is the function itself, on the GPU of its first tensor: Triton launches on the current
-    one. Under torch.compile it is a torch.library operator, which the compiler does not look into, so that
-    fullgraph=True works, and interpreted kernels do. ``fake`` takes the same arguments and returns empty
-    tensors like the outputs. Outputs are new tensors; where one is not wanted, an empty one stands for it.
-    Annotations of arguments and outputs are the operator's schema.
+    An eager call runs the function itself, with the GPU of its first tensor as the current one, because
+    Triton launches on the current GPU. Under torch.compile the call is the operator, which the compiler does
+    not look into: so fullgraph=True works, also where kernels are interpreted. The operator is registered
+    when the function is defined, never while the compiler traces.
+
+    Args:
+        fake: takes the same arguments and returns empty tensors of the outputs' shapes, strides and dtypes.
+
+    The function's annotations are the operator's schema. It allocates all its outputs, and returns an empty
+    tensor in the place of one that is not wanted.
     """
 
     def decorate(launch: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,7 +116,7 @@ def operator(fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callabl
             if _several_gpus() and arguments[0].is_cuda:
                 with torch.cuda.device(arguments[0].device):
                     return launch(*arguments)
-            return launch(*arguments)  # one layer of Python: it counts where the host is the bottleneck
+            return launch(*arguments)  # small calls are bound by the host: no further layer of Python
 
         schema = torch.library.infer_schema(launch, mutates_args=())
         name = f"labkit::{launch.__name__}"
@@ -119,7 +128,10 @@ def operator(fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callabl
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:
-    """Whether autograd has to hear of a call with these tensors; a sentence where it could not answer."""
+    """Whether autograd has to record a call with these tensors.
+
+    Raises NotImplementedError under torch.func and forward-mode differentiation, which the kernels lack.
+    """
     if forward_ad._current_level >= 0:
         raise NotImplementedError("labkit's kernels have no forward-mode derivative (torch.func.jvp)")
     if torch._C._are_functorch_transforms_active():
@@ -132,14 +144,15 @@ def needs_grad(*tensors: Tensor | None) -> bool:
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator for the backward of an autograd.Function: a second derivative is refused, not dropped.
+    """Decorator for the backward of an autograd.Function: a second derivative raises a RuntimeError.
 
-    torch's decorator of this name asks only whether the upstream gradient requires one, not what was saved.
+    torch's decorator of this name looks at the upstream gradient only, and silently drops the second
+    derivative with respect to tensors that were saved.
     """
 
     @functools.wraps(backward)
     def checked(ctx: Any, *gradients: Any) -> Any:
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # which refuses it by itself
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # torch.compile refuses it itself
             raise RuntimeError("labkit's kernels are differentiable once: create_graph=True asks for more")
         return backward(ctx, *gradients)
 
@@ -147,7 +160,7 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def no_gradient(name: str, *tensors: Tensor | None) -> None:
-    """Raise a RuntimeError where a gradient is asked of a function that has none, instead of dropping it."""
+    """Raise a RuntimeError if autograd would have to record a call of a function without a backward."""
     if needs_grad(*tensors):
         raise RuntimeError(
             f"{name} has no backward: call it under torch.no_grad(), or with tensors that require no gradient"
@@ -156,64 +169,69 @@ def no_gradient(name: str, *tensors: Tensor | None) -> None:
 
 @functools.cache
 def _several_gpus() -> bool:
-    """With one GPU nothing is asked or set at a call."""
+    """Whether an operator has to make its tensors' GPU the current one."""
     return torch.cuda.device_count() > 1
 
 
-# ---- the GPU -----------------------------------------------------------------------------------------------
+# ---- limits of the GPU -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """What tile sizes depend on."""
+class DeviceLimits:
+    """The properties of a GPU that tile sizes depend on."""
 
     multiprocessors: int
     shared_bytes: int
-    """Shared memory that one block of threads may use; 0 where kernels are interpreted."""
-    tile_copies: bool
-    """Whether whole tiles are copied by the hardware (TMA, capability 9.0 and up); the interpreter knows
-    them, too. Below, Triton takes the loads of a tensor descriptor apart, element by element."""
+    """Shared memory that one thread block may use; 0 where kernels are interpreted."""
+    has_tma: bool
+    """Whether hardware copies whole tiles (TMA, compute capability 9.0 and up; the interpreter has it, too).
+    On older GPUs Triton compiles loads of a tensor descriptor to loads of single elements."""
 
 
 @functools.cache
-def gpu_of(device: torch.device) -> Gpu:
-    """That of a tensor's device; where kernels are interpreted, one of four multiprocessors."""
+def device_limits(device: torch.device) -> DeviceLimits:
+    """The limits of a tensor's device; of a small GPU of 4 multiprocessors where kernels are interpreted."""
     if device.type != "cuda":
-        return Gpu(multiprocessors=4, shared_bytes=0, tile_copies=True)
+        return DeviceLimits(multiprocessors=4, shared_bytes=0, has_tma=True)
     found: Any = torch.cuda.get_device_properties(device)  # its type lacks the fields
-    return Gpu(found.multi_processor_count, found.shared_memory_per_block_optin, found.major >= 9)
+    return DeviceLimits(found.multi_processor_count, found.shared_memory_per_block_optin, found.major >= 9)
+
+
+def empty_contiguous(like: Tensor) -> Tensor:
+    """An uninitialised contiguous tensor of the same shape, dtype and device."""
+    return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
 def cdiv(count: int, size: int) -> int:
-    """count / size, rounded up. triton.cdiv is a kernel's function too: from Python it takes 2 us."""
+    """count / size, rounded up. From Python, triton.cdiv takes 2 us."""
     return -(count // -size)
 
 
 def next_power_of_2(count: int) -> int:
-    """The smallest power of two that is not less, 0 for 0; triton's takes 2 us, too."""
+    """The smallest power of two that is at least ``count``, 0 for 0. From Python, triton's takes 2 us."""
     return 1 << (count - 1).bit_length() if count else 0
 
 
-def columns(width: int, itemsize: int) -> int:
-    """Columns of a tile that holds rows of this width: at least four bytes for each lane of a warp."""
+def padded_columns(width: int, itemsize: int) -> int:
+    """Columns of a tile that holds whole rows: a power of two, at least 4 bytes for each lane of a warp."""
     return max(128 // itemsize, next_power_of_2(width))
 
 
 @triton.constexpr_function
 def interpreted():
-    """Whether the interpreter runs the kernel: known when it is compiled, so it costs nothing."""
+    """Whether the interpreter runs the kernel; a constant when it is compiled."""
     return triton.knobs.runtime.interpret
 
 
 @triton.jit
-def far(index, stride):
-    """index * stride in 64 bits, for tensors of 2**31 elements and more."""
+def offset64(index, stride):
+    """index * stride in 64 bits, for tensors of 2**31 elements or more."""
     return tl.full([], 1, tl.int64) * index * stride
 
 
 @triton.jit
-def multiply(a, b, total=None):
-    """The matrix product a @ b, added to ``total``: float32 in full precision on the matrix units."""
-    if interpreted():  # whose own products of bfloat16 are wrong
+def dot(a, b, total=None):
+    """a @ b + total, summed in float32; float32 inputs as three products of TF32, with float32's error."""
+    if interpreted():  # the interpreter's own products of bfloat16 are wrong
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, total, input_precision="tf32x3")

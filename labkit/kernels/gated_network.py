@@ -1,7 +1,7 @@
-"""The layers of a small gated network, together: two recurrences in one loop, and the layers around it.
+"""A small gated network in three kernels, for lesson 9.
 
-``gated_heads`` is everything before the loop in one kernel, ``gated_cell`` the loop, ``mlp_outputs``
-everything behind it. The lesson on the microsecond ledger measures what each saves.
+``gated_heads`` has all layers before the loop over time, ``gated_cell`` the loop and its two recurrences,
+``mlp_outputs`` all layers behind it.
 """
 
 import math
@@ -18,24 +18,25 @@ from labkit.kernels.common import (
     autocast,
     cdiv,
     check_tensor,
-    far,
-    gpu_of,
-    multiply,
+    device_limits,
+    dot,
+    empty_contiguous,
     needs_grad,
     next_power_of_2,
+    offset64,
     once_differentiable,
     operator,
 )
 from labkit.kernels.geglu import geglu_mlp
-from labkit.kernels.grouped import grouped_linear, power
+from labkit.kernels.grouped import block_width, grouped_linear
 from labkit.kernels.linear import activate, load_tile, store_tile
-from labkit.kernels.rms_norm import WIDEST as WIDEST_NORM
-from labkit.kernels.rms_norm import added, rms_norm
-from labkit.kernels.rms_recurrence import rms_recurrence_plan
+from labkit.kernels.recurrence import rms_recurrence_plan
+from labkit.kernels.rms_norm import MAX_WIDTH as MAX_NORM_WIDTH
+from labkit.kernels.rms_norm import rms_norm, sum_partials
 
 EPS = 1e-6
-WIDEST = 128
-"""Features; of more, a tile of whole rows leaves a multiprocessor no room for a second one."""
+MAX_WIDTH = 128
+"""The most features of a fused layer: two tiles of whole rows fit on a multiprocessor."""
 
 # ---- the cell ----------------------------------------------------------------------------------------------
 
@@ -45,9 +46,9 @@ def cell_kernel(
     gates, gain, kept, result, T, eps,
     H: tl.constexpr, D: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """s_t += z (candidate - s), u_t = (1 - z) r + s, r_t = gain u_t / rms(u_t): one sequence a program."""
+    """s_t += z (candidate - s), u_t = (1 - z) r + s, r_t = gain u_t / rms(u_t); one sequence per program."""
     row, n = tl.program_id(0).to(tl.int64), tl.arange(0, BH)
-    inside, at = n < H, n // D * 2 * D + n % D  # (BH,): a gate's logit; its candidate lies D behind it
+    inside, at = n < H, n // D * 2 * D + n % D  # (BH,): offset of a logit; its candidate is D further on
     w = tl.load(gain + n, inside, other=0.0).to(tl.float32)
     s, r = tl.zeros([BH], tl.float32), tl.zeros([BH], tl.float32)
     for t in tl.range(0, T, num_stages=STAGES):
@@ -67,7 +68,7 @@ def cell_grad_kernel(
     dr, gates, gain, result, kept, dgates, parts, T, eps,
     H: tl.constexpr, D: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The same in reversed time: ds and carry are the gradients of s_t and r_t from later steps."""
+    """Time in reverse: ds and carry are the gradients of s_t and r_t from later steps."""
     row, n = tl.program_id(0).to(tl.int64), tl.arange(0, BH)
     inside, at = n < H, n // D * 2 * D + n % D  # (BH,)
     w = tl.load(gain + n, inside, other=0.0).to(tl.float32)
@@ -86,7 +87,7 @@ def cell_grad_kernel(
         dw += g * unit
         g *= w
         du = scale * (g - unit * (tl.sum(g * unit, 0) / H))
-        ds += du  # of s_t: from u_t, and from s_{t+1}
+        ds += du  # the gradient of s_t: through u_t, and through s_{t+1}
         dz = ds * (candidate - last_s) - du * last_r
         tl.store(dgates + 2 * now + at, dz * z * (1 - z), inside)
         tl.store(dgates + 2 * now + D + at, ds * z, inside)
@@ -102,7 +103,7 @@ def _like_result(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
 def _run_cell(gates: Tensor, gain: Tensor, groups: int, kept: Tensor | None) -> Tensor:
     (B, T, _), H, result = gates.shape, len(gain), _like_result(gates, gain, groups)
     if result.numel():
-        sizes = rms_recurrence_plan(B, H, gates.itemsize, 2, gpu_of(gates.device))
+        sizes = rms_recurrence_plan(B, H, gates.itemsize, 2, device_limits(gates.device))
         cell_kernel[(B,)](gates, gain, kept, result, T, EPS, D=H // groups, **sizes)
     return result
 
@@ -114,19 +115,12 @@ def gated_cell_forward(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
 
 @operator(fake=lambda *inputs: (_like_result(*inputs), _like_result(*inputs)))
 def gated_cell_training(gates: Tensor, gain: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """The result and the states s, (B, T, H) each."""
+    """The result and the states s: (B, T, H) each."""
     states = _like_result(gates, gain, groups)
     return _run_cell(gates.contiguous(), gain.contiguous(), groups, states), states
 
 
-def _like_gradients(
-    dr: Tensor, gates: Tensor, gain: Tensor, result: Tensor, states: Tensor, groups: int
-) -> tuple[Tensor, Tensor]:
-    like = torch.contiguous_format
-    return torch.empty_like(gates, memory_format=like), torch.empty_like(gain, memory_format=like)
-
-
-@operator(fake=_like_gradients)
+@operator(fake=lambda dr, gates, gain, *_: (empty_contiguous(gates), empty_contiguous(gain)))
 def gated_cell_backward(
     dr: Tensor, gates: Tensor, gain: Tensor, result: Tensor, states: Tensor, groups: int
 ) -> tuple[Tensor, Tensor]:
@@ -136,12 +130,12 @@ def gated_cell_backward(
     if not dr.numel():
         return dgates, torch.zeros_like(gain)
     parts = torch.empty(B, H, dtype=torch.float32, device=dr.device)  # dgain of each sequence
-    sizes = rms_recurrence_plan(B, H, dr.itemsize, 5, gpu_of(dr.device))
+    sizes = rms_recurrence_plan(B, H, dr.itemsize, 5, device_limits(dr.device))
     cell_grad_kernel[(B,)](dr, gates, gain, result, states, dgates, parts, T, EPS, D=H // groups, **sizes)
-    return dgates, added(parts, gain)
+    return dgates, sum_partials(parts, gain)
 
 
-class GatedCell(torch.autograd.Function):
+class GatedCellFunction(torch.autograd.Function):
     """``gated_cell`` with its gradients, once differentiable."""
 
     @staticmethod
@@ -158,20 +152,20 @@ class GatedCell(torch.autograd.Function):
 
 
 def gated_cell(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
-    """Two recurrences led by the same gates, the second with a norm at every step.
+    """Two recurrences with the same gates, the second with RMSNorm at every step.
 
     s_t = (1 - z_t) s_{t-1} + z_t candidate_t with z = sigmoid(logit), u_t = (1 - z_t) r_{t-1} + s_t, and the
     result r_t = gain * u_t / sqrt(mean(u_t**2) + 1e-6), from s_0 = r_0 = 0.
 
     Args:
-        gates: (B, T, 2 H): for each of the groups first its logits, then its candidates; float32, float16 or
-            bfloat16, any strides.
+        gates: (B, T, 2 H), for each group its logits, then its candidates; float32, float16 or bfloat16, any
+            strides.
         gain: (H,), H up to 4096 and a multiple of groups.
-        groups: how many groups the features are cut into.
+        groups: number of groups of features.
 
     Returns:
-        (B, T, H), contiguous. States are float32 within the loop; for the backward s is kept, in the dtype of
-        gates.
+        (B, T, H), contiguous. States are float32 within the loop. Where autograd records the call, s is kept
+        in the dtype of gates.
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.
@@ -179,8 +173,8 @@ def gated_cell(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
     In reverse, with v_t = u_t / rms(u_t), g_t = dr_t + (1 - z_{t+1}) du_{t+1} and w = gain:
     du_t = (w g_t - v_t mean(w g_t v_t)) / rms(u_t), ds_t = du_t + (1 - z_{t+1}) ds_{t+1},
     dcandidate_t = z_t ds_t, dlogit_t = z_t (1 - z_t) (ds_t (candidate_t - s_{t-1}) - du_t r_{t-1}), and dgain
-    is the sum over sequences and steps of g_t v_t, in a fixed order. It reads the rounded states. The first
-    recurrence is the minimal GRU of https://arxiv.org/abs/2410.01201, the norm that of
+    is the sum over sequences and steps of g_t v_t, in a fixed order. The backward reads the rounded states.
+    The first recurrence is the minimal GRU of https://arxiv.org/abs/2410.01201, the norm that of
     https://arxiv.org/abs/1910.07467.
     """
     check_tensor("gain", gain, (None,))
@@ -195,11 +189,11 @@ def gated_cell(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
         )
     gates, gain = autocast(gates, gain)
     if needs_grad(gates, gain):
-        return GatedCell.apply(gates, gain, groups)
+        return GatedCellFunction.apply(gates, gain, groups)
     return gated_cell_forward(gates, gain, groups)
 
 
-# ---- the layers before and behind it -----------------------------------------------------------------------
+# ---- the layers before and behind the cell -----------------------------------------------------------------
 
 
 @triton.jit
@@ -207,7 +201,7 @@ def gates_kernel(
     x, w_in, b_in, gain, w_gates, b_gates, gates, R, eps,
     G: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Heads, RMSNorm, heads again in tiles (BG, BM, BD): one tl.dot is a product for each head."""
+    """Grouped linear, RMSNorm, grouped linear in tiles (BG, BM, BD): one tl.dot is a product per group."""
     g, m = tl.arange(0, BG)[:, None, None], tl.arange(0, BM)[None, :, None]
     d, n = tl.arange(0, BD), tl.arange(0, BN)[None, None, :]
     k, d = d[None, :, None], d[None, None, :]
@@ -217,13 +211,13 @@ def gates_kernel(
     b_first = tl.load(b_in + at, features, other=0.0).to(tl.float32)
     b_second = tl.load(b_gates + g * (2 * D) + n, both, other=0.0).to(tl.float32)
     w = tl.load(gain + at, features, other=0.0).to(tl.float32)
-    tiles = (R - 1) // BM + 1  # not (R + BM - 1) // BM, which is too large for 32 bits before R is
-    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):  # all weights stay
-        row = far(tile, BM) + m
+    tiles = (R - 1) // BM + 1  # R + BM - 1 may exceed 32 bits where R does not
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):  # the weights stay in the program
+        row = offset64(tile, BM) + m
         a = tl.load(x + row * (G * D) + at, features & (row < R), other=0.0)
-        h = multiply(a, first) + b_first
+        h = dot(a, first) + b_first
         h *= w * tl.rsqrt(tl.sum(tl.sum(h * h, 2), 0) / (G * D) + eps)[None, :, None]
-        h = multiply(h.to(a.dtype), second) + b_second
+        h = dot(h.to(a.dtype), second) + b_second
         tl.store(gates + row * (2 * G * D) + g * (2 * D) + n, h, both & (row < R))
 
 
@@ -232,32 +226,30 @@ def outputs_kernel(
     states, w_gate_up, w_down, w_out, bias, y, R, H, INNER, OUT, TMA: tl.constexpr,
     BM: tl.constexpr, BH: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """r + GeGLU(r), then the output head: BM rows stay while the weights pass, BI features at a time."""
-    row, o = (tl.program_id(0) + 0 * R) * BM, tl.arange(0, BO)  # of 64 bits where R is, at no cost elsewhere
+    """y = (r + GeGLU(r)) w_out.T + bias; a program keeps BM rows and loops over INNER, BI at a time."""
+    row, o = (tl.program_id(0) + 0 * R) * BM, tl.arange(0, BO)  # row is 64-bit where R is
     r = load_tile(states, row, 0, R, H, BM, BH, TMA)
     total = tl.zeros([BM, BH], tl.float32)
     for i in range(0, INNER, BI):
         gate = load_tile(w_gate_up, i, 0, 2 * INNER, H, BI, BH, TMA)
         up = load_tile(w_gate_up, INNER + i, 0, 2 * INNER, H, BI, BH, TMA)
-        gate, up = multiply(r, gate.T), multiply(r, up.T)
+        gate, up = dot(r, gate.T), dot(r, up.T)
         hidden = (activate(gate, "gelu_tanh") * up).to(r.dtype)
         down = load_tile(w_down, 0, i, H, INNER, BH, BI, TMA)  # zero beyond INNER
-        total = multiply(hidden, down.T, total)
+        total = dot(hidden, down.T, total)
     w = load_tile(w_out, 0, 0, OUT, H, BO, BH, TMA)
-    total = multiply((r.to(tl.float32) + total).to(r.dtype), w.T)
+    total = dot((r.to(tl.float32) + total).to(r.dtype), w.T)
     total += tl.load(bias + o, o < OUT, other=0.0).to(tl.float32)[None, :]
     store_tile(y, row, 0, R, OUT, OUT, total, BM, BO, False)
 
 
-def _one_by_one(width: int, *tensors: Tensor) -> bool:
-    """Whether layers run apart: gradients need what lies between, float32 and wide rows need more room."""
-    return needs_grad(*tensors) or width > WIDEST or tensors[0].dtype == torch.float32
+def _run_separately(width: int, *tensors: Tensor) -> bool:
+    """Whether each layer runs by itself: for gradients, in float32, and for rows too wide to fuse."""
+    return needs_grad(*tensors) or width > MAX_WIDTH or tensors[0].dtype == torch.float32
 
 
-def _like_gates(
-    x: Tensor, w_in: Tensor, b_in: Tensor, gain: Tensor, w_gates: Tensor, b_gates: Tensor
-) -> Tensor:
-    return x.new_empty(*x.shape[:-1], b_gates.shape[0] * b_gates.shape[1])
+def _like_gates(x: Tensor, *weights: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weights[-1].numel())  # b_gates is (G, 2 D)
 
 
 @operator(fake=_like_gates)
@@ -267,10 +259,10 @@ def gated_heads_forward(
     given = [t.contiguous() for t in (x, w_in, b_in, gain, w_gates, b_gates)]
     gates, (G, D), R = _like_gates(*given), b_in.shape, math.prod(x.shape[:-1])
     if gates.numel():
-        programs = min(cdiv(R, 32), 4 * gpu_of(x.device).multiprocessors)
-        BG, BD = next_power_of_2(G), power(D)
+        programs = min(cdiv(R, 32), 4 * device_limits(x.device).multiprocessors)
+        BG, BD = next_power_of_2(G), block_width(D)
         gates_kernel[(programs,)](
-            *given, gates, R, EPS, G, D, BM=32, BG=BG, BD=BD, BN=power(2 * D), num_stages=3
+            *given, gates, R, EPS, G, D, BM=32, BG=BG, BD=BD, BN=block_width(2 * D), num_stages=3
         )
     return gates
 
@@ -278,7 +270,7 @@ def gated_heads_forward(
 def gated_heads(
     x: Tensor, w_in: Tensor, b_in: Tensor, gain: Tensor, w_gates: Tensor, b_gates: Tensor
 ) -> Tensor:
-    """Heads, RMSNorm with eps 1e-6, heads again.
+    """Grouped linear, RMSNorm with eps 1e-6, grouped linear.
 
     Args:
         x: (..., G D), G D from 1 to 8192; float32, float16 or bfloat16, any strides.
@@ -287,9 +279,9 @@ def gated_heads(
         w_gates, b_gates: (G, D, 2 D) and (G, 2 D).
 
     Returns:
-        (..., 2 G D), contiguous. In half precision, without gradients and up to 128 features it is one
-        kernel, else the layers one by one: grouped_linear, rms_norm, grouped_linear. Sums are float32; what
-        one product hands to the next is rounded.
+        (..., 2 G D), contiguous. One kernel in half precision, without gradients and up to 128 features;
+        else grouped_linear, rms_norm and grouped_linear. Sums are float32, and the inputs of the second
+        product are rounded.
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.
@@ -302,17 +294,17 @@ def gated_heads(
     check_tensor("w_gates", w_gates, (G, D, 2 * D), like=w_in)
     check_tensor("b_gates", b_gates, (G, 2 * D), like=w_in)
     check_tensor("x", x, (..., G * D), like=w_in)
-    if not 0 < G * D <= WIDEST_NORM:
-        raise ValueError(f"gain: has {G * D} features, a norm takes 1 to {WIDEST_NORM}")
+    if not 0 < G * D <= MAX_NORM_WIDTH:
+        raise ValueError(f"gain: has {G * D} features, a norm takes 1 to {MAX_NORM_WIDTH}")
     x, w_in, b_in, gain, w_gates, b_gates = autocast(x, w_in, b_in, gain, w_gates, b_gates)
-    if _one_by_one(next_power_of_2(G) * power(D), x, w_in, b_in, gain, w_gates, b_gates):
+    if _run_separately(next_power_of_2(G) * block_width(D), x, w_in, b_in, gain, w_gates, b_gates):
         normed = rms_norm(grouped_linear(x, w_in, b_in), gain)
         return grouped_linear(normed, w_gates, b_gates)
     return gated_heads_forward(x, w_in, b_in, gain, w_gates, b_gates)
 
 
-def _like_outputs(states: Tensor, w_gate_up: Tensor, w_down: Tensor, w_out: Tensor, bias: Tensor) -> Tensor:
-    return states.new_empty(*states.shape[:-1], w_out.shape[0])
+def _like_outputs(states: Tensor, *weights: Tensor) -> Tensor:
+    return states.new_empty(*states.shape[:-1], weights[-1].shape[0])
 
 
 @operator(fake=_like_outputs)
@@ -324,11 +316,12 @@ def mlp_outputs_forward(
         return y
     rows = states.reshape(-1, states.shape[-1])
     tensors = [t.contiguous() for t in (rows, w_gate_up.flatten(0, 1), w_down, w_out)]
-    (R, H), INNER, OUT, gpu = rows.shape, w_down.shape[1], len(bias), gpu_of(states.device)
+    (R, H), INNER, OUT, limits = rows.shape, w_down.shape[1], len(bias), device_limits(states.device)
     starts = [byte for t in tensors for byte in (t.data_ptr(), t.stride(0) * t.itemsize)]
     aligned = all(byte % 16 == 0 for byte in starts)
-    tma, roomy = aligned and gpu.tile_copies and R < 2**31, aligned and gpu.shared_bytes >= 160 * 1024
-    BM, BI, BH, BO = 64, 64 if roomy else 32, power(H), power(OUT)
+    tma = aligned and limits.has_tma and R < 2**31  # TMA counts rows in 32 bits
+    roomy = aligned and limits.shared_bytes >= 160 * 1024
+    BM, BI, BH, BO = 64, 64 if roomy else 32, block_width(H), block_width(OUT)
     given: list[Any] = tensors
     if tma:
         blocks = (BM, BH), (BI, BH), (BH, BI), (BO, BH)
@@ -348,9 +341,9 @@ def mlp_outputs(states: Tensor, w_gate_up: Tensor, w_down: Tensor, w_out: Tensor
         w_out, b_out: (O, H) and (O,).
 
     Returns:
-        (..., O), contiguous. In half precision, without gradients and up to 128 features and outputs it is
-        one kernel, else the layers one by one: geglu_mlp, the sum, F.linear. Sums are float32; what one
-        product hands to the next is rounded.
+        (..., O), contiguous. One kernel in half precision, without gradients and up to 128 features and
+        outputs; else geglu_mlp, the sum and F.linear. Sums are float32, and the inputs of each product are
+        rounded.
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.
@@ -365,6 +358,6 @@ def mlp_outputs(states: Tensor, w_gate_up: Tensor, w_down: Tensor, w_out: Tensor
     check_tensor("b_out", b_out, (len(w_out),), like=states)
     states, w_gate_up, w_down, w_out, b_out = autocast(states, w_gate_up, w_down, w_out, b_out)
     widest = max(H, len(w_out))
-    if _one_by_one(widest, states, w_gate_up, w_down, w_out, b_out) or not w_down.numel():
+    if _run_separately(widest, states, w_gate_up, w_down, w_out, b_out) or not w_down.numel():
         return F.linear(states + geglu_mlp(states, w_gate_up, w_down), w_out, b_out)
     return mlp_outputs_forward(states, w_gate_up, w_down, w_out, b_out)

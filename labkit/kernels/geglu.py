@@ -13,16 +13,25 @@ from labkit.kernels.common import (
     autocast,
     cdiv,
     check_tensor,
-    multiply,
+    dot,
     needs_grad,
     next_power_of_2,
     no_gradient,
     once_differentiable,
     operator,
 )
-from labkit.kernels.linear import activate, derive, halves, launch, load_tile, place, store_tile
+from labkit.kernels.linear import (
+    activate,
+    activation_and_derivative,
+    launch_matmul,
+    load_tile,
+    split_columns,
+    store_tile,
+    swizzled_tile,
+)
 
-# ---- kernels: gate and up are two weights (2, H, K), and what is kept of them lies side by side: (M, 2, H) -
+# ---- kernels -----------------------------------------------------------------------------------------------
+# weight (2, H, K) is gate's and up's. Where the products are kept, they lie side by side: (M, 2, H).
 
 
 @triton.jit
@@ -30,14 +39,14 @@ def gate_up_kernel(
     x, weight, hidden, kept_gate, kept_up, M, H, K, ACT: tl.constexpr, TMA: tl.constexpr, GROUP: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """hidden (M, H) = act(gate) * up, and both before it unless ``kept_gate`` is None.
+    """hidden (M, H) = act(gate) * up; gate and up themselves are stored unless ``kept_gate`` is None.
 
-    BN / 2 rows of either weight are loaded as one tile of BN and multiplied at once, so that gate and up of
-    the same columns meet in one program, without halving the tile.
+    BN / 2 rows of either weight make one tile of BN rows for one product: gate and up of the same columns
+    meet in one program, and the tile keeps its full size.
     """
     rows, cols = tl.cdiv(M, BM), tl.cdiv(H, BN // 2)
     for tile in tl.range(tl.program_id(0), rows * cols, tl.num_programs(0), flatten=TMA):
-        m, n = place(tile, rows, cols, GROUP)
+        m, n = swizzled_tile(tile, rows, cols, GROUP)
         row, unit = m * BM, n * (BN // 2)
         total = tl.zeros([BM, BN], tl.float32)
         for k in range(0, K, BK):
@@ -48,8 +57,8 @@ def gate_up_kernel(
                 side, j = tl.arange(0, 2)[:, None, None], k + tl.arange(0, BK)[None, None, :]
                 i = unit + tl.arange(0, BN // 2)[None, :, None]
                 b = tl.load(weight + (side * H + i).to(tl.int64) * K + j, (i < H) & (j < K), other=0.0)
-            total = multiply(a, b.reshape(BN, BK).T, total)
-        gate, up = halves(total, BM, BN)  # (BM, BN / 2) each
+            total = dot(a, b.reshape(BN, BK).T, total)
+        gate, up = split_columns(total, BM, BN)  # (BM, BN / 2) each
         if kept_gate is not None:
             store_tile(kept_gate, row, unit, M, H, 2 * H, gate, BM, BN // 2, TMA)
             store_tile(kept_up, row, unit, M, H, 2 * H, up, BM, BN // 2, TMA)
@@ -57,14 +66,14 @@ def gate_up_kernel(
 
 
 @triton.jit
-def gated_kernel(dhidden, kept, dkept, H, ACT: tl.constexpr, BLOCK: tl.constexpr):
-    """dkept (M, 2, H), which may be ``kept`` itself, and hidden, again, in dhidden's (M, H) place."""
+def gate_up_grad_kernel(dhidden, kept, dkept, H, ACT: tl.constexpr, BLOCK: tl.constexpr):
+    """dkept (M, 2, H), which may be ``kept`` itself; dhidden (M, H) is overwritten with hidden."""
     row, col = tl.program_id(0).to(tl.int64) * H, tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = col < H
     gate = tl.load(kept + 2 * row + col, inside).to(tl.float32)
     up = tl.load(kept + 2 * row + H + col, inside).to(tl.float32)
     change = tl.load(dhidden + row + col, inside).to(tl.float32)
-    value, derivative = derive(gate, ACT)
+    value, derivative = activation_and_derivative(gate, ACT)
     tl.store(dhidden + row + col, value * up, inside)
     tl.store(dkept + 2 * row + col, derivative * up * change, inside)
     tl.store(dkept + 2 * row + H + col, value * change, inside)
@@ -85,7 +94,7 @@ def _like_kept(x: Tensor, w_gate_up: Tensor) -> Tensor:
 def gate_up_forward(x: Tensor, w_gate_up: Tensor) -> Tensor:
     """hidden (M, H)."""
     x, w_gate_up, hidden = x.contiguous(), w_gate_up.contiguous(), _like_hidden(x, w_gate_up)
-    launch(gate_up_kernel, x, w_gate_up, hidden, (None, None), "gelu_tanh")
+    launch_matmul(gate_up_kernel, x, w_gate_up, hidden, (None, None), "gelu_tanh")
     return hidden
 
 
@@ -94,37 +103,35 @@ def gate_up_training(x: Tensor, w_gate_up: Tensor) -> tuple[Tensor, Tensor]:
     """hidden (M, H), and gate and up before the activation: (M, 2, H)."""
     x, w_gate_up, hidden = x.contiguous(), w_gate_up.contiguous(), _like_hidden(x, w_gate_up)
     kept = _like_kept(x, w_gate_up)
-    launch(gate_up_kernel, x, w_gate_up, hidden, kept.unbind(1), "gelu_tanh")
+    launch_matmul(gate_up_kernel, x, w_gate_up, hidden, kept.unbind(1), "gelu_tanh")
     return hidden, kept
 
 
-def _like_backward(dy: Tensor, w_down: Tensor, kept: Tensor, spent: bool) -> tuple[Tensor, Tensor]:
-    return kept.new_empty(kept.shape[0], kept.shape[2]), torch.empty_like(kept)
+@operator(
+    fake=lambda dy, w_down, kept, _: (kept.new_empty(kept.shape[0], kept.shape[2]), torch.empty_like(kept))
+)
+def gate_up_backward(dy: Tensor, w_down: Tensor, kept: Tensor, overwrite_kept: bool) -> tuple[Tensor, Tensor]:
+    """hidden (M, H), computed again, and the gradients of gate and up (M, 2, H), from dy (M, d).
 
-
-@operator(fake=_like_backward)
-def gate_up_backward(dy: Tensor, w_down: Tensor, kept: Tensor, spent: bool) -> tuple[Tensor, Tensor]:
-    """hidden (M, H) again, and the gradients of gate and up (M, 2, H), for dy (M, d) of the down product.
-
-    hidden takes the place of its gradient. If ``spent``, nobody reads ``kept`` after this, and its gradient
-    takes its place: eagerly only, because an operator of the compiler's may not write to its inputs.
+    With ``overwrite_kept`` the gradients are written to ``kept``, which nobody may need any more. That is for
+    eager calls only: the compiler does not allow an operator to write to its inputs.
     """
-    hidden, kept = dy @ w_down, kept.contiguous()  # dhidden, until the kernel overwrites it
+    hidden, kept = dy @ w_down, kept.contiguous()  # hidden is dhidden until the kernel overwrites it
     M, _, H = kept.shape
-    dkept = kept if spent else torch.empty_like(kept)
+    dkept = kept if overwrite_kept else torch.empty_like(kept)
     block = min(1024, next_power_of_2(H))
     if kept.numel():
-        gated_kernel[(M, cdiv(H, block))](hidden, kept, dkept, H, ACT="gelu_tanh", BLOCK=block)
-    if spent:
-        torch.autograd.graph.increment_version(kept)  # whoever else has saved it is told
+        gate_up_grad_kernel[(M, cdiv(H, block))](hidden, kept, dkept, H, ACT="gelu_tanh", BLOCK=block)
+    if overwrite_kept:
+        torch.autograd.graph.increment_version(kept)  # another backward that saved it raises an error
     return hidden, dkept
 
 
-class Geglu(torch.autograd.Function):
-    """``geglu_mlp`` of two dimensions with its gradients, once differentiable.
+class GeGLUFunction(torch.autograd.Function):
+    """``geglu_mlp`` of x (M, d) with its gradients, once differentiable.
 
-    Gate and up are kept, (M, 2, h). A plain ``.backward()`` needs them once and writes their gradient in
-    their place; with ``retain_graph=True``, and under torch.compile, the gradient is another such tensor.
+    Gate and up are kept, (M, 2, h). A plain ``.backward()`` overwrites them with their gradients. With
+    ``retain_graph=True``, and under torch.compile, the gradients are a new tensor.
     """
 
     @staticmethod
@@ -138,19 +145,19 @@ class Geglu(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, w_gate_up, w_down, kept = ctx.saved_tensors
         x_wanted, pair_wanted, down_wanted = ctx.needs_input_grad
-        spent = not torch.compiler.is_compiling() and not _graph_is_kept()
+        overwrite_kept = not torch.compiler.is_compiling() and not _retains_graph()
         dy = dy.contiguous()
-        hidden, dkept = gate_up_backward(dy, w_down, kept, spent)
+        hidden, dkept = gate_up_backward(dy, w_down, kept, overwrite_kept)
         d_down = dy.T @ hidden if down_wanted else None  # (d, h)
-        del hidden  # its memory serves the next products
+        del hidden  # the next products can have its memory
         dkept = dkept.flatten(1)  # (M, 2 h)
         dx = dkept @ w_gate_up.flatten(0, 1) if x_wanted else None  # (M, d)
         d_gate_up = (dkept.T @ x).view_as(w_gate_up) if pair_wanted else None  # (2, h, d)
         return dx, d_gate_up, d_down
 
 
-def _graph_is_kept() -> bool:
-    """Whether the backward that is running leaves what was saved to another one."""
+def _retains_graph() -> bool:
+    """Whether the backward that is running was called with retain_graph=True."""
     kept: bool = torch._C._autograd._get_current_graph_task_keep_graph()
     return kept
 
@@ -167,14 +174,14 @@ def geglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
         w_down: (d, h), the same.
 
     Returns:
-        (..., d), contiguous, of x's dtype. hidden, (..., h), is rounded on the way; gate and up only where
-        they are kept for the gradients.
+        (..., d), contiguous, of x's dtype. The gated product, (..., h), is rounded on the way. Where autograd
+        records the call, gate and up are kept, rounded.
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.
 
-    The layer is GEGLU of https://arxiv.org/abs/2002.05202. The down product and the backward's four are
-    cuBLAS's.
+    The layer is GEGLU of https://arxiv.org/abs/2002.05202. cuBLAS computes the down product, and the four
+    products of the backward.
     """
     check_tensor("x", x, (..., None))
     check_tensor("w_gate_up", w_gate_up, (2, None, x.shape[-1]), like=x)
@@ -182,25 +189,25 @@ def geglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
     x, w_gate_up, w_down = autocast(x, w_gate_up, w_down)
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     if needs_grad(x, w_gate_up, w_down):
-        y = Geglu.apply(rows, w_gate_up, w_down)
+        y = GeGLUFunction.apply(rows, w_gate_up, w_down)
     else:
         y = functional.linear(gate_up_forward(rows, w_gate_up), w_down)
     return y.view(x.shape)
 
 
 def fused_gate_up(x: Tensor, w_gate_up: Tensor, keep: bool = False) -> tuple[Tensor, Tensor | None]:
-    """gelu(x Wg.T) * (x Wu.T), and with ``keep`` both products before the activation; no gradients.
+    """gelu(x Wg.T) * (x Wu.T) without gradients; with ``keep`` gate and up themselves, too.
 
     Args:
         x: (M, d); float32, float16 or bfloat16, any strides.
         w_gate_up: (2, h, d), gate first, of x's dtype and device.
 
     Returns:
-        hidden (M, h), and (M, 2, h) or None; contiguous, of x's dtype, each rounded once.
+        The result (M, h), and gate and up (M, 2, h) or None; contiguous, of x's dtype, each rounded once.
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.
-        RuntimeError: where autograd would record the call.
+        RuntimeError: if autograd would have to record the call.
     """
     check_tensor("x", x, (None, None))
     check_tensor("w_gate_up", w_gate_up, (2, None, x.shape[-1]), like=x)
@@ -210,34 +217,30 @@ def fused_gate_up(x: Tensor, w_gate_up: Tensor, keep: bool = False) -> tuple[Ten
 
 
 class GeGLU(nn.Module):
-    """``geglu_mlp`` with weights w_gate_up (2, h, d) and w_down (d, h), drawn as nn.Linear draws its own.
+    """``geglu_mlp`` as a module: w_gate_up (2, h, d) and w_down (d, h), initialised like nn.Linear's weight.
 
-    Its state_dict has the names of three Linears: gate_proj.weight, up_proj.weight, down_proj.weight.
+    Its state_dict is that of three Linears: gate_proj.weight, up_proj.weight and down_proj.weight.
     """
 
     def __init__(self, d: int, h: int, **options: Any) -> None:
         super().__init__()
         self.w_gate_up = nn.Parameter(torch.empty(2, h, d, **options).uniform_(-(d**-0.5), d**-0.5))
         self.w_down = nn.Parameter(torch.empty(d, h, **options).uniform_(-(h**-0.5), h**-0.5))
-        self.register_state_dict_post_hook(self._unstack)
-        self.register_load_state_dict_pre_hook(self._stack)
+        self.register_state_dict_post_hook(self._split_state)
+        self.register_load_state_dict_pre_hook(self._join_state)
 
     def forward(self, x: Tensor) -> Tensor:
         return geglu_mlp(x, self.w_gate_up, self.w_down)
 
     @staticmethod
-    def _unstack(module: nn.Module, state: dict[str, Any], prefix: str, local: Any) -> None:
-        gate, up = state.pop(prefix + "w_gate_up")
-        values = (gate, up, state.pop(prefix + "w_down"))
-        state |= {
-            f"{prefix}{name}_proj.weight": v for name, v in zip(("gate", "up", "down"), values, strict=True)
-        }
+    def _split_state(module: nn.Module, state: dict[str, Any], prefix: str, local: Any) -> None:
+        state[f"{prefix}gate_proj.weight"], state[f"{prefix}up_proj.weight"] = state.pop(prefix + "w_gate_up")
+        state[f"{prefix}down_proj.weight"] = state.pop(prefix + "w_down")
 
     @staticmethod
-    def _stack(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        names = {name: f"{prefix}{name}_proj.weight" for name in ("gate", "up", "down")}
-        if names["gate"] in state and names["up"] in state:
-            pair = state.pop(names["gate"]), state.pop(names["up"])
-            state[prefix + "w_gate_up"] = torch.stack(pair)
-        if names["down"] in state:
-            state[prefix + "w_down"] = state.pop(names["down"])
+    def _join_state(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        gate, up, down = (f"{prefix}{name}_proj.weight" for name in ("gate", "up", "down"))
+        if gate in state and up in state:
+            state[prefix + "w_gate_up"] = torch.stack((state.pop(gate), state.pop(up)))
+        if down in state:
+            state[prefix + "w_down"] = state.pop(down)

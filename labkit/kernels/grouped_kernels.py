@@ -1,46 +1,50 @@
 """The Triton kernels of ``grouped.py``: G small Linears side by side, forward and backward.
 
-Data is (B, T, C), C = G * D_IN features in and G * D_OUT out, in any strides. B and T stay two axes: in
-(B, C, T) memory the step from one sequence to the next is no whole number of steps in T. With ``FLAT`` they
-are one axis. A tile is BM rows of one sequence, and tiles are counted through all sequences.
+x is (B, T, G * D_IN), y is (B, T, G * D_OUT), both in any strides. With ``FLAT`` B and T are one axis; in
+(B, C, T) memory they cannot be, because the stride of B is no multiple of that of T. A tile is BM rows of one
+sequence. Tiles are numbered through all sequences.
 
-Strides are called s, the tensor's letter and the axis, and count elements: ``sxb``, ``sxt``, ``sxc`` are
-those of x along B, T and the features; ``swg``, ``swi``, ``swo`` those of the weight along group, in and out.
+Strides count elements and are named s, the tensor's letter, the axis: ``sxb``, ``sxt``, ``sxc`` are x's along
+B, T and the features; ``swg``, ``swi``, ``swo`` are the weight's along group, in and out.
 """
 
 import triton
 import triton.language as tl
 
-from labkit.kernels.common import far, multiply
+from labkit.kernels.common import dot, offset64
 
 # ---- parts of kernels --------------------------------------------------------------------------------------
 
 
 @triton.jit
-def start_of(tile, across, outer, stride, BM: tl.constexpr, FLAT: tl.constexpr):
-    """Where a tile's first row begins; ``across`` tiles lie in each sequence."""
-    return far(tile * BM, stride) if FLAT else far(tile // across, outer) + far(tile % across * BM, stride)
+def tile_offset(tile, across, outer, stride, BM: tl.constexpr, FLAT: tl.constexpr):
+    """Offset of a tile's first row; each sequence has ``across`` tiles."""
+    return (
+        offset64(tile * BM, stride)
+        if FLAT
+        else offset64(tile // across, outer) + offset64(tile % across * BM, stride)
+    )
 
 
 @triton.jit
-def apart(block, PACK: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):
-    """(ROWS, PACK * D), groups side by side, as (PACK, ROWS, D): a batch of products."""
+def split_groups(block, PACK: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):
+    """(ROWS, PACK * D) to (PACK, ROWS, D), the operand of a batch of products."""
     if PACK > 1:
         block = tl.permute(tl.reshape(block, [ROWS, PACK, D]), [1, 0, 2])
     return block
 
 
 @triton.jit
-def together(block, PACK: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):
-    """(PACK, ROWS, D) as (ROWS, PACK * D)."""
+def merge_groups(block, PACK: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):
+    """(PACK, ROWS, D) to (ROWS, PACK * D)."""
     if PACK > 1:
         block = tl.reshape(tl.permute(block, [1, 0, 2]), [ROWS, PACK * D])
     return block
 
 
 @triton.jit
-def turned(block, PACK: tl.constexpr):
-    """The transpose, of each group's block for itself."""
+def transpose_groups(block, PACK: tl.constexpr):
+    """The transpose of each group's block."""
     return tl.permute(block, [0, 2, 1]) if PACK > 1 else block.T
 
 
@@ -48,37 +52,37 @@ def turned(block, PACK: tl.constexpr):
 def load_weight(
     weight, group, G, k, n, swg, swi, swo, D_IN: tl.constexpr, D_OUT: tl.constexpr, PACK: tl.constexpr
 ):
-    """A group's weight at rows k and columns n, (BK, BN); of PACK groups all of it, (PACK, D_IN, D_OUT)."""
-    if PACK > 1:  # in k's type: 64 bits where the strides ask for them
+    """A group's weight at rows k and columns n: (BK, BN). For PACK groups the whole: (PACK, D_IN, D_OUT)."""
+    if PACK > 1:  # all in k's type, which is 64-bit where the strides need it
         g = tl.arange(0, PACK)[:, None, None].to(k.dtype)
         k, n = tl.arange(0, D_IN)[None, :, None].to(k.dtype), tl.arange(0, D_OUT)[None, None, :].to(k.dtype)
         at, inside = g * swg + k * swi + n * swo, group + g < G
     else:
         k, n = k[:, None], n[None, :]
         at, inside = k * swi + n * swo, (k >= 0) & (k < D_IN) & (n < D_OUT)
-    return tl.load(weight + far(group, swg) + at, inside, other=0.0)
+    return tl.load(weight + offset64(group, swg) + at, inside, other=0.0)
 
 
 # ---- forward -----------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def once_kernel(
+def single_tile_kernel(
     x_tiles, weight, bias, y_tiles, T, G,
     swg: tl.constexpr, swi: tl.constexpr, swo: tl.constexpr, sbg: tl.constexpr, sbo: tl.constexpr,
     D_IN: tl.constexpr, D_OUT: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """One tile of rows and one group a program, x and y by descriptors: for groups of 64 the fastest."""
+    """One tile of rows and one group per program, x and y by descriptors; the fastest for groups of 64."""
     group, tile = tl.program_id(0) % G, tl.program_id(0) // G
     k, n = tl.arange(0, D_IN), tl.arange(0, D_OUT)
     w = load_weight(weight, group, G, k, n, swg, swi, swo, D_IN, D_OUT, 1)  # (D_IN, D_OUT)
     if bias is not None:
-        b = tl.load(bias + far(group, sbg) + n * sbo).to(tl.float32)
+        b = tl.load(bias + offset64(group, sbg) + n * sbo).to(tl.float32)
     a = x_tiles.load([tile * BM, group * D_IN])  # (BM, D_IN)
-    # Always true. It makes Triton 3.6 and 3.7 store the weight in shared memory after x has come, so both are
-    # on their way at once; else they wait for the weight right behind its load, before asking for x.
+    # The condition is always true. It makes Triton 3.6 and 3.7 store the weight in shared memory after x has
+    # arrived, so that both loads run at once. Without it they wait for the weight before x is loaded.
     w = tl.where(tile * BM < T, w, 0.0)
-    total = multiply(a, w)  # (BM, D_OUT)
+    total = dot(a, w)  # (BM, D_OUT)
     if bias is not None:
         total += b[None, :]
     y_tiles.store([tile * BM, group * D_OUT], total.to(a.dtype))
@@ -86,85 +90,85 @@ def once_kernel(
 
 @triton.jit
 def forward_kernel(
-    x, x_tiles, weight, w_tiles, bias, y, y_tiles, B, T, G, per, hop, step,
+    x, x_tiles, weight, w_tiles, bias, y, y_tiles, B, T, G, per, part_stride, tile_stride,
     sxb, sxt, sxc, swg: tl.constexpr, swi: tl.constexpr, swo: tl.constexpr,
     sbg: tl.constexpr, sbo: tl.constexpr, syb, syt, syc,
     D_IN: tl.constexpr, D_OUT: tl.constexpr, PACK: tl.constexpr, FLAT: tl.constexpr,
     LARGE: tl.constexpr, TMA: tl.constexpr, STORE: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """A program keeps (BK, BN) of a group's weight, or the weights of PACK groups, while tiles of x pass.
+    """A program keeps (BK, BN) of a group's weight, or the weights of PACK groups, and loops over tiles of x.
 
-    Part i of the rows begins at tile i * ``hop`` and has ``per`` tiles, ``step`` apart. With TMA x comes by
-    descriptors, and the compiler's pipeline loads ahead; without, ``ahead`` is the next tile, on its way
-    while this one is multiplied. With STORE y goes by descriptors. LARGE: addresses within a tile need 64
-    bits.
+    Part i of the rows begins at tile i * ``part_stride`` and has ``per`` tiles, ``tile_stride`` apart. With
+    TMA descriptors load x, and the compiler's pipeline loads ahead. Without, ``ahead`` is the next tile,
+    loaded while this one is multiplied. With STORE descriptors store y. With LARGE offsets within a tile are
+    64-bit.
     """
-    # Programs count slices of the columns first, then packs of groups, then parts of the rows: neighbours in
-    # time are neighbours in memory.
+    # Programs are numbered along the slices of columns first, then along packs of groups, then along parts of
+    # the rows: programs that run at the same time are neighbours in memory.
     slices, packs = tl.cdiv(PACK * D_OUT, BN), tl.cdiv(G, PACK)
     slice_, group = tl.program_id(0) % slices, tl.program_id(0) // slices % packs * PACK
     across = tl.cdiv(T, BM)
     tiles = across if FLAT else B * across
-    first = tl.program_id(0) // slices // packs * hop
-    last = tl.minimum(first + per * step, tiles)
-    first = first.to(last.dtype)  # 64 bits where T has them
+    first = tl.program_id(0) // slices // packs * part_stride
+    last = tl.minimum(first + per * tile_stride, tiles)
+    first = first.to(last.dtype)  # 64-bit where T is
 
-    # A descriptor starts at multiples of 16 bytes: so many of the neighbour's numbers come along, at k < 0,
-    # where w is zero.
+    # A descriptor's tile begins at a multiple of 16 bytes, so with ``shift`` columns of the group before: at
+    # k < 0, where w is zero.
     shift = group * D_IN % (128 // weight.dtype.element_ty.primitive_bitwidth) if TMA else 0
     m, k, n = tl.arange(0, BM), tl.arange(0, BK) - shift, slice_ * BN + tl.arange(0, BN)
     if LARGE:
         m, k, n = m.to(tl.int64), k.to(tl.int64), n.to(tl.int64)
     has_k = (k >= 0) & (k < PACK * D_IN) & (group * D_IN + k < G * D_IN)
     has_n = (n < PACK * D_OUT) & (group * D_OUT + n < G * D_OUT)
-    x, y = x + far(group * D_IN, sxc), y + far(group * D_OUT, syc)
+    x, y = x + offset64(group * D_IN, sxc), y + offset64(group * D_OUT, syc)
     y_at = y + (m[:, None] * syt + n[None, :] * syc)  # (BM, BN)
     if not TMA:  # the first tile, before the weight
         x_at = m[:, None] * sxt + k[None, :] * sxc  # (BM, BK)
         here = ((m + (first * BM if FLAT else first % across * BM) < T) & (first < last))[:, None]
-        start = start_of(first, across, sxb, sxt, BM, FLAT)
+        start = tile_offset(first, across, sxb, sxt, BM, FLAT)
         ahead = tl.load(x + start + x_at, here & has_k[None, :], other=0.0)
     if w_tiles is not None:
         w = w_tiles.load([group * D_IN, slice_ * BN])  # (BK, BN)
     else:
         w = load_weight(weight, group, G, k, n, swg, swi, swo, D_IN, D_OUT, PACK)
     if bias is not None:
-        b_group = bias + far(group, sbg) + (n // D_OUT * sbg + n % D_OUT * sbo)
+        b_group = bias + offset64(group, sbg) + (n // D_OUT * sbg + n % D_OUT * sbo)
         b = tl.load(b_group, has_n, other=0.0).to(tl.float32)  # (BN,)
-    suspect = tl.zeros([BM], tl.float32)  # each row's sum of zeros, unless something is not finite
+    suspect = tl.zeros([BM], tl.float32)  # (BM,): zero unless something in a row is not finite
 
-    for tile in tl.range(first, last, step):
+    for tile in tl.range(first, last, tile_stride):
         rows = (m + (tile * BM if FLAT else tile % across * BM) < T)[:, None]
         if TMA:
             a = x_tiles.load([tile * BM, group * D_IN - shift])  # (BM, BK)
         else:
-            a, coming = ahead, tile + step
+            a, coming = ahead, tile + tile_stride
             there = ((m + (coming * BM if FLAT else coming % across * BM) < T) & (coming < last))[:, None]
-            from_ = start_of(coming, across, sxb, sxt, BM, FLAT)
+            from_ = tile_offset(coming, across, sxb, sxt, BM, FLAT)
             ahead = tl.load(x + from_ + x_at, there & has_k[None, :], other=0.0)
-        total = together(multiply(apart(a, PACK, BM, D_IN), w), PACK, BM, D_OUT)  # (BM, BN)
+        total = merge_groups(dot(split_groups(a, PACK, BM, D_IN), w), PACK, BM, D_OUT)  # (BM, BN)
         if bias is not None:
             total += b[None, :]
         if TMA and D_IN != BK:
-            # 0, or NaN if anything in it is not finite; in two steps, whose additions need not wait so long
+            # total * 0 is NaN where total is not finite, else 0. Two short sums are faster than a long one.
             suspect += tl.sum(tl.sum(tl.reshape(total * 0.0, [BM, BN // 8, 8]), 1), 1)
         if STORE:
             y_tiles.store([tile * BM, group * D_OUT], total.to(y.dtype.element_ty))
         else:
-            to = start_of(tile, across, syb, syt, BM, FLAT)
+            to = tile_offset(tile, across, syb, syt, BM, FLAT)
             tl.store(y_at + to, total, rows & has_n[None, :])
 
-    # A neighbour's number times a zero of w is 0, but a NaN or an infinity gives NaN: then these tiles are
-    # done again, with the neighbours masked out.
-    if TMA and D_IN != BK:  # noqa: SIM102 (the outer one is the compiler's)
+    # The columns of the group before are multiplied by zeros of w, which gives NaN where they are not finite.
+    # Then these tiles are computed again by pointers, with those columns masked out.
+    if TMA and D_IN != BK:  # noqa: SIM102 (the outer condition is known to the compiler)
         if tl.sum(suspect) != 0.0:
-            for tile in tl.range(first, last, step, num_stages=1):
+            for tile in tl.range(first, last, tile_stride, num_stages=1):
                 row = tile * BM + m
-                x_tile, y_tile = x + far(row, sxt)[:, None], y + far(row, syt)[:, None]
+                x_tile, y_tile = x + offset64(row, sxt)[:, None], y + offset64(row, syt)[:, None]
                 rows = (row < T)[:, None]
                 a = tl.load(x_tile + k[None, :] * sxc, rows & has_k[None, :], other=0.0)
-                total = multiply(a, w)
+                total = dot(a, w)
                 if bias is not None:
                     total += b[None, :]
                 tl.store(y_tile + n[None, :] * syc, total, rows & has_n[None, :])
@@ -175,24 +179,25 @@ def wide_kernel(
     x, weight, bias, y, B, T, G, sxb, sxt, sxc, swg, swi, swo, sbg, sbo, syb, syt, syc,
     D_IN, D_OUT, BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """A group's weight is too large to stay: a product in tiles, for every group."""
+    """For weights that are too large to keep: a tile (BM, BN) of one group's product, BK at a time."""
     slices, across = tl.cdiv(D_OUT, BN), tl.cdiv(T, BM)
     slice_, group = tl.program_id(0) % slices, tl.program_id(0) // slices % G
     tile = tl.program_id(0) // slices // G
     m, n = tile % across * BM + tl.arange(0, BM), slice_ * BN + tl.arange(0, BN)
     rows, cols = (m < T)[:, None], (n < D_OUT)[None, :]
-    x_group = x + far(tile // across, sxb) + far(group * D_IN, sxc) + far(m[:, None], sxt)  # (BM, 1)
-    w_group = weight + far(group, swg) + far(n[None, :], swo)  # (1, BN)
+    x_group = x + offset64(tile // across, sxb) + offset64(group * D_IN, sxc)
+    x_group += offset64(m[:, None], sxt)  # (BM, 1)
+    w_group = weight + offset64(group, swg) + offset64(n[None, :], swo)  # (1, BN)
     total = tl.zeros([BM, BN], tl.float32)
     for start in range(0, D_IN, BK):
         k = start + tl.arange(0, BK)
-        a = tl.load(x_group + far(k[None, :], sxc), rows & (k < D_IN)[None, :], other=0.0)  # (BM, BK)
-        w = tl.load(w_group + far(k[:, None], swi), cols & (k < D_IN)[:, None], other=0.0)  # (BK, BN)
-        total = multiply(a, w, total)
+        a = tl.load(x_group + offset64(k[None, :], sxc), rows & (k < D_IN)[None, :], other=0.0)  # (BM, BK)
+        w = tl.load(w_group + offset64(k[:, None], swi), cols & (k < D_IN)[:, None], other=0.0)  # (BK, BN)
+        total = dot(a, w, total)
     if bias is not None:
-        total += tl.load(bias + far(group, sbg) + n * sbo, n < D_OUT, other=0.0).to(tl.float32)[None, :]
-    y_group = y + far(tile // across, syb) + far(group * D_OUT, syc) + far(m[:, None], syt)
-    tl.store(y_group + far(n[None, :], syc), total, rows & cols)
+        total += tl.load(bias + offset64(group, sbg) + n * sbo, n < D_OUT, other=0.0).to(tl.float32)[None, :]
+    y_group = y + offset64(tile // across, syb) + offset64(group * D_OUT, syc) + offset64(m[:, None], syt)
+    tl.store(y_group + offset64(n[None, :], syc), total, rows & cols)
 
 
 # ---- backward ----------------------------------------------------------------------------------------------
@@ -206,10 +211,10 @@ def backward_kernel(
     TMA: tl.constexpr, STORE: tl.constexpr, KEEP: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """A program keeps (BK, BN) of a group's dW in registers while its rows of x and dY pass, each read once.
+    """A program keeps (BK, BN) of a group's dW in registers and loops over its rows of x and dY.
 
-    Where that is all of the group's dW, it makes dX and db as well. Its sums over its rows go to ``parts``
-    (P, G, D_IN + 1, D_OUT), for ``sum_kernel`` to add.
+    Where that is all of the group's dW, the program computes dX and db, too. The sums over its rows go to
+    ``parts`` (P, G, D_IN + 1, D_OUT), which ``sum_kernel`` adds up.
     """
     down, slices, packs = tl.cdiv(PACK * D_IN, BK), tl.cdiv(PACK * D_OUT, BN), tl.cdiv(G, PACK)
     block, part = tl.program_id(0) % (down * slices), tl.program_id(0) // (down * slices) // packs
@@ -222,45 +227,44 @@ def backward_kernel(
         m, k, n = m.to(tl.int64), k.to(tl.int64), n.to(tl.int64)
     has_k = (k < PACK * D_IN) & (group * D_IN + k < G * D_IN)
     has_n = (n < PACK * D_OUT) & (group * D_OUT + n < G * D_OUT)
-    x, x_at = x + far(group * D_IN, sxc), m[:, None] * sxt + k[None, :] * sxc  # (BM, BK)
-    dy, g_at = dy + far(group * D_OUT, sgc), m[:, None] * sgt + n[None, :] * sgc  # (BM, BN)
+    x, x_at = x + offset64(group * D_IN, sxc), m[:, None] * sxt + k[None, :] * sxc  # (BM, BK)
+    dy, g_at = dy + offset64(group * D_OUT, sgc), m[:, None] * sgt + n[None, :] * sgc  # (BM, BN)
     if dx is not None:  # one program holds all of dW
         w = load_weight(weight, group, G, n, k, swg, swo, swi, D_OUT, D_IN, PACK)  # transposed
-        dx, dx_at = dx + far(group * D_IN, sdc), m[:, None] * sdt + k[None, :] * sdc
+        dx, dx_at = dx + offset64(group * D_IN, sdc), m[:, None] * sdt + k[None, :] * sdc
     dw = tl.zeros([PACK, D_IN, D_OUT] if PACK > 1 else [BK, BN], tl.float32)
-    db = tl.zeros([KEEP, BN], tl.float32)  # rows kept apart, so that threads add without asking each other
+    db = tl.zeros([KEEP, BN], tl.float32)  # KEEP separate sums, so that threads add without exchanges
 
     for tile in tl.range(part * per, tl.minimum(part * per + per, tiles)):
         rows = (m + (tile * BM if FLAT else tile % across * BM) < T)[:, None]
         if TMA:
             g, a = dy_tiles.load([tile * BM, group * D_OUT]), x_tiles.load([tile * BM, group * D_IN])
         else:
-            g = tl.load(
-                dy + start_of(tile, across, sgb, sgt, BM, FLAT) + g_at, rows & has_n[None, :], other=0.0
-            )
-            a = tl.load(
-                x + start_of(tile, across, sxb, sxt, BM, FLAT) + x_at, rows & has_k[None, :], other=0.0
-            )
-        # dW first. Triton 3.6 and 3.7 let the product into dw run on; were it the second, the next tile of dY
-        # could be loaded over the one that it still reads. So the wait for the second product ends both.
-        dw = multiply(turned(apart(a, PACK, BM, D_IN), PACK), apart(g, PACK, BM, D_OUT), dw)
+            g_start = tile_offset(tile, across, sgb, sgt, BM, FLAT)
+            g = tl.load(dy + g_start + g_at, rows & has_n[None, :], other=0.0)  # (BM, BN)
+            x_start = tile_offset(tile, across, sxb, sxt, BM, FLAT)
+            a = tl.load(x + x_start + x_at, rows & has_k[None, :], other=0.0)  # (BM, BK)
+        # dW comes first, because Triton 3.6 and 3.7 let the product into dw run on. As the second product, it
+        # could still read a tile of dY while the next one is loaded over it. The wait for dX ends both.
+        a_transposed = transpose_groups(split_groups(a, PACK, BM, D_IN), PACK)
+        dw = dot(a_transposed, split_groups(g, PACK, BM, D_OUT), dw)
         if dx is not None:
             db += tl.sum(tl.reshape(g, [BM // KEEP, KEEP, BN]).to(tl.float32), 0)
-            change = together(multiply(apart(g, PACK, BM, D_OUT), w), PACK, BM, D_IN)  # (BM, BK)
+            change = merge_groups(dot(split_groups(g, PACK, BM, D_OUT), w), PACK, BM, D_IN)  # (BM, BK)
             if STORE:
                 dx_tiles.store([tile * BM, group * D_IN], change.to(dx.dtype.element_ty))
             else:
-                to = start_of(tile, across, sdb, sdt, BM, FLAT)
+                to = tile_offset(tile, across, sdb, sdt, BM, FLAT)
                 tl.store(dx + to + dx_at, change, rows & has_k[None, :])
 
-    parts += far(part * G + group, (D_IN + 1) * D_OUT)
+    parts += offset64(part * G + group, (D_IN + 1) * D_OUT)
     if PACK > 1:
         p, q = tl.arange(0, PACK)[:, None, None], tl.arange(0, D_IN)[None, :, None]
         at = p * ((D_IN + 1) * D_OUT) + q * D_OUT + tl.arange(0, D_OUT)[None, None, :]
         tl.store(parts + at, dw, group + p < G)
     else:
         tl.store(parts + k[:, None] * D_OUT + n[None, :], dw, has_k[:, None] & has_n[None, :])
-    if dx is not None:  # db is one more row
+    if dx is not None:  # db is a row behind dW
         at = n // D_OUT * ((D_IN + 1) * D_OUT) + D_IN * D_OUT + n % D_OUT
         tl.store(parts + at, tl.sum(db, 0), has_n)
 
@@ -270,14 +274,14 @@ def sum_kernel(
     parts, dw, db, P, size, D_IN: tl.constexpr, D_OUT: tl.constexpr,
     LARGE: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sums parts (P, size), size = G * (D_IN + 1) * D_OUT, over P in a fixed order: dW and db.
+    """Add up parts (P, size), size = G * (D_IN + 1) * D_OUT, over P in a fixed order: dW and db.
 
-    Atomic additions would save this kernel, and come in any order: two runs would differ.
+    Atomic additions would save this kernel, but their order, and so the rounding, changes from run to run.
     """
-    pid = tl.program_id(0).to(tl.int64) if LARGE else tl.program_id(0)  # 2**31 numbers of weight, and more
+    pid = tl.program_id(0).to(tl.int64) if LARGE else tl.program_id(0)  # LARGE: a weight of 2**31 elements
     at, part = pid * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PARTS)[:, None]
     total = tl.sum(
-        tl.load(parts + far(part, size) + at[None, :], (part < P) & (at < size)[None, :], other=0.0), 0
+        tl.load(parts + offset64(part, size) + at[None, :], (part < P) & (at < size)[None, :], other=0.0), 0
     )
     group, inside = at // ((D_IN + 1) * D_OUT), at % ((D_IN + 1) * D_OUT)
     of_weight = inside < D_IN * D_OUT

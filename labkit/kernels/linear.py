@@ -1,6 +1,6 @@
 """A matrix product and its epilogue: y = activation(x @ weight.T + bias).
 
-``load_tile``, ``store_tile``, ``halves``, ``place``, ``activate`` and ``derive`` serve other products, too.
+The activations, and the helpers that load, store, split and order tiles, serve other products, too.
 """
 
 import functools
@@ -14,12 +14,12 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from labkit.kernels.common import (
-    Gpu,
+    DeviceLimits,
     autocast,
     cdiv,
     check_tensor,
-    gpu_of,
-    multiply,
+    device_limits,
+    dot,
     needs_grad,
     once_differentiable,
     operator,
@@ -27,7 +27,7 @@ from labkit.kernels.common import (
 
 ACTIVATIONS = ("none", "relu", "gelu_tanh", "silu")
 
-# ---- activations, in float32 -------------------------------------------------------------------------------
+# ---- activations in float32 --------------------------------------------------------------------------------
 
 LOG2_E: tl.constexpr = tl.constexpr(math.log2(math.e))
 GELU_SCALE: tl.constexpr = tl.constexpr(2 * math.sqrt(2 / math.pi))
@@ -36,7 +36,7 @@ GELU_CUBE: tl.constexpr = tl.constexpr(0.044715)
 
 @triton.jit
 def sigmoid(z):
-    root = tl.rsqrt(1.0 + tl.exp2(z * -LOG2_E))  # 1 / (1 + e^-z) is this root squared: no division
+    root = tl.rsqrt(1.0 + tl.exp2(z * -LOG2_E))  # squared it is 1 / (1 + e^-z), without a division
     return root * root
 
 
@@ -52,8 +52,8 @@ def activate(z, ACT: tl.constexpr):
 
 
 @triton.jit
-def derive(z, ACT: tl.constexpr):
-    """The activation of z and its derivative there."""
+def activation_and_derivative(z, ACT: tl.constexpr):
+    """The activation of z, and its derivative at z."""
     if ACT == "relu":
         value, derivative = tl.maximum(z, 0.0), tl.where(z > 0, 1.0, 0.0)
     elif ACT == "silu":
@@ -68,12 +68,12 @@ def derive(z, ACT: tl.constexpr):
     return value, derivative
 
 
-# ---- tiles: of a tensor descriptor (TMA), or by pointers and masks -----------------------------------------
+# ---- tiles by tensor descriptors (TMA), or by pointers and masks -------------------------------------------
 
 
 @triton.jit
 def load_tile(t, row, col, rows, cols, R: tl.constexpr, C: tl.constexpr, TMA: tl.constexpr):
-    """Tile (R, C) of a contiguous t (rows, cols), from (row, col) on; zeros beyond its edges."""
+    """The tile (R, C) at (row, col) of a contiguous t (rows, cols); zeros beyond its edges."""
     if TMA:
         tile = t.load([row, col])
     else:
@@ -84,7 +84,7 @@ def load_tile(t, row, col, rows, cols, R: tl.constexpr, C: tl.constexpr, TMA: tl
 
 @triton.jit
 def store_tile(t, row, col, rows, cols, stride, tile, R: tl.constexpr, C: tl.constexpr, TMA: tl.constexpr):
-    """Tile (R, C) into t (rows, cols), whose rows begin ``stride`` elements apart."""
+    """Store a tile (R, C) at (row, col) of t (rows, cols), whose rows begin ``stride`` elements apart."""
     if TMA:
         t.store([row, col], tile.to(t.dtype))
     else:
@@ -93,16 +93,16 @@ def store_tile(t, row, col, rows, cols, stride, tile, R: tl.constexpr, C: tl.con
 
 
 @triton.jit
-def halves(tile, R: tl.constexpr, C: tl.constexpr):
+def split_columns(tile, R: tl.constexpr, C: tl.constexpr):
     """The left and the right half, (R, C / 2) each, of a tile (R, C)."""
     return tile.reshape(R, 2, C // 2).permute(0, 2, 1).split()
 
 
 @triton.jit
-def place(tile, rows, cols, GROUP: tl.constexpr):
-    """(m, n) of a tile by its number: GROUP rows of tiles are worked off column by column.
+def swizzled_tile(tile, rows, cols, GROUP: tl.constexpr):
+    """Row m and column n of the tile with this number: GROUP rows of tiles are taken column by column.
 
-    What runs together shares its rows of x and of the weight in the L2 cache.
+    Programs that run at the same time then share rows of x and of the weight in the L2 cache.
     """
     group = tile // (GROUP * cols)
     height = min(rows - group * GROUP, GROUP)
@@ -118,20 +118,20 @@ def linear_kernel(
     x, weight, y, kept, M, N, K, bias, ACT: tl.constexpr, TMA: tl.constexpr, GROUP: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """y (M, N) of x (M, K) and weight (N, K); ``kept``, unless it is None, is what the activation is of.
+    """y (M, N) = activation(x (M, K) @ weight (N, K).T + bias); z, before the activation, goes to ``kept``.
 
-    As many programs as fit the GPU walk over the tiles of y: with ``flatten`` the loads of the next tile run
-    ahead of this one's epilogue. By pointers there is a program for each tile.
+    With TMA as many programs as fit on the GPU loop over the tiles of y, and ``flatten`` lets the next tile's
+    loads begin before this tile's epilogue. Without, each tile has its program.
     """
     rows, cols = tl.cdiv(M, BM), tl.cdiv(N, BN)
     for tile in tl.range(tl.program_id(0), rows * cols, tl.num_programs(0), flatten=TMA):
-        m, n = place(tile, rows, cols, GROUP)
+        m, n = swizzled_tile(tile, rows, cols, GROUP)
         total = tl.zeros([BM, BN], tl.float32)
         for k in range(0, K, BK):
             a = load_tile(x, m * BM, k, M, K, BM, BK, TMA)  # (BM, BK)
             b = load_tile(weight, n * BN, k, N, K, BN, BK, TMA)  # (BN, BK)
-            total = multiply(a, b.T, total)
-        left, right = halves(total, BM, BN)  # half a tile needs half the shared memory on its way out
+            total = dot(a, b.T, total)
+        left, right = split_columns(total, BM, BN)  # (BM, BN / 2) each: stores take half the shared memory
         for half in tl.static_range(2):
             z, first = left if half == 0 else right, n * BN + half * (BN // 2)  # (BM, BN / 2)
             if bias is not None:
@@ -144,13 +144,13 @@ def linear_kernel(
 
 @triton.jit
 def dz_kernel(dy, z, dz, sums, M, N, groups, ACT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """dz (M, N) = dy * activation'(z), and the sums of it over this program's rows: sums (groups, N)."""
+    """dz (M, N) = dy * activation'(z), and for each group of rows the sums of dz: sums (groups, N)."""
     col = tl.program_id(0) * COLS + tl.arange(0, COLS)
     total = tl.zeros([ROWS, COLS], tl.float32)
     for first in tl.range(tl.program_id(1) * ROWS, M, groups * ROWS, num_stages=3):
         row = (first + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         at, inside = row * N + col[None, :], (row < M) & (col < N)[None, :]  # (ROWS, COLS)
-        _, derivative = derive(tl.load(z + at, inside, other=0.0).to(tl.float32), ACT)
+        _, derivative = activation_and_derivative(tl.load(z + at, inside, other=0.0).to(tl.float32), ACT)
         change = tl.load(dy + at, inside, other=0.0).to(tl.float32) * derivative
         total += change
         tl.store(dz + at, change, inside)
@@ -160,32 +160,38 @@ def dz_kernel(dy, z, dz, sums, M, N, groups, ACT: tl.constexpr, ROWS: tl.constex
 # ---- tile sizes --------------------------------------------------------------------------------------------
 
 KIB = 1024
-# rows, columns and depth of a tile, warps, stages, programs per multiprocessor, slower by (measured, H200)
-LARGE = [(128, 128, 64, 4, 3, 2, 1.0), (64, 128, 64, 4, 4, 2, 1.1), (64, 64, 64, 4, 4, 2, 1.35)]
-DEEP = [(128, 256, 64, 8, 4, 1, 1.0), *LARGE[1:]]  # where K is large, the epilogue is short
-MIDDLE = [(128, 128, 64, 8, 3, 1, 1.0), (64, 64, 64, 4, 3, 2, 1.3)]
-SMALL = [(128, 128, 32, 8, 3, 1, 1.0), (64, 64, 32, 4, 3, 2, 1.3)]
-FP32 = [(128, 64, 32, 4, 3, 2, 1.0), (64, 64, 32, 4, 3, 2, 1.2)]
-ODD = [(64, 64, 32, 8, 2, 2, 1.0)]  # rows that are not aligned need an address for every element
-INTERPRETED = [(32, 64, 32, 4, 3, 1, 1.0)]
+# BM, BN, BK, warps, stages, programs per multiprocessor, how much slower the tile is (measured on an H200).
+# The names say how much shared memory a block may use.
+TILES_200_KIB = [(128, 128, 64, 4, 3, 2, 1.0), (64, 128, 64, 4, 4, 2, 1.1), (64, 64, 64, 4, 4, 2, 1.35)]
+TILES_200_KIB_DEEP = [(128, 256, 64, 8, 4, 1, 1.0), *TILES_200_KIB[1:]]  # for a large K
+TILES_160_KIB = [(128, 128, 64, 8, 3, 1, 1.0), (64, 64, 64, 4, 3, 2, 1.3)]
+TILES_SMALL = [(128, 128, 32, 8, 3, 1, 1.0), (64, 64, 32, 4, 3, 2, 1.3)]
+TILES_FP32 = [(128, 64, 32, 4, 3, 2, 1.0), (64, 64, 32, 4, 3, 2, 1.2)]
+TILES_UNALIGNED = [(64, 64, 32, 8, 2, 2, 1.0)]  # each element needs an address of its own
+TILES_INTERPRETED = [(32, 64, 32, 4, 3, 1, 1.0)]
 
 
-def tiling(M: int, N: int, K: int, dtype: torch.dtype, aligned: bool, gpu: Gpu) -> tuple[int, ...]:
-    """(BM, BN, BK, warps, stages, programs per multiprocessor) for a product of M by N, K deep."""
-    room = gpu.shared_bytes // KIB
-    choices = (DEEP if K >= 4096 else LARGE) if room >= 200 else MIDDLE if room >= 160 else SMALL
-    if dtype == torch.float32:
-        choices = FP32 if room >= 200 else FP32[1:]
-    if not aligned:
-        choices = ODD
-    if not room:
-        choices = INTERPRETED
-    return _cheapest(M, N, tuple(choices), gpu.multiprocessors)[:-1]
+def choose_tile(
+    M: int, N: int, K: int, dtype: torch.dtype, aligned: bool, limits: DeviceLimits
+) -> tuple[int, ...]:
+    """(BM, BN, BK, warps, stages, programs per multiprocessor) for x (M, K) @ weight (N, K).T."""
+    shared = limits.shared_bytes // KIB
+    if not shared:
+        choices = TILES_INTERPRETED
+    elif not aligned:
+        choices = TILES_UNALIGNED
+    elif dtype == torch.float32:
+        choices = TILES_FP32 if shared >= 200 else TILES_FP32[1:]
+    elif shared >= 200:
+        choices = TILES_200_KIB_DEEP if K >= 4096 else TILES_200_KIB
+    else:
+        choices = TILES_160_KIB if shared >= 160 else TILES_SMALL
+    return _cheapest(M, N, tuple(choices), limits.multiprocessors)[:-1]
 
 
 @functools.lru_cache(maxsize=4096)
 def _cheapest(M: int, N: int, choices: tuple[Any, ...], multiprocessors: int) -> tuple[Any, ...]:
-    """The tile whose waves cover the least area."""
+    """The tile with which all waves of programs together cover the least area of y."""
 
     def area(choice: tuple[Any, ...]) -> float:
         BM, BN, *_, programs, slower = choice
@@ -198,7 +204,7 @@ def _cheapest(M: int, N: int, choices: tuple[Any, ...], multiprocessors: int) ->
 # ---- launches ----------------------------------------------------------------------------------------------
 
 
-def launch(
+def launch_matmul(
     kernel: Any,
     x: Tensor,
     weight: Tensor,
@@ -208,26 +214,28 @@ def launch(
     *bias: Tensor | None,
     tile: tuple[int, ...] | list[int] | None = None,
 ) -> None:
-    """Run linear_kernel or gate_up_kernel: weight is (N, K) or, for gate and up, (2, N, K).
+    """Launch linear_kernel with weight (N, K), or gate_up_kernel with weight (2, N, K).
 
-    x and weight are contiguous. ``tile`` is what ``tiling`` returns, chosen by it when left out.
+    x (M, K) and weight are contiguous. ``kept`` are the kernel's further outputs, or None in their places.
+    ``tile`` has the form of ``choose_tile``, which chooses one if it is left out.
     """
     (M, K), N, pair = x.shape, y.shape[1], weight.dim() == 3
     if not y.numel():
         return
-    gpu = gpu_of(x.device)
+    limits = device_limits(x.device)
     starts = [t.data_ptr() for t in (x, weight, y)]
     steps = [stride * t.itemsize for t in (x, weight, y) for stride in t.stride()[:-1]]
     aligned = K > 0 and all(byte % 16 == 0 for byte in starts + steps)
-    tma = aligned and gpu.tile_copies
-    tile = tile or tiling(M, weight.numel() // max(K, 1), K, x.dtype, aligned, gpu)
+    aligned = aligned and M < 2**31  # TMA counts rows in 32 bits
+    tma = aligned and limits.has_tma
+    tile = tile or choose_tile(M, weight.numel() // max(K, 1), K, x.dtype, aligned, limits)
     BM, BN, BK, warps, stages, programs = tile
 
     def operand(t: Tensor | None, *block: int) -> Any:
         return TensorDescriptor.from_tensor(t, block) if tma and t is not None else t
 
     tiles = cdiv(M, BM) * cdiv(N, BN // 2 if pair else BN)
-    kernel[(min(tiles, programs * gpu.multiprocessors) if tma else tiles,)](
+    kernel[(min(tiles, programs * limits.multiprocessors) if tma else tiles,)](
         operand(x, BM, BK),
         operand(weight, 2, BN // 2, BK) if pair else operand(weight, BN, BK),
         *(operand(out, BM, BN // 2) for out in (y, *kept)),
@@ -244,10 +252,10 @@ def _like_output(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
 def linear_forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, act: str, tile: list[int] | None
 ) -> Tensor:
-    """y (M, N) of x (M, K), weight (N, K) and bias (N,)."""
+    """y (M, N) from x (M, K), weight (N, K) and bias (N,)."""
     x, weight, y = x.contiguous(), weight.contiguous(), _like_output(x, weight)
     bias = bias if bias is None else bias.contiguous()
-    launch(linear_kernel, x, weight, y, (None,), act, bias, tile=tile)
+    launch_matmul(linear_kernel, x, weight, y, (None,), act, bias, tile=tile)
     return y
 
 
@@ -257,7 +265,7 @@ def linear_training(x: Tensor, weight: Tensor, bias: Tensor | None, act: str) ->
     x, weight, y = x.contiguous(), weight.contiguous(), _like_output(x, weight)
     bias = bias if bias is None else bias.contiguous()
     z = torch.empty_like(y)
-    launch(linear_kernel, x, weight, y, (z,), act, bias)
+    launch_matmul(linear_kernel, x, weight, y, (z,), act, bias)
     return y, z
 
 
@@ -267,7 +275,7 @@ def linear_dz(dy: Tensor, z: Tensor, act: str, summed: bool) -> tuple[Tensor, Te
     dy, z = dy.contiguous(), z.contiguous()
     (M, N), dz = z.shape, torch.empty_like(z)
     blocks = cdiv(N, 128)
-    groups = max(1, min(cdiv(M, 16), 4 * gpu_of(z.device).multiprocessors // max(blocks, 1)))
+    groups = max(1, min(cdiv(M, 16), 4 * device_limits(z.device).multiprocessors // max(blocks, 1)))
     sums = torch.empty(groups, N, device=z.device, dtype=torch.float32)
     if z.numel():
         dz_kernel[(blocks, groups)](dy, z, dz, sums, M, N, groups, ACT=act, ROWS=16, COLS=128)
@@ -276,10 +284,10 @@ def linear_dz(dy: Tensor, z: Tensor, act: str, summed: bool) -> tuple[Tensor, Te
     return dz, sums.sum(0).to(z.dtype) if z.numel() else z.new_zeros(N)
 
 
-class LinearAct(torch.autograd.Function):
-    """``linear_act`` and ``matmul`` of two dimensions with their gradients, once differentiable.
+class LinearActFunction(torch.autograd.Function):
+    """``linear_act`` and ``matmul`` of x (M, K) with their gradients, once differentiable.
 
-    z is kept, unless there is no activation. The gradients' two products are cuBLAS's.
+    z, before the activation, is kept unless there is no activation. cuBLAS computes the gradients' products.
     """
 
     @staticmethod
@@ -314,7 +322,7 @@ def matmul(x: Tensor, weight: Tensor, tile: tuple[int, ...] | None = None) -> Te
     Args:
         x: (M, K); float32, float16 or bfloat16, any strides.
         weight: (N, K), of x's dtype and device.
-        tile: (BM, BN, BK, warps, stages, programs per multiprocessor); what ``tiling`` chooses if left out.
+        tile: (BM, BN, BK, warps, stages, programs per multiprocessor); chosen for the sizes if left out.
 
     Returns:
         (M, N), contiguous, of x's dtype; summed in float32 and rounded once. float32 is multiplied as three
@@ -331,7 +339,7 @@ def matmul(x: Tensor, weight: Tensor, tile: tuple[int, ...] | None = None) -> Te
     x, weight = autocast(x, weight)
     sizes = None if tile is None else list(tile)
     if needs_grad(x, weight):
-        return LinearAct.apply(x, weight, None, "none", sizes)
+        return LinearActFunction.apply(x, weight, None, "none", sizes)
     return linear_forward(x, weight, None, "none", sizes)
 
 
@@ -348,13 +356,14 @@ def linear_act(
             z/2 (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3))).
 
     Returns:
-        (..., N), contiguous, of x's dtype; computed in float32 and rounded once. For the gradients z, before
-        the activation, is kept in x's dtype.
+        (..., N), contiguous, of x's dtype; computed in float32 and rounded once. Where autograd records the
+        call, z = x @ weight.T + bias is kept in x's dtype.
 
     Raises:
         ValueError: for another shape, dtype, device or activation, naming the argument.
 
-    GELU's form is that of https://arxiv.org/abs/1606.08415.
+    In reverse, dz = dy * activation'(z), dx = dz @ weight, dweight = dz.T @ x and dbias = sum of dz.
+    GELU and its tanh form are those of https://arxiv.org/abs/1606.08415.
     """
     check_tensor("x", x, (..., None))
     check_tensor("weight", weight, (*getattr(weight, "shape", ())[:1], x.shape[-1]), like=x)
@@ -365,7 +374,7 @@ def linear_act(
     x, weight, bias = autocast(x, weight, bias)
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     if needs_grad(x, weight, bias):
-        y = LinearAct.apply(rows, weight, bias, activation, None)
+        y = LinearActFunction.apply(rows, weight, bias, activation, None)
     else:
         y = linear_forward(rows, weight, bias, activation, None)
     return y.view(*x.shape[:-1], weight.shape[0])

@@ -1,4 +1,4 @@
-"""h_t = a_t * h_{t-1} + b_t along time: a linear recurrence, and the minimal GRU, which is one too."""
+"""Recurrences along time: h_t = a_t * h_{t-1} + b_t, the minimal GRU, and one with RMSNorm at every step."""
 
 # mypy: disable-error-code="assignment, var-annotated"
 
@@ -11,30 +11,53 @@ import triton.language as tl
 from torch import Tensor
 
 from labkit.kernels.common import (
+    DeviceLimits,
     autocast,
     cdiv,
     check_tensor,
-    columns,
+    device_limits,
+    empty_contiguous,
     needs_grad,
     next_power_of_2,
     once_differentiable,
     operator,
+    padded_columns,
 )
+from labkit.kernels.rms_norm import check_width, stages_that_fit, sum_partials
 
-# ---- kernels: a, b and h are (B, T, H); a program has BH features of one sequence --------------------------
-# U steps are on their way to registers, in tuples of U blocks (BH,): as soon as one is read, the load of the
-# step U further on takes its place, before this step's store. A compiler may not move a load over a store.
+MAX_WIDTH = 4096
+"""The most features of rms_recurrence: a program holds whole states in registers."""
+BYTES_IN_FLIGHT = 48 * 1024
+"""Bytes in flight per multiprocessor that saturate memory; found by measuring on an H200."""
+
+# ---- arguments ---------------------------------------------------------------------------------------------
+
+
+def check_sequences(first: str, a: Tensor, second: str, b: Tensor, h0: Tensor | None) -> None:
+    """Raise a ValueError that names the argument unless a and b are (B, T, H) and h0 is (B, H) or None."""
+    check_tensor(first, a, (None, None, None))
+    check_tensor(second, b, tuple(a.shape), like=a)
+    if a.shape[1] * a.shape[2] >= 2**31 - 32:  # offsets are 32-bit, of steps up to 24 ahead, too
+        raise ValueError(f"{first}: a sequence of {a.shape[1]} x {a.shape[2]} has 2**31 numbers or nearly so")
+    if h0 is not None:
+        check_tensor("h0", h0, (a.shape[0], a.shape[2]), like=a)
+
+
+# ---- linear_recurrence and min_gru: kernels ----------------------------------------------------------------
+# a, b and h are (B, T, H). A program has BH features of one sequence.
+# Loads run U steps ahead, into tuples of U blocks (BH,). A step begins with the loads for the step U further
+# on, before its own store, because a compiler may not move a load over a store.
 
 
 @triton.jit
-def at_step(p, t, T, H: tl.constexpr, n):
-    """The columns n of a sequence at step t; 0 before and after its T steps, and beyond H columns."""
+def load_step(p, t, T, H: tl.constexpr, n):
+    """Columns n of the sequence p at step t, (BH,); 0 outside of its T steps and H columns."""
     return tl.load(p + t * H + n, (n < H) & (t >= 0) & (t < T), other=0.0)
 
 
 @triton.jit
-def first_state(h0, at, inside, BH: tl.constexpr):
-    """Columns of a state before the first step, in float32: zeros where there is no h0."""
+def load_initial_state(h0, at, inside, BH: tl.constexpr):
+    """The state before the first step, (BH,) in float32; zeros without h0."""
     state = tl.zeros([BH], tl.float32)
     if h0 is not None:
         state += tl.load(h0 + at, inside, other=0.0).to(tl.float32)
@@ -45,17 +68,20 @@ def first_state(h0, at, inside, BH: tl.constexpr):
 def states_kernel(a, b, h0, h, T, H: tl.constexpr, BH: tl.constexpr, U: tl.constexpr, GRU: tl.constexpr):
     blocks: tl.constexpr = (H + BH - 1) // BH
     row, n = tl.program_id(0).to(tl.int64) // blocks, tl.program_id(0) % blocks * BH + tl.arange(0, BH)
-    start, state = row * T * H, first_state(h0, row * H + n, n < H, BH)  # the state (BH,) stays in float32
+    start, state = (
+        row * T * H,
+        load_initial_state(h0, row * H + n, n < H, BH),
+    )  # the state (BH,) stays in float32
     coming_a, coming_b = (), ()
     for u in tl.static_range(U):
-        coming_a += (at_step(a + start, u, T, H, n),)
-        coming_b += (at_step(b + start, u, T, H, n),)
+        coming_a += (load_step(a + start, u, T, H, n),)
+        coming_b += (load_step(b + start, u, T, H, n),)
     for first in range(0, T, U):
         now_a, now_b, coming_a, coming_b = coming_a, coming_b, (), ()
         for u in tl.static_range(U):
             t = first + u
-            coming_a += (at_step(a + start, t + U, T, H, n),)  # U steps ahead, before this step's store
-            coming_b += (at_step(b + start, t + U, T, H, n),)
+            coming_a += (load_step(a + start, t + U, T, H, n),)  # U steps ahead, before this step's store
+            coming_b += (load_step(b + start, t + U, T, H, n),)
             gate, value = now_a[u].to(tl.float32), now_b[u].to(tl.float32)
             state = (1.0 - gate) * state + gate * value if GRU else gate * state + value
             tl.store(h + start + t * H + n, state, (n < H) & (t < T))
@@ -66,31 +92,31 @@ def states_grad_kernel(
     dh, a, b, h0, h, da, db, dh0, T,
     H: tl.constexpr, BH: tl.constexpr, U: tl.constexpr, GRU: tl.constexpr,
 ):  # fmt: skip
-    """Time in reverse: g_t = dh_t + the gate of step t+1 times g_{t+1}. b is read for a GRU only."""
+    """Time in reverse: g_t = dh_t + a_{t+1} g_{t+1}, with 1 - a for a GRU, which alone reads b."""
     blocks: tl.constexpr = (H + BH - 1) // BH
     row, n = tl.program_id(0).to(tl.int64) // blocks, tl.program_id(0) % blocks * BH + tl.arange(0, BH)
     start, carry = row * T * H, tl.zeros([BH], tl.float32)  # carry: what comes back from step t+1
-    before = first_state(h0, row * H + n, n < H, BH)
+    before = load_initial_state(h0, row * H + n, n < H, BH)
     coming_g, coming_a, coming_b, coming_h = (), (), (), ()
     for u in tl.static_range(U):
-        coming_g += (at_step(dh + start, T - 1 - u, T, H, n),)
-        coming_a += (at_step(a + start, T - 1 - u, T, H, n),)
-        coming_h += (at_step(h + start, T - 2 - u, T, H, n),)
+        coming_g += (load_step(dh + start, T - 1 - u, T, H, n),)
+        coming_a += (load_step(a + start, T - 1 - u, T, H, n),)
+        coming_h += (load_step(h + start, T - 2 - u, T, H, n),)
         if GRU:
-            coming_b += (at_step(b + start, T - 1 - u, T, H, n),)
+            coming_b += (load_step(b + start, T - 1 - u, T, H, n),)
     for first in range(0, T, U):
         now_g, now_a, now_b, now_h = coming_g, coming_a, coming_b, coming_h
         coming_g, coming_a, coming_b, coming_h = (), (), (), ()
         for u in tl.static_range(U):
             t = T - 1 - first - u
             there = (n < H) & (t >= 0)
-            coming_g += (at_step(dh + start, t - U, T, H, n),)
-            coming_a += (at_step(a + start, t - U, T, H, n),)
-            coming_h += (at_step(h + start, t - U - 1, T, H, n),)
+            coming_g += (load_step(dh + start, t - U, T, H, n),)
+            coming_a += (load_step(a + start, t - U, T, H, n),)
+            coming_h += (load_step(h + start, t - U - 1, T, H, n),)
             gate, g = now_a[u].to(tl.float32), now_g[u].to(tl.float32) + carry
             last = tl.where(t > 0, now_h[u].to(tl.float32), before)
             if GRU:
-                coming_b += (at_step(b + start, t - U, T, H, n),)
+                coming_b += (load_step(b + start, t - U, T, H, n),)
                 tl.store(da + start + t * H + n, g * (now_b[u].to(tl.float32) - last), there)
                 tl.store(db + start + t * H + n, g * gate, there)
             else:
@@ -101,26 +127,19 @@ def states_grad_kernel(
         tl.store(dh0 + row * H + n, carry, n < H)
 
 
-# ---- plan: found by trying on an H200 ----------------------------------------------------------------------
+# ---- linear_recurrence and min_gru: launches; sizes were found by measuring on an H200 ---------------------
 
 
 @cache
 def recurrence_plan(B: int, T: int, H: int, itemsize: int, most: int) -> tuple[tuple[int], dict[str, int]]:
-    """Grid and sizes; at most ``most`` steps are on their way, and no more than there are."""
-    BH = min(512 // itemsize, columns(H, itemsize))
+    """Grid and sizes; loads run up to ``most`` steps ahead, but no further than there are steps."""
+    BH = min(512 // itemsize, padded_columns(H, itemsize))
     steps = min(most, next_power_of_2(T))
     warps = 2 if itemsize == 4 and BH > 64 else 1  # eight or sixteen bytes a lane
     return (B * cdiv(H, BH),), dict(H=H, BH=BH, U=steps, num_warps=warps)
 
 
-# ---- launches ----------------------------------------------------------------------------------------------
-
-
-def _like_states(a: Tensor, b: Tensor, h0: Tensor | None, gru: bool) -> Tensor:
-    return torch.empty_like(a, memory_format=torch.contiguous_format)
-
-
-@operator(fake=_like_states)
+@operator(fake=lambda a, b, h0, gru: empty_contiguous(a))
 def recurrence_forward(a: Tensor, b: Tensor, h0: Tensor | None, gru: bool) -> Tensor:
     a, b, h0 = a.contiguous(), b.contiguous(), None if h0 is None else h0.contiguous()
     (B, T, H), h = a.shape, torch.empty_like(a)
@@ -130,18 +149,11 @@ def recurrence_forward(a: Tensor, b: Tensor, h0: Tensor | None, gru: bool) -> Te
     return h
 
 
-def _like_inputs(
-    dh: Tensor, a: Tensor, b: Tensor | None, h0: Tensor | None, h: Tensor, gru: bool
-) -> list[Tensor]:
-    inputs = (a, a) if h0 is None else (a, a, h0)  # b has a's shape and dtype
-    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in inputs]
-
-
-@operator(fake=_like_inputs)
+@operator(fake=lambda dh, a, b, h0, h, gru: [empty_contiguous(t) for t in (a, a, h0) if t is not None])
 def recurrence_backward(
     dh: Tensor, a: Tensor, b: Tensor | None, h0: Tensor | None, h: Tensor, gru: bool
 ) -> list[Tensor]:
-    """da, db, and dh0 where there is an h0; b is for a GRU only, else None."""
+    """da, db, and dh0 if there is an h0; b is None unless ``gru``."""
     dh, a = dh.contiguous(), a.contiguous()
     b, h0 = (None if t is None else t.contiguous() for t in (b, h0))
     (B, T, H), da, db = a.shape, torch.empty_like(a), torch.empty_like(a)
@@ -150,14 +162,14 @@ def recurrence_backward(
         grid, sizes = recurrence_plan(B, T, H, a.itemsize, 8)
         states_grad_kernel[grid](dh, a, b, h0, h, da, db, dh0, T, GRU=gru, **sizes)
     elif dh0 is not None:
-        dh0.zero_()  # no step, or nothing to store
+        dh0.zero_()  # without steps no kernel is launched
     return [da, db] if dh0 is None else [da, db, dh0]
 
 
-class Recurrence(torch.autograd.Function):
+class RecurrenceFunction(torch.autograd.Function):
     """``linear_recurrence`` and ``min_gru`` with their gradients, once differentiable.
 
-    The states that the forward returns are read backward; of b only a GRU needs the values.
+    The backward reads the returned states, and b for a GRU only.
     """
 
     @staticmethod
@@ -192,10 +204,10 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
     In reverse, g_t = dh_t + a_{t+1} * g_{t+1}: da_t = g_t * h_{t-1}, db_t = g_t, dh0 = a_0 * g_0. Cells of
     this form are collected in https://arxiv.org/abs/2410.01201.
     """
-    expect_sequences("a", a, "b", b, h0)
+    check_sequences("a", a, "b", b, h0)
     a, b, h0 = autocast(a, b, h0)
     if needs_grad(a, b, h0):
-        return Recurrence.apply(a, b, h0, False)
+        return RecurrenceFunction.apply(a, b, h0, False)
     return recurrence_forward(a, b, h0, False)
 
 
@@ -217,18 +229,158 @@ def min_gru(z: Tensor, candidate: Tensor, h0: Tensor | None = None) -> Tensor:
     In reverse, g_t = dh_t + (1 - z_{t+1}) * g_{t+1}: dz_t = g_t * (candidate_t - h_{t-1}), dcandidate_t =
     g_t * z_t, dh0 = (1 - z_0) * g_0. The cell is minGRU of https://arxiv.org/abs/2410.01201.
     """
-    expect_sequences("z", z, "candidate", candidate, h0)
+    check_sequences("z", z, "candidate", candidate, h0)
     z, candidate, h0 = autocast(z, candidate, h0)
     if needs_grad(z, candidate, h0):
-        return Recurrence.apply(z, candidate, h0, True)
+        return RecurrenceFunction.apply(z, candidate, h0, True)
     return recurrence_forward(z, candidate, h0, True)
 
 
-def expect_sequences(first: str, a: Tensor, second: str, b: Tensor, h0: Tensor | None) -> None:
-    """Raise a ValueError that names the argument unless these are sequences and a first state of theirs."""
-    check_tensor(first, a, (None, None, None))
-    check_tensor(second, b, tuple(a.shape), like=a)
-    if a.shape[1] * a.shape[2] >= 2**31 - 32:  # steps are counted in 32 bits, up to 24 of them ahead
-        raise ValueError(f"{first}: a sequence of {a.shape[1]} x {a.shape[2]} has 2**31 numbers or nearly so")
-    if h0 is not None:
-        check_tensor("h0", h0, (a.shape[0], a.shape[2]), like=a)
+# ---- rms_recurrence: kernels -------------------------------------------------------------------------------
+# a, b and h are (B, T, H). A program has one sequence.
+# Each step needs a sum over all features. Up to 512 features are one warp's, so that the sum is five shuffles
+# without a barrier. STAGES - 1 steps are loaded ahead, into shared memory.
+
+
+@triton.jit
+def rms_recurrence_kernel(
+    a, b, weight, h0, h, T, eps, H: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr
+):
+    row, n = tl.program_id(0).to(tl.int64), tl.arange(0, BH)
+    inside = n < H
+    w, state = (
+        tl.load(weight + n, inside, other=0.0).to(tl.float32),
+        load_initial_state(h0, row * H + n, inside, BH),
+    )
+    for t in tl.range(0, T, num_stages=STAGES):
+        now = (row * T + t) * H
+        gate = tl.load(a + now + n, inside, other=0.0).to(tl.float32)  # (BH,)
+        u = gate * state + tl.load(b + now + n, inside, other=0.0).to(tl.float32)
+        state = w * u * tl.rsqrt(tl.sum(u * u, 0) / H + eps)  # stays in float32
+        tl.store(h + now + n, state, inside)
+
+
+@triton.jit
+def rms_recurrence_grad_kernel(
+    dh, a, b, weight, h0, h, da, db, parts, dh0, T, eps,
+    H: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Time in reverse. u is computed again: it cannot be had from h where a weight is zero."""
+    row, n = tl.program_id(0).to(tl.int64), tl.arange(0, BH)
+    inside, carry, dw = n < H, tl.zeros([BH], tl.float32), tl.zeros([BH], tl.float32)
+    w = tl.load(weight + n, inside, other=0.0).to(tl.float32)  # (BH,)
+    before = load_initial_state(h0, row * H + n, inside, BH)
+    for back in tl.range(0, T, num_stages=STAGES):
+        t = T - 1 - back
+        now = (row * T + t) * H
+        gate = tl.load(a + now + n, inside, other=0.0).to(tl.float32)
+        last = tl.load(h + now - H + n, inside & (t > 0), other=0.0).to(tl.float32)
+        last = tl.where(t > 0, last, before)
+        u = gate * last + tl.load(b + now + n, inside, other=0.0).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(u * u, 0) / H + eps)  # computing it again is cheaper than a load
+        unit = u * scale
+        g = tl.load(dh + now + n, inside, other=0.0).to(tl.float32) + carry
+        dw += g * unit
+        g *= w
+        du = scale * (g - unit * (tl.sum(g * unit, 0) / H))
+        tl.store(da + now + n, du * last, inside)
+        tl.store(db + now + n, du, inside)
+        carry = gate * du
+    tl.store(parts + row * H + n, dw, inside)  # (B, H): each sequence's part of the weight's gradient
+    if dh0 is not None:
+        tl.store(dh0 + row * H + n, carry, inside)
+
+
+# ---- rms_recurrence: launches ------------------------------------------------------------------------------
+
+
+@cache
+def rms_recurrence_plan(B: int, H: int, itemsize: int, tensors: int, limits: DeviceLimits) -> dict[str, int]:
+    """Sizes of a kernel that loads so many tensors (B, T, H) at each step: 2 forward, 4 backward."""
+    BH = padded_columns(H, itemsize)
+    wanted = cdiv(BYTES_IN_FLIGHT * limits.multiprocessors, B * tensors * H * itemsize)
+    wanted = min(24, max(4 if tensors == 2 else 3, wanted))
+    stages = min(wanted, stages_that_fit(tensors * BH * itemsize, limits))
+    return dict(H=H, BH=BH, STAGES=stages, num_warps=max(1, BH // 512))
+
+
+@operator(fake=lambda a, b, weight, h0, eps: empty_contiguous(a))
+def rms_recurrence_forward(a: Tensor, b: Tensor, weight: Tensor, h0: Tensor | None, eps: float) -> Tensor:
+    a, b, weight = a.contiguous(), b.contiguous(), weight.contiguous()
+    h0 = None if h0 is None else h0.contiguous()
+    (B, T, H), h = a.shape, torch.empty_like(a)
+    if h.numel():
+        sizes = rms_recurrence_plan(B, H, a.itemsize, 2, device_limits(a.device))
+        rms_recurrence_kernel[(B,)](a, b, weight, h0, h, T, eps, **sizes)
+    return h
+
+
+@operator(fake=lambda dh, *inputs: [empty_contiguous(t) for t in inputs[:4] if t is not None])
+def rms_recurrence_backward(
+    dh: Tensor, a: Tensor, b: Tensor, weight: Tensor, h0: Tensor | None, h: Tensor, eps: float
+) -> list[Tensor]:
+    """da, db, dweight, and dh0 if there is an h0."""
+    dh, a, b, weight = dh.contiguous(), a.contiguous(), b.contiguous(), weight.contiguous()
+    h0 = None if h0 is None else h0.contiguous()
+    (B, T, H), da, db = a.shape, torch.empty_like(a), torch.empty_like(b)
+    dh0 = None if h0 is None else torch.empty_like(h0)
+    if a.numel():
+        parts = torch.empty(B, H, dtype=torch.float32, device=a.device)
+        sizes = rms_recurrence_plan(B, H, a.itemsize, 4, device_limits(a.device))
+        rms_recurrence_grad_kernel[(B,)](dh, a, b, weight, h0, h, da, db, parts, dh0, T, eps, **sizes)
+        dweight = sum_partials(parts, weight)
+    else:
+        dweight = torch.zeros_like(weight)
+        if dh0 is not None:
+            dh0.zero_()
+    return [da, db, dweight] if dh0 is None else [da, db, dweight, dh0]
+
+
+class RMSRecurrenceFunction(torch.autograd.Function):
+    """``rms_recurrence`` with its gradients, once differentiable; the backward reads the returned states."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, weight: Tensor, h0: Tensor | None, eps: float) -> Tensor:
+        h = rms_recurrence_forward(a, b, weight, h0, eps)
+        ctx.save_for_backward(a, b, weight, h0, h)
+        ctx.eps = eps
+        return h
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dh: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, None]:
+        da, db, dweight, *dh0 = rms_recurrence_backward(dh, *ctx.saved_tensors, ctx.eps)
+        return da, db, dweight, dh0[0] if dh0 else None, None
+
+
+def rms_recurrence(
+    a: Tensor, b: Tensor, weight: Tensor, h0: Tensor | None = None, eps: float = 1e-6
+) -> Tensor:
+    """u_t = a_t * h_{t-1} + b_t, h_t = weight * u_t / sqrt(mean(u_t**2) + eps) for t = 0 to T-1.
+
+    Args:
+        a, b: (B, T, H), H from 1 to 4096, T * H below 2**31; float32, float16 or bfloat16, any strides, the
+            same dtype for both. The mean is over H.
+        weight: (H,).
+        h0: (B, H), the state before the first step; zeros where it is left out.
+        eps: added to the mean square.
+
+    Returns:
+        The states h (B, T, H), contiguous, of a's dtype; the running state is float32, and each is rounded
+        once.
+
+    Raises:
+        ValueError: for another shape, dtype or device, naming the argument.
+
+    In reverse, with s_t = 1 / sqrt(mean(u_t**2) + eps) and g_t = dh_t + a_{t+1} * du_{t+1}:
+    du_t = s_t * (weight * g_t - u_t * s_t**2 * mean(weight * g_t * u_t)), da_t = du_t * h_{t-1}, db_t = du_t,
+    dh0 = a_0 * du_0, and dweight is the sum over sequences and steps of g_t * u_t * s_t, in a fixed order.
+    The backward reads the rounded states. The norm is that of https://arxiv.org/abs/1910.07467.
+    """
+    check_sequences("a", a, "b", b, h0)
+    check_tensor("weight", weight, (a.shape[2],), like=a)
+    check_width(weight, MAX_WIDTH)
+    a, b, weight, h0 = autocast(a, b, weight, h0)
+    if needs_grad(a, b, weight, h0):
+        return RMSRecurrenceFunction.apply(a, b, weight, h0, eps)
+    return rms_recurrence_forward(a, b, weight, h0, eps)

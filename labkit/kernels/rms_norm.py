@@ -9,22 +9,23 @@ import triton.language as tl
 from torch import Tensor
 
 from labkit.kernels.common import (
-    Gpu,
+    DeviceLimits,
     autocast,
     cdiv,
     check_tensor,
-    columns,
-    gpu_of,
+    device_limits,
+    empty_contiguous,
     needs_grad,
     next_power_of_2,
     once_differentiable,
     operator,
+    padded_columns,
 )
 
-WIDEST = 8192
-"""A program holds whole rows in registers: up to so many columns."""
+MAX_WIDTH = 8192
+"""The most columns: a program holds whole rows in registers."""
 
-# ---- kernels: x is (M, H), a tile (BM, BH) of whole rows ---------------------------------------------------
+# ---- kernels: x is (M, H), a tile (BM, BH) has whole rows --------------------------------------------------
 
 
 @triton.jit
@@ -43,17 +44,19 @@ def rms_norm_grad_kernel(
     dy, x, weight, dx, parts, M, eps,
     H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dx, and each program's part (H,) of the weight's gradient: parts (programs, H), float32."""
+    """dx, and each program's part of the weight's gradient: parts (programs, H), float32."""
     n = tl.arange(0, BH)[None, :]  # (1, BH)
     w, dw = tl.load(weight + n, n < H, other=0.0).to(tl.float32), tl.zeros([BM, BH], tl.float32)
-    tiles = (M - 1) // BM + 1  # not (M + BM - 1) // BM, which is too large for 32 bits before M is
+    tiles = (M - 1) // BM + 1  # M + BM - 1 may exceed 32 bits where M does not
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
         m = (tile * BM + tl.arange(0, BM)).to(tl.int64)[:, None]  # (BM, 1)
         at, inside = m * H + n, (m < M) & (n < H)
         value = tl.load(x + at, inside, other=0.0).to(tl.float32)  # (BM, BH)
         g = tl.load(dy + at, inside, other=0.0).to(tl.float32)
-        scale = tl.rsqrt(tl.sum(value * value, 1, keep_dims=True) / H + eps)  # once more: no reading, no room
-        unit = value * tl.where(m < M, scale, 0.0)  # rows beyond M do not count, whatever eps is
+        scale = tl.rsqrt(
+            tl.sum(value * value, 1, keep_dims=True) / H + eps
+        )  # computing it again is cheaper than a load
+        unit = value * tl.where(m < M, scale, 0.0)  # no NaN from rows beyond M, even where eps is 0
         dw += g * unit
         g *= w
         tl.store(dx + at, scale * (g - unit * (tl.sum(g * unit, 1, keep_dims=True) / H)), inside)
@@ -62,7 +65,7 @@ def rms_norm_grad_kernel(
 
 @triton.jit
 def sum_kernel(parts, total, P, H, BP: tl.constexpr, BH: tl.constexpr):
-    """The sum over rows of parts (P, H), in a fixed order: the same from run to run."""
+    """Add up parts (P, H) over P in a fixed order: the result is the same from run to run."""
     n, sums = tl.program_id(0) * BH + tl.arange(0, BH), tl.zeros([BP, BH], tl.float32)
     for first in range(0, P, BP):
         p = (first + tl.arange(0, BP)).to(tl.int64)[:, None]  # (BP, 1)
@@ -70,46 +73,46 @@ def sum_kernel(parts, total, P, H, BP: tl.constexpr, BH: tl.constexpr):
     tl.store(total + n, tl.sum(sums, 0), n < H)
 
 
-# ---- plans: found by trying on an H200 ---------------------------------------------------------------------
+# ---- launch sizes, found by measuring on an H200 -----------------------------------------------------------
 
 
 @cache
 def norm_plan(H: int, itemsize: int) -> dict[str, int]:
-    """Sizes of the forward: rows of two KB together, as far as 32 numbers a lane go."""
-    BH = columns(H, itemsize)
+    """Sizes of the forward: as many rows as make 2 KB, at most 32 elements per lane."""
+    BH = padded_columns(H, itemsize)
     rows = next_power_of_2(cdiv(2048, H * itemsize))
     return dict(H=H, BM=min(rows, max(1, 1024 // BH)), BH=BH, num_warps=max(1, BH // 512))
 
 
 @cache
-def norm_grad_plan(M: int, H: int, itemsize: int, gpu: Gpu) -> tuple[int, dict[str, int]]:
-    """Programs of the backward, as few as take no more rounds over M rows, and their sizes."""
-    BH = columns(H, itemsize)
+def norm_grad_plan(M: int, H: int, itemsize: int, limits: DeviceLimits) -> tuple[int, dict[str, int]]:
+    """Number of programs of the backward, the fewest that need no further round over M rows, and sizes."""
+    BH = padded_columns(H, itemsize)
     warps = 1 if H < 512 else 2 if H <= 1024 else max(4, next_power_of_2(H) // 1024)
-    BM, each = max(1, 1024 * warps // BH), max(1, 16 // (itemsize * warps))  # each: programs a multiprocessor
+    BM, each = max(1, 1024 * warps // BH), max(1, 16 // (itemsize * warps))  # programs per multiprocessor
     tiles = cdiv(M, BM)
-    programs = cdiv(tiles, cdiv(tiles, each * gpu.multiprocessors))
-    stages = min(3, stages_in_room(2 * BM * BH * itemsize, gpu))
+    programs = cdiv(tiles, cdiv(tiles, each * limits.multiprocessors))
+    stages = min(3, stages_that_fit(2 * BM * BH * itemsize, limits))
     return programs, dict(H=H, BM=BM, BH=BH, STAGES=stages, num_warps=warps)
 
 
-def stages_in_room(stage_bytes: int, gpu: Gpu) -> int:
-    """Pipeline stages that fit the shared memory, where all but one are kept; interpreted, a small GPU's."""
-    room = (gpu.shared_bytes or 99 * 1024) - 4096
+def stages_that_fit(stage_bytes: int, limits: DeviceLimits) -> int:
+    """Pipeline stages that fit in shared memory, which holds all but one; 99 KB where interpreted."""
+    room = (limits.shared_bytes or 99 * 1024) - 4096
     return 1 + room // stage_bytes
 
 
 # ---- launches ----------------------------------------------------------------------------------------------
 
 
-def added(parts: Tensor, like: Tensor) -> Tensor:
-    """The sum of float32 parts (P, H) in a fixed order, in the dtype of ``like`` (H,)."""
+def sum_partials(parts: Tensor, like: Tensor) -> Tensor:
+    """Float32 parts (P, H) added up over P in a fixed order, in the dtype of ``like`` (H,)."""
     total = torch.empty_like(like)
     sum_kernel[(cdiv(len(like), 8),)](parts, total, *parts.shape, BP=512, BH=8, num_warps=8)
     return total
 
 
-@operator(fake=lambda x, weight, eps: torch.empty_like(x, memory_format=torch.contiguous_format))
+@operator(fake=lambda x, weight, eps: empty_contiguous(x))
 def rms_norm_forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x, weight = x.contiguous(), weight.contiguous()
     y, H = torch.empty_like(x), len(weight)
@@ -120,12 +123,7 @@ def rms_norm_forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return y
 
 
-def _like_inputs(dy: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    like = torch.contiguous_format
-    return torch.empty_like(x, memory_format=like), torch.empty_like(weight, memory_format=like)
-
-
-@operator(fake=_like_inputs)
+@operator(fake=lambda dy, x, weight, eps: (empty_contiguous(x), empty_contiguous(weight)))
 def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """dx, dweight."""
     dy, x, weight = dy.contiguous(), x.contiguous(), weight.contiguous()
@@ -133,13 +131,13 @@ def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, eps: float) -> tupl
     if not x.numel():
         return dx, torch.zeros_like(weight)
     M = x.numel() // H
-    programs, sizes = norm_grad_plan(M, H, x.itemsize, gpu_of(x.device))
+    programs, sizes = norm_grad_plan(M, H, x.itemsize, device_limits(x.device))
     parts = torch.empty(programs, H, dtype=torch.float32, device=x.device)
     rms_norm_grad_kernel[(programs,)](dy, x, weight, dx, parts, M, eps, **sizes)
-    return dx, added(parts, weight)
+    return dx, sum_partials(parts, weight)
 
 
-class RMSNorm(torch.autograd.Function):
+class RMSNormFunction(torch.autograd.Function):
     """``rms_norm`` with its gradients, once differentiable."""
 
     @staticmethod
@@ -176,14 +174,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     """
     check_tensor("x", x, (..., None))
     check_tensor("weight", weight, (x.shape[-1],), like=x)
-    expect_width(weight, WIDEST)
+    check_width(weight, MAX_WIDTH)
     x, weight = autocast(x, weight)
     if needs_grad(x, weight):
-        return RMSNorm.apply(x, weight, eps)
+        return RMSNormFunction.apply(x, weight, eps)
     return rms_norm_forward(x, weight, eps)
 
 
-def expect_width(weight: Tensor, widest: int) -> None:
-    """Raise a ValueError unless one program can hold a row of the weight's length."""
+def check_width(weight: Tensor, widest: int) -> None:
+    """Raise a ValueError unless the weight has 1 to ``widest`` columns."""
     if not 0 < len(weight) <= widest:
         raise ValueError(f"weight: has {len(weight)} columns, a program holds 1 to {widest}")

@@ -12,7 +12,7 @@ from launches import POINTWISE
 from operators import bf16, drawn, fp16, fp32
 
 from labkit.kernels import affine
-from labkit.kernels.common import Gpu
+from labkit.kernels.common import DeviceLimits
 from labkit.measure import correctness
 from labkit.profiling import launch_counts
 
@@ -28,7 +28,7 @@ def meta(*shape, dtype=fp32):
 @pytest.fixture
 def multiprocessors(monkeypatch):
     """Makes the GPU one of so many: the number of programs that share the rows in the backward."""
-    return lambda count: op.pretend(monkeypatch, Gpu(count, 0, True), module)
+    return lambda count: op.pretend(monkeypatch, DeviceLimits(count, 0, True), module)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def both(*shape, dtype=fp32):
 
 def copies(width, dtype=torch.float32):
     """How many rows become one, where there are enough."""
-    return module.fold(2**40, width, module.ROW_BYTES // dtype.itemsize)[1] // width
+    return module.fold_rows(2**40, width, module.ROW_BYTES // dtype.itemsize)[1] // width
 
 
 # --- right --------------------------------------------------------------------------------------------
@@ -74,8 +74,8 @@ def test_wide_and_odd_widths(multiprocessors, width):
 def test_every_tile_shape_that_the_lesson_measures(tile):
     columns = tile[1] // 4
     shapes = ((5 * columns + 2, 3), (columns + 1, 33), (7, 4 * columns + 1))
-    folded = AFFINE._replace(call=lambda *tensors: module.folded(*tensors, *tile))
-    op.examine(folded, *shapes, dtypes=(fp32,), gradients=False)
+    affine_folded = AFFINE._replace(call=lambda *tensors: module.affine_folded(*tensors, *tile))
+    op.examine(affine_folded, *shapes, dtypes=(fp32,), gradients=False)
 
 
 @pytest.mark.parametrize(("rows", "width", "count"), [(3000, 16, 8), (400, 4096, 0)])
@@ -116,7 +116,7 @@ def test_more_elements_than_32_bits_count(rows, width):
 @pytest.mark.parametrize("width", [2**25 + 1, 2**27 - 1, 2**27 + 1, 2**30 + 1])
 def test_columns_and_sums_of_the_widest_rows_are_counted_in_32_bits(width):
     for batch in (1, 15, 16, 100):
-        assert module.fold(batch * width, width, 1024)[1] < 2**31, batch
+        assert module.fold_rows(batch * width, width, 1024)[1] < 2**31, batch
 
 
 def test_the_flat_kernel_is_taken_only_where_its_loads_are_wide_and_32_bits_suffice(launches):
@@ -133,7 +133,7 @@ def test_every_byte_is_moved_once_and_none_beyond_the_end(multiprocessors, batch
     multiprocessors(0)  # one program takes all rows of its columns
     x, weight, bias = drawn(AFFINE, batch, width, dtype=dtype)
     size, item = x.numel(), x.element_size()
-    rows, wide, _ = module.fold(size, width, module.ROW_BYTES // item)
+    rows, wide, _ = module.fold_rows(size, width, module.ROW_BYTES // item)
     (forward,) = op.kernels_of(module.affine_forward, x, weight, bias)
     fetched = size if width % 16 == 0 else max(1, -(-rows // 2)) * wide
     assert forward.bytes_written == size * item

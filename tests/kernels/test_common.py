@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from labkit import gpu
-from labkit.kernels import affine, common
+from labkit.kernels import affine, common, rms_norm
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 AFFINE = cases.AFFINE
@@ -47,6 +47,14 @@ def test_one_compiled_call_takes_any_number_of_rows_and_turns_with_and_without_g
         assert_right(call, rows, 33)
         with torch.no_grad():
             assert not call(*op.drawn(AFFINE, rows, 33, grad=True)).requires_grad
+
+
+def test_a_number_that_is_new_to_a_compiled_call_registers_no_operator_while_it_is_traced():
+    x, weight = op.drawn(cases.RMS_NORM)
+    before = dir(torch.ops.labkit)
+    call = op.compiled(lambda x, weight: rms_norm(x, weight, eps=0.0123))
+    op.assert_close(call(x, weight), rms_norm(x, weight, eps=0.0123))
+    assert dir(torch.ops.labkit) == before
 
 
 @pytest.mark.parametrize("name", ["affine_forward", "affine_backward"])
@@ -157,10 +165,10 @@ def test_what_a_plan_knows_is_of_the_tensors_own_gpu(monkeypatch):
             self.major = 8 + number
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda where: Card(where.index))
-    ask = common.gpu_of.__wrapped__
-    assert ask(torch.device("cuda", 0)) == common.Gpu(100, 0, tile_copies=False)
-    assert ask(torch.device("cuda", 1)) == common.Gpu(101, 1000, tile_copies=True)
-    assert ask(torch.device("cpu")) == common.Gpu(4, 0, tile_copies=True)
+    ask = common.device_limits.__wrapped__
+    assert ask(torch.device("cuda", 0)) == common.DeviceLimits(100, 0, has_tma=False)
+    assert ask(torch.device("cuda", 1)) == common.DeviceLimits(101, 1000, has_tma=True)
+    assert ask(torch.device("cpu")) == common.DeviceLimits(4, 0, has_tma=True)
 
 
 # --- arguments ----------------------------------------------------------------------------------------
@@ -228,15 +236,15 @@ def test_autocast_casts_what_linear_casts():
 
 @triton.jit
 def far_kernel(out, stride):
-    tl.store(out + tl.arange(0, 4), common.far(tl.arange(0, 4), stride))
-    tl.store(out + 4, common.far(3, stride))
+    tl.store(out + tl.arange(0, 4), common.offset64(tl.arange(0, 4), stride))
+    tl.store(out + 4, common.offset64(3, stride))
 
 
 @triton.jit
 def multiply_kernel(a, b, total, y, ADD: tl.constexpr):
     at = tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :]  # (16, 16)
     added = tl.load(total + at) if ADD else None
-    tl.store(y + at, common.multiply(tl.load(a + at), tl.load(b + at), added))
+    tl.store(y + at, common.dot(tl.load(a + at), tl.load(b + at), added))
 
 
 def test_far_counts_in_64_bits():

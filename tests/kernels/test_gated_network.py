@@ -10,13 +10,13 @@ import pytest
 import torch
 import triton
 from launches import ROOM
-from operators import bf16, drawn, exact, fp16, fp32, gpu, gradients, meta
+from operators import bf16, drawn, exact, fp16, fp32, gradients, limits_of, meta
 from packaging.version import Version
 from torch.nn import functional
 
 from labkit.kernels import gated_cell, gated_heads, gated_network, mlp_outputs
-from labkit.kernels.common import Gpu
-from labkit.kernels.rms_recurrence import rms_recurrence_plan
+from labkit.kernels.common import DeviceLimits
+from labkit.kernels.recurrence import rms_recurrence_plan
 from labkit.measure import correctness
 from labkit.profiling import codegen, launch_counts
 from labkit.workloads import network as work
@@ -190,8 +190,8 @@ def test_outputs_with_and_without_descriptors_are_the_same(aligned, monkeypatch)
     tensors = drawn(OUTPUTS, 70, 64, 72, 24, dtype=bf16)
     want = mlp_outputs(*tensors)
     if aligned:
-        its = gated_network.gpu_of(tensors[0].device)
-        lacks = Gpu(its.multiprocessors, its.shared_bytes, tile_copies=False)
+        its = gated_network.device_limits(tensors[0].device)
+        lacks = DeviceLimits(its.multiprocessors, its.shared_bytes, has_tma=False)
         op.pretend(monkeypatch, lacks, gated_network)
     else:  # two bytes beside what a descriptor may begin at
         tensors = [torch.cat([t.new_zeros(1), t.flatten()])[1:].view_as(t) for t in tensors]
@@ -219,7 +219,7 @@ def test_one_kernel_without_gradients_in_half_precision(case):
 
 @op.INTERPRETED
 def test_both_move_rows_once_and_weights_once_a_program(monkeypatch):
-    op.pretend(monkeypatch, Gpu(1, 0, True), gated_network)
+    op.pretend(monkeypatch, DeviceLimits(1, 0, True), gated_network)
     for case, sizes, programs in ((HEADS, (139, 4, 8), 4), (OUTPUTS, (139, 32, 64, 24), 3)):
         tensors = drawn(case, *sizes, dtype=bf16)
         (launch,) = launch_counts.count(lambda case=case, tensors=tensors: case.call(*tensors)).launches
@@ -266,7 +266,7 @@ def test_more_elements_than_32_bits_count():
 def launch_all(width, dtype, batch=1024):
     """The cell both ways, and the layers where they are one kernel."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gated_network, "added", lambda parts, gain: torch.empty_like(gain))
+        patch.setattr(gated_network, "sum_partials", lambda parts, gain: torch.empty_like(gain))
         gates, gain = meta(batch, 64, 2 * width, dtype=dtype), meta(width, dtype=dtype)
         op.launch_both_ways(lambda *given: gated_cell(*given, 4), gates, gain)
     if width <= 128 and dtype is not fp32:
@@ -284,10 +284,10 @@ def launch_far(width, dtype):
 
 def test_plans_ask_the_tensors_own_gpu(monkeypatch):
     made = op.recorded(monkeypatch, KERNELS)
-    asked = op.pretend(monkeypatch, gpu("sm_90", 3), gated_network)
+    asked = op.pretend(monkeypatch, limits_of("sm_90", 3), gated_network)
     launch_all(128, bf16)
     first, back, heads, outputs = made
-    plans = [rms_recurrence_plan(1024, 128, 2, n, gpu("sm_90", 3)) for n in (2, 5)]
+    plans = [rms_recurrence_plan(1024, 128, 2, n, limits_of("sm_90", 3)) for n in (2, 5)]
     assert [one.STAGES for one in (first, back)] == [plan["STAGES"] for plan in plans]
     assert heads.grid == (12,) and outputs.TMA and (outputs.BI, outputs.num_warps) == (64, 4)
     assert asked == [torch.device("meta")] * 4
@@ -308,7 +308,7 @@ element by element, later compilers spill (on sm_80 and sm_86)."""
 def allowed(v):
     """Bytes that may spill; None where nothing was tuned."""
     outputs = v.title == "outputs_kernel"
-    if v.case[0] > 512 or (outputs and not TUNED and not gpu(v.target).tile_copies):
+    if v.case[0] > 512 or (outputs and not TUNED and not limits_of(v.target).has_tma):
         return None
     return 64 if outputs and ROOM[v.target] < 128 else 0  # Triton 3.6 keeps a few registers too many there
 

@@ -50,12 +50,12 @@ def test_geglu_mlp_is_right():
         op.examine(cases.geglu_mlp(hidden), (4, width), roundings=3)
 
 
-@pytest.mark.parametrize("tile_copies", [True, False])
+@pytest.mark.parametrize("has_tma", [True, False])
 @pytest.mark.parametrize("hidden", [40, 8, 72, 1, 33, 63])
-def test_gate_does_not_run_over_into_up(monkeypatch, tile_copies, hidden):
+def test_gate_does_not_run_over_into_up(monkeypatch, has_tma, hidden):
     """They lie side by side in a row: a store of gate beyond its columns lands in up, inside all fences."""
-    its = common.gpu_of(torch.device(gpu.device()))
-    op.pretend(monkeypatch, common.Gpu(its.multiprocessors, its.shared_bytes, tile_copies), linear)
+    its = common.device_limits(torch.device(gpu.device()))
+    op.pretend(monkeypatch, common.DeviceLimits(its.multiprocessors, its.shared_bytes, has_tma), linear)
     for dtype in correctness.DTYPES:
         kept_is_right(70, 40, hidden, dtype)
 
@@ -93,7 +93,7 @@ def test_the_backwards_pass_is_rounded_once_wherever_it_writes(dtype, spent):
 @pytest.mark.parametrize(("rows", "width", "hidden"), [(37, 33, 70), (5, 40, 1024), (1, 1, 1)])
 def test_nothing_is_read_or_written_beyond_the_end(monkeypatch, rows, width, hidden):
     """By pointers, whose masks are ours: rows of tiles read both weights, columns of tiles x."""
-    its = common.Gpu(4, 0, False)
+    its = common.DeviceLimits(4, 0, False)
     op.pretend(monkeypatch, its, linear)
     made, backward = op.kernels_of(
         lambda *t: geglu.gate_up_backward(t[0], t[2], geglu.gate_up_training(*t[:2])[1], False),

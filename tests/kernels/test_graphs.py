@@ -111,7 +111,9 @@ def test_calls_from_several_streams_are_in_order(pretend):
 
 def test_the_workspaces_are_freed_between_warm_up_and_capture(pretend, monkeypatch):
     seen, calls = [], []
-    monkeypatch.setattr(graphs, "own_workspaces", lambda: seen.append((len(calls), pretend.capturing)))
+    monkeypatch.setattr(
+        graphs, "release_cublas_workspaces", lambda: seen.append((len(calls), pretend.capturing))
+    )
     step = GraphedStep(lambda x: calls.append(1) or x * 2)
     for rows in (3, 3, 4):
         step(torch.ones(rows))
@@ -131,7 +133,7 @@ def test_calls_from_one_stream_record_and_wait_for_nothing(pretend, monkeypatch)
 def test_state_is_put_back_where_it_lay_also_after_an_error(pretend):
     model = Counting()
     optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.5), foreach=False)
-    with pytest.raises(ZeroDivisionError), graphs.unchanged([model, optimizer]):
+    with pytest.raises(ZeroDivisionError), graphs.preserve_state([model, optimizer]):
         model.weight.grad = torch.ones(4)
         optimizer.step()
         raise ZeroDivisionError
@@ -142,7 +144,7 @@ def test_state_is_put_back_where_it_lay_also_after_an_error(pretend):
     optimizer.step()
     before = {name: (t.data_ptr(), t.clone()) for name, t in state.items()}
     scaler, numbers = torch.amp.GradScaler("cpu", init_scale=128.0), torch.random.get_rng_state()
-    with graphs.unchanged([model, optimizer, scaler]):
+    with graphs.preserve_state([model, optimizer, scaler]):
         optimizer.step()
         optimizer.param_groups[0]["lr"].mul_(2)
         model.weight.grad.add_(1)
@@ -155,7 +157,7 @@ def test_state_is_put_back_where_it_lay_also_after_an_error(pretend):
     assert torch.equal(torch.random.get_rng_state(), numbers)
     with (
         pytest.raises(ValueError, match=r"^keep: NAdam"),
-        graphs.unchanged([torch.optim.NAdam(model.parameters())]),
+        graphs.preserve_state([torch.optim.NAdam(model.parameters())]),
     ):
         pass
 
@@ -194,12 +196,12 @@ def test_a_capture_that_fails_can_be_tried_again(pretend):
 
 
 def test_the_graph_used_last_stays_and_a_pool_ends_with_its_last_graph(pretend):
-    step = GraphedStep(lambda x: x * 2, most=2)
+    step = GraphedStep(lambda x: x * 2, max_graphs=2)
     for rows in (1, 2, 1, 3, 1):
         assert step(torch.ones(rows)).tolist() == [2.0] * rows
     assert pretend.captures == 3, "1 was used after 2, so 2 went"
     assert set(step.pools.values()) == {0}
-    step = GraphedStep(lambda x: x * 2, most=1)
+    step = GraphedStep(lambda x: x * 2, max_graphs=1)
     pools = [step(torch.ones(rows)) is not None and set(step.pools.values()) for rows in (1, 2, 2)]
     assert pools == [{1}, {2}, {2}]
 
@@ -231,8 +233,36 @@ def test_a_call_that_returns_no_tensors_is_refused_before_the_capture(pretend, r
     with pytest.raises(ValueError, match=r"^call: returns"):
         GraphedStep(lambda x: returned)(torch.ones(1))
     assert pretend.captures == 0
-    with pytest.raises(ValueError, match=r"^most: is 0"):
-        GraphedStep(lambda x: x, most=0)
+    with pytest.raises(ValueError, match=r"^max_graphs: is 0"):
+        GraphedStep(lambda x: x, max_graphs=0)
+
+
+def test_a_replay_refuses_a_gradient_that_it_would_drop():
+    replay = graphs.graphed_callable(torch.neg)
+    with torch.enable_grad(), pytest.raises(RuntimeError, match=r"^a replay has no backward"):
+        replay(torch.ones(2, requires_grad=True))
+
+
+def test_a_callable_is_captured_with_its_inputs_gpu_as_the_current_one(monkeypatch):
+    current = []
+
+    @contextmanager
+    def device(chosen):
+        current.append(chosen)
+        yield
+        current.pop()
+
+    captured_on = []
+    cuda = SimpleNamespace(
+        device=device,
+        is_available=lambda: False,
+        CUDAGraph=lambda: SimpleNamespace(replay=lambda: None),
+        graph=lambda _: nullcontext(),
+    )
+    monkeypatch.setattr(graphs, "torch", SimpleNamespace(cuda=cuda))
+    replay = graphs.graphed_callable(lambda x: captured_on.append([*current]) or -x)
+    x = torch.ones(2)
+    assert torch.equal(replay(x), -x) and captured_on == [[x.device]] * 2
 
 
 # --- on a GPU -----------------------------------------------------------------------------------------
@@ -259,7 +289,7 @@ def test_it_gives_what_the_call_gives_for_new_inputs_and_shapes():
 
 @op.GPU
 def test_a_replayed_call_follows_its_inputs_and_is_captured_anew_for_others():
-    replay = graphs.replayed(torch.add)
+    replay = graphs.graphed_callable(torch.add)
     a, b = torch.randn(2, 64, device="cuda")
     first = replay(a, b)
     a.fill_(3)
@@ -268,7 +298,7 @@ def test_a_replayed_call_follows_its_inputs_and_is_captured_anew_for_others():
 
 
 @op.GPU
-@pytest.mark.parametrize("way", [GraphedStep, graphs.replayed])
+@pytest.mark.parametrize("way", [GraphedStep, graphs.graphed_callable])
 def test_a_replay_does_without_the_workspaces_that_libraries_give_back(way):
     """torch.compile gives them back before it captures or tunes; few numbers from long sums use one."""
     a, b = (torch.randn(shape, device="cuda", dtype=bf16) for shape in ((64, 2**15), (2**15, 64)))
@@ -332,14 +362,15 @@ def test_calls_from_two_streams_wait_for_each_other():
 
 
 @op.TWO_GPUS
-@pytest.mark.parametrize("most", [1, 4])
-def test_inputs_on_a_gpu_that_is_not_the_current_one(most):
-    step = GraphedStep(lambda x: (x @ x).relu() + torch.ones(8, device=x.device), most=most)
+@pytest.mark.parametrize("max_graphs", [1, 4])
+def test_inputs_on_a_gpu_that_is_not_the_current_one(max_graphs):
+    step = GraphedStep(lambda x: (x @ x).relu() + torch.ones(8, device=x.device), max_graphs=max_graphs)
     for number in (1, 0, 1, 0, 1):
         x = torch.randn(8, 8, device=f"cuda:{number}")
         y = step(x)
         assert y.device == x.device and torch.cuda.current_device() == 0
         torch.testing.assert_close(y, (x @ x).relu() + 1)
+        torch.testing.assert_close(graphs.graphed_callable(torch.neg)(x), -x)
     with pytest.raises(ValueError, match=r"^input 1: is on cuda:1, should be on cuda:0"):
         GraphedStep(torch.add)(torch.ones(1, device="cuda:0"), torch.ones(1, device="cuda:1"))
 

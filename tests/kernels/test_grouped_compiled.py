@@ -11,13 +11,13 @@ import torch
 import triton
 from grouped import KERNELS
 from launches import FAMILIES, ROOM
-from operators import bf16, fp16, fp32, gpu, meta
+from operators import bf16, fp16, fp32, limits_of, meta
 from packaging.version import Version
 
 import labkit
 from labkit.kernels import grouped as family
 from labkit.kernels import grouped_linear
-from labkit.kernels.grouped import backward_plan, forward_plan, power, spread
+from labkit.kernels.grouped import backward_tiling, balance_tiles, block_width, forward_tiling
 
 
 @pytest.fixture
@@ -35,11 +35,11 @@ def is_power(n):
 @pytest.mark.parametrize("lead", [2, 7])
 def test_no_program_is_without_a_tile_and_parts_are_few(lead):
     for tiles, columns, places in itertools.product((1, 2, 7, 64, 333, 10**6), (1, 13, 100), (1, 4, 264)):
-        per = spread(tiles, columns, places, lead)
+        per = balance_tiles(tiles, columns, places, lead)
         parts = math.ceil(tiles / per)
         assert 1 <= per <= tiles and (parts - 1) * per < tiles <= parts * per
         assert parts <= 256, "what the gradients' parts take, and the second kernel adds"
-    assert spread(64, 100, 2 * 132, 2) == 26, (
+    assert balance_tiles(64, 100, 2 * 132, 2) == 26, (
         "groups of 100 on an H200: parts of 26, 26 and 12 fill the places"
     )
 
@@ -50,17 +50,17 @@ RANGE = (1, 5, 16, 17, 20, 32, 33, 50, 64, 65, 100, 128, 129, 200, 256, 257, 512
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90", "sm_120"])
 def test_a_plan_is_one_that_the_compiler_takes(target, itemsize):
-    one = gpu(target)
+    one = limits_of(target)
     for d_in, d_out, tma in itertools.product(RANGE, RANGE, (True, False)):
         forward, backward = (
-            forward_plan(d_in, d_out, itemsize, tma, one),
-            backward_plan(d_in, d_out, itemsize, one),
+            forward_tiling(d_in, d_out, itemsize, tma, one),
+            backward_tiling(d_in, d_out, itemsize, one),
         )
         for plan in filter(None, (forward, backward)):
             case = (d_in, d_out, tma, plan)
             assert all(is_power(n) for n in (plan.pack, plan.rows, plan.cols, plan.warps)), case
             assert plan.rows >= 16 and plan.cols >= 16 and plan.stages >= 1 and plan.resident >= 1, case
-        BK, BN = (min(power(backward.pack * d), backward.cols) for d in (d_in, d_out))
+        BK, BN = (min(block_width(backward.pack * d), backward.cols) for d in (d_in, d_out))
         if backward.pack > 1:  # all of the gradient, or the reshape would not be one
             assert {d_in, d_out} <= {16, 32}, case
             assert (backward.pack * d_in, backward.pack * d_out) == (BK, BN), case
@@ -70,7 +70,7 @@ def test_a_plan_is_one_that_the_compiler_takes(target, itemsize):
             assert max(d_in, d_out) > 64
             continue
         assert tma or not forward.tma, case
-        BK = power(forward.pack * d_in)
+        BK = block_width(forward.pack * d_in)
         if forward.pack > 1:
             assert {d_in, d_out} <= {16, 32} and forward.cols == forward.pack * d_out, case
         assert not forward.tma or forward.pack == 1 or is_power(d_in), case
@@ -82,7 +82,9 @@ def test_a_plan_is_one_that_the_compiler_takes(target, itemsize):
 def walks(made, groups):
     """The tiles of each program of one piece of the columns, and that the grid is whole pieces."""
     pieces = math.ceil(groups / made.PACK) * math.ceil(made.PACK * made.D_OUT / made.BN)
-    hop, step = (made.per, 1) if made.title == "backward_kernel" else (made.hop, made.step)
+    part_stride, tile_stride = (
+        (made.per, 1) if made.title == "backward_kernel" else (made.part_stride, made.tile_stride)
+    )
     tiles = made.B * math.ceil(made.T / made.BM)
     if made.title == "backward_kernel":
         pieces *= math.ceil(made.PACK * made.D_IN / made.BK)
@@ -90,13 +92,16 @@ def walks(made, groups):
         assert made.parts.shape[0] * pieces == made.grid[0]
     parts, rest = divmod(made.grid[0], pieces)
     assert rest == 0
-    return [range(p * hop, min(p * hop + made.per * step, tiles), step) for p in range(parts)], tiles
+    return [
+        range(p * part_stride, min(p * part_stride + made.per * tile_stride, tiles), tile_stride)
+        for p in range(parts)
+    ], tiles
 
 
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_120"])
 def test_the_grid_covers_every_tile_and_no_program_is_empty(monkeypatch, launches, target, columns):
-    op.pretend(monkeypatch, gpu(target), family)
+    op.pretend(monkeypatch, limits_of(target), family)
     sizes = ((16, 16), (32, 32), (20, 50), (64, 64), (100, 100), (256, 256), (300, 20))
     for (d_in, d_out), groups, rows in itertools.product(sizes, (1, 5, 16), (8, 4104, 40000)):
         launches.clear()
@@ -106,7 +111,7 @@ def test_the_grid_covers_every_tile_and_no_program_is_empty(monkeypatch, launche
             if made.title == "sum_kernel":
                 assert is_power(made.PARTS) and made.P <= made.PARTS < 2 * made.P and made.P <= 256
                 assert made.grid[0] * made.BLOCK >= made.size > (made.grid[0] - 1) * made.BLOCK
-            elif made.title in ("once_kernel", "wide_kernel"):
+            elif made.title in ("single_tile_kernel", "wide_kernel"):
                 tiles = made.arguments.get("B", 1) * math.ceil(made.T / made.BM)
                 slices = math.ceil(made.D_OUT / made.BN) if made.title == "wide_kernel" else 1
                 assert made.grid == (tiles * groups * slices,)
@@ -120,7 +125,7 @@ def test_the_grid_covers_every_tile_and_no_program_is_empty(monkeypatch, launche
 def test_no_width_is_cut_off_by_the_shift(monkeypatch, launches):
     taken = set()
     for target, dtype in itertools.product(("sm_90", "sm_120"), (bf16, fp32)):
-        op.pretend(monkeypatch, gpu(target), family)
+        op.pretend(monkeypatch, limits_of(target), family)
         align = 16 // dtype.itemsize
         for width in range(1, 258):
             x, weight = meta(64, align * width, dtype=dtype), meta(align, width, width, dtype=dtype)
@@ -135,7 +140,7 @@ def test_no_width_is_cut_off_by_the_shift(monkeypatch, launches):
 
 
 def test_what_is_not_aligned_goes_by_pointers(monkeypatch, launches):
-    op.pretend(monkeypatch, gpu("sm_90"), family)
+    op.pretend(monkeypatch, limits_of("sm_90"), family)
     like = dict(dtype=bf16, device=labkit.gpu.device())
     weight, block = torch.empty(2, 64, 64, **like), torch.empty(70 * 136 + 1, **like)
     views = {
@@ -148,9 +153,11 @@ def test_what_is_not_aligned_goes_by_pointers(monkeypatch, launches):
     }
     for x in views.values():
         grouped_linear(x, weight)
-    taken = dict(zip(views, [made.title == "once_kernel" or made.TMA for made in launches], strict=True))
+    taken = dict(
+        zip(views, [made.title == "single_tile_kernel" or made.TMA for made in launches], strict=True)
+    )
     assert {view for view, tma in taken.items() if tma} == {"aligned", "wider rows"}
-    op.pretend(monkeypatch, gpu("sm_80"), family)
+    op.pretend(monkeypatch, limits_of("sm_80"), family)
     grouped_linear(views["aligned"], weight)
     assert not launches[-1].TMA
 
@@ -216,7 +223,7 @@ def test_as_many_programs_fit_an_h200_as_the_plan_says(variants):
         if (v.target, dtype, columns) != ("sm_90", bf16, False) or not (back or v.title == "forward_kernel"):
             continue
         one = (*widths, 2) if back else (*widths, 2, v.launch.TMA)
-        plan = (backward_plan if back else forward_plan)(*one, gpu("sm_90"))
+        plan = (backward_tiling if back else forward_tiling)(*one, limits_of("sm_90"))
         assert plan.warps == v.code.num_warps, v
         if not plan.tiles and widths[0] <= 128:  # elsewhere the number decides nothing
             assert op.registers_fit(plan.resident, v.code, "sm_90"), v
@@ -228,7 +235,7 @@ def test_aligned_tiles_are_copied_whole_or_in_128_bits(variants):
         if not all(is_power(width) for width in v.case[1:3]):
             continue
         back, c = v.title == "backward_kernel", v.code
-        if v.title == "once_kernel":
+        if v.title == "single_tile_kernel":
             assert c.bulk_loads == 1 and not c.async_copies and max(c.loads) == 128, v
             assert c.bulk_stores == 1, v
             continue

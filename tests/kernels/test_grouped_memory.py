@@ -9,7 +9,7 @@ import operators as op
 import pytest
 import torch
 from grouped import KERNELS, assert_right, examine, grouped, in_columns, plain
-from operators import assert_close, bf16, drawn, fp32, gpu, gradients
+from operators import assert_close, bf16, drawn, fp32, gradients, limits_of
 from triton.runtime import interpreter
 
 import labkit
@@ -66,7 +66,7 @@ SIZES = [
     ids=str,
 )
 def test_the_plans_of_other_gpus_are_right(monkeypatch, target, dtype, some):
-    op.pretend(monkeypatch, gpu(target, multiprocessors=1), family)
+    op.pretend(monkeypatch, limits_of(target, multiprocessors=1), family)
     for groups, d_in, d_out, rows in (SIZES[number] for number in some):
         examine(grouped(groups, d_in, d_out), (rows,), dtypes=(dtype,))
 
@@ -75,7 +75,7 @@ def test_the_plans_of_other_gpus_are_right(monkeypatch, target, dtype, some):
 @pytest.mark.parametrize(("groups", "width"), [(8, 63), (8, 61), (8, 13)])
 def test_a_tile_that_starts_before_its_group_reaches_its_end(monkeypatch, groups, width):
     """The descriptor path begins at a multiple of 16 bytes, up to seven numbers before the group."""
-    op.pretend(monkeypatch, gpu("sm_90"), family)
+    op.pretend(monkeypatch, limits_of("sm_90"), family)
     for dtype in (bf16, fp32):
         assert_right(drawn(grouped(groups, width, 64), 5, dtype=dtype))
 
@@ -85,7 +85,7 @@ def test_a_tile_that_starts_before_its_group_reaches_its_end(monkeypatch, groups
 def test_the_sums_over_rows_are_right_in_any_number_of_parts(monkeypatch, seen, width):
     tensors = drawn(grouped(2, width), 200)
     for count in (1, 3, 132):
-        op.pretend(monkeypatch, family.Gpu(count, 0, True), family)
+        op.pretend(monkeypatch, family.DeviceLimits(count, 0, True), family)
         assert_right(tensors)
     parts = {launch.P for launch in named(seen, "sum_kernel")}
     assert len(parts) > 1 and max(parts) >= 3
@@ -172,7 +172,7 @@ def test_an_upstream_gradient_of_other_strides(groups, width, columns):
 @op.INTERPRETED
 @pytest.mark.parametrize(("groups", "width"), [(4, 16), (4, 50), (1, 64)])
 def test_rows_of_stride_zero_by_descriptors(monkeypatch, groups, width):
-    op.pretend(monkeypatch, gpu("sm_90", multiprocessors=4), family)
+    op.pretend(monkeypatch, limits_of("sm_90", multiprocessors=4), family)
     x, *weights = drawn(grouped(groups, width), 70, dtype=bf16)
     assert_right([x[:1].expand(70, -1), *weights], upstream=x[1:2].expand(70, -1))
 
@@ -190,7 +190,7 @@ def both_ways(*tensors):
 @pytest.mark.parametrize("rows", [5, 170])
 def test_every_number_is_read_and_written_once(monkeypatch, groups, d_in, d_out, rows):
     """A load without its mask gives the right result wherever what it read too much is not used."""
-    one = family.Gpu(30, 0, True)
+    one = family.DeviceLimits(30, 0, True)
     op.pretend(monkeypatch, one, family)
     x, weight, bias = drawn(grouped(groups, d_in, d_out), rows)
     y, w, b = rows * groups * d_out, weight.numel(), bias.numel()
@@ -276,7 +276,7 @@ def test_nan_and_infinity_stay_in_their_group(sizes):
 )
 def test_what_comes_along_by_descriptors_stays_out(monkeypatch, seen, dtype, groups, d_in, d_out):
     """As on an H200, whose tiles of x hold numbers of both neighbours where groups are unaligned."""
-    op.pretend(monkeypatch, gpu("sm_90", multiprocessors=4), family)
+    op.pretend(monkeypatch, limits_of("sm_90", multiprocessors=4), family)
     stays_in_its_group(dtype, groups, d_in, d_out, (130,))
     if d_in > 32:
         forward = named(seen, "forward_kernel")

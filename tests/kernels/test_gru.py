@@ -345,7 +345,7 @@ def test_the_backward_changes_layouts_once_a_step(variants):
 
 
 def test_the_plan_holds_what_fits_and_leaves_the_rest_to_single_steps():
-    hopper, consumer = op.gpu("sm_90"), op.gpu("sm_86")
+    hopper, consumer = op.limits_of("sm_90"), op.limits_of("sm_86")
     for H, itemsize, gpu, fits in (
         (128, 2, hopper, True), (129, 2, hopper, False), (64, 4, hopper, True), (65, 4, hopper, False),
         (1, 2, hopper, True), (64, 2, consumer, True), (128, 2, consumer, False),

@@ -8,7 +8,7 @@ import operators as op
 import pytest
 import torch
 from cases import ACTIVATIONS, with_bias, with_weight
-from operators import assert_close, bf16, drawn, fp16, fp32, gpu, meta
+from operators import assert_close, bf16, drawn, fp16, fp32, limits_of, meta
 from products import KERNELS, kept_is_right
 
 import labkit
@@ -71,7 +71,7 @@ def test_a_deep_sum_is_rounded_once(dtype):
 def test_dz_and_its_sum_are_rounded_once_however_rows_are_shared(
     monkeypatch, activation, multiprocessors, dtype
 ):
-    op.pretend(monkeypatch, common.Gpu(multiprocessors, 0, True), linear)
+    op.pretend(monkeypatch, common.DeviceLimits(multiprocessors, 0, True), linear)
     for rows, columns in ((600, 130), (1, 3)):
         dy, z = drawn(
             lambda shape: (torch.randn(shape), torch.randn(shape) + 0.5), rows, columns, dtype=dtype
@@ -103,33 +103,43 @@ def test_which_rows_go_by_descriptors(monkeypatch):
     assert not any(made.TMA for made in launches) and len(launches) == 5
 
 
+@op.INTERPRETED
+def test_rows_that_descriptors_cannot_count_go_by_pointers(monkeypatch):
+    """Coordinates of TMA are numbers of 32 bits: a row further down would be another one, or zeros."""
+    launches = op.recorded(monkeypatch, KERNELS)
+    op.pretend(monkeypatch, limits_of("sm_90"), linear)
+    for rows in (2**31 - 1, 2**31):
+        matmul(meta(rows, 8, dtype=bf16), meta(16, 8, dtype=bf16))
+    assert [made.TMA for made in launches] == [True, False]
+
+
 TABLES = [name for name, value in vars(linear).items() if isinstance(value, list) and name.isupper()]
 
 
-@pytest.mark.parametrize("tile_copies", [True, False])
-def test_aligned_sizes_are_right_by_descriptors_and_by_pointers(monkeypatch, tile_copies):
-    its = common.gpu_of(torch.device(labkit.gpu.device()))
-    op.pretend(monkeypatch, common.Gpu(its.multiprocessors, its.shared_bytes, tile_copies), linear)
+@pytest.mark.parametrize("has_tma", [True, False])
+def test_aligned_sizes_are_right_by_descriptors_and_by_pointers(monkeypatch, has_tma):
+    its = common.device_limits(torch.device(labkit.gpu.device()))
+    op.pretend(monkeypatch, common.DeviceLimits(its.multiprocessors, its.shared_bytes, has_tma), linear)
     wide = GELU._replace(inputs=with_bias(104))
     op.examine(wide, (70, 40), layouts=("contiguous", "misaligned"), roundings=3)
 
 
 @op.INTERPRETED
-@pytest.mark.parametrize("tile_copies", [True, False])
+@pytest.mark.parametrize("has_tma", [True, False])
 @pytest.mark.parametrize("table", TABLES)
-def test_every_tile_is_right_where_several_meet_and_the_last_are_ragged(monkeypatch, tile_copies, table):
-    op.pretend(monkeypatch, common.Gpu(4, 0, tile_copies), linear)
+def test_every_tile_is_right_where_several_meet_and_the_last_are_ragged(monkeypatch, has_tma, table):
+    op.pretend(monkeypatch, common.DeviceLimits(4, 0, has_tma), linear)
     for BM, BN, BK, *rest in getattr(linear, table):
-        monkeypatch.setattr(linear, "tiling", lambda *_, tile=(BM, BN, BK, *rest[:-1]): tile)
-        for odd in (0,) if tile_copies else (0, 1):  # what is odd goes by pointers either way
+        monkeypatch.setattr(linear, "choose_tile", lambda *_, tile=(BM, BN, BK, *rest[:-1]): tile)
+        for odd in (0,) if has_tma else (0, 1):  # what is odd goes by pointers either way
             x, out = (BM + 5, BK + 8 + odd), BN + BN // 2 + 8 + odd
             op.examine(GELU._replace(inputs=with_bias(out)), x, dtypes=(fp32,))
             kept_is_right(*x, out - BN // 2)
 
 
 def test_one_program_walks_over_all_tiles(monkeypatch):
-    shared = common.gpu_of(torch.device(labkit.gpu.device())).shared_bytes
-    op.pretend(monkeypatch, common.Gpu(1, shared, True), linear)
+    shared = common.device_limits(torch.device(labkit.gpu.device())).shared_bytes
+    op.pretend(monkeypatch, common.DeviceLimits(1, shared, True), linear)
     op.examine(GELU._replace(inputs=with_bias(200)), (300, 40), dtypes=(fp32,))
     kept_is_right(300, 40, 200)
     launches = op.recorded(monkeypatch, KERNELS)
@@ -142,10 +152,10 @@ def test_one_program_walks_over_all_tiles(monkeypatch):
 @pytest.mark.parametrize(("rows", "width", "out"), [(37, 33, 70), (70, 40, 40), (1, 1, 1)])
 def test_nothing_is_read_or_written_beyond_the_end(monkeypatch, rows, width, out):
     """By pointers, whose masks are ours: rows of tiles read the weight, columns of tiles x."""
-    op.pretend(monkeypatch, common.Gpu(4, 0, False), linear)
+    op.pretend(monkeypatch, common.DeviceLimits(4, 0, False), linear)
     made = op.kernels_of(matmul, *drawn(with_weight(out), rows, width))
     made += op.kernels_of(linear_act, *drawn(with_bias(out), rows, width))
-    BM, BN, *_ = linear.tiling(rows, out, width, fp32, False, common.Gpu(4, 0, False))
+    BM, BN, *_ = linear.choose_tile(rows, out, width, fp32, False, common.DeviceLimits(4, 0, False))
     down, across = math.ceil(rows / BM), math.ceil(out / BN)
     for one, bias in zip(made, (0, 1), strict=True):
         assert one.programs == down * across
@@ -209,28 +219,30 @@ def test_sizes_may_be_dynamic():
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90", "sm_120"])
 def test_the_tile_suits_the_product_and_the_compiler_takes_it(target):
-    its = gpu(target)
+    its = limits_of(target)
     roomy = its.shared_bytes >= 200 * 1024
-    assert linear.tiling(8192, 16384, 1024, bf16, True, its)[:2] == (128, 128)
-    deep = linear.tiling(8192, 8192, 8192, bf16, True, its)
+    assert linear.choose_tile(8192, 16384, 1024, bf16, True, its)[:2] == (128, 128)
+    deep = linear.choose_tile(8192, 8192, 8192, bf16, True, its)
     assert (deep[:2] == (128, 256)) is roomy  # its epilogue is short beside its sum
     for K in (256, 8192):
-        BM, BN, *_ = linear.tiling(64, 512, K, bf16, True, its)
+        BM, BN, *_ = linear.choose_tile(64, 512, K, bf16, True, its)
         assert BM * BN < 128 * 128
-    few = linear.tiling(8192, 768, 1024, bf16, True, its)  # 384 of the largest tiles are 1.5 rounds of 264
-    assert not roomy or few != linear.LARGE[0][:-1]
+    few = linear.choose_tile(
+        8192, 768, 1024, bf16, True, its
+    )  # 384 of the largest tiles are 1.5 rounds of 264
+    assert not roomy or few != linear.TILES_200_KIB[0][:-1]
     rows, columns, depths = (1, 64, 4096), (1, 256, 22016), (0, 768, 8192)
     for *sizes, dtype, aligned in itertools.product(rows, columns, depths, correctness.DTYPES, (True, False)):
-        tile = BM, BN, BK, warps, stages, programs = linear.tiling(*sizes, dtype, aligned, its)
+        tile = BM, BN, BK, warps, stages, programs = linear.choose_tile(*sizes, dtype, aligned, its)
         assert all(size >= 16 and size & (size - 1) == 0 for size in (BM, BN // 2, BK))
         assert warps in (4, 8) and stages >= 2 and programs in (1, 2)
-        assert aligned or tile in [choice[:-1] for choice in linear.ODD]
+        assert aligned or tile in [choice[:-1] for choice in linear.TILES_UNALIGNED]
 
 
 def test_no_more_programs_start_than_fit_where_they_walk(monkeypatch):
     launches = op.recorded(monkeypatch, KERNELS)
     for target, rows in (("sm_80", 8192), ("sm_90", 8192), ("sm_90", 64)):
-        asked = op.pretend(monkeypatch, gpu(target), linear)
+        asked = op.pretend(monkeypatch, limits_of(target), linear)
         matmul(meta(rows, 1024, dtype=bf16), meta(rows, 1024, dtype=bf16))
     assert [made.grid for made in launches] == [(64 * 64,), (2 * 132,), (1,)]
     assert [made.TMA for made in launches] == [False, True, True]

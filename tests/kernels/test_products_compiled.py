@@ -4,7 +4,7 @@ import itertools
 
 import operators as op
 import pytest
-from operators import bf16, fp16, fp32, gpu
+from operators import bf16, fp16, fp32, limits_of
 from products import KERNELS, launch_all
 
 from labkit.kernels import linear
@@ -29,7 +29,7 @@ FULL = {
     "linear_kernel": ("x", "weight", "y", "kept"),
     "gate_up_kernel": ("x", "weight", "hidden", "kept_gate", "kept_up"),
     "dz_kernel": ("dy", "z", "dz"),
-    "gated_kernel": ("dhidden", "kept", "dkept"),
+    "gate_up_grad_kernel": ("dhidden", "kept", "dkept"),
 }
 """Pointers to tensors that may have 2**31 elements and more."""
 
@@ -60,15 +60,15 @@ def test_everything_compiles_without_spills_and_fits(variants):
 
 def test_the_cases_reach_the_tiles_they_are_meant_for(products):
     """And as many programs fit a multiprocessor as the tile says."""
-    tables = {"sm_80": linear.MIDDLE, "sm_90": linear.LARGE, "sm_100": linear.LARGE}
+    tables = {"sm_80": linear.TILES_160_KIB, "sm_90": linear.TILES_200_KIB, "sm_100": linear.TILES_200_KIB}
     for v in products:
         dtype, (M, H, K), _ = v.case
-        table = linear.DEEP if v.case[1] == DEEP else tables.get(v.target, linear.SMALL)
-        table = linear.ODD if not aligned(v) else linear.FP32 if dtype is fp32 else table
+        table = linear.TILES_200_KIB_DEEP if v.case[1] == DEEP else tables.get(v.target, linear.TILES_SMALL)
+        table = linear.TILES_UNALIGNED if not aligned(v) else linear.TILES_FP32 if dtype is fp32 else table
         assert tile_of(v.launch) in [choice[:5] for choice in table], v
         assert v.launch.TMA is (aligned(v) and v.target in ("sm_90", "sm_100", "sm_120")), v
         N = 2 * H if v.title == "gate_up_kernel" else H
-        *tile, programs = linear.tiling(M, N, K, dtype, aligned(v), gpu(v.target))
+        *tile, programs = linear.choose_tile(M, N, K, dtype, aligned(v), limits_of(v.target))
         assert tuple(tile) == tile_of(v.launch), v
         # where nothing is aligned there is one tile for all: the number decides nothing
         assert not aligned(v) or op.registers_fit(programs, v.code, v.target), v
@@ -110,7 +110,7 @@ def test_pointwise_kernels_move_128_bits_at_a_time_and_compute_in_float32(varian
         else:
             assert set(v.code.loads) == {128} and v.code.loads[128] >= 3, v
             assert set(v.code.stores) == {128}, v
-        assert v.code.stores[128] >= (3 if v.title == "gated_kernel" else 1), v
+        assert v.code.stores[128] >= (3 if v.title == "gate_up_grad_kernel" else 1), v
 
 
 def test_elements_beyond_two_to_the_31_are_addressed_in_64_bits(variants):

@@ -8,7 +8,7 @@ import operators as op
 import pytest
 import torch
 from launches import ROOM
-from operators import bf16, fp16, fp32, gpu
+from operators import bf16, fp16, fp32, limits_of
 from recurring import KERNELS, WIDTHS, OperatorTests, examine, launch, norms
 from torch.nn import functional
 
@@ -88,13 +88,13 @@ def test_nan_stays_in_its_row():
 @pytest.mark.parametrize("multiprocessors", [1, 2, 132])
 @pytest.mark.parametrize("dtype", [fp32, bf16], ids=str)
 def test_the_weights_gradient_in_any_number_of_parts(monkeypatch, dtype, multiprocessors):
-    op.pretend(monkeypatch, gpu("sm_90", multiprocessors), norms)
+    op.pretend(monkeypatch, limits_of("sm_90", multiprocessors), norms)
     examine(RMS_NORM, (300, 20), dtypes=(dtype,))
 
 
 def test_half_precision_is_rounded_once(monkeypatch):
     """Hundreds of rows by several programs; no sum in them and no part of a sum is rounded before the end."""
-    op.pretend(monkeypatch, gpu("sm_90", 1), norms)
+    op.pretend(monkeypatch, limits_of("sm_90", 1), norms)
     tensors = op.drawn(RMS_NORM, 700, 72, dtype=fp16)
     got = op.gradients(rms_norm, tensors)
     for one, want in zip(got, op.exact(RMS_NORM, tensors, 2 * got[0].double()), strict=True):
@@ -121,7 +121,7 @@ def test_any_number_of_parts_is_added(parts, width):
     given = fences.place(torch.randn(parts, width, device=labkit.gpu.device()), "contiguous")
     for dtype in (fp32, bf16):
         with fences:
-            total = norms.added(given, torch.empty(width, dtype=dtype, device=labkit.gpu.device()))
+            total = norms.sum_partials(given, torch.empty(width, dtype=dtype, device=labkit.gpu.device()))
         op.assert_close(total, given.double().sum(0), dtype)
     assert not fences.broken()
 
@@ -132,7 +132,7 @@ def test_any_number_of_parts_is_added(parts, width):
 @op.INTERPRETED
 @pytest.mark.parametrize("shape", [(33, 20), (5, 100), (3, 600), (2, 3, 1)], ids=str)
 def test_every_number_is_read_and_written_once(monkeypatch, shape):
-    op.pretend(monkeypatch, gpu("sm_90", 1), norms)
+    op.pretend(monkeypatch, limits_of("sm_90", 1), norms)
     tensors = op.drawn(RMS_NORM, *shape)
     N, H = tensors[0].numel(), shape[-1]
     (forward,), (back, total) = op.both_ways_of(rms_norm, tensors)
@@ -147,7 +147,7 @@ def test_every_number_is_read_and_written_once(monkeypatch, shape):
 @pytest.mark.parametrize(("multiprocessors", "target"), [(1, "sm_86"), (132, "sm_90")])
 def test_the_backwards_programs_are_few_and_have_as_much_to_do(multiprocessors, target):
     for rows, width, itemsize in itertools.product((1, 33, 4096, 65537), (*WIDTHS, 8192), (2, 4)):
-        programs, sizes = norms.norm_grad_plan(rows, width, itemsize, gpu(target, multiprocessors))
+        programs, sizes = norms.norm_grad_plan(rows, width, itemsize, limits_of(target, multiprocessors))
         height, columns, warps, stages = (sizes[name] for name in ("BM", "BH", "num_warps", "STAGES"))
         tiles, places = math.ceil(rows / height), multiprocessors * max(1, 16 // (itemsize * warps))
         assert 1 <= programs <= min(tiles, places)
@@ -159,7 +159,7 @@ def test_the_backwards_programs_are_few_and_have_as_much_to_do(multiprocessors, 
 
 def test_the_plan_asks_the_tensors_own_gpu(monkeypatch):
     made = op.recorded(monkeypatch, KERNELS)
-    asked = op.pretend(monkeypatch, gpu("sm_90", 10), norms)
+    asked = op.pretend(monkeypatch, limits_of("sm_90", 10), norms)
     launch(rms_norm, (10**6, 512), (512,))
     assert asked == [torch.device("meta")]
     assert [launch.grid for launch in made] == [(10**6,), (20,), (64,)]

@@ -8,8 +8,8 @@ import operators as op
 import pytest
 import torch
 from launches import ROOM
-from operators import bf16, fp32, gpu, gradients
-from recurring import KERNELS, WIDTHS, OperatorTests, examine, launch, normed
+from operators import bf16, fp32, gradients, limits_of
+from recurring import KERNELS, WIDTHS, OperatorTests, examine, launch, steps
 
 import labkit
 from labkit.kernels import rms_recurrence
@@ -100,9 +100,9 @@ def test_every_number_is_read_and_written_once(shape, state):
 
 @pytest.mark.parametrize("target", ["sm_86", "sm_90"])
 def test_as_many_steps_run_ahead_as_the_memory_needs_and_room_allows(target):
-    needed, room = 100 * normed.FLIGHT, ROOM[target] * 1024 - 4096
+    needed, room = 100 * steps.BYTES_IN_FLIGHT, ROOM[target] * 1024 - 4096
     for batch, width, itemsize, tensors in itertools.product((1, 64, 1024, 8192), WIDTHS, (2, 4), (2, 4)):
-        plan = normed.rms_recurrence_plan(batch, width, itemsize, tensors, gpu(target, 100))
+        plan = steps.rms_recurrence_plan(batch, width, itemsize, tensors, limits_of(target, 100))
         ahead, step, held = (
             plan["STAGES"],
             batch * tensors * width * itemsize,
@@ -116,8 +116,8 @@ def test_as_many_steps_run_ahead_as_the_memory_needs_and_room_allows(target):
 
 def test_the_plans_ask_the_tensors_own_gpu(monkeypatch):
     made = op.recorded(monkeypatch, KERNELS)
-    asked = op.pretend(monkeypatch, gpu("sm_90", 3), normed)
+    asked = op.pretend(monkeypatch, limits_of("sm_90", 3), steps)
     launch(rms_recurrence, (16, 9, 128), (16, 9, 128), (128,))
     assert asked == [torch.device("meta")] * 2
-    plans = [normed.rms_recurrence_plan(16, 128, 4, tensors, gpu("sm_90", 3)) for tensors in (2, 4)]
+    plans = [steps.rms_recurrence_plan(16, 128, 4, tensors, limits_of("sm_90", 3)) for tensors in (2, 4)]
     assert [launch.STAGES for launch in made[:2]] == [plan["STAGES"] for plan in plans]
