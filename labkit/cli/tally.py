@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from labkit import paths
-from labkit.plots.words import TIMES, digits
+from labkit.plots.formatting import TIMES_SIGN, format_number
 from labkit.runs.report import say
 from labkit.widgets import guesses
 
@@ -73,10 +73,10 @@ class Found:
             for name, right in solved.items():  # all of them or, where one is damaged, none
                 self._try(learner, lesson, name)["solved"] = right
         else:
-            entry = guesses.parse(read().decode())
+            entry = guesses.parse_guess_file(read().decode())
             if not 1e-9 <= entry.guess.value <= 1e12:
                 raise ValueError(f"a guess of {entry.guess.value:g}")
-            words = {"name": entry.name, "question": entry.question, "unit": entry.unit or entry.axis}
+            words = {"name": entry.name, "question": entry.question, "unit": entry.unit}
             words = {name: plain(each, 300) for name, each in words.items()}
             self.guesses[path] = words | vars(entry.guess)
 
@@ -196,5 +196,5 @@ def show(console: Console, found: Found, csv_path: Path | None = None) -> bool:
 
 def _word(value: Any) -> str:
     if isinstance(value, str):
-        return TIMES if value == "x" else plain(value, 300)
-    return "none" if np.isnan(value) else digits(float(value))
+        return TIMES_SIGN if value == "x" else plain(value, 300)
+    return "none" if np.isnan(value) else format_number(float(value))
