@@ -5,13 +5,14 @@
 Run it after lesson 1 was recorded or its tape stripped: until then tests/test_readme.py fails.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
 from labkit import paths, plots
 from labkit.measure import rows
-from labkit.plots.words import duration
+from labkit.plots.formatting import format_duration
 
 README = paths.CHECKOUT / "README.md"
 PICTURE = paths.CHECKOUT / "docs" / "width_sweep.png"
@@ -37,7 +38,7 @@ def figure(table: pd.DataFrame) -> plots.Picture:
         return {"copy": list(zip(ours["width"], ours["copy_us"], strict=True))}
 
     title = "nn.Linear, x*w+b computed in three ways, and a copy of the same bytes"
-    return plots.curves(table, facet="dtype", floor=floor, title=title, alt=described(table))
+    return replace(plots.curves(table, facet="dtype", floor=floor, title=title), alt=described(table))
 
 
 def described(table: pd.DataFrame) -> str:
@@ -45,7 +46,7 @@ def described(table: pd.DataFrame) -> str:
     ends = []
     for dtype, panel in table.groupby("dtype", sort=False):
         last = panel[panel["width"] == panel["width"].max()].sort_values("median_us", ascending=False)
-        times = (f"{row.contender} {duration(row.median_us)}" for row in last.itertuples())
+        times = (f"{row.contender} {format_duration(row.median_us)}" for row in last.itertuples())
         ends.append(f"{dtype} at width {last['width'].iloc[0]}: {', '.join(times)}.")
     return (
         "Time per call against width, both axes logarithmic, float32 and bfloat16 side by side, recorded on "

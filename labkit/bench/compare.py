@@ -10,7 +10,7 @@ from rich.text import Text
 
 from labkit.bench.report import read, with_sizes
 from labkit.measure import rows
-from labkit.plots.words import TIMES, digits, duration
+from labkit.plots.formatting import TIMES_SIGN, format_duration, format_number
 from labkit.runs.console import say
 
 KEY = ["suite", "contender", "direction", "dtype", "sizes", "clock", "cache"]
@@ -63,8 +63,13 @@ def show(console: Console, before: Path, after: Path) -> None:
     if len(moved):
         table = Table(*KEY[:5], "before", "after", "time", "spread")
         for row in moved.to_dict("records"):
-            times = [duration(row[each]) for each in ("median_us", "median_us_after", "spread")]
-            cells = [*(row[name] for name in KEY[:5]), *times[:2], digits(row["ratio"]) + TIMES, times[2]]
+            times = [format_duration(row[each]) for each in ("median_us", "median_us_after", "spread")]
+            cells = [
+                *(row[name] for name in KEY[:5]),
+                *times[:2],
+                format_number(row["ratio"]) + TIMES_SIGN,
+                times[2],
+            ]
             table.add_row(*map(Text, cells))
         console.print(table)
     slower, timed = (moved["ratio"] > 1).sum(), len(moved) + counts.get("within", 0)

@@ -16,8 +16,8 @@ from rich.text import Text
 from labkit import paths
 from labkit.measure import roofline, rows
 from labkit.measure.rows import Row
-from labkit.plots.style import INK, MUTED, WIDTH, Picture, colour, drawing
-from labkit.plots.words import TIMES, digits
+from labkit.plots.formatting import TIMES_SIGN, format_number
+from labkit.plots.style import INK, MUTED, WIDTH, Picture, contender_colour, course_style
 from labkit.runs.console import say
 
 CASE = ["suite", "direction", "dtype", "clock", "sizes", "device"]
@@ -103,7 +103,13 @@ def gaps(measured: Sequence[Row]) -> list[str]:
 
 
 def _number(value: Any, unit: str = "") -> str:
-    return str(value) if isinstance(value, str | int) else "" if math.isnan(value) else digits(value) + unit
+    return (
+        str(value)
+        if isinstance(value, str | int)
+        else ""
+        if math.isnan(value)
+        else format_number(value) + unit
+    )
 
 
 def show(console: Console, measured: Sequence[Row]) -> None:
@@ -126,7 +132,7 @@ def show(console: Console, measured: Sequence[Row]) -> None:
     say(console, f"Report: {paths.BUILD / 'benchmark.md'}")
 
 
-@drawing()
+@course_style()
 def picture(found: pd.DataFrame) -> Picture:
     """A dot for each case over its ratio, on a line for each group; the group with the worst is on top."""
     drawn = found.dropna(subset="ratio")
@@ -134,17 +140,19 @@ def picture(found: pd.DataFrame) -> Picture:
     figure = Figure(figsize=(WIDTH, 1.2 + 0.24 * len(named)), layout="constrained")
     axes = figure.subplots()
     for place, (_, ratios) in enumerate(named):
-        axes.plot(ratios, [place] * len(ratios), "o", color=colour("labkit"), alpha=0.5, markersize=5)
+        axes.plot(
+            ratios, [place] * len(ratios), "o", color=contender_colour("labkit"), alpha=0.5, markersize=5
+        )
         axes.plot(ratios.median(), place, "|", color=INK, markersize=12, markeredgewidth=2)
     axes.axvline(1.0, color=MUTED)
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: digits(ratio)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: format_number(ratio)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_yticks(range(len(named)), [name for name, _ in named], fontsize=8)
     axes.set_ylim(max(len(named), 1) - 0.5, -0.5)
     axes.set_xlabel("our time over the best other's (lower is better); a bar is the median")
-    said = [f"{name} {digits(ratios.max())}" for name, ratios in named[:5]]
+    said = [f"{name} {format_number(ratios.max())}" for name, ratios in named[:5]]
     return Picture(
         figure, f"Our time over the best other's, a dot a case. The worst: {'; '.join(said) or 'none'}."
     )
@@ -183,13 +191,14 @@ def summary(measured: Sequence[Row]) -> str:
         return f"- {origin(measured)}\n"
     worst, best = beside.iloc[0], beside.iloc[-1]
     named = [
-        f"{row['suite']}, {row['direction']}, {row['dtype']}, {row['sizes']}: {_number(row['ratio'], TIMES)}"
+        f"{row['suite']}, {row['direction']}, {row['dtype']}, {row['sizes']}: "
+        f"{_number(row['ratio'], TIMES_SIGN)}"
         for row in (worst, best)
     ]
     return (
         f"- {origin(measured)}\n"
         f"- Our time over the best other's, median of {len(beside)} cases: "
-        f"{_number(beside['ratio'].median(), TIMES)}; above 1.02 in {(beside['ratio'] > 1.02).sum()}.\n"
+        f"{_number(beside['ratio'].median(), TIMES_SIGN)}; above 1.02 in {(beside['ratio'] > 1.02).sum()}.\n"
         f"- The worst: {named[0]}.\n- The best: {named[1]}.\n"
         f"- Share of a copy or of cuBLAS, median: {_number(found['share'].median())}.\n"
     )

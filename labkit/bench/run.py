@@ -22,7 +22,7 @@ from labkit.bench.benchmark import TUNE_S, Benchmark, row_seconds
 from labkit.measure import clocks, journal, lock, machine, rows, sweeps
 from labkit.measure.journal import Journal, Key
 from labkit.measure.rows import Row
-from labkit.plots.words import duration
+from labkit.plots.formatting import format_duration
 from labkit.runs.console import say
 from labkit.workloads import peers
 
@@ -48,7 +48,7 @@ class Progress:
 
     def __str__(self) -> str:
         row = self.row
-        spent = "no time" if row.median_us is None else duration(row.median_us)
+        spent = "no time" if row.median_us is None else format_duration(row.median_us)
         sizes = " x ".join(map(str, row.shape.values()))
         return f"{row.contender}, {row.direction}, {row.dtype}, {sizes}: {spent}"
 

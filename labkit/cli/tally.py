@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from labkit import paths
-from labkit.plots.words import TIMES, digits
+from labkit.plots.formatting import TIMES_SIGN, format_number
 from labkit.runs.console import say
 from labkit.widgets import guesses
 
@@ -80,10 +80,10 @@ class ClassResults:
             for name, right in solved.items():  # all verdicts of a file or, where one is damaged, none
                 self._exercise(learner, lesson, name)["solved"] = right
         else:
-            entry = guesses.parse(file.read().decode())
+            entry = guesses.parse_guess_file(file.read().decode())
             if not 1e-9 <= entry.guess.value <= 1e12:
                 raise ValueError(f"a guess of {entry.guess.value:g}")
-            words = {"name": entry.name, "question": entry.question, "unit": entry.unit or entry.axis}
+            words = {"name": entry.name, "question": entry.question, "unit": entry.unit}
             self.guesses[file.path] = {k: plain(v, 300) for k, v in words.items()} | vars(entry.guess)
 
     def _exercise(self, learner: str, lesson: str, exercise: str) -> dict[str, Any]:
@@ -199,5 +199,5 @@ def print_tables(console: Console, found: ClassResults, csv_path: Path | None = 
 
 def _cell(value: Any) -> str:
     if isinstance(value, str):
-        return TIMES if value == "x" else plain(value, 300)
-    return "none" if np.isnan(value) else digits(float(value))
+        return TIMES_SIGN if value == "x" else plain(value, 300)
+    return "none" if np.isnan(value) else format_number(float(value))

@@ -1,7 +1,7 @@
 """Horizontal bars: values side by side, totals made of parts, and a total taken apart step by step."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from textwrap import fill
 from typing import Any
@@ -9,349 +9,334 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from labkit.measure.rows import LIVE, PUBLISHED
-from labkit.plots import style, words
-from labkit.plots.style import INK, MUTED, OTHERS, Look, Picture, bar_look
-from labkit.plots.words import digits, duration
+from labkit.plots import formatting, style
+from labkit.plots.formatting import RING_SIGN, TIMES_SIGN, format_duration, format_number
+from labkit.plots.style import INK, MUTED, PALETTE, ContenderStyle, Picture, bar_style
 
 _ROW, _BAR = 0.31, 0.66
 """Height of a row in inches, and of its bar in rows."""
 _DECADE = 10.0
 """Values that span more stand on a logarithmic axis."""
-_MIB = 2**20
+_X_DATA, _Y_DATA = ("data", "axes fraction"), ("axes fraction", "data")
+"""Coordinates for `offset_text`: one of a place is data, the other a share of the axes."""
 _TICK: dict[str, Any] = {"color": INK, "linestyle": "none", "marker": "|", "markeredgewidth": 1.8}
-_LOWER = ("times_as_long", "copies", "MB", "peak_bytes")
+_LOWER_IS_BETTER = ("times_as_long", "copies", "MB", "peak_bytes")
 """Columns of which less is better, besides times; of a share, a rate or a speedup more is."""
 
 
-@style.drawing()
+@style.course_style()
 def bars(
     table: pd.DataFrame,
     *,
     title: str,
     value: str = "median_us",
-    label: str = "contender",
     group: str | None = None,
     floor: Mapping[str, float | str] | None = None,
     unit: str = "",
-    note: str = "",
-    alt: str | None = None,
 ) -> Picture:
     """A bar for each row, in the table's order; whiskers from p20 to p80 of ``median_us``.
 
     Bars start at zero. Where values span more than a decade the axis is logarithmic and says so, and dots at
-    the end of a thin line take the place of bars. ``label`` is the column that names the bars, ``group`` one
-    that puts them under headings. ``floor`` names references: a number is a line through all bars, the name
-    of a column (``"copy_us"``) a tick across each. Values in a column ending in ``_us`` are printed as times,
-    those in ``peak_bytes`` (and whatever ``floor`` names then) in MiB, others with ``unit`` after them. Live
-    bars are full, recorded ones pale with a dashed edge, published ones hollow with a dotted edge. Behind a
-    time that something disturbed (column ``noise``) stands a ring, and a footnote says what. ``alt`` replaces
-    the generated alt text. ValueError names a column that the table lacks.
+    the end of a thin line take the place of bars. ``group`` is a column that puts the bars under headings.
+    ``floor`` names references: a number is a line through all bars, the name of a column (``"copy_us"``) a
+    tick across each. Values in a column ending in ``_us`` are printed as times, those in ``peak_bytes`` (and
+    whatever ``floor`` names then) in MiB, others with ``unit`` after them. Live bars are full, recorded ones
+    pale with a dashed edge, published ones hollow with a dotted edge. Behind a time that something disturbed
+    (column ``noise``) stands a ring, and a footnote says what. Raises ValueError for a column that the table
+    lacks.
     """
     ticks = {name: column for name, column in (floor or {}).items() if isinstance(column, str)}
-    lines = {name: at for name, at in (floor or {}).items() if not isinstance(at, str)}
+    lines = {name: x for name, x in (floor or {}).items() if not isinstance(x, str)}
     numbers = [value, *ticks.values()]
-    needed = [*numbers, label, *([group] if group else [])]
-    table = words.prepared(table, needed, [*numbers, "p20_us", "p80_us"]).reset_index(drop=True)
-    timed = value.endswith("_us")
-    quantity, text = value.replace("_", " "), duration if timed else lambda at: f"{digits(at)}{unit}"
-    if timed:
-        quantity = "time per call"
-    elif value == "peak_bytes":
-        quantity, text = "memory high-water mark of one call", lambda at: f"{digits(at)} MiB"
-        table[numbers] /= _MIB
-        lines = {name: at / _MIB for name, at in lines.items()}
-        table = table.assign(clock="", cache="")  # which did not measure it
+    table = formatting.checked_table(
+        table, [*numbers, *([group] if group else [])], [*numbers, "p20_us", "p80_us"]
+    ).reset_index(drop=True)
+    is_time = value.endswith("_us")
+    quantity = "time per call" if is_time else value.replace("_", " ")
+    if value == "peak_bytes":
+        quantity, unit = "memory high-water mark of one call", " MiB"
+        table[numbers] /= 2**20
+        lines = {name: x / 2**20 for name, x in lines.items()}
+        table = table.assign(clock="", cache="")  # no clock measured the memory
         table.loc[table[value] == 0, "note"] = "nothing beyond its inputs"
-    several = table["kind"].nunique() > 1
-    plain = table["series"] if label == "series" else [words.named(label, each) for each in table[label]]
-    kinds = [f" ({kind})" if several and kind != LIVE else "" for kind in table["kind"]]
-    table["name"] = [f"{name}{kind}" for name, kind in zip(plain, kinds, strict=True)]
-    if not timed:
+    if not is_time:
         table["noise"] = ""
-    table["shown"] = [
-        text(at) if at > 0 else f"none ({why or 'no value'})"
-        for at, why in zip(table[value], table["note"], strict=True)
-    ]
-    spread = ["p20_us", "p80_us"] if value == "median_us" else []
-    good = table.loc[words.good(table, value), value]
-    log = len(good) > 0 and good.max() > _DECADE * good.min()
-    parts = [("", table)]
-    if group and len(table):
-        parts = [(words.named(group, key), part) for key, part in table.groupby(group, sort=False)]
-    headings = [heading for heading, _ in parts if heading]
 
-    noisy: dict[str, list[str]] = {}
-    for heading, part in parts:
-        for name, noise in zip(part["name"], part["noise"], strict=True):
-            if noise:
-                noisy.setdefault(noise, []).append(f"{name} ({heading})" if heading else name)
-    noise_words = [f"{noise}: {words.shortlist(names, 6)}" for noise, names in noisy.items()]
-    same, sources = words.conditions(table, (group, label)), words.origins(table)
-    rows = max(len(table) + len(headings), 2)
-    samples = [(said, Look(MUTED, "o"), kind) for kind, said in sources]
-    figure = style.sheet(
-        title,
-        0.6 + rows * _ROW + 0.19 * len(lines),
-        subtitle=same,
-        keys=[
-            *(
-                style.line_key(said, **_dot(look, kind))
-                if log
-                else style.box_key(said, **bar_look(MUTED, kind))
-                for said, look, kind in samples
-            ),
-            *(style.line_key(name, **_TICK, markersize=11) for name in ticks),
-        ],
-        notes=[note, *(f"{words.RING} {said}" for said in noise_words)],
+    def written(x: float) -> str:
+        return format_duration(x) if is_time else f"{format_number(x)}{unit}"
+
+    several_kinds = table["kind"].nunique() > 1
+    kinds = [f" ({kind})" if several_kinds and kind != LIVE else "" for kind in table["kind"]]
+    table["name"] = table["contender"] + kinds
+    table["reason"] = table["note"].replace("", "no value")
+    values = zip(table[value], table["reason"], strict=True)
+    table["written"] = [written(x) if x > 0 else f"none ({reason})" for x, reason in values]
+    table["heading"] = (
+        [formatting.axis_value(group, each) for each in table[group]] if group and len(table) else ""
     )
-    more = value == "speedup" or value.startswith("share") or value.endswith("/s")
-    way = "lower is better" if timed or value in _LOWER else "higher is better" if more else ""
-    said = ", ".join(filter(None, [way, "logarithmic axis" if log else ""]))
+    headings = [heading for heading in table["heading"].unique() if heading]
+    full_names = table["name"] + [f" ({heading})" if heading else "" for heading in table["heading"]]
+    noise_notes = [
+        f"{noise}: {formatting.first_items(list(names), 6)}"
+        for noise, names in full_names[table["noise"] != ""].groupby(table["noise"], sort=False)
+    ]
+    known = table.loc[formatting.has_value(table, value), value]
+    is_log = bool(len(known)) and bool(known.max() > _DECADE * known.min())
+    whiskers = ["p20_us", "p80_us"] if value == "median_us" else []
+    ends = table[[value, *whiskers[1:], *ticks.values()]].max(axis=1)
+
+    conditions, sources = formatting.common_conditions(table, (group, "contender")), formatting.origins(table)
+    plain = ContenderStyle(MUTED, "o")
+    n_rows = max(len(table) + len(headings), 2)
+    figure = style.new_figure(
+        title,
+        0.6 + n_rows * _ROW + 0.19 * len(lines),
+        subtitle=conditions,
+        legend=[
+            *(
+                Line2D([], [], label=source, **_dot(plain, kind))
+                if is_log
+                else Patch(label=source, **bar_style(MUTED, kind))
+                for kind, source in sources
+            ),
+            *(Line2D([], [], label=name, **_TICK, markersize=11) for name in ticks),
+        ],
+        footnotes=[f"{RING_SIGN} {note}" for note in noise_notes],
+    )
+    higher = value == "speedup" or value.startswith("share") or value.endswith("/s")
+    lower = is_time or value in _LOWER_IS_BETTER
+    better = ["lower is better"] * lower + ["higher is better"] * higher + ["logarithmic axis"] * is_log
     ax = figure.add_subplot()
-    ax.set(xlabel=f"{quantity} ({said})" if said else quantity, ylim=(rows - 0.5, -0.5))
-    ends = table[[value, *spread[1:], *ticks.values()]].max(axis=1)
-    _scale(ax, [*table[numbers].to_numpy().ravel(), *ends, *lines.values()], text, log)
-    for i, (name, at) in enumerate(lines.items()):
-        ax.axvline(at, color=INK, linewidth=1.0, zorder=4)
-        style.note(ax, name, at, 1, 0, 3 + 14 * i, across="data", style="italic", ha="center")
+    ax.set(xlabel=quantity + f" ({', '.join(better)})" * bool(better), ylim=(n_rows - 0.5, -0.5))
+    _set_value_axis(ax, [*table[numbers].to_numpy().ravel(), *ends, *lines.values()], written, is_log)
+    for i, (name, x) in enumerate(lines.items()):
+        ax.axvline(x, color=INK, linewidth=1.0, zorder=4)
+        style.offset_text(ax, name, (x, 1), (0, 3 + 14 * i), xycoords=_X_DATA, style="italic", ha="center")
     if table.empty:
-        ax.text(0.5, 0.5, words.NOTHING, transform=ax.transAxes, ha="center", color=MUTED)
-    looks, y, names = style.looks(table["contender"]), 0, []
-    for heading, part in parts:
+        ax.text(0.5, 0.5, formatting.NOTHING_MEASURED, transform=ax.transAxes, ha="center", color=MUTED)
+    styles, y, names = style.contender_styles(table["contender"]), 0, []
+    for heading, part in table.groupby("heading", sort=False):
         if heading:
-            style.note(ax, heading, 0, y + 0.1, 6, 0, along="data", va="center", weight="bold", size=10.5)
+            bold: dict[str, Any] = {"weight": "bold", "size": 10.5}
+            style.offset_text(ax, heading, (0, y + 0.1), (6, 0), xycoords=_Y_DATA, va="center", **bold)
             y += 1
         for i, row in part.iterrows():
-            look, at, bold = looks[row["contender"]], row[value], "normal"
-            ground = style.tint(look.hue, 0.09) if look.strong else "white"
-            if look.strong:
-                bold = "bold"
+            look, x = styles[row["contender"]], row[value]
+            weight, ground = "normal", "white"
+            if look.emphasised:
+                weight, ground = "bold", style.mix_with_white(look.colour, 0.09)
                 ax.axhspan(y - 0.46, y + 0.46, color=ground, linewidth=0, zorder=0)
-            names.append((y, words.cut(row["name"], 36), bold))
-            y += 1
-            if not at > 0:
-                why = words.cut(f"{words.TIMES} {row['note'] or 'no value'}", 58)
-                _beside(ax, 0, y - 1, why, across="axes fraction", color=MUTED, gid="gap")
+            names.append((y, formatting.shorten(row["name"], 36), weight))
+            if not x > 0:
+                reason = formatting.shorten(f"{TIMES_SIGN} {row['reason']}", 58)
+                _write_beside(ax, (0, y), reason, xycoords=_Y_DATA, color=MUTED, gid="gap")
+                y += 1
                 continue
-            if log:
-                ax.plot(
-                    [ax.get_xlim()[0], at], [y - 1] * 2, **_dot(look, row["kind"]), markevery=[1], zorder=5
-                )
+            gid = f"{row['kind']} bar"
+            if is_log:
+                dot = _dot(look, row["kind"])
+                ax.plot([ax.get_xlim()[0], x], [y, y], **dot, markevery=[1], zorder=5, gid=gid)
             else:
-                ax.barh(
-                    y - 1,
-                    at,
-                    height=_BAR,
-                    **bar_look(look.hue, row["kind"]),
-                    zorder=3,
-                    gid=f"{row['kind']} bar",
-                )
-            if spread:
-                ax.plot(
-                    row[spread], [y - 1] * 2, color=INK, linewidth=1.3, marker="|", markersize=7, zorder=4
-                )
+                ax.barh(y, x, height=_BAR, **bar_style(look.colour, row["kind"]), zorder=3, gid=gid)
+            if whiskers:
+                ax.plot(row[whiskers], [y, y], color=INK, linewidth=1.3, marker="|", markersize=7, zorder=4)
             for column in ticks.values():
-                ax.plot([row[column]], [y - 1], **_TICK, markersize=19, zorder=6, gid="floor")
-            ring = f" {words.RING}" if row["noise"] else ""
-            _beside(ax, ends[i], y - 1, row["shown"] + ring, weight=bold, ground=ground, gid="value")
-    _name_rows(ax, names)
+                ax.plot([row[column]], [y], **_TICK, markersize=19, zorder=6, gid="floor")
+            ring = f" {RING_SIGN}" if row["noise"] else ""
+            _write_beside(ax, (ends[i], y), row["written"] + ring, ground, weight=weight, gid="value")
+            y += 1
+    _set_row_names(ax, names)
 
-    what = f"{title.rstrip('.')}. Bars of {quantity}{', on a logarithmic axis' if log else ''}"
-    told = [f"{what}{', ' + same if same else ''}." if len(table) else f"{what}: {words.NOTHING}."]
-    for heading, part in parts if len(table) else []:
-        found = words.shortlist(
-            [f"{name} {shown}" for name, shown in zip(part["name"], part["shown"], strict=True)], 10
-        )
-        told.append(f"{heading}: {found}." if heading else f"{found}.")
+    drawn = f"{title.rstrip('.')}. Bars of {quantity}{', on a logarithmic axis' if is_log else ''}"
+    alt = [f"{drawn}: {formatting.NOTHING_MEASURED}."]
+    if len(table):
+        alt = [f"{drawn}{', ' + conditions if conditions else ''}."]
+    for heading, part in table.groupby("heading", sort=False):
+        bars_in_words = formatting.first_items([*(part["name"] + " " + part["written"])], 10)
+        alt.append(f"{heading}: {bars_in_words}." if heading else f"{bars_in_words}.")
     if lines:
-        told.append(f"Lines: {', '.join(f'{name} {text(at)}' for name, at in lines.items())}.")
-    told += [words.sentence(source) for _, source in sources]
-    return Picture(figure, alt or " ".join(told) + words.disturbed(noise_words))
+        alt.append(f"Lines: {', '.join(f'{name} {written(x)}' for name, x in lines.items())}.")
+    alt += [formatting.as_sentence(source) for _, source in sources]
+    return Picture(figure, " ".join(alt) + formatting.notes_as_alt("Disturbed", noise_notes))
 
 
-def _dot(look: Look, kind: str) -> dict[str, Any]:
+def _dot(contender: ContenderStyle, kind: str) -> dict[str, Any]:
     """A dot at the end of a thin line: on a logarithmic axis a bar's length means nothing."""
-    line = ":" if kind == PUBLISHED else style.LINES[kind]
-    how = {**style.line_look(look.hue, kind), "linestyle": line, "gid": f"{kind} bar"}
-    return {**how, "marker": "o", "markersize": 9.5, "linewidth": 3.0 if look.strong else 2.0}
+    return {
+        **style.line_style(contender.colour, kind),
+        "linestyle": ":" if kind == PUBLISHED else style.LINE_STYLES[kind],
+        "marker": "o",
+        "markersize": 9.5,
+        "linewidth": 3.0 if contender.emphasised else 2.0,
+    }
 
 
 # --- what all bars share ----------------------------------------------------------------------------
 
 
-def _scale(ax: Axes, values: Sequence[float], text: Callable[[float], str], log: bool = False) -> None:
+def _set_value_axis(
+    ax: Axes, values: Iterable[float], written: Callable[[float], str], is_log: bool = False
+) -> None:
     """A value axis from zero, or a logarithmic one, with room for a value behind the longest bar."""
     known = [float(v) for v in values if v > 0]
-    ax.set_xlim(0, 1.16 * max(known, default=0.0) or 1.0)
-    ax.xaxis.set_major_locator(MaxNLocator(6))
-    if log:
+    if is_log:
         low, reach = min(known), max(known) / min(known)
         ax.set(xscale="log", xlim=(low / reach**0.08, low * reach**1.18))
         ax.xaxis.set_major_locator(LogLocator(10, (1, 2, 5) if reach < 100 else (1,)))
         ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda at, _: text(at) if at else "0"))
+    else:
+        ax.set_xlim(0, 1.16 * max(known, default=0.0) or 1.0)
+        ax.xaxis.set_major_locator(MaxNLocator(6))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: written(x) if x else "0"))
     ax.grid(axis="y", visible=False)
 
 
-def _name_rows(ax: Axes, names: Sequence[tuple[float, str, str]]) -> None:
-    """Names left of the axis, each in its weight."""
+def _set_row_names(ax: Axes, names: Sequence[tuple[float, str, str]]) -> None:
+    """Names left of the axis: tuples of y, text and font weight."""
     ax.set_yticks([y for y, *_ in names], [name for _, name, _ in names], size="medium")
     ax.tick_params(axis="y", length=0)
     for tick, (_, _, weight) in zip(ax.get_yticklabels(), names, strict=True):
         tick.set(weight=weight, linespacing=1.1, gid="label")
 
 
-def _beside(ax: Axes, x: float, y: float, text: str, ground: str = "white", **how: Any) -> None:
+def _write_beside(ax: Axes, xy: tuple[float, float], text: str, ground: str = "white", **how: Any) -> None:
     """Text right of a place, on a ground that hides the grid and the lines behind it."""
     box = {"facecolor": ground, "edgecolor": "none", "pad": 1.0}
-    how = {"across": "data", "size": 10.5, "va": "center", "bbox": box, **how}
-    style.note(ax, text, x, y, 7, 0, along="data", **how)
+    style.offset_text(
+        ax, text, xy, (7, 0), **{"xycoords": "data", "size": 10.5, "va": "center", "bbox": box, **how}
+    )
 
 
-def _only_origin(table: pd.DataFrame) -> tuple[str, str]:
-    found = words.origins(table)
+def _one_origin(table: pd.DataFrame) -> tuple[str, str]:
+    """Kind and origin of a table; ValueError when its rows have several."""
+    found = formatting.origins(table)
     if len(found) > 1:
-        raise ValueError(f"table: rows {' and '.join(said for _, said in found)}; select one of them")
+        raise ValueError(f"table: rows {' and '.join(origin for _, origin in found)}; select one of them")
     return found[0]
 
 
 # --- stacked bars -----------------------------------------------------------------------------------
 
-PARTS = ("#5A5A5A", "#CC8000", "#0048DC", "#1AA57D", "#5C0088", "#4D90FF")
-"""Neighbours far apart in lightness: a part's colour is that of its place."""
+_PART_COLOURS = ("#5A5A5A", "#CC8000", "#0048DC", "#1AA57D", "#5C0088", "#4D90FF")
+"""Of the first part, the second and so on: neighbours are far apart in lightness."""
 
 
-@style.drawing()
-def stacked(
-    table: pd.DataFrame,
-    parts: Mapping[str, str],
-    *,
-    total: str,
-    title: str,
-    note: str = "",
-    alt: str | None = None,
-) -> Picture:
+@style.course_style()
+def stacked(table: pd.DataFrame, parts: Mapping[str, str], *, total: str, title: str) -> Picture:
     """A bar for each row of ``table``, made of its columns ``parts``, from left to right; in microseconds.
 
-    ``parts`` says what each column means, for the key. A line across the bar marks the column ``total``,
+    ``parts`` says what each column means, for the legend. A line across the bar marks the column ``total``,
     which was measured by itself and is printed at the bar's end. Rows have a contender, and say where they
     come from (kind, device, date); those of one figure are of one device and kind. Clock and cache are left
     out: a part need not come from the clock that measured the total. Live bars are full, recorded ones pale
-    with a dashed edge. ``alt`` replaces the generated alt text.
+    with a dashed edge.
 
     Raises ValueError for a table without rows, or with rows of two devices or kinds; for a column that is
     missing; and for a part or total that is negative or no finite number.
     """
     if table.empty:
         raise ValueError("table: has no rows")
-    if not 1 <= len(parts) <= len(PARTS):
-        raise ValueError(f"parts: there are {len(parts)}; 1 to {len(PARTS)} can be told apart")
+    if not 1 <= len(parts) <= len(_PART_COLOURS):
+        raise ValueError(f"parts: there are {len(parts)}; 1 to {len(_PART_COLOURS)} can be told apart")
     numbers = [*parts, total]
-    table = words.prepared(table.assign(clock="", cache=""), numbers, numbers)
+    table = formatting.checked_table(table.assign(clock="", cache=""), numbers, numbers)
     for name in numbers:
         wrong = table.loc[~(np.isfinite(table[name]) & (table[name] >= 0)), name]
         if len(wrong):
             raise ValueError(f"table: a value of {name!r} is {wrong.iloc[0]:g}; it has to be zero or more")
-    kind, source = _only_origin(table)
-    hues = dict(zip(parts, PARTS, strict=False))
-    keys = [style.box_key(f"{part}: {parts[part]}", **bar_look(hue, kind)) for part, hue in hues.items()]
-    printed = f"{total}: the total as measured by itself; its value is printed"
-    keys.append(style.line_key(printed, **_TICK, markersize=11))
-    figure = style.sheet(title, 0.6 + 1.1 * _ROW * len(table), subtitle=source, keys=keys, notes=[note])
+    kind, source = _one_origin(table)
+    colours = dict(zip(parts, _PART_COLOURS, strict=False))
+    total_label = f"{total}: the total as measured by itself; its value is printed"
+    legend = [
+        *(Patch(label=f"{part}: {parts[part]}", **bar_style(hue, kind)) for part, hue in colours.items()),
+        Line2D([], [], label=total_label, **_TICK, markersize=11),
+    ]
+    figure = style.new_figure(title, 0.6 + 1.1 * _ROW * len(table), subtitle=source, legend=legend)
     ax = figure.add_subplot()
     ax.set(xlabel="time (lower is better)", ylim=(len(table) - 0.5, -0.5))
-    _scale(ax, [*table[list(parts)].sum(axis=1), *table[total]], duration)
-    told = []
+    _set_value_axis(ax, [*table[list(parts)].sum(axis=1), *table[total]], format_duration)
+
+    def written(us: float) -> str:
+        return format_duration(us) if us else "0"
+
+    described = []
     for y, (_, row) in enumerate(table.iterrows()):
-        at = 0.0
-        for part, hue in hues.items():
-            look = {**bar_look(hue, kind), "linewidth": 0.6}
-            ax.barh(y, row[part], left=at, height=_BAR, **look, zorder=3, gid=f"{part} bar")
-            at += row[part]
+        x = 0.0
+        for part, colour in colours.items():
+            look = {**bar_style(colour, kind), "linewidth": 0.6}
+            ax.barh(y, row[part], left=x, height=_BAR, **look, zorder=3, gid=f"{part} bar")
+            x += row[part]
         ax.plot([row[total]], [y], **_TICK, markersize=19, zorder=5, gid="total")
-        _beside(ax, max(at, row[total]), y, _time(row[total]), weight="bold", gid="value")
-        made = " + ".join(f"{part} {_time(row[part])}" for part in parts)
-        told.append(f"{row['contender']}: {made} = {_time(at)}, {total} {_time(row[total])}")
-    _name_rows(ax, [(y, fill(str(name), 32), "normal") for y, name in enumerate(table["contender"])])
-    what = f"{title.rstrip('.')}. Stacked bars, from top to bottom"
-    return Picture(figure, alt or f"{what}: {'; '.join(told)}. {words.sentence(source)}")
-
-
-def _time(us: float) -> str:
-    return duration(us) if us else "0"
+        _write_beside(ax, (max(x, row[total]), y), written(row[total]), weight="bold", gid="value")
+        summands = " + ".join(f"{part} {written(row[part])}" for part in parts)
+        described.append(f"{row['contender']}: {summands} = {written(x)}, {total} {written(row[total])}")
+    _set_row_names(ax, [(y, fill(str(name), 32), "normal") for y, name in enumerate(table["contender"])])
+    drawn = f"{title.rstrip('.')}. Stacked bars, from top to bottom"
+    return Picture(figure, f"{drawn}: {'; '.join(described)}. {formatting.as_sentence(source)}")
 
 
 # --- a waterfall ------------------------------------------------------------------------------------
 
-_MINUS = "\N{MINUS SIGN}"
-_HUES = {"total": "#5A5A5A", f"{_MINUS} saved": OTHERS[0].hue, "+ added": OTHERS[1].hue}
+_TOTAL, _SAVED, _ADDED = "total", "\N{MINUS SIGN} saved", "+ added"
+_STEP_COLOURS = {_TOTAL: "#5A5A5A", _SAVED: PALETTE[0].colour, _ADDED: PALETTE[1].colour}
 """Grey, blue and orange, which no colour vision deficiency confuses."""
-_STAMP = ("kind", "device", "date", "clock", "cache", "source")
+_ORIGIN = ("kind", "device", "date", "clock", "cache", "source")
 
 
-@style.drawing()
-def waterfall(
-    steps: Sequence[tuple[str, float]],
-    *,
-    end: str,
-    title: str,
-    origin: Any,
-    unit: str = "us",
-    note: str = "",
-    alt: str | None = None,
-) -> Picture:
+@style.course_style()
+def waterfall(steps: Sequence[tuple[str, float]], *, end: str, title: str, origin: Any) -> Picture:
     """Where the time went: bars that hang from running total to running total, from top to bottom.
 
-    ``steps`` are pairs of label and value: the first is a total, each following one a signed change; the
-    total that results is the last bar, labelled ``end``. ``origin`` says where the values come from: a
+    ``steps`` are pairs of label and microseconds: the first is a total, each following one a signed change;
+    the total that results is the last bar, labelled ``end``. ``origin`` says where the values come from: a
     Profile, a Row, a table's row (``table.iloc[0]``), a Measured, of which kind, device, date, clock, cache
     and source are named where it has them. Live bars are full, recorded ones pale with a dashed edge.
-    ``unit`` stands behind each value. ``alt`` replaces the generated alt text.
 
     Raises ValueError without steps, for a value that is not finite, and where a running total is negative.
     """
     if not steps:
         raise ValueError("steps: there are none; the first is a total, each following one a change")
-    totals = list(accumulate(value for _, value in steps))
-    noise = 1e-9 * max(abs(value) for _, value in steps)  # what adding up floats may leave
-    for (label, value), total in zip(steps, totals, strict=True):
-        if not math.isfinite(value):
-            raise ValueError(f"steps: the value of {label!r} is {value}, not a finite number")
-        if total < -noise:
-            raise ValueError(f"steps: after {label!r} the total is {digits(total)}, below zero")
-    unit = "µs" if unit == "us" else unit
-    stamp = {name: getattr(origin, name, "") for name in _STAMP}
-    kind, source = _only_origin(words.prepared(pd.DataFrame([{**stamp, "contender": ""}]), [], []))
-    first, saved, added = _HUES
+    totals = list(accumulate(us for _, us in steps))
+    rounding = 1e-9 * max(abs(us) for _, us in steps)  # what adding up floats may leave
+    for (label, us), total in zip(steps, totals, strict=True):
+        if not math.isfinite(us):
+            raise ValueError(f"steps: the value of {label!r} is {us}, not a finite number")
+        if total < -rounding:
+            raise ValueError(f"steps: after {label!r} the total is {format_number(total)}, below zero")
+    row = {name: getattr(origin, name, "") for name in _ORIGIN}
+    kind, source = _one_origin(formatting.checked_table(pd.DataFrame([{**row, "contender": ""}]), [], []))
+    # Label, value, sort of bar, and running total after it, for each bar.
+    drawn = [(*steps[0], _TOTAL, totals[0])]
+    for (label, us), total in zip(steps[1:], totals[1:], strict=True):
+        drawn.append((label, us, _ADDED if us > 0 else _SAVED, total))
     last = max(totals[-1], 0.0)
-    drawn = [
-        (label, value, added if value > 0 else saved, total)
-        for (label, value), total in zip(steps, totals, strict=True)
-    ]
-    drawn = [(*steps[0], first, totals[0]), *drawn[1:], (end, last, first, last)]
-    sorts = [sort for sort in _HUES if any(sort == row[2] for row in drawn)]
-    keys = [style.box_key(sort, **bar_look(_HUES[sort], kind)) for sort in sorts]
-    figure = style.sheet(title, 0.5 + 1.1 * _ROW * len(drawn), subtitle=source, keys=keys, notes=[note])
+    drawn.append((end, last, _TOTAL, last))
+    sorts = {sort for _, _, sort, _ in drawn}
+    legend = [Patch(label=s, **bar_style(c, kind)) for s, c in _STEP_COLOURS.items() if s in sorts]
+    figure = style.new_figure(title, 0.5 + 1.1 * _ROW * len(drawn), subtitle=source, legend=legend)
     ax = figure.add_subplot()
     ax.set_ylim(len(drawn) - 0.5, -0.5)
-    _scale(ax, totals, lambda at: f"{digits(at)} {unit}")
-    before, told, names = 0.0, [], []
-    for y, (label, value, sort, now) in enumerate(drawn):
-        low, high = sorted((0.0 if sort == first else before, now))
-        size, strong = f"{digits(abs(value))} {unit}", "bold" if sort == first else "normal"
-        look = bar_look(_HUES[sort], kind)
+    _set_value_axis(ax, totals, lambda us: f"{format_number(us)} µs")
+    before, described, names = 0.0, [], []
+    for y, (label, us, sort, total) in enumerate(drawn):
+        low, high = sorted((0.0 if sort == _TOTAL else before, total))
+        size, weight = f"{format_number(abs(us))} µs", "bold" if sort == _TOTAL else "normal"
+        look = bar_style(_STEP_COLOURS[sort], kind)
         ax.barh(y, high - low, left=low, height=_BAR, **look, zorder=3, gid=f"{sort} bar")
         if y:
             ax.vlines(before, y - 1 + _BAR / 2, y - _BAR / 2, color=MUTED, linewidth=1.0, gid="connector")
-        shown = size if sort == first or not value else f"{sort[0]}{size}"
-        _beside(ax, high, y, shown, color=style.text_colour(_HUES[sort]), weight=strong, gid="value")
-        change = f"{label} {'adds' if value > 0 else 'saves'} {size}, which makes {digits(now)} {unit}"
-        told.append(f"{label} {size}" if sort == first else change)
-        names.append((y, fill(label, 32), strong))
-        before = now
-    _name_rows(ax, names)
+        signed = size if sort == _TOTAL or not us else f"{sort[0]}{size}"
+        colour = style.text_colour(_STEP_COLOURS[sort])
+        _write_beside(ax, (high, y), signed, color=colour, weight=weight, gid="value")
+        change = f"{label} {'adds' if us > 0 else 'saves'} {size}, which makes {format_number(total)} µs"
+        described.append(f"{label} {size}" if sort == _TOTAL else change)
+        names.append((y, fill(label, 32), weight))
+        before = total
+    _set_row_names(ax, names)
     what = f"{title.rstrip('.')}. A waterfall, from top to bottom"
-    return Picture(figure, alt or f"{what}: {'; then '.join(told)}. {words.sentence(source)}")
+    return Picture(figure, f"{what}: {'; then '.join(described)}. {formatting.as_sentence(source)}")

@@ -1,4 +1,4 @@
-"""What every figure shares: style, colours of contenders, a sheet with words around the axes, a picture.
+"""What all figures share: the style, the contenders' colours, the text around the axes, and `Picture`.
 
 Figures are drawn with matplotlib's Agg canvas and never with pyplot, whose state is not safe in the threads
 that panels draw from.
@@ -7,11 +7,12 @@ that panels draw from.
 import base64
 import html
 import io
+import json
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, NamedTuple
@@ -24,9 +25,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.legend_handler import HandlerLine2D
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from PIL import Image
 
 from labkit import paths
@@ -34,187 +32,172 @@ from labkit.measure.rows import LIVE, PUBLISHED, RECORDED
 
 INK, MUTED, SHADES = "#1A1A1A", "#4A4A4A", ("#F6F6F6", "#EBEBEB")
 TITLE, SMALL = 13.0, 10.0
-"""Font sizes in points; all other text has the style's own."""
+"""Font sizes in points; all other text has the size that labkit.mplstyle sets."""
 WIDTH = 8.0
-"""Of a figure, in inches; 96 pixels of a page each."""
-_LINE = 0.185
+"""Width of a figure in inches; an inch is 96 pixels of a page."""
+_LINE_HEIGHT = 0.185
 """Height of a line of small text, in inches."""
-_CHARACTERS = 12.5
-"""So many characters of small text fit into an inch."""
-_STYLE = Path(__file__).with_name("labkit.mplstyle")
+_CHARACTERS_PER_INCH = 12.5
+"""Characters of small text that fit into an inch."""
+_STYLE_FILE = Path(__file__).with_name("labkit.mplstyle")
 _DRAWING = threading.RLock()
 
 
 @contextmanager
-def drawing() -> Iterator[None]:
-    """Within it, or within a function that it decorates, the style of the course holds.
+def course_style() -> Iterator[None]:
+    """Apply the style of the course, as a context or as a decorator of a function that draws.
 
-    One thread at a time: matplotlib's settings belong to the process.
+    Only one thread at a time can be inside: matplotlib's settings belong to the process.
     """
-    with _DRAWING, matplotlib.rc_context(fname=_STYLE):
+    with _DRAWING, matplotlib.rc_context(fname=_STYLE_FILE):
         yield
 
 
-# --- colours --------------------------------------------------------------------------------------
+# --- contenders: colour and marker ------------------------------------------------------------------
 
 
-class Look(NamedTuple):
-    """How a contender looks in one figure."""
+class ContenderStyle(NamedTuple):
+    """Colour and marker of a contender in one figure."""
 
-    hue: str
+    colour: str
     marker: str
-    strong: bool = False
-    """Whether it stands out: labkit's own and the learner's kernel do."""
+    emphasised: bool = False
+    """Drawn with thicker lines and bold text: labkit's own kernel and the learner's."""
 
     def curve(self, kind: str) -> dict[str, Any]:
-        """How its curve of a kind is drawn."""
-        size = 5.5 if not self.strong else 9.0 if self.marker == "*" else 6.5
-        how = {"marker": self.marker, "markersize": size, "zorder": 5 + self.strong + (self == LEARNERS)}
-        return {**how, "linewidth": 2.6 if self.strong else 1.6, **line_look(self.hue, kind)}
+        """Keyword arguments of ``Axes.plot`` for the contender's curve of measurements of a kind."""
+        size = 5.5 if not self.emphasised else 9.0 if self.marker == "*" else 6.5
+        return {
+            **line_style(self.colour, kind),
+            "marker": self.marker,
+            "markersize": size,
+            "linewidth": 2.6 if self.emphasised else 1.6,
+            "zorder": 5 + self.emphasised + (self == LEARNERS),
+        }
 
 
-OURS, LEARNERS = Look("#C8321E", "o", True), Look("#5C0088", "*", True)
-_HUES = ("#0048DC", "#CC8000", "#1AA57D", "#D53EA5", "#50003F", "#4D90FF", "#5A5A5A", "#048128")
-OTHERS = [Look(hue, marker) for hue, marker in zip(_HUES, "s^Dv>Pp<", strict=True)]
-"""Neighbours are far apart for every common colour vision deficiency; each has 3:1 against white."""
-_KNOWN = {
-    name: look
-    for look, names in (
-        (OURS, ("labkit", "labkit, one launch")),
-        (LEARNERS, ("your kernel", "the solution")),
-        (OTHERS[0], ("nn.Linear", "F.rms_norm", "grouped_mm", "cuBLAS")),
-        (OTHERS[1], ("eager", "x*w+b eager", "loop")),
-        (OTHERS[2], ("torch.compile",)),
-        (OTHERS[3], ("addcmul", "accelerated-scan", "make_graphed_callables")),
-        (OTHERS[4], ("original",)),
-        (OTHERS[5], ("Liger", "fla", "GraphedStep")),
-        (OTHERS[6], ("copy",)),
-    )
-    for name in names
-}
+OURS, LEARNERS = ContenderStyle("#C8321E", "o", True), ContenderStyle("#5C0088", "*", True)
+_COLOURS = ("#0048DC", "#CC8000", "#1AA57D", "#D53EA5", "#50003F", "#4D90FF", "#5A5A5A", "#048128")
+PALETTE = [ContenderStyle(colour, marker) for colour, marker in zip(_COLOURS, "s^Dv>Pp<", strict=True)]
+"""Neighbours differ for every common colour vision deficiency; each has a contrast of 3:1 with white."""
 
 
-def looks(names: Iterable[str]) -> dict[str, Look]:
-    """A look for each name of one figure, the one that it has throughout the course where that is free.
+@cache
+def _usual_styles() -> dict[str, ContenderStyle]:
+    """The style of each contender that has the same one in all lessons."""
+    colours = json.loads((paths.DATA / "contender_colours.json").read_text(encoding="utf-8"))
+    by_colour = {style.colour: style for style in PALETTE}
+    ours = {"labkit": OURS, "your kernel": LEARNERS, "the solution": LEARNERS}
+    return ours | {name: by_colour[colour] for name, colour in colours.items()}
 
-    No two are alike up to eight names besides labkit's and the learner's, whose looks no other name gets.
+
+def contender_styles(contenders: Iterable[str]) -> dict[str, ContenderStyle]:
+    """A style for each contender of one figure, its usual one where no other contender has taken that.
+
+    Up to eight contenders, besides labkit's and the learner's, get different styles. The styles `OURS` and
+    `LEARNERS` are given to no other contender.
     """
-    taken: dict[str, Look] = {}
-    for name in sorted(dict.fromkeys(names), key=lambda name: name not in _KNOWN):  # known ones choose first
-        wanted = [_KNOWN[name]] if name in _KNOWN else [OURS] if name.startswith("labkit") else []
-        free = [look for look in (*wanted, *OTHERS) if look not in taken.values()]
-        taken[name] = free[0] if free else OTHERS[len(taken) % len(OTHERS)]
-    return taken
+    usual = _usual_styles()
+    styles: dict[str, ContenderStyle] = {}
+    for name in sorted(dict.fromkeys(contenders), key=lambda name: name not in usual):
+        preferred = usual.get(name, OURS if name.startswith("labkit") else PALETTE[0])
+        free = [style for style in (preferred, *PALETTE) if style not in styles.values()]
+        styles[name] = free[0] if free else PALETTE[len(styles) % len(PALETTE)]
+    return styles
 
 
-def colour(contender: str) -> str:
-    """The colour that a contender has where it stands alone, as ``#RRGGBB``."""
-    return looks([contender])[contender].hue
+def contender_colour(contender: str) -> str:
+    """The colour of a contender that is alone in its figure, as ``#RRGGBB``."""
+    return contender_styles([contender])[contender].colour
 
 
-def tint(name: str, share: float) -> str:
-    """The colour mixed with white: ``share`` 1 is the colour, 0 white."""
-    red, green, blue = (1 - share * (1 - part) for part in to_rgb(name))
+def mix_with_white(colour: str, share: float) -> str:
+    """``share`` of the colour and the rest white: 1 is the colour, 0 is white."""
+    red, green, blue = (1 - share * (1 - part) for part in to_rgb(colour))
     return to_hex((red, green, blue))
 
 
-def text_colour(name: str) -> str:
+def text_colour(colour: str) -> str:
     """The colour, darkened so that text in it is readable on white."""
-    red, green, blue = (0.78 * part for part in to_rgb(name))
+    red, green, blue = (0.78 * part for part in to_rgb(colour))
     return to_hex((red, green, blue))
 
 
-# --- live, recorded, published ----------------------------------------------------------------------
+# --- kinds: live, recorded, published ---------------------------------------------------------------
 
-LINES: dict[str, Any] = {LIVE: "-", RECORDED: (0, (4.5, 2.2)), PUBLISHED: "none"}
+LINE_STYLES: dict[str, Any] = {LIVE: "-", RECORDED: (0, (4.5, 2.2)), PUBLISHED: "none"}
 _EDGES: dict[str, Any] = {LIVE: "-", RECORDED: (0, (4, 2)), PUBLISHED: (0, (1, 1.5))}
 _FILLS = {LIVE: 1.0, RECORDED: 0.3, PUBLISHED: 0.0}
-RINGED: dict[str, Any] = {
-    **{"color": INK, "linestyle": "none", "marker": "o", "markersize": 12.0},
-    **{"markerfacecolor": "none", "markeredgewidth": 1.0},
-}
-"""Around what was disturbed, whatever its kind: the fill of the marker inside says that."""
+NOISE_RING: dict[str, Any] = dict(
+    color=INK, linestyle="none", marker="o", markersize=12.0, markerfacecolor="none", markeredgewidth=1.0
+)
+"""Drawn around the marker of a disturbed point, whose fill still shows the kind."""
 
 
-def line_look(hue: str, kind: str) -> dict[str, Any]:
-    """A curve: solid with filled markers when live, dashed and hollow when recorded, else markers alone."""
-    face = {LIVE: hue, RECORDED: "white", PUBLISHED: tint(hue, 0.3)}[kind]
-    return {"color": hue, "linestyle": LINES[kind], "markerfacecolor": face}
+def line_style(colour: str, kind: str) -> dict[str, Any]:
+    """A curve is solid with filled markers when live, dashed and hollow when recorded, else markers alone."""
+    face = {LIVE: colour, RECORDED: "white", PUBLISHED: mix_with_white(colour, 0.3)}[kind]
+    return {"color": colour, "linestyle": LINE_STYLES[kind], "markerfacecolor": face}
 
 
-def bar_look(hue: str, kind: str) -> dict[str, Any]:
-    """A bar: full when live, pale with a dashed edge when recorded, hollow and dotted when published."""
-    face = tint(hue, _FILLS[kind])
-    return {"facecolor": face, "edgecolor": hue, "linestyle": _EDGES[kind], "linewidth": 1.2}
+def bar_style(colour: str, kind: str) -> dict[str, Any]:
+    """A bar is full when live, pale with a dashed edge when recorded, hollow and dotted when published."""
+    face = mix_with_white(colour, _FILLS[kind])
+    return {"facecolor": face, "edgecolor": colour, "linestyle": _EDGES[kind], "linewidth": 1.2}
 
 
-# --- the sheet ------------------------------------------------------------------------------------
-
-Key = tuple[str, Artist]
-"""One line above the axes: what a way of drawing means, and a sample of it."""
+# --- the text around the axes -----------------------------------------------------------------------
 
 
-def line_key(words: str, **sample: Any) -> Key:
-    """A key with a line, or a marker."""
-    return words, Line2D([], [], **sample)
-
-
-def box_key(words: str, **sample: Any) -> Key:
-    """A key with a box."""
-    return words, Patch(**sample)
-
-
-def sheet(
+def new_figure(
     title: str,
     height: float,
     *,
     subtitle: str = "",
-    keys: Sequence[Key] = (),
-    notes: Iterable[str] = (),
+    legend: Sequence[Artist] = (),
+    footnotes: Iterable[str] = (),
     width: float = WIDTH,
 ) -> Figure:
-    """An empty figure with its words; what is added to it is laid out in ``height`` inches below them."""
-    room = int((width - 0.25) * _CHARACTERS)
-    titles, subtitles = wrap(title, int(room * 0.7)), wrap(subtitle, room)
-    words = ["\n".join(wrap(said, room - 7)) for said, _ in keys]
-    feet = [line for note in notes for line in wrap(note, room)]
-    key_lines = sum(1 + said.count("\n") for said in words)
-    head = 0.16 + 0.25 * len(titles) + _LINE * (len(subtitles) + key_lines)
-    foot = _LINE * len(feet) + (0.1 if feet else 0.02)
-    whole = head + height + foot
-    engine = ConstrainedLayoutEngine(rect=(0.004, foot / whole, 0.992, height / whole))
-    figure = Figure(figsize=(width, whole), layout=engine)
-    x, y = 0.11 / width, whole - 0.1
-    above: dict[str, Any] = {"va": "top", "in_layout": False, "linespacing": 1.25}
-    figure.text(x, y / whole, "\n".join(titles), size=TITLE, weight="bold", **above)
+    """A figure with a title, a subtitle and a legend above its axes, and with footnotes below them.
+
+    ``legend`` holds artists with labels, a line of text each. ``height`` is that of the axes in inches.
+    """
+    characters = int((width - 0.25) * _CHARACTERS_PER_INCH)
+    titles, subtitles = wrap(title, int(characters * 0.7)), wrap(subtitle, characters)
+    labels = ["\n".join(wrap(str(artist.get_label()), characters - 7)) for artist in legend]
+    foot_lines = [line for note in footnotes for line in wrap(note, characters)]
+    legend_lines = sum(1 + label.count("\n") for label in labels)
+    head = 0.16 + 0.25 * len(titles) + _LINE_HEIGHT * (len(subtitles) + legend_lines)
+    foot = _LINE_HEIGHT * len(foot_lines) + (0.1 if foot_lines else 0.02)
+    total = head + height + foot
+    engine = ConstrainedLayoutEngine(rect=(0.004, foot / total, 0.992, height / total))
+    figure = Figure(figsize=(width, total), layout=engine)
+    x, y = 0.11 / width, total - 0.1
+    small: dict[str, Any] = dict(size=SMALL, color=MUTED, in_layout=False, linespacing=1.25)
+    figure.text(
+        x, y / total, "\n".join(titles), **small | dict(va="top", size=TITLE, weight="bold", color=INK)
+    )
     y -= 0.25 * len(titles)
-    figure.text(x, y / whole, "\n".join(subtitles), size=SMALL, color=MUTED, **above)
-    y -= _LINE * len(subtitles) + 0.015
-    if keys:
-        legend = figure.legend(
-            [sample for _, sample in keys],
-            words,
-            loc="upper left",
-            bbox_to_anchor=(x, y / whole),
-            handler_map={Line2D: HandlerLine2D(numpoints=1)},
-        )
-        legend.set_in_layout(False)
-    below: dict[str, Any] = {"va": "bottom", "in_layout": False, "linespacing": 1.25}
-    figure.text(x, 0.07 / whole, "\n".join(feet), size=SMALL, color=MUTED, **below)
+    figure.text(x, y / total, "\n".join(subtitles), va="top", **small)
+    y -= _LINE_HEIGHT * len(subtitles) + 0.015
+    if legend:
+        figure.legend(legend, labels, loc="upper left", bbox_to_anchor=(x, y / total)).set_in_layout(False)
+    figure.text(x, 0.07 / total, "\n".join(foot_lines), va="bottom", **small)
     return figure
 
 
-def note(ax: Axes, text: str, x: float, y: float, right: float, up: float, **how: Any) -> None:
-    """Text some points right of and above a place; ``across`` and ``along`` say in which coordinates it is.
+def offset_text(
+    ax: Axes, text: str, xy: tuple[float, float], offset: tuple[float, float], **how: Any
+) -> None:
+    """Small text whose place is ``offset`` points right of and above ``xy``.
 
-    They are "data" or "axes fraction", which is what they are if not given.
+    ``xy`` is a share of the axes, unless ``xycoords`` says otherwise; both are those of ``Axes.annotate``.
     """
-    across, along = how.pop("across", "axes fraction"), how.pop("along", "axes fraction")
-    how = {"size": SMALL, "annotation_clip": False, **how}
-    ax.annotate(text, (x, y), (right, up), xycoords=(across, along), textcoords="offset points", **how)
+    how = {"size": SMALL, "xycoords": "axes fraction", "annotation_clip": False, **how}
+    ax.annotate(text, xy, offset, textcoords="offset points", **how)
 
 
-# --- the picture ----------------------------------------------------------------------------------
+# --- the picture ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
@@ -223,12 +206,6 @@ class Picture:
 
     figure: Figure = field(compare=False)
     alt: str
-
-    @property
-    def size(self) -> tuple[float, float]:
-        """Width and height on a page, in CSS pixels."""
-        width, height = self.figure.get_size_inches()
-        return 96 * float(width), 96 * float(height)
 
     @cached_property
     def png(self) -> bytes:
@@ -242,9 +219,9 @@ class Picture:
 
     @cached_property
     def _pixels(self) -> Image.Image:
-        """Drawn once, for laying a figure out a second time may move it; in few colours, for a small file."""
+        """Drawn once, because laying out a figure again may move it; in 256 colours, for a small file."""
         canvas = FigureCanvasAgg(self.figure)
-        with drawing():
+        with course_style():
             canvas.draw()
         picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
         return picture.quantize(256, method=Image.Quantize.MEDIANCUT)  # keeps the colours of areas
@@ -255,7 +232,7 @@ class Picture:
         return out.getvalue()
 
     def save(self, path: str | Path) -> Path:
-        """Write the PNG and return where it is."""
+        """Write the PNG and return its path."""
         path = Path(path)
         paths.write_bytes(path, self.png)
         return path
@@ -263,8 +240,9 @@ class Picture:
     def _repr_html_(self) -> str:
         # alt of an Image display does not reach the page; alt of an <img> does, in JupyterLab and nbconvert.
         data = base64.b64encode(self.webp).decode()
+        width = round(96 * self.figure.get_figwidth())  # CSS pixels
         return (
-            f'<img alt="{html.escape(self.alt, quote=True)}" width="{round(self.size[0])}" '
+            f'<img alt="{html.escape(self.alt, quote=True)}" width="{width}" '
             f'style="max-width:100%;height:auto" src="data:image/webp;base64,{data}">'
         )
 

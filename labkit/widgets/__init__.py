@@ -6,7 +6,7 @@ Where nobody can press a button (papermill, CI) each of them does its work by it
 import importlib
 from typing import Any
 
-FACE = dict(claim="claims", summary="claims", guess="guesses", sweep="sweep_panel", timeline="timelines")
+FACE = dict(claim="claims", summary="claims", guess="guesses", sweep="sweep_panel", timeline="timeline_panel")
 """The module of each name, imported when it is first used: who counts claims needs no torch."""
 
 

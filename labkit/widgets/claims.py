@@ -28,15 +28,15 @@ NOT_HELD: Status = "not held"
 NEEDS_GPU: Status = "needs a GPU"
 
 # Okabe-Ito colours: told apart by colour-blind readers; the symbol and the word say the same.
-LOOK: dict[Status, tuple[str, str]] = {
+SYMBOLS: dict[Status, tuple[str, str]] = {
     HELD: ("✓", "#009E73"),
     NOT_HELD: ("✗", "#D55E00"),
     NEEDS_GPU: ("○", "#0072B2"),
 }
 
 
-class _Dash:
-    """Stands for a number that nobody measured, whatever the format asked for."""
+class _NotMeasured:
+    """A number that nobody measured: a dash, whatever the format asks for."""
 
     def __format__(self, spec: str) -> str:
         return "—"
@@ -55,11 +55,11 @@ class Claim:
     @property
     def sentence(self) -> str:
         """The sentence with its number filled in, "—" where there is none."""
-        return self.template.format(value=_Dash() if self.value is None else self.value)
+        return self.template.format(value=_NotMeasured() if self.value is None else self.value)
 
     def __str__(self) -> str:
         note = f" ({self.note})" if self.note else ""
-        return f"{LOOK[self.status][0]} {self.status}: {self.sentence}{note}"
+        return f"{SYMBOLS[self.status][0]} {self.status}: {self.sentence}{note}"
 
     def mimebundle(self) -> dict[str, Any]:
         """The claim as HTML, as text, and as data for whoever counts claims."""
@@ -71,7 +71,7 @@ class Claim:
         }
 
     def _html(self) -> str:
-        symbol, colour = LOOK[self.status]
+        symbol, colour = SYMBOLS[self.status]
         note = f' <small style="opacity:0.8">({html.escape(self.note)})</small>' if self.note else ""
         return (
             f'<div style="border-left:4px solid {colour};padding:0.2em 0.8em;margin:0.2em 0">'
@@ -147,7 +147,7 @@ class Summary:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td style='text-align:left;white-space:nowrap'>{LOOK[c.status][0]} {c.status}</td>"
+            f"<tr><td style='text-align:left;white-space:nowrap'>{SYMBOLS[c.status][0]} {c.status}</td>"
             f"<td style='text-align:left'>{html.escape(c.sentence)}</td>"
             f"<td style='text-align:left'>{html.escape(c.note)}</td></tr>"
             for c in self.claims

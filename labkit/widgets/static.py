@@ -1,4 +1,4 @@
-"""Is somebody there to press buttons? And the static twin that stands beside every widget.
+"""Whether somebody is there to press buttons, and the static copy that stands beside every widget.
 
 A widget is only a view of a running kernel: on a saved page, in an untrusted notebook or on GitHub it is
 an error message. So each panel also leaves plain HTML, folded beneath the widget where there is one.
@@ -29,30 +29,30 @@ def interactive() -> bool:
     return "JPY_SESSION_NAME" in os.environ or any(name.startswith("VSCODE_") for name in os.environ)
 
 
-class Twin:
-    """What a panel shows, as plain HTML in the saved notebook; ``update`` replaces it wherever it stands."""
+class StaticCopy:
+    """What a widget shows, as plain HTML in the saved notebook."""
 
     def __init__(self, html: str = "", text: str = "") -> None:
-        self._handle, self._stands, self._folded = DisplayHandle(), False, False
         self.html, self.text = html, text
+        self._handle, self._shown, self._folded = DisplayHandle(), False, False
 
     def show(self, widget: ipywidgets.Widget | None = None) -> None:
-        """Show the widget with the twin folded beneath it, or without a widget the twin alone."""
+        """Show the widget with the copy folded beneath it, or without a widget the copy alone."""
         if get_ipython() is None:  # plain Python: no page to put HTML on
             print(self.text)
             return
-        self._stands, self._folded = True, widget is not None
+        self._shown, self._folded = True, widget is not None
         if widget is not None:
             display(widget)
         self._handle.display(self._bundle(), raw=True)
 
     def update(self, html: str, text: str) -> None:
-        """Put something newer in its place."""
+        """Replace what is shown, wherever it stands in the notebook."""
         self.html, self.text = html, text
-        if self._stands:
+        if self._shown:
             self._handle.update(self._bundle(), raw=True)
 
     def _bundle(self) -> dict[str, Any]:
-        words = "The same as plain text and picture, for a page without a running kernel"
-        folded = f"<details><summary>{words}</summary>{self.html}</details>"
+        summary = "The same as plain text and picture, for a page without a running kernel"
+        folded = f"<details><summary>{summary}</summary>{self.html}</details>"
         return {"text/html": folded if self._folded else self.html, "text/plain": self.text}

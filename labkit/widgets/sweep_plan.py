@@ -24,7 +24,7 @@ CLOCKS: dict[Clock, str] = {
 
 @dataclass(frozen=True)
 class Selection:
-    """One sweep over the axis ``x``: who, where, and by which clock."""
+    """One sweep over the axis ``x``: which contenders at which sizes, and by which clock."""
 
     x: str
     contenders: tuple[str, ...]
@@ -41,22 +41,24 @@ class Selection:
         return "warm" if self.clock == "host" else "cold"
 
     @property
-    def points(self) -> list[Shape]:
-        """The shapes of the sweep."""
+    def shapes(self) -> list[Shape]:
+        """The shapes of the sweep, one for each size of ``x``."""
         return [{**self.others, self.x: value} for value in self.values]
 
-    def of(self, found: Sequence[rows.Row]) -> list[rows.Row]:
+    def matching(self, found: Sequence[rows.Row]) -> list[rows.Row]:
         """The rows that belong to this sweep."""
-        return [row for row in found if self._fits(row)]
-
-    def _fits(self, row: rows.Row) -> bool:
-        mine = (self.dtype, self.direction, self.clock, self.cache)
-        how = (row.dtype, row.direction, journal.asked_clock(row), row.cache)
-        return how == mine and row.contender in self.contenders and row.shape in self.points
+        selected = (self.dtype, self.direction, self.clock, self.cache)
+        return [
+            row
+            for row in found
+            if (row.dtype, row.direction, journal.asked_clock(row), row.cache) == selected
+            and row.contender in self.contenders
+            and row.shape in self.shapes
+        ]
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """Everything that a panel can sweep: ``contenders`` over ``values`` of the axis ``x``.
 
     ``of`` and ``over`` name the contenders that the sentence compares; speedups are over ``over``.
@@ -92,43 +94,43 @@ class Plan:
         for role, name in (("of", self.of), ("over", self.over)):
             if name not in names:
                 raise ValueError(f"{role}: {name!r} is none of the contenders {', '.join(names)}")
-        for role, given in {"values": self.values, **self.others}.items():
-            if not given or list(given) != sorted(set(given)) or given[0] < 1:
-                raise ValueError(f"{role}: {given!r} has to be increasing sizes, at least one")
+        for role, sizes in {"values": self.values, **self.others}.items():
+            if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
+                raise ValueError(f"{role}: {sizes!r} has to be increasing sizes, at least one")
 
-    # -- what is chosen
-
-    def everything(self) -> list[Selection]:
+    def all_selections(self) -> list[Selection]:
         """Every dtype, direction and size of the other axes, by the first clock."""
-        names = {d: tuple(one.name for one in self.contenders if one.takes(d)) for d in self.dtypes}
-        axes = [dict(zip(self.others, n, strict=True)) for n in itertools.product(*self.others.values())]
-        return [
-            Selection(self.x, names[dtype], tuple(self.values), others, dtype, direction, self.clocks[0])
-            for dtype, direction, others in itertools.product(self.dtypes, self.directions, axes)
-        ]
+        found = []
+        for dtype, direction in itertools.product(self.dtypes, self.directions):
+            names = tuple(contender.name for contender in self.contenders if contender.takes(dtype))
+            how = (dtype, direction, self.clocks[0])
+            for sizes in itertools.product(*self.others.values()):
+                others = dict(zip(self.others, sizes, strict=True))
+                found.append(Selection(self.x, names, tuple(self.values), others, *how))
+        return found
+
+    def selected(self, selection: Selection) -> list[Contender]:
+        """The contenders of a selection."""
+        return [contender for contender in self.contenders if contender.name in selection.contenders]
 
     def calls(self, selection: Selection) -> list[tuple[Contender, Shape]]:
         """What a selection measures, size by size."""
-        chosen = self.chosen(selection)
-        return [(one, shape) for shape in selection.points for one in chosen if one.fits(shape)]
-
-    def chosen(self, selection: Selection) -> list[Contender]:
-        """The contenders of a selection."""
-        return [contender for contender in self.contenders if contender.name in selection.contenders]
+        contenders = self.selected(selection)
+        return [(one, shape) for shape in selection.shapes for one in contenders if one.fits(shape)]
 
     # -- what is known
 
     @property
-    def slug(self) -> str:
-        """The suite as a file's name."""
+    def file_name(self) -> str:
+        """The suite as the name of a file, without suffix."""
         return "-".join(re.findall(r"[A-Za-z0-9]+", self.suite))
 
     @property
     def path(self) -> Path:
         """Where rows that this machine measured for a panel are kept as they come."""
-        return paths.cache() / "panels" / f"{self.slug}.jsonl"
+        return paths.cache() / "panels" / f"{self.file_name}.jsonl"
 
-    def own(self) -> list[rows.Row]:
+    def kept_rows(self) -> list[rows.Row]:
         """The latest row of each measurement by the present code on this machine.
 
         What is younger than an hour counts as live, as it does for a sweep that is continued.
@@ -143,26 +145,26 @@ class Plan:
                 latest[journal.asked_key(row)] = replace(row, kind=kind)
         return list(latest.values())
 
-    def tape(self) -> list[rows.Row]:
+    def recorded_rows(self) -> list[rows.Row]:
         """What a recorded device left for this suite, and not for those below it."""
         return [row for row in rows.recorded(self.suite) if row.suite == self.suite]
 
-    def table(self, found: Sequence[rows.Row]) -> pd.DataFrame:
+    def table(self, found: Sequence[rows.Row]) -> Results:
         """Rows as a table with the axes of this plan, also where there are none."""
         return rows.table(found, [*self.others, self.x])
 
-    def measured(self, own: Sequence[rows.Row], tape: Sequence[rows.Row]) -> pd.DataFrame:
-        """Of every selection by the first clock the rows of one origin.
+    def results(self, own: Sequence[rows.Row], recorded: Sequence[rows.Row]) -> Results:
+        """For every selection by the first clock the rows of one origin.
 
         They are live where ``of`` and ``over`` were measured everywhere; else of an older sweep of this
         machine; else recorded. A sweep that was stopped early takes no claim's numbers away.
         """
         live = [row for row in own if row.kind == rows.LIVE]
-        sources = [live, [row for row in own if row.kind != rows.LIVE], tape]
+        older = [row for row in own if row.kind != rows.LIVE]
         parts = []
-        for selection in self.everything():
-            wanted = {(name, size) for name in (self.of, self.over) for size in selection.values}
-            found = [selection.of(source) for source in sources]
-            whole = [part for part in found if wanted <= {(row.contender, row.shape[self.x]) for row in part}]
+        for selection in self.all_selections():
+            needed = {(name, size) for name in (self.of, self.over) for size in selection.values}
+            found = [selection.matching(source) for source in (live, older, recorded)]
+            whole = [part for part in found if needed <= {(row.contender, row.shape[self.x]) for row in part}]
             parts.append(self.table(next(filter(None, [*whole, *found]), [])))
         return Results(pd.concat(parts, ignore_index=True))

@@ -1,7 +1,7 @@
 """What a sweep panel shows: its controls, and the figure, the sentences and the numbers of a table."""
 
 import html
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,201 +9,214 @@ import ipywidgets as w
 import pandas as pd
 
 from labkit import plots
-from labkit.plots.words import named, origin
-from labkit.widgets.sweep_plan import CLOCKS, Plan, Selection
+from labkit.measure.results import Results
+from labkit.plots.formatting import axis_value, origin
+from labkit.widgets.sweep_plan import CLOCKS, Selection, SweepPlan
 
 TIME, SPEEDUP, TRAFFIC = "time", "speedup", "traffic"
 _ROW = {"flex_flow": "row wrap", "align_items": "center", "width": "100%"}
-_LABEL = {"description_width": "initial"}
 
 
 @dataclass(frozen=True)
-class Look:
-    """How a selection is looked at: time, speedup or traffic, and what is drawn beside this machine's own."""
+class ViewOptions:
+    """What the figure shows: time, speedup or traffic, and what is drawn beside this machine's own rows."""
 
-    view: str = TIME
+    quantity: str = TIME
     recorded: bool = True
     published: bool = True
     floor: bool = True
 
 
-# --- the controls ---------------------------------------------------------------------------------
+# --- the controls -----------------------------------------------------------------------------------
 
 
 class Controls:
-    """One widget with everything in it; ``changed`` hears of every choice. ``counting`` without a GPU."""
+    """All widgets of a panel; ``changed`` is called after every choice. ``counting``: there is no GPU."""
 
-    def __init__(self, plan: Plan, changed: Callable[[], None], *, counting: bool) -> None:
+    def __init__(self, plan: SweepPlan, changed: Callable[[], None], *, counting: bool) -> None:
         self.plan = plan
-        views = [("Time", TIME), (f"Times faster than {plan.over}", SPEEDUP)]
-        views += [("Bytes moved, counted here", TRAFFIC)] * counting
-        self.view = w.RadioButtons(options=views, orientation="horizontal")
-        self.view.layout = {"width": "auto", "margin": "2px 14px 2px 0"}
-        beside = ["recorded", *["published"] * (not plan.published.empty), "floor"]
-        self.shown = {name: _box(name) for name in beside}
+        quantities = [("Time", TIME), (f"Times faster than {plan.over}", SPEEDUP)]
+        quantities += [("Bytes moved, counted here", TRAFFIC)] * counting
+        self.quantity = w.RadioButtons(options=quantities, orientation="horizontal")
+        self.quantity.layout = {"width": "auto", "margin": "2px 14px 2px 0"}
+        drawn_beside = ["recorded", *["published"] * (not plan.published.empty), "floor"]
+        self.drawn_beside = {name: _checkbox(name) for name in drawn_beside}
         sizes, last = {str(value): value for value in plan.values}, plan.values[-1]
         clocks = {CLOCKS[clock]: clock for clock in plan.clocks[: 1 if counting else None]}
-        self.picked = {
-            "dtype": _choice("dtype", {dtype: dtype for dtype in plan.dtypes}),
-            "direction": _choice("direction", {name.replace("_", " + "): name for name in plan.directions}),
-            **{axis: _choice(axis, {str(n): n for n in of}, of[-1]) for axis, of in plan.others.items()},
-            "from": _choice(f"{plan.x} from", sizes),  # not a slider: its handles have no names
-            "to": _choice("to", sizes, last),
-            "clock": _choice("clock", clocks),
+        self.menus = {
+            "dtype": _menu("dtype", {dtype: dtype for dtype in plan.dtypes}),
+            "direction": _menu("direction", {name.replace("_", " + "): name for name in plan.directions}),
+            **{axis: _menu(axis, {str(n): n for n in of}, of[-1]) for axis, of in plan.others.items()},
+            "from": _menu(f"{plan.x} from", sizes),  # not a slider: its handles have no names
+            "to": _menu("to", sizes, last),
+            "clock": _menu("clock", clocks),
         }
-        self.who = {contender.name: _box(contender.name) for contender in plan.contenders}
+        self.contenders = {contender.name: _checkbox(contender.name) for contender in plan.contenders}
         names = ("Run", "Run all", "Stop", "Save CSV", "Measure noisy sizes again")
         buttons = [w.Button(description=name, layout={"width": "auto"}) for name in names]
         self.run, self.run_all, self.stop, self.save, self.again = buttons
         self.run.button_style = "primary"
         self.bar, self._status, self.figure = w.IntProgress(), w.HTML(), w.HTML()
         self.bar.layout = {"width": "12em", "margin": "0 8px"}
-        asked = [choice for choice in self.picked.values() if len(choice.options) > 1]
-        act = [*buttons, self.bar, self._status]
-        lines = [[self.view, *self.shown.values()], asked, [*self.who.values()], act]
+        choices = [self.quantity, *self.drawn_beside.values()]
+        menus = [menu for menu in self.menus.values() if len(menu.options) > 1]
+        lines = [choices, menus, [*self.contenders.values()], [*buttons, self.bar, self._status]]
         frame = {"border": "1px solid var(--jp-border-color2, #bdbdbd)", "padding": "8px 12px"}
         self.widget = w.VBox([*(w.Box(line, layout=_ROW) for line in lines), self.figure], layout=frame)
-        self.picked["dtype"].observe(lambda _: self._offer(), "value")
-        self._offer()
-        for each in (self.view, *self.shown.values(), *self.picked.values(), *self.who.values()):
+        self.menus["dtype"].observe(lambda _: self._disable_other_dtypes(), "value")
+        self._disable_other_dtypes()
+        for each in (*choices, *self.menus.values(), *self.contenders.values()):
             each.observe(lambda _: changed(), "value")
-        self.running(False)
+        self.set_running(False)
         self.again.layout.display = "none"
 
-    def _offer(self) -> None:
+    def _disable_other_dtypes(self) -> None:
         for contender in self.plan.contenders:
-            self.who[contender.name].disabled = not contender.takes(self.picked["dtype"].value)
+            self.contenders[contender.name].disabled = not contender.takes(self.menus["dtype"].value)
 
     def selection(self) -> Selection:
         """The sweep that is chosen now."""
-        picked = {name: choice.value for name, choice in self.picked.items()}
-        low, high = sorted((picked["from"], picked["to"]))
+        chosen = {name: menu.value for name, menu in self.menus.items()}
+        low, high = sorted((chosen["from"], chosen["to"]))
         return Selection(
             self.plan.x,
-            tuple(name for name, box in self.who.items() if box.value and not box.disabled),
+            tuple(name for name, box in self.contenders.items() if box.value and not box.disabled),
             tuple(value for value in self.plan.values if low <= value <= high),
-            {axis: picked[axis] for axis in self.plan.others},
-            *(picked[name] for name in ("dtype", "direction", "clock")),
+            {axis: chosen[axis] for axis in self.plan.others},
+            *(chosen[name] for name in ("dtype", "direction", "clock")),
         )
 
     def choose(self, selection: Selection) -> None:
-        """Show the choice that is being measured."""
+        """Show the selection that is being measured."""
         ends = {"from": selection.values[0], "to": selection.values[-1]}
         how = {"dtype": selection.dtype, "direction": selection.direction, "clock": selection.clock}
         for name, value in {**ends, **how, **selection.others}.items():
-            self.picked[name].value = value
+            self.menus[name].value = value
         for name in selection.contenders:
-            self.who[name].value = True
+            self.contenders[name].value = True
 
-    def look(self) -> Look:
-        """How it is looked at."""
-        return Look(self.view.value, **{name: box.value for name, box in self.shown.items()})
+    def view_options(self) -> ViewOptions:
+        """What the figure is to show."""
+        return ViewOptions(
+            self.quantity.value, **{name: box.value for name, box in self.drawn_beside.items()}
+        )
 
-    def running(self, running: bool) -> None:
-        """A run begins or has ended."""
+    def set_running(self, running: bool) -> None:
+        """A sweep begins or has ended."""
         self.run.disabled = self.run_all.disabled = self.again.disabled = running
         self.stop.disabled = not running
 
-    def say(self, words: str) -> None:
+    def set_status(self, text: str) -> None:
         """The line beside the buttons; a screen reader reads it out."""
-        self._status.value = f'<span role="status" aria-live="polite">{html.escape(words)}</span>'
+        self._status.value = f'<span role="status" aria-live="polite">{html.escape(text)}</span>'
 
 
-def _choice(name: str, options: Mapping[str, Any], value: Any = None) -> w.Dropdown:
-    chosen = next(iter(options.values())) if value is None else value
-    layout = {"width": "auto", "margin": "2px 12px 2px 0"}
-    return w.Dropdown(description=name, options=options.items(), value=chosen, style=_LABEL, layout=layout)
+def _menu(name: str, options: Mapping[str, Any], value: Any = None) -> w.Dropdown:
+    return w.Dropdown(
+        description=name,
+        options=options.items(),
+        value=next(iter(options.values())) if value is None else value,
+        style={"description_width": "initial"},
+        layout={"width": "auto", "margin": "2px 12px 2px 0"},
+    )
 
 
-def _box(name: str) -> w.Checkbox:
+def _checkbox(name: str) -> w.Checkbox:
     layout = {"width": "auto", "margin": "0 14px 0 4px"}
     return w.Checkbox(description=name, value=True, indent=False, layout=layout)
 
 
-# --- figure, sentences, numbers -------------------------------------------------------------------
+# --- figure, sentences, numbers ---------------------------------------------------------------------
 
 
-def picture(plan: Plan, table: pd.DataFrame, look: Look, selection: Selection | None = None) -> plots.Picture:
+def sweep_figure(
+    plan: SweepPlan, table: Results, options: ViewOptions, selection: Selection | None = None
+) -> plots.Picture:
     """The figure of a table; several dtypes, directions or sizes of another axis become panels.
 
     With the ``selection`` that the table is of, the axis reaches over its values from the first point on, so
     that it stands still while points appear.
     """
-    facet, down, *_ = [*(name for name in _apart(plan, table) if table[name].nunique() > 1), None, None]
+    panel_axes = [name for name in _panel_axes(plan, table) if table[name].nunique() > 1]
+    facet, down, *_ = [*panel_axes, None, None]
     values = selection.values if selection else ()
     how: dict[str, Any] = {"x": plan.x, "facet": facet, "rows": down, "values": values}
-    if look.view == TRAFFIC:
+    if options.quantity == TRAFFIC:
         return plots.traffic(table, title=f"{plan.title}: bytes moved", **how)
-    posted = _posted(plan, table, look, selection) if look.published else []
-    if look.view == TIME:
-        if look.floor:
+    published = _published_points(plan, table, options, selection)
+    if options.quantity == TIME:
+        if options.floor:
             how |= {"floor": plan.floor, "regimes": plan.regimes}
-        return plots.curves(pd.concat([table, *posted], ignore_index=True), title=plan.title, **how)
-    found = [*speedups(plan, table), *posted] or [pd.DataFrame()]
-    title = f"{plan.title}: times faster than {plan.over}"
-    expected = plan.expected if look.floor else None
-    return plots.speedups(pd.concat(found, ignore_index=True), title=title, naive=expected, **how)
+        return plots.curves(pd.concat([table, *published], ignore_index=True), title=plan.title, **how)
+    found = pd.concat([speedups(plan, table), *published], ignore_index=True)
+    expected = plan.expected if options.floor else None
+    return plots.speedups(found, title=f"{plan.title}: times faster than {plan.over}", naive=expected, **how)
 
 
-def _apart(plan: Plan, table: pd.DataFrame) -> list[str]:
+def _panel_axes(plan: SweepPlan, table: pd.DataFrame) -> list[str]:
     """The columns that tell panels apart."""
     return [name for name in ("dtype", "direction", *plan.others) if name in table]
 
 
-def _posted(plan: Plan, table: pd.DataFrame, look: Look, selection: Selection | None) -> list[pd.DataFrame]:
+def _published_points(
+    plan: SweepPlan, table: pd.DataFrame, options: ViewOptions, selection: Selection | None
+) -> list[pd.DataFrame]:
     """What was published, in each panel of the figure whose dtype, direction and sizes it does not deny.
 
     While there are no rows, and so no panels, the selection says what would be shown.
     """
-    column = "median_us" if look.view == TIME else "speedup"
-    if column not in plan.published:
+    column = "median_us" if options.quantity == TIME else "speedup"
+    if not options.published or column not in plan.published:
         return []
-    published = plan.published[plan.published[column].notna()]
+
+    def fitting(panel: Mapping[Any, Any]) -> pd.DataFrame:
+        found = plan.published[plan.published[column].notna()]
+        for name, value in panel.items():
+            if name in found:  # what a post does not say fits
+                found = found[found[name].isna() | (found[name] == value)]
+        return found
+
     if table.empty:
-        asked = selection and {"dtype": selection.dtype, "direction": selection.direction, **selection.others}
-        return [_fitting(published, asked or {})]
-    panels = table[_apart(plan, table)].drop_duplicates().to_dict("records")
-    parts = [_fitting(published, where).assign(**where) for where in panels]
+        return [fitting(vars(selection) | dict(selection.others) if selection else {})]
+    panels = table[_panel_axes(plan, table)].drop_duplicates().to_dict("records")
+    parts = [fitting(panel).assign(**panel) for panel in panels]
     return [part for part in parts if len(part)]
 
 
-def _fitting(published: pd.DataFrame, where: Mapping[Any, Any]) -> pd.DataFrame:
-    """The rows that say nothing else about these columns; what they leave unsaid fits."""
-    for name, value in where.items():
-        if name in published:
-            published = published[published[name].isna() | (published[name] == value)]
-    return published
-
-
-def speedups(plan: Plan, table: pd.DataFrame) -> Iterable[pd.DataFrame]:
-    """How many times faster than ``over`` each contender is, one table each."""
-    apart = _apart(plan, table)
-    for values, part in table.groupby(apart, sort=False):
+def speedups(plan: SweepPlan, table: Results) -> pd.DataFrame:
+    """How many times faster than ``over`` each contender is, in each panel."""
+    panel_axes, found = _panel_axes(plan, table), [pd.DataFrame()]
+    for values, part in table.groupby(panel_axes, sort=False) if panel_axes else ():
         for name in part["contender"].unique():
             if name != plan.over:
-                ratio = part.speedups(str(name), plan.over, plan.x, series=str(name))
-                yield ratio.assign(**dict(zip(apart, values, strict=True)))
+                ratio = part.speedups(name, plan.over, plan.x, series=name)
+                found.append(ratio.assign(**dict(zip(panel_axes, values, strict=True))))
+    return pd.concat(found, ignore_index=True)
 
 
-def sentences(plan: Plan, table: pd.DataFrame) -> list[str]:
+def sentences(plan: SweepPlan, table: Results) -> list[str]:
     """What the figure says, in words: one sentence for each origin and panel that has both to compare."""
     found = []
-    parts = [part for _, part in table.groupby(["kind", "device", *_apart(plan, table)], sort=False)]
+    parts = [part for _, part in table.groupby(["kind", "device", *_panel_axes(plan, table)], sort=False)]
     for part in [part for part in parts if {plan.of, plan.over} <= set(part["contender"])] or parts:
-        where = [str(part["dtype"].iloc[0]), *(named(axis, part[axis].iloc[0]) for axis in plan.others)]
-        what = part.finding(plan.of, plan.over, plan.x)
-        found.append(f"{', '.join(where)}: {what} ({origin(part, str(part['kind'].iloc[0]))})")
+        where = [str(part["dtype"].iloc[0]), *(axis_value(axis, part[axis].iloc[0]) for axis in plan.others)]
+        finding = part.finding(plan.of, plan.over, plan.x)
+        found.append(f"{', '.join(where)}: {finding} ({origin(part, str(part['kind'].iloc[0]))})")
     return found or ["Nothing was measured here yet, and nothing is recorded for this choice."]
 
 
-def page(plan: Plan, table: pd.DataFrame, look: Look, selection: Selection | None = None) -> tuple[str, str]:
+def static_page(
+    plan: SweepPlan, table: Results, options: ViewOptions, selection: Selection | None = None
+) -> tuple[str, str]:
     """The figure, the sentences and the numbers of a table, as HTML and as text."""
-    shown, listing = picture(plan, table, look, selection), ""
-    said = ["Counted, not timed."] if look.view == TRAFFIC else sentences(plan, table)
-    if look.view != TRAFFIC and len(table):
-        apart = [name for name in ("kind", "device", *_apart(plan, table)) if table[name].nunique() > 1]
-        wide = table.pivot_table("median_us", [*apart, plan.x], "contender", sort=False, aggfunc="first")
-        numbers = wide.sort_index().round(2).to_html(na_rep="—")
-        listing = f"<details><summary>Microseconds per call, as a table</summary>{numbers}</details>"
+    figure, said, numbers = sweep_figure(plan, table, options, selection), ["Counted, not timed."], ""
+    if options.quantity != TRAFFIC:
+        said = sentences(plan, table)
+    if options.quantity != TRAFFIC and len(table):
+        names = ("kind", "device", *_panel_axes(plan, table))
+        index = [*(name for name in names if table[name].nunique() > 1), plan.x]
+        wide = table.pivot_table("median_us", index, "contender", sort=False, aggfunc="first")
+        cells = wide.sort_index().round(2).to_html(na_rep="—")
+        numbers = f"<details><summary>Microseconds per call, as a table</summary>{cells}</details>"
     lines = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in said)
-    return f"{shown._repr_html_()}<ul>{lines}</ul>{listing}", "\n".join([shown.alt, *said])
+    return f"{figure._repr_html_()}<ul>{lines}</ul>{numbers}", "\n".join([figure.alt, *said])

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 
 from labkit.cli import main, tally
 from labkit.widgets import guesses
-from labkit.widgets.guesses import Guess, Question
+from labkit.widgets.guesses import Question, SealedGuess
 
 RATIO = Question("ratio at 160", "How many times faster?", 0.1, 1000, "x")
-WIDTH = Question("a crossover", "From which width on?", 8, 16384, axis="width")
+WIDTH = Question("a crossover", "From which width on?", 8, 16384, "width")
 PLACE = "predictions/ratio-at-160.json"
 
 
@@ -29,10 +29,10 @@ def class_room(tmp_path, monkeypatch):
 
 
 def text(asked=RATIO, *, value=3.0, minute=0, seen=False, **other):
-    """A file as `guesses.keep` writes it, or with something else in it."""
+    """A file as `guesses.save_guess` writes it, or with something else in it."""
     guess = {"value": value, "sealed": f"2026-11-21T10:{minute:02}:00+01:00", "seen": seen, "revealed": False}
     content = {"name": asked.name, "question": asked.text, "guess": guess}
-    return json.dumps(content | {"unit": asked.unit, "axis": asked.axis} | other)
+    return json.dumps(content | {"unit": asked.unit} | other)
 
 
 def put(path, content):
@@ -84,7 +84,7 @@ def row(result, words=RATIO.text):
 def test_a_learners_own_guesses_with_their_units(class_room, monkeypatch):
     monkeypatch.setenv("LABKIT_CACHE", str(class_room / "cache"))
     for asked, value, minute in ((RATIO, 12.0, 15), (WIDTH, 1200.0, 5)):
-        guesses.keep(asked, Guess(value, f"2026-11-21T10:{minute:02}:00+01:00"))
+        guesses.save_guess(asked, SealedGuess(value, f"2026-11-21T10:{minute:02}:00+01:00"))
     result = run("cache", "--csv", "all.csv")
     assert row(result) == [RATIO.text, "1", "0", "12", "12", "12", "×"]
     assert row(result, WIDTH.text) == [WIDTH.text, "1", "0", "1200", "1200", "1200", "width"]

@@ -9,6 +9,7 @@ from labkit import plots
 from labkit.measure import rows
 from labkit.plots import style
 
+BLUE, RED = style.contender_colour("nn.Linear"), style.OURS.colour
 NOTHING = "nothing measured yet"
 WORKED = "another process worked on the GPU"
 
@@ -37,13 +38,16 @@ def test_kinds_differ_in_shape_and_in_words_and_the_axis_says_what_is_better():
     shown = drawn(*layers(kind="recorded"), posted)
     looks = {}
     for kind in rows.KINDS:
-        curve = next(c for c in lines(shown, f"{kind} curve") if c.get_color() == plots.colour("nn.Linear"))
+        curve = next(c for c in lines(shown, f"{kind} curve") if c.get_color() == BLUE)
         looks[kind] = (curve.get_linestyle(), curve.get_markerfacecolor())
-    assert looks["live"] == ("-", plots.colour("nn.Linear")) and looks["recorded"] == ("--", "white")
+    assert looks["live"] == ("-", BLUE) and looks["recorded"] == (
+        "--",
+        "white",
+    )
     assert looks["published"][0] == "None"
     assert {"labkit", "labkit (recorded)", "nn.Linear (published)", "published: A blog"} <= set(texts(shown))
     assert "time per call (lower is better)" in texts(shown)
-    ours = [line for line in lines(shown, "live curve") if line.get_color() == plots.colour("labkit")]
+    ours = [line for line in lines(shown, "live curve") if line.get_color() == RED]
     assert ours[0].get_linewidth() > 2 and "speedup (higher is better)" in texts(ratio())
 
 
@@ -76,7 +80,7 @@ def test_series_of_one_contender_differ():
     table = rows.table([*layers(batch=64), *layers(batch=128)])
     shown = plots.curves(table, title="t")
     hues = [line.get_color() for line in lines(shown, "live curve")]
-    assert len(hues) == len(set(hues)) == 4 and plots.colour("labkit") in hues
+    assert len(hues) == len(set(hues)) == 4 and RED in hues
 
 
 def test_gaps_and_disturbed_points_are_marked_and_noted_with_their_panels():
@@ -123,7 +127,8 @@ def test_ticks_are_apart_from_one_point_to_a_huge_range(sizes):
 
 def test_floors_are_functions_columns_or_points_and_regimes_are_named():
     floor = {"launch floor": lambda _: 1.5, "copy": "copy_us", "model": [(16384, 500.0), (128, 4.0)]}
-    shown = drawn(floor=floor, regimes=[(None, 200, "launch-bound"), (200, None, "memory-bound")])
+    regimes = [(None, 200, "launch-bound"), (200, None, "memory-bound")]
+    shown = drawn(floor=floor, regimes=lambda _: regimes)
     thin = [line for line in shown.figure.axes[0].lines if line.get_color() == style.INK]
     ends = {tuple(line.get_ydata()[[0, -1]]) for line in thin if len(line.get_ydata())}
     assert ends == {(1.5, 1.5), (0.03 * 128, 0.03 * 16384), (4.0, 500.0)}

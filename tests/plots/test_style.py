@@ -9,10 +9,9 @@ from itertools import combinations
 import matplotlib.pyplot
 import numpy as np
 import pytest
-from drawn import drawn, layers
+from drawn import drawn, layers, row
 from matplotlib.colors import to_rgb
 
-from labkit import plots
 from labkit.plots import style
 
 DEUTERANOPIA = np.array([[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]])
@@ -41,24 +40,26 @@ def test_the_page_has_escaped_alt_text_and_a_small_picture_and_threads_draw_the_
 
 def test_colours_are_fixed_distinct_and_readable():
     names = ["eager", "torch.compile", "labkit", "the solution", "F.linear", "another", "nn.Linear", "copy"]
-    found = style.looks(names)
+    found = style.contender_styles(names)
     assert found["labkit"] == style.OURS and found["the solution"] == style.LEARNERS
-    assert len({look.hue for look in found.values()}) == len({look.marker for look in found.values()}) == 8
-    assert found["eager"].hue == plots.colour("eager") and plots.colour("stranger") != plots.colour("labkit")
-    for first, second in combinations([look.hue for look in (style.OURS, style.LEARNERS, *style.OTHERS)], 2):
+    assert len({look.colour for look in found.values()}) == len({look.marker for look in found.values()}) == 8
+    assert found["eager"].colour == style.contender_colour("eager")
+    assert style.contender_colour("stranger") != style.contender_colour("labkit")
+    every = (style.OURS, style.LEARNERS, *style.PALETTE)
+    for first, second in combinations([look.colour for look in every], 2):
         seen = [np.clip(DEUTERANOPIA @ linear(hue), 0, 1) ** (1 / 2.2) for hue in (first, second)]
         assert np.abs(seen[0] - seen[1]).max() > 0.1, (first, second)
-    for look in (style.OURS, style.LEARNERS, *style.OTHERS):
-        assert contrast(look.hue) >= 3 and contrast(style.text_colour(look.hue)) >= 4.5
+    for look in every:
+        assert contrast(look.colour) >= 3 and contrast(style.text_colour(look.colour)) >= 4.5
 
 
 def test_many_strangers_never_look_as_labkit_or_the_learner():
-    found = style.looks([*map(str, range(23)), "labkit"])
-    assert [name for name, look in found.items() if look.strong] == ["labkit"] and len(found) == 24
+    found = style.contender_styles([*map(str, range(23)), "labkit"])
+    assert [name for name, look in found.items() if look.emphasised] == ["labkit"] and len(found) == 24
 
 
 def test_words_wrap_above_and_below_the_axes_and_dollars_are_dollars():
-    shown = drawn(title="a long title " * 9, note="a word " * 60 + "$ \\frac")
+    shown = drawn(row("labkit", 24576, None, note="$ \\frac"), title="a long title " * 9)
     shown.png  # noqa: B018 - lays the figure out
     (ax,), texts = shown.figure.axes, shown.figure.texts
     assert any("\n" in text.get_text() for text in texts)

@@ -10,7 +10,7 @@ import pytest
 
 from labkit.measure.results import MISSING, Measured
 from labkit.widgets import guess, guesses, static
-from labkit.widgets.guesses import Guess, Question
+from labkit.widgets.guesses import Question, SealedGuess
 
 WHEN = "2026-11-21T10:15:00+01:00"
 RATIO = Question("ratio at 160", "How many times faster?", 0.1, 1000, "x")
@@ -23,7 +23,7 @@ def shown(tmp_path, monkeypatch):
     """Everything that was displayed, widgets and bundles of HTML and text, to somebody who is there."""
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
     monkeypatch.setenv(static.HEADLESS, "0")
-    monkeypatch.setattr(guesses, "_asked", {})
+    monkeypatch.setattr(guesses, "_questions", {})
     monkeypatch.setattr(static, "get_ipython", object)
     found = []
     for where in (f"{static.__name__}.display", "IPython.core.display_functions.display"):
@@ -54,28 +54,30 @@ def test_a_question_that_cannot_be_asked_names_the_argument(argument, changes):
 
 
 def test_a_kept_guess_is_found_again_and_can_be_forgotten(tmp_path):
-    assert guesses.kept(RATIO) is None
-    kept = Guess(100.0, WHEN, seen=True, revealed=True)
-    guesses.keep(RATIO, kept)
+    assert guesses.saved_guess(RATIO) is None
+    kept = SealedGuess(100.0, WHEN, seen=True, revealed=True)
+    guesses.save_guess(RATIO, kept)
     path = tmp_path / "predictions" / "ratio-at-160.json"
-    assert guesses.kept(RATIO) == kept
-    assert guesses.parse(path.read_text()) == guesses.Entry(RATIO.name, RATIO.text, kept, "x")
+    assert guesses.saved_guess(RATIO) == kept
+    assert guesses.parse_guess_file(path.read_text()) == guesses.GuessFile(RATIO.name, RATIO.text, kept, "x")
     old = {key: value for key, value in json.loads(path.read_text()).items() if key not in ("unit", "axis")}
     path.write_text(json.dumps(old))
-    assert guesses.kept(RATIO) == kept and guesses.parse(path.read_text()).unit == "", "an older version"
-    assert guesses.kept(replace(RATIO, text="How many times slower?")) is None
-    assert guesses.kept(replace(RATIO, high=99)) is None, "it lies beyond the axis"
+    assert guesses.saved_guess(RATIO) == kept and guesses.parse_guess_file(path.read_text()).unit == "", (
+        "an older version"
+    )
+    assert guesses.saved_guess(replace(RATIO, text="How many times slower?")) is None
+    assert guesses.saved_guess(replace(RATIO, high=99)) is None, "it lies beyond the axis"
     for _ in range(2):  # what is not there needs no forgetting
-        guesses.keep(RATIO, None)
-        assert guesses.kept(RATIO) is None
+        guesses.save_guess(RATIO, None)
+        assert guesses.saved_guess(RATIO) is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", json.dumps({"question": "q", "guess": {"a": 1}})])
 def test_a_damaged_file_is_named(content):
-    guesses.keep(RATIO, Guess(12.0, WHEN))
+    guesses.save_guess(RATIO, SealedGuess(12.0, WHEN))
     RATIO.path.write_text(content)
     with pytest.raises(ValueError, match=r"ratio-at-160\.json holds no guess"):
-        guesses.kept(RATIO)
+        guesses.saved_guess(RATIO)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +104,8 @@ def test_a_damaged_file_is_named(content):
 )
 def test_verdicts(mine, measured, said, off):
     said += f" Your guess was {off}." if off else ""
-    assert guesses.verdict(RATIO, mine and Guess(mine, WHEN), measured) == said
-    seen = guesses.verdict(RATIO, mine and Guess(mine, WHEN, seen=True), measured)
+    assert guesses.verdict(RATIO, mine and SealedGuess(mine, WHEN), measured) == said
+    seen = guesses.verdict(RATIO, mine and SealedGuess(mine, WHEN, seen=True), measured)
     assert seen == said.replace("You guessed", "Having seen the answer, you guessed")
 
 
@@ -112,12 +114,12 @@ def test_verdicts(mine, measured, said, off):
 
 @pytest.mark.parametrize("mine", [0.1, 1.02, 12, 1000.0])
 def test_guess_and_truth_stand_on_one_axis_told_apart_by_words_and_stroke(mine):
-    shown = guesses.axis(RATIO, mine, Measured(1.02, "recorded", "NVIDIA H200"), "So it is.")
+    shown = guesses.guess_picture(RATIO, mine, Measured(1.02, "recorded", "NVIDIA H200"), "So it is.")
     lines = {line.get_linestyle(): line.get_xdata()[0] for line in shown.figure.axes[0].lines}
     assert lines == {"-": mine, "--": 1.02}, "a recorded number is dashed, as in every figure"
     assert shown.png
     names = shown.figure.axes[0].texts
-    assert [name.get_text() for name in names] == [f"your guess {RATIO.number(mine)}", "recorded 1.02×"]
+    assert [name.get_text() for name in names] == [f"your guess {RATIO.with_unit(mine)}", "recorded 1.02×"]
     first, second = (name.get_window_extent() for name in names)
     assert not first.overlaps(second) and all(box.x0 >= 0 and box.x1 <= 960 for box in (first, second))
     assert shown.alt == "How many times faster? A logarithmic axis from 0.1× to 1000×. So it is."
@@ -125,7 +127,7 @@ def test_guess_and_truth_stand_on_one_axis_told_apart_by_words_and_stroke(mine):
 
 @pytest.mark.parametrize("truth", [1e-6, 0.02, 5e4, 1e12])
 def test_the_axis_reaches_an_answer_beyond_it(truth):
-    low, high = guesses.axis(RATIO, 3, truth, "").figure.axes[0].get_xlim()
+    low, high = guesses.guess_picture(RATIO, 3, truth, "").figure.axes[0].get_xlim()
     assert low < min(truth, 0.2) and max(truth, 999) < high
 
 
@@ -133,7 +135,7 @@ def test_the_axis_reaches_an_answer_beyond_it(truth):
     ("low", "high", "least"), [(0.1, 1000, 5), (1, 20, 5), (0.2, 5, 5), (0.5, 4, 3), (1, 200, 7)]
 )
 def test_every_axis_has_numbers_that_stand_apart(low, high, least):
-    shown = guesses.axis(Question("n", "How many?", low, high, "launches"), None, None, "")
+    shown = guesses.guess_picture(Question("n", "How many?", low, high, "launches"), None, None, "")
     assert shown.png
     (axes,) = shown.figure.axes
     ticks = [tick for tick in axes.get_xticklabels() if low <= tick.get_position()[0] <= high]
@@ -154,7 +156,7 @@ def next_kernel(monkeypatch):
     """The same cell in a kernel that knows nothing but the disk."""
 
     def ask(again=ratio):
-        monkeypatch.setattr(guesses, "_asked", {})
+        monkeypatch.setattr(guesses, "_questions", {})
         return again()
 
     return ask
@@ -172,12 +174,12 @@ def seal(asked, value=12):
 
 @pytest.mark.usefixtures("nobody")
 def test_with_nobody_there_the_question_and_the_answer_stand_alone(shown, monkeypatch, capsys):
-    guesses.keep(RATIO, Guess(12.0, WHEN))
+    guesses.save_guess(RATIO, SealedGuess(12.0, WHEN))
     asked = ratio()
     (bundle,) = shown
     assert asked.widget is None and asked.sealed is None, "it knows no guess of this user"
     assert '<img alt="How many times faster? A logarithmic axis from 0.1× to 1000×.' in bundle["text/html"]
-    assert guesses.BEFORE in bundle["text/html"] and guesses.BEFORE in bundle["text/plain"]
+    assert guesses.PROMPT in bundle["text/html"] and guesses.PROMPT in bundle["text/plain"]
     monkeypatch.setattr(static, "get_ipython", lambda: None)
     asked.reveal(L4)
     said = "How many times faster?\nNo guess was sealed. Measured on NVIDIA L4: 1.02×.\n"
@@ -204,12 +206,12 @@ def test_at_first_there_is_no_guess_and_nothing_to_seal(shown):
 
 
 def test_a_drag_moves_line_and_number_and_a_typed_number_stays_exact(monkeypatch):
-    asked, drawn, axis = ratio(), [], guesses.axis
-    monkeypatch.setattr(guesses, "axis", lambda *given: drawn.append(given[1]) or axis(*given))
+    asked, drawn, axis = ratio(), [], guesses.guess_picture
+    monkeypatch.setattr(guesses, "guess_picture", lambda *given: drawn.append(given[1]) or axis(*given))
     asked.slider.value = 11.7489
     assert asked.guess == asked.number.value == 12 and drawn == [12]
     assert not asked.seal.disabled and "12×, not sealed yet" in status(asked)
-    assert guesses.kept(asked.question) is None, "a guess is kept when it is sealed, not before"
+    assert guesses.saved_guess(asked.question) is None, "a guess is kept when it is sealed, not before"
     asked.number.value = 1.2345
     assert asked.guess == 1.2345 and asked.slider.value == pytest.approx(1.2345)
     for end in (asked.slider.max, asked.slider.min):
@@ -232,7 +234,7 @@ def test_a_damaged_file_costs_the_guess_and_not_the_lesson(next_kernel):
     seal(ratio()).question.path.write_text("{")
     again = next_kernel()
     assert again.sealed is None and "could not be read" in status(again)
-    assert seal(again, 7).sealed == guesses.kept(again.question)
+    assert seal(again, 7).sealed == guesses.saved_guess(again.question)
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path, monkeypatch):
@@ -248,7 +250,7 @@ def test_before_the_reveal_a_guess_can_be_reconsidered(next_kernel, shown):
     asked.again.click()
     assert asked.sealed is None and asked.guess == 12, "the line stays where it was"
     assert not asked.slider.disabled and not asked.seal.disabled
-    assert guesses.BEFORE in shown[-1]["text/plain"] and next_kernel().sealed is None
+    assert guesses.PROMPT in shown[-1]["text/plain"] and next_kernel().sealed is None
     seal(asked, 3).reveal(L4)
     assert any("\nYou guessed 3×." in each["text/plain"] for each in shown if isinstance(each, dict))
 

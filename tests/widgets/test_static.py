@@ -1,4 +1,4 @@
-"""Whether anybody is there, and the plain twin of a widget."""
+"""Whether anybody is there, and the plain copy of a widget."""
 
 import os
 
@@ -45,12 +45,12 @@ def test_a_twin_stands_alone_or_folded_beneath_a_widget_and_can_be_updated(monke
 
     monkeypatch.setattr(static, "display", display)
     monkeypatch.setattr("IPython.core.display_functions.display", display)
-    twin, widget = static.Twin("<b>1</b>", "one"), ipywidgets.HTML("x")
-    twin.update("<b>2</b>", "two")
+    copy, widget = static.StaticCopy("<b>1</b>", "one"), ipywidgets.HTML("x")
+    copy.update("<b>2</b>", "two")
     assert page == [], "nothing stands there yet"
-    twin.show()
-    twin.show(widget)
-    twin.update("<b>3</b>", "three")
+    copy.show()
+    copy.show(widget)
+    copy.update("<b>3</b>", "three")
     (first, *alone), (_, _, above), (second, _, beneath), (third, update, after) = page
     assert alone == [False, {"text/html": "<b>2</b>", "text/plain": "two"}] and above is widget
     assert beneath["text/html"].startswith("<details><summary>") and "<b>2</b>" in beneath["text/html"]
@@ -60,5 +60,5 @@ def test_a_twin_stands_alone_or_folded_beneath_a_widget_and_can_be_updated(monke
 
 def test_plain_python_gets_the_words(monkeypatch, capsys):
     monkeypatch.setattr(static, "get_ipython", lambda: None)
-    static.Twin("<b>1</b>", "one").show()
+    static.StaticCopy("<b>1</b>", "one").show()
     assert capsys.readouterr().out == "one\n"

@@ -227,8 +227,8 @@ def on_disk(suite="suite"):
 
 @in_a_loop
 async def test_run_measures_what_is_chosen_and_tells_how_far_it_is(gpu, monkeypatch, caplog):
-    reached, picture = [], sweep_panel.picture
-    monkeypatch.setattr(sweep_panel, "picture", lambda *a: reached.append(a[3].values) or picture(*a))
+    reached, picture = [], sweep_panel.sweep_figure
+    monkeypatch.setattr(sweep_panel, "sweep_figure", lambda *a: reached.append(a[3].values) or picture(*a))
     caplog.set_level(logging.WARNING)
     panel = await shown(pair(gpu))
     (bar,) = [w for w in parts(panel) if isinstance(w, ipywidgets.IntProgress)]

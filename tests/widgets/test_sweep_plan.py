@@ -10,7 +10,7 @@ from taped import recorded
 
 from labkit import paths
 from labkit.measure import rows, sweeps
-from labkit.widgets.sweep_plan import Plan, Selection
+from labkit.widgets.sweep_plan import Selection, SweepPlan
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def gpu(monkeypatch):
 def planned(gpu, **options):
     both = (doubling(gpu), doubling(gpu, "eager", 3.0))
     usual = dict(suite="suite", contenders=both, x="width", values=(16, 32), others={"batch": (1, 2)})
-    return Plan(**(usual | dict(title="Doubling", of="labkit", over="eager") | options))
+    return SweepPlan(**(usual | dict(title="Doubling", of="labkit", over="eager") | options))
 
 
 def own(plan, name="labkit", width=16, us=10.0, age_s=0.0, **columns):
@@ -57,10 +57,10 @@ def test_what_everything_is(gpu):
     dtypes, directions = ("bfloat16", "float32"), ("backward", "forward")
     plan = planned(gpu, dtypes=dtypes, directions=directions, clocks=("host",))
     first = Selection("width", ("labkit", "eager"), (16, 32), {"batch": 1}, "bfloat16", "backward", "host")
-    assert plan.everything()[0] == first and first.cache == "warm"
-    assert first.points == [{"batch": 1, "width": 16}, {"batch": 1, "width": 32}]
+    assert plan.all_selections()[0] == first and first.cache == "warm"
+    assert first.shapes == [{"batch": 1, "width": 16}, {"batch": 1, "width": 32}]
     plan = replace(plan, contenders=(*plan.contenders, doubling(gpu, "tf32", dtypes=("float32",))))
-    found = [(s.dtype, s.direction, s.others["batch"], "tf32" in s.contenders) for s in plan.everything()]
+    found = [(s.dtype, s.direction, s.others["batch"], "tf32" in s.contenders) for s in plan.all_selections()]
     assert found == [(t, way, n, t == "float32") for t in dtypes for way in directions for n in (1, 2)]
     some = replace(plan, contenders=(plan.contenders[0], replace(plan.contenders[1], sizes={"width": (32,)})))
     called = [(one.name, shape["width"]) for one, shape in some.calls(first)]
@@ -68,15 +68,15 @@ def test_what_everything_is(gpu):
 
 
 def test_a_row_of_another_sweep_is_none_of_this_one(gpu):
-    selection = planned(gpu).everything()[1]
+    selection = planned(gpu).all_selections()[1]
     changes = dict(contender="stranger", dtype="float16", direction="backward", cache="warm", clock="events")
     others = [recorded(**{name: value}) for name, value in changes.items()]
     shapes = {"batch": 1, "width": 16}, {"batch": 2, "width": 64}, {"batch": 2, "width": 16, "length": 3}
     others += [recorded(shape=shape) for shape in shapes]
     fallback = recorded(clock="events", note="timed with events, a graph cannot hold it: ...")
-    found = selection.of([recorded(), *others, fallback])
+    found = selection.matching([recorded(), *others, fallback])
     assert found == [recorded(), fallback], "it was asked for by the graph clock"
-    assert replace(selection, clock="events").of([fallback]) == []
+    assert replace(selection, clock="events").matching([fallback]) == []
 
 
 # --- kept on disk -------------------------------------------------------------------------------------
@@ -90,11 +90,11 @@ def test_the_latest_row_of_a_measurement_by_the_present_code_counts(gpu, monkeyp
     newer = json.dumps({**json.loads(own(plan, width=32).to_json()), "a_later_field": "x"}) + "\n"
     before = newer + plan.path.read_text() + newer
     plan.path.write_text(before)
-    assert plan.own() == [second], "rows of another version are not shown"
+    assert plan.kept_rows() == [second], "rows of another version are not shown"
     assert plan.path.read_text() == before, "and stay: another kernel may be adding to the file"
-    assert planned(gpu, contenders=(doubling(gpu, us=2.0), plan.contenders[1])).own() == [], "edited"
+    assert planned(gpu, contenders=(doubling(gpu, us=2.0), plan.contenders[1])).kept_rows() == [], "edited"
     monkeypatch.setattr("labkit.gpu.available", lambda: False)
-    assert plan.own() == []
+    assert plan.kept_rows() == []
 
 
 def test_rows_of_another_machine_version_code_suite_or_contender_are_not_shown(gpu):
@@ -102,14 +102,14 @@ def test_rows_of_another_machine_version_code_suite_or_contender_are_not_shown(g
     for change in ("device", "driver", "torch", "triton", "source", "suite", "contender"):
         rows.append(plan.path, own(plan, **{change: "other"}))
     rows.append(plan.path, own(plan, width=32))
-    assert [row.shape["width"] for row in plan.own()] == [32]
+    assert [row.shape["width"] for row in plan.kept_rows()] == [32]
 
 
 def test_after_an_hour_a_row_is_a_recorded_one(gpu):
     plan = planned(gpu)
     for width, age_s in ((16, 3500), (32, 3700)):
         rows.append(plan.path, own(plan, width=width, age_s=age_s))
-    assert [row.kind for row in plan.own()] == ["live", "recorded"]
+    assert [row.kind for row in plan.kept_rows()] == ["live", "recorded"]
 
 
 # --- own rows and the tape ----------------------------------------------------------------------------
@@ -124,18 +124,18 @@ def origins(table):
 def test_the_whole_table_has_one_origin_by_the_first_clock_and_a_part_takes_no_recorded_numbers_away(gpu):
     plan = planned(gpu, others={"batch": (2,)})
     taped = [recorded(name, width) for name in ("labkit", "eager") for width in (16, 32)]
-    nothing = plan.measured([], [])
+    nothing = plan.results([], [])
     assert nothing.empty and {"batch", "width", "median_us"} <= set(nothing)
     stopped = [own(plan), own(plan, "eager"), own(plan, width=32)]
-    assert origins(plan.measured(stopped, taped)) == [H200]
+    assert origins(plan.results(stopped, taped)) == [H200]
     gap = own(plan, "eager", width=32, median_us=None, note="out of memory")
     other = own(plan, clock="host", cache="warm")
-    table = plan.measured([*stopped, gap, other], taped)
+    table = plan.results([*stopped, gap, other], taped)
     assert origins(table) == [HERE_LIVE] and set(table["clock"]) == {"graph"}, "a gap is a point"
-    assert origins(plan.measured(stopped, [])) == [HERE_LIVE], "better than nothing"
+    assert origins(plan.results(stopped, [])) == [HERE_LIVE], "better than nothing"
 
 
 def test_the_tape_of_a_suite_is_not_that_of_those_below_it(gpu, folders):
     for suite in ("suite", "suite/part"):
         rows.append(folders / "recorded" / "h200" / "lesson.jsonl", recorded(suite=suite))
-    assert [row.suite for row in planned(gpu).tape()] == ["suite"]
+    assert [row.suite for row in planned(gpu).recorded_rows()] == ["suite"]

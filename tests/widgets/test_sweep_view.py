@@ -9,8 +9,17 @@ from simulated import doubling, install
 from taped import recorded
 
 from labkit.measure import rows
-from labkit.widgets.sweep_plan import Plan
-from labkit.widgets.sweep_view import SPEEDUP, TIME, TRAFFIC, Look, page, picture, sentences, speedups
+from labkit.widgets.sweep_plan import SweepPlan
+from labkit.widgets.sweep_view import (
+    SPEEDUP,
+    TIME,
+    TRAFFIC,
+    ViewOptions,
+    sentences,
+    speedups,
+    static_page,
+    sweep_figure,
+)
 
 EMPTY = rows.table([], ["batch", "width"])
 NOTHING = "nothing measured yet"
@@ -29,7 +38,7 @@ def planned(monkeypatch):
             "floor": lambda table: {"the floor": lambda width: width / 10},
             "regimes": lambda table: [(None, 32, "small")],
         }
-        return Plan(**(usual | options))
+        return SweepPlan(**(usual | options))
 
     return make
 
@@ -58,12 +67,12 @@ def test_time_and_speedup_have_floors_and_expectations_that_can_be_switched_off(
     plan = planned()
     for view, lines in ((TIME, ("the floor", "small")), (SPEEDUP, ("as one expects",))):
         for line in lines:
-            assert line in texts(picture(plan, table(), Look(view)))
-            assert line not in texts(picture(plan, table(), Look(view, floor=False)))
-    assert "Doubling: times faster than eager" in picture(plan, table(), Look(SPEEDUP)).alt
-    far = replace(plan.everything()[0], values=(16, 1024))
-    (reached, *_) = picture(plan, table(), Look(), far).figure.axes
-    (near, *_) = picture(plan, table(), Look()).figure.axes
+            assert line in texts(sweep_figure(plan, table(), ViewOptions(view)))
+            assert line not in texts(sweep_figure(plan, table(), ViewOptions(view, floor=False)))
+    assert "Doubling: times faster than eager" in sweep_figure(plan, table(), ViewOptions(SPEEDUP)).alt
+    far = replace(plan.all_selections()[0], values=(16, 1024))
+    (reached, *_) = sweep_figure(plan, table(), ViewOptions(), far).figure.axes
+    (near, *_) = sweep_figure(plan, table(), ViewOptions()).figure.axes
     assert reached.get_xlim()[1] > 1024 and near.get_xlim()[1] < 64
 
 
@@ -72,17 +81,19 @@ def test_time_and_speedup_have_floors_and_expectations_that_can_be_switched_off(
 )
 def test_published_points_stand_in_the_view_that_they_are_of(planned, column, view, other):
     plan = planned(published=posted(column, 7.5))
-    assert "published: a forum" in texts(picture(plan, table(), Look(view)))
-    assert "published: a forum" in texts(picture(plan, EMPTY, Look(view))), "alone, with nothing measured"
-    for look in (Look(view, published=False), Look(other)):
-        assert "published" not in texts(picture(plan, table(), look))
+    assert "published: a forum" in texts(sweep_figure(plan, table(), ViewOptions(view)))
+    assert "published: a forum" in texts(sweep_figure(plan, EMPTY, ViewOptions(view))), (
+        "alone, with nothing measured"
+    )
+    for look in (ViewOptions(view, published=False), ViewOptions(other)):
+        assert "published" not in texts(sweep_figure(plan, table(), look))
     with_gaps = pd.concat([posted("median_us", 75.0), posted("speedup", 3.0)], ignore_index=True)
-    assert "no value" not in picture(planned(published=with_gaps), table(), Look(view)).alt
+    assert "no value" not in sweep_figure(planned(published=with_gaps), table(), ViewOptions(view)).alt
 
 
 @pytest.mark.parametrize(("said", "panels"), [({}, 2), ({"dtype": "float16"}, 1), ({"dtype": "bfloat16"}, 0)])
 def test_published_points_stand_in_every_panel_but_those_of_another_dtype(planned, said, panels):
-    shown = picture(planned(published=posted("median_us", 75.0, **said)), two_dtypes(), Look())
+    shown = sweep_figure(planned(published=posted("median_us", 75.0, **said)), two_dtypes(), ViewOptions())
     assert shown.alt.count("somebody") == panels and "nan" not in texts(shown)
     assert len([ax for ax in shown.figure.axes if ax.get_visible()]) == 2
 
@@ -90,24 +101,24 @@ def test_published_points_stand_in_every_panel_but_those_of_another_dtype(planne
 def test_published_points_of_another_choice_do_not_stand_in_for_what_is_not_measured(planned):
     """And what a post does not say (here the dtype) is not said of it."""
     plan = planned(published=posted("median_us", 75.0, batch=2))
-    asked = plan.everything()[0]
-    shown = picture(plan, EMPTY, Look(), asked)
+    asked = plan.all_selections()[0]
+    shown = sweep_figure(plan, EMPTY, ViewOptions(), asked)
     assert "published: a forum" in texts(shown) and "float32" not in texts(shown)
     assert shown.figure.axes[0].get_xlim()[0] < 16, "the axis is that of the choice"
-    assert NOTHING in picture(plan, EMPTY, Look(), replace(asked, others={"batch": 4})).alt
+    assert NOTHING in sweep_figure(plan, EMPTY, ViewOptions(), replace(asked, others={"batch": 4})).alt
     plan = planned(published=posted("median_us", 75.0, dtype="bfloat16"))
-    assert NOTHING in picture(plan, EMPTY, Look(), asked).alt
-    assert "somebody" in page(plan, EMPTY, Look(), replace(asked, dtype="bfloat16"))[1]
+    assert NOTHING in sweep_figure(plan, EMPTY, ViewOptions(), asked).alt
+    assert "somebody" in static_page(plan, EMPTY, ViewOptions(), replace(asked, dtype="bfloat16"))[1]
 
 
 def test_speedups_are_over_the_one_named_by_each_dtype_for_itself(planned):
-    found = pd.concat(speedups(planned(), two_dtypes()))
+    found = speedups(planned(), two_dtypes())
     assert set(found["contender"]) == {"labkit"} and found["speedup"].tolist() == [2.0] * 4
     assert found["dtype"].tolist() == ["float32"] * 2 + ["float16"] * 2
     alone = table()
     alone = alone[alone["contender"] == "labkit"]
     for given, view in ((alone, SPEEDUP), (EMPTY, TIME), (EMPTY, SPEEDUP), (pd.DataFrame(), TRAFFIC)):
-        assert NOTHING in picture(planned(), given, Look(view)).alt
+        assert NOTHING in sweep_figure(planned(), given, ViewOptions(view)).alt
 
 
 def test_a_sentence_for_each_origin_and_dtype_that_has_both_to_compare(planned):
@@ -125,7 +136,7 @@ def test_a_sentence_for_each_origin_and_dtype_that_has_both_to_compare(planned):
 
 def test_the_numbers_of_two_devices_stand_apart(planned):
     mine = table(device="Simulated").assign(median_us=1.0)
-    shown, _ = page(planned(), pd.concat([mine, table()], ignore_index=True), Look())
+    shown, _ = static_page(planned(), pd.concat([mine, table()], ignore_index=True), ViewOptions())
     rows_ = re.findall(r"<tr>(.*?)</tr>", shown.partition("<tbody>")[2], re.S)
     said = [re.findall(r"<t[hd][^>]*>(.*?)</t", row) for row in rows_]
     assert ["Simulated", "16", "1.0", "1.0"] in said and ["NVIDIA H200", "16", "10.0", "20.0"] in said, said
@@ -134,9 +145,9 @@ def test_the_numbers_of_two_devices_stand_apart(planned):
 
 def test_the_page_has_figure_sentences_and_numbers_and_escapes_names(planned):
     plan = planned("a<b")
-    shown, text = page(plan, table().replace({"contender": {"labkit": "a<b"}}), Look())
+    shown, text = static_page(plan, table().replace({"contender": {"labkit": "a<b"}}), ViewOptions())
     assert "<img alt=" in shown and "<li>" in shown and "<table" in shown
     assert "a<b" not in shown and "a&lt;b" in shown and "a<b is never slower than eager" in text
     counted = pd.DataFrame([{"contender": "eager", "kind": "live", "width": 16, "traffic": 2.0}])
-    shown, text = page(plan, counted, Look(TRAFFIC))
+    shown, text = static_page(plan, counted, ViewOptions(TRAFFIC))
     assert "Counted, not timed." in text and "<table" not in shown

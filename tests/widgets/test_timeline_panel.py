@@ -6,7 +6,7 @@ from drawn import event, profile_of
 from labkit import plots
 from labkit.profiling import launch_counts, profiles
 from labkit.widgets import static, timeline
-from labkit.widgets.timelines import TimelinePanel
+from labkit.widgets.timeline_panel import TimelinePanel
 
 
 def two_kernels(kind="live"):

@@ -7,11 +7,11 @@ import ipywidgets
 
 from labkit import plots
 from labkit.plots.style import WIDTH
-from labkit.plots.timeline import extent
+from labkit.plots.timeline import span_and_longest_gap
 from labkit.profiling.profiles import Profile
-from labkit.widgets.static import Twin, interactive
+from labkit.widgets.static import StaticCopy, interactive
 
-STEPS = 500
+SLIDER_STEPS = 500
 """Places that each end of the slider has; arrow keys move by one."""
 
 
@@ -22,8 +22,8 @@ def timeline(profile: Profile, *, title: str) -> None:
     recorded), only the figure is shown.
     """
     shown = plots.timeline(profile, title=title)
-    usable = interactive() and extent(profile)[0] > 0
-    Twin(shown._repr_html_(), shown.alt).show(TimelinePanel(profile, title).box if usable else None)
+    usable = interactive() and span_and_longest_gap(profile)[0] > 0
+    StaticCopy(shown._repr_html_(), shown.alt).show(TimelinePanel(profile, title).box if usable else None)
 
 
 class TimelinePanel:
@@ -34,8 +34,8 @@ class TimelinePanel:
 
     def __init__(self, profile: Profile, title: str) -> None:
         self._profile, self._title = profile, title
-        self._span, gap = extent(profile)
-        step = self._span / STEPS
+        self._span, gap = span_and_longest_gap(profile)
+        step = self._span / SLIDER_STEPS
         self.range = ipywidgets.FloatRangeSlider(
             value=(0.0, self._span),
             max=self._span,
