@@ -177,11 +177,11 @@ def sources(function: Any, seen: set[int]) -> list[str]:
     names = function.__code__.co_names
     used = [function.__globals__[name] for name in names if name in function.__globals__]
     given = [*_held(function), *(function.__defaults__ or ())]
-    files = {getattr(one, "__name__" if isinstance(one, ModuleType) else "__module__", None) for one in used}
+    homes = {getattr(one, "__name__" if isinstance(one, ModuleType) else "__module__", None) for one in used}
     found += _plain_values([*used, *given])
     used += [value for one in used if isinstance(one, dict) for value in one.values()]  # functions by name
     used = [other for other in used if getattr(_innermost(other), "__module__", None) == function.__module__]
-    found += of_modules(name for name in files if name and name.startswith("labkit."))
+    found += of_modules(name for name in homes if name and name.startswith("labkit."))
     return found + [source for other in (*used, *given) for source in sources(other, seen)]
 
 
