@@ -319,7 +319,7 @@ def variants_of(
             launch(*case)
         for one in made:
             request = codegen.request(one.kernel, one.arguments, target=target, **one.options)
-            asked.setdefault(request.key, (one, target, case, request))
+            asked.setdefault(repr(request), (one, target, case, request))
     requests = [request for *_, request in asked.values()]
     with ThreadPoolExecutor(2) as pool:  # each compiles one kernel at a time
         halves = list(pool.map(codegen.compile_many, (requests[::2], requests[1::2])))

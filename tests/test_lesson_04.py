@@ -39,7 +39,7 @@ def test_nothing_is_read_or_written_beyond_the_end(lesson, name, monkeypatch):
     monkeypatch.setattr(lesson, "device_limits", lambda _: family.DeviceLimits(2, 0, True))
     x, weight, bias = drawn(grouped(3, 20), 330)
     (made,) = counted(CALLS[name](lesson), x, weight, bias)
-    parts = {"two tiles": 3, "all end together": math.ceil(6 / family.spread(6, 3, 8, 2))}.get(name, 6)
+    parts = {"two tiles": 3, "all end together": math.ceil(6 / family.balance_tiles(6, 3, 8, 2))}.get(name, 6)
     assert made.programs == 3 * parts and parts > 1
     assert made.bytes_read == 4 * (x.numel() + parts * (weight.numel() + bias.numel()))
     assert made.bytes_written == 4 * x.numel()

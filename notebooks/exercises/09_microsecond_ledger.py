@@ -2,7 +2,7 @@
 
 from labkit.exercises.engine import Exercise, Mistake, case_values
 from labkit.exercises.properties import KERNEL_CASES, POINTWISE
-from labkit.workloads.network import OUTPUTS, products
+from labkit.workloads.network import OUTPUTS, multiplications
 from labkit.workloads.recurrent import EPS
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from torch import Tensor
 
 # ---- the floor ---------------------------------------------------------------------------------------------
 
-LAYERS = tuple(products(128).values())
+LAYERS = tuple(multiplications(128).values())
 """Multiplications of the lesson's network."""
 ARGUMENTS = "rows", "multiplications", "in_and_out", "weights", "itemsize", "bytes_per_us", "flops_per_us"
 

@@ -34,8 +34,8 @@ TABLE = "table = panel.table(); print(len(table), sorted(set(table.kind)))"
 COUNTED = """
 import torch
 from labkit import widgets
-from labkit.sweeps import Contender
-from labkit.works import AFFINE
+from labkit.measure.contender import Contender
+from labkit.workloads import AFFINE
 both = [Contender("x*w+b eager", lambda x, w, b: x * w + b, AFFINE),
         Contender("addcmul", lambda x, w, b: torch.addcmul(b, x, w), AFFINE)]
 panel = widgets.sweep("a suite without a tape", both, (32, 128, 512), others=dict(batch=(32768,)),

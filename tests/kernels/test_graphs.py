@@ -64,7 +64,7 @@ def pretend(monkeypatch):
         pytest.skip("on a GPU the tests below use it")
     stand_in = Pretend()
     monkeypatch.setattr(graphs, "torch", stand_in)
-    monkeypatch.setattr(graphs, "GPU", "cpu")
+    monkeypatch.setattr(graphs, "DEVICE_TYPE", "cpu")
     with torch.no_grad(), stand_in.machine:
         yield stand_in.machine
 

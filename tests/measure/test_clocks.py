@@ -12,7 +12,6 @@ import queueing
 import torch
 from simulated import L2_BYTES, Gpu, out_of_memory, ticking
 
-import labkit
 from labkit.measure import clocks, cold_cache, lock, noise
 from labkit.measure.clocks import Gap, Timing
 from labkit.measure.cold_cache import Job
@@ -139,7 +138,7 @@ def test_contenders_are_interleaved_in_shuffled_order(gpu):
 @pytest.mark.parametrize("elements", [1, 300, 512, 2 * L2_BYTES // 4, 2 * L2_BYTES // 4 + 1])
 def test_cold_calls_rotate_through_more_than_twice_the_l2_and_warm_ones_through_nothing(gpu, clock, elements):
     gpu._l2_bytes = 40 if elements == 1 else L2_BYTES
-    for cache, least in (("cold", 2 * labkit.gpu.l2_bytes()), ("warm", 0)):
+    for cache, least in (("cold", 2 * gpu.l2_bytes()), ("warm", 0)):
         seen = []
         call = lambda x, seen=seen: seen.append(x.data_ptr()) or gpu.launch(0.1, 1.0)  # noqa: E731
         clocks.measure({"it": Job(call, (torch.zeros(elements),))}, cache=cache, clock=clock)
