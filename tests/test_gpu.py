@@ -59,10 +59,10 @@ def test_a_gpu_that_answers_with_an_error_is_lost(monkeypatch):
     assert labkit.gpu.is_lost()
     monkeypatch.setattr("labkit.gpu.available", lambda: False)
     assert not labkit.gpu.is_lost()
-    gpu.synchronize()  # it waits for a GPU only
+    labkit.gpu.synchronize()  # it waits for a GPU only
     monkeypatch.setattr("labkit.gpu.available", lambda: True)
     with pytest.raises(RuntimeError):
-        gpu.synchronize()
+        labkit.gpu.synchronize()
 
 
 def test_a_card_is_named_by_its_uuid_and_does_not_tell_it(monkeypatch):
