@@ -3,11 +3,10 @@
 There is one job for each GPU. A job works through the whole list: it claims a name that no other job has
 claimed, by making its folder under build/spread, and runs the command for this one lesson or suite as a
 process of its own. So a lesson that fails or crashes ends no other. The exit status is a file in that folder,
-which every machine of the cluster sees. The next run leaves out what has passed.
+which every machine of the cluster sees. The next run of the same code leaves out what has passed.
 """
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 from filelock import FileLock, Timeout
@@ -45,12 +44,8 @@ TERMINATE_S = 10.0
 """Processes that have not ended this long after they were asked to are killed."""
 
 
-class Worker(NamedTuple):
-    """Where a job runs: submitit's executor, its name in messages, and CUDA_VISIBLE_DEVICES of the job."""
-
-    executor: Any
-    name: str
-    gpu: str | None = None
+Worker = tuple[Any, str | None]
+"""Where a job runs: submitit's executor, and CUDA_VISIBLE_DEVICES of the job, None on a cluster."""
 
 
 def workers_for(gpus: str | None, slurm: Sequence[str], count: int) -> list[Worker]:
@@ -59,24 +54,24 @@ def workers_for(gpus: str | None, slurm: Sequence[str], count: int) -> list[Work
     ``slurm`` holds assignments of SLURM_OPTIONS, as "partition=gpu".
 
     Raises:
-        ValueError: for a GPU that is not there, a wrong option or value of Slurm, or without submitit.
+        ValueError: for a GPU that is not there, or a wrong option or value of Slurm.
     """
     if gpus is not None and slurm:
         raise ValueError("--gpus is for this machine, --slurm for a cluster: give one of them")
     if gpus is None:
         cluster, parameters = slurm_parameters(slurm)
-        return [Worker(_executor(cluster, **parameters), "job")] * count
-    here = gpus_here()
+        return [(_executor(cluster, **parameters), None)] * count
+    here = {str(number): gpu for number, gpu in enumerate(gpus_here())}
     if not here:
         raise ValueError("--gpus needs a GPU, and this session has none: see `labkit doctor`")
-    numbers = list(map(str, range(len(here)))) if gpus == "all" else gpus.split(",")
+    numbers = list(here) if gpus == "all" else list(dict.fromkeys(gpus.split(",")))
     for number in numbers:
-        if not (number.isascii() and number.isdigit()) or int(number) >= len(here):
+        if number not in here:
             raise ValueError(
                 f"--gpus {gpus}: {number!r} is no GPU here; write all, or some of 0 to {len(here) - 1}"
             )
     local = _executor("local", timeout_min=7 * 24 * 60)
-    return [Worker(local, f"GPU {number}", here[number]) for number in dict.fromkeys(map(int, numbers))]
+    return [(local, here[number]) for number in numbers]
 
 
 def gpus_here() -> list[str]:
@@ -116,10 +111,8 @@ def slurm_parameters(assignments: Sequence[str]) -> tuple[str, dict[str, Any]]:
 
 
 def _executor(cluster: str, **parameters: Any) -> Any:
-    try:
-        import submitit
-    except ImportError as error:
-        raise ValueError("several GPUs need submitit: pip install submitit") from error
+    import submitit  # a run on one GPU does not need it
+
     try:
         executor = submitit.AutoExecutor(paths.BUILD / "logs" / "submitit", cluster=cluster)
     except (RuntimeError, ValueError) as error:  # there is no srun here
@@ -174,8 +167,11 @@ def run(
     same code has finished is left out, unless ``again``. However it ends, no process is left behind, and what
     has finished is printed.
     """
-    key = _code_key([command, *options])
-    kept = [] if again else [name for name in names if _status(command, name, key) == 0]
+    of_code, key = result_folder(command, "code"), _code_key([command, *options])
+    if again or not of_code.exists() or of_code.read_text() != key:
+        delete_results(command)
+        paths.write_text(of_code, key)
+    kept = [name for name in names if _status(command, name) == 0]
     if kept:
         say(console, f"Continued: an earlier run finished {', '.join(kept)}. --again does all of it.")
     todo = [name for name in names if name not in kept]
@@ -183,38 +179,34 @@ def run(
         shutil.rmtree(result_folder(command, name), ignore_errors=True)
         log_path(command, name).unlink(missing_ok=True)
     os.environ["PYTHONPATH"] = paths.python_path()  # jobs inherit it, and find this checkout's labkit
-    jobs: dict[str, Any] = {}
+    jobs: list[Any] = []
     said: set[str] = set()
 
     def print_news() -> None:
         for name in todo:
-            folder = result_folder(command, name)
-            ended = (folder / "status.json").exists()
-            news = f"{name}: {'ended' if ended else 'begun'}"
-            if folder.exists() and news not in said:
+            news = f"{name}: {'begun' if _status(command, name) is None else 'ended'}"
+            if result_folder(command, name).exists() and news not in said:
                 said.add(news)
                 say(console, news)
 
     try:
-        for worker in workers[: len(todo)]:
-            job = worker.executor.submit(
-                run_unclaimed, str(paths.BUILD), command, todo, list(options), key, worker.gpu
-            )
-            jobs[f"{worker.name} {job.job_id}" if worker.gpu is None else worker.name] = job
-        while not all(job.done() for job in jobs.values()):
+        for executor, gpu in workers[: len(todo)]:
+            jobs.append(executor.submit(run_unclaimed, paths.BUILD, command, todo, list(options), gpu))
+        while not all(job.done() for job in jobs):
             print_news()
             time.sleep(0.5)
-        until = time.monotonic() + FILE_SYSTEM_DELAY_S * any(worker.gpu is None for worker in workers)
-        while time.monotonic() < until and any(_status(command, name, key) is None for name in todo):
+        until = time.monotonic() + FILE_SYSTEM_DELAY_S * any(gpu is None for _, gpu in workers)
+        while time.monotonic() < until and any(_status(command, name) is None for name in todo):
             time.sleep(0.5)
         print_news()
     finally:
-        _cancel(jobs.values())
-        passed = [name for name in names if _status(command, name, key) == 0]
+        _cancel(jobs)
+        statuses = {name: _status(command, name) for name in names}
+        passed = [name for name in names if statuses[name] == 0]
         for name in names:
             if name not in passed:
                 log = os.path.relpath(log_path(command, name))
-                say(console, f"{name}: {_failure(command, name, key, jobs)}; see {log}")
+                say(console, f"{name}: {_failure(statuses[name])}; see {log}")
         if passed != list(names):
             finished = ", ".join(passed) or "nothing"
             say(console, f"Finished: {finished}. The same command goes on with the others.")
@@ -227,10 +219,10 @@ def delete_results(command: str) -> None:
 
 
 def run_unclaimed(
-    build: str, command: str, names: Sequence[str], options: Sequence[str], key: str, gpu: str | None
+    build: Path, command: str, names: Sequence[str], options: Sequence[str], gpu: str | None
 ) -> None:
     """What submitit runs as a job: the command, one name after the other, for those no job has claimed."""
-    paths.BUILD = Path(build)
+    paths.BUILD = build
     # submitit's local executor hides every GPU, so the variable is always set for what it starts
     visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
     for name in names:
@@ -249,43 +241,28 @@ def run_unclaimed(
                 stdout=stream,
                 stderr=stream,
             ).returncode
-        paths.write_text(folder / "status.json", json.dumps([key, status]))
+        paths.write_text(folder / "status", str(status))
 
 
 def _code_key(command: Sequence[str]) -> str:
     """A hash of the command, the package and every lesson's code: a result of other code does not count."""
-    files = sorted(
-        [*(paths.CHECKOUT / "labkit").rglob("*.py"), *(paths.NOTEBOOKS / "solutions").glob("*.py")]
-    )
-    codes = [notebooks.code_hash(path) for path in notebooks.find()]
-    text = json.dumps([list(command), codes, [file.read_text(encoding="utf-8") for file in files]])
-    return hashlib.sha256(text.encode()).hexdigest()
+    code = [*command, *map(notebooks.code_hash, notebooks.find())]
+    for folder in (paths.CHECKOUT / "labkit", paths.NOTEBOOKS / "solutions"):
+        code += [file.read_text(encoding="utf-8") for file in sorted(folder.rglob("*.py"))]
+    return hashlib.sha256("\0".join(code).encode()).hexdigest()
 
 
-def _status(command: str, name: str, key: str) -> int | None:
-    """The exit status of the command for this name; None where it has not ended, or is of other code."""
-    try:
-        found, status = json.loads((result_folder(command, name) / "status.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return int(status) if found == key else None
+def _status(command: str, name: str) -> int | None:
+    """The exit status of the command for this name; None where it has not ended."""
+    file = result_folder(command, name) / "status"
+    return int(file.read_text()) if file.exists() else None
 
 
-def _failure(command: str, name: str, key: str, jobs: dict[str, Any]) -> str:
+def _failure(status: int | None) -> str:
     """Why a name has no result, as the end of a sentence."""
-    status = _status(command, name, key)
-    if status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
-        return "stopped"
-    if status is not None:
-        return f"ended by {signal.Signals(-status).name}" if status < 0 else f"failed with status {status}"
-    if not result_folder(command, name).exists():
-        return "not begun"
-    failed = [
-        f"{worker} ended ({job.state.lower()})"
-        for worker, job in jobs.items()
-        if job.done() and job.state not in ("COMPLETED", "DONE")
-    ]
-    return f"no result: {', '.join(failed)}" if failed else "stopped"
+    if status is None or status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        return "stopped, or not begun"
+    return f"ended by {signal.Signals(-status).name}" if status < 0 else f"failed with status {status}"
 
 
 def _cancel(jobs: Iterable[Any]) -> None:
