@@ -92,7 +92,8 @@ def execute(
         ValueError: before anything runs, for parameters that the lesson does not declare.
     """
     values = notebooks.check_parameters(path, parameters or {})  # papermill executes names that it is given
-    every_s = 0.1 if sys.stderr.isatty() else 10.0  # in a log a line now and then
+    terminal = sys.stderr.isatty()
+    shown = {"desc": path.stem, "mininterval": 0.1 if terminal else 10.0, "leave": not terminal}
     failure, began = None, time.perf_counter()
     logging.getLogger("papermill").setLevel(logging.CRITICAL)  # it repeats errors that the result has
     with paths.replacing(output) as draft:
@@ -104,9 +105,7 @@ def execute(
                 engine_name=ENGINE,
                 kernel_name="python3",
                 language="python",
-                progress_bar={"desc": path.stem, "mininterval": every_s, "leave": not sys.stderr.isatty()}
-                if bar
-                else False,
+                progress_bar=bar and shown,
                 request_save_on_cell_execute=False,  # once, at the end, is enough and quicker
                 execution_timeout=cell_limit_s,
                 environment={**kernel_environment(), **(environment or {})},
@@ -155,19 +154,13 @@ def _outputs(notebook: NotebookNode, mime: str) -> list[dict[str, Any]]:
 
 
 def _failure(executed: NotebookNode, error: PapermillExecutionError) -> Failure:
-    number = 0
-    for _, cell in notebooks.code_cells(executed):
-        number += INJECTED not in notebooks.tags(cell)
-        if any(output.output_type == "error" for output in cell.outputs):
-            break
-    lines = plain("\n".join(error.traceback)).rstrip().split("\n")
-    message = f"{error.ename}: {plain(error.evalue)}"
+    cells = [cell for _, cell in notebooks.code_cells(executed)]
+    failed = [any(output.output_type == "error" for output in cell.outputs) for cell in cells].index(True)
+    number = sum(INJECTED not in notebooks.tags(cell) for cell in cells[: failed + 1])
+    plain = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # terminal colours
+    lines = plain.sub("", "\n".join(error.traceback)).rstrip().split("\n")
+    message = f"{error.ename}: {plain.sub('', error.evalue)}"
     return Failure(number, error.source, message, "\n".join(lines[-TRACEBACK_LINES:]))
-
-
-def plain(text: str) -> str:
-    """Text without terminal colours."""
-    return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
 
 
 # ---- papermill's engine and client -------------------------------------------------------------------------
@@ -195,7 +188,10 @@ class _Client(PapermillNotebookClient):
         fits = self._fits(msg["msg_type"], msg["content"], cell_index)
         made = super().process_message(msg, cell, cell_index) if fits else None
         if made is not None and made.output_type == "stream":
-            _join_streams(cell.outputs)
+            # How a kernel cuts its text is chance. (nbclient's own option joins pieces across figures.)
+            *_, before, last = [None, *cell.outputs]
+            if before and (before.output_type, before.get("name")) == ("stream", last.name):
+                before.text += cell.outputs.pop().text
         # An Output widget's state went back on the shell's socket, and such a send can take the wake-up of a
         # reply that comes meanwhile: the cell would never end. Asking for the events wakes it again.
         self.kc.shell_channel.socket.get(zmq.EVENTS)
@@ -214,26 +210,11 @@ class _Client(PapermillNotebookClient):
         size = len(content["text"]) if text else sum(len(str(shown)) for shown in content["data"].values())
         limit, before = TEXT_LIMIT if text else DATA_LIMIT, self._used[cell, text]
         self._used[cell, text] += size
-        if before <= limit < before + size:
-            content |= (
-                {"text": content["text"][: limit - before] + CUT} if text else {"data": {"text/plain": CUT}}
-            )
+        if before <= limit < before + size and text:
+            content["text"] = content["text"][: limit - before] + CUT
+        elif before <= limit < before + size:
+            content["data"] = {"text/plain": CUT}
         return before <= limit
-
-
-def _join_streams(outputs: list[NotebookNode]) -> None:
-    """Append a piece of text to its earlier piece, unless something else was shown in between.
-
-    How a kernel cuts its text into pieces is chance. (nbclient's own option joins them across figures.)
-    """
-    last = outputs[-1]
-    for before in reversed(outputs[:-1]):
-        if before.output_type != "stream":
-            return
-        if before.name == last.name:
-            before.text += last.text
-            outputs.pop()
-            return
 
 
 class _Engine(NBClientEngine):
@@ -250,9 +231,8 @@ class _Engine(NBClientEngine):
         execution_timeout: float,
         **_others: Any,
     ) -> None:
-        running = [cell for _, cell in notebooks.code_cells(nb_man.nb)][
-            :1
-        ]  # should the kernel not even start
+        first_cell = next(cell for _, cell in notebooks.code_cells(nb_man.nb))
+        running = [first_cell]  # should the kernel not even start
         client = _Client(
             nb_man,
             km=AsyncKernelManager(kernel_name=kernel_name, kernel_spec_manager=_ThisPython()),
