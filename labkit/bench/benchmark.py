@@ -14,8 +14,6 @@ from labkit.measure.clocks import Cache, Clock
 from labkit.measure.contender import Contender, Shape
 from labkit.measure.journal import Key
 
-ROW_S, COMPILE_S, TUNE_S = 0.5, 3.0, 10.0
-"""Seconds for a row on an H200, more for one that torch.compile makes, and for a peer to tune itself once."""
 TUNE_THEMSELVES = ("fla-core",)
 """Packages whose kernels tune themselves at their first call for a width: before anything is timed, and not
 at a check, which is smaller."""
@@ -69,11 +67,6 @@ class Benchmark:
         first = {shape["width"]: shape for shape in reversed(self.shapes)} if tuners else {}
         return tuners, list(first.values())
 
-    def seconds(self) -> float:
-        """About how many seconds it takes on an H200."""
-        tuners, shapes = self.tuning()
-        return TUNE_S * len(tuners) * len(shapes) + sum(map(row_seconds, self.planned().values()))
-
     def tensor_bytes(self, shape: Shape, dtype: str) -> int:
         """Bytes of the largest tensor."""
         sizes = sorted(size for axis, size in shape.items() if axis != "groups")
@@ -83,10 +76,8 @@ class Benchmark:
     def drawn(self, count: int, rng: np.random.Generator, *, small: bool) -> list["Benchmark"]:
         """The part at ``count`` shapes drawn from ``ranges``, for its dtypes in turn.
 
-        The largest tensor has LEAST_BYTES to MOST_BYTES, or with ``small`` less. Contenders that are
-        compiled, tune themselves or are for some sizes only are at the first SLOW_SIZES shapes, all others at
-        every one.
-        ValueError where the ranges hold too few such shapes.
+        Contenders that are compiled, tune themselves or are for some sizes only are at the first SLOW_SIZES
+        shapes, all others at every one. ValueError where the ranges hold too few such shapes.
         """
         quick = tuple(
             one for one in self.contenders if not (one.compiled or one.sizes or one.peer in TUNE_THEMSELVES)
@@ -101,21 +92,19 @@ class Benchmark:
         return [part for part in made if part.shapes]
 
     def _draw(self, count: int, rng: np.random.Generator, small: bool, dtype: str) -> tuple[Shape, ...]:
-        """Different shapes, each axis log-uniform and rounded to its multiple."""
+        """Different shapes, each axis log-uniform and rounded to its multiple.
+
+        The largest tensor has LEAST_BYTES to MOST_BYTES, or with ``small`` less.
+        """
         found: dict[tuple[int, ...], Shape] = {}
         for _ in range(500 * count):
-            if len(found) == count:
-                break
-            drawn = {axis: np.exp(rng.uniform(*np.log(ends))) for axis, (*ends, _) in self.ranges.items()}
-            shape = {axis: int(step * round(drawn[axis] / step)) for axis, (*_, step) in self.ranges.items()}
+            shape = {}
+            for axis, (least, most, step) in self.ranges.items():
+                drawn = np.exp(rng.uniform(np.log(least), np.log(most)))
+                shape[axis] = int(step * round(drawn / step))
             size = self.tensor_bytes(shape, dtype)
             if (size < LEAST_BYTES) == small and size <= MOST_BYTES:
                 found[tuple(shape.values())] = shape
-        if len(found) < count:
-            raise ValueError(f"{self.suite}: its ranges hold fewer than {count} such sizes")
-        return tuple(found.values())
-
-
-def row_seconds(one: Contender) -> float:
-    """About how many seconds a row takes on an H200; one that torch.compile makes takes longer."""
-    return ROW_S + COMPILE_S * one.compiled
+            if len(found) == count:
+                return tuple(found.values())
+        raise ValueError(f"{self.suite}: its ranges hold fewer than {count} such sizes")
