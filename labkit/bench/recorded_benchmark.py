@@ -69,7 +69,8 @@ def _state(path: Path, code: dict[tuple[str, str], str]) -> State:
         return State(name, "stale", str(error))
     edited = {f"{r.contender} of {r.suite}" for r in measured if r.source != code.get((r.suite, r.contender))}
     if edited:
-        return State(name, "stale", f"{len(edited)} contenders with other code: {', '.join(sorted(edited)[:2])}")
+        first_two = ", ".join(sorted(edited)[:2])
+        return State(name, "stale", f"{len(edited)} contenders with other code: {first_two}")
     lacking = {suite for suite, _ in code} - {row.suite for row in measured}
     if lacking:
         return State(name, "stale", f"has no rows of {', '.join(sorted(lacking))}")

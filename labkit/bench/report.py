@@ -37,7 +37,8 @@ def read(path: Path) -> list[Row]:
     except (ValueError, OSError) as error:
         raise ValueError(f"{path}: {error}") from error
     if not found:
-        raise ValueError(f"{path}: {'holds no rows of the schema' if path.exists() else 'there is no such file'}")
+        why = "holds no rows of the schema" if path.exists() else "there is no such file"
+        raise ValueError(f"{path}: {why}")
     return found
 
 
@@ -64,7 +65,7 @@ def cases(measured: Sequence[Row]) -> pd.DataFrame:
     found["suite"] = found["suite"].str.removeprefix("bench/")
     found["ratio"] = found["median_us"] / found["median_us_other"]
     found["computed_us"] = math.nan
-    for device, part in found.groupby("device"):
+    for _, part in found.groupby("device"):
         roofs = roofline.roofs_of(part)
         if roofs:
             found.loc[part.index, "computed_us"] = part["flops"] / part["dtype"].map(roofs.matmul) * 1e6
@@ -98,7 +99,8 @@ def show(console: Console, measured: Sequence[Row]) -> None:
     found = cases(measured)
     columns = ["suite", "direction", "dtype", "sizes", "contender_other", "ratio", "share"]
     worst = found.dropna(subset="ratio").head(WORST)[columns]
-    print_table(console, groups(found).drop(columns=["clock", "least"]).map(_text), "ours over the best other")
+    by_group = groups(found).drop(columns=["clock", "least"])
+    print_table(console, by_group.map(_text), "ours over the best other")
     print_table(console, worst.map(_text), "the worst cases")
     for gap in gaps(measured):
         say(console, f"no time: {gap}")

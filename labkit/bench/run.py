@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from labkit import gpu, paths
 from labkit.bench.benchmark import Benchmark
@@ -47,8 +47,7 @@ class Run:
         before = {row.to_json() for name in self.suites for row in rows.readable(tape(name))}
         parts = [(name, part) for name, parts in self.suites.items() for part in parts]
         code = sources(part for _, part in parts)
-        columns = [TextColumn("{task.description}", markup=False), BarColumn(bar_width=20)]
-        columns += [MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[row]}", markup=False)]
+        columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TextColumn("{task.fields[row]}"))
         total = sum(len(part.planned()) for _, part in parts)
         bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         task = bar.add_task("starting", total=total, row="")
@@ -108,4 +107,5 @@ def tape(name: str) -> Path:
 def describe(row: Row) -> str:
     """A row in a few words: ``labkit, forward, float32, 2 x 16: 16 µs``."""
     spent = "no time" if row.median_us is None else format_duration(row.median_us)
-    return f"{row.contender}, {row.direction}, {row.dtype}, {' x '.join(map(str, row.shape.values()))}: {spent}"
+    sizes = " x ".join(map(str, row.shape.values()))
+    return f"{row.contender}, {row.direction}, {row.dtype}, {sizes}: {spent}"

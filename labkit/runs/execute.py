@@ -189,8 +189,8 @@ class _Client(PapermillNotebookClient):
         made = super().process_message(msg, cell, cell_index) if fits else None
         if made is not None and made.output_type == "stream":
             # How a kernel cuts its text is chance. (nbclient's own option joins pieces across figures.)
-            *_, before, last = [None, *cell.outputs]
-            if before and (before.output_type, before.get("name")) == ("stream", last.name):
+            before = cell.outputs[-2] if len(cell.outputs) > 1 else NotebookNode()
+            if before.get("name") == made.name:
                 before.text += cell.outputs.pop().text
         # An Output widget's state went back on the shell's socket, and such a send can take the wake-up of a
         # reply that comes meanwhile: the cell would never end. Asking for the events wakes it again.

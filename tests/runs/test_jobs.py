@@ -91,7 +91,10 @@ def test_interrupted_it_leaves_no_process_and_says_what_is_finished(clone, numbe
     os.kill(process.pid, number)
     text, _ = process.communicate(timeout=40)
     assert process.returncode in (130, 143), text
-    assert "01_slow: stopped, or not begun; see build/logs/run/01_slow.log" in text and "Finished: nothing" in text
+    assert (
+        "01_slow: stopped, or not begun; see build/logs/run/01_slow.log" in text
+        and "Finished: nothing" in text
+    )
     assert "Traceback" not in text and all(map(processes.gone, family))
 
 
