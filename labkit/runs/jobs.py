@@ -1,9 +1,8 @@
 """Lessons and suites on several GPUs of a machine, or on a cluster, through submitit.
 
-There is one job for each GPU. A job works through the whole list: it claims a name that no other job has
-claimed, by making its folder under build/spread, and runs the command for this one lesson or suite as a
-process of its own. So a lesson that fails or crashes ends no other. The exit status is a file in that folder,
-which every machine of the cluster sees. The next run of the same code leaves out what has passed.
+A job runs the command for one lesson or suite as a process of its own, on one GPU. So a lesson that fails or
+crashes ends no other. What has passed leaves a file under build/spread, which every machine of a cluster
+sees; the next run of the same code leaves it out.
 """
 
 import hashlib
@@ -38,8 +37,6 @@ SLURM_OPTIONS = (
 )  # fmt: skip
 """What `--slurm` takes: Slurm's own names, and ``cluster``, which is submitit's (slurm, local or debug)."""
 SLURM_VALUE = re.compile(r"[\w.,:=/@+|&!*()\[\]#%-]+", re.ASCII)
-FILE_SYSTEM_DELAY_S = 30.0
-"""A file that another machine has written is seen here after at most this time."""
 TERMINATE_S = 10.0
 """Processes that have not ended this long after they were asked to are killed."""
 
@@ -144,7 +141,7 @@ def exclusive(command: str) -> Iterator[None]:
 
 
 def result_folder(command: str, name: str) -> Path:
-    """The folder for the results of one lesson or suite; it exists once a job has claimed the name."""
+    """The folder for the results of one lesson or suite; a file ``passed`` in it says that it has passed."""
     return paths.BUILD / "spread" / command / name
 
 
@@ -171,46 +168,38 @@ def run(
     if again or not of_code.exists() or of_code.read_text() != key:
         delete_results(command)
         paths.write_text(of_code, key)
-    kept = [name for name in names if _status(command, name) == 0]
-    if kept:
-        say(console, f"Continued: an earlier run finished {', '.join(kept)}. --again does all of it.")
-    todo = [name for name in names if name not in kept]
-    for name in todo:
-        shutil.rmtree(result_folder(command, name), ignore_errors=True)
-        log_path(command, name).unlink(missing_ok=True)
+    passed = [name for name in names if (result_folder(command, name) / "passed").exists()]
+    if passed:
+        say(console, f"Continued: an earlier run finished {', '.join(passed)}. --again does all of it.")
+    todo = [name for name in names if name not in passed]
     os.environ["PYTHONPATH"] = paths.python_path()  # jobs inherit it, and find this checkout's labkit
-    jobs: list[Any] = []
-    said: set[str] = set()
-
-    def print_news() -> None:
-        for name in todo:
-            news = f"{name}: {'begun' if _status(command, name) is None else 'ended'}"
-            if result_folder(command, name).exists() and news not in said:
-                said.add(news)
-                say(console, news)
-
+    free, running = list(workers), dict[str, tuple[Any, Worker]]()
+    failures = dict.fromkeys(todo, "stopped, or not begun")
     try:
-        for executor, gpu in workers[: len(todo)]:
-            jobs.append(executor.submit(run_unclaimed, paths.BUILD, command, todo, list(options), gpu))
-        while not all(job.done() for job in jobs):
-            print_news()
+        while todo or running:
+            for name, worker in zip(todo[:], free[:], strict=False):
+                todo.remove(name)
+                free.remove(worker)
+                job = worker[0].submit(run_one, paths.BUILD, command, name, list(options), worker[1])
+                running[name] = job, worker
+                say(console, f"{name}: begun")
+            for name, (job, worker) in list(running.items()):
+                if job.done():
+                    del running[name]
+                    free.append(worker)
+                    failures[name] = _failure(job)
+                    say(console, f"{name}: ended")
             time.sleep(0.5)
-        until = time.monotonic() + FILE_SYSTEM_DELAY_S * any(gpu is None for _, gpu in workers)
-        while time.monotonic() < until and any(_status(command, name) is None for name in todo):
-            time.sleep(0.5)
-        print_news()
     finally:
-        _cancel(jobs)
-        statuses = {name: _status(command, name) for name in names}
-        passed = [name for name in names if statuses[name] == 0]
-        for name in names:
-            if name not in passed:
-                log = os.path.relpath(log_path(command, name))
-                say(console, f"{name}: {_failure(statuses[name])}; see {log}")
-        if passed != list(names):
-            finished = ", ".join(passed) or "nothing"
+        _cancel([job for job, _ in running.values()])
+        passed += [name for name, failure in failures.items() if not failure]
+        for name in (name for name in names if failures.get(name)):
+            log = os.path.relpath(log_path(command, name))
+            say(console, f"{name}: {failures[name]}; see {log}")
+        if len(passed) < len(names):
+            finished = ", ".join(name for name in names if name in passed) or "nothing"
             say(console, f"Finished: {finished}. The same command goes on with the others.")
-    return passed == list(names)
+    return len(passed) == len(names)
 
 
 def delete_results(command: str) -> None:
@@ -218,30 +207,27 @@ def delete_results(command: str) -> None:
     shutil.rmtree(paths.BUILD / "spread" / command, ignore_errors=True)
 
 
-def run_unclaimed(
-    build: Path, command: str, names: Sequence[str], options: Sequence[str], gpu: str | None
-) -> None:
-    """What submitit runs as a job: the command, one name after the other, for those no job has claimed."""
+def run_one(build: Path, command: str, name: str, options: Sequence[str], gpu: str | None) -> int:
+    """What submitit runs as a job: the command for one lesson or suite; returns its exit status."""
     paths.BUILD = build
+    folder, log = result_folder(command, name), log_path(command, name)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
     # submitit's local executor hides every GPU, so the variable is always set for what it starts
     visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-    for name in names:
-        folder, log = result_folder(command, name), log_path(command, name)
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:  # another job has claimed it
-            continue
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as stream:
-            status = subprocess.run(
-                [sys.executable, "-m", "labkit", command, name]
-                + [option.replace("{folder}", str(folder)) for option in options],
-                env={**os.environ, **visible, IN_JOB: "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-            ).returncode
-        paths.write_text(folder / "status", str(status))
+    with log.open("wb") as stream:
+        status = subprocess.run(
+            [sys.executable, "-m", "labkit", command, name]
+            + [option.replace("{folder}", str(folder)) for option in options],
+            env={**os.environ, **visible, IN_JOB: "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+        ).returncode
+    if status == 0:
+        (folder / "passed").touch()
+    return status
 
 
 def _code_key(command: Sequence[str]) -> str:
@@ -252,17 +238,17 @@ def _code_key(command: Sequence[str]) -> str:
     return hashlib.sha256("\0".join(code).encode()).hexdigest()
 
 
-def _status(command: str, name: str) -> int | None:
-    """The exit status of the command for this name; None where it has not ended."""
-    file = result_folder(command, name) / "status"
-    return int(file.read_text()) if file.exists() else None
+def _failure(job: Any) -> str:
+    """Why a job that has ended gave no result, as the end of a sentence; empty where it passed."""
+    from submitit.core.utils import UncompletedJobError
 
-
-def _failure(status: int | None) -> str:
-    """Why a name has no result, as the end of a sentence."""
-    if status is None or status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
-        return "stopped, or not begun"
-    return f"ended by {signal.Signals(-status).name}" if status < 0 else f"failed with status {status}"
+    try:
+        status = job.result()
+    except UncompletedJobError:  # a lost node, a limit of time
+        return f"its job ended without a result, see {os.path.relpath(job.paths.stderr)}"
+    if status < 0:
+        return f"ended by {signal.Signals(-status).name}"
+    return f"failed with status {status}" if status else ""
 
 
 def _cancel(jobs: Iterable[Any]) -> None:
