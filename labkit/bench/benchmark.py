@@ -17,8 +17,9 @@ TUNE_THEMSELVES = ("fla-core",)
 """Packages whose kernels tune themselves at their first call for a width: before anything is timed, and not
 at a check, which is smaller."""
 LEAST_BYTES, MOST_BYTES = 16 * 2**20, 2**31
-"""Fewest bytes that the work at a size that is drawn has to move; smaller sizes are a suite of their own."""
+"""The work at a size that is drawn moves so many bytes forward; smaller sizes are a suite of their own."""
 DRAWN_DTYPES = ("bfloat16", "float32")
+"""Half of the sizes that are drawn are for each of these."""
 SLOW_SIZES = 10
 """Contenders that are slow to get ready are measured at so many of the sizes that are drawn."""
 

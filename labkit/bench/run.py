@@ -52,7 +52,7 @@ class Run:
         bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         task = bar.add_task("starting", total=total, row="")
 
-        def heard(name: str, _done: int, _total: int, row: Row) -> None:
+        def on_row(name: str, _done: int, _total: int, row: Row) -> None:
             if row.source != code[row.suite, row.contender]:
                 rows.write(tape(name), (kept for kept in rows.read(tape(name)) if kept.key != row.key))
                 raise click.ClickException(
@@ -63,11 +63,11 @@ class Run:
             if not console.is_terminal:
                 say(console, f"{name}: row {len(self.measured)} of {total}: {describe(row)}")
             if row.median_us is None and gpu.is_lost():
-                raise RuntimeError(row.note)
+                raise RuntimeError(f"{row.contender}: {row.note}")
 
         with bar:
             for name, part in parts:
-                measure(part, tape(name), partial(heard, name))
+                measure(part, tape(name), partial(on_row, name))
         self.kept = sum(row.median_us is not None and row.to_json() in before for row in self.measured)
 
     def forget(self) -> None:
@@ -76,10 +76,10 @@ class Run:
             tape(name).unlink(missing_ok=True)
 
 
-def measure(part: Benchmark, tape: Path, heard: Callable[[int, int, Row], None]) -> None:
+def measure(part: Benchmark, tape: Path, on_row: Callable[[int, int, Row], None]) -> None:
     """Measure a part of a suite on a tape; peers that tune themselves do so first.
 
-    ``heard(done, total, row)`` hears of each row. ClickException where the GPU is lost.
+    ``on_row(done, total, row)`` is called with each row. ClickException where the GPU is lost.
     """
     contenders, shapes = part.tuning()
     for one in contenders:
@@ -87,7 +87,7 @@ def measure(part: Benchmark, tape: Path, heard: Callable[[int, int, Row], None])
             peers.tune([one], shapes)
     for options in part.runs():
         try:
-            sweeps.run(part.suite, part.contenders, part.shapes, progress=heard, tape=tape, **options)
+            sweeps.run(part.suite, part.contenders, part.shapes, progress=on_row, tape=tape, **options)
         except RuntimeError as error:
             if not gpu.is_lost():
                 raise

@@ -235,7 +235,7 @@ def test_a_lost_gpu_ends_the_run_and_any_other_error_is_shown(toy, monkeypatch):
     call = lambda x: monkeypatch.setattr("labkit.gpu.synchronize", lost) or lost()  # noqa: E731
     toy.ours = Contender("labkit", call, DOUBLING)
     output = run_labkit("--json", OUT, code=1)
-    assert "bench/affine: the GPU is lost: RuntimeError: CUDA error: an illegal" in output
+    assert "bench/affine: the GPU is lost: labkit: RuntimeError: CUDA error: an illegal" in output
     assert [row.median_us for row in rows.read(OUT)] == [None]
 
 
