@@ -125,7 +125,7 @@ def picture(found: pd.DataFrame) -> Picture:
     axes.xaxis.set_major_formatter(lambda ratio, _: format_number(ratio))
     axes.minorticks_off()
     axes.tick_params("y", labelsize=8)
-    axes.invert_yaxis()
+    axes.set_ylim(max(len(ratios), 1) - 0.5, -0.5)
     axes.set_xlabel("our time over the best other's (lower is better); a bar is the median")
     said = "; ".join(f"{name} {format_number(worst)}" for name, worst in ratios.max().head().items())
     return Picture(figure, f"Our time over the best other's, a dot a case. The worst: {said or 'none'}.")
