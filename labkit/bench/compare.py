@@ -18,9 +18,9 @@ KEY = ["suite", "contender", "direction", "dtype", "sizes", "clock", "cache"]
 def compare(before: list[Row], after: list[Row]) -> pd.DataFrame:
     """A line for each measurement of either file, the last one of each counting; the slowest first.
 
-    ``fate`` is moved (the medians are further apart than the larger p80 - p20), within, lost (a time in the
-    first file only), gained, untimed, first or second (in that file only); ``ratio`` is time after over time
-    before. Columns of the second file end in ``_after``.
+    ``outcome`` is moved (the medians are further apart than the larger p80 - p20), within, lost (a time in
+    the first file only), gained, untimed, first or second (in that file only); ``ratio`` is time after over
+    time before. Columns of the second file end in ``_after``.
     """
     first, second = (with_sizes(each).drop_duplicates(KEY, keep="last") for each in (before, after))
     found = first.merge(second, how="outer", on=KEY, suffixes=("", "_after"), indicator="file", sort=False)
@@ -28,7 +28,7 @@ def compare(before: list[Row], after: list[Row]) -> pd.DataFrame:
     spreads = found["p80_us"] - found["p20_us"], found["p80_us_after"] - found["p20_us_after"]
     found["spread"] = np.fmax(*spreads).fillna(0.0)
     found["ratio"] = now / was
-    fates = {
+    outcomes = {
         "first": found["file"] == "left_only",
         "second": found["file"] == "right_only",
         "untimed": was.isna() & now.isna(),
@@ -36,7 +36,7 @@ def compare(before: list[Row], after: list[Row]) -> pd.DataFrame:
         "gained": was.isna(),
         "moved": (now - was).abs() > found["spread"],
     }
-    found["fate"] = np.select(list(fates.values()), list(fates), "within")
+    found["outcome"] = np.select(list(outcomes.values()), list(outcomes), "within")
     return found.sort_values("ratio", ascending=False, kind="stable", ignore_index=True)
 
 
@@ -49,7 +49,7 @@ def show(console: Console, before: Path, after: Path) -> None:
     for path, measured in files.items():
         say(console, f"{path}: {machines(measured)}")
     found = compare(files[before], files[after])
-    moved, counts = found[found["fate"] == "moved"], found["fate"].value_counts()
+    moved, counts = found[found["outcome"] == "moved"], found["outcome"].value_counts()
     table = moved[KEY[:5]].assign(
         before=moved["median_us"].map(format_duration),
         after=moved["median_us_after"].map(format_duration),
@@ -60,18 +60,18 @@ def show(console: Console, before: Path, after: Path) -> None:
     slower, timed = (moved["ratio"] > 1).sum(), len(moved) + counts.get("within", 0)
     faster = len(moved) - slower
     say(console, f"{len(moved)} of {timed} rows moved beyond their spread: {slower} slower, {faster} faster.")
-    for fate, what in {"lost": "No time any more", "gained": "A time now"}.items():
-        for row in found[found["fate"] == fate].to_dict("records"):
-            why = f": {row['note_after'] or 'no reason given'}" if fate == "lost" else ""
+    for outcome, what in {"lost": "No time any more", "gained": "A time now"}.items():
+        for row in found[found["outcome"] == outcome].to_dict("records"):
+            why = f": {row['note_after'] or 'no reason given'}" if outcome == "lost" else ""
             say(console, f"{what}: {', '.join(row[name] for name in KEY[:5])}{why}")
     said = {
         "untimed": "have a time in neither file",
         "first": "are only in the first file",
         "second": "are only in the second file",
     }
-    for fate, where in said.items():
-        if fate in counts:
-            say(console, f"{counts[fate]} rows {where}.")
+    for outcome, where in said.items():
+        if outcome in counts:
+            say(console, f"{counts[outcome]} rows {where}.")
 
 
 def machines(measured: list[Row]) -> str:

@@ -175,10 +175,6 @@ def _conv_of_ones(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return _conv(x[..., None], weight, bias)[..., 0]
 
 
-def _einsum(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return (torch.einsum("rgi,gio->rgo", x.view(len(x), *weight.shape[:2]), weight) + bias).flatten(1)
-
-
 def _einsum_of_channels(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     y = torch.einsum("bgit,gio->bgot", x.unflatten(1, weight.shape[:2]), weight) + bias[..., None]
     return y.flatten(1, 2)
@@ -206,7 +202,7 @@ def grouped() -> list[Benchmark]:
     trained = (
         Contender("Conv1d", _conv_of_rows, CONV),
         Contender("Conv1d, length 1", _conv_of_ones, CONV),
-        *_contenders(GROUPED, _einsum, kernels.grouped_linear),
+        *_contenders(GROUPED, grouping.grouped_reference, kernels.grouped_linear),
     )
     who = (
         *(*trained, Contender("bmm, out=", _bmm, GROUPED)),
