@@ -20,15 +20,8 @@ from labkit.bench.benchmark import Benchmark, Ranges
 from labkit.gpu import randn
 from labkit.lessons import notebooks
 from labkit.measure.contender import Contender, Shape, Work
-from labkit.workloads import grouped as grouping
-from labkit.workloads import mlp as mlp
-from labkit.workloads import network as network
-from labkit.workloads import peers
-from labkit.workloads import recurrent as recurring
-from labkit.workloads import stack as stacking
-from labkit.workloads.elementwise import AFFINE
-from labkit.workloads.elementwise import affine as plain_affine
-from labkit.workloads.published import rms_norm_shapes
+from labkit.workloads import elementwise, mlp, network, peers, published, recurrent, stack
+from labkit.workloads import grouped as many_linears
 
 BOTH, TRAINING = ("forward", "backward"), ("backward", "forward_backward")
 FLOAT32, BOTH_DTYPES = ("float32",), ("bfloat16", "float32")
@@ -55,7 +48,8 @@ def _addcmul(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def affine() -> list[Benchmark]:
     """x*w+b; its fixed sizes are a little more than 96 MiB, which no last cache holds."""
-    who = (*_contenders(AFFINE, plain_affine, kernels.affine), Contender("addcmul", _addcmul, AFFINE))
+    work = elementwise.AFFINE
+    who = (*_contenders(work, elementwise.affine, kernels.affine), Contender("addcmul", _addcmul, work))
     float32, bfloat16 = (
         _shapes("batch width", *((size // width + 1, width) for width in (160, 161, 1024, 4096)))
         for size in (24 * 2**20, 48 * 2**20)
@@ -131,7 +125,7 @@ def geglu() -> list[Benchmark]:
 # ---- many small Linears ------------------------------------------------------------------------------------
 
 
-def _oblong(work: Work, keep: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Work:
+def _rectangular(work: Work, keep: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Work:
     """The work for groups that need not be square: ``out`` features, the width where left out.
 
     ``keep`` makes of weight (G, D_in, D_out) and bias (G, D_out) what the work's contenders keep.
@@ -150,9 +144,9 @@ def _oblong(work: Work, keep: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]])
     )
 
 
-GROUPED = _oblong(grouping.GROUPED, lambda weight, bias: (weight, bias))
-CONV = _oblong(
-    grouping.GROUPED_CONV, lambda weight, bias: (weight.mT.flatten(0, 1)[..., None], bias.flatten())
+GROUPED = _rectangular(many_linears.GROUPED, lambda weight, bias: (weight, bias))
+CONV = _rectangular(
+    many_linears.GROUPED_CONV, lambda weight, bias: (weight.mT.flatten(0, 1)[..., None], bias.flatten())
 )
 
 
@@ -202,15 +196,15 @@ def grouped() -> list[Benchmark]:
     trained = (
         Contender("Conv1d", _conv_of_rows, CONV),
         Contender("Conv1d, length 1", _conv_of_ones, CONV),
-        *_contenders(GROUPED, grouping.grouped_reference, kernels.grouped_linear),
+        *_contenders(GROUPED, many_linears.grouped_reference, kernels.grouped_linear),
     )
     who = (
         *(*trained, Contender("bmm, out=", _bmm, GROUPED)),
         Contender("grouped_mm", _grouped_mm, GROUPED, dtypes=("bfloat16",)),
     )
     channels = (
-        Contender("Conv1d", _conv, grouping.CHANNELS_CONV),
-        *_contenders(grouping.CHANNELS, _einsum_of_channels, _of_channels),
+        Contender("Conv1d", _conv, many_linears.CHANNELS_CONV),
+        *_contenders(many_linears.CHANNELS, _einsum_of_channels, _of_channels),
     )
     forum = tuple((4096, 100, width) for width in (16, 32, 64, 100, 128))
     fixed = _shapes("batch groups width", *forum, (16384, 64, 64), (16384, 16, 256))
@@ -228,7 +222,9 @@ def grouped() -> list[Benchmark]:
 # ---- graphs, and a small network ---------------------------------------------------------------------------
 
 
-def _made(make: Callable[..., Callable[..., Any]], call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _built_for_inputs(
+    make: Callable[..., Callable[..., Any]], call: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
     """The call, made anew for the inputs it is first called with by ``make``, which gets it as a function of
     x alone, and x."""
     made: dict[int, tuple[Callable[..., Any], Any]] = {}
@@ -264,18 +260,18 @@ def _fused_stack(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tenso
 
 def graphs() -> list[Benchmark]:
     """Eight blocks: device time without launches; a step as Python sees it; forward with backward."""
-    work, stack, one_launch = stacking.STACK, stacking.stack, kernels.fused_mlp(99)
-    eager, compiled, fused = _contenders(work, stack, _fused_stack)
+    work, plain, one_launch = stack.STACK, stack.stack, kernels.fused_mlp(99)
+    eager, compiled, fused = _contenders(work, plain, _fused_stack)
     launched = {"labkit, a launch a block": kernels.fused_mlp(1), "labkit, one launch": one_launch}
     replayed = {
-        "make_graphed_callables": _made(_graphed_callable, stack),
-        "labkit, GraphedStep": _made(_step, stack),
-        "labkit, GraphedStep, compiled": _made(_compiled_step, stack),
-        "labkit, GraphedStep, one launch": _made(_step, one_launch),
+        "make_graphed_callables": _built_for_inputs(_graphed_callable, plain),
+        "labkit, GraphedStep": _built_for_inputs(_step, plain),
+        "labkit, GraphedStep, compiled": _built_for_inputs(_compiled_step, plain),
+        "labkit, GraphedStep, one launch": _built_for_inputs(_step, one_launch),
     }
     alone = (eager, compiled, *(Contender(name, call, work) for name, call in launched.items()))
     in_graphs = (
-        Contender("reduce-overhead", stack, work, compiled=True, mode="reduce-overhead"),
+        Contender("reduce-overhead", plain, work, compiled=True, mode="reduce-overhead"),
         *(Contender(name, call, work) for name, call in replayed.items()),
     )
     fixed = _shapes("batch width depth", (256, 64, 8), (256, 128, 8), (256, 256, 8), (4096, 256, 8))
@@ -311,7 +307,7 @@ def _three_kernels(x: Tensor, *weights: Tensor) -> Tensor:
 def ledger() -> list[Benchmark]:
     """The network of lesson 9: device time; a pass as Python sees it; forward with backward."""
     work, plain = network.NETWORK, network.network
-    operators = _network(network.heads, recurring.rms_norm, _cell_of_operators, network.geglu)
+    operators = _network(network.heads, recurrent.rms_norm, _cell_of_operators, network.geglu)
     apart = _network(kernels.grouped_linear, kernels.rms_norm, kernels.gated_cell, kernels.geglu_mlp)
     three = (
         Contender("eager", plain, work),
@@ -319,9 +315,9 @@ def ledger() -> list[Benchmark]:
         Contender("labkit", _three_kernels, work),
     )
     in_graphs = (
-        Contender("eager, in a graph", _made(_step, plain), work),
+        Contender("eager, in a graph", _built_for_inputs(_step, plain), work),
         Contender("reduce-overhead", operators, work, compiled=True, mode="reduce-overhead"),
-        Contender("labkit, in a graph", _made(_step, _three_kernels), work),
+        Contender("labkit, in a graph", _built_for_inputs(_step, _three_kernels), work),
     )
     fixed = _shapes("batch time width", (1024, 64, 128), (64, 64, 128))
     four = (*three, Contender("labkit, eight kernels", apart, work))
@@ -343,9 +339,9 @@ SHORT = {"time": range(1, 257)}
 """Steps that a loop of PyTorch takes."""
 
 
-def _others(left_out: Sequence[Shape]) -> tuple[Shape, ...]:
+def _published_except(left_out: Sequence[Shape]) -> tuple[Shape, ...]:
     """The published shapes that are not measured with all contenders already."""
-    return tuple(shape for shape in rms_norm_shapes() if shape not in left_out)
+    return tuple(shape for shape in published.rms_norm_shapes() if shape not in left_out)
 
 
 def _scan(a: Tensor, b: Tensor) -> Tensor:
@@ -359,9 +355,9 @@ def _scan(a: Tensor, b: Tensor) -> Tensor:
     a = functional.pad(a, spare, value=1.0).unflatten(1, (-1, block))  # (B, blocks, block, H)
     b = functional.pad(b, spare).unflatten(1, (-1, block))
     # the states if each block began with zeros, and what is left in them of the state before their block
-    inside = recurring.linear_recurrence(a.flatten(0, 1), b.flatten(0, 1)).view_as(b)
+    inside = recurrent.linear_recurrence(a.flatten(0, 1), b.flatten(0, 1)).view_as(b)
     left = a.cumprod(2)
-    ends = recurring.linear_recurrence(left[:, :, -1], inside[:, :, -1])  # the state after each block
+    ends = recurrent.linear_recurrence(left[:, :, -1], inside[:, :, -1])  # the state after each block
     before = functional.pad(ends, (0, 0, 1, -1)).unsqueeze(2)  # (B, blocks, 1, H)
     return (inside + left * before).flatten(1, 2)[:, :steps]
 
@@ -376,21 +372,21 @@ def _gru_scan(z: Tensor, candidate: Tensor) -> Tensor:
 
 def rms_norm() -> list[Benchmark]:
     """At all published shapes in float32, at three of them in bfloat16 too."""
-    work = recurring.RMS_NORM
+    work = recurrent.RMS_NORM
     peer = Contender("Liger", peers.liger_rms_norm, work, peer="liger-kernel")
-    who = (*_contenders(work, recurring.rms_norm, kernels.rms_norm), peer)
+    who = (*_contenders(work, recurrent.rms_norm, kernels.rms_norm), peer)
     return [
         Benchmark(who, FEW, "", BOTH_DTYPES, BOTH, ranges=ANY),
-        Benchmark(who, _others(FEW), "", FLOAT32, BOTH),
+        Benchmark(who, _published_except(FEW), "", FLOAT32, BOTH),
     ]
 
 
 def linear_recurrence() -> list[Benchmark]:
     """Beside a loop and other packages' scans; ours and fla, step by step, at the published shapes."""
-    work = replace(recurring.LINEAR_RECURRENCE, reference=_scan)
-    log_work = replace(recurring.LOG_RECURRENCE, reference=_log_scan)
+    work = replace(recurrent.LINEAR_RECURRENCE, reference=_scan)
+    log_work = replace(recurrent.LOG_RECURRENCE, reference=_log_scan)
     ours = Contender("labkit", kernels.linear_recurrence, work)
-    loop = Contender("eager loop", recurring.linear_recurrence, work, sizes=SHORT)
+    loop = Contender("eager loop", recurrent.linear_recurrence, work, sizes=SHORT)
     fla = Contender("fla, step by step", peers.fla_recurrence, log_work, peer="fla-core", dtypes=FLOAT32)
     chunks = replace(fla, name="fla, in chunks", call=peers.fla_chunked_recurrence)
     scan = Contender(
@@ -400,7 +396,7 @@ def linear_recurrence() -> list[Benchmark]:
     return [
         Benchmark((loop, fla, chunks, whole_blocks, ours), TIMED, "", FLOAT32, BOTH),
         Benchmark((ours,), TIMED, directions=BOTH),
-        Benchmark((fla, ours), _others(TIMED), "", FLOAT32, BOTH),
+        Benchmark((fla, ours), _published_except(TIMED), "", FLOAT32, BOTH),
         Benchmark((loop, scan, ours, fla), directions=BOTH, ranges=ANY),
         Benchmark((scan, ours, chunks), (), "few_long", directions=BOTH, ranges=FEW_LONG),
     ]
@@ -408,8 +404,8 @@ def linear_recurrence() -> list[Benchmark]:
 
 def min_gru() -> list[Benchmark]:
     """A minimal GRU beside a loop of PyTorch."""
-    work = replace(recurring.MIN_GRU, reference=_gru_scan)
-    loop = Contender("eager loop", recurring.min_gru, work, sizes=SHORT)
+    work = replace(recurrent.MIN_GRU, reference=_gru_scan)
+    loop = Contender("eager loop", recurrent.min_gru, work, sizes=SHORT)
     ours = Contender("labkit", kernels.min_gru, work)
     return [
         Benchmark((loop, ours), TIMED, "", FLOAT32, BOTH, ranges=ANY),
@@ -419,9 +415,9 @@ def min_gru() -> list[Benchmark]:
 
 def rms_recurrence() -> list[Benchmark]:
     """Beside a loop of PyTorch, and one that torch.compile unrolls; ours at the published shapes."""
-    work = recurring.RMS_RECURRENCE
+    work = recurrent.RMS_RECURRENCE
     ours = Contender("labkit", kernels.rms_recurrence, work)
-    loop = Contender("eager loop", recurring.rms_recurrence, work, dtypes=FLOAT32, sizes=SHORT)
+    loop = Contender("eager loop", recurrent.rms_recurrence, work, dtypes=FLOAT32, sizes=SHORT)
     # each step more takes longer to compile
     unrolled = replace(loop, name="compiled loop", compiled=True, sizes={"time": (16,)})
     timed = (*FEW, *_shapes("batch time width", (64, 64, 512), (1024, 16, 512)))
@@ -429,7 +425,7 @@ def rms_recurrence() -> list[Benchmark]:
     few = ranges | {"batch": (64, 64, 1), "time": (1, 2048, 1)}
     return [
         Benchmark((loop, unrolled, ours), timed, "", BOTH_DTYPES, BOTH),
-        Benchmark((ours,), _others(timed), "", FLOAT32, BOTH),
+        Benchmark((ours,), _published_except(timed), "", FLOAT32, BOTH),
         Benchmark((loop, ours), directions=BOTH, ranges=ranges),
         Benchmark((loop, ours), (), "batch_64", directions=BOTH, ranges=few),
     ]

@@ -94,6 +94,12 @@ def execute(
     values = notebooks.check_parameters(path, parameters or {})  # papermill executes names that it is given
     terminal = sys.stderr.isatty()
     shown = {"desc": path.stem, "mininterval": 0.1 if terminal else 10.0, "leave": not terminal}
+    kernel = {
+        **os.environ,
+        "PYTHONPATH": paths.python_path(),  # this checkout's labkit
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "LABKIT_HEADLESS": "1",  # nobody presses buttons: panels run by themselves (widgets.static)
+    }
     failure, began = None, time.perf_counter()
     logging.getLogger("papermill").setLevel(logging.CRITICAL)  # it repeats errors that the result has
     with paths.replacing(output) as draft:
@@ -108,7 +114,7 @@ def execute(
                 progress_bar=bar and shown,
                 request_save_on_cell_execute=False,  # once, at the end, is enough and quicker
                 execution_timeout=cell_limit_s,
-                environment={**kernel_environment(), **(environment or {})},
+                environment={**kernel, **(environment or {})},
                 folder=str(path.parent.resolve()),
             )
         except PapermillExecutionError as error:
@@ -128,16 +134,6 @@ def execute(
         notebook_path=output,
         html_path=page,
     )
-
-
-def kernel_environment() -> dict[str, str]:
-    """The environment of a lesson's kernel: this checkout's labkit, inline figures, nobody there."""
-    return {
-        **os.environ,
-        "PYTHONPATH": paths.python_path(),
-        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
-        "LABKIT_HEADLESS": "1",  # nobody presses buttons: panels run by themselves (widgets.static)
-    }
 
 
 def to_html(notebook: NotebookNode, name: str) -> str:
@@ -222,15 +218,9 @@ class _Engine(NBClientEngine):
 
     @classmethod
     def execute_managed_notebook(
-        cls,
-        nb_man: NotebookExecutionManager,
-        kernel_name: str,
-        *,
-        environment: dict[str, str],
-        folder: str,
-        execution_timeout: float,
-        **_others: Any,
+        cls, nb_man: NotebookExecutionManager, kernel_name: str, **options: Any
     ) -> None:
+        limit_s: float = options["execution_timeout"]
         first_cell = next(cell for _, cell in notebooks.code_cells(nb_man.nb))
         running = [first_cell]  # should the kernel not even start
         client = _Client(
@@ -238,7 +228,7 @@ class _Engine(NBClientEngine):
             km=AsyncKernelManager(kernel_name=kernel_name, kernel_spec_manager=_ThisPython()),
             kernel_name=kernel_name,
             log=logging.getLogger("papermill"),
-            timeout_func=lambda _cell: execution_timeout,  # the other option takes whole seconds only
+            timeout_func=lambda _cell: limit_s,  # the other option takes whole seconds only
             on_cell_execute=lambda cell, cell_index: running.append(cell),
             iopub_timeout=60,  # a flood of output arrives long after its cell has ended
             record_timing=False,
@@ -246,11 +236,11 @@ class _Engine(NBClientEngine):
             shutdown_kernel="immediate",
         )
         try:
-            client.execute(cleanup_kc=True, env=environment, cwd=folder)
+            client.execute(cleanup_kc=True, env=options["environment"], cwd=options["folder"])
         except (CellTimeoutError, DeadKernelError, RuntimeError) as error:
             reason = f"{error}: the process of the lesson ended in the middle of this cell"
             if isinstance(error, CellTimeoutError):
-                reason = f"stopped: the limit for one cell is {execution_timeout:g} s"
+                reason = f"stopped: the limit for one cell is {limit_s:g} s"
             # The kernel was interrupted first, and what it may have said to that explains nothing.
             outputs = [output for output in running[-1].outputs if output.output_type != "error"]
             said = new_output("error", ename=type(error).__name__, evalue=reason, traceback=[reason])
