@@ -36,6 +36,8 @@ class BenchOptions:
         for path in (self.json_path, self.csv_path):
             if path and path.exists() and not path.is_file():  # it would take the place of /dev/null
                 raise ValueError(f"{path} is no plain file")
+        if self.json_path and self.csv_path and self.json_path.resolve() == self.csv_path.resolve():
+            raise ValueError("--json and --csv name one file: give each its own")
         if self.small and self.count is None:
             raise ValueError("--small is for sizes that are drawn: add --random N")
         if self.record and (self.wanted or self.count or not self.peers):

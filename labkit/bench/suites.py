@@ -110,7 +110,9 @@ def geglu() -> list[Benchmark]:
     once for each forward, refuses."""
     eager, compiled, _ = _contenders(mlp.GEGLU_APART, mlp.geglu_apart, kernels.geglu_mlp)
     who = (
-        *(eager, compiled, Contender("stacked, compiled", _stacked_mlp, mlp.GEGLU, compiled=True)),
+        eager,
+        compiled,
+        Contender("stacked, compiled", _stacked_mlp, mlp.GEGLU, compiled=True),
         Contender("Liger", peers.liger_geglu, mlp.GEGLU_APART, peer="liger-kernel"),
         Contender("labkit", kernels.geglu_mlp, mlp.GEGLU),
     )
@@ -199,7 +201,8 @@ def grouped() -> list[Benchmark]:
         *_contenders(GROUPED, many_linears.grouped_reference, kernels.grouped_linear),
     )
     who = (
-        *(*trained, Contender("bmm, out=", _bmm, GROUPED)),
+        *trained,
+        Contender("bmm, out=", _bmm, GROUPED),
         Contender("grouped_mm", _grouped_mm, GROUPED, dtypes=("bfloat16",)),
     )
     channels = (
@@ -330,12 +333,12 @@ def ledger() -> list[Benchmark]:
 
 # ---- norms and recurrences ---------------------------------------------------------------------------------
 
-FEW = _shapes("batch time width", (512, 64, 128), (512, 64, 256), (1024, 64, 512))
+PUBLISHED_THREE = _shapes("batch time width", (512, 64, 128), (512, 64, 256), (1024, 64, 512))
 """The published shapes at which all contenders are measured."""
-TIMED = (*FEW[1:], *_shapes("batch time width", (64, 2048, 256)))
-ANY: Ranges = {"batch": (1, 4096, 1), "time": (1, 8192, 1), "width": (1, 8192, 1)}
-FEW_LONG: Ranges = {"batch": (1, 8, 1), "time": (2**14, 2**20, 1), "width": (1, 512, 1)}
-SHORT = {"time": range(1, 257)}
+RECURRENCE_SHAPES = (*PUBLISHED_THREE[1:], *_shapes("batch time width", (64, 2048, 256)))
+ANY_SEQUENCES: Ranges = {"batch": (1, 4096, 1), "time": (1, 8192, 1), "width": (1, 8192, 1)}
+LONG_SEQUENCES: Ranges = {"batch": (1, 8, 1), "time": (2**14, 2**20, 1), "width": (1, 512, 1)}
+LOOP_SIZES = {"time": range(1, 257)}
 """Steps that a loop of PyTorch takes."""
 
 
@@ -376,8 +379,8 @@ def rms_norm() -> list[Benchmark]:
     peer = Contender("Liger", peers.liger_rms_norm, work, peer="liger-kernel")
     who = (*_contenders(work, recurrent.rms_norm, kernels.rms_norm), peer)
     return [
-        Benchmark(who, FEW, "", BOTH_DTYPES, BOTH, ranges=ANY),
-        Benchmark(who, _published_except(FEW), "", FLOAT32, BOTH),
+        Benchmark(who, PUBLISHED_THREE, "", BOTH_DTYPES, BOTH, ranges=ANY_SEQUENCES),
+        Benchmark(who, _published_except(PUBLISHED_THREE), "", FLOAT32, BOTH),
     ]
 
 
@@ -386,7 +389,7 @@ def linear_recurrence() -> list[Benchmark]:
     work = replace(recurrent.LINEAR_RECURRENCE, reference=_scan)
     log_work = replace(recurrent.LOG_RECURRENCE, reference=_log_scan)
     ours = Contender("labkit", kernels.linear_recurrence, work)
-    loop = Contender("eager loop", recurrent.linear_recurrence, work, sizes=SHORT)
+    loop = Contender("eager loop", recurrent.linear_recurrence, work, sizes=LOOP_SIZES)
     fla = Contender("fla, step by step", peers.fla_recurrence, log_work, peer="fla-core", dtypes=FLOAT32)
     chunks = replace(fla, name="fla, in chunks", call=peers.fla_chunked_recurrence)
     scan = Contender(
@@ -394,22 +397,22 @@ def linear_recurrence() -> list[Benchmark]:
     )
     whole_blocks = replace(scan, sizes={"time": (peers.SCAN_STEPS,)})
     return [
-        Benchmark((loop, fla, chunks, whole_blocks, ours), TIMED, "", FLOAT32, BOTH),
-        Benchmark((ours,), TIMED, directions=BOTH),
-        Benchmark((fla, ours), _published_except(TIMED), "", FLOAT32, BOTH),
-        Benchmark((loop, scan, ours, fla), directions=BOTH, ranges=ANY),
-        Benchmark((scan, ours, chunks), (), "few_long", directions=BOTH, ranges=FEW_LONG),
+        Benchmark((loop, fla, chunks, whole_blocks, ours), RECURRENCE_SHAPES, "", FLOAT32, BOTH),
+        Benchmark((ours,), RECURRENCE_SHAPES, directions=BOTH),
+        Benchmark((fla, ours), _published_except(RECURRENCE_SHAPES), "", FLOAT32, BOTH),
+        Benchmark((loop, scan, ours, fla), directions=BOTH, ranges=ANY_SEQUENCES),
+        Benchmark((scan, ours, chunks), (), "few_long", directions=BOTH, ranges=LONG_SEQUENCES),
     ]
 
 
 def min_gru() -> list[Benchmark]:
     """A minimal GRU beside a loop of PyTorch."""
     work = replace(recurrent.MIN_GRU, reference=_gru_scan)
-    loop = Contender("eager loop", recurrent.min_gru, work, sizes=SHORT)
+    loop = Contender("eager loop", recurrent.min_gru, work, sizes=LOOP_SIZES)
     ours = Contender("labkit", kernels.min_gru, work)
     return [
-        Benchmark((loop, ours), TIMED, "", FLOAT32, BOTH, ranges=ANY),
-        Benchmark((ours,), (), "few_long", directions=BOTH, ranges=FEW_LONG),
+        Benchmark((loop, ours), RECURRENCE_SHAPES, "", FLOAT32, BOTH, ranges=ANY_SEQUENCES),
+        Benchmark((ours,), (), "few_long", directions=BOTH, ranges=LONG_SEQUENCES),
     ]
 
 
@@ -417,10 +420,10 @@ def rms_recurrence() -> list[Benchmark]:
     """Beside a loop of PyTorch, and one that torch.compile unrolls; ours at the published shapes."""
     work = recurrent.RMS_RECURRENCE
     ours = Contender("labkit", kernels.rms_recurrence, work)
-    loop = Contender("eager loop", recurrent.rms_recurrence, work, dtypes=FLOAT32, sizes=SHORT)
+    loop = Contender("eager loop", recurrent.rms_recurrence, work, dtypes=FLOAT32, sizes=LOOP_SIZES)
     # each step more takes longer to compile
     unrolled = replace(loop, name="compiled loop", compiled=True, sizes={"time": (16,)})
-    timed = (*FEW, *_shapes("batch time width", (64, 64, 512), (1024, 16, 512)))
+    timed = (*PUBLISHED_THREE, *_shapes("batch time width", (64, 64, 512), (1024, 16, 512)))
     ranges: Ranges = {"batch": (256, 16384, 1), "time": (1, 512, 1), "width": (1, 4096, 1)}
     few = ranges | {"batch": (64, 64, 1), "time": (1, 2048, 1)}
     return [

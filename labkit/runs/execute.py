@@ -221,8 +221,8 @@ class _Engine(NBClientEngine):
         cls, nb_man: NotebookExecutionManager, kernel_name: str, **options: Any
     ) -> None:
         limit_s: float = options["execution_timeout"]
-        first_cell = next(cell for _, cell in notebooks.code_cells(nb_man.nb))
-        running = [first_cell]  # should the kernel not even start
+        # the first cell stands for a kernel that does not even start
+        running = [next(cell for _, cell in notebooks.code_cells(nb_man.nb))]
         client = _Client(
             nb_man,
             km=AsyncKernelManager(kernel_name=kernel_name, kernel_spec_manager=_ThisPython()),

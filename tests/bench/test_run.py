@@ -256,6 +256,7 @@ def test_a_disk_that_is_full_in_the_end_loses_no_row(toy, monkeypatch, writes):
     [
         (["afine"], "no suite is called 'afine'; there are: affine, linear"),
         *((["--json", "a", "--csv", at], f"{at} is no plain file") for at in (".", "/dev/null")),
+        (["--json", "a", "--csv", "./a"], "--json and --csv name one file"),
         (["--record"], "--record keeps full runs only"),
         (["--record", "--peers", "--random", "3"], "--record keeps full runs only"),
         (["--small"], "add --random N"),
@@ -288,6 +289,13 @@ def test_a_log_has_a_line_for_each_row(toy):
     lines = run_labkit().splitlines()
     assert lines[0] == "affine: row 1 of 8: labkit, forward, float32, 2 x 16: 16 µs"
     assert lines[7].startswith("linear: row 8 of 8: labkit, forward_backward, float16, 2 x 16: ")
+
+
+def test_a_terminal_shows_how_far_it_is_and_the_last_row(toy):
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=150)
+    run.Run({name: suites.parts(name, peers=False) for name in suites.SUITES}).run(terminal)
+    shown = terminal.file.getvalue()
+    assert "8/8" in shown and "labkit, forward_backward, float16, 2 x 16: " in shown
 
 
 def test_a_full_run_is_recorded_and_both_pages_say_it(toy, tmp_path):
