@@ -245,7 +245,7 @@ def _failure(job: Any) -> str:
     try:
         status = job.result()
     except UncompletedJobError:  # a lost node, a limit of time
-        return f"its job ended without a result, see {os.path.relpath(job.paths.stderr)}"
+        return f"its job ended without a result ({os.path.relpath(job.paths.stderr)})"
     if status < 0:
         return f"ended by {signal.Signals(-status).name}"
     return f"failed with status {status}" if status else ""
