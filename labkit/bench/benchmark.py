@@ -1,8 +1,7 @@
 """A part of a suite: contenders that do the same work, sizes, and how they are measured."""
 
 import itertools
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,26 +13,26 @@ from labkit.measure.clocks import Cache, Clock
 from labkit.measure.contender import Contender, Shape
 from labkit.measure.journal import Key
 
-ROW_S, COMPILE_S, TUNE_S = 0.5, 3.0, 10.0
-"""Seconds for a row on an H200, more for one that torch.compile makes, and for a peer to tune itself once."""
 TUNE_THEMSELVES = ("fla-core",)
 """Packages whose kernels tune themselves at their first call for a width: before anything is timed, and not
 at a check, which is smaller."""
-LEAST_BYTES, MOST_BYTES = 16 * 2**20, 2**30
-"""Bytes of the largest tensor of a size that is drawn; smaller ones are a suite of their own."""
+LEAST_BYTES, MOST_BYTES = 16 * 2**20, 2**31
+"""The work at a size that is drawn moves so many bytes forward; smaller sizes are a suite of their own."""
+DRAWN_DTYPES = ("bfloat16", "float32")
+"""Half of the sizes that are drawn are for each of these."""
 SLOW_SIZES = 10
 """Contenders that are slow to get ready are measured at so many of the sizes that are drawn."""
 
-Range = tuple[int, int, int]
-"""Least and most size of an axis, and what every size is a multiple of, these two included."""
+Ranges = dict[str, tuple[int, int, int]]
+"""For each axis least and most size, and what every size is a multiple of, these two included."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
     """Contenders that do the same work, the shapes, and every combination of dtype, direction and clock.
 
-    ``suite`` tells the rows of a suite's parts apart. ``ranges`` are what sizes are drawn from instead of
-    ``shapes``; ``product`` says that their axes are those of a matrix product, each tensor having two.
+    ``suite`` tells the rows of a suite's parts apart. ``ranges`` are what sizes are drawn from, for each of
+    DRAWN_DTYPES in turn.
     """
 
     contenders: tuple[Contender, ...]
@@ -43,8 +42,7 @@ class Benchmark:
     directions: tuple[str, ...] = ("forward",)
     clocks: tuple[Clock, ...] = ("graph",)
     cache: Cache = "cold"
-    ranges: Mapping[str, Range] = field(default_factory=dict)
-    product: bool = False
+    ranges: Ranges = field(default_factory=dict)
 
     def runs(self) -> Iterator[dict[str, Any]]:
         """Options of sweeps.run, one set for each combination that any contender takes part in."""
@@ -69,31 +67,18 @@ class Benchmark:
         first = {shape["width"]: shape for shape in reversed(self.shapes)} if tuners else {}
         return tuners, list(first.values())
 
-    def seconds(self) -> float:
-        """About how many seconds it takes on an H200."""
-        tuners, shapes = self.tuning()
-        return TUNE_S * len(tuners) * len(shapes) + sum(map(row_seconds, self.planned().values()))
-
-    def tensor_bytes(self, shape: Shape, dtype: str) -> int:
-        """Bytes of the largest tensor."""
-        sizes = sorted(size for axis, size in shape.items() if axis != "groups")
-        elements = math.prod(sizes[-2:] if self.product else sizes) * shape.get("groups", 1)
-        return elements * int(getattr(torch, dtype).itemsize)
-
     def drawn(self, count: int, rng: np.random.Generator, *, small: bool) -> list["Benchmark"]:
         """The part at ``count`` shapes drawn from ``ranges``, for its dtypes in turn.
 
-        The largest tensor has LEAST_BYTES to MOST_BYTES, or with ``small`` less. Contenders that are
-        compiled, tune themselves or are for some sizes only are at the first SLOW_SIZES shapes, all others at
-        every one.
-        ValueError where the ranges hold too few such shapes.
+        Contenders that are compiled, tune themselves or are for some sizes only are at the first SLOW_SIZES
+        shapes, all others at every one. ValueError where the ranges hold too few such shapes.
         """
         quick = tuple(
             one for one in self.contenders if not (one.compiled or one.sizes or one.peer in TUNE_THEMSELVES)
         )
         made = []
-        for turn, dtype in enumerate(self.dtypes):
-            numbers = range(turn, count, len(self.dtypes))
+        for turn, dtype in enumerate(DRAWN_DTYPES):
+            numbers = range(turn, count, len(DRAWN_DTYPES))
             few = sum(number < SLOW_SIZES for number in numbers)
             shapes = self._draw(len(numbers), rng, small, dtype)
             made.append(replace(self, shapes=shapes[:few], dtypes=(dtype,)))
@@ -102,20 +87,18 @@ class Benchmark:
 
     def _draw(self, count: int, rng: np.random.Generator, small: bool, dtype: str) -> tuple[Shape, ...]:
         """Different shapes, each axis log-uniform and rounded to its multiple."""
+        work, itemsize = self.contenders[0].work, getattr(torch, dtype).itemsize
         found: dict[tuple[int, ...], Shape] = {}
         for _ in range(500 * count):
             if len(found) == count:
                 break
-            drawn = {axis: np.exp(rng.uniform(*np.log(ends))) for axis, (*ends, _) in self.ranges.items()}
-            shape = {axis: int(step * round(drawn[axis] / step)) for axis, (*_, step) in self.ranges.items()}
-            size = self.tensor_bytes(shape, dtype)
-            if (size < LEAST_BYTES) == small and size <= MOST_BYTES:
+            shape = {}
+            for axis, (least, most, step) in self.ranges.items():
+                size = np.exp(rng.uniform(np.log(least), np.log(most)))
+                shape[axis] = int(step * round(size / step))
+            moved = work.min_bytes(shape, itemsize, "forward")
+            if (moved < LEAST_BYTES) == small and moved <= MOST_BYTES:
                 found[tuple(shape.values())] = shape
         if len(found) < count:
             raise ValueError(f"{self.suite}: its ranges hold fewer than {count} such sizes")
         return tuple(found.values())
-
-
-def row_seconds(one: Contender) -> float:
-    """About how many seconds a row takes on an H200; one that torch.compile makes takes longer."""
-    return ROW_S + COMPILE_S * one.compiled

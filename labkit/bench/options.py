@@ -1,16 +1,17 @@
 """What `labkit bench` was asked to do, and the steps of doing it."""
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from labkit import paths
 from labkit.bench import compare, recorded_benchmark, report, suites
-from labkit.bench.run import Run, shown
+from labkit.bench.run import Run
 from labkit.measure import machine, roofline, rows
 from labkit.measure.rows import Row
+from labkit.runs import jobs, record
 from labkit.runs.console import say
 from labkit.workloads import peers
 
@@ -32,11 +33,10 @@ class BenchOptions:
     def check(self) -> None:
         """ValueError for what can be seen to fail before anything is measured."""
         self.names = suites.chosen(self.wanted, drawn=self.count is not None)
-        outputs = [path for path in (self.json_path, self.csv_path) if path]
-        for path in outputs:
-            if path.exists() and not path.is_file():  # it would take the place of a folder, or of /dev/null
+        for path in (self.json_path, self.csv_path):
+            if path and path.exists() and not path.is_file():  # it would take the place of /dev/null
                 raise ValueError(f"{path} is no plain file")
-        if len({path.resolve() for path in outputs}) < len(outputs):
+        if self.json_path and self.csv_path and self.json_path.resolve() == self.csv_path.resolve():
             raise ValueError("--json and --csv name one file: give each its own")
         if self.small and self.count is None:
             raise ValueError("--small is for sizes that are drawn: add --random N")
@@ -55,10 +55,9 @@ class BenchOptions:
         """The run; its contenders are made now. ValueError where that fails."""
         if self.count is None:
             return Run({name: suites.parts(name, peers=self.peers) for name in self.names}, again)
-        drawn = partial(
-            suites.random_parts, peers=self.peers, count=self.count, seed=self.seed, small=self.small
-        )
-        return Run({f"random-{name}": drawn(name) for name in self.names}, again)
+        drawn: dict[str, Any] = {"count": self.count, "seed": self.seed, "small": self.small}
+        parts = {name: suites.random_parts(name, peers=self.peers, **drawn) for name in self.names}
+        return Run({f"random-{name}": found for name, found in parts.items()}, again)
 
     def measure(self, console: Console, bench: Run) -> None:
         """Measure, and finish; rows of a run that was stopped are written and kept, too."""
@@ -66,18 +65,14 @@ class BenchOptions:
             say(console, sentence)
         roofline.roofs()  # measured first, where they are not known: without them there is no share
         try:
-            with shown(console) as bench.progress:
-                bench.run()
+            bench.run(console)
             if bench.kept:
                 say(console, f"{bench.kept} rows were measured before the last run was stopped.")
             self.finish(console, bench.measured)
         except BaseException:
             if bench.measured:
-                without = " without --again" if bench.again else ""
-                say(
-                    console,
-                    f"{len(bench.measured)} rows are kept: within an hour the same command{without} goes on.",
-                )
+                same = "the same command without --again" if bench.again else "the same command"
+                say(console, f"{len(bench.measured)} rows are kept: within an hour {same} goes on.")
             self.write(bench.measured)
             raise
         bench.forget()
@@ -87,16 +82,12 @@ class BenchOptions:
         self.write(measured)
         report.show(console, measured)
         if self.record and roofline.cache_path().exists():
-            from labkit.runs import record
-
             record.record_roofs(roofline.cache_path(), machine.identity(), paths.RECORDED)
         for path in recorded_benchmark.keep(measured) if self.record else []:
             say(console, f"Recorded: {path.relative_to(paths.RECORDED.parent)}")
 
     def finish_spread(self, console: Console) -> None:
         """The same for suites measured on several GPUs or a cluster; a full run is kept if all are there."""
-        from labkit.runs import jobs
-
         found = [rows.read(jobs.result_folder("bench", name) / "rows.jsonl") for name in self.names]
         self.record = self.record and all(found)
         if any(found):

@@ -6,6 +6,7 @@ makes docs/benchmark.md, its picture, and the README's lines; `labkit bench --re
 run is kept, looking for it loads neither torch nor a lesson.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -66,14 +67,13 @@ def _state(path: Path, code: dict[tuple[str, str], str]) -> State:
         measured = report.read(path)
     except ValueError as error:
         return State(name, "stale", str(error))
-    changed = sorted(
-        {f"{r.contender} of {r.suite}" for r in measured if r.source != code.get((r.suite, r.contender))}
-    )
-    lacking = sorted({suite for suite, _ in code} - {row.suite for row in measured})
-    if changed:
-        return State(name, "stale", f"{len(changed)} contenders with other code: {', '.join(changed[:2])}")
+    edited = {f"{r.contender} of {r.suite}" for r in measured if r.source != code.get((r.suite, r.contender))}
+    if edited:
+        first_two = ", ".join(sorted(edited)[:2])
+        return State(name, "stale", f"{len(edited)} contenders with other code: {first_two}")
+    lacking = {suite for suite, _ in code} - {row.suite for row in measured}
     if lacking:
-        return State(name, "stale", f"has no rows of {', '.join(lacking)}")
+        return State(name, "stale", f"has no rows of {', '.join(sorted(lacking))}")
     return State(name, "recorded", report.origin(measured))
 
 
@@ -88,48 +88,38 @@ def strip_stale(tapes: Path) -> list[str]:
     return list(stale.values())
 
 
-def renew(text: str, block: str) -> str:
-    """A page with this between its marks; ValueError unless it has both of them once, in order."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or text.count(BEGIN) + text.count(END) > 2:
-        raise ValueError(f"a page has not one line {BEGIN.strip()} and then one line {END.strip()}")
-    return before + begin + block + end + after
+def renewed(path: Path, block: str) -> str:
+    """The text of a page with this block between its marks; ValueError where it lacks them."""
+    made = re.compile(f"(?s)(?<={BEGIN}).*(?={END})")
+    text, count = made.subn(lambda _: block, path.read_text(encoding="utf-8"))
+    if count != 1:
+        raise ValueError(f"{path}: a page has not one line {BEGIN.strip()} and then one line {END.strip()}")
+    return text
 
 
 def check() -> None:
     """ValueError unless both pages have a place for what is made of the run."""
     for path in pages():
-        try:
-            renew(path.read_text(encoding="utf-8"), "")
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{path}: {error}") from error
-
-
-def blocks() -> tuple[str, str]:
-    """What the README and the page say of the last full run of the first recorded device that has one."""
-    path = next(iter(sorted(paths.RECORDED.glob(f"*/{FILE}"))), None)
-    if path is None:
-        return NOTHING, NOTHING
-    from labkit.bench import report
-
-    measured = report.read(path)
-    return report.summary(measured), report.page(measured)
+        renewed(path, "")
 
 
 def write() -> None:
-    """Bring both pages, and the picture, in line with the run that is kept. ValueError as read and check."""
-    check()
-    made = blocks()
-    for path, block in zip(pages(), made, strict=True):
-        paths.write_text(path, renew(path.read_text(encoding="utf-8"), block))
-    picture = pages()[1].with_suffix(".png")
-    picture.unlink(missing_ok=True)
-    if made[0] != NOTHING:
+    """Bring both pages, and the picture, in line with the run that is kept: that of the first recorded device
+    which has one. ValueError for a page without marks, or a run that cannot be read."""
+    readme, page = pages()
+    picture = page.with_suffix(".png")
+    made = {readme: renewed(readme, NOTHING), page: renewed(page, NOTHING)}
+    found = sorted(paths.RECORDED.glob(f"*/{FILE}"))
+    if not found:
+        picture.unlink(missing_ok=True)
+    else:
         from labkit.bench import report
 
-        path = min(paths.RECORDED.glob(f"*/{FILE}"))
-        report.picture(report.cases(report.read(path))).save(picture)
+        measured = report.read(found[0])
+        made = {readme: renewed(readme, report.summary(measured)), page: renewed(page, report.page(measured))}
+        report.picture(report.cases(measured)).save(picture)
+    for path, text in made.items():
+        paths.write_text(path, text)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 Contenders whose name begins with `labkit` are ours. Those of other packages name it as their ``peer``.
 """
 
+import math
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -15,25 +16,17 @@ from torch.nn import functional
 from torch.nn.functional import linear
 
 from labkit import gpu, kernels
-from labkit.bench.benchmark import Benchmark, Range
+from labkit.bench.benchmark import Benchmark, Ranges
 from labkit.gpu import randn
 from labkit.lessons import notebooks
 from labkit.measure.contender import Contender, Shape, Work
-from labkit.workloads import grouped as grouping
-from labkit.workloads import mlp as mlp
-from labkit.workloads import network as network
-from labkit.workloads import peers
-from labkit.workloads import recurrent as recurring
-from labkit.workloads import stack as stacking
-from labkit.workloads.elementwise import AFFINE
-from labkit.workloads.elementwise import affine as plain_affine
-from labkit.workloads.published import rms_norm_shapes
+from labkit.workloads import elementwise, mlp, network, peers, published, recurrent, stack
+from labkit.workloads import grouped as many_linears
 
 BOTH, TRAINING = ("forward", "backward"), ("backward", "forward_backward")
 FLOAT32, BOTH_DTYPES = ("float32",), ("bfloat16", "float32")
-POINTWISE: dict[str, Range] = {"batch": (1, 2**20, 1), "width": (1, 16384, 1)}
-MANY_ROWS, FEW_ROWS = (64, 16384, 1), (1, 64, 1)
-ALIGNED, UNALIGNED = (64, 8192, 8), (64, 8192, 1)
+POINTWISE: Ranges = {"batch": (1, 2**20, 1), "width": (1, 16384, 1)}
+MANY_ROWS, ALIGNED, UNALIGNED = (64, 16384, 1), (64, 8192, 8), (64, 8192, 1)
 
 
 def _shapes(axes: str, *sizes: tuple[int, ...]) -> tuple[Shape, ...]:
@@ -55,35 +48,34 @@ def _addcmul(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def affine() -> list[Benchmark]:
     """x*w+b; its fixed sizes are a little more than 96 MiB, which no last cache holds."""
-    who = (*_contenders(AFFINE, plain_affine, kernels.affine), Contender("addcmul", _addcmul, AFFINE))
-    rows = {"float32": 24 * 2**20, "bfloat16": 48 * 2**20}
-    fixed = {
-        dtype: _shapes("batch width", *((size // width + 1, width) for width in (160, 161, 1024, 4096)))
-        for dtype, size in rows.items()
-    }
+    work = elementwise.AFFINE
+    who = (*_contenders(work, elementwise.affine, kernels.affine), Contender("addcmul", _addcmul, work))
+    float32, bfloat16 = (
+        _shapes("batch width", *((size // width + 1, width) for width in (160, 161, 1024, 4096)))
+        for size in (24 * 2**20, 48 * 2**20)
+    )
     return [
-        *(Benchmark(who, shapes, dtypes=(dtype,), directions=BOTH) for dtype, shapes in fixed.items()),
-        Benchmark(who, dtypes=BOTH_DTYPES, directions=BOTH, ranges=POINTWISE),
+        Benchmark(who, float32, dtypes=FLOAT32, directions=BOTH),
+        Benchmark(who, bfloat16, directions=BOTH, ranges=POINTWISE),
     ]
 
 
 def chain() -> list[Benchmark]:
     """gelu(x + bias) * other, by the kernel of lesson 2: there is no finished one."""
     who = _contenders(mlp.CHAIN, mlp.chain, notebooks.load("02_kernel_fusion").fused_chain)
-    fixed = _shapes("batch width", (8192, 3072), (32768, 4096))
-    return [Benchmark(who, fixed), Benchmark(who, dtypes=BOTH_DTYPES, ranges=POINTWISE)]
+    return [Benchmark(who, _shapes("batch width", (8192, 3072), (32768, 4096)), ranges=POINTWISE)]
 
 
 def matmul() -> list[Benchmark]:
     """x Wᵀ beside cuBLAS; drawn are sizes that are multiples of 8, any sizes, and few rows."""
     who = (Contender("cuBLAS", linear, mlp.MATMUL), Contender("labkit", kernels.matmul, mlp.MATMUL))
     fixed = _shapes("batch width out", (4096, 4096, 4096), (8192, 8192, 8192), (8192, 3072, 768))
-    drawn = {"": (MANY_ROWS, ALIGNED), "any": (MANY_ROWS, UNALIGNED), "few_rows": (FEW_ROWS, ALIGNED)}
-    ranges = {name: {"batch": rows, "width": each, "out": each} for name, (rows, each) in drawn.items()}
+    aligned: Ranges = {"batch": MANY_ROWS, "width": ALIGNED, "out": ALIGNED}
     return [
-        Benchmark(who, fixed),
+        Benchmark(who, fixed, ranges=aligned),
         Benchmark(who, fixed[:1], dtypes=FLOAT32),
-        *(Benchmark(who, (), name, BOTH_DTYPES, ranges=of, product=True) for name, of in ranges.items()),
+        Benchmark(who, (), "any", ranges=aligned | {"width": UNALIGNED, "out": UNALIGNED}),
+        Benchmark(who, (), "few_rows", ranges=aligned | {"batch": (1, 64, 1)}),
     ]
 
 
@@ -93,21 +85,18 @@ def _vendor(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return result
 
 
-LAYERS: dict[str, Range] = {"batch": MANY_ROWS, "width": ALIGNED, "hidden": ALIGNED}
+LAYERS: Ranges = {"batch": MANY_ROWS, "width": ALIGNED, "hidden": ALIGNED}
 
 
 def linear_gelu() -> list[Benchmark]:
     """A Linear with GELU, forward and backward."""
-    three = _contenders(mlp.LINEAR_GELU, mlp.linear_gelu, kernels.linear_act)
-    both = {
-        "forward": (*three, Contender("_addmm_activation", _vendor, mlp.LINEAR_GELU)),
-        "backward": three,
-    }
+    who = _contenders(mlp.LINEAR_GELU, mlp.linear_gelu, kernels.linear_act)
+    vendor = Contender("_addmm_activation", _vendor, mlp.LINEAR_GELU)
     sizes = (32768, 512, 2048), (8192, 768, 3072), (8192, 2048, 8192), (4096, 4096, 4096)
     fixed = _shapes("batch width hidden", *sizes)
     return [
-        *(Benchmark(who, fixed, directions=(way,)) for way, who in both.items()),
-        *(Benchmark(w, (), "", BOTH_DTYPES, (way,), ranges=LAYERS, product=True) for way, w in both.items()),
+        Benchmark((*who, vendor), fixed, ranges=LAYERS),
+        Benchmark(who, fixed, directions=("backward",), ranges=LAYERS),
     ]
 
 
@@ -121,23 +110,24 @@ def geglu() -> list[Benchmark]:
     once for each forward, refuses."""
     eager, compiled, _ = _contenders(mlp.GEGLU_APART, mlp.geglu_apart, kernels.geglu_mlp)
     who = (
-        *(eager, compiled, Contender("stacked, compiled", _stacked_mlp, mlp.GEGLU, compiled=True)),
+        eager,
+        compiled,
+        Contender("stacked, compiled", _stacked_mlp, mlp.GEGLU, compiled=True),
         Contender("Liger", peers.liger_geglu, mlp.GEGLU_APART, peer="liger-kernel"),
         Contender("labkit", kernels.geglu_mlp, mlp.GEGLU),
     )
     sizes = (4096, 768, 3072), (8192, 768, 3072), (32768, 512, 2048), (8192, 2048, 8192), (8192, 4096, 11008)
-    fixed, ways = _shapes("batch width hidden", *sizes), ("forward", "forward_backward")
+    fixed = _shapes("batch width hidden", *sizes)
     return [
-        Benchmark(who, fixed, directions=ways),
+        Benchmark(who, fixed, directions=("forward", "forward_backward"), ranges=LAYERS),
         Benchmark(who, fixed[1:4:2], directions=("backward",)),
-        Benchmark(who, directions=ways, ranges=LAYERS, product=True),
     ]
 
 
 # ---- many small Linears ------------------------------------------------------------------------------------
 
 
-def _oblong(work: Work, keep: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Work:
+def _rectangular(work: Work, keep: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Work:
     """The work for groups that need not be square: ``out`` features, the width where left out.
 
     ``keep`` makes of weight (G, D_in, D_out) and bias (G, D_out) what the work's contenders keep.
@@ -156,9 +146,9 @@ def _oblong(work: Work, keep: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]])
     )
 
 
-GROUPED = _oblong(grouping.GROUPED, lambda weight, bias: (weight, bias))
-CONV = _oblong(
-    grouping.GROUPED_CONV, lambda weight, bias: (weight.mT.flatten(0, 1)[..., None], bias.flatten())
+GROUPED = _rectangular(many_linears.GROUPED, lambda weight, bias: (weight, bias))
+CONV = _rectangular(
+    many_linears.GROUPED_CONV, lambda weight, bias: (weight.mT.flatten(0, 1)[..., None], bias.flatten())
 )
 
 
@@ -179,10 +169,6 @@ def _conv_of_rows(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def _conv_of_ones(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Each row as a sequence of length 1."""
     return _conv(x[..., None], weight, bias)[..., 0]
-
-
-def _einsum(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return (torch.einsum("rgi,gio->rgo", x.view(len(x), *weight.shape[:2]), weight) + bias).flatten(1)
 
 
 def _einsum_of_channels(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -212,34 +198,36 @@ def grouped() -> list[Benchmark]:
     trained = (
         Contender("Conv1d", _conv_of_rows, CONV),
         Contender("Conv1d, length 1", _conv_of_ones, CONV),
-        *_contenders(GROUPED, _einsum, kernels.grouped_linear),
+        *_contenders(GROUPED, many_linears.grouped_reference, kernels.grouped_linear),
     )
     who = (
-        *(*trained, Contender("bmm, out=", _bmm, GROUPED)),
+        *trained,
+        Contender("bmm, out=", _bmm, GROUPED),
         Contender("grouped_mm", _grouped_mm, GROUPED, dtypes=("bfloat16",)),
     )
     channels = (
-        Contender("Conv1d", _conv, grouping.CHANNELS_CONV),
-        *_contenders(grouping.CHANNELS, _einsum_of_channels, _of_channels),
+        Contender("Conv1d", _conv, many_linears.CHANNELS_CONV),
+        *_contenders(many_linears.CHANNELS, _einsum_of_channels, _of_channels),
     )
     forum = tuple((4096, 100, width) for width in (16, 32, 64, 100, 128))
     fixed = _shapes("batch groups width", *forum, (16384, 64, 64), (16384, 16, 256))
     side = (8, 256, 1)
-    ranges = {"batch": (64, 65536, 1), "groups": (2, 256, 1), "width": side, "out": side}
+    ranges: Ranges = {"batch": (64, 65536, 1), "groups": (2, 256, 1), "width": side, "out": side}
     return [
-        Benchmark(who, fixed),
+        Benchmark(who, fixed, ranges=ranges),
         Benchmark(who, fixed[:3], dtypes=FLOAT32),
         Benchmark(trained, fixed[1:5], directions=TRAINING),
         Benchmark(channels, fixed[2:4], "channels"),
-        Benchmark(who, dtypes=BOTH_DTYPES, ranges=ranges, product=True),
-        Benchmark(trained, dtypes=BOTH_DTYPES, directions=("backward",), ranges=ranges, product=True),
+        Benchmark(trained, directions=("backward",), ranges=ranges),
     ]
 
 
 # ---- graphs, and a small network ---------------------------------------------------------------------------
 
 
-def _made(make: Callable[..., Callable[..., Any]], call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _built_for_inputs(
+    make: Callable[..., Callable[..., Any]], call: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
     """The call, made anew for the inputs it is first called with by ``make``, which gets it as a function of
     x alone, and x."""
     made: dict[int, tuple[Callable[..., Any], Any]] = {}
@@ -275,18 +263,18 @@ def _fused_stack(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tenso
 
 def graphs() -> list[Benchmark]:
     """Eight blocks: device time without launches; a step as Python sees it; forward with backward."""
-    work, stack, one_launch = stacking.STACK, stacking.stack, kernels.fused_mlp(99)
-    eager, compiled, fused = _contenders(work, stack, _fused_stack)
+    work, plain, one_launch = stack.STACK, stack.stack, kernels.fused_mlp(99)
+    eager, compiled, fused = _contenders(work, plain, _fused_stack)
     launched = {"labkit, a launch a block": kernels.fused_mlp(1), "labkit, one launch": one_launch}
     replayed = {
-        "make_graphed_callables": _made(_graphed_callable, stack),
-        "labkit, GraphedStep": _made(_step, stack),
-        "labkit, GraphedStep, compiled": _made(_compiled_step, stack),
-        "labkit, GraphedStep, one launch": _made(_step, one_launch),
+        "make_graphed_callables": _built_for_inputs(_graphed_callable, plain),
+        "labkit, GraphedStep": _built_for_inputs(_step, plain),
+        "labkit, GraphedStep, compiled": _built_for_inputs(_compiled_step, plain),
+        "labkit, GraphedStep, one launch": _built_for_inputs(_step, one_launch),
     }
     alone = (eager, compiled, *(Contender(name, call, work) for name, call in launched.items()))
     in_graphs = (
-        Contender("reduce-overhead", stack, work, compiled=True, mode="reduce-overhead"),
+        Contender("reduce-overhead", plain, work, compiled=True, mode="reduce-overhead"),
         *(Contender(name, call, work) for name, call in replayed.items()),
     )
     fixed = _shapes("batch width depth", (256, 64, 8), (256, 128, 8), (256, 256, 8), (4096, 256, 8))
@@ -322,7 +310,7 @@ def _three_kernels(x: Tensor, *weights: Tensor) -> Tensor:
 def ledger() -> list[Benchmark]:
     """The network of lesson 9: device time; a pass as Python sees it; forward with backward."""
     work, plain = network.NETWORK, network.network
-    operators = _network(network.heads, recurring.rms_norm, _cell_of_operators, network.geglu)
+    operators = _network(network.heads, recurrent.rms_norm, _cell_of_operators, network.geglu)
     apart = _network(kernels.grouped_linear, kernels.rms_norm, kernels.gated_cell, kernels.geglu_mlp)
     three = (
         Contender("eager", plain, work),
@@ -330,9 +318,9 @@ def ledger() -> list[Benchmark]:
         Contender("labkit", _three_kernels, work),
     )
     in_graphs = (
-        Contender("eager, in a graph", _made(_step, plain), work),
+        Contender("eager, in a graph", _built_for_inputs(_step, plain), work),
         Contender("reduce-overhead", operators, work, compiled=True, mode="reduce-overhead"),
-        Contender("labkit, in a graph", _made(_step, _three_kernels), work),
+        Contender("labkit, in a graph", _built_for_inputs(_step, _three_kernels), work),
     )
     fixed = _shapes("batch time width", (1024, 64, 128), (64, 64, 128))
     four = (*three, Contender("labkit, eight kernels", apart, work))
@@ -345,51 +333,36 @@ def ledger() -> list[Benchmark]:
 
 # ---- norms and recurrences ---------------------------------------------------------------------------------
 
-FEW = _shapes("batch time width", (512, 64, 128), (512, 64, 256), (1024, 64, 512))
+PUBLISHED_THREE = _shapes("batch time width", (512, 64, 128), (512, 64, 256), (1024, 64, 512))
 """The published shapes at which all contenders are measured."""
-TIMED = (*FEW[1:], *_shapes("batch time width", (64, 2048, 256)))
-ANY: dict[str, Range] = {"batch": (1, 4096, 1), "time": (1, 8192, 1), "width": (1, 8192, 1)}
-FEW_LONG: dict[str, Range] = {"batch": (1, 8, 1), "time": (2**14, 2**20, 1), "width": (1, 512, 1)}
-SHORT = {"time": range(1, 257)}
-"""Steps that a loop of PyTorch takes at sizes that are drawn."""
+RECURRENCE_SHAPES = (*PUBLISHED_THREE[1:], *_shapes("batch time width", (64, 2048, 256)))
+ANY_SEQUENCES: Ranges = {"batch": (1, 4096, 1), "time": (1, 8192, 1), "width": (1, 8192, 1)}
+LONG_SEQUENCES: Ranges = {"batch": (1, 8, 1), "time": (2**14, 2**20, 1), "width": (1, 512, 1)}
+LOOP_SIZES = {"time": range(1, 257)}
+"""Steps that a loop of PyTorch takes."""
 
 
-def _others(left_out: Sequence[Shape]) -> tuple[Shape, ...]:
+def _published_except(left_out: Sequence[Shape]) -> tuple[Shape, ...]:
     """The published shapes that are not measured with all contenders already."""
-    return tuple(shape for shape in rms_norm_shapes() if shape not in left_out)
-
-
-def _doubled(a: Tensor, b: Tensor) -> Tensor:
-    """linear_recurrence by doubling: after k rounds a state knows of 2**k steps."""
-    reach = 1
-    while reach < b.shape[1]:
-        b = torch.cat([b[:, :reach], b[:, reach:] + a[:, reach:] * b[:, :-reach]], 1)
-        a = torch.cat([a[:, :reach], a[:, reach:] * a[:, :-reach]], 1)
-        reach *= 2
-    return b
-
-
-class _Scan(torch.autograd.Function):
-    """Forward and backward keep two tensors; autograd would keep two of each of up to twenty rounds."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        h = _doubled(a, b)
-        ctx.save_for_backward(a, h)
-        return h
-
-    @staticmethod
-    def backward(ctx: Any, dh: Tensor) -> tuple[Tensor, Tensor]:
-        a, h = ctx.saved_tensors
-        # a gradient goes from a step to the one before by the gate: the same recurrence, reversed
-        db = _doubled(a.roll(-1, 1).flip(1), dh.flip(1)).flip(1)
-        return db * torch.cat([torch.zeros_like(h[:, :1]), h[:, :-1]], 1), db
+    return tuple(shape for shape in published.rms_norm_shapes() if shape not in left_out)
 
 
 def _scan(a: Tensor, b: Tensor) -> Tensor:
-    """linear_recurrence for sizes that are drawn, of up to a million steps: a reference that took them one by
-    one would take most of a run."""
-    return cast(Tensor, _Scan.apply(a, b))
+    """linear_recurrence of a and b (B, T, H), in about sqrt(T) blocks side by side, then from block to block.
+
+    A reference that took a million steps one by one would take most of a run.
+    """
+    steps = b.shape[1]
+    block = math.isqrt(steps - 1) + 1
+    spare = (0, 0, 0, -steps % block)
+    a = functional.pad(a, spare, value=1.0).unflatten(1, (-1, block))  # (B, blocks, block, H)
+    b = functional.pad(b, spare).unflatten(1, (-1, block))
+    # the states if each block began with zeros, and what is left in them of the state before their block
+    inside = recurrent.linear_recurrence(a.flatten(0, 1), b.flatten(0, 1)).view_as(b)
+    left = a.cumprod(2)
+    ends = recurrent.linear_recurrence(left[:, :, -1], inside[:, :, -1])  # the state after each block
+    before = functional.pad(ends, (0, 0, 1, -1)).unsqueeze(2)  # (B, blocks, 1, H)
+    return (inside + left * before).flatten(1, 2)[:, :steps]
 
 
 def _log_scan(log_a: Tensor, b: Tensor) -> Tensor:
@@ -402,68 +375,62 @@ def _gru_scan(z: Tensor, candidate: Tensor) -> Tensor:
 
 def rms_norm() -> list[Benchmark]:
     """At all published shapes in float32, at three of them in bfloat16 too."""
-    work = recurring.RMS_NORM
+    work = recurrent.RMS_NORM
     peer = Contender("Liger", peers.liger_rms_norm, work, peer="liger-kernel")
-    who = (*_contenders(work, recurring.rms_norm, kernels.rms_norm), peer)
+    who = (*_contenders(work, recurrent.rms_norm, kernels.rms_norm), peer)
     return [
-        Benchmark(who, FEW, "", BOTH_DTYPES, BOTH),
-        Benchmark(who, _others(FEW), "", FLOAT32, BOTH),
-        Benchmark(who, (), "", BOTH_DTYPES, BOTH, ranges=ANY),
+        Benchmark(who, PUBLISHED_THREE, "", BOTH_DTYPES, BOTH, ranges=ANY_SEQUENCES),
+        Benchmark(who, _published_except(PUBLISHED_THREE), "", FLOAT32, BOTH),
     ]
 
 
 def linear_recurrence() -> list[Benchmark]:
     """Beside a loop and other packages' scans; ours and fla, step by step, at the published shapes."""
-    work, log_work = recurring.LINEAR_RECURRENCE, recurring.LOG_RECURRENCE
+    work = replace(recurrent.LINEAR_RECURRENCE, reference=_scan)
+    log_work = replace(recurrent.LOG_RECURRENCE, reference=_log_scan)
     ours = Contender("labkit", kernels.linear_recurrence, work)
-    loop = Contender("eager loop", recurring.linear_recurrence, work, sizes={"time": (64,)})
+    loop = Contender("eager loop", recurrent.linear_recurrence, work, sizes=LOOP_SIZES)
     fla = Contender("fla, step by step", peers.fla_recurrence, log_work, peer="fla-core", dtypes=FLOAT32)
     chunks = replace(fla, name="fla, in chunks", call=peers.fla_chunked_recurrence)
     scan = Contender(
         "accelerated-scan", peers.accelerated_scan, work, peer="accelerated-scan", dtypes=FLOAT32
     )
-    quick, quick_log = replace(work, reference=_scan), replace(log_work, reference=_log_scan)
-    some = (replace(loop, sizes=SHORT), scan, ours)
-    drawn = (*(replace(one, work=quick) for one in some), replace(fla, work=quick_log))
-    few_long = (*drawn[1:3], replace(chunks, work=quick_log))
     whole_blocks = replace(scan, sizes={"time": (peers.SCAN_STEPS,)})
     return [
-        Benchmark((loop, fla, chunks, whole_blocks, ours), TIMED, "", FLOAT32, BOTH),
-        Benchmark((ours,), TIMED, directions=BOTH),
-        Benchmark((fla, ours), _others(TIMED), "", FLOAT32, BOTH),
-        Benchmark(drawn, (), "", BOTH_DTYPES, BOTH, ranges=ANY),
-        Benchmark(few_long, (), "few_long", BOTH_DTYPES, BOTH, ranges=FEW_LONG),
+        Benchmark((loop, fla, chunks, whole_blocks, ours), RECURRENCE_SHAPES, "", FLOAT32, BOTH),
+        Benchmark((ours,), RECURRENCE_SHAPES, directions=BOTH),
+        Benchmark((fla, ours), _published_except(RECURRENCE_SHAPES), "", FLOAT32, BOTH),
+        Benchmark((loop, scan, ours, fla), directions=BOTH, ranges=ANY_SEQUENCES),
+        Benchmark((scan, ours, chunks), (), "few_long", directions=BOTH, ranges=LONG_SEQUENCES),
     ]
 
 
 def min_gru() -> list[Benchmark]:
     """A minimal GRU beside a loop of PyTorch."""
-    loop = Contender("eager loop", recurring.min_gru, recurring.MIN_GRU, sizes={"time": (64,)})
-    ours = Contender("labkit", kernels.min_gru, recurring.MIN_GRU)
-    quick = replace(recurring.MIN_GRU, reference=_gru_scan)
-    drawn = (replace(loop, work=quick, sizes=SHORT), replace(ours, work=quick))
+    work = replace(recurrent.MIN_GRU, reference=_gru_scan)
+    loop = Contender("eager loop", recurrent.min_gru, work, sizes=LOOP_SIZES)
+    ours = Contender("labkit", kernels.min_gru, work)
     return [
-        Benchmark((loop, ours), TIMED, "", FLOAT32, BOTH),
-        Benchmark(drawn, (), "", BOTH_DTYPES, BOTH, ranges=ANY),
-        Benchmark(drawn[1:], (), "few_long", BOTH_DTYPES, BOTH, ranges=FEW_LONG),
+        Benchmark((loop, ours), RECURRENCE_SHAPES, "", FLOAT32, BOTH, ranges=ANY_SEQUENCES),
+        Benchmark((ours,), (), "few_long", directions=BOTH, ranges=LONG_SEQUENCES),
     ]
 
 
 def rms_recurrence() -> list[Benchmark]:
     """Beside a loop of PyTorch, and one that torch.compile unrolls; ours at the published shapes."""
-    ours = Contender("labkit", kernels.rms_recurrence, recurring.RMS_RECURRENCE)
-    loop = Contender("eager loop", recurring.rms_recurrence, recurring.RMS_RECURRENCE, dtypes=FLOAT32)
+    work = recurrent.RMS_RECURRENCE
+    ours = Contender("labkit", kernels.rms_recurrence, work)
+    loop = Contender("eager loop", recurrent.rms_recurrence, work, dtypes=FLOAT32, sizes=LOOP_SIZES)
     # each step more takes longer to compile
     unrolled = replace(loop, name="compiled loop", compiled=True, sizes={"time": (16,)})
-    timed = (*FEW, *_shapes("batch time width", (64, 64, 512), (1024, 16, 512)))
-    drawn = (replace(loop, sizes=SHORT), ours)
-    ranges: dict[str, Range] = {"batch": (256, 16384, 1), "time": (1, 512, 1), "width": (1, 4096, 1)}
+    timed = (*PUBLISHED_THREE, *_shapes("batch time width", (64, 64, 512), (1024, 16, 512)))
+    ranges: Ranges = {"batch": (256, 16384, 1), "time": (1, 512, 1), "width": (1, 4096, 1)}
     few = ranges | {"batch": (64, 64, 1), "time": (1, 2048, 1)}
     return [
         Benchmark((loop, unrolled, ours), timed, "", BOTH_DTYPES, BOTH),
-        Benchmark((ours,), _others(timed), "", FLOAT32, BOTH),
-        Benchmark(drawn, (), "", BOTH_DTYPES, BOTH, ranges=ranges),
-        Benchmark(drawn, (), "batch_64", BOTH_DTYPES, BOTH, ranges=few),
+        Benchmark((ours,), _published_except(timed), "", FLOAT32, BOTH),
+        Benchmark((loop, ours), directions=BOTH, ranges=ranges),
+        Benchmark((loop, ours), (), "batch_64", directions=BOTH, ranges=few),
     ]
 
 
@@ -500,7 +467,7 @@ def parts(name: str, *, peers: bool) -> list[Benchmark]:
 def random_parts(name: str, *, peers: bool, count: int, seed: int, small: bool = False) -> list[Benchmark]:
     """A suite at ``count`` sizes drawn from the ranges of each of its parts, the same for the same seed.
 
-    The largest tensor has 16 MB or more, with ``small`` less. ValueError for a suite without ranges, or
+    The work moves 16 MB or more, with ``small`` less. ValueError for a suite without ranges, or
     where they hold too few such sizes.
     """
     ranged = [part for part in _named("random", name, peers) if part.ranges]

@@ -17,8 +17,6 @@ from labkit.lessons import notebooks
 from labkit.runs import record
 
 REVEAL = paths.DATA / "reveal"
-FILES = {"reveal.js": "dist", "reveal.css": "dist", "labkit.css": "dist/theme", "LICENSE": ""}
-"""The files of reveal.js and its theme, and where in its folder a deck looks for each."""
 BESIDE = 2
 """So many claims, checks or answers leave a figure its room."""
 TABLES = ("<table", "<div>", "<style")
@@ -59,7 +57,7 @@ def one_figure_each(cell: NotebookNode) -> list[NotebookNode]:
     """
     outputs = cell.get("outputs", [])
     if any(map(_is_figure, outputs)):
-        outputs = [each for each in outputs if not _html(each).lstrip().startswith(TABLES)]
+        outputs = [output for output in outputs if not _html(output).lstrip().startswith(TABLES)]
     slides: list[list[NotebookNode]] = [[]]
     for output in outputs:
         drawn = bool(slides[-1]) and _is_figure(slides[-1][-1])
@@ -83,10 +81,7 @@ def _html(output: NotebookNode) -> str:
 
 def write(chosen: list[Path], folder: Path) -> list[Path]:
     """Write a deck for each lesson, and reveal.js beside them; gives the decks' files."""
-    for name, place in FILES.items():
-        target = folder / "reveal" / place / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(REVEAL / name, target)
+    shutil.copytree(REVEAL, folder / "reveal", dirs_exist_ok=True)
     written = [folder / f"{path.stem}.html" for path in chosen]
     for path, deck in zip(chosen, written, strict=True):
         paths.write_text(deck, to_slides(notebooks.read(path), path.stem))

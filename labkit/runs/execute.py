@@ -92,7 +92,14 @@ def execute(
         ValueError: before anything runs, for parameters that the lesson does not declare.
     """
     values = notebooks.check_parameters(path, parameters or {})  # papermill executes names that it is given
-    every_s = 0.1 if sys.stderr.isatty() else 10.0  # in a log a line now and then
+    terminal = sys.stderr.isatty()
+    shown = {"desc": path.stem, "mininterval": 0.1 if terminal else 10.0, "leave": not terminal}
+    kernel = {
+        **os.environ,
+        "PYTHONPATH": paths.python_path(),  # this checkout's labkit
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "LABKIT_HEADLESS": "1",  # nobody presses buttons: panels run by themselves (widgets.static)
+    }
     failure, began = None, time.perf_counter()
     logging.getLogger("papermill").setLevel(logging.CRITICAL)  # it repeats errors that the result has
     with paths.replacing(output) as draft:
@@ -104,12 +111,10 @@ def execute(
                 engine_name=ENGINE,
                 kernel_name="python3",
                 language="python",
-                progress_bar={"desc": path.stem, "mininterval": every_s, "leave": not sys.stderr.isatty()}
-                if bar
-                else False,
+                progress_bar=bar and shown,
                 request_save_on_cell_execute=False,  # once, at the end, is enough and quicker
                 execution_timeout=cell_limit_s,
-                environment={**kernel_environment(), **(environment or {})},
+                environment={**kernel, **(environment or {})},
                 folder=str(path.parent.resolve()),
             )
         except PapermillExecutionError as error:
@@ -131,16 +136,6 @@ def execute(
     )
 
 
-def kernel_environment() -> dict[str, str]:
-    """The environment of a lesson's kernel: this checkout's labkit, inline figures, nobody there."""
-    return {
-        **os.environ,
-        "PYTHONPATH": paths.python_path(),
-        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
-        "LABKIT_HEADLESS": "1",  # nobody presses buttons: panels run by themselves (widgets.static)
-    }
-
-
 def to_html(notebook: NotebookNode, name: str) -> str:
     """A notebook as one HTML page, titled with the notebook's heading (``name`` if it has none)."""
     resources = {"metadata": {"name": notebooks.title(notebook) or name, "path": str(paths.NOTEBOOKS)}}
@@ -155,19 +150,13 @@ def _outputs(notebook: NotebookNode, mime: str) -> list[dict[str, Any]]:
 
 
 def _failure(executed: NotebookNode, error: PapermillExecutionError) -> Failure:
-    number = 0
-    for _, cell in notebooks.code_cells(executed):
-        number += INJECTED not in notebooks.tags(cell)
-        if any(output.output_type == "error" for output in cell.outputs):
-            break
-    lines = plain("\n".join(error.traceback)).rstrip().split("\n")
-    message = f"{error.ename}: {plain(error.evalue)}"
+    cells = [cell for _, cell in notebooks.code_cells(executed)]
+    failed = [any(output.output_type == "error" for output in cell.outputs) for cell in cells].index(True)
+    number = sum(INJECTED not in notebooks.tags(cell) for cell in cells[: failed + 1])
+    plain = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # terminal colours
+    lines = plain.sub("", "\n".join(error.traceback)).rstrip().split("\n")
+    message = f"{error.ename}: {plain.sub('', error.evalue)}"
     return Failure(number, error.source, message, "\n".join(lines[-TRACEBACK_LINES:]))
-
-
-def plain(text: str) -> str:
-    """Text without terminal colours."""
-    return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
 
 
 # ---- papermill's engine and client -------------------------------------------------------------------------
@@ -195,7 +184,10 @@ class _Client(PapermillNotebookClient):
         fits = self._fits(msg["msg_type"], msg["content"], cell_index)
         made = super().process_message(msg, cell, cell_index) if fits else None
         if made is not None and made.output_type == "stream":
-            _join_streams(cell.outputs)
+            # How a kernel cuts its text is chance. (nbclient's own option joins pieces across figures.)
+            before = cell.outputs[-2] if len(cell.outputs) > 1 else NotebookNode()
+            if before.get("name") == made.name:
+                before.text += cell.outputs.pop().text
         # An Output widget's state went back on the shell's socket, and such a send can take the wake-up of a
         # reply that comes meanwhile: the cell would never end. Asking for the events wakes it again.
         self.kc.shell_channel.socket.get(zmq.EVENTS)
@@ -214,26 +206,11 @@ class _Client(PapermillNotebookClient):
         size = len(content["text"]) if text else sum(len(str(shown)) for shown in content["data"].values())
         limit, before = TEXT_LIMIT if text else DATA_LIMIT, self._used[cell, text]
         self._used[cell, text] += size
-        if before <= limit < before + size:
-            content |= (
-                {"text": content["text"][: limit - before] + CUT} if text else {"data": {"text/plain": CUT}}
-            )
+        if before <= limit < before + size and text:
+            content["text"] = content["text"][: limit - before] + CUT
+        elif before <= limit < before + size:
+            content["data"] = {"text/plain": CUT}
         return before <= limit
-
-
-def _join_streams(outputs: list[NotebookNode]) -> None:
-    """Append a piece of text to its earlier piece, unless something else was shown in between.
-
-    How a kernel cuts its text into pieces is chance. (nbclient's own option joins them across figures.)
-    """
-    last = outputs[-1]
-    for before in reversed(outputs[:-1]):
-        if before.output_type != "stream":
-            return
-        if before.name == last.name:
-            before.text += last.text
-            outputs.pop()
-            return
 
 
 class _Engine(NBClientEngine):
@@ -241,24 +218,17 @@ class _Engine(NBClientEngine):
 
     @classmethod
     def execute_managed_notebook(
-        cls,
-        nb_man: NotebookExecutionManager,
-        kernel_name: str,
-        *,
-        environment: dict[str, str],
-        folder: str,
-        execution_timeout: float,
-        **_others: Any,
+        cls, nb_man: NotebookExecutionManager, kernel_name: str, **options: Any
     ) -> None:
-        running = [cell for _, cell in notebooks.code_cells(nb_man.nb)][
-            :1
-        ]  # should the kernel not even start
+        limit_s: float = options["execution_timeout"]
+        # the first cell stands for a kernel that does not even start
+        running = [next(cell for _, cell in notebooks.code_cells(nb_man.nb))]
         client = _Client(
             nb_man,
             km=AsyncKernelManager(kernel_name=kernel_name, kernel_spec_manager=_ThisPython()),
             kernel_name=kernel_name,
             log=logging.getLogger("papermill"),
-            timeout_func=lambda _cell: execution_timeout,  # the other option takes whole seconds only
+            timeout_func=lambda _cell: limit_s,  # the other option takes whole seconds only
             on_cell_execute=lambda cell, cell_index: running.append(cell),
             iopub_timeout=60,  # a flood of output arrives long after its cell has ended
             record_timing=False,
@@ -266,11 +236,11 @@ class _Engine(NBClientEngine):
             shutdown_kernel="immediate",
         )
         try:
-            client.execute(cleanup_kc=True, env=environment, cwd=folder)
+            client.execute(cleanup_kc=True, env=options["environment"], cwd=options["folder"])
         except (CellTimeoutError, DeadKernelError, RuntimeError) as error:
             reason = f"{error}: the process of the lesson ended in the middle of this cell"
             if isinstance(error, CellTimeoutError):
-                reason = f"stopped: the limit for one cell is {execution_timeout:g} s"
+                reason = f"stopped: the limit for one cell is {limit_s:g} s"
             # The kernel was interrupted first, and what it may have said to that explains nothing.
             outputs = [output for output in running[-1].outputs if output.output_type != "error"]
             said = new_output("error", ename=type(error).__name__, evalue=reason, traceback=[reason])

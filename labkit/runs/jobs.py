@@ -1,13 +1,11 @@
 """Lessons and suites on several GPUs of a machine, or on a cluster, through submitit.
 
-There is one job for each GPU. A job works through the whole list: it claims a name that no other job has
-claimed, by making its folder under build/spread, and runs the command for this one lesson or suite as a
-process of its own. So a lesson that fails or crashes ends no other. The exit status is a file in that folder,
-which every machine of the cluster sees. The next run leaves out what has passed.
+A job runs the command for one lesson or suite as a process of its own, on one GPU. So a lesson that fails or
+crashes ends no other. What has passed leaves a file under build/spread, which every machine of a cluster
+sees; the next run of the same code leaves it out.
 """
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -18,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 from filelock import FileLock, Timeout
@@ -39,18 +37,12 @@ SLURM_OPTIONS = (
 )  # fmt: skip
 """What `--slurm` takes: Slurm's own names, and ``cluster``, which is submitit's (slurm, local or debug)."""
 SLURM_VALUE = re.compile(r"[\w.,:=/@+|&!*()\[\]#%-]+", re.ASCII)
-FILE_SYSTEM_DELAY_S = 30.0
-"""A file that another machine has written is seen here after at most this time."""
 TERMINATE_S = 10.0
 """Processes that have not ended this long after they were asked to are killed."""
 
 
-class Worker(NamedTuple):
-    """Where a job runs: submitit's executor, its name in messages, and CUDA_VISIBLE_DEVICES of the job."""
-
-    executor: Any
-    name: str
-    gpu: str | None = None
+Worker = tuple[Any, str | None]
+"""Where a job runs: submitit's executor, and CUDA_VISIBLE_DEVICES of the job, None on a cluster."""
 
 
 def workers_for(gpus: str | None, slurm: Sequence[str], count: int) -> list[Worker]:
@@ -59,24 +51,24 @@ def workers_for(gpus: str | None, slurm: Sequence[str], count: int) -> list[Work
     ``slurm`` holds assignments of SLURM_OPTIONS, as "partition=gpu".
 
     Raises:
-        ValueError: for a GPU that is not there, a wrong option or value of Slurm, or without submitit.
+        ValueError: for a GPU that is not there, or a wrong option or value of Slurm.
     """
     if gpus is not None and slurm:
         raise ValueError("--gpus is for this machine, --slurm for a cluster: give one of them")
     if gpus is None:
         cluster, parameters = slurm_parameters(slurm)
-        return [Worker(_executor(cluster, **parameters), "job")] * count
-    here = gpus_here()
+        return [(_executor(cluster, **parameters), None)] * count
+    here = {str(number): gpu for number, gpu in enumerate(gpus_here())}
     if not here:
         raise ValueError("--gpus needs a GPU, and this session has none: see `labkit doctor`")
-    numbers = list(map(str, range(len(here)))) if gpus == "all" else gpus.split(",")
+    numbers = list(here) if gpus == "all" else list(dict.fromkeys(gpus.split(",")))
     for number in numbers:
-        if not (number.isascii() and number.isdigit()) or int(number) >= len(here):
+        if number not in here:
             raise ValueError(
                 f"--gpus {gpus}: {number!r} is no GPU here; write all, or some of 0 to {len(here) - 1}"
             )
     local = _executor("local", timeout_min=7 * 24 * 60)
-    return [Worker(local, f"GPU {number}", here[number]) for number in dict.fromkeys(map(int, numbers))]
+    return [(local, here[number]) for number in numbers]
 
 
 def gpus_here() -> list[str]:
@@ -116,10 +108,8 @@ def slurm_parameters(assignments: Sequence[str]) -> tuple[str, dict[str, Any]]:
 
 
 def _executor(cluster: str, **parameters: Any) -> Any:
-    try:
-        import submitit
-    except ImportError as error:
-        raise ValueError("several GPUs need submitit: pip install submitit") from error
+    import submitit  # a run on one GPU does not need it
+
     try:
         executor = submitit.AutoExecutor(paths.BUILD / "logs" / "submitit", cluster=cluster)
     except (RuntimeError, ValueError) as error:  # there is no srun here
@@ -151,7 +141,7 @@ def exclusive(command: str) -> Iterator[None]:
 
 
 def result_folder(command: str, name: str) -> Path:
-    """The folder for the results of one lesson or suite; it exists once a job has claimed the name."""
+    """The folder for the results of one lesson or suite; a file ``passed`` in it says that it has passed."""
     return paths.BUILD / "spread" / command / name
 
 
@@ -174,51 +164,42 @@ def run(
     same code has finished is left out, unless ``again``. However it ends, no process is left behind, and what
     has finished is printed.
     """
-    key = _code_key([command, *options])
-    kept = [] if again else [name for name in names if _status(command, name, key) == 0]
-    if kept:
-        say(console, f"Continued: an earlier run finished {', '.join(kept)}. --again does all of it.")
-    todo = [name for name in names if name not in kept]
-    for name in todo:
-        shutil.rmtree(result_folder(command, name), ignore_errors=True)
-        log_path(command, name).unlink(missing_ok=True)
+    of_code, key = result_folder(command, "code"), _code_key([command, *options])
+    if again or not of_code.exists() or of_code.read_text() != key:
+        delete_results(command)
+        paths.write_text(of_code, key)
+    passed = [name for name in names if (result_folder(command, name) / "passed").exists()]
+    if passed:
+        say(console, f"Continued: an earlier run finished {', '.join(passed)}. --again does all of it.")
+    todo = [name for name in names if name not in passed]
     os.environ["PYTHONPATH"] = paths.python_path()  # jobs inherit it, and find this checkout's labkit
-    jobs: dict[str, Any] = {}
-    said: set[str] = set()
-
-    def print_news() -> None:
-        for name in todo:
-            folder = result_folder(command, name)
-            ended = (folder / "status.json").exists()
-            news = f"{name}: {'ended' if ended else 'begun'}"
-            if folder.exists() and news not in said:
-                said.add(news)
-                say(console, news)
-
+    free, running = list(workers), dict[str, tuple[Any, Worker]]()
+    failures = dict.fromkeys(todo, "stopped, or not begun")
     try:
-        for worker in workers[: len(todo)]:
-            job = worker.executor.submit(
-                run_unclaimed, str(paths.BUILD), command, todo, list(options), key, worker.gpu
-            )
-            jobs[f"{worker.name} {job.job_id}" if worker.gpu is None else worker.name] = job
-        while not all(job.done() for job in jobs.values()):
-            print_news()
+        while todo or running:
+            for name, worker in zip(todo[:], free[:], strict=False):
+                todo.remove(name)
+                free.remove(worker)
+                job = worker[0].submit(run_one, paths.BUILD, command, name, list(options), worker[1])
+                running[name] = job, worker
+                say(console, f"{name}: begun")
+            for name, (job, worker) in list(running.items()):
+                if job.done():
+                    del running[name]
+                    free.append(worker)
+                    failures[name] = _failure(job)
+                    say(console, f"{name}: ended")
             time.sleep(0.5)
-        until = time.monotonic() + FILE_SYSTEM_DELAY_S * any(worker.gpu is None for worker in workers)
-        while time.monotonic() < until and any(_status(command, name, key) is None for name in todo):
-            time.sleep(0.5)
-        print_news()
     finally:
-        _cancel(jobs.values())
-        passed = [name for name in names if _status(command, name, key) == 0]
-        for name in names:
-            if name not in passed:
-                log = os.path.relpath(log_path(command, name))
-                say(console, f"{name}: {_failure(command, name, key, jobs)}; see {log}")
-        if passed != list(names):
-            finished = ", ".join(passed) or "nothing"
+        _cancel([job for job, _ in running.values()])
+        passed += [name for name, failure in failures.items() if not failure]
+        for name in (name for name in names if failures.get(name)):
+            log = os.path.relpath(log_path(command, name))
+            say(console, f"{name}: {failures[name]}; see {log}")
+        if len(passed) < len(names):
+            finished = ", ".join(name for name in names if name in passed) or "nothing"
             say(console, f"Finished: {finished}. The same command goes on with the others.")
-    return passed == list(names)
+    return len(passed) == len(names)
 
 
 def delete_results(command: str) -> None:
@@ -226,66 +207,48 @@ def delete_results(command: str) -> None:
     shutil.rmtree(paths.BUILD / "spread" / command, ignore_errors=True)
 
 
-def run_unclaimed(
-    build: str, command: str, names: Sequence[str], options: Sequence[str], key: str, gpu: str | None
-) -> None:
-    """What submitit runs as a job: the command, one name after the other, for those no job has claimed."""
-    paths.BUILD = Path(build)
+def run_one(build: Path, command: str, name: str, options: Sequence[str], gpu: str | None) -> int:
+    """What submitit runs as a job: the command for one lesson or suite; returns its exit status."""
+    paths.BUILD = build
+    folder, log = result_folder(command, name), log_path(command, name)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
     # submitit's local executor hides every GPU, so the variable is always set for what it starts
     visible = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-    for name in names:
-        folder, log = result_folder(command, name), log_path(command, name)
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:  # another job has claimed it
-            continue
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as stream:
-            status = subprocess.run(
-                [sys.executable, "-m", "labkit", command, name]
-                + [option.replace("{folder}", str(folder)) for option in options],
-                env={**os.environ, **visible, IN_JOB: "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-            ).returncode
-        paths.write_text(folder / "status.json", json.dumps([key, status]))
+    with log.open("wb") as stream:
+        status = subprocess.run(
+            [sys.executable, "-m", "labkit", command, name]
+            + [option.replace("{folder}", str(folder)) for option in options],
+            env={**os.environ, **visible, IN_JOB: "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+        ).returncode
+    if status == 0:
+        (folder / "passed").touch()
+    return status
 
 
 def _code_key(command: Sequence[str]) -> str:
     """A hash of the command, the package and every lesson's code: a result of other code does not count."""
-    files = sorted(
-        [*(paths.CHECKOUT / "labkit").rglob("*.py"), *(paths.NOTEBOOKS / "solutions").glob("*.py")]
-    )
-    codes = [notebooks.code_hash(path) for path in notebooks.find()]
-    text = json.dumps([list(command), codes, [file.read_text(encoding="utf-8") for file in files]])
-    return hashlib.sha256(text.encode()).hexdigest()
+    code = [*command, *map(notebooks.code_hash, notebooks.find())]
+    for folder in (paths.CHECKOUT / "labkit", paths.NOTEBOOKS / "solutions"):
+        code += [file.read_text(encoding="utf-8") for file in sorted(folder.rglob("*.py"))]
+    return hashlib.sha256("\0".join(code).encode()).hexdigest()
 
 
-def _status(command: str, name: str, key: str) -> int | None:
-    """The exit status of the command for this name; None where it has not ended, or is of other code."""
+def _failure(job: Any) -> str:
+    """Why a job that has ended gave no result, as the end of a sentence; empty where it passed."""
+    from submitit.core.utils import UncompletedJobError
+
     try:
-        found, status = json.loads((result_folder(command, name) / "status.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return int(status) if found == key else None
-
-
-def _failure(command: str, name: str, key: str, jobs: dict[str, Any]) -> str:
-    """Why a name has no result, as the end of a sentence."""
-    status = _status(command, name, key)
-    if status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
-        return "stopped"
-    if status is not None:
-        return f"ended by {signal.Signals(-status).name}" if status < 0 else f"failed with status {status}"
-    if not result_folder(command, name).exists():
-        return "not begun"
-    failed = [
-        f"{worker} ended ({job.state.lower()})"
-        for worker, job in jobs.items()
-        if job.done() and job.state not in ("COMPLETED", "DONE")
-    ]
-    return f"no result: {', '.join(failed)}" if failed else "stopped"
+        status = job.result()
+    except UncompletedJobError:  # a lost node, a limit of time
+        return f"its job ended without a result ({os.path.relpath(job.paths.stderr)})"
+    if status < 0:
+        return f"ended by {signal.Signals(-status).name}"
+    return f"failed with status {status}" if status else ""
 
 
 def _cancel(jobs: Iterable[Any]) -> None:

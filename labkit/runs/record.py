@@ -51,18 +51,6 @@ class Stamp:
     def __str__(self) -> str:
         return f"{self.device}, driver {self.driver}, torch {self.torch}, triton {self.triton}, {self.date}"
 
-    @classmethod
-    def of(cls, path: Path, identity: "Identity") -> "Stamp":
-        """The stamp that outputs of this lesson, made now on this machine, deserve."""
-        return cls(
-            notebooks.code_hash(path),
-            identity.device,
-            identity.driver,
-            identity.torch,
-            identity.triton,
-            date.today().isoformat(),
-        )
-
 
 @dataclass(frozen=True)
 class State:
@@ -108,35 +96,35 @@ def marked_cells_without_outputs(notebook: Mapping[str, Any]) -> list[int]:
     return [number for number, cell in cells if MARK in cell["source"] and not cell["outputs"]]
 
 
-def tape_states(directory: Path | None = None, tapes: Path = paths.RECORDED) -> dict[Path, State]:
+def tape_states(tapes: Path = paths.RECORDED) -> dict[Path, State]:
     """Whether each lesson's tapes were made by its present code."""
-    hashes = {notebooks.key(path.stem): notebooks.code_hash(path) for path in notebooks.find(directory)}
+    wanted = {notebooks.key(path.stem): source(path) for path in notebooks.find()}
     found = sorted(tape for tape in tapes.glob("*/*.jsonl") if tape.name not in OTHER_TAPES)
-    return {tape: _tape_state(tape, hashes) for tape in found}
+    return {tape: _tape_state(tape, wanted.get(tape.stem)) for tape in found}
 
 
-def _tape_state(tape: Path, hashes: Mapping[str, str]) -> State:
-    name, lesson = f"{tape.parent.name}/{tape.name}", tape.stem
-    if lesson not in hashes:
+def _tape_state(tape: Path, wanted: str | None) -> State:
+    name = f"{tape.parent.name}/{tape.name}"
+    if wanted is None:
         return State(name, "stale", "its lesson is not there")
     try:
         sources = {row.source for row in rows.read(tape)}
     except ValueError as error:
         return State(name, "stale", str(error))
-    wanted = _source(lesson, hashes[lesson])
     if sources != {wanted}:
         return State(name, "stale", f"what it holds is not all from {wanted}")
     return State(name, "recorded", wanted)
 
 
-def _source(lesson: str, code_hash: str) -> str:
-    return f"{notebooks.key(lesson)}@{code_hash}"
+def source(path: Path) -> str:
+    """What the rows on a lesson's tape name as their source: the lesson and the hash of its code."""
+    return f"{notebooks.key(path.stem)}@{notebooks.code_hash(path)}"
 
 
-def strip_stale(directory: Path | None = None, tapes: Path = paths.RECORDED) -> list[str]:
+def strip_stale(tapes: Path = paths.RECORDED) -> list[str]:
     """Remove stale outputs, with their stamp, and stale tapes; gives the names of what was stripped."""
     stripped = []
-    for path in notebooks.find(directory):
+    for path in notebooks.find():
         if state(path).status == "stale":
             notebook = notebooks.read(path)
             for _, cell in notebooks.code_cells(notebook):
@@ -144,7 +132,7 @@ def strip_stale(directory: Path | None = None, tapes: Path = paths.RECORDED) -> 
             notebook.metadata.get("labkit", {}).pop("recorded", None)
             write(path, notebook)
             stripped.append(path.stem)
-    for tape, found in tape_states(directory, tapes).items():
+    for tape, found in tape_states(tapes).items():
         if found.status == "stale":
             tape.unlink()
             stripped.append(found.name)
@@ -158,26 +146,28 @@ def record(
     again: bool = False,
     bar: bool = False,
     tapes: Path = paths.RECORDED,
-    work: Path | None = None,
 ) -> "execute.Result | None":
     """Execute a lesson at full size; when it passes, put its outputs and its tape into the tree.
 
     None when the present code is recorded on this device already, unless ``again``. A run that was cut
-    short leaves its rows under ``work``, and the next one goes on from them. A failure leaves notebook and
-    tape as they were.
+    short leaves its rows under build/record, and the next one goes on from them. A failure leaves notebook
+    and tape as they were.
 
     Raises:
         ValueError: for a lesson that was edited meanwhile, or whose marked cell shows nothing.
     """
     from labkit.runs import execute
 
-    stamp = Stamp.of(path, identity)
     before = read_stamp(notebooks.read_json(path))
-    if not again and state(path).status == "recorded" and before and before.device == stamp.device:
+    if not again and state(path).status == "recorded" and before and before.device == identity.device:
         return None
-    folder = (work or unfinished()).resolve() / identity.slug
-    tape = folder / f"{notebooks.key(path.stem)}@{stamp.hash}.jsonl"
-    _prepare(tape, stamp, again)
+    machine = (identity.device, identity.driver, identity.torch, identity.triton)
+    stamp = Stamp(notebooks.code_hash(path), *machine, date.today().isoformat())
+    folder = unfinished(identity)
+    tape = folder / f"{source(path)}.jsonl"
+    # of an earlier, unfinished run those rows count that this machine, as it is now, would measure
+    kept = [] if again else rows.readable(tape)
+    rows.write(tape, [row for row in kept if (row.device, row.driver, row.torch, row.triton) == machine])
     environment = {
         claims.RECORDING: "1",
         rows.TAPE: str(tape),
@@ -194,27 +184,20 @@ def record(
     return result
 
 
-def _prepare(tape: Path, stamp: Stamp, again: bool) -> None:
-    """Keep of an earlier, unfinished run the rows that this machine, as it is now, would measure."""
-    tape.parent.mkdir(parents=True, exist_ok=True)
-    machine = (stamp.device, stamp.driver, stamp.torch, stamp.triton)
-    try:
-        found = [] if again else rows.read(tape)
-    except ValueError:
-        found = []  # a damaged tape is measured again, not trusted
-    rows.write(tape, [r for r in found if (r.device, r.driver, r.torch, r.triton) == machine])
-
-
 def _publish(path: Path, executed: Path, tape: Path, stamp: Stamp, folder: Path) -> None:
+    """Copy outputs into the notebook, whose prose stays as it is, and rows to the tape in ``folder``."""
     notebook = notebooks.read(path)
     if notebooks.code_hash(path) != stamp.hash:
         raise ValueError(f"{path.stem} was edited while it was recorded: record it again")
-    copy_outputs(notebook, notebooks.read(executed), stamp)
+    pairs = zip(notebooks.code_cells(notebook), notebooks.code_cells(notebooks.read(executed)), strict=True)
+    for (_, cell), (_, ran) in pairs:
+        cell.execution_count = ran.execution_count
+        cell.outputs = without_widgets(ran.outputs)
+    notebook.metadata.setdefault("labkit", {})["recorded"] = asdict(stamp)
     silent = marked_cells_without_outputs(notebook)
     if silent:
         raise ValueError(f"{path.stem}: marked {MARK!r}, but shows nothing: cell {silent[0]}")
-    source = _source(path.stem, stamp.hash)
-    measured = [replace(row, kind=rows.RECORDED, source=source) for row in rows.read(tape)]
+    measured = [replace(row, kind=rows.RECORDED, source=source(path)) for row in rows.read(tape)]
     kept = folder / f"{notebooks.key(path.stem)}.jsonl"
     if measured:
         rows.write(kept, measured)
@@ -223,36 +206,21 @@ def _publish(path: Path, executed: Path, tape: Path, stamp: Stamp, folder: Path)
     write(path, notebook)
 
 
-def copy_outputs(notebook: "NotebookNode", executed: "NotebookNode", stamp: Stamp) -> None:
-    """Give a notebook the outputs that the same code cells have in an executed one, and their stamp.
-
-    Everything else, the prose above all, stays as it is. ValueError for another number of code cells.
-    """
-    pairs = zip(notebooks.code_cells(notebook), notebooks.code_cells(executed), strict=True)
-    for (_, cell), (_, ran) in pairs:
-        cell.execution_count = ran.execution_count
-        cell.outputs = without_widgets(ran.outputs)
-    notebook.metadata.setdefault("labkit", {})["recorded"] = asdict(stamp)
+def unfinished(identity: "Identity") -> Path:
+    """The folder in which recordings on this kind of device that were cut short keep their rows."""
+    return paths.BUILD / "record" / identity.slug
 
 
-def unfinished() -> Path:
-    """Where recordings that were cut short keep their rows, in a folder for each kind of device."""
-    return paths.BUILD / "record"
-
-
-def record_roofs(
-    measured: Path, identity: "Identity", tapes: Path = paths.RECORDED, work: Path | None = None
-) -> None:
+def record_roofs(measured: Path, identity: "Identity", tapes: Path = paths.RECORDED) -> None:
     """Keep the roofs that a machine measured, for those who read the lessons without it.
 
-    Earlier ones stay that rows in ``tapes`` or under ``work`` were measured with.
+    Earlier ones stay that rows in ``tapes``, or of unfinished recordings, were measured with.
     """
     from labkit.measure import roofline  # with torch, which a banner does not need
 
-    kept = [
-        replace(row, kind=rows.RECORDED, source="labkit/measure/roofline.py") for row in rows.read(measured)
-    ]
-    folder = (work or unfinished()) / identity.slug
+    found = rows.read(measured)
+    kept = [replace(row, kind=rows.RECORDED, source="labkit/measure/roofline.py") for row in found]
+    folder = unfinished(identity)
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "roofs.lock"):  # several lessons may be recorded at once, each on its GPU
         roofline.add_recorded(tapes / identity.slug, kept, unfinished=folder)
@@ -265,36 +233,27 @@ def write(path: Path, notebook: "NotebookNode") -> None:
     paths.write_text(path, nbformat.writes(notebook).rstrip("\n") + "\n")
 
 
-def banner(lesson: str, directory: Path | None = None) -> HTML:
-    """One line for a lesson's first cell: where its saved outputs are from, and how figures are labelled."""
-    kinds = "Every figure says whether it is live (this machine, now), recorded, or published."
-    stamp = _stamp_to_show(lesson, directory)
-    if stamp is None:
-        origin = "No recorded outputs: what you see was made where the cells were run last."
-    else:
-        cards = len(_cards(lesson, stamp))
-        several = f", on {cards} GPUs of this kind one after the other" if cards > 1 else ""
+def banner(lesson: str) -> HTML:
+    """One line for a lesson's first cell: where its saved outputs are from, and how figures are labelled.
+
+    The GPUs that measured are more than one where a recording went on upon another machine.
+    """
+    path, being_made = notebooks.resolve(lesson), os.environ.get(STAMP_VARIABLE)
+    stamp = Stamp(**json.loads(being_made)) if being_made else None
+    if not being_made and state(path).status == "recorded":
+        stamp = read_stamp(notebooks.read_json(path))
+    origin = "No recorded outputs: what you see was made where the cells were run last."
+    if stamp:
+        from labkit import gpu  # torch comes with it; a lesson has it, `record --check` does without
+
+        tapes = paths.RECORDED.glob(f"*/{notebooks.key(lesson)}.jsonl")
+        found = [Path(os.environ[rows.TAPE])] if being_made else tapes
+        measured = [row for tape in found for row in rows.of_a_tape(tape) if row.device == stamp.device]
+        cards = {*(row.card for row in measured if row.card), *([gpu.card()] if being_made else [])}
+        several = f", on {len(cards)} GPUs of this kind one after the other" if len(cards) > 1 else ""
         origin = (
             f"As saved, the outputs were recorded on {stamp}{several}; cells that you run show your machine."
         )
     how = f" {html.escape(backend.sentence())}" if backend.reason else ""
+    kinds = "Every figure says whether it is live (this machine, now), recorded, or published."
     return HTML(f"<p><small>{html.escape(origin)}{how} {kinds}</small></p>")
-
-
-def _cards(lesson: str, stamp: Stamp) -> set[str]:
-    """The GPUs that measured its rows: more than one where a recording went on upon another machine."""
-    from labkit import gpu  # torch comes with it; a lesson has it, `record --check` does without
-
-    being_made = os.environ.get(rows.TAPE) if os.environ.get(STAMP_VARIABLE) else None
-    tapes = [Path(being_made)] if being_made else paths.RECORDED.glob(f"*/{notebooks.key(lesson)}.jsonl")
-    measured = (row for tape in tapes for row in rows.of_a_tape(tape))
-    cards = {row.card for row in measured if row.device == stamp.device and row.card}
-    return cards | {gpu.card()} if being_made else cards
-
-
-def _stamp_to_show(lesson: str, directory: Path | None) -> Stamp | None:
-    being_made = os.environ.get(STAMP_VARIABLE)
-    if being_made:
-        return Stamp(**json.loads(being_made))
-    path = notebooks.resolve(lesson, directory)
-    return read_stamp(notebooks.read_json(path)) if state(path).status == "recorded" else None

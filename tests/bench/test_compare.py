@@ -17,8 +17,8 @@ def gap(**columns):
     return recorded(median_us=None, p20_us=None, p80_us=None, note="CUDA out of memory", **columns)
 
 
-def fates(before, after):
-    return compare(before, after)["fate"].tolist()
+def outcomes(before, after):
+    return compare(before, after)["outcome"].tolist()
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def labkit(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "fate"),
+    ("before", "after", "outcome"),
     [
         (of(10.0), of(11.0), "within"),
         *((of(10.0), of(us), "moved") for us in (11.1, 8.9)),
@@ -50,8 +50,8 @@ def labkit(tmp_path, monkeypatch):
         (recorded(us=10.0, p20_us=None, p80_us=None), recorded(us=10.1, p20_us=None, p80_us=None), "moved"),
     ],
 )
-def test_a_row_moves_when_the_medians_differ_by_more_than_the_larger_spread(before, after, fate):
-    assert fates([before], [after]) == [fate]
+def test_a_row_moves_when_the_medians_differ_by_more_than_the_larger_spread(before, after, outcome):
+    assert outcomes([before], [after]) == [outcome]
 
 
 def test_rows_are_matched_by_what_was_measured_not_by_where_and_the_slowest_comes_first():
@@ -59,9 +59,9 @@ def test_rows_are_matched_by_what_was_measured_not_by_where_and_the_slowest_come
     after = [of(us, width=width) for us, width in ((5.0, 16), (30.0, 32), (20.0, 64))]
     assert compare(before, after)["ratio"].tolist() == [3.0, 2.0, 0.5]
     elsewhere = of(10.0, device="another", date="2027-01-01", source="code x", kind="live")
-    assert fates([of(99.0), of(10.0)], [elsewhere]) == ["within"], "the last one counts"
+    assert outcomes([of(99.0), of(10.0)], [elsewhere]) == ["within"], "the last one counts"
     for other in ({"clock": "host"}, {"cache": "warm"}, {"dtype": "float16"}, {"direction": "backward"}):
-        assert sorted(fates([of(10.0)], [of(10.0, **other)])) == ["first", "second"]
+        assert sorted(outcomes([of(10.0)], [of(10.0, **other)])) == ["first", "second"]
 
 
 def test_gaps_that_come_and_go_are_named(labkit):
@@ -95,9 +95,6 @@ def test_the_command_names_the_machines_and_the_rows_that_moved(labkit):
         *((b"", "holds no rows"), (b"\xff\xfe\n", "")),
     ],
 )
-def test_a_file_of_another_schema_no_file_and_a_time_that_is_none_are_mistakes(labkit, text, says):
+def test_a_file_of_another_schema_and_no_file_are_mistakes(labkit, text, says):
     assert f"b.jsonl: {says}" in labkit([of(10.0)], text, code=2)
-    for us in (0.0, -1.0, float("nan"), float("inf")):
-        assert f"batch 2, width 16: {us} µs is no time" in labkit([of(us)], [of(10.0)], code=2)
-    for names in (("a.jsonl", "."), ("a.jsonl",)):
-        labkit([of(10.0)], [of(10.0)], *names, code=2)
+    labkit([of(10.0)], [of(10.0)], "a.jsonl", code=2)

@@ -1,15 +1,17 @@
 """Benchmarks in virtual time: rows, a stopped run that goes on, peers, files, what the command says."""
 
 import errno
+import io
 import json
 import os
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
+import click
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 from simulated import DOUBLING, doubling, install
 from taped import recorded
 
@@ -98,7 +100,7 @@ def run_labkit(*arguments, code=0):
 def measure(*names, with_peers=False, **options):
     found = {name: suites.parts(name, peers=with_peers) for name in names or suites.SUITES}
     made = run.Run(found, **options)
-    made.run()
+    made.run(Console(file=io.StringIO()))
     return made
 
 
@@ -124,7 +126,7 @@ def test_sizes_that_are_drawn_are_measured_and_named_apart(toy, monkeypatch):
         run_labkit("affine", "--random", 4, *arguments, "--json", OUT)
         seen.append([(row.suite, row.contender, *row.shape.values()) for row in rows.read(OUT)])
     assert seen[0] == seen[1] != seen[2] and {row[0] for row in seen[0]} == {"random/affine"}
-    assert len(seen[0]) == 8 and all(4 * batch * width >= 4096 for *_, batch, width in seen[0])
+    assert len(seen[0]) == 8 and all(8 * batch * width >= 4096 for *_, batch, width in seen[0])
     assert {row[0] for row in seen[3]} == {"random/affine/small"}
     assert "no ranges to draw sizes from" in run_labkit("linear", "--random", 4, code=2)
     order = options.BenchOptions(count=4, seed=3, small=True, peers=True)
@@ -144,9 +146,7 @@ def test_peers_that_are_missing_or_of_another_version_are_named(toy, monkeypatch
     assert "no-such-package-of-ours" not in output and "numpy is version" not in run_labkit("affine")
 
 
-def test_a_peer_tunes_itself_once_for_a_width_before_it_is_measured_and_again_if_rows_are_left(
-    toy, monkeypatch
-):
+def test_a_peer_tunes_itself_once_for_a_width_before_it_is_measured(toy, monkeypatch):
     told = []
 
     def tune(contenders, shapes):
@@ -161,9 +161,6 @@ def test_a_peer_tunes_itself_once_for_a_width_before_it_is_measured_and_again_if
     monkeypatch.setattr(peers, "installed", lambda package: "1.0")
     measured = measure("affine", with_peers=True).measured
     assert len(measured) == 3 and told == [(["fla"], list(SHAPES), [])], "its failure is no error"
-    for left in (0, 1):
-        rows.write(run.tape("affine"), measured[: 3 - left])
-        assert measure("affine", with_peers=True).kept == 3 - left and len(told) == 1 + left
 
 
 # A run that is stopped
@@ -233,12 +230,12 @@ def test_a_lost_gpu_ends_the_run_and_any_other_error_is_shown(toy, monkeypatch):
         with pytest.raises(RuntimeError, match=r"^CUDA error"):
             measure("affine")
         patch.setattr("labkit.gpu.synchronize", lost)
-        with pytest.raises(run.GpuLostError, match=r"^bench/affine: the GPU is lost: RuntimeError"):
+        with pytest.raises(click.ClickException, match=r"^bench/affine: the GPU is lost: CUDA error"):
             measure("affine")
     call = lambda x: monkeypatch.setattr("labkit.gpu.synchronize", lost) or lost()  # noqa: E731
     toy.ours = Contender("labkit", call, DOUBLING)
     output = run_labkit("--json", OUT, code=1)
-    assert "bench/affine: the GPU is lost after labkit: RuntimeError: CUDA error: an illegal" in output
+    assert "bench/affine: the GPU is lost: labkit: RuntimeError: CUDA error: an illegal" in output
     assert [row.median_us for row in rows.read(OUT)] == [None]
 
 
@@ -263,7 +260,6 @@ def test_a_disk_that_is_full_in_the_end_loses_no_row(toy, monkeypatch, writes):
         (["--record"], "--record keeps full runs only"),
         (["--record", "--peers", "--random", "3"], "--record keeps full runs only"),
         (["--small"], "add --random N"),
-        (["--compare", "a", "./a"], "--compare names one file twice"),
         (["--compare", "a", "b", "affine"], "leave the rest out"),
         (["--report", "a"], "there is no such file"),
     ],
@@ -289,23 +285,17 @@ def test_what_cannot_be_recorded_or_loaded_is_said_before_anything_is_measured(t
 # Progress, and what is kept of a full run
 
 
-def test_progress_counts_all_rows_and_what_is_left_falls_at_the_pace_of_what_was_measured(toy, monkeypatch):
-    """As planned in the first ten seconds; what was kept does not count."""
-    heard, now = [], [0.0]
+def test_a_log_has_a_line_for_each_row(toy):
+    lines = run_labkit().splitlines()
+    assert lines[0] == "affine: row 1 of 8: labkit, forward, float32, 2 x 16: 16 µs"
+    assert lines[7].startswith("linear: row 8 of 8: labkit, forward_backward, float16, 2 x 16: ")
 
-    def progress(each):
-        heard.append(each)
-        now[0] += 18.0
 
-    monkeypatch.setattr(benchmark, "ROW_S", 6.0)
-    measure("affine")
-    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    assert measure(progress=progress).kept == 4
-    assert [(each.done, each.total) for each in heard] == [(n, 8) for n in range(1, 9)]
-    assert [each.suite for each in heard] == ["affine"] * 4 + ["linear"] * 4
-    left = [42.0, 36.0, 30.0, 24.0, 18.0, 12.0 * 90 / 12, 6.0 * 108 / 18, 0.0]
-    assert [each.left_s for each in heard] == left
-    assert heard[0].left == "about 42 s left" and str(heard[0]) == "labkit, forward, float32, 2 x 16: 16 µs"
+def test_a_terminal_shows_how_far_it_is_and_the_last_row(toy):
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=150)
+    run.Run({name: suites.parts(name, peers=False) for name in suites.SUITES}).run(terminal)
+    shown = terminal.file.getvalue()
+    assert "8/8" in shown and "labkit, forward_backward, float16, 2 x 16: " in shown
 
 
 def test_a_full_run_is_recorded_and_both_pages_say_it(toy, tmp_path):

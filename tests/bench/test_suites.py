@@ -17,6 +17,8 @@ from labkit.workloads.published import rms_norm_shapes
 
 pytestmark = pytest.mark.usefixtures("cache")
 LIMIT_S, RANDOM_LIMIT_S = 8 * 60.0, 5 * 60.0
+ROW_S, COMPILE_S, TUNE_S = 0.5, 3.0, 10.0
+"""Seconds for a row on an H200, more for one that torch.compile makes, and for a peer to tune itself once."""
 SMALL = {"batch": 8, "width": 16, "hidden": 24, "groups": 4, "time": 5, "depth": 2, "out": 12}
 NEEDS_GPU = ("make_graphed_callables", "reduce-overhead", "in a graph", "GraphedStep")
 STEPS = ("labkit, GraphedStep", "labkit, GraphedStep, compiled")
@@ -34,9 +36,15 @@ def drawn(name, seed=0, count=40, **options):
     return suites.random_parts(name, peers=True, count=count, seed=seed, **options)
 
 
+def seconds(found):
+    """About how long parts of a suite take on an H200."""
+    rows = [ROW_S + COMPILE_S * one.compiled for part in found for one in part.planned().values()]
+    return sum(rows) + sum(TUNE_S * len(tuners) * len(at) for tuners, at in (p.tuning() for p in found))
+
+
 @pytest.mark.parametrize("name", suites.SUITES)
 def test_a_suite_is_planned_in_time_and_says_what_each_row_moves_computes_and_is_made_of(name):
-    assert sum(part.seconds() for part in parts(name)) <= LIMIT_S
+    assert seconds(parts(name)) <= LIMIT_S
     keys = [key for part in parts(name) for key in part.planned()]
     assert len(set(keys)) == len(keys)
     codes = {}
@@ -112,7 +120,7 @@ def test_every_contender_computes_what_its_work_says(name, way):
     ],
 )
 @pytest.mark.parametrize("time", [1, 2, 7, 64])
-def test_a_reference_by_doubling_is_that_step_by_step(scan, steps, time):
+def test_a_reference_in_blocks_is_that_step_by_step(scan, steps, time):
     a, b, upstream = (torch.rand(2, time, 3).double() for _ in range(3))
     given = (-a if steps is recurring.log_recurrence else a).requires_grad_(), b.requires_grad_()
     states = [each(*given) for each in (scan, steps)]
@@ -121,13 +129,13 @@ def test_a_reference_by_doubling_is_that_step_by_step(scan, steps, time):
         assert torch.allclose(got, want, rtol=1e-10)
 
 
-def test_the_gradient_of_a_reference_by_doubling_keeps_nothing_of_its_rounds():
-    """Of a million steps in float64 it would not fit beside the contenders."""
+def test_the_gradient_of_a_reference_in_blocks_keeps_few_tensors():
+    """Many of a million steps in float64 would not fit beside the contenders."""
     kept = []
     a, b = (torch.rand(1, 2**12, 4, dtype=torch.float64).requires_grad_() for _ in range(2))
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.nbytes) or t, lambda t: t):
         suites._scan(a, b)
-    assert sum(kept) <= 2 * a.nbytes
+    assert sum(kept) <= 8 * a.nbytes
 
 
 # Sizes that are drawn
@@ -144,21 +152,14 @@ def test_sizes_are_in_their_ranges_aligned_large_enough_and_different(name, smal
         for shape in part.shapes:
             for axis, (low, high, step) in ranges[suite].ranges.items():
                 assert low <= shape[axis] <= high and shape[axis] % step == low % step == high % step == 0
-            size = part.tensor_bytes(shape, part.dtypes[0])
-            assert (
-                size < benchmark.LEAST_BYTES
-                if small
-                else benchmark.LEAST_BYTES <= size <= benchmark.MOST_BYTES
-            )
-        inputs = part.contenders[-1].work.inputs
-        if small and part.dtypes == ("float32",) and "any" not in suite:
-            biggest = max(t.numel() * 4 for t in inputs(part.shapes[0]))
-            assert biggest <= 2 * part.tensor_bytes(part.shapes[0], "float32"), suite
+            itemsize = getattr(torch, part.dtypes[0]).itemsize
+            moved = part.contenders[0].work.min_bytes(shape, itemsize, "forward")
+            assert moved <= benchmark.MOST_BYTES and (moved < benchmark.LEAST_BYTES) == small
 
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_forty_sizes_take_five_minutes_the_slow_contenders_ten_of_them(name):
-    assert sum(part.seconds() for part in drawn(name)) <= RANDOM_LIMIT_S
+    assert seconds(drawn(name)) <= RANDOM_LIMIT_S
     for suite in {part.suite for part in drawn(name)}:
         rows = [
             (key, one) for part in drawn(name) if part.suite == suite for key, one in part.planned().items()
@@ -176,6 +177,7 @@ def test_the_same_seed_draws_the_same_and_another_one_others():
     assert len({shape["batch"] for part in first for shape in part.shapes}) > 20
     widths = [shape["width"] for part in drawn("matmul", count=400) for shape in part.shapes]
     assert np.median(widths) < np.mean(widths), "log-uniform: as many small ones as large ones"
-    with pytest.raises(ValueError, match="hold fewer than 9 such sizes"):
-        tiny = benchmark.Benchmark((), ranges={"batch": (1, 2, 1), "width": (1, 2, 1)})
+    with pytest.raises(ValueError, match="hold fewer than 5 such sizes"):
+        ours = parts("affine")[0].contenders
+        tiny = benchmark.Benchmark(ours, ranges={"batch": (1, 2, 1), "width": (1, 2, 1)})
         tiny.drawn(9, np.random.default_rng(0), small=True)

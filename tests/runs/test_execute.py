@@ -33,7 +33,6 @@ matplotlib.get_backend()
 PIECES = """
 for i in range(3):
     print(i, flush=True)
-    print('e', file=sys.stderr, flush=True)
     time.sleep(0.1)
 """
 
@@ -77,7 +76,7 @@ def test_a_lesson_is_executed_by_this_python_counted_and_made_a_page(execute):
     package = paths.CHECKOUT / "labkit" / "__init__.py"
     assert told.text == f"7 {os.environ['TRITON_INTERPRET']} extra {sys.executable} {package}\n"
     assert "inline" in backend.data["text/plain"]
-    streams = [o.get("text", "display") for o in outputs[-1] if o.get("name") != "stderr"]
+    streams = [o.get("text", "display") for o in outputs[-1]]
     assert streams == ["0\n1\n2\n", "display", "0\n1\n2\n"], (
         "pieces of a stream are joined, not across a figure"
     )

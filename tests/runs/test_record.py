@@ -43,8 +43,8 @@ with open(os.environ["LABKIT_TAPE"], "a") as tape:
             tape.write(line + "\\n")
 """
 CELLS = [
-    "from pathlib import Path\nfrom labkit.widgets import claim\nfrom labkit.runs.record import banner\n"
-    "banner('01_toy', Path('.'))",
+    "from labkit import paths\nfrom labkit.widgets import claim\nfrom labkit.runs.record import banner\n"
+    "paths.NOTEBOOKS = paths.Path('.')\nbanner('01_toy')",
     MEASURE,
     "# NBVAL_CHECK_OUTPUT\nprint('bytes', 3)",
     "claim('{value} bytes', 3, True)",
@@ -59,14 +59,14 @@ class Course:
 
     def __init__(self, root):
         self.root, self.notebooks = root, root / "notebooks"
-        self.tapes, self.work = root / "recorded", root / "work"
+        self.tapes, self.work = root / "recorded", root / "build" / "record"
         self.path = self.notebooks / "01_toy.ipynb"
 
     def lesson(self, *cells):
         stage.lesson(self.root, *cells)
 
     def record(self, machine=None, **options):
-        return record.record(self.path, machine or Machine(), tapes=self.tapes, work=self.work, **options)
+        return record.record(self.path, machine or Machine(), tapes=self.tapes, **options)
 
     def tape(self, device="nvidia-h200", lesson="toy"):
         return self.tapes / device / f"{lesson}.jsonl"
@@ -76,8 +76,8 @@ class Course:
         return file.read_text().split() if file.exists() else []
 
     def statuses(self):
-        found = [record.state(path) for path in notebooks.find(self.notebooks)]
-        found += record.tape_states(self.notebooks, self.tapes).values()
+        found = [record.state(path) for path in notebooks.find()]
+        found += record.tape_states(self.tapes).values()
         return {state.name: state.status for state in found}
 
     def edit(self, number, source=None, **changes):
@@ -99,6 +99,8 @@ def recording(tmp_path_factory):
     course.lesson(*CELLS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
+        patch.setattr(paths, "NOTEBOOKS", course.notebooks)
+        patch.setattr(paths, "BUILD", course.root / "build")
         result = course.record()
     assert result.passed, result.failure
     return course
@@ -192,7 +194,7 @@ def test_changed_code_makes_outputs_and_tape_stale_until_they_are_stripped(recor
     recorded.edit(4, "claim('{value} bytes', 4, True)")
     stale = ["01_toy", "nvidia-h200/toy.jsonl"]
     assert recorded.statuses() == dict.fromkeys(stale, "stale")
-    assert record.strip_stale(recorded.notebooks, recorded.tapes) == stale
+    assert record.strip_stale(recorded.tapes) == stale
     assert recorded.statuses() == {"01_toy": "no outputs"} and not recorded.tape().exists()
     cells = [cell for _, cell in notebooks.code_cells(notebooks.read(recorded.path))]
     assert all(cell.outputs == [] and cell.execution_count is None for cell in cells)
@@ -219,7 +221,7 @@ def test_tapes_without_a_lesson_with_foreign_rows_or_broken_are_stale(course):
 
 def test_the_banner_says_where_saved_outputs_are_from_and_on_how_many_gpus(recorded, monkeypatch):
     def shown():
-        return record.banner("01_toy", recorded.notebooks).data
+        return record.banner("01_toy").data
 
     monkeypatch.setattr(paths, "RECORDED", recorded.tapes)
     assert "recorded on NVIDIA H200, driver 570.1, torch 2.13.0, triton 3.7.1, 20" in shown()
