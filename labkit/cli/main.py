@@ -1,10 +1,11 @@
-"""The command line: ``labkit run``, ``doctor``, ``record``, ``bench``, ``slides`` and ``tally``.
+"""The command line: ``labkit lab``, ``progress``, ``reset``, ``run``, ``doctor``, ``record``, ``bench`` and more.
 
 Commands import what they need themselves: help appears at once, and doctor works where Jupyter, torch or
 triton do not.
 """
 
 import errno
+import importlib.util
 import math
 import os
 import signal
@@ -186,6 +187,85 @@ def _alone(command: str) -> Iterator[None]:
         with value_errors_as_messages():
             stack.enter_context(jobs.exclusive(command))
         yield
+
+
+@cli.command("lab", context_settings={"ignore_unknown_options": True})
+@click.argument("words", metavar="[FOLDER] [JUPYTER_OPTION]...", nargs=-1, type=click.UNPROCESSED)
+def lab_command(words: tuple[str, ...]) -> None:
+    """Open the lessons in JupyterLab, in a folder of your own: work/, if none is named.
+
+    The first time the lessons are copied into it. Later a lesson that has changed is put beside yours.
+    """
+    from labkit.lessons import learner_folder
+
+    if importlib.util.find_spec("jupyterlab") is None:
+        raise UserError("JupyterLab is missing: pip install 'gpu-labkit[lab]'")
+    named = bool(words) and not words[0].startswith("-")
+    folder, options = Path(words[0] if named else "work"), words[named:]
+    said = []
+    if edited := learner_folder.edited():
+        names = ", ".join(path.name for path in edited)
+        question = f"You have edited published lessons, where the next `git pull` stops at them: {names}."
+        if not sys.stdin.isatty():
+            said = [question]
+        elif click.confirm(f"{question} Move your edits to {folder}, and put the published ones back?"):
+            said = learner_folder.move_edits(folder, edited)
+    with value_errors_as_messages():
+        said += learner_folder.open_folder(folder)
+    for sentence in said:
+        click.echo(sentence)
+    os.environ[learner_folder.FOLDER_VARIABLE] = str(folder.resolve())
+    root = (
+        ["--allow-root"] if os.getuid() == 0 else []
+    )  # as in most containers: Jupyter asks whether it is meant
+    usual = ["--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={folder.resolve()}", *root]
+    os.execv(sys.executable, [sys.executable, "-m", "labkit.cli.lab_server", *usual, *options])
+
+
+IN_FOLDER = click.option(
+    "folder",
+    "--folder",
+    type=PATH,
+    help="The learner's folder: by default the one that you are in, or work/.",
+)
+
+
+def _choose_folder(folder: Path | None) -> Path:
+    """The learner's folder that a command is about, from here on that of this process."""
+    from labkit.lessons import learner_folder
+
+    chosen = folder or learner_folder.current() or Path("work")
+    if not (chosen / learner_folder.KEPT).is_dir():
+        raise UserError(f"{chosen}: this is no learner's folder; `labkit lab` makes one")
+    os.environ[learner_folder.FOLDER_VARIABLE] = str(chosen.resolve())
+    return chosen
+
+
+@cli.command("progress")
+@IN_FOLDER
+def progress_command(folder: Path | None) -> None:
+    """Print all exercises: open, tried or solved, and after how many tries."""
+    from labkit.exercises import progress
+
+    _choose_folder(folder)
+    table = progress.table()
+    click.echo(table.to_string(index=False))
+    click.echo(f"{(table['state'] == progress.STATES['solved']).sum()} of {len(table)} solved")
+
+
+@cli.command("reset")
+@click.argument("lesson")
+@IN_FOLDER
+def reset_command(lesson: str, folder: Path | None) -> None:
+    """Begin a lesson anew: a fresh copy takes the place of yours, which is kept under another name."""
+    from labkit.lessons import learner_folder
+
+    with value_errors_as_messages():
+        fresh, aside = learner_folder.reset(_choose_folder(folder), lesson)
+    kept = f" Yours is {aside.name} now." if aside else ""
+    click.echo(
+        f"{fresh.name} is as published.{kept} If JupyterLab has it open: File > Reload Notebook from Disk."
+    )
 
 
 @cli.command("slides")

@@ -1,16 +1,15 @@
 """A learner's own copy of the lessons: a folder to work in, which a newer version never writes over.
 
-``labkit lab`` makes it. Beside the notebooks it has a folder ``.labkit``, which holds the learner's answers,
-verdicts and guesses, and says how each lesson looked when it was handed out.
+``labkit lab`` makes it. Beside the notebooks it has a folder ``.labkit``: the learner's answers, verdicts and
+guesses, and in ``.labkit/handed_out`` each lesson as it was when the learner last got it.
 """
 
-import hashlib
 import json
 import os
 import shutil
 import subprocess
 from contextlib import suppress
-from datetime import date, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ def current() -> Path | None:
 
 
 def kept() -> Path:
-    """Where this learner's answers, verdicts and guesses are kept: in their folder, else in labkit's cache."""
+    """Where answers, verdicts and guesses are kept: in the learner's folder, else in the cache."""
     folder = current()
     return paths.cache() if folder is None else folder / KEPT
 
@@ -46,41 +45,34 @@ def kept() -> Path:
 def open_folder(folder: Path) -> list[str]:
     """Bring a learner's folder up to date, and return a sentence for each thing that happened.
 
-    A lesson that is not there yet is copied into it. One that has changed since it was handed out is put
-    beside the learner's, under a name with today's date; only a file that nobody has saved is replaced.
-    Pictures are renewed. Answers and guesses from before there were such folders are moved into it.
+    A lesson that is not there yet is copied into it. One that has changed upstream since is put beside the
+    learner's, under a name with today's date; a file that nobody has saved since is replaced. Pictures are
+    renewed. Answers and guesses from before there were such folders are moved into it.
 
-    Raises:
-        ValueError: for a folder that holds other people's notebooks: the published lessons, or a clone.
+    Raises ValueError for a folder that holds the published lessons, and for a clone of the course.
     """
-    if folder.resolve() in (paths.NOTEBOOKS.resolve(), paths.NOTEBOOKS.parent.resolve()):
+    if folder.resolve() in (paths.NOTEBOOKS.resolve(), paths.CHECKOUT.resolve()):
         raise ValueError(f"{folder}: the published lessons are there; name a folder of your own")
-    known = _read_known(folder)
-    said = _carry_over(folder)
-    added = []
+    added, said = [], _carry_over(folder)
     for lesson in notebooks.find():
+        mine, before = folder / lesson.name, folder / KEPT / "handed_out" / lesson.name
         text = handed_out(lesson)
-        mine, version = folder / lesson.name, _digest(text)
-        before = known.get(lesson.stem, {})
         if not mine.exists():
             paths.write_text(mine, text)
             added.append(lesson.stem)
-        elif before.get("version") == version:
+        elif before.exists() and before.read_text(encoding="utf-8") == text:
             continue
-        elif before.get("file") == _digest(mine.read_text(encoding="utf-8")):
+        elif before.exists() and before.read_bytes() == mine.read_bytes():
             paths.write_text(mine, text)
             said.append(f"{lesson.stem} was brought up to date; you had not changed it.")
         else:
-            beside = _unused(folder, f"{lesson.stem}.{date.today()}")
+            beside = _unused(folder, f"{lesson.stem}.{datetime.now():%Y-%m-%d}")
             paths.write_text(beside, text)
             said.append(f"{lesson.stem} has changed: the new version is {beside.name}, yours is as it was.")
-        known[lesson.stem] = {"version": version, "file": version}
-    images = paths.NOTEBOOKS / "images"
-    if images.is_dir():
-        shutil.copytree(images, folder / images.name, dirs_exist_ok=True)
-    paths.write_text(folder / KEPT / "lessons.json", json.dumps(known, indent=1) + "\n")
+        paths.write_text(before, text)
+    shutil.copytree(paths.NOTEBOOKS / "images", folder / "images", dirs_exist_ok=True)
     if added:
-        said.insert(0, f"Copied into {_shown(folder)}: {', '.join(added)}.")
+        said.insert(0, f"Copied into {os.path.relpath(folder)}: {', '.join(added)}.")
     return said
 
 
@@ -94,81 +86,25 @@ def handed_out(lesson: Path) -> str:
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 
-def reset(folder: Path, lesson: str) -> tuple[Path, Path]:
+def reset(folder: Path, lesson: str) -> tuple[Path, Path | None]:
     """Put a fresh copy of a lesson into a learner's folder, and forget the verdicts on its exercises.
 
-    Returns the fresh file and the name that the learner's own file has now. ValueError for an unknown lesson.
+    Returns the fresh file, and the name that the learner's own file has now, None where there was none.
+    ValueError for an unknown lesson.
     """
     published = notebooks.resolve(lesson)
-    mine, text = folder / published.name, handed_out(published)
-    aside = _unused(folder, f"{published.stem}.before-{datetime.now():%Y-%m-%d-%H%M}")
+    mine, aside, text = folder / published.name, None, handed_out(published)
     if mine.exists():
-        mine.rename(aside)
+        aside = mine.rename(_unused(folder, f"{published.stem}.before-{datetime.now():%Y-%m-%d-%H%M}"))
     paths.write_text(mine, text)
-    known = _read_known(folder)
-    known[published.stem] = {"version": _digest(text), "file": _digest(text)}
-    paths.write_text(folder / KEPT / "lessons.json", json.dumps(known, indent=1) + "\n")
+    paths.write_text(folder / KEPT / "handed_out" / published.name, text)
     verdicts = folder / KEPT / ANSWERS / notebooks.key(published.stem) / "verdicts.json"
     verdicts.unlink(missing_ok=True)
     return mine, aside
 
 
-# ---- edits in the published notebooks ----------------------------------------------------------------------
-
-
-def edited() -> list[Path]:
-    """Published lessons whose cells differ from those that git has; empty outside a clone, or without git."""
-    changed = _git("diff", "--name-only", "HEAD", "--", str(paths.NOTEBOOKS / "*.ipynb"))
-    found = [paths.CHECKOUT / line for line in changed.splitlines()]
-    return [path for path in found if path.exists() and _cells(path.read_text(encoding="utf-8")) != _at_head(path)]
-
-
-def move_edits(folder: Path, lessons: list[Path]) -> list[str]:
-    """Move edited notebooks into a learner's folder, and put the published ones back; a sentence for each."""
-    said = []
-    for lesson in lessons:
-        mine = folder / lesson.name
-        if mine.exists():
-            mine = _unused(folder, f"{lesson.stem}.moved-{date.today()}")
-        mine.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(lesson, mine)
-        _git("checkout", "HEAD", "--", str(lesson))
-        said.append(f"Your edits of {lesson.name} are in {_shown(mine)} now; the published one is as it was.")
-    return said
-
-
-def _git(*arguments: str) -> str:
-    try:
-        ran = subprocess.run(["git", *arguments], cwd=paths.CHECKOUT, capture_output=True, text=True)
-    except OSError:  # no git: then nobody pulls here either
-        return ""
-    return ran.stdout if ran.returncode == 0 else ""
-
-
-def _at_head(path: Path) -> Any:
-    text = _git("show", f"HEAD:./{path.relative_to(paths.CHECKOUT)}")
-    return _cells(text) if text else None
-
-
-def _cells(text: str) -> Any:
-    """What a person writes in a notebook: kind and source of each cell."""
-    with suppress(ValueError, KeyError, TypeError):  # a file that is no notebook has no cells
-        return [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
-    return None
-
-
-# ---- what the above share ----------------------------------------------------------------------------------
-
-
-def _read_known(folder: Path) -> dict[str, dict[str, str]]:
-    """By lesson: the version that was handed out last, and the file as it was written then."""
-    with suppress(OSError, ValueError):  # not there, or damaged: then every lesson counts as changed
-        found = json.loads((folder / KEPT / "lessons.json").read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
-    return {}
-
-
 def _carry_over(folder: Path) -> list[str]:
+    """Move answers and guesses out of the cache, where they were kept before there were learners' folders."""
     said = []
     for name, what in ((ANSWERS, "answers"), (GUESSES, "guesses")):
         old, new = paths.cache() / name, folder / KEPT / name
@@ -179,15 +115,52 @@ def _carry_over(folder: Path) -> list[str]:
     return said
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def _unused(folder: Path, stem: str) -> Path:
     """A notebook's path in the folder that no file has yet."""
-    names = (stem if number == 1 else f"{stem}-{number}" for number in range(1, 1000))
+    names = [stem, *(f"{stem}-{number}" for number in range(2, 1000))]
     return next(path for path in (folder / f"{name}.ipynb" for name in names) if not path.exists())
 
 
-def _shown(path: Path) -> str:
-    return os.path.relpath(path)
+# ---- edits in the published notebooks of a clone -----------------------------------------------------------
+
+
+def edited() -> list[Path]:
+    """Published lessons whose cells are not as git has them; empty outside a clone, or without git."""
+    changed = _git("diff", "--name-only", "--relative", "HEAD", "--", "notebooks/*.ipynb").splitlines()
+    found = [paths.CHECKOUT / line for line in changed if (paths.CHECKOUT / line).exists()]
+    return [path for path in found if _cells(path.read_text(encoding="utf-8")) != _cells(_at_head(path))]
+
+
+def move_edits(folder: Path, lessons: list[Path]) -> list[str]:
+    """Move edited notebooks into a learner's folder, and put the published ones back; a sentence for each."""
+    said = []
+    for lesson in lessons:
+        mine = folder / lesson.name
+        if mine.exists():
+            mine = _unused(folder, f"{lesson.stem}.moved-{datetime.now():%Y-%m-%d}")
+        original, before = _at_head(lesson), folder / KEPT / "handed_out" / lesson.name
+        paths.write_text(mine, lesson.read_text(encoding="utf-8"))
+        paths.write_text(lesson, original)
+        if not before.exists():  # the edits began from the published lesson: only a later one is news
+            paths.write_text(before, handed_out(lesson))
+        said.append(f"Your edits of {lesson.name} are in {os.path.relpath(mine)} now.")
+    return said
+
+
+def _git(*arguments: str) -> str:
+    try:
+        ran = subprocess.run(["git", *arguments], cwd=paths.CHECKOUT, capture_output=True, text=True)
+    except OSError:  # without git nobody pulls here either
+        return ""
+    return ran.stdout if ran.returncode == 0 else ""
+
+
+def _at_head(path: Path) -> str:
+    return _git("show", f"HEAD:./{path.relative_to(paths.CHECKOUT)}")
+
+
+def _cells(text: str) -> Any:
+    """What a person writes in a notebook: kind and source of each cell. None for a text that is none."""
+    with suppress(ValueError, KeyError, TypeError):
+        return [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
+    return None
