@@ -11,7 +11,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import setuptools
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -80,7 +79,9 @@ def test_every_folder_and_data_file_of_the_package_is_installed():
     others = {file for file in package.rglob("*.*") if file.suffix not in (".py", ".pyc") and file.is_file()}
     assert others and others <= given
     lessons = ROOT / options["package-dir"]["labkit.notebooks"]
-    given = {file for pattern in options["package-data"]["labkit.notebooks"] for file in lessons.glob(pattern)}
+    given = {
+        file for pattern in options["package-data"]["labkit.notebooks"] for file in lessons.glob(pattern)
+    }
     assert {file for file in lessons.rglob("*.*") if "__pycache__" not in file.parts} - given == set()
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``labkit lab``, ``progress``, ``reset``, ``run``, ``doctor``, ``record``, ``bench`` and more.
+"""The command line: ``labkit lab``, ``progress``, ``reset``, ``run``, ``doctor``, ``record`` and more.
 
 Commands import what they need themselves: help appears at once, and doctor works where Jupyter, torch or
 triton do not.

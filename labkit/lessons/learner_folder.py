@@ -77,8 +77,9 @@ def open_folder(folder: Path) -> list[str]:
 
 
 def handed_out(lesson: Path) -> str:
-    """A lesson as a learner gets it: the text of the notebook without its outputs."""
+    """A lesson as a learner gets it: the text of the notebook, without outputs and the cell for Colab."""
     notebook = json.loads(lesson.read_text(encoding="utf-8"))
+    notebook["cells"] = [cell for cell in notebook["cells"] if notebooks.COLAB not in notebooks.tags(cell)]
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell["outputs"], cell["execution_count"] = [], None
