@@ -30,9 +30,9 @@ def course(tmp_path, monkeypatch):
 
 
 def edit(path, line="# mine"):
-    """Save a notebook with one more line in its first code cell, as JupyterLab would."""
+    """Save a notebook with one more line in its last cell, as JupyterLab would."""
     notebook = json.loads(path.read_text())
-    cell = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+    cell = notebook["cells"][-1]
     cell["source"] = "".join(cell["source"]) + f"\n{line}\n"
     path.write_text(json.dumps(notebook, indent=1))
 
