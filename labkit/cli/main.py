@@ -5,7 +5,6 @@ triton do not.
 """
 
 import errno
-import importlib.util
 import math
 import os
 import signal
@@ -22,27 +21,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from labkit import __version__, backend, paths
+from labkit.cli import learner
+from labkit.cli.arguments import PATH, UserError, value_errors_as_messages
 
 if TYPE_CHECKING:  # commands import what they need themselves
     from labkit.runs import execute
 
 
-class UserError(click.ClickException):
-    """Something the user can put right: one sentence, no traceback, exit code 2."""
-
-    exit_code = 2
-
-
-@contextmanager
-def value_errors_as_messages() -> Iterator[None]:
-    """Turns the ValueErrors of looking at what the user asked for into messages."""
-    try:
-        yield
-    except ValueError as error:
-        raise UserError(str(error)) from error
-
-
-PATH = click.Path(path_type=Path)
 NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """A full disk, a folder that is closed to this user."""
 
@@ -69,6 +54,10 @@ class Group(click.Group):
 @click.version_option(__version__, prog_name="labkit")
 def cli() -> None:
     """A hands-on course in GPU performance."""
+
+
+for command in (learner.lab, learner.progress, learner.reset):
+    cli.add_command(command)
 
 
 def with_gpu_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -187,85 +176,6 @@ def _alone(command: str) -> Iterator[None]:
         with value_errors_as_messages():
             stack.enter_context(jobs.exclusive(command))
         yield
-
-
-@cli.command("lab", context_settings={"ignore_unknown_options": True})
-@click.argument("words", metavar="[FOLDER] [JUPYTER_OPTION]...", nargs=-1, type=click.UNPROCESSED)
-def lab_command(words: tuple[str, ...]) -> None:
-    """Open the lessons in JupyterLab, in a folder of your own: work/, if none is named.
-
-    The first time the lessons are copied into it. Later a lesson that has changed is put beside yours.
-    """
-    from labkit.lessons import learner_folder
-
-    if importlib.util.find_spec("jupyterlab") is None:
-        raise UserError("JupyterLab is missing: pip install 'gpu-labkit[lab]'")
-    named = bool(words) and not words[0].startswith("-")
-    folder, options = Path(words[0] if named else "work"), words[named:]
-    said = []
-    if edited := learner_folder.edited():
-        names = ", ".join(path.name for path in edited)
-        question = f"You have edited published lessons, where the next `git pull` stops at them: {names}."
-        if not sys.stdin.isatty():
-            said = [question]
-        elif click.confirm(f"{question} Move your edits to {folder}, and put the published ones back?"):
-            said = learner_folder.move_edits(folder, edited)
-    with value_errors_as_messages():
-        said += learner_folder.open_folder(folder)
-    for sentence in said:
-        click.echo(sentence)
-    os.environ[learner_folder.FOLDER_VARIABLE] = str(folder.resolve())
-    root = (
-        ["--allow-root"] if os.getuid() == 0 else []
-    )  # as in most containers: Jupyter asks whether it is meant
-    usual = ["--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={folder.resolve()}", *root]
-    os.execv(sys.executable, [sys.executable, "-m", "labkit.cli.lab_server", *usual, *options])
-
-
-IN_FOLDER = click.option(
-    "folder",
-    "--folder",
-    type=PATH,
-    help="The learner's folder: by default the one that you are in, or work/.",
-)
-
-
-def _choose_folder(folder: Path | None) -> Path:
-    """The learner's folder that a command is about, from here on that of this process."""
-    from labkit.lessons import learner_folder
-
-    chosen = folder or learner_folder.current() or Path("work")
-    if not (chosen / learner_folder.KEPT).is_dir():
-        raise UserError(f"{chosen}: this is no learner's folder; `labkit lab` makes one")
-    os.environ[learner_folder.FOLDER_VARIABLE] = str(chosen.resolve())
-    return chosen
-
-
-@cli.command("progress")
-@IN_FOLDER
-def progress_command(folder: Path | None) -> None:
-    """Print all exercises: open, tried or solved, and after how many tries."""
-    from labkit.exercises import progress
-
-    _choose_folder(folder)
-    table = progress.table()
-    click.echo(table.to_string(index=False))
-    click.echo(f"{(table['state'] == progress.STATES['solved']).sum()} of {len(table)} solved")
-
-
-@cli.command("reset")
-@click.argument("lesson")
-@IN_FOLDER
-def reset_command(lesson: str, folder: Path | None) -> None:
-    """Begin a lesson anew: a fresh copy takes the place of yours, which is kept under another name."""
-    from labkit.lessons import learner_folder
-
-    with value_errors_as_messages():
-        fresh, aside = learner_folder.reset(_choose_folder(folder), lesson)
-    kept = f" Yours is {aside.name} now." if aside else ""
-    click.echo(
-        f"{fresh.name} is as published.{kept} If JupyterLab has it open: File > Reload Notebook from Disk."
-    )
 
 
 @cli.command("slides")
