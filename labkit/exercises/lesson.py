@@ -255,7 +255,9 @@ def _show(bundle: dict[str, Any], text: str) -> Any:
 
 def _show_table(table: pd.DataFrame) -> None:
     text = table.to_string(index=False)
-    _show({"text/plain": text, "text/html": table.to_html(index=False, border=0)}, text)
+    left = {"selector": "th, td", "props": "text-align: left"}
+    page = table.style.hide(axis="index").set_table_styles([left]).to_html()
+    _show({"text/plain": text, "text/html": page}, text)
 
 
 def _show_verdict(verdict: Verdict) -> None:
