@@ -4,16 +4,11 @@
 #   IPYKERNEL=6.31   the older supported ipykernel, in one of its own; `test` runs panels and browser
 #   PYTHON=...       the Python that the virtual environment is made of
 BOOTSTRAP = $(or $(PYTHON),python3) labkit/bootstrap.py
-# The solutions and the exercises hold answers. In a container one is often root, and Jupyter wants to be
-# told that this is meant.
-LAB = --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks \
-	$(foreach hidden,solutions exercises __pycache__,--ContentsManager.hide_globs=$(hidden)) \
-	$(if $(filter 0,$(shell id -u)),--allow-root)
 # What depends on the version of ipykernel.
 KERNEL_TESTS = tests/browser tests/widgets tests/exercises/test_lesson.py
 
 .DEFAULT_GOAL := help
-.PHONY: run test lab doctor record bench slides site lint setup help clean
+.PHONY: run test lab progress doctor record bench slides site lint setup help clean
 
 run: ## start here: execute every lesson, or LESSONS=01; results in build/lessons; ARGS=--help for more
 	@$(BOOTSTRAP) run -m labkit run $(LESSONS) $(ARGS)
@@ -21,8 +16,11 @@ run: ## start here: execute every lesson, or LESSONS=01; results in build/lesson
 test: ## all tests; pytest's options in PYTEST_ARGS
 	@$(BOOTSTRAP) test -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(IPYKERNEL),$(KERNEL_TESTS)) $(PYTEST_ARGS)
 
-lab: ## open the lessons in JupyterLab, on localhost with a token
-	@$(BOOTSTRAP) lab -m labkit.cli.lab_server $(LAB) $(ARGS)
+lab: ## your own copy of the lessons in JupyterLab: in work/, or ARGS=FOLDER
+	@$(BOOTSTRAP) lab -m labkit lab $(ARGS)
+
+progress: ## the exercises: open, tried, solved
+	@$(BOOTSTRAP) progress -m labkit progress $(ARGS)
 
 doctor: ## what this machine is, and what to do
 	@$(BOOTSTRAP) doctor -m labkit doctor $(ARGS)

@@ -51,6 +51,7 @@ NEEDS = {
     "setup": (),
     "doctor": BASE,
     "run": RUN,
+    "progress": RUN,
     "record": RUN,
     "bench": RUN,
     "slides": RUN,
@@ -189,7 +190,7 @@ class Setup:
         constraints = self.venv / "labkit-constraints.txt"
         constraints.write_text(self.constraints)
         pip = [str(self.python), "-I", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-        rest = [*pip, "-c", str(constraints), "-e", f"{ROOT}[test]" if self.extra else str(ROOT)]
+        rest = [*pip, "-c", str(constraints), "-e", f"{ROOT}[{self.extra or 'lab'}]"]
         if self.gpu:
             # A CPU build that is already here, or that pip is pointed at, sorts above the default one.
             rest.append(f"torch!={self.version}+cpu")

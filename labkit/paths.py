@@ -1,4 +1,4 @@
-"""Where the course keeps its files. Bottom of the package, beside device: it imports nothing of labkit."""
+"""Where the course keeps its files. It imports nothing of labkit."""
 
 import os
 import secrets
@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[1]
-NOTEBOOKS = CHECKOUT / "notebooks"
-BUILD = CHECKOUT / "build"
-DATA = Path(__file__).resolve().parent / "data"
+PACKAGE = Path(__file__).resolve().parent
+CHECKOUT = PACKAGE.parent
+"""The clone, or the folder that an installed labkit lies in."""
+IN_CLONE = (CHECKOUT / "notebooks").is_dir()
+NOTEBOOKS = (CHECKOUT if IN_CLONE else PACKAGE) / "notebooks"
+BUILD = (CHECKOUT if IN_CLONE else Path.cwd()) / "build"
+DATA = PACKAGE / "data"
 RECORDED = DATA / "recorded"
 PUBLISHED = DATA / "published"
 

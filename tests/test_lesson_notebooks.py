@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 
 import nbformat
 import pytest
@@ -14,7 +15,7 @@ from labkit.lessons import notebooks
 from labkit.runs import record
 
 LESSONS = notebooks.find()
-TAGS = {notebooks.SETUP, notebooks.KERNEL, "parameters", "exercise"}
+TAGS = {notebooks.COLAB, notebooks.SETUP, notebooks.KERNEL, "parameters", "exercise"}
 FOLDED = "jp-MarkdownHeadingCollapsed"
 CELL_METADATA = {"tags", "lines_to_next_cell", FOLDED, "jupyter", "slideshow"}
 """What a cell may carry; ``lines_to_next_cell`` is jupytext's, which keeps a percent script's blank lines,
@@ -56,7 +57,7 @@ def test_it_is_valid_written_as_jupyter_writes_it_and_holds_nothing_but_what_is_
     for number, cell in enumerate(notebook.cells):
         tags = notebooks.tags(cell)
         assert set(cell.metadata) <= CELL_METADATA, f"cell {number}"
-        own = set(tags) - {"nbval-check-output"}
+        own = set(tags) - {"nbval-check-output", "remove-cell"}  # what others than labkit read
         assert own <= TAGS and len(own) <= (cell.cell_type == "code"), f"cell {number}: {tags}"
 
 
@@ -81,7 +82,7 @@ def test_its_prose_has_one_title_and_links_that_lead_somewhere(path):
 
 @every_lesson
 def test_it_sets_up_first_and_its_parameters_have_a_kind_a_default_and_a_sentence(path):
-    tagged = [(notebooks.tags(cell) or [""])[0] for _, cell in code(path)]
+    _, *tagged = [(notebooks.tags(cell) or [""])[0] for _, cell in code(path)]  # after the one for Colab
     assert tagged[0] == notebooks.SETUP and tagged.count("parameters") <= 1, "papermill reads one cell only"
     declared = notebooks.parameters(path)  # refuses what has no kind
     assert ("parameters" in tagged) == bool(declared)
@@ -93,7 +94,8 @@ def test_it_sets_up_first_and_its_parameters_have_a_kind_a_default_and_a_sentenc
 
 @every_lesson
 def test_it_has_the_size_and_the_parts_of_a_lesson_and_only_a_kernel_is_longer_than_a_screen(path):
-    cells, found = notebooks.read(path).cells, code(path)
+    cells = [cell for cell in notebooks.read(path).cells if notebooks.COLAB not in notebooks.tags(cell)]
+    found = code(path)[1:]
     most, room = SIZES.get(path.stem[:2], (40, 30))
     assert 25 <= len(cells) <= most and path.stat().st_size <= 640 * 1024
     assert sum(len(cell.source.encode()) for cell in cells) <= room * 1024
@@ -110,15 +112,38 @@ def test_it_has_the_size_and_the_parts_of_a_lesson_and_only_a_kernel_is_longer_t
 
 @every_lesson
 def test_it_imports_nothing_of_labkit_but_the_face_and_uses_names_that_the_face_has(path):
-    source = "\n\n".join(cell.source for _, cell in code(path))
-    assert code(path)[0][1].source.startswith("import labkit as lab\n")
-    assert [line for line in source.splitlines() if re.match(r"\s*(import|from) labkit\b", line)] == [
-        "import labkit as lab"
-    ]
+    cells = [cell.source for _, cell in code(path) if notebooks.COLAB not in notebooks.tags(cell)]
+    source = "\n\n".join(cells)
+    assert cells[0].startswith("import labkit as lab\n")
+    assert re.findall(r"^\s*(?:import|from) labkit\b.*$", source, re.MULTILINE) == ["import labkit as lab"]
     used = set(re.findall(r"\blab\.(\w+)", source))
     assert used <= set(labkit.FACE), used - set(labkit.FACE)
     if path.stem in NAMES:
         assert len(used) <= NAMES[path.stem], sorted(used)
+
+
+@every_lesson
+def test_its_first_code_cell_acts_on_colab_and_kaggle_only(path, monkeypatch):
+    """There it gets the tagged version from the repository that pyproject names, as the badge does."""
+    ran, (_, cell) = [], code(path)[0]
+    assert notebooks.tags(cell) == [notebooks.COLAB, "remove-cell"]
+    shell = type("Shell", (), {"system": lambda self, command: ran.append(command)})
+    for name in ("COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"):
+        monkeypatch.delenv(name, raising=False)
+    exec(cell.source, {"get_ipython": shell})
+    assert ran == []
+    monkeypatch.setenv("COLAB_RELEASE_TAG", "release-colab")
+    exec(cell.source, {"get_ipython": shell})
+    repository = tomllib.loads((paths.CHECKOUT / "pyproject.toml").read_text())["project"]["urls"][
+        "Repository"
+    ]
+    course = f"gpu-labkit @ git+{repository}@v{labkit.__version__}"
+    assert ran == [f"pip install -q --no-deps '{course}' nvidia-ml-py filelock psutil"]
+    page = (
+        f"{repository.replace('github.com', 'colab.research.google.com/github')}/blob/v{labkit.__version__}"
+    )
+    badge = f"[![Open in Colab](images/open-in-colab.svg)]({page}/notebooks/{path.name})"
+    assert badge in notebooks.read(path).cells[0].source.splitlines()
 
 
 @every_lesson

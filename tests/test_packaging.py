@@ -11,7 +11,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import setuptools
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -41,7 +40,8 @@ def names(requirements):
 @pytest.mark.parametrize("constraints", CONSTRAINTS)
 def test_what_is_asked_for_is_pinned_within_its_range_and_everything_once(constraints):
     pinned = versions(constraints)
-    for requirement in map(Requirement, PROJECT["dependencies"] + EXTRAS["test"]):
+    asked = PROJECT["dependencies"] + EXTRAS["lab"] + EXTRAS["test"]
+    for requirement in map(Requirement, [each for each in asked if each != "gpu-labkit[lab]"]):
         assert pinned[canonicalize_name(requirement.name)] in requirement.specifier, requirement
     needed = {bootstrap.DISTRIBUTIONS.get(name, name) for names in bootstrap.NEEDS.values() for name in names}
     assert set(map(canonicalize_name, needed)) <= pinned.keys()
@@ -74,11 +74,16 @@ def test_bootstrap_parses_on_an_old_python_and_needs_nothing_installed():
 def test_every_folder_and_data_file_of_the_package_is_installed():
     package, options = ROOT / "labkit", PYPROJECT["tool"]["setuptools"]
     folders = {file.parent.relative_to(ROOT) for file in package.rglob("*.py")}
-    found = setuptools.find_packages(ROOT, **options["packages"]["find"])
-    assert set(found) == {folder.as_posix().replace("/", ".") for folder in folders}
+    listed = {name.replace(".", "/") for name in options["packages"]}
+    assert listed == {folder.as_posix() for folder in folders} | {"labkit/notebooks"}
     given = {file for pattern in options["package-data"]["labkit"] for file in package.glob(pattern)}
     others = {file for file in package.rglob("*.*") if file.suffix not in (".py", ".pyc") and file.is_file()}
     assert others and others <= given
+    lessons = ROOT / options["package-dir"]["labkit.notebooks"]
+    given = {
+        file for pattern in options["package-data"]["labkit.notebooks"] for file in lessons.glob(pattern)
+    }
+    assert given == {file for file in lessons.rglob("*.*") if file.suffix in (".ipynb", ".py", ".svg")}
 
 
 ROOMS = "import importlinter.cli as rooms; rooms.lint_imports_command()"
@@ -100,13 +105,10 @@ def test_lint(tool, arguments):
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-HIDDEN = ("solutions", "exercises", "__pycache__")
-"""What a learner's JupyterLab does not list."""
-LAB = ["lab -m labkit.cli.lab_server --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=notebooks"]
 TARGETS = {  # what a target runs, after the Python of the environment
     "setup": ["setup"],
     "run LESSONS=01 ARGS=--quick": ["run -m labkit run 01 --quick"],
-    "lab IPYKERNEL=6.31": [" ".join(LAB + [f"--ContentsManager.hide_globs={name}" for name in HIDDEN])],
+    "lab IPYKERNEL=6.31 ARGS=folder": ["lab -m labkit lab folder"],
     "test PYTEST_ARGS=-x": ["test -m pytest -n 2 --dist loadfile --no-loadscope-reorder -x"],
     "record LESSONS=01": ["record -m labkit record 01"],
     "lint": ["lint -m ruff check .", "lint -m ruff format --check .", "lint -m mypy", f"lint -c '{ROOMS}'"],
@@ -120,7 +122,7 @@ def make(*words):
 @MAKE
 @pytest.mark.parametrize("target", TARGETS)
 def test_make_runs_each_target_through_the_bootstrap(target):
-    said = make("-n", "PYTHON=some-python", *target.split()).replace(" --allow-root", "")  # that only as root
+    said = make("-n", "PYTHON=some-python", *target.split())
     lines = [" ".join(line.split()) for line in said.splitlines() if "bootstrap" in line]
     assert lines == [f"some-python labkit/bootstrap.py {arguments}" for arguments in TARGETS[target]]
     assert all(arguments.split()[0] in bootstrap.NEEDS for arguments in TARGETS[target])
@@ -142,8 +144,9 @@ def test_conda_and_binder_take_a_supported_python_and_what_the_package_asks_for(
         assert (file.parent / constraints.removeprefix("-c ")).resolve() == ROOT / CONSTRAINTS[0]
         assert bootstrap.supported(tuple(map(int, python.removeprefix("python=").split("."))))
         read.append(asked)
-    assert read[0] == ["-e ."] and read[1].pop(0) == f"--extra-index-url {bootstrap.CPU_INDEX}"
-    assert names(read[1]) == names(PROJECT["dependencies"])
+    assert read[0] == ["-e .[lab]"] and read[1].pop(0) == f"--extra-index-url {bootstrap.CPU_INDEX}"
+    asked = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["lab"]
+    assert names(read[1]) == names(asked)
     assert f"torch=={versions(CONSTRAINTS[0])['torch']}+cpu" in read[1]
 
 

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +23,12 @@ from labkit import backend, paths
 
 TRITON_OF_TORCH = {"2.11": "3.6.0", "2.13": "3.7.1", "2.15": "3.9.0"}
 """For CPU builds of torch, which do not name the triton they belong to."""
+RUN = "make run" if paths.IN_CLONE else "labkit run"
+HOW_TO_GET_A_GPU = {
+    "Colab": "For an L4 or an A100: Runtime > Change runtime type.",
+    "Kaggle": "For a GPU: Settings > Accelerator.",
+    "WSL": "If this machine has an NVIDIA GPU: install its driver in Windows, not in WSL.",
+}
 JUPYTER = ("jupyterlab", "ipykernel", "ipywidgets")
 
 
@@ -30,6 +37,8 @@ class Facts:
     """What was found on a machine; None is "not there"."""
 
     system: str = "Linux"
+    place: str = ""
+    """Colab, Kaggle, Binder or WSL; empty for a machine of its own."""
     versions: dict[str, str | None] = field(default_factory=dict)
     """Of torch, triton, numpy and Jupyter's packages."""
     broken: dict[str, str] = field(default_factory=dict)
@@ -58,18 +67,24 @@ def advise(facts: Facts) -> Advice:
     """The first thing that is in the way, and what to do about it; else what to expect."""
     if obstacle := _obstacle(facts):
         return Advice(False, obstacle)
+    hosted = facts.place in ("Colab", "Kaggle")
+    run = "the lesson" if hosted else f"`{RUN}`"
     if facts.reason:
         why = "" if facts.reason == backend.NO_DRIVER else f", because {facts.reason}"
         sentence = (
-            f"Ready without a GPU: `make run` interprets the kernels at small sizes{why}. "
+            f"Ready without a GPU: {run} interprets the kernels at small sizes{why}. "
             "Figures of time come from recordings."
         )
+        if facts.reason == backend.NO_DRIVER and facts.place in HOW_TO_GET_A_GPU:
+            sentence += f" {HOW_TO_GET_A_GPU[facts.place]}"
     elif facts.roofs is None:
-        sentence = "Ready: `make run` runs on the GPU; `labkit doctor --measure` measures its roofs."
+        sentence = f"Ready: {run} runs on the GPU; `labkit doctor --measure` measures its roofs."
     else:
-        sentence = "Ready: `make run` runs the lessons on the GPU."
+        sentence = f"Ready: {run} runs on the GPU."
+    if hosted:
+        return Advice(True, sentence)
     if facts.versions.get("jupyterlab") is None:
-        sentence += " JupyterLab is missing; only `make lab` needs it."
+        sentence += " JupyterLab is missing; only `labkit lab` needs it."
     return Advice(True, sentence)
 
 
@@ -86,7 +101,7 @@ def _obstacle(facts: Facts) -> str:
     for name in ("torch", "triton", *JUPYTER[1:]):
         if versions.get(name) is None:
             package = f"triton=={wanted}" if name == "triton" and wanted else name
-            return f"{name} is missing: `make run` sets it up, or `pip install {package}`."
+            return f"{name} is missing: `pip install {package}`, or in a clone `make setup`."
         if name in facts.broken:
             error = facts.broken[name]
             return f"{name} {versions[name]} is installed but cannot be imported ({error}): install it again."
@@ -119,6 +134,7 @@ def lines(facts: Facts) -> list[tuple[str, str]]:
         broken = f", broken: {facts.broken[name]}" if name in facts.broken else ""
         return f"{facts.versions.get(name) or 'missing'}{broken}"
 
+    place = f" ({facts.place})" if facts.place else ""
     built = backend.installed_torch()
     build = f"built for CUDA {built.cuda}" if built and built.cuda else "CPU build"
     wanted = f" (this torch goes with {facts.triton_wanted})" if facts.triton_wanted else ""
@@ -132,7 +148,7 @@ def lines(facts: Facts) -> list[tuple[str, str]]:
     cache = paths.cache()
     there = next(folder for folder in (cache, *cache.parents) if folder.exists())
     return [
-        ("system", f"{facts.system} {platform.machine()}, Python {platform.python_version()}"),
+        ("system", f"{facts.system}{place} {platform.machine()}, Python {platform.python_version()}"),
         ("GPU", facts.device or "none that torch can use"),
         ("driver", _driver() or "none found"),
         ("torch", f"{told('torch')}, {build}" if built else told("torch")),
@@ -161,6 +177,7 @@ def collect() -> Facts:
     compilers = (shutil.which(name) for name in (os.environ.get("CC"), "gcc", "clang") if name)
     return Facts(
         system=platform.system(),
+        place=_place(os.environ, platform.release()),
         versions=versions,
         broken=broken,
         triton_wanted=_wanted_triton(versions["torch"]),
@@ -170,6 +187,17 @@ def collect() -> Facts:
         headers=Path(sysconfig.get_paths()["include"], "Python.h").exists(),
         roofs=_roofs() if usable else None,
     )
+
+
+def _place(environment: Mapping[str, str], kernel: str) -> str:
+    """Whose machine this is, by the variables that are set there, or by the name of its Linux kernel."""
+    marks = {
+        "COLAB_RELEASE_TAG": "Colab",
+        "KAGGLE_KERNEL_RUN_TYPE": "Kaggle",
+        "BINDER_LAUNCH_HOST": "Binder",
+    }
+    wsl = "WSL" if "microsoft" in kernel.lower() else ""
+    return next((place for name, place in marks.items() if name in environment), wsl)
 
 
 def _version(package: str) -> str | None:

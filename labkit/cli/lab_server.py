@@ -1,4 +1,4 @@
-"""JupyterLab as `make lab` starts it: beyond this machine it never listens without a token or password."""
+"""JupyterLab as `labkit lab` starts it: beyond this machine it never listens without a token or password."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The command line: ``labkit run``, ``doctor``, ``record``, ``bench``, ``slides`` and ``tally``.
+"""The command line: ``labkit lab``, ``progress``, ``reset``, ``run``, ``doctor``, ``record`` and more.
 
 Commands import what they need themselves: help appears at once, and doctor works where Jupyter, torch or
 triton do not.
@@ -21,27 +21,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from labkit import __version__, backend, paths
+from labkit.cli import learner
+from labkit.cli.arguments import PATH, UserError, value_errors_as_messages
 
 if TYPE_CHECKING:  # commands import what they need themselves
     from labkit.runs import execute
 
 
-class UserError(click.ClickException):
-    """Something the user can put right: one sentence, no traceback, exit code 2."""
-
-    exit_code = 2
-
-
-@contextmanager
-def value_errors_as_messages() -> Iterator[None]:
-    """Turns the ValueErrors of looking at what the user asked for into messages."""
-    try:
-        yield
-    except ValueError as error:
-        raise UserError(str(error)) from error
-
-
-PATH = click.Path(path_type=Path)
 NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """A full disk, a folder that is closed to this user."""
 
@@ -68,6 +54,10 @@ class Group(click.Group):
 @click.version_option(__version__, prog_name="labkit")
 def cli() -> None:
     """A hands-on course in GPU performance."""
+
+
+for command in (learner.lab, learner.progress, learner.reset):
+    cli.add_command(command)
 
 
 def with_gpu_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -9,23 +9,23 @@ nothing that the answer does reaches this process.
 import ast
 import hashlib
 import io
-import json
 import tokenize
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import psutil
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from labkit import gpu, paths
-from labkit.exercises import judge, race
+from labkit.exercises import judge, progress, race
 from labkit.exercises.engine import Exercise, Finding
-from labkit.exercises.verdicts import Status, Verdict, progress_html, solution_html
+from labkit.exercises.progress import Attempts
+from labkit.exercises.verdicts import Verdict, solution_html
 from labkit.lessons import notebooks
 from labkit.measure.contender import Contender
 from labkit.measure.results import Results
@@ -67,16 +67,6 @@ def source_digest(source: str) -> str:
     return hashlib.sha256(" ".join(words).strip().encode()).hexdigest()[:12]
 
 
-@dataclass
-class Attempts:
-    """What is kept of an exercise: the last verdict, and the distinct wrong answers since it was right."""
-
-    status: Status = "not attempted"
-    wrong: list[list[str]] = field(default_factory=list)
-    """Of each, the digest and the name of its mistake."""
-    when: str = ""
-
-
 class ExerciseSession:
     """The exercises of one lesson in this session of a notebook."""
 
@@ -88,7 +78,6 @@ class ExerciseSession:
         """The learner's answers whose last verdict was right, and the files of their cells."""
         self._raced: set[Path] = set()
         """Files of the learner's answers that were right at the race's sizes, too."""
-        self._folder = _attempts_folder(lesson)
         judge.process(lesson)  # gets ready while the learner reads
 
     def check(self, name: str, answer: Any) -> None:
@@ -114,11 +103,11 @@ class ExerciseSession:
         waiting = f"Judging, in a process of its own: {self._limit_s:g} s at most, usually two."
         shown = _show({"text/plain": waiting, "text/html": f"<small>{waiting}</small>"}, "")
         file = self._write(name, cell)
-        records = self._read_records()
+        records = progress.read(self._lesson)
         record = records.setdefault(name, Attempts())
         verdict = self._verdict(exercise, self._judge(name, file), cell, record)
         record.status, record.when = verdict.status, datetime.now(UTC).isoformat(timespec="seconds")
-        self._write_records(records)
+        progress.write(self._lesson, records)
         if verdict.status == "right":
             self._right[name] = answer, file
         if shown is None:
@@ -169,29 +158,34 @@ class ExerciseSession:
         return race.contender(exercise, solution, learners=False)
 
     def reset(self, name: str) -> None:
-        """Forget the verdicts on an exercise, and show its cell as the lesson has it, to copy."""
-        self._exercise(name)
-        records = self._read_records()
-        records.pop(name, None)
-        self._write_records(records)
-        self._right.pop(name, None)
-        cells = notebooks.code_cells(notebooks.read(notebooks.resolve(self._lesson)))
-        (cell,) = [each.source for _, each in cells if f'tasks.check("{name}",' in each.source]
-        _show({"text/plain": cell}, cell)
+        """Forget the verdicts on an exercise, and put its cell as the lesson has it below the present one.
 
-    def summary(self) -> None:
-        """Show the claims of this session as a table; to somebody who is there, also the exercises."""
-        if interactive():
-            self.progress()
-        display(summary())
+        The cell that the learner has written stays: a notebook that is open saves over what is changed on
+        the disk, so nothing but the page itself can change one.
+        """
+        self._exercise(name)
+        records = progress.read(self._lesson)
+        records.pop(name, None)
+        progress.write(self._lesson, records)
+        self._right.pop(name, None)
+        cells = notebooks.code_cells(notebooks.read_json(notebooks.resolve(self._lesson)))
+        (cell,) = [each["source"] for _, each in cells if f'tasks.check("{name}",' in each["source"]]
+        shell = get_ipython()
+        if shell is None:
+            print(cell)
+        else:
+            shell.set_next_input(cell, replace=False)
+            print("The cell below is as the lesson has it; delete your own, or keep it to compare.")
 
     def progress(self) -> None:
-        """Show which exercises are solved, in this session or an earlier one."""
-        records = self._read_records()
-        found = [(each.title, records.get(each.name, Attempts())) for each in self._exercises.values()]
-        rows = [(title, record.status, len(record.wrong)) for title, record in found]
-        text = "\n".join(f"{title}: {status}, {wrong} wrong before" for title, status, wrong in rows)
-        _show({"text/plain": text, "text/html": progress_html(rows)}, text)
+        """Show all exercises of all lessons: open, tried or solved, and how many tries there were."""
+        _show_table(progress.table())
+
+    def summary(self) -> None:
+        """Show the claims of this session as a table; to somebody who is there, also its exercises."""
+        if interactive():
+            _show_table(progress.table([notebooks.resolve(self._lesson)]))
+        display(summary())
 
     def _exercise(self, name: str) -> Exercise:
         if name not in self._exercises:
@@ -230,22 +224,11 @@ class ExerciseSession:
 
     def _write(self, name: str, cell: str) -> Path:
         """Write an answer to a file before it is run; the files of earlier answers stay."""
-        folder = self._folder / name
-        numbers = [int(file.stem) for file in folder.glob("*.py") if file.stem.isdigit()]
-        file = folder / ("solution.py" if self._solve else f"{max(numbers, default=0) + 1:04}.py")
+        earlier = progress.attempt_files(self._lesson, name)
+        number = int(earlier[-1].stem) + 1 if earlier else 1
+        file = progress.folder(self._lesson) / name / ("solution.py" if self._solve else f"{number:04}.py")
         paths.write_text(file, cell)
         return file
-
-    def _read_records(self) -> dict[str, Attempts]:
-        # Nothing is known where there is no file, or where a learner has changed it by hand.
-        with suppress(FileNotFoundError, ValueError, TypeError, AttributeError):
-            kept = json.loads((self._folder / "verdicts.json").read_text(encoding="utf-8"))
-            return {name: Attempts(**each) for name, each in kept.items()}
-        return {}
-
-    def _write_records(self, records: dict[str, Attempts]) -> None:
-        text = json.dumps({name: vars(each) for name, each in records.items()}, indent=1)
-        paths.write_text(self._folder / "verdicts.json", text)
 
 
 def _untouched(exercise: Exercise, cell: str) -> bool:
@@ -270,6 +253,13 @@ def _show(bundle: dict[str, Any], text: str) -> Any:
     return None
 
 
+def _show_table(table: pd.DataFrame) -> None:
+    text = table.to_string(index=False)
+    left = {"selector": "th, td", "props": "text-align: left"}
+    page = table.style.hide(axis="index").set_table_styles([left]).to_html()
+    _show({"text/plain": text, "text/html": page}, text)
+
+
 def _show_verdict(verdict: Verdict) -> None:
     _show(verdict.mimebundle(), str(verdict))
 
@@ -279,13 +269,3 @@ def _current_cell() -> str:
     if shell is None:
         raise RuntimeError("tasks.check reads the cell that it stands in: run it in a notebook")
     return str(shell.user_ns["In"][-1])
-
-
-def _attempts_folder(lesson: str) -> Path:
-    """Where a lesson's attempts are kept: by its name without the number, which may change."""
-    here = paths.cache() / "attempts" / notebooks.key(lesson)
-    for numbered in here.parent.glob(f"[0-9][0-9]_{here.name}"):  # from the time when the number counted
-        if not here.exists():
-            with suppress(OSError):  # a cache that cannot be written: they stay where they are
-                numbered.rename(here)
-    return here

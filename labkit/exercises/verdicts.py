@@ -2,7 +2,7 @@
 
 import html
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -78,19 +78,6 @@ class Verdict:
             yield f'<div style="margin:0.2em 0"><small>{_marked(line)}</small></div>'
         if self.solution:
             yield solution_html(self.solution)
-
-
-def progress_html(rows: Sequence[tuple[str, Status, int]]) -> str:
-    """A table of exercises: title, last verdict, distinct wrong answers before it."""
-    cells = "".join(
-        f'<tr><td style="text-align:left">{html.escape(title)}</td>'
-        f'<td style="text-align:left"><span style="color:{LOOK[status][1]}" aria-hidden="true">'
-        f"{LOOK[status][0]}</span> {status}</td><td>{wrong}</td></tr>"
-        for title, status, wrong in rows
-    )
-    names = ("Exercise", "Last verdict", "Wrong answers before")
-    head = "".join(f'<th style="text-align:left">{name}</th>' for name in names)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{cells}</tbody></table>"
 
 
 def solution_html(source: str) -> str:

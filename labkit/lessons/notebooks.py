@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # its validator takes a second to import, and loading a lesso
 
 SETUP, KERNEL = LOADED_TAGS = ("setup", "kernel")
 EXERCISE = "exercise"
+COLAB = "colab"
+"""The tag of the cell that installs the course on Colab and Kaggle, and elsewhere does nothing."""
 KINDS: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
 """The kinds a lesson's parameter may be declared with."""
 TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -102,7 +104,7 @@ def code_hash(path: Path) -> str:
 
     Of the project code that part counts which decides about a measurement (`labkit.lessons.code_hash`).
     """
-    cells = [cell["source"] for _, cell in code_cells(read_json(path))]
+    cells = [cell["source"] for _, cell in code_cells(read_json(path)) if COLAB not in tags(cell)]
     solutions = solutions_file(path)
     if solutions.exists():
         cells.append(without_comments(solutions.read_text(encoding="utf-8")))

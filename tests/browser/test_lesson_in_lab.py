@@ -45,6 +45,11 @@ def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> No
         assert page.output(mask).get_by_text("Hint 1").count() == (verdict == "wrong")
         page.screenshot(f"lesson-{verdict}", mask)
 
+    page.set_source(mask, 'tasks.reset("mask")\ntasks.progress()')
+    page.run_cell(mask)
+    assert page.sources()[mask + 1] == scaffold, "the cell as the lesson has it stands below"
+    page.screenshot("lesson-reset", mask)
+
     panel = page.index_of("panel.sweep(")
     figure = page.output(panel).locator(".widget-html img")
     assert not recorded or "Recorded on NVIDIA H200" in str(figure.get_attribute("alt"))
@@ -63,5 +68,5 @@ def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> No
     page.save()
     page.reload()
     page.output(guess).get_by_text("Sealed").first.wait_for()
-    assert figure.count() == 1 and "right" in page.text(mask)
+    assert figure.count() == 1 and "as the lesson has it" in page.text(mask)
     assert page.errors == []

@@ -1,6 +1,5 @@
 """A learner's session: verdicts, hints that unlock, what is kept, accidents, a notebook from end to end."""
 
-import json
 import re
 
 import nbformat
@@ -9,7 +8,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from labkit import paths
 from labkit.exercises import lesson as session_module
-from labkit.exercises import verdicts
+from labkit.exercises import progress, verdicts
 from labkit.exercises.engine import Finding
 from labkit.lessons import notebooks
 from labkit.runs import execute
@@ -95,22 +94,26 @@ def test_hints_unlock_with_other_wrong_answers_only_and_being_right_locks_them_a
     assert len(kept(cache)) == 7, "each attempt's source is kept"
 
 
-def test_progress_outlives_the_session_and_a_spoilt_file(learner, cache, capsys):
-    learner().run(masked("at < count"))
-    learner().tasks.progress()
-    learner().tasks.progress()
+def test_progress_counts_tries_and_outlives_the_session_and_a_spoilt_file(learner, cache):
+    one = learner()
+    for mask in ("at <= count", "True", "at < count"):
+        one.run(masked(mask))
+    table = progress.table().set_index(["lesson", "exercise"])
+    assert list(table.loc[LESSON, "mask"]) == ["✓ solved", 3]
+    assert list(table.loc[LESSON, "graph"]) == ["○ open", 0]
+    assert list(table.index.unique("lesson")) == [path.stem for path in notebooks.find()]
+    one.run(masked("at <= count"))
+    assert list(progress.table().set_index("exercise").loc["mask", ["state", "tries"]]) == ["✗ tried", 4]
     file = cache / "attempts" / notebooks.key(LESSON) / "verdicts.json"
-    assert json.loads(file.read_text())["mask"]["status"] == "right"
     file.write_text("{")
     assert "✓" in learner().run(masked("at < count"))["text/plain"]
 
 
-def test_attempts_of_a_lesson_that_had_another_number_are_carried_over(learner, cache):
-    old = cache / "attempts" / "88_launch_overhead" / "mask"
-    old.mkdir(parents=True)
-    (old / "0001.py").write_text("x")
-    learner()
-    assert kept(cache) == ["0001.py"] and not old.exists()
+def test_answers_go_into_the_learners_folder_that_the_session_works_in(learner, cache, monkeypatch, tmp_path):
+    monkeypatch.setenv("LABKIT_FOLDER", str(tmp_path / "work"))
+    learner().run(masked("at < count"))
+    assert (tmp_path / "work" / ".labkit" / "attempts" / notebooks.key(LESSON) / "mask" / "0001.py").exists()
+    assert not (cache / "attempts").exists()
 
 
 def test_a_cell_may_show_the_solution_or_take_an_answer_above_its_check(learner):
@@ -174,9 +177,9 @@ def test_in_a_notebook_the_verdict_takes_the_place_of_the_notice(tmp_path):
     notebook = new_notebook(cells=[new_code_cell(cell) for cell in cells])
     nbformat.write(notebook, tmp_path / "lesson.ipynb")
     result = execute.execute(tmp_path / "lesson.ipynb", tmp_path / "out.ipynb", {})
-    verdict, progress = (cell.outputs for cell in nbformat.read(result.notebook_path, 4).cells[-2:])
+    verdict, table = (cell.outputs for cell in nbformat.read(result.notebook_path, 4).cells[-2:])
     assert len(verdict) == 1 and verdict[0].data[verdicts.CHECK_MIME]["passed"] == 6
-    assert "right" in progress[0].data["text/html"]
+    assert "solved" in table[0].data["text/html"]
 
 
 def test_attempts_are_whole_or_not_there(learner, cache, monkeypatch):
@@ -210,11 +213,12 @@ def test_a_kernel_sweeps_under_the_learners_name_once_it_has_raced(learner, monk
     assert one.tasks.contender("affine").name == "the solution"
 
 
-def test_reset_forgets_the_verdict_and_shows_the_cell_as_the_lesson_has_it(learner, monkeypatch, capsys):
-    one = learner()
+def test_reset_forgets_the_verdict_and_puts_the_cell_as_the_lesson_has_it_below(learner, monkeypatch):
+    one, inputs = learner(), []
     one.run(masked("at <= count"))
-    monkeypatch.setattr(session_module, "_show", lambda bundle, text: print(text))
+    shell = type("Shell", (), {"set_next_input": lambda self, cell, replace: inputs.append((cell, replace))})
+    monkeypatch.setattr(session_module, "get_ipython", shell)
     one.tasks.reset("mask")
-    one.tasks.progress()
-    said = capsys.readouterr().out
-    assert "inside = ...  # which places are?" in said and "the mask of a kernel: not attempted" in said
+    ((cell, replaces),) = inputs
+    assert "inside = ...  # which places are?" in cell and not replaces
+    assert list(progress.table().set_index("exercise").loc["mask", ["state", "tries"]]) == ["○ open", 1]

@@ -1,0 +1,66 @@
+"""What is kept of a learner's answers below `learner_folder.kept()`: every attempt, the last verdicts."""
+
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+from labkit import paths
+from labkit.lessons import learner_folder, notebooks
+
+STATES = {"solved": "✓ solved", "tried": "✗ tried", "open": "○ open"}
+
+
+@dataclass
+class Attempts:
+    """What is kept of an exercise: the last verdict, and the distinct wrong answers since it was right."""
+
+    status: str = "not attempted"
+    wrong: list[list[str]] = field(default_factory=list)
+    """Of each, the digest and the name of its mistake."""
+    when: str = ""
+
+
+def folder(lesson: str) -> Path:
+    """Where a lesson's attempts are: by its name without the number, which may change."""
+    return learner_folder.kept() / learner_folder.ANSWERS / notebooks.key(lesson)
+
+
+def attempt_files(lesson: str, exercise: str) -> list[Path]:
+    """The files of a learner's attempts at an exercise, in their order."""
+    return sorted(file for file in (folder(lesson) / exercise).glob("*.py") if file.stem.isdigit())
+
+
+def read(lesson: str) -> dict[str, Attempts]:
+    """By exercise; empty where nothing is kept, and where somebody has spoilt the file by hand."""
+    with suppress(FileNotFoundError, ValueError, TypeError, AttributeError):
+        kept = json.loads((folder(lesson) / "verdicts.json").read_text(encoding="utf-8"))
+        return {name: Attempts(**each) for name, each in kept.items()}
+    return {}
+
+
+def write(lesson: str, records: dict[str, Attempts]) -> None:
+    """Replace what is kept of a lesson's verdicts."""
+    text = json.dumps({name: vars(each) for name, each in records.items()}, indent=1)
+    paths.write_text(folder(lesson) / "verdicts.json", text)
+
+
+def table(lessons: Iterable[Path] | None = None) -> pd.DataFrame:
+    """A row for each exercise of these lessons (default: all of them): lesson, exercise, state, tries.
+
+    An exercise is solved if the last verdict on it was right, tried if there was another one, else open.
+    """
+    rows = []
+    for path in notebooks.find() if lessons is None else lessons:
+        records = read(path.stem)
+        for _, cell in notebooks.code_cells(notebooks.read_json(path)):
+            if notebooks.EXERCISE not in notebooks.tags(cell):
+                continue
+            name = notebooks.exercise_of(cell)
+            tries, status = len(attempt_files(path.stem, name)), records.get(name, Attempts()).status
+            state = "solved" if status == "right" else "tried" if status != "not attempted" else "open"
+            rows.append({"lesson": path.stem, "exercise": name, "state": STATES[state], "tries": tries})
+    return pd.DataFrame(rows, columns=["lesson", "exercise", "state", "tries"])
