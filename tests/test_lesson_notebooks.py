@@ -11,8 +11,7 @@ import pytest
 
 import labkit
 from labkit import paths
-from labkit.lessons import notebooks
-from labkit.runs import record
+from labkit.lessons import notebooks, stamps
 
 LESSONS = notebooks.find()
 TAGS = {notebooks.COLAB, notebooks.SETUP, notebooks.KERNEL, "parameters", "exercise"}
@@ -163,7 +162,7 @@ def test_every_guess_comes_before_its_answer(path):
 
 @every_lesson
 def test_its_outputs_are_of_its_code_whole_and_can_be_read_without_seeing_them(path):
-    state = record.state(path)
+    state = stamps.state(path)
     assert state.status != "stale", state.detail
     outputs = [(number, output) for number, cell in code(path) for output in cell.outputs]
     for number, output in outputs:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from labkit import paths
+from labkit.lessons.stamps import State
 from labkit.measure import rows
 from labkit.measure.rows import Row
-from labkit.runs.record import State
 
 FILE = "bench.jsonl"
 BEGIN, END = "<!-- made by labkit/bench/recorded_benchmark.py -->\n", "<!-- end of the benchmark -->\n"

@@ -113,20 +113,29 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
     "limit_s", "--timeout", metavar="SECONDS", type=click.FloatRange(min=0, min_open=True), default=600.0,
     show_default=True, callback=_finite, help="Longest time for one cell.",
 )  # fmt: skip
+@click.option("json_path", "--json", metavar="F", type=PATH, help="Write what came out to F.")
+@click.option("junit_path", "--junit", metavar="F", type=PATH, help="The same as JUnit's XML, for a CI.")
+@click.option("--strict", is_flag=True, help="Fail also where a claim does not hold.")
 @with_gpu_options
 def run_command(
     names: tuple[str, ...],
     assignments: tuple[str, ...],
     limit_s: float,
+    json_path: Path | None,
+    junit_path: Path | None,
+    strict: bool,
     gpus: str | None,
     slurm: tuple[str, ...],
     again: bool,
 ) -> None:
     """Execute lessons (all of them, if none is named) and count what held."""
     from labkit.lessons import notebooks
+    from labkit.runs import result_files
     from labkit.runs.console import say
 
     spreading = gpus is not None or slurm
+    if spreading and (json_path or junit_path or strict):
+        raise UserError("--json, --junit and --strict are for a plain run, without --gpus and --slurm")
     if again and not spreading:
         raise UserError("--again is for --gpus or --slurm: a plain run keeps nothing")
     with value_errors_as_messages():
@@ -140,7 +149,14 @@ def run_command(
         _spread(console, "run", [path.stem for path in chosen], options, gpus, slurm, again)
     say(console, backend.sentence())
     results = _execute(console, chosen, given, limit_s)
-    sys.exit(not all(result.passed for result in results))
+    if json_path:
+        result_files.write_json(json_path, results)
+    if junit_path:
+        result_files.write_junit(junit_path, results, strict)
+    broken = [result for result in results if strict and result.not_held]
+    for result in broken:
+        say(console, f"{result.lesson}, does not hold: {'; '.join(result.not_held)}")
+    sys.exit(bool(broken) or not all(result.passed for result in results))
 
 
 def _execute(
@@ -260,7 +276,7 @@ def record_command(
 
 def _tidy(console: Console, strip_stale: bool, check: bool) -> None:
     from labkit.bench import recorded_benchmark
-    from labkit.lessons import notebooks
+    from labkit.lessons import notebooks, stamps
     from labkit.runs import record
     from labkit.runs.console import say
 
@@ -271,7 +287,7 @@ def _tidy(console: Console, strip_stale: bool, check: bool) -> None:
         say(console, f"Stripped: {', '.join(stripped) or 'nothing was stale'}")
     if not check:
         return
-    states = [record.state(path) for path in notebooks.find()]
+    states = [stamps.state(path) for path in notebooks.find()]
     states += record.tape_states(tapes=paths.RECORDED).values()
     with value_errors_as_messages():
         states += recorded_benchmark.states(paths.RECORDED).values()

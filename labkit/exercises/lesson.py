@@ -29,6 +29,7 @@ from labkit.exercises.verdicts import Verdict, solution_html
 from labkit.lessons import notebooks
 from labkit.measure.contender import Contender
 from labkit.measure.results import Results
+from labkit.widgets.banner import banner
 from labkit.widgets.claims import summary
 from labkit.widgets.static import interactive
 
@@ -51,8 +52,6 @@ def session(lesson: str, *, solve: bool = False, limit_s: float = LIMIT_S) -> "E
 
 def lesson(name: str, *, solve: bool = False) -> "ExerciseSession":
     """Say where a lesson's saved outputs are from, and return its exercises; first in a notebook."""
-    from labkit.runs.record import banner
-
     display(banner(name))
     return session(name, solve=solve)
 

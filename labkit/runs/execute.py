@@ -62,8 +62,9 @@ class Result:
     seconds: float
     checks_passed: int
     claims_held: int
-    claims_not_held: int
     claims_need_gpu: int
+    not_held: tuple[str, ...]
+    """The claims that did not hold, as sentences."""
     failure: Failure | None
     notebook_path: Path
     html_path: Path
@@ -122,14 +123,15 @@ def execute(
     executed = notebooks.read(output)
     page = output.with_suffix(".html")
     paths.write_text(page, to_html(executed, path.stem))
-    statuses = [data["status"] for data in _outputs(executed, claims.MIME)]
+    claimed = [(data["status"], data["sentence"]) for data in _outputs(executed, claims.MIME)]
+    statuses = [status for status, _ in claimed]
     return Result(
         lesson=path.stem,
         seconds=time.perf_counter() - began,
         checks_passed=sum(data["passed"] for data in _outputs(executed, CHECK_MIME)),
         claims_held=statuses.count(claims.HELD),
-        claims_not_held=statuses.count(claims.NOT_HELD),
         claims_need_gpu=statuses.count(claims.NEEDS_GPU),
+        not_held=tuple(sentence for status, sentence in claimed if status == claims.NOT_HELD),
         failure=failure,
         notebook_path=output,
         html_path=page,

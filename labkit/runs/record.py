@@ -5,24 +5,31 @@ and the versions. Outputs or tapes whose code has changed since are stale: `stat
 them, `strip_stale` removes them.
 """
 
-import html
 import json
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from filelock import FileLock
-from IPython.display import HTML
 
-from labkit import backend, paths
+from labkit import paths
 from labkit.lessons import notebooks
+from labkit.lessons.stamps import (
+    MARK,
+    STAMP_VARIABLE,
+    Stamp,
+    State,
+    marked_cells_without_outputs,
+    read_stamp,
+    source,
+    state,
+)
 from labkit.measure import rows
 from labkit.widgets import claims
 
-if TYPE_CHECKING:  # every lesson shows a banner; only one that is recorded needs these, which load slowly
+if TYPE_CHECKING:  # `record --check` does without these, which load slowly
     from nbformat import NotebookNode
 
     from labkit.measure.machine import Identity
@@ -30,70 +37,14 @@ if TYPE_CHECKING:  # every lesson shows a banner; only one that is recorded need
 
 CELL_LIMIT_S = 15 * 60.0
 """Seconds that a cell of a lesson that is recorded may take: one may compile for minutes on a slow host."""
-MARK = "# NBVAL_CHECK_OUTPUT"
-STAMP_VARIABLE = "LABKIT_STAMP"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 OTHER_TAPES = ("bench.jsonl", "roofs.jsonl")
 """What else lies beside the tapes."""
 
 
-@dataclass(frozen=True)
-class Stamp:
-    """Which code made a lesson's outputs, where and when; kept as ``labkit.recorded`` in its metadata."""
-
-    hash: str
-    device: str
-    driver: str
-    torch: str
-    triton: str
-    date: str
-
-    def __str__(self) -> str:
-        return f"{self.device}, driver {self.driver}, torch {self.torch}, triton {self.triton}, {self.date}"
-
-
-@dataclass(frozen=True)
-class State:
-    """What is recorded for a lesson, or on a tape."""
-
-    name: str
-    status: Literal["recorded", "stale", "no outputs"]
-    detail: str
-
-
-def read_stamp(notebook: Mapping[str, Any]) -> Stamp | None:
-    """The stamp of a notebook's outputs, if it has one."""
-    kept = notebook["metadata"].get("labkit", {}).get("recorded")
-    return Stamp(**kept) if kept else None
-
-
-def state(path: Path) -> State:
-    """Whether a lesson's outputs are there, and made by its present code."""
-    notebook = notebooks.read_json(path)
-    stamp = read_stamp(notebook)
-    shown = any(cell["outputs"] for _, cell in notebooks.code_cells(notebook))
-    if stamp is None and not shown:
-        return State(path.stem, "no outputs", "")
-    if stamp is None:
-        return State(path.stem, "stale", "has outputs that nothing vouches for")
-    current = notebooks.code_hash(path)
-    if stamp.hash != current:
-        return State(path.stem, "stale", f"outputs are of code {stamp.hash}, the code is {current}")
-    silent = marked_cells_without_outputs(notebook)
-    if silent:
-        return State(path.stem, "stale", f"marked cells without outputs: {', '.join(map(str, silent))}")
-    return State(path.stem, "recorded", str(stamp))
-
-
 def without_widgets(outputs: "Sequence[NotebookNode]") -> "list[NotebookNode]":
     """Outputs for a page without a kernel: a widget's view would be an error message, its picture stays."""
     return [output for output in outputs if WIDGET_VIEW not in output.get("data", {})]
-
-
-def marked_cells_without_outputs(notebook: Mapping[str, Any]) -> list[int]:
-    """Numbers of the cells whose outputs are to be compared, but that have none to compare with."""
-    cells = notebooks.code_cells(notebook)
-    return [number for number, cell in cells if MARK in cell["source"] and not cell["outputs"]]
 
 
 def tape_states(tapes: Path = paths.RECORDED) -> dict[Path, State]:
@@ -114,11 +65,6 @@ def _tape_state(tape: Path, wanted: str | None) -> State:
     if sources != {wanted}:
         return State(name, "stale", f"what it holds is not all from {wanted}")
     return State(name, "recorded", wanted)
-
-
-def source(path: Path) -> str:
-    """What the rows on a lesson's tape name as their source: the lesson and the hash of its code."""
-    return f"{notebooks.key(path.stem)}@{notebooks.code_hash(path)}"
 
 
 def strip_stale(tapes: Path = paths.RECORDED) -> list[str]:
@@ -231,29 +177,3 @@ def write(path: Path, notebook: "NotebookNode") -> None:
     import nbformat
 
     paths.write_text(path, nbformat.writes(notebook).rstrip("\n") + "\n")
-
-
-def banner(lesson: str) -> HTML:
-    """One line for a lesson's first cell: where its saved outputs are from, and how figures are labelled.
-
-    The GPUs that measured are more than one where a recording went on upon another machine.
-    """
-    path, being_made = notebooks.resolve(lesson), os.environ.get(STAMP_VARIABLE)
-    stamp = Stamp(**json.loads(being_made)) if being_made else None
-    if not being_made and state(path).status == "recorded":
-        stamp = read_stamp(notebooks.read_json(path))
-    origin = "No recorded outputs: what you see was made where the cells were run last."
-    if stamp:
-        from labkit import gpu  # torch comes with it; a lesson has it, `record --check` does without
-
-        tapes = paths.RECORDED.glob(f"*/{notebooks.key(lesson)}.jsonl")
-        found = [Path(os.environ[rows.TAPE])] if being_made else tapes
-        measured = [row for tape in found for row in rows.of_a_tape(tape) if row.device == stamp.device]
-        cards = {*(row.card for row in measured if row.card), *([gpu.card()] if being_made else [])}
-        several = f", on {len(cards)} GPUs of this kind one after the other" if len(cards) > 1 else ""
-        origin = (
-            f"As saved, the outputs were recorded on {stamp}{several}; cells that you run show your machine."
-        )
-    how = f" {html.escape(backend.sentence())}" if backend.reason else ""
-    kinds = "Every figure says whether it is live (this machine, now), recorded, or published."
-    return HTML(f"<p><small>{html.escape(origin)}{how} {kinds}</small></p>")

@@ -7,14 +7,13 @@ import fewer
 import jupyter_lab
 import pandas as pd
 
-from labkit.lessons import notebooks
-from labkit.runs import record
+from labkit.lessons import notebooks, stamps
 
 LESSON = notebooks.resolve("01_launch_overhead")
 
 
 def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> None:
-    recorded = record.state(LESSON).status == "recorded"
+    recorded = stamps.state(LESSON).status == "recorded"
     page.open(LESSON)
     answers = page.page.locator(".jp-Notebook").get_by_text("No guess was sealed")
     assert not any(answer.is_visible() for answer in answers.all()), "a saved answer is in sight"

@@ -11,9 +11,10 @@ import taped
 from nbformat.v4 import new_output
 
 from labkit import paths
-from labkit.lessons import notebooks
+from labkit.lessons import notebooks, stamps
 from labkit.measure import rows
 from labkit.runs import record
+from labkit.widgets import banner
 
 
 @dataclass
@@ -43,7 +44,7 @@ with open(os.environ["LABKIT_TAPE"], "a") as tape:
             tape.write(line + "\\n")
 """
 CELLS = [
-    "from labkit import paths\nfrom labkit.widgets import claim\nfrom labkit.runs.record import banner\n"
+    "from labkit import paths\nfrom labkit.widgets import claim\nfrom labkit.widgets.banner import banner\n"
     "paths.NOTEBOOKS = paths.Path('.')\nbanner('01_toy')",
     MEASURE,
     "# NBVAL_CHECK_OUTPUT\nprint('bytes', 3)",
@@ -76,7 +77,7 @@ class Course:
         return file.read_text().split() if file.exists() else []
 
     def statuses(self):
-        found = [record.state(path) for path in notebooks.find()]
+        found = [stamps.state(path) for path in notebooks.find()]
         found += record.tape_states(self.tapes).values()
         return {state.name: state.status for state in found}
 
@@ -183,7 +184,7 @@ def test_what_was_edited_meanwhile_or_shows_nothing_is_refused(course, cell, say
     course.lesson(cell)
     with pytest.raises(ValueError, match=says):
         course.record()
-    assert record.state(course.path).status == "no outputs"
+    assert stamps.state(course.path).status == "no outputs"
 
 
 def test_changed_code_makes_outputs_and_tape_stale_until_they_are_stripped(recorded):
@@ -221,7 +222,7 @@ def test_tapes_without_a_lesson_with_foreign_rows_or_broken_are_stale(course):
 
 def test_the_banner_says_where_saved_outputs_are_from_and_on_how_many_gpus(recorded, monkeypatch):
     def shown():
-        return record.banner("01_toy").data
+        return banner.banner("01_toy").data
 
     monkeypatch.setattr(paths, "RECORDED", recorded.tapes)
     assert "recorded on NVIDIA H200, driver 570.1, torch 2.13.0, triton 3.7.1, 20" in shown()
@@ -234,6 +235,6 @@ def test_the_banner_says_where_saved_outputs_are_from_and_on_how_many_gpus(recor
 
 
 def test_nothing_stale_is_in_the_tree():
-    states = [record.state(path) for path in notebooks.find()] + list(record.tape_states().values())
+    states = [stamps.state(path) for path in notebooks.find()] + list(record.tape_states().values())
     stale = [f"{state.name}: {state.detail}" for state in states if state.status == "stale"]
     assert not stale, f"run `labkit record --strip-stale`: {stale}"
