@@ -154,7 +154,6 @@ ROUNDED_ONCE = Property(
 KERNEL_CASES: dict[str, Any] = {
     "dtypes": ALL_DTYPES,
     "layouts": ("contiguous", "transposed", "strided"),
-    "compiles": True,
 }
 """How the kernel of most exercises is tried."""
 POINTWISE = (ONE_LAUNCH, NOTHING_OUTSIDE, LOADS_INSIDE, STORED_ONCE, ROUNDED_ONCE)
