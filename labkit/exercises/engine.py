@@ -98,17 +98,23 @@ class Mistake:
         self.gives = (gives,) if callable(gives) else gives
 
 
-@dataclass(frozen=True)
 class Property:
-    """What an answer has to be. ``problem`` returns what is wrong with a call, or ""."""
+    """What an answer has to be. ``problem`` returns what is wrong with a call, or "".
 
-    name: str
-    problem: Callable[[Call], str]
-    hints: tuple[str, ...] = ()
-    before_values: bool = False
-    """Checked before the values: what it finds explains wrong ones."""
-    contiguous_only: bool = False
-    """Asked of contiguous inputs only: copies of others are allowed."""
+    Checked after the values, or ``before_values`` where what it finds explains wrong ones. Asked of all
+    inputs, or ``contiguous_only`` where copies of others are allowed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        problem: Callable[[Call], str],
+        *hints: str,
+        before_values: bool = False,
+        contiguous_only: bool = False,
+    ) -> None:
+        self.name, self.problem, self.hints = name, problem, hints
+        self.before_values, self.contiguous_only = before_values, contiguous_only
 
 
 @dataclass(frozen=True)
@@ -359,18 +365,14 @@ def dtype_name(dtype: torch.dtype) -> str:
 FORM = Property(
     "form",
     _wrong_form,
-    (
-        "What does your function return, on every way through it?",
-        "The text above the cell says what is asked for: one number, or a tensor of which shape and dtype.",
-    ),
+    "What does your function return, on every way through it?",
+    "The text above the cell says what is asked for: one number, or a tensor of which shape and dtype.",
 )
 INPUTS_UNCHANGED = Property(
     "writes-input",
     _changed_input,
-    (
-        "Which line stores into something that your function was given, or takes something out of it?",
-        "The caller still needs its inputs: make a tensor or a list of your own.",
-    ),
+    "Which line stores into something that your function was given, or takes something out of it?",
+    "The caller still needs its inputs: make a tensor or a list of your own.",
 )
 STRIDES = (
     "With contiguous inputs this is right. What do your addresses suppose about the layout in memory?",
