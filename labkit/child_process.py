@@ -203,7 +203,7 @@ def _serve(descriptor: int) -> None:
     gc.freeze()  # the forks need not look through all of torch again and again
     calls: dict[int, Connection] = {}
     """By the worker's process: a connection to whoever waits for its result."""
-    descriptors = [descriptor]
+    descriptors = [descriptor]  # none is left when the process that started this one has ended
     while descriptors:
         ready = wait([requests, *calls.values()], 0.02 if calls else None)
         if requests in ready:
@@ -217,7 +217,7 @@ def _serve(descriptor: int) -> None:
                 with suppress(OSError), calls.pop(process):
                     connection.send(("ended", status))
         if requests in ready and descriptors:
-            connection, *outputs = Connection(descriptors[0]), *descriptors[1:]
+            connection, output, tracing = Connection(descriptors[0]), *descriptors[1:]
             with suppress(EOFError, OSError):  # nobody waits for the result any more
                 if failure is not None:
                     connection.send(failure)
@@ -225,13 +225,14 @@ def _serve(descriptor: int) -> None:
                 memory, job = connection.recv()
                 process = os.fork()
                 if process == 0:
-                    for each in (requests, *calls.values()):
-                        each.close()
-                    _work(connection, *outputs, job, memory)
+                    requests.close()
+                    for other in calls.values():
+                        other.close()
+                    _work(connection, output, tracing, job, memory)
                 calls[process] = connection
                 os.setpgid(process, process)  # here and in the worker: whoever comes first
-            for each in outputs:
-                os.close(each)
+            os.close(output)
+            os.close(tracing)
 
 
 def _work(connection: Connection, output: int, tracing: int, job: bytes, memory: int | None) -> NoReturn:

@@ -188,12 +188,15 @@ def case_values(*names: str) -> Callable[..., dict[str, Any]]:
 # ---- judging -----------------------------------------------------------------------------------------------
 
 
-def compare(exercise: Exercise, calls: Sequence[Call]) -> Finding | None:
-    """What is wrong with calls of all cases in one dtype and layout; None when they are right."""
+def compare(exercise: Exercise, calls: Sequence[Call]) -> Finding | Call | None:
+    """What is wrong with calls of all cases in one dtype and layout; None when they are right.
+
+    A call that raised an exception is returned where that says more than the others do.
+    """
     finished = [call for call in calls if call.error is None]
     failed = next((call for call in calls if call.error is not None), None)
     if failed is not None and 2 * len(finished) < len(calls):
-        return Finding("error", observed=str(failed))  # an exception in most calls says more than the others
+        return failed
     # A right form first, then what explains wrong values, then values, then everything else.
     values = Property("", lambda call: _wrong_values(exercise, call))
     early = [each for each in exercise.properties if each.before_values]
@@ -213,7 +216,7 @@ def compare(exercise: Exercise, calls: Sequence[Call]) -> Finding | None:
             elif call.layout != "contiguous" and not name:
                 name, hints = "strides", STRIDES
             return Finding("wrong", f"{call}: {observed}", name, hints=hints)
-    return None if failed is None else Finding("error", observed=str(failed))
+    return failed
 
 
 def _made(exercise: Exercise, mistake: Mistake, finished: Sequence[Call]) -> bool:

@@ -4,6 +4,7 @@ A hint may name ``{name}`` (the name that is missing), ``{seen}`` (names that th
 (what the lesson has for the cell).
 """
 
+import linecache
 import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -149,14 +150,14 @@ def _running_line(error: BaseException, file: Path, namespace: Mapping[str, Any]
     for one in reversed(list(_chain(error))):
         if isinstance(one, SyntaxError) and one.filename == str(file):
             return f"line {one.lineno}: {(one.text or '').strip()}", []
-        frames = [frame for frame in traceback.extract_tb(one.__traceback__) if frame.filename == str(file)]
-        if frames:
-            lived = [frame for frame, _ in traceback.walk_tb(one.__traceback__)]
-            code = [frame for frame in lived if frame.f_code.co_filename == str(file)][-1]
-            names = [name for name in code.f_locals if not name.startswith("_")]
-            if code.f_code.co_name == "<module>":
+        frames = traceback.walk_tb(one.__traceback__)
+        own = [(frame, number) for frame, number in frames if frame.f_code.co_filename == str(file)]
+        if own:
+            frame, number = own[-1]
+            names = [name for name in frame.f_locals if not name.startswith("_")]
+            if frame.f_code.co_name == "<module>":
                 names = [name for name in names if name not in namespace]
-            return f"line {frames[-1].lineno}: {frames[-1].line}", names
+            return f"line {number}: {linecache.getline(str(file), number).strip()}", names
     return "", []
 
 

@@ -210,10 +210,9 @@ def judge(exercise: Exercise, answer: Any, file: Path) -> tuple[Finding, list[co
         cases = exercise.cases if number else (*exercise.cases, *exercise.large)
         calls = [_call(exercise, answer, case, dtype, layout) for case in cases]
         found = _reused_memory(done + calls) or engine.compare(exercise, calls)
-        if found is not None and found.status == "error":
-            failed = next(call for call in calls if call.error is not None)
-            assert failed.error is not None
-            return exceptions.explain(exercise, failed.error, file, {}, str(failed), calls), []
+        if isinstance(found, Call):
+            assert found.error is not None
+            return exceptions.explain(exercise, found.error, file, {}, str(found), calls), []
         if found is not None:
             return found, []
         done += calls
@@ -269,10 +268,9 @@ class JudgeFences(correctness.Fences):
         read = np.unique(np.concatenate(addresses)) if addresses else np.zeros(0)
         found = 0
         for block, count, _ in self._blocks:
-            size, first = block.element_size(), block.data_ptr()
-            inner = (read >= first + FENCE * size) & (read < first + (FENCE + count) * size)
-            whole = (read >= first) & (read < first + len(block) * size)
-            found += int((whole & ~inner).sum())
+            place = (read.astype(np.int64) - block.data_ptr()) // block.element_size()
+            inside = (place >= FENCE) & (place < FENCE + count)
+            found += int(((place >= 0) & (place < len(block)) & ~inside).sum())
         return found
 
 

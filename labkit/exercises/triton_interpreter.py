@@ -21,9 +21,6 @@ from triton.runtime.interpreter import FunctionRewriter, InterpretedFunction, In
 from labkit.exercises.engine import Launches
 from labkit.profiling import launch_counts
 
-TF32_BITS = 13
-"""Bits of a float32's mantissa that TF32 drops."""
-
 
 def _before(note: Callable[..., None], method: Callable[..., Any]) -> Callable[..., Any]:
     """A method that first notes what it is called with."""
@@ -53,7 +50,7 @@ def record_launches() -> Iterator[Launches]:
 
     def create_dot(builder: Any, a: Any, b: Any, d: Any, precision: Any, *rest: Any) -> None:
         seen.half_sums |= d.dtype.scalar == tl.float16
-        seen.tf32 |= _is_tf32(a, precision)
+        seen.tf32 |= a.dtype.scalar == tl.float32 and precision == interpreter._ir.INPUT_PRECISION.TF32
 
     def run(kernel: Any, *args: Any, **options: Any) -> None:
         given = dict(zip(kernel.arg_names, args, strict=False)) | options
@@ -74,9 +71,9 @@ def record_launches() -> Iterator[Launches]:
 _replacements: list[tuple[Any, str, Callable[..., Any]]] = []
 
 
-def _replaces(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _replaces(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
     """Marks what takes the place of a function of Triton's, which it gets as its first argument."""
-    return lambda new: _replacements.append((owner, name, new)) or new
+    return lambda new: _replacements.append((owner, name, new))
 
 
 @cache
@@ -165,25 +162,11 @@ def _load_nan_where_masked(
 
 
 @_replaces(InterpreterBuilder, "create_dot")
-def _round_dot_inputs(dot: Any, builder: Any, a: Any, b: Any, d: Any, precision: Any, *rest: Any) -> Any:
-    """TF32 drops bits of float32; bfloat16 is multiplied by its value, not by the bits it is kept in."""
+def _multiply_bfloat16_by_value(dot: Any, builder: Any, a: Any, b: Any, *rest: Any) -> Any:
+    """The interpreter would multiply the integers that it keeps bfloat16 as."""
     if a.dtype.scalar == tl.bfloat16:
         a, b = (builder.cast_impl(side, tl.float32) for side in (a, b))
-    elif _is_tf32(a, precision):
-        a, b = (TensorHandle(_rounded_to_tf32(side.data), tl.float32) for side in (a, b))
-    return dot(builder, a, b, d, precision, *rest)
-
-
-def _is_tf32(operand: Any, precision: Any) -> bool:
-    """Whether a product is taken in TF32."""
-    return bool(operand.dtype.scalar == tl.float32 and precision == interpreter._ir.INPUT_PRECISION.TF32)
-
-
-def _rounded_to_tf32(values: np.ndarray) -> np.ndarray:
-    """Float32 values rounded to TF32's 10 bits of mantissa."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    half = np.uint32(1 << (TF32_BITS - 1))
-    return ((bits + half) & np.uint32(~((1 << TF32_BITS) - 1) & 0xFFFFFFFF)).view(np.float32)
+    return dot(builder, a, b, *rest)
 
 
 @_replaces(InterpreterBuilder, "cast_impl")
