@@ -8,8 +8,8 @@ from labkit.exercises.simulated_layers import BenchmarkGpu, BenchmarkLayer, Kern
 from labkit.workloads.elementwise import AFFINE
 
 import math
-from collections.abc import Sequence
-from typing import Any, SupportsFloat
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,21 +57,28 @@ def between_all_readings(event: str) -> Any:
     return lambda calls: all(any(count(part, event) for part in parts_of(c)) for c in calls)
 
 
-def waits_between(calls: Sequence[Call]) -> bool:
-    """Whether the host waits once a call, and not once in all."""
-    return all(
-        any(count(part, "synchronize") > 1 < count(part, "call") for part in parts_of(c)) for c in calls
-    )
+def off_by(time_us: Callable[[Call], Any], *factors: float) -> Any:
+    """Whether all results are too small by one of these factors; by any factor at all if none is given.
+
+    ``time_us(call)`` is the time of one call of the layer that a call's log shows, 0 if it shows none.
+    """
+
+    def found(calls: Sequence[Call]) -> bool:
+        said = [c.got["microseconds"] if isinstance(c.got, dict) else c.got for c in calls]
+        pairs = [
+            (time_us(c), float(us)) for c, us in zip(calls, said, strict=True) if not isinstance(us, str)
+        ]
+        ratios = [time / us for time, us in pairs if time > 0 and us > 0]
+        near = [math.isclose(ratios[0], each, rel_tol=0.15) for each in factors or (1.0,) if ratios]
+        return len(ratios) == len(calls) and max(ratios) < 1.1 * min(ratios) and any(near) == bool(factors)
+
+    return found
 
 
-def other_divisor(calls: Sequence[Call]) -> bool:
-    """Whether the time between the readings is divided by another number of calls, some more or fewer."""
-    means = [duration(parts_of(c)[0]) / count(parts_of(c)[0], "call") for c in calls if len(parts_of(c)) == 1]
-    said = [float(us) for c in calls if isinstance(us := c.got["microseconds"], SupportsFloat) and us > 0]  # type: ignore[operator]
-    if not len(means) == len(said) == len(calls):
-        return False
-    ratios = [mean / us for mean, us in zip(means, said, strict=True)]
-    return max(ratios) - min(ratios) < 1e-6 < abs(ratios[0] - 1)
+def time_between_readings(call: Call) -> float:
+    """Microseconds for each call in the part that is timed; 0 where there are several."""
+    parts = parts_of(call)
+    return duration(parts[0]) / count(parts[0], "call") if len(parts) == 1 else 0.0
 
 
 benchmark = Exercise(
@@ -126,7 +133,10 @@ benchmark = Exercise(
         "waits-inside": Mistake(
             "Look into the loop: what does the device do between two calls?",
             "It waits for the host. Launch all calls, then wait once.",
-            when=waits_between,
+            when=lambda calls: all(
+                any(count(part, "synchronize") > 1 < count(part, "call") for part in parts_of(c))
+                for c in calls
+            ),
         ),
         "few-calls": Mistake(
             "How many calls lie between two of your readings, and share one wait?",
@@ -137,7 +147,7 @@ benchmark = Exercise(
         "wrong-divisor": Mistake(
             "How many calls lie between the two readings, and what do you divide by?",
             "Divide by the number of calls that were timed. Those of the warm-up don't count.",
-            when=other_divisor,
+            when=off_by(time_between_readings),
         ),
         "another-clock": Mistake(
             "Your computer's clock and torch.cuda know nothing of a device in virtual time.",
@@ -178,26 +188,10 @@ def in_all_logs(event: str) -> Any:
     return lambda calls: all(count(log_of(c), event) for c in calls)
 
 
-def stopped_early(calls: Sequence[Call]) -> bool:
-    """Whether the device still has work at the last reading of the host's clock, in all calls."""
-    return all(e.event == "clock" and e.pending for c in calls for e in log_of(c)[-1:])
-
-
-def off_by(*factors: float) -> Any:
-    """Whether all results are too small by one of these factors; by any factor at all if none is given."""
-
-    def found(calls: Sequence[Call]) -> bool:
-        ratios = []
-        for c in calls:
-            log, us = log_of(c), float(c.got)
-            number = sum(entry.calls for entry in log)
-            if not number or us <= 0:
-                return False
-            ratios.append(duration(log) / number / us)
-        near = [math.isclose(ratios[0], each, rel_tol=0.15) for each in factors or (1.0,)]
-        return max(ratios) < 1.1 * min(ratios) and any(near) == bool(factors)
-
-    return found
+def time_in_replays(call: Call) -> float:
+    """Microseconds for each captured call that was replayed; 0 where there was none."""
+    number = sum(entry.calls for entry in log_of(call))
+    return duration(log_of(call)) / number if number else 0.0
 
 
 graph = Exercise(
@@ -243,7 +237,7 @@ graph = Exercise(
         "stopped-early": Mistake(
             "Look at the last reading of the clock: where is the device by then?",
             "replay() returns when the graph is queued. Call torch.cuda.synchronize() before that reading.",
-            when=stopped_early,
+            when=lambda calls: all(e.event == "clock" and e.pending for c in calls for e in log_of(c)[-1:]),
         ),
         "few-calls": Mistake(
             "A replay is a launch, too: some 8 us. How many calls share it?",
@@ -253,12 +247,12 @@ graph = Exercise(
         "unit": Mistake(
             "In which unit does your clock count, and which one is asked for?",
             "perf_counter counts seconds, elapsed_time milliseconds. A second has 1e6 microseconds.",
-            when=off_by(1e3, 1e6),
+            when=off_by(time_in_replays, 1e3, 1e6),
         ),
         "wrong-divisor": Mistake(
             "How many calls ran between the two readings, and what do you divide by?",
             "Each replay runs every captured call: divide by calls times replays, and mind the unit.",
-            when=off_by(),
+            when=off_by(time_in_replays),
         ),
         "first-replay": Mistake(
             "Is every replay like the others? Time each one by itself.",
