@@ -10,7 +10,6 @@ interpreter for judging and without it for compiling, and TRITON_INTERPRET has t
 imported. So a new Python is started with its environment, and the forks are made here.
 """
 
-import codecs
 import faulthandler
 import gc
 import io
@@ -115,9 +114,9 @@ class Forkserver:
             self._start()
         job = bytes(ForkingPickler.dumps((function, args)))  # of a view a traceback would keep the buffer
         (ours, theirs), (output, printing), (trace, tracing) = Pipe(), os.pipe(), os.pipe()
-        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         printed, last_printed = 0, ""
-        received: dict[str, Any] = {}  # "begun", then "returned" or "raised", then "ended": each with a value
+        received: dict[str, Any] = {}
+        """What came: "begun" with the worker's number, "returned" or "raised", and "ended" with the exit status."""
         stopped: BaseException | None = None
         try:
             with suppress(OSError), theirs:  # reported below: no process answers
@@ -131,7 +130,7 @@ class Forkserver:
                     if not ready:
                         raise TimeoutError("its process did not end within its limit of time")
                     if output in ready:
-                        text = decode(os.read(output, 65536))
+                        text = os.read(output, 65536).decode(errors="replace")
                         last_printed = (last_printed + text)[-2000:]
                         if printed < OUTPUT_LIMIT:
                             rest = OUTPUT_LIMIT - printed
@@ -159,11 +158,11 @@ class Forkserver:
             ours.close()
             for each in (output, printing, trace, tracing):
                 os.close(each)
-        if stopped is None and not {"begun", "ended"} <= received.keys():
-            self.close()  # ``prepare`` failed, or the process was killed: the next call starts another one
-        if stopped is None and "returned" in received:
-            return received["returned"]
         if stopped is None:
+            if not {"begun", "ended"} <= received.keys():
+                self.close()  # ``prepare`` failed, or the process was killed: the next call starts another
+            if "returned" in received:
+                return received["returned"]
             status = received.get("ended")
             if "raised" in received:
                 message, where = received["raised"]

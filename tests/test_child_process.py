@@ -192,6 +192,15 @@ def test_a_server_that_is_killed_or_forgotten():
     assert ended(other)
 
 
+def test_a_server_that_cannot_prepare_says_so_and_the_next_call_tries_again(tmp_path):
+    server = child_process.Forkserver(execute, f"Path({str(tmp_path / 'there')!r}).read_text()")
+    with pytest.raises(child_process.ChildError, match="^FileNotFoundError") as caught:
+        server.run(square, 3, seconds=20)
+    assert caught.value.raised
+    (tmp_path / "there").touch()
+    assert server.run(square, 3, seconds=20) == 9
+
+
 def test_a_server_answers_several_threads(server):
     with ThreadPool(4) as pool:
         found = pool.map(lambda number: server.run(square, number, seconds=20), range(4))

@@ -16,7 +16,6 @@ from torch import Tensor
 from labkit.measure import correctness
 from labkit.measure.contender import Shape, Work
 
-ALL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 Status = Literal["right", "wrong", "error", "stopped", "crashed", "interrupted"]
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from labkit.exercises.engine import ALL_DTYPES, Call, Property
+from labkit.exercises.engine import Call, Property
+from labkit.measure.correctness import DTYPES
 
 ROUNDED_TWICE = 0.02
 """Share of float16 results that may differ from the exact ones rounded once. With float32 arithmetic it is
@@ -136,7 +137,7 @@ ROUNDED_ONCE = Property(
     before_values=True,
 )
 KERNEL_CASES: dict[str, Any] = {
-    "dtypes": ALL_DTYPES,
+    "dtypes": DTYPES,
     "layouts": ("contiguous", "transposed", "strided"),
 }
 """How the kernel of most exercises is tried."""

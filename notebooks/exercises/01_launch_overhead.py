@@ -1,10 +1,11 @@
 """Exercises of lesson 1: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels
-from labkit.exercises.engine import ALL_DTYPES, Call, Exercise, Mistake, Property, Race
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, Race
 from labkit.exercises.properties import LOADS_INSIDE, POINTWISE, READ_ONCE
 from labkit.exercises.simulated_gpu import count, duration
 from labkit.exercises.simulated_layers import BenchmarkGpu, BenchmarkLayer, KernelSequence
+from labkit.measure.correctness import DTYPES
 from labkit.workloads.elementwise import AFFINE
 
 import math
@@ -390,7 +391,7 @@ affine = Exercise(
     reference=layer,
     cases=((1, 1), (3, 5), (37, 33), (5, 640), (2, 3000)),
     inputs=layer_inputs,
-    dtypes=ALL_DTYPES,
+    dtypes=DTYPES,
     properties=(*POINTWISE, READ_ONCE),
     right="One launch, one pass: x is read once, y is written once, and nothing else is as long.",
     race=Race(
