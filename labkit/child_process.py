@@ -116,7 +116,7 @@ class Forkserver:
         (ours, theirs), (output, printing), (trace, tracing) = Pipe(), os.pipe(), os.pipe()
         printed, last_printed = 0, ""
         received: dict[str, Any] = {}
-        """What came: "begun" with the worker's number, "returned" or "raised", and "ended" with the exit status."""
+        """What came: "begun" with the worker's number, "returned" or "raised", "ended" with its status."""
         stopped: BaseException | None = None
         try:
             with suppress(OSError), theirs:  # reported below: no process answers
