@@ -164,6 +164,7 @@ class Exercise:
     race: Race | None = None
     """None for an exercise without a kernel."""
     name: str = ""
+    """Set by `judge.find`."""
 
 
 @dataclass(frozen=True)
