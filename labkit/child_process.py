@@ -1,22 +1,22 @@
 """Functions in processes of their own, with limits on time, memory and output.
 
-``run`` starts a new Python for one call. A ``Forkserver`` is a Python that has made its imports, and forks
-for each call. In both, one process (the guard) forks another one (the worker), which calls the function. The
-guard ends the worker and its whole process group when the call is over, when its time is over, or when the
-process that waits for the result has ended. The result comes back through a socket, not through stdout.
+A ``Forkserver`` is a new Python that makes its imports once. For each call it forks a worker, which calls the
+function, and it ends the worker's whole process group when the call is over, when its time is over, and when
+the process that waits for the result has ended. ``run`` starts such a server for one call. The result comes
+back through a socket, not through stdout.
 
 multiprocessing has one forkserver for each process. Here two are needed side by side, with Triton's
 interpreter for judging and without it for compiling, and TRITON_INTERPRET has to be set before Triton is
 imported. So a new Python is started with its environment, and the forks are made here.
 """
 
-import codecs
 import faulthandler
 import gc
 import io
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
-from multiprocessing.reduction import ForkingPickler, recv_handle, send_handle
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
 START_LIMIT_S = 180.0
@@ -44,8 +44,6 @@ class ChildError(RuntimeError):
     """
 
     raised = False
-    begun = True
-    """Whether the function was called at all."""
 
 
 def run(
@@ -53,20 +51,13 @@ def run(
 ) -> Any:
     """Call an importable function in a new Python process with these environment variables.
 
-    ``limits`` are ``seconds`` for the call, without the start of the process and the import of the function's
-    module; ``memory``, the bytes that it may allocate (default: all); and ``show``, a function that gets what
-    is printed as it comes, up to ``OUTPUT_LIMIT`` characters.
-
-    Returns the function's result. Raises ChildError when the function raises or the process dies, and
-    TimeoutError when the time is over. A TimeoutError, and a KeyboardInterrupt in the waiting process, have a
-    note that says where the call was.
+    ``limits`` are those of ``Forkserver.run``, which also says what is returned and raised.
     """
-    connection, process = _start(_run_once, environment)
+    server = Forkserver(environment=environment)
     try:
-        return _call(connection, function, args, **limits)
+        return server.run(function, *args, **limits)
     finally:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(END_LIMIT_S)
+        server.close()
 
 
 class Forkserver:
@@ -76,210 +67,192 @@ class Forkserver:
     """
 
     def __init__(
-        self, prepare: Callable[..., Any], *args: Any, environment: Mapping[str, str] = os.environ
+        self,
+        prepare: Callable[..., Any] = gc.collect,
+        *args: Any,
+        environment: Mapping[str, str] = os.environ,
     ) -> None:
-        self._prepare, self._environment = (prepare, args), dict(environment)
-        self._begin()
+        self._prepare, self._environment = ForkingPickler.dumps((prepare, args)), dict(environment)
+        self._start()
 
-    def _begin(self) -> None:
-        self._requests, process = _start(_serve, self._environment)
-        self.close = weakref.finalize(self, _end_server, self._requests, process)
-        """End the process; a call after this starts another one."""
+    def _start(self) -> None:
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        code = f"import sys; sys.path = {[*map(str, sys.path)]}; from labkit import child_process as here"
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"{code}; here._serve({theirs.fileno()})"],
+                env=self._environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # the notebook's stop button does not reach it
+            )
         self._requests.send(self._prepare)
+        self.close = weakref.finalize(self, _end_server, self._requests, self._process)
+        """End the process; a call after this starts another one."""
 
-    def run(self, function: Callable[..., Any], *args: Any, **limits: Any) -> Any:
-        """Call a function in a fork, as ``run`` does; ChildError also for what ``prepare`` raised."""
-        for attempt in range(2):  # a server that has ended is started once more
-            ours, theirs = Pipe()
-            with suppress(OSError), theirs:  # a closed connection is reported below: no process answers
-                send_handle(self._requests, theirs.fileno(), 0)
-            try:
-                return _call(ours, function, args, **limits)
-            except ChildError as error:
-                if error.begun or attempt:
-                    raise
+    def run(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        seconds: float,
+        memory: int | None = None,
+        show: Callable[[str], object] = lambda text: None,
+    ) -> Any:
+        """Call an importable function in a fork, and return its result.
+
+        ``seconds`` is the time for the call, without the start of the process and the import of the
+        function's module; ``memory`` the bytes that it may allocate (default: all). ``show`` gets what is
+        printed as it comes, up to ``OUTPUT_LIMIT`` characters.
+
+        Raises ChildError when the function or ``prepare`` raises or the process dies, and TimeoutError when
+        the time is over. A TimeoutError, and a KeyboardInterrupt in this process, have a note that says where
+        the call was.
+        """
+        if self._process.poll() is not None:
             self.close()
-            self._begin()
+            self._start()
+        job = bytes(ForkingPickler.dumps((function, args)))  # of a view a traceback would keep the buffer
+        (ours, theirs), (output, printing), (trace, tracing) = Pipe(), os.pipe(), os.pipe()
+        printed, last_printed = 0, ""
+        received: dict[str, Any] = {}
+        """What came: "begun" with the worker's number, "returned" or "raised", "ended" with its status."""
+        stopped: BaseException | None = None
+        try:
+            with suppress(OSError), theirs:  # reported below: no process answers
+                socket.send_fds(self._requests, [b"+"], [theirs.fileno(), printing, tracing])
+                ours.send((memory, job))
+            deadline = time.monotonic() + START_LIMIT_S
+            while "ended" not in received:
+                try:
+                    left = deadline - time.monotonic()  # also looked at while a function prints without end
+                    ready = wait([ours, output], left) if left > 0 else []
+                    if not ready:
+                        raise TimeoutError("its process did not end within its limit of time")
+                    if output in ready:
+                        text = os.read(output, 65536).decode(errors="replace")
+                        last_printed = (last_printed + text)[-2000:]
+                        if printed < OUTPUT_LIMIT:
+                            rest = OUTPUT_LIMIT - printed
+                            show(text[:rest] + LEFT_OUT * (len(text) > rest))
+                        printed += len(text)
+                    if ours in ready:
+                        kind, value = ours.recv()
+                        received[kind] = value
+                        deadline = time.monotonic() + (seconds if kind == "begun" else END_LIMIT_S)
+                except (EOFError, ConnectionError):
+                    break
+                except (TimeoutError, KeyboardInterrupt) as error:
+                    if stopped or "begun" not in received:
+                        stopped = stopped or error
+                        break
+                    stopped, deadline = error, time.monotonic() + END_LIMIT_S
+                    with suppress(ProcessLookupError):
+                        os.kill(received["begun"], signal.SIGUSR1)
+                    if wait([trace], 1.0):
+                        time.sleep(0.2)  # it comes in parts where the machine is busy
+                    with suppress(ConnectionError):
+                        ours.send("stop")
+            where = os.read(trace, 65536).decode(errors="replace") if wait([trace], 0) else ""
+        finally:
+            ours.close()
+            for each in (output, printing, trace, tracing):
+                os.close(each)
+        if stopped is None:
+            if not {"begun", "ended"} <= received.keys():
+                self.close()  # ``prepare`` failed, or the process was killed: the next call starts another
+            if "returned" in received:
+                return received["returned"]
+            status = received.get("ended")
+            if "raised" in received:
+                message, where = received["raised"]
+            elif status is None:
+                message = "it ended together with the process that watched it"
+            elif status < 0:
+                message = f"it was ended by {signal.Signals(-status).name}"
+            else:
+                message = f"it ended with status {status}"
+            stopped = ChildError(message)
+            stopped.raised = "raised" in received
+            where += last_printed
+        if where:
+            stopped.add_note(where)
+        raise stopped
 
 
-def _end_server(requests: Connection, process: "subprocess.Popen[bytes]") -> None:
+def _end_server(requests: socket.socket, process: "subprocess.Popen[bytes]") -> None:
     requests.close()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(1.0)  # it ends its workers first
     process.kill()
     process.wait()
 
 
-def _start(target: Callable[[int], None], environment: Mapping[str, str]) -> "tuple[Connection, Any]":
-    """Start a Python that calls a function of this module; returns a connection to it, and the process."""
-    ours, theirs = Pipe()
-    code = f"import sys; sys.path = {[*map(str, sys.path)]}; from labkit import child_process as here"
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-c", f"{code}; here.{target.__name__}({theirs.fileno()})"],
-            env=dict(environment),
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,  # the notebook's stop button does not reach it
-        )
-    return ours, process
-
-
-# ---- the process that waits for the result -----------------------------------------------------------------
-
-
-def _call(
-    connection: Connection,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    seconds: float,
-    memory: int | None = None,
-    show: Callable[[str], object] = lambda text: None,
-) -> Any:
-    """Have the guard at the other end of a connection call a function; returns or raises as ``run`` does."""
-    job = bytes(ForkingPickler.dumps((function, args)))  # of a view a traceback would keep the buffer
-    output, writer = os.pipe()
-    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-    printed, last_printed, trace, status = 0, "", "", None
-    result: tuple[str, Any, str] | None = None  # "returned" or "raised", the value or message, the traceback
-    stopped: BaseException | None = None
-    begun = False
-    try:
-        with suppress(BrokenPipeError):  # reported below: the connection has ended
-            connection.send((memory, job))
-            send_handle(connection, writer, 0)
-        deadline = time.monotonic() + START_LIMIT_S
-        while True:
-            try:
-                left = deadline - time.monotonic()  # also looked at while a function prints without end
-                ready = wait([connection, output], left) if left > 0 else []
-                if not ready:
-                    raise TimeoutError("its process did not end within its limit of time")
-                if output in ready:
-                    text = decode(os.read(output, 65536))
-                    last_printed = (last_printed + text)[-2000:]
-                    if printed < OUTPUT_LIMIT:
-                        rest = OUTPUT_LIMIT - printed
-                        show(text[:rest] + LEFT_OUT * (len(text) > rest))
-                    printed += len(text)
-                if connection not in ready:
-                    continue
-                kind, *content = connection.recv()
-            except (EOFError, ConnectionError):
-                break
-            except (TimeoutError, KeyboardInterrupt) as error:
-                if stopped or (result and isinstance(error, TimeoutError)):
-                    break
-                stopped, deadline = error, time.monotonic() + END_LIMIT_S * begun
-                with suppress(OSError):
-                    connection.send("stop")
-                continue
-            if kind == "ended":
-                status, trace = content
-                break
-            if kind == "begun":
-                begun, deadline = True, time.monotonic() + (END_LIMIT_S if stopped else seconds)
-            else:
-                result, deadline = (kind, *content), time.monotonic() + END_LIMIT_S
-    finally:
-        connection.close()
-        os.close(output)
-        os.close(writer)
-    if stopped is None and result and result[0] == "returned":
-        return result[1]
-    if stopped is None:
-        if result:
-            stopped, trace = ChildError(result[1]), result[2]
-        elif status is None:
-            stopped = ChildError("it ended together with the process that watched it")
-        elif status < 0:
-            stopped = ChildError(f"it was ended by {signal.Signals(-status).name}")
-        else:
-            stopped = ChildError(f"it ended with status {status}")
-        stopped.raised, stopped.begun = bool(result), begun or bool(result) or status is not None
-        trace += last_printed
-    if trace:
-        stopped.add_note(trace)
-    raise stopped
-
-
-# ---- the processes that serve, guard and work --------------------------------------------------------------
-
-
-def _run_once(descriptor: int) -> NoReturn:
-    _guard(Connection(descriptor))
+# ---- the server and its workers ----------------------------------------------------------------------------
 
 
 def _serve(descriptor: int) -> None:
-    """Prepare, then fork a guard for each connection that comes; end when no more can come."""
-    requests, failure = Connection(descriptor), None
-    with suppress(EOFError, OSError):  # the process that started this one has ended
-        try:
-            prepare, args = requests.recv()
-            prepare(*args)
-        except Exception as error:
-            failure = _message_of(error)
-        gc.freeze()  # the forks need not look through all of torch again and again
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the guards
-        while failure is None or not requests.closed:
-            with Connection(recv_handle(requests)) as connection:
-                if failure is not None:
-                    requests.close()  # before the failure is sent: the next call starts another process
-                    connection.send(failure)
-                elif os.fork() == 0:
-                    requests.close()
-                    _guard(connection)
-
-
-def _guard(connection: Connection) -> NoReturn:
-    """Have a fork call the function; end its group when it has ended, or when this is asked for."""
-    with suppress(EOFError, OSError):  # nobody waits for the result any more
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.set_inheritable(connection.fileno(), False)  # programs that the function starts do not get it
-        (memory, job), output = connection.recv(), recv_handle(connection)
-        trace, (trace_reader, trace_writer) = b"", os.pipe()
-        worker = os.fork()
-        if worker == 0:
-            _work(connection, output, trace_writer, job, memory)
-        os.close(output)
-        os.close(trace_writer)
-        while not wait([connection], 0.02):
+    """Prepare, then fork a worker for each call that comes; end when no more can come."""
+    requests, failure = socket.socket(fileno=descriptor), None
+    try:
+        prepare, args = ForkingPickler.loads(requests.recv(65536))
+        prepare(*args)
+    except Exception as error:
+        failure = _message_of(error)
+    gc.freeze()  # the forks need not look through all of torch again and again
+    calls: dict[int, Connection] = {}
+    """By the worker's process: a connection to whoever waits for its result."""
+    descriptors = [descriptor]  # none is left when the process that started this one has ended
+    while descriptors:
+        ready = wait([requests, *calls.values()], 0.02 if calls else None)
+        if requests in ready:
+            _, descriptors, *_ = socket.recv_fds(requests, 1, 3)
+        for process, connection in [*calls.items()]:
             # WNOWAIT: until its group is ended its number is not given to another process
-            if os.waitid(os.P_PID, worker, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                break
-        else:  # we are told to stop, or nobody waits any more
-            os.kill(worker, signal.SIGUSR1)
-            # It comes in parts where the machine is busy.
-            while len(trace) < 65536 and wait([trace_reader], 0.2 if trace else 1.0):
-                trace += (part := os.read(trace_reader, 65536))
-                if not part:
-                    break
-        for kill in (os.killpg, os.kill):  # the second for a worker that has no group yet
-            with suppress(ProcessLookupError):
-                kill(worker, signal.SIGKILL)
-        status = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
-        trace += os.read(trace_reader, 65536) if wait([trace_reader], 0) else b""
-        connection.send(("ended", status, trace.decode(errors="replace")))
-    os._exit(0)
+            ended = os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended or connection in ready or not descriptors:  # or told to stop, or nobody waits any more
+                os.killpg(process, signal.SIGKILL)
+                status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+                with suppress(OSError), calls.pop(process):
+                    connection.send(("ended", status))
+        if requests in ready and descriptors:
+            connection, output, tracing = Connection(descriptors[0]), *descriptors[1:]
+            with suppress(EOFError, OSError):  # nobody waits for the result any more
+                if failure is not None:
+                    connection.send(failure)
+                    return
+                memory, job = connection.recv()
+                process = os.fork()
+                if process == 0:
+                    requests.close()
+                    for other in calls.values():
+                        other.close()
+                    _work(connection, output, tracing, job, memory)
+                calls[process] = connection
+                os.setpgid(process, process)  # here and in the worker: whoever comes first
+            os.close(output)
+            os.close(tracing)
 
 
-def _work(connection: Connection, output: int, trace_writer: int, job: bytes, memory: int | None) -> NoReturn:
+def _work(connection: Connection, output: int, tracing: int, job: bytes, memory: int | None) -> NoReturn:
     """Call the function and send what it returned or raised; the process ends here, whatever happens."""
     try:
         process = os.getpid()
-        os.setsid()  # a group that can be ended as one
+        os.setpgid(0, 0)  # a group that can be ended as one
+        for each in (connection.fileno(), output, tracing):
+            os.set_inheritable(each, False)  # programs that the function starts do not get it
         for standard in (1, 2):
             os.dup2(output, standard)
-        os.close(output)
         unbuffered = open(1, "wb", buffering=0, closefd=False)  # noqa: SIM115 - as long as the process lives
         sys.stdout = sys.stderr = io.TextIOWrapper(unbuffered, "utf-8", "replace", write_through=True)
-        faulthandler.enable(trace_writer)
-        faulthandler.register(signal.SIGUSR1, trace_writer)
+        faulthandler.enable(tracing)
+        faulthandler.register(signal.SIGUSR1, tracing)
         if memory is not None:
             resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
         try:
             function, args = ForkingPickler.loads(job)
-            connection.send(("begun",))
-            message = ForkingPickler.dumps(("returned", function(*args), ""))
+            connection.send(("begun", process))
+            message = ForkingPickler.dumps(("returned", function(*args)))
         except BaseException as error:  # SystemExit too: whatever it is, the function raised it
             message = ForkingPickler.dumps(_message_of(error))
         if os.getpid() == process:  # not in a process that the function has forked
@@ -288,9 +261,7 @@ def _work(connection: Connection, output: int, trace_writer: int, job: bytes, me
         os._exit(0)  # threads and exit handlers that the function left behind do not matter
 
 
-def _message_of(error: BaseException) -> tuple[str, str, str]:
-    """What is sent about an exception: that it was raised, its last line, and its traceback."""
+def _message_of(error: BaseException) -> tuple[str, tuple[str, str]]:
+    """What is sent about an exception: that it was raised, with its last line and its traceback."""
     last = traceback.format_exception_only(error)[-1].strip()
-    if isinstance(error, MemoryError):
-        last = "MemoryError: it needed more memory than it may have"
-    return "raised", last, "".join(traceback.format_exception(error))
+    return "raised", (last, "".join(traceback.format_exception(error)))

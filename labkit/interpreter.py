@@ -7,10 +7,9 @@ from typing import Any
 import triton.language as tl
 from triton.runtime import interpreter
 
-FLOATS, HALVES = {"fp16", "bf16", "fp32", "fp64"}, {"fp16", "bf16"}
+FLOATS = {"fp16", "bf16", "fp32", "fp64"}
 BITS = {"int32": 31, "int64": 63}
 """Types of integers, and their bits without the sign."""
-MAX_CONSTANTS = 4096
 
 
 def patch_interpreter() -> None:
@@ -23,7 +22,6 @@ def patch_interpreter() -> None:
     _patch_language_once()
     _skip_overflow_check()
     _cache_types()
-    _skip_builtin_wrappers()
     _convert_operands()
     _accept_tensors_in_range()
 
@@ -61,7 +59,6 @@ def _cache_types() -> None:
     """Compute once what follows from the type of an element and a shape."""
     numpy_type = interpreter._get_np_dtype
     new_block, new_tensor = tl.block_type.__init__, tl.tensor.__init__
-    broadcast = interpreter.TritonSemantic.broadcast_impl_value
     numpy_types: dict[str, Any] = {}
     blocks: dict[Any, dict[str, Any]] = {}
 
@@ -96,16 +93,9 @@ def _cache_types() -> None:
         if known is not None:
             known.update(shape=self.shape, numel=self.numel, dtype=self.dtype)
 
-    def broadcast_unless_equal(self: Any, left: Any, right: Any) -> Any:
-        both = left.type.is_block() and right.type.is_block()
-        if both and left.type.shape.values == right.type.shape.values:
-            return left, right
-        return broadcast(self, left, right)
-
     interpreter._get_np_dtype = known_numpy_type
     tl.block_type.__init__ = block_init
     tl.tensor.__init__ = tensor_init
-    interpreter.TritonSemantic.broadcast_impl_value = broadcast_unless_equal
 
 
 def _type_key(element: Any) -> Any:
@@ -117,78 +107,40 @@ def _type_key(element: Any) -> Any:
     return None
 
 
-def _skip_builtin_wrappers() -> None:
-    """Call the functions of triton.language without their wrappers, which only ask for the semantic."""
-
-    def direct(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
-        semantic = interpreter.interpreter_semantic
-        while tl.core.is_builtin(member) and hasattr(member, "__wrapped__"):
-            member = member.__wrapped__
-
-        def called(*arguments: Any, **options: Any) -> Any:
-            options["_semantic"] = semantic
-            return member(*arguments, **options)
-
-        scope.set_attr(obj, name, called)
-
-    interpreter._patch_attr = direct
-
-
 def _convert_operands() -> None:
     """Bring two operands to one type without Triton's checks if nothing has to be converted.
 
-    A number beside a block stays a scalar, which numpy broadcasts, and is made once.
+    A number beside a block stays a scalar, which numpy broadcasts.
     """
     checked = interpreter.TritonSemantic.binary_op_type_checking_impl
-    constants: dict[tuple[float, str | None, str], Any] = {}
-
-    def constant(semantic: Any, value: float, of: Any) -> Any:
-        key = (value, str(value) if value == 0 else None, of.name)  # 0.0 and -0.0 are equal, but not the same
-        if key not in constants:
-            if len(constants) == MAX_CONSTANTS:
-                constants.clear()
-            constants[key] = semantic.scalar_constant(value, of).handle
-        return constants[key]
 
     @wraps(checked)
-    def matched(
-        self: Any,
-        lhs: Any,
-        rhs: Any,
-        allow_lhs_ptr: bool = False,
-        allow_rhs_ptr: bool = False,
-        arithmetic_check: bool = True,
-        div_or_mod: bool = False,
-    ) -> Any:
-        if arithmetic_check and type(self.builder) is interpreter.InterpreterBuilder:
+    def matched(self: Any, lhs: Any, rhs: Any, *flags: bool, **named: bool) -> Any:
+        if len(flags) <= 2 and not named:  # those whether pointers are allowed; divisions have more
             if type(lhs) is type(rhs) is tl.tensor:
-                if _same_type(lhs.dtype, rhs.dtype, allow_lhs_ptr, div_or_mod):
+                if _same_type(lhs.dtype, rhs.dtype, any(flags)):
                     return _broadcast(lhs, rhs)
-            elif type(lhs) is tl.tensor and _takes_type(lhs.dtype, rhs, div_or_mod):
-                return lhs, tl.tensor(constant(self, rhs, lhs.dtype), lhs.type)
-            elif type(rhs) is tl.tensor and _takes_type(rhs.dtype, lhs, div_or_mod):
-                return tl.tensor(constant(self, lhs, rhs.dtype), rhs.type), rhs
-        return checked(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+            elif type(lhs) is tl.tensor and _takes_type(lhs.dtype, rhs):
+                return lhs, tl.tensor(self.scalar_constant(rhs, lhs.dtype).handle, lhs.type)
+            elif type(rhs) is tl.tensor and _takes_type(rhs.dtype, lhs):
+                return tl.tensor(self.scalar_constant(lhs, rhs.dtype).handle, rhs.type), rhs
+        return checked(self, lhs, rhs, *flags, **named)
 
     interpreter.TritonSemantic.binary_op_type_checking_impl = matched
 
 
-def _same_type(left: Any, right: Any, pointers: bool, division: bool) -> bool:
+def _same_type(left: Any, right: Any, pointers: bool) -> bool:
     """Whether elements of these types need no conversion."""
-    if type(right) is not tl.dtype:
-        return False
-    if type(left) is tl.dtype:
-        return left.name == right.name and not (division and left.name in HALVES)
-    return pointers and type(left) is tl.pointer_type and right.name in BITS
+    if type(left) is type(right) is tl.dtype:
+        return left.name == right.name
+    return pointers and type(left) is tl.pointer_type and type(right) is tl.dtype and right.name in BITS
 
 
-def _takes_type(of: Any, number: Any, division: bool) -> bool:
+def _takes_type(of: Any, number: Any) -> bool:
     """Whether a Python number beside a tensor of this type gets the same type."""
-    if type(of) is not tl.dtype or (division and of.name in HALVES):
-        return False
-    if type(number) is int:
-        return of.name in FLOATS or (of.name in BITS and -(2 ** BITS[of.name]) <= number < 2 ** BITS[of.name])
-    return type(number) is float and of.name in FLOATS and number == number  # NaN is no key of a dict
+    if type(of) is tl.dtype and type(number) is int and of.name in BITS:
+        return -(2 ** BITS[of.name]) <= number < 2 ** BITS[of.name]
+    return type(of) is tl.dtype and type(number) in (int, float) and of.name in FLOATS
 
 
 def _broadcast(left: Any, right: Any) -> Any:

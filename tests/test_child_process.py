@@ -71,7 +71,7 @@ def square(number):
         (evaluate, ("sys.exit(2)",), "SystemExit: 2"),
         (evaluate, ("lambda: 1",), "Can't (get|pickle)"),
         (evaluate, ("input()",), "EOF"),
-        (bytes, (10**9,), "MemoryError: it needed more memory"),
+        (bytes, (10**9,), "^MemoryError"),
     ],
 )
 def test_what_is_raised_is_told_with_its_traceback(run, function, given, told):
@@ -177,12 +177,12 @@ def test_a_server_prepares_once_and_a_call_changes_nothing_for_the_next_one(serv
 
 
 def test_a_server_that_is_killed_or_forgotten():
-    server = child_process.Forkserver(os.getpid)
-    parent = "psutil.Process(os.getppid()).ppid()"
+    server = child_process.Forkserver()
+    parent = "os.getppid()"
     pid = server.run(evaluate, parent, seconds=20)
     with pytest.raises(child_process.ChildError, match="together with the process that watched it"):
         server.run(execute, "os.kill(os.getppid(), signal.SIGKILL)\nos._exit(0)", seconds=20)
-    assert server.run(evaluate, parent, seconds=20) == pid
+    pid = server.run(evaluate, parent, seconds=20)
     os.kill(pid, signal.SIGKILL)
     assert ended(pid)
     other = server.run(evaluate, parent, seconds=20)
@@ -190,6 +190,15 @@ def test_a_server_that_is_killed_or_forgotten():
     del server
     gc.collect()  # what was raised above refers to it
     assert ended(other)
+
+
+def test_a_server_that_cannot_prepare_says_so_and_the_next_call_tries_again(tmp_path):
+    server = child_process.Forkserver(execute, f"Path({str(tmp_path / 'there')!r}).read_text()")
+    with pytest.raises(child_process.ChildError, match="FileNotFoundError") as caught:
+        server.run(square, 3, seconds=20)
+    assert caught.value.raised
+    (tmp_path / "there").touch()
+    assert server.run(square, 3, seconds=20) == 9
 
 
 def test_a_server_answers_several_threads(server):

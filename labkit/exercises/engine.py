@@ -5,7 +5,6 @@ reference on all cases. An answer that behaves like a plausible mistake on all o
 hints. One that behaves like none gets the smallest case where it differs, with the numbers.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,8 +14,8 @@ import torch
 from torch import Tensor
 
 from labkit.measure import correctness
+from labkit.measure.contender import Shape, Work
 
-ALL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 Status = Literal["right", "wrong", "error", "stopped", "crashed", "interrupted"]
 
 
@@ -89,40 +88,58 @@ class Mistake:
 
     def __init__(
         self,
-        name: str,
         *hints: str,
         gives: Callable[..., Any] | tuple[Callable[..., Any], ...] = (),
         raises: str = "",
         when: Callable[[Sequence[Call]], bool] | None = None,
     ) -> None:
-        self.name, self.hints = name, hints
+        self.hints, self.raises, self.when = hints, raises, when
         self.gives = (gives,) if callable(gives) else gives
-        self.raises, self.when = raises, when
+
+
+class Property:
+    """What an answer has to be. ``problem`` returns what is wrong with a call, or "".
+
+    Checked after the values, or ``before_values`` where what it finds explains wrong ones. Asked of all
+    inputs, or ``contiguous_only`` where copies of others are allowed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        problem: Callable[[Call], str],
+        *hints: str,
+        before_values: bool = False,
+        contiguous_only: bool = False,
+    ) -> None:
+        self.name, self.problem, self.hints = name, problem, hints
+        self.before_values, self.contiguous_only = before_values, contiguous_only
 
 
 @dataclass(frozen=True)
-class Property:
-    """What a kernel has to be beside right. ``problem`` returns what is wrong with a call, or ""."""
+class Race:
+    """What an answer is timed beside (``rivals``, functions by name), on which work, sizes and dtype.
 
-    name: str
-    problem: Callable[[Call], str]
-    hints: tuple[str, ...]
-    before_values: bool = False
-    """Checked before the values: what it finds explains wrong ones."""
-    contiguous_only: bool = False
-    """Asked of contiguous inputs only: copies of others are allowed."""
+    torch.compile is applied to a rival of this name.
+    """
+
+    work: Work
+    rivals: Mapping[str, Callable[..., Any]]
+    sizes: tuple[Shape, ...]
+    dtype: str = "bfloat16"
+    roundings: int = 1
+    """How many tensors in 16 bits a result passes through, itself included."""
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """A task of a lesson.
+    """A task of a lesson. Its name is the variable's in ``notebooks/exercises/NN_name.py``.
 
     ``inputs(*case)`` draws the arguments of one call by name: float32 tensors on the CPU, numbers, objects.
     ``reference(*arguments)`` is right, in float64 where arguments are tensors. ``call(answer, *arguments)``
     calls an answer that is not simply called. Results are tensors, numbers, or a dict of facts by name.
     """
 
-    name: str
     title: str
     answer: str
     """What the learner writes: its name in the cell's last line, and in the solution."""
@@ -132,7 +149,7 @@ class Exercise:
     inputs: Callable[..., dict[str, Any]]
     large: tuple[tuple[Any, ...], ...] = ()
     """Further cases, tried in the first dtype and layout only."""
-    mistakes: tuple[Mistake, ...] = ()
+    mistakes: Mapping[str, Mistake] = field(default_factory=dict)
     properties: tuple[Property, ...] = ()
     call: Callable[..., Any] = lambda answer, *arguments: answer(*arguments)
     dtypes: tuple[torch.dtype | None, ...] = (None,)
@@ -140,14 +157,14 @@ class Exercise:
     """Tried in the first dtype."""
     tolerance: float | None = None
     """Relative, of numbers and of tensors; None: a few roundings of the dtype."""
-    compiles: bool = False
-    """Whether kernels have to compile for sm_90, too."""
     right: str = ""
     """A sentence that is shown with a right answer: what the answer is good for."""
     untouched: str = ""
     """`lesson.source_digest` of the cell as the lesson gives it, where it has no three dots to replace."""
-    race: Callable[[], Any] | None = None
-    """Makes the `race.Race` of a kernel; None for an exercise without a race."""
+    race: Race | None = None
+    """None for an exercise without a kernel."""
+    name: str = ""
+    """Set by `judge.find`."""
 
 
 @dataclass(frozen=True)
@@ -168,39 +185,38 @@ def case_values(*names: str) -> Callable[..., dict[str, Any]]:
     return lambda *case: dict(zip(names, case, strict=True))
 
 
-Check = Callable[[Call], tuple[str, str, tuple[str, ...]]]
-"""The name of what a call lacks, a sentence about it ("" when nothing is wrong), and hints."""
-
-
 # ---- judging -----------------------------------------------------------------------------------------------
 
 
-def compare(exercise: Exercise, calls: Sequence[Call]) -> Finding | None:
-    """What is wrong with calls of all cases in one dtype and layout; None when they are right."""
+def compare(exercise: Exercise, calls: Sequence[Call]) -> Finding | Call | None:
+    """What is wrong with calls of all cases in one dtype and layout; None when they are right.
+
+    A call that raised an exception is returned where that says more than the others do.
+    """
     finished = [call for call in calls if call.error is None]
     failed = next((call for call in calls if call.error is not None), None)
-    # A right form first, then what explains wrong values, then values, then everything else.
-    checks: list[Check] = [_form, *(_check_of(each) for each in exercise.properties if each.before_values)]
-    checks.append(lambda call: ("", _values(exercise, call), ()))
     if failed is not None and 2 * len(finished) < len(calls):
-        return Finding("error", observed=str(failed))  # an exception in most calls says more than the others
-    if failed is None:
-        checks += [_check_of(each) for each in exercise.properties if not each.before_values]
-    for check in checks:
+        return failed
+    # A right form first, then what explains wrong values, then values, then everything else.
+    values = Property("", lambda call: _wrong_values(exercise, call))
+    early = [each for each in exercise.properties if each.before_values]
+    late = [each for each in exercise.properties if not each.before_values and failed is None]
+    for each in (INPUTS_UNCHANGED, FORM, *early, values, *late):
         for call in finished:
-            name, observed, hints = check(call)
+            skipped = each.contiguous_only and call.layout != "contiguous"
+            observed = "" if skipped else each.problem(call)
             if not observed:
                 continue
+            name, hints = each.name, each.hints
             # of a result of the wrong kind nothing else can be asked
-            known = name != "form" and next(
-                (m for m in exercise.mistakes if _made(exercise, m, finished)), None
-            )
-            if known:
-                name, hints = known.name, known.hints
+            known = [] if each is FORM else exercise.mistakes.items()
+            made = next(((n, mistake) for n, mistake in known if _made(exercise, mistake, finished)), None)
+            if made:
+                name, hints = made[0], made[1].hints
             elif call.layout != "contiguous" and not name:
                 name, hints = "strides", STRIDES
             return Finding("wrong", f"{call}: {observed}", name, hints=hints)
-    return None if failed is None else Finding("error", observed=str(failed))
+    return failed
 
 
 def _made(exercise: Exercise, mistake: Mistake, finished: Sequence[Call]) -> bool:
@@ -212,24 +228,22 @@ def _made(exercise: Exercise, mistake: Mistake, finished: Sequence[Call]) -> boo
 
     def like(gives: Callable[..., Any], call: Call) -> bool:
         with np.errstate(all="ignore"):
-            other = gives(*_arguments(exercise, call))
+            other = gives(*reference_arguments(exercise, call))
         return not difference(call.got, other, 4 * tolerance(exercise, call))
 
     return not mistake.gives or any(all(like(gives, call) for call in finished) for gives in mistake.gives)
 
 
-def _arguments(exercise: Exercise, call: Call) -> list[Any]:
-    """Arguments for a reference: in float64, and objects such as a simulated GPU made anew."""
+def reference_arguments(exercise: Exercise, call: Call) -> list[Any]:
+    """Arguments for a reference: tensors in float64, and objects such as a simulated GPU made anew."""
     given = call.given
     if call.dtype is None:
         torch.manual_seed(0)
         given = exercise.inputs(*call.case)
-    return [_double(value) for value in given.values()]
-
-
-def right_result(exercise: Exercise, given: Mapping[str, Any]) -> Any:
-    """What a right answer returns."""
-    return exercise.reference(*[_double(value) for value in given.values()])
+    return [
+        value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+        for value in given.values()
+    ]
 
 
 def tolerance(exercise: Exercise, call: Call) -> float:
@@ -239,54 +253,41 @@ def tolerance(exercise: Exercise, call: Call) -> float:
     return 1e-6 if call.dtype is None else correctness.TOLERANCE[call.dtype]
 
 
-def _form(call: Call) -> tuple[str, str, tuple[str, ...]]:
-    """Whether a call returned the kind of thing that it should, and left its inputs alone."""
+def _changed_input(call: Call) -> str:
     for name, before in call.given.items():
         after = call.inputs[name]
         changed = isinstance(before, list) and before != after
         if isinstance(before, Tensor):
             changed = not torch.equal(before.nan_to_num(), after.nan_to_num())
         if changed:
-            return "writes-input", f"{name} was changed.", WRITES_INPUT
+            return f"{name} was changed."
+    return ""
+
+
+def _wrong_form(call: Call) -> str:
     got, wanted = call.got, call.want
-    if isinstance(wanted, tuple):
-        if not isinstance(got, tuple) or len(got) != len(wanted):
-            said = f"{len(got)} values" if isinstance(got, tuple) else f"a {type(got).__name__}"
-            return "form", f"it returned {said}, not {len(wanted)} values.", RETURNS
-        pairs = list(zip(got, wanted, strict=True))
-    else:
-        pairs = [(got, wanted)]
-    for mine, right in pairs:
-        if isinstance(right, Tensor) and not isinstance(mine, Tensor):
-            return "form", f"it returned a {type(mine).__name__}, not a tensor.", RETURNS
-        if isinstance(right, Tensor) and mine.shape != right.shape:
-            said = f"shape {tuple(mine.shape)}, not {tuple(right.shape)}"
-            return "form", f"the result has {said}.", RETURNS
-        if isinstance(right, Tensor) and call.dtype is not None and mine.dtype != call.dtype:
-            return (
-                "form",
-                f"the result has dtype {dtype_name(mine.dtype)}, not {dtype_name(call.dtype)}.",
-                RETURNS,
-            )
-        if isinstance(right, (int, float)) and not isinstance(right, bool) and _number(mine) is None:
-            return "form", f"it returned {short(mine)}, not a number.", RETURNS
-    return "", "", ()
+    if isinstance(wanted, tuple) and (not isinstance(got, tuple) or len(got) != len(wanted)):
+        said = f"{len(got)} values" if isinstance(got, tuple) else f"a {type(got).__name__}"
+        return f"it returned {said}, not {len(wanted)} values."
+    for mine, right in zip(got, wanted, strict=True) if isinstance(wanted, tuple) else [(got, wanted)]:
+        if isinstance(right, Tensor):
+            if not isinstance(mine, Tensor):
+                return f"it returned a {type(mine).__name__}, not a tensor."
+            if mine.shape != right.shape:
+                return f"the result has shape {tuple(mine.shape)}, not {tuple(right.shape)}."
+            if call.dtype is not None and mine.dtype != call.dtype:
+                return f"the result has dtype {dtype_name(mine.dtype)}, not {dtype_name(call.dtype)}."
+        if _number(right) is not None and not isinstance(right, Tensor) and _number(mine) is None:
+            return f"it returned {short(mine)}, not a number."
+    return ""
 
 
-def _values(exercise: Exercise, call: Call) -> str:
+def _wrong_values(exercise: Exercise, call: Call) -> str:
     found = difference(call.got, call.want, tolerance(exercise, call))
     floats = [x for x in call.given.values() if isinstance(x, Tensor) and x.is_floating_point()]
     if "is nan" in found and floats and all(bool(each.isfinite().all()) for each in floats):
         found += " (NaN is what nobody wrote, or what was read outside of a tensor)"
     return found and f"{found}."
-
-
-def _check_of(each: Property) -> Check:
-    def check(call: Call) -> tuple[str, str, tuple[str, ...]]:
-        skipped = each.contiguous_only and call.layout != "contiguous"
-        return each.name, "" if skipped else each.problem(call), each.hints
-
-    return check
 
 
 def difference(got: Any, want: Any, tolerance: float) -> str:
@@ -320,8 +321,7 @@ def _numbers(got: Any, want: Any, tolerance: float) -> str:
         return "" if got == want else f"it is {short(got)}, not {short(want)}"
     if number is None:
         return f"it is {short(got)}, not {right:.6g}"
-    both_nan = math.isnan(number) and math.isnan(right)
-    alike = number == right or both_nan or abs(number - right) <= tolerance * abs(right)
+    alike = np.isclose(number, right, rtol=tolerance, atol=0, equal_nan=True)
     return "" if alike else f"it is {number:.6g}, not {right:.6g}"
 
 
@@ -329,10 +329,8 @@ def _tensors(got: Tensor, want: Tensor, tolerance: float) -> str:
     """Elements that differ: how many, and the first of them. What is not finite has to be so in both."""
     got, want = got.detach().double(), want.detach().double()
     finite = want[want.isfinite()]
-    rms = finite.square().mean().sqrt() if finite.numel() else torch.zeros(())
-    alike = want.isfinite() & ((got - want).abs() <= tolerance * (want.abs() + rms))
-    alike |= (got == want) | (got.isnan() & want.isnan())
-    wrong = (~alike).nonzero()
+    rms = float(finite.square().mean().sqrt()) if finite.numel() else 0.0
+    wrong = (~torch.isclose(got, want, rtol=tolerance, atol=tolerance * rms, equal_nan=True)).nonzero()
     if not len(wrong):
         return ""
     index = tuple(wrong[0].tolist())
@@ -352,10 +350,6 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float, np.number)) else None
 
 
-def _double(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
 def short(value: Any) -> str:
     """A value in a message: a tensor by its shape, a long text by its type."""
     if isinstance(value, Tensor):
@@ -363,7 +357,7 @@ def short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     said = repr(value)
-    return said if len(said) <= 80 else f"{type(value).__name__}"
+    return said if len(said) <= 80 else type(value).__name__
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -371,11 +365,15 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-RETURNS = (
+FORM = Property(
+    "form",
+    _wrong_form,
     "What does your function return, on every way through it?",
     "The text above the cell says what is asked for: one number, or a tensor of which shape and dtype.",
 )
-WRITES_INPUT = (
+INPUTS_UNCHANGED = Property(
+    "writes-input",
+    _changed_input,
     "Which line stores into something that your function was given, or takes something out of it?",
     "The caller still needs its inputs: make a tensor or a list of your own.",
 )

@@ -5,7 +5,6 @@ calls ``attempt``. A process that is ready (``process``) forks for it, and the f
 kernel that is right when interpreted is then compiled for a GPU.
 """
 
-import importlib.util
 import os
 import re
 import sys
@@ -23,7 +22,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from labkit import child_process
-from labkit.exercises import engine, exceptions
+from labkit.exercises import engine, exceptions, triton_interpreter
 from labkit.exercises.engine import Call, Exercise, Finding
 from labkit.lessons import notebooks
 from labkit.measure import correctness
@@ -73,10 +72,11 @@ def process(lesson: str) -> child_process.Forkserver:
 def _refused(exercise: Exercise, error: Exception) -> Finding:
     """The finding for a kernel that the compiler refuses though it is right when interpreted."""
     message = next(filter(None, reversed(str(error).strip().splitlines())), "")
-    mistake = exceptions.matching_mistake(exercise, f"CompileError: {message}\n")
-    known = mistake.hints and "{" not in "".join(mistake.hints)  # nothing is known of the names on its line
+    name, hints = exceptions.matching_mistake(exercise, f"CompileError: {message}\n")
     observed = f"Interpreted it is right, but the compiler for a GPU (sm_90) refuses it: {message}"
-    return Finding("wrong", observed, mistake.name if known else "", hints=mistake.hints if known else ())
+    if "{" in "".join(hints):  # nothing is known of the names on its line
+        name, hints = "", ()
+    return Finding("wrong", observed, name, hints=hints)
 
 
 def explain_end(error: BaseException, file: Path, limit_s: float, lesson: str) -> Finding:
@@ -120,8 +120,6 @@ WILD_ADDRESS_HINTS = (
 
 def prepare(lesson: str) -> None:
     """Load the lesson's setup and kernel cells and its exercises, once, before the forks."""
-    from labkit.exercises import triton_interpreter
-
     triton_interpreter.match_compiled_code()
     find(lesson)
     notebooks.load(lesson)
@@ -134,12 +132,8 @@ def find(lesson: str) -> dict[str, Exercise]:
     file = file.parent / "exercises" / f"{file.stem}.py"
     if not file.exists():
         raise ValueError(f"lesson: there are no exercises for {lesson!r}")
-    name = f"labkit_exercises_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return {each.name: each for each in vars(module).values() if isinstance(each, Exercise)}
+    found = vars(notebooks.import_file(f"labkit_exercises_{file.stem}", file))
+    return {name: replace(each, name=name) for name, each in found.items() if isinstance(each, Exercise)}
 
 
 def judge_file(lesson: str, name: str, file: Path) -> tuple[Finding, list[codegen.Request]]:
@@ -159,10 +153,7 @@ class NotCheckedError(Exception):
 
 
 class AnswerHandedIn(BaseException):
-    """Leaves the cell at its check; not an Exception, which the cell itself might catch."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
+    """Leaves the cell at its check with the answer; not an Exception, which the cell itself might catch."""
 
 
 class CellTasks:
@@ -194,7 +185,7 @@ def run_cell(lesson: str, namespace: dict[str, Any], exercise: Exercise, file: P
     try:
         exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), module.__dict__)
     except AnswerHandedIn as handed_in:
-        return handed_in.answer
+        return handed_in.args[0]
     raise NotCheckedError("The cell came to its end without its last line, tasks.check(...).")
 
 
@@ -218,24 +209,23 @@ def judge(exercise: Exercise, answer: Any, file: Path) -> tuple[Finding, list[co
     for number, (dtype, layout) in enumerate(phases):
         cases = exercise.cases if number else (*exercise.cases, *exercise.large)
         calls = [_call(exercise, answer, case, dtype, layout) for case in cases]
-        found = _shared_memory(done + calls) or engine.compare(exercise, calls)
-        if found is not None and found.status == "error":
-            failed = next(call for call in calls if call.error is not None)
-            assert failed.error is not None
-            return exceptions.explain(exercise, failed.error, file, {}, str(failed), calls), []
+        found = _reused_memory(done + calls) or engine.compare(exercise, calls)
+        if isinstance(found, Call):
+            assert found.error is not None
+            return exceptions.explain(exercise, found.error, file, {}, str(found), calls), []
         if found is not None:
             return found, []
         done += calls
-    if found := _overwritten_later(exercise, answer, done):
+    first = [call for call in done if call.launches.kernels][:1]
+    again = [replace(call, got=exercise.call(answer, *call.inputs.values())) for call in first]
+    if found := _reused_memory([*done, *again]):
         return found, []
-    return _right(exercise, done), _kernels(done) if exercise.compiles else []
+    return _right(exercise, done), _kernels(done)
 
 
 def _call(
     exercise: Exercise, answer: Any, case: tuple[Any, ...], dtype: torch.dtype | None, layout: str
 ) -> Call:
-    from labkit.exercises import triton_interpreter
-
     def cast(value: Any) -> Any:
         floats = isinstance(value, Tensor) and value.is_floating_point()
         return value.to(dtype) if floats and dtype else value
@@ -254,48 +244,37 @@ def _call(
     except Exception as error:
         call.error = error
     call.stored_outside, call.loaded_outside = fences.broken(), fences.crossed(call.launches.loads)
-    if dtype is None:  # objects such as a simulated GPU have been used
-        torch.manual_seed(0)
-        given = exercise.inputs(*case)
-    call.want = engine.right_result(exercise, given)
+    call.want = exercise.reference(*engine.reference_arguments(exercise, call))
     return call
 
 
 class JudgeFences(correctness.Fences):
-    """Fences around what a call allocates with values, too."""
+    """Fences around everything that a call makes, uninitialised or not."""
 
     def __init__(self) -> None:
         super().__init__(FENCE)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = super().__torch_dispatch__(func, types, args, kwargs)
-        if func.overloadpacket not in _WITH_VALUES or not made.numel():
+        made = func(*args, **(kwargs or {}))
+        is_new = all(value.alias_info is None for value in func._schema.returns)
+        if not (is_new and isinstance(made, Tensor) and made.numel()):
             return made
         room = self.allocate(made.untyped_storage().nbytes() // made.element_size(), made)
-        return room.as_strided(made.size(), made.stride(), room.storage_offset()).copy_(made)
+        room = room.as_strided(made.size(), made.stride(), room.storage_offset())
+        return room if "empty" in func._schema.name else room.copy_(made)
 
     def crossed(self, addresses: list[np.ndarray]) -> int:
         """How many of these addresses lie in a fence."""
         read = np.unique(np.concatenate(addresses)) if addresses else np.zeros(0)
         found = 0
         for block, count, _ in self._blocks:
-            size, first = block.element_size(), block.data_ptr()
-            inner = (read >= first + FENCE * size) & (read < first + (FENCE + count) * size)
-            whole = (read >= first) & (read < first + len(block) * size)
-            found += int((whole & ~inner).sum())
+            place = (read.astype(np.int64) - block.data_ptr()) // block.element_size()
+            inside = (place >= FENCE) & (place < FENCE + count)
+            found += int(((place >= 0) & (place < len(block)) & ~inside).sum())
         return found
 
 
-_WITH_VALUES = {
-    getattr(torch.ops.aten, name)
-    for name in (
-        "clone", "_to_copy", "zeros", "zeros_like", "ones", "ones_like", "full", "full_like",
-        "new_zeros", "new_ones", "new_full",
-    )
-}  # fmt: skip
-
-
-def _shared_memory(calls: list[Call]) -> Finding | None:
+def _reused_memory(calls: list[Call]) -> Finding | None:
     """Whether the result of one call lies in the memory of another's: it is right only until then."""
     seen: set[int] = set()
     for call in calls:
@@ -308,19 +287,6 @@ def _shared_memory(calls: list[Call]) -> Finding | None:
     return None
 
 
-def _overwritten_later(exercise: Exercise, answer: Any, done: list[Call]) -> Finding | None:
-    """Whether results are still right after another call, on the first call's inputs."""
-    calls = [call for call in done if call.launches.kernels]
-    if not calls:
-        return None
-    again = replace(calls[0], got=exercise.call(answer, *calls[0].inputs.values()))
-    for call in calls:
-        if found := engine.difference(call.got, call.want, engine.tolerance(exercise, call)):
-            observed = f"{call}: after later calls, {found}."
-            return Finding("wrong", observed, "reused", hints=REUSED_MEMORY_HINTS)
-    return _shared_memory([*calls, again])
-
-
 REUSED_MEMORY_HINTS = (
     "What happens to the first result when somebody calls your function again?",
     "Make the result anew in each call: torch.empty_like costs next to nothing.",
@@ -328,7 +294,7 @@ REUSED_MEMORY_HINTS = (
 
 
 def _kernels(done: list[Call]) -> list[codegen.Request]:
-    """The first kernel of a call in the last dtype, and of one in float16, to be compiled."""
+    """The first kernel of a call in the last dtype, and of one in float16, to be compiled for a GPU."""
     half = [call for call in done if call.dtype is torch.float16] or done
     requests = []
     for call in (done[-1], half[0]):

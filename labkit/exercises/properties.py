@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from labkit.exercises.engine import ALL_DTYPES, Call, Property
+from labkit.exercises.engine import Call, Property
+from labkit.measure.correctness import DTYPES
 
 ROUNDED_TWICE = 0.02
 """Share of float16 results that may differ from the exact ones rounded once. With float32 arithmetic it is
@@ -81,80 +82,63 @@ def _rounded_once(call: Call) -> str:
 NOTHING_OUTSIDE = Property(
     "stores-outside",
     _outside,
-    (
-        "Which places does the last program store to, and which of them does the tensor have?",
-        "Every store needs a mask that is true inside of the tensor, and nowhere else.",
-    ),
+    "Which places does the last program store to, and which of them does the tensor have?",
+    "Every store needs a mask that is true inside of the tensor, and nowhere else.",
     before_values=True,
 )
 LOADS_INSIDE = Property(
     "loads-outside",
     _loads_outside,
-    (
-        "The result is right. Which loads have no mask, or one that is true beyond the end?",
-        "On a GPU a load beyond the end may end the program with an error. Mask it like the store.",
-    ),
+    "The result is right. Which loads have no mask, or one that is true beyond the end?",
+    "On a GPU a load beyond the end may end the program with an error. Mask it like the store.",
 )
 KERNEL = Property(
     "no-kernel",
     _kernel,
-    (
-        "What computes the result: your kernel, or PyTorch?",
-        "Launch the kernel with kernel[grid](...), and return the tensor that it stores to.",
-    ),
+    "What computes the result: your kernel, or PyTorch?",
+    "Launch the kernel with kernel[grid](...), and return the tensor that it stores to.",
     before_values=True,
 )
 ONE_LAUNCH = Property(
     "launches",
     _one_launch,
-    (
-        "Each launch moves its tensors across memory once more. What could the kernel do by itself?",
-        "Let one kernel load everything, compute, and store once; PyTorch only allocates.",
-    ),
+    "Each launch moves its tensors across memory once more. What could the kernel do by itself?",
+    "Let one kernel load everything, compute, and store once; PyTorch only allocates.",
     before_values=True,
     contiguous_only=True,
 )
 STORED_ONCE = Property(
     "stored-twice",
     _stored_once,
-    (
-        "Which program owns an element? Here several store to one, and on a GPU they run in any order.",
-        "Count the programs of your grid, and write down by hand which elements each of them stores to.",
-    ),
+    "Which program owns an element? Here several store to one, and on a GPU they run in any order.",
+    "Count the programs of your grid, and write down by hand which elements each of them stores to.",
 )
 READ_ONCE = Property(
     "read-again",
     _read_once,
-    (
-        "A kernel is as slow as the bytes that it moves. How often is each one of them needed?",
-        "Load an element into a variable once, and use the variable.",
-    ),
+    "A kernel is as slow as the bytes that it moves. How often is each one of them needed?",
+    "Load an element into a variable once, and use the variable.",
     contiguous_only=True,
 )
 FULL_FLOAT32 = Property(
     "tf32",
     _full_float32,
-    (
-        "How many bits of a float32 does tl.dot multiply, if you do not say so?",
-        "The default is TF32, with 10 bits of mantissa in place of 23.",
-        'tl.dot takes input_precision="ieee".',
-    ),
+    "How many bits of a float32 does tl.dot multiply, if you do not say so?",
+    "The default is TF32, with 10 bits of mantissa in place of 23.",
+    'tl.dot takes input_precision="ieee".',
     before_values=True,
 )
 ROUNDED_ONCE = Property(
     "rounded-twice",
     _rounded_once,
-    (
-        "In which dtype are the values that your kernel computes with?",
-        "What was loaded in 16 bits stays in 16 bits until you convert it: .to(tl.float32) after the load.",
-        "Only the store rounds. Everything before it, sums and carries too, is float32.",
-    ),
+    "In which dtype are the values that your kernel computes with?",
+    "What was loaded in 16 bits stays in 16 bits until you convert it: .to(tl.float32) after the load.",
+    "Only the store rounds. Everything before it, sums and carries too, is float32.",
     before_values=True,
 )
 KERNEL_CASES: dict[str, Any] = {
-    "dtypes": ALL_DTYPES,
+    "dtypes": DTYPES,
     "layouts": ("contiguous", "transposed", "strided"),
-    "compiles": True,
 }
 """How the kernel of most exercises is tried."""
 POINTWISE = (ONE_LAUNCH, NOTHING_OUTSIDE, LOADS_INSIDE, STORED_ONCE, ROUNDED_ONCE)

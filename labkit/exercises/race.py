@@ -4,8 +4,7 @@ On a GPU it first runs at the race's sizes in a process of its own: a wild addre
 wrong at size becomes a verdict, never a dead notebook.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from IPython.display import display
 
 from labkit import child_process, gpu, plots
 from labkit.exercises import engine, judge
-from labkit.exercises.engine import Exercise, Finding
+from labkit.exercises.engine import Exercise, Finding, Race
 from labkit.lessons import notebooks
 from labkit.measure import correctness, lock
-from labkit.measure.contender import Contender, Shape, Work
+from labkit.measure.contender import Contender
 from labkit.measure.results import Results
 from labkit.measure.sweeps import sweep
 
@@ -27,26 +26,11 @@ FENCE_BYTES = 2**28
 """Around each tensor at size, at most; less where a thirty-second of the GPU's free memory is less."""
 
 
-@dataclass(frozen=True)
-class Race:
-    """What an answer is timed beside (``rivals``, functions by name), on which work, sizes and dtype."""
-
-    work: Work
-    rivals: Mapping[str, Callable[..., Any]]
-    sizes: tuple[Shape, ...]
-    dtype: str = "bfloat16"
-    compiled: tuple[str, ...] = field(default=())
-    """Names of rivals that torch.compile is applied to."""
-    roundings: int = 1
-    """How many tensors in 16 bits a result passes through, itself included."""
-
-
 def race_of(exercise: Exercise) -> Race:
     """The race of an exercise; ValueError for one that has none."""
     if exercise.race is None:
         raise ValueError(f"name: {exercise.name!r} has no kernel that could race")
-    made: Race = exercise.race()
-    return made
+    return exercise.race
 
 
 def contender(exercise: Exercise, answer: Callable[..., Any], *, learners: bool) -> Contender:
@@ -62,7 +46,8 @@ def run(lesson: str, exercise: Exercise, answer: Contender, why: str) -> Results
     """
     race = race_of(exercise)
     rivals = [
-        Contender(name, call, race.work, compiled=name in race.compiled) for name, call in race.rivals.items()
+        Contender(name, call, race.work, compiled=name == "torch.compile")
+        for name, call in race.rivals.items()
     ]
     suite = f"{notebooks.key(lesson)}/race_{exercise.name}"
     table = sweep(suite, [*rivals, answer], race.sizes, dtype=race.dtype)

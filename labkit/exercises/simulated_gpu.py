@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from types import ModuleType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -33,17 +34,10 @@ from labkit import dispatch_mode
 
 WAIT_US, COMPILE_US, CAPTURE_US, UPLOAD_US, REPLAY_US = 2.0, 40_000.0, 900.0, 400.0, 8.0
 """What these cost the host; a wait beside the device's work, a capture beside its launches."""
-FinishedWork = dict["Stream", int]
-"""How many pieces of each stream's work are known to be done."""
 ASK_THE_DEVICE = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default}
 """Operations that return a number to Python: it waits until the device has computed it."""
 COPY_TO_THE_HOST = {"cpu", "numpy", "tolist", "__array__", "__repr__"}
 """Methods that wait in the same way, and are no operations where the tensor lies on the CPU."""
-CUDA_NAMES = (
-    *("CUDAGraph", "Event", "Stream", "current_stream", "default_stream", "graph", "stream"),
-    "synchronize",
-)
-"""What of torch.cuda is simulated."""
 
 
 class LogEntry(NamedTuple):
@@ -83,18 +77,19 @@ class SimulatedGpu(dispatch_mode.Mode):
         self.wait_us, self.compile_us = wait_us, compile_us
         self.log: list[LogEntry] = []
         self.host_us = self.device_us = 1000.0  # a clock has been running before anybody looks at it
-        self.conflicts: list[tuple[Stream, Stream]] = []
-        """Streams that touched the same memory, one of them writing; the second did not wait."""
-        self.captures = self.replays = 0
+        self.conflicts: list[Stream] = []
+        """Streams that touched memory that another one had used, one of them writing, without a wait."""
+        self.captures = self.replays = self.issued = 0
+        """How many graphs were captured, replays run, and pieces of work issued to all streams."""
         self.capturing: CUDAGraph | None = None
-        self.host_known: FinishedWork = {}
-        """What the host has waited for: whatever is issued next comes after it."""
+        self.host_waited: set[int] = set()
+        """Numbers of the pieces of work that the host has waited for: what is issued next follows them."""
         self.streams: list[Stream] = []
         self.default = self.current = Stream(self)
-        self.cuda = SimulatedCuda(self)
-        self._uses: dict[int, tuple[Tensor, list[tuple[Stream, int, bool]]]] = {}
-        """By memory: a tensor that keeps it from being given away, and its uses (stream, number, whether it
-        wrote) since the last write."""
+        self.cuda = _cuda_of(self)
+        self._uses: dict[int, tuple[Tensor, list[tuple[int, bool]]]] = {}
+        """By memory: a tensor that keeps it from being given away, and its uses (number of the piece of
+        work, whether it wrote) since the last write."""
 
     # ---- time ----------------------------------------------------------------------------------------------
 
@@ -119,16 +114,16 @@ class SimulatedGpu(dispatch_mode.Mode):
         self.note("clock")
         return self.host_us
 
-    def wait(self, known: FinishedWork, until_us: float) -> None:
+    def wait(self, pieces: set[int], until_us: float) -> None:
         """Let the host wait for pieces of work, which the device has done at a time in microseconds."""
         self.not_while_capturing("the host waited for the device")
-        self.host_known = _most(self.host_known, known)
+        self.host_waited |= pieces
         self.host_us = max(self.host_us, until_us) + self.wait_us
         self.note("synchronize")
 
     def synchronize(self) -> None:
         """Wait until the device has worked off its queue."""
-        self.wait(_most(*(stream.done_by_now() for stream in self.streams)), self.device_us)
+        self.wait(set(range(self.issued)), self.device_us)
 
     def timed(self) -> list[LogEntry]:
         """The log from the first time stamp to the last one, with both."""
@@ -138,10 +133,13 @@ class SimulatedGpu(dispatch_mode.Mode):
     @contextmanager
     def replaces_cuda(self, answer: Any) -> Iterator[None]:
         """Replace torch.cuda and the clocks of ``time``, also where the answer's module imported them."""
-        cuda = {name: getattr(self.cuda, name) for name in CUDA_NAMES}
-        seconds = dict.fromkeys(("perf_counter", "monotonic", "time"), lambda: self.clock_us() / 1e6)
-        clocks: dict[str, Any] = dict(seconds)
-        clocks |= {f"{name}_ns": lambda: round(self.clock_us() * 1e3) for name in seconds}
+        clocks: dict[str, Any] = {}
+        for name in ("perf_counter", "monotonic", "time"):
+            clocks |= {
+                name: lambda: self.clock_us() / 1e6,
+                f"{name}_ns": lambda: round(self.clock_us() * 1e3),
+            }
+        cuda = {name: new for name, new in vars(self.cuda).items() if not name.startswith("_")}
         module_names = getattr(inspect.unwrap(answer), "__globals__", {})
         with ExitStack() as stack:
             for module, names in ((torch.cuda, cuda), (time, clocks)):
@@ -191,19 +189,18 @@ class SimulatedGpu(dispatch_mode.Mode):
     def work(self, written: list[Any], read: list[Any]) -> None:
         """Note a piece of work on the current stream, and what it conflicts with."""
         stream = self.current
-        stream.issued += 1
-        stream.known = _most(stream.known, self.host_known)
+        stream.before |= self.host_waited
         writes = {_memory(each) for each in written if isinstance(each, Tensor)}
         touched = {_memory(each): each for each in (*written, *read) if isinstance(each, Tensor)}
         for address, tensor in touched.items():
             _, uses = self._uses.setdefault(address, (tensor, []))
-            for earlier, number, wrote in uses:
-                waited = earlier is stream or stream.known.get(earlier, 0) >= number
-                if (wrote or address in writes) and not waited:
-                    self.conflicts.append((earlier, stream))
+            if any((wrote or address in writes) and number not in stream.before for number, wrote in uses):
+                self.conflicts.append(stream)
             if address in writes:
                 uses.clear()
-            uses.append((stream, stream.issued, address in writes))
+            uses.append((self.issued, address in writes))
+        stream.before.add(self.issued)
+        self.issued += 1
 
     def not_while_capturing(self, what: str) -> None:
         """RuntimeError during a capture, as CUDA has it; the capture fails by it even if it is caught."""
@@ -214,14 +211,13 @@ class SimulatedGpu(dispatch_mode.Mode):
 
     def unwaited(self) -> int:
         """Pieces of other streams' work that the default stream would not wait for."""
-        known = _most(self.default.known, self.host_known, {self.default: self.default.issued})
-        return sum(stream.issued - known.get(stream, 0) for stream in self.streams)
+        return self.issued - len(self.default.before | self.host_waited)
 
     def stream_without_wait(self) -> str:
         """Which stream goes on without waiting for another one's work: "current", "side" or "none"."""
         if not (self.conflicts or self.unwaited()):
             return "none"
-        return "current" if all(later is self.default for _, later in self.conflicts) else "side"
+        return "current" if all(stream is self.default for stream in self.conflicts) else "side"
 
     def unobserved(self) -> Any:
         """A context whose operations do not count as work: for code that only looks at values."""
@@ -247,20 +243,47 @@ class _HostReads(TorchFunctionMode):
 # ---- torch.cuda --------------------------------------------------------------------------------------------
 
 
+def _cuda_of(gpu: SimulatedGpu) -> ModuleType:
+    """What an answer gets for torch.cuda."""
+
+    @contextmanager
+    def graph(
+        cuda_graph: CUDAGraph, pool: Any = None, stream: Stream | None = None, **options: Any
+    ) -> Iterator[None]:
+        """A context whose work is captured, on a stream of its own if none is given."""
+        with stream or Stream(gpu):
+            cuda_graph.capture_begin()
+            gpu.host_us = max(gpu.host_us, gpu.device_us) + gpu.wait_us
+            try:
+                yield
+            except BaseException:
+                gpu.capturing = None
+                raise
+            cuda_graph.capture_end()
+
+    cuda = ModuleType("torch.cuda")
+    vars(cuda).update(
+        Stream=partial(Stream, gpu),
+        Event=partial(Event, gpu),
+        CUDAGraph=partial(CUDAGraph, gpu),
+        graph=graph,
+        stream=lambda stream: stream or nullcontext(),
+        current_stream=lambda device=None: gpu.current,
+        default_stream=lambda device=None: gpu.default,
+        synchronize=lambda device=None: gpu.synchronize(),
+    )
+    return cuda
+
+
 class Stream:
     """Work in order; no order beside other streams' but for waits."""
 
     def __init__(self, gpu: SimulatedGpu, device: Any = None, priority: int = 0) -> None:
         self._gpu = gpu
-        self.issued = 0
-        self.known: FinishedWork = {}
-        """What of the other streams' work lies before what is issued next."""
-        self._before: list[Stream] = []
+        self.before: set[int] = set()
+        """Numbers of the pieces of work that come before what is issued next, its own and other streams'."""
+        self._outer: list[Stream] = []
         gpu.streams.append(self)
-
-    def done_by_now(self) -> FinishedWork:
-        """What is done when the stream has done all that it was given."""
-        return _most(self.known, self._gpu.host_known, {self: self.issued})
 
     def record_event(self, event: "Event | None" = None) -> "Event":
         """Mark what the stream has to do by now."""
@@ -270,23 +293,23 @@ class Stream:
 
     def wait_event(self, event: "Event") -> None:
         """Let what follows wait for what an event marks."""
-        self.known = _most(self.known, event.known)
+        self.before |= event.before
 
     def wait_stream(self, stream: "Stream") -> None:
         """Let what follows wait for all that the other stream has to do by now."""
-        self.known = _most(self.known, stream.done_by_now())
+        self.before |= stream.before
 
     def synchronize(self) -> None:
         """Let the host wait for this stream."""
-        self._gpu.wait(self.done_by_now(), self._gpu.device_us)
+        self._gpu.wait(self.before, self._gpu.device_us)
 
     def __enter__(self) -> "Stream":
-        self._before.append(self._gpu.current)
+        self._outer.append(self._gpu.current)
         self._gpu.current = self
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._gpu.current = self._before.pop()
+        self._gpu.current = self._outer.pop()
 
 
 class Event:
@@ -294,12 +317,12 @@ class Event:
 
     def __init__(self, gpu: SimulatedGpu, enable_timing: bool = False, blocking: bool = False) -> None:
         self._gpu, self._timing = gpu, enable_timing
-        self.known: FinishedWork = {}
+        self.before: set[int] = set()
         self._us: float | None = None
 
     def record(self, stream: Stream | None = None) -> None:
         """Mark what a stream has to do by now, the current one if none is given."""
-        self.known = (stream or self._gpu.current).done_by_now()
+        self.before = {*(stream or self._gpu.current).before}
         if self._gpu.capturing is None:  # a capture has no time stamps
             self._gpu.launch(1.0, 0.0)
             self._us = self._gpu.device_us
@@ -311,7 +334,7 @@ class Event:
 
     def synchronize(self) -> None:
         """Let the host wait for the mark."""
-        self._gpu.wait(self.known, self._us or 0.0)
+        self._gpu.wait(self.before, self._us or 0.0)
 
     def elapsed_time(self, later: "Event") -> float:
         """Milliseconds from this time stamp to another one."""
@@ -329,27 +352,18 @@ class CUDAGraph:
 
     def __init__(self, gpu: SimulatedGpu, keep_graph: bool = False) -> None:
         self._gpu = gpu
-        self.reset()
-
-    def pool(self) -> tuple[int, int]:
-        """A name for the graph's memory, to share it with another capture."""
-        return (0, id(self))
-
-    def reset(self) -> None:
-        """Forget what was captured."""
-        self.operations: list[Callable[[], Any]] = []
         self.device_us, self.calls = 0.0, 0
         self.captured = self._uploaded = False
-        self.failed: RuntimeError | None = None
 
-    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+    def capture_begin(self) -> None:
         """Capture what follows on the current stream."""
         self._gpu.not_while_capturing("a capture began inside another")
         if self.captured:
             raise RuntimeError("This CUDAGraph instance already owns a captured graph.")
         if self._gpu.current is self._gpu.default:
             raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
-        self.reset()
+        self.operations: list[Callable[[], Any]] = []
+        self.failed: RuntimeError | None = None
         self._gpu.capturing = self
 
     def capture_end(self) -> None:
@@ -403,51 +417,6 @@ class CUDAGraph:
                 operation()
 
 
-class SimulatedCuda:
-    """What an answer gets for torch.cuda."""
-
-    def __init__(self, gpu: SimulatedGpu) -> None:
-        self._gpu = gpu
-        self.Stream, self.Event = partial(Stream, gpu), partial(Event, gpu)
-        self.CUDAGraph = partial(CUDAGraph, gpu)
-
-    def stream(self, stream: Stream | None) -> Any:
-        """A context in which ``stream`` is the current one; None changes nothing."""
-        return stream or nullcontext()
-
-    def current_stream(self, device: Any = None) -> Stream:
-        """The stream that work goes to."""
-        return self._gpu.current
-
-    def default_stream(self, device: Any = None) -> Stream:
-        """The stream that is current where nobody chose one."""
-        return self._gpu.default
-
-    def graph_pool_handle(self) -> tuple[int, int]:
-        """A name for memory that captures may share."""
-        return (0, 1)
-
-    def synchronize(self, device: Any = None) -> None:
-        """Let the host wait for all streams."""
-        self._gpu.synchronize()
-
-    @contextmanager
-    def graph(
-        self, cuda_graph: CUDAGraph, pool: Any = None, stream: Stream | None = None, **options: Any
-    ) -> Iterator[None]:
-        """A context whose work is captured, on a stream of its own if none is given."""
-        gpu = self._gpu
-        with self.stream(stream or Stream(gpu)):
-            cuda_graph.capture_begin(pool)
-            gpu.host_us = max(gpu.host_us, gpu.device_us) + gpu.wait_us
-            try:
-                yield
-            except BaseException:
-                gpu.capturing = None
-                raise
-            cuda_graph.capture_end()
-
-
 # ---- tensors -----------------------------------------------------------------------------------------------
 
 
@@ -455,11 +424,6 @@ def detached(values: Any) -> Any:
     """The same with tensors that stay at their memory: those given may be made to refer to other memory."""
     with _disable_current_modes():
         return tree_map_only(Tensor, torch.Tensor.detach, values)
-
-
-def _most(*known: FinishedWork) -> FinishedWork:
-    """The most that any of these knows of each stream."""
-    return {stream: max(each.get(stream, 0) for each in known) for each in known for stream in each}
 
 
 def _memory(tensor: Tensor) -> int:

@@ -86,17 +86,15 @@ class BenchmarkGpu(SimulatedGpu):
         self.note("draw", shape=(batch, width))
         return RandomTensor(batch, width)
 
-    def between_readings(self, idle: bool) -> list[list[LogEntry]]:
-        """The log between two readings of the clock, with both; ``idle``: of an idle device only."""
-        readings = [
-            i for i, entry in enumerate(self.log) if entry.event == "clock" and not (idle and entry.pending)
-        ]
-        return [self.log[first : last + 1] for first, last in pairwise(readings)]
-
     def timed_parts(self) -> list[list[LogEntry]]:
-        """The parts between two readings in which a layer is called, of an idle device if there are any."""
-        for idle in (True, False):
-            if found := [part for part in self.between_readings(idle) if count(part, "call")]:
+        """The log between two readings of the clock, with both, wherever a layer is called between them.
+
+        Readings while the device is busy count only where there are no such parts between the others.
+        """
+        readings = [i for i, entry in enumerate(self.log) if entry.event == "clock"]
+        for chosen in ([i for i in readings if not self.log[i].pending], readings):
+            parts = [self.log[first : last + 1] for first, last in pairwise(chosen)]
+            if found := [part for part in parts if count(part, "call")]:
                 return found
         return []
 
@@ -108,11 +106,7 @@ class BenchmarkLayer(CompiledLayer):
 
     def __init__(self, gpu: BenchmarkGpu, ns_per_element: float) -> None:
         super().__init__(gpu)
-        self._ns_per_element = ns_per_element
-
-    def device_us(self, batch: int, width: int) -> float:
-        """What a call takes on the device, slow ones apart, in microseconds."""
-        return batch * width * self._ns_per_element / 1000
+        self.ns_per_element = ns_per_element
 
     def __call__(self, x: RandomTensor) -> RandomTensor:
         """Launch the layer; TypeError for an ``x`` that `BenchmarkGpu.randn` did not draw."""
@@ -121,6 +115,6 @@ class BenchmarkLayer(CompiledLayer):
         shape = (x.batch, x.width)
         self.begin_call(shape)
         slow = 1.4 if self.calls % self.gpu.slow_every == 0 else 1.0
-        self.gpu.launch(self.gpu.launch_us, slow * self.device_us(*shape))
+        self.gpu.launch(self.gpu.launch_us, slow * x.batch * x.width * self.ns_per_element / 1000)
         self.gpu.note("call", shape=shape)
         return x

@@ -1,14 +1,16 @@
 """Exercises of lesson 1: what is right, what people write instead, and what helps them on."""
 
-from labkit.exercises.engine import ALL_DTYPES, Call, Exercise, Mistake
+from labkit import kernels
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, Race
 from labkit.exercises.properties import LOADS_INSIDE, POINTWISE, READ_ONCE
-from labkit.exercises.simulated_gpu import LogEntry, count, duration
+from labkit.exercises.simulated_gpu import count, duration
 from labkit.exercises.simulated_layers import BenchmarkGpu, BenchmarkLayer, KernelSequence
+from labkit.measure.correctness import DTYPES
+from labkit.workloads.elementwise import AFFINE
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, SupportsFloat
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +22,6 @@ DEVICES: tuple[dict[str, Any], ...] = (
     dict(launch_us=5.0, wait_us=7.0, slow_every=31),
     dict(launch_us=30.0, wait_us=25.0, compile_us=9000.0, slow_every=27),
 )
-DIVIDED = "time between two readings over the calls between them"
 IDLE = "device idle at the readings"
 SIZES = "input of the layer is batch by width"
 
@@ -36,26 +37,15 @@ def run_benchmark(time_us: Any, gpu: BenchmarkGpu, layer: BenchmarkLayer, batch:
     got = time_us(gpu, layer, batch, width)
     found = gpu.timed_parts()
     facts: dict[str, Any] = {"microseconds": got}
-    if found and isinstance(got, SupportsFloat):
-        facts[DIVIDED] = over_calls(float(got), found + gpu.between_readings(idle=True))
+    if found:
         facts[IDLE] = not any(part[0].pending or part[-1].pending for part in found)
         facts[SIZES] = all(e.shape == (batch, width) for part in found for e in part if e.event == "call")
     return facts
 
 
-def over_calls(us: float, parts: list[list[LogEntry]]) -> bool:
-    """Whether it lies among the times of one call in each part, or is the slope between two of them."""
-    spans = {(duration(part), count(part, "call")) for part in parts}
-    means = [time / calls for time, calls in spans if calls]
-    slopes = [(t - u) / (n - m) for t, n in spans for u, m in spans if n > m]
-    return min(means) - 1e-6 * us <= us <= max(means) + 1e-6 * us or any(
-        math.isclose(us, each, rel_tol=1e-6) for each in slopes
-    )
-
-
 def right_benchmark(gpu: BenchmarkGpu, layer: BenchmarkLayer, batch: int, width: int) -> dict[str, Any]:
     """The device time of one call, from readings of an idle device's clock."""
-    return {"microseconds": layer.device_us(batch, width), DIVIDED: True, IDLE: True, SIZES: True}
+    return {"microseconds": batch * width * layer.ns_per_element / 1000, IDLE: True, SIZES: True}
 
 
 def parts_of(call: Call) -> Any:
@@ -68,25 +58,31 @@ def between_all_readings(event: str) -> Any:
     return lambda calls: all(any(count(part, event) for part in parts_of(c)) for c in calls)
 
 
-def waits_between(calls: Sequence[Call]) -> bool:
-    """Whether the host waits once a call, and not once in all."""
-    return all(
-        any(count(part, "synchronize") > 1 < count(part, "call") for part in parts_of(c)) for c in calls
-    )
+def off_by(time_us: Callable[[Call], Any], *factors: float) -> Any:
+    """Whether all results are too small by one of these factors; by any factor at all if none is given.
+
+    ``time_us(call)`` is the time of one call of the layer that a call's log shows, 0 if it shows none.
+    """
+
+    def found(calls: Sequence[Call]) -> bool:
+        said = [c.got["microseconds"] if isinstance(c.got, dict) else c.got for c in calls]
+        pairs = [
+            (time_us(c), float(us)) for c, us in zip(calls, said, strict=True) if not isinstance(us, str)
+        ]
+        ratios = [time / us for time, us in pairs if time > 0 and us > 0]
+        near = [math.isclose(ratios[0], each, rel_tol=0.15) for each in factors or (1.0,) if ratios]
+        return len(ratios) == len(calls) and max(ratios) < 1.1 * min(ratios) and any(near) == bool(factors)
+
+    return found
 
 
-def other_divisor(calls: Sequence[Call]) -> bool:
-    """Whether the time between the readings is divided by another number of calls, some more or fewer."""
-    means = [duration(parts_of(c)[0]) / count(parts_of(c)[0], "call") for c in calls if len(parts_of(c)) == 1]
-    said = [float(us) for c in calls if isinstance(us := c.got["microseconds"], SupportsFloat) and us > 0]  # type: ignore[operator]
-    if not len(means) == len(said) == len(calls):
-        return False
-    ratios = [mean / us for mean, us in zip(means, said, strict=True)]
-    return max(ratios) - min(ratios) < 1e-6 < abs(ratios[0] - 1)
+def time_between_readings(call: Call) -> float:
+    """Microseconds for each call in the part that is timed; 0 where there are several."""
+    parts = parts_of(call)
+    return duration(parts[0]) / count(parts[0], "call") if len(parts) == 1 else 0.0
 
 
 benchmark = Exercise(
-    "benchmark",
     "a benchmark that lies",
     "time_us",
     reference=right_benchmark,
@@ -96,39 +92,33 @@ benchmark = Exercise(
     tolerance=0.05,
     untouched="e45768d9f192",
     right="Draw and warm up, wait, read the clock, call many times, wait, read, divide.",
-    mistakes=(
-        Mistake(
-            "constant",
+    mistakes={
+        "constant": Mistake(
             "The devices and layers differ, and so do their times. What is your result computed from?",
             "Return a difference of two readings of gpu.clock_us(), over the number of calls between.",
             when=lambda calls: len({repr(c.got["microseconds"]) for c in calls}) == 1,
         ),
-        Mistake(
-            "no-call",
+        "no-call": Mistake(
             "What happens between your two readings of the clock?",
             "Call layer(x) between two readings of gpu.clock_us(), many times.",
             when=lambda calls: not any(parts_of(c) for c in calls),
         ),
-        Mistake(
-            "draws-inside",
+        "draws-inside": Mistake(
             "Look at what stands between the two readings: what does the device work on there?",
             "gpu.randn is a kernel, too. Draw the input once, before the clock starts.",
             when=between_all_readings("draw"),
         ),
-        Mistake(
-            "other-shape",
+        "other-shape": Mistake(
             "Look at the tensor that the layer gets. Which sizes are asked for?",
             "Draw it with gpu.randn(batch, width), from the arguments.",
             when=lambda calls: any(not c.got.get(SIZES, True) for c in calls),
         ),
-        Mistake(
-            "first-call-inside",
+        "first-call-inside": Mistake(
             "Is every call of the layer like the others? Print gpu.clock_us() after each of them.",
             "The first call compiles the layer. Call it once before the clock starts.",
             when=between_all_readings("compile"),
         ),
-        Mistake(
-            "stopped-early",
+        "stopped-early": Mistake(
             "Look at the last reading of the clock: where is the device by then?",
             "A launch is queued, and Python goes on. gpu.synchronize() waits for the device: call it "
             "after the loop, before you read the clock.",
@@ -136,46 +126,43 @@ benchmark = Exercise(
                 [entry for entry in c.inputs["gpu"].log if entry.event == "clock"][-1].pending for c in calls
             ),
         ),
-        Mistake(
-            "started-early",
+        "started-early": Mistake(
             "Look at the first reading of the clock: what is the device still doing by then?",
             "Drawing and warming up are queued, too. Call gpu.synchronize() before the first reading.",
             when=lambda calls: all(parts_of(c)[0][0].pending for c in calls),
         ),
-        Mistake(
-            "waits-inside",
+        "waits-inside": Mistake(
             "Look into the loop: what does the device do between two calls?",
             "It waits for the host. Launch all calls, then wait once.",
-            when=waits_between,
+            when=lambda calls: all(
+                any(count(part, "synchronize") > 1 < count(part, "call") for part in parts_of(c))
+                for c in calls
+            ),
         ),
-        Mistake(
-            "few-calls",
+        "few-calls": Mistake(
             "How many calls lie between two of your readings, and share one wait?",
             "A launch and a wait are in your time, and now and then a call is slow. Time 50 calls "
             "between two readings, so that these hardly count.",
             when=lambda calls: all(count(parts_of(c)[0], "call") < 10 for c in calls),
         ),
-        Mistake(
-            "wrong-divisor",
+        "wrong-divisor": Mistake(
             "How many calls lie between the two readings, and what do you divide by?",
             "Divide by the number of calls that were timed. Those of the warm-up don't count.",
-            when=other_divisor,
+            when=off_by(time_between_readings),
         ),
-        Mistake(
-            "another-clock",
+        "another-clock": Mistake(
             "Your computer's clock and torch.cuda know nothing of a device in virtual time.",
             "gpu.clock_us() is the clock that runs along with it, gpu.synchronize() waits for it.",
             raises=r"torch\.cuda|CUDA|name '(time|datetime|timeit|perf_counter)' is not defined",
         ),
-        Mistake(
-            "other-use",
+        "other-use": Mistake(
             "Which three functions does gpu have, and what does layer take?",
             "gpu.randn(batch, width) draws an input x, layer(x) launches, gpu.synchronize() waits, "
             "gpu.clock_us() reads the clock.",
             raises=r"'(BenchmarkGpu|BenchmarkLayer|RandomTensor)' object|\(\) (takes|missing|got)"
             r"|^TypeError: layer\(x\)",
         ),
-    ),
+    },
 )
 
 # ---- the graph clock ---------------------------------------------------------------------------------------
@@ -202,30 +189,13 @@ def in_all_logs(event: str) -> Any:
     return lambda calls: all(count(log_of(c), event) for c in calls)
 
 
-def stopped_early(calls: Sequence[Call]) -> bool:
-    """Whether the device still has work at the last reading of the host's clock, in all calls."""
-    return all(e.event == "clock" and e.pending for c in calls for e in log_of(c)[-1:])
-
-
-def off_by(*factors: float) -> Any:
-    """Whether all results are too small by one of these factors; by any factor at all if none is given."""
-
-    def found(calls: Sequence[Call]) -> bool:
-        ratios = []
-        for c in calls:
-            log, us = log_of(c), float(c.got)
-            number = sum(entry.calls for entry in log)
-            if not number or us <= 0:
-                return False
-            ratios.append(duration(log) / number / us)
-        near = [math.isclose(ratios[0], each, rel_tol=0.15) for each in factors or (1.0,)]
-        return max(ratios) < 1.1 * min(ratios) and any(near) == bool(factors)
-
-    return found
+def time_in_replays(call: Call) -> float:
+    """Microseconds for each captured call that was replayed; 0 where there was none."""
+    number = sum(entry.calls for entry in log_of(call))
+    return duration(log_of(call)) / number if number else 0.0
 
 
 graph = Exercise(
-    "graph",
     "the graph clock",
     "graph_us",
     reference=lambda call: call.device_us,
@@ -234,74 +204,63 @@ graph = Exercise(
     call=run_graph_clock,
     tolerance=0.05,
     right="However slow Python is: a replay is launched once, so what you read is the device's work.",
-    mistakes=(
-        Mistake(
-            "compiles-inside",
+    mistakes={
+        "compiles-inside": Mistake(
             "Which call of a layer is unlike all others, and where does it happen here?",
             "The first one compiles, and that can't be recorded. Make one call before the capture begins.",
             raises="capturing: call compiles",
         ),
-        Mistake(
-            "waits-inside",
+        "waits-inside": Mistake(
             "Inside the capture nothing runs: launches are written down. What is there to wait for?",
             "torch.cuda.synchronize() belongs before the first reading of the clock and before the last.",
             raises="capturing: the host waited",
         ),
-        Mistake(
-            "replays-inside",
+        "replays-inside": Mistake(
             "When is the recording complete? Look at the indentation of the replay.",
             "The capture ends with the `with` block: replay below it.",
             raises="capturing: a graph was replayed",
         ),
-        Mistake(
-            "not-captured",
+        "not-captured": Mistake(
             "Which of your calls were recorded? Those outside of the capture cost Python's time again.",
             "Make the calls inside `with torch.cuda.graph(graph):`, all of them but the warm-up.",
             when=lambda calls: not any(map(calls_captured, calls)),
         ),
-        Mistake(
-            "no-replay",
+        "no-replay": Mistake(
             "What does the device do between your two readings of the clock?",
             "A capture runs nothing. Only graph.replay() makes the device work: time that.",
             when=lambda calls: not any(count(log_of(c), "replay") for c in calls),
         ),
-        Mistake(
-            "captures-inside",
+        "captures-inside": Mistake(
             "Look at what stands between the two readings: how much of it is Python's work?",
             "A capture launches every kernel from Python. Finish it before you read the clock.",
             when=in_all_logs("captured"),
         ),
-        Mistake(
-            "stopped-early",
+        "stopped-early": Mistake(
             "Look at the last reading of the clock: where is the device by then?",
             "replay() returns when the graph is queued. Call torch.cuda.synchronize() before that reading.",
-            when=stopped_early,
+            when=lambda calls: all(e.event == "clock" and e.pending for c in calls for e in log_of(c)[-1:]),
         ),
-        Mistake(
-            "few-calls",
+        "few-calls": Mistake(
             "A replay is a launch, too: some 8 us. How many calls share it?",
             "Capture a loop of 100 calls, so that the launch hardly counts.",
             when=lambda calls: all(0 < calls_captured(c) < 10 for c in calls),
         ),
-        Mistake(
-            "unit",
+        "unit": Mistake(
             "In which unit does your clock count, and which one is asked for?",
             "perf_counter counts seconds, elapsed_time milliseconds. A second has 1e6 microseconds.",
-            when=off_by(1e3, 1e6),
+            when=off_by(time_in_replays, 1e3, 1e6),
         ),
-        Mistake(
-            "wrong-divisor",
+        "wrong-divisor": Mistake(
             "How many calls ran between the two readings, and what do you divide by?",
             "Each replay runs every captured call: divide by calls times replays, and mind the unit.",
-            when=off_by(),
+            when=off_by(time_in_replays),
         ),
-        Mistake(
-            "first-replay",
+        "first-replay": Mistake(
             "Is every replay like the others? Time each one by itself.",
             "The first one also uploads the graph. Replay once, and wait, before the clock starts.",
             when=in_all_logs("upload"),
         ),
-    ),
+    },
 )
 
 # ---- the mask ----------------------------------------------------------------------------------------------
@@ -340,44 +299,37 @@ def loads_beyond(call: Call) -> str:
 
 
 mask = Exercise(
-    "mask",
     "the mask of a kernel",
     "double_kernel",
     reference=doubled_where(lambda at, count, block: at < count),
     cases=((1, 4, 1), (10, 4, 3), (8, 4, 2), (7, 16, 1), (100, 32, 4), (5, 4, 8)),
     inputs=doubling_inputs,
     call=launch_doubling,
-    properties=(replace(LOADS_INSIDE, problem=loads_beyond),),
+    properties=(Property("loads-outside", loads_beyond, *LOADS_INSIDE.hints),),
     dtypes=(torch.float32,),
-    compiles=True,
     right="Each element is stored once, and nothing beyond the end is touched.",
-    mistakes=(
-        Mistake(
-            "no-mask",
+    mistakes={
+        "no-mask": Mistake(
             "The last block reaches beyond the tensor. Which of its places may be stored?",
             "A mask has true or false for each place in `at`: make it with a comparison.",
             gives=doubled_where(lambda at, count, block: at >= 0),
         ),
-        Mistake(
-            "off-by-one",
+        "off-by-one": Mistake(
             "Python counts from 0. What is the number of the last element of a tensor of 10?",
             "It is 9. Place 10, equal to `count`, is already outside.",
             gives=doubled_where(lambda at, count, block: at <= count),
         ),
-        Mistake(
-            "one-block",
+        "one-block": Mistake(
             "BLOCK is the size of one program's share. How do programs after the first come out?",
             "`at` counts through the whole tensor: in the second program all of it is beyond BLOCK.",
             gives=doubled_where(lambda at, count, block: at < block),
         ),
-        Mistake(
-            "within-block",
+        "within-block": Mistake(
             "tl.arange(0, BLOCK) is the same in every program. Which numbers differ from one to the next?",
             "`at` counts through the whole tensor: compare that with `count`.",
             gives=doubled_where(lambda at, count, block: at % block < count),
         ),
-        Mistake(
-            "whole-blocks",
+        "whole-blocks": Mistake(
             "The last block is partly inside. What does your mask say about it?",
             "You need an answer for each place, not one for each program: start from `at`.",
             gives=(
@@ -386,13 +338,12 @@ mask = Exercise(
                 doubled_where(lambda at, count, block: at // block < count // block),
             ),
         ),
-        Mistake(
-            "size-of-address",
+        "size-of-address": Mistake(
             "x and y are addresses, which don't know how many elements there are. Which argument does?",
             "Compare `at`, the numbers of the places, with `count`.",
             raises=r"no len\(\)|\.(shape|numel|size|dim)\b|pointer<|cannot add pointers",
         ),
-    ),
+    },
 )
 
 # ---- the layer as one kernel -------------------------------------------------------------------------------
@@ -434,66 +385,52 @@ def stops_early(calls: Sequence[Call]) -> bool:
     return any(0 < len(places) < size and places == [*range(len(places))] for places, size in stored)
 
 
-def race_against_library() -> Any:
-    """A width that is a power of two, and one whose rows no wide load can take."""
-    from labkit.exercises.race import Race
-    from labkit.kernels import affine
-    from labkit.workloads.elementwise import AFFINE
-
-    rivals = {"eager": layer, "torch.compile": layer, "labkit": affine}
-    sizes = tuple({"batch": 32768, "width": width} for width in (1024, 161))
-    return Race(AFFINE, rivals, sizes, compiled=("torch.compile",))
-
-
 affine = Exercise(
-    "affine",
     "the layer as one kernel",
     "affine",
     reference=layer,
     cases=((1, 1), (3, 5), (37, 33), (5, 640), (2, 3000)),
     inputs=layer_inputs,
-    dtypes=ALL_DTYPES,
+    dtypes=DTYPES,
     properties=(*POINTWISE, READ_ONCE),
-    compiles=True,
     right="One launch, one pass: x is read once, y is written once, and nothing else is as long.",
-    race=race_against_library,
-    mistakes=(
-        Mistake(
-            "no-launch",
+    race=Race(
+        AFFINE,
+        {"eager": layer, "torch.compile": layer, "labkit": kernels.affine},
+        # a width that is a power of two, and one whose rows no wide load can take
+        ({"batch": 32768, "width": 1024}, {"batch": 32768, "width": 161}),
+    ),
+    mistakes={
+        "no-launch": Mistake(
             "y is allocated, and nothing is in it. Who computes its elements?",
             "Launch as `add` does: kernel[(programs,)](...), with the tensors and sizes as arguments.",
             when=nothing_computed,
         ),
-        Mistake(
-            "grid",
+        "grid": Mistake(
             "Up to some element the result is right, and behind it nothing was stored. Who should have?",
             "Count: how many programs of BLOCK elements does it take to cover all of x, the last one partly?",
             "triton.cdiv(count, BLOCK) divides and rounds up.",
             when=stops_early,
         ),
-        Mistake(
-            "element-for-column",
+        "element-for-column": Mistake(
             "weight has `width` elements. Which one belongs to element `at` of x?",
             "Rows lie one behind the other, so the column is what is left of `at` after whole rows.",
             gives=with_column_index(lambda at, width: at),
         ),
-        Mistake(
-            "row-for-column",
+        "row-for-column": Mistake(
             "at // width counts whole rows. Which number says how far inside its row an element is?",
             "The remainder of the same division.",
             gives=with_column_index(lambda at, width: at // width),
         ),
-        Mistake(
-            "no-bias",
+        "no-bias": Mistake(
             "Subtract your result from the right one for two rows: what is missing, in both of them alike?",
             "Load bias as you load weight, and add it.",
             gives=lambda x, weight, bias: x * weight,
         ),
-        Mistake(
-            "bias-first",
+        "bias-first": Mistake(
             "What is multiplied by the weight in the formula: x, or x + bias?",
             "Multiply first, then add.",
             gives=lambda x, weight, bias: (x + bias) * weight,
         ),
-    ),
+    },
 )

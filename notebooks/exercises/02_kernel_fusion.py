@@ -1,7 +1,9 @@
 """Exercises of lesson 2: what is right, what people write instead, and what helps them on."""
 
-from labkit.exercises.engine import Call, Exercise, Mistake, case_values, difference
+from labkit.exercises.engine import Call, Exercise, Mistake, Race, case_values, difference
 from labkit.exercises.properties import KERNEL_CASES, PRODUCT
+from labkit.kernels.linear import matmul
+from labkit.workloads.mlp import GATE_UP, MATMUL
 
 import math
 from collections.abc import Sequence
@@ -48,18 +50,7 @@ def with_masks(*masks: Any) -> tuple[Any, ...]:
 without_masks, *one_operand = with_masks(lambda k, K, row: k >= 0)
 
 
-def race_against_cublas() -> Any:
-    """A square product, and one whose K no tile divides."""
-    from labkit.exercises.race import Race
-    from labkit.kernels.linear import matmul
-    from labkit.workloads.mlp import MATMUL
-
-    sizes = {"batch": 4096, "width": 4096}, {"batch": 4096, "width": 4097, "out": 4096}
-    return Race(MATMUL, {"F.linear": functional.linear, "labkit": matmul}, sizes)
-
-
 ragged = Exercise(
-    "ragged",
     "find the missing mask",
     "ragged",
     reference=lambda x, weight: x @ weight.T,
@@ -70,36 +61,31 @@ ragged = Exercise(
     right="Any K is right now, and nothing beyond a tensor is loaded.",
     properties=PRODUCT,
     **KERNEL_CASES,
-    mistakes=(
-        Mistake(
-            "no-mask",
+    mistakes={
+        "no-mask": Mistake(
             "Try K = 32, 64 and 33. Which come out right, and what does the last tile of the other hold?",
             "Nothing stops a load along K, so it goes on into the next row. Where does this one end?",
             "Join a condition on k[None, :] to the one on rows by &, each in parentheses, in both loads.",
             gives=without_masks,
         ),
-        Mistake(
-            "one-operand",
+        "one-operand": Mistake(
             "Where the result isn't NaN it's right. What is 0 times NaN?",
             "One operand is zero beyond K. The other holds its next row there, or anything.",
             "Give the other load the same condition on k.",
             gives=tuple(one_operand),
         ),
-        Mistake(
-            "no-other",
+        "no-other": Mistake(
             "A load leaves the masked places of its block alone. Which number stands there then?",
             "On a GPU whatever the register held before. Yours has to be one that adds nothing to a sum.",
             "tl.load takes it as `other`, as in the scaffold.",
             gives=lambda x, weight: x @ weight.T + (math.nan if x.shape[1] % TILE else 0.0),
         ),
-        Mistake(
-            "off-by-one",
+        "off-by-one": Mistake(
             "A row has K places. What are the numbers of its first and of its last one?",
             "They are 0 and K - 1. Put K - 1 and K into your condition: only the first may be true.",
             gives=with_masks(lambda k, K, row: k <= K, lambda k, K, row: k < K - 1),
         ),
-        Mistake(
-            "whole-tiles",
+        "whole-tiles": Mistake(
             "With K = 70, what happens to the places 64 to 69?",
             "They belong to the sum, though their tile isn't full. Let the loop run to K, and decide for "
             "each place in `k` by itself.",
@@ -107,15 +93,19 @@ ragged = Exercise(
                 lambda k, K, row: k // TILE * TILE + TILE <= K, lambda k, K, row: k // TILE * TILE + TILE < K
             ),
         ),
-        Mistake(
-            "wrong-axis",
+        "wrong-axis": Mistake(
             "Along which dimension of the block do the addresses have `k`, along which one your mask?",
             "k[:, None] runs down the rows, and fits only because the tile is as wide as high. Turn it "
             "the way that the address beside it has it.",
             gives=with_masks(lambda k, K, row: row % TILE + k // TILE * TILE < K),
         ),
+    },
+    race=Race(
+        MATMUL,
+        {"F.linear": functional.linear, "labkit": matmul},
+        # a square product, and one whose K no tile divides
+        ({"batch": 4096, "width": 4096}, {"batch": 4096, "width": 4097, "out": 4096}),
     ),
-    race=race_against_cublas,
 )
 
 # ---- SwiGLU ------------------------------------------------------------------------------------------------
@@ -151,45 +141,33 @@ def overflows(calls: Sequence[Call]) -> bool:
     return all(map(fits, calls)) and not all(call.got.isfinite().all() for call in calls)
 
 
-def race_against_two_products() -> Any:
-    """The gated half of an MLP, narrow and wide."""
-    from labkit.exercises.race import Race
-    from labkit.workloads.mlp import GATE_UP
-
-    def apart(x: Tensor, weight: Tensor) -> Tensor:
-        return functional.silu(functional.linear(x, weight[0])) * functional.linear(x, weight[1])
-
-    sizes = {"batch": 8192, "width": 768, "hidden": 3072}, {"batch": 8192, "width": 4096, "hidden": 11008}
-    rivals = {"eager": apart, "torch.compile": apart}
-    return Race(replace(GATE_UP, reference=apart), rivals, sizes, compiled=("torch.compile",), roundings=3)
+def two_products(x: Tensor, w_gate_up: Tensor) -> Tensor:
+    """silu(x W_gate^T) * (x W_up^T), one product after the other."""
+    return silu(functional.linear(x, w_gate_up[0])) * functional.linear(x, w_gate_up[1])
 
 
 swiglu = Exercise(
-    "swiglu",
     "write the SwiGLU epilogue",
     "swiglu",
-    reference=lambda x, w_gate_up: silu(x @ w_gate_up[0].T) * (x @ w_gate_up[1].T),
+    reference=two_products,
     cases=((1, 1, 1, USUAL), (5, 19, 33, USUAL), (33, 40, 70, USUAL), (2, 25, 40, LARGE)),
     large=((2, 3, 1030, USUAL), (260, 3, 5, USUAL), (2, 260, 33, USUAL)),
     inputs=gated_inputs,
     right="gate and up never reach memory: half of the bytes are written, and no second kernel reads them.",
     properties=PRODUCT,
     **KERNEL_CASES,
-    mistakes=(
-        Mistake(
-            "swapped",
+    mistakes={
+        "swapped": Mistake(
             "Two sums come out of split(). Which of them goes through silu?",
             "The first is gate, and it goes through silu; up is multiplied in as it is.",
             gives=epilogues(lambda gate, up: gate * silu(up), lambda gate, up: gate * up.sigmoid()),
         ),
-        Mistake(
-            "sigmoid-only",
+        "sigmoid-only": Mistake(
             "silu(10) is nearly 10. What does yours give for a gate of 10?",
             "The sigmoid lies between 0 and 1: it is the share of z that passes. Multiply z by it.",
             gives=epilogues(lambda gate, up: gate.sigmoid() * up),
         ),
-        Mistake(
-            "wrong-sign",
+        "wrong-sign": Mistake(
             "A gate of 10 should pass, one of -10 vanish. What do they do in yours?",
             "Work out 1 / (1 + exp(...)) for both, with either sign in the exponent.",
             gives=epilogues(
@@ -198,8 +176,7 @@ swiglu = Exercise(
                 lambda gate, up: (-gate).sigmoid() * up,
             ),
         ),
-        Mistake(
-            "denominator",
+        "denominator": Mistake(
             "sigmoid(0) is a half. What does yours divide by at a gate of 0?",
             "Python divides before it adds, so a / 1 + b is a + b. Where does your denominator end?",
             "It is the sum of 1 and the exp, and nothing else: put these two into parentheses.",
@@ -209,15 +186,19 @@ swiglu = Exercise(
                 lambda gate, up: (gate + torch.exp(-gate)) * up,
             ),
         ),
-        Mistake(
-            "overflow",
+        "overflow": Mistake(
             "exp(89) is more than a float32 holds. What is infinity / infinity, and 0 times infinity?",
             "Both are NaN, while a number / infinity is 0. On which side of the line may infinity stand?",
             "Below it, alone: write it with one exp, of -gate, or take tl.sigmoid.",
             when=overflows,
         ),
+    },
+    race=Race(
+        replace(GATE_UP, reference=two_products),
+        {"eager": two_products, "torch.compile": two_products},
+        ({"batch": 8192, "width": 768, "hidden": 3072}, {"batch": 8192, "width": 4096, "hidden": 11008}),
+        roundings=3,
     ),
-    race=race_against_two_products,
 )
 
 # ---- does fusing pay? --------------------------------------------------------------------------------------
@@ -247,7 +228,6 @@ def model(floor: Any = max, **changes: int) -> Any:
 
 
 pays = Exercise(
-    "pays",
     "predict whether fusing pays",
     "speedup",
     reference=model(),
@@ -255,16 +235,14 @@ pays = Exercise(
     inputs=case_values("rows", "d", "h", "rate", "bandwidth"),
     tolerance=0.005,
     right="Where arithmetic rules it is 1 + 1.5 rate / (bandwidth d): the wider, the less fusing brings.",
-    mistakes=(
-        Mistake(
-            "operations",
+    mistakes={
+        "operations": Mistake(
             "With 1 row, d = 2 and h = 1: how many multiplications and additions, and how many bytes?",
             "Two sums of two products, each product added to its sum: 4 multiplications, 4 additions. A "
             "number has 2 bytes.",
             gives=(model(operations=2), model(operations=8), model(operations=2, weights=1, stored=1)),
         ),
-        Mistake(
-            "floors",
+        "floors": Mistake(
             "What takes the time of a product where d is 128, and what where d is 4096?",
             "Bytes, then operations. Both run at once, so the slower of the two is the time, in gemm and "
             "in fused.",
@@ -273,24 +251,21 @@ pays = Exercise(
                 for each in (min, add, lambda computed, moved: computed, lambda *each: each[1])
             ),
         ),
-        Mistake(
-            "written",
+        "written": Mistake(
             "Which tensors of rows x h does the first kernel store without fusing, which with it?",
             "The second kernel needs gate and up. The fused one keeps them in registers, and stores what "
             "the second one would have.",
             gives=(model(fused=2), model(fused=0), model(stored=1), model(stored=0, fused=0)),
         ),
-        Mistake(
-            "read",
+        "read": Mistake(
             "Take 16 rows. Which of the tensors that the products read are the largest?",
             "The weights, h x d each. Count both, and x once: fused or not.",
             gives=(model(weights=0), model(weights=1), model(x=0), model(x=2)),
         ),
-        Mistake(
-            "second-kernel",
+        "second-kernel": Mistake(
             "Which tensors does the second kernel load, and which does it store?",
             "GELU and the product are one kernel: gate and up come in, one tensor goes out.",
             gives=tuple(model(passes=count) for count in (0, 1, 2, 4, 5)),
         ),
-    ),
+    },
 )

@@ -1,7 +1,9 @@
 """Exercises of lesson 4: what is right, what people write instead, and what helps them on."""
 
-from labkit.exercises.engine import Exercise, Mistake, case_values
+from labkit.exercises.engine import Exercise, Mistake, Race, case_values
 from labkit.exercises.properties import KERNEL_CASES, PRODUCT
+from labkit.kernels import grouped_linear
+from labkit.workloads.grouped import GROUPED, grouped_reference
 
 import itertools
 import math
@@ -51,7 +53,6 @@ def factors(factor: Any, *choices: str) -> tuple[Any, ...]:
 
 
 floor = Exercise(
-    "floor",
     "derive the floor",
     "floor_us",
     reference=floor_with(),
@@ -59,9 +60,8 @@ floor = Exercise(
     inputs=case_values("rows", "groups", "d_in", "d_out", "itemsize", "bandwidth", "rate"),
     tolerance=0.005,
     right="Up to a width of about rate / bandwidth times itemsize, a group can at best be as fast as a copy.",
-    mistakes=(
-        Mistake(
-            "not-the-larger",
+    mistakes={
+        "not-the-larger": Mistake(
             "Take groups of 32, then of 2048. Which of your two times keeps the device busy longer?",
             "Narrow groups wait for memory, wide ones for arithmetic, and both run at once. So which one "
             "of two numbers is the floor?",
@@ -70,38 +70,33 @@ floor = Exercise(
                 for pick in (add, min, lambda moved, computed: moved, lambda moved, computed: computed)
             ),
         ),
-        Mistake(
-            "unit",
+        "unit": Mistake(
             "Compare yours with the answer digit by digit. In which unit is it?",
             "bytes / bandwidth is in seconds, and a second has a million microseconds.",
             gives=tuple(floor_with(lambda *both, unit=unit: unit * max(both)) for unit in (1, 1e3, 1e9)),
         ),
-        Mistake(
-            "left-out",
+        "left-out": Mistake(
             "Which tensors cross memory? Count those that are read and those that are written.",
             "x and weight come in, y goes out. With 16 rows the weight is the largest of the three.",
             gives=factors(lambda *sizes: 0, "x", "weight", "y"),
         ),
-        Mistake(
-            "dense",
+        "dense": Mistake(
             "With how many matrices is one number of x multiplied?",
             "With its own group's only: that is what groups save. There are `groups` matrices of d_in by "
             "d_out, and none between two groups.",
             gives=factors(lambda rows, groups, *_: groups, "weight", "operations", "weight operations"),
         ),
-        Mistake(
-            "multiply-adds",
+        "multiply-adds": Mistake(
             "A number of y is a sum of d_in products. How many multiplications and additions is that?",
             "As many of one as of the other, and `rate` counts both.",
             gives=factors(lambda *sizes: 0.5, "operations"),
         ),
-        Mistake(
-            "numbers-for-bytes",
+        "numbers-for-bytes": Mistake(
             "`bandwidth` is in bytes a second. What did you count?",
             "Numbers, and each of them has `itemsize` bytes.",
             gives=factors(lambda rows, groups, d_in, d_out, itemsize: 1 / itemsize, "x weight y"),
         ),
-    ),
+    },
 )
 
 # ---- the neighbour -----------------------------------------------------------------------------------------
@@ -158,7 +153,6 @@ ONE_OR_ALL = np.vstack((np.ones(3, int), np.eye(3, dtype=int)))
 """One place too many in all three accesses, or in one of them."""
 
 neighbour = Exercise(
-    "neighbour",
     "find what writes into the neighbour's group",
     "neighbour",
     reference=products,
@@ -169,43 +163,37 @@ neighbour = Exercise(
     right="Each program keeps to its own group, whatever its neighbours hold.",
     properties=PRODUCT,
     **KERNEL_CASES,
-    mistakes=(
-        Mistake(
-            "no-mask",
+    mistakes={
+        "no-mask": Mistake(
             "Take D = 20. How many columns has the tile, and whose are the last of them?",
             "The tile has 32, and from 20 on they are the next group's. For which places in `d` is your "
             "mask false?",
             "Three accesses go too far: let none of them have places where d is D or more.",
             gives=kernel_with_masks(ALL_PLACES, ALL_PLACES, ALL_PLACES),
         ),
-        Mistake(
-            "only-store",
+        "only-store": Mistake(
             "The right places are stored. How many products does tl.dot sum up for each of them?",
             "As many as the tile has columns, and the next group's are among them: they have to be zero "
             "when they are loaded.",
             gives=kernel_with_masks(ALL_PLACES, ALL_PLACES),
         ),
-        Mistake(
-            "only-loads",
+        "only-loads": Mistake(
             "The sums are right now. To which columns does a program store, and whose are they?",
             "The zeros at its end go over the next group's results. What kept them out of the loads?",
             gives=kernel_with_masks(in_y=ALL_PLACES),
         ),
-        Mistake(
-            "one-load",
+        "one-load": Mistake(
             "Group 1 of a case is NaN and infinite. What is 0 times these?",
             "NaN, so a zero from one side isn't enough. Which load still brings the next group?",
             "x has `d` along its columns, weight along its columns and its rows: mask all three.",
             gives=(kernel_with_masks(in_x=ALL_PLACES), kernel_with_masks(in_weight=ALL_PLACES)),
         ),
-        Mistake(
-            "off-by-one",
+        "off-by-one": Mistake(
             "A group has D columns. What are the numbers of its first and of its last one?",
             "They are 0 and D - 1, and D is the neighbour's first. Which of these does yours let in?",
             gives=tuple(kernel_with_masks(*places) for places in (*ONE_OR_ALL, *-ONE_OR_ALL)),
         ),
-        Mistake(
-            "no-other",
+        "no-other": Mistake(
             "A load leaves the masked places of its block alone. Which number stands there then?",
             "On a GPU whatever the register held before. Yours has to be one that adds nothing to a sum.",
             "tl.load takes it as `other`, in x as well as in weight.",
@@ -213,7 +201,7 @@ neighbour = Exercise(
                 products(x, weight) + (math.nan if tile_width(weight.shape[1]) > weight.shape[1] else 0.0)
             ),
         ),
-    ),
+    },
 )
 
 # ---- the bias ----------------------------------------------------------------------------------------------
@@ -232,19 +220,7 @@ def with_bias_at(place: Any) -> Any:
     return gives
 
 
-def race_against_einsum() -> Any:
-    """A hundred groups, as wide as a tile and in between."""
-    from labkit.exercises.race import Race
-    from labkit.kernels import grouped_linear
-    from labkit.workloads.grouped import GROUPED, grouped_reference
-
-    sizes = {"batch": 4096, "groups": 100, "width": 64}, {"batch": 4096, "groups": 100, "width": 100}
-    rivals = {"einsum": grouped_reference, "torch.compile": grouped_reference, "labkit": grouped_linear}
-    return Race(GROUPED, rivals, sizes, compiled=("torch.compile",))
-
-
 bias = Exercise(
-    "bias",
     "write the bias epilogue",
     "with_bias",
     reference=lambda x, weight, bias: products(x, weight) + bias.flatten(),
@@ -254,27 +230,23 @@ bias = Exercise(
     right="The bias costs one row a program; a kernel of its own would read and write all of y.",
     properties=PRODUCT,
     **KERNEL_CASES,
-    mistakes=(
-        Mistake(
-            "no-bias",
+    mistakes={
+        "no-bias": Mistake(
             "What comes out is the product alone. Does anything that you loaded reach total?",
             "A sum that has no name is gone: the store takes `total`.",
             gives=lambda x, weight, bias: products(x, weight),
         ),
-        Mistake(
-            "first-row",
+        "first-row": Mistake(
             "Group 0 is right. Where in bias does the row of group 1 begin?",
             "Behind the D numbers of group 0. What does your address say of the group?",
             gives=with_bias_at(lambda row, group, d, G, D: d + 0 * row),
         ),
-        Mistake(
-            "tile-width",
+        "tile-width": Mistake(
             "Where D is 16 or 32 it's right. How long is a row of bias, D or BD?",
             "BD is the tile's width only: in memory one row follows the other without a gap.",
             gives=with_bias_at(lambda row, group, d, G, D: group * tile_width(D) + d),
         ),
-        Mistake(
-            "by-rows",
+        "by-rows": Mistake(
             "Does the bias of a column change from one row of x to the next?",
             "No, and `row` and `at` are places in x. Which two names does the address need?",
             gives=(
@@ -283,6 +255,11 @@ bias = Exercise(
                 with_bias_at(lambda row, group, d, G, D: row),
             ),
         ),
+    },
+    race=Race(
+        GROUPED,
+        {"einsum": grouped_reference, "torch.compile": grouped_reference, "labkit": grouped_linear},
+        # a hundred groups, as wide as a tile and in between
+        ({"batch": 4096, "groups": 100, "width": 64}, {"batch": 4096, "groups": 100, "width": 100}),
     ),
-    race=race_against_einsum,
 )

@@ -1,10 +1,12 @@
 """Exercises of lesson 5: what is right, what people write instead, and what helps them on."""
 
-from labkit.exercises.engine import Call, Exercise, Mistake, case_values, difference
+from labkit.exercises.engine import Call, Exercise, Mistake, Race, case_values, difference
 from labkit.exercises.properties import KERNEL_CASES, POINTWISE, READ_ONCE
 from labkit.exercises.simulated_gpu import SimulatedGpu
 from labkit.exercises.simulated_layers import CompiledFunction
+from labkit.gpu import randn
 from labkit.measure.correctness import TOLERANCE
+from labkit.workloads.elementwise import product
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,7 +35,6 @@ def span_with(gaps: Callable[[int], int]) -> Formula:
 
 
 replay = Exercise(
-    "replay",
     "predict the replay from the timeline",
     "replay_us",
     reference=lambda kernels, gap: kernels_us(kernels) + gap * len(kernels[1:]),
@@ -47,15 +48,13 @@ replay = Exercise(
     inputs=lambda kernels, gap: {"kernels": list(kernels), "gap_us": gap},
     untouched="7815b070b73a",
     right="A graph takes away the waiting, and nothing else: long kernels gain little by it.",
-    mistakes=(
-        Mistake(
-            "eager-gaps",
+    mistakes={
+        "eager-gaps": Mistake(
             "Beside the kernels, what else lies between the first start and the last end?",
             "The eager gaps, which a graph hasn't. Leave all starts alone: what is left to add up?",
             gives=(span_with(lambda n: 0), span_with(lambda n: n), span_with(lambda n: n - 1)),
         ),
-        Mistake(
-            "gap-count",
+        "gap-count": Mistake(
             "Draw one kernel, then three in a row. How many gaps are there?",
             "A gap has a kernel on both of its sides: none is before the first or after the last.",
             gives=(
@@ -63,21 +62,19 @@ replay = Exercise(
                 lambda k, gap: kernels_us(k) + gap * len(k),
             ),
         ),
-        Mistake(
-            "no-gaps",
+        "no-gaps": Mistake(
             "What is the second argument for?",
             "In a graph, too, some time passes between two kernels. Add it for each two neighbours.",
             gives=lambda kernels, gap: kernels_us(kernels),
         ),
-        Mistake(
-            "starts",
+        "starts": Mistake(
             "Each kernel is two numbers. Which of them says how long the GPU is at work?",
             "The first is a place on the clock, and a sum of places means nothing. Add the others.",
             gives=zero_if_none(
                 lambda kernels, gap: sum(start for start, _ in kernels) + gap * (len(kernels) - 1)
             ),
         ),
-    ),
+    },
 )
 
 # ---- capture it by hand ------------------------------------------------------------------------------------
@@ -141,7 +138,6 @@ def shows(fact: str, value: Any, is_it: bool = True) -> Callable[[Sequence[Call]
 
 
 capture = Exercise(
-    "capture",
     "capture it by hand",
     "graphed",
     reference=lambda *case: RIGHT_CAPTURE,
@@ -150,53 +146,46 @@ capture = Exercise(
     call=run_capture,
     untouched="b55776f2394a",
     right="One launch a replay. This was a simulated GPU, on which streams race unless they wait.",
-    mistakes=(
-        Mistake(
-            "no-warm-up",
+    mistakes={
+        "no-warm-up": Mistake(
             "What does call do when it runs for the first time, and never again?",
             "Have it run once before the capture, on a stream of its own: rule 1 above says how.",
             raises="compiles its kernels",
         ),
-        Mistake(
-            "calls-again",
+        "calls-again": Mistake(
             "What does Python launch in your replay, and what would be left to launch with a graph?",
             "The capture is done once, in graphed. Afterwards only the graph itself runs again.",
             when=shows(PYTHON_CALLS, 0, False),
         ),
-        Mistake(
-            "current-stream",
+        "current-stream": Mistake(
             "On which stream did call run before the capture? Rule 1 asks for another one.",
             "Make a stream. In its context, cuda.stream(...), all work of PyTorch goes to it.",
             when=shows(WARM_UP, False),
         ),
-        Mistake(
-            "no-wait",
+        "no-wait": Mistake(
             "Which streams use the same memory here? How does the later one know that it may?",
             "There is a handover to the side stream, and one back: wait_stream just before each.",
             when=shows(DID_NOT_WAIT, "none", False),
         ),
-        Mistake(
-            "writes-x",
+        "writes-x": Mistake(
             "Whose tensor do you copy into? Who still needs the values that were in it?",
             "Let the graph read a tensor that nobody else has, made like x before the capture.",
             when=shows(INPUTS_UNCHANGED, False),
         ),
-        Mistake(
-            "stale-input",
+        "stale-input": Mistake(
             "A graph remembers addresses. What lies at its input's when it is replayed?",
             "A name that refers to another tensor changes nothing there. Make a tensor for the graph to "
             "read before the capture, and let replay fill just that one, before it replays.",
             when=shows(GRAPH_COMPUTES, "x"),
         ),
-        Mistake(
-            "shared-result",
+        "shared-result": Mistake(
             "Get two results, then look at the first again. What did the second replay write to?",
             "The caller may keep any number of results: each replay hands out a tensor made anew.",
             when=lambda calls: (
                 shows(SEPARATE_RESULTS, False)(calls) and not shows(REPLAY_RETURNS, "new", False)(calls)
             ),
         ),
-    ),
+    },
 )
 
 # ---- a kernel that a graph can replay ----------------------------------------------------------------------
@@ -227,19 +216,7 @@ def scaled_at(within: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     return lambda x, factor, _: 2 * factor * x.where(within(torch.arange(x.numel())).view_as(x), torch.nan)
 
 
-def race_against_mul() -> Any:
-    """A small tensor, where launches count, and 96 MiB, where memory does."""
-    from labkit.exercises.race import Race
-    from labkit.gpu import randn
-    from labkit.workloads.elementwise import product
-
-    rivals = {"eager": torch.mul, "torch.compile": torch.mul}
-    sizes = {"batch": 256, "width": 1024}, {"batch": 49152, "width": 1024}
-    return Race(product(lambda batch, width: randn(1), reads=1), rivals, sizes, compiled=("torch.compile",))
-
-
 safe = Exercise(
-    "safe",
     "a kernel that a graph can replay",
     "scaled",
     reference=lambda x, factor, _: 2 * x * float(torch.tensor(factor)),
@@ -250,22 +227,19 @@ safe = Exercise(
     **KERNEL_CASES,
     untouched="c8aeb6787b10",
     right="It was captured and replayed, and found a new factor where the old one had been.",
-    mistakes=(
-        Mistake(
-            "host-read",
+    mistakes={
+        "host-read": Mistake(
             "Which line wants to know the factor's value, and where does that value lie?",
             "On the GPU, where nothing runs during a capture. Who can wait for it instead of Python?",
             "The kernel, when it runs: hand over the tensor itself, of which it gets the address.",
             raises="not permitted when stream is capturing: Python asked",
         ),
-        Mistake(
-            "not-loaded",
+        "not-loaded": Mistake(
             "What is `factor` in the kernel now: a number, or the place where one lies?",
             "An address, as x is. What brings the number that lies at an address?",
             raises=r"pointer<|cannot add pointers|cannot cast|invalid operands of type",
         ),
-        Mistake(
-            "many-factors",
+        "many-factors": Mistake(
             "How many numbers lie at factor, and how many addresses does your load name?",
             "One number, at the very address that the kernel was given. Add no places to it.",
             when=lambda calls: any(call.loaded_outside for call in calls),
@@ -275,14 +249,18 @@ safe = Exercise(
                 scaled_at(lambda at: at % 1024 == 0),
             ),
         ),
-        Mistake(
-            "mask-for-one",
+        "mask-for-one": Mistake(
             "How many numbers does this load bring, and how many has its mask?",
             "A mask is for places that may lie outside. One address, always inside, needs none.",
             raises="cannot be block type if pointer argument is not a block",
         ),
+    },
+    race=Race(
+        product(lambda batch, width: randn(1), reads=1),
+        {"eager": torch.mul, "torch.compile": torch.mul},
+        # a small tensor, where launches count, and 96 MiB, where memory does
+        ({"batch": 256, "width": 1024}, {"batch": 49152, "width": 1024}),
     ),
-    race=race_against_mul,
 )
 
 # ---- the museum --------------------------------------------------------------------------------------------
@@ -304,7 +282,6 @@ def first_wrong_exhibit(number: int) -> Callable[[Sequence[Call]], bool]:
 
 
 museum = Exercise(
-    "museum",
     "diagnose the exhibits",
     "diagnosis",
     reference=lambda exhibits: {"right ones": exhibits, "the first other one": "none"},
@@ -313,36 +290,31 @@ museum = Exercise(
     call=compare_letters,
     untouched="98ccf47b20de",
     right="1 and 2 give wrong results: compare on new inputs. The others give right ones, and wrong times.",
-    mistakes=(
-        Mistake(
-            "exhibit-1",
+    mistakes={
+        "exhibit-1": Mistake(
             "Two batches went in, one after the other. Whose answer came out?",
             "Follow the second batch line by line: where does the graph read, and did it get there?",
             when=first_wrong_exhibit(1),
         ),
-        Mistake(
-            "exhibit-2",
+        "exhibit-2": Mistake(
             "The result was right when it came. Who wrote to its memory later?",
             "How many different tensors does the list hold? Think of where a graph puts its output.",
             when=first_wrong_exhibit(2),
         ),
-        Mistake(
-            "exhibit-3",
+        "exhibit-3": Mistake(
             "Eager and compiled go through the same loop. What does only one of them do in it?",
             "Time a second call of the compiled stack. What was gone by then?",
             when=first_wrong_exhibit(3),
         ),
-        Mistake(
-            "exhibit-4",
+        "exhibit-4": Mistake(
             "8192 x 8192 times the same is 1.1e12 operations. How many a second would that be?",
             "More than any GPU can do. How would Python know, when it reads the clock, that it is done?",
             when=first_wrong_exhibit(4),
         ),
-        Mistake(
-            "exhibit-5",
+        "exhibit-5": Mistake(
             "The line marks what memory can give. How could bytes come faster than that?",
             "Compare the tensor's size with the L2's, and think of who used it just before.",
             when=first_wrong_exhibit(5),
         ),
-    ),
+    },
 )

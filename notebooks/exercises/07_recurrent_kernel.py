@@ -56,7 +56,6 @@ SOME_ROWS: Any = (
 )
 
 original = Exercise(
-    "original",
     "mend the published backward",
     "rms_norm_grad",
     reference=norm_grad(),
@@ -67,16 +66,14 @@ original = Exercise(
     **KERNEL_CASES,
     untouched="779766a3842e",
     right="But each element still does its row's whole sum: H times the work of one program a row.",
-    mistakes=(
-        Mistake(
-            "only-dx",
+    mistakes={
+        "only-dx": Mistake(
             "dx is right now. If weight[3] grows a little, which numbers of y change, and by how much?",
             "Those of column 3 in every row, by x / rms: this times dy is what an element adds.",
             "Two lines are left, then: what the kernel stores in dw, and what PyTorch makes of its rows.",
             gives=wrong_grads((OWN_ROW,), (ONLY_DY,), SOME_ROWS[:2]),
         ),
-        Mistake(
-            "other-places",
+        "other-places": Mistake(
             "In rows of four, which places does your sum go through for element 6?",
             "It should be 4, 5, 6 and 7, as k goes from 0 to 3. What is 4, in terms of `row` and H?",
             gives=(
@@ -84,19 +81,17 @@ original = Exercise(
                 *wrong_grads((COLUMN, (1, 1), (0, 0)), (ONLY_DY,), SOME_ROWS[:2]),
             ),
         ),
-        Mistake(
-            "other-term",
+        "other-term": Mistake(
             "y = weight * (x / rms), in every row. What is the derivative of that by the weight?",
             "No weight is left in it. In the kernel x is `value`, and the rms is `r`.",
             gives=wrong_grads((OWN_ROW, COLUMN), (ONLY_DY, (1, 0, 0), (1, 1, 0), (1, -1, 1), (0, -1, 0))),
         ),
-        Mistake(
-            "not-all-rows",
+        "not-all-rows": Mistake(
             "How many rows use the weight, and how many of them are in your result?",
             "Each one adds its part to the gradient: a sum. Which dimension of dw counts the rows?",
             gives=wrong_grads((OWN_ROW, COLUMN), over=SOME_ROWS),
         ),
-    ),
+    },
 )
 
 # ---- the loop over time ------------------------------------------------------------------------------------
@@ -145,7 +140,6 @@ def stores_like(walks: Callable[[int, int, int], Sequence[tuple[int, int, int]]]
 
 
 recurrence = Exercise(
-    "recurrence",
     "the loop over time",
     "recurrence",
     reference=right_states,
@@ -155,15 +149,13 @@ recurrence = Exercise(
     properties=(*POINTWISE, READ_ONCE),
     **KERNEL_CASES,
     right="Each number crosses memory once, and the state never leaves the registers.",
-    mistakes=(
-        Mistake(
-            "stride",
+    mistakes={
+        "stride": Mistake(
             "How many numbers of h lie between a channel and the same channel one step later?",
             "A step has all channels of the tensor, other programs' too. Which line moves `at` so far?",
             when=stores_like(lambda T, H, BH: [(apart, 0, T) for apart in (0, 1, BH, T, T * H)]),
         ),
-        Mistake(
-            "other-steps",
+        "other-steps": Mistake(
             "Let T be 3. Which step does `at` stand for at each of your stores?",
             "Steps 0, 1 and 2 are stored once each, inside the loop, and `at` begins with step 0.",
             when=stores_like(
@@ -173,14 +165,12 @@ recurrence = Exercise(
                 ]
             ),
         ),
-        Mistake(
-            "no-carry",
+        "no-carry": Mistake(
             "Try it with a = 1 and b = 1: h should be 1, 2, 3. What is yours?",
             "It is 1 at every step. Which name does the next round read, and which one do you set?",
             gives=lambda a, b: b,
         ),
-        Mistake(
-            "formula",
+        "formula": Mistake(
             "Work out two steps by hand for a = 0.5 and b = 1: h is 1, then 1.5. What is yours?",
             "One of a and b multiplies the old state and nothing else, the other is added as it is.",
             gives=(
@@ -192,8 +182,7 @@ recurrence = Exercise(
                 states_with_step(lambda h, a, b: a * h + (1 - a) * b),
             ),
         ),
-        Mistake(
-            "another-round",
+        "another-round": Mistake(
             "Write down two rounds of your loop by hand. Which a, b and h are in the second one?",
             "Those of step 1: load both anew, make the new state, store that, and then move on.",
             gives=(
@@ -201,7 +190,7 @@ recurrence = Exercise(
                 lambda a, b: right_states(a[:, :1].expand_as(a), b[:, :1].expand_as(b)),
             ),
         ),
-    ),
+    },
 )
 
 # ---- an episode ends ---------------------------------------------------------------------------------------
@@ -231,7 +220,6 @@ def states_with_resets(
 
 
 reset = Exercise(
-    "reset",
     "begin anew where an episode does",
     "with_reset",
     reference=states_with_resets(),
@@ -242,9 +230,8 @@ reset = Exercise(
     **KERNEL_CASES,
     untouched="dc6ee6833d95",
     right="The choice costs one byte for each step of a row, which all of its channels share.",
-    mistakes=(
-        Mistake(
-            "which-steps",
+    mistakes={
+        "which-steps": Mistake(
             "For which steps should h be b alone, and for which is yours?",
             "True means that an episode begins. `reset` is an address: what is the value for row and t?",
             gives=(
@@ -253,8 +240,7 @@ reset = Exercise(
                 lambda a, b, reset: states_with_resets()(a, b, ~reset),
             ),
         ),
-        Mistake(
-            "another-step",
+        "another-step": Mistake(
             "Step t is the first of its episode where reset is true at t. Where does yours begin anew?",
             "One step off. At a reset, which h is dropped: the last one, or the one to be stored?",
             gives=(
@@ -262,8 +248,7 @@ reset = Exercise(
                 states_with_resets(place=lambda row, t, channel, T, H: row * T + t + 1),
             ),
         ),
-        Mistake(
-            "another-place",
+        "another-place": Mistake(
             "In (B, T), how many values lie between two rows, and how many between two steps?",
             "T and 1. All channels of a step share one value, so no channel is in its address.",
             gives=(
@@ -273,20 +258,17 @@ reset = Exercise(
                 states_with_resets(place=lambda row, t, channel, T, H: (row * T + t) * H + channel),
             ),
         ),
-        Mistake(
-            "drops-b",
+        "drops-b": Mistake(
             "What should h be at a reset, and what is yours?",
             "It is b_t there: only what comes from the step before goes.",
             gives=states_with_resets(lambda h, a, b, new: torch.where(new, 0.0, a * h + b)),
         ),
-        Mistake(
-            "only-stored",
+        "only-stored": Mistake(
             "At a reset your h is right. From which number does the next step go on?",
             "From `state`, which has heard nothing of the reset.",
             gives=lambda a, b, reset: torch.where(reset[..., None], b, right_states(a, b)),
         ),
-        Mistake(
-            "factor",
+        "factor": Mistake(
             "Let h be infinite before a reset. What does your line make of it?",
             "0 times infinity is NaN, so no factor drops a number, whatever it is. A choice does.",
             "Choose between zero and the whole product, or between zero and the old state.",
@@ -296,5 +278,5 @@ reset = Exercise(
                 states_with_resets(lambda h, a, b, new: b * new + (a * h + b) * ~new),
             ),
         ),
-    ),
+    },
 )

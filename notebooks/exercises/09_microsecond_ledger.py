@@ -1,7 +1,10 @@
 """Exercises of lesson 9: what is right, what people write instead, and what helps them on."""
 
-from labkit.exercises.engine import Exercise, Mistake, case_values
+from labkit import kernels
+from labkit.exercises.engine import Exercise, Mistake, Race, case_values
 from labkit.exercises.properties import KERNEL_CASES, POINTWISE
+from labkit.gpu import randn
+from labkit.workloads import recurrent
 from labkit.workloads.network import OUTPUTS, multiplications
 from labkit.workloads.recurrent import EPS
 
@@ -38,7 +41,6 @@ def sum_of_layer_floors(numbers: Callable[..., float]) -> Callable[..., float]:
 
 
 floor = Exercise(
-    "floor",
     "the floor of the network",
     "floor_us",
     reference=floor_with(),
@@ -54,34 +56,29 @@ floor = Exercise(
     inputs=lambda rows, layers, *numbers: case_values(*ARGUMENTS)(rows, list(layers), *numbers),
     tolerance=1e-5,
     right="What lies between two layers isn't in it: no way of cutting them into kernels can be faster.",
-    mistakes=(
-        Mistake(
-            "sum-of-times",
+    mistakes={
+        "sum-of-times": Mistake(
             "While the tensor cores compute, what can memory do?",
             "It can bring the next bytes, so the shorter time may pass entirely within the longer one.",
             "Return the longer of your two times, not their sum.",
             gives=floor_with(least=lambda *times: sum(times)),
         ),
-        Mistake(
-            "shorter-time",
+        "shorter-time": Mistake(
             "Say memory needs 5 us and arithmetic needs 3. Can the network be done after 3?",
             "Not before all bytes have come: the longer of the two times is the floor.",
             gives=floor_with(least=min),
         ),
-        Mistake(
-            "one-time",
+        "one-time": Mistake(
             "Make one rate ten times as high, then the other. Which of them changes your result?",
             "Bytes take a time, and so do operations. Compute both, and return the longer one.",
             gives=(floor_with(least=lambda moved, done: moved), floor_with(least=lambda moved, done: done)),
         ),
-        Mistake(
-            "no-additions",
+        "no-additions": Mistake(
             "A matrix product multiplies pairs of numbers. What happens to the results that belong together?",
             "They are added up, and flops_per_us counts additions as well: two operations, not one.",
             gives=floor_with(done=lambda n, layers: n * sum(layers)),
         ),
-        Mistake(
-            "by-layer",
+        "by-layer": Mistake(
             "You add up a floor for each layer. What can memory bring while the first layer computes?",
             "The second layer's weights, say. However kernels are cut, only the totals have to be paid for.",
             "Add up all bytes, add up all operations, and only then compare two times.",
@@ -91,8 +88,7 @@ floor = Exercise(
                 sum_of_layer_floors(lambda m, ends, weights: m),
             ),
         ),
-        Mistake(
-            "other-weights",
+        "other-weights": Mistake(
             "How many weights cross memory in your function for 1 row, and how many for 1000?",
             "All rows use the same weights, which can stay on the chip once they have been read.",
             "Add `weights` once to what the rows bring and take.",
@@ -101,8 +97,7 @@ floor = Exercise(
                 floor_with(lambda n, ends, weights, size: n * ends * size),
             ),
         ),
-        Mistake(
-            "numbers-for-bytes",
+        "numbers-for-bytes": Mistake(
             "Something is divided by bytes_per_us. In which unit is each part of it?",
             "in_and_out and weights count numbers: multiply both by the bytes of a number.",
             gives=(
@@ -111,8 +106,7 @@ floor = Exercise(
                 floor_with(lambda n, ends, weights, size: n * ends * size + weights),
             ),
         ),
-        Mistake(
-            "one-row",
+        "one-row": Mistake(
             "Which of the arguments are about one row, and which about all of them?",
             "in_and_out and multiplications are about one row: each of them goes with rows.",
             gives=(
@@ -121,13 +115,12 @@ floor = Exercise(
                 floor_with(done=lambda n, layers: 2 * sum(layers)),
             ),
         ),
-        Mistake(
-            "a-list",
+        "a-list": Mistake(
             "multiplications is a list, with a number for each layer. Which one number do you need?",
             "All layers have to be done, so add them up: sum(multiplications).",
             raises=r"'list'|multiply sequence",
         ),
-    ),
+    },
 )
 
 # ---- the wall ----------------------------------------------------------------------------------------------
@@ -154,7 +147,6 @@ def sum_of_longer(launches: Times, kernels: Times) -> float:
 
 
 wall = Exercise(
-    "wall",
     "when the step is over",
     "wall_us",
     reference=simulate_queue(lambda end, done, launch, kernel: max(end, done) + kernel),
@@ -170,23 +162,20 @@ wall = Exercise(
     inputs=lambda launches, kernels: {"launches": list(launches), "kernels": list(kernels)},
     tolerance=1e-5,
     right="Short kernels wait for the host, long ones for each other: find out who waits before you tune.",
-    mistakes=(
-        Mistake(
-            "in-turn",
+    mistakes={
+        "in-turn": Mistake(
             "What does the host do in your function while the GPU runs the first kernel?",
             "It waits. But a launch only queues a kernel, and the next launch begins at once.",
             "Keep two times: one that only launches are added to, one that says when the GPU is done.",
             gives=lambda launches, kernels: sum(launches) + sum(kernels),
         ),
-        Mistake(
-            "larger-sum",
+        "larger-sum": Mistake(
             "Take a single launch of 5 and its kernel of 3. When does the kernel end?",
             "At 8. The GPU has nothing to run during the first launch, nor the host during the last kernel.",
             "Go through the kernels in order, and work out for each one when it begins.",
             gives=lambda launches, kernels: max(sum(launches), sum(kernels)),
         ),
-        Mistake(
-            "from-sums",
+        "from-sums": Mistake(
             "Take launches of 5, 30 and 5, and kernels of 3, 20 and 20. What does each kernel wait for?",
             "The second waits for its launch, the third for the second kernel: who is late may change.",
             "A kernel begins at the later of two moments. Decide anew for each kernel.",
@@ -198,8 +187,7 @@ wall = Exercise(
                 lambda launches, kernels: launches[0] + max(sum(launches), sum(kernels)),
             ),
         ),
-        Mistake(
-            "own-launch",
+        "own-launch": Mistake(
             "Which launch runs beside which kernel in your function?",
             "A kernel and its own launch never overlap. Launches of later kernels run beside it.",
             "Add up launches by themselves: no kernel begins before the sum that ends with its own.",
@@ -209,38 +197,33 @@ wall = Exercise(
                 lambda launches, kernels: launches[0] + sum_of_longer(launches, kernels),
             ),
         ),
-        Mistake(
-            "one-ahead",
+        "one-ahead": Mistake(
             "Behind a kernel of 100 come ten short ones. How many are launched before it ends?",
             "In your function one. But the host doesn't wait for the GPU: add up launches by themselves.",
             gives=lambda launches, kernels: launches[0] + sum_of_longer(launches[1:], kernels) + kernels[-1],
         ),
-        Mistake(
-            "not-added-up",
+        "not-added-up": Mistake(
             "Three launches take 5 each. When is the third one over?",
             "At 15, since the host makes one after another: keep a sum of the launches as you go.",
             gives=simulate_queue(lambda end, done, own, kernel: max(own, done) + kernel),
         ),
-        Mistake(
-            "kernel-in-max",
+        "kernel-in-max": Mistake(
             "Where the GPU has to wait for a launch: how long does the kernel take in your function?",
             "It ends together with its launch. Find out first when it begins, then add its time.",
             gives=simulate_queue(lambda end, done, own, kernel: max(end, done + kernel)),
         ),
-        Mistake(
-            "at-once",
+        "at-once": Mistake(
             "Two long kernels are launched one shortly after the other. When does your second one begin?",
             "While the first one still runs. But the GPU runs one at a time.",
             "Take the later of two moments for the beginning, and add the kernel's time to that.",
             gives=simulate_queue(lambda end, done, own, kernel: max(done, end + kernel)),
         ),
-        Mistake(
-            "lists",
+        "lists": Mistake(
             "launches and kernels are lists. Which number of each belongs to a round of your loop?",
             "zip(launches, kernels) gives a launch and its kernel in every round.",
             raises=r"(un|to )pack|'list'",
         ),
-    ),
+    },
 )
 
 # ---- the cell ----------------------------------------------------------------------------------------------
@@ -288,31 +271,12 @@ def cell_with(
     return gives
 
 
-def race_against_two_kernels() -> Any:
-    """The network's own size, and few long rows."""
-    from labkit.exercises.race import Race
-    from labkit.gpu import randn
-    from labkit.kernels import min_gru, rms_recurrence
-    from labkit.workloads.recurrent import MIN_GRU, RMS_RECURRENCE
-    from labkit.workloads.recurrent import min_gru as plain_gru
-    from labkit.workloads.recurrent import rms_recurrence as plain_norm
-
-    def inputs(shape: dict[str, int]) -> tuple[Tensor, ...]:
-        return *MIN_GRU.inputs(shape), 1 + 0.1 * randn(shape["width"])
-
-    def plain(z: Tensor, candidate: Tensor, gain: Tensor) -> Tensor:
-        return plain_norm(1 - z, plain_gru(z, candidate), gain)
-
-    def two_kernels(z: Tensor, candidate: Tensor, gain: Tensor) -> Tensor:
-        return rms_recurrence(1 - z, min_gru(z, candidate), gain)
-
-    sizes = {"batch": 1024, "time": 64, "width": 128}, {"batch": 64, "time": 64, "width": 512}
-    work = replace(RMS_RECURRENCE, inputs=inputs, reference=plain)
-    return Race(work, {"labkit's two kernels": two_kernels}, sizes, roundings=4)
+def two_recurrences(of: Any) -> Callable[..., Tensor]:
+    """The cell from a module's min_gru and rms_recurrence, one after the other."""
+    return lambda z, candidate, gain: of.rms_recurrence(1 - z, of.min_gru(z, candidate), gain)
 
 
 cell = Exercise(
-    "cell",
     "two recurrences in one loop",
     "both",
     reference=cell_with(dtype=torch.float64),
@@ -330,9 +294,8 @@ cell = Exercise(
     properties=POINTWISE,
     **KERNEL_CASES,
     right="It moves three numbers for each of the result; a kernel for each recurrence would move six.",
-    mistakes=(
-        Mistake(
-            "other-shares",
+    mistakes={
+        "other-shares": Mistake(
             "Let a gate be 1, then 0. What should s become each time, and what do your lines make of it?",
             "At 1 it becomes the candidate, at 0 it stays as it was. The gate is the new value's share.",
             "1 - gate is the share that is kept, of the old s and of the old r alike.",
@@ -345,14 +308,12 @@ cell = Exercise(
                 cell_with(lambda z, c, s: (1 - z) * s + c),
             ),
         ),
-        Mistake(
-            "old-s",
+        "old-s": Mistake(
             "Is it s_t or s_{t-1} that stands in the formula of u_t? Which one does your line see?",
             "Yours sees the one of the step before. Set s first, then u.",
             gives=cell_with(u=lambda z, c, old, s, r: (1 - z) * r + old),
         ),
-        Mistake(
-            "not-fed",
+        "not-fed": Mistake(
             "What does your u get from the candidates of earlier steps, beside what r has kept?",
             "The second recurrence goes on from the first one's state, where all of them still count.",
             "Let s go from step to step, and add all of it in u.",
@@ -361,8 +322,7 @@ cell = Exercise(
                 cell_with(u=lambda z, c, old, s, r: (1 - z) * r + z * c),
             ),
         ),
-        Mistake(
-            "other-mean",
+        "other-mean": Mistake(
             "tl.sum adds up all lanes of the block. What makes a mean of the sum?",
             "How many of its BH terms come from features? The other lanes only add zeros.",
             "Divide the sum by H.",
@@ -373,8 +333,7 @@ cell = Exercise(
                 ),
             ),
         ),
-        Mistake(
-            "no-root",
+        "no-root": Mistake(
             "Make u twice as large in your line. How much larger does r become?",
             "It should stay as it was. The mean of the squares is four times as large then, its root twice.",
             "Divide by tl.sqrt(...), or multiply by tl.rsqrt(...).",
@@ -384,8 +343,7 @@ cell = Exercise(
                 cell_with(size=torch.ones_like),
             ),
         ),
-        Mistake(
-            "other-eps",
+        "other-eps": Mistake(
             "What does your line make of candidates that are all zero, or of size 0.001?",
             "Where u is small, eps decides what it's divided by. What is eps added to in the formula?",
             "Divide the sum of the squares by H, add eps, and only then take the root.",
@@ -395,8 +353,7 @@ cell = Exercise(
                 cell_with(size=lambda u: (mean_square(u) + EPS / u.shape[-1]).sqrt()),
             ),
         ),
-        Mistake(
-            "gain-left-out",
+        "gain-left-out": Mistake(
             "Which value does a step store, and which does it leave to the next? Where is the gain in each?",
             "r_t is both of them, and the gain belongs to it: multiply by w where you set r.",
             gives=(
@@ -405,19 +362,27 @@ cell = Exercise(
                 cell_with(ends=lambda gain, unit, u: (unit, gain * unit)),
             ),
         ),
-        Mistake(
-            "carries-u",
+        "carries-u": Mistake(
             "Your first step is right and the second one isn't. What does it take from the first?",
             "It takes u as it was before the norm. Leave to it what you store: r.",
             gives=cell_with(ends=lambda gain, unit, u: (gain * unit, u)),
         ),
-        Mistake(
-            "not-in-tl",
+        "not-in-tl": Mistake(
             "Of which operations is your formula made, and which of them does `tl` have for a block?",
             "Neither a power nor a mean. A square is a product; tl.sum and tl.sqrt are there.",
             raises=r"or pow|of type triton|(triton.*'|'tensor' object) has no attr|, not tensor|to_tensor"
             r"|function ref",
         ),
+    },
+    race=Race(
+        replace(
+            recurrent.RMS_RECURRENCE,
+            inputs=lambda shape: (*recurrent.MIN_GRU.inputs(shape), 1 + 0.1 * randn(shape["width"])),
+            reference=two_recurrences(recurrent),
+        ),
+        {"labkit's two kernels": two_recurrences(kernels)},
+        # the network's own size, and few long rows
+        ({"batch": 1024, "time": 64, "width": 128}, {"batch": 64, "time": 64, "width": 512}),
+        roundings=4,
     ),
-    race=race_against_two_kernels,
 )

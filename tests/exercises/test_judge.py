@@ -77,6 +77,6 @@ def test_solutions_are_right_and_untouched_cells_are_known(lesson, tmp_path):
 def test_every_mistake_is_told_by_the_table_and_has_two_or_three_hints(lesson):
     for name, exercise in judge.find(lesson).items():
         told = [expected for of, expected, _, _ in TABLE[lesson] if of == name]
-        assert {each.name for each in exercise.mistakes} <= set(told)
+        assert set(exercise.mistakes) <= set(told)
         assert told.count("right") >= 5
-        assert all(2 <= len(each.hints) <= 3 for each in exercise.mistakes)
+        assert all(2 <= len(each.hints) <= 3 for each in exercise.mistakes.values())
