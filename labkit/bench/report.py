@@ -17,7 +17,7 @@ from labkit import paths
 from labkit.measure import roofline, rows
 from labkit.measure.rows import Row
 from labkit.plots.formatting import TIMES_SIGN, format_number
-from labkit.plots.style import INK, MUTED, WIDTH, Picture, contender_colour, course_style
+from labkit.plots.style import INK, MUTED, OURS, WIDTH, Picture, course_style
 from labkit.runs.console import say
 
 CASE = ["suite", "direction", "dtype", "clock", "sizes", "device"]
@@ -140,9 +140,7 @@ def picture(found: pd.DataFrame) -> Picture:
     figure = Figure(figsize=(WIDTH, 1.2 + 0.24 * len(named)), layout="constrained")
     axes = figure.subplots()
     for place, (_, ratios) in enumerate(named):
-        axes.plot(
-            ratios, [place] * len(ratios), "o", color=contender_colour("labkit"), alpha=0.5, markersize=5
-        )
+        axes.plot(ratios, [place] * len(ratios), "o", color=OURS.colour, alpha=0.5, markersize=5)
         axes.plot(ratios.median(), place, "|", color=INK, markersize=12, markeredgewidth=2)
     axes.axvline(1.0, color=MUTED)
     axes.set_xscale("log")
