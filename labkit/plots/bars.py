@@ -22,8 +22,8 @@ _ROW, _BAR = 0.31, 0.66
 _DECADE = 10.0
 """Values that span more stand on a logarithmic axis."""
 _TICK: dict[str, Any] = {"color": INK, "linestyle": "none", "marker": "|", "markeredgewidth": 1.8}
-_LOWER_IS_BETTER = ("times_as_long", "copies", "MB", "peak_bytes")
-"""Columns of which less is better, besides times; of a share, a rate or a speedup more is."""
+_BETTER = {"higher": ("TB/s", "share", "speedup"), "lower": ("times_as_long", "copies", "MB", "peak_bytes")}
+"""Columns of which more or less is better; of times less is."""
 
 
 @style.course_style()
@@ -71,8 +71,9 @@ def bars(
     table["name"] = table["contender"] + kinds
     values = zip(table[value], table["note"].replace("", "no value"), strict=True)
     table["written"] = [written(x) if x > 0 else f"none ({reason})" for x, reason in values]
-    headings = [formatting.axis_value(group, each) for each in table[group]] if group in table else ""
-    table["heading"] = headings
+    table["heading"] = ""
+    if group and len(table):
+        table["heading"] = [formatting.axis_value(group, each) for each in table[group]]
     full_names = table["name"] + [f" ({heading})" if heading else "" for heading in table["heading"]]
     noise_notes = [
         f"{noise}: {formatting.first_items(list(names), 6)}"
@@ -87,24 +88,21 @@ def bars(
     n_rows = max(len(table) + (table["heading"].nunique() if group else 0), 2)
     figure = style.new_figure(
         title,
-        0.6 + n_rows * _ROW + 0.19 * len(lines),
+        0.6 + n_rows * _ROW,
         subtitle=conditions,
         legend=[
             *(Patch(label=source, **bar_style(MUTED, kind)) for kind, source in sources),
-            *(Line2D([], [], label=name, **_TICK, markersize=11) for name in ticks),
+            *(Line2D([], [], label=name, **_TICK, markersize=11) for name in [*ticks, *lines]),
         ],
         footnotes=[f"{RING_SIGN} {note}" for note in noise_notes],
     )
-    higher = value == "speedup" or value.startswith("share") or value.endswith("/s")
-    lower = is_time or value in _LOWER_IS_BETTER
-    better = ["lower is better"] * lower + ["higher is better"] * higher + ["logarithmic axis"] * is_log
+    better = [f"{way} is better" for way, names in _BETTER.items() if value in names]
+    notes = ["lower is better"] * is_time + better + ["logarithmic axis"] * is_log
     ax = figure.add_subplot()
-    ax.set(xlabel=quantity + f" ({', '.join(better)})" * bool(better), ylim=(n_rows - 0.5, -0.5))
+    ax.set(xlabel=quantity + f" ({', '.join(notes)})" * bool(notes), ylim=(n_rows - 0.5, -0.5))
     _set_value_axis(ax, [*table[[*numbers, "end"]].to_numpy().ravel(), *lines.values()], written, is_log)
-    for i, (name, x) in enumerate(lines.items()):
+    for x in lines.values():
         ax.axvline(x, color=INK, linewidth=1.0, zorder=4)
-        above: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-        ax.annotate(name, (x, 1), (0, 3 + 14 * i), **above, size=style.SMALL, style="italic", ha="center")
     if table.empty:
         ax.text(0.5, 0.5, formatting.NOTHING_MEASURED, transform=ax.transAxes, ha="center", color=MUTED)
     styles, y, names = style.contender_styles(table["contender"]), 0, []
@@ -121,8 +119,8 @@ def bars(
                 reason = formatting.shorten(f"{TIMES_SIGN} {row['note'] or 'no value'}", 58)
                 _write_beside(ax, left, y, reason, color=MUTED, gid="gap")
             elif is_log:
-                how = contender.curve(row["kind"]) | {"markevery": [1], "gid": f"{row['kind']} bar"}
-                ax.plot([left, x], [y, y], **how)
+                how = contender.curve(row["kind"]) | {"markersize": 9.5, "gid": f"{row['kind']} bar"}
+                ax.plot([left, x], [y, y], markevery=[1], **how)
             else:
                 how = bar_style(contender.colour, row["kind"]) | {"gid": f"{row['kind']} bar"}
                 ax.barh(y, x, height=_BAR, zorder=3, **how)

@@ -18,8 +18,8 @@ from labkit.plots import formatting, style
 from labkit.plots.formatting import RING_SIGN, TIMES_SIGN, axis_value, format_size
 from labkit.plots.style import INK, MUTED, ContenderStyle, Picture
 
-Model = Callable[[float], float] | str | Iterable[tuple[float, float]]
-"""A thin line: a function of the axis, the name of a column, or points (x, y)."""
+Model = Callable[[float], float] | Iterable[tuple[float, float]]
+"""A thin line: a function of the axis, or points (x, y)."""
 Models = Mapping[str, Model]
 Regime = tuple[float | None, float | None, str]
 """A shaded stretch of the axis: from, to (None is open) and its name."""
@@ -98,7 +98,12 @@ def curves(
     panels = []
     for name, part in _split_into_panels(table, split):
         named = {**((floor(part) if callable(floor) else floor) or {}), **quantity.models}
-        lines = {key: _model_points(model, part, x, x_limits) for key, model in named.items()}
+        lines = {
+            key: [(at, model(float(at))) for at in np.geomspace(*x_limits, 200)]
+            if callable(model)
+            else sorted(model)
+            for key, model in named.items()
+        }
         panels.append(_Panel(name, part, _panel_curves(part, x, quantity), lines))
     styles = _curve_styles(panels)
 
@@ -203,18 +208,6 @@ def _panel_curves(rows: pd.DataFrame, x: str, quantity: Quantity) -> list[_Curve
         points = part[list(columns)].rename(columns=columns).astype(float).sort_values("x")
         found.append(_Curve(name, str(key["kind"]), str(key["contender"]), points))
     return found
-
-
-def _model_points(
-    model: Model, rows: pd.DataFrame, x: str, limits: tuple[float, float]
-) -> list[tuple[float, float]]:
-    if callable(model):
-        return [(float(at), float(model(float(at)))) for at in np.geomspace(*limits, 200)]
-    if isinstance(model, str):
-        if model not in rows:
-            raise ValueError(f"no column {model!r} to draw a line from")
-        model = pd.to_numeric(rows[model]).groupby(rows[x]).median().dropna().items()
-    return sorted((float(at), float(y)) for at, y in model)
 
 
 def _curve_styles(panels: list[_Panel]) -> dict[str, ContenderStyle]:

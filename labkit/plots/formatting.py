@@ -174,7 +174,7 @@ def _positions(rows: pd.DataFrame, x: str, panel_axes: Sequence[str]) -> str:
     """``width 4096, 8192 (fp32; bf16)``."""
     panels = [", ".join(axis_value(axis, row[axis]) for axis in panel_axes) for _, row in rows.iterrows()]
     panels_at: dict[str, list[str]] = {}
-    for panel, part in rows.groupby(panels, sort=False):
+    for panel, part in rows.assign(panel=panels).groupby("panel", sort=False):
         sizes = ", ".join(format_size(size) for size in sorted(part[x].dropna().unique()))
         panels_at.setdefault(sizes, []).append(str(panel))
     where = " ({})" if panel_axes else ""

@@ -64,7 +64,8 @@ class ContenderStyle(NamedTuple):
         """Keyword arguments of ``Axes.plot`` for the contender's curve of measurements of a kind."""
         look = {"marker": self.marker, "zorder": 5, **line_style(self.colour, kind)}
         if self.emphasised:
-            look |= {"linewidth": 2.6, "markersize": 9.0 if self.marker == "*" else 6.5, "zorder": 6}
+            is_learners = self.marker == "*"  # drawn on top of all others
+            look |= {"linewidth": 2.6, "markersize": 9.0 if is_learners else 6.5, "zorder": 6 + is_learners}
         return look
 
 

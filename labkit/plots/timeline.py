@@ -31,17 +31,18 @@ def _lanes(profile: "Profile") -> tuple[pd.DataFrame, pd.DataFrame]:
 
     Columns name, start and end (in microseconds after the first event), row, and us, the length.
     """
-    first = min((event.start_us for event in [*profile.host, *profile.kernels]), default=0.0)
+    events: list[Any] = [*profile.host, *profile.kernels]
+    first = min((event.start_us for event in events), default=0.0)
 
     def lane(listed: Iterable[Any], named: Any) -> pd.DataFrame:
-        events, row_ends = [], [-math.inf]
+        boxes, row_ends = [], [-math.inf]
         for event in sorted(listed, key=lambda event: (event.start_us, -event.duration_us)):
             start = event.start_us - first
             end = start + event.duration_us
             row = next((row for row, row_end in enumerate(row_ends) if start >= row_end), len(row_ends))
             row_ends[row : row + 1] = [end]
-            events.append((named(event.name), start, end, row))
-        frame = pd.DataFrame(events, columns=["name", "start", "end", "row"])
+            boxes.append((named(event.name), start, end, row))
+        frame = pd.DataFrame(boxes, columns=["name", "start", "end", "row"])
         return frame.assign(us=frame["end"] - frame["start"])
 
     return lane(profile.host, str), lane(profile.kernels, _kernel_name)
