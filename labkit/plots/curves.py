@@ -139,8 +139,7 @@ def curves(
     axes[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity.written(value)))
     axes[0].yaxis.set_minor_formatter(NullFormatter())
     for ax in grid[:, 0]:
-        is_long = down > 1 or len(quantity.name) > 20  # for the height of a panel
-        ax.set_ylabel(f"{quantity.name}{chr(10) if is_long else ' '}({quantity.better} is better)")
+        ax.set_ylabel(f"{quantity.name}\n({quantity.better} is better)")
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
     for ax in axes[max(0, len(panels) - across) : len(panels)]:

@@ -1,7 +1,6 @@
 """A timeline of what ran: the host's launches in one lane, the device's kernels in another, gaps visible."""
 
 import math
-import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -34,26 +33,18 @@ def _lanes(profile: "Profile") -> tuple[pd.DataFrame, pd.DataFrame]:
     events: list[Any] = [*profile.host, *profile.kernels]
     first = min((event.start_us for event in events), default=0.0)
 
-    def lane(listed: Iterable[Any], named: Any) -> pd.DataFrame:
+    def lane(listed: Iterable[Any]) -> pd.DataFrame:
         boxes, row_ends = [], [-math.inf]
         for event in sorted(listed, key=lambda event: (event.start_us, -event.duration_us)):
             start = event.start_us - first
             end = start + event.duration_us
             row = next((row for row, row_end in enumerate(row_ends) if start >= row_end), len(row_ends))
             row_ends[row : row + 1] = [end]
-            boxes.append((named(event.name), start, end, row))
+            boxes.append((event.name, start, end, row))
         frame = pd.DataFrame(boxes, columns=["name", "start", "end", "row"])
         return frame.assign(us=frame["end"] - frame["start"])
 
-    return lane(profile.host, str), lane(profile.kernels, _kernel_name)
-
-
-def _kernel_name(name: str) -> str:
-    """A kernel's name without return type, namespaces, arguments and template parameters."""
-    name = re.sub(r"^(void|static|__global__)\s+", "", name.strip())
-    while (stripped := re.sub(r"<[^<>]*>|\([^()]*\)", "", name)) != name:
-        name = stripped
-    return re.split(r"[<(]", name)[0].split("::")[-1].strip() or "unnamed"
+    return lane(profile.host), lane(profile.kernels)
 
 
 def _gaps(events: pd.DataFrame) -> list[Span]:

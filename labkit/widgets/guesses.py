@@ -197,9 +197,8 @@ def guess_picture(
     axes.set(xscale="log", xlim=(low, high), yticks=[])
     if len(marks) == 2:
         axes.axvspan(*sorted(value for value, *_ in marks), color=GUESS_COLOUR, alpha=0.12, lw=0)
-    for value, label, colour, stroke in marks:
-        axes.axvline(value, color=colour, ls=stroke, lw=2.5, label=label)
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, labelcolor="linecolor")
+    lines = [axes.axvline(x, label=label, color=colour, ls=ls, lw=2.5) for x, label, colour, ls in marks]
+    axes.legend(handles=lines, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, labelcolor="linecolor")
     axes.spines[["left", "right", "top"]].set_visible(False)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 300 else (1,), numticks=14))
     times = TIMES_SIGN if question.unit == "x" else ""

@@ -16,9 +16,8 @@ def two_launches(**stamp):
 
 
 def test_timeline_shows_boxes_gaps_and_a_legend():
-    templated = "void at::native::(anonymous namespace)::cat_kernel<4, std::array<char*, 3ul> >(int)"
     host = [event("aten::mul", 100, 14), event("cudaLaunchKernel", 105, 6)]
-    kernels = [event("affine_forward", 110, 15), event(templated, 150, 1.5)]
+    kernels = [event("affine_forward", 110, 15), event("cat_kernel", 150, 1.5)]
     shown = plots.timeline(profile_of(host, kernels), title="t")
     said = texts(shown)
     assert {"host", "device", "aten::mul", "affine_forward", "25 µs idle"} <= set(said)
