@@ -127,7 +127,7 @@ def bars(
             if x > 0:
                 ax.plot(row[whiskers], [y] * len(whiskers), color=INK, linewidth=1.3, marker="|", zorder=7)
                 floors = row[[*ticks.values()]]
-                ax.plot(floors, [y] * len(ticks), **_TICK, markersize=19, zorder=8, gid="floor")
+                ax.plot(floors, [y] * len(ticks), **_TICK, markersize=19, zorder=8)
                 ring = f" {RING_SIGN}" if row["noise"] else ""
                 _write_beside(ax, row["end"], y, row["written"] + ring, weight=weight, gid="value")
             y += 1
@@ -177,7 +177,7 @@ def _set_row_names(ax: Axes, names: Sequence[tuple[float, str, str]]) -> None:
 def _write_beside(ax: Axes, x: float, y: float, text: str, **how: Any) -> None:
     """Text right of a place, on white that hides the grid and the lines behind it."""
     white = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
-    ax.annotate(text, (x, y), (7, 0), textcoords="offset points", va="center", bbox=white, zorder=6, **how)
+    ax.annotate(text, (x, y), (9, 0), textcoords="offset points", va="center", bbox=white, zorder=6, **how)
 
 
 # --- stacked bars -----------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def stacked(table: pd.DataFrame, parts: Mapping[str, str], *, total: str, title:
             how = {**bar_style(colour, kind), "linewidth": 0.6, "gid": f"{part} bar"}
             ax.barh(y, row[part], left=x, height=_BAR, zorder=3, **how)
             x += row[part]
-        ax.plot([row[total]], [y], **_TICK, markersize=19, zorder=5, gid="total")
+        ax.plot([row[total]], [y], **_TICK, markersize=19, zorder=5)
         _write_beside(ax, max(x, row[total]), y, written(row[total]), weight="bold", gid="value")
         summands = " + ".join(f"{part} {written(row[part])}" for part in parts)
         described.append(f"{row['contender']}: {summands} = {written(x)}, {total} {written(row[total])}")

@@ -146,8 +146,9 @@ def curves(
         ax.set_xlabel(x)
         ax.tick_params(labelbottom=True)
     for ax, panel in zip(axes, panels, strict=False):
-        ax.set_title(panel.name, pad=34 if regimes else 6)
-        _shade_regimes(ax, regimes(panel.rows) if regimes else ())
+        named = regimes(panel.rows) if regimes else ()
+        ax.set_title(panel.name, pad=34 if named else 6)
+        _shade_regimes(ax, named)
         _draw_panel(ax, panel, x, quantity, styles)
     notes = [formatting.notes_as_alt("Missing", gap_notes), formatting.notes_as_alt("Disturbed", noise_notes)]
     return Picture(figure, _alt_text(title, shown, x, quantity, panels, conditions) + "".join(notes))
@@ -258,7 +259,7 @@ def _shade_regimes(ax: Axes, regimes: Sequence[Regime]) -> None:
     for i, (a, b, name) in enumerate(one for one in inside if one[0] < one[1]):
         ax.axvspan(a, b, color=style.SHADES[i % 2], linewidth=0, zorder=0)
         place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-        ax.annotate(name, (a, 1), (2, 3 + 14 * (i % 2)), **place, size=style.SMALL, color=MUTED, gid="regime")
+        ax.annotate(name, (a, 1), (2, 3 + 14 * (i % 2)), **place, size=style.SMALL, color=MUTED)
 
 
 def _draw_panel(
