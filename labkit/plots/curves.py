@@ -146,9 +146,9 @@ def curves(
         ax.set_xlabel(x)
         ax.tick_params(labelbottom=True)
     for ax, panel in zip(axes, panels, strict=False):
-        named = regimes(panel.rows) if regimes else ()
-        ax.set_title(panel.name, pad=34 if named else 6)
-        _shade_regimes(ax, named)
+        stretches = regimes(panel.rows) if regimes else ()
+        ax.set_title(panel.name, pad=34 if stretches else 6)
+        _shade_regimes(ax, stretches)
         _draw_panel(ax, panel, x, quantity, styles)
     notes = [formatting.notes_as_alt("Missing", gap_notes), formatting.notes_as_alt("Disturbed", noise_notes)]
     return Picture(figure, _alt_text(title, shown, x, quantity, panels, conditions) + "".join(notes))
@@ -273,7 +273,8 @@ def _draw_panel(
         ax.plot(at, y, gid=f"{curve.kind} curve", **contender.curve(curve.kind))
     has_value = formatting.has_value(panel.rows, quantity.column)
     noisy, gaps = panel.rows[has_value & (panel.rows["noise"] != "")], panel.rows.loc[~has_value, x].unique()
-    ax.plot(noisy[x], noisy[quantity.column], **style.NOISE_RING, zorder=8, gid="noisy")
+    rings = style.NOISE_RING | {"clip_on": False, "in_layout": False, "gid": "noisy"}
+    ax.plot(noisy[x], noisy[quantity.column], zorder=8, **rings)
     foot = ax.get_xaxis_transform()
     ax.plot(gaps, [0.03] * len(gaps), "x", color=INK, markeredgewidth=1.7, transform=foot, gid="gap")
     if not panel.curves:

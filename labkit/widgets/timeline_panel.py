@@ -53,11 +53,11 @@ def timeline_widget(profile: Profile, title: str) -> ipywidgets.VBox:
 
     start, end = gap or (0.0, span)
     around = (end - start) / 2  # as much again of the kernels around the gap
-    places = {"Whole call": (0.0, span), "Longest gap": (max(0.0, start - around), min(span, end + around))}
-    buttons = [ipywidgets.Button(description=name) for name in places]
+    windows = {"Whole call": (0.0, span), "Longest gap": (max(0.0, start - around), min(span, end + around))}
+    buttons = [ipywidgets.Button(description=name) for name in windows]
     buttons[1].disabled = gap is None
     for button in buttons:
-        button.on_click(lambda pressed: seen.set_trait("value", places[pressed.description]))
+        button.on_click(lambda pressed: seen.set_trait("value", windows[pressed.description]))
     seen.observe(draw, "value")
     draw()
     layout = {"width": f"{96 * WIDTH:.0f}px", "max_width": "100%"}

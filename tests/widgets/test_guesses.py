@@ -175,7 +175,9 @@ def test_with_nobody_there_the_question_and_the_answer_stand_alone(shown, monkey
 
 def test_at_first_there_is_no_guess_and_nothing_to_seal(shown):
     asked = ratio()
-    assert shown[0] is asked.widget and "<details>" in shown[1]["text/html"], "the twin is folded beneath it"
+    assert shown[0] is asked.widget and "<details>" in shown[1]["text/html"], (
+        "the static copy is folded beneath it"
+    )
     assert asked.guess is None and asked.seal.disabled and asked.again.disabled
     assert 'role="heading"' in asked.widget.children[0].value and 'role="status"' in asked.status.value
     assert asked.number.description == "Your guess" and "Drag, or type a number." in status(asked)

@@ -553,10 +553,10 @@ def test_a_cell_that_is_interrupted_leaves_nothing_measuring_and_an_error_is_one
 
 
 @in_a_loop
-async def test_a_widget_stands_with_its_twin_which_follows(gpu, page):
+async def test_a_widget_stands_with_its_static_copy_which_follows(gpu, page):
     panel = await shown(pair(gpu), values=(16,))
-    widget, twin = page
+    widget, copy = page
     assert widget is panel.controls.widget
-    assert "<details><summary>" in twin["text/html"] and "nothing measured yet" in twin["text/html"]
+    assert "<details><summary>" in copy["text/html"] and "nothing measured yet" in copy["text/html"]
     await done(panel)
     assert "labkit is never slower than eager, and 3x at width 16" in page[-1]["text/plain"]

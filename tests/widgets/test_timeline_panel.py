@@ -44,11 +44,11 @@ def test_without_somebody_or_without_times_the_figure_stands_alone(shown, monkey
 @pytest.mark.parametrize("kind", ["live", "recorded"])
 def test_the_widget_comes_first_the_whole_figure_folded_and_the_slider_zooms(kind, shown):
     timeline(two_kernels(kind), title="t")
-    widget, twin = shown
+    widget, copy = shown
     slider, _, picture = widget.children
     whole = plots.timeline(two_kernels(kind), title="t")._repr_html_()
     origin = f"{kind.capitalize()} on NVIDIA"
-    assert picture.value == whole and whole in twin["text/html"] and "<details>" in twin["text/html"]
+    assert picture.value == whole and whole in copy["text/html"] and "<details>" in copy["text/html"]
     assert (slider.min, slider.max, slider.value, slider.description) == (0, 170, (0, 170), "Show µs")
     slider.value = (90, 130)
     assert "90 to 130 µs of 170 µs" in picture.value and origin in whole and origin in picture.value
