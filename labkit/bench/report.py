@@ -15,7 +15,7 @@ from labkit import paths
 from labkit.measure import roofline, rows
 from labkit.measure.rows import Row
 from labkit.plots.formatting import format_number, format_ratio
-from labkit.plots.style import INK, MUTED, WIDTH, Picture, contender_colour, course_style
+from labkit.plots.style import INK, MUTED, OURS, WIDTH, Picture, course_style
 from labkit.runs.console import print_table, say
 
 CASE = ["suite", "direction", "dtype", "clock", "sizes", "device"]
@@ -117,7 +117,7 @@ def picture(found: pd.DataFrame) -> Picture:
     ratios = drawn["ratio"].groupby(names, sort=False)
     figure = Figure(figsize=(WIDTH, 1.2 + 0.24 * len(ratios)), layout="constrained")
     axes = figure.subplots()
-    axes.plot(drawn["ratio"], names, "o", color=contender_colour("labkit"), alpha=0.5, markersize=5)
+    axes.plot(drawn["ratio"], names, "o", color=OURS.colour, alpha=0.5, markersize=5)
     axes.plot(ratios.median(), list(ratios.groups), "|", color=INK, markersize=12, markeredgewidth=2)
     axes.axvline(1.0, color=MUTED)
     axes.set_xscale("log")

@@ -1,6 +1,5 @@
 """Horizontal bars: values side by side, totals made of parts, and a total taken apart step by step."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from textwrap import fill
@@ -13,20 +12,18 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from labkit.measure.rows import LIVE, PUBLISHED
+from labkit.measure.rows import LIVE
 from labkit.plots import formatting, style
 from labkit.plots.formatting import RING_SIGN, TIMES_SIGN, format_duration, format_number
-from labkit.plots.style import INK, MUTED, PALETTE, ContenderStyle, Picture, bar_style
+from labkit.plots.style import INK, MUTED, PALETTE, Picture, bar_style
 
 _ROW, _BAR = 0.31, 0.66
 """Height of a row in inches, and of its bar in rows."""
 _DECADE = 10.0
 """Values that span more stand on a logarithmic axis."""
-_X_DATA, _Y_DATA = ("data", "axes fraction"), ("axes fraction", "data")
-"""Coordinates for `offset_text`: one of a place is data, the other a share of the axes."""
 _TICK: dict[str, Any] = {"color": INK, "linestyle": "none", "marker": "|", "markeredgewidth": 1.8}
-_LOWER_IS_BETTER = ("times_as_long", "copies", "MB", "peak_bytes")
-"""Columns of which less is better, besides times; of a share, a rate or a speedup more is."""
+_BETTER = {"higher": ("TB/s", "share", "speedup"), "lower": ("times_as_long", "copies", "MB", "peak_bytes")}
+"""Columns of which more or less is better; of times less is."""
 
 
 @style.course_style()
@@ -41,8 +38,8 @@ def bars(
 ) -> Picture:
     """A bar for each row, in the table's order; whiskers from p20 to p80 of ``median_us``.
 
-    Bars start at zero. Where values span more than a decade the axis is logarithmic and says so, and dots at
-    the end of a thin line take the place of bars. ``group`` is a column that puts the bars under headings.
+    Bars start at zero. Where values span more than a decade the axis is logarithmic and says so, and markers
+    at the end of a thin line take the place of bars. ``group`` is a column that puts the bars under headings.
     ``floor`` names references: a number is a line through all bars, the name of a column (``"copy_us"``) a
     tick across each. Values in a column ending in ``_us`` are printed as times, those in ``peak_bytes`` (and
     whatever ``floor`` names then) in MiB, others with ``unit`` after them. Live bars are full, recorded ones
@@ -52,20 +49,19 @@ def bars(
     """
     ticks = {name: column for name, column in (floor or {}).items() if isinstance(column, str)}
     lines = {name: x for name, x in (floor or {}).items() if not isinstance(x, str)}
-    numbers = [value, *ticks.values()]
-    table = formatting.checked_table(
-        table, [*numbers, *([group] if group else [])], [*numbers, "p20_us", "p80_us"]
-    ).reset_index(drop=True)
-    is_time = value.endswith("_us")
-    quantity = "time per call" if is_time else value.replace("_", " ")
+    numbers, required = [value, *ticks.values()], [value, *ticks.values(), *([group] if group else [])]
+    table = formatting.checked_table(table, required, [*numbers, "p20_us", "p80_us"]).reset_index(drop=True)
+    is_time, quantity = value.endswith("_us"), value.replace("_", " ")
+    if is_time:
+        quantity = "time per call"
+    else:
+        table["noise"] = ""
     if value == "peak_bytes":
         quantity, unit = "memory high-water mark of one call", " MiB"
         table[numbers] /= 2**20
         lines = {name: x / 2**20 for name, x in lines.items()}
         table = table.assign(clock="", cache="")  # no clock measured the memory
         table.loc[table[value] == 0, "note"] = "nothing beyond its inputs"
-    if not is_time:
-        table["noise"] = ""
 
     def written(x: float) -> str:
         return format_duration(x) if is_time else f"{format_number(x)}{unit}"
@@ -73,89 +69,74 @@ def bars(
     several_kinds = table["kind"].nunique() > 1
     kinds = [f" ({kind})" if several_kinds and kind != LIVE else "" for kind in table["kind"]]
     table["name"] = table["contender"] + kinds
-    table["reason"] = table["note"].replace("", "no value")
-    values = zip(table[value], table["reason"], strict=True)
+    values = zip(table[value], table["note"].replace("", "no value"), strict=True)
     table["written"] = [written(x) if x > 0 else f"none ({reason})" for x, reason in values]
-    table["heading"] = (
-        [formatting.axis_value(group, each) for each in table[group]] if group and len(table) else ""
-    )
-    headings = [heading for heading in table["heading"].unique() if heading]
+    table["heading"] = ""
+    if group and len(table):
+        table["heading"] = [formatting.axis_value(group, each) for each in table[group]]
     full_names = table["name"] + [f" ({heading})" if heading else "" for heading in table["heading"]]
     noise_notes = [
         f"{noise}: {formatting.first_items(list(names), 6)}"
         for noise, names in full_names[table["noise"] != ""].groupby(table["noise"], sort=False)
     ]
     known = table.loc[formatting.has_value(table, value), value]
-    is_log = bool(len(known)) and bool(known.max() > _DECADE * known.min())
+    is_log = bool(known.max() > _DECADE * known.min())
     whiskers = ["p20_us", "p80_us"] if value == "median_us" else []
-    ends = table[[value, *whiskers[1:], *ticks.values()]].max(axis=1)
+    table["end"] = table[[value, *whiskers, *ticks.values()]].max(axis=1)
 
     conditions, sources = formatting.common_conditions(table, (group, "contender")), formatting.origins(table)
-    plain = ContenderStyle(MUTED, "o")
-    n_rows = max(len(table) + len(headings), 2)
+    n_rows = max(len(table) + (table["heading"].nunique() if group else 0), 2)
     figure = style.new_figure(
         title,
-        0.6 + n_rows * _ROW + 0.19 * len(lines),
+        0.6 + n_rows * _ROW,
         subtitle=conditions,
         legend=[
-            *(
-                Line2D([], [], label=source, **_dot(plain, kind))
-                if is_log
-                else Patch(label=source, **bar_style(MUTED, kind))
-                for kind, source in sources
-            ),
-            *(Line2D([], [], label=name, **_TICK, markersize=11) for name in ticks),
+            *(Patch(label=source, **bar_style(MUTED, kind)) for kind, source in sources),
+            *(Line2D([], [], label=name, **_TICK, markersize=11) for name in [*ticks, *lines]),
         ],
         footnotes=[f"{RING_SIGN} {note}" for note in noise_notes],
     )
-    higher = value == "speedup" or value.startswith("share") or value.endswith("/s")
-    lower = is_time or value in _LOWER_IS_BETTER
-    better = ["lower is better"] * lower + ["higher is better"] * higher + ["logarithmic axis"] * is_log
+    better = [f"{way} is better" for way, names in _BETTER.items() if value in names]
+    notes = ["lower is better"] * is_time + better + ["logarithmic axis"] * is_log
     ax = figure.add_subplot()
-    ax.set(xlabel=quantity + f" ({', '.join(better)})" * bool(better), ylim=(n_rows - 0.5, -0.5))
-    _set_value_axis(ax, [*table[numbers].to_numpy().ravel(), *ends, *lines.values()], written, is_log)
-    for i, (name, x) in enumerate(lines.items()):
+    ax.set(xlabel=quantity + f" ({', '.join(notes)})" * bool(notes), ylim=(n_rows - 0.5, -0.5))
+    _set_value_axis(ax, [*table[[*numbers, "end"]].to_numpy().ravel(), *lines.values()], written, is_log)
+    for x in lines.values():
         ax.axvline(x, color=INK, linewidth=1.0, zorder=4)
-        style.offset_text(ax, name, (x, 1), (0, 3 + 14 * i), xycoords=_X_DATA, style="italic", ha="center")
     if table.empty:
         ax.text(0.5, 0.5, formatting.NOTHING_MEASURED, transform=ax.transAxes, ha="center", color=MUTED)
     styles, y, names = style.contender_styles(table["contender"]), 0, []
+    left, _ = ax.get_xlim()
     for heading, part in table.groupby("heading", sort=False):
         if heading:
-            bold: dict[str, Any] = {"weight": "bold", "size": 10.5}
-            style.offset_text(ax, heading, (0, y + 0.1), (6, 0), xycoords=_Y_DATA, va="center", **bold)
+            ax.text(0.01, y, heading, transform=ax.get_yaxis_transform(), weight="bold", va="center")
             y += 1
-        for i, row in part.iterrows():
-            look, x = styles[row["contender"]], row[value]
-            weight, ground = "normal", "white"
-            if look.emphasised:
-                weight, ground = "bold", style.mix_with_white(look.colour, 0.09)
-                ax.axhspan(y - 0.46, y + 0.46, color=ground, linewidth=0, zorder=0)
+        for _, row in part.iterrows():
+            contender, x = styles[row["contender"]], row[value]
+            weight = "bold" if contender.emphasised else "normal"
             names.append((y, formatting.shorten(row["name"], 36), weight))
             if not x > 0:
-                reason = formatting.shorten(f"{TIMES_SIGN} {row['reason']}", 58)
-                _write_beside(ax, (0, y), reason, xycoords=_Y_DATA, color=MUTED, gid="gap")
-                y += 1
-                continue
-            gid = f"{row['kind']} bar"
-            if is_log:
-                dot = _dot(look, row["kind"])
-                ax.plot([ax.get_xlim()[0], x], [y, y], **dot, markevery=[1], zorder=5, gid=gid)
+                reason = formatting.shorten(f"{TIMES_SIGN} {row['note'] or 'no value'}", 58)
+                _write_beside(ax, left, y, reason, color=MUTED, gid="gap")
+            elif is_log:
+                how = contender.curve(row["kind"]) | {"markersize": 9.5, "gid": f"{row['kind']} bar"}
+                ax.plot([left, x], [y, y], markevery=[1], **how)
             else:
-                ax.barh(y, x, height=_BAR, **bar_style(look.colour, row["kind"]), zorder=3, gid=gid)
-            if whiskers:
-                ax.plot(row[whiskers], [y, y], color=INK, linewidth=1.3, marker="|", markersize=7, zorder=4)
-            for column in ticks.values():
-                ax.plot([row[column]], [y], **_TICK, markersize=19, zorder=6, gid="floor")
-            ring = f" {RING_SIGN}" if row["noise"] else ""
-            _write_beside(ax, (ends[i], y), row["written"] + ring, ground, weight=weight, gid="value")
+                how = bar_style(contender.colour, row["kind"]) | {"gid": f"{row['kind']} bar"}
+                ax.barh(y, x, height=_BAR, zorder=3, **how)
+            if x > 0:
+                ax.plot(row[whiskers], [y] * len(whiskers), color=INK, linewidth=1.3, marker="|", zorder=7)
+                floors = row[[*ticks.values()]]
+                ax.plot(floors, [y] * len(ticks), **_TICK, markersize=19, zorder=8)
+                ring = f" {RING_SIGN}" if row["noise"] else ""
+                _write_beside(ax, row["end"], y, row["written"] + ring, weight=weight, gid="value")
             y += 1
     _set_row_names(ax, names)
 
     drawn = f"{title.rstrip('.')}. Bars of {quantity}{', on a logarithmic axis' if is_log else ''}"
     alt = [f"{drawn}: {formatting.NOTHING_MEASURED}."]
     if len(table):
-        alt = [f"{drawn}{', ' + conditions if conditions else ''}."]
+        alt = [f"{', '.join(filter(None, [drawn, conditions]))}."]
     for heading, part in table.groupby("heading", sort=False):
         bars_in_words = formatting.first_items([*(part["name"] + " " + part["written"])], 10)
         alt.append(f"{heading}: {bars_in_words}." if heading else f"{bars_in_words}.")
@@ -163,17 +144,6 @@ def bars(
         alt.append(f"Lines: {', '.join(f'{name} {written(x)}' for name, x in lines.items())}.")
     alt += [formatting.as_sentence(source) for _, source in sources]
     return Picture(figure, " ".join(alt) + formatting.notes_as_alt("Disturbed", noise_notes))
-
-
-def _dot(contender: ContenderStyle, kind: str) -> dict[str, Any]:
-    """A dot at the end of a thin line: on a logarithmic axis a bar's length means nothing."""
-    return {
-        **style.line_style(contender.colour, kind),
-        "linestyle": ":" if kind == PUBLISHED else style.LINE_STYLES[kind],
-        "marker": "o",
-        "markersize": 9.5,
-        "linewidth": 3.0 if contender.emphasised else 2.0,
-    }
 
 
 # --- what all bars share ----------------------------------------------------------------------------
@@ -204,20 +174,10 @@ def _set_row_names(ax: Axes, names: Sequence[tuple[float, str, str]]) -> None:
         tick.set(weight=weight, linespacing=1.1, gid="label")
 
 
-def _write_beside(ax: Axes, xy: tuple[float, float], text: str, ground: str = "white", **how: Any) -> None:
-    """Text right of a place, on a ground that hides the grid and the lines behind it."""
-    box = {"facecolor": ground, "edgecolor": "none", "pad": 1.0}
-    style.offset_text(
-        ax, text, xy, (7, 0), **{"xycoords": "data", "size": 10.5, "va": "center", "bbox": box, **how}
-    )
-
-
-def _one_origin(table: pd.DataFrame) -> tuple[str, str]:
-    """Kind and origin of a table; ValueError when its rows have several."""
-    found = formatting.origins(table)
-    if len(found) > 1:
-        raise ValueError(f"table: rows {' and '.join(origin for _, origin in found)}; select one of them")
-    return found[0]
+def _write_beside(ax: Axes, x: float, y: float, text: str, **how: Any) -> None:
+    """Text right of a place, on white that hides the grid and the lines behind it."""
+    white = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+    ax.annotate(text, (x, y), (9, 0), textcoords="offset points", va="center", bbox=white, zorder=6, **how)
 
 
 # --- stacked bars -----------------------------------------------------------------------------------
@@ -230,26 +190,25 @@ _PART_COLOURS = ("#5A5A5A", "#CC8000", "#0048DC", "#1AA57D", "#5C0088", "#4D90FF
 def stacked(table: pd.DataFrame, parts: Mapping[str, str], *, total: str, title: str) -> Picture:
     """A bar for each row of ``table``, made of its columns ``parts``, from left to right; in microseconds.
 
-    ``parts`` says what each column means, for the legend. A line across the bar marks the column ``total``,
-    which was measured by itself and is printed at the bar's end. Rows have a contender, and say where they
-    come from (kind, device, date); those of one figure are of one device and kind. Clock and cache are left
-    out: a part need not come from the clock that measured the total. Live bars are full, recorded ones pale
-    with a dashed edge.
+    ``parts`` says what each column means, for the legend; there are at most six. A line across the bar marks
+    the column ``total``, which was measured by itself and is printed at the bar's end. Rows have a contender,
+    and say where they come from (kind, device, date); those of one figure are of one device and kind. Clock
+    and cache are left out: a part need not come from the clock that measured the total. Live bars are full,
+    recorded ones pale with a dashed edge.
 
     Raises ValueError for a table without rows, or with rows of two devices or kinds; for a column that is
     missing; and for a part or total that is negative or no finite number.
     """
-    if table.empty:
-        raise ValueError("table: has no rows")
-    if not 1 <= len(parts) <= len(_PART_COLOURS):
-        raise ValueError(f"parts: there are {len(parts)}; 1 to {len(_PART_COLOURS)} can be told apart")
+    if len(parts) > len(_PART_COLOURS):
+        raise ValueError(f"parts: there are {len(parts)}; at most {len(_PART_COLOURS)} can be told apart")
     numbers = [*parts, total]
     table = formatting.checked_table(table.assign(clock="", cache=""), numbers, numbers)
-    for name in numbers:
-        wrong = table.loc[~(np.isfinite(table[name]) & (table[name] >= 0)), name]
-        if len(wrong):
-            raise ValueError(f"table: a value of {name!r} is {wrong.iloc[0]:g}; it has to be zero or more")
-    kind, source = _one_origin(table)
+    sources = formatting.origins(table)
+    if len(sources) != 1:
+        raise ValueError(f"table: its rows have to be of one device and kind, and are of {len(sources)}")
+    if not (np.isfinite(table[numbers]) & (table[numbers] >= 0)).all(axis=None):
+        raise ValueError(f"table: each of {', '.join(numbers)} has to be zero or more in every row")
+    kind, source = sources[0]
     colours = dict(zip(parts, _PART_COLOURS, strict=False))
     total_label = f"{total}: the total as measured by itself; its value is printed"
     legend = [
@@ -268,11 +227,11 @@ def stacked(table: pd.DataFrame, parts: Mapping[str, str], *, total: str, title:
     for y, (_, row) in enumerate(table.iterrows()):
         x = 0.0
         for part, colour in colours.items():
-            look = {**bar_style(colour, kind), "linewidth": 0.6}
-            ax.barh(y, row[part], left=x, height=_BAR, **look, zorder=3, gid=f"{part} bar")
+            how = {**bar_style(colour, kind), "linewidth": 0.6, "gid": f"{part} bar"}
+            ax.barh(y, row[part], left=x, height=_BAR, zorder=3, **how)
             x += row[part]
-        ax.plot([row[total]], [y], **_TICK, markersize=19, zorder=5, gid="total")
-        _write_beside(ax, (max(x, row[total]), y), written(row[total]), weight="bold", gid="value")
+        ax.plot([row[total]], [y], **_TICK, markersize=19, zorder=5)
+        _write_beside(ax, max(x, row[total]), y, written(row[total]), weight="bold", gid="value")
         summands = " + ".join(f"{part} {written(row[part])}" for part in parts)
         described.append(f"{row['contender']}: {summands} = {written(x)}, {total} {written(row[total])}")
     _set_row_names(ax, [(y, fill(str(name), 32), "normal") for y, name in enumerate(table["contender"])])
@@ -299,21 +258,17 @@ def waterfall(steps: Sequence[tuple[str, float]], *, end: str, title: str, origi
 
     Raises ValueError without steps, for a value that is not finite, and where a running total is negative.
     """
-    if not steps:
-        raise ValueError("steps: there are none; the first is a total, each following one a change")
     totals = list(accumulate(us for _, us in steps))
-    rounding = 1e-9 * max(abs(us) for _, us in steps)  # what adding up floats may leave
-    for (label, us), total in zip(steps, totals, strict=True):
-        if not math.isfinite(us):
-            raise ValueError(f"steps: the value of {label!r} is {us}, not a finite number")
-        if total < -rounding:
-            raise ValueError(f"steps: after {label!r} the total is {format_number(total)}, below zero")
-    row = {name: getattr(origin, name, "") for name in _ORIGIN}
-    kind, source = _one_origin(formatting.checked_table(pd.DataFrame([{**row, "contender": ""}]), [], []))
+    rounding = -1e-9 * max((abs(us) for _, us in steps), default=0.0)  # what adding up floats may leave
+    if not steps or not np.isfinite(totals).all() or min(totals) < rounding:
+        raise ValueError(f"steps: {steps} has to be a total and changes, finite, whose sums stay above zero")
+    row = {name: getattr(origin, name, "") for name in _ORIGIN} | {"contender": ""}
+    ((kind, source),) = formatting.origins(formatting.checked_table(pd.DataFrame([row]), [], []))
     # Label, value, sort of bar, and running total after it, for each bar.
-    drawn = [(*steps[0], _TOTAL, totals[0])]
-    for (label, us), total in zip(steps[1:], totals[1:], strict=True):
-        drawn.append((label, us, _ADDED if us > 0 else _SAVED, total))
+    drawn = [
+        (label, us, _TOTAL if y == 0 else _ADDED if us > 0 else _SAVED, total)
+        for y, ((label, us), total) in enumerate(zip(steps, totals, strict=True))
+    ]
     last = max(totals[-1], 0.0)
     drawn.append((end, last, _TOTAL, last))
     sorts = {sort for _, _, sort, _ in drawn}
@@ -326,13 +281,13 @@ def waterfall(steps: Sequence[tuple[str, float]], *, end: str, title: str, origi
     for y, (label, us, sort, total) in enumerate(drawn):
         low, high = sorted((0.0 if sort == _TOTAL else before, total))
         size, weight = f"{format_number(abs(us))} µs", "bold" if sort == _TOTAL else "normal"
-        look = bar_style(_STEP_COLOURS[sort], kind)
-        ax.barh(y, high - low, left=low, height=_BAR, **look, zorder=3, gid=f"{sort} bar")
+        ax.barh(
+            y, high - low, left=low, height=_BAR, **bar_style(_STEP_COLOURS[sort], kind), gid=f"{sort} bar"
+        )
         if y:
-            ax.vlines(before, y - 1 + _BAR / 2, y - _BAR / 2, color=MUTED, linewidth=1.0, gid="connector")
+            ax.vlines(before, y - 1 + _BAR / 2, y - _BAR / 2, color=MUTED, linewidth=1.0)
         signed = size if sort == _TOTAL or not us else f"{sort[0]}{size}"
-        colour = style.text_colour(_STEP_COLOURS[sort])
-        _write_beside(ax, (high, y), signed, color=colour, weight=weight, gid="value")
+        _write_beside(ax, high, y, signed, weight=weight, gid="value")
         change = f"{label} {'adds' if us > 0 else 'saves'} {size}, which makes {format_number(total)} µs"
         described.append(f"{label} {size}" if sort == _TOTAL else change)
         names.append((y, fill(label, 32), weight))

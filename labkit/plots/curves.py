@@ -1,4 +1,4 @@
-"""Curves over an axis: times and ratios, in one panel or several, named at their ends."""
+"""Curves over an axis: times and ratios, in one panel or several, named in one legend."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,25 +11,21 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from labkit.measure.rows import KINDS, LIVE, PUBLISHED
 from labkit.plots import formatting, style
 from labkit.plots.formatting import RING_SIGN, TIMES_SIGN, axis_value, format_size
 from labkit.plots.style import INK, MUTED, ContenderStyle, Picture
 
-Model = Callable[[float], float] | str | Iterable[tuple[float, float]]
-"""A thin line: a function of the axis, the name of a column, or points (x, y)."""
+Model = Callable[[float], float] | Iterable[tuple[float, float]]
+"""A thin line: a function of the axis, or points (x, y)."""
 Models = Mapping[str, Model]
 Regime = tuple[float | None, float | None, str]
 """A shaded stretch of the axis: from, to (None is open) and its name."""
 _DASHES: tuple[Any, ...] = ("-", (0, (7, 2, 1.5, 2)), (0, (1.5, 2)), (0, (9, 4)))
 _REFERENCE = "copy"
 """The contender that is the roof of all others, and no competitor: a copy of the same bytes."""
-_LABEL_LINE = 0.2
-"""Height of a line of a label, in inches."""
-_MOST_LABELS = 8
-"""The most names that stand at the ends of a panel's lines; more are a legend."""
 
 
 class Quantity(NamedTuple):
@@ -65,8 +61,6 @@ class _Panel(NamedTuple):
     rows: pd.DataFrame
     curves: list[_Curve]
     models: dict[str, list[tuple[float, float]]]
-    gaps: pd.DataFrame
-    """Rows without a value, with their ``rank`` among those at the same x."""
 
 
 @style.course_style()
@@ -94,70 +88,70 @@ def curves(
     """
     split, columns = [name for name in (rows, facet) if name], [quantity.column, quantity.low, quantity.high]
     table = formatting.checked_table(table, [x, quantity.column, *split], [x, *columns])
+    conditions = formatting.common_conditions(table, (x, facet, rows))
     has_value = formatting.has_value(table, quantity.column)
-    shown = table[has_value]
-    noisy = shown[(shown[x] > 0) & (shown["noise"] != "")]
-    gap_notes = formatting.gap_notes(table[~has_value], x, split[::-1])
-    noise_notes = formatting.noise_notes(noisy, x, split[::-1])
-    sizes = sorted({float(v) for v in [*table[x].dropna(), *values] if v > 0})
-    x_limits = _limits(sizes, least=1.0 if len(sizes) > 1 else 4.0, pad=0.03) or (32.0, 32768.0)
+    shown, gaps = table[has_value], table[~has_value]
+    noisy = shown[shown["noise"] != ""]
+    gap_notes = formatting.footnotes(gaps, gaps["note"].replace("", "no value"), x, split[::-1])
+    noise_notes = formatting.footnotes(noisy, noisy["noise"], x, split[::-1])
+    x_limits = _limits([*table[x], *values], least=4.0, pad=0.03) or (32.0, 32768.0)
     panels = []
     for name, part in _split_into_panels(table, split):
         named = {**((floor(part) if callable(floor) else floor) or {}), **quantity.models}
-        lines = {key: _model_points(model, part, x, x_limits) for key, model in named.items()}
-        gaps = part[~has_value.loc[part.index] & (part[x] > 0)].drop_duplicates(["series", x])
-        gaps = gaps.assign(rank=gaps.groupby(x).cumcount())
-        panels.append(_Panel(name, part, _panel_curves(part, x, quantity), lines, gaps))
+        lines = {
+            key: [(at, model(float(at))) for at in np.geomspace(*x_limits, 200)]
+            if callable(model)
+            else sorted(model)
+            for key, model in named.items()
+        }
+        panels.append(_Panel(name, part, _panel_curves(part, x, quantity), lines))
+    styles = _curve_styles(panels)
 
     # How many panels side by side. Without rows, a third one goes below: three get too narrow to read.
     n_facets = table[facet].nunique() if facet and len(table) else 1
     across = n_facets if rows else min(n_facets, 2)
     down = -(-len(panels) // across)
-    most = max(len(panel.curves) + len(panel.models) for panel in panels)
-    labelled = len(panels) <= 2 and most <= (_MOST_LABELS if len(panels) == 2 else 2 * _MOST_LABELS)
-    label_height = 1.5 * _LABEL_LINE * most if labelled else 0.0
-    height = max(2.5 if down > 1 else 3.3, 0.7 + label_height, 1.3 * _LABEL_LINE * most / down)
-    key = {kind: style.line_style(MUTED, kind) | {"marker": "o"} for kind in KINDS}
-    legend = [Line2D([], [], label=origin, **key[kind]) for kind, origin in formatting.origins(table)]
+    legend = _legend_lines(panels, styles)
+    legend_height = style.LINE_HEIGHT * sum(1.4 + str(line.get_label()).count("\n") for line in legend)
+    key = ContenderStyle(MUTED, "o")
+    origins = [Line2D([], [], label=text, **key.curve(kind)) for kind, text in formatting.origins(table)]
     if noise_notes:
-        legend.append(Line2D([], [], label="disturbed while it was measured", **style.NOISE_RING))
+        origins.append(Line2D([], [], label="disturbed while it was measured", **style.NOISE_RING))
     figure = style.new_figure(
         title,
-        0.45 + down * height,
-        subtitle=formatting.common_conditions(table, (x, facet, rows)),
-        legend=legend,
+        0.45 + max(2.5 * down if down > 1 else 3.3, legend_height),
+        subtitle=conditions,
+        legend=origins,
         footnotes=[*(f"{TIMES_SIGN} {n}" for n in gap_notes), *(f"{RING_SIGN} {n}" for n in noise_notes)],
         width=style.WIDTH + 1.2 * (across - 1),
     )
+    figure.legend(handles=legend, loc="outside right center", borderaxespad=0.6)
     grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
     axes = grid.ravel()
 
-    y_values = shown[columns].to_numpy(dtype=float).ravel().tolist()
+    y_values = shown[columns].to_numpy(float).ravel().tolist()
     y_values += [y for panel in panels for line in panel.models.values() for _, y in line if y_values]
     low, high = _limits(y_values, least=8.0, pad=0.05) or (1.0, 1000.0)
-    n_crosses = max((int(panel.gaps["rank"].max()) + 1 for panel in panels if len(panel.gaps)), default=0)
-    low /= (high / low) ** (0.05 * n_crosses)  # room for the crosses of gaps at the foot
     axes[0].set(xscale="log", yscale="log", xlim=x_limits, ylim=(low, high))
-    _set_ticks(axes[0], sizes, figure.get_figwidth() / across - 2.0, quantity)
+    axes[0].xaxis.set(major_locator=LogLocator(2, numticks=9 if across == 1 else 5))
+    axes[0].xaxis.set(minor_locator=NullLocator(), major_formatter=FuncFormatter(lambda v, _: format_size(v)))
+    axes[0].yaxis.set(major_locator=LogLocator(10, (1, 2, 5) if high / low < 200 else (1,)))
+    axes[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity.written(value)))
+    axes[0].yaxis.set_minor_formatter(NullFormatter())
     for ax in grid[:, 0]:
-        is_long = down > 1 or len(quantity.name) > 20  # for the height of a panel
-        ax.set_ylabel(f"{quantity.name}{chr(10) if is_long else ' '}({quantity.better} is better)")
+        ax.set_ylabel(f"{quantity.name}\n({quantity.better} is better)")
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
     for ax in axes[max(0, len(panels) - across) : len(panels)]:
         ax.set_xlabel(x)
         ax.tick_params(labelbottom=True)
-    styles = _curve_styles(table, panels)
     for ax, panel in zip(axes, panels, strict=False):
-        ax.set_title(panel.name, pad=6 + _shade_regimes(ax, regimes(panel.rows) if regimes else ()))
-        _draw_panel(ax, panel, x, quantity, styles, noisy.loc[noisy.index.intersection(panel.rows.index)])
-        if labelled:
-            _label_line_ends(ax, panel, styles, height - 0.5)
-    if not labelled:
-        _add_legend(axes[across - 1], panels, styles)
-    alt = _alt_text(title, shown, x, quantity, panels, formatting.common_conditions(table, (x, facet, rows)))
+        stretches = regimes(panel.rows) if regimes else ()
+        ax.set_title(panel.name, pad=34 if stretches else 6)
+        _shade_regimes(ax, stretches)
+        _draw_panel(ax, panel, x, quantity, styles)
     notes = [formatting.notes_as_alt("Missing", gap_notes), formatting.notes_as_alt("Disturbed", noise_notes)]
-    return Picture(figure, alt + "".join(notes))
+    return Picture(figure, _alt_text(title, shown, x, quantity, panels, conditions) + "".join(notes))
 
 
 def speedups(
@@ -184,16 +178,6 @@ def traffic(table: pd.DataFrame, x: str = "width", *, title: str, **options: Any
 # --- panels and their curves ------------------------------------------------------------------------
 
 
-def _curve_styles(table: pd.DataFrame, panels: list[_Panel]) -> dict[str, ContenderStyle]:
-    """A style for each curve and each series: the first curve of a contender has the contender's."""
-    keys: dict[str, str] = {}
-    pairs = [(curve.name, curve.contender) for panel in panels for curve in panel.curves]
-    for name, contender in [*pairs, *zip(table["series"], table["contender"], strict=True)]:
-        keys.setdefault(name, name if contender in keys.values() else contender)
-    styles = style.contender_styles(keys.values())
-    return {name: styles[key] for name, key in keys.items()}
-
-
 def _split_into_panels(table: pd.DataFrame, axes: list[str]) -> list[tuple[str, pd.DataFrame]]:
     """Panels row by row, each with its name; one panel when the table is not to be split or is empty."""
     if table.empty:
@@ -209,7 +193,7 @@ def _split_into_panels(table: pd.DataFrame, axes: list[str]) -> list[tuple[str, 
 
 def _panel_curves(rows: pd.DataFrame, x: str, quantity: Quantity) -> list[_Curve]:
     """The panel's curves: one for each contender, kind, device and whatever else differs at one x."""
-    rows = rows[formatting.has_value(rows, quantity.column) & (rows[x] > 0)]
+    rows = rows[formatting.has_value(rows, quantity.column) & rows[x].notna()]
     keys = ["contender", "series", "kind", "device", "direction", "dtype", "clock", "cache"]
     for name in formatting.shape_axes(rows):
         if name != x and (rows.groupby([*keys, x], dropna=False)[name].nunique(dropna=False) > 1).any():
@@ -226,18 +210,33 @@ def _panel_curves(rows: pd.DataFrame, x: str, quantity: Quantity) -> list[_Curve
     return found
 
 
-def _model_points(
-    model: Model, rows: pd.DataFrame, x: str, limits: tuple[float, float]
-) -> list[tuple[float, float]]:
-    if callable(model):
-        return [(float(at), float(model(float(at)))) for at in np.geomspace(*limits, 200)]
-    if isinstance(model, str):
-        if model not in rows:
-            raise ValueError(f"no column {model!r} to draw a line from")
-        points = pd.to_numeric(rows[model]).groupby(rows[x]).median().dropna().items()
-    else:
-        points = iter(model)
-    return sorted((float(at), float(y)) for at, y in points)
+def _curve_styles(panels: list[_Panel]) -> dict[str, ContenderStyle]:
+    """A style for each curve: the first curve of a contender has the contender's."""
+    keys: dict[str, str] = {}
+    for curve in [curve for panel in panels for curve in panel.curves]:
+        keys.setdefault(curve.name, curve.name if curve.contender in keys.values() else curve.contender)
+    styles = style.contender_styles(keys.values())
+    return {name: styles[key] for name, key in keys.items()}
+
+
+def _legend_lines(panels: list[_Panel], styles: Mapping[str, ContenderStyle]) -> list[Line2D]:
+    """A line with a label for each curve and model, from top to bottom as they end in the last panel."""
+    several_kinds = len({curve.kind for panel in panels for curve in panel.curves}) > 1
+    found: dict[str, tuple[float, dict[str, Any]]] = {}  # by label: where it ends, and its look
+    for panel in panels:
+        for curve in panel.curves:
+            kind = f" ({curve.kind})" if several_kinds and curve.kind != LIVE else ""
+            found[curve.name + kind] = curve.points["y"].iloc[-1], styles[curve.name].curve(curve.kind)
+        for (name, points), look in zip(panel.models.items(), _model_styles(panel), strict=True):
+            found[name] = points[-1][1] if points else 0.0, look
+    ordered = sorted(found.items(), key=lambda one: one[1][0], reverse=True)
+    return [Line2D([], [], label=fill(name, 22, break_long_words=False), **how) for name, (_, how) in ordered]
+
+
+def _model_styles(panel: _Panel) -> list[dict[str, Any]]:
+    """A thin dark line for each model of a panel, told apart by their dashes."""
+    dashes = (_DASHES * len(panel.models))[: len(panel.models)]
+    return [{"color": INK, "linewidth": 1.0, "linestyle": dash} for dash in dashes]
 
 
 # --- axes -------------------------------------------------------------------------------------------
@@ -253,118 +252,33 @@ def _limits(values: Iterable[float], least: float, pad: float) -> tuple[float, f
     return low / widen, high * widen
 
 
-def _set_ticks(ax: Axes, sizes: list[float], width: float, quantity: Quantity) -> None:
-    """Ticks at the measured sizes where there is room, else at powers of two; of values at 1, 2, 5 and 10.
-
-    ``width`` is that of the axis in inches.
-    """
-    (left, right), (low, high) = ax.get_xlim(), ax.get_ylim()
-    label = 0.15 + 0.085 * len(format_size(max([32768.0, *sizes])))  # inches
-    fits = sizes and (np.diff(np.log(sizes)) / math.log(right / left) * width > label).all()
-    locator = FixedLocator(sizes) if fits else LogLocator(2, numticks=int(width / label) + 1)
-    ax.xaxis.set(major_locator=locator, minor_locator=NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_size(value)))
-    ax.yaxis.set_major_locator(LogLocator(10, (1, 2, 5) if high / low < 200 else (1,)))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity.written(value)))
-    ax.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _shade_regimes(ax: Axes, regimes: Sequence[Regime]) -> int:
-    """Shade the regimes and name them above the panel, on two rows in turn; returns the names' height."""
+def _shade_regimes(ax: Axes, regimes: Sequence[Regime]) -> None:
+    """Shade the regimes, and name them above the panel on two rows in turn."""
     low, high = ax.get_xlim()
     inside = [(max(low, a or low), min(high, high if b is None else b), name) for a, b, name in regimes]
-    inside = [(a, b, name) for a, b, name in inside if a < b]
-    for i, (a, b, name) in enumerate(inside):
+    for i, (a, b, name) in enumerate(one for one in inside if one[0] < one[1]):
         ax.axvspan(a, b, color=style.SHADES[i % 2], linewidth=0, zorder=0)
-        at, align = math.sqrt(a * b), "center"
-        if i == 0:
-            at, align = a, "left"
-        elif b == high:
-            at, align = b, "right"
-        how = {"xycoords": ("data", "axes fraction"), "ha": align, "color": MUTED, "gid": "regime"}
-        style.offset_text(ax, name, (at, 1), (0, 3 + 14 * (i % 2)), **how)
-    return 14 * min(len(inside), 2)
+        place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        ax.annotate(name, (a, 1), (2, 3 + 14 * (i % 2)), **place, size=style.SMALL, color=MUTED)
 
 
 def _draw_panel(
-    ax: Axes,
-    panel: _Panel,
-    x: str,
-    quantity: Quantity,
-    styles: Mapping[str, ContenderStyle],
-    noisy: pd.DataFrame,
+    ax: Axes, panel: _Panel, x: str, quantity: Quantity, styles: Mapping[str, ContenderStyle]
 ) -> None:
-    for points, dashes in zip(panel.models.values(), _DASHES * len(panel.models), strict=False):
-        ax.plot(*np.reshape(points, (-1, 2)).T, color=INK, linewidth=1.0, linestyle=dashes)
+    for points, look in zip(panel.models.values(), _model_styles(panel), strict=True):
+        ax.plot(*np.reshape(points, (-1, 2)).T, **look)
     for curve in panel.curves:
-        look, band = styles[curve.name], curve.points.dropna()
-        if len(band) > 1:
-            ax.fill_between(band["x"], band["low"], band["high"], color=look.colour, alpha=0.16, linewidth=0)
-        else:
-            ax.vlines(band["x"], band["low"], band["high"], color=look.colour, linewidth=1.2)
-        ax.plot(curve.points["x"], curve.points["y"], gid=f"{curve.kind} curve", **look.curve(curve.kind))
-    ring_style = {**style.NOISE_RING, "zorder": 8, "clip_on": False, "gid": "noisy"}
-    (rings,) = ax.plot(noisy[x], noisy[quantity.column], **ring_style)
-    rings.set_in_layout(False)  # where they reach beyond the panel, it keeps its size
-    for at, series, rank in panel.gaps[[x, "series", "rank"]].itertuples(index=False):
-        cross: dict[str, Any] = dict(marker="x", markeredgewidth=1.7, color=styles[series].colour, gid="gap")
-        ax.plot([at], [0.03 + 0.048 * rank], transform=ax.get_xaxis_transform(), **cross)
+        contender, (at, y, low, high) = styles[curve.name], curve.points.to_numpy().T
+        ax.fill_between(at, low, high, color=contender.colour, alpha=0.16, linewidth=0)
+        ax.plot(at, y, gid=f"{curve.kind} curve", **contender.curve(curve.kind))
+    has_value = formatting.has_value(panel.rows, quantity.column)
+    noisy, gaps = panel.rows[has_value & (panel.rows["noise"] != "")], panel.rows.loc[~has_value, x].unique()
+    rings = style.NOISE_RING | {"clip_on": False, "in_layout": False, "gid": "noisy"}
+    ax.plot(noisy[x], noisy[quantity.column], zorder=8, **rings)
+    foot = ax.get_xaxis_transform()
+    ax.plot(gaps, [0.03] * len(gaps), "x", color=INK, markeredgewidth=1.7, transform=foot, gid="gap")
     if not panel.curves:
         ax.text(0.5, 0.5, formatting.NOTHING_MEASURED, transform=ax.transAxes, ha="center", color=MUTED)
-
-
-# --- names of curves --------------------------------------------------------------------------------
-
-
-def _labels(panels: list[_Panel]) -> dict[tuple[str, str], str]:
-    """The label of each curve, by name and kind: kinds are named when there are several."""
-    found = [(curve.name, curve.kind) for panel in panels for curve in panel.curves]
-    several = len({kind for _, kind in found}) > 1
-    return {(name, kind): f"{name} ({kind})" if several and kind != LIVE else name for name, kind in found}
-
-
-def _label_line_ends(ax: Axes, panel: _Panel, styles: Mapping[str, ContenderStyle], height: float) -> None:
-    """Right of the panel, each name beside the end of its line, moved up where two would meet.
-
-    ``height`` is that of the panel in inches.
-    """
-    names, low, high = _labels([panel]), *np.log(ax.get_ylim())
-    labels: list[tuple[float, float, str, dict[str, Any]]] = []
-    for curve in panel.curves:
-        look = styles[curve.name]
-        weight = "bold" if look.emphasised else "normal"
-        font: dict[str, Any] = {"color": style.text_colour(look.colour), "weight": weight}
-        x, y = curve.points[["x", "y"]].iloc[-1]
-        labels.append((x, y, fill(names[curve.name, curve.kind], 20), font))
-    for name, line in panel.models.items():
-        if line:
-            labels.append((*line[-1], fill(name, 20), {"color": INK, "style": "italic"}))
-    labels.sort(key=lambda label: label[1])
-    # Heights as shares of the panel's: half of each label, then the middle of each.
-    halves = [(_LABEL_LINE * (1 + text.count("\n")) + 0.03) / height / 2 for *_, text, _ in labels]
-    middles: list[float] = []
-    floor = -math.inf
-    for (_, y, *_), half in zip(labels, halves, strict=True):
-        middles.append(max((math.log(y) - low) / (high - low), floor + half))
-        floor = middles[-1] + half
-    ceiling = 1.04
-    for i in reversed(range(len(middles))):  # and down again from the top
-        middles[i] = min(middles[i], ceiling - halves[i])
-        ceiling = middles[i] - halves[i]
-    for (x, y, text, font), middle in zip(labels, middles, strict=True):
-        leader: dict[str, Any] = dict(arrowstyle="-", color=font["color"], linewidth=0.7, relpos=(0, 0.5))
-        font |= {"va": "center", "linespacing": 1.15, "annotation_clip": False, "gid": "label"}
-        ax.annotate(text, (x, y), (1.05, middle), textcoords="axes fraction", arrowprops=leader, **font)
-
-
-def _add_legend(ax: Axes, panels: list[_Panel], styles: Mapping[str, ContenderStyle]) -> None:
-    """Beside the panels, where a name at each end of each line would be said too often."""
-    found = {label: styles[name].curve(kind) for (name, kind), label in _labels(panels).items()}
-    models = dict.fromkeys(name for panel in panels for name in panel.models)
-    for name, dashes in zip(models, _DASHES * len(models), strict=False):
-        found[name] = {"color": INK, "linewidth": 1.0, "linestyle": dashes}
-    handles = [Line2D([], [], **how) for how in found.values()]
-    ax.legend(handles, [fill(name, 22, break_long_words=False) for name in found], loc=(1.04, 0))
 
 
 # --- alt text ---------------------------------------------------------------------------------------

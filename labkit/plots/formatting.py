@@ -28,12 +28,8 @@ def format_duration(us: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """Three significant digits, never in powers of ten."""
-    if value == 0 or not np.isfinite(value):
-        return f"{value:g}"
-    decimals = max(0, 2 - int(np.floor(np.log10(abs(value)))))
-    text = f"{value:.{decimals}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    """Three significant digits, never in powers of ten: ``0.25``, ``33.3``, ``16384``."""
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
 
 
 def format_ratio(value: float) -> str:
@@ -157,21 +153,17 @@ def origins(table: pd.DataFrame) -> list[tuple[str, str]]:
 # --- gaps and noise ---------------------------------------------------------------------------------
 
 
-def gap_notes(gaps: pd.DataFrame, x: str, panel_axes: Sequence[str] = ()) -> list[str]:
-    """A note for each reason why rows have no value: which contenders, where on ``x``, in which panels."""
-    return _notes(gaps, gaps["note"].where(gaps["note"] != "", "no value"), x, panel_axes)
+def footnotes(
+    rows: pd.DataFrame, reasons: "pd.Series[str]", x: str, panel_axes: Sequence[str] = ()
+) -> list[str]:
+    """A note for each reason that rows are marked for: which contenders, where on ``x``, in which panels.
 
-
-def noise_notes(noisy: pd.DataFrame, x: str, panel_axes: Sequence[str] = ()) -> list[str]:
-    """A note for each disturbance: which contenders, where on ``x``, in which panels."""
-    return _notes(noisy, noisy["noise"], x, panel_axes)
-
-
-def _notes(rows: pd.DataFrame, reasons: "pd.Series[str]", x: str, panel_axes: Sequence[str]) -> list[str]:
+    ``out of memory: labkit and eager at width 4096, 8192 (fp32; bf16)``.
+    """
     notes = []
-    for reason, group in rows.groupby(reasons, sort=False):
+    for reason, marked in rows.groupby(reasons, sort=False):
         series_at: dict[str, list[str]] = {}
-        for series, part in group.groupby("series", sort=False):
+        for series, part in marked.groupby("series", sort=False):
             series_at.setdefault(_positions(part, x, panel_axes), []).append(str(series))
         where = "; ".join(f"{' and '.join(series)} at {position}" for position, series in series_at.items())
         notes.append(f"{shorten(str(reason), 60)}: {where}")
@@ -180,15 +172,13 @@ def _notes(rows: pd.DataFrame, reasons: "pd.Series[str]", x: str, panel_axes: Se
 
 def _positions(rows: pd.DataFrame, x: str, panel_axes: Sequence[str]) -> str:
     """``width 4096, 8192 (fp32; bf16)``."""
+    panels = [", ".join(axis_value(axis, row[axis]) for axis in panel_axes) for _, row in rows.iterrows()]
     panels_at: dict[str, list[str]] = {}
-    for values, part in rows.groupby(list(panel_axes), sort=False) if panel_axes else [((), rows)]:
-        panel = ", ".join(axis_value(axis, value) for axis, value in zip(panel_axes, values, strict=True))
+    for panel, part in rows.assign(panel=panels).groupby("panel", sort=False):
         sizes = ", ".join(format_size(size) for size in sorted(part[x].dropna().unique()))
-        panels_at.setdefault(sizes, []).append(panel)
-    return "; ".join(
-        f"{x} {sizes}" + (f" ({'; '.join(panels)})" if panel_axes else "")
-        for sizes, panels in panels_at.items()
-    )
+        panels_at.setdefault(sizes, []).append(str(panel))
+    where = " ({})" if panel_axes else ""
+    return "; ".join(f"{x} {sizes}{where.format('; '.join(found))}" for sizes, found in panels_at.items())
 
 
 def notes_as_alt(title: str, notes: Sequence[str]) -> str:

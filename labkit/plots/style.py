@@ -14,18 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from textwrap import wrap
+from textwrap import fill, wrap
 from typing import Any, NamedTuple
 
 import matplotlib
-import numpy as np
 from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from PIL import Image
 
 from labkit import paths
 from labkit.measure.rows import LIVE, PUBLISHED, RECORDED
@@ -35,7 +31,7 @@ TITLE, SMALL = 13.0, 10.0
 """Font sizes in points; all other text has the size that labkit.mplstyle sets."""
 WIDTH = 8.0
 """Width of a figure in inches; an inch is 96 pixels of a page."""
-_LINE_HEIGHT = 0.185
+LINE_HEIGHT = 0.185
 """Height of a line of small text, in inches."""
 _CHARACTERS_PER_INCH = 12.5
 """Characters of small text that fit into an inch."""
@@ -66,14 +62,11 @@ class ContenderStyle(NamedTuple):
 
     def curve(self, kind: str) -> dict[str, Any]:
         """Keyword arguments of ``Axes.plot`` for the contender's curve of measurements of a kind."""
-        size = 5.5 if not self.emphasised else 9.0 if self.marker == "*" else 6.5
-        return {
-            **line_style(self.colour, kind),
-            "marker": self.marker,
-            "markersize": size,
-            "linewidth": 2.6 if self.emphasised else 1.6,
-            "zorder": 5 + self.emphasised + (self == LEARNERS),
-        }
+        look = {"marker": self.marker, "zorder": 5, **line_style(self.colour, kind)}
+        if self.emphasised:
+            is_learners = self.marker == "*"  # drawn on top of all others
+            look |= {"linewidth": 2.6, "markersize": 9.0 if is_learners else 6.5, "zorder": 6 + is_learners}
+        return look
 
 
 OURS, LEARNERS = ContenderStyle("#C8321E", "o", True), ContenderStyle("#5C0088", "*", True)
@@ -106,20 +99,9 @@ def contender_styles(contenders: Iterable[str]) -> dict[str, ContenderStyle]:
     return styles
 
 
-def contender_colour(contender: str) -> str:
-    """The colour of a contender that is alone in its figure, as ``#RRGGBB``."""
-    return contender_styles([contender])[contender].colour
-
-
 def mix_with_white(colour: str, share: float) -> str:
     """``share`` of the colour and the rest white: 1 is the colour, 0 is white."""
     red, green, blue = (1 - share * (1 - part) for part in to_rgb(colour))
-    return to_hex((red, green, blue))
-
-
-def text_colour(colour: str) -> str:
-    """The colour, darkened so that text in it is readable on white."""
-    red, green, blue = (0.78 * part for part in to_rgb(colour))
     return to_hex((red, green, blue))
 
 
@@ -163,38 +145,22 @@ def new_figure(
     ``legend`` holds artists with labels, a line of text each. ``height`` is that of the axes in inches.
     """
     characters = int((width - 0.25) * _CHARACTERS_PER_INCH)
-    titles, subtitles = wrap(title, int(characters * 0.7)), wrap(subtitle, characters)
-    labels = ["\n".join(wrap(str(artist.get_label()), characters - 7)) for artist in legend]
-    foot_lines = [line for note in footnotes for line in wrap(note, characters)]
-    legend_lines = sum(1 + label.count("\n") for label in labels)
-    head = 0.16 + 0.25 * len(titles) + _LINE_HEIGHT * (len(subtitles) + legend_lines)
-    foot = _LINE_HEIGHT * len(foot_lines) + (0.1 if foot_lines else 0.02)
+    titles, subtitle = wrap(title, int(characters * 0.7)), fill(subtitle, characters)
+    labels = [fill(str(artist.get_label()), characters - 7) for artist in legend]
+    notes = [line for note in footnotes for line in wrap(note, characters)]
+    key_lines = sum(len(text.splitlines()) for text in (subtitle, *labels))
+    head = 0.2 + 0.25 * len(titles) + LINE_HEIGHT * key_lines
+    foot = 0.1 + LINE_HEIGHT * len(notes)
     total = head + height + foot
     engine = ConstrainedLayoutEngine(rect=(0.004, foot / total, 0.992, height / total))
     figure = Figure(figsize=(width, total), layout=engine)
-    x, y = 0.11 / width, total - 0.1
-    small: dict[str, Any] = dict(size=SMALL, color=MUTED, in_layout=False, linespacing=1.25)
-    figure.text(
-        x, y / total, "\n".join(titles), **small | dict(va="top", size=TITLE, weight="bold", color=INK)
-    )
-    y -= 0.25 * len(titles)
-    figure.text(x, y / total, "\n".join(subtitles), va="top", **small)
-    y -= _LINE_HEIGHT * len(subtitles) + 0.015
-    if legend:
-        figure.legend(legend, labels, loc="upper left", bbox_to_anchor=(x, y / total)).set_in_layout(False)
-    figure.text(x, 0.07 / total, "\n".join(foot_lines), va="bottom", **small)
+    x, y = 0.11 / width, 1 - 0.1 / total
+    figure.text(x, y, "\n".join(titles), va="top", size=TITLE, weight="bold", in_layout=False)
+    y -= (0.25 * len(titles) + 0.015) / total
+    key = figure.legend(legend, labels, title=subtitle, loc="upper left", bbox_to_anchor=(x, y))
+    key.set(alignment="left", in_layout=False)
+    figure.text(x, 0.07 / total, "\n".join(notes), va="bottom", size=SMALL, color=MUTED, in_layout=False)
     return figure
-
-
-def offset_text(
-    ax: Axes, text: str, xy: tuple[float, float], offset: tuple[float, float], **how: Any
-) -> None:
-    """Small text whose place is ``offset`` points right of and above ``xy``.
-
-    ``xy`` is a share of the axes, unless ``xycoords`` says otherwise; both are those of ``Axes.annotate``.
-    """
-    how = {"size": SMALL, "xycoords": "axes fraction", "annotation_clip": False, **how}
-    ax.annotate(text, xy, offset, textcoords="offset points", **how)
 
 
 # --- the picture ------------------------------------------------------------------------------------
@@ -209,7 +175,7 @@ class Picture:
 
     @cached_property
     def png(self) -> bytes:
-        """The picture for a file: the same bytes for the same figure."""
+        """The picture for a file."""
         return self._encoded("png", optimize=True)
 
     @cached_property
@@ -217,18 +183,10 @@ class Picture:
         """The picture for a page: the same pixels in fewer bytes."""
         return self._encoded("webp", lossless=True)
 
-    @cached_property
-    def _pixels(self) -> Image.Image:
-        """Drawn once, because laying out a figure again may move it; in 256 colours, for a small file."""
-        canvas = FigureCanvasAgg(self.figure)
-        with course_style():
-            canvas.draw()
-        picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
-        return picture.quantize(256, method=Image.Quantize.MEDIANCUT)  # keeps the colours of areas
-
     def _encoded(self, kind: str, **options: Any) -> bytes:
         out = io.BytesIO()
-        self._pixels.save(out, format=kind, **options)
+        with course_style():
+            self.figure.savefig(out, format=kind, pil_kwargs=options)
         return out.getvalue()
 
     def save(self, path: str | Path) -> Path:

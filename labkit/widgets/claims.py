@@ -134,12 +134,9 @@ class Summary:
     def __init__(self, claims: list[Claim]) -> None:
         self.claims = claims
 
-    def count(self, status: Status) -> int:
-        """How many claims have this status."""
-        return sum(claim.status == status for claim in self.claims)
-
     def __str__(self) -> str:
-        held, failed, undecided = (self.count(status) for status in (HELD, NOT_HELD, NEEDS_GPU))
+        statuses = [claim.status for claim in self.claims]
+        held, failed, undecided = (statuses.count(status) for status in (HELD, NOT_HELD, NEEDS_GPU))
         counts = f"{held} held, {failed} not held, {undecided} need a GPU"
         return "\n".join([counts, *map(str, self.claims)])
 

@@ -37,9 +37,6 @@ _KINDS = {
 }
 """What is said of a number of this kind, and how its line is drawn."""
 
-_questions: "dict[str, Question]" = {}
-"""The questions that this kernel has asked, by the names of their files."""
-
 
 @dataclass(frozen=True)
 class Question:
@@ -140,12 +137,12 @@ def parse_guess_file(text: str) -> GuessFile:
         guess = SealedGuess(**content["guess"])
         unit = content.get("unit") or content.get("axis") or ""
         parsed = GuessFile(content["name"], content["question"], guess, unit)
+        texts = all(isinstance(each, str) for each in (parsed.name, parsed.question, unit, guess.sealed))
+        flags = isinstance(guess.seen, bool) and isinstance(guess.revealed, bool)
+        if not (texts and flags and isinstance(guess.value, float) and 0 < guess.value < math.inf):
+            raise ValueError("a field is of another type")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError("text: it is no guess") from error
-    texts = all(isinstance(each, str) for each in (parsed.name, parsed.question, unit, guess.sealed))
-    flags = isinstance(guess.seen, bool) and isinstance(guess.revealed, bool)
-    if not (texts and flags and isinstance(guess.value, float) and 0 < guess.value < math.inf):
-        raise ValueError("text: it is no guess")
     return parsed
 
 
@@ -160,15 +157,12 @@ def _on_axis(measured: Measured | float | None) -> float | None:
 
 def verdict(question: Question, guess: SealedGuess | None, measured: Measured | float | None) -> str:
     """Guess and answer as sentences: how far apart they are as a factor, and where the answer comes from."""
-    source, plain, truth = "The answer", number(measured), _on_axis(measured)
-    if isinstance(measured, Measured):
-        source = f"{_KINDS[measured.kind][0].capitalize()} {measured.device}"
+    truth, source = _on_axis(measured), "The answer"
     guessed = question.with_unit(guess.value) if guess else ""
     if truth is None:
-        missing = "There is no answer here"
-        if plain is not None:
-            missing = f"{source}: {plain}, which has no place on a logarithmic axis"
-        return f"{missing}; your guess of {guessed} stays sealed." if guess else f"{missing}."
+        return "There is no answer here" + (f"; your guess of {guessed} stays sealed." if guess else ".")
+    if isinstance(measured, Measured):
+        source = f"{_KINDS[measured.kind][0].capitalize()} {measured.device}"
     answer = f"{source}: {question.with_unit(truth)}"
     if guess is None:
         return f"No guess was sealed. {answer}."
@@ -192,24 +186,20 @@ def guess_picture(
     """
     figure, truth = Figure(figsize=(WIDTH, 1.1)), _on_axis(measured)
     axes = figure.add_axes((MARGIN, 0.26, 1 - 2 * MARGIN, 0.38))
-    ends = [question.low, question.high, *([] if truth is None else [truth / 1.2, truth * 1.2])]
-    low, high = min(ends), max(ends)
-    axes.set(xscale="log", xlim=(low, high), yticks=[])
     marks = []
     if guess is not None:
         marks.append((guess, f"your guess {question.with_unit(guess)}", GUESS_COLOUR, "-"))
     if truth is not None:
         how, stroke = _KINDS[measured.kind] if isinstance(measured, Measured) else ("answer", "-")
         marks.append((truth, f"{how.split()[0]} {question.with_unit(truth)}", INK, stroke))
+    low, high = question.low, question.high
+    if truth is not None:
+        low, high = min(low, truth / 1.2), max(high, truth * 1.2)
+    axes.set(xscale="log", xlim=(low, high), yticks=[])
     if len(marks) == 2:
         axes.axvspan(*sorted(value for value, *_ in marks), color=GUESS_COLOUR, alpha=0.12, lw=0)
-    for row, (value, label, colour, stroke) in enumerate(marks):
-        axes.axvline(value, color=colour, ls=stroke, lw=2.5)
-        share = math.log(value / low) / math.log(high / low)
-        align = "left" if share < 0.1 else "right" if share > 0.9 else "center"
-        place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-        # A row each: two that are close do not meet.
-        axes.annotate(label, (value, 1), (0, 2 + 13 * row), ha=align, color=colour, **place)
+    lines = [axes.axvline(x, label=label, color=colour, ls=ls, lw=2.5) for x, label, colour, ls in marks]
+    axes.legend(handles=lines, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, labelcolor="linecolor")
     axes.spines[["left", "right", "top"]].set_visible(False)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 300 else (1,), numticks=14))
     times = TIMES_SIGN if question.unit == "x" else ""
@@ -229,14 +219,9 @@ def guess(name: str, question: str, *, low: float, high: float, unit: str = "") 
     under its ``name``, and found again by the next kernel. Where nobody could press a button, the question
     and the empty axis are shown.
 
-    Raises ValueError for an empty name or question, a range that a logarithmic axis cannot have, and a name
-    that another question has already.
+    Raises ValueError for an empty name or question, and a range that a logarithmic axis cannot have.
     """
-    asked = Question(name, question, low, high, unit)
-    before = _questions.setdefault(asked.slug, asked)
-    if before.text != asked.text:
-        raise ValueError(f"name: {name!r} already stands for another question, {before.text!r}")
-    return GuessWidget(asked)
+    return GuessWidget(Question(name, question, low, high, unit))
 
 
 class GuessWidget:
@@ -283,15 +268,16 @@ class GuessWidget:
                 self._seal(replace(self.sealed, revealed=True))
 
     def _build(self) -> None:
-        question = self.question
-        low, high = math.log10(question.low), math.log10(question.high)
+        low, high = self.question.low, self.question.high
         self.picture, self.status = ipywidgets.HTML(), ipywidgets.HTML()
-        step = (high - low) / SLIDER_STEPS
-        self.slider = ipywidgets.FloatLogSlider(min=low, max=high, step=step, readout=False)
-        self.number = ipywidgets.BoundedFloatText(
-            min=question.low, max=question.high, description="Your guess"
-        )
-        self.slider.value = self.number.value = question.low if self.guess is None else self.guess
+        ends = {"min": math.log10(low), "max": math.log10(high)}
+        step = math.log10(high / low) / SLIDER_STEPS
+        # A slider's rail is 6 pixels shorter than its widget, at each end.
+        layout = {"width": "auto", "margin": f"0 calc({100 * MARGIN:.0f}% - 6px)"}
+        self.slider = ipywidgets.FloatLogSlider(**ends, step=step, readout=False, layout=layout)
+        layout = {"width": "200px"}
+        self.number = ipywidgets.BoundedFloatText(min=low, max=high, description="Your guess", layout=layout)
+        self.slider.value = self.number.value = low if self.guess is None else self.guess
         # Two digits are as much as a hand on a slider means; what is typed stays as it is.
         both = (lambda slid: float(f"{slid:.1e}"), lambda typed: typed)
         traitlets.link((self.slider, "value"), (self.number, "value"), both)
@@ -301,12 +287,10 @@ class GuessWidget:
         self.seal.on_click(self._on_seal)
         self.again.on_click(self._on_guess_again)
         row = ipywidgets.HBox([self.number, self.seal, self.again, self.status])
-        self.widget = ipywidgets.VBox([ipywidgets.HTML(self._heading()), self.picture, self.slider, row])
-        # A slider's rail is 6 pixels shorter than its widget, at each end.
-        self.slider.layout.margin = f"0 calc({100 * MARGIN:.0f}% - 6px)"
-        self.slider.layout.width, self.number.layout.width = "auto", "200px"
-        row.layout.flex_flow, row.layout.align_items = "row wrap", "center"
-        self.widget.layout.width, self.widget.layout.max_width = f"{96 * WIDTH:.0f}px", "100%"
+        row.layout.flex_flow = "row wrap"
+        layout = {"width": f"{96 * WIDTH:.0f}px", "max_width": "100%"}
+        heading = ipywidgets.HTML(self._heading())
+        self.widget = ipywidgets.VBox([heading, self.picture, self.slider, row], layout=layout)
 
     def _heading(self) -> str:
         # Not <h4>: the table of contents would list every question.
@@ -347,9 +331,8 @@ class GuessWidget:
 
     def _show_widgets(self, trouble: str = "") -> None:
         self.slider.disabled = self.number.disabled = self.sealed is not None
-        self.seal.disabled = self.guess is None
-        self.seal.layout.display = "none" if self.sealed else None
-        self.again.layout.display = None if self.sealed else "none"
+        self.seal.disabled = self.guess is None or self.sealed is not None
+        self.again.disabled = self.sealed is None
         self.picture.value = guess_picture(self.question, self.guess, None, self._state())._repr_html_()
         self.status.value = f'<span role="status">{html.escape(trouble or self._state())}</span>'
 

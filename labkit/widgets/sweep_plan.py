@@ -32,7 +32,6 @@ class Selection:
     others: Mapping[str, int]
     """One size for each other axis of the shape."""
     dtype: str
-    direction: str
     clock: Clock
 
     @property
@@ -47,7 +46,7 @@ class Selection:
 
     def matching(self, found: Sequence[rows.Row]) -> list[rows.Row]:
         """The rows that belong to this sweep."""
-        selected = (self.dtype, self.direction, self.clock, self.cache)
+        selected = (self.dtype, "forward", self.clock, self.cache)
         return [
             row
             for row in found
@@ -59,14 +58,14 @@ class Selection:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """Everything that a panel can sweep: ``contenders`` over ``values`` of the axis ``x``.
+    """Everything that a panel can sweep: the forward pass of ``contenders`` over ``values`` of an axis ``x``.
 
     ``of`` and ``over`` name the contenders that the sentence compares; speedups are over ``over``.
     ``others`` are the other axes of the shape, each with the sizes to choose from, the usual one last.
-    ``published`` has a column ``speedup`` or ``median_us``, and stands where its dtype, direction and other
-    axes, as far as it has them, are those chosen. ``floor`` and ``regimes`` are those of
-    :func:`labkit.plots.curves`, ``expected`` the ``naive`` of :func:`labkit.plots.speedups`. ``budget_s`` is
-    the time that one contender is measured for at one size.
+    ``published`` has a column ``speedup`` or ``median_us``, and stands where its dtype and other axes, as far
+    as it has them, are those chosen. ``floor`` and ``regimes`` are those of :func:`labkit.plots.curves`,
+    ``expected`` the ``naive`` of :func:`labkit.plots.speedups`. ``budget_s`` is the time that one contender
+    is measured for at one size.
 
     Raises ValueError for sizes that do not increase, or names that are no contenders.
     """
@@ -81,7 +80,6 @@ class SweepPlan:
     x: str = "width"
     others: Mapping[str, Sequence[int]] = field(default_factory=dict)
     dtypes: Sequence[str] = ("float32",)
-    directions: Sequence[str] = ("forward",)
     clocks: Sequence[Clock] = ("graph", "events", "host")
     published: pd.DataFrame = field(default_factory=pd.DataFrame)
     floor: Callable[[pd.DataFrame], Models] = lambda _: {}
@@ -99,14 +97,13 @@ class SweepPlan:
                 raise ValueError(f"{role}: {sizes!r} has to be increasing sizes, at least one")
 
     def all_selections(self) -> list[Selection]:
-        """Every dtype, direction and size of the other axes, by the first clock."""
+        """Every dtype and size of the other axes, by the first clock."""
         found = []
-        for dtype, direction in itertools.product(self.dtypes, self.directions):
+        for dtype in self.dtypes:
             names = tuple(contender.name for contender in self.contenders if contender.takes(dtype))
-            how = (dtype, direction, self.clocks[0])
             for sizes in itertools.product(*self.others.values()):
                 others = dict(zip(self.others, sizes, strict=True))
-                found.append(Selection(self.x, names, tuple(self.values), others, *how))
+                found.append(Selection(self.x, names, tuple(self.values), others, dtype, self.clocks[0]))
         return found
 
     def selected(self, selection: Selection) -> list[Contender]:

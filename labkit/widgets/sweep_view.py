@@ -1,8 +1,7 @@
 """What a sweep panel shows: its controls, and the figure, the sentences and the numbers of a table."""
 
 import html
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import ipywidgets as w
@@ -17,16 +16,6 @@ TIME, SPEEDUP, TRAFFIC = "time", "speedup", "traffic"
 _ROW = {"flex_flow": "row wrap", "align_items": "center", "width": "100%"}
 
 
-@dataclass(frozen=True)
-class ViewOptions:
-    """What the figure shows: time, speedup or traffic, and what is drawn beside this machine's own rows."""
-
-    quantity: str = TIME
-    recorded: bool = True
-    published: bool = True
-    floor: bool = True
-
-
 # --- the controls -----------------------------------------------------------------------------------
 
 
@@ -37,18 +26,15 @@ class Controls:
         self.plan = plan
         quantities = [("Time", TIME), (f"Times faster than {plan.over}", SPEEDUP)]
         quantities += [("Bytes moved, counted here", TRAFFIC)] * counting
-        self.quantity = w.RadioButtons(options=quantities, orientation="horizontal")
-        self.quantity.layout = {"width": "auto", "margin": "2px 14px 2px 0"}
-        drawn_beside = ["recorded", *["published"] * (not plan.published.empty), "floor"]
-        self.drawn_beside = {name: _checkbox(name) for name in drawn_beside}
-        sizes, last = {str(value): value for value in plan.values}, plan.values[-1]
-        clocks = {CLOCKS[clock]: clock for clock in plan.clocks[: 1 if counting else None]}
+        wide = {"width": "auto", "margin": "2px 14px 2px 0"}
+        self.quantity = w.RadioButtons(options=quantities, orientation="horizontal", layout=wide)
+        self.recorded = _checkbox("recorded")
+        clocks = [(CLOCKS[clock], clock) for clock in plan.clocks[: 1 if counting else None]]
         self.menus = {
-            "dtype": _menu("dtype", {dtype: dtype for dtype in plan.dtypes}),
-            "direction": _menu("direction", {name.replace("_", " + "): name for name in plan.directions}),
-            **{axis: _menu(axis, {str(n): n for n in of}, of[-1]) for axis, of in plan.others.items()},
-            "from": _menu(f"{plan.x} from", sizes),  # not a slider: its handles have no names
-            "to": _menu("to", sizes, last),
+            "dtype": _menu("dtype", plan.dtypes),
+            **{axis: _menu(axis, sizes, value=sizes[-1]) for axis, sizes in plan.others.items()},
+            "from": _menu(f"{plan.x} from", plan.values),  # not a slider: its handles have no names
+            "to": _menu("to", plan.values, value=plan.values[-1]),
             "clock": _menu("clock", clocks),
         }
         self.contenders = {contender.name: _checkbox(contender.name) for contender in plan.contenders}
@@ -56,21 +42,21 @@ class Controls:
         buttons = [w.Button(description=name, layout={"width": "auto"}) for name in names]
         self.run, self.run_all, self.stop, self.save, self.again = buttons
         self.run.button_style = "primary"
-        self.bar, self._status, self.figure = w.IntProgress(), w.HTML(), w.HTML()
-        self.bar.layout = {"width": "12em", "margin": "0 8px"}
-        choices = [self.quantity, *self.drawn_beside.values()]
+        self.again.layout.display = "none"
+        self.bar = w.IntProgress(layout={"width": "12em", "margin": "0 8px"})
+        self._status, self.figure = w.HTML(), w.HTML()
+        choices = [self.quantity, self.recorded]
         menus = [menu for menu in self.menus.values() if len(menu.options) > 1]
         lines = [choices, menus, [*self.contenders.values()], [*buttons, self.bar, self._status]]
         frame = {"border": "1px solid var(--jp-border-color2, #bdbdbd)", "padding": "8px 12px"}
         self.widget = w.VBox([*(w.Box(line, layout=_ROW) for line in lines), self.figure], layout=frame)
-        self.menus["dtype"].observe(lambda _: self._disable_other_dtypes(), "value")
+        self.menus["dtype"].observe(self._disable_other_dtypes, "value")
         self._disable_other_dtypes()
         for each in (*choices, *self.menus.values(), *self.contenders.values()):
             each.observe(lambda _: changed(), "value")
         self.set_running(False)
-        self.again.layout.display = "none"
 
-    def _disable_other_dtypes(self) -> None:
+    def _disable_other_dtypes(self, _: Any = None) -> None:
         for contender in self.plan.contenders:
             self.contenders[contender.name].disabled = not contender.takes(self.menus["dtype"].value)
 
@@ -83,23 +69,18 @@ class Controls:
             tuple(name for name, box in self.contenders.items() if box.value and not box.disabled),
             tuple(value for value in self.plan.values if low <= value <= high),
             {axis: chosen[axis] for axis in self.plan.others},
-            *(chosen[name] for name in ("dtype", "direction", "clock")),
+            chosen["dtype"],
+            chosen["clock"],
         )
 
     def choose(self, selection: Selection) -> None:
         """Show the selection that is being measured."""
         ends = {"from": selection.values[0], "to": selection.values[-1]}
-        how = {"dtype": selection.dtype, "direction": selection.direction, "clock": selection.clock}
+        how = {"dtype": selection.dtype, "clock": selection.clock}
         for name, value in {**ends, **how, **selection.others}.items():
             self.menus[name].value = value
         for name in selection.contenders:
             self.contenders[name].value = True
-
-    def view_options(self) -> ViewOptions:
-        """What the figure is to show."""
-        return ViewOptions(
-            self.quantity.value, **{name: box.value for name, box in self.drawn_beside.items()}
-        )
 
     def set_running(self, running: bool) -> None:
         """A sweep begins or has ended."""
@@ -111,14 +92,10 @@ class Controls:
         self._status.value = f'<span role="status" aria-live="polite">{html.escape(text)}</span>'
 
 
-def _menu(name: str, options: Mapping[str, Any], value: Any = None) -> w.Dropdown:
-    return w.Dropdown(
-        description=name,
-        options=options.items(),
-        value=next(iter(options.values())) if value is None else value,
-        style={"description_width": "initial"},
-        layout={"width": "auto", "margin": "2px 12px 2px 0"},
-    )
+def _menu(name: str, options: Any, **value: Any) -> w.Dropdown:
+    layout = {"width": "auto", "margin": "2px 12px 2px 0"}
+    style = {"description_width": "initial"}
+    return w.Dropdown(description=name, options=options, style=style, layout=layout, **value)
 
 
 def _checkbox(name: str) -> w.Checkbox:
@@ -130,57 +107,53 @@ def _checkbox(name: str) -> w.Checkbox:
 
 
 def sweep_figure(
-    plan: SweepPlan, table: Results, options: ViewOptions, selection: Selection | None = None
+    plan: SweepPlan, table: Results, quantity: str = TIME, selection: Selection | None = None
 ) -> plots.Picture:
-    """The figure of a table; several dtypes, directions or sizes of another axis become panels.
+    """The figure of a table; several dtypes or sizes of another axis become panels.
 
     With the ``selection`` that the table is of, the axis reaches over its values from the first point on, so
     that it stands still while points appear.
     """
     panel_axes = [name for name in _panel_axes(plan, table) if table[name].nunique() > 1]
-    facet, down, *_ = [*panel_axes, None, None]
+    facet, rows, *_ = [*panel_axes, None, None]
     values = selection.values if selection else ()
-    how: dict[str, Any] = {"x": plan.x, "facet": facet, "rows": down, "values": values}
-    if options.quantity == TRAFFIC:
+    how: dict[str, Any] = {"x": plan.x, "facet": facet, "rows": rows, "values": values}
+    if quantity == TRAFFIC:
         return plots.traffic(table, title=f"{plan.title}: bytes moved", **how)
-    published = _published_points(plan, table, options, selection)
-    if options.quantity == TIME:
-        if options.floor:
-            how |= {"floor": plan.floor, "regimes": plan.regimes}
-        return plots.curves(pd.concat([table, *published], ignore_index=True), title=plan.title, **how)
+    published = _published_points(plan, table, quantity, selection)
+    if quantity == TIME:
+        found = pd.concat([table, *published], ignore_index=True)
+        return plots.curves(found, title=plan.title, floor=plan.floor, regimes=plan.regimes, **how)
     found = pd.concat([speedups(plan, table), *published], ignore_index=True)
-    expected = plan.expected if options.floor else None
-    return plots.speedups(found, title=f"{plan.title}: times faster than {plan.over}", naive=expected, **how)
+    title = f"{plan.title}: times faster than {plan.over}"
+    return plots.speedups(found, title=title, naive=plan.expected, **how)
 
 
 def _panel_axes(plan: SweepPlan, table: pd.DataFrame) -> list[str]:
     """The columns that tell panels apart."""
-    return [name for name in ("dtype", "direction", *plan.others) if name in table]
+    return [name for name in ("dtype", *plan.others) if name in table]
 
 
 def _published_points(
-    plan: SweepPlan, table: pd.DataFrame, options: ViewOptions, selection: Selection | None
+    plan: SweepPlan, table: pd.DataFrame, quantity: str, selection: Selection | None
 ) -> list[pd.DataFrame]:
-    """What was published, in each panel of the figure whose dtype, direction and sizes it does not deny.
+    """What was published, in each panel of the figure whose dtype and sizes it does not deny.
 
     While there are no rows, and so no panels, the selection says what would be shown.
     """
-    column = "median_us" if options.quantity == TIME else "speedup"
-    if not options.published or column not in plan.published:
+    column = "median_us" if quantity == TIME else "speedup"
+    if column not in plan.published:
         return []
-
-    def fitting(panel: Mapping[Any, Any]) -> pd.DataFrame:
-        found = plan.published[plan.published[column].notna()]
-        for name, value in panel.items():
-            if name in found:  # what a post does not say fits
-                found = found[found[name].isna() | (found[name] == value)]
-        return found
-
-    if table.empty:
-        return [fitting(vars(selection) | dict(selection.others) if selection else {})]
     panels = table[_panel_axes(plan, table)].drop_duplicates().to_dict("records")
-    parts = [fitting(panel).assign(**panel) for panel in panels]
-    return [part for part in parts if len(part)]
+    if table.empty:
+        panels = [{"dtype": selection.dtype, **selection.others} if selection else {}]
+    found = []
+    for panel in panels:
+        points = plan.published.dropna(subset=column)
+        for name in [name for name in panel if name in points]:  # what a post does not say fits
+            points = points[points[name].isna() | (points[name] == panel[name])]
+        found.append(points if table.empty else points.assign(**panel))
+    return [points for points in found if len(points)]
 
 
 def speedups(plan: SweepPlan, table: Results) -> pd.DataFrame:
@@ -206,17 +179,18 @@ def sentences(plan: SweepPlan, table: Results) -> list[str]:
 
 
 def static_page(
-    plan: SweepPlan, table: Results, options: ViewOptions, selection: Selection | None = None
+    plan: SweepPlan, table: Results, quantity: str = TIME, selection: Selection | None = None
 ) -> tuple[str, str]:
     """The figure, the sentences and the numbers of a table, as HTML and as text."""
-    figure, said, numbers = sweep_figure(plan, table, options, selection), ["Counted, not timed."], ""
-    if options.quantity != TRAFFIC:
+    figure, numbers = sweep_figure(plan, table, quantity, selection), ""
+    if quantity == TRAFFIC:
+        said = ["Counted, not timed."]
+    else:
         said = sentences(plan, table)
-    if options.quantity != TRAFFIC and len(table):
-        names = ("kind", "device", *_panel_axes(plan, table))
-        index = [*(name for name in names if table[name].nunique() > 1), plan.x]
-        wide = table.pivot_table("median_us", index, "contender", sort=False, aggfunc="first")
-        cells = wide.sort_index().round(2).to_html(na_rep="—")
-        numbers = f"<details><summary>Microseconds per call, as a table</summary>{cells}</details>"
+        names = [name for name in ("kind", "device", *_panel_axes(plan, table)) if table[name].nunique() > 1]
+        wide = table.pivot_table("median_us", [*names, plan.x], "contender", sort=False, aggfunc="first")
+        if len(wide):
+            cells = wide.sort_index().round(2).to_html(na_rep="—")
+            numbers = f"<details><summary>Microseconds per call, as a table</summary>{cells}</details>"
     lines = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in said)
     return f"{figure._repr_html_()}<ul>{lines}</ul>{numbers}", "\n".join([figure.alt, *said])

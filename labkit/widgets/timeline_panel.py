@@ -23,47 +23,42 @@ def timeline(profile: Profile, *, title: str) -> None:
     """
     shown = plots.timeline(profile, title=title)
     usable = interactive() and span_and_longest_gap(profile)[0] > 0
-    StaticCopy(shown._repr_html_(), shown.alt).show(TimelinePanel(profile, title).box if usable else None)
+    StaticCopy(shown._repr_html_(), shown.alt).show(timeline_widget(profile, title) if usable else None)
 
 
-class TimelinePanel:
-    """The widgets: from and to in microseconds, buttons for the whole and for the longest gap, the figure.
+def timeline_widget(profile: Profile, title: str) -> ipywidgets.VBox:
+    """A slider (from and to in microseconds), buttons for the whole and for the longest gap, the figure.
 
     While the slider is dragged the front end sends a place only after the last one was drawn.
     """
+    span, gap = span_and_longest_gap(profile)
+    step = span / SLIDER_STEPS
+    seen = ipywidgets.FloatRangeSlider(
+        value=(0.0, span),
+        max=span,
+        step=step,
+        description="Show µs",
+        readout_format=f".{max(0, math.ceil(-math.log10(step)))}f",
+        layout={"width": "auto"},
+    )
+    picture = ipywidgets.HTML()
 
-    def __init__(self, profile: Profile, title: str) -> None:
-        self._profile, self._title = profile, title
-        self._span, gap = span_and_longest_gap(profile)
-        step = self._span / SLIDER_STEPS
-        self.range = ipywidgets.FloatRangeSlider(
-            value=(0.0, self._span),
-            max=self._span,
-            step=step,
-            description="Show µs",
-            readout_format=f".{max(0, math.ceil(-math.log10(step)))}f",
-            layout={"width": "auto"},
-        )
-        self.whole = ipywidgets.Button(description="Whole call")
-        self.gap = ipywidgets.Button(description="Longest gap", disabled=gap is None)
-        self.picture = ipywidgets.HTML()
-        # The controls stand above: the figure's height changes with what it has to explain.
-        self.box = ipywidgets.VBox(
-            [self.range, ipywidgets.HBox([self.whole, self.gap]), self.picture],
-            layout={"width": f"{96 * WIDTH:.0f}px", "max_width": "100%"},
-        )
-        self.range.observe(self._draw, "value")
-        start, end = gap or (0.0, self._span)
-        around = (end - start) / 2  # as much again of the kernels around the gap
-        near = max(0.0, start - around), min(self._span, end + around)
-        self.whole.on_click(lambda _: self.range.set_trait("value", (0.0, self._span)))
-        self.gap.on_click(lambda _: self.range.set_trait("value", near))
-        self._draw()
+    def draw(_: Any = None) -> None:
+        start, end = seen.value
+        if end - start < step:  # both ends on one place
+            start = max(0.0, min(start, span - step))
+            end = start + step
+        window = None if end - start >= span else (start, end)
+        picture.value = plots.timeline(profile, title=title, window=window)._repr_html_()
 
-    def _draw(self, _: Any = None) -> None:
-        start, end = self.range.value
-        if end - start < self.range.step:  # both ends on one place
-            start = max(0.0, min(start, self._span - self.range.step))
-            end = start + self.range.step
-        window = None if end - start >= self._span else (start, end)
-        self.picture.value = plots.timeline(self._profile, title=self._title, window=window)._repr_html_()
+    start, end = gap or (0.0, span)
+    around = (end - start) / 2  # as much again of the kernels around the gap
+    windows = {"Whole call": (0.0, span), "Longest gap": (max(0.0, start - around), min(span, end + around))}
+    buttons = [ipywidgets.Button(description=name) for name in windows]
+    buttons[1].disabled = gap is None
+    for button in buttons:
+        button.on_click(lambda pressed: seen.set_trait("value", windows[pressed.description]))
+    seen.observe(draw, "value")
+    draw()
+    layout = {"width": f"{96 * WIDTH:.0f}px", "max_width": "100%"}
+    return ipywidgets.VBox([seen, ipywidgets.HBox(buttons), picture], layout=layout)

@@ -93,9 +93,9 @@ def test_stacked_bars_add_up_and_show_the_total():
 @pytest.mark.parametrize(
     ("table", "parts", "message"),
     [
-        (ledger().iloc[:0], PARTS, "no rows"),
-        (ledger().assign(traffic=-1.0), PARTS, "'traffic' is -1"),
-        (ledger().assign(kind=["live", "recorded"]), PARTS, "select one"),
+        (ledger().iloc[:0], PARTS, "one device and kind, and are of 0"),
+        (ledger().assign(traffic=-1.0), PARTS, "zero or more in every row"),
+        (ledger().assign(kind=["live", "recorded"]), PARTS, "one device and kind, and are of 2"),
         (ledger(), {str(i): "" for i in range(7)}, "there are 7"),
         (ledger(), {"gone": ""}, "no column 'gone'"),
     ],

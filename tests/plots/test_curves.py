@@ -1,15 +1,15 @@
-"""Curves: who wins in words, honest kinds, gaps and noise marked, labels apart."""
+"""Curves: who wins in words, honest kinds, gaps and noise marked, a legend in order."""
 
 import numpy as np
 import pandas as pd
 import pytest
-from drawn import WIDTHS, assert_apart, drawn, labels, layers, lines, row, texts
+from drawn import WIDTHS, assert_apart, drawn, layers, legend, lines, row, texts
 
 from labkit import plots
 from labkit.measure import rows
 from labkit.plots import style
 
-BLUE, RED = style.contender_colour("nn.Linear"), style.OURS.colour
+BLUE, RED = style.contender_styles(["nn.Linear"])["nn.Linear"].colour, style.OURS.colour
 NOTHING = "nothing measured yet"
 WORKED = "another process worked on the GPU"
 
@@ -56,20 +56,20 @@ def ratio(**options):
 
 
 @pytest.mark.parametrize("count", [2, 7, 13])
-def test_labels_of_nearly_equal_ends_do_not_overlap(count):
+def test_the_legend_has_every_name_in_the_order_of_the_ends_and_room_for_them(count):
     names = ["labkit", *(f"contender number {i} with a long name" for i in range(count - 1))]
     table = rows.table([row(n, w, w / 10 * (1 + i / 1000)) for i, n in enumerate(names) for w in WIDTHS])
-    shown = plots.curves(table, title="t", floor={"copy": "copy_us", "launch floor": lambda _: 1.1})
-    assert len(labels(shown)) == count + 2
-    assert_apart(labels(shown), shown)
+    shown = plots.curves(table, title="t", floor={"copy": lambda x: x / 40, "launch floor": lambda _: 1.1})
+    found = legend(shown).get_texts()
+    assert [text.get_text().replace("\n", " ") for text in found] == [*names[::-1], "copy", "launch floor"]
+    assert_apart(found, shown)
 
 
-def test_more_panels_or_names_have_one_legend_and_share_their_axes():
+def test_panels_share_their_axes_and_their_legend():
     shown = drawn(*layers(dtype="fp32", batch=256), facet="dtype", rows="batch")
-    assert len(shown.figure.axes) == 4 and labels(shown) == []
+    assert len(shown.figure.axes) == 4
     assert len({(ax.get_xlim(), ax.get_ylim()) for ax in shown.figure.axes}) == 1
-    (legend,) = [ax.get_legend() for ax in shown.figure.axes if ax.get_legend()]
-    assert [text.get_text() for text in legend.get_texts()] == ["nn.Linear", "labkit"]
+    assert [text.get_text() for text in legend(shown).get_texts()] == ["nn.Linear", "labkit"]
     said = texts(shown)
     assert {f"{dtype}, batch {batch}" for dtype in ("bf16", "fp32") for batch in (256, 32768)} <= set(said)
     assert said.count(NOTHING) == 2 and "fp32, batch 256: nn.Linear fastest" in shown.alt
@@ -86,7 +86,7 @@ def test_series_of_one_contender_differ():
 def test_gaps_and_disturbed_points_are_marked_and_noted_with_their_panels():
     gone = [row(name, 24576, None, note="out of memory") for name in ("nn.Linear", "labkit")]
     shown = drawn(*gone, row("labkit", 40960, 800.0, noise=WORKED))
-    assert [int(mark.get_xdata()[0]) for mark in lines(shown, "gap")] == [24576, 24576]
+    assert [mark.get_xdata().tolist() for mark in lines(shown, "gap")] == [[24576]]
     (rings,) = lines(shown, "noisy")
     assert rings.get_xydata().tolist() == [[40960, 800]] and rings.get_markerfacecolor() == "none"
     said = " ".join(texts(shown))
@@ -109,7 +109,7 @@ def test_nothing_measured_says_so(draw, table):
     assert shown.figure.axes[0].get_xlim()[1] > 128
 
 
-@pytest.mark.parametrize("sizes", [[160], WIDTHS, [2**k for k in range(31)]])
+@pytest.mark.parametrize("sizes", [[160], WIDTHS, [2**k for k in range(17)]])
 def test_ticks_are_apart_from_one_point_to_a_huge_range(sizes):
     shown = plots.curves(rows.table([row("labkit", size, 6.7 * size) for size in sizes]), title="t")
     (ax,) = shown.figure.axes
@@ -125,15 +125,15 @@ def test_ticks_are_apart_from_one_point_to_a_huge_range(sizes):
     assert len(inside) >= min(len(sizes), 5)
 
 
-def test_floors_are_functions_columns_or_points_and_regimes_are_named():
-    floor = {"launch floor": lambda _: 1.5, "copy": "copy_us", "model": [(16384, 500.0), (128, 4.0)]}
+def test_floors_are_functions_or_points_and_regimes_are_named():
+    floor = {"launch floor": lambda _: 1.5, "model": [(16384, 500.0), (128, 4.0)]}
     regimes = [(None, 200, "launch-bound"), (200, None, "memory-bound")]
     shown = drawn(floor=floor, regimes=lambda _: regimes)
     thin = [line for line in shown.figure.axes[0].lines if line.get_color() == style.INK]
     ends = {tuple(line.get_ydata()[[0, -1]]) for line in thin if len(line.get_ydata())}
-    assert ends == {(1.5, 1.5), (0.03 * 128, 0.03 * 16384), (4.0, 500.0)}
+    assert ends == {(1.5, 1.5), (4.0, 500.0)}
     assert {*floor, "launch-bound", "memory-bound"} <= set(texts(shown))
-    assert "Thin lines: launch floor, copy, model." in shown.alt
+    assert "Thin lines: launch floor, model." in shown.alt
 
 
 def test_speedups_and_traffic_have_their_line_at_one():
@@ -152,5 +152,3 @@ def test_missing_columns_and_unknown_kinds_are_named():
         plots.curves(table, "depth", title="t")
     with pytest.raises(ValueError, match="'guessed' is none of live, recorded, published"):
         plots.curves(table.assign(kind="guessed"), title="t")
-    with pytest.raises(ValueError, match="no column 'roof_us'"):
-        plots.curves(table, title="t", floor={"roof": "roof_us"})

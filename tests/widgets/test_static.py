@@ -37,7 +37,7 @@ def test_who_runs_the_notebook_may_say_it(monkeypatch, value, expected):
     assert static.interactive() is (value == "0"), "widgets may be asked for anywhere"
 
 
-def test_a_twin_stands_alone_or_folded_beneath_a_widget_and_can_be_updated(monkeypatch):
+def test_a_static_copy_stands_alone_or_folded_beneath_a_widget_and_can_be_updated(monkeypatch):
     page = []
 
     def display(what, display_id=None, update=False, **_):

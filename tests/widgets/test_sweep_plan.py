@@ -54,14 +54,14 @@ def test_a_wrong_plan_is_named(gpu, options, message):
 
 
 def test_what_everything_is(gpu):
-    dtypes, directions = ("bfloat16", "float32"), ("backward", "forward")
-    plan = planned(gpu, dtypes=dtypes, directions=directions, clocks=("host",))
-    first = Selection("width", ("labkit", "eager"), (16, 32), {"batch": 1}, "bfloat16", "backward", "host")
+    dtypes = ("bfloat16", "float32")
+    plan = planned(gpu, dtypes=dtypes, clocks=("host",))
+    first = Selection("width", ("labkit", "eager"), (16, 32), {"batch": 1}, "bfloat16", "host")
     assert plan.all_selections()[0] == first and first.cache == "warm"
     assert first.shapes == [{"batch": 1, "width": 16}, {"batch": 1, "width": 32}]
     plan = replace(plan, contenders=(*plan.contenders, doubling(gpu, "tf32", dtypes=("float32",))))
-    found = [(s.dtype, s.direction, s.others["batch"], "tf32" in s.contenders) for s in plan.all_selections()]
-    assert found == [(t, way, n, t == "float32") for t in dtypes for way in directions for n in (1, 2)]
+    found = [(s.dtype, s.others["batch"], "tf32" in s.contenders) for s in plan.all_selections()]
+    assert found == [(t, n, t == "float32") for t in dtypes for n in (1, 2)]
     some = replace(plan, contenders=(plan.contenders[0], replace(plan.contenders[1], sizes={"width": (32,)})))
     called = [(one.name, shape["width"]) for one, shape in some.calls(first)]
     assert called == [("labkit", 16), ("labkit", 32), ("eager", 32)]

@@ -14,7 +14,6 @@ from labkit.widgets.sweep_view import (
     SPEEDUP,
     TIME,
     TRAFFIC,
-    ViewOptions,
     sentences,
     speedups,
     static_page,
@@ -63,16 +62,15 @@ def texts(shown):
     return " | ".join(text.get_text().replace("\n", " ") for text in found)
 
 
-def test_time_and_speedup_have_floors_and_expectations_that_can_be_switched_off(planned):
+def test_time_and_speedup_have_their_floors_and_expectations(planned):
     plan = planned()
     for view, lines in ((TIME, ("the floor", "small")), (SPEEDUP, ("as one expects",))):
         for line in lines:
-            assert line in texts(sweep_figure(plan, table(), ViewOptions(view)))
-            assert line not in texts(sweep_figure(plan, table(), ViewOptions(view, floor=False)))
-    assert "Doubling: times faster than eager" in sweep_figure(plan, table(), ViewOptions(SPEEDUP)).alt
+            assert line in texts(sweep_figure(plan, table(), view))
+    assert "Doubling: times faster than eager" in sweep_figure(plan, table(), SPEEDUP).alt
     far = replace(plan.all_selections()[0], values=(16, 1024))
-    (reached, *_) = sweep_figure(plan, table(), ViewOptions(), far).figure.axes
-    (near, *_) = sweep_figure(plan, table(), ViewOptions()).figure.axes
+    (reached, *_) = sweep_figure(plan, table(), TIME, far).figure.axes
+    (near, *_) = sweep_figure(plan, table()).figure.axes
     assert reached.get_xlim()[1] > 1024 and near.get_xlim()[1] < 64
 
 
@@ -81,19 +79,17 @@ def test_time_and_speedup_have_floors_and_expectations_that_can_be_switched_off(
 )
 def test_published_points_stand_in_the_view_that_they_are_of(planned, column, view, other):
     plan = planned(published=posted(column, 7.5))
-    assert "published: a forum" in texts(sweep_figure(plan, table(), ViewOptions(view)))
-    assert "published: a forum" in texts(sweep_figure(plan, EMPTY, ViewOptions(view))), (
-        "alone, with nothing measured"
-    )
-    for look in (ViewOptions(view, published=False), ViewOptions(other)):
-        assert "published" not in texts(sweep_figure(plan, table(), look))
+    assert "published: a forum" in texts(sweep_figure(plan, table(), view))
+    alone = sweep_figure(plan, EMPTY, view)
+    assert "published: a forum" in texts(alone), "with nothing measured"
+    assert "published" not in texts(sweep_figure(plan, table(), other))
     with_gaps = pd.concat([posted("median_us", 75.0), posted("speedup", 3.0)], ignore_index=True)
-    assert "no value" not in sweep_figure(planned(published=with_gaps), table(), ViewOptions(view)).alt
+    assert "no value" not in sweep_figure(planned(published=with_gaps), table(), view).alt
 
 
 @pytest.mark.parametrize(("said", "panels"), [({}, 2), ({"dtype": "float16"}, 1), ({"dtype": "bfloat16"}, 0)])
 def test_published_points_stand_in_every_panel_but_those_of_another_dtype(planned, said, panels):
-    shown = sweep_figure(planned(published=posted("median_us", 75.0, **said)), two_dtypes(), ViewOptions())
+    shown = sweep_figure(planned(published=posted("median_us", 75.0, **said)), two_dtypes())
     assert shown.alt.count("somebody") == panels and "nan" not in texts(shown)
     assert len([ax for ax in shown.figure.axes if ax.get_visible()]) == 2
 
@@ -102,13 +98,13 @@ def test_published_points_of_another_choice_do_not_stand_in_for_what_is_not_meas
     """And what a post does not say (here the dtype) is not said of it."""
     plan = planned(published=posted("median_us", 75.0, batch=2))
     asked = plan.all_selections()[0]
-    shown = sweep_figure(plan, EMPTY, ViewOptions(), asked)
+    shown = sweep_figure(plan, EMPTY, TIME, asked)
     assert "published: a forum" in texts(shown) and "float32" not in texts(shown)
     assert shown.figure.axes[0].get_xlim()[0] < 16, "the axis is that of the choice"
-    assert NOTHING in sweep_figure(plan, EMPTY, ViewOptions(), replace(asked, others={"batch": 4})).alt
+    assert NOTHING in sweep_figure(plan, EMPTY, TIME, replace(asked, others={"batch": 4})).alt
     plan = planned(published=posted("median_us", 75.0, dtype="bfloat16"))
-    assert NOTHING in sweep_figure(plan, EMPTY, ViewOptions(), asked).alt
-    assert "somebody" in static_page(plan, EMPTY, ViewOptions(), replace(asked, dtype="bfloat16"))[1]
+    assert NOTHING in sweep_figure(plan, EMPTY, TIME, asked).alt
+    assert "somebody" in static_page(plan, EMPTY, TIME, replace(asked, dtype="bfloat16"))[1]
 
 
 def test_speedups_are_over_the_one_named_by_each_dtype_for_itself(planned):
@@ -118,7 +114,7 @@ def test_speedups_are_over_the_one_named_by_each_dtype_for_itself(planned):
     alone = table()
     alone = alone[alone["contender"] == "labkit"]
     for given, view in ((alone, SPEEDUP), (EMPTY, TIME), (EMPTY, SPEEDUP), (pd.DataFrame(), TRAFFIC)):
-        assert NOTHING in sweep_figure(planned(), given, ViewOptions(view)).alt
+        assert NOTHING in sweep_figure(planned(), given, view).alt
 
 
 def test_a_sentence_for_each_origin_and_dtype_that_has_both_to_compare(planned):
@@ -136,7 +132,7 @@ def test_a_sentence_for_each_origin_and_dtype_that_has_both_to_compare(planned):
 
 def test_the_numbers_of_two_devices_stand_apart(planned):
     mine = table(device="Simulated").assign(median_us=1.0)
-    shown, _ = static_page(planned(), pd.concat([mine, table()], ignore_index=True), ViewOptions())
+    shown, _ = static_page(planned(), pd.concat([mine, table()], ignore_index=True))
     rows_ = re.findall(r"<tr>(.*?)</tr>", shown.partition("<tbody>")[2], re.S)
     said = [re.findall(r"<t[hd][^>]*>(.*?)</t", row) for row in rows_]
     assert ["Simulated", "16", "1.0", "1.0"] in said and ["NVIDIA H200", "16", "10.0", "20.0"] in said, said
@@ -145,9 +141,9 @@ def test_the_numbers_of_two_devices_stand_apart(planned):
 
 def test_the_page_has_figure_sentences_and_numbers_and_escapes_names(planned):
     plan = planned("a<b")
-    shown, text = static_page(plan, table().replace({"contender": {"labkit": "a<b"}}), ViewOptions())
+    shown, text = static_page(plan, table().replace({"contender": {"labkit": "a<b"}}))
     assert "<img alt=" in shown and "<li>" in shown and "<table" in shown
     assert "a<b" not in shown and "a&lt;b" in shown and "a<b is never slower than eager" in text
     counted = pd.DataFrame([{"contender": "eager", "kind": "live", "width": 16, "traffic": 2.0}])
-    shown, text = static_page(plan, counted, ViewOptions(TRAFFIC))
+    shown, text = static_page(plan, counted, TRAFFIC)
     assert "Counted, not timed." in text and "<table" not in shown

@@ -6,7 +6,7 @@ from drawn import event, profile_of
 from labkit import plots
 from labkit.profiling import launch_counts, profiles
 from labkit.widgets import static, timeline
-from labkit.widgets.timeline_panel import TimelinePanel
+from labkit.widgets.timeline_panel import timeline_widget
 
 
 def two_kernels(kind="live"):
@@ -44,11 +44,11 @@ def test_without_somebody_or_without_times_the_figure_stands_alone(shown, monkey
 @pytest.mark.parametrize("kind", ["live", "recorded"])
 def test_the_widget_comes_first_the_whole_figure_folded_and_the_slider_zooms(kind, shown):
     timeline(two_kernels(kind), title="t")
-    widget, twin = shown
+    widget, copy = shown
     slider, _, picture = widget.children
     whole = plots.timeline(two_kernels(kind), title="t")._repr_html_()
     origin = f"{kind.capitalize()} on NVIDIA"
-    assert picture.value == whole and whole in twin["text/html"] and "<details>" in twin["text/html"]
+    assert picture.value == whole and whole in copy["text/html"] and "<details>" in copy["text/html"]
     assert (slider.min, slider.max, slider.value, slider.description) == (0, 170, (0, 170), "Show µs")
     slider.value = (90, 130)
     assert "90 to 130 µs of 170 µs" in picture.value and origin in whole and origin in picture.value
@@ -56,25 +56,28 @@ def test_the_widget_comes_first_the_whole_figure_folded_and_the_slider_zooms(kin
 
 
 def test_the_buttons():
-    made = TimelinePanel(two_kernels(), "t")
-    whole = made.picture.value
-    made.gap.click()
-    assert made.range.value == (100, 170), "the gap, 120 to 160, and half as much on either side, to the end"
-    assert "zoomed in" in made.picture.value
-    made.whole.click()
-    assert made.range.value == (0, 170) and made.picture.value == whole
-    assert TimelinePanel(profile_of([event("launch", 0, 10)], [event("only", 5, 20)]), "t").gap.disabled
+    seen, buttons, picture = timeline_widget(two_kernels(), "t").children
+    (whole, gap), before = buttons.children, picture.value
+    gap.click()
+    assert seen.value == (100, 170), "the gap, 120 to 160, and half as much on either side, to the end"
+    assert "zoomed in" in picture.value
+    whole.click()
+    assert seen.value == (0, 170) and picture.value == before
+    _, buttons, _ = timeline_widget(
+        profile_of([event("launch", 0, 10)], [event("only", 5, 20)]), "t"
+    ).children
+    assert [button.disabled for button in buttons.children] == [False, True], "there is no gap"
 
 
 @pytest.mark.parametrize("place", [0.0, 85.0, 170.0])
 def test_both_ends_on_one_place_still_show_something(place, monkeypatch):
-    windows, draw, made = [], plots.timeline, TimelinePanel(two_kernels(), "t")
+    windows, draw, (seen, *_) = [], plots.timeline, timeline_widget(two_kernels(), "t").children
 
     def heard(*given, window, **how):
         windows.append(window)
         return draw(*given, window=window, **how)
 
     monkeypatch.setattr(plots, "timeline", heard)
-    made.range.value = (place, place)
+    seen.value = (place, place)
     start, end = windows[-1]
-    assert 0 <= start < end <= 170 and end - start == pytest.approx(made.range.step)
+    assert 0 <= start < end <= 170 and end - start == pytest.approx(seen.step)
