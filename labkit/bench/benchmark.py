@@ -12,7 +12,7 @@ import torch
 from labkit.measure import rows
 from labkit.measure.clocks import Cache, Clock
 from labkit.measure.contender import Contender, Shape
-from labkit.measure.journal import Key
+from labkit.measure.rows import Key
 
 ROW_S, COMPILE_S, TUNE_S = 0.5, 3.0, 10.0
 """Seconds for a row on an H200, more for one that torch.compile makes, and for a peer to tune itself once."""

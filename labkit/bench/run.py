@@ -1,7 +1,7 @@
 """Runs suites: every row is on the disk at once, so a run that was stopped goes on.
 
 Until a run is complete its rows are in the user's cache, a file for each suite. The next run takes from
-there what it would measure in the same way (labkit.measure.journal), if it starts within an hour after the
+there what it would measure in the same way (labkit.measure.rows), if it starts within an hour after the
 last row of any suite.
 """
 
@@ -19,9 +19,8 @@ from rich.progress import Progress as Bar
 
 from labkit import gpu, paths
 from labkit.bench.benchmark import TUNE_S, Benchmark, row_seconds
-from labkit.measure import clocks, journal, lock, machine, rows, sweeps
-from labkit.measure.journal import Journal, Key
-from labkit.measure.rows import Row
+from labkit.measure import clocks, lock, machine, rows, sweeps
+from labkit.measure.rows import Journal, Key, Row
 from labkit.plots.formatting import format_duration
 from labkit.runs.console import say
 from labkit.workloads import peers
@@ -89,10 +88,10 @@ class Run:
         """
         if self.again:
             self.forget()
-        journal.drop_expired((paths.cache() / "bench").glob("*/*.jsonl"))
+        rows.drop_expired((paths.cache() / "bench").glob("*/*.jsonl"))
         for name, parts in self.suites.items():
             ways = {
-                key: journal.way(self._code[key[:2]], one.peer and peers.installed(one.peer))
+                key: machine.way(self._code[key[:2]], one.peer and peers.installed(one.peer))
                 for part in parts
                 for key, one in part.planned().items()
             }
@@ -123,7 +122,7 @@ class Run:
                 raise CodeEditedError(
                     f"{row.suite}: the code of {row.contender} was edited while it was measured"
                 )
-            known = self._known.get(journal.asked_key(row)) == row
+            known = self._known.get(row.asked_key) == row
             self._passed(row_seconds(contenders[row.contender]), measured=not known)
             self.measured.append(row)
             # the plan alone counts until ten planned seconds are measured
@@ -150,7 +149,7 @@ class Run:
         for one in contenders:
             if one.name in todo:
                 # What fails here fails again when it is measured, and is a note.
-                with lock.gpu_turn(), suppress(Exception):
+                with lock.gpu_lock(), suppress(Exception):
                     peers.tune([one], shapes)
             self._passed(TUNE_S * len(shapes), measured=one.name in todo)
 

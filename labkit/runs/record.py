@@ -14,7 +14,6 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from filelock import FileLock
 from IPython.display import HTML
 
 from labkit import backend, paths
@@ -240,22 +239,12 @@ def unfinished() -> Path:
     return paths.BUILD / "record"
 
 
-def record_roofs(
-    measured: Path, identity: "Identity", tapes: Path = paths.RECORDED, work: Path | None = None
-) -> None:
-    """Keep the roofs that a machine measured, for those who read the lessons without it.
-
-    Earlier ones stay that rows in ``tapes`` or under ``work`` were measured with.
-    """
-    from labkit.measure import roofline  # with torch, which a banner does not need
-
+def record_roofs(measured: Path, identity: "Identity", tapes: Path = paths.RECORDED) -> None:
+    """Keep the roofs that a machine measured, for those who read the lessons without it."""
     kept = [
         replace(row, kind=rows.RECORDED, source="labkit/measure/roofline.py") for row in rows.read(measured)
     ]
-    folder = (work or unfinished()) / identity.slug
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / "roofs.lock"):  # several lessons may be recorded at once, each on its GPU
-        roofline.add_recorded(tapes / identity.slug, kept, unfinished=folder)
+    rows.write(tapes / identity.slug / "roofs.jsonl", kept)
 
 
 def write(path: Path, notebook: "NotebookNode") -> None:

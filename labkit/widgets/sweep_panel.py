@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit import gpu, paths
-from labkit.measure import clocks, journal, lock, rows, sweeps
+from labkit.measure import clocks, lock, rows, sweeps
 from labkit.measure.contender import Contender, Shape
 from labkit.measure.results import Results
 from labkit.profiling import counted_sweep
@@ -232,9 +232,9 @@ class SweepPanel:
     async def _measure(self, selection: Selection, run: _Run) -> None:
         """Sweep in a thread; Stop does not wait for a slow call, such as a compilation."""
         wake, context = self._loop.call_soon_threadsafe, contextvars.copy_context()
-        context.run(lock.SECTION.set, lambda act: lock.on_main_thread(act, wake, run.stop.is_set))
+        context.run(lock.RUN_SECTION.set, lambda act: lock.on_main_thread(act, wake, run.stop.is_set))
         if self._interactive:
-            context.run(lock.TELL.set, partial(self._call_on_loop, self._show_queue, run))
+            context.run(lock.SHOW_QUEUE.set, partial(self._call_on_loop, self._show_queue, run))
         worker = self._loop.run_in_executor(None, context.run, self._measure_in_thread, selection, run)
         self._worker = worker
         try:
@@ -258,12 +258,12 @@ class SweepPanel:
             """In the measuring thread, which goes on when the row is kept and shown."""
             if row not in self.own:
                 rows.append(self.plan.path, row)
-            key = journal.asked_key(row)
-            self.own = [*(known for known in self.own if journal.asked_key(known) != key), row]
+            key = row.asked_key
+            self.own = [*(known for known in self.own if known.asked_key != key), row]
             run.done += 1
             if self._interactive:
                 *_, last = (one.name for one in contenders if one.fits(row.shape))
-                lock.SECTION.get()(partial(self._show_progress, run, row.contender == last))
+                lock.RUN_SECTION.get()(partial(self._show_progress, run, row.contender == last))
 
         sweeps.run(
             self.plan.suite,

@@ -197,7 +197,7 @@ def test_crossovers_are_interpolated_on_log_log_axes(xs, first, second, where):
 
 @pytest.mark.parametrize("columns", [([1, 2], [1, 2], [1]), ([1, 2], [1, 0], [1, 2]), ([1], [1], [math.nan])])
 def test_what_cannot_cross_is_a_value_error(columns):
-    with pytest.raises(ValueError, match="must"):
+    with pytest.raises(ValueError):
         crossovers(*columns)
 
 
