@@ -98,8 +98,8 @@ class Comparison:
             pairs = [(got, want)]
             if self.direction != "forward":
                 upstream = (2 * want.detach()).to(got.dtype)
-                grads = gradients(got, inputs, upstream, keep=self._keep)
-                pairs += zip(grads, gradients(want, exact, upstream.double()), strict=True)
+                grads = torch.autograd.grad(got, inputs, upstream, retain_graph=self._keep)
+                pairs += zip(grads, torch.autograd.grad(want, exact, upstream.double()), strict=True)
         return _worst(pairs)
 
     def at_full_size(self, inputs: Sequence[Tensor], *, all_rows: bool) -> float:
@@ -116,11 +116,13 @@ class Comparison:
     def repeated(self, inputs: Sequence[Tensor]) -> float:
         """Largest relative difference between a second backward pass of one forward and the first."""
         output = self.call(*inputs)
-        first, second = (gradients(output, inputs, output.detach(), keep=True) for _ in range(2))
+        upstream = output.detach()
+        first, second = (torch.autograd.grad(output, inputs, upstream, retain_graph=True) for _ in range(2))
         return _worst(zip(second, first, strict=True))
 
     @property
     def _keep(self) -> bool:
+        """Whether another backward pass will need what the forward pass saved."""
         return self.direction == "backward"
 
     def _grad_mode(self) -> torch.set_grad_enabled:
@@ -141,12 +143,12 @@ class Comparison:
         else:
             chunks = [some]
             upstream = torch.zeros_like(upstream).index_copy(0, some, upstream[some])
-        got = gradients(output, inputs, upstream, keep=self._keep)
+        got = torch.autograd.grad(output, inputs, upstream, retain_graph=self._keep)
         totals: dict[int, Tensor] = {}  # by input without rows: the sum over the chunks
         pairs: Pairs = []
         for rows in chunks:
             exact = self._exact(inputs, rows)
-            wanted = gradients(self.reference(*exact), exact, upstream[rows].double())
+            wanted = torch.autograd.grad(self.reference(*exact), exact, upstream[rows].double())
             for index, want in enumerate(wanted):
                 if index not in self.batched:
                     totals[index] = totals.get(index, 0) + want
@@ -165,13 +167,6 @@ def sampled_rows(batch: int) -> Tensor:
     ends = [*range(min(EDGE_ROWS, batch)), *range(max(batch - EDGE_ROWS, 0), batch)]
     between = torch.linspace(0, batch - 1, min(SPREAD_ROWS, batch)).long()
     return torch.cat([torch.tensor(ends, dtype=torch.long), between]).unique()
-
-
-def gradients(
-    output: Tensor, inputs: Sequence[Tensor], upstream: Tensor, *, keep: bool = False
-) -> tuple[Tensor, ...]:
-    """The gradient of each input. ``keep`` leaves what the forward pass saved for another backward pass."""
-    return torch.autograd.grad(output, inputs, upstream, retain_graph=keep)
 
 
 def _worst(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:

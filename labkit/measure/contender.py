@@ -108,23 +108,19 @@ def repeatable(direction: str) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without max-autotune's log of every candidate, and of those that ask for too much shared memory.
+def silence_compiler() -> None:
+    """From here on torch.compile does not log every candidate of max-autotune, nor advise to allow TF32.
 
-    And without the advice to allow TF32, from here on: that it is off is the course's rule for float32.
+    That TF32 is off is the course's rule for float32.
     """
     from torch._inductor import config  # not before it is needed: importing it takes a second
 
+    config.autotune_num_choices_displayed = 0
+    config.max_autotune_report_choices_stats = False
+    logging.getLogger("torch._inductor.select_algorithm").addFilter(_is_no_candidate)
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
-    log = logging.getLogger("torch._inductor.select_algorithm")
-    log.addFilter(_is_no_candidate)
-    try:
-        with config.patch(autotune_num_choices_displayed=0, max_autotune_report_choices_stats=False):
-            yield
-    finally:
-        log.removeFilter(_is_no_candidate)
 
 
 def _is_no_candidate(record: logging.LogRecord) -> bool:
+    """Whether a log record is not of a candidate that asks for too much shared memory."""
     return not str(record.msg).startswith("Runtime error during autotuning")

@@ -8,7 +8,7 @@ host down is seen by a piece of work that always takes as long (:class:`HostSpee
 import math
 import os
 import time
-from collections.abc import Callable
+import timeit
 from functools import cache
 from typing import Any
 
@@ -29,6 +29,8 @@ events, and by the host clock 1 of 10, where Python itself was disturbed."""
 SLOWED = 1.3
 """So many times as long as at its best takes work on a core that is shared: on a virtual machine beside an
 H200 it was 1.5 to 1.8, for seconds, with eager steps at 1.5 to 2.2; in its quiet moments 0.9 to 1.1."""
+WORK = "for number in range(1500): number * number"
+"""About 0.1 ms of Python."""
 TICK_US = 0.5
 """A narrower spread is that of the clock itself."""
 
@@ -60,29 +62,22 @@ class HostSpeed:
     from the beginning is not found out.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock, self._since_s = clock, 0.0
+    def __init__(self) -> None:
+        self._since_s = -math.inf
+        """When the present minute began."""
         self._best_s, self._before_s = math.inf, math.inf
-        """Of the present minute, and of the last one in which it was asked."""
+        """The best of the present minute, and of the last one in which it was asked."""
 
     def slowed(self) -> bool:
         """Whether the host is slower now; the first answer takes 0.2 s, the others 0.2 ms."""
-        now = self._clock()
+        now = time.monotonic()
         if math.isinf(self._best_s):
-            self._since_s = now
-            while self._clock() - now < 0.2:
-                self._best_s = min(self._best_s, self._took())
+            self._best_s, self._since_s = min(timeit.repeat(WORK, number=1, repeat=2000)), now
         elif now - self._since_s > 60:
-            self._since_s, self._before_s, self._best_s = now, self._best_s, math.inf
-        took = min(self._took() for _ in range(3))
-        self._best_s = min(self._best_s, took)
-        return took > SLOWED * min(self._best_s, self._before_s)
-
-    def _took(self) -> float:
-        started, total = self._clock(), 0
-        for number in range(1500):
-            total += number * number
-        return self._clock() - started
+            self._best_s, self._before_s, self._since_s = math.inf, self._best_s, now
+        took_s = min(timeit.repeat(WORK, number=1, repeat=3))
+        self._best_s = min(self._best_s, took_s)
+        return took_s > SLOWED * min(self._best_s, self._before_s)
 
 
 host_speed = HostSpeed()

@@ -23,7 +23,7 @@ from labkit import gpu, paths
 from labkit.measure import accuracy, clocks, lock, machine, memory, roofline, rows
 from labkit.measure.clocks import Cache, Clock, Gap, Timing
 from labkit.measure.cold_cache import Job
-from labkit.measure.contender import Contender, Shape, Work, quiet, repeatable
+from labkit.measure.contender import Contender, Shape, Work, repeatable, silence_compiler
 from labkit.measure.lock import StoppedError, raise_if_stopped
 from labkit.measure.results import Results
 from labkit.measure.rows import TAPE, Journal, Key, Row, Way
@@ -149,6 +149,7 @@ class _Sweep:
         self, contenders: Sequence[Contender], shape: Shape, stop: Callable[[], bool]
     ) -> list[Row]:
         """A row for each contender: is it right, how much memory does it take, and how long?"""
+        silence_compiler()
         if any(contender.compiled for contender in contenders):
             torch.compiler.reset()  # it gets fresh code for each shape, not a dynamic one
         itemsize = cast(torch.dtype, getattr(torch, self.dtype)).itemsize
@@ -167,7 +168,7 @@ class _Sweep:
                 "source": code(contender),
             }
             try:
-                with repeatable(self.direction), quiet():
+                with repeatable(self.direction):
                     raise_if_stopped(stop)
                     call = contender.made()
                     if id(work) not in shared:
@@ -180,12 +181,12 @@ class _Sweep:
                         if known["note"]:
                             continue
                     raise_if_stopped(stop)
-                    job = self._job(call, inputs)
+                    timed, whole = self._jobs(call, inputs)
                     # Compiled to be repeated, a backward pass may not reuse memory as it does otherwise:
                     # no fair number.
                     if not (contender.compiled and self.direction == "backward"):
-                        known["peak_bytes"] = self._peak_bytes(call, job)
-                    jobs[contender.name] = job
+                        known["peak_bytes"] = memory.peak_bytes(partial(whole.call, *whole.inputs))
+                    jobs[contender.name] = timed
             except StoppedError:
                 raise
             except Exception as problem:  # becomes the note of this contender's gap
@@ -207,29 +208,22 @@ class _Sweep:
         dtype, differentiable = getattr(torch, self.dtype), self.direction != "forward"
         return tuple(t.to(gpu.device(), dtype).requires_grad_(differentiable) for t in work.inputs(shape))
 
-    def _job(self, call: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Job:
+    def _jobs(self, call: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> tuple[Job, Job]:
+        """What is timed; and the whole call, with its forward pass where only the backward pass is timed."""
         if self.direction == "forward":
-            return Job(torch.no_grad()(call), inputs)
+            job = Job(torch.no_grad()(call), inputs)
+            return job, job
 
         # The upstream gradient is an input too: a cold run rotates it with the others.
         def forward(*tensors: Tensor) -> tuple[Any, ...]:
             return call(*tensors[:-1]), tensors[:-1], tensors[-1]
 
         given = (*inputs, torch.randn_like(call(*inputs)))
-        if self.direction == "backward":  # its forward runs outside the timed region, once for each set
-            return Job(partial(accuracy.gradients, keep=True), given, setup=forward)
-        return Job(lambda *tensors: accuracy.gradients(*forward(*tensors)), given)
-
-    def _peak_bytes(self, call: Callable[..., Tensor], job: Job) -> int:
-        """Bytes of forward, or of forward and backward together."""
-        if self.direction == "forward":
-            return memory.peak_bytes(lambda: job.call(*job.inputs))
-
-        def both() -> tuple[Any, ...]:
-            output = call(*job.inputs[:-1])
-            return output, accuracy.gradients(output, job.inputs[:-1], job.inputs[-1])
-
-        return memory.peak_bytes(both)
+        whole = Job(lambda *tensors: torch.autograd.grad(*forward(*tensors)), given)
+        if self.direction == "forward_backward":
+            return whole, whole
+        # Its forward pass runs outside the timed region, once for each set of inputs.
+        return Job(partial(torch.autograd.grad, retain_graph=True), given, setup=forward), whole
 
     def _time(self, jobs: Mapping[str, Job], stop: Callable[[], bool]) -> dict[str, Timing | Gap]:
         """All jobs in one run: of several runs the one with fewest gaps, then with fewest disturbed times."""

@@ -118,7 +118,7 @@ def test_only_a_backward_that_will_be_repeated_keeps_what_was_saved(direction, k
     """torch.compile reuses that memory, or not, from the first backward on."""
     asked, original = [], torch.autograd.grad
 
-    def grad(output, inputs_, upstream, retain_graph):
+    def grad(output, inputs_, upstream, retain_graph=False):
         asked.append((output.dtype, retain_graph))
         return original(output, inputs_, upstream, retain_graph=retain_graph)
 

@@ -138,14 +138,14 @@ def test_a_spread_is_wide_by_the_measure_of_its_clock():
 def paced(monkeypatch):
     """A pace in virtual time, and how many seconds its piece of work takes: the first of a list."""
     now, each = [0.0], [1.0]
-    pace = noise.HostSpeed(lambda: now[0])
 
-    def took():
-        now[0] += each[0]
-        return each[0]
+    def repeat(work, number, repeat):
+        now[0] += repeat * each[0] if repeat == 3 else 0.0
+        return [each[0]] * repeat
 
-    monkeypatch.setattr(pace, "_took", took)
-    return pace, each
+    monkeypatch.setattr(noise, "timeit", SimpleNamespace(repeat=repeat))
+    monkeypatch.setattr(noise, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return noise.HostSpeed(), each
 
 
 def test_a_pace_is_slow_beside_the_best_so_far(paced):
