@@ -91,7 +91,7 @@ class Run:
         rows.drop_expired((paths.cache() / "bench").glob("*/*.jsonl"))
         for name, parts in self.suites.items():
             ways = {
-                key: machine.way(self._code[key[:2]], one.peer and peers.installed(one.peer))
+                key: machine.conditions(self._code[key[:2]], one.peer and peers.installed(one.peer))
                 for part in parts
                 for key, one in part.planned().items()
             }

@@ -29,12 +29,11 @@ CHUNK_ROWS = 2**14
 Pairs = list[tuple[Tensor, Tensor]]
 
 
-def examine(
+def check_contender(
     contender: Contender,
     call: Callable[..., Tensor],
     shape: Shape,
     inputs: tuple[Tensor, ...],
-    dtype: str,
     direction: str,
 ) -> tuple[float, str]:
     """The relative error of ``call``, which is the contender's, and what is wrong with it: "" if it is right.
@@ -47,7 +46,8 @@ def examine(
     A long chain in half precision may be off by more than ALLOWED_ERROR, but not by far more than plain
     PyTorch is itself. A backward pass that is timed alone has to give the same gradients a second time.
     """
-    work, allowed = contender.work, ALLOWED_ERROR[dtype]
+    work, dtype = contender.work, str(inputs[0].dtype).removeprefix("torch.")
+    allowed = ALLOWED_ERROR[dtype]
     assert work.reference is not None, "a random result cannot be compared"
     capped = {axis: min(size, work.sample.get(axis, size)) for axis, size in shape.items()}
     sampled = inputs

@@ -54,12 +54,6 @@ NO_GPU = re.compile(
 class CannotTimeError(RuntimeError):
     """There is no GPU to time here; Triton's interpreter is Python and its seconds mean nothing."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "Nothing is timed here: without a GPU Triton interprets the kernels in Python, "
-            "and those seconds say nothing about a GPU. launch_counts.count(call) counts instead."
-        )
-
 
 @dataclass(frozen=True)
 class Timing:
@@ -159,7 +153,6 @@ def measure(
     clock: Clock = "graph",
     cache: Cache = "cold",
     budget_s: float = 0.15,
-    seed: int = 0,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Timing | Gap]:
     """Time several calls in one interleaved run.
@@ -175,7 +168,10 @@ def measure(
     """
     check_names(clock, cache)
     if not gpu.available():
-        raise CannotTimeError
+        raise CannotTimeError(
+            "Nothing is timed here: without a GPU Triton interprets the kernels in Python, "
+            "and those seconds say nothing about a GPU. launch_counts.count(call) counts instead."
+        )
     gaps: dict[str, Timing | Gap] = {}
 
     @contextmanager
@@ -190,7 +186,7 @@ def measure(
             gaps[name] = Gap(describe(error))
 
     samplers: dict[str, _Sampler] = {}
-    shuffle, patience_s = random.Random(seed), PATIENCE * budget_s
+    shuffle, patience_s = random.Random(0).shuffle, PATIENCE * budget_s
     with thread_lock(stop), gpu.full_float32():
         cuda = Cuda()
         for name, job in jobs.items():
@@ -204,7 +200,7 @@ def measure(
             watch = noise.GpuWatch()
             for round_ in range(max(counts.values(), default=0)):
                 names = [name for name, count in counts.items() if round_ < count and name not in gaps]
-                shuffle.shuffle(names)
+                shuffle(names)
                 for name in names:
                     with gap_on_error(name):
                         while lost_s := samplers[name].sample(keep_slowed=patience_s < 0):

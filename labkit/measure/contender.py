@@ -69,8 +69,8 @@ class Contender:
         if self.mode and not self.compiled:
             raise ValueError(f"mode: {self.mode!r} is for torch.compile, so {self.name} needs compiled=True")
 
-    def made(self) -> Callable[..., Tensor]:
-        """The call, passed through torch.compile for the shapes that it will see when ``compiled``."""
+    def build(self) -> Callable[..., Tensor]:
+        """The call; when ``compiled``, passed through torch.compile for the shapes that it will see."""
         return torch.compile(self.call, dynamic=False, mode=self.mode) if self.compiled else self.call
 
     def takes(self, dtype: str) -> bool:
@@ -92,7 +92,7 @@ class Contender:
 
 
 @contextmanager
-def repeatable(direction: str) -> Iterator[None]:
+def repeatable_backward(direction: str) -> Iterator[None]:
     """A backward pass that torch.compile makes here can run again and again on one forward pass.
 
     It leaves what the forward saved alone when the first backward asks for that. But compiled code is cached,

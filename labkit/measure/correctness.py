@@ -333,11 +333,8 @@ class Fences(dispatch_mode.Mode):
 
 
 _UNINITIALISED = {
-    torch.ops.aten.empty,
-    torch.ops.aten.empty_like,
-    torch.ops.aten.empty_strided,
-    torch.ops.aten.new_empty,
-    torch.ops.aten.new_empty_strided,
+    getattr(torch.ops.aten, name)
+    for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 }
 
 

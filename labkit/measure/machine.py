@@ -11,7 +11,7 @@ import triton
 
 from labkit import gpu
 from labkit.measure import noise
-from labkit.measure.rows import Way
+from labkit.measure.rows import Conditions
 
 
 @dataclass(frozen=True)
@@ -48,18 +48,11 @@ def identity() -> Identity:
 
 def stamp() -> dict[str, Any]:
     """The columns of a row that say where and when it was measured."""
-    here = identity()
-    return {
-        "device": here.device,
-        "driver": here.driver,
-        "torch": here.torch,
-        "triton": here.triton,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "card": gpu.card(),
-    }
+    versions = {name: getattr(identity(), name) for name in ("device", "driver", "torch", "triton")}
+    return versions | {"date": datetime.now(UTC).isoformat(timespec="seconds"), "card": gpu.card()}
 
 
-def way(source: str, peer_version: str | None) -> Way:
-    """How code would be measured now, on this machine: the ``way`` of the row that it would get."""
+def conditions(source: str, peer_version: str | None) -> Conditions:
+    """How code would be measured now, on this machine: the ``conditions`` of the row that it would get."""
     here = identity()
     return source, peer_version, here.device, here.driver, here.torch, here.triton

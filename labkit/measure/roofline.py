@@ -133,7 +133,7 @@ def roofs(*, again: bool = False) -> Roofs | None:
 def recorded_roofs(device: str = "") -> Roofs | None:
     """The roofs of a recorded device, of the first one without a name; None where it left none."""
     for path in sorted(paths.RECORDED.glob(f"*/{FILE}")):
-        found = rows.of_a_tape(path)
+        found = rows.read_recorded(path)
         if found and device in ("", found[0].device):
             return _from_rows(found)
     return None
@@ -231,9 +231,7 @@ def _from_rows(measured: list[Row]) -> Roofs:
 # ---- floors -----------------------------------------------------------------------------------------------
 
 
-def floor_us(
-    roofs: Roofs, *, min_bytes: float, flops: float = 0.0, dtype: str = "float32", launches: int = 1
-) -> float:
+def floor_us(roofs: Roofs, *, min_bytes: float, flops: float = 0.0, dtype: str = "float32") -> float:
     """No version runs faster: the largest of launch, memory and arithmetic floor, in microseconds.
 
     ``min_bytes`` must cross device memory at least once (each input read, each output written), at the
@@ -242,7 +240,7 @@ def floor_us(
     The roofline model: Williams, Waterman, Patterson, CACM 52(4), 2009; here as time, with launches.
     """
     arithmetic = flops / roofs.matmul[dtype] * 1e6 if flops else 0.0
-    return max(launches * roofs.node_us, min_bytes / roofs.bandwidth * 1e6, arithmetic)
+    return max(roofs.node_us, min_bytes / roofs.bandwidth * 1e6, arithmetic)
 
 
 def regimes(

@@ -31,7 +31,7 @@ RESUME_WITHIN_S = 3600
 
 Key = tuple[Any, ...]
 """What identifies a measurement, whenever and wherever it was made: a :attr:`Row.key`."""
-Way = tuple[str | None, ...]
+Conditions = tuple[str | None, ...]
 """Code, device and versions of a measurement."""
 
 
@@ -95,7 +95,7 @@ class Row:
         return replace(self, clock=self.asked_clock).key
 
     @property
-    def way(self) -> Way:
+    def conditions(self) -> Conditions:
         """Code, device and versions that it was measured with."""
         return self.source, self.peer_version, self.device, self.driver, self.torch, self.triton
 
@@ -140,7 +140,7 @@ def read(path: Path) -> list[Row]:
     return found
 
 
-def readable(path: Path) -> list[Row]:
+def read_valid(path: Path) -> list[Row]:
     """Rows of a file without the lines that are damaged or of another schema: these are measured again."""
     found = []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else ():
@@ -183,14 +183,14 @@ def recorded(suite: str) -> list[Row]:
     for a tape that is damaged or of another schema.
     """
     for folder in sorted(paths.RECORDED.glob("*/")):
-        found = [row for tape in sorted(folder.glob("*.jsonl")) for row in of_a_tape(tape)]
+        found = [row for tape in sorted(folder.glob("*.jsonl")) for row in read_recorded(tape)]
         found = [row for row in found if f"{row.suite}/".startswith(f"{suite}/")]
         if found:
             return found
     return []
 
 
-def of_a_tape(tape: Path) -> list[Row]:
+def read_recorded(tape: Path) -> list[Row]:
     """Rows of a recorded file; ValueError, which says what to do, for a damaged one or another schema."""
     if not tape.exists():
         return []
@@ -227,15 +227,15 @@ def table(rows: Iterable[Row], axes: Iterable[str] = ()) -> "Results":
 class Journal:
     """The rows of a run in a file, which may hold rows of others, too.
 
-    ``wanted`` says for each key that the run will measure in which way. With ``tape`` the rows stay when the
-    run is complete, and disturbed ones count.
+    ``wanted`` has the present conditions for each key that the run will measure. With ``tape`` the rows stay
+    when the run is complete, and disturbed ones count.
     """
 
-    def __init__(self, path: Path, wanted: Mapping[Key, Way], *, tape: bool) -> None:
+    def __init__(self, path: Path, wanted: Mapping[Key, Conditions], *, tape: bool) -> None:
         self.path, self.tape, self._wanted = path, tape, wanted
-        found = readable(path)
+        found = read_valid(path)
         usable = [row for row in found if row.median_us is not None and (tape or not row.noise)]
-        self.kept = {row.asked_key: row for row in usable if row.way == wanted.get(row.asked_key)}
+        self.kept = {row.asked_key: row for row in usable if row.conditions == wanted.get(row.asked_key)}
         """The rows that need not be measured, by their key."""
         # What is measured again, and a torn last line, are not in the file any more.
         stay = [row for row in found if row.asked_key not in wanted or self.kept.get(row.asked_key) is row]
@@ -245,7 +245,7 @@ class Journal:
         """The run is complete: its rows leave the file, so that the next one starts afresh; not of a tape."""
         if self.tape:
             return
-        others = [row for row in readable(self.path) if row.asked_key not in self._wanted]
+        others = [row for row in read_valid(self.path) if row.asked_key not in self._wanted]
         if others:
             write(self.path, others)
         else:

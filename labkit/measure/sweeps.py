@@ -23,10 +23,10 @@ from labkit import gpu, paths
 from labkit.measure import accuracy, clocks, lock, machine, memory, roofline, rows
 from labkit.measure.clocks import Cache, Clock, Gap, Timing
 from labkit.measure.cold_cache import Job
-from labkit.measure.contender import Contender, Shape, Work, repeatable, silence_compiler
+from labkit.measure.contender import Contender, Shape, Work, repeatable_backward, silence_compiler
 from labkit.measure.lock import StoppedError, raise_if_stopped
 from labkit.measure.results import Results
-from labkit.measure.rows import TAPE, Journal, Key, Row, Way
+from labkit.measure.rows import TAPE, Conditions, Journal, Key, Row
 
 REPEATS = 2
 """How often a disturbed point is measured again for a tape: others will read it, and cannot."""
@@ -79,9 +79,9 @@ def run(
     axes = list(dict.fromkeys(axis for shape in shapes for axis in shape))
     if not gpu.available():
         return rows.table((row for row in rows.recorded(suite) if this.matches(row)), axes)
-    ways = {contender.name: way(contender) for contender in contenders}
+    now = {contender.name: conditions(contender) for contender in contenders}
     plan = [(shape, [contender for contender in contenders if contender.fits(shape)]) for shape in shapes]
-    wanted = {this.key(contender, shape): ways[contender.name] for shape, here in plan for contender in here}
+    wanted = {this.key(contender, shape): now[contender.name] for shape, here in plan for contender in here}
     file = tape or paths.cache() / "sweeps" / machine.identity().slug / f"{suite.replace('/', '-')}.jsonl"
     if not tape:
         rows.drop_expired([file])
@@ -168,15 +168,15 @@ class _Sweep:
                 "source": code(contender),
             }
             try:
-                with repeatable(self.direction):
+                with repeatable_backward(self.direction):
                     raise_if_stopped(stop)
-                    call = contender.made()
+                    call = contender.build()
                     if id(work) not in shared:
                         shared[id(work)] = self._inputs(work, shape)
                     inputs = shared[id(work)]
                     if work.reference:
-                        found = accuracy.examine(contender, call, shape, inputs, self.dtype, self.direction)
-                        error, known["note"] = found
+                        checked = accuracy.check_contender(contender, call, shape, inputs, self.direction)
+                        error, known["note"] = checked
                         known["relative_error"] = error if math.isfinite(error) else None  # JSON has no NaN
                         if known["note"]:
                             continue
@@ -274,9 +274,9 @@ def code(contender: Contender) -> str:
     return f"code {contender.fingerprint()}"
 
 
-def way(contender: Contender) -> Way:
+def conditions(contender: Contender) -> Conditions:
     """How a contender would be measured now."""
-    return machine.way(code(contender), _version(contender.peer))
+    return machine.conditions(code(contender), _version(contender.peer))
 
 
 # ---- what a lesson measures in its own way ----------------------------------------------------------------

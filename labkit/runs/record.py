@@ -276,7 +276,7 @@ def _cards(lesson: str, stamp: Stamp) -> set[str]:
 
     being_made = os.environ.get(rows.TAPE) if os.environ.get(STAMP_VARIABLE) else None
     tapes = [Path(being_made)] if being_made else paths.RECORDED.glob(f"*/{notebooks.key(lesson)}.jsonl")
-    measured = (row for tape in tapes for row in rows.of_a_tape(tape))
+    measured = (row for tape in tapes for row in rows.read_recorded(tape))
     cards = {row.card for row in measured if row.device == stamp.device and row.card}
     return cards | {gpu.card()} if being_made else cards
 

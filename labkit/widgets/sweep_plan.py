@@ -137,10 +137,10 @@ class SweepPlan:
         """
         if not gpu.available():
             return []
-        ways = {contender.name: sweeps.way(contender) for contender in self.contenders}
+        now = {contender.name: sweeps.conditions(contender) for contender in self.contenders}
         latest: dict[object, rows.Row] = {}
-        for row in rows.readable(self.path):
-            if row.suite == self.suite and row.way == ways.get(row.contender):
+        for row in rows.read_valid(self.path):
+            if row.suite == self.suite and row.conditions == now.get(row.contender):
                 kind = rows.LIVE if row.age_s() < rows.RESUME_WITHIN_S else rows.RECORDED
                 latest[row.asked_key] = replace(row, kind=kind)
         return list(latest.values())

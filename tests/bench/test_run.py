@@ -140,7 +140,7 @@ def test_peers_that_are_missing_or_of_another_version_are_named(toy, monkeypatch
     output = run_labkit("affine", "--peers", "--json", OUT)
     assert "no time: Peer, 2 of bench/affine: MissingError: a-peer is not installed" in output
     assert [(row.contender, row.median_us) for row in rows.read(OUT) if row.peer] == [("Peer", None)] * 2
-    assert f"numpy is version {machine.version('numpy')}: its contenders were tried with 0.1." in output
+    assert f"numpy is version {sweeps.version('numpy')}: its contenders were tried with 0.1." in output
     assert "no-such-package-of-ours" not in output and "numpy is version" not in run_labkit("affine")
 
 

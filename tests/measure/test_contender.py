@@ -21,8 +21,8 @@ def test_candidates_that_do_not_fit_are_not_logged_and_other_errors_are(caplog):
 
 def test_only_a_backward_pass_is_made_to_be_repeated():
     plain = torch.compiler.config.cache_key_tag
-    with contender.repeatable("forward_backward"):
+    with contender.repeatable_backward("forward_backward"):
         assert torch.compiler.config.cache_key_tag == plain
-    with contender.repeatable("backward"):
+    with contender.repeatable_backward("backward"):
         assert torch.compiler.config.cache_key_tag != plain
     assert torch.compiler.config.cache_key_tag == plain

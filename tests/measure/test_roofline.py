@@ -228,7 +228,6 @@ FLOORS = Roofs(
     ("asked", "us"),
     [
         ({"min_bytes": 0}, 1.5),
-        ({"min_bytes": 4, "launches": 3}, 4.5),
         ({"min_bytes": 2e9}, 2000.0),
         ({"min_bytes": 0, "flops": 5e6}, 5.0),
         ({"min_bytes": 2e9, "flops": 5e9}, 5000.0),

@@ -140,7 +140,7 @@ def test_a_row_that_does_not_fit_on_the_disk_is_refused_and_the_others_stay(tmp_
         monkeypatch.undo()
     assert room is None or rows.read(path) == [GOOD]
     rows.append(path, GAP)
-    assert rows.readable(path)[-1] == GAP and rows.readable(path)[0] == GOOD
+    assert rows.read_valid(path)[-1] == GAP and rows.read_valid(path)[0] == GOOD
 
 
 def test_lines_of_two_writers_do_not_mix(tmp_path):
@@ -155,7 +155,7 @@ def test_a_last_line_that_is_torn_is_dropped_and_one_that_only_lacks_its_end_is_
     path = tmp_path / "tape.jsonl"
     line = GAP.to_json()
     path.write_text(GOOD.to_json() + "\n" + line[: len(line) - cut])
-    assert rows.read(path) == rows.readable(path) == [GOOD, GAP][:kept]
+    assert rows.read(path) == rows.read_valid(path) == [GOOD, GAP][:kept]
 
 
 @pytest.mark.parametrize("damage", [b"{}", b"not JSON", b"\xff\xfe", b'{"suite": "su'])
@@ -168,7 +168,7 @@ def test_a_broken_line_in_the_middle_is_an_error_or_costs_itself_alone(tmp_path,
     rows.append(path, GOOD)
     with pytest.raises(ValueError):
         rows.read(path)
-    assert rows.readable(path) == [GAP, GOOD]
+    assert rows.read_valid(path) == [GAP, GOOD]
 
 
 def test_recorded_takes_a_suite_and_those_below_it_of_one_device(tapes):

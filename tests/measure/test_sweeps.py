@@ -460,8 +460,8 @@ def test_a_grid_is_a_run_for_every_combination(gpu):
 @pytest.mark.parametrize("how", ["live", "tape=", "LABKIT_TAPE"])
 def test_a_disturbed_point_says_so_and_is_measured_again_for_a_tape(gpu, tmp_path, monkeypatch, how):
     found, asked = ["", "first", "second", "third", "fourth", ""], []
-    gauge = type("Gauge", (), {"look": lambda _: None, "finish": lambda _: asked.append(1) or found.pop(0)})
-    monkeypatch.setattr(clocks.noise, "GpuWatch", gauge)
+    watch = type("Watch", (), {"look": lambda _: None, "finish": lambda _: asked.append(1) or found.pop(0)})
+    monkeypatch.setattr(clocks.noise, "GpuWatch", watch)
     tape = tmp_path / "tape.jsonl"
     options = {"tape": tape} if how == "tape=" else {}
     if how == "LABKIT_TAPE":

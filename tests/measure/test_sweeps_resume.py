@@ -102,8 +102,8 @@ def test_an_interrupted_sweep_measures_the_rest_and_tells_of_all(gpu, either):
 @pytest.mark.parametrize("tape", [False, True])
 def test_a_complete_or_disturbed_sweep_starts_afresh_but_on_a_tape_it_stays(gpu, tmp_path, monkeypatch, tape):
     one, noise, path = Counted(gpu), ["", *["somebody else"] * (1 + sweeps.REPEATS)], tmp_path / "tape.jsonl"
-    gauge = type("Gauge", (), {"look": lambda _: None, "finish": lambda _: noise.pop(0) if noise else ""})
-    monkeypatch.setattr(clocks.noise, "GpuWatch", gauge)
+    watch = type("Watch", (), {"look": lambda _: None, "finish": lambda _: noise.pop(0) if noise else ""})
+    monkeypatch.setattr(clocks.noise, "GpuWatch", watch)
     options = {"tape": path} if tape else {}
     interrupt([one.contender], 2, **options)
     one.widths(), noise.clear()
@@ -137,7 +137,7 @@ def test_gaps_are_tried_again(gpu, either, kept):
     one.widths()
     table = run([one.contender, doubling(gpu, "other")])
     assert one.widths() == [16] and (table["note"] == "").tolist() == [kept, *[True] * 5]
-    on_disk = rows.readable(either)
+    on_disk = rows.read_valid(either)
     assert len({row.key for row in on_disk}) == len(on_disk), "one row of each"
 
 

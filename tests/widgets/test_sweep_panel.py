@@ -84,14 +84,14 @@ def disturbances(monkeypatch):
     """What disturbs the points, one after another; then nothing does."""
     found = []
 
-    class Gauge:
+    class Watch:
         def look(self):
             pass
 
-        def finding(self):
+        def finish(self):
             return found.pop(0) if found else ""
 
-    monkeypatch.setattr(noise, "Gauge", Gauge)
+    monkeypatch.setattr(noise, "GpuWatch", Watch)
     return found
 
 
