@@ -100,10 +100,11 @@ class Results(pd.DataFrame):
 
     def speedup(self, of: str, over: str, **where: Any) -> Measured:
         """How many times as fast as ``over`` is ``of``, both timed by one clock."""
-        both = self._where(**where)
-        both = both[both["contender"].isin([of, over]) & both["median_us"].notna()] if len(both) else both
-        if len(both) and both["clock"].nunique() > 1:
-            return MISSING
+        found = self._where(**where)
+        if not found.empty:
+            timed = found[found["contender"].isin([of, over]) & found["median_us"].notna()]
+            if timed["clock"].nunique() > 1:
+                return MISSING
         return self.time(over, **where) / self.time(of, **where)
 
     def share(self, contender: str, **where: Any) -> Measured:
@@ -126,9 +127,10 @@ class Results(pd.DataFrame):
         `MISSING` unless both were measured in every case of either, by one clock and in one cache state.
         """
         ratios: list[float] = []
-        both = self[self["contender"].isin([of, over])] if len(self) else self
-        apart = ["direction", "dtype", *self._axes()]
-        for _, case in both.groupby(apart, dropna=False) if len(both) else ():
+        if self.empty:
+            return MISSING
+        both = self[self["contender"].isin([of, over])]
+        for _, case in both.groupby(["direction", "dtype", *self._axes()], dropna=False):
             found = case.paired(of, over, "direction")
             if found.empty or case["median_us"].isna().any():
                 return MISSING
@@ -153,10 +155,11 @@ class Results(pd.DataFrame):
 
     def growth(self, of: str, over: str, x: str = "width") -> Measured:
         """The power of ``x`` that the speedup of ``of`` over ``over`` grows with, fitted on log axes."""
-        found = self.speedups(of, over, x) if len(self) else self
+        found = self.speedups(of, over, x)
         if len(found) < 2:
             return MISSING
-        return measured(slope(found[x], found["speedup"]), Results(found)._origin())
+        power = np.polyfit(np.log(found[x]), np.log(found["speedup"]), 1)[0]  # least squares
+        return measured(float(power), Results(found)._origin())
 
     # ---- tables --------------------------------------------------------------------------------------------
 
@@ -296,8 +299,3 @@ def crossovers(xs: Sequence[float], first: Sequence[float], second: Sequence[flo
             between = x[i] - gap[i] * (x[j] - x[i]) / (gap[j] - gap[i])
             found.append(float(np.exp((equal[0] + equal[-1]) / 2 if len(equal) else between)))
     return found
-
-
-def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Exponent p of the power law y ~ x**p that fits best, by least squares on log-log axes."""
-    return float(np.polyfit(np.log(xs), np.log(ys), 1)[0])
