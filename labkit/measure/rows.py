@@ -108,7 +108,7 @@ class Row:
         """Read one line of a tape; ValueError when it is no JSON, or a field is missing or unknown."""
         try:
             return cls(**json.loads(line))
-        except TypeError as error:
+        except (TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"not a row of the schema: {error}") from error
 
     def to_json(self) -> str:
