@@ -12,11 +12,13 @@ from labkit.measure import lock
 
 HOLDER = """
 import os, sys
+from labkit import gpu
 from labkit.measure import lock
+gpu.uuid = lambda: sys.argv[1]
 {first}
-lock.GRACE_S = 0.0
-lock.TELL.set(lambda said: print("waits" if said else "served", flush=True))
-with lock.hold(sys.argv[1]):
+lock.SILENT_S = 0.0
+lock.SHOW_QUEUE.set(lambda said: print("waits" if said else "served", flush=True))
+with lock.gpu_lock():
     print("has it", flush=True)
     {while_held}
     sys.stdin.readline()
@@ -27,7 +29,7 @@ def begin(folder: Path, gpu: str, while_held: str = "", user: int | None = None)
     """A process that asks for its turn, says when it waits and has it, and keeps it until it is told."""
     # Once all is imported: where Python itself is installed another user may not read.
     first = "" if user is None else f"os.setuid({user})"
-    environment = {**os.environ, "PYTHONPATH": paths.python_path(), lock.FOLDER: str(folder)}
+    environment = {**os.environ, "PYTHONPATH": paths.python_path(), lock.FOLDER_VARIABLE: str(folder)}
     command = [sys.executable, "-c", HOLDER.format(first=first, while_held=while_held), gpu]
     return subprocess.Popen(
         command,

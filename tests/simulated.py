@@ -133,7 +133,7 @@ def ticking(gpu: Gpu, *times_us: float) -> Callable[..., None]:
     return lambda *_: gpu.launch(0.0, next(turn))
 
 
-HERE = Identity("Simulated", "570.1", "2.13.0", "3.7.1", (9, 0), 2**30, 0, 4)
+HERE = Identity("Simulated", "570.1", "2.13.0", "3.7.1", 2**30)
 
 
 def install(put: Callable[[object, str, Any], None]) -> Gpu:

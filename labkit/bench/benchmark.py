@@ -11,7 +11,7 @@ import torch
 from labkit.measure import rows
 from labkit.measure.clocks import Cache, Clock
 from labkit.measure.contender import Contender, Shape
-from labkit.measure.journal import Key
+from labkit.measure.rows import Key
 
 TUNE_THEMSELVES = ("fla-core",)
 """Packages whose kernels tune themselves at their first call for a width: before anything is timed, and not

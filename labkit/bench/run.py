@@ -1,7 +1,7 @@
 """Runs suites: every row is on the disk at once, so a run that was stopped goes on.
 
 Until a run is complete its rows are in the user's cache, a file for each suite. The next run takes from
-there what it would measure in the same way (labkit.measure.journal), if it starts within an hour after the
+there what it would measure in the same way (labkit.measure.rows), if it starts within an hour after the
 last row of any suite.
 """
 
@@ -17,7 +17,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from labkit import gpu, paths
 from labkit.bench.benchmark import Benchmark
-from labkit.measure import journal, lock, machine, rows, sweeps
+from labkit.measure import lock, machine, rows, sweeps
 from labkit.measure.rows import Row
 from labkit.plots.formatting import format_duration
 from labkit.runs.console import say
@@ -43,8 +43,8 @@ class Run:
         """
         if self.again:
             self.forget()
-        journal.drop_expired((paths.cache() / "bench").glob("*/*.jsonl"))
-        before = {row.to_json() for name in self.suites for row in rows.readable(tape(name))}
+        rows.drop_expired((paths.cache() / "bench").glob("*/*.jsonl"))
+        before = {row.to_json() for name in self.suites for row in rows.read_valid(tape(name))}
         parts = [(name, part) for name, parts in self.suites.items() for part in parts]
         code = sources(part for _, part in parts)
         columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TextColumn("{task.fields[row]}"))
@@ -83,7 +83,7 @@ def measure(part: Benchmark, tape: Path, on_row: Callable[[int, int, Row], None]
     """
     contenders, shapes = part.tuning()
     for one in contenders:
-        with lock.gpu_turn(), suppress(Exception):  # what fails here fails again in its row, and is its note
+        with lock.gpu_lock(), suppress(Exception):  # what fails here fails again in its row, and is its note
             peers.tune([one], shapes)
     for options in part.runs():
         try:

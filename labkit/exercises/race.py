@@ -66,7 +66,7 @@ def problem_at_size(lesson: str, exercise: Exercise, file: Path) -> Finding | No
     if not gpu.available():
         return None
     try:
-        with lock.gpu_turn():
+        with lock.gpu_lock():
             found: str = child_process.run(_run_at_size, lesson, exercise.name, file, seconds=LIMIT_S)
     except child_process.ChildError as error:
         observed = f"At the race's size, in a process of its own, it failed: {error}"

@@ -12,8 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from labkit.measure.contender import Contender, Shape
 from labkit.measure.correctness import relative_error
 
+ALLOWED_ERROR = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 2e-2}
+"""A larger relative error against float64 is a wrong result, not a rounding (TF32 has about 3e-4)."""
+CHAIN_FACTOR = 5
+"""A larger multiple of the allowed error is no rounding, however long the chain."""
+CHECKED_FLOPS = 10**11
+"""Gradients are checked in all rows at full size up to so many operations, beyond in some rows."""
 EDGE_ROWS, SPREAD_ROWS = 8, 64
 """Rows at each end of the batch, and rows spread evenly over it, that are compared at full size."""
 CHUNK_ROWS = 2**14
@@ -22,14 +29,55 @@ CHUNK_ROWS = 2**14
 Pairs = list[tuple[Tensor, Tensor]]
 
 
-class RepeatError(RuntimeError):
-    """A backward pass that cannot be timed by itself, again and again on one forward pass."""
+def check_contender(
+    contender: Contender,
+    call: Callable[..., Tensor],
+    shape: Shape,
+    inputs: tuple[Tensor, ...],
+    direction: str,
+) -> tuple[float, str]:
+    """The relative error of ``call``, which is the contender's, and what is wrong with it: "" if it is right.
 
-    def __init__(self, difference: float) -> None:
-        super().__init__(
+    The error is the largest of any tensor, by norms: of output and gradients at the sampled size, and of some
+    rows at full size. The gradients there are compared in all rows when the work takes no more than
+    CHECKED_FLOPS operations. What torch.compile makes for the sampled size is not what is timed, and takes
+    time to make: it is checked at full size only.
+
+    A long chain in half precision may be off by more than ALLOWED_ERROR, but not by far more than plain
+    PyTorch is itself. A backward pass that is timed alone has to give the same gradients a second time.
+    """
+    work, dtype = contender.work, str(inputs[0].dtype).removeprefix("torch.")
+    allowed = ALLOWED_ERROR[dtype]
+    assert work.reference is not None, "a random result cannot be compared"
+    capped = {axis: min(size, work.sample.get(axis, size)) for axis, size in shape.items()}
+    sampled = inputs
+    if capped != shape and not contender.compiled:
+        drawn = zip(work.inputs(capped), inputs, strict=True)
+        sampled = tuple(t.to(like).requires_grad_(like.requires_grad) for t, like in drawn)
+
+    def error_of(comparison: Comparison) -> float:
+        errors = [] if sampled is inputs and capped != shape else [comparison.complete(sampled)]
+        if capped != shape:
+            cheap = work.flops(shape, direction) <= CHECKED_FLOPS
+            errors.append(comparison.at_full_size(inputs, all_rows=cheap))
+        return float(np.max(errors))  # max() loses a NaN that is not the first
+
+    comparison = Comparison(call, work.reference, direction, work.batched)
+    error = error_of(comparison)
+    right = error <= allowed
+    if dtype != "float32" and allowed < error < CHAIN_FACTOR * allowed:
+        try:
+            right = error <= 2 * error_of(Comparison(work.reference, work.reference, direction, work.batched))
+        except RuntimeError:  # out of memory, or no such operation in half precision: nothing to go by
+            right = False
+    if not right:
+        return error, f"wrong result: relative error {error:.1e}"
+    if direction == "backward" and not (difference := comparison.repeated(sampled)) <= allowed:
+        return error, (
             "a second backward pass of one forward gives other gradients "
             f"(by {difference:.1e}): it overwrites what the forward saved; time forward_backward"
         )
+    return error, ""
 
 
 @dataclass(frozen=True)
@@ -45,95 +93,80 @@ class Comparison:
     def complete(self, inputs: Sequence[Tensor]) -> float:
         """Largest relative error of the output and the gradients, by norms; needs float64 copies of all."""
         with self._grad_mode():
-            exact = [t.detach().double().requires_grad_(t.requires_grad) for t in inputs]
+            exact = self._exact(inputs)
             got, want = self.call(*inputs), self.reference(*exact)
             pairs = [(got, want)]
             if self.direction != "forward":
                 upstream = (2 * want.detach()).to(got.dtype)
-                grads = gradients(got, inputs, upstream, keep=self._keep)
-                pairs += zip(grads, gradients(want, exact, upstream.double()), strict=True)
+                grads = torch.autograd.grad(got, inputs, upstream, retain_graph=self._keep)
+                pairs += zip(grads, torch.autograd.grad(want, exact, upstream.double()), strict=True)
         return _worst(pairs)
 
     def at_full_size(self, inputs: Sequence[Tensor], *, all_rows: bool) -> float:
         """Largest relative error of the output in some rows, and of the gradients in all rows or in those."""
         with self._grad_mode():
             output = self.call(*inputs)
-            some = spread(len(output)).to(output.device)
+            some = sampled_rows(len(output)).to(output.device)
             with torch.no_grad():
-                want = self.reference(*self._take(inputs, some))
-            pairs = [(output[some], want)]
+                pairs = [(output[some], self.reference(*self._exact(inputs, some)))]
             if self.direction != "forward":
-                pairs += self._gradients_of_all(inputs, output) if all_rows else []
-                pairs += [] if all_rows else self._gradients_of(inputs, output, some)
+                pairs += self._gradients(inputs, output, None if all_rows else some)
         return _worst(pairs)
 
     def repeated(self, inputs: Sequence[Tensor]) -> float:
         """Largest relative difference between a second backward pass of one forward and the first."""
         output = self.call(*inputs)
-        first, second = (gradients(output, inputs, output.detach(), keep=True) for _ in range(2))
+        upstream = output.detach()
+        first, second = (torch.autograd.grad(output, inputs, upstream, retain_graph=True) for _ in range(2))
         return _worst(zip(second, first, strict=True))
 
     @property
     def _keep(self) -> bool:
+        """Whether another backward pass will need what the forward pass saved."""
         return self.direction == "backward"
 
     def _grad_mode(self) -> torch.set_grad_enabled:
         # As it is timed: torch.compile makes other code for the other mode.
         return torch.set_grad_enabled(self.direction != "forward")
 
-    def _take(self, inputs: Sequence[Tensor], rows: Tensor | slice) -> list[Tensor]:
+    def _exact(self, inputs: Sequence[Tensor], rows: Tensor | slice = slice(None)) -> list[Tensor]:
         """Float64 leaves: some rows of the inputs that have rows, the others as they are."""
-        taken = [t[rows] if i in self.batched else t for i, t in enumerate(inputs)]
-        return [t.detach().double().requires_grad_(t.requires_grad) for t in taken]
+        chosen = [t[rows] if i in self.batched else t for i, t in enumerate(inputs)]
+        return [t.detach().double().requires_grad_(t.requires_grad) for t in chosen]
 
-    def _gradients_of(self, inputs: Sequence[Tensor], output: Tensor, rows: Tensor) -> Pairs:
-        upstream = torch.zeros_like(output.detach(), memory_format=torch.contiguous_format)
-        upstream[rows] = 2 * output.detach()[rows]
-        got = gradients(output, inputs, upstream, keep=self._keep)
-        exact = self._take(inputs, rows)
-        wanted = gradients(self.reference(*exact), exact, upstream[rows].double())
-        pairs: Pairs = []
-        for index, (mine, want) in enumerate(zip(got, wanted, strict=True)):
-            if index not in self.batched:
-                pairs.append((mine, want))
-                continue
-            pairs.append((mine[rows], want))
-            # The rows without an upstream gradient have none: what they hold, beside the size of the others.
-            size = torch.linalg.vector_norm(want)
-            excess = torch.linalg.vector_norm(mine.index_fill(0, rows, 0), dtype=torch.float64)
-            pairs.append((size + excess, size))
-        return pairs
-
-    def _gradients_of_all(self, inputs: Sequence[Tensor], output: Tensor) -> Pairs:
+    def _gradients(self, inputs: Sequence[Tensor], output: Tensor, some: Tensor | None) -> Pairs:
+        """The gradients that the call gives, each with the right one: of all rows, or of ``some``."""
         upstream = (2 * output.detach()).contiguous()
-        got = gradients(output, inputs, upstream, keep=self._keep)
-        shared = [i for i in range(len(inputs)) if i not in self.batched]
-        totals = {i: torch.zeros_like(inputs[i], dtype=torch.float64) for i in shared}
+        chunks: list[Tensor | slice]
+        if some is None:
+            chunks = [slice(start, start + CHUNK_ROWS) for start in range(0, len(output), CHUNK_ROWS)]
+        else:
+            chunks = [some]
+            upstream = torch.zeros_like(upstream).index_copy(0, some, upstream[some])
+        got = torch.autograd.grad(output, inputs, upstream, retain_graph=self._keep)
+        totals: dict[int, Tensor] = {}  # by input without rows: the sum over the chunks
         pairs: Pairs = []
-        for start in range(0, len(output), CHUNK_ROWS):
-            rows = slice(start, start + CHUNK_ROWS)
-            exact = self._take(inputs, rows)
-            wanted = gradients(self.reference(*exact), exact, upstream[rows].double())
+        for rows in chunks:
+            exact = self._exact(inputs, rows)
+            wanted = torch.autograd.grad(self.reference(*exact), exact, upstream[rows].double())
             for index, want in enumerate(wanted):
-                if index in self.batched:
-                    pairs.append((got[index][rows], want.to(got[index].dtype)))  # half the memory, or less
-                else:
-                    totals[index] += want
-        return [*pairs, *((got[i], total) for i, total in totals.items())]
+                if index not in self.batched:
+                    totals[index] = totals.get(index, 0) + want
+                    continue
+                pairs.append((got[index][rows], want.to(got[index].dtype)))  # half the memory, or less
+                if some is not None:
+                    # Rows without an upstream gradient have none: what they hold, beside the others' size.
+                    size = torch.linalg.vector_norm(want)
+                    rest = got[index].index_fill(0, some, 0)
+                    pairs.append((size + torch.linalg.vector_norm(rest, dtype=torch.float64), size))
+        return [*pairs, *((got[index], total) for index, total in totals.items())]
 
 
-def spread(batch: int) -> Tensor:
+def sampled_rows(batch: int) -> Tensor:
     """Row numbers: the first and last EDGE_ROWS, and SPREAD_ROWS evenly over all; each once, in order."""
     ends = [*range(min(EDGE_ROWS, batch)), *range(max(batch - EDGE_ROWS, 0), batch)]
     between = torch.linspace(0, batch - 1, min(SPREAD_ROWS, batch)).long()
     return torch.cat([torch.tensor(ends, dtype=torch.long), between]).unique()
-
-
-def gradients(
-    output: Tensor, inputs: Sequence[Tensor], upstream: Tensor, *, keep: bool = False
-) -> tuple[Tensor, ...]:
-    """The gradient of each input. ``keep`` leaves what the forward pass saved for another backward pass."""
-    return torch.autograd.grad(output, inputs, upstream, retain_graph=keep)
 
 
 def _worst(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:

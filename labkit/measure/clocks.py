@@ -16,11 +16,11 @@ import random
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ import torch
 from labkit import gpu
 from labkit.measure import noise
 from labkit.measure.cold_cache import Job, rotation
-from labkit.measure.lock import GAUGE, SECTION, StoppedError, gpu_turn, turn
+from labkit.measure.lock import RUN_SECTION, StoppedError, gpu_lock, raise_if_stopped, thread_lock
 
 Clock = Literal["host", "events", "graph"]
 Cache = Literal["cold", "warm"]
@@ -45,16 +45,14 @@ EVENT_CALLS = 8
 """Calls per sample and contender of the events clock, each between events of its own."""
 PATIENCE = 10.0
 """Samples are taken again for so many times a contender's budget, all together."""
+NO_GPU = re.compile(
+    "not compiled with CUDA|no NVIDIA driver|No CUDA GPUs|dummy base class|requires CUDA", re.IGNORECASE
+)
+"""What PyTorch says where there is no GPU, in builds with CUDA and without."""
 
 
 class CannotTimeError(RuntimeError):
     """There is no GPU to time here; Triton's interpreter is Python and its seconds mean nothing."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "Nothing is timed here: without a GPU Triton interprets the kernels in Python, "
-            "and those seconds say nothing about a GPU. launch_counts.count(call) counts instead."
-        )
 
 
 @dataclass(frozen=True)
@@ -70,17 +68,6 @@ class Timing:
     note: str = ""
     noise: str = ""
     """What disturbed it, see labkit.measure.noise; empty for a quiet one."""
-
-    @classmethod
-    def of(cls, samples_us: Sequence[float], clock: Clock, cache: Cache) -> "Timing":
-        """Summarise samples, each in microseconds per call."""
-        p20, median, p80 = (float(v) for v in np.percentile(samples_us, (20, 50, 80)))
-        return cls(clock, cache, median, p20, p80, len(samples_us))
-
-    @property
-    def spread_us(self) -> float:
-        """p80 - p20: a difference between two medians that is inside the larger spread is a tie."""
-        return self.p80_us - self.p20_us
 
 
 @dataclass(frozen=True)
@@ -128,7 +115,7 @@ class Cuda:
 
     def slowed(self) -> bool:
         """Whether something slows the host down at present."""
-        return noise.pace.slowed()
+        return noise.host_speed.slowed()
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """Record the launches of ``run`` in a graph; the result replays it."""
@@ -137,16 +124,14 @@ class Cuda:
         # Its workspace of cuBLAS stays that of the stream: to drop all of them (gpu.own_workspaces) for a
         # graph that lives so shortly would leave the caller's graphs without theirs.
         # Captures share one pool: their outputs are never read again, and one pool holds the largest only.
+        # thread_local: what another cell does meanwhile, in the main thread, does not end the capture.
+        options: Any = {"pool": self.pool, "stream": self.stream, "capture_error_mode": "thread_local"}
         try:
-            # thread_local: what another cell does meanwhile, in the main thread, does not end the capture.
-            with (
-                _told_if_empty() as empty,
-                torch.cuda.graph(
-                    graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
-                ),
-            ):
-                run()
-            if empty:
+            with warnings.catch_warnings(record=True) as given:
+                warnings.simplefilter("always")
+                with torch.cuda.graph(graph, **options):
+                    run()
+            if any("The CUDA Graph is empty" in str(one.message) for one in given):
                 raise RuntimeError("nothing was captured: the call does no work on the current stream")
         except BaseException:
             # PyTorch leaves a failed capture's stream current and its pool recording: use neither again.
@@ -162,28 +147,12 @@ class Cuda:
         return torch.cuda.stream(self.stream)
 
 
-@contextmanager
-def _told_if_empty() -> Iterator[list[str]]:
-    """PyTorch's warning that a graph is empty, in a list; it gives it for a capture that failed, too."""
-    empty: list[str] = []
-    with warnings.catch_warnings(record=True) as given:
-        warnings.simplefilter("always")
-        try:
-            yield empty
-        finally:
-            others = [one for one in given if "The CUDA Graph is empty" not in str(one.message)]
-            empty += [str(one.message) for one in given if one not in others]
-    for one in others:
-        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-
-
 def measure(
     jobs: Mapping[str, Job],
     *,
     clock: Clock = "graph",
     cache: Cache = "cold",
     budget_s: float = 0.15,
-    seed: int = 0,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Timing | Gap]:
     """Time several calls in one interleaved run.
@@ -191,220 +160,163 @@ def measure(
     ``budget_s`` is the device time in seconds that a contender's samples may take beyond the first
     MIN_SAMPLES. A job that fails, or does not fit the memory, becomes a Gap and leaves the others alone.
     A job that cannot be captured falls back to the events clock and says so in ``note``. The jobs are warmed
-    up first; then the process waits for its turn on the GPU (:func:`gpu_turn`) and keeps it until the last
+    up first; then the process waits for the GPU's lock (`lock.gpu_lock`) and keeps it until the last
     sample. What disturbed the samples is in ``noise``.
 
     Raises CannotTimeError without a GPU, StoppedError soon after ``stop()`` turns true, and ValueError
     for an unknown clock or cache state.
     """
-    expect(clock, cache)
+    check_names(clock, cache)
     if not gpu.available():
-        raise CannotTimeError
-    with turn(stop), gpu.full_float32():
-        return _Run(Cuda(), clock, cache, budget_s, random.Random(seed), stop).of(jobs)
+        raise CannotTimeError(
+            "Nothing is timed here: without a GPU Triton interprets the kernels in Python, "
+            "and those seconds say nothing about a GPU. launch_counts.count(call) counts instead."
+        )
+    gaps: dict[str, Timing | Gap] = {}
 
-
-def expect(clock: str, cache: str) -> None:
-    """Raise a ValueError unless there is such a clock and such a cache state."""
-    if clock not in ("host", "events", "graph"):
-        raise ValueError(f"clock: {clock!r} is none of host, events, graph")
-    if cache not in ("cold", "warm"):
-        raise ValueError(f"cache: {cache!r} is neither cold nor warm")
-
-
-class _Run:
-    """One interleaved measurement of several jobs."""
-
-    def __init__(
-        self,
-        cuda: Cuda,
-        clock: Clock,
-        cache: Cache,
-        budget_s: float,
-        shuffle: random.Random,
-        stop: Callable[[], bool],
-    ) -> None:
-        self.cuda, self.clock, self.cache, self.budget_s = cuda, clock, cache, budget_s
-        self.shuffle, self.stop, self.patience_s = shuffle, stop, PATIENCE * budget_s
-
-    def of(self, jobs: Mapping[str, Job]) -> dict[str, Timing | Gap]:
-        outcome: dict[str, Timing | Gap] = {}
-        samplers: dict[str, _Sampler] = {}
-        for name, job in jobs.items():
-            self._check_stop()
-            try:
-                samplers[name] = _Sampler(self.cuda, job, self.clock, self.cache)
-            except Exception as error:  # becomes the note of this contender's gap
-                outcome[name] = Gap(describe(error))
-        with gpu_turn(self.stop):
-            outcome |= self._begin(samplers)
-            outcome |= self._interleave({name: s for name, s in samplers.items() if name not in outcome})
-        return {name: outcome[name] for name in jobs}
-
-    def _begin(self, samplers: dict[str, "_Sampler"]) -> dict[str, Timing | Gap]:
-        """How many calls make a sample; the gaps of those that fail."""
-        failed: dict[str, Timing | Gap] = {}
-        for name, sampler in samplers.items():
-            self._check_stop()
-            try:
-                sampler.begin()
-            except StoppedError:  # while it waited for a cell: no gap of this contender
-                raise
-            except Exception as error:  # becomes the note of this contender's gap
-                failed[name] = Gap(describe(error))
-        return failed
-
-    def _interleave(self, samplers: dict[str, "_Sampler"]) -> dict[str, Timing | Gap]:
-        gauge = noise.Gauge()
-        token = GAUGE.set(gauge)
+    @contextmanager
+    def gap_on_error(name: str) -> Iterator[None]:
+        """An error becomes the note of this contender's gap."""
+        raise_if_stopped(stop)
         try:
-            samples, failed = self._sampled(samplers, gauge)
-        finally:
-            GAUGE.reset(token)
-        disturbed = gauge.finding()
-        done = {name: s for name, s in samplers.items() if name not in failed}
-        return failed | {name: s.timing(samples[name], self.cache, disturbed) for name, s in done.items()}
+            yield
+        except StoppedError:
+            raise
+        except Exception as error:
+            gaps[name] = Gap(describe(error))
 
-    def _sampled(
-        self, samplers: dict[str, "_Sampler"], gauge: noise.Gauge
-    ) -> tuple[dict[str, list[float]], dict[str, Timing | Gap]]:
-        """The samples of each, and the gaps of those that failed meanwhile."""
-        samples: dict[str, list[float]] = {name: [] for name in samplers}
-        failed: dict[str, Timing | Gap] = {}
-        wanted = {name: sampler.samples(self.budget_s) for name, sampler in samplers.items()}
-        for round_ in range(max(wanted.values(), default=0)):
-            names = [name for name, count in wanted.items() if round_ < count and name not in failed]
-            self.shuffle.shuffle(names)
-            for name in names:
-                self._check_stop()
-                try:
-                    samples[name] += self._quiet(samplers[name])
-                except StoppedError:
-                    raise
-                except Exception as error:  # becomes the note of this contender's gap
-                    failed[name] = Gap(describe(error))
-            gauge.look()
-        return samples, failed
+    samplers: dict[str, _Sampler] = {}
+    shuffle, patience_s = random.Random(0).shuffle, PATIENCE * budget_s
+    with thread_lock(stop), gpu.full_float32():
+        cuda = Cuda()
+        for name, job in jobs.items():
+            with gap_on_error(name):
+                samplers[name] = _Sampler(cuda, job, clock, cache)
+        with gpu_lock(stop):
+            for name, sampler in samplers.items():
+                with gap_on_error(name):
+                    sampler.prepare()
+            counts = {name: s.sample_count(budget_s) for name, s in samplers.items() if name not in gaps}
+            watch = noise.GpuWatch()
+            for round_ in range(max(counts.values(), default=0)):
+                names = [name for name, count in counts.items() if round_ < count and name not in gaps]
+                shuffle(names)
+                for name in names:
+                    with gap_on_error(name):
+                        while lost_s := samplers[name].sample(keep_slowed=patience_s < 0):
+                            patience_s -= lost_s
+                            raise_if_stopped(stop)
+                watch.look()
+            disturbance = watch.finish()
+    return {name: gaps.get(name) or samplers[name].timing(cache, disturbance) for name in jobs}
 
-    def _quiet(self, sampler: "_Sampler") -> list[float]:
-        """A sample, and no longer one that was slowed down than patience allows."""
-        while True:
-            taken = sampler.take()
-            if sampler.slowed:
-                self.patience_s -= sampler.took_s
-            if not sampler.slowed or self.patience_s < 0:
-                sampler.kept_slowed += sampler.slowed
-                return taken
-            self._check_stop()
 
-    def _check_stop(self) -> None:
-        if self.stop():
-            raise StoppedError("stopped before the measurement was complete")
+def check_names(clock: str, cache: str) -> None:
+    """Raise a ValueError unless there is such a clock and such a cache state."""
+    if clock not in get_args(Clock):
+        raise ValueError(f"clock: {clock!r} is none of {', '.join(get_args(Clock))}")
+    if cache not in get_args(Cache):
+        raise ValueError(f"cache: {cache!r} is none of {', '.join(get_args(Cache))}")
 
 
 class _Sampler:
-    """Warms one job up, then yields samples of it in microseconds per call."""
+    """Takes samples of one job, each in microseconds per call."""
 
     def __init__(self, cuda: Cuda, job: Job, clock: Clock, cache: Cache) -> None:
+        """Set up the job's inputs and warm it up."""
         self.cuda, self.job, self.clock, self.note = cuda, job, clock, ""
-        self.turn = 0
-        self.slowed, self.kept_slowed = False, 0
-        self.took_s = 0.0
-        """How long the last sample by the host's clock took, without the wait for its turn."""
+        self.samples_us: list[float] = []
+        self.slowed = 0
+        """How many samples are of moments when the host was slowed down."""
+        self.called = 0
         with cuda.side_stream():
             self.sets = rotation(job, cuda.l2_bytes() if cache == "cold" else 0)
             self.outputs: list[Any] = [None] * len(self.sets)
-            self._calls(WARMUPS)
+            self._call(WARMUPS)
         cuda.synchronize()
 
-    def begin(self) -> None:
+    def prepare(self) -> None:
         """Find out how many calls fill a sample, and capture them for the graph clock."""
+        timed = self.cuda.host_us if self.clock == "host" else self.cuda.device_us
         with self.cuda.side_stream():
-            once_us = self._estimate()
-        self.calls = self._fill(once_us)
+            for calls in (1, 4, 16, 64, 256, 1024):
+                took_us = timed(partial(self._call, calls))
+                if took_us > SAMPLE_US / 4:  # long enough to tell the calls from starting the clock
+                    break
+        once_us = took_us / calls
+        self.calls = self._calls_of(once_us)
         self.sample_us = self.calls * once_us
         if self.clock == "graph":
-            self._capture()
+            try:
+                self._capture()
+                calls = self._calls_of(self.sample_us / self.calls)
+                if self.sample_us < SAMPLE_US and calls > self.calls:  # in a graph they take less time
+                    self.calls = calls
+                    self._capture()
+            except (torch.cuda.OutOfMemoryError, StoppedError):
+                raise
+            except Exception as error:
+                self.clock = "events"
+                self.note = f"timed with events, a graph cannot hold it: {describe(error)}"
         if self.clock == "events":  # asked for, or because a graph cannot hold the call
             self.sample_us = EVENT_CALLS * once_us
 
-    def samples(self, budget_s: float) -> int:
-        """How many samples fit the budget."""
-        return int(min(MAX_SAMPLES, max(MIN_SAMPLES, budget_s * 1e6 / max(self.sample_us, 1.0))))
-
-    def timing(self, samples_us: Sequence[float], cache: Cache, disturbed: str) -> Timing:
-        """What its samples come to, and what there is to say against them."""
-        timing = Timing.of(samples_us, self.clock, cache)
-        wide = noise.spread(timing.clock, timing.median_us, timing.spread_us)
-        slowed = "the host was slowed down" if 5 * self.kept_slowed > len(samples_us) else ""
-        return replace(timing, note=self.note, noise="; ".join(filter(None, [disturbed, slowed, wide])))
-
-    def take(self) -> list[float]:
-        # What a cell does meanwhile is nothing beside a long sample, and nobody waits that long for a button.
-        short = self.sample_us < LONG_US
-        return list(SECTION.get()(self._take) if short else self._take())
-
-    def _take(self) -> list[float]:
-        if self.clock == "graph":
-            # A graph of one slow call replays the same set of inputs each time: nothing rotates.
-            flush = self.calls < len(self.sets)
-            return [self.cuda.device_us(self.replay, queued=True, flush=flush) / self.calls]
-        with self.cuda.side_stream():  # where its forward pass ran: autograd launches a backward there
-            if self.clock == "events":
-                return [self.cuda.device_us(lambda: self._calls(1)) for _ in range(EVENT_CALLS)]
-            started = time.monotonic()
-            taken = self.cuda.host_us(lambda: self._calls(self.calls)) / self.calls
-        self.slowed = self.cuda.slowed()  # asked by the thread that called, on the core that it was on
-        self.took_s = time.monotonic() - started
-        return [taken]
-
-    def _estimate(self) -> float:
-        """Rough microseconds per call, launched one by one."""
-        timed = self.cuda.host_us if self.clock == "host" else self.cuda.device_us
-        for calls in (1, 4, 16, 64, 256, 1024):
-            took = timed(partial(self._calls, calls))
-            if took > SAMPLE_US / 4:  # long enough to tell the calls from starting the clock
-                break
-        return took / calls
-
-    def _fill(self, once_us: float) -> int:
+    def _calls_of(self, once_us: float) -> int:
         """How many calls fill a sample, each set of inputs taking part equally often."""
         calls = math.ceil(SAMPLE_US / max(once_us, SAMPLE_US / MAX_CALLS))
         return calls if calls == 1 else len(self.sets) * math.ceil(calls / len(self.sets))
 
-    def _calls(self, count: int) -> None:
+    def _capture(self) -> None:
+        self.replay = RUN_SECTION.get()(lambda: self.cuda.capture(lambda: self._call(self.calls)))
+        self.replay()
+        self.sample_us = self.cuda.device_us(self.replay, queued=True)
+
+    def _call(self, count: int) -> None:
         """Call ``count`` times over the rotating sets, with as many outputs alive as there are sets."""
         # The events clock calls once at a time: its outputs outlive the call, to keep as many alive.
         kept = self.outputs if self.clock == "events" else [None] * len(self.sets)
         for _ in range(count):
-            index = self.turn % len(self.sets)
+            index = self.called % len(self.sets)
             kept[index] = None  # this call may write where the last one with these inputs did
             kept[index] = self.job.call(*self.sets[index])
-            self.turn += 1
+            self.called += 1
 
-    def _capture(self) -> None:
-        try:
-            self._capture_calls()
-            if self.sample_us < SAMPLE_US:  # launched one by one the calls took longer than in a graph
-                calls = self._fill(self.sample_us / self.calls)
-                if calls > self.calls:
-                    self.calls = calls
-                    self._capture_calls()
-        except (torch.cuda.OutOfMemoryError, StoppedError):
-            raise
-        except Exception as error:
-            self.clock, self.note = "events", f"timed with events, a graph cannot hold it: {describe(error)}"
+    def sample_count(self, budget_s: float) -> int:
+        """How many samples fit the budget."""
+        return int(min(MAX_SAMPLES, max(MIN_SAMPLES, budget_s * 1e6 / max(self.sample_us, 1.0))))
 
-    def _capture_calls(self) -> None:
-        self.replay = SECTION.get()(lambda: self.cuda.capture(lambda: self._calls(self.calls)))
-        self.replay()
-        self.sample_us = self.cuda.device_us(self.replay, queued=True)
+    def sample(self, *, keep_slowed: bool) -> float:
+        """Take a sample. When the host was slowed down it is dropped, unless ``keep_slowed``.
 
+        Returns the seconds that a dropped sample took, and 0 when it is kept.
+        """
+        # What a cell does meanwhile is nothing beside a long sample, and nobody waits that long for a button.
+        is_short = self.sample_us < LONG_US
+        samples_us, slowed = RUN_SECTION.get()(self._sample) if is_short else self._sample()
+        if slowed and not keep_slowed:
+            return self.calls * samples_us[0] / 1e6
+        self.samples_us += samples_us
+        self.slowed += slowed
+        return 0.0
 
-NO_GPU = re.compile(
-    "not compiled with CUDA|no NVIDIA driver|No CUDA GPUs|dummy base class|requires CUDA", re.IGNORECASE
-)
-"""What PyTorch says where there is no GPU, in builds with CUDA and without."""
+    def _sample(self) -> tuple[list[float], bool]:
+        if self.clock == "graph":
+            # A graph of one slow call replays the same set of inputs each time: nothing rotates.
+            flush = self.calls < len(self.sets)
+            return [self.cuda.device_us(self.replay, queued=True, flush=flush) / self.calls], False
+        with self.cuda.side_stream():  # where its forward pass ran: autograd launches a backward there
+            if self.clock == "events":
+                return [self.cuda.device_us(lambda: self._call(1)) for _ in range(EVENT_CALLS)], False
+            sample_us = self.cuda.host_us(lambda: self._call(self.calls)) / self.calls
+        return [sample_us], self.cuda.slowed()  # asked by the thread that called, on the core that it was on
+
+    def timing(self, cache: Cache, disturbance: str) -> Timing:
+        """The median of the samples, and what disturbed them."""
+        p20, median, p80 = (float(us) for us in np.percentile(self.samples_us, (20, 50, 80)))
+        slowed = "the host was slowed down" if 5 * self.slowed > len(self.samples_us) else ""
+        wide = noise.wide_spread(self.clock, median, p80 - p20)
+        found = "; ".join(filter(None, [disturbance, slowed, wide]))
+        return Timing(self.clock, cache, median, p20, p80, len(self.samples_us), self.note, found)
 
 
 def describe(error: BaseException) -> str:

@@ -69,8 +69,8 @@ class Contender:
         if self.mode and not self.compiled:
             raise ValueError(f"mode: {self.mode!r} is for torch.compile, so {self.name} needs compiled=True")
 
-    def made(self) -> Callable[..., Tensor]:
-        """The call, passed through torch.compile for the shapes that it will see when ``compiled``."""
+    def build(self) -> Callable[..., Tensor]:
+        """The call; when ``compiled``, passed through torch.compile for the shapes that it will see."""
         return torch.compile(self.call, dynamic=False, mode=self.mode) if self.compiled else self.call
 
     def takes(self, dtype: str) -> bool:
@@ -92,7 +92,7 @@ class Contender:
 
 
 @contextmanager
-def repeatable(direction: str) -> Iterator[None]:
+def repeatable_backward(direction: str) -> Iterator[None]:
     """A backward pass that torch.compile makes here can run again and again on one forward pass.
 
     It leaves what the forward saved alone when the first backward asks for that. But compiled code is cached,
@@ -108,23 +108,19 @@ def repeatable(direction: str) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without max-autotune's log of every candidate, and of those that ask for too much shared memory.
+def silence_compiler() -> None:
+    """From here on torch.compile does not log every candidate of max-autotune, nor advise to allow TF32.
 
-    And without the advice to allow TF32, from here on: that it is off is the course's rule for float32.
+    That TF32 is off is the course's rule for float32.
     """
     from torch._inductor import config  # not before it is needed: importing it takes a second
 
+    config.autotune_num_choices_displayed = 0
+    config.max_autotune_report_choices_stats = False
+    logging.getLogger("torch._inductor.select_algorithm").addFilter(_is_no_candidate)
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
-    log = logging.getLogger("torch._inductor.select_algorithm")
-    log.addFilter(_is_no_candidate)
-    try:
-        with config.patch(autotune_num_choices_displayed=0, max_autotune_report_choices_stats=False):
-            yield
-    finally:
-        log.removeFilter(_is_no_candidate)
 
 
 def _is_no_candidate(record: logging.LogRecord) -> bool:
+    """Whether a log record is not of a candidate that asks for too much shared memory."""
     return not str(record.msg).startswith("Runtime error during autotuning")

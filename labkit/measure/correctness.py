@@ -24,6 +24,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, tor
 """Allowed |error| / (|reference| + its root mean square): a few roundings of the dtype."""
 FENCE = 16384
 """Elements of NaN before and after each tensor; a tile that overruns ends up here."""
+STRIDES_HINT = " The contiguous inputs of this shape passed, so the strides or the alignment are ignored."
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,21 @@ def check(
         drawn = inputs(shape)  # anew: what an earlier call left somewhere is wrong here
         if layout == "transposed" and all(t.dim() < 2 for t in drawn):
             continue  # the same as contiguous
-        case = _Case(title, tuple(shape), dtype, layout, roundings)
-        errors = case.run(call, reference, drawn, gradients)
+        try:
+            errors = _errors(call, reference, drawn, dtype, layout, gradients, roundings)
+        except AssertionError as problem:
+            case = f"{title}, shape {tuple(shape)}, {_name(dtype)}, {layout} inputs"
+            raise AssertionError(f"{case}: {problem}") from problem
         passed += len(errors)
         worst = max(worst, *errors)
-    kinds = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
     what = "outputs and gradients" if gradients else "outputs"
-    turns = " in turn" if len(cases) < len(shapes) * len(dtypes) * len(LAYOUTS) else ""
-    grid = f"{len(shapes)} shapes, {len(LAYOUTS)} layouts{turns}, {kinds}"
+    in_turn = " in turn" if len(cases) < len(shapes) * len(dtypes) * len(LAYOUTS) else ""
+    grid = f"{len(shapes)} shapes, {len(LAYOUTS)} layouts{in_turn}, {', '.join(map(_name, dtypes))}"
     return Report(title, passed, worst, f"{what}; {grid}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _cases(
@@ -97,100 +104,71 @@ def _cases(
     the other layouts in one dtype, which changes from shape to shape; all pairs of dtype and layout meet in
     shapes that have a layout, with two sizes above 1. Where these are too few everything is tried there, too.
     """
-    tells = [any(sum(size > 1 for size in t.shape) > 1 for t in inputs(shape)) for shape in shapes]
-    everything = gpu.available() or sum(tells) < len(dtypes)
-    found, turn = [], 0
-    for shape, tell in zip(shapes, tells, strict=True):
-        for at, layout in enumerate(LAYOUTS):
-            mine = dtypes[(turn + at) % len(dtypes)]
-            found += [
-                (shape, dtype, layout)
-                for dtype in dtypes
-                if everything or layout == "contiguous" or dtype == mine
-            ]
-        turn += tell
+    has_layout = [any(sum(size > 1 for size in t.shape) > 1 for t in inputs(shape)) for shape in shapes]
+    everything = gpu.available() or sum(has_layout) < len(dtypes)
+    found = []
+    for index, shape in enumerate(shapes):
+        for number, layout in enumerate(LAYOUTS, sum(has_layout[:index])):
+            one = dtypes[number % len(dtypes)]
+            every = everything or layout == "contiguous"
+            found += [(shape, dtype, layout) for dtype in (dtypes if every else [one])]
     return found
 
 
-@dataclass(frozen=True)
-class _Case:
-    title: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    layout: str
-    roundings: int
-
-    @property
-    def tolerance(self) -> float:
-        half = self.dtype in (torch.float16, torch.bfloat16)
-        return TOLERANCE[self.dtype] * (self.roundings if half else 1)
-
-    def __str__(self) -> str:
-        dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.title}, shape {self.shape}, {dtype}, {self.layout} inputs"
-
-    def run(
-        self,
-        call: Callable[..., Tensor],
-        reference: Callable[..., Tensor],
-        drawn: Sequence[Tensor],
-        gradients: bool,
-    ) -> list[float]:
-        """Relative errors of the output and of the gradients; AssertionError for the first wrong one."""
-        fences = Fences()
-        rounded = [t.to(gpu.device(), self.dtype) for t in drawn]
-        placed = [fences.place(t, self.layout) for t in rounded]
-        exact = [t.double() for t in rounded]
-        upstream = (2 * reference(*exact)).to(self.dtype) if gradients else None
-        wants = _evaluate(reference, exact, upstream)
-        # below the smallest normal number a rounding is no longer a share of the number
-        denormal = self.roundings * torch.finfo(self.dtype).tiny * torch.finfo(self.dtype).eps
-        slack = [noise + denormal for noise in _float32_noise(reference, exact, upstream)]
-        laid_out = None if upstream is None else fences.place(upstream, self.layout)
-        runs = []
-        for _ in range(2 if self.layout == "contiguous" else 1):
-            try:
-                with fences:
-                    runs.append(_evaluate(call, placed, laid_out))
-                gpu.synchronize()
-            except Exception as error:
-                raise AssertionError(f"{self}: it raised {type(error).__name__}: {error}") from error
-        for number, (given, after) in enumerate(zip(rounded, placed, strict=True)):
-            if not torch.equal(given, after):
-                raise AssertionError(f"{self}: input {number} was overwritten; write to a new tensor.")
-        names = ["the output", *(f"the gradient of input {i}" for i in range(len(drawn)))]
-        names = names[: len(wants)]
-        columns = zip(names, runs[0], runs[-1], wants, slack, strict=True)
-        return [self._compare(*column, fences) for column in columns]
-
-    def _compare(
-        self, name: str, got: Tensor, again: Tensor, want: Tensor, slack: float, fences: "Fences"
-    ) -> float:
-        if got.shape != want.shape or got.dtype != self.dtype:
+def _errors(
+    call: Callable[..., Tensor],
+    reference: Callable[..., Tensor],
+    drawn: Sequence[Tensor],
+    dtype: torch.dtype,
+    layout: str,
+    gradients: bool,
+    roundings: int,
+) -> list[float]:
+    """Relative errors of the output and of the gradients; AssertionError for the first wrong one."""
+    fences = Fences()
+    rounded = [t.to(gpu.device(), dtype) for t in drawn]
+    placed = [fences.place(t, layout) for t in rounded]
+    exact = [t.double() for t in rounded]
+    upstream = (2 * reference(*exact)).to(dtype) if gradients else None
+    wants = _evaluate(reference, exact, upstream)
+    # below the smallest normal number a rounding is no longer a share of the number
+    denormal = roundings * torch.finfo(dtype).tiny * torch.finfo(dtype).eps
+    slacks = [noise + denormal for noise in _float32_noise(reference, exact, upstream)]
+    laid_out = None if upstream is None else fences.place(upstream, layout)
+    runs = []
+    for _ in range(2 if layout == "contiguous" else 1):
+        try:
+            with fences:
+                runs.append(_evaluate(call, placed, laid_out))
+            gpu.synchronize()
+        except Exception as error:
+            raise AssertionError(f"it raised {type(error).__name__}: {error}") from error
+    for number, (given, after) in enumerate(zip(rounded, placed, strict=True)):
+        if not torch.equal(given, after):
+            raise AssertionError(f"input {number} was overwritten; write to a new tensor.")
+    names = ["the output", *(f"the gradient of input {i}" for i in range(len(drawn)))][: len(wants)]
+    tolerance = TOLERANCE[dtype] * (roundings if dtype in (torch.float16, torch.bfloat16) else 1)
+    errors = []
+    for name, got, again, want, slack in zip(names, runs[0], runs[-1], wants, slacks, strict=True):
+        if got.shape != want.shape or got.dtype != dtype:
             raise AssertionError(
-                f"{self}: {name} has shape {tuple(got.shape)} and dtype {got.dtype}, "
-                f"not {tuple(want.shape)} and {self.dtype}."
+                f"{name} has shape {tuple(got.shape)} and dtype {got.dtype}, "
+                f"not {tuple(want.shape)} and {dtype}."
             )
-        problem = diagnose(got, want, self.tolerance, slack)
-        if problem:
-            raise AssertionError(f"{self}: {name} is wrong. {problem}{self._hint()}")
-        if fences.broken():
+        if problem := diagnose(got, want, tolerance, slack):
+            if layout != "contiguous":  # contiguous inputs come first
+                problem += STRIDES_HINT
+            raise AssertionError(f"{name} is wrong. {problem}")
+        if distance := fences.broken():
             raise AssertionError(
-                f"{self}: something was stored outside its tensor, up to {fences.broken()} elements away. "
+                f"something was stored outside its tensor, up to {distance} elements away. "
                 "A store lacks its mask, or the mask compares with the wrong bound."
             )
         if not torch.equal(got, again):
-            raise AssertionError(
-                f"{self}: {name} changed from one run to the next: a race, or atomics in any order."
-            )
+            raise AssertionError(f"{name} changed from one run to the next: a race, or atomics in any order.")
         # Where terms cancel, the error is relative to what float32 can tell from zero.
-        least = slack / self.tolerance * want.numel() ** 0.5
-        return relative_error(got, want, least)
-
-    def _hint(self) -> str:
-        if self.layout != "contiguous":  # contiguous inputs come first
-            return " The contiguous inputs of this shape passed, so the strides or the alignment are ignored."
-        return ""
+        errors.append(relative_error(got, want, slack / tolerance * want.numel() ** 0.5))
+    return errors
 
 
 def _evaluate(call: Callable[..., Tensor], inputs: Sequence[Tensor], upstream: Tensor | None) -> list[Tensor]:
@@ -253,28 +231,30 @@ def diagnose(got: Tensor, want: Tensor, tolerance: float, slack: float = 0.0) ->
 
 
 def _pattern(got: Tensor, want: Tensor, wrong: Tensor, tolerance: float) -> str:
-    nan = got.isnan() & ~want.isnan()
     place = _place(wrong)
-    error = (got - want).abs() / (want.abs() + want.square().mean().sqrt())
+    nan = got.isnan() & ~want.isnan()
+    if nan.all() or (nan.any() and not place):
+        return "NaN: nothing was written there, or a load went past the end of its tensor (a missing mask)."
     if nan.any():
-        if bool(nan.all()) or not place:
-            return (
-                "NaN: nothing was written there, or a load went past the end of its tensor (a missing mask)."
-            )
         return (
             f"NaN {place}: not written, or a load went past the end (grid too small, or a mask at the edge)."
         )
-    if bool((got == 0).logical_and(wrong).sum() == wrong.sum()):
-        where = "everywhere" if bool(wrong.all()) else place or "in places"
+    if not got[wrong].any():
+        where = "everywhere" if wrong.all() else place or "in places"
         return f"Zero {where}: a mask that shuts out too much, or a term that was left out."
     if got.isinf().any():
         return "Infinite: a half-precision value overflowed, or a division by zero; compute in float32."
-    factor = _common_factor(got, want, wrong)
-    if factor is not None:
-        return f"Every element is about {factor:.4g} times what it should be: a factor is missing or wrong."
-    if _same_in_every_row(got - want):
+    ratios = (got / want)[wrong & (want != 0)].numpy()
+    if len(ratios) >= max(2, 0.75 * want.numel()):  # elements close to zero pass with any factor
+        low, middle, high = np.quantile(ratios, (0.1, 0.5, 0.9))
+        if high - low < 0.05 * abs(middle - 1):
+            return (
+                f"Every element is about {middle:.4g} times what it should be: a factor is missing or wrong."
+            )
+    difference = got - want
+    if got.dim() > 1 and len(got) > 1 and difference.std(0).max() < 1e-3 * difference.abs().max():
         return "Off by the same amount in every row: a term per column (a bias) is missing or misplaced."
-    if error.max() < max(2e-2, 4 * tolerance):
+    if (difference.abs() / (want.abs() + want.square().mean().sqrt())).max() < max(2e-2, 4 * tolerance):
         return (
             "Nearly right everywhere: the size of half-precision rounding; load, multiply and sum in float32."
         )
@@ -283,33 +263,15 @@ def _pattern(got: Tensor, want: Tensor, wrong: Tensor, tolerance: float) -> str:
     return "Scattered all over: look at the index arithmetic (which element, row or stride is read)."
 
 
-def _common_factor(got: Tensor, want: Tensor, wrong: Tensor) -> float | None:
-    """The factor by which nearly all elements are off, when it is the same one."""
-    ratios = (got / want)[wrong & (want != 0)].numpy()
-    if len(ratios) < max(2, 0.75 * want.numel()):  # elements close to zero pass with any factor
-        return None
-    low, middle, high = np.quantile(ratios, (0.1, 0.5, 0.9))
-    return float(middle) if high - low < 0.05 * abs(middle - 1) else None
-
-
-def _same_in_every_row(difference: Tensor) -> bool:
-    if difference.dim() < 2 or difference.shape[0] < 2:
-        return False
-    return bool(difference.std(0).max() < 1e-3 * difference.abs().max())
-
-
 def _place(wrong: Tensor) -> str:
     """Whether the wrong elements fill only the end of the last, or of the first dimension."""
-    if wrong.dim() == 0 or bool(wrong.all()):
+    if wrong.dim() == 0 or wrong.all():
         return ""
-    columns = wrong.reshape(-1, wrong.shape[-1]).any(0)
-    first = int(columns.nonzero()[0])
-    if first > 0 and bool(columns[first:].all()):
-        return f"in the last {len(columns) - first} of {len(columns)} columns"
-    rows = wrong.reshape(wrong.shape[0], -1).any(1)
-    first = int(rows.nonzero()[0])
-    if first > 0 and bool(rows[first:].all()):
-        return f"in the last {len(rows) - first} of {len(rows)} rows"
+    columns, rows = wrong.reshape(-1, wrong.shape[-1]).any(0), wrong.reshape(len(wrong), -1).any(1)
+    for name, lines in (("columns", columns), ("rows", rows)):
+        first = int(lines.nonzero()[0])
+        if first > 0 and lines[first:].all():
+            return f"in the last {len(lines) - first} of {len(lines)} {name}"
     return ""
 
 
@@ -371,33 +333,16 @@ class Fences(dispatch_mode.Mode):
 
 
 _UNINITIALISED = {
-    torch.ops.aten.empty,
-    torch.ops.aten.empty_like,
-    torch.ops.aten.empty_strided,
-    torch.ops.aten.new_empty,
-    torch.ops.aten.new_empty_strided,
+    getattr(torch.ops.aten, name)
+    for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 }
 
 
-def _contiguous(fences: Fences, t: Tensor) -> Tensor:
-    return fences.allocate(t.numel(), t).view(t.shape)
-
-
-def _transposed(fences: Fences, t: Tensor) -> Tensor:
-    return fences.allocate(t.numel(), t).view(t.transpose(0, -1).shape).transpose(0, -1)
-
-
-def _strided(fences: Fences, t: Tensor) -> Tensor:
-    return fences.allocate(2 * t.numel(), t).view(*t.shape, 2)[..., 0]
-
-
-def _misaligned(fences: Fences, t: Tensor) -> Tensor:
-    return fences.allocate(t.numel() + 1, t)[1:].view(t.shape)
-
-
 LAYOUTS: dict[str, Callable[[Fences, Tensor], Tensor]] = {
-    "contiguous": _contiguous,
-    "transposed": _transposed,
-    "strided": _strided,
-    "misaligned": _misaligned,
+    "contiguous": lambda fences, t: fences.allocate(t.numel(), t).view(t.shape),
+    "transposed": lambda fences, t: (
+        fences.allocate(t.numel(), t).view(t.transpose(0, -1).shape).transpose(0, -1)
+    ),
+    "strided": lambda fences, t: fences.allocate(2 * t.numel(), t).view(*t.shape, 2)[..., 0],
+    "misaligned": lambda fences, t: fences.allocate(t.numel() + 1, t)[1:].view(t.shape),
 }

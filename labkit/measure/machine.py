@@ -1,17 +1,17 @@
 """What this machine is: the device and the versions that a measurement belongs to."""
 
 import re
-import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 import triton
 
 from labkit import gpu
+from labkit.measure import noise
+from labkit.measure.rows import Conditions
 
 
 @dataclass(frozen=True)
@@ -22,64 +22,37 @@ class Identity:
     driver: str
     torch: str
     triton: str
-    capability: tuple[int, int] | None
     memory_bytes: int
-    l2_bytes: int
-    multiprocessors: int
 
     @property
     def slug(self) -> str:
-        """The device's name as a folder: "NVIDIA H200" is nvidia-h200."""
+        """The device's name as a folder."""
         return slug(self.device)
 
 
 def slug(device_name: str) -> str:
-    """A device's name as a folder."""
+    """A device's name as a folder: "NVIDIA H200" is nvidia-h200."""
     return "-".join(re.findall(r"[a-z0-9]+", device_name.lower()))
 
 
 @cache
 def identity() -> Identity:
-    """This machine; without a GPU the device is "CPU, interpreted" and the sizes are 0."""
+    """This machine; without a GPU the device is "CPU, interpreted" and its memory 0."""
+    versions = torch.__version__, triton.__version__
     if not gpu.available():
-        return Identity("CPU, interpreted", "", torch.__version__, _triton_version(), None, 0, 0, 0)
-    card = torch.cuda.get_device_properties(0)
-    return Identity(
-        card.name,
-        _driver(),
-        torch.__version__,
-        _triton_version(),
-        (card.major, card.minor),
-        card.total_memory,
-        card.L2_cache_size,
-        card.multi_processor_count,
-    )
-
-
-def _triton_version() -> str:
-    try:
-        return version("triton")
-    except PackageNotFoundError:  # a build of Triton without package metadata
-        return str(triton.__version__)
-
-
-def _driver() -> str:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):  # a container without nvidia-smi: the figure goes unstamped
-        return "unknown"
+        return Identity("CPU, interpreted", "", *versions, 0)
+    card, nvml = torch.cuda.get_device_properties(0), noise.nvml()
+    driver = nvml.nvmlSystemGetDriverVersion() if nvml else "unknown"
+    return Identity(card.name, driver, *versions, card.total_memory)
 
 
 def stamp() -> dict[str, Any]:
     """The columns of a row that say where and when it was measured."""
+    versions = {name: getattr(identity(), name) for name in ("device", "driver", "torch", "triton")}
+    return versions | {"date": datetime.now(UTC).isoformat(timespec="seconds"), "card": gpu.card()}
+
+
+def conditions(source: str, peer_version: str | None) -> Conditions:
+    """How code would be measured now, on this machine: the ``conditions`` of the row that it would get."""
     here = identity()
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return {
-        "device": here.device,
-        "driver": here.driver,
-        "torch": here.torch,
-        "triton": here.triton,
-        "date": now,
-        "card": gpu.card(),
-    }
+    return source, peer_version, here.device, here.driver, here.torch, here.triton

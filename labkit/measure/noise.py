@@ -2,18 +2,15 @@
 
 The first two are asked of NVIDIA's management library (NVML, through nvidia-ml-py) before, during and after
 a timed region, never inside a sample. Where there is none, only the spread is left to go by. What slows the
-host down is seen by a piece of work that always takes as long (:class:`Pace`).
+host down is seen by a piece of work that always takes as long (:class:`HostSpeed`).
 """
 
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import timeit
 from functools import cache
 from typing import Any
-
-import torch
 
 from labkit import gpu
 
@@ -26,26 +23,26 @@ REASONS = {
     0x80: "power supply",
 }
 """NVML's reasons for lower clocks, but for those that are no disturbance: idle, or set so by somebody."""
-FOREIGN_BYTES = 2 * 2**30
-"""More memory than our tensors, a context or two and the driver take is held by others."""
 WIDE = {"graph": 0.10, "events": 0.30, "host": 0.30}
 """p80 - p20 over the median, by clock: on a quiet H200 1 of 100 rows by the graph clock is above, none by
 events, and by the host clock 1 of 10, where Python itself was disturbed."""
 SLOWED = 1.3
 """So many times as long as at its best takes work on a core that is shared: on a virtual machine beside an
 H200 it was 1.5 to 1.8, for seconds, with eager steps at 1.5 to 2.2; in its quiet moments 0.9 to 1.1."""
+WORK = "for number in range(1500): number * number"
+"""About 0.1 ms of Python."""
 TICK_US = 0.5
 """A narrower spread is that of the clock itself."""
 
 
-def spread(clock: str, median_us: float, spread_us: float) -> str:
-    """Says it when a timing's samples lie too far apart; empty for those that agree."""
+def wide_spread(clock: str, median_us: float, spread_us: float) -> str:
+    """A note when p80 - p20 of a timing is too wide for its clock; empty when it is not."""
     limit = WIDE[clock]
     return f"spread above {limit:.0%}" if spread_us > max(limit * median_us, TICK_US) else ""
 
 
 @cache
-def library() -> Any:
+def nvml() -> Any:
     """NVML as a module, started; None without it."""
     try:
         import pynvml
@@ -56,7 +53,7 @@ def library() -> Any:
     return pynvml
 
 
-class Pace:
+class HostSpeed:
     """How long a fixed piece of Python takes in this thread, beside the quickest that it took before.
 
     A core's other hardware thread or another virtual machine on it change the pace for seconds, so that all
@@ -65,112 +62,80 @@ class Pace:
     from the beginning is not found out.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock, self._since_s = clock, 0.0
+    def __init__(self) -> None:
+        self._since_s = -math.inf
+        """When the present minute began."""
         self._best_s, self._before_s = math.inf, math.inf
-        """Of the present minute, and of the last one in which it was asked."""
+        """The best of the present minute, and of the last one in which it was asked."""
 
     def slowed(self) -> bool:
         """Whether the host is slower now; the first answer takes 0.2 s, the others 0.2 ms."""
-        now = self._clock()
+        now = time.monotonic()
         if math.isinf(self._best_s):
-            self._since_s = now
-            while self._clock() - now < 0.2:
-                self._best_s = min(self._best_s, self._took())
+            self._best_s, self._since_s = min(timeit.repeat(WORK, number=1, repeat=2000)), now
         elif now - self._since_s > 60:
-            self._since_s, self._before_s, self._best_s = now, self._best_s, math.inf
-        took = min(self._took() for _ in range(3))
-        self._best_s = min(self._best_s, took)
-        return took > SLOWED * min(self._best_s, self._before_s)
-
-    def _took(self) -> float:
-        started, total = self._clock(), 0
-        for number in range(1500):
-            total += number * number
-        return self._clock() - started
+            self._best_s, self._before_s, self._since_s = math.inf, self._best_s, now
+        took_s = min(timeit.repeat(WORK, number=1, repeat=3))
+        self._best_s = min(self._best_s, took_s)
+        return took_s > SLOWED * min(self._best_s, self._before_s)
 
 
-pace = Pace()
+host_speed = HostSpeed()
 """That of this process."""
 
 
-class Gauge:
-    """Watches the GPU from when it is made, unless it looks :meth:`away`; without NVML it sees nothing."""
+class GpuWatch:
+    """Watches the GPU from when it is made until `finish`; without NVML it sees nothing."""
 
     def __init__(self) -> None:
-        self._reasons = 0
-        self._told: list[str] = []
-        """Of other processes, in each of the times that it watched."""
-        self._nvml = library() if gpu.uuid() else None
-        self._gpu = self._ask(lambda nvml: nvml.nvmlDeviceGetHandleByUUID(gpu.uuid()))
+        self._nvml = nvml() if gpu.uuid() else None
+        self._gpu = self._ask("nvmlDeviceGetHandleByUUID", gpu.uuid())
         if self._gpu is None:  # a slice of a GPU has no such handle
             self._nvml = None
-        self._begin()
-
-    def _begin(self) -> None:
         self._began_us = time.time_ns() // 1000
-        self._running: set[int] = set()
-        self._see_processes()
+        self._running = self._processes()
+        self._reasons = 0
         self.look()
 
-    def _end(self) -> None:
-        self.look()
-        self._see_processes()
-        self._told.append(self._others())
-
-    @contextmanager
-    def away(self) -> Iterator[None]:
-        """While nothing is timed: what others do meanwhile is no disturbance."""
-        self._end()
-        try:
-            yield
-        finally:
-            self._begin()
-
-    def _ask(self, question: Callable[[Any], Any]) -> Any:
+    def _ask(self, function: str, *given: Any) -> Any:
         """NVML's answer; None where this driver or this GPU has none."""
         if self._nvml is None:
             return None
         try:
-            return question(self._nvml)
+            return getattr(self._nvml, function)(*given)
         except self._nvml.NVMLError:
             return None
 
+    def _processes(self) -> set[int]:
+        found = self._ask("nvmlDeviceGetComputeRunningProcesses", self._gpu)
+        return {process.pid for process in found or ()}
+
     def look(self) -> None:
         """See whether the clocks are held down now."""
-        self._reasons |= (
-            self._ask(lambda nvml: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._gpu)) or 0
-        )
+        self._reasons |= self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", self._gpu) or 0
 
-    def finding(self) -> str:
-        """What disturbed what was timed since; empty when nothing did. It ends the watch."""
-        self._end()
+    def finish(self) -> str:
+        """What disturbed what was timed since; empty when nothing did."""
+        self.look()
+        self._running |= self._processes()
         held = dict.fromkeys(name for bit, name in REASONS.items() if self._reasons & bit)
         clocks = f"clocks held down by {' and '.join(held)}" if held else ""
-        return "; ".join(filter(None, dict.fromkeys([*self._told, clocks])))
-
-    def _see_processes(self) -> None:
-        found = self._ask(lambda nvml: nvml.nvmlDeviceGetComputeRunningProcesses(self._gpu))
-        self._running |= {process.pid for process in found or ()}
+        return "; ".join(filter(None, [self._others(), clocks]))
 
     def _others(self) -> str:
         """Other processes that worked; where the driver does not say who worked, those that are there.
 
         In a container pids may be of another namespace, or missing: then one of those that worked was this
-        process, and where nothing is said of work either, memory tells of the others.
+        process.
         """
-        busy, visible = self._busy(), os.getpid() in self._running
-        if busy is not None and (visible or busy):
-            others = len(busy - {os.getpid()}) if visible else len(busy) - 1
-            return "another process worked on the GPU" if others > 0 else ""
-        if visible:
-            return "other processes on the GPU, at work or not" if len(self._running) > 1 else ""
-        memory = self._ask(lambda nvml: nvml.nvmlDeviceGetMemoryInfo(self._gpu).used) or 0
-        if memory - torch.cuda.memory_reserved() > FOREIGN_BYTES:
-            return "others hold memory of the GPU, at work or not"
-        return ""
+        working, visible = self._working(), os.getpid() in self._running
+        if working is None:
+            several = visible and len(self._running) > 1
+            return "other processes on the GPU, at work or not" if several else ""
+        others = working - {os.getpid()} if visible else list(working)[1:]
+        return "another process worked on the GPU" if others else ""
 
-    def _busy(self) -> set[int] | None:
+    def _working(self) -> set[int] | None:
         """Processes that worked since it began to watch; None where the driver keeps no such record."""
         if self._nvml is None:
             return None

@@ -3,21 +3,27 @@
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 
-class Origin(Protocol):
-    """What says where it was measured: a profile, a row of a table."""
+def _arithmetic(
+    operation: Callable[[float, float], float],
+) -> Callable[["Measured", "Measured | float"], "Measured"]:
+    """A method that applies an operation to a figure and another one, or a plain number."""
 
-    @property
-    def kind(self) -> Any: ...
-    @property
-    def device(self) -> str: ...
+    def method(self: "Measured", other: "Measured | float") -> "Measured":
+        if not isinstance(other, Measured):
+            return replace(self, value=operation(self.value, other))
+        if (self.kind, self.device) != (other.kind, other.device):
+            return MISSING
+        return replace(self, value=operation(self.value, other.value))
+
+    return method
 
 
 @dataclass(frozen=True, order=True)
@@ -33,42 +39,22 @@ class Measured:
     device: str
     """Empty for a figure that nobody measured."""
 
-    def _with(self, other: "Measured | float", operation: Callable[[float, float], float]) -> "Measured":
-        if not isinstance(other, Measured):
-            return Measured(operation(self.value, other), self.kind, self.device)
-        if (self.kind, self.device) != (other.kind, other.device):
-            return MISSING
-        return Measured(operation(self.value, other.value), self.kind, self.device)
-
-    def __rsub__(self, other: float) -> "Measured":
-        return self._with(other, lambda mine, whole: whole - mine)
-
-    def __add__(self, other: "Measured | float") -> "Measured":
-        return self._with(other, operator.add)
-
-    def __sub__(self, other: "Measured | float") -> "Measured":
-        return self._with(other, operator.sub)
-
-    def __mul__(self, other: "Measured | float") -> "Measured":
-        return self._with(other, operator.mul)
-
-    def __truediv__(self, other: "Measured | float") -> "Measured":
-        return self._with(other, operator.truediv)
-
-    def __rtruediv__(self, other: float) -> "Measured":
-        return self._with(other, lambda mine, over: over / mine)
-
-    __radd__, __rmul__ = __add__, __mul__
+    __add__ = __radd__ = _arithmetic(operator.add)
+    __mul__ = __rmul__ = _arithmetic(operator.mul)
+    __sub__ = _arithmetic(operator.sub)
+    __rsub__ = _arithmetic(lambda value, other: other - value)
+    __truediv__ = _arithmetic(operator.truediv)
+    __rtruediv__ = _arithmetic(lambda value, other: other / value)
 
 
 MISSING = Measured(math.nan, "live", "")
 """A figure that nobody measured; what is computed from it is missing, too."""
 
 
-def measured(value: float, like: Origin) -> Measured:
-    """A figure read off a profile or computed from a table's row, with the origin of that.
+def measured(value: float, like: Any) -> Measured:
+    """A figure read off a profile or computed from a table's row, with the kind and device of that.
 
-    `MISSING` when the origin is no device: the launches of the profile were counted, not seen.
+    `MISSING` when the device is empty: the launches of the profile were counted, not seen.
     """
     return Measured(value, like.kind, like.device) if like.device else MISSING
 
@@ -114,10 +100,11 @@ class Results(pd.DataFrame):
 
     def speedup(self, of: str, over: str, **where: Any) -> Measured:
         """How many times as fast as ``over`` is ``of``, both timed by one clock."""
-        both = self._where(**where)
-        both = both[both["contender"].isin([of, over]) & both["median_us"].notna()] if len(both) else both
-        if len(both) and both["clock"].nunique() > 1:
-            return MISSING
+        found = self._where(**where)
+        if not found.empty:
+            timed = found[found["contender"].isin([of, over]) & found["median_us"].notna()]
+            if timed["clock"].nunique() > 1:
+                return MISSING
         return self.time(over, **where) / self.time(of, **where)
 
     def share(self, contender: str, **where: Any) -> Measured:
@@ -140,9 +127,10 @@ class Results(pd.DataFrame):
         `MISSING` unless both were measured in every case of either, by one clock and in one cache state.
         """
         ratios: list[float] = []
-        both = self[self["contender"].isin([of, over])] if len(self) else self
-        apart = ["direction", "dtype", *self._axes()]
-        for _, case in both.groupby(apart, dropna=False) if len(both) else ():
+        if self.empty:
+            return MISSING
+        both = self[self["contender"].isin([of, over])]
+        for _, case in both.groupby(["direction", "dtype", *self._axes()], dropna=False):
             found = case.paired(of, over, "direction")
             if found.empty or case["median_us"].isna().any():
                 return MISSING
@@ -167,10 +155,11 @@ class Results(pd.DataFrame):
 
     def growth(self, of: str, over: str, x: str = "width") -> Measured:
         """The power of ``x`` that the speedup of ``of`` over ``over`` grows with, fitted on log axes."""
-        found = self.speedups(of, over, x) if len(self) else self
+        found = self.speedups(of, over, x)
         if len(found) < 2:
             return MISSING
-        return measured(slope(found[x], found["speedup"]), Results(found)._origin())
+        power = np.polyfit(np.log(found[x]), np.log(found["speedup"]), 1)[0]  # least squares
+        return measured(float(power), Results(found)._origin())
 
     # ---- tables --------------------------------------------------------------------------------------------
 
@@ -219,9 +208,7 @@ class Results(pd.DataFrame):
 
     def sized(self) -> "Results":
         """The table with a column ``sizes``, a heading for each shape: "8192 x 768 x 3072"."""
-        return self.assign(
-            sizes=[" x ".join(str(size) for size in shape.values()) for shape in self["shape"]]
-        )
+        return self.assign(sizes=[" x ".join(map(str, shape.values())) for shape in self["shape"]])
 
     def finding(self, of: str, over: str, x: str = "width") -> str:
         """Who wins where, and by how much, of one dtype, direction and clock.
@@ -232,32 +219,25 @@ class Results(pd.DataFrame):
         both = self.paired(of, over, x)
         if both.empty:
             return f"No {x} was measured for both {of} and {over}."
-        ratio = (both["median_us_over"] / both["median_us_of"]).to_numpy()
-        xs = both[x].to_numpy(float)
-        spread = both[["spread_of", "spread_over"]].max(axis=1).to_numpy()
-        tie = np.abs(both["median_us_over"] - both["median_us_of"]).to_numpy() <= spread
-        best = int(np.argmax(ratio))
-        peak = (
-            f"{ratio[best]:.2g}x at {x} {xs[best]:g}"
-            if ratio[best] < 10
-            else f"{ratio[best]:.0f}x at {x} {xs[best]:g}"
-        )
+        ratio = (both["median_us_over"] / both["median_us_of"]).to_numpy()  # per x, above 1 where ``of`` wins
+        xs, ours, theirs = (both[name].to_numpy(float) for name in (x, "median_us_of", "median_us_over"))
+        tie = np.abs(theirs - ours) <= both[["spread_of", "spread_over"]].max(axis=1).to_numpy()
+        best, worst = int(ratio.argmax()), int(ratio.argmin())
+        times = f"{ratio[best]:.2g}" if ratio[best] < 10 else f"{ratio[best]:.0f}"
+        peak = f"{times}x at {x} {xs[best]:g}"
         if tie.all():
             return f"{of} and {over} tie at every measured {x}."
         if (tie | (ratio > 1)).all():
             return f"{of} is never slower than {over}, and {peak}."
         if (tie | (ratio < 1)).all():
-            worst = int(np.argmin(ratio))
             slower = f"{1 / ratio[worst]:.2g}x as long at {x} {xs[worst]:g}"
             return f"{of} is never faster than {over}; it takes {slower}."
-        ours = both["median_us_of"].to_numpy()
-        points = crossovers(xs, ours.tolist(), np.where(tie, ours, both["median_us_over"]).tolist())
-        if len(points) == 1 and ratio[~tie][-1] > 1:
-            return f"{of} is faster than {over} from {x} {points[0]:.0f} on: {peak}."
-        if len(points) == 1:
-            return f"{of} is faster than {over} below {x} {points[0]:.0f}: {peak}."
-        places = ", ".join(f"{point:.0f}" for point in points)
-        return f"{of} and {over} change places at {x} {places}; {of} is at best {peak}."
+        points = crossovers(xs.tolist(), ours.tolist(), np.where(tie, ours, theirs).tolist())
+        if len(points) > 1:
+            places = ", ".join(f"{point:.0f}" for point in points)
+            return f"{of} and {over} change places at {x} {places}; {of} is at best {peak}."
+        where = f"from {x} {points[0]:.0f} on" if ratio[~tie][-1] > 1 else f"below {x} {points[0]:.0f}"
+        return f"{of} is faster than {over} {where}: {peak}."
 
     def paired(self, of: str, over: str, x: str = "width") -> "Results":
         """The two contenders side by side where both were measured, on one device and in the same way."""
@@ -296,9 +276,8 @@ class Results(pd.DataFrame):
         """A row that says where all are from; ValueError when they are of several devices or kinds."""
         found = self[["kind", "device"]].drop_duplicates()
         if len(found) > 1:
-            raise ValueError(
-                f"table: rows of {' and of '.join(found.agg(' '.join, axis=1))}; select one of them"
-            )
+            origins = " and of ".join(found.agg(" ".join, axis=1))
+            raise ValueError(f"table: rows of {origins}; select one of them")
         return found.iloc[0]
 
 
@@ -307,9 +286,7 @@ def crossovers(xs: Sequence[float], first: Sequence[float], second: Sequence[flo
 
     ValueError unless the three have one length and hold positive numbers.
     """
-    if not len(xs) == len(first) == len(second):
-        raise ValueError("crossovers: xs, first and second must have one length")
-    columns = np.array([xs, first, second], dtype=float)
+    columns = np.array([*zip(xs, first, second, strict=True)], dtype=float).reshape(-1, 3).T
     if not (columns > 0).all():
         raise ValueError("crossovers: xs, first and second must be positive")
     x, a, b = np.log(columns[:, np.argsort(columns[0])])
@@ -322,8 +299,3 @@ def crossovers(xs: Sequence[float], first: Sequence[float], second: Sequence[flo
             between = x[i] - gap[i] * (x[j] - x[i]) / (gap[j] - gap[i])
             found.append(float(np.exp((equal[0] + equal[-1]) / 2 if len(equal) else between)))
     return found
-
-
-def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Exponent p of the power law y ~ x**p that fits best, by least squares on log-log axes."""
-    return float(np.polyfit(np.log(xs), np.log(ys), 1)[0])

@@ -1,15 +1,14 @@
 """The roofline: how fast a device copies, multiplies and launches, and the floors that follow from it.
 
-The roofs of this device are measured once and cached. Those of recorded devices lie beside their tapes, in
-sets: GPUs of one kind differ, most in the power that they may draw, so a floor goes with the card. Recording
-takes the roofs first: to the rows of a tape belongs the set that was measured last before them on their card.
-Rows once did not name it; to those belongs the last of any.
+The roofs of this device are measured once and cached. Those of recorded devices lie beside their tapes.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -117,57 +116,40 @@ class Roofs:
 def roofs(*, again: bool = False) -> Roofs | None:
     """This device's roofs: from the cache, measured when there is none (about 15 s on an H200).
 
-    A cache that cannot be read, or that another driver or version wrote, is measured again. Without a GPU
-    they are those of a recorded device, and None when nothing was recorded yet.
+    Each card, driver and version has a cache of its own; one that cannot be read is measured again. Without
+    a GPU they are those of a recorded device, and None when nothing was recorded yet.
     """
     if not gpu.available():
-        kept = recorded_sets(rows.recorded("roofs"))
-        return _from_rows(kept[-1]) if kept else None
+        return recorded_roofs()
     path = cache_path()
     if not again:
-        try:
-            return _own_roofs(rows.read(path))
-        except (ValueError, OSError):  # absent, torn, of another schema or another machine
-            pass
+        with suppress(ValueError, OSError):  # absent, torn, or of another schema
+            return _from_rows(rows.read(path))
     measured = list(measure_roofs())
     rows.write(path, measured)
     return _from_rows(measured)
 
 
+def recorded_roofs(device: str = "") -> Roofs | None:
+    """The roofs of a recorded device, of the first one without a name; None where it left none."""
+    for path in sorted(paths.RECORDED.glob(f"*/{FILE}")):
+        found = rows.read_recorded(path)
+        if found and device in ("", found[0].device):
+            return _from_rows(found)
+    return None
+
+
 def roofs_of(table: pd.DataFrame) -> Roofs | None:
     """The roofs of the device that a table's rows are from, live rows first: no floor of another machine.
 
-    Of recorded rows, and of live ones that another card has measured (a recording that goes on elsewhere),
-    they are those that were measured before them. None where there are no rows, or that device left no roofs.
+    None where there are no rows, or that device left no roofs.
     """
-    if table.empty:
-        return None
-    if "device" not in table:
-        return roofs()
+    if table.empty or "device" not in table:
+        return None if table.empty else roofs()
     live = table[table["kind"] == rows.LIVE]
-    asked = table if live.empty else live
-    name = str(asked["device"].iloc[0])
-    began, card = _first(asked[asked["device"] == name])
-    elsewhere = live.empty or card not in ("", gpu.card())
-    if elsewhere and (kept := recorded_set(name, began, card)):
-        return _from_rows(kept)
-    return roofs() if name == machine.identity().device else None
-
-
-def _first(table: pd.DataFrame) -> tuple[str | None, str]:
-    """When the first of its rows was measured, and on which card, as far as they say so."""
-    dated = [row for row in table.to_dict("records") if row.get("date")]
-    first = min(dated, key=lambda row: str(row["date"]), default=None)
-    return (str(first["date"]), str(first.get("card") or "")) if first else (None, "")
-
-
-def _own_roofs(measured: list[Row]) -> Roofs:
-    """Roofs of this device and these versions; ValueError when any row is of others."""
-    here = machine.identity()
-    mine = (here.device, here.driver, here.torch, here.triton, gpu.card())
-    if any((row.device, row.driver, row.torch, row.triton, row.card) != mine for row in measured):
-        raise ValueError("roofs: the file is of another machine or of other versions")
-    return _from_rows(measured)
+    device = str((table if live.empty else live)["device"].iloc[0])
+    kept = recorded_roofs(device) if live.empty else None
+    return kept or (roofs() if device == machine.identity().device else None)
 
 
 def cache_path() -> Path:
@@ -177,19 +159,28 @@ def cache_path() -> Path:
     return paths.cache() / "roofs" / f"{which}-{here.driver}-{here.torch}-{here.triton}.jsonl"
 
 
-def measure_roofs() -> Iterable[Row]:
+def measure_roofs() -> Iterator[Row]:
     """Measure the roofs now; one row of the contract's schema for each figure."""
     memory = machine.identity().memory_bytes
     for size in (size for size in COPY_BYTES if 2 * size < memory):
         for name, outcome in clocks.measure(copy_jobs(size), budget_s=0.05).items():
-            yield _row("roofs/copy", name, "float32", {"bytes": size}, outcome, size, 0)
+            yield _row("roofs/copy", name, outcome, shape={"bytes": size}, min_bytes=size)
     for dtype, side in MATMUL_SIDE.items():
         outcome = clocks.measure({"matmul": _matmul_job(dtype, side)})["matmul"]
-        yield _row("roofs/matmul", "cuBLAS", dtype, {"side": side}, outcome, 0, 2 * side**3)
+        flops = 2 * side**3
+        yield _row("roofs/matmul", "cuBLAS", outcome, dtype=dtype, shape={"side": side}, flops=flops)
     tiny = Job(lambda t: t + 1, (torch.randn(1, device=gpu.device()),))
+    sizes: dict[str, Any] = {"shape": {"elements": 1}, "min_bytes": 8, "flops": 1}
     for clock in ("graph", "host"):
         outcome = clocks.measure({"add": tiny}, clock=clock, cache="warm")["add"]
-        yield _row("roofs/launch", "smallest kernel", "float32", {"elements": 1}, outcome, 8, 1)
+        yield _row("roofs/launch", "smallest kernel", outcome, **sizes)
+
+
+def _row(suite: str, contender: str, outcome: Timing | Gap, *, dtype: str = "float32", **columns: Any) -> Row:
+    if isinstance(outcome, Gap):
+        raise RuntimeError(f"{suite}: the roof could not be measured: {outcome.note}")
+    columns |= {"dtype": dtype, "direction": "forward"} | vars(outcome) | machine.stamp()
+    return Row(suite=suite, contender=contender, **columns)
 
 
 def _matmul_job(dtype: str, side: int) -> Job:
@@ -212,83 +203,35 @@ def with_tf32(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return allowed
 
 
-def _row(
-    suite: str,
-    contender: str,
-    dtype: str,
-    shape: dict[str, int],
-    outcome: Timing | Gap,
-    size: int,
-    flops: int,
-) -> Row:
-    if isinstance(outcome, Gap):
-        raise RuntimeError(f"{suite}: the roof could not be measured: {outcome.note}")
-    return Row(
-        suite=suite,
-        contender=contender,
-        direction="forward",
-        dtype=dtype,
-        shape=shape,
-        clock=outcome.clock,
-        cache=outcome.cache,
-        median_us=outcome.median_us,
-        p20_us=outcome.p20_us,
-        p80_us=outcome.p80_us,
-        runs=outcome.runs,
-        min_bytes=size,
-        flops=flops,
-        noise=outcome.noise,
-        **machine.stamp(),
-    )
-
-
 def _from_rows(measured: list[Row]) -> Roofs:
-    """Rows of the suites roofs/...; ValueError when any of them is missing."""
-    by_suite: dict[str, list[Row]] = {}
-    for row in measured:
-        by_suite.setdefault(row.suite, []).append(row)
-    if {"roofs/copy", "roofs/matmul", "roofs/launch"} - set(by_suite):
-        raise ValueError("roofs: the file does not hold a copy, a matmul and a launch roof")
-    copies: dict[int, float] = {}
-    for row in by_suite["roofs/copy"]:
-        size = _amount(row, row.shape.get("bytes"))
-        copies[size] = min(copies.get(size, float("inf")), _time(row))
-    launches = {row.clock: _time(row) for row in by_suite["roofs/launch"]}
-    if set(MATMUL_SIDE) - {row.dtype for row in by_suite["roofs/matmul"]}:
-        raise ValueError("roofs: the file does not hold a matmul roof of each dtype")
-    if {"graph", "host"} - set(launches):
-        raise ValueError("roofs: the file does not hold both launch floors")
+    """Rows of the suites roofs/...; ValueError when any of them is missing or has no time."""
+    if not all(row.median_us and row.median_us > 0 for row in measured):
+        raise ValueError("roofs: the file holds a roof without a time")
+    times = [(row, row.median_us or math.nan) for row in measured]
+    copies: dict[int, float] = {}  # microseconds of the faster copy, by bytes
+    for row, us in times:
+        if row.suite == "roofs/copy":
+            copies[row.shape["bytes"]] = min(copies.get(row.shape["bytes"], math.inf), us)
+    matmul = {row.dtype: row.flops / us * 1e6 for row, us in times if row.suite == "roofs/matmul"}
+    launches = {row.clock: us for row, us in times if row.suite == "roofs/launch"}
+    if not copies or set(MATMUL_SIDE) - set(matmul) or {"graph", "host"} - set(launches):
+        raise ValueError("roofs: the file lacks a copy, a matmul of a dtype, or a launch")
     return Roofs(
         kind=measured[0].kind,
         device=measured[0].device,
-        date=datetime.fromisoformat(measured[0].date).date().isoformat(),
+        date=measured[0].date[:10],
         copy=tuple(sorted(copies.items())),
-        matmul={row.dtype: _amount(row, row.flops) / _time(row) * 1e6 for row in by_suite["roofs/matmul"]},
+        matmul=matmul,
         node_us=launches["graph"],
         host_us=launches["host"],
         noise=tuple(dict.fromkeys(row.noise for row in measured if row.noise)),
     )
 
 
-def _amount(row: Row, count: object) -> int:
-    """Bytes or operations, as a file has them; a roof may not rest on none, or on more than there can be."""
-    if type(count) is not int or not 0 < count < 2**63:
-        raise ValueError(f"{row.suite}: a roof without its bytes or operations")
-    return count
-
-
-def _time(row: Row) -> float:
-    if row.median_us is None or not 0 < row.median_us < float("inf"):  # NaN is neither
-        raise ValueError(f"{row.suite}: a roof without a time")
-    return row.median_us
-
-
 # ---- floors -----------------------------------------------------------------------------------------------
 
 
-def floor_us(
-    roofs: Roofs, *, min_bytes: float, flops: float = 0.0, dtype: str = "float32", launches: int = 1
-) -> float:
+def floor_us(roofs: Roofs, *, min_bytes: float, flops: float = 0.0, dtype: str = "float32") -> float:
     """No version runs faster: the largest of launch, memory and arithmetic floor, in microseconds.
 
     ``min_bytes`` must cross device memory at least once (each input read, each output written), at the
@@ -297,61 +240,18 @@ def floor_us(
     The roofline model: Williams, Waterman, Patterson, CACM 52(4), 2009; here as time, with launches.
     """
     arithmetic = flops / roofs.matmul[dtype] * 1e6 if flops else 0.0
-    return max(launches * roofs.node_us, min_bytes / roofs.bandwidth * 1e6, arithmetic)
+    return max(roofs.node_us, min_bytes / roofs.bandwidth * 1e6, arithmetic)
 
 
 def regimes(
     xs: Sequence[float], floors: Mapping[str, Callable[[float], float]]
 ) -> list[tuple[float, float, str]]:
     """Where each of several floors is the highest one: (from, to, name), in order of ``xs``."""
+    highest = [(x, max(floors, key=lambda name: floors[name](x))) for x in xs]
     spans: list[tuple[float, float, str]] = []
-    for x in xs:
-        name = max(floors, key=lambda n: floors[n](x))
+    for x, name in highest:
         if spans and spans[-1][2] == name:
             spans[-1] = (spans[-1][0], x, name)
         else:
-            start = spans[-1][1] if spans else x
-            spans.append((start, x, name))
+            spans.append((spans[-1][1] if spans else x, x, name))
     return spans
-
-
-# ---- recorded sets of roofs --------------------------------------------------------------------------------
-
-
-def recorded_set(device: str, began: str | None, card: str = "") -> list[Row]:
-    """The set that belongs to rows of this kind of device, the first of which was measured at ``began``.
-
-    The newest where that date is unknown; empty where the device left none.
-    """
-    found = [row for path in sorted(paths.RECORDED.glob(f"*/{FILE}")) for row in rows.of_a_tape(path)]
-    return _chosen(recorded_sets([row for row in found if row.device == device]), began, card)
-
-
-def recorded_sets(tape: Sequence[Row]) -> list[list[Row]]:
-    """The rows of a file, or of several, set by set, oldest first."""
-    found: list[list[Row]] = []
-    for row in tape:
-        if not found or row.key == found[-1][0].key:
-            found.append([])
-        found[-1].append(row)
-    return sorted(found, key=lambda one: one[0].date)
-
-
-def add_recorded(folder: Path, new: list[Row], unfinished: Path) -> None:
-    """Put a set into the folder of a recorded device; of the others those stay that belong to its tapes.
-
-    To those of recordings that are not finished, too, in the folder ``unfinished``: what was cut short on
-    one machine goes on upon another, and keeps its rows.
-    """
-    there = recorded_sets(rows.readable(folder / FILE))
-    tapes = [path for each in (folder, unfinished) for path in each.glob("*.jsonl") if path.name != FILE]
-    measured = {(row.date, row.card) for path in tapes for row in rows.readable(path)}
-    used = [_chosen(there, *each) for each in measured]
-    kept = [one for one in there if one in used and one != new]
-    rows.write(folder / FILE, [row for one in (*kept, new) for row in one])
-
-
-def _chosen(found: list[list[Row]], began: str | None, card: str) -> list[Row]:
-    found = [one for one in found if card and one[0].card == card] or found
-    earlier = [one for one in found if began is None or one[0].date <= began]
-    return earlier[-1] if earlier else found[0] if found else []

@@ -1,12 +1,17 @@
-"""One measurement is one row; tapes and benchmarks are files of rows (JSON lines)."""
+"""One measurement is one row; tapes and benchmarks are files of rows (JSON lines).
 
-import errno
+A run that was cut short is continued from its file (`Journal`). A row there is taken instead of measuring if
+it would be measured again in the same way: the same measurement, by the clock that was asked for, of the same
+code with the same device, driver and versions. It has to have a time, and to be undisturbed; but not on a
+tape or in a benchmark, which measured it several times already.
+"""
+
 import json
-import math
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -20,9 +25,14 @@ if TYPE_CHECKING:  # listing and checking tapes needs no table
 LIVE, RECORDED, PUBLISHED = KINDS = ("live", "recorded", "published")
 """Measured here and now; read from a tape; taken from somebody's post."""
 TAPE = "LABKIT_TAPE"
-"""Names the tape of a lesson that is being recorded: its rows and profiles are kept there."""
-LATER = {"noise": "", "card": "", "trace": None}
-"""Fields that rows did not have from the beginning, and their values in rows without them."""
+"""Environment variable: the tape of a lesson that is being recorded, where its rows and profiles go."""
+RESUME_WITHIN_S = 3600
+"""Rows of an interrupted run count for so long after the last one; later the machine may have changed."""
+
+Key = tuple[Any, ...]
+"""What identifies a measurement, whenever and wherever it was made: a :attr:`Row.key`."""
+Conditions = tuple[str | None, ...]
+"""Code, device and versions of a measurement."""
 
 
 @dataclass(frozen=True)
@@ -70,48 +80,47 @@ class Row:
             raise ValueError(f"kind: {self.kind!r} is none of {', '.join(KINDS)}")
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> Key:
         """What identifies the measurement, whenever and wherever it was made."""
         return key(self.suite, self.contender, self.direction, self.dtype, self.shape, self.clock, self.cache)
 
+    @property
+    def asked_clock(self) -> str:
+        """The clock that was asked for: a call that a graph cannot hold is timed with events, and says so."""
+        return "graph" if self.clock == "events" and self.note and self.median_us is not None else self.clock
+
+    @property
+    def asked_key(self) -> Key:
+        """The key by the clock that was asked for."""
+        return replace(self, clock=self.asked_clock).key
+
+    @property
+    def conditions(self) -> Conditions:
+        """Code, device and versions that it was measured with."""
+        return self.source, self.peer_version, self.device, self.driver, self.torch, self.triton
+
     def age_s(self) -> float:
-        """Seconds since it was measured; endless where its date does not say."""
-        try:
-            return (datetime.now(UTC) - datetime.fromisoformat(self.date)).total_seconds()
-        except (ValueError, TypeError):  # no moment, or one without a time zone
-            return math.inf
+        """Seconds since it was measured."""
+        return (datetime.now(UTC) - datetime.fromisoformat(self.date)).total_seconds()
 
     @classmethod
     def from_json(cls, line: str) -> "Row":
-        """Read one line of a tape; ValueError when a field is missing, unknown or of another type."""
+        """Read one line of a tape; ValueError when it is no JSON, or a field is missing or unknown."""
         try:
-            row = cls(**json.loads(line))
-        except (TypeError, RecursionError, json.JSONDecodeError) as error:
+            return cls(**json.loads(line))
+        except (TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"not a row of the schema: {error}") from error
-        for each in fields(cls):
-            value = getattr(row, each.name)
-            if not _fits(value, each.type):
-                raise ValueError(f"not a row of the schema: {each.name} is {value!r}")
-        return row
 
     def to_json(self) -> str:
-        """One line of JSON; a field of LATER that is empty is not in it, as it was not once."""
-        return json.dumps({name: value for name, value in vars(self).items() if value or name not in LATER})
+        """One line of JSON."""
+        return json.dumps(vars(self))
 
 
 def key(
     suite: str, contender: str, direction: str, dtype: str, shape: dict[str, int], clock: str, cache: str
-) -> tuple[Any, ...]:
+) -> Key:
     """The :attr:`Row.key` that a row of these columns has."""
     return suite, contender, direction, dtype, tuple(sorted(shape.items())), clock, cache
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    if kind == dict[str, int]:
-        return isinstance(value, dict) and all(isinstance(size, int) for size in value.values())
-    if kind == dict[str, Any] | None:
-        return value is None or isinstance(value, dict)
-    return isinstance(value, kind | int if kind == float | None else kind)
 
 
 COLUMNS = [f.name for f in fields(Row) if f.name != "trace"]
@@ -124,16 +133,14 @@ def read(path: Path) -> list[Row]:
     Raises:
         ValueError: for a file that is damaged, or of another schema.
     """
-    if not path.exists():
-        return []
-    *complete, torn = path.read_text(encoding="utf-8").split("\n")
+    *complete, torn = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
     found = [Row.from_json(line) for line in complete if line.strip()]
     with suppress(ValueError):  # a row cut off in the middle of a write: measured again on resume
-        found += [Row.from_json(torn)] if torn.strip() else []
+        found.append(Row.from_json(torn))
     return found
 
 
-def readable(path: Path) -> list[Row]:
+def read_valid(path: Path) -> list[Row]:
     """Rows of a file without the lines that are damaged or of another schema: these are measured again."""
     found = []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else ():
@@ -150,21 +157,17 @@ def write(path: Path, rows: Iterable[Row]) -> None:
 def append(path: Path, row: Row) -> None:
     """Add one row in one write that has reached the disk before this returns; a torn last line is ended.
 
-    OSError where the disk is full; then the file is what it was, not torn in its last line.
+    OSError where the disk is full.
     """
+    line = row.to_json().encode() + b"\n"
     with paths.advice(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+b", buffering=0) as stream:
-            before = stream.seek(0, os.SEEK_END)
-            torn = before and os.pread(stream.fileno(), 1, before - 1) != b"\n"
-            line = b"\n" * bool(torn) + (row.to_json() + "\n").encode()
-            try:
-                if stream.write(line) < len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-                os.fsync(stream.fileno())
-            except OSError:
-                stream.truncate(before)
-                raise
+        with path.open("a+b", buffering=len(line) + 1) as stream:
+            end = stream.seek(0, os.SEEK_END)
+            torn = end and os.pread(stream.fileno(), 1, end - 1) != b"\n"
+            stream.write(b"\n" + line if torn else line)
+            stream.flush()
+            os.fsync(stream.fileno())
 
 
 def put(path: Path, row: Row) -> None:
@@ -180,20 +183,20 @@ def recorded(suite: str) -> list[Row]:
     for a tape that is damaged or of another schema.
     """
     for folder in sorted(paths.RECORDED.glob("*/")):
-        found = [row for tape in sorted(folder.glob("*.jsonl")) for row in of_a_tape(tape)]
+        found = [row for tape in sorted(folder.glob("*.jsonl")) for row in read_recorded(tape)]
         found = [row for row in found if f"{row.suite}/".startswith(f"{suite}/")]
         if found:
             return found
     return []
 
 
-def of_a_tape(tape: Path) -> list[Row]:
+def read_recorded(tape: Path) -> list[Row]:
     """Rows of a recorded file; ValueError, which says what to do, for a damaged one or another schema."""
     if not tape.exists():
         return []
-    is_now = tape.stat()
+    state = tape.stat()
     try:
-        return list(_parsed(tape, is_now.st_ino, is_now.st_mtime_ns, is_now.st_size))
+        return list(_parsed(tape, state.st_ino, state.st_mtime_ns, state.st_size))
     except ValueError as error:
         raise ValueError(
             f"{tape} is damaged or of another version of labkit ({error}). "
@@ -216,3 +219,42 @@ def table(rows: Iterable[Row], axes: Iterable[str] = ()) -> "Results":
     for axis in dict.fromkeys([*axes, *(axis for row in listed for axis in row.shape)]):
         frame[axis] = [row.shape.get(axis) for row in listed]
     return frame
+
+
+# ---- runs that are continued -------------------------------------------------------------------------------
+
+
+class Journal:
+    """The rows of a run in a file, which may hold rows of others, too.
+
+    ``wanted`` has the present conditions for each key that the run will measure. With ``tape`` the rows stay
+    when the run is complete, and disturbed ones count.
+    """
+
+    def __init__(self, path: Path, wanted: Mapping[Key, Conditions], *, tape: bool) -> None:
+        self.path, self.tape, self._wanted = path, tape, wanted
+        found = read_valid(path)
+        usable = [row for row in found if row.median_us is not None and (tape or not row.noise)]
+        self.kept = {row.asked_key: row for row in usable if row.conditions == wanted.get(row.asked_key)}
+        """The rows that need not be measured, by their key."""
+        # What is measured again, and a torn last line, are not in the file any more.
+        stay = [row for row in found if row.asked_key not in wanted or self.kept.get(row.asked_key) is row]
+        write(path, stay)
+
+    def close(self) -> None:
+        """The run is complete: its rows leave the file, so that the next one starts afresh; not of a tape."""
+        if self.tape:
+            return
+        others = [row for row in read_valid(self.path) if row.asked_key not in self._wanted]
+        if others:
+            write(self.path, others)
+        else:
+            self.path.unlink(missing_ok=True)
+
+
+def drop_expired(paths: Iterable[Path]) -> None:
+    """Remove files of rows if all of them were written last more than RESUME_WITHIN_S ago."""
+    written = {path: path.stat().st_mtime for path in paths if path.exists()}
+    if time.time() - max(written.values(), default=0.0) > RESUME_WITHIN_S:
+        for path in written:
+            path.unlink(missing_ok=True)

@@ -141,7 +141,7 @@ def cupti_attached(call: Callable[[], Any]) -> Iterator[None]:
         yield
         return
     try:
-        with lock.gpu_turn(), _without_profiler_messages():
+        with lock.gpu_lock(), _without_profiler_messages():
             os.environ["TEARDOWN_CUPTI"] = "0"
             with torch.profiler.profile(acc_events=True):
                 call()
@@ -169,9 +169,9 @@ def profile_text(
     """
     if not gpu.available() and (kept := _recorded(tape)):
         return kept
-    with lock.gpu_turn():  # by this process, which can show that it waits, and which has no time limit
+    with lock.gpu_lock():  # by this process, which can show that it waits, and which has no time limit
         here = {name: value for name, value in os.environ.items() if name != TAPE}
-        around = {**here, **(environment or {}), lock.WITHIN: lock.held()}
+        around = {**here, **(environment or {}), lock.PARENT_VARIABLE: lock.held_gpu()}
         made = child_process.run(_profile_code, setup, text, environment=around, seconds=TEXT_LIMIT_S)
     if isinstance(made, str):
         raise RuntimeError(made)
@@ -274,7 +274,7 @@ def _trace(call: Callable[[], Any], warmup: int) -> list[dict[str, Any]]:
     for _ in range(warmup):
         call()
     with (
-        lock.gpu_turn(),
+        lock.gpu_lock(),
         tempfile.TemporaryDirectory() as folder,
         _without_profiler_messages(),
         _cupti_detached_afterwards(),

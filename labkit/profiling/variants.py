@@ -52,7 +52,7 @@ class Variants:
 
     def _profile(self, variant: Contender) -> Profile:
         inputs = self.inputs()
-        call = variant.made() if gpu.available() else getattr(variant.call, "held", variant.call)
+        call = variant.build() if gpu.available() else getattr(variant.call, "held", variant.call)
         return profiles.profile(lambda: call(*inputs), tape=f"{self.suite}/{variant.name}")
 
     def inputs(self) -> list[Tensor]:

@@ -12,8 +12,6 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from filelock import FileLock
-
 from labkit import paths
 from labkit.lessons import notebooks
 from labkit.lessons.stamps import (
@@ -112,7 +110,7 @@ def record(
     folder = unfinished(identity)
     tape = folder / f"{source(path)}.jsonl"
     # of an earlier, unfinished run those rows count that this machine, as it is now, would measure
-    kept = [] if again else rows.readable(tape)
+    kept = [] if again else rows.read_valid(tape)
     rows.write(tape, [row for row in kept if (row.device, row.driver, row.torch, row.triton) == machine])
     environment = {
         claims.RECORDING: "1",
@@ -158,18 +156,11 @@ def unfinished(identity: "Identity") -> Path:
 
 
 def record_roofs(measured: Path, identity: "Identity", tapes: Path = paths.RECORDED) -> None:
-    """Keep the roofs that a machine measured, for those who read the lessons without it.
-
-    Earlier ones stay that rows in ``tapes``, or of unfinished recordings, were measured with.
-    """
-    from labkit.measure import roofline  # with torch, which a banner does not need
-
-    found = rows.read(measured)
-    kept = [replace(row, kind=rows.RECORDED, source="labkit/measure/roofline.py") for row in found]
-    folder = unfinished(identity)
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / "roofs.lock"):  # several lessons may be recorded at once, each on its GPU
-        roofline.add_recorded(tapes / identity.slug, kept, unfinished=folder)
+    """Keep the roofs that a machine measured, for those who read the lessons without it."""
+    kept = [
+        replace(row, kind=rows.RECORDED, source="labkit/measure/roofline.py") for row in rows.read(measured)
+    ]
+    rows.write(tapes / identity.slug / "roofs.jsonl", kept)
 
 
 def write(path: Path, notebook: "NotebookNode") -> None:

@@ -26,7 +26,7 @@ def banner(lesson: str) -> HTML:
     if stamp:
         tapes = paths.RECORDED.glob(f"*/{notebooks.key(lesson)}.jsonl")
         found = [Path(os.environ[rows.TAPE])] if being_made else tapes
-        measured = [row for tape in found for row in rows.of_a_tape(tape) if row.device == stamp.device]
+        measured = [row for tape in found for row in rows.read_recorded(tape) if row.device == stamp.device]
         cards = {*(row.card for row in measured if row.card), *([gpu.card()] if being_made else [])}
         several = f", on {len(cards)} GPUs of this kind one after the other" if len(cards) > 1 else ""
         origin = (

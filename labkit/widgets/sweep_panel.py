@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit import gpu, paths
-from labkit.measure import clocks, journal, lock, rows, sweeps
+from labkit.measure import clocks, lock, rows, sweeps
 from labkit.measure.contender import Contender, Shape
 from labkit.measure.results import Results
 from labkit.profiling import counted_sweep
@@ -232,12 +232,12 @@ class SweepPanel:
             """Keep a row and show it; the measuring thread, whose call this is, goes on afterwards."""
             if row not in self.own:
                 rows.append(self.plan.path, row)
-            key = journal.asked_key(row)
-            self.own = [*(known for known in self.own if journal.asked_key(known) != key), row]
+            key = row.asked_key
+            self.own = [*(known for known in self.own if known.asked_key != key), row]
             run.done += 1
             if self._interactive:
                 *_, last = (one.name for one in contenders if one.fits(row.shape))
-                lock.SECTION.get()(partial(self._show_progress, run, row.contender == last))
+                lock.RUN_SECTION.get()(partial(self._show_progress, run, row.contender == last))
 
         def show_queue(text: str) -> None:
             """Show how long the queue for the GPU is; without a text the wait is over."""
@@ -246,9 +246,9 @@ class SweepPanel:
 
         context = contextvars.copy_context()
         wake = self._loop.call_soon_threadsafe
-        context.run(lock.SECTION.set, lambda act: lock.on_main_thread(act, wake, run.stop.is_set))
+        context.run(lock.RUN_SECTION.set, lambda act: lock.on_main_thread(act, wake, run.stop.is_set))
         if self._interactive:
-            context.run(lock.TELL.set, partial(self._call_on_loop, show_queue))
+            context.run(lock.SHOW_QUEUE.set, partial(self._call_on_loop, show_queue))
         measure = partial(
             sweeps.run,
             self.plan.suite,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from labkit import gpu, paths
-from labkit.measure import journal, rows, sweeps
+from labkit.measure import rows, sweeps
 from labkit.measure.clocks import Cache, Clock
 from labkit.measure.contender import Contender, Shape
 from labkit.measure.results import Results
@@ -50,7 +50,7 @@ class Selection:
         return [
             row
             for row in found
-            if (row.dtype, row.direction, journal.asked_clock(row), row.cache) == selected
+            if (row.dtype, row.direction, row.asked_clock, row.cache) == selected
             and row.contender in self.contenders
             and row.shape in self.shapes
         ]
@@ -134,12 +134,12 @@ class SweepPlan:
         """
         if not gpu.available():
             return []
-        ways = {contender.name: sweeps.way(contender) for contender in self.contenders}
+        now = {contender.name: sweeps.conditions(contender) for contender in self.contenders}
         latest: dict[object, rows.Row] = {}
-        for row in rows.readable(self.path):
-            if row.suite == self.suite and journal.way_of(row) == ways.get(row.contender):
-                kind = rows.LIVE if row.age_s() < journal.RESUME_WITHIN_S else rows.RECORDED
-                latest[journal.asked_key(row)] = replace(row, kind=kind)
+        for row in rows.read_valid(self.path):
+            if row.suite == self.suite and row.conditions == now.get(row.contender):
+                kind = rows.LIVE if row.age_s() < rows.RESUME_WITHIN_S else rows.RECORDED
+                latest[row.asked_key] = replace(row, kind=kind)
         return list(latest.values())
 
     def recorded_rows(self) -> list[rows.Row]:

@@ -5,7 +5,7 @@ import torch
 from reusing import Reusing
 
 from labkit.measure import accuracy
-from labkit.measure.accuracy import EDGE_ROWS, SPREAD_ROWS, Comparison, spread
+from labkit.measure.accuracy import EDGE_ROWS, SPREAD_ROWS, Comparison, sampled_rows
 
 BATCH, WIDTH = 1000, 12
 
@@ -43,7 +43,7 @@ def hooked(which, spoil):
 
 @pytest.mark.parametrize("batch", [1, 5, 16, 17, 64, 1000, 2**15])
 def test_the_rows_are_both_ends_and_some_between(batch):
-    rows = spread(batch).tolist()
+    rows = sampled_rows(batch).tolist()
     assert rows == sorted(set(rows)) and rows[0] == 0 and rows[-1] == batch - 1
     assert set(range(min(EDGE_ROWS, batch))) <= set(rows)
     assert set(range(max(0, batch - EDGE_ROWS), batch)) <= set(rows)
@@ -118,7 +118,7 @@ def test_only_a_backward_that_will_be_repeated_keeps_what_was_saved(direction, k
     """torch.compile reuses that memory, or not, from the first backward on."""
     asked, original = [], torch.autograd.grad
 
-    def grad(output, inputs_, upstream, retain_graph):
+    def grad(output, inputs_, upstream, retain_graph=False):
         asked.append((output.dtype, retain_graph))
         return original(output, inputs_, upstream, retain_graph=retain_graph)
 

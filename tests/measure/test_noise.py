@@ -1,18 +1,15 @@
 """The noise gauge, with a driver that says what a test has it say."""
 
-import itertools
 import os
 import sys
 import time
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from labkit.measure import noise
 
 ME, ALICE, BOB = os.getpid(), 7001, 7002
-GIB = 2**30
 
 
 class Driver:
@@ -24,8 +21,8 @@ class Driver:
         def __init__(self, value):
             self.value = value
 
-    def __init__(self, *, processes=None, worked=None, reasons=(0,), used=None):
-        self.processes, self.worked, self.used = processes, worked, used
+    def __init__(self, *, processes=None, worked=None, reasons=(0,)):
+        self.processes, self.worked = processes, worked
         self.reasons = list(reasons)
         """One after another; the last one stays."""
         self.since = []
@@ -55,9 +52,6 @@ class Driver:
         found = self.reasons.pop(0) if len(self.reasons) > 1 else self.reasons[0]
         return found if found is not None else self.answer(None)
 
-    def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
-        return self.answer(SimpleNamespace(used=self.used) if self.used is not None else None)
-
 
 @pytest.fixture
 def found(monkeypatch):
@@ -65,17 +59,16 @@ def found(monkeypatch):
 
     def finding(driver):
         monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-1")
-        monkeypatch.setattr(noise, "library", lambda: driver)
-        gauge = noise.Gauge()
+        monkeypatch.setattr(noise, "nvml", lambda: driver)
+        gauge = noise.GpuWatch()
         gauge.look()
-        return gauge.finding()
+        return gauge.finish()
 
     return finding
 
 
 WORKED = "another process worked on the GPU"
 THERE = "other processes on the GPU, at work or not"
-HOLD = "others hold memory of the GPU, at work or not"
 POWER = "clocks held down by power limit"
 HIDDEN = [{"processes": processes} for processes in (None, [], [1234, 5678])]
 """What is seen in a container that hides who is who."""
@@ -90,11 +83,9 @@ DRIVERS = [
     ({"processes": [ME, ALICE]}, THERE),
     ({"processes": [[ME], [ME, ALICE]]}, THERE),  # it came meanwhile
     ({"processes": [[ME, ALICE], [ME]]}, THERE),  # it went
-    *(({**who, "worked": {1234: 90}, "used": 40 * GIB}, "") for who in HIDDEN),  # this one, by another name
-    *(({**who, "worked": {1234: 90, 5678: 3}, "used": GIB}, WORKED) for who in HIDDEN),
-    *(({**who, "worked": 6, "used": GIB}, "") for who in HIDDEN),
-    *(({**who, "worked": 6, "used": 3 * GIB}, HOLD) for who in HIDDEN),
-    *(({**who, "used": 3 * GIB}, HOLD) for who in HIDDEN),
+    *(({**who, "worked": {1234: 90}}, "") for who in HIDDEN),  # this one, by another name
+    *(({**who, "worked": {1234: 90, 5678: 3}}, WORKED) for who in HIDDEN),
+    *(({**who, "worked": 6}, "") for who in HIDDEN),
     *((who, "") for who in HIDDEN),
     ({"processes": [ME], "reasons": [0x1 | 0x2 | 0x100]}, ""),  # idle, or set so by somebody
     ({"processes": [ME], "reasons": [0x20, 0x40, 0x0]}, "clocks held down by temperature"),
@@ -118,55 +109,20 @@ def test_what_others_and_clocks_do_is_noise_as_far_as_the_driver_tells(found, an
 def test_a_machine_without_a_driver_has_no_library(monkeypatch):
     package = SimpleNamespace(nvmlInit=lambda: None)
     for module in (SimpleNamespace(nvmlInit=lambda: 1 // 0), None, package):  # no driver, no package, both
-        noise.library.cache_clear()
+        noise.nvml.cache_clear()
         monkeypatch.setitem(sys.modules, "pynvml", module)
-        assert noise.library() is (package if module is package else None)
-    noise.library.cache_clear()
+        assert noise.nvml() is (package if module is package else None)
+    noise.nvml.cache_clear()
 
 
-def test_memory_of_our_own_is_not_others_and_a_slice_or_no_gpu_tells_nothing(found, monkeypatch):
-    with monkeypatch.context() as ours:
-        ours.setattr(torch.cuda, "memory_reserved", lambda: 30 * GIB)
-        assert (found(Driver(used=31 * GIB)), found(Driver(used=33 * GIB))) == ("", HOLD)
+def test_no_driver_a_slice_or_no_gpu_tells_nothing(found, monkeypatch):
     assert found(None) == ""
     assert found(Driver(processes=[ME, ALICE], reasons=[4])) == f"{THERE}; {POWER}"
     monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-of-a-slice")
-    assert noise.Gauge().finding() == ""
+    assert noise.GpuWatch().finish() == ""
     monkeypatch.setattr("labkit.gpu.uuid", lambda: "")
-    monkeypatch.setattr(noise, "library", lambda: pytest.fail("a simulated GPU has no driver"))
-    assert noise.Gauge().finding() == ""
-
-
-@pytest.fixture
-def watched(monkeypatch):
-    """A gauge, and a driver that keeps a record of who works when; a clock ticks each time it is asked."""
-    ticks = itertools.count(1)
-    monkeypatch.setattr(noise, "time", SimpleNamespace(time_ns=lambda: next(ticks) * 1000))
-    driver = Driver(processes=[ME, ALICE])
-    driver.work = lambda pid: worked.append((pid, next(ticks)))
-    driver.nvmlDeviceGetProcessUtilization = lambda _, since: [
-        SimpleNamespace(pid=pid, smUtil=90) for pid, at in worked if at > since
-    ]
-    worked = []
-    monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-1")
-    monkeypatch.setattr(noise, "library", lambda: driver)
-    return noise.Gauge(), driver
-
-
-@pytest.mark.parametrize("when", ["before", "meanwhile", "after", "before and after"])
-def test_what_others_do_while_the_gauge_looks_away_is_no_noise(watched, when):
-    gauge, driver = watched
-    driver.work(ME)
-    if "before" in when:
-        driver.work(ALICE)
-    with gauge.away():
-        driver.work(ME)
-        if when == "meanwhile":
-            driver.work(ALICE)
-    driver.work(ME)
-    if "after" in when:
-        driver.work(ALICE)
-    assert gauge.finding() == ("" if when == "meanwhile" else "another process worked on the GPU")
+    monkeypatch.setattr(noise, "nvml", lambda: pytest.fail("a simulated GPU has no driver"))
+    assert noise.GpuWatch().finish() == ""
 
 
 def test_a_spread_is_wide_by_the_measure_of_its_clock():
@@ -175,21 +131,21 @@ def test_a_spread_is_wide_by_the_measure_of_its_clock():
         ("events", 20.0, 5.9): "", ("events", 20.0, 6.1): "spread above 30%",
         ("host", 100.0, 31.0): "spread above 30%",
     }  # fmt: skip
-    assert {given: noise.spread(*given) for given in said} == said
+    assert {given: noise.wide_spread(*given) for given in said} == said
 
 
 @pytest.fixture
 def paced(monkeypatch):
     """A pace in virtual time, and how many seconds its piece of work takes: the first of a list."""
     now, each = [0.0], [1.0]
-    pace = noise.Pace(lambda: now[0])
 
-    def took():
-        now[0] += each[0]
-        return each[0]
+    def repeat(work, number, repeat):
+        now[0] += repeat * each[0] if repeat == 3 else 0.0
+        return [each[0]] * repeat
 
-    monkeypatch.setattr(pace, "_took", took)
-    return pace, each
+    monkeypatch.setattr(noise, "timeit", SimpleNamespace(repeat=repeat))
+    monkeypatch.setattr(noise, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return noise.HostSpeed(), each
 
 
 def test_a_pace_is_slow_beside_the_best_so_far(paced):

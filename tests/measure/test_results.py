@@ -3,13 +3,12 @@
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pandas as pd
 import pytest
 from taped import recorded
 
 from labkit.measure import rows
-from labkit.measure.results import MISSING, Measured, Results, crossovers, measured, number, slope
+from labkit.measure.results import MISSING, Measured, Results, crossovers, measured, number
 from labkit.widgets import claim
 
 
@@ -197,14 +196,8 @@ def test_crossovers_are_interpolated_on_log_log_axes(xs, first, second, where):
 
 @pytest.mark.parametrize("columns", [([1, 2], [1, 2], [1]), ([1, 2], [1, 0], [1, 2]), ([1], [1], [math.nan])])
 def test_what_cannot_cross_is_a_value_error(columns):
-    with pytest.raises(ValueError, match="must"):
+    with pytest.raises(ValueError):
         crossovers(*columns)
-
-
-def test_the_slope_is_the_exponent_of_a_power_law():
-    xs = np.array([32, 64, 1024, 4096])
-    assert slope(xs, 3 * xs**1.5) == pytest.approx(1.5)
-    assert slope(xs, np.full(4, 7.0)) == pytest.approx(0.0, abs=1e-12)
 
 
 # The finding

@@ -12,7 +12,7 @@ from simulated import DOUBLING, doubling, install, out_of_memory
 from taped import recorded
 
 from labkit import paths
-from labkit.measure import accuracy, clocks, cold_cache, lock, machine, roofline, rows, sweeps
+from labkit.measure import accuracy, clocks, cold_cache, lock, roofline, rows, sweeps
 from labkit.measure.contender import Contender
 
 POINTS = [{"batch": 2, "width": width} for width in (16, 32, 64)]
@@ -63,7 +63,7 @@ def test_every_contender_is_measured_at_every_point_with_all_that_the_contract_a
         "suite": "lesson/suite", "contender": "labkit", "direction": "forward", "dtype": "float16",
         "shape": {"batch": 2, "width": 16}, "clock": "graph", "cache": "warm", "kind": "live", "note": "",
         "min_bytes": 2 * 2 * 16 * 2, "flops": 2 * 16, "device": "Simulated", "driver": "570.1",
-        "torch": "2.13.0", "triton": "3.7.1", "peer": "numpy", "peer_version": machine.version("numpy"),
+        "torch": "2.13.0", "triton": "3.7.1", "peer": "numpy", "peer_version": sweeps.version("numpy"),
         "source": sweeps.code(pair[0]),
     }  # fmt: skip
     assert {name: row[name] for name in wanted} == wanted
@@ -86,13 +86,13 @@ def test_the_clock_is_the_one_asked_for_and_forward_is_timed_without_autograd(gp
 
 @pytest.mark.parametrize("taped", [False, True])
 def test_for_a_tape_the_turn_on_the_gpu_is_held_for_all_of_a_point(gpu, tmp_path, monkeypatch, taped):
-    monkeypatch.setenv(lock.FOLDER, str(tmp_path / "turns"))
+    monkeypatch.setenv(lock.FOLDER_VARIABLE, str(tmp_path / "turns"))
     monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-simulated")
     held, tape = [], tmp_path / "tape.jsonl" if taped else None
-    one = failing(gpu, 0, None, call=lambda x: held.append(lock.held()) or 2 * x)
-    sweeps.run("suite", [one], POINTS, tape=tape, progress=lambda *_: held.append(not lock.held()))
+    one = failing(gpu, 0, None, call=lambda x: held.append(lock.held_gpu()) or 2 * x)
+    sweeps.run("suite", [one], POINTS, tape=tape, progress=lambda *_: held.append(not lock.held_gpu()))
     assert all(held) if taped else not held[0] and any(held)
-    assert not lock.held()
+    assert not lock.held_gpu()
 
 
 def test_all_contenders_of_a_point_and_the_copies_are_measured_in_one_run(gpu, monkeypatch):
@@ -158,7 +158,9 @@ def test_contenders_get_the_same_inputs(gpu):
 @pytest.mark.parametrize("direction", ["backward", "forward_backward"])
 def test_a_cold_run_rotates_the_upstream_gradient_too(gpu, monkeypatch, direction):
     jobs = {}
-    monkeypatch.setattr(clocks, "measure", lambda given, **_: jobs.update(given) or {})
+    monkeypatch.setattr(
+        clocks, "measure", lambda given, **_: jobs.update(given) or dict.fromkeys(given, FULL)
+    )
     sweeps.run("suite", [doubling_with(lambda dy: 2 * dy)], POINTS[:1], direction=direction)
     job = jobs["it"]
     assert [(*t.shape, *t.stride()) for t in job.inputs] == [(2, 16, 16, 1)] * 2, "x, and dy"
@@ -250,7 +252,7 @@ def test_a_long_chain_in_half_precision_may_be_as_far_off_as_plain_pytorch(gpu, 
 
     contenders = [off_by(0, 20), off_by(0.02, 20), off_by(0.085, 20), off_by(0, 100)]
     table = sweeps.run("suite", contenders, POINTS[:1], dtype="bfloat16", direction=direction)
-    assert table["relative_error"][0] > sweeps.ALLOWED_ERROR["bfloat16"], "or there is nothing to allow"
+    assert table["relative_error"][0] > accuracy.ALLOWED_ERROR["bfloat16"], "or there is nothing to allow"
     assert [note.startswith("wrong result") for note in table["note"]] == [False, False, True, True]
 
 
@@ -264,7 +266,7 @@ def test_a_contender_of_full_precision_is_not_forgiven_what_plain_pytorch_loses(
 @pytest.mark.parametrize("cheap", [10**11, 0])
 def test_gradients_are_right_at_full_size_too_at_least_in_some_rows(gpu, monkeypatch, cheap):
     """Right for the sampled batch, wrong for a large one: as when only the left-over rows are done."""
-    monkeypatch.setattr(sweeps, "CHECKED_FLOPS", cheap)
+    monkeypatch.setattr(accuracy, "CHECKED_FLOPS", cheap)
     contender = doubling_with(lambda dy: 2 * dy if len(dy) <= 64 else torch.zeros_like(dy))
     table = sweeps.run("suite", [contender], [{"batch": 200, "width": 16}], direction="backward")
     assert table["note"].tolist() == ["wrong result: relative error 1.0e+00"]
@@ -288,14 +290,14 @@ def test_a_batch_is_sampled_for_the_reference(gpu):
     sizes = []
     work = replace(DOUBLING, reference=lambda x: sizes.append((len(x), x.dtype)) or 2 * x)
     sweeps.run("suite", [doubling(gpu, work=work)], [{"batch": 1000, "width": 4}])
-    assert sizes == [(64, torch.float64), (len(accuracy.spread(1000)), torch.float64)]
+    assert sizes == [(64, torch.float64), (len(accuracy.sampled_rows(1000)), torch.float64)]
 
 
 @pytest.mark.parametrize("cheap", [10**11, 0])
 def test_another_input_with_rows_is_taken_row_by_row_too(gpu, cheap, monkeypatch):
     """With gradients of all rows, and of some."""
     monkeypatch.setattr(accuracy, "CHUNK_ROWS", 64)
-    monkeypatch.setattr(sweeps, "CHECKED_FLOPS", cheap)
+    monkeypatch.setattr(accuracy, "CHECKED_FLOPS", cheap)
     inputs = lambda s: (torch.randn(s["batch"], s["width"]), torch.randn(s["batch"], s["width"]))  # noqa: E731
     product = replace(DOUBLING, inputs=inputs, reference=torch.mul, batched=(0, 1))
     it = Contender("it", lambda x, other: gpu.launch(1.0, 50.0) or x * other, product)
@@ -327,7 +329,7 @@ def test_wrong_options_are_named_with_a_gpu_and_without(gpu, monkeypatch, has_gp
         doubling(gpu, mode="max-autotune")
 
 
-# Stopped; what is kept of it is tried in measure/test_journal
+# Stopped; what is kept of it is tried in measure/test_sweeps_resume
 
 
 def test_stop_is_heard_while_a_point_is_measured(gpu):
@@ -458,8 +460,8 @@ def test_a_grid_is_a_run_for_every_combination(gpu):
 @pytest.mark.parametrize("how", ["live", "tape=", "LABKIT_TAPE"])
 def test_a_disturbed_point_says_so_and_is_measured_again_for_a_tape(gpu, tmp_path, monkeypatch, how):
     found, asked = ["", "first", "second", "third", "fourth", ""], []
-    gauge = type("Gauge", (), {"look": lambda _: None, "finding": lambda _: asked.append(1) or found.pop(0)})
-    monkeypatch.setattr(clocks.noise, "Gauge", gauge)
+    watch = type("Watch", (), {"look": lambda _: None, "finish": lambda _: asked.append(1) or found.pop(0)})
+    monkeypatch.setattr(clocks.noise, "GpuWatch", watch)
     tape = tmp_path / "tape.jsonl"
     options = {"tape": tape} if how == "tape=" else {}
     if how == "LABKIT_TAPE":

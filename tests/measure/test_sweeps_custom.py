@@ -24,7 +24,7 @@ def on_a_gpu(monkeypatch, said):
         yield
         said.append("over")
 
-    monkeypatch.setattr(lock, "gpu_turn", turn)
+    monkeypatch.setattr(lock, "gpu_lock", turn)
     monkeypatch.setattr("labkit.gpu.available", lambda: True)
     monkeypatch.setattr(machine, "stamp", lambda: STAMP)
     monkeypatch.delenv(TAPE, raising=False)

@@ -203,15 +203,15 @@ def test_text_is_profiled_in_another_process_with_other_variables(recording, mon
 
 def test_text_on_a_gpu_is_kept_and_shown_without_one(gpu, recording, monkeypatch, traced):
     """With the names, times and shapes that profile() finds, in a turn of this process."""
-    monkeypatch.setenv(lock.FOLDER, str(recording.parent))
+    monkeypatch.setenv(lock.FOLDER_VARIABLE, str(recording.parent))
     monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-simulated")
     asked, heard = [], []
 
     def run(function, *code, environment, seconds):
         asked.append((environment, seconds))
-        assert lock.held()
+        assert lock.held_gpu()
         with monkeypatch.context() as there:
-            there.setenv(lock.WITHIN, environment[lock.WITHIN])
+            there.setenv(lock.PARENT_VARIABLE, environment[lock.PARENT_VARIABLE])
             process = queueing.begin(recording.parent, "GPU-simulated")
         heard.append(queueing.says(process))
         queueing.end(process)
@@ -220,8 +220,8 @@ def test_text_on_a_gpu_is_kept_and_shown_without_one(gpu, recording, monkeypatch
     monkeypatch.setattr(child_process, "run", run)
     here = {name: value for name, value in os.environ.items() if name != rows.TAPE}
     live = profiles.profile_text("1", environment={"A": "1"}, tape="toy/text")
-    assert asked == [({**here, "A": "1", lock.WITHIN: "GPU-simulated"}, profiles.TEXT_LIMIT_S)]
-    assert heard == ["has it"] and not lock.held()
+    assert asked == [({**here, "A": "1", lock.PARENT_VARIABLE: "GPU-simulated"}, profiles.TEXT_LIMIT_S)]
+    assert heard == ["has it"] and not lock.held_gpu()
     assert replace(live, device="", date="") == traced and live.device == "Simulated" and live.date
     publish(recording)
     monkeypatch.setattr("labkit.gpu.available", lambda: False)
@@ -232,14 +232,14 @@ def test_text_on_a_gpu_is_kept_and_shown_without_one(gpu, recording, monkeypatch
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available:UserWarning")
 def test_one_call_is_traced_after_those_that_warm_up_in_a_turn_of_this_process(tmp_path, monkeypatch):
-    monkeypatch.setenv(lock.FOLDER, str(tmp_path))
+    monkeypatch.setenv(lock.FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-simulated")
     monkeypatch.setenv("TEARDOWN_CUPTI", "0")
     monkeypatch.setenv("DISABLE_CUPTI_LAZY_REINIT", "1")
     seen = []
 
     def call():
-        seen.append((bool(lock.held()), os.environ["TEARDOWN_CUPTI"]))
+        seen.append((bool(lock.held_gpu()), os.environ["TEARDOWN_CUPTI"]))
         for _ in seen:
             torch.ones(3).sigmoid()
 
@@ -247,7 +247,7 @@ def test_one_call_is_traced_after_those_that_warm_up_in_a_turn_of_this_process(t
     assert seen == [(False, "0")] * 2 + [(True, "1")] * 2, "the profiler drops one and keeps one"
     assert [event["name"] for event in events].count("aten::sigmoid") == 4
     assert "DISABLE_CUPTI_LAZY_REINIT" not in os.environ, "it leaves afterwards"
-    assert not lock.held()
+    assert not lock.held_gpu()
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")

@@ -84,14 +84,14 @@ def disturbances(monkeypatch):
     """What disturbs the points, one after another; then nothing does."""
     found = []
 
-    class Gauge:
+    class Watch:
         def look(self):
             pass
 
-        def finding(self):
+        def finish(self):
             return found.pop(0) if found else ""
 
-    monkeypatch.setattr(noise, "Gauge", Gauge)
+    monkeypatch.setattr(noise, "GpuWatch", Watch)
     return found
 
 
@@ -343,12 +343,12 @@ async def test_stop_does_not_wait_for_a_slow_call_but_the_next_run_does(gpu):
 
 @in_a_loop
 async def test_the_line_says_how_long_the_queue_for_the_gpu_is_and_stop_leaves_it(gpu, tmp_path, monkeypatch):
-    monkeypatch.setenv(lock.FOLDER, str(queue := tmp_path / "turns"))
+    monkeypatch.setenv(lock.FOLDER_VARIABLE, str(queue := tmp_path / "turns"))
     monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-simulated")
-    monkeypatch.setattr(noise, "library", lambda: None)
+    monkeypatch.setattr(noise, "nvml", lambda: None)
     panel = await shown(pair(gpu))
     with queueing.other(queue, "GPU-simulated") as process:
-        first = f"1st in the queue for the GPU. Process {process.pid} of "
+        first = f"Waiting for the GPU, number 1 in the queue: process {process.pid} of "
         click(panel, "Run")
         await until(lambda: status(panel).startswith(first))
         await done(panel, "Stop", KEPT)

@@ -12,10 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from labkit import gpu
 from labkit.measure import roofline
-from labkit.measure.accuracy import Comparison
+from labkit.measure.accuracy import ALLOWED_ERROR, Comparison
 from labkit.measure.contender import Work
 from labkit.measure.roofline import Roofs
-from labkit.measure.sweeps import ALLOWED_ERROR
 from labkit.workloads import elementwise, floor_lines, grouped, mlp, network, recurrent
 from labkit.workloads.network import EXPANSION, GROUPS, NETWORK, OUTPUTS
 from labkit.workloads.stack import STACK

@@ -12,8 +12,8 @@ from simulated import install
 
 import labkit
 from labkit.measure import rows, sweeps
+from labkit.measure.accuracy import ALLOWED_ERROR
 from labkit.measure.contender import Contender
-from labkit.measure.sweeps import ALLOWED_ERROR
 from labkit.workloads import peers
 from labkit.workloads.mlp import GEGLU_APART as GEGLU
 from labkit.workloads.mlp import geglu_apart as geglu

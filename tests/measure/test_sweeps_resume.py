@@ -10,7 +10,7 @@ import torch
 from simulated import DOUBLING, HERE, doubling, install, out_of_memory
 
 from labkit import paths
-from labkit.measure import clocks, journal, machine, rows, sweeps
+from labkit.measure import clocks, machine, rows, sweeps
 from labkit.measure.contender import Contender
 
 POINTS = [{"batch": 2, "width": width} for width in (16, 32, 64)]
@@ -102,8 +102,8 @@ def test_an_interrupted_sweep_measures_the_rest_and_tells_of_all(gpu, either):
 @pytest.mark.parametrize("tape", [False, True])
 def test_a_complete_or_disturbed_sweep_starts_afresh_but_on_a_tape_it_stays(gpu, tmp_path, monkeypatch, tape):
     one, noise, path = Counted(gpu), ["", *["somebody else"] * (1 + sweeps.REPEATS)], tmp_path / "tape.jsonl"
-    gauge = type("Gauge", (), {"look": lambda _: None, "finding": lambda _: noise.pop(0) if noise else ""})
-    monkeypatch.setattr(clocks.noise, "Gauge", gauge)
+    watch = type("Watch", (), {"look": lambda _: None, "finish": lambda _: noise.pop(0) if noise else ""})
+    monkeypatch.setattr(clocks.noise, "GpuWatch", watch)
     options = {"tape": path} if tape else {}
     interrupt([one.contender], 2, **options)
     one.widths(), noise.clear()
@@ -111,7 +111,7 @@ def test_a_complete_or_disturbed_sweep_starts_afresh_but_on_a_tape_it_stays(gpu,
     assert one.widths() == ([64] if tape else [32, 64])
     assert [bool(each) for each in table["noise"]] == [False, tape, False]
     if tape:
-        os.utime(path, (time.time() - 99 * journal.RESUME_WITHIN_S,) * 2)
+        os.utime(path, (time.time() - 99 * rows.RESUME_WITHIN_S,) * 2)
     again = run([one.contender], **options)
     assert one.widths() == ([] if tape else [16, 32, 64]) and not files()
     assert not tape or again.equals(table)
@@ -120,7 +120,7 @@ def test_a_complete_or_disturbed_sweep_starts_afresh_but_on_a_tape_it_stays(gpu,
 def test_after_an_hour_all_of_a_sweep_is_measured(gpu):
     one = Counted(gpu)
     interrupt([one.contender], 2)
-    for age_s, measured in ((0.9 * journal.RESUME_WITHIN_S, []), (1.1 * journal.RESUME_WITHIN_S, [16])):
+    for age_s, measured in ((0.9 * rows.RESUME_WITHIN_S, []), (1.1 * rows.RESUME_WITHIN_S, [16])):
         one.widths()
         os.utime(*files(), (time.time() - age_s,) * 2)
         interrupt([one.contender], 1)
@@ -137,7 +137,7 @@ def test_gaps_are_tried_again(gpu, either, kept):
     one.widths()
     table = run([one.contender, doubling(gpu, "other")])
     assert one.widths() == [16] and (table["note"] == "").tolist() == [kept, *[True] * 5]
-    on_disk = rows.readable(either)
+    on_disk = rows.read_valid(either)
     assert len({row.key for row in on_disk}) == len(on_disk), "one row of each"
 
 
