@@ -190,9 +190,10 @@ def parameters(path: Path) -> dict[str, Parameter]:
 
     notebook = read(path)
     notebook.metadata.setdefault("kernelspec", {"name": "python3", "language": "python"})
-    found = {}
+    found: dict[str, Parameter] = {}
     for name, declared in inspect_notebook(notebook).items():
-        kind, default = declared["inferred_type_name"], declared["default"]
+        kind: str = declared["inferred_type_name"]
+        default: Any = declared["default"]
         with suppress(ValueError, SyntaxError):  # left as text, which is refused below
             default = ast.literal_eval(default)
         if kind not in KINDS or type(default) is not KINDS[kind]:
