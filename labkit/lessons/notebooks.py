@@ -196,7 +196,8 @@ def parameters(path: Path) -> dict[str, Parameter]:
         default: Any = declared["default"]
         with suppress(ValueError, SyntaxError):  # left as text, which is refused below
             default = ast.literal_eval(default)
-        if kind not in KINDS or type(default) is not KINDS[kind]:
+        given = type(default)
+        if kind not in KINDS or given is not KINDS[kind]:
             raise ValueError(
                 f"{path.stem}, parameter {name}: declared as {kind} with the default {default!r}, but has to "
                 f"be one of {', '.join(KINDS)}, with a default of this kind"
