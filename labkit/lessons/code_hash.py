@@ -44,21 +44,25 @@ PLAIN = {"int", "float", "bool", "str", "NoneType", "dtype", "constexpr"}
 def of_sources(sources: Iterable[str]) -> str:
     """12 hex digits for the sources of cells or functions, and for the files of labkit that count."""
     listed = list(sources)
-    kernels = PACKAGE / "kernels"
-    exports = ast.parse((kernels / "__init__.py").read_text(encoding="utf-8")).body
-    modules = {a.name: str(n.module) for n in exports if isinstance(n, ast.ImportFrom) for a in n.names}
-    words = {word for text in listed for word in re.findall(r"\w+", text)}
-    waiting = {modules.get(word, word).rpartition(".")[2] for word in words}
-    files = {PACKAGE / f"{name}.py" for name in MEASURING}
-    while waiting:
-        file = kernels / f"{waiting.pop()}.py"
-        if file not in files and file.exists():
-            files.add(file)
-            waiting |= set(re.findall(r"^\s*from labkit\.kernels\.(\w+)", file.read_text(), re.MULTILINE))
-    hashed = [
-        f"{file.relative_to(PACKAGE)} {_of_file(file, file.stat().st_mtime_ns)}" for file in sorted(files)
-    ]
+    files = {PACKAGE / f"{name}.py" for name in MEASURING} | kernel_files(listed)
+    hashed = [f"{file.name} {_of_file(file, file.stat().st_mtime_ns)}" for file in sorted(files)]
     return _digest([*map(repr, listed), *hashed])
+
+
+def kernel_files(sources: Iterable[str]) -> set[Path]:
+    """The kernels' files that sources name, by file or function, and those which these files import."""
+    files = {file.stem: file for file in (PACKAGE / "kernels").glob("[!_]*.py")}
+    exports = ast.parse((PACKAGE / "kernels" / "__init__.py").read_text(encoding="utf-8")).body
+    exported = {a.name: str(n.module) for n in exports if isinstance(n, ast.ImportFrom) for a in n.names}
+    words = {word for source in sources for word in re.findall(r"\w+", source)}
+    waiting = {exported.get(word, word).rpartition(".")[2] for word in words} & set(files)
+    found = set()
+    while waiting:
+        name = waiting.pop()
+        found.add(name)
+        imported = re.findall(r"^ *from labkit\.kernels\.(\w+)", files[name].read_text(), re.MULTILINE)
+        waiting |= set(imported) - found
+    return {files[name] for name in found}
 
 
 def of_functions(functions: Iterable[Any], options: Iterable[str] = ()) -> str:
@@ -109,7 +113,7 @@ def sources_of(functions: Iterable[Any]) -> list[str]:
         if id(one) in seen or not hasattr(one, "__qualname__"):
             continue
         seen.add(id(one))
-        module = str(one.__module__)
+        module = str(getattr(one, "__module__", ""))  # a method of a builtin has none
         found.append(f"{module}.{one.__qualname__}")
         if isinstance(one, type) and not module.startswith(BY_NAME):
             # Only its methods and plain values: what its bases use may be a whole library.
