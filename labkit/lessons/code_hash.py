@@ -20,7 +20,7 @@ import labkit
 
 PACKAGE = Path(labkit.__file__).resolve().parent
 MEASURING = (
-    "gpu", "dispatch_mode",
+    "gpu", "dispatch_mode", "kernels/common", "kernels/graphs",
     "measure/accuracy", "measure/clocks", "measure/cold_cache", "measure/contender", "measure/memory",
     "measure/noise", "measure/roofline", "measure/sweeps", "profiling/profiles", "profiling/variants",
     "workloads/elementwise", "workloads/grouped", "workloads/mlp", "workloads/network", "workloads/peers",
@@ -28,14 +28,9 @@ MEASURING = (
 )  # fmt: skip
 """Files of labkit whose code decides about every measurement, besides those of the kernels."""
 BY_NAME = (
-    "torch",
-    "triton",
-    "labkit.gpu",
-    "labkit.kernels",
-    "labkit.measure",
-    "labkit.profiling",
-    "labkit.workloads",
-)
+    "torch", "triton",
+    "labkit.gpu", "labkit.kernels", "labkit.measure", "labkit.profiling", "labkit.workloads",
+)  # fmt: skip
 """Packages of which only the names of functions count, since their files are hashed or are another's."""
 PLAIN = {"int", "float", "bool", "str", "NoneType", "dtype", "constexpr"}
 """Types of values that count as code of a contender: a tile's size, a flag."""
