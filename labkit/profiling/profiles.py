@@ -83,6 +83,28 @@ class Profile:
         span = self.span_us
         return None if span is None else span - sum(self.gaps)
 
+    def table(self) -> pd.DataFrame:
+        """Kernels in the order of their first run, equal ones in one row: count, us of all, share of time.
+
+        Counted launches have a row for each operation: count, Triton programs (if there are any), bytes read
+        and bytes written.
+        """
+        if self.counted is not None:
+            listed = pd.DataFrame(
+                [
+                    (one.name, 1, one.programs, one.bytes_read, one.bytes_written)
+                    for one in self.counted.launches
+                ],
+                columns=["operation", "count", "programs", "bytes read", "bytes written"],
+            )
+            unused = [] if self.counted.programs else ["programs"]
+            return listed.drop(columns=unused).groupby("operation", sort=False, as_index=False).sum()
+        rows = [(kernel.full_name, kernel.name, 1, kernel.duration_us) for kernel in self.kernels]
+        frame = pd.DataFrame(rows, columns=["full name", "kernel", "count", "us"])
+        # Grouped by the full name, since two kernels may have the same short one.
+        frame = frame.groupby(["full name", "kernel"], sort=False, as_index=False).sum()
+        return frame.assign(share=frame["us"] / frame["us"].sum()).drop(columns="full name")
+
 
 def profile(call: Callable[[], Any], *, tape: str | None = None, warmup: int = 3) -> Profile:
     """Run ``call`` and record what it launches.

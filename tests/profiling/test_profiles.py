@@ -51,9 +51,13 @@ def test_a_trace_tells_kernels_launches_gaps_and_operations(traced):
     started = ["cudaLaunchKernel", "cudaLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch"]
     assert [event.name for event in traced.host] == started
     assert (traced.host[0].start_us, traced.host[0].duration_us) == (4.0, 5.0)
+    table = traced.table()
+    assert list(table.columns) == ["kernel", "count", "us", "share"]
+    assert (list(table["count"]), list(table["us"])) == ([1, 1, 2, 1], [20.0, 10.0, 60.0, 4.0])
+    assert table["share"].sum() == pytest.approx(1)
     nothing = profiles.from_trace([])
     assert (nothing.launches, nothing.gaps, nothing.span_us, nothing.busy_us) == (0, [], 0.0, 0.0)
-    assert nothing.kernels == []
+    assert nothing.kernels == [] and len(nothing.table()) == 0
 
 
 @interpreted
@@ -70,8 +74,11 @@ def test_without_a_gpu_there_are_launches_and_no_times(recording):
     assert profile.launches == 4
     assert (profile.kernels, profile.host, profile.gaps) == ([], [], [])
     assert profile.span_us is None and profile.busy_us is None
-    launches = [(launch.name, launch.programs) for launch in profile.counted.launches]
-    assert launches == [("mul", 0), ("add", 0), ("fill", 2), ("mul", 0)]
+    table = profile.table()
+    assert list(table.columns) == ["operation", "count", "programs", "bytes read", "bytes written"]
+    assert table["operation"].tolist() == ["mul", "add", "fill"] and table["count"].tolist() == [2, 1, 1]
+    assert (table["programs"][2], table["bytes written"][2]) == (2, 8 * 160 * 4)
+    assert "programs" not in profiles.profile(lambda: x * weight).table().columns, "there are none to count"
     assert (profile.kind, profile.device, profile.date) == ("live", "", "")
 
 
