@@ -37,7 +37,7 @@ def entries(
     profiles: Mapping[str, Profile],
     moved: Results,
     layers: Sequence[tuple[float, float]],
-    roofs: Roofs,
+    roofs: Roofs | None,
     dtype: str,
 ) -> Results:
     """A row for each contender of ``wall``, in microseconds.
@@ -46,11 +46,14 @@ def entries(
     its rows in ``device`` are of the call that the graph holds. ``moved`` has the bytes of a call in the
     column ``peak_bytes``, as `custom_bytes` gives them. ``layers`` are the bytes that each matrix product
     reads and writes, and its operations. A contender without a profile, bytes or a row in ``device`` is left
-    out.
+    out, and all are where nothing was measured and so there are no roofs.
 
     Columns: contender, one for each of PARTS, ``sum`` of these, ``wall``, ``alone`` (the time without
     launches), and the origin of the wall time.
     """
+    columns = ["contender", *PARTS, "sum", "wall", "alone", *_STAMP]
+    if roofs is None:
+        return Results([], columns=columns)
     flops_us = [flops / roofs.matmul[dtype] * 1e6 for _, flops in layers]
     bytes_us = [nbytes / roofs.bandwidth * 1e6 for nbytes, _ in layers]
     arithmetic, hidden = sum(flops_us), sum(map(min, flops_us, bytes_us))  # bytes move during the products
@@ -72,7 +75,7 @@ def entries(
         stamp = {key: row[key] for key in _STAMP}
         total = {"sum": sum(parts.values()), "wall": row["median_us"], "alone": alone}
         found.append({"contender": name, **parts, **total, **stamp})
-    return Results(found, columns=["contender", *PARTS, "sum", "wall", "alone", *_STAMP])
+    return Results(found, columns=columns)
 
 
 def predicted_span_us(made: Profile, *, kernels: float = 1.0, launches: float = 1.0) -> float | None:
