@@ -109,7 +109,8 @@ def sources_of(functions: Iterable[Any]) -> list[str]:
             continue
         seen.add(id(one))
         module = str(getattr(one, "__module__", ""))  # a method of a builtin has none
-        found.append(f"{module}.{one.__qualname__}")
+        # A script's module has another name when it is imported, and is the same code.
+        found.append(f"{module}.{one.__qualname__}" if module.startswith(BY_NAME) else one.__qualname__)
         if isinstance(one, type) and not module.startswith(BY_NAME):
             # Only its methods and plain values: what its bases use may be a whole library.
             members = [(name, getattr(value, "__func__", value)) for name, value in vars(one).items()]
