@@ -2,11 +2,9 @@
 
 Triton reads TRITON_INTERPRET when it is imported and when a kernel is defined. Where kernels cannot run on a
 GPU this module sets the variable, and keeps the reason. It asks the driver through NVML and starts no CUDA,
-so a process that is forked afterwards can still use the GPU. Standard library only, and Python 3.8 is enough:
-``bootstrap.py`` asks it before anything is installed.
+so a process that is forked afterwards can still use the GPU. It needs the standard library only: whoever
+imports a kernel imports this.
 """
-
-from __future__ import annotations
 
 import ctypes
 import importlib.util
@@ -14,8 +12,9 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Mapping, NamedTuple
+from typing import NamedTuple
 
 OLDEST_CAPABILITY = (8, 0)
 """The lowest compute capability that Triton generates code for."""
@@ -41,15 +40,13 @@ class NvidiaDriver(NamedTuple):
 
     gpus: tuple[GpuInfo, ...]
     cuda: int
-    has_libcuda: bool
 
 
 class TorchBuild(NamedTuple):
-    """The build of the installed torch: its CUDA or HIP version, None without."""
+    """The version of the installed torch, and the CUDA version that it was built for, None without."""
 
     version: str
     cuda: str | None
-    hip: str | None
 
 
 def interpreting(environment: Mapping[str, str] = os.environ) -> bool:
@@ -57,20 +54,20 @@ def interpreting(environment: Mapping[str, str] = os.environ) -> bool:
     return environment.get(INTERPRET, "").lower() in ("1", "true", "yes", "on", "y")
 
 
-def is_nvidia_here() -> bool:
-    """Whether a CUDA build of torch could use a GPU of this machine."""
-    return not _without_gpu(driver(), os.environ)
-
-
 def why_interpreted(
     driver: NvidiaDriver | None, torch: TorchBuild | None, environment: Mapping[str, str]
 ) -> str:
     """Why kernels have to be interpreted, the end of a sentence; empty where a GPU can run them."""
-    missing = _without_gpu(driver, environment)
-    if torch is not None and torch.hip:
-        return f"torch {torch.version} is built for AMD GPUs, and the kernels here are for NVIDIA's"
-    if missing or driver is None or torch is None:
-        return missing
+    if driver is None or not driver.gpus:
+        return NO_DRIVER
+    visible = visible_gpus(driver.gpus, environment)
+    if not visible:
+        return f"CUDA_VISIBLE_DEVICES={environment['CUDA_VISIBLE_DEVICES']!r} hides every GPU"
+    if visible[0].capability < OLDEST_CAPABILITY:
+        needed, has = (".".join(map(str, each)) for each in (OLDEST_CAPABILITY, visible[0].capability))
+        return f"Triton needs compute capability {needed}, and {visible[0].name} has {has}"
+    if torch is None:
+        return ""
     if torch.cuda is None:
         return f"there is a GPU, but torch {torch.version} is a CPU build: a CUDA build of torch would use it"
     if driver.cuda // 1000 < int(torch.cuda.split(".")[0]):
@@ -82,47 +79,22 @@ def why_interpreted(
     return ""
 
 
-def _without_gpu(driver: NvidiaDriver | None, environment: Mapping[str, str]) -> str:
-    """What is missing for any program that wants a GPU; empty where nothing is."""
-    if driver is None or not driver.gpus:
-        if driver is None and os.path.exists("/dev/kfd"):
-            return "the GPU is AMD's, and the kernels here are for NVIDIA's"
-        return NO_DRIVER
-    seen = visible_gpus(driver.gpus, environment)
-    if not seen:
-        return f"CUDA_VISIBLE_DEVICES={environment['CUDA_VISIBLE_DEVICES']!r} hides every GPU"
-    if not driver.has_libcuda:
-        return "libcuda.so.1 is missing (a container needs NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
-    if seen[0].capability < OLDEST_CAPABILITY:
-        needed, has = (".".join(map(str, each)) for each in (OLDEST_CAPABILITY, seen[0].capability))
-        return f"Triton needs compute capability {needed}, and {seen[0].name} has {has}"
-    return ""
-
-
 def visible_gpus(gpus: tuple[GpuInfo, ...], environment: Mapping[str, str]) -> list[GpuInfo]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves to a program, in CUDA's order.
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves to a program, by number or by the start of their UUID.
 
-    The driver lists them by bus. CUDA counts the fastest first unless CUDA_DEVICE_ORDER says otherwise; the
-    higher capability stands for the faster one here. As for CUDA, an entry that is unknown ends the list.
+    CUDA numbers the fastest first; the higher capability stands for the faster one here. Of a MIG slice the
+    driver does not tell its GPU; the first one stands for it.
     """
-    ordered = list(gpus)
-    if environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
-        ordered.sort(key=lambda gpu: gpu.capability, reverse=True)
+    ordered = sorted(gpus, key=lambda gpu: gpu.capability, reverse=True)
     if "CUDA_VISIBLE_DEVICES" not in environment:
         return ordered
-    seen = []
-    for entry in environment["CUDA_VISIBLE_DEVICES"].split(","):
-        name = entry.strip()
-        if name.startswith("MIG-"):  # a slice: its GPU is not told, but every GPU with slices is new enough
-            found = [gpu for gpu in ordered if gpu.capability >= OLDEST_CAPABILITY]
-        elif name.isdigit():
-            found = ordered[int(name) : int(name) + 1]
-        else:
-            found = [gpu for gpu in ordered if name and gpu.uuid.startswith(name)]
-        if not found:
-            break
-        seen.append(found[0])
-    return seen
+    entries = filter(None, map(str.strip, environment["CUDA_VISIBLE_DEVICES"].split(",")))
+    return [
+        gpu
+        for entry in entries
+        for number, gpu in enumerate(ordered)
+        if entry == str(number) or gpu.uuid.startswith(entry) or entry.startswith("MIG-")
+    ]
 
 
 def driver() -> NvidiaDriver | None:
@@ -138,7 +110,7 @@ def driver() -> NvidiaDriver | None:
         nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
         nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(cuda))
         gpus = tuple(_gpu(nvml, index) for index in range(count.value))
-        return NvidiaDriver(gpus, cuda.value, _has_libcuda())
+        return NvidiaDriver(gpus, cuda.value)
     finally:
         nvml.nvmlShutdown()
 
@@ -153,25 +125,14 @@ def _gpu(nvml: ctypes.CDLL, index: int) -> GpuInfo:
     return GpuInfo(name.value.decode(), uuid.value.decode(), (major.value, minor.value))
 
 
-def _has_libcuda() -> bool:
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
-
-
 def installed_torch() -> TorchBuild | None:
     """How torch was built, by its file of versions: importing it takes seconds. None where there is none."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
-    try:
-        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    found = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*= *'([^']*)'", text, re.MULTILINE))
-    return TorchBuild(found.get("__version__", ""), found.get("cuda"), found.get("hip"))
+    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    found = dict(re.findall(r"^(__version__|cuda)\b[^=\n]*= *'([^']*)'", text, re.MULTILINE))
+    return TorchBuild(found["__version__"], found.get("cuda"))
 
 
 def decide() -> None:

@@ -11,13 +11,14 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from labkit import paths
-from labkit.lessons.code_hash import of_cells, without_comments
+from labkit.lessons.code_hash import of_sources, without_comments
 
 if TYPE_CHECKING:  # its validator takes a second to import, and loading a lesson does not need it
     from nbformat import NotebookNode
@@ -52,9 +53,10 @@ def find(directory: Path | None = None) -> list[Path]:
 def resolve(name: str, directory: Path | None = None) -> Path:
     """The lesson with this number ("01"), name ("01_launch_overhead") or file; else a ValueError."""
     lessons = find(directory)
-    matches = [path for path in lessons if name in (path.stem, path.stem[:2], path.name)]
-    if not matches:
-        matches = [path for path in lessons if Path(name).resolve() == path.resolve()]
+    file = Path(name).resolve()
+    matches = [
+        path for path in lessons if name in (path.stem, path.stem[:2], path.name) or file == path.resolve()
+    ]
     if len(matches) == 1:
         return matches[0]
     problem = "several lessons are" if matches else "no lesson is"
@@ -89,9 +91,9 @@ def tags(cell: Mapping[str, Any]) -> list[str]:
 
 def title(notebook: Mapping[str, Any]) -> str | None:
     """The text of the first top-level heading, or None."""
-    texts = (cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown")
-    headings = (re.search(r"^# +(.+)$", text, re.MULTILINE) for text in texts)
-    return next((heading[1].strip() for heading in headings if heading), None)
+    text = "\n".join(cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+    heading = re.search(r"^# +(.+)$", text, re.MULTILINE)
+    return heading[1].strip() if heading else None
 
 
 def key(lesson: str) -> str:
@@ -108,7 +110,7 @@ def code_hash(path: Path) -> str:
     solutions = solutions_file(path)
     if solutions.exists():
         cells.append(without_comments(solutions.read_text(encoding="utf-8")))
-    return of_cells(cells)
+    return of_sources(cells)
 
 
 def exercise_of(cell: Mapping[str, Any]) -> str:
@@ -146,8 +148,7 @@ def load(lesson: str | Path, directory: Path | None = None, *, solved: bool = Fa
     if name in sys.modules:
         return sys.modules[name]
     file = paths.cache() / "lessons" / f"{path.stem}_{digest}.py"
-    if not file.exists() or file.read_text(encoding="utf-8") != source:
-        paths.write_text(file, source)
+    paths.write_text(file, source)
     return import_file(name, file)
 
 
@@ -169,21 +170,19 @@ def _module_source(path: Path, solved: bool) -> str:
     parts = [f'"""The setup and kernel cells of {path.name}, written from it: edit them there."""\n']
     loaded = (*LOADED_TAGS, EXERCISE) if solved else LOADED_TAGS
     for number, cell in code_cells(read_json(path)):
-        kinds = [tag for tag in tags(cell) if tag in loaded]
-        source = cell["source"] if EXERCISE not in kinds else solution_cells(path)[exercise_of(cell)]
-        if not kinds:
+        kind = next((tag for tag in tags(cell) if tag in loaded), None)
+        if kind is None:
             continue
+        source = solution_cells(path)[exercise_of(cell)] if kind == EXERCISE else cell["source"]
         where = f"{path.stem}, cell {number}"
         try:
-            compile(source, where, "exec")
+            ast.parse(source)
         except SyntaxError as error:
             raise ValueError(
-                f"{where}: a cell tagged {kinds[0]} has to be plain Python, without % or ! magics "
+                f"{where}: a cell tagged {kind} has to be plain Python, without % or ! magics "
                 f"(line {error.lineno}: {error.msg}: {(error.text or '').strip()})"
             ) from error
-        parts.append(f"# {where} ({kinds[0]})\n{source.rstrip()}\n")
-    if len(parts) == 1:
-        raise ValueError(f"{path.stem}: no cell is tagged {' or '.join(LOADED_TAGS)}")
+        parts.append(f"# {where} ({kind})\n{source.rstrip()}\n")
     return "\n\n".join(parts)
 
 
@@ -192,25 +191,21 @@ def parameters(path: Path) -> dict[str, Parameter]:
     from papermill.inspection import inspect_notebook
 
     notebook = read(path)
-    notebook.metadata.setdefault(
-        "kernelspec", {"name": "python3", "display_name": "Python 3", "language": "python"}
-    )
-    found: dict[str, dict[str, Any]] = inspect_notebook(notebook)
-    return {name: _declared(path, declared) for name, declared in found.items()}
-
-
-def _declared(path: Path, declared: Mapping[str, str]) -> Parameter:
-    name, kind = declared["name"], declared["inferred_type_name"]
-    where = f"{path.stem}, parameter {name}"
-    if kind not in KINDS:
-        raise ValueError(f"{where}: declared as {kind}, but has to be one of {', '.join(KINDS)}")
-    try:
-        default: Value = ast.literal_eval(declared["default"])
-    except (ValueError, SyntaxError) as error:
-        raise ValueError(f"{where}: its default {declared['default']!r} is not a literal") from error
-    if type(default) is not KINDS[kind]:
-        raise ValueError(f"{where}: declared as {kind}, but its default is {default!r}")
-    return Parameter(name, kind, default, declared["help"])
+    notebook.metadata.setdefault("kernelspec", {"name": "python3", "language": "python"})
+    found: dict[str, Parameter] = {}
+    for name, declared in inspect_notebook(notebook).items():
+        kind: str = declared["inferred_type_name"]
+        default: Any = declared["default"]
+        with suppress(ValueError, SyntaxError):  # left as text, which is refused below
+            default = ast.literal_eval(default)
+        given = type(default)
+        if kind not in KINDS or given is not KINDS[kind]:
+            raise ValueError(
+                f"{path.stem}, parameter {name}: declared as {kind} with the default {default!r}, but has to "
+                f"be one of {', '.join(KINDS)}, with a default of this kind"
+            )
+        found[name] = Parameter(name, kind, default, declared["help"])
+    return found
 
 
 def check_parameters(path: Path, given: Mapping[str, str]) -> dict[str, Value]:
@@ -221,34 +216,32 @@ def check_parameters(path: Path, given: Mapping[str, str]) -> dict[str, Value]:
     """
     declared = parameters(path)
     for name in given:
-        if name not in declared or not name.isidentifier():
+        if name not in declared:
             known = ", ".join(f"{p.name} ({p.kind})" for p in declared.values()) or "none"
             raise ValueError(f"{path.stem} has no parameter {name!r}; it declares: {known}")
     return {name: _convert(path, declared[name], text) for name, text in given.items()}
 
 
-def _counts(parameter: Parameter) -> bool:
-    """Whether it is a size or a number of something: of these there is at least one."""
-    return parameter.kind == "int" and int(parameter.default) > 0
-
-
 def _convert(path: Path, parameter: Parameter, text: str) -> Value:
-    try:
-        if parameter.kind == "int" and ((number := int(text)) > 0 or not _counts(parameter)):
-            return number
-        if parameter.kind == "float" and math.isfinite(real := float(text)):
-            return real
-    except ValueError:
-        pass  # the sentence below says it better than int() does
-    if parameter.kind == "bool" and text.lower() in TRUTH:
-        return TRUTH[text.lower()]
-    if parameter.kind == "str" and text.isprintable() and not set(text) & set("\"'\\`"):
-        return text
+    """The value of a parameter that is given as text. An int whose default is above 0 is a size: so is it."""
+    is_size = parameter.kind == "int" and int(parameter.default) > 0
     wanted = {
-        "int": "a whole number" + " above 0" * _counts(parameter),
+        "int": "a whole number" + " above 0" * is_size,
         "float": "a finite number",
         "bool": "true or false",
         "str": "printable text without quotes, backslashes or backticks",
     }[parameter.kind]
+    value: Value | None = None
+    with suppress(ValueError):  # the sentence below says it better than int() does
+        if parameter.kind == "int":
+            value = int(text) if int(text) > 0 or not is_size else None
+        elif parameter.kind == "float":
+            value = float(text) if math.isfinite(float(text)) else None
+        elif parameter.kind == "bool":
+            value = TRUTH.get(text.lower())
+        elif text.isprintable() and not set(text) & set("\"'\\`"):
+            value = text
+    if value is not None:
+        return value
     shown = text if len(text) <= 40 else text[:40] + "..."
     raise ValueError(f"{path.stem}, parameter {parameter.name}: {shown!r} is not {wanted}")

@@ -1,4 +1,4 @@
-"""What was launched and compiled: profiles, launches counted without a GPU, PTX and SASS.
+"""What was launched and compiled: profiles, launches counted without a GPU, PTX.
 
 ``lab.profiling.codegen`` and the others are imported when a lesson first uses them.
 """

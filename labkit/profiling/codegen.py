@@ -1,4 +1,4 @@
-"""Compile Triton kernels offline for a named GPU: PTX, SASS, registers, and counts of instructions.
+"""Compile Triton kernels offline for a named GPU: PTX, registers, and counts of instructions.
 
 No GPU is needed. The compiler runs in a process of its own, in which Triton does not interpret kernels. That
 process imports the module in which a kernel is defined. A kernel from notebook cells, or from an answer to an
@@ -14,14 +14,13 @@ import inspect
 import io
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -47,6 +46,9 @@ TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 TIME_LIMIT_S = 600.0
 """Seconds that one call of :func:`compile_many` may take."""
 
+POINTER_TYPES = {"*fp32": torch.float32, "*fp16": torch.float16, "*bf16": torch.bfloat16}
+"""Types of pointers as Triton writes them, which may stand for a tensor; ``:16`` after them says aligned."""
+
 
 class CompileError(RuntimeError):
     """Triton or ptxas rejected the kernel. The message is the compiler's."""
@@ -62,12 +64,6 @@ class SourceLocation(NamedTuple):
     def imported(self) -> Any:
         """The function, imported."""
         return attrgetter(self.name)(load_module(self.module, self.file))
-
-
-class ParameterType(NamedTuple):
-    """The type of a parameter as Triton writes it: ``*bf16:16``, ``i32``."""
-
-    text: str
 
 
 @dataclass(frozen=True)
@@ -125,22 +121,11 @@ class CompiledKernel:
     ttir: str = field(repr=False)
     ttgir: str = field(repr=False)
     ptx: str = field(repr=False)
-    cubin: bytes = field(repr=False)
 
     @property
     def widest_load(self) -> int:
         """Bits of the widest load of a thread from global memory; 0 if there is none."""
         return max(self.loads, default=0)
-
-    @cached_property
-    def sass(self) -> str:
-        """The machine code, one instruction a line."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "kernel.cubin")
-            path.write_bytes(self.cubin)
-            tool = [triton.knobs.nvidia.cuobjdump.path, "-sass", str(path)]
-            listing = subprocess.run(tool, check=True, capture_output=True, text=True).stdout
-        return "\n".join(re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(.*?;)", listing, re.MULTILINE))
 
 
 def compile(kernel: Any, args: Mapping[str, Any] | Sequence[Any], **options: Any) -> CompiledKernel:
@@ -161,9 +146,9 @@ def request(
 
     ``args`` are example values of the parameters that are not constexpr, by name or in their order: tensors
     (meta tensors too), tensor descriptors, numbers. Triton specialises on them as it does at a launch: on the
-    16-byte alignment of pointers, and on integers that are 1 or divisible by 16. Instead of a value a type
-    may be given: ``"*bf16:16"`` is an aligned pointer, ``"i32"`` an integer of which nothing is known.
-    Keywords give the constexpr parameters, and options of the compiler (``maxnreg``, ``num_ctas``).
+    16-byte alignment of pointers, and on integers that are 1 or divisible by 16. Instead of a tensor the type
+    of a pointer may be given: ``"*bf16:16"`` is an aligned one. Keywords give the constexpr parameters, and
+    options of the compiler (``maxnreg``, ``num_ctas``).
 
     Raises ValueError, which names the argument that is wrong.
     """
@@ -195,17 +180,11 @@ def _example(name: str, value: Any, constant: bool) -> Any:
         return Pointer(value.dtype, value.data_ptr() % 16)
     if isinstance(value, TensorDescriptor):
         return replace(value, base=_example(name, value.base, constant))
-    if isinstance(value, str) and not constant:
-        try:
-            tl.str_to_ty(value.removesuffix(":16"), None)
-        except Exception as error:  # Triton raises what its parser happens to hit
-            raise ValueError(
-                f"{name}: {value!r} is not a type of Triton; '*fp32:16' and 'i32' are"
-            ) from error
-        return ParameterType(value)
+    if isinstance(value, str) and not constant and value.removesuffix(":16") in POINTER_TYPES:
+        return Pointer(POINTER_TYPES[value.removesuffix(":16")], 0 if value.endswith(":16") else 4)
     if _is_jit(value) or isinstance(value, ConstexprFunction):
         return source_of(value.fn)
-    if _literal(value):
+    if _literal(value) and (constant or not isinstance(value, str)):
         return value
     raise ValueError(f"{name}: give a tensor, a number or a type such as '*fp32:16', not {value!r}")
 
@@ -251,8 +230,7 @@ def source_of(function: FunctionType) -> SourceLocation:
     text = "\n".join(["from labkit.profiling import codegen", *lines, text])
     module = f"labkit_cells_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     file = paths.cache() / "lessons" / f"{module}.py"
-    if not file.exists() or file.read_text(encoding="utf-8") != text:
-        paths.write_text(file, text)
+    paths.write_text(file, text)
     return SourceLocation(module, str(file), function.__name__)
 
 
@@ -289,17 +267,6 @@ def load_module(name: str, file: str) -> ModuleType:
 # ---- the compiler's process --------------------------------------------------------------------------------
 
 
-def server() -> child_process.Forkserver:
-    """The process that compiles for this one; the first call starts it."""
-    global _server
-    if _server is None:
-        # Without variables that change how Triton compiles, and without a GPU, which is not needed.
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_") or k.endswith("_PATH")}
-        _server = child_process.Forkserver(_prepare, environment=kept | _SETTINGS)
-    return _server
-
-
-_server: child_process.Forkserver | None = None
 _SETTINGS = {
     "TRITON_INTERPRET": "0",
     "TRITON_ALWAYS_COMPILE": "1",
@@ -307,6 +274,14 @@ _SETTINGS = {
     "TRITON_DISABLE_LINE_INFO": "1",  # a third of the PTX, and of no use without the files
     "CUDA_VISIBLE_DEVICES": "",
 }
+
+
+@cache
+def server() -> child_process.Forkserver:
+    """The process that compiles for this one; the first call starts it."""
+    # Without variables that change how Triton compiles, and without a GPU, which is not needed.
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_") or k.endswith("_PATH")}
+    return child_process.Forkserver(_prepare, environment=kept | _SETTINGS)
 
 
 @triton.jit
@@ -372,7 +347,7 @@ def _compile(request: Request) -> CompiledKernel | Exception:
         spills=sum(int(n) for n in re.findall(r"(\d+) bytes spill (?:stores|loads)", ptxas_log)),
         shared_bytes=made.metadata.shared,
         **count_instructions(made.asm["ptx"]),
-        **{name: made.asm[name] for name in ("ttir", "ttgir", "ptx", "cubin")},
+        **{name: made.asm[name] for name in ("ttir", "ttgir", "ptx")},
     )
 
 
@@ -387,84 +362,53 @@ def _specialised(request: Request, target: GPUTarget) -> tuple[ASTSource, dict[s
     kernel, backend = unwrap(request.source.imported()), make_backend(target)
     given = request.values.items()
     values = {name: one.imported() if isinstance(one, SourceLocation) else one for name, one in given}
-    types = {name: one.text for name, one in given if isinstance(one, ParameterType)}
-    values |= dict.fromkeys(types, 3)  # any number: its specialisation is replaced below
     binder = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialization, options = binder(**values, **request.options, debug=bool(kernel.debug))
-    for index, name in enumerate(bound):
-        if name in types:
-            plain = types[name].removesuffix(":16")
-            specialization[index] = (plain, "" if plain == types[name] else "D")
     parsed, signature, constexprs, attributes = kernel._pack_args(
         backend, options, bound, specialization, options
     )
     return ASTSource(kernel, signature, constexprs, attributes), dict(parsed.__dict__)
 
 
-# ---- counting instructions ---------------------------------------------------------------------------------
-
-
-_INSTRUCTION = re.compile(r"\s*(?:[\w$]+:\s+)?(?:@!?%?\w+\s+)?([a-z]\w*(?:\.[\w:]+)+)(.*)", re.DOTALL)
-"""A label and a predicate if there are any, the operation with its dotted suffixes, and the operands."""
-
-
 def count_instructions(ptx: str) -> dict[str, Any]:
     """Count the instructions of a PTX program. Keys are fields of :class:`CompiledKernel`."""
-    widths: dict[str, Counter[int]] = {name: Counter() for name in ("loads", "stores", "async_copies")}
-    kinds: dict[str, Counter[str]] = {name: Counter() for name in ("shuffles", "matrix", "barriers")}
-    bulk: Counter[str] = Counter()
-    text = re.sub(r"//[^\n]*|/\*.*?\*/", "", ptx, flags=re.DOTALL)
-    for statement in re.split(r"[;{}\n]", text):
-        match = _INSTRUCTION.match(statement)
-        if match is None:
-            continue
-        operation, operands = match[1].split("."), match[2]
-        head = operation[0]
-        if head in ("ld", "st") and "global" in operation:
-            widths["loads" if head == "ld" else "stores"][_bits(operation)] += 1
-        elif head == "cp" and "bulk" in operation:
-            spaces = [part.split("::")[0] for part in operation if part.startswith(("shared", "global"))]
-            if len(spaces) == 2:  # not a prefetch, nor a wait
-                bulk["bulk_loads" if spaces[0] == "shared" else "bulk_stores"] += 1
-        elif operation[:2] == ["cp", "async"] and "global" in operation:
-            size = 8 * int(operands.split("]")[2].strip(", ").split(",")[0], 0)
-            widths["async_copies"][size] += 1
-            widths["loads"][size] += 1
-        elif operation[:2] == ["shfl", "sync"]:
-            kinds["shuffles"][operation[2]] += 1
-        elif operation[:2] == ["redux", "sync"]:
-            kinds["shuffles"]["redux"] += 1
-        elif head == "mma" or operation[:2] in (["wgmma", "mma_async"], ["tcgen05", "mma"]):
-            kinds["matrix"][head] += 1
-        elif head in ("bar", "barrier") and "sync" in operation and "warp" not in operation:
-            kinds["barriers"]["bar.sync"] += 1
-        elif head == "mbarrier" and operation[1] in ("try_wait", "test_wait"):
-            kinds["barriers"]["mbarrier"] += 1
-    counts = {name: dict(counter) for name, counter in (widths | kinds).items()}
-    return {**counts, "bulk_loads": bulk["bulk_loads"], "bulk_stores": bulk["bulk_stores"]}
-
-
-def _bits(operation: list[str]) -> int:
-    """Bits that a load or store moves: elements of the vector times bits of an element."""
-    vector = next((int(part[1:]) for part in operation if re.fullmatch(r"v\d", part)), 1)
-    return vector * int(operation[-1].lstrip("abcdefghijklmnopqrstuvwxyz"))
+    text = re.sub(r"//[^\n]*", "", ptx)
+    moved: dict[str, Counter[int]] = {"ld": Counter(), "st": Counter()}
+    for operation, suffix in re.findall(r"\b(ld|st)\.([\w.:]*global[\w.:]*)", text):
+        vector, element = re.search(r"\.v(\d)", suffix), re.findall(r"\d+", suffix)[-1]
+        moved[operation][int(vector[1] if vector else 1) * int(element)] += 1
+    # cp.async.cg.shared.global [target], [source], 16;
+    sizes = re.findall(r"\bcp\.async\.c[ag]\.\S*global\S* \[[^]]*\], \[[^]]*\], (\w+)", text)
+    copies = Counter(8 * int(size, 0) for size in sizes)
+    # From the second to the first of two spaces; a prefetch and a wait name fewer.
+    bulk = re.findall(r"\bcp\.async\.bulk\.\S*?(shared|global)\S*?\.(?:shared|global)\b", text)
+    shuffles = re.findall(r"\bshfl\.sync\.(\w+)", text) + re.findall(r"\b(redux)\.sync", text)
+    matrix = re.findall(r"(?<![\w.])(mma|wgmma(?=\.mma_async)|tcgen05(?=\.mma))\.", text)
+    barriers = {
+        "bar.sync": len(re.findall(r"(?<![\w.])(?:bar|barrier)\.(?!warp)[\w.]*sync", text)),
+        "mbarrier": len(re.findall(r"\bmbarrier\.(?:try|test)_wait", text)),
+    }
+    return {
+        "loads": dict(moved["ld"] + copies),
+        "stores": dict(moved["st"]),
+        "async_copies": dict(copies),
+        "bulk_loads": bulk.count("shared"),
+        "bulk_stores": bulk.count("global"),
+        "shuffles": dict(Counter(shuffles)),
+        "matrix": dict(Counter(matrix)),
+        "barriers": {kind: count for kind, count in barriers.items() if count},
+    }
 
 
 def table(*compiled: CompiledKernel, labels: Sequence[str] = ()) -> "pd.DataFrame":
     """One row for each kernel, named by ``labels``, or by the kernels' names without them."""
     import pandas as pd  # not before it is needed: importing it takes half a second
 
-    if labels and len(labels) != len(compiled):
-        raise ValueError(f"labels: {len(labels)} labels for {len(compiled)} kernels")
-    widths = sorted({16, 32, 64, 128}.union(*(one.loads for one in compiled)), reverse=True)
     rows = [
         {
-            "target": one.target,
-            "warps": one.num_warps,
             "registers": one.registers,
             "spills (bytes)": one.spills,
             "widest load (bits)": one.widest_load,
-            **{f"{width}-bit loads": one.loads.get(width, 0) for width in widths},
             "async copies": sum(one.async_copies.values()),
             "bulk copies": one.bulk_loads + one.bulk_stores,
             "shuffles": sum(one.shuffles.values()),
@@ -478,13 +422,6 @@ def table(*compiled: CompiledKernel, labels: Sequence[str] = ()) -> "pd.DataFram
 
 
 def matching_lines(text: str, pattern: str, *, limit: int = 8) -> str:
-    """Lines of a program's text that match a regular expression, at most ``limit`` of them.
-
-    A line of dots stands for lines that are left out between two matches.
-    """
-    lines = text.expandtabs(4).splitlines()
-    hits = [number for number, line in enumerate(lines) if re.search(pattern, line)]
-    result: list[str] = []
-    for before, hit in zip([-1, *hits], hits[:limit], strict=False):
-        result += ["    ..."] * bool(result and hit > before + 1) + [lines[hit]]
-    return "\n".join(result + [f"    ... {len(hits) - limit} more"] * (len(hits) > limit))
+    """The first ``limit`` lines of a program's text that match a regular expression."""
+    lines = [line for line in text.expandtabs(4).splitlines() if re.search(pattern, line)]
+    return "\n".join(lines[:limit])

@@ -1,6 +1,7 @@
 """Names of kernels: shortened for a plot, and the kind of work that they tell."""
 
 import re
+from collections.abc import Callable
 from typing import Literal
 
 Kind = Literal["matrix product", "reduction", "copy", "other"]
@@ -44,42 +45,29 @@ def shorten(name: str) -> str:
     """
     text = re.sub(r"^(void|std::enable_if<[^>]*>::type) ", "", _without_brackets(name))
     head, _, arguments = text.partition("<")
-    kept = [argument for part in _split(arguments.rpartition(">")[0]) if (argument := _argument(part))]
-    short = _last_name(head)
+    arguments = _replaced(r"([\w:]+)<([^<>]*)>", _functor_or_name, arguments.rpartition(">")[0])
+    words = [argument.strip(" *").rpartition("::")[2] for argument in arguments.split(",")]
+    kept = [word for word in words if word and not _PLAIN.match(word)]
+    *namespaces, short = head.split("::")
     if short == "kernel":  # tells nothing without the namespace: gemvx::kernel
-        short = "::".join(head.split("::")[-2:])
+        short = f"{namespaces[-1]}::kernel"
     return short + (f"<{', '.join(kept)}>" if kept else "")
+
+
+def _functor_or_name(template: re.Match[str]) -> str:
+    """The last functor among the arguments of a template, or the template's own name."""
+    return [template[1], *re.findall(r"\w*[Ff]unctor\w*", template[2])][-1]
 
 
 def _without_brackets(name: str) -> str:
     """Drop parameter lists, lambdas and anonymous namespaces: everything in () and {}."""
     text = name.replace("(anonymous namespace)::", "")
-    previous = ""
-    while previous != text:
-        previous, text = text, re.sub(r"\([^(){}]*\)|\{[^(){}]*\}", "", text)
+    text = _replaced(r"\([^(){}]*\)|\{[^(){}]*\}", "", text)
     return re.sub(r"(::(operator|const)?\s*(const)?)+(?=\s*(>|,|$))", "", text).strip()
 
 
-def _split(arguments: str) -> list[str]:
-    """Split template arguments at their outermost commas."""
-    parts, depth = [""], 0
-    for character in arguments:
-        depth += (character == "<") - (character == ">")
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part.strip() for part in parts]
-
-
-def _argument(text: str) -> str:
-    """A template argument in one word; empty if it is a plain type."""
-    functors: list[str] = re.findall(r"\w*[Ff]unctor\w*", text)
-    if functors:
-        return functors[-1]
-    word = _last_name(text.partition("<")[0].removesuffix("*").strip())
-    return "" if _PLAIN.match(word) else word
-
-
-def _last_name(text: str) -> str:
-    return text.strip().rpartition("::")[2]
+def _replaced(pattern: str, by: str | Callable[[re.Match[str]], str], text: str) -> str:
+    """The text in which a pattern is replaced until it occurs no more: brackets within brackets."""
+    while re.search(pattern, text):
+        text = re.sub(pattern, by, text)
+    return text

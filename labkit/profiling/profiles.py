@@ -9,7 +9,6 @@ import os
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 
@@ -92,23 +90,20 @@ class Profile:
         and bytes written.
         """
         if self.counted is not None:
-            columns = ["operation", "count", "programs", "bytes read", "bytes written"]
             listed = pd.DataFrame(
                 [
                     (one.name, 1, one.programs, one.bytes_read, one.bytes_written)
                     for one in self.counted.launches
                 ],
-                columns=columns,
+                columns=["operation", "count", "programs", "bytes read", "bytes written"],
             )
-            if not self.counted.programs:
-                listed = listed.drop(columns="programs")
-            return listed.groupby("operation", sort=False, as_index=False).sum()
+            unused = [] if self.counted.programs else ["programs"]
+            return listed.drop(columns=unused).groupby("operation", sort=False, as_index=False).sum()
         rows = [(kernel.full_name, kernel.name, 1, kernel.duration_us) for kernel in self.kernels]
         frame = pd.DataFrame(rows, columns=["full name", "kernel", "count", "us"])
         # Grouped by the full name, since two kernels may have the same short one.
         frame = frame.groupby(["full name", "kernel"], sort=False, as_index=False).sum()
-        frame["share"] = frame["us"] / frame["us"].sum()
-        return frame[["kernel", "count", "us", "share"]]
+        return frame.assign(share=frame["us"] / frame["us"].sum()).drop(columns="full name")
 
 
 def profile(call: Callable[[], Any], *, tape: str | None = None, warmup: int = 3) -> Profile:
@@ -172,23 +167,18 @@ def profile_text(
     with lock.gpu_lock():  # by this process, which can show that it waits, and which has no time limit
         here = {name: value for name, value in os.environ.items() if name != TAPE}
         around = {**here, **(environment or {}), lock.PARENT_VARIABLE: lock.held_gpu()}
-        made = child_process.run(_profile_code, setup, text, environment=around, seconds=TEXT_LIMIT_S)
-    if isinstance(made, str):
-        raise RuntimeError(made)
+        made: Profile = child_process.run(
+            _profile_code, setup, text, environment=around, seconds=TEXT_LIMIT_S
+        )
     return _recording(made, tape) if made.timed else made
 
 
-def _profile_code(setup: str, text: str) -> Profile | str:
-    """The profile that ``profile_text`` asks its process for, or a sentence about the error in the code."""
+def _profile_code(setup: str, text: str) -> Profile:
+    """The profile that ``profile_text`` asks its process for."""
     namespace = {"torch": torch, "F": torch.nn.functional, "device": gpu.device()}
-    part = "setup"
-    try:
-        exec(compile(setup, "<setup>", "exec"), namespace)
-        part = "text"
-        code = compile(text, "<text>", "exec")
-        return profile(lambda: exec(code, namespace))
-    except BaseException as error:  # SystemExit too, since the code raised it
-        return f"{part}: {traceback.format_exception_only(error)[-1].strip()}"
+    exec(compile(setup, "<setup>", "exec"), namespace)
+    code = compile(text, "<text>", "exec")
+    return profile(lambda: exec(code, namespace))
 
 
 def _recorded(tape: str | None) -> Profile | None:
@@ -200,16 +190,14 @@ def _recorded(tape: str | None) -> Profile | None:
 
 
 def _least_disturbed(profiles: Sequence[Profile]) -> Profile:
-    """The profile with the shortest busy time and span, among those with the most frequent list of kernels.
+    """The profile with the least busy time and span, among those with the most frequent list of kernels.
 
     What disturbs the host or the device makes a profile longer. If all lists differ, the longest one counts.
     """
     seen = Counter(tuple(kernel.name for kernel in made.kernels) for made in profiles)
     usual = max(seen, key=lambda names: (seen[names], len(names)))
     alike = [made for made in profiles if tuple(kernel.name for kernel in made.kernels) == usual]
-    times = np.array([(made.busy_us, made.span_us) for made in alike])  # (profiles, 2)
-    shortest = times.min(0)
-    return alike[int((times / np.where(shortest, shortest, 1.0)).sum(1).argmin())]
+    return min(alike, key=lambda made: (made.busy_us or 0.0) + (made.span_us or 0.0))
 
 
 def _recording(made: Profile, tape: str | None) -> Profile:

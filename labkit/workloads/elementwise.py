@@ -3,7 +3,7 @@
 Axes: ``batch`` rows and ``width`` features. Bytes count each input and each output once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ from torch.nn.functional import linear
 from labkit.gpu import randn
 from labkit.measure.contender import Shape, Work
 
-PRODUCTS = {"forward": 1, "backward": 2, "forward_backward": 3}
-"""Matrix products of a layer with a weight: one forward, and one backward for each operand's gradient."""
+SAMPLE = {"batch": 64}
+"""Largest size at which all of a result is checked."""
 
 
 def by_direction(direction: str, forward: int, backward: int) -> int:
@@ -21,18 +21,43 @@ def by_direction(direction: str, forward: int, backward: int) -> int:
     return {"forward": forward, "backward": backward, "forward_backward": forward + backward}[direction]
 
 
-def forward_only(direction: str) -> None:
+def require_forward(direction: str) -> None:
     """Raise ValueError for any other direction: the work has no backward pass."""
     if direction != "forward":
         raise ValueError(f"direction: this work is measured forward only, not {direction}")
 
 
-def weighted_elements(direction: str, x: int, y: int, weights: int) -> int:
-    """Elements that a layer with weights moves: forward X + Y + W; backward X + dY + dX + W + dW.
+LayerSize = tuple[int, int, int, int, int]
+"""Rows, features of a row of x, features of a row of y, elements of all matrices (each row is multiplied by
+each of them), and elements of biases and gains, where they count."""
 
-    ``x``, ``y`` and ``weights`` are the numbers of elements of input, output and weights.
+
+def matrix_layer(
+    inputs: Callable[[Shape], tuple[Tensor, ...]],
+    reference: Callable[..., Tensor],
+    size: Callable[[Shape], LayerSize],
+    *,
+    forward_only: bool = False,
+    sample: Mapping[str, int] = SAMPLE,
+) -> Work:
+    """The work of a layer of matrix products, whose size for a shape is ``size(shape)``.
+
+    Bytes are forward X + Y + W, backward X + dY + dX + W + dW. Each row times each element of a matrix is two
+    operations forward, and four backward: there are two products, one for each operand's gradient.
     """
-    return by_direction(direction, x + y + weights, 2 * x + y + 2 * weights)
+
+    def min_bytes(shape: Shape, itemsize: int, direction: str) -> int:
+        if forward_only:
+            require_forward(direction)
+        rows, x, y, matrices, vectors = size(shape)
+        weights = matrices + vectors
+        return by_direction(direction, rows * (x + y) + weights, rows * (2 * x + y) + 2 * weights) * itemsize
+
+    def flops(shape: Shape, direction: str) -> int:
+        rows, _, _, matrices, _ = size(shape)
+        return by_direction(direction, 2, 4) * rows * matrices
+
+    return Work(inputs, reference, min_bytes, flops, sample)
 
 
 def _linear_inputs(shape: Shape) -> tuple[Tensor, ...]:
@@ -40,19 +65,13 @@ def _linear_inputs(shape: Shape) -> tuple[Tensor, ...]:
     return randn(batch, width), randn(width, width, scale=width**-0.5), randn(width)
 
 
-def _linear_bytes(shape: Shape, itemsize: int, direction: str) -> int:
-    """Forward X + Y + W; backward X + dY + dX + W + dW. The bias does not count."""
-    full = shape["batch"] * shape["width"]
-    return weighted_elements(direction, full, full, shape["width"] ** 2) * itemsize
+def _linear_size(shape: Shape) -> LayerSize:
+    return shape["batch"], shape["width"], shape["width"], shape["width"] ** 2, 0
 
 
-def _linear_flops(shape: Shape, direction: str) -> int:
-    """One product of 2 B N N operations forward, two backward."""
-    return PRODUCTS[direction] * 2 * shape["batch"] * shape["width"] ** 2
-
-
-LINEAR = Work(_linear_inputs, linear, _linear_bytes, _linear_flops)
-"""nn.Linear from ``width`` to ``width`` features with bias: inputs x (batch, width), weight, bias."""
+LINEAR = matrix_layer(_linear_inputs, linear, _linear_size)
+"""nn.Linear from ``width`` to ``width`` features with bias: inputs x (batch, width), weight, bias. The bias
+does not count."""
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -88,7 +107,7 @@ def product(second: Callable[[int, int], Tensor], reads: int) -> Work:
         return randn(shape["batch"], shape["width"]), second(shape["batch"], shape["width"])
 
     def min_bytes(shape: Shape, itemsize: int, direction: str) -> int:
-        forward_only(direction)
+        require_forward(direction)
         return (reads + 1) * shape["batch"] * shape["width"] * itemsize
 
     return Work(inputs, torch.mul, min_bytes, lambda shape, _: shape["batch"] * shape["width"], sample={})

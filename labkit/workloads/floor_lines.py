@@ -2,16 +2,12 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pandas as pd
 import torch
 
 from labkit.measure import roofline
 from labkit.measure.contender import Shape, Work
-
-
-def _fixed(panel: pd.DataFrame) -> Shape:
-    """The sizes of the axes of which a panel over width has one size only."""
-    return {axis: int(panel[axis].iloc[0]) for axis in ("batch", "groups", "time") if axis in panel}
 
 
 def floors(**works: Work) -> Callable[[pd.DataFrame], dict[str, Callable[[float], float]]]:
@@ -24,10 +20,10 @@ def floors(**works: Work) -> Callable[[pd.DataFrame], dict[str, Callable[[float]
         roofs = roofline.roofs_of(panel)
         if roofs is None:
             return {}
-        sizes, dtype = _fixed(panel), str(panel["dtype"].iloc[0])
+        dtype = str(panel["dtype"].iloc[0])
 
         def line(work: Work) -> Callable[[float], float]:
-            return lambda width: work.floor_us({**sizes, "width": int(width)}, dtype, roofs)
+            return lambda width: work.floor_us(_shape(panel, width), dtype, roofs)
 
         return {f"floor of {name}": line(work) for name, work in works.items()}
 
@@ -41,21 +37,23 @@ def regimes(work: Work) -> Callable[[pd.DataFrame], list[tuple[float, float, str
         roofs = roofline.roofs_of(panel)
         if roofs is None:
             return []
-        sizes, dtype = _fixed(panel), str(panel["dtype"].iloc[0])
+        dtype = str(panel["dtype"].iloc[0])
         itemsize = getattr(torch, dtype).itemsize
-        least, most = int(panel["width"].min()), int(panel["width"].max())
-
-        def shape(width: float) -> Shape:
-            return {**sizes, "width": int(width)}
 
         def moved(width: float) -> float:
-            return work.min_bytes(shape(width), itemsize, "forward") / roofs.bandwidth * 1e6
+            return work.min_bytes(_shape(panel, width), itemsize, "forward") / roofs.bandwidth * 1e6
 
         def computed(width: float) -> float:
-            return work.flops(shape(width), "forward") / roofs.matmul[dtype] * 1e6
+            return work.flops(_shape(panel, width), "forward") / roofs.matmul[dtype] * 1e6
 
-        widths = [least * (most / least) ** (i / 200) for i in range(201)]
+        widths = np.geomspace(panel["width"].min(), panel["width"].max(), 201).tolist()
         bounds = {"launch": lambda _: roofs.node_us, "memory": moved, "arithmetic": computed}
         return roofline.regimes(widths, bounds)
 
     return of
+
+
+def _shape(panel: pd.DataFrame, width: float) -> Shape:
+    """The shape at a width; of the other axes a panel has one size only."""
+    others = {axis: int(panel[axis].iloc[0]) for axis in ("batch", "groups", "time") if axis in panel}
+    return {**others, "width": int(width)}

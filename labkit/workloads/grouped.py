@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 
 from labkit.gpu import randn
 from labkit.measure.contender import Shape, Work
-from labkit.workloads.elementwise import LINEAR, forward_only
+from labkit.workloads.elementwise import SAMPLE, LayerSize, matrix_layer
 
 Reference = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -88,39 +88,29 @@ def _dense(shape: Shape) -> tuple[Tensor, Tensor]:
     return torch.block_diag(*weight), bias.flatten()
 
 
-def _bytes(shape: Shape, itemsize: int, direction: str) -> int:
-    """Forward X + Y + W; backward X + dY + dX + W + dW."""
-    return groups_of(shape) * LINEAR.min_bytes(shape, itemsize, direction)
-
-
-def _forward_bytes(shape: Shape, itemsize: int, direction: str) -> int:
-    """X + Y + W without its zeros, forward."""
-    forward_only(direction)
-    return _bytes(shape, itemsize, direction)
-
-
-def _flops(shape: Shape, direction: str) -> int:
-    """One product of 2 B D D operations for each group forward, two backward."""
-    return groups_of(shape) * LINEAR.flops(shape, direction)
+def _size(shape: Shape) -> LayerSize:
+    """Without the zeros that some layouts of the weight have."""
+    features = _features(shape)
+    return shape["batch"], features, features, features * shape["width"], 0
 
 
 def _over_rows(
-    weights: Callable[[Shape], tuple[Tensor, Tensor]],
-    reference: Reference,
-    min_bytes: Callable[[Shape, int, str], int] = _bytes,
+    weights: Callable[[Shape], tuple[Tensor, Tensor]], reference: Reference, *, forward_only: bool = False
 ) -> Work:
-    return Work(lambda shape: (_rows(shape), *weights(shape)), reference, min_bytes, _flops)
+    return matrix_layer(
+        lambda shape: (_rows(shape), *weights(shape)), reference, _size, forward_only=forward_only
+    )
 
 
 def _over_time(weights: Callable[[Shape], tuple[Tensor, Tensor]], reference: Reference) -> Work:
     """The same for x (B, C, T); ``reference`` takes x as (B, T, C)."""
-
-    def transposed(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return reference(x.mT, weight, bias).mT
-
     # Whole sequences: four of 16 positions if the shape names ``time``, else one of 64.
-    sample = {"batch": 64, "time": 16}
-    return Work(lambda shape: (_channels(shape), *weights(shape)), transposed, _bytes, _flops, sample)
+    return matrix_layer(
+        lambda shape: (_channels(shape), *weights(shape)),
+        lambda x, weight, bias: reference(x.mT, weight, bias).mT,
+        _size,
+        sample=SAMPLE | {"time": 16},
+    )
 
 
 GROUPED = _over_rows(_squares, grouped_reference)
@@ -133,7 +123,7 @@ GROUPED_LINEARS = _over_rows(_squares, linears_reference)
 GROUPED_CONV = _over_rows(_filters, conv_reference)
 """As nn.Conv1d with ``groups`` keeps it: weight (groups * width, width, 1), bias (groups * width,)."""
 
-GROUPED_DENSE = _over_rows(_dense, linear, _forward_bytes)
+GROUPED_DENSE = _over_rows(_dense, linear, forward_only=True)
 """As one nn.Linear keeps it, forward: weight (groups * width, groups * width), zeros off the blocks, and bias
 (groups * width,)."""
 
@@ -152,7 +142,7 @@ def packed(k: int) -> Work:
         wide = torch.stack([torch.block_diag(*blocks) for blocks in weight.split(k)])
         return wide, bias.view(len(wide), -1)
 
-    return _over_rows(weights, grouped_reference, _forward_bytes)
+    return _over_rows(weights, grouped_reference, forward_only=True)
 
 
 CHANNELS = _over_time(_squares, grouped_reference)

@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 from labkit.gpu import randn
 from labkit.measure.contender import Shape, Work
-from labkit.workloads.elementwise import PRODUCTS, by_direction, forward_only, weighted_elements
+from labkit.workloads.elementwise import LayerSize, by_direction, matrix_layer
 
 
 def hidden_of(shape: Shape) -> int:
@@ -37,16 +37,12 @@ def _matmul_inputs(shape: Shape) -> tuple[Tensor, ...]:
     return randn(batch, width), randn(_out_of(shape), width, scale=width**-0.5)
 
 
-def _matmul_bytes(shape: Shape, itemsize: int, direction: str) -> int:
-    batch, width, out = shape["batch"], shape["width"], _out_of(shape)
-    return weighted_elements(direction, batch * width, batch * out, width * out) * itemsize
+def _matmul_size(shape: Shape) -> LayerSize:
+    width, out = shape["width"], _out_of(shape)
+    return shape["batch"], width, out, width * out, 0
 
 
-def _matmul_flops(shape: Shape, direction: str) -> int:
-    return PRODUCTS[direction] * 2 * shape["batch"] * shape["width"] * _out_of(shape)
-
-
-MATMUL = Work(_matmul_inputs, linear, _matmul_bytes, _matmul_flops)
+MATMUL = matrix_layer(_matmul_inputs, linear, _matmul_size)
 """x W^T without bias: inputs x (batch, width), weight (out, width); ``out`` is the width if left out."""
 
 
@@ -59,15 +55,11 @@ def _linear_gelu_inputs(shape: Shape) -> tuple[Tensor, ...]:
     return *_matmul_inputs(shape | {"out": hidden_of(shape)}), randn(hidden_of(shape))
 
 
-def _linear_gelu_bytes(shape: Shape, itemsize: int, direction: str) -> int:
-    return _matmul_bytes(shape | {"out": hidden_of(shape)}, itemsize, direction)
+def _linear_gelu_size(shape: Shape) -> LayerSize:
+    return _matmul_size(shape | {"out": hidden_of(shape)})
 
 
-def _linear_gelu_flops(shape: Shape, direction: str) -> int:
-    return _matmul_flops(shape | {"out": hidden_of(shape)}, direction)
-
-
-LINEAR_GELU = Work(_linear_gelu_inputs, linear_gelu, _linear_gelu_bytes, _linear_gelu_flops)
+LINEAR_GELU = matrix_layer(_linear_gelu_inputs, linear_gelu, _linear_gelu_size)
 """Linear layer and GELU: inputs x (batch, width), weight (hidden, width), bias (hidden,)."""
 
 
@@ -105,18 +97,12 @@ def _gate_up_inputs(shape: Shape) -> tuple[Tensor, ...]:
     return randn(batch, width), randn(2, hidden_of(shape), width, scale=width**-0.5)
 
 
-def _gate_up_bytes(shape: Shape, itemsize: int, direction: str) -> int:
-    """X + W + H, forward."""
-    forward_only(direction)
-    batch, width, hidden = shape["batch"], shape["width"], hidden_of(shape)
-    return weighted_elements(direction, batch * width, batch * hidden, 2 * hidden * width) * itemsize
+def _gate_up_size(shape: Shape) -> LayerSize:
+    width, hidden = shape["width"], hidden_of(shape)
+    return shape["batch"], width, hidden, 2 * hidden * width, 0
 
 
-def _gate_up_flops(shape: Shape, direction: str) -> int:
-    return PRODUCTS[direction] * 2 * shape["batch"] * shape["width"] * 2 * hidden_of(shape)
-
-
-GATE_UP = Work(_gate_up_inputs, gate_up, _gate_up_bytes, _gate_up_flops)
+GATE_UP = matrix_layer(_gate_up_inputs, gate_up, _gate_up_size, forward_only=True)
 """The first half of GeGLU, forward: inputs x (batch, width), w_gate_up (2, hidden, width), gate first."""
 
 
@@ -130,16 +116,12 @@ def _geglu_inputs(shape: Shape) -> tuple[Tensor, ...]:
     return *_gate_up_inputs(shape), randn(shape["width"], hidden, scale=hidden**-0.5)
 
 
-def _geglu_bytes(shape: Shape, itemsize: int, direction: str) -> int:
-    batch, width, hidden = shape["batch"], shape["width"], hidden_of(shape)
-    return weighted_elements(direction, batch * width, batch * width, 3 * hidden * width) * itemsize
+def _geglu_size(shape: Shape) -> LayerSize:
+    width, hidden = shape["width"], hidden_of(shape)
+    return shape["batch"], width, width, 3 * hidden * width, 0
 
 
-def _geglu_flops(shape: Shape, direction: str) -> int:
-    return PRODUCTS[direction] * 6 * shape["batch"] * shape["width"] * hidden_of(shape)
-
-
-GEGLU = Work(_geglu_inputs, geglu, _geglu_bytes, _geglu_flops)
+GEGLU = matrix_layer(_geglu_inputs, geglu, _geglu_size)
 """The GeGLU MLP: inputs x (batch, width), w_gate_up (2, hidden, width), w_down (width, hidden)."""
 
 
@@ -153,5 +135,5 @@ def _apart_inputs(shape: Shape) -> tuple[Tensor, ...]:
     return x, w_gate.clone(), w_up.clone(), w_down
 
 
-GEGLU_APART = Work(_apart_inputs, geglu_apart, _geglu_bytes, _geglu_flops)
+GEGLU_APART = matrix_layer(_apart_inputs, geglu_apart, _geglu_size)
 """The same with two weights (hidden, width), so that no contender pays for splitting one."""

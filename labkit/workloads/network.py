@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from labkit.gpu import randn
-from labkit.measure.contender import Shape, Work
-from labkit.workloads.elementwise import PRODUCTS, weighted_elements
+from labkit.measure.contender import Shape
+from labkit.workloads.elementwise import LayerSize, matrix_layer
 from labkit.workloads.grouped import grouped_reference as heads
 from labkit.workloads.mlp import geglu
 from labkit.workloads.recurrent import EPS, min_gru, rms_recurrence
@@ -116,17 +116,11 @@ def activations(width: int) -> dict[str, int]:
     }
 
 
-def _bytes(shape: Shape, itemsize: int, direction: str) -> int:
-    """Forward X + Y + weights; backward X + dY + dX + weights + their gradients."""
-    width, steps = shape["width"], rows(shape)
-    vectors = 5 * width + OUTPUTS  # biases and gains
-    held = sum(multiplications(width).values()) + vectors
-    return weighted_elements(direction, steps * width, steps * OUTPUTS, held) * itemsize
+def _size(shape: Shape) -> LayerSize:
+    width = shape["width"]
+    matrices, vectors = sum(multiplications(width).values()), 5 * width + OUTPUTS  # biases and gains
+    return rows(shape), width, OUTPUTS, matrices, vectors
 
 
-def _flops(shape: Shape, direction: str) -> int:
-    return PRODUCTS[direction] * 2 * rows(shape) * sum(multiplications(shape["width"]).values())
-
-
-NETWORK = Work(_inputs, network, _bytes, _flops, sample={"batch": 16, "time": 64})
+NETWORK = matrix_layer(_inputs, network, _size, sample={"batch": 16, "time": 64})
 """x (B, T, H), then the weights in the order of :func:`network`'s arguments."""

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from labkit.gpu import randn
-from labkit.measure.contender import Shape, Work
-from labkit.workloads.elementwise import PRODUCTS, weighted_elements
+from labkit.measure.contender import Shape
+from labkit.workloads.elementwise import LayerSize, matrix_layer
 
 EPS = 1e-6
 """What RMSNorm adds to the mean square."""
@@ -46,16 +46,9 @@ def _inputs(shape: Shape) -> tuple[Tensor, ...]:
     return randn(shape["batch"], width), randn(depth, width, width, scale=width**-0.5), bias, gain
 
 
-def _bytes(shape: Shape, itemsize: int, direction: str) -> int:
-    """Forward X + Y + weights; backward X + dY + dX + weights + their gradients."""
-    rows = shape["batch"] * shape["width"]
-    weights = depth_of(shape) * shape["width"] * (shape["width"] + 2)
-    return weighted_elements(direction, rows, rows, weights) * itemsize
+def _size(shape: Shape) -> LayerSize:
+    width, depth = shape["width"], depth_of(shape)
+    return shape["batch"], width, width, depth * width**2, 2 * depth * width
 
 
-def _flops(shape: Shape, direction: str) -> int:
-    """A product of 2 B W W operations for each block forward, two backward."""
-    return PRODUCTS[direction] * 2 * depth_of(shape) * shape["batch"] * shape["width"] ** 2
-
-
-STACK = Work(_inputs, stack, _bytes, _flops)
+STACK = matrix_layer(_inputs, stack, _size)

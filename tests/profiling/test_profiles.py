@@ -78,8 +78,8 @@ def test_without_a_gpu_there_are_launches_and_no_times(recording):
     assert list(table.columns) == ["operation", "count", "programs", "bytes read", "bytes written"]
     assert table["operation"].tolist() == ["mul", "add", "fill"] and table["count"].tolist() == [2, 1, 1]
     assert (table["programs"][2], table["bytes written"][2]) == (2, 8 * 160 * 4)
-    assert (profile.kind, profile.device, profile.date) == ("live", "", "")
     assert "programs" not in profiles.profile(lambda: x * weight).table().columns, "there are none to count"
+    assert (profile.kind, profile.device, profile.date) == ("live", "", "")
 
 
 @pytest.fixture
@@ -190,15 +190,8 @@ def test_text_is_profiled_in_another_process_with_other_variables(recording, mon
     found = profiles.summarize({"written out": profile}).iloc[0]
     assert found["kernels"] == "addmm + relu" and found["us"] != found["us"] and found["kind"] == "counted"
     assert (found["launches"], found["matrix products"], found["other"]) == (2, 1, 1)
-    monkeypatch.setattr(child_process, "run", lambda function, *code, **rest: function(*code))
-    wrong = {
-        "text: NameError: name 'y' is not": {"text": "F.linear(y)"},
-        "setup: ModuleNotFoundError: ": {"text": "1", "setup": "import nowhere"},
-        "text: SystemExit: 0": {"text": "raise SystemExit(0)"},
-    }
-    for message, code in wrong.items():
-        with pytest.raises(RuntimeError, match=f"^{message}"):
-            profiles.profile_text(**code)
+    with pytest.raises(RuntimeError, match="NameError: name 'y' is not defined"):
+        profiles.profile_text("F.linear(y)")
 
 
 def test_text_on_a_gpu_is_kept_and_shown_without_one(gpu, recording, monkeypatch, traced):
