@@ -11,7 +11,7 @@ from labkit.bench import compare, recorded_benchmark, report, suites
 from labkit.bench.run import Run
 from labkit.measure import machine, roofline, rows
 from labkit.measure.rows import Row
-from labkit.runs import jobs, record
+from labkit.runs import record
 from labkit.runs.console import say
 from labkit.workloads import peers
 
@@ -44,12 +44,6 @@ class BenchOptions:
             raise ValueError("--record keeps full runs only: name no suite, no --random, and add --peers")
         if self.record:
             recorded_benchmark.check()
-
-    def options(self, again: bool) -> list[str]:
-        """The same order for one suite, whose rows go to a folder of its own."""
-        drawn = ["--random", str(self.count), "--seed", str(self.seed)] if self.count else []
-        flags = {"--peers": self.peers, "--small": self.small, "--again": again}
-        return ["--json", "{folder}/rows.jsonl", *drawn, *(flag for flag, set_ in flags.items() if set_)]
 
     def run(self, again: bool) -> Run:
         """The run; its contenders are made now. ValueError where that fails."""
@@ -85,13 +79,6 @@ class BenchOptions:
             record.record_roofs(roofline.cache_path(), machine.identity(), paths.RECORDED)
         for path in recorded_benchmark.keep(measured) if self.record else []:
             say(console, f"Recorded: {path.relative_to(paths.RECORDED.parent)}")
-
-    def finish_spread(self, console: Console) -> None:
-        """The same for suites measured on several GPUs or a cluster; a full run is kept if all are there."""
-        found = [rows.read(jobs.result_folder("bench", name) / "rows.jsonl") for name in self.names]
-        self.record = self.record and all(found)
-        if any(found):
-            self.finish(console, [row for of_suite in found for row in of_suite])
 
     def write(self, measured: list[Row]) -> None:
         """Write rows to the files asked for; a run that was stopped before its first row replaces no file."""

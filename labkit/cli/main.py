@@ -9,9 +9,6 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,43 +57,6 @@ for command in (learner.lab, learner.progress, learner.reset):
     cli.add_command(command)
 
 
-def with_gpu_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that spread a command over GPUs or a cluster."""
-    for option in (
-        click.option("--again", is_flag=True, help="Do also what is recorded, or kept of an unfinished run."),
-        click.option(
-            "--slurm", metavar="KEY=VALUE", multiple=True,
-            help="On a cluster, a job for each, which needs this, as partition=gpu. See docs/cluster.md.",
-        ),
-        click.option("--gpus", metavar="all|0,2", help="At once on these GPUs of this machine."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
-
-
-def _spread(
-    console: Console,
-    command: str,
-    names: Sequence[str],
-    options: Sequence[str],
-    gpus: str | None,
-    slurm: tuple[str, ...],
-    again: bool,
-    then: Callable[[], None] = lambda: None,
-) -> None:
-    """Do a command for each name on several GPUs or a cluster; ends with 1 unless all pass."""
-    from labkit.runs import jobs
-
-    with value_errors_as_messages():
-        workers = jobs.workers_for(gpus, slurm, len(names))
-    with _alone(command):
-        passed = jobs.run(console, command, names, options, workers, again)
-        then()
-        if passed:
-            jobs.delete_results(command)
-    sys.exit(not passed)
-
-
 def _finite(context: click.Context, parameter: click.Parameter, value: float) -> float:
     """click's range lets infinity and NaN pass."""
     if not math.isfinite(value):
@@ -116,7 +76,6 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
 @click.option("json_path", "--json", metavar="F", type=PATH, help="Write what came out to F.")
 @click.option("junit_path", "--junit", metavar="F", type=PATH, help="The same as JUnit's XML, for a CI.")
 @click.option("--strict", is_flag=True, help="Fail also where a claim does not hold.")
-@with_gpu_options
 def run_command(
     names: tuple[str, ...],
     assignments: tuple[str, ...],
@@ -124,29 +83,18 @@ def run_command(
     json_path: Path | None,
     junit_path: Path | None,
     strict: bool,
-    gpus: str | None,
-    slurm: tuple[str, ...],
-    again: bool,
 ) -> None:
     """Execute lessons (all of them, if none is named) and count what held."""
     from labkit.lessons import notebooks
     from labkit.runs import result_files
     from labkit.runs.console import say
 
-    spreading = gpus is not None or slurm
-    if spreading and (json_path or junit_path or strict):
-        raise UserError("--json, --junit and --strict are for a plain run, without --gpus and --slurm")
-    if again and not spreading:
-        raise UserError("--again is for --gpus or --slurm: a plain run keeps nothing")
     with value_errors_as_messages():
         chosen = _chosen(names)
         given = dict(_split(assignment) for assignment in assignments)
         for path in chosen:
             notebooks.check_parameters(path, given)
     console = Console()
-    if spreading:
-        options = ["--timeout", str(limit_s), *(word for one in assignments for word in ("-p", one))]
-        _spread(console, "run", [path.stem for path in chosen], options, gpus, slurm, again)
     say(console, backend.sentence())
     results = _execute(console, chosen, given, limit_s)
     if json_path:
@@ -168,30 +116,20 @@ def _execute(
     """
     from labkit.runs import execute
     from labkit.runs.console import print_failure, print_results
+    from labkit.runs.exclusive import exclusive
 
     results: list[execute.Result] = []
-    with _alone("run"):
-        try:
-            for path in chosen:
-                output = paths.BUILD / "lessons" / path.name
+    try:
+        for path in chosen:
+            output = paths.BUILD / "lessons" / path.name
+            with exclusive(f"run-{path.stem}"):
                 result = execute.execute(path, output, given, cell_limit_s=limit_s, bar=True)
-                if result.failure:
-                    print_failure(console, result.lesson, result.failure)
-                results.append(result)
-        finally:
-            print_results(console, results, [path.stem for path in chosen[len(results) :]])
+            if result.failure:
+                print_failure(console, result.lesson, result.failure)
+            results.append(result)
+    finally:
+        print_results(console, results, [path.stem for path in chosen[len(results) :]])
     return results
-
-
-@contextmanager
-def _alone(command: str) -> Iterator[None]:
-    """Two runs would write the same files: the second one ends with a sentence."""
-    from labkit.runs import jobs
-
-    with ExitStack() as stack:
-        with value_errors_as_messages():
-            stack.enter_context(jobs.exclusive(command))
-        yield
 
 
 @cli.command("slides")
@@ -237,19 +175,17 @@ def doctor_command(measure: bool) -> None:
 @click.argument("names", metavar="[LESSON]...", nargs=-1)
 @click.option("--strip-stale", is_flag=True, help="Remove outputs and tapes of code that has changed.")
 @click.option("--check", is_flag=True, help="List what is recorded; fail if anything is stale.")
-@with_gpu_options
+@click.option("--again", is_flag=True, help="Do also what is recorded, or kept of an unfinished run.")
 def record_command(
     names: tuple[str, ...],
     strip_stale: bool,
     check: bool,
-    gpus: str | None,
-    slurm: tuple[str, ...],
     again: bool,
 ) -> None:
     """Run lessons at full size on a GPU and keep their outputs and measurements."""
     console = Console()
     if strip_stale or check:
-        if names or again or gpus is not None or slurm:
+        if names or again:
             raise UserError(
                 "--strip-stale and --check look at all lessons and run nothing: leave the rest out"
             )
@@ -257,20 +193,16 @@ def record_command(
         return
     with value_errors_as_messages():
         chosen = _chosen(names)
-    if gpus is not None or slurm:
-        options = ["--again"] if again else []
-        _spread(console, "record", [path.stem for path in chosen], options, gpus, slurm, again)
     from labkit import gpu
     from labkit.runs.console import say
 
     if not gpu.available():
         raise UserError("recording needs a GPU, and this session has none: see `labkit doctor`")
-    with _alone("record"):
-        try:
-            complete = _record_all(console, chosen, again)
-        except (KeyboardInterrupt, SystemExit, OSError):
-            say(console, "What was measured is kept: the same command, without --again, goes on.")
-            raise
+    try:
+        complete = _record_all(console, chosen, again)
+    except (KeyboardInterrupt, SystemExit, OSError):
+        say(console, "What was measured is kept: the same command, without --again, goes on.")
+        raise
     sys.exit(not complete)
 
 
@@ -343,7 +275,7 @@ def _record_all(console: Console, chosen: list[Path], again: bool) -> bool:
     "compared", "--compare", metavar="A B", nargs=2, type=PATH,
     help="Measure nothing: say which rows moved beyond their spread from file A to file B.",
 )  # fmt: skip
-@with_gpu_options
+@click.option("--again", is_flag=True, help="Do also what is recorded, or kept of an unfinished run.")
 @click.pass_context
 def bench_command(context: click.Context, **given: Any) -> None:
     """Measure suites (all of them, if none is named): ours beside the other contenders."""
@@ -351,7 +283,6 @@ def bench_command(context: click.Context, **given: Any) -> None:
     from labkit.bench import options
 
     console, used = Console(), {name for name, value in given.items() if value}
-    gpus, slurm, again = (given[name] for name in ("gpus", "slurm", "again"))
     with value_errors_as_messages():
         if used & {"compared", "reported"}:
             if len(used) > 1:
@@ -362,16 +293,12 @@ def bench_command(context: click.Context, **given: Any) -> None:
             **{name: given[name] for name in options.BenchOptions.__dataclass_fields__}
         )
         order.check()
-        if gpus is not None or slurm:
-            then = partial(order.finish_spread, console)
-            _spread(console, "bench", order.names, order.options(again), gpus, slurm, again, then)
         if not gpu.available():
             raise click.ClickException(
                 "nothing is timed: a benchmark needs a GPU, and this session has none: see `labkit doctor`"
             )
-        run = order.run(again)
-    with _alone("bench"):
-        order.measure(console, run)
+        run = order.run(given["again"])
+    order.measure(console, run)
 
 
 @cli.command("tally")

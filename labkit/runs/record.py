@@ -25,6 +25,7 @@ from labkit.lessons.stamps import (
     state,
 )
 from labkit.measure import rows
+from labkit.runs.exclusive import exclusive
 from labkit.widgets import claims
 
 if TYPE_CHECKING:  # `record --check` does without these, which load slowly
@@ -119,9 +120,10 @@ def record(
         # max-autotune sets off this deprecation in PyTorch's own code: no output of the lesson
         "PYTHONWARNINGS": "ignore:TypedStorage is deprecated:UserWarning",
     }
-    result = execute.execute(
-        path, folder / path.name, cell_limit_s=CELL_LIMIT_S, bar=bar, environment=environment
-    )
+    with exclusive(f"record-{path.stem}"):
+        result = execute.execute(
+            path, folder / path.name, cell_limit_s=CELL_LIMIT_S, bar=bar, environment=environment
+        )
     if result.passed:
         _publish(path, result.notebook_path, tape, stamp, tapes / identity.slug)
         tape.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from simulated import DOUBLING, doubling, install
 from taped import recorded
 
 from labkit import paths
-from labkit.bench import benchmark, options, recorded_benchmark, report, run, suites
+from labkit.bench import benchmark, recorded_benchmark, report, run, suites
 from labkit.bench.benchmark import Benchmark
 from labkit.cli import main
 from labkit.measure import machine, roofline, rows, sweeps
@@ -129,9 +129,6 @@ def test_sizes_that_are_drawn_are_measured_and_named_apart(toy, monkeypatch):
     assert len(seen[0]) == 8 and all(8 * batch * width >= 4096 for *_, batch, width in seen[0])
     assert {row[0] for row in seen[3]} == {"random/affine/small"}
     assert "no ranges to draw sizes from" in run_labkit("linear", "--random", 4, code=2)
-    order = options.BenchOptions(count=4, seed=3, small=True, peers=True)
-    words = ["--json", "{folder}/rows.jsonl", "--random", "4", "--seed", "3", "--peers", "--small", "--again"]
-    assert order.options(again=True) == words, "what each process of --gpus is told"
 
 
 # Peers

@@ -64,7 +64,6 @@ def test_run_takes_names_and_parameters(clone):
         (["run", "01", "-p", "width=open('ran', 'w')"], "is not a whole number"),
         (["run", "-p", "width=2"], "02_b has no parameter"),
         *(([ "run", f"--timeout={seconds}"], "--timeout") for seconds in ("0", "inf", "nan", "soon")),
-        (["run", "--again"], "--gpus"),
         (["slides", "07"], "no lesson is called '07'"),
         (["record", "01"], "recording needs a GPU"),
         (["record", "01", "--check"], "leave the rest out"),
