@@ -1,50 +1,87 @@
-# Each command sets up what it needs first; labkit/bootstrap.py has the logic.
-#   ENV=current      use the present environment: nothing is installed, what is missing is named
+# Each command first makes what it needs: a virtual environment in the clone, with pinned versions.
+#   ENV=current      use the present environment, in which nothing is installed
 #   TORCH=2.11       the oldest supported torch, or 2.15 the newest, in a virtual environment of its own
 #   IPYKERNEL=6.31   the older supported ipykernel, in one of its own; `test` runs panels and browser
-#   PYTHON=...       the Python that the virtual environment is made of
-BOOTSTRAP = $(or $(PYTHON),python3) labkit/bootstrap.py
+#   PYTHON=...       the Python that a virtual environment is made of, and that ENV=current runs
+PYTHON ?= python3
+TORCH ?= 2.13
+CONSTRAINTS = constraints$(if $(filter-out 2.13,$(TORCH)),-torch$(subst .,,$(TORCH))).txt
+VENV = .venv$(if $(filter-out 2.13,$(TORCH)),-torch$(subst .,,$(TORCH)))$(if $(IPYKERNEL),-ipykernel$(subst .,,$(IPYKERNEL)))
+ifeq ($(ENV),current)
+LAB = installed
+TEST = installed
+RUN = PYTHONPATH="$(CURDIR):$$PYTHONPATH" $(PYTHON)
+else
+TEST = $(VENV)/installed-test
+LAB = $(if $(wildcard $(TEST)),$(TEST),$(VENV)/installed-lab)
+RUN = VIRTUAL_ENV="$(CURDIR)/$(VENV)" PATH="$(CURDIR)/$(VENV)/bin:$$PATH" \
+	JUPYTER_PATH="$(CURDIR)/$(VENV)/share/jupyter:$$JUPYTER_PATH" "$(CURDIR)/$(VENV)/bin/python"
+endif
+
 # What depends on the version of ipykernel.
 KERNEL_TESTS = tests/browser tests/widgets tests/exercises/test_lesson.py
 
 .DEFAULT_GOAL := help
 .PHONY: run test lab progress doctor record bench slides site lint setup help clean
 
-run: ## start here: execute every lesson, or LESSONS=01; results in build/lessons; ARGS=--help for more
-	@$(BOOTSTRAP) run -m labkit run $(LESSONS) $(ARGS)
+run: $(LAB) ## start here: execute every lesson, or LESSONS=01; results in build/lessons; ARGS=--help for more
+	@$(RUN) -m labkit run $(LESSONS) $(ARGS)
 
-test: ## all tests; pytest's options in PYTEST_ARGS
-	@$(BOOTSTRAP) test -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(IPYKERNEL),$(KERNEL_TESTS)) $(PYTEST_ARGS)
+test: $(TEST) ## all tests; pytest's options in PYTEST_ARGS
+	@$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(IPYKERNEL),$(KERNEL_TESTS)) $(PYTEST_ARGS)
 
-lab: ## your own copy of the lessons in JupyterLab: in work/, or ARGS=FOLDER
-	@$(BOOTSTRAP) lab -m labkit lab $(ARGS)
+lab: $(LAB) ## your own copy of the lessons in JupyterLab: in work/, or ARGS=FOLDER
+	@$(RUN) -m labkit lab $(ARGS)
 
-progress: ## the exercises: open, tried, solved
-	@$(BOOTSTRAP) progress -m labkit progress $(ARGS)
+progress: $(LAB) ## the exercises: open, tried, solved
+	@$(RUN) -m labkit progress $(ARGS)
 
-doctor: ## what this machine is, and what to do
-	@$(BOOTSTRAP) doctor -m labkit doctor $(ARGS)
+doctor: $(LAB) ## what this machine is, and what to do
+	@$(RUN) -m labkit doctor $(ARGS)
 
-record: ## on a GPU, run lessons at full size and keep what was measured; ARGS=--check, ARGS=--strip-stale
-	@$(BOOTSTRAP) record -m labkit record $(LESSONS) $(ARGS)
+record: $(LAB) ## on a GPU, run lessons at full size and keep what was measured; ARGS=--check, ARGS=--strip-stale
+	@$(RUN) -m labkit record $(LESSONS) $(ARGS)
 
-bench: ## on a GPU, measure ours beside the other contenders; ARGS="affine --peers", ARGS=--help for more
-	@$(BOOTSTRAP) bench -m labkit bench $(ARGS)
+bench: $(LAB) ## on a GPU, measure ours beside the other contenders; ARGS="affine --peers", ARGS=--help for more
+	@$(RUN) -m labkit bench $(ARGS)
 
-slides: ## the lessons as slides, from their saved outputs, or LESSONS=01; results in build/slides
-	@$(BOOTSTRAP) slides -m labkit slides $(LESSONS) $(ARGS)
+slides: $(LAB) ## the lessons as slides, from their saved outputs, or LESSONS=01; results in build/slides
+	@$(RUN) -m labkit slides $(LESSONS) $(ARGS)
 
-site: ## the course as pages to read, from the saved outputs, in build/site
-	@$(BOOTSTRAP) site -m sphinx -q -W --keep-going -c docs . build/site $(ARGS)
+site: $(TEST) ## the course as pages to read, from the saved outputs, in build/site
+	@$(RUN) -m sphinx -q -W --keep-going -c docs . build/site $(ARGS)
 
-lint: ## ruff, mypy and import-linter, notebooks too
-	@$(BOOTSTRAP) lint -m ruff check .
-	@$(BOOTSTRAP) lint -m ruff format --check .
-	@$(BOOTSTRAP) lint -m mypy
-	@$(BOOTSTRAP) lint -c 'import importlinter.cli as rooms; rooms.lint_imports_command()'
+lint: $(TEST) ## ruff, mypy and import-linter, notebooks too
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m mypy
+	@$(RUN) -c 'import importlinter.cli as rooms; rooms.lint_imports_command()'
 
-setup: ## only set up the virtual environment; FOR=test with what the tests need
-	@$(BOOTSTRAP) $(or $(FOR),setup)
+setup: $(if $(filter test,$(FOR)),$(TEST),$(LAB)) ## only set up the virtual environment; FOR=test with what the tests need
+	@:
+
+# The extra of pyproject.toml that a command needs. Without a GPU torch comes first, from PyTorch's CPU index.
+$(VENV)/installed-%: pyproject.toml $(CONSTRAINTS)
+	@test "$$(uname)" = Linux || { echo "labkit: Triton has packages for Linux only: docs/installing.md"; exit 2; }
+	@$(PYTHON) -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))" || { \
+		echo "labkit: $(PYTHON) is not Python 3.11 to 3.14. Name one that is: make PYTHON=python3.12"; exit 2; }
+	@exec 9> $(VENV).lock; flock 9 2> /dev/null; \
+	if test $@ -nt pyproject.toml && test $@ -nt $(CONSTRAINTS); then exit; fi; set -e; \
+	echo "labkit: installing into $(VENV), which may take some minutes"; \
+	pip="$(VENV)/bin/python -m pip"; torch=$$(sed -n 's/^torch==//p' $(CONSTRAINTS)); \
+	$$pip --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV); \
+	sed '$(if $(IPYKERNEL),s/^ipykernel==.*/ipykernel==$(IPYKERNEL).0/)' $(CONSTRAINTS) > $(VENV)/constraints.txt; \
+	pip="$$pip install -q --disable-pip-version-check"; build=; \
+	if nvidia-smi -L 2> /dev/null | grep -q ^GPU; then build="torch!=$$torch+cpu"; \
+	elif ! $$pip --no-deps --retries 1 --timeout 10 "torch==$$torch+cpu" \
+		--extra-index-url https://download.pytorch.org/whl/cpu; then \
+		echo "labkit: no CPU build of torch was found; the default one has several GB of CUDA packages"; fi; \
+	$$pip -c $(VENV)/constraints.txt -e ".[$*]" $$build; touch $@
+
+installed:
+	@$(PYTHON) -c "import click, IPython, matplotlib, pandas, papermill, torch, triton" || { \
+		echo "labkit: ENV=current installs nothing. What is missing: $(PYTHON) -m pip install -c constraints.txt -e '.[lab]'"; \
+		exit 2; }
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile

@@ -1,6 +1,5 @@
 """The project's files agree with each other: versions, tools, commands, licence, nothing of one machine."""
 
-import ast
 import importlib.util
 import os
 import re
@@ -16,59 +15,53 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from labkit import bootstrap
 from labkit.cli import doctor
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-CONSTRAINTS = [constraints for constraints, _ in bootstrap.TORCHES.values()]
+CONSTRAINTS = {
+    "2.13": "constraints.txt",
+    "2.11": "constraints-torch211.txt",
+    "2.15": "constraints-torch215.txt",
+}
+DEFAULT = CONSTRAINTS["2.13"]
+PYTHONS = (3, 11), (3, 14)
+"""The oldest and the newest Python that torch and Triton both have wheels for."""
 MAKE = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed here")
 
 
 def versions(constraints):
     """The pins of a constraints file, by canonical name."""
-    pins = bootstrap.pins((ROOT / constraints).read_text())
-    return {canonicalize_name(name): Version(version) for name, version in pins.items()}
+    lines = (line.partition("#")[0].strip() for line in (ROOT / constraints).read_text().splitlines())
+    return {canonicalize_name(name): Version(pin) for name, pin in (x.split("==") for x in lines if x)}
 
 
 def names(requirements):
     return {canonicalize_name(Requirement(each).name) for each in requirements}
 
 
-@pytest.mark.parametrize("constraints", CONSTRAINTS)
+@pytest.mark.parametrize("constraints", CONSTRAINTS.values())
 def test_what_is_asked_for_is_pinned_within_its_range_and_everything_once(constraints):
     pinned = versions(constraints)
     asked = PROJECT["dependencies"] + EXTRAS["lab"] + EXTRAS["test"]
     for requirement in map(Requirement, [each for each in asked if each != "gpu-labkit[lab]"]):
         assert pinned[canonicalize_name(requirement.name)] in requirement.specifier, requirement
-    needed = {bootstrap.DISTRIBUTIONS.get(name, name) for names in bootstrap.NEEDS.values() for name in names}
-    assert set(map(canonicalize_name, needed)) <= pinned.keys()
     lines = [line for line in (ROOT / constraints).read_text().splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9A-Za-z.]*", line) for line in lines), lines
     assert lines == sorted(lines, key=str.lower) and len(lines) == len(pinned)
 
 
-@pytest.mark.parametrize("torch", bootstrap.TORCHES)
+@pytest.mark.parametrize("torch", CONSTRAINTS)
 def test_the_constraints_differ_only_in_torch_and_what_belongs_to_it(torch):
-    usual, these = versions(CONSTRAINTS[0]), versions(bootstrap.TORCHES[torch][0])
+    usual, these = versions(DEFAULT), versions(CONSTRAINTS[torch])
     assert str(these["torch"]).startswith(f"{torch}.")
     assert str(these["triton"]) == doctor.TRITON_OF_TORCH[torch]
     apart = {name for name in usual.keys() | these.keys() if usual.get(name) != these.get(name)}
     assert apart <= {"torch", "triton", "numpy"}
     old = these["triton"] < Version("3.7")
     assert not old or these["numpy"] < Version("2.4"), "Triton 3.6 interprets with that only"
-
-
-def test_bootstrap_parses_on_an_old_python_and_needs_nothing_installed():
-    text = (ROOT / "labkit" / "bootstrap.py").read_text()
-    ast.parse(text, feature_version=(3, 8))
-    imported = set(re.findall(r"^\s*(?:import|from) (\w+)", text, re.MULTILINE))
-    assert "subprocess" in imported and imported <= {*sys.stdlib_module_names, "__future__"}
-    # It is run as a file: its folder is searched first, also by the standard library.
-    ours = {file.stem for file in (ROOT / "labkit").glob("*.py")} - {"__init__", "__main__"}
-    assert not ours & set(sys.stdlib_module_names).union(*bootstrap.NEEDS.values())
 
 
 def test_every_folder_and_data_file_of_the_package_is_installed():
@@ -105,27 +98,107 @@ def test_lint(tool, arguments):
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-TARGETS = {  # what a target runs, after the Python of the environment
-    "setup": ["setup"],
-    "run LESSONS=01 ARGS=--quick": ["run -m labkit run 01 --quick"],
-    "lab IPYKERNEL=6.31 ARGS=folder": ["lab -m labkit lab folder"],
-    "test PYTEST_ARGS=-x": ["test -m pytest -n 2 --dist loadfile --no-loadscope-reorder -x"],
-    "record LESSONS=01": ["record -m labkit record 01"],
-    "lint": ["lint -m ruff check .", "lint -m ruff format --check .", "lint -m mypy", f"lint -c '{ROOMS}'"],
+TARGETS = {  # what a target runs, with the Python of its virtual environment
+    "run LESSONS=01 ARGS=--quick": [".venv/bin/python -m labkit run 01 --quick"],
+    "lab ARGS=folder": [".venv/bin/python -m labkit lab folder"],
+    "test PYTEST_ARGS=-x": [".venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -x"],
+    "record LESSONS=01 TORCH=2.11": [".venv-torch211/bin/python -m labkit record 01"],
+    "doctor TORCH=2.15 IPYKERNEL=6.31": [".venv-torch215-ipykernel631/bin/python -m labkit doctor"],
+    "lint": [
+        ".venv/bin/python -m ruff check .",
+        ".venv/bin/python -m ruff format --check .",
+        ".venv/bin/python -m mypy",
+        f".venv/bin/python -c '{ROOMS}'",
+    ],
+    "run ENV=current PYTHON=some-python": ["some-python -m labkit run"],
 }
 
 
-def make(*words):
-    return subprocess.run(["make", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+def make(*words, folder=ROOT, status=0):
+    ran = subprocess.run(["make", *words], cwd=folder, capture_output=True, text=True)
+    assert ran.returncode == status, ran.stdout + ran.stderr
+    return ran.stdout
 
 
 @MAKE
 @pytest.mark.parametrize("target", TARGETS)
-def test_make_runs_each_target_through_the_bootstrap(target):
-    said = make("-n", "PYTHON=some-python", *target.split())
-    lines = [" ".join(line.split()) for line in said.splitlines() if "bootstrap" in line]
-    assert lines == [f"some-python labkit/bootstrap.py {arguments}" for arguments in TARGETS[target]]
-    assert all(arguments.split()[0] in bootstrap.NEEDS for arguments in TARGETS[target])
+def test_make_runs_each_target_with_the_python_that_it_should(target):
+    said = make("-n", *target.split()).replace("\\\n", " ").replace(f"{ROOT}/", "").replace('"', "")
+    lines = [" ".join(line.split()) for line in said.splitlines()]
+    ran = [
+        line for line in lines if re.search(r"python -(m (labkit|pytest|ruff|mypy)|c 'import importl)", line)
+    ]
+    assert len(ran) == len(TARGETS[target])
+    assert all(map(str.endswith, ran, TARGETS[target]))
+
+
+@MAKE
+def test_make_sets_up_once_and_again_when_the_versions_change(tmp_path):
+    """In a toy clone, with a Python of the test's that notes what it is asked for."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\necho "$@" >> $LOG\ncase "$*" in\n'
+        '"-m venv"*) mkdir -p .venv/bin && cp "$0" .venv/bin/python;;\n'
+        f'-c*version_info*) exec {sys.executable} "$@";;\n*cpu*) exit $NO_CPU;;\nesac\n'
+    )
+    python.chmod(0o755)
+    nvidia = tmp_path / "bin" / "nvidia-smi"
+    nvidia.parent.mkdir()
+    nvidia.write_text("#!/bin/sh\nexit 1\n")
+    nvidia.chmod(0o755)
+
+    def asked(*words, no_cpu="0"):
+        log = tmp_path / "log"
+        log.unlink(missing_ok=True)
+        environment = {
+            **os.environ,
+            "LOG": str(log),
+            "NO_CPU": no_cpu,
+            "PATH": f"{nvidia.parent}:{os.environ['PATH']}",
+        }
+        ran = subprocess.run(
+            ["make", f"PYTHON={python}", *words],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [line for line in lines if not line.startswith("-c ")], ran.stdout
+
+    torch = versions(DEFAULT)["torch"]
+    venv, cpu, rest = asked("setup")[0]
+    assert venv == "-m venv --clear .venv" and f" torch=={torch}+cpu " in cpu and "--no-deps" in cpu
+    assert rest == "-m pip install -q --disable-pip-version-check -c .venv/constraints.txt -e .[lab]"
+    assert asked("setup") == ([], ""), "it is done"
+    assert asked("run")[0] == ["-m labkit run"]
+    assert asked("setup", "FOR=test")[0][-1].endswith(".[test]")
+    assert asked("setup") == ([], ""), "what the tests need serves everybody"
+    os.utime(tmp_path / "constraints.txt", (2**32, 2**32))
+    lines, said = asked("setup", no_cpu="1")
+    assert lines[-1].endswith("-e .[test]") and "the default one has several GB" in said
+    os.utime(tmp_path / "constraints.txt")
+    (tmp_path / ".venv" / "installed-test").unlink()
+    (tmp_path / ".venv" / "installed-lab").unlink()
+    nvidia.write_text("#!/bin/sh\necho GPU 0: NVIDIA H200\n")
+    (gpu,) = [line for line in asked("setup")[0] if "install" in line]
+    assert gpu.endswith(f"-e .[lab] torch!={torch}+cpu"), "with a GPU the default build, in one step"
+
+
+@MAKE
+def test_make_refuses_an_old_python_and_names_what_the_present_environment_lacks(tmp_path):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    old = tmp_path / "old"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    said = make("setup", f"PYTHON={old}", folder=tmp_path, status=2)
+    assert f"labkit: {old} is not Python 3.11 to 3.14. Name one that is" in said
+    said = make("run", "ENV=current", f"PYTHON={old}", folder=tmp_path, status=2)
+    assert "ENV=current installs nothing" in said and "-m pip install -c constraints.txt -e '.[lab]'" in said
 
 
 @MAKE
@@ -141,14 +214,17 @@ def test_conda_and_binder_take_a_supported_python_and_what_the_package_asks_for(
     for file in (ROOT / "environment.yml", ROOT / "binder" / "environment.yml"):
         python, _, given = yaml.safe_load(file.read_text())["dependencies"]
         constraints, *asked = given["pip"]
-        assert (file.parent / constraints.removeprefix("-c ")).resolve() == ROOT / CONSTRAINTS[0]
-        oldest, newest = bootstrap.PYTHONS
+        assert (file.parent / constraints.removeprefix("-c ")).resolve() == ROOT / DEFAULT
+        oldest, newest = PYTHONS
         assert oldest <= tuple(map(int, python.removeprefix("python=").split("."))) <= newest
         read.append(asked)
-    assert read[0] == ["-e .[lab]"] and read[1].pop(0) == f"--extra-index-url {bootstrap.CPU_INDEX}"
+    assert (
+        read[0] == ["-e .[lab]"]
+        and read[1].pop(0) == "--extra-index-url https://download.pytorch.org/whl/cpu"
+    )
     asked = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["lab"]
     assert names(read[1]) == names(asked)
-    assert f"torch=={versions(CONSTRAINTS[0])['torch']}+cpu" in read[1]
+    assert f"torch=={versions(DEFAULT)['torch']}+cpu" in read[1]
 
 
 @pytest.mark.parametrize(("chromium", "make"), [(0, 0), (1, 0), (0, 3)])

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from taped import recorded
 
-from labkit import bootstrap, paths
+from labkit import paths
 from labkit.bench import suites
 from labkit.cli import main
 from labkit.lessons import notebooks
@@ -20,7 +20,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 TARGETS = set(re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[0].split())
-CHOICES = {"ENV": ["current"], "TORCH": bootstrap.TORCHES, "IPYKERNEL": bootstrap.IPYKERNELS}
+CHOICES = {"ENV": ["current"], "TORCH": ["2.11", "2.13", "2.15"], "IPYKERNEL": ["6.31"]}
 DRAW = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "draw.py")))
 
 
