@@ -96,9 +96,7 @@ def sources_of(functions: Iterable[Any]) -> list[str]:
     found: list[str] = []
     waiting, seen = list(functions), set()
     while waiting:
-        one = waiting.pop()
-        while hasattr(one, "fn"):  # the function inside a Triton kernel or its autotuner
-            one = one.fn
+        one = _innermost(waiting.pop())
         if type(one).__name__ in PLAIN:
             found.append(repr(one))
         elif isinstance(one, partial):
@@ -127,8 +125,15 @@ def sources_of(functions: Iterable[Any]) -> list[str]:
 
 def _counts(value: Any, module: str) -> bool:
     """Whether a global that a function of a module uses counts: of other modules only what is ``BY_NAME``."""
-    home = getattr(getattr(value, "fn", value), "__module__", None)
-    return home is None or home == module or str(home).startswith("labkit.")
+    home = getattr(_innermost(value), "__module__", None)
+    return type(value).__name__ in PLAIN or home in (None, module) or str(home).startswith("labkit.")
+
+
+def _innermost(value: Any) -> Any:
+    """The Python function inside a Triton kernel and its autotuner; any other value itself."""
+    while hasattr(value, "fn"):
+        value = value.fn
+    return value
 
 
 def _source(function: Any) -> str:
