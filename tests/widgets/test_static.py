@@ -12,17 +12,26 @@ from labkit.widgets import static
 def bare(monkeypatch):
     """A kernel that no front end opened, without anything said about readers."""
     monkeypatch.delenv(static.HEADLESS, raising=False)
-    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    for name in ("JPY_SESSION_NAME", "COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"):
+        monkeypatch.delenv(name, raising=False)
     for name in list(os.environ):
         if name.startswith("VSCODE_"):
             monkeypatch.delenv(name)
     monkeypatch.setattr(static, "get_ipython", object)
 
 
-@pytest.mark.parametrize("name", ["JPY_SESSION_NAME", "VSCODE_PID"])
-def test_a_front_end_names_itself_and_a_kernel_of_papermill_has_nobody(monkeypatch, name):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("JPY_SESSION_NAME", "01.ipynb"), ("VSCODE_PID", "7"), ("COLAB_RELEASE_TAG", "release"),
+        ("KAGGLE_KERNEL_RUN_TYPE", "Interactive"),
+    ],
+)  # fmt: skip
+def test_a_front_end_names_itself_and_a_kernel_of_papermill_has_nobody(monkeypatch, name, value):
     assert not static.interactive()
-    monkeypatch.setenv(name, "something")
+    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
+    assert not static.interactive()
+    monkeypatch.setenv(name, value)
     assert static.interactive()
     monkeypatch.setattr(static, "get_ipython", lambda: None)
     assert not static.interactive(), "plain Python, though its terminal belongs to an editor"
