@@ -25,8 +25,8 @@ def interactive() -> bool:
         return chosen == "0"
     if get_ipython() is None:
         return False
-    # Jupyter's server names the session of every kernel that a front end opens; VS Code starts its own; Kaggle
-    # also runs whole notebooks, as a batch.
+    # Jupyter's server names the session of every kernel that a front end opens; VS Code starts its own;
+    # Kaggle also runs whole notebooks, as a batch.
     if "COLAB_RELEASE_TAG" in os.environ or os.environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Interactive":
         return True
     return "JPY_SESSION_NAME" in os.environ or any(name.startswith("VSCODE_") for name in os.environ)
