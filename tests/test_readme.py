@@ -4,11 +4,14 @@ import itertools
 import re
 import runpy
 import shlex
+import tomllib
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from taped import recorded
 
+import labkit
 from labkit import paths
 from labkit.bench import suites
 from labkit.cli import main
@@ -96,6 +99,17 @@ def test_the_readme_begins_with_a_command_and_links_every_lesson():
     assert set(notebooks.find()) <= links and ROOT / "LICENSE" in links
     for opened in re.findall(r"urlpath=lab/tree/(notebooks/\S+\.ipynb)", README):
         assert ROOT / opened in notebooks.find()
+
+
+def test_the_repository_has_one_address_and_the_citation_the_packages_version():
+    """The lessons' badges are tried in test_lesson_notebooks."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["repository-code"] == project["urls"]["Repository"]
+    assert citation["version"] == project["version"] == labkit.__version__
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    found = {url for text in texts for url in re.findall(r"https://github\.com/[\w.-]+/labkit", text)}
+    assert found == {project["urls"]["Repository"]}
 
 
 def test_the_findings_are_those_of_the_tape(tmp_path):
