@@ -5,9 +5,9 @@ numbers come from: live is a solid line with filled markers, recorded a dashed l
 published markers alone.
 """
 
-from labkit.plots.bars import bars, stacked, waterfall
+from labkit.plots.bars import bars, stacked
 from labkit.plots.curves import curves, speedups, traffic
 from labkit.plots.style import Picture
 from labkit.plots.timeline import timeline
 
-__all__ = ["Picture", "bars", "curves", "speedups", "stacked", "timeline", "traffic", "waterfall"]
+__all__ = ["Picture", "bars", "curves", "speedups", "stacked", "timeline", "traffic"]

@@ -1,7 +1,6 @@
-"""Horizontal bars: values side by side, totals made of parts, and a total taken apart step by step."""
+"""Horizontal bars: values side by side, and totals made of parts."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
 from textwrap import fill
 from typing import Any
 
@@ -15,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from labkit.measure.rows import LIVE
 from labkit.plots import formatting, style
 from labkit.plots.formatting import RING_SIGN, TIMES_SIGN, format_duration, format_number
-from labkit.plots.style import INK, MUTED, PALETTE, Picture, bar_style
+from labkit.plots.style import INK, MUTED, Picture, bar_style
 
 _ROW, _BAR = 0.31, 0.66
 """Height of a row in inches, and of its bar in rows."""
@@ -237,61 +236,3 @@ def stacked(table: pd.DataFrame, parts: Mapping[str, str], *, total: str, title:
     _set_row_names(ax, [(y, fill(str(name), 32), "normal") for y, name in enumerate(table["contender"])])
     drawn = f"{title.rstrip('.')}. Stacked bars, from top to bottom"
     return Picture(figure, f"{drawn}: {'; '.join(described)}. {formatting.as_sentence(source)}")
-
-
-# --- a waterfall ------------------------------------------------------------------------------------
-
-_TOTAL, _SAVED, _ADDED = "total", "\N{MINUS SIGN} saved", "+ added"
-_STEP_COLOURS = {_TOTAL: "#5A5A5A", _SAVED: PALETTE[0].colour, _ADDED: PALETTE[1].colour}
-"""Grey, blue and orange, which no colour vision deficiency confuses."""
-_ORIGIN = ("kind", "device", "date", "clock", "cache", "source")
-
-
-@style.course_style()
-def waterfall(steps: Sequence[tuple[str, float]], *, end: str, title: str, origin: Any) -> Picture:
-    """Where the time went: bars that hang from running total to running total, from top to bottom.
-
-    ``steps`` are pairs of label and microseconds: the first is a total, each following one a signed change;
-    the total that results is the last bar, labelled ``end``. ``origin`` says where the values come from: a
-    Profile, a Row, a table's row (``table.iloc[0]``), a Measured, of which kind, device, date, clock, cache
-    and source are named where it has them. Live bars are full, recorded ones pale with a dashed edge.
-
-    Raises ValueError without steps, for a value that is not finite, and where a running total is negative.
-    """
-    totals = list(accumulate(us for _, us in steps))
-    rounding = -1e-9 * max((abs(us) for _, us in steps), default=0.0)  # what adding up floats may leave
-    if not steps or not np.isfinite(totals).all() or min(totals) < rounding:
-        raise ValueError(f"steps: {steps} has to be a total and changes, finite, whose sums stay above zero")
-    row = {name: getattr(origin, name, "") for name in _ORIGIN} | {"contender": ""}
-    ((kind, source),) = formatting.origins(formatting.checked_table(pd.DataFrame([row]), [], []))
-    # Label, value, sort of bar, and running total after it, for each bar.
-    drawn = [
-        (label, us, _TOTAL if y == 0 else _ADDED if us > 0 else _SAVED, total)
-        for y, ((label, us), total) in enumerate(zip(steps, totals, strict=True))
-    ]
-    last = max(totals[-1], 0.0)
-    drawn.append((end, last, _TOTAL, last))
-    sorts = {sort for _, _, sort, _ in drawn}
-    legend = [Patch(label=s, **bar_style(c, kind)) for s, c in _STEP_COLOURS.items() if s in sorts]
-    figure = style.new_figure(title, 0.5 + 1.1 * _ROW * len(drawn), subtitle=source, legend=legend)
-    ax = figure.add_subplot()
-    ax.set_ylim(len(drawn) - 0.5, -0.5)
-    _set_value_axis(ax, totals, lambda us: f"{format_number(us)} µs")
-    before, described, names = 0.0, [], []
-    for y, (label, us, sort, total) in enumerate(drawn):
-        low, high = sorted((0.0 if sort == _TOTAL else before, total))
-        size, weight = f"{format_number(abs(us))} µs", "bold" if sort == _TOTAL else "normal"
-        ax.barh(
-            y, high - low, left=low, height=_BAR, **bar_style(_STEP_COLOURS[sort], kind), gid=f"{sort} bar"
-        )
-        if y:
-            ax.vlines(before, y - 1 + _BAR / 2, y - _BAR / 2, color=MUTED, linewidth=1.0)
-        signed = size if sort == _TOTAL or not us else f"{sort[0]}{size}"
-        _write_beside(ax, high, y, signed, weight=weight, gid="value")
-        change = f"{label} {'adds' if us > 0 else 'saves'} {size}, which makes {format_number(total)} µs"
-        described.append(f"{label} {size}" if sort == _TOTAL else change)
-        names.append((y, fill(label, 32), weight))
-        before = total
-    _set_row_names(ax, names)
-    what = f"{title.rstrip('.')}. A waterfall, from top to bottom"
-    return Picture(figure, f"{what}: {'; then '.join(described)}. {formatting.as_sentence(source)}")

@@ -26,8 +26,9 @@ CLOSE_FACTOR = 1.25
 """A guess within this factor of the answer is close."""
 PROMPT = "Guess before you read on."
 GUESS_COLOUR = "#5C0088"
-MARGIN = 0.03
-"""Left and right of the axis, as a share of the picture: the slider stands below it, place by place."""
+_AXIS_POSITION, _SLIDER_MARGIN = (0.03, 0.26, 0.94, 0.38), "0 calc(3% - 6px)"
+"""Left, bottom, width, height in the picture; the slider below it has the same 3% at both ends, less the 6
+pixels by which its rail is shorter than its widget."""
 SLIDER_STEPS = 200
 """Places that the slider has; arrow keys move by one."""
 _KINDS = {
@@ -128,19 +129,16 @@ def saved_guess(question: Question) -> SealedGuess | None:
 
 
 def parse_guess_file(text: str) -> GuessFile:
-    """What :func:`save_guess` wrote; ValueError for any other text.
-
-    In files of older versions the unit is missing, or is named axis.
-    """
+    """What :func:`save_guess` wrote; ValueError for any other text."""
     try:
         content = json.loads(text, parse_int=float)
-        guess = SealedGuess(**content["guess"])
-        unit = content.get("unit") or content.get("axis") or ""
-        parsed = GuessFile(content["name"], content["question"], guess, unit)
-        texts = all(isinstance(each, str) for each in (parsed.name, parsed.question, unit, guess.sealed))
-        flags = isinstance(guess.seen, bool) and isinstance(guess.revealed, bool)
-        if not (texts and flags and isinstance(guess.value, float) and 0 < guess.value < math.inf):
-            raise ValueError("a field is of another type")
+        guess = SealedGuess(**content.pop("guess"))
+        parsed = GuessFile(**content, guess=guess)
+        values = (parsed.name, parsed.question, parsed.unit, guess.sealed, guess.seen, guess.revealed)
+        if [type(value) for value in values] != [str, str, str, str, bool, bool]:
+            raise TypeError("a field is of another type")
+        if type(guess.value) is not float or not 0 < guess.value < math.inf:
+            raise ValueError("the guess is no positive number")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError("text: it is no guess") from error
     return parsed
@@ -185,7 +183,7 @@ def guess_picture(
     ``said`` ends the alt text.
     """
     figure, truth = Figure(figsize=(WIDTH, 1.1)), _on_axis(measured)
-    axes = figure.add_axes((MARGIN, 0.26, 1 - 2 * MARGIN, 0.38))
+    axes = figure.add_axes(_AXIS_POSITION)
     marks = []
     if guess is not None:
         marks.append((guess, f"your guess {question.with_unit(guess)}", GUESS_COLOUR, "-"))
@@ -272,8 +270,7 @@ class GuessWidget:
         self.picture, self.status = ipywidgets.HTML(), ipywidgets.HTML()
         ends = {"min": math.log10(low), "max": math.log10(high)}
         step = math.log10(high / low) / SLIDER_STEPS
-        # A slider's rail is 6 pixels shorter than its widget, at each end.
-        layout = {"width": "auto", "margin": f"0 calc({100 * MARGIN:.0f}% - 6px)"}
+        layout = {"width": "auto", "margin": _SLIDER_MARGIN}
         self.slider = ipywidgets.FloatLogSlider(**ends, step=step, readout=False, layout=layout)
         layout = {"width": "200px"}
         self.number = ipywidgets.BoundedFloatText(min=low, max=high, description="Your guess", layout=layout)

@@ -1,4 +1,4 @@
-"""Bars: values, kinds, whiskers and floors; a logarithmic axis where one is due; stacks and waterfalls."""
+"""Bars: values, kinds, whiskers and floors; a logarithmic axis where one is due; stacks."""
 
 import numpy as np
 import pytest
@@ -103,21 +103,3 @@ def test_stacked_bars_add_up_and_show_the_total():
 def test_stacked_bars_refuse(table, parts, message):
     with pytest.raises(ValueError, match=message):
         plots.stacked(table, parts, total="wall", title="t")
-
-
-STEPS = [("eager", 233.0), ("GELU: gone", -33.0), ("epilogue", 5.0)]
-
-
-def test_a_waterfall_hangs_from_total_to_total():
-    shown = plots.waterfall(STEPS, end="fused", title="Where", origin=row("labkit", 64, 5.0))
-    bars = of_gid(shown, "bar")
-    assert [(bar.get_x(), bar.get_width()) for bar in bars] == [(0, 233), (200, 33), (200, 5), (0, 205)]
-    assert {"233 µs", "−33 µs", "+5 µs", "205 µs"} <= set(texts(shown))
-    assert "eager 233 µs; then GELU: gone saves 33 µs, which makes 200 µs; then epilogue" in shown.alt
-    assert "Live on NVIDIA H200, 2026-11-20" in shown.alt
-
-
-@pytest.mark.parametrize("steps", [[], [("a", float("nan"))], [("a", 1.0), ("b", -2.0)]])
-def test_a_waterfall_refuses(steps):
-    with pytest.raises(ValueError, match=r"^steps: "):
-        plots.waterfall(steps, end="end", title="t", origin=row("labkit", 64, 5.0))
