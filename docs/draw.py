@@ -33,12 +33,14 @@ def swept(tape: Path = TAPE) -> pd.DataFrame:
 def figure(table: pd.DataFrame) -> plots.Picture:
     """Time against width, a panel for each dtype."""
 
-    def floor(panel: pd.DataFrame) -> dict[str, list[tuple[float, float]]]:
+    def copy_line(panel: pd.DataFrame) -> dict[str, list[tuple[float, float]]]:
         ours = panel[panel["contender"] == "labkit"]
         return {"copy": list(zip(ours["width"], ours["copy_us"], strict=True))}
 
     title = "nn.Linear, x*w+b computed in three ways, and a copy of the same bytes"
-    return replace(plots.curves(table, facet="dtype", floor=floor, title=title), alt=described(table))
+    return replace(
+        plots.curves(table, facet="dtype", reference_lines=copy_line, title=title), alt=described(table)
+    )
 
 
 def described(table: pd.DataFrame) -> str:

@@ -243,7 +243,7 @@ def floor_us(roofs: Roofs, *, min_bytes: float, flops: float = 0.0, dtype: str =
     return max(roofs.node_us, min_bytes / roofs.bandwidth * 1e6, arithmetic)
 
 
-def regimes(
+def highest_floors(
     xs: Sequence[float], floors: Mapping[str, Callable[[float], float]]
 ) -> list[tuple[float, float, str]]:
     """Where each of several floors is the highest one: (from, to, name), in order of ``xs``."""

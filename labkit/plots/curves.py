@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby, product
+from itertools import cycle, groupby, islice, product
 from textwrap import fill
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
@@ -18,26 +19,28 @@ from labkit.plots import formatting, style
 from labkit.plots.formatting import RING_SIGN, TIMES_SIGN, axis_value, format_size
 from labkit.plots.style import INK, MUTED, ContenderStyle, Picture
 
-Model = Callable[[float], float] | Iterable[tuple[float, float]]
+ReferenceLine = Callable[[float], float] | Iterable[tuple[float, float]]
 """A thin line: a function of the axis, or points (x, y)."""
-Models = Mapping[str, Model]
-Regime = tuple[float | None, float | None, str]
-"""A shaded stretch of the axis: from, to (None is open) and its name."""
+ReferenceLines = Mapping[str, ReferenceLine]
+BoundSpan = tuple[float | None, float | None, str]
+"""A shaded part of the axis: from, to (None is open) and its name, as "memory"."""
+_EMPTY_X_LIMITS, _EMPTY_Y_LIMITS = (32.0, 32768.0), (1.0, 1000.0)
+"""Ends of the axes of a figure that has no values: the widths and times that are usual in the course."""
 _DASHES: tuple[Any, ...] = ("-", (0, (7, 2, 1.5, 2)), (0, (1.5, 2)), (0, (9, 4)))
 _REFERENCE = "copy"
 """The contender that is the roof of all others, and no competitor: a copy of the same bytes."""
 
 
 class Quantity(NamedTuple):
-    """What the vertical axis shows: columns of value and spread, its name, how a value is written."""
+    """What the vertical axis shows: columns of value and spread, its name, how a value is formatted."""
 
     column: str
     low: str
     high: str
     name: str
     better: str
-    written: Callable[[float], str]
-    models: Models = MappingProxyType({})
+    format: Callable[[float], str]
+    reference_lines: ReferenceLines = MappingProxyType({})
     """Lines that every figure of it has."""
 
 
@@ -60,7 +63,8 @@ class _Panel(NamedTuple):
     name: str
     rows: pd.DataFrame
     curves: list[_Curve]
-    models: dict[str, list[tuple[float, float]]]
+    reference_points: dict[str, list[tuple[float, float]]]
+    """Points (x, y) of each reference line, sorted by x."""
 
 
 @style.course_style()
@@ -69,8 +73,8 @@ def curves(
     x: str = "width",
     *,
     title: str,
-    floor: Models | Callable[[pd.DataFrame], Models] | None = None,
-    regimes: Callable[[pd.DataFrame], Sequence[Regime]] | None = None,
+    reference_lines: ReferenceLines | Callable[[pd.DataFrame], ReferenceLines] | None = None,
+    bound_spans: Callable[[pd.DataFrame], Sequence[BoundSpan]] | None = None,
     facet: str | None = None,
     rows: str | None = None,
     values: Sequence[float] = (),
@@ -78,92 +82,70 @@ def curves(
 ) -> Picture:
     """Time per call against an axis, both logarithmic, a curve with its p20 to p80 band per contender.
 
-    ``table`` is one of `labkit.measure.rows.table`; ``floor`` names thin dark model lines in microseconds;
-    ``regimes`` are shaded and named; ``facet`` and ``rows`` are columns that make panels side by side and
-    one above the other. ``regimes`` is a function of a panel's rows, and so is ``floor`` where panels differ.
+    ``table`` is one of `labkit.measure.rows.table`; ``facet`` and ``rows`` are columns that make panels side
+    by side and one above the other. ``reference_lines`` are thin dark lines in the unit of the quantity, by
+    name, or a function from a panel's rows to them. ``bound_spans`` is a function from a panel's rows to the
+    parts of the axis that are shaded and named. ``values``: x positions that the axis must include even if
+    they have no rows yet. ``quantity`` is what is drawn: `TIME` (in microseconds), `SPEEDUP` or `TRAFFIC`.
+
     Rows without a time are a small cross at the foot of the panel and a footnote; points that were disturbed
-    (column ``noise``) stand in a ring, and a footnote says by what. The axis reaches over ``values`` too,
-    where nothing was measured yet. ``quantity`` is what is drawn: `TIME`, `SPEEDUP` or `TRAFFIC`. Raises
-    ValueError for a column that the table lacks.
+    (column ``noise``) stand in a ring, and a footnote says by what. Raises ValueError for a column that the
+    table lacks.
     """
-    split, columns = [name for name in (rows, facet) if name], [quantity.column, quantity.low, quantity.high]
-    table = formatting.checked_table(table, [x, quantity.column, *split], [x, *columns])
+    panel_axes = [name for name in (rows, facet) if name]
+    columns = [quantity.column, quantity.low, quantity.high]
+    table = formatting.checked_table(table, [x, quantity.column, *panel_axes], [x, *columns])
     conditions = formatting.common_conditions(table, (x, facet, rows))
     has_value = formatting.has_value(table, quantity.column)
     shown, gaps = table[has_value], table[~has_value]
     noisy = shown[shown["noise"] != ""]
-    gap_notes = formatting.footnotes(gaps, gaps["note"].replace("", "no value"), x, split[::-1])
-    noise_notes = formatting.footnotes(noisy, noisy["noise"], x, split[::-1])
-    x_limits = _limits([*table[x], *values], least=4.0, pad=0.03) or (32.0, 32768.0)
+    gap_notes = formatting.footnotes(gaps, gaps["note"].replace("", "no value"), x, panel_axes[::-1])
+    noise_notes = formatting.footnotes(noisy, noisy["noise"], x, panel_axes[::-1])
+    x_limits = _log_limits([*table[x], *values], least=4.0, pad=0.03) or _EMPTY_X_LIMITS
     panels = []
-    for name, part in _split_into_panels(table, split):
-        named = {**((floor(part) if callable(floor) else floor) or {}), **quantity.models}
-        lines = {
-            key: [(at, model(float(at))) for at in np.geomspace(*x_limits, 200)]
-            if callable(model)
-            else sorted(model)
-            for key, model in named.items()
-        }
+    for name, part in _split_into_panels(table, panel_axes):
+        given = (reference_lines(part) if callable(reference_lines) else reference_lines) or {}
+        lines = _reference_points({**given, **quantity.reference_lines}, x_limits)
         panels.append(_Panel(name, part, _panel_curves(part, x, quantity), lines))
     styles = _curve_styles(panels)
 
     # How many panels side by side. Without rows, a third one goes below: three get too narrow to read.
     n_facets = table[facet].nunique() if facet and len(table) else 1
     across = n_facets if rows else min(n_facets, 2)
-    down = -(-len(panels) // across)
-    legend = _legend_lines(panels, styles)
-    legend_height = style.LINE_HEIGHT * sum(1.4 + str(line.get_label()).count("\n") for line in legend)
     key = ContenderStyle(MUTED, "o")
     origins = [Line2D([], [], label=text, **key.curve(kind)) for kind, text in formatting.origins(table)]
     if noise_notes:
         origins.append(Line2D([], [], label="disturbed while it was measured", **style.NOISE_RING))
-    figure = style.new_figure(
-        title,
-        0.45 + max(2.5 * down if down > 1 else 3.3, legend_height),
-        subtitle=conditions,
-        legend=origins,
-        footnotes=[*(f"{TIMES_SIGN} {n}" for n in gap_notes), *(f"{RING_SIGN} {n}" for n in noise_notes)],
-        width=style.WIDTH + 1.2 * (across - 1),
-    )
-    figure.legend(handles=legend, loc="outside right center", borderaxespad=0.6)
-    grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
-    axes = grid.ravel()
+    notes = [
+        *(f"{TIMES_SIGN} {note}" for note in gap_notes),
+        *(f"{RING_SIGN} {note}" for note in noise_notes),
+    ]
+    legend = _legend_lines(panels, styles)
+    figure, grid = _figure_with_grid(title, conditions, len(panels), across, legend, origins, notes)
 
     y_values = shown[columns].to_numpy(float).ravel().tolist()
-    y_values += [y for panel in panels for line in panel.models.values() for _, y in line if y_values]
-    low, high = _limits(y_values, least=8.0, pad=0.05) or (1.0, 1000.0)
-    axes[0].set(xscale="log", yscale="log", xlim=x_limits, ylim=(low, high))
-    axes[0].xaxis.set(major_locator=LogLocator(2, numticks=9 if across == 1 else 5))
-    axes[0].xaxis.set(minor_locator=NullLocator(), major_formatter=FuncFormatter(lambda v, _: format_size(v)))
-    axes[0].yaxis.set(major_locator=LogLocator(10, (1, 2, 5) if high / low < 200 else (1,)))
-    axes[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity.written(value)))
-    axes[0].yaxis.set_minor_formatter(NullFormatter())
-    for ax in grid[:, 0]:
-        ax.set_ylabel(f"{quantity.name}\n({quantity.better} is better)")
-    for ax in axes[len(panels) :]:
-        ax.set_axis_off()
-    for ax in axes[max(0, len(panels) - across) : len(panels)]:
-        ax.set_xlabel(x)
-        ax.tick_params(labelbottom=True)
-    for ax, panel in zip(axes, panels, strict=False):
-        stretches = regimes(panel.rows) if regimes else ()
-        ax.set_title(panel.name, pad=34 if stretches else 6)
-        _shade_regimes(ax, stretches)
+    if y_values:
+        y_values += [y for panel in panels for line in panel.reference_points.values() for _, y in line]
+    y_limits = _log_limits(y_values, least=8.0, pad=0.05) or _EMPTY_Y_LIMITS
+    _set_axes(grid, len(panels), x, quantity, x_limits, y_limits)
+    for ax, panel in zip(grid.ravel(), panels, strict=False):
+        spans = bound_spans(panel.rows) if bound_spans else ()
+        ax.set_title(panel.name, pad=34 if spans else 6)
+        _shade_spans(ax, spans)
         _draw_panel(ax, panel, x, quantity, styles)
-    notes = [formatting.notes_as_alt("Missing", gap_notes), formatting.notes_as_alt("Disturbed", noise_notes)]
-    return Picture(figure, _alt_text(title, shown, x, quantity, panels, conditions) + "".join(notes))
+    alt = _alt_text(title, shown, x, quantity, panels, conditions)
+    alt += formatting.notes_as_alt("Missing", gap_notes) + formatting.notes_as_alt("Disturbed", noise_notes)
+    return Picture(figure, alt)
 
 
-def speedups(
-    table: pd.DataFrame, x: str = "width", *, title: str, naive: Models | None = None, **options: Any
-) -> Picture:
+def speedups(table: pd.DataFrame, x: str = "width", *, title: str, **options: Any) -> Picture:
     """Ratios against an axis, both logarithmic: columns ``speedup``, ``kind``, ``contender`` or ``series``.
 
     ``series`` is what a curve is called, where that is not its contender; ``low`` and ``high`` are the band;
-    ``source`` is named for published points. The ratio 1 is a line named "equal", and ``naive`` names thin
-    lines of what one would expect. ``options`` are those of :func:`curves`, as is all else.
+    ``source`` is named for published points. The ratio 1 is a line named "equal". ``options`` are those of
+    :func:`curves`, as is all else.
     """
-    return curves(table, x, title=title, floor=naive, quantity=SPEEDUP, **options)
+    return curves(table, x, title=title, quantity=SPEEDUP, **options)
 
 
 def traffic(table: pd.DataFrame, x: str = "width", *, title: str, **options: Any) -> Picture:
@@ -191,19 +173,38 @@ def _split_into_panels(table: pd.DataFrame, axes: list[str]) -> list[tuple[str, 
     return panels
 
 
+def _reference_points(
+    lines: ReferenceLines, x_limits: tuple[float, float]
+) -> dict[str, list[tuple[float, float]]]:
+    """Points (x, y) of each line, sorted by x; functions are evaluated over the whole axis."""
+    positions = np.geomspace(*x_limits, 200).tolist()
+    return {
+        name: [(x, line(x)) for x in positions] if callable(line) else sorted(line)
+        for name, line in lines.items()
+    }
+
+
 def _panel_curves(rows: pd.DataFrame, x: str, quantity: Quantity) -> list[_Curve]:
     """The panel's curves: one for each contender, kind, device and whatever else differs at one x."""
     rows = rows[formatting.has_value(rows, quantity.column) & rows[x].notna()]
-    keys = ["contender", "series", "kind", "device", "direction", "dtype", "clock", "cache"]
+    labelled_columns = [
+        "device",
+        "direction",
+        "dtype",
+        "clock",
+        "cache",
+    ]  # named where they tell curves apart
     for name in formatting.shape_axes(rows):
-        if name != x and (rows.groupby([*keys, x], dropna=False)[name].nunique(dropna=False) > 1).any():
-            keys.append(name)
+        same_x = rows.groupby(["contender", "series", "kind", *labelled_columns, x], dropna=False)
+        if name != x and (same_x[name].nunique(dropna=False) > 1).any():
+            labelled_columns.append(name)
+    keys = ["contender", "series", "kind", *labelled_columns]
     columns = {x: "x", quantity.column: "y", quantity.low: "low", quantity.high: "high"}
     found = []
     for values, part in rows.groupby(keys, dropna=False, sort=False):
         key = dict(zip(keys, values, strict=True))
         same_name = rows[(rows["series"] == key["series"]) & (rows["kind"] == key["kind"])]
-        varying = [name for name in keys[3:] if key[name] != "" and same_name[name].nunique() > 1]
+        varying = [name for name in labelled_columns if key[name] != "" and same_name[name].nunique() > 1]
         name = ", ".join([str(key["series"]), *(axis_value(each, key[each]) for each in varying)])
         points = part[list(columns)].rename(columns=columns).astype(float).sort_values("x")
         found.append(_Curve(name, str(key["kind"]), str(key["contender"]), points))
@@ -211,7 +212,7 @@ def _panel_curves(rows: pd.DataFrame, x: str, quantity: Quantity) -> list[_Curve
 
 
 def _curve_styles(panels: list[_Panel]) -> dict[str, ContenderStyle]:
-    """A style for each curve: the first curve of a contender has the contender's."""
+    """A contender's first curve has the contender's style; further curves get styles of their own."""
     keys: dict[str, str] = {}
     for curve in [curve for panel in panels for curve in panel.curves]:
         keys.setdefault(curve.name, curve.name if curve.contender in keys.values() else curve.contender)
@@ -220,30 +221,84 @@ def _curve_styles(panels: list[_Panel]) -> dict[str, ContenderStyle]:
 
 
 def _legend_lines(panels: list[_Panel], styles: Mapping[str, ContenderStyle]) -> list[Line2D]:
-    """A line with a label for each curve and model, from top to bottom as they end in the last panel."""
+    """A line with a label for each curve and reference line, ordered by where they end in the last panel."""
     several_kinds = len({curve.kind for panel in panels for curve in panel.curves}) > 1
     found: dict[str, tuple[float, dict[str, Any]]] = {}  # by label: where it ends, and its look
     for panel in panels:
         for curve in panel.curves:
             kind = f" ({curve.kind})" if several_kinds and curve.kind != LIVE else ""
             found[curve.name + kind] = curve.points["y"].iloc[-1], styles[curve.name].curve(curve.kind)
-        for (name, points), look in zip(panel.models.items(), _model_styles(panel), strict=True):
+        for (name, points), look in zip(
+            panel.reference_points.items(), _reference_styles(panel), strict=True
+        ):
             found[name] = points[-1][1] if points else 0.0, look
     ordered = sorted(found.items(), key=lambda one: one[1][0], reverse=True)
     return [Line2D([], [], label=fill(name, 22, break_long_words=False), **how) for name, (_, how) in ordered]
 
 
-def _model_styles(panel: _Panel) -> list[dict[str, Any]]:
-    """A thin dark line for each model of a panel, told apart by their dashes."""
-    dashes = (_DASHES * len(panel.models))[: len(panel.models)]
+def _reference_styles(panel: _Panel) -> list[dict[str, Any]]:
+    """A thin dark line for each reference line of a panel, told apart by their dashes."""
+    dashes = islice(cycle(_DASHES), len(panel.reference_points))
     return [{"color": INK, "linewidth": 1.0, "linestyle": dash} for dash in dashes]
 
 
-# --- axes -------------------------------------------------------------------------------------------
+# --- layout and axes --------------------------------------------------------------------------------
 
 
-def _limits(values: Iterable[float], least: float, pad: float) -> tuple[float, float] | None:
-    """Around the values: ``pad`` of the axis' length each side, ``least`` from end to end; None for none."""
+def _figure_with_grid(
+    title: str,
+    subtitle: str,
+    n_panels: int,
+    across: int,
+    legend: Sequence[Line2D],
+    origins: Sequence[Line2D],
+    footnotes: Sequence[str],
+) -> tuple[Figure, Any]:
+    """A figure, and an array of its axes, ``across`` in a row; the legend of the curves is at the right."""
+    down = math.ceil(n_panels / across)
+    legend_height = style.LINE_HEIGHT * sum(1.4 + str(line.get_label()).count("\n") for line in legend)
+    figure = style.new_figure(
+        title,
+        0.45 + max(2.5 * down if down > 1 else 3.3, legend_height),
+        subtitle=subtitle,
+        legend=origins,
+        footnotes=footnotes,
+        width=style.WIDTH + 1.2 * (across - 1),
+    )
+    figure.legend(handles=legend, loc="outside right center", borderaxespad=0.6)
+    return figure, figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
+
+
+def _set_axes(
+    grid: Any,
+    n_panels: int,
+    x: str,
+    quantity: Quantity,
+    x_limits: tuple[float, float],
+    y_limits: tuple[float, float],
+) -> None:
+    """Set the axes, which all panels share: limits, ticks and names. What has no panel is left empty."""
+    axes, (_, across), (low, high) = grid.ravel(), grid.shape, y_limits
+    first = axes[0]
+    first.set(xscale="log", yscale="log", xlim=x_limits, ylim=y_limits)
+    first.xaxis.set(major_locator=LogLocator(2, numticks=9 if across == 1 else 5))
+    first.xaxis.set(minor_locator=NullLocator(), major_formatter=FuncFormatter(lambda v, _: format_size(v)))
+    first.yaxis.set(major_locator=LogLocator(10, (1, 2, 5) if high / low < 200 else (1,)))
+    first.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity.format(value)))
+    first.yaxis.set_minor_formatter(NullFormatter())
+    for ax in grid[:, 0]:
+        ax.set_ylabel(f"{quantity.name}\n({quantity.better} is better)")
+    for ax in axes[n_panels:]:
+        ax.set_axis_off()
+    for ax in axes[max(0, n_panels - across) : n_panels]:
+        ax.set_xlabel(x)
+        ax.tick_params(labelbottom=True)
+
+
+def _log_limits(values: Iterable[float], least: float, pad: float) -> tuple[float, float] | None:
+    """Log-axis limits around positive values: at least a factor ``least`` apart, ``pad`` of the length added
+    at each end; None without values.
+    """
     known = [v for v in values if v > 0 and math.isfinite(v)]
     if not known:
         return None
@@ -252,10 +307,10 @@ def _limits(values: Iterable[float], least: float, pad: float) -> tuple[float, f
     return low / widen, high * widen
 
 
-def _shade_regimes(ax: Axes, regimes: Sequence[Regime]) -> None:
-    """Shade the regimes, and name them above the panel on two rows in turn."""
+def _shade_spans(ax: Axes, spans: Sequence[BoundSpan]) -> None:
+    """Shade the spans, and name them above the panel on two rows in turn."""
     low, high = ax.get_xlim()
-    inside = [(max(low, a or low), min(high, high if b is None else b), name) for a, b, name in regimes]
+    inside = [(max(low, a or low), min(high, high if b is None else b), name) for a, b, name in spans]
     for i, (a, b, name) in enumerate(one for one in inside if one[0] < one[1]):
         ax.axvspan(a, b, color=style.SHADES[i % 2], linewidth=0, zorder=0)
         place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
@@ -265,7 +320,7 @@ def _shade_regimes(ax: Axes, regimes: Sequence[Regime]) -> None:
 def _draw_panel(
     ax: Axes, panel: _Panel, x: str, quantity: Quantity, styles: Mapping[str, ContenderStyle]
 ) -> None:
-    for points, look in zip(panel.models.values(), _model_styles(panel), strict=True):
+    for points, look in zip(panel.reference_points.values(), _reference_styles(panel), strict=True):
         ax.plot(*np.reshape(points, (-1, 2)).T, **look)
     for curve in panel.curves:
         contender, (at, y, low, high) = styles[curve.name], curve.points.to_numpy().T
@@ -302,7 +357,7 @@ def _alt_text(
         if findings:
             origin = formatting.origin(shown[shown["kind"] == kind], kind)
             sentences.append(formatting.as_sentence(f"{origin}: {'. '.join(findings)}"))
-    if names := dict.fromkeys(name for panel in panels for name in panel.models):
+    if names := dict.fromkeys(name for panel in panels for name in panel.reference_points):
         sentences.append(f"Thin lines: {', '.join(names)}.")
     return " ".join(sentences)
 
@@ -330,7 +385,7 @@ def _fastest(found: list[_Curve], x: str, quantity: Quantity) -> str:
         where = f"at {x} {ends[0]}" if len(ends) == 1 else f"from {x} {ends[0]} to {ends[-1]}"
         stretches.append(f"{said} {where}")
     last = points[points["x"] == sizes[-1]].sort_values(["y", "name"])
-    times = [f"{name} {quantity.written(y)}" for name, y in zip(last["name"], last["y"], strict=True)]
+    times = [f"{name} {quantity.format(y)}" for name, y in zip(last["name"], last["y"], strict=True)]
     summary = formatting.first_items(stretches, 4)
     return f"{summary}; at {x} {format_size(sizes[-1])} {formatting.first_items(times, 4)}"
 
@@ -340,9 +395,9 @@ def _ranges(found: list[_Curve], x: str, quantity: Quantity) -> str:
     described = []
     for curve in found:
         xs, ys = curve.points["x"].to_numpy(), curve.points["y"].to_numpy()
-        text = f"{curve.name} {quantity.written(ys[0])} at {x} {format_size(xs[0])}"
+        text = f"{curve.name} {quantity.format(ys[0])} at {x} {format_size(xs[0])}"
         if len(xs) > 1:
-            text += f" to {quantity.written(ys[-1])} at {format_size(xs[-1])}"
+            text += f" to {quantity.format(ys[-1])} at {format_size(xs[-1])}"
             below = np.nonzero(ys <= 1)[0]
             if quantity.better == "higher" and len(below):
                 above = xs[below[-1] + 1 :]

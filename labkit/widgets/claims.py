@@ -104,7 +104,7 @@ def claim(
     plain = number(value)
     if plain is not None and holds is None:
         raise ValueError(f"claim {sentence!r}: holds is missing, and there is a number to judge")
-    status, note = _judge(value, plain, holds)
+    status, note = _evaluate(value, plain, holds)
     made = _session[sentence] = Claim(sentence, plain, status, note)
     if get_ipython() is None:
         print(made)
@@ -115,7 +115,7 @@ def claim(
     return made
 
 
-def _judge(
+def _evaluate(
     value: Measured | float | None, plain: float | None, holds: Callable[[float], bool] | bool | None
 ) -> tuple[Status, str]:
     if plain is None:

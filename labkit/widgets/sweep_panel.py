@@ -21,10 +21,11 @@ from labkit import gpu, paths
 from labkit.measure import clocks, lock, rows, sweeps
 from labkit.measure.contender import Contender, Shape
 from labkit.measure.results import Results
+from labkit.plots.curves import TRAFFIC, Quantity
 from labkit.profiling import counted_sweep
 from labkit.widgets.static import StaticCopy, interactive
 from labkit.widgets.sweep_plan import Selection, SweepPlan
-from labkit.widgets.sweep_view import TRAFFIC, Controls, static_page, sweep_figure
+from labkit.widgets.sweep_view import Controls, static_page, sweep_figure
 
 STOP_WAIT_S = 0.4
 """How long Stop waits for the call under way, before it ends in the background."""
@@ -40,7 +41,7 @@ def sweep(suite: str, contenders: Sequence[Contender], values: Sequence[int], **
     """A panel that sweeps an axis over ``values``; ``await panel.show()`` shows it.
 
     ``options`` are the fields of :class:`labkit.widgets.sweep_plan.SweepPlan`: title, of and over, and as
-    needed x, others, dtypes, clocks, published, floor, regimes, expected and budget_s.
+    needed x, others, dtypes, clocks, published, reference_lines, bound_spans, expected and budget_s.
 
     Executed without a reader, ``show`` measures every dtype and size by the first clock, and leaves a figure,
     a sentence and a table. Without a GPU, Run counts launches and bytes, and times are those of a tape.
@@ -133,10 +134,10 @@ class SweepPanel:
         self._redraw()
         self._update_static()
 
-    def _visible(self) -> tuple[Results, str, Selection]:
+    def _visible(self) -> tuple[Results, Quantity, Selection]:
         """What is drawn: the rows of the selection, whether time, speedup or traffic, and the selection."""
         selection, quantity = self.controls.selection(), self.controls.quantity.value
-        if quantity == TRAFFIC:
+        if quantity is TRAFFIC:
             keys = [self._count_key(selection, *call) for call in self.plan.calls(selection)]
             return Results([self._counted[key] for key in keys if key in self._counted]), quantity, selection
         own = selection.matching(self.own)

@@ -13,7 +13,7 @@ from labkit.measure import rows, sweeps
 from labkit.measure.clocks import Cache, Clock
 from labkit.measure.contender import Contender, Shape
 from labkit.measure.results import Results
-from labkit.plots.curves import Models, Regime
+from labkit.plots.curves import BoundSpan, ReferenceLines
 
 CLOCKS: dict[Clock, str] = {
     "graph": "graph: device time, cold cache",
@@ -63,9 +63,9 @@ class SweepPlan:
     ``of`` and ``over`` name the contenders that the sentence compares; speedups are over ``over``.
     ``others`` are the other axes of the shape, each with the sizes to choose from, the usual one last.
     ``published`` has a column ``speedup`` or ``median_us``, and stands where its dtype and other axes, as far
-    as it has them, are those chosen. ``floor`` and ``regimes`` are those of :func:`labkit.plots.curves`,
-    ``expected`` the ``naive`` of :func:`labkit.plots.speedups`. ``budget_s`` is the time that one contender
-    is measured for at one size.
+    as it has them, are those chosen. ``reference_lines`` and ``bound_spans`` are those of
+    :func:`labkit.plots.curves` for times, ``expected`` the reference lines of the speedups. ``budget_s`` is
+    the time that one contender is measured for at one size.
 
     Raises ValueError for sizes that do not increase, or names that are no contenders.
     """
@@ -82,9 +82,9 @@ class SweepPlan:
     dtypes: Sequence[str] = ("float32",)
     clocks: Sequence[Clock] = ("graph", "events", "host")
     published: pd.DataFrame = field(default_factory=pd.DataFrame)
-    floor: Callable[[pd.DataFrame], Models] = lambda _: {}
-    regimes: Callable[[pd.DataFrame], Sequence[Regime]] = lambda _: ()
-    expected: Models = field(default_factory=dict)
+    reference_lines: Callable[[pd.DataFrame], ReferenceLines] = lambda _: {}
+    bound_spans: Callable[[pd.DataFrame], Sequence[BoundSpan]] = lambda _: ()
+    expected: ReferenceLines = field(default_factory=dict)
     budget_s: float = 0.15
 
     def __post_init__(self) -> None:

@@ -9,10 +9,10 @@ import pandas as pd
 
 from labkit import plots
 from labkit.measure.results import Results
+from labkit.plots.curves import SPEEDUP, TIME, TRAFFIC, Quantity
 from labkit.plots.formatting import axis_value, origin
 from labkit.widgets.sweep_plan import CLOCKS, Selection, SweepPlan
 
-TIME, SPEEDUP, TRAFFIC = "time", "speedup", "traffic"
 _ROW = {"flex_flow": "row wrap", "align_items": "center", "width": "100%"}
 
 
@@ -107,7 +107,7 @@ def _checkbox(name: str) -> w.Checkbox:
 
 
 def sweep_figure(
-    plan: SweepPlan, table: Results, quantity: str = TIME, selection: Selection | None = None
+    plan: SweepPlan, table: Results, quantity: Quantity = TIME, selection: Selection | None = None
 ) -> plots.Picture:
     """The figure of a table; several dtypes or sizes of another axis become panels.
 
@@ -118,15 +118,16 @@ def sweep_figure(
     facet, rows, *_ = [*panel_axes, None, None]
     values = selection.values if selection else ()
     how: dict[str, Any] = {"x": plan.x, "facet": facet, "rows": rows, "values": values}
-    if quantity == TRAFFIC:
+    if quantity is TRAFFIC:
         return plots.traffic(table, title=f"{plan.title}: bytes moved", **how)
     published = _published_points(plan, table, quantity, selection)
-    if quantity == TIME:
+    if quantity is TIME:
         found = pd.concat([table, *published], ignore_index=True)
-        return plots.curves(found, title=plan.title, floor=plan.floor, regimes=plan.regimes, **how)
+        lines, spans = plan.reference_lines, plan.bound_spans
+        return plots.curves(found, title=plan.title, reference_lines=lines, bound_spans=spans, **how)
     found = pd.concat([speedups(plan, table), *published], ignore_index=True)
     title = f"{plan.title}: times faster than {plan.over}"
-    return plots.speedups(found, title=title, naive=plan.expected, **how)
+    return plots.speedups(found, title=title, reference_lines=plan.expected, **how)
 
 
 def _panel_axes(plan: SweepPlan, table: pd.DataFrame) -> list[str]:
@@ -135,21 +136,20 @@ def _panel_axes(plan: SweepPlan, table: pd.DataFrame) -> list[str]:
 
 
 def _published_points(
-    plan: SweepPlan, table: pd.DataFrame, quantity: str, selection: Selection | None
+    plan: SweepPlan, table: pd.DataFrame, quantity: Quantity, selection: Selection | None
 ) -> list[pd.DataFrame]:
     """What was published, in each panel of the figure whose dtype and sizes it does not deny.
 
     While there are no rows, and so no panels, the selection says what would be shown.
     """
-    column = "median_us" if quantity == TIME else "speedup"
-    if column not in plan.published:
+    if quantity.column not in plan.published:
         return []
     panels = table[_panel_axes(plan, table)].drop_duplicates().to_dict("records")
     if table.empty:
         panels = [{"dtype": selection.dtype, **selection.others} if selection else {}]
     found = []
     for panel in panels:
-        points = plan.published.dropna(subset=column)
+        points = plan.published.dropna(subset=quantity.column)
         for name in [name for name in panel if name in points]:  # what a post does not say fits
             points = points[points[name].isna() | (points[name] == panel[name])]
         found.append(points if table.empty else points.assign(**panel))
@@ -179,11 +179,11 @@ def sentences(plan: SweepPlan, table: Results) -> list[str]:
 
 
 def static_page(
-    plan: SweepPlan, table: Results, quantity: str = TIME, selection: Selection | None = None
+    plan: SweepPlan, table: Results, quantity: Quantity = TIME, selection: Selection | None = None
 ) -> tuple[str, str]:
     """The figure, the sentences and the numbers of a table, as HTML and as text."""
     figure, numbers = sweep_figure(plan, table, quantity, selection), ""
-    if quantity == TRAFFIC:
+    if quantity is TRAFFIC:
         said = ["Counted, not timed."]
     else:
         said = sentences(plan, table)

@@ -2,11 +2,12 @@
 
 from labkit.workloads import grouped, mlp, network, peers, published, recurrent, stack
 from labkit.workloads.elementwise import AFFINE, LINEAR, product
-from labkit.workloads.floor_lines import floors, regimes
+from labkit.workloads.roofline_curves import bound_spans, floors
 
 __all__ = [
     "AFFINE",
     "LINEAR",
+    "bound_spans",
     "floors",
     "grouped",
     "mlp",
@@ -15,6 +16,5 @@ __all__ = [
     "product",
     "published",
     "recurrent",
-    "regimes",
     "stack",
 ]

@@ -40,7 +40,7 @@ both = [Contender("x*w+b eager", lambda x, w, b: x * w + b, AFFINE),
         Contender("addcmul", lambda x, w, b: torch.addcmul(b, x, w), AFFINE)]
 panel = widgets.sweep("a suite without a tape", both, (32, 128, 512), others=dict(batch=(32768,)),
                      of="addcmul", over="x*w+b eager", title="One layer",
-                     floor=lambda table: {"a floor": lambda width: width / 10})
+                     reference_lines=lambda table: {"a floor": lambda width: width / 10})
 await panel.show()
 """
 

@@ -59,7 +59,9 @@ def ratio(**options):
 def test_the_legend_has_every_name_in_the_order_of_the_ends_and_room_for_them(count):
     names = ["labkit", *(f"contender number {i} with a long name" for i in range(count - 1))]
     table = rows.table([row(n, w, w / 10 * (1 + i / 1000)) for i, n in enumerate(names) for w in WIDTHS])
-    shown = plots.curves(table, title="t", floor={"copy": lambda x: x / 40, "launch floor": lambda _: 1.1})
+    shown = plots.curves(
+        table, title="t", reference_lines={"copy": lambda x: x / 40, "launch floor": lambda _: 1.1}
+    )
     found = legend(shown).get_texts()
     assert [text.get_text().replace("\n", " ") for text in found] == [*names[::-1], "copy", "launch floor"]
     assert_apart(found, shown)
@@ -125,10 +127,10 @@ def test_ticks_are_apart_from_one_point_to_a_huge_range(sizes):
     assert len(inside) >= min(len(sizes), 5)
 
 
-def test_floors_are_functions_or_points_and_regimes_are_named():
+def test_reference_lines_are_functions_or_points_and_spans_are_named():
     floor = {"launch floor": lambda _: 1.5, "model": [(16384, 500.0), (128, 4.0)]}
-    regimes = [(None, 200, "launch-bound"), (200, None, "memory-bound")]
-    shown = drawn(floor=floor, regimes=lambda _: regimes)
+    spans = [(None, 200, "launch-bound"), (200, None, "memory-bound")]
+    shown = drawn(reference_lines=floor, bound_spans=lambda _: spans)
     thin = [line for line in shown.figure.axes[0].lines if line.get_color() == style.INK]
     ends = {tuple(line.get_ydata()[[0, -1]]) for line in thin if len(line.get_ydata())}
     assert ends == {(1.5, 1.5), (4.0, 500.0)}
@@ -137,7 +139,7 @@ def test_floors_are_functions_or_points_and_regimes_are_named():
 
 
 def test_speedups_and_traffic_have_their_line_at_one():
-    assert {"equal", "saved"} <= set(texts(ratio(naive={"saved": lambda width: width})))
+    assert {"equal", "saved"} <= set(texts(ratio(reference_lines={"saved": lambda width: width})))
     counted = pd.DataFrame(
         [("eager", 64, 2.0), ("eager", 128, 2.02)], columns=["contender", "width", "traffic"]
     )

@@ -20,6 +20,7 @@ from taped import recorded
 from labkit import paths, plots, widgets
 from labkit.measure import lock, noise, rows, sweeps
 from labkit.measure.contender import Contender
+from labkit.plots.curves import TIME
 from labkit.profiling import counted_sweep
 from labkit.widgets import static, sweep_panel
 
@@ -386,13 +387,13 @@ async def test_noisy_sizes_are_measured_again_and_no_others(gpu, disturbances):
 
 @in_a_loop
 async def test_an_error_in_the_panel_reaches_the_line_and_the_next_run_works(gpu, caplog, monkeypatch):
-    def floor(table):
+    def broken_lines(table):
         if broken and len(table):
             raise KeyError("no such column <b>")
         return {}
 
     broken = [True]
-    panel = await shown(pair(gpu), floor=floor)
+    panel = await shown(pair(gpu), reference_lines=broken_lines)
     await done(panel, says="It ended with an error. KeyError: 'no such column <b>'")
     assert "no such column" in caplog.text, "with its traceback, for whoever wrote the lesson"
     broken.clear()
@@ -494,7 +495,7 @@ async def test_without_a_gpu_the_tape_is_shown_and_run_counts_on_this_thread(no_
     await done(panel)
     assert len(calls) == 9 and set(calls) == {threading.get_ident()}, "the interpreter is one for the process"
     assert "labkit 1×" in alt(panel)
-    choose(panel, view="time")
+    choose(panel, view=TIME)
     await until(lambda: "Recorded on NVIDIA H200" in alt(panel))
     assert not (paths.cache() / "panels").exists(), "counts are no measurements"
     assert set(panel.table()["kind"]) == {"recorded"}
@@ -547,7 +548,7 @@ def test_a_cell_that_is_interrupted_leaves_nothing_measuring_and_an_error_is_one
 
     asyncio.run(body())  # waits for the thread
     assert 64 not in gate.seen and len(on_disk()) == 2
-    panel = made(pair(gpu), floor=lambda table: {}[0])
+    panel = made(pair(gpu), reference_lines=lambda table: {}[0])
     with pytest.raises(KeyError):
         asyncio.run(panel.show())
 

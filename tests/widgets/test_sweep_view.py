@@ -9,11 +9,9 @@ from simulated import doubling, install
 from taped import recorded
 
 from labkit.measure import rows
+from labkit.plots.curves import SPEEDUP, TIME, TRAFFIC
 from labkit.widgets.sweep_plan import SweepPlan
 from labkit.widgets.sweep_view import (
-    SPEEDUP,
-    TIME,
-    TRAFFIC,
     sentences,
     speedups,
     static_page,
@@ -34,8 +32,8 @@ def planned(monkeypatch):
         usual = dict(suite="suite", contenders=both, x="width", values=(16, 32, 64), others={"batch": (2,)})
         usual |= dict(title="Doubling", of=of, over="eager", expected={"as one expects": lambda width: 2.0})
         usual |= {
-            "floor": lambda table: {"the floor": lambda width: width / 10},
-            "regimes": lambda table: [(None, 32, "small")],
+            "reference_lines": lambda table: {"the floor": lambda width: width / 10},
+            "bound_spans": lambda table: [(None, 32, "small")],
         }
         return SweepPlan(**(usual | options))
 
@@ -62,7 +60,7 @@ def texts(shown):
     return " | ".join(text.get_text().replace("\n", " ") for text in found)
 
 
-def test_time_and_speedup_have_their_floors_and_expectations(planned):
+def test_time_and_speedup_have_their_reference_lines(planned):
     plan = planned()
     for view, lines in ((TIME, ("the floor", "small")), (SPEEDUP, ("as one expects",))):
         for line in lines:

@@ -30,7 +30,7 @@ def floors(**works: Work) -> Callable[[pd.DataFrame], dict[str, Callable[[float]
     return of
 
 
-def regimes(work: Work) -> Callable[[pd.DataFrame], list[tuple[float, float, str]]]:
+def bound_spans(work: Work) -> Callable[[pd.DataFrame], list[tuple[float, float, str]]]:
     """For plots.curves: over which widths launch, memory or arithmetic is the highest floor of ``work``."""
 
     def of(panel: pd.DataFrame) -> list[tuple[float, float, str]]:
@@ -48,7 +48,7 @@ def regimes(work: Work) -> Callable[[pd.DataFrame], list[tuple[float, float, str
 
         widths = np.geomspace(panel["width"].min(), panel["width"].max(), 201).tolist()
         bounds = {"launch": lambda _: roofs.node_us, "memory": moved, "arithmetic": computed}
-        return roofline.regimes(widths, bounds)
+        return roofline.highest_floors(widths, bounds)
 
     return of
 
