@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from labkit import __version__, backend, paths
-from labkit.cli import learner
+from labkit.cli import learner_commands
 from labkit.cli.arguments import PATH, UserError, value_errors_as_messages
 
 if TYPE_CHECKING:  # commands import what they need themselves
@@ -53,7 +53,7 @@ def cli() -> None:
     """A hands-on course in GPU performance."""
 
 
-for command in (learner.lab, learner.progress, learner.reset):
+for command in (learner_commands.lab, learner_commands.progress, learner_commands.reset):
     cli.add_command(command)
 
 

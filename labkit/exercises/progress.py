@@ -1,4 +1,4 @@
-"""What is kept of a learner's answers below `learner_folder.kept()`: every attempt, the last verdicts."""
+"""What is kept of a learner's answers below `state_folder()`: every attempt, the last verdicts."""
 
 import json
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ class Attempts:
 
 def folder(lesson: str) -> Path:
     """Where a lesson's attempts are: by its name without the number, which may change."""
-    return learner_folder.kept() / learner_folder.ANSWERS / notebooks.key(lesson)
+    return learner_folder.state_folder() / learner_folder.ATTEMPTS / notebooks.key(lesson)
 
 
 def attempt_files(lesson: str, exercise: str) -> list[Path]:

@@ -16,12 +16,15 @@ from typing import Any
 from labkit import paths
 from labkit.lessons import notebooks
 
-KEPT = ".labkit"
-"""The folder, inside a learner's folder, of what is kept of the learner."""
+STATE_FOLDER = ".labkit"
+"""The folder inside a learner's folder for attempts, verdicts and guesses."""
 FOLDER_VARIABLE = "LABKIT_FOLDER"
 """Names the learner's folder to the kernels of a JupyterLab that `labkit lab` has started."""
-ANSWERS, GUESSES = "attempts", "predictions"
-"""Folders below `kept`: one with a folder for each lesson, one with a file for each guess."""
+ATTEMPTS, GUESSES = "attempts", "predictions"
+"""Folders below `state_folder()`: one with a folder for each lesson, one with a file for each guess.
+
+"predictions" is an old name, which learners' files have kept.
+"""
 
 
 def current() -> Path | None:
@@ -33,13 +36,13 @@ def current() -> Path | None:
     if named:
         return Path(named)
     here = Path.cwd()
-    return next((folder for folder in (here, *here.parents) if (folder / KEPT).is_dir()), None)
+    return next((folder for folder in (here, *here.parents) if (folder / STATE_FOLDER).is_dir()), None)
 
 
-def kept() -> Path:
+def state_folder() -> Path:
     """Where answers, verdicts and guesses are kept: in the learner's folder, else in the cache."""
     folder = current()
-    return paths.cache() if folder is None else folder / KEPT
+    return paths.cache() if folder is None else folder / STATE_FOLDER
 
 
 def open_folder(folder: Path) -> list[str]:
@@ -55,7 +58,7 @@ def open_folder(folder: Path) -> list[str]:
         raise ValueError(f"{folder}: the published lessons are there; name a folder of your own")
     added, said = [], _carry_over(folder)
     for lesson in notebooks.find():
-        mine, before = folder / lesson.name, folder / KEPT / "handed_out" / lesson.name
+        mine, before = folder / lesson.name, folder / STATE_FOLDER / "handed_out" / lesson.name
         text = handed_out(lesson)
         if not mine.exists():
             paths.write_text(mine, text)
@@ -98,8 +101,8 @@ def reset(folder: Path, lesson: str) -> tuple[Path, Path | None]:
     if mine.exists():
         aside = mine.rename(_unused(folder, f"{published.stem}.before-{datetime.now():%Y-%m-%d-%H%M}"))
     paths.write_text(mine, text)
-    paths.write_text(folder / KEPT / "handed_out" / published.name, text)
-    verdicts = folder / KEPT / ANSWERS / notebooks.key(published.stem) / "verdicts.json"
+    paths.write_text(folder / STATE_FOLDER / "handed_out" / published.name, text)
+    verdicts = folder / STATE_FOLDER / ATTEMPTS / notebooks.key(published.stem) / "verdicts.json"
     verdicts.unlink(missing_ok=True)
     return mine, aside
 
@@ -107,8 +110,8 @@ def reset(folder: Path, lesson: str) -> tuple[Path, Path | None]:
 def _carry_over(folder: Path) -> list[str]:
     """Move answers and guesses out of the cache, where they were kept before there were learners' folders."""
     said = []
-    for name, what in ((ANSWERS, "answers"), (GUESSES, "guesses")):
-        old, new = paths.cache() / name, folder / KEPT / name
+    for name, what in ((ATTEMPTS, "answers"), (GUESSES, "guesses")):
+        old, new = paths.cache() / name, folder / STATE_FOLDER / name
         if old.is_dir() and not new.exists():
             new.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(old, new)
@@ -139,7 +142,7 @@ def move_edits(folder: Path, lessons: list[Path]) -> list[str]:
         mine = folder / lesson.name
         if mine.exists():
             mine = _unused(folder, f"{lesson.stem}.moved-{datetime.now():%Y-%m-%d}")
-        original, before = _at_head(lesson), folder / KEPT / "handed_out" / lesson.name
+        original, before = _at_head(lesson), folder / STATE_FOLDER / "handed_out" / lesson.name
         paths.write_text(mine, lesson.read_text(encoding="utf-8"))
         paths.write_text(lesson, original)
         if not before.exists():  # the edits began from the published lesson: only a later one is news

@@ -68,7 +68,7 @@ class Question:
     @property
     def path(self) -> Path:
         """The file that keeps the sealed guess."""
-        return learner_folder.kept() / learner_folder.GUESSES / f"{self.slug}.json"
+        return learner_folder.state_folder() / learner_folder.GUESSES / f"{self.slug}.json"
 
     def with_unit(self, value: float) -> str:
         """A value with its unit: ``12×``, ``3 µs``, ``1200``."""

@@ -104,12 +104,12 @@ def test_answers_and_guesses_of_the_cache_are_carried_over_once(course, tmp_path
 
 
 def test_the_learners_folder_is_the_named_one_or_the_nearest_above(course, tmp_path, monkeypatch):
-    assert learner_folder.current() is None and learner_folder.kept() == tmp_path / "cache"
+    assert learner_folder.current() is None and learner_folder.state_folder() == tmp_path / "cache"
     learner_folder.open_folder(tmp_path / "work")
     monkeypatch.chdir(tmp_path / "work" / "images")
-    assert learner_folder.kept() == tmp_path / "work" / ".labkit"
+    assert learner_folder.state_folder() == tmp_path / "work" / ".labkit"
     monkeypatch.setenv(learner_folder.FOLDER_VARIABLE, str(tmp_path / "named"))
-    assert learner_folder.kept() == tmp_path / "named" / ".labkit"
+    assert learner_folder.state_folder() == tmp_path / "named" / ".labkit"
 
 
 def test_published_lessons_are_nobodys_folder(course):

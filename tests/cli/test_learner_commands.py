@@ -6,7 +6,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from labkit.cli import learner
+from labkit.cli import learner_commands
 from labkit.cli.main import cli
 from labkit.lessons import learner_folder, notebooks
 
@@ -49,10 +49,10 @@ def test_lab_offers_to_move_edits_of_published_lessons(labkit, tmp_path, monkeyp
     monkeypatch.setattr(learner_folder, "edited", lambda: [tmp_path / "01_launch_overhead.ipynb"])
     said, _ = labkit("lab")  # nobody is there to be asked
     assert said.startswith("You have edited published lessons") and "01_launch_overhead.ipynb." in said
-    monkeypatch.setattr(learner, "is_somebody_there", lambda: True)
+    monkeypatch.setattr(learner_commands, "is_somebody_there", lambda: True)
     monkeypatch.setattr(learner_folder, "move_edits", lambda folder, lessons: [f"moved into {folder}"])
     for answer, moved in ((True, True), (False, False)):
-        monkeypatch.setattr(learner.click, "confirm", lambda question, answer=answer: answer)
+        monkeypatch.setattr(learner_commands.click, "confirm", lambda question, answer=answer: answer)
         said, _ = labkit("lab")
         assert ("moved into work" in said) == moved
 

@@ -35,9 +35,8 @@ def lab(words: tuple[str, ...]) -> None:
     for sentence in said:
         click.echo(sentence)
     os.environ[learner_folder.FOLDER_VARIABLE] = str(folder.resolve())
-    root = (
-        ["--allow-root"] if os.getuid() == 0 else []
-    )  # as in most containers: Jupyter asks whether it is meant
+    # In most containers the user is root, and Jupyter wants to be told that this is meant.
+    root = ["--allow-root"] if os.getuid() == 0 else []
     usual = ["--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={folder.resolve()}", *root]
     os.execv(sys.executable, [sys.executable, "-m", "labkit.cli.lab_server", *usual, *options])
 
@@ -58,7 +57,7 @@ IN_FOLDER = click.option(
 def _choose_folder(folder: Path | None) -> Path:
     """The learner's folder that a command is about, from here on that of this process."""
     chosen = folder or learner_folder.current() or Path("work")
-    if not (chosen / learner_folder.KEPT).is_dir():
+    if not (chosen / learner_folder.STATE_FOLDER).is_dir():
         raise UserError(f"{chosen}: this is no learner's folder; `labkit lab` makes one")
     os.environ[learner_folder.FOLDER_VARIABLE] = str(chosen.resolve())
     return chosen
