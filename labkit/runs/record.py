@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import date
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,7 @@ OTHER_TAPES = ("bench.jsonl", "roofs.jsonl")
 
 
 def without_widgets(outputs: "Sequence[NotebookNode]") -> "list[NotebookNode]":
-    """Outputs for a page without a kernel: a widget's view would be an error message, its picture stays."""
+    """Outputs without widget views, which show an error on a page without a kernel; static copies stay."""
     return [output for output in outputs if WIDGET_VIEW not in output.get("data", {})]
 
 
@@ -103,31 +104,51 @@ def record(
     """
     from labkit.runs import execute
 
-    before = read_stamp(notebooks.read_json(path))
-    if not again and state(path).status == "recorded" and before and before.device == identity.device:
+    if not again and is_current(path, identity):
         return None
-    machine = (identity.device, identity.driver, identity.torch, identity.triton)
-    stamp = Stamp(notebooks.code_hash(path), *machine, date.today().isoformat())
+    stamp = Stamp(
+        hash=notebooks.code_hash(path),
+        device=identity.device,
+        driver=identity.driver,
+        torch=identity.torch,
+        triton=identity.triton,
+        date=date.today().isoformat(),
+    )
     folder = unfinished(identity)
     tape = folder / f"{source(path)}.jsonl"
-    # of an earlier, unfinished run those rows count that this machine, as it is now, would measure
+    # Keep rows of an unfinished run if device, driver, torch and triton are the same.
+    same = attrgetter("device", "driver", "torch", "triton")
     kept = [] if again else rows.read_valid(tape)
-    rows.write(tape, [row for row in kept if (row.device, row.driver, row.torch, row.triton) == machine])
-    environment = {
+    rows.write(tape, [row for row in kept if same(row) == same(stamp)])
+    with exclusive(f"record-{path.stem}"):
+        result = execute.execute(
+            path,
+            folder / path.name,
+            cell_limit_s=CELL_LIMIT_S,
+            bar=bar,
+            environment=recording_environment(tape, stamp),
+        )
+    if result.passed:
+        _publish(path, result.notebook_path, tape, stamp, tapes / identity.slug)
+        tape.unlink(missing_ok=True)
+    return result
+
+
+def is_current(path: Path, identity: "Identity") -> bool:
+    """Whether the notebook has outputs of its present code, recorded on this kind of device."""
+    stamp = read_stamp(notebooks.read_json(path))
+    return state(path).status == "recorded" and stamp is not None and stamp.device == identity.device
+
+
+def recording_environment(tape: Path, stamp: Stamp) -> dict[str, str]:
+    """Environment variables for the kernel that executes a lesson for its recording."""
+    return {
         claims.RECORDING: "1",
         rows.TAPE: str(tape),
         STAMP_VARIABLE: json.dumps(asdict(stamp)),
         # max-autotune sets off this deprecation in PyTorch's own code: no output of the lesson
         "PYTHONWARNINGS": "ignore:TypedStorage is deprecated:UserWarning",
     }
-    with exclusive(f"record-{path.stem}"):
-        result = execute.execute(
-            path, folder / path.name, cell_limit_s=CELL_LIMIT_S, bar=bar, environment=environment
-        )
-    if result.passed:
-        _publish(path, result.notebook_path, tape, stamp, tapes / identity.slug)
-        tape.unlink(missing_ok=True)
-    return result
 
 
 def _publish(path: Path, executed: Path, tape: Path, stamp: Stamp, folder: Path) -> None:
