@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from labkit import gpu, paths
-from labkit.bench.benchmark import Benchmark
+from labkit.bench.suite_part import SuitePart
 from labkit.measure import lock, machine, rows, sweeps
 from labkit.measure.rows import Row
 from labkit.plots.formatting import format_duration
@@ -30,7 +30,7 @@ class Run:
     """A run of the parts of some suites, by the suite's name. ``measured`` holds the rows so far, in order,
     also when the run was stopped."""
 
-    suites: Mapping[str, Sequence[Benchmark]]
+    suites: Mapping[str, Sequence[SuitePart]]
     again: bool = False
     measured: list[Row] = field(default_factory=list)
     kept: int = 0
@@ -78,7 +78,7 @@ class Run:
             tape(name).unlink(missing_ok=True)
 
 
-def measure(part: Benchmark, tape: Path, on_row: Callable[[int, int, Row], None]) -> None:
+def measure(part: SuitePart, tape: Path, on_row: Callable[[int, int, Row], None]) -> None:
     """Measure a part of a suite on a tape; peers that tune themselves do so first.
 
     ``on_row(done, total, row)`` is called with each row. ClickException where the GPU is lost.
@@ -96,7 +96,7 @@ def measure(part: Benchmark, tape: Path, on_row: Callable[[int, int, Row], None]
             raise click.ClickException(f"{part.suite}: the GPU is lost: {error}") from error
 
 
-def sources(parts: Iterable[Benchmark]) -> dict[tuple[str, str], str]:
+def sources(parts: Iterable[SuitePart]) -> dict[tuple[str, str], str]:
     """The source that a row measured now would name, by suite and contender."""
     return {(part.suite, one.name): sweeps.code(one) for part in parts for one in part.contenders}
 

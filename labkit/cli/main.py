@@ -219,7 +219,7 @@ def _tidy(console: Console, strip_stale: bool, check: bool) -> None:
         say(console, f"Stripped: {', '.join(stripped) or 'nothing was stale'}")
     if not check:
         return
-    states = [stamps.state(path) for path in notebooks.find()]
+    states = [stamps.recording_state(path) for path in notebooks.find()]
     states += record.tape_states(tapes=paths.RECORDED).values()
     with value_errors_as_messages():
         states += recorded_benchmark.states(paths.RECORDED).values()

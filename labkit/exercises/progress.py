@@ -26,7 +26,7 @@ class Attempts:
 
 def folder(lesson: str) -> Path:
     """Where a lesson's attempts are: by its name without the number, which may change."""
-    return learner_folder.kept() / learner_folder.ANSWERS / notebooks.key(lesson)
+    return learner_folder.kept() / learner_folder.ANSWERS / notebooks.lesson_key(lesson)
 
 
 def attempt_files(lesson: str, exercise: str) -> list[Path]:

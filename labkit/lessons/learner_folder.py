@@ -99,7 +99,7 @@ def reset(folder: Path, lesson: str) -> tuple[Path, Path | None]:
         aside = mine.rename(_unused(folder, f"{published.stem}.before-{datetime.now():%Y-%m-%d-%H%M}"))
     paths.write_text(mine, text)
     paths.write_text(folder / KEPT / "handed_out" / published.name, text)
-    verdicts = folder / KEPT / ANSWERS / notebooks.key(published.stem) / "verdicts.json"
+    verdicts = folder / KEPT / ANSWERS / notebooks.lesson_key(published.stem) / "verdicts.json"
     verdicts.unlink(missing_ok=True)
     return mine, aside
 

@@ -1,8 +1,8 @@
 """Recorded outputs: what a lesson showed on a GPU, kept in its notebook and its tapes, stamped with its code.
 
 A lesson has one tape on each device, a file of rows. A stamp names the hash of the lesson's code, the device
-and the versions. Outputs or tapes whose code has changed since are stale: `state` and `tape_states` find
-them, `strip_stale` removes them.
+and the versions. Outputs or tapes whose code has changed since are stale: `recording_state` and
+`tape_states` find them, `strip_stale` removes them.
 """
 
 import json
@@ -18,12 +18,12 @@ from labkit.lessons import notebooks
 from labkit.lessons.stamps import (
     MARK,
     STAMP_VARIABLE,
+    RecordingState,
     Stamp,
-    State,
     marked_cells_without_outputs,
     read_stamp,
-    source,
-    state,
+    recording_state,
+    tape_source,
 )
 from labkit.measure import rows
 from labkit.runs.exclusive import exclusive
@@ -47,31 +47,31 @@ def without_widgets(outputs: "Sequence[NotebookNode]") -> "list[NotebookNode]":
     return [output for output in outputs if WIDGET_VIEW not in output.get("data", {})]
 
 
-def tape_states(tapes: Path = paths.RECORDED) -> dict[Path, State]:
+def tape_states(tapes: Path = paths.RECORDED) -> dict[Path, RecordingState]:
     """Whether each lesson's tapes were made by its present code."""
-    wanted = {notebooks.key(path.stem): source(path) for path in notebooks.find()}
+    wanted = {notebooks.lesson_key(path.stem): tape_source(path) for path in notebooks.find()}
     found = sorted(tape for tape in tapes.glob("*/*.jsonl") if tape.name not in OTHER_TAPES)
     return {tape: _tape_state(tape, wanted.get(tape.stem)) for tape in found}
 
 
-def _tape_state(tape: Path, wanted: str | None) -> State:
+def _tape_state(tape: Path, wanted: str | None) -> RecordingState:
     name = f"{tape.parent.name}/{tape.name}"
     if wanted is None:
-        return State(name, "stale", "its lesson is not there")
+        return RecordingState(name, "stale", "its lesson is not there")
     try:
         sources = {row.source for row in rows.read(tape)}
     except ValueError as error:
-        return State(name, "stale", str(error))
+        return RecordingState(name, "stale", str(error))
     if sources != {wanted}:
-        return State(name, "stale", f"what it holds is not all from {wanted}")
-    return State(name, "recorded", wanted)
+        return RecordingState(name, "stale", f"what it holds is not all from {wanted}")
+    return RecordingState(name, "recorded", wanted)
 
 
 def strip_stale(tapes: Path = paths.RECORDED) -> list[str]:
     """Remove stale outputs, with their stamp, and stale tapes; gives the names of what was stripped."""
     stripped = []
     for path in notebooks.find():
-        if state(path).status == "stale":
+        if recording_state(path).status == "stale":
             notebook = notebooks.read(path)
             for _, cell in notebooks.code_cells(notebook):
                 cell.outputs, cell.execution_count = [], None
@@ -115,7 +115,7 @@ def record(
         date=date.today().isoformat(),
     )
     folder = unfinished(identity)
-    tape = folder / f"{source(path)}.jsonl"
+    tape = folder / f"{tape_source(path)}.jsonl"
     # Keep rows of an unfinished run if device, driver, torch and triton are the same.
     same = attrgetter("device", "driver", "torch", "triton")
     kept = [] if again else rows.read_valid(tape)
@@ -137,7 +137,9 @@ def record(
 def is_current(path: Path, identity: "Identity") -> bool:
     """Whether the notebook has outputs of its present code, recorded on this kind of device."""
     stamp = read_stamp(notebooks.read_json(path))
-    return state(path).status == "recorded" and stamp is not None and stamp.device == identity.device
+    if stamp is None or stamp.device != identity.device:
+        return False
+    return recording_state(path).status == "recorded"
 
 
 def recording_environment(tape: Path, stamp: Stamp) -> dict[str, str]:
@@ -164,8 +166,8 @@ def _publish(path: Path, executed: Path, tape: Path, stamp: Stamp, folder: Path)
     silent = marked_cells_without_outputs(notebook)
     if silent:
         raise ValueError(f"{path.stem}: marked {MARK!r}, but shows nothing: cell {silent[0]}")
-    measured = [replace(row, kind=rows.RECORDED, source=source(path)) for row in rows.read(tape)]
-    kept = folder / f"{notebooks.key(path.stem)}.jsonl"
+    measured = [replace(row, kind=rows.RECORDED, source=tape_source(path)) for row in rows.read(tape)]
+    kept = folder / f"{notebooks.lesson_key(path.stem)}.jsonl"
     if measured:
         rows.write(kept, measured)
     else:

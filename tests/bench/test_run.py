@@ -16,8 +16,8 @@ from simulated import DOUBLING, doubling, install
 from taped import recorded
 
 from labkit import paths
-from labkit.bench import benchmark, recorded_benchmark, report, run, suites
-from labkit.bench.benchmark import Benchmark
+from labkit.bench import recorded_benchmark, report, run, suite_part, suites
+from labkit.bench.suite_part import SuitePart
 from labkit.cli import main
 from labkit.measure import machine, roofline, rows, sweeps
 from labkit.measure.contender import Contender
@@ -73,13 +73,13 @@ class Toy:
         who = (self.ours, self.other, self.peer)
         ranges = {"batch": (1, 64, 1), "width": (64, 512, 1)}
         return [
-            Benchmark(who, SHAPES, "", ("float32",)),
-            Benchmark(who[:2], (), "", ("float32",), ranges=ranges),
+            SuitePart(who, SHAPES, "", ("float32",)),
+            SuitePart(who[:2], (), "", ("float32",), ranges=ranges),
         ]
 
     def linear(self):
         return [
-            Benchmark((self.ours,), SHAPES[:1], "", ("float32", "float16"), ("forward", "forward_backward"))
+            SuitePart((self.ours,), SHAPES[:1], "", ("float32", "float16"), ("forward", "forward_backward"))
         ]
 
 
@@ -120,7 +120,7 @@ def test_every_contender_shape_dtype_and_direction_is_a_row_in_both_files(toy):
 
 
 def test_sizes_that_are_drawn_are_measured_and_named_apart(toy, monkeypatch):
-    monkeypatch.setattr(benchmark, "LEAST_BYTES", 4096)
+    monkeypatch.setattr(suite_part, "LEAST_BYTES", 4096)
     seen = []
     for arguments in (("--seed", 3), ("--seed", 3), (), ("--seed", 3, "--small")):
         run_labkit("affine", "--random", 4, *arguments, "--json", OUT)
@@ -154,7 +154,7 @@ def test_a_peer_tunes_itself_once_for_a_width_before_it_is_measured(toy, monkeyp
     monkeypatch.setattr(sweeps, "version", lambda package: "1.0")
     fla = replace(toy.ours, peer="fla-core", name="fla")
     shapes = (*SHAPES, {"batch": 4, "width": 16})
-    monkeypatch.setitem(suites.SUITES, "affine", lambda: [Benchmark((fla,), shapes, "", ("float32",))])
+    monkeypatch.setitem(suites.SUITES, "affine", lambda: [SuitePart((fla,), shapes, "", ("float32",))])
     monkeypatch.setattr(peers, "installed", lambda package: "1.0")
     measured = measure("affine", with_peers=True).measured
     assert len(measured) == 3 and told == [(["fla"], list(SHAPES), [])], "its failure is no error"
