@@ -297,8 +297,8 @@ def bench_command(context: click.Context, **given: Any) -> None:
             raise click.ClickException(
                 "nothing is timed: a benchmark needs a GPU, and this session has none: see `labkit doctor`"
             )
-        run = order.run(given["again"])
-    order.measure(console, run)
+        parts = order.parts()
+    order.measure(console, parts, again=given["again"])
 
 
 @cli.command("tally")
