@@ -79,6 +79,8 @@ def read(folders: Iterable[Path]) -> ClassFiles:
                 found.exercises += [(learner, lesson, name, None, right) for name, right in solved.items()]
             else:
                 file = guesses.parse_guess_file(Path(path).read_text(encoding="utf-8"))
+                if not 1e-9 <= file.guess.value <= 1e12:  # a number of 300 digits would fill the table
+                    raise ValueError(f"a guess of {file.guess.value:g}")
                 texts = map(plain, (file.name, file.question, file.unit))
                 found.guesses.append((*texts, file.guess.value, file.guess.sealed, file.guess.seen))
         except OSError as error:

@@ -114,7 +114,7 @@ def test_exercises_are_counted_by_learner_with_the_median_of_their_tries(class_r
     "content",
     [
         *(b"", b"{", b"[]", b"[" * 60_000, b'{"guess": {}}', b"\xff\xfe\x00"),
-        *(text(value=value) for value in ("3", True, float("nan"), float("inf"), 0, -3)),
+        *(text(value=value) for value in ("3", True, float("nan"), float("inf"), 0, -3, 1e300, 1e-300)),
         *(text(value=int("7" * 400)), text(question=3), text(unit=["x"]), text(seen="no")),
         text() + " " * tally.MAX_FILE_BYTES,
     ],
