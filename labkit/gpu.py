@@ -69,18 +69,6 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def own_workspaces() -> None:
-    """Before the capture of a CUDA graph: cuBLAS then takes its workspace from the graph's own memory.
-
-    Why is said in `labkit.kernels.graphs`, whose function this is where there is a GPU. Other graphs,
-    captured without this call, may not be replayed after it: call it in no cell while a panel measures.
-    """
-    if available():
-        from labkit.kernels import graphs  # not above: this module is imported before triton
-
-        graphs.release_cublas_workspaces()
-
-
 def is_lost() -> bool:
     """Whether the GPU takes no more work from this process, as after an access outside its memory."""
     try:

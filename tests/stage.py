@@ -108,12 +108,12 @@ def set_up_gpu(put=setattr):
     import simulated
 
     from labkit.bench import suites
-    from labkit.bench.benchmark import Benchmark
+    from labkit.bench.suite_part import SuitePart
 
     simulated.install(put)
     put(roofline, "roofs", lambda **_: rows.write(roofline.cache_path(), [recorded(suite="roofs/copy")]))
     (ours,) = contenders()
-    put(suites, "SUITES", {"affine": lambda: [Benchmark((ours,), tuple(POINTS), dtypes=("float32",))]})
+    put(suites, "SUITES", {"affine": lambda: [SuitePart((ours,), tuple(POINTS), dtypes=("float32",))]})
 
 
 if __name__ == "__main__":

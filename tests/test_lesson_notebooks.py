@@ -162,7 +162,7 @@ def test_every_guess_comes_before_its_answer(path):
 
 @every_lesson
 def test_its_outputs_are_of_its_code_whole_and_can_be_read_without_seeing_them(path):
-    state = stamps.state(path)
+    state = stamps.recording_state(path)
     assert state.status != "stale", state.detail
     outputs = [(number, output) for number, cell in code(path) for output in cell.outputs]
     for number, output in outputs:

@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 
 from labkit import paths
-from labkit.bench import compare, recorded_benchmark, report, suites
-from labkit.bench.run import Run
+from labkit.bench import compare, recorded_benchmark, report, run, suites
+from labkit.bench.suite_part import SuitePart
 from labkit.measure import machine, roofline, rows
 from labkit.measure.rows import Row
 from labkit.runs import record
@@ -32,7 +32,7 @@ class BenchOptions:
 
     def check(self) -> None:
         """ValueError for what can be seen to fail before anything is measured."""
-        self.names = suites.chosen(self.wanted, drawn=self.count is not None)
+        self.names()
         for path in (self.json_path, self.csv_path):
             if path and path.exists() and not path.is_file():  # it would take the place of /dev/null
                 raise ValueError(f"{path} is no plain file")
@@ -45,31 +45,37 @@ class BenchOptions:
         if self.record:
             recorded_benchmark.check()
 
-    def run(self, again: bool) -> Run:
-        """The run; its contenders are made now. ValueError where that fails."""
-        if self.count is None:
-            return Run({name: suites.parts(name, peers=self.peers) for name in self.names}, again)
-        drawn: dict[str, Any] = {"count": self.count, "seed": self.seed, "small": self.small}
-        parts = {name: suites.random_parts(name, peers=self.peers, **drawn) for name in self.names}
-        return Run({f"random-{name}": found for name, found in parts.items()}, again)
+    def names(self) -> list[str]:
+        """The suites to measure. ValueError for a name that is no suite."""
+        return suites.chosen(self.wanted, drawn=self.count is not None)
 
-    def measure(self, console: Console, bench: Run) -> None:
+    def parts(self) -> dict[str, list[SuitePart]]:
+        """The parts of each suite; their contenders are made now. ValueError where that fails."""
+        if self.count is None:
+            return {name: suites.parts(name, peers=self.peers) for name in self.names()}
+        drawn: dict[str, Any] = {"count": self.count, "seed": self.seed, "small": self.small}
+        return {
+            f"random-{name}": suites.random_parts(name, peers=self.peers, **drawn) for name in self.names()
+        }
+
+    def measure(self, console: Console, parts: dict[str, list[SuitePart]], *, again: bool) -> None:
         """Measure, and finish; rows of a run that was stopped are written and kept, too."""
         for sentence in peers.version_warnings() if self.peers else []:
             say(console, sentence)
         roofline.roofs()  # measured first, where they are not known: without them there is no share
+        measured: list[Row] = []
         try:
-            bench.run(console)
-            if bench.kept:
-                say(console, f"{bench.kept} rows were measured before the last run was stopped.")
-            self.finish(console, bench.measured)
+            kept = run.measure_suites(parts, console, measured, again=again)
+            if kept:
+                say(console, f"{kept} rows were measured before the last run was stopped.")
+            self.finish(console, measured)
         except BaseException:
-            if bench.measured:
-                same = "the same command without --again" if bench.again else "the same command"
-                say(console, f"{len(bench.measured)} rows are kept: within an hour {same} goes on.")
-            self.write(bench.measured)
+            if measured:
+                same = "the same command without --again" if again else "the same command"
+                say(console, f"{len(measured)} rows are kept: within an hour {same} goes on.")
+            self.write(measured)
             raise
-        bench.forget()
+        run.forget(parts)
 
     def finish(self, console: Console, measured: list[Row]) -> None:
         """Write what was asked for, print the report, keep a full run."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit import paths
-from labkit.lessons.stamps import State
+from labkit.lessons.stamps import RecordingState
 from labkit.measure import rows
 from labkit.measure.rows import Row
 
@@ -45,7 +45,7 @@ def keep(measured: Iterable[Row]) -> list[Path]:
     return list(taped)
 
 
-def states(tapes: Path) -> dict[Path, State]:
+def states(tapes: Path) -> dict[Path, RecordingState]:
     """Whether each full run that is kept was measured with the present code, all suites of it.
 
     ValueError where a suite cannot be made.
@@ -59,22 +59,22 @@ def states(tapes: Path) -> dict[Path, State]:
     return {path: _state(path, code) for path in found}
 
 
-def _state(path: Path, code: dict[tuple[str, str], str]) -> State:
+def _state(path: Path, code: dict[tuple[str, str], str]) -> RecordingState:
     from labkit.bench import report
 
     name = f"{path.parent.name}/{path.name}"
     try:
         measured = report.read(path)
     except ValueError as error:
-        return State(name, "stale", str(error))
+        return RecordingState(name, "stale", str(error))
     edited = {f"{r.contender} of {r.suite}" for r in measured if r.source != code.get((r.suite, r.contender))}
     if edited:
         first_two = ", ".join(sorted(edited)[:2])
-        return State(name, "stale", f"{len(edited)} contenders with other code: {first_two}")
+        return RecordingState(name, "stale", f"{len(edited)} contenders with other code: {first_two}")
     lacking = {suite for suite, _ in code} - {row.suite for row in measured}
     if lacking:
-        return State(name, "stale", f"has no rows of {', '.join(sorted(lacking))}")
-    return State(name, "recorded", report.origin(measured))
+        return RecordingState(name, "stale", f"has no rows of {', '.join(sorted(lacking))}")
+    return RecordingState(name, "recorded", report.origin(measured))
 
 
 def strip_stale(tapes: Path) -> list[str]:

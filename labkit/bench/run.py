@@ -7,7 +7,6 @@ last row of any suite.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from labkit import gpu, paths
-from labkit.bench.benchmark import Benchmark
+from labkit.bench.suite_part import SuitePart
 from labkit.measure import lock, machine, rows, sweeps
 from labkit.measure.rows import Row
 from labkit.plots.formatting import format_duration
@@ -25,60 +24,54 @@ from labkit.runs.exclusive import exclusive
 from labkit.workloads import peers
 
 
-@dataclass
-class Run:
-    """A run of the parts of some suites, by the suite's name. ``measured`` holds the rows so far, in order,
-    also when the run was stopped."""
+def measure_suites(
+    suites: Mapping[str, Sequence[SuitePart]], console: Console, measured: list[Row], *, again: bool = False
+) -> int:
+    """Measure the parts of suites, by the suite's name, and append each row to ``measured``.
 
-    suites: Mapping[str, Sequence[Benchmark]]
-    again: bool = False
-    measured: list[Row] = field(default_factory=list)
-    kept: int = 0
-    """How many of the rows an earlier run measured, once this one is complete."""
+    Rows of an earlier run that was stopped are not measured again, unless ``again``; returns how many these
+    are. Interrupted, the rows stay for the next run. On a terminal a line shows the progress; a log gets a
+    line for each row. Raises ClickException where the GPU is lost or code was edited, OSError where rows
+    cannot be written.
+    """
+    if again:
+        forget(suites)
+    rows.drop_expired((paths.cache() / "bench").glob("*/*.jsonl"))
+    before = {row.to_json() for name in suites for row in rows.read_valid(tape(name))}
+    parts = [(name, part) for name, parts in suites.items() for part in parts]
+    code = sources(part for _, part in parts)
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TextColumn("{task.fields[row]}"))
+    total = sum(len(part.planned()) for _, part in parts)
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    task = bar.add_task("starting", total=total, row="")
 
-    def run(self, console: Console) -> None:
-        """Measure what is not kept of an earlier run. Interrupted, the rows stay for the next one.
+    def on_row(name: str, _done: int, _total: int, row: Row) -> None:
+        if row.source != code[row.suite, row.contender]:
+            rows.write(tape(name), (kept for kept in rows.read(tape(name)) if kept.key != row.key))
+            raise click.ClickException(
+                f"{row.suite}: the code of {row.contender} was edited while it was measured"
+            )
+        measured.append(row)
+        bar.update(task, advance=1, description=name, row=describe(row))
+        if not console.is_terminal:
+            say(console, f"{name}: row {len(measured)} of {total}: {describe(row)}")
+        if row.median_us is None and gpu.is_lost():
+            raise RuntimeError(f"{row.contender}: {row.note}")
 
-        On a terminal a line shows the progress; a log gets a line for each row. Raises ClickException where
-        the GPU is lost or code was edited, OSError where rows cannot be written; the rows before stay.
-        """
-        if self.again:
-            self.forget()
-        rows.drop_expired((paths.cache() / "bench").glob("*/*.jsonl"))
-        before = {row.to_json() for name in self.suites for row in rows.read_valid(tape(name))}
-        parts = [(name, part) for name, parts in self.suites.items() for part in parts]
-        code = sources(part for _, part in parts)
-        columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TextColumn("{task.fields[row]}"))
-        total = sum(len(part.planned()) for _, part in parts)
-        bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        task = bar.add_task("starting", total=total, row="")
-
-        def on_row(name: str, _done: int, _total: int, row: Row) -> None:
-            if row.source != code[row.suite, row.contender]:
-                rows.write(tape(name), (kept for kept in rows.read(tape(name)) if kept.key != row.key))
-                raise click.ClickException(
-                    f"{row.suite}: the code of {row.contender} was edited while it was measured"
-                )
-            self.measured.append(row)
-            bar.update(task, advance=1, description=name, row=describe(row))
-            if not console.is_terminal:
-                say(console, f"{name}: row {len(self.measured)} of {total}: {describe(row)}")
-            if row.median_us is None and gpu.is_lost():
-                raise RuntimeError(f"{row.contender}: {row.note}")
-
-        with bar:
-            for name, part in parts:
-                with exclusive(f"bench-{name}"):
-                    measure(part, tape(name), partial(on_row, name))
-        self.kept = sum(row.median_us is not None and row.to_json() in before for row in self.measured)
-
-    def forget(self) -> None:
-        """The run is complete and its rows are where they should be: the next one starts afresh."""
-        for name in self.suites:
-            tape(name).unlink(missing_ok=True)
+    with bar:
+        for name, part in parts:
+            with exclusive(f"bench-{name}"):
+                measure(part, tape(name), partial(on_row, name))
+    return sum(row.median_us is not None and row.to_json() in before for row in measured)
 
 
-def measure(part: Benchmark, tape: Path, on_row: Callable[[int, int, Row], None]) -> None:
+def forget(suites: Iterable[str]) -> None:
+    """Remove the rows that an unfinished run of these suites left: the next run starts afresh."""
+    for name in suites:
+        tape(name).unlink(missing_ok=True)
+
+
+def measure(part: SuitePart, tape: Path, on_row: Callable[[int, int, Row], None]) -> None:
     """Measure a part of a suite on a tape; peers that tune themselves do so first.
 
     ``on_row(done, total, row)`` is called with each row. ClickException where the GPU is lost.
@@ -96,7 +89,7 @@ def measure(part: Benchmark, tape: Path, on_row: Callable[[int, int, Row], None]
             raise click.ClickException(f"{part.suite}: the GPU is lost: {error}") from error
 
 
-def sources(parts: Iterable[Benchmark]) -> dict[tuple[str, str], str]:
+def sources(parts: Iterable[SuitePart]) -> dict[tuple[str, str], str]:
     """The source that a row measured now would name, by suite and contender."""
     return {(part.suite, one.name): sweeps.code(one) for part in parts for one in part.contenders}
 

@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import linear
 
-from labkit import gpu, kernels
-from labkit.bench.benchmark import Benchmark, Ranges
+from labkit import kernels
+from labkit.bench.suite_part import Ranges, SuitePart
 from labkit.gpu import randn
+from labkit.kernels.graphs import release_cublas_workspaces
 from labkit.lessons import notebooks
 from labkit.measure.contender import Contender, Shape, Work
 from labkit.workloads import elementwise, mlp, network, peers, published, recurrent, stack
@@ -46,7 +47,7 @@ def _addcmul(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.addcmul(bias, x, weight)
 
 
-def affine() -> list[Benchmark]:
+def affine() -> list[SuitePart]:
     """x*w+b; its fixed sizes are a little more than 96 MiB, which no last cache holds."""
     work = elementwise.AFFINE
     who = (*_contenders(work, elementwise.affine, kernels.affine), Contender("addcmul", _addcmul, work))
@@ -55,27 +56,27 @@ def affine() -> list[Benchmark]:
         for size in (24 * 2**20, 48 * 2**20)
     )
     return [
-        Benchmark(who, float32, dtypes=FLOAT32, directions=BOTH),
-        Benchmark(who, bfloat16, directions=BOTH, ranges=POINTWISE),
+        SuitePart(who, float32, dtypes=FLOAT32, directions=BOTH),
+        SuitePart(who, bfloat16, directions=BOTH, ranges=POINTWISE),
     ]
 
 
-def chain() -> list[Benchmark]:
+def chain() -> list[SuitePart]:
     """gelu(x + bias) * other, by the kernel of lesson 2: there is no finished one."""
     who = _contenders(mlp.CHAIN, mlp.chain, notebooks.load("02_kernel_fusion").fused_chain)
-    return [Benchmark(who, _shapes("batch width", (8192, 3072), (32768, 4096)), ranges=POINTWISE)]
+    return [SuitePart(who, _shapes("batch width", (8192, 3072), (32768, 4096)), ranges=POINTWISE)]
 
 
-def matmul() -> list[Benchmark]:
+def matmul() -> list[SuitePart]:
     """x Wᵀ beside cuBLAS; drawn are sizes that are multiples of 8, any sizes, and few rows."""
     who = (Contender("cuBLAS", linear, mlp.MATMUL), Contender("labkit", kernels.matmul, mlp.MATMUL))
     fixed = _shapes("batch width out", (4096, 4096, 4096), (8192, 8192, 8192), (8192, 3072, 768))
     aligned: Ranges = {"batch": MANY_ROWS, "width": ALIGNED, "out": ALIGNED}
     return [
-        Benchmark(who, fixed, ranges=aligned),
-        Benchmark(who, fixed[:1], dtypes=FLOAT32),
-        Benchmark(who, (), "any", ranges=aligned | {"width": UNALIGNED, "out": UNALIGNED}),
-        Benchmark(who, (), "few_rows", ranges=aligned | {"batch": (1, 64, 1)}),
+        SuitePart(who, fixed, ranges=aligned),
+        SuitePart(who, fixed[:1], dtypes=FLOAT32),
+        SuitePart(who, (), "any", ranges=aligned | {"width": UNALIGNED, "out": UNALIGNED}),
+        SuitePart(who, (), "few_rows", ranges=aligned | {"batch": (1, 64, 1)}),
     ]
 
 
@@ -88,15 +89,15 @@ def _vendor(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 LAYERS: Ranges = {"batch": MANY_ROWS, "width": ALIGNED, "hidden": ALIGNED}
 
 
-def linear_gelu() -> list[Benchmark]:
+def linear_gelu() -> list[SuitePart]:
     """A Linear with GELU, forward and backward."""
     who = _contenders(mlp.LINEAR_GELU, mlp.linear_gelu, kernels.linear_act)
     vendor = Contender("_addmm_activation", _vendor, mlp.LINEAR_GELU)
     sizes = (32768, 512, 2048), (8192, 768, 3072), (8192, 2048, 8192), (4096, 4096, 4096)
     fixed = _shapes("batch width hidden", *sizes)
     return [
-        Benchmark((*who, vendor), fixed, ranges=LAYERS),
-        Benchmark(who, fixed, directions=("backward",), ranges=LAYERS),
+        SuitePart((*who, vendor), fixed, ranges=LAYERS),
+        SuitePart(who, fixed, directions=("backward",), ranges=LAYERS),
     ]
 
 
@@ -105,7 +106,7 @@ def _stacked_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
     return linear(mlp.gelu(gate) * up, w_down)
 
 
-def geglu() -> list[Benchmark]:
+def geglu() -> list[SuitePart]:
     """The GeGLU MLP forward, and both passes in one; at two sizes its backward alone, which Liger's, running
     once for each forward, refuses."""
     eager, compiled, _ = _contenders(mlp.GEGLU_APART, mlp.geglu_apart, kernels.geglu_mlp)
@@ -119,8 +120,8 @@ def geglu() -> list[Benchmark]:
     sizes = (4096, 768, 3072), (8192, 768, 3072), (32768, 512, 2048), (8192, 2048, 8192), (8192, 4096, 11008)
     fixed = _shapes("batch width hidden", *sizes)
     return [
-        Benchmark(who, fixed, directions=("forward", "forward_backward"), ranges=LAYERS),
-        Benchmark(who, fixed[1:4:2], directions=("backward",)),
+        SuitePart(who, fixed, directions=("forward", "forward_backward"), ranges=LAYERS),
+        SuitePart(who, fixed[1:4:2], directions=("backward",)),
     ]
 
 
@@ -193,7 +194,7 @@ def _of_channels(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return kernels.grouped_linear(x.mT, weight, bias).mT
 
 
-def grouped() -> list[Benchmark]:
+def grouped() -> list[SuitePart]:
     """The strategies of PyTorch that are near the front; gradients; data (B, C, T)."""
     trained = (
         Contender("Conv1d", _conv_of_rows, CONV),
@@ -214,11 +215,11 @@ def grouped() -> list[Benchmark]:
     side = (8, 256, 1)
     ranges: Ranges = {"batch": (64, 65536, 1), "groups": (2, 256, 1), "width": side, "out": side}
     return [
-        Benchmark(who, fixed, ranges=ranges),
-        Benchmark(who, fixed[:3], dtypes=FLOAT32),
-        Benchmark(trained, fixed[1:5], directions=TRAINING),
-        Benchmark(channels, fixed[2:4], "channels"),
-        Benchmark(trained, directions=("backward",), ranges=ranges),
+        SuitePart(who, fixed, ranges=ranges),
+        SuitePart(who, fixed[:3], dtypes=FLOAT32),
+        SuitePart(trained, fixed[1:5], directions=TRAINING),
+        SuitePart(channels, fixed[2:4], "channels"),
+        SuitePart(trained, directions=("backward",), ranges=ranges),
     ]
 
 
@@ -250,7 +251,7 @@ def _compiled_step(call: Callable[..., Tensor], x: Tensor) -> Callable[..., Any]
 
 
 def _graphed_callable(call: Callable[..., Tensor], x: Tensor) -> Callable[..., Any]:
-    gpu.own_workspaces()
+    release_cublas_workspaces()
     return cast(Callable[..., Any], torch.cuda.make_graphed_callables(call, (x.clone(),)))
 
 
@@ -261,7 +262,7 @@ def _fused_stack(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tenso
     return x
 
 
-def graphs() -> list[Benchmark]:
+def graphs() -> list[SuitePart]:
     """Eight blocks: device time without launches; a step as Python sees it; forward with backward."""
     work, plain, one_launch = stack.STACK, stack.stack, kernels.fused_mlp(99)
     eager, compiled, fused = _contenders(work, plain, _fused_stack)
@@ -279,9 +280,9 @@ def graphs() -> list[Benchmark]:
     )
     fixed = _shapes("batch width depth", (256, 64, 8), (256, 128, 8), (256, 256, 8), (4096, 256, 8))
     return [
-        Benchmark(alone, fixed, cache="warm"),
-        Benchmark((*alone, *in_graphs), fixed, "host", clocks=("host",), cache="warm"),
-        Benchmark((eager, compiled, fused), fixed, "training", directions=TRAINING, cache="warm"),
+        SuitePart(alone, fixed, cache="warm"),
+        SuitePart((*alone, *in_graphs), fixed, "host", clocks=("host",), cache="warm"),
+        SuitePart((eager, compiled, fused), fixed, "training", directions=TRAINING, cache="warm"),
     ]
 
 
@@ -307,7 +308,7 @@ def _three_kernels(x: Tensor, *weights: Tensor) -> Tensor:
     return kernels.mlp_outputs(kernels.gated_cell(gates, weights[5], len(weights[3])), *weights[6:])
 
 
-def ledger() -> list[Benchmark]:
+def ledger() -> list[SuitePart]:
     """The network of lesson 9: device time; a pass as Python sees it; forward with backward."""
     work, plain = network.NETWORK, network.network
     operators = _network(network.heads, recurrent.rms_norm, _cell_of_operators, network.geglu)
@@ -325,9 +326,9 @@ def ledger() -> list[Benchmark]:
     fixed = _shapes("batch time width", (1024, 64, 128), (64, 64, 128))
     four = (*three, Contender("labkit, eight kernels", apart, work))
     return [
-        Benchmark(four, fixed, dtypes=BOTH_DTYPES, cache="warm"),
-        Benchmark((*three, *in_graphs), fixed, "host", clocks=("host",), cache="warm"),
-        Benchmark(three, fixed[:1], "training", directions=TRAINING, cache="warm"),
+        SuitePart(four, fixed, dtypes=BOTH_DTYPES, cache="warm"),
+        SuitePart((*three, *in_graphs), fixed, "host", clocks=("host",), cache="warm"),
+        SuitePart(three, fixed[:1], "training", directions=TRAINING, cache="warm"),
     ]
 
 
@@ -373,18 +374,18 @@ def _gru_scan(z: Tensor, candidate: Tensor) -> Tensor:
     return _scan(1 - z, z * candidate)
 
 
-def rms_norm() -> list[Benchmark]:
+def rms_norm() -> list[SuitePart]:
     """At all published shapes in float32, at three of them in bfloat16 too."""
     work = recurrent.RMS_NORM
     peer = Contender("Liger", peers.liger_rms_norm, work, peer="liger-kernel")
     who = (*_contenders(work, recurrent.rms_norm, kernels.rms_norm), peer)
     return [
-        Benchmark(who, PUBLISHED_THREE, "", BOTH_DTYPES, BOTH, ranges=ANY_SEQUENCES),
-        Benchmark(who, _published_except(PUBLISHED_THREE), "", FLOAT32, BOTH),
+        SuitePart(who, PUBLISHED_THREE, "", BOTH_DTYPES, BOTH, ranges=ANY_SEQUENCES),
+        SuitePart(who, _published_except(PUBLISHED_THREE), "", FLOAT32, BOTH),
     ]
 
 
-def linear_recurrence() -> list[Benchmark]:
+def linear_recurrence() -> list[SuitePart]:
     """Beside a loop and other packages' scans; ours and fla, step by step, at the published shapes."""
     work = replace(recurrent.LINEAR_RECURRENCE, reference=_scan)
     log_work = replace(recurrent.LOG_RECURRENCE, reference=_log_scan)
@@ -397,26 +398,26 @@ def linear_recurrence() -> list[Benchmark]:
     )
     whole_blocks = replace(scan, sizes={"time": (peers.SCAN_STEPS,)})
     return [
-        Benchmark((loop, fla, chunks, whole_blocks, ours), RECURRENCE_SHAPES, "", FLOAT32, BOTH),
-        Benchmark((ours,), RECURRENCE_SHAPES, directions=BOTH),
-        Benchmark((fla, ours), _published_except(RECURRENCE_SHAPES), "", FLOAT32, BOTH),
-        Benchmark((loop, scan, ours, fla), directions=BOTH, ranges=ANY_SEQUENCES),
-        Benchmark((scan, ours, chunks), (), "few_long", directions=BOTH, ranges=LONG_SEQUENCES),
+        SuitePart((loop, fla, chunks, whole_blocks, ours), RECURRENCE_SHAPES, "", FLOAT32, BOTH),
+        SuitePart((ours,), RECURRENCE_SHAPES, directions=BOTH),
+        SuitePart((fla, ours), _published_except(RECURRENCE_SHAPES), "", FLOAT32, BOTH),
+        SuitePart((loop, scan, ours, fla), directions=BOTH, ranges=ANY_SEQUENCES),
+        SuitePart((scan, ours, chunks), (), "few_long", directions=BOTH, ranges=LONG_SEQUENCES),
     ]
 
 
-def min_gru() -> list[Benchmark]:
+def min_gru() -> list[SuitePart]:
     """A minimal GRU beside a loop of PyTorch."""
     work = replace(recurrent.MIN_GRU, reference=_gru_scan)
     loop = Contender("eager loop", recurrent.min_gru, work, sizes=LOOP_SIZES)
     ours = Contender("labkit", kernels.min_gru, work)
     return [
-        Benchmark((loop, ours), RECURRENCE_SHAPES, "", FLOAT32, BOTH, ranges=ANY_SEQUENCES),
-        Benchmark((ours,), (), "few_long", directions=BOTH, ranges=LONG_SEQUENCES),
+        SuitePart((loop, ours), RECURRENCE_SHAPES, "", FLOAT32, BOTH, ranges=ANY_SEQUENCES),
+        SuitePart((ours,), (), "few_long", directions=BOTH, ranges=LONG_SEQUENCES),
     ]
 
 
-def rms_recurrence() -> list[Benchmark]:
+def rms_recurrence() -> list[SuitePart]:
     """Beside a loop of PyTorch, and one that torch.compile unrolls; ours at the published shapes."""
     work = recurrent.RMS_RECURRENCE
     ours = Contender("labkit", kernels.rms_recurrence, work)
@@ -427,16 +428,16 @@ def rms_recurrence() -> list[Benchmark]:
     ranges: Ranges = {"batch": (256, 16384, 1), "time": (1, 512, 1), "width": (1, 4096, 1)}
     few = ranges | {"batch": (64, 64, 1), "time": (1, 2048, 1)}
     return [
-        Benchmark((loop, unrolled, ours), timed, "", BOTH_DTYPES, BOTH),
-        Benchmark((ours,), _published_except(timed), "", FLOAT32, BOTH),
-        Benchmark((loop, ours), directions=BOTH, ranges=ranges),
-        Benchmark((loop, ours), (), "batch_64", directions=BOTH, ranges=few),
+        SuitePart((loop, unrolled, ours), timed, "", BOTH_DTYPES, BOTH),
+        SuitePart((ours,), _published_except(timed), "", FLOAT32, BOTH),
+        SuitePart((loop, ours), directions=BOTH, ranges=ranges),
+        SuitePart((loop, ours), (), "batch_64", directions=BOTH, ranges=few),
     ]
 
 
 # ---- the table ---------------------------------------------------------------------------------------------
 
-SUITES: dict[str, Callable[[], list[Benchmark]]] = {
+SUITES: dict[str, Callable[[], list[SuitePart]]] = {
     made.__name__: made
     for made in (
         affine, chain, matmul, linear_gelu, geglu, grouped, graphs,
@@ -459,12 +460,12 @@ def chosen(names: Iterable[str], *, drawn: bool = False) -> list[str]:
     return [name for name in SUITES if name in wanted]
 
 
-def parts(name: str, *, peers: bool) -> list[Benchmark]:
+def parts(name: str, *, peers: bool) -> list[SuitePart]:
     """A suite at its fixed sizes; with ``peers`` also the contenders from other packages."""
     return [part for part in _named("bench", name, peers) if part.shapes]
 
 
-def random_parts(name: str, *, peers: bool, count: int, seed: int, small: bool = False) -> list[Benchmark]:
+def random_parts(name: str, *, peers: bool, count: int, seed: int, small: bool = False) -> list[SuitePart]:
     """A suite at ``count`` sizes drawn from the ranges of each of its parts, the same for the same seed.
 
     The work moves 16 MB or more, with ``small`` less. ValueError for a suite without ranges, or
@@ -481,7 +482,7 @@ def random_parts(name: str, *, peers: bool, count: int, seed: int, small: bool =
     return made
 
 
-def _named(kind: str, name: str, peers: bool) -> list[Benchmark]:
+def _named(kind: str, name: str, peers: bool) -> list[SuitePart]:
     """All parts of a suite, by their whole names, with the contenders that are wanted."""
     return [
         replace(

@@ -219,7 +219,7 @@ def _tidy(console: Console, strip_stale: bool, check: bool) -> None:
         say(console, f"Stripped: {', '.join(stripped) or 'nothing was stale'}")
     if not check:
         return
-    states = [stamps.state(path) for path in notebooks.find()]
+    states = [stamps.recording_state(path) for path in notebooks.find()]
     states += record.tape_states(tapes=paths.RECORDED).values()
     with value_errors_as_messages():
         states += recorded_benchmark.states(paths.RECORDED).values()
@@ -297,29 +297,28 @@ def bench_command(context: click.Context, **given: Any) -> None:
             raise click.ClickException(
                 "nothing is timed: a benchmark needs a GPU, and this session has none: see `labkit doctor`"
             )
-        run = order.run(given["again"])
-    order.measure(console, run)
+        parts = order.parts()
+    order.measure(console, parts, again=given["again"])
 
 
 @cli.command("tally")
-@click.argument("sources", metavar="FOLDER_OR_ARCHIVE...", nargs=-1, required=True, type=PATH)
+@click.argument("folders", metavar="FOLDER...", nargs=-1, required=True, type=PATH)
 @click.option("csv_path", "--csv", metavar="F", type=PATH, help="Write both tables to F.")
-def tally_command(sources: tuple[Path, ...], csv_path: Path | None) -> None:
+def tally_command(folders: tuple[Path, ...], csv_path: Path | None) -> None:
     """Print what a class guessed, a line for each question, and how it did, a line for each exercise.
 
-    Learners' files are predictions/*.json and attempts/*/, anywhere in a folder or an archive (tar, tar.gz or
-    zip). Archives within a folder are not opened: name them. docs/jupyterhub.md says how to collect.
+    Learners' files are predictions/*.json and attempts/*/, anywhere in a folder. Unpack archives first:
+    `tar xzf FILE -C FOLDER`. docs/jupyterhub.md says how to collect.
 
     The median, and the middle of the guesses (20th to 80th percentile), leave out guesses that were sealed
-    after the answer had been seen. Files that cannot be read are named and not counted. Nothing is unpacked,
-    and no link is followed.
+    after the answer had been seen. Files that cannot be read are named and not counted. No link is followed.
     """
-    for source in sources:
-        if not os.path.exists(source):
-            raise UserError(f"{source}: there is no such folder or archive")
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"{folder}: there is no such folder")
     from labkit.cli import tally
 
-    if not tally.print_tables(Console(), tally.read(sources), csv_path):
+    if not tally.print_tables(Console(), tally.read(folders), csv_path):
         raise click.ClickException(tally.NOTHING)
 
 

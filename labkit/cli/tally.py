@@ -1,20 +1,15 @@
-"""What a class guessed and solved: learners' files from folders and archives, as two tables.
+"""What a class guessed and solved: the files of learners in folders, as two tables.
 
-The files are written by learners and may hold anything. They are read as data: nothing is unpacked, no link
-is followed, sizes and numbers have limits, and texts are printed without control characters or markup.
+The files are written by learners and may hold anything. They are read as data: no link is followed, no file
+over 64 KiB is read, and texts are printed without control characters or markup.
 """
 
 import json
 import os
 import re
 import stat
-import tarfile
-import unicodedata
-import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +23,19 @@ from labkit.runs.console import print_table, say
 from labkit.widgets import guesses
 
 LEARNER_FILE = re.compile(
-    r"(?s)(?P<learner>.*?)/?"
+    r"(?s)(?P<learner>.*)/"
     r"(predictions/[^/]+\.json|attempts/(?P<lesson>[^/]+)/(verdicts\.json|(?P<exercise>[^/]+)/\d+\.py))"
 )
 """Paths of a learner's sealed guess, of the verdicts of a lesson, and of each attempt at an exercise."""
-MAX_FILE_BYTES, MAX_FILES, MAX_ARCHIVE_BYTES = 64 * 1024, 200_000, 8 * 1024**3
-"""Limits for one file, for the files of one source, and for one archive when unpacked."""
-MAX_SKIPPED_SHOWN = 20
-READ_ERRORS = OSError, EOFError, RuntimeError, zlib.error, tarfile.TarError, zipfile.BadZipFile, ValueError
-GUESS_COLUMNS = ["file", "name", "question", "unit", "value", "sealed", "seen"]
+MAX_FILE_BYTES = 64 * 1024
+GUESS_COLUMNS = ["name", "question", "unit", "value", "sealed", "seen"]
 EXERCISE_COLUMNS = ["learner", "lesson", "exercise", "attempt", "solved"]
 NOTHING = (
     "no guess and no verdict was found. A learner's are files predictions/*.json and "
     "attempts/*/verdicts.json: in ~/.cache/labkit, or the folder that LABKIT_CACHE names; on the hub of "
-    "docs/jupyterhub.md in ~/labkit/results. When you copy these folders, keep their names."
+    "docs/jupyterhub.md in ~/labkit/results. When you copy these folders, keep their names; "
+    "unpack archives first."
 )
-
-
-SourceFile = tuple[str, bool, int, Callable[[], bytes]]
-"""A file of a folder or an archive: its path, whether it is a regular file, its bytes, its content."""
 
 
 @dataclass
@@ -57,86 +46,53 @@ class ClassFiles:
     exercises: list[tuple[Any, ...]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
-    def add(self, path: str, regular: bool, size: int, content: Callable[[], bytes]) -> None:
-        """Count a file, if its path is one of a learner's files. An error says why it does not count."""
+
+def read(folders: Iterable[Path]) -> ClassFiles:
+    """All learners' files in these folders, each once; files that cannot be read are among those skipped."""
+    found = ClassFiles()
+
+    def skip(path: str, why: str | None) -> None:
+        found.skipped.append(f"{plain(os.path.relpath(path))}: {why}")
+
+    files = {
+        os.path.join(folder, name)
+        for top in folders
+        for folder, _, names in os.walk(top.resolve(), onerror=lambda e: skip(e.filename, e.strerror))
+        for name in names
+    }
+    for path in sorted(files):
         match = LEARNER_FILE.fullmatch(path)
         if match is None:
-            return
-        if not regular:
-            raise ValueError("no regular file")
-        if size > MAX_FILE_BYTES:
-            raise ValueError(f"larger than {MAX_FILE_BYTES // 1024} KiB")
+            continue
         learner, lesson, exercise = (plain(match[name] or "") for name in ("learner", "lesson", "exercise"))
-        if exercise:
-            self.exercises.append((learner, lesson, exercise, path, False))
-        elif lesson:
-            verdicts = json.loads(content()).items()
-            self.exercises += [(learner, lesson, plain(e), None, v["status"] == "right") for e, v in verdicts]
-        else:
-            found = guesses.parse_guess_file(content().decode())
-            value, words = found.guess.value, map(plain, (found.name, found.question, found.unit))
-            if not 1e-9 <= value <= 1e12:
-                raise ValueError(f"a guess of {value:g}")
-            self.guesses.append((path, *words, value, found.guess.sealed, found.guess.seen))
-
-    def skip(self, path: str | Path, why: object) -> None:
-        """Note a file that is not counted, or not to its end, in words that are safe to print."""
-        self.skipped.append(f"{plain(os.path.relpath(path))}: {plain(str(why))}")
-
-
-def read(sources: Iterable[Path]) -> ClassFiles:
-    """Everything that folders and archives hold; files that cannot be read are among those skipped."""
-    found = ClassFiles()
-    for source in dict.fromkeys(path.resolve() for path in sources):
-        total = 0
         try:
-            files = _folder(source, found) if source.is_dir() else _archive(source)
-            for count, (path, regular, size, content) in enumerate(files):
-                total += size
-                if count == MAX_FILES or (total > MAX_ARCHIVE_BYTES and not source.is_dir()):
-                    found.skip(source, "too large, not read to its end")
-                    break
-                try:
-                    found.add(path, regular, size, content)
-                except READ_ERRORS as error:
-                    found.skip(path, getattr(error, "strerror", None) or error)
-                except (TypeError, KeyError, AttributeError):
-                    found.skip(path, "not what labkit writes there")
-        except READ_ERRORS as error:
-            found.skip(source, f"no archive, or damaged ({error}); what comes before the damage is counted")
+            state = os.lstat(path)
+            if not stat.S_ISREG(state.st_mode):
+                skip(path, "no regular file")
+            elif state.st_size > MAX_FILE_BYTES:
+                skip(path, f"larger than {MAX_FILE_BYTES // 1024} KiB")
+            elif exercise:
+                found.exercises.append((learner, lesson, exercise, path, False))
+            elif lesson:
+                kept = json.loads(Path(path).read_bytes())
+                solved = {plain(name): each["status"] == "right" for name, each in kept.items()}
+                found.exercises += [(learner, lesson, name, None, right) for name, right in solved.items()]
+            else:
+                file = guesses.parse_guess_file(Path(path).read_text(encoding="utf-8"))
+                if not 1e-9 <= file.guess.value <= 1e12:  # a number of 300 digits would fill the table
+                    raise ValueError(f"a guess of {file.guess.value:g}")
+                texts = map(plain, (file.name, file.question, file.unit))
+                found.guesses.append((*texts, file.guess.value, file.guess.sealed, file.guess.seen))
+        except OSError as error:
+            skip(path, error.strerror)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            skip(path, "not what labkit writes there")
     return found
-
-
-def _folder(top: Path, found: ClassFiles) -> Iterator[SourceFile]:
-    """The files below a folder; a folder that cannot be read, as another user's, is skipped."""
-    for folder, _, names in os.walk(top, onerror=lambda error: found.skip(error.filename, error.strerror)):
-        for path in (Path(folder, name) for name in names):
-            state = path.lstat()
-            yield str(path), stat.S_ISREG(state.st_mode), state.st_size, path.read_bytes
-
-
-def _archive(path: Path) -> Iterator[SourceFile]:
-    """The members of a zip or tar archive; none can pass for a file of another source by its path."""
-
-    def below(name: str) -> str:
-        return f"{path}{os.path.normpath('/' + name.lstrip('/'))}"
-
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as packed:
-            for info in packed.infolist():
-                regular = not (info.is_dir() or stat.S_ISLNK(info.external_attr >> 16))
-                yield below(info.filename), regular, info.file_size, partial(packed.read, info)
-        return
-    with tarfile.open(path, "r|*") as archive:
-        for member in archive:
-            inside = archive.extractfile(member) if member.isreg() else None
-            yield below(member.name), member.isreg(), member.size, inside.read if inside else bytes
 
 
 def plain(text: str) -> str:
     """A learner's text on one line, without control characters, and at most 300 characters long."""
-    line = " ".join(text.split())
-    return shorten("".join(sign for sign in line if unicodedata.category(sign)[0] != "C"), 300)
+    return shorten("".join(sign if sign.isprintable() else " " for sign in text), 300)
 
 
 def guess_table(found: ClassFiles) -> pd.DataFrame:
@@ -145,7 +101,7 @@ def guess_table(found: ClassFiles) -> pd.DataFrame:
     ``median``, ``p20`` and ``p80`` are of the guesses that were sealed before the answer had been seen. The
     percentiles are taken on a logarithmic axis.
     """
-    table = pd.DataFrame(found.guesses, columns=GUESS_COLUMNS).drop_duplicates("file").sort_values("sealed")
+    table = pd.DataFrame(found.guesses, columns=GUESS_COLUMNS).sort_values("sealed")
     table["fresh"] = np.log(table["value"].astype(float)).mask(table["seen"].astype(bool))
     asked = table.groupby(["name", "question"], sort=False)
     made = asked.agg(**{"guessed": ("seen", "size"), "had seen": ("seen", "sum")})
@@ -170,8 +126,7 @@ def print_tables(console: Console, found: ClassFiles, csv_path: Path | None = No
     for title, table in tables.items():
         print_table(console, table.map(_cell), title)
     if found.skipped:
-        first = found.skipped[:MAX_SKIPPED_SHOWN]
-        say(console, "\n  ".join([f"Skipped: {len(found.skipped)}.", *first]))
+        say(console, "\n  ".join([f"Skipped: {len(found.skipped)}.", *found.skipped]))
     if csv_path:
         both = pd.concat([table.assign(kind=kind) for kind, table in tables.items()])
         paths.write_text(csv_path, both.to_csv(index=False))

@@ -65,7 +65,7 @@ def attempt(lesson: str, name: str, file: Path, *, seconds: float, memory: int, 
 @cache
 def process(lesson: str) -> child_process.Forkserver:
     """The process that judges this session's answers to a lesson's exercises; it loads the lesson at once."""
-    codegen.server()  # gets ready, too
+    codegen.compile_server()  # gets ready, too
     return child_process.Forkserver(prepare, lesson, environment=os.environ | ENVIRONMENT)
 
 
@@ -136,7 +136,7 @@ def find(lesson: str) -> dict[str, Exercise]:
     return {name: replace(each, name=name) for name, each in found.items() if isinstance(each, Exercise)}
 
 
-def judge_file(lesson: str, name: str, file: Path) -> tuple[Finding, list[codegen.Request]]:
+def judge_file(lesson: str, name: str, file: Path) -> tuple[Finding, list[codegen.CompileRequest]]:
     """The finding for the cell in a file, and kernels that have to compile where it is right."""
     namespace = vars(notebooks.load(lesson))  # again: the notebook may have been saved meanwhile
     exercise = find(lesson)[name]
@@ -198,7 +198,7 @@ def solutions(lesson: str) -> ModuleType:
 # ---- calls -------------------------------------------------------------------------------------------------
 
 
-def judge(exercise: Exercise, answer: Any, file: Path) -> tuple[Finding, list[codegen.Request]]:
+def judge(exercise: Exercise, answer: Any, file: Path) -> tuple[Finding, list[codegen.CompileRequest]]:
     """Call an answer on all cases, in every dtype and layout; the finding for the first that is not right.
 
     With it come the kernels that have to compile for a GPU: none where something is wrong.
@@ -293,7 +293,7 @@ REUSED_MEMORY_HINTS = (
 )
 
 
-def _kernels(done: list[Call]) -> list[codegen.Request]:
+def _kernels(done: list[Call]) -> list[codegen.CompileRequest]:
     """The first kernel of a call in the last dtype, and of one in float16, to be compiled for a GPU."""
     half = [call for call in done if call.dtype is torch.float16] or done
     requests = []

@@ -26,7 +26,7 @@ class Attempts:
 
 def folder(lesson: str) -> Path:
     """Where a lesson's attempts are: by its name without the number, which may change."""
-    return learner_folder.state_folder() / learner_folder.ATTEMPTS / notebooks.key(lesson)
+    return learner_folder.state_folder() / learner_folder.ATTEMPTS / notebooks.lesson_key(lesson)
 
 
 def attempt_files(lesson: str, exercise: str) -> list[Path]:

@@ -49,7 +49,7 @@ def run(lesson: str, exercise: Exercise, answer: Contender, why: str) -> Results
         Contender(name, call, race.work, compiled=name == "torch.compile")
         for name, call in race.rivals.items()
     ]
-    suite = f"{notebooks.key(lesson)}/race_{exercise.name}"
+    suite = f"{notebooks.lesson_key(lesson)}/race_{exercise.name}"
     table = sweep(suite, [*rivals, answer], race.sizes, dtype=race.dtype)
     if why:
         print(f"The solution races in the place of your kernel: {why}.")

@@ -1,8 +1,9 @@
 """The hash of code that was measured, to tell whether a measurement is of the present code.
 
-Three things count: the cells of a lesson, or the functions of a contender; the files in ``MEASURING``, which
-decide how labkit measures; and the kernels' files whose names, or the names of whose functions, occur in the
-cells or functions. A file counts as a whole, without comments, docstrings and blank lines.
+Three things count: the cells of a lesson, or the functions of a contender; the files in
+``MEASUREMENT_FILES``, which decide how labkit measures; and the kernels' files whose names, or the names of
+whose functions, occur in the cells or functions. A file counts as a whole, without comments, docstrings and
+blank lines.
 """
 
 import ast
@@ -19,7 +20,7 @@ from typing import Any
 import labkit
 
 PACKAGE = Path(labkit.__file__).resolve().parent
-MEASURING = (
+MEASUREMENT_FILES = (
     "gpu", "dispatch_mode", "kernels/common", "kernels/graphs",
     "measure/accuracy", "measure/clocks", "measure/cold_cache", "measure/contender", "measure/memory",
     "measure/noise", "measure/roofline", "measure/sweeps", "profiling/profiles", "profiling/variants",
@@ -27,19 +28,19 @@ MEASURING = (
     "workloads/recurrent", "workloads/stack",
 )  # fmt: skip
 """Files of labkit whose code decides about every measurement, besides those of the kernels."""
-BY_NAME = (
+HASHED_BY_NAME = (
     "torch", "triton",
     "labkit.gpu", "labkit.kernels", "labkit.measure", "labkit.profiling", "labkit.workloads",
 )  # fmt: skip
 """Packages of which only the names of functions count, since their files are hashed or are another's."""
-PLAIN = {"int", "float", "bool", "str", "NoneType", "dtype", "constexpr"}
+LITERAL_TYPES = {"int", "float", "bool", "str", "NoneType", "dtype", "constexpr"}
 """Types of values that count as code of a contender: a tile's size, a flag."""
 
 
 def of_sources(sources: Iterable[str]) -> str:
     """12 hex digits for the sources of cells or functions, and for the files of labkit that count."""
     listed = list(sources)
-    files = {PACKAGE / f"{name}.py" for name in MEASURING} | kernel_files(listed)
+    files = {PACKAGE / f"{name}.py" for name in MEASUREMENT_FILES} | kernel_files(listed)
     hashed = [f"{file.name} {_of_file(file, file.stat().st_mtime_ns)}" for file in sorted(files)]
     return _digest([*map(repr, listed), *hashed])
 
@@ -91,13 +92,13 @@ def without_comments(source: str) -> str:
 def sources_of(functions: Iterable[Any]) -> list[str]:
     """The sources of functions, kernels and classes, and of what they use of their module or were given.
 
-    Plain values count by their repr, functions of ``BY_NAME`` by their names.
+    Plain values count by their repr, functions of ``HASHED_BY_NAME`` by their names.
     """
     found: list[str] = []
     waiting, seen = list(functions), set()
     while waiting:
         one = _innermost(waiting.pop())
-        if type(one).__name__ in PLAIN:
+        if type(one).__name__ in LITERAL_TYPES:
             found.append(repr(one))
         elif isinstance(one, partial):
             waiting += [one.func, *one.args, *one.keywords.values()]
@@ -108,8 +109,10 @@ def sources_of(functions: Iterable[Any]) -> list[str]:
         seen.add(id(one))
         module = str(getattr(one, "__module__", ""))  # a method of a builtin has none
         # A script's module has another name when it is imported, and is the same code.
-        found.append(f"{module}.{one.__qualname__}" if module.startswith(BY_NAME) else one.__qualname__)
-        if isinstance(one, type) and not module.startswith(BY_NAME):
+        found.append(
+            f"{module}.{one.__qualname__}" if module.startswith(HASHED_BY_NAME) else one.__qualname__
+        )
+        if isinstance(one, type) and not module.startswith(HASHED_BY_NAME):
             # Only its methods and plain values: what its bases use may be a whole library.
             members = [(name, getattr(value, "__func__", value)) for name, value in vars(one).items()]
             waiting += [v for name, v in members if hasattr(v, "__code__") or not name.startswith("__")]
@@ -117,16 +120,16 @@ def sources_of(functions: Iterable[Any]) -> list[str]:
             continue
         used = inspect.getclosurevars(one)
         waiting += [*used.nonlocals.values(), *(one.__defaults__ or ())]
-        if not module.startswith(BY_NAME):
+        if not module.startswith(HASHED_BY_NAME):
             found.append(_source(one))
             waiting += [value for value in used.globals.values() if _counts(value, module)]
     return found
 
 
 def _counts(value: Any, module: str) -> bool:
-    """Whether a global that a function of a module uses counts: of other modules only what is ``BY_NAME``."""
+    """Whether a global that a function uses counts: of other modules only what is ``HASHED_BY_NAME``."""
     home = getattr(_innermost(value), "__module__", None)
-    return type(value).__name__ in PLAIN or home in (None, module) or str(home).startswith("labkit.")
+    return type(value).__name__ in LITERAL_TYPES or home in (None, module) or str(home).startswith("labkit.")
 
 
 def _innermost(value: Any) -> Any:

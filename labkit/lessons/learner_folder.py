@@ -102,7 +102,7 @@ def reset(folder: Path, lesson: str) -> tuple[Path, Path | None]:
         aside = mine.rename(_unused(folder, f"{published.stem}.before-{datetime.now():%Y-%m-%d-%H%M}"))
     paths.write_text(mine, text)
     paths.write_text(folder / STATE_FOLDER / "handed_out" / published.name, text)
-    verdicts = folder / STATE_FOLDER / ATTEMPTS / notebooks.key(published.stem) / "verdicts.json"
+    verdicts = folder / STATE_FOLDER / ATTEMPTS / notebooks.lesson_key(published.stem) / "verdicts.json"
     verdicts.unlink(missing_ok=True)
     return mine, aside
 

@@ -96,7 +96,7 @@ def title(notebook: Mapping[str, Any]) -> str | None:
     return heading[1].strip() if heading else None
 
 
-def key(lesson: str) -> str:
+def lesson_key(lesson: str) -> str:
     """The name of a lesson in stored data: without its number, which may change."""
     return re.sub(r"^\d\d_", "", lesson)
 

@@ -29,7 +29,7 @@ class Stamp:
 
 
 @dataclass(frozen=True)
-class State:
+class RecordingState:
     """What is recorded for a lesson, or on a tape."""
 
     name: str
@@ -43,22 +43,24 @@ def read_stamp(notebook: Mapping[str, Any]) -> Stamp | None:
     return Stamp(**kept) if kept else None
 
 
-def state(path: Path) -> State:
+def recording_state(path: Path) -> RecordingState:
     """Whether a lesson's outputs are there, and made by its present code."""
     notebook = notebooks.read_json(path)
     stamp = read_stamp(notebook)
     shown = any(cell["outputs"] for _, cell in notebooks.code_cells(notebook))
     if stamp is None and not shown:
-        return State(path.stem, "no outputs", "")
+        return RecordingState(path.stem, "no outputs", "")
     if stamp is None:
-        return State(path.stem, "stale", "has outputs that nothing vouches for")
+        return RecordingState(path.stem, "stale", "has outputs that nothing vouches for")
     current = notebooks.code_hash(path)
     if stamp.hash != current:
-        return State(path.stem, "stale", f"outputs are of code {stamp.hash}, the code is {current}")
+        return RecordingState(path.stem, "stale", f"outputs are of code {stamp.hash}, the code is {current}")
     silent = marked_cells_without_outputs(notebook)
     if silent:
-        return State(path.stem, "stale", f"marked cells without outputs: {', '.join(map(str, silent))}")
-    return State(path.stem, "recorded", str(stamp))
+        return RecordingState(
+            path.stem, "stale", f"marked cells without outputs: {', '.join(map(str, silent))}"
+        )
+    return RecordingState(path.stem, "recorded", str(stamp))
 
 
 def marked_cells_without_outputs(notebook: Mapping[str, Any]) -> list[int]:
@@ -67,6 +69,6 @@ def marked_cells_without_outputs(notebook: Mapping[str, Any]) -> list[int]:
     return [number for number, cell in cells if MARK in cell["source"] and not cell["outputs"]]
 
 
-def source(path: Path) -> str:
+def tape_source(path: Path) -> str:
     """What the rows on a lesson's tape name as their source: the lesson and the hash of its code."""
-    return f"{notebooks.key(path.stem)}@{notebooks.code_hash(path)}"
+    return f"{notebooks.lesson_key(path.stem)}@{notebooks.code_hash(path)}"

@@ -121,8 +121,9 @@ class Cuda:
         """Record the launches of ``run`` in a graph; the result replays it."""
         graph = torch.cuda.CUDAGraph()
         outer = torch.cuda.current_stream()
-        # Its workspace of cuBLAS stays that of the stream: to drop all of them (gpu.own_workspaces) for a
-        # graph that lives so shortly would leave the caller's graphs without theirs.
+        # Its workspace of cuBLAS stays that of the stream: to drop all of them
+        # (graphs.release_cublas_workspaces) for a graph that lives so shortly would leave the caller's graphs
+        # without theirs.
         # Captures share one pool: their outputs are never read again, and one pool holds the largest only.
         # thread_local: what another cell does meanwhile, in the main thread, does not end the capture.
         options: Any = {"pool": self.pool, "stream": self.stream, "capture_error_mode": "thread_local"}

@@ -45,7 +45,7 @@ def pool_bytes(make: Callable[[], Any]) -> int:
 
     Whole segments of the allocator, so 2 MiB count for a tensor of one number. Static inputs that were made
     outside the capture are no part of it, nor are the workspaces that a library keeps for a stream; one that
-    a capture took for itself (gpu.own_workspaces) is.
+    a capture took for itself (graphs.release_cublas_workspaces) is.
     """
     before = _in_pools()
     made = make()

@@ -73,7 +73,8 @@ class Row:
     card: str = ""
     """Which of the GPUs of its kind it was (gpu.card); empty for older rows."""
     trace: dict[str, Any] | None = None
-    """Of a profile the kernels and the host's launches (labkit.profiling.traces); None for all other rows."""
+    """Of a profile the kernels and the host's launches, as labkit.profiling.recorded_profiles says; None for
+    all other rows."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

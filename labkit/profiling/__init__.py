@@ -8,12 +8,12 @@ from types import ModuleType
 
 MODULES = (
     "codegen",
-    "counted_sweep",
     "kernel_names",
     "launch_counts",
     "ledger",
     "profiles",
-    "traces",
+    "recorded_profiles",
+    "traffic_counts",
     "variants",
 )
 

@@ -78,7 +78,7 @@ class Pointer:
         return self.address
 
 
-class Request(NamedTuple):
+class CompileRequest(NamedTuple):
     """A kernel to compile: its name, target, options, location, and the values that specialise it."""
 
     kernel: str
@@ -141,7 +141,7 @@ def request(
     num_warps: int = 4,
     num_stages: int = 3,
     **constexprs: Any,
-) -> Request:
+) -> CompileRequest:
     """Describe a kernel to compile, for :func:`compile_many`.
 
     ``args`` are example values of the parameters that are not constexpr, by name or in their order: tensors
@@ -171,7 +171,7 @@ def request(
     options = {name: value for name, value in constexprs.items() if name not in parameters}
     options |= {"num_warps": num_warps, "num_stages": num_stages}
     examples = {name: _example(name, value, name in constant) for name, value in values.items()}
-    return Request(jit.__name__, target, options, source_of(jit.fn), examples)
+    return CompileRequest(jit.__name__, target, options, source_of(jit.fn), examples)
 
 
 def _example(name: str, value: Any, constant: bool) -> Any:
@@ -277,7 +277,7 @@ _SETTINGS = {
 
 
 @cache
-def server() -> child_process.Forkserver:
+def compile_server() -> child_process.Forkserver:
     """The process that compiles for this one; the first call starts it."""
     # Without variables that change how Triton compiles, and without a GPU, which is not needed.
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_") or k.endswith("_PATH")}
@@ -295,7 +295,7 @@ def _prepare() -> None:
     _compile_all([request(_empty, ["*fp32"])])
 
 
-def compile_many(requests: Iterable[Request], seconds: float = TIME_LIMIT_S) -> list[CompiledKernel]:
+def compile_many(requests: Iterable[CompileRequest], seconds: float = TIME_LIMIT_S) -> list[CompiledKernel]:
     """Compile several requests in one process; equal ones are compiled once.
 
     Raises TimeoutError if it takes longer than ``seconds``, CompileError with the compiler's message for the
@@ -306,7 +306,7 @@ def compile_many(requests: Iterable[Request], seconds: float = TIME_LIMIT_S) -> 
         return []
     asked = {repr(request): request for request in wanted}
     try:
-        made = server().run(_compile_all, list(asked.values()), seconds=seconds)
+        made = compile_server().run(_compile_all, list(asked.values()), seconds=seconds)
     except child_process.ChildError as error:
         notes = getattr(error, "__notes__", ())
         raise CompileError("\n".join([f"the compiler's process: {error}", *notes])) from error
@@ -317,13 +317,13 @@ def compile_many(requests: Iterable[Request], seconds: float = TIME_LIMIT_S) -> 
     return [results[repr(request)] for request in wanted]
 
 
-def _compile_all(requests: list[Request]) -> list[CompiledKernel | Exception]:
+def _compile_all(requests: list[CompileRequest]) -> list[CompiledKernel | Exception]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRITON_CACHE_DIR"] = folder
         return [_compile(request) for request in requests]
 
 
-def _compile(request: Request) -> CompiledKernel | Exception:
+def _compile(request: CompileRequest) -> CompiledKernel | Exception:
     """The compiled kernel, or the error with which the compiler rejects it."""
     title = f"{request.kernel} for {request.target}"
     print(title, flush=True)  # if the compiler crashes, the error shows this
@@ -357,7 +357,7 @@ def _with_causes(error: BaseException) -> str:
     return f"{message}\n{_with_causes(error.__cause__)}" if error.__cause__ else message
 
 
-def _specialised(request: Request, target: GPUTarget) -> tuple[ASTSource, dict[str, Any]]:
+def _specialised(request: CompileRequest, target: GPUTarget) -> tuple[ASTSource, dict[str, Any]]:
     """What a launch with these values would compile, decided by Triton's own code for a launch."""
     kernel, backend = unwrap(request.source.imported()), make_backend(target)
     given = request.values.items()

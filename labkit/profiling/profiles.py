@@ -23,9 +23,9 @@ import torch
 from labkit import child_process, gpu
 from labkit.measure import lock, machine
 from labkit.measure.rows import LIVE, TAPE
-from labkit.profiling import kernel_names, launch_counts, traces
+from labkit.profiling import kernel_names, launch_counts, recorded_profiles
 from labkit.profiling.kernel_names import shorten
-from labkit.profiling.traces import HostEvent, KernelEvent
+from labkit.profiling.recorded_profiles import HostEvent, KernelEvent
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHING = ("cuda_runtime", "cuda_driver")
@@ -183,10 +183,12 @@ def _profile_code(setup: str, text: str) -> Profile:
 
 def _recorded(tape: str | None) -> Profile | None:
     """The recorded profile of this name, or None."""
-    row = traces.recorded(tape) if tape else None
+    row = recorded_profiles.recorded_profile(tape) if tape else None
     if row is None:
         return None
-    return Profile(*traces.decode(row.trace or {}), kind=row.kind, device=row.device, date=row.date)
+    return Profile(
+        *recorded_profiles.decode(row.trace or {}), kind=row.kind, device=row.device, date=row.date
+    )
 
 
 def _least_disturbed(profiles: Sequence[Profile]) -> Profile:
@@ -204,7 +206,7 @@ def _recording(made: Profile, tape: str | None) -> Profile:
     """The profile with device and date, written to the tape if a lesson is being recorded."""
     stamp = machine.stamp()
     if tape:
-        traces.write(tape, traces.encode(made.kernels, made.host), stamp)
+        recorded_profiles.write_profile(tape, recorded_profiles.encode(made.kernels, made.host), stamp)
     return replace(made, device=stamp["device"], date=stamp["date"])
 
 

@@ -1,14 +1,15 @@
 """Recorded outputs: what a lesson showed on a GPU, kept in its notebook and its tapes, stamped with its code.
 
 A lesson has one tape on each device, a file of rows. A stamp names the hash of the lesson's code, the device
-and the versions. Outputs or tapes whose code has changed since are stale: `state` and `tape_states` find
-them, `strip_stale` removes them.
+and the versions. Outputs or tapes whose code has changed since are stale: `recording_state` and
+`tape_states` find them, `strip_stale` removes them.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import date
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,12 @@ from labkit.lessons import notebooks
 from labkit.lessons.stamps import (
     MARK,
     STAMP_VARIABLE,
+    RecordingState,
     Stamp,
-    State,
     marked_cells_without_outputs,
     read_stamp,
-    source,
-    state,
+    recording_state,
+    tape_source,
 )
 from labkit.measure import rows
 from labkit.runs.exclusive import exclusive
@@ -42,35 +43,35 @@ OTHER_TAPES = ("bench.jsonl", "roofs.jsonl")
 
 
 def without_widgets(outputs: "Sequence[NotebookNode]") -> "list[NotebookNode]":
-    """Outputs for a page without a kernel: a widget's view would be an error message, its picture stays."""
+    """Outputs without widget views, which show an error on a page without a kernel; static copies stay."""
     return [output for output in outputs if WIDGET_VIEW not in output.get("data", {})]
 
 
-def tape_states(tapes: Path = paths.RECORDED) -> dict[Path, State]:
+def tape_states(tapes: Path = paths.RECORDED) -> dict[Path, RecordingState]:
     """Whether each lesson's tapes were made by its present code."""
-    wanted = {notebooks.key(path.stem): source(path) for path in notebooks.find()}
+    wanted = {notebooks.lesson_key(path.stem): tape_source(path) for path in notebooks.find()}
     found = sorted(tape for tape in tapes.glob("*/*.jsonl") if tape.name not in OTHER_TAPES)
     return {tape: _tape_state(tape, wanted.get(tape.stem)) for tape in found}
 
 
-def _tape_state(tape: Path, wanted: str | None) -> State:
+def _tape_state(tape: Path, wanted: str | None) -> RecordingState:
     name = f"{tape.parent.name}/{tape.name}"
     if wanted is None:
-        return State(name, "stale", "its lesson is not there")
+        return RecordingState(name, "stale", "its lesson is not there")
     try:
         sources = {row.source for row in rows.read(tape)}
     except ValueError as error:
-        return State(name, "stale", str(error))
+        return RecordingState(name, "stale", str(error))
     if sources != {wanted}:
-        return State(name, "stale", f"what it holds is not all from {wanted}")
-    return State(name, "recorded", wanted)
+        return RecordingState(name, "stale", f"what it holds is not all from {wanted}")
+    return RecordingState(name, "recorded", wanted)
 
 
 def strip_stale(tapes: Path = paths.RECORDED) -> list[str]:
     """Remove stale outputs, with their stamp, and stale tapes; gives the names of what was stripped."""
     stripped = []
     for path in notebooks.find():
-        if state(path).status == "stale":
+        if recording_state(path).status == "stale":
             notebook = notebooks.read(path)
             for _, cell in notebooks.code_cells(notebook):
                 cell.outputs, cell.execution_count = [], None
@@ -103,31 +104,53 @@ def record(
     """
     from labkit.runs import execute
 
-    before = read_stamp(notebooks.read_json(path))
-    if not again and state(path).status == "recorded" and before and before.device == identity.device:
+    if not again and is_current(path, identity):
         return None
-    machine = (identity.device, identity.driver, identity.torch, identity.triton)
-    stamp = Stamp(notebooks.code_hash(path), *machine, date.today().isoformat())
+    stamp = Stamp(
+        hash=notebooks.code_hash(path),
+        device=identity.device,
+        driver=identity.driver,
+        torch=identity.torch,
+        triton=identity.triton,
+        date=date.today().isoformat(),
+    )
     folder = unfinished(identity)
-    tape = folder / f"{source(path)}.jsonl"
-    # of an earlier, unfinished run those rows count that this machine, as it is now, would measure
+    tape = folder / f"{tape_source(path)}.jsonl"
+    # Keep rows of an unfinished run if device, driver, torch and triton are the same.
+    same = attrgetter("device", "driver", "torch", "triton")
     kept = [] if again else rows.read_valid(tape)
-    rows.write(tape, [row for row in kept if (row.device, row.driver, row.torch, row.triton) == machine])
-    environment = {
+    rows.write(tape, [row for row in kept if same(row) == same(stamp)])
+    with exclusive(f"record-{path.stem}"):
+        result = execute.execute(
+            path,
+            folder / path.name,
+            cell_limit_s=CELL_LIMIT_S,
+            bar=bar,
+            environment=recording_environment(tape, stamp),
+        )
+    if result.passed:
+        _publish(path, result.notebook_path, tape, stamp, tapes / identity.slug)
+        tape.unlink(missing_ok=True)
+    return result
+
+
+def is_current(path: Path, identity: "Identity") -> bool:
+    """Whether the notebook has outputs of its present code, recorded on this kind of device."""
+    stamp = read_stamp(notebooks.read_json(path))
+    if stamp is None or stamp.device != identity.device:
+        return False
+    return recording_state(path).status == "recorded"
+
+
+def recording_environment(tape: Path, stamp: Stamp) -> dict[str, str]:
+    """Environment variables for the kernel that executes a lesson for its recording."""
+    return {
         claims.RECORDING: "1",
         rows.TAPE: str(tape),
         STAMP_VARIABLE: json.dumps(asdict(stamp)),
         # max-autotune sets off this deprecation in PyTorch's own code: no output of the lesson
         "PYTHONWARNINGS": "ignore:TypedStorage is deprecated:UserWarning",
     }
-    with exclusive(f"record-{path.stem}"):
-        result = execute.execute(
-            path, folder / path.name, cell_limit_s=CELL_LIMIT_S, bar=bar, environment=environment
-        )
-    if result.passed:
-        _publish(path, result.notebook_path, tape, stamp, tapes / identity.slug)
-        tape.unlink(missing_ok=True)
-    return result
 
 
 def _publish(path: Path, executed: Path, tape: Path, stamp: Stamp, folder: Path) -> None:
@@ -143,8 +166,8 @@ def _publish(path: Path, executed: Path, tape: Path, stamp: Stamp, folder: Path)
     silent = marked_cells_without_outputs(notebook)
     if silent:
         raise ValueError(f"{path.stem}: marked {MARK!r}, but shows nothing: cell {silent[0]}")
-    measured = [replace(row, kind=rows.RECORDED, source=source(path)) for row in rows.read(tape)]
-    kept = folder / f"{notebooks.key(path.stem)}.jsonl"
+    measured = [replace(row, kind=rows.RECORDED, source=tape_source(path)) for row in rows.read(tape)]
+    kept = folder / f"{notebooks.lesson_key(path.stem)}.jsonl"
     if measured:
         rows.write(kept, measured)
     else:

@@ -9,7 +9,7 @@ from IPython.display import HTML
 
 from labkit import backend, gpu, paths
 from labkit.lessons import notebooks
-from labkit.lessons.stamps import STAMP_VARIABLE, Stamp, read_stamp, state
+from labkit.lessons.stamps import STAMP_VARIABLE, Stamp, read_stamp, recording_state
 from labkit.measure import rows
 
 
@@ -20,11 +20,11 @@ def banner(lesson: str) -> HTML:
     """
     path, being_made = notebooks.resolve(lesson), os.environ.get(STAMP_VARIABLE)
     stamp = Stamp(**json.loads(being_made)) if being_made else None
-    if not being_made and state(path).status == "recorded":
+    if not being_made and recording_state(path).status == "recorded":
         stamp = read_stamp(notebooks.read_json(path))
     origin = "No recorded outputs: what you see was made where the cells were run last."
     if stamp:
-        tapes = paths.RECORDED.glob(f"*/{notebooks.key(lesson)}.jsonl")
+        tapes = paths.RECORDED.glob(f"*/{notebooks.lesson_key(lesson)}.jsonl")
         found = [Path(os.environ[rows.TAPE])] if being_made else tapes
         measured = [row for tape in found for row in rows.read_recorded(tape) if row.device == stamp.device]
         cards = {*(row.card for row in measured if row.card), *([gpu.card()] if being_made else [])}

@@ -22,7 +22,7 @@ from labkit.measure import clocks, lock, rows, sweeps
 from labkit.measure.contender import Contender, Shape
 from labkit.measure.results import Results
 from labkit.plots.curves import TRAFFIC, Quantity
-from labkit.profiling import counted_sweep
+from labkit.profiling import traffic_counts
 from labkit.widgets.static import StaticCopy, interactive
 from labkit.widgets.sweep_plan import Selection, SweepPlan
 from labkit.widgets.sweep_view import Controls, static_page, sweep_figure
@@ -293,7 +293,7 @@ class SweepPanel:
         for contender, shape in self.plan.calls(selection):
             if run.stop.is_set():
                 return
-            row = counted_sweep.counted_row(contender, shape, self.plan.x, selection.dtype, "forward")
+            row = traffic_counts.counted_row(contender, shape, self.plan.x, selection.dtype, "forward")
             self._counted[self._count_key(selection, contender, shape)] = row
             run.done += 1
             self._show_progress(run, contender is self.plan.selected(selection)[-1])

@@ -14,7 +14,7 @@ from taped import recorded
 
 from labkit import paths
 from labkit.bench import recorded_benchmark, report, suites
-from labkit.bench.benchmark import Benchmark
+from labkit.bench.suite_part import SuitePart
 from labkit.cli import main
 from labkit.measure import roofline, rows, sweeps
 from labkit.measure.contender import Contender
@@ -115,8 +115,8 @@ FULL = [
 def course(tmp_path, monkeypatch):
     """Two suites, no lessons, and pages with a place for what is made of the run."""
     made = {
-        "affine": lambda: [Benchmark(tuple(WHO.values()), SHAPES)],
-        "linear": lambda: [Benchmark((WHO["labkit"],), SHAPES)],
+        "affine": lambda: [SuitePart(tuple(WHO.values()), SHAPES)],
+        "linear": lambda: [SuitePart((WHO["labkit"],), SHAPES)],
     }
     monkeypatch.setattr(suites, "SUITES", made)
     monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")

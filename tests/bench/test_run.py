@@ -16,8 +16,8 @@ from simulated import DOUBLING, doubling, install
 from taped import recorded
 
 from labkit import paths
-from labkit.bench import benchmark, recorded_benchmark, report, run, suites
-from labkit.bench.benchmark import Benchmark
+from labkit.bench import recorded_benchmark, report, run, suite_part, suites
+from labkit.bench.suite_part import SuitePart
 from labkit.cli import main
 from labkit.measure import machine, roofline, rows, sweeps
 from labkit.measure.contender import Contender
@@ -73,13 +73,13 @@ class Toy:
         who = (self.ours, self.other, self.peer)
         ranges = {"batch": (1, 64, 1), "width": (64, 512, 1)}
         return [
-            Benchmark(who, SHAPES, "", ("float32",)),
-            Benchmark(who[:2], (), "", ("float32",), ranges=ranges),
+            SuitePart(who, SHAPES, "", ("float32",)),
+            SuitePart(who[:2], (), "", ("float32",), ranges=ranges),
         ]
 
     def linear(self):
         return [
-            Benchmark((self.ours,), SHAPES[:1], "", ("float32", "float16"), ("forward", "forward_backward"))
+            SuitePart((self.ours,), SHAPES[:1], "", ("float32", "float16"), ("forward", "forward_backward"))
         ]
 
 
@@ -98,10 +98,11 @@ def run_labkit(*arguments, code=0):
 
 
 def measure(*names, with_peers=False, **options):
+    """The rows of these suites, and how many of them an earlier run measured."""
     found = {name: suites.parts(name, peers=with_peers) for name in names or suites.SUITES}
-    made = run.Run(found, **options)
-    made.run(Console(file=io.StringIO()))
-    return made
+    measured = []
+    kept = run.measure_suites(found, Console(file=io.StringIO()), measured, **options)
+    return measured, kept
 
 
 def test_every_contender_shape_dtype_and_direction_is_a_row_in_both_files(toy):
@@ -120,7 +121,7 @@ def test_every_contender_shape_dtype_and_direction_is_a_row_in_both_files(toy):
 
 
 def test_sizes_that_are_drawn_are_measured_and_named_apart(toy, monkeypatch):
-    monkeypatch.setattr(benchmark, "LEAST_BYTES", 4096)
+    monkeypatch.setattr(suite_part, "LEAST_BYTES", 4096)
     seen = []
     for arguments in (("--seed", 3), ("--seed", 3), (), ("--seed", 3, "--small")):
         run_labkit("affine", "--random", 4, *arguments, "--json", OUT)
@@ -154,9 +155,9 @@ def test_a_peer_tunes_itself_once_for_a_width_before_it_is_measured(toy, monkeyp
     monkeypatch.setattr(sweeps, "version", lambda package: "1.0")
     fla = replace(toy.ours, peer="fla-core", name="fla")
     shapes = (*SHAPES, {"batch": 4, "width": 16})
-    monkeypatch.setitem(suites.SUITES, "affine", lambda: [Benchmark((fla,), shapes, "", ("float32",))])
+    monkeypatch.setitem(suites.SUITES, "affine", lambda: [SuitePart((fla,), shapes, "", ("float32",))])
     monkeypatch.setattr(peers, "installed", lambda package: "1.0")
-    measured = measure("affine", with_peers=True).measured
+    measured, _ = measure("affine", with_peers=True)
     assert len(measured) == 3 and told == [(["fla"], list(SHAPES), [])], "its failure is no error"
 
 
@@ -188,7 +189,7 @@ def test_rows_that_would_not_be_measured_so_now_are_measured_again(toy, how, mon
         monkeypatch.setattr(machine, "identity", lambda: here)
     elif how == "damaged":
         run.tape("affine").write_text("{}\n")
-    assert measure("affine", again=how == "again").kept == 0
+    assert measure("affine", again=how == "again")[1] == 0
 
 
 def test_rows_count_within_an_hour_after_the_last_of_any_suite(toy):
@@ -198,10 +199,10 @@ def test_rows_count_within_an_hour_after_the_last_of_any_suite(toy):
     measure()
     aged("affine", 9)
     aged("linear", 0.9)
-    assert measure("affine").kept == 4
+    assert measure("affine")[1] == 4
     aged("affine", 9)
     aged("linear", 1.1)
-    assert measure("linear").kept == measure("affine").kept == 0, "what is too old does not come back"
+    assert measure("linear")[1] == measure("affine")[1] == 0, "what is too old does not come back"
 
 
 def test_an_edit_during_the_run_ends_it_and_leaves_no_row_under_the_wrong_code(toy, monkeypatch):
@@ -245,7 +246,7 @@ def test_a_disk_that_is_full_in_the_end_loses_no_row(toy, monkeypatch, writes):
         patch.setattr(*writes, full)
         output = run_labkit("--csv", "out.csv", "--peers", "--record", code=1)
     assert "No space left on device" in output and "10 rows are kept" in output
-    assert measure(with_peers=True).kept == 8
+    assert measure(with_peers=True)[1] == 8
 
 
 @pytest.mark.parametrize(
@@ -290,7 +291,7 @@ def test_a_log_has_a_line_for_each_row(toy):
 
 def test_a_terminal_shows_how_far_it_is_and_the_last_row(toy):
     terminal = Console(file=io.StringIO(), force_terminal=True, width=150)
-    run.Run({name: suites.parts(name, peers=False) for name in suites.SUITES}).run(terminal)
+    run.measure_suites({name: suites.parts(name, peers=False) for name in suites.SUITES}, terminal, [])
     shown = terminal.file.getvalue()
     assert "8/8" in shown and "labkit, forward_backward, float16, 2 x 16: " in shown
 

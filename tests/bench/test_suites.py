@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from labkit import paths
-from labkit.bench import benchmark, suites
+from labkit.bench import suite_part, suites
 from labkit.lessons import code_hash
 from labkit.measure import accuracy, sweeps
 from labkit.workloads import peers
@@ -154,7 +154,7 @@ def test_sizes_are_in_their_ranges_aligned_large_enough_and_different(name, smal
                 assert low <= shape[axis] <= high and shape[axis] % step == low % step == high % step == 0
             itemsize = getattr(torch, part.dtypes[0]).itemsize
             moved = part.contenders[0].work.min_bytes(shape, itemsize, "forward")
-            assert moved <= benchmark.MOST_BYTES and (moved < benchmark.LEAST_BYTES) == small
+            assert moved <= suite_part.MOST_BYTES and (moved < suite_part.LEAST_BYTES) == small
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -179,5 +179,5 @@ def test_the_same_seed_draws_the_same_and_another_one_others():
     assert np.median(widths) < np.mean(widths), "log-uniform: as many small ones as large ones"
     with pytest.raises(ValueError, match="hold fewer than 5 such sizes"):
         ours = parts("affine")[0].contenders
-        tiny = benchmark.Benchmark(ours, ranges={"batch": (1, 2, 1), "width": (1, 2, 1)})
+        tiny = suite_part.SuitePart(ours, ranges={"batch": (1, 2, 1), "width": (1, 2, 1)})
         tiny.drawn(9, np.random.default_rng(0), small=True)

@@ -13,7 +13,7 @@ LESSON = notebooks.resolve("01_launch_overhead")
 
 
 def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> None:
-    recorded = stamps.state(LESSON).status == "recorded"
+    recorded = stamps.recording_state(LESSON).status == "recorded"
     page.open(LESSON)
     answers = page.page.locator(".jp-Notebook").get_by_text("No guess was sealed")
     assert not any(answer.is_visible() for answer in answers.all()), "a saved answer is in sight"

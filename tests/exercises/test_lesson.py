@@ -58,7 +58,9 @@ def hints(bundle):
 
 
 def kept(cache):
-    return sorted(path.name for path in (cache / "attempts" / notebooks.key(LESSON) / "mask").glob("*.py"))
+    return sorted(
+        path.name for path in (cache / "attempts" / notebooks.lesson_key(LESSON) / "mask").glob("*.py")
+    )
 
 
 @pytest.mark.parametrize("name", session_module.judge.find(LESSON))
@@ -104,7 +106,7 @@ def test_progress_counts_tries_and_outlives_the_session_and_a_spoilt_file(learne
     assert list(table.index.unique("lesson")) == [path.stem for path in notebooks.find()]
     one.run(masked("at <= count"))
     assert list(progress.table().set_index("exercise").loc["mask", ["state", "tries"]]) == ["✗ tried", 4]
-    file = cache / "attempts" / notebooks.key(LESSON) / "verdicts.json"
+    file = cache / "attempts" / notebooks.lesson_key(LESSON) / "verdicts.json"
     file.write_text("{")
     assert "✓" in learner().run(masked("at < count"))["text/plain"]
 
@@ -112,7 +114,9 @@ def test_progress_counts_tries_and_outlives_the_session_and_a_spoilt_file(learne
 def test_answers_go_into_the_learners_folder_that_the_session_works_in(learner, cache, monkeypatch, tmp_path):
     monkeypatch.setenv("LABKIT_FOLDER", str(tmp_path / "work"))
     learner().run(masked("at < count"))
-    assert (tmp_path / "work" / ".labkit" / "attempts" / notebooks.key(LESSON) / "mask" / "0001.py").exists()
+    assert (
+        tmp_path / "work" / ".labkit" / "attempts" / notebooks.lesson_key(LESSON) / "mask" / "0001.py"
+    ).exists()
     assert not (cache / "attempts").exists()
 
 

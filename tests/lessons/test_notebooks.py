@@ -54,7 +54,7 @@ def test_lessons_are_found_in_order_and_by_number_name_and_file(lesson, tmp_path
     with pytest.raises(ValueError, match="several lessons"):
         notebooks.resolve("01", tmp_path)
     assert notebooks.title(notebooks.read(lesson)) == "A toy" and notebooks.title(new_notebook()) is None
-    assert notebooks.key("01_toy") == "toy"
+    assert notebooks.lesson_key("01_toy") == "toy"
 
 
 def test_load_gives_setup_and_kernel_cells_alone_with_source_that_can_be_inspected(lesson, tmp_path):

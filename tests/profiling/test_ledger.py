@@ -11,7 +11,7 @@ from labkit.measure.roofline import Roofs
 from labkit.profiling import launch_counts, ledger
 from labkit.profiling.launch_counts import Counts
 from labkit.profiling.profiles import Profile
-from labkit.profiling.traces import HostEvent, KernelEvent
+from labkit.profiling.recorded_profiles import HostEvent, KernelEvent
 
 ROOFS = Roofs(
     **{"kind": "live", "device": "Simulated", "date": "2026-01-01", "node_us": 1.0, "host_us": 5.0},

@@ -16,7 +16,7 @@ from simulated import HERE
 import labkit
 from labkit import backend, child_process, paths
 from labkit.measure import clocks, cold_cache, lock, machine, rows
-from labkit.profiling import profiles, traces
+from labkit.profiling import profiles, recorded_profiles
 
 TRACE = Path(__file__).parents[1] / "data" / "chrome_trace.json"
 """Made by hand: a product, a sum, a Triton kernel on another stream, and a graph of two nodes."""
@@ -87,7 +87,7 @@ def recording(tmp_path, monkeypatch):
     """A lesson that is being recorded, and a folder of recorded devices; the lesson's tape."""
     monkeypatch.setenv(rows.TAPE, str(tmp_path / "01_toy@0123.jsonl"))
     monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
-    monkeypatch.setattr(traces, "_written", set())
+    monkeypatch.setattr(recorded_profiles, "_written", set())
     return tmp_path / "01_toy@0123.jsonl"
 
 
@@ -151,7 +151,7 @@ def test_what_is_recorded_on_a_gpu_is_shown_without_one(gpu, recording, monkeypa
 
 def ran(*names, us=1.5, every=10.0, **stamp):
     kernels = [
-        traces.KernelEvent(profiles.shorten(name), name, every * i, us, 7, (1, 1, 1), (32, 1, 1))
+        recorded_profiles.KernelEvent(profiles.shorten(name), name, every * i, us, 7, (1, 1, 1), (32, 1, 1))
         for i, name in enumerate(names)
     ]
     return profiles.Profile(kernels, **stamp)

@@ -77,7 +77,7 @@ class Course:
         return file.read_text().split() if file.exists() else []
 
     def statuses(self):
-        found = [stamps.state(path) for path in notebooks.find()]
+        found = [stamps.recording_state(path) for path in notebooks.find()]
         found += record.tape_states(self.tapes).values()
         return {state.name: state.status for state in found}
 
@@ -184,7 +184,7 @@ def test_what_was_edited_meanwhile_or_shows_nothing_is_refused(course, cell, say
     course.lesson(cell)
     with pytest.raises(ValueError, match=says):
         course.record()
-    assert stamps.state(course.path).status == "no outputs"
+    assert stamps.recording_state(course.path).status == "no outputs"
 
 
 def test_changed_code_makes_outputs_and_tape_stale_until_they_are_stripped(recorded):
@@ -235,6 +235,6 @@ def test_the_banner_says_where_saved_outputs_are_from_and_on_how_many_gpus(recor
 
 
 def test_nothing_stale_is_in_the_tree():
-    states = [stamps.state(path) for path in notebooks.find()] + list(record.tape_states().values())
+    states = [stamps.recording_state(path) for path in notebooks.find()] + list(record.tape_states().values())
     stale = [f"{state.name}: {state.detail}" for state in states if state.status == "stale"]
     assert not stale, f"run `labkit record --strip-stale`: {stale}"

@@ -21,7 +21,7 @@ from labkit import paths, plots, widgets
 from labkit.measure import lock, noise, rows, sweeps
 from labkit.measure.contender import Contender
 from labkit.plots.curves import TIME
-from labkit.profiling import counted_sweep
+from labkit.profiling import traffic_counts
 from labkit.widgets import static, sweep_panel
 
 WIDTHS = (16, 32, 64)
@@ -478,7 +478,7 @@ COUNTED = [
 
 @in_a_loop
 async def test_without_a_gpu_the_tape_is_shown_and_run_counts_on_this_thread(no_gpu, tape, monkeypatch):
-    calls, row = [], counted_sweep.counted_row
+    calls, row = [], traffic_counts.counted_row
 
     def counted(*given):
         calls.append(threading.get_ident())
@@ -486,7 +486,7 @@ async def test_without_a_gpu_the_tape_is_shown_and_run_counts_on_this_thread(no_
             asyncio.get_running_loop().call_soon(control(panel, "Stop").click)
         return row(*given)
 
-    monkeypatch.setattr(counted_sweep, "counted_row", counted)
+    monkeypatch.setattr(traffic_counts, "counted_row", counted)
     panel = await shown(COUNTED)
     assert status(panel).startswith("No GPU here: Run counts launches and bytes.")
     assert "Recorded on NVIDIA H200" in alt(panel)

@@ -1,7 +1,9 @@
 """Profiles on a tape: one row for each profile of a recorded lesson.
 
-Kernels that differ only in their times share one description, so that a profile of a hundred launches stays
-below 20 KB.
+``Row.trace`` of such a row has two keys: ``kernels`` and ``host``. Under each, ``what`` lists descriptions
+(of a kernel: name, full name, stream, grid, block; of a host event: name), and ``when`` lists the events
+(index of the description, start and duration in us). Kernels that differ only in their times share one
+description, so that a profile of a hundred launches stays below 20 KB.
 """
 
 import os
@@ -76,7 +78,7 @@ _written: set[tuple[str, str]] = set()
 """Tapes, and the names of the profiles that this process has written to them."""
 
 
-def write(name: str, trace: dict[str, Any], stamp: Mapping[str, Any]) -> None:
+def write_profile(name: str, trace: dict[str, Any], stamp: Mapping[str, Any]) -> None:
     """Write a profile to the tape of the lesson that is being recorded; do nothing if none is recorded.
 
     A profile of this name that an earlier, unfinished run left there is replaced. ``stamp`` is
@@ -95,7 +97,7 @@ def write(name: str, trace: dict[str, Any], stamp: Mapping[str, Any]) -> None:
     rows.put(Path(tape), row)
 
 
-def recorded(name: str) -> Row | None:
+def recorded_profile(name: str) -> Row | None:
     """The recorded profile of this name, from the first device in alphabetical order that has it, or None.
 
     Raises ValueError if a tape is damaged.

@@ -8,7 +8,7 @@ import torch
 from simulated import DOUBLING
 
 from labkit.measure.contender import Contender
-from labkit.profiling import counted_sweep
+from labkit.profiling import traffic_counts
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,9 @@ def no_gpu(monkeypatch):
 
 def counted(call, shape=None, dtype="float32", direction="forward", work=DOUBLING, **options):
     contender = Contender("it", call, work, **options)
-    return counted_sweep.counted_row(contender, shape or {"batch": 2, "width": 16}, "width", dtype, direction)
+    return traffic_counts.counted_row(
+        contender, shape or {"batch": 2, "width": 16}, "width", dtype, direction
+    )
 
 
 DIRECTIONS = ("forward", "backward", "forward_backward")
@@ -53,7 +55,7 @@ def test_a_row_says_what_was_counted_and_of_what():
     ],
 )
 def test_the_other_axes_are_small_and_the_swept_one_is_itself(shape, axis, small):
-    assert counted_sweep.counted_shape(shape, axis) == small
+    assert traffic_counts.counted_shape(shape, axis) == small
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ Ranges = dict[str, tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
-class Benchmark:
+class SuitePart:
     """Contenders that do the same work, the shapes, and every combination of dtype, direction and clock.
 
     ``suite`` tells the rows of a suite's parts apart. ``ranges`` are what sizes are drawn from, for each of
@@ -67,7 +67,7 @@ class Benchmark:
         first = {shape["width"]: shape for shape in reversed(self.shapes)} if tuners else {}
         return tuners, list(first.values())
 
-    def drawn(self, count: int, rng: np.random.Generator, *, small: bool) -> list["Benchmark"]:
+    def drawn(self, count: int, rng: np.random.Generator, *, small: bool) -> list["SuitePart"]:
         """The part at ``count`` shapes drawn from ``ranges``, for its dtypes in turn.
 
         Contenders that are compiled, tune themselves or are for some sizes only are at the first SLOW_SIZES
