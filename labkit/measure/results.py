@@ -134,9 +134,7 @@ class Results(pd.DataFrame):
             found = case.paired(of, over, "direction")
             if found.empty or case["median_us"].isna().any():
                 return MISSING
-            slower = found["median_us_of"] - found["median_us_over"]
-            tie = slower.abs() <= found[["spread_of", "spread_over"]].max(axis=1)
-            ratios += (found["median_us_of"] / found["median_us_over"]).where(~tie, 1.0).tolist()
+            ratios += (found["median_us_of"] / found["median_us_over"]).where(~_is_tie(found), 1.0).tolist()
         return measured(max(ratios), self._origin()) if ratios else MISSING
 
     def crossover(self, of: str, over: str, x: str = "width", **where: Any) -> Measured:
@@ -221,7 +219,7 @@ class Results(pd.DataFrame):
             return f"No {x} was measured for both {of} and {over}."
         ratio = (both["median_us_over"] / both["median_us_of"]).to_numpy()  # per x, above 1 where ``of`` wins
         xs, ours, theirs = (both[name].to_numpy(float) for name in (x, "median_us_of", "median_us_over"))
-        tie = np.abs(theirs - ours) <= both[["spread_of", "spread_over"]].max(axis=1).to_numpy()
+        tie = _is_tie(both).to_numpy()
         best, worst = int(ratio.argmax()), int(ratio.argmin())
         times = f"{ratio[best]:.2g}" if ratio[best] < 10 else f"{ratio[best]:.0f}"
         peak = f"{times}x at {x} {xs[best]:g}"
@@ -279,6 +277,12 @@ class Results(pd.DataFrame):
             origins = " and of ".join(found.agg(" ".join, axis=1))
             raise ValueError(f"table: rows of {origins}; select one of them")
         return found.iloc[0]
+
+
+def _is_tie(paired: pd.DataFrame) -> "pd.Series[bool]":
+    """Where two paired contenders tie: their medians differ by no more than the larger p80 - p20."""
+    difference = paired["median_us_of"] - paired["median_us_over"]
+    return difference.abs() <= paired[["spread_of", "spread_over"]].max(axis=1)
 
 
 def crossovers(xs: Sequence[float], first: Sequence[float], second: Sequence[float]) -> list[float]:
