@@ -26,7 +26,7 @@ FENCE = 16384
 
 
 @dataclass(frozen=True)
-class Report:
+class CorrectnessReport:
     """What was checked and how large the worst relative error of any tensor was."""
 
     name: str
@@ -58,7 +58,7 @@ def check(
     gradients: bool = True,
     roundings: int = 1,
     name: str = "",
-) -> Report:
+) -> CorrectnessReport:
     """Compare ``call`` with ``reference`` in float64; AssertionError says in a sentence what is wrong.
 
     ``inputs(shape)`` returns random float32 tensors on the CPU. Each shape is tried in each dtype, and with
@@ -86,7 +86,7 @@ def check(
     what = "outputs and gradients" if gradients else "outputs"
     in_turn = " in turn" if len(cases) < len(shapes) * len(dtypes) * len(LAYOUTS) else ""
     grid = f"{len(shapes)} shapes, {len(LAYOUTS)} layouts{in_turn}, {', '.join(map(_name, dtypes))}"
-    return Report(title, passed, worst, f"{what}; {grid}")
+    return CorrectnessReport(title, passed, worst, f"{what}; {grid}")
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -123,7 +123,7 @@ def _errors(
     roundings: int,
 ) -> list[float]:
     """Relative errors of the output and of the gradients; AssertionError for the first wrong one."""
-    fences = Fences()
+    fences = GuardZones()
     rounded = [t.to(gpu.device(), dtype) for t in drawn]
     placed = [fences.place(t, layout) for t in rounded]
     exact = [t.double() for t in rounded]
@@ -238,7 +238,7 @@ _OTHERS = (torch.uint8, 64)
 """For dtypes without a NaN, bytes that no bool and hardly a small integer holds."""
 
 
-class Fences(dispatch_mode.Mode):
+class GuardZones(dispatch_mode.Mode):
     """While active, new uninitialised floating-point tensors hold NaN and lie between fences of NaN.
 
     ``fence`` is the length of each fence, in elements.
@@ -290,7 +290,7 @@ _UNINITIALISED = {
 }
 
 
-LAYOUTS: dict[str, Callable[[Fences, Tensor], Tensor]] = {
+LAYOUTS: dict[str, Callable[[GuardZones, Tensor], Tensor]] = {
     "contiguous": lambda fences, t: fences.allocate(t.numel(), t).view(t.shape),
     "transposed": lambda fences, t: (
         fences.allocate(t.numel(), t).view(t.transpose(0, -1).shape).transpose(0, -1)

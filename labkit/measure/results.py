@@ -151,7 +151,7 @@ class Results(pd.DataFrame):
             return MISSING
         return measured(points[0], both._origin())
 
-    def growth(self, of: str, over: str, x: str = "width") -> Measured:
+    def speedup_exponent(self, of: str, over: str, x: str = "width") -> Measured:
         """The power of ``x`` that the speedup of ``of`` over ``over`` grows with, fitted on log axes."""
         found = self.speedups(of, over, x)
         if len(found) < 2:
@@ -184,15 +184,6 @@ class Results(pd.DataFrame):
             }
         )
 
-    def wide(
-        self, value: str, rows: str | list[str], columns: str | list[str], digits: int = 2
-    ) -> pd.DataFrame:
-        """One figure of each row as a table to read, in the order in which the rows were measured."""
-        if not self.empty:
-            self._origin()  # refuses a mixture
-        found = pd.DataFrame(self).pivot_table(value, rows, columns, sort=False, aggfunc="first")
-        return found.round(digits)
-
     def relative(self, over: str) -> "Results":
         """The table with a column ``times_as_long``: each time over that of ``over`` in the same case.
 
@@ -208,7 +199,7 @@ class Results(pd.DataFrame):
         """The table with a column ``sizes``, a heading for each shape: "8192 x 768 x 3072"."""
         return self.assign(sizes=[" x ".join(map(str, shape.values())) for shape in self["shape"]])
 
-    def finding(self, of: str, over: str, x: str = "width") -> str:
+    def describe_speedup(self, of: str, over: str, x: str = "width") -> str:
         """Who wins where, and by how much, of one dtype, direction and clock.
 
         "labkit is faster than nn.Linear from width 412 on: 21.4x at 1024." Differences inside the larger

@@ -78,13 +78,13 @@ def curves(
 ) -> Picture:
     """Time per call against an axis, both logarithmic, a curve with its p20 to p80 band per contender.
 
-    ``table`` is one of `labkit.measure.rows.table`; ``floor`` names thin dark model lines in microseconds;
-    ``regimes`` are shaded and named; ``facet`` and ``rows`` are columns that make panels side by side and
-    one above the other. ``regimes`` is a function of a panel's rows, and so is ``floor`` where panels differ.
-    Rows without a time are a small cross at the foot of the panel and a footnote; points that were disturbed
-    (column ``noise``) stand in a ring, and a footnote says by what. The axis reaches over ``values`` too,
-    where nothing was measured yet. ``quantity`` is what is drawn: `TIME`, `SPEEDUP` or `TRAFFIC`. Raises
-    ValueError for a column that the table lacks.
+    ``table`` is one of `labkit.measure.rows.as_results`; ``floor`` names thin dark model lines in
+    microseconds; ``regimes`` are shaded and named; ``facet`` and ``rows`` are columns that make panels side
+    by side and one above the other. ``regimes`` is a function of a panel's rows, and so is ``floor`` where
+    panels differ. Rows without a time are a small cross at the foot of the panel and a footnote; points that
+    were disturbed (column ``noise``) stand in a ring, and a footnote says by what. The axis reaches over
+    ``values`` too, where nothing was measured yet. ``quantity`` is what is drawn: `TIME`, `SPEEDUP` or
+    `TRAFFIC`. Raises ValueError for a column that the table lacks.
     """
     split, columns = [name for name in (rows, facet) if name], [quantity.column, quantity.low, quantity.high]
     table = formatting.checked_table(table, [x, quantity.column, *split], [x, *columns])

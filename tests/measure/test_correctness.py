@@ -11,7 +11,7 @@ from counting import calls_checked
 
 from labkit import gpu
 from labkit.measure import correctness
-from labkit.measure.correctness import Fences, check, diagnose
+from labkit.measure.correctness import GuardZones, check, diagnose
 
 FLOAT32 = (torch.float32,)
 
@@ -216,11 +216,11 @@ MISTAKES = {
     "load after": (loads(torch.numel), same, {}, "8192 of 8192", "nan instead of"),
     "columns": (broken(missing_columns=1, cols=64), reference, {}, "4096 of 8192", "nan instead of"),
     "rows": (broken(missing_rows=1), reference, {}, "4096 of 8192", "nan instead of"),
-    "strides": (broken(contiguous=False), reference, {}, "transposed inputs", "The contiguous inputs of this shape passed."),
+    "strides": (broken(contiguous=False), reference, {}, "transposed inputs", "contiguous inputs of this"),
     "no bias": (lambda x, w, b: x * w, reference, {}, "the output is wrong"),
     "half sum": (half_sum, square_sum, TALL, "the output is wrong"),
     "half sum of half": (half_sum, square_sum, {**TALL, "dtypes": HALF}, "the output is wrong"),
-    "half product": (lambda x, w, b: (x.half() * w.half() + b.half()).to(x.dtype), reference, {}, "the output is wrong"),
+    "half product": (lambda x, w, b: (x.half() * w.half() + b.half()).to(x.dtype), reference, {}, "wrong"),
     "overflow": (lambda x: (300 * x.half()) ** 2, lambda x: 9e4 * x * x, {"dtypes": HALF}, "inf instead of"),
     "never written": (lambda x, w, b: torch.empty_like(x), reference, {}, "8192 of 8192", "nan instead of"),
     "zeros": (lambda x, w, b: torch.zeros_like(x), reference, {}, "0 instead of"),
@@ -360,7 +360,7 @@ def test_the_relative_error_is_of_norms_in_float64():
     ],
 )  # fmt: skip
 def test_every_way_to_get_fresh_memory_is_poisoned_and_fenced(make):
-    with Fences() as fences:
+    with GuardZones() as fences:
         made = make(torch.ones(4, 6))
         assert torch.empty(3, dtype=torch.int32).shape == (3,), "whole numbers are left alone"
     assert made.isnan().all() and made.shape == (4, 6) and fences.broken() == 0
@@ -373,7 +373,7 @@ def test_every_way_to_get_fresh_memory_is_poisoned_and_fenced(make):
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, *correctness.DTYPES])
 @pytest.mark.parametrize("at", [-1, 6])
 def test_a_store_beside_a_tensor_that_was_placed_breaks_its_fence(dtype, at):
-    fences = Fences()
+    fences = GuardZones()
     first, last = (fences.place(torch.arange(6).to(dtype), "contiguous") for _ in range(2))
     assert torch.equal(first, torch.arange(6).to(dtype)) and fences.broken() == 0
     last.fill_(7)
