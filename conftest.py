@@ -56,7 +56,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         kind: len(terminalreporter.stats.get(kind, [])) for kind in ("passed", "failed", "error", "skipped")
     }
     kept = paths.RECORDED / machine.identity().slug / "tests.json"
-    paths.write_text(kept, json.dumps({**machine.stamp(), **found}, indent=1) + "\n")
+    paths.write_text(kept, json.dumps({**machine.row_columns(), **found}, indent=1) + "\n")
     terminalreporter.write_line(f"kept: {kept}")
 
 

@@ -25,7 +25,7 @@ NOTHING = "*The sweep over the width is shown here when lesson 1 is recorded.*\n
 
 def swept(tape: Path = TAPE) -> pd.DataFrame:
     """The rows of the sweep over the width that the picture shows; empty when nothing is recorded."""
-    table = rows.table(rows.read(tape), axes=("batch", "width"))
+    table = rows.as_results(rows.read(tape), axes=("batch", "width"))
     wanted = (table["suite"] == "launch_overhead/width") & (table["batch"] == BATCH)
     return table[wanted & table["contender"].isin(CONTENDERS)]
 

@@ -29,7 +29,7 @@ def layers(**changes):
 
 def drawn(*more, table=None, **options):
     """Curves of both layers and what comes besides."""
-    return plots.curves(rows.table([*(table or layers()), *more]), **{"title": "t", **options})
+    return plots.curves(rows.as_results([*(table or layers()), *more]), **{"title": "t", **options})
 
 
 def texts(shown):

@@ -167,7 +167,7 @@ def saved_by(call: Any, tensors: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
 
 def kernels_of(call: Any, *tensors: Tensor) -> list[Any]:
     """The launches of Triton kernels in a call, between fences, so that strays hit nothing else."""
-    fences = correctness.Fences()
+    fences = correctness.GuardZones()
     placed = [fences.place(t.detach(), "contiguous").requires_grad_(t.requires_grad) for t in tensors]
     with fences:
         made = launch_counts.count(lambda: call(*placed)).launches

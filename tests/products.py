@@ -17,7 +17,7 @@ KERNELS = {linear: ("linear_kernel", "dz_kernel"), geglu: ("gate_up_kernel", "ga
 
 def kept_is_right(rows: int, width: int, hidden: int, dtype: torch.dtype = fp32) -> None:
     """Gate, up and their product, each in its own place and nothing anywhere else."""
-    fences = correctness.Fences()
+    fences = correctness.GuardZones()
     x, w_gate_up = drawn(with_gate_up(hidden), rows, width, dtype=dtype)
     with fences:
         placed = [fences.place(t, "contiguous") for t in (x, w_gate_up)]

@@ -29,7 +29,7 @@ def begin(folder: Path, gpu: str, while_held: str = "", user: int | None = None)
     """A process that asks for its turn, says when it waits and has it, and keeps it until it is told."""
     # Once all is imported: where Python itself is installed another user may not read.
     first = "" if user is None else f"os.setuid({user})"
-    environment = {**os.environ, "PYTHONPATH": paths.python_path(), lock.FOLDER_VARIABLE: str(folder)}
+    environment = {**os.environ, "PYTHONPATH": paths.python_path(), lock.LOCK_FOLDER_VARIABLE: str(folder)}
     command = [sys.executable, "-c", HOLDER.format(first=first, while_held=while_held), gpu]
     return subprocess.Popen(
         command,

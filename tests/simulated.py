@@ -13,13 +13,13 @@ from torch.utils._pytree import tree_leaves
 from labkit import gpu
 from labkit.measure import clocks, machine, memory, roofline
 from labkit.measure.contender import Contender, Work
-from labkit.measure.machine import Identity
+from labkit.measure.machine import MachineInfo
 
 L2_BYTES = 4096
 
 
 class Gpu:
-    """Takes the place of `clocks.Cuda`: ``monkeypatch.setattr(clocks, "Cuda", lambda: gpu)``.
+    """Takes the place of `clocks.DeviceTimer`: ``monkeypatch.setattr(clocks, "DeviceTimer", lambda: gpu)``.
 
     A call under test is ``gpu.launch(host_us, device_us)``. Host and device each have a time in virtual
     microseconds; a launch is queued when the host has made it, and the device works off its queue.
@@ -92,10 +92,10 @@ class Gpu:
         yield
 
 
-class Meter(TorchDispatchMode):
-    """Takes the place of `memory.Meter`: counts the tensors that operations make until they are gone."""
+class PeakMemory(TorchDispatchMode):
+    """Takes the place of `memory.PeakMemory`: counts the tensors that operations make until they are gone."""
 
-    def __enter__(self) -> "Meter":
+    def __enter__(self) -> "PeakMemory":
         self.bytes = self._now = 0
         self._counted: set[int] = set()
         return super().__enter__()
@@ -133,7 +133,7 @@ def ticking(gpu: Gpu, *times_us: float) -> Callable[..., None]:
     return lambda *_: gpu.launch(0.0, next(turn))
 
 
-HERE = Identity("Simulated", "570.1", "2.13.0", "3.7.1", 2**30)
+HERE = MachineInfo("Simulated", "570.1", "2.13.0", "3.7.1", 2**30)
 
 
 def install(put: Callable[[object, str, Any], None]) -> Gpu:
@@ -147,8 +147,8 @@ def install(put: Callable[[object, str, Any], None]) -> Gpu:
     put(gpu, "uuid", lambda: "")
     put(gpu, "synchronize", lambda: None)
     put(machine, "identity", lambda: HERE)
-    put(clocks, "Cuda", lambda: simulated)
-    put(memory, "Meter", Meter)
+    put(clocks, "DeviceTimer", lambda: simulated)
+    put(memory, "PeakMemory", PeakMemory)
     put(roofline, "COPIES", {"slow": _copy(simulated, 2.0), "fast": _copy(simulated, 1.0)})
     return simulated
 

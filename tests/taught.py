@@ -40,7 +40,7 @@ def counted(call, *tensors):
 
     A load without its mask gives the right result wherever what it read too much is not used: its bytes tell.
     """
-    fences = correctness.Fences()
+    fences = correctness.GuardZones()
     placed = [fences.place(tensor, "contiguous") for tensor in tensors]
     with fences:
         return [launch for launch in launch_counts.count(lambda: call(*placed)).launches if launch.programs]

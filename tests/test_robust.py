@@ -147,5 +147,5 @@ def test_a_tape_of_another_version_or_a_broken_one_is_named_with_the_remedy(clon
     tape.parent.mkdir(parents=True)
     tape.write_bytes(TAPES[how])
     with pytest.raises(ValueError, match=r"01\.jsonl is damaged or of another version[\s\S]*git restore"):
-        rows.recorded("suite")
+        rows.recorded_rows("suite")
     assert tape.read_bytes() == TAPES[how], "whoever has the other version wants it back"

@@ -91,7 +91,7 @@ class BenchOptions:
         if self.json_path and measured:
             rows.write(self.json_path, measured)
         if self.csv_path and measured:
-            table = rows.table(measured).drop(columns="shape")
+            table = rows.as_results(measured).drop(columns="shape")
             paths.write_text(self.csv_path, table.to_csv(index=False))
 
 

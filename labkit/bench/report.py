@@ -46,7 +46,7 @@ def with_sizes(measured: Sequence[Row]) -> pd.DataFrame:
     """Rows as a table, times as numbers, the shape in words in the column ``sizes``."""
     sizes = [", ".join(f"{axis} {size}" for axis, size in sorted(row.shape.items())) for row in measured]
     times = dict.fromkeys(["median_us", "p20_us", "p80_us", "copy_us"], float)
-    return rows.table(measured).assign(sizes=sizes).astype(times)
+    return rows.as_results(measured).assign(sizes=sizes).astype(times)
 
 
 def cases(measured: Sequence[Row]) -> pd.DataFrame:
@@ -83,7 +83,7 @@ def groups(found: pd.DataFrame) -> pd.DataFrame:
 
 def gaps(measured: Sequence[Row]) -> list[str]:
     """Who has no time and why, a line for each contender and reason: how many rows, of which suites."""
-    lost = rows.table(row for row in measured if row.median_us is None)
+    lost = rows.as_results(row for row in measured if row.median_us is None)
     return [
         f"{contender}, {len(part)} of {', '.join(part['suite'].unique())}: {note or 'no reason given'}"
         for (contender, note), part in lost.groupby(["contender", "note"], sort=False)

@@ -91,7 +91,7 @@ def measure(part: SuitePart, tape: Path, on_row: Callable[[int, int, Row], None]
 
 def sources(parts: Iterable[SuitePart]) -> dict[tuple[str, str], str]:
     """The source that a row measured now would name, by suite and contender."""
-    return {(part.suite, one.name): sweeps.code(one) for part in parts for one in part.contenders}
+    return {(part.suite, one.name): sweeps.source_label(one) for part in parts for one in part.contenders}
 
 
 def tape(name: str) -> Path:

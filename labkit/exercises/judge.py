@@ -233,7 +233,7 @@ def _call(
     torch.manual_seed(0)
     inputs = {name: cast(value) for name, value in exercise.inputs(*case).items()}
     given = {name: copy(value) if isinstance(value, list) else value for name, value in inputs.items()}
-    fences = JudgeFences()
+    fences = JudgeGuardZones()
     for name, value in inputs.items():
         if isinstance(value, Tensor) and value.numel():
             inputs[name] = fences.place(value, layout if value.dim() else "contiguous")
@@ -248,8 +248,8 @@ def _call(
     return call
 
 
-class JudgeFences(correctness.Fences):
-    """Fences around everything that a call makes, uninitialised or not."""
+class JudgeGuardZones(correctness.GuardZones):
+    """Guard zones around everything that a call makes, uninitialised or not."""
 
     def __init__(self) -> None:
         super().__init__(FENCE)

@@ -94,7 +94,7 @@ def _run_at_size(lesson: str, name: str, file: Path) -> str:
         with torch.no_grad(), gpu.full_float32():
             assert race.work.reference is not None, "a race has a right result"
             want = race.work.reference(*[each.float() for each in given])
-            fences = correctness.Fences(
+            fences = correctness.GuardZones(
                 min(FENCE_BYTES, torch.cuda.mem_get_info()[0] // 32) // dtype.itemsize
             )
             placed = [fences.place(each, "contiguous") for each in given]

@@ -1,14 +1,17 @@
-"""Three clocks for a call on the GPU, and nothing else times anything in this course.
+"""The three clocks for a GPU call; every sweep uses them.
 
 - ``host``: wall time per call as Python sees it; many calls, one synchronisation at the end.
 - ``events``: device events around each call; idle gaps between its kernels count.
 - ``graph``: one captured graph of many calls, replayed; device time without launches.
 
-Cache ``cold``: the calls rotate through copies of their inputs (and keep as many outputs alive) that
-together exceed twice the L2; before a graph of a single slow call the L2 is flushed. ``warm``: one set of
-inputs. Contenders are interleaved in shuffled order; a timing is the median of the samples with the 20th
-and 80th percentile. By the host's clock a sample of a moment when something slowed the host down is taken
-again.
+Cache states:
+
+- ``cold``: calls cycle through input copies that together exceed twice the L2, keeping one output per copy.
+  If a graph holds fewer calls than copies, the L2 is flushed before each replay.
+- ``warm``: all calls use one set of inputs.
+
+Contenders are interleaved in shuffled order. A timing is the median of the samples with the 20th and 80th
+percentile. With the host clock, a sample taken while the host was slow is discarded and repeated.
 """
 
 import math
@@ -27,8 +30,8 @@ import torch
 
 from labkit import gpu
 from labkit.measure import noise
-from labkit.measure.cold_cache import Job, rotation
-from labkit.measure.lock import RUN_SECTION, StoppedError, gpu_lock, raise_if_stopped, thread_lock
+from labkit.measure.cold_cache import TimedCall, rotating_inputs
+from labkit.measure.lock import RUN_ON_MAIN_THREAD, StoppedError, gpu_lock, raise_if_stopped, thread_lock
 
 Clock = Literal["host", "events", "graph"]
 Cache = Literal["cold", "warm"]
@@ -37,14 +40,17 @@ SAMPLE_US = 1000.0
 """A sample lasts about this long or longer, so that starting the clock is a small part of it."""
 MIN_SAMPLES, MAX_SAMPLES = 5, 40
 MAX_CALLS = 2000
-"""Calls per sample, but for one call of each set of inputs: a call that does nothing ends somewhere."""
+"""Upper bound of calls per sample, rounded up to whole cycles through the inputs, so that a call that takes
+no time still ends."""
 WARMUPS = 3
-LONG_US = 2e5
-"""A sample that lasts longer does not keep a notebook's cells waiting."""
+MAX_MAIN_THREAD_SAMPLE_US = 2e5
+"""Longer samples run in the measuring thread; shorter ones on the notebook's main thread, between cells."""
 EVENT_CALLS = 8
-"""Calls per sample and contender of the events clock, each between events of its own."""
-PATIENCE = 10.0
-"""Samples are taken again for so many times a contender's budget, all together."""
+"""Calls per sample with the events clock; each call is between its own pair of events."""
+RETAKE_BUDGET_FACTOR = 10.0
+"""Time for repeated host samples, all contenders together, as a multiple of budget_s."""
+MAX_SLOWED_SHARE = 0.2
+"""A timing is marked as disturbed if the host was slow during more than this share of its samples."""
 NO_GPU = re.compile(
     "not compiled with CUDA|no NVIDIA driver|No CUDA GPUs|dummy base class|requires CUDA", re.IGNORECASE
 )
@@ -71,14 +77,14 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Gap:
+class NotTimed:
     """A contender that could not be measured, and why."""
 
     note: str
 
 
-class Cuda:
-    """What the clocks need of a device. Tests put a simulated one in its place."""
+class DeviceTimer:
+    """Times and captures work on the GPU. Tests replace it by a simulated one."""
 
     l2_bytes = staticmethod(gpu.l2_bytes)
     synchronize = staticmethod(torch.cuda.synchronize)
@@ -97,16 +103,17 @@ class Cuda:
         return (time.perf_counter() - start) * 1e6
 
     def device_us(self, run: Callable[[], None], *, queued: bool = False, flush: bool = False) -> float:
-        """Device time between events around ``run``; ``queued`` lets the host get ahead of the device.
+        """Device time between events around ``run``, in microseconds.
 
-        With ``flush`` the L2 holds other data when ``run`` begins.
+        ``queued``: first keep the device busy for 0.1 ms, so that launch time is not measured.
+        ``flush``: first fill the L2 with other data.
         """
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         if flush:
             torch.zeros(2 * self.l2_bytes(), dtype=torch.uint8, device="cuda")
         if queued:
-            torch.cuda._sleep(200_000)  # about 0.1 ms: the launch of ``run`` is over before the clock starts
+            torch.cuda._sleep(200_000)  # cycles, about 0.1 ms
         start.record()
         run()
         end.record()
@@ -121,11 +128,10 @@ class Cuda:
         """Record the launches of ``run`` in a graph; the result replays it."""
         graph = torch.cuda.CUDAGraph()
         outer = torch.cuda.current_stream()
-        # Its workspace of cuBLAS stays that of the stream: to drop all of them
-        # (graphs.release_cublas_workspaces) for a graph that lives so shortly would leave the caller's graphs
-        # without theirs.
-        # Captures share one pool: their outputs are never read again, and one pool holds the largest only.
-        # thread_local: what another cell does meanwhile, in the main thread, does not end the capture.
+        # The capture uses the stream's cuBLAS workspace. graphs.release_cublas_workspaces would drop all
+        # workspaces, also those that the caller's graphs use.
+        # Captures share one memory pool, because their outputs are never read again.
+        # thread_local: work of another cell in the main thread does not end the capture.
         options: Any = {"pool": self.pool, "stream": self.stream, "capture_error_mode": "thread_local"}
         try:
             with warnings.catch_warnings(record=True) as given:
@@ -143,26 +149,29 @@ class Cuda:
         return graph.replay
 
     def side_stream(self) -> Any:
-        """Warm-ups run where the capture will: autograd launches a backward pass on its forward's stream."""
+        """The stream that captures use.
+
+        Warm-ups run on it, too, because autograd launches a backward pass on the stream of its forward pass.
+        """
         self.stream.wait_stream(torch.cuda.current_stream())
         return torch.cuda.stream(self.stream)
 
 
 def measure(
-    jobs: Mapping[str, Job],
+    calls: Mapping[str, TimedCall],
     *,
     clock: Clock = "graph",
     cache: Cache = "cold",
     budget_s: float = 0.15,
     stop: Callable[[], bool] = lambda: False,
-) -> dict[str, Timing | Gap]:
+) -> dict[str, Timing | NotTimed]:
     """Time several calls in one interleaved run.
 
     ``budget_s`` is the device time in seconds that a contender's samples may take beyond the first
-    MIN_SAMPLES. A job that fails, or does not fit the memory, becomes a Gap and leaves the others alone.
-    A job that cannot be captured falls back to the events clock and says so in ``note``. The jobs are warmed
-    up first; then the process waits for the GPU's lock (`lock.gpu_lock`) and keeps it until the last
-    sample. What disturbed the samples is in ``noise``.
+    MIN_SAMPLES. A call that fails, or does not fit the memory, becomes a NotTimed; the others go on. A call
+    that cannot be captured is timed with the events clock, and ``note`` says so. The calls are warmed up
+    first; then the process waits for the GPU's lock (`lock.gpu_lock`) and keeps it until the last sample.
+    What disturbed the samples is in ``noise``.
 
     Raises CannotTimeError without a GPU, StoppedError soon after ``stop()`` turns true, and ValueError
     for an unknown clock or cache state.
@@ -173,43 +182,41 @@ def measure(
             "Nothing is timed here: without a GPU Triton interprets the kernels in Python, "
             "and those seconds say nothing about a GPU. launch_counts.count(call) counts instead."
         )
-    gaps: dict[str, Timing | Gap] = {}
+    not_timed: dict[str, Timing | NotTimed] = {}
 
     @contextmanager
-    def gap_on_error(name: str) -> Iterator[None]:
-        """An error becomes the note of this contender's gap."""
+    def keep_error(name: str) -> Iterator[None]:
+        """Keep an error as the reason why this contender has no timing."""
         raise_if_stopped(stop)
         try:
             yield
         except StoppedError:
             raise
         except Exception as error:
-            gaps[name] = Gap(describe(error))
+            not_timed[name] = NotTimed(describe(error))
 
     samplers: dict[str, _Sampler] = {}
-    shuffle, patience_s = random.Random(0).shuffle, PATIENCE * budget_s
+    shuffle, retake_budget_s = random.Random(0).shuffle, RETAKE_BUDGET_FACTOR * budget_s
     with thread_lock(stop), gpu.full_float32():
-        cuda = Cuda()
-        for name, job in jobs.items():
-            with gap_on_error(name):
-                samplers[name] = _Sampler(cuda, job, clock, cache)
+        timer = DeviceTimer()
+        for name, timed_call in calls.items():
+            with keep_error(name):
+                samplers[name] = _Sampler(timer, timed_call, clock, cache)
         with gpu_lock(stop):
             for name, sampler in samplers.items():
-                with gap_on_error(name):
+                with keep_error(name):
                     sampler.prepare()
-            counts = {name: s.sample_count(budget_s) for name, s in samplers.items() if name not in gaps}
+            counts = {name: s.sample_count(budget_s) for name, s in samplers.items() if name not in not_timed}
             watch = noise.GpuWatch()
             for round_ in range(max(counts.values(), default=0)):
-                names = [name for name, count in counts.items() if round_ < count and name not in gaps]
+                names = [name for name, count in counts.items() if round_ < count and name not in not_timed]
                 shuffle(names)
                 for name in names:
-                    with gap_on_error(name):
-                        while lost_s := samplers[name].sample(keep_slowed=patience_s < 0):
-                            patience_s -= lost_s
-                            raise_if_stopped(stop)
+                    with keep_error(name):
+                        retake_budget_s = samplers[name].take_sample(retake_budget_s, stop)
                 watch.look()
             disturbance = watch.finish()
-    return {name: gaps.get(name) or samplers[name].timing(cache, disturbance) for name in jobs}
+    return {name: not_timed.get(name) or samplers[name].timing(cache, disturbance) for name in calls}
 
 
 def check_names(clock: str, cache: str) -> None:
@@ -221,107 +228,124 @@ def check_names(clock: str, cache: str) -> None:
 
 
 class _Sampler:
-    """Takes samples of one job, each in microseconds per call."""
+    """Takes samples of one call, each in microseconds per call."""
 
-    def __init__(self, cuda: Cuda, job: Job, clock: Clock, cache: Cache) -> None:
-        """Set up the job's inputs and warm it up."""
-        self.cuda, self.job, self.clock, self.note = cuda, job, clock, ""
+    def __init__(self, timer: DeviceTimer, timed_call: TimedCall, clock: Clock, cache: Cache) -> None:
+        """Make the sets of inputs and warm the call up."""
+        self.timer, self.timed_call, self.clock, self.note = timer, timed_call, clock, ""
         self.samples_us: list[float] = []
         self.slowed = 0
-        """How many samples are of moments when the host was slowed down."""
+        """How many samples were taken while the host was slow."""
         self.called = 0
-        with cuda.side_stream():
-            self.sets = rotation(job, cuda.l2_bytes() if cache == "cold" else 0)
-            self.outputs: list[Any] = [None] * len(self.sets)
+        with timer.side_stream():
+            self.inputs = rotating_inputs(timed_call, timer.l2_bytes() if cache == "cold" else 0)
+            self.outputs: list[Any] = [None] * len(self.inputs)
             self._call(WARMUPS)
-        cuda.synchronize()
+        timer.synchronize()
 
     def prepare(self) -> None:
         """Find out how many calls fill a sample, and capture them for the graph clock."""
-        timed = self.cuda.host_us if self.clock == "host" else self.cuda.device_us
-        with self.cuda.side_stream():
-            for calls in (1, 4, 16, 64, 256, 1024):
-                took_us = timed(partial(self._call, calls))
-                if took_us > SAMPLE_US / 4:  # long enough to tell the calls from starting the clock
-                    break
-        once_us = took_us / calls
-        self.calls = self._calls_of(once_us)
-        self.sample_us = self.calls * once_us
+        call_us = self._estimate_call_us()
+        self.calls = self._calls_per_sample(call_us)
+        self.sample_us = self.calls * call_us
         if self.clock == "graph":
-            try:
-                self._capture()
-                calls = self._calls_of(self.sample_us / self.calls)
-                if self.sample_us < SAMPLE_US and calls > self.calls:  # in a graph they take less time
-                    self.calls = calls
-                    self._capture()
-            except (torch.cuda.OutOfMemoryError, StoppedError):
-                raise
-            except Exception as error:
-                self.clock = "events"
-                self.note = f"timed with events, a graph cannot hold it: {describe(error)}"
+            self._capture_or_fall_back()
         if self.clock == "events":  # asked for, or because a graph cannot hold the call
-            self.sample_us = EVENT_CALLS * once_us
+            self.sample_us = EVENT_CALLS * call_us
 
-    def _calls_of(self, once_us: float) -> int:
-        """How many calls fill a sample, each set of inputs taking part equally often."""
-        calls = math.ceil(SAMPLE_US / max(once_us, SAMPLE_US / MAX_CALLS))
-        return calls if calls == 1 else len(self.sets) * math.ceil(calls / len(self.sets))
+    def _estimate_call_us(self) -> float:
+        """Microseconds per call, from enough calls that starting the clock hardly counts, at most 1024."""
+        timed_us = self.timer.host_us if self.clock == "host" else self.timer.device_us
+        with self.timer.side_stream():
+            for calls in (1, 4, 16, 64, 256):
+                took_us = timed_us(partial(self._call, calls))
+                if took_us > SAMPLE_US / 4:
+                    return took_us / calls
+            return timed_us(partial(self._call, 1024)) / 1024
+
+    def _calls_per_sample(self, call_us: float) -> int:
+        """How many calls fill a sample: one, or whole cycles through the sets of inputs."""
+        calls = math.ceil(SAMPLE_US / max(call_us, SAMPLE_US / MAX_CALLS))
+        return calls if calls == 1 else len(self.inputs) * math.ceil(calls / len(self.inputs))
+
+    def _capture_or_fall_back(self) -> None:
+        """Capture a graph of a sample's calls; change to the events clock if a graph cannot hold them."""
+        try:
+            self._capture()
+            calls = self._calls_per_sample(self.sample_us / self.calls)
+            if self.sample_us < SAMPLE_US and calls > self.calls:  # in a graph they take less time
+                self.calls = calls
+                self._capture()
+        except (torch.cuda.OutOfMemoryError, StoppedError):
+            raise
+        except Exception as error:
+            # Row.asked_clock relies on this: a timing with events has a note only if a graph was asked for.
+            self.clock = "events"
+            self.note = f"timed with events, a graph cannot hold it: {describe(error)}"
 
     def _capture(self) -> None:
-        self.replay = RUN_SECTION.get()(lambda: self.cuda.capture(lambda: self._call(self.calls)))
+        self.replay = RUN_ON_MAIN_THREAD.get()(lambda: self.timer.capture(lambda: self._call(self.calls)))
         self.replay()
-        self.sample_us = self.cuda.device_us(self.replay, queued=True)
+        self.sample_us = self.timer.device_us(self.replay, queued=True)
 
     def _call(self, count: int) -> None:
-        """Call ``count`` times over the rotating sets, with as many outputs alive as there are sets."""
-        # The events clock calls once at a time: its outputs outlive the call, to keep as many alive.
-        kept = self.outputs if self.clock == "events" else [None] * len(self.sets)
+        """Call ``count`` times with the sets of inputs in turn, keeping one output per set."""
+        # With events each call is timed alone, so outputs are stored on self to keep as many alive as in the
+        # other clocks.
+        outputs = self.outputs if self.clock == "events" else [None] * len(self.inputs)
         for _ in range(count):
-            index = self.called % len(self.sets)
-            kept[index] = None  # this call may write where the last one with these inputs did
-            kept[index] = self.job.call(*self.sets[index])
+            index = self.called % len(self.inputs)
+            outputs[index] = None  # this call may write where the last one with these inputs did
+            outputs[index] = self.timed_call.call(*self.inputs[index])
             self.called += 1
 
     def sample_count(self, budget_s: float) -> int:
         """How many samples fit the budget."""
         return int(min(MAX_SAMPLES, max(MIN_SAMPLES, budget_s * 1e6 / max(self.sample_us, 1.0))))
 
-    def sample(self, *, keep_slowed: bool) -> float:
-        """Take a sample. When the host was slowed down it is dropped, unless ``keep_slowed``.
+    def take_sample(self, retake_budget_s: float, stop: Callable[[], bool]) -> float:
+        """Take a sample, and repeat it while the host is slow, for ``retake_budget_s`` at most.
 
-        Returns the seconds that a dropped sample took, and 0 when it is kept.
+        Returns the seconds that are left for repeated samples. When none are left, the sample is kept as it
+        is. StoppedError when ``stop()`` is true before a repeated sample.
         """
-        # What a cell does meanwhile is nothing beside a long sample, and nobody waits that long for a button.
-        is_short = self.sample_us < LONG_US
-        samples_us, slowed = RUN_SECTION.get()(self._sample) if is_short else self._sample()
-        if slowed and not keep_slowed:
-            return self.calls * samples_us[0] / 1e6
+        while True:
+            # A cell's activity hardly changes a sample over 0.2 s, and blocking the main thread that long
+            # would freeze the buttons.
+            is_short = self.sample_us < MAX_MAIN_THREAD_SAMPLE_US
+            samples_us, slowed = RUN_ON_MAIN_THREAD.get()(self._sample) if is_short else self._sample()
+            if not slowed or retake_budget_s < 0:
+                break
+            retake_budget_s -= self.calls * samples_us[0] / 1e6
+            raise_if_stopped(stop)
         self.samples_us += samples_us
         self.slowed += slowed
-        return 0.0
+        return retake_budget_s
 
     def _sample(self) -> tuple[list[float], bool]:
+        """A sample (with events one for each call), and whether the host was slow."""
         if self.clock == "graph":
-            # A graph of one slow call replays the same set of inputs each time: nothing rotates.
-            flush = self.calls < len(self.sets)
-            return [self.cuda.device_us(self.replay, queued=True, flush=flush) / self.calls], False
-        with self.cuda.side_stream():  # where its forward pass ran: autograd launches a backward there
+            # A graph of one slow call replays the same set of inputs each time, so the L2 has to be flushed.
+            flush = self.calls < len(self.inputs)
+            return [self.timer.device_us(self.replay, queued=True, flush=flush) / self.calls], False
+        with self.timer.side_stream():  # autograd launches a backward pass on the stream of its forward pass
             if self.clock == "events":
-                return [self.cuda.device_us(lambda: self._call(1)) for _ in range(EVENT_CALLS)], False
-            sample_us = self.cuda.host_us(lambda: self._call(self.calls)) / self.calls
-        return [sample_us], self.cuda.slowed()  # asked by the thread that called, on the core that it was on
+                return [self.timer.device_us(lambda: self._call(1)) for _ in range(EVENT_CALLS)], False
+            sample_us = self.timer.host_us(lambda: self._call(self.calls)) / self.calls
+        return [sample_us], self.timer.slowed()  # asked in the thread that called, on the core that it was on
 
     def timing(self, cache: Cache, disturbance: str) -> Timing:
         """The median of the samples, and what disturbed them."""
         p20, median, p80 = (float(us) for us in np.percentile(self.samples_us, (20, 50, 80)))
-        slowed = "the host was slowed down" if 5 * self.slowed > len(self.samples_us) else ""
+        is_slowed = self.slowed / len(self.samples_us) > MAX_SLOWED_SHARE
+        slowed = "the host was slowed down" if is_slowed else ""
         wide = noise.wide_spread(self.clock, median, p80 - p20)
         found = "; ".join(filter(None, [disturbance, slowed, wide]))
         return Timing(self.clock, cache, median, p20, p80, len(self.samples_us), self.note, found)
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line, for the note of a gap."""
+    """An error in one line, for the note of a row without a time."""
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return "out of memory"
     first = (str(error).strip().splitlines() or ["no message"])[0]

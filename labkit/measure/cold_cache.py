@@ -1,4 +1,7 @@
-"""The cold cache: calls rotate through copies of their inputs that together exceed twice the L2."""
+"""The cold cache: calls cycle through input copies that together exceed twice the L2.
+
+One output is kept per copy. If a graph holds fewer calls than copies, the L2 is flushed before each replay.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +11,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Job:
+class TimedCall:
     """A call to be timed: ``call(*inputs)``.
 
     With ``setup``, each set of inputs first passes through ``setup(*inputs)`` outside the timed region and
@@ -20,16 +23,18 @@ class Job:
     setup: Callable[..., tuple[Any, ...]] | None = None
 
 
-def rotation(job: Job, l2_bytes: int) -> list[tuple[Any, ...]]:
-    """Sets of inputs that together exceed twice ``l2_bytes``: the job's own and clones of it.
+def rotating_inputs(timed_call: TimedCall, l2_bytes: int) -> list[tuple[Any, ...]]:
+    """Sets of inputs that together exceed twice ``l2_bytes``: those of the call, and clones of them.
 
-    The clones keep dtype, strides and ``requires_grad``; inputs that are no tensors are shared.
+    With ``setup`` each set is what ``setup`` returns for it. The clones keep dtype, strides and
+    ``requires_grad``; inputs that are no tensors are shared.
     """
-    tensors = [_stored(t) for t in job.inputs if isinstance(t, torch.Tensor)]
+    tensors = [_stored(t) for t in timed_call.inputs if isinstance(t, torch.Tensor)]
     size = sum(t.numel() * t.element_size() for t in tensors)
     count = 2 * l2_bytes // size + 1 if size else 1
-    sets = [job.inputs, *(tuple(_clone(value) for value in job.inputs) for _ in range(count - 1))]
-    return [job.setup(*values) for values in sets] if job.setup else sets
+    inputs = timed_call.inputs
+    sets = [inputs, *(tuple(_clone(value) for value in inputs) for _ in range(count - 1))]
+    return [timed_call.setup(*values) for values in sets] if timed_call.setup else sets
 
 
 def _clone(value: Any) -> Any:

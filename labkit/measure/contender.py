@@ -81,7 +81,7 @@ class Contender:
         """Whether it is a contender at this size."""
         return all(shape.get(axis) in sizes for axis, sizes in self.sizes.items())
 
-    def fingerprint(self) -> str:
+    def code_hash(self) -> str:
         """Changes when the call or the work is edited, what they use, or how labkit times them."""
         work = (self.work.inputs, self.work.reference, self.work.min_bytes, self.work.flops)
         options = [str(self.compiled), *([self.mode] if self.mode else [])]

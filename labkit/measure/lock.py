@@ -29,9 +29,9 @@ from typing import Any
 
 from labkit import gpu
 
-FOLDER_VARIABLE = "LABKIT_TURNS"
+LOCK_FOLDER_VARIABLE = "LABKIT_TURNS"
 """Environment variable: the folder where the processes meet, if it is not /tmp/labkit-turns."""
-PARENT_VARIABLE = "LABKIT_WITHIN_TURN"
+LOCK_INHERITED_VARIABLE = "LABKIT_WITHIN_TURN"
 """Environment variable: the GPU whose lock the parent of this process holds for it."""
 SILENT_S = 0.2
 """Seconds that a process waits before it says so."""
@@ -101,7 +101,7 @@ class _Ticket:
 
 
 def _queue_folder() -> Path:
-    return Path(os.environ.get(FOLDER_VARIABLE) or "/tmp/labkit-turns").expanduser()
+    return Path(os.environ.get(LOCK_FOLDER_VARIABLE) or "/tmp/labkit-turns").expanduser()
 
 
 def _open_without_following(path: str, flags: int) -> int:
@@ -128,7 +128,7 @@ def gpu_lock(stop: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """
     uuid = gpu.uuid()
     with thread_lock(stop):
-        if uuid in ("", os.environ.get(PARENT_VARIABLE), held_gpu()):
+        if uuid in ("", os.environ.get(LOCK_INHERITED_VARIABLE), held_gpu()):
             yield
             return
         try:
@@ -155,7 +155,7 @@ def _wait_in_queue(uuid: str, stop: Callable[[], bool]) -> None:
     except OSError as problem:
         warnings.warn(
             f"The GPU is not locked ({_queue_folder()}: {problem.strerror}): while others measure, too, "
-            f"figures may be off. {FOLDER_VARIABLE} names another folder for all who share it.",
+            f"figures may be off. {LOCK_FOLDER_VARIABLE} names another folder for all who share it.",
             stacklevel=2,
         )
     finally:
@@ -193,8 +193,8 @@ SHOW_QUEUE: ContextVar[Callable[[str], None]] = ContextVar("SHOW_QUEUE", default
 
 # ---- threads of one process --------------------------------------------------------------------------------
 
-RUN_SECTION: ContextVar[Callable[[Callable[[], Any]], Any]] = ContextVar(
-    "RUN_SECTION", default=lambda section: section()
+RUN_ON_MAIN_THREAD: ContextVar[Callable[[Callable[[], Any]], Any]] = ContextVar(
+    "RUN_ON_MAIN_THREAD", default=lambda section: section()
 )
 """Calls a capture or a sample. A panel that measures in a thread has the thread of the cells call it:
 while a graph is captured no other thread may draw random numbers, and what a cell does would be timed too."""

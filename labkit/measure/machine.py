@@ -11,11 +11,11 @@ import triton
 
 from labkit import gpu
 from labkit.measure import noise
-from labkit.measure.rows import Conditions
+from labkit.measure.rows import Environment
 
 
 @dataclass(frozen=True)
-class Identity:
+class MachineInfo:
     """The device and the versions that a measurement belongs to."""
 
     device: str
@@ -36,23 +36,23 @@ def slug(device_name: str) -> str:
 
 
 @cache
-def identity() -> Identity:
+def identity() -> MachineInfo:
     """This machine; without a GPU the device is "CPU, interpreted" and its memory 0."""
     versions = torch.__version__, triton.__version__
     if not gpu.available():
-        return Identity("CPU, interpreted", "", *versions, 0)
+        return MachineInfo("CPU, interpreted", "", *versions, 0)
     card, nvml = torch.cuda.get_device_properties(0), noise.nvml()
     driver = nvml.nvmlSystemGetDriverVersion() if nvml else "unknown"
-    return Identity(card.name, driver, *versions, card.total_memory)
+    return MachineInfo(card.name, driver, *versions, card.total_memory)
 
 
-def stamp() -> dict[str, Any]:
+def row_columns() -> dict[str, Any]:
     """The columns of a row that say where and when it was measured."""
     versions = {name: getattr(identity(), name) for name in ("device", "driver", "torch", "triton")}
     return versions | {"date": datetime.now(UTC).isoformat(timespec="seconds"), "card": gpu.card()}
 
 
-def conditions(source: str, peer_version: str | None) -> Conditions:
-    """How code would be measured now, on this machine: the ``conditions`` of the row that it would get."""
+def current_environment(source: str, peer_version: str | None) -> Environment:
+    """How code would be measured now, on this machine: the ``environment`` of the row that it would get."""
     here = identity()
     return source, peer_version, here.device, here.driver, here.torch, here.triton

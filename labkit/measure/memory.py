@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 
-class Meter:
+class PeakMemory:
     """The most bytes that were in use at one time inside the ``with`` block, above those in use before it.
 
     Bytes as they were asked for: the allocator hands out up to 2 MiB more for a tensor, depending on what
     was freed before, and ``torch.cuda.max_memory_allocated`` counts those too.
     """
 
-    def __enter__(self) -> "Meter":
+    def __enter__(self) -> "PeakMemory":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         self._before = self._stat("current")
@@ -35,7 +35,7 @@ def peak_bytes(call: Callable[[], Any]) -> int:
     workspaces that a library keeps are no part of it.
     """
     call()
-    with Meter() as meter:
+    with PeakMemory() as meter:
         call()
     return meter.bytes
 

@@ -23,22 +23,22 @@ REASONS = {
     0x80: "power supply",
 }
 """NVML's reasons for lower clocks, but for those that are no disturbance: idle, or set so by somebody."""
-WIDE = {"graph": 0.10, "events": 0.30, "host": 0.30}
+MAX_RELATIVE_SPREAD = {"graph": 0.10, "events": 0.30, "host": 0.30}
 """p80 - p20 over the median, by clock: on a quiet H200 1 of 100 rows by the graph clock is above, none by
 events, and by the host clock 1 of 10, where Python itself was disturbed."""
-SLOWED = 1.3
+HOST_SLOWDOWN = 1.3
 """So many times as long as at its best takes work on a core that is shared: on a virtual machine beside an
 H200 it was 1.5 to 1.8, for seconds, with eager steps at 1.5 to 2.2; in its quiet moments 0.9 to 1.1."""
-WORK = "for number in range(1500): number * number"
+HOST_PROBE = "for number in range(1500): number * number"
 """About 0.1 ms of Python."""
-TICK_US = 0.5
+CLOCK_RESOLUTION_US = 0.5
 """A narrower spread is that of the clock itself."""
 
 
 def wide_spread(clock: str, median_us: float, spread_us: float) -> str:
     """A note when p80 - p20 of a timing is too wide for its clock; empty when it is not."""
-    limit = WIDE[clock]
-    return f"spread above {limit:.0%}" if spread_us > max(limit * median_us, TICK_US) else ""
+    limit = MAX_RELATIVE_SPREAD[clock]
+    return f"spread above {limit:.0%}" if spread_us > max(limit * median_us, CLOCK_RESOLUTION_US) else ""
 
 
 @cache
@@ -72,12 +72,12 @@ class HostSpeed:
         """Whether the host is slower now; the first answer takes 0.2 s, the others 0.2 ms."""
         now = time.monotonic()
         if math.isinf(self._best_s):
-            self._best_s, self._since_s = min(timeit.repeat(WORK, number=1, repeat=2000)), now
+            self._best_s, self._since_s = min(timeit.repeat(HOST_PROBE, number=1, repeat=2000)), now
         elif now - self._since_s > 60:
             self._best_s, self._before_s, self._since_s = math.inf, self._best_s, now
-        took_s = min(timeit.repeat(WORK, number=1, repeat=3))
+        took_s = min(timeit.repeat(HOST_PROBE, number=1, repeat=3))
         self._best_s = min(self._best_s, took_s)
-        return took_s > SLOWED * min(self._best_s, self._before_s)
+        return took_s > HOST_SLOWDOWN * min(self._best_s, self._before_s)
 
 
 host_speed = HostSpeed()

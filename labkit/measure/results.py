@@ -134,9 +134,7 @@ class Results(pd.DataFrame):
             found = case.paired(of, over, "direction")
             if found.empty or case["median_us"].isna().any():
                 return MISSING
-            slower = found["median_us_of"] - found["median_us_over"]
-            tie = slower.abs() <= found[["spread_of", "spread_over"]].max(axis=1)
-            ratios += (found["median_us_of"] / found["median_us_over"]).where(~tie, 1.0).tolist()
+            ratios += (found["median_us_of"] / found["median_us_over"]).where(~_is_tie(found), 1.0).tolist()
         return measured(max(ratios), self._origin()) if ratios else MISSING
 
     def crossover(self, of: str, over: str, x: str = "width", **where: Any) -> Measured:
@@ -153,7 +151,7 @@ class Results(pd.DataFrame):
             return MISSING
         return measured(points[0], both._origin())
 
-    def growth(self, of: str, over: str, x: str = "width") -> Measured:
+    def speedup_exponent(self, of: str, over: str, x: str = "width") -> Measured:
         """The power of ``x`` that the speedup of ``of`` over ``over`` grows with, fitted on log axes."""
         found = self.speedups(of, over, x)
         if len(found) < 2:
@@ -186,15 +184,6 @@ class Results(pd.DataFrame):
             }
         )
 
-    def wide(
-        self, value: str, rows: str | list[str], columns: str | list[str], digits: int = 2
-    ) -> pd.DataFrame:
-        """One figure of each row as a table to read, in the order in which the rows were measured."""
-        if not self.empty:
-            self._origin()  # refuses a mixture
-        found = pd.DataFrame(self).pivot_table(value, rows, columns, sort=False, aggfunc="first")
-        return found.round(digits)
-
     def relative(self, over: str) -> "Results":
         """The table with a column ``times_as_long``: each time over that of ``over`` in the same case.
 
@@ -210,7 +199,7 @@ class Results(pd.DataFrame):
         """The table with a column ``sizes``, a heading for each shape: "8192 x 768 x 3072"."""
         return self.assign(sizes=[" x ".join(map(str, shape.values())) for shape in self["shape"]])
 
-    def finding(self, of: str, over: str, x: str = "width") -> str:
+    def describe_speedup(self, of: str, over: str, x: str = "width") -> str:
         """Who wins where, and by how much, of one dtype, direction and clock.
 
         "labkit is faster than nn.Linear from width 412 on: 21.4x at 1024." Differences inside the larger
@@ -221,7 +210,7 @@ class Results(pd.DataFrame):
             return f"No {x} was measured for both {of} and {over}."
         ratio = (both["median_us_over"] / both["median_us_of"]).to_numpy()  # per x, above 1 where ``of`` wins
         xs, ours, theirs = (both[name].to_numpy(float) for name in (x, "median_us_of", "median_us_over"))
-        tie = np.abs(theirs - ours) <= both[["spread_of", "spread_over"]].max(axis=1).to_numpy()
+        tie = _is_tie(both).to_numpy()
         best, worst = int(ratio.argmax()), int(ratio.argmin())
         times = f"{ratio[best]:.2g}" if ratio[best] < 10 else f"{ratio[best]:.0f}"
         peak = f"{times}x at {x} {xs[best]:g}"
@@ -279,6 +268,12 @@ class Results(pd.DataFrame):
             origins = " and of ".join(found.agg(" ".join, axis=1))
             raise ValueError(f"table: rows of {origins}; select one of them")
         return found.iloc[0]
+
+
+def _is_tie(paired: pd.DataFrame) -> "pd.Series[bool]":
+    """Where two paired contenders tie: their medians differ by no more than the larger p80 - p20."""
+    difference = paired["median_us_of"] - paired["median_us_over"]
+    return difference.abs() <= paired[["spread_of", "spread_over"]].max(axis=1)
 
 
 def crossovers(xs: Sequence[float], first: Sequence[float], second: Sequence[float]) -> list[float]:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from labkit import gpu, paths
 from labkit.measure import clocks, machine, rows
-from labkit.measure.clocks import Gap, Timing
-from labkit.measure.cold_cache import Job
+from labkit.measure.clocks import NotTimed, Timing
+from labkit.measure.cold_cache import TimedCall
 from labkit.measure.rows import Row
 
 COPY_BYTES = tuple(4**k for k in range(6, 17))
@@ -61,11 +61,11 @@ def copied_bytes(total_bytes: int) -> int:
     return -(-total_bytes // unit) * unit
 
 
-def copy_jobs(total_bytes: int) -> dict[str, Job]:
+def copy_calls(total_bytes: int) -> dict[str, TimedCall]:
     """Two ways to move ``copied_bytes(total_bytes)``, half of them read, half written."""
     source = torch.randn(copied_bytes(total_bytes) // 8, device=gpu.device())
     pair = (source, torch.empty_like(source))
-    return {name: Job(copy, pair) for name, copy in COPIES.items()}
+    return {name: TimedCall(copy, pair) for name, copy in COPIES.items()}
 
 
 @dataclass(frozen=True)
@@ -163,30 +163,32 @@ def measure_roofs() -> Iterator[Row]:
     """Measure the roofs now; one row of the contract's schema for each figure."""
     memory = machine.identity().memory_bytes
     for size in (size for size in COPY_BYTES if 2 * size < memory):
-        for name, outcome in clocks.measure(copy_jobs(size), budget_s=0.05).items():
+        for name, outcome in clocks.measure(copy_calls(size), budget_s=0.05).items():
             yield _row("roofs/copy", name, outcome, shape={"bytes": size}, min_bytes=size)
     for dtype, side in MATMUL_SIDE.items():
         outcome = clocks.measure({"matmul": _matmul_job(dtype, side)})["matmul"]
         flops = 2 * side**3
         yield _row("roofs/matmul", "cuBLAS", outcome, dtype=dtype, shape={"side": side}, flops=flops)
-    tiny = Job(lambda t: t + 1, (torch.randn(1, device=gpu.device()),))
+    tiny = TimedCall(lambda t: t + 1, (torch.randn(1, device=gpu.device()),))
     sizes: dict[str, Any] = {"shape": {"elements": 1}, "min_bytes": 8, "flops": 1}
     for clock in ("graph", "host"):
         outcome = clocks.measure({"add": tiny}, clock=clock, cache="warm")["add"]
         yield _row("roofs/launch", "smallest kernel", outcome, **sizes)
 
 
-def _row(suite: str, contender: str, outcome: Timing | Gap, *, dtype: str = "float32", **columns: Any) -> Row:
-    if isinstance(outcome, Gap):
+def _row(
+    suite: str, contender: str, outcome: Timing | NotTimed, *, dtype: str = "float32", **columns: Any
+) -> Row:
+    if isinstance(outcome, NotTimed):
         raise RuntimeError(f"{suite}: the roof could not be measured: {outcome.note}")
-    columns |= {"dtype": dtype, "direction": "forward"} | vars(outcome) | machine.stamp()
+    columns |= {"dtype": dtype, "direction": "forward"} | vars(outcome) | machine.row_columns()
     return Row(suite=suite, contender=contender, **columns)
 
 
-def _matmul_job(dtype: str, side: int) -> Job:
+def _matmul_job(dtype: str, side: int) -> TimedCall:
     kind = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
     a, b = (torch.randn(side, side, device=gpu.device()).to(kind) for _ in range(2))
-    return Job(with_tf32(torch.matmul) if dtype == "tf32" else torch.matmul, (a, b))
+    return TimedCall(with_tf32(torch.matmul) if dtype == "tf32" else torch.matmul, (a, b))
 
 
 def with_tf32(call: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -1,9 +1,9 @@
 """One measurement is one row; tapes and benchmarks are files of rows (JSON lines).
 
-A run that was cut short is continued from its file (`Journal`). A row there is taken instead of measuring if
-it would be measured again in the same way: the same measurement, by the clock that was asked for, of the same
-code with the same device, driver and versions. It has to have a time, and to be undisturbed; but not on a
-tape or in a benchmark, which measured it several times already.
+A run that was cut short is continued from its file (`ResumableRun`). A row there is taken instead of
+measuring if it would be measured again in the same way: the same measurement, with the clock that was asked
+for, of the same code with the same device, driver and versions. It has to have a time, and to be undisturbed;
+but not on a tape or in a benchmark, which measured it several times already.
 """
 
 import json
@@ -31,7 +31,7 @@ RESUME_WITHIN_S = 3600
 
 Key = tuple[Any, ...]
 """What identifies a measurement, whenever and wherever it was made: a :attr:`Row.key`."""
-Conditions = tuple[str | None, ...]
+Environment = tuple[str | None, ...]
 """Code, device and versions of a measurement."""
 
 
@@ -87,7 +87,8 @@ class Row:
 
     @property
     def asked_clock(self) -> str:
-        """The clock that was asked for: a call that a graph cannot hold is timed with events, and says so."""
+        """The clock that was asked for: "graph" for a call that was timed with events as a fallback."""
+        # Relies on clocks._Sampler._capture_or_fall_back: only such a row has events, a time and a note.
         return "graph" if self.clock == "events" and self.note and self.median_us is not None else self.clock
 
     @property
@@ -96,7 +97,7 @@ class Row:
         return replace(self, clock=self.asked_clock).key
 
     @property
-    def conditions(self) -> Conditions:
+    def environment(self) -> Environment:
         """Code, device and versions that it was measured with."""
         return self.source, self.peer_version, self.device, self.driver, self.torch, self.triton
 
@@ -171,12 +172,12 @@ def append(path: Path, row: Row) -> None:
             os.fsync(stream.fileno())
 
 
-def put(path: Path, row: Row) -> None:
+def replace_row(path: Path, row: Row) -> None:
     """Put a row into a file in one step, in the place of one of the same measurement."""
     write(path, [*(kept for kept in read(path) if kept.key != row.key), row])
 
 
-def recorded(suite: str) -> list[Row]:
+def recorded_rows(suite: str) -> list[Row]:
     """Rows of a suite, or of all suites below it, from the tapes of one recorded device.
 
     Tapes stand in ``labkit/data/recorded/<device>/<lesson>.jsonl``. Of several devices the first one by name
@@ -211,7 +212,7 @@ def _parsed(tape: Path, *state: int) -> tuple[Row, ...]:
     return tuple(read(tape))
 
 
-def table(rows: Iterable[Row], axes: Iterable[str] = ()) -> "Results":
+def as_results(rows: Iterable[Row], axes: Iterable[str] = ()) -> "Results":
     """Rows as a table: the columns of the schema, and one for each name in ``shape`` and in ``axes``."""
     from labkit.measure.results import Results  # pandas takes a while
 
@@ -225,18 +226,18 @@ def table(rows: Iterable[Row], axes: Iterable[str] = ()) -> "Results":
 # ---- runs that are continued -------------------------------------------------------------------------------
 
 
-class Journal:
+class ResumableRun:
     """The rows of a run in a file, which may hold rows of others, too.
 
-    ``wanted`` has the present conditions for each key that the run will measure. With ``tape`` the rows stay
+    ``wanted`` has the present environment for each key that the run will measure. With ``tape`` the rows stay
     when the run is complete, and disturbed ones count.
     """
 
-    def __init__(self, path: Path, wanted: Mapping[Key, Conditions], *, tape: bool) -> None:
+    def __init__(self, path: Path, wanted: Mapping[Key, Environment], *, tape: bool) -> None:
         self.path, self.tape, self._wanted = path, tape, wanted
         found = read_valid(path)
         usable = [row for row in found if row.median_us is not None and (tape or not row.noise)]
-        self.kept = {row.asked_key: row for row in usable if row.conditions == wanted.get(row.asked_key)}
+        self.kept = {row.asked_key: row for row in usable if row.environment == wanted.get(row.asked_key)}
         """The rows that need not be measured, by their key."""
         # What is measured again, and a torn last line, are not in the file any more.
         stay = [row for row in found if row.asked_key not in wanted or self.kept.get(row.asked_key) is row]

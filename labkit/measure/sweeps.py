@@ -21,15 +21,42 @@ from torch import Tensor
 
 from labkit import gpu, paths
 from labkit.measure import accuracy, clocks, lock, machine, memory, roofline, rows
-from labkit.measure.clocks import Cache, Clock, Gap, Timing
-from labkit.measure.cold_cache import Job
+from labkit.measure.clocks import Cache, Clock, NotTimed, Timing
+from labkit.measure.cold_cache import TimedCall
 from labkit.measure.contender import Contender, Shape, Work, repeatable_backward, silence_compiler
 from labkit.measure.lock import StoppedError, raise_if_stopped
 from labkit.measure.results import Results
-from labkit.measure.rows import TAPE, Conditions, Journal, Key, Row
+from labkit.measure.rows import TAPE, Environment, Key, ResumableRun, Row
 
 REPEATS = 2
 """How often a disturbed point is measured again for a tape: others will read it, and cannot."""
+
+
+def sweep(
+    suite: str,
+    contenders: Sequence[Contender],
+    points: Iterable[Shape],
+    *,
+    dtype: str | tuple[str, ...] = "float32",
+    direction: str | tuple[str, ...] = "forward",
+    clock: Clock | tuple[Clock, ...] = "graph",
+    cache: Cache | tuple[Cache, ...] = "cold",
+    budget_s: float = 0.15,
+) -> Results:
+    """Measure every contender at every point, beside a copy of the same bytes; rows of the contract's schema.
+
+    ``direction`` is "forward", "backward" or "forward_backward"; ``clock`` is "graph", "events" or "host";
+    ``cache`` is "cold" or "warm". For a tuple of values there is a run for each; for several tuples there is
+    one for each combination. ``budget_s`` is the device time in seconds for each contender at each point, see
+    `clocks.measure`. Without a GPU the rows are those of a recorded one.
+    """
+    shapes = list(points)
+    choices = [value if isinstance(value, tuple) else (value,) for value in (dtype, direction, clock, cache)]
+    found = []
+    for chosen in itertools.product(*choices):
+        options: dict[str, Any] = dict(zip(("dtype", "direction", "clock", "cache"), chosen, strict=True))
+        found.append(run(suite, contenders, shapes, **options, budget_s=budget_s))
+    return Results(pd.concat(found, ignore_index=True))
 
 
 def run(
@@ -52,8 +79,8 @@ def run(
     each contender's result is compared with float64. Out of memory, an error or a wrong result is a row
     without a time and with a note; the others go on. ``progress(done, total, row)`` hears of each row. When
     ``stop()`` turns true the rows measured so far are returned. A sweep that was interrupted within the last
-    hour is continued (:class:`labkit.measure.rows.Journal`). With ``tape`` the rows stay in that file, and
-    what it holds of this sweep, however old, is not measured again.
+    hour is continued (:class:`labkit.measure.rows.ResumableRun`). With ``tape`` the rows stay in that file,
+    and what it holds of this sweep, however old, is not measured again.
 
     What disturbed a point is in its rows' ``noise``. A sweep that is continued measures such points again.
     For a tape a disturbed point is measured up to REPEATS times more right away, and its quietest run is
@@ -78,49 +105,33 @@ def run(
     shapes = list(points)
     axes = list(dict.fromkeys(axis for shape in shapes for axis in shape))
     if not gpu.available():
-        return rows.table((row for row in rows.recorded(suite) if this.matches(row)), axes)
-    now = {contender.name: conditions(contender) for contender in contenders}
+        return rows.as_results((row for row in rows.recorded_rows(suite) if this.matches(row)), axes)
+    now = {contender.name: contender_environment(contender) for contender in contenders}
     plan = [(shape, [contender for contender in contenders if contender.fits(shape)]) for shape in shapes]
     wanted = {this.key(contender, shape): now[contender.name] for shape, here in plan for contender in here}
     file = tape or paths.cache() / "sweeps" / machine.identity().slug / f"{suite.replace('/', '-')}.jsonl"
     if not tape:
         rows.drop_expired([file])
-    journal = Journal(file, wanted, tape=tape is not None)
+    resumable = ResumableRun(file, wanted, tape=tape is not None)
     measured: list[Row] = []
     try:
         for shape, here in plan:
-            todo = [contender for contender in here if this.key(contender, shape) not in journal.kept]
+            todo = [contender for contender in here if this.key(contender, shape) not in resumable.kept]
             fresh: dict[str, Row] = {}
             if todo:
                 with (lock.gpu_lock if tape else lock.thread_lock)(stop), gpu.full_float32():
                     fresh = {row.contender: row for row in this.measure_point(todo, shape, stop)}
             for contender in here:
-                row = fresh.get(contender.name) or journal.kept[this.key(contender, shape)]
+                row = fresh.get(contender.name) or resumable.kept[this.key(contender, shape)]
                 if contender.name in fresh:
                     rows.append(file, row)
                 measured.append(row)
                 if progress:
                     progress(len(measured), len(wanted), row)
     except StoppedError:
-        return rows.table(measured, axes)
-    journal.close()
-    return rows.table(measured, axes)
-
-
-def sweep(suite: str, contenders: Sequence[Contender], points: Iterable[Shape], **options: Any) -> Results:
-    """Measure every contender at every point, beside a copy of the same bytes; rows of the contract's schema.
-
-    ``options`` are those of :func:`run`: dtype, direction ("forward", "backward"), clock ("graph", "events",
-    "host") and cache ("cold", "warm"). A tuple of values measures one after the other. Without a GPU the rows
-    are those of a recorded one.
-    """
-    listed = list(points)
-    choices = [
-        [(name, v) for v in (value if isinstance(value, tuple) else (value,))]
-        for name, value in options.items()
-    ]
-    found = [run(suite, contenders, listed, **dict(chosen)) for chosen in itertools.product(*choices)]
-    return Results(pd.concat(found, ignore_index=True))
+        return rows.as_results(measured, axes)
+    resumable.close()
+    return rows.as_results(measured, axes)
 
 
 @dataclass(frozen=True)
@@ -136,15 +147,6 @@ class _Sweep:
     repeats: int
     """How often a disturbed point is measured again."""
 
-    def matches(self, row: Row) -> bool:
-        """Whether a row is one of this sweep."""
-        mine = (self.suite, self.dtype, self.direction, self.clock, self.cache)
-        return mine == (row.suite, row.dtype, row.direction, row.asked_clock, row.cache)
-
-    def key(self, contender: Contender, shape: Shape) -> Key:
-        """The key of a contender's row at a point, where a graph can hold the call."""
-        return rows.key(self.suite, contender.name, self.direction, self.dtype, shape, self.clock, self.cache)
-
     def measure_point(
         self, contenders: Sequence[Contender], shape: Shape, stop: Callable[[], bool]
     ) -> list[Row]:
@@ -155,7 +157,7 @@ class _Sweep:
         itemsize = cast(torch.dtype, getattr(torch, self.dtype)).itemsize
         shared: dict[int, tuple[Tensor, ...]] = {}  # inputs by work: contenders of one work get the same
         columns: dict[str, dict[str, Any]] = {}  # of the row, by contender
-        jobs: dict[str, Job] = {}
+        calls: dict[str, TimedCall] = {}
         for contender in contenders:
             work = contender.work
             known = columns[contender.name] = {
@@ -165,7 +167,7 @@ class _Sweep:
                 "flops": work.flops(shape, self.direction),
                 "peer": contender.peer,
                 "peer_version": _version(contender.peer),
-                "source": code(contender),
+                "source": source_label(contender),
             }
             try:
                 with repeatable_backward(self.direction):
@@ -181,26 +183,38 @@ class _Sweep:
                         if known["note"]:
                             continue
                     raise_if_stopped(stop)
-                    timed, whole = self._jobs(call, inputs)
+                    timed_call, whole = self._timed_calls(call, inputs)
                     # Compiled to be repeated, a backward pass may not reuse memory as it does otherwise:
                     # no fair number.
                     if not (contender.compiled and self.direction == "backward"):
                         known["peak_bytes"] = memory.peak_bytes(partial(whole.call, *whole.inputs))
-                    jobs[contender.name] = timed
+                    calls[contender.name] = timed_call
             except StoppedError:
                 raise
             except Exception as problem:  # becomes the note of this contender's gap
                 known["note"] = clocks.describe(problem)
-        sizes = {columns[name]["min_bytes"] for name in jobs}
-        copies = _copy_jobs(sizes) if self.clock != "host" else {}
-        outcomes = self._time(jobs | copies, stop)
-        for name in jobs:
-            columns[name] |= vars(outcomes[name])
-            columns[name]["copy_us"] = _copy_us(outcomes, columns[name]["min_bytes"], outcomes[name])
+        sizes = {columns[name]["min_bytes"] for name in calls}
+        copies = _copy_calls(sizes) if self.clock != "host" else {}
+        outcomes = self._time(calls | copies, stop)
+        for name in calls:
+            timing = outcomes[name]
+            if isinstance(timing, NotTimed):
+                columns[name]["note"] = timing.note
+                continue
+            columns[name] |= {
+                "clock": timing.clock,  # events where a graph cannot hold the call
+                "median_us": timing.median_us,
+                "p20_us": timing.p20_us,
+                "p80_us": timing.p80_us,
+                "runs": timing.runs,
+                "copy_us": _copy_us(outcomes, columns[name]["min_bytes"], timing.clock),
+                "note": timing.note,
+                "noise": timing.noise,
+            }
         torch.cuda.empty_cache()
-        stamp = machine.stamp()
+        where = machine.row_columns()
         return [
-            Row(self.suite, name, self.direction, self.dtype, shape, **known, **stamp)
+            Row(self.suite, name, self.direction, self.dtype, shape, **known, **where)
             for name, known in columns.items()
         ]
 
@@ -208,75 +222,48 @@ class _Sweep:
         dtype, differentiable = getattr(torch, self.dtype), self.direction != "forward"
         return tuple(t.to(gpu.device(), dtype).requires_grad_(differentiable) for t in work.inputs(shape))
 
-    def _jobs(self, call: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> tuple[Job, Job]:
+    def _timed_calls(
+        self, call: Callable[..., Tensor], inputs: tuple[Tensor, ...]
+    ) -> tuple[TimedCall, TimedCall]:
         """What is timed; and the whole call, with its forward pass where only the backward pass is timed."""
         if self.direction == "forward":
-            job = Job(torch.no_grad()(call), inputs)
-            return job, job
+            timed_call = TimedCall(torch.no_grad()(call), inputs)
+            return timed_call, timed_call
 
         # The upstream gradient is an input too: a cold run rotates it with the others.
         def forward(*tensors: Tensor) -> tuple[Any, ...]:
             return call(*tensors[:-1]), tensors[:-1], tensors[-1]
 
         given = (*inputs, torch.randn_like(call(*inputs)))
-        whole = Job(lambda *tensors: torch.autograd.grad(*forward(*tensors)), given)
+        whole = TimedCall(lambda *tensors: torch.autograd.grad(*forward(*tensors)), given)
         if self.direction == "forward_backward":
             return whole, whole
         # Its forward pass runs outside the timed region, once for each set of inputs.
-        return Job(partial(torch.autograd.grad, retain_graph=True), given, setup=forward), whole
+        return TimedCall(partial(torch.autograd.grad, retain_graph=True), given, setup=forward), whole
 
-    def _time(self, jobs: Mapping[str, Job], stop: Callable[[], bool]) -> dict[str, Timing | Gap]:
-        """All jobs in one run: of several runs the one with fewest gaps, then with fewest disturbed times."""
+    def _time(self, calls: Mapping[str, TimedCall], stop: Callable[[], bool]) -> dict[str, Timing | NotTimed]:
+        """Time all calls in one run; of several runs the one with fewest errors, then least disturbed."""
 
-        def disturbance(outcomes: dict[str, Timing | Gap]) -> tuple[int, int]:
-            found = outcomes.values()
-            return sum(isinstance(o, Gap) for o in found), sum(bool(getattr(o, "noise", "")) for o in found)
+        def disturbance(outcomes: dict[str, Timing | NotTimed]) -> tuple[int, int]:
+            timings = [outcome for outcome in outcomes.values() if isinstance(outcome, Timing)]
+            return len(outcomes) - len(timings), sum(bool(timing.noise) for timing in timings)
 
         options: dict[str, Any] = {"clock": self.clock, "cache": self.cache, "budget_s": self.budget_s}
-        best = clocks.measure(jobs, **options, stop=stop)
+        best = clocks.measure(calls, **options, stop=stop)
         for _ in range(self.repeats):
             if not disturbance(best)[1]:
                 break
-            best = min(best, clocks.measure(jobs, **options, stop=stop), key=disturbance)
+            best = min(best, clocks.measure(calls, **options, stop=stop), key=disturbance)
         return best
 
+    def matches(self, row: Row) -> bool:
+        """Whether a row is one of this sweep."""
+        mine = (self.suite, self.dtype, self.direction, self.clock, self.cache)
+        return mine == (row.suite, row.dtype, row.direction, row.asked_clock, row.cache)
 
-def _copy_jobs(sizes: Iterable[int]) -> dict[str, Job]:
-    """Copies of each size in bytes; none of a size that does not fit beside the contenders."""
-    jobs: dict[str, Job] = {}
-    for size in sizes:
-        with suppress(torch.cuda.OutOfMemoryError):
-            jobs |= {f"{name} {size}": job for name, job in roofline.copy_jobs(size).items()}
-    return jobs
-
-
-def _copy_us(outcomes: Mapping[str, Timing | Gap], size: int, timed: Timing | Gap) -> float | None:
-    """Microseconds of the faster copy of ``size`` bytes by the same clock; None when none was measured.
-
-    A copy that is bound by memory (above 8 MiB) is not credited with the bytes it moved in excess.
-    """
-    excess = roofline.copied_bytes(size) / size if size > 2**23 else 1.0
-    copies = [outcomes.get(f"{name} {size}") for name in roofline.COPIES]
-    same_clock = [o for o in copies if isinstance(o, Timing) and o.clock == getattr(timed, "clock", None)]
-    return min((o.median_us / excess for o in same_clock), default=None)
-
-
-def _version(package: str | None) -> str | None:
-    """The installed version of a peer's package, if there is one."""
-    try:
-        return version(package) if package else None
-    except PackageNotFoundError:  # the row is a gap that says so
-        return None
-
-
-def code(contender: Contender) -> str:
-    """What a live row names as its source: the code that was measured."""
-    return f"code {contender.fingerprint()}"
-
-
-def conditions(contender: Contender) -> Conditions:
-    """How a contender would be measured now."""
-    return machine.conditions(code(contender), _version(contender.peer))
+    def key(self, contender: Contender, shape: Shape) -> Key:
+        """The key of a contender's row at a point, where a graph can hold the call."""
+        return rows.key(self.suite, contender.name, self.direction, self.dtype, shape, self.clock, self.cache)
 
 
 # ---- what a lesson measures in its own way ----------------------------------------------------------------
@@ -309,12 +296,53 @@ def _custom(
 ) -> Results:
     if not gpu.available():
         # a sweep may have the same name: its rows have a clock
-        return rows.table([row for row in rows.recorded(suite) if not row.clock])
+        return rows.as_results([row for row in rows.recorded_rows(suite) if not row.clock])
     found = []
     for name, function in functions.items():
         with locked():
-            columns = {column: function()} | machine.stamp()
+            columns = {column: function()} | machine.row_columns()
         found.append(Row(suite, name, "forward", dtype, {}, clock="", cache="", runs=1, **columns))
         if tape := os.environ.get(TAPE):
-            rows.put(Path(tape), found[-1])
-    return rows.table(found)
+            rows.replace_row(Path(tape), found[-1])
+    return rows.as_results(found)
+
+
+# ---- what the above share ----------------------------------------------------------------------------------
+
+
+def source_label(contender: Contender) -> str:
+    """What a live row names as its source: the code that was measured."""
+    return f"code {contender.code_hash()}"
+
+
+def contender_environment(contender: Contender) -> Environment:
+    """How a contender would be measured now."""
+    return machine.current_environment(source_label(contender), _version(contender.peer))
+
+
+def _copy_calls(sizes: Iterable[int]) -> dict[str, TimedCall]:
+    """Copies of each size in bytes; none of a size that does not fit beside the contenders."""
+    calls: dict[str, TimedCall] = {}
+    for size in sizes:
+        with suppress(torch.cuda.OutOfMemoryError):
+            calls |= {f"{name} {size}": copy for name, copy in roofline.copy_calls(size).items()}
+    return calls
+
+
+def _copy_us(outcomes: Mapping[str, Timing | NotTimed], size: int, clock: Clock) -> float | None:
+    """Microseconds of the faster copy of ``size`` bytes with this clock; None if none was measured.
+
+    A copy that is bound by memory (above 8 MiB) is not credited with the bytes it moved in excess.
+    """
+    excess = roofline.copied_bytes(size) / size if size > 2**23 else 1.0
+    copies = [outcomes.get(f"{name} {size}") for name in roofline.COPIES]
+    same_clock = [one for one in copies if isinstance(one, Timing) and one.clock == clock]
+    return min((one.median_us / excess for one in same_clock), default=None)
+
+
+def _version(package: str | None) -> str | None:
+    """The installed version of a peer's package, if there is one."""
+    try:
+        return version(package) if package else None
+    except PackageNotFoundError:  # the row is a gap that says so
+        return None

@@ -1,7 +1,7 @@
 """Figures in one style, with alt text.
 
-The plots take tables of `labkit.measure.rows.table` and return a :class:`Picture`. Lines and words show where
-numbers come from: live is a solid line with filled markers, recorded a dashed line with hollow markers,
+The plots take tables of `labkit.measure.rows.as_results` and return a :class:`Picture`. Lines and words show
+where numbers come from: live is a solid line with filled markers, recorded a dashed line with hollow markers,
 published markers alone.
 """
 

@@ -166,7 +166,7 @@ def profile_text(
         return kept
     with lock.gpu_lock():  # by this process, which can show that it waits, and which has no time limit
         here = {name: value for name, value in os.environ.items() if name != TAPE}
-        around = {**here, **(environment or {}), lock.PARENT_VARIABLE: lock.held_gpu()}
+        around = {**here, **(environment or {}), lock.LOCK_INHERITED_VARIABLE: lock.held_gpu()}
         made: Profile = child_process.run(
             _profile_code, setup, text, environment=around, seconds=TEXT_LIMIT_S
         )
@@ -204,7 +204,7 @@ def _least_disturbed(profiles: Sequence[Profile]) -> Profile:
 
 def _recording(made: Profile, tape: str | None) -> Profile:
     """The profile with device and date, written to the tape if a lesson is being recorded."""
-    stamp = machine.stamp()
+    stamp = machine.row_columns()
     if tape:
         recorded_profiles.write_profile(tape, recorded_profiles.encode(made.kernels, made.host), stamp)
     return replace(made, device=stamp["device"], date=stamp["date"])

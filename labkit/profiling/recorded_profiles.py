@@ -82,7 +82,8 @@ def write_profile(name: str, trace: dict[str, Any], stamp: Mapping[str, Any]) ->
     """Write a profile to the tape of the lesson that is being recorded; do nothing if none is recorded.
 
     A profile of this name that an earlier, unfinished run left there is replaced. ``stamp`` is
-    `machine.stamp()`. Raises ValueError if this run has used the name already: one of the two would be lost.
+    `machine.row_columns()`. Raises ValueError if this run has used the name already: one of the two would be
+    lost.
     """
     tape = os.environ.get(rows.TAPE)
     if not tape:
@@ -94,7 +95,7 @@ def write_profile(name: str, trace: dict[str, Any], stamp: Mapping[str, Any]) ->
         suite=f"profile/{name}", contender="", direction="", dtype="", shape={}, clock="profiler", cache="",
         runs=1, trace=trace, **stamp,
     )  # fmt: skip
-    rows.put(Path(tape), row)
+    rows.replace_row(Path(tape), row)
 
 
 def recorded_profile(name: str) -> Row | None:
@@ -103,4 +104,4 @@ def recorded_profile(name: str) -> Row | None:
     Raises ValueError if a tape is damaged.
     """
     suite = f"profile/{name}"
-    return next((row for row in rows.recorded(suite) if row.suite == suite), None)
+    return next((row for row in rows.recorded_rows(suite) if row.suite == suite), None)

@@ -32,7 +32,7 @@ from labkit.widgets import claims
 if TYPE_CHECKING:  # `record --check` does without these, which load slowly
     from nbformat import NotebookNode
 
-    from labkit.measure.machine import Identity
+    from labkit.measure.machine import MachineInfo
     from labkit.runs import execute
 
 CELL_LIMIT_S = 15 * 60.0
@@ -87,7 +87,7 @@ def strip_stale(tapes: Path = paths.RECORDED) -> list[str]:
 
 def record(
     path: Path,
-    identity: "Identity",
+    identity: "MachineInfo",
     *,
     again: bool = False,
     bar: bool = False,
@@ -175,12 +175,12 @@ def _publish(path: Path, executed: Path, tape: Path, stamp: Stamp, folder: Path)
     write(path, notebook)
 
 
-def unfinished(identity: "Identity") -> Path:
+def unfinished(identity: "MachineInfo") -> Path:
     """The folder in which recordings on this kind of device that were cut short keep their rows."""
     return paths.BUILD / "record" / identity.slug
 
 
-def record_roofs(measured: Path, identity: "Identity", tapes: Path = paths.RECORDED) -> None:
+def record_roofs(measured: Path, identity: "MachineInfo", tapes: Path = paths.RECORDED) -> None:
     """Keep the roofs that a machine measured, for those who read the lessons without it."""
     kept = [
         replace(row, kind=rows.RECORDED, source="labkit/measure/roofline.py") for row in rows.read(measured)

@@ -238,7 +238,7 @@ class SweepPanel:
             run.done += 1
             if self._interactive:
                 *_, last = (one.name for one in contenders if one.fits(row.shape))
-                lock.RUN_SECTION.get()(partial(self._show_progress, run, row.contender == last))
+                lock.RUN_ON_MAIN_THREAD.get()(partial(self._show_progress, run, row.contender == last))
 
         def show_queue(text: str) -> None:
             """Show how long the queue for the GPU is; without a text the wait is over."""
@@ -247,7 +247,7 @@ class SweepPanel:
 
         context = contextvars.copy_context()
         wake = self._loop.call_soon_threadsafe
-        context.run(lock.RUN_SECTION.set, lambda act: lock.on_main_thread(act, wake, run.stop.is_set))
+        context.run(lock.RUN_ON_MAIN_THREAD.set, lambda act: lock.on_main_thread(act, wake, run.stop.is_set))
         if self._interactive:
             context.run(lock.SHOW_QUEUE.set, partial(self._call_on_loop, show_queue))
         measure = partial(

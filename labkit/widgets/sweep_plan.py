@@ -134,21 +134,21 @@ class SweepPlan:
         """
         if not gpu.available():
             return []
-        now = {contender.name: sweeps.conditions(contender) for contender in self.contenders}
+        now = {contender.name: sweeps.contender_environment(contender) for contender in self.contenders}
         latest: dict[object, rows.Row] = {}
         for row in rows.read_valid(self.path):
-            if row.suite == self.suite and row.conditions == now.get(row.contender):
+            if row.suite == self.suite and row.environment == now.get(row.contender):
                 kind = rows.LIVE if row.age_s() < rows.RESUME_WITHIN_S else rows.RECORDED
                 latest[row.asked_key] = replace(row, kind=kind)
         return list(latest.values())
 
     def recorded_rows(self) -> list[rows.Row]:
         """What a recorded device left for this suite, and not for those below it."""
-        return [row for row in rows.recorded(self.suite) if row.suite == self.suite]
+        return [row for row in rows.recorded_rows(self.suite) if row.suite == self.suite]
 
     def table(self, found: Sequence[rows.Row]) -> Results:
         """Rows as a table with the axes of this plan, also where there are none."""
-        return rows.table(found, [*self.others, self.x])
+        return rows.as_results(found, [*self.others, self.x])
 
     def results(self, own: Sequence[rows.Row], recorded: Sequence[rows.Row]) -> Results:
         """For every selection by the first clock the rows of one origin.

@@ -173,7 +173,7 @@ def sentences(plan: SweepPlan, table: Results) -> list[str]:
     parts = [part for _, part in table.groupby(["kind", "device", *_panel_axes(plan, table)], sort=False)]
     for part in [part for part in parts if {plan.of, plan.over} <= set(part["contender"])] or parts:
         where = [str(part["dtype"].iloc[0]), *(axis_value(axis, part[axis].iloc[0]) for axis in plan.others)]
-        finding = part.finding(plan.of, plan.over, plan.x)
+        finding = part.describe_speedup(plan.of, plan.over, plan.x)
         found.append(f"{', '.join(where)}: {finding} ({origin(part, str(part['kind'].iloc[0]))})")
     return found or ["Nothing was measured here yet, and nothing is recorded for this choice."]
 

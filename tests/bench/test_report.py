@@ -103,7 +103,7 @@ WHO = {
     "labkit": Contender("labkit", lambda x: x + x, DOUBLING),
     "Peer": Contender("Peer", lambda x: 2 * x, DOUBLING, peer="a-peer"),
 }
-CODE = {name: sweeps.code(one) for name, one in WHO.items()}
+CODE = {name: sweeps.source_label(one) for name, one in WHO.items()}
 FULL = [
     of(10.0, source=CODE["labkit"], torch="2.13.0", triton="3.7.1"),
     of(20.0, "Peer", source=CODE["Peer"], peer="a-peer", peer_version="1.2", torch="2.13.0", triton="3.7.1"),

@@ -206,8 +206,10 @@ def test_rows_count_within_an_hour_after_the_last_of_any_suite(toy):
 
 
 def test_an_edit_during_the_run_ends_it_and_leaves_no_row_under_the_wrong_code(toy, monkeypatch):
-    code, edited = sweeps.code, []
-    monkeypatch.setattr(sweeps, "code", lambda one: "code of the edit" if one.name in edited else code(one))
+    code, edited = sweeps.source_label, []
+    monkeypatch.setattr(
+        sweeps, "source_label", lambda one: "code of the edit" if one.name in edited else code(one)
+    )
     monkeypatch.setattr(run, "say", lambda *_: edited.append("eager"))  # at the first row
     output = run_labkit("affine", "--json", OUT, code=1)
     assert "bench/affine: the code of eager was edited while it was measured" in output

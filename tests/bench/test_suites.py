@@ -57,7 +57,7 @@ def test_a_suite_is_planned_in_time_and_says_what_each_row_moves_computes_and_is
             codes.setdefault((part.suite, one.name), {})[id(one)] = one
     assert any(who.startswith("labkit") for _, who in codes)
     for (suite, who), ones in codes.items():
-        assert len({sweeps.code(one) for one in ones.values()}) == 1, f"{suite}: {who} has two codes"
+        assert len({sweeps.source_label(one) for one in ones.values()}) == 1, f"{suite}: {who} has two codes"
         if who.startswith("labkit") and who not in STEPS:
             sources = code_hash.sources_of([next(iter(ones.values())).call])
             taught = "@triton.jit" in "\n".join(sources)  # a kernel that stands in the lesson

@@ -51,9 +51,9 @@ def test_at_size_an_accident_is_a_verdict(monkeypatch, tmp_path, old, new, statu
 def test_the_solution_races_where_nobody_has_solved_it(monkeypatch, capsys, lesson):
     asked = []
 
-    def run(suite, contenders, sizes, dtype):
+    def run(suite, contenders, sizes, dtype, **_):
         asked.append((suite, [one.name for one in contenders], dtype))
-        return rows.table([], ["batch", "width"])
+        return rows.as_results([], ["batch", "width"])
 
     monkeypatch.setattr(sweeps, "run", run)
     tasks = session(lesson)

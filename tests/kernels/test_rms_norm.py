@@ -117,7 +117,7 @@ def test_a_programs_part_of_the_weights_gradient_is_summed_in_float32():
 @pytest.mark.parametrize("parts", [1, 2, 511, 512, 513, 1100])
 @pytest.mark.parametrize("width", [1, 8, 20])
 def test_any_number_of_parts_is_added(parts, width):
-    fences = correctness.Fences()
+    fences = correctness.GuardZones()
     given = fences.place(torch.randn(parts, width, device=labkit.gpu.device()), "contiguous")
     for dtype in (fp32, bf16):
         with fences:

@@ -27,7 +27,7 @@ def package(tmp_path, monkeypatch):
 
 def measured_now():
     """What stands for the present code in a lesson's stamp, and in a row of the bench and of a live panel."""
-    return [notebooks.code_hash(notebooks.resolve("01")), sweeps.code(AFFINE)]
+    return [notebooks.code_hash(notebooks.resolve("01")), sweeps.source_label(AFFINE)]
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_an_edit_of_what_decides_about_a_time_makes_everything_stale_and_no_othe
 
 
 def test_cells_reach_the_kernels_that_they_name_and_contenders_what_their_work_computes():
-    assert Contender("labkit", affine, elementwise.LINEAR).fingerprint() != AFFINE.fingerprint()
-    assert Contender("labkit", torch.mul, elementwise.AFFINE).fingerprint() != AFFINE.fingerprint()
+    assert Contender("labkit", affine, elementwise.LINEAR).code_hash() != AFFINE.code_hash()
+    assert Contender("labkit", torch.mul, elementwise.AFFINE).code_hash() != AFFINE.code_hash()
 
 
 def test_what_a_contender_uses_of_its_own_module_and_was_given_counts():

@@ -13,8 +13,8 @@ import torch
 from simulated import L2_BYTES, Gpu, out_of_memory, ticking
 
 from labkit.measure import clocks, cold_cache, lock, noise
-from labkit.measure.clocks import Gap
-from labkit.measure.cold_cache import Job
+from labkit.measure.clocks import NotTimed
+from labkit.measure.cold_cache import TimedCall
 
 CLOCKS = ("host", "events", "graph")
 
@@ -27,13 +27,13 @@ def gpu(monkeypatch):
 def install(monkeypatch, gpu):
     monkeypatch.setattr("labkit.gpu.available", lambda: True)
     monkeypatch.setattr("labkit.gpu.uuid", lambda: "")
-    monkeypatch.setattr(clocks, "Cuda", lambda: gpu)
+    monkeypatch.setattr(clocks, "DeviceTimer", lambda: gpu)
     return gpu
 
 
 def measure(call, **options):
     """The timing of one call without inputs."""
-    return clocks.measure({"it": Job(call)}, **options)["it"]
+    return clocks.measure({"it": TimedCall(call)}, **options)["it"]
 
 
 # What each clock counts
@@ -116,7 +116,7 @@ def test_contenders_are_interleaved_in_shuffled_order(gpu):
                 taken.append(name)
             gpu.launch(600.0, 1.0)
 
-        clocks.measure({name: Job(call, (name,)) for name in "abc"}, clock="host")
+        clocks.measure({name: TimedCall(call, (name,)) for name in "abc"}, clock="host")
         return taken
 
     first = order()
@@ -135,7 +135,7 @@ def test_cold_calls_rotate_through_more_than_twice_the_l2_and_warm_ones_through_
     for cache, least in (("cold", 2 * gpu.l2_bytes()), ("warm", 0)):
         seen = []
         call = lambda x, seen=seen: seen.append(x.data_ptr()) or gpu.launch(0.1, 1.0)  # noqa: E731
-        clocks.measure({"it": Job(call, (torch.zeros(elements),))}, cache=cache, clock=clock)
+        clocks.measure({"it": TimedCall(call, (torch.zeros(elements),))}, cache=cache, clock=clock)
         sets = list(dict.fromkeys(seen))
         assert (len(sets) - 1) * 4 * elements <= least < len(sets) * 4 * elements, "no more than needed"
         turns = [sets.index(pointer) for pointer in seen]
@@ -151,7 +151,7 @@ def test_cold_calls_rotate_through_more_than_twice_the_l2_and_warm_ones_through_
     ],
 )  # fmt: skip
 def test_a_graph_of_one_call_starts_with_the_l2_flushed_or_never_warm(gpu, cache, elements, us, sample):
-    job = Job(lambda *_: gpu.launch(0.0, us), (torch.zeros(elements),))
+    job = TimedCall(lambda *_: gpu.launch(0.0, us), (torch.zeros(elements),))
     timing = clocks.measure({"it": job}, cache=cache)["it"]
     assert gpu.log[-len(sample) * timing.runs :] == sample * timing.runs
     assert timing.median_us == pytest.approx(us)
@@ -167,7 +167,7 @@ def test_as_many_outputs_are_alive_as_there_are_sets(gpu, cache, most):
         gpu.launch(0.0, 1.0)
         return output
 
-    clocks.measure({"it": Job(call, (torch.zeros(300),))}, clock="host", cache=cache)
+    clocks.measure({"it": TimedCall(call, (torch.zeros(300),))}, clock="host", cache=cache)
     assert max(counts) == counts[-1] == most
 
 
@@ -179,7 +179,7 @@ def test_as_many_outputs_are_alive_as_there_are_sets(gpu, cache, most):
     ],
 )  # fmt: skip
 def test_clones_keep_values_dtype_strides_and_what_requires_gradients(tensor):
-    first, *sets = cold_cache.rotation(Job(lambda x: x, (tensor,)), 500)
+    first, *sets = cold_cache.rotating_inputs(TimedCall(lambda x: x, (tensor,)), 500)
     assert first[0] is tensor and len(sets) > 1
     for (clone,) in sets:
         assert (clone.dtype, clone.shape, clone.stride()) == (tensor.dtype, tensor.shape, tensor.stride())
@@ -190,14 +190,16 @@ def test_clones_keep_values_dtype_strides_and_what_requires_gradients(tensor):
 
 def test_all_inputs_of_a_set_are_cloned_and_others_are_shared():
     first, second, text = torch.zeros(50), torch.ones(50), "sum"
-    sets = cold_cache.rotation(Job(lambda *_: None, (first, second, text, 3)), 1000)
+    sets = cold_cache.rotating_inputs(TimedCall(lambda *_: None, (first, second, text, 3)), 1000)
     assert len(sets) == 6, "six sets of 400 bytes exceed 2000"
     assert all(values[2] is text and values[3] == 3 for values in sets)
     assert len({values[1].data_ptr() for values in sets}) == 6
     row = torch.zeros(10).expand(1000, 10)
-    assert len(cold_cache.rotation(Job(lambda x: x, (row,)), 400)) == 21, "what is in memory counts"
+    assert len(cold_cache.rotating_inputs(TimedCall(lambda x: x, (row,)), 400)) == 21, (
+        "what is in memory counts"
+    )
     for inputs in ((), (torch.zeros(0),), ("text",)):
-        assert cold_cache.rotation(Job(lambda *_: None, inputs), 1000) == [inputs]
+        assert cold_cache.rotating_inputs(TimedCall(lambda *_: None, inputs), 1000) == [inputs]
 
 
 def test_warm_up_runs_on_the_stream_of_the_capture(gpu):
@@ -227,10 +229,16 @@ def test_a_failing_job_is_a_gap_and_leaves_the_others_alone(gpu, clock):
         "large": (out_of_memory, "out of memory"),
         "late": (late, "out of memory"),
     }
-    jobs = {"z": Job(good), **{name: Job(call) for name, (call, _) in gaps.items()}, "a": Job(good)}
+    jobs = {
+        "z": TimedCall(good),
+        **{name: TimedCall(call) for name, (call, _) in gaps.items()},
+        "a": TimedCall(good),
+    }
     outcomes = clocks.measure(jobs, clock=clock)
     assert list(outcomes) == list(jobs)
-    assert {name: outcomes[name] for name in gaps} == {name: Gap(note) for name, (_, note) in gaps.items()}
+    assert {name: outcomes[name] for name in gaps} == {
+        name: NotTimed(note) for name, (_, note) in gaps.items()
+    }
     assert outcomes["z"].median_us == outcomes["a"].median_us == pytest.approx(3.0)
     assert outcomes["a"].runs >= clocks.MAX_SAMPLES
     with pytest.raises(KeyboardInterrupt):
@@ -256,7 +264,7 @@ def test_what_cannot_be_captured_is_timed_with_events_and_says_so(gpu, cache, se
         gpu.launch(0.0, 4.0)
         gpu.wait()
 
-    timing = clocks.measure({"it": Job(call, (torch.zeros(300),))}, cache=cache)["it"]
+    timing = clocks.measure({"it": TimedCall(call, (torch.zeros(300),))}, cache=cache)["it"]
     assert (timing.clock, timing.median_us, timing.cache) == ("events", 4.0, cache)
     assert "cannot hold it: RuntimeError: operation not permitted" in timing.note and len(seen) == sets
 
@@ -299,10 +307,10 @@ def test_clocks_stand_right_around_the_run(monkeypatch, queued, flush):
         (torch.cuda, "_sleep", lambda cycles: log.append("sleep")),
         (torch, "zeros", lambda size, **_: log.append(f"flush {size}")),
         (time, "perf_counter", lambda: 3e-6 * next(now)),
-        (clocks.Cuda, "l2_bytes", lambda _: 100),
+        (clocks.DeviceTimer, "l2_bytes", lambda _: 100),
     ):
         monkeypatch.setattr(where, name, does)
-    cuda = object.__new__(clocks.Cuda)
+    cuda = object.__new__(clocks.DeviceTimer)
     assert cuda.device_us(lambda: log.append("run"), queued=queued, flush=flush) == 250.0
     before = ["flush 200"] * flush + ["sleep"] * queued
     assert log == ["synchronize", *before, "event", "run", "event", "synchronize"]
@@ -315,7 +323,7 @@ def test_clocks_stand_right_around_the_run(monkeypatch, queued, flush):
 def test_a_call_that_cannot_be_captured_leaves_the_others_their_graphs():
     x, before = torch.randn(1024, device="cuda"), torch.cuda.current_stream()
     calls = {"bad": lambda t: t.sum().item(), "idle": lambda t: t, "good": lambda t: t + 1}
-    timings = clocks.measure({name: Job(call, (x,)) for name, call in calls.items()}, cache="warm")
+    timings = clocks.measure({name: TimedCall(call, (x,)) for name, call in calls.items()}, cache="warm")
     assert [timing.clock for timing in timings.values()] == ["events", "events", "graph"]
     assert "a graph cannot hold it" in timings["bad"].note
     assert "nothing was captured" in timings["idle"].note
@@ -356,7 +364,7 @@ def test_who_waits_for_its_turn_can_be_stopped_and_who_has_it_can_nest(gpu):
 @pytest.fixture
 def queue(gpu, tmp_path, monkeypatch):
     """A GPU that others may want, and the folder where they meet."""
-    monkeypatch.setenv(lock.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(lock.LOCK_FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-simulated")
     monkeypatch.setattr(noise, "nvml", lambda: None)
     return tmp_path
@@ -415,7 +423,10 @@ def test_a_wide_spread_is_noise_and_a_tick_of_the_clock_is_not(gpu, monkeypatch)
     assert measure(ticking(gpu, 3.0, 5.0, 40.0), clock="events").noise == "spread above 30%"
     assert measure(ticking(gpu, 1.0, 1.2, 1.4), clock="events").noise == ""
     monkeypatch.setattr(noise.GpuWatch, "finish", lambda _: "another process worked on the GPU")
-    jobs = {"even": Job(lambda: gpu.launch(0.0, 30.0)), "uneven": Job(ticking(gpu, 3.0, 5.0, 40.0))}
+    jobs = {
+        "even": TimedCall(lambda: gpu.launch(0.0, 30.0)),
+        "uneven": TimedCall(ticking(gpu, 3.0, 5.0, 40.0)),
+    }
     timings = clocks.measure(jobs, clock="events")
     assert timings["even"].noise == "another process worked on the GPU", "all of the run"
     assert timings["uneven"].noise == "another process worked on the GPU; spread above 30%"
@@ -429,7 +440,7 @@ def measured_in_a_thread(gpu, busy, stop=lambda: False, **options):
     here = threading.current_thread()
 
     def work():
-        lock.RUN_SECTION.set(lambda act: lock.on_main_thread(act, lambda _: None, stop))
+        lock.RUN_ON_MAIN_THREAD.set(lambda act: lock.on_main_thread(act, lambda _: None, stop))
         return measure(call, stop=stop, **options)
 
     def call():
@@ -486,11 +497,11 @@ def test_stop_in_any_section_is_no_gap(gpu, clock):
                 raise lock.StoppedError("stopped while a cell was running")
             return act()
 
-        token = lock.RUN_SECTION.set(section)
+        token = lock.RUN_ON_MAIN_THREAD.set(section)
         try:
-            clocks.measure({name: Job(lambda: gpu.launch(2.0, 7.0)) for name in "ab"}, clock=clock)
+            clocks.measure({name: TimedCall(lambda: gpu.launch(2.0, 7.0)) for name in "ab"}, clock=clock)
         finally:
-            lock.RUN_SECTION.reset(token)
+            lock.RUN_ON_MAIN_THREAD.reset(token)
         return next(begun)
 
     for number in range(1, sections_until(None)):

@@ -11,7 +11,7 @@ from counting import calls_checked
 
 from labkit import gpu
 from labkit.measure import correctness
-from labkit.measure.correctness import Fences, check, diagnose
+from labkit.measure.correctness import GuardZones, check, diagnose
 
 FLOAT32 = (torch.float32,)
 
@@ -151,7 +151,7 @@ def test_the_upstream_gradient_is_twice_the_output_in_the_layout_of_the_inputs_a
     assert len(seen) == 10
 
 
-# What each mistake is called
+# What each mistake is refused with
 
 
 def broken(**options):
@@ -208,28 +208,26 @@ def racing(turn):
 
 
 HALF, SHORT, TALL = (torch.float16,), {"shapes": [(1, 161)]}, {"shapes": [(700, 96)]}
-ROUNDED = "the size of half-precision rounding; load, multiply and sum in float32"
-FACTOR = "Every element is about {:.4g} times what it should be: a factor is missing"
 MISTAKES = {
     "no store mask": (broken(extra=1), reference, SHORT, "(1, 161), float32, contiguous", "up to 1 elements"),
     "none far out": (broken(extra=1000), reference, SHORT, "A store lacks its mask", "up to 95 elements"),
     "store before": (before, same, {}, "up to 3 elements away"),
-    "load before": (loads(lambda x: -1), same, {}, "nan instead", "past the end of its tensor"),
-    "load after": (loads(torch.numel), same, {}, "nan instead", "past the end of its tensor"),
-    "columns": (broken(missing_columns=1, cols=64), reference, {}, "NaN in the last 64 of 128 columns"),
-    "rows": (broken(missing_rows=1), reference, {}, "NaN in the last 32 of 64 rows", "grid too small"),
-    "strides": (broken(contiguous=False), reference, {}, "transposed inputs", "Scattered", "strides or"),
-    "no bias": (lambda x, w, b: x * w, reference, {}, "Off by the same amount in every row", "(a bias)"),
-    "half sum": (half_sum, square_sum, TALL, ROUNDED),
-    "half sum of half": (half_sum, square_sum, {**TALL, "dtypes": HALF}, ROUNDED),
-    "half product": (lambda x, w, b: (x.half() * w.half() + b.half()).to(x.dtype), reference, {}, ROUNDED),
-    "overflow": (lambda x: (300 * x.half()) ** 2, lambda x: 9e4 * x * x, {"dtypes": HALF}, "overflowed"),
-    "never written": (lambda x, w, b: torch.empty_like(x), reference, {}, "8192 of 8192", "NaN: nothing was"),
-    "zeros": (lambda x, w, b: torch.zeros_like(x), reference, {}, "0 instead of", "Zero everywhere"),
+    "load before": (loads(lambda x: -1), same, {}, "8192 of 8192", "nan instead of"),
+    "load after": (loads(torch.numel), same, {}, "8192 of 8192", "nan instead of"),
+    "columns": (broken(missing_columns=1, cols=64), reference, {}, "4096 of 8192", "nan instead of"),
+    "rows": (broken(missing_rows=1), reference, {}, "4096 of 8192", "nan instead of"),
+    "strides": (broken(contiguous=False), reference, {}, "transposed inputs", "contiguous inputs of this"),
+    "no bias": (lambda x, w, b: x * w, reference, {}, "the output is wrong"),
+    "half sum": (half_sum, square_sum, TALL, "the output is wrong"),
+    "half sum of half": (half_sum, square_sum, {**TALL, "dtypes": HALF}, "the output is wrong"),
+    "half product": (lambda x, w, b: (x.half() * w.half() + b.half()).to(x.dtype), reference, {}, "wrong"),
+    "overflow": (lambda x: (300 * x.half()) ** 2, lambda x: 9e4 * x * x, {"dtypes": HALF}, "inf instead of"),
+    "never written": (lambda x, w, b: torch.empty_like(x), reference, {}, "8192 of 8192", "nan instead of"),
+    "zeros": (lambda x, w, b: torch.zeros_like(x), reference, {}, "0 instead of"),
     "shut out": (
-        changed((..., slice(100, None)), lambda y: 0), same, {}, "Zero in the last 28 of 128 columns: a mask"
+        changed((..., slice(100, None)), lambda y: 0), same, {}, "1792 of 8192", "0 instead of"
     ),
-    "edge": (changed(slice(-1, None), lambda y: y + 1.5), same, {}, "Wrong in the last 1 of 64 rows: the"),
+    "edge": (changed(slice(-1, None), lambda y: y + 1.5), same, {}, "128 of 8192"),
     "stale": (stale({}), reference, {}, "the output is wrong"),
     "dtype": (lambda x: x.float() * 1, same, {"dtypes": HALF}, "has shape (64, 128) and dtype torch.float32"),
     "shape": (lambda x: x.flatten(), same, {}, "has shape (8192,) and dtype torch.float32, not (64, 128)"),
@@ -241,16 +239,16 @@ MISTAKES = {
     "no columns": (lambda x: x + 0 // x.shape[1], same, {"shapes": [(4, 4), (4, 0)]}, "(4, 0)"),
     "chain in float32": (times(1 + 4e-5), same, {"roundings": 3}, "is wrong"),
     # also one so small that elements close to zero pass with it
-    **{f: (times(f), same, {}, FACTOR.format(f)) for f in (2.0, -1.0, 128 / 127, 1 + 1e-4)},
+    **{f: (times(f), same, {}, "the output is wrong") for f in (2.0, -1.0, 128 / 127, 1 + 1e-4)},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_called_by_its_name(name):
+def test_a_mistake_is_refused_with_what_was_seen(name):
     call, wanted, options, *words = MISTAKES[name]
     sentence = refused(call, wanted, vectors if wanted is reference else one, **options)
     assert all(word in sentence for word in words), sentence
-    assert sentence.startswith("it, shape (") and ("factor" in sentence) == (type(name) is float)
+    assert sentence.startswith("it, shape (")
 
 
 def noisy(turn):
@@ -362,7 +360,7 @@ def test_the_relative_error_is_of_norms_in_float64():
     ],
 )  # fmt: skip
 def test_every_way_to_get_fresh_memory_is_poisoned_and_fenced(make):
-    with Fences() as fences:
+    with GuardZones() as fences:
         made = make(torch.ones(4, 6))
         assert torch.empty(3, dtype=torch.int32).shape == (3,), "whole numbers are left alone"
     assert made.isnan().all() and made.shape == (4, 6) and fences.broken() == 0
@@ -375,7 +373,7 @@ def test_every_way_to_get_fresh_memory_is_poisoned_and_fenced(make):
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, *correctness.DTYPES])
 @pytest.mark.parametrize("at", [-1, 6])
 def test_a_store_beside_a_tensor_that_was_placed_breaks_its_fence(dtype, at):
-    fences = Fences()
+    fences = GuardZones()
     first, last = (fences.place(torch.arange(6).to(dtype), "contiguous") for _ in range(2))
     assert torch.equal(first, torch.arange(6).to(dtype)) and fences.broken() == 0
     last.fill_(7)

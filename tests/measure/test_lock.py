@@ -24,7 +24,7 @@ GPU = "GPU-11111111-2222-3333-4444-555555555555"
 def folder(tmp_path, monkeypatch):
     """A folder of this test's own, and a GPU."""
     monkeypatch.setattr("labkit.gpu.uuid", lambda: GPU)
-    monkeypatch.setenv(lock.FOLDER_VARIABLE, str(tmp_path / "turns"))
+    monkeypatch.setenv(lock.LOCK_FOLDER_VARIABLE, str(tmp_path / "turns"))
     return tmp_path / "turns"
 
 
@@ -167,7 +167,7 @@ def test_another_user_is_in_the_same_queue(monkeypatch):
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o1777)
         meeting = Path(name) / "turns"
-        monkeypatch.setenv(lock.FOLDER_VARIABLE, str(meeting))
+        monkeypatch.setenv(lock.LOCK_FOLDER_VARIABLE, str(meeting))
         with other(meeting, GPU, user=65534) as process:
             assert {path.stat().st_uid for path in (meeting, *meeting.rglob("*"))} == {65534}
             assert waits()
@@ -180,9 +180,11 @@ def test_another_user_is_in_the_same_queue(monkeypatch):
 @pytest.mark.parametrize(("path", "problem"), [("file", "Not a directory"), ("no/such", "No such file")])
 def test_without_a_folder_it_is_said_and_goes_on(tmp_path, monkeypatch, path, problem):
     (tmp_path / "file").touch()
-    monkeypatch.setenv(lock.FOLDER_VARIABLE, str(tmp_path / path))
+    monkeypatch.setenv(lock.LOCK_FOLDER_VARIABLE, str(tmp_path / path))
     done = []
-    with pytest.warns(UserWarning, match=f"{problem}.*{lock.FOLDER_VARIABLE} names another folder") as given:
+    with pytest.warns(
+        UserWarning, match=f"{problem}.*{lock.LOCK_FOLDER_VARIABLE} names another folder"
+    ) as given:
         for _ in range(3):
             with lock.gpu_lock():
                 done.append(True)

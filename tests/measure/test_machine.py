@@ -7,7 +7,7 @@ import torch
 import triton
 
 from labkit.measure import machine
-from labkit.measure.machine import Identity
+from labkit.measure.machine import MachineInfo
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def asked_anew():
 
 def test_without_a_gpu_the_device_is_said_to_be_none(monkeypatch):
     monkeypatch.setattr("labkit.gpu.available", lambda: False)
-    here = Identity("CPU, interpreted", "", torch.__version__, triton.__version__, 0)
+    here = MachineInfo("CPU, interpreted", "", torch.__version__, triton.__version__, 0)
     assert machine.identity() == here
 
 

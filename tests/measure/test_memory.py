@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from simulated import Meter
+from simulated import PeakMemory
 
 from labkit import gpu
 from labkit.measure import memory
@@ -13,7 +13,7 @@ N = 1000
 
 @pytest.fixture
 def x(monkeypatch):
-    monkeypatch.setattr(memory, "Meter", Meter)
+    monkeypatch.setattr(memory, "PeakMemory", PeakMemory)
     return torch.randn(N)
 
 

@@ -12,10 +12,10 @@ from simulated import Gpu, out_of_memory
 import labkit
 from labkit import paths
 from labkit.measure import clocks, machine, roofline, rows
-from labkit.measure.machine import Identity
+from labkit.measure.machine import MachineInfo
 from labkit.measure.roofline import Roofs
 
-HERE = Identity("NVIDIA H200", "570.1", "2.13.0", "3.7.1", 4 * 2**20)
+HERE = MachineInfo("NVIDIA H200", "570.1", "2.13.0", "3.7.1", 4 * 2**20)
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def gpu(monkeypatch):
     gpu = Gpu(l2_bytes=2**12)
     monkeypatch.setattr("labkit.gpu.available", lambda: True)
     monkeypatch.setattr(machine, "identity", lambda: HERE)
-    monkeypatch.setattr(clocks, "Cuda", lambda: gpu)
+    monkeypatch.setattr(clocks, "DeviceTimer", lambda: gpu)
     monkeypatch.setattr(roofline, "COPY_BYTES", (2**12, 2**16, 2**20, 2**24))
     monkeypatch.setattr(roofline, "MATMUL_SIDE", {"float32": 100, "tf32": 100, "bfloat16": 100})
     monkeypatch.setattr(roofline, "COPIES", {"slow": copy(gpu, 2.0), "fast": copy(gpu, 1.0)})
@@ -57,7 +57,7 @@ def copy(gpu, us_per_megabyte):
 def test_both_copies_copy_the_size_rounded_up(asked, moved):
     assert roofline.copied_bytes(asked) == moved
     assert list(roofline.COPIES) == ["Tensor.copy_", "Triton copy"]
-    for name, job in roofline.copy_jobs(asked).items():
+    for name, job in roofline.copy_calls(asked).items():
         source, target = job.inputs
         assert source.nbytes + target.nbytes == moved and source.data_ptr() != target.data_ptr()
         if moved < 2**20:
@@ -72,7 +72,7 @@ def test_both_copies_copy_the_size_rounded_up(asked, moved):
 def test_roofs_are_what_the_machine_can_do(gpu):
     roofs = roofline.roofs()
     assert (roofs.kind, roofs.device) == ("live", "NVIDIA H200")
-    assert roofs.date == machine.stamp()["date"][:10]
+    assert roofs.date == machine.row_columns()["date"][:10]
     assert [size for size, _ in roofs.copy] == [2**12, 2**16, 2**20], "the largest does not fit twice"
     for size, us in roofs.copy:
         assert us == pytest.approx(1.0 + size / 1e6, rel=1e-3), "of the faster copy"

@@ -42,11 +42,11 @@ def test_a_row_survives_its_line_of_json_and_has_all_columns_of_a_table(row):
     line = row.to_json()
     assert list(json.loads(line)) == SCHEMA and "\n" not in line
     assert Row.from_json(line) == row
-    table = rows.table([row, replace(GAP, shape={"width": 320})])
+    table = rows.as_results([row, replace(GAP, shape={"width": 320})])
     assert list(table.columns) == [*COLUMNS, "batch", "width"] and rows.COLUMNS == COLUMNS
     assert table["width"].tolist() == [160, 320] and table["batch"].isna().tolist() == [False, True]
     assert table["median_us"].isna().tolist() == [row is GAP, True]
-    assert list(rows.table([], ["batch", "width"]).columns) == list(table.columns)
+    assert list(rows.as_results([], ["batch", "width"]).columns) == list(table.columns)
 
 
 def edited(**values):
@@ -104,9 +104,9 @@ def test_a_file_is_written_in_one_step_and_rows_are_added_and_replaced(tmp_path,
         rows.write(path, breaks())
     with monkeypatch.context() as patch, pytest.raises(OSError):
         patch.setattr(os, "replace", lambda *_: os.read(99, 1))  # refused: not open
-        rows.put(path, newer)
+        rows.replace_row(path, newer)
     assert rows.read(path) == [GOOD, GAP], "as it was"
-    rows.put(path, newer)
+    rows.replace_row(path, newer)
     assert rows.read(path) == [GAP, newer]
     rows.write(path, [PROFILE])
     assert rows.read(path) == [PROFILE] and list(path.parent.iterdir()) == [path]
@@ -177,10 +177,10 @@ def test_recorded_takes_a_suite_and_those_below_it_of_one_device(tapes):
     rows.write(tapes / "a100" / "01.jsonl", [GOOD, beside])
     rows.write(tapes / "a100" / "02.jsonl", [below])
     rows.write(tapes / "h200" / "01.jsonl", [replace(GOOD, device="another"), other])
-    assert rows.recorded("lesson/sweep") == [GOOD, below]
-    assert rows.recorded("lesson") == [GOOD, beside, below]
-    assert rows.recorded("other") == [other]
-    assert rows.recorded("less") == [] == rows.read(tapes / "none.jsonl")
+    assert rows.recorded_rows("lesson/sweep") == [GOOD, below]
+    assert rows.recorded_rows("lesson") == [GOOD, beside, below]
+    assert rows.recorded_rows("other") == [other]
+    assert rows.recorded_rows("less") == [] == rows.read(tapes / "none.jsonl")
 
 
 def test_recorded_is_what_the_file_holds_now(tapes, monkeypatch):
@@ -188,12 +188,12 @@ def test_recorded_is_what_the_file_holds_now(tapes, monkeypatch):
     monkeypatch.setattr(rows, "read", lambda path: reads.append(path) or read(path))
     for held in ([GOOD], [GOOD, GAP], [GAP, GOOD]):
         rows.write(tape, held)
-        rows.recorded("lesson").clear()
-        assert rows.recorded("lesson") == held
+        rows.recorded_rows("lesson").clear()
+        assert rows.recorded_rows("lesson") == held
     assert len(reads) == 3, "an unchanged one is read once"
     tape.write_text("{}\n" * 2)
     for _ in range(2):
         with pytest.raises(ValueError, match="damaged"):
-            rows.recorded("lesson")
+            rows.recorded_rows("lesson")
     tape.unlink()
-    assert rows.recorded("lesson") == []
+    assert rows.recorded_rows("lesson") == []

@@ -64,14 +64,14 @@ def test_every_contender_is_measured_at_every_point_with_all_that_the_contract_a
         "shape": {"batch": 2, "width": 16}, "clock": "graph", "cache": "warm", "kind": "live", "note": "",
         "min_bytes": 2 * 2 * 16 * 2, "flops": 2 * 16, "device": "Simulated", "driver": "570.1",
         "torch": "2.13.0", "triton": "3.7.1", "peer": "numpy", "peer_version": sweeps.version("numpy"),
-        "source": sweeps.code(pair[0]),
+        "source": sweeps.source_label(pair[0]),
     }  # fmt: skip
     assert {name: row[name] for name in wanted} == wanted
     assert row["p20_us"] <= row["median_us"] <= row["p80_us"]
     assert row["runs"] >= clocks.MIN_SAMPLES
     assert 0 <= row["relative_error"] < 1e-3
     assert before <= datetime.fromisoformat(row["date"]) <= datetime.now(UTC)
-    assert table["peer"].isna()[1] and table["source"][1] == sweeps.code(pair[1]) != row["source"]
+    assert table["peer"].isna()[1] and table["source"][1] == sweeps.source_label(pair[1]) != row["source"]
 
 
 @pytest.mark.parametrize(("clock", "us"), [("host", 16), ("events", 20), ("graph", 16)])
@@ -86,7 +86,7 @@ def test_the_clock_is_the_one_asked_for_and_forward_is_timed_without_autograd(gp
 
 @pytest.mark.parametrize("taped", [False, True])
 def test_for_a_tape_the_turn_on_the_gpu_is_held_for_all_of_a_point(gpu, tmp_path, monkeypatch, taped):
-    monkeypatch.setenv(lock.FOLDER_VARIABLE, str(tmp_path / "turns"))
+    monkeypatch.setenv(lock.LOCK_FOLDER_VARIABLE, str(tmp_path / "turns"))
     monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-simulated")
     held, tape = [], tmp_path / "tape.jsonl" if taped else None
     one = failing(gpu, 0, None, call=lambda x: held.append(lock.held_gpu()) or 2 * x)
@@ -164,7 +164,7 @@ def test_a_cold_run_rotates_the_upstream_gradient_too(gpu, monkeypatch, directio
     sweeps.run("suite", [doubling_with(lambda dy: 2 * dy)], POINTS[:1], direction=direction)
     job = jobs["it"]
     assert [(*t.shape, *t.stride()) for t in job.inputs] == [(2, 16, 16, 1)] * 2, "x, and dy"
-    first, second = cold_cache.rotation(cold_cache.Job(job.call, job.inputs), 2**12)[:2]
+    first, second = cold_cache.rotating_inputs(cold_cache.TimedCall(job.call, job.inputs), 2**12)[:2]
     assert all(a.data_ptr() != b.data_ptr() for a, b in zip(first, second, strict=True))
 
 
@@ -380,7 +380,7 @@ def fingerprint(tmp_path):
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         work = replace(DOUBLING, reference=module.reference)
-        return Contender("it", wrap(module.made(*made)), work, **options).fingerprint()
+        return Contender("it", wrap(module.made(*made)), work, **options).code_hash()
 
     return of
 
@@ -447,10 +447,10 @@ def test_only_rows_of_this_measurement_are_taken_from_a_tape(no_gpu):
 
 
 def test_a_grid_is_a_run_for_every_combination(gpu):
-    options = {"clock": ("host", "graph"), "dtype": ("float32", "float16")}
+    options = {"dtype": ("float32", "float16"), "clock": ("host", "graph")}
     table = sweeps.sweep("suite", [doubling(gpu)], iter(POINTS[:2]), **options)
     wanted = itertools.product(*options.values(), (16, 32))
-    assert table[["clock", "dtype", "width"]].apply(tuple, axis=1).tolist() == list(wanted)
+    assert table[["dtype", "clock", "width"]].apply(tuple, axis=1).tolist() == list(wanted)
     assert table.index.tolist() == list(range(8))
 
 
@@ -481,7 +481,7 @@ def test_a_disturbed_point_says_so_and_is_measured_again_for_a_tape(gpu, tmp_pat
         assert noise() == once and len(asked) == 7, "only the gap is tried again"
 
 
-FULL, WIDE = clocks.Gap("out of memory"), "wide"
+FULL, WIDE = clocks.NotTimed("out of memory"), "wide"
 RUNS = [
     ([(1, 2), (-3, 4), (5, 5)], [(WIDE, WIDE), ("", WIDE), (WIDE, WIDE)], (-3, 4)),  # whole ones
     ([(1, 1), (2, None), (2, 2)], [(WIDE, WIDE), ("", ""), ("", "")], (2, 2)),  # no gap, then quiet

@@ -26,7 +26,7 @@ def on_a_gpu(monkeypatch, said):
 
     monkeypatch.setattr(lock, "gpu_lock", turn)
     monkeypatch.setattr("labkit.gpu.available", lambda: True)
-    monkeypatch.setattr(machine, "stamp", lambda: STAMP)
+    monkeypatch.setattr(machine, "row_columns", lambda: STAMP)
     monkeypatch.delenv(TAPE, raising=False)
 
 
@@ -57,7 +57,7 @@ def test_rows_are_on_the_tape_once_and_shown_without_a_gpu(monkeypatch, tmp_path
     kept = [(row.contender, row.median_us, row.peak_bytes) for row in rows.read(tape)]
     assert kept == [("wrong", 4.0, None), ("right", 5.0, None), ("pool", None, 4 * 2**20)]
     swept = [replace(row, clock="host", median_us=9.0) for row in rows.read(tape)[:2]]
-    monkeypatch.setattr(rows, "recorded", lambda suite: [*swept, *rows.read(tape)[:2]])
+    monkeypatch.setattr(rows, "recorded_rows", lambda suite: [*swept, *rows.read(tape)[:2]])
     monkeypatch.setattr("labkit.gpu.available", lambda: False)
     assert sweeps.custom_times("museum/x", {})["median_us"].tolist() == [4.0, 5.0], (
         "not of a sweep of the same name"
@@ -67,6 +67,6 @@ def test_rows_are_on_the_tape_once_and_shown_without_a_gpu(monkeypatch, tmp_path
 def test_without_a_gpu_nothing_is_timed_and_the_tape_is_shown(monkeypatch):
     monkeypatch.setattr("labkit.gpu.available", lambda: False)
     asked = []
-    monkeypatch.setattr(rows, "recorded", lambda suite: asked.append(suite) or [])
+    monkeypatch.setattr(rows, "recorded_rows", lambda suite: asked.append(suite) or [])
     found = sweeps.custom_times("museum/x", {"wrong": lambda: pytest.fail("timed without a GPU")})
     assert asked == ["museum/x"] and found.empty and "median_us" in found

@@ -15,7 +15,9 @@ def mixed():
     posted = {"kind": "published", "source": "A blog", "p20_us": None, "p80_us": None}
     ours = [row("labkit", 1024, 33.3), row("labkit", 1024, 31.3, kind="recorded")]
     others = [row("nn.Linear", 1024, 102.0), *ours, row("Liger", 1024, 92.8, **posted)]
-    return rows.table([*others, row("a name that goes on and on", 1024, None, note="out of memory " * 20)])
+    return rows.as_results(
+        [*others, row("a name that goes on and on", 1024, None, note="out of memory " * 20)]
+    )
 
 
 def test_bars_print_values_kinds_and_floors_and_say_it_in_words():
@@ -34,19 +36,19 @@ def test_bars_print_values_kinds_and_floors_and_say_it_in_words():
 
 @pytest.mark.parametrize(("most", "scale"), [(99.0, "linear"), (101.0, "log")])
 def test_more_than_a_decade_is_logarithmic_and_says_so(most, scale):
-    shown = plots.bars(rows.table([row("eager", 64, most), row("labkit", 64, 10.0)]), title="t")
+    shown = plots.bars(rows.as_results([row("eager", 64, most), row("labkit", 64, 10.0)]), title="t")
     assert shown.figure.axes[0].get_xscale() == scale
     assert ("logarithmic axis" in " ".join(texts(shown))) == (scale == "log") == ("logarithmic" in shown.alt)
     assert len(of_gid(shown, "live bar")) == 2
 
 
 def test_bars_in_groups_of_other_values_and_of_nothing():
-    table = rows.table([*layers(), *layers(dtype="fp32")])
+    table = rows.as_results([*layers(), *layers(dtype="fp32")])
     table = table[table["width"] == 1024].assign(share=[0.25, 0.5, 0.75, 1.0])
     shown = plots.bars(table, title="t", value="share", unit=" of copy", group="dtype")
     assert {"bf16", "fp32", "0.25 of copy", "1 of copy", "share (higher is better)"} <= set(texts(shown))
     assert "fp32: nn.Linear 0.75 of copy, labkit 1 of copy." in shown.alt
-    assert "nothing measured yet" in plots.bars(rows.table([]), title="t", floor={"copy": "copy_us"}).alt
+    assert "nothing measured yet" in plots.bars(rows.as_results([]), title="t", floor={"copy": "copy_us"}).alt
     with pytest.raises(ValueError, match="no column 'gone'"):
         plots.bars(table, title="t", value="gone")
 
@@ -60,7 +62,7 @@ def test_bars_of_memory_are_in_mebibytes_without_clock():
 
 
 def test_a_disturbed_bar_has_a_ring_and_a_footnote():
-    table = rows.table([row("labkit", 64, 5.0, noise="spread above 30%"), row("nn.Linear", 64, 8.0)])
+    table = rows.as_results([row("labkit", 64, 5.0, noise="spread above 30%"), row("nn.Linear", 64, 8.0)])
     shown = plots.bars(table, title="Bars")
     assert [said for said in texts(shown) if "◯" in said] == ["5 µs ◯", "◯ spread above 30%: labkit"]
     assert shown.alt.endswith("Disturbed: spread above 30%: labkit.")
@@ -68,14 +70,14 @@ def test_a_disturbed_bar_has_a_ring_and_a_footnote():
 
 def test_the_learners_kernel_stands_out():
     names = ("eager", "torch.compile", "labkit", "your kernel")
-    shown = plots.bars(rows.table([row(name, 64, 5.0) for name in names]), title="t")
+    shown = plots.bars(rows.as_results([row(name, 64, 5.0) for name in names]), title="t")
     assert len({to_hex(bar.get_facecolor()) for bar in of_gid(shown, "live bar")}) == 4
     bold = [label.get_text() for label in of_gid(shown, "label") if label.get_weight() == "bold"]
     assert bold == ["labkit", "your kernel"]
 
 
 def ledger(**changes):
-    table = rows.table([row("eager", 64, 5.0), row("labkit", 64, 5.0)])
+    table = rows.as_results([row("eager", 64, 5.0), row("labkit", 64, 5.0)])
     return table.assign(traffic=[20.0, 10.0], launches=[60.0, 0.0], wall=[81.0, 11.0], **changes)
 
 

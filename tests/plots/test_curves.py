@@ -15,7 +15,7 @@ WORKED = "another process worked on the GPU"
 
 
 def test_alt_tells_who_is_fastest_where_and_by_what():
-    alt = plots.curves(rows.table(layers(kind="recorded")), title="Crossover").alt
+    alt = plots.curves(rows.as_results(layers(kind="recorded")), title="Crossover").alt
     for said in (
         "Crossover. Time per call against width, both axes logarithmic, width 128 to 16384",
         "forward, bf16, batch 32768",
@@ -29,7 +29,7 @@ def test_alt_tells_who_is_fastest_where_and_by_what():
 
 def test_a_difference_inside_the_spread_is_a_tie():
     for other, said in ((10.3, "labkit and torch.compile tie"), (10.6, "labkit fastest")):
-        table = rows.table([row("labkit", 256, 10.0), row("torch.compile", 256, other)])
+        table = rows.as_results([row("labkit", 256, 10.0), row("torch.compile", 256, other)])
         assert said in plots.curves(table, title="t").alt
 
 
@@ -52,13 +52,13 @@ def test_kinds_differ_in_shape_and_in_words_and_the_axis_says_what_is_better():
 
 
 def ratio(**options):
-    return plots.speedups(rows.table(layers()).speedups("labkit", "nn.Linear"), title="t", **options)
+    return plots.speedups(rows.as_results(layers()).speedups("labkit", "nn.Linear"), title="t", **options)
 
 
 @pytest.mark.parametrize("count", [2, 7, 13])
 def test_the_legend_has_every_name_in_the_order_of_the_ends_and_room_for_them(count):
     names = ["labkit", *(f"contender number {i} with a long name" for i in range(count - 1))]
-    table = rows.table([row(n, w, w / 10 * (1 + i / 1000)) for i, n in enumerate(names) for w in WIDTHS])
+    table = rows.as_results([row(n, w, w / 10 * (1 + i / 1000)) for i, n in enumerate(names) for w in WIDTHS])
     shown = plots.curves(
         table, title="t", reference_lines={"copy": lambda x: x / 40, "launch floor": lambda _: 1.1}
     )
@@ -79,7 +79,7 @@ def test_panels_share_their_axes_and_their_legend():
 
 
 def test_series_of_one_contender_differ():
-    table = rows.table([*layers(batch=64), *layers(batch=128)])
+    table = rows.as_results([*layers(batch=64), *layers(batch=128)])
     shown = plots.curves(table, title="t")
     hues = [line.get_color() for line in lines(shown, "live curve")]
     assert len(hues) == len(set(hues)) == 4 and RED in hues
@@ -100,7 +100,7 @@ def test_gaps_and_disturbed_points_are_marked_and_noted_with_their_panels():
 
 
 @pytest.mark.parametrize(
-    "table", [pd.DataFrame(), rows.table([]), rows.table([row("labkit", 64, None, note="x")])]
+    "table", [pd.DataFrame(), rows.as_results([]), rows.as_results([row("labkit", 64, None, note="x")])]
 )
 @pytest.mark.parametrize("draw", [plots.curves, plots.speedups, plots.traffic])
 def test_nothing_measured_says_so(draw, table):
@@ -113,7 +113,7 @@ def test_nothing_measured_says_so(draw, table):
 
 @pytest.mark.parametrize("sizes", [[160], WIDTHS, [2**k for k in range(17)]])
 def test_ticks_are_apart_from_one_point_to_a_huge_range(sizes):
-    shown = plots.curves(rows.table([row("labkit", size, 6.7 * size) for size in sizes]), title="t")
+    shown = plots.curves(rows.as_results([row("labkit", size, 6.7 * size) for size in sizes]), title="t")
     (ax,) = shown.figure.axes
     assert shown.png and ax.get_xscale() == ax.get_yscale() == "log"
     low, high = ax.get_xlim()
@@ -149,7 +149,7 @@ def test_speedups_and_traffic_have_their_line_at_one():
 
 
 def test_missing_columns_and_unknown_kinds_are_named():
-    table = rows.table(layers())
+    table = rows.as_results(layers())
     with pytest.raises(ValueError, match="no column 'depth'"):
         plots.curves(table, "depth", title="t")
     with pytest.raises(ValueError, match="'guessed' is none of live, recorded, published"):

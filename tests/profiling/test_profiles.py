@@ -139,7 +139,11 @@ def test_of_three_profiles_the_undisturbed_one_of_the_usual_kernels_is_shown(gpu
 def test_what_is_recorded_on_a_gpu_is_shown_without_one(gpu, recording, monkeypatch, traced):
     live = profiles.profile(refused, warmup=5)
     assert gpu == [(refused, 5), (refused, 0), (refused, 0)], "warmed up once, recorded three times"
-    assert (live.kind, live.device, live.date[:10]) == ("live", "Simulated", machine.stamp()["date"][:10])
+    assert (live.kind, live.device, live.date[:10]) == (
+        "live",
+        "Simulated",
+        machine.row_columns()["date"][:10],
+    )
     assert replace(live, device="", date="") == traced
     assert not recording.exists(), "without a name it is not kept"
     live = profiles.profile(refused, tape="toy/eager")
@@ -196,7 +200,7 @@ def test_text_is_profiled_in_another_process_with_other_variables(recording, mon
 
 def test_text_on_a_gpu_is_kept_and_shown_without_one(gpu, recording, monkeypatch, traced):
     """With the names, times and shapes that profile() finds, in a turn of this process."""
-    monkeypatch.setenv(lock.FOLDER_VARIABLE, str(recording.parent))
+    monkeypatch.setenv(lock.LOCK_FOLDER_VARIABLE, str(recording.parent))
     monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-simulated")
     asked, heard = [], []
 
@@ -204,7 +208,7 @@ def test_text_on_a_gpu_is_kept_and_shown_without_one(gpu, recording, monkeypatch
         asked.append((environment, seconds))
         assert lock.held_gpu()
         with monkeypatch.context() as there:
-            there.setenv(lock.PARENT_VARIABLE, environment[lock.PARENT_VARIABLE])
+            there.setenv(lock.LOCK_INHERITED_VARIABLE, environment[lock.LOCK_INHERITED_VARIABLE])
             process = queueing.begin(recording.parent, "GPU-simulated")
         heard.append(queueing.says(process))
         queueing.end(process)
@@ -213,7 +217,9 @@ def test_text_on_a_gpu_is_kept_and_shown_without_one(gpu, recording, monkeypatch
     monkeypatch.setattr(child_process, "run", run)
     here = {name: value for name, value in os.environ.items() if name != rows.TAPE}
     live = profiles.profile_text("1", environment={"A": "1"}, tape="toy/text")
-    assert asked == [({**here, "A": "1", lock.PARENT_VARIABLE: "GPU-simulated"}, profiles.TEXT_LIMIT_S)]
+    assert asked == [
+        ({**here, "A": "1", lock.LOCK_INHERITED_VARIABLE: "GPU-simulated"}, profiles.TEXT_LIMIT_S)
+    ]
     assert heard == ["has it"] and not lock.held_gpu()
     assert replace(live, device="", date="") == traced and live.device == "Simulated" and live.date
     publish(recording)
@@ -225,7 +231,7 @@ def test_text_on_a_gpu_is_kept_and_shown_without_one(gpu, recording, monkeypatch
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available:UserWarning")
 def test_one_call_is_traced_after_those_that_warm_up_in_a_turn_of_this_process(tmp_path, monkeypatch):
-    monkeypatch.setenv(lock.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(lock.LOCK_FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-simulated")
     monkeypatch.setenv("TEARDOWN_CUPTI", "0")
     monkeypatch.setenv("DISABLE_CUPTI_LAZY_REINIT", "1")
@@ -268,7 +274,7 @@ def test_launches_cost_the_host_no_more_after_a_profile():
 
     def host_us():
         """The least of several: others may share the host's cores for seconds."""
-        jobs = {"call": cold_cache.Job(call)}
+        jobs = {"call": cold_cache.TimedCall(call)}
         return min(clocks.measure(jobs, clock="host", cache="warm")["call"].median_us for _ in range(5))
 
     before, profile = host_us(), profiles.profile(call)

@@ -104,4 +104,4 @@ def test_on_a_gpu_what_is_profiled_is_the_variant_itself_at_full_size(monkeypatc
     monkeypatch.setattr(profiles, "profile", lambda call, tape: ran.append((tape, call().shape)))
     variants.profiled(replayed(gpu, lambda x: 3 * x))
     assert ran == [("ledger/in a graph", (2, 64))]
-    assert clocks.Cuda() is gpu
+    assert clocks.DeviceTimer() is gpu

@@ -344,7 +344,7 @@ async def test_stop_does_not_wait_for_a_slow_call_but_the_next_run_does(gpu):
 
 @in_a_loop
 async def test_the_line_says_how_long_the_queue_for_the_gpu_is_and_stop_leaves_it(gpu, tmp_path, monkeypatch):
-    monkeypatch.setenv(lock.FOLDER_VARIABLE, str(queue := tmp_path / "turns"))
+    monkeypatch.setenv(lock.LOCK_FOLDER_VARIABLE, str(queue := tmp_path / "turns"))
     monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-simulated")
     monkeypatch.setattr(noise, "nvml", lambda: None)
     panel = await shown(pair(gpu))

@@ -36,7 +36,7 @@ def own(plan, name="labkit", width=16, us=10.0, age_s=0.0, **columns):
     contender = next(c for c in plan.contenders if c.name == name)
     here = {"device": HERE.device, "driver": HERE.driver, "torch": HERE.torch, "triton": HERE.triton}
     date = (datetime.now(UTC) - timedelta(seconds=age_s)).isoformat(timespec="seconds")
-    source = sweeps.code(contender)
+    source = sweeps.source_label(contender)
     return replace(recorded(name, width, us, kind="live", date=date, source=source, **here), **columns)
 
 

@@ -18,7 +18,7 @@ from labkit.widgets.sweep_view import (
     sweep_figure,
 )
 
-EMPTY = rows.table([], ["batch", "width"])
+EMPTY = rows.as_results([], ["batch", "width"])
 NOTHING = "nothing measured yet"
 
 
@@ -43,7 +43,9 @@ def planned(monkeypatch):
 def table(**columns):
     """labkit is twice as fast as eager at 16 and 32."""
     pairs = [("labkit", 16, 10.0), ("eager", 16, 20.0), ("labkit", 32, 20.0), ("eager", 32, 40.0)]
-    return rows.table([recorded(name, width, us, **columns) for name, width, us in pairs], ["batch", "width"])
+    return rows.as_results(
+        [recorded(name, width, us, **columns) for name, width, us in pairs], ["batch", "width"]
+    )
 
 
 def two_dtypes():
