@@ -134,7 +134,7 @@ def record(
     return result
 
 
-def is_current(path: Path, identity: "Identity") -> bool:
+def is_current(path: Path, identity: "MachineInfo") -> bool:
     """Whether the notebook has outputs of its present code, recorded on this kind of device."""
     stamp = read_stamp(notebooks.read_json(path))
     if stamp is None or stamp.device != identity.device:
