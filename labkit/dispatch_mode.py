@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class Mode(TorchDispatchMode):
+class LightDispatchMode(TorchDispatchMode):
     """A TorchDispatchMode whose first operation does not import torch's compiler, which takes a second.
 
     PyTorch disables the compiler inside every mode, and imports it for that. If nobody else has imported it,

@@ -8,7 +8,7 @@ import torch
 from labkit import dispatch_mode
 
 
-class Seen(dispatch_mode.Mode):
+class Seen(dispatch_mode.LightDispatchMode):
     def __init__(self):
         super().__init__()
         self.names = Counter()

@@ -13,15 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from labkit.exercises import common_hints
 from labkit.measure import correctness
 from labkit.measure.contender import Shape, Work
 
-Status = Literal["right", "wrong", "error", "stopped", "crashed", "interrupted"]
+JudgeStatus = Literal["right", "wrong", "error", "stopped", "crashed", "interrupted"]
 
 
 @dataclass
-class Launches:
-    """What a call did. Addresses are those of lanes that a mask let through, one array for each access."""
+class RecordedLaunches:
+    """Launches of one call. Each array holds the addresses of one load or store, masked lanes excluded."""
 
     names: list[str] = field(default_factory=list)
     """Kernels and operations of PyTorch that do work, in order."""
@@ -58,21 +59,26 @@ class Call:
     dtype: torch.dtype | None
     """Of the tensors; None for an exercise without any."""
     layout: str
-    inputs: dict[str, Any]
-    """As the answer got them."""
-    given: dict[str, Any]
-    """Copies, made before the call."""
+    passed: dict[str, Any]
+    """Arguments passed to the answer."""
+    originals: dict[str, Any]
+    """Their values before the call."""
     want: Any
     got: Any = None
     error: BaseException | None = None
-    launches: Launches = field(default_factory=Launches)
+    launches: RecordedLaunches = field(default_factory=RecordedLaunches)
     stored_outside: int = 0
     """Elements from a tensor's end to the farthest store outside of it; 0 when there was none."""
     loaded_outside: int = 0
     """Addresses outside of all tensors, but near one, that were loaded."""
 
+    def result_tensors(self) -> list[tuple[Tensor, Tensor]]:
+        """Each tensor of the result with the right one."""
+        got, want = (each if isinstance(each, tuple) else (each,) for each in (self.got, self.want))
+        return [(mine, right) for mine, right in zip(got, want, strict=True) if isinstance(right, Tensor)]
+
     def __str__(self) -> str:
-        shown = {name: short(value) for name, value in self.given.items()}
+        shown = {name: short(value) for name, value in self.originals.items()}
         inputs = ", ".join(f"{name} {value}" for name, value in shown.items() if not value.startswith("<"))
         dtype = "" if self.dtype is None else f" in {dtype_name(self.dtype)}"
         return f"With {inputs}{dtype}" + (f", {self.layout}" if self.layout != "contiguous" else "")
@@ -98,10 +104,10 @@ class Mistake:
 
 
 class Property:
-    """What an answer has to be. ``problem`` returns what is wrong with a call, or "".
+    """A requirement beyond right values: one launch, no store outside.
 
-    Checked after the values, or ``before_values`` where what it finds explains wrong ones. Asked of all
-    inputs, or ``contiguous_only`` where copies of others are allowed.
+    ``problem(call)`` returns a sentence, or "". It is checked after the values, or ``before_values`` if it
+    can explain wrong ones; in all layouts, or in ``contiguous_only`` if others may be copied first.
     """
 
     def __init__(
@@ -117,10 +123,10 @@ class Property:
 
 
 @dataclass(frozen=True)
-class Race:
+class RaceSpec:
     """What an answer is timed beside (``rivals``, functions by name), on which work, sizes and dtype.
 
-    torch.compile is applied to a rival of this name.
+    A rival named 'torch.compile' is compiled before it is timed.
     """
 
     work: Work
@@ -160,8 +166,8 @@ class Exercise:
     right: str = ""
     """A sentence that is shown with a right answer: what the answer is good for."""
     untouched: str = ""
-    """`lesson.source_digest` of the cell as the lesson gives it, where it has no three dots to replace."""
-    race: Race | None = None
+    """Digest of the unchanged cell (`lesson.source_digest`), for cells that contain no `...`."""
+    race: RaceSpec | None = None
     """None for an exercise without a kernel."""
     name: str = ""
     """Set by `judge.find`."""
@@ -171,7 +177,7 @@ class Exercise:
 class Finding:
     """What came out: a sentence about what was seen, the mistake by its name, the learner's line, hints."""
 
-    status: Status
+    status: JudgeStatus
     observed: str = ""
     mistake: str = ""
     where: str = ""
@@ -188,38 +194,61 @@ def case_values(*names: str) -> Callable[..., dict[str, Any]]:
 # ---- judging -----------------------------------------------------------------------------------------------
 
 
-def compare(exercise: Exercise, calls: Sequence[Call]) -> Finding | Call | None:
-    """What is wrong with calls of all cases in one dtype and layout; None when they are right.
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with one call: it raised an exception (``call.error``), or a property does not hold."""
 
-    A call that raised an exception is returned where that says more than the others do.
+    call: Call
+    observed: str = ""
+    """What the property says of the call; "" for an exception."""
+    property: Property | None = None
+    """None for an exception."""
+
+
+def first_problem(exercise: Exercise, calls: Sequence[Call]) -> Problem | None:
+    """The first problem in calls of all cases in one dtype and layout; None when they are right.
+
+    Returns the first call that raised if more than half raised, or if all others are right.
     """
     finished = [call for call in calls if call.error is None]
-    failed = next((call for call in calls if call.error is not None), None)
-    if failed is not None and 2 * len(finished) < len(calls):
-        return failed
-    # A right form first, then what explains wrong values, then values, then everything else.
-    values = Property("", lambda call: _wrong_values(exercise, call))
-    early = [each for each in exercise.properties if each.before_values]
-    late = [each for each in exercise.properties if not each.before_values and failed is None]
-    for each in (INPUTS_UNCHANGED, FORM, *early, values, *late):
+    raised = [call for call in calls if call.error is not None]
+    if len(raised) > len(finished):
+        return Problem(raised[0])
+    values = Property(WRONG_VALUES, lambda call: _wrong_values(exercise, call))
+    before = [each for each in exercise.properties if each.before_values]
+    after = [each for each in exercise.properties if not each.before_values]
+    # What comes after the values says nothing about an answer that raised in some cases.
+    for each in (INPUTS_UNCHANGED, FORM, *before, values, *([] if raised else after)):
         for call in finished:
-            skipped = each.contiguous_only and call.layout != "contiguous"
-            observed = "" if skipped else each.problem(call)
-            if not observed:
+            if each.contiguous_only and call.layout != "contiguous":
                 continue
-            name, hints = each.name, each.hints
-            # of a result of the wrong kind nothing else can be asked
-            known = [] if each is FORM else exercise.mistakes.items()
-            made = next(((n, mistake) for n, mistake in known if _made(exercise, mistake, finished)), None)
-            if made:
-                name, hints = made[0], made[1].hints
-            elif call.layout != "contiguous" and not name:
-                name, hints = "strides", STRIDES
-            return Finding("wrong", f"{call}: {observed}", name, hints=hints)
-    return failed
+            if observed := each.problem(call):
+                return Problem(call, observed, each)
+    return Problem(raised[0]) if raised else None
 
 
-def _made(exercise: Exercise, mistake: Mistake, finished: Sequence[Call]) -> bool:
+def explain(exercise: Exercise, problem: Problem, calls: Sequence[Call]) -> Finding:
+    """The finding for a property that does not hold.
+
+    Its hints are those of the exercise's first mistake that the answer makes on all calls that it finished,
+    else the property's own.
+    """
+    wrong, call = problem.property, problem.call
+    assert wrong is not None, "an exception is explained by exception_hints"
+    name, hints = wrong.name, wrong.hints
+    if name == WRONG_VALUES:
+        strided = call.layout != "contiguous"
+        name, hints = ("strides", common_hints.STRIDES) if strided else ("", ())
+    if wrong is not FORM:  # a result of the wrong form cannot be compared with a mistake's
+        finished = [each for each in calls if each.error is None]
+        for known, mistake in exercise.mistakes.items():
+            if _makes_mistake(exercise, mistake, finished):
+                name, hints = known, mistake.hints
+                break
+    return Finding("wrong", f"{call}: {problem.observed}", name, hints=hints)
+
+
+def _makes_mistake(exercise: Exercise, mistake: Mistake, finished: Sequence[Call]) -> bool:
     """Whether an answer behaves like a mistake on all cases that it finished."""
     if mistake.raises or not (mistake.gives or mistake.when):
         return False
@@ -229,6 +258,7 @@ def _made(exercise: Exercise, mistake: Mistake, finished: Sequence[Call]) -> boo
     def like(gives: Callable[..., Any], call: Call) -> bool:
         with np.errstate(all="ignore"):
             other = gives(*reference_arguments(exercise, call))
+        # The tolerance fits the roundings of the right formula. A wrong one may round more: 4 times as much.
         return not difference(call.got, other, 4 * tolerance(exercise, call))
 
     return not mistake.gives or any(all(like(gives, call) for call in finished) for gives in mistake.gives)
@@ -236,7 +266,7 @@ def _made(exercise: Exercise, mistake: Mistake, finished: Sequence[Call]) -> boo
 
 def reference_arguments(exercise: Exercise, call: Call) -> list[Any]:
     """Arguments for a reference: tensors in float64, and objects such as a simulated GPU made anew."""
-    given = call.given
+    given = call.originals
     if call.dtype is None:
         torch.manual_seed(0)
         given = exercise.inputs(*call.case)
@@ -254,8 +284,8 @@ def tolerance(exercise: Exercise, call: Call) -> float:
 
 
 def _changed_input(call: Call) -> str:
-    for name, before in call.given.items():
-        after = call.inputs[name]
+    for name, before in call.originals.items():
+        after = call.passed[name]
         changed = isinstance(before, list) and before != after
         if isinstance(before, Tensor):
             changed = not torch.equal(before.nan_to_num(), after.nan_to_num())
@@ -283,11 +313,18 @@ def _wrong_form(call: Call) -> str:
 
 
 def _wrong_values(exercise: Exercise, call: Call) -> str:
-    found = difference(call.got, call.want, tolerance(exercise, call))
-    floats = [x for x in call.given.values() if isinstance(x, Tensor) and x.is_floating_point()]
-    if "is nan" in found and floats and all(bool(each.isfinite().all()) for each in floats):
-        found += " (NaN is what nobody wrote, or what was read outside of a tensor)"
-    return found and f"{found}."
+    allowed = tolerance(exercise, call)
+    found = difference(call.got, call.want, allowed)
+    if not found:
+        return ""
+    inputs = [x for x in call.originals.values() if isinstance(x, Tensor) and x.is_floating_point()]
+    if inputs and all(bool(each.isfinite().all()) for each in inputs):
+        for got, want in call.result_tensors():
+            wrong = _wrong_elements(got, want, allowed)
+            if len(wrong) and got[tuple(wrong[0])].isnan():
+                found += " (NaN is what nobody wrote, or what was read outside of a tensor)"
+                break
+    return f"{found}."
 
 
 def difference(got: Any, want: Any, tolerance: float) -> str:
@@ -326,11 +363,8 @@ def _numbers(got: Any, want: Any, tolerance: float) -> str:
 
 
 def _tensors(got: Tensor, want: Tensor, tolerance: float) -> str:
-    """Elements that differ: how many, and the first of them. What is not finite has to be so in both."""
-    got, want = got.detach().double(), want.detach().double()
-    finite = want[want.isfinite()]
-    rms = float(finite.square().mean().sqrt()) if finite.numel() else 0.0
-    wrong = (~torch.isclose(got, want, rtol=tolerance, atol=tolerance * rms, equal_nan=True)).nonzero()
+    """How many elements differ, and the first of them."""
+    wrong = _wrong_elements(got, want, tolerance)
     if not len(wrong):
         return ""
     index = tuple(wrong[0].tolist())
@@ -339,6 +373,14 @@ def _tensors(got: Tensor, want: Tensor, tolerance: float) -> str:
         return f"it {differs}"
     verb = "is" if len(wrong) == 1 else "are"
     return f"{len(wrong)} of {want.numel()} elements {verb} wrong; the one at {list(index)} {differs}"
+
+
+def _wrong_elements(got: Tensor, want: Tensor, tolerance: float) -> Tensor:
+    """Indices of elements that differ (count, dimensions). What is not finite has to be so in both."""
+    got, want = got.detach().double(), want.detach().double()
+    finite = want[want.isfinite()]
+    rms = float(finite.square().mean().sqrt()) if finite.numel() else 0.0
+    return (~torch.isclose(got, want, rtol=tolerance, atol=tolerance * rms, equal_nan=True)).nonzero()
 
 
 def _number(value: Any) -> float | None:
@@ -365,19 +407,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-FORM = Property(
-    "form",
-    _wrong_form,
-    "What does your function return, on every way through it?",
-    "The text above the cell says what is asked for: one number, or a tensor of which shape and dtype.",
-)
-INPUTS_UNCHANGED = Property(
-    "writes-input",
-    _changed_input,
-    "Which line stores into something that your function was given, or takes something out of it?",
-    "The caller still needs its inputs: make a tensor or a list of your own.",
-)
-STRIDES = (
-    "With contiguous inputs this is right. What do your addresses suppose about the layout in memory?",
-    "x.contiguous() gives a tensor whose rows lie one behind the other, and copies only where it has to.",
-)
+WRONG_VALUES = "wrong-values"
+"""The property of right values; a finding names the mistake instead, if one is known."""
+FORM = Property("form", _wrong_form, *common_hints.FORM)
+INPUTS_UNCHANGED = Property("writes-input", _changed_input, *common_hints.WRITES_INPUT)

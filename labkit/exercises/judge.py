@@ -1,8 +1,8 @@
 """Judges answers: a cell's source, run in a process of its own, becomes a finding.
 
 In that process Triton interprets and no GPU is seen, so a finding is the same on every machine. The notebook
-calls ``attempt``. A process that is ready (``process``) forks for it, and the fork runs ``judge_file``. A
-kernel that is right when interpreted is then compiled for a GPU.
+calls ``judge_in_child``. A process that is ready (``process``) forks for it, and the fork runs
+``judge_file``. A kernel that is right when interpreted is then compiled for a GPU.
 """
 
 import os
@@ -22,13 +22,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from labkit import child_process
-from labkit.exercises import engine, exceptions, triton_interpreter
+from labkit.exercises import common_hints, engine, exception_hints, interpreter_recording
 from labkit.exercises.engine import Call, Exercise, Finding
 from labkit.lessons import notebooks
 from labkit.measure import correctness
 from labkit.profiling import codegen
 
-FENCE = 2**18
+GUARD_ELEMENTS = 2**18
 """Elements around each tensor that are watched: further than any tile of an exercise reaches."""
 ENVIRONMENT = {
     "TRITON_INTERPRET": "1",
@@ -38,12 +38,15 @@ ENVIRONMENT = {
     "MPLBACKEND": "Agg",
 }
 """The same on every machine: Triton interprets, no GPU is seen, nobody presses buttons."""
+NOTHING_IS_LOST = "Nothing of your notebook is lost."
 
 
 # ---- the notebook's process --------------------------------------------------------------------------------
 
 
-def attempt(lesson: str, name: str, file: Path, *, seconds: float, memory: int, **limits: Any) -> Finding:
+def judge_in_child(
+    lesson: str, name: str, file: Path, *, seconds: float, memory: int, **limits: Any
+) -> Finding:
     """The finding for the cell in a file that hands in an answer to an exercise.
 
     The answer may run for so many seconds and allocate so many bytes, and its kernels may take as many
@@ -72,7 +75,7 @@ def process(lesson: str) -> child_process.Forkserver:
 def _refused(exercise: Exercise, error: Exception) -> Finding:
     """The finding for a kernel that the compiler refuses though it is right when interpreted."""
     message = next(filter(None, reversed(str(error).strip().splitlines())), "")
-    name, hints = exceptions.matching_mistake(exercise, f"CompileError: {message}\n")
+    name, hints = exception_hints.matching_mistake(exercise, f"CompileError: {message}\n")
     observed = f"Interpreted it is right, but the compiler for a GPU (sm_90) refuses it: {message}"
     if "{" in "".join(hints):  # nothing is known of the names on its line
         name, hints = "", ()
@@ -91,7 +94,7 @@ def explain_end(error: BaseException, file: Path, limit_s: float, lesson: str) -
         return Finding("interrupted", f"You stopped it. {NOTHING_IS_LOST}", where=where)
     if isinstance(error, TimeoutError):
         observed = f"It was still running after {limit_s:g} s, and was ended. {NOTHING_IS_LOST}"
-        return Finding("stopped", observed, "endless", where, ENDLESS_HINTS)
+        return Finding("stopped", observed, "endless", where, common_hints.ENDLESS)
     if getattr(error, "raised", False):
         observed = (
             f"The lesson's own cells of kernels, as they were last saved, do not run: {error}\n"
@@ -100,19 +103,8 @@ def explain_end(error: BaseException, file: Path, limit_s: float, lesson: str) -
         return Finding("error", observed, "lesson")
     observed = f"The process that ran your code is gone: {error}. {NOTHING_IS_LOST}"
     if re.search(r"\.(load|store)\(", where):
-        return Finding("crashed", observed, "wild", where, WILD_ADDRESS_HINTS)
+        return Finding("crashed", observed, "wild", where, common_hints.WILD_ADDRESS)
     return Finding("crashed", observed, where=where)
-
-
-NOTHING_IS_LOST = "Nothing of your notebook is lost."
-ENDLESS_HINTS = (
-    "Does a loop never end? The line that was running, where it could be told, stands above.",
-    "Print what the loop's condition depends on, inside the loop: what is printed appears above.",
-)
-WILD_ADDRESS_HINTS = (
-    "This load or store went to a wild address. Every place has to be inside its tensor, or masked.",
-    "Print the smallest and the largest of your places in the last program, and compare with the size.",
-)
 
 
 # ---- the process that judges -------------------------------------------------------------------------------
@@ -120,7 +112,7 @@ WILD_ADDRESS_HINTS = (
 
 def prepare(lesson: str) -> None:
     """Load the lesson's setup and kernel cells and its exercises, once, before the forks."""
-    triton_interpreter.match_compiled_code()
+    interpreter_recording.match_compiled_code()
     find(lesson)
     notebooks.load(lesson)
 
@@ -145,7 +137,7 @@ def judge_file(lesson: str, name: str, file: Path) -> tuple[Finding, list[codege
     except NotCheckedError as error:
         return Finding("error", str(error)), []
     except BaseException as error:  # SystemExit too: whatever it is, the learner's code raised it
-        return exceptions.explain(exercise, error, file, namespace), []
+        return exception_hints.explain(exercise, error, file, namespace), []
 
 
 class NotCheckedError(Exception):
@@ -209,15 +201,17 @@ def judge(exercise: Exercise, answer: Any, file: Path) -> tuple[Finding, list[co
     for number, (dtype, layout) in enumerate(phases):
         cases = exercise.cases if number else (*exercise.cases, *exercise.large)
         calls = [_call(exercise, answer, case, dtype, layout) for case in cases]
-        found = _reused_memory(done + calls) or engine.compare(exercise, calls)
-        if isinstance(found, Call):
-            assert found.error is not None
-            return exceptions.explain(exercise, found.error, file, {}, str(found), calls), []
-        if found is not None:
+        if found := _reused_memory(done + calls):
             return found, []
+        problem = engine.first_problem(exercise, calls)
+        if problem is not None and problem.call.error is not None:
+            error, call = problem.call.error, str(problem.call)
+            return exception_hints.explain(exercise, error, file, {}, call, calls), []
+        if problem is not None:
+            return engine.explain(exercise, problem, calls), []
         done += calls
     first = [call for call in done if call.launches.kernels][:1]
-    again = [replace(call, got=exercise.call(answer, *call.inputs.values())) for call in first]
+    again = [replace(call, got=exercise.call(answer, *call.passed.values())) for call in first]
     if found := _reused_memory([*done, *again]):
         return found, []
     return _right(exercise, done), _kernels(done)
@@ -239,7 +233,7 @@ def _call(
             inputs[name] = fences.place(value, layout if value.dim() else "contiguous")
     call = Call(case, dtype, layout, inputs, given, None)
     try:
-        with fences, triton_interpreter.record_launches() as call.launches:  # not what the fences do
+        with fences, interpreter_recording.record_launches() as call.launches:  # not what the fences do
             call.got = exercise.call(answer, *inputs.values())
     except Exception as error:
         call.error = error
@@ -252,7 +246,7 @@ class JudgeGuardZones(correctness.GuardZones):
     """Guard zones around everything that a call makes, uninitialised or not."""
 
     def __init__(self) -> None:
-        super().__init__(FENCE)
+        super().__init__(GUARD_ELEMENTS)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -269,7 +263,7 @@ class JudgeGuardZones(correctness.GuardZones):
         found = 0
         for block, count, _ in self._blocks:
             place = (read.astype(np.int64) - block.data_ptr()) // block.element_size()
-            inside = (place >= FENCE) & (place < FENCE + count)
+            inside = (place >= GUARD_ELEMENTS) & (place < GUARD_ELEMENTS + count)
             found += int(((place >= 0) & (place < len(block)) & ~inside).sum())
         return found
 
@@ -282,15 +276,9 @@ def _reused_memory(calls: list[Call]) -> Finding | None:
         memory = {each.untyped_storage().data_ptr() for each in tensors}
         if call.launches.kernels and memory & seen:
             observed = "A later call handed back the memory of an earlier call's result."
-            return Finding("wrong", observed, "reused", hints=REUSED_MEMORY_HINTS)
+            return Finding("wrong", observed, "reused", hints=common_hints.REUSED_MEMORY)
         seen |= memory
     return None
-
-
-REUSED_MEMORY_HINTS = (
-    "What happens to the first result when somebody calls your function again?",
-    "Make the result anew in each call: torch.empty_like costs next to nothing.",
-)
 
 
 def _kernels(done: list[Call]) -> list[codegen.CompileRequest]:

@@ -24,7 +24,7 @@ from IPython.display import display
 from labkit import gpu, paths
 from labkit.exercises import judge, progress, race
 from labkit.exercises.engine import Exercise, Finding
-from labkit.exercises.progress import Attempts
+from labkit.exercises.progress import ExerciseRecord
 from labkit.exercises.verdicts import Verdict, solution_html
 from labkit.lessons import notebooks
 from labkit.measure.contender import Contender
@@ -88,7 +88,9 @@ class ExerciseSession:
         exercise = self._exercise(name)
         if self._solve:
             cell = f'{self._solutions[name]}\n\n\ntasks.check("{name}", {exercise.answer})\n'
-            verdict = self._verdict(exercise, self._judge(name, self._write(name, cell)), cell, Attempts())
+            verdict = self._verdict(
+                exercise, self._judge(name, self._write(name, cell)), cell, ExerciseRecord()
+            )
             _show_verdict(verdict)
             if verdict.status != "right":
                 raise AssertionError(f"the solution of {exercise.title!r} has to be right: {verdict}")
@@ -103,7 +105,7 @@ class ExerciseSession:
         shown = _show({"text/plain": waiting, "text/html": f"<small>{waiting}</small>"}, "")
         file = self._write(name, cell)
         records = progress.read(self._lesson)
-        record = records.setdefault(name, Attempts())
+        record = records.setdefault(name, ExerciseRecord())
         verdict = self._verdict(exercise, self._judge(name, file), cell, record)
         record.status, record.when = verdict.status, datetime.now(UTC).isoformat(timespec="seconds")
         progress.write(self._lesson, records)
@@ -138,7 +140,7 @@ class ExerciseSession:
         _, file = self._right.get(name, (None, None))
         problem = race.problem_at_size(self._lesson, exercise, file) if file else None
         if problem is not None:
-            _show_verdict(self._verdict(exercise, problem, "", Attempts()))
+            _show_verdict(self._verdict(exercise, problem, "", ExerciseRecord()))
             return Results()
         why = "you have not solved it yet" if file is None else ""
         if file is not None and gpu.available():
@@ -195,9 +197,9 @@ class ExerciseSession:
     def _judge(self, name: str, file: Path) -> Finding:
         memory = int(MEMORY_SHARE * psutil.virtual_memory().total)
         show = partial(print, end="", flush=True)
-        return judge.attempt(self._lesson, name, file, seconds=self._limit_s, memory=memory, show=show)
+        return judge.judge_in_child(self._lesson, name, file, seconds=self._limit_s, memory=memory, show=show)
 
-    def _verdict(self, exercise: Exercise, finding: Finding, cell: str, record: Attempts) -> Verdict:
+    def _verdict(self, exercise: Exercise, finding: Finding, cell: str, record: ExerciseRecord) -> Verdict:
         """A finding as the learner sees it; ``record`` gets it, too.
 
         Hints of a mistake are unlocked by distinct answers that make it. Being right forgets all of them.

@@ -15,7 +15,7 @@ STATES = {"solved": "✓ solved", "tried": "✗ tried", "open": "○ open"}
 
 
 @dataclass
-class Attempts:
+class ExerciseRecord:
     """What is kept of an exercise: the last verdict, and the distinct wrong answers since it was right."""
 
     status: str = "not attempted"
@@ -34,15 +34,15 @@ def attempt_files(lesson: str, exercise: str) -> list[Path]:
     return sorted(file for file in (folder(lesson) / exercise).glob("*.py") if file.stem.isdigit())
 
 
-def read(lesson: str) -> dict[str, Attempts]:
+def read(lesson: str) -> dict[str, ExerciseRecord]:
     """By exercise; empty where nothing is kept, and where somebody has spoilt the file by hand."""
     with suppress(FileNotFoundError, ValueError, TypeError, AttributeError):
         kept = json.loads((folder(lesson) / "verdicts.json").read_text(encoding="utf-8"))
-        return {name: Attempts(**each) for name, each in kept.items()}
+        return {name: ExerciseRecord(**each) for name, each in kept.items()}
     return {}
 
 
-def write(lesson: str, records: dict[str, Attempts]) -> None:
+def write(lesson: str, records: dict[str, ExerciseRecord]) -> None:
     """Replace what is kept of a lesson's verdicts."""
     text = json.dumps({name: vars(each) for name, each in records.items()}, indent=1)
     paths.write_text(folder(lesson) / "verdicts.json", text)
@@ -60,7 +60,7 @@ def table(lessons: Iterable[Path] | None = None) -> pd.DataFrame:
             if notebooks.EXERCISE not in notebooks.tags(cell):
                 continue
             name = notebooks.exercise_of(cell)
-            tries, status = len(attempt_files(path.stem, name)), records.get(name, Attempts()).status
+            tries, status = len(attempt_files(path.stem, name)), records.get(name, ExerciseRecord()).status
             state = "solved" if status == "right" else "tried" if status != "not attempted" else "open"
             rows.append({"lesson": path.stem, "exercise": name, "state": STATES[state], "tries": tries})
     return pd.DataFrame(rows, columns=["lesson", "exercise", "state", "tries"])

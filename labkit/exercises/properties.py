@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from labkit.exercises import common_hints
 from labkit.exercises.engine import Call, Property
 from labkit.measure.correctness import DTYPES
 
@@ -37,14 +38,8 @@ def _one_launch(call: Call) -> str:
     return _kernel(call) or (f"{len(names)} launches: {', '.join(names)}." if len(names) > 1 else "")
 
 
-def _results(call: Call) -> list[tuple[Tensor, Tensor]]:
-    """Each tensor of the result with the right one."""
-    got, want = (each if isinstance(each, tuple) else (each,) for each in (call.got, call.want))
-    return [(mine, right) for mine, right in zip(got, want, strict=True) if isinstance(right, Tensor)]
-
-
 def _stored_once(call: Call) -> str:
-    for got, _ in _results(call):
+    for got, _ in call.result_tensors():
         stored = call.launches.stored(got) if got.is_contiguous() else np.zeros(0)
         if again := len(stored) - len(np.unique(stored)):
             return f"{again} stores went to elements of the result that already had their value."
@@ -53,7 +48,7 @@ def _stored_once(call: Call) -> str:
 
 def _read_once(call: Call) -> str:
     """Of inputs as large as the result: those that are broadcast are read again and again."""
-    for name, tensor in call.inputs.items():
+    for name, tensor in call.passed.items():
         if isinstance(tensor, Tensor) and tensor.shape == call.got.shape and tensor.is_contiguous():
             loads = len(call.launches.loaded(tensor)) / max(1, tensor.numel())
             if loads > 1:
@@ -70,7 +65,7 @@ def _rounded_once(call: Call) -> str:
         return "a product was summed up in float16."
     if call.dtype is not torch.float16:  # to bfloat16 the interpreter rounds in a way of its own
         return ""
-    for got, want in _results(call):
+    for got, want in call.result_tensors():
         rounded = want.to(got.dtype)
         counted = want.abs() > 0.01 * want[want.isfinite()].square().mean().sqrt()  # no subnormals, no NaN
         differing = int(((got != rounded) & counted).sum())
@@ -79,63 +74,16 @@ def _rounded_once(call: Call) -> str:
     return ""
 
 
-NOTHING_OUTSIDE = Property(
-    "stores-outside",
-    _outside,
-    "Which places does the last program store to, and which of them does the tensor have?",
-    "Every store needs a mask that is true inside of the tensor, and nowhere else.",
-    before_values=True,
-)
-LOADS_INSIDE = Property(
-    "loads-outside",
-    _loads_outside,
-    "The result is right. Which loads have no mask, or one that is true beyond the end?",
-    "On a GPU a load beyond the end may end the program with an error. Mask it like the store.",
-)
-KERNEL = Property(
-    "no-kernel",
-    _kernel,
-    "What computes the result: your kernel, or PyTorch?",
-    "Launch the kernel with kernel[grid](...), and return the tensor that it stores to.",
-    before_values=True,
-)
+NOTHING_OUTSIDE = Property("stores-outside", _outside, *common_hints.STORES_OUTSIDE, before_values=True)
+LOADS_INSIDE = Property("loads-outside", _loads_outside, *common_hints.LOADS_OUTSIDE)
+KERNEL = Property("no-kernel", _kernel, *common_hints.NO_KERNEL, before_values=True)
 ONE_LAUNCH = Property(
-    "launches",
-    _one_launch,
-    "Each launch moves its tensors across memory once more. What could the kernel do by itself?",
-    "Let one kernel load everything, compute, and store once; PyTorch only allocates.",
-    before_values=True,
-    contiguous_only=True,
+    "launches", _one_launch, *common_hints.LAUNCHES, before_values=True, contiguous_only=True
 )
-STORED_ONCE = Property(
-    "stored-twice",
-    _stored_once,
-    "Which program owns an element? Here several store to one, and on a GPU they run in any order.",
-    "Count the programs of your grid, and write down by hand which elements each of them stores to.",
-)
-READ_ONCE = Property(
-    "read-again",
-    _read_once,
-    "A kernel is as slow as the bytes that it moves. How often is each one of them needed?",
-    "Load an element into a variable once, and use the variable.",
-    contiguous_only=True,
-)
-FULL_FLOAT32 = Property(
-    "tf32",
-    _full_float32,
-    "How many bits of a float32 does tl.dot multiply, if you do not say so?",
-    "The default is TF32, with 10 bits of mantissa in place of 23.",
-    'tl.dot takes input_precision="ieee".',
-    before_values=True,
-)
-ROUNDED_ONCE = Property(
-    "rounded-twice",
-    _rounded_once,
-    "In which dtype are the values that your kernel computes with?",
-    "What was loaded in 16 bits stays in 16 bits until you convert it: .to(tl.float32) after the load.",
-    "Only the store rounds. Everything before it, sums and carries too, is float32.",
-    before_values=True,
-)
+STORED_ONCE = Property("stored-twice", _stored_once, *common_hints.STORED_TWICE)
+READ_ONCE = Property("read-again", _read_once, *common_hints.READ_AGAIN, contiguous_only=True)
+FULL_FLOAT32 = Property("tf32", _full_float32, *common_hints.TF32, before_values=True)
+ROUNDED_ONCE = Property("rounded-twice", _rounded_once, *common_hints.ROUNDED_TWICE, before_values=True)
 KERNEL_CASES: dict[str, Any] = {
     "dtypes": DTYPES,
     "layouts": ("contiguous", "transposed", "strided"),

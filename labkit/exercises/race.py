@@ -12,8 +12,8 @@ import torch
 from IPython.display import display
 
 from labkit import child_process, gpu, plots
-from labkit.exercises import engine, judge
-from labkit.exercises.engine import Exercise, Finding, Race
+from labkit.exercises import common_hints, engine, judge
+from labkit.exercises.engine import Exercise, Finding, RaceSpec
 from labkit.lessons import notebooks
 from labkit.measure import correctness, lock
 from labkit.measure.contender import Contender
@@ -26,7 +26,7 @@ FENCE_BYTES = 2**28
 """Around each tensor at size, at most; less where a thirty-second of the GPU's free memory is less."""
 
 
-def race_of(exercise: Exercise) -> Race:
+def race_of(exercise: Exercise) -> RaceSpec:
     """The race of an exercise; ValueError for one that has none."""
     if exercise.race is None:
         raise ValueError(f"name: {exercise.name!r} has no kernel that could race")
@@ -70,16 +70,10 @@ def problem_at_size(lesson: str, exercise: Exercise, file: Path) -> Finding | No
             found: str = child_process.run(_run_at_size, lesson, exercise.name, file, seconds=LIMIT_S)
     except child_process.ChildError as error:
         observed = f"At the race's size, in a process of its own, it failed: {error}"
-        return Finding("crashed", observed, "wild", hints=judge.WILD_ADDRESS_HINTS)
+        return Finding("crashed", observed, "wild", hints=common_hints.WILD_ADDRESS)
     except (TimeoutError, KeyboardInterrupt) as error:
         return judge.explain_end(error, file, LIMIT_S, lesson)
-    return Finding("wrong", found, "at-size", hints=AT_SIZE_HINTS) if found else None
-
-
-AT_SIZE_HINTS = (
-    "It is right at the small sizes of the check. Which number in your kernel was enough for those only?",
-    "Look at the grid, at fixed blocks, and at products of sizes beyond 2**31.",
-)
+    return Finding("wrong", found, "at-size", hints=common_hints.AT_SIZE) if found else None
 
 
 def _run_at_size(lesson: str, name: str, file: Path) -> str:

@@ -69,7 +69,7 @@ def duration(part: list[LogEntry]) -> float:
     return part[-1].us - part[0].us
 
 
-class SimulatedGpu(dispatch_mode.Mode):
+class SimulatedGpu(dispatch_mode.LightDispatchMode):
     """The device. While it is active PyTorch works on its streams; ``cuda`` stands for torch.cuda."""
 
     def __init__(self, wait_us: float = WAIT_US, compile_us: float = COMPILE_US) -> None:

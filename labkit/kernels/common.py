@@ -14,9 +14,9 @@ from torch.autograd import forward_ad
 from labkit import backend
 
 if backend.interpreting():
-    from labkit import interpreter
+    from labkit import triton_interpreter_patches
 
-    interpreter.patch_interpreter()
+    triton_interpreter_patches.patch_interpreter()
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """The dtypes that all kernels take. They compute and sum in float32."""

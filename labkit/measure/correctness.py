@@ -238,7 +238,7 @@ _OTHERS = (torch.uint8, 64)
 """For dtypes without a NaN, bytes that no bool and hardly a small integer holds."""
 
 
-class GuardZones(dispatch_mode.Mode):
+class GuardZones(dispatch_mode.LightDispatchMode):
     """While active, new uninitialised floating-point tensors hold NaN and lie between fences of NaN.
 
     ``fence`` is the length of each fence, in elements.

@@ -83,10 +83,10 @@ def curves(
     """Time per call against an axis, both logarithmic, a curve with its p20 to p80 band per contender.
 
     ``table`` is one of `labkit.measure.rows.as_results`; ``facet`` and ``rows`` are columns that make panels
-    side by side and one above the other. ``reference_lines`` are thin dark lines in the unit of the quantity, by
-    name, or a function from a panel's rows to them. ``bound_spans`` is a function from a panel's rows to the
-    parts of the axis that are shaded and named. ``values``: x positions that the axis must include even if
-    they have no rows yet. ``quantity`` is what is drawn: `TIME` (in microseconds), `SPEEDUP` or `TRAFFIC`.
+    side by side and one above the other. ``reference_lines`` are thin dark lines in the unit of the quantity,
+    by name, or a function from a panel's rows to them. ``bound_spans`` is a function from a panel's rows to
+    the parts of the axis that are shaded and named. ``values``: x positions that the axis must include even
+    if they have no rows yet. ``quantity`` is what is drawn: `TIME` (in microseconds), `SPEEDUP` or `TRAFFIC`.
 
     Rows without a time are a small cross at the foot of the panel and a footnote; points that were disturbed
     (column ``noise``) stand in a ring, and a footnote says by what. Raises ValueError for a column that the

@@ -103,7 +103,7 @@ def operations(call: Callable[[], Any]) -> list[Launch]:
     return found
 
 
-class _Operations(dispatch_mode.Mode):
+class _Operations(dispatch_mode.LightDispatchMode):
     """Records the operations below autograd, backward passes included."""
 
     def __init__(self, launches: list[Launch]) -> None:

@@ -1,7 +1,7 @@
 """Exercises of lesson 1: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels
-from labkit.exercises.engine import Call, Exercise, Mistake, Property, Race
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
 from labkit.exercises.properties import LOADS_INSIDE, POINTWISE, READ_ONCE
 from labkit.exercises.simulated_gpu import count, duration
 from labkit.exercises.simulated_layers import BenchmarkGpu, BenchmarkLayer, KernelSequence
@@ -50,7 +50,7 @@ def right_benchmark(gpu: BenchmarkGpu, layer: BenchmarkLayer, batch: int, width:
 
 def parts_of(call: Call) -> Any:
     """What lies between the readings of a benchmark's clock."""
-    return call.inputs["gpu"].timed_parts()
+    return call.passed["gpu"].timed_parts()
 
 
 def between_all_readings(event: str) -> Any:
@@ -123,7 +123,7 @@ benchmark = Exercise(
             "A launch is queued, and Python goes on. gpu.synchronize() waits for the device: call it "
             "after the loop, before you read the clock.",
             when=lambda calls: all(
-                [entry for entry in c.inputs["gpu"].log if entry.event == "clock"][-1].pending for c in calls
+                [entry for entry in c.passed["gpu"].log if entry.event == "clock"][-1].pending for c in calls
             ),
         ),
         "started-early": Mistake(
@@ -176,12 +176,12 @@ def run_graph_clock(graph_us: Any, call: KernelSequence) -> Any:
 
 def log_of(call: Call) -> Any:
     """What lies between the first and the last reading of a clock."""
-    return call.inputs["call"].gpu.timed()
+    return call.passed["call"].gpu.timed()
 
 
 def calls_captured(call: Call) -> int:
     """How many calls of the layer were captured."""
-    return count(call.inputs["call"].gpu.log, "captured")
+    return count(call.passed["call"].gpu.log, "captured")
 
 
 def in_all_logs(event: str) -> Any:
@@ -294,7 +294,7 @@ def doubled_where(stores: Any) -> Any:
 
 def loads_beyond(call: Call) -> str:
     """What was loaded of x beyond `count`."""
-    beyond = int((call.launches.loaded(call.inputs["x"]) >= call.inputs["count"]).sum())
+    beyond = int((call.launches.loaded(call.passed["x"]) >= call.passed["count"]).sum())
     return f"{beyond} places beyond the end of x were loaded, though y is right." if beyond else ""
 
 
@@ -394,7 +394,7 @@ affine = Exercise(
     dtypes=DTYPES,
     properties=(*POINTWISE, READ_ONCE),
     right="One launch, one pass: x is read once, y is written once, and nothing else is as long.",
-    race=Race(
+    race=RaceSpec(
         AFFINE,
         {"eager": layer, "torch.compile": layer, "labkit": kernels.affine},
         # a width that is a power of two, and one whose rows no wide load can take

@@ -1,6 +1,6 @@
 """Exercises of lesson 2: what is right, what people write instead, and what helps them on."""
 
-from labkit.exercises.engine import Call, Exercise, Mistake, Race, case_values, difference
+from labkit.exercises.engine import Call, Exercise, Mistake, RaceSpec, case_values, difference
 from labkit.exercises.properties import KERNEL_CASES, PRODUCT
 from labkit.kernels.linear import matmul
 from labkit.workloads.mlp import GATE_UP, MATMUL
@@ -100,7 +100,7 @@ ragged = Exercise(
             gives=with_masks(lambda k, K, row: row % TILE + k // TILE * TILE < K),
         ),
     },
-    race=Race(
+    race=RaceSpec(
         MATMUL,
         {"F.linear": functional.linear, "labkit": matmul},
         # a square product, and one whose K no tile divides
@@ -193,7 +193,7 @@ swiglu = Exercise(
             when=overflows,
         ),
     },
-    race=Race(
+    race=RaceSpec(
         replace(GATE_UP, reference=two_products),
         {"eager": two_products, "torch.compile": two_products},
         ({"batch": 8192, "width": 768, "hidden": 3072}, {"batch": 8192, "width": 4096, "hidden": 11008}),

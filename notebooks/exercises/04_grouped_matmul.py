@@ -1,6 +1,6 @@
 """Exercises of lesson 4: what is right, what people write instead, and what helps them on."""
 
-from labkit.exercises.engine import Exercise, Mistake, Race, case_values
+from labkit.exercises.engine import Exercise, Mistake, RaceSpec, case_values
 from labkit.exercises.properties import KERNEL_CASES, PRODUCT
 from labkit.kernels import grouped_linear
 from labkit.workloads.grouped import GROUPED, grouped_reference
@@ -256,7 +256,7 @@ bias = Exercise(
             ),
         ),
     },
-    race=Race(
+    race=RaceSpec(
         GROUPED,
         {"einsum": grouped_reference, "torch.compile": grouped_reference, "labkit": grouped_linear},
         # a hundred groups, as wide as a tile and in between

@@ -1,6 +1,6 @@
 """Exercises of lesson 5: what is right, what people write instead, and what helps them on."""
 
-from labkit.exercises.engine import Call, Exercise, Mistake, Race, case_values, difference
+from labkit.exercises.engine import Call, Exercise, Mistake, RaceSpec, case_values, difference
 from labkit.exercises.properties import KERNEL_CASES, POINTWISE, READ_ONCE
 from labkit.exercises.simulated_gpu import SimulatedGpu
 from labkit.exercises.simulated_layers import CompiledFunction
@@ -255,7 +255,7 @@ safe = Exercise(
             raises="cannot be block type if pointer argument is not a block",
         ),
     },
-    race=Race(
+    race=RaceSpec(
         product(lambda batch, width: randn(1), reads=1),
         {"eager": torch.mul, "torch.compile": torch.mul},
         # a small tensor, where launches count, and 96 MiB, where memory does

@@ -1,7 +1,7 @@
 """Exercises of lesson 9: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels
-from labkit.exercises.engine import Exercise, Mistake, Race, case_values
+from labkit.exercises.engine import Exercise, Mistake, RaceSpec, case_values
 from labkit.exercises.properties import KERNEL_CASES, POINTWISE
 from labkit.gpu import randn
 from labkit.workloads import recurrent
@@ -374,7 +374,7 @@ cell = Exercise(
             r"|function ref",
         ),
     },
-    race=Race(
+    race=RaceSpec(
         replace(
             recurrent.RMS_RECURRENCE,
             inputs=lambda shape: (*recurrent.MIN_GRU.inputs(shape), 1 + 0.1 * randn(shape["width"])),

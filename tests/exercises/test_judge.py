@@ -40,7 +40,7 @@ def found(lesson, name, source, folder):
     """The finding for a cell, from the process that judges."""
     file = folder / "cell.py"
     file.write_text(f'{source}\n\ntasks.check("{name}", {judge.find(lesson)[name].answer})\n')
-    return judge.attempt(lesson, name, file, seconds=60.0, memory=8 * 2**30)
+    return judge.judge_in_child(lesson, name, file, seconds=60.0, memory=8 * 2**30)
 
 
 @pytest.mark.parametrize(

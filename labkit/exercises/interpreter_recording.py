@@ -18,7 +18,7 @@ from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import FunctionRewriter, InterpretedFunction, InterpreterBuilder, TensorHandle
 
-from labkit.exercises.engine import Launches
+from labkit.exercises.engine import RecordedLaunches
 from labkit.profiling import launch_counts
 
 
@@ -33,9 +33,9 @@ def _before(note: Callable[..., None], method: Callable[..., Any]) -> Callable[.
 
 
 @contextmanager
-def record_launches() -> Iterator[Launches]:
+def record_launches() -> Iterator[RecordedLaunches]:
     """Record what is launched inside."""
-    seen = Launches()
+    seen = RecordedLaunches()
 
     def lanes(pointers: Any, mask: Any) -> np.ndarray:
         allowed = np.asarray(mask.data).astype(bool)  # of a block pointer it is an array already

@@ -5,9 +5,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from triton.runtime import interpreter as tritons
+from triton.runtime import interpreter
 
-from labkit import gpu, interpreter
+from labkit import gpu, triton_interpreter_patches
 
 pytestmark = pytest.mark.skipif(gpu.available(), reason="on a GPU Triton compiles, nothing is replaced")
 
@@ -33,7 +33,7 @@ def sums(x):
 
 
 def test_a_kernel_with_helpers_is_right_and_the_language_is_put_back():
-    interpreter.patch_interpreter()
+    triton_interpreter_patches.patch_interpreter()
     x = torch.arange(100.0)
     before = tl.load, tl.tensor.__add__
     for _ in range(2):
@@ -53,7 +53,7 @@ def steps_kernel(x, y, steps):
 
 def test_a_loop_runs_to_a_number_that_the_kernel_was_given():
     """Triton 3.6 with numpy 2.4 needs labkit for it: an array of one element is no number any more."""
-    interpreter.patch_interpreter()
+    triton_interpreter_patches.patch_interpreter()
     y = torch.full((1,), torch.nan)
     steps_kernel[(1,)](torch.arange(7.0), y, 5)
     assert y.item() == 20
@@ -69,7 +69,7 @@ def wrapping_kernel(x, y):
 
 
 def test_integers_wrap_around_as_on_a_gpu():
-    interpreter.patch_interpreter()
+    triton_interpreter_patches.patch_interpreter()
     x = torch.tensor([2**31 - 1, 5], dtype=torch.int32)
     y = torch.zeros(6, dtype=torch.int32)
     wrapping_kernel[(1,)](x, y)
@@ -77,7 +77,7 @@ def test_integers_wrap_around_as_on_a_gpu():
 
 
 def test_pointers_that_differ_in_more_than_their_names_are_told_apart():
-    interpreter.patch_interpreter()
+    triton_interpreter_patches.patch_interpreter()
     kinds = [
         tl.pointer_type(of, space, const)
         for of in (tl.float32, tl.pointer_type(tl.float32), tl.pointer_type(tl.float32, 2))
@@ -97,10 +97,10 @@ def operand(of, shape, seed):
         data = drawn.astype(np.uint64) * 64
     else:
         scalar = tl.dtype(of)
-        data = drawn.astype(tritons._get_np_dtype(scalar))
+        data = drawn.astype(interpreter._get_np_dtype(scalar))
         data = data << 7 if of == "bf16" else data
     return tl.tensor(
-        tritons.TensorHandle(data, scalar), tl.block_type(scalar, list(shape)) if shape else scalar
+        interpreter.TensorHandle(data, scalar), tl.block_type(scalar, list(shape)) if shape else scalar
     )
 
 
@@ -129,7 +129,7 @@ def outcome(operation, x, y):
     """The type and the elements of a result, or what is said against it."""
     try:
         with np.errstate(all="ignore"):
-            result = OPERATIONS[operation](tritons.interpreter_semantic, x, y)
+            result = OPERATIONS[operation](interpreter.interpreter_semantic, x, y)
     except Exception as error:
         return type(error), str(error)
     shape = [int(size) for size in result.type.shape] if result.type.is_block() else [1]
@@ -139,12 +139,12 @@ def outcome(operation, x, y):
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_operands_become_what_triton_makes_of_them(operation, monkeypatch):
     """All pairs of tensors, and of tensors and numbers, both ways round; refusals too."""
-    interpreter.patch_interpreter()
+    triton_interpreter_patches.patch_interpreter()
     tensors = [operand(*of, seed) for seed, of in enumerate(TENSORS)]
     pairs = [(x, y) for x in tensors for y in tensors]
     pairs += [pair for x in tensors for y in NUMBERS for pair in ((x, y), (y, x))]
     found = [outcome(operation, x, y) for x, y in pairs]
-    quick = tritons.TritonSemantic.binary_op_type_checking_impl
-    monkeypatch.setattr(tritons.TritonSemantic, "binary_op_type_checking_impl", quick.__wrapped__)
+    quick = interpreter.TritonSemantic.binary_op_type_checking_impl
+    monkeypatch.setattr(interpreter.TritonSemantic, "binary_op_type_checking_impl", quick.__wrapped__)
     for (x, y), was in zip(pairs, found, strict=True):
         assert was == outcome(operation, x, y), (operation, str(x), str(y))

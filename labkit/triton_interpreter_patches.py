@@ -119,7 +119,7 @@ def _convert_operands() -> None:
         if len(flags) <= 2 and not named:  # those whether pointers are allowed; divisions have more
             if type(lhs) is type(rhs) is tl.tensor:
                 if _same_type(lhs.dtype, rhs.dtype, any(flags)):
-                    return _broadcast(lhs, rhs)
+                    return self.broadcast_impl_value(lhs, rhs)
             elif type(lhs) is tl.tensor and _takes_type(lhs.dtype, rhs):
                 return lhs, tl.tensor(self.scalar_constant(rhs, lhs.dtype).handle, lhs.type)
             elif type(rhs) is tl.tensor and _takes_type(rhs.dtype, lhs):
@@ -141,15 +141,6 @@ def _takes_type(of: Any, number: Any) -> bool:
     if type(of) is tl.dtype and type(number) is int and of.name in BITS:
         return -(2 ** BITS[of.name]) <= number < 2 ** BITS[of.name]
     return type(of) is tl.dtype and type(number) in (int, float) and of.name in FLOATS
-
-
-def _broadcast(left: Any, right: Any) -> Any:
-    """Both operands with the shape of a block. Triton broadcasts two blocks of different shapes."""
-    if left.type.is_block() == right.type.is_block():
-        return interpreter.interpreter_semantic.broadcast_impl_value(left, right)
-    if left.type.is_block():
-        return left, tl.tensor(right.handle, left.type.with_element_ty(right.dtype))
-    return tl.tensor(left.handle, right.type.with_element_ty(left.dtype)), right
 
 
 def _accept_tensors_in_range() -> None:

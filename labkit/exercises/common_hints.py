@@ -1,0 +1,164 @@
+"""Hints that exercises share, each one leading a step further. Hints of one exercise stand in its file."""
+
+# ---- the result, and what the kernel did to memory ---------------------------------------------------------
+
+FORM = (
+    "What does your function return, on every way through it?",
+    "The text above the cell says what is asked for: one number, or a tensor of which shape and dtype.",
+)
+WRITES_INPUT = (
+    "Which line stores into something that your function was given, or takes something out of it?",
+    "The caller still needs its inputs: make a tensor or a list of your own.",
+)
+STRIDES = (
+    "With contiguous inputs this is right. What do your addresses suppose about the layout in memory?",
+    "x.contiguous() gives a tensor whose rows lie one behind the other, and copies only where it has to.",
+)
+STORES_OUTSIDE = (
+    "Which places does the last program store to, and which of them does the tensor have?",
+    "Every store needs a mask that is true inside of the tensor, and nowhere else.",
+)
+LOADS_OUTSIDE = (
+    "The result is right. Which loads have no mask, or one that is true beyond the end?",
+    "On a GPU a load beyond the end may end the program with an error. Mask it like the store.",
+)
+NO_KERNEL = (
+    "What computes the result: your kernel, or PyTorch?",
+    "Launch the kernel with kernel[grid](...), and return the tensor that it stores to.",
+)
+LAUNCHES = (
+    "Each launch moves its tensors across memory once more. What could the kernel do by itself?",
+    "Let one kernel load everything, compute, and store once; PyTorch only allocates.",
+)
+STORED_TWICE = (
+    "Which program owns an element? Here several store to one, and on a GPU they run in any order.",
+    "Count the programs of your grid, and write down by hand which elements each of them stores to.",
+)
+READ_AGAIN = (
+    "A kernel is as slow as the bytes that it moves. How often is each one of them needed?",
+    "Load an element into a variable once, and use the variable.",
+)
+TF32 = (
+    "How many bits of a float32 does tl.dot multiply, if you do not say so?",
+    "The default is TF32, with 10 bits of mantissa in place of 23.",
+    'tl.dot takes input_precision="ieee".',
+)
+ROUNDED_TWICE = (
+    "In which dtype are the values that your kernel computes with?",
+    "What was loaded in 16 bits stays in 16 bits until you convert it: .to(tl.float32) after the load.",
+    "Only the store rounds. Everything before it, sums and carries too, is float32.",
+)
+
+# ---- how the answer's process ended ------------------------------------------------------------------------
+
+ENDLESS = (
+    "Does a loop never end? The line that was running, where it could be told, stands above.",
+    "Print what the loop's condition depends on, inside the loop: what is printed appears above.",
+)
+WILD_ADDRESS = (
+    "This load or store went to a wild address. Every place has to be inside its tensor, or masked.",
+    "Print the smallest and the largest of your places in the last program, and compare with the size.",
+)
+REUSED_MEMORY = (
+    "What happens to the first result when somebody calls your function again?",
+    "Make the result anew in each call: torch.empty_like costs next to nothing.",
+)
+AT_SIZE = (
+    "It is right at the small sizes of the check. Which number in your kernel was enough for those only?",
+    "Look at the grid, at fixed blocks, and at products of sizes beyond 2**31.",
+)
+
+# ---- exceptions --------------------------------------------------------------------------------------------
+
+EXCEPTIONS = (
+    (
+        "python-loop",
+        r"'int' object is not iterable\n.*\bfor\b",
+        "`at` holds all places of the block, and every operation works on all of them at once.",
+        "Leave the loop out, and write what should happen to one element with `at` itself.",
+    ),
+    (
+        "no-jit",
+        "'function' object is not subscriptable",
+        "A kernel is launched with kernel[grid](...). What makes a function a kernel?",
+        "Put the line @triton.jit above it, and hand in the kernel without brackets or parentheses.",
+    ),
+    (
+        "subscript",
+        "'int' object is not iterable|is not subscriptable|unsupported tensor index",
+        "A kernel gets the address of a tensor's first element, and an address can't be indexed.",
+        "What Python writes x[at] is here a load from an address: tl.load(x + at, ...).",
+    ),
+    (
+        "one-address",
+        "cannot be block type if pointer argument is not a block",
+        "tl.load and tl.store want an address for each place of the mask. This is the address of one.",
+        "Add the places to it: x + at is a block of addresses. The mask is the next argument.",
+    ),
+    (
+        "arange",
+        "arange's (arguments|range)",
+        "A block's size is a power of two, and known when the kernel is compiled. Which number is both?",
+        "A tl.constexpr, made with triton.next_power_of_2 at the launch where it depends on a size.",
+    ),
+    (
+        "mask-of-numbers",
+        "Mask must have boolean|mask has unsupported dtype",
+        "A mask is a block of true and false. What's in the one that you give to tl.load or tl.store?",
+        "A comparison makes it, such as `at < ...`; write mask=... where you give other arguments too.",
+    ),
+    (
+        "chained",
+        "two comparisons in one|simultaneous multiple comparison",
+        "How many comparisons has this line, and what stands between them? Python takes & before <.",
+        "Put each comparison into parentheses of its own, with one sign in each, and join them by &.",
+    ),
+    (
+        "block-as-truth",
+        "a block has many values",
+        "A block has many values, and an `if` goes one way for all of them. Who should decide?",
+        "tl.where(condition, this, that) decides for each element.",
+    ),
+    (
+        "shapes",
+        r"[Cc]annot (make_shape_compatible|broadcast)|could not be broadcast|incompatible dimensions",
+        "Two blocks on this line have shapes that don't fit. Which shape should come out?",
+        "[:, None] makes a column of a block, [None, :] a row. print(block) shows one with its shape.",
+    ),
+    (
+        "small-tile",
+        "K >= 16|shapes? .*at least 16",
+        "tl.dot takes tiles of at least 16 by 16 by 16. How large is yours at the smallest size?",
+        "Round the block up: max(16, triton.next_power_of_2(size)), and mask what is too many.",
+    ),
+    (
+        "loop-carried",
+        "[Ll]oop-carried variable",
+        "The loop sets a name to another dtype or shape than it had before the loop. Which name?",
+        "A name that a loop sets again keeps its dtype and shape: begin with tl.zeros of both.",
+    ),
+    (
+        "magic",
+        "name 'get_ipython' is not defined",
+        "The cell is judged outside the notebook, where % and ! lines aren't there.",
+        "Take such lines out, or put them into a cell of their own.",
+    ),
+    (
+        "unset",
+        "UnboundLocalError",
+        "The line uses `{name}`. Which line sets it, and does that one run before?",
+        "Move the line that sets `{name}` up, before its first use.",
+    ),
+    (
+        "unknown-name",
+        "NameError",
+        "The line sees {seen}. Is one of these what you call `{name}`?",
+        "The cell is judged by itself: names from other cells aren't there. It sees the lesson's "
+        "imports and kernels, such as {given}.",
+    ),
+)
+"""Mistakes that raise an exception: name, regular expression for the message and the line, hints.
+
+The first one that fits counts. A hint may name ``{name}`` (the name that is missing), ``{seen}`` (names that
+the line sees) and ``{given}`` (what the lesson has for the cell).
+"""
