@@ -24,9 +24,10 @@ from labkit import backend, paths
 TRITON_OF_TORCH = {"2.11": "3.6.0", "2.13": "3.7.1", "2.15": "3.9.0"}
 """For CPU builds of torch, which do not name the triton they belong to."""
 RUN = "make run" if paths.IN_CLONE else "labkit run"
-HOW_TO_GET_A_GPU = {
+ABOUT_ITS_GPU = {
     "Colab": "For an L4 or an A100: Runtime > Change runtime type.",
     "Kaggle": "For a GPU: Settings > Accelerator.",
+    "AMD GPU": "The kernels here are for NVIDIA's GPUs.",
     "WSL": "If this machine has an NVIDIA GPU: install its driver in Windows, not in WSL.",
 }
 JUPYTER = ("jupyterlab", "ipykernel", "ipywidgets")
@@ -38,7 +39,7 @@ class Facts:
 
     system: str = "Linux"
     place: str = ""
-    """Colab, Kaggle, Binder or WSL; empty for a machine of its own."""
+    """Colab, Kaggle, Binder or WSL, or "AMD GPU" beside one; empty for any other machine."""
     versions: dict[str, str | None] = field(default_factory=dict)
     """Of torch, triton, numpy and Jupyter's packages."""
     broken: dict[str, str] = field(default_factory=dict)
@@ -75,8 +76,8 @@ def advise(facts: Facts) -> Advice:
             f"Ready without a GPU: {run} interprets the kernels at small sizes{why}. "
             "Figures of time come from recordings."
         )
-        if facts.reason == backend.NO_DRIVER and facts.place in HOW_TO_GET_A_GPU:
-            sentence += f" {HOW_TO_GET_A_GPU[facts.place]}"
+        if facts.reason == backend.NO_DRIVER and facts.place in ABOUT_ITS_GPU:
+            sentence += f" {ABOUT_ITS_GPU[facts.place]}"
     elif facts.roofs is None:
         sentence = f"Ready: {run} runs on the GPU; `labkit doctor --measure` measures its roofs."
     else:
@@ -190,14 +191,16 @@ def collect() -> Facts:
 
 
 def _place(environment: Mapping[str, str], kernel: str) -> str:
-    """Whose machine this is, by the variables that are set there, or by the name of its Linux kernel."""
+    """Whose machine this is, by its variables, the name of its Linux kernel, or AMD's driver."""
     marks = {
         "COLAB_RELEASE_TAG": "Colab",
         "KAGGLE_KERNEL_RUN_TYPE": "Kaggle",
         "BINDER_LAUNCH_HOST": "Binder",
     }
-    wsl = "WSL" if "microsoft" in kernel.lower() else ""
-    return next((place for name, place in marks.items() if name in environment), wsl)
+    found = [place for name, place in marks.items() if name in environment]
+    found += ["WSL"] if "microsoft" in kernel.lower() else []
+    found += ["AMD GPU"] if os.path.exists("/dev/kfd") else []
+    return found[0] if found else ""
 
 
 def _version(package: str) -> str | None:

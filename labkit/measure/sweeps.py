@@ -88,8 +88,8 @@ def run(
     process keeps the GPU's lock for all of a point, checks included: of two benchmarks neither works, or
     holds memory, while the other is timed.
 
-    Without a GPU nothing is measured: the rows of this suite, dtype, direction, clock and cache state come
-    from a recorded device, and the table is empty when there is none.
+    Without a GPU nothing is measured: the rows of these contenders in this suite, dtype, direction, clock
+    and cache state come from a recorded device, at all points; the table is empty when there is none.
 
     Raises ValueError for an unknown direction, clock or cache state, or contenders with one name.
     """
@@ -105,7 +105,8 @@ def run(
     shapes = list(points)
     axes = list(dict.fromkeys(axis for shape in shapes for axis in shape))
     if not gpu.available():
-        return rows.as_results((row for row in rows.recorded_rows(suite) if this.matches(row)), axes)
+        kept = [row for row in rows.recorded_rows(suite) if row.contender in names and this.matches(row)]
+        return rows.as_results(kept, axes)
     now = {contender.name: contender_environment(contender) for contender in contenders}
     plan = [(shape, [contender for contender in contenders if contender.fits(shape)]) for shape in shapes]
     wanted = {this.key(contender, shape): now[contender.name] for shape, here in plan for contender in here}
