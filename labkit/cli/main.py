@@ -9,10 +9,13 @@ import math
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import psutil
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -73,6 +76,10 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
     "limit_s", "--timeout", metavar="SECONDS", type=click.FloatRange(min=0, min_open=True), default=600.0,
     show_default=True, callback=_finite, help="Longest time for one cell.",
 )  # fmt: skip
+@click.option(
+    "jobs", "--jobs", metavar="N", type=click.IntRange(min=1),
+    help="So many lessons at once; 3 with a GPU (most of the time they compile), 1 without.",
+)  # fmt: skip
 @click.option("json_path", "--json", metavar="F", type=PATH, help="Write what came out to F.")
 @click.option("junit_path", "--junit", metavar="F", type=PATH, help="The same as JUnit's XML, for a CI.")
 @click.option("--strict", is_flag=True, help="Fail also where a claim does not hold.")
@@ -80,6 +87,7 @@ def run_command(
     names: tuple[str, ...],
     assignments: tuple[str, ...],
     limit_s: float,
+    jobs: int | None,
     json_path: Path | None,
     junit_path: Path | None,
     strict: bool,
@@ -96,7 +104,7 @@ def run_command(
             notebooks.check_parameters(path, given)
     console = Console()
     say(console, backend.sentence())
-    results = _execute(console, chosen, given, limit_s)
+    results = _execute(console, chosen, given, limit_s, jobs or (1 if backend.interpreting() else 3))
     if json_path:
         result_files.write_json(json_path, results)
     if junit_path:
@@ -108,9 +116,9 @@ def run_command(
 
 
 def _execute(
-    console: Console, chosen: list[Path], given: dict[str, str], limit_s: float
+    console: Console, chosen: list[Path], given: dict[str, str], limit_s: float, jobs: int
 ) -> "list[execute.Result]":
-    """Execute lessons one after the other into build/lessons, saying at once what failed.
+    """Execute lessons, ``jobs`` at once, into build/lessons, saying at once what failed.
 
     However it ends, a table says what is finished and where it lies.
     """
@@ -118,16 +126,23 @@ def _execute(
     from labkit.runs.console import print_failure, print_results
     from labkit.runs.exclusive import exclusive
 
+    def result_of(path: Path) -> execute.Result:
+        output = paths.BUILD / "lessons" / path.name
+        with exclusive(f"run-{path.stem}"):
+            return execute.execute(path, output, given, cell_limit_s=limit_s, bar=True)
+
     results: list[execute.Result] = []
+    pool = ThreadPoolExecutor(jobs)
     try:
-        for path in chosen:
-            output = paths.BUILD / "lessons" / path.name
-            with exclusive(f"run-{path.stem}"):
-                result = execute.execute(path, output, given, cell_limit_s=limit_s, bar=True)
+        for result in map(result_of, chosen) if jobs == 1 else pool.map(result_of, chosen):
             if result.failure:
                 print_failure(console, result.lesson, result.failure)
             results.append(result)
     finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for kernel in psutil.Process().children():  # interrupted: their threads end with them
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(kernel.pid, signal.SIGKILL)
         print_results(console, results, [path.stem for path in chosen[len(results) :]])
     return results
 

@@ -8,6 +8,7 @@ callbacks only hand over to the loop that the panel was built on.
 import asyncio
 import contextvars
 import logging
+import os
 import threading
 import time
 import weakref
@@ -43,8 +44,9 @@ def sweep(suite: str, contenders: Sequence[Contender], values: Sequence[int], **
     ``options`` are the fields of :class:`labkit.widgets.sweep_plan.SweepPlan`: title, of and over, and as
     needed x, others, dtypes, clocks, published, reference_lines, bound_spans, expected and budget_s.
 
-    Executed without a reader, ``show`` measures every dtype and size by the first clock, and leaves a figure,
-    a sentence and a table. Without a GPU, Run counts launches and bytes, and times are those of a tape.
+    Executed without a reader, ``show`` measures the first dtype at the usual sizes by the first clock, every
+    dtype and size for a recording, and leaves a figure, a sentence and a table. Without a GPU, Run counts
+    launches and bytes, and times are those of a tape.
 
     Raises ValueError for sizes that do not increase, or names that are no contenders.
     """
@@ -96,7 +98,8 @@ class SweepPanel:
         if self._interactive:
             self._static.show(self.controls.widget)
             return
-        self._run = _Run(self.plan.all_selections())
+        recording = os.environ.get(rows.TAPE)
+        self._run = _Run(self.plan.all_selections() if recording else [self.plan.usual_selection()])
         await self._sweep(self._run)
         self._static.update(*static_page(self.plan, self.table()))
         self._static.show()

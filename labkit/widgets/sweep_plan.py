@@ -98,13 +98,17 @@ class SweepPlan:
 
     def all_selections(self) -> list[Selection]:
         """Every dtype and size of the other axes, by the first clock."""
-        found = []
-        for dtype in self.dtypes:
-            names = tuple(contender.name for contender in self.contenders if contender.takes(dtype))
-            for sizes in itertools.product(*self.others.values()):
-                others = dict(zip(self.others, sizes, strict=True))
-                found.append(Selection(self.x, names, tuple(self.values), others, dtype, self.clocks[0]))
-        return found
+        sizes = itertools.product(*self.others.values())
+        axes = [dict(zip(self.others, chosen, strict=True)) for chosen in sizes]
+        return [self._selection(dtype, others) for dtype in self.dtypes for others in axes]
+
+    def usual_selection(self) -> Selection:
+        """The first dtype at the usual size of each other axis, by the first clock."""
+        return self._selection(self.dtypes[0], {axis: sizes[-1] for axis, sizes in self.others.items()})
+
+    def _selection(self, dtype: str, others: Mapping[str, int]) -> Selection:
+        names = tuple(contender.name for contender in self.contenders if contender.takes(dtype))
+        return Selection(self.x, names, tuple(self.values), others, dtype, self.clocks[0])
 
     def selected(self, selection: Selection) -> list[Contender]:
         """The contenders of a selection."""

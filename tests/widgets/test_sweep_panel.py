@@ -515,8 +515,18 @@ def page(monkeypatch):
     return found
 
 
-def test_with_nobody_there_the_cell_awaits_the_sweep_and_leaves_a_page(gpu, nobody, page, fingerprints):
+def test_with_nobody_there_the_usual_sizes_of_the_first_dtype_are_measured(gpu, nobody, page):
+    panel = made(pair(gpu), dtypes=("float32", "float16"), others={"batch": (1, 2)})
+    asyncio.run(panel.show())
+    found = panel.table()
+    assert set(found["dtype"]) == {"float32"} and set(found["batch"]) == {2} and len(found) == 6
+
+
+def test_for_a_recording_the_cell_awaits_the_whole_sweep_and_leaves_a_page(
+    gpu, nobody, page, fingerprints, monkeypatch, tmp_path
+):
     fingerprints.undo()
+    monkeypatch.setenv(rows.TAPE, str(tmp_path / "tape.jsonl"))
     panel = made(pair(gpu), dtypes=("float32", "float16"))
     asyncio.run(panel.show())
     assert len(panel.table()) == len(on_disk()) == 12 and not hasattr(panel, "controls")

@@ -62,6 +62,7 @@ def test_what_everything_is(gpu):
     plan = replace(plan, contenders=(*plan.contenders, doubling(gpu, "tf32", dtypes=("float32",))))
     found = [(s.dtype, s.others["batch"], "tf32" in s.contenders) for s in plan.all_selections()]
     assert found == [(t, n, t == "float32") for t in dtypes for n in (1, 2)]
+    assert plan.usual_selection() == plan.all_selections()[1]
     some = replace(plan, contenders=(plan.contenders[0], replace(plan.contenders[1], sizes={"width": (32,)})))
     called = [(one.name, shape["width"]) for one, shape in some.calls(first)]
     assert called == [("labkit", 16), ("labkit", 32), ("eager", 32)]
