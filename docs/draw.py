@@ -49,7 +49,7 @@ def described(table: pd.DataFrame) -> str:
     for dtype, panel in table.groupby("dtype", sort=False):
         last = panel[panel["width"] == panel["width"].max()].sort_values("median_us", ascending=False)
         times = (f"{row.contender} {format_duration(row.median_us)}" for row in last.itertuples())
-        ends.append(f"{dtype} at width {last['width'].iloc[0]}: {', '.join(times)}.")
+        ends.append(f"{dtype} at width {last['width'].iloc[0]:.0f}: {', '.join(times)}.")
     return (
         "Time per call against width, both axes logarithmic, float32 and bfloat16 side by side, recorded on "
         f"an {table['device'].iloc[0]}. nn.Linear rises more steeply than x*w+b, whose curves are parallel "

@@ -166,7 +166,7 @@ def footnotes(
         for series, part in marked.groupby("series", sort=False):
             series_at.setdefault(_positions(part, x, panel_axes), []).append(str(series))
         where = "; ".join(f"{' and '.join(series)} at {position}" for position, series in series_at.items())
-        notes.append(f"{shorten(str(reason), 60)}: {where}")
+        notes.append(f"{shorten(str(reason), 90)}: {where}")
     return notes
 
 
