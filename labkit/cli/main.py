@@ -77,8 +77,8 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
     show_default=True, callback=_finite, help="Longest time for one cell.",
 )  # fmt: skip
 @click.option(
-    "jobs", "--jobs", metavar="N", type=click.IntRange(min=1),
-    help="So many lessons at once; 3 with a GPU (most of the time they compile), 1 without.",
+    "jobs", "--jobs", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
+    help="So many lessons at once. Each takes memory of its own, on the GPU too.",
 )  # fmt: skip
 @click.option("json_path", "--json", metavar="F", type=PATH, help="Write what came out to F.")
 @click.option("junit_path", "--junit", metavar="F", type=PATH, help="The same as JUnit's XML, for a CI.")
@@ -87,7 +87,7 @@ def run_command(
     names: tuple[str, ...],
     assignments: tuple[str, ...],
     limit_s: float,
-    jobs: int | None,
+    jobs: int,
     json_path: Path | None,
     junit_path: Path | None,
     strict: bool,
@@ -104,7 +104,7 @@ def run_command(
             notebooks.check_parameters(path, given)
     console = Console()
     say(console, backend.sentence())
-    results = _execute(console, chosen, given, limit_s, jobs or (1 if backend.interpreting() else 3))
+    results = _execute(console, chosen, given, limit_s, jobs)
     if json_path:
         result_files.write_json(json_path, results)
     if junit_path:
@@ -138,11 +138,13 @@ def _execute(
             if result.failure:
                 print_failure(console, result.lesson, result.failure)
             results.append(result)
-    finally:
+    except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
-        for kernel in psutil.Process().children():  # interrupted: their threads end with them
+        for kernel in psutil.Process().children() if jobs > 1 else ():  # their threads end with them
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(kernel.pid, signal.SIGKILL)
+        raise
+    finally:
         print_results(console, results, [path.stem for path in chosen[len(results) :]])
     return results
 
