@@ -23,6 +23,7 @@ from labkit.kernels.common import (
     operator,
     padded_columns,
 )
+from labkit.kernels.recurrence_scan import scan, scan_back, scan_pays
 from labkit.kernels.rms_norm import check_width, stages_that_fit, sum_partials
 
 MAX_WIDTH = 4096
@@ -143,7 +144,9 @@ def recurrence_plan(B: int, T: int, H: int, itemsize: int, most: int) -> tuple[t
 def recurrence_forward(a: Tensor, b: Tensor, h0: Tensor | None, gru: bool) -> Tensor:
     a, b, h0 = a.contiguous(), b.contiguous(), None if h0 is None else h0.contiguous()
     (B, T, H), h = a.shape, torch.empty_like(a)
-    if h.numel():
+    if h.numel() and scan_pays(B, T, H, a.itemsize, 2 * 16, device_limits(a.device)):
+        scan(a, b, h0, h, gru)
+    elif h.numel():
         grid, sizes = recurrence_plan(B, T, H, a.itemsize, 16)
         states_kernel[grid](a, b, h0, h, T, GRU=gru, **sizes)
     return h
@@ -158,7 +161,9 @@ def recurrence_backward(
     b, h0 = (None if t is None else t.contiguous() for t in (b, h0))
     (B, T, H), da, db = a.shape, torch.empty_like(a), torch.empty_like(a)
     dh0 = None if h0 is None else torch.empty_like(h0)
-    if a.numel():
+    if a.numel() and scan_pays(B, T, H, a.itemsize, (3 + gru) * 8, device_limits(a.device)):
+        scan_back(dh, a, b, h0, h, da, db, dh0, gru)
+    elif a.numel():
         grid, sizes = recurrence_plan(B, T, H, a.itemsize, 8)
         states_grad_kernel[grid](dh, a, b, h0, h, da, db, dh0, T, GRU=gru, **sizes)
     elif dh0 is not None:
