@@ -275,19 +275,20 @@ def rms_recurrence_grad_kernel(
     inside, carry, dw = n < H, tl.zeros([BH], tl.float32), tl.zeros([BH], tl.float32)
     w = tl.load(weight + n, inside, other=0.0).to(tl.float32)  # (BH,)
     before = load_initial_state(h0, row * H + n, inside, BH)
-    for back in tl.range(0, T, num_stages=STAGES):
-        t = T - 1 - back
+    for later in tl.range(0, T, num_stages=STAGES):
+        t = T - 1 - later
         now = (row * T + t) * H
         gate = tl.load(a + now + n, inside, other=0.0).to(tl.float32)
         last = tl.load(h + now - H + n, inside & (t > 0), other=0.0).to(tl.float32)
         last = tl.where(t > 0, last, before)
         u = gate * last + tl.load(b + now + n, inside, other=0.0).to(tl.float32)
-        scale = tl.rsqrt(tl.sum(u * u, 0) / H + eps)  # computing it again is cheaper than a load
-        unit = u * scale
         g = tl.load(dh + now + n, inside, other=0.0).to(tl.float32) + carry
-        dw += g * unit
-        g *= w
-        du = scale * (g - unit * (tl.sum(g * unit, 0) / H))
+        wg = w * g
+        # neither sum waits for the other: the chain of a step has the shuffles of one
+        scale = tl.rsqrt(tl.sum(u * u, 0) / H + eps)  # computing it again is cheaper than a load
+        along = scale * (tl.sum(wg * u, 0) / H)  # how much of it is along u
+        dw += g * (u * scale)
+        du = scale * (wg - u * (scale * along))
         tl.store(da + now + n, du * last, inside)
         tl.store(db + now + n, du, inside)
         carry = gate * du
