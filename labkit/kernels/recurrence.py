@@ -45,7 +45,8 @@ def check_sequences(first: str, a: Tensor, second: str, b: Tensor, h0: Tensor | 
 
 
 # ---- linear_recurrence and min_gru: kernels ----------------------------------------------------------------
-# a, b and h are (B, T, H). A program has BH features of one sequence.
+# a, b and h are (B, T, H). A program goes through BH features of one sequence step by step; few or narrow
+# sequences are scanned instead (recurrence_scan.py).
 # Loads run U steps ahead, into tuples of U blocks (BH,). A step begins with the loads for the step U further
 # on, before its own store, because a compiler may not move a load over a store.
 

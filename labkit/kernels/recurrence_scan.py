@@ -299,8 +299,10 @@ def scan_pays(B: int, T: int, H: int, itemsize: int, loop_steps: int, limits: De
     It does with few sequences, which have too few bytes in so many steps, and with narrow ones, which leave
     most lanes of a warp idle.
     """
+    if not STEPS_WORTH_IT <= T < 2**31 - 2**14:  # the last block's steps are counted in 32 bits
+        return False
     ahead = B * H * itemsize * loop_steps
-    return T >= STEPS_WORTH_IT and (5 * ahead < 3 * LOOP_BYTES * limits.multiprocessors or H * itemsize < 32)
+    return 5 * ahead < 3 * LOOP_BYTES * limits.multiprocessors or H * itemsize < 32
 
 
 @cache
