@@ -175,8 +175,9 @@ def geglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
         w_down: (d, h), the same.
 
     Returns:
-        (..., d), contiguous, of x's dtype. The gated product, (..., h), is rounded on the way. Where autograd
-        records the call, gate and up are kept, rounded.
+        (..., d), contiguous, of x's dtype. The gated product, (..., h), is rounded on the way. In 16 bits a
+        GPU computes gelu(z) by one special function, off by 2**-12 z at most. Where autograd records the
+        call, gate and up are kept, rounded.
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.

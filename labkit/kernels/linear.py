@@ -382,7 +382,8 @@ def linear_act(
             z/2 (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3))).
 
     Returns:
-        (..., N), contiguous, of x's dtype; computed in float32 and rounded once. Where autograd records the
+        (..., N), contiguous, of x's dtype; computed in float32 and rounded once. In 16 bits a GPU computes
+        gelu_tanh and silu of z by one special function, off by 2**-12 z at most. Where autograd records the
         call, z = x @ weight.T + bias is kept in x's dtype.
 
     Raises:
