@@ -1,6 +1,6 @@
 """A matrix product and its epilogue: y = activation(x @ weight.T + bias).
 
-The activations, and the helpers that load, store, split and order tiles, serve other products, too.
+The helpers that load, store, split and order tiles serve other products, too.
 """
 
 import functools
@@ -15,81 +15,19 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from labkit.kernels.common import (
     DeviceLimits,
+    activate,
+    activation_and_derivative,
     autocast,
     cdiv,
     check_tensor,
     device_limits,
     dot,
-    interpreted,
     needs_grad,
     once_differentiable,
     operator,
-    tanh,
 )
 
 ACTIVATIONS = ("none", "relu", "gelu_tanh", "silu")
-
-# ---- activations in float32 --------------------------------------------------------------------------------
-
-LOG2_E: tl.constexpr = tl.constexpr(math.log2(math.e))
-GELU_SCALE: tl.constexpr = tl.constexpr(2 * math.sqrt(2 / math.pi))
-GELU_CUBE: tl.constexpr = tl.constexpr(0.044715)
-
-
-@triton.jit
-def sigmoid(z, FAST: tl.constexpr = False):
-    """1 / (1 + e^-z): a root and its square instead of a division, or with FAST one tanh of half of z."""
-    if FAST and not interpreted():
-        gate = 0.5 + 0.5 * tanh(0.5 * z, FAST)
-    else:
-        root = tl.rsqrt(1.0 + tl.exp2(z * -LOG2_E))
-        gate = root * root
-    return gate
-
-
-@triton.jit
-def gelu_gate(z, FAST: tl.constexpr = False):
-    """(1 + tanh(u)) / 2, by which z is multiplied in GELU's tanh form; it is sigmoid(2u).
-
-    With FAST it is off by 2**-12 at most, and z times it by 2**-12 of z: a 16-bit result is rounded by as
-    much in float16, and by eight times as much in bfloat16.
-    """
-    if FAST and not interpreted():
-        u = z * (0.5 * GELU_SCALE + 0.5 * GELU_SCALE * GELU_CUBE * z * z)
-        gate = 0.5 + 0.5 * tanh(u, FAST)
-    else:
-        gate = sigmoid(z * GELU_SCALE * (1.0 + z * z * GELU_CUBE))
-    return gate
-
-
-@triton.jit
-def activate(z, ACT: tl.constexpr, FAST: tl.constexpr = False):
-    """The activation of z in float32; with FAST, for 16-bit results, by one special function."""
-    if ACT == "relu":
-        z = tl.maximum(z, 0.0)
-    elif ACT == "silu":
-        z = z * sigmoid(z, FAST)
-    elif ACT == "gelu_tanh":
-        z = z * gelu_gate(z, FAST)
-    return z
-
-
-@triton.jit
-def activation_and_derivative(z, ACT: tl.constexpr, FAST: tl.constexpr = False):
-    """The activation of z, and its derivative at z."""
-    if ACT == "relu":
-        value, derivative = tl.maximum(z, 0.0), tl.where(z > 0, 1.0, 0.0)
-    elif ACT == "silu":
-        s = sigmoid(z, FAST)
-        value, derivative = z * s, s * (1.0 + z * (1.0 - s))
-    elif ACT == "gelu_tanh":
-        s = gelu_gate(z, FAST)
-        value = z * s
-        derivative = s + value * (1.0 - s) * (GELU_SCALE + 3.0 * GELU_SCALE * GELU_CUBE * z * z)
-    else:
-        value, derivative = z, tl.full(z.shape, 1.0, tl.float32)
-    return value, derivative
-
 
 # ---- tiles by tensor descriptors (TMA), or by pointers and masks -------------------------------------------
 

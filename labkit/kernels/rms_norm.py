@@ -1,4 +1,4 @@
-"""y = weight * x / sqrt(mean(x**2) + eps) over the last dimension: RMSNorm, forward and backward."""
+"""RMSNorm over the last dimension, weight * x / sqrt(mean(x**2) + eps), and gelu(rms_norm(z + bias) gain)."""
 
 import math
 from functools import cache
@@ -11,11 +11,13 @@ from torch import Tensor
 
 from labkit.kernels.common import (
     DeviceLimits,
+    activation_and_derivative,
     autocast,
     cdiv,
     check_tensor,
     device_limits,
     empty_contiguous,
+    gelu_gate,
     needs_grad,
     next_power_of_2,
     once_differentiable,
@@ -30,6 +32,10 @@ FLAT_BYTES = 4096
 """Bytes of such a block, of each tensor. A thread has 8 numbers of each, so that registers suffice."""
 FLAT_WARPS, FLAT_GRAD_WARPS = 24, 16
 """Warps for which a multiprocessor has registers, forward and backward: 80 and 128 for each thread."""
+MAX_NORM_GELU_WIDTH = 2**20
+"""The most features of norm_gelu: a program holds whole rows, and a Triton block at most so many elements."""
+NORM_GELU_EPS = tl.constexpr(1e-6)
+"""Added to the mean square in norm_gelu."""
 
 # ---- kernels: x is (M, H), a tile (BM, BH) has whole rows --------------------------------------------------
 
@@ -303,3 +309,151 @@ def check_width(weight: Tensor, widest: int) -> None:
     """Raise a ValueError unless the weight has 1 to ``widest`` columns."""
     if not 0 < len(weight) <= widest:
         raise ValueError(f"weight: has {len(weight)} columns, a program holds 1 to {widest}")
+
+
+# ---- norm_gelu: kernels ------------------------------------------------------------------------------------
+# z is (R, W). A program holds tiles (BM, BW) of whole rows; BW is W rounded up to a power of two.
+
+
+@triton.jit
+def inverse_rms(z, W: tl.constexpr):
+    """1 / sqrt(mean(z**2) + eps) of each row: (BM, 1) from z (BM, BW), which is zero beyond W columns."""
+    return tl.rsqrt(tl.sum(z * z, 1) / W + NORM_GELU_EPS)[:, None]
+
+
+@triton.jit
+def norm_gelu_kernel(z, bias, gain, y, R, W: tl.constexpr, BM: tl.constexpr, BW: tl.constexpr):
+    first = (tl.program_id(0) + 0 * R) * BM  # 64-bit where R is
+    row, n = (first + tl.arange(0, BM))[:, None], tl.arange(0, BW)  # (BM, 1), (BW,)
+    at, inside = row.to(tl.int64) * W + n[None, :], (row < R) & (n < W)[None, :]  # (BM, BW)
+    b = tl.load(bias + n, n < W, other=0.0).to(tl.float32)[None, :]  # (1, BW)
+    g = tl.load(gain + n, n < W, other=0.0).to(tl.float32)[None, :]
+    value = tl.load(z + at, inside, other=0.0).to(tl.float32) + b  # (BM, BW)
+    u = value * inverse_rms(value, W) * g
+    tl.store(y + at, u * gelu_gate(u), inside)
+
+
+@triton.jit
+def norm_gelu_grad_kernel(
+    dy, z, bias, gain, dz, parts, R,
+    W: tl.constexpr, BM: tl.constexpr, BW: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """dz, and for each program its rows' sums of the gradients of bias and gain: parts (programs, 2, W)."""
+    n = tl.arange(0, BW)  # (BW,)
+    b = tl.load(bias + n, n < W, other=0.0).to(tl.float32)[None, :]  # (1, BW)
+    g = tl.load(gain + n, n < W, other=0.0).to(tl.float32)[None, :]
+    db, dg = tl.zeros([BM, BW], tl.float32), tl.zeros([BM, BW], tl.float32)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(R, BM), tl.num_programs(0), num_stages=STAGES):
+        row = (tile * BM + tl.arange(0, BM))[:, None]  # (BM, 1), 64-bit where R is
+        at, inside = row.to(tl.int64) * W + n[None, :], (row < R) & (n < W)[None, :]  # (BM, BW)
+        value = tl.load(z + at, inside, other=0.0).to(tl.float32) + b
+        upstream = tl.load(dy + at, inside, other=0.0).to(tl.float32)
+        scale = inverse_rms(value, W)  # (BM, 1)
+        unit = value * scale
+        u = unit * g
+        _, slope = activation_and_derivative(u, "gelu_tanh")
+        du = upstream * slope  # 0 in rows beyond R
+        dn = du * g
+        change = scale * (dn - unit * (tl.sum(dn * unit, 1) / W)[:, None])
+        tl.store(dz + at, change, inside)
+        db += change
+        dg += du * unit
+    mine = parts + tl.program_id(0) * 2 * W + n
+    tl.store(mine, tl.sum(db, 0), n < W)
+    tl.store(mine + W, tl.sum(dg, 0), n < W)
+
+
+@triton.jit
+def norm_gelu_sum_kernel(parts, dbias, dgain, P, W, BP: tl.constexpr, BW: tl.constexpr):
+    """Add up parts (P, 2, W) over P in a fixed order; program_id(1) is 0 for dbias, 1 for dgain."""
+    n, sums = tl.program_id(0) * BW + tl.arange(0, BW), tl.zeros([BP, BW], tl.float32)
+    which = tl.program_id(1)
+    for first in range(0, P, BP):
+        p = first + tl.arange(0, BP)[:, None]  # (BP, 1)
+        sums += tl.load(parts + (2 * p + which) * W + n[None, :], (p < P) & (n < W)[None, :], other=0.0)
+    total = tl.sum(sums, 0)  # (BW,)
+    if which == 0:
+        tl.store(dbias + n, total, n < W)
+    else:
+        tl.store(dgain + n, total, n < W)
+
+
+# ---- norm_gelu: launches -----------------------------------------------------------------------------------
+
+
+def norm_gelu_tile(limits: DeviceLimits, R: int, W: int) -> dict[str, int]:
+    """Sizes of a tile: 2048 elements, but fewer rows while not every multiprocessor has a tile."""
+    BW = max(16, next_power_of_2(W))
+    share = next_power_of_2(cdiv(R, limits.multiprocessors))
+    return dict(W=W, BM=min(max(1, 2048 // BW), share), BW=BW)
+
+
+@operator(fake=lambda z, bias, gain: empty_contiguous(z))
+def norm_gelu_forward(z: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
+    z, bias, gain = z.contiguous(), bias.contiguous(), gain.contiguous()
+    y, W = torch.empty_like(z), z.shape[-1]
+    if z.numel():
+        R = z.numel() // W
+        tile = norm_gelu_tile(device_limits(z.device), R, W)
+        norm_gelu_kernel[(cdiv(R, tile["BM"]),)](z, bias, gain, y, R, **tile)
+    return y
+
+
+@operator(fake=lambda dy, *inputs: tuple(empty_contiguous(t) for t in inputs))
+def norm_gelu_backward(dy: Tensor, z: Tensor, bias: Tensor, gain: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """dz, dbias, dgain."""
+    dy, z, bias, gain = dy.contiguous(), z.contiguous(), bias.contiguous(), gain.contiguous()
+    dz, dbias, dgain = torch.empty_like(z), torch.empty_like(bias), torch.empty_like(gain)
+    if not z.numel():
+        return dz, dbias.zero_(), dgain.zero_()
+    W, limits = z.shape[-1], device_limits(z.device)
+    R, multiprocessors = z.numel() // W, limits.multiprocessors
+    tile = norm_gelu_tile(limits, R, W)
+    tiles = cdiv(R, tile["BM"])
+    programs = min(tiles, max(multiprocessors, min(tiles // 4, 4 * multiprocessors)))
+    parts = torch.empty(programs, 2, W, dtype=torch.float32, device=z.device)
+    norm_gelu_grad_kernel[(programs,)](dy, z, bias, gain, dz, parts, R, **tile, STAGES=3)
+    norm_gelu_sum_kernel[(cdiv(W, 8), 2)](parts, dbias, dgain, programs, W, BP=128, BW=8)
+    return dz, dbias, dgain
+
+
+class NormGeluFunction(torch.autograd.Function):
+    """``norm_gelu`` with its gradients, once differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
+        ctx.save_for_backward(z, bias, gain)
+        return norm_gelu_forward(z, bias, gain)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return norm_gelu_backward(dy, *ctx.saved_tensors)
+
+
+def norm_gelu(z: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
+    """gelu(n * gain), where n = (z + bias) / sqrt(mean((z + bias)**2) + 1e-6), mean over the last dimension.
+
+    Args:
+        z: (..., W), W up to 2**20; float32, float16 or bfloat16, any strides.
+        bias, gain: (W,), of z's dtype and device.
+
+    Returns:
+        (..., W), contiguous, of z's dtype; computed in float32 and rounded once. GELU in its tanh form,
+        0.5 u (1 + tanh(sqrt(2 / pi) (u + 0.044715 u**3))).
+
+    Raises:
+        ValueError: for another shape, dtype or device, naming the argument.
+
+    RMSNorm: https://arxiv.org/abs/1910.07467; GELU and its tanh form: https://arxiv.org/abs/1606.08415.
+    """
+    check_tensor("z", z, (..., None))
+    W = z.shape[-1]
+    if W > MAX_NORM_GELU_WIDTH:
+        raise ValueError(f"z: has rows of {W} features, should be at most {MAX_NORM_GELU_WIDTH}")
+    check_tensor("bias", bias, (W,), like=z)
+    check_tensor("gain", gain, (W,), like=z)
+    z, bias, gain = autocast(z, bias, gain)
+    if needs_grad(z, bias, gain):
+        return NormGeluFunction.apply(z, bias, gain)
+    return norm_gelu_forward(z, bias, gain)

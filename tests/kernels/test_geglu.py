@@ -1,4 +1,4 @@
-"""labkit.kernels.geglu: the gated MLP on awkward shapes, what it keeps, its gradients, its module."""
+"""labkit.kernels.mlp: the gated MLP on awkward shapes, what it keeps, its gradients, its module."""
 
 import copy
 import math
@@ -15,8 +15,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit import gpu
-from labkit.kernels import common, geglu, linear
-from labkit.kernels.geglu import GeGLU, fused_gate_up, geglu_mlp
+from labkit.kernels import common, linear, mlp
+from labkit.kernels.mlp import GeGLU, fused_gate_up, geglu_mlp
 from labkit.measure import correctness, memory
 from labkit.workloads.mlp import gate_up
 from labkit.workloads.mlp import geglu as plain_mlp
@@ -82,7 +82,7 @@ def test_the_backwards_pass_is_rounded_once_wherever_it_writes(dtype, spent):
     want = functional.gelu(leaf[:, 0], approximate="tanh") * leaf[:, 1]
     (gradient,) = torch.autograd.grad(want, leaf, dy.double())
     before = kept.clone()
-    hidden, dkept = geglu.gate_up_backward(dy, unit, kept, spent)
+    hidden, dkept = mlp.gate_up_backward(dy, unit, kept, spent)
     assert (dkept.data_ptr() == kept.data_ptr()) is spent
     assert spent or torch.equal(kept, before)
     op.assert_rounded_once(hidden, want.detach(), times=2)
@@ -96,7 +96,7 @@ def test_nothing_is_read_or_written_beyond_the_end(monkeypatch, rows, width, hid
     its = common.DeviceLimits(4, 0, False)
     op.pretend(monkeypatch, its, linear)
     made, backward = op.kernels_of(
-        lambda *t: geglu.gate_up_backward(t[0], t[2], geglu.gate_up_training(*t[:2])[1], False),
+        lambda *t: mlp.gate_up_backward(t[0], t[2], mlp.gate_up_training(*t[:2])[1], False),
         *drawn(lambda _: (*with_gate_up(hidden)((rows, width)), torch.randn(width, hidden))),
     )
     BM, BN, *_ = linear.choose_tile(rows, 2 * hidden, width, torch.float32, False, its)
