@@ -62,9 +62,14 @@ def affine() -> list[SuitePart]:
 
 
 def chain() -> list[SuitePart]:
-    """gelu(x + bias) * other, by the kernel of lesson 2: there is no finished one."""
-    who = _contenders(mlp.CHAIN, mlp.chain, notebooks.load("02_kernel_fusion").fused_chain)
-    return [SuitePart(who, _shapes("batch width", (8192, 3072), (32768, 4096)), ranges=POINTWISE)]
+    """gelu(x + bias) * other, forward also by the kernel of lesson 2."""
+    who = _contenders(mlp.CHAIN, mlp.chain, kernels.gelu_mul)
+    fixed = _shapes("batch width", (8192, 3072), (32768, 4096))
+    taught = Contender("lesson 2", notebooks.load("02_kernel_fusion").fused_chain, mlp.CHAIN)
+    return [
+        SuitePart((*who, taught), fixed, ranges=POINTWISE),
+        SuitePart(who, fixed, directions=("backward",), ranges=POINTWISE),
+    ]
 
 
 def matmul() -> list[SuitePart]:

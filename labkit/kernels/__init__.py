@@ -10,6 +10,7 @@ from labkit.kernels.affine import affine
 from labkit.kernels.fused_mlp import fused_mlp, norm_gelu
 from labkit.kernels.gated_network import gated_cell, gated_heads, mlp_outputs
 from labkit.kernels.geglu import GeGLU, fused_gate_up, geglu_mlp
+from labkit.kernels.gelu_mul import gelu_mul
 from labkit.kernels.graphs import GraphedStep
 from labkit.kernels.grouped import GroupedLinear, grouped_linear
 from labkit.kernels.gru import GRU, gru
@@ -28,6 +29,7 @@ __all__ = [
     "gated_cell",
     "gated_heads",
     "geglu_mlp",
+    "gelu_mul",
     "grouped_linear",
     "gru",
     "linear_act",

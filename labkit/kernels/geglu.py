@@ -44,6 +44,7 @@ def gate_up_kernel(
     BN / 2 rows of either weight make one tile of BN rows for one product: gate and up of the same columns
     meet in one program, and the tile keeps its full size.
     """
+    FAST: tl.constexpr = (x.dtype if TMA else x.dtype.element_ty) != tl.float32
     rows, cols = tl.cdiv(M, BM), tl.cdiv(H, BN // 2)
     for tile in tl.range(tl.program_id(0), rows * cols, tl.num_programs(0), flatten=TMA):
         m, n = swizzled_tile(tile, rows, cols, GROUP)
@@ -62,7 +63,7 @@ def gate_up_kernel(
         if kept_gate is not None:
             store_tile(kept_gate, row, unit, M, H, 2 * H, gate, BM, BN // 2, TMA)
             store_tile(kept_up, row, unit, M, H, 2 * H, up, BM, BN // 2, TMA)
-        store_tile(hidden, row, unit, M, H, H, activate(gate, ACT) * up, BM, BN // 2, TMA)
+        store_tile(hidden, row, unit, M, H, H, activate(gate, ACT, FAST) * up, BM, BN // 2, TMA)
 
 
 @triton.jit
@@ -73,7 +74,7 @@ def gate_up_grad_kernel(dhidden, kept, dkept, H, ACT: tl.constexpr, BLOCK: tl.co
     gate = tl.load(kept + 2 * row + col, inside).to(tl.float32)
     up = tl.load(kept + 2 * row + H + col, inside).to(tl.float32)
     change = tl.load(dhidden + row + col, inside).to(tl.float32)
-    value, derivative = activation_and_derivative(gate, ACT)
+    value, derivative = activation_and_derivative(gate, ACT, dkept.dtype.element_ty != tl.float32)
     tl.store(dhidden + row + col, value * up, inside)
     tl.store(dkept + 2 * row + col, derivative * up * change, inside)
     tl.store(dkept + 2 * row + H + col, value * change, inside)
@@ -174,8 +175,9 @@ def geglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
         w_down: (d, h), the same.
 
     Returns:
-        (..., d), contiguous, of x's dtype. The gated product, (..., h), is rounded on the way. Where autograd
-        records the call, gate and up are kept, rounded.
+        (..., d), contiguous, of x's dtype. The gated product, (..., h), is rounded on the way. In 16 bits a
+        GPU computes gelu(z) by one special function, off by 2**-12 z at most. Where autograd records the
+        call, gate and up are kept, rounded.
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.
