@@ -243,7 +243,12 @@ floor = Exercise(
     "the next floor",
     "floor_us",
     reference=floor_model(),
-    cases=tuple((elements, gelus, *device) for elements in (2**20, 2**25) for gelus in (1, 4, 16) for device in DEVICES),
+    cases=tuple(
+        (elements, gelus, *device)
+        for elements in (2**20, 2**25)
+        for gelus in (1, 4, 16)
+        for device in DEVICES
+    ),
     inputs=case_values("elements", "gelus", "bandwidth", "processors", "clock"),
     tolerance=0.005,
     right="Memory and arithmetic work at the same time, so the slower of the two is the floor.",
@@ -259,7 +264,7 @@ floor = Exercise(
             gives=(floor_model(lambda memory, _: memory), floor_model(lambda _, special: special)),
         ),
         "tensors": Mistake(
-            "Which tensors does the fused chain read, and which does it write? How many bytes has an element?",
+            "Which tensors does the fused chain read, which does it write? How many bytes has an element?",
             "x and other come in, y goes out, two bytes an element in bf16. The bias is a row.",
             gives=tuple(floor_model(tensors=count) for count in (1, 2, 4, 7))
             + tuple(floor_model(bytes=count) for count in (1, 4)),

@@ -9,6 +9,17 @@ import triton.language as tl
 from torch import Tensor
 
 
+@triton.jit
+def gelu(z):  # as in the lesson
+    return z * tl.sigmoid(1.5957691216 * (z + 0.044715 * z * z * z))
+
+
+@triton.jit
+def gelu_slope(z):
+    s = tl.sigmoid(1.5957691216 * (z + 0.044715 * z * z * z))
+    return s + z * s * (1 - s) * 1.5957691216 * (1 + 3 * 0.044715 * z * z)
+
+
 # %% [chain]
 @triton.jit
 def chain_kernel(x, bias, other, y, count, width, BLOCK: tl.constexpr):
