@@ -111,6 +111,21 @@ chain = Exercise(
                 lambda x, bias, other: gelu(x + bias) * gelu(other),
             ),
         ),
+        "other-as-row": Mistake(
+            "Which of the two has an element for each element of x: bias, or other?",
+            "other lies in memory as x does, so its element is at `at`.",
+            gives=lambda x, bias, other: (
+                gelu(x + bias) * other.flatten()[torch.arange(x.numel()) % x.shape[-1]].view(x.shape)
+            ),
+        ),
+        "erf": Mistake(
+            "The difference is small everywhere. Is your GELU the lesson's?",
+            "GELU has an exact form, by erf, and one by tanh. `gelu(z)` is the second.",
+            gives=lambda x, bias, other: functional.gelu(x + bias) * other,
+            when=lambda calls: any(
+                call.dtype is torch.float32 for call in calls
+            ),  # in 16 bits it is the same
+        ),
         "one-tensor-missing": Mistake(
             "Set one input after the other to zero: which one does your result not depend on as it should?",
             "Write the formula down, and cross out each name that your kernel has loaded.",
@@ -189,7 +204,11 @@ backward = Exercise(
         "no-bias": Mistake(
             "With a bias of zero it is right. Where was the bias in the forward pass?",
             "z is x + bias here, too: compute it again before you take gelu(z) or its slope.",
-            gives=lambda dy, x, bias, other: chain_gradients(dy, x, 0 * bias, other),
+            gives=(
+                lambda dy, x, bias, other: chain_gradients(dy, x, 0 * bias, other),
+                lambda dy, x, bias, other: (dy * other * slope(x), dy * gelu(x + bias)),
+                lambda dy, x, bias, other: (dy * other * slope(x + bias), dy * gelu(x)),
+            ),
         ),
         "no-upstream": Mistake(
             "What comes in from the layer above, and what does each gradient have to be multiplied by?",
@@ -229,10 +248,10 @@ DEVICES = ((4.3e12, 132, 1.98e9), (2.4e11, 58, 2.04e9), (1.5e12, 108, 1.41e9))
 
 def floor_model(combine: Callable[[float, float], float] = max, **changes: float) -> Callable[..., float]:
     """The floor with other counts, or the two times combined in another way."""
-    n = {"tensors": 3, "bytes": 2, "special": 2, "unit": 16} | changes
+    n = {"tensors": 3, "bytes": 2, "special": 2, "unit": 16, "each": 0} | changes
 
     def microseconds(elements: int, gelus: int, bandwidth: float, processors: int, clock: float) -> float:
-        memory = n["tensors"] * n["bytes"] * elements / bandwidth
+        memory = n["tensors"] * n["bytes"] * elements / bandwidth * (gelus if n["each"] else 1)
         special = n["special"] * gelus * elements / (n["unit"] * processors * clock)
         return 1e6 * combine(memory, special)
 
@@ -256,7 +275,12 @@ floor = Exercise(
         "sum": Mistake(
             "Does memory wait while the multiprocessors compute, or do both work at the same time?",
             "At the same time, for different elements. What takes longer decides.",
-            gives=(floor_model(lambda memory, special: memory + special), floor_model(min)),
+            gives=floor_model(lambda memory, special: memory + special),
+        ),
+        "smaller": Mistake(
+            "Two workers begin together, and you wait for both. When are they done?",
+            "When the slower one is.",
+            gives=floor_model(min),
         ),
         "one-floor": Mistake(
             "Let gelus be 0, then very large. What should the time be in each case, and what is yours?",
@@ -268,6 +292,23 @@ floor = Exercise(
             "x and other come in, y goes out, two bytes an element in bf16. The bias is a row.",
             gives=tuple(floor_model(tensors=count) for count in (1, 2, 4, 7))
             + tuple(floor_model(bytes=count) for count in (1, 4)),
+        ),
+        "bytes-for-each-gelu": Mistake(
+            "Which bytes cross memory for the second GELU that did not cross for the first?",
+            "None: between two GELUs all stays in registers. Only the operations are as many as gelus.",
+            gives=floor_model(each=1),
+        ),
+        "rate": Mistake(
+            "What does a multiprocessor do 128 times a cycle, and what 16 times?",
+            "Ordinary operations, and special functions. The special functions are the fewer.",
+            gives=(floor_model(unit=128), floor_model(unit=4)),
+        ),
+        "no-clock": Mistake(
+            "16 in a cycle: how many is that in a second?",
+            "`clock` is in cycles a second. Multiply by it.",
+            gives=lambda elements, gelus, bandwidth, processors, clock: floor_model()(
+                elements, gelus, bandwidth, processors, 1
+            ),
         ),
         "special": Mistake(
             "How many special functions does one GELU take, and how many elements have one?",
