@@ -265,7 +265,7 @@ floor = Exercise(
     cases=tuple(
         (elements, gelus, *device)
         for elements in (2**20, 2**25)
-        for gelus in (1, 4, 16)
+        for gelus in (1, 4, 64)
         for device in DEVICES
     ),
     inputs=case_values("elements", "gelus", "bandwidth", "processors", "clock"),
