@@ -59,6 +59,11 @@ def same_step(x: Tensor, weight: Tensor) -> Tensor:
     return -(-x.shape[1] // DEPTH) * first_step(x, weight)
 
 
+def one_further(operand: Tensor) -> Tensor:
+    """What comes in when each row begins one element behind the one before it."""
+    return operand.flatten()[torch.arange(len(operand))[:, None] + torch.arange(operand.shape[1])]
+
+
 def in_tiles(written: Any) -> Any:
     """What comes out when a tile is stored only where ``written`` is true of its row and column, M and N."""
 
@@ -118,6 +123,16 @@ product = Exercise(
             "With K = 64 you get twice the product of the first 32 places. What changes from step to step?",
             "The places along K are start to start + BK.",
             gives=same_step,
+        ),
+        "row-length": Mistake(
+            "Row 0 of x and row 0 of weight give the right number. Where does row 1 begin?",
+            "Rows lie one behind the other, and each has K numbers.",
+            "The address of place k in row r of x is x + r * K + k.",
+            gives=(
+                lambda x, weight: linear(one_further(x), one_further(weight)),
+                lambda x, weight: linear(one_further(x), weight),
+                lambda x, weight: linear(x, one_further(weight)),
+            ),
         ),
         "no-mask": Mistake(
             "Try K = 32, 64 and 33. Which come out right, and what does the last tile of the other hold?",
