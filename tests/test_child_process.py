@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -115,10 +116,14 @@ def test_what_it_leaves_running_is_ended_and_what_takes_too_long_with_all_it_sta
 
 def test_an_interrupt_ends_it_and_says_where_it_was(run):
     said = []
-    code = "import threading\nprint(os.getpid(), flush=True)\n"
-    code += f"threading.Timer(0.5, os.kill, ({os.getpid()}, signal.SIGINT)).start()\n"
+
+    def interrupt_soon(text):
+        said.append(text)
+        if len(said) == 1:  # the line may come in parts
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+
     with pytest.raises(KeyboardInterrupt) as caught:
-        run(execute, code + "time.sleep(60)", seconds=60, show=said.append)
+        run(execute, "print(os.getpid(), flush=True)\ntime.sleep(60)", seconds=60, show=interrupt_soon)
     assert "in execute" in caught.value.__notes__[0] and ended(int("".join(said)))
     assert run(operator.add, 1, 2, seconds=20) == 3
 
