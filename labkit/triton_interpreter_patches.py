@@ -1,4 +1,4 @@
-"""Patches for Triton's interpreter: a third of the time, and loops up to a number that a kernel is given."""
+"""Patches for Triton's interpreter: a third of the time, loops up to a given number, products of bfloat16."""
 
 from dataclasses import replace
 from functools import wraps
@@ -13,9 +13,9 @@ BITS = {"int32": 31, "int64": 63}
 
 
 def patch_interpreter() -> None:
-    """Skip work of the interpreter whose result is known or not used. Kernels compute the same.
+    """Skip work of the interpreter whose result is known or not used, and do what it cannot or does wrong.
 
-    A second call changes nothing.
+    Right kernels compute the same. A second call changes nothing.
     """
     if hasattr(interpreter._patch_lang, "once"):
         return
@@ -24,6 +24,7 @@ def patch_interpreter() -> None:
     _cache_types()
     _convert_operands()
     _accept_tensors_in_range()
+    _multiply_bfloat16_by_value()
 
 
 def _patch_language_once() -> None:
@@ -160,3 +161,15 @@ def _accept_tensors_in_range() -> None:
         scope.set_attr(tensor, "__index__", index)
 
     interpreter._patch_lang_tensor = with_index
+
+
+def _multiply_bfloat16_by_value() -> None:
+    """Let tl.dot multiply bfloat16. The interpreter multiplies the integers that it keeps bfloat16 as."""
+    multiply = interpreter.InterpreterBuilder.create_dot
+
+    def by_value(builder: Any, a: Any, b: Any, *rest: Any) -> Any:
+        if a.dtype.scalar == tl.bfloat16:
+            a, b = (builder.cast_impl(side, tl.float32) for side in (a, b))
+        return multiply(builder, a, b, *rest)
+
+    interpreter.InterpreterBuilder.create_dot = by_value

@@ -42,7 +42,12 @@ def plain_norm_gelu(z: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
     return functional.gelu(functional.rms_norm(z + bias, gain.shape, gain, 1e-6), approximate="tanh")
 
 
+def gated(shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    return torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape)
+
+
 AFFINE = Case(kernels.affine, plain_affine, vectors, (6, 33), "affine")
+GELU_MUL = Case(kernels.gelu_mul, mlp.chain, gated, (6, 33))
 NORM_GELU = Case(kernels.norm_gelu, plain_norm_gelu, normal_rows, (5, 20))
 RMS_NORM = Case(kernels.rms_norm, recurrent.rms_norm, rows_of, (2, 3, 20))
 

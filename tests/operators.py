@@ -120,11 +120,14 @@ def assert_each_rounded_once(got: Tensor, want: Tensor, slack: float = 1e-6) -> 
     assert worst <= 1, f"{worst:.2f} times what rounding once may cost"
 
 
-def assert_rounded_once(got: Tensor, want: Tensor) -> None:
-    """By norms: little more than what rounding the float64 result to this dtype costs."""
+def assert_rounded_once(got: Tensor, want: Tensor, times: float = 1.2) -> None:
+    """By norms: little more than what rounding the float64 result to this dtype costs.
+
+    ``times`` as much: 2 where a GPU computes tanh by one instruction, whose error is near that of float16.
+    """
     least = correctness.relative_error(want.to(got.dtype), want)
     truncated = got.dtype is bf16 and not labkit.gpu.available()  # as the interpreter rounds to bfloat16
-    error, most = correctness.relative_error(got, want), (2.4 if truncated else 1.2) * least + 1e-6
+    error, most = correctness.relative_error(got, want), (2.4 if truncated else times) * least + 1e-6
     assert error < most, (error, most)
 
 

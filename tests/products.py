@@ -7,12 +7,12 @@ import torch
 from cases import with_gate_up
 from operators import assert_close, bf16, drawn, fp32, meta
 
-from labkit.kernels import geglu, linear
+from labkit.kernels import linear, mlp
 from labkit.measure import correctness
 from labkit.workloads.mlp import gate_up
 
 __all__ = ["KERNELS", "assert_close", "bf16", "fp32", "kept_is_right", "launch_all"]
-KERNELS = {linear: ("linear_kernel", "dz_kernel"), geglu: ("gate_up_kernel", "gate_up_grad_kernel")}
+KERNELS = {linear: ("linear_kernel", "dz_kernel"), mlp: ("gate_up_kernel", "gate_up_grad_kernel")}
 
 
 def kept_is_right(rows: int, width: int, hidden: int, dtype: torch.dtype = fp32) -> None:
@@ -21,7 +21,7 @@ def kept_is_right(rows: int, width: int, hidden: int, dtype: torch.dtype = fp32)
     x, w_gate_up = drawn(with_gate_up(hidden), rows, width, dtype=dtype)
     with fences:
         placed = [fences.place(t, "contiguous") for t in (x, w_gate_up)]
-        got, kept = geglu.fused_gate_up(placed[0], placed[1], keep=True)
+        got, kept = mlp.fused_gate_up(placed[0], placed[1], keep=True)
     assert kept is not None and kept.shape == (rows, 2, hidden)
     for side, weight in enumerate(w_gate_up):
         assert_close(kept[:, side], x.double() @ weight.double().T, dtype)
@@ -33,7 +33,7 @@ def launch_all(dtype: torch.dtype, sizes: tuple[int, int, int], training: bool) 
     """On meta tensors, for (rows, hidden, width), calls that reach every kernel; ``training``: both ways."""
     M, H, K = sizes
     shapes = ((M, K), (H, K), (H,)), ((M, K), (2, H, K), (K, H))
-    calls: tuple[Any, ...] = linear.linear_act, geglu.geglu_mlp
+    calls: tuple[Any, ...] = linear.linear_act, mlp.geglu_mlp
     for call, its in zip(calls, shapes, strict=True):
         tensors = [meta(*shape, dtype=dtype) for shape in its]
         if training:

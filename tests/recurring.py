@@ -18,7 +18,13 @@ norms, steps = (  # the package's attribute rms_norm is the function
     importlib.import_module(f"labkit.kernels.{name}") for name in ("rms_norm", "recurrence")
 )
 KERNELS = {
-    norms: ("rms_norm_kernel", "rms_norm_grad_kernel", "sum_kernel"),
+    norms: (
+        "rms_norm_kernel",
+        "rms_norm_grad_kernel",
+        "rms_norm_flat_kernel",
+        "rms_norm_grad_flat_kernel",
+        "sum_kernel",
+    ),
     steps: (
         "states_kernel",
         "states_grad_kernel",

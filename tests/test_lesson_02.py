@@ -1,103 +1,156 @@
-"""Lesson 2's taught kernels: the pointwise chain and the tiled product. The finished ones: tests/kernels."""
+"""Lesson 2: its taught kernels, solved, and its execution. The finished layer is tried in tests/kernels."""
 
 import math
 
 import launches as launches_of
 import pytest
 import torch
-from launches import POINTWISE, ROOM
-from taught import INTERPRETED, assert_float32, assert_no_backward, bf16, compiled, counted, drawn, fp32, meta
+from counting import calls_checked
+from taught import (
+    INTERPRETED,
+    assert_float32,
+    assert_no_backward,
+    bf16,
+    compiled,
+    counted,
+    drawn,
+    examine,
+    meta,
+)
 from torch.nn import functional
 
 from labkit.lessons import notebooks
 from labkit.measure import correctness
-from labkit.profiling import codegen
 from labkit.workloads.mlp import chain
 
 pytestmark = pytest.mark.usefixtures("cache")
+NAME = "02_kernel_fusion"
+SHAPES = ((4, 6), (1, 1), (3, 513), (1, 4097), (0, 8))
 
 
 @pytest.fixture(scope="module")
 def lesson(cache):
-    return notebooks.load("02_kernel_fusion")
-
-
-@pytest.fixture
-def launches(lesson, monkeypatch):
-    return launches_of.recorded(lesson, ("chain_kernel", "tile_kernel"), monkeypatch)
+    """The lesson's kernels, and its exercises solved."""
+    return notebooks.load(NAME, solved=True)
 
 
 def chain_inputs(shape):
     return torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape)
 
 
-def test_the_pointwise_chain_is_right(lesson):
-    shapes = (*correctness.SHAPES, (3, 1024))
-    correctness.check(lesson.fused_chain, chain, chain_inputs, shapes=shapes, gradients=False)
+def test_the_chain_is_right_beyond_one_block_and_without_rows(lesson):
+    examine(lesson.chain, chain, chain_inputs, *SHAPES, layouts=("contiguous",))
 
 
-@pytest.mark.parametrize("group", [1, 3, 8])
-def test_the_first_step_of_the_product_is_right(lesson, group):
-    def inputs(shape):
-        return torch.randn(shape), torch.randn(50, shape[-1]) * max(1, shape[-1]) ** -0.5
+@pytest.mark.parametrize(("gelus", "fast"), [(1, False), (3, False), (2, True)])
+def test_gelu_after_gelu_is_right(lesson, gelus, fast):
+    def reference(x, bias, other):
+        z = x + bias
+        for _ in range(gelus):
+            z = functional.gelu(z, approximate="tanh")
+        return z * other
 
-    def tiled(x, weight):
-        x, weight = x.contiguous(), weight.contiguous()
-        (M, K), N = x.shape, weight.shape[0]
-        y, sizes = x.new_empty(M, N), dict(GROUP=group, BM=32, BN=16, BK=16)
-        if y.numel():
-            lesson.tile_kernel[(-(-M // 32) * -(-N // 16),)](x, weight, y, M, N, K, **sizes)
-        return y
+    examine(lesson.repeated(gelus, fast), reference, chain_inputs, *SHAPES[:-1], layouts=("contiguous",))
 
-    shapes = ((64, 128), (37, 33), (70, 40), (150, 20), (1, 1), (0, 8), (4, 0))
-    dtypes = correctness.DTYPES if group == 3 else (fp32,)  # the tiles' order does not depend on it
-    correctness.check(tiled, functional.linear, inputs, shapes=shapes, dtypes=dtypes, gradients=False)
+
+def test_the_backward_is_right_for_a_correlated_gradient(lesson):
+    """The layer's gradients, its upstream gradient being twice its output."""
+
+    class Layer(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, bias, other):
+            ctx.save_for_backward(x, bias, other)
+            return chain(x, bias, other)
+
+        @staticmethod
+        def backward(ctx, dy):
+            dx, dother = lesson.chain_backward(dy.contiguous(), *(t.contiguous() for t in ctx.saved_tensors))
+            return dx, dx.float().sum(0).to(dx.dtype), dother
+
+    correctness.check(Layer.apply, chain, chain_inputs, shapes=SHAPES[:-1], name="backward")
+
+
+def test_the_backward_of_large_values_is_finite(lesson):
+    x = torch.tensor([[-60.0, -12.0, 0.0, 12.0, 60.0]])
+    one, zero = torch.ones_like(x), torch.zeros(5)
+    dx, dother = lesson.chain_backward(one, x, zero, one)
+    assert torch.allclose(dx, torch.tensor([[0.0, 0.0, 0.5, 1.0, 1.0]]), atol=1e-5)
+    assert torch.allclose(dother, torch.tensor([[0.0, 0.0, 0.0, 12.0, 60.0]]), atol=1e-5)
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_sums_over_rows_are_right(lesson, atomic):
+    for shape in ((1, 1), (37, 70), (64, 64), (100, 3)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(lesson.column_sums(x, atomic), x.sum(0), rtol=1e-5, atol=1e-5)
 
 
 def test_the_chain_is_not_cut_off_from_autograd_in_silence(lesson):
-    assert_no_backward("fused_chain", lesson.fused_chain, drawn(chain_inputs, 3, 8))
-
-
-@pytest.mark.parametrize("count", [2**31 - 1025, 2**31 - 1024, 2**31, 2**31 - 2**11])
-def test_the_chain_counts_in_64_bits_before_32_run_out(lesson, launches, count):
-    x = meta(count, dtype=bf16)
-    lesson.fused_chain(x.view(1, -1), x, x.view(1, -1))
-    (made,) = launches
-    assert made.LARGE or math.prod(made.grid) * made.BLOCK < 2**31, "the last lane's number, masked or not"
-    assert math.prod(made.grid) * made.BLOCK >= count
-    assert made.LARGE is (count > 2**31 - 1025)
-
-
-@pytest.mark.large
-@pytest.mark.parametrize("width", [2048, 2047])
-def test_a_chain_of_more_elements_than_32_bits_count(lesson, width):
-    rows = 2**31 // width + 3
-    x, other = (torch.randn(rows, width, device="cuda", dtype=bf16) for _ in range(2))
-    bias = torch.randn(width, device="cuda", dtype=bf16)
-    y = lesson.fused_chain(x, bias, other)
-    for part in (slice(None, 5), slice(rows // 2, rows // 2 + 5), slice(-5, None)):
-        want = chain(x[part].double(), bias.double(), other[part].double())
-        assert not correctness.diagnose(y[part], want, correctness.TOLERANCE[bf16])
+    assert_no_backward("chain", lesson.chain, drawn(chain_inputs, 3, 8))
 
 
 @INTERPRETED
 @pytest.mark.parametrize("shape", [(3, 500), (5, 1024), (37, 33)])
 def test_the_chain_reads_and_writes_nothing_beyond_the_end(lesson, shape):
-    (fused,) = counted(lesson.fused_chain, *drawn(chain_inputs, *shape))
+    (fused,) = counted(lesson.chain, *drawn(chain_inputs, *shape))
     size = 4 * math.prod(shape)
-    assert (fused.bytes_read, fused.bytes_written) == (3 * size, size)
+    assert (fused.bytes_read, fused.bytes_written) == (3 * size, size)  # the bias is fetched for each row
 
 
-def test_the_taught_kernels_compile_for_other_gpus(lesson, launches):
-    x = meta(8192, 4096, dtype=bf16)
-    lesson.fused_chain(x, x[0], x)
-    for one in compiled(launches):
-        assert one.spills == 0 and set(one.loads) == {128} and set(one.stores) == {128}, one
+@pytest.mark.large
+def test_a_chain_of_more_elements_than_32_bits_count(lesson):
+    width = 2047
+    rows = 2**31 // width + 3
+    x, other = (torch.randn(rows, width, device="cuda", dtype=bf16) for _ in range(2))
+    bias = torch.randn(width, device="cuda", dtype=bf16)
+    y = lesson.chain(x, bias, other)
+    for part in (slice(None, 5), slice(rows // 2, rows // 2 + 5), slice(-5, None)):
+        want = chain(x[part].double(), bias.double(), other[part].double())
+        assert not correctness.diagnose(y[part], want, correctness.TOLERANCE[bf16])
+
+
+def test_for_other_gpus_a_good_width_loads_wide_and_an_odd_one_does_not(lesson, monkeypatch):
+    made = launches_of.recorded(lesson, ("chain_kernel",), monkeypatch)
+    for width in (160, 161):
+        full, row = meta(1030, width, dtype=bf16), meta(width, dtype=bf16)
+        lesson.chain(full, row, full)
+    found = compiled(made)
+    assert len(found) == 2 * len(launches_of.POINTWISE)
+    for index, one in enumerate(found):
+        assert set(one.loads) == ({128} if index < len(found) / 2 else {16}), one
+        assert one.spills == 0, one
         assert_float32(one.ttir)
-    sizes = dict.fromkeys(("x", "weight", "y"), "*bf16:16") | dict(M=4096, N=4096, K=4096)
-    tile, kernel = dict(GROUP=8, BM=128, BN=128, num_warps=8, num_stages=3), lesson.tile_kernel.kernel
-    for one in codegen.compile_many(
-        codegen.request(kernel, sizes, target=target, BK=64 if ROOM[target] >= 160 else 32, **tile)
-        for target in POINTWISE
-    ):
-        assert one.matrix and one.spills == 0 and one.shared_bytes <= ROOM[one.target] * 1024, one
+        assert one.ttir.count("arith.truncf") == 1, one
+
+
+# --- the lesson as a whole ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def result(executed):
+    return executed(notebooks.resolve(NAME))
+
+
+@pytest.fixture(scope="module")
+def outputs(result):
+    cells = notebooks.code_cells(notebooks.read(result.notebook_path))
+    return [output for _, cell in cells for output in cell.outputs]
+
+
+def test_it_runs_to_its_end_in_silence_and_checks_the_layer(result, outputs):
+    assert result.passed, result.failure
+    assert [o.text for o in outputs if o.get("name") == "stderr"] == []
+    shown = [output.data for output in outputs if "data" in output]
+    checks = [data for data in (d.get("application/vnd.labkit.check+json") for d in shown) if data]
+    assert [data["name"] for data in checks] == ["the chain as a layer"]
+    assert checks[0]["passed"] >= sum(calls_checked(shape) for shape in ((4, 6), (1, 1), (37, 33)))
+
+
+def test_the_debugger_stops_inside_the_kernel_and_finds_the_infinity(outputs):
+    (session,) = [output.text for output in outputs if "gelu_kernel()" in output.get("text", "")]
+    assert session.count("(Pdb)") == 4 and "inf]" in session and session.count("nan]") == 2
+
+
+@INTERPRETED
+def test_no_time_is_claimed_without_a_gpu(result):
+    assert result.claims_held > 0 and result.not_held == () and result.claims_need_gpu > result.claims_held

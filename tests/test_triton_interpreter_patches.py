@@ -148,3 +148,18 @@ def test_operands_become_what_triton_makes_of_them(operation, monkeypatch):
     monkeypatch.setattr(interpreter.TritonSemantic, "binary_op_type_checking_impl", quick.__wrapped__)
     for (x, y), was in zip(pairs, found, strict=True):
         assert was == outcome(operation, x, y), (operation, str(x), str(y))
+
+
+@triton.jit
+def dot_kernel(x, w, y, SIDE: tl.constexpr):
+    at = tl.arange(0, SIDE)
+    places = at[:, None] * SIDE + at[None, :]
+    tl.store(y + places, tl.dot(tl.load(x + places), tl.load(w + places), tl.load(y + places)))
+
+
+def test_a_product_of_bfloat16_is_that_of_its_values():
+    triton_interpreter_patches.patch_interpreter()
+    x, w = (torch.randn(16, 16).bfloat16() for _ in range(2))
+    y = torch.ones(16, 16)
+    dot_kernel[(1,)](x, w, y, SIDE=16)
+    torch.testing.assert_close(y, 1 + x.float() @ w.float())

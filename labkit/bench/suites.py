@@ -19,7 +19,6 @@ from labkit import kernels
 from labkit.bench.suite_part import Ranges, SuitePart
 from labkit.gpu import randn
 from labkit.kernels.graphs import release_cublas_workspaces
-from labkit.lessons import notebooks
 from labkit.measure.contender import Contender, Shape, Work
 from labkit.workloads import elementwise, mlp, network, peers, published, recurrent, stack
 from labkit.workloads import grouped as many_linears
@@ -62,9 +61,13 @@ def affine() -> list[SuitePart]:
 
 
 def chain() -> list[SuitePart]:
-    """gelu(x + bias) * other, by the kernel of lesson 2: there is no finished one."""
-    who = _contenders(mlp.CHAIN, mlp.chain, notebooks.load("02_kernel_fusion").fused_chain)
-    return [SuitePart(who, _shapes("batch width", (8192, 3072), (32768, 4096)), ranges=POINTWISE)]
+    """gelu(x + bias) * other."""
+    who = _contenders(mlp.CHAIN, mlp.chain, kernels.gelu_mul)
+    return [
+        SuitePart(
+            who, _shapes("batch width", (8192, 3072), (32768, 4096)), directions=BOTH, ranges=POINTWISE
+        )
+    ]
 
 
 def matmul() -> list[SuitePart]:

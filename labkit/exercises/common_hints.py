@@ -120,6 +120,12 @@ EXCEPTIONS = (
         "tl.where(condition, this, that) decides for each element.",
     ),
     (
+        "half-argument",
+        r"Expected dtype .*fp32.* but got (fp16|bf16)",
+        "A function of the line takes float32 only. Which of the values that it gets was loaded in 16 bits?",
+        "Convert behind each load: tl.load(...).to(tl.float32).",
+    ),
+    (
         "shapes",
         r"[Cc]annot (make_shape_compatible|broadcast)|could not be broadcast|incompatible dimensions",
         "Two blocks on this line have shapes that don't fit. Which shape should come out?",

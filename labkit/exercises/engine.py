@@ -135,6 +135,10 @@ class RaceSpec:
     dtype: str = "bfloat16"
     roundings: int = 1
     """How many tensors in 16 bits a result passes through, itself included."""
+    direction: str = "forward"
+    """What is timed; "backward" is for an answer that computes gradients."""
+    as_layer: Callable[[Callable[..., Any]], Callable[..., Tensor]] = lambda answer: answer
+    """Makes of the answer what does the work, such as a layer whose backward it is."""
 
 
 @dataclass(frozen=True)

@@ -161,14 +161,6 @@ def _load_nan_where_masked(
     return load(builder, pointers, mask, other, *rest, **named)
 
 
-@_replaces(InterpreterBuilder, "create_dot")
-def _multiply_bfloat16_by_value(dot: Any, builder: Any, a: Any, b: Any, *rest: Any) -> Any:
-    """The interpreter would multiply the integers that it keeps bfloat16 as."""
-    if a.dtype.scalar == tl.bfloat16:
-        a, b = (builder.cast_impl(side, tl.float32) for side in (a, b))
-    return dot(builder, a, b, *rest)
-
-
 @_replaces(InterpreterBuilder, "cast_impl")
 def _cast_by_float32(cast: Any, builder: Any, source: Any, target: Any) -> Any:
     """The interpreter keeps bfloat16 as integers, and converts it from and to float32 only."""

@@ -48,8 +48,9 @@ def _stored_once(call: Call) -> str:
 
 def _read_once(call: Call) -> str:
     """Of inputs as large as the result: those that are broadcast are read again and again."""
+    size = call.result_tensors()[0][0].shape
     for name, tensor in call.passed.items():
-        if isinstance(tensor, Tensor) and tensor.shape == call.got.shape and tensor.is_contiguous():
+        if isinstance(tensor, Tensor) and tensor.shape == size and tensor.is_contiguous():
             loads = len(call.launches.loaded(tensor)) / max(1, tensor.numel())
             if loads > 1:
                 return f"each element of {name} was loaded {loads:.3g} times."

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from IPython.display import display
+from torch import Tensor
 
 from labkit import child_process, gpu, plots
 from labkit.exercises import common_hints, engine, judge
@@ -35,7 +36,8 @@ def race_of(exercise: Exercise) -> RaceSpec:
 
 def contender(exercise: Exercise, answer: Callable[..., Any], *, learners: bool) -> Contender:
     """The answer as a contender; ``learners`` says that it is the learner's, and not the solution."""
-    return Contender("your kernel" if learners else "the solution", answer, race_of(exercise).work)
+    race = race_of(exercise)
+    return Contender("your kernel" if learners else "the solution", race.as_layer(answer), race.work)
 
 
 def run(lesson: str, exercise: Exercise, answer: Contender, why: str) -> Results:
@@ -50,7 +52,7 @@ def run(lesson: str, exercise: Exercise, answer: Contender, why: str) -> Results
         for name, call in race.rivals.items()
     ]
     suite = f"{notebooks.lesson_key(lesson)}/race_{exercise.name}"
-    table = sweep(suite, [*rivals, answer], race.sizes, dtype=race.dtype)
+    table = sweep(suite, [*rivals, answer], race.sizes, dtype=race.dtype, direction=race.direction)
     if why:
         print(f"The solution races in the place of your kernel: {why}.")
     if len(table):
@@ -80,25 +82,36 @@ def _run_at_size(lesson: str, name: str, file: Path) -> str:
     """Run the answer in a file at each size of its race between fences; what is wrong, or ""."""
     exercise = judge.find(lesson)[name]
     race = race_of(exercise)
-    answer = judge.run_cell(lesson, vars(notebooks.load(lesson)), exercise, file)
+    answer = race.as_layer(judge.run_cell(lesson, vars(notebooks.load(lesson)), exercise, file))
     dtype = getattr(torch, race.dtype)
     for size in race.sizes:
         torch.manual_seed(0)
         given = [each.to(dtype) for each in race.work.inputs(size)]
-        with torch.no_grad(), gpu.full_float32():
-            assert race.work.reference is not None, "a race has a right result"
-            want = race.work.reference(*[each.float() for each in given])
-            fences = correctness.GuardZones(
-                min(FENCE_BYTES, torch.cuda.mem_get_info()[0] // 32) // dtype.itemsize
-            )
-            placed = [fences.place(each, "contiguous") for each in given]
+        assert race.work.reference is not None, "a race has a right result"
+        fences = correctness.GuardZones(
+            min(FENCE_BYTES, torch.cuda.mem_get_info()[0] // 32) // dtype.itemsize
+        )
+        placed = [fences.place(each, "contiguous") for each in given]
+        with gpu.full_float32():
+            want = _results(race, race.work.reference, [each.float() for each in given])
             with fences:
-                got = answer(*placed)
+                got = _results(race, answer, placed)
             torch.cuda.synchronize()
         said = ", ".join(f"{axis} {count}" for axis, count in size.items())
         if stray := fences.broken():
             return f"At {said} it stores outside of its tensors, up to {stray} elements away."
-        found = engine.difference(got.float(), want, correctness.TOLERANCE[dtype] * race.roundings)
-        if found:
-            return f"At {said}, {found}."
+        for mine, right in zip(got, want, strict=True):
+            allowed = correctness.TOLERANCE[dtype] * race.roundings
+            if found := engine.difference(mine.float(), right, allowed):
+                return f"At {said}, {found}."
     return ""
+
+
+def _results(race: RaceSpec, call: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
+    """The output; of a race backward the gradients, for an upstream gradient of twice the output."""
+    if race.direction == "forward":
+        with torch.no_grad():
+            return [call(*given)]
+    leaves = [each.requires_grad_() for each in given]
+    output = call(*leaves)
+    return list(torch.autograd.grad(output, leaves, 2 * output.detach()))

@@ -6,16 +6,15 @@ They need torch and triton only, and work under torch.compile, autocast and CUDA
 several, and interpreted on a CPU.
 """
 
-from labkit.kernels.affine import affine
-from labkit.kernels.fused_mlp import fused_mlp, norm_gelu
+from labkit.kernels.affine import affine, gelu_mul
 from labkit.kernels.gated_network import gated_cell, gated_heads, mlp_outputs
-from labkit.kernels.geglu import GeGLU, fused_gate_up, geglu_mlp
 from labkit.kernels.graphs import GraphedStep
 from labkit.kernels.grouped import GroupedLinear, grouped_linear
 from labkit.kernels.gru import GRU, gru
 from labkit.kernels.linear import linear_act, matmul
+from labkit.kernels.mlp import GeGLU, fused_gate_up, fused_mlp, geglu_mlp
 from labkit.kernels.recurrence import linear_recurrence, min_gru, rms_recurrence
-from labkit.kernels.rms_norm import rms_norm
+from labkit.kernels.rms_norm import norm_gelu, rms_norm
 
 __all__ = [
     "GRU",
@@ -28,6 +27,7 @@ __all__ = [
     "gated_cell",
     "gated_heads",
     "geglu_mlp",
+    "gelu_mul",
     "grouped_linear",
     "gru",
     "linear_act",

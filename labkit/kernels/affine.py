@@ -1,7 +1,10 @@
-"""y = x * weight + bias over the last dimension: a Linear layer whose matrix is diagonal."""
+"""Pointwise layers with a vector along the last dimension: x * weight + bias, and gelu(x + bias) * other.
+
+The first is a Linear layer whose matrix is diagonal, the second the pointwise part of a gated MLP.
+"""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -9,6 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from labkit.kernels.common import (
+    DeviceLimits,
+    activate,
+    activation_and_derivative,
     autocast,
     cdiv,
     check_tensor,
@@ -21,11 +27,19 @@ from labkit.kernels.common import (
 )
 
 ROW_BYTES = 2048
-"""Bytes of one row that a program reads at once: 16 for each of its 128 threads."""
+"""Bytes of one row that a program of the forward reads at once: 16 for each of its 128 threads."""
+SUM_BYTES = 512
+"""The same in the backward, 16 for each of a warp's lanes: the fewer columns a program has, the fewer sums it
+writes, and the more rows are summed before."""
+LEAST_ROWS = 16
+"""Rows are folded where so many are left: what fills no folded row, and the sums, are then small beside x."""
+TILES = 32
+"""Tiles for each multiprocessor that the forward keeps, about four waves, when it makes tiles taller."""
 
-# ---- kernels -----------------------------------------------------------------------------------------------
-# x is flat, (count,), or folded: (rows, width), and a tail that fills no row. ``0 * width`` makes indices of
-# columns 64-bit where the width is, and costs nothing elsewhere.
+# ---- affine: kernels ---------------------------------------------------------------------------------------
+# x is flat, (count,), or folded: (rows, width), and a tail that fills no row. The width is a multiple of
+# VECTOR, as ``width // VECTOR * VECTOR`` tells the compiler: with 16 bytes of them every row is aligned.
+# ``0 * width`` makes indices of columns 64-bit where the width is, and costs nothing elsewhere.
 
 
 @triton.jit
@@ -40,9 +54,11 @@ def flat_kernel(x, weight, bias, y, count, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def fold_kernel(
-    x, weight, bias, y, rows, width, period, tail, blocks, ROWS: tl.constexpr, COLS: tl.constexpr
-):
+    x, weight, bias, y, rows, width, period, tail, blocks,
+    VECTOR: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
     """y of tiles (ROWS, COLS) of folded rows; the programs of the first rows also do the tail."""
+    width = width // VECTOR * VECTOR
     column = (tl.program_id(0) % blocks + 0 * width) * COLS + tl.arange(0, COLS)
     row = (tl.program_id(0) // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     mask = (row < rows)[:, None] & (column < width)[None, :]
@@ -59,32 +75,50 @@ def fold_kernel(
 
 @triton.jit
 def backward_kernel(
-    dy, x, weight, dx, sums, rows, width, period, tail, blocks, groups, ROWS: tl.constexpr, COLS: tl.constexpr
-):
-    """dx, and for each program the sums over its rows of dy * x and of dy: sums (2, groups, width)."""
+    dy, x, weight, dx, dweight, dbias, rows, width, tail, blocks, groups, period,
+    NARROW: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """dx, and sums of dy * x and of dy over the rows of each program, for ``store_sums``."""
+    width = width // VECTOR * VECTOR
     column = (tl.program_id(0) % blocks + 0 * width) * COLS + tl.arange(0, COLS)
     group = tl.program_id(0) // blocks
     inside = column < width
     scale = tl.load(weight + column % period, inside).to(tl.float32)  # (COLS,)
-    dweight = tl.zeros([ROWS, COLS], tl.float32)
-    dbias = tl.zeros([ROWS, COLS], tl.float32)
+    wx = tl.zeros([ROWS, COLS], tl.float32)
+    wy = tl.zeros([ROWS, COLS], tl.float32)
     for first in tl.range(group * ROWS, rows, groups * ROWS, num_stages=3):
         row = (first + tl.arange(0, ROWS)).to(tl.int64)
         at = row[:, None] * width + column[None, :]  # (ROWS, COLS)
         mask = (row < rows)[:, None] & inside[None, :]
         up = tl.load(dy + at, mask, other=0.0).to(tl.float32)
-        dweight += up * tl.load(x + at, mask, other=0.0).to(tl.float32)
-        dbias += up
+        wx += up * tl.load(x + at, mask, other=0.0).to(tl.float32)
+        wy += up
         tl.store(dx + at, up * scale[None, :], mask)
-    dweight, dbias = tl.sum(dweight, 0), tl.sum(dbias, 0)
-    if group == 0:
+    wx, wy = tl.sum(wx, 0), tl.sum(wy, 0)  # (COLS,)
+    if group == groups - 1:  # of all groups it has the fewest tiles
         end = tl.cast(rows, tl.int64) * width + column
         up = tl.load(dy + end, column < tail, other=0.0).to(tl.float32)
-        dweight += up * tl.load(x + end, column < tail, other=0.0).to(tl.float32)
-        dbias += up
+        wx += up * tl.load(x + end, column < tail, other=0.0).to(tl.float32)
+        wy += up
         tl.store(dx + end, up * scale, column < tail)
-    tl.store(sums + group * width + column, dweight, inside)
-    tl.store(sums + (groups + group) * width + column, dbias, inside)
+    store_sums(dweight, wx, column, group, width, period, NARROW)
+    store_sums(dbias, wy, column, group, width, period, NARROW)
+
+
+@triton.jit
+def store_sums(sums, mine, column, group, width, period, NARROW: tl.constexpr):
+    """Store a program's sums (COLS,): as row ``group`` of sums (groups, width), where its columns are.
+
+    With NARROW the sums of the same of ``period`` columns are added up first: sums (programs, period).
+    """
+    if NARROW:
+        one = tl.arange(0, 8)
+        for first in range(0, period, 8):
+            same = (column % period)[:, None] == (first + one)[None, :]  # (COLS, 8)
+            total = tl.sum(tl.where(same & (column < width)[:, None], mine[:, None], 0.0), 0)
+            tl.store(sums + tl.program_id(0) * period + first + one, total, first + one < period)
+    else:
+        tl.store(sums + offset64(group, width) + column, mine, column < width)
 
 
 @triton.jit
@@ -104,34 +138,50 @@ def column_sum_kernel(sums, dweight, dbias, rows, width, ROWS: tl.constexpr, COL
         tl.store(dbias + column, tl.sum(total, 0), column < width)
 
 
-# ---- launches ----------------------------------------------------------------------------------------------
+# ---- affine: launches --------------------------------------------------------------------------------------
 
 
-def fold_rows(count: int, period: int, cols: int) -> tuple[int, int, int]:
-    """Fold k rows of ``period`` elements into one; returns (rows, width, tail) for ``count`` elements in all.
+def fold_rows(count: int, period: int, cols: int, itemsize: int, least: int = 1) -> tuple[int, int, int, int]:
+    """Fold k rows of ``period`` elements into one: (rows, width, tail, vector) for ``count`` elements in all.
 
     Rows of an odd number of elements begin at addresses that no wide load can take; k rows taken as one
-    begin at aligned ones. Narrow rows are folded to fill whole tiles of ``cols`` columns. Wide rows are
-    folded only as far as alignment asks, and the widest not at all, so that the width stays below 2**31.
-    ``tail`` elements are left over; all of them, where there are fewer than k rows.
+    begin at multiples of ``vector`` elements, which are 16 bytes. Narrow rows are folded to fill whole tiles
+    of ``cols`` columns, others only as far as alignment asks, and both only where ``least`` folded rows come
+    of it, and fewer than 2**30 columns. ``tail`` elements fill no folded row. Where nothing is folded, rows
+    may be unaligned: ``vector`` is 1 then.
     """
-    unit = cols if period < 4 * cols else 16 if period < 2**27 else 1
-    k = unit // math.gcd(period, unit)
-    rows, left = divmod(count // max(1, period), k)
-    return rows, period * (k if rows else left), left * period
+    batch, vector = count // max(1, period), 16 // itemsize
+    choices = [(vector, least)] if period >= 4 * cols else [(cols, LEAST_ROWS), (vector, least)]
+    for unit, fewest in choices:
+        k = unit // math.gcd(period, unit)
+        if batch >= fewest * k and k * period < 2**30:
+            return batch // k, k * period, batch % k * period, vector
+    return batch, period, 0, vector if period % vector == 0 else 1
+
+
+def tile_rows(elements: int, cols: int, limits: DeviceLimits) -> int:
+    """Rows of a tile of the forward, for which a program reads the parameters once: 8, 4 or 2.
+
+    As many as leave TILES for each multiprocessor, so that the last programs to run are few, and at most 32
+    elements for each thread.
+    """
+    places = TILES * max(1, limits.multiprocessors)
+    return next((rows for rows in (8, 4) if rows * cols <= min(4096, elements // places)), 2)
 
 
 def affine_folded(
-    x: Tensor, weight: Tensor, bias: Tensor, tile_rows: int = 2, row_bytes: int = ROW_BYTES
+    x: Tensor, weight: Tensor, bias: Tensor, height: int | None = None, row_bytes: int = ROW_BYTES
 ) -> Tensor:
-    """The forward in tiles of folded rows, for any width."""
+    """The forward in tiles of folded rows, for any width, ``height`` rows a tile, or ``tile_rows``."""
     x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
     y, cols, period = torch.empty_like(x), row_bytes // x.element_size(), x.shape[-1]
-    rows, width, tail = fold_rows(x.numel(), period, cols)
+    rows, width, tail, vector = fold_rows(x.numel(), period, cols, x.element_size())
+    height = height or tile_rows(x.numel(), cols, device_limits(x.device))
     blocks = cdiv(width, cols)
-    grid = (max(1, cdiv(rows, tile_rows)) * blocks,)
-    sizes = (rows, width, period, tail, blocks)
-    fold_kernel[grid](x, weight, bias, y, *sizes, ROWS=tile_rows, COLS=cols)
+    if x.numel():
+        grid = (max(1, cdiv(rows, height)) * blocks,)
+        sizes = (rows, width, period, tail, blocks)
+        fold_kernel[grid](x, weight, bias, y, *sizes, VECTOR=vector, ROWS=height, COLS=cols)
     return y
 
 
@@ -147,6 +197,60 @@ def affine_forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return y
 
 
+class SumPlan(NamedTuple):
+    """How the backward shares out x (batch, period), folded, over programs, and the shape of their sums."""
+
+    rows: int
+    width: int
+    tail: int
+    vector: int
+    cols: int
+    blocks: int
+    groups: int
+    """Programs are (groups, blocks): a block is ``cols`` columns, a group each so many-th tile of rows."""
+    narrow: bool
+    """Whether a program adds up the columns that are the same in x."""
+    partials: int
+    """Sums for each column of x; with one the program's own sum is the result."""
+
+    @property
+    def programs(self) -> int:
+        return self.groups * self.blocks
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The kernel's arguments after its tensors, without ``period``."""
+        return self.rows, self.width, self.tail, self.blocks, self.groups
+
+
+SUM_ROWS = 8
+"""Rows of a tile of the backward: two for each warp."""
+
+
+def sum_plan(count: int, period: int, itemsize: int, limits: DeviceLimits) -> SumPlan:
+    """Four programs for each multiprocessor, which keep 64 KB in flight, all with as many tiles.
+
+    A program has 2 tensors * 8 rows * 512 bytes * 2 stages on their way.
+    """
+    cols = SUM_BYTES // itemsize
+    rows, width, tail, vector = fold_rows(count, period, cols, itemsize, LEAST_ROWS)
+    blocks, tiles = cdiv(width, cols), max(1, cdiv(rows, SUM_ROWS))
+    most = max(1, 4 * limits.multiprocessors // blocks)
+    groups = cdiv(tiles, cdiv(tiles, most))
+    narrow = 8 * period <= cols and groups * width > period
+    partials = groups * blocks if narrow else groups * width // period
+    return SumPlan(rows, width, tail, vector, cols, blocks, groups, narrow, partials)
+
+
+def sum_columns(sums: Tensor, *totals: Tensor) -> None:
+    """Add up sums (1 or 2, partials, period) over the partials, into one or two totals (period,)."""
+    _, partials, period = sums.shape
+    # few partial sums of many columns, or many of few: the shape that keeps more programs busy
+    shape = dict(ROWS=256, COLS=16, num_warps=8) if partials <= 512 else dict(ROWS=1024, COLS=8, num_warps=16)
+    grid = (cdiv(period, shape["COLS"]), len(totals))
+    column_sum_kernel[grid](sums, totals[0], totals[-1], partials, period, **shape)
+
+
 @operator(fake=lambda dy, x, weight: tuple(empty_contiguous(t) for t in (x, weight, weight)))
 def affine_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dweight, dbias."""
@@ -154,18 +258,14 @@ def affine_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tens
     dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
     if not x.numel():
         return dx, dweight.zero_(), dbias.zero_()
-    cols, period = ROW_BYTES // x.element_size(), x.shape[-1]
-    rows, width, tail = fold_rows(x.numel(), period, cols)
-    blocks = cdiv(width, cols)
-    groups = max(1, min(cdiv(rows, 2), 4 * device_limits(x.device).multiprocessors // blocks))
-    sums = torch.empty(2, groups, width, device=x.device, dtype=torch.float32)
-    sizes = (rows, width, period, tail, blocks, groups)
-    backward_kernel[(groups * blocks,)](dy, x, weight, dx, sums, *sizes, ROWS=2, COLS=cols)
-    partials = groups * width // period  # a folded row holds several sums of each column
-    # few partial sums of many columns, or many of few: the shape that keeps more programs busy
-    shape = dict(ROWS=256, COLS=16, num_warps=8) if partials <= 512 else dict(ROWS=1024, COLS=8, num_warps=16)
-    grid = (cdiv(period, shape["COLS"]), 2)
-    column_sum_kernel[grid](sums, dweight, dbias, partials, period, **shape)
+    period = x.shape[-1]
+    plan = sum_plan(x.numel(), period, x.element_size(), device_limits(x.device))
+    sums = torch.empty(2, plan.partials, period, device=x.device, dtype=torch.float32)
+    into = (dweight, dbias) if plan.partials == 1 else sums.unbind()
+    constants = dict(NARROW=plan.narrow, VECTOR=plan.vector, ROWS=SUM_ROWS, COLS=plan.cols)
+    backward_kernel[(plan.programs,)](dy, x, weight, dx, *into, *plan.sizes, period, **constants)
+    if plan.partials > 1:
+        sum_columns(sums, dweight, dbias)
     return dx, dweight, dbias
 
 
@@ -207,3 +307,156 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if needs_grad(x, weight, bias):
         return AffineFunction.apply(x, weight, bias)
     return affine_forward(x, weight, bias)
+
+
+# ---- gelu_mul: kernels; x and other are folded like x of affine --------------------------------------------
+
+
+@triton.jit
+def gelu_mul_flat_kernel(x, bias, other, y, count, width, BLOCK: tl.constexpr):
+    """Without folds, (count,), where 16 neighbours have 16 neighbouring biases."""
+    FAST: tl.constexpr = y.dtype.element_ty != tl.float32
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # (BLOCK,)
+    inside = at < count
+    z = tl.load(x + at, inside).to(tl.float32) + tl.load(bias + at % width, inside).to(tl.float32)
+    value = activate(z, "gelu_tanh", FAST) * tl.load(other + at, inside).to(tl.float32)
+    tl.store(y + at, value, inside)
+
+
+@triton.jit
+def gelu_mul_kernel(
+    x, bias, other, y, rows, width, period, tail, blocks,
+    VECTOR: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """y of tiles (ROWS, COLS); the programs of the first rows also do the tail."""
+    FAST: tl.constexpr = y.dtype.element_ty != tl.float32
+    width = width // VECTOR * VECTOR
+    column = (tl.program_id(0) % blocks + 0 * width) * COLS + tl.arange(0, COLS)
+    row = (tl.program_id(0) // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    mask = (row < rows)[:, None] & (column < width)[None, :]
+    at = row[:, None] * width + column[None, :]  # (ROWS, COLS)
+    shift = tl.load(bias + column % period, column < width).to(tl.float32)  # (COLS,)
+    z = tl.load(x + at, mask).to(tl.float32) + shift[None, :]
+    value = activate(z, "gelu_tanh", FAST) * tl.load(other + at, mask).to(tl.float32)
+    tl.store(y + at, value, mask)
+    if tl.program_id(0) < blocks:
+        end = tl.cast(rows, tl.int64) * width + column
+        last = activate(tl.load(x + end, column < tail).to(tl.float32) + shift, "gelu_tanh", FAST)
+        last *= tl.load(other + end, column < tail).to(tl.float32)
+        tl.store(y + end, last, column < tail)
+
+
+@triton.jit
+def gelu_mul_grad_kernel(
+    dy, x, bias, other, dx, dother, dbias, rows, width, tail, blocks, groups, period,
+    NARROW: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """dx and dother, and the sums of dx over the rows of each program, as affine's backward has them."""
+    width = width // VECTOR * VECTOR
+    column = (tl.program_id(0) % blocks + 0 * width) * COLS + tl.arange(0, COLS)
+    group = tl.program_id(0) // blocks
+    inside = column < width
+    shift = tl.load(bias + column % period, inside).to(tl.float32)  # (COLS,)
+    total = tl.zeros([ROWS, COLS], tl.float32)
+    for first in tl.range(group * ROWS, rows, groups * ROWS, num_stages=3):
+        row = (first + tl.arange(0, ROWS)).to(tl.int64)
+        at = row[:, None] * width + column[None, :]  # (ROWS, COLS)
+        mask = (row < rows)[:, None] & inside[None, :]
+        total += gelu_mul_grad(dy, x, other, dx, dother, at, mask, shift[None, :])
+    total = tl.sum(total, 0)  # (COLS,)
+    if group == groups - 1:  # of all groups it has the fewest tiles
+        end = tl.cast(rows, tl.int64) * width + column
+        total += gelu_mul_grad(dy, x, other, dx, dother, end, column < tail, shift)
+    store_sums(dbias, total, column, group, width, period, NARROW)
+
+
+@triton.jit
+def gelu_mul_grad(dy, x, other, dx, dother, at, mask, shift):
+    """Store dx and dother of some elements, and return dx in float32."""
+    FAST: tl.constexpr = dx.dtype.element_ty != tl.float32
+    z = tl.load(x + at, mask, other=0.0).to(tl.float32) + shift
+    up = tl.load(dy + at, mask, other=0.0).to(tl.float32)
+    value, derivative = activation_and_derivative(z, "gelu_tanh", FAST)
+    change = up * tl.load(other + at, mask, other=0.0).to(tl.float32) * derivative
+    tl.store(dx + at, change, mask)
+    tl.store(dother + at, up * value, mask)
+    return change
+
+
+# ---- gelu_mul: launches ------------------------------------------------------------------------------------
+
+
+@operator(fake=lambda x, bias, other: empty_contiguous(x))
+def gelu_mul_forward(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
+    x, bias, other = x.contiguous(), bias.contiguous(), other.contiguous()
+    y, count, period, cols = torch.empty_like(x), x.numel(), x.shape[-1], ROW_BYTES // x.element_size()
+    if not count:
+        return y
+    if period % 16 == 0 and count < 2**31:  # the flat kernel counts elements in 32 bits
+        gelu_mul_flat_kernel[(cdiv(count, cols),)](x, bias, other, y, count, period, BLOCK=cols)
+        return y
+    rows, width, tail, vector = fold_rows(count, period, cols, x.element_size())
+    height, blocks = min(4, tile_rows(count, cols, device_limits(x.device))), cdiv(width, cols)
+    grid, sizes = (max(1, cdiv(rows, height)) * blocks,), (rows, width, period, tail, blocks)
+    gelu_mul_kernel[grid](x, bias, other, y, *sizes, VECTOR=vector, ROWS=height, COLS=cols)
+    return y
+
+
+@operator(fake=lambda dy, x, bias, other: tuple(empty_contiguous(t) for t in (x, bias, other)))
+def gelu_mul_backward(dy: Tensor, x: Tensor, bias: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """dx, dbias, dother."""
+    dy, x, bias, other = dy.contiguous(), x.contiguous(), bias.contiguous(), other.contiguous()
+    dx, dbias, dother = torch.empty_like(x), torch.empty_like(bias), torch.empty_like(other)
+    if not x.numel():
+        return dx, dbias.zero_(), dother
+    period = x.shape[-1]
+    plan = sum_plan(x.numel(), period, x.element_size(), device_limits(x.device))
+    sums = torch.empty(1, plan.partials, period, device=x.device, dtype=torch.float32)
+    into = dbias if plan.partials == 1 else sums
+    constants = dict(NARROW=plan.narrow, VECTOR=plan.vector, ROWS=SUM_ROWS, COLS=plan.cols)
+    grid = (plan.programs,)
+    gelu_mul_grad_kernel[grid](dy, x, bias, other, dx, dother, into, *plan.sizes, period, **constants)
+    if plan.partials > 1:
+        sum_columns(sums, dbias)
+    return dx, dbias, dother
+
+
+class GeluMulFunction(torch.autograd.Function):
+    """``gelu_mul`` with its gradients, once differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
+        ctx.save_for_backward(x, bias, other)
+        return gelu_mul_forward(x, bias, other)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return gelu_mul_backward(dy, *ctx.saved_tensors)
+
+
+def gelu_mul(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
+    """gelu(x + bias) * other, GELU in its tanh form: z/2 (1 + tanh(sqrt(2/pi) (z + 0.044715 z**3))).
+
+    Args:
+        x: (..., N); float32, float16 or bfloat16, any strides.
+        bias: (N,), of x's dtype and device.
+        other: of x's shape, dtype and device.
+
+    Returns:
+        (..., N), contiguous, of x's dtype, computed in float32 and rounded once. In 16 bits a GPU computes
+        tanh by one instruction, and the result may be off by another 2**-12 of (x + bias) * other.
+
+    Raises:
+        ValueError: for another shape, dtype or device, naming the argument.
+
+    In reverse, with z = x + bias: dx = dy * other * gelu'(z), dother = dy * gelu(z), and dbias is the sum of
+    dx over all rows, added in a fixed order. Neither z nor gelu(z) is kept.
+    """
+    check_tensor("x", x, (..., None))
+    check_tensor("bias", bias, (x.shape[-1],), like=x)
+    check_tensor("other", other, tuple(x.shape), like=x)
+    x, bias, other = autocast(x, bias, other)
+    if needs_grad(x, bias, other):
+        return GeluMulFunction.apply(x, bias, other)
+    return gelu_mul_forward(x, bias, other)

@@ -1,6 +1,7 @@
-"""What all kernels share: argument checks, autocast, custom operators, limits of the GPU, Triton helpers."""
+"""What all kernels share: argument checks, autocast, custom operators, limits of the GPU, activations."""
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -230,8 +231,80 @@ def offset64(index, stride):
 
 
 @triton.jit
+def tanh(x, FAST: tl.constexpr):
+    """tanh in float32, or with ``FAST`` one instruction, off by 2**-11 of it at most: for 16-bit results."""
+    if FAST and not interpreted():
+        y = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    else:
+        y = 2.0 * tl.sigmoid(2.0 * x) - 1.0
+    return y
+
+
+@triton.jit
 def dot(a, b, total=None):
     """a @ b + total, summed in float32; float32 inputs as three products of TF32, with float32's error."""
     if interpreted():  # the interpreter's own products of bfloat16 are wrong
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, total, input_precision="tf32x3")
+
+
+# ---- activations in float32 --------------------------------------------------------------------------------
+
+LOG2_E: tl.constexpr = tl.constexpr(math.log2(math.e))
+GELU_SCALE: tl.constexpr = tl.constexpr(2 * math.sqrt(2 / math.pi))
+GELU_CUBE: tl.constexpr = tl.constexpr(0.044715)
+
+
+@triton.jit
+def sigmoid(z, FAST: tl.constexpr = False):
+    """1 / (1 + e^-z): a root and its square instead of a division, or with FAST one tanh of half of z."""
+    if FAST and not interpreted():
+        gate = 0.5 + 0.5 * tanh(0.5 * z, FAST)
+    else:
+        root = tl.rsqrt(1.0 + tl.exp2(z * -LOG2_E))
+        gate = root * root
+    return gate
+
+
+@triton.jit
+def gelu_gate(z, FAST: tl.constexpr = False):
+    """(1 + tanh(u)) / 2, by which z is multiplied in GELU's tanh form; it is sigmoid(2u).
+
+    With FAST it is off by 2**-12 at most, and z times it by 2**-12 of z: a 16-bit result is rounded by as
+    much in float16, and by eight times as much in bfloat16.
+    """
+    if FAST and not interpreted():
+        u = z * (0.5 * GELU_SCALE + 0.5 * GELU_SCALE * GELU_CUBE * z * z)
+        gate = 0.5 + 0.5 * tanh(u, FAST)
+    else:
+        gate = sigmoid(z * GELU_SCALE * (1.0 + z * z * GELU_CUBE))
+    return gate
+
+
+@triton.jit
+def activate(z, ACT: tl.constexpr, FAST: tl.constexpr = False):
+    """The activation of z in float32; with FAST, for 16-bit results, by one special function."""
+    if ACT == "relu":
+        z = tl.maximum(z, 0.0)
+    elif ACT == "silu":
+        z = z * sigmoid(z, FAST)
+    elif ACT == "gelu_tanh":
+        z = z * gelu_gate(z, FAST)
+    return z
+
+
+@triton.jit
+def activation_and_derivative(z, ACT: tl.constexpr, FAST: tl.constexpr = False):
+    """The activation of z, and its derivative at z."""
+    if ACT == "relu":
+        value, derivative = tl.maximum(z, 0.0), tl.where(z > 0, 1.0, 0.0)
+    elif ACT == "silu":
+        s = sigmoid(z, FAST)
+        value, derivative = z * s, s * (1.0 + z * (1.0 - s))
+    elif ACT == "gelu_tanh":
+        s = gelu_gate(z, FAST)
+        value = z * s
+        derivative = s + value * (1.0 - s) * (GELU_SCALE + 3.0 * GELU_SCALE * GELU_CUBE * z * z)
+    else:
+        value, derivative = z, tl.full(z.shape, 1.0, tl.float32)
+    return value, derivative

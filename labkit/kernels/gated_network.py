@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from labkit.kernels.common import (
+    activate,
     autocast,
     cdiv,
     check_tensor,
@@ -27,9 +28,9 @@ from labkit.kernels.common import (
     once_differentiable,
     operator,
 )
-from labkit.kernels.geglu import geglu_mlp
 from labkit.kernels.grouped import block_width, grouped_linear
-from labkit.kernels.linear import activate, load_tile, store_tile
+from labkit.kernels.linear import load_tile, store_tile
+from labkit.kernels.mlp import geglu_mlp
 from labkit.kernels.recurrence import rms_recurrence_plan
 from labkit.kernels.rms_norm import MAX_WIDTH as MAX_NORM_WIDTH
 from labkit.kernels.rms_norm import rms_norm, sum_partials

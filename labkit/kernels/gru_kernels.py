@@ -9,19 +9,9 @@ Sigmoid is applied to ar and az, tanh to an, and hn is W_hn h + b_hn.
 import triton
 import triton.language as tl
 
-from labkit.kernels.common import dot, interpreted
+from labkit.kernels.common import dot, interpreted, tanh
 
 # ---- the formulas of one step; all arguments are tiles of one shape ----------------------------------------
-
-
-@triton.jit
-def tanh(x, FAST: tl.constexpr):
-    """tanh in float32, or with ``FAST`` one hardware instruction, whose error of 2**-11 suits bfloat16."""
-    if FAST and not interpreted():
-        y = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
-    else:
-        y = 2.0 * tl.sigmoid(2.0 * x) - 1.0
-    return y
 
 
 @triton.jit

@@ -23,6 +23,7 @@ from labkit.kernels.common import (
     operator,
     padded_columns,
 )
+from labkit.kernels.recurrence_scan import scan, scan_back, scan_pays
 from labkit.kernels.rms_norm import check_width, stages_that_fit, sum_partials
 
 MAX_WIDTH = 4096
@@ -44,7 +45,8 @@ def check_sequences(first: str, a: Tensor, second: str, b: Tensor, h0: Tensor | 
 
 
 # ---- linear_recurrence and min_gru: kernels ----------------------------------------------------------------
-# a, b and h are (B, T, H). A program has BH features of one sequence.
+# a, b and h are (B, T, H). A program goes through BH features of one sequence step by step; few or narrow
+# sequences are scanned instead (recurrence_scan.py).
 # Loads run U steps ahead, into tuples of U blocks (BH,). A step begins with the loads for the step U further
 # on, before its own store, because a compiler may not move a load over a store.
 
@@ -143,7 +145,9 @@ def recurrence_plan(B: int, T: int, H: int, itemsize: int, most: int) -> tuple[t
 def recurrence_forward(a: Tensor, b: Tensor, h0: Tensor | None, gru: bool) -> Tensor:
     a, b, h0 = a.contiguous(), b.contiguous(), None if h0 is None else h0.contiguous()
     (B, T, H), h = a.shape, torch.empty_like(a)
-    if h.numel():
+    if h.numel() and scan_pays(B, T, H, a.itemsize, 2 * 16, device_limits(a.device)):
+        scan(a, b, h0, h, gru)
+    elif h.numel():
         grid, sizes = recurrence_plan(B, T, H, a.itemsize, 16)
         states_kernel[grid](a, b, h0, h, T, GRU=gru, **sizes)
     return h
@@ -158,7 +162,9 @@ def recurrence_backward(
     b, h0 = (None if t is None else t.contiguous() for t in (b, h0))
     (B, T, H), da, db = a.shape, torch.empty_like(a), torch.empty_like(a)
     dh0 = None if h0 is None else torch.empty_like(h0)
-    if a.numel():
+    if a.numel() and scan_pays(B, T, H, a.itemsize, (3 + gru) * 8, device_limits(a.device)):
+        scan_back(dh, a, b, h0, h, da, db, dh0, gru)
+    elif a.numel():
         grid, sizes = recurrence_plan(B, T, H, a.itemsize, 8)
         states_grad_kernel[grid](dh, a, b, h0, h, da, db, dh0, T, GRU=gru, **sizes)
     elif dh0 is not None:
@@ -270,19 +276,20 @@ def rms_recurrence_grad_kernel(
     inside, carry, dw = n < H, tl.zeros([BH], tl.float32), tl.zeros([BH], tl.float32)
     w = tl.load(weight + n, inside, other=0.0).to(tl.float32)  # (BH,)
     before = load_initial_state(h0, row * H + n, inside, BH)
-    for back in tl.range(0, T, num_stages=STAGES):
-        t = T - 1 - back
+    for later in tl.range(0, T, num_stages=STAGES):
+        t = T - 1 - later
         now = (row * T + t) * H
         gate = tl.load(a + now + n, inside, other=0.0).to(tl.float32)
         last = tl.load(h + now - H + n, inside & (t > 0), other=0.0).to(tl.float32)
         last = tl.where(t > 0, last, before)
         u = gate * last + tl.load(b + now + n, inside, other=0.0).to(tl.float32)
-        scale = tl.rsqrt(tl.sum(u * u, 0) / H + eps)  # computing it again is cheaper than a load
-        unit = u * scale
         g = tl.load(dh + now + n, inside, other=0.0).to(tl.float32) + carry
-        dw += g * unit
-        g *= w
-        du = scale * (g - unit * (tl.sum(g * unit, 0) / H))
+        wg = w * g
+        # neither sum waits for the other: the chain of a step has the shuffles of one
+        scale = tl.rsqrt(tl.sum(u * u, 0) / H + eps)  # computing it again is cheaper than a load
+        along = scale * (tl.sum(wg * u, 0) / H)  # how much of it is along u
+        dw += g * (u * scale)
+        du = scale * (wg - u * (scale * along))
         tl.store(da + now + n, du * last, inside)
         tl.store(db + now + n, du, inside)
         carry = gate * du

@@ -1,5 +1,6 @@
-"""y = weight * x / sqrt(mean(x**2) + eps) over the last dimension: RMSNorm, forward and backward."""
+"""RMSNorm over the last dimension, weight * x / sqrt(mean(x**2) + eps), and gelu(rms_norm(z + bias) gain)."""
 
+import math
 from functools import cache
 from typing import Any
 
@@ -10,20 +11,31 @@ from torch import Tensor
 
 from labkit.kernels.common import (
     DeviceLimits,
+    activation_and_derivative,
     autocast,
     cdiv,
     check_tensor,
     device_limits,
     empty_contiguous,
+    gelu_gate,
     needs_grad,
     next_power_of_2,
     once_differentiable,
     operator,
-    padded_columns,
 )
 
 MAX_WIDTH = 8192
 """The most columns: a program holds whole rows in registers."""
+FLAT_WIDTH = 128
+"""The most columns of rows that are taken as a flat block where they begin at odd addresses."""
+FLAT_BYTES = 4096
+"""Bytes of such a block, of each tensor. A thread has 8 numbers of each, so that registers suffice."""
+FLAT_WARPS, FLAT_GRAD_WARPS = 24, 16
+"""Warps for which a multiprocessor has registers, forward and backward: 80 and 128 for each thread."""
+MAX_NORM_GELU_WIDTH = 2**20
+"""The most features of norm_gelu: a program holds whole rows, and a Triton block at most so many elements."""
+NORM_GELU_EPS = tl.constexpr(1e-6)
+"""Added to the mean square in norm_gelu."""
 
 # ---- kernels: x is (M, H), a tile (BM, BH) has whole rows --------------------------------------------------
 
@@ -63,6 +75,82 @@ def rms_norm_grad_kernel(
     tl.store(parts + tl.program_id(0) * H + n, tl.sum(dw, 0, keep_dims=True), n < H)
 
 
+# Rows of few columns that begin at odd addresses: a block of R rows is flat, (E,), and begins at a multiple
+# of 16 bytes. Loads and stores are wide, and sums over a row go through shared memory, by tl.gather.
+
+
+@triton.jit
+def row_sums(flat, R: tl.constexpr, H: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr):
+    """Sums (BR,) over the rows of R * H numbers, flat (E,). Neighbouring lanes read H numbers apart."""
+    n, m = tl.arange(0, BH * BR) // BR, tl.arange(0, BH * BR) % BR
+    inside = (n < H) & (m < R)
+    picked = tl.gather(flat, tl.where(inside, m * H + n, 0), 0)
+    return tl.sum(tl.where(inside, picked, 0.0).reshape(BH, BR), 0)
+
+
+@triton.jit
+def norm_block(
+    x, y, w, first, count, eps, R: tl.constexpr, H: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr,
+    E: tl.constexpr,
+):  # fmt: skip
+    """Normalise the rows in ``count`` numbers from ``first`` on; w (E,) is the weight of each."""
+    i = tl.arange(0, E)
+    value = tl.load(x + first + i, i < count, other=0.0).to(tl.float32)  # (E,)
+    scale = tl.rsqrt(row_sums(value * value, R, H, BR, BH) / H + eps)  # (BR,)
+    scale = tl.gather(scale, tl.minimum(i // H, BR - 1), 0)  # (E,)
+    tl.store(y + first + i, value * scale * w, i < count)
+
+
+@triton.jit
+def rms_norm_flat_kernel(
+    x, weight, y, blocks, rest, eps, R: tl.constexpr, H: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr,
+    E: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """y of ``blocks`` blocks of R rows, and of ``rest`` numbers in fewer rows."""
+    w = tl.load(weight + tl.arange(0, E) % H).to(tl.float32)  # (E,)
+    for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), num_stages=STAGES):
+        norm_block(x, y, w, tl.cast(block, tl.int64) * (R * H), R * H, eps, R, H, BR, BH, E)
+    if (rest > 0) & (tl.program_id(0) == tl.num_programs(0) - 1):
+        norm_block(x, y, w, tl.cast(blocks, tl.int64) * (R * H), rest, eps, R, H, BR, BH, E)
+
+
+@triton.jit
+def norm_grad_block(
+    dy, x, dx, w, first, count, eps, R: tl.constexpr, H: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr,
+    E: tl.constexpr,
+):  # fmt: skip
+    """Store dx of the rows in ``count`` numbers from ``first`` on; returns each number's part of dw: (E,)."""
+    i = tl.arange(0, E)
+    row = tl.minimum(i // H, BR - 1)
+    value = tl.load(x + first + i, i < count, other=0.0).to(tl.float32)  # (E,)
+    g = tl.load(dy + first + i, i < count, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(row_sums(value * value, R, H, BR, BH) / H + eps)  # (BR,)
+    scale = tl.gather(tl.where(tl.arange(0, BR) * H < count, scale, 0.0), row, 0)  # (E,), no NaN beyond
+    unit = value * scale
+    mean = tl.gather(row_sums(g * w * unit, R, H, BR, BH) / H, row, 0)
+    tl.store(dx + first + i, scale * (g * w - unit * mean), i < count)
+    return g * unit
+
+
+@triton.jit
+def rms_norm_grad_flat_kernel(
+    dy, x, weight, dx, parts, blocks, rest, eps,
+    R: tl.constexpr, H: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr, E: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """dx, and each program's part of the weight's gradient: parts (programs, H), float32."""
+    w, dw = tl.load(weight + tl.arange(0, E) % H).to(tl.float32), tl.zeros([E], tl.float32)
+    for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), num_stages=STAGES):
+        dw += norm_grad_block(dy, x, dx, w, tl.cast(block, tl.int64) * (R * H), R * H, eps, R, H, BR, BH, E)
+    if (rest > 0) & (tl.program_id(0) == tl.num_programs(0) - 1):
+        dw += norm_grad_block(dy, x, dx, w, tl.cast(blocks, tl.int64) * (R * H), rest, eps, R, H, BR, BH, E)
+    m, n = tl.arange(0, BH * BR) // BH, tl.arange(0, BH * BR) % BH
+    inside = (n < H) & (m < R)
+    picked = tl.where(inside, tl.gather(dw, tl.where(inside, m * H + n, 0), 0), 0.0)
+    n = tl.arange(0, BH)
+    tl.store(parts + tl.program_id(0) * H + n, tl.sum(picked.reshape(BR, BH), 0), n < H)
+
+
 @triton.jit
 def sum_kernel(parts, total, P, H, BP: tl.constexpr, BH: tl.constexpr):
     """Add up parts (P, H) over P in a fixed order: the result is the same from run to run."""
@@ -73,13 +161,13 @@ def sum_kernel(parts, total, P, H, BP: tl.constexpr, BH: tl.constexpr):
     tl.store(total + n, tl.sum(sums, 0), n < H)
 
 
-# ---- launch sizes, found by measuring on an H200 -----------------------------------------------------------
+# ---- launch sizes: from the bytes that a multiprocessor keeps on their way, 32 to 64 KB -------------------
 
 
 @cache
 def norm_plan(H: int, itemsize: int) -> dict[str, int]:
     """Sizes of the forward: as many rows as make 2 KB, at most 32 elements per lane."""
-    BH = padded_columns(H, itemsize)
+    BH = next_power_of_2(H)
     rows = next_power_of_2(cdiv(2048, H * itemsize))
     return dict(H=H, BM=min(rows, max(1, 1024 // BH)), BH=BH, num_warps=max(1, BH // 512))
 
@@ -87,13 +175,41 @@ def norm_plan(H: int, itemsize: int) -> dict[str, int]:
 @cache
 def norm_grad_plan(M: int, H: int, itemsize: int, limits: DeviceLimits) -> tuple[int, dict[str, int]]:
     """Number of programs of the backward, the fewest that need no further round over M rows, and sizes."""
-    BH = padded_columns(H, itemsize)
+    BH = next_power_of_2(H)
     warps = 1 if H < 512 else 2 if H <= 1024 else max(4, next_power_of_2(H) // 1024)
     BM, each = max(1, 1024 * warps // BH), max(1, 16 // (itemsize * warps))  # programs per multiprocessor
-    tiles = cdiv(M, BM)
-    programs = cdiv(tiles, cdiv(tiles, each * limits.multiprocessors))
     stages = min(3, stages_that_fit(2 * BM * BH * itemsize, limits))
+    programs = even_programs(cdiv(M, BM), each * limits.multiprocessors)
     return programs, dict(H=H, BM=BM, BH=BH, STAGES=stages, num_warps=warps)
+
+
+def even_programs(tiles: int, places: int) -> int:
+    """The fewest programs that need no more rounds over the tiles than ``places`` do."""
+    return cdiv(tiles, cdiv(tiles, places))
+
+
+def takes_flat_blocks(H: int, itemsize: int) -> bool:
+    """Whether rows of H numbers are narrow, and begin at addresses that not even 8 bytes can be loaded from.
+
+    Even then 32 lanes that read H numbers apart meet in a bank of shared memory by twos at most.
+    """
+    return H <= FLAT_WIDTH and H * itemsize % 8 != 0
+
+
+@cache
+def flat_plan(
+    M: int, H: int, itemsize: int, limits: DeviceLimits, most_warps: int
+) -> tuple[int, int, int, dict[str, int]]:
+    """Programs, whole blocks, numbers left over, and sizes, for ``most_warps`` on each multiprocessor."""
+    E = FLAT_BYTES // itemsize
+    warps = E // (8 * 32)
+    vector = 16 // itemsize
+    step = vector // math.gcd(H, vector)  # rows after which one begins at a multiple of 16 bytes again
+    R = E // H // step * step
+    blocks, rest = M // R, M % R * H
+    programs = even_programs(max(1, blocks), max(1, most_warps // warps * limits.multiprocessors))
+    sizes = dict(R=R, H=H, BR=next_power_of_2(R), BH=next_power_of_2(H), E=E, STAGES=3, num_warps=warps)
+    return programs, blocks, rest, sizes
 
 
 def stages_that_fit(stage_bytes: int, limits: DeviceLimits) -> int:
@@ -117,7 +233,10 @@ def rms_norm_forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x, weight = x.contiguous(), weight.contiguous()
     y, H = torch.empty_like(x), len(weight)
     M = x.numel() // H
-    if M:
+    if M and takes_flat_blocks(H, x.itemsize):
+        programs, blocks, rest, sizes = flat_plan(M, H, x.itemsize, device_limits(x.device), FLAT_WARPS)
+        rms_norm_flat_kernel[(programs,)](x, weight, y, blocks, rest, eps, **sizes)
+    elif M:
         sizes = norm_plan(H, x.itemsize)
         rms_norm_kernel[(cdiv(M, sizes["BM"]),)](x, weight, y, M, eps, **sizes)
     return y
@@ -130,10 +249,15 @@ def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, eps: float) -> tupl
     dx, H = torch.empty_like(x), len(weight)
     if not x.numel():
         return dx, torch.zeros_like(weight)
-    M = x.numel() // H
-    programs, sizes = norm_grad_plan(M, H, x.itemsize, device_limits(x.device))
-    parts = torch.empty(programs, H, dtype=torch.float32, device=x.device)
-    rms_norm_grad_kernel[(programs,)](dy, x, weight, dx, parts, M, eps, **sizes)
+    M, limits = x.numel() // H, device_limits(x.device)
+    if takes_flat_blocks(H, x.itemsize):
+        programs, blocks, rest, sizes = flat_plan(M, H, x.itemsize, limits, FLAT_GRAD_WARPS)
+        parts = torch.empty(programs, H, dtype=torch.float32, device=x.device)
+        rms_norm_grad_flat_kernel[(programs,)](dy, x, weight, dx, parts, blocks, rest, eps, **sizes)
+    else:
+        programs, sizes = norm_grad_plan(M, H, x.itemsize, limits)
+        parts = torch.empty(programs, H, dtype=torch.float32, device=x.device)
+        rms_norm_grad_kernel[(programs,)](dy, x, weight, dx, parts, M, eps, **sizes)
     return dx, sum_partials(parts, weight)
 
 
@@ -185,3 +309,151 @@ def check_width(weight: Tensor, widest: int) -> None:
     """Raise a ValueError unless the weight has 1 to ``widest`` columns."""
     if not 0 < len(weight) <= widest:
         raise ValueError(f"weight: has {len(weight)} columns, a program holds 1 to {widest}")
+
+
+# ---- norm_gelu: kernels ------------------------------------------------------------------------------------
+# z is (R, W). A program holds tiles (BM, BW) of whole rows; BW is W rounded up to a power of two.
+
+
+@triton.jit
+def inverse_rms(z, W: tl.constexpr):
+    """1 / sqrt(mean(z**2) + eps) of each row: (BM, 1) from z (BM, BW), which is zero beyond W columns."""
+    return tl.rsqrt(tl.sum(z * z, 1) / W + NORM_GELU_EPS)[:, None]
+
+
+@triton.jit
+def norm_gelu_kernel(z, bias, gain, y, R, W: tl.constexpr, BM: tl.constexpr, BW: tl.constexpr):
+    first = (tl.program_id(0) + 0 * R) * BM  # 64-bit where R is
+    row, n = (first + tl.arange(0, BM))[:, None], tl.arange(0, BW)  # (BM, 1), (BW,)
+    at, inside = row.to(tl.int64) * W + n[None, :], (row < R) & (n < W)[None, :]  # (BM, BW)
+    b = tl.load(bias + n, n < W, other=0.0).to(tl.float32)[None, :]  # (1, BW)
+    g = tl.load(gain + n, n < W, other=0.0).to(tl.float32)[None, :]
+    value = tl.load(z + at, inside, other=0.0).to(tl.float32) + b  # (BM, BW)
+    u = value * inverse_rms(value, W) * g
+    tl.store(y + at, u * gelu_gate(u), inside)
+
+
+@triton.jit
+def norm_gelu_grad_kernel(
+    dy, z, bias, gain, dz, parts, R,
+    W: tl.constexpr, BM: tl.constexpr, BW: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """dz, and for each program its rows' sums of the gradients of bias and gain: parts (programs, 2, W)."""
+    n = tl.arange(0, BW)  # (BW,)
+    b = tl.load(bias + n, n < W, other=0.0).to(tl.float32)[None, :]  # (1, BW)
+    g = tl.load(gain + n, n < W, other=0.0).to(tl.float32)[None, :]
+    db, dg = tl.zeros([BM, BW], tl.float32), tl.zeros([BM, BW], tl.float32)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(R, BM), tl.num_programs(0), num_stages=STAGES):
+        row = (tile * BM + tl.arange(0, BM))[:, None]  # (BM, 1), 64-bit where R is
+        at, inside = row.to(tl.int64) * W + n[None, :], (row < R) & (n < W)[None, :]  # (BM, BW)
+        value = tl.load(z + at, inside, other=0.0).to(tl.float32) + b
+        upstream = tl.load(dy + at, inside, other=0.0).to(tl.float32)
+        scale = inverse_rms(value, W)  # (BM, 1)
+        unit = value * scale
+        u = unit * g
+        _, slope = activation_and_derivative(u, "gelu_tanh")
+        du = upstream * slope  # 0 in rows beyond R
+        dn = du * g
+        change = scale * (dn - unit * (tl.sum(dn * unit, 1) / W)[:, None])
+        tl.store(dz + at, change, inside)
+        db += change
+        dg += du * unit
+    mine = parts + tl.program_id(0) * 2 * W + n
+    tl.store(mine, tl.sum(db, 0), n < W)
+    tl.store(mine + W, tl.sum(dg, 0), n < W)
+
+
+@triton.jit
+def norm_gelu_sum_kernel(parts, dbias, dgain, P, W, BP: tl.constexpr, BW: tl.constexpr):
+    """Add up parts (P, 2, W) over P in a fixed order; program_id(1) is 0 for dbias, 1 for dgain."""
+    n, sums = tl.program_id(0) * BW + tl.arange(0, BW), tl.zeros([BP, BW], tl.float32)
+    which = tl.program_id(1)
+    for first in range(0, P, BP):
+        p = first + tl.arange(0, BP)[:, None]  # (BP, 1)
+        sums += tl.load(parts + (2 * p + which) * W + n[None, :], (p < P) & (n < W)[None, :], other=0.0)
+    total = tl.sum(sums, 0)  # (BW,)
+    if which == 0:
+        tl.store(dbias + n, total, n < W)
+    else:
+        tl.store(dgain + n, total, n < W)
+
+
+# ---- norm_gelu: launches -----------------------------------------------------------------------------------
+
+
+def norm_gelu_tile(limits: DeviceLimits, R: int, W: int) -> dict[str, int]:
+    """Sizes of a tile: 2048 elements, but fewer rows while not every multiprocessor has a tile."""
+    BW = max(16, next_power_of_2(W))
+    share = next_power_of_2(cdiv(R, limits.multiprocessors))
+    return dict(W=W, BM=min(max(1, 2048 // BW), share), BW=BW)
+
+
+@operator(fake=lambda z, bias, gain: empty_contiguous(z))
+def norm_gelu_forward(z: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
+    z, bias, gain = z.contiguous(), bias.contiguous(), gain.contiguous()
+    y, W = torch.empty_like(z), z.shape[-1]
+    if z.numel():
+        R = z.numel() // W
+        tile = norm_gelu_tile(device_limits(z.device), R, W)
+        norm_gelu_kernel[(cdiv(R, tile["BM"]),)](z, bias, gain, y, R, **tile)
+    return y
+
+
+@operator(fake=lambda dy, *inputs: tuple(empty_contiguous(t) for t in inputs))
+def norm_gelu_backward(dy: Tensor, z: Tensor, bias: Tensor, gain: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """dz, dbias, dgain."""
+    dy, z, bias, gain = dy.contiguous(), z.contiguous(), bias.contiguous(), gain.contiguous()
+    dz, dbias, dgain = torch.empty_like(z), torch.empty_like(bias), torch.empty_like(gain)
+    if not z.numel():
+        return dz, dbias.zero_(), dgain.zero_()
+    W, limits = z.shape[-1], device_limits(z.device)
+    R, multiprocessors = z.numel() // W, limits.multiprocessors
+    tile = norm_gelu_tile(limits, R, W)
+    tiles = cdiv(R, tile["BM"])
+    programs = min(tiles, max(multiprocessors, min(tiles // 4, 4 * multiprocessors)))
+    parts = torch.empty(programs, 2, W, dtype=torch.float32, device=z.device)
+    norm_gelu_grad_kernel[(programs,)](dy, z, bias, gain, dz, parts, R, **tile, STAGES=3)
+    norm_gelu_sum_kernel[(cdiv(W, 8), 2)](parts, dbias, dgain, programs, W, BP=128, BW=8)
+    return dz, dbias, dgain
+
+
+class NormGeluFunction(torch.autograd.Function):
+    """``norm_gelu`` with its gradients, once differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
+        ctx.save_for_backward(z, bias, gain)
+        return norm_gelu_forward(z, bias, gain)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return norm_gelu_backward(dy, *ctx.saved_tensors)
+
+
+def norm_gelu(z: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
+    """gelu(n * gain), where n = (z + bias) / sqrt(mean((z + bias)**2) + 1e-6), mean over the last dimension.
+
+    Args:
+        z: (..., W), W up to 2**20; float32, float16 or bfloat16, any strides.
+        bias, gain: (W,), of z's dtype and device.
+
+    Returns:
+        (..., W), contiguous, of z's dtype; computed in float32 and rounded once. GELU in its tanh form,
+        0.5 u (1 + tanh(sqrt(2 / pi) (u + 0.044715 u**3))).
+
+    Raises:
+        ValueError: for another shape, dtype or device, naming the argument.
+
+    RMSNorm: https://arxiv.org/abs/1910.07467; GELU and its tanh form: https://arxiv.org/abs/1606.08415.
+    """
+    check_tensor("z", z, (..., None))
+    W = z.shape[-1]
+    if W > MAX_NORM_GELU_WIDTH:
+        raise ValueError(f"z: has rows of {W} features, should be at most {MAX_NORM_GELU_WIDTH}")
+    check_tensor("bias", bias, (W,), like=z)
+    check_tensor("gain", gain, (W,), like=z)
+    z, bias, gain = autocast(z, bias, gain)
+    if needs_grad(z, bias, gain):
+        return NormGeluFunction.apply(z, bias, gain)
+    return norm_gelu_forward(z, bias, gain)

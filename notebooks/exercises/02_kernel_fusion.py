@@ -1,271 +1,333 @@
 """Exercises of lesson 2: what is right, what people write instead, and what helps them on."""
 
-from labkit.exercises.engine import Call, Exercise, Mistake, RaceSpec, case_values, difference
-from labkit.exercises.properties import KERNEL_CASES, PRODUCT
-from labkit.kernels.linear import matmul
-from labkit.workloads.mlp import GATE_UP, MATMUL
+from labkit import kernels
+from labkit.exercises.engine import Call, Exercise, Mistake, RaceSpec, case_values
+from labkit.exercises.properties import POINTWISE, READ_ONCE
+from labkit.measure.correctness import DTYPES
+from labkit.workloads.mlp import CHAIN
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
-from operator import add
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.functional import silu
 
-# ---- the missing mask --------------------------------------------------------------------------------------
+gelu = partial(functional.gelu, approximate="tanh")
 
-TILE = 32
-"""Rows, columns and depth of a tile, as the scaffold launches them."""
+# ---- the chain in one kernel -------------------------------------------------------------------------------
 
 
-def masked_operand(operand: Tensor, mask: Any) -> Tensor:
-    """What the loop's loads bring of an operand (rows, K): beyond K the next row, after the last row NaN."""
-    K = operand.shape[1]
-    row, k = torch.arange(len(operand))[:, None], torch.arange(-(-K // TILE) * TILE)
-    values = torch.cat((operand.flatten(), operand.new_full((TILE,), math.nan)))[row * K + k]
-    return values.where(mask(k, K, row), 0.0)
+def chain_inputs(rows: int, width: int) -> dict[str, Any]:
+    """x (rows, width), bias (width,), other (rows, width)."""
+    return {"x": torch.randn(rows, width), "bias": torch.randn(width), "other": torch.randn(rows, width)}
 
 
-def product(of_x: Any, of_weight: Any) -> Any:
-    """What comes out when the loads have these conditions, each a function of k, K and row."""
-    return lambda x, weight: masked_operand(x, of_x) @ masked_operand(weight, of_weight).T
+def chain_reference(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
+    """gelu(x + bias) * other."""
+    return gelu(x + bias) * other
 
 
-def within_row(k: Tensor, K: int, row: Tensor) -> Tensor:
-    """The right condition."""
-    return k < K
+def at_column(column: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
+    """What comes out when the bias is loaded at another column; beyond its end lies NaN."""
+
+    def gives(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
+        at = column(torch.arange(x.numel()), x.shape[-1])
+        shift = torch.where(at >= len(bias), math.nan, bias[at % len(bias)])
+        return gelu(x + shift.view(x.shape)) * other
+
+    return gives
 
 
-def with_masks(*masks: Any) -> tuple[Any, ...]:
-    """What comes out with another condition: in both loads, or in one of them."""
-    return tuple(
-        product(*pair) for mask in masks for pair in ((mask, mask), (mask, within_row), (within_row, mask))
-    )
+def nothing_stored(calls: Sequence[Call]) -> bool:
+    """Whether no kernel stored anything, and nothing else made the results right."""
+    if any(call.launches.kernels for call in calls):
+        return False
+    results = [pair for call in calls for pair in call.result_tensors() if isinstance(pair[0], Tensor)]
+    return not any(torch.allclose(got.double(), want.double(), 0.1) for got, want in results)
 
 
-without_masks, *one_operand = with_masks(lambda k, K, row: k >= 0)
+def stored_in_part(calls: Sequence[Call]) -> bool:
+    """Whether elements were stored up to somewhere before the end of a result."""
+    found = []
+    for call in calls:
+        if call.launches.kernels:
+            for got, _ in call.result_tensors():
+                found.append((call.launches.stored(got).tolist(), got.numel()))
+    return any(0 < len(places) < size and places == [*range(len(places))] for places, size in found)
 
 
-ragged = Exercise(
-    "find the missing mask",
-    "ragged",
-    reference=lambda x, weight: x @ weight.T,
-    cases=((1, 1, 1), (5, 3, 31), (37, 41, 64), (33, 40, 70)),
-    large=((2, 3, 1030), (260, 70, 5), (2, 260, 33)),
-    inputs=lambda M, N, K: {"x": torch.randn(M, K), "weight": torch.randn(N, K)},
-    untouched="781e87c9a1e1",
-    right="Any K is right now, and nothing beyond a tensor is loaded.",
-    properties=PRODUCT,
-    **KERNEL_CASES,
+NO_LAUNCH = Mistake(
+    "The result is allocated, and nothing is in it. Who computes its elements?",
+    "kernel[(programs,)](...) launches, with the tensors and their sizes as arguments.",
+    when=nothing_stored,
+)
+GRID = Mistake(
+    "Up to some element the result is right, and behind it nothing was stored. Who should have?",
+    "Count: how many programs of BLOCK elements does it take to cover all of x, the last one partly?",
+    when=stored_in_part,
+)
+
+chain = Exercise(
+    "the chain in one kernel",
+    "chain",
+    reference=chain_reference,
+    cases=((1, 1), (3, 5), (37, 33), (5, 640), (2, 3000)),
+    inputs=chain_inputs,
+    dtypes=DTYPES,
+    properties=(*POINTWISE, READ_ONCE),
+    right="One launch; x and other are read once, y is written once, and nothing comes between.",
+    race=RaceSpec(
+        CHAIN,
+        {"eager": chain_reference, "torch.compile": chain_reference, "labkit": kernels.gelu_mul},
+        # a width that wide loads like, and one that they do not
+        ({"batch": 8192, "width": 3072}, {"batch": 8191, "width": 3073}),
+    ),
     mistakes={
-        "no-mask": Mistake(
-            "Try K = 32, 64 and 33. Which come out right, and what does the last tile of the other hold?",
-            "Nothing stops a load along K, so it goes on into the next row. Where does this one end?",
-            "Join a condition on k[None, :] to the one on rows by &, each in parentheses, in both loads.",
-            gives=without_masks,
+        "no-launch": NO_LAUNCH,
+        "grid": GRID,
+        "element-for-column": Mistake(
+            "bias has `width` elements. Which one belongs to element `at` of x?",
+            "The one of its column: lesson 1's layer had the same parameter, and the same question.",
+            gives=at_column(lambda at, width: at),
         ),
-        "one-operand": Mistake(
-            "Where the result isn't NaN it's right. What is 0 times NaN?",
-            "One operand is zero beyond K. The other holds its next row there, or anything.",
-            "Give the other load the same condition on k.",
-            gives=tuple(one_operand),
+        "row-for-column": Mistake(
+            "at // width counts whole rows. Which number says how far inside its row an element is?",
+            "The remainder of the same division.",
+            gives=at_column(lambda at, width: at // width),
+        ),
+        "bias-after": Mistake(
+            "Take one element with x = -1, bias = 1, other = 1. What does the formula give, what do you?",
+            "The bias is added before GELU, inside its argument.",
+            gives=lambda x, bias, other: (gelu(x) + bias) * other,
+        ),
+        "product-inside": Mistake(
+            "Which of the three tensors goes through GELU, and which one only scales the result?",
+            "GELU takes x + bias, and nothing else. Multiply by other afterwards.",
+            gives=(
+                lambda x, bias, other: gelu((x + bias) * other),
+                lambda x, bias, other: gelu(x + bias) * gelu(other),
+            ),
+        ),
+        "other-as-row": Mistake(
+            "Which of the two has an element for each element of x: bias, or other?",
+            "other lies in memory as x does, so its element is at `at`.",
+            gives=lambda x, bias, other: (
+                gelu(x + bias) * other.flatten()[torch.arange(x.numel()) % x.shape[-1]].view(x.shape)
+            ),
+        ),
+        "erf": Mistake(
+            "The difference is small everywhere. Is your GELU the lesson's?",
+            "GELU has an exact form, by erf, and one by tanh. `gelu(z)` is the second.",
+            gives=lambda x, bias, other: functional.gelu(x + bias) * other,
+            when=lambda calls: any(
+                call.dtype is torch.float32 for call in calls
+            ),  # in 16 bits it is the same
+        ),
+        "one-tensor-missing": Mistake(
+            "Set one input after the other to zero: which one does your result not depend on as it should?",
+            "Write the formula down, and cross out each name that your kernel has loaded.",
+            gives=(
+                lambda x, bias, other: gelu(x) * other,
+                lambda x, bias, other: gelu(x + bias) + 0 * other,
+                lambda x, bias, other: (x + bias) * other,
+            ),
+        ),
+    },
+)
+
+# ---- its backward ------------------------------------------------------------------------------------------
+
+
+def upstream_inputs(rows: int, width: int) -> dict[str, Any]:
+    """dy, and the inputs of the forward pass."""
+    return {"dy": torch.randn(rows, width), **chain_inputs(rows, width)}
+
+
+def slope(z: Tensor) -> Tensor:
+    """The derivative of GELU in its tanh form."""
+    c, a = math.sqrt(2 / math.pi), 0.044715
+    tanh = torch.tanh(c * (z + a * z**3))
+    return 0.5 * (1 + tanh) + 0.5 * z * (1 - tanh**2) * c * (1 + 3 * a * z**2)
+
+
+def chain_gradients(dy: Tensor, x: Tensor, bias: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """dx and dother."""
+    z = x + bias
+    return dy * other * slope(z), dy * gelu(z)
+
+
+def layer_with(backward: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:
+    """The chain as a layer whose backward is the answer; only that is raced, so the forward is PyTorch's."""
+
+    class Chain(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
+            ctx.save_for_backward(x, bias, other)
+            return chain_reference(x, bias, other)
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            dx, dother = backward(dy, *ctx.saved_tensors)
+            return dx, dx.sum(0), dother
+
+    return lambda x, bias, other: Chain.apply(x, bias, other)
+
+
+backward = Exercise(
+    "the backward kernel",
+    "chain_backward",
+    reference=chain_gradients,
+    cases=((1, 1), (3, 5), (37, 33), (5, 640), (2, 3000)),
+    inputs=upstream_inputs,
+    dtypes=DTYPES,
+    properties=(*POINTWISE, READ_ONCE),
+    right="One launch, three tensors in and two out; what the forward computed is computed again, not kept.",
+    race=RaceSpec(
+        CHAIN,
+        {"eager": chain_reference, "torch.compile": chain_reference, "labkit": kernels.gelu_mul},
+        ({"batch": 8192, "width": 3072},),
+        direction="backward",
+        as_layer=layer_with,
+        roundings=4,
+    ),
+    mistakes={
+        "no-launch": NO_LAUNCH,
+        "grid": GRID,
+        "swapped": Mistake(
+            "Two gradients come back. Which one belongs to x, and which to other?",
+            "dx first, as x is the first of the inputs.",
+            gives=lambda dy, x, bias, other: chain_gradients(dy, x, bias, other)[::-1],
+        ),
+        "no-bias": Mistake(
+            "With a bias of zero it is right. Where was the bias in the forward pass?",
+            "z is x + bias here, too: compute it again before you take gelu(z) or its slope.",
+            gives=(
+                lambda dy, x, bias, other: chain_gradients(dy, x, 0 * bias, other),
+                lambda dy, x, bias, other: (dy * other * slope(x), dy * gelu(x + bias)),
+                lambda dy, x, bias, other: (dy * other * slope(x + bias), dy * gelu(x)),
+            ),
+        ),
+        "no-upstream": Mistake(
+            "What comes in from the layer above, and what does each gradient have to be multiplied by?",
+            "The chain rule multiplies by dy, in both gradients.",
+            gives=(
+                lambda dy, x, bias, other: chain_gradients(1 + 0 * dy, x, bias, other),
+                lambda dy, x, bias, other: (
+                    chain_gradients(1 + 0 * dy, x, bias, other)[0],
+                    dy * gelu(x + bias),
+                ),
+                lambda dy, x, bias, other: (dy * other * slope(x + bias), gelu(x + bias)),
+            ),
         ),
         "no-other": Mistake(
-            "A load leaves the masked places of its block alone. Which number stands there then?",
-            "On a GPU whatever the register held before. Yours has to be one that adds nothing to a sum.",
-            "tl.load takes it as `other`, as in the scaffold.",
-            gives=lambda x, weight: x @ weight.T + (math.nan if x.shape[1] % TILE else 0.0),
+            "y = gelu(z) * other. If other doubles, what becomes of the change that a small step in x makes?",
+            "It doubles as well: other is a factor of dx.",
+            gives=lambda dy, x, bias, other: (dy * slope(x + bias), dy * gelu(x + bias)),
         ),
-        "off-by-one": Mistake(
-            "A row has K places. What are the numbers of its first and of its last one?",
-            "They are 0 and K - 1. Put K - 1 and K into your condition: only the first may be true.",
-            gives=with_masks(lambda k, K, row: k <= K, lambda k, K, row: k < K - 1),
+        "value-for-slope": Mistake(
+            "How much does gelu(z) change for a small step in z? Is that gelu(z) itself?",
+            "It is the derivative: gelu_slope(z).",
+            gives=lambda dy, x, bias, other: (dy * other * gelu(x + bias), dy * gelu(x + bias)),
         ),
-        "whole-tiles": Mistake(
-            "With K = 70, what happens to the places 64 to 69?",
-            "They belong to the sum, though their tile isn't full. Let the loop run to K, and decide for "
-            "each place in `k` by itself.",
-            gives=with_masks(
-                lambda k, K, row: k // TILE * TILE + TILE <= K, lambda k, K, row: k // TILE * TILE + TILE < K
-            ),
-        ),
-        "wrong-axis": Mistake(
-            "Along which dimension of the block do the addresses have `k`, along which one your mask?",
-            "k[:, None] runs down the rows, and fits only because the tile is as wide as high. Turn it "
-            "the way that the address beside it has it.",
-            gives=with_masks(lambda k, K, row: row % TILE + k // TILE * TILE < K),
+        "slope-in-both": Mistake(
+            "dother: if other grows by a little, how much does y grow?",
+            "By gelu(z) times that. The slope belongs to dx alone.",
+            gives=lambda dy, x, bias, other: (dy * other * slope(x + bias), dy * slope(x + bias)),
         ),
     },
-    race=RaceSpec(
-        MATMUL,
-        {"F.linear": functional.linear, "labkit": matmul},
-        # a square product, and one whose K no tile divides
-        ({"batch": 4096, "width": 4096}, {"batch": 4096, "width": 4097, "out": 4096}),
-    ),
 )
 
-# ---- SwiGLU ------------------------------------------------------------------------------------------------
+# ---- the next floor ----------------------------------------------------------------------------------------
 
-USUAL, LARGE = 1.5, 100.0
-"""Standard deviations of the gates: what a network has, and what overflows a careless exp."""
-
-
-def gated_inputs(rows: int, hidden: int, depth: int, spread: float) -> dict[str, Any]:
-    """x (rows, depth) and w_gate_up (2, hidden, depth); the gates have this standard deviation."""
-    scale = torch.tensor([spread, USUAL])[:, None, None] / depth**0.5
-    return {"x": torch.randn(rows, depth), "w_gate_up": torch.randn(2, hidden, depth) * scale}
+DEVICES = ((4.3e12, 132, 1.98e9), (2.4e11, 58, 2.04e9), (1.5e12, 108, 1.41e9))
+"""bytes/s, multiprocessors, cycles/s: roughly an H200, an L4, an A100."""
 
 
-def epilogues(*formulas: Any) -> tuple[Any, ...]:
-    """What comes out when the sums gate and up go through these formulas, in float32."""
+def floor_model(combine: Callable[[float, float], float] = max, **changes: float) -> Callable[..., float]:
+    """The floor with other counts, or the two times combined in another way."""
+    n = {"tensors": 3, "bytes": 2, "special": 2, "unit": 16, "each": 0} | changes
 
-    def ended(formula: Any) -> Any:
-        return lambda x, w_gate_up: formula(*torch.einsum("mk, ghk -> gmh", x, w_gate_up).float())
+    def microseconds(elements: int, gelus: int, bandwidth: float, processors: int, clock: float) -> float:
+        memory = n["tensors"] * n["bytes"] * elements / bandwidth * (gelus if n["each"] else 1)
+        special = n["special"] * gelus * elements / (n["unit"] * processors * clock)
+        return 1e6 * combine(memory, special)
 
-    return tuple(ended(each) for each in formulas)
-
-
-def overflows(calls: Sequence[Call]) -> bool:
-    """Whether usual gates are right, and large ones wrong only where the result is no finite number."""
-
-    def fits(call: Call) -> bool:
-        if not isinstance(call.got, Tensor) or call.got.shape != call.want.shape:
-            return False
-        finite = call.got.isfinite() | (call.case[-1] == USUAL)
-        return not difference(call.got.double().where(finite, call.want), call.want, 1e-4)
-
-    return all(map(fits, calls)) and not all(call.got.isfinite().all() for call in calls)
+    return microseconds
 
 
-def two_products(x: Tensor, w_gate_up: Tensor) -> Tensor:
-    """silu(x W_gate^T) * (x W_up^T), one product after the other."""
-    return silu(functional.linear(x, w_gate_up[0])) * functional.linear(x, w_gate_up[1])
-
-
-swiglu = Exercise(
-    "write the SwiGLU epilogue",
-    "swiglu",
-    reference=two_products,
-    cases=((1, 1, 1, USUAL), (5, 19, 33, USUAL), (33, 40, 70, USUAL), (2, 25, 40, LARGE)),
-    large=((2, 3, 1030, USUAL), (260, 3, 5, USUAL), (2, 260, 33, USUAL)),
-    inputs=gated_inputs,
-    right="gate and up never reach memory: half of the bytes are written, and no second kernel reads them.",
-    properties=PRODUCT,
-    **KERNEL_CASES,
-    mistakes={
-        "swapped": Mistake(
-            "Two sums come out of split(). Which of them goes through silu?",
-            "The first is gate, and it goes through silu; up is multiplied in as it is.",
-            gives=epilogues(lambda gate, up: gate * silu(up), lambda gate, up: gate * up.sigmoid()),
-        ),
-        "sigmoid-only": Mistake(
-            "silu(10) is nearly 10. What does yours give for a gate of 10?",
-            "The sigmoid lies between 0 and 1: it is the share of z that passes. Multiply z by it.",
-            gives=epilogues(lambda gate, up: gate.sigmoid() * up),
-        ),
-        "wrong-sign": Mistake(
-            "A gate of 10 should pass, one of -10 vanish. What do they do in yours?",
-            "Work out 1 / (1 + exp(...)) for both, with either sign in the exponent.",
-            gives=epilogues(
-                lambda gate, up: silu(-gate) * up,
-                lambda gate, up: -silu(-gate) * up,
-                lambda gate, up: (-gate).sigmoid() * up,
-            ),
-        ),
-        "denominator": Mistake(
-            "sigmoid(0) is a half. What does yours divide by at a gate of 0?",
-            "Python divides before it adds, so a / 1 + b is a + b. Where does your denominator end?",
-            "It is the sum of 1 and the exp, and nothing else: put these two into parentheses.",
-            gives=epilogues(
-                lambda gate, up: gate / torch.exp(-gate) * up,
-                lambda gate, up: gate + torch.exp(-gate) * up,
-                lambda gate, up: (gate + torch.exp(-gate)) * up,
-            ),
-        ),
-        "overflow": Mistake(
-            "exp(89) is more than a float32 holds. What is infinity / infinity, and 0 times infinity?",
-            "Both are NaN, while a number / infinity is 0. On which side of the line may infinity stand?",
-            "Below it, alone: write it with one exp, of -gate, or take tl.sigmoid.",
-            when=overflows,
-        ),
-    },
-    race=RaceSpec(
-        replace(GATE_UP, reference=two_products),
-        {"eager": two_products, "torch.compile": two_products},
-        ({"batch": 8192, "width": 768, "hidden": 3072}, {"batch": 8192, "width": 4096, "hidden": 11008}),
-        roundings=3,
+floor = Exercise(
+    "the next floor",
+    "floor_us",
+    reference=floor_model(),
+    cases=tuple(
+        (elements, gelus, *device)
+        for elements in (2**20, 2**25)
+        for gelus in (1, 4, 64)
+        for device in DEVICES
     ),
-)
-
-# ---- does fusing pay? --------------------------------------------------------------------------------------
-
-DEVICES = ((7.5e14, 4.2e12), (6e13, 2.4e11), (1e14, 4e12))
-"""FLOP/s of a matmul and bytes/s: roughly an H200, an L4, and a device with little arithmetic."""
-SHAPES = ((8192, 768, 3072), (32768, 128, 512), (8192, 4096, 11008), (16, 4096, 14336), (128, 512, 4096))
-"""rows, d, h: near the ridge, below it, far above it; and few rows, where the weights are the most bytes."""
-
-
-COUNTS = {"operations": 4, "x": 1, "weights": 2, "stored": 2, "fused": 1, "passes": 3}
-"""Operations for each of rows * d * h; tensors that are read, stored without fusing and with it, and that the
-second kernel moves."""
-
-
-def model(floor: Any = max, **changes: int) -> Any:
-    """A prediction with other counts, or another function of the two floors."""
-    n = COUNTS | changes
-
-    def speedup(rows: int, d: int, h: int, rate: float, bandwidth: float) -> float:
-        computed, tensor = n["operations"] * rows * d * h / rate, 2 * rows * h / bandwidth
-        read = 2 * (n["x"] * rows * d + n["weights"] * h * d) / bandwidth
-        gemm, fused = (floor(computed, read + n[stored] * tensor) for stored in ("stored", "fused"))
-        return float((gemm + n["passes"] * tensor) / fused)
-
-    return speedup
-
-
-pays = Exercise(
-    "predict whether fusing pays",
-    "speedup",
-    reference=model(),
-    cases=tuple((*shape, *device) for shape in SHAPES for device in DEVICES),
-    inputs=case_values("rows", "d", "h", "rate", "bandwidth"),
+    inputs=case_values("elements", "gelus", "bandwidth", "processors", "clock"),
     tolerance=0.005,
-    right="Where arithmetic rules it is 1 + 1.5 rate / (bandwidth d): the wider, the less fusing brings.",
+    right="Memory and arithmetic work at the same time, so the slower of the two is the floor.",
     mistakes={
-        "operations": Mistake(
-            "With 1 row, d = 2 and h = 1: how many multiplications and additions, and how many bytes?",
-            "Two sums of two products, each product added to its sum: 4 multiplications, 4 additions. A "
-            "number has 2 bytes.",
-            gives=(model(operations=2), model(operations=8), model(operations=2, weights=1, stored=1)),
+        "sum": Mistake(
+            "Does memory wait while the multiprocessors compute, or do both work at the same time?",
+            "At the same time, for different elements. What takes longer decides.",
+            gives=floor_model(lambda memory, special: memory + special),
         ),
-        "floors": Mistake(
-            "What takes the time of a product where d is 128, and what where d is 4096?",
-            "Bytes, then operations. Both run at once, so the slower of the two is the time, in gemm and "
-            "in fused.",
-            gives=tuple(
-                model(floor=each)
-                for each in (min, add, lambda computed, moved: computed, lambda *each: each[1])
+        "smaller": Mistake(
+            "Two workers begin together, and you wait for both. When are they done?",
+            "When the slower one is.",
+            gives=floor_model(min),
+        ),
+        "one-floor": Mistake(
+            "Let gelus be 0, then very large. What should the time be in each case, and what is yours?",
+            "Two times are to be compared: that of the bytes, and that of the special functions.",
+            gives=(floor_model(lambda memory, _: memory), floor_model(lambda _, special: special)),
+        ),
+        "tensors": Mistake(
+            "Which tensors does the fused chain read, which does it write? How many bytes has an element?",
+            "x and other come in, y goes out, two bytes an element in bf16. The bias is a row.",
+            gives=tuple(floor_model(tensors=count) for count in (1, 2, 4, 7))
+            + tuple(floor_model(bytes=count) for count in (1, 4)),
+        ),
+        "bytes-for-each-gelu": Mistake(
+            "Which bytes cross memory for the second GELU that did not cross for the first?",
+            "None: between two GELUs all stays in registers. Only the operations are as many as gelus.",
+            gives=floor_model(each=1),
+        ),
+        "rate": Mistake(
+            "What does a multiprocessor do 128 times a cycle, and what 16 times?",
+            "Ordinary operations, and special functions. The special functions are the fewer.",
+            gives=(floor_model(unit=128), floor_model(unit=4)),
+        ),
+        "no-clock": Mistake(
+            "16 in a cycle: how many is that in a second?",
+            "`clock` is in cycles a second. Multiply by it.",
+            gives=lambda elements, gelus, bandwidth, processors, clock: floor_model()(
+                elements, gelus, bandwidth, processors, 1
             ),
         ),
-        "written": Mistake(
-            "Which tensors of rows x h does the first kernel store without fusing, which with it?",
-            "The second kernel needs gate and up. The fused one keeps them in registers, and stores what "
-            "the second one would have.",
-            gives=(model(fused=2), model(fused=0), model(stored=1), model(stored=0, fused=0)),
+        "special": Mistake(
+            "How many special functions does one GELU take, and how many elements have one?",
+            "Two in each GELU: an exponential and a division. Every element goes through all the GELUs.",
+            gives=(floor_model(special=1), floor_model(special=4)),
         ),
-        "read": Mistake(
-            "Take 16 rows. Which of the tensors that the products read are the largest?",
-            "The weights, h x d each. Count both, and x once: fused or not.",
-            gives=(model(weights=0), model(weights=1), model(x=0), model(x=2)),
+        "one-processor": Mistake(
+            "You divide by the rate of one multiprocessor. How many work at once?",
+            "processors * 16 * clock special functions a second, on the whole device.",
+            gives=lambda elements, gelus, bandwidth, processors, clock: floor_model()(
+                elements, gelus, bandwidth, 1, clock
+            ),
         ),
-        "second-kernel": Mistake(
-            "Which tensors does the second kernel load, and which does it store?",
-            "GELU and the product are one kernel: gate and up come in, one tensor goes out.",
-            gives=tuple(model(passes=count) for count in (0, 1, 2, 4, 5)),
+        "unit": Mistake(
+            "In which unit is your result, and which one is asked for?",
+            "Bytes over bytes/s are seconds. A second has 1e6 microseconds.",
+            gives=tuple(
+                lambda *given, factor=factor: floor_model()(*given) * factor for factor in (1e-6, 1e-3, 1e3)
+            ),
         ),
     },
 )

@@ -1,83 +1,77 @@
 """Solutions of lesson 2's exercises. Each cell is what you would have written in the notebook's."""
 
 # %%
+import labkit as lab
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 
-# %% [ragged]
 @triton.jit
-def ragged_kernel(x, weight, y, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    row = tl.program_id(0) * BM + tl.arange(0, BM)
-    col = tl.program_id(1) * BN + tl.arange(0, BN)
-    acc = tl.zeros([BM, BN], tl.float32)
-    for start in range(0, K, BK):
-        k = start + tl.arange(0, BK)
-        # The last tile reaches beyond K. There lies the next row, and after the last row anything.
-        # Zeros on one side alone would not do: 0 times the other's garbage is NaN where that is NaN or inf.
-        a_mask = (row[:, None] < M) & (k[None, :] < K)
-        b_mask = (col[:, None] < N) & (k[None, :] < K)
-        # `other` is what a masked place holds: without it that's undefined, and the dot product sums it.
-        a = tl.load(x + row[:, None] * K + k[None, :], a_mask, other=0.0)
-        b = tl.load(weight + col[:, None] * K + k[None, :], b_mask, other=0.0)
-        acc = tl.dot(a, b.T, acc, input_precision="ieee")
-    tl.store(y + row[:, None] * N + col[None, :], acc, (row[:, None] < M) & (col[None, :] < N))
+def gelu(z):  # as in the lesson
+    return z * tl.sigmoid(1.5957691216 * (z + 0.044715 * z * z * z))
 
 
-def ragged(x: Tensor, weight: Tensor) -> Tensor:
-    x, weight = x.contiguous(), weight.contiguous()
-    (M, K), N = x.shape, weight.shape[0]
-    y, grid = x.new_empty(M, N), (triton.cdiv(M, 32), triton.cdiv(N, 32))
-    ragged_kernel[grid](x, weight, y, M, N, K, BM=32, BN=32, BK=32)
+@triton.jit
+def gelu_slope(z):
+    s = tl.sigmoid(1.5957691216 * (z + 0.044715 * z * z * z))
+    return s + z * s * (1 - s) * 1.5957691216 * (1 + 3 * 0.044715 * z * z)
+
+
+# %% [chain]
+@triton.jit
+def chain_kernel(x, bias, other, y, count, width, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # (BLOCK,)
+    inside = at < count
+    shift = tl.load(bias + at % width, mask=inside).to(tl.float32)
+    z = tl.load(x + at, mask=inside).to(tl.float32) + shift
+    # z and gelu(z) stay in registers. In eager PyTorch each of them goes to memory and comes back.
+    value = gelu(z) * tl.load(other + at, mask=inside).to(tl.float32)
+    tl.store(y + at, value, mask=inside)
+
+
+def chain(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
+    """gelu(x + bias) * other: x and other (rows, width), contiguous; bias (width,)."""
+    lab.no_gradient("chain", x, bias, other)
+    y = torch.empty_like(x)
+    # 16 bytes of each tensor for each of 128 threads
+    block = 2048 // x.element_size()
+    grid = (triton.cdiv(x.numel(), block),)
+    chain_kernel[grid](x, bias, other, y, x.numel(), x.shape[-1], BLOCK=block)
     return y
 
 
-# %% [swiglu]
+# %% [backward]
 @triton.jit
-def swiglu_kernel(x, w_gate_up, y, M, H, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    row = tl.program_id(0) * BM + tl.arange(0, BM)
-    col = tl.program_id(1) * BN + tl.arange(0, BN)
-    both = tl.arange(0, 2 * BN)  # gate, up, gate, up, ...: two for each hidden column
-    unit = tl.program_id(1) * BN + both // 2
-    source = (both % 2) * H + unit  # row of w_gate_up seen as (2 * H, K)
-    acc = tl.zeros([BM, 2 * BN], tl.float32)
-    for start in range(0, K, BK):
-        k = start + tl.arange(0, BK)
-        a_mask = (row[:, None] < M) & (k[None, :] < K)
-        b_mask = (unit[:, None] < H) & (k[None, :] < K)
-        a = tl.load(x + row[:, None] * K + k[None, :], a_mask, other=0.0)
-        b = tl.load(w_gate_up + source[:, None] * K + k[None, :], b_mask, other=0.0)
-        acc = tl.dot(a, b.T, acc, input_precision="ieee")
-    gate, up = acc.reshape(BM, BN, 2).split()
-    # The accumulator is float32, and so is all of this: the store rounds, once.
-    # exp(-gate) may overflow to infinity, and gate / infinity is the zero that it should be. With
-    # exp(gate) above and below the line a large gate would give infinity / infinity, which is NaN.
-    value = gate / (1 + tl.exp(-gate)) * up
-    tl.store(y + row[:, None] * H + col[None, :], value, (row[:, None] < M) & (col[None, :] < H))
+def chain_backward_kernel(dy, x, bias, other, dx, dother, count, width, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # (BLOCK,)
+    inside = at < count
+    shift = tl.load(bias + at % width, mask=inside).to(tl.float32)
+    # z again: one addition here, against a tensor written by the forward and read now.
+    z = tl.load(x + at, mask=inside).to(tl.float32) + shift
+    up = tl.load(dy + at, mask=inside).to(tl.float32)
+    scale = tl.load(other + at, mask=inside).to(tl.float32)
+    tl.store(dx + at, up * scale * gelu_slope(z), mask=inside)
+    tl.store(dother + at, up * gelu(z), mask=inside)
 
 
-def swiglu(x: Tensor, w_gate_up: Tensor) -> Tensor:
-    x, w_gate_up = x.contiguous(), w_gate_up.contiguous()
-    (M, K), H = x.shape, w_gate_up.shape[1]
-    y, grid = x.new_empty(M, H), (triton.cdiv(M, 32), triton.cdiv(H, 32))
-    swiglu_kernel[grid](x, w_gate_up, y, M, H, K, BM=32, BN=32, BK=32)
-    return y
+def chain_backward(dy: Tensor, x: Tensor, bias: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """dx and dother, each (rows, width), from dy, x and other, contiguous, and bias (width,)."""
+    dx, dother = torch.empty_like(x), torch.empty_like(x)
+    block = 2048 // x.element_size()
+    grid = (triton.cdiv(x.numel(), block),)
+    chain_backward_kernel[grid](dy, x, bias, other, dx, dother, x.numel(), x.shape[-1], BLOCK=block)
+    return dx, dother
 
 
-# %% [pays]
-def speedup(rows, d, h, rate, bandwidth):
-    """How many times faster gate and up are with GELU and product fused into them, in bfloat16.
-
-    x (rows, d) by two weights (h, d); `rate` of a matmul in FLOP/s, `bandwidth` in bytes/s.
-    """
-    # Each of the 2 h columns of a row is a sum of d products: a multiplication and an addition each.
-    arithmetic = 2 * rows * d * (2 * h) / rate
-    # Once across memory, two bytes an element: x and both weights in, then gate and up out.
-    inputs, hidden = 2 * (rows * d + 2 * h * d), 2 * rows * h
-    # Arithmetic and memory work at the same time, so the slower one decides.
-    gemm = max(arithmetic, (inputs + 2 * hidden) / bandwidth)
-    # Two tensors in, one out. Its few operations an element are nothing beside that.
-    pointwise = 3 * hidden / bandwidth
-    fused = max(arithmetic, (inputs + hidden) / bandwidth)
-    return (gemm + pointwise) / fused
+# %% [floor]
+def floor_us(elements, gelus, bandwidth, processors, clock):
+    """Microseconds that the fused chain takes at least in bf16, with `gelus` GELUs one after the other."""
+    # x and other in, y out, two bytes each
+    memory = 3 * 2 * elements / bandwidth
+    # an exponential and a division in each GELU; each multiprocessor does 16 of them a cycle
+    special = 2 * gelus * elements / (16 * processors * clock)
+    # Some warps compute while others wait for memory, so the slower one decides.
+    return 1e6 * max(memory, special)

@@ -2,6 +2,8 @@
 
 import importlib
 import itertools
+import math
+import random
 import re
 
 import cases
@@ -43,7 +45,7 @@ def both(*shape, dtype=fp32):
 
 def copies(width, dtype=torch.float32):
     """How many rows become one, where there are enough."""
-    return module.fold_rows(2**40, width, module.ROW_BYTES // dtype.itemsize)[1] // width
+    return module.fold_rows(2**40, width, module.ROW_BYTES // dtype.itemsize, dtype.itemsize)[1] // width
 
 
 # --- right --------------------------------------------------------------------------------------------
@@ -60,7 +62,8 @@ def test_full_ragged_and_empty_shapes_in_every_dtype_and_layout(multiprocessors,
 def test_below_at_and_above_a_whole_folded_row(multiprocessors, width, count):
     multiprocessors(count)
     k = copies(width)
-    op.examine(AFFINE, *((batch, width) for batch in (3, k, k + 1, 11 * k + 2)), dtypes=(fp32,))
+    few, many = module.LEAST_ROWS * k - 1, module.LEAST_ROWS * k + 2
+    op.examine(AFFINE, *((batch, width) for batch in (3, 5, few, few + 1, many)), dtypes=(fp32,))
 
 
 @pytest.mark.parametrize("width", [16, 17, 161, 2049, 4097])
@@ -116,7 +119,8 @@ def test_more_elements_than_32_bits_count(rows, width):
 @pytest.mark.parametrize("width", [2**25 + 1, 2**27 - 1, 2**27 + 1, 2**30 + 1])
 def test_columns_and_sums_of_the_widest_rows_are_counted_in_32_bits(width):
     for batch in (1, 15, 16, 100):
-        assert module.fold_rows(batch * width, width, 1024)[1] < 2**31, batch
+        for itemsize in (2, 4):
+            assert module.fold_rows(batch * width, width, 1024, itemsize)[1] < 2**31, batch
 
 
 def test_the_flat_kernel_is_taken_only_where_its_loads_are_wide_and_32_bits_suffice(launches):
@@ -133,15 +137,37 @@ def test_every_byte_is_moved_once_and_none_beyond_the_end(multiprocessors, batch
     multiprocessors(0)  # one program takes all rows of its columns
     x, weight, bias = drawn(AFFINE, batch, width, dtype=dtype)
     size, item = x.numel(), x.element_size()
-    rows, wide, _ = module.fold_rows(size, width, module.ROW_BYTES // item)
+    rows, wide, *_ = module.fold_rows(size, width, module.ROW_BYTES // item, item)
     (forward,) = op.kernels_of(module.affine_forward, x, weight, bias)
     fetched = size if width % 16 == 0 else max(1, -(-rows // 2)) * wide
     assert forward.bytes_written == size * item
     assert forward.bytes_read == (size + 2 * fetched) * item, "x once, weight and bias once for each tile"
-    (main, second) = op.kernels_of(module.affine_backward, x, x, weight)
-    assert main.bytes_read == (2 * size + wide) * item, "dy and x once, the weight once for each program"
-    assert main.bytes_written == size * item + 2 * wide * 4, "dx and two sums in float32"
-    assert (second.bytes_read, second.bytes_written) == (2 * wide * 4, 2 * width * item)
+    plan = module.sum_plan(size, width, item, DeviceLimits(0, 0, True))
+    main, *second = op.kernels_of(module.affine_backward, x, x, weight)
+    sums = 2 * width * (item if plan.partials == 1 else 4 * plan.partials)
+    assert main.bytes_read == (2 * size + plan.width) * item, "dy and x once, the weight once a program"
+    assert main.bytes_written == size * item + sums, "dx, and two sums in float32 unless they are the result"
+    assert [(one.bytes_read, one.bytes_written) for one in second] == [(sums, 2 * width * item)][
+        : plan.partials > 1
+    ]
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_the_sums_are_few_beside_the_tensors_at_any_size_of_16_mb_and_more(itemsize):
+    """And programs enough to keep 4 MB on their way, with as many tiles each, give or take one in five."""
+    limits, rng = DeviceLimits(132, 227 * 1024, True), random.Random(0)
+    for _ in range(3000):
+        width, count = (round(math.exp(rng.uniform(0, math.log(most)))) for most in (16384, 2**29))
+        batch = max(count, 2**24 // itemsize) // width + 1
+        plan = module.sum_plan(batch * width, width, itemsize, limits)
+        assert plan.rows * plan.width + plan.tail == batch * width
+        assert plan.tail <= batch * width / 16 and (plan.vector * itemsize == 16)
+        moved, sums = 3 * batch * width * itemsize, 2 * plan.partials * width * 4 * (plan.partials > 1)
+        assert sums <= 0.06 * moved, (batch, width, plan)
+        assert plan.programs >= 256, (batch, width, plan)
+        tiles = math.ceil(plan.rows / module.SUM_ROWS)
+        assert plan.programs <= 528 or plan.groups == 1
+        assert math.ceil(tiles / plan.groups) * plan.groups <= 1.25 * tiles or tiles < 8, (batch, width, plan)
 
 
 @op.INTERPRETED
@@ -160,11 +186,12 @@ def test_inside_autocast_parameters_are_not_copied():
 def variants(cache):
     """In float32 for one target only: it changes how much a thread has, not what a target does with it.
 
-    Of 1030 rows of 161 one is a whole folded row, a constant to Triton, and the rest is left.
+    Of 9 rows of 161 eight are a whole folded row, a constant to Triton, and one is left.
     """
-    few, many = ([(rows, width, bf16) for width in (160, 161)] for rows in (1030, 100_001))
+    few, many = ([(rows, width, bf16) for width in (160, 161)] for rows in (9, 100_001))
     single = [(rows, width, fp32) for rows, width, _ in few + many]
-    asked = {target: few for target in POINTWISE} | {"sm_90": few + many + single}
+    narrow = [(100_001, 5, bf16), (100_001, 5, fp32)]
+    asked = {target: few + narrow for target in POINTWISE} | {"sm_90": few + many + single + narrow}
     return op.variants_of(
         KERNELS, asked, lambda *shape_and_dtype: both(*shape_and_dtype[:2], dtype=shape_and_dtype[2])
     )
@@ -173,6 +200,7 @@ def variants(cache):
 def test_every_kernel_compiles_for_old_and_new_targets_and_fits(variants):
     assert {(v.title, v.target) for v in variants} == set(itertools.product(KERNELS[module], POINTWISE))
     assert any(v.launch.rows == 1 for v in variants if v.title == "fold_kernel")
+    assert {v.launch.NARROW for v in variants if v.title == "backward_kernel"} == {True, False}
     op.assert_fits(variants)
     op.assert_float32(variants)
 
@@ -185,7 +213,7 @@ def test_loads_are_wide(variants):
         elif v.title == "fold_kernel":
             # two of a tile's rows, 16 bytes for each of 128 threads; parameters and the rest narrow
             assert c.loads[128] >= 2 and c.stores[128] >= 2 and set(c.loads) <= {128, bits}, v
-        elif v.title == "backward_kernel":
+        elif v.title == "backward_kernel" and v.launch.VECTOR > 1:
             assert set(c.async_copies) == {128}, v
             assert c.async_copies[128] >= 8, "dy and x, two rows each, ahead of the loop and in it"
 
@@ -204,8 +232,9 @@ def test_elements_beyond_two_to_the_31_are_addressed_in_64_bits(variants):
     huge = op.variants_of(KERNELS, {"sm_90": [(2, 2**31 + 16)]}, lambda *shape: both(*shape, dtype=bf16))
     far = ("x", "y", "dx", "dy")
     for v in variants:
-        found = [bits for name, bits in op.offsets(v.code.ttir) if name in far]
-        assert v.title not in ("fold_kernel", "backward_kernel") or set(found) == {"i64"}, v
+        if v.title == "fold_kernel" or (v.title == "backward_kernel" and not v.launch.NARROW):
+            # names of values in a narrow one's several loops are used again
+            assert {bits for name, bits in op.offsets(v.code.ttir) if name in far} == {"i64"}, v
     op.assert_far(huge)
     for v in huge:
         in_32_bits = rf"arith\.muli .*%c{v.launch.COLS}_i32"

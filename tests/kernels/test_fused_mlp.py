@@ -10,15 +10,15 @@ import torch
 from launches import ROOM
 from operators import bf16, drawn, fp16, fp32, limits_of
 
-from labkit.kernels import fused_mlp, norm_gelu
+from labkit.kernels import fused_mlp, mlp, norm_gelu
 from labkit.kernels.common import DeviceLimits
 from labkit.measure import correctness
 from labkit.profiling import launch_counts
 from labkit.workloads.stack import stack as reference
 
-module = importlib.import_module("labkit.kernels.fused_mlp")  # the package's attribute is the function
-NORM_KERNELS = {module: ("norm_gelu_kernel", "norm_gelu_grad_kernel", "sum_kernel")}
-MLP_KERNELS = {module: ("fused_mlp_kernel",)}
+norms = importlib.import_module("labkit.kernels.rms_norm")  # the package's attribute is the function
+NORM_KERNELS = {norms: ("norm_gelu_kernel", "norm_gelu_grad_kernel", "norm_gelu_sum_kernel")}
+MLP_KERNELS = {mlp: ("fused_mlp_kernel",)}
 NORM_GELU = cases.NORM_GELU
 
 FAR = 2**31 + 40
@@ -38,7 +38,7 @@ def test_norm_gelu_and_its_gradients_are_right_in_every_dtype_and_layout():
 )
 def test_sums_over_however_many_programs_and_rows_are_those_of_float32(monkeypatch, rows, width, places):
     """Rounded once: a sum, or a part of one, in 16 bits is further off than float16 rounds."""
-    op.pretend(monkeypatch, DeviceLimits(places, 0, True), module)
+    op.pretend(monkeypatch, DeviceLimits(places, 0, True), norms)
     tensors = drawn(NORM_GELU, rows, width, dtype=fp16)
     upstream = 2 * NORM_GELU.reference(*tensors)
     wants = op.exact(NORM_GELU, tensors, upstream.double())
@@ -78,11 +78,11 @@ def norms_compiled(cache):
 @op.INTERPRETED
 def test_norm_gelu_compiles_for_every_target_without_a_spill(norms_compiled):
     assert {(v.title, v.target) for v in norms_compiled} == {
-        (name, t) for name in NORM_KERNELS[module] for t in ROOM
+        (name, t) for name in NORM_KERNELS[norms] for t in ROOM
     }
     op.assert_fits(norms_compiled)
     for v in norms_compiled:
-        if v.title == "sum_kernel":
+        if v.title == "norm_gelu_sum_kernel":
             assert v.launch.parts.dtype is fp32
         else:
             assert re.search(r"arith\.muli .*: (tensor<\w+x)?i64", v.code.ttir), "elements beyond 2**31"
@@ -135,7 +135,7 @@ def test_no_blocks_at_once_are_refused():
 
 @pytest.mark.parametrize("rows", [16, 32, 64])
 def test_any_number_of_rows_a_program_is_right(monkeypatch, rows):
-    monkeypatch.setattr(module, "rows_per_program", lambda *_: rows)
+    monkeypatch.setattr(mlp, "rows_per_program", lambda *_: rows)
     tensors = inputs(70, 32, dtype=bf16)
     close(fused_mlp(99)(*tensors), tensors, bf16)
 
@@ -208,11 +208,11 @@ def test_stages_fit_the_shared_memory_and_a_weight_that_does_not_is_refused(targ
     its = limits_of(target)
     for width, itemsize in ((64, 2), (128, 2), (256, 2), (64, 4), (128, 4)):
         if width**2 * itemsize <= its.shared_bytes - 8192:
-            kept = module.weight_stages(its, width, itemsize) - 1
+            kept = mlp.weight_stages(its, width, itemsize) - 1
             assert kept == 2 or 2 * width**2 * itemsize > its.shared_bytes - 8192
         else:
             with pytest.raises(ValueError, match=r"^weight: that of one block does not fit"):
-                module.weight_stages(its, width, itemsize)
+                mlp.weight_stages(its, width, itemsize)
 
 
 @pytest.fixture(scope="module")

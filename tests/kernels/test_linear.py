@@ -62,6 +62,7 @@ def test_a_deep_sum_is_rounded_once(dtype):
         op.assert_rounded_once(
             linear_act(x, weight, bias, activation),
             cases.linear_act(activation, with_bias(24)).reference(*exact),
+            times=2,
         )
 
 
@@ -82,7 +83,7 @@ def test_dz_and_its_sum_are_rounded_once_however_rows_are_shared(
         for got, exact in ((dz, want), (dbias, want.sum(0))):
             assert_close(got, exact, dtype)
             if dtype is not fp32 and rows > 1:  # of few numbers the error is a matter of luck
-                op.assert_rounded_once(got, exact)
+                op.assert_rounded_once(got, exact, times=2)
         assert not linear.linear_dz(dy, z, activation, False)[1].numel(), "what nobody wants is not summed"
 
 

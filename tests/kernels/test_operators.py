@@ -14,6 +14,7 @@ from labkit.measure import correctness
 LINEAR_ACT, MLP = cases.linear_act("gelu_tanh", cases.with_bias(40)), cases.geglu_mlp(40)
 KEPT = {
     cases.AFFINE: ((0, 1), 0),
+    cases.GELU_MUL: ((0, 1, 2), 0),
     cases.NORM_GELU: ((0, 1, 2), 0),
     cases.RMS_NORM: ((0, 1), 0),
     cases.LINEAR: ((0, 2, -1), 0),
@@ -194,6 +195,7 @@ def far(*shape):
 WRONG = [
     (kernels.affine, "x", "any", torch.tensor(1.0), FOUR, FOUR),
     (kernels.affine, "weight", "(6)", X, torch.ones(1), torch.ones(6)),
+    (kernels.gelu_mul, "other", "(2, 6)", X, torch.ones(6), torch.ones(6)),
     (kernels.norm_gelu, "z", "at most", far(1).expand(1, 2**20 + 1), FOUR, FOUR),
     (kernels.rms_norm, "weight", "1 to 8192", torch.ones(3, 0), torch.ones(0)),
     (kernels.rms_norm, "weight", "1 to 8192", torch.ones(1, 8193), torch.ones(8193)),

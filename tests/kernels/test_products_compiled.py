@@ -1,4 +1,4 @@
-"""What the compiler makes of the kernels of labkit.kernels.linear and geglu, for GPUs that are not here."""
+"""What the compiler makes of the kernels of labkit.kernels.linear and mlp, for GPUs that are not here."""
 
 import itertools
 

@@ -27,9 +27,9 @@ def asked(*several):
 class TestOperator(OperatorTests):
     tested = (RMS_NORM,)
     shapes = ((3, 33), (1, 1), (2, 0, 5), (5, 64), (70, 100), (19,), (3, 600), (3, 1, 513), (1, 1, 8192))
-    asked = dict.fromkeys(codegen.TARGETS, asked((fp32, 512))) | {
+    asked = dict.fromkeys(codegen.TARGETS, asked((fp32, 512), (bf16, 33), (fp32, 3))) | {
         "sm_86": asked((bf16, 4096)),
-        "sm_90": asked((bf16, 512), (fp32, 100), (bf16, 100)),
+        "sm_90": asked((bf16, 512), (fp32, 100), (bf16, 100), (bf16, 3), (bf16, 33), (fp32, 33), (bf16, 127)),
     }
 
     @op.INTERPRETED
@@ -44,7 +44,7 @@ class TestOperator(OperatorTests):
     def test_rows_are_loaded_in_128_bits_and_further_ones_run_ahead(self, large):
         """Copied into shared memory too. 100 features in bf16 begin at multiples of 8 bytes only."""
         for v in large:
-            if v.title == "sum_kernel":
+            if v.title == "sum_kernel" or "flat" in v.title:
                 continue
             c, wide = v.code, 64 if (v.launch.H, v.dtype) == (100, bf16) else 128
             assert max(c.stores) in (wide, 128) and set(c.loads) == {wide}, (c, c.loads, c.stores)
@@ -52,8 +52,31 @@ class TestOperator(OperatorTests):
                 held = (v.launch.STAGES - 1) * 2 * v.launch.BM * v.launch.BH * v.dtype.itemsize
                 assert held <= c.shared_bytes <= held + 4096 and set(c.async_copies) == {wide}, c
 
+    @op.INTERPRETED
+    def test_flat_blocks_are_loaded_in_128_bits_and_leave_room_for_others(self, large):
+        flat = [v for v in large if "flat" in v.title]
+        assert {(v.title, v.dtype) for v in flat} == set(
+            itertools.product(("rms_norm_flat_kernel", "rms_norm_grad_flat_kernel"), (fp32, bf16))
+        )
+        for v in flat:
+            c, most_warps = v.code, norms.FLAT_GRAD_WARPS if "grad" in v.title else norms.FLAT_WARPS
+            assert set(c.async_copies) == {128} and c.stores[128] >= 1, (v, c.loads, c.stores)
+            if v.target == "sm_90":
+                assert op.registers_fit(most_warps // c.num_warps, c, v.target), (v, c.registers)
+
 
 # --- right --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 132])
+@pytest.mark.parametrize("width", [1, 2, 3, 7, 33, 66, 127])
+def test_narrow_rows_at_odd_addresses(monkeypatch, width, multiprocessors):
+    """Whole blocks, and one of fewer rows, by one program or several."""
+    op.pretend(monkeypatch, limits_of("sm_90", multiprocessors), norms)
+    for dtype in (fp32, bf16):
+        assert width in (2, 66) or norms.takes_flat_blocks(width, dtype.itemsize)
+        rows = norms.flat_plan(1, width, dtype.itemsize, limits_of("sm_90"), 32)[3]["R"]
+        examine(RMS_NORM, (3 * rows + 5, width), (rows, width), (1, width), dtypes=(dtype,))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -95,10 +118,11 @@ def test_the_weights_gradient_in_any_number_of_parts(monkeypatch, dtype, multipr
 def test_half_precision_is_rounded_once(monkeypatch):
     """Hundreds of rows by several programs; no sum in them and no part of a sum is rounded before the end."""
     op.pretend(monkeypatch, limits_of("sm_90", 1), norms)
-    tensors = op.drawn(RMS_NORM, 700, 72, dtype=fp16)
-    got = op.gradients(rms_norm, tensors)
-    for one, want in zip(got, op.exact(RMS_NORM, tensors, 2 * got[0].double()), strict=True):
-        op.assert_each_rounded_once(one, want)
+    for width in (72, 9):
+        tensors = op.drawn(RMS_NORM, 700, width, dtype=fp16)
+        got = op.gradients(rms_norm, tensors)
+        for one, want in zip(got, op.exact(RMS_NORM, tensors, 2 * got[0].double()), strict=True):
+            op.assert_each_rounded_once(one, want)
 
 
 def test_a_programs_part_of_the_weights_gradient_is_summed_in_float32():
@@ -130,18 +154,30 @@ def test_any_number_of_parts_is_added(parts, width):
 
 
 @op.INTERPRETED
-@pytest.mark.parametrize("shape", [(33, 20), (5, 100), (3, 600), (2, 3, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(33, 20), (5, 100), (3, 600), (2, 3, 1), (400, 9)], ids=str)
 def test_every_number_is_read_and_written_once(monkeypatch, shape):
     op.pretend(monkeypatch, limits_of("sm_90", 1), norms)
     tensors = op.drawn(RMS_NORM, *shape)
     N, H = tensors[0].numel(), shape[-1]
+    weights = norms.FLAT_BYTES // 4 if norms.takes_flat_blocks(H, 4) else H
     (forward,), (back, total) = op.both_ways_of(rms_norm, tensors)
-    assert op.moved(forward) == (N + forward.programs * H, N)
-    assert op.moved(back) == (2 * N + back.programs * H, N + back.programs * H)
+    assert op.moved(forward) == (N + forward.programs * weights, N)
+    assert op.moved(back) == (2 * N + back.programs * weights, N + back.programs * H)
     assert op.moved(total) == (back.programs * H, H)
 
 
 # --- plans --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_flat_blocks_begin_at_16_bytes_and_are_half_full_at_least(itemsize):
+    for width in range(1, norms.FLAT_WIDTH + 1):
+        if norms.takes_flat_blocks(width, itemsize):
+            for rows in (1, 100_003):
+                programs, blocks, rest, its = norms.flat_plan(rows, width, itemsize, limits_of("sm_90"), 32)
+                block = its["R"] * width
+                assert block * itemsize % 16 == 0 and its["E"] / 2 < block <= its["E"]
+                assert blocks * block + rest == rows * width and 1 <= programs <= max(1, blocks)
 
 
 @pytest.mark.parametrize(("multiprocessors", "target"), [(1, "sm_86"), (132, "sm_90")])

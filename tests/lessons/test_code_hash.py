@@ -37,7 +37,7 @@ def measured_now():
         ("kernels/common.py", "multiprocessors=4", "multiprocessors=5", True),
         ("measure/clocks.py", "import", "import os\nimport", True),
         ("workloads/elementwise.py", "def affine", "def affined(): pass\ndef affine", True),
-        ("kernels/affine.py", '"""y = x', '"""Y = x', False),
+        ("kernels/affine.py", '"""Pointwise', '"""pointwise', False),
         ("kernels/affine.py", "# (BLOCK,)", "# of BLOCK elements", False),
         ("kernels/affine.py", "\n\n\n", "\n\n\n\n", False),
         ("plots/curves.py", "import", "import os\nimport", False),

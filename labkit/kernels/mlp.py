@@ -1,6 +1,11 @@
-"""A gated MLP, (gelu(x Wg.T) * (x Wu.T)) Wd.T: gate, up, GELU and their product are one kernel."""
+"""MLPs in few kernels: one with a gate, and stacks of Linear, RMSNorm and GELU.
+
+``geglu_mlp`` is (gelu(x Wg.T) * (x Wu.T)) Wd.T: gate, up, GELU and their product are one kernel, forward and
+backward. ``fused_mlp`` is block after block while a program's rows stay on chip; it has no backward.
+"""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,27 +15,34 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from labkit.kernels.common import (
+    DeviceLimits,
+    activate,
+    activation_and_derivative,
     autocast,
     cdiv,
     check_tensor,
+    device_limits,
     dot,
+    empty_contiguous,
+    gelu_gate,
+    interpreted,
     needs_grad,
     next_power_of_2,
     no_gradient,
+    offset64,
     once_differentiable,
     operator,
 )
 from labkit.kernels.linear import (
-    activate,
-    activation_and_derivative,
     launch_matmul,
     load_tile,
     split_columns,
     store_tile,
     swizzled_tile,
 )
+from labkit.kernels.rms_norm import inverse_rms
 
-# ---- kernels -----------------------------------------------------------------------------------------------
+# ---- geglu_mlp: kernels ------------------------------------------------------------------------------------
 # weight (2, H, K) is gate's and up's. Where the products are kept, they lie side by side: (M, 2, H).
 
 
@@ -44,6 +56,7 @@ def gate_up_kernel(
     BN / 2 rows of either weight make one tile of BN rows for one product: gate and up of the same columns
     meet in one program, and the tile keeps its full size.
     """
+    FAST: tl.constexpr = (x.dtype if TMA else x.dtype.element_ty) != tl.float32
     rows, cols = tl.cdiv(M, BM), tl.cdiv(H, BN // 2)
     for tile in tl.range(tl.program_id(0), rows * cols, tl.num_programs(0), flatten=TMA):
         m, n = swizzled_tile(tile, rows, cols, GROUP)
@@ -62,7 +75,7 @@ def gate_up_kernel(
         if kept_gate is not None:
             store_tile(kept_gate, row, unit, M, H, 2 * H, gate, BM, BN // 2, TMA)
             store_tile(kept_up, row, unit, M, H, 2 * H, up, BM, BN // 2, TMA)
-        store_tile(hidden, row, unit, M, H, H, activate(gate, ACT) * up, BM, BN // 2, TMA)
+        store_tile(hidden, row, unit, M, H, H, activate(gate, ACT, FAST) * up, BM, BN // 2, TMA)
 
 
 @triton.jit
@@ -73,13 +86,13 @@ def gate_up_grad_kernel(dhidden, kept, dkept, H, ACT: tl.constexpr, BLOCK: tl.co
     gate = tl.load(kept + 2 * row + col, inside).to(tl.float32)
     up = tl.load(kept + 2 * row + H + col, inside).to(tl.float32)
     change = tl.load(dhidden + row + col, inside).to(tl.float32)
-    value, derivative = activation_and_derivative(gate, ACT)
+    value, derivative = activation_and_derivative(gate, ACT, dkept.dtype.element_ty != tl.float32)
     tl.store(dhidden + row + col, value * up, inside)
     tl.store(dkept + 2 * row + col, derivative * up * change, inside)
     tl.store(dkept + 2 * row + H + col, value * change, inside)
 
 
-# ---- launches ----------------------------------------------------------------------------------------------
+# ---- geglu_mlp: launches -----------------------------------------------------------------------------------
 
 
 def _like_hidden(x: Tensor, w_gate_up: Tensor) -> Tensor:
@@ -174,8 +187,9 @@ def geglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
         w_down: (d, h), the same.
 
     Returns:
-        (..., d), contiguous, of x's dtype. The gated product, (..., h), is rounded on the way. Where autograd
-        records the call, gate and up are kept, rounded.
+        (..., d), contiguous, of x's dtype. The gated product, (..., h), is rounded on the way. In 16 bits a
+        GPU computes gelu(z) by one special function, off by 2**-12 z at most. Where autograd records the
+        call, gate and up are kept, rounded.
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.
@@ -244,3 +258,125 @@ class GeGLU(nn.Module):
             state[prefix + "w_gate_up"] = torch.stack((state.pop(gate), state.pop(up)))
         if down in state:
             state[prefix + "w_down"] = state.pop(down)
+
+
+# ---- fused_mlp: kernel -------------------------------------------------------------------------------------
+# x is (R, W), weight (L, W, W) as in nn.Linear, bias and gain (L, W).
+
+
+@triton.jit
+def dot_ieee(a, b):
+    """a @ b, float32 by multiply-adds without tensor cores. With ``common.dot``, three products of TF32, the
+    kernel takes 250 registers instead of 80, and more shared memory."""
+    if interpreted():  # the interpreter's own products of bfloat16 are wrong
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def fused_mlp_kernel(
+    x, weight, bias, gain, y, R, first, last, W: tl.constexpr, BM: tl.constexpr, BW: tl.constexpr
+):
+    """A program takes BM whole rows, which the norm needs, through the blocks ``first`` to ``last`` - 1.
+
+    Nothing is stored between two blocks, and no program waits for another. The compiler pipelines the loop:
+    where two weights fit in shared memory, the next block's is loaded while this one is multiplied.
+    """
+    start = tl.program_id(0) + 0 * R  # 64-bit where R is
+    m, n = tl.arange(0, BM)[:, None], tl.arange(0, BW)  # (BM, 1), (BW,)
+    tile = offset64(start, BM * W)  # offsets within a tile need 32 bits only
+    at, columns = m * W + n[None, :], n < W  # (BM, BW), (BW,)
+    inside = (start * BM + m < R) & columns[None, :]  # (BM, BW)
+    square = columns[:, None] & columns[None, :]  # (BW, BW)
+    h = tl.load(x + tile + at, inside, other=0.0)  # (BM, BW)
+    for i in tl.range(first, last):
+        w = tl.load(weight + i * W * W + n[None, :] * W + n[:, None], square, other=0.0)  # (in, out)
+        b = tl.load(bias + i * W + n, columns, other=0.0).to(tl.float32)  # (BW,)
+        g = tl.load(gain + i * W + n, columns, other=0.0).to(tl.float32)
+        z = dot_ieee(h, w) + b[None, :]  # (BM, BW)
+        u = z * inverse_rms(z, W) * g[None, :]
+        h = (u * gelu_gate(u)).to(h.dtype)
+    tl.store(y + tile + at, h, inside)
+
+
+# ---- fused_mlp: launches -----------------------------------------------------------------------------------
+
+
+def weight_stages(limits: DeviceLimits, BW: int, itemsize: int) -> int:
+    """3 pipeline stages where two weights fit in shared memory, 2 where one does, a ValueError where none."""
+    room = (limits.shared_bytes or 2**30) - 8192
+    for stages in (3, 2):
+        if (stages - 1) * BW * BW * itemsize <= room:
+            return stages
+    raise ValueError("weight: that of one block does not fit in this GPU's shared memory")
+
+
+def rows_per_program(limits: DeviceLimits, R: int, BW: int, itemsize: int) -> int:
+    """16 rows while not every multiprocessor has a program, then 32; 64 fit only beside a small weight."""
+    most = 64 if BW <= 128 and itemsize == 2 else 32
+    for rows in (16, 32):
+        if rows * limits.multiprocessors >= R or rows == most:
+            return rows
+    return 64
+
+
+@operator(fake=lambda x, *_: empty_contiguous(x))
+def fused_mlp_forward(
+    x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor, blocks_per_launch: int
+) -> Tensor:
+    x, weight, bias, gain = x.contiguous(), weight.contiguous(), bias.contiguous(), gain.contiguous()
+    (R, W), depth = x.shape, weight.shape[0]
+    if not depth or not x.numel():
+        return x.clone()
+    if weight.numel() >= 2**31:  # the kernel counts weights in 32 bits: half of the blocks at a time
+        half = depth // 2
+        x = fused_mlp_forward(x, weight[:half], bias[:half], gain[:half], blocks_per_launch)
+        return fused_mlp_forward(x, weight[half:], bias[half:], gain[half:], blocks_per_launch)
+    limits, BW = device_limits(x.device), max(16, next_power_of_2(W))
+    BM = rows_per_program(limits, R, BW, x.itemsize)
+    tuned = dict(num_warps=8 if BM * BW >= 4096 else 4, num_stages=weight_stages(limits, BW, x.itemsize))
+    for first in range(0, depth, blocks_per_launch):
+        y, last = torch.empty_like(x), min(first + blocks_per_launch, depth)
+        grid = (cdiv(R, BM),)
+        fused_mlp_kernel[grid](x, weight, bias, gain, y, R, first, last, W=W, BM=BM, BW=BW, **tuned)
+        x = y
+    return x
+
+
+def fused_mlp(blocks_per_launch: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Make a function of (x, weight, bias, gain) that runs a stack of Linear, RMSNorm, GELU blocks.
+
+    h = gelu(rms_norm(h weight[i].T + bias[i]) * gain[i]) for i = 0 to L-1, from h = x. rms_norm(z) is
+    z / sqrt(mean(z**2) + 1e-6) over a row, and GELU is in its tanh form.
+
+    Args:
+        blocks_per_launch: at least 1; a number above L is one launch for all blocks.
+
+    Returns:
+        A function that takes
+        x: (R, W); float32, float16 or bfloat16, any strides;
+        weight: (L, W, W), each as in nn.Linear (out, in), of x's dtype and device. One of them has to fit in
+        the shared memory of a multiprocessor: W up to 256 in 16 bits and 128 in float32 on an H200;
+        bias, gain: (L, W), of x's dtype and device;
+        and returns h, (R, W), contiguous, of x's dtype, rounded once after each block. It has no backward.
+
+    Raises:
+        ValueError: for another shape, dtype or device, naming the argument, and for a weight that is too
+            large for the GPU.
+        RuntimeError: if autograd would have to record the call.
+
+    RMSNorm: https://arxiv.org/abs/1910.07467; GELU and its tanh form: https://arxiv.org/abs/1606.08415.
+    """
+    if blocks_per_launch < 1:
+        raise ValueError(f"blocks_per_launch: is {blocks_per_launch}, should be at least 1")
+
+    def call(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
+        check_tensor("x", x, (None, None))
+        W = x.shape[1]
+        check_tensor("weight", weight, (*getattr(weight, "shape", ())[:1], W, W), like=x)
+        check_tensor("bias", bias, (len(weight), W), like=x)
+        check_tensor("gain", gain, (len(weight), W), like=x)
+        no_gradient("fused_mlp", x, weight, bias, gain)
+        return fused_mlp_forward(*autocast(x, weight, bias, gain), blocks_per_launch)
+
+    return call

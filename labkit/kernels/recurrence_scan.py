@@ -1,0 +1,353 @@
+"""linear_recurrence and min_gru for few or narrow sequences: a scan over time, in one pass that looks back.
+
+Two steps make one: with h2 = a2 h1 + b2 and h1 = a1 h0 + b1 it is h2 = (a2 a1) h0 + (a2 b1 + b2). A program
+has a block of L segments of S steps each. Each lane goes through its own segment, a scan combines the
+segments, and with the state before the block each lane goes through its segment again, read from the cache.
+So a whole tile is in flight where a loop has a few steps.
+
+The state before a block comes from the programs before it. Each writes at once what its block does to any
+state, its (A, B) with h = A h0 + B. W blocks are a group; the last of a group writes its state too. A
+program combines the blocks before it in its group, in their order, with the state before the group: so a
+sequence waits once for each group, and the result does not depend on who was first. It waits for earlier
+tickets only, and a ticket is taken by a program that runs already, so it cannot wait for ever; interpreted,
+programs run in that order.
+
+Products of gates overflow where states need not, and cancel: so a block with a gate beyond [-1, 1], or NaN,
+is walked step by step from its true state, as the loop does it. It says so with an A of NaN and writes its
+state, as the last of a group does. This is as right as the loop, and no faster.
+"""
+
+# mypy: disable-error-code="assignment, var-annotated"
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from labkit.kernels.common import DeviceLimits, cdiv, device_limits, next_power_of_2
+
+WARPS, TILE = 4, 512
+"""A program's warps, and the segments times features of its tile: four for each lane."""
+STEPS_WORTH_IT = 128
+"""A loop of fewer steps is over before blocks have looked back."""
+LOOP_BYTES = 30 * 1024
+"""Bytes in flight per multiprocessor with which a loop that holds them in registers is at memory's speed."""
+UNTOUCHED: tl.constexpr = tl.constexpr(0x3F800000)
+"""The word of A = 1 and B = 0: a block that leaves every state as it is."""
+
+# ---- words of 64 bits that other programs wait for ---------------------------------------------------------
+# A word holds the bits of A and B, or of a state and zero, and is never -1, all ones: A is a number or the
+# usual NaN. So -1 says that it was not written yet, and a word needs no flag and no order of memory beside
+# it.
+
+
+@triton.jit
+def pack(low, high):
+    low, high = low.to(tl.uint32, bitcast=True), high.to(tl.uint32, bitcast=True)
+    return low.to(tl.int64) | (high.to(tl.int64) << 32)
+
+
+@triton.jit
+def unpack(word):
+    return word.to(tl.int32).to(tl.float32, bitcast=True), (word >> 32).to(tl.int32).to(
+        tl.float32, bitcast=True
+    )
+
+
+@triton.jit
+def wait_for(words, inside, other):
+    """The words, once all of them are written."""
+    found = tl.load(words, inside, other=other, volatile=True)
+    while tl.max((found == -1).to(tl.int32)) == 1:
+        found = tl.load(words, inside, other=other, volatile=True)
+    return found
+
+
+# ---- parts of both kernels: tiles are (R, L, BH), R sequences, L segments, BH features ---------------------
+
+
+@triton.jit
+def two_blocks(a1, b1, a2, b2):
+    return a2 * a1, a2 * b1 + b2
+
+
+@triton.jit
+def two_runs(a1, b1, c1, d1, a2, b2, c2, d2):
+    """(A, B) of all segments of a run, and (C, D) of all but its last, what is before that one."""
+    return a2 * a1, a2 * b1 + b2, c2 * a1, c2 * b1 + d2
+
+
+@triton.jit
+def step(first, second, GRU: tl.constexpr, BACK: tl.constexpr):
+    """Gate and input of a step in float32: of a and b, backward of a and dh."""
+    gate, value = first.to(tl.float32), second.to(tl.float32)
+    if GRU and not BACK:
+        value *= gate
+    if GRU:
+        gate = 1.0 - gate
+    if BACK:
+        value *= gate
+    return gate, value
+
+
+@triton.jit
+def place(words, B, T, H: tl.constexpr, R: tl.constexpr, L: tl.constexpr, S: tl.constexpr, BH: tl.constexpr,
+          W: tl.constexpr):  # fmt: skip
+    """Chain (a sequence's BH features), block, rows (R, 1, 1), first steps (1, L, 1), features (1, 1, BH)."""
+    widths: tl.constexpr = (H + BH - 1) // BH
+    if W == 0:
+        chain, block = tl.program_id(0), 0
+    else:
+        ticket, chains = (tl.atomic_add(words, 1, sem="relaxed") + 1).to(tl.int32), B * widths  # R is 1
+        chain, block = ticket % chains, ticket // chains
+    row = (chain // widths * R + tl.arange(0, R)).to(tl.int64)[:, None, None]
+    t = (block * (L * S) + tl.arange(0, L) * S)[None, :, None]
+    n = (chain % widths * BH + tl.arange(0, BH))[None, None, :]
+    return chain, block, row, t, n
+
+
+@triton.jit
+def state_before_block(states, sums, first, block, BH: tl.constexpr, W: tl.constexpr):
+    """The state before a block, (1, 1, BH); ``first`` is that before all blocks.
+
+    states, sums: where the chain has its states and its (A, B), words (blocks, BH) each.
+    """
+    n = tl.arange(0, BH)[None, :]
+    other = pack(tl.reshape(first, (1, BH)), tl.zeros([1, BH], tl.float32))
+    if W == 1:  # each block is a group
+        state, _ = unpack(wait_for(states + (block - 1) * BH + n, (block > 0) & (n >= 0), other))
+        return tl.reshape(state, (1, 1, BH))
+    start = block // W * W
+    j = tl.arange(0, W)[:, None]
+    A, B = unpack(wait_for(sums + (start + j) * BH + n, (start + j < block) & (n >= 0), UNTOUCHED))  # (W, BH)
+    walked = tl.max(tl.where(A != A, j, -1))  # the last one that was walked, or -1
+    A, B = tl.where(j > walked, A, 1.0), tl.where(j > walked, B, 0.0)
+    A, B = tl.associative_scan((A, B), 0, two_blocks)
+    A = tl.sum(tl.where(j == W - 1, A, 0.0), 0, keep_dims=True)
+    B = tl.sum(tl.where(j == W - 1, B, 0.0), 0, keep_dims=True)
+    known = start + walked  # its state is written; that before the group if none was walked
+    state, _ = unpack(wait_for(states + known * BH + n, (known >= 0) & (n >= 0), other))
+    return tl.reshape(A * state + B, (1, 1, BH))
+
+
+@triton.jit
+def load_steps(p, at, inside, t, T, stride: tl.constexpr, S: tl.constexpr, other: tl.constexpr):
+    """S tiles: ``at`` is where step t is, and the next one a stride further on; ``other`` from step T on."""
+    steps = ()
+    for s in tl.static_range(S):
+        steps += (tl.load(p + at + s * stride, inside & (t + s < T), other=other),)
+    return steps
+
+
+@triton.jit
+def states_before_segments(
+    words, first, now_a, now_b, chain, block, blocks, chains,
+    R: tl.constexpr, L: tl.constexpr, S: tl.constexpr, BH: tl.constexpr, W: tl.constexpr,
+    GRU: tl.constexpr, BACK: tl.constexpr,
+):  # fmt: skip
+    """The state before the block, (R, 1, BH), before each segment, (R, L, BH), and whether it must be walked.
+
+    first: the state before all blocks, (R, 1, BH); now_a, now_b: S tiles (R, L, BH).
+    """
+    A, B = step(now_a[0], now_b[0], GRU, BACK)
+    largest = tl.abs(A)
+    for s in tl.static_range(1, S):
+        gate, value = step(now_a[s], now_b[s], GRU, BACK)
+        A, B = A * gate, gate * B + value
+        largest = tl.maximum(largest, tl.abs(gate), propagate_nan=tl.PropagateNan.ALL)
+    walks = tl.max((largest <= 1.0).to(tl.int32) ^ 1) == 1
+    one, zero = tl.full([R, L, BH], 1.0, tl.float32), tl.zeros([R, L, BH], tl.float32)
+    A, B, C, D = tl.associative_scan((A, B, one, zero), 1, two_runs)
+    if W > 0:  # there are several blocks, and R is 1
+        segment, n = tl.arange(0, L)[None, :, None], tl.arange(0, BH)[None, None, :]
+        sums = words + 1 + chain.to(tl.int64) * blocks * BH  # (chains, blocks, BH), then as many states
+        states = sums + chains.to(tl.int64) * blocks * BH
+        last = (segment == L - 1) & (n >= 0) & (block + 1 < blocks)
+        if W > 1:
+            told = pack(tl.where(walks, float("nan"), A), B)
+            tl.atomic_xchg(sums + block * BH + n + segment * 0, told, mask=last, sem="relaxed")
+        first = state_before_block(states, sums, first, block, BH, W)
+        tell = last & (block % W == W - 1) & (walks == 0)
+        told = pack(A * first + B, zero)
+        tl.atomic_xchg(states + block * BH + n + segment * 0, told, mask=tell, sem="relaxed")
+    return first, C * first + D, walks
+
+
+@triton.jit
+def tell_walked(words, state, chain, block, blocks, chains, BH: tl.constexpr):
+    """Write the state (1, 1, BH) after a block that was walked."""
+    n = tl.arange(0, BH)[None, None, :]
+    states = words + 1 + (chains + chain).to(tl.int64) * blocks * BH
+    told = pack(state, tl.zeros([1, 1, BH], tl.float32))
+    tl.atomic_xchg(states + block * BH + n, told, mask=(n >= 0) & (block + 1 < blocks), sem="relaxed")
+
+
+# ---- forward -----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def states(a, b, h, at, inside, t, T, H: tl.constexpr, state, S: tl.constexpr, GRU: tl.constexpr):
+    """Write the states of S steps from step t on, which is ``at``, and return the last."""
+    now_a = load_steps(a, at, inside, t, T, H, S, 0.0)
+    now_b = load_steps(b, at, inside, t, T, H, S, 0.0)
+    for s in tl.static_range(S):
+        gate, value = step(now_a[s], now_b[s], GRU, False)
+        state = gate * state + value
+        tl.store(h + at + s * H, state, inside & (t + s < T))
+    return state
+
+
+@triton.jit
+def scan_kernel(
+    a, b, h0, h, words, B, T, blocks,
+    H: tl.constexpr, R: tl.constexpr, L: tl.constexpr, S: tl.constexpr, BH: tl.constexpr, W: tl.constexpr,
+    GRU: tl.constexpr,
+):  # fmt: skip
+    chain, block, row, t, n = place(words, B, T, H, R, L, S, BH, W)
+    inside = (row < B) & (n < H)  # (R, 1, BH)
+    at = row * T * H + t.to(tl.int64) * H + n  # (R, L, BH)
+    now_a = load_steps(a, at, inside, t, T, H, S, 0.0)
+    now_b = load_steps(b, at, inside, t, T, H, S, 0.0)
+    state = tl.zeros([R, 1, BH], tl.float32)
+    if h0 is not None:
+        state += tl.load(h0 + row * H + n, inside, other=0.0).to(tl.float32)
+    chains = B * ((H + BH - 1) // BH)
+    state, before, walks = states_before_segments(
+        words, state, now_a, now_b, chain, block, blocks, chains, R, L, S, BH, W, GRU, False
+    )
+    if walks:
+        for u in range(block * (L * S), tl.minimum((block + 1) * (L * S), T), S):
+            state = states(a, b, h, (row * T + u) * H + n, inside, u, T, H, state, S, GRU)
+        if W > 0:
+            tell_walked(words, state, chain, block, blocks, chains, BH)
+    else:
+        states(a, b, h, at, inside, t, T, H, before, S, GRU)
+
+
+# ---- backward ----------------------------------------------------------------------------------------------
+# What step t gives back, c_t = gate_t (dh_t + c_{t+1}), is a recurrence in reverse: t counts from the end.
+# Beyond the first step a gate of 1 leaves it as it is.
+
+
+@triton.jit
+def grads(
+    dh, a, b, h, da, db, at, inside, t, T, H: tl.constexpr, before, carry, S: tl.constexpr, GRU: tl.constexpr
+):
+    """Write the gradients of S steps, and return what the last gives back; a GRU alone reads b."""
+    now_h = load_steps(h, at - H, inside, t, T - 1, -H, S, 0.0)
+    if GRU:
+        now_b = load_steps(b, at, inside, t, T, -H, S, 0.0)
+    now_g = load_steps(dh, at, inside, t, T, -H, S, 0.0)
+    now_a = load_steps(a, at, inside, t, T, -H, S, 0.0 if GRU else 1.0)
+    for s in tl.static_range(S):
+        there = inside & (t + s < T)
+        gate, g = now_a[s].to(tl.float32), now_g[s].to(tl.float32) + carry
+        last = tl.where(t + s < T - 1, now_h[s].to(tl.float32), before)
+        if GRU:
+            tl.store(da + at - s * H, g * (now_b[s].to(tl.float32) - last), there)
+            tl.store(db + at - s * H, g * gate, there)
+            gate = 1.0 - gate
+        else:
+            tl.store(da + at - s * H, g * last, there)
+            tl.store(db + at - s * H, g, there)
+        carry = gate * g
+    return carry
+
+
+@triton.jit
+def scan_grad_kernel(
+    dh, a, b, h0, h, da, db, dh0, words, B, T, blocks,
+    H: tl.constexpr, R: tl.constexpr, L: tl.constexpr, S: tl.constexpr, BH: tl.constexpr, W: tl.constexpr,
+    GRU: tl.constexpr,
+):  # fmt: skip
+    chain, block, row, t, n = place(words, B, T, H, R, L, S, BH, W)
+    inside = (row < B) & (n < H)  # (R, 1, BH)
+    at = row * T * H + (T - 1 - t).to(tl.int64) * H + n  # (R, L, BH)
+    now_a = load_steps(a, at, inside, t, T, -H, S, 0.0 if GRU else 1.0)
+    now_g = load_steps(dh, at, inside, t, T, -H, S, 0.0)
+    zero = tl.zeros([R, 1, BH], tl.float32)
+    chains = B * ((H + BH - 1) // BH)
+    carry, carries, walks = states_before_segments(
+        words, zero, now_a, now_g, chain, block, blocks, chains, R, L, S, BH, W, GRU, True
+    )
+    before = zero
+    if h0 is not None:
+        before += tl.load(h0 + row * H + n, inside, other=0.0).to(tl.float32)
+    if walks:
+        for u in range(block * (L * S), tl.minimum((block + 1) * (L * S), T), S):
+            now = (row * T + T - 1 - u) * H + n
+            carry = grads(dh, a, b, h, da, db, now, inside, u, T, H, before, carry, S, GRU)
+        if W > 0:
+            tell_walked(words, carry, chain, block, blocks, chains, BH)
+        if dh0 is not None:
+            tl.store(dh0 + row * H + n, carry, inside & (block + 1 == blocks))
+    else:
+        carries = grads(dh, a, b, h, da, db, at, inside, t, T, H, before, carries, S, GRU)
+        if dh0 is not None:  # from the last segment of the last block
+            tl.store(dh0 + row * H + n + t * 0, carries, inside & (t == (blocks * L - 1) * S))
+
+
+# ---- launches ----------------------------------------------------------------------------------------------
+
+
+@cache
+def scan_pays(B: int, T: int, H: int, itemsize: int, loop_steps: int, limits: DeviceLimits) -> bool:
+    """Whether a loop that loads so many steps ahead, of all its tensors together, leaves memory idle.
+
+    It does with few sequences, which have too few bytes in so many steps, and with narrow ones, which leave
+    most lanes of a warp idle.
+    """
+    if not STEPS_WORTH_IT <= T < 2**31 - 2**14:  # the last block's steps are counted in 32 bits
+        return False
+    ahead = B * H * itemsize * loop_steps
+    return 5 * ahead < 3 * LOOP_BYTES * limits.multiprocessors or H * itemsize < 32
+
+
+@cache
+def scan_plan(B: int, T: int, H: int, itemsize: int, limits: DeviceLimits) -> tuple[int, int, dict[str, int]]:
+    """Programs, blocks of a sequence, and sizes.
+
+    A row of a tile has 128 bytes, and down to 32 where there are few chains: then blocks have more steps, and
+    there are fewer to wait for. Groups together have two blocks for each multiprocessor, so that those that
+    run at a time wait for a group or two; a program reads at most 1024 words.
+    """
+    BH = min(128 // itemsize, next_power_of_2(H))
+    while BH * itemsize > 32 and B * cdiv(H, BH) < 8:
+        BH //= 2
+    S = 4 if BH <= 4 else 16 if itemsize == 2 and H % 4 == 0 else 8  # narrow rows: one line for several steps
+    L = min(TILE // BH, max(2, next_power_of_2(cdiv(T, S))))
+    R, blocks = TILE // (BH * L), cdiv(T, L * S)
+    chains = cdiv(B, R) * cdiv(H, BH)
+    wanted = next_power_of_2(cdiv(2 * limits.multiprocessors, chains))
+    W = min(1024 // BH, next_power_of_2(blocks), wanted) if blocks > 1 else 0
+    return chains * blocks, blocks, dict(H=H, R=R, L=L, S=S, BH=BH, W=W, num_warps=WARPS)
+
+
+def _words(like: Tensor, programs: int, sizes: dict[str, int]) -> Tensor | None:
+    """The counter of tickets, and what blocks tell each other, filled with -1; None where there is one block.
+
+    Filled by the GPU at each call, also when a CUDA graph is replayed.
+    """
+    if not sizes["W"]:
+        return None
+    return torch.full((1 + 2 * programs * sizes["BH"],), -1, dtype=torch.int64, device=like.device)
+
+
+def scan(a: Tensor, b: Tensor, h0: Tensor | None, h: Tensor, gru: bool) -> None:
+    """Write the states h (B, T, H); all tensors are contiguous."""
+    B, T, H = a.shape
+    programs, blocks, sizes = scan_plan(B, T, H, a.itemsize, device_limits(a.device))
+    scan_kernel[(programs,)](a, b, h0, h, _words(a, programs, sizes), B, T, blocks, GRU=gru, **sizes)
+
+
+def scan_back(
+    dh: Tensor, a: Tensor, b: Tensor | None, h0: Tensor | None, h: Tensor,
+    da: Tensor, db: Tensor, dh0: Tensor | None, gru: bool,
+) -> None:  # fmt: skip
+    """Write the gradients da, db (B, T, H) and, if there is one, dh0 (B, H); all tensors are contiguous."""
+    B, T, H = a.shape
+    programs, blocks, sizes = scan_plan(B, T, H, a.itemsize, device_limits(a.device))
+    words = _words(a, programs, sizes)
+    scan_grad_kernel[(programs,)](dh, a, b, h0, h, da, db, dh0, words, B, T, blocks, GRU=gru, **sizes)

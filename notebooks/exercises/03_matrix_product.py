@@ -1,0 +1,372 @@
+"""Exercises of lesson 3: what is right, what people write instead, and what helps them on."""
+
+from labkit.exercises.engine import Exercise, Mistake, RaceSpec, case_values
+from labkit.exercises.properties import KERNEL_CASES, PRODUCT
+from labkit.kernels.linear import linear_act, matmul
+from labkit.workloads.mlp import LINEAR_GELU, MATMUL, linear_gelu
+
+import math
+from operator import add
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, linear
+
+# ---- the K loop --------------------------------------------------------------------------------------------
+
+TILE, DEPTH = 64, 32
+"""Rows and columns of a tile, and its depth along K, as the scaffold launches them."""
+
+
+def masked_operand(operand: Tensor, mask: Any) -> Tensor:
+    """What the loop's loads bring of an operand (rows, K): beyond K the next row, after the last row NaN."""
+    K = operand.shape[1]
+    row, k = torch.arange(len(operand))[:, None], torch.arange(-(-K // DEPTH) * DEPTH)
+    values = torch.cat((operand.flatten(), operand.new_full((DEPTH,), math.nan)))[row * K + k]
+    return values.where(mask(k, K, row), 0.0)
+
+
+def with_masks(*masks: Any) -> tuple[Any, ...]:
+    """What comes out with another condition along K, a function of k, K and row: in both loads, or in one."""
+
+    def product(of_x: Any, of_weight: Any) -> Any:
+        return lambda x, weight: masked_operand(x, of_x) @ masked_operand(weight, of_weight).T
+
+    return tuple(
+        product(*pair) for mask in masks for pair in ((mask, mask), (mask, within_row), (within_row, mask))
+    )
+
+
+def within_row(k: Tensor, K: int, row: Tensor) -> Tensor:
+    """The right condition."""
+    return k < K
+
+
+def first_step(x: Tensor, weight: Tensor) -> Tensor:
+    """The product of the first tile along K."""
+    return x[:, :DEPTH] @ weight[:, :DEPTH].T
+
+
+def last_step(x: Tensor, weight: Tensor) -> Tensor:
+    """The product of the last tile along K."""
+    start = (x.shape[1] - 1) // DEPTH * DEPTH
+    return x[:, start:] @ weight[:, start:].T
+
+
+def same_step(x: Tensor, weight: Tensor) -> Tensor:
+    """The product of the first tile, as often as there are tiles."""
+    return -(-x.shape[1] // DEPTH) * first_step(x, weight)
+
+
+def one_further(operand: Tensor) -> Tensor:
+    """What comes in when each row begins one element behind the one before it."""
+    return operand.flatten()[torch.arange(len(operand))[:, None] + torch.arange(operand.shape[1])]
+
+
+def in_tiles(written: Any) -> Any:
+    """What comes out when a tile is stored only where ``written`` is true of its row and column, M and N."""
+
+    def gives(x: Tensor, weight: Tensor) -> Tensor:
+        y = linear(x, weight)
+        m, n = torch.arange(len(x))[:, None] // TILE, torch.arange(len(weight))[None, :] // TILE
+        return y.where(written(m, n, -(-len(x) // TILE), -(-len(weight) // TILE)), math.nan)
+
+    return gives
+
+
+without_masks, *one_operand = with_masks(lambda k, K, row: k >= 0)
+
+
+product = Exercise(
+    "the K loop",
+    "product",
+    reference=linear,
+    cases=((1, 1, 1), (5, 3, 31), (37, 66, 64), (130, 40, 70)),
+    large=((2, 3, 1030), (260, 70, 5), (2, 260, 33)),
+    inputs=lambda M, N, K: {"x": torch.randn(M, K), "weight": torch.randn(N, K)},
+    right="Each number that a program loads is used 64 times, and nothing beyond a tensor is loaded.",
+    properties=PRODUCT,
+    **KERNEL_CASES,
+    mistakes={
+        "nothing-stored": Mistake(
+            "y is all NaN, as new_empty left it. Which line writes a tile of it?",
+            "As in outer_kernel: tl.store(addresses, total, mask), after the loop.",
+            gives=in_tiles(lambda m, n, M, N: m < 0),
+        ),
+        "one-tile": Mistake(
+            "The first 64 rows and columns are right, and nobody wrote the others. Who should have?",
+            "Every program stores to the same tile. What tells a program which one is its own?",
+            "tl.program_id(0) counts tiles down the rows, in steps of BM, and tl.program_id(1) across the "
+            "columns, in steps of BN.",
+            gives=in_tiles(lambda m, n, M, N: (m == 0) & (n == 0)),
+        ),
+        "axes": Mistake(
+            "Look at the grid: how many programs has axis 0, and how many has axis 1?",
+            "Axis 0 has a program for each 64 rows of x, axis 1 one for each 64 rows of weight. Which of the "
+            "two does your `row` come from?",
+            gives=in_tiles(lambda m, n, M, N: (m < N) & (n < M)),
+        ),
+        "first-step": Mistake(
+            "Where K is at most 32 it's right. Which numbers does your program never load when K is 70?",
+            "One tl.dot covers BK places along K. Repeat it, with `k` further on each time.",
+            "for start in range(0, K, BK): makes the steps.",
+            gives=first_step,
+        ),
+        "last-step": Mistake(
+            "With K = 70 the result is the product of the last 6 places. Where did the sums of 64 others go?",
+            "Each step of the loop sets `total` anew. It has to begin as what it was.",
+            "tl.dot's third argument is added to the product.",
+            gives=last_step,
+        ),
+        "same-step": Mistake(
+            "With K = 64 you get twice the product of the first 32 places. What changes from step to step?",
+            "The places along K are start to start + BK.",
+            gives=same_step,
+        ),
+        "row-length": Mistake(
+            "Row 0 of x and row 0 of weight give the right number. Where does row 1 begin?",
+            "Rows lie one behind the other, and each has K numbers.",
+            "The address of place k in row r of x is x + r * K + k.",
+            gives=(
+                lambda x, weight: linear(one_further(x), one_further(weight)),
+                lambda x, weight: linear(one_further(x), weight),
+                lambda x, weight: linear(x, one_further(weight)),
+            ),
+        ),
+        "no-mask": Mistake(
+            "Try K = 32, 64 and 33. Which come out right, and what does the last tile of the other hold?",
+            "Nothing stops a load along K, so it goes on into the next row. Where does this one end?",
+            "Join a condition on `k` to the one on rows by &, each in parentheses, in both loads.",
+            gives=without_masks,
+        ),
+        "one-operand": Mistake(
+            "Where the result isn't NaN it's right. What is 0 times NaN?",
+            "One operand is zero beyond K. The other holds its next row there, or anything.",
+            "Give the other load the same condition on `k`.",
+            gives=tuple(one_operand),
+        ),
+        "no-other": Mistake(
+            "A load leaves the masked places of its block alone. Which number stands there then?",
+            "On a GPU whatever the register held before. Yours has to be one that adds nothing to a sum.",
+            "tl.load takes it as `other`.",
+            gives=lambda x, weight: linear(x, weight) + (math.nan if x.shape[1] % DEPTH else 0.0),
+        ),
+        "off-by-one": Mistake(
+            "A row has K places. What are the numbers of its first and of its last one?",
+            "They are 0 and K - 1. Put K - 1 and K into your condition: only the first may be true.",
+            gives=with_masks(lambda k, K, row: k <= K, lambda k, K, row: k < K - 1),
+        ),
+        "whole-tiles": Mistake(
+            "With K = 70, what happens to the places 64 to 69?",
+            "They belong to the sum, though their tile isn't full. Let the loop run to K, and decide for "
+            "each place in `k` by itself.",
+            gives=with_masks(
+                lambda k, K, row: k // DEPTH * DEPTH + DEPTH <= K,
+                lambda k, K, row: k // DEPTH * DEPTH + DEPTH < K,
+            ),
+        ),
+        "not-turned": Mistake(
+            "tl.dot sums over the columns of its first block and the rows of its second. What are yours?",
+            "a is (BM, BK), and b, a tile of weight, is (BN, BK). The sum goes over BK.",
+            "b.T is (BK, BN).",
+            raises="equal reduction dimensions",
+        ),
+        "no-shape": Mistake(
+            "x and weight are addresses of first elements. How far is it from one row to the next?",
+            "Rows lie one behind the other: row r of x begins at x + r * K.",
+            raises=r"\.(shape|stride|numel|size)\b",
+        ),
+    },
+    race=RaceSpec(
+        MATMUL,
+        {"F.linear": linear, "labkit": matmul},
+        # a square product, and one whose rows no wide load can take
+        ({"batch": 4096, "width": 4096}, {"batch": 4096, "width": 4097, "out": 4096}),
+    ),
+)
+
+# ---- the epilogue ------------------------------------------------------------------------------------------
+
+ROOT = math.sqrt(2 / math.pi)
+
+
+def layer_inputs(M: int, N: int, K: int) -> dict[str, Any]:
+    """x (M, K), weight (N, K) and bias (N,): z has a standard deviation of 1.4."""
+    return {"x": torch.randn(M, K), "weight": torch.randn(N, K) / K**0.5, "bias": torch.randn(N)}
+
+
+def of_z(*formulas: Any) -> tuple[Any, ...]:
+    """What comes out when z = x W^T + b goes through these formulas."""
+    return tuple(lambda x, w, b, formula=each: formula(linear(x, w, b)) for each in formulas)
+
+
+def by_row(beyond: float) -> Any:
+    """What comes out when a row's number picks its bias, and ``beyond`` the last one stands this."""
+
+    def gives(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        rest = bias.new_full((max(0, len(x) - len(bias)),), beyond)
+        return gelu(linear(x, weight) + torch.cat((bias, rest))[: len(x), None], approximate="tanh")
+
+    return gives
+
+
+def inner(z: Tensor, cube: float = 0.044715) -> Tensor:
+    """u of the tanh form."""
+    return ROOT * (z + cube * z**3)
+
+
+def vendor(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """cuBLASLt's product with bias and GELU in its epilogue."""
+    return torch._addmm_activation(bias, x, weight.T, use_gelu=True)
+
+
+epilogue = Exercise(
+    "an epilogue of bias and GELU",
+    "linear_gelu",
+    reference=linear_gelu,
+    cases=((1, 1, 8), (5, 19, 40), (33, 40, 72)),
+    large=((2, 3, 1032), (130, 3, 8), (2, 140, 24)),
+    inputs=layer_inputs,
+    right="z never reaches memory: one tensor is written, and no second kernel reads and writes it again.",
+    properties=PRODUCT,
+    **KERNEL_CASES,
+    mistakes={
+        "nothing-stored": Mistake(
+            "y is all NaN, as new_empty left it. Which line writes a tile of it?",
+            "store_tile, which the lesson has for its own kernels, masks and stores; or write a tl.store.",
+            gives=lambda x, w, b: linear(x, w, b) * math.nan,
+        ),
+        "no-bias": Mistake(
+            "Take weights of zero. What should come out, and what does?",
+            "bias has a number for each column of the tile: load BN of them, and add them to all rows.",
+            gives=lambda x, w, b: gelu(linear(x, w), approximate="tanh"),
+        ),
+        "bias-after": Mistake(
+            "Where is b in the formula: inside of gelu, or outside?",
+            "Add it to the sums, and give the result to GELU.",
+            gives=lambda x, w, b: gelu(linear(x, w), approximate="tanh") + b,
+        ),
+        "bias-by-row": Mistake(
+            "Subtract z from total for a few rows and columns. Along which of them does your bias change?",
+            "bias has N numbers, one for each column. As [None, :] a block of BN numbers is a row.",
+            gives=(by_row(0.0), by_row(math.nan)),
+        ),
+        "no-activation": Mistake(
+            "What does gelu(-5) give, and what does yours?",
+            "Multiply z by a sigmoid, the one in the text above the cell.",
+            gives=of_z(lambda z: z),
+        ),
+        "sigmoid-only": Mistake(
+            "gelu(10) is nearly 10. What does yours give for z = 10?",
+            "The sigmoid lies between 0 and 1: it's the share of z that passes. Multiply z by it.",
+            gives=of_z(lambda z: torch.sigmoid(2 * inner(z))),
+        ),
+        "half-the-argument": Mistake(
+            "Compare at z = 1: gelu gives 0.841, yours less. What stands inside of the sigmoid?",
+            "It is 2u, and u has the root in it.",
+            gives=of_z(
+                lambda z: z * torch.sigmoid(inner(z)), lambda z: z * torch.sigmoid(2 * inner(z) / ROOT)
+            ),
+        ),
+        "another-gelu": Mistake(
+            "Near zero it's right. How far are you from the reference at z = 2?",
+            "There are several GELUs. The course takes the tanh form: its u has z and its cube.",
+            "0.044715 belongs to z * z * z, and the root to both terms.",
+            gives=of_z(
+                gelu,
+                lambda z: z * torch.sigmoid(1.702 * z),
+                lambda z: z * torch.sigmoid(2 * inner(z, 0.0)),
+                lambda z: z * torch.sigmoid(2 * ROOT * (z + 0.044715 * z**2)),
+                lambda z: z * torch.sigmoid(2 * (ROOT * z + 0.044715 * z**3)),
+            ),
+            when=lambda calls: calls[0].dtype is torch.float32,  # in 16 bits some can't be told from it
+        ),
+        "tanh": Mistake(
+            "Triton has no tanh that runs everywhere. Which function is the text's formula made of?",
+            "(1 + tanh(u)) / 2 is the sigmoid of 2u: tl.sigmoid.",
+            raises=r"tanh|libdevice",
+        ),
+    },
+    race=RaceSpec(
+        LINEAR_GELU,
+        {
+            "eager": linear_gelu,
+            "torch.compile": linear_gelu,
+            "_addmm_activation": vendor,
+            "labkit": linear_act,
+        },
+        # a product whose epilogue is a large share, and one where it hardly counts
+        ({"batch": 8192, "width": 768, "hidden": 3072}, {"batch": 8192, "width": 4096, "hidden": 4096}),
+        roundings=3,
+    ),
+)
+
+# ---- does fusing pay? --------------------------------------------------------------------------------------
+
+DEVICES = ((7.5e14, 4.2e12), (6e13, 2.4e11), (1e14, 4e12))
+"""FLOP/s of a matmul and bytes/s: roughly an H200, an L4, and a device with little arithmetic."""
+SHAPES = ((8192, 768, 3072), (32768, 128, 512), (8192, 4096, 11008), (16, 4096, 14336), (128, 512, 4096))
+"""rows, d, h: near the ridge, below it, far above it; and few rows, where the weights are the most bytes."""
+
+
+COUNTS = {"operations": 4, "x": 1, "weights": 2, "stored": 2, "fused": 1, "passes": 3}
+"""Operations for each of rows * d * h; tensors that are read, stored without fusing and with it, and that the
+second kernel moves."""
+
+
+def model(floor: Any = max, **changes: int) -> Any:
+    """A prediction with other counts, or another function of the two floors."""
+    n = COUNTS | changes
+
+    def speedup(rows: int, d: int, h: int, rate: float, bandwidth: float) -> float:
+        computed, tensor = n["operations"] * rows * d * h / rate, 2 * rows * h / bandwidth
+        read = 2 * (n["x"] * rows * d + n["weights"] * h * d) / bandwidth
+        gemm, fused = (floor(computed, read + n[stored] * tensor) for stored in ("stored", "fused"))
+        return float((gemm + n["passes"] * tensor) / fused)
+
+    return speedup
+
+
+pays = Exercise(
+    "predict whether fusing pays",
+    "speedup",
+    reference=model(),
+    cases=tuple((*shape, *device) for shape in SHAPES for device in DEVICES),
+    inputs=case_values("rows", "d", "h", "rate", "bandwidth"),
+    tolerance=0.005,
+    right="Where arithmetic rules it is 1 + 1.5 rate / (bandwidth d): the wider, the less fusing brings.",
+    mistakes={
+        "operations": Mistake(
+            "With 1 row, d = 2 and h = 1: how many multiplications and additions, and how many bytes?",
+            "Two sums of two products, each product added to its sum: 4 multiplications, 4 additions. A "
+            "number has 2 bytes.",
+            gives=(model(operations=2), model(operations=8), model(operations=2, weights=1, stored=1)),
+        ),
+        "floors": Mistake(
+            "What takes the time of a product where d is 128, and what where d is 4096?",
+            "Bytes, then operations. Both run at once, so the slower of the two is the time, in gemm and "
+            "in fused.",
+            gives=tuple(
+                model(floor=each)
+                for each in (min, add, lambda computed, moved: computed, lambda *each: each[1])
+            ),
+        ),
+        "written": Mistake(
+            "Which tensors of rows x h does the first kernel store without fusing, which with it?",
+            "The second kernel needs gate and up. The fused one keeps them in registers, and stores what "
+            "the second one would have.",
+            gives=(model(fused=2), model(fused=0), model(stored=1), model(stored=0, fused=0)),
+        ),
+        "read": Mistake(
+            "Take 16 rows. Which of the tensors that the products read are the largest?",
+            "The weights, h x d each. Count both, and x once: fused or not.",
+            gives=(model(weights=0), model(weights=1), model(x=0), model(x=2)),
+        ),
+        "second-kernel": Mistake(
+            "Which tensors does the second kernel load, and which does it store?",
+            "GELU and the product are one kernel: gate and up come in, one tensor goes out.",
+            gives=tuple(model(passes=count) for count in (0, 1, 2, 4, 5)),
+        ),
+    },
+)

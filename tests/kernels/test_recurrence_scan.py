@@ -1,0 +1,146 @@
+"""labkit.kernels.recurrence_scan: blocks, groups of blocks, growing gates, its plan, what is compiled."""
+
+import itertools
+import math
+
+import cases
+import operators as op
+import pytest
+import torch
+from launches import ROOM
+from operators import bf16, fp16, fp32, gradients, limits_of
+from recurring import examine, launch, steps
+
+from labkit.kernels import linear_recurrence, recurrence_scan
+from labkit.measure import correctness
+
+LINEAR, GRU = cases.LINEAR, cases.GRU
+every_case = pytest.mark.parametrize("case", [LINEAR, GRU], ids=repr)
+
+
+@pytest.fixture(autouse=True)
+def scanned(monkeypatch):
+    """Every call is a scan, of small tiles: so a short sequence has blocks and groups."""
+    monkeypatch.setattr(steps, "scan_pays", lambda *_: True)
+    monkeypatch.setattr(recurrence_scan, "TILE", 32)
+    recurrence_scan.scan_plan.cache_clear()
+    yield
+    recurrence_scan.scan_plan.cache_clear()
+
+
+@every_case
+@pytest.mark.parametrize(
+    "shape", [(2, 100, 8), (1, 70, 5), (3, 40, 1), (2, 33, 3), (9, 7, 2), (1, 1, 1)], ids=str
+)
+def test_any_shape_is_right(case, shape):
+    examine(case, shape)
+
+
+@every_case
+def test_every_layout_and_dtype_is_right_with_and_without_a_first_state(case):
+    examine(case, (2, 50, 6), layouts=correctness.LAYOUTS, dtypes=correctness.DTYPES)
+    examine(case.without_h0, (2, 50, 6))
+
+
+@every_case
+def test_a_state_in_half_precision_is_rounded_once(case):
+    tensors = op.drawn(case, 2, 200, 8, dtype=fp16)
+    op.assert_each_rounded_once(case.call(*tensors), case.reference(*(t.double() for t in tensors)))
+
+
+def test_growing_gates_are_right_where_their_products_overflow(monkeypatch):
+    """States that stay at 1, exactly; that grow from next to nothing; that are zero until late."""
+    monkeypatch.setattr(recurrence_scan, "TILE", 512)
+    T = 4096 if not op.labkit.gpu.available() else 65536
+    device = op.labkit.gpu.device()
+    two, less, one = (torch.full((1, T, 4), x, device=device) for x in (2.0, -1.0, 1.0))
+    assert torch.equal(linear_recurrence(two, less, one[:, 0]), one)
+    late = torch.zeros_like(one)
+    late[:, -5] = 1
+    assert linear_recurrence(3 * one, late)[0, -6:, 0].tolist() == [0, 1, 3, 9, 27, 81]
+    got = linear_recurrence(1.02 * one[:, :4096], 0 * one[:, :4096], 1e-30 * one[:, 0])
+    assert got[0, -1, 0].item() == pytest.approx(1e-30 * float(torch.tensor(1.02)) ** 4096, rel=1e-3)
+
+
+@every_case
+def test_some_blocks_are_walked_and_others_not(case):
+    """Gates above 1 here and there, in the first block and in the last, with gradients."""
+    a, b, h0 = op.drawn(case, 2, 150, 8)
+    for at in (0, 40, 41, 97, 149):
+        a[:, at, 1::2] = -0.5 if case is GRU else 1.5
+    got = gradients(case.call, (a, b, h0))
+    for one, want in zip(got, op.exact(case, (a, b, h0), 2 * got[0].double()), strict=True):
+        assert correctness.relative_error(one, want) < 1e-6
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@every_case
+def test_nan_and_infinity_stay_in_their_sequence_and_feature(case):
+    a, b, h0 = op.drawn(case, 2, 90, 6)
+    want = case.call(a, b, h0)
+    for which, value in itertools.product((0, 1), (math.nan, math.inf)):
+        given = [a.clone(), b.clone(), h0]
+        given[which][0, 33, 2] = value
+        got = case.call(*given)
+        assert not got[0, 33:, 2].isfinite().any()
+        got[0, 33:, 2] = want[0, 33:, 2]
+        torch.testing.assert_close(got, want)
+
+
+@op.GPU
+@every_case
+def test_a_graph_resets_what_blocks_wait_for(case):
+    got, want = op.captured(case.call, op.drawn(case, 1, 5000, 33))
+    assert op.equal(got, want)
+
+
+@op.GPU
+@every_case
+def test_it_is_the_same_from_run_to_run_whoever_is_first(case):
+    tensors = op.drawn(case, 3, 20000, 40)
+    first = gradients(case.call, tensors)
+    for _ in range(20):
+        assert op.equal(gradients(case.call, tensors), first)
+
+
+# --- the plan -----------------------------------------------------------------------------------------
+
+
+def test_programs_cover_all_steps_features_and_sequences(monkeypatch):
+    monkeypatch.setattr(recurrence_scan, "TILE", 512)
+    sizes = itertools.product((1, 3, 64, 4096), (1, 5, 200, 16384, 2**20), (1, 3, 5, 33, 128, 512), (2, 4))
+    for B, T, H, itemsize in sizes:
+        programs, blocks, plan = recurrence_scan.scan_plan(B, T, H, itemsize, limits_of("sm_90"))
+        R, L, S, BH, W = (plan[name] for name in ("R", "L", "S", "BH", "W"))
+        assert R * L * BH == 512 and blocks * L * S >= T > (blocks - 1) * L * S
+        assert programs == math.ceil(B / R) * math.ceil(H / BH) * blocks
+        assert (W == 0) == (blocks == 1) and (W == 0 or R == 1) and W * BH <= 1024
+
+
+def test_a_scan_is_for_few_or_narrow_sequences_of_many_steps():
+    pays, gpu = recurrence_scan.scan_pays, limits_of("sm_90")
+    assert (
+        pays(8, 4096, 512, 4, 32, gpu) and pays(1, 65536, 128, 2, 32, gpu) and pays(4096, 1000, 3, 4, 32, gpu)
+    )
+    assert not pays(1024, 64, 512, 4, 32, gpu) and not pays(64, 2048, 512, 4, 32, gpu)
+    assert not pays(8, 100, 512, 4, 32, gpu)
+
+
+# --- what is compiled ---------------------------------------------------------------------------------
+
+
+@op.INTERPRETED
+def test_it_compiles_and_fits(monkeypatch):
+    monkeypatch.setattr(recurrence_scan, "TILE", 512)
+    kernels = {recurrence_scan: ("scan_kernel", "scan_grad_kernel")}
+    asked = {
+        "sm_80": [(GRU.call, *[(8, 2**17, 1)] * 2, (8, 1), fp32)],
+        "sm_90": [(LINEAR.call, *[(2, 16384, 512)] * 2, (2, 512), fp32)],
+        "sm_120": [(LINEAR.call, *[(1, 16384, 512)] * 2, (1, 512), bf16)],  # a batch of 1 is a constant
+    }
+    for v in op.variants_of(kernels, asked, lambda call, *of: launch(call, *of[:-1], dtype=of[-1])):
+        assert v.code.spills <= 64 and v.code.shared_bytes <= 16 * 1024 < ROOM[v.target] * 1024, v
+        assert "ld.volatile.global" in v.code.ptx, "what is waited for is read anew"
+        if v.launch.H == 512:
+            widest = 128 if v.dtype is fp32 else 64
+            assert v.code.widest_load == widest and v.code.registers <= 192, v
