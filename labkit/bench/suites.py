@@ -64,9 +64,7 @@ def chain() -> list[SuitePart]:
     """gelu(x + bias) * other."""
     who = _contenders(mlp.CHAIN, mlp.chain, kernels.gelu_mul)
     return [
-        SuitePart(
-            who, _shapes("batch width", (8192, 3072), (32768, 4096)), directions=BOTH, ranges=POINTWISE
-        )
+        SuitePart(who, _shapes("batch width", (8192, 3072), (32768, 4096)), directions=BOTH, ranges=POINTWISE)
     ]
 
 
