@@ -1,9 +1,12 @@
 """linear_recurrence and min_gru for few or narrow sequences: a scan over time, in one pass that looks back.
 
-Two steps make one: with h2 = a2 h1 + b2 and h1 = a1 h0 + b1 it is h2 = (a2 a1) h0 + (a2 b1 + b2). A program
+Two steps make one: with h2 = a2 h1 + b2 and h1 = a1 h0 + b1 it is h2 = (a2 a1) h0 + (a2 b1 + b2). A tile
 has a block of L segments of S steps each. Each lane goes through its own segment, a scan combines the
-segments, and with the state before the block each lane goes through its segment again, read from the cache.
-So a whole tile is in flight where a loop has a few steps.
+segments, and with the state before the block each lane goes through its segment again. So a whole tile is in
+flight where a loop has a few steps.
+
+Where there are enough sequences a program goes through all blocks of one, and loads the next while it
+computes one. Else each program has a block, and must know the state before it.
 
 The state before a block comes from the programs before it. Each writes at once what its block does to any
 state, its (A, B) with h = A h0 + B. W blocks are a group; the last of a group writes its state too. A
@@ -29,8 +32,9 @@ from torch import Tensor
 from labkit.kernels.common import DeviceLimits, cdiv, device_limits, next_power_of_2
 
 WARPS, TILE = 4, 512
-"""A program's warps, and the segments times features of its tile: four for each lane."""
-STEPS_WORTH_IT = 128
+"""A program's warps, and the most segments times features of its tile: four for each lane. These and the
+plan's numbers were found by measuring on an H200."""
+STEPS_WORTH_IT = 64
 """A loop of fewer steps is over before blocks have looked back."""
 LOOP_BYTES = 30 * 1024
 """Bytes in flight per multiprocessor with which a loop that holds them in registers is at memory's speed."""
@@ -58,11 +62,15 @@ def unpack(word):
 
 @triton.jit
 def wait_for(words, inside, other):
-    """The words, once all of them are written."""
-    found = tl.load(words, inside, other=other, volatile=True)
-    while tl.max((found == -1).to(tl.int32)) == 1:
-        found = tl.load(words, inside, other=other, volatile=True)
-    return found
+    """The words, once all of them are written.
+
+    They are read again at the end: where lanes of several warps have the same word, ``tl.max`` asks one of
+    them, and what another has read may be older.
+    """
+    while tl.max((tl.load(words, inside, other=other, volatile=True) == -1).to(tl.int32)) == 1:
+        pass
+    tl.debug_barrier()
+    return tl.load(words, inside, other=other, volatile=True)
 
 
 # ---- parts of both kernels: tiles are (R, L, BH), R sequences, L segments, BH features ---------------------
@@ -142,6 +150,13 @@ def load_steps(p, at, inside, t, T, stride: tl.constexpr, S: tl.constexpr, other
 
 
 @triton.jit
+def last_segment(x, L: tl.constexpr):
+    """Of a tile (R, L, BH) what belongs to its last segment, (R, 1, BH)."""
+    segment = tl.arange(0, L)[None, :, None]
+    return tl.sum(tl.where(segment == L - 1, x, 0.0), 1, keep_dims=True)
+
+
+@triton.jit
 def states_before_segments(
     words, first, now_a, now_b, chain, block, blocks, chains,
     R: tl.constexpr, L: tl.constexpr, S: tl.constexpr, BH: tl.constexpr, W: tl.constexpr,
@@ -188,14 +203,25 @@ def tell_walked(words, state, chain, block, blocks, chains, BH: tl.constexpr):
 
 
 @triton.jit
-def states(a, b, h, at, inside, t, T, H: tl.constexpr, state, S: tl.constexpr, GRU: tl.constexpr):
+def write_states(
+    h, at, inside, t, T, H: tl.constexpr, now_a, now_b, state, S: tl.constexpr, GRU: tl.constexpr
+):
     """Write the states of S steps from step t on, which is ``at``, and return the last."""
-    now_a = load_steps(a, at, inside, t, T, H, S, 0.0)
-    now_b = load_steps(b, at, inside, t, T, H, S, 0.0)
     for s in tl.static_range(S):
         gate, value = step(now_a[s], now_b[s], GRU, False)
         state = gate * state + value
         tl.store(h + at + s * H, state, inside & (t + s < T))
+    return state
+
+
+@triton.jit
+def walk(a, b, h, row, n, inside, first, end, T, H: tl.constexpr, state, S: tl.constexpr, GRU: tl.constexpr):
+    """Write the states (R, 1, BH) of the steps from ``first`` to ``end`` one by one, and return the last."""
+    for u in range(first, tl.minimum(end, T), S):
+        at = (row * T + u) * H + n
+        now_a = load_steps(a, at, inside, u, T, H, S, 0.0)
+        now_b = load_steps(b, at, inside, u, T, H, S, 0.0)
+        state = write_states(h, at, inside, u, T, H, now_a, now_b, state, S, GRU)
     return state
 
 
@@ -214,16 +240,33 @@ def scan_kernel(
     if h0 is not None:
         state += tl.load(h0 + row * H + n, inside, other=0.0).to(tl.float32)
     chains = B * ((H + BH - 1) // BH)
-    state, before, walks = states_before_segments(
-        words, state, now_a, now_b, chain, block, blocks, chains, R, L, S, BH, W, GRU, False
-    )
-    if walks:
-        for u in range(block * (L * S), tl.minimum((block + 1) * (L * S), T), S):
-            state = states(a, b, h, (row * T + u) * H + n, inside, u, T, H, state, S, GRU)
-        if W > 0:
-            tell_walked(words, state, chain, block, blocks, chains, BH)
+    if W == 0:  # a program has a whole chain, and loads the next block before it computes one
+        for block in range(0, blocks):
+            soon, later = t + L * S, at + L * S * H
+            next_a = load_steps(a, later, inside, soon, T, H, S, 0.0)
+            next_b = load_steps(b, later, inside, soon, T, H, S, 0.0)
+            _, before, walks = states_before_segments(
+                words, state, now_a, now_b, chain, block, blocks, chains, R, L, S, BH, W, GRU, False
+            )
+            if walks:
+                start = block * (L * S)
+                state = walk(a, b, h, row, n, inside, start, start + L * S, T, H, state, S, GRU)
+            else:
+                after = write_states(h, at, inside, t, T, H, now_a, now_b, before, S, GRU)
+                state = last_segment(after, L)
+            now_a, now_b, t, at = next_a, next_b, soon, later
     else:
-        states(a, b, h, at, inside, t, T, H, before, S, GRU)
+        state, before, walks = states_before_segments(
+            words, state, now_a, now_b, chain, block, blocks, chains, R, L, S, BH, W, GRU, False
+        )
+        if walks:
+            start = block * (L * S)
+            state = walk(a, b, h, row, n, inside, start, start + L * S, T, H, state, S, GRU)
+            tell_walked(words, state, chain, block, blocks, chains, BH)
+        else:
+            now_a = load_steps(a, at, inside, t, T, H, S, 0.0)  # again: they need not stay in registers
+            now_b = load_steps(b, at, inside, t, T, H, S, 0.0)
+            write_states(h, at, inside, t, T, H, now_a, now_b, before, S, GRU)
 
 
 # ---- backward ----------------------------------------------------------------------------------------------
@@ -232,15 +275,21 @@ def scan_kernel(
 
 
 @triton.jit
-def grads(
-    dh, a, b, h, da, db, at, inside, t, T, H: tl.constexpr, before, carry, S: tl.constexpr, GRU: tl.constexpr
-):
-    """Write the gradients of S steps, and return what the last gives back; a GRU alone reads b."""
+def load_inputs(h, b, at, inside, t, T, H: tl.constexpr, S: tl.constexpr, GRU: tl.constexpr):
+    """The states before S steps, and their b, which a GRU alone reads."""
     now_h = load_steps(h, at - H, inside, t, T - 1, -H, S, 0.0)
+    now_b = now_h
     if GRU:
         now_b = load_steps(b, at, inside, t, T, -H, S, 0.0)
-    now_g = load_steps(dh, at, inside, t, T, -H, S, 0.0)
-    now_a = load_steps(a, at, inside, t, T, -H, S, 0.0 if GRU else 1.0)
+    return now_h, now_b
+
+
+@triton.jit
+def write_grads(
+    da, db, at, inside, t, T, H: tl.constexpr, now_a, now_g, now_h, now_b, before, carry,
+    S: tl.constexpr, GRU: tl.constexpr,
+):  # fmt: skip
+    """Write the gradients of S steps, and return what the last gives back; a GRU alone has now_b."""
     for s in tl.static_range(S):
         there = inside & (t + s < T)
         gate, g = now_a[s].to(tl.float32), now_g[s].to(tl.float32) + carry
@@ -257,6 +306,21 @@ def grads(
 
 
 @triton.jit
+def walk_back(
+    dh, a, b, h, da, db, row, n, inside, first, end, T, H: tl.constexpr, before, carry,
+    S: tl.constexpr, GRU: tl.constexpr,
+):  # fmt: skip
+    """The same of steps from ``first`` to ``end``, one by one."""
+    for u in range(first, tl.minimum(end, T), S):
+        at = (row * T + T - 1 - u) * H + n
+        now_a = load_steps(a, at, inside, u, T, -H, S, 0.0 if GRU else 1.0)
+        now_g = load_steps(dh, at, inside, u, T, -H, S, 0.0)
+        now_h, now_b = load_inputs(h, b, at, inside, u, T, H, S, GRU)
+        carry = write_grads(da, db, at, inside, u, T, H, now_a, now_g, now_h, now_b, before, carry, S, GRU)
+    return carry
+
+
+@triton.jit
 def scan_grad_kernel(
     dh, a, b, h0, h, da, db, dh0, words, B, T, blocks,
     H: tl.constexpr, R: tl.constexpr, L: tl.constexpr, S: tl.constexpr, BH: tl.constexpr, W: tl.constexpr,
@@ -267,26 +331,52 @@ def scan_grad_kernel(
     at = row * T * H + (T - 1 - t).to(tl.int64) * H + n  # (R, L, BH)
     now_a = load_steps(a, at, inside, t, T, -H, S, 0.0 if GRU else 1.0)
     now_g = load_steps(dh, at, inside, t, T, -H, S, 0.0)
-    zero = tl.zeros([R, 1, BH], tl.float32)
+    carry = tl.zeros([R, 1, BH], tl.float32)
     chains = B * ((H + BH - 1) // BH)
-    carry, carries, walks = states_before_segments(
-        words, zero, now_a, now_g, chain, block, blocks, chains, R, L, S, BH, W, GRU, True
-    )
-    before = zero
+    before = tl.zeros([R, 1, BH], tl.float32)
     if h0 is not None:
         before += tl.load(h0 + row * H + n, inside, other=0.0).to(tl.float32)
-    if walks:
-        for u in range(block * (L * S), tl.minimum((block + 1) * (L * S), T), S):
-            now = (row * T + T - 1 - u) * H + n
-            carry = grads(dh, a, b, h, da, db, now, inside, u, T, H, before, carry, S, GRU)
-        if W > 0:
-            tell_walked(words, carry, chain, block, blocks, chains, BH)
-        if dh0 is not None:
-            tl.store(dh0 + row * H + n, carry, inside & (block + 1 == blocks))
+    if W == 0:
+        now_h, now_b = load_inputs(h, b, at, inside, t, T, H, S, GRU)
+        for block in range(0, blocks):
+            soon, later = t + L * S, at - L * S * H
+            next_h, next_b = load_inputs(h, b, later, inside, soon, T, H, S, GRU)
+            next_a = load_steps(a, later, inside, soon, T, -H, S, 0.0 if GRU else 1.0)
+            next_g = load_steps(dh, later, inside, soon, T, -H, S, 0.0)
+            _, carries, walks = states_before_segments(
+                words, carry, now_a, now_g, chain, block, blocks, chains, R, L, S, BH, W, GRU, True
+            )
+            start = block * (L * S)
+            if walks:
+                carry = walk_back(
+                    dh, a, b, h, da, db, row, n, inside, start, start + L * S, T, H, before, carry, S, GRU
+                )
+            else:
+                after = write_grads(
+                    da, db, at, inside, t, T, H, now_a, now_g, now_h, now_b, before, carries, S, GRU
+                )
+                carry = last_segment(after, L)
+            now_a, now_g, now_h, now_b, t, at = next_a, next_g, next_h, next_b, soon, later
     else:
-        carries = grads(dh, a, b, h, da, db, at, inside, t, T, H, before, carries, S, GRU)
-        if dh0 is not None:  # from the last segment of the last block
-            tl.store(dh0 + row * H + n + t * 0, carries, inside & (t == (blocks * L - 1) * S))
+        carry, carries, walks = states_before_segments(
+            words, carry, now_a, now_g, chain, block, blocks, chains, R, L, S, BH, W, GRU, True
+        )
+        if walks:
+            start = block * (L * S)
+            carry = walk_back(
+                dh, a, b, h, da, db, row, n, inside, start, start + L * S, T, H, before, carry, S, GRU
+            )
+            tell_walked(words, carry, chain, block, blocks, chains, BH)
+        else:
+            now_a = load_steps(a, at, inside, t, T, -H, S, 0.0 if GRU else 1.0)
+            now_g = load_steps(dh, at, inside, t, T, -H, S, 0.0)
+            now_h, now_b = load_inputs(h, b, at, inside, t, T, H, S, GRU)
+            after = write_grads(
+                da, db, at, inside, t, T, H, now_a, now_g, now_h, now_b, before, carries, S, GRU
+            )
+            carry = last_segment(after, L)
+    if dh0 is not None:
+        tl.store(dh0 + row * H + n, carry, inside & ((block + 1 == blocks) | (W == 0)))
 
 
 # ---- launches ----------------------------------------------------------------------------------------------
@@ -296,37 +386,44 @@ def scan_grad_kernel(
 def scan_pays(B: int, T: int, H: int, itemsize: int, loop_steps: int, limits: DeviceLimits) -> bool:
     """Whether a loop that loads so many steps ahead, of all its tensors together, leaves memory idle.
 
-    It does with few sequences, which have too few bytes in so many steps, and with narrow ones, which leave
-    most lanes of a warp idle.
+    It does with few sequences, which have too few bytes in so many steps, with narrow ones, which leave most
+    lanes of a warp idle, and with rows that no wide load can take.
     """
     if not STEPS_WORTH_IT <= T < 2**31 - 2**14:  # the last block's steps are counted in 32 bits
         return False
-    ahead = B * H * itemsize * loop_steps
-    return 5 * ahead < 3 * LOOP_BYTES * limits.multiprocessors or H * itemsize < 32
+    few = B * H * itemsize * loop_steps < LOOP_BYTES * limits.multiprocessors
+    return few or H * itemsize < 32 or H * itemsize % (16 if itemsize == 4 else 4) != 0
 
 
 @cache
-def scan_plan(B: int, T: int, H: int, itemsize: int, limits: DeviceLimits) -> tuple[int, int, dict[str, int]]:
-    """Programs, blocks of a sequence, and sizes.
+def scan_plan(
+    B: int, T: int, H: int, itemsize: int, limits: DeviceLimits, back: bool, gru: bool
+) -> tuple[int, int, dict[str, int]]:
+    """Programs, blocks of a sequence, and sizes. A row of a tile has 128 bytes.
 
-    A row of a tile has 128 bytes, and down to 32 where there are few chains: then blocks have more steps, and
-    there are fewer to wait for. Groups together have two blocks for each multiprocessor, so that those that
-    run at a time wait for a group or two; a program reads at most 1024 words.
+    A chain is a sequence's BH features. With one for each multiprocessor and more, a program goes through
+    its chain (W = 0), and tiles are small, so that two fit the registers; larger ones pay off for many and
+    long chains. Fewer chains are shared out block by block: tiles are large, since a block's wait is long.
     """
-    BH = min(128 // itemsize, next_power_of_2(H))
-    while BH * itemsize > 32 and B * cdiv(H, BH) < 8:
-        BH //= 2
-    S = 4 if BH <= 4 else 16 if itemsize == 2 and H % 4 == 0 else 8  # narrow rows: one line for several steps
-    L = min(TILE // BH, max(2, next_power_of_2(cdiv(T, S))))
-    R, blocks = TILE // (BH * L), cdiv(T, L * S)
+    BH, multiprocessors = min(128 // itemsize, next_power_of_2(H)), limits.multiprocessors
+    S, tile, W = 16 if BH > 4 else 8, TILE, 16
+    if B * cdiv(H, BH) >= multiprocessors:
+        S, W = 8, 0
+        if itemsize == 2 and H % 2 and B * cdiv(H, BH) < 2 * multiprocessors:
+            BH = min(BH, 32)  # more chains
+        many = B * cdiv(H, BH) >= (3 if back else 8) * multiprocessors
+        large = T >= 256 and many and (itemsize == 4 or back) and not (back and gru)
+        tile = TILE if large else TILE // 2
+    L = min(tile // BH, max(2, next_power_of_2(cdiv(T, S))))
+    R, blocks = tile // (BH * L), cdiv(T, L * S)
     chains = cdiv(B, R) * cdiv(H, BH)
-    wanted = next_power_of_2(cdiv(2 * limits.multiprocessors, chains))
-    W = min(1024 // BH, next_power_of_2(blocks), wanted) if blocks > 1 else 0
-    return chains * blocks, blocks, dict(H=H, R=R, L=L, S=S, BH=BH, W=W, num_warps=WARPS)
+    W = min(W, next_power_of_2(blocks)) if blocks > 1 else 0
+    sizes = dict(H=H, R=R, L=L, S=S, BH=BH, W=W, num_warps=WARPS)
+    return (chains * blocks if W else chains), blocks, sizes
 
 
 def _words(like: Tensor, programs: int, sizes: dict[str, int]) -> Tensor | None:
-    """The counter of tickets, and what blocks tell each other, filled with -1; None where there is one block.
+    """The counter of tickets, and what blocks tell each other, filled with -1; None where no block waits.
 
     Filled by the GPU at each call, also when a CUDA graph is replayed.
     """
@@ -338,7 +435,7 @@ def _words(like: Tensor, programs: int, sizes: dict[str, int]) -> Tensor | None:
 def scan(a: Tensor, b: Tensor, h0: Tensor | None, h: Tensor, gru: bool) -> None:
     """Write the states h (B, T, H); all tensors are contiguous."""
     B, T, H = a.shape
-    programs, blocks, sizes = scan_plan(B, T, H, a.itemsize, device_limits(a.device))
+    programs, blocks, sizes = scan_plan(B, T, H, a.itemsize, device_limits(a.device), False, gru)
     scan_kernel[(programs,)](a, b, h0, h, _words(a, programs, sizes), B, T, blocks, GRU=gru, **sizes)
 
 
@@ -348,6 +445,6 @@ def scan_back(
 ) -> None:  # fmt: skip
     """Write the gradients da, db (B, T, H) and, if there is one, dh0 (B, H); all tensors are contiguous."""
     B, T, H = a.shape
-    programs, blocks, sizes = scan_plan(B, T, H, a.itemsize, device_limits(a.device))
+    programs, blocks, sizes = scan_plan(B, T, H, a.itemsize, device_limits(a.device), True, gru)
     words = _words(a, programs, sizes)
     scan_grad_kernel[(programs,)](dh, a, b, h0, h, da, db, dh0, words, B, T, blocks, GRU=gru, **sizes)

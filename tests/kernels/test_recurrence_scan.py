@@ -30,9 +30,10 @@ def scanned(monkeypatch):
 
 @every_case
 @pytest.mark.parametrize(
-    "shape", [(2, 100, 8), (1, 70, 5), (3, 40, 1), (2, 33, 3), (9, 7, 2), (1, 1, 1)], ids=str
+    "shape", [(2, 100, 8), (1, 70, 5), (3, 40, 1), (2, 33, 3), (9, 7, 2), (1, 1, 1), (9, 90, 5)], ids=str
 )
 def test_any_shape_is_right(case, shape):
+    """Of the last one each program goes through a whole sequence, block by block."""
     examine(case, shape)
 
 
@@ -96,8 +97,10 @@ def test_a_graph_resets_what_blocks_wait_for(case):
 
 @op.GPU
 @every_case
-def test_it_is_the_same_from_run_to_run_whoever_is_first(case):
-    tensors = op.drawn(case, 3, 20000, 40)
+@pytest.mark.parametrize("dtype", [fp32, bf16])
+def test_it_is_the_same_from_run_to_run_whoever_is_first(case, dtype):
+    """In bfloat16 the lanes of two warps have the word that both wait for."""
+    tensors = op.drawn(case, 3, 20000, 70, dtype=dtype)
     first = gradients(case.call, tensors)
     for _ in range(20):
         assert op.equal(gradients(case.call, tensors), first)
@@ -109,21 +112,23 @@ def test_it_is_the_same_from_run_to_run_whoever_is_first(case):
 def test_programs_cover_all_steps_features_and_sequences(monkeypatch):
     monkeypatch.setattr(recurrence_scan, "TILE", 512)
     sizes = itertools.product((1, 3, 64, 4096), (1, 5, 200, 16384, 2**20), (1, 3, 5, 33, 128, 512), (2, 4))
-    for B, T, H, itemsize in sizes:
-        programs, blocks, plan = recurrence_scan.scan_plan(B, T, H, itemsize, limits_of("sm_90"))
-        R, L, S, BH, W = (plan[name] for name in ("R", "L", "S", "BH", "W"))
-        assert R * L * BH == 512 and blocks * L * S >= T > (blocks - 1) * L * S
-        assert programs == math.ceil(B / R) * math.ceil(H / BH) * blocks
-        assert (W == 0) == (blocks == 1) and (W == 0 or R == 1) and W * BH <= 1024
+    for (B, T, H, itemsize), back in itertools.product(sizes, (False, True)):
+        plan = recurrence_scan.scan_plan(B, T, H, itemsize, limits_of("sm_90"), back, False)
+        programs, blocks, sizes = plan
+        R, L, S, BH, W = (sizes[name] for name in ("R", "L", "S", "BH", "W"))
+        assert R * L * BH in (256, 512) and blocks * L * S >= T > (blocks - 1) * L * S
+        assert programs == math.ceil(B / R) * math.ceil(H / BH) * (blocks if W else 1)
+        assert (R == 1 or blocks == 1) and W * BH <= 1024 and (W == 0 or blocks > 1)
 
 
-def test_a_scan_is_for_few_or_narrow_sequences_of_many_steps():
+def test_a_scan_is_for_few_or_narrow_sequences_of_many_steps_and_for_rows_that_are_not_aligned():
     pays, gpu = recurrence_scan.scan_pays, limits_of("sm_90")
     assert (
         pays(8, 4096, 512, 4, 32, gpu) and pays(1, 65536, 128, 2, 32, gpu) and pays(4096, 1000, 3, 4, 32, gpu)
     )
+    assert pays(1024, 64, 511, 4, 32, gpu) and pays(1024, 64, 511, 2, 32, gpu)
     assert not pays(1024, 64, 512, 4, 32, gpu) and not pays(64, 2048, 512, 4, 32, gpu)
-    assert not pays(8, 100, 512, 4, 32, gpu)
+    assert not pays(1024, 64, 510, 2, 32, gpu) and not pays(8, 40, 512, 4, 32, gpu)
 
 
 # --- what is compiled ---------------------------------------------------------------------------------
@@ -143,4 +148,4 @@ def test_it_compiles_and_fits(monkeypatch):
         assert "ld.volatile.global" in v.code.ptx, "what is waited for is read anew"
         if v.launch.H == 512:
             widest = 128 if v.dtype is fp32 else 64
-            assert v.code.widest_load == widest and v.code.registers <= 192, v
+            assert v.code.widest_load == widest, v
