@@ -1,6 +1,6 @@
 """Exercises of lesson 3: what is right, what people write instead, and what helps them on."""
 
-from labkit.exercises.engine import Exercise, Mistake, RaceSpec, case_values
+from labkit.exercises.engine import Exercise, Mistake, RaceSpec, case_values, difference
 from labkit.exercises.properties import KERNEL_CASES, PRODUCT
 from labkit.kernels.linear import linear_act, matmul
 from labkit.workloads.mlp import LINEAR_GELU, MATMUL, linear_gelu
@@ -62,6 +62,14 @@ def same_step(x: Tensor, weight: Tensor) -> Tensor:
 def one_further(operand: Tensor) -> Tensor:
     """What comes in when each row begins one element behind the one before it."""
     return operand.flatten()[torch.arange(len(operand))[:, None] + torch.arange(operand.shape[1])]
+
+
+def columns_apart(x: Tensor, weight: Tensor) -> Tensor:
+    """The product when rows of weight (N, K) are taken to begin N elements apart; NaN beyond its end."""
+    N, K = weight.shape
+    at = torch.arange(N)[:, None] * N + torch.arange(K)
+    values = weight.flatten()[at.clamp(max=N * K - 1)]
+    return linear(x, values.where(at < N * K, math.nan))
 
 
 def in_tiles(written: Any) -> Any:
@@ -134,6 +142,12 @@ product = Exercise(
                 lambda x, weight: linear(x, one_further(weight)),
             ),
         ),
+        "weight-rows": Mistake(
+            "Take a weight of 3 rows and 31 columns. How far is it from its row 0 to its row 1?",
+            "N counts the rows of weight. How many numbers has one of them?",
+            "Place k in row n of weight is at weight + n * K + k.",
+            gives=columns_apart,
+        ),
         "no-mask": Mistake(
             "Try K = 32, 64 and 33. Which come out right, and what does the last tile of the other hold?",
             "Nothing stops a load along K, so it goes on into the next row. Where does this one end?",
@@ -172,6 +186,16 @@ product = Exercise(
             "b.T is (BK, BN).",
             raises="equal reduction dimensions",
         ),
+        "sums-in-16-bits": Mistake(
+            "In float32 it works. In which dtype does tl.dot give its sums, and in which did yours begin?",
+            "Sums of many products need float32, whatever x is. Only the store rounds.",
+            "tl.zeros([BM, BN], tl.float32) is where they begin.",
+            raises=r"AssertionError.*\n.*tl\.dot\(",
+            when=lambda calls: (
+                any(call.error is None and call.dtype is torch.float32 for call in calls)
+                or calls[0].dtype is not torch.float32
+            ),
+        ),
         "no-shape": Mistake(
             "x and weight are addresses of first elements. How far is it from one row to the next?",
             "Rows lie one behind the other: row r of x begins at x + r * K.",
@@ -199,6 +223,67 @@ def layer_inputs(M: int, N: int, K: int) -> dict[str, Any]:
 def of_z(*formulas: Any) -> tuple[Any, ...]:
     """What comes out when z = x W^T + b goes through these formulas."""
     return tuple(lambda x, w, b, formula=each: formula(linear(x, w, b)) for each in formulas)
+
+
+LARGE = 128
+"""Rows and columns of a tile of the epilogue."""
+
+
+def in_place(row: Any, col: Any, bias_at: Any) -> Any:
+    """What comes out when a program stores to these places, and takes its bias from these.
+
+    ``row(m)`` and ``col(n)`` say where the places of tile (m, n) begin; ``bias_at(m, n)`` gives those of its
+    bias, a block that the sums can be added to. Programs come one after the other, as they are interpreted.
+    """
+
+    def gives(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        (M, _), N, block = x.shape, len(weight), torch.arange(LARGE)
+        rows, cols = -(-M // LARGE), -(-N // LARGE)
+        sums, y = x.new_zeros(rows * LARGE, cols * LARGE), x.new_full((M, N), math.nan)
+        sums[:M, :N] = linear(x, weight)
+        for n in range(cols):
+            for m in range(rows):
+                at = bias_at(m, n)
+                added = bias[at.clamp(max=N - 1)].where(at < N, 0.0)
+                z = sums[m * LARGE + block][:, n * LARGE + block] + added
+                down, across = row(m) + block, col(n) + block
+                inside = y[row(m) : row(m) + LARGE, col(n) : col(n) + LARGE]
+                inside.copy_(gelu(z, approximate="tanh")[down < M][:, across < N])
+        return y
+
+    return gives
+
+
+def start(number: int) -> int:
+    """Where the places of a tile with this number begin, in one dimension."""
+    return number * LARGE
+
+
+def across(n: int) -> Tensor:
+    """The places of a tile's columns, as a row."""
+    return start(n) + torch.arange(LARGE)[None, :]
+
+
+def sizes_swapped(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """What comes out when store_tile takes y (M, N) for (N, M); NaN where nothing is stored."""
+    (M, _), N = x.shape, len(weight)
+    tiles = (-(-M // LARGE) * LARGE, -(-N // LARGE) * LARGE)
+    z, y = x.new_zeros(tiles), x.new_full((N, M), math.nan)
+    z[:M, :N] = linear(x, weight)
+    z[:, :N] += bias
+    part = gelu(z, approximate="tanh")[:N, :M]
+    y[: part.shape[0], : part.shape[1]] = part
+    return y.view(M, N)
+
+
+def nearly_right(calls: Any) -> bool:
+    """Whether float32 results are as far off as a rounding to 16 bits."""
+    exact = [call for call in calls if call.dtype is torch.float32]
+
+    def is_off(by: float) -> bool:
+        return any(difference(call.got, call.want, by) for call in exact)
+
+    return is_off(2**-14) and not is_off(2**-6)
 
 
 def by_row(beyond: float) -> Any:
@@ -250,7 +335,38 @@ epilogue = Exercise(
         "bias-by-row": Mistake(
             "Subtract z from total for a few rows and columns. Along which of them does your bias change?",
             "bias has N numbers, one for each column. As [None, :] a block of BN numbers is a row.",
-            gives=(by_row(0.0), by_row(math.nan)),
+            gives=(
+                by_row(0.0),
+                by_row(math.nan),
+                in_place(start, start, lambda m, n: start(n) + torch.arange(LARGE)[:, None]),
+            ),
+        ),
+        "first-bias": Mistake(
+            "Take weights of zero, and look at a row of z. How many different numbers has it?",
+            "tl.load(bias) is the first bias alone. A tile needs those of its BN columns.",
+            gives=lambda x, w, b: gelu(linear(x, w) + b[0], approximate="tanh"),
+        ),
+        "first-columns": Mistake(
+            "With N = 140 columns 0 to 127 are one tile. How does a program know that it has the others?",
+            "`n` is the tile's number across. Its columns begin BN further on for each.",
+            "They are n * BN + tl.arange(0, BN), for the bias and for the store.",
+            gives=(
+                in_place(start, start, lambda m, n: across(0)),
+                in_place(start, lambda n: 0, lambda m, n: across(n)),
+                in_place(start, lambda n: 0, lambda m, n: across(0)),
+            ),
+            when=lambda calls: any(call.want.shape[1] > LARGE for call in calls),
+        ),
+        "first-rows": Mistake(
+            "With M = 130 rows 0 to 127 are one tile. How does a program know that it has the others?",
+            "`m` is the tile's number down. Its rows begin BM further on for each.",
+            gives=in_place(lambda m: 0, start, lambda m, n: across(n)),
+            when=lambda calls: any(call.want.shape[0] > LARGE for call in calls),
+        ),
+        "sizes-swapped": Mistake(
+            "y has M rows and N columns. Which of the two comes first where you hand them to store_tile?",
+            "store_tile(y, ..., m, n, M, N, BM, BN): what is the distance between two rows of y?",
+            gives=sizes_swapped,
         ),
         "no-activation": Mistake(
             "What does gelu(-5) give, and what does yours?",
@@ -281,6 +397,11 @@ epilogue = Exercise(
                 lambda z: z * torch.sigmoid(2 * (ROOT * z + 0.044715 * z**3)),
             ),
             when=lambda calls: calls[0].dtype is torch.float32,  # in 16 bits some can't be told from it
+        ),
+        "rounded-sums": Mistake(
+            "It's right to three digits. Which line rounds float32 to 16 bits before the end?",
+            "Bias and GELU take the sums as they are. Only the store rounds.",
+            when=nearly_right,
         ),
         "tanh": Mistake(
             "Triton has no tanh that runs everywhere. Which function is the text's formula made of?",
@@ -359,9 +480,12 @@ pays = Exercise(
             gives=(model(fused=2), model(fused=0), model(stored=1), model(stored=0, fused=0)),
         ),
         "read": Mistake(
-            "Take 16 rows. Which of the tensors that the products read are the largest?",
-            "The weights, h x d each. Count both, and x once: fused or not.",
-            gives=(model(weights=0), model(weights=1), model(x=0), model(x=2)),
+            "Take 16 rows. What do the products read before they write anything, and what of it is most?",
+            "Both weights, h x d each, and x once: fused or not.",
+            gives=(
+                *(model(weights=0), model(weights=1), model(x=0), model(x=2)),
+                *(model(x=0, weights=0), model(x=2, weights=1)),
+            ),
         ),
         "second-kernel": Mistake(
             "Which tensors does the second kernel load, and which does it store?",
