@@ -72,6 +72,14 @@ def columns_apart(x: Tensor, weight: Tensor) -> Tensor:
     return linear(x, values.where(at < N * K, math.nan))
 
 
+def added_twice(x: Tensor, weight: Tensor) -> Tensor:
+    """What `total += tl.dot(a, b, total)` gives: each step doubles what was there before."""
+    total = x.new_zeros(len(x), len(weight))
+    for a, b in zip(x.split(DEPTH, 1), weight.split(DEPTH, 1), strict=True):
+        total = 2 * total + a @ b.T
+    return total
+
+
 def in_tiles(written: Any) -> Any:
     """What comes out when a tile is stored only where ``written`` is true of its row and column, M and N."""
 
@@ -127,6 +135,11 @@ product = Exercise(
             "tl.dot's third argument is added to the product.",
             gives=last_step,
         ),
+        "added-twice": Mistake(
+            "Where K is at most 32 it's right. What does tl.dot return when you hand it `total`?",
+            "Its result has `total` in it already. Add it once: by the third argument, or by +=.",
+            gives=added_twice,
+        ),
         "same-step": Mistake(
             "With K = 64 you get twice the product of the first 32 places. What changes from step to step?",
             "The places along K are start to start + BK.",
@@ -146,7 +159,7 @@ product = Exercise(
             "Take a weight of 3 rows and 31 columns. How far is it from its row 0 to its row 1?",
             "N counts the rows of weight. How many numbers has one of them?",
             "Place k in row n of weight is at weight + n * K + k.",
-            gives=columns_apart,
+            gives=(columns_apart, lambda x, weight: x @ weight.reshape(weight.shape[::-1])),
         ),
         "no-mask": Mistake(
             "Try K = 32, 64 and 33. Which come out right, and what does the last tile of the other hold?",
@@ -191,10 +204,12 @@ product = Exercise(
             "Sums of many products need float32, whatever x is. Only the store rounds.",
             "tl.zeros([BM, BN], tl.float32) is where they begin.",
             raises=r"AssertionError.*\n.*tl\.dot\(",
-            when=lambda calls: (
-                any(call.error is None and call.dtype is torch.float32 for call in calls)
-                or calls[0].dtype is not torch.float32
-            ),
+        ),
+        "column-of-addresses": Mistake(
+            "Which shape have the addresses that you store to? A tile needs (BM, BN).",
+            "The rows of weight are columns of y: what was a column for the load is a row for the store.",
+            "[None, :] makes a row of a block, and so does .T of a column.",
+            raises=r"[Pp]ointer argument to have shape",
         ),
         "no-shape": Mistake(
             "x and weight are addresses of first elements. How far is it from one row to the next?",
@@ -229,12 +244,13 @@ LARGE = 128
 """Rows and columns of a tile of the epilogue."""
 
 
-def in_place(row: Any, col: Any, bias_at: Any) -> Any:
-    """What comes out when a program stores to these places, and takes its bias from these.
-
-    ``row(m)`` and ``col(n)`` say where the places of tile (m, n) begin; ``bias_at(m, n)`` gives those of its
-    bias, a block that the sums can be added to. Programs come one after the other, as they are interpreted.
-    """
+def in_place(
+    row: Any = lambda m, n: m * LARGE,
+    col: Any = lambda m, n: n * LARGE,
+    bias_at: Any = lambda m, n: n * LARGE,
+    as_column: bool = False,
+) -> Any:
+    """What comes out when the places of tile (m, n), and those of its bias, begin where these functions say."""
 
     def gives(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         (M, _), N, block = x.shape, len(weight), torch.arange(LARGE)
@@ -243,25 +259,14 @@ def in_place(row: Any, col: Any, bias_at: Any) -> Any:
         sums[:M, :N] = linear(x, weight)
         for n in range(cols):
             for m in range(rows):
-                at = bias_at(m, n)
-                added = bias[at.clamp(max=N - 1)].where(at < N, 0.0)
-                z = sums[m * LARGE + block][:, n * LARGE + block] + added
-                down, across = row(m) + block, col(n) + block
-                inside = y[row(m) : row(m) + LARGE, col(n) : col(n) + LARGE]
-                inside.copy_(gelu(z, approximate="tanh")[down < M][:, across < N])
+                at, top, left = bias_at(m, n) + block, row(m, n), col(m, n)
+                added = bias[at.clamp(max=N - 1)].where(at < N, 0.0)[:, None]
+                z = sums[m * LARGE + block][:, n * LARGE + block] + (added if as_column else added.T)
+                inside = y[top : top + LARGE, left : left + LARGE]
+                inside.copy_(gelu(z, approximate="tanh")[top + block < M][:, left + block < N])
         return y
 
     return gives
-
-
-def start(number: int) -> int:
-    """Where the places of a tile with this number begin, in one dimension."""
-    return number * LARGE
-
-
-def across(n: int) -> Tensor:
-    """The places of a tile's columns, as a row."""
-    return start(n) + torch.arange(LARGE)[None, :]
 
 
 def sizes_swapped(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -279,11 +284,8 @@ def sizes_swapped(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def nearly_right(calls: Any) -> bool:
     """Whether float32 results are as far off as a rounding to 16 bits."""
     exact = [call for call in calls if call.dtype is torch.float32]
-
-    def is_off(by: float) -> bool:
-        return any(difference(call.got, call.want, by) for call in exact)
-
-    return is_off(2**-14) and not is_off(2**-6)
+    off = [any(difference(call.got, call.want, by) for call in exact) for by in (2**-14, 2**-6)]
+    return off == [True, False]
 
 
 def by_row(beyond: float) -> Any:
@@ -335,11 +337,7 @@ epilogue = Exercise(
         "bias-by-row": Mistake(
             "Subtract z from total for a few rows and columns. Along which of them does your bias change?",
             "bias has N numbers, one for each column. As [None, :] a block of BN numbers is a row.",
-            gives=(
-                by_row(0.0),
-                by_row(math.nan),
-                in_place(start, start, lambda m, n: start(n) + torch.arange(LARGE)[:, None]),
-            ),
+            gives=(by_row(0.0), by_row(math.nan), in_place(as_column=True)),
         ),
         "first-bias": Mistake(
             "Take weights of zero, and look at a row of z. How many different numbers has it?",
@@ -351,22 +349,23 @@ epilogue = Exercise(
             "`n` is the tile's number across. Its columns begin BN further on for each.",
             "They are n * BN + tl.arange(0, BN), for the bias and for the store.",
             gives=(
-                in_place(start, start, lambda m, n: across(0)),
-                in_place(start, lambda n: 0, lambda m, n: across(n)),
-                in_place(start, lambda n: 0, lambda m, n: across(0)),
+                *(in_place(bias_at=each) for each in (lambda m, n: 0, lambda m, n: n)),
+                *(in_place(col=each, bias_at=each) for each in (lambda m, n: 0, lambda m, n: n)),
+                in_place(col=lambda m, n: 0),
             ),
             when=lambda calls: any(call.want.shape[1] > LARGE for call in calls),
         ),
         "first-rows": Mistake(
             "With M = 130 rows 0 to 127 are one tile. How does a program know that it has the others?",
             "`m` is the tile's number down. Its rows begin BM further on for each.",
-            gives=in_place(lambda m: 0, start, lambda m, n: across(n)),
+            gives=(in_place(lambda m, n: 0), in_place(lambda m, n: m)),
             when=lambda calls: any(call.want.shape[0] > LARGE for call in calls),
         ),
-        "sizes-swapped": Mistake(
-            "y has M rows and N columns. Which of the two comes first where you hand them to store_tile?",
-            "store_tile(y, ..., m, n, M, N, BM, BN): what is the distance between two rows of y?",
-            gives=sizes_swapped,
+        "order": Mistake(
+            "Which numbers does store_tile take, and in which order? Compare its first line with your call.",
+            "Rows come before columns, as in y (M, N).",
+            gives=(sizes_swapped, in_place(lambda m, n: n * LARGE, lambda m, n: m * LARGE)),
+            when=lambda calls: any(max(call.want.shape) > LARGE for call in calls),
         ),
         "no-activation": Mistake(
             "What does gelu(-5) give, and what does yours?",
@@ -436,17 +435,21 @@ COUNTS = {"operations": 4, "x": 1, "weights": 2, "stored": 2, "fused": 1, "passe
 second kernel moves."""
 
 
-def model(floor: Any = max, **changes: int) -> Any:
-    """A prediction with other counts, or another function of the two floors."""
+def model(floor: Any = max, of_fused: Any = None, **changes: int) -> Any:
+    """A prediction with other counts, or another function of the two floors, for the fused kernel too."""
     n = COUNTS | changes
 
     def speedup(rows: int, d: int, h: int, rate: float, bandwidth: float) -> float:
         computed, tensor = n["operations"] * rows * d * h / rate, 2 * rows * h / bandwidth
         read = 2 * (n["x"] * rows * d + n["weights"] * h * d) / bandwidth
-        gemm, fused = (floor(computed, read + n[stored] * tensor) for stored in ("stored", "fused"))
+        gemm = floor(computed, read + n["stored"] * tensor)
+        fused = (of_fused or floor)(computed, read + n["fused"] * tensor)
         return float((gemm + n["passes"] * tensor) / fused)
 
     return speedup
+
+
+ONE_FLOOR = (lambda computed, moved: computed, lambda computed, moved: moved)
 
 
 pays = Exercise(
@@ -468,9 +471,10 @@ pays = Exercise(
             "What takes the time of a product where d is 128, and what where d is 4096?",
             "Bytes, then operations. Both run at once, so the slower of the two is the time, in gemm and "
             "in fused.",
-            gives=tuple(
-                model(floor=each)
-                for each in (min, add, lambda computed, moved: computed, lambda *each: each[1])
+            gives=(
+                *(model(each) for each in (min, add, *ONE_FLOOR)),
+                *(model(each, max) for each in ONE_FLOOR),
+                *(model(max, each) for each in ONE_FLOOR),
             ),
         ),
         "written": Mistake(
