@@ -250,7 +250,7 @@ def in_place(
     bias_at: Any = lambda m, n: n * LARGE,
     as_column: bool = False,
 ) -> Any:
-    """What comes out when the places of tile (m, n), and those of its bias, begin where these functions say."""
+    """What comes out when the places of tile (m, n), and of its bias, begin where these functions say."""
 
     def gives(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         (M, _), N, block = x.shape, len(weight), torch.arange(LARGE)
