@@ -114,7 +114,7 @@ def test_what_is_not_aligned_is_filled_up_and_what_is_stays_where_it_is(lesson):
     ],
 )
 def test_a_taught_kernel_that_has_no_backward_says_so(lesson, name, inputs):
-    call = partial(lesson.tiled, BM=32, BN=32) if name == "tiled" else getattr(lesson, name)
+    call = product(lesson, name) if name == "tiled" else getattr(lesson, name)
     assert_no_backward(name, call, drawn(inputs, 3, 8))
 
 

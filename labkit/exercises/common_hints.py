@@ -41,7 +41,7 @@ READ_AGAIN = (
 TF32 = (
     "How many bits of a float32 does tl.dot multiply, if you do not say so?",
     "The default is TF32, with 10 bits of mantissa in place of 23.",
-    'tl.dot takes input_precision="ieee".',
+    'tl.dot takes input_precision="tf32x3", three products of TF32, or "ieee", without tensor cores.',
 )
 ROUNDED_TWICE = (
     "In which dtype are the values that your kernel computes with?",

@@ -1,6 +1,6 @@
 """Exercises of lesson 3: what is right, what people write instead, and what helps them on."""
 
-from labkit.exercises.engine import Exercise, Mistake, RaceSpec, case_values
+from labkit.exercises.engine import Exercise, Mistake, RaceSpec, case_values, difference
 from labkit.exercises.properties import KERNEL_CASES, PRODUCT
 from labkit.kernels.linear import linear_act, matmul
 from labkit.workloads.mlp import LINEAR_GELU, MATMUL, linear_gelu
@@ -64,6 +64,22 @@ def one_further(operand: Tensor) -> Tensor:
     return operand.flatten()[torch.arange(len(operand))[:, None] + torch.arange(operand.shape[1])]
 
 
+def columns_apart(x: Tensor, weight: Tensor) -> Tensor:
+    """The product when rows of weight (N, K) are taken to begin N elements apart; NaN beyond its end."""
+    N, K = weight.shape
+    at = torch.arange(N)[:, None] * N + torch.arange(K)
+    values = weight.flatten()[at.clamp(max=N * K - 1)]
+    return linear(x, values.where(at < N * K, math.nan))
+
+
+def added_twice(x: Tensor, weight: Tensor) -> Tensor:
+    """What `total += tl.dot(a, b, total)` gives: each step doubles what was there before."""
+    total = x.new_zeros(len(x), len(weight))
+    for a, b in zip(x.split(DEPTH, 1), weight.split(DEPTH, 1), strict=True):
+        total = 2 * total + a @ b.T
+    return total
+
+
 def in_tiles(written: Any) -> Any:
     """What comes out when a tile is stored only where ``written`` is true of its row and column, M and N."""
 
@@ -119,6 +135,11 @@ product = Exercise(
             "tl.dot's third argument is added to the product.",
             gives=last_step,
         ),
+        "added-twice": Mistake(
+            "Where K is at most 32 it's right. What does tl.dot return when you hand it `total`?",
+            "Its result has `total` in it already. Add it once: by the third argument, or by +=.",
+            gives=added_twice,
+        ),
         "same-step": Mistake(
             "With K = 64 you get twice the product of the first 32 places. What changes from step to step?",
             "The places along K are start to start + BK.",
@@ -133,6 +154,12 @@ product = Exercise(
                 lambda x, weight: linear(one_further(x), weight),
                 lambda x, weight: linear(x, one_further(weight)),
             ),
+        ),
+        "weight-rows": Mistake(
+            "Take a weight of 3 rows and 31 columns. How far is it from its row 0 to its row 1?",
+            "N counts the rows of weight. How many numbers has one of them?",
+            "Place k in row n of weight is at weight + n * K + k.",
+            gives=(columns_apart, lambda x, weight: x @ weight.reshape(weight.shape[::-1])),
         ),
         "no-mask": Mistake(
             "Try K = 32, 64 and 33. Which come out right, and what does the last tile of the other hold?",
@@ -172,6 +199,18 @@ product = Exercise(
             "b.T is (BK, BN).",
             raises="equal reduction dimensions",
         ),
+        "sums-in-16-bits": Mistake(
+            "In float32 it works. In which dtype does tl.dot give its sums, and in which did yours begin?",
+            "Sums of many products need float32, whatever x is. Only the store rounds.",
+            "tl.zeros([BM, BN], tl.float32) is where they begin.",
+            raises=r"AssertionError.*\n.*tl\.dot\(",
+        ),
+        "column-of-addresses": Mistake(
+            "Which shape have the addresses that you store to? A tile needs (BM, BN).",
+            "The rows of weight are columns of y: what was a column for the load is a row for the store.",
+            "[None, :] makes a row of a block, and so does .T of a column.",
+            raises=r"[Pp]ointer argument to have shape",
+        ),
         "no-shape": Mistake(
             "x and weight are addresses of first elements. How far is it from one row to the next?",
             "Rows lie one behind the other: row r of x begins at x + r * K.",
@@ -199,6 +238,54 @@ def layer_inputs(M: int, N: int, K: int) -> dict[str, Any]:
 def of_z(*formulas: Any) -> tuple[Any, ...]:
     """What comes out when z = x W^T + b goes through these formulas."""
     return tuple(lambda x, w, b, formula=each: formula(linear(x, w, b)) for each in formulas)
+
+
+LARGE = 128
+"""Rows and columns of a tile of the epilogue."""
+
+
+def in_place(
+    row: Any = lambda m, n: m * LARGE,
+    col: Any = lambda m, n: n * LARGE,
+    bias_at: Any = lambda m, n: n * LARGE,
+    as_column: bool = False,
+) -> Any:
+    """What comes out when the places of tile (m, n), and of its bias, begin where these functions say."""
+
+    def gives(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        (M, _), N, block = x.shape, len(weight), torch.arange(LARGE)
+        rows, cols = -(-M // LARGE), -(-N // LARGE)
+        sums, y = x.new_zeros(rows * LARGE, cols * LARGE), x.new_full((M, N), math.nan)
+        sums[:M, :N] = linear(x, weight)
+        for n in range(cols):
+            for m in range(rows):
+                at, top, left = bias_at(m, n) + block, row(m, n), col(m, n)
+                added = bias[at.clamp(max=N - 1)].where(at < N, 0.0)[:, None]
+                z = sums[m * LARGE + block][:, n * LARGE + block] + (added if as_column else added.T)
+                inside = y[top : top + LARGE, left : left + LARGE]
+                inside.copy_(gelu(z, approximate="tanh")[top + block < M][:, left + block < N])
+        return y
+
+    return gives
+
+
+def sizes_swapped(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """What comes out when store_tile takes y (M, N) for (N, M); NaN where nothing is stored."""
+    (M, _), N = x.shape, len(weight)
+    tiles = (-(-M // LARGE) * LARGE, -(-N // LARGE) * LARGE)
+    z, y = x.new_zeros(tiles), x.new_full((N, M), math.nan)
+    z[:M, :N] = linear(x, weight)
+    z[:, :N] += bias
+    part = gelu(z, approximate="tanh")[:N, :M]
+    y[: part.shape[0], : part.shape[1]] = part
+    return y.view(M, N)
+
+
+def nearly_right(calls: Any) -> bool:
+    """Whether float32 results are as far off as a rounding to 16 bits."""
+    exact = [call for call in calls if call.dtype is torch.float32]
+    off = [any(difference(call.got, call.want, by) for call in exact) for by in (2**-14, 2**-6)]
+    return off == [True, False]
 
 
 def by_row(beyond: float) -> Any:
@@ -250,7 +337,35 @@ epilogue = Exercise(
         "bias-by-row": Mistake(
             "Subtract z from total for a few rows and columns. Along which of them does your bias change?",
             "bias has N numbers, one for each column. As [None, :] a block of BN numbers is a row.",
-            gives=(by_row(0.0), by_row(math.nan)),
+            gives=(by_row(0.0), by_row(math.nan), in_place(as_column=True)),
+        ),
+        "first-bias": Mistake(
+            "Take weights of zero, and look at a row of z. How many different numbers has it?",
+            "tl.load(bias) is the first bias alone. A tile needs those of its BN columns.",
+            gives=lambda x, w, b: gelu(linear(x, w) + b[0], approximate="tanh"),
+        ),
+        "first-columns": Mistake(
+            "With N = 140 columns 0 to 127 are one tile. How does a program know that it has the others?",
+            "`n` is the tile's number across. Its columns begin BN further on for each.",
+            "They are n * BN + tl.arange(0, BN), for the bias and for the store.",
+            gives=(
+                *(in_place(bias_at=each) for each in (lambda m, n: 0, lambda m, n: n)),
+                *(in_place(col=each, bias_at=each) for each in (lambda m, n: 0, lambda m, n: n)),
+                in_place(col=lambda m, n: 0),
+            ),
+            when=lambda calls: any(call.want.shape[1] > LARGE for call in calls),
+        ),
+        "first-rows": Mistake(
+            "With M = 130 rows 0 to 127 are one tile. How does a program know that it has the others?",
+            "`m` is the tile's number down. Its rows begin BM further on for each.",
+            gives=(in_place(lambda m, n: 0), in_place(lambda m, n: m)),
+            when=lambda calls: any(call.want.shape[0] > LARGE for call in calls),
+        ),
+        "order": Mistake(
+            "Which numbers does store_tile take, and in which order? Compare its first line with your call.",
+            "Rows come before columns, as in y (M, N).",
+            gives=(sizes_swapped, in_place(lambda m, n: n * LARGE, lambda m, n: m * LARGE)),
+            when=lambda calls: any(max(call.want.shape) > LARGE for call in calls),
         ),
         "no-activation": Mistake(
             "What does gelu(-5) give, and what does yours?",
@@ -281,6 +396,11 @@ epilogue = Exercise(
                 lambda z: z * torch.sigmoid(2 * (ROOT * z + 0.044715 * z**3)),
             ),
             when=lambda calls: calls[0].dtype is torch.float32,  # in 16 bits some can't be told from it
+        ),
+        "rounded-sums": Mistake(
+            "It's right to three digits. Which line rounds float32 to 16 bits before the end?",
+            "Bias and GELU take the sums as they are. Only the store rounds.",
+            when=nearly_right,
         ),
         "tanh": Mistake(
             "Triton has no tanh that runs everywhere. Which function is the text's formula made of?",
@@ -315,17 +435,21 @@ COUNTS = {"operations": 4, "x": 1, "weights": 2, "stored": 2, "fused": 1, "passe
 second kernel moves."""
 
 
-def model(floor: Any = max, **changes: int) -> Any:
-    """A prediction with other counts, or another function of the two floors."""
+def model(floor: Any = max, of_fused: Any = None, **changes: int) -> Any:
+    """A prediction with other counts, or another function of the two floors, for the fused kernel too."""
     n = COUNTS | changes
 
     def speedup(rows: int, d: int, h: int, rate: float, bandwidth: float) -> float:
         computed, tensor = n["operations"] * rows * d * h / rate, 2 * rows * h / bandwidth
         read = 2 * (n["x"] * rows * d + n["weights"] * h * d) / bandwidth
-        gemm, fused = (floor(computed, read + n[stored] * tensor) for stored in ("stored", "fused"))
+        gemm = floor(computed, read + n["stored"] * tensor)
+        fused = (of_fused or floor)(computed, read + n["fused"] * tensor)
         return float((gemm + n["passes"] * tensor) / fused)
 
     return speedup
+
+
+ONE_FLOOR = (lambda computed, moved: computed, lambda computed, moved: moved)
 
 
 pays = Exercise(
@@ -347,9 +471,10 @@ pays = Exercise(
             "What takes the time of a product where d is 128, and what where d is 4096?",
             "Bytes, then operations. Both run at once, so the slower of the two is the time, in gemm and "
             "in fused.",
-            gives=tuple(
-                model(floor=each)
-                for each in (min, add, lambda computed, moved: computed, lambda *each: each[1])
+            gives=(
+                *(model(each) for each in (min, add, *ONE_FLOOR)),
+                *(model(each, max) for each in ONE_FLOOR),
+                *(model(max, each) for each in ONE_FLOOR),
             ),
         ),
         "written": Mistake(
@@ -359,9 +484,12 @@ pays = Exercise(
             gives=(model(fused=2), model(fused=0), model(stored=1), model(stored=0, fused=0)),
         ),
         "read": Mistake(
-            "Take 16 rows. Which of the tensors that the products read are the largest?",
-            "The weights, h x d each. Count both, and x once: fused or not.",
-            gives=(model(weights=0), model(weights=1), model(x=0), model(x=2)),
+            "Take 16 rows. What do the products read before they write anything, and what of it is most?",
+            "Both weights, h x d each, and x once: fused or not.",
+            gives=(
+                *(model(weights=0), model(weights=1), model(x=0), model(x=2)),
+                *(model(x=0, weights=0), model(x=2, weights=1)),
+            ),
         ),
         "second-kernel": Mistake(
             "Which tensors does the second kernel load, and which does it store?",
