@@ -9,7 +9,7 @@ from labkit.workloads.grouped import GROUPED, grouped_reference
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -48,13 +48,34 @@ def one_tile(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return y
 
 
+def not_all_stored(calls: Sequence[Call]) -> bool:
+    """Whether something was stored, all of it right, and some elements were never stored."""
+    count = missing = 0
+    for call in calls:
+        got, want = call.result_tensors()[0]
+        stored = torch.from_numpy(np.unique(call.launches.stored(got)))
+        count, missing = count + len(stored), missing + got.numel() - len(stored)
+        pair = (each.double().flatten()[stored] for each in (got, want))
+        if not torch.isclose(*pair, 0.05, 0.05, equal_nan=True).all():
+            return False
+    return count > 0 and missing > 0
+
+
+UNWRITTEN = Mistake(
+    "All that you stored is right, and some elements were never stored. Which programs should have?",
+    "Count them: tiles of rows, rounded up (triton.cdiv), times groups. Each needs a program.",
+    "Does each number of your grid count what the kernel reads from the same axis of program_id?",
+    when=not_all_stored,
+)
+
 # ---- all groups in one kernel ------------------------------------------------------------------------------
 
 
-def kernel_with_masks(in_x: int = 0, in_weight: int = 0, in_y: int = 0) -> Gives:
+def kernel_with_masks(in_x: int = 0, in_weight: int = 0, in_y: int = 0, only_rows: bool = False) -> Gives:
     """What comes out when the accesses let so many places of a tile through beyond the group's.
 
-    Programs run in the interpreter's order, groups first; what lies beyond a tensor is NaN.
+    With ``only_rows`` weight lets them through along its rows, not its columns. Programs run in the
+    interpreter's order, groups first; what lies beyond a tensor is NaN.
     """
 
     def gives(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -65,7 +86,7 @@ def kernel_with_masks(in_x: int = 0, in_weight: int = 0, in_y: int = 0) -> Gives
         for first, group in itertools.product(range(0, R, ROWS), range(G)):
             at = np.arange(first, min(first + ROWS, R))[:, None] * G * D + group * D + d
             a = np.where(d < D + in_x, x_all[at], 0)
-            square = np.maximum(d[:, None], d) < D + in_weight
+            square = (d[:, None] < D + in_weight) & (d < D + (0 if only_rows else in_weight))
             w = np.where(square, w_all[group * D * D + d[:, None] * D + d], 0)
             columns = slice(0, max(0, D + in_y))
             y[at[:, columns]] = (a @ w + np.where(d < D, b_all[group * D + d], 0))[:, columns]
@@ -93,20 +114,22 @@ def with_bias_at(place: Callable[..., Tensor]) -> Gives:
     return gives
 
 
-def rows_missing(tile: int) -> Gives:
-    """What comes out when the last tile, which is not full, has no program."""
-
-    def gives(x: Tensor, weight: Tensor, bias: Tensor, per: int = 0) -> Tensor:
-        y = grouped_reference(x, weight, bias)
-        y[len(x) // tile * tile :] = math.nan
-        return y
-
-    return gives
+def one_row_after_the_other(calls: Sequence[Call]) -> bool:
+    """Whether rows were stored D apart, and not G * D."""
+    told = False
+    for call in calls:
+        (got, _), (G, D) = call.result_tensors()[0], call.passed["bias"].shape
+        stored, end = call.launches.stored(got), (len(got) + G - 1) * D
+        if end < got.numel():
+            if not len(stored) or stored.max() >= end:
+                return False
+            told = True
+    return told
 
 
 RACED = {"batch": 4096, "groups": 100}
 CASES = ((1, 1, 1), (1, 2, 5, True), (5, 3, 1), (7, 2, 31), (70, 3, 20), (64, 3, 16), (37, 3, 16, True))
-LARGE = ((300, 2, 5), (2, 70, 4), (2, 2, 160))
+LARGE = ((300, 7, 5), (2, 70, 4), (2, 2, 160))
 
 grouped = Exercise(
     "all groups, in one kernel",
@@ -143,7 +166,11 @@ grouped = Exercise(
             "Group 1 of a case is NaN and infinite. What is 0 times these?",
             "NaN, so a zero from one side isn't enough. Which load still brings the next group?",
             "x has D along its columns, weight along its columns and its rows: mask all three.",
-            gives=(kernel_with_masks(in_x=ALL_PLACES), kernel_with_masks(in_weight=ALL_PLACES)),
+            gives=(
+                kernel_with_masks(in_x=ALL_PLACES),
+                kernel_with_masks(in_weight=ALL_PLACES),
+                kernel_with_masks(in_weight=ALL_PLACES, only_rows=True),
+            ),
         ),
         "off-by-one": Mistake(
             "A group has D columns. What are the numbers of its first and of its last one?",
@@ -169,11 +196,12 @@ grouped = Exercise(
             "A group's weight is D rows of D numbers: how many stand before that of group g?",
             gives=lambda x, weight, bias: grouped_reference(x, weight[:1].expand_as(weight), bias),
         ),
-        "grid": Mistake(
-            "The last rows hold what nobody wrote. How many tiles do 70 rows need, of 64 each?",
-            "A division that rounds up counts the tile that isn't full: triton.cdiv.",
-            gives=tuple(rows_missing(tile) for tile in (16, 32, 64, 128)),
+        "row-length": Mistake(
+            "How far is it in memory from a number of x to the one below it?",
+            "A row of x holds all groups, one after the other: G * D numbers.",
+            when=one_row_after_the_other,
         ),
+        "unwritten": UNWRITTEN,
         "no-bias": Mistake(
             "What comes out is the product alone. Does anything that you loaded reach the store?",
             "The bias of a column is added to all rows of the tile: [None, :] makes a row of it.",
@@ -273,6 +301,7 @@ stays = Exercise(
             "A division that rounds up counts the tile that isn't full: tl.cdiv.",
             gives=tiles_written(lambda part, per, tiles: range(part * per, min(part * per + per, tiles - 1))),
         ),
+        "unwritten": UNWRITTEN,
     },
 )
 
@@ -297,6 +326,13 @@ def with_pack_weight(matrix: Callable[[Tensor, int, int, int], Tensor]) -> Gives
 def beside(weight: Tensor, first: int, groups: int, D: int) -> Tensor:
     """The weights below one another, repeated to the right: no zeros."""
     return weight[first : first + groups].flatten(0, 1).repeat(1, groups)
+
+
+def as_wide_rows(weight: Tensor, first: int, groups: int, D: int) -> Tensor:
+    """Blocks on the diagonal, taken from rows as long as the pack is wide."""
+    at = first * D * D + torch.arange(groups * D)[:, None] * 64 + torch.arange(groups * D)
+    values = torch.cat((weight.flatten(), weight.new_full((64 * 64,), math.nan)))[at]
+    return values.where(torch.block_diag(*torch.ones(groups, D, D)).bool(), 0)
 
 
 def without_remainder(weight: Tensor, first: int, groups: int, D: int) -> Tensor:
@@ -333,6 +369,11 @@ packed = Exercise(
             "A weight has D columns: count them from the beginning of the group, not of the pack.",
             gives=with_pack_weight(without_remainder),
         ),
+        "wide-rows": Mistake(
+            "How many numbers has a row of weight in memory, and how many has a row of your tile?",
+            "D and 64: the wide tile is nowhere in memory. Each row of it has D numbers from there.",
+            gives=with_pack_weight(as_wide_rows),
+        ),
         "first-weight": Mistake(
             "The first group of each pack is right. Whose weight does the second one take?",
             "Below the D rows of one weight lie those of the next: row k of the pack is row first * D + k.",
@@ -350,6 +391,7 @@ packed = Exercise(
             "k, the input, goes down w's rows, and n, the output, across. Nothing is turned.",
             gives=lambda x, weight, bias: grouped_reference(x, weight.mT, bias),
         ),
+        "unwritten": UNWRITTEN,
         "no-bias": Mistake(
             "What comes out is the product alone. Does anything that you loaded reach the store?",
             "The bias of a column is added to all rows of the tile: [None, :] makes a row of it.",
