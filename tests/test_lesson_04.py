@@ -77,13 +77,6 @@ def test_each_way_over_time_and_its_block_are_right_forward_and_backward(lesson,
     alike(lesson.block(getattr(lesson, name)), block, shape)
 
 
-def test_the_block_counts_both_weights_once(lesson):
-    shape = {"batch": 64, "groups": 100, "width": 4, "time": 16}
-    x, up, _, down, _ = lesson.block_inputs(shape)
-    rows, columns, out, weights, _ = lesson.block_size(shape)
-    assert rows * columns == rows * out == x.numel() and weights == up.numel() + down.numel()
-
-
 @pytest.mark.parametrize("skewed", [False, True])
 @pytest.mark.parametrize("name", ["padded", "in_groups"])
 @pytest.mark.parametrize("rows", [37, 3])
@@ -123,11 +116,6 @@ def test_packed_groups_are_right_where_they_fill_64_columns(lesson):
     examine(lesson.packed, work.grouped_reference, groups, *shapes, **contiguous)
     with pytest.raises(ValueError, match="weight: groups of 20"):
         lesson.packed(*groups((3, 2, 20)))
-
-
-def test_the_largest_value_of_a_group_is_its_own(lesson):
-    x = torch.randn(7, 60)
-    assert torch.equal(lesson.peak(x.mT.contiguous().mT, 3), x.view(7, 3, 20).amax(2))
 
 
 def test_a_neighbour_that_is_not_finite_stays_outside(lesson):

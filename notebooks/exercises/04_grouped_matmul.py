@@ -10,7 +10,7 @@ from labkit.workloads.grouped import GROUPED, grouped_reference
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -31,9 +31,9 @@ def group_inputs(rows: int, groups: int, width: int, poisoned: bool = False) -> 
     return {"x": x, "weight": weight, "bias": torch.randn(groups, width)}
 
 
-def tile_width(width: int) -> int:
-    """Columns of a tile: a power of two, and at least 16."""
-    return max(16, 1 << (width - 1).bit_length())
+def tile_width(width: int, least: int = 16) -> int:
+    """Columns of a tile: a power of two, and at least 16 where somebody thought of it."""
+    return max(least, 1 << (width - 1).bit_length())
 
 
 @cache
@@ -55,8 +55,8 @@ def not_all_stored(calls: Sequence[Call]) -> bool:
         got, want = call.result_tensors()[0]
         stored = torch.from_numpy(np.unique(call.launches.stored(got)))
         count, missing = count + len(stored), missing + got.numel() - len(stored)
-        pair = (each.double().flatten()[stored] for each in (got, want))
-        if not torch.isclose(*pair, 0.05, 0.05, equal_nan=True).all():
+        mine, right = (each.double().flatten()[stored] for each in (got, want))
+        if not torch.isclose(mine, right, 0.05, 0.05, equal_nan=True).all():
             return False
     return count > 0 and missing > 0
 
@@ -71,15 +71,17 @@ UNWRITTEN = Mistake(
 # ---- all groups in one kernel ------------------------------------------------------------------------------
 
 
-def kernel_with_masks(in_x: int = 0, in_weight: int = 0, in_y: int = 0, only_rows: bool = False) -> Gives:
+def kernels_with_masks(
+    in_x: int = 0, in_weight: int = 0, in_y: int = 0, only_rows: bool = False
+) -> tuple[Gives, ...]:
     """What comes out when the accesses let so many places of a tile through beyond the group's.
 
     With ``only_rows`` weight lets them through along its rows, not its columns. Programs run in the
-    interpreter's order, groups first; what lies beyond a tensor is NaN.
+    interpreter's order, groups first; what lies beyond a tensor is NaN. For tiles of at least 16 and of 1.
     """
 
-    def gives(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        R, (G, D, _), d = len(x), weight.shape, np.arange(tile_width(weight.shape[1]))
+    def gives(x: Tensor, weight: Tensor, bias: Tensor, least: int) -> Tensor:
+        R, (G, D, _), d = len(x), weight.shape, np.arange(tile_width(weight.shape[1], least))
         beyond = np.full(len(d) * (D + 1), math.nan)
         x_all, w_all, b_all = (np.concatenate((t.numpy().ravel(), beyond)) for t in (x, weight, bias))
         y = np.full(x.numel() + len(d), math.nan)
@@ -92,7 +94,7 @@ def kernel_with_masks(in_x: int = 0, in_weight: int = 0, in_y: int = 0, only_row
             y[at[:, columns]] = (a @ w + np.where(d < D, b_all[group * D + d], 0))[:, columns]
         return torch.from_numpy(y[: x.numel()]).view_as(x)
 
-    return gives
+    return partial(gives, least=16), partial(gives, least=1)
 
 
 ALL_PLACES = 10**6
@@ -153,29 +155,31 @@ grouped = Exercise(
             "The tile has 32, and from 20 on they are the next group's. For which of them is each of your "
             "masks false?",
             gives=(
-                kernel_with_masks(ALL_PLACES, ALL_PLACES, ALL_PLACES),
-                kernel_with_masks(ALL_PLACES, ALL_PLACES),
+                *kernels_with_masks(ALL_PLACES, ALL_PLACES, ALL_PLACES),
+                *kernels_with_masks(ALL_PLACES, ALL_PLACES),
             ),
         ),
         "only-loads": Mistake(
             "The sums are right. To which columns does a program store, and whose are they?",
             "What stands at its end goes over the next group's results. What kept them out of the loads?",
-            gives=kernel_with_masks(in_y=ALL_PLACES),
+            gives=kernels_with_masks(in_y=ALL_PLACES),
         ),
         "one-load": Mistake(
             "Group 1 of a case is NaN and infinite. What is 0 times these?",
             "NaN, so a zero from one side isn't enough. Which load still brings the next group?",
             "x has D along its columns, weight along its columns and its rows: mask all three.",
             gives=(
-                kernel_with_masks(in_x=ALL_PLACES),
-                kernel_with_masks(in_weight=ALL_PLACES),
-                kernel_with_masks(in_weight=ALL_PLACES, only_rows=True),
+                *kernels_with_masks(in_x=ALL_PLACES),
+                *kernels_with_masks(in_weight=ALL_PLACES),
+                *kernels_with_masks(in_weight=ALL_PLACES, only_rows=True),
             ),
         ),
         "off-by-one": Mistake(
             "A group has D columns. What are the numbers of its first and of its last one?",
             "They are 0 and D - 1, and D is the neighbour's first. Which of these does yours let in?",
-            gives=tuple(kernel_with_masks(*places) for places in (*ONE_OR_ALL, *-ONE_OR_ALL)),
+            gives=tuple(
+                each for places in (*ONE_OR_ALL, *-ONE_OR_ALL) for each in kernels_with_masks(*places)
+            ),
         ),
         "no-other": Mistake(
             "A load leaves the masked places of its block alone. Which number stands there then?",
