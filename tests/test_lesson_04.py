@@ -118,6 +118,7 @@ def test_packed_groups_are_right_where_they_fill_64_columns(lesson):
         lesson.packed(*groups((3, 2, 20)))
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")  # the interpreter multiplies them
 def test_a_neighbour_that_is_not_finite_stays_outside(lesson):
     x, weight, bias = groups((70, 3, 20))
     x[:, 20:40], weight[1] = math.nan, math.inf
