@@ -1,4 +1,4 @@
-"""What the tests of grouped Linears share, those of the finished kernels and those of lesson 4."""
+"""What the tests of the finished grouped Linears share."""
 
 from typing import Any
 

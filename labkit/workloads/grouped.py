@@ -7,7 +7,7 @@ CHANNELS_CONV take x of (B, C, T): ``batch`` is then the number of all rows, and
 sequence, 512 if left out and never more than the rows.
 
 Bytes and operations are those of the Linears alone: each input and each output once, two operations for each
-multiply and add, twice as many products backward. Neither the bias nor the zeros of a block-diagonal weight
+multiply and add, twice as many products backward. The bias does not
 count.
 """
 
@@ -83,23 +83,13 @@ def _filters(shape: Shape) -> tuple[Tensor, Tensor]:
     return weight.flatten(0, 1).unsqueeze(2), bias.flatten()
 
 
-def _dense(shape: Shape) -> tuple[Tensor, Tensor]:
-    weight, bias = _squares(shape)
-    return torch.block_diag(*weight), bias.flatten()
-
-
 def _size(shape: Shape) -> LayerSize:
-    """Without the zeros that some layouts of the weight have."""
     features = _features(shape)
     return shape["batch"], features, features, features * shape["width"], 0
 
 
-def _over_rows(
-    weights: Callable[[Shape], tuple[Tensor, Tensor]], reference: Reference, *, forward_only: bool = False
-) -> Work:
-    return matrix_layer(
-        lambda shape: (_rows(shape), *weights(shape)), reference, _size, forward_only=forward_only
-    )
+def _over_rows(weights: Callable[[Shape], tuple[Tensor, Tensor]], reference: Reference) -> Work:
+    return matrix_layer(lambda shape: (_rows(shape), *weights(shape)), reference, _size)
 
 
 def _over_time(weights: Callable[[Shape], tuple[Tensor, Tensor]], reference: Reference) -> Work:
@@ -122,28 +112,6 @@ GROUPED_LINEARS = _over_rows(_squares, linears_reference)
 
 GROUPED_CONV = _over_rows(_filters, conv_reference)
 """As nn.Conv1d with ``groups`` keeps it: weight (groups * width, width, 1), bias (groups * width,)."""
-
-GROUPED_DENSE = _over_rows(_dense, linear, forward_only=True)
-"""As one nn.Linear keeps it, forward: weight (groups * width, groups * width), zeros off the blocks, and bias
-(groups * width,)."""
-
-
-def packed(k: int) -> Work:
-    """Each k groups as one wider group, forward: a batched product whose weight has zeros off the blocks.
-
-    weight (groups / k, k * width in, k * width out), bias (groups / k, k * width). Its ``inputs`` raise
-    ValueError if ``groups`` is not a multiple of ``k``.
-    """
-
-    def weights(shape: Shape) -> tuple[Tensor, Tensor]:
-        if groups_of(shape) % k:
-            raise ValueError(f"groups: {groups_of(shape)} is not a multiple of {k}")
-        weight, bias = _squares(shape)
-        wide = torch.stack([torch.block_diag(*blocks) for blocks in weight.split(k)])
-        return wide, bias.view(len(wide), -1)
-
-    return _over_rows(weights, grouped_reference, forward_only=True)
-
 
 CHANNELS = _over_time(_squares, grouped_reference)
 """GROUPED for x (batch / time, groups * width, time)."""

@@ -19,7 +19,6 @@ def published(name: str) -> pd.DataFrame:
     - ``grouped_conv_3080ti``: times in ms of many small Linears, as a grouped convolution and as one batched
       matmul. Width and groups are "about 100"; rows, direction, and what was repeated how often are not
       given, so the ratio says more than either time.
-    - ``grouped_conv_3080ti_speedup``: that ratio, as a point for plots.speedups and the sweep panel.
     - ``rms_norm_l4``: times in us of the two RMSNorm kernels of a library before and after a rewrite, by (B,
       T, H). The post says neither how they were taken nor the dtype: float32 is concluded from what the L4's
       L2 holds, (512, 64, 128) and not twice as much. It says that the original backward kernel had bugs.

@@ -81,7 +81,7 @@ class Case(NamedTuple):
 
 ROWS, CHANNELS, FULL, STATE, ROW, MLP = (6, 20), (2, 20, 3), (6, 3, 5), (6, 5), (5,), (6, 5)
 SQUARES, FILTERS = [(4, 5, 5), (4, 5)], [(20, 5, 1), (20,)]
-MANY, MANY_ONCE = ((340, 560), (1200, 2400)), ((340, None), (1200, None))
+MANY = (340, 560), (1200, 2400)
 g, m, r = grouped, mlp, recurrent
 CASES: dict[str, Case] = {
     "affine": Case(elementwise.AFFINE, [MLP, ROW, ROW], (60, 90), (60, 120), lambda x, w, b: x * w + b, 10),
@@ -96,8 +96,6 @@ CASES: dict[str, Case] = {
     "channels": Case(g.CHANNELS, [CHANNELS, *SQUARES], *MANY, over_time(groups_apart), 20),
     "channels, conv": Case(g.CHANNELS_CONV, [CHANNELS, *FILTERS], *MANY,
         lambda x, w, b: functional.conv1d(x, w, b, groups=len(b) // w.shape[1]), 20),
-    "dense": Case(g.GROUPED_DENSE, [ROWS, (20, 20), (20,)], *MANY_ONCE, linear, 20 + 300),  # with its zeros
-    "packed": Case(g.packed(2), [ROWS, (2, 10, 10), (2, 10)], *MANY_ONCE, groups_apart, 20 + 100),
     "matmul": Case(m.MATMUL, [MLP, (5, 5)], (85, 140), (300, 600), linear),
     "linear_gelu": Case(m.LINEAR_GELU, [MLP, (11, 5), (11,)], (151, 236), (660, 1320),
         lambda *t: act(linear(*t)), 11),
@@ -213,16 +211,6 @@ def test_products_need_not_be_square():
     assert m.MATMUL.reference(*m.MATMUL.inputs(shape)).shape == (3, 9)
     assert m.MATMUL.min_bytes(shape, 2, "backward") == 2 * (15 + 27 + 15 + 2 * 45)
     assert m.MATMUL.flops(shape, "forward") == 2 * 3 * 5 * 9
-
-
-def test_zeros_are_off_the_blocks_and_nowhere_else():
-    _, dense, _ = g.GROUPED_DENSE.inputs(SHAPE)
-    _, wide, _ = g.packed(2).inputs(SHAPE)
-    on = torch.block_diag(*torch.ones(4, 5, 5)).bool()
-    assert torch.equal(dense.cpu() != 0, on)
-    assert torch.equal(wide.cpu() != 0, torch.stack([on[:10, :10]] * 2))
-    with pytest.raises(ValueError, match="groups: 10 is not a multiple of 4"):
-        g.packed(4).inputs({"batch": 2, "groups": 10, "width": 3})
 
 
 # Recurrences

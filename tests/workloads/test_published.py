@@ -28,12 +28,10 @@ def test_the_riddle_n_times_fewer_operations_and_hardly_a_difference():
     assert at_1024.max() == at_1024["device B, graphed"] < 5
 
 
-def test_sums_and_ratios_are_those_of_the_published_times():
+def test_sums_are_those_of_the_published_times():
     kernels, sums = published("geglu_a100"), published("geglu_a100_sums").set_index("series")
     assert kernels["part"].str.endswith("GEMM").sum() == 6 and len(kernels) == 8
     assert sums["median_us"].to_dict() == pytest.approx(kernels.groupby("series")["us"].sum().to_dict())
-    conv_ms, batched_ms = published("grouped_conv_3080ti")["ms"]
-    assert published("grouped_conv_3080ti_speedup")["speedup"].tolist() == [conv_ms / batched_ms]
 
 
 def test_the_norm_has_17_shapes_backward_and_16_of_them_forward():
