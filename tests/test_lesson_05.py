@@ -164,10 +164,10 @@ def test_what_goes_wrong_does_so_on_every_machine(outputs):
         "y belongs to the new x:  False",
         "after a copy it does:    True",
         "what was kept is intact: False",
-        "first call inside a capture: refused",
+        "the first call is in the capture: refused\nthe first call was made before: captured",
         "times the number and the tensor: 1.0 3.0",
         "the same random numbers: False",
-        "1 row\n  yours:       a result of (4, 16)",
+        "1 row\n  yours:       (4, 16) torch.float32, calls: 3",
         "exhibit 1: all the same: True",
     ):
         assert line in said, line
