@@ -1,5 +1,4 @@
-"""Lesson 5: its taught kernels, solved, its stand-in for torch.cuda, and its execution. Graphs that serve a
-training loop are tried in tests/kernels/test_graphs.py, and fused_mlp beside them."""
+"""Lesson 5: its taught kernels, solved, and its execution. The finished ones are tried in tests/kernels."""
 
 import launches as launches_of
 import pytest
@@ -18,7 +17,6 @@ from taught import (
     meta,
 )
 
-import labkit
 from labkit.lessons import notebooks
 from labkit.workloads.stack import STACK, block, stack
 
@@ -79,50 +77,6 @@ def test_for_other_gpus_two_weights_fit_on_chip_and_tensor_cores_multiply(lesson
     for one in found[: 2 * len(targets)]:  # those of bf16
         assert one.matrix and one.spills == 0 and one.shared_bytes < 99 * 1024, one
     assert all(one.matrix for one in found)
-
-
-# --- torch.cuda, or what stands for it ----------------------------------------------------------------------
-
-
-def replayed(cuda, call):
-    graph = cuda.CUDAGraph()
-    with cuda.graph(graph):
-        made = call()
-    graph.replay()
-    return graph, made
-
-
-def test_a_graph_reads_and_writes_where_it_was_captured():
-    cuda, device = labkit.cuda(), labkit.gpu.device()
-    x, y = torch.ones(3, device=device), 2.0
-    x * y
-    graph, made = replayed(cuda, lambda: x * y)
-    old, x, y = x, torch.zeros(3, device=device), 5.0
-    graph.replay()
-    assert made.tolist() == [2.0] * 3, "neither another tensor nor another number reaches it"
-    old.fill_(7)
-    graph.replay()
-    assert made.tolist() == [14.0] * 3
-
-
-@INTERPRETED
-def test_the_stand_in_computes_nothing_in_a_capture_and_leaves_no_trace_when_it_fails():
-    cuda, x = labkit.cuda(), torch.ones(3)
-    graph = cuda.CUDAGraph()
-    with cuda.graph(graph):
-        y = x + 1
-    assert y.isnan().all()
-    refused, problem = cuda.CUDAGraph(), "not permitted when stream is capturing"
-    with pytest.raises(RuntimeError, match=problem), cuda.graph(refused):
-        x.sum().item()
-    assert (x + 1).tolist() == [2.0] * 3 and cuda.current_stream() is cuda.default_stream()
-    _, again = replayed(cuda, lambda: x * 3)
-    assert again.tolist() == [3.0] * 3
-
-
-@GPU
-def test_on_a_gpu_it_is_torch_cuda_itself():
-    assert labkit.cuda() is torch.cuda
 
 
 @GPU
