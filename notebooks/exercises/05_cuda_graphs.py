@@ -256,7 +256,7 @@ network = Exercise(
         ),
         "unmasked": Mistake(
             "Which of your four loads brings what lies beyond its tensor?",
-            "Columns beyond W take part in the product and in the norm's sum: mask all loads, with other=0.0.",
+            "Columns beyond W take part in the product and in the sum: mask all loads, with other=0.0.",
             when=lambda calls: any(call.loaded_outside and holds_nan(call.got) for call in calls),
         ),
     },
