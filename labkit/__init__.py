@@ -22,6 +22,7 @@ FACE = {
     "check": "measure.correctness.check",
     "claim": "widgets.claims.claim",
     "compile": "profiling.codegen.compile",
+    "cuda": "exercises.simulated_gpu.cuda",
     "custom_bytes": "measure.sweeps.custom_bytes",
     "custom_times": "measure.sweeps.custom_times",
     "gpu": "gpu",

@@ -1,86 +1,132 @@
-"""Lesson 5: what it teaches, the kernel of one block and the graph for one shape; its ladder's modules."""
+"""Lesson 5: its taught kernels, solved, and its execution. The finished ones are tried in tests/kernels."""
 
-from types import SimpleNamespace
-
+import launches as launches_of
 import pytest
 import torch
-from taught import GPU, INTERPRETED, assert_no_backward, bf16, counted, fp32
+from counting import calls_checked
+from taught import (
+    GPU,
+    INTERPRETED,
+    assert_no_backward,
+    bf16,
+    compiled,
+    counted,
+    drawn,
+    examine,
+    fp32,
+    meta,
+)
 
-from labkit import gpu
-from labkit.exercises import simulated_gpu
 from labkit.lessons import notebooks
-from labkit.measure import correctness
-from labkit.profiling import codegen
 from labkit.workloads.stack import STACK, block, stack
 
 pytestmark = pytest.mark.usefixtures("cache")
+NAME = "05_cuda_graphs"
 
 
 @pytest.fixture(scope="module")
 def lesson(cache):
-    return notebooks.load("05_cuda_graphs")
+    """The lesson's kernels, and its exercises solved."""
+    return notebooks.load(NAME, solved=True)
 
 
-def drawn(shape):
-    x, weight, bias, gain = STACK.inputs({"batch": shape[0], "width": shape[1], "depth": 1})
-    return x.cpu(), weight[0].cpu(), bias[0].cpu(), gain[0].cpu()
+def stacked(shape, depth=3):
+    return [each.cpu() for each in STACK.inputs({"batch": shape[0], "width": shape[1], "depth": depth})]
+
+
+def single(shape):
+    x, *three = stacked(shape, depth=1)
+    return x, *(each[0] for each in three)
 
 
 def test_the_block_is_right_and_refuses_to_drop_a_gradient(lesson):
-    shapes = ((33, 64), (5, 20), (1, 1), (40, 96), (0, 8))
-    correctness.check(lesson.one_block, block, drawn, shapes=shapes, gradients=False)
-    assert_no_backward("one_block", lesson.one_block, [t.to(gpu.device()) for t in drawn((4, 16))])
+    examine(lesson.one_block, block, single, (33, 64), (5, 20), (1, 1), (40, 96), layouts=("strided",))
+    assert_no_backward("one_block", lesson.one_block, drawn(single, 4, 16))
+
+
+@pytest.mark.parametrize("dtype", [fp32, bf16])
+def test_the_network_is_right_beyond_one_program_and_in_any_depth(lesson, dtype):
+    for depth in (1, 3):
+        shapes = (33, 64), (5, 20), (1, 1), (40, 96)
+        examine(
+            lesson.network, stack, lambda shape, depth=depth: stacked(shape, depth), *shapes, dtypes=(dtype,)
+        )
+    assert_no_backward("network", lesson.network, drawn(stacked, 4, 16))
 
 
 @INTERPRETED
-def test_every_row_of_a_block_is_read_and_written_once(lesson):
-    (launch,) = counted(lesson.one_block, *drawn((20, 24)))
+def test_rows_are_read_and_written_once_and_each_program_reads_every_weight(lesson):
+    (launch,) = counted(lesson.network, *drawn(stacked, 20, 24))
     assert launch.bytes_written == 4 * 20 * 24
-    assert launch.bytes_read == 4 * (20 * 24 + 2 * 24 * (24 + 2)), "two programs, each with the weight"
+    assert launch.bytes_read == 4 * (20 * 24 + 2 * 3 * 24 * (24 + 2)), "two programs, three blocks"
 
 
-@pytest.mark.parametrize(
-    ("target", "W", "dtype"), [("sm_80", 256, bf16), ("sm_90", 256, bf16), ("sm_120", 100, fp32)]
-)
-def test_the_block_compiles_and_fits(lesson, target, W, dtype):
-    tensor = torch.empty(64, dtype=dtype, device="meta")
-    sizes = dict(W=W, BM=16, BW=max(16, 1 << (W - 1).bit_length()), num_warps=8)
-    code = codegen.compile(lesson.block_kernel, [*[tensor] * 5, 4096], target=target, **sizes)
-    assert code.spills == 0 and code.matrix and code.shared_bytes <= 160 * 1024
-
-
-def test_the_fused_stack_computes_what_the_plain_one_does(lesson):
-    x, *weights = (t.to(gpu.device()) for t in STACK.inputs({"batch": 5, "width": 20, "depth": 2}))
-    plain, fused = lesson.Stack(*weights), lesson.FusedStack(*weights)
-    torch.testing.assert_close(plain(x), stack(x, *weights))
-    torch.testing.assert_close(fused(x), plain(x), rtol=1e-4, atol=1e-5)
-    upstream = torch.randn_like(x)
-    for one in (plain, fused):
-        one(x).mul(upstream).sum().backward()
-    for mine, theirs in zip(fused.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-4)
-
-
-@INTERPRETED
-def test_the_graph_of_one_shape_follows_the_rules(lesson, monkeypatch):
-    machine = simulated_gpu.SimulatedGpu()
-    monkeypatch.setattr(lesson, "torch", SimpleNamespace(cuda=machine.cuda))
-    weight, x = torch.randn(4, 4), torch.randn(3, 4)
-    with torch.no_grad(), machine:
-        before = x.clone()
-        step = lesson.OneGraph(lambda x: x @ weight, x)
-        for _ in range(3):
-            new = torch.randn(3, 4)
-            assert torch.equal(step(new), new @ weight)
-        assert torch.equal(x, before), "x stays the caller's"
-    assert (machine.captures, machine.replays, machine.conflicts) == (1, 3, [])
-    assert machine.unwaited() == 0
+def test_for_other_gpus_two_weights_fit_on_chip_and_tensor_cores_multiply(lesson, monkeypatch):
+    made = launches_of.recorded(lesson, ("block_kernel", "network_kernel"), monkeypatch)
+    for dtype in (bf16, fp32):
+        x, weight, row = (
+            meta(256, 128, dtype=dtype),
+            meta(8, 128, 128, dtype=dtype),
+            meta(8, 128, dtype=dtype),
+        )
+        lesson.one_block(x, weight[0], row[0], row[0])
+        lesson.network(x, weight, row, row)
+    targets = ("sm_80", "sm_90", "sm_120")
+    found = compiled(made, targets)
+    assert len(found) == 4 * len(targets)
+    for one in found[: 2 * len(targets)]:  # those of bf16
+        assert one.matrix and one.spills == 0 and one.shared_bytes < 99 * 1024, one
+    assert all(one.matrix for one in found)
 
 
 @GPU
-def test_the_graph_of_one_shape_gives_what_the_call_gives(lesson):
+def test_the_exercises_capture_gives_what_the_call_gives(lesson):
     x, *weights = STACK.inputs({"batch": 64, "width": 32, "depth": 3})
-    step = lesson.OneGraph(lambda x: stack(x, *weights), x)
+    step = lesson.graphed(torch.cuda, lambda x: stack(x, *weights), x)
     for _ in range(3):
         new = torch.randn_like(x)
         torch.testing.assert_close(step(new), stack(new, *weights), rtol=1e-5, atol=1e-5)
+
+
+# --- the lesson as a whole ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def result(executed):
+    return executed(notebooks.resolve(NAME))
+
+
+@pytest.fixture(scope="module")
+def outputs(result):
+    cells = notebooks.code_cells(notebooks.read(result.notebook_path))
+    return [output for _, cell in cells for output in cell.outputs]
+
+
+def test_it_runs_to_its_end_in_silence_and_checks_the_block(result, outputs):
+    assert result.passed, result.failure
+    assert [o.text for o in outputs if o.get("name") == "stderr"] == []
+    shown = [output.data for output in outputs if "data" in output]
+    checks = [data for data in (d.get("application/vnd.labkit.check+json") for d in shown) if data]
+    assert [data["name"] for data in checks] == ["one_block"]
+    assert checks[0]["passed"] >= sum(calls_checked(shape) for shape in ((33, 64), (5, 20)))
+
+
+def test_what_goes_wrong_does_so_on_every_machine(outputs):
+    said = "".join(output.get("text", "") for output in outputs)
+    for line in (
+        "the replay computes what the call does: True",
+        "y belongs to the new x:  False",
+        "after a copy it does:    True",
+        "what was kept is intact: False",
+        "the first call is in the capture: refused\nthe first call was made before: captured",
+        "times the number and the tensor: 1.0 3.0",
+        "the same random numbers: False",
+        "1 row\n  yours:       (4, 16) torch.float32, calls: 3",
+        "exhibit 1: all the same: True",
+    ):
+        assert line in said, line
+
+
+@INTERPRETED
+def test_no_time_is_claimed_without_a_gpu(result):
+    assert (result.claims_held, result.not_held, result.claims_need_gpu) == (1, (), 7)

@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from labkit import dispatch_mode
+from labkit import dispatch_mode, gpu
 
 WAIT_US, COMPILE_US, CAPTURE_US, UPLOAD_US, REPLAY_US = 2.0, 40_000.0, 900.0, 400.0, 8.0
 """What these cost the host; a wait beside the device's work, a capture beside its launches."""
@@ -241,6 +241,25 @@ class _HostReads(TorchFunctionMode):
 
 
 # ---- torch.cuda --------------------------------------------------------------------------------------------
+
+
+def cuda() -> ModuleType:
+    """torch.cuda; without a GPU a stand-in for its streams and graphs, which captures on the CPU.
+
+    What a capture keeps and refuses is the same with either. Nothing can be timed with the stand-in.
+    """
+    if gpu.available():
+        return torch.cuda
+    machine = SimulatedGpu()
+    capture = machine.cuda.graph
+
+    @contextmanager
+    def graph(cuda_graph: CUDAGraph, **options: Any) -> Iterator[None]:
+        with machine, capture(cuda_graph, **options):
+            yield
+
+    vars(machine.cuda).update(graph=graph)
+    return machine.cuda
 
 
 def _cuda_of(gpu: SimulatedGpu) -> ModuleType:

@@ -125,27 +125,6 @@ def profile(call: Callable[[], Any], *, tape: str | None = None, warmup: int = 3
     return _recording(_least_disturbed(three), tape)
 
 
-@contextmanager
-def cupti_attached(call: Callable[[], Any]) -> Iterator[None]:
-    """Keep the profiler's library CUPTI in the process for this block, as PyTorch does after any profile.
-
-    ``call`` is profiled first, and its profile dropped. CUPTI then watches every launch of the block, and is
-    detached at its end. Without a GPU nothing is called.
-    """
-    if not gpu.available():
-        yield
-        return
-    try:
-        with lock.gpu_lock(), _without_profiler_messages():
-            os.environ["TEARDOWN_CUPTI"] = "0"
-            with torch.profiler.profile(acc_events=True):
-                call()
-                gpu.synchronize()
-        yield
-    finally:
-        _trace(gpu.synchronize, 0)  # detaches CUPTI afterwards
-
-
 def profile_text(
     text: str, *, setup: str = "", environment: Mapping[str, str] | None = None, tape: str | None = None
 ) -> Profile:

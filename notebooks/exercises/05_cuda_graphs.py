@@ -1,81 +1,27 @@
 """Exercises of lesson 5: what is right, what people write instead, and what helps them on."""
 
 from labkit.exercises.engine import Call, Exercise, Mistake, RaceSpec, case_values, difference
-from labkit.exercises.properties import KERNEL_CASES, POINTWISE, READ_ONCE
+from labkit.exercises.properties import (
+    FULL_FLOAT32,
+    LOADS_INSIDE,
+    NOTHING_OUTSIDE,
+    ONE_LAUNCH,
+    READ_ONCE,
+    STORED_ONCE,
+)
 from labkit.exercises.simulated_gpu import SimulatedGpu
 from labkit.exercises.simulated_layers import CompiledFunction
-from labkit.gpu import randn
-from labkit.measure.correctness import TOLERANCE
-from labkit.workloads.elementwise import product
+from labkit.kernels import fused_mlp
+from labkit.measure.correctness import DTYPES, TOLERANCE
+from labkit.workloads import stack
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-
-# ---- predict the replay ------------------------------------------------------------------------------------
-
-Formula = Callable[[list[tuple[float, float]], float], float]
-
-
-def kernels_us(kernels: list[tuple[float, float]]) -> float:
-    """What the kernels take by themselves."""
-    return sum(length for _, length in kernels)
-
-
-def zero_if_none(formula: Formula) -> tuple[Formula, Formula]:
-    """A formula as it is, and with 0 where there is no kernel."""
-    return formula, lambda kernels, gap: formula(kernels, gap) if kernels else 0.0
-
-
-def span_with(gaps: Callable[[int], int]) -> Formula:
-    """The eager time, and so many of the graph's gaps for a number of kernels."""
-    return zero_if_none(lambda kernels, gap: sum(kernels[-1]) - kernels[0][0] + gap * gaps(len(kernels)))[1]
-
-
-replay = Exercise(
-    "predict the replay from the timeline",
-    "replay_us",
-    reference=lambda kernels, gap: kernels_us(kernels) + gap * len(kernels[1:]),
-    cases=(
-        ([], 1.5),
-        ([(40.0, 6.0)], 1.5),
-        ([(15.0, 5.0), (20.0, 8.0), (28.0, 2.0)], 1.25),
-        ([(7.0, 120.0), (130.0, 90.0), (222.5, 310.0)], 1.0),
-        ([(300.0, 3.0), (315.0, 4.0), (319.0, 7.0), (326.5, 2.0)], 2.0),
-    ),
-    inputs=lambda kernels, gap: {"kernels": list(kernels), "gap_us": gap},
-    untouched="7815b070b73a",
-    right="A graph takes away the waiting, and nothing else: long kernels gain little by it.",
-    mistakes={
-        "eager-gaps": Mistake(
-            "Beside the kernels, what else lies between the first start and the last end?",
-            "The eager gaps, which a graph hasn't. Leave all starts alone: what is left to add up?",
-            gives=(span_with(lambda n: 0), span_with(lambda n: n), span_with(lambda n: n - 1)),
-        ),
-        "gap-count": Mistake(
-            "Draw one kernel, then three in a row. How many gaps are there?",
-            "A gap has a kernel on both of its sides: none is before the first or after the last.",
-            gives=(
-                *zero_if_none(lambda k, gap: kernels_us(k) + gap),
-                lambda k, gap: kernels_us(k) + gap * len(k),
-            ),
-        ),
-        "no-gaps": Mistake(
-            "What is the second argument for?",
-            "In a graph, too, some time passes between two kernels. Add it for each two neighbours.",
-            gives=lambda kernels, gap: kernels_us(kernels),
-        ),
-        "starts": Mistake(
-            "Each kernel is two numbers. Which of them says how long the GPU is at work?",
-            "The first is a place on the clock, and a sum of places means nothing. Add the others.",
-            gives=zero_if_none(
-                lambda kernels, gap: sum(start for start, _ in kernels) + gap * (len(kernels) - 1)
-            ),
-        ),
-    },
-)
 
 # ---- capture it by hand ------------------------------------------------------------------------------------
 
@@ -188,78 +134,138 @@ capture = Exercise(
     },
 )
 
-# ---- a kernel that a graph can replay ----------------------------------------------------------------------
+# ---- one kernel for the network ----------------------------------------------------------------------------
 
 
-def result_of_replay(scaled: Any, x: Tensor, factor: float, like_x: bool) -> Any:
-    """What a replay leaves in the result, after x and factor have changed where they lie."""
-    # The interpreter multiplies two numbers in bfloat16 by their bits: beside such an x a float32 factor.
-    dtype = x.dtype if like_x and x.dtype is not torch.bfloat16 else torch.float32
-    gpu, held = SimulatedGpu(), torch.empty((1,) if like_x else (), dtype=dtype)
-    graph = gpu.cuda.CUDAGraph()
-    with gpu:
-        with gpu.unobserved():
-            held.fill_(factor)
-        with gpu.cuda.graph(graph):
-            y = scaled(x, held)
-        with gpu.unobserved():
-            x.neg_(), held.mul_(-2)
-        graph.replay()
-        with gpu.unobserved():
-            x.neg_()  # as it was
-            assert torch.equal(held, torch.full_like(held, -2 * factor)), "factor was overwritten"
-    return y
+def network_inputs(rows: int, width: int, depth: int) -> dict[str, Any]:
+    """x (rows, width), weight (depth, width, width), bias and gain (depth, width)."""
+    x, weight = torch.randn(rows, width), torch.randn(depth, width, width) * width**-0.5
+    bias, gain = 0.3 * torch.randn(depth, width), 1 + 0.1 * torch.randn(depth, width)
+    return {"x": x, "weight": weight, "bias": bias, "gain": gain}
 
 
-def scaled_at(within: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """The result where only some places, by their numbers, find a factor."""
-    return lambda x, factor, _: 2 * factor * x.where(within(torch.arange(x.numel())).view_as(x), torch.nan)
+def blocks_of(
+    weight: Callable[[int], int] = int, bias: Callable[[int], int] = int, gain: Callable[[int], int] = int
+) -> Callable[..., Tensor]:
+    """What comes out when block ``i`` takes its three parameters from other blocks."""
+
+    def gives(x: Tensor, weights: Tensor, biases: Tensor, gains: Tensor) -> Tensor:
+        for i in range(len(weights)):
+            x = stack.block(x, weights[weight(i)], biases[bias(i)], gains[gain(i)])
+        return x
+
+    return gives
 
 
-safe = Exercise(
-    "a kernel that a graph can replay",
-    "scaled",
-    reference=lambda x, factor, _: 2 * x * float(torch.tensor(factor)),
-    cases=(((1,), 2.75, True), ((7,), 2.7183, False), ((33, 40), 2.7183, False), ((5000,), 2.75, True)),
-    inputs=lambda size, factor, like_x: {"x": torch.randn(size), "factor": factor, "like_x": like_x},
-    call=result_of_replay,
-    properties=(*POINTWISE, READ_ONCE),
-    **KERNEL_CASES,
-    untouched="c8aeb6787b10",
-    right="It was captured and replayed, and found a new factor where the old one had been.",
+def window(tensor: Tensor, start: int) -> Tensor:
+    """The size of one block's part of a tensor from an element on; beyond the end lies NaN."""
+    padded = torch.cat((tensor.flatten(), tensor.new_full((tensor[0].numel(),), math.nan)))
+    return padded[min(start, tensor.numel()) :][: tensor[0].numel()].view(tensor[0].shape)
+
+
+def steps_of(of_weight: Callable[[int], int], of_vectors: Callable[[int], int]) -> Callable[..., Tensor]:
+    """What comes out when a block's parameters begin so many elements further than the last one's."""
+
+    def gives(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
+        W = x.shape[1]
+        for i in range(len(weight)):
+            vectors = (window(tensor, i * of_vectors(W)) for tensor in (bias, gain))
+            x = stack.block(x, window(weight, i * of_weight(W)), *vectors)
+        return x
+
+    return gives
+
+
+def padded_mean(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
+    """The stack when the norm divides by the columns of the tile."""
+    W = x.shape[1]
+    columns = max(16, 2 ** (W - 1).bit_length())
+    for w, b, g in zip(weight, bias, gain, strict=True):
+        z = torch.nn.functional.linear(x, w, b)
+        scale = torch.rsqrt(z.square().sum(1, keepdim=True) / columns + stack.EPS)
+        x = torch.nn.functional.gelu(z * scale * g, approximate="tanh")
+    return x
+
+
+def holds_nan(result: Any) -> bool:
+    """Whether a result is a tensor with NaN in it."""
+    return isinstance(result, Tensor) and bool(result.isnan().any())
+
+
+def first(_: int) -> int:
+    """The first block's, whatever the block."""
+    return 0
+
+
+network = Exercise(
+    "one kernel for the network",
+    "network",
+    reference=stack.stack,
+    cases=((1, 1, 1), (5, 8, 2), (37, 20, 3), (16, 64, 4)),
+    inputs=network_inputs,
+    dtypes=DTYPES,
+    properties=(FULL_FLOAT32, ONE_LAUNCH, NOTHING_OUTSIDE, LOADS_INSIDE, STORED_ONCE, READ_ONCE),
+    right="One launch, whatever the depth: between two blocks the rows stay on their multiprocessor.",
     mistakes={
-        "host-read": Mistake(
-            "Which line wants to know the factor's value, and where does that value lie?",
-            "On the GPU, where nothing runs during a capture. Who can wait for it instead of Python?",
-            "The kernel, when it runs: hand over the tensor itself, of which it gets the address.",
-            raises="not permitted when stream is capturing: Python asked",
-        ),
-        "not-loaded": Mistake(
-            "What is `factor` in the kernel now: a number, or the place where one lies?",
-            "An address, as x is. What brings the number that lies at an address?",
-            raises=r"pointer<|cannot add pointers|cannot cast|invalid operands of type",
-        ),
-        "many-factors": Mistake(
-            "How many numbers lie at factor, and how many addresses does your load name?",
-            "One number, at the very address that the kernel was given. Add no places to it.",
-            when=lambda calls: any(call.loaded_outside for call in calls),
-            gives=(
-                scaled_at(lambda at: at < 1),
-                scaled_at(lambda at: at < 1024),
-                scaled_at(lambda at: at % 1024 == 0),
+        "one-block-for-all": Mistake(
+            "With two blocks, print what your loop loads in its second turn. Whose is it?",
+            "weight[i] begins i * W * W elements after weight[0]. Where do bias[i] and gain[i] begin?",
+            gives=tuple(
+                blocks_of(*chosen)
+                for chosen in itertools.product((first, int), repeat=3)
+                if chosen != (int, int, int)
             ),
         ),
-        "mask-for-one": Mistake(
-            "How many numbers does this load bring, and how many has its mask?",
-            "A mask is for places that may lie outside. One address, always inside, needs none.",
-            raises="cannot be block type if pointer argument is not a block",
+        "step": Mistake(
+            "How many elements has the weight of one block, and how many its bias?",
+            "A block's weight has W * W, its bias and its gain have W. They need steps of their own.",
+            gives=(
+                steps_of(lambda W: W, lambda W: W),
+                steps_of(lambda W: W * W, lambda W: W * W),
+                steps_of(lambda W: 1, lambda W: 1),
+            ),
+        ),
+        "not-carried": Mistake(
+            "What is the second block's input, and what does your loop multiply in its second turn?",
+            "The result of a turn has to take the name that the next turn reads.",
+            gives=lambda x, weight, bias, gain: stack.block(x, weight[-1], bias[-1], gain[-1]),
+        ),
+        "too-few": Mistake(
+            "How often does your loop run for L = 1, and for L = 3?",
+            "range(L) runs from 0 to L - 1, which is once for each block.",
+            gives=(
+                lambda x, weight, bias, gain: stack.stack(x, weight[:-1], bias[:-1], gain[:-1]),
+                lambda x, weight, bias, gain: stack.stack(x, weight[:1], bias[:1], gain[:1]),
+                lambda x, weight, bias, gain: stack.stack(x, weight[1:], bias[1:], gain[1:]),
+            ),
+        ),
+        "backwards": Mistake(
+            "Which block comes first, the one at weight[0] or the one at weight[L - 1]?",
+            "x goes through weight[0] first.",
+            gives=lambda x, *three: stack.stack(x, *(each.flip(0) for each in three)),
+        ),
+        "transposed": Mistake(
+            "nn.Linear multiplies by the transposed weight. Which index of it steps by W in your tile?",
+            "The block above loads (in, out): its rows are n[:, None], and they step by 1.",
+            gives=lambda x, weight, *two: stack.stack(x, weight.mT, *two),
+        ),
+        "padded-mean": Mistake(
+            "How many columns has a row, and how many has the tile?",
+            "The mean is over W columns. Those that fill up to a power of two are zero and do not count.",
+            gives=padded_mean,
+        ),
+        "unmasked": Mistake(
+            "Which of your four loads brings what lies beyond its tensor?",
+            "Columns beyond W take part in the product and in the sum: mask all loads, with other=0.0.",
+            when=lambda calls: any(call.loaded_outside and holds_nan(call.got) for call in calls),
         ),
     },
     race=RaceSpec(
-        product(lambda batch, width: randn(1), reads=1),
-        {"eager": torch.mul, "torch.compile": torch.mul},
-        # a small tensor, where launches count, and 96 MiB, where memory does
-        ({"batch": 256, "width": 1024}, {"batch": 49152, "width": 1024}),
+        stack.STACK,
+        {"eager": stack.stack, "a launch a block": fused_mlp(1), "labkit": fused_mlp(99)},
+        # too few rows to give every multiprocessor some, and more than 16 for each of 16 programs on each
+        ({"batch": 256, "width": 128, "depth": 8}, {"batch": 65536, "width": 128, "depth": 8}),
+        roundings=8,
     ),
 )
 
@@ -292,18 +298,18 @@ museum = Exercise(
     right="1 and 2 give wrong results: compare on new inputs. The others give right ones, and wrong times.",
     mistakes={
         "exhibit-1": Mistake(
-            "Two batches went in, one after the other. Whose answer came out?",
+            "Four batches went in, one after the other. Whose gradient came out each time?",
             "Follow the second batch line by line: where does the graph read, and did it get there?",
             when=first_wrong_exhibit(1),
         ),
         "exhibit-2": Mistake(
-            "The result was right when it came. Who wrote to its memory later?",
-            "How many different tensors does the list hold? Think of where a graph puts its output.",
+            "After the first batch the sum is right. Whose memory is it in, and who writes there next?",
+            "`total` is `change` itself. Think of where a graph puts its output.",
             when=first_wrong_exhibit(2),
         ),
         "exhibit-3": Mistake(
-            "Eager and compiled go through the same loop. What does only one of them do in it?",
-            "Time a second call of the compiled stack. What was gone by then?",
+            "Ten calls share the time. Do all ten do the same?",
+            "Time the compiled function once more. What was gone by then?",
             when=first_wrong_exhibit(3),
         ),
         "exhibit-4": Mistake(
@@ -312,7 +318,7 @@ museum = Exercise(
             when=first_wrong_exhibit(4),
         ),
         "exhibit-5": Mistake(
-            "The line marks what memory can give. How could bytes come faster than that?",
+            "How could bytes come faster than memory gives them?",
             "Compare the tensor's size with the L2's, and think of who used it just before.",
             when=first_wrong_exhibit(5),
         ),

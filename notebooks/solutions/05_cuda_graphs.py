@@ -1,10 +1,14 @@
 """Solutions of lesson 5's exercises. Each cell is what you would have written in the notebook's."""
 
 # %%
+import labkit as lab
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+dot = lab.kernels.common.dot  # as in the lesson
 
 
 # %% [capture]
@@ -34,44 +38,38 @@ def graphed(cuda, call, x):
     return replay
 
 
-# %% [replay]
-def replay_us(kernels, gap_us):
-    """What a graph of these kernels takes, one after the other, `gap_us` between two.
-
-    kernels: (start, length) of each on the device, in microseconds, as a timeline of eager calls has them;
-    without a kernel it takes 0.
-    """
-    # When an eager kernel started says when Python got round to it. In a graph nobody waits for Python.
-    busy = sum(length for _, length in kernels)
-    # n kernels have n - 1 gaps between them, and none at all has no gap either.
-    return busy + gap_us * len(kernels[1:])
-
-
-# %% [safe]
+# %% [network]
 @triton.jit
-def scale_kernel(x, y, factor, N, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < N
-    # factor is an address: each program loads the number that lies there when it runs, in a replay too.
-    tl.store(y + at, tl.load(x + at, inside) * tl.load(factor), inside)
+def network_kernel(x, weight, bias, gain, y, R, L, W: tl.constexpr, BM: tl.constexpr, BW: tl.constexpr):
+    row, n = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM), tl.arange(0, BW)  # (BM,), (BW,)
+    at, inside = row[:, None] * W + n[None, :], (row < R)[:, None] & (n < W)[None, :]  # (BM, BW)
+    square = (n < W)[:, None] & (n < W)[None, :]  # (BW, BW)
+    h = tl.load(x + at, inside, other=0.0)  # the rows come in once, and stay
+    for i in range(L):
+        w = tl.load(weight + i * W * W + n[None, :] * W + n[:, None], square, other=0.0)  # (in, out)
+        b = tl.load(bias + i * W + n, n < W, other=0.0).to(tl.float32)
+        g = tl.load(gain + i * W + n, n < W, other=0.0).to(tl.float32)
+        z = dot(h, w) + b[None, :]  # (BM, BW), float32
+        u = z * tl.rsqrt(tl.sum(z * z, 1) / W + 1e-6)[:, None] * g[None, :]
+        # the next turn multiplies h, in x's dtype: a name keeps its dtype in a loop
+        h = (u * tl.sigmoid(1.5957691216 * (u + 0.044715 * u * u * u))).to(h.dtype)
+    tl.store(y + at, h, inside)
 
 
-def scaled(x: Tensor, factor: Tensor) -> Tensor:
-    """x times factor, a tensor of one number on x's device, which changes between replays.
-
-    factor has the shape () or (1,), and is float32 or of x's dtype.
-    """
-    x = x.contiguous()
-    y = torch.empty_like(x)
-    # factor.item() would make Python wait for the number, and a graph would keep it as a constant.
-    scale_kernel[(triton.cdiv(x.numel(), 1024),)](x, y, factor, x.numel(), BLOCK=1024)
+def network(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
+    """All blocks with one launch: x (R, W), weight (L, W, W), bias and gain (L, W), all contiguous."""
+    lab.no_gradient("network", x, weight, bias, gain)
+    y, (R, W) = torch.empty_like(x), x.shape
+    sizes = dict(W=W, BM=16, BW=max(16, triton.next_power_of_2(W)))
+    network_kernel[(triton.cdiv(R, 16),)](x, weight, bias, gain, y, R, len(weight), **sizes, num_warps=8)
     return y
 
 
 # %% [museum]
-# 1, the second batch got the first one's answer: a new tensor took the input's name (c).
-# 2, a result changed in its list: the next replay wrote into it (e).
-# 3, compiled a hundred times slower than eager: the time holds the compiling (b).
+# 1, each replay gave the first batch's gradient: another tensor took the input's name (c).
+# 2, the sum was the graph's own output, and the next replay wrote into it (e). Begin with zeros, as in
+#    make_graphed_callables: PyTorch issue 181723.
+# 3, milliseconds for a GELU: the time holds the compiling (b).
 # 4, a large product in some microseconds: that is the launch, the clock did not wait for the GPU (a).
 # 5, more bytes a second than memory has: they came from the cache (d).
 diagnosis = {1: "c", 2: "e", 3: "b", 4: "a", 5: "d"}
