@@ -21,6 +21,8 @@ BESIDE = 2
 """So many claims, checks or answers leave a figure its room."""
 TABLES = ("<table", "<div>", "<style")
 """How the HTML of a table begins, pandas's among them."""
+BREAK = "<!-- slide -->"
+"""What a text has where a slide is full; no page shows it."""
 SHOWN = {notebooks.KERNEL, notebooks.EXERCISE}
 """Tags of the cells whose source is on slides."""
 
@@ -34,7 +36,8 @@ def to_slides(notebook: NotebookNode, name: str) -> str:
             cell.outputs = []  # checks, and "not attempted"
         else:
             cell.metadata.transient = {"remove_source": True}  # what nbconvert's own filters set
-    notebook.cells = [slide for cell in notebook.cells for slide in one_figure_each(cell)]
+    parts = [part for cell in notebook.cells for part in split_text(cell)]
+    notebook.cells = [slide for cell in parts for slide in one_figure_each(cell)]
     exporter = SlidesExporter(
         template_file="deck.html.j2",
         extra_template_paths=[str(REVEAL)],
@@ -48,6 +51,19 @@ def to_slides(notebook: NotebookNode, name: str) -> str:
     resources = {"metadata": {"name": notebooks.title(notebook) or name, "path": str(paths.NOTEBOOKS)}}
     page, _ = exporter.from_notebook_node(notebook, resources=resources)
     return re.sub(r'<a href="\d\d_\w+\.ipynb">(.*?)</a>', r"\1", str(page))  # a deck stands alone
+
+
+def split_text(cell: NotebookNode) -> list[NotebookNode]:
+    """The cell, or of a text with lines ``<!-- slide -->`` a copy for each part, on a slide of its own."""
+    cells = []
+    for number, text in enumerate(cell.source.split(BREAK) if cell.cell_type == "markdown" else [cell.source]):
+        part = deepcopy(cell)
+        part.source = text
+        if number:
+            part.id = f"{cell.id}-{number}"
+            part.metadata["slideshow"] = {"slide_type": "subslide"}
+        cells.append(part)
+    return cells
 
 
 def one_figure_each(cell: NotebookNode) -> list[NotebookNode]:
