@@ -119,7 +119,8 @@ def gru_backward(
         dh0.zero_()
         sums.zero_()
     elif plan is not None:
-        dh, h0 = (t if t is None or t.data_ptr() % 4 == 0 else t.clone() for t in (dh, h0))  # whole words
+        dh = dh.clone() if dh.data_ptr() % 4 else dh  # a view may begin in the middle of a word
+        h0 = h0.clone() if h0 is not None and h0.data_ptr() % 4 else h0
         programs = cdiv(B, plan["BM"])
         parts = h.new_empty(programs, 4 * H, dtype=torch.float32) if of_bias else None
         gru_grad_kernel[(programs,)](

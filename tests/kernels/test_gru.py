@@ -381,7 +381,7 @@ def test_weights_stay_in_registers_from_step_to_step(variants):
 
 @op.INTERPRETED
 def test_a_step_has_two_barriers(variants):
-    """Around the exchange of what is multiplied; loaded and stored tiles do not pass through shared memory."""
+    """Around the exchange of what is multiplied; nothing else passes through shared memory."""
     resident = [v for v in variants if v.title in ("gru_kernel", "gru_grad_kernel")]
     seen = [v for v in resident if v.target in ("sm_90", "sm_100") and v.dtype is not fp32]
     assert {v.title for v in seen} == {"gru_kernel", "gru_grad_kernel"}
