@@ -19,6 +19,7 @@ from labkit.kernels.common import (
     operator,
 )
 from labkit.kernels.gru_kernels import gru_grad_kernel, gru_kernel, step_grad_kernel, step_kernel
+from labkit.kernels.linear import linear_forward
 
 # ---- launch sizes ------------------------------------------------------------------------------------------
 
@@ -29,9 +30,9 @@ def gru_plan(B: int, H: int, itemsize: int, limits: DeviceLimits, backward: bool
 
     The matrices pass through shared memory into registers: 96 of them in each thread of BH / 16 warps. So one
     program of 128 features fits on a multiprocessor, or three of 64. BM, the sequences of a program, is the
-    least with which all programs run at once, because a step of few sequences is shortest; tensor cores need
-    at least 8. The backward has 8 always: with 16, one round takes twice the time of two. AHEAD is 2 where
-    registers allow.
+    least with which all programs run at once, because a step of few sequences is shortest. Tensor cores need
+    at least 8; with 32 one round took as long as two with 16. The backward has 8 always: with 16 registers do
+    not suffice. AHEAD hides the memory's latency, which is longer than a step, as far as registers allow.
     """
     BH = max(16, next_power_of_2(H))
     if limits.shared_bytes:
@@ -40,12 +41,28 @@ def gru_plan(B: int, H: int, itemsize: int, limits: DeviceLimits, backward: bool
     elif BH > 32:  # interpreted
         return None
     at_once = limits.multiprocessors * max(1, 192 // BH)
-    most = 8 if backward or itemsize == 4 else 32
+    most = 8 if backward or itemsize == 4 else 16
     BM = min(most, max(8, next_power_of_2(cdiv(B, at_once))))
-    ahead = 1 if backward or itemsize == 4 or BM == 32 else 2
-    pairs = itemsize == 2 and H % 2 == 0
-    plan = dict(H=H, BH=BH, BM=BM, PAIRS=pairs, AHEAD=ahead, num_warps=max(1, BH // 16))
-    return plan if backward else plan | dict(STACK=False)
+    if backward:  # with 2, only two programs of 64 features fit on a multiprocessor
+        ahead = 2 if BH == 128 or cdiv(B, BM) <= 2 * limits.multiprocessors else 1
+    else:
+        ahead = 2 if BM * BH > 1024 else 4
+    ahead = 1 if itemsize == 4 else ahead
+    plan = dict(H=H, BH=BH, BM=BM, AHEAD=ahead, num_warps=max(1, BH // 16))
+    return plan if backward else plan | dict(PAIRS=itemsize == 2 and H % 2 == 0)
+
+
+def input_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x @ weight.T + bias for all steps, (B, T, 3 H).
+
+    cuBLAS takes up to 1.8 times as long as the kernel of ``linear`` where rows of 16 bits are short.
+    """
+    rows, aligned = x.flatten(0, 1).contiguous(), x.shape[2] % 8 == 0 and weight.shape[0] % 8 == 0
+    if rows.is_cuda and aligned and rows.itemsize == 2 and 0 < rows.shape[1] <= 256 and len(rows):
+        weight = weight.contiguous()
+        if device_limits(x.device).has_tma and rows.data_ptr() % 16 == weight.data_ptr() % 16 == 0:
+            return linear_forward(rows, weight, bias, "none", None).view(*x.shape[:2], -1)
+    return functional.linear(x, weight, bias)
 
 
 # ---- launches ----------------------------------------------------------------------------------------------
@@ -66,7 +83,7 @@ def gru_forward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """h (B, T, H); and for the backward, if ``keep``, ar, az, an (B, T, 3 H) and hn (B, T, H)."""
     (B, T, _), H = x.shape, weight_hh.shape[1]
-    gates = functional.linear(x, weight_ih, bias_ih)  # (B, T, 3 H), one product for all steps
+    gates = input_product(x, weight_ih, bias_ih)  # (B, T, 3 H)
     h, hidden = x.new_empty(B, T, H), x.new_empty(B, T, H) if keep else None
     weight_hh, h0 = weight_hh.contiguous(), None if h0 is None else h0.contiguous()
     reset = None if reset is None else reset.contiguous().view(torch.uint8)
@@ -119,8 +136,6 @@ def gru_backward(
         dh0.zero_()
         sums.zero_()
     elif plan is not None:
-        dh = dh.clone() if dh.data_ptr() % 4 else dh  # a view may begin in the middle of a word
-        h0 = h0.clone() if h0 is not None and h0.data_ptr() % 4 else h0
         programs = cdiv(B, plan["BM"])
         parts = h.new_empty(programs, 4 * H, dtype=torch.float32) if of_bias else None
         gru_grad_kernel[(programs,)](

@@ -174,25 +174,18 @@ def opaque(tile):
 
 @triton.jit
 def load_weight(
-    weight, g, ROWS: tl.constexpr, H: tl.constexpr, BH: tl.constexpr, PAIRS: tl.constexpr,
-    TRANSPOSED: tl.constexpr = False,
-):  # fmt: skip
-    """Matrix g of weight (3 H, H), (ROWS, BH), zero beyond H, in the order of ``feature``.
-
-    With ROWS = 2 BH the next matrix stands below. Columns are neighbours in memory, and permuted once loaded.
-    """
+    weight, g, H: tl.constexpr, BH: tl.constexpr, PAIRS: tl.constexpr, TRANSPOSED: tl.constexpr = False
+):
+    """Matrix g of weight (3 H, H), (BH, BH), zero beyond H; with PAIRS in the order of ``feature``."""
     if TRANSPOSED:
-        row, column = tl.arange(0, ROWS)[None, :], tl.arange(0, BH)[:, None]
+        row, column = tl.arange(0, BH)[None, :], tl.arange(0, BH)[:, None]
     else:
-        row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BH)[None, :]
-    g, row = g + row // BH, feature(row % BH, PAIRS)
+        row, column = feature(tl.arange(0, BH)[:, None], PAIRS), tl.arange(0, BH)[None, :]
     inside = (row < H) & (column < H)
     tile = tl.load(weight + (g * H + row) * H + column, inside, other=0.0)
     tile = tl.where(inside, tile, 0.0)  # a bare load would be kept in shared memory
-    if PAIRS and TRANSPOSED:
-        tile = tile.reshape(BH // 16, 8, 2, ROWS).permute(0, 2, 1, 3).reshape(BH, ROWS)
-    elif PAIRS:
-        tile = tile.reshape(ROWS, BH // 16, 8, 2).permute(0, 1, 3, 2).reshape(ROWS, BH)
+    if PAIRS:  # columns are neighbours in memory, and so permuted once they are loaded
+        tile = tile.reshape(BH, BH // 16, 8, 2).permute(0, 1, 3, 2).reshape(BH, BH)
     return tile
 
 
@@ -223,15 +216,9 @@ def initial_state(h0, reset, at, b, inside, B, T, BH: tl.constexpr, BM: tl.const
 
 @triton.jit
 def products(h, wr, wz, wn, br, bz, bn):
-    """W h + b for r, z, n, (BH, BM) each; where wz is None, wr is W_r above W_z."""
+    """W h + b for r, z, n: (BH, BM) each."""
     a = opaque(h).to(wn.dtype)
-    if wz is None:
-        both = dot(wr, a).reshape(2, bn.shape[0], bn.shape[1])
-        hr, hz = both.permute(1, 2, 0).split()
-        hr, hz = hr + br, hz + bz
-    else:
-        hr, hz = dot(wr, a, br), dot(wz, a, bz)
-    return hr, hz, dot(wn, a, bn)
+    return dot(wr, a, br), dot(wz, a, bz), dot(wn, a, bn)
 
 
 # Loads run AHEAD steps before their use. AHEAD steps are unrolled, because a loop that passes a tile from one
@@ -242,21 +229,17 @@ def products(h, wr, wz, wn, br, bz, bn):
 def gru_kernel(
     gates, weight, bias, h0, reset, h, hidden, B, T,
     H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr, PAIRS: tl.constexpr, AHEAD: tl.constexpr,
-    STACK: tl.constexpr, FAST: tl.constexpr,
+    FAST: tl.constexpr,
 ):  # fmt: skip
     """States h (B, T, H) from gates (B, T, 3 H).
 
     If ``hidden`` (B, T, H) is given, hn is stored there, and ar, az, an overwrite gates, for the backward.
-    With STACK W_r and W_z are multiplied as one matrix.
     """
     dtype: tl.constexpr = gates.dtype.element_ty
     b = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)[None, :]
     m, i = feature(tl.arange(0, BH)[:, None], PAIRS), first_features(BH, PAIRS)
-    if STACK:
-        wr, wz = load_weight(weight, 0, 2 * BH, H, BH, PAIRS), None
-    else:
-        wr, wz = load_weight(weight, 0, BH, H, BH, PAIRS), load_weight(weight, 1, BH, H, BH, PAIRS)
-    wn = load_weight(weight, 2, BH, H, BH, PAIRS)
+    wr, wz = load_weight(weight, 0, H, BH, PAIRS), load_weight(weight, 1, H, BH, PAIRS)
+    wn = load_weight(weight, 2, H, BH, PAIRS)
     br, bz = load_bias(bias, 0, m, H, BH, BM), load_bias(bias, 1, m, H, BH, BM)
     bn = load_bias(bias, 2, m, H, BH, BM)
     state = initial_state(h0, reset, b * H + m, b, (b < B) & (m < H), B, T, BH, BM)  # (BH, BM), in float32
@@ -288,105 +271,6 @@ def gru_kernel(
 
 
 @triton.jit
-def back_products(dr, dz, dhn, wr, wz, wn, zeros):
-    """The gradient of the state before a step, (BH, BM), through its three products.
-
-    Each product is added to zeros that the compiler does not know to be zeros: else it would make one sum of
-    the three, in which each product waits for the one before. The operands come first, so that they pass
-    through shared memory between the same two barriers.
-    """
-    a, b, c = opaque(dr).to(wr.dtype), opaque(dz).to(wr.dtype), opaque(dhn).to(wr.dtype)
-    return dot(wr, a, zeros) + dot(wz, b, zeros) + dot(wn, c, zeros)
-
-
-@triton.jit
-def fetch_kept(dh, gates, hidden, h0, h, t, T, inside, H: tl.constexpr, PAIRS: tl.constexpr):
-    """What the gradient of step t needs: dh, ar, az, an, hn, and the state before the step."""
-    now = inside & (t >= 0) & (t < T)
-    ar, az, an = fetch_gates(gates + t * 3 * H, now, H, PAIRS)
-    g, hn = fetch(dh + t * H, now, PAIRS), fetch(hidden + t * H, now, PAIRS)
-    if h0 is not None:
-        before = fetch(tl.where(t > 0, h + (t - 1) * H, h0), now, PAIRS)
-    else:
-        before = fetch(h + (t - 1) * H, now & (t > 0), PAIRS)
-    return g, ar, az, an, hn, before
-
-
-@triton.jit
-def store_sum(sums, g, tile, H: tl.constexpr, BH: tl.constexpr, PAIRS: tl.constexpr):
-    """Store the sum of a tile's columns as this program's part g of sums (programs, 4 H)."""
-    m = feature(tl.arange(0, BH), PAIRS)
-    tl.store(sums + (tl.program_id(0) * 4 + g) * H + m, tl.sum(tile, 1), m < H)
-
-
-@triton.jit
-def gru_grad_kernel(
-    dh, gates, hidden, weight, h0, reset, h, grads, last, dh0, sums, B, T,
-    H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr, PAIRS: tl.constexpr, AHEAD: tl.constexpr,
-):  # fmt: skip
-    """Time in reverse.
-
-    Stores in grads (B, T, 4 H) the gradients of inn, ar, az and hn, and in last (B, T, H) the state before
-    each step, for the gradient of the weight; and if ``sums`` (programs, 4 H) is given, for those of the
-    biases, the sums of grads over this program's sequences and all steps.
-    """
-    dtype: tl.constexpr = h.dtype.element_ty
-    b = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)[None, :]
-    m, i = feature(tl.arange(0, BH)[:, None], PAIRS), first_features(BH, PAIRS)
-    wr, wz = load_weight(weight, 0, BH, H, BH, PAIRS, True), load_weight(weight, 1, BH, H, BH, PAIRS, True)
-    wn = load_weight(weight, 2, BH, H, BH, PAIRS, True)
-    zeros = tl.zeros([BH, BM], tl.float32) + tl.minimum(T, 0)
-    carry = back_products(zeros, zeros, zeros, wr, wz, wn, zeros)  # (BH, BM): gradient from later steps
-    if sums is not None:
-        sum_n, sum_r, sum_z, sum_hn = carry, carry, carry, carry  # zeros, of the products' layout
-    inside, at = (b < B) & (i < H), b * T * H + i
-    dh, hidden, h, last = dh + at, hidden + at, h + at, last + at
-    gates, grads = gates + b * T * 3 * H + i, grads + b * T * 4 * H + i
-    if h0 is not None:
-        h0 += b * H + i
-    end = tl.cdiv(T, AHEAD) * AHEAD - 1  # steps from T on have gradients of zero
-    prefetched = ()
-    for u in tl.static_range(AHEAD):
-        prefetched += (fetch_kept(dh, gates, hidden, h0, h, end - u, T, inside, H, PAIRS),)
-    for start in range(0, T, AHEAD):
-        arrived, prefetched = prefetched, ()
-        for u in tl.static_range(AHEAD):
-            t = end - start - u
-            now = inside & (t < T)
-            prefetched += (fetch_kept(dh, gates, hidden, h0, h, t - AHEAD, T, inside, H, PAIRS),)
-            if reset is not None:
-                begins = tl.load(reset + b * T + t, (b < B) & (t < T), other=0) != 0
-            g, ar, az, an, hn, before = arrived[u]
-            before = expand(before, dtype, BH, PAIRS)
-            if reset is not None:
-                before = tl.where(begins, 0.0, before)
-            g, hn = expand(g, dtype, BH, PAIRS) + carry, expand(hn, dtype, BH, PAIRS)
-            ar, az = expand(ar, dtype, BH, PAIRS), expand(az, dtype, BH, PAIRS)
-            an = expand(an, dtype, BH, PAIRS)
-            dn, dr, dz, dhn, kept = gate_grad(g, ar, az, an, hn, before, reset is not None)
-            if sums is not None:
-                sum_n, sum_r, sum_z, sum_hn = sum_n + dn, sum_r + dr, sum_z + dz, sum_hn + dhn
-            put_gates(grads + t * 4 * H, now, H, dn, dr, dz, PAIRS)
-            put(grads + t * 4 * H + 3 * H, dhn, now, PAIRS)
-            if reset is not None:  # in the weight's gradient, 0 times infinity would be NaN
-                before = tl.where(before - before == 0.0, before, 0.0)
-            put(last + t * H, before, now, PAIRS)
-            carry = kept + back_products(dr, dz, dhn, wr, wz, wn, zeros)
-            if reset is not None:
-                carry = tl.where(begins, 0.0, carry)
-    if dh0 is not None:
-        tl.store(dh0 + b * H + m, carry, (b < B) & (m < H))
-    if sums is not None:
-        store_sum(sums, 0, sum_n, H, BH, PAIRS)
-        store_sum(sums, 1, sum_r, H, BH, PAIRS)
-        store_sum(sums, 2, sum_z, H, BH, PAIRS)
-        store_sum(sums, 3, sum_hn, H, BH, PAIRS)
-
-
-# ---- one step per launch, where the matrices are too large; a program has BLOCK of the B * H features ------
-
-
-@triton.jit
 def load_gates(p, inside, H: tl.constexpr):
     """Three tiles whose columns lie H apart in memory."""
     first, second = tl.load(p, inside, other=0.0), tl.load(p + H, inside, other=0.0)
@@ -398,6 +282,102 @@ def store_gates(p, inside, H: tl.constexpr, a, b, c):
     tl.store(p, a, inside)
     tl.store(p + H, b, inside)
     tl.store(p + 2 * H, c, inside)
+
+
+@triton.jit
+def back_products(dr, dz, dhn, wr, wz, wn, zeros, rows):
+    """The gradient of the state before a step, (BH, BM), through its three products.
+
+    Each product is added to zeros that the compiler does not know to be zeros: else it would make one sum of
+    the three, in which each product waits for the one before. The gather leaves every row where it is. It
+    changes the layout of the sum from the tensor cores' to that of the loads and stores; otherwise all loaded
+    and stored tiles would be converted, with two barriers each.
+    """
+    total = dot(wr, dr.to(wr.dtype), zeros) + dot(wz, dz.to(wr.dtype), zeros)
+    return tl.gather(total + dot(wn, dhn.to(wr.dtype), zeros), rows, 0)
+
+
+@triton.jit
+def load_kept(dh, gates, hidden, h, t, T, inside, H: tl.constexpr):
+    """What the gradient of step t needs: dh, ar, az, an, hn, and the state before the step."""
+    now = inside & (t >= 0) & (t < T)
+    ar, az, an = load_gates(gates + t * 3 * H, now, H)
+    g, hn = tl.load(dh + t * H, now, other=0.0), tl.load(hidden + t * H, now, other=0.0)
+    return g, ar, az, an, hn, tl.load(h + (t - 1) * H, now & (t > 0), other=0.0)
+
+
+@triton.jit
+def store_sum(sums, g, tile, H: tl.constexpr, BH: tl.constexpr):
+    """Store the sum of a tile's columns as this program's part g of sums (programs, 4 H)."""
+    m = tl.arange(0, BH)
+    tl.store(sums + (tl.program_id(0) * 4 + g) * H + m, tl.sum(tile, 1), m < H)
+
+
+@triton.jit
+def gru_grad_kernel(
+    dh, gates, hidden, weight, h0, reset, h, grads, last, dh0, sums, B, T,
+    H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """Time in reverse.
+
+    Stores in grads (B, T, 4 H) the gradients of inn, ar, az and hn, and in last (B, T, H) the state before
+    each step, for the gradient of the weight; and if ``sums`` (programs, 4 H) is given, for those of the
+    biases, the sums of grads over this program's sequences and all steps. Most tiles are only loaded and
+    stored here, and so all have the layout of loads and stores.
+    """
+    b = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)[None, :]
+    wr, wz = load_weight(weight, 0, H, BH, False, True), load_weight(weight, 1, H, BH, False, True)
+    wn = load_weight(weight, 2, H, BH, False, True)
+    m = tl.max_contiguous(tl.arange(0, BH), max(1, BH // 32))[:, None]  # a warp has whole columns
+    inside, rows = (b < B) & (m < H), m + tl.zeros([BH, BM], tl.int32)
+    zeros = tl.zeros([BH, BM], tl.float32) + tl.minimum(T, 0)
+    carry = back_products(zeros, zeros, zeros, wr, wz, wn, zeros, rows)  # (BH, BM): gradient from later steps
+    first = initial_state(h0, None, b * H + m, b, inside, B, T, BH, BM)
+    if sums is not None:
+        sum_n, sum_r, sum_z, sum_hn = carry, carry, carry, carry  # zeros
+    at = b * T * H + m
+    dh, hidden, h, last = dh + at, hidden + at, h + at, last + at
+    gates, grads = gates + b * T * 3 * H + m, grads + b * T * 4 * H + m
+    end = tl.cdiv(T, AHEAD) * AHEAD - 1  # steps from T on have gradients of zero
+    prefetched = ()
+    for u in tl.static_range(AHEAD):
+        prefetched += (load_kept(dh, gates, hidden, h, end - u, T, inside, H),)
+    for start in range(0, T, AHEAD):
+        arrived, prefetched = prefetched, ()
+        for u in tl.static_range(AHEAD):
+            t = end - start - u
+            now = inside & (t < T)
+            prefetched += (load_kept(dh, gates, hidden, h, t - AHEAD, T, inside, H),)
+            if reset is not None:
+                begins = tl.load(reset + b * T + t, (b < B) & (t < T), other=0) != 0
+            g, ar, az, an, hn, before = arrived[u]
+            before = before.to(tl.float32)
+            if h0 is not None:
+                before = tl.where(t > 0, before, first)
+            if reset is not None:
+                before = tl.where(begins, 0.0, before)
+            g = g.to(tl.float32) + carry
+            dn, dr, dz, dhn, kept = gate_grad(g, ar, az, an, hn, before, reset is not None)
+            if sums is not None:
+                sum_n, sum_r, sum_z, sum_hn = sum_n + dn, sum_r + dr, sum_z + dz, sum_hn + dhn
+            store_gates(grads + t * 4 * H, now, H, dn, dr, dz)
+            tl.store(grads + t * 4 * H + 3 * H, dhn, now)
+            if reset is not None:  # in the weight's gradient, 0 times infinity would be NaN
+                before = tl.where(before - before == 0.0, before, 0.0)
+            tl.store(last + t * H, before, now)
+            carry = kept + back_products(dr, dz, dhn, wr, wz, wn, zeros, rows)
+            if reset is not None:
+                carry = tl.where(begins, 0.0, carry)
+    if dh0 is not None:
+        tl.store(dh0 + b * H + m, carry, inside)
+    if sums is not None:
+        store_sum(sums, 0, sum_n, H, BH)
+        store_sum(sums, 1, sum_r, H, BH)
+        store_sum(sums, 2, sum_z, H, BH)
+        store_sum(sums, 3, sum_hn, H, BH)
+
+
+# ---- one step per launch, where the matrices are too large; a program has BLOCK of the B * H features ------
 
 
 @triton.jit

