@@ -24,6 +24,7 @@ def patch_interpreter() -> None:
     _cache_types()
     _convert_operands()
     _accept_tensors_in_range()
+    _keep_splats_boolean()
     _multiply_bfloat16_by_value()
 
 
@@ -161,6 +162,23 @@ def _accept_tensors_in_range() -> None:
         scope.set_attr(tensor, "__index__", index)
 
     interpreter._patch_lang_tensor = with_index
+
+
+def _keep_splats_boolean() -> None:
+    """Let a mask stay boolean where a condition on a scalar is part of it.
+
+    The interpreter makes integers of it when it gives it a shape, and since Triton 3.9 its loads refuse them.
+    """
+    builder = type(interpreter.interpreter_builder)
+    splat = builder.create_splat
+
+    def create_splat(self: Any, *arguments: Any) -> Any:
+        made = splat(self, *arguments)
+        if arguments[-1].data.dtype == bool:
+            made.data = made.data.astype(bool)
+        return made
+
+    builder.create_splat = create_splat
 
 
 def _multiply_bfloat16_by_value() -> None:

@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.nn.functional import linear
 
 from labkit import kernels
+from labkit.bench.gru_suite import gru
 from labkit.bench.suite_part import Ranges, SuitePart
 from labkit.gpu import randn
 from labkit.kernels.graphs import release_cublas_workspaces
@@ -442,7 +443,7 @@ SUITES: dict[str, Callable[[], list[SuitePart]]] = {
     made.__name__: made
     for made in (
         affine, chain, matmul, linear_gelu, geglu, grouped, graphs,
-        rms_norm, linear_recurrence, min_gru, rms_recurrence, ledger,
+        rms_norm, linear_recurrence, min_gru, rms_recurrence, gru, ledger,
     )
 }  # fmt: skip
 """The suites by name, in the order of the lessons; each gives its parts, and measures nothing."""

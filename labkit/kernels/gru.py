@@ -19,6 +19,7 @@ from labkit.kernels.common import (
     operator,
 )
 from labkit.kernels.gru_kernels import gru_grad_kernel, gru_kernel, step_grad_kernel, step_kernel
+from labkit.kernels.linear import linear_forward
 
 # ---- launch sizes ------------------------------------------------------------------------------------------
 
@@ -29,10 +30,9 @@ def gru_plan(B: int, H: int, itemsize: int, limits: DeviceLimits, backward: bool
 
     The matrices pass through shared memory into registers: 96 of them in each thread of BH / 16 warps. So one
     program of 128 features fits on a multiprocessor, or three of 64. BM, the sequences of a program, is the
-    least with which all programs run at once, because a step of few sequences is shortest; tensor cores need
-    at least 8. The backward has 8 always: with 16, one round takes twice the time of two. AHEAD is 2 where
-    registers allow. On an H100 with 128 features, W_r and W_z as one matrix (STACK) with AHEAD 1 was faster
-    than AHEAD 2 without for BM 8, and slower for BM 16; BM 32 has room for AHEAD 1 only.
+    least with which all programs run at once, because a step of few sequences is shortest. Tensor cores need
+    at least 8; with 32 one round took as long as two with 16. The backward has 8 always: with 16 registers do
+    not suffice. AHEAD hides the memory's latency, which is longer than a step, as far as registers allow.
     """
     BH = max(16, next_power_of_2(H))
     if limits.shared_bytes:
@@ -41,12 +41,28 @@ def gru_plan(B: int, H: int, itemsize: int, limits: DeviceLimits, backward: bool
     elif BH > 32:  # interpreted
         return None
     at_once = limits.multiprocessors * max(1, 192 // BH)
-    most = 8 if backward or itemsize == 4 else 32
+    most = 8 if backward or itemsize == 4 else 16
     BM = min(most, max(8, next_power_of_2(cdiv(B, at_once))))
-    stack = not backward and BH == 128 and BM != 16
-    ahead = 1 if stack or itemsize == 4 or BM == 32 else 2
+    if backward:  # with 2, only two programs of 64 features fit on a multiprocessor
+        ahead = 2 if BH == 128 or cdiv(B, BM) <= 2 * limits.multiprocessors else 1
+    else:
+        ahead = 2 if BM * BH > 1024 else 4
+    ahead = 1 if itemsize == 4 else ahead
     plan = dict(H=H, BH=BH, BM=BM, AHEAD=ahead, num_warps=max(1, BH // 16))
-    return plan if backward else plan | dict(STACK=stack)
+    return plan if backward else plan | dict(PAIRS=itemsize == 2 and H % 2 == 0)
+
+
+def input_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x @ weight.T + bias for all steps, (B, T, 3 H).
+
+    cuBLAS takes up to 1.8 times as long as the kernel of ``linear`` where rows of 16 bits are short.
+    """
+    rows, aligned = x.flatten(0, 1).contiguous(), x.shape[2] % 8 == 0 and weight.shape[0] % 8 == 0
+    if rows.is_cuda and aligned and rows.itemsize == 2 and 0 < rows.shape[1] <= 256 and len(rows):
+        weight = weight.contiguous()
+        if device_limits(x.device).has_tma and rows.data_ptr() % 16 == weight.data_ptr() % 16 == 0:
+            return linear_forward(rows, weight, bias, "none", None).view(*x.shape[:2], -1)
+    return functional.linear(x, weight, bias)
 
 
 # ---- launches ----------------------------------------------------------------------------------------------
@@ -67,7 +83,7 @@ def gru_forward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """h (B, T, H); and for the backward, if ``keep``, ar, az, an (B, T, 3 H) and hn (B, T, H)."""
     (B, T, _), H = x.shape, weight_hh.shape[1]
-    gates = functional.linear(x, weight_ih, bias_ih)  # (B, T, 3 H), one product for all steps
+    gates = input_product(x, weight_ih, bias_ih)  # (B, T, 3 H)
     h, hidden = x.new_empty(B, T, H), x.new_empty(B, T, H) if keep else None
     weight_hh, h0 = weight_hh.contiguous(), None if h0 is None else h0.contiguous()
     reset = None if reset is None else reset.contiguous().view(torch.uint8)
@@ -95,28 +111,37 @@ def gru_forward(
 
 def _like_gradients(
     dh: Tensor, gates: Tensor, hidden: Tensor, weight_hh: Tensor,
-    h0: Tensor | None, reset: Tensor | None, h: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    h0: Tensor | None, reset: Tensor | None, h: Tensor, of_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     B, T, H = h.shape
-    return h.new_empty(B, T, 4 * H), torch.empty_like(h), h.new_empty(0 if h0 is None else B, H)
+    dh0, sums = h.new_empty(0 if h0 is None else B, H), h.new_empty(4 * H if of_bias else 0)
+    return h.new_empty(B, T, 4 * H), torch.empty_like(h), dh0, sums
 
 
 @operator(fake=_like_gradients)
 def gru_backward(
     dh: Tensor, gates: Tensor, hidden: Tensor, weight_hh: Tensor,
-    h0: Tensor | None, reset: Tensor | None, h: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of inn, ar, az, hn (B, T, 4 H), the state before each step (B, T, H), and dh0."""
+    h0: Tensor | None, reset: Tensor | None, h: Tensor, of_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of inn, ar, az, hn (B, T, 4 H), the state before each step (B, T, H), and dh0.
+
+    With ``of_bias`` also the sums of those four gradients over all sequences and steps, (4 H,).
+    """
     (B, T, H), dh, weight_hh = h.shape, dh.contiguous(), weight_hh.contiguous()
-    grads, last, dh0 = _like_gradients(dh, gates, hidden, weight_hh, h0, reset, h)
+    grads, last, dh0, sums = _like_gradients(dh, gates, hidden, weight_hh, h0, reset, h, of_bias)
     wanted, h0 = (None, None) if h0 is None else (dh0, h0.contiguous())
     reset = None if reset is None else reset.contiguous().view(torch.uint8)
     plan = gru_plan(B, H, h.itemsize, device_limits(h.device), True)
     if not h.numel():
         dh0.zero_()
+        sums.zero_()
     elif plan is not None:
-        grid = (cdiv(B, plan["BM"]),)
-        gru_grad_kernel[grid](dh, gates, hidden, weight_hh, h0, reset, h, grads, last, wanted, B, T, **plan)
+        programs = cdiv(B, plan["BM"])
+        parts = h.new_empty(programs, 4 * H, dtype=torch.float32) if of_bias else None
+        gru_grad_kernel[(programs,)](
+            dh, gates, hidden, weight_hh, h0, reset, h, grads, last, wanted, parts, B, T, **plan
+        )
+        sums = sums if parts is None else parts.sum(0).to(h.dtype)
     else:
         carry, product = h.new_zeros(B, H, dtype=torch.float32), h.new_zeros(B, H)
         for t in reversed(range(T)):
@@ -127,7 +152,8 @@ def gru_backward(
         dh0.copy_(carry + product) if wanted is not None else None
         if reset is not None:
             dh0.masked_fill_(reset[: len(dh0), :1] != 0, 0.0)
-    return grads, last, dh0
+        sums = grads.sum((0, 1)) if of_bias else sums
+    return grads, last, dh0, sums
 
 
 class GRUFunction(torch.autograd.Function):
@@ -152,17 +178,15 @@ class GRUFunction(torch.autograd.Function):
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
         x, weight_ih, weight_hh, h0, reset, h, gates, hidden = ctx.saved_tensors
         of_x, of_ih, of_hh, of_bias_ih, of_bias_hh, of_h0, _ = ctx.needs_input_grad  # which gradients
-        grads, last, dh0 = gru_backward(dh, gates, hidden, weight_hh, h0, reset, h)
+        of_bias = of_bias_ih or of_bias_hh
+        grads, last, dh0, sums = gru_backward(dh, gates, hidden, weight_hh, h0, reset, h, of_bias)
         (B, T, H), rows = h.shape, grads.flatten(0, 1)  # (B T, 4 H)
         of_input, of_state = rows[:, : 3 * H], rows[:, H:]  # in the orders n, r, z and r, z, n
         dx = (of_input @ weight_ih.roll(H, 0)).view(B, T, weight_ih.shape[1]) if of_x else None
         dweight_ih = (of_input.T @ x.flatten(0, 1)).roll(-H, 0) if of_ih else None
         dweight_hh = of_state.T @ last.flatten(0, 1) if of_hh else None
-        dbias_ih = dbias_hh = None
-        if of_bias_ih or of_bias_hh:
-            sums = rows.sum(0)  # (4 H,), summed in float32
-            dbias_ih = sums[: 3 * H].roll(-H, 0) if of_bias_ih else None
-            dbias_hh = sums[H:] if of_bias_hh else None
+        dbias_ih = sums[: 3 * H].roll(-H, 0) if of_bias_ih else None
+        dbias_hh = sums[H:] if of_bias_hh else None
         return dx, dweight_ih, dweight_hh, dbias_ih, dbias_hh, dh0 if of_h0 else None, None
 
 

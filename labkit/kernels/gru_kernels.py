@@ -16,7 +16,23 @@ from labkit.kernels.common import dot, interpreted, tanh
 
 @triton.jit
 def sigmoid(x, FAST: tl.constexpr):
-    return 0.5 + 0.5 * tanh(0.5 * x, FAST) if FAST and not interpreted() else tl.sigmoid(x)
+    """In float32, off by some 1e-7, by two special functions, or with FAST by one, off by 2**-12 at most."""
+    if interpreted():
+        y = tl.sigmoid(x)
+    elif FAST:
+        y = 0.5 + 0.5 * tanh(0.5 * x, True)
+    else:  # tl.sigmoid divides, and takes care of numbers that 1 + e^-x cannot be
+        y = tl.inline_asm_elementwise(
+            "{ .reg .f32 e; mul.f32 e, $1, 0fBFB8AA3B; ex2.approx.ftz.f32 e, e; add.f32 e, e, 0f3F800000;"
+            " rcp.approx.ftz.f32 $0, e; }",
+            "=f,f", [x], tl.float32, True, 1,
+        )  # fmt: skip
+    return y
+
+
+@triton.jit
+def tanh_by_sigmoid(x, FAST: tl.constexpr):
+    return tanh(x, True) if FAST else 2.0 * sigmoid(2.0 * x, False) - 1.0
 
 
 @triton.jit
@@ -25,7 +41,7 @@ def gate(ir, iz, inn, hr, hz, hn, h, FAST: tl.constexpr):
     ar, az = ir.to(tl.float32) + hr, iz.to(tl.float32) + hz
     r, z = sigmoid(ar, FAST), sigmoid(az, FAST)
     an = inn.to(tl.float32) + r * hn
-    n = tanh(an, FAST)
+    n = tanh_by_sigmoid(an, FAST)
     return ar, az, an, n + z * (h - n)
 
 
@@ -35,8 +51,8 @@ def gate_grad(g, ar, az, an, hn, h, RESET: tl.constexpr):
 
     With RESET all are zero where g is zero, even if the step computed infinities: a reset follows it.
     """
-    r, z, n = tl.sigmoid(ar.to(tl.float32)), tl.sigmoid(az.to(tl.float32)), tanh(an.to(tl.float32), False)
-    hn = hn.to(tl.float32)
+    r, z = sigmoid(ar.to(tl.float32), False), sigmoid(az.to(tl.float32), False)
+    n, hn = tanh_by_sigmoid(an.to(tl.float32), False), hn.to(tl.float32)
     dn = g * (1.0 - z) * (1.0 - n * n)
     dr, dz, back = dn * hn * r * (1.0 - r), g * (h - n) * z * (1.0 - z), g * z
     dhn = dn * r
@@ -47,25 +63,135 @@ def gate_grad(g, ar, az, an, hn, h, RESET: tl.constexpr):
     return dn, dr, dz, dhn, back
 
 
-# ---- all steps in one kernel -------------------------------------------------------------------------------
-# A program has BM sequences, and the three recurrent matrices in registers. A state is a tile (BH, BM), a
-# column per sequence, so that the weights are the left operand of the products, which tensor cores can take
-# from registers. The compiler moves them there at the first product, which therefore stands before the loop:
-# else they would be moved at every step.
+# ---- tiles -------------------------------------------------------------------------------------------------
+# A state is a tile (BH, BM), a column per sequence, so that the weights are the left operand of the products,
+# which tensor cores can take from registers. Tiles are loaded and stored in the layout in which tensor cores
+# give them. tl.load and tl.store would choose layouts of their own, and each tile would pass through shared
+# memory, with two barriers; PTX has no layout of its own. There a thread has rows 16 w + g and 16 w + 8 + g.
+# With PAIRS, for 16 bits and an even H, these are features 16 w + 2 g and the next one, a word of memory.
 
 
 @triton.jit
-def load_weight(weight, g, row, column, H: tl.constexpr, BH: tl.constexpr):
-    """Matrix g of weight (3 H, H), zero beyond H; rows from BH on are the next matrix's."""
-    inside = (row % BH < H) & (column % BH < H)
-    at = ((g + row // BH) * H + row % BH) * H + column
-    tile = tl.load(weight + at, inside, other=0.0)
-    return tl.where(inside, tile, 0.0)  # a bare load would be kept in shared memory
+def feature(row, PAIRS: tl.constexpr):
+    """The feature in this row of a tile."""
+    return row // 16 * 16 + row % 8 * 2 + row // 8 % 2 if PAIRS else row
+
+
+@triton.jit
+def first_features(BH: tl.constexpr, PAIRS: tl.constexpr):
+    """All features, or with PAIRS the first one of each word: (BH, 1) or (BH / 2, 1)."""
+    return 2 * tl.arange(0, BH // 2)[:, None] if PAIRS else tl.arange(0, BH)[:, None]
+
+
+@triton.jit
+def fetch(p, mask, PAIRS: tl.constexpr):
+    """The bits of (BH, BM), or with PAIRS words (BH / 2, BM); zero beyond the mask."""
+    bits: tl.constexpr = p.dtype.element_ty.primitive_bitwidth
+    if interpreted():
+        word = tl.load(p, mask, other=0.0).to(tl.int16 if bits == 16 else tl.int32, bitcast=True)
+        if PAIRS:
+            high = tl.load(p + 1, mask, other=0.0).to(tl.int16, bitcast=True)
+            word = (high.to(tl.int32) << 16) | (word.to(tl.int32) & 65535)
+    elif bits == 32 or PAIRS:
+        word = tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b32 $0, 0; @p ld.global.b32 $0, [$1]; }",
+            "=r,l,r", [p.to(tl.int64), mask.to(tl.int32)], tl.int32, True, 1,
+        )  # fmt: skip
+    else:
+        word = tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b16 $0, 0; @p ld.global.b16 $0, [$1]; }",
+            "=h,l,r", [p.to(tl.int64), mask.to(tl.int32)], tl.int16, True, 1,
+        )  # fmt: skip
+    return word
+
+
+@triton.jit
+def expand(word, dtype: tl.constexpr, BH: tl.constexpr, PAIRS: tl.constexpr):
+    """What ``fetch`` has loaded, as float32 (BH, BM)."""
+    if PAIRS:
+        low = word.to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
+        high = (word >> 16).to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
+        halves = tl.join(low, high).reshape(BH // 16, 8, word.shape[1], 2)
+        tile = halves.permute(0, 3, 1, 2).reshape(BH, word.shape[1])
+    else:
+        tile = word.to(dtype, bitcast=True).to(tl.float32)
+    return tile
+
+
+@triton.jit
+def put(p, tile, mask, PAIRS: tl.constexpr):
+    """Store a tile (BH, BM) of float32, rounded, where ``fetch`` would load it."""
+    dtype: tl.constexpr = p.dtype.element_ty
+    if PAIRS:
+        halves = tile.reshape(tile.shape[0] // 16, 2, 8, tile.shape[1]).permute(0, 2, 3, 1)
+        low, high = halves.reshape(tile.shape[0] // 2, tile.shape[1], 2).split()
+        if interpreted():
+            tl.store(p, low, mask)
+            tl.store(p + 1, high, mask)
+        else:
+            kind: tl.constexpr = "bf16x2" if dtype == tl.bfloat16 else "f16x2"
+            tl.inline_asm_elementwise(
+                "{ .reg .pred p; .reg .b32 w; setp.ne.b32 p, $4, 0; cvt.rn." + kind + ".f32 w, $3, $2;"
+                " @p st.global.b32 [$1], w; mov.b32 $0, 0; }",
+                "=r,l,f,f,r", [p.to(tl.int64), low, high, mask.to(tl.int32)], tl.int32, False, 1,
+            )  # fmt: skip
+    elif interpreted():
+        tl.store(p, tile, mask)
+    elif dtype == tl.float32:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.b32 [$1], $2; mov.b32 $0, 0; }",
+            "=r,l,f,r", [p.to(tl.int64), tile, mask.to(tl.int32)], tl.int32, False, 1,
+        )  # fmt: skip
+    else:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.b16 [$1], $2; mov.b32 $0, 0; }",
+            "=r,l,h,r", [p.to(tl.int64), tile.to(dtype).to(tl.int16, bitcast=True), mask.to(tl.int32)],
+            tl.int32, False, 1,
+        )  # fmt: skip
+
+
+@triton.jit
+def fetch_gates(p, mask, H: tl.constexpr, PAIRS: tl.constexpr):
+    """Three tiles whose columns lie H apart in memory."""
+    return fetch(p, mask, PAIRS), fetch(p + H, mask, PAIRS), fetch(p + 2 * H, mask, PAIRS)
+
+
+@triton.jit
+def put_gates(p, mask, H: tl.constexpr, a, b, c, PAIRS: tl.constexpr):
+    put(p, a, mask, PAIRS)
+    put(p + H, b, mask, PAIRS)
+    put(p + 2 * H, c, mask, PAIRS)
+
+
+@triton.jit
+def opaque(tile):
+    """The tile. Else the compiler would take a product's operand that is the join of two halves for packed
+    numbers of 8 bits, and lay out the weights for them."""
+    if interpreted():
+        return tile
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [tile], tl.float32, False, 1)
+
+
+@triton.jit
+def load_weight(
+    weight, g, H: tl.constexpr, BH: tl.constexpr, PAIRS: tl.constexpr, TRANSPOSED: tl.constexpr = False
+):
+    """Matrix g of weight (3 H, H), (BH, BH), zero beyond H; with PAIRS in the order of ``feature``."""
+    if TRANSPOSED:
+        row, column = tl.arange(0, BH)[None, :], tl.arange(0, BH)[:, None]
+    else:
+        row, column = feature(tl.arange(0, BH)[:, None], PAIRS), tl.arange(0, BH)[None, :]
+    inside = (row < H) & (column < H)
+    tile = tl.load(weight + (g * H + row) * H + column, inside, other=0.0)
+    tile = tl.where(inside, tile, 0.0)  # a bare load would be kept in shared memory
+    if PAIRS:  # columns are neighbours in memory, and so permuted once they are loaded
+        tile = tile.reshape(BH, BH // 16, 8, 2).permute(0, 1, 3, 2).reshape(BH, BH)
+    return tile
 
 
 @triton.jit
 def load_bias(bias, g, m, H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr):
-    """Part g of bias (3 H,) in every column: (BH, BM)."""
+    """Features m of part g of bias (3 H,), in every column: (BH, BM)."""
     tile = tl.zeros([BH, BM], tl.float32)
     if bias is not None:
         tile += tl.load(bias + g * H + m, m < H, other=0.0).to(tl.float32)
@@ -83,6 +209,67 @@ def initial_state(h0, reset, at, b, inside, B, T, BH: tl.constexpr, BM: tl.const
     return h
 
 
+# ---- all steps in one kernel -------------------------------------------------------------------------------
+# A program has BM sequences, and the three recurrent matrices in registers. The compiler moves them there at
+# the first product, which therefore stands before the loop: else they would be moved at every step.
+
+
+@triton.jit
+def products(h, wr, wz, wn, br, bz, bn):
+    """W h + b for r, z, n: (BH, BM) each."""
+    a = opaque(h).to(wn.dtype)
+    return dot(wr, a, br), dot(wz, a, bz), dot(wn, a, bn)
+
+
+# Loads run AHEAD steps before their use. AHEAD steps are unrolled, because a loop that passes a tile from one
+# variable to another waits for it.
+
+
+@triton.jit
+def gru_kernel(
+    gates, weight, bias, h0, reset, h, hidden, B, T,
+    H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr, PAIRS: tl.constexpr, AHEAD: tl.constexpr,
+    FAST: tl.constexpr,
+):  # fmt: skip
+    """States h (B, T, H) from gates (B, T, 3 H).
+
+    If ``hidden`` (B, T, H) is given, hn is stored there, and ar, az, an overwrite gates, for the backward.
+    """
+    dtype: tl.constexpr = gates.dtype.element_ty
+    b = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)[None, :]
+    m, i = feature(tl.arange(0, BH)[:, None], PAIRS), first_features(BH, PAIRS)
+    wr, wz = load_weight(weight, 0, H, BH, PAIRS), load_weight(weight, 1, H, BH, PAIRS)
+    wn = load_weight(weight, 2, H, BH, PAIRS)
+    br, bz = load_bias(bias, 0, m, H, BH, BM), load_bias(bias, 1, m, H, BH, BM)
+    bn = load_bias(bias, 2, m, H, BH, BM)
+    state = initial_state(h0, reset, b * H + m, b, (b < B) & (m < H), B, T, BH, BM)  # (BH, BM), in float32
+    hr, hz, hn = products(state, wr, wz, wn, br, bz, bn)
+    inside = (b < B) & (i < H)
+    into, out = gates + b * T * 3 * H + i, h + b * T * H + i
+    prefetched = ()
+    for u in tl.static_range(AHEAD):
+        prefetched += (fetch_gates(into + u * 3 * H, inside & (u < T), H, PAIRS),)
+    for start in range(0, T, AHEAD):
+        arrived, prefetched = prefetched, ()
+        for u in tl.static_range(AHEAD):
+            t = start + u
+            after, now = t + AHEAD, inside & (t < T)
+            prefetched += (fetch_gates(into + after * 3 * H, inside & (after < T), H, PAIRS),)
+            if reset is not None:
+                again = tl.load(reset + b * T + t + 1, (b < B) & (t + 1 < T), other=0) != 0
+            ir, iz, inn = arrived[u]
+            ir, iz = expand(ir, dtype, BH, PAIRS), expand(iz, dtype, BH, PAIRS)
+            inn = expand(inn, dtype, BH, PAIRS)
+            ar, az, an, state = gate(ir, iz, inn, hr, hz, hn, state, FAST)
+            put(out + t * H, state, now, PAIRS)
+            if hidden is not None:
+                put_gates(into + t * 3 * H, now, H, ar, az, an, PAIRS)
+                put(hidden + b * T * H + i + t * H, hn, now, PAIRS)
+            if reset is not None:
+                state = tl.where(again, 0.0, state)  # not a product with 0: the state may be infinite
+            hr, hz, hn = products(state, wr, wz, wn, br, bz, bn)
+
+
 @triton.jit
 def load_gates(p, inside, H: tl.constexpr):
     """Three tiles whose columns lie H apart in memory."""
@@ -95,70 +282,6 @@ def store_gates(p, inside, H: tl.constexpr, a, b, c):
     tl.store(p, a, inside)
     tl.store(p + H, b, inside)
     tl.store(p + 2 * H, c, inside)
-
-
-@triton.jit
-def products(h, wr, wz, wn, br, bz, bn):
-    """W h + b for r, z, n, (BH, BM) each; where wz is None, wr is W_r above W_z."""
-    a = h.to(wn.dtype)
-    if wz is None:
-        both = dot(wr, a).reshape(2, bn.shape[0], bn.shape[1])
-        hr, hz = both.permute(1, 2, 0).split()
-        hr, hz = hr + br, hz + bz
-    else:
-        hr, hz = dot(wr, a, br), dot(wz, a, bz)
-    return hr, hz, dot(wn, a, bn)
-
-
-# Loads run AHEAD steps before their use. They come first in a step: what follows, a change of the loaded
-# tiles' layout, has barriers, and the compiler moves no load across one. AHEAD steps are unrolled, because a
-# loop that passes a tile from one variable to another waits for it.
-
-
-@triton.jit
-def gru_kernel(
-    gates, weight, bias, h0, reset, h, hidden, B, T,
-    H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr, AHEAD: tl.constexpr, STACK: tl.constexpr,
-    FAST: tl.constexpr,
-):  # fmt: skip
-    """States h (B, T, H) from gates (B, T, 3 H).
-
-    If ``hidden`` (B, T, H) is given, hn is stored there, and ar, az, an overwrite gates, for the backward.
-    With STACK W_r and W_z are multiplied as one matrix.
-    """
-    b = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)[None, :]
-    m, k = tl.arange(0, BH)[:, None], tl.arange(0, BH)[None, :]
-    inside = (b < B) & (m < H)
-    if STACK:
-        wr, wz = load_weight(weight, 0, tl.arange(0, 2 * BH)[:, None], k, H, BH), None
-    else:
-        wr, wz = load_weight(weight, 0, m, k, H, BH), load_weight(weight, 1, m, k, H, BH)
-    wn = load_weight(weight, 2, m, k, H, BH)
-    br, bz = load_bias(bias, 0, m, H, BH, BM), load_bias(bias, 1, m, H, BH, BM)
-    bn = load_bias(bias, 2, m, H, BH, BM)
-    state = initial_state(h0, reset, b * H + m, b, inside, B, T, BH, BM)  # (BH, BM), in float32
-    hr, hz, hn = products(state, wr, wz, wn, br, bz, bn)
-    into, out = gates + b * T * 3 * H + m, h + b * T * H + m
-    prefetched = ()
-    for u in tl.static_range(AHEAD):
-        prefetched += (load_gates(into + u * 3 * H, inside & (u < T), H),)
-    for start in range(0, T, AHEAD):
-        arrived, prefetched = prefetched, ()
-        for u in tl.static_range(AHEAD):
-            t = start + u
-            after, now = t + AHEAD, inside & (t < T)
-            prefetched += (load_gates(into + after * 3 * H, inside & (after < T), H),)
-            if reset is not None:
-                again = tl.load(reset + b * T + t + 1, (b < B) & (t + 1 < T), other=0) != 0
-            ir, iz, inn = arrived[u]
-            ar, az, an, state = gate(ir, iz, inn, hr, hz, hn, state, FAST)
-            tl.store(out + t * H, state, now)
-            if hidden is not None:
-                store_gates(into + t * 3 * H, now, H, ar, az, an)
-                tl.store(hidden + b * T * H + m + t * H, hn, now)
-            if reset is not None:
-                state = tl.where(again, 0.0, state)  # not a product with 0: the state may be infinite
-            hr, hz, hn = products(state, wr, wz, wn, br, bz, bn)
 
 
 @triton.jit
@@ -184,24 +307,34 @@ def load_kept(dh, gates, hidden, h, t, T, inside, H: tl.constexpr):
 
 
 @triton.jit
+def store_sum(sums, g, tile, H: tl.constexpr, BH: tl.constexpr):
+    """Store the sum of a tile's columns as this program's part g of sums (programs, 4 H)."""
+    m = tl.arange(0, BH)
+    tl.store(sums + (tl.program_id(0) * 4 + g) * H + m, tl.sum(tile, 1), m < H)
+
+
+@triton.jit
 def gru_grad_kernel(
-    dh, gates, hidden, weight, h0, reset, h, grads, last, dh0, B, T,
+    dh, gates, hidden, weight, h0, reset, h, grads, last, dh0, sums, B, T,
     H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Time in reverse.
 
     Stores in grads (B, T, 4 H) the gradients of inn, ar, az and hn, and in last (B, T, H) the state before
-    each step, for the gradient of the weight.
+    each step, for the gradient of the weight; and if ``sums`` (programs, 4 H) is given, for those of the
+    biases, the sums of grads over this program's sequences and all steps. Most tiles are only loaded and
+    stored here, and so all have the layout of loads and stores.
     """
     b = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)[None, :]
-    m, k = tl.arange(0, BH)[:, None], tl.arange(0, BH)[None, :]
-    wr, wz = load_weight(weight, 0, k, m, H, BH), load_weight(weight, 1, k, m, H, BH)  # transposed
-    wn = load_weight(weight, 2, k, m, H, BH)
+    wr, wz = load_weight(weight, 0, H, BH, False, True), load_weight(weight, 1, H, BH, False, True)
+    wn = load_weight(weight, 2, H, BH, False, True)
     m = tl.max_contiguous(tl.arange(0, BH), max(1, BH // 32))[:, None]  # a warp has whole columns
     inside, rows = (b < B) & (m < H), m + tl.zeros([BH, BM], tl.int32)
     zeros = tl.zeros([BH, BM], tl.float32) + tl.minimum(T, 0)
     carry = back_products(zeros, zeros, zeros, wr, wz, wn, zeros, rows)  # (BH, BM): gradient from later steps
     first = initial_state(h0, None, b * H + m, b, inside, B, T, BH, BM)
+    if sums is not None:
+        sum_n, sum_r, sum_z, sum_hn = carry, carry, carry, carry  # zeros
     at = b * T * H + m
     dh, hidden, h, last = dh + at, hidden + at, h + at, last + at
     gates, grads = gates + b * T * 3 * H + m, grads + b * T * 4 * H + m
@@ -225,6 +358,8 @@ def gru_grad_kernel(
                 before = tl.where(begins, 0.0, before)
             g = g.to(tl.float32) + carry
             dn, dr, dz, dhn, kept = gate_grad(g, ar, az, an, hn, before, reset is not None)
+            if sums is not None:
+                sum_n, sum_r, sum_z, sum_hn = sum_n + dn, sum_r + dr, sum_z + dz, sum_hn + dhn
             store_gates(grads + t * 4 * H, now, H, dn, dr, dz)
             tl.store(grads + t * 4 * H + 3 * H, dhn, now)
             if reset is not None:  # in the weight's gradient, 0 times infinity would be NaN
@@ -235,6 +370,11 @@ def gru_grad_kernel(
                 carry = tl.where(begins, 0.0, carry)
     if dh0 is not None:
         tl.store(dh0 + b * H + m, carry, inside)
+    if sums is not None:
+        store_sum(sums, 0, sum_n, H, BH)
+        store_sum(sums, 1, sum_r, H, BH)
+        store_sum(sums, 2, sum_z, H, BH)
+        store_sum(sums, 3, sum_hn, H, BH)
 
 
 # ---- one step per launch, where the matrices are too large; a program has BLOCK of the B * H features ------

@@ -6,6 +6,7 @@ import math
 import operators as op
 import pytest
 import torch
+import triton
 from operators import Case, bf16, fp16, fp32, gradients
 from torch import nn
 
@@ -72,6 +73,12 @@ def test_any_shape_is_right(shape):
     op.examine(LAYER, shape, dtypes=(fp32,))
 
 
+@pytest.mark.parametrize("shape", [(3, 4, 5, 17), (3, 4, 5, 2), (9, 3, 6, 31), (1, 1, 1, 1)], ids=str)
+def test_in_16_bits_an_odd_number_of_features_is_right_too(shape):
+    """Two features are a word of memory, which an odd number of them does not fill."""
+    op.examine(LAYER, shape, dtypes=(bf16, fp16), roundings=6)
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 4, 5), (2, 0, 4, 5), (2, 0, 4, 40)], ids=str)
 def test_without_sequences_or_steps_there_is_nothing(shape):
     y, *found = gradients(gru, op.drawn(LAYER, *shape))
@@ -110,15 +117,22 @@ def test_gradients_of_some_inputs_with_an_expanded_upstream(case):
         op.assert_close(given[needed].grad, wants[needed])
 
 
-@pytest.mark.parametrize("stack", [False, True])
+def test_an_upstream_gradient_may_begin_in_the_middle_of_a_word():
+    tensors = op.drawn(LAYER, dtype=bf16)
+    y = gru(*tensors)
+    flat = torch.randn(y.numel() + 1, device=y.device).to(bf16)
+    shifted = flat[1:].view_as(y)
+    assert shifted.is_contiguous() and shifted.data_ptr() % 4
+    assert op.equal(gradients(gru, tensors, shifted), gradients(gru, tensors, shifted.clone()))
+
+
 @pytest.mark.parametrize("ahead", [1, 2, 3])
-def test_whatever_the_plan_chooses_it_is_right(ahead, stack, monkeypatch):
+def test_whatever_the_plan_chooses_it_is_right(ahead, monkeypatch):
     """Steps that are written out together, of which the last ones may lie beyond the end."""
     usual = module.gru_plan
 
     def plan(*its):
-        found = usual(*its) | dict(AHEAD=ahead)
-        return found if its[-1] else found | dict(STACK=stack)
+        return usual(*its) | dict(AHEAD=ahead)
 
     monkeypatch.setattr(module, "gru_plan", plan)
     for steps in (1, 2, 5):
@@ -271,6 +285,35 @@ def test_the_module_takes_the_batch_first_unless_told_and_draws_like_nn_gru():
         )
 
 
+def losses(layer, steps=12):
+    """The losses of a small model that learns the sign of a sequence's first number."""
+    torch.manual_seed(1)
+    device = labkit.gpu.device()
+    head = nn.Linear(16, 1, device=device)
+    optimizer = torch.optim.Adam([*layer.parameters(), *head.parameters()], lr=0.02)
+    x = torch.randn(8, 5, 3).to(device)
+    wanted = (x[:, 0, :1] > 0).float()
+    found = []
+    for _ in range(steps):
+        _, end = layer(x)
+        loss = nn.functional.binary_cross_entropy_with_logits(head(end[0]), wanted)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def test_a_model_learns_as_it_does_with_nn_gru():
+    torch.manual_seed(0)
+    usual = nn.GRU(3, 16, batch_first=True, device=labkit.gpu.device())
+    ours = GRU(3, 16, device=labkit.gpu.device())
+    ours.load_state_dict(usual.state_dict())
+    found, wanted = losses(ours), losses(usual)
+    assert wanted[-1] < 0.8 * wanted[0]
+    assert found == pytest.approx(wanted, rel=1e-4)
+
+
 # --- what is compiled ------------------------------------------------------------------------------------
 
 
@@ -320,7 +363,8 @@ def test_every_kernel_compiles_for_every_target_and_fits(variants):
     assert {v.target for v in variants} == set(codegen.TARGETS)
     assert {v.title for v in variants} >= {"gru_kernel", "gru_grad_kernel"}
     for v in variants:
-        op.assert_fits([v], None if v.dtype is fp32 else 0)  # whose weights are two numbers each
+        few = 32 if v.title == "gru_grad_kernel" else 0  # bytes
+        op.assert_fits([v], None if v.dtype is fp32 else few)  # float32's weights are two numbers each
 
 
 @op.INTERPRETED
@@ -335,13 +379,17 @@ def test_weights_stay_in_registers_from_step_to_step(variants):
 
 
 @op.INTERPRETED
-def test_the_backward_changes_layouts_once_a_step(variants):
-    """One exchange of tiles for the products, one of their sum: two barriers each."""
-    seen = [v for v in variants if v.title == "gru_grad_kernel" and v.dtype is not fp32]
-    assert seen
+@pytest.mark.skipif(
+    triton.__version__ >= "3.8", reason="other barriers, of wgmma, which it takes for 8 columns, too"
+)
+def test_a_step_has_two_barriers_in_reverse_four(variants):
+    """Around the exchange of what is multiplied, in reverse also around that of the products' sum."""
+    resident = [v for v in variants if v.title in ("gru_kernel", "gru_grad_kernel")]
+    seen = [v for v in resident if v.target == "sm_90" and v.dtype is not fp32]
+    assert {v.title for v in seen} == {"gru_kernel", "gru_grad_kernel"}
     for v in seen:
-        loop = loop_of(v.code.ptx)
-        assert loop.count("bar.sync") <= 4 * v.launch.AHEAD, (v, loop.count("bar.sync"))
+        barriers, most = loop_of(v.code.ptx).count("bar.sync"), 2 if v.title == "gru_kernel" else 4
+        assert barriers <= most * v.launch.AHEAD, (v, barriers)
 
 
 def test_the_plan_holds_what_fits_and_leaves_the_rest_to_single_steps():
@@ -354,6 +402,6 @@ def test_the_plan_holds_what_fits_and_leaves_the_rest_to_single_steps():
     for B in (1, 16, 1024, 2048, 4096, 10**6):
         for H, at_once in ((100, 132), (64, 3 * 132)):
             plan, back = (module.gru_plan(B, H, 2, hopper, backward) for backward in (False, True))
-            assert plan["BH"] == max(64, 128 * (H > 64)) and 8 <= plan["BM"] <= 32
-            assert math.ceil(B / plan["BM"]) <= at_once or plan["BM"] == 32
-            assert back["BM"] == 8 and "STACK" not in back
+            assert plan["BH"] == max(64, 128 * (H > 64)) and 8 <= plan["BM"] <= 16
+            assert math.ceil(B / plan["BM"]) <= at_once or plan["BM"] == 16
+            assert back["BM"] == 8
