@@ -5,7 +5,7 @@ The helpers that load, store, split and order tiles serve other products, too.
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -23,6 +23,8 @@ from labkit.kernels.common import (
     device_limits,
     dot,
     needs_grad,
+    next_power_of_2,
+    offset64,
     once_differentiable,
     operator,
 )
@@ -74,34 +76,73 @@ def swizzled_tile(tile, rows, cols, GROUP: tl.constexpr):
 # ---- kernels -----------------------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "rows", "K"])
+def pad_kernel(x, weight, padded, M, rows, K, KP, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """padded (rows, KP): the M rows of x (M, K), then those of weight, each with zeros behind it."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    col = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]
+    source = tl.where(row < M, x + row * K, weight + (row - M) * K)  # (ROWS, 1)
+    tile = tl.load(source + col, (row < rows) & (col < K), other=0.0)
+    tl.store(padded + row * KP + col, tile, (row < rows) & (col < KP))
+
+
+@triton.jit(do_not_specialize=["M", "K", "split"])
 def linear_kernel(
-    x, weight, y, kept, M, N, K, bias, ACT: tl.constexpr, TMA: tl.constexpr, GROUP: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    x, weight, y, kept, M, N, K, parts, split, bias, ACT: tl.constexpr, TMA: tl.constexpr,
+    STORE: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """y (M, N) = activation(x (M, K) @ weight (N, K).T + bias); z, before the activation, goes to ``kept``.
 
     With TMA as many programs as fit on the GPU loop over the tiles of y, and ``flatten`` lets the next tile's
-    loads begin before this tile's epilogue. Without, each tile has its program.
+    loads begin before this tile's epilogue. Without, each tile has its program. With STORE descriptors store y.
+    With ``parts`` (split, M, N) each of ``split`` programs sums a part of K, which ``sum_parts_kernel`` adds up.
     """
     FAST: tl.constexpr = (x.dtype if TMA else x.dtype.element_ty) != tl.float32
+    UNIT: tl.constexpr = 8 if FAST else 4
+    K = K // UNIT * UNIT  # changes nothing; the compiler learns that rows begin at multiples of 16 bytes
     rows, cols = tl.cdiv(M, BM), tl.cdiv(N, BN)
-    for tile in tl.range(tl.program_id(0), rows * cols, tl.num_programs(0), flatten=TMA):
-        m, n = swizzled_tile(tile, rows, cols, GROUP)
+    tiles = rows * cols if parts is None else rows * cols * split
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=TMA and parts is None):
+        m, n = swizzled_tile(tile if parts is None else tile % (rows * cols), rows, cols, GROUP)
+        first, last = 0, K
+        if parts is not None:
+            part, steps = tile // (rows * cols), tl.cdiv(tl.cdiv(K, BK), split)
+            first, last = part * steps * BK, min(part * steps * BK + steps * BK, K)
         total = tl.zeros([BM, BN], tl.float32)
-        for k in range(0, K, BK):
+        for k in range(first, last, BK):
             a = load_tile(x, m * BM, k, M, K, BM, BK, TMA)  # (BM, BK)
             b = load_tile(weight, n * BN, k, N, K, BN, BK, TMA)  # (BN, BK)
             total = dot(a, b.T, total)
-        left, right = split_columns(total, BM, BN)  # (BM, BN / 2) each: stores take half the shared memory
-        for half in tl.static_range(2):
-            z, first = left if half == 0 else right, n * BN + half * (BN // 2)  # (BM, BN / 2)
-            if bias is not None:
-                col = first + tl.arange(0, BN // 2)
-                z += tl.load(bias + col, col < N, other=0.0).to(tl.float32)[None, :]
-            if kept is not None:
-                store_tile(kept, m * BM, first, M, N, N, z, BM, BN // 2, TMA)
-            store_tile(y, m * BM, first, M, N, N, activate(z, ACT, FAST), BM, BN // 2, TMA)
+        if parts is not None:
+            its = parts + offset64(part, M) * N
+            store_tile(its, m * BM, n * BN, M, N, N, total, BM, BN, False)
+        else:
+            left, right = split_columns(total, BM, BN)  # (BM, BN / 2): stores take half the shared memory
+            for half in tl.static_range(2):
+                z, begin = left if half == 0 else right, n * BN + half * (BN // 2)  # (BM, BN / 2)
+                if bias is not None:
+                    col = begin + tl.arange(0, BN // 2)
+                    z += tl.load(bias + col, col < N, other=0.0).to(tl.float32)[None, :]
+                if kept is not None:
+                    store_tile(kept, m * BM, begin, M, N, N, z, BM, BN // 2, STORE)
+                store_tile(y, m * BM, begin, M, N, N, activate(z, ACT, FAST), BM, BN // 2, STORE)
+
+
+@triton.jit(do_not_specialize=["split", "N"])
+def sum_parts_kernel(
+    parts, bias, y, kept, split, size, N, ACT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """y = activation(sum of parts (split, size) + bias), size = M * N; the sum in a fixed order, to ``kept``."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    z = tl.zeros([BLOCK], tl.float32)
+    for part in tl.static_range(PARTS):
+        z += tl.load(parts + offset64(part, size) + at, inside & (part < split), other=0.0)
+    if bias is not None:
+        z += tl.load(bias + at % N, inside, other=0.0).to(tl.float32)
+    if kept is not None:
+        tl.store(kept + at, z, inside)
+    tl.store(y + at, activate(z, ACT, y.dtype.element_ty != tl.float32), inside)
 
 
 @triton.jit
@@ -123,49 +164,119 @@ def dz_kernel(dy, z, dz, sums, M, N, groups, ACT: tl.constexpr, ROWS: tl.constex
 
 # ---- tile sizes --------------------------------------------------------------------------------------------
 
+
+class Tile(NamedTuple):
+    """How a product is cut up."""
+
+    BM: int
+    BN: int
+    BK: int
+    warps: int
+    stages: int
+    programs: int
+    """Programs per multiprocessor."""
+    split: int = 1
+    """Programs that share the sum over K of one tile."""
+
+
 KIB = 1024
-# BM, BN, BK, warps, stages, programs per multiprocessor, how much slower the tile is (measured on an H200).
 # The names say how much shared memory a block may use.
-TILES_200_KIB = [(128, 128, 64, 4, 3, 2, 1.0), (64, 128, 64, 4, 4, 2, 1.1), (64, 64, 64, 4, 4, 2, 1.35)]
-TILES_200_KIB_DEEP = [(128, 256, 64, 8, 4, 1, 1.0), *TILES_200_KIB[1:]]  # for a large K
-TILES_160_KIB = [(128, 128, 64, 8, 3, 1, 1.0), (64, 64, 64, 4, 3, 2, 1.3)]
-TILES_SMALL = [(128, 128, 32, 8, 3, 1, 1.0), (64, 64, 32, 4, 3, 2, 1.3)]
-TILES_FP32 = [(128, 64, 32, 4, 3, 2, 1.0), (64, 64, 32, 4, 3, 2, 1.2)]
-TILES_UNALIGNED = [(64, 64, 32, 8, 2, 2, 1.0)]  # each element needs an address of its own
-TILES_INTERPRETED = [(32, 64, 32, 4, 3, 1, 1.0)]
+TILES_200_KIB = [
+    Tile(128, 256, 64, 8, 3, 1), Tile(256, 128, 64, 8, 3, 1), Tile(128, 128, 64, 4, 3, 2),
+    Tile(64, 256, 64, 4, 4, 1), Tile(256, 64, 64, 4, 4, 1), Tile(64, 128, 64, 4, 4, 2),
+    Tile(128, 64, 64, 4, 4, 2), Tile(64, 64, 64, 4, 6, 2), Tile(64, 64, 128, 4, 3, 2),
+    Tile(64, 32, 128, 4, 4, 2),
+]  # fmt: skip
+TILES_160_KIB = [Tile(128, 128, 64, 8, 3, 1), Tile(64, 64, 64, 4, 3, 2)]
+TILES_SMALL = [Tile(128, 128, 32, 8, 3, 1), Tile(64, 64, 32, 4, 3, 2)]
+TILES_FP32 = [Tile(128, 64, 32, 4, 3, 2), Tile(64, 64, 32, 4, 3, 2)]
+TILES_INTERPRETED = [Tile(32, 64, 32, 4, 3, 1)]
+SPLITS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+
+# Of one multiprocessor of an H200, in a microsecond:
+FLOPS = {2: 5.9e6, 4: 0.7e6}
+"""Operations on the matrix unit, by the bytes of a number; float32 as three products of TF32."""
+FETCHED = 85e3
+"""Bytes from the L2 cache."""
+LATENCY = 0.9
+"""Microseconds until a tile that was asked for is there."""
+STORED = 15e3
+"""Bytes of results that are converted and stored."""
+SECOND_KERNEL = 2.0
+"""Microseconds of the kernel that adds up the parts of a sum."""
 
 
-def choose_tile(
-    M: int, N: int, K: int, dtype: torch.dtype, aligned: bool, limits: DeviceLimits
-) -> tuple[int, ...]:
-    """(BM, BN, BK, warps, stages, programs per multiprocessor) for x (M, K) @ weight (N, K).T."""
-    shared = limits.shared_bytes // KIB
-    if not shared:
-        choices = TILES_INTERPRETED
-    elif not aligned:
-        choices = TILES_UNALIGNED
-    elif dtype == torch.float32:
-        choices = TILES_FP32 if shared >= 200 else TILES_FP32[1:]
-    elif shared >= 200:
-        choices = TILES_200_KIB_DEEP if K >= 4096 else TILES_200_KIB
-    else:
-        choices = TILES_160_KIB if shared >= 160 else TILES_SMALL
-    return _cheapest(M, N, tuple(choices), limits.multiprocessors)[:-1]
+def tile_time(tile: Tile, M: int, N: int, K: int, itemsize: int, multiprocessors: int) -> float:
+    """Microseconds of a product of x (M, K) and weight (N, K), as a model of the H200 has them.
+
+    A wave is what runs at the same time. A program's step takes as long as the matrix unit or the L2 cache,
+    which the programs of a multiprocessor share, or as its loads are late with ``stages`` on their way.
+    """
+    BM, BN, BK, _, stages, programs, split = tile
+    steps = cdiv(cdiv(K, BK), split)
+    full, rest = divmod(cdiv(M, BM) * cdiv(N, BN) * split, programs * multiprocessors)
+    stored = BM * BN * (itemsize if split == 1 else 4)
+
+    def wave(abreast: int) -> float:
+        """Of so many programs on each multiprocessor."""
+        product = 2 * BM * BN * BK / FLOPS[itemsize]
+        fetch = (BM + BN) * BK * itemsize / FETCHED
+        step = max(abreast * product, abreast * fetch, LATENCY / (stages - 1))
+        return steps * step + LATENCY + abreast * stored / STORED
+
+    time = full * wave(programs) + (wave(cdiv(rest, multiprocessors)) if rest else 0.0)
+    if split > 1:
+        time += SECOND_KERNEL + 2 * 4 * split * M * N / (FETCHED * multiprocessors)
+    return time
 
 
 @functools.lru_cache(maxsize=4096)
-def _cheapest(M: int, N: int, choices: tuple[Any, ...], multiprocessors: int) -> tuple[Any, ...]:
-    """The tile with which all waves of programs together cover the least area of y."""
+def choose_tile(M: int, N: int, K: int, itemsize: int, splits: bool, limits: DeviceLimits) -> Tile:
+    """The tile for x (M, K) @ weight (N, K).T that takes the least time; ``splits``: K may be split, too."""
+    shared = limits.shared_bytes // KIB
+    if not shared:
+        choices = TILES_INTERPRETED
+    elif itemsize == 4:
+        choices = TILES_FP32 if shared >= 200 else TILES_FP32[1:]
+    else:
+        choices = TILES_200_KIB if shared >= 200 else TILES_160_KIB if shared >= 160 else TILES_SMALL
+    found = [tile._replace(split=n) for tile in choices for n in SPLITS if n == 1 or splits and worth(tile, n, M, N, K, limits)]
+    return min(found, key=lambda tile: tile_time(tile, M, N, K, itemsize, limits.multiprocessors))
 
-    def area(choice: tuple[Any, ...]) -> float:
-        BM, BN, *_, programs, slower = choice
-        waves = math.ceil(cdiv(M, BM) * cdiv(N, BN) / (programs * multiprocessors))
-        return float(waves * BM * BN * programs * slower)
 
-    return min(choices, key=area)
+def worth(tile: Tile, split: int, M: int, N: int, K: int, limits: DeviceLimits) -> bool:
+    """Whether this split leaves each program four steps and more, and one wave of programs."""
+    programs = cdiv(M, tile.BM) * cdiv(N, tile.BN) * split
+    return programs <= tile.programs * limits.multiprocessors and 4 * split * tile.BK <= K
 
 
 # ---- launches ----------------------------------------------------------------------------------------------
+
+
+def aligned(t: Tensor) -> bool:
+    """Whether t is contiguous, and its rows, of one element and more, begin at multiples of 16 bytes."""
+    row = t.shape[-1] * t.itemsize
+    return row > 0 and t.is_contiguous() and (row | t.data_ptr()) % 16 == 0
+
+
+def aligned_rows(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """x (M, K) and weight (..., K), or copies of them whose rows begin at multiples of 16 bytes.
+
+    Where K is no multiple of 16 bytes, both are copied, and their rows end with zeros. The loads that tensor
+    descriptors then make of them are several times as fast as those of single elements.
+    """
+    K = x.shape[-1]
+    if K * x.itemsize % 16 == 0 and K:
+        copy = torch.contiguous_format
+        return tuple(t if aligned(t) else t.clone(memory_format=copy) for t in (x, weight))  # type: ignore
+    x, weight, KP = x.contiguous(), weight.contiguous(), 16 * max(1, cdiv(K, 16))
+    M, rows = x.shape[0], x.shape[0] + math.prod(weight.shape[:-1])
+    padded = x.new_empty(rows, KP)
+    COLS = min(1024, next_power_of_2(KP))
+    ROWS = 4096 // COLS
+    grid = cdiv(rows, ROWS), cdiv(KP, COLS)
+    pad_kernel[grid](x, weight, padded, M, rows, K, KP, ROWS=ROWS, COLS=COLS)
+    return padded[:M], padded[M:].view(*weight.shape[:-1], KP)
 
 
 def launch_matmul(
@@ -180,32 +291,34 @@ def launch_matmul(
 ) -> None:
     """Launch linear_kernel with weight (N, K), or gate_up_kernel with weight (2, N, K).
 
-    x (M, K) and weight are contiguous. ``kept`` are the kernel's further outputs, or None in their places.
-    ``tile`` has the form of ``choose_tile``, which chooses one if it is left out.
+    ``kept`` are the kernel's further outputs, or None in their places. ``tile`` has the form of ``Tile``;
+    if it is left out, ``choose_tile`` chooses one.
     """
-    (M, K), N, pair = x.shape, y.shape[1], weight.dim() == 3
     if not y.numel():
         return
-    limits = device_limits(x.device)
-    starts = [t.data_ptr() for t in (x, weight, y)]
-    steps = [stride * t.itemsize for t in (x, weight, y) for stride in t.stride()[:-1]]
-    aligned = K > 0 and all(byte % 16 == 0 for byte in starts + steps)
-    aligned = aligned and M < 2**31  # TMA counts rows in 32 bits
-    tma = aligned and limits.has_tma
-    tile = tile or choose_tile(M, weight.numel() // max(K, 1), K, x.dtype, aligned, limits)
-    BM, BN, BK, warps, stages, programs = tile
+    x, weight = aligned_rows(x, weight)
+    (M, K), N, pair, limits = x.shape, y.shape[1], weight.dim() == 3, device_limits(x.device)
+    tma = limits.has_tma and M < 2**31  # TMA counts rows in 32 bits
+    store = tma and N * y.itemsize % 16 == 0
+    rows = weight.shape[0] * N if pair else N
+    chosen = Tile(*tile) if tile else choose_tile(M, rows, K, x.itemsize, not pair, limits)
+    BM, BN, BK, warps, stages, programs, split = chosen
 
-    def operand(t: Tensor | None, *block: int) -> Any:
-        return TensorDescriptor.from_tensor(t, block) if tma and t is not None else t
+    def operand(t: Tensor | None, wanted: bool, *block: int) -> Any:
+        return TensorDescriptor.from_tensor(t, block) if wanted and t is not None else t
 
-    tiles = cdiv(M, BM) * cdiv(N, BN // 2 if pair else BN)
+    tiles = cdiv(M, BM) * cdiv(N, BN // 2 if pair else BN) * split
+    parts = x.new_empty(split, M, N, dtype=torch.float32) if split > 1 else None
     kernel[(min(tiles, programs * limits.multiprocessors) if tma else tiles,)](
-        operand(x, BM, BK),
-        operand(weight, 2, BN // 2, BK) if pair else operand(weight, BN, BK),
-        *(operand(out, BM, BN // 2) for out in (y, *kept)),
-        *(M, N, K, *bias),
-        **dict(ACT=act, TMA=tma, GROUP=8, BM=BM, BN=BN, BK=BK, num_warps=warps, num_stages=stages),
+        operand(x, tma, BM, BK),
+        operand(weight, tma, 2, BN // 2, BK) if pair else operand(weight, tma, BN, BK),
+        *(operand(out, store, BM, BN // 2) for out in (y, *kept)),
+        *((M, N, K) if pair else (M, N, K, parts, split, *bias)),
+        **dict(ACT=act, TMA=tma, STORE=store, GROUP=8, BM=BM, BN=BN, BK=BK, num_warps=warps, num_stages=stages),
     )
+    if parts is not None:
+        grid, sizes = (cdiv(M * N, 512),), dict(ACT=act, PARTS=next_power_of_2(split), BLOCK=512)
+        sum_parts_kernel[grid](parts, *bias, y, *kept, split, M * N, N, **sizes)
 
 
 def _like_output(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
@@ -217,7 +330,7 @@ def linear_forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, act: str, tile: list[int] | None
 ) -> Tensor:
     """y (M, N) from x (M, K), weight (N, K) and bias (N,)."""
-    x, weight, y = x.contiguous(), weight.contiguous(), _like_output(x, weight)
+    y = _like_output(x, weight)
     bias = bias if bias is None else bias.contiguous()
     launch_matmul(linear_kernel, x, weight, y, (None,), act, bias, tile=tile)
     return y
@@ -226,7 +339,7 @@ def linear_forward(
 @operator(fake=lambda x, weight, bias, act: (_like_output(x, weight), _like_output(x, weight)))
 def linear_training(x: Tensor, weight: Tensor, bias: Tensor | None, act: str) -> tuple[Tensor, Tensor]:
     """y, and z of which y is the activation: (M, N) each."""
-    x, weight, y = x.contiguous(), weight.contiguous(), _like_output(x, weight)
+    y = _like_output(x, weight)
     bias = bias if bias is None else bias.contiguous()
     z = torch.empty_like(y)
     launch_matmul(linear_kernel, x, weight, y, (z,), act, bias)
@@ -286,7 +399,8 @@ def matmul(x: Tensor, weight: Tensor, tile: tuple[int, ...] | None = None) -> Te
     Args:
         x: (M, K); float32, float16 or bfloat16, any strides.
         weight: (N, K), of x's dtype and device.
-        tile: (BM, BN, BK, warps, stages, programs per multiprocessor); chosen for the sizes if left out.
+        tile: (BM, BN, BK, warps, stages, programs per multiprocessor), and programs that share a tile's sum
+            over K if more than one; chosen for the sizes if left out.
 
     Returns:
         (M, N), contiguous, of x's dtype; summed in float32 and rounded once. float32 is multiplied as three
