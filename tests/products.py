@@ -12,7 +12,7 @@ from labkit.measure import correctness
 from labkit.workloads.mlp import gate_up
 
 __all__ = ["KERNELS", "assert_close", "bf16", "fp32", "kept_is_right", "launch_all"]
-KERNELS = {linear: ("linear_kernel", "dz_kernel"), mlp: ("gate_up_kernel", "gate_up_grad_kernel")}
+KERNELS = {linear: ("linear_kernel", "dz_kernel", "pad_kernel", "sum_parts_kernel"), mlp: ("gate_up_kernel", "gate_up_grad_kernel")}
 
 
 def kept_is_right(rows: int, width: int, hidden: int, dtype: torch.dtype = fp32) -> None:

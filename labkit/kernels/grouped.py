@@ -54,6 +54,8 @@ class Tiling(NamedTuple):
     """Whether y is stored by tensor descriptors."""
     interleaved: bool = False
     """Whether a program's tiles lie apart from each other, not one after the other."""
+    depth: int = 0
+    """Rows of dW in a program of the backward, whose columns are ``cols``."""
 
 
 def block_width(width: int) -> int:
@@ -95,18 +97,28 @@ def forward_tiling(d_in: int, d_out: int, itemsize: int, tma: bool, limits: Devi
 
 
 def backward_tiling(d_in: int, d_out: int, itemsize: int, limits: DeviceLimits) -> Tiling:
-    """Sizes of backward_kernel; ``cols`` is the side of the square of dW in a program, ``store`` means dX."""
-    widest, fp32, shared = block_width(max(d_in, d_out)), itemsize == 4, limits.shared_bytes // 1024
+    """Sizes of backward_kernel, whose program keeps ``depth`` x ``cols`` of dW; ``store`` means dX."""
+    down, across = block_width(d_in), block_width(d_out)
+    widest, fp32, shared = max(down, across), itemsize == 4, limits.shared_bytes // 1024
+
+    def tiling(pack: int, rows: int, side: int, *rest: int, **flags: bool) -> Tiling:
+        """Of squares, or the whole of dW where it is smaller."""
+        depth, cols = (min(block_width(pack * d), side) for d in (d_in, d_out))
+        return Tiling(pack, rows, cols, *rest, depth=depth, **flags)
+
     if not shared:
-        return Tiling(2 if {d_in, d_out} <= {16, 32} else 1, 32, 64, 4, 1, 1)
+        return tiling(2 if {d_in, d_out} <= {16, 32} else 1, 32, 64, 4, 1, 1)
     if {d_in, d_out} <= {16, 32} and (fp32 or widest == 16):
-        return Tiling(4, 32, 128, 4, 1, 3) if fp32 else Tiling(4, 64, 64, 4, 3, 2, tma=True, store=True)
+        return tiling(4, 32, 128, 4, 1, 3) if fp32 else tiling(4, 64, 64, 4, 3, 2, tma=True, store=True)
     if widest <= 32 or (widest == 64 and (not fp32 or shared >= 200)):
-        return Tiling(1, 64, 64, 4, 1 if fp32 else 3, 4, tma=widest == 32, store=True)
+        return tiling(1, 64, 64, 4, 1 if fp32 else 3, 4, tma=widest == 32, store=True)
     if fp32 or shared < 200:  # in squares of 64 or 32, and dX apart
         side = 64 if shared >= 200 or not fp32 else 32
-        return Tiling(1, side, side, 4, 1 if fp32 else 2, 2)
-    return Tiling(1, 64, 128, 8, 4, 1, tma=True, store=True)
+        return tiling(1, side, side, 4, 1 if fp32 else 2, 2)
+    if down * across <= 128 * 128 and widest <= 256:  # dW as a whole, dX with it
+        narrow = down + across <= 192
+        return tiling(1, 64, 256, 8, 3 if narrow else 4, 2 if narrow else 1, tma=True, store=True)
+    return tiling(1, 64, 128, 8, 4, 1, tma=True, store=True)
 
 
 @functools.cache
@@ -154,6 +166,11 @@ def needs_64_bits(widest: int, strides: Iterable[int]) -> bool:
     return 2 * max(256, widest) * max(strides) >= 2**31
 
 
+def row_unit(t: Tensor) -> int:
+    """The most elements, at most 16 bytes, of which the distances of rows are a multiple; 1 for columns."""
+    return math.gcd(16 // t.itemsize, *t.stride()[:2]) if t.stride(2) == 1 else 1
+
+
 def descriptor(t: Tensor | None, wanted: bool, *block: int) -> Any:
     """A tensor descriptor of t (1, rows, columns) if one is wanted, else t."""
     return TensorDescriptor.from_tensor(t[0], block) if wanted and t is not None else t
@@ -181,7 +198,7 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
         blocks = dict(BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=3)
         wide_kernel[grid](x, weight, bias, y, B, T, G, *strides, d_in, d_out, **blocks)
         return
-    pack, BM, BN, warps, stages, resident, per, tma, store, interleaved = tiling
+    pack, BM, BN, warps, stages, resident, per, tma, store, interleaved, _ = tiling
     BK, packs, tiles = block_width(pack * d_in), cdiv(G, pack), B * cdiv(T, BM)
     large = needs_64_bits(256, strides[1:8] + strides[9:])  # a tile lies in one sequence
     if tma and per == 1 and d_in == BK and d_out == BN and not large and aligned(y, limits):
@@ -201,18 +218,22 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
         x, descriptor(x, tma, BM, BK), weight, descriptor(seen, True, BK, BN) if whole else None,
         bias, y, descriptor(y, store, BM, BN), B, T, G, per, part_stride, tile_stride, *strides,
         D_IN=d_in, D_OUT=d_out, PACK=pack, FLAT=B == 1, LARGE=large, TMA=tma, STORE=store,
-        BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=stages,
+        UX=row_unit(x), UY=row_unit(y), BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=stages,
     )  # fmt: skip
+
+
+def goes_ahead(tiling: Tiling) -> bool:
+    """Whether registers have room for the next tiles of x and dY."""
+    return tiling.resident == 1
 
 
 def launch_backward(
     dy: Tensor, x: Tensor, weight: Tensor, dx: Tensor | None, dw: Tensor, db: Tensor
-) -> Tensor:
-    """Write dw, and dx unless it is None; returns db, which may be another tensor than the one given."""
+) -> None:
+    """Write dw, db, and dx unless it is None."""
     (B, T, _), (G, d_in, d_out), limits = x.shape, weight.shape, device_limits(x.device)
     tiling = backward_tiling(d_in, d_out, x.itemsize, limits)
-    pack, BM, side, warps, stages, resident, per, tma, store, _ = tiling
-    BK, BN = min(block_width(pack * d_in), side), min(block_width(pack * d_out), side)
+    pack, BM, BN, warps, stages, resident, per, tma, store, _, BK = tiling
     down, slices = cdiv(pack * d_in, BK), cdiv(pack * d_out, BN)
     packs, tiles, whole = cdiv(G, pack), B * cdiv(T, BM), down * slices == 1
     per = per or balance_tiles(tiles, packs * down * slices, resident * limits.multiprocessors, 7)
@@ -224,22 +245,23 @@ def launch_backward(
     store = store and exact and filled is not None and aligned(filled, limits)
     sx, sg, sw, sd = x.stride(), dy.stride(), weight.stride(), filled.stride() if filled is not None else ()
     spans = sx[1:] + sg[1:] + (sw + sd[1:] if sd else ()) + (d_out,)  # the last: rows of dW in `parts`
+    UX, UG = row_unit(x), row_unit(dy)
+    # cp.async copies 4 bytes and more to shared memory, ahead; smaller units come to registers, one tile ahead.
+    odd = min(math.gcd(UX, d_in), math.gcd(UG, d_out)) * x.itemsize < 4
+    ahead = not tma and odd and goes_ahead(tiling)
     backward_kernel[(packs * down * slices * P,)](
         x, descriptor(x, tma, BM, BK), dy, descriptor(dy, tma, BM, BN), weight,
         filled, descriptor(filled, store, BM, BK), parts, B, T, G, per, *sx, *sg, *sw, *(sd or (0, 0, 0)),
         D_IN=d_in, D_OUT=d_out, PACK=pack, FLAT=B == 1,
         LARGE=needs_64_bits(max(d_in, d_out), spans), TMA=tma, STORE=store,
-        KEEP=min(BM, max(1, 256 * warps // BN)), BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=stages,
+        AHEAD=ahead, UX=UX, UG=UG, UD=row_unit(filled) if filled is not None else 1, KEEP=min(BM, max(1, 256 * warps // BN)), BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     PARTS = next_power_of_2(P)
     BLOCK = max(32, min(512, 8192 // PARTS))
     blocks = dict(LARGE=size + BLOCK > 2**31, PARTS=PARTS, BLOCK=BLOCK)
     sum_kernel[(cdiv(size, BLOCK),)](parts, dw, db, P, size, d_in, d_out, **blocks)
-    if filled is None:
-        db = dy.sum((0, 1), dtype=torch.float32).view(G, d_out).to(db.dtype)
-        if dx is not None:  # too wide for one program: a forward pass with the weight transposed
-            launch_forward(dy, weight.transpose(1, 2), None, dx)
-    return db
+    if filled is None and dx is not None:  # too wide for one program: a forward pass with the weight transposed
+        launch_forward(dy, weight.transpose(1, 2), None, dx)
 
 
 # ---- operators: x is (B, T, C), or (B, C, T) with ``columns`` ----------------------------------------------
@@ -284,7 +306,8 @@ def grouped_linear_backward(
         sums = dy.sum((0, 2) if columns else (0, 1), dtype=torch.float32)
         return dx.zero_(), dw.zero_(), sums.view(db.shape).to(db.dtype)
     dy, x, *filled = as_rows(columns, dy, x, *([dx] if with_dx else ()))
-    return dx, dw, launch_backward(dy, x, weight, filled[0] if with_dx else None, dw, db)
+    launch_backward(dy, x, weight, filled[0] if with_dx else None, dw, db)
+    return dx, dw, db
 
 
 class GroupedLinearFunction(torch.autograd.Function):

@@ -63,6 +63,21 @@ def load_weight(
     return tl.load(weight + offset64(group, swg) + at, inside, other=0.0)
 
 
+@triton.jit
+def whole(stride, UNIT: tl.constexpr):
+    """The stride, which is a multiple of UNIT: so the compiler learns it, and makes wider loads."""
+    return stride // UNIT * UNIT
+
+
+@triton.jit
+def within(k, group, G, D: tl.constexpr, PACK: tl.constexpr):
+    """Whether column k from the first of PACK groups on, of D each, is one of theirs."""
+    inside = k < PACK * D
+    if PACK > 1:  # the last pack may have fewer groups
+        inside = inside & (group * D + k < G * D)
+    return inside
+
+
 # ---- forward -----------------------------------------------------------------------------------------------
 
 
@@ -94,7 +109,7 @@ def forward_kernel(
     sxb, sxt, sxc, swg: tl.constexpr, swi: tl.constexpr, swo: tl.constexpr,
     sbg: tl.constexpr, sbo: tl.constexpr, syb, syt, syc,
     D_IN: tl.constexpr, D_OUT: tl.constexpr, PACK: tl.constexpr, FLAT: tl.constexpr,
-    LARGE: tl.constexpr, TMA: tl.constexpr, STORE: tl.constexpr,
+    LARGE: tl.constexpr, TMA: tl.constexpr, STORE: tl.constexpr, UX: tl.constexpr, UY: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """A program keeps (BK, BN) of a group's weight, or the weights of PACK groups, and loops over tiles of x.
@@ -106,6 +121,7 @@ def forward_kernel(
     """
     # Programs are numbered along the slices of columns first, then along packs of groups, then along parts of
     # the rows: programs that run at the same time are neighbours in memory.
+    sxb, sxt, syb, syt = whole(sxb, UX), whole(sxt, UX), whole(syb, UY), whole(syt, UY)
     slices, packs = tl.cdiv(PACK * D_OUT, BN), tl.cdiv(G, PACK)
     slice_, group = tl.program_id(0) % slices, tl.program_id(0) // slices % packs * PACK
     across = tl.cdiv(T, BM)
@@ -120,8 +136,9 @@ def forward_kernel(
     m, k, n = tl.arange(0, BM), tl.arange(0, BK) - shift, slice_ * BN + tl.arange(0, BN)
     if LARGE:
         m, k, n = m.to(tl.int64), k.to(tl.int64), n.to(tl.int64)
-    has_k = (k >= 0) & (k < PACK * D_IN) & (group * D_IN + k < G * D_IN)
-    has_n = (n < PACK * D_OUT) & (group * D_OUT + n < G * D_OUT)
+    has_k, has_n = within(k, group, G, D_IN, PACK), within(n, group, G, D_OUT, PACK)
+    if TMA:
+        has_k = has_k & (k >= 0)
     x, y = x + offset64(group * D_IN, sxc), y + offset64(group * D_OUT, syc)
     y_at = y + (m[:, None] * syt + n[None, :] * syc)  # (BM, BN)
     if not TMA:  # the first tile, before the weight
@@ -204,18 +221,28 @@ def wide_kernel(
 
 
 @triton.jit
+def load_rows(at, tile, last, across, T, outer, stride, columns, BM: tl.constexpr, FLAT: tl.constexpr):
+    """The tile (BM, columns) with this number, of which ``at`` are the addresses in tile 0; zeros elsewhere."""
+    rows = tl.arange(0, BM) + (tile * BM if FLAT else tile % across * BM) < T
+    inside = (rows & (tile < last))[:, None] & columns[None, :]
+    return tl.load(at + tile_offset(tile, across, outer, stride, BM, FLAT), inside, other=0.0)
+
+
+@triton.jit
 def backward_kernel(
     x, x_tiles, dy, dy_tiles, weight, dx, dx_tiles, parts, B, T, G, per,
     sxb, sxt, sxc, sgb, sgt, sgc, swg: tl.constexpr, swi: tl.constexpr, swo: tl.constexpr, sdb, sdt, sdc,
     D_IN: tl.constexpr, D_OUT: tl.constexpr, PACK: tl.constexpr, FLAT: tl.constexpr, LARGE: tl.constexpr,
-    TMA: tl.constexpr, STORE: tl.constexpr, KEEP: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
+    TMA: tl.constexpr, STORE: tl.constexpr, AHEAD: tl.constexpr, UX: tl.constexpr, UG: tl.constexpr,
+    UD: tl.constexpr, KEEP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """A program keeps (BK, BN) of a group's dW in registers and loops over its rows of x and dY.
 
-    Where that is all of the group's dW, the program computes dX and db, too. The sums over its rows go to
-    ``parts`` (P, G, D_IN + 1, D_OUT), which ``sum_kernel`` adds up.
+    Where that is all of the group's dW, the program computes dX, too. The sums over its rows go to ``parts``
+    (P, G, D_IN + 1, D_OUT), db behind dW; ``sum_kernel`` adds them up. With AHEAD, for elements that the
+    compiler cannot load ahead because they lie at odd addresses, the next tiles are on their way to registers.
     """
+    sxb, sxt, sgb, sgt = whole(sxb, UX), whole(sxt, UX), whole(sgb, UG), whole(sgt, UG)
     down, slices, packs = tl.cdiv(PACK * D_IN, BK), tl.cdiv(PACK * D_OUT, BN), tl.cdiv(G, PACK)
     block, part = tl.program_id(0) % (down * slices), tl.program_id(0) // (down * slices) // packs
     group = tl.program_id(0) // (down * slices) % packs * PACK
@@ -225,35 +252,41 @@ def backward_kernel(
     n = block // down * BN + tl.arange(0, BN)
     if LARGE:
         m, k, n = m.to(tl.int64), k.to(tl.int64), n.to(tl.int64)
-    has_k = (k < PACK * D_IN) & (group * D_IN + k < G * D_IN)
-    has_n = (n < PACK * D_OUT) & (group * D_OUT + n < G * D_OUT)
-    x, x_at = x + offset64(group * D_IN, sxc), m[:, None] * sxt + k[None, :] * sxc  # (BM, BK)
-    dy, g_at = dy + offset64(group * D_OUT, sgc), m[:, None] * sgt + n[None, :] * sgc  # (BM, BN)
+    has_k, has_n = within(k, group, G, D_IN, PACK), within(n, group, G, D_OUT, PACK)
+    x_at = x + offset64(group * D_IN, sxc) + (m[:, None] * sxt + k[None, :] * sxc)  # (BM, BK)
+    g_at = dy + offset64(group * D_OUT, sgc) + (m[:, None] * sgt + n[None, :] * sgc)  # (BM, BN)
     if dx is not None:  # one program holds all of dW
+        sdb, sdt = whole(sdb, UD), whole(sdt, UD)
         w = load_weight(weight, group, G, n, k, swg, swo, swi, D_OUT, D_IN, PACK)  # transposed
         dx, dx_at = dx + offset64(group * D_IN, sdc), m[:, None] * sdt + k[None, :] * sdc
     dw = tl.zeros([PACK, D_IN, D_OUT] if PACK > 1 else [BK, BN], tl.float32)
     db = tl.zeros([KEEP, BN], tl.float32)  # KEEP separate sums, so that threads add without exchanges
 
-    for tile in tl.range(part * per, tl.minimum(part * per + per, tiles)):
-        rows = (m + (tile * BM if FLAT else tile % across * BM) < T)[:, None]
+    first, last = part * per, tl.minimum(part * per + per, tiles)
+    if AHEAD:
+        next_g = load_rows(g_at, first, last, across, T, sgb, sgt, has_n, BM, FLAT)
+        next_a = load_rows(x_at, first, last, across, T, sxb, sxt, has_k, BM, FLAT)
+    for tile in tl.range(first, last):
         if TMA:
             g, a = dy_tiles.load([tile * BM, group * D_OUT]), x_tiles.load([tile * BM, group * D_IN])
+        elif AHEAD:
+            g, a = next_g, next_a
+            next_g = load_rows(g_at, tile + 1, last, across, T, sgb, sgt, has_n, BM, FLAT)
+            next_a = load_rows(x_at, tile + 1, last, across, T, sxb, sxt, has_k, BM, FLAT)
         else:
-            g_start = tile_offset(tile, across, sgb, sgt, BM, FLAT)
-            g = tl.load(dy + g_start + g_at, rows & has_n[None, :], other=0.0)  # (BM, BN)
-            x_start = tile_offset(tile, across, sxb, sxt, BM, FLAT)
-            a = tl.load(x + x_start + x_at, rows & has_k[None, :], other=0.0)  # (BM, BK)
+            g = load_rows(g_at, tile, last, across, T, sgb, sgt, has_n, BM, FLAT)  # (BM, BN)
+            a = load_rows(x_at, tile, last, across, T, sxb, sxt, has_k, BM, FLAT)  # (BM, BK)
         # dW comes first, because Triton 3.6 and 3.7 let the product into dw run on. As the second product, it
         # could still read a tile of dY while the next one is loaded over it. The wait for dX ends both.
         a_transposed = transpose_groups(split_groups(a, PACK, BM, D_IN), PACK)
         dw = dot(a_transposed, split_groups(g, PACK, BM, D_OUT), dw)
+        db += tl.sum(tl.reshape(g, [BM // KEEP, KEEP, BN]).to(tl.float32), 0)
         if dx is not None:
-            db += tl.sum(tl.reshape(g, [BM // KEEP, KEEP, BN]).to(tl.float32), 0)
             change = merge_groups(dot(split_groups(g, PACK, BM, D_OUT), w), PACK, BM, D_IN)  # (BM, BK)
             if STORE:
                 dx_tiles.store([tile * BM, group * D_IN], change.to(dx.dtype.element_ty))
             else:
+                rows = (m + (tile * BM if FLAT else tile % across * BM) < T)[:, None]
                 to = tile_offset(tile, across, sdb, sdt, BM, FLAT)
                 tl.store(dx + to + dx_at, change, rows & has_k[None, :])
 
@@ -264,9 +297,8 @@ def backward_kernel(
         tl.store(parts + at, dw, group + p < G)
     else:
         tl.store(parts + k[:, None] * D_OUT + n[None, :], dw, has_k[:, None] & has_n[None, :])
-    if dx is not None:  # db is a row behind dW
-        at = n // D_OUT * ((D_IN + 1) * D_OUT) + D_IN * D_OUT + n % D_OUT
-        tl.store(parts + at, tl.sum(db, 0), has_n)
+    at = n // D_OUT * ((D_IN + 1) * D_OUT) + D_IN * D_OUT + n % D_OUT  # db is a row behind dW
+    tl.store(parts + at, tl.sum(db, 0), has_n & (block % down == 0))
 
 
 @triton.jit

@@ -60,7 +60,7 @@ def test_a_plan_is_one_that_the_compiler_takes(target, itemsize):
             case = (d_in, d_out, tma, plan)
             assert all(is_power(n) for n in (plan.pack, plan.rows, plan.cols, plan.warps)), case
             assert plan.rows >= 16 and plan.cols >= 16 and plan.stages >= 1 and plan.resident >= 1, case
-        BK, BN = (min(block_width(backward.pack * d), backward.cols) for d in (d_in, d_out))
+        BK, BN = backward.depth, backward.cols
         if backward.pack > 1:  # all of the gradient, or the reshape would not be one
             assert {d_in, d_out} <= {16, 32}, case
             assert (backward.pack * d_in, backward.pack * d_out) == (BK, BN), case
