@@ -167,8 +167,33 @@ def needs_64_bits(widest: int, strides: Iterable[int]) -> bool:
 
 
 def row_unit(t: Tensor) -> int:
-    """The most elements, at most 16 bytes, of which the distances of rows are a multiple; 1 for columns."""
-    return math.gcd(16 // t.itemsize, *t.stride()[:2]) if t.stride(2) == 1 else 1
+    """The most elements, at most 16 bytes, of which the distance of rows is a multiple; 1 for columns."""
+    return math.gcd(16 // t.itemsize, t.stride(1)) if t.stride(2) == 1 else 1
+
+
+def wide_loads(rows: int, most: int, *loaded: tuple[Tensor, int, int]) -> tuple[int, int]:
+    """(EVERY, UNIT) of the kernels: tiles of every so many-th row, loaded by units of so many elements.
+
+    Args:
+        rows: rows of a tile.
+        most: the largest EVERY.
+        loaded: tensors (1, T, C), the features of a group, and the columns that a program or several load.
+
+    Rows that begin at any element are loaded by two bytes, each with an address of its own. Rows that are as
+    far behind a multiple of 16 bytes as each other are loaded by 16 bytes; every eighth row is, at least.
+    """
+    first = loaded[0][0]
+    size = 16 // first.itemsize
+    for unit in (size >> n for n in range(size.bit_length() - 1)):  # 16 bytes, then 8, 4
+        every, fits = 1, True
+        for t, width, columns in loaded:
+            step = math.gcd(unit, t.stride(1))
+            every = max(every, unit // step)
+            fits = fits and width + unit - math.gcd(step, width) <= columns
+            fits = fits and t.shape[0] == 1 and t.stride(2) == 1 and t.data_ptr() % 16 == 0
+        if fits and every <= most and (every == 1 or first.shape[1] >= 2 * every * rows):
+            return every, unit
+    return 1, 1
 
 
 def descriptor(t: Tensor | None, wanted: bool, *block: int) -> Any:
@@ -200,15 +225,19 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
         return
     pack, BM, BN, warps, stages, resident, per, tma, store, interleaved, _ = tiling
     BK, packs, tiles = block_width(pack * d_in), cdiv(G, pack), B * cdiv(T, BM)
-    large = needs_64_bits(256, strides[1:8] + strides[9:])  # a tile lies in one sequence
+    every, unit = (1, 1) if tma or pack > 1 else wide_loads(BM, 8, (x, d_in, BK))
+    spans = every * x.stride(1), every * y.stride(1), *strides[2:8], *strides[10:]  # a tile is in one sequence
+    large = needs_64_bits(256, spans)
     if tma and per == 1 and d_in == BK and d_out == BN and not large and aligned(y, limits):
         sizes = dict(D_IN=d_in, D_OUT=d_out, BM=BM, num_warps=warps)
         x_tiles, y_tiles = descriptor(x, True, BM, BK), descriptor(y, True, BM, BN)
         single_tile_kernel[(G * tiles,)](x_tiles, weight, bias, y_tiles, T, G, *strides[3:8], **sizes)
         return
     abreast = packs * cdiv(pack * d_out, BN)
+    tiles = every * cdiv(T, every * BM) if every > 1 else tiles
     per = min(per or tiles, balance_tiles(tiles, abreast, resident * limits.multiprocessors, 2))
-    parts = cdiv(tiles, per)
+    parts = every * cdiv(cdiv(tiles, per), every)
+    per, interleaved = cdiv(tiles, parts), interleaved or every > 1
     part_stride, tile_stride = (1, parts) if interleaved else (per, 1)
     # No stores by descriptors where a second pass by pointers may follow: they may still be under way then.
     store = store and (not tma or d_in == BK) and aligned(y, limits) and pack * d_out == BN and G % pack == 0
@@ -218,13 +247,8 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
         x, descriptor(x, tma, BM, BK), weight, descriptor(seen, True, BK, BN) if whole else None,
         bias, y, descriptor(y, store, BM, BN), B, T, G, per, part_stride, tile_stride, *strides,
         D_IN=d_in, D_OUT=d_out, PACK=pack, FLAT=B == 1, LARGE=large, TMA=tma, STORE=store,
-        UX=row_unit(x), UY=row_unit(y), BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=stages,
+        EVERY=every, UNIT=unit, SHIFT=every > 1 or d_in % unit > 0, UY=row_unit(y), BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-
-
-def goes_ahead(tiling: Tiling) -> bool:
-    """Whether registers have room for the next tiles of x and dY."""
-    return tiling.resident == 1
 
 
 def launch_backward(
@@ -236,8 +260,15 @@ def launch_backward(
     pack, BM, BN, warps, stages, resident, per, tma, store, _, BK = tiling
     down, slices = cdiv(pack * d_in, BK), cdiv(pack * d_out, BN)
     packs, tiles, whole = cdiv(G, pack), B * cdiv(T, BM), down * slices == 1
-    per = per or balance_tiles(tiles, packs * down * slices, resident * limits.multiprocessors, 7)
-    P, size = cdiv(tiles, per), G * (d_in + 1) * d_out
+    size = G * (d_in + 1) * d_out
+    # Programs for every shift write parts of their own, 4 bytes an element, which are read again.
+    most = x.itemsize * B * T * G * (2 * d_in + d_out) // (4 * 8 * size)
+    every, unit = (1, 1) if pack > 1 else wide_loads(BM, most, (x, d_in, down * BK), (dy, d_out, slices * BN))
+    tiles = cdiv(T, every * BM) if every > 1 else tiles  # of each shift
+    places = resident * limits.multiprocessors
+    per = per or balance_tiles(tiles, packs * down * slices * every, places, 7)
+    P = every * cdiv(tiles, max(per, cdiv(tiles * every, 256)))  # sum_kernel adds at most 256 parts
+    per = cdiv(tiles, P // every)
     parts = torch.empty(P, size, dtype=torch.float32, device=x.device)
     filled = dx if whole else None
     exact = whole and pack * d_in == BK and G % pack == 0
@@ -245,16 +276,14 @@ def launch_backward(
     store = store and exact and filled is not None and aligned(filled, limits)
     sx, sg, sw, sd = x.stride(), dy.stride(), weight.stride(), filled.stride() if filled is not None else ()
     spans = sx[1:] + sg[1:] + (sw + sd[1:] if sd else ()) + (d_out,)  # the last: rows of dW in `parts`
-    UX, UG = row_unit(x), row_unit(dy)
-    # cp.async copies 4 bytes and more to shared memory, ahead; smaller units come to registers, one tile ahead.
-    odd = min(math.gcd(UX, d_in), math.gcd(UG, d_out)) * x.itemsize < 4
-    ahead = not tma and odd and goes_ahead(tiling)
     backward_kernel[(packs * down * slices * P,)](
         x, descriptor(x, tma, BM, BK), dy, descriptor(dy, tma, BM, BN), weight,
         filled, descriptor(filled, store, BM, BK), parts, B, T, G, per, *sx, *sg, *sw, *(sd or (0, 0, 0)),
         D_IN=d_in, D_OUT=d_out, PACK=pack, FLAT=B == 1,
-        LARGE=needs_64_bits(max(d_in, d_out), spans), TMA=tma, STORE=store,
-        AHEAD=ahead, UX=UX, UG=UG, UD=row_unit(filled) if filled is not None else 1, KEEP=min(BM, max(1, 256 * warps // BN)), BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=stages,
+        LARGE=needs_64_bits(max(d_in, d_out), [every * span for span in spans]), TMA=tma, STORE=store,
+        EVERY=every, UNIT=unit, SHIFT=not tma and (every > 1 or (d_in | d_out) % unit > 0),
+        UY=row_unit(filled) if filled is not None else 1,
+        KEEP=min(BM, max(1, 256 * warps // BN)), BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     PARTS = next_power_of_2(P)
     BLOCK = max(32, min(512, 8192 // PARTS))

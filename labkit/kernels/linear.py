@@ -86,63 +86,84 @@ def pad_kernel(x, weight, padded, M, rows, K, KP, ROWS: tl.constexpr, COLS: tl.c
     tl.store(padded + row * KP + col, tile, (row < rows) & (col < KP))
 
 
-@triton.jit(do_not_specialize=["M", "K", "split"])
+@triton.jit
+def tile_sum(
+    x, weight, row, col, first, last, M, N, K, TMA: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The tile (BM, BN) at (row, col) of x (M, K) @ weight (N, K).T, summed over columns first to last of K."""
+    total = tl.zeros([BM, BN], tl.float32)
+    for k in range(first, last, BK):
+        a = load_tile(x, row, k, M, K, BM, BK, TMA)  # (BM, BK)
+        b = load_tile(weight, col, k, N, K, BN, BK, TMA)  # (BN, BK)
+        total = dot(a, b.T, total)
+    return total
+
+
+@triton.jit(do_not_specialize=["M", "K", "whole", "split"])
 def linear_kernel(
-    x, weight, y, kept, M, N, K, parts, split, bias, ACT: tl.constexpr, TMA: tl.constexpr,
+    x, weight, y, kept, M, N, K, parts, whole, split, bias, ACT: tl.constexpr, TMA: tl.constexpr,
     STORE: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """y (M, N) = activation(x (M, K) @ weight (N, K).T + bias); z, before the activation, goes to ``kept``.
 
     With TMA as many programs as fit on the GPU loop over the tiles of y, and ``flatten`` lets the next tile's
     loads begin before this tile's epilogue. Without, each tile has its program. With STORE descriptors store y.
-    With ``parts`` (split, M, N) each of ``split`` programs sums a part of K, which ``sum_parts_kernel`` adds up.
+    With ``parts`` (split, tiles, BM, BN) only the first ``whole`` tiles are made so. Of the others ``split``
+    programs each sum a part of K, and ``sum_parts_kernel`` adds up the parts.
     """
     FAST: tl.constexpr = (x.dtype if TMA else x.dtype.element_ty) != tl.float32
     UNIT: tl.constexpr = 8 if FAST else 4
     K = K // UNIT * UNIT  # changes nothing; the compiler learns that rows begin at multiples of 16 bytes
     rows, cols = tl.cdiv(M, BM), tl.cdiv(N, BN)
-    tiles = rows * cols if parts is None else rows * cols * split
-    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=TMA and parts is None):
-        m, n = swizzled_tile(tile if parts is None else tile % (rows * cols), rows, cols, GROUP)
-        first, last = 0, K
-        if parts is not None:
-            part, steps = tile // (rows * cols), tl.cdiv(tl.cdiv(K, BK), split)
-            first, last = part * steps * BK, min(part * steps * BK + steps * BK, K)
-        total = tl.zeros([BM, BN], tl.float32)
-        for k in range(first, last, BK):
-            a = load_tile(x, m * BM, k, M, K, BM, BK, TMA)  # (BM, BK)
-            b = load_tile(weight, n * BN, k, N, K, BN, BK, TMA)  # (BN, BK)
-            total = dot(a, b.T, total)
-        if parts is not None:
-            its = parts + offset64(part, M) * N
-            store_tile(its, m * BM, n * BN, M, N, N, total, BM, BN, False)
-        else:
-            left, right = split_columns(total, BM, BN)  # (BM, BN / 2): stores take half the shared memory
-            for half in tl.static_range(2):
-                z, begin = left if half == 0 else right, n * BN + half * (BN // 2)  # (BM, BN / 2)
-                if bias is not None:
-                    col = begin + tl.arange(0, BN // 2)
-                    z += tl.load(bias + col, col < N, other=0.0).to(tl.float32)[None, :]
-                if kept is not None:
-                    store_tile(kept, m * BM, begin, M, N, N, z, BM, BN // 2, STORE)
-                store_tile(y, m * BM, begin, M, N, N, activate(z, ACT, FAST), BM, BN // 2, STORE)
+    for tile in tl.range(tl.program_id(0), whole, tl.num_programs(0), flatten=TMA):
+        m, n = swizzled_tile(tile, rows, cols, GROUP)
+        total = tile_sum(x, weight, m * BM, n * BN, 0, K, M, N, K, TMA, BM, BN, BK)
+        left, right = split_columns(total, BM, BN)  # (BM, BN / 2) each: stores take half the shared memory
+        for half in tl.static_range(2):
+            z, first = left if half == 0 else right, n * BN + half * (BN // 2)  # (BM, BN / 2)
+            if bias is not None:
+                col = first + tl.arange(0, BN // 2)
+                z += tl.load(bias + col, col < N, other=0.0).to(tl.float32)[None, :]
+            if kept is not None:
+                store_tile(kept, m * BM, first, M, N, N, z, BM, BN // 2, STORE)
+            store_tile(y, m * BM, first, M, N, N, activate(z, ACT, FAST), BM, BN // 2, STORE)
+    if parts is not None:
+        rest, steps = rows * cols - whole, tl.cdiv(tl.cdiv(K, BK), split) * BK
+        for unit in tl.range(tl.program_id(0), rest * split, tl.num_programs(0)):
+            m, n = swizzled_tile(whole + unit % rest, rows, cols, GROUP)
+            first = unit // rest * steps
+            last = min(first + steps, K)
+            total = tile_sum(x, weight, m * BM, n * BN, first, last, M, N, K, TMA, BM, BN, BK)
+            at = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
+            tl.store(parts + offset64(unit, BM * BN) + at, total)
 
 
-@triton.jit(do_not_specialize=["split", "N"])
+@triton.jit(do_not_specialize=["M", "whole", "split"])
 def sum_parts_kernel(
-    parts, bias, y, kept, split, size, N, ACT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """y = activation(sum of parts (split, size) + bias), size = M * N; the sum in a fixed order, to ``kept``."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < size
-    z = tl.zeros([BLOCK], tl.float32)
+    parts, bias, y, kept, M, N, whole, split, ACT: tl.constexpr, GROUP: tl.constexpr,
+    PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The tiles of y that linear_kernel left in parts: their sum in a fixed order, bias, activation.
+
+    A program has ROWS rows of a tile.
+    """
+    rows, cols = tl.cdiv(M, BM), tl.cdiv(N, BN)
+    rest, slices = rows * cols - whole, BM // ROWS
+    tile, down = tl.program_id(0) // slices, tl.program_id(0) % slices * ROWS + tl.arange(0, ROWS)[:, None]
+    m, n = swizzled_tile(whole + tile, rows, cols, GROUP)
+    across = tl.arange(0, BN)[None, :]
+    row, col = (m * BM + down).to(tl.int64), n * BN + across  # (ROWS, 1), (1, BN)
+    inside = (row < M) & (col < N)
+    z = tl.zeros([ROWS, BN], tl.float32)
     for part in tl.static_range(PARTS):
-        z += tl.load(parts + offset64(part, size) + at, inside & (part < split), other=0.0)
+        its = parts + offset64(part * rest + tile, BM * BN) + down * BN + across
+        z += tl.load(its, inside & (part < split), other=0.0)
     if bias is not None:
-        z += tl.load(bias + at % N, inside, other=0.0).to(tl.float32)
+        z += tl.load(bias + col, col < N, other=0.0).to(tl.float32)
     if kept is not None:
-        tl.store(kept + at, z, inside)
-    tl.store(y + at, activate(z, ACT, y.dtype.element_ty != tl.float32), inside)
+        tl.store(kept + row * N + col, z, inside)
+    tl.store(y + row * N + col, activate(z, ACT, y.dtype.element_ty != tl.float32), inside)
 
 
 @triton.jit
@@ -176,57 +197,68 @@ class Tile(NamedTuple):
     programs: int
     """Programs per multiprocessor."""
     split: int = 1
-    """Programs that share the sum over K of one tile."""
+    """Programs that share the sum over K of a tile."""
+    shared: int = 0
+    """How many tiles, the last ones, are shared so."""
 
 
 KIB = 1024
-# The names say how much shared memory a block may use.
-TILES_200_KIB = [
-    Tile(128, 256, 64, 8, 3, 1), Tile(256, 128, 64, 8, 3, 1), Tile(128, 128, 64, 4, 3, 2),
-    Tile(64, 256, 64, 4, 4, 1), Tile(256, 64, 64, 4, 4, 1), Tile(64, 128, 64, 4, 4, 2),
-    Tile(128, 64, 64, 4, 4, 2), Tile(64, 64, 64, 4, 6, 2), Tile(64, 64, 128, 4, 3, 2),
-    Tile(64, 32, 128, 4, 4, 2),
-]  # fmt: skip
-TILES_160_KIB = [Tile(128, 128, 64, 8, 3, 1), Tile(64, 64, 64, 4, 3, 2)]
-TILES_SMALL = [Tile(128, 128, 32, 8, 3, 1), Tile(64, 64, 32, 4, 3, 2)]
-TILES_FP32 = [Tile(128, 64, 32, 4, 3, 2), Tile(64, 64, 32, 4, 3, 2)]
-TILES_INTERPRETED = [Tile(32, 64, 32, 4, 3, 1)]
-SPLITS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
+# Tiles, and what share of the rates below they reach. The names say how much shared memory a block may use.
+TILES_200_KIB = {
+    Tile(128, 256, 64, 8, 3, 1): 1.0, Tile(128, 256, 64, 8, 4, 1): 1.0, Tile(256, 128, 64, 8, 3, 1): 0.87,
+    Tile(128, 128, 64, 4, 3, 2): 0.96, Tile(128, 128, 64, 8, 4, 1): 1.05, Tile(128, 128, 128, 8, 3, 1): 1.1,
+    Tile(64, 256, 64, 4, 4, 1): 0.92, Tile(256, 64, 64, 4, 4, 1): 0.87, Tile(64, 128, 64, 4, 4, 2): 1.0,
+    Tile(128, 64, 64, 4, 4, 2): 0.96, Tile(64, 128, 128, 4, 4, 1): 0.97, Tile(64, 64, 64, 4, 4, 3): 1.1,
+    Tile(64, 32, 128, 4, 3, 3): 1.0,
+}  # fmt: skip
+TILES_160_KIB = {Tile(128, 128, 64, 8, 3, 1): 1.0, Tile(64, 64, 64, 4, 3, 2): 0.8}
+TILES_SMALL = {Tile(128, 128, 32, 8, 3, 1): 1.0, Tile(64, 64, 32, 4, 3, 2): 0.8}
+TILES_FP32 = {Tile(128, 64, 32, 4, 3, 2): 1.0, Tile(64, 64, 32, 4, 3, 2): 0.85}
+TILES_INTERPRETED = {Tile(32, 64, 32, 4, 3, 1): 1.0}
 
 # Of one multiprocessor of an H200, in a microsecond:
-FLOPS = {2: 5.9e6, 4: 0.7e6}
+FLOPS = {2: 6.0e6, 4: 0.7e6}
 """Operations on the matrix unit, by the bytes of a number; float32 as three products of TF32."""
-FETCHED = 85e3
-"""Bytes from the L2 cache."""
-LATENCY = 0.9
+FETCHED = 98e3
+"""Bytes from the L2 cache, of rows of whole cache lines."""
+LATENCY = 1.6
 """Microseconds until a tile that was asked for is there."""
-STORED = 15e3
+STORED = 22e3
 """Bytes of results that are converted and stored."""
-SECOND_KERNEL = 2.0
-"""Microseconds of the kernel that adds up the parts of a sum."""
+SECOND_KERNEL = 1.0
+"""Microseconds of the kernel that adds up the parts of sums."""
 
 
-def tile_time(tile: Tile, M: int, N: int, K: int, itemsize: int, multiprocessors: int) -> float:
+def tile_time(
+    tile: Tile, share: float, M: int, N: int, K: int, itemsize: int, multiprocessors: int
+) -> float:
     """Microseconds of a product of x (M, K) and weight (N, K), as a model of the H200 has them.
 
     A wave is what runs at the same time. A program's step takes as long as the matrix unit or the L2 cache,
     which the programs of a multiprocessor share, or as its loads are late with ``stages`` on their way.
     """
-    BM, BN, BK, _, stages, programs, split = tile
-    steps = cdiv(cdiv(K, BK), split)
-    full, rest = divmod(cdiv(M, BM) * cdiv(N, BN) * split, programs * multiprocessors)
-    stored = BM * BN * (itemsize if split == 1 else 4)
+    BM, BN, BK, _, stages, programs, split, shared = tile
+    places = programs * multiprocessors
+    row = K * itemsize
+    fetched = FETCHED * (1.0 if row % 128 == 0 else 0.93 if row % 32 == 0 else 0.75)
+    product = 2 * BM * BN * BK / (FLOPS[itemsize] * share)
+    fetch = (min(BM, M) + min(BN, N)) * BK * itemsize / fetched
 
-    def wave(abreast: int) -> float:
-        """Of so many programs on each multiprocessor."""
-        product = 2 * BM * BN * BK / FLOPS[itemsize]
-        fetch = (BM + BN) * BK * itemsize / FETCHED
+    def wave(abreast: int, steps: int, size: int) -> float:
+        """Of so many programs on each multiprocessor, whose results have so many bytes a number."""
         step = max(abreast * product, abreast * fetch, LATENCY / (stages - 1))
-        return steps * step + LATENCY + abreast * stored / STORED
+        return steps * step + LATENCY + abreast * BM * BN * size / STORED
 
-    time = full * wave(programs) + (wave(cdiv(rest, multiprocessors)) if rest else 0.0)
-    if split > 1:
-        time += SECOND_KERNEL + 2 * 4 * split * M * N / (FETCHED * multiprocessors)
+    def waves(tiles: int, steps: int, size: int) -> float:
+        full, rest = divmod(tiles, places)
+        time = full * wave(programs, steps, size)
+        return time + (wave(cdiv(rest, multiprocessors), steps, size) if rest else 0.0)
+
+    tiles, steps = cdiv(M, BM) * cdiv(N, BN), cdiv(K, BK)
+    time = waves(tiles - shared, steps, itemsize)
+    if shared:
+        time += waves(shared * split, cdiv(steps, split), 4)
+        time += SECOND_KERNEL + 2 * 4 * split * shared * BM * BN / (fetched * multiprocessors)
     return time
 
 
@@ -237,17 +269,29 @@ def choose_tile(M: int, N: int, K: int, itemsize: int, splits: bool, limits: Dev
     if not shared:
         choices = TILES_INTERPRETED
     elif itemsize == 4:
-        choices = TILES_FP32 if shared >= 200 else TILES_FP32[1:]
+        choices = TILES_FP32
     else:
         choices = TILES_200_KIB if shared >= 200 else TILES_160_KIB if shared >= 160 else TILES_SMALL
-    found = [tile._replace(split=n) for tile in choices for n in SPLITS if n == 1 or splits and worth(tile, n, M, N, K, limits)]
-    return min(found, key=lambda tile: tile_time(tile, M, N, K, itemsize, limits.multiprocessors))
+    best, least = Tile(0, 0, 0, 0, 0, 0), math.inf
+    for tile, share in choices.items():
+        if itemsize == 4 and 0 < shared < 200 and tile.BM > 64:
+            continue  # too large for these
+        for way in ways_to_share(tile, M, N, K, limits) if splits else (tile,):
+            time = tile_time(way, share, M, N, K, itemsize, limits.multiprocessors)
+            if time < least:
+                best, least = way, time
+    return best
 
 
-def worth(tile: Tile, split: int, M: int, N: int, K: int, limits: DeviceLimits) -> bool:
-    """Whether this split leaves each program four steps and more, and one wave of programs."""
-    programs = cdiv(M, tile.BM) * cdiv(N, tile.BN) * split
-    return programs <= tile.programs * limits.multiprocessors and 4 * split * tile.BK <= K
+def ways_to_share(tile: Tile, M: int, N: int, K: int, limits: DeviceLimits) -> list[Tile]:
+    """The tile without a split of K, and those that fill the last, incomplete wave of programs.
+
+    Each program of a split takes four steps or more.
+    """
+    places, tiles = tile.programs * limits.multiprocessors, cdiv(M, tile.BM) * cdiv(N, tile.BN)
+    rest = tiles % places
+    most = min(places // max(rest, 1), K // (4 * tile.BK), 16)
+    return [tile, *(tile._replace(split=n, shared=rest) for n in (2, 3, 4, 6, 8, 12, 16) if rest and n <= most)]
 
 
 # ---- launches ----------------------------------------------------------------------------------------------
@@ -302,23 +346,27 @@ def launch_matmul(
     store = tma and N * y.itemsize % 16 == 0
     rows = weight.shape[0] * N if pair else N
     chosen = Tile(*tile) if tile else choose_tile(M, rows, K, x.itemsize, not pair, limits)
-    BM, BN, BK, warps, stages, programs, split = chosen
+    BM, BN, BK, warps, stages, programs, split, shared = chosen
 
     def operand(t: Tensor | None, wanted: bool, *block: int) -> Any:
         return TensorDescriptor.from_tensor(t, block) if wanted and t is not None else t
 
-    tiles = cdiv(M, BM) * cdiv(N, BN // 2 if pair else BN) * split
-    parts = x.new_empty(split, M, N, dtype=torch.float32) if split > 1 else None
-    kernel[(min(tiles, programs * limits.multiprocessors) if tma else tiles,)](
+    tiles = cdiv(M, BM) * cdiv(N, BN // 2 if pair else BN)
+    whole, blocks = tiles - shared, dict(ACT=act, GROUP=8, BM=BM, BN=BN)
+    parts = x.new_empty(split * shared, BM, BN, dtype=torch.float32) if shared else None
+    units, places = max(whole, split * shared), programs * limits.multiprocessors
+    kernel[(min(units, places) if tma else units,)](
         operand(x, tma, BM, BK),
         operand(weight, tma, 2, BN // 2, BK) if pair else operand(weight, tma, BN, BK),
         *(operand(out, store, BM, BN // 2) for out in (y, *kept)),
-        *((M, N, K) if pair else (M, N, K, parts, split, *bias)),
-        **dict(ACT=act, TMA=tma, STORE=store, GROUP=8, BM=BM, BN=BN, BK=BK, num_warps=warps, num_stages=stages),
-    )
+        *((M, N, K) if pair else (M, N, K, parts, whole, split, *bias)),
+        **blocks, TMA=tma, STORE=store, BK=BK, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
     if parts is not None:
-        grid, sizes = (cdiv(M * N, 512),), dict(ACT=act, PARTS=next_power_of_2(split), BLOCK=512)
-        sum_parts_kernel[grid](parts, *bias, y, *kept, split, M * N, N, **sizes)
+        ROWS = max(1, 1024 // BN)
+        grid = (shared * (BM // ROWS),)
+        sizes = dict(PARTS=next_power_of_2(split), ROWS=ROWS)
+        sum_parts_kernel[grid](parts, *bias, y, *kept, M, N, whole, split, **blocks, **sizes)
 
 
 def _like_output(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
@@ -399,8 +447,8 @@ def matmul(x: Tensor, weight: Tensor, tile: tuple[int, ...] | None = None) -> Te
     Args:
         x: (M, K); float32, float16 or bfloat16, any strides.
         weight: (N, K), of x's dtype and device.
-        tile: (BM, BN, BK, warps, stages, programs per multiprocessor), and programs that share a tile's sum
-            over K if more than one; chosen for the sizes if left out.
+        tile: (BM, BN, BK, warps, stages, programs per multiprocessor), and if the sums over K of the last
+            tiles are split, in how many parts, and how many tiles; chosen for the sizes if left out.
 
     Returns:
         (M, N), contiguous, of x's dtype; summed in float32 and rounded once. float32 is multiplied as three
