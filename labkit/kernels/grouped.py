@@ -91,6 +91,8 @@ def forward_tiling(d_in: int, d_out: int, itemsize: int, tma: bool, limits: Devi
         return Tiling(1, 64, cols, 8, 4, 1, tma=True)
     if widest <= (64 if fp32 else 128):
         return Tiling(1, 64, cols, 4 if widest == 64 else 8, 1, 4 if widest == 64 else 2)
+    if widest <= 128 and shared >= 160:
+        return Tiling(1, 64, cols, 8, 1, 1)
     if widest <= 256 and not fp32:
         return Tiling(1, 64, cols if shared >= 160 else 64, 8, 1, 2)
     return None
