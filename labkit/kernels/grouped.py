@@ -249,7 +249,7 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
         x, descriptor(x, tma, BM, BK), weight, descriptor(seen, True, BK, BN) if whole else None,
         bias, y, descriptor(y, store, BM, BN), B, T, G, per, part_stride, tile_stride, *strides,
         D_IN=d_in, D_OUT=d_out, PACK=pack, FLAT=B == 1, LARGE=large, TMA=tma, STORE=store,
-        EVERY=every, UNIT=unit, SHIFT=every > 1 or d_in % unit > 0, UY=row_unit(y), BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=stages,
+        AHEAD=not tma and stages == 1, EVERY=every, UNIT=unit, SHIFT=every > 1 or d_in % unit > 0, UY=row_unit(y), BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 

@@ -126,14 +126,15 @@ def forward_kernel(
     sxb, sxt, sxc, swg: tl.constexpr, swi: tl.constexpr, swo: tl.constexpr,
     sbg: tl.constexpr, sbo: tl.constexpr, syb, syt, syc,
     D_IN: tl.constexpr, D_OUT: tl.constexpr, PACK: tl.constexpr, FLAT: tl.constexpr,
-    LARGE: tl.constexpr, TMA: tl.constexpr, STORE: tl.constexpr, EVERY: tl.constexpr, UNIT: tl.constexpr,
-    SHIFT: tl.constexpr, UY: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
+    LARGE: tl.constexpr, TMA: tl.constexpr, STORE: tl.constexpr, AHEAD: tl.constexpr,
+    EVERY: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, UY: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """A program keeps (BK, BN) of a group's weight, or the weights of PACK groups, and loops over tiles of x.
 
     Part i of the rows begins at tile i * ``part_stride`` and has ``per`` tiles, ``tile_stride`` apart. With
-    TMA descriptors load x, and the compiler's pipeline loads ahead. Without, ``ahead`` is the next tile,
-    loaded while this one is multiplied. With STORE descriptors store y. With LARGE offsets within a tile are
+    TMA descriptors load x, and the compiler's pipeline loads ahead. With AHEAD the next tile comes to registers
+    while this one is multiplied. With STORE descriptors store y. With LARGE offsets within a tile are
     64-bit.
 
     Where rows begin anywhere, a tile has every EVERY-th row: these begin ``shift`` elements behind a multiple
@@ -169,7 +170,7 @@ def forward_kernel(
     has_k, has_n = within(k, group, G, D_IN, PACK), within(n, group, G, D_OUT, PACK)
     if not SHIFT:
         loaded = has_k
-    if not TMA:  # the first tile, before the weight
+    if AHEAD:  # the first tile, before the weight
         ahead = load_rows(x, x_at, loaded, first, last, x_column, across, T, sxb, sxt, BM, FLAT, EVERY, UNIT)
     if w_tiles is not None:
         w = w_tiles.load([group * D_IN, slice_ * BN])  # (BK, BN)
@@ -184,10 +185,15 @@ def forward_kernel(
         if TMA:
             a = x_tiles.load([tile * BM, group * D_IN - shift])  # (BM, BK)
         else:
-            a, coming = ahead, tile + tile_stride
+            if AHEAD:
+                a, coming = ahead, tile + tile_stride
+            else:
+                coming = tile
             ahead = load_rows(
                 x, x_at, loaded, coming, last, x_column, across, T, sxb, sxt, BM, FLAT, EVERY, UNIT
             )
+            if not AHEAD:
+                a = ahead
             if SHIFT:  # the numbers of other groups need not be finite
                 a = tl.where(has_k[None, :], a, 0.0)
         total = merge_groups(dot(split_groups(a, PACK, BM, D_IN), w), PACK, BM, D_OUT)  # (BM, BN)
