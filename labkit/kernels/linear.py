@@ -263,8 +263,14 @@ def tile_time(
 
 
 @functools.lru_cache(maxsize=4096)
-def choose_tile(M: int, N: int, K: int, itemsize: int, splits: bool, limits: DeviceLimits) -> Tile:
-    """The tile for x (M, K) @ weight (N, K).T that takes the least time; ``splits``: K may be split, too."""
+def choose_tile(
+    M: int, N: int, K: int, itemsize: int, splits: bool, store: bool, limits: DeviceLimits
+) -> Tile:
+    """The tile for x (M, K) @ weight (N, K).T that takes the least time.
+
+    ``splits``: K may be split, too. ``store``: descriptors store the result. Where they do not, each number is
+    stored by itself, and a thread has registers for the addresses of 64 of them.
+    """
     shared = limits.shared_bytes // KIB
     if not shared:
         choices = TILES_INTERPRETED
@@ -276,6 +282,8 @@ def choose_tile(M: int, N: int, K: int, itemsize: int, splits: bool, limits: Dev
     for tile, share in choices.items():
         if itemsize == 4 and 0 < shared < 200 and tile.BM > 64:
             continue  # too large for these
+        if not store and tile.BM * tile.BN > 64 * 32 * tile.warps:
+            continue
         for way in ways_to_share(tile, M, N, K, limits) if splits else (tile,):
             time = tile_time(way, share, M, N, K, itemsize, limits.multiprocessors)
             if time < least:
@@ -345,7 +353,7 @@ def launch_matmul(
     tma = limits.has_tma and M < 2**31  # TMA counts rows in 32 bits
     store = tma and N * y.itemsize % 16 == 0
     rows = weight.shape[0] * N if pair else N
-    chosen = Tile(*tile) if tile else choose_tile(M, rows, K, x.itemsize, not pair, limits)
+    chosen = Tile(*tile) if tile else choose_tile(M, rows, K, x.itemsize, not pair, store or not tma, limits)
     BM, BN, BK, warps, stages, programs, split, shared = chosen
 
     def operand(t: Tensor | None, wanted: bool, *block: int) -> Any:

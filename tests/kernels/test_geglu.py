@@ -99,7 +99,7 @@ def test_nothing_is_read_or_written_beyond_the_end(monkeypatch, rows, width, hid
         lambda *t: mlp.gate_up_backward(t[0], t[2], mlp.gate_up_training(*t[:2])[1], False),
         *drawn(lambda _: (*with_gate_up(hidden)((rows, width)), torch.randn(width, hidden))),
     )
-    BM, BN, *_ = linear.choose_tile(rows, 2 * hidden, width, torch.float32, False, its)
+    BM, BN, *_ = linear.choose_tile(rows, 2 * hidden, width, 4, False, True, its)
     down, across = math.ceil(rows / BM), math.ceil(hidden / (BN // 2))
     assert made.programs == down * across
     assert made.bytes_read == 4 * width * (across * rows + down * 2 * hidden)

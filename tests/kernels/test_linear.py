@@ -186,7 +186,7 @@ def test_nothing_is_read_or_written_beyond_the_end(monkeypatch, rows, width, out
     else:
         made = [pad]
     made += op.kernels_of(linear_act, *drawn(with_bias(out), rows, width))
-    tile = linear.choose_tile(rows, out, width, 4, True, common.DeviceLimits(4, 0, False))
+    tile = linear.choose_tile(rows, out, width, 4, True, True, common.DeviceLimits(4, 0, False))
     down, across = math.ceil(rows / tile.BM), math.ceil(out / tile.BN)
     assert not tile.shared
     for one, bias in zip(made, (0, 1), strict=True):
@@ -253,22 +253,24 @@ def test_sizes_may_be_dynamic():
 def test_the_tile_suits_the_product_and_the_compiler_takes_it(target):
     its = limits_of(target)
     roomy = its.shared_bytes >= 200 * 1024
-    large = linear.choose_tile(8192, 8192, 8192, 2, True, its)
+    large = linear.choose_tile(8192, 8192, 8192, 2, True, True, its)
     assert large.BM * large.BN >= 128 * (256 if roomy else 128) and large.shared <= 132
     for K in (64, 8192):
-        few = linear.choose_tile(64, 512, K, 2, True, its)
+        few = linear.choose_tile(64, 512, K, 2, True, True, its)
         assert few.BM == 64
         assert (few.split > 1) is (K == 8192), "8 tiles leave most of the GPU idle"
-    last = linear.choose_tile(6205, 1384, 4376, 2, True, its)  # 294 of the largest tiles are 2.2 rounds of 132
+    last = linear.choose_tile(6205, 1384, 4376, 2, True, True, its)  # 294 of the largest tiles are 2.2 rounds of 132
     assert not roomy or last.shared or last.BM * last.BN < 128 * 256
     rows, columns, depths = (1, 64, 4096), (1, 256, 22016), (16, 768, 8192)
-    for M, N, K, itemsize, splits in itertools.product(rows, columns, depths, (2, 4), (True, False)):
-        tile = linear.choose_tile(M, N, K, itemsize, splits, its)
+    flags = (True, False)
+    for M, N, K, itemsize, splits, store in itertools.product(rows, columns, depths, (2, 4), flags, flags):
+        tile = linear.choose_tile(M, N, K, itemsize, splits, store, its)
         assert all(size >= 16 and size & (size - 1) == 0 for size in (tile.BM, tile.BN // 2, tile.BK))
         assert tile.warps in (4, 8) and tile.stages >= 2 and 1 <= tile.programs <= 3
         tiles = math.ceil(M / tile.BM) * math.ceil(N / tile.BN)
         assert (tile.split > 1) is (tile.shared > 0) and 0 <= tile.shared <= tiles
         assert splits or not tile.shared
+        assert store or tile.BM * tile.BN <= 64 * 32 * tile.warps
         assert tile.shared * tile.split <= tile.programs * its.multiprocessors, "one wave"
         assert not tile.shared or 4 * tile.BK * tile.split <= K
 
@@ -281,7 +283,7 @@ def test_no_more_programs_start_than_fit_where_they_walk(monkeypatch):
     walks = [made for made in launches if made.title == "linear_kernel"]
     assert [made.TMA for made in walks] == [False, True, True]
     for made, rows, M in zip(walks, (8192, 8192, 64), (8192, 8192, 64), strict=True):
-        tile = linear.choose_tile(M, rows, 1024, 2, True, limits_of("sm_90" if made.TMA else "sm_80"))
+        tile = linear.choose_tile(M, rows, 1024, 2, True, True, limits_of("sm_90" if made.TMA else "sm_80"))
         units = max(made.whole, tile.split * tile.shared)
         assert made.grid == (min(units, tile.programs * 132) if made.TMA else units,)
     asked.clear()
