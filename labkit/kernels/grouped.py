@@ -103,10 +103,13 @@ def backward_tiling(d_in: int, d_out: int, itemsize: int, limits: DeviceLimits) 
     down, across = block_width(d_in), block_width(d_out)
     widest, fp32, shared = max(down, across), itemsize == 4, limits.shared_bytes // 1024
 
-    def tiling(pack: int, rows: int, side: int, *rest: int, **flags: bool) -> Tiling:
+    def tiling(
+        pack: int, rows: int, side: int, warps: int, stages: int, resident: int, tma: bool = False,
+        store: bool = False,
+    ) -> Tiling:  # fmt: skip
         """Of squares, or the whole of dW where it is smaller."""
         depth, cols = (min(block_width(pack * d), side) for d in (d_in, d_out))
-        return Tiling(pack, rows, cols, *rest, depth=depth, **flags)
+        return Tiling(pack, rows, cols, warps, stages, resident, tma=tma, store=store, depth=depth)
 
     if not shared:
         return tiling(2 if {d_in, d_out} <= {16, 32} else 1, 32, 64, 4, 1, 1)
@@ -228,8 +231,8 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
     pack, BM, BN, warps, stages, resident, per, tma, store, interleaved, _ = tiling
     BK, packs, tiles = block_width(pack * d_in), cdiv(G, pack), B * cdiv(T, BM)
     every, unit = (1, 1) if tma or pack > 1 else wide_loads(BM, 8, (x, d_in, BK))
-    spans = every * x.stride(1), every * y.stride(1), *strides[2:8], *strides[10:]  # a tile is in one sequence
-    large = needs_64_bits(256, spans)
+    spans = every * x.stride(1), every * y.stride(1), *strides[2:8], *strides[10:]
+    large = needs_64_bits(256, spans)  # a tile lies in one sequence
     if tma and per == 1 and d_in == BK and d_out == BN and not large and aligned(y, limits):
         sizes = dict(D_IN=d_in, D_OUT=d_out, BM=BM, num_warps=warps)
         x_tiles, y_tiles = descriptor(x, True, BM, BK), descriptor(y, True, BM, BN)
@@ -249,7 +252,8 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
         x, descriptor(x, tma, BM, BK), weight, descriptor(seen, True, BK, BN) if whole else None,
         bias, y, descriptor(y, store, BM, BN), B, T, G, per, part_stride, tile_stride, *strides,
         D_IN=d_in, D_OUT=d_out, PACK=pack, FLAT=B == 1, LARGE=large, TMA=tma, STORE=store,
-        AHEAD=not tma and stages == 1, EVERY=every, UNIT=unit, SHIFT=every > 1 or d_in % unit > 0, UY=row_unit(y), BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=stages,
+        AHEAD=not tma and stages == 1, EVERY=every, UNIT=unit, SHIFT=every > 1 or d_in % unit > 0,
+        UY=row_unit(y), BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 
@@ -291,7 +295,7 @@ def launch_backward(
     BLOCK = max(32, min(512, 8192 // PARTS))
     blocks = dict(LARGE=size + BLOCK > 2**31, PARTS=PARTS, BLOCK=BLOCK)
     sum_kernel[(cdiv(size, BLOCK),)](parts, dw, db, P, size, d_in, d_out, **blocks)
-    if filled is None and dx is not None:  # too wide for one program: a forward pass with the weight transposed
+    if filled is None and dx is not None:  # a forward pass with the weight transposed
         launch_forward(dy, weight.transpose(1, 2), None, dx)
 
 

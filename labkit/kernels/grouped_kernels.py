@@ -133,9 +133,9 @@ def forward_kernel(
     """A program keeps (BK, BN) of a group's weight, or the weights of PACK groups, and loops over tiles of x.
 
     Part i of the rows begins at tile i * ``part_stride`` and has ``per`` tiles, ``tile_stride`` apart. With
-    TMA descriptors load x, and the compiler's pipeline loads ahead. With AHEAD the next tile comes to registers
-    while this one is multiplied. With STORE descriptors store y. With LARGE offsets within a tile are
-    64-bit.
+    TMA descriptors load x, and the compiler's pipeline loads ahead. With AHEAD the next tile comes to
+    registers while this one is multiplied. With STORE descriptors store y. With LARGE offsets within a tile
+    are 64-bit.
 
     Where rows begin anywhere, a tile has every EVERY-th row: these begin ``shift`` elements behind a multiple
     of UNIT, as do all rows of a program's tiles. It loads from that multiple on, UNIT elements at a time.
@@ -163,8 +163,7 @@ def forward_kernel(
         m, k, n = m.to(tl.int64), k.to(tl.int64), n.to(tl.int64)
     x_at = m[:, None] * whole(sxt * EVERY, UNIT) + k[None, :] * sxc  # (BM, BK)
     syt = whole(syt, UY)
-    # Rows and columns of y apart: the compiler then adds columns within the store, without a register for each.
-    y_rows, y_columns = (m * (syt * EVERY))[:, None], (n * syc)[None, :]
+    y_at = m[:, None] * (syt * EVERY) + n[None, :] * syc  # (BM, BN)
     loaded = k < whole(shift + D_IN + UNIT - 1, UNIT)
     k -= shift
     has_k, has_n = within(k, group, G, D_IN, PACK), within(n, group, G, D_OUT, PACK)
@@ -207,7 +206,7 @@ def forward_kernel(
         else:
             rows = tile_row(tile, across, BM, FLAT, EVERY) + m * EVERY < T
             to = tile_start(tile, y_column, across, syb, syt, BM, FLAT, EVERY)
-            tl.store(y + to + y_rows + y_columns, total, rows[:, None] & has_n[None, :])
+            tl.store(y + to + y_at, total, rows[:, None] & has_n[None, :])
 
     # The columns of the group before are multiplied by zeros of w, which gives NaN where they are not finite.
     # Then these tiles are computed again by pointers, with those columns masked out.
@@ -260,7 +259,8 @@ def backward_kernel(
     sxb, sxt, sxc, sgb, sgt, sgc, swg: tl.constexpr, swi: tl.constexpr, swo: tl.constexpr, sdb, sdt, sdc,
     D_IN: tl.constexpr, D_OUT: tl.constexpr, PACK: tl.constexpr, FLAT: tl.constexpr, LARGE: tl.constexpr,
     TMA: tl.constexpr, STORE: tl.constexpr, EVERY: tl.constexpr, UNIT: tl.constexpr,
-    SHIFT: tl.constexpr, UY: tl.constexpr, KEEP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
+    SHIFT: tl.constexpr, UY: tl.constexpr, KEEP: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """A program keeps (BK, BN) of a group's dW in registers and loops over its rows of x and dY.
 
@@ -289,7 +289,8 @@ def backward_kernel(
     columns = k
     k += block % down * BK
     n += block // down * BN
-    x_loaded, g_loaded = k < whole(x_shift + D_IN + UNIT - 1, UNIT), n < whole(g_shift + D_OUT + UNIT - 1, UNIT)
+    x_loaded = k < whole(x_shift + D_IN + UNIT - 1, UNIT)
+    g_loaded = n < whole(g_shift + D_OUT + UNIT - 1, UNIT)
     k -= x_shift
     n -= g_shift
     has_k, has_n = within(k, group, G, D_IN, PACK), within(n, group, G, D_OUT, PACK)
@@ -299,7 +300,7 @@ def backward_kernel(
         w = load_weight(weight, group, G, n, k, swg, swo, swi, D_OUT, D_IN, PACK)  # transposed
         sdt = whole(sdt, UY)
         d_column = offset64(group * D_IN - x_shift, sdc)
-        d_rows, d_columns = (m * (sdt * EVERY))[:, None], (columns * sdc)[None, :]
+        dx_at = m[:, None] * (sdt * EVERY) + columns[None, :] * sdc  # (BM, BK)
     dw = tl.zeros([PACK, D_IN, D_OUT] if PACK > 1 else [BK, BN], tl.float32)
     db = tl.zeros([KEEP, BN], tl.float32)  # KEEP separate sums, so that threads add without exchanges
 
@@ -327,7 +328,7 @@ def backward_kernel(
             else:
                 rows = tile_row(tile, across, BM, FLAT, EVERY) + m * EVERY < T
                 to = tile_start(tile, d_column, across, sdb, sdt, BM, FLAT, EVERY)
-                tl.store(dx + to + d_rows + d_columns, change, rows[:, None] & has_k[None, :])
+                tl.store(dx + to + dx_at, change, rows[:, None] & has_k[None, :])
 
     parts += offset64(part * G + group, (D_IN + 1) * D_OUT)
     if PACK > 1:

@@ -17,6 +17,7 @@ from labkit.kernels.common import (
     DeviceLimits,
     activate,
     activation_and_derivative,
+    aligned_rows,
     autocast,
     cdiv,
     check_tensor,
@@ -76,22 +77,12 @@ def swizzled_tile(tile, rows, cols, GROUP: tl.constexpr):
 # ---- kernels -----------------------------------------------------------------------------------------------
 
 
-@triton.jit(do_not_specialize=["M", "rows", "K"])
-def pad_kernel(x, weight, padded, M, rows, K, KP, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """padded (rows, KP): the M rows of x (M, K), then those of weight, each with zeros behind it."""
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    col = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]
-    source = tl.where(row < M, x + row * K, weight + (row - M) * K)  # (ROWS, 1)
-    tile = tl.load(source + col, (row < rows) & (col < K), other=0.0)
-    tl.store(padded + row * KP + col, tile, (row < rows) & (col < KP))
-
-
 @triton.jit
 def tile_sum(
     x, weight, row, col, first, last, M, N, K, TMA: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The tile (BM, BN) at (row, col) of x (M, K) @ weight (N, K).T, summed over columns first to last of K."""
+    """The tile (BM, BN) at (row, col) of x (M, K) @ weight (N, K).T, over columns first to last of K."""
     total = tl.zeros([BM, BN], tl.float32)
     for k in range(first, last, BK):
         a = load_tile(x, row, k, M, K, BM, BK, TMA)  # (BM, BK)
@@ -108,7 +99,7 @@ def linear_kernel(
     """y (M, N) = activation(x (M, K) @ weight (N, K).T + bias); z, before the activation, goes to ``kept``.
 
     With TMA as many programs as fit on the GPU loop over the tiles of y, and ``flatten`` lets the next tile's
-    loads begin before this tile's epilogue. Without, each tile has its program. With STORE descriptors store y.
+    loads begin before this tile's epilogue. Without, each tile has its program. Descriptors STORE y, or not.
     With ``parts`` (split, tiles, BM, BN) only the first ``whole`` tiles are made so. Of the others ``split``
     programs each sum a part of K, and ``sum_parts_kernel`` adds up the parts.
     """
@@ -220,7 +211,9 @@ TILES_INTERPRETED = {Tile(32, 64, 32, 4, 3, 1): 1.0}
 FLOPS = {2: 6.0e6, 4: 0.7e6}
 """Operations on the matrix unit, by the bytes of a number; float32 as three products of TF32."""
 FETCHED = 98e3
-"""Bytes from the L2 cache, of rows of whole cache lines."""
+"""Bytes from the L2 cache."""
+LINES: tuple[float, ...] = 1.0, 0.93, 0.75
+"""What is left of that where rows begin at multiples of 128 bytes, of 32, of 16: lines read in part."""
 LATENCY = 1.6
 """Microseconds until a tile that was asked for is there."""
 STORED = 22e3
@@ -240,7 +233,7 @@ def tile_time(
     BM, BN, BK, _, stages, programs, split, shared = tile
     places = programs * multiprocessors
     row = K * itemsize
-    fetched = FETCHED * (1.0 if row % 128 == 0 else 0.93 if row % 32 == 0 else 0.75)
+    fetched = FETCHED * LINES[0 if row % 128 == 0 else 1 if row % 32 == 0 else 2]
     product = 2 * BM * BN * BK / (FLOPS[itemsize] * share)
     fetch = (min(BM, M) + min(BN, N)) * BK * itemsize / fetched
 
@@ -268,8 +261,8 @@ def choose_tile(
 ) -> Tile:
     """The tile for x (M, K) @ weight (N, K).T that takes the least time.
 
-    ``splits``: K may be split, too. ``store``: descriptors store the result. Where they do not, each number is
-    stored by itself, and a thread has registers for the addresses of 64 of them.
+    ``splits``: K may be split, too. ``store``: descriptors store the result. Where they do not, each number
+    is stored by itself, and a thread has registers for the addresses of 64 of them.
     """
     shared = limits.shared_bytes // KIB
     if not shared:
@@ -282,7 +275,7 @@ def choose_tile(
     for tile, share in choices.items():
         if itemsize == 4 and 0 < shared < 200 and tile.BM > 64:
             continue  # too large for these
-        if not store and tile.BM * tile.BN > 64 * 32 * tile.warps:
+        if not store and 64 * 32 * tile.warps < tile.BM * tile.BN:
             continue
         for way in ways_to_share(tile, M, N, K, limits) if splits else (tile,):
             time = tile_time(way, share, M, N, K, itemsize, limits.multiprocessors)
@@ -299,36 +292,11 @@ def ways_to_share(tile: Tile, M: int, N: int, K: int, limits: DeviceLimits) -> l
     places, tiles = tile.programs * limits.multiprocessors, cdiv(M, tile.BM) * cdiv(N, tile.BN)
     rest = tiles % places
     most = min(places // max(rest, 1), K // (4 * tile.BK), 16)
-    return [tile, *(tile._replace(split=n, shared=rest) for n in (2, 3, 4, 6, 8, 12, 16) if rest and n <= most)]
+    splits = [n for n in (2, 3, 4, 6, 8, 12, 16) if rest and n <= most]
+    return [tile, *(tile._replace(split=n, shared=rest) for n in splits)]
 
 
 # ---- launches ----------------------------------------------------------------------------------------------
-
-
-def aligned(t: Tensor) -> bool:
-    """Whether t is contiguous, and its rows, of one element and more, begin at multiples of 16 bytes."""
-    row = t.shape[-1] * t.itemsize
-    return row > 0 and t.is_contiguous() and (row | t.data_ptr()) % 16 == 0
-
-
-def aligned_rows(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """x (M, K) and weight (..., K), or copies of them whose rows begin at multiples of 16 bytes.
-
-    Where K is no multiple of 16 bytes, both are copied, and their rows end with zeros. The loads that tensor
-    descriptors then make of them are several times as fast as those of single elements.
-    """
-    K = x.shape[-1]
-    if K * x.itemsize % 16 == 0 and K:
-        copy = torch.contiguous_format
-        return tuple(t if aligned(t) else t.clone(memory_format=copy) for t in (x, weight))  # type: ignore
-    x, weight, KP = x.contiguous(), weight.contiguous(), 16 * max(1, cdiv(K, 16))
-    M, rows = x.shape[0], x.shape[0] + math.prod(weight.shape[:-1])
-    padded = x.new_empty(rows, KP)
-    COLS = min(1024, next_power_of_2(KP))
-    ROWS = 4096 // COLS
-    grid = cdiv(rows, ROWS), cdiv(KP, COLS)
-    pad_kernel[grid](x, weight, padded, M, rows, K, KP, ROWS=ROWS, COLS=COLS)
-    return padded[:M], padded[M:].view(*weight.shape[:-1], KP)
 
 
 def launch_matmul(

@@ -122,7 +122,7 @@ def test_rows_that_descriptors_cannot_count_go_by_pointers(monkeypatch):
     assert [made.TMA for made in launches] == [True, False]
 
 
-TABLES = [name for name, value in vars(linear).items() if isinstance(value, dict) and name.startswith("TILES")]
+TABLES = [name for name in vars(linear) if name.startswith("TILES")]
 
 
 @pytest.mark.parametrize("has_tma", [True, False])
@@ -254,12 +254,12 @@ def test_the_tile_suits_the_product_and_the_compiler_takes_it(target):
     its = limits_of(target)
     roomy = its.shared_bytes >= 200 * 1024
     large = linear.choose_tile(8192, 8192, 8192, 2, True, True, its)
-    assert large.BM * large.BN >= 128 * (256 if roomy else 128) and large.shared <= 132
+    assert (large.BM, large.BN) in ((128, 256), (256, 128)) if roomy else large.BM * large.BN >= 2**14
     for K in (64, 8192):
         few = linear.choose_tile(64, 512, K, 2, True, True, its)
         assert few.BM == 64
         assert (few.split > 1) is (K == 8192), "8 tiles leave most of the GPU idle"
-    last = linear.choose_tile(6205, 1384, 4376, 2, True, True, its)  # 294 of the largest tiles are 2.2 rounds of 132
+    last = linear.choose_tile(6205, 1384, 4376, 2, True, True, its)  # the largest are 2.2 rounds
     assert not roomy or last.shared or last.BM * last.BN < 128 * 256
     rows, columns, depths = (1, 64, 4096), (1, 256, 22016), (16, 768, 8192)
     flags = (True, False)
@@ -270,7 +270,7 @@ def test_the_tile_suits_the_product_and_the_compiler_takes_it(target):
         tiles = math.ceil(M / tile.BM) * math.ceil(N / tile.BN)
         assert (tile.split > 1) is (tile.shared > 0) and 0 <= tile.shared <= tiles
         assert splits or not tile.shared
-        assert store or tile.BM * tile.BN <= 64 * 32 * tile.warps
+        assert store or tile.BM * tile.BN // (32 * tile.warps) <= 64
         assert tile.shared * tile.split <= tile.programs * its.multiprocessors, "one wave"
         assert not tile.shared or 4 * tile.BK * tile.split <= K
 

@@ -11,7 +11,7 @@ from labkit.kernels import linear
 from labkit.profiling import codegen
 
 WIDE, DEEP, FEW, ODD = (8192, 4096, 1024), (8192, 4096, 8192), (64, 512, 2048), (4096, 1001, 99)
-"""(rows, hidden, width): large tiles; where K is large; few, of which K is split; rows that are not aligned."""
+"""(rows, hidden, width): large tiles; where K is large; few, with K split; rows not aligned."""
 CASES = {
     "sm_80": [(bf16, WIDE, True), (fp32, FEW, False)],
     "sm_86": [(fp16, WIDE, True)],
@@ -72,7 +72,8 @@ def test_the_cases_reach_the_tiles_they_are_meant_for(products):
         assert v.launch.STORE is (v.launch.TMA and aligned(v)), v
         pair = v.title == "gate_up_kernel"
         K = K if aligned(v) else 112
-        tile = linear.choose_tile(M, 2 * H if pair else H, K, dtype.itemsize, not pair, v.launch.STORE or not v.launch.TMA, limits_of(v.target))
+        store, limits = v.launch.STORE or not v.launch.TMA, limits_of(v.target)
+        tile = linear.choose_tile(M, 2 * H if pair else H, K, dtype.itemsize, not pair, store, limits)
         assert tile[:5] == tile_of(v.launch), v
         assert op.registers_fit(tile.programs, v.code, v.target), v
         split |= {v.target} if tile.shared else set()
@@ -83,15 +84,14 @@ def test_the_cases_reach_the_tiles_they_are_meant_for(products):
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90", "sm_120"])
 def test_every_tile_of_a_table_compiles_without_spills_and_fits(target):
     """Also those that no case above reaches: by themselves, and with sums that programs share."""
-    limits = limits_of(target)
-    shared = limits.shared_bytes // 1024
-    table = linear.TILES_200_KIB if shared >= 200 else linear.TILES_160_KIB if shared >= 160 else linear.TILES_SMALL
+    tables = {"sm_80": linear.TILES_160_KIB, "sm_90": linear.TILES_200_KIB}
+    table = tables.get(target, linear.TILES_SMALL)
     cases = [(tile._replace(split=split, shared=split // 2)) for tile in table for split in (1, 4)]
 
     def launch(*tile):
         linear.matmul(meta(4096, 4096, dtype=bf16), meta(4096, 4096, dtype=bf16), tile=tile)
 
-    for v in op.variants_of({linear: KERNELS[linear]}, {target: cases}, launch):
+    for v in op.variants_of(KERNELS, {target: cases}, launch):
         op.assert_fits([v], 0 if target == "sm_90" else 64)  # the others are not tuned
         programs = linear.Tile(*v.case).programs
         assert v.title == "sum_parts_kernel" or op.registers_fit(programs, v.code, target), v
