@@ -91,7 +91,7 @@ def forward_tiling(d_in: int, d_out: int, itemsize: int, tma: bool, limits: Devi
         return Tiling(1, 64, cols, 8, 4, 1, tma=True)
     if widest <= (64 if fp32 else 128):
         return Tiling(1, 64, cols, 4 if widest == 64 else 8, 1, 4 if widest == 64 else 2)
-    if widest <= 128 and shared >= 160:
+    if widest <= 128 and shared >= 200:
         return Tiling(1, 64, cols, 8, 1, 1)
     if widest <= 256 and not fp32:
         return Tiling(1, 64, cols if shared >= 160 else 64, 8, 1, 2)
@@ -172,8 +172,9 @@ def needs_64_bits(widest: int, strides: Iterable[int]) -> bool:
 
 
 def row_unit(t: Tensor) -> int:
-    """The most elements, at most 16 bytes, of which the distance of rows is a multiple; 1 for columns."""
-    return math.gcd(16 // t.itemsize, t.stride(1)) if t.stride(2) == 1 else 1
+    """The most elements, at most 16 bytes, of which all distances of rows are multiples; 1 for columns."""
+    sequences = t.stride(0) if t.shape[0] > 1 else 0
+    return math.gcd(16 // t.itemsize, t.stride(1), sequences) if t.stride(2) == 1 else 1
 
 
 def wide_loads(rows: int, most: int, *loaded: tuple[Tensor, int, int]) -> tuple[int, int]:
@@ -184,11 +185,14 @@ def wide_loads(rows: int, most: int, *loaded: tuple[Tensor, int, int]) -> tuple[
         most: the largest EVERY.
         loaded: tensors (1, T, C), the features of a group, and the columns that a program or several load.
 
-    Rows that begin at any element are loaded by two bytes, each with an address of its own. Rows that are as
-    far behind a multiple of 16 bytes as each other are loaded by 16 bytes; every eighth row is, at least.
+    Groups that begin at any element would be loaded one by one, each with an address of its own. Rows that are
+    as far behind a multiple of 16 bytes as each other are loaded by 16 bytes; every eighth row is, at least.
     """
     first = loaded[0][0]
     size = 16 // first.itemsize
+    natural = math.gcd(size, *(math.gcd(row_unit(t), width) for t, width, _ in loaded))
+    if natural > 1:
+        return 1, natural
     for unit in (size >> n for n in range(size.bit_length() - 1)):  # 16 bytes, then 8, 4
         every, fits = 1, True
         for t, width, columns in loaded:
