@@ -91,7 +91,7 @@ def forward_tiling(d_in: int, d_out: int, itemsize: int, tma: bool, limits: Devi
         return Tiling(1, 64, cols, 8, 4, 1, tma=True)
     if widest <= (64 if fp32 else 128):
         return Tiling(1, 64, cols, 4 if widest == 64 else 8, 1, 4 if widest == 64 else 2)
-    if widest <= 128 and shared >= 200:
+    if block_width(d_in) <= 128 and shared >= 200 and fp32:
         return Tiling(1, 64, cols, 8, 1, 1)
     if widest <= 256 and not fp32:
         return Tiling(1, 64, cols if shared >= 160 else 64, 8, 1, 2)
@@ -121,6 +121,8 @@ def backward_tiling(d_in: int, d_out: int, itemsize: int, limits: DeviceLimits) 
         side = 64 if shared >= 200 or not fp32 else 32
         return tiling(1, side, side, 4, 1 if fp32 else 2, 2)
     if down * across <= 128 * 128 and widest <= 256:  # dW as a whole, dX with it
+        if down <= 64 and down * across <= 64 * 64:
+            return tiling(1, 64, 256, 4, 3, 3, store=True)
         narrow = down + across <= 192
         return tiling(1, 64, 256, 8, 3 if narrow else 4, 2 if narrow else 1, tma=True, store=True)
     return tiling(1, 64, 128, 8, 4, 1, tma=True, store=True)
@@ -182,7 +184,7 @@ def wide_loads(rows: int, most: int, *loaded: tuple[Tensor, int, int]) -> tuple[
 
     Args:
         rows: rows of a tile.
-        most: the largest EVERY.
+        most: the largest EVERY; 0 for no loads from before the group.
         loaded: tensors (1, T, C), the features of a group, and the columns that a program or several load.
 
     Groups that begin at any element would be loaded one by one, each with an address of its own. Rows that are
@@ -191,7 +193,7 @@ def wide_loads(rows: int, most: int, *loaded: tuple[Tensor, int, int]) -> tuple[
     first = loaded[0][0]
     size = 16 // first.itemsize
     natural = math.gcd(size, *(math.gcd(row_unit(t), width) for t, width, _ in loaded))
-    if natural > 1:
+    if natural > 1 or not most:
         return 1, natural
     for unit in (size >> n for n in range(size.bit_length() - 1)):  # 16 bytes, then 8, 4
         every, fits = 1, True
@@ -273,7 +275,10 @@ def launch_backward(
     size = G * (d_in + 1) * d_out
     # Programs for every shift write parts of their own, 4 bytes an element, which are read again.
     most = x.itemsize * B * T * G * (2 * d_in + d_out) // (4 * 8 * size)
-    every, unit = (1, 1) if pack > 1 else wide_loads(BM, most, (x, d_in, down * BK), (dy, d_out, slices * BN))
+    if pack > 1 or (whole and warps > 4):
+        most = 0  # with all of dW and dX in a program, registers are short
+    every, unit = wide_loads(BM, most, (x, d_in, down * BK), (dy, d_out, slices * BN))
+    unit = 1 if pack > 1 else unit
     tiles = cdiv(T, every * BM) if every > 1 else tiles  # of each shift
     places = resident * limits.multiprocessors
     per = per or balance_tiles(tiles, packs * down * slices * every, places, 7)

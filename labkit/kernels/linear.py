@@ -328,6 +328,7 @@ def launch_matmul(
         return TensorDescriptor.from_tensor(t, block) if wanted and t is not None else t
 
     tiles = cdiv(M, BM) * cdiv(N, BN // 2 if pair else BN)
+    shared = min(shared, tiles)
     whole, blocks = tiles - shared, dict(ACT=act, GROUP=8, BM=BM, BN=BN)
     parts = x.new_empty(split * shared, BM, BN, dtype=torch.float32) if shared else None
     units, places = max(whole, split * shared), programs * limits.multiprocessors
