@@ -187,7 +187,7 @@ def wide_loads(rows: int, most: int, *loaded: tuple[Tensor, int, int]) -> tuple[
         most: the largest EVERY; 0 for no loads from before the group.
         loaded: tensors (1, T, C), the features of a group, and the columns that a program or several load.
 
-    Groups that begin at any element would be loaded one by one, each with an address of its own. Rows that are
+    Groups that begin anywhere would be loaded element by element, each with its own address. Rows that are
     as far behind a multiple of 16 bytes as each other are loaded by 16 bytes; every eighth row is, at least.
     """
     first = loaded[0][0]
