@@ -63,6 +63,7 @@ def block_width(width: int) -> int:
     return max(16, next_power_of_2(width))
 
 
+@functools.cache
 def forward_tiling(d_in: int, d_out: int, itemsize: int, tma: bool, limits: DeviceLimits) -> Tiling | None:
     """Sizes of forward_kernel for groups of d_in to d_out; None where a group's weight is too large for it.
 
@@ -98,6 +99,7 @@ def forward_tiling(d_in: int, d_out: int, itemsize: int, tma: bool, limits: Devi
     return None
 
 
+@functools.cache
 def backward_tiling(d_in: int, d_out: int, itemsize: int, limits: DeviceLimits) -> Tiling:
     """Sizes of backward_kernel, whose program keeps ``depth`` x ``cols`` of dW; ``store`` means dX."""
     down, across = block_width(d_in), block_width(d_out)
@@ -179,30 +181,52 @@ def row_unit(t: Tensor) -> int:
     return math.gcd(16 // t.itemsize, t.stride(1), sequences) if t.stride(2) == 1 else 1
 
 
-def wide_loads(rows: int, most: int, *loaded: tuple[Tensor, int, int]) -> tuple[int, int]:
+class Rows(NamedTuple):
+    """How the rows of a tensor (B, T, C) are loaded."""
+
+    stride: int
+    unit: int
+    """That of ``row_unit``."""
+    shifted: bool
+    """Whether loads may begin before a group: rows are one sequence, in an aligned tensor."""
+    width: int
+    """Features of a group."""
+    columns: int
+    """Columns that a program loads, or several together."""
+
+
+def rows_of(t: Tensor, width: int, columns: int) -> Rows:
+    outer, stride, feature = t.stride()
+    if feature != 1:
+        return Rows(stride, 1, False, width, columns)
+    if t.shape[0] > 1:
+        return Rows(stride, math.gcd(16 // t.itemsize, stride, outer), False, width, columns)
+    return Rows(stride, math.gcd(16 // t.itemsize, stride), t.data_ptr() % 16 == 0, width, columns)
+
+
+@functools.lru_cache(maxsize=4096)
+def wide_loads(count: int, rows: int, most: int, size: int, *loaded: Rows) -> tuple[int, int]:
     """(EVERY, UNIT) of the kernels: tiles of every so many-th row, loaded by units of so many elements.
 
     Args:
-        rows: rows of a tile.
+        count: all rows.
+        rows: those of a tile.
         most: the largest EVERY; 0 for no loads from before the group.
-        loaded: tensors (1, T, C), the features of a group, and the columns that a program or several load.
+        size: elements in 16 bytes.
 
     Groups that begin anywhere would be loaded element by element, each with its own address. Rows that are
     as far behind a multiple of 16 bytes as each other are loaded by 16 bytes; every eighth row is, at least.
     """
-    first = loaded[0][0]
-    size = 16 // first.itemsize
-    natural = math.gcd(size, *(math.gcd(row_unit(t), width) for t, width, _ in loaded))
+    natural = math.gcd(size, *(math.gcd(one.unit, one.width) for one in loaded))
     if natural > 1 or not most:
         return 1, natural
     for unit in (size >> n for n in range(size.bit_length() - 1)):  # 16 bytes, then 8, 4
         every, fits = 1, True
-        for t, width, columns in loaded:
-            step = math.gcd(unit, t.stride(1))
+        for one in loaded:
+            step = math.gcd(unit, one.stride)
             every = max(every, unit // step)
-            fits = fits and width + unit - math.gcd(step, width) <= columns
-            fits = fits and t.shape[0] == 1 and t.stride(2) == 1 and t.data_ptr() % 16 == 0
-        if fits and every <= most and (every == 1 or first.shape[1] >= 2 * every * rows):
+            fits = fits and one.shifted and one.width + unit - math.gcd(step, one.width) <= one.columns
+        if fits and every <= most and (every == 1 or count >= 2 * every * rows):
             return every, unit
     return 1, 1
 
@@ -236,7 +260,9 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
         return
     pack, BM, BN, warps, stages, resident, per, tma, store, interleaved, _ = tiling
     BK, packs, tiles = block_width(pack * d_in), cdiv(G, pack), B * cdiv(T, BM)
-    every, unit = (1, 1) if tma or pack > 1 else wide_loads(BM, 8, (x, d_in, BK))
+    every, unit = 1, 1
+    if not tma and pack == 1:
+        every, unit = wide_loads(T, BM, 8, 16 // x.itemsize, rows_of(x, d_in, BK))
     spans = every * x.stride(1), every * y.stride(1), *strides[2:8], *strides[10:]
     large = needs_64_bits(256, spans)  # a tile lies in one sequence
     if tma and per == 1 and d_in == BK and d_out == BN and not large and aligned(y, limits):
@@ -275,10 +301,12 @@ def launch_backward(
     size = G * (d_in + 1) * d_out
     # Programs for every shift write parts of their own, 4 bytes an element, which are read again.
     most = x.itemsize * B * T * G * (2 * d_in + d_out) // (4 * 8 * size)
-    if pack > 1 or (whole and warps > 4):
+    if whole and warps > 4:
         most = 0  # with all of dW and dX in a program, registers are short
-    every, unit = wide_loads(BM, most, (x, d_in, down * BK), (dy, d_out, slices * BN))
-    unit = 1 if pack > 1 else unit
+    every, unit = 1, 1
+    if pack == 1:
+        loaded = rows_of(x, d_in, down * BK), rows_of(dy, d_out, slices * BN)
+        every, unit = wide_loads(T, BM, min(most, 8), 16 // x.itemsize, *loaded)
     tiles = cdiv(T, every * BM) if every > 1 else tiles  # of each shift
     places = resident * limits.multiprocessors
     per = per or balance_tiles(tiles, packs * down * slices * every, places, 7)
@@ -295,7 +323,7 @@ def launch_backward(
         x, descriptor(x, tma, BM, BK), dy, descriptor(dy, tma, BM, BN), weight,
         filled, descriptor(filled, store, BM, BK), parts, B, T, G, per, *sx, *sg, *sw, *(sd or (0, 0, 0)),
         D_IN=d_in, D_OUT=d_out, PACK=pack, FLAT=B == 1,
-        LARGE=needs_64_bits(max(d_in, d_out), [every * span for span in spans]), TMA=tma, STORE=store,
+        LARGE=needs_64_bits(max(d_in, d_out, BM * every), spans), TMA=tma, STORE=store,
         EVERY=every, UNIT=unit, SHIFT=not tma and (every > 1 or (d_in | d_out) % unit > 0),
         UY=row_unit(filled) if filled is not None else 1,
         KEEP=min(BM, max(1, 256 * warps // BN)), BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=stages,
