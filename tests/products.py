@@ -7,12 +7,16 @@ import torch
 from cases import with_gate_up
 from operators import assert_close, bf16, drawn, fp32, meta
 
-from labkit.kernels import linear, mlp
+from labkit.kernels import common, linear, mlp
 from labkit.measure import correctness
 from labkit.workloads.mlp import gate_up
 
 __all__ = ["KERNELS", "assert_close", "bf16", "fp32", "kept_is_right", "launch_all"]
-KERNELS = {linear: ("linear_kernel", "dz_kernel"), mlp: ("gate_up_kernel", "gate_up_grad_kernel")}
+KERNELS = {
+    common: ("pad_kernel",),
+    linear: ("linear_kernel", "sum_parts_kernel", "dz_kernel"),
+    mlp: ("gate_up_kernel", "gate_up_grad_kernel"),
+}
 
 
 def kept_is_right(rows: int, width: int, hidden: int, dtype: torch.dtype = fp32) -> None:

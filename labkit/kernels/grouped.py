@@ -54,6 +54,8 @@ class Tiling(NamedTuple):
     """Whether y is stored by tensor descriptors."""
     interleaved: bool = False
     """Whether a program's tiles lie apart from each other, not one after the other."""
+    depth: int = 0
+    """Rows of dW in a program of the backward, whose columns are ``cols``."""
 
 
 def block_width(width: int) -> int:
@@ -61,6 +63,7 @@ def block_width(width: int) -> int:
     return max(16, next_power_of_2(width))
 
 
+@functools.cache
 def forward_tiling(d_in: int, d_out: int, itemsize: int, tma: bool, limits: DeviceLimits) -> Tiling | None:
     """Sizes of forward_kernel for groups of d_in to d_out; None where a group's weight is too large for it.
 
@@ -89,24 +92,42 @@ def forward_tiling(d_in: int, d_out: int, itemsize: int, tma: bool, limits: Devi
         return Tiling(1, 64, cols, 8, 4, 1, tma=True)
     if widest <= (64 if fp32 else 128):
         return Tiling(1, 64, cols, 4 if widest == 64 else 8, 1, 4 if widest == 64 else 2)
+    if block_width(d_in) <= 128 and shared >= 200 and fp32:
+        return Tiling(1, 64, cols, 8, 1, 1)
     if widest <= 256 and not fp32:
         return Tiling(1, 64, cols if shared >= 160 else 64, 8, 1, 2)
     return None
 
 
+@functools.cache
 def backward_tiling(d_in: int, d_out: int, itemsize: int, limits: DeviceLimits) -> Tiling:
-    """Sizes of backward_kernel; ``cols`` is the side of the square of dW in a program, ``store`` means dX."""
-    widest, fp32, shared = block_width(max(d_in, d_out)), itemsize == 4, limits.shared_bytes // 1024
+    """Sizes of backward_kernel, whose program keeps ``depth`` x ``cols`` of dW; ``store`` means dX."""
+    down, across = block_width(d_in), block_width(d_out)
+    widest, fp32, shared = max(down, across), itemsize == 4, limits.shared_bytes // 1024
+
+    def tiling(
+        pack: int, rows: int, side: int, warps: int, stages: int, resident: int, tma: bool = False,
+        store: bool = False,
+    ) -> Tiling:  # fmt: skip
+        """Of squares, or the whole of dW where it is smaller."""
+        depth, cols = (min(block_width(pack * d), side) for d in (d_in, d_out))
+        return Tiling(pack, rows, cols, warps, stages, resident, tma=tma, store=store, depth=depth)
+
     if not shared:
-        return Tiling(2 if {d_in, d_out} <= {16, 32} else 1, 32, 64, 4, 1, 1)
+        return tiling(2 if {d_in, d_out} <= {16, 32} else 1, 32, 64, 4, 1, 1)
     if {d_in, d_out} <= {16, 32} and (fp32 or widest == 16):
-        return Tiling(4, 32, 128, 4, 1, 3) if fp32 else Tiling(4, 64, 64, 4, 3, 2, tma=True, store=True)
+        return tiling(4, 32, 128, 4, 1, 3) if fp32 else tiling(4, 64, 64, 4, 3, 2, tma=True, store=True)
     if widest <= 32 or (widest == 64 and (not fp32 or shared >= 200)):
-        return Tiling(1, 64, 64, 4, 1 if fp32 else 3, 4, tma=widest == 32, store=True)
+        return tiling(1, 64, 64, 4, 1 if fp32 else 3, 4, tma=widest == 32, store=True)
     if fp32 or shared < 200:  # in squares of 64 or 32, and dX apart
         side = 64 if shared >= 200 or not fp32 else 32
-        return Tiling(1, side, side, 4, 1 if fp32 else 2, 2)
-    return Tiling(1, 64, 128, 8, 4, 1, tma=True, store=True)
+        return tiling(1, side, side, 4, 1 if fp32 else 2, 2)
+    if down * across <= 128 * 128 and widest <= 256:  # dW as a whole, dX with it
+        if down <= 64 and down * across <= 64 * 64:
+            return tiling(1, 64, 256, 4, 3, 3, store=True)
+        narrow = down + across <= 192
+        return tiling(1, 64, 256, 8, 3 if narrow else 4, 2 if narrow else 1, tma=True, store=True)
+    return tiling(1, 64, 128, 8, 4, 1, tma=True, store=True)
 
 
 @functools.cache
@@ -154,6 +175,62 @@ def needs_64_bits(widest: int, strides: Iterable[int]) -> bool:
     return 2 * max(256, widest) * max(strides) >= 2**31
 
 
+def row_unit(t: Tensor) -> int:
+    """The most elements, at most 16 bytes, of which all distances of rows are multiples; 1 for columns."""
+    sequences = t.stride(0) if t.shape[0] > 1 else 0
+    return math.gcd(16 // t.itemsize, t.stride(1), sequences) if t.stride(2) == 1 else 1
+
+
+class Rows(NamedTuple):
+    """How the rows of a tensor (B, T, C) are loaded."""
+
+    stride: int
+    unit: int
+    """That of ``row_unit``."""
+    shifted: bool
+    """Whether loads may begin before a group: rows are one sequence, in an aligned tensor."""
+    width: int
+    """Features of a group."""
+    columns: int
+    """Columns that a program loads, or several together."""
+
+
+def rows_of(t: Tensor, width: int, columns: int) -> Rows:
+    outer, stride, feature = t.stride()
+    if feature != 1:
+        return Rows(stride, 1, False, width, columns)
+    if t.shape[0] > 1:
+        return Rows(stride, math.gcd(16 // t.itemsize, stride, outer), False, width, columns)
+    return Rows(stride, math.gcd(16 // t.itemsize, stride), t.data_ptr() % 16 == 0, width, columns)
+
+
+@functools.lru_cache(maxsize=4096)
+def wide_loads(count: int, rows: int, most: int, size: int, *loaded: Rows) -> tuple[int, int]:
+    """(EVERY, UNIT) of the kernels: tiles of every so many-th row, loaded by units of so many elements.
+
+    Args:
+        count: all rows.
+        rows: those of a tile.
+        most: the largest EVERY; 0 for no loads from before the group.
+        size: elements in 16 bytes.
+
+    Groups that begin anywhere would be loaded element by element, each with its own address. Rows that are
+    as far behind a multiple of 16 bytes as each other are loaded by 16 bytes; every eighth row is, at least.
+    """
+    natural = math.gcd(size, *(math.gcd(one.unit, one.width) for one in loaded))
+    if natural > 1 or not most:
+        return 1, natural
+    for unit in (size >> n for n in range(size.bit_length() - 1)):  # 16 bytes, then 8, 4
+        every, fits = 1, True
+        for one in loaded:
+            step = math.gcd(unit, one.stride)
+            every = max(every, unit // step)
+            fits = fits and one.shifted and one.width + unit - math.gcd(step, one.width) <= one.columns
+        if fits and every <= most and (every == 1 or count >= 2 * every * rows):
+            return every, unit
+    return 1, 1
+
+
 def descriptor(t: Tensor | None, wanted: bool, *block: int) -> Any:
     """A tensor descriptor of t (1, rows, columns) if one is wanted, else t."""
     return TensorDescriptor.from_tensor(t[0], block) if wanted and t is not None else t
@@ -181,17 +258,23 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
         blocks = dict(BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=3)
         wide_kernel[grid](x, weight, bias, y, B, T, G, *strides, d_in, d_out, **blocks)
         return
-    pack, BM, BN, warps, stages, resident, per, tma, store, interleaved = tiling
+    pack, BM, BN, warps, stages, resident, per, tma, store, interleaved, _ = tiling
     BK, packs, tiles = block_width(pack * d_in), cdiv(G, pack), B * cdiv(T, BM)
-    large = needs_64_bits(256, strides[1:8] + strides[9:])  # a tile lies in one sequence
+    every, unit = 1, 1
+    if not tma and pack == 1:
+        every, unit = wide_loads(T, BM, 8, 16 // x.itemsize, rows_of(x, d_in, BK))
+    spans = every * x.stride(1), every * y.stride(1), *strides[2:8], *strides[10:]
+    large = needs_64_bits(256, spans)  # a tile lies in one sequence
     if tma and per == 1 and d_in == BK and d_out == BN and not large and aligned(y, limits):
         sizes = dict(D_IN=d_in, D_OUT=d_out, BM=BM, num_warps=warps)
         x_tiles, y_tiles = descriptor(x, True, BM, BK), descriptor(y, True, BM, BN)
         single_tile_kernel[(G * tiles,)](x_tiles, weight, bias, y_tiles, T, G, *strides[3:8], **sizes)
         return
     abreast = packs * cdiv(pack * d_out, BN)
+    tiles = every * cdiv(T, every * BM) if every > 1 else tiles
     per = min(per or tiles, balance_tiles(tiles, abreast, resident * limits.multiprocessors, 2))
-    parts = cdiv(tiles, per)
+    parts = every * cdiv(cdiv(tiles, per), every)
+    per, interleaved = cdiv(tiles, parts), interleaved or every > 1
     part_stride, tile_stride = (1, parts) if interleaved else (per, 1)
     # No stores by descriptors where a second pass by pointers may follow: they may still be under way then.
     store = store and (not tma or d_in == BK) and aligned(y, limits) and pack * d_out == BN and G % pack == 0
@@ -201,22 +284,34 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
         x, descriptor(x, tma, BM, BK), weight, descriptor(seen, True, BK, BN) if whole else None,
         bias, y, descriptor(y, store, BM, BN), B, T, G, per, part_stride, tile_stride, *strides,
         D_IN=d_in, D_OUT=d_out, PACK=pack, FLAT=B == 1, LARGE=large, TMA=tma, STORE=store,
-        BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=stages,
+        AHEAD=not tma and stages == 1, EVERY=every, UNIT=unit, SHIFT=every > 1 or d_in % unit > 0,
+        UY=row_unit(y), BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 
 def launch_backward(
     dy: Tensor, x: Tensor, weight: Tensor, dx: Tensor | None, dw: Tensor, db: Tensor
-) -> Tensor:
-    """Write dw, and dx unless it is None; returns db, which may be another tensor than the one given."""
+) -> None:
+    """Write dw, db, and dx unless it is None."""
     (B, T, _), (G, d_in, d_out), limits = x.shape, weight.shape, device_limits(x.device)
     tiling = backward_tiling(d_in, d_out, x.itemsize, limits)
-    pack, BM, side, warps, stages, resident, per, tma, store, _ = tiling
-    BK, BN = min(block_width(pack * d_in), side), min(block_width(pack * d_out), side)
+    pack, BM, BN, warps, stages, resident, per, tma, store, _, BK = tiling
     down, slices = cdiv(pack * d_in, BK), cdiv(pack * d_out, BN)
     packs, tiles, whole = cdiv(G, pack), B * cdiv(T, BM), down * slices == 1
-    per = per or balance_tiles(tiles, packs * down * slices, resident * limits.multiprocessors, 7)
-    P, size = cdiv(tiles, per), G * (d_in + 1) * d_out
+    size = G * (d_in + 1) * d_out
+    # Programs for every shift write parts of their own, 4 bytes an element, which are read again.
+    most = x.itemsize * B * T * G * (2 * d_in + d_out) // (4 * 8 * size)
+    if whole and warps > 4:
+        most = 0  # with all of dW and dX in a program, registers are short
+    every, unit = 1, 1
+    if pack == 1:
+        loaded = rows_of(x, d_in, down * BK), rows_of(dy, d_out, slices * BN)
+        every, unit = wide_loads(T, BM, min(most, 8), 16 // x.itemsize, *loaded)
+    tiles = cdiv(T, every * BM) if every > 1 else tiles  # of each shift
+    places = resident * limits.multiprocessors
+    per = per or balance_tiles(tiles, packs * down * slices * every, places, 7)
+    P = every * cdiv(tiles, max(per, cdiv(tiles * every, 256)))  # sum_kernel adds at most 256 parts
+    per = cdiv(tiles, P // every)
     parts = torch.empty(P, size, dtype=torch.float32, device=x.device)
     filled = dx if whole else None
     exact = whole and pack * d_in == BK and G % pack == 0
@@ -228,18 +323,17 @@ def launch_backward(
         x, descriptor(x, tma, BM, BK), dy, descriptor(dy, tma, BM, BN), weight,
         filled, descriptor(filled, store, BM, BK), parts, B, T, G, per, *sx, *sg, *sw, *(sd or (0, 0, 0)),
         D_IN=d_in, D_OUT=d_out, PACK=pack, FLAT=B == 1,
-        LARGE=needs_64_bits(max(d_in, d_out), spans), TMA=tma, STORE=store,
+        LARGE=needs_64_bits(max(d_in, d_out, BM * every), spans), TMA=tma, STORE=store,
+        EVERY=every, UNIT=unit, SHIFT=not tma and (every > 1 or (d_in | d_out) % unit > 0),
+        UY=row_unit(filled) if filled is not None else 1,
         KEEP=min(BM, max(1, 256 * warps // BN)), BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     PARTS = next_power_of_2(P)
     BLOCK = max(32, min(512, 8192 // PARTS))
     blocks = dict(LARGE=size + BLOCK > 2**31, PARTS=PARTS, BLOCK=BLOCK)
     sum_kernel[(cdiv(size, BLOCK),)](parts, dw, db, P, size, d_in, d_out, **blocks)
-    if filled is None:
-        db = dy.sum((0, 1), dtype=torch.float32).view(G, d_out).to(db.dtype)
-        if dx is not None:  # too wide for one program: a forward pass with the weight transposed
-            launch_forward(dy, weight.transpose(1, 2), None, dx)
-    return db
+    if filled is None and dx is not None:  # a forward pass with the weight transposed
+        launch_forward(dy, weight.transpose(1, 2), None, dx)
 
 
 # ---- operators: x is (B, T, C), or (B, C, T) with ``columns`` ----------------------------------------------
@@ -284,7 +378,8 @@ def grouped_linear_backward(
         sums = dy.sum((0, 2) if columns else (0, 1), dtype=torch.float32)
         return dx.zero_(), dw.zero_(), sums.view(db.shape).to(db.dtype)
     dy, x, *filled = as_rows(columns, dy, x, *([dx] if with_dx else ()))
-    return dx, dw, launch_backward(dy, x, weight, filled[0] if with_dx else None, dw, db)
+    launch_backward(dy, x, weight, filled[0] if with_dx else None, dw, db)
+    return dx, dw, db
 
 
 class GroupedLinearFunction(torch.autograd.Function):

@@ -17,13 +17,36 @@ from labkit.kernels.common import dot, offset64
 
 
 @triton.jit
-def tile_offset(tile, across, outer, stride, BM: tl.constexpr, FLAT: tl.constexpr):
-    """Offset of a tile's first row; each sequence has ``across`` tiles."""
-    return (
-        offset64(tile * BM, stride)
-        if FLAT
-        else offset64(tile // across, outer) + offset64(tile % across * BM, stride)
-    )
+def whole(offset, UNIT: tl.constexpr):
+    """The offset, rounded down to a multiple of UNIT: so the compiler knows that it is one."""
+    return offset // UNIT * UNIT
+
+
+@triton.jit
+def tile_row(tile, across, BM: tl.constexpr, FLAT: tl.constexpr, EVERY: tl.constexpr):
+    """A tile's first row in its sequence, which has ``across`` tiles; the next ones are EVERY rows apart."""
+    return tile // EVERY * (BM * EVERY) + tile % EVERY if FLAT else tile % across * BM
+
+
+@triton.jit
+def tile_start(
+    tile, column, across, outer, stride, BM: tl.constexpr, FLAT: tl.constexpr, EVERY: tl.constexpr,
+):  # fmt: skip
+    """Offset of a tile's first row at a column, which is an offset, too."""
+    start = column + offset64(tile_row(tile, across, BM, FLAT, EVERY), stride)
+    return start if FLAT else start + offset64(tile // across, outer)
+
+
+@triton.jit
+def load_rows(
+    x, at, columns, tile, last, column, across, T, outer, stride,
+    BM: tl.constexpr, FLAT: tl.constexpr, EVERY: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
+    """The tile (BM, columns) with this number, zeros beyond its rows; it begins at a multiple of UNIT."""
+    row = tile_row(tile, across, BM, FLAT, EVERY) + tl.arange(0, BM) * EVERY
+    inside = ((row < T) & (tile < last))[:, None] & columns[None, :]
+    start = tile_start(tile, column, across, outer, stride, BM, FLAT, EVERY)
+    return tl.load(x + whole(start, UNIT) + at, inside, other=0.0)
 
 
 @triton.jit
@@ -59,8 +82,17 @@ def load_weight(
         at, inside = g * swg + k * swi + n * swo, group + g < G
     else:
         k, n = k[:, None], n[None, :]
-        at, inside = k * swi + n * swo, (k >= 0) & (k < D_IN) & (n < D_OUT)
+        at, inside = k * swi + n * swo, (k >= 0) & (k < D_IN) & (n >= 0) & (n < D_OUT)
     return tl.load(weight + offset64(group, swg) + at, inside, other=0.0)
+
+
+@triton.jit
+def within(k, group, G, D: tl.constexpr, PACK: tl.constexpr):
+    """Whether column k from the first of PACK groups on, of D each, is one of theirs."""
+    inside = (k >= 0) & (k < PACK * D)
+    if PACK > 1:  # the last pack may have fewer groups
+        inside = inside & (group * D + k < G * D)
+    return inside
 
 
 # ---- forward -----------------------------------------------------------------------------------------------
@@ -94,41 +126,51 @@ def forward_kernel(
     sxb, sxt, sxc, swg: tl.constexpr, swi: tl.constexpr, swo: tl.constexpr,
     sbg: tl.constexpr, sbo: tl.constexpr, syb, syt, syc,
     D_IN: tl.constexpr, D_OUT: tl.constexpr, PACK: tl.constexpr, FLAT: tl.constexpr,
-    LARGE: tl.constexpr, TMA: tl.constexpr, STORE: tl.constexpr,
+    LARGE: tl.constexpr, TMA: tl.constexpr, STORE: tl.constexpr, AHEAD: tl.constexpr,
+    EVERY: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, UY: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """A program keeps (BK, BN) of a group's weight, or the weights of PACK groups, and loops over tiles of x.
 
     Part i of the rows begins at tile i * ``part_stride`` and has ``per`` tiles, ``tile_stride`` apart. With
-    TMA descriptors load x, and the compiler's pipeline loads ahead. Without, ``ahead`` is the next tile,
-    loaded while this one is multiplied. With STORE descriptors store y. With LARGE offsets within a tile are
-    64-bit.
+    TMA descriptors load x, and the compiler's pipeline loads ahead. With AHEAD the next tile comes to
+    registers while this one is multiplied. With STORE descriptors store y. With LARGE offsets within a tile
+    are 64-bit.
+
+    Where rows begin anywhere, a tile has every EVERY-th row: these begin ``shift`` elements behind a multiple
+    of UNIT, as do all rows of a program's tiles. It loads from that multiple on, UNIT elements at a time.
     """
     # Programs are numbered along the slices of columns first, then along packs of groups, then along parts of
     # the rows: programs that run at the same time are neighbours in memory.
     slices, packs = tl.cdiv(PACK * D_OUT, BN), tl.cdiv(G, PACK)
     slice_, group = tl.program_id(0) % slices, tl.program_id(0) // slices % packs * PACK
     across = tl.cdiv(T, BM)
-    tiles = across if FLAT else B * across
+    tiles = tl.cdiv(tl.cdiv(T, EVERY), BM) * EVERY if FLAT else B * across
     first = tl.program_id(0) // slices // packs * part_stride
     last = tl.minimum(first + per * tile_stride, tiles)
     first = first.to(last.dtype)  # 64-bit where T is
 
     # A descriptor's tile begins at a multiple of 16 bytes, so with ``shift`` columns of the group before: at
     # k < 0, where w is zero.
-    shift = group * D_IN % (128 // weight.dtype.element_ty.primitive_bitwidth) if TMA else 0
-    m, k, n = tl.arange(0, BM), tl.arange(0, BK) - shift, slice_ * BN + tl.arange(0, BN)
+    x_column, y_column = offset64(group * D_IN, sxc), offset64(group * D_OUT, syc)
+    shift = 0
+    if TMA:
+        shift = group * D_IN % (128 // weight.dtype.element_ty.primitive_bitwidth)
+    elif SHIFT:
+        shift = (tile_start(first, x_column, across, sxb, sxt, BM, FLAT, EVERY) % UNIT).to(tl.int32)
+    m, k, n = tl.arange(0, BM), tl.arange(0, BK), slice_ * BN + tl.arange(0, BN)
     if LARGE:
         m, k, n = m.to(tl.int64), k.to(tl.int64), n.to(tl.int64)
-    has_k = (k >= 0) & (k < PACK * D_IN) & (group * D_IN + k < G * D_IN)
-    has_n = (n < PACK * D_OUT) & (group * D_OUT + n < G * D_OUT)
-    x, y = x + offset64(group * D_IN, sxc), y + offset64(group * D_OUT, syc)
-    y_at = y + (m[:, None] * syt + n[None, :] * syc)  # (BM, BN)
-    if not TMA:  # the first tile, before the weight
-        x_at = m[:, None] * sxt + k[None, :] * sxc  # (BM, BK)
-        here = ((m + (first * BM if FLAT else first % across * BM) < T) & (first < last))[:, None]
-        start = tile_offset(first, across, sxb, sxt, BM, FLAT)
-        ahead = tl.load(x + start + x_at, here & has_k[None, :], other=0.0)
+    x_at = m[:, None] * whole(sxt * EVERY, UNIT) + k[None, :] * sxc  # (BM, BK)
+    syt = whole(syt, UY)
+    y_at = m[:, None] * (syt * EVERY) + n[None, :] * syc  # (BM, BN)
+    loaded = k < whole(shift + D_IN + UNIT - 1, UNIT)
+    k -= shift
+    has_k, has_n = within(k, group, G, D_IN, PACK), within(n, group, G, D_OUT, PACK)
+    if not SHIFT:
+        loaded = has_k
+    if AHEAD:  # the first tile, before the weight
+        ahead = load_rows(x, x_at, loaded, first, last, x_column, across, T, sxb, sxt, BM, FLAT, EVERY, UNIT)
     if w_tiles is not None:
         w = w_tiles.load([group * D_IN, slice_ * BN])  # (BK, BN)
     else:
@@ -139,14 +181,20 @@ def forward_kernel(
     suspect = tl.zeros([BM], tl.float32)  # (BM,): zero unless something in a row is not finite
 
     for tile in tl.range(first, last, tile_stride):
-        rows = (m + (tile * BM if FLAT else tile % across * BM) < T)[:, None]
         if TMA:
             a = x_tiles.load([tile * BM, group * D_IN - shift])  # (BM, BK)
         else:
-            a, coming = ahead, tile + tile_stride
-            there = ((m + (coming * BM if FLAT else coming % across * BM) < T) & (coming < last))[:, None]
-            from_ = tile_offset(coming, across, sxb, sxt, BM, FLAT)
-            ahead = tl.load(x + from_ + x_at, there & has_k[None, :], other=0.0)
+            if AHEAD:
+                a, coming = ahead, tile + tile_stride
+            else:
+                coming = tile
+            ahead = load_rows(
+                x, x_at, loaded, coming, last, x_column, across, T, sxb, sxt, BM, FLAT, EVERY, UNIT
+            )
+            if not AHEAD:
+                a = ahead
+            if SHIFT:  # the numbers of other groups need not be finite
+                a = tl.where(has_k[None, :], a, 0.0)
         total = merge_groups(dot(split_groups(a, PACK, BM, D_IN), w), PACK, BM, D_OUT)  # (BM, BN)
         if bias is not None:
             total += b[None, :]
@@ -156,8 +204,9 @@ def forward_kernel(
         if STORE:
             y_tiles.store([tile * BM, group * D_OUT], total.to(y.dtype.element_ty))
         else:
-            to = tile_offset(tile, across, syb, syt, BM, FLAT)
-            tl.store(y_at + to, total, rows & has_n[None, :])
+            rows = tile_row(tile, across, BM, FLAT, EVERY) + m * EVERY < T
+            to = tile_start(tile, y_column, across, syb, syt, BM, FLAT, EVERY)
+            tl.store(y + to + y_at, total, rows[:, None] & has_n[None, :])
 
     # The columns of the group before are multiplied by zeros of w, which gives NaN where they are not finite.
     # Then these tiles are computed again by pointers, with those columns masked out.
@@ -165,7 +214,8 @@ def forward_kernel(
         if tl.sum(suspect) != 0.0:
             for tile in tl.range(first, last, tile_stride, num_stages=1):
                 row = tile * BM + m
-                x_tile, y_tile = x + offset64(row, sxt)[:, None], y + offset64(row, syt)[:, None]
+                x_tile = x + x_column + offset64(row, sxt)[:, None]
+                y_tile = y + y_column + offset64(row, syt)[:, None]
                 rows = (row < T)[:, None]
                 a = tl.load(x_tile + k[None, :] * sxc, rows & has_k[None, :], other=0.0)
                 total = dot(a, w)
@@ -208,54 +258,77 @@ def backward_kernel(
     x, x_tiles, dy, dy_tiles, weight, dx, dx_tiles, parts, B, T, G, per,
     sxb, sxt, sxc, sgb, sgt, sgc, swg: tl.constexpr, swi: tl.constexpr, swo: tl.constexpr, sdb, sdt, sdc,
     D_IN: tl.constexpr, D_OUT: tl.constexpr, PACK: tl.constexpr, FLAT: tl.constexpr, LARGE: tl.constexpr,
-    TMA: tl.constexpr, STORE: tl.constexpr, KEEP: tl.constexpr,
+    TMA: tl.constexpr, STORE: tl.constexpr, EVERY: tl.constexpr, UNIT: tl.constexpr,
+    SHIFT: tl.constexpr, UY: tl.constexpr, KEEP: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """A program keeps (BK, BN) of a group's dW in registers and loops over its rows of x and dY.
 
-    Where that is all of the group's dW, the program computes dX and db, too. The sums over its rows go to
-    ``parts`` (P, G, D_IN + 1, D_OUT), which ``sum_kernel`` adds up.
+    Where that is all of the group's dW, the program computes dX, too. The sums over its rows go to ``parts``
+    (P, G, D_IN + 1, D_OUT), db behind dW; ``sum_kernel`` adds them up. EVERY and UNIT are those of
+    ``forward_kernel``: of EVERY programs next to each other, each has the rows of one shift.
     """
     down, slices, packs = tl.cdiv(PACK * D_IN, BK), tl.cdiv(PACK * D_OUT, BN), tl.cdiv(G, PACK)
     block, part = tl.program_id(0) % (down * slices), tl.program_id(0) // (down * slices) // packs
     group = tl.program_id(0) // (down * slices) % packs * PACK
     across = tl.cdiv(T, BM)
-    tiles = across if FLAT else B * across
-    m, k = tl.arange(0, BM), block % down * BK + tl.arange(0, BK)
-    n = block // down * BN + tl.arange(0, BN)
+    tiles = tl.cdiv(tl.cdiv(T, EVERY), BM) * EVERY if FLAT else B * across
+    first = part // EVERY * EVERY * per + part % EVERY
+    last = tl.minimum(first + per * EVERY, tiles)
+    x_column = offset64(group * D_IN, sxc) + offset64(block % down * BK, sxc)
+    g_column = offset64(group * D_OUT, sgc) + offset64(block // down * BN, sgc)
+    m, k, n = tl.arange(0, BM), tl.arange(0, BK), tl.arange(0, BN)
     if LARGE:
         m, k, n = m.to(tl.int64), k.to(tl.int64), n.to(tl.int64)
-    has_k = (k < PACK * D_IN) & (group * D_IN + k < G * D_IN)
-    has_n = (n < PACK * D_OUT) & (group * D_OUT + n < G * D_OUT)
-    x, x_at = x + offset64(group * D_IN, sxc), m[:, None] * sxt + k[None, :] * sxc  # (BM, BK)
-    dy, g_at = dy + offset64(group * D_OUT, sgc), m[:, None] * sgt + n[None, :] * sgc  # (BM, BN)
+    x_at = m[:, None] * whole(sxt * EVERY, UNIT) + k[None, :] * sxc  # (BM, BK)
+    g_at = m[:, None] * whole(sgt * EVERY, UNIT) + n[None, :] * sgc  # (BM, BN)
+    x_shift, g_shift = 0, 0
+    if SHIFT:
+        x_shift = (tile_start(first, x_column, across, sxb, sxt, BM, FLAT, EVERY) % UNIT).to(tl.int32)
+        g_shift = (tile_start(first, g_column, across, sgb, sgt, BM, FLAT, EVERY) % UNIT).to(tl.int32)
+    columns = k
+    k += block % down * BK
+    n += block // down * BN
+    x_loaded = k < whole(x_shift + D_IN + UNIT - 1, UNIT)
+    g_loaded = n < whole(g_shift + D_OUT + UNIT - 1, UNIT)
+    k -= x_shift
+    n -= g_shift
+    has_k, has_n = within(k, group, G, D_IN, PACK), within(n, group, G, D_OUT, PACK)
+    if not SHIFT:
+        x_loaded, g_loaded = has_k, has_n
     if dx is not None:  # one program holds all of dW
         w = load_weight(weight, group, G, n, k, swg, swo, swi, D_OUT, D_IN, PACK)  # transposed
-        dx, dx_at = dx + offset64(group * D_IN, sdc), m[:, None] * sdt + k[None, :] * sdc
+        sdt = whole(sdt, UY)
+        d_column = offset64(group * D_IN - x_shift, sdc)
+        dx_at = m[:, None] * (sdt * EVERY) + columns[None, :] * sdc  # (BM, BK)
     dw = tl.zeros([PACK, D_IN, D_OUT] if PACK > 1 else [BK, BN], tl.float32)
     db = tl.zeros([KEEP, BN], tl.float32)  # KEEP separate sums, so that threads add without exchanges
 
-    for tile in tl.range(part * per, tl.minimum(part * per + per, tiles)):
-        rows = (m + (tile * BM if FLAT else tile % across * BM) < T)[:, None]
+    for tile in tl.range(first, last, EVERY):
         if TMA:
             g, a = dy_tiles.load([tile * BM, group * D_OUT]), x_tiles.load([tile * BM, group * D_IN])
         else:
-            g_start = tile_offset(tile, across, sgb, sgt, BM, FLAT)
-            g = tl.load(dy + g_start + g_at, rows & has_n[None, :], other=0.0)  # (BM, BN)
-            x_start = tile_offset(tile, across, sxb, sxt, BM, FLAT)
-            a = tl.load(x + x_start + x_at, rows & has_k[None, :], other=0.0)  # (BM, BK)
+            g = load_rows(
+                dy, g_at, g_loaded, tile, last, g_column, across, T, sgb, sgt, BM, FLAT, EVERY, UNIT
+            )  # (BM, BN)
+            a = load_rows(
+                x, x_at, x_loaded, tile, last, x_column, across, T, sxb, sxt, BM, FLAT, EVERY, UNIT
+            )  # (BM, BK)
         # dW comes first, because Triton 3.6 and 3.7 let the product into dw run on. As the second product, it
         # could still read a tile of dY while the next one is loaded over it. The wait for dX ends both.
         a_transposed = transpose_groups(split_groups(a, PACK, BM, D_IN), PACK)
         dw = dot(a_transposed, split_groups(g, PACK, BM, D_OUT), dw)
+        db += tl.sum(tl.reshape(g, [BM // KEEP, KEEP, BN]).to(tl.float32), 0)
         if dx is not None:
-            db += tl.sum(tl.reshape(g, [BM // KEEP, KEEP, BN]).to(tl.float32), 0)
+            if SHIFT:  # dY of other groups, which need not be finite, is in columns of dW that are not kept
+                g = tl.where(has_n[None, :], g, 0.0)
             change = merge_groups(dot(split_groups(g, PACK, BM, D_OUT), w), PACK, BM, D_IN)  # (BM, BK)
             if STORE:
                 dx_tiles.store([tile * BM, group * D_IN], change.to(dx.dtype.element_ty))
             else:
-                to = tile_offset(tile, across, sdb, sdt, BM, FLAT)
-                tl.store(dx + to + dx_at, change, rows & has_k[None, :])
+                rows = tile_row(tile, across, BM, FLAT, EVERY) + m * EVERY < T
+                to = tile_start(tile, d_column, across, sdb, sdt, BM, FLAT, EVERY)
+                tl.store(dx + to + dx_at, change, rows[:, None] & has_k[None, :])
 
     parts += offset64(part * G + group, (D_IN + 1) * D_OUT)
     if PACK > 1:
@@ -264,9 +337,8 @@ def backward_kernel(
         tl.store(parts + at, dw, group + p < G)
     else:
         tl.store(parts + k[:, None] * D_OUT + n[None, :], dw, has_k[:, None] & has_n[None, :])
-    if dx is not None:  # db is a row behind dW
-        at = n // D_OUT * ((D_IN + 1) * D_OUT) + D_IN * D_OUT + n % D_OUT
-        tl.store(parts + at, tl.sum(db, 0), has_n)
+    at = n // D_OUT * ((D_IN + 1) * D_OUT) + D_IN * D_OUT + n % D_OUT  # db is a row behind dW
+    tl.store(parts + at, tl.sum(db, 0), has_n & (block % down == 0))
 
 
 @triton.jit

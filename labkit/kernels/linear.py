@@ -5,7 +5,7 @@ The helpers that load, store, split and order tiles serve other products, too.
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,12 +17,15 @@ from labkit.kernels.common import (
     DeviceLimits,
     activate,
     activation_and_derivative,
+    aligned_rows,
     autocast,
     cdiv,
     check_tensor,
     device_limits,
     dot,
     needs_grad,
+    next_power_of_2,
+    offset64,
     once_differentiable,
     operator,
 )
@@ -75,24 +78,38 @@ def swizzled_tile(tile, rows, cols, GROUP: tl.constexpr):
 
 
 @triton.jit
-def linear_kernel(
-    x, weight, y, kept, M, N, K, bias, ACT: tl.constexpr, TMA: tl.constexpr, GROUP: tl.constexpr,
+def tile_sum(
+    x, weight, row, col, first, last, M, N, K, TMA: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The tile (BM, BN) at (row, col) of x (M, K) @ weight (N, K).T, over columns first to last of K."""
+    total = tl.zeros([BM, BN], tl.float32)
+    for k in range(first, last, BK):
+        a = load_tile(x, row, k, M, K, BM, BK, TMA)  # (BM, BK)
+        b = load_tile(weight, col, k, N, K, BN, BK, TMA)  # (BN, BK)
+        total = dot(a, b.T, total)
+    return total
+
+
+@triton.jit(do_not_specialize=["M", "K", "whole", "split"])
+def linear_kernel(
+    x, weight, y, kept, M, N, K, parts, whole, split, bias, ACT: tl.constexpr, TMA: tl.constexpr,
+    STORE: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """y (M, N) = activation(x (M, K) @ weight (N, K).T + bias); z, before the activation, goes to ``kept``.
 
     With TMA as many programs as fit on the GPU loop over the tiles of y, and ``flatten`` lets the next tile's
-    loads begin before this tile's epilogue. Without, each tile has its program.
+    loads begin before this tile's epilogue. Without, each tile has its program. Descriptors STORE y, or not.
+    With ``parts`` (split, tiles, BM, BN) only the first ``whole`` tiles are made so. Of the others ``split``
+    programs each sum a part of K, and ``sum_parts_kernel`` adds up the parts.
     """
     FAST: tl.constexpr = (x.dtype if TMA else x.dtype.element_ty) != tl.float32
+    UNIT: tl.constexpr = 8 if FAST else 4
+    K = K // UNIT * UNIT  # changes nothing; the compiler learns that rows begin at multiples of 16 bytes
     rows, cols = tl.cdiv(M, BM), tl.cdiv(N, BN)
-    for tile in tl.range(tl.program_id(0), rows * cols, tl.num_programs(0), flatten=TMA):
+    for tile in tl.range(tl.program_id(0), whole, tl.num_programs(0), flatten=TMA):
         m, n = swizzled_tile(tile, rows, cols, GROUP)
-        total = tl.zeros([BM, BN], tl.float32)
-        for k in range(0, K, BK):
-            a = load_tile(x, m * BM, k, M, K, BM, BK, TMA)  # (BM, BK)
-            b = load_tile(weight, n * BN, k, N, K, BN, BK, TMA)  # (BN, BK)
-            total = dot(a, b.T, total)
+        total = tile_sum(x, weight, m * BM, n * BN, 0, K, M, N, K, TMA, BM, BN, BK)
         left, right = split_columns(total, BM, BN)  # (BM, BN / 2) each: stores take half the shared memory
         for half in tl.static_range(2):
             z, first = left if half == 0 else right, n * BN + half * (BN // 2)  # (BM, BN / 2)
@@ -100,8 +117,44 @@ def linear_kernel(
                 col = first + tl.arange(0, BN // 2)
                 z += tl.load(bias + col, col < N, other=0.0).to(tl.float32)[None, :]
             if kept is not None:
-                store_tile(kept, m * BM, first, M, N, N, z, BM, BN // 2, TMA)
-            store_tile(y, m * BM, first, M, N, N, activate(z, ACT, FAST), BM, BN // 2, TMA)
+                store_tile(kept, m * BM, first, M, N, N, z, BM, BN // 2, STORE)
+            store_tile(y, m * BM, first, M, N, N, activate(z, ACT, FAST), BM, BN // 2, STORE)
+    if parts is not None:
+        rest, steps = rows * cols - whole, tl.cdiv(tl.cdiv(K, BK), split) * BK
+        for unit in tl.range(tl.program_id(0), rest * split, tl.num_programs(0)):
+            m, n = swizzled_tile(whole + unit % rest, rows, cols, GROUP)
+            first = unit // rest * steps
+            last = min(first + steps, K)
+            total = tile_sum(x, weight, m * BM, n * BN, first, last, M, N, K, TMA, BM, BN, BK)
+            at = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
+            tl.store(parts + offset64(unit, BM * BN) + at, total)
+
+
+@triton.jit(do_not_specialize=["M", "whole", "split"])
+def sum_parts_kernel(
+    parts, bias, y, kept, M, N, whole, split, ACT: tl.constexpr, GROUP: tl.constexpr,
+    PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The tiles of y that linear_kernel left in parts: their sum in a fixed order, bias, activation.
+
+    A program has ROWS rows of a tile.
+    """
+    rows, cols = tl.cdiv(M, BM), tl.cdiv(N, BN)
+    rest, slices = rows * cols - whole, BM // ROWS
+    tile, down = tl.program_id(0) // slices, tl.program_id(0) % slices * ROWS + tl.arange(0, ROWS)[:, None]
+    m, n = swizzled_tile(whole + tile, rows, cols, GROUP)
+    across = tl.arange(0, BN)[None, :]
+    row, col = (m * BM + down).to(tl.int64), n * BN + across  # (ROWS, 1), (1, BN)
+    inside = (row < M) & (col < N)
+    z = tl.zeros([ROWS, BN], tl.float32)
+    for part in tl.static_range(PARTS):
+        its = parts + offset64(part * rest + tile, BM * BN) + down * BN + across
+        z += tl.load(its, inside & (part < split), other=0.0)
+    if bias is not None:
+        z += tl.load(bias + col, col < N, other=0.0).to(tl.float32)
+    if kept is not None:
+        tl.store(kept + row * N + col, z, inside)
+    tl.store(y + row * N + col, activate(z, ACT, y.dtype.element_ty != tl.float32), inside)
 
 
 @triton.jit
@@ -123,46 +176,124 @@ def dz_kernel(dy, z, dz, sums, M, N, groups, ACT: tl.constexpr, ROWS: tl.constex
 
 # ---- tile sizes --------------------------------------------------------------------------------------------
 
+
+class Tile(NamedTuple):
+    """How a product is cut up."""
+
+    BM: int
+    BN: int
+    BK: int
+    warps: int
+    stages: int
+    programs: int
+    """Programs per multiprocessor."""
+    split: int = 1
+    """Programs that share the sum over K of a tile."""
+    shared: int = 0
+    """How many tiles, the last ones, are shared so."""
+
+
 KIB = 1024
-# BM, BN, BK, warps, stages, programs per multiprocessor, how much slower the tile is (measured on an H200).
-# The names say how much shared memory a block may use.
-TILES_200_KIB = [(128, 128, 64, 4, 3, 2, 1.0), (64, 128, 64, 4, 4, 2, 1.1), (64, 64, 64, 4, 4, 2, 1.35)]
-TILES_200_KIB_DEEP = [(128, 256, 64, 8, 4, 1, 1.0), *TILES_200_KIB[1:]]  # for a large K
-TILES_160_KIB = [(128, 128, 64, 8, 3, 1, 1.0), (64, 64, 64, 4, 3, 2, 1.3)]
-TILES_SMALL = [(128, 128, 32, 8, 3, 1, 1.0), (64, 64, 32, 4, 3, 2, 1.3)]
-TILES_FP32 = [(128, 64, 32, 4, 3, 2, 1.0), (64, 64, 32, 4, 3, 2, 1.2)]
-TILES_UNALIGNED = [(64, 64, 32, 8, 2, 2, 1.0)]  # each element needs an address of its own
-TILES_INTERPRETED = [(32, 64, 32, 4, 3, 1, 1.0)]
+# Tiles, and what share of the rates below they reach. The names say how much shared memory a block may use.
+TILES_200_KIB = {
+    Tile(128, 256, 64, 8, 3, 1): 1.03, Tile(128, 256, 64, 8, 4, 1): 1.03, Tile(256, 128, 64, 8, 3, 1): 0.95,
+    Tile(256, 128, 64, 8, 4, 1): 0.99, Tile(128, 128, 64, 4, 3, 2): 0.99, Tile(128, 128, 64, 8, 4, 1): 0.9,
+    Tile(128, 128, 128, 8, 3, 1): 0.9, Tile(64, 256, 64, 4, 4, 1): 0.9, Tile(256, 64, 64, 4, 4, 1): 0.66,
+    Tile(64, 128, 64, 4, 4, 2): 0.75, Tile(128, 64, 64, 4, 4, 2): 0.81, Tile(64, 128, 128, 4, 4, 1): 0.74,
+    Tile(64, 64, 64, 4, 4, 3): 0.43, Tile(64, 64, 128, 4, 3, 2): 0.43, Tile(64, 32, 128, 4, 3, 3): 0.23,
+}  # fmt: skip
+TILES_160_KIB = {Tile(128, 128, 64, 8, 3, 1): 1.0, Tile(64, 64, 64, 4, 3, 2): 0.8}
+TILES_SMALL = {Tile(128, 128, 32, 8, 3, 1): 1.0, Tile(64, 64, 32, 4, 3, 2): 0.8}
+TILES_FP32 = {Tile(128, 64, 32, 4, 3, 2): 1.0, Tile(64, 64, 32, 4, 3, 2): 0.85}
+TILES_INTERPRETED = {Tile(32, 64, 32, 4, 3, 1): 1.0}
+
+# Of one multiprocessor of an H200, in a microsecond:
+FLOPS = {2: 5.0e6, 4: 0.7e6}
+"""Operations on the matrix unit, by the bytes of a number; float32 as three products of TF32."""
+FETCHED = 88e3
+"""Bytes from the L2 cache."""
+LINES: tuple[float, ...] = 1.0, 1.0, 0.71
+"""What is left of that where rows begin at multiples of 128 bytes, of 32, of 16: lines read in part."""
+LATENCY = 1.36
+"""Microseconds until a tile that was asked for is there."""
+STORED = 31e3
+"""Bytes of results that are converted and stored."""
+SECOND_KERNEL = 5.0
+"""Microseconds of the kernel that adds up the parts of sums."""
 
 
-def choose_tile(
-    M: int, N: int, K: int, dtype: torch.dtype, aligned: bool, limits: DeviceLimits
-) -> tuple[int, ...]:
-    """(BM, BN, BK, warps, stages, programs per multiprocessor) for x (M, K) @ weight (N, K).T."""
-    shared = limits.shared_bytes // KIB
-    if not shared:
-        choices = TILES_INTERPRETED
-    elif not aligned:
-        choices = TILES_UNALIGNED
-    elif dtype == torch.float32:
-        choices = TILES_FP32 if shared >= 200 else TILES_FP32[1:]
-    elif shared >= 200:
-        choices = TILES_200_KIB_DEEP if K >= 4096 else TILES_200_KIB
-    else:
-        choices = TILES_160_KIB if shared >= 160 else TILES_SMALL
-    return _cheapest(M, N, tuple(choices), limits.multiprocessors)[:-1]
+def tile_time(
+    tile: Tile, share: float, M: int, N: int, K: int, itemsize: int, multiprocessors: int
+) -> float:
+    """Microseconds of a product of x (M, K) and weight (N, K), as a model of the H200 has them.
+
+    A wave is what runs at the same time. A program's step takes as long as the matrix unit or the L2 cache,
+    which the programs of a multiprocessor share, or as its loads are late with ``stages`` on their way.
+    """
+    BM, BN, BK, _, stages, programs, split, shared = tile
+    places = programs * multiprocessors
+    row = K * itemsize
+    fetched = FETCHED * LINES[0 if row % 128 == 0 else 1 if row % 32 == 0 else 2]
+    product = 2 * BM * BN * BK / (FLOPS[itemsize] * share)
+    fetch = (min(BM, M) + min(BN, N)) * BK * itemsize / fetched
+
+    def wave(abreast: int, steps: int, size: int) -> float:
+        """Of so many programs on each multiprocessor, whose results have so many bytes a number."""
+        step = max(abreast * product, abreast * fetch, LATENCY / (stages - 1))
+        return steps * step + LATENCY + abreast * BM * BN * size / STORED
+
+    def waves(tiles: int, steps: int, size: int) -> float:
+        full, rest = divmod(tiles, places)
+        time = full * wave(programs, steps, size)
+        return time + (wave(cdiv(rest, multiprocessors), steps, size) if rest else 0.0)
+
+    tiles, steps = cdiv(M, BM) * cdiv(N, BN), cdiv(K, BK)
+    time = waves(tiles - shared, steps, itemsize)
+    if shared:
+        time += waves(shared * split, cdiv(steps, split), 4)
+        time += SECOND_KERNEL + 2 * 4 * split * shared * BM * BN / (fetched * multiprocessors)
+    return time
 
 
 @functools.lru_cache(maxsize=4096)
-def _cheapest(M: int, N: int, choices: tuple[Any, ...], multiprocessors: int) -> tuple[Any, ...]:
-    """The tile with which all waves of programs together cover the least area of y."""
+def choose_tile(
+    M: int, N: int, K: int, itemsize: int, splits: bool, store: bool, limits: DeviceLimits
+) -> Tile:
+    """The tile for x (M, K) @ weight (N, K).T that takes the least time.
 
-    def area(choice: tuple[Any, ...]) -> float:
-        BM, BN, *_, programs, slower = choice
-        waves = math.ceil(cdiv(M, BM) * cdiv(N, BN) / (programs * multiprocessors))
-        return float(waves * BM * BN * programs * slower)
+    ``splits``: K may be split, too. ``store``: descriptors store the result. Where they do not, each number
+    is stored by itself, and a thread has registers for the addresses of 64 of them.
+    """
+    shared = limits.shared_bytes // KIB
+    if not shared:
+        choices = TILES_INTERPRETED
+    elif itemsize == 4:
+        choices = TILES_FP32
+    else:
+        choices = TILES_200_KIB if shared >= 200 else TILES_160_KIB if shared >= 160 else TILES_SMALL
+    best, least = Tile(0, 0, 0, 0, 0, 0), math.inf
+    for tile, share in choices.items():
+        if itemsize == 4 and 0 < shared < 200 and tile.BM > 64:
+            continue  # too large for these
+        if not store and 64 * 32 * tile.warps < tile.BM * tile.BN:
+            continue
+        for way in ways_to_share(tile, M, N, K, limits) if splits else (tile,):
+            time = tile_time(way, share, M, N, K, itemsize, limits.multiprocessors)
+            if time < least:
+                best, least = way, time
+    return best
 
-    return min(choices, key=area)
+
+def ways_to_share(tile: Tile, M: int, N: int, K: int, limits: DeviceLimits) -> list[Tile]:
+    """The tile without a split of K, and those that fill the last, incomplete wave of programs.
+
+    Each program of a split takes four steps or more.
+    """
+    places, tiles = tile.programs * limits.multiprocessors, cdiv(M, tile.BM) * cdiv(N, tile.BN)
+    rest = tiles % places
+    most = min(places // max(rest, 1), K // (4 * tile.BK), 16)
+    splits = [n for n in (2, 3, 4, 6, 8, 12, 16) if rest and n <= most]
+    return [tile, *(tile._replace(split=n, shared=rest) for n in splits)]
 
 
 # ---- launches ----------------------------------------------------------------------------------------------
@@ -180,32 +311,39 @@ def launch_matmul(
 ) -> None:
     """Launch linear_kernel with weight (N, K), or gate_up_kernel with weight (2, N, K).
 
-    x (M, K) and weight are contiguous. ``kept`` are the kernel's further outputs, or None in their places.
-    ``tile`` has the form of ``choose_tile``, which chooses one if it is left out.
+    ``kept`` are the kernel's further outputs, or None in their places. ``tile`` has the form of ``Tile``;
+    if it is left out, ``choose_tile`` chooses one.
     """
-    (M, K), N, pair = x.shape, y.shape[1], weight.dim() == 3
     if not y.numel():
         return
-    limits = device_limits(x.device)
-    starts = [t.data_ptr() for t in (x, weight, y)]
-    steps = [stride * t.itemsize for t in (x, weight, y) for stride in t.stride()[:-1]]
-    aligned = K > 0 and all(byte % 16 == 0 for byte in starts + steps)
-    aligned = aligned and M < 2**31  # TMA counts rows in 32 bits
-    tma = aligned and limits.has_tma
-    tile = tile or choose_tile(M, weight.numel() // max(K, 1), K, x.dtype, aligned, limits)
-    BM, BN, BK, warps, stages, programs = tile
+    x, weight = aligned_rows(x, weight)
+    (M, K), N, pair, limits = x.shape, y.shape[1], weight.dim() == 3, device_limits(x.device)
+    tma = limits.has_tma and M < 2**31  # TMA counts rows in 32 bits
+    store = tma and N * y.itemsize % 16 == 0
+    rows = weight.shape[0] * N if pair else N
+    chosen = Tile(*tile) if tile else choose_tile(M, rows, K, x.itemsize, not pair, store or not tma, limits)
+    BM, BN, BK, warps, stages, programs, split, shared = chosen
 
-    def operand(t: Tensor | None, *block: int) -> Any:
-        return TensorDescriptor.from_tensor(t, block) if tma and t is not None else t
+    def operand(t: Tensor | None, wanted: bool, *block: int) -> Any:
+        return TensorDescriptor.from_tensor(t, block) if wanted and t is not None else t
 
     tiles = cdiv(M, BM) * cdiv(N, BN // 2 if pair else BN)
-    kernel[(min(tiles, programs * limits.multiprocessors) if tma else tiles,)](
-        operand(x, BM, BK),
-        operand(weight, 2, BN // 2, BK) if pair else operand(weight, BN, BK),
-        *(operand(out, BM, BN // 2) for out in (y, *kept)),
-        *(M, N, K, *bias),
-        **dict(ACT=act, TMA=tma, GROUP=8, BM=BM, BN=BN, BK=BK, num_warps=warps, num_stages=stages),
-    )
+    shared = min(shared, tiles)
+    whole, blocks = tiles - shared, dict(ACT=act, GROUP=8, BM=BM, BN=BN)
+    parts = x.new_empty(split * shared, BM, BN, dtype=torch.float32) if shared else None
+    units, places = max(whole, split * shared), programs * limits.multiprocessors
+    kernel[(min(units, places) if tma else units,)](
+        operand(x, tma, BM, BK),
+        operand(weight, tma, 2, BN // 2, BK) if pair else operand(weight, tma, BN, BK),
+        *(operand(out, store, BM, BN // 2) for out in (y, *kept)),
+        *((M, N, K) if pair else (M, N, K, parts, whole, split, *bias)),
+        **blocks, TMA=tma, STORE=store, BK=BK, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    if parts is not None:
+        ROWS = max(1, 1024 // BN)
+        grid = (shared * (BM // ROWS),)
+        sizes = dict(PARTS=next_power_of_2(split), ROWS=ROWS)
+        sum_parts_kernel[grid](parts, *bias, y, *kept, M, N, whole, split, **blocks, **sizes)
 
 
 def _like_output(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
@@ -217,7 +355,7 @@ def linear_forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, act: str, tile: list[int] | None
 ) -> Tensor:
     """y (M, N) from x (M, K), weight (N, K) and bias (N,)."""
-    x, weight, y = x.contiguous(), weight.contiguous(), _like_output(x, weight)
+    y = _like_output(x, weight)
     bias = bias if bias is None else bias.contiguous()
     launch_matmul(linear_kernel, x, weight, y, (None,), act, bias, tile=tile)
     return y
@@ -226,7 +364,7 @@ def linear_forward(
 @operator(fake=lambda x, weight, bias, act: (_like_output(x, weight), _like_output(x, weight)))
 def linear_training(x: Tensor, weight: Tensor, bias: Tensor | None, act: str) -> tuple[Tensor, Tensor]:
     """y, and z of which y is the activation: (M, N) each."""
-    x, weight, y = x.contiguous(), weight.contiguous(), _like_output(x, weight)
+    y = _like_output(x, weight)
     bias = bias if bias is None else bias.contiguous()
     z = torch.empty_like(y)
     launch_matmul(linear_kernel, x, weight, y, (z,), act, bias)
@@ -286,7 +424,8 @@ def matmul(x: Tensor, weight: Tensor, tile: tuple[int, ...] | None = None) -> Te
     Args:
         x: (M, K); float32, float16 or bfloat16, any strides.
         weight: (N, K), of x's dtype and device.
-        tile: (BM, BN, BK, warps, stages, programs per multiprocessor); chosen for the sizes if left out.
+        tile: (BM, BN, BK, warps, stages, programs per multiprocessor), and if the sums over K of the last
+            tiles are split, in how many parts, and how many tiles; chosen for the sizes if left out.
 
     Returns:
         (M, N), contiguous, of x's dtype; summed in float32 and rounded once. float32 is multiplied as three

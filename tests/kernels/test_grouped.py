@@ -82,7 +82,7 @@ def test_gradients_without_that_of_x_take_no_product_with_the_weight(width):
     back, _ = [launch for launch in made if launch.programs]
     squares = math.ceil(width / 64)
     assert back.bytes_read == 4 * squares * (x.numel() + y.numel())
-    assert back.bytes_written == 4 * back.programs // (3 * squares**2) * weight.numel()
+    assert back.bytes_written == 4 * back.programs // (3 * squares**2) * (weight.numel() + bias.numel())
 
 
 @pytest.mark.usefixtures("fresh_compiler")

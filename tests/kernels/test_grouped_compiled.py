@@ -60,7 +60,7 @@ def test_a_plan_is_one_that_the_compiler_takes(target, itemsize):
             case = (d_in, d_out, tma, plan)
             assert all(is_power(n) for n in (plan.pack, plan.rows, plan.cols, plan.warps)), case
             assert plan.rows >= 16 and plan.cols >= 16 and plan.stages >= 1 and plan.resident >= 1, case
-        BK, BN = (min(block_width(backward.pack * d), backward.cols) for d in (d_in, d_out))
+        BK, BN = backward.depth, backward.cols
         if backward.pack > 1:  # all of the gradient, or the reshape would not be one
             assert {d_in, d_out} <= {16, 32}, case
             assert (backward.pack * d_in, backward.pack * d_out) == (BK, BN), case
@@ -82,20 +82,21 @@ def test_a_plan_is_one_that_the_compiler_takes(target, itemsize):
 def walks(made, groups):
     """The tiles of each program of one piece of the columns, and that the grid is whole pieces."""
     pieces = math.ceil(groups / made.PACK) * math.ceil(made.PACK * made.D_OUT / made.BN)
-    part_stride, tile_stride = (
-        (made.per, 1) if made.title == "backward_kernel" else (made.part_stride, made.tile_stride)
-    )
-    tiles = made.B * math.ceil(made.T / made.BM)
+    every = made.EVERY  # a tile has every so many-th row
+    tiles = made.B * every * math.ceil(made.T / (every * made.BM))
+    assert every == 1 or made.FLAT
     if made.title == "backward_kernel":
         pieces *= math.ceil(made.PACK * made.D_IN / made.BK)
         assert made.BM % made.KEEP == 0 and is_power(made.KEEP)
         assert made.parts.shape[0] * pieces == made.grid[0]
     parts, rest = divmod(made.grid[0], pieces)
     assert rest == 0
-    return [
-        range(p * part_stride, min(p * part_stride + made.per * tile_stride, tiles), tile_stride)
-        for p in range(parts)
-    ], tiles
+    if made.title == "backward_kernel":  # of ``every`` programs side by side each has its own rows
+        starts, stride = [p // every * every * made.per + p % every for p in range(parts)], every
+    else:
+        starts, stride = [p * made.part_stride for p in range(parts)], made.tile_stride
+        assert stride % every == 0, "all tiles of a program begin as far behind a multiple of 16 bytes"
+    return [range(start, min(start + made.per * stride, tiles), stride) for start in starts], tiles
 
 
 @pytest.mark.parametrize("columns", [False, True])

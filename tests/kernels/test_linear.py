@@ -90,18 +90,26 @@ def test_dz_and_its_sum_are_rounded_once_however_rows_are_shared(
 # --- both ways to load a tile, every tile, every split of the work ------------------------------------
 
 
-def test_which_rows_go_by_descriptors(monkeypatch):
+def test_which_rows_are_copied_and_which_go_by_descriptors(monkeypatch):
     """A change of the conditions could leave all shapes on one path, and no result would tell."""
     launches = op.recorded(monkeypatch, KERNELS)
     for width, out, dtype in ((40, 40, bf16), (24, 40, bf16), (16, 40, bf16), (20, 40, fp32)):
         matmul(meta(70, width, dtype=dtype), meta(out, width, dtype=dtype))
-    assert all(made.TMA for made in launches)
+    assert [made.title for made in launches] == ["linear_kernel"] * 4
+    assert all(made.TMA and made.STORE for made in launches)
     launches.clear()
-    for width, out in ((33, 40), (19, 40), (20, 40), (40, 33)):  # the last: rows of the output
-        matmul(meta(70, width, dtype=bf16), meta(out, width, dtype=bf16))
+    for width in (33, 19, 20):  # rows of x and of the weight begin anywhere: copied, with zeros behind
+        matmul(meta(70, width, dtype=bf16), meta(40, width, dtype=bf16))
+    assert [made.title for made in launches] == ["pad_kernel", "linear_kernel"] * 3
+    assert all(made.TMA and made.STORE and made.K in (32, 48) for made in launches[1::2])
+    launches.clear()
+    matmul(meta(70, 40, dtype=bf16), meta(33, 40, dtype=bf16))  # rows of the output begin anywhere
     block, weight = (torch.empty(n, dtype=bf16, device=labkit.gpu.device()) for n in (70 * 40 + 1, 40 * 40))
-    matmul(block[1:].view(70, 40), weight.view(40, 40))
-    assert not any(made.TMA for made in launches) and len(launches) == 5
+    matmul(block[1:].view(70, 40), weight.view(40, 40))  # so does x: copied, without zeros
+    assert [(made.title, made.TMA, made.STORE) for made in launches] == [
+        ("linear_kernel", True, False),
+        ("linear_kernel", True, True),
+    ]
 
 
 @op.INTERPRETED
@@ -114,7 +122,7 @@ def test_rows_that_descriptors_cannot_count_go_by_pointers(monkeypatch):
     assert [made.TMA for made in launches] == [True, False]
 
 
-TABLES = [name for name, value in vars(linear).items() if isinstance(value, list) and name.isupper()]
+TABLES = [name for name in vars(linear) if name.startswith("TILES")]
 
 
 @pytest.mark.parametrize("has_tma", [True, False])
@@ -130,12 +138,29 @@ def test_aligned_sizes_are_right_by_descriptors_and_by_pointers(monkeypatch, has
 @pytest.mark.parametrize("table", TABLES)
 def test_every_tile_is_right_where_several_meet_and_the_last_are_ragged(monkeypatch, has_tma, table):
     op.pretend(monkeypatch, common.DeviceLimits(4, 0, has_tma), linear)
-    for BM, BN, BK, *rest in getattr(linear, table):
-        monkeypatch.setattr(linear, "choose_tile", lambda *_, tile=(BM, BN, BK, *rest[:-1]): tile)
-        for odd in (0,) if has_tma else (0, 1):  # what is odd goes by pointers either way
-            x, out = (BM + 5, BK + 8 + odd), BN + BN // 2 + 8 + odd
+    for tile in getattr(linear, table):
+        monkeypatch.setattr(linear, "choose_tile", lambda *_, tile=tile: tile)
+        for odd in (0, 1):
+            x, out = (tile.BM + 5, tile.BK + 8 + odd), tile.BN + tile.BN // 2 + 8 + odd
             op.examine(GELU._replace(inputs=with_bias(out)), x, dtypes=(fp32,))
-            kept_is_right(*x, out - BN // 2)
+            kept_is_right(*x, out - tile.BN // 2)
+
+
+@pytest.mark.parametrize("dtype", correctness.DTYPES, ids=str)
+@pytest.mark.parametrize(("split", "shared"), [(2, 9), (3, 1), (5, 4), (16, 9)])
+def test_sums_that_programs_share_are_right(monkeypatch, split, shared, dtype):
+    """Of 3 x 3 tiles all, the last one, or some; parts of K that are ragged, or empty; z is kept, too."""
+    (tile,) = linear.TILES_INTERPRETED
+    chosen = tile._replace(split=split, shared=shared)
+    monkeypatch.setattr(linear, "choose_tile", lambda *_: chosen)
+    for width in (200, 203, 1):
+        op.examine(GELU._replace(inputs=with_bias(150)), (90, width), dtypes=(dtype,), roundings=3)
+    launches = op.recorded(monkeypatch, KERNELS)
+    matmul(meta(90, 200), meta(150, 200))
+    product, total = launches
+    assert product.whole == 9 - shared and product.grid[0] <= max(9 - shared, split * shared)
+    assert product.parts.shape[0] == split * shared and split <= total.PARTS < 2 * split
+    assert total.grid[0] * total.ROWS == shared * tile.BM
 
 
 def test_one_program_walks_over_all_tiles(monkeypatch):
@@ -154,10 +179,16 @@ def test_one_program_walks_over_all_tiles(monkeypatch):
 def test_nothing_is_read_or_written_beyond_the_end(monkeypatch, rows, width, out):
     """By pointers, whose masks are ours: rows of tiles read the weight, columns of tiles x."""
     op.pretend(monkeypatch, common.DeviceLimits(4, 0, False), linear)
-    made = op.kernels_of(matmul, *drawn(with_weight(out), rows, width))
+    pad, *made = op.kernels_of(matmul, *drawn(with_weight(out), rows, width))
+    if width % 4:  # rows are copied, and end at multiples of 16 numbers
+        held, width = width, 16 * math.ceil(width / 16)
+        assert pad.bytes_read == 4 * (rows + out) * held and pad.bytes_written == 4 * (rows + out) * width
+    else:
+        made = [pad]
     made += op.kernels_of(linear_act, *drawn(with_bias(out), rows, width))
-    BM, BN, *_ = linear.choose_tile(rows, out, width, fp32, False, common.DeviceLimits(4, 0, False))
-    down, across = math.ceil(rows / BM), math.ceil(out / BN)
+    tile = linear.choose_tile(rows, out, width, 4, True, True, common.DeviceLimits(4, 0, False))
+    down, across = math.ceil(rows / tile.BM), math.ceil(out / tile.BN)
+    assert not tile.shared
     for one, bias in zip(made, (0, 1), strict=True):
         assert one.programs == down * across
         assert one.bytes_read == 4 * (width * (across * rows + down * out) + down * bias * out)
@@ -222,22 +253,26 @@ def test_sizes_may_be_dynamic():
 def test_the_tile_suits_the_product_and_the_compiler_takes_it(target):
     its = limits_of(target)
     roomy = its.shared_bytes >= 200 * 1024
-    assert linear.choose_tile(8192, 16384, 1024, bf16, True, its)[:2] == (128, 128)
-    deep = linear.choose_tile(8192, 8192, 8192, bf16, True, its)
-    assert (deep[:2] == (128, 256)) is roomy  # its epilogue is short beside its sum
-    for K in (256, 8192):
-        BM, BN, *_ = linear.choose_tile(64, 512, K, bf16, True, its)
-        assert BM * BN < 128 * 128
-    few = linear.choose_tile(
-        8192, 768, 1024, bf16, True, its
-    )  # 384 of the largest tiles are 1.5 rounds of 264
-    assert not roomy or few != linear.TILES_200_KIB[0][:-1]
-    rows, columns, depths = (1, 64, 4096), (1, 256, 22016), (0, 768, 8192)
-    for *sizes, dtype, aligned in itertools.product(rows, columns, depths, correctness.DTYPES, (True, False)):
-        tile = BM, BN, BK, warps, stages, programs = linear.choose_tile(*sizes, dtype, aligned, its)
-        assert all(size >= 16 and size & (size - 1) == 0 for size in (BM, BN // 2, BK))
-        assert warps in (4, 8) and stages >= 2 and programs in (1, 2)
-        assert aligned or tile in [choice[:-1] for choice in linear.TILES_UNALIGNED]
+    large = linear.choose_tile(8192, 8192, 8192, 2, True, True, its)
+    assert (large.BM, large.BN) in ((128, 256), (256, 128)) if roomy else large.BM * large.BN >= 2**14
+    for K in (64, 8192):
+        few = linear.choose_tile(64, 512, K, 2, True, True, its)
+        assert few.BM == 64
+        assert (few.split > 1) is (K == 8192), "8 tiles leave most of the GPU idle"
+    last = linear.choose_tile(6205, 1384, 4376, 2, True, True, its)  # the largest are 2.2 rounds
+    assert not roomy or last.shared or last.BM * last.BN < 128 * 256
+    rows, columns, depths = (1, 64, 4096), (1, 256, 22016), (16, 768, 8192)
+    flags = (True, False)
+    for M, N, K, itemsize, splits, store in itertools.product(rows, columns, depths, (2, 4), flags, flags):
+        tile = linear.choose_tile(M, N, K, itemsize, splits, store, its)
+        assert all(size >= 16 and size & (size - 1) == 0 for size in (tile.BM, tile.BN // 2, tile.BK))
+        assert tile.warps in (4, 8) and tile.stages >= 2 and 1 <= tile.programs <= 3
+        tiles = math.ceil(M / tile.BM) * math.ceil(N / tile.BN)
+        assert (tile.split > 1) is (tile.shared > 0) and 0 <= tile.shared <= tiles
+        assert splits or not tile.shared
+        assert store or tile.BM * tile.BN // (32 * tile.warps) <= 64
+        assert tile.shared * tile.split <= tile.programs * its.multiprocessors, "one wave"
+        assert not tile.shared or 4 * tile.BK * tile.split <= K
 
 
 def test_no_more_programs_start_than_fit_where_they_walk(monkeypatch):
@@ -245,8 +280,12 @@ def test_no_more_programs_start_than_fit_where_they_walk(monkeypatch):
     for target, rows in (("sm_80", 8192), ("sm_90", 8192), ("sm_90", 64)):
         asked = op.pretend(monkeypatch, limits_of(target), linear)
         matmul(meta(rows, 1024, dtype=bf16), meta(rows, 1024, dtype=bf16))
-    assert [made.grid for made in launches] == [(64 * 64,), (2 * 132,), (1,)]
-    assert [made.TMA for made in launches] == [False, True, True]
+    walks = [made for made in launches if made.title == "linear_kernel"]
+    assert [made.TMA for made in walks] == [False, True, True]
+    for made, rows, M in zip(walks, (8192, 8192, 64), (8192, 8192, 64), strict=True):
+        tile = linear.choose_tile(M, rows, 1024, 2, True, True, limits_of("sm_90" if made.TMA else "sm_80"))
+        units = max(made.whole, tile.split * tile.shared)
+        assert made.grid == (min(units, tile.programs * 132) if made.TMA else units,)
     asked.clear()
     op.launch_both_ways(linear_act, meta(8, 16), meta(24, 16), meta(24))
     assert asked == [torch.device("meta")] * 2, "the tensors' own"

@@ -4,14 +4,14 @@ import itertools
 
 import operators as op
 import pytest
-from operators import bf16, fp16, fp32, limits_of
+from operators import bf16, fp16, fp32, limits_of, meta
 from products import KERNELS, launch_all
 
 from labkit.kernels import linear
 from labkit.profiling import codegen
 
-WIDE, DEEP, FEW, ODD = (8192, 4096, 1024), (8192, 4096, 8192), (64, 512, 256), (4096, 1001, 99)
-"""(rows, hidden, width): the largest tiles; where K is large; small ones; rows that are not aligned."""
+WIDE, DEEP, FEW, ODD = (8192, 4096, 1024), (8192, 4096, 8192), (64, 512, 2048), (4096, 1001, 99)
+"""(rows, hidden, width): large tiles; where K is large; few, with K split; rows not aligned."""
 CASES = {
     "sm_80": [(bf16, WIDE, True), (fp32, FEW, False)],
     "sm_86": [(fp16, WIDE, True)],
@@ -27,6 +27,8 @@ CASES = {
 PRODUCTS = ("linear_kernel", "gate_up_kernel")
 FULL = {
     "linear_kernel": ("x", "weight", "y", "kept"),
+    "sum_parts_kernel": ("parts", "y", "kept"),
+    "pad_kernel": ("x", "weight", "padded"),
     "gate_up_kernel": ("x", "weight", "hidden", "kept_gate", "kept_up"),
     "dz_kernel": ("dy", "z", "dz"),
     "gate_up_grad_kernel": ("dhidden", "kept", "dkept"),
@@ -61,26 +63,45 @@ def test_everything_compiles_without_spills_and_fits(variants):
 def test_the_cases_reach_the_tiles_they_are_meant_for(products):
     """And as many programs fit a multiprocessor as the tile says."""
     tables = {"sm_80": linear.TILES_160_KIB, "sm_90": linear.TILES_200_KIB, "sm_100": linear.TILES_200_KIB}
+    split = set()
     for v in products:
         dtype, (M, H, K), _ = v.case
-        table = linear.TILES_200_KIB_DEEP if v.case[1] == DEEP else tables.get(v.target, linear.TILES_SMALL)
-        table = linear.TILES_UNALIGNED if not aligned(v) else linear.TILES_FP32 if dtype is fp32 else table
+        table = linear.TILES_FP32 if dtype is fp32 else tables.get(v.target, linear.TILES_SMALL)
         assert tile_of(v.launch) in [choice[:5] for choice in table], v
-        assert v.launch.TMA is (aligned(v) and v.target in ("sm_90", "sm_100", "sm_120")), v
-        N = 2 * H if v.title == "gate_up_kernel" else H
-        *tile, programs = linear.choose_tile(M, N, K, dtype, aligned(v), limits_of(v.target))
-        assert tuple(tile) == tile_of(v.launch), v
-        # where nothing is aligned there is one tile for all: the number decides nothing
-        assert not aligned(v) or op.registers_fit(programs, v.code, v.target), v
+        assert v.launch.TMA is (v.target in ("sm_90", "sm_100", "sm_120")), v
+        assert v.launch.STORE is (v.launch.TMA and aligned(v)), v
+        pair = v.title == "gate_up_kernel"
+        K = K if aligned(v) else 112
+        store, limits = v.launch.STORE or not v.launch.TMA, limits_of(v.target)
+        tile = linear.choose_tile(M, 2 * H if pair else H, K, dtype.itemsize, not pair, store, limits)
+        assert tile[:5] == tile_of(v.launch), v
+        assert op.registers_fit(tile.programs, v.code, v.target), v
+        split |= {v.target} if tile.shared else set()
     seen = {tile_of(v.launch) for v in products if v.target == "sm_90" and v.case[0] is bf16}
-    assert len(seen) >= 4, "the deepest and the largest of the others, a small one, and that of odd sizes"
+    assert len(seen) >= 3 and "sm_90" in split
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90", "sm_120"])
+def test_every_tile_of_a_table_compiles_without_spills_and_fits(target):
+    """Also those that no case above reaches: by themselves, and with sums that programs share."""
+    tables = {"sm_80": linear.TILES_160_KIB, "sm_90": linear.TILES_200_KIB}
+    table = tables.get(target, linear.TILES_SMALL)
+    cases = [(tile._replace(split=split, shared=split // 2)) for tile in table for split in (1, 4)]
+
+    def launch(*tile):
+        linear.matmul(meta(4096, 4096, dtype=bf16), meta(4096, 4096, dtype=bf16), tile=tile)
+
+    for v in op.variants_of(KERNELS, {target: cases}, launch):
+        op.assert_fits([v], 0 if target == "sm_90" else 64)  # the others are not tuned
+        programs = linear.Tile(*v.case).programs
+        assert v.title == "sum_parts_kernel" or op.registers_fit(programs, v.code, target), v
 
 
 def test_products_use_the_matrix_unit_and_float32_three_products_of_tf32(products):
     """One of tf32 alone has an error of 1e-3; plain fp32 would not use the matrix unit at all."""
     for v in products:
         unit = {"sm_90": "wgmma", "sm_100": "tcgen05"}.get(v.target, "mma")
-        assert v.code.matrix and set(v.code.matrix) <= ({unit} if aligned(v) else {unit, "mma"}), v
+        assert v.code.matrix and set(v.code.matrix) <= {unit}, v
         if v.case[0] is fp32:
             assert "inputPrecision = tf32x3" in v.code.ttir and "tf32" in v.code.ptx, v
     assert {v.case[0] for v in products} == {bf16, fp16, fp32}
