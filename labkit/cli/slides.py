@@ -55,8 +55,10 @@ def to_slides(notebook: NotebookNode, name: str) -> str:
 
 def split_text(cell: NotebookNode) -> list[NotebookNode]:
     """The cell, or of a text with lines ``<!-- slide -->`` a copy for each part, on a slide of its own."""
+    if cell.cell_type != "markdown":
+        return [cell]
     cells = []
-    for number, text in enumerate(cell.source.split(BREAK) if cell.cell_type == "markdown" else [cell.source]):
+    for number, text in enumerate(cell.source.split(BREAK)):
         part = deepcopy(cell)
         part.source = text
         if number:

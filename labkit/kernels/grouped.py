@@ -105,13 +105,10 @@ def backward_tiling(d_in: int, d_out: int, itemsize: int, limits: DeviceLimits) 
     down, across = block_width(d_in), block_width(d_out)
     widest, fp32, shared = max(down, across), itemsize == 4, limits.shared_bytes // 1024
 
-    def tiling(
-        pack: int, rows: int, side: int, warps: int, stages: int, resident: int, tma: bool = False,
-        store: bool = False,
-    ) -> Tiling:  # fmt: skip
+    def tiling(pack: int, rows: int, side: int, *sizes: int, **uses: bool) -> Tiling:
         """Of squares, or the whole of dW where it is smaller."""
         depth, cols = (min(block_width(pack * d), side) for d in (d_in, d_out))
-        return Tiling(pack, rows, cols, warps, stages, resident, tma=tma, store=store, depth=depth)
+        return Tiling(pack, rows, cols, *sizes, depth=depth, **uses)
 
     if not shared:
         return tiling(2 if {d_in, d_out} <= {16, 32} else 1, 32, 64, 4, 1, 1)
@@ -289,9 +286,7 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
     )  # fmt: skip
 
 
-def launch_backward(
-    dy: Tensor, x: Tensor, weight: Tensor, dx: Tensor | None, dw: Tensor, db: Tensor
-) -> None:
+def launch_backward(dy: Tensor, x: Tensor, weight: Tensor, dx: Tensor | None, dw: Tensor, db: Tensor) -> None:
     """Write dw, db, and dx unless it is None."""
     (B, T, _), (G, d_in, d_out), limits = x.shape, weight.shape, device_limits(x.device)
     tiling = backward_tiling(d_in, d_out, x.itemsize, limits)

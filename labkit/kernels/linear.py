@@ -222,9 +222,7 @@ SECOND_KERNEL = 5.0
 """Microseconds of the kernel that adds up the parts of sums."""
 
 
-def tile_time(
-    tile: Tile, share: float, M: int, N: int, K: int, itemsize: int, multiprocessors: int
-) -> float:
+def tile_time(tile: Tile, share: float, M: int, N: int, K: int, itemsize: int, multiprocessors: int) -> float:
     """Microseconds of a product of x (M, K) and weight (N, K), as a model of the H200 has them.
 
     A wave is what runs at the same time. A program's step takes as long as the matrix unit or the L2 cache,
