@@ -105,10 +105,12 @@ def backward_tiling(d_in: int, d_out: int, itemsize: int, limits: DeviceLimits) 
     down, across = block_width(d_in), block_width(d_out)
     widest, fp32, shared = max(down, across), itemsize == 4, limits.shared_bytes // 1024
 
-    def tiling(pack: int, rows: int, side: int, *sizes: int, **uses: bool) -> Tiling:
+    def tiling(
+        pack: int, rows: int, side: int, warps: int, stages: int, resident: int, **uses: bool
+    ) -> Tiling:
         """Of squares, or the whole of dW where it is smaller."""
         depth, cols = (min(block_width(pack * d), side) for d in (d_in, d_out))
-        return Tiling(pack, rows, cols, *sizes, depth=depth, **uses)
+        return Tiling(pack, rows, cols, warps, stages, resident, depth=depth, **uses)
 
     if not shared:
         return tiling(2 if {d_in, d_out} <= {16, 32} else 1, 32, 64, 4, 1, 1)
