@@ -83,11 +83,9 @@ def forward_tiling(d_in: int, d_out: int, itemsize: int, tma: bool, limits: Devi
     if tma and shared >= 160 and widest <= 128:
         if widest == 64 and not fp32:
             return Tiling(1, 64, cols, 4, 3, 5, tiles=1 if d_in == d_out == 64 else 4, tma=True, store=True)
-        if widest == 64:
-            return Tiling(1, 64, cols, 4, 3, 2, tma=True, store=True)
         if d_in == 128:
             return Tiling(1, 64, cols, 4 if fp32 else 8, 2 if fp32 else 3, 2, tiles=13, tma=True)
-        return Tiling(1, 64, cols, 4, 3, 2, tma=True)
+        return Tiling(1, 64, cols, 4, 3, 2, tma=True, store=widest == 64)
     if tma and shared >= 200 and widest <= 256 and not fp32:
         return Tiling(1, 64, cols, 8, 4, 1, tma=True)
     if widest <= (64 if fp32 else 128):
