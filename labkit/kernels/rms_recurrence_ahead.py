@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from labkit.kernels.common import DeviceLimits, cdiv, interpreted, next_power_of_2
+from labkit.kernels.common import DeviceLimits, cdiv, interpreted, next_power_of_2, offset64
 
 NARROW_BYTES = 64
 """Rows of so many bytes share a warp; found by measuring on an H200, as are the numbers below."""
@@ -46,7 +46,7 @@ def block_of(B, T, H: tl.constexpr, BM: tl.constexpr, R: tl.constexpr, BC: tl.co
 @triton.jit
 def load_step(p, at, t, H: tl.constexpr, there):
     """Step t of a block, (R, BC); 0 where nothing is there."""
-    return tl.load(p + t * H + at, there, other=0.0)
+    return tl.load(p + offset64(t, H) + at, there, other=0.0)
 
 
 @triton.jit
@@ -99,7 +99,7 @@ def ahead_kernel(
             x = now_a[u].to(tl.float32) * state + now_b[u].to(tl.float32)  # u_t, (R, BC)
             square = tl.sum(over_features(x * x, BM), 1)[:, None]  # (BM, 1)
             state = w * x * tl.rsqrt(square * (1.0 / H) + eps)
-            tl.store(h + t * H + at, state, inside & (t < T))
+            tl.store(h + offset64(t, H) + at, state, inside & (t < T))
 
 
 @triton.jit
@@ -142,8 +142,8 @@ def ahead_grad_kernel(
             along = scale * scale * (along[:, None] * (1.0 / H))  # how much of it is along u
             du = scale * (w * g - x * along)
             there = inside & (t >= 0)
-            tl.store(da + t * H + at, du * last, there)
-            tl.store(db + t * H + at, du, there)
+            tl.store(da + offset64(t, H) + at, du * last, there)
+            tl.store(db + offset64(t, H) + at, du, there)
             dw += tl.where(t >= 0, g * (x * scale), 0.0)
             carry = tl.where(t >= 0, gate * du, carry)
     if BM > 1:
