@@ -13,9 +13,10 @@ from torch import Tensor
 from labkit.measure import correctness
 from labkit.profiling import codegen
 
-__all__ = ["OperatorTests", "fp16", "gradients", "launch", "norms", "offsets", "steps"]
-norms, steps = (  # the package's attribute rms_norm is the function
-    importlib.import_module(f"labkit.kernels.{name}") for name in ("rms_norm", "recurrence")
+__all__ = ["OperatorTests", "ahead", "fp16", "gradients", "launch", "norms", "offsets", "steps"]
+norms, steps, ahead = (  # the package's attribute rms_norm is the function
+    importlib.import_module(f"labkit.kernels.{name}")
+    for name in ("rms_norm", "recurrence", "rms_recurrence_ahead")
 )
 KERNELS = {
     norms: (
@@ -31,6 +32,7 @@ KERNELS = {
         "rms_recurrence_kernel",
         "rms_recurrence_grad_kernel",
     ),
+    ahead: ("ahead_kernel", "ahead_grad_kernel"),
 }
 WIDTHS = (1, 20, 32, 33, 64, 100, 128, 129, 256, 512, 513, 1024, 2048, 4096)
 

@@ -25,6 +25,7 @@ from labkit.kernels.common import (
 )
 from labkit.kernels.recurrence_scan import scan, scan_back, scan_pays
 from labkit.kernels.rms_norm import check_width, stages_that_fit, sum_partials
+from labkit.kernels.rms_recurrence_ahead import ahead, ahead_back, ahead_pays
 
 MAX_WIDTH = 4096
 """The most features of rms_recurrence: a program holds whole states in registers."""
@@ -245,7 +246,8 @@ def min_gru(z: Tensor, candidate: Tensor, h0: Tensor | None = None) -> Tensor:
 # ---- rms_recurrence: kernels -------------------------------------------------------------------------------
 # a, b and h are (B, T, H). A program has one sequence.
 # Each step needs a sum over all features. Up to 512 features are one warp's, so that the sum is five shuffles
-# without a barrier. STAGES - 1 steps are loaded ahead, into shared memory.
+# without a barrier. STAGES - 1 steps are loaded ahead, into shared memory. Narrow rows, and few sequences at
+# odd addresses, are loaded ahead into registers instead (rms_recurrence_ahead.py).
 
 
 @triton.jit
@@ -315,9 +317,11 @@ def rms_recurrence_plan(B: int, H: int, itemsize: int, tensors: int, limits: Dev
 def rms_recurrence_forward(a: Tensor, b: Tensor, weight: Tensor, h0: Tensor | None, eps: float) -> Tensor:
     a, b, weight = a.contiguous(), b.contiguous(), weight.contiguous()
     h0 = None if h0 is None else h0.contiguous()
-    (B, T, H), h = a.shape, torch.empty_like(a)
-    if h.numel():
-        sizes = rms_recurrence_plan(B, H, a.itemsize, 2, device_limits(a.device))
+    (B, T, H), h, limits = a.shape, torch.empty_like(a), device_limits(a.device)
+    if h.numel() and ahead_pays(B, H, a.itemsize, limits):
+        ahead(a, b, weight, h0, h, eps)
+    elif h.numel():
+        sizes = rms_recurrence_plan(B, H, a.itemsize, 2, limits)
         rms_recurrence_kernel[(B,)](a, b, weight, h0, h, T, eps, **sizes)
     return h
 
@@ -330,10 +334,12 @@ def rms_recurrence_backward(
     dh, a, b, weight = dh.contiguous(), a.contiguous(), b.contiguous(), weight.contiguous()
     h0 = None if h0 is None else h0.contiguous()
     (B, T, H), da, db = a.shape, torch.empty_like(a), torch.empty_like(b)
-    dh0 = None if h0 is None else torch.empty_like(h0)
-    if a.numel():
+    dh0, limits = None if h0 is None else torch.empty_like(h0), device_limits(a.device)
+    if a.numel() and ahead_pays(B, H, a.itemsize, limits):
+        dweight = sum_partials(ahead_back(dh, a, b, weight, h0, h, da, db, dh0, eps), weight)
+    elif a.numel():
         parts = torch.empty(B, H, dtype=torch.float32, device=a.device)
-        sizes = rms_recurrence_plan(B, H, a.itemsize, 4, device_limits(a.device))
+        sizes = rms_recurrence_plan(B, H, a.itemsize, 4, limits)
         rms_recurrence_grad_kernel[(B,)](dh, a, b, weight, h0, h, da, db, parts, dh0, T, eps, **sizes)
         dweight = sum_partials(parts, weight)
     else:
