@@ -4,6 +4,7 @@ The first is a Linear layer whose matrix is diagonal, the second the pointwise p
 """
 
 import math
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from labkit.kernels.common import (
+    INTERPRETED,
     DeviceLimits,
     activate,
     activation_and_derivative,
@@ -21,6 +23,7 @@ from labkit.kernels.common import (
     device_limits,
     empty_contiguous,
     needs_grad,
+    next_power_of_2,
     offset64,
     once_differentiable,
     operator,
@@ -28,9 +31,8 @@ from labkit.kernels.common import (
 
 ROW_BYTES = 2048
 """Bytes of one row that a program of the forward reads at once: 16 for each of its 128 threads."""
-SUM_BYTES = 512
-"""The same in the backward, 16 for each of a warp's lanes: the fewer columns a program has, the fewer sums it
-writes, and the more rows are summed before."""
+SUM_BYTES = 2048
+"""The same in the backward."""
 LEAST_ROWS = 16
 """Rows are folded where so many are left: what fills no folded row, and the sums, are then small beside x."""
 TILES = 32
@@ -77,8 +79,11 @@ def fold_kernel(
 def backward_kernel(
     dy, x, weight, dx, dweight, dbias, rows, width, tail, blocks, groups, period,
     NARROW: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx, and sums of dy * x and of dy over the rows of each program, for ``store_sums``."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     width = width // VECTOR * VECTOR
     column = (tl.program_id(0) % blocks + 0 * width) * COLS + tl.arange(0, COLS)
     group = tl.program_id(0) // blocks
@@ -86,7 +91,7 @@ def backward_kernel(
     scale = tl.load(weight + column % period, inside).to(tl.float32)  # (COLS,)
     wx = tl.zeros([ROWS, COLS], tl.float32)
     wy = tl.zeros([ROWS, COLS], tl.float32)
-    for first in tl.range(group * ROWS, rows, groups * ROWS, num_stages=3):
+    for first in tl.range(group * ROWS, rows, groups * ROWS, num_stages=STAGES):
         row = (first + tl.arange(0, ROWS)).to(tl.int64)
         at = row[:, None] * width + column[None, :]  # (ROWS, COLS)
         mask = (row < rows)[:, None] & inside[None, :]
@@ -109,21 +114,34 @@ def backward_kernel(
 def store_sums(sums, mine, column, group, width, period, NARROW: tl.constexpr):
     """Store a program's sums (COLS,): as row ``group`` of sums (groups, width), where its columns are.
 
-    With NARROW the sums of the same of ``period`` columns are added up first: sums (programs, period).
+    Where the period is at most NARROW, the sums of the same of ``period`` columns are added up first, through
+    shared memory: sums (programs, period).
     """
     if NARROW:
-        one = tl.arange(0, 8)
-        for first in range(0, period, 8):
-            same = (column % period)[:, None] == (first + one)[None, :]  # (COLS, 8)
-            total = tl.sum(tl.where(same & (column < width)[:, None], mine[:, None], 0.0), 0)
-            tl.store(sums + tl.program_id(0) * period + first + one, total, first + one < period)
+        COLS: tl.constexpr = mine.shape[0]
+        MOST: tl.constexpr = 4 * COLS // NARROW  # of the same columns: COLS / period rounded up, and one
+        at = tl.arange(0, MOST * NARROW)
+        same, which = at % NARROW, at // NARROW
+        first = (tl.program_id(0) % tl.cdiv(width, COLS)).to(tl.int64) * COLS % period
+        at = (same + (period - first)) % period + which * period
+        inside = (same < period) & (at < COLS)
+        mine = tl.where(inside, tl.gather(mine, tl.where(inside, at, 0).to(tl.int32), 0), 0.0)
+        same = tl.arange(0, NARROW)
+        tl.store(sums + tl.program_id(0) * period + same, tl.sum(mine.reshape(MOST, NARROW), 0), same < period)
     else:
         tl.store(sums + offset64(group, width) + column, mine, column < width)
 
 
 @triton.jit
-def column_sum_kernel(sums, dweight, dbias, rows, width, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Add up sums (2, rows, width) over rows in a fixed order; program_id(1) is 1 for dbias, else 0."""
+def column_sum_kernel(
+    sums, dweight, dbias, rows, width, ROWS: tl.constexpr, COLS: tl.constexpr, EARLY: tl.constexpr
+):
+    """Add up sums (2, rows, width) over rows in a fixed order; program_id(1) is 1 for dbias, else 0.
+
+    EARLY: launched before the kernel that computes the sums has ended, for which it waits.
+    """
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     column = (tl.program_id(0) + 0 * width) * COLS + tl.arange(0, COLS)
     sums += offset64(tl.program_id(1), rows) * width
     total = tl.zeros([ROWS, COLS], tl.float32)
@@ -208,8 +226,8 @@ class SumPlan(NamedTuple):
     blocks: int
     groups: int
     """Programs are (groups, blocks): a block is ``cols`` columns, a group each so many-th tile of rows."""
-    narrow: bool
-    """Whether a program adds up the columns that are the same in x."""
+    narrow: int
+    """The next power of two to the period where a program adds up the columns that are the same in x, or 0."""
     partials: int
     """Sums for each column of x; with one the program's own sum is the result."""
 
@@ -223,32 +241,57 @@ class SumPlan(NamedTuple):
         return self.rows, self.width, self.tail, self.blocks, self.groups
 
 
-SUM_ROWS = 8
-"""Rows of a tile of the backward: two for each warp."""
+SUM_ROWS, SUM_WARPS, SUM_STAGES, SUM_PROGRAMS = 2, 4, 3, 4
+"""Rows of a tile of the backward, its warps, its tiles on their way or at work, and programs for each
+multiprocessor: 2 tensors * 2 rows * 2048 bytes * 2 stages of 4 programs are 64 KB on their way."""
+EARLY = True
+"""Whether the kernel that adds up sums is launched early."""
 
 
+@cache
 def sum_plan(count: int, period: int, itemsize: int, limits: DeviceLimits) -> SumPlan:
-    """Four programs for each multiprocessor, which keep 64 KB in flight, all with as many tiles.
+    """As many rows folded into one as leave SUM_PROGRAMS for each multiprocessor the least idle.
 
-    A program has 2 tensors * 8 rows * 512 bytes * 2 stages on their way.
+    Folded rows begin at multiples of 16 bytes. What is idle: columns of a last block beyond the width, places
+    without a program, and those of the last round over the tiles.
     """
-    cols = SUM_BYTES // itemsize
-    rows, width, tail, vector = fold_rows(count, period, cols, itemsize, LEAST_ROWS)
-    blocks, tiles = cdiv(width, cols), max(1, cdiv(rows, SUM_ROWS))
-    most = max(1, 4 * limits.multiprocessors // blocks)
-    groups = cdiv(tiles, cdiv(tiles, most))
-    narrow = 8 * period <= cols and groups * width > period
+    cols, vector, batch = SUM_BYTES // itemsize, 16 // itemsize, count // period
+    places = max(1, SUM_PROGRAMS * limits.multiprocessors)
+
+    def shared_out(k: int) -> tuple[float, tuple[int, int, int, int]]:
+        """(the share of the time that programs are busy, (rows, width, blocks, groups)) for k rows as one."""
+        rows, width = batch // k, k * period
+        blocks, tiles = cdiv(width, cols), max(1, cdiv(rows, SUM_ROWS))
+        groups = max(1, min(tiles, places // blocks))
+        rounds = cdiv(tiles, groups)
+        groups = cdiv(tiles, rounds)
+        rounds *= cdiv(groups * blocks, places)
+        return rows * width / (rounds * places * SUM_ROWS * cols), (rows, width, blocks, groups)
+
+    step = vector // math.gcd(period, vector)
+    most = min(batch // LEAST_ROWS, 2**30 // period, 2 * cols // period + 16 * step)
+    choices = range(step, most + 1, step) or [1]
+    k = max(choices, key=lambda k: (round(shared_out(k)[0], 2), -k))
+    rows, width, blocks, groups = shared_out(k)[1]
+    vector = vector if width % vector == 0 else 1
+    narrow = next_power_of_2(period) if 2 * period <= cols and groups * width > period else 0
     partials = groups * blocks if narrow else groups * width // period
-    return SumPlan(rows, width, tail, vector, cols, blocks, groups, narrow, partials)
+    return SumPlan(rows, width, batch % k * period, vector, cols, blocks, groups, narrow, partials)
+
+
+def early_launch(x: Tensor) -> bool:
+    """Whether the second kernel may be launched before the first has ended, as compute capability 9.0 can."""
+    return EARLY and device_limits(x.device).has_tma and not INTERPRETED
 
 
 def sum_columns(sums: Tensor, *totals: Tensor) -> None:
     """Add up sums (1 or 2, partials, period) over the partials, into one or two totals (period,)."""
     _, partials, period = sums.shape
-    # few partial sums of many columns, or many of few: the shape that keeps more programs busy
-    shape = dict(ROWS=256, COLS=16, num_warps=8) if partials <= 512 else dict(ROWS=1024, COLS=8, num_warps=16)
+    rows = min(1024, max(64, next_power_of_2(partials)))
+    shape = dict(ROWS=rows, COLS=max(8, min(32, 4096 // rows)), EARLY=early_launch(sums), num_warps=8)
+    launch: Any = dict(launch_pdl=True) if early_launch(sums) else {}
     grid = (cdiv(period, shape["COLS"]), len(totals))
-    column_sum_kernel[grid](sums, totals[0], totals[-1], partials, period, **shape)
+    column_sum_kernel[grid](sums, totals[0], totals[-1], partials, period, **shape, **launch)
 
 
 @operator(fake=lambda dy, x, weight: tuple(empty_contiguous(t) for t in (x, weight, weight)))
@@ -262,7 +305,10 @@ def affine_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tens
     plan = sum_plan(x.numel(), period, x.element_size(), device_limits(x.device))
     sums = torch.empty(2, plan.partials, period, device=x.device, dtype=torch.float32)
     into = (dweight, dbias) if plan.partials == 1 else sums.unbind()
-    constants = dict(NARROW=plan.narrow, VECTOR=plan.vector, ROWS=SUM_ROWS, COLS=plan.cols)
+    constants = dict(
+        NARROW=plan.narrow, VECTOR=plan.vector, ROWS=SUM_ROWS, COLS=plan.cols, STAGES=SUM_STAGES,
+        EARLY=plan.partials > 1 and early_launch(x), num_warps=SUM_WARPS,
+    )  # fmt: skip
     backward_kernel[(plan.programs,)](dy, x, weight, dx, *into, *plan.sizes, period, **constants)
     if plan.partials > 1:
         sum_columns(sums, dweight, dbias)
@@ -350,15 +396,18 @@ def gelu_mul_kernel(
 def gelu_mul_grad_kernel(
     dy, x, bias, other, dx, dother, dbias, rows, width, tail, blocks, groups, period,
     NARROW: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx and dother, and the sums of dx over the rows of each program, as affine's backward has them."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     width = width // VECTOR * VECTOR
     column = (tl.program_id(0) % blocks + 0 * width) * COLS + tl.arange(0, COLS)
     group = tl.program_id(0) // blocks
     inside = column < width
     shift = tl.load(bias + column % period, inside).to(tl.float32)  # (COLS,)
     total = tl.zeros([ROWS, COLS], tl.float32)
-    for first in tl.range(group * ROWS, rows, groups * ROWS, num_stages=3):
+    for first in tl.range(group * ROWS, rows, groups * ROWS, num_stages=STAGES):
         row = (first + tl.arange(0, ROWS)).to(tl.int64)
         at = row[:, None] * width + column[None, :]  # (ROWS, COLS)
         mask = (row < rows)[:, None] & inside[None, :]
@@ -413,7 +462,10 @@ def gelu_mul_backward(dy: Tensor, x: Tensor, bias: Tensor, other: Tensor) -> tup
     plan = sum_plan(x.numel(), period, x.element_size(), device_limits(x.device))
     sums = torch.empty(1, plan.partials, period, device=x.device, dtype=torch.float32)
     into = dbias if plan.partials == 1 else sums
-    constants = dict(NARROW=plan.narrow, VECTOR=plan.vector, ROWS=SUM_ROWS, COLS=plan.cols)
+    constants = dict(
+        NARROW=plan.narrow, VECTOR=plan.vector, ROWS=SUM_ROWS, COLS=plan.cols, STAGES=SUM_STAGES,
+        EARLY=plan.partials > 1 and early_launch(x), num_warps=SUM_WARPS,
+    )  # fmt: skip
     grid = (plan.programs,)
     gelu_mul_grad_kernel[grid](dy, x, bias, other, dx, dother, into, *plan.sizes, period, **constants)
     if plan.partials > 1:

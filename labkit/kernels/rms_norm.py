@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from labkit.kernels.common import (
+    INTERPRETED,
     DeviceLimits,
     activation_and_derivative,
     autocast,
@@ -26,12 +27,22 @@ from labkit.kernels.common import (
 
 MAX_WIDTH = 8192
 """The most columns: a program holds whole rows in registers."""
-FLAT_WIDTH = 128
+FLAT_WIDTH = 32
 """The most columns of rows that are taken as a flat block where they begin at odd addresses."""
 FLAT_BYTES = 4096
 """Bytes of such a block, of each tensor. A thread has 8 numbers of each, so that registers suffice."""
+LANE, GRAD_LANE = 8, 8
+"""Numbers of a tile of windows for each lane, of each tensor, forward and backward."""
+WARPS, GRAD_WARPS = 24, 16
+"""Warps of programs that read windows, for each multiprocessor."""
+STAGES, GRAD_STAGES = 4, 3
+"""Tiles of a program that are on their way or at work."""
+WINDOWS_FROM = 2
+"""Rows after which one begins at a multiple of 16 bytes, from which on the forward reads windows."""
 FLAT_WARPS, FLAT_GRAD_WARPS = 24, 16
 """Warps for which a multiprocessor has registers, forward and backward: 80 and 128 for each thread."""
+EARLY = True
+"""Whether the kernel that adds up parts is launched early."""
 MAX_NORM_GELU_WIDTH = 2**20
 """The most features of norm_gelu: a program holds whole rows, and a Triton block at most so many elements."""
 NORM_GELU_EPS = tl.constexpr(1e-6)
@@ -51,28 +62,135 @@ def rms_norm_kernel(x, weight, y, M, eps, H: tl.constexpr, BM: tl.constexpr, BH:
     tl.store(y + m * H + n, value * scale * w, inside)
 
 
+# Rows are read in windows, from their address rounded down to V numbers, which are 16 bytes: loads are wide at
+# any width, and nearly all stores. Number j of a window is in column j - shift. A program's tiles lie so many
+# rows apart that their shifts are the same: its weights stay in registers, and so do the sums for dweight.
+
+
+@triton.jit
+def window_shifts(H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr):
+    """(BM, 1): how many numbers before each row of the program's tiles its window begins."""
+    shift = tl.zeros([BM, 1], tl.int32)
+    if H % V != 0:
+        shift += ((tl.program_id(0) * BM + tl.arange(0, BM)) * H % V)[:, None]
+    return shift
+
+
+@triton.jit
+def windows(tile, H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr):
+    """Where the numbers of a tile's windows are, (BM, BH)."""
+    m = (tl.cast(tile, tl.int64) * BM + tl.arange(0, BM))[:, None]  # (BM, 1)
+    return m * H // V * V + tl.arange(0, BH)[None, :]
+
+
+@triton.jit
+def load_rows(x, at, shift, rows, H: tl.constexpr, V: tl.constexpr, LAST: tl.constexpr):
+    """Float32 numbers (BM, BH) of a tile's windows, zero where they are another row's.
+
+    Vectors that reach into the next row are read whole, except in the LAST tile, which has ``rows`` rows.
+    """
+    BM: tl.constexpr = at.shape[0]
+    BH: tl.constexpr = at.shape[1]
+    j = tl.arange(0, BH)[None, :]
+    own = (j >= shift) & (j < shift + H)
+    if LAST:
+        own = own & (tl.arange(0, BM)[:, None] < rows)
+        value = tl.load(x + at, own, other=0.0).to(tl.float32)
+    else:
+        value = tl.load(x + at, j // V * V < shift + H, other=0.0).to(tl.float32)
+        if H % V != 0:
+            value = tl.where(own, value, 0.0)
+    return value
+
+
+@triton.jit
+def store_rows(y, value, at, shift, rows, H: tl.constexpr, V: tl.constexpr, LAST: tl.constexpr):
+    """Store what is the rows' own in a tile's windows: whole vectors, and numbers at either end."""
+    BM: tl.constexpr = at.shape[0]
+    BH: tl.constexpr = at.shape[1]
+    j = tl.arange(0, BH)[None, :]
+    own = (j >= shift) & (j < shift + H)
+    if LAST:
+        tl.store(y + at, value, own & (tl.arange(0, BM)[:, None] < rows))
+    else:
+        first = j // V * V
+        whole = (first >= shift) & (first + V <= shift + H)
+        tl.store(y + at, value, whole)
+        if H % V != 0:
+            tl.store(y + at, value, own & (whole == 0))
+
+
+@triton.jit
+def norm_tile(
+    x, y, w, shift, tile, M, eps,
+    H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
+    at, rows = windows(tile, H, V, BM, BH), M - tl.cast(tile, tl.int64) * BM
+    value = load_rows(x, at, shift, rows, H, V, LAST)
+    scale = tl.rsqrt(tl.sum(value * value, 1, keep_dims=True) / H + eps)  # (BM, 1)
+    store_rows(y, value * scale * w, at, shift, rows, H, V, LAST)
+
+
+@triton.jit
+def rms_norm_window_kernel(
+    x, weight, y, M, eps,
+    H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    shift = window_shifts(H, V, BM)
+    column = tl.arange(0, BH)[None, :] - shift  # (BM, BH)
+    w = tl.load(weight + column, (column >= 0) & (column < H), other=0.0).to(tl.float32)
+    last = (M - 1) // BM
+    for tile in tl.range(tl.program_id(0), last, tl.num_programs(0), num_stages=STAGES):
+        norm_tile(x, y, w, shift, tile, M, eps, H, V, BM, BH, False)
+    if last % tl.num_programs(0) == tl.program_id(0):
+        norm_tile(x, y, w, shift, last, M, eps, H, V, BM, BH, True)
+
+
+@triton.jit
+def norm_grad_tile(
+    dy, x, dx, w, shift, tile, M, eps,
+    H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
+    """Store dx of a tile; returns each number's part of dweight, (BM, BH)."""
+    at, rows = windows(tile, H, V, BM, BH), M - tl.cast(tile, tl.int64) * BM
+    value = load_rows(x, at, shift, rows, H, V, LAST)
+    g = load_rows(dy, at, shift, rows, H, V, LAST)
+    # computing the scale again is cheaper than a load; the two sums do not wait for one another
+    scale = tl.rsqrt(tl.sum(value * value, 1, keep_dims=True) / H + eps)  # (BM, 1)
+    mean = tl.sum(g * w * value, 1, keep_dims=True) / H
+    if LAST:  # no NaN from rows beyond M, even where eps is 0
+        scale = tl.where(tl.arange(0, BM)[:, None] < rows, scale, 0.0)
+    unit = value * scale
+    store_rows(dx, scale * (g * w - unit * (mean * scale)), at, shift, rows, H, V, LAST)
+    return g * unit
+
+
 @triton.jit
 def rms_norm_grad_kernel(
     dy, x, weight, dx, parts, M, eps,
-    H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr,
+    H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx, and each program's part of the weight's gradient: parts (programs, H), float32."""
-    n = tl.arange(0, BH)[None, :]  # (1, BH)
-    w, dw = tl.load(weight + n, n < H, other=0.0).to(tl.float32), tl.zeros([BM, BH], tl.float32)
-    tiles = (M - 1) // BM + 1  # M + BM - 1 may exceed 32 bits where M does not
-    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
-        m = (tile * BM + tl.arange(0, BM)).to(tl.int64)[:, None]  # (BM, 1)
-        at, inside = m * H + n, (m < M) & (n < H)
-        value = tl.load(x + at, inside, other=0.0).to(tl.float32)  # (BM, BH)
-        g = tl.load(dy + at, inside, other=0.0).to(tl.float32)
-        scale = tl.rsqrt(
-            tl.sum(value * value, 1, keep_dims=True) / H + eps
-        )  # computing it again is cheaper than a load
-        unit = value * tl.where(m < M, scale, 0.0)  # no NaN from rows beyond M, even where eps is 0
-        dw += g * unit
-        g *= w
-        tl.store(dx + at, scale * (g - unit * (tl.sum(g * unit, 1, keep_dims=True) / H)), inside)
-    tl.store(parts + tl.program_id(0) * H + n, tl.sum(dw, 0, keep_dims=True), n < H)
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    shift = window_shifts(H, V, BM)
+    j = tl.arange(0, BH)[None, :]
+    column = j - shift  # (BM, BH)
+    w = tl.load(weight + column, (column >= 0) & (column < H), other=0.0).to(tl.float32)
+    dw = tl.zeros([BM, BH], tl.float32)
+    last = (M - 1) // BM
+    for tile in tl.range(tl.program_id(0), last, tl.num_programs(0), num_stages=STAGES):
+        dw += norm_grad_tile(dy, x, dx, w, shift, tile, M, eps, H, V, BM, BH, False)
+    if last % tl.num_programs(0) == tl.program_id(0):
+        dw += norm_grad_tile(dy, x, dx, w, shift, last, M, eps, H, V, BM, BH, True)
+    parts += tl.program_id(0) * H
+    if BM == 1:
+        tl.store(parts + column, dw, (column >= 0) & (column < H))
+    else:
+        if H % V != 0:
+            dw = tl.gather(dw, tl.minimum(j + shift, BH - 1), 1)
+        tl.store(parts + j, tl.sum(dw, 0, keep_dims=True), j < H)
 
 
 # Rows of few columns that begin at odd addresses: a block of R rows is flat, (E,), and begins at a multiple
@@ -152,8 +270,13 @@ def rms_norm_grad_flat_kernel(
 
 
 @triton.jit
-def sum_kernel(parts, total, P, H, BP: tl.constexpr, BH: tl.constexpr):
-    """Add up parts (P, H) over P in a fixed order: the result is the same from run to run."""
+def sum_kernel(parts, total, P, H, BP: tl.constexpr, BH: tl.constexpr, EARLY: tl.constexpr):
+    """Add up parts (P, H) over P in a fixed order: the result is the same from run to run.
+
+    EARLY: launched before the kernel that computes the parts has ended, for which it waits.
+    """
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     n, sums = tl.program_id(0) * BH + tl.arange(0, BH), tl.zeros([BP, BH], tl.float32)
     for first in range(0, P, BP):
         p = (first + tl.arange(0, BP)).to(tl.int64)[:, None]  # (BP, 1)
@@ -173,14 +296,21 @@ def norm_plan(H: int, itemsize: int) -> dict[str, int]:
 
 
 @cache
-def norm_grad_plan(M: int, H: int, itemsize: int, limits: DeviceLimits) -> tuple[int, dict[str, int]]:
-    """Number of programs of the backward, the fewest that need no further round over M rows, and sizes."""
-    BH = next_power_of_2(H)
-    warps = 1 if H < 512 else 2 if H <= 1024 else max(4, next_power_of_2(H) // 1024)
-    BM, each = max(1, 1024 * warps // BH), max(1, 16 // (itemsize * warps))  # programs per multiprocessor
-    stages = min(3, stages_that_fit(2 * BM * BH * itemsize, limits))
-    programs = even_programs(cdiv(M, BM), each * limits.multiprocessors)
-    return programs, dict(H=H, BM=BM, BH=BH, STAGES=stages, num_warps=warps)
+def window_plan(
+    M: int, H: int, itemsize: int, limits: DeviceLimits, grad: bool
+) -> tuple[int, dict[str, int]]:
+    """Number of programs that read windows, the fewest that need no further round over M rows, and sizes."""
+    V = 16 // itemsize
+    period = V // math.gcd(H, V)  # rows after which shifts repeat
+    BH = next_power_of_2(H + V - V // period)
+    lane, most, stages = (GRAD_LANE, GRAD_WARPS, GRAD_STAGES) if grad else (LANE, WARPS, STAGES)
+    warps = min(max(1, BH // (32 * lane)), 16)
+    BM = max(1, 32 * lane * warps // BH)
+    step = max(1, period // BM)
+    stages = min(stages, stages_that_fit((1 + grad) * BM * BH * itemsize, limits))
+    places = max(1, max(1, most // warps) * limits.multiprocessors // step) * step
+    programs = cdiv(even_programs(cdiv(M, BM), places), step) * step
+    return programs, dict(H=H, V=V, BM=BM, BH=BH, STAGES=stages, num_warps=warps)
 
 
 def even_programs(tiles: int, places: int) -> int:
@@ -223,8 +353,12 @@ def stages_that_fit(stage_bytes: int, limits: DeviceLimits) -> int:
 
 def sum_partials(parts: Tensor, like: Tensor) -> Tensor:
     """Float32 parts (P, H) added up over P in a fixed order, in the dtype of ``like`` (H,)."""
-    total = torch.empty_like(like)
-    sum_kernel[(cdiv(len(like), 8),)](parts, total, *parts.shape, BP=512, BH=8, num_warps=8)
+    total, (P, H) = torch.empty_like(like), parts.shape
+    early = EARLY and device_limits(like.device).has_tma and not INTERPRETED
+    launch: Any = dict(launch_pdl=True) if early else {}
+    BP = min(1024, max(64, next_power_of_2(P)))
+    BH = max(8, min(32, 4096 // BP))
+    sum_kernel[(cdiv(H, BH),)](parts, total, P, H, BP=BP, BH=BH, EARLY=early, num_warps=8, **launch)
     return total
 
 
@@ -236,6 +370,9 @@ def rms_norm_forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if M and takes_flat_blocks(H, x.itemsize):
         programs, blocks, rest, sizes = flat_plan(M, H, x.itemsize, device_limits(x.device), FLAT_WARPS)
         rms_norm_flat_kernel[(programs,)](x, weight, y, blocks, rest, eps, **sizes)
+    elif M and 16 // math.gcd(H * x.itemsize, 16) >= WINDOWS_FROM:
+        programs, sizes = window_plan(M, H, x.itemsize, device_limits(x.device), False)
+        rms_norm_window_kernel[(programs,)](x, weight, y, M, eps, **sizes)
     elif M:
         sizes = norm_plan(H, x.itemsize)
         rms_norm_kernel[(cdiv(M, sizes["BM"]),)](x, weight, y, M, eps, **sizes)
@@ -255,9 +392,10 @@ def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, eps: float) -> tupl
         parts = torch.empty(programs, H, dtype=torch.float32, device=x.device)
         rms_norm_grad_flat_kernel[(programs,)](dy, x, weight, dx, parts, blocks, rest, eps, **sizes)
     else:
-        programs, sizes = norm_grad_plan(M, H, x.itemsize, limits)
+        programs, sizes = window_plan(M, H, x.itemsize, limits, True)
         parts = torch.empty(programs, H, dtype=torch.float32, device=x.device)
-        rms_norm_grad_kernel[(programs,)](dy, x, weight, dx, parts, M, eps, **sizes)
+        early = EARLY and limits.has_tma and not INTERPRETED
+        rms_norm_grad_kernel[(programs,)](dy, x, weight, dx, parts, M, eps, **sizes, EARLY=early)
     return dx, sum_partials(parts, weight)
 
 
