@@ -119,7 +119,8 @@ def store_sums(sums, mine, column, group, width, period, NARROW: tl.constexpr):
     """
     if NARROW:
         COLS: tl.constexpr = mine.shape[0]
-        MOST: tl.constexpr = 4 * COLS // NARROW  # of the same columns: COLS / period rounded up, and one
+        # so many of the same columns, COLS / period rounded up, and then to a power of two
+        MOST: tl.constexpr = 2 * COLS // NARROW
         at = tl.arange(0, MOST * NARROW)
         same, which = at % NARROW, at // NARROW
         first = (tl.program_id(0) % tl.cdiv(width, COLS)).to(tl.int64) * COLS % period
@@ -244,6 +245,8 @@ class SumPlan(NamedTuple):
 SUM_ROWS, SUM_WARPS, SUM_STAGES, SUM_PROGRAMS = 2, 4, 3, 4
 """Rows of a tile of the backward, its warps, its tiles on their way or at work, and programs for each
 multiprocessor: 2 tensors * 2 rows * 2048 bytes * 2 stages of 4 programs are 64 KB on their way."""
+SUM_WAVES, LEAST_TILES = 1, 8
+"""Up to so many times as many programs, where each still has so many tiles."""
 EARLY = True
 """Whether the kernel that adds up sums is launched early."""
 
@@ -257,6 +260,10 @@ def sum_plan(count: int, period: int, itemsize: int, limits: DeviceLimits) -> Su
     """
     cols, vector, batch = SUM_BYTES // itemsize, 16 // itemsize, count // period
     places = max(1, SUM_PROGRAMS * limits.multiprocessors)
+    more = min(SUM_WAVES * places, count // (cols * SUM_ROWS * LEAST_TILES))
+    if 2 * period > cols:  # each program writes sums of all its columns
+        more = min(more, 3 * count * itemsize // (64 * 8 * cols))
+    places = max(places, more)
 
     def shared_out(k: int) -> tuple[float, tuple[int, int, int, int]]:
         """(the share of the time that programs are busy, (rows, width, blocks, groups)) for k rows as one."""

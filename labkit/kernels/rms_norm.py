@@ -32,13 +32,15 @@ FLAT_WIDTH = 32
 FLAT_BYTES = 4096
 """Bytes of such a block, of each tensor. A thread has 8 numbers of each, so that registers suffice."""
 LANE, GRAD_LANE = 8, 8
-"""Numbers of a tile of windows for each lane, of each tensor, forward and backward."""
+"""Numbers of a tile for each lane, of each tensor, forward and backward."""
 WARPS, GRAD_WARPS = 24, 16
-"""Warps of programs that read windows, for each multiprocessor."""
+"""Warps of such programs for each multiprocessor."""
 STAGES, GRAD_STAGES = 4, 3
 """Tiles of a program that are on their way or at work."""
-WINDOWS_FROM = 2
-"""Rows after which one begins at a multiple of 16 bytes, from which on the forward reads windows."""
+WAVES, GRAD_WAVES, LEAST_TILES = 1, 1, 8
+"""Up to so many times as many programs, where each still has so many tiles."""
+EDGES_FROM = 4
+"""Rows after which one begins at a multiple of 16 bytes, from which on the forward separates edges."""
 FLAT_WARPS, FLAT_GRAD_WARPS = 24, 16
 """Warps for which a multiprocessor has registers, forward and backward: 80 and 128 for each thread."""
 EARLY = True
@@ -62,135 +64,129 @@ def rms_norm_kernel(x, weight, y, M, eps, H: tl.constexpr, BM: tl.constexpr, BH:
     tl.store(y + m * H + n, value * scale * w, inside)
 
 
-# Rows are read in windows, from their address rounded down to V numbers, which are 16 bytes: loads are wide at
-# any width, and nearly all stores. Number j of a window is in column j - shift. A program's tiles lie so many
-# rows apart that their shifts are the same: its weights stay in registers, and so do the sums for dweight.
+# Any row is whole vectors of V numbers, 16 bytes, at addresses that are multiples of 16, between two edges of
+# fewer than V numbers. A program has the vectors in one tile, (BM, BH), and both edges in another, (BM, E).
+# Its tiles lie so many rows apart that their edges are as wide: its weights stay in registers, and so do the
+# sums for their gradient.
 
 
 @triton.jit
-def window_shifts(H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr):
-    """(BM, 1): how many numbers before each row of the program's tiles its window begins."""
-    shift = tl.zeros([BM, 1], tl.int32)
-    if H % V != 0:
-        shift += ((tl.program_id(0) * BM + tl.arange(0, BM)) * H % V)[:, None]
-    return shift
+def row_parts(H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, E: tl.constexpr):
+    """Of the rows of a program's tiles: numbers before the first vector, numbers in vectors; (BM, 1) each.
 
-
-@triton.jit
-def windows(tile, H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr):
-    """Where the numbers of a tile's windows are, (BM, BH)."""
-    m = (tl.cast(tile, tl.int64) * BM + tl.arange(0, BM))[:, None]  # (BM, 1)
-    return m * H // V * V + tl.arange(0, BH)[None, :]
-
-
-@triton.jit
-def load_rows(x, at, shift, rows, H: tl.constexpr, V: tl.constexpr, LAST: tl.constexpr):
-    """Float32 numbers (BM, BH) of a tile's windows, zero where they are another row's.
-
-    Vectors that reach into the next row are read whole, except in the LAST tile, which has ``rows`` rows.
+    And the columns of both edges, (BM, E): H where there is none.
     """
-    BM: tl.constexpr = at.shape[0]
-    BH: tl.constexpr = at.shape[1]
-    j = tl.arange(0, BH)[None, :]
-    own = (j >= shift) & (j < shift + H)
-    if LAST:
-        own = own & (tl.arange(0, BM)[:, None] < rows)
-        value = tl.load(x + at, own, other=0.0).to(tl.float32)
-    else:
-        value = tl.load(x + at, j // V * V < shift + H, other=0.0).to(tl.float32)
-        if H % V != 0:
-            value = tl.where(own, value, 0.0)
-    return value
+    m, e = (tl.program_id(0) * BM + tl.arange(0, BM))[:, None], tl.arange(0, E)[None, :]
+    before = (V - m * H % V) % V
+    whole = (H - before) // V * V
+    left = tl.where(e < before, e, H)
+    right = tl.minimum(before + whole + e - V, H)
+    return before, whole, tl.where(e < V, left, right)
 
 
 @triton.jit
-def store_rows(y, value, at, shift, rows, H: tl.constexpr, V: tl.constexpr, LAST: tl.constexpr):
-    """Store what is the rows' own in a tile's windows: whole vectors, and numbers at either end."""
-    BM: tl.constexpr = at.shape[0]
-    BH: tl.constexpr = at.shape[1]
-    j = tl.arange(0, BH)[None, :]
-    own = (j >= shift) & (j < shift + H)
-    if LAST:
-        tl.store(y + at, value, own & (tl.arange(0, BM)[:, None] < rows))
-    else:
-        first = j // V * V
-        whole = (first >= shift) & (first + V <= shift + H)
-        tl.store(y + at, value, whole)
-        if H % V != 0:
-            tl.store(y + at, value, own & (whole == 0))
+def load_vectors(x, m, n, whole, M, H: tl.constexpr, V: tl.constexpr):
+    """The vectors of rows m (BM, 1), float32 (BM, BH), and zeros; n (1, BH) counts numbers."""
+    inside = (n // V * V < whole) & (m < M)  # the same for all of a vector, so that loads stay wide
+    return tl.load(x + ((m * H + (V - 1)) // V * V + n), inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def norm_tile(
-    x, y, w, shift, tile, M, eps,
-    H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, LAST: tl.constexpr,
-):  # fmt: skip
-    at, rows = windows(tile, H, V, BM, BH), M - tl.cast(tile, tl.int64) * BM
-    value = load_rows(x, at, shift, rows, H, V, LAST)
-    scale = tl.rsqrt(tl.sum(value * value, 1, keep_dims=True) / H + eps)  # (BM, 1)
-    store_rows(y, value * scale * w, at, shift, rows, H, V, LAST)
+def store_vectors(y, value, m, n, whole, M, H: tl.constexpr, V: tl.constexpr):
+    inside = (n // V * V < whole) & (m < M)
+    tl.store(y + ((m * H + (V - 1)) // V * V + n), value, inside)
 
 
 @triton.jit
-def rms_norm_window_kernel(
+def load_edges(x, m, column, M, H: tl.constexpr):
+    """Both edges of rows m (BM, 1), float32 (BM, E), and zeros."""
+    return tl.load(x + (m * H + column), (column < H) & (m < M), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def rows_of(tile, BM: tl.constexpr):
+    return (tl.cast(tile, tl.int64) * BM + tl.arange(0, BM))[:, None]  # (BM, 1)
+
+
+@triton.jit
+def rms_norm_rows_kernel(
     x, weight, y, M, eps,
-    H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr,
+    H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, E: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    shift = window_shifts(H, V, BM)
-    column = tl.arange(0, BH)[None, :] - shift  # (BM, BH)
-    w = tl.load(weight + column, (column >= 0) & (column < H), other=0.0).to(tl.float32)
-    last = (M - 1) // BM
-    for tile in tl.range(tl.program_id(0), last, tl.num_programs(0), num_stages=STAGES):
-        norm_tile(x, y, w, shift, tile, M, eps, H, V, BM, BH, False)
-    if last % tl.num_programs(0) == tl.program_id(0):
-        norm_tile(x, y, w, shift, last, M, eps, H, V, BM, BH, True)
-
-
-@triton.jit
-def norm_grad_tile(
-    dy, x, dx, w, shift, tile, M, eps,
-    H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, LAST: tl.constexpr,
-):  # fmt: skip
-    """Store dx of a tile; returns each number's part of dweight, (BM, BH)."""
-    at, rows = windows(tile, H, V, BM, BH), M - tl.cast(tile, tl.int64) * BM
-    value = load_rows(x, at, shift, rows, H, V, LAST)
-    g = load_rows(dy, at, shift, rows, H, V, LAST)
-    # computing the scale again is cheaper than a load; the two sums do not wait for one another
-    scale = tl.rsqrt(tl.sum(value * value, 1, keep_dims=True) / H + eps)  # (BM, 1)
-    mean = tl.sum(g * w * value, 1, keep_dims=True) / H
-    if LAST:  # no NaN from rows beyond M, even where eps is 0
-        scale = tl.where(tl.arange(0, BM)[:, None] < rows, scale, 0.0)
-    unit = value * scale
-    store_rows(dx, scale * (g * w - unit * (mean * scale)), at, shift, rows, H, V, LAST)
-    return g * unit
+    """y, by programs that go from tile to tile."""
+    before, whole, column = row_parts(H, V, BM, E)
+    n = tl.arange(0, BH)[None, :]
+    w = tl.load(weight + before + n, n < whole, other=0.0).to(tl.float32)  # (BM, BH)
+    w_edge = tl.load(weight + column, column < H, other=0.0).to(tl.float32)  # (BM, E)
+    step, tiles = tl.num_programs(0), (M - 1) // BM + 1  # M + BM - 1 may exceed 32 bits where M does not
+    edge = load_edges(x, rows_of(tl.program_id(0), BM), column, M, H)
+    for tile in tl.range(tl.program_id(0), tiles, step, num_stages=STAGES):
+        m = rows_of(tile, BM)
+        value, now = load_vectors(x, m, n, whole, M, H, V), edge
+        square = tl.sum(value * value, 1, keep_dims=True)
+        if H % V != 0:
+            square += tl.sum(now * now, 1, keep_dims=True)
+            edge = load_edges(x, m + tl.cast(step, tl.int64) * BM, column, M, H)  # of the next tile
+        scale = tl.rsqrt(square / H + eps)  # (BM, 1)
+        store_vectors(y, value * scale * w, m, n, whole, M, H, V)
+        if H % V != 0:
+            tl.store(y + (m * H + column), now * scale * w_edge, (column < H) & (m < M))
 
 
 @triton.jit
 def rms_norm_grad_kernel(
     dy, x, weight, dx, parts, M, eps,
-    H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr,
-    EARLY: tl.constexpr,
+    H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, E: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx, and each program's part of the weight's gradient: parts (programs, H), float32."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
-    shift = window_shifts(H, V, BM)
-    j = tl.arange(0, BH)[None, :]
-    column = j - shift  # (BM, BH)
-    w = tl.load(weight + column, (column >= 0) & (column < H), other=0.0).to(tl.float32)
-    dw = tl.zeros([BM, BH], tl.float32)
-    last = (M - 1) // BM
-    for tile in tl.range(tl.program_id(0), last, tl.num_programs(0), num_stages=STAGES):
-        dw += norm_grad_tile(dy, x, dx, w, shift, tile, M, eps, H, V, BM, BH, False)
-    if last % tl.num_programs(0) == tl.program_id(0):
-        dw += norm_grad_tile(dy, x, dx, w, shift, last, M, eps, H, V, BM, BH, True)
-    parts += tl.program_id(0) * H
-    if BM == 1:
-        tl.store(parts + column, dw, (column >= 0) & (column < H))
-    else:
+    before, whole, column = row_parts(H, V, BM, E)
+    n = tl.arange(0, BH)[None, :]
+    w, dw = tl.load(weight + before + n, n < whole, other=0.0).to(tl.float32), tl.zeros([BM, BH], tl.float32)
+    w_edge = tl.load(weight + column, column < H, other=0.0).to(tl.float32)  # (BM, E)
+    dw_edge = tl.zeros([BM, E], tl.float32)
+    step, tiles = tl.num_programs(0), (M - 1) // BM + 1  # M + BM - 1 may exceed 32 bits where M does not
+    edge = load_edges(x, rows_of(tl.program_id(0), BM), column, M, H)
+    g_edge = load_edges(dy, rows_of(tl.program_id(0), BM), column, M, H)
+    for tile in tl.range(tl.program_id(0), tiles, step, num_stages=STAGES):
+        m = rows_of(tile, BM)
+        value, g = load_vectors(x, m, n, whole, M, H, V), load_vectors(dy, m, n, whole, M, H, V)
+        now, g_now = edge, g_edge
+        # computing the scale again is cheaper than a load; neither sum waits for the other
+        square = tl.sum(value * value, 1, keep_dims=True)
+        product = tl.sum(g * w * value, 1, keep_dims=True)
         if H % V != 0:
-            dw = tl.gather(dw, tl.minimum(j + shift, BH - 1), 1)
-        tl.store(parts + j, tl.sum(dw, 0, keep_dims=True), j < H)
+            square += tl.sum(now * now, 1, keep_dims=True)
+            product += tl.sum(g_now * w_edge * now, 1, keep_dims=True)
+            further = m + tl.cast(step, tl.int64) * BM  # the next tile's
+            edge, g_edge = load_edges(x, further, column, M, H), load_edges(dy, further, column, M, H)
+        scale = tl.where(m < M, tl.rsqrt(square / H + eps), 0.0)  # no NaN beyond M, even where eps is 0
+        mean = product / H * scale
+        unit = value * scale
+        dw += g * unit
+        store_vectors(dx, scale * (g * w - unit * mean), m, n, whole, M, H, V)
+        if H % V != 0:
+            unit_edge = now * scale
+            dw_edge += g_now * unit_edge
+            result = scale * (g_now * w_edge - unit_edge * mean)
+            tl.store(dx + (m * H + column), result, (column < H) & (m < M))
+    parts += tl.program_id(0) * H
+    if H % V == 0:
+        tl.store(parts + n, tl.sum(dw, 0, keep_dims=True), n < H)
+    elif BM == 1:
+        tl.store(parts + before + n, dw, n < whole)
+        tl.store(parts + column, dw_edge, column < H)
+    else:
+        c = tl.arange(0, triton.next_power_of_2(H))[None, :]  # (1, columns)
+        at = c - before
+        edge_at = tl.where(c < before, c, at - whole + V)
+        dw = tl.gather(dw, tl.minimum(tl.maximum(at, 0), BH - 1), 1)
+        dw_edge = tl.gather(dw_edge, tl.minimum(tl.maximum(edge_at, 0), E - 1), 1)
+        dw = tl.where((at >= 0) & (at < whole), dw, dw_edge)
+        tl.store(parts + c, tl.sum(dw, 0, keep_dims=True), c < H)
 
 
 # Rows of few columns that begin at odd addresses: a block of R rows is flat, (E,), and begins at a multiple
@@ -296,21 +292,28 @@ def norm_plan(H: int, itemsize: int) -> dict[str, int]:
 
 
 @cache
-def window_plan(
+def rows_plan(
     M: int, H: int, itemsize: int, limits: DeviceLimits, grad: bool
 ) -> tuple[int, dict[str, int]]:
-    """Number of programs that read windows, the fewest that need no further round over M rows, and sizes."""
+    """Number of programs that go from tile to tile, the fewest that need no further round, and sizes."""
     V = 16 // itemsize
-    period = V // math.gcd(H, V)  # rows after which shifts repeat
-    BH = next_power_of_2(H + V - V // period)
+    period = V // math.gcd(H, V)  # rows after which edges are as wide again
+    BH = next_power_of_2(max(V, H // V * V))
     lane, most, stages = (GRAD_LANE, GRAD_WARPS, GRAD_STAGES) if grad else (LANE, WARPS, STAGES)
-    warps = min(max(1, BH // (32 * lane)), 16)
+    warps = max(1, min(BH // (32 * lane), max(8, BH // 512)))
     BM = max(1, 32 * lane * warps // BH)
     step = max(1, period // BM)
     stages = min(stages, stages_that_fit((1 + grad) * BM * BH * itemsize, limits))
-    places = max(1, max(1, most // warps) * limits.multiprocessors // step) * step
-    programs = cdiv(even_programs(cdiv(M, BM), places), step) * step
-    return programs, dict(H=H, V=V, BM=BM, BH=BH, STAGES=stages, num_warps=warps)
+    each = max(1, most // warps)  # programs on a multiprocessor
+    registers = min(255, 65536 // (32 * warps * each) // 8 * 8)
+    tiles, places = cdiv(M, BM), each * limits.multiprocessors
+    more = min((GRAD_WAVES if grad else WAVES) * places, tiles // LEAST_TILES)
+    if grad:  # each program writes sums of a row
+        more = min(more, 3 * M * itemsize // (64 * 4))
+    places = max(1, max(places, more) // step) * step
+    programs = cdiv(even_programs(tiles, places), step) * step
+    E = max(2 * V, 32 * warps // BM)  # each lane has a number: the compiler gives a smaller tile to few lanes
+    return programs, dict(H=H, V=V, BM=BM, BH=BH, E=E, STAGES=stages, num_warps=warps, maxnreg=registers)
 
 
 def even_programs(tiles: int, places: int) -> int:
@@ -370,9 +373,9 @@ def rms_norm_forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if M and takes_flat_blocks(H, x.itemsize):
         programs, blocks, rest, sizes = flat_plan(M, H, x.itemsize, device_limits(x.device), FLAT_WARPS)
         rms_norm_flat_kernel[(programs,)](x, weight, y, blocks, rest, eps, **sizes)
-    elif M and 16 // math.gcd(H * x.itemsize, 16) >= WINDOWS_FROM:
-        programs, sizes = window_plan(M, H, x.itemsize, device_limits(x.device), False)
-        rms_norm_window_kernel[(programs,)](x, weight, y, M, eps, **sizes)
+    elif M and 16 // math.gcd(H * x.itemsize, 16) >= EDGES_FROM:
+        programs, sizes = rows_plan(M, H, x.itemsize, device_limits(x.device), False)
+        rms_norm_rows_kernel[(programs,)](x, weight, y, M, eps, **sizes)
     elif M:
         sizes = norm_plan(H, x.itemsize)
         rms_norm_kernel[(cdiv(M, sizes["BM"]),)](x, weight, y, M, eps, **sizes)
@@ -392,7 +395,7 @@ def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, eps: float) -> tupl
         parts = torch.empty(programs, H, dtype=torch.float32, device=x.device)
         rms_norm_grad_flat_kernel[(programs,)](dy, x, weight, dx, parts, blocks, rest, eps, **sizes)
     else:
-        programs, sizes = window_plan(M, H, x.itemsize, limits, True)
+        programs, sizes = rows_plan(M, H, x.itemsize, limits, True)
         parts = torch.empty(programs, H, dtype=torch.float32, device=x.device)
         early = EARLY and limits.has_tma and not INTERPRETED
         rms_norm_grad_kernel[(programs,)](dy, x, weight, dx, parts, M, eps, **sizes, EARLY=early)
