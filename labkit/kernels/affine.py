@@ -13,7 +13,6 @@ import triton.language as tl
 from torch import Tensor
 
 from labkit.kernels.common import (
-    INTERPRETED,
     DeviceLimits,
     activate,
     activation_and_derivative,
@@ -22,6 +21,7 @@ from labkit.kernels.common import (
     check_tensor,
     device_limits,
     empty_contiguous,
+    interpreted,
     needs_grad,
     next_power_of_2,
     offset64,
@@ -30,9 +30,7 @@ from labkit.kernels.common import (
 )
 
 ROW_BYTES = 2048
-"""Bytes of one row that a program of the forward reads at once: 16 for each of its 128 threads."""
-SUM_BYTES = 2048
-"""The same in the backward."""
+"""Bytes of one row that a program reads at once: 16 for each of its 128 threads."""
 LEAST_ROWS = 16
 """Rows are folded where so many are left: what fills no folded row, and the sums, are then small beside x."""
 TILES = 32
@@ -82,7 +80,7 @@ def backward_kernel(
     STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx, and sums of dy * x and of dy over the rows of each program, for ``store_sums``."""
-    if EARLY:
+    if EARLY and not interpreted():
         tl.extra.cuda.gdc_launch_dependents()
     width = width // VECTOR * VECTOR
     column = (tl.program_id(0) % blocks + 0 * width) * COLS + tl.arange(0, COLS)
@@ -114,21 +112,19 @@ def backward_kernel(
 def store_sums(sums, mine, column, group, width, period, NARROW: tl.constexpr):
     """Store a program's sums (COLS,): as row ``group`` of sums (groups, width), where its columns are.
 
-    Where the period is at most NARROW, the sums of the same of ``period`` columns are added up first, through
-    shared memory: sums (programs, period).
+    With NARROW, the next power of two to ``period``, the sums of the same of ``period`` columns are added up
+    first, through shared memory: sums (programs, period).
     """
     if NARROW:
         COLS: tl.constexpr = mine.shape[0]
-        # so many of the same columns, COLS / period rounded up, and then to a power of two
-        MOST: tl.constexpr = 2 * COLS // NARROW
-        at = tl.arange(0, MOST * NARROW)
-        same, which = at % NARROW, at // NARROW
+        MOST: tl.constexpr = 2 * COLS // NARROW  # of the same columns, more than half of NARROW apart
+        same, which = tl.arange(0, MOST * NARROW) % NARROW, tl.arange(0, MOST * NARROW) // NARROW
         first = (tl.program_id(0) % tl.cdiv(width, COLS)).to(tl.int64) * COLS % period
         at = (same + (period - first)) % period + which * period
         inside = (same < period) & (at < COLS)
         mine = tl.where(inside, tl.gather(mine, tl.where(inside, at, 0).to(tl.int32), 0), 0.0)
-        same = tl.arange(0, NARROW)
-        tl.store(sums + tl.program_id(0) * period + same, tl.sum(mine.reshape(MOST, NARROW), 0), same < period)
+        total, same = tl.sum(mine.reshape(MOST, NARROW), 0), tl.arange(0, NARROW)
+        tl.store(sums + tl.program_id(0) * period + same, total, same < period)
     else:
         tl.store(sums + offset64(group, width) + column, mine, column < width)
 
@@ -137,12 +133,9 @@ def store_sums(sums, mine, column, group, width, period, NARROW: tl.constexpr):
 def column_sum_kernel(
     sums, dweight, dbias, rows, width, ROWS: tl.constexpr, COLS: tl.constexpr, EARLY: tl.constexpr
 ):
-    """Add up sums (2, rows, width) over rows in a fixed order; program_id(1) is 1 for dbias, else 0.
-
-    EARLY: launched before the kernel that computes the sums has ended, for which it waits.
-    """
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
+    """Add up sums (2, rows, width) over rows in a fixed order; program_id(1) is 1 for dbias, else 0."""
+    if EARLY and not interpreted():
+        tl.extra.cuda.gdc_wait()  # for the kernel that computes the sums
     column = (tl.program_id(0) + 0 * width) * COLS + tl.arange(0, COLS)
     sums += offset64(tl.program_id(1), rows) * width
     total = tl.zeros([ROWS, COLS], tl.float32)
@@ -160,17 +153,16 @@ def column_sum_kernel(
 # ---- affine: launches --------------------------------------------------------------------------------------
 
 
-def fold_rows(count: int, period: int, cols: int, itemsize: int, least: int = 1) -> tuple[int, int, int, int]:
+def fold_rows(count: int, period: int, cols: int, itemsize: int) -> tuple[int, int, int, int]:
     """Fold k rows of ``period`` elements into one: (rows, width, tail, vector) for ``count`` elements in all.
 
     Rows of an odd number of elements begin at addresses that no wide load can take; k rows taken as one
     begin at multiples of ``vector`` elements, which are 16 bytes. Narrow rows are folded to fill whole tiles
-    of ``cols`` columns, others only as far as alignment asks, and both only where ``least`` folded rows come
-    of it, and fewer than 2**30 columns. ``tail`` elements fill no folded row. Where nothing is folded, rows
-    may be unaligned: ``vector`` is 1 then.
+    of ``cols`` columns, others only as far as alignment asks, and both to fewer than 2**30 columns. ``tail``
+    elements fill no folded row. Where nothing is folded, rows may be unaligned: ``vector`` is 1 then.
     """
     batch, vector = count // max(1, period), 16 // itemsize
-    choices = [(vector, least)] if period >= 4 * cols else [(cols, LEAST_ROWS), (vector, least)]
+    choices = [(vector, 1)] if period >= 4 * cols else [(cols, LEAST_ROWS), (vector, 1)]
     for unit, fewest in choices:
         k = unit // math.gcd(period, unit)
         if batch >= fewest * k and k * period < 2**30:
@@ -228,7 +220,7 @@ class SumPlan(NamedTuple):
     groups: int
     """Programs are (groups, blocks): a block is ``cols`` columns, a group each so many-th tile of rows."""
     narrow: int
-    """The next power of two to the period where a program adds up the columns that are the same in x, or 0."""
+    """The next power of two to the period where a program adds up columns that are the same in x, or 0."""
     partials: int
     """Sums for each column of x; with one the program's own sum is the result."""
 
@@ -238,67 +230,61 @@ class SumPlan(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The kernel's arguments after its tensors, without ``period``."""
         return self.rows, self.width, self.tail, self.blocks, self.groups
 
+    def constants(self, tile: tuple[int, int, int], x: Tensor) -> dict[str, Any]:
+        shape = dict(NARROW=self.narrow, VECTOR=self.vector, ROWS=tile[0], COLS=self.cols, STAGES=tile[1])
+        return shape | dict(EARLY=self.partials > 1 and early_launch(x))
 
-SUM_ROWS, SUM_WARPS, SUM_STAGES, SUM_PROGRAMS = 2, 4, 3, 4
-"""Rows of a tile of the backward, its warps, its tiles on their way or at work, and programs for each
-multiprocessor: 2 tensors * 2 rows * 2048 bytes * 2 stages of 4 programs are 64 KB on their way."""
-SUM_WAVES, LEAST_TILES = 1, 8
-"""Up to so many times as many programs, where each still has so many tiles."""
-EARLY = True
-"""Whether the kernel that adds up sums is launched early."""
+
+AFFINE_TILE, GELU_MUL_TILE = (4, 3, 2), (2, 2, 4)
+"""Rows of a tile of the backward, tiles on their way or at work, and programs for each multiprocessor."""
 
 
 @cache
-def sum_plan(count: int, period: int, itemsize: int, limits: DeviceLimits) -> SumPlan:
-    """As many rows folded into one as leave SUM_PROGRAMS for each multiprocessor the least idle.
+def sum_plan(
+    count: int, period: int, itemsize: int, tile: tuple[int, int, int], limits: DeviceLimits
+) -> SumPlan:
+    """As many rows folded into one, which then begin at multiples of 16 bytes, as leave the least idle.
 
-    Folded rows begin at multiples of 16 bytes. What is idle: columns of a last block beyond the width, places
-    without a program, and those of the last round over the tiles.
+    Idle are columns of the last block beyond the width, places without a program, and some in the last round.
     """
-    cols, vector, batch = SUM_BYTES // itemsize, 16 // itemsize, count // period
-    places = max(1, SUM_PROGRAMS * limits.multiprocessors)
-    more = min(SUM_WAVES * places, count // (cols * SUM_ROWS * LEAST_TILES))
-    if 2 * period > cols:  # each program writes sums of all its columns
-        more = min(more, 3 * count * itemsize // (64 * 8 * cols))
-    places = max(places, more)
+    cols, vector, batch = ROW_BYTES // itemsize, 16 // itemsize, count // period
+    height, places = tile[0], max(1, tile[2] * limits.multiprocessors)
 
-    def shared_out(k: int) -> tuple[float, tuple[int, int, int, int]]:
-        """(the share of the time that programs are busy, (rows, width, blocks, groups)) for k rows as one."""
+    def shared_out(k: int) -> tuple[float, int, int, int, int]:
+        """The share of the time that programs are busy; rows, width, blocks, groups, for k rows as one."""
         rows, width = batch // k, k * period
-        blocks, tiles = cdiv(width, cols), max(1, cdiv(rows, SUM_ROWS))
-        groups = max(1, min(tiles, places // blocks))
-        rounds = cdiv(tiles, groups)
+        blocks, tiles = cdiv(width, cols), max(1, cdiv(rows, height))
+        rounds = cdiv(tiles, max(1, min(tiles, places // blocks)))
         groups = cdiv(tiles, rounds)
-        rounds *= cdiv(groups * blocks, places)
-        return rows * width / (rounds * places * SUM_ROWS * cols), (rows, width, blocks, groups)
+        time = rounds * cdiv(groups * blocks, places) * height * cols
+        return rows * width / (time * places), rows, width, blocks, groups
 
     step = vector // math.gcd(period, vector)
     most = min(batch // LEAST_ROWS, 2**30 // period, 2 * cols // period + 16 * step)
-    choices = range(step, most + 1, step) or [1]
-    k = max(choices, key=lambda k: (round(shared_out(k)[0], 2), -k))
-    rows, width, blocks, groups = shared_out(k)[1]
-    vector = vector if width % vector == 0 else 1
+    k = max(range(step, most + 1, step) or [1], key=lambda k: (round(shared_out(k)[0], 2), -k))
+    _, rows, width, blocks, groups = shared_out(k)
     narrow = next_power_of_2(period) if 2 * period <= cols and groups * width > period else 0
     partials = groups * blocks if narrow else groups * width // period
+    vector = vector if width % vector == 0 else 1
     return SumPlan(rows, width, batch % k * period, vector, cols, blocks, groups, narrow, partials)
 
 
 def early_launch(x: Tensor) -> bool:
-    """Whether the second kernel may be launched before the first has ended, as compute capability 9.0 can."""
-    return EARLY and device_limits(x.device).has_tma and not INTERPRETED
+    """Whether the second kernel is launched before the first has ended, as compute capability 9.0 can."""
+    return device_limits(x.device).has_tma
 
 
 def sum_columns(sums: Tensor, *totals: Tensor) -> None:
     """Add up sums (1 or 2, partials, period) over the partials, into one or two totals (period,)."""
     _, partials, period = sums.shape
-    rows = min(1024, max(64, next_power_of_2(partials)))
-    shape = dict(ROWS=rows, COLS=max(8, min(32, 4096 // rows)), EARLY=early_launch(sums), num_warps=8)
-    launch: Any = dict(launch_pdl=True) if early_launch(sums) else {}
-    grid = (cdiv(period, shape["COLS"]), len(totals))
-    column_sum_kernel[grid](sums, totals[0], totals[-1], partials, period, **shape, **launch)
+    early, rows = early_launch(sums), min(1024, max(64, next_power_of_2(partials)))
+    cols = max(8, min(32, 4096 // rows))
+    launch: dict[str, Any] = dict(ROWS=rows, COLS=cols, EARLY=early, num_warps=8)
+    launch |= dict(launch_pdl=True) if early else {}
+    grid = (cdiv(period, cols), len(totals))
+    column_sum_kernel[grid](sums, totals[0], totals[-1], partials, period, **launch)
 
 
 @operator(fake=lambda dy, x, weight: tuple(empty_contiguous(t) for t in (x, weight, weight)))
@@ -309,13 +295,10 @@ def affine_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tens
     if not x.numel():
         return dx, dweight.zero_(), dbias.zero_()
     period = x.shape[-1]
-    plan = sum_plan(x.numel(), period, x.element_size(), device_limits(x.device))
+    plan = sum_plan(x.numel(), period, x.element_size(), AFFINE_TILE, device_limits(x.device))
     sums = torch.empty(2, plan.partials, period, device=x.device, dtype=torch.float32)
     into = (dweight, dbias) if plan.partials == 1 else sums.unbind()
-    constants = dict(
-        NARROW=plan.narrow, VECTOR=plan.vector, ROWS=SUM_ROWS, COLS=plan.cols, STAGES=SUM_STAGES,
-        EARLY=plan.partials > 1 and early_launch(x), num_warps=SUM_WARPS,
-    )  # fmt: skip
+    constants = plan.constants(AFFINE_TILE, x)
     backward_kernel[(plan.programs,)](dy, x, weight, dx, *into, *plan.sizes, period, **constants)
     if plan.partials > 1:
         sum_columns(sums, dweight, dbias)
@@ -406,7 +389,7 @@ def gelu_mul_grad_kernel(
     STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx and dother, and the sums of dx over the rows of each program, as affine's backward has them."""
-    if EARLY:
+    if EARLY and not interpreted():
         tl.extra.cuda.gdc_launch_dependents()
     width = width // VECTOR * VECTOR
     column = (tl.program_id(0) % blocks + 0 * width) * COLS + tl.arange(0, COLS)
@@ -466,15 +449,13 @@ def gelu_mul_backward(dy: Tensor, x: Tensor, bias: Tensor, other: Tensor) -> tup
     if not x.numel():
         return dx, dbias.zero_(), dother
     period = x.shape[-1]
-    plan = sum_plan(x.numel(), period, x.element_size(), device_limits(x.device))
+    plan = sum_plan(x.numel(), period, x.element_size(), GELU_MUL_TILE, device_limits(x.device))
     sums = torch.empty(1, plan.partials, period, device=x.device, dtype=torch.float32)
     into = dbias if plan.partials == 1 else sums
-    constants = dict(
-        NARROW=plan.narrow, VECTOR=plan.vector, ROWS=SUM_ROWS, COLS=plan.cols, STAGES=SUM_STAGES,
-        EARLY=plan.partials > 1 and early_launch(x), num_warps=SUM_WARPS,
-    )  # fmt: skip
-    grid = (plan.programs,)
-    gelu_mul_grad_kernel[grid](dy, x, bias, other, dx, dother, into, *plan.sizes, period, **constants)
+    constants = plan.constants(GELU_MUL_TILE, x)
+    gelu_mul_grad_kernel[(plan.programs,)](
+        dy, x, bias, other, dx, dother, into, *plan.sizes, period, **constants
+    )
     if plan.partials > 1:
         sum_columns(sums, dbias)
     return dx, dbias, dother

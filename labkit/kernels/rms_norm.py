@@ -10,7 +10,6 @@ import triton.language as tl
 from torch import Tensor
 
 from labkit.kernels.common import (
-    INTERPRETED,
     DeviceLimits,
     activation_and_derivative,
     autocast,
@@ -28,23 +27,15 @@ from labkit.kernels.common import (
 MAX_WIDTH = 8192
 """The most columns: a program holds whole rows in registers."""
 FLAT_WIDTH = 32
-"""The most columns of rows that are taken as a flat block where they begin at odd addresses."""
+"""The most columns, by bytes of a number, of rows taken as a flat block where they begin at odd addresses."""
 FLAT_BYTES = 4096
 """Bytes of such a block, of each tensor. A thread has 8 numbers of each, so that registers suffice."""
-LANE, GRAD_LANE = 8, 8
-"""Numbers of a tile for each lane, of each tensor, forward and backward."""
-WARPS, GRAD_WARPS = 24, 16
-"""Warps of such programs for each multiprocessor."""
-STAGES, GRAD_STAGES = 4, 3
-"""Tiles of a program that are on their way or at work."""
-WAVES, GRAD_WAVES, LEAST_TILES = 1, 1, 8
-"""Up to so many times as many programs, where each still has so many tiles."""
-EDGES_FROM = 4
-"""Rows after which one begins at a multiple of 16 bytes, from which on the forward separates edges."""
+WINDOW_WIDTH = 512
+"""The fewest columns, where their number is odd, from which on windows pay in the forward."""
+LANE, WARPS, GRAD_WARPS = 16, 16, 12
+"""Numbers of such a tile for each lane; warps on a multiprocessor, for 128 and 168 registers a thread."""
 FLAT_WARPS, FLAT_GRAD_WARPS = 24, 16
 """Warps for which a multiprocessor has registers, forward and backward: 80 and 128 for each thread."""
-EARLY = True
-"""Whether the kernel that adds up parts is launched early."""
 MAX_NORM_GELU_WIDTH = 2**20
 """The most features of norm_gelu: a program holds whole rows, and a Triton block at most so many elements."""
 NORM_GELU_EPS = tl.constexpr(1e-6)
@@ -64,129 +55,64 @@ def rms_norm_kernel(x, weight, y, M, eps, H: tl.constexpr, BM: tl.constexpr, BH:
     tl.store(y + m * H + n, value * scale * w, inside)
 
 
-# Any row is whole vectors of V numbers, 16 bytes, at addresses that are multiples of 16, between two edges of
-# fewer than V numbers. A program has the vectors in one tile, (BM, BH), and both edges in another, (BM, E).
-# Its tiles lie so many rows apart that their edges are as wide: its weights stay in registers, and so do the
-# sums for their gradient.
+# Rows in windows that begin at the row's address rounded down to V numbers, 16 bytes: loads are wide at any
+# width. Number j of a window is in column j - shift. A program's tiles lie so many rows apart that their
+# shifts are the same: its weights stay in registers, and so do the sums for their gradient.
 
 
 @triton.jit
-def row_parts(H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, E: tl.constexpr):
-    """Of the rows of a program's tiles: numbers before the first vector, numbers in vectors; (BM, 1) each.
+def norm_windows(
+    dy, x, out, w, shift, tile, M, eps,
+    H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
+    """Store y of a tile, or with dy its dx; returns each number's part of the weight's gradient, (BM, BH).
 
-    And the columns of both edges, (BM, E): H where there is none.
+    Vectors that reach into the next row are read whole, but not in the LAST tile: behind it is no row.
     """
-    m, e = (tl.program_id(0) * BM + tl.arange(0, BM))[:, None], tl.arange(0, E)[None, :]
-    before = (V - m * H % V) % V
-    whole = (H - before) // V * V
-    left = tl.where(e < before, e, H)
-    right = tl.minimum(before + whole + e - V, H)
-    return before, whole, tl.where(e < V, left, right)
-
-
-@triton.jit
-def load_vectors(x, m, n, whole, M, H: tl.constexpr, V: tl.constexpr):
-    """The vectors of rows m (BM, 1), float32 (BM, BH), and zeros; n (1, BH) counts numbers."""
-    inside = (n // V * V < whole) & (m < M)  # the same for all of a vector, so that loads stay wide
-    return tl.load(x + ((m * H + (V - 1)) // V * V + n), inside, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def store_vectors(y, value, m, n, whole, M, H: tl.constexpr, V: tl.constexpr):
-    inside = (n // V * V < whole) & (m < M)
-    tl.store(y + ((m * H + (V - 1)) // V * V + n), value, inside)
-
-
-@triton.jit
-def load_edges(x, m, column, M, H: tl.constexpr):
-    """Both edges of rows m (BM, 1), float32 (BM, E), and zeros."""
-    return tl.load(x + (m * H + column), (column < H) & (m < M), other=0.0).to(tl.float32)
-
-
-@triton.jit
-def rows_of(tile, BM: tl.constexpr):
-    return (tl.cast(tile, tl.int64) * BM + tl.arange(0, BM))[:, None]  # (BM, 1)
-
-
-@triton.jit
-def rms_norm_rows_kernel(
-    x, weight, y, M, eps,
-    H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, E: tl.constexpr,
-    STAGES: tl.constexpr,
-):  # fmt: skip
-    """y, by programs that go from tile to tile."""
-    before, whole, column = row_parts(H, V, BM, E)
-    n = tl.arange(0, BH)[None, :]
-    w = tl.load(weight + before + n, n < whole, other=0.0).to(tl.float32)  # (BM, BH)
-    w_edge = tl.load(weight + column, column < H, other=0.0).to(tl.float32)  # (BM, E)
-    step, tiles = tl.num_programs(0), (M - 1) // BM + 1  # M + BM - 1 may exceed 32 bits where M does not
-    edge = load_edges(x, rows_of(tl.program_id(0), BM), column, M, H)
-    for tile in tl.range(tl.program_id(0), tiles, step, num_stages=STAGES):
-        m = rows_of(tile, BM)
-        value, now = load_vectors(x, m, n, whole, M, H, V), edge
-        square = tl.sum(value * value, 1, keep_dims=True)
-        if H % V != 0:
-            square += tl.sum(now * now, 1, keep_dims=True)
-            edge = load_edges(x, m + tl.cast(step, tl.int64) * BM, column, M, H)  # of the next tile
-        scale = tl.rsqrt(square / H + eps)  # (BM, 1)
-        store_vectors(y, value * scale * w, m, n, whole, M, H, V)
-        if H % V != 0:
-            tl.store(y + (m * H + column), now * scale * w_edge, (column < H) & (m < M))
-
-
-@triton.jit
-def rms_norm_grad_kernel(
-    dy, x, weight, dx, parts, M, eps,
-    H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, E: tl.constexpr,
-    STAGES: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """dx, and each program's part of the weight's gradient: parts (programs, H), float32."""
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-    before, whole, column = row_parts(H, V, BM, E)
-    n = tl.arange(0, BH)[None, :]
-    w, dw = tl.load(weight + before + n, n < whole, other=0.0).to(tl.float32), tl.zeros([BM, BH], tl.float32)
-    w_edge = tl.load(weight + column, column < H, other=0.0).to(tl.float32)  # (BM, E)
-    dw_edge = tl.zeros([BM, E], tl.float32)
-    step, tiles = tl.num_programs(0), (M - 1) // BM + 1  # M + BM - 1 may exceed 32 bits where M does not
-    edge = load_edges(x, rows_of(tl.program_id(0), BM), column, M, H)
-    g_edge = load_edges(dy, rows_of(tl.program_id(0), BM), column, M, H)
-    for tile in tl.range(tl.program_id(0), tiles, step, num_stages=STAGES):
-        m = rows_of(tile, BM)
-        value, g = load_vectors(x, m, n, whole, M, H, V), load_vectors(dy, m, n, whole, M, H, V)
-        now, g_now = edge, g_edge
-        # computing the scale again is cheaper than a load; neither sum waits for the other
-        square = tl.sum(value * value, 1, keep_dims=True)
-        product = tl.sum(g * w * value, 1, keep_dims=True)
-        if H % V != 0:
-            square += tl.sum(now * now, 1, keep_dims=True)
-            product += tl.sum(g_now * w_edge * now, 1, keep_dims=True)
-            further = m + tl.cast(step, tl.int64) * BM  # the next tile's
-            edge, g_edge = load_edges(x, further, column, M, H), load_edges(dy, further, column, M, H)
-        scale = tl.where(m < M, tl.rsqrt(square / H + eps), 0.0)  # no NaN beyond M, even where eps is 0
-        mean = product / H * scale
-        unit = value * scale
-        dw += g * unit
-        store_vectors(dx, scale * (g * w - unit * mean), m, n, whole, M, H, V)
-        if H % V != 0:
-            unit_edge = now * scale
-            dw_edge += g_now * unit_edge
-            result = scale * (g_now * w_edge - unit_edge * mean)
-            tl.store(dx + (m * H + column), result, (column < H) & (m < M))
-    parts += tl.program_id(0) * H
-    if H % V == 0:
-        tl.store(parts + n, tl.sum(dw, 0, keep_dims=True), n < H)
-    elif BM == 1:
-        tl.store(parts + before + n, dw, n < whole)
-        tl.store(parts + column, dw_edge, column < H)
+    m = (tl.cast(tile, tl.int64) * BM + tl.arange(0, BM))[:, None]  # (BM, 1)
+    j = tl.arange(0, BH)[None, :]
+    first = j // V * V  # of a vector: masks of it leave loads and stores wide
+    at, own = m * H // V * V + j, (j >= shift) & (j < shift + H) & (m < M)  # (BM, BH)
+    read = own if LAST else first < shift + H
+    value = tl.where(own, tl.load(x + at, read, other=0.0).to(tl.float32), 0.0)
+    scale = tl.rsqrt(tl.sum(value * value, 1, keep_dims=True) / H + eps)  # (BM, 1)
+    if dy is None:
+        part, result = value, value * scale * w
     else:
-        c = tl.arange(0, triton.next_power_of_2(H))[None, :]  # (1, columns)
-        at = c - before
-        edge_at = tl.where(c < before, c, at - whole + V)
-        dw = tl.gather(dw, tl.minimum(tl.maximum(at, 0), BH - 1), 1)
-        dw_edge = tl.gather(dw_edge, tl.minimum(tl.maximum(edge_at, 0), E - 1), 1)
-        dw = tl.where((at >= 0) & (at < whole), dw, dw_edge)
-        tl.store(parts + c, tl.sum(dw, 0, keep_dims=True), c < H)
+        g = tl.where(own, tl.load(dy + at, read, other=0.0).to(tl.float32), 0.0)
+        mean = tl.sum(g * w * value, 1, keep_dims=True) / H  # does not wait for the scale
+        scale = tl.where(m < M, scale, 0.0)  # no NaN from rows beyond M, even where eps is 0
+        unit = value * scale
+        part, result = g * unit, scale * (g * w - unit * (mean * scale))
+    whole = (first >= shift) & (first + V <= shift + H) & (m < M)
+    tl.store(out + at, result, whole)
+    if H % V != 0:
+        tl.store(out + at, result, own & (whole == 0))  # the ends of rows
+    return part
+
+
+@triton.jit
+def rms_norm_windows_kernel(
+    dy, x, weight, out, parts, M, eps,
+    H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """y, or with dy dx, and each program's part of the weight's gradient: parts (programs, H), float32."""
+    j = tl.arange(0, BH)[None, :]
+    shift = ((tl.program_id(0) * BM + tl.arange(0, BM)) * H % V)[:, None]  # (BM, 1)
+    column = j - shift  # (BM, BH)
+    w = tl.load(weight + column, (column >= 0) & (column < H), other=0.0).to(tl.float32)
+    dw = tl.zeros([BM, BH], tl.float32)
+    last = (M - 1) // BM  # M + BM - 1 may exceed 32 bits where M does not
+    for tile in tl.range(tl.program_id(0), last, tl.num_programs(0), num_stages=STAGES):
+        dw += norm_windows(dy, x, out, w, shift, tile, M, eps, H, V, BM, BH, False)
+    if last % tl.num_programs(0) == tl.program_id(0):
+        dw += norm_windows(dy, x, out, w, shift, last, M, eps, H, V, BM, BH, True)
+    if dy is not None:
+        if BM > 1:
+            if H % V != 0:
+                dw = tl.gather(dw, tl.minimum(j + shift, BH - 1), 1)  # number j is in column j again
+            dw, column = tl.sum(dw, 0, keep_dims=True), j
+        tl.store(parts + tl.program_id(0) * H + column, dw, (column >= 0) & (column < H))
 
 
 # Rows of few columns that begin at odd addresses: a block of R rows is flat, (E,), and begins at a multiple
@@ -266,13 +192,8 @@ def rms_norm_grad_flat_kernel(
 
 
 @triton.jit
-def sum_kernel(parts, total, P, H, BP: tl.constexpr, BH: tl.constexpr, EARLY: tl.constexpr):
-    """Add up parts (P, H) over P in a fixed order: the result is the same from run to run.
-
-    EARLY: launched before the kernel that computes the parts has ended, for which it waits.
-    """
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
+def sum_kernel(parts, total, P, H, BP: tl.constexpr, BH: tl.constexpr):
+    """Add up parts (P, H) over P in a fixed order: the result is the same from run to run."""
     n, sums = tl.program_id(0) * BH + tl.arange(0, BH), tl.zeros([BP, BH], tl.float32)
     for first in range(0, P, BP):
         p = (first + tl.arange(0, BP)).to(tl.int64)[:, None]  # (BP, 1)
@@ -292,28 +213,18 @@ def norm_plan(H: int, itemsize: int) -> dict[str, int]:
 
 
 @cache
-def rows_plan(
-    M: int, H: int, itemsize: int, limits: DeviceLimits, grad: bool
-) -> tuple[int, dict[str, int]]:
-    """Number of programs that go from tile to tile, the fewest that need no further round, and sizes."""
+def rows_plan(M: int, H: int, itemsize: int, grad: bool, limits: DeviceLimits) -> tuple[int, dict[str, int]]:
+    """Number of programs that read windows, the fewest that need no further round over M rows, and sizes."""
     V = 16 // itemsize
-    period = V // math.gcd(H, V)  # rows after which edges are as wide again
-    BH = next_power_of_2(max(V, H // V * V))
-    lane, most, stages = (GRAD_LANE, GRAD_WARPS, GRAD_STAGES) if grad else (LANE, WARPS, STAGES)
-    warps = max(1, min(BH // (32 * lane), max(8, BH // 512)))
-    BM = max(1, 32 * lane * warps // BH)
-    step = max(1, period // BM)
-    stages = min(stages, stages_that_fit((1 + grad) * BM * BH * itemsize, limits))
-    each = max(1, most // warps)  # programs on a multiprocessor
-    registers = min(255, 65536 // (32 * warps * each) // 8 * 8)
-    tiles, places = cdiv(M, BM), each * limits.multiprocessors
-    more = min((GRAD_WAVES if grad else WAVES) * places, tiles // LEAST_TILES)
-    if grad:  # each program writes sums of a row
-        more = min(more, 3 * M * itemsize // (64 * 4))
-    places = max(1, max(places, more) // step) * step
-    programs = cdiv(even_programs(tiles, places), step) * step
-    E = max(2 * V, 32 * warps // BM)  # each lane has a number: the compiler gives a smaller tile to few lanes
-    return programs, dict(H=H, V=V, BM=BM, BH=BH, E=E, STAGES=stages, num_warps=warps, maxnreg=registers)
+    period = V // math.gcd(H, V)  # rows after which a shift repeats itself
+    BH = next_power_of_2(H + V - V // period)
+    warps = min(16, max(1, BH // (32 * LANE)))
+    BM = max(1, 32 * LANE * warps // BH)
+    step = max(1, period // BM)  # programs are a multiple of it, for a program's shifts to stay the same
+    stages = min(3 if grad else 4, stages_that_fit((1 + grad) * BM * BH * itemsize, limits))
+    places = max(1, (GRAD_WARPS if grad else WARPS) // warps) * limits.multiprocessors
+    programs = step * even_programs(cdiv(M, step * BM), max(1, places // step))
+    return programs, dict(H=H, V=V, BM=BM, BH=BH, STAGES=stages, num_warps=warps)
 
 
 def even_programs(tiles: int, places: int) -> int:
@@ -326,7 +237,7 @@ def takes_flat_blocks(H: int, itemsize: int) -> bool:
 
     Even then 32 lanes that read H numbers apart meet in a bank of shared memory by twos at most.
     """
-    return H <= FLAT_WIDTH and H * itemsize % 8 != 0
+    return FLAT_WIDTH * itemsize >= H and H * itemsize % 8 != 0
 
 
 @cache
@@ -356,12 +267,8 @@ def stages_that_fit(stage_bytes: int, limits: DeviceLimits) -> int:
 
 def sum_partials(parts: Tensor, like: Tensor) -> Tensor:
     """Float32 parts (P, H) added up over P in a fixed order, in the dtype of ``like`` (H,)."""
-    total, (P, H) = torch.empty_like(like), parts.shape
-    early = EARLY and device_limits(like.device).has_tma and not INTERPRETED
-    launch: Any = dict(launch_pdl=True) if early else {}
-    BP = min(1024, max(64, next_power_of_2(P)))
-    BH = max(8, min(32, 4096 // BP))
-    sum_kernel[(cdiv(H, BH),)](parts, total, P, H, BP=BP, BH=BH, EARLY=early, num_warps=8, **launch)
+    total = torch.empty_like(like)
+    sum_kernel[(cdiv(len(like), 8),)](parts, total, *parts.shape, BP=512, BH=8, num_warps=8)
     return total
 
 
@@ -373,9 +280,9 @@ def rms_norm_forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if M and takes_flat_blocks(H, x.itemsize):
         programs, blocks, rest, sizes = flat_plan(M, H, x.itemsize, device_limits(x.device), FLAT_WARPS)
         rms_norm_flat_kernel[(programs,)](x, weight, y, blocks, rest, eps, **sizes)
-    elif M and 16 // math.gcd(H * x.itemsize, 16) >= EDGES_FROM:
-        programs, sizes = rows_plan(M, H, x.itemsize, device_limits(x.device), False)
-        rms_norm_rows_kernel[(programs,)](x, weight, y, M, eps, **sizes)
+    elif M and H % 2 and H >= WINDOW_WIDTH:
+        programs, sizes = rows_plan(M, H, x.itemsize, False, device_limits(x.device))
+        rms_norm_windows_kernel[(programs,)](None, x, weight, y, None, M, eps, **sizes)
     elif M:
         sizes = norm_plan(H, x.itemsize)
         rms_norm_kernel[(cdiv(M, sizes["BM"]),)](x, weight, y, M, eps, **sizes)
@@ -395,10 +302,9 @@ def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, eps: float) -> tupl
         parts = torch.empty(programs, H, dtype=torch.float32, device=x.device)
         rms_norm_grad_flat_kernel[(programs,)](dy, x, weight, dx, parts, blocks, rest, eps, **sizes)
     else:
-        programs, sizes = rows_plan(M, H, x.itemsize, limits, True)
+        programs, sizes = rows_plan(M, H, x.itemsize, True, limits)
         parts = torch.empty(programs, H, dtype=torch.float32, device=x.device)
-        early = EARLY and limits.has_tma and not INTERPRETED
-        rms_norm_grad_kernel[(programs,)](dy, x, weight, dx, parts, M, eps, **sizes, EARLY=early)
+        rms_norm_windows_kernel[(programs,)](dy, x, weight, dx, parts, M, eps, **sizes)
     return dx, sum_partials(parts, weight)
 
 
