@@ -62,7 +62,7 @@ def rms_norm_kernel(x, weight, y, M, eps, H: tl.constexpr, BM: tl.constexpr, BH:
 
 @triton.jit
 def norm_windows(
-    dy, x, out, w, shift, tile, M, eps,
+    x, dy, out, w, shift, tile, M, eps,
     H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """Store y of a tile, or with dy its dx; returns each number's part of the weight's gradient, (BM, BH).
@@ -93,7 +93,7 @@ def norm_windows(
 
 @triton.jit
 def rms_norm_windows_kernel(
-    dy, x, weight, out, parts, M, eps,
+    x, dy, weight, out, parts, M, eps,
     H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """y, or with dy dx, and each program's part of the weight's gradient: parts (programs, H), float32."""
@@ -104,9 +104,9 @@ def rms_norm_windows_kernel(
     dw = tl.zeros([BM, BH], tl.float32)
     last = (M - 1) // BM  # M + BM - 1 may exceed 32 bits where M does not
     for tile in tl.range(tl.program_id(0), last, tl.num_programs(0), num_stages=STAGES):
-        dw += norm_windows(dy, x, out, w, shift, tile, M, eps, H, V, BM, BH, False)
+        dw += norm_windows(x, dy, out, w, shift, tile, M, eps, H, V, BM, BH, False)
     if last % tl.num_programs(0) == tl.program_id(0):
-        dw += norm_windows(dy, x, out, w, shift, last, M, eps, H, V, BM, BH, True)
+        dw += norm_windows(x, dy, out, w, shift, last, M, eps, H, V, BM, BH, True)
     if dy is not None:
         if BM > 1:
             if H % V != 0:
@@ -282,7 +282,7 @@ def rms_norm_forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         rms_norm_flat_kernel[(programs,)](x, weight, y, blocks, rest, eps, **sizes)
     elif M and H % 2 and H >= WINDOW_WIDTH:
         programs, sizes = rows_plan(M, H, x.itemsize, False, device_limits(x.device))
-        rms_norm_windows_kernel[(programs,)](None, x, weight, y, None, M, eps, **sizes)
+        rms_norm_windows_kernel[(programs,)](x, None, weight, y, None, M, eps, **sizes)
     elif M:
         sizes = norm_plan(H, x.itemsize)
         rms_norm_kernel[(cdiv(M, sizes["BM"]),)](x, weight, y, M, eps, **sizes)
@@ -304,7 +304,7 @@ def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, eps: float) -> tupl
     else:
         programs, sizes = rows_plan(M, H, x.itemsize, True, limits)
         parts = torch.empty(programs, H, dtype=torch.float32, device=x.device)
-        rms_norm_windows_kernel[(programs,)](dy, x, weight, dx, parts, M, eps, **sizes)
+        rms_norm_windows_kernel[(programs,)](x, dy, weight, dx, parts, M, eps, **sizes)
     return dx, sum_partials(parts, weight)
 
 

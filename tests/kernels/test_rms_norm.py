@@ -51,18 +51,18 @@ class TestOperator(OperatorTests):
 
     @op.INTERPRETED
     def test_rows_are_loaded_in_128_bits_and_further_ones_run_ahead(self, large):
-        """Copied into shared memory too. In windows at any width. 100 features in bf16 begin at multiples of 8 bytes only."""
+        """Copied into shared memory too. Windows are at any width, 100 features in bf16 at 8 bytes only."""
         for v in large:
             if v.title == "sum_kernel" or "flat" in v.title:
                 continue
             c, wide = v.code, 64 if (v.launch.H, v.dtype) == (100, bf16) else 128
-            assert 128 in c.stores, (c, c.stores)
             if v.title == "rms_norm_kernel":
-                assert set(c.loads) == {wide}, (c, c.loads)
+                assert set(c.loads) == {wide} and max(c.stores) in (wide, 128), (c, c.loads, c.stores)
             else:
                 tensors = 1 if v.launch.dy is None else 2
                 held = (v.launch.STAGES - 1) * tensors * v.launch.BM * v.launch.BH * v.dtype.itemsize
-                assert held <= c.shared_bytes <= held + 8192 and set(c.async_copies) == {128}, c
+                assert held <= c.shared_bytes <= held + 8192, c
+                assert set(c.async_copies) == {128} and 128 in c.stores, (c, c.async_copies, c.stores)
 
     @op.INTERPRETED
     def test_flat_blocks_are_loaded_in_128_bits_and_leave_room_for_others(self, large):
@@ -174,6 +174,8 @@ def test_every_number_is_read_and_written_once(monkeypatch, shape):
     weights = norms.FLAT_BYTES // 4 if norms.takes_flat_blocks(H, 4) else H
     (forward,), (back, total) = op.both_ways_of(rms_norm, tensors)
     assert op.moved(forward) == (N + forward.programs * weights, N)
+    if not norms.takes_flat_blocks(H, 4):  # a weight for each number of a tile
+        weights *= norms.rows_plan(N // H, H, 4, True, limits_of("sm_90", 1))[1]["BM"]
     read, written = op.moved(back)
     ends = 0 if norms.takes_flat_blocks(H, 4) else 2 * N // H * 2 * (4 - math.gcd(H, 4))
     assert 2 * N <= read - back.programs * weights <= 2 * N + ends, "and vectors at the ends of rows whole"
@@ -197,7 +199,7 @@ def test_flat_blocks_begin_at_16_bytes_and_are_half_full_at_least(itemsize):
 
 @pytest.mark.parametrize("width", [513, 535, 1001])
 def test_windows_in_the_forward(monkeypatch, width):
-    """Rows of every residue, by one program and several, and the last one, behind which is nothing to read."""
+    """Rows of every residue, by one program and several, and the last, behind which is nothing to read."""
     for multiprocessors in (1, 132):
         op.pretend(monkeypatch, limits_of("sm_90", multiprocessors), norms)
         examine(RMS_NORM, (19, width), (1, width), dtypes=(fp32, bf16))
@@ -228,7 +230,7 @@ def test_programs_of_windows_keep_their_shifts_and_have_as_much_to_do(multiproce
         assert 1 <= programs <= max(places, V) and programs < tiles + V
         assert math.ceil(tiles / programs) <= math.ceil(tiles / max(1, places - V)), "nearly no more rounds"
         tile, room = (1 + grad) * height * columns * itemsize, ROOM[target] * 1024 - 4096
-        assert sizes["STAGES"] >= 2 and (sizes["STAGES"] - 1) * tile <= room
+        assert sizes["STAGES"] >= 1 and (sizes["STAGES"] - 1) * tile <= room
 
 
 def test_the_plan_asks_the_tensors_own_gpu(monkeypatch):
