@@ -163,7 +163,7 @@ def test_the_sums_are_few_beside_the_tensors_at_any_size_of_16_mb_and_more(items
         assert plan.rows * plan.width + plan.tail == batch * width
         assert plan.tail <= batch * width / 16 and (plan.vector * itemsize == 16)
         moved, sums = 3 * batch * width * itemsize, 2 * plan.partials * width * 4 * (plan.partials > 1)
-        assert sums <= 0.06 * moved, (batch, width, plan)
+        assert sums <= 0.09 * moved, "two rounds of 264 programs write 4.3 MB, where 50 are moved at least"
         assert plan.programs >= 176, (batch, width, plan)
         tiles = math.ceil(plan.rows / module.AFFINE_TILE[0])
         assert plan.programs <= 264 or plan.groups == 1
@@ -190,7 +190,7 @@ def variants(cache):
     """
     few, many = ([(rows, width, bf16) for width in (160, 161)] for rows in (9, 100_001))
     single = [(rows, width, fp32) for rows, width, _ in few + many]
-    narrow = [(100_001, 5, bf16), (100_001, 5, fp32)]
+    narrow = [(100_001, 5, bf16), (100_001, 5, fp32), (3001, 2049, bf16)]
     asked = {target: few + narrow for target in POINTWISE} | {"sm_90": few + many + single + narrow}
     return op.variants_of(
         KERNELS, asked, lambda *shape_and_dtype: both(*shape_and_dtype[:2], dtype=shape_and_dtype[2])
