@@ -279,12 +279,11 @@ def early_launch(x: Tensor) -> bool:
 def sum_columns(sums: Tensor, *totals: Tensor) -> None:
     """Add up sums (1 or 2, partials, period) over the partials, into one or two totals (period,)."""
     _, partials, period = sums.shape
-    early, rows = early_launch(sums), min(1024, max(64, next_power_of_2(partials)))
-    cols = max(8, min(32, 4096 // rows))
-    launch: dict[str, Any] = dict(ROWS=rows, COLS=cols, EARLY=early, num_warps=8)
-    launch |= dict(launch_pdl=True) if early else {}
-    grid = (cdiv(period, cols), len(totals))
-    column_sum_kernel[grid](sums, totals[0], totals[-1], partials, period, **launch)
+    rows = min(1024, max(64, next_power_of_2(partials)))
+    early, cols = early_launch(sums), max(8, min(32, 4096 // rows))
+    launch: Any = dict(EARLY=early, num_warps=8) | (dict(launch_pdl=True) if early else {})
+    grid, sizes = (cdiv(period, cols), len(totals)), dict(ROWS=rows, COLS=cols)
+    column_sum_kernel[grid](sums, totals[0], totals[-1], partials, period, **sizes, **launch)
 
 
 @operator(fake=lambda dy, x, weight: tuple(empty_contiguous(t) for t in (x, weight, weight)))

@@ -108,9 +108,9 @@ def rms_norm_windows_kernel(
     if last % tl.num_programs(0) == tl.program_id(0):
         dw += norm_windows(x, dy, out, w, shift, last, M, eps, H, V, BM, BH, True)
     if dy is not None:
+        if BM > 1 and H % V != 0:
+            dw = tl.gather(dw, tl.minimum(j + shift, BH - 1), 1)  # number j is in column j again
         if BM > 1:
-            if H % V != 0:
-                dw = tl.gather(dw, tl.minimum(j + shift, BH - 1), 1)  # number j is in column j again
             dw, column = tl.sum(dw, 0, keep_dims=True), j
         tl.store(parts + tl.program_id(0) * H + column, dw, (column >= 0) & (column < H))
 
@@ -233,10 +233,7 @@ def even_programs(tiles: int, places: int) -> int:
 
 
 def takes_flat_blocks(H: int, itemsize: int) -> bool:
-    """Whether rows of H numbers are narrow, and begin at addresses that not even 8 bytes can be loaded from.
-
-    Even then 32 lanes that read H numbers apart meet in a bank of shared memory by twos at most.
-    """
+    """Whether rows of H numbers are narrow, and begin at addresses that not even 8 bytes can be loaded from."""
     return FLAT_WIDTH * itemsize >= H and H * itemsize % 8 != 0
 
 

@@ -37,7 +37,7 @@ class TestOperator(OperatorTests):
             (bf16, 3),
             (bf16, 33),
             (fp32, 33),
-            (bf16, 127),
+            (bf16, 63),
         ),
     }
 
