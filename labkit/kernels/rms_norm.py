@@ -233,7 +233,7 @@ def even_programs(tiles: int, places: int) -> int:
 
 
 def takes_flat_blocks(H: int, itemsize: int) -> bool:
-    """Whether rows of H numbers are narrow, and begin at addresses that not even 8 bytes can be loaded from."""
+    """Whether rows of H numbers are narrow and begin where not even 8 bytes can be loaded at once."""
     return FLAT_WIDTH * itemsize >= H and H * itemsize % 8 != 0
 
 
