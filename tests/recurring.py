@@ -21,7 +21,7 @@ norms, steps, ahead = (  # the package's attribute rms_norm is the function
 KERNELS = {
     norms: (
         "rms_norm_kernel",
-        "rms_norm_grad_kernel",
+        "rms_norm_windows_kernel",
         "rms_norm_flat_kernel",
         "rms_norm_grad_flat_kernel",
         "sum_kernel",

@@ -4,6 +4,7 @@ The first is a Linear layer whose matrix is diagonal, the second the pointwise p
 """
 
 import math
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -20,17 +21,16 @@ from labkit.kernels.common import (
     check_tensor,
     device_limits,
     empty_contiguous,
+    interpreted,
     needs_grad,
+    next_power_of_2,
     offset64,
     once_differentiable,
     operator,
 )
 
 ROW_BYTES = 2048
-"""Bytes of one row that a program of the forward reads at once: 16 for each of its 128 threads."""
-SUM_BYTES = 512
-"""The same in the backward, 16 for each of a warp's lanes: the fewer columns a program has, the fewer sums it
-writes, and the more rows are summed before."""
+"""Bytes of one row that a program reads at once: 16 for each of its 128 threads."""
 LEAST_ROWS = 16
 """Rows are folded where so many are left: what fills no folded row, and the sums, are then small beside x."""
 TILES = 32
@@ -77,8 +77,11 @@ def fold_kernel(
 def backward_kernel(
     dy, x, weight, dx, dweight, dbias, rows, width, tail, blocks, groups, period,
     NARROW: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx, and sums of dy * x and of dy over the rows of each program, for ``store_sums``."""
+    if EARLY and not interpreted():
+        tl.extra.cuda.gdc_launch_dependents()
     width = width // VECTOR * VECTOR
     column = (tl.program_id(0) % blocks + 0 * width) * COLS + tl.arange(0, COLS)
     group = tl.program_id(0) // blocks
@@ -86,7 +89,7 @@ def backward_kernel(
     scale = tl.load(weight + column % period, inside).to(tl.float32)  # (COLS,)
     wx = tl.zeros([ROWS, COLS], tl.float32)
     wy = tl.zeros([ROWS, COLS], tl.float32)
-    for first in tl.range(group * ROWS, rows, groups * ROWS, num_stages=3):
+    for first in tl.range(group * ROWS, rows, groups * ROWS, num_stages=STAGES):
         row = (first + tl.arange(0, ROWS)).to(tl.int64)
         at = row[:, None] * width + column[None, :]  # (ROWS, COLS)
         mask = (row < rows)[:, None] & inside[None, :]
@@ -109,21 +112,30 @@ def backward_kernel(
 def store_sums(sums, mine, column, group, width, period, NARROW: tl.constexpr):
     """Store a program's sums (COLS,): as row ``group`` of sums (groups, width), where its columns are.
 
-    With NARROW the sums of the same of ``period`` columns are added up first: sums (programs, period).
+    With NARROW, the next power of two to ``period``, the sums of the same of ``period`` columns are added up
+    first, through shared memory: sums (programs, period).
     """
     if NARROW:
-        one = tl.arange(0, 8)
-        for first in range(0, period, 8):
-            same = (column % period)[:, None] == (first + one)[None, :]  # (COLS, 8)
-            total = tl.sum(tl.where(same & (column < width)[:, None], mine[:, None], 0.0), 0)
-            tl.store(sums + tl.program_id(0) * period + first + one, total, first + one < period)
+        COLS: tl.constexpr = mine.shape[0]
+        MOST: tl.constexpr = 2 * COLS // NARROW  # of the same columns, more than half of NARROW apart
+        same, which = tl.arange(0, MOST * NARROW) % NARROW, tl.arange(0, MOST * NARROW) // NARROW
+        first = (tl.program_id(0) % tl.cdiv(width, COLS)).to(tl.int64) * COLS % period
+        at = (same + (period - first)) % period + which * period
+        inside = (same < period) & (at < COLS)
+        mine = tl.where(inside, tl.gather(mine, tl.where(inside, at, 0).to(tl.int32), 0), 0.0)
+        total, same = tl.sum(mine.reshape(MOST, NARROW), 0), tl.arange(0, NARROW)
+        tl.store(sums + tl.program_id(0) * period + same, total, same < period)
     else:
         tl.store(sums + offset64(group, width) + column, mine, column < width)
 
 
 @triton.jit
-def column_sum_kernel(sums, dweight, dbias, rows, width, ROWS: tl.constexpr, COLS: tl.constexpr):
+def column_sum_kernel(
+    sums, dweight, dbias, rows, width, ROWS: tl.constexpr, COLS: tl.constexpr, EARLY: tl.constexpr
+):
     """Add up sums (2, rows, width) over rows in a fixed order; program_id(1) is 1 for dbias, else 0."""
+    if EARLY and not interpreted():
+        tl.extra.cuda.gdc_wait()  # for the kernel that computes the sums
     column = (tl.program_id(0) + 0 * width) * COLS + tl.arange(0, COLS)
     sums += offset64(tl.program_id(1), rows) * width
     total = tl.zeros([ROWS, COLS], tl.float32)
@@ -141,17 +153,16 @@ def column_sum_kernel(sums, dweight, dbias, rows, width, ROWS: tl.constexpr, COL
 # ---- affine: launches --------------------------------------------------------------------------------------
 
 
-def fold_rows(count: int, period: int, cols: int, itemsize: int, least: int = 1) -> tuple[int, int, int, int]:
+def fold_rows(count: int, period: int, cols: int, itemsize: int) -> tuple[int, int, int, int]:
     """Fold k rows of ``period`` elements into one: (rows, width, tail, vector) for ``count`` elements in all.
 
     Rows of an odd number of elements begin at addresses that no wide load can take; k rows taken as one
     begin at multiples of ``vector`` elements, which are 16 bytes. Narrow rows are folded to fill whole tiles
-    of ``cols`` columns, others only as far as alignment asks, and both only where ``least`` folded rows come
-    of it, and fewer than 2**30 columns. ``tail`` elements fill no folded row. Where nothing is folded, rows
-    may be unaligned: ``vector`` is 1 then.
+    of ``cols`` columns, others only as far as alignment asks, and both to fewer than 2**30 columns. ``tail``
+    elements fill no folded row. Where nothing is folded, rows may be unaligned: ``vector`` is 1 then.
     """
     batch, vector = count // max(1, period), 16 // itemsize
-    choices = [(vector, least)] if period >= 4 * cols else [(cols, LEAST_ROWS), (vector, least)]
+    choices = [(vector, 1)] if period >= 4 * cols else [(cols, LEAST_ROWS), (vector, 1)]
     for unit, fewest in choices:
         k = unit // math.gcd(period, unit)
         if batch >= fewest * k and k * period < 2**30:
@@ -208,8 +219,8 @@ class SumPlan(NamedTuple):
     blocks: int
     groups: int
     """Programs are (groups, blocks): a block is ``cols`` columns, a group each so many-th tile of rows."""
-    narrow: bool
-    """Whether a program adds up the columns that are the same in x."""
+    narrow: int
+    """The next power of two to the period where a program adds up columns that are the same in x, or 0."""
     partials: int
     """Sums for each column of x; with one the program's own sum is the result."""
 
@@ -219,36 +230,60 @@ class SumPlan(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The kernel's arguments after its tensors, without ``period``."""
         return self.rows, self.width, self.tail, self.blocks, self.groups
 
+    def constants(self, tile: tuple[int, int, int], x: Tensor) -> dict[str, Any]:
+        shape = dict(NARROW=self.narrow, VECTOR=self.vector, ROWS=tile[0], COLS=self.cols, STAGES=tile[1])
+        return shape | dict(EARLY=self.partials > 1 and early_launch(x))
 
-SUM_ROWS = 8
-"""Rows of a tile of the backward: two for each warp."""
+
+AFFINE_TILE, GELU_MUL_TILE = (4, 3, 2), (2, 2, 4)
+"""Rows of a tile of the backward, tiles on their way or at work, and programs for each multiprocessor."""
 
 
-def sum_plan(count: int, period: int, itemsize: int, limits: DeviceLimits) -> SumPlan:
-    """Four programs for each multiprocessor, which keep 64 KB in flight, all with as many tiles.
+@cache
+def sum_plan(
+    count: int, period: int, itemsize: int, tile: tuple[int, int, int], limits: DeviceLimits
+) -> SumPlan:
+    """As many rows folded into one, which then begin at multiples of 16 bytes, as leave the least idle.
 
-    A program has 2 tensors * 8 rows * 512 bytes * 2 stages on their way.
+    Idle are columns of the last block beyond the width, places without a program, and some in the last round.
     """
-    cols = SUM_BYTES // itemsize
-    rows, width, tail, vector = fold_rows(count, period, cols, itemsize, LEAST_ROWS)
-    blocks, tiles = cdiv(width, cols), max(1, cdiv(rows, SUM_ROWS))
-    most = max(1, 4 * limits.multiprocessors // blocks)
-    groups = cdiv(tiles, cdiv(tiles, most))
-    narrow = 8 * period <= cols and groups * width > period
+    cols, vector, batch = ROW_BYTES // itemsize, 16 // itemsize, count // period
+    height, places = tile[0], max(1, tile[2] * limits.multiprocessors)
+
+    def shared_out(k: int) -> tuple[float, int, int, int, int]:
+        """The share of the time that programs are busy; rows, width, blocks, groups, for k rows as one."""
+        rows, width = batch // k, k * period
+        blocks, tiles = cdiv(width, cols), max(1, cdiv(rows, height))
+        rounds = cdiv(tiles, max(1, min(tiles, places // blocks)))
+        groups = cdiv(tiles, rounds)
+        time = rounds * cdiv(groups * blocks, places) * height * cols
+        return rows * width / (time * places), rows, width, blocks, groups
+
+    step = vector // math.gcd(period, vector)
+    most = min(batch // LEAST_ROWS, 2**30 // period, 2 * cols // period + 16 * step)
+    k = max(range(step, most + 1, step) or [1], key=lambda k: (round(shared_out(k)[0], 2), -k))
+    _, rows, width, blocks, groups = shared_out(k)
+    narrow = next_power_of_2(period) if 2 * period <= cols and groups * width > period else 0
     partials = groups * blocks if narrow else groups * width // period
-    return SumPlan(rows, width, tail, vector, cols, blocks, groups, narrow, partials)
+    vector = vector if width % vector == 0 else 1
+    return SumPlan(rows, width, batch % k * period, vector, cols, blocks, groups, narrow, partials)
+
+
+def early_launch(x: Tensor) -> bool:
+    """Whether the second kernel is launched before the first has ended, as compute capability 9.0 can."""
+    return device_limits(x.device).has_tma
 
 
 def sum_columns(sums: Tensor, *totals: Tensor) -> None:
     """Add up sums (1 or 2, partials, period) over the partials, into one or two totals (period,)."""
     _, partials, period = sums.shape
-    # few partial sums of many columns, or many of few: the shape that keeps more programs busy
-    shape = dict(ROWS=256, COLS=16, num_warps=8) if partials <= 512 else dict(ROWS=1024, COLS=8, num_warps=16)
-    grid = (cdiv(period, shape["COLS"]), len(totals))
-    column_sum_kernel[grid](sums, totals[0], totals[-1], partials, period, **shape)
+    rows = min(1024, max(64, next_power_of_2(partials)))
+    early, cols = early_launch(sums), max(8, min(32, 4096 // rows))
+    launch: Any = dict(EARLY=early, num_warps=8) | (dict(launch_pdl=True) if early else {})
+    grid, sizes = (cdiv(period, cols), len(totals)), dict(ROWS=rows, COLS=cols)
+    column_sum_kernel[grid](sums, totals[0], totals[-1], partials, period, **sizes, **launch)
 
 
 @operator(fake=lambda dy, x, weight: tuple(empty_contiguous(t) for t in (x, weight, weight)))
@@ -259,10 +294,10 @@ def affine_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tens
     if not x.numel():
         return dx, dweight.zero_(), dbias.zero_()
     period = x.shape[-1]
-    plan = sum_plan(x.numel(), period, x.element_size(), device_limits(x.device))
+    plan = sum_plan(x.numel(), period, x.element_size(), AFFINE_TILE, device_limits(x.device))
     sums = torch.empty(2, plan.partials, period, device=x.device, dtype=torch.float32)
     into = (dweight, dbias) if plan.partials == 1 else sums.unbind()
-    constants = dict(NARROW=plan.narrow, VECTOR=plan.vector, ROWS=SUM_ROWS, COLS=plan.cols)
+    constants = plan.constants(AFFINE_TILE, x)
     backward_kernel[(plan.programs,)](dy, x, weight, dx, *into, *plan.sizes, period, **constants)
     if plan.partials > 1:
         sum_columns(sums, dweight, dbias)
@@ -350,15 +385,18 @@ def gelu_mul_kernel(
 def gelu_mul_grad_kernel(
     dy, x, bias, other, dx, dother, dbias, rows, width, tail, blocks, groups, period,
     NARROW: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx and dother, and the sums of dx over the rows of each program, as affine's backward has them."""
+    if EARLY and not interpreted():
+        tl.extra.cuda.gdc_launch_dependents()
     width = width // VECTOR * VECTOR
     column = (tl.program_id(0) % blocks + 0 * width) * COLS + tl.arange(0, COLS)
     group = tl.program_id(0) // blocks
     inside = column < width
     shift = tl.load(bias + column % period, inside).to(tl.float32)  # (COLS,)
     total = tl.zeros([ROWS, COLS], tl.float32)
-    for first in tl.range(group * ROWS, rows, groups * ROWS, num_stages=3):
+    for first in tl.range(group * ROWS, rows, groups * ROWS, num_stages=STAGES):
         row = (first + tl.arange(0, ROWS)).to(tl.int64)
         at = row[:, None] * width + column[None, :]  # (ROWS, COLS)
         mask = (row < rows)[:, None] & inside[None, :]
@@ -410,12 +448,13 @@ def gelu_mul_backward(dy: Tensor, x: Tensor, bias: Tensor, other: Tensor) -> tup
     if not x.numel():
         return dx, dbias.zero_(), dother
     period = x.shape[-1]
-    plan = sum_plan(x.numel(), period, x.element_size(), device_limits(x.device))
+    plan = sum_plan(x.numel(), period, x.element_size(), GELU_MUL_TILE, device_limits(x.device))
     sums = torch.empty(1, plan.partials, period, device=x.device, dtype=torch.float32)
     into = dbias if plan.partials == 1 else sums
-    constants = dict(NARROW=plan.narrow, VECTOR=plan.vector, ROWS=SUM_ROWS, COLS=plan.cols)
-    grid = (plan.programs,)
-    gelu_mul_grad_kernel[grid](dy, x, bias, other, dx, dother, into, *plan.sizes, period, **constants)
+    constants = plan.constants(GELU_MUL_TILE, x)
+    gelu_mul_grad_kernel[(plan.programs,)](
+        dy, x, bias, other, dx, dother, into, *plan.sizes, period, **constants
+    )
     if plan.partials > 1:
         sum_columns(sums, dbias)
     return dx, dbias, dother

@@ -26,10 +26,14 @@ from labkit.kernels.common import (
 
 MAX_WIDTH = 8192
 """The most columns: a program holds whole rows in registers."""
-FLAT_WIDTH = 128
-"""The most columns of rows that are taken as a flat block where they begin at odd addresses."""
+FLAT_WIDTH = 32
+"""The most columns, by bytes of a number, of rows taken as a flat block where they begin at odd addresses."""
 FLAT_BYTES = 4096
 """Bytes of such a block, of each tensor. A thread has 8 numbers of each, so that registers suffice."""
+WINDOW_WIDTH = 512
+"""The fewest columns, where their number is odd, from which on windows pay in the forward."""
+LANE, WARPS, GRAD_WARPS = 16, 16, 12
+"""Numbers of such a tile for each lane; warps on a multiprocessor, for 128 and 168 registers a thread."""
 FLAT_WARPS, FLAT_GRAD_WARPS = 24, 16
 """Warps for which a multiprocessor has registers, forward and backward: 80 and 128 for each thread."""
 MAX_NORM_GELU_WIDTH = 2**20
@@ -51,28 +55,64 @@ def rms_norm_kernel(x, weight, y, M, eps, H: tl.constexpr, BM: tl.constexpr, BH:
     tl.store(y + m * H + n, value * scale * w, inside)
 
 
+# Rows in windows that begin at the row's address rounded down to V numbers, 16 bytes: loads are wide at any
+# width. Number j of a window is in column j - shift. A program's tiles lie so many rows apart that their
+# shifts are the same: its weights stay in registers, and so do the sums for their gradient.
+
+
 @triton.jit
-def rms_norm_grad_kernel(
-    dy, x, weight, dx, parts, M, eps,
-    H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr,
+def norm_windows(
+    x, dy, out, w, shift, tile, M, eps,
+    H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
-    """dx, and each program's part of the weight's gradient: parts (programs, H), float32."""
-    n = tl.arange(0, BH)[None, :]  # (1, BH)
-    w, dw = tl.load(weight + n, n < H, other=0.0).to(tl.float32), tl.zeros([BM, BH], tl.float32)
-    tiles = (M - 1) // BM + 1  # M + BM - 1 may exceed 32 bits where M does not
-    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
-        m = (tile * BM + tl.arange(0, BM)).to(tl.int64)[:, None]  # (BM, 1)
-        at, inside = m * H + n, (m < M) & (n < H)
-        value = tl.load(x + at, inside, other=0.0).to(tl.float32)  # (BM, BH)
-        g = tl.load(dy + at, inside, other=0.0).to(tl.float32)
-        scale = tl.rsqrt(
-            tl.sum(value * value, 1, keep_dims=True) / H + eps
-        )  # computing it again is cheaper than a load
-        unit = value * tl.where(m < M, scale, 0.0)  # no NaN from rows beyond M, even where eps is 0
-        dw += g * unit
-        g *= w
-        tl.store(dx + at, scale * (g - unit * (tl.sum(g * unit, 1, keep_dims=True) / H)), inside)
-    tl.store(parts + tl.program_id(0) * H + n, tl.sum(dw, 0, keep_dims=True), n < H)
+    """Store y of a tile, or with dy its dx; returns each number's part of the weight's gradient, (BM, BH).
+
+    Vectors that reach into the next row are read whole, but not in the LAST tile: behind it is no row.
+    """
+    m = (tl.cast(tile, tl.int64) * BM + tl.arange(0, BM))[:, None]  # (BM, 1)
+    j = tl.arange(0, BH)[None, :]
+    first = j // V * V  # of a vector: masks of it leave loads and stores wide
+    at, own = m * H // V * V + j, (j >= shift) & (j < shift + H) & (m < M)  # (BM, BH)
+    read = own if LAST else first < shift + H
+    value = tl.where(own, tl.load(x + at, read, other=0.0).to(tl.float32), 0.0)
+    scale = tl.rsqrt(tl.sum(value * value, 1, keep_dims=True) / H + eps)  # (BM, 1)
+    if dy is None:
+        part, result = value, value * scale * w
+    else:
+        g = tl.where(own, tl.load(dy + at, read, other=0.0).to(tl.float32), 0.0)
+        mean = tl.sum(g * w * value, 1, keep_dims=True) / H  # does not wait for the scale
+        scale = tl.where(m < M, scale, 0.0)  # no NaN from rows beyond M, even where eps is 0
+        unit = value * scale
+        part, result = g * unit, scale * (g * w - unit * (mean * scale))
+    whole = (first >= shift) & (first + V <= shift + H) & (m < M)
+    tl.store(out + at, result, whole)
+    if H % V != 0:
+        tl.store(out + at, result, own & (whole == 0))  # the ends of rows
+    return part
+
+
+@triton.jit
+def rms_norm_windows_kernel(
+    x, dy, weight, out, parts, M, eps,
+    H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """y, or with dy dx, and each program's part of the weight's gradient: parts (programs, H), float32."""
+    j = tl.arange(0, BH)[None, :]
+    shift = ((tl.program_id(0) * BM + tl.arange(0, BM)) * H % V)[:, None]  # (BM, 1)
+    column = j - shift  # (BM, BH)
+    w = tl.load(weight + column, (column >= 0) & (column < H), other=0.0).to(tl.float32)
+    dw = tl.zeros([BM, BH], tl.float32)
+    last = (M - 1) // BM  # M + BM - 1 may exceed 32 bits where M does not
+    for tile in tl.range(tl.program_id(0), last, tl.num_programs(0), num_stages=STAGES):
+        dw += norm_windows(x, dy, out, w, shift, tile, M, eps, H, V, BM, BH, False)
+    if last % tl.num_programs(0) == tl.program_id(0):
+        dw += norm_windows(x, dy, out, w, shift, last, M, eps, H, V, BM, BH, True)
+    if dy is not None:
+        if BM > 1 and H % V != 0:
+            dw = tl.gather(dw, tl.minimum(j + shift, BH - 1), 1)  # number j is in column j again
+        if BM > 1:
+            dw, column = tl.sum(dw, 0, keep_dims=True), j
+        tl.store(parts + tl.program_id(0) * H + column, dw, (column >= 0) & (column < H))
 
 
 # Rows of few columns that begin at odd addresses: a block of R rows is flat, (E,), and begins at a multiple
@@ -173,14 +213,18 @@ def norm_plan(H: int, itemsize: int) -> dict[str, int]:
 
 
 @cache
-def norm_grad_plan(M: int, H: int, itemsize: int, limits: DeviceLimits) -> tuple[int, dict[str, int]]:
-    """Number of programs of the backward, the fewest that need no further round over M rows, and sizes."""
-    BH = next_power_of_2(H)
-    warps = 1 if H < 512 else 2 if H <= 1024 else max(4, next_power_of_2(H) // 1024)
-    BM, each = max(1, 1024 * warps // BH), max(1, 16 // (itemsize * warps))  # programs per multiprocessor
-    stages = min(3, stages_that_fit(2 * BM * BH * itemsize, limits))
-    programs = even_programs(cdiv(M, BM), each * limits.multiprocessors)
-    return programs, dict(H=H, BM=BM, BH=BH, STAGES=stages, num_warps=warps)
+def rows_plan(M: int, H: int, itemsize: int, grad: bool, limits: DeviceLimits) -> tuple[int, dict[str, int]]:
+    """Number of programs that read windows, the fewest that need no further round over M rows, and sizes."""
+    V = 16 // itemsize
+    period = V // math.gcd(H, V)  # rows after which a shift repeats itself
+    BH = next_power_of_2(H + V - V // period)
+    warps = min(16, max(1, BH // (32 * LANE)))
+    BM = max(1, 32 * LANE * warps // BH)
+    step = max(1, period // BM)  # programs are a multiple of it, for a program's shifts to stay the same
+    stages = min(3 if grad else 4, stages_that_fit((1 + grad) * BM * BH * itemsize, limits))
+    places = max(1, (GRAD_WARPS if grad else WARPS) // warps) * limits.multiprocessors
+    programs = step * even_programs(cdiv(M, step * BM), max(1, places // step))
+    return programs, dict(H=H, V=V, BM=BM, BH=BH, STAGES=stages, num_warps=warps)
 
 
 def even_programs(tiles: int, places: int) -> int:
@@ -189,11 +233,8 @@ def even_programs(tiles: int, places: int) -> int:
 
 
 def takes_flat_blocks(H: int, itemsize: int) -> bool:
-    """Whether rows of H numbers are narrow, and begin at addresses that not even 8 bytes can be loaded from.
-
-    Even then 32 lanes that read H numbers apart meet in a bank of shared memory by twos at most.
-    """
-    return H <= FLAT_WIDTH and H * itemsize % 8 != 0
+    """Whether rows of H numbers are narrow and begin where not even 8 bytes can be loaded at once."""
+    return FLAT_WIDTH * itemsize >= H and H * itemsize % 8 != 0
 
 
 @cache
@@ -236,6 +277,9 @@ def rms_norm_forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if M and takes_flat_blocks(H, x.itemsize):
         programs, blocks, rest, sizes = flat_plan(M, H, x.itemsize, device_limits(x.device), FLAT_WARPS)
         rms_norm_flat_kernel[(programs,)](x, weight, y, blocks, rest, eps, **sizes)
+    elif M and H % 2 and H >= WINDOW_WIDTH:
+        programs, sizes = rows_plan(M, H, x.itemsize, False, device_limits(x.device))
+        rms_norm_windows_kernel[(programs,)](x, None, weight, y, None, M, eps, **sizes)
     elif M:
         sizes = norm_plan(H, x.itemsize)
         rms_norm_kernel[(cdiv(M, sizes["BM"]),)](x, weight, y, M, eps, **sizes)
@@ -255,9 +299,9 @@ def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, eps: float) -> tupl
         parts = torch.empty(programs, H, dtype=torch.float32, device=x.device)
         rms_norm_grad_flat_kernel[(programs,)](dy, x, weight, dx, parts, blocks, rest, eps, **sizes)
     else:
-        programs, sizes = norm_grad_plan(M, H, x.itemsize, limits)
+        programs, sizes = rows_plan(M, H, x.itemsize, True, limits)
         parts = torch.empty(programs, H, dtype=torch.float32, device=x.device)
-        rms_norm_grad_kernel[(programs,)](dy, x, weight, dx, parts, M, eps, **sizes)
+        rms_norm_windows_kernel[(programs,)](x, dy, weight, dx, parts, M, eps, **sizes)
     return dx, sum_partials(parts, weight)
 
 

@@ -142,7 +142,7 @@ def test_every_byte_is_moved_once_and_none_beyond_the_end(multiprocessors, batch
     fetched = size if width % 16 == 0 else max(1, -(-rows // 2)) * wide
     assert forward.bytes_written == size * item
     assert forward.bytes_read == (size + 2 * fetched) * item, "x once, weight and bias once for each tile"
-    plan = module.sum_plan(size, width, item, DeviceLimits(0, 0, True))
+    plan = module.sum_plan(size, width, item, module.AFFINE_TILE, DeviceLimits(0, 0, True))
     main, *second = op.kernels_of(module.affine_backward, x, x, weight)
     sums = 2 * width * (item if plan.partials == 1 else 4 * plan.partials)
     assert main.bytes_read == (2 * size + plan.width) * item, "dy and x once, the weight once a program"
@@ -159,14 +159,14 @@ def test_the_sums_are_few_beside_the_tensors_at_any_size_of_16_mb_and_more(items
     for _ in range(3000):
         width, count = (round(math.exp(rng.uniform(0, math.log(most)))) for most in (16384, 2**29))
         batch = max(count, 2**24 // itemsize) // width + 1
-        plan = module.sum_plan(batch * width, width, itemsize, limits)
+        plan = module.sum_plan(batch * width, width, itemsize, module.AFFINE_TILE, limits)
         assert plan.rows * plan.width + plan.tail == batch * width
         assert plan.tail <= batch * width / 16 and (plan.vector * itemsize == 16)
         moved, sums = 3 * batch * width * itemsize, 2 * plan.partials * width * 4 * (plan.partials > 1)
-        assert sums <= 0.06 * moved, (batch, width, plan)
-        assert plan.programs >= 256, (batch, width, plan)
-        tiles = math.ceil(plan.rows / module.SUM_ROWS)
-        assert plan.programs <= 528 or plan.groups == 1
+        assert sums <= 0.09 * moved, "two rounds of 264 programs write 4.3 MB, where 50 are moved at least"
+        assert plan.programs >= 176, (batch, width, plan)
+        tiles = math.ceil(plan.rows / module.AFFINE_TILE[0])
+        assert plan.programs <= 264 or plan.groups == 1
         assert math.ceil(tiles / plan.groups) * plan.groups <= 1.25 * tiles or tiles < 8, (batch, width, plan)
 
 
@@ -190,7 +190,7 @@ def variants(cache):
     """
     few, many = ([(rows, width, bf16) for width in (160, 161)] for rows in (9, 100_001))
     single = [(rows, width, fp32) for rows, width, _ in few + many]
-    narrow = [(100_001, 5, bf16), (100_001, 5, fp32)]
+    narrow = [(100_001, 5, bf16), (100_001, 5, fp32), (3001, 2049, bf16)]
     asked = {target: few + narrow for target in POINTWISE} | {"sm_90": few + many + single + narrow}
     return op.variants_of(
         KERNELS, asked, lambda *shape_and_dtype: both(*shape_and_dtype[:2], dtype=shape_and_dtype[2])
@@ -200,7 +200,7 @@ def variants(cache):
 def test_every_kernel_compiles_for_old_and_new_targets_and_fits(variants):
     assert {(v.title, v.target) for v in variants} == set(itertools.product(KERNELS[module], POINTWISE))
     assert any(v.launch.rows == 1 for v in variants if v.title == "fold_kernel")
-    assert {v.launch.NARROW for v in variants if v.title == "backward_kernel"} == {True, False}
+    assert {bool(v.launch.NARROW) for v in variants if v.title == "backward_kernel"} == {True, False}
     op.assert_fits(variants)
     op.assert_float32(variants)
 
