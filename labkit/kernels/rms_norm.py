@@ -55,9 +55,8 @@ def rms_norm_kernel(x, weight, y, M, eps, H: tl.constexpr, BM: tl.constexpr, BH:
     tl.store(y + m * H + n, value * scale * w, inside)
 
 
-# Rows in windows that begin at the row's address rounded down to V numbers, 16 bytes: loads are wide at any
-# width. Number j of a window is in column j - shift. A program's tiles lie so many rows apart that their
-# shifts are the same: its weights stay in registers, and so do the sums for their gradient.
+# A window begins at a row's address rounded down to V numbers, 16 bytes: loads are wide at any width. Number
+# j is in column j - shift. A program's tiles all have the same shift: its weights and sums stay in registers.
 
 
 @triton.jit
@@ -115,8 +114,7 @@ def rms_norm_windows_kernel(
         tl.store(parts + tl.program_id(0) * H + column, dw, (column >= 0) & (column < H))
 
 
-# Rows of few columns that begin at odd addresses: a block of R rows is flat, (E,), and begins at a multiple
-# of 16 bytes. Loads and stores are wide, and sums over a row go through shared memory, by tl.gather.
+# A block of R narrow rows is flat, (E,), and begins at a multiple of 16 bytes; tl.gather sorts it by rows.
 
 
 @triton.jit
@@ -355,8 +353,7 @@ def check_width(weight: Tensor, widest: int) -> None:
         raise ValueError(f"weight: has {len(weight)} columns, a program holds 1 to {widest}")
 
 
-# ---- norm_gelu: kernels ------------------------------------------------------------------------------------
-# z is (R, W). A program holds tiles (BM, BW) of whole rows; BW is W rounded up to a power of two.
+# ---- norm_gelu: kernels; z is (R, W), tiles (BM, BW) have whole rows, BW a power of two --------------------
 
 
 @triton.jit
