@@ -37,7 +37,7 @@ TILES = 32
 """Tiles for each multiprocessor that the forward keeps, about four waves, when it makes tiles taller."""
 
 # ---- affine: kernels; x is flat, (count,), or folded: (rows, width), and a tail that fills no row ----------
-# The width is a multiple of VECTOR, as ``width // VECTOR * VECTOR`` tells the compiler: with 16 bytes of them every row is aligned.
+# ``width // VECTOR * VECTOR`` tells the compiler that every row is aligned, where VECTOR has 16 bytes;
 # ``0 * width`` makes indices of columns 64-bit where the width is, and costs nothing elsewhere.
 
 
