@@ -19,13 +19,15 @@ sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 FACE = {
     "Contender": "measure.contender.Contender",
+    "captured": "exercises.stand_in.captured",
     "check": "measure.correctness.check",
     "claim": "widgets.claims.claim",
     "compile": "profiling.codegen.compile",
-    "cuda": "exercises.simulated_gpu.cuda",
+    "cuda": "exercises.stand_in.cuda",
     "custom_bytes": "measure.sweeps.custom_bytes",
     "custom_times": "measure.sweeps.custom_times",
     "gpu": "gpu",
+    "graphed_step": "exercises.stand_in.graphed_step",
     "guess": "widgets.guesses.guess",
     "kernels": "kernels",
     "lesson": "exercises.lesson.lesson",

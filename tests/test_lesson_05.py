@@ -1,5 +1,7 @@
 """Lesson 5: its taught kernels, solved, and its execution. The finished ones are tried in tests/kernels."""
 
+import re
+
 import launches as launches_of
 import pytest
 import torch
@@ -121,12 +123,27 @@ def test_what_goes_wrong_does_so_on_every_machine(outputs):
         "the first call is in the capture: refused\nthe first call was made before: captured",
         "times the number and the tensor: 1.0 3.0",
         "the same random numbers: False",
-        "1 row\n  yours:       (4, 16) torch.float32, calls: 3",
+        "4 rows\n  yours:       (4, 16) torch.float32, calls: 2\n  GraphedStep: (4, 16)",
+        "1 row\n  yours:       (4, 16) torch.float32, calls: 3\n  GraphedStep: (1, 16)",
+        "GraphedStep: (4, 16) torch.float32, calls: 1\n",
+        "GraphedStep: (1, 16) torch.float32, calls: 2\n",
+        "GraphedStep: input 0: is torch.float64, should be torch.float32 as in the first call",
+        "GraphedStep: input 0: requires a gradient, and a replay gives none",
         "exhibit 1: all the same: True",
     ):
         assert line in said, line
 
 
+def test_a_training_step_is_replayed_on_every_machine_and_follows_its_rate(outputs):
+    said = "".join(output.get("text", "") for output in outputs)
+    still, learning = (
+        [float(loss) for loss in re.search(rf"rate {rate}: losses (.*)", said)[1].split()]
+        for rate in ("0.0", "0.01")
+    )
+    assert len({*still}) > 1 and max(still) - min(still) < 0.1 * still[0], "dropout alone changes it"
+    assert learning[-1] < 0.9 * min(still)
+
+
 @INTERPRETED
 def test_no_time_is_claimed_without_a_gpu(result):
-    assert (result.claims_held, result.not_held, result.claims_need_gpu) == (1, (), 7)
+    assert (result.claims_held, result.not_held, result.claims_need_gpu) == (0, (), 8)

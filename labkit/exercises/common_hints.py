@@ -31,8 +31,10 @@ LAUNCHES = (
     "Let one kernel load everything, compute, and store once; PyTorch only allocates.",
 )
 STORED_TWICE = (
-    "Which program owns an element? Here several store to one, and on a GPU they run in any order.",
-    "Count the programs of your grid, and write down by hand which elements each of them stores to.",
+    "An element is stored more than once: by several programs, which a GPU runs in any order, or by one, "
+    "as in a loop?",
+    "Count the programs of your grid, and write down by hand which elements each of them stores to, and "
+    "how often.",
 )
 READ_AGAIN = (
     "A kernel is as slow as the bytes that it moves. How often is each one of them needed?",

@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from labkit import dispatch_mode, gpu
+from labkit import dispatch_mode
 
 WAIT_US, COMPILE_US, CAPTURE_US, UPLOAD_US, REPLAY_US = 2.0, 40_000.0, 900.0, 400.0, 8.0
 """What these cost the host; a wait beside the device's work, a capture beside its launches."""
@@ -243,25 +243,6 @@ class _HostReads(TorchFunctionMode):
 # ---- torch.cuda --------------------------------------------------------------------------------------------
 
 
-def cuda() -> ModuleType:
-    """torch.cuda; without a GPU a stand-in for its streams and graphs, which captures on the CPU.
-
-    What a capture keeps and refuses is the same with either. Nothing can be timed with the stand-in.
-    """
-    if gpu.available():
-        return torch.cuda
-    machine = SimulatedGpu()
-    capture = machine.cuda.graph
-
-    @contextmanager
-    def graph(cuda_graph: CUDAGraph, **options: Any) -> Iterator[None]:
-        with machine, capture(cuda_graph, **options):
-            yield
-
-    vars(machine.cuda).update(graph=graph)
-    return machine.cuda
-
-
 def _cuda_of(gpu: SimulatedGpu) -> ModuleType:
     """What an answer gets for torch.cuda."""
 
@@ -280,7 +261,7 @@ def _cuda_of(gpu: SimulatedGpu) -> ModuleType:
                 raise
             cuda_graph.capture_end()
 
-    cuda = ModuleType("torch.cuda")
+    cuda = ModuleType("simulated torch.cuda")
     vars(cuda).update(
         Stream=partial(Stream, gpu),
         Event=partial(Event, gpu),
@@ -397,8 +378,9 @@ class CUDAGraph:
     def record(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Remember an operation in place of running it; what it would return, without its values."""
         written = _overwritten(func, args, kwargs)
-        if written:
-            result: Any = written[0] if len(func._schema.returns) <= 1 else tuple(written)
+        if written:  # an operation on lists of tensors, as _foreach_add_, returns nothing
+            returned = len(func._schema.returns)
+            result: Any = (None, written[0])[returned] if returned <= 1 else tuple(written)
         else:
             result = func(*args, **kwargs)
             if _is_view_or_allocation(func):

@@ -90,7 +90,7 @@ capture = Exercise(
     cases=(((4, 6), 3, torch.float32, 3), ((5, 8), 8, torch.bfloat16, 3), ((2, 3, 8), 4, torch.float32, 40)),
     inputs=case_values("shape", "width", "dtype", "replays"),
     call=run_capture,
-    untouched="b55776f2394a",
+    untouched="64c9268d348a",
     right="One launch a replay. This was a simulated GPU, on which streams race unless they wait.",
     mistakes={
         "no-warm-up": Mistake(

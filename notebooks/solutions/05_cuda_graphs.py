@@ -13,14 +13,14 @@ dot = lab.kernels.common.dot  # as in the lesson
 
 # %% [capture]
 def graphed(cuda, call, x):
-    """A function that gives call's result for new values of x, by replaying a graph; `cuda` is torch.cuda.
+    """A function that gives call's result for new x, by replaying a graph; use `cuda`, not torch.cuda.
 
     x stays the caller's, and so does each result: no later call may change them.
     """
     # A graph remembers addresses: it reads this tensor at every replay, and x stays the caller's.
     static = x.clone()
-    # The first call compiles, which no capture allows. On a side stream, because parts of a backward pass
-    # keep to the stream that they first ran on; streams wait for each other only where they are told to.
+    # The first call compiles, which no capture allows. On a side stream, because autograd keeps the last
+    # step of a backward pass on the stream that it first ran on; streams wait only where they are told to.
     side = cuda.Stream()
     side.wait_stream(cuda.current_stream())
     with cuda.stream(side):

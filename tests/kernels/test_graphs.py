@@ -1,7 +1,6 @@
 """Steps as replays of graphs: without a trace or a race, in order whatever stream they come from."""
 
 from contextlib import contextmanager, nullcontext
-from itertools import count
 from types import SimpleNamespace
 
 import cases
@@ -13,60 +12,22 @@ from torch import nn
 from torch.nn import functional
 
 from labkit import gpu
-from labkit.exercises import simulated_gpu
+from labkit.exercises import simulated_gpu, stand_in
 from labkit.kernels import GraphedStep, graphs
 from labkit.workloads.stack import stack
 
 # --- on a pretend device, whose streams may race ------------------------------------------------------
 
 
-class Pretend:
-    """torch, with a stand-in for torch.cuda that keeps to its rules and notes which work did not wait."""
-
-    def __init__(self):
-        self.machine = simulated_gpu.SimulatedGpu()
-        self.cuda, self.pools = self, count()
-        self._C = SimpleNamespace(
-            _cuda_getCurrentRawStream=lambda gpu: self.machine.streams.index(self.machine.current)
-        )
-
-    def __getattr__(self, name):
-        return getattr(self.machine.cuda if hasattr(self.machine.cuda, name) else torch, name)
-
-    def is_available(self):
-        return False
-
-    def current_device(self):
-        return 0
-
-    def device(self, gpu):
-        return nullcontext()
-
-    def graph_pool_handle(self):
-        return next(self.pools)
-
-    def set_stream(self, stream):
-        self.machine.current = stream
-
-    @contextmanager
-    def graph(self, graph, pool, stream):
-        try:
-            with self.machine.cuda.graph(graph, pool, stream):
-                yield
-        except BaseException:
-            self.machine.current = stream  # as PyTorch leaves it
-            raise
-
-
 @pytest.fixture
 def pretend(monkeypatch):
     if gpu.available():
         pytest.skip("on a GPU the tests below use it")
-    stand_in = Pretend()
-    monkeypatch.setattr(graphs, "torch", stand_in)
+    device = stand_in.TorchStandIn()
+    monkeypatch.setattr(graphs, "torch", device)
     monkeypatch.setattr(graphs, "DEVICE_TYPE", "cpu")
-    with torch.no_grad(), stand_in.machine:
-        yield stand_in.machine
+    with torch.no_grad(), device.machine:
+        yield device.machine
 
 
 class Counting(nn.Module):
