@@ -10,10 +10,10 @@ from counting import calls_checked
 from taught import INTERPRETED, assert_no_backward, bf16, compiled, counted, drawn, examine, meta
 
 from labkit import gpu
+from labkit.exercises import judge
 from labkit.lessons import notebooks
 from labkit.measure import correctness
 from labkit.workloads import grouped as work
-from labkit.workloads.elementwise import matrix_layer
 
 pytestmark = pytest.mark.usefixtures("cache")
 NAME = "04_grouped_matmul"
@@ -72,9 +72,7 @@ def test_each_way_by_rows_is_right_forward_and_backward(lesson, name):
 def test_each_way_over_time_and_its_block_are_right_forward_and_backward(lesson, name):
     shape = {"batch": 32, "groups": 3, "width": 8, "time": 16}
     alike(getattr(lesson, name), work.CHANNELS, shape)
-    layer = lesson.block(work.CHANNELS.reference)
-    block = matrix_layer(lesson.block_inputs, layer, lesson.block_size)
-    alike(lesson.block(getattr(lesson, name)), block, shape)
+    alike(work.block(getattr(lesson, name)), work.BLOCK, shape)
 
 
 @pytest.mark.parametrize("skewed", [False, True])
@@ -165,6 +163,20 @@ def test_numbers_that_lie_more_than_32_bits_apart(lesson, name):
         rows, cols = R, D
     want = work.grouped_reference(near.double(), weight.double(), bias.double())[:rows, :cols]
     assert not correctness.diagnose(y[:rows, :cols], want, correctness.TOLERANCE[bf16])
+
+
+def test_what_races_beside_the_cures_is_right_and_staying_is_raced_with_as_many_warps(monkeypatch):
+    tensors = groups((130, 3, 20))
+    for name in ("stays", "packed"):
+        for call in judge.find(NAME)[name].race.rivals.values():
+            torch.testing.assert_close(call(*tensors), work.grouped_reference(*tensors), rtol=1e-4, atol=1e-4)
+    solved = judge.solutions(NAME)
+    made = launches_of.recorded(solved, ("grouped_kernel", "stays_kernel"), monkeypatch)
+    wide = groups((64, 3, 128))
+    judge.find(NAME)["stays"].race.rivals["one tile, 8 warps"](*wide)
+    solved.stays(*wide)
+    single, stays = made
+    assert single.num_warps == stays.num_warps == 8 and (single.BM, single.BD) == (stays.BM, stays.BD)
 
 
 WIDTHS = (96, 100, 104, 112, 128)

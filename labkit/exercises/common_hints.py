@@ -45,6 +45,11 @@ TF32 = (
     "The default is TF32, with 10 bits of mantissa in place of 23.",
     'tl.dot takes input_precision="tf32x3", three products of TF32, or "ieee", without tensor cores.',
 )
+WIDE_PRODUCTS = (
+    "In which dtype do your two blocks arrive at tl.dot? It decides which instruction multiplies them.",
+    "Float32 takes three products of TF32 in place of one, from tiles of twice the bytes.",
+    "Give tl.dot what was loaded, as it was loaded: it adds up in float32 by itself.",
+)
 ROUNDED_TWICE = (
     "In which dtype are the values that your kernel computes with?",
     "What was loaded in 16 bits stays in 16 bits until you convert it: .to(tl.float32) after the load.",

@@ -32,6 +32,8 @@ class RecordedLaunches:
     stores: list[np.ndarray] = field(default_factory=list)
     tf32: bool = False
     """Whether a product of float32 blocks was to be taken in TF32."""
+    float32_products: bool = False
+    """Whether a product of float32 blocks was to be taken."""
     half_sums: bool = False
     """Whether a product was to be summed up in float16."""
 

@@ -50,7 +50,9 @@ def record_launches() -> Iterator[RecordedLaunches]:
 
     def create_dot(builder: Any, a: Any, b: Any, d: Any, precision: Any, *rest: Any) -> None:
         seen.half_sums |= d.dtype.scalar == tl.float16
-        seen.tf32 |= a.dtype.scalar == tl.float32 and precision == interpreter._ir.INPUT_PRECISION.TF32
+        of_float32 = a.dtype.scalar == tl.float32
+        seen.float32_products |= of_float32
+        seen.tf32 |= of_float32 and precision == interpreter._ir.INPUT_PRECISION.TF32
 
     def run(kernel: Any, *args: Any, **options: Any) -> None:
         given = dict(zip(kernel.arg_names, args, strict=False)) | options

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from labkit.exercises import common_hints
-from labkit.exercises.engine import Call, Property
+from labkit.exercises.engine import Call, Property, dtype_name
 from labkit.measure.correctness import DTYPES
 
 ROUNDED_TWICE = 0.02
@@ -61,6 +61,12 @@ def _full_float32(call: Call) -> str:
     return "a product of float32 blocks was taken in TF32." if call.launches.tf32 else ""
 
 
+def _half_products(call: Call) -> str:
+    if call.dtype not in (torch.float16, torch.bfloat16) or not call.launches.float32_products:
+        return ""
+    return f"blocks were multiplied in float32, though the tensors are {dtype_name(call.dtype)}."
+
+
 def _rounded_once(call: Call) -> str:
     if call.launches.half_sums:
         return "a product was summed up in float16."
@@ -84,6 +90,7 @@ ONE_LAUNCH = Property(
 STORED_ONCE = Property("stored-twice", _stored_once, *common_hints.STORED_TWICE)
 READ_ONCE = Property("read-again", _read_once, *common_hints.READ_AGAIN, contiguous_only=True)
 FULL_FLOAT32 = Property("tf32", _full_float32, *common_hints.TF32, before_values=True)
+HALF_PRODUCTS = Property("wide-products", _half_products, *common_hints.WIDE_PRODUCTS)
 ROUNDED_ONCE = Property("rounded-twice", _rounded_once, *common_hints.ROUNDED_TWICE, before_values=True)
 KERNEL_CASES: dict[str, Any] = {
     "dtypes": DTYPES,
@@ -92,5 +99,5 @@ KERNEL_CASES: dict[str, Any] = {
 """How the kernel of most exercises is tried."""
 POINTWISE = (ONE_LAUNCH, NOTHING_OUTSIDE, LOADS_INSIDE, STORED_ONCE, ROUNDED_ONCE)
 """Of a kernel that stores each element of one result once."""
-PRODUCT = (FULL_FLOAT32, *POINTWISE)
+PRODUCT = (FULL_FLOAT32, *POINTWISE, HALF_PRODUCTS)
 """Of a kernel with tl.dot."""

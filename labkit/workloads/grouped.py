@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import gelu, linear
 
 from labkit.gpu import randn
 from labkit.measure.contender import Shape, Work
@@ -92,14 +92,17 @@ def _over_rows(weights: Callable[[Shape], tuple[Tensor, Tensor]], reference: Ref
     return matrix_layer(lambda shape: (_rows(shape), *weights(shape)), reference, _size)
 
 
+SAMPLE_OVER_TIME = SAMPLE | {"time": 16}
+"""Whole sequences: four of 16 positions if the shape names ``time``, else one of 64."""
+
+
 def _over_time(weights: Callable[[Shape], tuple[Tensor, Tensor]], reference: Reference) -> Work:
     """The same for x (B, C, T); ``reference`` takes x as (B, T, C)."""
-    # Whole sequences: four of 16 positions if the shape names ``time``, else one of 64.
     return matrix_layer(
         lambda shape: (_channels(shape), *weights(shape)),
         lambda x, weight, bias: reference(x.mT, weight, bias).mT,
         _size,
-        sample=SAMPLE | {"time": 16},
+        sample=SAMPLE_OVER_TIME,
     )
 
 
@@ -118,3 +121,32 @@ CHANNELS = _over_time(_squares, grouped_reference)
 
 CHANNELS_CONV = _over_time(_filters, conv_reference)
 """GROUPED_CONV for x (batch / time, groups * width, time), as the convolution wants it."""
+
+
+# ---- a block of two layers, as the thread's modules are ----------------------------------------------------
+
+
+def block(layer: Reference) -> Callable[..., Tensor]:
+    """x + down(gelu(up(x))) of a ``layer(x, weight, bias)``: groups of D features, of 2D, and of D again."""
+    return lambda x, up, b, down, c: x + layer(gelu(layer(x, up, b)), down, c)
+
+
+def _block_inputs(shape: Shape) -> tuple[Tensor, ...]:
+    x, (weight, bias) = _channels(shape), _squares(shape)
+    up = torch.cat([weight, -weight], 2)
+    return x, up, torch.cat([bias, bias], 1), up.mT.contiguous(), bias
+
+
+def _block_size(shape: Shape) -> LayerSize:
+    features = _features(shape)
+    return shape["batch"], features, features, 4 * features * shape["width"], 0
+
+
+BLOCK = matrix_layer(
+    _block_inputs,
+    block(lambda x, weight, bias: grouped_reference(x.mT, weight, bias).mT),
+    _block_size,
+    sample=SAMPLE_OVER_TIME,
+)
+"""A block over x (batch / time, groups * width, time): inputs x, the weight and bias that expand, those that
+compress."""

@@ -48,6 +48,14 @@ def one_tile(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return y
 
 
+def one_tile_of_8_warps(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The same kernel with the 8 warps that ``stays`` has at these widths."""
+    R, (G, D, _), y = len(x), weight.shape, torch.empty_like(x)
+    sizes = dict(D=D, BM=ROWS, BD=tile_width(D), num_warps=8)
+    solutions().grouped_kernel[(G * -(-R // ROWS),)](x, weight, bias, y, R, G, **sizes)
+    return y
+
+
 def not_all_stored(calls: Sequence[Call]) -> bool:
     """Whether something was stored, all of it right, and some elements were never stored."""
     count = missing = 0
@@ -60,13 +68,6 @@ def not_all_stored(calls: Sequence[Call]) -> bool:
             return False
     return count > 0 and missing > 0
 
-
-UNWRITTEN = Mistake(
-    "All that you stored is right, and some elements were never stored. Which programs should have?",
-    "Count them: tiles of rows, rounded up (triton.cdiv), times groups. Each needs a program.",
-    "Does each number of your grid count what the kernel reads from the same axis of program_id?",
-    when=not_all_stored,
-)
 
 # ---- all groups in one kernel ------------------------------------------------------------------------------
 
@@ -114,6 +115,29 @@ def with_bias_at(place: Callable[..., Tensor]) -> Gives:
         return grouped_reference(x, weight, 0 * bias) + values
 
     return gives
+
+
+def with_columns(tile: int) -> Gives:
+    """What comes out of tiles of so many columns, whatever D is: sums end there, and nobody stores beyond."""
+
+    def gives(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        G, D, _ = weight.shape
+        y = grouped_reference(x.unflatten(1, (G, D))[..., :tile].flatten(1), weight[:, :tile], bias)
+        y.view(len(x), G, D)[..., tile:] = math.nan
+        return y
+
+    return gives
+
+
+def groups_a_tile_apart(calls: Sequence[Call]) -> bool:
+    """Whether groups were stored as far apart as a tile is wide: that is how far the last one misses y."""
+    far = []
+    for call in calls:
+        G, D = call.passed["bias"].shape
+        far.append((G - 1) * (tile_width(D) - D))
+        if call.stored_outside != far[-1]:
+            return False
+    return any(far)
 
 
 def one_row_after_the_other(calls: Sequence[Call]) -> bool:
@@ -165,8 +189,8 @@ grouped = Exercise(
             gives=kernels_with_masks(in_y=ALL_PLACES),
         ),
         "one-load": Mistake(
-            "Group 1 of a case is NaN and infinite. What is 0 times these?",
-            "NaN, so a zero from one side isn't enough. Which load still brings the next group?",
+            "Beyond D stands the next group's number, or nothing at all. It may be NaN or infinite: times 0?",
+            "NaN, so a zero from one side isn't enough. Which load still brings what lies beyond D?",
             "x has D along its columns, weight along its columns and its rows: mask all three.",
             gives=(
                 *kernels_with_masks(in_x=ALL_PLACES),
@@ -205,7 +229,23 @@ grouped = Exercise(
             "A row of x holds all groups, one after the other: G * D numbers.",
             when=one_row_after_the_other,
         ),
-        "unwritten": UNWRITTEN,
+        "tile-width": Mistake(
+            "How far is it in memory from the first column of a group to the first of the next?",
+            "BD is how wide the tile is. A group has D columns, and the next one follows without a gap.",
+            when=groups_a_tile_apart,
+        ),
+        "fixed-tile": Mistake(
+            "A case has groups of 160. A program has all of D: how wide is its tile there, and yours?",
+            "BD depends on D: the power of two from D on, which triton.next_power_of_2 knows.",
+            gives=tuple(with_columns(tile) for tile in (32, 64, 128)),
+            when=lambda calls: any(call.passed["bias"].shape[1] > 128 for call in calls),
+        ),
+        "unwritten": Mistake(
+            "All that you stored is right, and some elements were never stored. Which programs should have?",
+            "Count them: tiles of rows, rounded up (triton.cdiv), times groups. Each needs a program.",
+            "Does each number of your grid count what the kernel reads from the same axis of program_id?",
+            when=not_all_stored,
+        ),
         "no-bias": Mistake(
             "What comes out is the product alone. Does anything that you loaded reach the store?",
             "The bias of a column is added to all rows of the tile: [None, :] makes a row of it.",
@@ -246,6 +286,24 @@ def tiles_written(tiles_of: Callable[[int, int, int], range]) -> Gives:
     return gives
 
 
+def sums_go_on(every: bool) -> Gives:
+    """What comes out when a program's sums go on from tile to tile; with ``every``, the bias does, too."""
+
+    def gives(x: Tensor, weight: Tensor, bias: Tensor, per: int) -> Tensor:
+        product = grouped_reference(x, weight, 0 * bias)
+        tiles = -(-len(x) // ROWS)
+        y = product.new_zeros(tiles * ROWS, product.shape[1])
+        y[: len(x)] = product
+        y = y.view(tiles, ROWS, -1)
+        row = bias.flatten()
+        sums = [part.cumsum(0) for part in y.split(per)]
+        times = [torch.arange(1, len(part) + 1)[:, None, None] if every else 1 for part in sums]
+        whole = [part + count * row for part, count in zip(sums, times, strict=True)]
+        return torch.cat(whole).flatten(0, 1)[: len(x)]
+
+    return gives
+
+
 def weight_again(call: Call) -> str:
     """Of all programs together: each has one group's weight, once."""
     x, weight, per = (call.passed[name] for name in ("x", "weight", "per"))
@@ -273,7 +331,8 @@ stays = Exercise(
     right="Each program loads its weight once, and the loads of x can run ahead: they wait for no result.",
     race=RaceSpec(
         GROUPED,
-        {"one tile a program": one_tile, "labkit": grouped_linear},
+        # stays has 8 warps, so the same kernel as before races with 4 and with 8
+        {"one tile a program": one_tile, "one tile, 8 warps": one_tile_of_8_warps, "labkit": grouped_linear},
         (RACED | {"width": 100}, RACED | {"width": 128}),
     ),
     mistakes={
@@ -287,8 +346,8 @@ stays = Exercise(
             ),
         ),
         "part-start": Mistake(
-            "With per = 2, which tiles does part 0 take, and with which one should part 1 begin?",
-            "The parts before it have taken `per` tiles each.",
+            "Write down which tiles parts 0 and 1 take: first for per = 1, then for per = 2.",
+            "Each part before it has taken `per` tiles. Where does that leave the next one to begin?",
             gives=(
                 tiles_written(lambda part, per, tiles: range(part, part + per)),
                 tiles_written(lambda part, per, tiles: range(part, per)),
@@ -305,7 +364,17 @@ stays = Exercise(
             "A division that rounds up counts the tile that isn't full: tl.cdiv.",
             gives=tiles_written(lambda part, per, tiles: range(part * per, min(part * per + per, tiles - 1))),
         ),
-        "unwritten": UNWRITTEN,
+        "running-sum": Mistake(
+            "The first tile of each program is right. What does your sum hold when the second one begins?",
+            "Lesson 3 added along K. Here a tile has all of K, and rows of its own: what should it add to?",
+            gives=(sums_go_on(False), sums_go_on(True)),
+        ),
+        "unwritten": Mistake(
+            "All that you stored is right, and some rows never were. Which group and part has program i?",
+            "The launch counts G programs for each part: i // G is the part. With which tile does it begin?",
+            "G = 2, per = 2, 4 tiles: write down group, part and tiles of programs 0 to 3.",
+            when=not_all_stored,
+        ),
     },
 )
 
@@ -330,6 +399,11 @@ def with_pack_weight(matrix: Callable[[Tensor, int, int, int], Tensor]) -> Gives
 def beside(weight: Tensor, first: int, groups: int, D: int) -> Tensor:
     """The weights below one another, repeated to the right: no zeros."""
     return weight[first : first + groups].flatten(0, 1).repeat(1, groups)
+
+
+def same_place(weight: Tensor, first: int, groups: int, D: int) -> Tensor:
+    """The weights repeated to the right, with numbers only where both places in a group are the same."""
+    return beside(weight, first, groups, D) * torch.eye(D).repeat(groups, groups)
 
 
 def as_wide_rows(weight: Tensor, first: int, groups: int, D: int) -> Tensor:
@@ -386,16 +460,36 @@ packed = Exercise(
             ),
         ),
         "first-pack": Mistake(
-            "The first pack is right. Which groups' weights do the other packs take?",
-            "`first` groups stand before a pack's, with D rows each.",
-            gives=with_pack_weight(lambda weight, first, groups, D: torch.block_diag(*weight[:groups])),
+            "The first pack is right. Which group is the first of pack 1, and which one does yours take?",
+            "A pack has PACK groups: so many stand before pack 1's, with D rows of weight each.",
+            gives=(
+                with_pack_weight(lambda weight, first, groups, D: torch.block_diag(*weight[:groups])),
+                with_pack_weight(  # the number of the pack in place of its first group's
+                    lambda weight, first, groups, D: torch.block_diag(*weight[first * D // 64 :][:groups])
+                ),
+            ),
+        ),
+        "group-0": Mistake(
+            "Group 0 is right. Whose weight do all the others take?",
+            "See weight as (G * D, D), one below the other. Which row of it belongs to column k of pack 1?",
+            gives=with_pack_weight(lambda weight, first, groups, D: torch.block_diag(*[weight[0]] * groups)),
+        ),
+        "same-place": Mistake(
+            "Row k and column n of w meet if they are of one group. What do k % D and n % D say of them?",
+            "Their places inside of a group. Which operation gives the number of the group?",
+            gives=with_pack_weight(same_place),
         ),
         "transposed": Mistake(
             "A weight is (D in, D out). Along which of the two does a sum run?",
             "k, the input, goes down w's rows, and n, the output, across. Nothing is turned.",
             gives=lambda x, weight, bias: grouped_reference(x, weight.mT, bias),
         ),
-        "unwritten": UNWRITTEN,
+        "unwritten": Mistake(
+            "All that you stored is right, and some elements never were. Which pack and rows has program i?",
+            "There are cdiv(G, PACK) packs: the last one may not be full, and counts all the same.",
+            "Is your mask of columns true up to D, or up to the end of a row?",
+            when=not_all_stored,
+        ),
         "no-bias": Mistake(
             "What comes out is the product alone. Does anything that you loaded reach the store?",
             "The bias of a column is added to all rows of the tile: [None, :] makes a row of it.",
