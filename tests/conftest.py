@@ -15,6 +15,7 @@ import torch
 from filelock import FileLock
 
 import labkit  # noqa: F401 - decides whether Triton interprets, which is not imported yet
+from labkit.lessons import notebooks
 from labkit.measure import machine
 
 pytest.register_assert_rewrite("grouped", "products", "recurring", "taught")
@@ -26,6 +27,19 @@ def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LABKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="module")
+def result(executed, request):
+    """The lesson NAME of a test module, executed once."""
+    return executed(notebooks.resolve(request.module.NAME))
+
+
+@pytest.fixture(scope="module")
+def outputs(result):
+    """The outputs of its code cells, in their order."""
+    cells = notebooks.code_cells(notebooks.read(result.notebook_path))
+    return [output for _, cell in cells for output in cell.outputs]
 
 
 @pytest.fixture

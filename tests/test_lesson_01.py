@@ -9,6 +9,7 @@ from taught import (
     assert_float32,
     assert_no_backward,
     bf16,
+    checks_passed,
     compiled,
     counted,
     drawn,
@@ -78,26 +79,8 @@ def test_for_other_gpus_a_good_width_loads_wide_and_an_odd_one_does_not(lesson, 
 # --- the lesson as a whole ----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def result(executed):
-    return executed(notebooks.resolve(NAME))
-
-
-@pytest.fixture(scope="module")
-def outputs(result):
-    cells = notebooks.code_cells(notebooks.read(result.notebook_path))
-    return [output for _, cell in cells for output in cell.outputs]
-
-
 def test_it_runs_to_its_end_in_silence_and_checks_its_kernel_on_the_whole_grid(result, outputs):
-    assert result.passed, result.failure
-    assert [o.text for o in outputs if o.get("name") == "stderr"] == []
-    shown = [output.data for output in outputs if "data" in output]
-    done = {
-        data["name"]: data["passed"]
-        for data in (d.get("application/vnd.labkit.check+json") for d in shown)
-        if data
-    }
+    done = checks_passed(result, outputs)
     assert done["add"] >= sum(map(calls_checked, correctness.SHAPES)) / 2
 
 

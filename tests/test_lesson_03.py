@@ -6,7 +6,7 @@ import pytest
 import torch
 from counting import calls_checked
 from launches import ROOM
-from taught import INTERPRETED, assert_no_backward, bf16, counted, drawn, examine, meta
+from taught import INTERPRETED, assert_no_backward, bf16, checks_passed, counted, drawn, examine, meta
 from torch.nn import functional
 
 from labkit.lessons import notebooks
@@ -153,26 +153,8 @@ def test_of_programs_that_stay_one_of_8_warps_fits_and_two_of_4(compiled):
 # --- the lesson as a whole ----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def result(executed):
-    return executed(notebooks.resolve(NAME))
-
-
-@pytest.fixture(scope="module")
-def outputs(result):
-    cells = notebooks.code_cells(notebooks.read(result.notebook_path))
-    return [output for _, cell in cells for output in cell.outputs]
-
-
 def test_it_runs_to_its_end_in_silence_and_checks_its_kernels(result, outputs):
-    assert result.passed, result.failure
-    assert [o.text for o in outputs if o.get("name") == "stderr"] == []
-    shown = [output.data for output in outputs if "data" in output]
-    done = {
-        data["name"]: data["passed"]
-        for data in (d.get("application/vnd.labkit.check+json") for d in shown)
-        if data
-    }
+    done = checks_passed(result, outputs)
     assert set(done) == {"tiled", "described", "staying", "gate_up"}
     assert all(passed >= calls_checked((37, 33)) for passed in done.values())
 

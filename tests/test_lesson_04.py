@@ -7,7 +7,17 @@ import launches as launches_of
 import pytest
 import torch
 from counting import calls_checked
-from taught import INTERPRETED, assert_no_backward, bf16, compiled, counted, drawn, examine, meta
+from taught import (
+    INTERPRETED,
+    assert_no_backward,
+    bf16,
+    checks_passed,
+    compiled,
+    counted,
+    drawn,
+    examine,
+    meta,
+)
 
 from labkit import gpu
 from labkit.exercises import judge
@@ -198,26 +208,8 @@ def test_for_other_gpus_100_loads_half_as_wide_as_its_neighbours(lesson, monkeyp
 # ---- the lesson as a whole -------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def result(executed):
-    return executed(notebooks.resolve(NAME))
-
-
-@pytest.fixture(scope="module")
-def outputs(result):
-    cells = notebooks.code_cells(notebooks.read(result.notebook_path))
-    return [output for _, cell in cells for output in cell.outputs]
-
-
 def test_it_runs_to_its_end_in_silence_and_checks_its_kernels(result, outputs):
-    assert result.passed, result.failure
-    assert [o.text for o in outputs if o.get("name") == "stderr"] == []
-    shown = [output.data for output in outputs if "data" in output]
-    done = {
-        data["name"]: data["passed"]
-        for data in (d.get("application/vnd.labkit.check+json") for d in shown)
-        if data
-    }
+    done = checks_passed(result, outputs)
     assert set(done) == {"peak"}
     assert all(passed >= calls_checked((7, 100)) for passed in done.values())
 

@@ -247,6 +247,11 @@ class _Engine(NBClientEngine):
             outputs = [output for output in running[-1].outputs if output.output_type != "error"]
             said = new_output("error", ename=type(error).__name__, evalue=reason, traceback=[reason])
             running[-1].outputs = [*outputs, said]
+        except KeyboardInterrupt:
+            # The kernel's group got the signal, too. Tasks of this client may find it dead while they are
+            # cleared away, and asyncio would print each one's traceback below the sentence of the command.
+            logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+            raise
 
 
 papermill_engines.register(ENGINE, _Engine)
