@@ -14,6 +14,8 @@ from labkit.widgets import claims
 
 PAGE = paths.CHECKOUT / "docs" / "teaching.md"
 NOT_YET = "not yet"
+EARLIER = " (an earlier recording)"
+"""Behind a claim of a lesson whose present code is not recorded."""
 NUMBER = r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?"
 
 
@@ -59,7 +61,7 @@ def _same_beginning(one: str, other: str) -> int:
 
 
 def renew(text: str) -> str:
-    """The page with the numbers of the recording; a lesson without one keeps its claims.
+    """The page with the numbers of the recording; a lesson without one keeps its claims, marked EARLIER.
 
     ValueError for a claim that no lesson makes.
     """
@@ -68,8 +70,12 @@ def renew(text: str) -> str:
 
 def _renewed(path: Path, part: str) -> str:
     known, answers = recorded_claims(path), recorded_answers(path)
-    if known:
-        part = re.sub(r"(?<=\*\*Claim:\*\* ).+", lambda said: renewed_claim(said[0], known), part)
+
+    def renewed(claim: re.Match[str]) -> str:
+        said = claim[0].removesuffix(EARLIER)
+        return renewed_claim(said, known) if known else said + EARLIER
+
+    part = re.sub(r"(?<=\*\*Claim:\*\* ).+", renewed, part)
     return re.sub(
         r"(\*\*Ask:\*\* (.+)\n +- \*\*Recorded:\*\* ).+",
         lambda asked: asked[1] + answers.get(asked[2], NOT_YET),
