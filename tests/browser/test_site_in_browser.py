@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,13 @@ def test_a_search_finds_and_leads_to_a_page(browser: Browser, site: Path) -> Non
     found.first.click()
     shown.wait_for_load_state("load")
     assert "warp" in shown.locator(".bd-content").inner_text().lower()
+    shown.close()
+
+
+def test_the_cheat_sheet_prints_on_one_sheet(browser: Browser, site: Path) -> None:
+    shown, fetched = opened(browser, site / "docs" / "cheat_sheet.html", 1280, "light")
+    printed = shown.pdf(format="A4", prefer_css_page_size=True)
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1 and fetched == []
     shown.close()
 
 
