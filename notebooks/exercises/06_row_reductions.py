@@ -1,0 +1,373 @@
+"""Exercises of lesson 6: what is right, what people write instead, and what helps them on."""
+
+from labkit import kernels
+from labkit.exercises.engine import Call, Exercise, Mistake, RaceSpec
+from labkit.exercises.properties import KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE
+from labkit.measure.correctness import DTYPES
+from labkit.workloads import peers
+from labkit.workloads.recurrent import RMS_NORM, rms_norm
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from triton import next_power_of_2
+
+EPS = 1e-6
+
+# ---- a row a program ---------------------------------------------------------------------------------------
+
+
+def row_inputs(batch: int, steps: int, width: int) -> dict[str, Any]:
+    """x (batch, steps, width), with rows of all sizes, some so small that eps counts; weight (width,)."""
+    sizes = 10.0 ** torch.randint(-3, 2, (batch, steps, 1))
+    return {"x": sizes * (0.5 + torch.randn(batch, steps, width)), "weight": 1 + 0.5 * torch.randn(width)}
+
+
+def row_norm_with(scale: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """The layer with another scale, which is computed from x and multiplies it."""
+    return lambda x, weight: weight * x * scale(x)
+
+
+def mean_square(x: Tensor) -> Tensor:
+    return x.square().mean(-1, keepdim=True)
+
+
+def sum_square(x: Tensor) -> Tensor:
+    return x.square().sum(-1, keepdim=True)
+
+
+right_norm = row_norm_with(lambda x: torch.rsqrt(mean_square(x) + EPS))
+
+
+def nothing_stored(calls: Sequence[Call]) -> bool:
+    """Whether no kernel was launched, and nothing else made the results right."""
+    if any(call.launches.kernels for call in calls):
+        return False
+    results = [pair for call in calls for pair in call.result_tensors() if isinstance(pair[0], Tensor)]
+    return not any(torch.allclose(got.double(), want.double(), 0.1) for got, want in results)
+
+
+def first_rows_stored(calls: Sequence[Call]) -> bool:
+    """Whether only some first elements of the results were stored, where there are several rows."""
+    found = []
+    for call in calls:
+        for got, _ in call.result_tensors():
+            found.append((call.launches.stored(got).tolist(), got.numel()))
+    return any(0 < len(places) < size and places == [*range(len(places))] for places, size in found)
+
+
+NO_LAUNCH = Mistake(
+    "The result is allocated, and nothing is in it. Who computes its elements?",
+    "kernel[(programs,)](...) launches, with the tensors and their sizes as arguments.",
+    when=nothing_stored,
+)
+
+row_norm = Exercise(
+    "RMSNorm, a program a row",
+    "row_norm",
+    reference=right_norm,
+    cases=((1, 1, 1), (1, 3, 5), (3, 4, 33), (2, 2, 128), (1, 2, 2500)),
+    inputs=row_inputs,
+    dtypes=DTYPES,
+    properties=(*POINTWISE, READ_ONCE),
+    right="x is read once: the row stays in registers between its sum and its result.",
+    race=RaceSpec(
+        RMS_NORM,
+        {
+            "F.rms_norm": rms_norm,
+            "torch.compile": rms_norm,
+            "Liger": peers.liger_rms_norm,
+            "labkit": kernels.rms_norm,
+        },
+        # as wide as the published rows, and so narrow that a row has 256 bytes
+        ({"batch": 1024, "time": 64, "width": 512}, {"batch": 1024, "time": 64, "width": 64}),
+        dtype="float32",
+    ),
+    mistakes={
+        "no-launch": NO_LAUNCH,
+        "grid": Mistake(
+            "Some first rows are right, and behind them nothing was stored. Who should have?",
+            "A program has one row. How many rows has x, if all its dimensions but the last are counted?",
+            when=first_rows_stored,
+        ),
+        "sum-for-mean": Mistake(
+            "Try a row of H ones: its root mean square is 1, so y is the weight. What is yours?",
+            "tl.sum adds up. A mean divides the sum by how many numbers there are.",
+            gives=row_norm_with(lambda x: torch.rsqrt(sum_square(x) + EPS)),
+        ),
+        "block-for-row": Mistake(
+            "With 128 columns it is right, with 33 it is not. Which two sizes are alike only sometimes?",
+            "The block has BH places and the row H numbers: the masked ones do not count.",
+            gives=row_norm_with(lambda x: torch.rsqrt(sum_square(x) / next_power_of_2(x.shape[-1]) + EPS)),
+        ),
+        "no-root": Mistake(
+            "Double x: y should stay as it is. What does yours do?",
+            "You divide by the mean square. Its root is missing.",
+            gives=row_norm_with(lambda x: 1 / (mean_square(x) + EPS)),
+        ),
+        "times-root": Mistake(
+            "Double x: y should stay as it is. Yours grows four times.",
+            "The root mean square divides; tl.rsqrt(...) is 1 over the root.",
+            gives=row_norm_with(lambda x: torch.sqrt(mean_square(x) + EPS)),
+        ),
+        "eps": Mistake(
+            "Only small rows are wrong. What is added to the mean square, and where?",
+            "1e-6 is added to the mean, under the root; not to the sum, and not to the root.",
+            gives=(
+                row_norm_with(lambda x: torch.rsqrt(mean_square(x))),
+                row_norm_with(lambda x: 1 / (mean_square(x).sqrt() + EPS)),
+                row_norm_with(lambda x: torch.rsqrt((sum_square(x) + EPS) / x.shape[-1])),
+            ),
+        ),
+        "mean-of-x": Mistake(
+            "Which comes first: the square of each number, or the sum over the row?",
+            "Square each number, then add up: tl.sum(value * value, 0).",
+            gives=(
+                row_norm_with(lambda x: torch.rsqrt(x.mean(-1, keepdim=True).square() + EPS)),
+                row_norm_with(lambda x: torch.rsqrt(x.sum(-1, keepdim=True).square() / x.shape[-1] + EPS)),
+            ),
+        ),
+        "no-weight": Mistake(
+            "The norm is right. Which argument have you not loaded?",
+            "Each column has a weight, the same for all rows.",
+            gives=lambda x, weight: right_norm(x, torch.ones_like(weight)),
+        ),
+        "weight-of-row": Mistake(
+            "The first row is right, the others are NaN. How many numbers has the weight?",
+            "H: its address has the column, and no row.",
+            gives=lambda x, weight: torch.cat(
+                [right_norm(x, weight).flatten(0, -2)[:1], torch.full_like(x.flatten(0, -2)[1:], torch.nan)]
+            ).view(x.shape),
+        ),
+    },
+)
+
+# ---- mend the published backward ---------------------------------------------------------------------------
+
+
+def norm_inputs(batch: int, steps: int, width: int, eps: float) -> dict[str, Any]:
+    """dy and x (batch, steps, width), weight (width,). dy is like y: a random one hides wrong sums."""
+    x = (0.5 + torch.rand(batch, steps, 1)) * torch.randn(batch, steps, width)
+    weight = 1 + 0.5 * torch.randn(width)
+    y = weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return {"dy": y + 0.5 * torch.randn_like(y), "x": x, "weight": weight, "eps": eps}
+
+
+def norm_grad(
+    start: tuple[int, int] = (1, 0), powers: tuple[int, int, int] = (1, -1, 0), over: Any = None
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """dx and the weight's gradient, or what a mistake makes of them.
+
+    An element's sum begins at ``start[0] * (its row's first place) + start[1] * (its column)``. To the
+    weight's gradient it adds dy times these ``powers`` of x, rms and weight; ``over`` makes (H,) of them.
+    """
+
+    def gives(dy: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        H, r, element = x.shape[-1], (x.square().mean(-1, keepdim=True) + eps).sqrt(), torch.arange(x.numel())
+        place = (start[0] * (element // H * H) + start[1] * (element % H))[:, None] + torch.arange(H)
+        pairs = F.pad((dy * x).flatten(), (0, H))[place]  # zero beyond the end
+        dx = dy * weight / r - x * (pairs @ weight).view_as(x) / (H * r**3)
+        terms = dy * x ** powers[0] * r ** powers[1] * weight ** powers[2]
+        return dx, over(terms) if over else terms.sum((0, 1))
+
+    return gives
+
+
+def wrong_grads(starts: Any = ((1, 0),), powers: Any = ((1, -1, 0),), over: Any = (None,)) -> Any:
+    """All combinations of mistakes in the two gradients."""
+    return tuple(norm_grad(*each) for each in product(starts, powers, over))
+
+
+OWN_ROW, COLUMN, ONLY_DY = (1, 0), (0, 1), (0, 0, 0)
+SOME_ROWS: Any = (
+    *(lambda t: t[-1, -1], lambda t: t[0, 0]),
+    *(lambda t: t[-1].sum(0), lambda t: t[:, -1].sum(0), lambda t: t.mean((0, 1))),
+)
+
+
+def layer_with(backward: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:
+    """The norm as a layer whose backward is the answer; only that is raced, so the forward is PyTorch's."""
+
+    class Norm(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+            ctx.save_for_backward(x, weight)
+            return rms_norm(x, weight)
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
+            return backward(dy.contiguous(), *ctx.saved_tensors)
+
+    return lambda x, weight: Norm.apply(x, weight)
+
+
+original = Exercise(
+    "mend the published backward",
+    "rms_norm_grad",
+    reference=norm_grad(),
+    cases=((1, 1, 1, 0.1), (2, 3, 5, 1e-6), (4, 5, 33, 1e-6), (1, 2, 70, 0.1)),
+    large=((1, 1, 1025, 0.1),),
+    inputs=norm_inputs,
+    properties=(KERNEL, *POINTWISE[1:]),
+    **KERNEL_CASES,
+    untouched="5f04066f06f5",
+    right="But each element still does its row's whole sum: H times the work of one program a row.",
+    race=RaceSpec(
+        RMS_NORM,
+        {"F.rms_norm": rms_norm, "labkit": kernels.rms_norm},
+        tuple({"batch": 512, "time": 64, "width": width} for width in (128, 256, 512)),
+        dtype="float32",
+        direction="backward",
+        as_layer=layer_with,
+    ),
+    mistakes={
+        "only-dx": Mistake(
+            "dx is right now. If weight[3] grows a little, which numbers of y change, and by how much?",
+            "Those of column 3 in every row, by x / rms: this times dy is what an element adds.",
+            "Two lines are left, then: what the kernel stores in dw, and what PyTorch makes of its rows.",
+            gives=wrong_grads((OWN_ROW,), (ONLY_DY,), SOME_ROWS[:2]),
+        ),
+        "other-places": Mistake(
+            "In rows of four, which places does your sum go through for element 6?",
+            "It should be 4, 5, 6 and 7, as k goes from 0 to 3. What is 4, in terms of `row` and H?",
+            gives=(
+                *wrong_grads((COLUMN, (1, 1), (0, 0))),
+                *wrong_grads((COLUMN, (1, 1), (0, 0)), (ONLY_DY,), SOME_ROWS[:2]),
+            ),
+        ),
+        "other-term": Mistake(
+            "y = weight * (x / rms), in every row. What is the derivative of that by the weight?",
+            "No weight is left in it. In the kernel x is `value`, and the rms is `r`.",
+            gives=wrong_grads((OWN_ROW, COLUMN), (ONLY_DY, (1, 0, 0), (1, 1, 0), (1, -1, 1), (0, -1, 0))),
+        ),
+        "not-all-rows": Mistake(
+            "How many rows use the weight, and how many of them are in your result?",
+            "Each one adds its part to the gradient: a sum. Which dimension of dw counts the rows?",
+            gives=wrong_grads((OWN_ROW, COLUMN), over=SOME_ROWS),
+        ),
+    },
+)
+
+# ---- the backward's row part -------------------------------------------------------------------------------
+
+
+def dealt_inputs(rows: int, width: int, programs: int) -> dict[str, Any]:
+    """dy and x (rows, width), weight (width,), and the number of programs; dy is like y."""
+    given = norm_inputs(1, rows, width, EPS)
+    return {"dy": given["dy"][0], "x": given["x"][0], "weight": given["weight"], "programs": programs}
+
+
+def row_gradients(dx: Any = None, dw: Any = None, rows: Any = lambda t, programs: t) -> Callable[..., Any]:
+    """dx and the weight's gradient, or what a mistake makes of them.
+
+    ``dx(g, w, u, s, x)`` and ``dw(...)`` compute with the upstream gradient g, the weight w, u = x s, and s =
+    1 / rms; ``rows`` chooses the rows whose dw are added up.
+    """
+
+    def gives(dy: Tensor, x: Tensor, weight: Tensor, programs: int) -> tuple[Tensor, Tensor]:
+        s = torch.rsqrt(mean_square(x) + EPS)
+        given = dy, weight, x * s, s, x
+        terms = (dw or (lambda g, w, u, s, x: g * u))(*given)
+        return (dx or right_dx)(*given), rows(terms, programs).sum(0)
+
+    return gives
+
+
+def mean(t: Tensor) -> Tensor:
+    return t.mean(-1, keepdim=True)
+
+
+def right_dx(g: Tensor, w: Tensor, u: Tensor, s: Tensor, x: Tensor) -> Tensor:
+    return s * (g * w - u * mean(g * w * u))
+
+
+backward = Exercise(
+    "the backward's row part",
+    "rms_norm_backward",
+    reference=row_gradients(),
+    cases=((1, 4, 2), (5, 3, 2), (37, 33, 4), (3, 640, 2), (6, 128, 9)),
+    inputs=dealt_inputs,
+    dtypes=DTYPES,
+    properties=(KERNEL, *POINTWISE[1:], READ_ONCE),
+    right="x and dy are read once, dx is written once; parts are few, and come in one order.",
+    race=RaceSpec(
+        RMS_NORM,
+        {
+            "F.rms_norm": rms_norm,
+            "torch.compile": rms_norm,
+            "Liger": peers.liger_rms_norm,
+            "labkit": kernels.rms_norm,
+        },
+        tuple({"batch": 1024, "time": 64, "width": width} for width in (512, 513)),
+        dtype="float32",
+        direction="backward",
+        as_layer=layer_with,
+    ),
+    mistakes={
+        "one-term": Mistake(
+            "Double x in one row: y stays as it is. So what is the sum of dx times x over a row?",
+            "Zero, nearly. Your dx lacks the term that makes it so: the mean, times u.",
+            gives=row_gradients(lambda g, w, u, s, x: s * g * w),
+        ),
+        "weight-missing": Mistake(
+            "With a weight of ones it is right. Where does the weight stand in dx?",
+            "y = w u: what comes to u from above is w g, in both places of the formula.",
+            gives=(
+                row_gradients(lambda g, w, u, s, x: s * (g - u * mean(g * u))),
+                row_gradients(lambda g, w, u, s, x: s * (g * w - u * mean(g * u))),
+                row_gradients(lambda g, w, u, s, x: s * (g - u * mean(g * w * u))),
+                row_gradients(lambda g, w, u, s, x: s * w * (g - u * mean(g * u))),
+            ),
+        ),
+        "no-scale": Mistake(
+            "If x is ten times as large, a step in it changes y a tenth as much. Does your dx know?",
+            "The whole difference is divided by the row's root mean square.",
+            gives=(
+                row_gradients(lambda g, w, u, s, x: g * w - u * mean(g * w * u)),
+                row_gradients(lambda g, w, u, s, x: g * w - s * u * mean(g * w * u)),
+            ),
+        ),
+        "x-for-u": Mistake(
+            "x and u differ by the root mean square. Which one does the formula have, and where?",
+            "u = x / rms stands twice in dx, and the whole difference is divided by rms.",
+            gives=(
+                row_gradients(lambda g, w, u, s, x: s * (g * w - x * mean(g * w * x))),
+                row_gradients(lambda g, w, u, s, x: s * (g * w - u * mean(g * w * x))),
+            ),
+        ),
+        "sum-for-mean": Mistake(
+            "With one column it is right. What is H times too large?",
+            "The formula has a mean, and tl.sum adds up.",
+            gives=row_gradients(lambda g, w, u, s, x: s * (g * w - u * x.shape[-1] * mean(g * w * u))),
+        ),
+        "plus": Mistake(
+            "Double x in one row: y stays as it is. So what is the sum of dx times x over a row?",
+            "Zero, nearly: the mean's term is taken away from the other.",
+            gives=row_gradients(lambda g, w, u, s, x: s * (g * w + u * mean(g * w * u))),
+        ),
+        "last-row": Mistake(
+            "A program has several rows. How many of them are in its part of the weight's gradient?",
+            "dw is set anew for each row. It should grow by each row.",
+            gives=row_gradients(rows=lambda terms, programs: terms[-min(programs, len(terms)) :]),
+        ),
+        "dw-term": Mistake(
+            "y = w u. What is its derivative by w, times the upstream gradient?",
+            "g u, for each row: no weight, and u in place of x.",
+            gives=(
+                row_gradients(dw=lambda g, w, u, s, x: g * x),
+                row_gradients(dw=lambda g, w, u, s, x: g * w * u),
+                row_gradients(dw=lambda g, w, u, s, x: g + 0 * x),
+                row_gradients(dw=lambda g, w, u, s, x: g * s),
+            ),
+        ),
+        "no-dw": Mistake(
+            "dx is right. What does the program store at its end, and who has changed that?",
+            "dw begins with zeros: each row adds its part of the weight's gradient.",
+            gives=row_gradients(dw=lambda g, w, u, s, x: 0 * x),
+        ),
+    },
+)
