@@ -19,14 +19,10 @@ FOLDED = "jp-MarkdownHeadingCollapsed"
 CELL_METADATA = {"tags", "lines_to_next_cell", FOLDED, "jupyter", "slideshow"}
 """What a cell may carry; ``lines_to_next_cell`` is jupytext's, which keeps a percent script's blank lines,
 the others are JupyterLab's: a folded section, a hidden output, a place among the slides."""
-SIZES = {"01": (55, 36), "03": (42, 36), "04": (42, 36), "05": (42, 36), "06": (42, 36), "09": (66, 48)}
-SIZES |= dict.fromkeys(("02", "07"), (63, 60))
-"""Most cells and KB of source, where they are not 40 and 30: the first lesson holds the primer as well, and
-the last one takes every rung apart."""
+MOST_CELLS, MOST_KB, MOST_NAMES = 43, 36, 25
+"""Cells, KB of source and names of labkit's face that a lesson has at most: it takes an hour."""
 LONGEST_CELL = 30
 """Lines of a cell that holds no kernel."""
-NAMES = dict.fromkeys(("01_launch_overhead", "04_grouped_matmul", "05_cuda_graphs", "06_row_reductions"), 25)
-"""Most names of the face that a lesson uses. Lesson 1 is the model; some are still to be rewritten."""
 HOME = re.compile(r"(?<![\w.:/])/(?:home|root|work|tmp|mnt|Users|usr|opt|var)/\w+|\b[A-Z]:\\\\\w")
 """A path of somebody's machine, in JSON."""
 
@@ -96,9 +92,8 @@ def test_it_sets_up_first_and_its_parameters_have_a_kind_a_default_and_a_sentenc
 def test_it_has_the_size_and_the_parts_of_a_lesson_and_only_a_kernel_is_longer_than_a_screen(path):
     cells = [cell for cell in notebooks.read(path).cells if notebooks.COLAB not in notebooks.tags(cell)]
     found = code(path)[1:]
-    most, room = SIZES.get(path.stem[:2], (40, 30))
-    assert 25 <= len(cells) <= most and path.stat().st_size <= 640 * 1024
-    assert sum(len(cell.source.encode()) for cell in cells) <= room * 1024
+    assert 25 <= len(cells) <= MOST_CELLS and path.stat().st_size <= 640 * 1024
+    assert sum(len(cell.source.encode()) for cell in cells) <= MOST_KB * 1024
     plain = [(number, cell) for number, cell in found if notebooks.KERNEL not in notebooks.tags(cell)]
     lines = {number: len(cell.source.splitlines()) for number, cell in plain}
     long = {number: count for number, count in lines.items() if count > LONGEST_CELL}
@@ -118,8 +113,7 @@ def test_it_imports_nothing_of_labkit_but_the_face_and_uses_names_that_the_face_
     assert re.findall(r"^\s*(?:import|from) labkit\b.*$", source, re.MULTILINE) == ["import labkit as lab"]
     used = set(re.findall(r"\blab\.(\w+)", source))
     assert used <= set(labkit.FACE), used - set(labkit.FACE)
-    if path.stem in NAMES:
-        assert len(used) <= NAMES[path.stem], sorted(used)
+    assert len(used) <= MOST_NAMES, sorted(used)
 
 
 @every_lesson

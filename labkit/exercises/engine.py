@@ -30,6 +30,8 @@ class RecordedLaunches:
     """Each Triton kernel with its arguments by name."""
     loads: list[np.ndarray] = field(default_factory=list)
     stores: list[np.ndarray] = field(default_factory=list)
+    stores_before: list[int] = field(default_factory=list)
+    """For each load, how many stores came before it."""
     tf32: bool = False
     """Whether a product of float32 blocks was to be taken in TF32."""
     float32_products: bool = False

@@ -44,6 +44,7 @@ def record_launches() -> Iterator[RecordedLaunches]:
 
     def create_masked_load(builder: Any, pointers: Any, mask: Any, *rest: Any, **named: Any) -> None:
         seen.loads.append(lanes(pointers, mask))
+        seen.stores_before.append(len(seen.stores))
 
     def create_masked_store(builder: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> None:
         seen.stores.append(lanes(pointers, mask))

@@ -1,11 +1,16 @@
 """Exercises of lesson 7: what is right, what people write instead, and what helps them on."""
 
-from labkit.exercises.engine import Call, Exercise, Mistake
-from labkit.exercises.properties import KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE
+from labkit import kernels
+from labkit.exercises import judge
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
+from labkit.exercises.properties import POINTWISE, READ_ONCE
+from labkit.measure.correctness import DTYPES
+from labkit.workloads import recurrent as work
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import product
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,86 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# ---- mend the published backward ---------------------------------------------------------------------------
+Gives = Callable[..., Any]
 
 
-def norm_inputs(batch: int, steps: int, width: int, eps: float) -> dict[str, Any]:
-    """dy and x (batch, steps, width), weight (width,). dy is like y: a random one hides wrong sums."""
-    x = (0.5 + torch.rand(batch, steps, 1)) * torch.randn(batch, steps, width)
-    weight = 1 + 0.5 * torch.randn(width)
-    y = weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-    return {"dy": y + 0.5 * torch.randn_like(y), "x": x, "weight": weight, "eps": eps}
+@cache
+def solutions() -> ModuleType:
+    """The solutions of this lesson."""
+    return judge.solutions("07_recurrent_kernel")
 
-
-def norm_grad(
-    start: tuple[int, int] = (1, 0), powers: tuple[int, int, int] = (1, -1, 0), over: Any = None
-) -> Callable[..., tuple[Tensor, Tensor]]:
-    """dx and the weight's gradient, or what a mistake makes of them.
-
-    An element's sum begins at ``start[0] * (its row's first place) + start[1] * (its column)``. To the
-    weight's gradient it adds dy times these ``powers`` of x, rms and weight; ``over`` makes (H,) of them.
-    """
-
-    def gives(dy: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        H, r, element = x.shape[-1], (x.square().mean(-1, keepdim=True) + eps).sqrt(), torch.arange(x.numel())
-        place = (start[0] * (element // H * H) + start[1] * (element % H))[:, None] + torch.arange(H)
-        pairs = F.pad((dy * x).flatten(), (0, H))[place]  # zero beyond the end
-        dx = dy * weight / r - x * (pairs @ weight).view_as(x) / (H * r**3)
-        terms = dy * x ** powers[0] * r ** powers[1] * weight ** powers[2]
-        return dx, over(terms) if over else terms.sum((0, 1))
-
-    return gives
-
-
-def wrong_grads(starts: Any = ((1, 0),), powers: Any = ((1, -1, 0),), over: Any = (None,)) -> Any:
-    """All combinations of mistakes in the two gradients."""
-    return tuple(norm_grad(*each) for each in product(starts, powers, over))
-
-
-OWN_ROW, COLUMN, ONLY_DY = (1, 0), (0, 1), (0, 0, 0)
-SOME_ROWS: Any = (
-    *(lambda t: t[-1, -1], lambda t: t[0, 0]),
-    *(lambda t: t[-1].sum(0), lambda t: t[:, -1].sum(0), lambda t: t.mean((0, 1))),
-)
-
-original = Exercise(
-    "mend the published backward",
-    "rms_norm_grad",
-    reference=norm_grad(),
-    cases=((1, 1, 1, 0.1), (2, 3, 5, 1e-6), (4, 5, 33, 1e-6), (1, 2, 70, 0.1)),
-    large=((1, 1, 1025, 0.1),),
-    inputs=norm_inputs,
-    properties=(KERNEL, *POINTWISE[1:]),
-    **KERNEL_CASES,
-    untouched="779766a3842e",
-    right="But each element still does its row's whole sum: H times the work of one program a row.",
-    mistakes={
-        "only-dx": Mistake(
-            "dx is right now. If weight[3] grows a little, which numbers of y change, and by how much?",
-            "Those of column 3 in every row, by x / rms: this times dy is what an element adds.",
-            "Two lines are left, then: what the kernel stores in dw, and what PyTorch makes of its rows.",
-            gives=wrong_grads((OWN_ROW,), (ONLY_DY,), SOME_ROWS[:2]),
-        ),
-        "other-places": Mistake(
-            "In rows of four, which places does your sum go through for element 6?",
-            "It should be 4, 5, 6 and 7, as k goes from 0 to 3. What is 4, in terms of `row` and H?",
-            gives=(
-                *wrong_grads((COLUMN, (1, 1), (0, 0))),
-                *wrong_grads((COLUMN, (1, 1), (0, 0)), (ONLY_DY,), SOME_ROWS[:2]),
-            ),
-        ),
-        "other-term": Mistake(
-            "y = weight * (x / rms), in every row. What is the derivative of that by the weight?",
-            "No weight is left in it. In the kernel x is `value`, and the rms is `r`.",
-            gives=wrong_grads((OWN_ROW, COLUMN), (ONLY_DY, (1, 0, 0), (1, 1, 0), (1, -1, 1), (0, -1, 0))),
-        ),
-        "not-all-rows": Mistake(
-            "How many rows use the weight, and how many of them are in your result?",
-            "Each one adds its part to the gradient: a sum. Which dimension of dw counts the rows?",
-            gives=wrong_grads((OWN_ROW, COLUMN), over=SOME_ROWS),
-        ),
-    },
-)
 
 # ---- the loop over time ------------------------------------------------------------------------------------
 
@@ -117,6 +50,17 @@ def states_with_step(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 right_states = states_with_step(lambda h, a, b: a * h + b)
+WRONG_STEPS = tuple(
+    states_with_step(step)
+    for step in (
+        lambda h, a, b: h + b,
+        lambda h, a, b: a * h,
+        lambda h, a, b: h * b + a,
+        lambda h, a, b: a * (h + b),
+        lambda h, a, b: h + a * b,
+        lambda h, a, b: a * h + (1 - a) * b,
+    )
+)
 
 
 def stores_like(walks: Callable[[int, int, int], Sequence[tuple[int, int, int]]]) -> Any:
@@ -146,18 +90,24 @@ recurrence = Exercise(
     cases=((1, 1, 1), (2, 1, 5), (2, 5, 20), (1, 2, 128), (2, 2, 140), (1, 70, 8)),
     large=((1, 1, 1030), (1, 500, 1)),  # longer ones would let a wrong stride leave the fences
     inputs=sequence_inputs,
+    dtypes=DTYPES,
     properties=(*POINTWISE, READ_ONCE),
-    **KERNEL_CASES,
     right="Each number crosses memory once, and the state never leaves the registers.",
+    race=RaceSpec(
+        work.LINEAR_RECURRENCE,
+        {"PyTorch's loop": work.linear_recurrence, "labkit": kernels.linear_recurrence},
+        ({"batch": 16, "time": 128, "width": 128}, {"batch": 512, "time": 64, "width": 128}),
+        dtype="float32",
+    ),
     mistakes={
         "stride": Mistake(
-            "How many numbers of h lie between a channel and the same channel one step later?",
-            "A step has all channels of the tensor, other programs' too. Which line moves `at` so far?",
+            "How many numbers of h lie between a feature and the same feature one step later?",
+            "A step has all H features, those of other programs, too. How far does a step move your places?",
             when=stores_like(lambda T, H, BH: [(apart, 0, T) for apart in (0, 1, BH, T, T * H)]),
         ),
         "other-steps": Mistake(
-            "Let T be 3. Which step does `at` stand for at each of your stores?",
-            "Steps 0, 1 and 2 are stored once each, inside the loop, and `at` begins with step 0.",
+            "Let T be 3. Which step do the places of each of your stores belong to?",
+            "Steps 0, 1 and 2 are stored once each, inside the loop, and the first is step 0.",
             when=stores_like(
                 lambda T, H, BH: [
                     *((H, 1, T), (H, 1, T - 1), (H, 0, T - 1), (H, 0, T + 1)),
@@ -173,14 +123,7 @@ recurrence = Exercise(
         "formula": Mistake(
             "Work out two steps by hand for a = 0.5 and b = 1: h is 1, then 1.5. What is yours?",
             "One of a and b multiplies the old state and nothing else, the other is added as it is.",
-            gives=(
-                states_with_step(lambda h, a, b: h + b),
-                states_with_step(lambda h, a, b: a * h),
-                states_with_step(lambda h, a, b: h * b + a),
-                states_with_step(lambda h, a, b: a * (h + b)),
-                states_with_step(lambda h, a, b: h + a * b),
-                states_with_step(lambda h, a, b: a * h + (1 - a) * b),
-            ),
+            gives=WRONG_STEPS,
         ),
         "another-round": Mistake(
             "Write down two rounds of your loop by hand. Which a, b and h are in the second one?",
@@ -189,6 +132,244 @@ recurrence = Exercise(
                 lambda a, b: F.pad(right_states(a, b), (0, 0, 1, -1)),
                 lambda a, b: right_states(a[:, :1].expand_as(a), b[:, :1].expand_as(b)),
             ),
+        ),
+    },
+)
+
+# ---- loads that run ahead ----------------------------------------------------------------------------------
+
+
+def ahead_inputs(batch: int, steps: int, width: int, ahead: int) -> dict[str, Any]:
+    """a and b (batch, steps, width), and how many steps ahead they are to be loaded."""
+    return sequence_inputs(batch, steps, width) | {"steps": ahead}
+
+
+def any_depth(gives: Gives) -> Gives:
+    """What a recurrence of a and b gives, however far ahead it loads."""
+    return lambda a, b, steps: gives(a, b)
+
+
+def loaded_late(call: Call) -> str:
+    """Of a sequence that is one program's: the first step that is loaded too late, in words, or ""."""
+    a, U, made = call.passed["a"], call.passed["steps"], call.launches
+    B, _, H = a.shape
+    if B > 1 or H > 8:  # the stores of several programs
+        return ""
+
+    def steps_in(addresses: np.ndarray, tensor: Tensor) -> np.ndarray:
+        places = (addresses.astype(np.int64) - tensor.data_ptr()) // tensor.element_size()
+        return places[(places >= 0) & (places < tensor.numel())] // H
+
+    latest = [-1]  # step that was stored so far, by the number of stores
+    for store in made.stores:
+        latest.append(max(latest[-1], *steps_in(store, call.got), -1))
+    for addresses, before in zip(made.loads, made.stores_before, strict=True):
+        for name in ("a", "b"):
+            found, done = steps_in(addresses, call.passed[name]), latest[before]
+            if done >= 0 and len(found) and found.min() < done + 1 + U:
+                return f"step {found.min()} of {name} was loaded when step {done} had been stored already."
+    return ""
+
+
+AHEAD = Property(
+    "not-ahead",
+    loaded_late,
+    "Steps 0 to U - 1 are loaded before the loop. Which one sets out while step 0 is worked on?",
+    "Step U, before the store of step 0; then step U + 1, before that of step 1. Nobody waits for a round.",
+    "In each turn, first append the block of step t + U to `coming`, then use the one of step t.",
+    contiguous_only=True,
+)
+
+
+def delayed(a: Tensor, b: Tensor, steps: int) -> Tensor:
+    """What comes out where each round loads its own steps for the next one."""
+    U = min(steps, a.shape[1])
+    late = (torch.cat((each[:, :U], each[:, : each.shape[1] - U]), 1) for each in (a, b))
+    return right_states(*late)
+
+
+def begun_empty(a: Tensor, b: Tensor, steps: int) -> Tensor:
+    """What comes out where nothing was loaded before the loop, and the first U steps are zeros."""
+    empty = [torch.where(torch.arange(a.shape[1])[:, None] < steps, 0.0, each) for each in (a, b)]
+    return right_states(*empty)
+
+
+def in_rounds(a: Tensor, b: Tensor, steps: int) -> Tensor:
+    """What comes out where each U steps begin with a state of zero."""
+    return torch.cat(
+        [right_states(*each) for each in zip(a.split(steps, 1), b.split(steps, 1), strict=True)], 1
+    )
+
+
+def one_block(a: Tensor, b: Tensor, steps: int) -> Tensor:
+    """What comes out where every step of a round takes the round's first block."""
+    at = torch.arange(a.shape[1]) // steps * steps
+    return right_states(a[:, at], b[:, at])
+
+
+ahead = Exercise(
+    "loads that run ahead",
+    "ahead",
+    reference=any_depth(right_states),
+    cases=((1, 1, 1, 1), (1, 9, 5, 1), (1, 11, 5, 2), (2, 5, 20, 8), (1, 13, 8, 4), (2, 3, 140, 2)),
+    large=((1, 70, 1, 16),),
+    inputs=ahead_inputs,
+    dtypes=DTYPES,
+    properties=(*POINTWISE, READ_ONCE, AHEAD),
+    right="U + 1 steps are on their way at any time, in registers, and no barrier stands between them.",
+    race=RaceSpec(
+        work.LINEAR_RECURRENCE,
+        {
+            "one step at a time": lambda a, b: solutions().recurrence(a, b),
+            "labkit": kernels.linear_recurrence,
+        },
+        ({"batch": 16, "time": 2048, "width": 128}, {"batch": 1024, "time": 256, "width": 256}),
+        dtype="float32",
+    ),
+    mistakes={
+        "same-steps": Mistake(
+            "The first U steps are right. Which step's block do you append while step t is worked on?",
+            "It will be used U turns later: it has to be that of step t + U.",
+            gives=delayed,
+        ),
+        "nothing-before": Mistake(
+            "The first U steps come out as if their inputs were zero. Who loaded them, and when?",
+            "Before the loop, the first U steps have to set out: a loop of its own fills the tuples.",
+            gives=begun_empty,
+        ),
+        "rounds": Mistake(
+            "The first U steps are right. What is the state when the next U begin?",
+            "That of the step before. The state begins with zeros once, before all loops.",
+            gives=in_rounds,
+        ),
+        "one-block": Mistake(
+            "A tuple has U blocks. Which one does each turn take?",
+            "coming[u], with the u of the unrolled loop: each of the U turns takes its own.",
+            gives=one_block,
+        ),
+        "no-carry": Mistake(
+            "Try it with a = 1 and b = 1: h should be 1, 2, 3. What is yours?",
+            "It is 1 at every step. Which name does the next turn read, and which one do you set?",
+            gives=any_depth(lambda a, b: b),
+        ),
+        "formula": Mistake(
+            "Work out two steps by hand for a = 0.5 and b = 1: h is 1, then 1.5. What is yours?",
+            "One of a and b multiplies the old state and nothing else, the other is added as it is.",
+            gives=tuple(any_depth(gives) for gives in WRONG_STEPS),
+        ),
+    },
+)
+
+# ---- time reversed -----------------------------------------------------------------------------------------
+
+
+def upstream_inputs(batch: int, steps: int, width: int) -> dict[str, Tensor]:
+    """dh, which is like h, a and h, all (batch, steps, width)."""
+    given = sequence_inputs(batch, steps, width)
+    h = right_states(given["a"], given["b"])
+    return {"dh": h + 0.5 * torch.randn_like(h), "a": given["a"], "h": h}
+
+
+def gradients(
+    g: Gives = lambda dh, a: gradient(dh, a, 1), last: Gives = lambda h: moved(h, 1)
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """da and db, or what a mistake makes of them: db is ``g(dh, a)``, da is db times ``last(h)``."""
+
+    def gives(dh: Tensor, a: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        db = g(dh, a)
+        return db * last(h), db
+
+    return gives
+
+
+def moved(x: Tensor, by: int) -> Tensor:
+    """x (B, T, H), later by so many steps, zeros where nothing comes from; negative is earlier."""
+    T = x.shape[1]
+    by = max(-T, min(T, by))
+    return F.pad(x, (0, 0, by, -by))
+
+
+def gradient(dh: Tensor, a: Tensor, gate: int) -> Tensor:
+    """g_t = dh_t + a_(t + gate) * g_(t+1), from the last step to the first."""
+    return right_states(moved(a, -gate).flip(1), dh.flip(1)).flip(1)
+
+
+def layer_with(backward: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:
+    """The recurrence as a layer whose backward is the answer; its forward is the finished kernel's."""
+
+    class Recurrence(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+            h = kernels.linear_recurrence(a, b)
+            ctx.save_for_backward(a, h)
+            return h
+
+        @staticmethod
+        def backward(ctx: Any, dh: Tensor) -> tuple[Tensor, Tensor]:
+            return backward(dh, *ctx.saved_tensors)
+
+    return lambda a, b: Recurrence.apply(a, b)
+
+
+backward = Exercise(
+    "time reversed",
+    "recurrence_backward",
+    reference=gradients(),
+    cases=((1, 1, 1), (1, 3, 4), (2, 5, 20), (1, 2, 128), (2, 2, 140)),
+    large=((1, 1, 1030), (1, 300, 1)),
+    inputs=upstream_inputs,
+    dtypes=DTYPES,
+    properties=(*POINTWISE, READ_ONCE),
+    right="Three tensors in and two out, each once: the forward's loop, walked backwards.",
+    race=RaceSpec(
+        work.LINEAR_RECURRENCE,
+        {"PyTorch's loop": work.linear_recurrence, "labkit": kernels.linear_recurrence},
+        ({"batch": 16, "time": 128, "width": 128}, {"batch": 1024, "time": 64, "width": 256}),
+        dtype="float32",
+        direction="backward",
+        as_layer=layer_with,
+        roundings=4,
+    ),
+    mistakes={
+        "not-reversed": Mistake(
+            "Which step's gradient needs no other step's? Is that the first one in your loop?",
+            "The last step: nobody uses its state. So the loop begins with t = T - 1.",
+            gives=(
+                gradients(lambda dh, a: right_states(a, dh)),
+                gradients(lambda dh, a: right_states(moved(a, 1), dh)),
+                gradients(lambda dh, a: right_states(moved(a, -1), dh)),
+            ),
+        ),
+        "no-carry": Mistake(
+            "Let dh be 1 at the last step, 0 elsewhere. Which of the inputs b had a part in the last state?",
+            "All of them, through the gates. What does step t hand to step t - 1?",
+            "a_t * g_t: keep it in a name that the next turn adds to its dh.",
+            gives=gradients(lambda dh, a: dh),
+        ),
+        "other-gate": Mistake(
+            "h_(t+1) = a_(t+1) h_t + b. Which step's gate stands between h_t and h_(t+1)?",
+            "The later one's. Multiply g by the gate of its own step before you hand it on.",
+            gives=(gradients(lambda dh, a: gradient(dh, a, 0)), gradients(lambda dh, a: gradient(dh, a, 2))),
+        ),
+        "no-gate": Mistake(
+            "h_t goes into h_(t+1) with a factor. What has become of it on the way back?",
+            "The factor is the gate a_(t+1): what is handed on is a times g.",
+            gives=gradients(lambda dh, a: gradient(dh, torch.ones_like(a), 1)),
+        ),
+        "other-state": Mistake(
+            "a_t multiplied a state in the forward pass. That of which step?",
+            "h_(t-1), the one before: zero at step 0. Where does it lie, seen from step t's places?",
+            gives=(gradients(last=lambda h: h), gradients(last=lambda h: moved(h, -1))),
+        ),
+        "first-step": Mistake(
+            "All steps but the first are right. Which state was there before step 0?",
+            "Zeros. H places before step 0 lies another sequence, or nothing: mask that load by t > 0.",
+            gives=gradients(last=lambda h: torch.cat((h[:, :1], h[:, :-1]), 1)),
+        ),
+        "swapped": Mistake(
+            "Two gradients come back. Which of them needs a state?",
+            "da = g * h_(t-1), and it is stored to da; db is g alone.",
+            gives=lambda dh, a, h: gradients()(dh, a, h)[::-1],
         ),
     },
 )
@@ -208,11 +389,11 @@ def episode_inputs(batch: int, steps: int, width: int, infinite: bool = False) -
 def states_with_resets(
     step: Any = lambda h, a, b, new: torch.where(new, b, a * h + b), place: Any = None
 ) -> Any:
-    """The states with another step, or with the resets at ``place(row, t, channel, T, H)``."""
+    """The states with another step, or with the resets at ``place(row, t, feature, T, H)``."""
 
     def gives(a: Tensor, b: Tensor, reset: Tensor) -> Tensor:
-        row, t, channel = torch.meshgrid(*map(torch.arange, a.shape), indexing="ij")
-        at = place(row, t, channel, *a.shape[1:]) if place else row * a.shape[1] + t
+        row, t, feature = torch.meshgrid(*map(torch.arange, a.shape), indexing="ij")
+        at = place(row, t, feature, *a.shape[1:]) if place else row * a.shape[1] + t
         around = F.pad(reset.flatten(), (1, a.numel()), value=True)  # as the memory there is
         return states_with_step(step)(a, b, around[at + 1])
 
@@ -227,9 +408,9 @@ reset = Exercise(
     large=((1, 1, 1030), (1, 300, 1)),
     inputs=episode_inputs,
     properties=(*POINTWISE, READ_ONCE),
-    **KERNEL_CASES,
-    untouched="dc6ee6833d95",
-    right="The choice costs one byte for each step of a row, which all of its channels share.",
+    dtypes=DTYPES,
+    untouched="0debd177c4e4",
+    right="The choice costs one byte for each step of a row, which all of its features share.",
     mistakes={
         "which-steps": Mistake(
             "For which steps should h be b alone, and for which is yours?",
@@ -244,18 +425,18 @@ reset = Exercise(
             "Step t is the first of its episode where reset is true at t. Where does yours begin anew?",
             "One step off. At a reset, which h is dropped: the last one, or the one to be stored?",
             gives=(
-                states_with_resets(place=lambda row, t, channel, T, H: row * T + t - 1),
-                states_with_resets(place=lambda row, t, channel, T, H: row * T + t + 1),
+                states_with_resets(place=lambda row, t, feature, T, H: row * T + t - 1),
+                states_with_resets(place=lambda row, t, feature, T, H: row * T + t + 1),
             ),
         ),
         "another-place": Mistake(
             "In (B, T), how many values lie between two rows, and how many between two steps?",
-            "T and 1. All channels of a step share one value, so no channel is in its address.",
+            "T and 1. All features of a step share one value, so no feature is in its address.",
             gives=(
-                states_with_resets(place=lambda row, t, channel, T, H: t),
-                states_with_resets(place=lambda row, t, channel, T, H: row * T),
-                states_with_resets(place=lambda row, t, channel, T, H: row * H + t),
-                states_with_resets(place=lambda row, t, channel, T, H: (row * T + t) * H + channel),
+                states_with_resets(place=lambda row, t, feature, T, H: t),
+                states_with_resets(place=lambda row, t, feature, T, H: row * T),
+                states_with_resets(place=lambda row, t, feature, T, H: row * H + t),
+                states_with_resets(place=lambda row, t, feature, T, H: (row * T + t) * H + feature),
             ),
         ),
         "drops-b": Mistake(
