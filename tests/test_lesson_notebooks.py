@@ -19,7 +19,7 @@ FOLDED = "jp-MarkdownHeadingCollapsed"
 CELL_METADATA = {"tags", "lines_to_next_cell", FOLDED, "jupyter", "slideshow"}
 """What a cell may carry; ``lines_to_next_cell`` is jupytext's, which keeps a percent script's blank lines,
 the others are JupyterLab's: a folded section, a hidden output, a place among the slides."""
-SIZES = {"01": (55, 36), "03": (42, 36), "04": (42, 36), "05": (42, 36), "09": (66, 48)}
+SIZES = {"01": (55, 36), "03": (42, 36), "04": (42, 36), "05": (42, 36), "08": (42, 36), "09": (66, 48)}
 SIZES |= dict.fromkeys(("02", "07"), (63, 60))
 """Most cells and KB of source, where they are not 40 and 30: the first lesson holds the primer as well, and
 the last one takes every rung apart."""
