@@ -1,4 +1,4 @@
-"""Lesson 8: its taught recurrences, the step taken apart, and its execution; kernels/ has the finished layer."""
+"""Lesson 8: its taught recurrences, the step taken apart, its execution. ``gru`` itself is tried in kernels/."""
 
 import re
 from functools import partial
