@@ -1,6 +1,6 @@
 """What the layers of the course compute, the packages they are compared with, and published figures."""
 
-from labkit.workloads import grouped, mlp, network, peers, published, recurrent, stack
+from labkit.workloads import grouped, gru, mlp, network, peers, published, recurrent, stack
 from labkit.workloads.elementwise import AFFINE, LINEAR, product
 from labkit.workloads.roofline_curves import bound_spans, floors
 
@@ -10,6 +10,7 @@ __all__ = [
     "bound_spans",
     "floors",
     "grouped",
+    "gru",
     "mlp",
     "network",
     "peers",

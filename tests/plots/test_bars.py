@@ -34,9 +34,12 @@ def test_bars_print_values_kinds_and_floors_and_say_it_in_words():
     assert shown.figure.axes[0].get_xlim()[0] == 0
 
 
-@pytest.mark.parametrize(("most", "scale"), [(99.0, "linear"), (101.0, "log")])
-def test_more_than_a_decade_is_logarithmic_and_says_so(most, scale):
-    shown = plots.bars(rows.as_results([row("eager", 64, most), row("labkit", 64, 10.0)]), title="t")
+@pytest.mark.parametrize(
+    ("most", "linear", "scale"), [(99.0, False, "linear"), (101.0, False, "log"), (101.0, True, "linear")]
+)
+def test_more_than_a_decade_is_logarithmic_and_says_so(most, linear, scale):
+    table = rows.as_results([row("eager", 64, most), row("labkit", 64, 10.0)])
+    shown = plots.bars(table, title="t", linear=linear)
     assert shown.figure.axes[0].get_xscale() == scale
     assert ("logarithmic axis" in " ".join(texts(shown))) == (scale == "log") == ("logarithmic" in shown.alt)
     assert len(of_gid(shown, "live bar")) == 2
