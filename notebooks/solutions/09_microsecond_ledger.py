@@ -19,7 +19,7 @@ def both_kernel(z, candidate, gain, result, T, eps, H: tl.constexpr, BH: tl.cons
     inside = n < H
     w = tl.load(gain + n, inside, other=0.0).to(tl.float32)
     s, r = tl.zeros([BH], tl.float32), tl.zeros([BH], tl.float32)
-    for t in tl.range(0, T):
+    for t in tl.range(0, T, num_stages=8):  # loads run ahead, as in lesson 7
         at = (row * T + t) * H + n
         gate = tl.load(z + at, inside, other=0.0).to(tl.float32)
         value = tl.load(candidate + at, inside, other=0.0).to(tl.float32)
@@ -35,7 +35,8 @@ def both(z: Tensor, candidate: Tensor, gain: Tensor) -> Tensor:
     lab.no_gradient("both", z, candidate, gain)
     z, candidate, gain = z.contiguous(), candidate.contiguous(), gain.contiguous()
     (B, T, H), result = z.shape, torch.empty_like(z)
-    both_kernel[(B,)](z, candidate, gain, result, T, 1e-6, H=H, BH=triton.next_power_of_2(H))
+    # One warp: the sum over the features stays within it.
+    both_kernel[(B,)](z, candidate, gain, result, T, 1e-6, H=H, BH=triton.next_power_of_2(H), num_warps=1)
     return result
 
 
