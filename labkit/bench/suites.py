@@ -288,17 +288,6 @@ def graphs() -> list[SuitePart]:
     ]
 
 
-def _network(heads: Any, norm: Any, cell: Any, inner: Any) -> Callable[..., Tensor]:
-    """The network of lesson 9 with these layers."""
-
-    def call(x: Tensor, *weights: Tensor) -> Tensor:
-        w_in, b_in, gain_in, w_gates, b_gates, gain, w_gate_up, w_down, w_out, b_out = weights
-        states = cell(heads(norm(heads(x, w_in, b_in), gain_in), w_gates, b_gates), gain, len(w_gates))
-        return linear(states + inner(states, w_gate_up, w_down), w_out, b_out)
-
-    return call
-
-
 def _cell_of_operators(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
     logit, candidate = network.split_gates(gates, groups)
     z = logit.sigmoid()
@@ -313,8 +302,8 @@ def _three_kernels(x: Tensor, *weights: Tensor) -> Tensor:
 def ledger() -> list[SuitePart]:
     """The network of lesson 9: device time; a pass as Python sees it; forward with backward."""
     work, plain = network.NETWORK, network.network
-    operators = _network(network.heads, recurrent.rms_norm, _cell_of_operators, network.geglu)
-    apart = _network(kernels.grouped_linear, kernels.rms_norm, kernels.gated_cell, kernels.geglu_mlp)
+    operators = network.assemble(cell=_cell_of_operators)
+    apart = network.assemble(kernels.grouped_linear, kernels.rms_norm, kernels.gated_cell, kernels.geglu_mlp)
     three = (
         Contender("eager", plain, work),
         Contender("compiled, recurrences as operators", operators, work, compiled=True),

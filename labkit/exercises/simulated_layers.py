@@ -50,7 +50,7 @@ class KernelSequence(CompiledLayer):
 
     def __init__(self, kernels: int, kernel_us: float, launch_us: float) -> None:
         super().__init__(SimulatedGpu())
-        self.device_us = kernels * kernel_us
+        self.device_us, self.host_us = kernels * kernel_us, kernels * launch_us
         self._kernels, self._kernel_us, self._launch_us = kernels, kernel_us, launch_us
 
     def __call__(self) -> None:

@@ -23,7 +23,7 @@ PACKAGE = Path(labkit.__file__).resolve().parent
 MEASUREMENT_FILES = (
     "gpu", "dispatch_mode", "kernels/common", "kernels/graphs",
     "measure/accuracy", "measure/clocks", "measure/cold_cache", "measure/contender", "measure/memory",
-    "measure/noise", "measure/roofline", "measure/sweeps", "profiling/profiles", "profiling/variants",
+    "measure/noise", "measure/roofline", "measure/sweeps", "profiling/profiles",
     "workloads/elementwise", "workloads/grouped", "workloads/mlp", "workloads/network", "workloads/peers",
     "workloads/recurrent", "workloads/stack",
 )  # fmt: skip

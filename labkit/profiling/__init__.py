@@ -10,11 +10,9 @@ MODULES = (
     "codegen",
     "kernel_names",
     "launch_counts",
-    "ledger",
     "profiles",
     "recorded_profiles",
     "traffic_counts",
-    "variants",
 )
 
 

@@ -95,14 +95,6 @@ def recording() -> Iterator[Counts]:
         yield counts
 
 
-def operations(call: Callable[[], Any]) -> list[Launch]:
-    """Run ``call`` once, on any device, and list PyTorch's operations that start work. Triton is not seen."""
-    found: list[Launch] = []
-    with _Operations(found):
-        call()
-    return found
-
-
 class _Operations(dispatch_mode.LightDispatchMode):
     """Records the operations below autograd, backward passes included."""
 

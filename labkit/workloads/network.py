@@ -15,6 +15,8 @@ nothing that lies between two layers. Operations are those of the matrix product
 add. A backward pass has twice as many products as its forward pass.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor
 from torch.nn import functional
 
@@ -23,8 +25,9 @@ from labkit.measure.contender import Shape
 from labkit.workloads.elementwise import LayerSize, matrix_layer
 from labkit.workloads.grouped import grouped_reference as heads
 from labkit.workloads.mlp import geglu
-from labkit.workloads.recurrent import EPS, min_gru, rms_recurrence
+from labkit.workloads.recurrent import min_gru, rms_norm, rms_recurrence
 
+Layer = Callable[..., Tensor]
 GROUPS, EXPANSION, OUTPUTS = 4, 2, 32
 """Heads, the MLP's hidden features over the width, and outputs."""
 
@@ -46,23 +49,36 @@ def cell(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
     return rms_recurrence(1 - z, min_gru(z, candidate), gain)
 
 
-def network(
-    x: Tensor,
-    w_in: Tensor,
-    b_in: Tensor,
-    gain_in: Tensor,
-    w_gates: Tensor,
-    b_gates: Tensor,
-    gain: Tensor,
-    w_gate_up: Tensor,
-    w_down: Tensor,
-    w_out: Tensor,
-    b_out: Tensor,
-) -> Tensor:
-    """The whole network: x (B, T, H) to (B, T, OUTPUTS)."""
-    normed = functional.rms_norm(heads(x, w_in, b_in), gain_in.shape, gain_in, EPS)
-    states = cell(heads(normed, w_gates, b_gates), gain, len(w_gates))
-    return functional.linear(states + geglu(states, w_gate_up, w_down), w_out, b_out)
+def assemble(
+    heads: Layer = heads, norm: Layer = rms_norm, cell: Layer = cell, mlp: Layer = geglu
+) -> Callable[..., Tensor]:
+    """The whole network, x (B, T, H) to (B, T, OUTPUTS), of these layers; those left out are PyTorch's.
+
+    heads(x, weight, bias), norm(x, gain), cell(gates, gain, groups) and mlp(x, w_gate_up, w_down).
+    """
+
+    def network(
+        x: Tensor,
+        w_in: Tensor,
+        b_in: Tensor,
+        gain_in: Tensor,
+        w_gates: Tensor,
+        b_gates: Tensor,
+        gain: Tensor,
+        w_gate_up: Tensor,
+        w_down: Tensor,
+        w_out: Tensor,
+        b_out: Tensor,
+    ) -> Tensor:
+        normed = norm(heads(x, w_in, b_in), gain_in)
+        states = cell(heads(normed, w_gates, b_gates), gain, len(w_gates))
+        return functional.linear(states + mlp(states, w_gate_up, w_down), w_out, b_out)
+
+    return network
+
+
+network = assemble()
+"""The whole network in PyTorch."""
 
 
 def weights(width: int) -> tuple[Tensor, ...]:
@@ -84,11 +100,6 @@ def _inputs(shape: Shape) -> tuple[Tensor, ...]:
     return randn(shape["batch"], shape["time"], shape["width"]), *weights(shape["width"])
 
 
-def rows(shape: Shape) -> int:
-    """The number of steps of all sequences."""
-    return shape["batch"] * shape["time"]
-
-
 def multiplications(width: int) -> dict[str, int]:
     """Multiplications of each layer for one step of one sequence: the size of its weight."""
     each = width // GROUPS
@@ -101,25 +112,10 @@ def multiplications(width: int) -> dict[str, int]:
     }
 
 
-def activations(width: int) -> dict[str, int]:
-    """Numbers that each layer of :func:`multiplications` reads and writes for one step of one sequence.
-
-    Gate and up are one layer that writes their product, as fused kernels do.
-    """
-    hidden = EXPANSION * width
-    return {
-        "input heads": 2 * width,
-        "gate heads": 3 * width,
-        "gate and up": width + hidden,
-        "down": hidden + width,
-        "output head": width + OUTPUTS,
-    }
-
-
 def _size(shape: Shape) -> LayerSize:
     width = shape["width"]
     matrices, vectors = sum(multiplications(width).values()), 5 * width + OUTPUTS  # biases and gains
-    return rows(shape), width, OUTPUTS, matrices, vectors
+    return shape["batch"] * shape["time"], width, OUTPUTS, matrices, vectors
 
 
 NETWORK = matrix_layer(_inputs, network, _size, sample={"batch": 16, "time": 64})

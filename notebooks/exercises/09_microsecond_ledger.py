@@ -1,127 +1,21 @@
 """Exercises of lesson 9: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels
-from labkit.exercises.engine import Exercise, Mistake, RaceSpec, case_values
+from labkit.exercises.engine import Call, Exercise, Mistake, RaceSpec
 from labkit.exercises.properties import KERNEL_CASES, POINTWISE
+from labkit.exercises.simulated_gpu import count
+from labkit.exercises.simulated_layers import KernelSequence
 from labkit.gpu import randn
 from labkit.workloads import recurrent
-from labkit.workloads.network import OUTPUTS, multiplications
 from labkit.workloads.recurrent import EPS
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-
-# ---- the floor ---------------------------------------------------------------------------------------------
-
-LAYERS = tuple(multiplications(128).values())
-"""Multiplications of the lesson's network."""
-ARGUMENTS = "rows", "multiplications", "in_and_out", "weights", "itemsize", "bytes_per_us", "flops_per_us"
-
-
-def floor_with(
-    moved: Callable[..., float] = lambda n, ends, weights, size: (n * ends + weights) * size,
-    done: Callable[..., float] = lambda n, layers: 2 * n * sum(layers),
-    least: Callable[..., float] = max,
-) -> Callable[..., float]:
-    """The floor, with other bytes or operations, or made of both times in another way."""
-    return lambda n, layers, ends, weights, size, by, flops: least(
-        moved(n, ends, weights, size) / by, done(n, layers) / flops
-    )
-
-
-def sum_of_layer_floors(numbers: Callable[..., float]) -> Callable[..., float]:
-    """The sum of each layer's floor; ``numbers(m, all_rows_ends, weights)`` are moved for one."""
-    return lambda n, layers, ends, weights, size, by, flops: sum(
-        max(numbers(m, n * ends, weights) * size / by, 2 * n * m / flops) for m in layers
-    )
-
-
-floor = Exercise(
-    "the floor of the network",
-    "floor_us",
-    reference=floor_with(),
-    cases=(
-        (3, (4, 2), 5, 6, 1, 1.0, 1.0),
-        (1, (4, 2), 5, 9, 2, 4.0, 3.0),
-        (3, (4_000_000, 1_000_000), 96, 5_000, 4, 2.0e6, 20.0e6),
-        (2048, (4096, 262_144, 1024), 96, 267_400, 2, 2.0e6, 312.0e6),
-        (65_536, LAYERS, 128 + OUTPUTS, sum(LAYERS) + 5 * 128 + OUTPUTS, 2, 4.8e6, 990.0e6),
-        (65_536, (640,), 72, 672, 4, 0.3e6, 8.0e6),
-        (16, (262_144, 524_288), 1056, 3_000_000, 4, 4.8e6, 67.0e6),
-    ),
-    inputs=lambda rows, layers, *numbers: case_values(*ARGUMENTS)(rows, list(layers), *numbers),
-    tolerance=1e-5,
-    right="What lies between two layers isn't in it: no way of cutting them into kernels can be faster.",
-    mistakes={
-        "sum-of-times": Mistake(
-            "While the tensor cores compute, what can memory do?",
-            "It can bring the next bytes, so the shorter time may pass entirely within the longer one.",
-            "Return the longer of your two times, not their sum.",
-            gives=floor_with(least=lambda *times: sum(times)),
-        ),
-        "shorter-time": Mistake(
-            "Say memory needs 5 us and arithmetic needs 3. Can the network be done after 3?",
-            "Not before all bytes have come: the longer of the two times is the floor.",
-            gives=floor_with(least=min),
-        ),
-        "one-time": Mistake(
-            "Make one rate ten times as high, then the other. Which of them changes your result?",
-            "Bytes take a time, and so do operations. Compute both, and return the longer one.",
-            gives=(floor_with(least=lambda moved, done: moved), floor_with(least=lambda moved, done: done)),
-        ),
-        "no-additions": Mistake(
-            "A matrix product multiplies pairs of numbers. What happens to the results that belong together?",
-            "They are added up, and flops_per_us counts additions as well: two operations, not one.",
-            gives=floor_with(done=lambda n, layers: n * sum(layers)),
-        ),
-        "by-layer": Mistake(
-            "You add up a floor for each layer. What can memory bring while the first layer computes?",
-            "The second layer's weights, say. However kernels are cut, only the totals have to be paid for.",
-            "Add up all bytes, add up all operations, and only then compare two times.",
-            gives=(
-                sum_of_layer_floors(lambda m, ends, weights: ends + weights),
-                sum_of_layer_floors(lambda m, ends, weights: ends + m),
-                sum_of_layer_floors(lambda m, ends, weights: m),
-            ),
-        ),
-        "other-weights": Mistake(
-            "How many weights cross memory in your function for 1 row, and how many for 1000?",
-            "All rows use the same weights, which can stay on the chip once they have been read.",
-            "Add `weights` once to what the rows bring and take.",
-            gives=(
-                floor_with(lambda n, ends, weights, size: n * (ends + weights) * size),
-                floor_with(lambda n, ends, weights, size: n * ends * size),
-            ),
-        ),
-        "numbers-for-bytes": Mistake(
-            "Something is divided by bytes_per_us. In which unit is each part of it?",
-            "in_and_out and weights count numbers: multiply both by the bytes of a number.",
-            gives=(
-                floor_with(lambda n, ends, weights, size: n * ends + weights),
-                floor_with(lambda n, ends, weights, size: n * ends + weights * size),
-                floor_with(lambda n, ends, weights, size: n * ends * size + weights),
-            ),
-        ),
-        "one-row": Mistake(
-            "Which of the arguments are about one row, and which about all of them?",
-            "in_and_out and multiplications are about one row: each of them goes with rows.",
-            gives=(
-                lambda n, *others: floor_with()(1, *others),
-                floor_with(lambda n, ends, weights, size: (ends + weights) * size),
-                floor_with(done=lambda n, layers: 2 * sum(layers)),
-            ),
-        ),
-        "a-list": Mistake(
-            "multiplications is a list, with a number for each layer. Which one number do you need?",
-            "All layers have to be done, so add them up: sum(multiplications).",
-            raises=r"'list'|multiply sequence",
-        ),
-    },
-)
 
 # ---- the wall ----------------------------------------------------------------------------------------------
 
@@ -385,4 +279,153 @@ cell = Exercise(
         ({"batch": 1024, "time": 64, "width": 128}, {"batch": 64, "time": 64, "width": 512}),
         roundings=4,
     ),
+)
+
+# ---- one line of the ledger --------------------------------------------------------------------------------
+
+UNITS = itertools.product((1.0, 1e-3, 1e-6), repeat=2)
+"""A microsecond as a clock may count it: by itself, in milliseconds, in seconds."""
+
+
+def clocked(kernels: int, kernel_us: float, launch_us: float, *known: Any) -> dict[str, Any]:
+    """A call that takes the host longer than the device, and what the profiler and the roofs say of it."""
+    return {"call": KernelSequence(kernels, kernel_us, launch_us)} | dict(
+        zip(("busy_us", "bytes_us", "products_us"), (known[0], *map(list, known[1:])), strict=True)
+    )
+
+
+def run_entries(entries: Any, call: KernelSequence, *known: Any) -> Any:
+    """The entries where torch.cuda and the clocks are the simulated GPU's, as numbers."""
+    with call.gpu.replaces_cuda(entries):
+        return entries(call, *known)
+
+
+def entries_with(
+    beyond: Callable[[list[float], list[float]], float] = lambda moved, done: sum(
+        max(0.0, d - m) for m, d in zip(moved, done, strict=True)
+    ),
+    wall: float = 1.0,
+    device: float = 1.0,
+    rest: Callable[[float, float, float], float] = lambda busy, traffic, arithmetic: (
+        busy - traffic - arithmetic
+    ),
+    between: Callable[[float, float, float], float] = lambda wall, device, busy: device - busy,
+    launches: Callable[[float, float, float], float] = lambda wall, device, busy: wall - device,
+) -> Callable[..., dict[str, float]]:
+    """The entries, with other arithmetic, or clocks that count in other units."""
+
+    def gives(call: KernelSequence, busy: float, moved: list[float], done: list[float]) -> dict[str, float]:
+        clocks = call.host_us * wall, call.device_us * device, busy
+        arithmetic = beyond(moved, done)
+        return {
+            "traffic": sum(moved),
+            "arithmetic": arithmetic,
+            "unexplained": rest(busy, sum(moved), arithmetic),
+            "between": between(*clocks),
+            "launches": launches(*clocks),
+        }
+
+    return gives
+
+
+def happened(call: Call, event: str) -> int:
+    """How often something happened between two readings of a clock that belong together."""
+    log = call.passed["call"].gpu.log
+    stamps = [i for i, entry in enumerate(log) if entry.event in ("clock", "event")]
+    return sum(count(log[a:b], event) for a, b in zip(stamps[::2], stamps[1::2], strict=False))
+
+
+entries = Exercise(
+    "one line of the ledger",
+    "entries",
+    reference=entries_with(),
+    cases=(
+        (4, 5.0, 12.0, 10.0, (1.0, 2.0, 3.0, 1.0), (2.0, 0.0, 1.0, 0.0)),
+        (
+            8,
+            6.0,
+            20.0,
+            24.0,
+            (2.0, 1.0, 1.5, 2.5, 1.0, 0.5, 2.0, 1.0),
+            (0.0, 3.0, 1.0, 0.0, 2.5, 0.0, 4.0, 0.5),
+        ),
+        (2, 30.0, 90.0, 40.0, (12.0, 8.0), (20.0, 4.0)),
+    ),
+    inputs=clocked,
+    call=run_entries,
+    tolerance=0.05,
+    right="Two clocks, a profile, a skeleton and a roof: five instruments, one line.",
+    mistakes={
+        "compiles-inside": Mistake(
+            "Which call is unlike all others, and where does it happen here?",
+            "The first one compiles, which no capture allows: make one call before.",
+            raises="capturing: call compiles",
+        ),
+        "waits-inside": Mistake(
+            "Inside the capture nothing runs. What is there to wait for?",
+            "torch.cuda.synchronize() belongs before each reading of the clock, outside of the capture.",
+            raises="capturing: the host waited",
+        ),
+        "no-graph": Mistake(
+            "Which of your readings knows how long the device takes, without Python?",
+            "A hundred calls inside `with torch.cuda.graph(graph):`, then a replay between two readings.",
+            when=lambda calls: not any(happened(c, "replay") for c in calls),
+        ),
+        "captures-inside": Mistake(
+            "Look at what stands between two readings of the clock: how much of it is a capture?",
+            "A capture launches nothing, and costs the host time. Finish it before you read the clock.",
+            when=lambda calls: all(happened(c, "captured") for c in calls),
+        ),
+        "stopped-early": Mistake(
+            "Look at a reading of the clock: where is the device by then?",
+            "Calls and replays are queued. torch.cuda.synchronize() before each reading waits for them.",
+            when=lambda calls: all(
+                any(entry.event == "clock" and entry.pending for entry in c.passed["call"].gpu.timed())
+                for c in calls
+            ),
+        ),
+        "products-in-turn": Mistake(
+            "While a kernel multiplies, what can memory do?",
+            "It brings the next bytes: only what the products take beyond the bytes is an entry of its own.",
+            "For each kernel: max(0, products - bytes).",
+            gives=entries_with(lambda moved, done: sum(done)),
+        ),
+        "from-sums": Mistake(
+            "A kernel that only moves bytes, then one that only multiplies: what do the two take together?",
+            "The sum: the second one's products cannot begin before the first one has ended.",
+            "Compare the two lists kernel by kernel, and add up what is left.",
+            gives=entries_with(lambda moved, done: max(0.0, sum(done) - sum(moved))),
+        ),
+        "unsigned": Mistake(
+            "What does a kernel add to arithmetic whose bytes take longer than its products?",
+            "Nothing: its products are hidden. Take no less than 0 for each kernel.",
+            gives=entries_with(lambda moved, done: sum(done) - sum(moved)),
+        ),
+        "profile-for-device": Mistake(
+            "Kernels ran for busy_us, and the device took longer. Where is the difference in your entries?",
+            "It is `between`; launches begin where the device's time ends.",
+            gives=(
+                entries_with(launches=lambda wall, device, busy: wall - busy),
+                entries_with(between=lambda wall, device, busy: wall - busy),
+            ),
+        ),
+        "rest-of-the-bytes": Mistake(
+            "Add up traffic, arithmetic and unexplained. How long did the kernels run?",
+            "The three of them make busy_us: take both others off.",
+            gives=(
+                entries_with(rest=lambda busy, traffic, arithmetic: busy - traffic),
+                entries_with(rest=lambda busy, traffic, arithmetic: busy - arithmetic),
+            ),
+        ),
+        "unit": Mistake(
+            "In which unit does your clock count, and in which is busy_us?",
+            "perf_counter counts seconds, elapsed_time milliseconds. A second has 1e6 microseconds.",
+            gives=tuple(entries_with(wall=w, device=d) for w, d in UNITS if (w, d) != (1.0, 1.0)),
+        ),
+        "few-calls": Mistake(
+            "How many calls share the wait at the end, and how many the launch of a replay?",
+            "A hundred calls between two readings, and a hundred in the graph, so that neither counts.",
+            when=lambda calls: all(c.passed["call"].calls < 60 for c in calls),
+        ),
+    },
 )

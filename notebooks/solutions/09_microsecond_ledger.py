@@ -1,35 +1,25 @@
 """Solutions of lesson 9's exercises. Each cell is what you would have written in the notebook's."""
 
 # %%
+import labkit as lab
+
+import time
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 
-# %% [floor]
-def floor_us(rows, multiplications, in_and_out, weights, itemsize, bytes_per_us, flops_per_us):
-    """Microseconds below which no network of these layers can stay, however its kernels are cut.
-
-    rows: steps of all sequences; multiplications: a list, of each layer for one row; in_and_out: numbers of a
-    row that come from memory and go there; weights: numbers of all weights, which are read once.
-    """
-    # What lies between two layers does not count: one kernel for all of them would keep it on the chip.
-    moved = (rows * in_and_out + weights) * itemsize
-    # Of each layer, for each row; a multiplication comes with an addition.
-    done = 2 * rows * sum(multiplications)
-    # Memory and arithmetic work at the same time, so the slower one decides.
-    return max(moved / bytes_per_us, done / flops_per_us)
-
-
 # %% [cell]
 @triton.jit
 def both_kernel(z, candidate, gain, result, T, eps, H: tl.constexpr, BH: tl.constexpr):
-    row, n = tl.program_id(0), tl.arange(0, BH)
+    """One program: both recurrences of one sequence."""
+    row, n = tl.program_id(0).to(tl.int64), tl.arange(0, BH)
     inside = n < H
     w = tl.load(gain + n, inside, other=0.0).to(tl.float32)
     s, r = tl.zeros([BH], tl.float32), tl.zeros([BH], tl.float32)
-    for t in range(T):
+    for t in tl.range(0, T, num_stages=8):  # loads run ahead, as in lesson 7
         at = (row * T + t) * H + n
         gate = tl.load(z + at, inside, other=0.0).to(tl.float32)
         value = tl.load(candidate + at, inside, other=0.0).to(tl.float32)
@@ -41,10 +31,12 @@ def both_kernel(z, candidate, gain, result, T, eps, H: tl.constexpr, BH: tl.cons
 
 
 def both(z: Tensor, candidate: Tensor, gain: Tensor) -> Tensor:
-    """Both recurrences over (B, T, H) in one loop, led by the gates z in (0, 1)."""
+    """Both recurrences over (B, T, H) in one loop, led by the gates z in (0, 1); gain (H,)."""
+    lab.no_gradient("both", z, candidate, gain)
     z, candidate, gain = z.contiguous(), candidate.contiguous(), gain.contiguous()
     (B, T, H), result = z.shape, torch.empty_like(z)
-    both_kernel[(B,)](z, candidate, gain, result, T, 1e-6, H=H, BH=triton.next_power_of_2(H))
+    # One warp: the sum over the features stays within it.
+    both_kernel[(B,)](z, candidate, gain, result, T, 1e-6, H=H, BH=triton.next_power_of_2(H), num_warps=1)
     return result
 
 
@@ -61,3 +53,37 @@ def wall_us(launches, kernels):
         # The GPU waits for the launch, or the launched kernel for the one before: for the later of both.
         done = max(done, ready) + kernel
     return done
+
+
+# %% [entries]
+def entries(call, busy_us, bytes_us, products_us):
+    """The five entries of one call's wall time, in microseconds: a dict from the names above to numbers.
+
+    call: launches the kernels, and compiles them the first time; busy_us: the time in which kernels run, by
+    the profiler; bytes_us and products_us: two lists, of each kernel what its bytes and its products take.
+    """
+    call()  # compiles, which no capture allows
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(100):
+            call()
+    graph.replay()  # the first replay uploads the graph
+
+    def clock(run):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        run()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - start) / 100 * 1e6
+
+    wall, device = clock(lambda: [call() for _ in range(100)]), clock(graph.replay)
+    traffic = sum(bytes_us)
+    # Kernel by kernel: while one multiplies, the bytes of the next one do not move.
+    arithmetic = sum(max(0, product - moved) for moved, product in zip(bytes_us, products_us, strict=True))
+    return {
+        "traffic": traffic,
+        "arithmetic": arithmetic,
+        "unexplained": busy_us - traffic - arithmetic,
+        "between": device - busy_us,
+        "launches": wall - device,
+    }

@@ -85,6 +85,50 @@ def test_a_backward_pass_is_counted():
     assert "mul" in names(result)[2:] and result.programs == 0
 
 
+N, ROW = 4 * 16 * 8, 4 * 8
+"""Bytes of a float32 tensor of 16 x 8, and of one row of it."""
+
+
+@pytest.mark.parametrize(
+    ("call", "wanted"),
+    [
+        # in place: what is changed is read, unless it is overwritten
+        (lambda x, y: x.add_(y), [("add_", 2 * N, N)]),
+        (lambda x, y: x.add_(y[0]), [("add_", N + ROW, N)]),
+        (lambda x, y: x.copy_(y), [("copy_", N, N)]),
+        (lambda x, y: x[1].zero_(), [("zero_", 0, ROW)]),
+        (lambda x, y: torch.add(x, y, out=torch.empty(16, 8)), [("add", 2 * N, N)]),
+        (lambda x, y: torch._foreach_mul_([x, y], 2.0), [("_foreach_mul_", 2 * N, 2 * N)]),
+        # views move nothing, and what comes after touches only them
+        (lambda x, y: (x.unbind(1), x.split(4), torch.empty_like(x)), []),
+        (lambda x, y: x.contiguous().reshape(-1).to(torch.float32)[:].unsqueeze_(0), []),
+        (lambda x, y: x[:4] * 2, [("mul", N // 4, N // 4)]),
+        (lambda x, y: x[:1].expand(16, 8) * 1, [("mul", N // 16, N)]),
+        (lambda x, y: x.t().reshape(-1), [("clone", N, N)]),  # where no view will do it copies
+        # a tensor that lends its shape is not read
+        (lambda x, y: torch.randn_like(x), [("randn_like", 0, N)]),
+    ],
+)
+def test_each_operation_reads_and_writes_what_it_has_to(call, wanted):
+    x, y = torch.randn(16, 8), torch.randn(16, 8)
+    found = launch_counts.count(lambda: call(x, y)).launches
+    assert [(o.name, o.bytes_read, o.bytes_written) for o in found] == wanted
+    assert all(o.programs == 0 and o.distinct_bytes == o.bytes_read + o.bytes_written for o in found)
+
+
+def test_operations_of_a_backward_pass_are_seen():
+    x, w, dy = torch.randn(16, 8, requires_grad=True), torch.randn(8, requires_grad=True), torch.ones(16, 8)
+
+    def seen(call):
+        return sorted((o.name, o.bytes_read, o.bytes_written) for o in launch_counts.count(call).launches)
+
+    tanh, scaled, doubled = x.tanh(), x * w, x * 2
+    assert seen(lambda: torch.autograd.grad(tanh, x, dy)) == [("tanh_backward", 2 * N, N)]
+    # dx; dw for each row, then over the rows
+    assert seen(lambda: scaled.backward(dy)) == [("mul", N + ROW, N), ("mul", 2 * N, N), ("sum", N, ROW)]
+    assert ("add_", 2 * N, N) in seen(lambda: doubled.backward(dy)), "a gradient that was there is added to"
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_kernel_moves_the_bytes_of_its_unmasked_lanes(dtype):
     x, y = torch.randn(100).to(dtype), torch.empty(100).to(dtype)
