@@ -256,7 +256,7 @@ def interpreted():
 @triton.jit(do_not_specialize=["M", "rows", "K"])
 def pad_kernel(x, weight, padded, M, rows, K, KP, ROWS: tl.constexpr, COLS: tl.constexpr):
     """padded (rows, KP): the M rows of x (M, K), then those of weight, each with zeros behind it."""
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     col = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]
     source = tl.where(row < M, x + row * K, weight + (row - M) * K)  # (ROWS, 1)
     tile = tl.load(source + col, (row < rows) & (col < K), other=0.0)

@@ -384,7 +384,8 @@ def norm_gelu_grad_kernel(
     b = tl.load(bias + n, n < W, other=0.0).to(tl.float32)[None, :]  # (1, BW)
     g = tl.load(gain + n, n < W, other=0.0).to(tl.float32)[None, :]
     db, dg = tl.zeros([BM, BW], tl.float32), tl.zeros([BM, BW], tl.float32)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(R, BM), tl.num_programs(0), num_stages=STAGES):
+    tiles = (R - 1) // BM + 1  # R + BM - 1 may exceed 32 bits where R does not
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
         row = (tile * BM + tl.arange(0, BM))[:, None]  # (BM, 1), 64-bit where R is
         at, inside = row.to(tl.int64) * W + n[None, :], (row < R) & (n < W)[None, :]  # (BM, BW)
         value = tl.load(z + at, inside, other=0.0).to(tl.float32) + b
