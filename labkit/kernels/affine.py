@@ -179,31 +179,21 @@ def tile_rows(elements: int, cols: int, limits: DeviceLimits) -> int:
     return next((rows for rows in (8, 4) if rows * cols <= min(4096, elements // places)), 2)
 
 
-def affine_folded(
-    x: Tensor, weight: Tensor, bias: Tensor, height: int | None = None, row_bytes: int = ROW_BYTES
-) -> Tensor:
-    """The forward in tiles of folded rows, for any width, ``height`` rows a tile, or ``tile_rows``."""
-    x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
-    y, cols, period = torch.empty_like(x), row_bytes // x.element_size(), x.shape[-1]
-    rows, width, tail, vector = fold_rows(x.numel(), period, cols, x.element_size())
-    height = height or tile_rows(x.numel(), cols, device_limits(x.device))
-    blocks = cdiv(width, cols)
-    if x.numel():
-        grid = (max(1, cdiv(rows, height)) * blocks,)
-        sizes = (rows, width, period, tail, blocks)
-        fold_kernel[grid](x, weight, bias, y, *sizes, VECTOR=vector, ROWS=height, COLS=cols)
-    return y
-
-
 @operator(fake=lambda x, weight, bias: empty_contiguous(x))
 def affine_forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
+    y, count, period, cols = torch.empty_like(x), x.numel(), x.shape[-1], ROW_BYTES // x.element_size()
+    if not count:
+        return y
     # With a width that is a multiple of 16, 16 neighbours in x have 16 neighbouring weights: flat loads are
     # wide. The flat kernel counts elements in 32 bits.
-    if x.shape[-1] % 16 or x.numel() >= 2**31:
-        return affine_folded(x, weight, bias)
-    x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
-    y, block = torch.empty_like(x), ROW_BYTES // x.element_size()
-    flat_kernel[(cdiv(x.numel(), block),)](x, weight, bias, y, x.numel(), x.shape[-1], BLOCK=block)
+    if period % 16 == 0 and count < 2**31:
+        flat_kernel[(cdiv(count, cols),)](x, weight, bias, y, count, period, BLOCK=cols)
+        return y
+    rows, width, tail, vector = fold_rows(count, period, cols, x.element_size())
+    height, blocks = tile_rows(count, cols, device_limits(x.device)), cdiv(width, cols)
+    grid, sizes = (max(1, cdiv(rows, height)) * blocks,), (rows, width, period, tail, blocks)
+    fold_kernel[grid](x, weight, bias, y, *sizes, VECTOR=vector, ROWS=height, COLS=cols)
     return y
 
 

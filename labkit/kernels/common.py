@@ -219,9 +219,12 @@ def padded_columns(width: int, itemsize: int) -> int:
 
 
 def aligned(t: Tensor) -> bool:
-    """Whether t is contiguous, and its rows, of one element and more, begin at multiples of 16 bytes."""
+    """Whether t is contiguous, and its rows, of one element and more, begin at multiples of 16 bytes.
+
+    A single row may be contiguous and have any stride, which a tensor descriptor would refuse.
+    """
     row = t.shape[-1] * t.itemsize
-    return row > 0 and t.is_contiguous() and (row | t.data_ptr()) % 16 == 0
+    return row > 0 and t.is_contiguous() and (row | t.stride(-2) * t.itemsize | t.data_ptr()) % 16 == 0
 
 
 def aligned_rows(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -253,7 +256,7 @@ def interpreted():
 @triton.jit(do_not_specialize=["M", "rows", "K"])
 def pad_kernel(x, weight, padded, M, rows, K, KP, ROWS: tl.constexpr, COLS: tl.constexpr):
     """padded (rows, KP): the M rows of x (M, K), then those of weight, each with zeros behind it."""
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     col = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]
     source = tl.where(row < M, x + row * K, weight + (row - M) * K)  # (ROWS, 1)
     tile = tl.load(source + col, (row < rows) & (col < K), other=0.0)

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.kernels.common import no_gradient
-
 DEVICE_TYPE = "cuda"
 """The type of device that inputs have to be on. Tests without a GPU replace it."""
 
@@ -23,34 +21,6 @@ def release_cublas_workspaces() -> None:
     """
     if torch.cuda.is_available():
         torch._C._cuda_clearCublasWorkspaces()
-
-
-def graphed_callable(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Make a function that captures ``call`` in a CUDA graph and replays it, without copies of its inputs.
-
-    There is a graph for each combination of addresses, shapes, strides and dtypes of the inputs. The output
-    is the graph's own tensor, which the next call with these inputs overwrites. Where autograd would have to
-    record the call it raises a RuntimeError, because a replay gives no gradient.
-    """
-    captured: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-
-    def replay(*tensors: Tensor) -> Tensor:
-        no_gradient("a replay", *tensors)
-        key = tuple((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
-        if key not in captured:
-            # A capture has the work of the current GPU only.
-            with torch.cuda.device(tensors[0].device if tensors else None):
-                call(*tensors)  # kernels are compiled outside the capture
-                release_cublas_workspaces()
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    output = call(*tensors)
-            captured[key] = graph, output
-        graph, output = captured[key]
-        graph.replay()
-        return output
-
-    return replay
 
 
 def state_tensors(one: Any) -> list[Tensor]:

@@ -386,7 +386,7 @@ def step_kernel(
 ):
     """Step t; overwrites state (B, H), in float32, and operand (B, H), the input of the next product."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    b, n, inside = i // H, i % H, i < B * H
+    b, n, inside = i // H, i % H, i // H < B  # B * H may exceed 32 bits
     ir, iz, inn = load_gates(gates + (b * T + t) * 3 * H + n, inside, H)
     hr, hz, hn = load_gates(product + b * 3 * H + n, inside, H)
     hn = hn.to(tl.float32)
@@ -408,7 +408,7 @@ def step_grad_kernel(
 ):
     """Step t in reverse; carry (B, H), in float32, plus product is its state's gradient from later steps."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    b, n, inside = i // H, i % H, i < B * H
+    b, n, inside = i // H, i % H, i // H < B  # B * H may exceed 32 bits
     at = (b * T + t) * H + n
     g = tl.load(carry + i, inside, other=0.0) + tl.load(product + i, inside, other=0.0).to(tl.float32)
     before = tl.load(h + at - H, inside & (t > 0), other=0.0).to(tl.float32)

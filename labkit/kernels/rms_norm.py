@@ -384,7 +384,8 @@ def norm_gelu_grad_kernel(
     b = tl.load(bias + n, n < W, other=0.0).to(tl.float32)[None, :]  # (1, BW)
     g = tl.load(gain + n, n < W, other=0.0).to(tl.float32)[None, :]
     db, dg = tl.zeros([BM, BW], tl.float32), tl.zeros([BM, BW], tl.float32)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(R, BM), tl.num_programs(0), num_stages=STAGES):
+    tiles = (R - 1) // BM + 1  # R + BM - 1 may exceed 32 bits where R does not
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
         row = (tile * BM + tl.arange(0, BM))[:, None]  # (BM, 1), 64-bit where R is
         at, inside = row.to(tl.int64) * W + n[None, :], (row < R) & (n < W)[None, :]  # (BM, BW)
         value = tl.load(z + at, inside, other=0.0).to(tl.float32) + b
@@ -426,7 +427,8 @@ def norm_gelu_tile(limits: DeviceLimits, R: int, W: int) -> dict[str, int]:
     """Sizes of a tile: 2048 elements, but fewer rows while not every multiprocessor has a tile."""
     BW = max(16, next_power_of_2(W))
     share = next_power_of_2(cdiv(R, limits.multiprocessors))
-    return dict(W=W, BM=min(max(1, 2048 // BW), share), BW=BW)
+    warps = 4 if BW <= 4096 else min(32, BW // 512)  # with 4 a thread would have 64 numbers and more
+    return dict(W=W, BM=min(max(1, 2048 // BW), share), BW=BW, num_warps=warps)
 
 
 @operator(fake=lambda z, bias, gain: empty_contiguous(z))
@@ -453,7 +455,8 @@ def norm_gelu_backward(dy: Tensor, z: Tensor, bias: Tensor, gain: Tensor) -> tup
     tiles = cdiv(R, tile["BM"])
     programs = min(tiles, max(multiprocessors, min(tiles // 4, 4 * multiprocessors)))
     parts = torch.empty(programs, 2, W, dtype=torch.float32, device=z.device)
-    norm_gelu_grad_kernel[(programs,)](dy, z, bias, gain, dz, parts, R, **tile, STAGES=3)
+    stages = min(3, stages_that_fit(2 * tile["BM"] * tile["BW"] * z.itemsize, limits))
+    norm_gelu_grad_kernel[(programs,)](dy, z, bias, gain, dz, parts, R, **tile, STAGES=stages)
     norm_gelu_sum_kernel[(cdiv(W, 8), 2)](parts, dbias, dgain, programs, W, BP=128, BW=8)
     return dz, dbias, dgain
 

@@ -91,6 +91,18 @@ def test_norm_gelu_compiles_for_every_target_without_a_spill(norms_compiled):
             assert v.code.widest_load >= 64, v
 
 
+@op.INTERPRETED
+def test_norm_gelu_of_wide_rows_fits_every_targets_shared_memory_and_compiles_in_seconds(cache):
+    """Rows on their way take shared memory; with four warps for any width registers spill by the kilobyte."""
+
+    def launch(width, dtype):
+        op.launch_both_ways(norm_gelu, *(op.meta(*s, dtype=dtype) for s in ((9, width), (width,), (width,))))
+
+    asked = {target: [(8192, fp32), (16384, bf16)] for target in ("sm_86", "sm_90")}
+    for v in op.variants_of(NORM_KERNELS, asked, launch):
+        op.assert_fits([v], 1024)
+
+
 def inputs(rows, width, depth=3, dtype=fp32):
     return op.drawn(lambda shape: cases.blocks_of(shape, depth), rows, width, dtype=dtype)
 

@@ -1,8 +1,5 @@
 """Steps as replays of graphs: without a trace or a race, in order whatever stream they come from."""
 
-from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
-
 import cases
 import operators as op
 import pytest
@@ -198,34 +195,6 @@ def test_a_call_that_returns_no_tensors_is_refused_before_the_capture(pretend, r
         GraphedStep(lambda x: x, max_graphs=0)
 
 
-def test_a_replay_refuses_a_gradient_that_it_would_drop():
-    replay = graphs.graphed_callable(torch.neg)
-    with torch.enable_grad(), pytest.raises(RuntimeError, match=r"^a replay has no backward"):
-        replay(torch.ones(2, requires_grad=True))
-
-
-def test_a_callable_is_captured_with_its_inputs_gpu_as_the_current_one(monkeypatch):
-    current = []
-
-    @contextmanager
-    def device(chosen):
-        current.append(chosen)
-        yield
-        current.pop()
-
-    captured_on = []
-    cuda = SimpleNamespace(
-        device=device,
-        is_available=lambda: False,
-        CUDAGraph=lambda: SimpleNamespace(replay=lambda: None),
-        graph=lambda _: nullcontext(),
-    )
-    monkeypatch.setattr(graphs, "torch", SimpleNamespace(cuda=cuda))
-    replay = graphs.graphed_callable(lambda x: captured_on.append([*current]) or -x)
-    x = torch.ones(2)
-    assert torch.equal(replay(x), -x) and captured_on == [[x.device]] * 2
-
-
 # --- on a GPU -----------------------------------------------------------------------------------------
 
 
@@ -249,24 +218,13 @@ def test_it_gives_what_the_call_gives_for_new_inputs_and_shapes():
 
 
 @op.GPU
-def test_a_replayed_call_follows_its_inputs_and_is_captured_anew_for_others():
-    replay = graphs.graphed_callable(torch.add)
-    a, b = torch.randn(2, 64, device="cuda")
-    first = replay(a, b)
-    a.fill_(3)
-    assert replay(a, b) is first and torch.equal(first, a + b)
-    assert replay(a[:8], b[:8]).shape == (8,)
-
-
-@op.GPU
-@pytest.mark.parametrize("way", [GraphedStep, graphs.graphed_callable])
-def test_a_replay_does_without_the_workspaces_that_libraries_give_back(way):
+def test_a_replay_does_without_the_workspaces_that_libraries_give_back():
     """torch.compile gives them back before it captures or tunes; few numbers from long sums use one."""
     a, b = (torch.randn(shape, device="cuda", dtype=bf16) for shape in ((64, 2**15), (2**15, 64)))
     want, other = torch.mm(a, b), torch.cuda.CUDAGraph()
     with torch.cuda.graph(other):  # whose workspace captures on this stream would use from now on
         torch.mm(a, b)
-    replay = way(torch.mm)
+    replay = GraphedStep(torch.mm)
     y = replay(a, b)
     torch.cuda.synchronize()
     del other
@@ -331,7 +289,6 @@ def test_inputs_on_a_gpu_that_is_not_the_current_one(max_graphs):
         y = step(x)
         assert y.device == x.device and torch.cuda.current_device() == 0
         torch.testing.assert_close(y, (x @ x).relu() + 1)
-        torch.testing.assert_close(graphs.graphed_callable(torch.neg)(x), -x)
     with pytest.raises(ValueError, match=r"^input 1: is on cuda:1, should be on cuda:0"):
         GraphedStep(torch.add)(torch.ones(1, device="cuda:0"), torch.ones(1, device="cuda:1"))
 

@@ -56,6 +56,15 @@ def resetting(case, B, T, chance=0.4):
     return case._replace(call=lambda *t: call(*t, where), reference=lambda *t: plain(*t, where)), where
 
 
+def test_a_step_counts_states_beyond_32_bits():
+    """The first of 2**32 features; the others have no memory, and no program here."""
+    B, H, ones = 2**22, 2**10, torch.ones(4 * 256 + 2 * 2**10, device=labkit.gpu.device())
+    state, h = torch.zeros(256, device=ones.device), torch.zeros(256, device=ones.device)
+    operand = torch.zeros_like(state)
+    module.step_kernel[(1,)](ones, ones, None, state, operand, h, None, B, 1, 0, H, BLOCK=256, FAST=False)
+    assert state.all() and h.all() and operand.all()
+
+
 # --- right -----------------------------------------------------------------------------------------------
 
 

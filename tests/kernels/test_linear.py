@@ -44,6 +44,14 @@ def test_matmul_is_right(out):
     op.examine(cases.matmul(out), *matrices, layouts=layouts, roundings=2)
 
 
+def test_a_single_row_may_have_a_stride_that_no_descriptor_takes():
+    """Whatever its stride is, PyTorch calls it contiguous."""
+    x, weight = torch.randn(2, 5, 19, device=labkit.gpu.device())[..., :16]
+    for first, second in ((x[:1], weight), (x, weight[:1])):
+        assert_close(matmul(first, second), first.double() @ second.double().T)
+    assert_close(linear_act(x[:1], weight[:1], None, "none"), x[:1].double() @ weight[:1].double().T)
+
+
 def test_an_inner_size_of_zero_leaves_the_activation_of_the_bias():
     x, weight, bias = drawn(with_bias(5), 3, 0)
     for activation, plain in ACTIVATIONS.items():
