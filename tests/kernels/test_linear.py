@@ -44,6 +44,13 @@ def test_matmul_is_right(out):
     op.examine(cases.matmul(out), *matrices, layouts=layouts, roundings=2)
 
 
+def test_a_single_row_with_the_stride_of_a_wider_matrix_is_right():
+    """PyTorch calls it contiguous, whatever its stride; a tensor descriptor refuses 9 numbers of 32 bits."""
+    x, weight = (torch.randn(4, 9, device=labkit.gpu.device())[:1, :8] for _ in range(2))
+    assert x.is_contiguous() and x.stride() == (9, 1)
+    assert_close(matmul(x, weight), x @ weight.T)
+
+
 def test_an_inner_size_of_zero_leaves_the_activation_of_the_bias():
     x, weight, bias = drawn(with_bias(5), 3, 0)
     for activation, plain in ACTIVATIONS.items():
