@@ -221,10 +221,11 @@ def padded_columns(width: int, itemsize: int) -> int:
 def aligned(t: Tensor) -> bool:
     """Whether t is contiguous, and its rows, of one element and more, begin at multiples of 16 bytes.
 
-    A single row may be contiguous and have any stride, which a tensor descriptor would refuse.
+    Of a single row, too, whose stride PyTorch leaves as it was: a tensor descriptor refuses others.
     """
     row = t.shape[-1] * t.itemsize
-    return row > 0 and t.is_contiguous() and (row | t.stride(-2) * t.itemsize | t.data_ptr()) % 16 == 0
+    strides = (t.stride(0) | t.stride(-2)) * t.itemsize
+    return row > 0 and t.is_contiguous() and (row | strides | t.data_ptr()) % 16 == 0
 
 
 def aligned_rows(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -50,13 +50,16 @@ def nothing_stored(calls: Sequence[Call]) -> bool:
 
 
 def stored_in_part(calls: Sequence[Call]) -> bool:
-    """Whether elements were stored up to somewhere before the end of a result."""
-    found = []
-    for call in calls:
-        if call.launches.kernels:
-            for got, _ in call.result_tensors():
-                found.append((call.launches.stored(got).tolist(), got.numel()))
-    return any(0 < len(places) < size and places == [*range(len(places))] for places, size in found)
+    """Whether elements were stored up to somewhere before the end of a result, or of each of its rows."""
+    results = [(call, got) for call in calls if call.launches.kernels for got, _ in call.result_tensors()]
+    for call, got in results:
+        stored = torch.zeros(got.shape, dtype=torch.int8)
+        stored.view(-1)[torch.tensor(call.launches.stored(got).tolist(), dtype=torch.long)] = 1
+        for rows in (stored.view(1, -1), stored):
+            first = rows[:1]
+            if first.any() and not first.all() and (rows == first).all() and (first.diff() <= 0).all():
+                return True
+    return False
 
 
 NO_LAUNCH = Mistake(
@@ -65,7 +68,7 @@ NO_LAUNCH = Mistake(
     when=nothing_stored,
 )
 GRID = Mistake(
-    "Up to some element the result is right, and behind it nothing was stored. Who should have?",
+    "Up to some element, of all or of each row, the result is right. Who should store those behind it?",
     "Count: how many programs of BLOCK elements does it take to cover all of x, the last one partly?",
     when=stored_in_part,
 )
@@ -225,7 +228,10 @@ backward = Exercise(
         "no-other": Mistake(
             "y = gelu(z) * other. If other doubles, what becomes of the change that a small step in x makes?",
             "It doubles as well: other is a factor of dx.",
-            gives=lambda dy, x, bias, other: (dy * slope(x + bias), dy * gelu(x + bias)),
+            gives=(
+                lambda dy, x, bias, other: (dy * slope(x + bias), dy * gelu(x + bias)),
+                lambda dy, x, bias, other: (dy * slope(x + bias), dy * gelu(x + bias) * other),
+            ),
         ),
         "value-for-slope": Mistake(
             "How much does gelu(z) change for a small step in z? Is that gelu(z) itself?",

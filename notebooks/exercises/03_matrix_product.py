@@ -135,6 +135,11 @@ product = Exercise(
             "tl.dot's third argument is added to the product.",
             gives=last_step,
         ),
+        "not-kept": Mistake(
+            "All of y is 0, as `total` was in the beginning. What does tl.dot do with its result?",
+            "It returns the new sums, and leaves `total` as it is. Give them a name.",
+            gives=lambda x, weight: 0 * linear(x, weight),
+        ),
         "added-twice": Mistake(
             "Where K is at most 32 it's right. What does tl.dot return when you hand it `total`?",
             "Its result has `total` in it already. Add it once: by the third argument, or by +=.",
@@ -465,7 +470,7 @@ pays = Exercise(
             "With 1 row, d = 2 and h = 1: how many multiplications and additions, and how many bytes?",
             "Two sums of two products, each product added to its sum: 4 multiplications, 4 additions. A "
             "number has 2 bytes.",
-            gives=(model(operations=2), model(operations=8), model(operations=2, weights=1, stored=1)),
+            gives=(model(operations=2), model(operations=8), model(operations=2, weights=1, stored=1), model(operations=2, weights=1)),
         ),
         "floors": Mistake(
             "What takes the time of a product where d is 128, and what where d is 4096?",
