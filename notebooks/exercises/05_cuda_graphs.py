@@ -176,10 +176,14 @@ def steps_of(of_weight: Callable[[int], int], of_vectors: Callable[[int], int]) 
     return gives
 
 
+def tile_width(W: int) -> int:
+    """Columns of a tile: a power of two, and at least 16."""
+    return max(16, 2 ** (W - 1).bit_length())
+
+
 def padded_mean(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
     """The stack when the norm divides by the columns of the tile."""
-    W = x.shape[1]
-    columns = max(16, 2 ** (W - 1).bit_length())
+    columns = tile_width(x.shape[1])
     for w, b, g in zip(weight, bias, gain, strict=True):
         z = torch.nn.functional.linear(x, w, b)
         scale = torch.rsqrt(z.square().sum(1, keepdim=True) / columns + stack.EPS)
@@ -218,11 +222,15 @@ network = Exercise(
         ),
         "step": Mistake(
             "How many elements has the weight of one block, and how many its bias?",
-            "A block's weight has W * W, its bias and its gain have W. They need steps of their own.",
+            "A block's weight has W * W, its bias and its gain have W. BW is only how wide the tile is.",
             gives=(
                 steps_of(lambda W: W, lambda W: W),
                 steps_of(lambda W: W * W, lambda W: W * W),
                 steps_of(lambda W: 1, lambda W: 1),
+                # as wide as a tile is
+                steps_of(lambda W: tile_width(W) ** 2, lambda W: W),
+                steps_of(lambda W: tile_width(W) ** 2, tile_width),
+                steps_of(lambda W: W * W, tile_width),
             ),
         ),
         "not-carried": Mistake(
