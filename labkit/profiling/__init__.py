@@ -13,7 +13,6 @@ MODULES = (
     "ledger",
     "profiles",
     "recorded_profiles",
-    "traffic_counts",
     "variants",
 )
 
