@@ -281,8 +281,7 @@ def bench_command(context: click.Context, **given: Any) -> None:
 
 @cli.command("tally")
 @click.argument("folders", metavar="FOLDER...", nargs=-1, required=True, type=PATH)
-@click.option("csv_path", "--csv", metavar="F", type=PATH, help="Write both tables to F.")
-def tally_command(folders: tuple[Path, ...], csv_path: Path | None) -> None:
+def tally_command(folders: tuple[Path, ...]) -> None:
     """Print what a class guessed, a line for each question, and how it did, a line for each exercise.
 
     Learners' files are predictions/*.json and attempts/*/, anywhere in a folder. Unpack archives first:
@@ -296,7 +295,7 @@ def tally_command(folders: tuple[Path, ...], csv_path: Path | None) -> None:
             raise UserError(f"{folder}: there is no such folder")
     from labkit.cli import tally
 
-    if not tally.print_tables(Console(), tally.read(folders), csv_path):
+    if not tally.print_tables(Console(), tally.read(folders)):
         raise click.ClickException(tally.NOTHING)
 
 
