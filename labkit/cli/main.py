@@ -234,9 +234,8 @@ def _record_all(console: Console, chosen: list[Path], again: bool) -> bool:
 @cli.command("bench")
 @click.argument("wanted", metavar="[SUITE]...", nargs=-1)
 @click.option("json_path", "--json", metavar="F", type=PATH, help="Write the rows to F.")
-@click.option("csv_path", "--csv", metavar="F", type=PATH, help="The same as a table.")
 @click.option("--peers", is_flag=True, help="Take along the contenders from other packages.")
-@click.option("--record", is_flag=True, help="Keep a full run beside the tapes, and renew docs/benchmark.md.")
+@click.option("--record", is_flag=True, help="Keep a full run beside the tapes.")
 @click.option(
     "count",
     "--random",

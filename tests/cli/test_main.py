@@ -43,15 +43,10 @@ def test_run_goes_on_after_a_failing_lesson_and_fails(clone):
 
 def test_run_takes_names_and_parameters(clone):
     stage.lesson(clone, BAD, name="01_bad")
-    stage.lesson(
-        clone, "print(width * 2, repr(text))", name="02_good", parameters="width: int = 1\ntext: str = 'a'"
-    )
-    attack = "__import__(os) {text} 1; open(ran, w) %system touch ran #"
-    result = stage.labkit("run", "02", "02_good", "-p", "width=21", "-p", f"text={attack}")
+    stage.lesson(clone, "print(width * 2)", name="02_good", parameters="width: int = 1")
+    result = stage.labkit("run", "02", "02_good", "-p", "width=21")
     assert result.exit_code == 0 and "01_bad" not in result.output and result.output.count("│ passed") == 1
-    assert (
-        notebooks.read(paths.BUILD / "lessons/02_good.ipynb").cells[-1].outputs[0].text == f"42 {attack!r}\n"
-    )
+    assert notebooks.read(paths.BUILD / "lessons/02_good.ipynb").cells[-1].outputs[0].text == "42\n"
 
 
 @pytest.mark.parametrize(
