@@ -275,17 +275,10 @@ def test_what_cannot_be_loaded_is_said_before_anything_is_measured(toy, monkeypa
 # Progress, and what is kept of a full run
 
 
-def test_a_log_has_a_line_for_each_row(toy):
+def test_there_is_a_line_for_each_row(toy):
     lines = run_labkit().splitlines()
     assert lines[0] == "affine: row 1 of 8: labkit, forward, float32, 2 x 16: 16 µs"
     assert lines[7].startswith("linear: row 8 of 8: labkit, forward_backward, float16, 2 x 16: ")
-
-
-def test_a_terminal_shows_how_far_it_is_and_the_last_row(toy):
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=150)
-    run.measure_suites({name: suites.parts(name, peers=False) for name in suites.SUITES}, terminal, [])
-    shown = terminal.file.getvalue()
-    assert "8/8" in shown and "labkit, forward_backward, float16, 2 x 16: " in shown
 
 
 def test_a_full_run_is_recorded(toy):
