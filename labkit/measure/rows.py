@@ -64,8 +64,7 @@ class Row:
     note: str = ""
     """Why there is no time (out of memory, an error, a wrong result); empty for a good row."""
     peak_bytes: int | None = None
-    """Most memory in use at one time during one call, in bytes above what was in use before it: outputs and
-    intermediates, not the inputs. For a backward pass, of forward and backward together."""
+    """What a lesson's own meter returned (sweeps.custom_bytes); None for all other rows."""
     noise: str = ""
     """What disturbed the measurement (labkit.measure.noise); empty for a quiet one, and for older ones."""
     card: str = ""

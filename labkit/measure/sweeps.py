@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from labkit import gpu
-from labkit.measure import accuracy, clocks, lock, machine, memory, roofline, rows
+from labkit.measure import accuracy, clocks, lock, machine, roofline, rows
 from labkit.measure.clocks import Cache, Clock, NotTimed, Timing
 from labkit.measure.cold_cache import TimedCall
 from labkit.measure.contender import Contender, Shape, Work, repeatable_backward, silence_compiler
@@ -143,7 +143,7 @@ class _Sweep:
     def measure_point(
         self, contenders: Sequence[Contender], shape: Shape, stop: Callable[[], bool]
     ) -> list[Row]:
-        """A row for each contender: is it right, how much memory does it take, and how long?"""
+        """A row for each contender: is it right, and how long does it take?"""
         silence_compiler()
         if any(contender.compiled for contender in contenders):
             torch.compiler.reset()  # it gets fresh code for each shape, not a dynamic one
@@ -176,12 +176,7 @@ class _Sweep:
                         if known["note"]:
                             continue
                     raise_if_stopped(stop)
-                    timed_call, whole = self._timed_calls(call, inputs)
-                    # Compiled to be repeated, a backward pass may not reuse memory as it does otherwise:
-                    # no fair number.
-                    if not (contender.compiled and self.direction == "backward"):
-                        known["peak_bytes"] = memory.peak_bytes(partial(whole.call, *whole.inputs))
-                    calls[contender.name] = timed_call
+                    calls[contender.name] = self._timed_call(call, inputs)
             except StoppedError:
                 raise
             except Exception as problem:  # becomes the note of this contender's gap
@@ -215,24 +210,20 @@ class _Sweep:
         dtype, differentiable = getattr(torch, self.dtype), self.direction != "forward"
         return tuple(t.to(gpu.device(), dtype).requires_grad_(differentiable) for t in work.inputs(shape))
 
-    def _timed_calls(
-        self, call: Callable[..., Tensor], inputs: tuple[Tensor, ...]
-    ) -> tuple[TimedCall, TimedCall]:
-        """What is timed; and the whole call, with its forward pass where only the backward pass is timed."""
+    def _timed_call(self, call: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> TimedCall:
+        """What is timed of a call: its forward pass, its backward pass, or both."""
         if self.direction == "forward":
-            timed_call = TimedCall(torch.no_grad()(call), inputs)
-            return timed_call, timed_call
+            return TimedCall(torch.no_grad()(call), inputs)
 
         # The upstream gradient is an input too: a cold run rotates it with the others.
         def forward(*tensors: Tensor) -> tuple[Any, ...]:
             return call(*tensors[:-1]), tensors[:-1], tensors[-1]
 
         given = (*inputs, torch.randn_like(call(*inputs)))
-        whole = TimedCall(lambda *tensors: torch.autograd.grad(*forward(*tensors)), given)
         if self.direction == "forward_backward":
-            return whole, whole
+            return TimedCall(lambda *tensors: torch.autograd.grad(*forward(*tensors)), given)
         # Its forward pass runs outside the timed region, once for each set of inputs.
-        return TimedCall(partial(torch.autograd.grad, retain_graph=True), given, setup=forward), whole
+        return TimedCall(partial(torch.autograd.grad, retain_graph=True), given, setup=forward)
 
     def _time(self, calls: Mapping[str, TimedCall], stop: Callable[[], bool]) -> dict[str, Timing | NotTimed]:
         """Time all calls in one run; of several runs the one with fewest errors, then least disturbed."""
