@@ -2,16 +2,13 @@
 
 import contextlib
 import itertools
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from labkit import gpu
-from labkit.measure import clocks, machine, memory, roofline
+from labkit.measure import clocks, machine, roofline
 from labkit.measure.contender import Contender, Work
 from labkit.measure.machine import MachineInfo
 
@@ -92,36 +89,6 @@ class Gpu:
         yield
 
 
-class PeakMemory(TorchDispatchMode):
-    """Takes the place of `memory.PeakMemory`: counts the tensors that operations make until they are gone."""
-
-    def __enter__(self) -> "PeakMemory":
-        self.bytes = self._now = 0
-        self._counted: set[int] = set()
-        return super().__enter__()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {
-            t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)
-        }
-        result = func(*args, **(kwargs or {}))
-        for made in tree_leaves(result):
-            if isinstance(made, torch.Tensor) and made.untyped_storage()._cdata not in given | self._counted:
-                self._count(made.untyped_storage())
-        return result
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        self._counted.add(key)
-        self._now += size
-        self.bytes = max(self.bytes, self._now)
-        weakref.finalize(storage, self._gone, key, size)
-
-    def _gone(self, key: int, size: int) -> None:
-        self._counted.discard(key)
-        self._now -= size
-
-
 def out_of_memory(*_: Any) -> Any:
     """A call that does not fit."""
     raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 7 GiB")
@@ -148,7 +115,6 @@ def install(put: Callable[[object, str, Any], None]) -> Gpu:
     put(gpu, "synchronize", lambda: None)
     put(machine, "identity", lambda: HERE)
     put(clocks, "DeviceTimer", lambda: simulated)
-    put(memory, "PeakMemory", PeakMemory)
     put(roofline, "COPIES", {"slow": _copy(simulated, 2.0), "fast": _copy(simulated, 1.0)})
     return simulated
 

@@ -24,15 +24,12 @@ from labkit.measure import rows
 pytestmark = pytest.mark.usefixtures("clone")
 
 
-SWEPT = "cache/sweeps/*/*.jsonl"
-
-
 @pytest.mark.parametrize(
     ("command", "kept", "number", "codes", "says"),
     [
         # 1 where a library's exit handlers run Python code, which then forgets what ended it
-        ("sweep", SWEPT, signal.SIGINT, {-signal.SIGINT, 1}, "KeyboardInterrupt"),
-        ("sweep", SWEPT, signal.SIGKILL, {-signal.SIGKILL}, ""),
+        ("sweep", "tape.jsonl", signal.SIGINT, {-signal.SIGINT, 1}, "KeyboardInterrupt"),
+        ("sweep", "tape.jsonl", signal.SIGKILL, {-signal.SIGKILL}, ""),
         ("record", "build/record/*/toy@*.jsonl", signal.SIGINT, {130}, "without --again, goes on."),
     ],
 )
@@ -40,6 +37,7 @@ def test_whatever_ends_it_what_was_measured_is_kept_and_the_rest_is_measured(
     clone, monkeypatch, command, kept, number, codes, says
 ):
     stage.set_up_gpu(monkeypatch.setattr)
+    monkeypatch.setenv(rows.TAPE, str(clone / "tape.jsonl"))
     lesson = stage.lesson(clone, stage.IMPORT + "stage.tape()")
     before = lesson.read_bytes()
     process = processes.python(stage.__file__, command, env=os.environ | {"STAGE_PAUSE": "0.25"})
@@ -84,8 +82,8 @@ def fails_to_write():
         print("told", error, *error.__notes__)
 
 with fails_to_write():
-    stage.sweep(progress=fill)
-kept, (path,) = stage.whole(cache, "sweeps/*/*.jsonl"), cache.glob("sweeps/*/*")
+    stage.sweep(progress=fill, tape=cache / "tape.jsonl")
+kept, path = stage.whole(cache, "tape.jsonl"), cache / "tape.jsonl"
 assert 3 <= len(kept) < 12, len(kept)
 before = path.read_bytes()
 with fails_to_write():
@@ -93,7 +91,7 @@ with fails_to_write():
 assert path.read_bytes() == before and not list(cache.rglob("*.part*"))
 (cache / "filler").unlink()
 stage.measured()
-assert stage.sweep() == 12 and len(stage.measured()) < 12
+assert stage.sweep(tape=path) == 12 and len(stage.measured()) < 12
 """
 
 
@@ -112,7 +110,6 @@ def test_a_full_disk_loses_no_row_and_the_rest_is_measured_when_there_is_room():
 UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 CALLS = {"eval", "exec", "load", "read_pickle", "loads"}
 ALLOWED = {
-    "profiles.py: exec": "the lesson's own code, in a process of its own",
     "judge.py: exec": "the learner's own cell, in a process of its own",
     "child_process.py: ForkingPickler.loads": "a call and its result, between labkit's own processes",
 }

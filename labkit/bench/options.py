@@ -23,7 +23,6 @@ class BenchOptions:
 
     wanted: tuple[str, ...] = ()
     json_path: Path | None = None
-    csv_path: Path | None = None
     peers: bool = False
     record: bool = False
     count: int | None = None
@@ -33,17 +32,12 @@ class BenchOptions:
     def check(self) -> None:
         """ValueError for what can be seen to fail before anything is measured."""
         self.names()
-        for path in (self.json_path, self.csv_path):
-            if path and path.exists() and not path.is_file():  # it would take the place of /dev/null
-                raise ValueError(f"{path} is no plain file")
-        if self.json_path and self.csv_path and self.json_path.resolve() == self.csv_path.resolve():
-            raise ValueError("--json and --csv name one file: give each its own")
+        if self.json_path and self.json_path.exists() and not self.json_path.is_file():
+            raise ValueError(f"{self.json_path} is no plain file")  # it would take the place of /dev/null
         if self.small and self.count is None:
             raise ValueError("--small is for sizes that are drawn: add --random N")
         if self.record and (self.wanted or self.count or not self.peers):
             raise ValueError("--record keeps full runs only: name no suite, no --random, and add --peers")
-        if self.record:
-            recorded_benchmark.check()
 
     def names(self) -> list[str]:
         """The suites to measure. ValueError for a name that is no suite."""
@@ -87,12 +81,9 @@ class BenchOptions:
             say(console, f"Recorded: {path.relative_to(paths.RECORDED.parent)}")
 
     def write(self, measured: list[Row]) -> None:
-        """Write rows to the files asked for; a run that was stopped before its first row replaces no file."""
+        """Write rows to the file asked for; a run that was stopped before its first row replaces no file."""
         if self.json_path and measured:
             rows.write(self.json_path, measured)
-        if self.csv_path and measured:
-            table = rows.as_results(measured).drop(columns="shape")
-            paths.write_text(self.csv_path, table.to_csv(index=False))
 
 
 def print_reports(console: Console, compared: tuple[Path, Path] | None, reported: Path | None) -> None:

@@ -1,12 +1,9 @@
-"""The full run that is kept beside the tapes: whether its code is the present one, and the pages made of it.
+"""The full run that is kept beside the tapes, and whether its code is the present one.
 
-    python -m labkit.bench.recorded_benchmark
-
-makes docs/benchmark.md, its picture, and the README's lines; `labkit bench --record` does so itself. Where no
-run is kept, looking for it loads neither torch nor a lesson.
+`python -m docs.benchmark` makes docs/benchmark.md, its picture, and the README's lines of it. Where no run is
+kept, looking for it loads neither torch nor a lesson.
 """
 
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -18,18 +15,10 @@ from labkit.measure import rows
 from labkit.measure.rows import Row
 
 FILE = "bench.jsonl"
-BEGIN, END = "<!-- made by labkit/bench/recorded_benchmark.py -->\n", "<!-- end of the benchmark -->\n"
-NOTHING = "*No full run is recorded yet.*\n"
-
-
-def pages() -> tuple[Path, Path]:
-    """The README and the benchmark's page."""
-    return paths.CHECKOUT / "README.md", paths.CHECKOUT / "docs" / "benchmark.md"
 
 
 def keep(measured: Iterable[Row]) -> list[Path]:
-    """Put a full run in the place of the last one of each device that it has rows of, and renew the pages;
-    gives the files.
+    """Put a full run in the place of the last one of each device that it has rows of; gives the files.
 
     Of what was measured twice on one kind of device the first is kept.
     """
@@ -41,7 +30,6 @@ def keep(measured: Iterable[Row]) -> list[Path]:
         taped.setdefault(path, {}).setdefault(row.key, replace(row, kind=rows.RECORDED))
     for path, of_device in taped.items():
         rows.write(path, of_device.values())
-    write()
     return list(taped)
 
 
@@ -78,49 +66,8 @@ def _state(path: Path, code: dict[tuple[str, str], str]) -> RecordingState:
 
 
 def strip_stale(tapes: Path) -> list[str]:
-    """Remove full runs of other code, and what the pages say of them; gives their names."""
+    """Remove full runs of other code; gives their names."""
     stale = {path: state.name for path, state in states(tapes).items() if state.status == "stale"}
-    if stale:
-        check()
-        for path in stale:
-            path.unlink()
-        write()
+    for path in stale:
+        path.unlink()
     return list(stale.values())
-
-
-def renewed(path: Path, block: str) -> str:
-    """The text of a page with this block between its marks; ValueError where it lacks them."""
-    made = re.compile(f"(?s)(?<={BEGIN}).*(?={END})")
-    text, count = made.subn(lambda _: block, path.read_text(encoding="utf-8"))
-    if count != 1:
-        raise ValueError(f"{path}: a page has not one line {BEGIN.strip()} and then one line {END.strip()}")
-    return text
-
-
-def check() -> None:
-    """ValueError unless both pages have a place for what is made of the run."""
-    for path in pages():
-        renewed(path, "")
-
-
-def write() -> None:
-    """Bring both pages, and the picture, in line with the run that is kept: that of the first recorded device
-    which has one. ValueError for a page without marks, or a run that cannot be read."""
-    readme, page = pages()
-    picture = page.with_suffix(".png")
-    made = {readme: renewed(readme, NOTHING), page: renewed(page, NOTHING)}
-    found = sorted(paths.RECORDED.glob(f"*/{FILE}"))
-    if not found:
-        picture.unlink(missing_ok=True)
-    else:
-        from labkit.bench import report
-
-        measured = report.read(found[0])
-        made = {readme: renewed(readme, report.summary(measured)), page: renewed(page, report.page(measured))}
-        report.picture(report.cases(measured)).save(picture)
-    for path, text in made.items():
-        paths.write_text(path, text)
-
-
-if __name__ == "__main__":
-    write()

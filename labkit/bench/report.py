@@ -14,7 +14,7 @@ from rich.console import Console
 from labkit import paths
 from labkit.measure import roofline, rows
 from labkit.measure.rows import Row
-from labkit.plots.formatting import format_number, format_ratio
+from labkit.plots.formatting import format_number
 from labkit.plots.style import INK, MUTED, OURS, WIDTH, Picture, course_style
 from labkit.runs.console import print_table, say
 
@@ -141,25 +141,6 @@ def page(measured: Sequence[Row]) -> str:
     lost = "".join(f"- {gap}\n" for gap in gaps(measured))
     without = f"\nWithout a time:\n\n{lost}" if lost else ""
     return f"{origin(measured)}\n\n![{picture(found).alt}](benchmark.png)\n\n{shown}\n\n{READING}\n{without}"
-
-
-def summary(measured: Sequence[Row]) -> str:
-    """The README's five lines."""
-    found = cases(measured)
-    beside = found.dropna(subset="ratio")
-    if beside.empty:
-        return f"- {origin(measured)}\n"
-    worst, best = (
-        f"{row.suite}, {row.direction}, {row.dtype}, {row.sizes}: {format_ratio(row.ratio)}"
-        for row in beside.iloc[[0, -1]].itertuples()
-    )
-    return (
-        f"- {origin(measured)}\n"
-        f"- Our time over the best other's, median of {len(beside)} cases: "
-        f"{format_ratio(beside['ratio'].median())}; above 1.02 in {(beside['ratio'] > 1.02).sum()}.\n"
-        f"- The worst: {worst}.\n- The best: {best}.\n"
-        f"- Share of a copy or of cuBLAS, median: {_text(found['share'].median())}.\n"
-    )
 
 
 def origin(measured: Sequence[Row]) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from labkit import gpu, paths
 from labkit.bench.suite_part import SuitePart
@@ -30,9 +29,8 @@ def measure_suites(
     """Measure the parts of suites, by the suite's name, and append each row to ``measured``.
 
     Rows of an earlier run that was stopped are not measured again, unless ``again``; returns how many these
-    are. Interrupted, the rows stay for the next run. On a terminal a line shows the progress; a log gets a
-    line for each row. Raises ClickException where the GPU is lost or code was edited, OSError where rows
-    cannot be written.
+    are. Interrupted, the rows stay for the next run. A line is printed for each row. Raises ClickException
+    where the GPU is lost or code was edited, OSError where rows cannot be written.
     """
     if again:
         forget(suites)
@@ -40,10 +38,7 @@ def measure_suites(
     before = {row.to_json() for name in suites for row in rows.read_valid(tape(name))}
     parts = [(name, part) for name, parts in suites.items() for part in parts]
     code = sources(part for _, part in parts)
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TextColumn("{task.fields[row]}"))
     total = sum(len(part.planned()) for _, part in parts)
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    task = bar.add_task("starting", total=total, row="")
 
     def on_row(name: str, _done: int, _total: int, row: Row) -> None:
         if row.source != code[row.suite, row.contender]:
@@ -52,16 +47,13 @@ def measure_suites(
                 f"{row.suite}: the code of {row.contender} was edited while it was measured"
             )
         measured.append(row)
-        bar.update(task, advance=1, description=name, row=describe(row))
-        if not console.is_terminal:
-            say(console, f"{name}: row {len(measured)} of {total}: {describe(row)}")
+        say(console, f"{name}: row {len(measured)} of {total}: {describe(row)}")
         if row.median_us is None and gpu.is_lost():
             raise RuntimeError(f"{row.contender}: {row.note}")
 
-    with bar:
-        for name, part in parts:
-            with exclusive(f"bench-{name}"):
-                measure(part, tape(name), partial(on_row, name))
+    for name, part in parts:
+        with exclusive(f"bench-{name}"):
+            measure(part, tape(name), partial(on_row, name))
     return sum(row.median_us is not None and row.to_json() in before for row in measured)
 
 

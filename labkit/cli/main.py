@@ -5,17 +5,13 @@ triton do not.
 """
 
 import errno
-import math
 import os
 import signal
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import psutil
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -60,41 +56,19 @@ for command in (learner_commands.lab, learner_commands.progress, learner_command
     cli.add_command(command)
 
 
-def _finite(context: click.Context, parameter: click.Parameter, value: float) -> float:
-    """click's range lets infinity and NaN pass."""
-    if not math.isfinite(value):
-        raise click.BadParameter("it has to be a number of seconds", context, parameter)
-    return value
-
-
 @cli.command("run")
 @click.argument("names", metavar="[LESSON]...", nargs=-1)
 @click.option(
     "assignments", "-p", metavar="NAME=VALUE", multiple=True, help="A parameter that the lessons declare."
 )
 @click.option(
-    "limit_s", "--timeout", metavar="SECONDS", type=click.FloatRange(min=0, min_open=True), default=600.0,
-    show_default=True, callback=_finite, help="Longest time for one cell.",
+    "limit_s", "--timeout", metavar="SECONDS", type=click.IntRange(min=1), default=600, show_default=True,
+    help="Longest time for one cell.",
 )  # fmt: skip
-@click.option(
-    "jobs", "--jobs", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
-    help="So many lessons at once. Each takes memory of its own, on the GPU too.",
-)  # fmt: skip
-@click.option("json_path", "--json", metavar="F", type=PATH, help="Write what came out to F.")
-@click.option("junit_path", "--junit", metavar="F", type=PATH, help="The same as JUnit's XML, for a CI.")
 @click.option("--strict", is_flag=True, help="Fail also where a claim does not hold.")
-def run_command(
-    names: tuple[str, ...],
-    assignments: tuple[str, ...],
-    limit_s: float,
-    jobs: int,
-    json_path: Path | None,
-    junit_path: Path | None,
-    strict: bool,
-) -> None:
+def run_command(names: tuple[str, ...], assignments: tuple[str, ...], limit_s: int, strict: bool) -> None:
     """Execute lessons (all of them, if none is named) and count what held."""
     from labkit.lessons import notebooks
-    from labkit.runs import result_files
     from labkit.runs.console import say
 
     with value_errors_as_messages():
@@ -104,11 +78,7 @@ def run_command(
             notebooks.check_parameters(path, given)
     console = Console()
     say(console, backend.sentence())
-    results = _execute(console, chosen, given, limit_s, jobs)
-    if json_path:
-        result_files.write_json(json_path, results)
-    if junit_path:
-        result_files.write_junit(junit_path, results, strict)
+    results = _execute(console, chosen, given, limit_s)
     broken = [result for result in results if strict and result.not_held]
     for result in broken:
         say(console, f"{result.lesson}, does not hold: {'; '.join(result.not_held)}")
@@ -116,9 +86,9 @@ def run_command(
 
 
 def _execute(
-    console: Console, chosen: list[Path], given: dict[str, str], limit_s: float, jobs: int
+    console: Console, chosen: list[Path], given: dict[str, str], limit_s: int
 ) -> "list[execute.Result]":
-    """Execute lessons, ``jobs`` at once, into build/lessons, saying at once what failed.
+    """Execute lessons into build/lessons, one after the other, saying at once what failed.
 
     However it ends, a table says what is finished and where it lies.
     """
@@ -126,24 +96,15 @@ def _execute(
     from labkit.runs.console import print_failure, print_results
     from labkit.runs.exclusive import exclusive
 
-    def result_of(path: Path) -> execute.Result:
-        output = paths.BUILD / "lessons" / path.name
-        with exclusive(f"run-{path.stem}"):
-            return execute.execute(path, output, given, cell_limit_s=limit_s, bar=True)
-
     results: list[execute.Result] = []
-    pool = ThreadPoolExecutor(jobs)
     try:
-        for result in map(result_of, chosen) if jobs == 1 else pool.map(result_of, chosen):
+        for path in chosen:
+            output = paths.BUILD / "lessons" / path.name
+            with exclusive(f"run-{path.stem}"):
+                result = execute.execute(path, output, given, cell_limit_s=limit_s, bar=True)
             if result.failure:
                 print_failure(console, result.lesson, result.failure)
             results.append(result)
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for kernel in psutil.Process().children() if jobs > 1 else ():  # their threads end with them
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(kernel.pid, signal.SIGKILL)
-        raise
     finally:
         print_results(console, results, [path.stem for path in chosen[len(results) :]])
     return results
@@ -273,9 +234,8 @@ def _record_all(console: Console, chosen: list[Path], again: bool) -> bool:
 @cli.command("bench")
 @click.argument("wanted", metavar="[SUITE]...", nargs=-1)
 @click.option("json_path", "--json", metavar="F", type=PATH, help="Write the rows to F.")
-@click.option("csv_path", "--csv", metavar="F", type=PATH, help="The same as a table.")
 @click.option("--peers", is_flag=True, help="Take along the contenders from other packages.")
-@click.option("--record", is_flag=True, help="Keep a full run beside the tapes, and renew docs/benchmark.md.")
+@click.option("--record", is_flag=True, help="Keep a full run beside the tapes.")
 @click.option(
     "count",
     "--random",
@@ -320,8 +280,7 @@ def bench_command(context: click.Context, **given: Any) -> None:
 
 @cli.command("tally")
 @click.argument("folders", metavar="FOLDER...", nargs=-1, required=True, type=PATH)
-@click.option("csv_path", "--csv", metavar="F", type=PATH, help="Write both tables to F.")
-def tally_command(folders: tuple[Path, ...], csv_path: Path | None) -> None:
+def tally_command(folders: tuple[Path, ...]) -> None:
     """Print what a class guessed, a line for each question, and how it did, a line for each exercise.
 
     Learners' files are predictions/*.json and attempts/*/, anywhere in a folder. Unpack archives first:
@@ -335,7 +294,7 @@ def tally_command(folders: tuple[Path, ...], csv_path: Path | None) -> None:
             raise UserError(f"{folder}: there is no such folder")
     from labkit.cli import tally
 
-    if not tally.print_tables(Console(), tally.read(folders), csv_path):
+    if not tally.print_tables(Console(), tally.read(folders)):
         raise click.ClickException(tally.NOTHING)
 
 

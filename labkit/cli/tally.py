@@ -7,7 +7,6 @@ over 64 KiB is read, and texts are printed without control characters or markup.
 import json
 import os
 import re
-import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,6 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
-from labkit import paths
 from labkit.plots.formatting import TIMES_SIGN, format_number, shorten
 from labkit.runs.console import print_table, say
 from labkit.widgets import guesses
@@ -50,43 +48,26 @@ class ClassFiles:
 def read(folders: Iterable[Path]) -> ClassFiles:
     """All learners' files in these folders, each once; files that cannot be read are among those skipped."""
     found = ClassFiles()
-
-    def skip(path: str, why: str | None) -> None:
-        found.skipped.append(f"{plain(os.path.relpath(path))}: {why}")
-
-    files = {
-        os.path.join(folder, name)
-        for top in folders
-        for folder, _, names in os.walk(top.resolve(), onerror=lambda e: skip(e.filename, e.strerror))
-        for name in names
-    }
-    for path in sorted(files):
-        match = LEARNER_FILE.fullmatch(path)
+    for path in sorted({path for top in folders for path in top.resolve().rglob("*")}):
+        match = LEARNER_FILE.fullmatch(str(path))
         if match is None:
             continue
         learner, lesson, exercise = (plain(match[name] or "") for name in ("learner", "lesson", "exercise"))
         try:
-            state = os.lstat(path)
-            if not stat.S_ISREG(state.st_mode):
-                skip(path, "no regular file")
-            elif state.st_size > MAX_FILE_BYTES:
-                skip(path, f"larger than {MAX_FILE_BYTES // 1024} KiB")
-            elif exercise:
-                found.exercises.append((learner, lesson, exercise, path, False))
+            if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
+                raise ValueError("no file, or too large a one")
+            if exercise:
+                found.exercises.append((learner, lesson, exercise, str(path), False))
             elif lesson:
-                kept = json.loads(Path(path).read_bytes())
+                kept = json.loads(path.read_bytes())
                 solved = {plain(name): each["status"] == "right" for name, each in kept.items()}
                 found.exercises += [(learner, lesson, name, None, right) for name, right in solved.items()]
             else:
-                file = guesses.parse_guess_file(Path(path).read_text(encoding="utf-8"))
-                if not 1e-9 <= file.guess.value <= 1e12:  # a number of 300 digits would fill the table
-                    raise ValueError(f"a guess of {file.guess.value:g}")
+                file = guesses.parse_guess_file(path.read_text(encoding="utf-8"))
                 texts = map(plain, (file.name, file.question, file.unit))
                 found.guesses.append((*texts, file.guess.value, file.guess.sealed, file.guess.seen))
-        except OSError as error:
-            skip(path, error.strerror)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            skip(path, "not what labkit writes there")
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            found.skipped.append(f"{plain(os.path.relpath(path))}: not what labkit writes there")
     return found
 
 
@@ -120,20 +101,17 @@ def exercise_table(found: ClassFiles) -> pd.DataFrame:
     return each.groupby(["lesson", "exercise"]).agg(**counts).reset_index()
 
 
-def print_tables(console: Console, found: ClassFiles, csv_path: Path | None = None) -> bool:
-    """Print both tables and what was skipped, and write them to a file; returns whether they hold a row."""
+def print_tables(console: Console, found: ClassFiles) -> bool:
+    """Print both tables and what was skipped; returns whether they hold a row."""
     tables = {"guesses": guess_table(found), "exercises": exercise_table(found)}
     for title, table in tables.items():
         print_table(console, table.map(_cell), title)
     if found.skipped:
         say(console, "\n  ".join([f"Skipped: {len(found.skipped)}.", *found.skipped]))
-    if csv_path:
-        both = pd.concat([table.assign(kind=kind) for kind, table in tables.items()])
-        paths.write_text(csv_path, both.to_csv(index=False))
     return any(map(len, tables.values()))
 
 
 def _cell(value: Any) -> str:
     if isinstance(value, str):
         return TIMES_SIGN if value == "x" else value
-    return "none" if np.isnan(value) else format_number(float(value))
+    return "none" if np.isnan(value) else shorten(format_number(float(value)), 12)

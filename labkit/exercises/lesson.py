@@ -31,7 +31,7 @@ from labkit.measure.contender import Contender
 from labkit.measure.results import Results
 from labkit.widgets.banner import banner
 from labkit.widgets.claims import summary
-from labkit.widgets.static import interactive
+from labkit.widgets.static import interactive, table_html
 
 LIMIT_S = 10.0
 """Seconds that judging an answer may take."""
@@ -256,9 +256,7 @@ def _show(bundle: dict[str, Any], text: str) -> Any:
 
 def _show_table(table: pd.DataFrame) -> None:
     text = table.to_string(index=False)
-    left = {"selector": "th, td", "props": "text-align: left"}
-    page = table.style.hide(axis="index").set_table_styles([left]).to_html()
-    _show({"text/plain": text, "text/html": page}, text)
+    _show({"text/plain": text, "text/html": table_html(table)}, text)
 
 
 def _show_verdict(verdict: Verdict) -> None:

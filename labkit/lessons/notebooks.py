@@ -27,11 +27,11 @@ SETUP, KERNEL = LOADED_TAGS = ("setup", "kernel")
 EXERCISE = "exercise"
 COLAB = "colab"
 """The tag of the cell that installs the course on Colab and Kaggle, and elsewhere does nothing."""
-KINDS: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
+KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool}
 """The kinds a lesson's parameter may be declared with."""
 TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
-Value = int | float | str | bool
+Value = int | float | bool
 
 
 @dataclass(frozen=True)
@@ -225,23 +225,16 @@ def check_parameters(path: Path, given: Mapping[str, str]) -> dict[str, Value]:
 def _convert(path: Path, parameter: Parameter, text: str) -> Value:
     """The value of a parameter that is given as text. An int whose default is above 0 is a size: so is it."""
     is_size = parameter.kind == "int" and int(parameter.default) > 0
-    wanted = {
-        "int": "a whole number" + " above 0" * is_size,
-        "float": "a finite number",
-        "bool": "true or false",
-        "str": "printable text without quotes, backslashes or backticks",
-    }[parameter.kind]
+    wanted = {"int": "a whole number", "float": "a finite number", "bool": "true or false"}[parameter.kind]
     value: Value | None = None
     with suppress(ValueError):  # the sentence below says it better than int() does
         if parameter.kind == "int":
             value = int(text) if int(text) > 0 or not is_size else None
         elif parameter.kind == "float":
             value = float(text) if math.isfinite(float(text)) else None
-        elif parameter.kind == "bool":
+        else:
             value = TRUTH.get(text.lower())
-        elif text.isprintable() and not set(text) & set("\"'\\`"):
-            value = text
     if value is not None:
         return value
-    shown = text if len(text) <= 40 else text[:40] + "..."
-    raise ValueError(f"{path.stem}, parameter {parameter.name}: {shown!r} is not {wanted}")
+    said = f"{text[:40]!r} is not {wanted}{' above 0' * is_size}"
+    raise ValueError(f"{path.stem}, parameter {parameter.name}: {said}")

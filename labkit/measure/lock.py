@@ -31,8 +31,6 @@ from labkit import gpu
 
 LOCK_FOLDER_VARIABLE = "LABKIT_TURNS"
 """Environment variable: the folder where the processes meet, if it is not /tmp/labkit-turns."""
-LOCK_INHERITED_VARIABLE = "LABKIT_WITHIN_TURN"
-"""Environment variable: the GPU whose lock the parent of this process holds for it."""
 SILENT_S = 0.2
 """Seconds that a process waits before it says so."""
 BUSY_CELL_S = 1.0
@@ -121,14 +119,14 @@ def gpu_lock(stop: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """The GPU to oneself, among all processes of the machine that ask for it: one after another as they came.
 
     Hold it around what is timed, for seconds, and not around what is compiled or checked. Whoever has it may
-    ask again. The others are told how long the queue is, and who has the GPU. Without a GPU, or where the
-    parent of this process holds the lock for it, this is only :func:`thread_lock`.
+    ask again. The others are told how long the queue is, and who has the GPU. Without a GPU this is only
+    :func:`thread_lock`.
 
     Raises StoppedError when ``stop()`` turns true while it waits.
     """
     uuid = gpu.uuid()
     with thread_lock(stop):
-        if uuid in ("", os.environ.get(LOCK_INHERITED_VARIABLE), held_gpu()):
+        if uuid in ("", held_gpu()):
             yield
             return
         try:

@@ -1,43 +1,10 @@
-"""The memory that a call needs on the GPU, and that in the pools of graphs."""
+"""The memory in the pools of CUDA graphs."""
 
 import gc
 from collections.abc import Callable
 from typing import Any
 
 import torch
-
-
-class PeakMemory:
-    """The most bytes that were in use at one time inside the ``with`` block, above those in use before it.
-
-    Bytes as they were asked for: the allocator hands out up to 2 MiB more for a tensor, depending on what
-    was freed before, and ``torch.cuda.max_memory_allocated`` counts those too.
-    """
-
-    def __enter__(self) -> "PeakMemory":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        self._before = self._stat("current")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        torch.cuda.synchronize()
-        self.bytes = self._stat("peak") - self._before
-
-    def _stat(self, which: str) -> int:
-        return int(torch.cuda.memory_stats()[f"requested_bytes.all.{which}"])
-
-
-def peak_bytes(call: Callable[[], Any]) -> int:
-    """Most bytes in use at one time during ``call()``, above what was in use before.
-
-    Its inputs do not count, its outputs and intermediates do. It is called once before: compiling and the
-    workspaces that a library keeps are no part of it.
-    """
-    call()
-    with PeakMemory() as meter:
-        call()
-    return meter.bytes
 
 
 def pool_bytes(make: Callable[[], Any]) -> int:

@@ -1,9 +1,8 @@
 """One measurement is one row; tapes and benchmarks are files of rows (JSON lines).
 
-A run that was cut short is continued from its file (`ResumableRun`). A row there is taken instead of
-measuring if it would be measured again in the same way: the same measurement, with the clock that was asked
-for, of the same code with the same device, driver and versions. It has to have a time, and to be undisturbed;
-but not on a tape or in a benchmark, which measured it several times already.
+A recording or a benchmark that was cut short is continued from its file (`resumed`). A row there is taken
+instead of measuring if it has a time and would be measured again in the same way: the same measurement, with
+the clock that was asked for, of the same code with the same device, driver and versions.
 """
 
 import json
@@ -12,7 +11,6 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +25,7 @@ LIVE, RECORDED, PUBLISHED = KINDS = ("live", "recorded", "published")
 TAPE = "LABKIT_TAPE"
 """Environment variable: the tape of a lesson that is being recorded, where its rows and profiles go."""
 RESUME_WITHIN_S = 3600
-"""Rows of an interrupted run count for so long after the last one; later the machine may have changed."""
+"""Rows of an interrupted benchmark count for so long after the last one; later the machine may be another."""
 
 Key = tuple[Any, ...]
 """What identifies a measurement, whenever and wherever it was made: a :attr:`Row.key`."""
@@ -66,8 +64,7 @@ class Row:
     note: str = ""
     """Why there is no time (out of memory, an error, a wrong result); empty for a good row."""
     peak_bytes: int | None = None
-    """Most memory in use at one time during one call, in bytes above what was in use before it: outputs and
-    intermediates, not the inputs. For a backward pass, of forward and backward together."""
+    """What a lesson's own meter returned (sweeps.custom_bytes); None for all other rows."""
     noise: str = ""
     """What disturbed the measurement (labkit.measure.noise); empty for a quiet one, and for older ones."""
     card: str = ""
@@ -100,10 +97,6 @@ class Row:
     def environment(self) -> Environment:
         """Code, device and versions that it was measured with."""
         return self.source, self.peer_version, self.device, self.driver, self.torch, self.triton
-
-    def age_s(self) -> float:
-        """Seconds since it was measured."""
-        return (datetime.now(UTC) - datetime.fromisoformat(self.date)).total_seconds()
 
     @classmethod
     def from_json(cls, line: str) -> "Row":
@@ -226,32 +219,16 @@ def as_results(rows: Iterable[Row], axes: Iterable[str] = ()) -> "Results":
 # ---- runs that are continued -------------------------------------------------------------------------------
 
 
-class ResumableRun:
-    """The rows of a run in a file, which may hold rows of others, too.
+def resumed(tape: Path, wanted: Mapping[Key, Environment]) -> dict[Key, Row]:
+    """The rows of a tape that a run need not measure, by their key; what it measures again leaves the tape.
 
-    ``wanted`` has the present environment for each key that the run will measure. With ``tape`` the rows stay
-    when the run is complete, and disturbed ones count.
+    ``wanted`` has the present environment for each key that the run will measure. Rows of others stay.
     """
-
-    def __init__(self, path: Path, wanted: Mapping[Key, Environment], *, tape: bool) -> None:
-        self.path, self.tape, self._wanted = path, tape, wanted
-        found = read_valid(path)
-        usable = [row for row in found if row.median_us is not None and (tape or not row.noise)]
-        self.kept = {row.asked_key: row for row in usable if row.environment == wanted.get(row.asked_key)}
-        """The rows that need not be measured, by their key."""
-        # What is measured again, and a torn last line, are not in the file any more.
-        stay = [row for row in found if row.asked_key not in wanted or self.kept.get(row.asked_key) is row]
-        write(path, stay)
-
-    def close(self) -> None:
-        """The run is complete: its rows leave the file, so that the next one starts afresh; not of a tape."""
-        if self.tape:
-            return
-        others = [row for row in read_valid(self.path) if row.asked_key not in self._wanted]
-        if others:
-            write(self.path, others)
-        else:
-            self.path.unlink(missing_ok=True)
+    found = [row for row in read_valid(tape) if row.median_us is not None or row.asked_key not in wanted]
+    kept = {row.asked_key: row for row in found if row.environment == wanted.get(row.asked_key)}
+    # A torn last line is not in the file any more, either.
+    write(tape, [row for row in found if row.asked_key not in wanted or kept.get(row.asked_key) is row])
+    return kept
 
 
 def drop_expired(paths: Iterable[Path]) -> None:

@@ -1,7 +1,7 @@
 """Contenders over an axis, as rows of the contract's schema in a table.
 
 A sweep measures where there is a GPU; elsewhere it hands out the rows that a recorded device left on its
-tape. Each row is on the disk as soon as it is measured, so an interrupted sweep is continued.
+tape. With a tape each row is on the disk as soon as it is measured, so an interrupted recording goes on.
 """
 
 import itertools
@@ -19,14 +19,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from labkit import gpu, paths
-from labkit.measure import accuracy, clocks, lock, machine, memory, roofline, rows
+from labkit import gpu
+from labkit.measure import accuracy, clocks, lock, machine, roofline, rows
 from labkit.measure.clocks import Cache, Clock, NotTimed, Timing
 from labkit.measure.cold_cache import TimedCall
 from labkit.measure.contender import Contender, Shape, Work, repeatable_backward, silence_compiler
 from labkit.measure.lock import StoppedError, raise_if_stopped
 from labkit.measure.results import Results
-from labkit.measure.rows import TAPE, Environment, Key, ResumableRun, Row
+from labkit.measure.rows import TAPE, Environment, Key, Row
 
 REPEATS = 2
 """How often a disturbed point is measured again for a tape: others will read it, and cannot."""
@@ -78,15 +78,13 @@ def run(
     At each point the contenders for this dtype and a copy of the same bytes are interleaved in one run, and
     each contender's result is compared with float64. Out of memory, an error or a wrong result is a row
     without a time and with a note; the others go on. ``progress(done, total, row)`` hears of each row. When
-    ``stop()`` turns true the rows measured so far are returned. A sweep that was interrupted within the last
-    hour is continued (:class:`labkit.measure.rows.ResumableRun`). With ``tape`` the rows stay in that file,
-    and what it holds of this sweep, however old, is not measured again.
+    ``stop()`` turns true the rows measured so far are returned. With ``tape`` the rows are kept in that file,
+    and what it holds of this sweep is not measured again (`labkit.measure.rows.resumed`).
 
-    What disturbed a point is in its rows' ``noise``. A sweep that is continued measures such points again.
-    For a tape a disturbed point is measured up to REPEATS times more right away, and its quietest run is
-    kept, with its noise: a card that is always at its power limit can be recorded, too. And the
-    process keeps the GPU's lock for all of a point, checks included: of two benchmarks neither works, or
-    holds memory, while the other is timed.
+    What disturbed a point is in its rows' ``noise``. For a tape a disturbed point is measured up to REPEATS
+    times more right away, and its quietest run is kept, with its noise: a card that is always at its power
+    limit can be recorded, too. And the process keeps the GPU's lock for all of a point, checks included: of
+    two benchmarks neither works, or holds memory, while the other is timed.
 
     Without a GPU nothing is measured: the rows of these contenders in this suite, dtype, direction, clock
     and cache state come from a recorded device, at all points; the table is empty when there is none.
@@ -105,33 +103,27 @@ def run(
     shapes = list(points)
     axes = list(dict.fromkeys(axis for shape in shapes for axis in shape))
     if not gpu.available():
-        kept = [row for row in rows.recorded_rows(suite) if row.contender in names and this.matches(row)]
-        return rows.as_results(kept, axes)
+        recorded = [row for row in rows.recorded_rows(suite) if row.contender in names and this.matches(row)]
+        return rows.as_results(recorded, axes)
     now = {contender.name: contender_environment(contender) for contender in contenders}
     plan = [(shape, [contender for contender in contenders if contender.fits(shape)]) for shape in shapes]
     wanted = {this.key(contender, shape): now[contender.name] for shape, here in plan for contender in here}
-    file = tape or paths.cache() / "sweeps" / machine.identity().slug / f"{suite.replace('/', '-')}.jsonl"
-    if not tape:
-        rows.drop_expired([file])
-    resumable = ResumableRun(file, wanted, tape=tape is not None)
+    kept = rows.resumed(tape, wanted) if tape else {}
     measured: list[Row] = []
-    try:
+    with suppress(StoppedError):
         for shape, here in plan:
-            todo = [contender for contender in here if this.key(contender, shape) not in resumable.kept]
+            todo = [contender for contender in here if this.key(contender, shape) not in kept]
             fresh: dict[str, Row] = {}
             if todo:
                 with (lock.gpu_lock if tape else lock.thread_lock)(stop), gpu.full_float32():
                     fresh = {row.contender: row for row in this.measure_point(todo, shape, stop)}
             for contender in here:
-                row = fresh.get(contender.name) or resumable.kept[this.key(contender, shape)]
-                if contender.name in fresh:
-                    rows.append(file, row)
+                row = fresh.get(contender.name) or kept[this.key(contender, shape)]
+                if tape and contender.name in fresh:
+                    rows.append(tape, row)
                 measured.append(row)
                 if progress:
                     progress(len(measured), len(wanted), row)
-    except StoppedError:
-        return rows.as_results(measured, axes)
-    resumable.close()
     return rows.as_results(measured, axes)
 
 
@@ -151,7 +143,7 @@ class _Sweep:
     def measure_point(
         self, contenders: Sequence[Contender], shape: Shape, stop: Callable[[], bool]
     ) -> list[Row]:
-        """A row for each contender: is it right, how much memory does it take, and how long?"""
+        """A row for each contender: is it right, and how long does it take?"""
         silence_compiler()
         if any(contender.compiled for contender in contenders):
             torch.compiler.reset()  # it gets fresh code for each shape, not a dynamic one
@@ -184,12 +176,7 @@ class _Sweep:
                         if known["note"]:
                             continue
                     raise_if_stopped(stop)
-                    timed_call, whole = self._timed_calls(call, inputs)
-                    # Compiled to be repeated, a backward pass may not reuse memory as it does otherwise:
-                    # no fair number.
-                    if not (contender.compiled and self.direction == "backward"):
-                        known["peak_bytes"] = memory.peak_bytes(partial(whole.call, *whole.inputs))
-                    calls[contender.name] = timed_call
+                    calls[contender.name] = self._timed_call(call, inputs)
             except StoppedError:
                 raise
             except Exception as problem:  # becomes the note of this contender's gap
@@ -223,24 +210,20 @@ class _Sweep:
         dtype, differentiable = getattr(torch, self.dtype), self.direction != "forward"
         return tuple(t.to(gpu.device(), dtype).requires_grad_(differentiable) for t in work.inputs(shape))
 
-    def _timed_calls(
-        self, call: Callable[..., Tensor], inputs: tuple[Tensor, ...]
-    ) -> tuple[TimedCall, TimedCall]:
-        """What is timed; and the whole call, with its forward pass where only the backward pass is timed."""
+    def _timed_call(self, call: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> TimedCall:
+        """What is timed of a call: its forward pass, its backward pass, or both."""
         if self.direction == "forward":
-            timed_call = TimedCall(torch.no_grad()(call), inputs)
-            return timed_call, timed_call
+            return TimedCall(torch.no_grad()(call), inputs)
 
         # The upstream gradient is an input too: a cold run rotates it with the others.
         def forward(*tensors: Tensor) -> tuple[Any, ...]:
             return call(*tensors[:-1]), tensors[:-1], tensors[-1]
 
         given = (*inputs, torch.randn_like(call(*inputs)))
-        whole = TimedCall(lambda *tensors: torch.autograd.grad(*forward(*tensors)), given)
         if self.direction == "forward_backward":
-            return whole, whole
+            return TimedCall(lambda *tensors: torch.autograd.grad(*forward(*tensors)), given)
         # Its forward pass runs outside the timed region, once for each set of inputs.
-        return TimedCall(partial(torch.autograd.grad, retain_graph=True), given, setup=forward), whole
+        return TimedCall(partial(torch.autograd.grad, retain_graph=True), given, setup=forward)
 
     def _time(self, calls: Mapping[str, TimedCall], stop: Callable[[], bool]) -> dict[str, Timing | NotTimed]:
         """Time all calls in one run; of several runs the one with fewest errors, then least disturbed."""

@@ -21,7 +21,7 @@ _ROW, _BAR = 0.31, 0.66
 _DECADE = 10.0
 """Values that span more stand on a logarithmic axis."""
 _TICK: dict[str, Any] = {"color": INK, "linestyle": "none", "marker": "|", "markeredgewidth": 1.8}
-_BETTER = {"higher": ("TB/s", "share", "speedup"), "lower": ("times_as_long", "copies", "MB", "peak_bytes")}
+_BETTER = {"higher": ("TB/s", "share", "speedup"), "lower": ("times_as_long", "copies", "MB")}
 """Columns of which more or less is better; of times less is."""
 
 
@@ -32,23 +32,22 @@ def bars(
     title: str,
     value: str = "median_us",
     group: str | None = None,
-    floor: Mapping[str, float | str] | None = None,
+    floor: Mapping[str, str] | None = None,
     unit: str = "",
     linear: bool = False,
 ) -> Picture:
     """A bar for each row, in the table's order; whiskers from p20 to p80 of ``median_us``.
 
     Bars start at zero. Where values span more than a decade the axis is logarithmic and says so, and markers
-    at the end of a thin line take the place of bars; ``linear`` forbids it, where differences count. ``group`` is a column that puts the bars under headings.
-    ``floor`` names references: a number is a line through all bars, the name of a column (``"copy_us"``) a
-    tick across each. Values in a column ending in ``_us`` are printed as times, those in ``peak_bytes`` (and
-    whatever ``floor`` names then) in MiB, others with ``unit`` after them. Live bars are full, recorded ones
+    at the end of a thin line take the place of bars; ``linear`` forbids it, where differences count.
+    ``group`` is a column that puts the bars under headings. ``floor`` names references: columns, as
+    ``"copy_us"``, that are a tick across each bar. Values in a column ending in ``_us`` are printed as times,
+    others with ``unit`` after them. Live bars are full, recorded ones
     pale with a dashed edge, published ones hollow with a dotted edge. Behind a time that something disturbed
     (column ``noise``) stands a ring, and a footnote says what. Raises ValueError for a column that the table
     lacks.
     """
-    ticks = {name: column for name, column in (floor or {}).items() if isinstance(column, str)}
-    lines = {name: x for name, x in (floor or {}).items() if not isinstance(x, str)}
+    ticks = floor or {}
     numbers, required = [value, *ticks.values()], [value, *ticks.values(), *([group] if group else [])]
     table = formatting.checked_table(table, required, [*numbers, "p20_us", "p80_us"]).reset_index(drop=True)
     is_time, quantity = value.endswith("_us"), value.replace("_", " ")
@@ -56,12 +55,6 @@ def bars(
         quantity = "time per call"
     else:
         table["noise"] = ""
-    if value == "peak_bytes":
-        quantity, unit = "memory high-water mark of one call", " MiB"
-        table[numbers] /= 2**20
-        lines = {name: x / 2**20 for name, x in lines.items()}
-        table = table.assign(clock="", cache="")  # no clock measured the memory
-        table.loc[table[value] == 0, "note"] = "nothing beyond its inputs"
 
     def written(x: float) -> str:
         return format_duration(x) if is_time else f"{format_number(x)}{unit}"
@@ -92,7 +85,7 @@ def bars(
         subtitle=conditions,
         legend=[
             *(Patch(label=source, **bar_style(MUTED, kind)) for kind, source in sources),
-            *(Line2D([], [], label=name, **_TICK, markersize=11) for name in [*ticks, *lines]),
+            *(Line2D([], [], label=name, **_TICK, markersize=11) for name in ticks),
         ],
         footnotes=[f"{RING_SIGN} {note}" for note in noise_notes],
     )
@@ -100,9 +93,7 @@ def bars(
     notes = ["lower is better"] * is_time + better + ["logarithmic axis"] * is_log
     ax = figure.add_subplot()
     ax.set(xlabel=quantity + f" ({', '.join(notes)})" * bool(notes), ylim=(n_rows - 0.5, -0.5))
-    _set_value_axis(ax, [*table[[*numbers, "end"]].to_numpy().ravel(), *lines.values()], written, is_log)
-    for x in lines.values():
-        ax.axvline(x, color=INK, linewidth=1.0, zorder=4)
+    _set_value_axis(ax, table[[*numbers, "end"]].to_numpy().ravel(), written, is_log)
     if table.empty:
         ax.text(0.5, 0.5, formatting.NOTHING_MEASURED, transform=ax.transAxes, ha="center", color=MUTED)
     styles, y, names = style.contender_styles(table["contender"]), 0, []
@@ -140,8 +131,6 @@ def bars(
     for heading, part in table.groupby("heading", sort=False):
         bars_in_words = formatting.first_items([*(part["name"] + " " + part["written"])], 10)
         alt.append(f"{heading}: {bars_in_words}." if heading else f"{bars_in_words}.")
-    if lines:
-        alt.append(f"Lines: {', '.join(f'{name} {written(x)}' for name, x in lines.items())}.")
     alt += [formatting.as_sentence(source) for _, source in sources]
     return Picture(figure, " ".join(alt) + formatting.notes_as_alt("Disturbed", noise_notes))
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import cycle, groupby, islice, product
+from itertools import cycle, islice, product
 from textwrap import fill
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from labkit.measure.rows import KINDS, LIVE, PUBLISHED
+from labkit.measure.rows import KINDS, LIVE
 from labkit.plots import formatting, style
 from labkit.plots.formatting import RING_SIGN, TIMES_SIGN, axis_value, format_size
 from labkit.plots.style import INK, MUTED, ContenderStyle, Picture
@@ -27,8 +27,6 @@ BoundSpan = tuple[float | None, float | None, str]
 _EMPTY_X_LIMITS, _EMPTY_Y_LIMITS = (32.0, 32768.0), (1.0, 1000.0)
 """Ends of the axes of a figure that has no values: the widths and times that are usual in the course."""
 _DASHES: tuple[Any, ...] = ("-", (0, (7, 2, 1.5, 2)), (0, (1.5, 2)), (0, (9, 4)))
-_REFERENCE = "copy"
-"""The contender that is the roof of all others, and no competitor: a copy of the same bytes."""
 
 
 class Quantity(NamedTuple):
@@ -47,8 +45,6 @@ class Quantity(NamedTuple):
 TIME = Quantity("median_us", "p20_us", "p80_us", "time per call", "lower", formatting.format_duration)
 _RATIO = formatting.format_ratio
 SPEEDUP = Quantity("speedup", "low", "high", "speedup", "higher", _RATIO, {"equal": lambda _: 1.0})
-_MOVED, _FEWEST = "bytes moved over the fewest possible", {"fewest possible": lambda _: 1.0}
-TRAFFIC = Quantity("traffic", "low", "high", _MOVED, "lower", _RATIO, _FEWEST)
 
 
 class _Curve(NamedTuple):
@@ -86,7 +82,7 @@ def curves(
     side by side and one above the other. ``reference_lines`` are thin dark lines in the unit of the quantity,
     by name, or a function from a panel's rows to them. ``bound_spans`` is a function from a panel's rows to
     the parts of the axis that are shaded and named. ``values``: x positions that the axis must include even
-    if they have no rows yet. ``quantity`` is what is drawn: `TIME` (in microseconds), `SPEEDUP` or `TRAFFIC`.
+    if they have no rows yet. ``quantity`` is what is drawn: `TIME` (in microseconds) or `SPEEDUP`.
 
     Rows without a time are a small cross at the foot of the panel and a footnote; points that were disturbed
     (column ``noise``) stand in a ring, and a footnote says by what. Raises ValueError for a column that the
@@ -146,15 +142,6 @@ def speedups(table: pd.DataFrame, x: str = "width", *, title: str, **options: An
     :func:`curves`, as is all else.
     """
     return curves(table, x, title=title, quantity=SPEEDUP, **options)
-
-
-def traffic(table: pd.DataFrame, x: str = "width", *, title: str, **options: Any) -> Picture:
-    """Bytes moved over the fewest possible, counted and not timed, against an axis: column ``traffic``.
-
-    The line at 1 is one pass over inputs and outputs. ``options`` are those of :func:`curves`, as is all
-    else.
-    """
-    return curves(table, x, title=title, quantity=TRAFFIC, **options)
 
 
 # --- panels and their curves ------------------------------------------------------------------------
@@ -352,42 +339,13 @@ def _alt_text(
         findings = []
         for panel in panels:
             if found := [curve for curve in panel.curves if curve.kind == kind]:
-                describe = _fastest if quantity is TIME and kind != PUBLISHED else _ranges
-                findings.append((f"{panel.name}: " if panel.name else "") + describe(found, x, quantity))
+                findings.append((f"{panel.name}: " if panel.name else "") + _ranges(found, x, quantity))
         if findings:
             origin = formatting.origin(shown[shown["kind"] == kind], kind)
             sentences.append(formatting.as_sentence(f"{origin}: {'. '.join(findings)}"))
     if names := dict.fromkeys(name for panel in panels for name in panel.reference_points):
         sentences.append(f"Thin lines: {', '.join(names)}.")
     return " ".join(sentences)
-
-
-def _fastest(found: list[_Curve], x: str, quantity: Quantity) -> str:
-    """Who is fastest where; a difference within the larger spread is a tie."""
-    rivals = [curve for curve in found if curve.contender != _REFERENCE] or found
-    points = pd.concat([curve.points.assign(name=curve.name) for curve in rivals])
-    points = points.assign(spread=(points["high"] - points["low"]).fillna(0.0)).sort_values(["y", "spread"])
-
-    def outcome(size: float) -> str:
-        here = points[points["x"] == size]
-        best = here.iloc[0]
-        within = here["y"] - best["y"] <= here["spread"].clip(lower=best["spread"])
-        tied = sorted(here.loc[within, "name"].unique())
-        if len(tied) == 1:
-            return f"{tied[0]} fastest"
-        return (
-            f"{len(tied)} contenders tie" if len(tied) > 3 else f"{', '.join(tied[:-1])} and {tied[-1]} tie"
-        )
-
-    sizes, stretches = sorted(points["x"].unique()), []
-    for said, group in groupby(sizes, key=outcome):
-        ends = [format_size(size) for size in group]
-        where = f"at {x} {ends[0]}" if len(ends) == 1 else f"from {x} {ends[0]} to {ends[-1]}"
-        stretches.append(f"{said} {where}")
-    last = points[points["x"] == sizes[-1]].sort_values(["y", "name"])
-    times = [f"{name} {quantity.format(y)}" for name, y in zip(last["name"], last["y"], strict=True)]
-    summary = formatting.first_items(stretches, 4)
-    return f"{summary}; at {x} {format_size(sizes[-1])} {formatting.first_items(times, 4)}"
 
 
 def _ranges(found: list[_Curve], x: str, quantity: Quantity) -> str:

@@ -156,29 +156,19 @@ def origins(table: pd.DataFrame) -> list[tuple[str, str]]:
 def footnotes(
     rows: pd.DataFrame, reasons: "pd.Series[str]", x: str, panel_axes: Sequence[str] = ()
 ) -> list[str]:
-    """A note for each reason that rows are marked for: which contenders, where on ``x``, in which panels.
+    """A note for each reason that rows are marked for: which contenders, where on ``x``, in which panel.
 
-    ``out of memory: labkit and eager at width 4096, 8192 (fp32; bf16)``.
+    ``out of memory: labkit at width 4096, 8192 (fp32); eager at width 8192 (fp32)``.
     """
     notes = []
     for reason, marked in rows.groupby(reasons, sort=False):
-        series_at: dict[str, list[str]] = {}
-        for series, part in marked.groupby("series", sort=False):
-            series_at.setdefault(_positions(part, x, panel_axes), []).append(str(series))
-        where = "; ".join(f"{' and '.join(series)} at {position}" for position, series in series_at.items())
-        notes.append(f"{shorten(str(reason), 90)}: {where}")
+        places = []
+        for (series, *values), part in marked.groupby(["series", *panel_axes], sort=False, dropna=False):
+            sizes = ", ".join(format_size(size) for size in sorted(part[x].dropna().unique()))
+            panel = ", ".join(axis_value(*each) for each in zip(panel_axes, values, strict=True))
+            places.append(f"{series} at {x} {sizes}" + (f" ({panel})" if panel else ""))
+        notes.append(f"{shorten(str(reason), 90)}: {'; '.join(places)}")
     return notes
-
-
-def _positions(rows: pd.DataFrame, x: str, panel_axes: Sequence[str]) -> str:
-    """``width 4096, 8192 (fp32; bf16)``."""
-    panels = [", ".join(axis_value(axis, row[axis]) for axis in panel_axes) for _, row in rows.iterrows()]
-    panels_at: dict[str, list[str]] = {}
-    for panel, part in rows.assign(panel=panels).groupby("panel", sort=False):
-        sizes = ", ".join(format_size(size) for size in sorted(part[x].dropna().unique()))
-        panels_at.setdefault(sizes, []).append(str(panel))
-    where = " ({})" if panel_axes else ""
-    return "; ".join(f"{x} {sizes}{where.format('; '.join(found))}" for sizes, found in panels_at.items())
 
 
 def notes_as_alt(title: str, notes: Sequence[str]) -> str:

@@ -21,8 +21,6 @@ _HOST, _OTHERS = "#5A5A5A", "#B0B0B0"
 """Colours of the host's events, and of kernels beyond the palette's eight."""
 _CHARACTER_INCHES = 0.085
 """Width of a character of small text."""
-Span = tuple[float, float]
-"""From and to in microseconds after the first event."""
 
 
 def _lanes(profile: "Profile") -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -47,40 +45,23 @@ def _lanes(profile: "Profile") -> tuple[pd.DataFrame, pd.DataFrame]:
     return lane(profile.host), lane(profile.kernels)
 
 
-def _gaps(events: pd.DataFrame) -> list[Span]:
+def _gaps(events: pd.DataFrame) -> list[tuple[float, float]]:
     """Stretches after an event and before the next in which none runs."""
     ends, starts = events["end"].cummax()[:-1], events["start"][1:]
     return [(end, start) for end, start in zip(ends, starts, strict=True) if end < start]
 
 
-def span_and_longest_gap(profile: "Profile") -> tuple[float, Span | None]:
-    """Microseconds from the first event to the end of the last, and the longest gap between kernels.
-
-    The gap is None where kernels leave none.
-    """
-    host, device = _lanes(profile)
-    whole = max([0.0, *host["end"], *device["end"]])
-    return whole, max(_gaps(device), key=lambda gap: gap[1] - gap[0], default=None)
-
-
 @style.course_style()
-def timeline(profile: "Profile", *, title: str, window: Span | None = None) -> Picture:
+def timeline(profile: "Profile", *, title: str) -> Picture:
     """Two lanes against time in microseconds, from the first event: host launches, device kernels.
 
     A box is as long as its event; overlapping events stand in rows. Kernels of one name have one colour, and
-    the legend says how often each ran and how long; where a box has room its name stands in it. ``window``
-    zooms: from and to in microseconds from the first event; what lies across an edge is cut there, and
-    lengths in words stay those of whole events. Boxes of a live profile have a solid edge, those of a
-    recorded one are paler with a dashed edge.
-
-    Raises ValueError for a window that is empty or reversed.
+    the legend says how often each ran and how long; where a box has room its name stands in it. Boxes of a
+    live profile have a solid edge, those of a recorded one are paler with a dashed edge.
     """
-    (host, device), (whole, _) = _lanes(profile), span_and_longest_gap(profile)
-    start, end = window or (0.0, whole * 1.01 or 1.0)  # the last box shows its edge
-    if not (math.isfinite(start) and math.isfinite(end) and start < end):
-        raise ValueError(f"window: {window} is empty; it has to be (from, to) in microseconds, from < to")
-    gaps = [(a, b) for a, b in _gaps(device) if a < end and b > start]
-    # The legend is that of the whole profile, and each lane keeps its rows: zooming moves nothing up or down.
+    host, device = _lanes(profile)
+    whole = max([0.0, *host["end"], *device["end"]])
+    gaps = _gaps(device)
     kernels, launches = _calls(device), [*_calls(host).values()]
     colours = dict(zip(kernels, (contender.colour for contender in PALETTE), strict=False))
     source, legend = "", []
@@ -93,38 +74,31 @@ def timeline(profile: "Profile", *, title: str, window: Span | None = None) -> P
             entries.append((f"{more} more kernels", _OTHERS))
         legend = [Patch(label=label, **_box_style(colour, profile.kind)) for label, colour in entries]
 
-    lanes = {"host": host, "device": device}
-    seen = {name: events[(events["start"] < end) & (events["end"] > start)] for name, events in lanes.items()}
-    n_rows = {name: max([0, *events["row"]]) + 1 for name, events in lanes.items()}
     counts = [
-        f"{len(seen[name])} {noun}{'' if len(seen[name]) == 1 else 's'}"
-        for name, noun in (("device", "kernel"), ("host", "host event"))
+        f"{len(events)} {noun}{'' if len(events) == 1 else 's'}"
+        for noun, events in (("kernel", device), ("host event", host))
     ]
-    summary = f"{', '.join(counts)} in {format_duration(whole)}"
-    if window:
-        ends = " to ".join(f"{us:.1f}".removesuffix(".0") for us in window)
-        summary = f"{ends} µs of {format_duration(whole)}: {', '.join(counts)}"
-    cut = seen["device"][["start", "end"]].clip(start, end)
-    busy = cut["end"].max() - cut["start"].min() - sum(b - a for a, b in _gaps(cut)) if len(cut) else 0.0
-    share = 100 * busy / (end - start if window else whole or 1.0)
-    summary += f"; device busy {format_duration(busy) if busy else '0 µs'} ({share:.0f}%)"
+    busy = device["end"].max() - device["start"].min() - sum(b - a for a, b in gaps) if len(device) else 0.0
+    share = f"{format_duration(busy) if busy else '0 µs'} ({100 * busy / (whole or 1.0):.0f}%)"
+    summary = f"{', '.join(counts)} in {format_duration(whole)}; device busy {share}"
 
+    n_rows = {lane: max([0, *events["row"]]) + 1 for lane, events in (("host", host), ("device", device))}
     height = n_rows["host"] + n_rows["device"] + 0.8
     figure = style.new_figure(title, 0.6 + 0.32 * height, subtitle=summary if whole else "", legend=legend)
     ax = figure.add_subplot()
-    ax.set(xlim=(start, end), ylim=(height, -0.2), xlabel="time (µs)")
+    ax.set(xlim=(0.0, whole * 1.01 or 1.0), ylim=(height, -0.2), xlabel="time (µs)")  # the last edge shows
     ax.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
     ax.grid(axis="y", visible=False)
-    if not (whole or window):
+    if not whole:
         ax.text(0.5, 0.5, formatting.NOTHING_MEASURED, transform=ax.transAxes, ha="center", color=MUTED)
     tops = {"host": 0.0, "device": n_rows["host"] + 0.8}
-    for lane, top in tops.items():
-        ax.axhspan(top, top + n_rows[lane], color=style.SHADES[0], zorder=0)
-        for name, a, b, row, us in seen[lane].itertuples(index=False):
-            colour = _HOST if lane == "host" else colours.get(name, _OTHERS)
+    for lane, events in (("host", host), ("device", device)):
+        ax.axhspan(tops[lane], tops[lane] + n_rows[lane], color=style.SHADES[0], zorder=0)
+        for name, a, b, row, us in events.itertuples(index=False):
+            colour, y = _HOST if lane == "host" else colours.get(name, _OTHERS), tops[lane] + row + 0.5
             how = _box_style(colour, profile.kind) | {"gid": f"{lane} box"}
-            ax.barh(top + row + 0.5, us, left=a, height=0.8, zorder=3, **how)
-            _write_where_it_fits(ax, name, a, b, top + row + 0.5)
+            ax.barh(y, us, left=a, height=0.8, zorder=3, **how)
+            _write_where_it_fits(ax, name, a, b, y)
     for a, b in gaps:
         idle = f"{format_duration(b - a)} idle"
         _write_where_it_fits(ax, idle, a, b, tops["device"] + 0.5, style="italic")
@@ -134,11 +108,9 @@ def timeline(profile: "Profile", *, title: str, window: Span | None = None) -> P
     what = f"{title.rstrip('.')}. Timeline of host and device"
     if not whole:
         return Picture(figure, f"{what}: {formatting.NOTHING_MEASURED}.")
-    totals = (
-        (seen["device"]["end"] - seen["device"]["start"]).groupby(seen["device"]["name"], sort=False).sum()
-    )
+    totals = device["us"].groupby(device["name"], sort=False).sum()
     longest = totals.sort_values(ascending=False, kind="stable").map(format_duration)
-    alt = [f"{what}{', zoomed in' if window else ''}: {summary}."]
+    alt = [f"{what}: {summary}."]
     if len(longest):
         times = [f"{name} {time}" for name, time in longest.items()]
         alt.append(f"Kernels by time: {formatting.first_items(times, 4)}.")
@@ -165,9 +137,8 @@ def _calls(events: pd.DataFrame) -> dict[str, str]:
 
 
 def _write_where_it_fits(ax: Axes, text: str, start: float, end: float, y: float, **font: Any) -> None:
-    """Text in the middle of what is seen of a stretch, if it has room for it."""
+    """Text in the middle of a stretch, if it has room for it."""
     left, right = ax.get_xlim()
-    start, end = max(start, left), min(end, right)
     if (end - start) / (right - left) * (style.WIDTH - 1.0) > _CHARACTER_INCHES * (len(text) + 1):
         middle = (start + end) / 2
         ax.text(middle, y, text, size=SMALL, ha="center", va="center", zorder=5, gid="label", **font)

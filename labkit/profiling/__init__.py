@@ -12,7 +12,6 @@ MODULES = (
     "launch_counts",
     "profiles",
     "recorded_profiles",
-    "traffic_counts",
 )
 
 

@@ -20,9 +20,9 @@ from typing import Any
 import pandas as pd
 import torch
 
-from labkit import child_process, gpu
+from labkit import gpu
 from labkit.measure import lock, machine
-from labkit.measure.rows import LIVE, TAPE
+from labkit.measure.rows import LIVE
 from labkit.profiling import kernel_names, launch_counts, recorded_profiles
 from labkit.profiling.kernel_names import shorten
 from labkit.profiling.recorded_profiles import HostEvent, KernelEvent
@@ -33,8 +33,6 @@ BRACKETS = str.maketrans("<>", "‹›")
 """For names in tables: a page would take the template arguments of a name for HTML tags."""
 MAX_NAMES = 6
 """Names of kernels up to which a table shows a sequence in its order."""
-TEXT_LIMIT_S = 120.0
-"""Longest run of :func:`profile_text`; importing torch and starting CUDA take some ten seconds of it."""
 
 
 @dataclass(frozen=True)
@@ -123,41 +121,6 @@ def profile(call: Callable[[], Any], *, tape: str | None = None, warmup: int = 3
         return _recorded(tape) or Profile(counted=launch_counts.count(call))
     three = [from_trace(_trace(call, runs)) for runs in (warmup, 0, 0)]
     return _recording(_least_disturbed(three), tape)
-
-
-def profile_text(
-    text: str, *, setup: str = "", environment: Mapping[str, str] | None = None, tape: str | None = None
-) -> Profile:
-    """Profile Python code in a process of its own, with other environment variables.
-
-    For a choice that a process makes once, such as the library of its first matmul. ``setup`` runs first,
-    then ``text`` is profiled as ``call`` is in :func:`profile`. Both may use ``torch``, ``F``
-    (torch.nn.functional) and ``device`` ("cuda", or "cpu" without a GPU); what they print is dropped.
-    ``environment`` is added to the variables of this process. ``tape`` is as in :func:`profile`. Without a
-    GPU and a recorded profile, the launches are counted in such a process too. On a GPU this process holds
-    the lock while the other one runs.
-
-    Raises RuntimeError with the last line of the traceback if the code raises, or with how the process
-    ended; TimeoutError if it takes longer than ``TEXT_LIMIT_S``, not counting the wait for the lock; and
-    ValueError as :func:`profile` does.
-    """
-    if not gpu.available() and (kept := _recorded(tape)):
-        return kept
-    with lock.gpu_lock():  # by this process, which can show that it waits, and which has no time limit
-        here = {name: value for name, value in os.environ.items() if name != TAPE}
-        around = {**here, **(environment or {}), lock.LOCK_INHERITED_VARIABLE: lock.held_gpu()}
-        made: Profile = child_process.run(
-            _profile_code, setup, text, environment=around, seconds=TEXT_LIMIT_S
-        )
-    return _recording(made, tape) if made.timed else made
-
-
-def _profile_code(setup: str, text: str) -> Profile:
-    """The profile that ``profile_text`` asks its process for."""
-    namespace = {"torch": torch, "F": torch.nn.functional, "device": gpu.device()}
-    exec(compile(setup, "<setup>", "exec"), namespace)
-    code = compile(text, "<text>", "exec")
-    return profile(lambda: exec(code, namespace))
 
 
 def _recorded(tape: str | None) -> Profile | None:

@@ -13,10 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import pandas as pd
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from labkit.measure.results import Measured, number
+from labkit.widgets.static import table_html
 
 MIME = "application/vnd.labkit.claim+json"
 RECORDING = "LABKIT_RECORDING"
@@ -143,16 +145,10 @@ class Summary:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td style='text-align:left;white-space:nowrap'>{SYMBOLS[c.status][0]} {c.status}</td>"
-            f"<td style='text-align:left'>{html.escape(c.sentence)}</td>"
-            f"<td style='text-align:left'>{html.escape(c.note)}</td></tr>"
-            for c in self.claims
-        )
-        titles = ("here", "claim", "where the number is from")
-        head = "<tr>" + "".join(f"<th style='text-align:left'>{title}</th>" for title in titles) + "</tr>"
-        caption = html.escape(str(self).split("\n", 1)[0])
-        return f"<table><caption>{caption}</caption><thead>{head}</thead><tbody>{rows}</tbody></table>"
+        rows = [(f"{SYMBOLS[c.status][0]} {c.status}", c.sentence, c.note) for c in self.claims]
+        table = pd.DataFrame(rows, columns=["here", "claim", "where the number is from"])
+        counts = html.escape(str(self).split("\n", 1)[0])
+        return f"<p>{counts}</p>{table_html(table)}"
 
 
 def summary() -> Summary:

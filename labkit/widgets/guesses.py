@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import ipywidgets
-import traitlets
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
@@ -26,11 +25,8 @@ CLOSE_FACTOR = 1.25
 """A guess within this factor of the answer is close."""
 PROMPT = "Guess before you read on."
 GUESS_COLOUR = "#5C0088"
-_AXIS_POSITION, _SLIDER_MARGIN = (0.03, 0.26, 0.94, 0.38), "0 calc(3% - 6px)"
-"""Left, bottom, width, height in the picture; the slider below it has the same 3% at both ends, less the 6
-pixels by which its rail is shorter than its widget."""
-SLIDER_STEPS = 200
-"""Places that the slider has; arrow keys move by one."""
+_AXIS_POSITION = (0.03, 0.26, 0.94, 0.38)
+"""Left, bottom, width, height in the picture."""
 _KINDS = {
     "live": ("measured on", "-"),
     "recorded": ("recorded on", "--"),
@@ -268,16 +264,9 @@ class GuessWidget:
     def _build(self) -> None:
         low, high = self.question.low, self.question.high
         self.picture, self.status = ipywidgets.HTML(), ipywidgets.HTML()
-        ends = {"min": math.log10(low), "max": math.log10(high)}
-        step = math.log10(high / low) / SLIDER_STEPS
-        layout = {"width": "auto", "margin": _SLIDER_MARGIN}
-        self.slider = ipywidgets.FloatLogSlider(**ends, step=step, readout=False, layout=layout)
         layout = {"width": "200px"}
         self.number = ipywidgets.BoundedFloatText(min=low, max=high, description="Your guess", layout=layout)
-        self.slider.value = self.number.value = low if self.guess is None else self.guess
-        # Two digits are as much as a hand on a slider means; what is typed stays as it is.
-        both = (lambda slid: float(f"{slid:.1e}"), lambda typed: typed)
-        traitlets.link((self.slider, "value"), (self.number, "value"), both)
+        self.number.value = low if self.guess is None else self.guess
         self.number.observe(self._on_move, "value")
         self.seal = ipywidgets.Button(description="Seal my guess", button_style="primary")
         self.again = ipywidgets.Button(description="Guess again")
@@ -287,7 +276,7 @@ class GuessWidget:
         row.layout.flex_flow = "row wrap"
         layout = {"width": f"{96 * WIDTH:.0f}px", "max_width": "100%"}
         heading = ipywidgets.HTML(self._heading())
-        self.widget = ipywidgets.VBox([heading, self.picture, self.slider, row], layout=layout)
+        self.widget = ipywidgets.VBox([heading, self.picture, row], layout=layout)
 
     def _heading(self) -> str:
         # Not <h4>: the table of contents would list every question.
@@ -327,7 +316,7 @@ class GuessWidget:
             self._show_widgets(trouble)
 
     def _show_widgets(self, trouble: str = "") -> None:
-        self.slider.disabled = self.number.disabled = self.sealed is not None
+        self.number.disabled = self.sealed is not None
         self.seal.disabled = self.guess is None or self.sealed is not None
         self.again.disabled = self.sealed is None
         self.picture.value = guess_picture(self.question, self.guess, None, self._state())._repr_html_()
@@ -338,5 +327,5 @@ class GuessWidget:
             when = self.sealed.sealed[:16].replace("T", " at ")
             return f"Sealed: {self.question.with_unit(self.sealed.value)}, on {when}."
         if self.guess is None:
-            return "Drag, or type a number."
+            return "Type a number."
         return f"{self.question.with_unit(self.guess)}, not sealed yet."

@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 import ipywidgets
+import pandas as pd
 from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle, display
 
@@ -30,6 +31,12 @@ def interactive() -> bool:
     if "COLAB_RELEASE_TAG" in os.environ or os.environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Interactive":
         return True
     return "JPY_SESSION_NAME" in os.environ or any(name.startswith("VSCODE_") for name in os.environ)
+
+
+def table_html(table: pd.DataFrame) -> str:
+    """A table of texts as HTML: whole sentences, on the left of their columns, nothing in them markup."""
+    left = {"selector": "th, td", "props": "text-align: left"}
+    return table.style.hide(axis="index").format(escape="html").set_table_styles([left]).to_html()
 
 
 class StaticCopy:

@@ -13,17 +13,16 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from labkit import gpu, paths
 from labkit.measure import clocks, lock, rows, sweeps
-from labkit.measure.contender import Contender, Shape
+from labkit.measure.contender import Contender
 from labkit.measure.results import Results
-from labkit.plots.curves import TRAFFIC, Quantity
-from labkit.profiling import traffic_counts
+from labkit.plots.curves import Quantity
 from labkit.widgets.static import StaticCopy, interactive
 from labkit.widgets.sweep_plan import Selection, SweepPlan
 from labkit.widgets.sweep_view import Controls, static_page, sweep_figure
@@ -45,8 +44,8 @@ def sweep(suite: str, contenders: Sequence[Contender], values: Sequence[int], **
     needed x, others, dtypes, clocks, published, reference_lines, bound_spans, expected and budget_s.
 
     Executed without a reader, ``show`` measures the first dtype at the usual sizes by the first clock, every
-    dtype and size for a recording, and leaves a figure, a sentence and a table. Without a GPU, Run counts
-    launches and bytes, and times are those of a tape.
+    dtype and size for a recording, and leaves a figure, a sentence and a table. Without a GPU nothing runs,
+    and times are those of a tape.
 
     Raises ValueError for sizes that do not increase, or names that are no contenders.
     """
@@ -79,9 +78,10 @@ class SweepPanel:
 
     def __init__(self, plan: SweepPlan) -> None:
         self.plan = plan
-        self.own, self.recorded = plan.kept_rows(), plan.recorded_rows()
+        self.own: list[rows.Row] = []
+        """What this panel has measured: the last row of each measurement."""
+        self.recorded = plan.recorded_rows()
         self.running: asyncio.Task[None] | None = None
-        self._counted: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._run = _Run()
         self._worker: asyncio.Future[Any] | None = None
         self._static, self._interactive = StaticCopy(), interactive()
@@ -116,33 +116,24 @@ class SweepPanel:
 
     def _build(self) -> None:
         redraw = partial(self._call_on_loop, self._redraw)
-        controls = self.controls = Controls(self.plan, redraw, counting=not gpu.available())
+        controls = self.controls = Controls(self.plan, redraw)
         for button, action in {
             controls.run: lambda: self._start([controls.selection()]),
             controls.run_all: lambda: self._start(self.plan.all_selections(), show_selection=True),
-            controls.again: lambda: self._start([self._noisy_selection()]),
             controls.save: self._save,
         }.items():
             button.on_click(lambda _, action=action: self._call_on_loop(action))
         controls.stop.on_click(lambda _: self.stop())  # here, because a cell may keep the loop busy
-        selection, status = controls.selection(), "Nothing runs. Press Run to measure on this machine."
-        known = sum(row.kind == rows.LIVE for row in selection.matching(self.own))
-        wanted = len(self.plan.calls(selection))
+        status = "Nothing runs. Press Run to measure on this machine."
         if not gpu.available():
-            status = "No GPU here: Run counts launches and bytes. The times shown are recorded ones."
-        elif 0 < known < wanted:
-            goes_on = "Run goes on where this sweep was interrupted, else it starts again."
-            status = f"{known} of {wanted} points are measured already. {goes_on}"
+            status = "No GPU here: the times shown are recorded ones."
         controls.set_status(status)
         self._redraw()
         self._update_static()
 
     def _visible(self) -> tuple[Results, Quantity, Selection]:
-        """What is drawn: the rows of the selection, whether time, speedup or traffic, and the selection."""
+        """What is drawn: the rows of the selection, whether time or speedup, and the selection."""
         selection, quantity = self.controls.selection(), self.controls.quantity.value
-        if quantity is TRAFFIC:
-            keys = [self._count_key(selection, *call) for call in self.plan.calls(selection)]
-            return Results([self._counted[key] for key in keys if key in self._counted]), quantity, selection
         own = selection.matching(self.own)
         devices = {row.device for row in own}  # of one device only what it measured itself
         recorded = [row for row in selection.matching(self.recorded) if row.device not in devices]
@@ -151,19 +142,13 @@ class SweepPanel:
 
     def _redraw(self) -> None:
         self.controls.figure.value = sweep_figure(self.plan, *self._visible())._repr_html_()
-        self.controls.again.layout.display = None if self._noisy_selection().values else "none"
 
     def _update_static(self) -> None:
         self._static.update(*static_page(self.plan, *self._visible()))
 
-    def _noisy_selection(self) -> Selection:
-        """What is chosen, at the sizes where a point was disturbed: contenders are measured side by side."""
-        selection = self.controls.selection()
-        sizes = {row.shape[self.plan.x] for row in selection.matching(self.own) if row.noise}
-        return replace(selection, values=tuple(sorted(sizes)))
-
     def _save(self) -> None:
-        path = Path("measurements") / f"{self.plan.file_name}-{time.strftime('%Y%m%d-%H%M%S')}.csv"
+        name = self.plan.suite.replace("/", "-")
+        path = Path("measurements") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.csv"
         table, *_ = self._visible()
         paths.write_text(path.absolute(), table.drop(columns="shape", errors="ignore").to_csv(index=False))
         self.controls.set_status(f"Saved {len(table)} rows: {path}")
@@ -225,8 +210,6 @@ class SweepPanel:
                 self.controls.choose(selection)
             if gpu.available():
                 await self._measure(selection, run)
-            elif self._interactive:
-                await self._count(selection, run)
 
     async def _measure(self, selection: Selection, run: _Run) -> None:
         """Sweep in a thread; Stop does not wait for a slow call, such as a compilation."""
@@ -234,8 +217,6 @@ class SweepPanel:
 
         def keep(done: int, total: int, row: rows.Row) -> None:
             """Keep a row and show it; the measuring thread, whose call this is, goes on afterwards."""
-            if row not in self.own:
-                rows.append(self.plan.path, row)
             key = row.asked_key
             self.own = [*(known for known in self.own if known.asked_key != key), row]
             run.done += 1
@@ -284,20 +265,3 @@ class SweepPanel:
             left_s = (time.monotonic() - run.began) / run.done * (run.total - run.done)
             left = f"{left_s:.0f} s" if left_s < 100 else f"{left_s / 60:.0f} min"
             self.controls.set_status(f"{run.done} of {run.total}, {left} left")
-
-    @staticmethod
-    def _count_key(selection: Selection, contender: Contender, shape: Shape) -> tuple[Any, ...]:
-        """What identifies the counts of a call."""
-        return contender.name, selection.dtype, *shape.values()
-
-    async def _count(self, selection: Selection, run: _Run) -> None:
-        """Count on this thread, a call at a time: the interpreter is one for the whole process."""
-        self.controls.quantity.value = TRAFFIC
-        for contender, shape in self.plan.calls(selection):
-            if run.stop.is_set():
-                return
-            row = traffic_counts.counted_row(contender, shape, self.plan.x, selection.dtype, "forward")
-            self._counted[self._count_key(selection, contender, shape)] = row
-            run.done += 1
-            self._show_progress(run, contender is self.plan.selected(selection)[-1])
-            await asyncio.sleep(0)

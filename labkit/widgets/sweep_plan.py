@@ -1,15 +1,12 @@
 """What a sweep panel offers, what is chosen of it, and what is known for a choice: no widgets here."""
 
 import itertools
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
-from pathlib import Path
+from dataclasses import KW_ONLY, dataclass, field
 
 import pandas as pd
 
-from labkit import gpu, paths
-from labkit.measure import rows, sweeps
+from labkit.measure import rows
 from labkit.measure.clocks import Cache, Clock
 from labkit.measure.contender import Contender, Shape
 from labkit.measure.results import Results
@@ -121,31 +118,6 @@ class SweepPlan:
 
     # -- what is known
 
-    @property
-    def file_name(self) -> str:
-        """The suite as the name of a file, without suffix."""
-        return "-".join(re.findall(r"[A-Za-z0-9]+", self.suite))
-
-    @property
-    def path(self) -> Path:
-        """Where rows that this machine measured for a panel are kept as they come."""
-        return paths.cache() / "panels" / f"{self.file_name}.jsonl"
-
-    def kept_rows(self) -> list[rows.Row]:
-        """The latest row of each measurement by the present code on this machine.
-
-        What is younger than an hour counts as live, as it does for a sweep that is continued.
-        """
-        if not gpu.available():
-            return []
-        now = {contender.name: sweeps.contender_environment(contender) for contender in self.contenders}
-        latest: dict[object, rows.Row] = {}
-        for row in rows.read_valid(self.path):
-            if row.suite == self.suite and row.environment == now.get(row.contender):
-                kind = rows.LIVE if row.age_s() < rows.RESUME_WITHIN_S else rows.RECORDED
-                latest[row.asked_key] = replace(row, kind=kind)
-        return list(latest.values())
-
     def recorded_rows(self) -> list[rows.Row]:
         """What a recorded device left for this suite, and not for those below it."""
         return [row for row in rows.recorded_rows(self.suite) if row.suite == self.suite]
@@ -157,15 +129,13 @@ class SweepPlan:
     def results(self, own: Sequence[rows.Row], recorded: Sequence[rows.Row]) -> Results:
         """For every selection by the first clock the rows of one origin.
 
-        They are live where ``of`` and ``over`` were measured everywhere; else of an older sweep of this
-        machine; else recorded. A sweep that was stopped early takes no claim's numbers away.
+        They are live where ``of`` and ``over`` were measured everywhere, else recorded. A sweep that was
+        stopped early takes no claim's numbers away.
         """
-        live = [row for row in own if row.kind == rows.LIVE]
-        older = [row for row in own if row.kind != rows.LIVE]
         parts = []
         for selection in self.all_selections():
             needed = {(name, size) for name in (self.of, self.over) for size in selection.values}
-            found = [selection.matching(source) for source in (live, older, recorded)]
+            found = [selection.matching(source) for source in (own, recorded)]
             whole = [part for part in found if needed <= {(row.contender, row.shape[self.x]) for row in part}]
             parts.append(self.table(next(filter(None, [*whole, *found]), [])))
         return Results(pd.concat(parts, ignore_index=True))

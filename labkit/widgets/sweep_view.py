@@ -7,9 +7,9 @@ from typing import Any
 import ipywidgets as w
 import pandas as pd
 
-from labkit import plots
+from labkit import gpu, plots
 from labkit.measure.results import Results
-from labkit.plots.curves import SPEEDUP, TIME, TRAFFIC, Quantity
+from labkit.plots.curves import SPEEDUP, TIME, Quantity
 from labkit.plots.formatting import axis_value, origin
 from labkit.widgets.sweep_plan import CLOCKS, Selection, SweepPlan
 
@@ -20,16 +20,16 @@ _ROW = {"flex_flow": "row wrap", "align_items": "center", "width": "100%"}
 
 
 class Controls:
-    """All widgets of a panel; ``changed`` is called after every choice. ``counting``: there is no GPU."""
+    """All widgets of a panel; ``changed`` is called after every choice."""
 
-    def __init__(self, plan: SweepPlan, changed: Callable[[], None], *, counting: bool) -> None:
+    def __init__(self, plan: SweepPlan, changed: Callable[[], None]) -> None:
         self.plan = plan
         quantities = [("Time", TIME), (f"Times faster than {plan.over}", SPEEDUP)]
-        quantities += [("Bytes moved, counted here", TRAFFIC)] * counting
         wide = {"width": "auto", "margin": "2px 14px 2px 0"}
         self.quantity = w.RadioButtons(options=quantities, orientation="horizontal", layout=wide)
         self.recorded = _checkbox("recorded")
-        clocks = [(CLOCKS[clock], clock) for clock in plan.clocks[: 1 if counting else None]]
+        # What was recorded is by the first clock.
+        clocks = [(CLOCKS[clock], clock) for clock in plan.clocks[: None if gpu.available() else 1]]
         self.menus = {
             "dtype": _menu("dtype", plan.dtypes),
             **{axis: _menu(axis, sizes, value=sizes[-1]) for axis, sizes in plan.others.items()},
@@ -38,11 +38,10 @@ class Controls:
             "clock": _menu("clock", clocks),
         }
         self.contenders = {contender.name: _checkbox(contender.name) for contender in plan.contenders}
-        names = ("Run", "Run all", "Stop", "Save CSV", "Measure noisy sizes again")
+        names = ("Run", "Run all", "Stop", "Save CSV")
         buttons = [w.Button(description=name, layout={"width": "auto"}) for name in names]
-        self.run, self.run_all, self.stop, self.save, self.again = buttons
+        self.run, self.run_all, self.stop, self.save = buttons
         self.run.button_style = "primary"
-        self.again.layout.display = "none"
         self.bar = w.IntProgress(layout={"width": "12em", "margin": "0 8px"})
         self._status, self.figure = w.HTML(), w.HTML()
         choices = [self.quantity, self.recorded]
@@ -83,8 +82,8 @@ class Controls:
             self.contenders[name].value = True
 
     def set_running(self, running: bool) -> None:
-        """A sweep begins or has ended."""
-        self.run.disabled = self.run_all.disabled = self.again.disabled = running
+        """A sweep begins or has ended; without a GPU none begins."""
+        self.run.disabled = self.run_all.disabled = running or not gpu.available()
         self.stop.disabled = not running
 
     def set_status(self, text: str) -> None:
@@ -118,8 +117,6 @@ def sweep_figure(
     facet, rows, *_ = [*panel_axes, None, None]
     values = selection.values if selection else ()
     how: dict[str, Any] = {"x": plan.x, "facet": facet, "rows": rows, "values": values}
-    if quantity is TRAFFIC:
-        return plots.traffic(table, title=f"{plan.title}: bytes moved", **how)
     published = _published_points(plan, table, quantity, selection)
     if quantity is TIME:
         found = pd.concat([table, *published], ignore_index=True)
@@ -182,15 +179,11 @@ def static_page(
     plan: SweepPlan, table: Results, quantity: Quantity = TIME, selection: Selection | None = None
 ) -> tuple[str, str]:
     """The figure, the sentences and the numbers of a table, as HTML and as text."""
-    figure, numbers = sweep_figure(plan, table, quantity, selection), ""
-    if quantity is TRAFFIC:
-        said = ["Counted, not timed."]
-    else:
-        said = sentences(plan, table)
-        names = [name for name in ("kind", "device", *_panel_axes(plan, table)) if table[name].nunique() > 1]
-        wide = table.pivot_table("median_us", [*names, plan.x], "contender", sort=False, aggfunc="first")
-        if len(wide):
-            cells = wide.sort_index().round(2).to_html(na_rep="—")
-            numbers = f"<details><summary>Microseconds per call, as a table</summary>{cells}</details>"
+    figure, numbers, said = sweep_figure(plan, table, quantity, selection), "", sentences(plan, table)
+    names = [name for name in ("kind", "device", *_panel_axes(plan, table)) if table[name].nunique() > 1]
+    wide = table.pivot_table("median_us", [*names, plan.x], "contender", sort=False, aggfunc="first")
+    if len(wide):
+        cells = wide.sort_index().round(2).to_html(na_rep="—")
+        numbers = f"<details><summary>Microseconds per call, as a table</summary>{cells}</details>"
     lines = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in said)
     return f"{figure._repr_html_()}<ul>{lines}</ul>{numbers}", "\n".join([figure.alt, *said])

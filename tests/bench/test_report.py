@@ -1,11 +1,11 @@
 """Ours beside the best other: cases, the page and the README's lines; what is kept of a full run."""
 
 import re
-import shutil
+import runpy
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -25,7 +25,7 @@ ROOFS = Roofs(
     matmul={"float32": 1e9, "tf32": 2e9, "bfloat16": 4e9}, node_us=1.0, host_us=5.0,
 )  # fmt: skip
 """1000 operations a microsecond in float32."""
-BEGIN, END = recorded_benchmark.BEGIN, recorded_benchmark.END
+DOCS = SimpleNamespace(**runpy.run_path(str(paths.CHECKOUT / "docs" / "benchmark.py")))
 
 
 @pytest.fixture(autouse=True)
@@ -90,10 +90,10 @@ def test_the_page_has_a_line_for_each_group_and_who_has_no_time():
     assert "- labkit, 1 of bench/affine: why\n- Liger, 1 of bench/affine: why\n" in text
     alt = report.picture(report.cases(MEASURED)).alt
     assert "The worst: affine, forward, float32, graph 1.25; graphs/host" in alt and "alone" not in alt
-    lines = report.summary(MEASURED).splitlines()
+    lines = DOCS.summary(MEASURED).splitlines()
     assert len(lines) == 5 and lines[2] == "- The worst: affine, forward, float32, batch 2, width 32: 1.25×."
     assert "median of 3 cases: 0.667×; above 1.02 in 1." in lines[1]
-    assert len(report.summary([of(1.0)]).splitlines()) == 1
+    assert len(DOCS.summary([of(1.0)]).splitlines()) == 1
 
 
 # --- what is kept of a full run -------------------------------------------------------------------
@@ -113,7 +113,7 @@ FULL = [
 
 @pytest.fixture
 def course(tmp_path, monkeypatch):
-    """Two suites, no lessons, and pages with a place for what is made of the run."""
+    """Two suites and no lessons."""
     made = {
         "affine": lambda: [SuitePart(tuple(WHO.values()), SHAPES)],
         "linear": lambda: [SuitePart((WHO["labkit"],), SHAPES)],
@@ -121,12 +121,6 @@ def course(tmp_path, monkeypatch):
     monkeypatch.setattr(suites, "SUITES", made)
     monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
     monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
-    monkeypatch.setattr(
-        recorded_benchmark, "pages", lambda: (tmp_path / "README.md", tmp_path / "benchmark.md")
-    )
-    for page in recorded_benchmark.pages():
-        page.write_text(f"before\n{BEGIN}{END}after\n")
-    return tmp_path
 
 
 def put(measured, device="nvidia-h200"):
@@ -150,10 +144,6 @@ def test_of_what_was_measured_twice_on_one_kind_of_device_the_first_is_kept_and_
         assert [row.median_us for row in rows.read(path)] == [row.median_us for row in FULL]
     said = r"Measured on an NVIDIA H200 \(2026-01-02, torch 2.13.0, triton 3.7.1, a-peer 1.2\), 3 rows."
     assert re.search(rf"^recorded +nvidia-h200/bench.jsonl  {said}$", labkit("--check"), re.M)
-    assert (
-        course / "README.md"
-    ).read_text() == f"before\n{BEGIN}{report.summary(rows.read(paths[0]))}{END}after\n"
-    assert (course / "benchmark.png").exists()
 
 
 @pytest.mark.parametrize(
@@ -170,31 +160,17 @@ def test_a_run_of_other_code_or_not_of_all_suites_is_stale_until_it_is_stripped(
     path = put(FULL if isinstance(measured, str) else measured)
     if isinstance(measured, str):
         path.write_text(measured)
-        with pytest.raises(ValueError, match=says):
-            recorded_benchmark.write()
     assert re.search(rf"^stale +nvidia-h200/bench.jsonl  .*{says}", labkit("--check", code=1), re.MULTILINE)
     kept = put(FULL, "nvidia-l4")
     assert "Stripped: nvidia-h200/bench.jsonl\n" in labkit("--strip-stale", "--check")
-    assert "| affine |" in (course / "benchmark.md").read_text() and (course / "benchmark.png").exists()
     assert not path.exists() and kept.exists() and "Stripped: nothing" in labkit("--strip-stale")
-    put([], "nvidia-l4")
-    labkit("--strip-stale")
-    for page in recorded_benchmark.pages():
-        assert page.read_text() == f"before\n{BEGIN}{recorded_benchmark.NOTHING}{END}after\n"
-    assert not (course / "benchmark.png").exists()
 
 
-def test_a_page_without_marks_or_a_suite_that_does_not_load_is_a_sentence(course, monkeypatch):
+def test_a_suite_that_does_not_load_is_a_sentence(course, monkeypatch):
     def broken():
         raise ValueError("01_launch_overhead, cell 3: a cell tagged kernel has to be plain Python")
 
-    for text in (BEGIN, END + BEGIN, f"{BEGIN[:-1]} x\n{END}"):
-        (course / "README.md").write_text(text)
-        with pytest.raises(ValueError, match="has not one line <!-- made by"):
-            recorded_benchmark.check()
-    path = put(FULL[:1])
-    (course / "README.md").write_text("# damaged\n")
-    assert "README.md: a page has not one line" in labkit("--strip-stale", code=2) and path.exists()
+    put(FULL[:1])
     monkeypatch.setitem(suites.SUITES, "affine", broken)
     for option in ("--check", "--strip-stale"):
         assert "Error: 01_launch_overhead, cell 3" in labkit(option, code=2)
@@ -211,13 +187,23 @@ def test_where_no_run_is_kept_neither_torch_nor_a_lesson_is_loaded(monkeypatch):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_what_is_in_the_tree_is_of_the_present_code_and_what_the_pages_say(monkeypatch, tmp_path):
+def test_what_is_in_the_tree_is_of_the_present_code_and_what_the_pages_say(monkeypatch):
     monkeypatch.undo()
     stale = [state for state in recorded_benchmark.states(paths.RECORDED).values() if state.status == "stale"]
     assert not stale, "record it again with `labkit bench --peers --record`, or `labkit record --strip-stale`"
-    there = recorded_benchmark.pages()
-    copies = [Path(shutil.copy(path, tmp_path)) for path in there]
-    monkeypatch.setattr(recorded_benchmark, "pages", lambda: copies)
-    recorded_benchmark.write()
-    for path, renewed in zip(there, copies, strict=True):
-        assert path.read_text() == renewed.read_text(), "run `python -m labkit.bench.recorded_benchmark`"
+    for path, text in DOCS.pages().items():
+        assert path.read_text() == text, "run `python -m docs.benchmark`"
+
+
+def test_pages_say_what_a_run_found_and_lack_no_marks(tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{DOCS.BEGIN}old\n{DOCS.END}after\n")
+    assert DOCS.renewed(page, "new\n") == f"before\n{DOCS.BEGIN}new\n{DOCS.END}after\n"
+    for text in (DOCS.BEGIN, DOCS.END + DOCS.BEGIN, f"{DOCS.BEGIN[:-1]} x\n{DOCS.END}"):
+        page.write_text(text)
+        with pytest.raises(ValueError, match="has not one line <!-- made by"):
+            DOCS.renewed(page, "")
+    monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
+    put(FULL)
+    readme, benchmark = DOCS.pages().values()
+    assert DOCS.summary(FULL) in readme and report.page(FULL) in benchmark

@@ -8,7 +8,6 @@ import time
 from dataclasses import replace
 
 import click
-import pandas as pd
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
@@ -34,13 +33,8 @@ def folders(tmp_path, monkeypatch):
     monkeypatch.delenv(rows.TAPE, raising=False)
     monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
     monkeypatch.setattr(paths, "BUILD", tmp_path / "build")
-    monkeypatch.setattr(
-        recorded_benchmark, "pages", lambda: (tmp_path / "README.md", tmp_path / "benchmark.md")
-    )
     monkeypatch.setattr(roofline, "roofs", lambda **_: None)
     monkeypatch.chdir(tmp_path)
-    for page in recorded_benchmark.pages():
-        page.write_text(f"before\n{recorded_benchmark.BEGIN}{recorded_benchmark.END}after\n")
 
 
 @pytest.fixture
@@ -105,8 +99,8 @@ def measure(*names, with_peers=False, **options):
     return measured, kept
 
 
-def test_every_contender_shape_dtype_and_direction_is_a_row_in_both_files(toy):
-    output = run_labkit("--json", OUT, "--csv", "out.csv")
+def test_every_contender_shape_dtype_and_direction_is_a_row(toy):
+    output = run_labkit("--json", OUT)
     assert "affine" in output and "0.333" in output and (paths.BUILD / "benchmark.png").exists()
     found = rows.read(OUT)
     affine = [(who, "forward", "float32", width) for width in (16, 32) for who in ("labkit", "eager")]
@@ -116,7 +110,6 @@ def test_every_contender_shape_dtype_and_direction_is_a_row_in_both_files(toy):
     assert [r.suite for r in found] == ["bench/affine"] * 4 + ["bench/linear"] * 4
     assert all(r.median_us and r.copy_us and r.kind == "live" and r.source.startswith("code ") for r in found)
     assert set(json.loads(OUT.read_text().splitlines()[0])) == {*rows.COLUMNS, "trace"}
-    assert pd.read_csv("out.csv")["median_us"].tolist() == [row.median_us for row in found]
     assert "affine" not in run_labkit("linear", "linear")
 
 
@@ -239,14 +232,14 @@ def test_a_lost_gpu_ends_the_run_and_any_other_error_is_shown(toy, monkeypatch):
     assert [row.median_us for row in rows.read(OUT)] == [None]
 
 
-@pytest.mark.parametrize("writes", [(pd.DataFrame, "to_csv"), (recorded_benchmark, "keep"), (report, "show")])
+@pytest.mark.parametrize("writes", [(recorded_benchmark, "keep"), (report, "show")])
 def test_a_disk_that_is_full_in_the_end_loses_no_row(toy, monkeypatch, writes):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
         patch.setattr(*writes, full)
-        output = run_labkit("--csv", "out.csv", "--peers", "--record", code=1)
+        output = run_labkit("--peers", "--record", code=1)
     assert "No space left on device" in output and "10 rows are kept" in output
     assert measure(with_peers=True)[1] == 8
 
@@ -255,8 +248,7 @@ def test_a_disk_that_is_full_in_the_end_loses_no_row(toy, monkeypatch, writes):
     ("arguments", "says"),
     [
         (["afine"], "no suite is called 'afine'; there are: affine, linear"),
-        *((["--json", "a", "--csv", at], f"{at} is no plain file") for at in (".", "/dev/null")),
-        (["--json", "a", "--csv", "./a"], "--json and --csv name one file"),
+        *((["--json", at], f"{at} is no plain file") for at in (".", "/dev/null")),
         (["--record"], "--record keeps full runs only"),
         (["--record", "--peers", "--random", "3"], "--record keeps full runs only"),
         (["--small"], "add --random N"),
@@ -269,12 +261,10 @@ def test_mistakes_are_one_sentence_before_anything_is_measured(toy, arguments, s
     assert not toy.calls and not (tmp_path / "a").exists()
 
 
-def test_what_cannot_be_recorded_or_loaded_is_said_before_anything_is_measured(toy, tmp_path, monkeypatch):
+def test_what_cannot_be_loaded_is_said_before_anything_is_measured(toy, monkeypatch):
     def broken():
         raise ValueError("01_launch_overhead, cell 3: a cell tagged kernel has to be plain Python")
 
-    (tmp_path / "README.md").write_text("# no marks\n")
-    assert "README.md" in run_labkit("--peers", "--record", code=2)
     monkeypatch.setitem(suites.SUITES, "affine", broken)
     assert "Error: 01_launch_overhead, cell 3" in run_labkit(code=2)
     monkeypatch.setattr("labkit.gpu.available", lambda: False)
@@ -285,27 +275,15 @@ def test_what_cannot_be_recorded_or_loaded_is_said_before_anything_is_measured(t
 # Progress, and what is kept of a full run
 
 
-def test_a_log_has_a_line_for_each_row(toy):
+def test_there_is_a_line_for_each_row(toy):
     lines = run_labkit().splitlines()
     assert lines[0] == "affine: row 1 of 8: labkit, forward, float32, 2 x 16: 16 µs"
     assert lines[7].startswith("linear: row 8 of 8: labkit, forward_backward, float16, 2 x 16: ")
 
 
-def test_a_terminal_shows_how_far_it_is_and_the_last_row(toy):
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=150)
-    run.measure_suites({name: suites.parts(name, peers=False) for name in suites.SUITES}, terminal, [])
-    shown = terminal.file.getvalue()
-    assert "8/8" in shown and "labkit, forward_backward, float16, 2 x 16: " in shown
-
-
-def test_a_full_run_is_recorded_and_both_pages_say_it(toy, tmp_path):
+def test_a_full_run_is_recorded(toy):
     rows.write(roofline.cache_path(), [recorded(suite="roofs/copy")])
     assert "Recorded: recorded/simulated/bench.jsonl" in run_labkit("--peers", "--record")
     assert (paths.RECORDED / "simulated" / "roofs.jsonl").exists()
     found = rows.read(paths.RECORDED / "simulated" / "bench.jsonl")
     assert len(found) == 10 and {row.kind for row in found} == {"recorded"}
-    readme, page = (path.read_text() for path in recorded_benchmark.pages())
-    assert (
-        "- The worst: affine, forward, float32, batch 2, width" in readme and "| affine | forward |" in page
-    )
-    assert (tmp_path / "benchmark.png").read_bytes().startswith(b"\x89PNG")

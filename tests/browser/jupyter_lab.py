@@ -256,11 +256,6 @@ class NotebookPage:
             polling=100,
         )
 
-    def restart_kernel(self) -> None:
-        """Restart the kernel; outputs stay."""
-        self.page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.restartKernel()")
-        self._wait_for_kernel()
-
     def save(self) -> None:
         """Save the notebook."""
         self.page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")

@@ -1,6 +1,5 @@
 """A lesson as a reader has it in JupyterLab, without a GPU: guess, run, exercise, sweep, save, reload."""
 
-import os
 import re
 
 import fewer
@@ -53,15 +52,12 @@ def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> No
     figure = page.output(panel).locator(".widget-html img")
     assert not recorded or "Recorded on NVIDIA H200" in str(figure.get_attribute("alt"))
     page.scroll_to(panel)
-    page.button("Run", panel).click()
-    page.says(panel, re.compile(r"\d+ of \d+"))
-    page.button("Stop", panel).click()
-    # A second, as promised; three where another worker's tests are on the same two cores
-    page.says(panel, re.compile("^(Stopped|Done)"), 3.0 if "PYTEST_XDIST_WORKER" in os.environ else 1.0)
+    page.says(panel, "No GPU here: the times shown are recorded ones.")
+    assert page.button("Run", panel).is_disabled()
     page.button("Save CSV", panel).click()
     page.says(panel, re.compile("^Saved"))
     (saved,) = (page.lab.root / page.path).parent.glob("measurements/*.csv")
-    assert len(pd.read_csv(saved))
+    assert bool(len(pd.read_csv(saved))) == recorded
     page.screenshot("lesson-panel", panel)
 
     page.save()

@@ -1,4 +1,4 @@
-"""The sweep panel under a reader's hands: a simulated GPU measures, Triton's interpreter counts."""
+"""The sweep panel under a reader's hands: a simulated GPU measures; without one nothing runs."""
 
 import os
 import re
@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 import jupyter_lab
-from processes import wait_for
 
 TESTS = Path(__file__).resolve().parents[1]
 GPU = f"""
@@ -31,7 +30,7 @@ await panel.show()
 """
 KERNEL = "import ipykernel; print(ipykernel.__version__)"
 TABLE = "table = panel.table(); print(len(table), sorted(set(table.kind)))"
-COUNTED = """
+WITHOUT = """
 import torch
 from labkit import widgets
 from labkit.measure.contender import Contender
@@ -49,12 +48,7 @@ def figure(page: jupyter_lab.NotebookPage, cell: int, attribute: str) -> str:
     return str(page.output(cell).locator(".widget-html img").get_attribute(attribute))
 
 
-def follows(page: jupyter_lab.NotebookPage, cell: int, words: str) -> None:
-    """Wait until the figure's alt text has these words."""
-    wait_for(lambda: words.lower() in figure(page, cell, "alt").lower(), f"the figure of {words}", 5.0)
-
-
-def test_points_appear_stop_is_quick_other_cells_run_and_a_new_kernel_loses_no_row(
+def test_points_appear_stop_is_quick_and_other_cells_run(
     page: jupyter_lab.NotebookPage,
 ) -> None:
     page.open([GPU, PANEL, TABLE, "6 * 7", KERNEL], height=1100)
@@ -82,35 +76,22 @@ def test_points_appear_stop_is_quick_other_cells_run_and_a_new_kernel_loses_no_r
     assert 6 <= int(measured) < 12 and kinds == "['live']"
 
     page.button("Run", 1).click()
-    page.says(1, re.compile(r"of 12, .* left"))
-    page.restart_kernel()
-    page.run_all()
-    before = int(page.text(2).split()[0])
-    assert before >= int(measured), "the rows are on the disk"
-    page.says(1, re.compile(f"^{before} of 12 points are measured already. Run goes on where"))
-    follows(page, 1, "live on Simulated")
-    page.button("Run", 1).click()
     page.says(1, "Done.")
     page.run_cell(2)
     assert page.text(2) == "12 ['live']" and page.errors == []
 
 
-def test_without_a_gpu_run_counts_and_every_control_has_a_name(
+def test_without_a_gpu_nothing_runs_and_every_control_has_a_name(
     page: jupyter_lab.NotebookPage,
 ) -> None:
-    page.open([COUNTED], width=1536, height=1120)
+    page.open([WITHOUT], width=1536, height=1120)
     page.run_all()
-    page.says(0, re.compile("^No GPU here: Run counts launches and bytes."))
-    page.button("Run", 0).focus()
-    page.press("Enter")
-    page.says(0, "Done.")
-    follows(page, 0, "bytes moved over the fewest possible")
-    follows(page, 0, "x*w+b eager 2.02")
-    page.screenshot("panel-counted")
+    page.says(0, "No GPU here: the times shown are recorded ones.")
+    assert page.button("Run", 0).is_disabled() and page.button("Run all", 0).is_disabled()
     panel = page.output(0).first
     names = re.findall(r'^\s*- (radio|checkbox|combobox|button) "(.+?)"', panel.aria_snapshot(), re.MULTILINE)
     found = [name for _, name in names]
-    assert found[:3] == ["Time", "Times faster than x*w+b eager", "Bytes moved, counted here"]
+    assert found[:2] == ["Time", "Times faster than x*w+b eager"]
     assert found[-8:-4] == ["width from", "to", "x*w+b eager", "addcmul"]
     assert found[-4:] == ["Run", "Run all", "Stop", "Save CSV"]
     assert panel.locator(":is(input, select, button, [tabindex]):visible").count() == len(found)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from cases import with_gate_up
 from operators import Case, assert_close, bf16, drawn, fp16, meta
+from peak import peak_bytes
 from products import KERNELS, kept_is_right
 from torch import nn
 from torch.nn import functional
@@ -17,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from labkit import gpu
 from labkit.kernels import common, linear, mlp
 from labkit.kernels.mlp import GeGLU, fused_gate_up, geglu_mlp
-from labkit.measure import correctness, memory
+from labkit.measure import correctness
 from labkit.workloads.mlp import gate_up
 from labkit.workloads.mlp import geglu as plain_mlp
 
@@ -272,6 +273,6 @@ def test_training_takes_no_more_memory_than_compiled_by_pytorch():
     tensors = drawn(cases.geglu_mlp(3072), 4096, 768, dtype=bf16, grad=True)
 
     def peak(call):
-        return memory.peak_bytes(lambda: torch.autograd.grad(call(*tensors).sum(), tensors))
+        return peak_bytes(lambda: torch.autograd.grad(call(*tensors).sum(), tensors))
 
     assert peak(geglu_mlp) <= peak(torch.compile(plain_mlp))

@@ -8,11 +8,12 @@ import pytest
 import torch
 from grouped import examine, grouped, in_columns, plain
 from operators import assert_close, bf16, drawn, fp16, fp32, gradients
+from peak import peak_bytes
 from torch import nn
 
 from labkit import gpu
 from labkit.kernels import GroupedLinear, grouped_linear
-from labkit.measure import correctness, memory
+from labkit.measure import correctness
 from labkit.profiling import launch_counts
 
 # --- right on every shape -----------------------------------------------------------------------------
@@ -246,4 +247,4 @@ def test_large_inputs_are_right_and_the_same_from_run_to_run(dtype, width, colum
 def test_the_forward_takes_no_memory_but_the_result(columns):
     x, *weights = drawn(grouped(16, 64), 8, 512, dtype=bf16)
     x = in_columns(x) if columns else x
-    assert memory.peak_bytes(lambda: grouped_linear(x, *weights)) == x.nbytes
+    assert peak_bytes(lambda: grouped_linear(x, *weights)) == x.nbytes

@@ -1,8 +1,6 @@
 """Sweeps that were cut short, in virtual time: what counts when they go on, and what is measured again."""
 
 import json
-import os
-import time
 from dataclasses import replace
 
 import pytest
@@ -23,17 +21,11 @@ def gpu(tmp_path, monkeypatch):
     return install(monkeypatch.setattr)
 
 
-@pytest.fixture(params=["own file", "tape"])
-def either(request, gpu, tmp_path, monkeypatch):
-    """The file of a sweep, its own or the tape of a lesson that is being recorded."""
-    if request.param == "own file":
-        return paths.cache() / "sweeps" / "simulated" / "suite.jsonl"
+@pytest.fixture
+def tape(gpu, tmp_path, monkeypatch):
+    """The tape of a lesson that is being recorded."""
     monkeypatch.setenv(rows.TAPE, str(tmp_path / "lesson.jsonl"))
     return tmp_path / "lesson.jsonl"
-
-
-def files():
-    return list((paths.cache() / "sweeps").rglob("*.jsonl"))
 
 
 class Interrupted(BaseException):
@@ -72,14 +64,14 @@ class Counted:
         return found
 
 
-def test_each_row_is_on_the_disk_as_json_when_progress_hears_of_it(gpu, either):
+def test_each_row_is_on_the_disk_as_json_when_progress_hears_of_it(gpu, tape):
     """Also one without a number, which JSON does not have."""
     wrong = Contender("wrong", lambda x: x * torch.nan, DOUBLING)
     heard = []
 
     def progress(done, total, row):
         refuse = lambda name: pytest.fail(f"{name} is not JSON")  # noqa: E731
-        lines = [json.loads(line, parse_constant=refuse) for line in either.read_text().splitlines()]
+        lines = [json.loads(line, parse_constant=refuse) for line in tape.read_text().splitlines()]
         heard.append((done, total, len(lines)))
         assert lines[-1] == json.loads(row.to_json())
 
@@ -87,7 +79,7 @@ def test_each_row_is_on_the_disk_as_json_when_progress_hears_of_it(gpu, either):
     assert heard == [(done, 6, done) for done in range(1, 7)]
 
 
-def test_an_interrupted_sweep_measures_the_rest_and_tells_of_all(gpu, either):
+def test_an_interrupted_sweep_measures_the_rest_and_tells_of_all(gpu, tape):
     first, second = Counted(gpu, "first"), Counted(gpu, "second")
     interrupt([first.contender, second.contender], 3)
     assert (first.widths(), second.widths()) == ([16, 32], [16, 32])
@@ -99,53 +91,44 @@ def test_an_interrupted_sweep_measures_the_rest_and_tells_of_all(gpu, either):
     assert table["median_us"].tolist() == pytest.approx([50.0] * 6)
 
 
-@pytest.mark.parametrize("tape", [False, True])
-def test_a_complete_or_disturbed_sweep_starts_afresh_but_on_a_tape_it_stays(gpu, tmp_path, monkeypatch, tape):
-    one, noise, path = Counted(gpu), ["", *["somebody else"] * (1 + sweeps.REPEATS)], tmp_path / "tape.jsonl"
+def test_on_a_tape_a_complete_sweep_stays_and_disturbed_points_count(gpu, tape, monkeypatch):
+    one, noise = Counted(gpu), ["", *["somebody else"] * (1 + sweeps.REPEATS)]
     watch = type("Watch", (), {"look": lambda _: None, "finish": lambda _: noise.pop(0) if noise else ""})
     monkeypatch.setattr(clocks.noise, "GpuWatch", watch)
-    options = {"tape": path} if tape else {}
-    interrupt([one.contender], 2, **options)
-    one.widths(), noise.clear()
-    table = run([one.contender], **options)
-    assert one.widths() == ([64] if tape else [32, 64])
-    assert [bool(each) for each in table["noise"]] == [False, tape, False]
-    if tape:
-        os.utime(path, (time.time() - 99 * rows.RESUME_WITHIN_S,) * 2)
-    again = run([one.contender], **options)
-    assert one.widths() == ([] if tape else [16, 32, 64]) and not files()
-    assert not tape or again.equals(table)
+    interrupt([one.contender], 2)
+    one.widths()
+    table = run([one.contender])
+    assert one.widths() == [64] and [bool(each) for each in table["noise"]] == [False, True, False]
+    assert run([one.contender]).equals(table) and one.widths() == []
 
 
-def test_after_an_hour_all_of_a_sweep_is_measured(gpu):
+def test_without_a_tape_nothing_is_kept(gpu):
     one = Counted(gpu)
     interrupt([one.contender], 2)
-    for age_s, measured in ((0.9 * rows.RESUME_WITHIN_S, []), (1.1 * rows.RESUME_WITHIN_S, [16])):
-        one.widths()
-        os.utime(*files(), (time.time() - age_s,) * 2)
-        interrupt([one.contender], 1)
-        assert one.widths() == measured
+    one.widths()
+    run([one.contender])
+    assert one.widths() == [16, 32, 64] and not list(paths.cache().rglob("*.jsonl"))
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_gaps_are_tried_again(gpu, either, kept):
+def test_gaps_are_tried_again(gpu, tape, kept):
     memory = [False]
     one = Counted(gpu, fails=lambda width: width == 16 and not memory[0])
     interrupt([one.contender, doubling(gpu, "other")], 5)
-    assert [row.note for row in rows.read(either)] == ["out of memory", "", "", "", ""]
+    assert [row.note for row in rows.read(tape)] == ["out of memory", "", "", "", ""]
     memory[0] = kept
     one.widths()
     table = run([one.contender, doubling(gpu, "other")])
     assert one.widths() == [16] and (table["note"] == "").tolist() == [kept, *[True] * 5]
-    on_disk = rows.read_valid(either)
+    on_disk = rows.read_valid(tape)
     assert len({row.key for row in on_disk}) == len(on_disk), "one row of each"
 
 
 @pytest.mark.parametrize("end", [lambda text: text[:-30], lambda text: text.rstrip("\n")])
-def test_a_torn_last_line_is_measured_again_and_whole_lines_follow(gpu, either, end):
+def test_a_torn_last_line_is_measured_again_and_whole_lines_follow(gpu, tape, end):
     one = Counted(gpu)
     interrupt([one.contender], 2)
-    either.write_text(end(either.read_text()))
+    tape.write_text(end(tape.read_text()))
     stopped = [False]
 
     def progress(done, total, row):
@@ -153,10 +136,10 @@ def test_a_torn_last_line_is_measured_again_and_whole_lines_follow(gpu, either, 
 
     table = run([one.contender], progress=progress, stop=lambda: stopped[0])
     assert table["width"].tolist() == [16, 32], "a stop returns what was measured, and keeps it"
-    first, second = either.read_text().splitlines()
+    first, second = tape.read_text().splitlines()
     one.widths()
     run([one.contender], stop=lambda: True)
-    either.write_text(f"{{}}\n<<<<<<< HEAD\n{second[:-9]}\n{first}\n")
+    tape.write_text(f"{{}}\n<<<<<<< HEAD\n{second[:-9]}\n{first}\n")
     assert len(run([one.contender])) == 3 and one.widths() == [32, 64], "a damaged line costs itself alone"
 
 
@@ -164,20 +147,20 @@ def test_a_torn_last_line_is_measured_again_and_whole_lines_follow(gpu, either, 
     "change",
     [{"dtype": "float16"}, {"clock": "host"}, {"cache": "warm"}, {"direction": "backward"}, {"suite": "x"}],
 )
-def test_a_sweep_neither_takes_nor_removes_the_rows_of_another(gpu, either, change):
+def test_a_sweep_ntape_takes_nor_removes_the_rows_of_another(gpu, tape, change):
     one = Counted(gpu)
     interrupt([one.contender], 2)
-    before = either.read_text()
+    before = tape.read_text()
     one.widths()
     run([one.contender], **change)
     assert one.widths() == [16, 32, 64]
-    assert either.read_text().startswith(before)
+    assert tape.read_text().startswith(before)
     run([one.contender])
     assert one.widths() == [64]
 
 
 @pytest.mark.parametrize("change", ["device", "driver", "torch", "triton", "code", "peer", ""])
-def test_what_would_not_be_measured_so_now_is_measured_again(gpu, either, monkeypatch, change):
+def test_what_would_not_be_measured_so_now_is_measured_again(gpu, tape, monkeypatch, change):
     """Beside it a contender that was not edited, which is measured again on another machine only."""
     one, other, versions = Counted(gpu), Counted(gpu, "other"), ["1", "2"]
     monkeypatch.setattr(sweeps, "version", lambda _: versions[0])
@@ -195,13 +178,13 @@ def test_what_would_not_be_measured_so_now_is_measured_again(gpu, either, monkey
     assert other.widths() == ([64] if change in ("code", "peer", "") else [16, 32, 64])
 
 
-def test_what_a_graph_could_not_hold_counts_as_what_was_asked_for(gpu, either):
+def test_what_a_graph_could_not_hold_counts_as_what_was_asked_for(gpu, tape):
     one = Counted(gpu)
     waiting = replace(
         one.contender, call=lambda x: (gpu.launch(0.0, 50.0), gpu.wait(), one.contender.call(x))[2]
     )
     interrupt([waiting], 2)
-    assert {row.clock for row in rows.read(either)} == {"events"}
+    assert {row.clock for row in rows.read(tape)} == {"events"}
     one.widths()
     run([waiting])
     assert one.widths() == [64]

@@ -1,10 +1,9 @@
 """Timelines: boxes, gaps and the legend, and the part that is looked at."""
 
-import pytest
 from drawn import assert_apart, event, of_gid, profile_of, texts
 from matplotlib.colors import to_hex
 
-from labkit import plots
+from labkit import plots, widgets
 
 NOTHING = "nothing measured yet"
 
@@ -37,22 +36,13 @@ def test_a_timeline_of_nothing_says_so():
     assert NOTHING in empty and "H200" not in empty, "what is not there is from nowhere"
 
 
-def test_timeline_window_cuts_at_its_edges_and_says_so():
+def test_overlapping_events_stand_in_rows_and_a_panel_shows_the_same_figure(capsys):
     profile = two_launches()
-    profile.host.append(event("inner", 11, 2))  # a second row of the host
-    whole, shown = (plots.timeline(profile, title="t", window=window) for window in (None, (95, 145)))
-    (ax,), (other,), said = shown.figure.axes, whole.figure.axes, texts(shown)
-    assert ax.get_xlim() == (95, 145) and {"early_kernel", "25 µs idle"} <= set(said)
-    assert "late_kernel" not in said and "late_kernel, 10 µs" in said, "cut to half, but as long as before"
-    assert "first_launch" not in said, "it lies before the window"
-    summary = "95 to 145 µs of 150 µs: 2 kernels, 0 host events; device busy 20 µs (40%)"
-    assert summary in said and f"zoomed in: {summary}" in shown.alt
-    assert ax.get_ylim() == other.get_ylim(), "nothing moves up or down"
-    inside = plots.timeline(two_launches(), title="t", window=(120, 130))
-    assert "25 µs idle" in texts(inside) and NOTHING not in texts(inside) and "0 kernels" in inside.alt
-    for window in ((5, 5), (6, 5), (float("nan"), 5), (0, float("inf"))):
-        with pytest.raises(ValueError, match=r"^window: .* is empty"):
-            plots.timeline(profile, title="t", window=window)
+    profile.host.append(event("inner", 11, 2))
+    boxes = of_gid(plots.timeline(profile, title="t"), "host box")
+    assert len({box.get_y() for box in boxes}) == 2
+    widgets.timeline(profile, title="t")
+    assert "Timeline of host and device: 2 kernels, 3 host events in 150 µs" in capsys.readouterr().out
 
 
 def test_timeline_tells_live_from_recorded_by_shape_and_in_words():

@@ -7,14 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import queueing
 import torch
 import triton
 import triton.language as tl
 from simulated import HERE
 
 import labkit
-from labkit import backend, child_process, paths
+from labkit import backend, paths
 from labkit.measure import clocks, cold_cache, lock, machine, rows
 from labkit.profiling import profiles, recorded_profiles
 
@@ -178,55 +177,6 @@ def test_the_summary_has_a_row_for_each_case_and_sorts_its_launches():
     )
     assert found["us"].tolist() == [1.5, 7.5, 0.0]
     assert found["kind"].tolist() == ["live", "recorded", "live"]
-
-
-@interpreted
-def test_text_is_profiled_in_another_process_with_other_variables(recording, monkeypatch):
-    """The code looks at the variables; what it prints is dropped; no tape is kept without a GPU."""
-    monkeypatch.setenv("KEPT", "from here")
-    seen = "(os.environ['DISABLE_ADDMM_CUDA_LT'], os.environ['KEPT'], os.environ.get('LABKIT_TAPE'))"
-    check = f"import os; assert {seen} == ('1', 'from here', None) and os.getpid() != {os.getpid()}"
-    setup = f"{check}\nx, w, b = (torch.randn(*size, device=device) for size in ((8, 4), (3, 4), (3,)))"
-    text, lt = "print('dropped'); F.linear(x, w, b).relu()", {"DISABLE_ADDMM_CUDA_LT": "1"}
-    profile = profiles.profile_text(text, setup=setup, environment=lt, tape="toy/linear")
-    assert not profile.timed and [launch.name for launch in profile.counted.launches] == ["addmm", "relu"]
-    assert not recording.exists()
-    found = profiles.summarize({"written out": profile}).iloc[0]
-    assert found["kernels"] == "addmm + relu" and found["us"] != found["us"] and found["kind"] == "counted"
-    assert (found["launches"], found["matrix products"], found["other"]) == (2, 1, 1)
-    with pytest.raises(RuntimeError, match="NameError: name 'y' is not defined"):
-        profiles.profile_text("F.linear(y)")
-
-
-def test_text_on_a_gpu_is_kept_and_shown_without_one(gpu, recording, monkeypatch, traced):
-    """With the names, times and shapes that profile() finds, in a turn of this process."""
-    monkeypatch.setenv(lock.LOCK_FOLDER_VARIABLE, str(recording.parent))
-    monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-simulated")
-    asked, heard = [], []
-
-    def run(function, *code, environment, seconds):
-        asked.append((environment, seconds))
-        assert lock.held_gpu()
-        with monkeypatch.context() as there:
-            there.setenv(lock.LOCK_INHERITED_VARIABLE, environment[lock.LOCK_INHERITED_VARIABLE])
-            process = queueing.begin(recording.parent, "GPU-simulated")
-        heard.append(queueing.says(process))
-        queueing.end(process)
-        return function(*code)
-
-    monkeypatch.setattr(child_process, "run", run)
-    here = {name: value for name, value in os.environ.items() if name != rows.TAPE}
-    live = profiles.profile_text("1", environment={"A": "1"}, tape="toy/text")
-    assert asked == [
-        ({**here, "A": "1", lock.LOCK_INHERITED_VARIABLE: "GPU-simulated"}, profiles.TEXT_LIMIT_S)
-    ]
-    assert heard == ["has it"] and not lock.held_gpu()
-    assert replace(live, device="", date="") == traced and live.device == "Simulated" and live.date
-    publish(recording)
-    monkeypatch.setattr("labkit.gpu.available", lambda: False)
-    taped = profiles.profile_text("1", tape="toy/text")
-    assert len(asked) == 1, "what is recorded is not run"
-    assert (taped.kind, taped.device, taped.kernels) == ("recorded", "Simulated", live.kernels)
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available:UserWarning")

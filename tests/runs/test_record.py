@@ -220,18 +220,11 @@ def test_tapes_without_a_lesson_with_foreign_rows_or_broken_are_stale(course):
     assert course.statuses() == {"01_toy": "no outputs", "d/toy.jsonl": "recorded", **stale}
 
 
-def test_the_banner_says_where_saved_outputs_are_from_and_on_how_many_gpus(recorded, monkeypatch):
-    def shown():
-        return banner.banner("01_toy").data
-
-    monkeypatch.setattr(paths, "RECORDED", recorded.tapes)
-    assert "recorded on NVIDIA H200, driver 570.1, torch 2.13.0, triton 3.7.1, 20" in shown()
-    assert "GPUs" not in shown()
-    tape = rows.read(recorded.tape())
-    rows.write(recorded.tape(), [replace(each, card=card) for each in tape for card in ("a", "b")])
-    assert ", on 2 GPUs of this kind" in shown()
+def test_the_banner_says_where_saved_outputs_are_from(recorded):
+    said = "recorded on NVIDIA H200, driver 570.1, torch 2.13.0, triton 3.7.1, 20"
+    assert said in banner.banner("01_toy").data
     recorded.edit(4, "2")
-    assert "No recorded outputs" in shown()
+    assert "No recorded outputs" in banner.banner("01_toy").data
 
 
 def test_nothing_stale_is_in_the_tree():

@@ -1,4 +1,4 @@
-"""The sweep panel with its real widgets, in virtual time: run, stop, keep, count; and with nobody there."""
+"""The sweep panel with its real widgets, in virtual time: run, stop, keep; and with nobody there."""
 
 import asyncio
 import base64
@@ -8,7 +8,6 @@ import logging
 import re
 import threading
 import time
-from dataclasses import replace
 
 import ipywidgets
 import pandas as pd
@@ -20,12 +19,9 @@ from taped import recorded
 from labkit import paths, plots, widgets
 from labkit.measure import lock, noise, rows, sweeps
 from labkit.measure.contender import Contender
-from labkit.plots.curves import TIME
-from labkit.profiling import traffic_counts
 from labkit.widgets import static, sweep_panel
 
 WIDTHS = (16, 32, 64)
-AGAIN = "Measure noisy sizes again"
 WORKED = "another process worked on the GPU"
 KEPT = "Stopped. What was measured is kept."
 IDLE = "Nothing runs. Press Run to measure on this machine."
@@ -198,29 +194,17 @@ def alt(panel):
     return html.unescape(re.search('alt="(.*?)"', panel.controls.figure.value)[1])
 
 
-def choose(panel, *, view=None, width=None, **values):
+def choose(panel, *, width=None, **values):
     for name, value in values.items():
         control(panel, name).value = value
     if width:
         control(panel, "width from").value, control(panel, "to").value = width
-    if view:
-        (views,) = [each for each in parts(panel) if isinstance(each, ipywidgets.RadioButtons)]
-        views.value = view
 
 
 def heard(widget):
     seen = []
     widget.observe(lambda change: seen.append(change["new"]), "value")
     return seen
-
-
-def offered(panel):
-    """Whether there is noise to measure again."""
-    return control(panel, AGAIN).layout.display != "none"
-
-
-def on_disk(suite="suite"):
-    return rows.read(paths.cache() / "panels" / f"{suite}.jsonl")
 
 
 # --- run ----------------------------------------------------------------------------------------------
@@ -255,13 +239,11 @@ async def test_run_measures_what_is_chosen_and_tells_how_far_it_is(gpu, monkeypa
 
 
 @in_a_loop
-async def test_while_it_runs_it_can_be_looked_at_and_not_started_again(gpu, disturbances):
+async def test_while_it_runs_it_can_be_looked_at_and_not_started_again(gpu):
     gate = Gate(gpu, 32)
-    disturbances.append(WORKED)
     panel = await waiting(gate, others={"batch": (2, 4)})
-    await until(lambda: offered(panel))
     widget, first = panel.controls.widget, panel.running
-    for name in ("Run", "Run all", AGAIN):
+    for name in ("Run", "Run all"):
         assert control(panel, name).disabled
         control(panel, name).click()
     await panel.show()
@@ -274,8 +256,7 @@ async def test_while_it_runs_it_can_be_looked_at_and_not_started_again(gpu, dist
     assert "nothing measured yet" in alt(panel), "batch 2 is looked at"
     choose(panel, batch=4)
     await until(lambda: "labkit" in alt(panel))
-    assert not control(panel, AGAIN).disabled
-    assert {row.shape["batch"] for row in panel.own} == {4} and len(panel.own) == len(on_disk()) == 6
+    assert {row.shape["batch"] for row in panel.own} == {4} and len(panel.own) == 6
 
 
 @in_a_loop
@@ -301,26 +282,16 @@ async def test_only_what_is_ticked_in_range_and_for_this_dtype_and_size_is_measu
 
 
 @in_a_loop
-async def test_stop_keeps_what_was_measured_and_another_kernel_goes_on_from_there(gpu):
-    """The second panel stands for one in the kernel that comes after a killed one."""
+async def test_stop_keeps_what_was_measured_and_run_starts_again(gpu):
     gate = Gate(gpu, 64)
     panel = await waiting(gate)
-    assert [row.shape["width"] for row in on_disk()] == [16, 16, 32, 32]
-    heir = made(gate.both)
-    assert heir.own == on_disk()
     asyncio.get_running_loop().call_later(0.05, gate.open.set)
     await asyncio.to_thread(click, panel, "Stop")
     await settled(panel)
-    assert status(panel) == KEPT and len(panel.table()) == 4
+    assert status(panel) == KEPT and panel.table()["width"].tolist() == [16, 16, 32, 32]
     assert not control(panel, "Run").disabled and control(panel, "Stop").disabled
-    await heir.show()
-    assert status(heir).startswith("4 of 6 points are measured already. Run goes on")
-    assert "nothing measured" not in alt(heir)
-    gate.seen.clear()
-    await done(heir)
-    assert set(gate.seen) == {64}, "the rest, and nothing twice"
-    assert len(heir.table()) == len(on_disk()) == 6
-    assert status(await shown(gate.both)) == IDLE, "a whole one starts again"
+    await done(panel)
+    assert len(panel.table()) == len(panel.own) == 6, "the last row of each measurement"
 
 
 @in_a_loop
@@ -339,7 +310,7 @@ async def test_stop_does_not_wait_for_a_slow_call_but_the_next_run_does(gpu):
         go_on()
         await settled(panel)
     assert status(panel) == "Done."
-    assert not gate.seen, "16 was measured already, and the first sweep ended where it was stopped"
+    assert set(gate.seen) == {16}, "the first sweep ended where it was stopped"
 
 
 @in_a_loop
@@ -364,22 +335,13 @@ async def test_the_line_says_how_long_the_queue_for_the_gpu_is_and_stop_leaves_i
 
 
 @in_a_loop
-async def test_noisy_sizes_are_measured_again_and_no_others(gpu, disturbances):
-    measured, one = [], doubling(gpu)
-    seen = replace(one, call=lambda x: measured.append(x.shape[1]) or one.call(x))
-    both = [seen, doubling(gpu, "eager", 3.0)]
-    panel = await shown(both)
-    disturbances.extend(["", WORKED, WORKED])
+async def test_disturbed_points_are_marked_until_they_are_measured_again(gpu, disturbances):
+    panel = await shown(pair(gpu))
+    disturbances.extend(["", WORKED])
     await done(panel)
-    assert offered(panel) and f"Disturbed: {WORKED}" in alt(panel)
-    heir = await shown(both)
-    assert offered(heir) and alt(heir) == alt(panel), "noise is kept with the rows"
-    for noise_again, sizes in ((["", WORKED], {32, 64}), ([], {64})):
-        disturbances.extend(noise_again)
-        measured.clear()
-        await done(panel, AGAIN)
-        assert {*measured} == sizes
-    assert not offered(panel) and "isturbed" not in alt(panel) and set(panel.table()["noise"]) == {""}
+    assert f"Disturbed: {WORKED}" in alt(panel)
+    await done(panel)
+    assert "isturbed" not in alt(panel) and set(panel.table()["noise"]) == {""}
 
 
 # --- what goes wrong in the panel itself --------------------------------------------------------------
@@ -469,36 +431,15 @@ async def test_a_cell_that_is_run_again_stops_what_it_had_started(gpu):
 
 # --- without a GPU ------------------------------------------------------------------------------------
 
-
-COUNTED = [
-    Contender("labkit", lambda x: x.mul(2), DOUBLING),
-    Contender("eager", lambda x: x + x * 1.0, DOUBLING),
-]
+HERE = [Contender(name, lambda x: 2 * x, DOUBLING) for name in ("labkit", "eager")]
 
 
 @in_a_loop
-async def test_without_a_gpu_the_tape_is_shown_and_run_counts_on_this_thread(no_gpu, tape, monkeypatch):
-    calls, row = [], traffic_counts.counted_row
-
-    def counted(*given):
-        calls.append(threading.get_ident())
-        if len(calls) == 3:  # the loop hears of it when it has its turn
-            asyncio.get_running_loop().call_soon(control(panel, "Stop").click)
-        return row(*given)
-
-    monkeypatch.setattr(traffic_counts, "counted_row", counted)
-    panel = await shown(COUNTED)
-    assert status(panel).startswith("No GPU here: Run counts launches and bytes.")
-    assert "Recorded on NVIDIA H200" in alt(panel)
-    await done(panel, says=KEPT)
-    assert len(calls) == 3
-    await done(panel)
-    assert len(calls) == 9 and set(calls) == {threading.get_ident()}, "the interpreter is one for the process"
-    assert "labkit 1×" in alt(panel)
-    choose(panel, view=TIME)
-    await until(lambda: "Recorded on NVIDIA H200" in alt(panel))
-    assert not (paths.cache() / "panels").exists(), "counts are no measurements"
-    assert set(panel.table()["kind"]) == {"recorded"}
+async def test_without_a_gpu_the_tape_is_shown_and_nothing_runs(no_gpu, tape):
+    panel = await shown(HERE)
+    assert status(panel) == "No GPU here: the times shown are recorded ones."
+    assert "Recorded on NVIDIA H200" in alt(panel) and set(panel.table()["kind"]) == {"recorded"}
+    assert control(panel, "Run").disabled and control(panel, "Run all").disabled
 
 
 # --- with nobody there --------------------------------------------------------------------------------
@@ -529,7 +470,9 @@ def test_for_a_recording_the_cell_awaits_the_whole_sweep_and_leaves_a_page(
     monkeypatch.setenv(rows.TAPE, str(tmp_path / "tape.jsonl"))
     panel = made(pair(gpu), dtypes=("float32", "float16"))
     asyncio.run(panel.show())
-    assert len(panel.table()) == len(on_disk()) == 12 and not hasattr(panel, "controls")
+    assert len(panel.table()) == len(rows.read(tmp_path / "tape.jsonl")) == 12 and not hasattr(
+        panel, "controls"
+    )
     (bundle,) = page
     assert re.search('<img alt="Doubling.*ive on Simulated', bundle["text/html"], re.S)
     data = re.search('src="data:image/webp;base64,(.*?)"', bundle["text/html"])[1]
@@ -539,9 +482,9 @@ def test_for_a_recording_the_cell_awaits_the_whole_sweep_and_leaves_a_page(
 
 
 def test_with_nobody_there_and_no_gpu_the_page_is_the_tapes(no_gpu, nobody, page, tape):
-    asyncio.run(made(COUNTED).show())
+    asyncio.run(made(HERE).show())
     assert "recorded on NVIDIA H200" in page[-1]["text/plain"] and len(page) == 1
-    asyncio.run(made(COUNTED, suite="another").show())
+    asyncio.run(made(HERE, suite="another").show())
     assert "Nothing was measured here yet, and nothing is recorded for this choice." in page[-1]["text/plain"]
 
 
@@ -557,7 +500,7 @@ def test_a_cell_that_is_interrupted_leaves_nothing_measuring_and_an_error_is_one
         gate.open.set()
 
     asyncio.run(body())  # waits for the thread
-    assert 64 not in gate.seen and len(on_disk()) == 2
+    assert 64 not in gate.seen
     panel = made(pair(gpu), reference_lines=lambda table: {}[0])
     with pytest.raises(KeyError):
         asyncio.run(panel.show())

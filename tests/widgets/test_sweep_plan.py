@@ -1,15 +1,13 @@
-"""What a sweep panel offers and knows: selections, rows kept on disk, the tape beside them. No widgets."""
+"""What a sweep panel offers and knows: selections, own rows, the tape beside them. No widgets."""
 
-import json
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 
 import pytest
 from simulated import HERE, doubling, install
 from taped import recorded
 
 from labkit import paths
-from labkit.measure import rows, sweeps
+from labkit.measure import rows
 from labkit.widgets.sweep_plan import Selection, SweepPlan
 
 
@@ -31,13 +29,9 @@ def planned(gpu, **options):
     return SweepPlan(**(usual | dict(title="Doubling", of="labkit", over="eager") | options))
 
 
-def own(plan, name="labkit", width=16, us=10.0, age_s=0.0, **columns):
+def own(name="labkit", width=16, **columns):
     """A row as this machine measured it."""
-    contender = next(c for c in plan.contenders if c.name == name)
-    here = {"device": HERE.device, "driver": HERE.driver, "torch": HERE.torch, "triton": HERE.triton}
-    date = (datetime.now(UTC) - timedelta(seconds=age_s)).isoformat(timespec="seconds")
-    source = sweeps.source_label(contender)
-    return replace(recorded(name, width, us, kind="live", date=date, source=source, **here), **columns)
+    return replace(recorded(name, width, kind="live", device=HERE.device), **columns)
 
 
 @pytest.mark.parametrize(
@@ -80,39 +74,6 @@ def test_a_row_of_another_sweep_is_none_of_this_one(gpu):
     assert replace(selection, clock="events").matching([fallback]) == []
 
 
-# --- kept on disk -------------------------------------------------------------------------------------
-
-
-def test_the_latest_row_of_a_measurement_by_the_present_code_counts(gpu, monkeypatch):
-    plan = planned(gpu)
-    first, second = own(plan), own(plan, us=12.0)
-    for row in (first, second):
-        rows.append(plan.path, row)
-    newer = json.dumps({**json.loads(own(plan, width=32).to_json()), "a_later_field": "x"}) + "\n"
-    before = newer + plan.path.read_text() + newer
-    plan.path.write_text(before)
-    assert plan.kept_rows() == [second], "rows of another version are not shown"
-    assert plan.path.read_text() == before, "and stay: another kernel may be adding to the file"
-    assert planned(gpu, contenders=(doubling(gpu, us=2.0), plan.contenders[1])).kept_rows() == [], "edited"
-    monkeypatch.setattr("labkit.gpu.available", lambda: False)
-    assert plan.kept_rows() == []
-
-
-def test_rows_of_another_machine_version_code_suite_or_contender_are_not_shown(gpu):
-    plan = planned(gpu)
-    for change in ("device", "driver", "torch", "triton", "source", "suite", "contender"):
-        rows.append(plan.path, own(plan, **{change: "other"}))
-    rows.append(plan.path, own(plan, width=32))
-    assert [row.shape["width"] for row in plan.kept_rows()] == [32]
-
-
-def test_after_an_hour_a_row_is_a_recorded_one(gpu):
-    plan = planned(gpu)
-    for width, age_s in ((16, 3500), (32, 3700)):
-        rows.append(plan.path, own(plan, width=width, age_s=age_s))
-    assert [row.kind for row in plan.kept_rows()] == ["live", "recorded"]
-
-
 # --- own rows and the tape ----------------------------------------------------------------------------
 
 HERE_LIVE, H200 = ("live", "Simulated"), ("recorded", "NVIDIA H200")
@@ -127,10 +88,10 @@ def test_the_whole_table_has_one_origin_by_the_first_clock_and_a_part_takes_no_r
     taped = [recorded(name, width) for name in ("labkit", "eager") for width in (16, 32)]
     nothing = plan.results([], [])
     assert nothing.empty and {"batch", "width", "median_us"} <= set(nothing)
-    stopped = [own(plan), own(plan, "eager"), own(plan, width=32)]
+    stopped = [own(), own("eager"), own(width=32)]
     assert origins(plan.results(stopped, taped)) == [H200]
-    gap = own(plan, "eager", width=32, median_us=None, note="out of memory")
-    other = own(plan, clock="host", cache="warm")
+    gap = own("eager", width=32, median_us=None, note="out of memory")
+    other = own(clock="host", cache="warm")
     table = plan.results([*stopped, gap, other], taped)
     assert origins(table) == [HERE_LIVE] and set(table["clock"]) == {"graph"}, "a gap is a point"
     assert origins(plan.results(stopped, [])) == [HERE_LIVE], "better than nothing"

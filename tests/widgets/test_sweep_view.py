@@ -9,7 +9,7 @@ from simulated import doubling, install
 from taped import recorded
 
 from labkit.measure import rows
-from labkit.plots.curves import SPEEDUP, TIME, TRAFFIC
+from labkit.plots.curves import SPEEDUP, TIME
 from labkit.widgets.sweep_plan import SweepPlan
 from labkit.widgets.sweep_view import (
     sentences,
@@ -113,7 +113,7 @@ def test_speedups_are_over_the_one_named_by_each_dtype_for_itself(planned):
     assert found["dtype"].tolist() == ["float32"] * 2 + ["float16"] * 2
     alone = table()
     alone = alone[alone["contender"] == "labkit"]
-    for given, view in ((alone, SPEEDUP), (EMPTY, TIME), (EMPTY, SPEEDUP), (pd.DataFrame(), TRAFFIC)):
+    for given, view in ((alone, SPEEDUP), (EMPTY, TIME), (EMPTY, SPEEDUP)):
         assert NOTHING in sweep_figure(planned(), given, view).alt
 
 
@@ -144,6 +144,3 @@ def test_the_page_has_figure_sentences_and_numbers_and_escapes_names(planned):
     shown, text = static_page(plan, table().replace({"contender": {"labkit": "a<b"}}))
     assert "<img alt=" in shown and "<li>" in shown and "<table" in shown
     assert "a<b" not in shown and "a&lt;b" in shown and "a<b is never slower than eager" in text
-    counted = pd.DataFrame([{"contender": "eager", "kind": "live", "width": 16, "traffic": 2.0}])
-    shown, text = static_page(plan, counted, TRAFFIC)
-    assert "Counted, not timed." in text and "<table" not in shown
