@@ -43,6 +43,11 @@ def sum_square(x: Tensor) -> Tensor:
 right_norm = row_norm_with(lambda x: torch.rsqrt(mean_square(x) + EPS))
 
 
+def lost(t: Tensor) -> Tensor:
+    """NaN in the place of all numbers, but where a row fills its block: it has no masked places there."""
+    return t if next_power_of_2(t.shape[-1]) == t.shape[-1] else torch.full_like(t, torch.nan)
+
+
 def nothing_stored(calls: Sequence[Call]) -> bool:
     """Whether no kernel was launched, and nothing else made the results right."""
     if any(call.launches.kernels for call in calls):
@@ -93,6 +98,12 @@ row_norm = Exercise(
             "Some first rows are right, and behind them nothing was stored. Who should have?",
             "A program has one row. How many rows has x, if all its dimensions but the last are counted?",
             when=first_rows_stored,
+        ),
+        "no-other": Mistake(
+            "Rows that fill their block are right, all others are NaN. What do the masked places hold?",
+            "Anything, if you do not say it, and tl.sum adds it up. Which number changes no sum?",
+            "other=0.0, in the load of x.",
+            gives=lambda x, weight: lost(right_norm(x, weight)),
         ),
         "sum-for-mean": Mistake(
             "Try a row of H ones: its root mean square is 1, so y is the weight. What is yours?",
@@ -308,6 +319,14 @@ backward = Exercise(
         as_layer=layer_with,
     ),
     mistakes={
+        "no-other": Mistake(
+            "Rows that fill their block are right, in others dx is NaN. What do the masked places hold?",
+            "Anything, if you do not say it, and tl.sum adds it up. Which loads go into a sum?",
+            gives=(
+                lambda *given: tuple(map(lost, row_gradients()(*given))),
+                lambda *given: (lost(row_gradients()(*given)[0]), row_gradients()(*given)[1]),
+            ),
+        ),
         "one-term": Mistake(
             "Double x in one row: y stays as it is. So what is the sum of dx times x over a row?",
             "Zero, nearly. Your dx lacks the term that makes it so: the mean, times u.",
