@@ -43,6 +43,11 @@ def sum_square(x: Tensor) -> Tensor:
 right_norm = row_norm_with(lambda x: torch.rsqrt(mean_square(x) + EPS))
 
 
+def lost(t: Tensor) -> Tensor:
+    """NaN in the place of all numbers, but where a row fills its block: it has no masked places there."""
+    return t if next_power_of_2(t.shape[-1]) == t.shape[-1] else torch.full_like(t, torch.nan)
+
+
 def nothing_stored(calls: Sequence[Call]) -> bool:
     """Whether no kernel was launched, and nothing else made the results right."""
     if any(call.launches.kernels for call in calls):
@@ -93,6 +98,12 @@ row_norm = Exercise(
             "Some first rows are right, and behind them nothing was stored. Who should have?",
             "A program has one row. How many rows has x, if all its dimensions but the last are counted?",
             when=first_rows_stored,
+        ),
+        "no-other": Mistake(
+            "Rows that fill their block are right, all others are NaN. What do the masked places hold?",
+            "Anything, if you do not say it, and tl.sum adds it up. Which number changes no sum?",
+            "other=0.0, in the load of x.",
+            gives=lambda x, weight: lost(right_norm(x, weight)),
         ),
         "sum-for-mean": Mistake(
             "Try a row of H ones: its root mean square is 1, so y is the weight. What is yours?",
@@ -182,7 +193,7 @@ def wrong_grads(starts: Any = ((1, 0),), powers: Any = ((1, -1, 0),), over: Any 
     return tuple(norm_grad(*each) for each in product(starts, powers, over))
 
 
-OWN_ROW, COLUMN, ONLY_DY = (1, 0), (0, 1), (0, 0, 0)
+OWN_ROW, COLUMN, WITHOUT_X = (1, 0), (0, 1), (0, -1, 0)
 SOME_ROWS: Any = (
     *(lambda t: t[-1, -1], lambda t: t[0, 0]),
     *(lambda t: t[-1].sum(0), lambda t: t[:, -1].sum(0), lambda t: t.mean((0, 1))),
@@ -214,7 +225,7 @@ original = Exercise(
     inputs=norm_inputs,
     properties=(KERNEL, *POINTWISE[1:]),
     **KERNEL_CASES,
-    untouched="5f04066f06f5",
+    untouched="5c3a214bc975",
     right="But each element still does its row's whole sum: H times the work of one program a row.",
     race=RaceSpec(
         RMS_NORM,
@@ -229,20 +240,20 @@ original = Exercise(
             "dx is right now. If weight[3] grows a little, which numbers of y change, and by how much?",
             "Those of column 3 in every row, by x / rms: this times dy is what an element adds.",
             "Two lines are left, then: what the kernel stores in dw, and what PyTorch makes of its rows.",
-            gives=wrong_grads((OWN_ROW,), (ONLY_DY,), SOME_ROWS[:2]),
+            gives=wrong_grads((OWN_ROW,), (WITHOUT_X,), SOME_ROWS[:2]),
         ),
         "other-places": Mistake(
             "In rows of four, which places does your sum go through for element 6?",
             "It should be 4, 5, 6 and 7, as k goes from 0 to 3. What is 4, in terms of `row` and H?",
             gives=(
                 *wrong_grads((COLUMN, (1, 1), (0, 0))),
-                *wrong_grads((COLUMN, (1, 1), (0, 0)), (ONLY_DY,), SOME_ROWS[:2]),
+                *wrong_grads((COLUMN, (1, 1), (0, 0)), (WITHOUT_X,), SOME_ROWS[:2]),
             ),
         ),
         "other-term": Mistake(
             "y = weight * (x / rms), in every row. What is the derivative of that by the weight?",
             "No weight is left in it. In the kernel x is `value`, and the rms is `r`.",
-            gives=wrong_grads((OWN_ROW, COLUMN), (ONLY_DY, (1, 0, 0), (1, 1, 0), (1, -1, 1), (0, -1, 0))),
+            gives=wrong_grads((OWN_ROW, COLUMN), (WITHOUT_X, (1, 0, 0), (1, 1, 0), (1, -1, 1), (0, 0, 0))),
         ),
         "not-all-rows": Mistake(
             "How many rows use the weight, and how many of them are in your result?",
@@ -308,6 +319,14 @@ backward = Exercise(
         as_layer=layer_with,
     ),
     mistakes={
+        "no-other": Mistake(
+            "Rows that fill their block are right, in others dx is NaN. What do the masked places hold?",
+            "Anything, if you do not say it, and tl.sum adds it up. Which loads go into a sum?",
+            gives=(
+                lambda *given: tuple(map(lost, row_gradients()(*given))),
+                lambda *given: (lost(row_gradients()(*given)[0]), row_gradients()(*given)[1]),
+            ),
+        ),
         "one-term": Mistake(
             "Double x in one row: y stays as it is. So what is the sum of dx times x over a row?",
             "Zero, nearly. Your dx lacks the term that makes it so: the mean, times u.",
