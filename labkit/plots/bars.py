@@ -39,7 +39,8 @@ def bars(
     """A bar for each row, in the table's order; whiskers from p20 to p80 of ``median_us``.
 
     Bars start at zero. Where values span more than a decade the axis is logarithmic and says so, and markers
-    at the end of a thin line take the place of bars; ``linear`` forbids it, where differences count. ``group`` is a column that puts the bars under headings.
+    at the end of a thin line take the place of bars; ``linear`` forbids it, where differences count.
+    ``group`` is a column that puts the bars under headings.
     ``floor`` names references: a number is a line through all bars, the name of a column (``"copy_us"``) a
     tick across each. Values in a column ending in ``_us`` are printed as times, those in ``peak_bytes`` (and
     whatever ``floor`` names then) in MiB, others with ``unit`` after them. Live bars are full, recorded ones
