@@ -1,4 +1,4 @@
-"""Lesson 8: its taught recurrences, the step taken apart, its execution. ``gru`` itself is tried in kernels/."""
+"""Lesson 8: its taught recurrences, the step that is taken apart, and its execution."""
 
 import re
 from functools import partial

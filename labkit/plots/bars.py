@@ -42,10 +42,9 @@ def bars(
     at the end of a thin line take the place of bars; ``linear`` forbids it, where differences count.
     ``group`` is a column that puts the bars under headings. ``floor`` names references: columns, as
     ``"copy_us"``, that are a tick across each bar. Values in a column ending in ``_us`` are printed as times,
-    others with ``unit`` after them. Live bars are full, recorded ones
-    pale with a dashed edge, published ones hollow with a dotted edge. Behind a time that something disturbed
-    (column ``noise``) stands a ring, and a footnote says what. Raises ValueError for a column that the table
-    lacks.
+    others with ``unit`` after them. Live bars are full, recorded ones pale with a dashed edge, published ones
+    hollow with a dotted edge. Behind a time that something disturbed (column ``noise``) stands a ring, and a
+    footnote says what. Raises ValueError for a column that the table lacks.
     """
     ticks = floor or {}
     numbers, required = [value, *ticks.values()], [value, *ticks.values(), *([group] if group else [])]

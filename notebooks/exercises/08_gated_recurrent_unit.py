@@ -70,6 +70,13 @@ def without_r(h: Tensor, i: Thirds, w: Thirds, b: Thirds) -> Tensor:
     return cell(h, (i[0] + math.inf, i[1], i[2]), w, b)
 
 
+def without_tanh(h: Tensor, i: Thirds, w: Thirds, b: Thirds) -> Tensor:
+    """A step whose candidate is the sum as it is."""
+    r, z, p = (linear(h, *each) for each in zip(w, b, strict=True))
+    z = torch.sigmoid(i[1] + z)
+    return (1 - z) * (i[2] + torch.sigmoid(i[0] + r) * p) + z * h
+
+
 def rows_apart(gates: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The states when steps of gates are taken to begin H numbers apart."""
     (B, T, width), H = gates.shape, weight.shape[1]
@@ -142,7 +149,7 @@ gru = Exercise(
     "gru",
     reference=states(),
     cases=((1, 1, 1), (2, 3, 5), (2, 2, 16), (18, 2, 20)),
-    large=((2, 2, 33), (1, 60, 3), (35, 1, 4)),
+    large=((1, 2, 33), (1, 12, 3), (35, 1, 4)),
     inputs=layer_inputs,
     right="The weights are loaded once for all steps, and h never leaves the multiprocessor.",
     properties=(*STEP_PROPERTIES, ROUNDED_CARRY),
@@ -213,6 +220,16 @@ gru = Exercise(
             "Let z be 1. Which of candidate and old state should be left?",
             "The old one: z multiplies h, and 1 - z the candidate.",
             gives=states(other_blend),
+        ),
+        "no-tanh": Mistake(
+            "Between which two numbers should the candidate lie?",
+            "tanh of the whole sum brings it between -1 and 1.",
+            gives=states(without_tanh),
+        ),
+        "operand-dtype": Mistake(
+            "Which dtype has the state, and which the weights? `dot` multiplies two blocks of one dtype.",
+            "Give it the state rounded: state.to(wr.dtype). The state itself stays float32.",
+            raises="Both operands must be same dtype",
         ),
         "no-other": Mistake(
             "Which number stands where a load was masked? The products add it up.",
@@ -331,7 +348,7 @@ reset = Exercise(
     "episodes",
     reference=with_resets(),
     cases=((1, 1, 1), (2, 4, 5), (2, 6, 3, True), (18, 2, 20)),
-    large=((2, 3, 33), (1, 40, 3)),
+    large=((1, 2, 33), (1, 12, 3)),
     inputs=episode_inputs,
     right="The choice costs one byte a step and sequence, and no number of the old episode gets through it.",
     properties=STEP_PROPERTIES,
