@@ -19,8 +19,8 @@ def graphed(cuda, call, x):
     """
     # A graph remembers addresses: it reads this tensor at every replay, and x stays the caller's.
     static = x.clone()
-    # The first call compiles, which no capture allows. On a side stream, because autograd keeps the last
-    # step of a backward pass on the stream that it first ran on; streams wait only where they are told to.
+    # The first call compiles, which no capture allows. On a side stream, because autograd keeps the step
+    # that writes .grad on the stream where it was made; streams wait only where they are told to.
     side = cuda.Stream()
     side.wait_stream(cuda.current_stream())
     with cuda.stream(side):
