@@ -38,6 +38,8 @@ from labkit.kernels.rms_norm import rms_norm, sum_partials
 EPS = 1e-6
 MAX_WIDTH = 128
 """The most features of a fused layer: two tiles of whole rows fit on a multiprocessor."""
+MAX_GROUP = 64
+"""The most features of a group of gated_heads: a program holds three matrices of so many rows."""
 
 # ---- the cell ----------------------------------------------------------------------------------------------
 
@@ -280,9 +282,9 @@ def gated_heads(
         w_gates, b_gates: (G, D, 2 D) and (G, 2 D).
 
     Returns:
-        (..., 2 G D), contiguous. One kernel in half precision, without gradients and up to 128 features;
-        else grouped_linear, rms_norm and grouped_linear. Sums are float32, and the inputs of the second
-        product are rounded.
+        (..., 2 G D), contiguous. One kernel in half precision, without gradients, up to 128 features and 64
+        in a group; else grouped_linear, rms_norm and grouped_linear. Sums are float32, and the inputs of the
+        second product are rounded.
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.
@@ -298,7 +300,8 @@ def gated_heads(
     if not 0 < G * D <= MAX_NORM_WIDTH:
         raise ValueError(f"gain: has {G * D} features, a norm takes 1 to {MAX_NORM_WIDTH}")
     x, w_in, b_in, gain, w_gates, b_gates = autocast(x, w_in, b_in, gain, w_gates, b_gates)
-    if _run_separately(next_power_of_2(G) * block_width(D), x, w_in, b_in, gain, w_gates, b_gates):
+    widest = next_power_of_2(G) * block_width(D)
+    if D > MAX_GROUP or _run_separately(widest, x, w_in, b_in, gain, w_gates, b_gates):
         normed = rms_norm(grouped_linear(x, w_in, b_in), gain)
         return grouped_linear(normed, w_gates, b_gates)
     return gated_heads_forward(x, w_in, b_in, gain, w_gates, b_gates)

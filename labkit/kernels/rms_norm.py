@@ -270,8 +270,7 @@ def sum_partials(parts: Tensor, like: Tensor) -> Tensor:
 @operator(fake=lambda x, weight, eps: empty_contiguous(x))
 def rms_norm_forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x, weight = x.contiguous(), weight.contiguous()
-    y, H = torch.empty_like(x), len(weight)
-    M = x.numel() // H
+    y, H, M = torch.empty_like(x), len(weight), x.numel() // len(weight)
     if M and takes_flat_blocks(H, x.itemsize):
         programs, blocks, rest, sizes = flat_plan(M, H, x.itemsize, device_limits(x.device), FLAT_WARPS)
         rms_norm_flat_kernel[(programs,)](x, weight, y, blocks, rest, eps, **sizes)
@@ -315,9 +314,7 @@ class RMSNormFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight = ctx.saved_tensors
-        dx, dweight = rms_norm_backward(dy, x, weight, ctx.eps)
-        return dx, dweight, None
+        return *rms_norm_backward(dy, *ctx.saved_tensors, ctx.eps), None
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
