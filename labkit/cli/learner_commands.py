@@ -22,8 +22,16 @@ def lab(words: tuple[str, ...]) -> None:
         raise UserError("JupyterLab is missing: pip install 'gpu-labkit[lab]'")
     named = bool(words) and not words[0].startswith("-")
     folder, options = Path(words[0] if named else "work"), words[named:]
+    said = []
+    if edited := learner_folder.edited():
+        names = ", ".join(path.name for path in edited)
+        question = f"You have edited published lessons, where the next `git pull` stops at them: {names}."
+        if not is_somebody_there():
+            said = [question]
+        elif click.confirm(f"{question} Move your edits to {folder}, and put the published ones back?"):
+            said = learner_folder.move_edits(folder, edited)
     with value_errors_as_messages():
-        said = learner_folder.open_folder(folder)
+        said += learner_folder.open_folder(folder)
     for sentence in said:
         click.echo(sentence)
     os.environ[learner_folder.FOLDER_VARIABLE] = str(folder.resolve())
@@ -31,6 +39,11 @@ def lab(words: tuple[str, ...]) -> None:
     root = ["--allow-root"] if os.getuid() == 0 else []
     usual = ["--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={folder.resolve()}", *root]
     os.execv(sys.executable, [sys.executable, "-m", "labkit.cli.lab_server", *usual, *options])
+
+
+def is_somebody_there() -> bool:
+    """Whether a question would be answered."""
+    return sys.stdin.isatty()
 
 
 IN_FOLDER = click.option(

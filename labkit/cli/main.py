@@ -8,10 +8,13 @@ import errno
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import psutil
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -65,10 +68,25 @@ for command in (learner_commands.lab, learner_commands.progress, learner_command
     "limit_s", "--timeout", metavar="SECONDS", type=click.IntRange(min=1), default=600, show_default=True,
     help="Longest time for one cell.",
 )  # fmt: skip
+@click.option(
+    "jobs", "--jobs", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
+    help="So many lessons at once. Each takes memory of its own, on the GPU too.",
+)  # fmt: skip
+@click.option("json_path", "--json", metavar="F", type=PATH, help="Write what came out to F.")
+@click.option("junit_path", "--junit", metavar="F", type=PATH, help="The same as JUnit's XML, for a CI.")
 @click.option("--strict", is_flag=True, help="Fail also where a claim does not hold.")
-def run_command(names: tuple[str, ...], assignments: tuple[str, ...], limit_s: int, strict: bool) -> None:
+def run_command(
+    names: tuple[str, ...],
+    assignments: tuple[str, ...],
+    limit_s: int,
+    jobs: int,
+    json_path: Path | None,
+    junit_path: Path | None,
+    strict: bool,
+) -> None:
     """Execute lessons (all of them, if none is named) and count what held."""
     from labkit.lessons import notebooks
+    from labkit.runs import result_files
     from labkit.runs.console import say
 
     with value_errors_as_messages():
@@ -78,7 +96,11 @@ def run_command(names: tuple[str, ...], assignments: tuple[str, ...], limit_s: i
             notebooks.check_parameters(path, given)
     console = Console()
     say(console, backend.sentence())
-    results = _execute(console, chosen, given, limit_s)
+    results = _execute(console, chosen, given, limit_s, jobs)
+    if json_path:
+        result_files.write_json(json_path, results)
+    if junit_path:
+        result_files.write_junit(junit_path, results, strict)
     broken = [result for result in results if strict and result.not_held]
     for result in broken:
         say(console, f"{result.lesson}, does not hold: {'; '.join(result.not_held)}")
@@ -86,9 +108,9 @@ def run_command(names: tuple[str, ...], assignments: tuple[str, ...], limit_s: i
 
 
 def _execute(
-    console: Console, chosen: list[Path], given: dict[str, str], limit_s: int
+    console: Console, chosen: list[Path], given: dict[str, str], limit_s: int, jobs: int
 ) -> "list[execute.Result]":
-    """Execute lessons into build/lessons, one after the other, saying at once what failed.
+    """Execute lessons, ``jobs`` at once, into build/lessons, saying at once what failed.
 
     However it ends, a table says what is finished and where it lies.
     """
@@ -96,15 +118,24 @@ def _execute(
     from labkit.runs.console import print_failure, print_results
     from labkit.runs.exclusive import exclusive
 
+    def result_of(path: Path) -> execute.Result:
+        output = paths.BUILD / "lessons" / path.name
+        with exclusive(f"run-{path.stem}"):
+            return execute.execute(path, output, given, cell_limit_s=limit_s, bar=True)
+
     results: list[execute.Result] = []
+    pool = ThreadPoolExecutor(jobs)
     try:
-        for path in chosen:
-            output = paths.BUILD / "lessons" / path.name
-            with exclusive(f"run-{path.stem}"):
-                result = execute.execute(path, output, given, cell_limit_s=limit_s, bar=True)
+        for result in map(result_of, chosen) if jobs == 1 else pool.map(result_of, chosen):
             if result.failure:
                 print_failure(console, result.lesson, result.failure)
             results.append(result)
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for kernel in psutil.Process().children() if jobs > 1 else ():  # their threads end with them
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(kernel.pid, signal.SIGKILL)
+        raise
     finally:
         print_results(console, results, [path.stem for path in chosen[len(results) :]])
     return results

@@ -7,8 +7,11 @@ guesses, and in ``.labkit/handed_out`` each lesson as it was when the learner la
 import json
 import os
 import shutil
+import subprocess
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from labkit import paths
 from labkit.lessons import notebooks
@@ -47,13 +50,13 @@ def open_folder(folder: Path) -> list[str]:
 
     A lesson that is not there yet is copied into it. One that has changed upstream since is put beside the
     learner's, under a name with today's date; a file that nobody has saved since is replaced. Pictures are
-    renewed.
+    renewed. Answers and guesses from before there were such folders are moved into it.
 
     Raises ValueError for a folder that holds the published lessons, and for a clone of the course.
     """
     if folder.resolve() in (paths.NOTEBOOKS.resolve(), paths.CHECKOUT.resolve()):
         raise ValueError(f"{folder}: the published lessons are there; name a folder of your own")
-    added, said = [], []
+    added, said = [], _carry_over(folder)
     for lesson in notebooks.find():
         mine, before = folder / lesson.name, folder / STATE_FOLDER / "handed_out" / lesson.name
         text = handed_out(lesson)
@@ -104,7 +107,64 @@ def reset(folder: Path, lesson: str) -> tuple[Path, Path | None]:
     return mine, aside
 
 
+def _carry_over(folder: Path) -> list[str]:
+    """Move answers and guesses out of the cache, where they were kept before there were learners' folders."""
+    said = []
+    for name, what in ((ATTEMPTS, "answers"), (GUESSES, "guesses")):
+        old, new = paths.cache() / name, folder / STATE_FOLDER / name
+        if old.is_dir() and not new.exists():
+            new.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(old, new)
+            said.append(f"Your {what} from before were moved here from {old}.")
+    return said
+
+
 def _unused(folder: Path, stem: str) -> Path:
     """A notebook's path in the folder that no file has yet."""
     names = [stem, *(f"{stem}-{number}" for number in range(2, 1000))]
     return next(path for path in (folder / f"{name}.ipynb" for name in names) if not path.exists())
+
+
+# ---- edits in the published notebooks of a clone -----------------------------------------------------------
+
+
+def edited() -> list[Path]:
+    """Published lessons whose cells are not as git has them; empty outside a clone, or without git."""
+    changed = _git("diff", "--name-only", "--relative", "HEAD", "--", "notebooks/*.ipynb").splitlines()
+    found = [paths.CHECKOUT / line for line in changed if (paths.CHECKOUT / line).exists()]
+    return [path for path in found if _cells(path.read_text(encoding="utf-8")) != _cells(_at_head(path))]
+
+
+def move_edits(folder: Path, lessons: list[Path]) -> list[str]:
+    """Move edited notebooks into a learner's folder, and put the published ones back; a sentence for each."""
+    said = []
+    for lesson in lessons:
+        mine = folder / lesson.name
+        if mine.exists():
+            mine = _unused(folder, f"{lesson.stem}.moved-{datetime.now():%Y-%m-%d}")
+        original, before = _at_head(lesson), folder / STATE_FOLDER / "handed_out" / lesson.name
+        paths.write_text(mine, lesson.read_text(encoding="utf-8"))
+        paths.write_text(lesson, original)
+        if not before.exists():  # the edits began from the published lesson: only a later one is news
+            paths.write_text(before, handed_out(lesson))
+        said.append(f"Your edits of {lesson.name} are in {os.path.relpath(mine)} now.")
+    return said
+
+
+def _git(*arguments: str) -> str:
+    try:
+        ran = subprocess.run(["git", *arguments], cwd=paths.CHECKOUT, capture_output=True, text=True)
+    except OSError:  # without git nobody pulls here either
+        return ""
+    return ran.stdout if ran.returncode == 0 else ""
+
+
+def _at_head(path: Path) -> str:
+    return _git("show", f"HEAD:./{path.relative_to(paths.CHECKOUT)}")
+
+
+def _cells(text: str) -> Any:
+    """What a person writes in a notebook: kind and source of each cell. None for a text that is none."""
+    with suppress(ValueError, KeyError, TypeError):
+        return [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
+    return None

@@ -6,6 +6,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from labkit.cli import learner_commands
 from labkit.cli.main import cli
 from labkit.lessons import learner_folder, notebooks
 
@@ -16,6 +17,7 @@ def labkit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv(learner_folder.FOLDER_VARIABLE, "")
+    monkeypatch.setattr(learner_folder, "edited", lambda: [])
     started = []
     monkeypatch.setattr(os, "execv", lambda python, arguments: started.append(arguments))
 
@@ -41,6 +43,18 @@ def test_lab_opens_a_folder_with_the_lessons_and_passes_on_jupyters_options(labk
         assert arguments[-1 - len(options) :] == [*options, "--no-browser"]
     said, _ = labkit("lab", str(notebooks.paths.NOTEBOOKS), status=2)
     assert "name a folder of your own" in said
+
+
+def test_lab_offers_to_move_edits_of_published_lessons(labkit, tmp_path, monkeypatch):
+    monkeypatch.setattr(learner_folder, "edited", lambda: [tmp_path / "01_launch_overhead.ipynb"])
+    said, _ = labkit("lab")  # nobody is there to be asked
+    assert said.startswith("You have edited published lessons") and "01_launch_overhead.ipynb." in said
+    monkeypatch.setattr(learner_commands, "is_somebody_there", lambda: True)
+    monkeypatch.setattr(learner_folder, "move_edits", lambda folder, lessons: [f"moved into {folder}"])
+    for answer, moved in ((True, True), (False, False)):
+        monkeypatch.setattr(learner_commands.click, "confirm", lambda question, answer=answer: answer)
+        said, _ = labkit("lab")
+        assert ("moved into work" in said) == moved
 
 
 def test_progress_and_reset_are_about_the_learners_folder(labkit, tmp_path, monkeypatch):

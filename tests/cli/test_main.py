@@ -99,13 +99,15 @@ def test_where_the_disk_is_full_a_sentence_says_what_to_do_and_the_earlier_resul
     assert {path: path.read_bytes() for path in paths.BUILD.rglob("*") if path.is_file()} == kept
 
 
-def test_strict_fails_where_a_claim_does_not_hold(clone):
-    stage.lesson(clone, GOOD, name="01_fine")
-    stage.lesson(clone, GOOD.replace("True", "False"), name="02_weak")
-    assert stage.labkit("run").exit_code == 0
-    result = stage.labkit("run", "--strict")
-    assert result.exit_code == 1 and "02_weak, does not hold: 3 bytes" in result.output
-    assert stage.labkit("run", "--strict", "01").exit_code == 0
+def test_lessons_run_at_once_and_their_results_come_in_order(clone):
+    """Each waits until the other has begun."""
+    meet = "import os, time\nopen('{}', 'w').close()\nwhile not os.path.exists('{}'): time.sleep(0.05)"
+    stage.lesson(clone, meet.format("one", "two"), name="01_one")
+    stage.lesson(clone, meet.format("two", "one"), name="02_two")
+    stage.lesson(clone, BAD, name="03_bad")
+    result = stage.labkit("run", "--jobs", "2", "--timeout", "60")
+    assert result.exit_code == 1 and "03_bad failed in cell 1" in result.output
+    assert re.search(r"01_one +│ passed.*02_two +│ passed.*03_bad +│ failed", result.output, re.DOTALL)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -125,6 +127,21 @@ def test_an_interrupted_run_leaves_no_kernel_and_a_table_of_what_is_finished(clo
     assert processes.gone(kernel) and not list(clone.rglob("ran"))
     assert re.search(r"01_good +│ passed", output) and "build/lessons/01_good.html" in output
     assert re.search(r"02_long +│ unfinished", output) and re.search(r"03_next +│ unfinished", output)
+
+
+def test_interrupted_none_of_several_kernels_is_left(clone):
+    pids = [paths.NOTEBOOKS / name for name in ("one", "two")]
+    for number, path in enumerate(pids, 1):
+        code = f"import os, time\nopen({path.name!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
+        stage.lesson(clone, code, name=f"0{number}_long")
+    process = processes.python(stage.__file__, "run", "--jobs", "2")
+    processes.wait_for(lambda: all(path.exists() and path.read_text() for path in pids), "both lessons", 60)
+    kernels = [psutil.Process(int(path.read_text())) for path in pids]
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130 and "Traceback" not in output, output
+    assert all(map(processes.gone, kernels))
+    assert re.search(r"01_long +│ unfinished.*02_long +│ unfinished", output, re.DOTALL)
 
 
 def test_record_check_and_strip(clone, monkeypatch):

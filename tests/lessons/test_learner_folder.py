@@ -1,7 +1,8 @@
-"""A learner's folder: what is copied, what is never written over."""
+"""A learner's folder: what is copied, what is never written over, what is carried over."""
 
 import json
 import shutil
+import subprocess
 
 import pytest
 
@@ -90,6 +91,18 @@ def test_a_fresh_copy_keeps_the_old_file_and_forgets_the_verdicts(course, tmp_pa
         learner_folder.reset(folder, "99")
 
 
+def test_answers_and_guesses_of_the_cache_are_carried_over_once(course, tmp_path):
+    for name in ("attempts/launch_overhead", "predictions"):
+        (tmp_path / "cache" / name).mkdir(parents=True)
+    (tmp_path / "cache" / "predictions" / "a.json").write_text("{}")
+    said = learner_folder.open_folder(tmp_path / "work")
+    assert [sentence.split(" were moved")[0] for sentence in said[1:]] == [
+        "Your answers from before", "Your guesses from before",
+    ]  # fmt: skip
+    assert (tmp_path / "work" / ".labkit" / "predictions" / "a.json").exists()
+    assert learner_folder.open_folder(tmp_path / "other") == [said[0].replace("work", "other")]
+
+
 def test_the_learners_folder_is_the_named_one_or_the_nearest_above(course, tmp_path, monkeypatch):
     assert learner_folder.current() is None and learner_folder.state_folder() == tmp_path / "cache"
     learner_folder.open_folder(tmp_path / "work")
@@ -103,3 +116,24 @@ def test_published_lessons_are_nobodys_folder(course):
     for folder in (course, course.parent):
         with pytest.raises(ValueError, match="name a folder of your own"):
             learner_folder.open_folder(folder)
+
+
+def test_edits_of_published_lessons_move_into_the_folder_and_git_is_clean(course, tmp_path):
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "-C", str(course.parent)]
+    assert learner_folder.edited() == [], "outside a clone"
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "lessons"]):
+        subprocess.run([*git, *command], check=True)
+    lesson = course / f"{LESSON}.ipynb"
+    lesson.write_text(lesson.read_text() + "\n")
+    assert learner_folder.edited() == [], "the cells are the same"
+    edit(lesson)
+    assert learner_folder.edited() == [lesson]
+    folder = tmp_path / "work"
+    (sentence,) = learner_folder.move_edits(folder, [lesson])
+    assert sentence == f"Your edits of {LESSON}.ipynb are in work/{LESSON}.ipynb now."
+    status = subprocess.run([*git, "status", "--short"], check=True, capture_output=True, text=True)
+    assert status.stdout == "" and "# mine" in (folder / f"{LESSON}.ipynb").read_text()
+    assert learner_folder.open_folder(folder) == ["Copied into work: 05_cuda_graphs."]
+    edit(lesson, "# again")
+    learner_folder.move_edits(folder, [lesson])
+    assert len(names(folder)) == 3 and "# again" not in (folder / f"{LESSON}.ipynb").read_text()
