@@ -419,9 +419,3 @@ def table(*compiled: CompiledKernel, labels: Sequence[str] = ()) -> "pd.DataFram
         for one in compiled
     ]
     return pd.DataFrame(rows, index=list(labels) or [one.kernel for one in compiled])
-
-
-def matching_lines(text: str, pattern: str, *, limit: int = 8) -> str:
-    """The first ``limit`` lines of a program's text that match a regular expression."""
-    lines = [line for line in text.expandtabs(4).splitlines() if re.search(pattern, line)]
-    return "\n".join(lines[:limit])
