@@ -106,7 +106,7 @@ def test_each_operation_reads_and_writes_what_it_has_to(call, wanted):
     x, y = torch.randn(16, 8), torch.randn(16, 8)
     found = launch_counts.count(lambda: call(x, y)).launches
     assert [(o.name, o.bytes_read, o.bytes_written) for o in found] == wanted
-    assert all(o.programs == 0 and o.distinct_bytes == o.bytes_read + o.bytes_written for o in found)
+    assert all(o.programs == 0 for o in found)
 
 
 def test_operations_of_a_backward_pass_are_seen():
