@@ -58,8 +58,8 @@ def run(lesson: str, exercise: Exercise, answer: Contender, why: str) -> Results
     if len(table):
         floor = {"copy of the same bytes": "copy_us"}
         changing = [axis for axis in race.sizes[0] if len({size[axis] for size in race.sizes}) > 1]
-        headings: dict[str, Any] = {"group": changing[0]} if changing else {}
-        display(plots.bars(table, floor=floor, title=f"The race: {exercise.title}", **headings))
+        heading = changing[0] if changing else None
+        display(plots.bars(table, floor=floor, title=f"The race: {exercise.title}", group=heading))
     return table
 
 

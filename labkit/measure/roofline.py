@@ -4,7 +4,7 @@ The roofs of this device are measured once and cached. Those of recorded devices
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -243,17 +243,3 @@ def floor_us(roofs: Roofs, *, min_bytes: float, flops: float = 0.0, dtype: str =
     """
     arithmetic = flops / roofs.matmul[dtype] * 1e6 if flops else 0.0
     return max(roofs.node_us, min_bytes / roofs.bandwidth * 1e6, arithmetic)
-
-
-def highest_floors(
-    xs: Sequence[float], floors: Mapping[str, Callable[[float], float]]
-) -> list[tuple[float, float, str]]:
-    """Where each of several floors is the highest one: (from, to, name), in order of ``xs``."""
-    highest = [(x, max(floors, key=lambda name: floors[name](x))) for x in xs]
-    spans: list[tuple[float, float, str]] = []
-    for x, name in highest:
-        if spans and spans[-1][2] == name:
-            spans[-1] = (spans[-1][0], x, name)
-        else:
-            spans.append((spans[-1][1] if spans else x, x, name))
-    return spans

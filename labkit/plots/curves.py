@@ -22,8 +22,6 @@ from labkit.plots.style import INK, MUTED, ContenderStyle, Picture
 ReferenceLine = Callable[[float], float] | Iterable[tuple[float, float]]
 """A thin line: a function of the axis, or points (x, y)."""
 ReferenceLines = Mapping[str, ReferenceLine]
-BoundSpan = tuple[float | None, float | None, str]
-"""A shaded part of the axis: from, to (None is open) and its name, as "memory"."""
 _EMPTY_X_LIMITS, _EMPTY_Y_LIMITS = (32.0, 32768.0), (1.0, 1000.0)
 """Ends of the axes of a figure that has no values: the widths and times that are usual in the course."""
 _DASHES: tuple[Any, ...] = ("-", (0, (7, 2, 1.5, 2)), (0, (1.5, 2)), (0, (9, 4)))
@@ -70,7 +68,6 @@ def curves(
     *,
     title: str,
     reference_lines: ReferenceLines | Callable[[pd.DataFrame], ReferenceLines] | None = None,
-    bound_spans: Callable[[pd.DataFrame], Sequence[BoundSpan]] | None = None,
     facet: str | None = None,
     rows: str | None = None,
     values: Sequence[float] = (),
@@ -80,9 +77,8 @@ def curves(
 
     ``table`` is one of `labkit.measure.rows.as_results`; ``facet`` and ``rows`` are columns that make panels
     side by side and one above the other. ``reference_lines`` are thin dark lines in the unit of the quantity,
-    by name, or a function from a panel's rows to them. ``bound_spans`` is a function from a panel's rows to
-    the parts of the axis that are shaded and named. ``values``: x positions that the axis must include even
-    if they have no rows yet. ``quantity`` is what is drawn: `TIME` (in microseconds) or `SPEEDUP`.
+    by name, or a function from a panel's rows to them. ``values``: x positions that the axis must include
+    even if they have no rows yet. ``quantity`` is what is drawn: `TIME` (in microseconds) or `SPEEDUP`.
 
     Rows without a time are a small cross at the foot of the panel and a footnote; points that were disturbed
     (column ``noise``) stand in a ring, and a footnote says by what. Raises ValueError for a column that the
@@ -125,9 +121,7 @@ def curves(
     y_limits = _log_limits(y_values, least=8.0, pad=0.05) or _EMPTY_Y_LIMITS
     _set_axes(grid, len(panels), x, quantity, x_limits, y_limits)
     for ax, panel in zip(grid.ravel(), panels, strict=False):
-        spans = bound_spans(panel.rows) if bound_spans else ()
-        ax.set_title(panel.name, pad=34 if spans else 6)
-        _shade_spans(ax, spans)
+        ax.set_title(panel.name)
         _draw_panel(ax, panel, x, quantity, styles)
     alt = _alt_text(title, shown, x, quantity, panels, conditions)
     alt += formatting.notes_as_alt("Missing", gap_notes) + formatting.notes_as_alt("Disturbed", noise_notes)
@@ -292,16 +286,6 @@ def _log_limits(values: Iterable[float], least: float, pad: float) -> tuple[floa
     low, high = min(known), max(known)
     widen = max((high / low) ** pad, math.sqrt(least / (high / low)))
     return low / widen, high * widen
-
-
-def _shade_spans(ax: Axes, spans: Sequence[BoundSpan]) -> None:
-    """Shade the spans, and name them above the panel on two rows in turn."""
-    low, high = ax.get_xlim()
-    inside = [(max(low, a or low), min(high, high if b is None else b), name) for a, b, name in spans]
-    for i, (a, b, name) in enumerate(one for one in inside if one[0] < one[1]):
-        ax.axvspan(a, b, color=style.SHADES[i % 2], linewidth=0, zorder=0)
-        place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-        ax.annotate(name, (a, 1), (2, 3 + 14 * (i % 2)), **place, size=style.SMALL, color=MUTED)
 
 
 def _draw_panel(

@@ -24,7 +24,7 @@ from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -36,9 +36,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from labkit import child_process, paths
 from labkit.lessons import notebooks
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """A100; RTX 30 and A10; RTX 40, L4 and L40; H100 and H200; B200; RTX 50."""
@@ -398,30 +395,3 @@ def count_instructions(ptx: str) -> dict[str, Any]:
         "matrix": dict(Counter(matrix)),
         "barriers": {kind: count for kind, count in barriers.items() if count},
     }
-
-
-def table(*compiled: CompiledKernel, labels: Sequence[str] = ()) -> "pd.DataFrame":
-    """One row for each kernel, named by ``labels``, or by the kernels' names without them."""
-    import pandas as pd  # not before it is needed: importing it takes half a second
-
-    rows = [
-        {
-            "registers": one.registers,
-            "spills (bytes)": one.spills,
-            "widest load (bits)": one.widest_load,
-            "async copies": sum(one.async_copies.values()),
-            "bulk copies": one.bulk_loads + one.bulk_stores,
-            "shuffles": sum(one.shuffles.values()),
-            "matrix instructions": ", ".join(f"{count} {kind}" for kind, count in one.matrix.items()) or "0",
-            "barriers": sum(one.barriers.values()),
-            "shared (KB)": one.shared_bytes / 1024,
-        }
-        for one in compiled
-    ]
-    return pd.DataFrame(rows, index=list(labels) or [one.kernel for one in compiled])
-
-
-def matching_lines(text: str, pattern: str, *, limit: int = 8) -> str:
-    """The first ``limit`` lines of a program's text that match a regular expression."""
-    lines = [line for line in text.expandtabs(4).splitlines() if re.search(pattern, line)]
-    return "\n".join(lines[:limit])

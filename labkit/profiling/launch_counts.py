@@ -46,9 +46,6 @@ class Launch:
     """Program instances of a Triton kernel; 0 for an operation of PyTorch."""
     bytes_read: int = 0
     bytes_written: int = 0
-    distinct_bytes: int = 0
-    """Bytes of the distinct addresses that were read, and of those that were written. This is what crosses
-    memory if a cache keeps all that one launch uses, and nothing from one launch to the next."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +58,6 @@ class Counts:
     def programs(self) -> int:
         """Program instances of all Triton kernels."""
         return sum(launch.programs for launch in self.launches)
-
-    @property
-    def distinct_bytes(self) -> int:
-        """Bytes of distinct addresses, summed over all launches."""
-        return sum(launch.distinct_bytes for launch in self.launches)
 
 
 def count(call: Callable[[], Any]) -> Counts:
@@ -137,8 +129,7 @@ def _operation(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result:
         unread = argument.is_out or name in _OVERWRITES if writes else takes_shapes_only
         if not unread:
             read += tree_leaves(given)
-    read_bytes, written_bytes = _distinct_bytes(read), _distinct_bytes(written)
-    return Launch(name, 0, read_bytes, written_bytes, read_bytes + written_bytes)
+    return Launch(name, 0, _distinct_bytes(read), _distinct_bytes(written))
 
 
 def _distinct_bytes(leaves: list[Any]) -> int:
@@ -159,18 +150,14 @@ def _interpreted_kernels(launches: list[Launch], operations: _Operations) -> Ite
 
     launch_kernel = GridExecutor.__call__
     set_grid = InterpreterBuilder.set_grid_dim
-    addresses: dict[tuple[bool, int], list[Any]] = {}  # of this launch, by (is written, bytes of an element)
 
     def launched(executor: Any, *args: Any, **kwargs: Any) -> Any:
         launches.append(Launch(executor.fn.__name__))
-        addresses.clear()
         operations.paused = True  # the interpreter copies tensors, which is no launch
         try:
             return launch_kernel(executor, *args, **kwargs)
         finally:
             operations.paused = False
-            found = {key: np.unique(np.concatenate(parts)).size for key, parts in addresses.items()}
-            launches[-1].distinct_bytes = sum(count * size for (_, size), count in found.items())
 
     def grid_set(builder: Any, *grid: int) -> None:
         launches[-1].programs = math.prod(grid)
@@ -182,11 +169,8 @@ def _interpreted_kernels(launches: list[Launch], operations: _Operations) -> Ite
         def access(builder: Any, *args: Any, **kwargs: Any) -> Any:
             pointers = args[1] if method == "create_atomic_rmw" else args[0]
             on = True if mask_at is None else np.asarray(args[mask_at].data, dtype=bool)
-            used = np.asarray(pointers.data)[np.broadcast_to(on, np.shape(pointers.data))].ravel()
-            size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
-            for written in [False] * reads + [True] * writes:
-                addresses.setdefault((written, size), []).append(used)
-            moved = used.size * size
+            used = np.broadcast_to(on, np.shape(pointers.data)).sum()
+            moved = int(used) * max(1, pointers.get_element_ty().primitive_bitwidth // 8)
             launches[-1].bytes_read += moved * reads
             launches[-1].bytes_written += moved * writes
             return original(builder, *args, **kwargs)

@@ -10,7 +10,7 @@ from labkit.measure import rows
 from labkit.measure.clocks import Cache, Clock
 from labkit.measure.contender import Contender, Shape
 from labkit.measure.results import Results
-from labkit.plots.curves import BoundSpan, ReferenceLines
+from labkit.plots.curves import ReferenceLines
 
 CLOCKS: dict[Clock, str] = {
     "graph": "graph: device time, cold cache",
@@ -60,9 +60,9 @@ class SweepPlan:
     ``of`` and ``over`` name the contenders that the sentence compares; speedups are over ``over``.
     ``others`` are the other axes of the shape, each with the sizes to choose from, the usual one last.
     ``published`` has a column ``speedup`` or ``median_us``, and stands where its dtype and other axes, as far
-    as it has them, are those chosen. ``reference_lines`` and ``bound_spans`` are those of
-    :func:`labkit.plots.curves` for times, ``expected`` the reference lines of the speedups. ``budget_s`` is
-    the time that one contender is measured for at one size.
+    as it has them, are those chosen. ``reference_lines`` are those of :func:`labkit.plots.curves` for
+    times, ``expected`` those of the speedups. ``budget_s`` is the time that one contender is measured for at
+    one size.
 
     Raises ValueError for sizes that do not increase, or names that are no contenders.
     """
@@ -80,7 +80,6 @@ class SweepPlan:
     clocks: Sequence[Clock] = ("graph", "events", "host")
     published: pd.DataFrame = field(default_factory=pd.DataFrame)
     reference_lines: Callable[[pd.DataFrame], ReferenceLines] = lambda _: {}
-    bound_spans: Callable[[pd.DataFrame], Sequence[BoundSpan]] = lambda _: ()
     expected: ReferenceLines = field(default_factory=dict)
     budget_s: float = 0.15
 

@@ -120,8 +120,7 @@ def sweep_figure(
     published = _published_points(plan, table, quantity, selection)
     if quantity is TIME:
         found = pd.concat([table, *published], ignore_index=True)
-        lines, spans = plan.reference_lines, plan.bound_spans
-        return plots.curves(found, title=plan.title, reference_lines=lines, bound_spans=spans, **how)
+        return plots.curves(found, title=plan.title, reference_lines=plan.reference_lines, **how)
     found = pd.concat([speedups(plan, table), *published], ignore_index=True)
     title = f"{plan.title}: times faster than {plan.over}"
     return plots.speedups(found, title=title, reference_lines=plan.expected, **how)

@@ -2,12 +2,11 @@
 
 from labkit.workloads import grouped, gru, mlp, network, peers, published, recurrent, stack
 from labkit.workloads.elementwise import AFFINE, LINEAR, product
-from labkit.workloads.roofline_curves import bound_spans, floors
+from labkit.workloads.roofline_curves import floors
 
 __all__ = [
     "AFFINE",
     "LINEAR",
-    "bound_spans",
     "floors",
     "grouped",
     "gru",

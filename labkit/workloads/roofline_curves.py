@@ -1,10 +1,8 @@
-"""Floors of a piece of work against width, as a figure draws them, and the highest floor at each width."""
+"""Floors of a piece of work against width, as a figure draws them."""
 
 from collections.abc import Callable
 
-import numpy as np
 import pandas as pd
-import torch
 
 from labkit.measure import roofline
 from labkit.measure.contender import Shape, Work
@@ -26,29 +24,6 @@ def floors(**works: Work) -> Callable[[pd.DataFrame], dict[str, Callable[[float]
             return lambda width: work.floor_us(_shape(panel, width), dtype, roofs)
 
         return {f"floor of {name}": line(work) for name, work in works.items()}
-
-    return of
-
-
-def bound_spans(work: Work) -> Callable[[pd.DataFrame], list[tuple[float, float, str]]]:
-    """For plots.curves: over which widths launch, memory or arithmetic is the highest floor of ``work``."""
-
-    def of(panel: pd.DataFrame) -> list[tuple[float, float, str]]:
-        roofs = roofline.roofs_of(panel)
-        if roofs is None:
-            return []
-        dtype = str(panel["dtype"].iloc[0])
-        itemsize = getattr(torch, dtype).itemsize
-
-        def moved(width: float) -> float:
-            return work.min_bytes(_shape(panel, width), itemsize, "forward") / roofs.bandwidth * 1e6
-
-        def computed(width: float) -> float:
-            return work.flops(_shape(panel, width), "forward") / roofs.matmul[dtype] * 1e6
-
-        widths = np.geomspace(panel["width"].min(), panel["width"].max(), 201).tolist()
-        bounds = {"launch": lambda _: roofs.node_us, "memory": moved, "arithmetic": computed}
-        return roofline.highest_floors(widths, bounds)
 
     return of
 

@@ -240,14 +240,3 @@ def test_the_floor_is_the_largest_of_launches_memory_and_arithmetic(asked, us):
     assert roofline.floor_us(FLOORS, **asked) == pytest.approx(us)
     with pytest.raises(KeyError):
         roofline.floor_us(FLOORS, min_bytes=0, flops=1, dtype="int4")
-
-
-# Highest floors
-
-
-def test_highest_floors_say_where_which_floor_is_the_highest():
-    floors = {"launch": lambda n: 10.0, "memory": lambda n: n, "arithmetic": lambda n: n * n / 100}
-    spans = roofline.highest_floors([1, 5, 9, 11, 50, 99, 101, 1000], floors)
-    assert spans == [(1, 9, "launch"), (9, 99, "memory"), (99, 1000, "arithmetic")]
-    assert roofline.highest_floors([1, 2, 3], {"launch": lambda n: 1.0}) == [(1, 3, "launch")]
-    assert roofline.highest_floors([], {"launch": lambda n: 1.0}) == []

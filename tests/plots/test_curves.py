@@ -121,14 +121,13 @@ def test_ticks_are_apart_from_one_point_to_a_huge_range(sizes):
     assert len(inside) >= min(len(sizes), 5)
 
 
-def test_reference_lines_are_functions_or_points_and_spans_are_named():
+def test_reference_lines_are_functions_or_points():
     floor = {"launch floor": lambda _: 1.5, "model": [(16384, 500.0), (128, 4.0)]}
-    spans = [(None, 200, "launch-bound"), (200, None, "memory-bound")]
-    shown = drawn(reference_lines=floor, bound_spans=lambda _: spans)
+    shown = drawn(reference_lines=floor)
     thin = [line for line in shown.figure.axes[0].lines if line.get_color() == style.INK]
     ends = {tuple(line.get_ydata()[[0, -1]]) for line in thin if len(line.get_ydata())}
     assert ends == {(1.5, 1.5), (4.0, 500.0)}
-    assert {*floor, "launch-bound", "memory-bound"} <= set(texts(shown))
+    assert set(floor) <= set(texts(shown))
     assert "Thin lines: launch floor, model." in shown.alt
 
 

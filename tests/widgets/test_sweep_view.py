@@ -31,10 +31,7 @@ def planned(monkeypatch):
         both = (doubling(gpu, of), doubling(gpu, "eager"))
         usual = dict(suite="suite", contenders=both, x="width", values=(16, 32, 64), others={"batch": (2,)})
         usual |= dict(title="Doubling", of=of, over="eager", expected={"as one expects": lambda width: 2.0})
-        usual |= {
-            "reference_lines": lambda table: {"the floor": lambda width: width / 10},
-            "bound_spans": lambda table: [(None, 32, "small")],
-        }
+        usual |= {"reference_lines": lambda table: {"the floor": lambda width: width / 10}}
         return SweepPlan(**(usual | options))
 
     return make
@@ -64,7 +61,7 @@ def texts(shown):
 
 def test_time_and_speedup_have_their_reference_lines(planned):
     plan = planned()
-    for view, lines in ((TIME, ("the floor", "small")), (SPEEDUP, ("as one expects",))):
+    for view, lines in ((TIME, ("the floor",)), (SPEEDUP, ("as one expects",))):
         for line in lines:
             assert line in texts(sweep_figure(plan, table(), view))
     assert "Doubling: times faster than eager" in sweep_figure(plan, table(), SPEEDUP).alt

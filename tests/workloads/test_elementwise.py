@@ -313,20 +313,7 @@ def test_the_floor_is_the_highest_of_three_of_the_panel(monkeypatch, batch, dtyp
     )
     assert list(lines) == ["floor of affine", "floor of linear"]
     assert lines["floor of linear"](width) == pytest.approx(expected)
-    assert (
-        roofline_curves.floors(linear=elementwise.LINEAR)(panel()) == {}
-        and roofline_curves.bound_spans(elementwise.LINEAR)(panel()) == []
-    )
+    assert roofline_curves.floors(linear=elementwise.LINEAR)(panel()) == {}
     assert elementwise.LINEAR.floor_us({"batch": 1000, "width": 2000}, "tf32", ROOFS) == 32.0, (
         "of 4 bytes each"
     )
-
-
-@pytest.mark.parametrize(("dtype", "borders"), [("float32", (224.7, 500.0)), ("bfloat16", (414.2, 1333.3))])
-def test_bound_spans_change_where_the_floors_cross(monkeypatch, dtype, borders):
-    """fp32: 8e-3 N + 4e-6 NN = 2, then 2e-5 NN = 8e-3 N + 4e-6 NN; bf16: half the bytes, 4 times the rate."""
-    monkeypatch.setattr(roofline, "roofs", lambda: ROOFS)
-    spans = roofline_curves.bound_spans(elementwise.LINEAR)(panel(16, 256, 8192, dtype=dtype))
-    assert [name for _, _, name in spans] == ["launch", "memory", "arithmetic"]
-    assert [start for start, _, _ in spans] == pytest.approx([16, *borders], rel=0.04)
-    assert [end for _, end, _ in spans] == pytest.approx([*borders, 8192], rel=0.04)
