@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +24,12 @@ from labkit import backend, paths
 TRITON_OF_TORCH = {"2.11": "3.6.0", "2.13": "3.7.1", "2.15": "3.9.0"}
 """For CPU builds of torch, which do not name the triton they belong to."""
 RUN = "make run" if paths.IN_CLONE else "labkit run"
+ABOUT_ITS_GPU = {
+    "Colab": "For an L4 or an A100: Runtime > Change runtime type.",
+    "Kaggle": "For a GPU: Settings > Accelerator.",
+    "AMD GPU": "The kernels here are for NVIDIA's GPUs.",
+    "WSL": "If this machine has an NVIDIA GPU: install its driver in Windows, not in WSL.",
+}
 JUPYTER = ("jupyterlab", "ipykernel", "ipywidgets")
 
 
@@ -31,6 +38,8 @@ class Facts:
     """What was found on a machine; None is "not there"."""
 
     system: str = "Linux"
+    place: str = ""
+    """Colab, Kaggle, Binder or WSL, or "AMD GPU" beside one; empty for any other machine."""
     versions: dict[str, str | None] = field(default_factory=dict)
     """Of torch, triton, numpy and Jupyter's packages."""
     broken: dict[str, str] = field(default_factory=dict)
@@ -59,16 +68,22 @@ def advise(facts: Facts) -> Advice:
     """The first thing that is in the way, and what to do about it; else what to expect."""
     if obstacle := _obstacle(facts):
         return Advice(False, obstacle)
+    hosted = facts.place in ("Colab", "Kaggle")
+    run = "the lesson" if hosted else f"`{RUN}`"
     if facts.reason:
         why = "" if facts.reason == backend.NO_DRIVER else f", because {facts.reason}"
         sentence = (
-            f"Ready without a GPU: `{RUN}` interprets the kernels at small sizes{why}. "
+            f"Ready without a GPU: {run} interprets the kernels at small sizes{why}. "
             "Figures of time come from recordings."
         )
+        if facts.reason == backend.NO_DRIVER and facts.place in ABOUT_ITS_GPU:
+            sentence += f" {ABOUT_ITS_GPU[facts.place]}"
     elif facts.roofs is None:
-        sentence = f"Ready: `{RUN}` runs on the GPU; `labkit doctor --measure` measures its roofs."
+        sentence = f"Ready: {run} runs on the GPU; `labkit doctor --measure` measures its roofs."
     else:
-        sentence = f"Ready: `{RUN}` runs on the GPU."
+        sentence = f"Ready: {run} runs on the GPU."
+    if hosted:
+        return Advice(True, sentence)
     if facts.versions.get("jupyterlab") is None:
         sentence += " JupyterLab is missing; only `labkit lab` needs it."
     return Advice(True, sentence)
@@ -120,6 +135,7 @@ def lines(facts: Facts) -> list[tuple[str, str]]:
         broken = f", broken: {facts.broken[name]}" if name in facts.broken else ""
         return f"{facts.versions.get(name) or 'missing'}{broken}"
 
+    place = f" ({facts.place})" if facts.place else ""
     built = backend.installed_torch()
     build = f"built for CUDA {built.cuda}" if built and built.cuda else "CPU build"
     wanted = f" (this torch goes with {facts.triton_wanted})" if facts.triton_wanted else ""
@@ -133,7 +149,7 @@ def lines(facts: Facts) -> list[tuple[str, str]]:
     cache = paths.cache()
     there = next(folder for folder in (cache, *cache.parents) if folder.exists())
     return [
-        ("system", f"{facts.system} {platform.machine()}, Python {platform.python_version()}"),
+        ("system", f"{facts.system}{place} {platform.machine()}, Python {platform.python_version()}"),
         ("GPU", facts.device or "none that torch can use"),
         ("driver", _driver() or "none found"),
         ("torch", f"{told('torch')}, {build}" if built else told("torch")),
@@ -162,6 +178,7 @@ def collect() -> Facts:
     compilers = (shutil.which(name) for name in (os.environ.get("CC"), "gcc", "clang") if name)
     return Facts(
         system=platform.system(),
+        place=_place(os.environ, platform.release()),
         versions=versions,
         broken=broken,
         triton_wanted=_wanted_triton(versions["torch"]),
@@ -171,6 +188,19 @@ def collect() -> Facts:
         headers=Path(sysconfig.get_paths()["include"], "Python.h").exists(),
         roofs=_roofs() if usable else None,
     )
+
+
+def _place(environment: Mapping[str, str], kernel: str) -> str:
+    """Whose machine this is, by its variables, the name of its Linux kernel, or AMD's driver."""
+    marks = {
+        "COLAB_RELEASE_TAG": "Colab",
+        "KAGGLE_KERNEL_RUN_TYPE": "Kaggle",
+        "BINDER_LAUNCH_HOST": "Binder",
+    }
+    found = [place for name, place in marks.items() if name in environment]
+    found += ["WSL"] if "microsoft" in kernel.lower() else []
+    found += ["AMD GPU"] if os.path.exists("/dev/kfd") else []
+    return found[0] if found else ""
 
 
 def _version(package: str) -> str | None:

@@ -39,6 +39,18 @@ CASES = [
     (no_gpu(), True, "Ready without a GPU"),
     (gpu(), True, "Ready: .*GPU"),
     (gpu(roofs=None), True, "labkit doctor --measure"),
+    (gpu(place="WSL"), True, r"^Ready: `make run` runs on the GPU\.$"),
+    (no_gpu(place="WSL"), True, r"driver in Windows, not in WSL\.$"),
+    (no_gpu(place="Binder"), True, r"^Ready without a GPU: `make run` .* recordings\.$"),
+    (gpu({"jupyterlab": None}, place="Colab"), True, r"^Ready: the lesson runs on the GPU\.$"),
+    (no_gpu({"jupyterlab": None}, place="Colab"), True, r"the lesson interprets .*Change runtime type\.$"),
+    (gpu(place="Colab", reason=T4), True, r"^Ready without a GPU: the lesson .*Tesla T4 has 7\.5\. "),
+    (no_gpu(place="Kaggle"), True, r"Settings > Accelerator\.$"),
+    (
+        no_gpu(place="AMD GPU"),
+        True,
+        r"^Ready without a GPU: .* recordings\. The kernels here are for NVIDIA's",
+    ),
     (gpu(reason=T4), True, "without a GPU.*Tesla T4"),
     (no_gpu(system="Darwin", versions={"triton": None}), False, "macOS.*container"),
     (no_gpu(system="Windows", versions={"triton": None}), False, "Windows.*WSL 2"),
@@ -74,6 +86,19 @@ def test_the_sentence_and_the_ten_lines(facts, ready, says):
     assert facts.broken or found["kernels"].startswith(
         kernels if facts.versions.get("triton") else "none can run"
     )
+
+
+def test_a_place_is_known_by_its_environment_its_kernel_or_its_driver(monkeypatch):
+    for name, place in (
+        ("COLAB_RELEASE_TAG", "Colab"),
+        ("KAGGLE_KERNEL_RUN_TYPE", "Kaggle"),
+        ("BINDER_LAUNCH_HOST", "Binder"),
+        ("OTHER", ""),
+    ):
+        assert doctor._place({name: "1"}, "6.1.0-generic") == place
+    assert doctor._place({}, "5.15.167.4-microsoft-standard-WSL2") == "WSL"
+    monkeypatch.setattr(doctor.os.path, "exists", lambda path: path == "/dev/kfd")
+    assert doctor._place({}, "6.1.0-generic") == "AMD GPU"
 
 
 def test_the_triton_of_a_torch(monkeypatch):
