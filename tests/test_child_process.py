@@ -114,6 +114,15 @@ def test_what_it_leaves_running_is_ended_and_what_takes_too_long_with_all_it_sta
     assert ended(int("".join(said).split()[0]))
 
 
+@pytest.fixture
+def hears_interrupts():
+    """Also where the tests are a job in the background, which a shell starts deaf to them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hears_interrupts")
 def test_an_interrupt_ends_it_and_says_where_it_was(run):
     said = []
 
