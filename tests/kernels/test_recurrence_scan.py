@@ -1,4 +1,4 @@
-"""labkit.kernels.recurrence_scan: blocks, groups of blocks, growing gates, its plan, what is compiled."""
+"""labkit.kernels.recurrence_scan: blocks, parts of a sequence, growing gates, its plan, what is compiled."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ every_case = pytest.mark.parametrize("case", [LINEAR, GRU], ids=repr)
 
 @pytest.fixture(autouse=True)
 def scanned(monkeypatch):
-    """Every call is a scan, of small tiles: so a short sequence has blocks and groups."""
+    """Every call is a scan, of small tiles: so a short sequence has blocks and parts."""
     monkeypatch.setattr(steps, "scan_pays", lambda *_: True)
     monkeypatch.setattr(recurrence_scan, "TILE", 32)
     recurrence_scan.scan_plan.cache_clear()
@@ -90,20 +90,9 @@ def test_nan_and_infinity_stay_in_their_sequence_and_feature(case):
 
 @op.GPU
 @every_case
-def test_a_graph_resets_what_blocks_wait_for(case):
+def test_a_graph_of_it_gives_the_same(case):
     got, want = op.captured(case.call, op.drawn(case, 1, 5000, 33))
     assert op.equal(got, want)
-
-
-@op.GPU
-@every_case
-@pytest.mark.parametrize("dtype", [fp32, bf16])
-def test_it_is_the_same_from_run_to_run_whoever_is_first(case, dtype):
-    """In bfloat16 the lanes of two warps have the word that both wait for."""
-    tensors = op.drawn(case, 3, 20000, 70, dtype=dtype)
-    first = gradients(case.call, tensors)
-    for _ in range(20):
-        assert op.equal(gradients(case.call, tensors), first)
 
 
 # --- the plan -----------------------------------------------------------------------------------------
@@ -114,11 +103,11 @@ def test_programs_cover_all_steps_features_and_sequences(monkeypatch):
     sizes = itertools.product((1, 3, 64, 4096), (1, 5, 200, 16384, 2**20), (1, 3, 5, 33, 128, 512), (2, 4))
     for (B, T, H, itemsize), back in itertools.product(sizes, (False, True)):
         plan = recurrence_scan.scan_plan(B, T, H, itemsize, limits_of("sm_90"), back, False)
-        programs, blocks, sizes = plan
-        R, L, S, BH, W = (sizes[name] for name in ("R", "L", "S", "BH", "W"))
-        assert R * L * BH in (256, 512) and blocks * L * S >= T > (blocks - 1) * L * S
-        assert programs == math.ceil(B / R) * math.ceil(H / BH) * (blocks if W else 1)
-        assert (R == 1 or blocks == 1) and W * BH <= 1024 and (W == 0 or blocks > 1)
+        programs, parts, steps, sizes = plan
+        R, L, S, BH = (sizes[name] for name in ("R", "L", "S", "BH"))
+        assert R * L * BH in (256, 512) and parts * steps >= T > (parts - 1) * steps
+        assert programs == math.ceil(B * parts / R) * math.ceil(H / BH)
+        assert parts <= 1024 and (parts == 1 or (R == 1 and steps % (L * S) == 0))
 
 
 def test_a_scan_is_for_few_or_narrow_sequences_of_many_steps_and_for_rows_that_are_not_aligned():
@@ -137,15 +126,14 @@ def test_a_scan_is_for_few_or_narrow_sequences_of_many_steps_and_for_rows_that_a
 @op.INTERPRETED
 def test_it_compiles_and_fits(monkeypatch):
     monkeypatch.setattr(recurrence_scan, "TILE", 512)
-    kernels = {recurrence_scan: ("scan_kernel", "scan_grad_kernel")}
+    kernels = {recurrence_scan: ("sums_kernel", "carries_kernel", "scan_kernel", "scan_grad_kernel")}
     asked = {
         "sm_80": [(GRU.call, *[(8, 2**17, 1)] * 2, (8, 1), fp32)],
         "sm_90": [(LINEAR.call, *[(2, 16384, 512)] * 2, (2, 512), fp32)],
         "sm_120": [(LINEAR.call, *[(1, 16384, 512)] * 2, (1, 512), bf16)],  # a batch of 1 is a constant
     }
     for v in op.variants_of(kernels, asked, lambda call, *of: launch(call, *of[:-1], dtype=of[-1])):
-        assert v.code.spills <= 64 and v.code.shared_bytes <= 16 * 1024 < ROOM[v.target] * 1024, v
-        assert "ld.volatile.global" in v.code.ptx, "what is waited for is read anew"
+        assert v.code.spills <= 64 and v.code.shared_bytes <= 32 * 1024 < ROOM[v.target] * 1024, v
         if v.launch.H == 512:
-            widest = 128 if v.dtype is fp32 else 64
-            assert v.code.widest_load == widest, v
+            lanes = {"sums_kernel": 4, "carries_kernel": 1}.get(v.code.kernel, 2)  # numbers of each
+            assert v.code.widest_load == 8 * lanes * (4 if lanes == 1 else v.dtype.itemsize), v
