@@ -130,12 +130,13 @@ class Property:
 class RaceSpec:
     """What an answer is timed beside (``rivals``, functions by name), on which work, sizes and dtype.
 
-    A rival named 'torch.compile' is compiled before it is timed.
+    A rival named 'torch.compile' is compiled before it is timed. Where the sizes depend on the GPU a function
+    gives them: it is called where the race runs, and never in the process that judges.
     """
 
     work: Work
     rivals: Mapping[str, Callable[..., Any]]
-    sizes: tuple[Shape, ...]
+    sizes: tuple[Shape, ...] | Callable[[], tuple[Shape, ...]]
     dtype: str = "bfloat16"
     roundings: int = 1
     """How many tensors in 16 bits a result passes through, itself included."""
