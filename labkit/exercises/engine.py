@@ -146,6 +146,28 @@ class RaceSpec:
     """Makes of the answer what does the work, such as a layer whose backward it is."""
 
 
+def layer_with_backward(forward: Callable[..., Tensor]) -> Callable[..., Callable[..., Tensor]]:
+    """For ``RaceSpec.as_layer`` where an answer computes gradients from dy and the layer's inputs.
+
+    Only the answer is raced, so the layer's own ``forward`` is PyTorch's.
+    """
+
+    def as_layer(answer: Callable[..., Any]) -> Callable[..., Tensor]:
+        class Layer(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *given: Tensor) -> Tensor:
+                ctx.save_for_backward(*given)
+                return forward(*given)
+
+            @staticmethod
+            def backward(ctx: Any, dy: Tensor) -> Any:
+                return answer(dy.contiguous(), *ctx.saved_tensors)
+
+        return lambda *given: Layer.apply(*given)
+
+    return as_layer
+
+
 @dataclass(frozen=True)
 class Exercise:
     """A task of a lesson. Its name is the variable's in ``notebooks/exercises/NN_name.py``.
