@@ -470,12 +470,7 @@ pays = Exercise(
             "With 1 row, d = 2 and h = 1: how many multiplications and additions, and how many bytes?",
             "Two sums of two products, each product added to its sum: 4 multiplications, 4 additions. A "
             "number has 2 bytes.",
-            gives=(
-                model(operations=2),
-                model(operations=8),
-                model(operations=2, weights=1, stored=1),
-                model(operations=2, weights=1),
-            ),
+            gives=(model(operations=2), model(operations=8), model(operations=2, weights=1, stored=1), model(operations=2, weights=1)),
         ),
         "floors": Mistake(
             "What takes the time of a product where d is 128, and what where d is 4096?",
