@@ -8,10 +8,12 @@ import torch
 from launches import FAMILIES, ROOM
 from taught import INTERPRETED, assert_no_backward, checks_passed, counted, drawn, examine
 
-from labkit.exercises import judge
+from labkit.exercises import judge, race
+from labkit.kernels.common import DeviceLimits
 from labkit.lessons import notebooks
 from labkit.measure import correctness
 from labkit.profiling import codegen
+from labkit.workloads import gru as workload
 
 pytestmark = pytest.mark.usefixtures("cache")
 NAME = "08_gated_recurrent_unit"
@@ -162,8 +164,30 @@ def test_for_other_gpus_the_step_uses_tensor_cores_fits_and_spills_nothing(lesso
 
 
 def test_float32_fits_to_64_features_as_the_lesson_says(lesson):
-    (made,) = codegen.compile_many([asked(lesson, H=64, dtype="fp32")])
-    assert made.shared_bytes <= ROOM["sm_90"] * 1024
+    kernel, options = (
+        lesson.gru.__globals__["gru_kernel"],
+        dict(B=512, T=64, BM=16, num_warps=8, num_stages=1),
+    )
+    made = [codegen.request(kernel, ["*fp32:16"] * 4, H=H, BH=H, **options) for H in (64, 128)]
+    fits, wide = codegen.compile_many([*made])
+    assert fits.shared_bytes <= ROOM["sm_90"] * 1024 and wide.shared_bytes == 400 * 1024
+
+
+@pytest.mark.parametrize(("target", "H"), [("sm_80", 128), ("sm_86", 64), ("sm_89", 64), ("sm_90", 128)])
+def test_on_each_gpu_the_lesson_takes_a_width_that_launches(lesson, monkeypatch, target, H):
+    """All versions that are taken apart, and the solution that races."""
+    limits = DeviceLimits(1, ROOM[target] * 1024, True)
+    monkeypatch.setattr(workload, "device_limits", lambda device: limits)
+    assert workload.resident_width() == H
+    spec = judge.find(NAME)["gru"].race
+    assert {size["width"] for size in race.sizes_of(spec)} == {H}
+    solution = codegen.request(
+        lesson.gru.__globals__["gru_kernel"], ["*bf16:16"] * 4, target=target,
+        B=512, T=64, H=H, BM=16, BH=H, num_warps=8, num_stages=1,
+    )  # fmt: skip
+    versions = [asked(lesson, target, H=H, **{part: False}) for part in MISSING]
+    for one in codegen.compile_many([solution, asked(lesson, target, H=H), *versions]):
+        assert one.shared_bytes <= ROOM[target] * 1024 and not one.spills, one
 
 
 # --- the lesson as a whole ----------------------------------------------------------------------------

@@ -130,12 +130,13 @@ class Property:
 class RaceSpec:
     """What an answer is timed beside (``rivals``, functions by name), on which work, sizes and dtype.
 
-    A rival named 'torch.compile' is compiled before it is timed.
+    A rival named 'torch.compile' is compiled before it is timed. Where the sizes depend on the GPU a function
+    gives them: it is called where the race runs, and never in the process that judges.
     """
 
     work: Work
     rivals: Mapping[str, Callable[..., Any]]
-    sizes: tuple[Shape, ...]
+    sizes: tuple[Shape, ...] | Callable[[], tuple[Shape, ...]]
     dtype: str = "bfloat16"
     roundings: int = 1
     """How many tensors in 16 bits a result passes through, itself included."""
@@ -143,6 +144,28 @@ class RaceSpec:
     """What is timed; "backward" is for an answer that computes gradients."""
     as_layer: Callable[[Callable[..., Any]], Callable[..., Tensor]] = lambda answer: answer
     """Makes of the answer what does the work, such as a layer whose backward it is."""
+
+
+def layer_with_backward(forward: Callable[..., Tensor]) -> Callable[..., Callable[..., Tensor]]:
+    """For ``RaceSpec.as_layer`` where an answer computes gradients from dy and the layer's inputs.
+
+    Only the answer is raced, so the layer's own ``forward`` is PyTorch's.
+    """
+
+    def as_layer(answer: Callable[..., Any]) -> Callable[..., Tensor]:
+        class Layer(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *given: Tensor) -> Tensor:
+                ctx.save_for_backward(*given)
+                return forward(*given)
+
+            @staticmethod
+            def backward(ctx: Any, dy: Tensor) -> Any:
+                return answer(dy.contiguous(), *ctx.saved_tensors)
+
+        return lambda *given: Layer.apply(*given)
+
+    return as_layer
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from labkit.exercises import common_hints, engine, judge
 from labkit.exercises.engine import Exercise, Finding, RaceSpec
 from labkit.lessons import notebooks
 from labkit.measure import correctness, lock
-from labkit.measure.contender import Contender
+from labkit.measure.contender import Contender, Shape
 from labkit.measure.results import Results
 from labkit.measure.sweeps import sweep
 
@@ -34,6 +34,11 @@ def race_of(exercise: Exercise) -> RaceSpec:
     return exercise.race
 
 
+def sizes_of(race: RaceSpec) -> tuple[Shape, ...]:
+    """The sizes of a race on this GPU."""
+    return race.sizes() if callable(race.sizes) else race.sizes
+
+
 def contender(exercise: Exercise, answer: Callable[..., Any], *, learners: bool) -> Contender:
     """The answer as a contender; ``learners`` says that it is the learner's, and not the solution."""
     race = race_of(exercise)
@@ -47,17 +52,18 @@ def run(lesson: str, exercise: Exercise, answer: Contender, why: str) -> Results
     place, or nothing.
     """
     race = race_of(exercise)
+    sizes = sizes_of(race)
     rivals = [
         Contender(name, call, race.work, compiled=name == "torch.compile")
         for name, call in race.rivals.items()
     ]
     suite = f"{notebooks.lesson_key(lesson)}/race_{exercise.name}"
-    table = sweep(suite, [*rivals, answer], race.sizes, dtype=race.dtype, direction=race.direction)
+    table = sweep(suite, [*rivals, answer], sizes, dtype=race.dtype, direction=race.direction)
     if why:
         print(f"The solution races in the place of your kernel: {why}.")
     if len(table):
         floor = {"copy of the same bytes": "copy_us"}
-        changing = [axis for axis in race.sizes[0] if len({size[axis] for size in race.sizes}) > 1]
+        changing = [axis for axis in sizes[0] if len({size[axis] for size in sizes}) > 1]
         heading = changing[0] if changing else None
         display(plots.bars(table, floor=floor, title=f"The race: {exercise.title}", group=heading))
     return table
@@ -84,7 +90,7 @@ def _run_at_size(lesson: str, name: str, file: Path) -> str:
     race = race_of(exercise)
     answer = race.as_layer(judge.run_cell(lesson, vars(notebooks.load(lesson)), exercise, file))
     dtype = getattr(torch, race.dtype)
-    for size in race.sizes:
+    for size in sizes_of(race):
         torch.manual_seed(0)
         given = [each.to(dtype) for each in race.work.inputs(size)]
         assert race.work.reference is not None, "a race has a right result"

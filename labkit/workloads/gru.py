@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from labkit.gpu import randn
+from labkit.gpu import device, randn
+from labkit.kernels.common import device_limits
 from labkit.measure.contender import Shape, Work
 from labkit.workloads.elementwise import by_direction
 
@@ -85,6 +86,16 @@ def _bytes(shape: Shape, itemsize: int, direction: str) -> int:
 def _flops(shape: Shape, direction: str) -> int:
     width = shape["width"]
     return by_direction(direction, 12 * width + 11, 24 * width + 16) * shape["batch"] * shape["time"] * width
+
+
+def resident_width() -> int:
+    """Features whose three matrices in bf16 fit into the shared memory of a program on this GPU: 128, or 64.
+
+    At 128 the lesson's kernels take 104 KiB at most, of the 163 to 227 KiB that a program may have on an A100
+    or H100, and of the 99 KiB on an L4 or an RTX card.
+    """
+    room = device_limits(torch.device(device())).shared_bytes
+    return 64 if 0 < room < 104 * 1024 else 128
 
 
 SAMPLE = {"batch": 16, "time": 256}

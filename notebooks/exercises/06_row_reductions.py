@@ -1,7 +1,7 @@
 """Exercises of lesson 6: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels
-from labkit.exercises.engine import Call, Exercise, Mistake, RaceSpec
+from labkit.exercises.engine import Call, Exercise, Mistake, RaceSpec, layer_with_backward
 from labkit.exercises.properties import KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE
 from labkit.measure.correctness import DTYPES
 from labkit.workloads import peers
@@ -17,6 +17,10 @@ from torch import Tensor
 from triton import next_power_of_2
 
 EPS = 1e-6
+RIVALS = dict.fromkeys(("F.rms_norm", "torch.compile"), rms_norm) | {
+    "Liger": peers.liger_rms_norm,
+    "labkit": kernels.rms_norm,
+}
 
 # ---- a row a program ---------------------------------------------------------------------------------------
 
@@ -27,20 +31,27 @@ def row_inputs(batch: int, steps: int, width: int) -> dict[str, Any]:
     return {"x": sizes * (0.5 + torch.randn(batch, steps, width)), "weight": 1 + 0.5 * torch.randn(width)}
 
 
-def row_norm_with(scale: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """The layer with another scale, which is computed from x and multiplies it."""
-    return lambda x, weight: weight * x * scale(x)
+def mean(t: Tensor) -> Tensor:
+    return t.mean(-1, keepdim=True)
 
 
-def mean_square(x: Tensor) -> Tensor:
-    return x.square().mean(-1, keepdim=True)
+def row_norm_with(
+    scale: Callable[[Tensor, int], Tensor], of: Callable[[Tensor], Tensor] = torch.square
+) -> Any:
+    """The layer with another scale: it multiplies x, and is computed from the mean of ``of(x)`` and of H."""
+    return lambda x, weight: weight * x * scale(mean(of(x)), x.shape[-1])
 
 
-def sum_square(x: Tensor) -> Tensor:
-    return x.square().sum(-1, keepdim=True)
+def right_scale(m: Tensor, H: int) -> Tensor:
+    return torch.rsqrt(m + EPS)
 
 
-right_norm = row_norm_with(lambda x: torch.rsqrt(mean_square(x) + EPS))
+def block_scale(m: Tensor, H: int) -> Tensor:
+    """The scale when the sum is divided by the block's size."""
+    return torch.rsqrt(m * H / next_power_of_2(H) + EPS)
+
+
+right_norm = row_norm_with(right_scale)
 
 
 def lost(t: Tensor) -> Tensor:
@@ -48,28 +59,11 @@ def lost(t: Tensor) -> Tensor:
     return t if next_power_of_2(t.shape[-1]) == t.shape[-1] else torch.full_like(t, torch.nan)
 
 
-def nothing_stored(calls: Sequence[Call]) -> bool:
-    """Whether no kernel was launched, and nothing else made the results right."""
-    if any(call.launches.kernels for call in calls):
-        return False
-    results = [pair for call in calls for pair in call.result_tensors() if isinstance(pair[0], Tensor)]
-    return not any(torch.allclose(got.double(), want.double(), 0.1) for got, want in results)
-
-
 def first_rows_stored(calls: Sequence[Call]) -> bool:
     """Whether only some first elements of the results were stored, where there are several rows."""
-    found = []
-    for call in calls:
-        for got, _ in call.result_tensors():
-            found.append((call.launches.stored(got).tolist(), got.numel()))
+    found = [(call.launches.stored(call.got).tolist(), call.got.numel()) for call in calls]
     return any(0 < len(places) < size and places == [*range(len(places))] for places, size in found)
 
-
-NO_LAUNCH = Mistake(
-    "The result is allocated, and nothing is in it. Who computes its elements?",
-    "kernel[(programs,)](...) launches, with the tensors and their sizes as arguments.",
-    when=nothing_stored,
-)
 
 row_norm = Exercise(
     "RMSNorm, a program a row",
@@ -82,18 +76,18 @@ row_norm = Exercise(
     right="x is read once: the row stays in registers between its sum and its result.",
     race=RaceSpec(
         RMS_NORM,
-        {
-            "F.rms_norm": rms_norm,
-            "torch.compile": rms_norm,
-            "Liger": peers.liger_rms_norm,
-            "labkit": kernels.rms_norm,
-        },
+        RIVALS,
         # as wide as the published rows, and so narrow that a row has 256 bytes
         ({"batch": 1024, "time": 64, "width": 512}, {"batch": 1024, "time": 64, "width": 64}),
         dtype="float32",
     ),
     mistakes={
-        "no-launch": NO_LAUNCH,
+        "no-launch": Mistake(
+            "The result is allocated, and nothing is in it. Who computes its elements?",
+            "kernel[(programs,)](...) launches, with the tensors and their sizes as arguments.",
+            when=lambda calls: not any(call.launches.kernels for call in calls),
+            gives=lambda x, weight: x * torch.nan,
+        ),
         "grid": Mistake(
             "Some first rows are right, and behind them nothing was stored. Who should have?",
             "A program has one row. How many rows has x, if all its dimensions but the last are counted?",
@@ -108,38 +102,38 @@ row_norm = Exercise(
         "sum-for-mean": Mistake(
             "Try a row of H ones: its root mean square is 1, so y is the weight. What is yours?",
             "tl.sum adds up. A mean divides the sum by how many numbers there are.",
-            gives=row_norm_with(lambda x: torch.rsqrt(sum_square(x) + EPS)),
+            gives=row_norm_with(lambda m, H: torch.rsqrt(m * H + EPS)),
         ),
         "block-for-row": Mistake(
             "With 128 columns it is right, with 33 it is not. Which two sizes are alike only sometimes?",
             "The block has BH places and the row H numbers: the masked ones do not count.",
-            gives=row_norm_with(lambda x: torch.rsqrt(sum_square(x) / next_power_of_2(x.shape[-1]) + EPS)),
+            gives=row_norm_with(block_scale),
         ),
         "no-root": Mistake(
             "Double x: y should stay as it is. What does yours do?",
             "You divide by the mean square. Its root is missing.",
-            gives=row_norm_with(lambda x: 1 / (mean_square(x) + EPS)),
+            gives=row_norm_with(lambda m, H: 1 / (m + EPS)),
         ),
         "times-root": Mistake(
             "Double x: y should stay as it is. Yours grows four times.",
             "The root mean square divides; tl.rsqrt(...) is 1 over the root.",
-            gives=row_norm_with(lambda x: torch.sqrt(mean_square(x) + EPS)),
+            gives=row_norm_with(lambda m, H: torch.sqrt(m + EPS)),
         ),
         "eps": Mistake(
             "Only small rows are wrong. What is added to the mean square, and where?",
             "1e-6 is added to the mean, under the root; not to the sum, and not to the root.",
             gives=(
-                row_norm_with(lambda x: torch.rsqrt(mean_square(x))),
-                row_norm_with(lambda x: 1 / (mean_square(x).sqrt() + EPS)),
-                row_norm_with(lambda x: torch.rsqrt((sum_square(x) + EPS) / x.shape[-1])),
+                row_norm_with(lambda m, H: torch.rsqrt(m)),
+                row_norm_with(lambda m, H: 1 / (m.sqrt() + EPS)),
+                row_norm_with(lambda m, H: torch.rsqrt(m + EPS / H)),
             ),
         ),
         "mean-of-x": Mistake(
             "Which comes first: the square of each number, or the sum over the row?",
             "Square each number, then add up: tl.sum(value * value, 0).",
             gives=(
-                row_norm_with(lambda x: torch.rsqrt(x.mean(-1, keepdim=True).square() + EPS)),
-                row_norm_with(lambda x: torch.rsqrt(x.sum(-1, keepdim=True).square() / x.shape[-1] + EPS)),
+                row_norm_with(lambda m, H: torch.rsqrt(m * m + EPS), torch.positive),
+                row_norm_with(lambda m, H: torch.rsqrt(m * m * H + EPS), torch.positive),
             ),
         ),
         "no-weight": Mistake(
@@ -200,22 +194,6 @@ SOME_ROWS: Any = (
 )
 
 
-def layer_with(backward: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:
-    """The norm as a layer whose backward is the answer; only that is raced, so the forward is PyTorch's."""
-
-    class Norm(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-            ctx.save_for_backward(x, weight)
-            return rms_norm(x, weight)
-
-        @staticmethod
-        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
-            return backward(dy.contiguous(), *ctx.saved_tensors)
-
-    return lambda x, weight: Norm.apply(x, weight)
-
-
 original = Exercise(
     "mend the published backward",
     "rms_norm_grad",
@@ -233,7 +211,7 @@ original = Exercise(
         tuple({"batch": 512, "time": 64, "width": width} for width in (128, 256, 512)),
         dtype="float32",
         direction="backward",
-        as_layer=layer_with,
+        as_layer=layer_with_backward(rms_norm),
     ),
     mistakes={
         "only-dx": Mistake(
@@ -272,15 +250,17 @@ def dealt_inputs(rows: int, width: int, programs: int) -> dict[str, Any]:
     return {"dy": given["dy"][0], "x": given["x"][0], "weight": given["weight"], "programs": programs}
 
 
-def row_gradients(dx: Any = None, dw: Any = None, rows: Any = lambda t, programs: t) -> Callable[..., Any]:
+def row_gradients(
+    dx: Any = None, dw: Any = None, rows: Any = lambda t, programs: t, scale: Any = right_scale
+) -> Callable[..., Any]:
     """dx and the weight's gradient, or what a mistake makes of them.
 
     ``dx(g, w, u, s, x)`` and ``dw(...)`` compute with the upstream gradient g, the weight w, u = x s, and s =
-    1 / rms; ``rows`` chooses the rows whose dw are added up.
+    1 / rms, ``scale`` of the mean square and H; ``rows`` chooses the rows whose dw are added up.
     """
 
     def gives(dy: Tensor, x: Tensor, weight: Tensor, programs: int) -> tuple[Tensor, Tensor]:
-        s = torch.rsqrt(mean_square(x) + EPS)
+        s = scale(mean(x.square()), x.shape[-1])
         given = dy, weight, x * s, s, x
         terms = (dw or (lambda g, w, u, s, x: g * u))(*given)
         return (dx or right_dx)(*given), rows(terms, programs).sum(0)
@@ -288,12 +268,13 @@ def row_gradients(dx: Any = None, dw: Any = None, rows: Any = lambda t, programs
     return gives
 
 
-def mean(t: Tensor) -> Tensor:
-    return t.mean(-1, keepdim=True)
-
-
 def right_dx(g: Tensor, w: Tensor, u: Tensor, s: Tensor, x: Tensor) -> Tensor:
     return s * (g * w - u * mean(g * w * u))
+
+
+def block_dx(g: Tensor, w: Tensor, u: Tensor, s: Tensor, x: Tensor) -> Tensor:
+    """dx when the sum of w g u is divided by the block's size."""
+    return s * (g * w - u * mean(g * w * u) * x.shape[-1] / next_power_of_2(x.shape[-1]))
 
 
 backward = Exercise(
@@ -307,16 +288,11 @@ backward = Exercise(
     right="x and dy are read once, dx is written once; parts are few, and come in one order.",
     race=RaceSpec(
         RMS_NORM,
-        {
-            "F.rms_norm": rms_norm,
-            "torch.compile": rms_norm,
-            "Liger": peers.liger_rms_norm,
-            "labkit": kernels.rms_norm,
-        },
+        RIVALS,
         tuple({"batch": 1024, "time": 64, "width": width} for width in (512, 513)),
         dtype="float32",
         direction="backward",
-        as_layer=layer_with,
+        as_layer=layer_with_backward(rms_norm),
     ),
     mistakes={
         "no-other": Mistake(
@@ -363,6 +339,14 @@ backward = Exercise(
             "The formula has a mean, and tl.sum adds up.",
             gives=row_gradients(lambda g, w, u, s, x: s * (g * w - u * x.shape[-1] * mean(g * w * u))),
         ),
+        "block-for-row": Mistake(
+            *row_norm.mistakes["block-for-row"].hints,
+            gives=(
+                row_gradients(block_dx),
+                row_gradients(scale=block_scale),
+                row_gradients(block_dx, scale=block_scale),
+            ),
+        ),
         "plus": Mistake(
             "Double x in one row: y stays as it is. So what is the sum of dx times x over a row?",
             "Zero, nearly: the mean's term is taken away from the other.",
@@ -382,6 +366,11 @@ backward = Exercise(
                 row_gradients(dw=lambda g, w, u, s, x: g + 0 * x),
                 row_gradients(dw=lambda g, w, u, s, x: g * s),
             ),
+        ),
+        "summed-dw": Mistake(
+            "How many numbers has the weight's gradient, and how many does your row add?",
+            "One for each column: nothing of it is summed over a row, and no lane needs another's.",
+            gives=row_gradients(dw=lambda g, w, u, s, x: (g * u).sum(-1, keepdim=True).expand_as(x)),
         ),
         "no-dw": Mistake(
             "dx is right. What does the program store at its end, and who has changed that?",

@@ -3,15 +3,16 @@
 from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, case_values
 from labkit.exercises.properties import FEWEST, KERNEL_CASES, PRODUCT, ROUNDED_ONCE, ROUNDED_TWICE
 from labkit.kernels import gru as finished
-from labkit.workloads.gru import GRU, library_gru
+from labkit.workloads.gru import GRU, library_gru, resident_width
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 # ---- the step of a GRU -------------------------------------------------------------------------------------
 
@@ -24,57 +25,33 @@ def layer_inputs(B: int, T: int, H: int) -> dict[str, Tensor]:
     return {"gates": torch.randn(B, T, 3 * H), "weight": weight, "bias": torch.randn(3 * H)}
 
 
-def cell(h: Tensor, i: Thirds, w: Thirds, b: Thirds, operand: Tensor | None = None) -> Tensor:
-    """The next state; ``operand`` is what the products take for h, if it is not h."""
+def cell(
+    h: Tensor, i: Thirds, w: Thirds, b: Thirds, *, operand: Tensor | None = None, curve: Any = torch.tanh
+) -> Tensor:
+    """The next state; ``operand`` is what the products take for h, and ``curve`` the candidate's."""
     r, z, p = (linear(h if operand is None else operand, *each) for each in zip(w, b, strict=True))
     z = torch.sigmoid(i[1] + z)
-    return (1 - z) * torch.tanh(i[2] + torch.sigmoid(i[0] + r) * p) + z * h
+    return (1 - z) * curve(i[2] + torch.sigmoid(i[0] + r) * p) + z * h
 
 
-def states(step: Callable[..., Tensor] = cell) -> Any:
-    """All states (B, T, H) that a step gives."""
+def states(step: Callable[..., Tensor] = cell, shift: int = 0) -> Any:
+    """All states (B, T, H) of a step (h, i, w, b), or (h, new, i, w, b) with resets ``shift`` steps later."""
 
-    def gives(gates: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def gives(gates: Tensor, weight: Tensor, bias: Tensor, reset: Tensor | None = None) -> Tensor:
         h, found = gates.new_zeros(len(gates), weight.shape[1]), []
-        for now in gates.unbind(1):
-            h = step(h, now.chunk(3, 1), weight.chunk(3), bias.chunk(3))
+        for t, now in enumerate(gates.unbind(1)):
+            new = () if reset is None else (pad(reset, (shift, -shift))[:, t, None],)
+            h = step(h, *new, now.chunk(3, 1), weight.chunk(3), bias.chunk(3))
             found.append(h)
         return torch.stack(found, 1)
 
     return gives
 
 
-def another_order(h: Tensor, i: Thirds, w: Thirds, b: Thirds) -> Tensor:
-    """A step that takes the first third for z and the second for r."""
-    return cell(h, *([each[1], each[0], each[2]] for each in (i, w, b)))
-
-
-def bias_outside(h: Tensor, i: Thirds, w: Thirds, b: Thirds) -> Tensor:
-    """A step whose candidate adds its bias beside r."""
-    return cell(h, (i[0], i[1], i[2] + b[2]), w, (b[0], b[1], 0 * b[2]))
-
-
 def reset_before(h: Tensor, i: Thirds, w: Thirds, b: Thirds) -> Tensor:
     """A step whose candidate is made of the product with r * h."""
     r, z = torch.sigmoid(i[0] + linear(h, w[0], b[0])), torch.sigmoid(i[1] + linear(h, w[1], b[1]))
     return (1 - z) * torch.tanh(i[2] + linear(r * h, w[2], b[2])) + z * h
-
-
-def other_blend(h: Tensor, i: Thirds, w: Thirds, b: Thirds) -> Tensor:
-    """A step that keeps 1 - z of the old state."""
-    return cell(h, (i[0], -i[1], i[2]), (w[0], -w[1], w[2]), (b[0], -b[1], b[2]))
-
-
-def without_r(h: Tensor, i: Thirds, w: Thirds, b: Thirds) -> Tensor:
-    """A step whose candidate does not know r."""
-    return cell(h, (i[0] + math.inf, i[1], i[2]), w, b)
-
-
-def without_tanh(h: Tensor, i: Thirds, w: Thirds, b: Thirds) -> Tensor:
-    """A step whose candidate is the sum as it is."""
-    r, z, p = (linear(h, *each) for each in zip(w, b, strict=True))
-    z = torch.sigmoid(i[1] + z)
-    return (1 - z) * (i[2] + torch.sigmoid(i[0] + r) * p) + z * h
 
 
 def rows_apart(gates: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -84,35 +61,23 @@ def rows_apart(gates: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return states()(gates.flatten()[at], weight, bias)
 
 
-def stored_at(keep: Callable[[Tensor, Tensor], Tensor]) -> Any:
-    """The right states, but NaN where ``keep`` is false of sequence and step."""
+def stored_at(keep: Callable[[Tensor, Tensor], Tensor], where: Any = lambda H: True, roll: int = 0) -> Any:
+    """The right states, ``roll`` steps later, but NaN where ``keep`` is false of sequence and step.
+
+    An H that ``where`` is false of has them all.
+    """
 
     def gives(gates: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        right = states()(gates, weight, bias)
+        right = states()(gates, weight, bias).roll(roll, 1)
         row, t = torch.arange(len(right))[:, None, None], torch.arange(right.shape[1])[:, None]
-        return right.where(keep(row, t).expand(right.shape), math.nan)
+        return right.where(keep(row, t).expand(right.shape), math.nan) if where(weight.shape[1]) else right
 
     return gives
-
-
-def all_in_one_place(gates: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The last state where the first belongs, and nothing elsewhere."""
-    right = states()(gates, weight, bias)
-    return torch.cat((right[:, -1:], torch.full_like(right[:, 1:], math.nan)), 1)
 
 
 def padded(H: int) -> bool:
     """Whether a block of features is wider than H."""
     return H < 16 or H & (H - 1) != 0
-
-
-def nan_where_padded(keep: Callable[[Tensor, Tensor], Tensor]) -> Any:
-    """The right states; where a block is wider than H only those that ``keep`` is true of, else NaN."""
-
-    def gives(gates: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return (stored_at(keep) if padded(weight.shape[1]) else states())(gates, weight, bias)
-
-    return gives
 
 
 def _rounded_carry(call: Call) -> str:
@@ -136,7 +101,27 @@ ROUNDED_CARRY = Property(
     "What was loaded has, and so has the sum of two such numbers. With a float32 number it is float32.",
     "The state, too, stays float32 from step to step: give its rounding to `dot`, and to nobody else.",
 )
-STEP_PROPERTIES = tuple(each for each in PRODUCT if each is not ROUNDED_ONCE)
+
+
+def _weights_again(call: Call) -> str:
+    weight, programs = call.passed["weight"], -(-len(call.got) // 16)
+    times = len(call.launches.loaded(weight)) / max(1, weight.numel()) / programs
+    return f"each program loaded each weight {times:.3g} times." if times > 1 else ""
+
+
+WEIGHTS_ONCE = Property(
+    "weights-again",
+    _weights_again,
+    "The states are right. How many steps need the weights, and how often does your kernel load them?",
+    "They are the same at each step: load them before the loop, and they stay on the multiprocessor.",
+    contiguous_only=True,
+)
+STEP_PROPERTIES = (*(each for each in PRODUCT if each is not ROUNDED_ONCE), WEIGHTS_ONCE)
+N_TWICE = Mistake(
+    "An address has become a number between -1 and 1. Which name has two meanings in your kernel?",
+    "`n` is the columns, which the next store and the next loads need. Call the candidate c.",
+    raises="invalid operands of type pointer.*float",
+)
 
 
 def as_layer(answer: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -168,7 +153,7 @@ gru = Exercise(
         "one-place": Mistake(
             "With T = 3, where does the state of step 2 belong, and where is yours?",
             "Sequences lie T * H numbers apart, steps H. Which of the two moves your store in the loop?",
-            gives=(all_in_one_place, stored_at(lambda row, t: t == 0)),
+            gives=(stored_at(lambda row, t: t == 0, roll=1), stored_at(lambda row, t: t == 0)),
         ),
         "row-length": Mistake(
             "How many numbers of `gates` has one step of one sequence?",
@@ -184,7 +169,12 @@ gru = Exercise(
         "same-matrix": Mistake(
             "How far is it from W_hr to W_hz in `weight`, and which matrices do your three loads bring?",
             "A matrix has H * H numbers.",
-            gives=states(lambda h, i, w, b: cell(h, i, [w[0]] * 3, b)),
+            gives=(
+                states(lambda h, i, w, b: cell(h, i, [w[0]] * 3, b)),
+                states(
+                    lambda h, i, w, b: cell(h, i, [torch.cat([*w])[k : k + h.shape[1]] for k in range(3)], b)
+                ),
+            ),
         ),
         "no-carry": Mistake(
             "Step 0 is right. Which h do the products of step 1 take?",
@@ -194,7 +184,7 @@ gru = Exercise(
         "order": Mistake(
             "Which third of `gates` is r, and which one z?",
             "PyTorch's order is r, z, n, in gates, weight and bias.",
-            gives=states(another_order),
+            gives=states(lambda h, *thirds: cell(h, *([each[1], each[0], each[2]] for each in thirds))),
         ),
         "no-bias": Mistake(
             "Take weights of zero. What is left of W_hr h + b_hr?",
@@ -204,7 +194,7 @@ gru = Exercise(
         "bias-outside": Mistake(
             "With zero weights, what does r multiply in the candidate?",
             "r · (W_hn h + b_hn): the bias of the product of h stands inside.",
-            gives=states(bias_outside),
+            gives=states(lambda h, i, w, b: cell(h, (*i[:2], i[2] + b[2]), w, (*b[:2], 0 * b[2]))),
         ),
         "reset-before": Mistake(
             "That is the first paper's candidate. What does r multiply in PyTorch's: h, or the product?",
@@ -214,33 +204,34 @@ gru = Exercise(
         "no-r": Mistake(
             "Your r is computed. Where is it used?",
             "In the candidate: it scales W_hn h + b_hn.",
-            gives=states(without_r),
+            gives=states(lambda h, i, w, b: cell(h, (i[0] + math.inf, *i[1:]), w, b)),
         ),
         "blend": Mistake(
             "Let z be 1. Which of candidate and old state should be left?",
             "The old one: z multiplies h, and 1 - z the candidate.",
-            gives=states(other_blend),
+            gives=states(lambda h, *thirds: cell(h, *([each[0], -each[1], each[2]] for each in thirds))),
         ),
         "no-tanh": Mistake(
             "Between which two numbers should the candidate lie?",
             "tanh of the whole sum brings it between -1 and 1.",
-            gives=states(without_tanh),
+            gives=states(partial(cell, curve=lambda candidate: candidate)),
         ),
         "operand-dtype": Mistake(
             "Which dtype has the state, and which the weights? `dot` multiplies two blocks of one dtype.",
             "Give it the state rounded: state.to(wr.dtype). The state itself stays float32.",
             raises="Both operands must be same dtype",
         ),
+        "n-twice": N_TWICE,
         "no-other": Mistake(
             "Which number stands where a load was masked? The products add it up.",
             "On a GPU whatever the register held before. Yours has to add nothing: other=0.0, in each load.",
-            gives=(nan_where_padded(lambda row, t: t < 0), nan_where_padded(lambda row, t: t == 0)),
+            gives=(stored_at(lambda row, t: t < 0, padded), stored_at(lambda row, t: t == 0, padded)),
         ),
     },
     race=RaceSpec(
         GRU,
         {"cuDNN": library_gru, "labkit": finished},
-        tuple({"batch": batch, "time": 64, "width": 128} for batch in (512, 4096)),
+        lambda: tuple({"batch": batch, "time": 64, "width": resident_width()} for batch in (512, 4096)),
         roundings=4,
         as_layer=as_layer,
     ),
@@ -277,7 +268,7 @@ clocks = Exercise(
         "operations": Mistake(
             "How many operations are one multiplication and one addition?",
             "The rate counts both, so a sum of H products is 2 H operations.",
-            gives=scaled(1 / 2, 1, 1),
+            gives=(scaled(1 / 2, 1, 1), scaled(1 / 2, 1 / 2, 1), scaled(1 / 2, 1, 1 / 2)),
         ),
         "one-matrix": Mistake(
             "How many matrices does h meet in a step?",
@@ -291,8 +282,8 @@ clocks = Exercise(
         ),
         "one-function": Mistake(
             "How many special functions does one sigmoid take, as it is computed here?",
-            "An exponential and a reciprocal, for each of two gates and the candidate.",
-            gives=(scaled(1, 1, 1 / 2), scaled(1, 1, 1 / 3), scaled(1, 1, 2 / 3), scaled(1, 1, 1 / 6)),
+            "An exponential and a reciprocal, for each of two gates and the candidate: tanh has both, too.",
+            gives=tuple(scaled(1, 1, n / 6) for n in range(1, 6)),
         ),
         "for-each-sequence": Mistake(
             "16 sequences meet one matrix. Do its numbers have to come 16 times?",
@@ -314,39 +305,15 @@ def episode_inputs(B: int, T: int, H: int, lost: bool = False) -> dict[str, Tens
     return given | {"reset": begins}
 
 
-def begun_anew(h: Tensor, new: Tensor, i: Thirds, w: Thirds, b: Thirds) -> Tensor:
+def begun_anew(h: Tensor, new: Tensor, *layer: Thirds) -> Tensor:
     """The right step: zero in place of h where an episode begins."""
-    return cell(torch.where(new, 0.0, h), i, w, b)
-
-
-def with_resets(step: Callable[..., Tensor] = begun_anew, shift: int = 0) -> Any:
-    """All states that a step (h, new, i, w, b) gives, with the resets ``shift`` steps later."""
-
-    def gives(gates: Tensor, weight: Tensor, bias: Tensor, reset: Tensor) -> Tensor:
-        h, found, T = gates.new_zeros(len(gates), weight.shape[1]), [], gates.shape[1]
-        for t, now in enumerate(gates.unbind(1)):
-            new = reset[:, t - shift, None] if 0 <= t - shift < T else torch.zeros(len(gates), 1).bool()
-            h = step(h, new, now.chunk(3, 1), weight.chunk(3), bias.chunk(3))
-            found.append(h)
-        return torch.stack(found, 1)
-
-    return gives
-
-
-def only_operand(h: Tensor, new: Tensor, i: Thirds, w: Thirds, b: Thirds) -> Tensor:
-    """A step whose products take zero, and whose blend takes the old state."""
-    return cell(h, i, w, b, operand=torch.where(new, 0.0, h))
-
-
-def only_blend(h: Tensor, new: Tensor, i: Thirds, w: Thirds, b: Thirds) -> Tensor:
-    """A step whose blend takes zero, and whose products take the old state."""
-    return cell(torch.where(new, 0.0, h), i, w, b, operand=h)
+    return cell(torch.where(new, 0.0, h), *layer)
 
 
 reset = Exercise(
     "begin anew where an episode does",
     "episodes",
-    reference=with_resets(),
+    reference=states(begun_anew),
     cases=((1, 1, 1), (2, 4, 5), (2, 6, 3, True), (18, 2, 20)),
     large=((1, 2, 33), (1, 12, 3)),
     inputs=episode_inputs,
@@ -356,38 +323,40 @@ reset = Exercise(
     mistakes={
         "which-steps": Mistake(
             "For which steps should h be zero before, and for which is yours?",
-            "True means that an episode begins. `reset` is an address: load (row, t) of it.",
+            "True means that an episode begins. `reset` is an address: (row, t) lies at row * T + t.",
             gives=(
-                with_resets(lambda h, new, i, w, b: cell(h, i, w, b)),
-                with_resets(lambda h, new, i, w, b: cell(0 * h.nan_to_num(), i, w, b)),
-                with_resets(lambda h, new, i, w, b: begun_anew(h, ~new, i, w, b)),
+                states(lambda h, new, *layer: cell(h, *layer)),
+                states(lambda h, new, *layer: cell(0 * h.nan_to_num(), *layer)),
+                states(lambda h, new, *layer: begun_anew(h, ~new, *layer)),
+                states(lambda h, new, *layer: begun_anew(h, new[:1], *layer)),
             ),
         ),
         "a-step-late": Mistake(
             "Let T be 2, with a reset at step 1. Which state of yours was the first to change?",
             "Step t is the first of its episode where reset is true at t: h is zero *before* it.",
-            gives=(with_resets(shift=1), with_resets(shift=-1)),
+            gives=(states(begun_anew, 1), states(begun_anew, -1)),
         ),
         "only-products": Mistake(
             "Two kinds of lines of a step use the old state. Which of them still has the old episode's?",
             "The products have lost it, but z · h has not. Choose once, before both.",
-            gives=with_resets(only_operand),
+            gives=states(lambda h, new, *layer: cell(h, *layer, operand=torch.where(new, 0.0, h))),
         ),
         "only-blend": Mistake(
             "Two kinds of lines of a step use the old state. Which of them still has the old episode's?",
             "z · h has lost it, but the products have not. Choose once, before both.",
-            gives=with_resets(only_blend),
+            gives=states(lambda h, new, *layer: cell(torch.where(new, 0.0, h), *layer, operand=h)),
         ),
         "stored-zero": Mistake(
             "What should the state of a reset's own step be: zero, or what gates make of a zero before it?",
             "The episode's first step is a step like all others. Only what comes from before goes.",
-            gives=with_resets(lambda h, new, i, w, b: torch.where(new, 0.0, cell(h, i, w, b))),
+            gives=states(lambda h, new, *layer: torch.where(new, 0.0, cell(h, *layer))),
         ),
         "factor": Mistake(
             "Let h be NaN before a reset. What does your line make of it?",
             "0 times NaN is NaN, so no factor drops a number, whatever it is. A choice does.",
             "tl.where(condition, 0.0, state) never looks at what it does not choose.",
-            gives=with_resets(lambda h, new, i, w, b: cell(h * ~new, i, w, b)),
+            gives=states(lambda h, new, *layer: cell(h * ~new, *layer)),
         ),
+        "n-twice": N_TWICE,
     },
 )
