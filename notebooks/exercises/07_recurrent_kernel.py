@@ -243,7 +243,7 @@ ahead = Exercise(
             "A tuple is made while the kernel is compiled. Which of your indices is known only when it runs?",
             "The t of a loop over T. The u of `tl.static_range(U)` is known: go in rounds of U steps.",
             "`coming += (block,)` appends. A tuple has no append, and none of its blocks can be replaced.",
-            raises=r"CompileError: AssertionError:?\n|no attribute '?append|item assignment",
+            raises=r"CompileError: AssertionError:?\n|no attribute '?(append|index)|item assignment",
         ),
         **STEP_MISTAKES,
     },
