@@ -219,6 +219,15 @@ def test_for_an_h200_s_stages_have_room_for_one_step_less(lesson):
     assert loop.index("cp.async.wait_group \t0") < loop.index("ld.shared") < loop.index("cp.async.cg")
 
 
+def test_for_an_h200_registers_hold_sixteen_steps_and_not_thirty_two(lesson):
+    given = dict(BH=128, num_warps=1)
+    few, many = (
+        codegen.compile(lesson.ahead_kernel, [meta(2, 64, 128)] * 3 + [64, 128], U=U, **given)
+        for U in (16, 32)
+    )
+    assert many.spills > few.spills == 0
+
+
 # ---- exercises ---------------------------------------------------------------------------------------------
 
 

@@ -170,6 +170,9 @@ def test_for_other_gpus_two_jobs_in_one_kernel_cost_programs_but_no_spills(lesso
     for one, multiprocessors, shared in ((ampere, 108, 164), (hopper, 132, 227)):
         fit = min(65536 // (one.registers * 128), shared * 1024 // one.shared_bytes)
         assert 0 < fit * multiprocessors < 1024
+    loop = next(part for part in hopper.ptx.split("$L__BB0_") if "st.global.b16" in part)
+    load, store = loop.index("ld.global"), loop.index("st.global.b16")
+    assert "bar.sync" in loop[load:store], "a step's gates wait for the last store, its sum for a barrier"
 
 
 @GPU

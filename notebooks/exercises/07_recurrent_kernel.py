@@ -10,7 +10,6 @@ from labkit.workloads import recurrent as work
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,17 @@ from torch import Tensor
 Gives = Callable[..., Any]
 
 
+def race(rivals: dict[str, Gives], *sizes: tuple[int, int, int], **how: Any) -> RaceSpec:
+    """A race beside those and the finished kernel in float32, at sizes (batch, time, width)."""
+    rivals = rivals | {"labkit": kernels.linear_recurrence}
+    shapes = tuple(dict(zip(("batch", "time", "width"), size, strict=True)) for size in sizes)
+    return RaceSpec(work.LINEAR_RECURRENCE, rivals, shapes, dtype="float32", **how)
+
+
 @cache
-def solutions() -> ModuleType:
-    """The solutions of this lesson."""
-    return judge.solutions("07_recurrent_kernel")
+def one_at_a_time() -> Gives:
+    """The solution of the first exercise."""
+    return judge.solutions("07_recurrent_kernel").recurrence
 
 
 # ---- the loop over time ------------------------------------------------------------------------------------
@@ -38,9 +44,13 @@ def sequence_inputs(batch: int, steps: int, width: int, zeros: float = 0.05) -> 
 
 
 def states_with_step(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """h (B, T, H) from tensors (B, T, ...), where each h is ``step(the last one, *the tensors at t)``."""
+    """h (B, T, H) from tensors (B, T, ...), where each h is ``step(the last one, *the tensors at t)``.
 
-    def gives(*tensors: Tensor) -> Tensor:
+    How many steps ahead an answer loads comes behind the tensors, and changes nothing.
+    """
+
+    def gives(*given: Any) -> Tensor:
+        tensors = [each for each in given if isinstance(each, Tensor)]
         h = [torch.zeros_like(tensors[0][:, 0])]
         for now in zip(*(each.unbind(1) for each in tensors), strict=True):
             h.append(step(h[-1], *now))
@@ -50,30 +60,44 @@ def states_with_step(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 right_states = states_with_step(lambda h, a, b: a * h + b)
-WRONG_STEPS = tuple(
-    states_with_step(step)
-    for step in (
-        lambda h, a, b: h + b,
-        lambda h, a, b: a * h,
-        lambda h, a, b: h * b + a,
-        lambda h, a, b: a * (h + b),
-        lambda h, a, b: h + a * b,
-        lambda h, a, b: a * h + (1 - a) * b,
-    )
+WRONG_STEPS = (
+    lambda h, a, b: h + b,
+    lambda h, a, b: a * h,
+    lambda h, a, b: h * b + a,
+    lambda h, a, b: a * (h + b),
+    lambda h, a, b: h + a * b,
+    lambda h, a, b: a * h + (1 - a) * b,
 )
+STEP_MISTAKES = {
+    "no-carry": Mistake(
+        "Try it with a = 1 and b = 1: h should be 1, 2, 3. What is yours?",
+        "It is 1 at every step. Which name does the next step read, and which one do you set?",
+        gives=lambda a, b, *_: b,
+    ),
+    "formula": Mistake(
+        "Work out two steps by hand for a = 0.5 and b = 1: h is 1, then 1.5. What is yours?",
+        "One of a and b multiplies the old state and nothing else, the other is added as it is.",
+        gives=tuple(map(states_with_step, WRONG_STEPS)),
+    ),
+    "first-state": Mistake(
+        "Let T be 1. What is h then, and what does yours come to?",
+        "It is b: the state before the first step is zeros, and step 0 is a step like any other.",
+        gives=lambda a, b, *_: right_states(a, torch.cat((b[:, :1] * (1 + a[:, :1]), b[:, 1:]), 1)),
+    ),
+}
 
 
-def stores_like(walks: Callable[[int, int, int], Sequence[tuple[int, int, int]]]) -> Any:
+def stores_like(walks: Callable[[int, int, int], Sequence[tuple[int, int, int, int]]]) -> Any:
     """Whether all calls store to the places of one of the walks.
 
-    From T, H and BH these are how far the steps are apart, which one is first, and how many there are.
+    From T, H and BH these are how far the sequences and the steps are apart, the first step, and their count.
     """
 
     def there(call: Call, which: int) -> bool:
         B, T, H = call.want.shape
-        apart, first, count = walks(T, H, call.launches.kernels[0][1].get("BH", 128))[which]
+        rows, apart, first, count = walks(T, H, call.launches.kernels[0][1].get("BH", 128))[which]
         step = first + np.arange(count)[:, None]
-        at = np.sort((np.arange(B)[:, None, None] * T * H + step * apart + np.arange(H)).ravel())
+        at = np.sort((np.arange(B)[:, None, None] * rows + step * apart + np.arange(H)).ravel())
         return np.array_equal(call.launches.stored(call.got), at[(at >= 0) & (at < B * T * H)])
 
     def found(calls: Sequence[Call]) -> bool:
@@ -93,38 +117,29 @@ recurrence = Exercise(
     dtypes=DTYPES,
     properties=(*POINTWISE, READ_ONCE),
     right="Each number crosses memory once, and the state never leaves the registers.",
-    race=RaceSpec(
-        work.LINEAR_RECURRENCE,
-        {"PyTorch's loop": work.linear_recurrence, "labkit": kernels.linear_recurrence},
-        ({"batch": 16, "time": 128, "width": 128}, {"batch": 512, "time": 64, "width": 128}),
-        dtype="float32",
-    ),
+    race=race({"PyTorch's loop": work.linear_recurrence}, (16, 128, 128), (512, 64, 128)),
     mistakes={
         "stride": Mistake(
             "How many numbers of h lie between a feature and the same feature one step later?",
             "A step has all H features, those of other programs, too. How far does a step move your places?",
-            when=stores_like(lambda T, H, BH: [(apart, 0, T) for apart in (0, 1, BH, T, T * H)]),
+            when=stores_like(lambda T, H, BH: [(T * H, apart, 0, T) for apart in (0, 1, BH, T, T * H)]),
+        ),
+        "rows": Mistake(
+            "How many numbers of h lie between a sequence's first one and the next sequence's?",
+            "All of a sequence: T steps of H features. By how many does one more `row` move your places?",
+            when=stores_like(lambda T, H, BH: [(rows, H, 0, T) for rows in (0, 1, H, T)]),
         ),
         "other-steps": Mistake(
             "Let T be 3. Which step do the places of each of your stores belong to?",
             "Steps 0, 1 and 2 are stored once each, inside the loop, and the first is step 0.",
-            when=stores_like(
+            when=stores_like(  # the last two: one store, after the loop
                 lambda T, H, BH: [
-                    *((H, 1, T), (H, 1, T - 1), (H, 0, T - 1), (H, 0, T + 1)),
-                    *((H, T - 1, 1), (H, T, 1)),  # one store, after the loop
+                    (T * H, H, *steps)
+                    for steps in ((1, T), (1, T - 1), (0, T - 1), (0, T + 1), (T - 1, 1), (T, 1))
                 ]
             ),
         ),
-        "no-carry": Mistake(
-            "Try it with a = 1 and b = 1: h should be 1, 2, 3. What is yours?",
-            "It is 1 at every step. Which name does the next round read, and which one do you set?",
-            gives=lambda a, b: b,
-        ),
-        "formula": Mistake(
-            "Work out two steps by hand for a = 0.5 and b = 1: h is 1, then 1.5. What is yours?",
-            "One of a and b multiplies the old state and nothing else, the other is added as it is.",
-            gives=WRONG_STEPS,
-        ),
+        **STEP_MISTAKES,
         "another-round": Mistake(
             "Write down two rounds of your loop by hand. Which a, b and h are in the second one?",
             "Those of step 1: load both anew, make the new state, store that, and then move on.",
@@ -142,11 +157,6 @@ recurrence = Exercise(
 def ahead_inputs(batch: int, steps: int, width: int, ahead: int) -> dict[str, Any]:
     """a and b (batch, steps, width), and how many steps ahead they are to be loaded."""
     return sequence_inputs(batch, steps, width) | {"steps": ahead}
-
-
-def any_depth(gives: Gives) -> Gives:
-    """What a recurrence of a and b gives, however far ahead it loads."""
-    return lambda a, b, steps: gives(a, b)
 
 
 def loaded_late(call: Call) -> str:
@@ -181,82 +191,61 @@ AHEAD = Property(
 )
 
 
-def delayed(a: Tensor, b: Tensor, steps: int) -> Tensor:
-    """What comes out where each round loads its own steps for the next one."""
-    U = min(steps, a.shape[1])
-    late = (torch.cat((each[:, :U], each[:, : each.shape[1] - U]), 1) for each in (a, b))
-    return right_states(*late)
+def blocks_of(at: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
+    """What comes out where step t takes the blocks of step ``at(t, U)``, and zeros where that is negative."""
 
+    def gives(a: Tensor, b: Tensor, U: int) -> Tensor:
+        taken = at(torch.arange(a.shape[1]), U)
+        return right_states(*(each[:, taken.clamp(0)] * (taken >= 0)[:, None] for each in (a, b)))
 
-def begun_empty(a: Tensor, b: Tensor, steps: int) -> Tensor:
-    """What comes out where nothing was loaded before the loop, and the first U steps are zeros."""
-    empty = [torch.where(torch.arange(a.shape[1])[:, None] < steps, 0.0, each) for each in (a, b)]
-    return right_states(*empty)
-
-
-def in_rounds(a: Tensor, b: Tensor, steps: int) -> Tensor:
-    """What comes out where each U steps begin with a state of zero."""
-    return torch.cat(
-        [right_states(*each) for each in zip(a.split(steps, 1), b.split(steps, 1), strict=True)], 1
-    )
-
-
-def one_block(a: Tensor, b: Tensor, steps: int) -> Tensor:
-    """What comes out where every step of a round takes the round's first block."""
-    at = torch.arange(a.shape[1]) // steps * steps
-    return right_states(a[:, at], b[:, at])
+    return gives
 
 
 ahead = Exercise(
     "loads that run ahead",
     "ahead",
-    reference=any_depth(right_states),
+    reference=right_states,
     cases=((1, 1, 1, 1), (1, 9, 5, 1), (1, 11, 5, 2), (2, 5, 20, 8), (1, 13, 8, 4), (2, 3, 140, 2)),
     large=((1, 70, 1, 16),),
     inputs=ahead_inputs,
     dtypes=DTYPES,
     properties=(*POINTWISE, READ_ONCE, AHEAD),
     right="U + 1 steps are on their way at any time, in registers, and no barrier stands between them.",
-    race=RaceSpec(
-        work.LINEAR_RECURRENCE,
-        {
-            "one step at a time": lambda a, b: solutions().recurrence(a, b),
-            "labkit": kernels.linear_recurrence,
-        },
-        ({"batch": 16, "time": 2048, "width": 128}, {"batch": 1024, "time": 256, "width": 256}),
-        dtype="float32",
-    ),
+    race=race({"one step at a time": lambda a, b: one_at_a_time()(a, b)}, (16, 2048, 128), (1024, 256, 256)),
     mistakes={
         "same-steps": Mistake(
             "The first U steps are right. Which step's block do you append while step t is worked on?",
             "It will be used U turns later: it has to be that of step t + U.",
-            gives=delayed,
+            gives=blocks_of(lambda t, U: torch.where(t < U, t, t - U)),
         ),
         "nothing-before": Mistake(
             "The first U steps come out as if their inputs were zero. Who loaded them, and when?",
             "Before the loop, the first U steps have to set out: a loop of its own fills the tuples.",
-            gives=begun_empty,
+            gives=blocks_of(lambda t, U: torch.where(t < U, -1, t)),
         ),
         "rounds": Mistake(
             "The first U steps are right. What is the state when the next U begin?",
             "That of the step before. The state begins with zeros once, before all loops.",
-            gives=in_rounds,
+            gives=lambda a, b, U: torch.cat(list(map(right_states, a.split(U, 1), b.split(U, 1))), 1),
         ),
         "one-block": Mistake(
             "A tuple has U blocks. Which one does each turn take?",
             "coming[u], with the u of the unrolled loop: each of the U turns takes its own.",
-            gives=one_block,
+            gives=blocks_of(lambda t, U: t // U * U),
         ),
-        "no-carry": Mistake(
-            "Try it with a = 1 and b = 1: h should be 1, 2, 3. What is yours?",
-            "It is 1 at every step. Which name does the next turn read, and which one do you set?",
-            gives=any_depth(lambda a, b: b),
+        "first-round": Mistake(
+            "The first U steps are right. Which end does `coming[u]` count from, and who drops used blocks?",
+            "Nobody, so each round takes the first U again. What is loaded now belongs to the next round.",
+            "Before each round hand `coming` on under another name, and begin a new, empty tuple.",
+            gives=blocks_of(lambda t, U: t % U),
         ),
-        "formula": Mistake(
-            "Work out two steps by hand for a = 0.5 and b = 1: h is 1, then 1.5. What is yours?",
-            "One of a and b multiplies the old state and nothing else, the other is added as it is.",
-            gives=tuple(any_depth(gives) for gives in WRONG_STEPS),
+        "tuples": Mistake(
+            "A tuple is made while the kernel is compiled. Which of your indices is known only when it runs?",
+            "The t of a loop over T. The u of `tl.static_range(U)` is known: go in rounds of U steps.",
+            "`coming += (block,)` appends. A tuple has no append, and none of its blocks can be replaced.",
+            raises=r"CompileError: AssertionError:?\n|no attribute '?(append|index)|item assignment",
         ),
+        **STEP_MISTAKES,
     },
 )
 
@@ -321,14 +310,9 @@ backward = Exercise(
     dtypes=DTYPES,
     properties=(*POINTWISE, READ_ONCE),
     right="Three tensors in and two out, each once: the forward's loop, walked backwards.",
-    race=RaceSpec(
-        work.LINEAR_RECURRENCE,
-        {"PyTorch's loop": work.linear_recurrence, "labkit": kernels.linear_recurrence},
-        ({"batch": 16, "time": 128, "width": 128}, {"batch": 1024, "time": 64, "width": 256}),
-        dtype="float32",
-        direction="backward",
-        as_layer=layer_with,
-        roundings=4,
+    race=race(
+        *({"PyTorch's loop": work.linear_recurrence}, (16, 128, 128), (1024, 64, 256)),
+        **dict(direction="backward", as_layer=layer_with, roundings=4),
     ),
     mistakes={
         "not-reversed": Mistake(

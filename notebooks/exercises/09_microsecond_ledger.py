@@ -135,9 +135,24 @@ def block_size(width: int) -> int:
     return 1 << (width - 1).bit_length()
 
 
+def sum_of_squares(u: Tensor) -> Tensor:
+    """Over the features: (B, H) to (B, 1)."""
+    return u.square().sum(-1, keepdim=True)
+
+
 def mean_square(u: Tensor) -> Tensor:
     """The mean square over the features: (B, H) to (B, 1)."""
-    return u.square().mean(-1, keepdim=True)
+    return sum_of_squares(u) / u.shape[-1]
+
+
+def in_parts(features: int) -> Callable[[Tensor], Tensor]:
+    """What u is divided by where each program sums so many features: (B, H) to (B, H)."""
+
+    def size(u: Tensor) -> Tensor:
+        sums = [sum_of_squares(part).expand_as(part) for part in u.split(features, -1)]
+        return (torch.cat(sums, -1) / u.shape[-1] + EPS).sqrt()
+
+    return size
 
 
 def cell_with(
@@ -175,12 +190,8 @@ cell = Exercise(
     "both",
     reference=cell_with(dtype=torch.float64),
     cases=(
-        (1, 1, 1, 1.0),
-        (2, 3, 7, 1.0),
-        (3, 2, 16, 1.0),
-        (1, 2, 5, 0.0),
-        (2, 4, 20, 1e-3),
-        (2, 3, 130, 1.0),
+        *((1, 1, 1, 1.0), (2, 3, 7, 1.0), (3, 2, 16, 1.0)),
+        *((1, 2, 5, 0.0), (2, 4, 20, 1e-3), (2, 3, 130, 1.0)),
     ),
     large=((1, 70, 4, 1.0), (1, 2, 1100, 1.0)),
     inputs=cell_inputs,
@@ -221,11 +232,15 @@ cell = Exercise(
             "How many of its BH terms come from features? The other lanes only add zeros.",
             "Divide the sum by H.",
             gives=(
-                cell_with(size=lambda u: (mean_square(u) * u.shape[-1] + EPS).sqrt()),
-                cell_with(
-                    size=lambda u: (mean_square(u) * u.shape[-1] / block_size(u.shape[-1]) + EPS).sqrt()
-                ),
+                cell_with(size=lambda u: (sum_of_squares(u) + EPS).sqrt()),
+                cell_with(size=lambda u: (sum_of_squares(u) / block_size(u.shape[-1]) + EPS).sqrt()),
             ),
+        ),
+        "features-shared-out": Mistake(
+            "A mean needs all features of a sequence. How many of them does one of your programs have?",
+            "Programs cannot add up together. Give each one a whole sequence, and the grid no second axis.",
+            "BH = triton.next_power_of_2(H) is a block for all of them; a mask hides the rest.",
+            gives=tuple(cell_with(size=in_parts(features)) for features in (16, 32, 64, 128)),
         ),
         "no-root": Mistake(
             "Make u twice as large in your line. How much larger does r become?",
@@ -274,7 +289,7 @@ cell = Exercise(
             inputs=lambda shape: (*recurrent.MIN_GRU.inputs(shape), 1 + 0.1 * randn(shape["width"])),
             reference=two_recurrences(recurrent),
         ),
-        {"labkit's two kernels": two_recurrences(kernels)},
+        {"labkit, one by one": two_recurrences(kernels)},
         # the network's own size, and few long rows
         ({"batch": 1024, "time": 64, "width": 128}, {"batch": 64, "time": 64, "width": 512}),
         roundings=4,
@@ -300,30 +315,25 @@ def run_entries(entries: Any, call: KernelSequence, *known: Any) -> Any:
         return entries(call, *known)
 
 
+def beyond_bytes(moved: Times, done: Times) -> float:
+    """What each kernel's products take longer than its bytes, added up."""
+    return sum(max(0.0, product - bytes_) for bytes_, product in zip(moved, done, strict=True))
+
+
 def entries_with(
-    beyond: Callable[[list[float], list[float]], float] = lambda moved, done: sum(
-        max(0.0, d - m) for m, d in zip(moved, done, strict=True)
-    ),
+    arithmetic: Callable[[Times, Times], float] = beyond_bytes,
     wall: float = 1.0,
     device: float = 1.0,
-    rest: Callable[[float, float, float], float] = lambda busy, traffic, arithmetic: (
-        busy - traffic - arithmetic
-    ),
-    between: Callable[[float, float, float], float] = lambda wall, device, busy: device - busy,
-    launches: Callable[[float, float, float], float] = lambda wall, device, busy: wall - device,
+    **adds: str,
 ) -> Callable[..., dict[str, float]]:
-    """The entries, with other arithmetic, or clocks that count in other units."""
+    """The entries, with other arithmetic, clocks that count in other units, or entries that add another."""
 
-    def gives(call: KernelSequence, busy: float, moved: list[float], done: list[float]) -> dict[str, float]:
-        clocks = call.host_us * wall, call.device_us * device, busy
-        arithmetic = beyond(moved, done)
-        return {
-            "traffic": sum(moved),
-            "arithmetic": arithmetic,
-            "unexplained": rest(busy, sum(moved), arithmetic),
-            "between": between(*clocks),
-            "launches": launches(*clocks),
-        }
+    def gives(call: KernelSequence, busy: float, moved: Times, done: Times) -> dict[str, float]:
+        wall_us, device_us = call.host_us * wall, call.device_us * device
+        found = {"traffic": sum(moved), "arithmetic": arithmetic(moved, done)}
+        found |= {"unexplained": busy - sum(found.values()), "between": device_us - busy}
+        found |= {"launches": wall_us - device_us}
+        return found | {entry: found[entry] + found[other] for entry, other in adds.items()}
 
     return gives
 
@@ -341,14 +351,7 @@ entries = Exercise(
     reference=entries_with(),
     cases=(
         (4, 5.0, 12.0, 10.0, (1.0, 2.0, 3.0, 1.0), (2.0, 0.0, 1.0, 0.0)),
-        (
-            8,
-            6.0,
-            20.0,
-            24.0,
-            (2.0, 1.0, 1.5, 2.5, 1.0, 0.5, 2.0, 1.0),
-            (0.0, 3.0, 1.0, 0.0, 2.5, 0.0, 4.0, 0.5),
-        ),
+        (8, 6.0, 20.0, 24.0, (2.0, 1.0, 1.5, 2.5, 1.0, 0.5, 2.0, 1.0), (0.0, 3.0, 1.0, 0, 2.5, 0, 4.0, 0.5)),
         (2, 30.0, 90.0, 40.0, (12.0, 8.0), (20.0, 4.0)),
     ),
     inputs=clocked,
@@ -388,7 +391,10 @@ entries = Exercise(
             "While a kernel multiplies, what can memory do?",
             "It brings the next bytes: only what the products take beyond the bytes is an entry of its own.",
             "For each kernel: max(0, products - bytes).",
-            gives=entries_with(lambda moved, done: sum(done)),
+            gives=(
+                entries_with(lambda moved, done: sum(done)),
+                entries_with(lambda moved, done: sum(map(max, moved, done))),
+            ),
         ),
         "from-sums": Mistake(
             "A kernel that only moves bytes, then one that only multiplies: what do the two take together?",
@@ -404,18 +410,12 @@ entries = Exercise(
         "profile-for-device": Mistake(
             "Kernels ran for busy_us, and the device took longer. Where is the difference in your entries?",
             "It is `between`; launches begin where the device's time ends.",
-            gives=(
-                entries_with(launches=lambda wall, device, busy: wall - busy),
-                entries_with(between=lambda wall, device, busy: wall - busy),
-            ),
+            gives=(entries_with(launches="between"), entries_with(between="launches")),
         ),
         "rest-of-the-bytes": Mistake(
             "Add up traffic, arithmetic and unexplained. How long did the kernels run?",
             "The three of them make busy_us: take both others off.",
-            gives=(
-                entries_with(rest=lambda busy, traffic, arithmetic: busy - traffic),
-                entries_with(rest=lambda busy, traffic, arithmetic: busy - arithmetic),
-            ),
+            gives=(entries_with(unexplained="arithmetic"), entries_with(unexplained="traffic")),
         ),
         "unit": Mistake(
             "In which unit does your clock count, and in which is busy_us?",
