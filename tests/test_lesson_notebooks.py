@@ -19,7 +19,7 @@ FOLDED = "jp-MarkdownHeadingCollapsed"
 CELL_METADATA = {"tags", "lines_to_next_cell", FOLDED, "jupyter", "slideshow"}
 """What a cell may carry; ``lines_to_next_cell`` is jupytext's, which keeps a percent script's blank lines,
 the others are JupyterLab's: a folded section, a hidden output, a place among the slides."""
-MOST_CELLS, MOST_KB, MOST_NAMES = 43, 36, 25
+MOST_CELLS, MOST_KB, MOST_NAMES = 42, 36, 25
 """Cells, KB of source and names of labkit's face that a lesson has at most: it takes an hour."""
 LONGEST_CELL = 30
 """Lines of a cell that holds no kernel."""
