@@ -216,7 +216,7 @@ ahead = Exercise(
     inputs=ahead_inputs,
     dtypes=DTYPES,
     properties=(*POINTWISE, READ_ONCE, AHEAD),
-    right="U + 1 steps are on their way at any time, in registers, and no barrier stands between them.",
+    right="U + 1 steps are in flight at any time, in registers, and no barrier stands between them.",
     race=RaceSpec(
         work.LINEAR_RECURRENCE,
         {
