@@ -1,8 +1,11 @@
 """The course as pages: `make site`. Lessons come with their saved outputs."""
 
+import tomllib
+
 import nbformat
 from sphinx.application import Sphinx
 
+import labkit
 from labkit import paths
 from labkit.lessons import notebooks
 from labkit.runs import record
@@ -21,6 +24,10 @@ suppress_warnings = ["mystnb.unknown_mime_type"]  # claims and checks have an HT
 nb_execution_mode = "off"
 nb_ipywidgets_js = {}  # widgets are left out below; their pictures stay
 myst_heading_anchors = 3
+
+URLS = tomllib.loads((paths.CHECKOUT / "pyproject.toml").read_text())["project"]["urls"]
+PAGES = f"{URLS['Repository']}/blob/v{labkit.__version__}/docs/"
+"""Where a learner's copy of a lesson finds the pages beside it; on the site they are nearer."""
 
 html_theme = "pydata_sphinx_theme"
 html_title = project
@@ -47,6 +54,7 @@ def fold(app: Sphinx, docname: str, source: list[str]) -> None:
     for cell in notebook.cells:
         cells.append(cell)
         if cell.cell_type != "code":
+            cell.source = cell.source.replace(f"]({PAGES}", "](../docs/")
             continue
         cell.outputs = record.without_widgets(cell.outputs)
         tags = notebooks.tags(cell)

@@ -19,7 +19,7 @@ FOLDED = "jp-MarkdownHeadingCollapsed"
 CELL_METADATA = {"tags", "lines_to_next_cell", FOLDED, "jupyter", "slideshow"}
 """What a cell may carry; ``lines_to_next_cell`` is jupytext's, which keeps a percent script's blank lines,
 the others are JupyterLab's: a folded section, a hidden output, a place among the slides."""
-MOST_CELLS, MOST_KB, MOST_NAMES = 43, 36, 25
+MOST_CELLS, MOST_KB, MOST_NAMES = 42, 36, 25
 """Cells, KB of source and names of labkit's face that a lesson has at most: it takes an hour."""
 LONGEST_CELL = 30
 """Lines of a cell that holds no kernel."""
@@ -118,7 +118,7 @@ def test_it_imports_nothing_of_labkit_but_the_face_and_uses_names_that_the_face_
 
 @every_lesson
 def test_its_first_code_cell_acts_on_colab_and_kaggle_only(path, monkeypatch):
-    """There it gets the tagged version from the repository that pyproject names, as the badge does."""
+    """There it gets the tagged version from the repository that pyproject names, as badge and glossary do."""
     ran, (_, cell) = [], code(path)[0]
     assert notebooks.tags(cell) == [notebooks.COLAB, "remove-cell"]
     shell = type("Shell", (), {"system": lambda self, command: ran.append(command)})
@@ -137,7 +137,11 @@ def test_its_first_code_cell_acts_on_colab_and_kaggle_only(path, monkeypatch):
         f"{repository.replace('github.com', 'colab.research.google.com/github')}/blob/v{labkit.__version__}"
     )
     badge = f"[![Open in Colab](images/open-in-colab.svg)]({page}/notebooks/{path.name})"
-    assert badge in notebooks.read(path).cells[0].source.splitlines()
+    cells = notebooks.read(path).cells
+    assert badge in cells[0].source.splitlines()
+    at = f"{repository}/blob/v{labkit.__version__}/docs"  # a learner's folder has no docs
+    pages = f"[glossary]({at}/glossary.md), [cheat sheet]({at}/cheat_sheet.md)"
+    assert any(pages in cell.source for cell in cells[-2:])
 
 
 @every_lesson

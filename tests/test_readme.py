@@ -101,6 +101,16 @@ def test_the_readme_begins_with_a_command_and_links_every_lesson():
         assert ROOT / opened in notebooks.find()
 
 
+def test_the_cheat_sheet_has_each_operation_of_triton_that_a_lesson_uses_and_no_other():
+    cells = [
+        cell.source for path in notebooks.find() for _, cell in notebooks.code_cells(notebooks.read(path))
+    ]
+    cells += [path.read_text(encoding="utf-8") for path in (paths.NOTEBOOKS / "solutions").glob("*.py")]
+    sheet = (ROOT / "docs" / "cheat_sheet.md").read_text(encoding="utf-8")
+    used, shown = (set(re.findall(r"\btl\.\w+", text)) for text in ("\n".join(cells), sheet))
+    assert used == shown, used ^ shown
+
+
 def test_the_repository_has_one_address_and_the_citation_the_packages_version():
     """The lessons' badges are tried in test_lesson_notebooks."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

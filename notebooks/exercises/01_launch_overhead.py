@@ -207,7 +207,7 @@ graph = Exercise(
     mistakes={
         "compiles-inside": Mistake(
             "Which call of a layer is unlike all others, and where does it happen here?",
-            "The first one compiles, and that can't be recorded. Make one call before the capture begins.",
+            "The first one compiles, and that can't be captured. Make one call before the capture begins.",
             raises="capturing: call compiles",
         ),
         "waits-inside": Mistake(
@@ -216,12 +216,12 @@ graph = Exercise(
             raises="capturing: the host waited",
         ),
         "replays-inside": Mistake(
-            "When is the recording complete? Look at the indentation of the replay.",
+            "When is the capture complete? Look at the indentation of the replay.",
             "The capture ends with the `with` block: replay below it.",
             raises="capturing: a graph was replayed",
         ),
         "not-captured": Mistake(
-            "Which of your calls were recorded? Those outside of the capture cost Python's time again.",
+            "Which of your calls were captured? Those outside of the capture cost Python's time again.",
             "Make the calls inside `with torch.cuda.graph(graph):`, all of them but the warm-up.",
             when=lambda calls: not any(map(calls_captured, calls)),
         ),

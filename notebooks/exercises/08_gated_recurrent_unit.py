@@ -243,12 +243,12 @@ Clocks = tuple[float, float, float]
 
 
 def counts(BM: int, H: int) -> Clocks:
-    """Clocks of the products, the weights' way and the special functions."""
+    """Cycles of the products, the weights' way and the special functions."""
     return 6 * BM * H * H / 4096, 6 * H * H / 128, 6 * BM * H / 16
 
 
 def scaled(*factors: float) -> Callable[[int, int], Clocks]:
-    """The clocks, each times a factor."""
+    """The cycles, each times a factor."""
 
     def gives(BM: int, H: int) -> Clocks:
         products, weights, functions = (a * f for a, f in zip(counts(BM, H), factors, strict=True))
@@ -276,7 +276,7 @@ clocks = Exercise(
             gives=(scaled(1 / 3, 1 / 3, 1), scaled(1 / 3, 1, 1), scaled(1, 1 / 3, 1)),
         ),
         "numbers": Mistake(
-            "Shared memory delivers 128 bytes a clock. How many bytes has a number in bf16?",
+            "Shared memory delivers 128 bytes a cycle. How many bytes has a number in bf16?",
             "Two, so three matrices are 3 * H * H * 2 bytes.",
             gives=scaled(1, 1 / 2, 1),
         ),

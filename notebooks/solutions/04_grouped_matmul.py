@@ -51,7 +51,7 @@ def stays_kernel(x, weight, bias, y, R, G, per, D: tl.constexpr, BM: tl.constexp
     for tile in range(part * per, tl.minimum(part * per + per, tl.cdiv(R, BM))):
         row = (tile * BM + m).to(tl.int64)
         at, inside = row * (G * D) + group * D + d[None, :], (row < R) & (d < D)[None, :]
-        # No load depends on what the loop computes: the next tile can be on its way.
+        # No load depends on what the loop computes: the next tile can be in flight.
         a = tl.load(x + at, inside, other=0.0)
         total = tl.dot(a, w, input_precision="tf32x3") + b[None, :]
         tl.store(y + at, total, inside)

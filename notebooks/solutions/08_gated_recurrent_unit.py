@@ -45,7 +45,7 @@ def gru(gates: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 # %% [clocks]
 def clocks(BM, H):
-    """Clocks of one step in bf16: products, weights from shared memory, special functions."""
+    """Cycles of one step in bf16: products, weights from shared memory, special functions."""
     # Three products (BM, H) by (H, H): for each of the BM H sums H multiplications and H additions.
     products = 3 * 2 * BM * H * H / 4096
     # All of three matrices, two bytes a number, however few sequences use them.

@@ -75,6 +75,7 @@ def test_a_lesson_is_readable(browser: Browser, site: Path, width: int, scheme: 
     assert scheme == "light" or grounds == {"rgb(255, 255, 255)"}, "figures need a light ground of their own"
     solution = shown.locator("details", has_text="Solution").first
     assert not solution.locator("pre").first.is_visible()
+    assert shown.locator('.bd-content a[href="../docs/glossary.html"]').count() == 1
     picture(shown, f"{scheme}-{width}")
     solution.locator("summary").click()
     assert solution.locator("pre").first.is_visible()
