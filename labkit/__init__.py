@@ -41,7 +41,6 @@ FACE = {
     "published": "workloads.published.published",
     "relative_error": "measure.correctness.relative_error",
     "roofs": "measure.roofline.roofs",
-    "roofs_of": "measure.roofline.roofs_of",
     "sweep": "measure.sweeps.sweep",
     "workloads": "workloads",
 }
