@@ -1,15 +1,10 @@
 """Patches for Triton's interpreter: a third of the time, loops up to a given number, products of bfloat16."""
 
 from dataclasses import replace
-from functools import wraps
 from typing import Any
 
 import triton.language as tl
 from triton.runtime import interpreter
-
-FLOATS = {"fp16", "bf16", "fp32", "fp64"}
-BITS = {"int32": 31, "int64": 63}
-"""Types of integers, and their bits without the sign."""
 
 
 def patch_interpreter() -> None:
@@ -22,7 +17,6 @@ def patch_interpreter() -> None:
     _patch_language_once()
     _skip_overflow_check()
     _cache_types()
-    _convert_operands()
     _accept_tensors_in_range()
     _keep_splats_boolean()
     _multiply_bfloat16_by_value()
@@ -107,42 +101,6 @@ def _type_key(element: Any) -> Any:
     if type(element) is tl.pointer_type and type(element.element_ty) is tl.dtype:
         return element.name, element.address_space, element.const
     return None
-
-
-def _convert_operands() -> None:
-    """Bring two operands to one type without Triton's checks if nothing has to be converted.
-
-    A number beside a block stays a scalar, which numpy broadcasts.
-    """
-    checked = interpreter.TritonSemantic.binary_op_type_checking_impl
-
-    @wraps(checked)
-    def matched(self: Any, lhs: Any, rhs: Any, *flags: bool, **named: bool) -> Any:
-        if len(flags) <= 2 and not named:  # those whether pointers are allowed; divisions have more
-            if type(lhs) is type(rhs) is tl.tensor:
-                if _same_type(lhs.dtype, rhs.dtype, any(flags)):
-                    return self.broadcast_impl_value(lhs, rhs)
-            elif type(lhs) is tl.tensor and _takes_type(lhs.dtype, rhs):
-                return lhs, tl.tensor(self.scalar_constant(rhs, lhs.dtype).handle, lhs.type)
-            elif type(rhs) is tl.tensor and _takes_type(rhs.dtype, lhs):
-                return tl.tensor(self.scalar_constant(lhs, rhs.dtype).handle, rhs.type), rhs
-        return checked(self, lhs, rhs, *flags, **named)
-
-    interpreter.TritonSemantic.binary_op_type_checking_impl = matched
-
-
-def _same_type(left: Any, right: Any, pointers: bool) -> bool:
-    """Whether elements of these types need no conversion."""
-    if type(left) is type(right) is tl.dtype:
-        return left.name == right.name
-    return pointers and type(left) is tl.pointer_type and type(right) is tl.dtype and right.name in BITS
-
-
-def _takes_type(of: Any, number: Any) -> bool:
-    """Whether a Python number beside a tensor of this type gets the same type."""
-    if type(of) is tl.dtype and type(number) is int and of.name in BITS:
-        return -(2 ** BITS[of.name]) <= number < 2 ** BITS[of.name]
-    return type(of) is tl.dtype and type(number) in (int, float) and of.name in FLOATS
 
 
 def _accept_tensors_in_range() -> None:

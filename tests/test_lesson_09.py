@@ -201,7 +201,7 @@ STAMP = {"kind": "recorded", "device": "NVIDIA H200", "date": "2026-01-02"}
 
 
 def profile(name, kernels, launches, us):
-    ran = [KernelEvent("k", "k", i * us, us, 7, (1, 1, 1), (32, 1, 1)) for i in range(kernels)]
+    ran = [KernelEvent("k", "k", i * us, us) for i in range(kernels)]
     host = [HostEvent("cudaLaunchKernel", i * 1.0, 1.0) for i in range(launches)]
     suite, how = f"profile/microsecond_ledger/{name}", dict(direction="", dtype="", shape={}, cache="")
     return Row(suite, "", clock="profiler", runs=1, trace=recorded_profiles.encode(ran, host), **how, **STAMP)

@@ -1,11 +1,9 @@
 """The interpreter replaces triton.language's functions once per launch, and puts them back."""
 
-import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
-from triton.runtime import interpreter
 
 from labkit import gpu, triton_interpreter_patches
 
@@ -87,67 +85,6 @@ def test_pointers_that_differ_in_more_than_their_names_are_told_apart():
     for kind in kinds:
         block = tl.block_type(kind, [4])
         assert block.element_ty == kind and sum(block == tl.block_type(other, [4]) for other in kinds) == 1
-
-
-def operand(of, shape, seed):
-    """A tensor of these elements: a block, or of one element where there is no shape."""
-    drawn = np.random.default_rng(seed).integers(1, 9, shape or 1)
-    if of == "pointer":
-        scalar = tl.pointer_type(tl.float32)
-        data = drawn.astype(np.uint64) * 64
-    else:
-        scalar = tl.dtype(of)
-        data = drawn.astype(interpreter._get_np_dtype(scalar))
-        data = data << 7 if of == "bf16" else data
-    return tl.tensor(
-        interpreter.TensorHandle(data, scalar), tl.block_type(scalar, list(shape)) if shape else scalar
-    )
-
-
-TENSORS = [
-    (of, shape)
-    for of in ("fp16", "bf16", "fp32", "fp64", "int1", "int32", "uint32", "int64", "pointer")
-    for shape in ((), (4,), (2, 1), (2, 4))
-]
-NUMBERS = [0, 1, -3, 2**31, -(2**31), 2**40, True, 0.0, -0.0, 2.5, 1e-40, 1e300, float("nan"), float("inf")]
-OPERATIONS = {
-    "add": lambda semantic, x, y: semantic.add(x, y, True),
-    "sub": lambda semantic, x, y: semantic.sub(x, y, True),
-    "mul": lambda semantic, x, y: semantic.mul(x, y, True),
-    "truediv": lambda semantic, x, y: semantic.truediv(x, y),
-    "floordiv": lambda semantic, x, y: semantic.floordiv(x, y),
-    "mod": lambda semantic, x, y: semantic.mod(x, y),
-    "less": lambda semantic, x, y: semantic.less_than(x, y),
-    "equal": lambda semantic, x, y: semantic.equal(x, y),
-    "maximum": lambda semantic, x, y: semantic.maximum(x, y, tl.PropagateNan.NONE),
-    "where": lambda semantic, x, y: semantic.where(operand("int1", (2, 4), 3), x, y),
-    "and": lambda semantic, x, y: semantic.and_(x, y),
-}
-
-
-def outcome(operation, x, y):
-    """The type and the elements of a result, or what is said against it."""
-    try:
-        with np.errstate(all="ignore"):
-            result = OPERATIONS[operation](interpreter.interpreter_semantic, x, y)
-    except Exception as error:
-        return type(error), str(error)
-    shape = [int(size) for size in result.type.shape] if result.type.is_block() else [1]
-    return result.type, np.broadcast_to(result.handle.data, shape).tobytes()
-
-
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_operands_become_what_triton_makes_of_them(operation, monkeypatch):
-    """All pairs of tensors, and of tensors and numbers, both ways round; refusals too."""
-    triton_interpreter_patches.patch_interpreter()
-    tensors = [operand(*of, seed) for seed, of in enumerate(TENSORS)]
-    pairs = [(x, y) for x in tensors for y in tensors]
-    pairs += [pair for x in tensors for y in NUMBERS for pair in ((x, y), (y, x))]
-    found = [outcome(operation, x, y) for x, y in pairs]
-    quick = interpreter.TritonSemantic.binary_op_type_checking_impl
-    monkeypatch.setattr(interpreter.TritonSemantic, "binary_op_type_checking_impl", quick.__wrapped__)
-    for (x, y), was in zip(pairs, found, strict=True):
-        assert was == outcome(operation, x, y), (operation, str(x), str(y))
 
 
 @triton.jit

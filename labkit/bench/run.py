@@ -19,7 +19,6 @@ from labkit.measure import lock, machine, rows, sweeps
 from labkit.measure.rows import Row
 from labkit.plots.formatting import format_duration
 from labkit.runs.console import say
-from labkit.runs.exclusive import exclusive
 from labkit.workloads import peers
 
 
@@ -52,8 +51,7 @@ def measure_suites(
             raise RuntimeError(f"{row.contender}: {row.note}")
 
     for name, part in parts:
-        with exclusive(f"bench-{name}"):
-            measure(part, tape(name), partial(on_row, name))
+        measure(part, tape(name), partial(on_row, name))
     return sum(row.median_us is not None and row.to_json() in before for row in measured)
 
 

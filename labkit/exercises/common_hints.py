@@ -18,6 +18,30 @@ STORES_OUTSIDE = (
     "Which places does the last program store to, and which of them does the tensor have?",
     "Every store needs a mask that is true inside of the tensor, and nowhere else.",
 )
+NOTHING_STORED = (
+    "The result is allocated, and nothing is in it. Which line stores to it, and does it run?",
+    "In the kernel it is tl.store(addresses, values, mask). Who launches the kernel?",
+    "kernel[(programs,)](...) does, with the tensors and their sizes as arguments.",
+)
+UNWRITTEN = (
+    "Which elements were stored? Which programs, or which turn of a loop, should have stored the others?",
+    "Count: how many programs of one block does it take to cover all of it, the last one partly? "
+    "triton.cdiv divides and rounds up.",
+    "Does each number of your grid count what the kernel reads from the same axis of tl.program_id?",
+)
+NO_OTHER = (
+    "A load leaves the masked places of its block alone. Which number stands there then?",
+    "On a GPU whatever the register held before. Yours has to be one that adds nothing to a sum.",
+    "tl.load takes it as `other`.",
+)
+ELEMENT_FOR_COLUMN = (
+    "A vector has as many elements as a row. Which one of them belongs to element `at` of x?",
+    "Rows lie one behind the other, so the column is what is left of `at` after whole rows.",
+)
+ROW_FOR_COLUMN = (
+    "at // width counts whole rows. Which number says how far inside its row an element is?",
+    "The remainder of the same division.",
+)
 LOADS_OUTSIDE = (
     "The result is right. Which loads have no mask, or one that is true beyond the end?",
     "On a GPU a load beyond the end may end the program with an error. Mask it like the store.",

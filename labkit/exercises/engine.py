@@ -38,6 +38,8 @@ class RecordedLaunches:
     """Whether a product of float32 blocks was to be taken."""
     half_sums: bool = False
     """Whether a product was to be summed up in float16."""
+    unfilled: bool = False
+    """Whether a load had masked lanes, and no number to fill them with."""
 
     def loaded(self, tensor: Tensor) -> np.ndarray:
         """Elements of a contiguous tensor that were loaded, one entry a lane, in ascending order."""
@@ -93,7 +95,8 @@ class Mistake:
 
     An answer makes it when it behaves so on all cases: it returns what ``gives`` returns (several functions
     are variants of it), or its exception and the line that raised it match the regular expression ``raises``,
-    or ``when`` finds it in the calls. Where several of these are given, all of them have to hold.
+    or ``when`` finds it in the calls. Where several of these are given, all of them have to hold. One without
+    any of these has the exercise's own hints for the property of its name.
     """
 
     def __init__(
@@ -267,6 +270,8 @@ def explain(exercise: Exercise, problem: Problem, calls: Sequence[Call]) -> Find
     wrong, call = problem.property, problem.call
     assert wrong is not None, "an exception is explained by exception_hints"
     name, hints = wrong.name, wrong.hints
+    if name in exercise.mistakes:
+        hints = exercise.mistakes[name].hints
     if name == WRONG_VALUES:
         strided = call.layout != "contiguous"
         name, hints = ("strides", common_hints.STRIDES) if strided else ("", ())

@@ -42,8 +42,11 @@ def record_launches() -> Iterator[RecordedLaunches]:
         used: np.ndarray = pointers.data[np.broadcast_to(allowed, pointers.data.shape)].ravel()
         return used
 
-    def create_masked_load(builder: Any, pointers: Any, mask: Any, *rest: Any, **named: Any) -> None:
+    def create_masked_load(
+        builder: Any, pointers: Any, mask: Any, other: Any, *rest: Any, **named: Any
+    ) -> None:
         seen.loads.append(lanes(pointers, mask))
+        seen.unfilled |= other is None and not np.all(mask.data)
         seen.stores_before.append(len(seen.stores))
 
     def create_masked_store(builder: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> None:

@@ -1,5 +1,7 @@
-"""Properties that exercises with a kernel share: what it launches, touches and rounds."""
+"""What exercises with a kernel share: properties of what it launches, touches and rounds; some mistakes."""
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -7,7 +9,7 @@ import torch
 from torch import Tensor
 
 from labkit.exercises import common_hints
-from labkit.exercises.engine import Call, Property, dtype_name
+from labkit.exercises.engine import Call, Mistake, Property, dtype_name
 from labkit.measure.correctness import DTYPES
 
 ROUNDED_TWICE = 0.02
@@ -35,7 +37,46 @@ def _kernel(call: Call) -> str:
 
 def _one_launch(call: Call) -> str:
     names = call.launches.names
+    if not names:  # then nothing is stored, either
+        return ""
     return _kernel(call) or (f"{len(names)} launches: {', '.join(names)}." if len(names) > 1 else "")
+
+
+def _stored_parts(call: Call) -> list[tuple[int, Tensor, Tensor]]:
+    """Of each result that the answer's kernels alone make: how many elements it has, and those stored.
+
+    The stored ones come with what they should be.
+    """
+    if len(call.launches.names) > len(call.launches.kernels):  # PyTorch's operations store, too
+        return []
+    found = []
+    for got, want in call.result_tensors():
+        if got.is_contiguous():
+            stored = torch.from_numpy(np.unique(call.launches.stored(got)))
+            found.append((got.numel(), got.flatten()[stored].double(), want.flatten()[stored].double()))
+    return found
+
+
+def _nothing_stored(call: Call) -> str:
+    empty = any(size and not len(stored) for size, stored, _ in _stored_parts(call))
+    return "nothing was stored to the result." if empty else ""
+
+
+def _unwritten(call: Call) -> str:
+    for size, stored, _ in _stored_parts(call):
+        if 0 < len(stored) < size:
+            return f"{size - len(stored)} of {size} elements were never stored."
+    return ""
+
+
+def _unfilled(call: Call) -> str:
+    if not call.launches.unfilled or call.stored_outside or call.loaded_outside:
+        return ""
+    for _, stored, right in _stored_parts(call):
+        lost = stored.isnan() & ~right.isnan()
+        if lost.any() and torch.isclose(stored, right, 0.05, 0.05, equal_nan=True)[~lost].all():
+            return f"{int(lost.sum())} elements are NaN, and the others are right."
+    return ""
 
 
 def _stored_once(call: Call) -> str:
@@ -87,6 +128,9 @@ KERNEL = Property("no-kernel", _kernel, *common_hints.NO_KERNEL, before_values=T
 ONE_LAUNCH = Property(
     "launches", _one_launch, *common_hints.LAUNCHES, before_values=True, contiguous_only=True
 )
+NOTHING_STORED = Property("nothing-stored", _nothing_stored, *common_hints.NOTHING_STORED, before_values=True)
+UNWRITTEN = Property("unwritten", _unwritten, *common_hints.UNWRITTEN, before_values=True)
+NO_OTHER = Property("no-other", _unfilled, *common_hints.NO_OTHER, before_values=True)
 STORED_ONCE = Property("stored-twice", _stored_once, *common_hints.STORED_TWICE)
 READ_ONCE = Property("read-again", _read_once, *common_hints.READ_AGAIN, contiguous_only=True)
 FULL_FLOAT32 = Property("tf32", _full_float32, *common_hints.TF32, before_values=True)
@@ -97,7 +141,41 @@ KERNEL_CASES: dict[str, Any] = {
     "layouts": ("contiguous", "transposed", "strided"),
 }
 """How the kernel of most exercises is tried."""
-POINTWISE = (ONE_LAUNCH, NOTHING_OUTSIDE, LOADS_INSIDE, STORED_ONCE, ROUNDED_ONCE)
+ALL_STORED = (UNWRITTEN, NOTHING_STORED, NO_OTHER)
+"""Of a kernel that stores all elements of its results."""
+POINTWISE = (ONE_LAUNCH, NOTHING_OUTSIDE, *ALL_STORED, LOADS_INSIDE, STORED_ONCE, ROUNDED_ONCE)
 """Of a kernel that stores each element of one result once."""
 PRODUCT = (FULL_FLOAT32, *POINTWISE, HALF_PRODUCTS)
 """Of a kernel with tl.dot."""
+
+
+def elements_at(tensor: Tensor, places: Tensor, beyond: float = math.nan) -> Tensor:
+    """What loads bring from these places in memory of a contiguous tensor; ``beyond`` where they are not."""
+    flat = tensor.flatten()
+    return flat[places.clamp(max=len(flat) - 1)].where(places < len(flat), beyond)
+
+
+def vectors_at(reference: Callable[..., Any], column: Callable[[Tensor, int], Tensor]) -> Callable[..., Any]:
+    """What comes out when vectors, with an element for each column, are loaded at another place.
+
+    ``column(at, width)`` is the place for element ``at`` of the matrices; beyond a vector's end lies NaN.
+    """
+
+    def gives(*given: Tensor) -> Any:
+        shape = next(tensor.shape for tensor in given if tensor.dim() == 2)
+        at = column(torch.arange(shape.numel()), shape[1]).view(shape)
+        return reference(*(elements_at(each, at) if each.dim() == 1 else each for each in given))
+
+    return gives
+
+
+def column_mistakes(reference: Callable[..., Any]) -> dict[str, Mistake]:
+    """What may happen to the column of vectors that are added to rows, or multiply them."""
+    return {
+        "element-for-column": Mistake(
+            *common_hints.ELEMENT_FOR_COLUMN, gives=vectors_at(reference, lambda at, width: at)
+        ),
+        "row-for-column": Mistake(
+            *common_hints.ROW_FOR_COLUMN, gives=vectors_at(reference, lambda at, width: at // width)
+        ),
+    }

@@ -1,4 +1,4 @@
-"""The rows of a sweep as a table that answers questions: a time, a ratio, a crossover, with their origin."""
+"""The rows of a sweep as a table that answers questions: a time, a ratio, a finding, with their origin."""
 
 import math
 import operator
@@ -136,20 +136,6 @@ class Results(pd.DataFrame):
                 return MISSING
             ratios += (found["median_us_of"] / found["median_us_over"]).where(~_is_tie(found), 1.0).tolist()
         return measured(max(ratios), self._origin()) if ratios else MISSING
-
-    def crossover(self, of: str, over: str, x: str = "width", **where: Any) -> Measured:
-        """From which ``x`` on ``of`` is faster than ``over``, interpolated on logarithmic axes.
-
-        `MISSING` when they do not change places, or do so more than once.
-        """
-        both = self._where(**where).paired(of, over, x)
-        if both.empty:
-            return MISSING
-        ours, theirs = both["median_us_of"].tolist(), both["median_us_over"].tolist()
-        points = crossovers(both[x].tolist(), ours, theirs)
-        if len(points) != 1 or ours[-1] >= theirs[-1]:
-            return MISSING
-        return measured(points[0], both._origin())
 
     def speedup_exponent(self, of: str, over: str, x: str = "width") -> Measured:
         """The power of ``x`` that the speedup of ``of`` over ``over`` grows with, fitted on log axes."""

@@ -278,9 +278,6 @@ def from_trace(events: Iterable[dict[str, Any]]) -> Profile:
             full_name=event["name"],
             start_us=event["ts"] - origin,
             duration_us=event["dur"],
-            stream=int(event["args"]["stream"]),
-            grid=tuple(event["args"].get("grid", ())),
-            block=tuple(event["args"].get("block", ())),
         )
         for event in on_device
     ]

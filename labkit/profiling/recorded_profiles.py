@@ -1,7 +1,7 @@
 """Profiles on a tape: one row for each profile of a recorded lesson.
 
 ``Row.trace`` of such a row has two keys: ``kernels`` and ``host``. Under each, ``what`` lists descriptions
-(of a kernel: name, full name, stream, grid, block; of a host event: name), and ``when`` lists the events
+(of a kernel: name and full name; of a host event: name), and ``when`` lists the events
 (index of the description, start and duration in us). Kernels that differ only in their times share one
 description, so that a profile of a hundred launches stays below 20 KB.
 """
@@ -25,11 +25,6 @@ class KernelEvent:
     full_name: str
     start_us: float
     duration_us: float
-    stream: int
-    grid: tuple[int, ...]
-    """Blocks along x, y, z; empty for a copy or a fill."""
-    block: tuple[int, ...]
-    """Threads of a block along x, y, z."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,7 @@ class HostEvent:
 
 def encode(kernels: Sequence[KernelEvent], host: Sequence[HostEvent]) -> dict[str, Any]:
     """The events of a profile as the ``trace`` of a row, with times to the nanosecond."""
-    described = [([k.name, k.full_name, k.stream, list(k.grid), list(k.block)], k) for k in kernels]
+    described = [([k.name, k.full_name], k) for k in kernels]
     return {"kernels": _shared(described), "host": _shared([([event.name], event) for event in host])}
 
 
@@ -66,8 +61,8 @@ def decode(trace: Mapping[str, Any]) -> tuple[list[KernelEvent], list[HostEvent]
 
     try:
         kernels = [
-            KernelEvent(name, full_name, start, took, stream, tuple(grid), tuple(block))
-            for (name, full_name, stream, grid, block), start, took in described(trace["kernels"])
+            KernelEvent(name, full_name, start, took)
+            for (name, full_name), start, took in described(trace["kernels"])
         ]
         return kernels, [HostEvent(name, start, took) for (name,), start, took in described(trace["host"])]
     except (LookupError, TypeError, ValueError) as error:

@@ -2,7 +2,7 @@
 
 from labkit import kernels
 from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
-from labkit.exercises.properties import LOADS_INSIDE, POINTWISE, READ_ONCE
+from labkit.exercises.properties import LOADS_INSIDE, POINTWISE, READ_ONCE, column_mistakes
 from labkit.exercises.simulated_gpu import count, duration
 from labkit.exercises.simulated_layers import BenchmarkGpu, BenchmarkLayer, KernelSequence
 from labkit.measure.correctness import DTYPES
@@ -93,11 +93,6 @@ benchmark = Exercise(
     untouched="e45768d9f192",
     right="Draw and warm up, wait, read the clock, call many times, wait, read, divide.",
     mistakes={
-        "constant": Mistake(
-            "The devices and layers differ, and so do their times. What is your result computed from?",
-            "Return a difference of two readings of gpu.clock_us(), over the number of calls between.",
-            when=lambda calls: len({repr(c.got["microseconds"]) for c in calls}) == 1,
-        ),
         "no-call": Mistake(
             "What happens between your two readings of the clock?",
             "Call layer(x) between two readings of gpu.clock_us(), many times.",
@@ -107,11 +102,6 @@ benchmark = Exercise(
             "Look at what stands between the two readings: what does the device work on there?",
             "gpu.randn is a kernel, too. Draw the input once, before the clock starts.",
             when=between_all_readings("draw"),
-        ),
-        "other-shape": Mistake(
-            "Look at the tensor that the layer gets. Which sizes are asked for?",
-            "Draw it with gpu.randn(batch, width), from the arguments.",
-            when=lambda calls: any(not c.got.get(SIZES, True) for c in calls),
         ),
         "first-call-inside": Mistake(
             "Is every call of the layer like the others? Print gpu.clock_us() after each of them.",
@@ -359,32 +349,6 @@ def layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return x * weight + bias
 
 
-def with_column_index(column: Any) -> Any:
-    """What comes out when weight and bias are loaded at another column; beyond their end lies NaN."""
-
-    def gives(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        at = column(torch.arange(x.numel()), x.shape[-1])
-        value = x.flatten() * weight[at % len(weight)] + bias[at % len(weight)]
-        return torch.where(at >= len(weight), math.nan, value).view(x.shape)
-
-    return gives
-
-
-def nothing_computed(calls: Sequence[Call]) -> bool:
-    """Whether no kernel was launched, and nothing else made the results right."""
-    if any(c.launches.kernels for c in calls):
-        return False
-    tensors = [c for c in calls if isinstance(c.got, Tensor)]
-    return not any(torch.allclose(c.got.double(), c.want.double(), 0.1) for c in tensors)
-
-
-def stops_early(calls: Sequence[Call]) -> bool:
-    """Whether elements were stored up to somewhere before the end of a result."""
-    results = [c for c in calls if isinstance(c.got, Tensor) and c.launches.kernels]
-    stored = [(c.launches.stored(c.got).tolist(), c.got.numel()) for c in results]
-    return any(0 < len(places) < size and places == [*range(len(places))] for places, size in stored)
-
-
 affine = Exercise(
     "the layer as one kernel",
     "affine",
@@ -401,27 +365,7 @@ affine = Exercise(
         ({"batch": 32768, "width": 1024}, {"batch": 32768, "width": 161}),
     ),
     mistakes={
-        "no-launch": Mistake(
-            "y is allocated, and nothing is in it. Who computes its elements?",
-            "Launch as `add` does: kernel[(programs,)](...), with the tensors and sizes as arguments.",
-            when=nothing_computed,
-        ),
-        "grid": Mistake(
-            "Up to some element the result is right, and behind it nothing was stored. Who should have?",
-            "Count: how many programs of BLOCK elements does it take to cover all of x, the last one partly?",
-            "triton.cdiv(count, BLOCK) divides and rounds up.",
-            when=stops_early,
-        ),
-        "element-for-column": Mistake(
-            "weight has `width` elements. Which one belongs to element `at` of x?",
-            "Rows lie one behind the other, so the column is what is left of `at` after whole rows.",
-            gives=with_column_index(lambda at, width: at),
-        ),
-        "row-for-column": Mistake(
-            "at // width counts whole rows. Which number says how far inside its row an element is?",
-            "The remainder of the same division.",
-            gives=with_column_index(lambda at, width: at // width),
-        ),
+        **column_mistakes(layer),
         "no-bias": Mistake(
             "Subtract your result from the right one for two rows: what is missing, in both of them alike?",
             "Load bias as you load weight, and add it.",

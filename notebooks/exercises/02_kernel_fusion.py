@@ -1,13 +1,13 @@
 """Exercises of lesson 2: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels
-from labkit.exercises.engine import Call, Exercise, Mistake, RaceSpec, case_values
-from labkit.exercises.properties import POINTWISE, READ_ONCE
+from labkit.exercises.engine import Exercise, Mistake, RaceSpec, case_values
+from labkit.exercises.properties import POINTWISE, READ_ONCE, column_mistakes
 from labkit.measure.correctness import DTYPES
 from labkit.workloads.mlp import CHAIN
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -30,49 +30,6 @@ def chain_reference(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
     return gelu(x + bias) * other
 
 
-def at_column(column: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
-    """What comes out when the bias is loaded at another column; beyond its end lies NaN."""
-
-    def gives(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
-        at = column(torch.arange(x.numel()), x.shape[-1])
-        shift = torch.where(at >= len(bias), math.nan, bias[at % len(bias)])
-        return gelu(x + shift.view(x.shape)) * other
-
-    return gives
-
-
-def nothing_stored(calls: Sequence[Call]) -> bool:
-    """Whether no kernel stored anything, and nothing else made the results right."""
-    if any(call.launches.kernels for call in calls):
-        return False
-    results = [pair for call in calls for pair in call.result_tensors() if isinstance(pair[0], Tensor)]
-    return not any(torch.allclose(got.double(), want.double(), 0.1) for got, want in results)
-
-
-def stored_in_part(calls: Sequence[Call]) -> bool:
-    """Whether elements were stored up to somewhere before the end of a result, or of each of its rows."""
-    results = [(call, got) for call in calls if call.launches.kernels for got, _ in call.result_tensors()]
-    for call, got in results:
-        stored = torch.zeros(got.shape, dtype=torch.int8)
-        stored.view(-1)[torch.tensor(call.launches.stored(got).tolist(), dtype=torch.long)] = 1
-        for rows in (stored.view(1, -1), stored):
-            first = rows[:1]
-            if first.any() and not first.all() and (rows == first).all() and (first.diff() <= 0).all():
-                return True
-    return False
-
-
-NO_LAUNCH = Mistake(
-    "The result is allocated, and nothing is in it. Who computes its elements?",
-    "kernel[(programs,)](...) launches, with the tensors and their sizes as arguments.",
-    when=nothing_stored,
-)
-GRID = Mistake(
-    "Up to some element, of all or of each row, the result is right. Who should store those behind it?",
-    "Count: how many programs of BLOCK elements does it take to cover all of x, the last one partly?",
-    when=stored_in_part,
-)
-
 chain = Exercise(
     "the chain in one kernel",
     "chain",
@@ -89,18 +46,7 @@ chain = Exercise(
         ({"batch": 8192, "width": 3072}, {"batch": 8191, "width": 3073}),
     ),
     mistakes={
-        "no-launch": NO_LAUNCH,
-        "grid": GRID,
-        "element-for-column": Mistake(
-            "bias has `width` elements. Which one belongs to element `at` of x?",
-            "The one of its column: lesson 1's layer had the same parameter, and the same question.",
-            gives=at_column(lambda at, width: at),
-        ),
-        "row-for-column": Mistake(
-            "at // width counts whole rows. Which number says how far inside its row an element is?",
-            "The remainder of the same division.",
-            gives=at_column(lambda at, width: at // width),
-        ),
+        **column_mistakes(chain_reference),
         "bias-after": Mistake(
             "Take one element with x = -1, bias = 1, other = 1. What does the formula give, what do you?",
             "The bias is added before GELU, inside its argument.",
@@ -112,13 +58,6 @@ chain = Exercise(
             gives=(
                 lambda x, bias, other: gelu((x + bias) * other),
                 lambda x, bias, other: gelu(x + bias) * gelu(other),
-            ),
-        ),
-        "other-as-row": Mistake(
-            "Which of the two has an element for each element of x: bias, or other?",
-            "other lies in memory as x does, so its element is at `at`.",
-            gives=lambda x, bias, other: (
-                gelu(x + bias) * other.flatten()[torch.arange(x.numel()) % x.shape[-1]].view(x.shape)
             ),
         ),
         "erf": Mistake(
@@ -197,8 +136,6 @@ backward = Exercise(
         roundings=4,
     ),
     mistakes={
-        "no-launch": NO_LAUNCH,
-        "grid": GRID,
         "swapped": Mistake(
             "Two gradients come back. Which one belongs to x, and which to other?",
             "dx first, as x is the first of the inputs.",

@@ -1,97 +1,64 @@
 """Exercises of lesson 3: what is right, what people write instead, and what helps them on."""
 
 from labkit.exercises.engine import Exercise, Mistake, RaceSpec, case_values, difference
-from labkit.exercises.properties import KERNEL_CASES, PRODUCT
+from labkit.exercises.properties import KERNEL_CASES, PRODUCT, elements_at
 from labkit.kernels.linear import linear_act, matmul
 from labkit.workloads.mlp import LINEAR_GELU, MATMUL, linear_gelu
 
 import math
+from collections.abc import Callable
+from functools import partial, reduce
 from operator import add
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, linear
+from torch.nn.functional import gelu, linear, pad
 
 # ---- the K loop --------------------------------------------------------------------------------------------
 
-TILE, DEPTH = 64, 32
-"""Rows and columns of a tile, and its depth along K, as the scaffold launches them."""
+DEPTH = 32
+"""Of a tile along K, as the scaffold launches it."""
 
 
-def masked_operand(operand: Tensor, mask: Any) -> Tensor:
-    """What the loop's loads bring of an operand (rows, K): beyond K the next row, after the last row NaN."""
-    K = operand.shape[1]
-    row, k = torch.arange(len(operand))[:, None], torch.arange(-(-K // DEPTH) * DEPTH)
-    values = torch.cat((operand.flatten(), operand.new_full((DEPTH,), math.nan)))[row * K + k]
-    return values.where(mask(k, K, row), 0.0)
-
-
-def with_masks(*masks: Any) -> tuple[Any, ...]:
-    """What comes out with another condition along K, a function of k, K and row: in both loads, or in one."""
-
-    def product(of_x: Any, of_weight: Any) -> Any:
-        return lambda x, weight: masked_operand(x, of_x) @ masked_operand(weight, of_weight).T
-
-    return tuple(
-        product(*pair) for mask in masks for pair in ((mask, mask), (mask, within_row), (within_row, mask))
-    )
-
-
-def within_row(k: Tensor, K: int, row: Tensor) -> Tensor:
-    """The right condition."""
-    return k < K
-
-
-def first_step(x: Tensor, weight: Tensor) -> Tensor:
-    """The product of the first tile along K."""
-    return x[:, :DEPTH] @ weight[:, :DEPTH].T
-
-
-def last_step(x: Tensor, weight: Tensor) -> Tensor:
-    """The product of the last tile along K."""
-    start = (x.shape[1] - 1) // DEPTH * DEPTH
-    return x[:, start:] @ weight[:, start:].T
-
-
-def same_step(x: Tensor, weight: Tensor) -> Tensor:
-    """The product of the first tile, as often as there are tiles."""
-    return -(-x.shape[1] // DEPTH) * first_step(x, weight)
+def loaded(operand: Tensor, step: int, columns: int) -> Tensor:
+    """What comes in when rows are taken to begin ``step`` elements apart, and to have so many columns."""
+    return elements_at(operand, torch.arange(len(operand))[:, None] * step + torch.arange(columns))
 
 
 def one_further(operand: Tensor) -> Tensor:
     """What comes in when each row begins one element behind the one before it."""
-    return operand.flatten()[torch.arange(len(operand))[:, None] + torch.arange(operand.shape[1])]
+    return loaded(operand, 1, operand.shape[1])
 
 
-def columns_apart(x: Tensor, weight: Tensor) -> Tensor:
-    """The product when rows of weight (N, K) are taken to begin N elements apart; NaN beyond its end."""
-    N, K = weight.shape
-    at = torch.arange(N)[:, None] * N + torch.arange(K)
-    values = weight.flatten()[at.clamp(max=N * K - 1)]
-    return linear(x, values.where(at < N * K, math.nan))
+def reaching(places: int) -> tuple[Any, ...]:
+    """What comes out when loads let so many places beyond K through: both of them, that of x, of weight."""
+
+    def product(x: Tensor, weight: Tensor, too_far: tuple[bool, bool]) -> Tensor:
+        K = x.shape[1]
+        columns = min(K + places, -(-K // DEPTH) * DEPTH)
+        a, b = (
+            loaded(each, K, columns) if far else pad(each, (0, columns - K))
+            for each, far in zip((x, weight), too_far, strict=True)
+        )
+        return a @ b.T
+
+    return tuple(partial(product, too_far=each) for each in ((True, True), (True, False), (False, True)))
 
 
-def added_twice(x: Tensor, weight: Tensor) -> Tensor:
-    """What `total += tl.dot(a, b, total)` gives: each step doubles what was there before."""
-    total = x.new_zeros(len(x), len(weight))
-    for a, b in zip(x.split(DEPTH, 1), weight.split(DEPTH, 1), strict=True):
-        total = 2 * total + a @ b.T
-    return total
+def whole_tiles(x: Tensor, weight: Tensor) -> Tensor:
+    """The product of the tiles along K that are full."""
+    end = x.shape[1] // DEPTH * DEPTH
+    return linear(x[:, :end], weight[:, :end])
 
 
-def in_tiles(written: Any) -> Any:
-    """What comes out when a tile is stored only where ``written`` is true of its row and column, M and N."""
+def in_steps(combine: Callable[[list[Tensor]], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """What ``combine`` makes of the products of all tiles along K."""
 
     def gives(x: Tensor, weight: Tensor) -> Tensor:
-        y = linear(x, weight)
-        m, n = torch.arange(len(x))[:, None] // TILE, torch.arange(len(weight))[None, :] // TILE
-        return y.where(written(m, n, -(-len(x) // TILE), -(-len(weight) // TILE)), math.nan)
+        return combine([a @ b.T for a, b in zip(x.split(DEPTH, 1), weight.split(DEPTH, 1), strict=True)])
 
     return gives
-
-
-without_masks, *one_operand = with_masks(lambda k, K, row: k >= 0)
 
 
 product = Exercise(
@@ -105,50 +72,38 @@ product = Exercise(
     properties=PRODUCT,
     **KERNEL_CASES,
     mistakes={
-        "nothing-stored": Mistake(
-            "y is all NaN, as new_empty left it. Which line writes a tile of it?",
-            "As in outer_kernel: tl.store(addresses, total, mask), after the loop.",
-            gives=in_tiles(lambda m, n, M, N: m < 0),
-        ),
-        "one-tile": Mistake(
-            "The first 64 rows and columns are right, and nobody wrote the others. Who should have?",
-            "Every program stores to the same tile. What tells a program which one is its own?",
+        "unwritten": Mistake(
+            "Which rows and columns did nobody write? Who should have?",
             "tl.program_id(0) counts tiles down the rows, in steps of BM, and tl.program_id(1) across the "
             "columns, in steps of BN.",
-            gives=in_tiles(lambda m, n, M, N: (m == 0) & (n == 0)),
-        ),
-        "axes": Mistake(
-            "Look at the grid: how many programs has axis 0, and how many has axis 1?",
-            "Axis 0 has a program for each 64 rows of x, axis 1 one for each 64 rows of weight. Which of the "
-            "two does your `row` come from?",
-            gives=in_tiles(lambda m, n, M, N: (m < N) & (n < M)),
+            "Axis 0 of the grid has a program for each 64 rows of x, axis 1 one for each 64 rows of weight.",
         ),
         "first-step": Mistake(
             "Where K is at most 32 it's right. Which numbers does your program never load when K is 70?",
             "One tl.dot covers BK places along K. Repeat it, with `k` further on each time.",
             "for start in range(0, K, BK): makes the steps.",
-            gives=first_step,
+            gives=in_steps(lambda parts: parts[0]),
         ),
         "last-step": Mistake(
             "With K = 70 the result is the product of the last 6 places. Where did the sums of 64 others go?",
             "Each step of the loop sets `total` anew. It has to begin as what it was.",
             "tl.dot's third argument is added to the product.",
-            gives=last_step,
+            gives=in_steps(lambda parts: parts[-1]),
         ),
         "not-kept": Mistake(
             "All of y is 0, as `total` was in the beginning. What does tl.dot do with its result?",
             "It returns the new sums, and leaves `total` as it is. Give them a name.",
-            gives=lambda x, weight: 0 * linear(x, weight),
+            gives=in_steps(lambda parts: 0 * parts[0]),
         ),
         "added-twice": Mistake(
             "Where K is at most 32 it's right. What does tl.dot return when you hand it `total`?",
             "Its result has `total` in it already. Add it once: by the third argument, or by +=.",
-            gives=added_twice,
+            gives=in_steps(partial(reduce, lambda total, part: 2 * total + part)),
         ),
         "same-step": Mistake(
             "With K = 64 you get twice the product of the first 32 places. What changes from step to step?",
             "The places along K are start to start + BK.",
-            gives=same_step,
+            gives=in_steps(lambda parts: len(parts) * parts[0]),
         ),
         "row-length": Mistake(
             "Row 0 of x and row 0 of weight give the right number. Where does row 1 begin?",
@@ -164,39 +119,33 @@ product = Exercise(
             "Take a weight of 3 rows and 31 columns. How far is it from its row 0 to its row 1?",
             "N counts the rows of weight. How many numbers has one of them?",
             "Place k in row n of weight is at weight + n * K + k.",
-            gives=(columns_apart, lambda x, weight: x @ weight.reshape(weight.shape[::-1])),
+            gives=(
+                lambda x, weight: linear(x, loaded(weight, len(weight), weight.shape[1])),
+                lambda x, weight: x @ weight.reshape(weight.shape[::-1]),
+            ),
         ),
         "no-mask": Mistake(
             "Try K = 32, 64 and 33. Which come out right, and what does the last tile of the other hold?",
             "Nothing stops a load along K, so it goes on into the next row. Where does this one end?",
             "Join a condition on `k` to the one on rows by &, each in parentheses, in both loads.",
-            gives=without_masks,
+            gives=reaching(DEPTH)[0],
         ),
         "one-operand": Mistake(
             "Where the result isn't NaN it's right. What is 0 times NaN?",
             "One operand is zero beyond K. The other holds its next row there, or anything.",
             "Give the other load the same condition on `k`.",
-            gives=tuple(one_operand),
-        ),
-        "no-other": Mistake(
-            "A load leaves the masked places of its block alone. Which number stands there then?",
-            "On a GPU whatever the register held before. Yours has to be one that adds nothing to a sum.",
-            "tl.load takes it as `other`.",
-            gives=lambda x, weight: linear(x, weight) + (math.nan if x.shape[1] % DEPTH else 0.0),
+            gives=reaching(DEPTH)[1:],
         ),
         "off-by-one": Mistake(
             "A row has K places. What are the numbers of its first and of its last one?",
             "They are 0 and K - 1. Put K - 1 and K into your condition: only the first may be true.",
-            gives=with_masks(lambda k, K, row: k <= K, lambda k, K, row: k < K - 1),
+            gives=(*reaching(1), lambda x, weight: linear(x[:, :-1], weight[:, :-1])),
         ),
         "whole-tiles": Mistake(
             "With K = 70, what happens to the places 64 to 69?",
             "They belong to the sum, though their tile isn't full. Let the loop run to K, and decide for "
             "each place in `k` by itself.",
-            gives=with_masks(
-                lambda k, K, row: k // DEPTH * DEPTH + DEPTH <= K,
-                lambda k, K, row: k // DEPTH * DEPTH + DEPTH < K,
-            ),
+            gives=whole_tiles,
         ),
         "not-turned": Mistake(
             "tl.dot sums over the columns of its first block and the rows of its second. What are yours?",
@@ -249,41 +198,15 @@ LARGE = 128
 """Rows and columns of a tile of the epilogue."""
 
 
-def in_place(
-    row: Any = lambda m, n: m * LARGE,
-    col: Any = lambda m, n: n * LARGE,
-    bias_at: Any = lambda m, n: n * LARGE,
-    as_column: bool = False,
-) -> Any:
-    """What comes out when the places of tile (m, n), and of its bias, begin where these functions say."""
+def bias_at(place: Callable[[Tensor, Tensor], Tensor], beyond: float = 0.0) -> Any:
+    """What comes out with the bias at ``place(row, column)``; ``beyond`` stands behind the last one."""
 
     def gives(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        (M, _), N, block = x.shape, len(weight), torch.arange(LARGE)
-        rows, cols = -(-M // LARGE), -(-N // LARGE)
-        sums, y = x.new_zeros(rows * LARGE, cols * LARGE), x.new_full((M, N), math.nan)
-        sums[:M, :N] = linear(x, weight)
-        for n in range(cols):
-            for m in range(rows):
-                at, top, left = bias_at(m, n) + block, row(m, n), col(m, n)
-                added = bias[at.clamp(max=N - 1)].where(at < N, 0.0)[:, None]
-                z = sums[m * LARGE + block][:, n * LARGE + block] + (added if as_column else added.T)
-                inside = y[top : top + LARGE, left : left + LARGE]
-                inside.copy_(gelu(z, approximate="tanh")[top + block < M][:, left + block < N])
-        return y
+        z = linear(x, weight)
+        row, col = torch.arange(len(x))[:, None].expand(z.shape), torch.arange(len(weight)).expand(z.shape)
+        return gelu(z + elements_at(bias, place(row, col), beyond), approximate="tanh")
 
     return gives
-
-
-def sizes_swapped(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """What comes out when store_tile takes y (M, N) for (N, M); NaN where nothing is stored."""
-    (M, _), N = x.shape, len(weight)
-    tiles = (-(-M // LARGE) * LARGE, -(-N // LARGE) * LARGE)
-    z, y = x.new_zeros(tiles), x.new_full((N, M), math.nan)
-    z[:M, :N] = linear(x, weight)
-    z[:, :N] += bias
-    part = gelu(z, approximate="tanh")[:N, :M]
-    y[: part.shape[0], : part.shape[1]] = part
-    return y.view(M, N)
 
 
 def nearly_right(calls: Any) -> bool:
@@ -291,16 +214,6 @@ def nearly_right(calls: Any) -> bool:
     exact = [call for call in calls if call.dtype is torch.float32]
     off = [any(difference(call.got, call.want, by) for call in exact) for by in (2**-14, 2**-6)]
     return off == [True, False]
-
-
-def by_row(beyond: float) -> Any:
-    """What comes out when a row's number picks its bias, and ``beyond`` the last one stands this."""
-
-    def gives(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        rest = bias.new_full((max(0, len(x) - len(bias)),), beyond)
-        return gelu(linear(x, weight) + torch.cat((bias, rest))[: len(x), None], approximate="tanh")
-
-    return gives
 
 
 def inner(z: Tensor, cube: float = 0.044715) -> Tensor:
@@ -324,11 +237,6 @@ epilogue = Exercise(
     properties=PRODUCT,
     **KERNEL_CASES,
     mistakes={
-        "nothing-stored": Mistake(
-            "y is all NaN, as new_empty left it. Which line writes a tile of it?",
-            "store_tile, which the lesson has for its own kernels, masks and stores; or write a tl.store.",
-            gives=lambda x, w, b: linear(x, w, b) * math.nan,
-        ),
         "no-bias": Mistake(
             "Take weights of zero. What should come out, and what does?",
             "bias has a number for each column of the tile: load BN of them, and add them to all rows.",
@@ -342,35 +250,23 @@ epilogue = Exercise(
         "bias-by-row": Mistake(
             "Subtract z from total for a few rows and columns. Along which of them does your bias change?",
             "bias has N numbers, one for each column. As [None, :] a block of BN numbers is a row.",
-            gives=(by_row(0.0), by_row(math.nan), in_place(as_column=True)),
+            gives=(
+                bias_at(lambda row, col: row),
+                bias_at(lambda row, col: row, math.nan),
+                bias_at(lambda row, col: col // LARGE * LARGE + row % LARGE),
+            ),
         ),
         "first-bias": Mistake(
-            "Take weights of zero, and look at a row of z. How many different numbers has it?",
-            "tl.load(bias) is the first bias alone. A tile needs those of its BN columns.",
-            gives=lambda x, w, b: gelu(linear(x, w) + b[0], approximate="tanh"),
-        ),
-        "first-columns": Mistake(
-            "With N = 140 columns 0 to 127 are one tile. How does a program know that it has the others?",
-            "`n` is the tile's number across. Its columns begin BN further on for each.",
-            "They are n * BN + tl.arange(0, BN), for the bias and for the store.",
-            gives=(
-                *(in_place(bias_at=each) for each in (lambda m, n: 0, lambda m, n: n)),
-                *(in_place(col=each, bias_at=each) for each in (lambda m, n: 0, lambda m, n: n)),
-                in_place(col=lambda m, n: 0),
-            ),
+            "Take weights of zero, and look at a row of z with N = 140. Which biases are in it?",
+            "A tile needs those of its BN columns, and these begin BN further on for each `n`.",
+            gives=(bias_at(lambda row, col: 0 * col), bias_at(lambda row, col: col % LARGE)),
             when=lambda calls: any(call.want.shape[1] > LARGE for call in calls),
         ),
-        "first-rows": Mistake(
-            "With M = 130 rows 0 to 127 are one tile. How does a program know that it has the others?",
-            "`m` is the tile's number down. Its rows begin BM further on for each.",
-            gives=(in_place(lambda m, n: 0), in_place(lambda m, n: m)),
-            when=lambda calls: any(call.want.shape[0] > LARGE for call in calls),
-        ),
-        "order": Mistake(
-            "Which numbers does store_tile take, and in which order? Compare its first line with your call.",
-            "Rows come before columns, as in y (M, N).",
-            gives=(sizes_swapped, in_place(lambda m, n: n * LARGE, lambda m, n: m * LARGE)),
-            when=lambda calls: any(max(call.want.shape) > LARGE for call in calls),
+        "unwritten": Mistake(
+            "With M = 130 or N = 140 there is more than one tile. Which of their elements did nobody write?",
+            "`m` is a tile's number down, and its rows begin at m * BM; `n` is the one across, in columns "
+            "of BN.",
+            "Do you call store_tile? Rows come before columns there, as in y (M, N).",
         ),
         "no-activation": Mistake(
             "What does gelu(-5) give, and what does yours?",

@@ -1,15 +1,16 @@
 """Exercises of lesson 4: what is right, what people write instead, and what helps them on."""
 
 from labkit.exercises import judge
+from labkit.exercises.common_hints import STORES_OUTSIDE
 from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
-from labkit.exercises.properties import PRODUCT
+from labkit.exercises.properties import PRODUCT, elements_at
 from labkit.kernels import grouped_linear
 from labkit.measure.correctness import DTYPES
 from labkit.workloads.grouped import GROUPED, grouped_reference
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from types import ModuleType
 from typing import Any
@@ -56,18 +57,18 @@ def one_tile_of_8_warps(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return y
 
 
-def not_all_stored(calls: Sequence[Call]) -> bool:
-    """Whether something was stored, all of it right, and some elements were never stored."""
-    count = missing = 0
-    for call in calls:
-        got, want = call.result_tensors()[0]
-        stored = torch.from_numpy(np.unique(call.launches.stored(got)))
-        count, missing = count + len(stored), missing + got.numel() - len(stored)
-        mine, right = (each.double().flatten()[stored] for each in (got, want))
-        if not torch.isclose(mine, right, 0.05, 0.05, equal_nan=True).all():
-            return False
-    return count > 0 and missing > 0
-
+GROUP_MISTAKES = {
+    "transposed": Mistake(
+        "A weight is (D in, D out). Along which of the two does a sum run?",
+        "A row of the tile times a column of w: k, the input, goes down w's rows. Nothing is turned.",
+        gives=lambda x, weight, bias: grouped_reference(x, weight.mT, bias),
+    ),
+    "no-bias": Mistake(
+        "What comes out is the product alone. Does anything that you loaded reach the store?",
+        "The bias of a column is added to all rows of the tile: [None, :] makes a row of it.",
+        gives=lambda x, weight, bias: grouped_reference(x, weight, 0 * bias),
+    ),
+}
 
 # ---- all groups in one kernel ------------------------------------------------------------------------------
 
@@ -104,53 +105,11 @@ ONE_OR_ALL = np.vstack((np.ones(3, int), np.eye(3, dtype=int)))
 """One place too many in all three accesses, or in one of them."""
 
 
-def with_bias_at(place: Callable[..., Tensor]) -> Gives:
-    """What comes out with other elements of bias, at ``place(row, group, d, G, D)``."""
-
-    def gives(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        G, D = bias.shape
-        row, column = torch.arange(len(x))[:, None], torch.arange(G * D)
-        at = place(row, column // D, column % D, G, D)
-        values = bias.flatten()[at.clamp(max=G * D - 1)].where(at < G * D, math.nan)
-        return grouped_reference(x, weight, 0 * bias) + values
-
-    return gives
-
-
-def with_columns(tile: int) -> Gives:
-    """What comes out of tiles of so many columns, whatever D is: sums end there, and nobody stores beyond."""
-
-    def gives(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        G, D, _ = weight.shape
-        y = grouped_reference(x.unflatten(1, (G, D))[..., :tile].flatten(1), weight[:, :tile], bias)
-        y.view(len(x), G, D)[..., tile:] = math.nan
-        return y
-
-    return gives
-
-
-def groups_a_tile_apart(calls: Sequence[Call]) -> bool:
-    """Whether groups were stored as far apart as a tile is wide: that is how far the last one misses y."""
-    far = []
-    for call in calls:
-        G, D = call.passed["bias"].shape
-        far.append((G - 1) * (tile_width(D) - D))
-        if call.stored_outside != far[-1]:
-            return False
-    return any(far)
-
-
-def one_row_after_the_other(calls: Sequence[Call]) -> bool:
-    """Whether rows were stored D apart, and not G * D."""
-    told = False
-    for call in calls:
-        (got, _), (G, D) = call.result_tensors()[0], call.passed["bias"].shape
-        stored, end = call.launches.stored(got), (len(got) + G - 1) * D
-        if end < got.numel():
-            if not len(stored) or stored.max() >= end:
-                return False
-            told = True
-    return told
+def bias_a_tile_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """What comes out when rows of bias are taken to begin as far apart as a tile is wide."""
+    G, D = bias.shape
+    places = torch.arange(G)[:, None] * tile_width(D) + torch.arange(D)
+    return grouped_reference(x, weight, elements_at(bias, places))
 
 
 RACED = {"batch": 4096, "groups": 100}
@@ -174,6 +133,7 @@ grouped = Exercise(
         (RACED | {"width": 64}, RACED | {"width": 100}),
     ),
     mistakes={
+        **GROUP_MISTAKES,
         "no-mask": Mistake(
             "Take D = 20. How many columns has the tile, and whose are the last of them?",
             "The tile has 32, and from 20 on they are the next group's. For which of them is each of your "
@@ -205,61 +165,30 @@ grouped = Exercise(
                 each for places in (*ONE_OR_ALL, *-ONE_OR_ALL) for each in kernels_with_masks(*places)
             ),
         ),
-        "no-other": Mistake(
-            "A load leaves the masked places of its block alone. Which number stands there then?",
-            "On a GPU whatever the register held before. Yours has to be one that adds nothing to a sum.",
-            "tl.load takes it as `other`, in x as well as in weight.",
-            gives=lambda x, weight, bias: (
-                grouped_reference(x, weight, bias)
-                + (math.nan if tile_width(weight.shape[1]) > weight.shape[1] else 0.0)
-            ),
-        ),
-        "transposed": Mistake(
-            "weight is (G, D in, D out). Along which of the two does a sum run?",
-            "A row of the tile times a column of w: k, the input, goes down w's rows. Nothing is turned.",
-            gives=lambda x, weight, bias: grouped_reference(x, weight.mT, bias),
-        ),
         "first-weight": Mistake(
             "Group 0 is right. Which weight does group 1 take?",
             "A group's weight is D rows of D numbers: how many stand before that of group g?",
             gives=lambda x, weight, bias: grouped_reference(x, weight[:1].expand_as(weight), bias),
         ),
-        "row-length": Mistake(
-            "How far is it in memory from a number of x to the one below it?",
-            "A row of x holds all groups, one after the other: G * D numbers.",
-            when=one_row_after_the_other,
-        ),
-        "tile-width": Mistake(
-            "How far is it in memory from the first column of a group to the first of the next?",
-            "BD is how wide the tile is. A group has D columns, and the next one follows without a gap.",
-            when=groups_a_tile_apart,
-        ),
-        "fixed-tile": Mistake(
-            "A case has groups of 160. A program has all of D: how wide is its tile there, and yours?",
-            "BD depends on D: the power of two from D on, which triton.next_power_of_2 knows.",
-            gives=tuple(with_columns(tile) for tile in (32, 64, 128)),
-            when=lambda calls: any(call.passed["bias"].shape[1] > 128 for call in calls),
-        ),
         "unwritten": Mistake(
-            "All that you stored is right, and some elements were never stored. Which programs should have?",
-            "Count them: tiles of rows, rounded up (triton.cdiv), times groups. Each needs a program.",
-            "Does each number of your grid count what the kernel reads from the same axis of program_id?",
-            when=not_all_stored,
+            "Which elements were stored? A case has groups of 160: how wide is your tile there?",
+            "Count the programs: tiles of rows, rounded up (triton.cdiv), times groups. Does each number of "
+            "your grid count what the kernel reads from the same axis of program_id?",
+            "A row of x and of y holds all groups, one after the other: the row below begins G * D further.",
         ),
-        "no-bias": Mistake(
-            "What comes out is the product alone. Does anything that you loaded reach the store?",
-            "The bias of a column is added to all rows of the tile: [None, :] makes a row of it.",
-            gives=lambda x, weight, bias: grouped_reference(x, weight, 0 * bias),
+        "stores-outside": Mistake(
+            *STORES_OUTSIDE,
+            "How far is it from a group's first column to the next group's? BD is the tile's width, not D.",
         ),
         "bias-row": Mistake(
             "Group 0 is right. Where in bias does the row of group 1 begin?",
             "Behind the D numbers of group 0. What does your address say of the group?",
-            gives=with_bias_at(lambda row, group, d, G, D: d + 0 * row),
+            gives=lambda x, weight, bias: grouped_reference(x, weight, bias[:1].expand_as(bias)),
         ),
         "bias-tile-width": Mistake(
             "Where D is 16 it's right. How long is a row of bias, D or BD?",
             "BD is the tile's width only: in memory one row follows the other without a gap.",
-            gives=with_bias_at(lambda row, group, d, G, D: group * tile_width(D) + d),
+            gives=bias_a_tile_apart,
         ),
     },
 )
@@ -354,26 +283,16 @@ stays = Exercise(
                 tiles_written(lambda part, per, tiles: range(part * per, per)),
             ),
         ),
-        "last-of-part": Mistake(
-            "The last tile of each part is missing. What is the last value that a range takes?",
-            "range(a, b) ends before b.",
-            gives=tiles_written(lambda part, per, tiles: range(part * per, part * per + per - 1)),
-        ),
-        "last-tile": Mistake(
-            "The last rows hold what nobody wrote. How many tiles do 70 rows need, of 64 each?",
-            "A division that rounds up counts the tile that isn't full: tl.cdiv.",
-            gives=tiles_written(lambda part, per, tiles: range(part * per, min(part * per + per, tiles - 1))),
-        ),
         "running-sum": Mistake(
             "The first tile of each program is right. What does your sum hold when the second one begins?",
             "Lesson 3 added along K. Here a tile has all of K, and rows of its own: what should it add to?",
             gives=(sums_go_on(False), sums_go_on(True)),
         ),
         "unwritten": Mistake(
-            "All that you stored is right, and some rows never were. Which group and part has program i?",
-            "The launch counts G programs for each part: i // G is the part. With which tile does it begin?",
+            "Which tiles were not stored? 70 rows need two of 64: a division that rounds up counts the last.",
+            "The launch counts G programs for each part: i // G is the part. With which tile does it begin, "
+            "and before which one does range(a, b) end?",
             "G = 2, per = 2, 4 tiles: write down group, part and tiles of programs 0 to 3.",
-            when=not_all_stored,
         ),
     },
 )
@@ -381,43 +300,27 @@ stays = Exercise(
 # ---- narrow groups, packed ---------------------------------------------------------------------------------
 
 
-def with_pack_weight(matrix: Callable[[Tensor, int, int, int], Tensor]) -> Gives:
-    """What comes out when ``matrix(weight, first, groups, D)`` multiplies the groups of a pack."""
+def packed_with(
+    place: Callable[..., Tensor] = lambda k, n, first, D: (first * D + k) * D + n % D,
+    meet: Callable[..., Tensor] = lambda k, n, D: k // D == n // D,
+) -> Gives:
+    """What comes out with the weight at ``place`` for row k and column n of a tile, where these ``meet``.
+
+    ``first`` is the first group of the pack; where a row and a column do not meet stands zero.
+    """
 
     def gives(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         G, D, _ = weight.shape
         parts = []
         for first in range(0, G, 64 // D):
-            groups = min(64 // D, G - first)
-            columns = slice(first * D, (first + groups) * D)
-            parts.append(x[:, columns] @ matrix(weight, first, groups, D) + bias.flatten()[columns])
+            columns = slice(first * D, min(first + 64 // D, G) * D)
+            n = torch.arange(columns.stop - columns.start)
+            k = n[:, None]
+            w = elements_at(weight, place(k, n, first, D)).where(meet(k, n, D), 0.0)
+            parts.append(x[:, columns] @ w + bias.flatten()[columns])
         return torch.cat(parts, 1)
 
     return gives
-
-
-def beside(weight: Tensor, first: int, groups: int, D: int) -> Tensor:
-    """The weights below one another, repeated to the right: no zeros."""
-    return weight[first : first + groups].flatten(0, 1).repeat(1, groups)
-
-
-def same_place(weight: Tensor, first: int, groups: int, D: int) -> Tensor:
-    """The weights repeated to the right, with numbers only where both places in a group are the same."""
-    return beside(weight, first, groups, D) * torch.eye(D).repeat(groups, groups)
-
-
-def as_wide_rows(weight: Tensor, first: int, groups: int, D: int) -> Tensor:
-    """Blocks on the diagonal, taken from rows as long as the pack is wide."""
-    at = first * D * D + torch.arange(groups * D)[:, None] * 64 + torch.arange(groups * D)
-    values = torch.cat((weight.flatten(), weight.new_full((64 * 64,), math.nan)))[at]
-    return values.where(torch.block_diag(*torch.ones(groups, D, D)).bool(), 0)
-
-
-def without_remainder(weight: Tensor, first: int, groups: int, D: int) -> Tensor:
-    """Blocks on the diagonal, their columns counted from the pack's first."""
-    at = (first * D + torch.arange(groups * D))[:, None] * D + torch.arange(groups * D)
-    values = torch.cat((weight.flatten(), weight.new_full((64 * D,), math.nan)))[at]
-    return values.where(torch.block_diag(*torch.ones(groups, D, D)).bool(), 0)
 
 
 packed = Exercise(
@@ -436,64 +339,51 @@ packed = Exercise(
         (RACED | {"width": 16}, RACED | {"width": 32}),
     ),
     mistakes={
+        **GROUP_MISTAKES,
         "no-zeros": Mistake(
             "Set one group of x to zero. Which groups of y change, and which should?",
             "A row and a column of w may belong to two groups. What number should stand there?",
             "Row k belongs to group k // D of the pack, column n to n // D. Mask the load where they differ.",
-            gives=with_pack_weight(beside),
+            gives=packed_with(meet=lambda k, n, D: k >= 0),
         ),
         "no-remainder": Mistake(
             "The first group of each pack is right. Which column of its own weight is column n of the tile?",
             "A weight has D columns: count them from the beginning of the group, not of the pack.",
-            gives=with_pack_weight(without_remainder),
+            gives=packed_with(lambda k, n, first, D: (first * D + k) * D + n),
         ),
         "wide-rows": Mistake(
             "How many numbers has a row of weight in memory, and how many has a row of your tile?",
             "D and 64: the wide tile is nowhere in memory. Each row of it has D numbers from there.",
-            gives=with_pack_weight(as_wide_rows),
+            gives=packed_with(lambda k, n, first, D: first * D * D + k * 64 + n),
         ),
         "first-weight": Mistake(
             "The first group of each pack is right. Whose weight does the second one take?",
             "Below the D rows of one weight lie those of the next: row k of the pack is row first * D + k.",
-            gives=with_pack_weight(
-                lambda weight, first, groups, D: torch.block_diag(*[weight[first]] * groups)
-            ),
+            gives=packed_with(lambda k, n, first, D: (first * D + k % D) * D + n % D),
         ),
         "first-pack": Mistake(
             "The first pack is right. Which group is the first of pack 1, and which one does yours take?",
             "A pack has PACK groups: so many stand before pack 1's, with D rows of weight each.",
             gives=(
-                with_pack_weight(lambda weight, first, groups, D: torch.block_diag(*weight[:groups])),
-                with_pack_weight(  # the number of the pack in place of its first group's
-                    lambda weight, first, groups, D: torch.block_diag(*weight[first * D // 64 :][:groups])
-                ),
+                packed_with(lambda k, n, first, D: k * D + n % D),
+                # the number of the pack in place of its first group's
+                packed_with(lambda k, n, first, D: (first * D // 64 * D + k) * D + n % D),
             ),
         ),
         "group-0": Mistake(
             "Group 0 is right. Whose weight do all the others take?",
             "See weight as (G * D, D), one below the other. Which row of it belongs to column k of pack 1?",
-            gives=with_pack_weight(lambda weight, first, groups, D: torch.block_diag(*[weight[0]] * groups)),
+            gives=packed_with(lambda k, n, first, D: k % D * D + n % D),
         ),
         "same-place": Mistake(
             "Row k and column n of w meet if they are of one group. What do k % D and n % D say of them?",
             "Their places inside of a group. Which operation gives the number of the group?",
-            gives=with_pack_weight(same_place),
-        ),
-        "transposed": Mistake(
-            "A weight is (D in, D out). Along which of the two does a sum run?",
-            "k, the input, goes down w's rows, and n, the output, across. Nothing is turned.",
-            gives=lambda x, weight, bias: grouped_reference(x, weight.mT, bias),
+            gives=packed_with(meet=lambda k, n, D: k % D == n % D),
         ),
         "unwritten": Mistake(
             "All that you stored is right, and some elements never were. Which pack and rows has program i?",
             "There are cdiv(G, PACK) packs: the last one may not be full, and counts all the same.",
             "Is your mask of columns true up to D, or up to the end of a row?",
-            when=not_all_stored,
-        ),
-        "no-bias": Mistake(
-            "What comes out is the product alone. Does anything that you loaded reach the store?",
-            "The bias of a column is added to all rows of the tile: [None, :] makes a row of it.",
-            gives=lambda x, weight, bias: grouped_reference(x, weight, 0 * bias),
         ),
     },
 )

@@ -8,6 +8,7 @@ from labkit.exercises.properties import (
     ONE_LAUNCH,
     READ_ONCE,
     STORED_ONCE,
+    elements_at,
 )
 from labkit.exercises.simulated_gpu import SimulatedGpu
 from labkit.exercises.simulated_layers import CompiledFunction
@@ -16,7 +17,6 @@ from labkit.measure.correctness import DTYPES, TOLERANCE
 from labkit.workloads import stack
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -144,33 +144,35 @@ def network_inputs(rows: int, width: int, depth: int) -> dict[str, Any]:
     return {"x": x, "weight": weight, "bias": bias, "gain": gain}
 
 
-def blocks_of(
-    weight: Callable[[int], int] = int, bias: Callable[[int], int] = int, gain: Callable[[int], int] = int
-) -> Callable[..., Tensor]:
-    """What comes out when block ``i`` takes its three parameters from other blocks."""
-
-    def gives(x: Tensor, weights: Tensor, biases: Tensor, gains: Tensor) -> Tensor:
-        for i in range(len(weights)):
-            x = stack.block(x, weights[weight(i)], biases[bias(i)], gains[gain(i)])
-        return x
-
-    return gives
+Step = Callable[[int], int]
 
 
-def window(tensor: Tensor, start: int) -> Tensor:
-    """The size of one block's part of a tensor from an element on; beyond the end lies NaN."""
-    padded = torch.cat((tensor.flatten(), tensor.new_full((tensor[0].numel(),), math.nan)))
-    return padded[min(start, tensor.numel()) :][: tensor[0].numel()].view(tensor[0].shape)
+def no_step(W: int) -> int:
+    """The first block's, whatever the block."""
+    return 0
 
 
-def steps_of(of_weight: Callable[[int], int], of_vectors: Callable[[int], int]) -> Callable[..., Tensor]:
+def row_step(W: int) -> int:
+    """From one block's bias to the next one's."""
+    return W
+
+
+def square_step(W: int) -> int:
+    """From one block's weight to the next one's."""
+    return W * W
+
+
+def steps_of(of_weight: Step, of_bias: Step, of_gain: Step) -> Callable[..., Tensor]:
     """What comes out when a block's parameters begin so many elements further than the last one's."""
 
-    def gives(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
+    def gives(x: Tensor, *parameters: Tensor) -> Tensor:
         W = x.shape[1]
-        for i in range(len(weight)):
-            vectors = (window(tensor, i * of_vectors(W)) for tensor in (bias, gain))
-            x = stack.block(x, window(weight, i * of_weight(W)), *vectors)
+        for i in range(len(parameters[0])):
+            taken = []
+            for tensor, step in zip(parameters, (of_weight, of_bias, of_gain), strict=True):
+                places = i * step(W) + torch.arange(tensor[0].numel())
+                taken.append(elements_at(tensor, places).view(tensor[0].shape))
+            x = stack.block(x, *taken)
         return x
 
     return gives
@@ -191,16 +193,6 @@ def padded_mean(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tensor
     return x
 
 
-def holds_nan(result: Any) -> bool:
-    """Whether a result is a tensor with NaN in it."""
-    return isinstance(result, Tensor) and bool(result.isnan().any())
-
-
-def first(_: int) -> int:
-    """The first block's, whatever the block."""
-    return 0
-
-
 network = Exercise(
     "one kernel for the network",
     "network",
@@ -215,22 +207,20 @@ network = Exercise(
             "With two blocks, print what your loop loads in its second turn. Whose is it?",
             "weight[i] begins i * W * W elements after weight[0]. Where do bias[i] and gain[i] begin?",
             gives=tuple(
-                blocks_of(*chosen)
-                for chosen in itertools.product((first, int), repeat=3)
-                if chosen != (int, int, int)
+                steps_of(*chosen)
+                for chosen in itertools.product((no_step, square_step), *[(no_step, row_step)] * 2)
+                if no_step in chosen
             ),
         ),
         "step": Mistake(
             "How many elements has the weight of one block, and how many its bias?",
             "A block's weight has W * W, its bias and its gain have W. BW is only how wide the tile is.",
             gives=(
-                steps_of(lambda W: W, lambda W: W),
-                steps_of(lambda W: W * W, lambda W: W * W),
-                steps_of(lambda W: 1, lambda W: 1),
+                *(steps_of(each, each, each) for each in (row_step, square_step, lambda W: 1)),
                 # as wide as a tile is
-                steps_of(lambda W: tile_width(W) ** 2, lambda W: W),
-                steps_of(lambda W: tile_width(W) ** 2, tile_width),
-                steps_of(lambda W: W * W, tile_width),
+                steps_of(lambda W: tile_width(W) ** 2, row_step, row_step),
+                steps_of(lambda W: tile_width(W) ** 2, tile_width, tile_width),
+                steps_of(square_step, tile_width, tile_width),
             ),
         ),
         "not-carried": Mistake(
@@ -265,7 +255,7 @@ network = Exercise(
         "unmasked": Mistake(
             "Which of your four loads brings what lies beyond its tensor?",
             "Columns beyond W take part in the product and in the sum: mask all loads, with other=0.0.",
-            when=lambda calls: any(call.loaded_outside and holds_nan(call.got) for call in calls),
+            when=lambda calls: any(call.loaded_outside and call.got.isnan().any() for call in calls),
         ),
     },
     race=RaceSpec(

@@ -46,7 +46,7 @@ def test_a_speedup_that_stays_the_same_grows_with_the_power_zero(results):
 
 def test_what_nobody_measured_is_missing_and_so_is_what_is_computed_from_it(results):
     no_such = results.speedup("fast", "third", width=4)
-    for nothing in (results.time("third"), no_such, Results().crossover("a", "b")):
+    for nothing in (results.time("third"), no_such):
         assert nothing == MISSING or math.isnan(nothing.value)
         assert number(nothing) is None and number(2 / (1 + nothing) * 3) is None
     assert claim("It takes {value} us.", Results().time("fast"), lambda us: us > 0).status == "needs a GPU"
@@ -61,12 +61,6 @@ def test_figures_of_one_origin_compute_and_those_of_two_do_not_mix():
     here, there = Measured(6.0, "live", "gpu"), Measured(2.0, "recorded", "gpu")
     assert (here - here / 2) * 2 == here and 12 / here == Measured(2.0, "live", "gpu")
     assert number(here / there) is None and number(here + there) is None
-
-
-def test_a_crossover_lies_between_the_sizes_where_the_faster_one_changes():
-    table = Results([row("flat", n, 8.0) for n in (4, 16)] + [row("steep", n, float(n)) for n in (4, 16)])
-    assert table.crossover("flat", "steep").value == pytest.approx(8.0)
-    assert pd.isna(table.crossover("steep", "flat").value)
 
 
 # Figures of a recorded table
@@ -151,16 +145,6 @@ def test_no_ratio_mixes_clocks():
     assert number(events.worst("labkit", "eager")) is None
     assert events.speedups("labkit", "eager").empty
     assert number(events.speedup("labkit", "eager", width=16)) is None
-
-
-def test_a_crossover_lies_where_the_curves_meet():
-    meet = timed((64.0, 64.0, 64.0), (16.0, 32.0, 256.0))  # between 32 and 64, a third of the way
-    assert meet.crossover("labkit", "eager", batch=2) == of(32 * 2 ** (1 / 3))
-    assert number(meet.crossover("eager", "labkit")) is None, "from there on the other is faster"
-    assert number(meet.crossover("labkit", "eager", batch=3)) is None
-    assert number(timed((64.0, 64.0), (16.0, 32.0)).crossover("labkit", "eager")) is None, "they never meet"
-    twice = timed((64.0, 64.0, 64.0, 64.0), (16.0, 32.0, 256.0, 9.0))
-    assert number(twice.crossover("labkit", "eager")) is None, "they change places twice"
 
 
 # Crossovers

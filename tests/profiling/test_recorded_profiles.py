@@ -12,11 +12,11 @@ MUL = "void at::native::elementwise_kernel<128, 4, at::native::BinaryFunctor<flo
 
 
 def kernel(start=10.5, took=20.25, **changes):
-    given = {"name": "mul", "full_name": MUL, "stream": 7, "grid": (80, 1, 1), "block": (128, 1, 1)}
+    given = {"name": "mul", "full_name": MUL}
     return KernelEvent(**{**given, "start_us": start, "duration_us": took, **changes})
 
 
-COPIED = kernel(40.0, 1.5, name="Memcpy", full_name="Memcpy DtoD", grid=(), block=())
+COPIED = kernel(40.0, 1.5, name="Memcpy", full_name="Memcpy DtoD")
 KERNELS, HOST = [kernel(), kernel(31.0), COPIED], [HostEvent("cudaLaunchKernel", 0.0, 4.125)]
 
 
