@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from textwrap import fill
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -69,38 +69,41 @@ def curves(
     title: str,
     reference_lines: ReferenceLines | Callable[[pd.DataFrame], ReferenceLines] | None = None,
     facet: str | None = None,
+    rows: str | None = None,
     values: Sequence[float] = (),
     quantity: Quantity = TIME,
 ) -> Picture:
     """Time per call against an axis, both logarithmic, a curve with its p20 to p80 band per contender.
 
-    ``table`` is one of `labkit.measure.rows.as_results`; ``facet`` is a column that makes panels.
-    ``reference_lines`` are thin dark lines in the unit of the quantity, by name, or a function from a panel's
-    rows to them. ``values``: x positions that the axis must include
+    ``table`` is one of `labkit.measure.rows.as_results`; ``facet`` and ``rows`` are columns that make panels
+    side by side and one above the other. ``reference_lines`` are thin dark lines in the unit of the quantity,
+    by name, or a function from a panel's rows to them. ``values``: x positions that the axis must include
     even if they have no rows yet. ``quantity`` is what is drawn: `TIME` (in microseconds) or `SPEEDUP`.
 
     Rows without a time are a small cross at the foot of the panel and a footnote; points that were disturbed
     (column ``noise``) stand in a ring, and a footnote says by what. Raises ValueError for a column that the
     table lacks.
     """
-    facets = [facet] if facet else []
+    panel_axes = [name for name in (rows, facet) if name]
     columns = [quantity.column, quantity.low, quantity.high]
-    table = formatting.checked_table(table, [x, quantity.column, *facets], [x, *columns])
-    conditions = formatting.common_conditions(table, (x, facet))
+    table = formatting.checked_table(table, [x, quantity.column, *panel_axes], [x, *columns])
+    conditions = formatting.common_conditions(table, (x, facet, rows))
     has_value = formatting.has_value(table, quantity.column)
     shown, gaps = table[has_value], table[~has_value]
     noisy = shown[shown["noise"] != ""]
-    gap_notes = formatting.footnotes(gaps, gaps["note"].replace("", "no value"), x, facets)
-    noise_notes = formatting.footnotes(noisy, noisy["noise"], x, facets)
+    gap_notes = formatting.footnotes(gaps, gaps["note"].replace("", "no value"), x, panel_axes[::-1])
+    noise_notes = formatting.footnotes(noisy, noisy["noise"], x, panel_axes[::-1])
     x_limits = _log_limits([*table[x], *values], least=4.0, pad=0.03) or _EMPTY_X_LIMITS
     panels = []
-    for name, part in _split_into_panels(table, facet):
+    for name, part in _split_into_panels(table, panel_axes):
         given = (reference_lines(part) if callable(reference_lines) else reference_lines) or {}
         lines = _reference_points({**given, **quantity.reference_lines}, x_limits)
         panels.append(_Panel(name, part, _panel_curves(part, x, quantity), lines))
     styles = _curve_styles(panels)
 
-    across = min(len(panels), 2)  # side by side; three get too narrow to read
+    # How many panels side by side. Without rows, a third one goes below: three get too narrow to read.
+    n_facets = table[facet].nunique() if facet and len(table) else 1
+    across = n_facets if rows else min(n_facets, 2)
     key = ContenderStyle(MUTED, "o")
     origins = [Line2D([], [], label=text, **key.curve(kind)) for kind, text in formatting.origins(table)]
     if noise_notes:
@@ -138,13 +141,17 @@ def speedups(table: pd.DataFrame, x: str = "width", *, title: str, **options: An
 # --- panels and their curves ------------------------------------------------------------------------
 
 
-def _split_into_panels(table: pd.DataFrame, facet: str | None) -> list[tuple[str, pd.DataFrame]]:
-    """A panel for each value of a column, with its name; one when there is none, or the table is empty."""
-    if facet is None or table.empty:
+def _split_into_panels(table: pd.DataFrame, axes: list[str]) -> list[tuple[str, pd.DataFrame]]:
+    """Panels row by row, each with its name; one panel when the table is not to be split or is empty."""
+    if table.empty:
         return [("", table)]
-    numeric = pd.api.types.is_numeric_dtype(table[facet])
-    values = sorted(table[facet].unique()) if numeric else table[facet].unique()
-    return [(axis_value(facet, value), table[table[facet] == value]) for value in values]
+    numeric = pd.api.types.is_numeric_dtype
+    values = [sorted(table[a].unique()) if numeric(table[a]) else table[a].unique() for a in axes]
+    panels = []
+    for chosen in product(*values):
+        names = [axis_value(axis, value) for axis, value in zip(axes, chosen, strict=True)]
+        panels.append((", ".join(names[::-1]), table[(table[axes] == list(chosen)).all(axis=1)]))
+    return panels
 
 
 def _reference_points(

@@ -189,14 +189,23 @@ DEVICES = ((4.3e12, 132, 1.98e9), (2.4e11, 58, 2.04e9), (1.5e12, 108, 1.41e9))
 """bytes/s, multiprocessors, cycles/s: roughly an H200, an L4, an A100."""
 
 
-def floor_model(combine: Callable[[float, float], float] = max, **changes: float) -> Callable[..., float]:
+def floor_model(
+    combine: Callable[[float, float], float] = max,
+    *,
+    tensors: int = 3,
+    size: int = 2,
+    functions: int = 2,
+    unit: int = 16,
+    bytes_each: bool = False,
+    one_processor: bool = False,
+    one_cycle: bool = False,
+) -> Callable[..., float]:
     """The floor with other counts, or the two times combined in another way."""
-    n = {"tensors": 3, "bytes": 2, "special": 2, "unit": 16, "each": 0} | changes
 
     def microseconds(elements: int, gelus: int, bandwidth: float, processors: int, clock: float) -> float:
-        memory = n["tensors"] * n["bytes"] * elements / bandwidth * (gelus if n["each"] else 1)
-        special = n["special"] * gelus * elements / (n["unit"] * processors * clock)
-        return 1e6 * combine(memory, special)
+        memory = tensors * size * elements / bandwidth * (gelus if bytes_each else 1)
+        rate = unit * (1 if one_processor else processors) * (1 if one_cycle else clock)
+        return 1e6 * combine(memory, functions * gelus * elements / rate)
 
     return microseconds
 
@@ -218,12 +227,7 @@ floor = Exercise(
         "sum": Mistake(
             "Does memory wait while the multiprocessors compute, or do both work at the same time?",
             "At the same time, for different elements. What takes longer decides.",
-            gives=floor_model(lambda memory, special: memory + special),
-        ),
-        "smaller": Mistake(
-            "Two workers begin together, and you wait for both. When are they done?",
-            "When the slower one is.",
-            gives=floor_model(min),
+            gives=(floor_model(lambda memory, special: memory + special), floor_model(min)),
         ),
         "one-floor": Mistake(
             "Let gelus be 0, then very large. What should the time be in each case, and what is yours?",
@@ -234,36 +238,27 @@ floor = Exercise(
             "Which tensors does the fused chain read, which does it write? How many bytes has an element?",
             "x and other come in, y goes out, two bytes an element in bf16. The bias is a row.",
             gives=tuple(floor_model(tensors=count) for count in (1, 2, 4, 7))
-            + tuple(floor_model(bytes=count) for count in (1, 4)),
+            + tuple(floor_model(size=count) for count in (1, 4)),
         ),
         "bytes-for-each-gelu": Mistake(
             "Which bytes cross memory for the second GELU that did not cross for the first?",
             "None: between two GELUs all stays in registers. Only the operations are as many as gelus.",
-            gives=floor_model(each=1),
+            gives=floor_model(bytes_each=True),
+        ),
+        "one-cycle": Mistake(
+            "16 for each multiprocessor in each cycle: how many is that on the device in a second?",
+            "processors * 16 * clock special functions a second, with all multiprocessors at work.",
+            gives=tuple(floor_model(**{each: True}) for each in ("one_processor", "one_cycle")),
         ),
         "rate": Mistake(
             "What does a multiprocessor do 128 times a cycle, and what 16 times?",
             "Ordinary operations, and special functions. The special functions are the fewer.",
             gives=(floor_model(unit=128), floor_model(unit=4)),
         ),
-        "no-clock": Mistake(
-            "16 in a cycle: how many is that in a second?",
-            "`clock` is in cycles a second. Multiply by it.",
-            gives=lambda elements, gelus, bandwidth, processors, clock: floor_model()(
-                elements, gelus, bandwidth, processors, 1
-            ),
-        ),
         "special": Mistake(
             "How many special functions does one GELU take, and how many elements have one?",
             "Two in each GELU: an exponential and a division. Every element goes through all the GELUs.",
-            gives=(floor_model(special=1), floor_model(special=4)),
-        ),
-        "one-processor": Mistake(
-            "You divide by the rate of one multiprocessor. How many work at once?",
-            "processors * 16 * clock special functions a second, on the whole device.",
-            gives=lambda elements, gelus, bandwidth, processors, clock: floor_model()(
-                elements, gelus, bandwidth, 1, clock
-            ),
+            gives=(floor_model(functions=1), floor_model(functions=4)),
         ),
         "unit": Mistake(
             "In which unit is your result, and which one is asked for?",

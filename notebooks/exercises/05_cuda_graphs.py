@@ -269,6 +269,28 @@ network = Exercise(
 
 # ---- the museum --------------------------------------------------------------------------------------------
 
+EXHIBIT_HINTS = {
+    1: (
+        "Four batches went in, one after the other. Whose gradient came out each time?",
+        "Follow the second batch line by line: where does the graph read, and did it get there?",
+    ),
+    2: (
+        "After the first batch the sum is right. Whose memory is it in, and who writes there next?",
+        "`total` is `change` itself. Think of where a graph puts its output.",
+    ),
+    3: (
+        "Ten calls share the time. Do all ten do the same?",
+        "Time the compiled function once more. What was gone by then?",
+    ),
+    4: (
+        "8192 x 8192 times the same is 1.1e12 operations. How many a second would that be?",
+        "More than any GPU can do. How would Python know, when it reads the clock, that it is done?",
+    ),
+    5: (
+        "How could bytes come faster than memory gives them?",
+        "Compare the tensor's size with the L2's, and think of who used it just before.",
+    ),
+}
 CAUSES = {1: "c", 2: "e", 3: "b", 4: "a", 5: "d"}
 
 
@@ -295,30 +317,7 @@ museum = Exercise(
     untouched="98ccf47b20de",
     right="1 and 2 give wrong results: compare on new inputs. The others give right ones, and wrong times.",
     mistakes={
-        "exhibit-1": Mistake(
-            "Four batches went in, one after the other. Whose gradient came out each time?",
-            "Follow the second batch line by line: where does the graph read, and did it get there?",
-            when=first_wrong_exhibit(1),
-        ),
-        "exhibit-2": Mistake(
-            "After the first batch the sum is right. Whose memory is it in, and who writes there next?",
-            "`total` is `change` itself. Think of where a graph puts its output.",
-            when=first_wrong_exhibit(2),
-        ),
-        "exhibit-3": Mistake(
-            "Ten calls share the time. Do all ten do the same?",
-            "Time the compiled function once more. What was gone by then?",
-            when=first_wrong_exhibit(3),
-        ),
-        "exhibit-4": Mistake(
-            "8192 x 8192 times the same is 1.1e12 operations. How many a second would that be?",
-            "More than any GPU can do. How would Python know, when it reads the clock, that it is done?",
-            when=first_wrong_exhibit(4),
-        ),
-        "exhibit-5": Mistake(
-            "How could bytes come faster than memory gives them?",
-            "Compare the tensor's size with the L2's, and think of who used it just before.",
-            when=first_wrong_exhibit(5),
-        ),
+        f"exhibit-{number}": Mistake(*hints, when=first_wrong_exhibit(number))
+        for number, hints in EXHIBIT_HINTS.items()
     },
 )

@@ -60,12 +60,14 @@ def test_the_legend_has_every_name_in_the_order_of_the_ends_and_room_for_them(co
 
 
 def test_panels_share_their_axes_and_their_legend():
-    shown = drawn(*layers(dtype="fp32"), *layers(dtype="fp16"), facet="dtype")
+    shown = drawn(*layers(dtype="fp32", batch=256), facet="dtype", rows="batch")
     assert len(shown.figure.axes) == 4
     assert len({(ax.get_xlim(), ax.get_ylim()) for ax in shown.figure.axes}) == 1
     assert [text.get_text() for text in legend(shown).get_texts()] == ["nn.Linear", "labkit"]
     said = texts(shown)
-    assert {"bf16", "fp32", "fp16"} <= set(said) and "fp32: nn.Linear 9 µs" in shown.alt
+    assert {f"{dtype}, batch {batch}" for dtype in ("bf16", "fp32") for batch in (256, 32768)} <= set(said)
+    assert said.count(NOTHING) == 2 and "fp32, batch 256: nn.Linear 9 µs" in shown.alt
+    assert len(drawn(*layers(dtype="fp32"), *layers(dtype="fp16"), facet="dtype").figure.axes) == 4
 
 
 def test_series_of_one_contender_differ():
