@@ -19,6 +19,7 @@ from labkit.measure import lock, machine, rows, sweeps
 from labkit.measure.rows import Row
 from labkit.plots.formatting import format_duration
 from labkit.runs.console import say
+from labkit.runs.exclusive import exclusive
 from labkit.workloads import peers
 
 
@@ -51,7 +52,8 @@ def measure_suites(
             raise RuntimeError(f"{row.contender}: {row.note}")
 
     for name, part in parts:
-        measure(part, tape(name), partial(on_row, name))
+        with exclusive(f"bench-{name}"):
+            measure(part, tape(name), partial(on_row, name))
     return sum(row.median_us is not None and row.to_json() in before for row in measured)
 
 

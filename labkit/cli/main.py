@@ -116,10 +116,12 @@ def _execute(
     """
     from labkit.runs import execute
     from labkit.runs.console import print_failure, print_results
+    from labkit.runs.exclusive import exclusive
 
     def result_of(path: Path) -> execute.Result:
         output = paths.BUILD / "lessons" / path.name
-        return execute.execute(path, output, given, cell_limit_s=limit_s, bar=True)
+        with exclusive(f"run-{path.stem}"):
+            return execute.execute(path, output, given, cell_limit_s=limit_s, bar=True)
 
     results: list[execute.Result] = []
     pool = ThreadPoolExecutor(jobs)

@@ -26,6 +26,7 @@ from labkit.lessons.stamps import (
     tape_source,
 )
 from labkit.measure import rows
+from labkit.runs.exclusive import exclusive
 from labkit.widgets import claims
 
 if TYPE_CHECKING:  # `record --check` does without these, which load slowly
@@ -119,13 +120,14 @@ def record(
     same = attrgetter("device", "driver", "torch", "triton")
     kept = [] if again else rows.read_valid(tape)
     rows.write(tape, [row for row in kept if same(row) == same(stamp)])
-    result = execute.execute(
-        path,
-        folder / path.name,
-        cell_limit_s=CELL_LIMIT_S,
-        bar=bar,
-        environment=recording_environment(tape, stamp),
-    )
+    with exclusive(f"record-{path.stem}"):
+        result = execute.execute(
+            path,
+            folder / path.name,
+            cell_limit_s=CELL_LIMIT_S,
+            bar=bar,
+            environment=recording_environment(tape, stamp),
+        )
     if result.passed:
         _publish(path, result.notebook_path, tape, stamp, tapes / identity.slug)
         tape.unlink(missing_ok=True)
