@@ -90,7 +90,7 @@ benchmark = Exercise(
     inputs=gpu_and_layer,
     call=run_benchmark,
     tolerance=0.05,
-    untouched="e45768d9f192",
+    untouched="4433f22ca731",
     right="Draw and warm up, wait, read the clock, call many times, wait, read, divide.",
     mistakes={
         "no-call": Mistake(
