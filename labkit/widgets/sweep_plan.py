@@ -131,10 +131,10 @@ class SweepPlan:
         They are live where ``of`` and ``over`` were measured everywhere, else recorded. A sweep that was
         stopped early takes no claim's numbers away.
         """
-        parts = []
+        rows_found: list[rows.Row] = []
         for selection in self.all_selections():
             needed = {(name, size) for name in (self.of, self.over) for size in selection.values}
             found = [selection.matching(source) for source in (own, recorded)]
             whole = [part for part in found if needed <= {(row.contender, row.shape[self.x]) for row in part}]
-            parts.append(self.table(next(filter(None, [*whole, *found]), [])))
-        return Results(pd.concat(parts, ignore_index=True))
+            rows_found += next(filter(None, [*whole, *found]), [])
+        return self.table(rows_found)
