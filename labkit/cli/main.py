@@ -69,8 +69,8 @@ for command in (learner_commands.lab, learner_commands.progress, learner_command
     help="Longest time for one cell.",
 )  # fmt: skip
 @click.option(
-    "jobs", "--jobs", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
-    help="So many lessons at once. Each takes memory of its own, on the GPU too.",
+    "jobs", "--jobs", metavar="N", type=click.IntRange(min=1),
+    help="So many lessons at once; three where GPU and host have room for them, else one.",
 )  # fmt: skip
 @click.option("json_path", "--json", metavar="F", type=PATH, help="Write what came out to F.")
 @click.option("junit_path", "--junit", metavar="F", type=PATH, help="The same as JUnit's XML, for a CI.")
@@ -79,7 +79,7 @@ def run_command(
     names: tuple[str, ...],
     assignments: tuple[str, ...],
     limit_s: int,
-    jobs: int,
+    jobs: int | None,
     json_path: Path | None,
     junit_path: Path | None,
     strict: bool,
@@ -96,7 +96,7 @@ def run_command(
             notebooks.check_parameters(path, given)
     console = Console()
     say(console, backend.sentence())
-    results = _execute(console, chosen, given, limit_s, jobs)
+    results = _execute(console, chosen, given, limit_s, jobs or jobs_at_once())
     if json_path:
         result_files.write_json(json_path, results)
     if junit_path:
@@ -105,6 +105,17 @@ def run_command(
     for result in broken:
         say(console, f"{result.lesson}, does not hold: {'; '.join(result.not_held)}")
     sys.exit(bool(broken) or not all(result.passed for result in results))
+
+
+def jobs_at_once() -> int:
+    """Three lessons on a GPU of 40 GB and 12 CPUs: while one is timed, the others compile. Else one."""
+    import torch
+
+    from labkit import gpu
+
+    if not gpu.available() or torch.cuda.get_device_properties(0).total_memory < 39 * 2**30:
+        return 1
+    return 3 if len(os.sched_getaffinity(0)) >= 12 else 1
 
 
 def _execute(

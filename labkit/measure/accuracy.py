@@ -106,10 +106,11 @@ class Comparison:
         """Largest relative error of the output in some rows, and of the gradients in all rows or in those."""
         with self._grad_mode():
             output = self.call(*inputs)
-            # Without an input that has the output's rows there is no reference of some of them.
-            some = sampled_rows(len(output)).to(output.device) if self.batched else slice(None)
+            # Where no input has the output's rows there is no reference of some of them.
+            some = sampled_rows(len(output)).to(output.device) if self.batched else None
+            rows = slice(None) if some is None else some
             with torch.no_grad():
-                pairs = [(output[some], self.reference(*self._exact(inputs, some)))]
+                pairs = [(output[rows], self.reference(*self._exact(inputs, rows)))]
             if self.direction != "forward":
                 pairs += self._gradients(inputs, output, None if all_rows else some)
         return _worst(pairs)
@@ -140,7 +141,8 @@ class Comparison:
         upstream = (2 * output.detach()).contiguous()
         chunks: list[Tensor | slice]
         if some is None:
-            chunks = [slice(start, start + CHUNK_ROWS) for start in range(0, len(output), CHUNK_ROWS)]
+            step = CHUNK_ROWS if self.batched else max(1, len(output))
+            chunks = [slice(start, start + step) for start in range(0, len(output), step)]
         else:
             chunks = [some]
             upstream = torch.zeros_like(upstream).index_copy(0, some, upstream[some])

@@ -262,11 +262,11 @@ class GuessWidget:
                 self._seal(replace(self.sealed, revealed=True))
 
     def _build(self) -> None:
-        low, high = self.question.low, self.question.high
         self.picture, self.status = ipywidgets.HTML(), ipywidgets.HTML()
-        layout = {"width": "200px"}
-        self.number = ipywidgets.BoundedFloatText(min=low, max=high, description="Your guess", layout=layout)
-        self.number.value = low if self.guess is None else self.guess
+        # A text, because a number's field cannot be empty, and a number that stands there leads the guess.
+        self.number = ipywidgets.Text(placeholder="a number", description="Your guess")
+        self.number.layout.width = "200px"
+        self.number.value = "" if self.guess is None else f"{self.guess:g}"
         self.number.observe(self._on_move, "value")
         self.seal = ipywidgets.Button(description="Seal my guess", button_style="primary")
         self.again = ipywidgets.Button(description="Guess again")
@@ -284,17 +284,22 @@ class GuessWidget:
         return f'<div role="heading" aria-level="4" style="{style}">{html.escape(self.question.text)}</div>'
 
     def _on_move(self, change: dict[str, Any]) -> None:
-        self.guess = change["new"]
+        try:
+            typed = float(change["new"])
+        except ValueError:
+            typed = math.nan
+        self.guess = typed if self.question.low <= typed <= self.question.high else None
         self._show_widgets()
 
     def _on_seal(self, _: Any) -> None:
         now = datetime.now().astimezone().isoformat(timespec="seconds")
-        self._seal(SealedGuess(self.number.value, now, self._seen))
+        if self.guess is not None:
+            self._seal(SealedGuess(self.guess, now, self._seen))
 
     def _on_guess_again(self, _: Any) -> None:
         """Let the guess be moved; after the reveal a new round starts from the empty axis."""
         if self._seen:
-            self.number.value, self.guess = self.question.low, None
+            self.number.value = ""
         self._seal(None)
 
     def _seal(self, guess: SealedGuess | None) -> None:
@@ -327,5 +332,6 @@ class GuessWidget:
             when = self.sealed.sealed[:16].replace("T", " at ")
             return f"Sealed: {self.question.with_unit(self.sealed.value)}, on {when}."
         if self.guess is None:
-            return "Type a number."
+            ends = format_number(self.question.low), self.question.with_unit(self.question.high)
+            return f"Type a number from {ends[0]} to {ends[1]}."
         return f"{self.question.with_unit(self.guess)}, not sealed yet."

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import processes
 import psutil
@@ -108,6 +109,15 @@ def test_lessons_run_at_once_and_their_results_come_in_order(clone):
     result = stage.labkit("run", "--jobs", "2", "--timeout", "60")
     assert result.exit_code == 1 and "03_bad failed in cell 1" in result.output
     assert re.search(r"01_one +│ passed.*02_two +│ passed.*03_bad +│ failed", result.output, re.DOTALL)
+
+
+@pytest.mark.parametrize(("gib", "cpus", "jobs"), [(80, 16, 3), (80, 8, 1), (24, 16, 1), (0, 16, 1)])
+def test_three_lessons_run_at_once_where_there_is_room(monkeypatch, gib, cpus, jobs):
+    card = SimpleNamespace(total_memory=gib * 2**30)
+    monkeypatch.setattr("labkit.gpu.available", lambda: gib > 0)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: card)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
+    assert main.jobs_at_once() == jobs
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -62,6 +62,21 @@ def test_what_is_right_passes(direction, all_rows, batch, monkeypatch):
     assert comparison.at_full_size(given, all_rows=all_rows) < 1e-6
 
 
+@pytest.mark.parametrize("direction", ["forward", "forward_backward"])
+@pytest.mark.parametrize("all_rows", [True, False])
+def test_where_each_row_comes_of_all_inputs_all_are_compared(direction, all_rows, monkeypatch):
+    """As in a recurrence whose rows are steps."""
+    monkeypatch.setattr(accuracy, "CHUNK_ROWS", 300)
+    x, weight, _ = inputs(grad=direction != "forward")
+    plain, late = (
+        (lambda x, w: (x @ w).cumsum(0)),
+        (lambda x, w: (x @ w).cumsum(0) * (torch.arange(BATCH) != 500)[:, None]),
+    )
+    for call, good in ((plain, True), (late, False)):
+        error = Comparison(call, plain, direction, batched=()).at_full_size((x, weight), all_rows=all_rows)
+        assert (error < 1e-5) == good
+
+
 @pytest.mark.parametrize("row", [0, 7, 999, 992])
 def test_a_wrong_row_at_an_end_of_the_output_is_seen(row):
     def call(*tensors):

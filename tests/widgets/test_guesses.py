@@ -149,7 +149,7 @@ def status(asked):
 
 
 def seal(asked, value=12):
-    asked.number.value = value
+    asked.number.value = str(value)
     asked.seal.click()
     return asked
 
@@ -175,18 +175,22 @@ def test_at_first_there_is_no_guess_and_nothing_to_seal(shown):
     )
     assert asked.guess is None and asked.seal.disabled and asked.again.disabled
     assert 'role="heading"' in asked.widget.children[0].value and 'role="status"' in asked.status.value
-    assert asked.number.description == "Your guess" and "Type a number." in status(asked)
+    assert asked.number.description == "Your guess" and asked.number.value == ""
+    assert "Type a number from 0.1 to 1000×." in status(asked)
 
 
 def test_a_typed_number_moves_the_line(monkeypatch):
     asked, drawn, axis = ratio(), [], guesses.guess_picture
     monkeypatch.setattr(guesses, "guess_picture", lambda *given: drawn.append(given[1]) or axis(*given))
-    asked.number.value = 1.2345
+    asked.number.value = "1.2345"
     assert asked.guess == 1.2345 and drawn == [1.2345]
     assert not asked.seal.disabled and "1.23×, not sealed yet" in status(asked)
     assert guesses.saved_guess(asked.question) is None, "a guess is kept when it is sealed, not before"
-    asked.number.value = 10 * asked.question.high
-    assert asked.guess == asked.question.high
+    for refused in ("10000", "0", "nan", "many", ""):
+        asked.number.value = refused
+        asked.seal.click()
+        assert asked.guess is None and asked.seal.disabled and "Type a number from" in status(asked)
+    assert asked.sealed is None
 
 
 def test_a_sealed_guess_is_frozen_and_a_new_kernel_finds_it_so(shown):
@@ -195,7 +199,7 @@ def test_a_sealed_guess_is_frozen_and_a_new_kernel_finds_it_so(shown):
     for asked in (first, again):
         assert asked.number.disabled and asked.seal.disabled
         assert not asked.again.disabled and status(asked).count("Sealed: 12×") == 1
-        assert asked.number.value == 12
+        assert asked.number.value == "12"
     assert again.sealed == first.sealed is not None and "Sealed: 12×" in shown[-1]["text/plain"]
     assert guess("another", "Why?", low=1, high=9).sealed is None
 
