@@ -213,9 +213,10 @@ def norm_plan(H: int, itemsize: int) -> dict[str, int]:
 @cache
 def rows_plan(M: int, H: int, itemsize: int, grad: bool, limits: DeviceLimits) -> tuple[int, dict[str, int]]:
     """Number of programs that read windows, the fewest that need no further round over M rows, and sizes."""
-    V = 16 // itemsize
+    V, BH = 16 // itemsize, next_power_of_2(H)
+    while H + V - math.gcd(H, V) > BH:  # narrower loads rather than a window of twice the columns
+        V //= 2
     period = V // math.gcd(H, V)  # rows after which a shift repeats itself
-    BH = next_power_of_2(H + V - V // period)
     warps = min(16, max(1, BH // (32 * LANE)))
     BM = max(1, 32 * LANE * warps // BH)
     step = max(1, period // BM)  # programs are a multiple of it, for a program's shifts to stay the same
