@@ -32,8 +32,8 @@ FLAT_BYTES = 4096
 """Bytes of such a block, of each tensor. A thread has 8 numbers of each, so that registers suffice."""
 WINDOW_WIDTH = 512
 """The fewest columns, where their number is odd, from which on windows pay in the forward."""
-LANE, WARPS, GRAD_WARPS = 16, 16, 12
-"""Numbers of such a tile for each lane; warps on a multiprocessor, for 128 and 168 registers a thread."""
+LANE, WARPS = 16, 16
+"""Numbers of such a tile for each lane; warps on a multiprocessor, with 128 registers for each thread."""
 FLAT_WARPS, FLAT_GRAD_WARPS = 24, 16
 """Warps for which a multiprocessor has registers, forward and backward: 80 and 128 for each thread."""
 MAX_NORM_GELU_WIDTH = 2**20
@@ -220,10 +220,10 @@ def rows_plan(M: int, H: int, itemsize: int, grad: bool, limits: DeviceLimits) -
     warps = min(16, max(1, BH // (32 * LANE)))
     BM = max(1, 32 * LANE * warps // BH)
     step = max(1, period // BM)  # programs are a multiple of it, for a program's shifts to stay the same
-    stages = min(3 if grad else 4, stages_that_fit((1 + grad) * BM * BH * itemsize, limits))
-    places = max(1, (GRAD_WARPS if grad else WARPS) // warps) * limits.multiprocessors
+    stages = min(3 if grad else 4, stages_that_fit((1 + grad) * WARPS // warps * BM * BH * itemsize, limits))
+    places = WARPS // warps * limits.multiprocessors
     programs = step * even_programs(cdiv(M, step * BM), max(1, places // step))
-    return programs, dict(H=H, V=V, BM=BM, BH=BH, STAGES=stages, num_warps=warps)
+    return programs, dict(H=H, V=V, BM=BM, BH=BH, STAGES=stages, num_warps=warps, maxnreg=128)
 
 
 def even_programs(tiles: int, places: int) -> int:
