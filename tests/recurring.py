@@ -14,9 +14,9 @@ from labkit.measure import correctness
 from labkit.profiling import codegen
 
 __all__ = ["OperatorTests", "ahead", "fp16", "gradients", "launch", "norms", "offsets", "steps"]
-norms, steps, ahead = (  # the package's attribute rms_norm is the function
+norms, steps, ahead, sums = (  # the package's attribute rms_norm is the function
     importlib.import_module(f"labkit.kernels.{name}")
-    for name in ("rms_norm", "recurrence", "rms_recurrence_ahead")
+    for name in ("rms_norm", "recurrence", "rms_recurrence_ahead", "affine")
 )
 KERNELS = {
     norms: (
@@ -24,8 +24,8 @@ KERNELS = {
         "rms_norm_windows_kernel",
         "rms_norm_flat_kernel",
         "rms_norm_grad_flat_kernel",
-        "sum_kernel",
     ),
+    sums: ("column_sum_kernel",),
     steps: (
         "states_kernel",
         "states_grad_kernel",
@@ -106,7 +106,7 @@ class OperatorTests:
         assert {v.target for v in variants} == set(codegen.TARGETS)
         for v in variants:
             op.assert_fits([v], 0 if v.target == "sm_90" else self.spills)
-        op.assert_far(variants, "weight", "parts", "total")
+        op.assert_far(variants, "weight", "parts", "dweight", "dbias")
 
     @op.GPU
     @pytest.mark.parametrize("dtype", [fp32, bf16], ids=str)

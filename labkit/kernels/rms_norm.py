@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from labkit.kernels.affine import early_launch, sum_columns
 from labkit.kernels.common import (
     DeviceLimits,
     activation_and_derivative,
@@ -18,6 +19,7 @@ from labkit.kernels.common import (
     device_limits,
     empty_contiguous,
     gelu_gate,
+    interpreted,
     needs_grad,
     next_power_of_2,
     once_differentiable,
@@ -94,8 +96,11 @@ def norm_windows(
 def rms_norm_windows_kernel(
     x, dy, weight, out, parts, M, eps,
     H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """y, or with dy dx, and each program's part of the weight's gradient: parts (programs, H), float32."""
+    if EARLY and not interpreted():
+        tl.extra.cuda.gdc_launch_dependents()  # sum_columns waits for the parts
     j = tl.arange(0, BH)[None, :]
     shift = ((tl.program_id(0) * BM + tl.arange(0, BM)) * H % V)[:, None]  # (BM, 1)
     column = j - shift  # (BM, BH)
@@ -174,9 +179,11 @@ def norm_grad_block(
 def rms_norm_grad_flat_kernel(
     dy, x, weight, dx, parts, blocks, rest, eps,
     R: tl.constexpr, H: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr, E: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """dx, and each program's part of the weight's gradient: parts (programs, H), float32."""
+    if EARLY and not interpreted():
+        tl.extra.cuda.gdc_launch_dependents()
     w, dw = tl.load(weight + tl.arange(0, E) % H).to(tl.float32), tl.zeros([E], tl.float32)
     for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), num_stages=STAGES):
         dw += norm_grad_block(dy, x, dx, w, tl.cast(block, tl.int64) * (R * H), R * H, eps, R, H, BR, BH, E)
@@ -187,16 +194,6 @@ def rms_norm_grad_flat_kernel(
     picked = tl.where(inside, tl.gather(dw, tl.where(inside, m * H + n, 0), 0), 0.0)
     n = tl.arange(0, BH)
     tl.store(parts + tl.program_id(0) * H + n, tl.sum(picked.reshape(BR, BH), 0), n < H)
-
-
-@triton.jit
-def sum_kernel(parts, total, P, H, BP: tl.constexpr, BH: tl.constexpr):
-    """Add up parts (P, H) over P in a fixed order: the result is the same from run to run."""
-    n, sums = tl.program_id(0) * BH + tl.arange(0, BH), tl.zeros([BP, BH], tl.float32)
-    for first in range(0, P, BP):
-        p = (first + tl.arange(0, BP)).to(tl.int64)[:, None]  # (BP, 1)
-        sums += tl.load(parts + p * H + n[None, :], (p < P) & (n < H)[None, :], other=0.0)
-    tl.store(total + n, tl.sum(sums, 0), n < H)
 
 
 # ---- launch sizes: from the bytes that a multiprocessor keeps on their way, 32 to 64 KB -------------------
@@ -264,7 +261,7 @@ def stages_that_fit(stage_bytes: int, limits: DeviceLimits) -> int:
 def sum_partials(parts: Tensor, like: Tensor) -> Tensor:
     """Float32 parts (P, H) added up over P in a fixed order, in the dtype of ``like`` (H,)."""
     total = torch.empty_like(like)
-    sum_kernel[(cdiv(len(like), 8),)](parts, total, *parts.shape, BP=512, BH=8, num_warps=8)
+    sum_columns(parts[None], total)
     return total
 
 
@@ -277,7 +274,7 @@ def rms_norm_forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         rms_norm_flat_kernel[(programs,)](x, weight, y, blocks, rest, eps, **sizes)
     elif M and H % 2 and H >= WINDOW_WIDTH:
         programs, sizes = rows_plan(M, H, x.itemsize, False, device_limits(x.device))
-        rms_norm_windows_kernel[(programs,)](x, None, weight, y, None, M, eps, **sizes)
+        rms_norm_windows_kernel[(programs,)](x, None, weight, y, None, M, eps, EARLY=False, **sizes)
     elif M:
         sizes = norm_plan(H, x.itemsize)
         rms_norm_kernel[(cdiv(M, sizes["BM"]),)](x, weight, y, M, eps, **sizes)
@@ -291,15 +288,17 @@ def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, eps: float) -> tupl
     dx, H = torch.empty_like(x), len(weight)
     if not x.numel():
         return dx, torch.zeros_like(weight)
-    M, limits = x.numel() // H, device_limits(x.device)
+    M, limits, early = x.numel() // H, device_limits(x.device), early_launch(x)
     if takes_flat_blocks(H, x.itemsize):
         programs, blocks, rest, sizes = flat_plan(M, H, x.itemsize, limits, FLAT_GRAD_WARPS)
         parts = torch.empty(programs, H, dtype=torch.float32, device=x.device)
-        rms_norm_grad_flat_kernel[(programs,)](dy, x, weight, dx, parts, blocks, rest, eps, **sizes)
+        rms_norm_grad_flat_kernel[(programs,)](
+            dy, x, weight, dx, parts, blocks, rest, eps, EARLY=early, **sizes
+        )
     else:
         programs, sizes = rows_plan(M, H, x.itemsize, True, limits)
         parts = torch.empty(programs, H, dtype=torch.float32, device=x.device)
-        rms_norm_windows_kernel[(programs,)](x, dy, weight, dx, parts, M, eps, **sizes)
+        rms_norm_windows_kernel[(programs,)](x, dy, weight, dx, parts, M, eps, EARLY=early, **sizes)
     return dx, sum_partials(parts, weight)
 
 

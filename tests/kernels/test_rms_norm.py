@@ -53,7 +53,7 @@ class TestOperator(OperatorTests):
     def test_rows_are_loaded_in_128_bits_and_further_ones_run_ahead(self, large):
         """Copied into shared memory too. Windows are at any width, 100 features in bf16 at 8 bytes only."""
         for v in large:
-            if v.title == "sum_kernel" or "flat" in v.title:
+            if v.title == "column_sum_kernel" or "flat" in v.title:
                 continue
             c, wide = v.code, 64 if (v.launch.H, v.dtype) == (100, bf16) else 128
             if v.title == "rms_norm_kernel":
@@ -143,7 +143,7 @@ def test_a_programs_part_of_the_weights_gradient_is_summed_in_float32():
         op.drawn(RMS_NORM, 99, 20, dtype=fp16),
         torch.empty(1, 20, device=labkit.gpu.device()),
     )
-    sizes = dict(H=20, V=8, BM=2, BH=32, STAGES=1, num_warps=1)
+    sizes = dict(H=20, V=8, BM=2, BH=32, STAGES=1, EARLY=False, num_warps=1)
     norms.rms_norm_windows_kernel[(1,)](x, x, weight, torch.empty_like(x), parts, 99, 1e-6, **sizes)
     exact = x.double()
     want = (exact.square() * (exact.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).sum(0)
@@ -239,4 +239,4 @@ def test_the_plan_asks_the_tensors_own_gpu(monkeypatch):
     asked = op.pretend(monkeypatch, limits_of("sm_90", 10), norms)
     launch(rms_norm, (10**6, 512), (512,))
     assert set(asked) == {torch.device("meta")}
-    assert [launch.grid for launch in made] == [(10**6,), (160,), (64,)]
+    assert [launch.grid for launch in made] == [(10**6,), (160,), (32, 1)]

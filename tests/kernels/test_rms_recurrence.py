@@ -46,7 +46,7 @@ class TestOperator(OperatorTests):
         loops = [v for v in large if v.title.startswith("rms_recurrence")]
         assert any(v.code.num_warps == 1 for v in loops)
         for v in loops:
-            if v.title != "sum_kernel":
+            if v.title != "column_sum_kernel":
                 c, tensors = v.code, 4 if "grad" in v.title else 2
                 held = (v.launch.STAGES - 1) * tensors * v.launch.BH * v.dtype.itemsize
                 assert held <= c.shared_bytes <= held + 4096 and set(c.async_copies) == {128}, c
