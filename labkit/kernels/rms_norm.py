@@ -376,7 +376,7 @@ def norm_gelu_grad_kernel(
     dy, z, bias, gain, dz, parts, R,
     W: tl.constexpr, BM: tl.constexpr, BW: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dz, and for each program its rows' sums of the gradients of bias and gain: parts (programs, 2, W)."""
+    """dz, and for each program its rows' sums of the gradients of bias and gain: parts (2, programs, W)."""
     n = tl.arange(0, BW)  # (BW,)
     b = tl.load(bias + n, n < W, other=0.0).to(tl.float32)[None, :]  # (1, BW)
     g = tl.load(gain + n, n < W, other=0.0).to(tl.float32)[None, :]
@@ -397,24 +397,9 @@ def norm_gelu_grad_kernel(
         tl.store(dz + at, change, inside)
         db += change
         dg += du * unit
-    mine = parts + tl.program_id(0) * 2 * W + n
+    mine = parts + tl.program_id(0).to(tl.int64) * W + n
     tl.store(mine, tl.sum(db, 0), n < W)
-    tl.store(mine + W, tl.sum(dg, 0), n < W)
-
-
-@triton.jit
-def norm_gelu_sum_kernel(parts, dbias, dgain, P, W, BP: tl.constexpr, BW: tl.constexpr):
-    """Add up parts (P, 2, W) over P in a fixed order; program_id(1) is 0 for dbias, 1 for dgain."""
-    n, sums = tl.program_id(0) * BW + tl.arange(0, BW), tl.zeros([BP, BW], tl.float32)
-    which = tl.program_id(1)
-    for first in range(0, P, BP):
-        p = first + tl.arange(0, BP)[:, None]  # (BP, 1)
-        sums += tl.load(parts + (2 * p + which) * W + n[None, :], (p < P) & (n < W)[None, :], other=0.0)
-    total = tl.sum(sums, 0)  # (BW,)
-    if which == 0:
-        tl.store(dbias + n, total, n < W)
-    else:
-        tl.store(dgain + n, total, n < W)
+    tl.store(mine + tl.num_programs(0) * W, tl.sum(dg, 0), n < W)
 
 
 # ---- norm_gelu: launches -----------------------------------------------------------------------------------
@@ -451,10 +436,10 @@ def norm_gelu_backward(dy: Tensor, z: Tensor, bias: Tensor, gain: Tensor) -> tup
     tile = norm_gelu_tile(limits, R, W)
     tiles = cdiv(R, tile["BM"])
     programs = min(tiles, max(multiprocessors, min(tiles // 4, 4 * multiprocessors)))
-    parts = torch.empty(programs, 2, W, dtype=torch.float32, device=z.device)
+    parts = torch.empty(2, programs, W, dtype=torch.float32, device=z.device)
     stages = min(3, stages_that_fit(2 * tile["BM"] * tile["BW"] * z.itemsize, limits))
     norm_gelu_grad_kernel[(programs,)](dy, z, bias, gain, dz, parts, R, **tile, STAGES=stages)
-    norm_gelu_sum_kernel[(cdiv(W, 8), 2)](parts, dbias, dgain, programs, W, BP=128, BW=8)
+    sum_columns(parts, dbias, dgain)
     return dz, dbias, dgain
 
 
