@@ -134,9 +134,14 @@ def states_grad_kernel(
 
 
 @cache
-def recurrence_plan(B: int, T: int, H: int, itemsize: int, most: int) -> tuple[tuple[int], dict[str, int]]:
-    """Grid and sizes; loads run up to ``most`` steps ahead, but no further than there are steps."""
-    BH = min(512 // itemsize, padded_columns(H, itemsize))
+def recurrence_plan(
+    B: int, T: int, H: int, itemsize: int, most: int, row_bytes: int = 512
+) -> tuple[tuple[int], dict[str, int]]:
+    """Grid and sizes for programs of ``row_bytes`` of a step at most.
+
+    Loads run up to ``most`` steps ahead, but no further than there are steps.
+    """
+    BH = min(row_bytes // itemsize, padded_columns(H, itemsize))
     steps = min(most, next_power_of_2(T))
     warps = 2 if itemsize == 4 and BH > 64 else 1  # eight or sixteen bytes a lane
     return (B * cdiv(H, BH),), dict(H=H, BH=BH, U=steps, num_warps=warps)
@@ -149,7 +154,8 @@ def recurrence_forward(a: Tensor, b: Tensor, h0: Tensor | None, gru: bool) -> Te
     if h.numel() and scan_pays(B, T, H, a.itemsize, 2 * 16, device_limits(a.device)):
         scan(a, b, h0, h, gru)
     elif h.numel():
-        grid, sizes = recurrence_plan(B, T, H, a.itemsize, 16)
+        row_bytes = 128 if H * a.itemsize % 4 else 512  # each number of an odd row takes a register
+        grid, sizes = recurrence_plan(B, T, H, a.itemsize, 16, row_bytes)
         states_kernel[grid](a, b, h0, h, T, GRU=gru, **sizes)
     return h
 

@@ -34,8 +34,12 @@ from labkit.kernels.common import DeviceLimits, cdiv, device_limits, next_power_
 WARPS, TILE = 4, 512
 """A program's warps, and the most segments times features of its tile: four for each lane. These and the
 plan's numbers were found by measuring on an H200."""
+GROUP_WORDS = 1024
+"""What a program reads of the blocks before it in its group, at most."""
 STEPS_WORTH_IT = 64
 """A loop of fewer steps is over before blocks have looked back."""
+FEW_STEPS = 2048
+"""Up to so many, going through narrower chains costs less than to look back, which begins with a fill."""
 LOOP_BYTES = 30 * 1024
 """Bytes in flight per multiprocessor with which a loop that holds them in registers is at memory's speed."""
 UNTOUCHED: tl.constexpr = tl.constexpr(0x3F800000)
@@ -399,26 +403,37 @@ def scan_pays(B: int, T: int, H: int, itemsize: int, loop_steps: int, limits: De
 def scan_plan(
     B: int, T: int, H: int, itemsize: int, limits: DeviceLimits, back: bool, gru: bool
 ) -> tuple[int, int, dict[str, int]]:
-    """Programs, blocks of a sequence, and sizes. A row of a tile has 128 bytes.
+    """Programs, blocks of a sequence, and sizes. A row of a tile has 128 bytes, or 32 if steps are few.
 
     A chain is a sequence's BH features. With one for each multiprocessor and more, a program goes through
     its chain (W = 0), and tiles are small, so that two fit the registers; larger ones pay off for many and
-    long chains. Fewer chains are shared out block by block: tiles are large, since a block's wait is long.
+    long chains, and with more warps where a multiprocessor has hardly a program. Fewer chains are shared out
+    block by block: tiles are large, since a block's wait is long, and groups too, since a chain waits for
+    each of them in turn.
     """
     BH, multiprocessors = min(128 // itemsize, next_power_of_2(H)), limits.multiprocessors
-    S, tile, W = 16 if BH > 4 else 8, TILE, 16
-    if B * cdiv(H, BH) >= multiprocessors:
+    (S, W), tile, more = (16, GROUP_WORDS // BH) if BH > 4 else (8, 16), TILE, {"num_warps": WARPS}
+    least = multiprocessors
+    if T <= FEW_STEPS:
+        least = multiprocessors * 3 // 5
+        widths = (n for n in (BH, BH // 2, BH // 4) if n * itemsize >= 32)
+        BH = next((n for n in widths if B * cdiv(H, n) >= least), BH)
+    if (chains := B * cdiv(H, BH)) >= least:
         S, W = 8, 0
-        if itemsize == 2 and H % 2 and B * cdiv(H, BH) < 2 * multiprocessors:
-            BH = min(BH, 32)  # more chains
-        many = B * cdiv(H, BH) >= (3 if back else 8) * multiprocessors
-        large = T >= 256 and many and (itemsize == 4 or back) and not (back and gru)
-        tile = TILE if large else TILE // 2
+        odd = itemsize == 2 and H % 2
+        if chains < multiprocessors or (chains < 2 * multiprocessors and not back and not odd):
+            S, more = 4 if back else 8, {"num_warps": 2 * WARPS, "maxnreg": 128}
+        else:
+            if odd and chains < 2 * multiprocessors:
+                BH = min(BH, 32)  # more chains
+            many = B * cdiv(H, BH) >= (3 if back else 8) * multiprocessors
+            large = T >= 256 and many and (itemsize == 4 or back) and not (back and gru)
+            tile = TILE if large else TILE // 2
     L = min(tile // BH, max(2, next_power_of_2(cdiv(T, S))))
     R, blocks = tile // (BH * L), cdiv(T, L * S)
     chains = cdiv(B, R) * cdiv(H, BH)
     W = min(W, next_power_of_2(blocks)) if blocks > 1 else 0
-    sizes = dict(H=H, R=R, L=L, S=S, BH=BH, W=W, num_warps=WARPS)
+    sizes = dict(H=H, R=R, L=L, S=S, BH=BH, W=W, **more)
     return (chains * blocks if W else chains), blocks, sizes
 
 

@@ -228,9 +228,9 @@ def even_programs(tiles: int, places: int) -> int:
     return cdiv(tiles, cdiv(tiles, places))
 
 
-def takes_flat_blocks(H: int, itemsize: int) -> bool:
-    """Whether rows of H numbers are narrow and begin where not even 8 bytes can be loaded at once."""
-    return FLAT_WIDTH * itemsize >= H and H * itemsize % 8 != 0
+def takes_flat_blocks(H: int, itemsize: int, load_bytes: int = 8) -> bool:
+    """Whether rows of H numbers are narrow and begin where not even so many bytes can be loaded at once."""
+    return FLAT_WIDTH * itemsize >= H and H * itemsize % load_bytes != 0
 
 
 @cache
@@ -289,7 +289,7 @@ def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, eps: float) -> tupl
     if not x.numel():
         return dx, torch.zeros_like(weight)
     M, limits, early = x.numel() // H, device_limits(x.device), early_launch(x)
-    if takes_flat_blocks(H, x.itemsize):
+    if takes_flat_blocks(H, x.itemsize, 16):
         programs, blocks, rest, sizes = flat_plan(M, H, x.itemsize, limits, FLAT_GRAD_WARPS)
         parts = torch.empty(programs, H, dtype=torch.float32, device=x.device)
         rms_norm_grad_flat_kernel[(programs,)](
