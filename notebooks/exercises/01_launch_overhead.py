@@ -310,14 +310,12 @@ mask = Exercise(
             gives=doubled_where(lambda at, count, block: at <= count),
         ),
         "one-block": Mistake(
-            "BLOCK is the size of one program's share. How do programs after the first come out?",
-            "`at` counts through the whole tensor: in the second program all of it is beyond BLOCK.",
-            gives=doubled_where(lambda at, count, block: at < block),
-        ),
-        "within-block": Mistake(
-            "tl.arange(0, BLOCK) is the same in every program. Which numbers differ from one to the next?",
+            "BLOCK is one program's share, and tl.arange(0, BLOCK) is the same in each. What differs?",
             "`at` counts through the whole tensor: compare that with `count`.",
-            gives=doubled_where(lambda at, count, block: at % block < count),
+            gives=(
+                doubled_where(lambda at, count, block: at < block),
+                doubled_where(lambda at, count, block: at % block < count),
+            ),
         ),
         "whole-blocks": Mistake(
             "The last block is partly inside. What does your mask say about it?",

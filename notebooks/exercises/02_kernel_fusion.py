@@ -1,7 +1,7 @@
 """Exercises of lesson 2: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels
-from labkit.exercises.engine import Exercise, Mistake, RaceSpec, case_values
+from labkit.exercises.engine import Exercise, Mistake, RaceSpec, case_values, layer_with_backward
 from labkit.exercises.properties import POINTWISE, READ_ONCE, column_mistakes
 from labkit.measure.correctness import DTYPES
 from labkit.workloads.mlp import CHAIN
@@ -102,20 +102,13 @@ def chain_gradients(dy: Tensor, x: Tensor, bias: Tensor, other: Tensor) -> tuple
 
 
 def layer_with(backward: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:
-    """The chain as a layer whose backward is the answer; only that is raced, so the forward is PyTorch's."""
+    """The chain as a layer whose backward is the answer, and PyTorch's sum for the bias."""
 
-    class Chain(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
-            ctx.save_for_backward(x, bias, other)
-            return chain_reference(x, bias, other)
+    def gradients(*given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dx, dother = backward(*given)
+        return dx, dx.sum(0), dother
 
-        @staticmethod
-        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            dx, dother = backward(dy, *ctx.saved_tensors)
-            return dx, dx.sum(0), dother
-
-    return lambda x, bias, other: Chain.apply(x, bias, other)
+    return layer_with_backward(chain_reference)(gradients)
 
 
 backward = Exercise(
@@ -224,15 +217,13 @@ floor = Exercise(
     tolerance=0.005,
     right="Memory and arithmetic work at the same time, so the slower of the two is the floor.",
     mistakes={
-        "sum": Mistake(
-            "Does memory wait while the multiprocessors compute, or do both work at the same time?",
-            "At the same time, for different elements. What takes longer decides.",
-            gives=(floor_model(lambda memory, special: memory + special), floor_model(min)),
-        ),
-        "one-floor": Mistake(
+        "other-floor": Mistake(
             "Let gelus be 0, then very large. What should the time be in each case, and what is yours?",
-            "Two times are to be compared: that of the bytes, and that of the special functions.",
-            gives=(floor_model(lambda memory, _: memory), floor_model(lambda _, special: special)),
+            "Memory and multiprocessors work at the same time, so what takes longer decides.",
+            gives=(
+                *(floor_model(lambda memory, special: memory + special), floor_model(min)),
+                *(floor_model(lambda memory, _: memory), floor_model(lambda _, special: special)),
+            ),
         ),
         "tensors": Mistake(
             "Which tensors does the fused chain read, which does it write? How many bytes has an element?",

@@ -106,20 +106,13 @@ product = Exercise(
             gives=in_steps(lambda parts: len(parts) * parts[0]),
         ),
         "row-length": Mistake(
-            "Row 0 of x and row 0 of weight give the right number. Where does row 1 begin?",
-            "Rows lie one behind the other, and each has K numbers.",
+            "Row 0 of x and row 0 of weight give the right number. Where does row 1 of each begin?",
+            "Rows lie one behind the other, and each has K numbers. N only counts the rows of weight.",
             "The address of place k in row r of x is x + r * K + k.",
             gives=(
                 lambda x, weight: linear(one_further(x), one_further(weight)),
                 lambda x, weight: linear(one_further(x), weight),
                 lambda x, weight: linear(x, one_further(weight)),
-            ),
-        ),
-        "weight-rows": Mistake(
-            "Take a weight of 3 rows and 31 columns. How far is it from its row 0 to its row 1?",
-            "N counts the rows of weight. How many numbers has one of them?",
-            "Place k in row n of weight is at weight + n * K + k.",
-            gives=(
                 lambda x, weight: linear(x, loaded(weight, len(weight), weight.shape[1])),
                 lambda x, weight: x @ weight.reshape(weight.shape[::-1]),
             ),

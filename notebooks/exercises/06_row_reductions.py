@@ -327,10 +327,13 @@ backward = Exercise(
                 row_gradients(block_dx, scale=block_scale),
             ),
         ),
-        "last-row": Mistake(
-            "A program has several rows. How many of them are in its part of the weight's gradient?",
-            "dw is set anew for each row. It should grow by each row.",
-            gives=row_gradients(rows=lambda terms, programs: terms[-min(programs, len(terms)) :]),
+        "dw-rows": Mistake(
+            "A program has several rows. How many of them are in what it stores of the weight's gradient?",
+            "dw begins with zeros before the loop, and each row adds its part.",
+            gives=(
+                row_gradients(rows=lambda terms, programs: terms[-min(programs, len(terms)) :]),
+                row_gradients(dw=lambda g, w, u, s, x: 0 * x),
+            ),
         ),
         "dw-term": Mistake(
             "y = w u. What is its derivative by w, times the upstream gradient?",
@@ -346,11 +349,6 @@ backward = Exercise(
             "How many numbers has the weight's gradient, and how many does your row add?",
             "One for each column: nothing of it is summed over a row, and no lane needs another's.",
             gives=row_gradients(dw=lambda g, w, u, s, x: (g * u).sum(-1, keepdim=True).expand_as(x)),
-        ),
-        "no-dw": Mistake(
-            "dx is right. What does the program store at its end, and who has changed that?",
-            "dw begins with zeros: each row adds its part of the weight's gradient.",
-            gives=row_gradients(dw=lambda g, w, u, s, x: 0 * x),
         ),
     },
 )

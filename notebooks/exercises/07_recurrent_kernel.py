@@ -298,12 +298,10 @@ backward = Exercise(
         "other-gate": Mistake(
             "h_(t+1) = a_(t+1) h_t + b. Which step's gate stands between h_t and h_(t+1)?",
             "The later one's. Multiply g by the gate of its own step before you hand it on.",
-            gives=(gradients(lambda dh, a: gradient(dh, a, 0)), gradients(lambda dh, a: gradient(dh, a, 2))),
-        ),
-        "no-gate": Mistake(
-            "h_t goes into h_(t+1) with a factor. What has become of it on the way back?",
-            "The factor is the gate a_(t+1): what is handed on is a times g.",
-            gives=gradients(lambda dh, a: gradient(dh, torch.ones_like(a), 1)),
+            gives=(
+                *(gradients(lambda dh, a: gradient(dh, a, 0)), gradients(lambda dh, a: gradient(dh, a, 2))),
+                gradients(lambda dh, a: gradient(dh, torch.ones_like(a), 1)),
+            ),
         ),
         "other-state": Mistake(
             "a_t multiplied a state in the forward pass. That of which step?",
