@@ -101,6 +101,15 @@ def chain_gradients(dy: Tensor, x: Tensor, bias: Tensor, other: Tensor) -> tuple
     return dy * other * slope(z), dy * gelu(z)
 
 
+def in_either(change: Callable[..., tuple[Tensor, ...]]) -> tuple[Callable[..., Any], ...]:
+    """The gradients when both of them, dx or dother are made of changed arguments."""
+
+    def gives(*given: Tensor, of: tuple[bool, bool]) -> Any:
+        return tuple(chain_gradients(*(change(*given) if of[i] else given))[i] for i in range(2))
+
+    return tuple(partial(gives, of=of) for of in ((True, True), (True, False), (False, True)))
+
+
 def layer_with(backward: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:
     """The chain as a layer whose backward is the answer, and PyTorch's sum for the bias."""
 
@@ -137,23 +146,12 @@ backward = Exercise(
         "no-bias": Mistake(
             "With a bias of zero it is right. Where was the bias in the forward pass?",
             "z is x + bias here, too: compute it again before you take gelu(z) or its slope.",
-            gives=(
-                lambda dy, x, bias, other: chain_gradients(dy, x, 0 * bias, other),
-                lambda dy, x, bias, other: (dy * other * slope(x), dy * gelu(x + bias)),
-                lambda dy, x, bias, other: (dy * other * slope(x + bias), dy * gelu(x)),
-            ),
+            gives=in_either(lambda dy, x, bias, other: (dy, x, 0 * bias, other)),
         ),
         "no-upstream": Mistake(
             "What comes in from the layer above, and what does each gradient have to be multiplied by?",
             "The chain rule multiplies by dy, in both gradients.",
-            gives=(
-                lambda dy, x, bias, other: chain_gradients(1 + 0 * dy, x, bias, other),
-                lambda dy, x, bias, other: (
-                    chain_gradients(1 + 0 * dy, x, bias, other)[0],
-                    dy * gelu(x + bias),
-                ),
-                lambda dy, x, bias, other: (dy * other * slope(x + bias), gelu(x + bias)),
-            ),
+            gives=in_either(lambda dy, *given: (1 + 0 * dy, *given)),
         ),
         "no-other": Mistake(
             "y = gelu(z) * other. If other doubles, what becomes of the change that a small step in x makes?",

@@ -145,21 +145,8 @@ def network_inputs(rows: int, width: int, depth: int) -> dict[str, Any]:
 
 
 Step = Callable[[int], int]
-
-
-def no_step(W: int) -> int:
-    """The first block's, whatever the block."""
-    return 0
-
-
-def row_step(W: int) -> int:
-    """From one block's bias to the next one's."""
-    return W
-
-
-def square_step(W: int) -> int:
-    """From one block's weight to the next one's."""
-    return W * W
+no_step, row_step, square_step = (lambda W: 0), (lambda W: W), (lambda W: W * W)
+"""From one block's parameters to the next one's: none, that of a bias, that of a weight."""
 
 
 def steps_of(of_weight: Step, of_bias: Step, of_gain: Step) -> Callable[..., Tensor]:
