@@ -239,15 +239,13 @@ floor = Exercise(
             "processors * 16 * clock special functions a second, with all multiprocessors at work.",
             gives=tuple(floor_model(**{each: True}) for each in ("one_processor", "one_cycle")),
         ),
-        "rate": Mistake(
-            "What does a multiprocessor do 128 times a cycle, and what 16 times?",
-            "Ordinary operations, and special functions. The special functions are the fewer.",
-            gives=(floor_model(unit=128), floor_model(unit=4)),
-        ),
         "special": Mistake(
-            "How many special functions does one GELU take, and how many elements have one?",
-            "Two in each GELU: an exponential and a division. Every element goes through all the GELUs.",
-            gives=(floor_model(functions=1), floor_model(functions=4)),
+            "What does a multiprocessor do 128 times a cycle, what 16 times, and which of it is in a GELU?",
+            "Special functions are the fewer: an exponential and a division in each GELU of every element.",
+            gives=(
+                *(floor_model(functions=1), floor_model(functions=4)),
+                *(floor_model(unit=128), floor_model(unit=4)),
+            ),
         ),
         "unit": Mistake(
             "In which unit is your result, and which one is asked for?",

@@ -157,15 +157,13 @@ gru = Exercise(
             "PyTorch's order is r, z, n, in gates, weight and bias.",
             gives=states(lambda h, *thirds: cell(h, *([each[1], each[0], each[2]] for each in thirds))),
         ),
-        "no-bias": Mistake(
-            "Take weights of zero. What is left of W_hr h + b_hr?",
-            "Each of the three products of h has a third of `bias`. gates have the input's already.",
-            gives=states(lambda h, i, w, b: cell(h, i, w, [0 * each for each in b])),
-        ),
-        "bias-outside": Mistake(
-            "With zero weights, what does r multiply in the candidate?",
-            "r · (W_hn h + b_hn): the bias of the product of h stands inside.",
-            gives=states(lambda h, i, w, b: cell(h, (*i[:2], i[2] + b[2]), w, (*b[:2], 0 * b[2]))),
+        "other-bias": Mistake(
+            "Take weights of zero. What is left of W_hr h + b_hr, and what of r · (W_hn h + b_hn)?",
+            "Each of the three products of h has a third of `bias`, inside. gates have the input's already.",
+            gives=(
+                states(lambda h, i, w, b: cell(h, i, w, [0 * each for each in b])),
+                states(lambda h, i, w, b: cell(h, (*i[:2], i[2] + b[2]), w, (*b[:2], 0 * b[2]))),
+            ),
         ),
         "reset-before": Mistake(
             "That is the first paper's candidate. What does r multiply in PyTorch's: h, or the product?",

@@ -202,16 +202,12 @@ cell = Exercise(
                 cell_with(lambda z, c, s: (1 - z) * s + c),
             ),
         ),
-        "old-s": Mistake(
-            "Is it s_t or s_{t-1} that stands in the formula of u_t? Which one does your line see?",
-            "Yours sees the one of the step before. Set s first, then u.",
-            gives=cell_with(u=lambda z, c, old, s, r: (1 - z) * r + old),
-        ),
-        "not-fed": Mistake(
-            "What does your u get from the candidates of earlier steps, beside what r has kept?",
-            "The second recurrence goes on from the first one's state, where all of them still count.",
-            "Let s go from step to step, and add all of it in u.",
+        "other-s": Mistake(
+            "What does your u get from the candidates of this step and earlier ones, beside what r has kept?",
+            "The second recurrence goes on from the first one's state, s_t, where all of them count.",
+            "Let s go from step to step. Set it first, then add all of it in u.",
             gives=(
+                cell_with(u=lambda z, c, old, s, r: (1 - z) * r + old),
                 cell_with(u=lambda z, c, old, s, r: (1 - z) * r + c),
                 cell_with(u=lambda z, c, old, s, r: (1 - z) * r + z * c),
             ),
@@ -375,15 +371,13 @@ entries = Exercise(
                 entries_with(lambda moved, done: sum(done) - sum(moved)),
             ),
         ),
-        "profile-for-device": Mistake(
-            "Kernels ran for busy_us, and the device took longer. Where is the difference in your entries?",
-            "It is `between`; launches begin where the device's time ends.",
-            gives=(entries_with(launches="between"), entries_with(between="launches")),
-        ),
-        "rest-of-the-bytes": Mistake(
-            "Add up traffic, arithmetic and unexplained. How long did the kernels run?",
-            "The three of them make busy_us: take both others off.",
-            gives=(entries_with(unexplained="arithmetic"), entries_with(unexplained="traffic")),
+        "counted-twice": Mistake(
+            "Add up your five entries. Which time should they make, and which one the first three of them?",
+            "The wall's. Traffic, arithmetic and unexplained make busy_us; with `between` the device's.",
+            gives=(
+                *(entries_with(launches="between"), entries_with(between="launches")),
+                *(entries_with(unexplained="arithmetic"), entries_with(unexplained="traffic")),
+            ),
         ),
         "unit": Mistake(
             *GRAPH_CLOCK["unit"].hints,
