@@ -30,6 +30,12 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def lesson(cache, request):
+    """What the lesson NAME of a test module defines, its exercises solved."""
+    return notebooks.load(request.module.NAME, solved=True)
+
+
+@pytest.fixture(scope="module")
 def result(executed, request):
     """The lesson NAME of a test module, executed once."""
     return executed(notebooks.resolve(request.module.NAME))
@@ -40,6 +46,17 @@ def outputs(result):
     """The outputs of its code cells, in their order."""
     cells = notebooks.code_cells(notebooks.read(result.notebook_path))
     return [output for _, cell in cells for output in cell.outputs]
+
+
+@pytest.fixture(scope="module")
+def checks_passed(result, outputs):
+    """The number of checks that each check's name passed, of a lesson that ran to its end in silence."""
+    assert result.passed, result.failure
+    assert [output.text for output in outputs if output.get("name") == "stderr"] == []
+    shown = [output.data for output in outputs if "data" in output]
+    checks = [data for data in (d.get("application/vnd.labkit.check+json") for d in shown) if data]
+    assert len({data["name"] for data in checks}) == len(checks), "a name is checked once"
+    return {data["name"]: data["passed"] for data in checks}
 
 
 @pytest.fixture

@@ -46,16 +46,6 @@ def counted(call, *tensors):
         return [launch for launch in launch_counts.count(lambda: call(*placed)).launches if launch.programs]
 
 
-def checks_passed(result, outputs):
-    """The number of checks that each check's name passed, of a lesson that ran to its end in silence."""
-    assert result.passed, result.failure
-    assert [output.text for output in outputs if output.get("name") == "stderr"] == []
-    shown = [output.data for output in outputs if "data" in output]
-    checks = [data for data in (d.get("application/vnd.labkit.check+json") for d in shown) if data]
-    assert len({data["name"] for data in checks}) == len(checks), "a name is checked once"
-    return {data["name"]: data["passed"] for data in checks}
-
-
 def assert_no_backward(name, call, tensors):
     """Each argument that wants a gradient is refused; without autograd the call works."""
     for tensor in tensors:

@@ -4,31 +4,13 @@ import launches as launches_of
 import pytest
 import torch
 from counting import calls_checked
-from taught import (
-    INTERPRETED,
-    assert_float32,
-    assert_no_backward,
-    bf16,
-    checks_passed,
-    compiled,
-    counted,
-    drawn,
-    examine,
-    meta,
-)
+from taught import INTERPRETED, assert_float32, assert_no_backward, compiled, counted, drawn, examine, meta
 
-from labkit.lessons import notebooks
 from labkit.measure import correctness
 from labkit.workloads.elementwise import AFFINE
 
 pytestmark = pytest.mark.usefixtures("cache")
 NAME = "01_launch_overhead"
-
-
-@pytest.fixture(scope="module")
-def lesson(cache):
-    """The lesson's kernels, and its exercises solved."""
-    return notebooks.load(NAME, solved=True)
 
 
 def pairs(shape):
@@ -65,7 +47,7 @@ def test_a_taught_kernel_that_has_no_backward_says_so(lesson, name):
 def test_for_other_gpus_a_good_width_loads_wide_and_an_odd_one_does_not(lesson, monkeypatch):
     made = launches_of.recorded(lesson, ("affine_kernel",), monkeypatch)
     for width in (160, 161):
-        lesson.affine(*(meta(*shape, dtype=bf16) for shape in ((1030, width), (width,), (width,))))
+        lesson.affine(*(meta(*shape, dtype=torch.bfloat16) for shape in ((1030, width), (width,), (width,))))
     found = compiled(made)
     assert len(found) == 2 * len(launches_of.POINTWISE)
     for index, one in enumerate(found):
@@ -79,9 +61,8 @@ def test_for_other_gpus_a_good_width_loads_wide_and_an_odd_one_does_not(lesson, 
 # --- the lesson as a whole ----------------------------------------------------------------------------
 
 
-def test_it_runs_to_its_end_in_silence_and_checks_its_kernel_on_the_whole_grid(result, outputs):
-    done = checks_passed(result, outputs)
-    assert done["add"] >= sum(map(calls_checked, correctness.SHAPES)) / 2
+def test_it_runs_to_its_end_in_silence_and_checks_its_kernel_on_the_whole_grid(checks_passed):
+    assert checks_passed["add"] >= sum(map(calls_checked, correctness.SHAPES)) / 2
 
 
 @INTERPRETED

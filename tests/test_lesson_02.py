@@ -11,7 +11,6 @@ from taught import (
     assert_float32,
     assert_no_backward,
     bf16,
-    checks_passed,
     compiled,
     counted,
     drawn,
@@ -20,19 +19,12 @@ from taught import (
 )
 from torch.nn import functional
 
-from labkit.lessons import notebooks
 from labkit.measure import correctness
 from labkit.workloads.mlp import chain
 
 pytestmark = pytest.mark.usefixtures("cache")
 NAME = "02_kernel_fusion"
 SHAPES = ((4, 6), (1, 1), (3, 513), (1, 4097), (0, 8))
-
-
-@pytest.fixture(scope="module")
-def lesson(cache):
-    """The lesson's kernels, and its exercises solved."""
-    return notebooks.load(NAME, solved=True)
 
 
 def chain_inputs(shape):
@@ -127,10 +119,11 @@ def test_for_other_gpus_a_good_width_loads_wide_and_an_odd_one_does_not(lesson, 
 # --- the lesson as a whole ----------------------------------------------------------------------------
 
 
-def test_it_runs_to_its_end_in_silence_and_checks_the_layer(result, outputs):
-    done = checks_passed(result, outputs)
-    assert done.keys() == {"the chain as a layer"}
-    assert done["the chain as a layer"] >= sum(calls_checked(shape) for shape in ((4, 6), (1, 1), (37, 33)))
+def test_it_runs_to_its_end_in_silence_and_checks_the_layer(checks_passed):
+    assert checks_passed.keys() == {"the chain as a layer"}
+    assert checks_passed["the chain as a layer"] >= sum(
+        calls_checked(shape) for shape in ((4, 6), (1, 1), (37, 33))
+    )
 
 
 def test_the_debugger_stops_inside_the_kernel_and_finds_the_infinity(outputs):

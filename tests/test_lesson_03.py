@@ -6,7 +6,7 @@ import pytest
 import torch
 from counting import calls_checked
 from launches import ROOM
-from taught import INTERPRETED, assert_no_backward, bf16, checks_passed, counted, drawn, examine, meta
+from taught import INTERPRETED, assert_no_backward, bf16, counted, drawn, examine, meta
 from torch.nn import functional
 
 from labkit.lessons import notebooks
@@ -16,12 +16,6 @@ from labkit.workloads.mlp import gate_up, linear_gelu
 
 pytestmark = pytest.mark.usefixtures("cache")
 NAME = "03_matrix_product"
-
-
-@pytest.fixture(scope="module")
-def lesson(cache):
-    """The lesson's kernels, and its exercises solved."""
-    return notebooks.load(NAME, solved=True)
 
 
 def matrices(shape, out=50):
@@ -166,10 +160,9 @@ def test_of_programs_that_stay_one_of_8_warps_fits_and_two_of_4(compiled):
 # --- the lesson as a whole ----------------------------------------------------------------------------
 
 
-def test_it_runs_to_its_end_in_silence_and_checks_its_kernels(result, outputs):
-    done = checks_passed(result, outputs)
-    assert set(done) == {"tiled", "described", "staying", "gate_up"}
-    assert all(passed >= calls_checked((37, 33)) for passed in done.values())
+def test_it_runs_to_its_end_in_silence_and_checks_its_kernels(checks_passed):
+    assert set(checks_passed) == {"tiled", "described", "staying", "gate_up"}
+    assert all(passed >= calls_checked((37, 33)) for passed in checks_passed.values())
 
 
 @INTERPRETED

@@ -7,33 +7,16 @@ import launches as launches_of
 import pytest
 import torch
 from counting import calls_checked
-from taught import (
-    INTERPRETED,
-    assert_no_backward,
-    bf16,
-    checks_passed,
-    compiled,
-    counted,
-    drawn,
-    examine,
-    meta,
-)
+from taught import INTERPRETED, assert_no_backward, bf16, compiled, counted, drawn, examine, meta
 
 from labkit import gpu
 from labkit.exercises import judge
-from labkit.lessons import notebooks
 from labkit.measure import correctness
 from labkit.workloads import grouped as work
 
 pytestmark = pytest.mark.usefixtures("cache")
 NAME = "04_grouped_matmul"
 SHAPES = ((70, 5, 20), (64, 3, 16), (1, 1, 1), (5, 2, 33), (0, 2, 8))
-
-
-@pytest.fixture(scope="module")
-def lesson(cache):
-    """The lesson's ways and kernels, and its exercises solved."""
-    return notebooks.load(NAME, solved=True)
 
 
 def groups(shape):
@@ -209,10 +192,9 @@ def test_for_other_gpus_100_loads_half_as_wide_as_104_and_102_half_of_that(lesso
 # ---- the lesson as a whole -------------------------------------------------------------------------------
 
 
-def test_it_runs_to_its_end_in_silence_and_checks_its_kernels(result, outputs):
-    done = checks_passed(result, outputs)
-    assert set(done) == {"peak"}
-    assert all(passed >= calls_checked((7, 100)) for passed in done.values())
+def test_it_runs_to_its_end_in_silence_and_checks_its_kernels(checks_passed):
+    assert set(checks_passed) == {"peak"}
+    assert all(passed >= calls_checked((7, 100)) for passed in checks_passed.values())
 
 
 @INTERPRETED

@@ -6,31 +6,12 @@ import launches as launches_of
 import pytest
 import torch
 from counting import calls_checked
-from taught import (
-    GPU,
-    INTERPRETED,
-    assert_no_backward,
-    bf16,
-    checks_passed,
-    compiled,
-    counted,
-    drawn,
-    examine,
-    fp32,
-    meta,
-)
+from taught import GPU, INTERPRETED, assert_no_backward, bf16, compiled, counted, drawn, examine, fp32, meta
 
-from labkit.lessons import notebooks
 from labkit.workloads.stack import STACK, block, stack
 
 pytestmark = pytest.mark.usefixtures("cache")
 NAME = "05_cuda_graphs"
-
-
-@pytest.fixture(scope="module")
-def lesson(cache):
-    """The lesson's kernels, and its exercises solved."""
-    return notebooks.load(NAME, solved=True)
 
 
 def stacked(shape, depth=3):
@@ -94,10 +75,9 @@ def test_the_exercises_capture_gives_what_the_call_gives(lesson):
 # --- the lesson as a whole ----------------------------------------------------------------------------------
 
 
-def test_it_runs_to_its_end_in_silence_and_checks_the_block(result, outputs):
-    done = checks_passed(result, outputs)
-    assert done.keys() == {"one_block"}
-    assert done["one_block"] >= sum(calls_checked(shape) for shape in ((33, 64), (5, 20)))
+def test_it_runs_to_its_end_in_silence_and_checks_the_block(checks_passed):
+    assert checks_passed.keys() == {"one_block"}
+    assert checks_passed["one_block"] >= sum(calls_checked(shape) for shape in ((33, 64), (5, 20)))
 
 
 def test_what_goes_wrong_does_so_on_every_machine(outputs):

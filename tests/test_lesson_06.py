@@ -12,7 +12,6 @@ from taught import (
     assert_float32,
     assert_no_backward,
     bf16,
-    checks_passed,
     compiled,
     counted,
     drawn,
@@ -22,7 +21,6 @@ from taught import (
 )
 
 from labkit import gpu
-from labkit.lessons import notebooks
 from labkit.measure import correctness
 from labkit.workloads.recurrent import rms_norm
 
@@ -30,12 +28,6 @@ pytestmark = pytest.mark.usefixtures("cache")
 NAME = "06_row_reductions"
 SHAPES = ((33, 64), (2, 5, 20), (1, 3), (1, 1), (0, 8), (3, 600))
 KERNELS = ("lane_norm_kernel", "row_sum_kernel", "row_norm_kernel", "backward_kernel", "softmax_kernel")
-
-
-@pytest.fixture(scope="module")
-def lesson(cache):
-    """The lesson's kernels, and its exercises solved."""
-    return notebooks.load(NAME, solved=True)
 
 
 def rows_of(shape):
@@ -167,10 +159,9 @@ def test_8192_numbers_on_one_warp_are_too_many_for_its_registers(lesson, monkeyp
 # --- the lesson as a whole ----------------------------------------------------------------------------
 
 
-def test_it_runs_to_its_end_in_silence_and_checks_the_softmax(result, outputs):
-    done = checks_passed(result, outputs)
-    assert done.keys() == {"softmax"}
-    assert done["softmax"] >= sum(calls_checked(shape) for shape in ((3, 5), (1, 1), (2, 1500)))
+def test_it_runs_to_its_end_in_silence_and_checks_the_softmax(checks_passed):
+    assert checks_passed.keys() == {"softmax"}
+    assert checks_passed["softmax"] >= sum(calls_checked(shape) for shape in ((3, 5), (1, 1), (2, 1500)))
 
 
 @INTERPRETED

@@ -8,22 +8,10 @@ import pytest
 import torch
 from counting import calls_checked
 from recurring import offsets
-from taught import (
-    GPU,
-    INTERPRETED,
-    assert_no_backward,
-    bf16,
-    checks_passed,
-    compiled,
-    counted,
-    drawn,
-    examine,
-    meta,
-)
+from taught import GPU, INTERPRETED, assert_no_backward, bf16, compiled, counted, drawn, examine, meta
 
 from labkit import gpu
 from labkit.exercises import judge
-from labkit.lessons import notebooks
 from labkit.measure import correctness
 from labkit.profiling import codegen
 from labkit.workloads import recurrent as work
@@ -31,12 +19,6 @@ from labkit.workloads import recurrent as work
 pytestmark = pytest.mark.usefixtures("cache")
 NAME = "07_recurrent_kernel"
 LOOPS = ("recurrence", "one step ahead", "ahead", "tree")
-
-
-@pytest.fixture(scope="module")
-def lesson(cache):
-    """The lesson's kernels, and its exercises solved."""
-    return notebooks.load(NAME, solved=True)
 
 
 def loops(lesson):
@@ -242,10 +224,9 @@ def test_what_races_beside_the_exercises_is_right():
 # ---- the lesson as a whole ---------------------------------------------------------------------------------
 
 
-def test_it_runs_to_its_end_in_silence_and_checks_its_kernels(result, outputs):
-    done = checks_passed(result, outputs)
-    assert set(done) == {"over_time", "layer", "tree", "normed"}
-    assert all(passed >= calls_checked((2, 7, 20)) for passed in done.values())
+def test_it_runs_to_its_end_in_silence_and_checks_its_kernels(checks_passed):
+    assert set(checks_passed) == {"over_time", "layer", "tree", "normed"}
+    assert all(passed >= calls_checked((2, 7, 20)) for passed in checks_passed.values())
 
 
 def test_growing_gates_break_the_tree_alone(outputs):

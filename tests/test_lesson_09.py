@@ -11,17 +11,7 @@ import torch
 from products import assert_close, bf16, fp32
 from recurring import gradients
 from taped import recorded
-from taught import (
-    GPU,
-    INTERPRETED,
-    assert_no_backward,
-    checks_passed,
-    compiled,
-    counted,
-    drawn,
-    examine,
-    meta,
-)
+from taught import GPU, INTERPRETED, assert_no_backward, compiled, counted, drawn, examine, meta
 
 from labkit import gpu, paths
 from labkit.lessons import notebooks
@@ -35,12 +25,6 @@ from labkit.workloads import recurrent
 pytestmark = pytest.mark.usefixtures("cache")
 NAME = "09_microsecond_ledger"
 SHAPE = {"batch": 3, "time": 5, "width": 64}
-
-
-@pytest.fixture(scope="module")
-def lesson(cache):
-    """The lesson's ways and kernels, and its exercises solved."""
-    return notebooks.load(NAME, solved=True)
 
 
 def rungs(lesson):
@@ -288,8 +272,8 @@ def test_from_a_tape_the_wall_is_predicted_and_the_bound_is_a_sum_of_floors(from
 # ---- the lesson as a whole -------------------------------------------------------------------------------
 
 
-def test_it_runs_to_its_end_in_silence_and_checks_its_kernels(result, outputs):
-    assert set(checks_passed(result, outputs)) == {"two"}
+def test_it_runs_to_its_end_in_silence_and_checks_its_kernels(checks_passed):
+    assert set(checks_passed) == {"two"}
 
 
 @INTERPRETED

@@ -108,18 +108,14 @@ benchmark = Exercise(
             "The first call compiles the layer. Call it once before the clock starts.",
             when=between_all_readings("compile"),
         ),
-        "stopped-early": Mistake(
-            "Look at the last reading of the clock: where is the device by then?",
-            "A launch is queued, and Python goes on. gpu.synchronize() waits for the device: call it "
-            "after the loop, before you read the clock.",
-            when=lambda calls: all(
-                [entry for entry in c.passed["gpu"].log if entry.event == "clock"][-1].pending for c in calls
+        "no-wait": Mistake(
+            "Look at the first and at the last reading of the clock: what is the device still doing by then?",
+            "Drawing, warming up, each launch: all is queued, and Python goes on.",
+            "gpu.synchronize() waits for the device: call it right before each of the two readings.",
+            when=lambda calls: (
+                all([e for e in c.passed["gpu"].log if e.event == "clock"][-1].pending for c in calls)
+                or all(parts_of(c)[0][0].pending for c in calls)
             ),
-        ),
-        "started-early": Mistake(
-            "Look at the first reading of the clock: what is the device still doing by then?",
-            "Drawing and warming up are queued, too. Call gpu.synchronize() before the first reading.",
-            when=lambda calls: all(parts_of(c)[0][0].pending for c in calls),
         ),
         "waits-inside": Mistake(
             "Look into the loop: what does the device do between two calls?",
@@ -310,14 +306,12 @@ mask = Exercise(
             gives=doubled_where(lambda at, count, block: at <= count),
         ),
         "one-block": Mistake(
-            "BLOCK is the size of one program's share. How do programs after the first come out?",
-            "`at` counts through the whole tensor: in the second program all of it is beyond BLOCK.",
-            gives=doubled_where(lambda at, count, block: at < block),
-        ),
-        "within-block": Mistake(
-            "tl.arange(0, BLOCK) is the same in every program. Which numbers differ from one to the next?",
+            "BLOCK is one program's share, and tl.arange(0, BLOCK) is the same in each. What differs?",
             "`at` counts through the whole tensor: compare that with `count`.",
-            gives=doubled_where(lambda at, count, block: at % block < count),
+            gives=(
+                doubled_where(lambda at, count, block: at < block),
+                doubled_where(lambda at, count, block: at % block < count),
+            ),
         ),
         "whole-blocks": Mistake(
             "The last block is partly inside. What does your mask say about it?",

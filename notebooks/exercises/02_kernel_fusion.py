@@ -1,7 +1,7 @@
 """Exercises of lesson 2: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels
-from labkit.exercises.engine import Exercise, Mistake, RaceSpec, case_values
+from labkit.exercises.engine import Exercise, Mistake, RaceSpec, case_values, layer_with_backward
 from labkit.exercises.properties import POINTWISE, READ_ONCE, column_mistakes
 from labkit.measure.correctness import DTYPES
 from labkit.workloads.mlp import CHAIN
@@ -101,21 +101,23 @@ def chain_gradients(dy: Tensor, x: Tensor, bias: Tensor, other: Tensor) -> tuple
     return dy * other * slope(z), dy * gelu(z)
 
 
+def in_either(change: Callable[..., tuple[Tensor, ...]]) -> tuple[Callable[..., Any], ...]:
+    """The gradients when both of them, dx or dother are made of changed arguments."""
+
+    def gives(*given: Tensor, of: tuple[bool, bool]) -> Any:
+        return tuple(chain_gradients(*(change(*given) if of[i] else given))[i] for i in range(2))
+
+    return tuple(partial(gives, of=of) for of in ((True, True), (True, False), (False, True)))
+
+
 def layer_with(backward: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:
-    """The chain as a layer whose backward is the answer; only that is raced, so the forward is PyTorch's."""
+    """The chain as a layer whose backward is the answer, and PyTorch's sum for the bias."""
 
-    class Chain(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
-            ctx.save_for_backward(x, bias, other)
-            return chain_reference(x, bias, other)
+    def gradients(*given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dx, dother = backward(*given)
+        return dx, dx.sum(0), dother
 
-        @staticmethod
-        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            dx, dother = backward(dy, *ctx.saved_tensors)
-            return dx, dx.sum(0), dother
-
-    return lambda x, bias, other: Chain.apply(x, bias, other)
+    return layer_with_backward(chain_reference)(gradients)
 
 
 backward = Exercise(
@@ -144,23 +146,12 @@ backward = Exercise(
         "no-bias": Mistake(
             "With a bias of zero it is right. Where was the bias in the forward pass?",
             "z is x + bias here, too: compute it again before you take gelu(z) or its slope.",
-            gives=(
-                lambda dy, x, bias, other: chain_gradients(dy, x, 0 * bias, other),
-                lambda dy, x, bias, other: (dy * other * slope(x), dy * gelu(x + bias)),
-                lambda dy, x, bias, other: (dy * other * slope(x + bias), dy * gelu(x)),
-            ),
+            gives=in_either(lambda dy, x, bias, other: (dy, x, 0 * bias, other)),
         ),
         "no-upstream": Mistake(
             "What comes in from the layer above, and what does each gradient have to be multiplied by?",
             "The chain rule multiplies by dy, in both gradients.",
-            gives=(
-                lambda dy, x, bias, other: chain_gradients(1 + 0 * dy, x, bias, other),
-                lambda dy, x, bias, other: (
-                    chain_gradients(1 + 0 * dy, x, bias, other)[0],
-                    dy * gelu(x + bias),
-                ),
-                lambda dy, x, bias, other: (dy * other * slope(x + bias), gelu(x + bias)),
-            ),
+            gives=in_either(lambda dy, *given: (1 + 0 * dy, *given)),
         ),
         "no-other": Mistake(
             "y = gelu(z) * other. If other doubles, what becomes of the change that a small step in x makes?",
@@ -224,15 +215,13 @@ floor = Exercise(
     tolerance=0.005,
     right="Memory and arithmetic work at the same time, so the slower of the two is the floor.",
     mistakes={
-        "sum": Mistake(
-            "Does memory wait while the multiprocessors compute, or do both work at the same time?",
-            "At the same time, for different elements. What takes longer decides.",
-            gives=(floor_model(lambda memory, special: memory + special), floor_model(min)),
-        ),
-        "one-floor": Mistake(
+        "other-floor": Mistake(
             "Let gelus be 0, then very large. What should the time be in each case, and what is yours?",
-            "Two times are to be compared: that of the bytes, and that of the special functions.",
-            gives=(floor_model(lambda memory, _: memory), floor_model(lambda _, special: special)),
+            "Memory and multiprocessors work at the same time, so what takes longer decides.",
+            gives=(
+                *(floor_model(lambda memory, special: memory + special), floor_model(min)),
+                *(floor_model(lambda memory, _: memory), floor_model(lambda _, special: special)),
+            ),
         ),
         "tensors": Mistake(
             "Which tensors does the fused chain read, which does it write? How many bytes has an element?",
@@ -250,15 +239,13 @@ floor = Exercise(
             "processors * 16 * clock special functions a second, with all multiprocessors at work.",
             gives=tuple(floor_model(**{each: True}) for each in ("one_processor", "one_cycle")),
         ),
-        "rate": Mistake(
-            "What does a multiprocessor do 128 times a cycle, and what 16 times?",
-            "Ordinary operations, and special functions. The special functions are the fewer.",
-            gives=(floor_model(unit=128), floor_model(unit=4)),
-        ),
         "special": Mistake(
-            "How many special functions does one GELU take, and how many elements have one?",
-            "Two in each GELU: an exponential and a division. Every element goes through all the GELUs.",
-            gives=(floor_model(functions=1), floor_model(functions=4)),
+            "What does a multiprocessor do 128 times a cycle, what 16 times, and which of it is in a GELU?",
+            "Special functions are the fewer: an exponential and a division in each GELU of every element.",
+            gives=(
+                *(floor_model(functions=1), floor_model(functions=4)),
+                *(floor_model(unit=128), floor_model(unit=4)),
+            ),
         ),
         "unit": Mistake(
             "In which unit is your result, and which one is asked for?",

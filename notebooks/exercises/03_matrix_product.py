@@ -106,20 +106,13 @@ product = Exercise(
             gives=in_steps(lambda parts: len(parts) * parts[0]),
         ),
         "row-length": Mistake(
-            "Row 0 of x and row 0 of weight give the right number. Where does row 1 begin?",
-            "Rows lie one behind the other, and each has K numbers.",
+            "Row 0 of x and row 0 of weight give the right number. Where does row 1 of each begin?",
+            "Rows lie one behind the other, and each has K numbers. N only counts the rows of weight.",
             "The address of place k in row r of x is x + r * K + k.",
             gives=(
                 lambda x, weight: linear(one_further(x), one_further(weight)),
                 lambda x, weight: linear(one_further(x), weight),
                 lambda x, weight: linear(x, one_further(weight)),
-            ),
-        ),
-        "weight-rows": Mistake(
-            "Take a weight of 3 rows and 31 columns. How far is it from its row 0 to its row 1?",
-            "N counts the rows of weight. How many numbers has one of them?",
-            "Place k in row n of weight is at weight + n * K + k.",
-            gives=(
                 lambda x, weight: linear(x, loaded(weight, len(weight), weight.shape[1])),
                 lambda x, weight: x @ weight.reshape(weight.shape[::-1]),
             ),
@@ -268,21 +261,15 @@ epilogue = Exercise(
             "of BN.",
             "Do you call store_tile? Rows come before columns there, as in y (M, N).",
         ),
-        "no-activation": Mistake(
-            "What does gelu(-5) give, and what does yours?",
-            "Multiply z by a sigmoid, the one in the text above the cell.",
-            gives=of_z(lambda z: z),
-        ),
-        "sigmoid-only": Mistake(
-            "gelu(10) is nearly 10. What does yours give for z = 10?",
+        "sigmoid": Mistake(
+            "gelu gives nearly 0 for -5, 0.841 for 1 and nearly 10 for 10. Where are you off?",
             "The sigmoid lies between 0 and 1: it's the share of z that passes. Multiply z by it.",
-            gives=of_z(lambda z: torch.sigmoid(2 * inner(z))),
-        ),
-        "half-the-argument": Mistake(
-            "Compare at z = 1: gelu gives 0.841, yours less. What stands inside of the sigmoid?",
-            "It is 2u, and u has the root in it.",
+            "Inside of it stands 2u, and u has the root in it.",
             gives=of_z(
-                lambda z: z * torch.sigmoid(inner(z)), lambda z: z * torch.sigmoid(2 * inner(z) / ROOT)
+                lambda z: z,
+                lambda z: torch.sigmoid(2 * inner(z)),
+                lambda z: z * torch.sigmoid(inner(z)),
+                lambda z: z * torch.sigmoid(2 * inner(z) / ROOT),
             ),
         ),
         "another-gelu": Mistake(

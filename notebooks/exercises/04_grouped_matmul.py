@@ -182,13 +182,11 @@ grouped = Exercise(
         ),
         "bias-row": Mistake(
             "Group 0 is right. Where in bias does the row of group 1 begin?",
-            "Behind the D numbers of group 0. What does your address say of the group?",
-            gives=lambda x, weight, bias: grouped_reference(x, weight, bias[:1].expand_as(bias)),
-        ),
-        "bias-tile-width": Mistake(
-            "Where D is 16 it's right. How long is a row of bias, D or BD?",
-            "BD is the tile's width only: in memory one row follows the other without a gap.",
-            gives=bias_a_tile_apart,
+            "Behind the D numbers of group 0, without a gap: BD is only how wide the tile is.",
+            gives=(
+                lambda x, weight, bias: grouped_reference(x, weight, bias[:1].expand_as(bias)),
+                bias_a_tile_apart,
+            ),
         ),
     },
 )
@@ -199,20 +197,6 @@ grouped = Exercise(
 def stays_inputs(rows: int, groups: int, width: int, per: int) -> dict[str, Any]:
     """The same, and how many tiles a program takes."""
     return group_inputs(rows, groups, width) | {"per": per}
-
-
-def tiles_written(tiles_of: Callable[[int, int, int], range]) -> Gives:
-    """What comes out when part i of the rows has the tiles ``tiles_of(i, per, tiles)``; the rest is NaN."""
-
-    def gives(x: Tensor, weight: Tensor, bias: Tensor, per: int) -> Tensor:
-        want, tiles = grouped_reference(x, weight, bias), -(-len(x) // ROWS)
-        y = torch.full_like(want, math.nan)
-        for part in range(-(-tiles // per)):
-            for tile in tiles_of(part, per, tiles):
-                y[tile * ROWS : (tile + 1) * ROWS] = want[tile * ROWS : (tile + 1) * ROWS]
-        return y
-
-    return gives
 
 
 def sums_go_on(every: bool) -> Gives:
@@ -265,34 +249,16 @@ stays = Exercise(
         (RACED | {"width": 100}, RACED | {"width": 128}),
     ),
     mistakes={
-        "one-tile": Mistake(
-            "Of each part, the first tile is right. What does a program do after its first one?",
-            "A loop over the tiles of its part, and the row in it depends on the tile.",
-            gives=(
-                tiles_written(lambda part, per, tiles: range(part * per, part * per + 1)),
-                tiles_written(lambda part, per, tiles: range(part, part + 1)),
-                tiles_written(lambda part, per, tiles: range(0, 1)),
-            ),
-        ),
-        "part-start": Mistake(
-            "Write down which tiles parts 0 and 1 take: first for per = 1, then for per = 2.",
-            "Each part before it has taken `per` tiles. Where does that leave the next one to begin?",
-            gives=(
-                tiles_written(lambda part, per, tiles: range(part, part + per)),
-                tiles_written(lambda part, per, tiles: range(part, per)),
-                tiles_written(lambda part, per, tiles: range(part * per, per)),
-            ),
-        ),
         "running-sum": Mistake(
             "The first tile of each program is right. What does your sum hold when the second one begins?",
             "Lesson 3 added along K. Here a tile has all of K, and rows of its own: what should it add to?",
             gives=(sums_go_on(False), sums_go_on(True)),
         ),
         "unwritten": Mistake(
-            "Which tiles were not stored? 70 rows need two of 64: a division that rounds up counts the last.",
-            "The launch counts G programs for each part: i // G is the part. With which tile does it begin, "
-            "and before which one does range(a, b) end?",
-            "G = 2, per = 2, 4 tiles: write down group, part and tiles of programs 0 to 3.",
+            "Write down the tiles of parts 0 and 1: for per = 1, then for per = 2. Which ones are missing?",
+            "Part i // G begins behind the `per` tiles of each part before it. Before which one does "
+            "range(a, b) end? 70 rows have two tiles: a division that rounds up counts the last.",
+            "In each turn of the loop over tiles, the rows that are loaded and stored are that tile's.",
         ),
     },
 )
@@ -356,24 +322,17 @@ packed = Exercise(
             "D and 64: the wide tile is nowhere in memory. Each row of it has D numbers from there.",
             gives=packed_with(lambda k, n, first, D: first * D * D + k * 64 + n),
         ),
-        "first-weight": Mistake(
-            "The first group of each pack is right. Whose weight does the second one take?",
-            "Below the D rows of one weight lie those of the next: row k of the pack is row first * D + k.",
-            gives=packed_with(lambda k, n, first, D: (first * D + k % D) * D + n % D),
-        ),
-        "first-pack": Mistake(
-            "The first pack is right. Which group is the first of pack 1, and which one does yours take?",
-            "A pack has PACK groups: so many stand before pack 1's, with D rows of weight each.",
+        "other-weight": Mistake(
+            "See weight as (G * D, D), one below the other. Which row of it belongs to row k of pack 1?",
+            "A pack has PACK groups: so many stand before pack 1's first, with D rows of weight each.",
+            "Row k of a pack is row first * D + k, where `first` is the number of its first group.",
             gives=(
+                packed_with(lambda k, n, first, D: (first * D + k % D) * D + n % D),
                 packed_with(lambda k, n, first, D: k * D + n % D),
                 # the number of the pack in place of its first group's
                 packed_with(lambda k, n, first, D: (first * D // 64 * D + k) * D + n % D),
+                packed_with(lambda k, n, first, D: k % D * D + n % D),
             ),
-        ),
-        "group-0": Mistake(
-            "Group 0 is right. Whose weight do all the others take?",
-            "See weight as (G * D, D), one below the other. Which row of it belongs to column k of pack 1?",
-            gives=packed_with(lambda k, n, first, D: k % D * D + n % D),
         ),
         "same-place": Mistake(
             "Row k and column n of w meet if they are of one group. What do k % D and n % D say of them?",

@@ -145,21 +145,8 @@ def network_inputs(rows: int, width: int, depth: int) -> dict[str, Any]:
 
 
 Step = Callable[[int], int]
-
-
-def no_step(W: int) -> int:
-    """The first block's, whatever the block."""
-    return 0
-
-
-def row_step(W: int) -> int:
-    """From one block's bias to the next one's."""
-    return W
-
-
-def square_step(W: int) -> int:
-    """From one block's weight to the next one's."""
-    return W * W
+no_step, row_step, square_step = (lambda W: 0), (lambda W: W), (lambda W: W * W)
+"""From one block's parameters to the next one's: none, that of a bias, that of a weight."""
 
 
 def steps_of(of_weight: Step, of_bias: Step, of_gain: Step) -> Callable[..., Tensor]:
@@ -203,19 +190,16 @@ network = Exercise(
     properties=(FULL_FLOAT32, ONE_LAUNCH, NOTHING_OUTSIDE, LOADS_INSIDE, STORED_ONCE, READ_ONCE),
     right="One launch, whatever the depth: between two blocks the rows stay on their multiprocessor.",
     mistakes={
-        "one-block-for-all": Mistake(
+        "step": Mistake(
             "With two blocks, print what your loop loads in its second turn. Whose is it?",
             "weight[i] begins i * W * W elements after weight[0]. Where do bias[i] and gain[i] begin?",
-            gives=tuple(
-                steps_of(*chosen)
-                for chosen in itertools.product((no_step, square_step), *[(no_step, row_step)] * 2)
-                if no_step in chosen
-            ),
-        ),
-        "step": Mistake(
-            "How many elements has the weight of one block, and how many its bias?",
             "A block's weight has W * W, its bias and its gain have W. BW is only how wide the tile is.",
             gives=(
+                *(
+                    steps_of(*chosen)
+                    for chosen in itertools.product((no_step, square_step), *[(no_step, row_step)] * 2)
+                    if no_step in chosen  # one of the three, or all
+                ),
                 *(steps_of(each, each, each) for each in (row_step, square_step, lambda W: 1)),
                 # as wide as a tile is
                 steps_of(lambda W: tile_width(W) ** 2, row_step, row_step),

@@ -1,13 +1,13 @@
 """Exercises of lesson 6: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels
-from labkit.exercises.engine import Call, Exercise, Mistake, RaceSpec, layer_with_backward
-from labkit.exercises.properties import KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE
+from labkit.exercises.engine import Exercise, Mistake, RaceSpec, layer_with_backward
+from labkit.exercises.properties import KERNEL, KERNEL_CASES, NO_OTHER, POINTWISE, READ_ONCE, elements_at
 from labkit.measure.correctness import DTYPES
 from labkit.workloads import peers
 from labkit.workloads.recurrent import RMS_NORM, rms_norm
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -59,12 +59,6 @@ def lost(t: Tensor) -> Tensor:
     return t if next_power_of_2(t.shape[-1]) == t.shape[-1] else torch.full_like(t, torch.nan)
 
 
-def first_rows_stored(calls: Sequence[Call]) -> bool:
-    """Whether only some first elements of the results were stored, where there are several rows."""
-    found = [(call.launches.stored(call.got).tolist(), call.got.numel()) for call in calls]
-    return any(0 < len(places) < size and places == [*range(len(places))] for places, size in found)
-
-
 row_norm = Exercise(
     "RMSNorm, a program a row",
     "row_norm",
@@ -82,22 +76,9 @@ row_norm = Exercise(
         dtype="float32",
     ),
     mistakes={
-        "no-launch": Mistake(
-            "The result is allocated, and nothing is in it. Who computes its elements?",
-            "kernel[(programs,)](...) launches, with the tensors and their sizes as arguments.",
-            when=lambda calls: not any(call.launches.kernels for call in calls),
-            gives=lambda x, weight: x * torch.nan,
-        ),
-        "grid": Mistake(
+        "unwritten": Mistake(
             "Some first rows are right, and behind them nothing was stored. Who should have?",
             "A program has one row. How many rows has x, if all its dimensions but the last are counted?",
-            when=first_rows_stored,
-        ),
-        "no-other": Mistake(
-            "Rows that fill their block are right, all others are NaN. What do the masked places hold?",
-            "Anything, if you do not say it, and tl.sum adds it up. Which number changes no sum?",
-            "other=0.0, in the load of x.",
-            gives=lambda x, weight: lost(right_norm(x, weight)),
         ),
         "sum-for-mean": Mistake(
             "Try a row of H ones: its root mean square is 1, so y is the weight. What is yours?",
@@ -109,15 +90,13 @@ row_norm = Exercise(
             "The block has BH places and the row H numbers: the masked ones do not count.",
             gives=row_norm_with(block_scale),
         ),
-        "no-root": Mistake(
+        "root": Mistake(
             "Double x: y should stay as it is. What does yours do?",
-            "You divide by the mean square. Its root is missing.",
-            gives=row_norm_with(lambda m, H: 1 / (m + EPS)),
-        ),
-        "times-root": Mistake(
-            "Double x: y should stay as it is. Yours grows four times.",
-            "The root mean square divides; tl.rsqrt(...) is 1 over the root.",
-            gives=row_norm_with(lambda m, H: torch.sqrt(m + EPS)),
+            "The root mean square divides x, the mean square does not. tl.rsqrt is 1 over the root.",
+            gives=(
+                row_norm_with(lambda m, H: 1 / (m + EPS)),
+                row_norm_with(lambda m, H: torch.sqrt(m + EPS)),
+            ),
         ),
         "eps": Mistake(
             "Only small rows are wrong. What is added to the mean square, and where?",
@@ -144,9 +123,8 @@ row_norm = Exercise(
         "weight-of-row": Mistake(
             "The first row is right, the others are NaN. How many numbers has the weight?",
             "H: its address has the column, and no row.",
-            gives=lambda x, weight: torch.cat(
-                [right_norm(x, weight).flatten(0, -2)[:1], torch.full_like(x.flatten(0, -2)[1:], torch.nan)]
-            ).view(x.shape),
+            gives=lambda x, weight: right_norm(x, elements_at(weight, torch.arange(x.numel())).view_as(x)),
+            when=lambda calls: any(call.loaded_outside for call in calls),  # so it is not the grid
         ),
     },
 )
@@ -296,17 +274,19 @@ backward = Exercise(
     ),
     mistakes={
         "no-other": Mistake(
-            "Rows that fill their block are right, in others dx is NaN. What do the masked places hold?",
-            "Anything, if you do not say it, and tl.sum adds it up. Which loads go into a sum?",
+            *NO_OTHER.hints,
             gives=(
                 lambda *given: tuple(map(lost, row_gradients()(*given))),
                 lambda *given: (lost(row_gradients()(*given)[0]), row_gradients()(*given)[1]),
             ),
         ),
-        "one-term": Mistake(
+        "mean-term": Mistake(
             "Double x in one row: y stays as it is. So what is the sum of dx times x over a row?",
-            "Zero, nearly. Your dx lacks the term that makes it so: the mean, times u.",
-            gives=row_gradients(lambda g, w, u, s, x: s * g * w),
+            "Zero, nearly. The term that makes it so is u times the mean, taken away from w g.",
+            gives=(
+                row_gradients(lambda g, w, u, s, x: s * g * w),
+                row_gradients(lambda g, w, u, s, x: s * (g * w + u * mean(g * w * u))),
+            ),
         ),
         "weight-missing": Mistake(
             "With a weight of ones it is right. Where does the weight stand in dx?",
@@ -347,15 +327,13 @@ backward = Exercise(
                 row_gradients(block_dx, scale=block_scale),
             ),
         ),
-        "plus": Mistake(
-            "Double x in one row: y stays as it is. So what is the sum of dx times x over a row?",
-            "Zero, nearly: the mean's term is taken away from the other.",
-            gives=row_gradients(lambda g, w, u, s, x: s * (g * w + u * mean(g * w * u))),
-        ),
-        "last-row": Mistake(
-            "A program has several rows. How many of them are in its part of the weight's gradient?",
-            "dw is set anew for each row. It should grow by each row.",
-            gives=row_gradients(rows=lambda terms, programs: terms[-min(programs, len(terms)) :]),
+        "dw-rows": Mistake(
+            "A program has several rows. How many of them are in what it stores of the weight's gradient?",
+            "dw begins with zeros before the loop, and each row adds its part.",
+            gives=(
+                row_gradients(rows=lambda terms, programs: terms[-min(programs, len(terms)) :]),
+                row_gradients(dw=lambda g, w, u, s, x: 0 * x),
+            ),
         ),
         "dw-term": Mistake(
             "y = w u. What is its derivative by w, times the upstream gradient?",
@@ -371,11 +349,6 @@ backward = Exercise(
             "How many numbers has the weight's gradient, and how many does your row add?",
             "One for each column: nothing of it is summed over a row, and no lane needs another's.",
             gives=row_gradients(dw=lambda g, w, u, s, x: (g * u).sum(-1, keepdim=True).expand_as(x)),
-        ),
-        "no-dw": Mistake(
-            "dx is right. What does the program store at its end, and who has changed that?",
-            "dw begins with zeros: each row adds its part of the weight's gradient.",
-            gives=row_gradients(dw=lambda g, w, u, s, x: 0 * x),
         ),
     },
 )

@@ -8,7 +8,7 @@ from labkit.measure.correctness import DTYPES
 from labkit.workloads import recurrent as work
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -87,26 +87,6 @@ STEP_MISTAKES = {
 }
 
 
-def stores_like(walks: Callable[[int, int, int], Sequence[tuple[int, int, int, int]]]) -> Any:
-    """Whether all calls store to the places of one of the walks.
-
-    From T, H and BH these are how far the sequences and the steps are apart, the first step, and their count.
-    """
-
-    def there(call: Call, which: int) -> bool:
-        B, T, H = call.want.shape
-        rows, apart, first, count = walks(T, H, call.launches.kernels[0][1].get("BH", 128))[which]
-        step = first + np.arange(count)[:, None]
-        at = np.sort((np.arange(B)[:, None, None] * rows + step * apart + np.arange(H)).ravel())
-        return np.array_equal(call.launches.stored(call.got), at[(at >= 0) & (at < B * T * H)])
-
-    def found(calls: Sequence[Call]) -> bool:
-        seen = all(isinstance(call.got, Tensor) and call.launches.kernels for call in calls)
-        return seen and any(all(there(call, i) for call in calls) for i in range(len(walks(1, 1, 1))))
-
-    return found
-
-
 recurrence = Exercise(
     "the loop over time",
     "recurrence",
@@ -119,25 +99,10 @@ recurrence = Exercise(
     right="Each number crosses memory once, and the state never leaves the registers.",
     race=race({"PyTorch's loop": work.linear_recurrence}, (16, 128, 128), (512, 64, 128)),
     mistakes={
-        "stride": Mistake(
-            "How many numbers of h lie between a feature and the same feature one step later?",
-            "A step has all H features, those of other programs, too. How far does a step move your places?",
-            when=stores_like(lambda T, H, BH: [(T * H, apart, 0, T) for apart in (0, 1, BH, T, T * H)]),
-        ),
-        "rows": Mistake(
-            "How many numbers of h lie between a sequence's first one and the next sequence's?",
-            "All of a sequence: T steps of H features. By how many does one more `row` move your places?",
-            when=stores_like(lambda T, H, BH: [(rows, H, 0, T) for rows in (0, 1, H, T)]),
-        ),
-        "other-steps": Mistake(
-            "Let T be 3. Which step do the places of each of your stores belong to?",
-            "Steps 0, 1 and 2 are stored once each, inside the loop, and the first is step 0.",
-            when=stores_like(  # the last two: one store, after the loop
-                lambda T, H, BH: [
-                    (T * H, H, *steps)
-                    for steps in ((1, T), (1, T - 1), (0, T - 1), (0, T + 1), (T - 1, 1), (T, 1))
-                ]
-            ),
+        "unwritten": Mistake(
+            "Let B be 2 and T be 3, and write down where each step of each row is stored. Who is left out?",
+            "A step has all H features, those of other programs, too: steps lie H apart, and rows T * H.",
+            "Store inside the loop, steps 0 to T - 1. Each row needs triton.cdiv(H, BH) programs.",
         ),
         **STEP_MISTAKES,
         "another-round": Mistake(
@@ -333,12 +298,10 @@ backward = Exercise(
         "other-gate": Mistake(
             "h_(t+1) = a_(t+1) h_t + b. Which step's gate stands between h_t and h_(t+1)?",
             "The later one's. Multiply g by the gate of its own step before you hand it on.",
-            gives=(gradients(lambda dh, a: gradient(dh, a, 0)), gradients(lambda dh, a: gradient(dh, a, 2))),
-        ),
-        "no-gate": Mistake(
-            "h_t goes into h_(t+1) with a factor. What has become of it on the way back?",
-            "The factor is the gate a_(t+1): what is handed on is a times g.",
-            gives=gradients(lambda dh, a: gradient(dh, torch.ones_like(a), 1)),
+            gives=(
+                *(gradients(lambda dh, a: gradient(dh, a, 0)), gradients(lambda dh, a: gradient(dh, a, 2))),
+                gradients(lambda dh, a: gradient(dh, torch.ones_like(a), 1)),
+            ),
         ),
         "other-state": Mistake(
             "a_t multiplied a state in the forward pass. That of which step?",

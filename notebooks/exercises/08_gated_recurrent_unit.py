@@ -61,25 +61,6 @@ def rows_apart(gates: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return states()(gates.flatten()[at], weight, bias)
 
 
-def stored_at(keep: Callable[[Tensor, Tensor], Tensor], where: Any = lambda H: True, roll: int = 0) -> Any:
-    """The right states, ``roll`` steps later, but NaN where ``keep`` is false of sequence and step.
-
-    An H that ``where`` is false of has them all.
-    """
-
-    def gives(gates: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        right = states()(gates, weight, bias).roll(roll, 1)
-        row, t = torch.arange(len(right))[:, None, None], torch.arange(right.shape[1])[:, None]
-        return right.where(keep(row, t).expand(right.shape), math.nan) if where(weight.shape[1]) else right
-
-    return gives
-
-
-def padded(H: int) -> bool:
-    """Whether a block of features is wider than H."""
-    return H < 16 or H & (H - 1) != 0
-
-
 def _rounded_carry(call: Call) -> str:
     if call.dtype is not torch.float16:  # to bfloat16 the interpreter rounds in a way of its own
         return ""
@@ -140,20 +121,10 @@ gru = Exercise(
     properties=(*STEP_PROPERTIES, ROUNDED_CARRY),
     **KERNEL_CASES,
     mistakes={
-        "nothing-stored": Mistake(
-            "h is all NaN, as new_empty left it. Which line writes a state of it?",
-            "As in rnn_kernel: tl.store in the loop, one state a step.",
-            gives=lambda gates, weight, bias: math.nan * states()(gates, weight, bias),
-        ),
-        "first-rows": Mistake(
-            "The first 16 sequences are right, and nobody wrote the others. Who should have?",
+        "unwritten": Mistake(
+            "Let B be 17 and T be 3. Which states did nobody write, and who should have?",
             "tl.program_id(0) tells a program which 16 sequences are its own.",
-            gives=stored_at(lambda row, t: row < 16),
-        ),
-        "one-place": Mistake(
-            "With T = 3, where does the state of step 2 belong, and where is yours?",
             "Sequences lie T * H numbers apart, steps H. Which of the two moves your store in the loop?",
-            gives=(stored_at(lambda row, t: t == 0, roll=1), stored_at(lambda row, t: t == 0)),
         ),
         "row-length": Mistake(
             "How many numbers of `gates` has one step of one sequence?",
@@ -186,15 +157,13 @@ gru = Exercise(
             "PyTorch's order is r, z, n, in gates, weight and bias.",
             gives=states(lambda h, *thirds: cell(h, *([each[1], each[0], each[2]] for each in thirds))),
         ),
-        "no-bias": Mistake(
-            "Take weights of zero. What is left of W_hr h + b_hr?",
-            "Each of the three products of h has a third of `bias`. gates have the input's already.",
-            gives=states(lambda h, i, w, b: cell(h, i, w, [0 * each for each in b])),
-        ),
-        "bias-outside": Mistake(
-            "With zero weights, what does r multiply in the candidate?",
-            "r · (W_hn h + b_hn): the bias of the product of h stands inside.",
-            gives=states(lambda h, i, w, b: cell(h, (*i[:2], i[2] + b[2]), w, (*b[:2], 0 * b[2]))),
+        "other-bias": Mistake(
+            "Take weights of zero. What is left of W_hr h + b_hr, and what of r · (W_hn h + b_hn)?",
+            "Each of the three products of h has a third of `bias`, inside. gates have the input's already.",
+            gives=(
+                states(lambda h, i, w, b: cell(h, i, w, [0 * each for each in b])),
+                states(lambda h, i, w, b: cell(h, (*i[:2], i[2] + b[2]), w, (*b[:2], 0 * b[2]))),
+            ),
         ),
         "reset-before": Mistake(
             "That is the first paper's candidate. What does r multiply in PyTorch's: h, or the product?",
@@ -222,11 +191,6 @@ gru = Exercise(
             raises="Both operands must be same dtype",
         ),
         "n-twice": N_TWICE,
-        "no-other": Mistake(
-            "Which number stands where a load was masked? The products add it up.",
-            "On a GPU whatever the register held before. Yours has to add nothing: other=0.0, in each load.",
-            gives=(stored_at(lambda row, t: t < 0, padded), stored_at(lambda row, t: t == 0, padded)),
-        ),
     },
     race=RaceSpec(
         GRU,
@@ -336,15 +300,13 @@ reset = Exercise(
             "Step t is the first of its episode where reset is true at t: h is zero *before* it.",
             gives=(states(begun_anew, 1), states(begun_anew, -1)),
         ),
-        "only-products": Mistake(
+        "half-reset": Mistake(
             "Two kinds of lines of a step use the old state. Which of them still has the old episode's?",
-            "The products have lost it, but z · h has not. Choose once, before both.",
-            gives=states(lambda h, new, *layer: cell(h, *layer, operand=torch.where(new, 0.0, h))),
-        ),
-        "only-blend": Mistake(
-            "Two kinds of lines of a step use the old state. Which of them still has the old episode's?",
-            "z · h has lost it, but the products have not. Choose once, before both.",
-            gives=states(lambda h, new, *layer: cell(torch.where(new, 0.0, h), *layer, operand=h)),
+            "The products and z · h both have to lose it. Choose once, before both.",
+            gives=(
+                states(lambda h, new, *layer: cell(h, *layer, operand=torch.where(new, 0.0, h))),
+                states(lambda h, new, *layer: cell(torch.where(new, 0.0, h), *layer, operand=h)),
+            ),
         ),
         "stored-zero": Mistake(
             "What should the state of a reset's own step be: zero, or what gates make of a zero before it?",

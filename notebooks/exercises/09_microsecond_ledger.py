@@ -1,6 +1,7 @@
 """Exercises of lesson 9: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels
+from labkit.exercises import judge
 from labkit.exercises.engine import Call, Exercise, Mistake, RaceSpec
 from labkit.exercises.properties import KERNEL_CASES, POINTWISE
 from labkit.exercises.simulated_gpu import count
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton import next_power_of_2
 
 # ---- the wall ----------------------------------------------------------------------------------------------
 
@@ -63,17 +65,12 @@ wall = Exercise(
             "Keep two times: one that only launches are added to, one that says when the GPU is done.",
             gives=lambda launches, kernels: sum(launches) + sum(kernels),
         ),
-        "larger-sum": Mistake(
-            "Take a single launch of 5 and its kernel of 3. When does the kernel end?",
-            "At 8. The GPU has nothing to run during the first launch, nor the host during the last kernel.",
-            "Go through the kernels in order, and work out for each one when it begins.",
-            gives=lambda launches, kernels: max(sum(launches), sum(kernels)),
-        ),
         "from-sums": Mistake(
             "Take launches of 5, 30 and 5, and kernels of 3, 20 and 20. What does each kernel wait for?",
             "The second waits for its launch, the third for the second kernel: who is late may change.",
             "A kernel begins at the later of two moments. Decide anew for each kernel.",
             gives=(
+                lambda launches, kernels: max(sum(launches), sum(kernels)),
                 lambda launches, kernels: sum(launches) + kernels[-1],
                 lambda launches, kernels: launches[0] + sum(kernels),
                 lambda launches, kernels: max(sum(launches) + kernels[-1], launches[0] + sum(kernels)),
@@ -83,18 +80,15 @@ wall = Exercise(
         ),
         "own-launch": Mistake(
             "Which launch runs beside which kernel in your function?",
-            "A kernel and its own launch never overlap. Launches of later kernels run beside it.",
+            "A kernel never overlaps its own launch. Beside it run later launches: all of them, not one.",
             "Add up launches by themselves: no kernel begins before the sum that ends with its own.",
             gives=(
                 sum_of_longer,
                 lambda launches, kernels: sum_of_longer(launches, kernels) + kernels[-1],
                 lambda launches, kernels: launches[0] + sum_of_longer(launches, kernels),
+                # one launch ahead
+                lambda launches, kernels: launches[0] + sum_of_longer(launches[1:], kernels) + kernels[-1],
             ),
-        ),
-        "one-ahead": Mistake(
-            "Behind a kernel of 100 come ten short ones. How many are launched before it ends?",
-            "In your function one. But the host doesn't wait for the GPU: add up launches by themselves.",
-            gives=lambda launches, kernels: launches[0] + sum_of_longer(launches[1:], kernels) + kernels[-1],
         ),
         "not-added-up": Mistake(
             "Three launches take 5 each. When is the third one over?",
@@ -128,11 +122,6 @@ def cell_inputs(batch: int, time: int, width: int, scale: float) -> dict[str, An
     z, candidate = torch.randn(2, batch, time, width)
     gain = 1 + 0.5 * torch.randn(width)
     return {"z": z.sigmoid(), "candidate": scale * candidate, "gain": gain, "candidates of size": scale}
-
-
-def block_size(width: int) -> int:
-    """Lanes of the cell's kernel."""
-    return 1 << (width - 1).bit_length()
 
 
 def sum_of_squares(u: Tensor) -> Tensor:
@@ -213,16 +202,12 @@ cell = Exercise(
                 cell_with(lambda z, c, s: (1 - z) * s + c),
             ),
         ),
-        "old-s": Mistake(
-            "Is it s_t or s_{t-1} that stands in the formula of u_t? Which one does your line see?",
-            "Yours sees the one of the step before. Set s first, then u.",
-            gives=cell_with(u=lambda z, c, old, s, r: (1 - z) * r + old),
-        ),
-        "not-fed": Mistake(
-            "What does your u get from the candidates of earlier steps, beside what r has kept?",
-            "The second recurrence goes on from the first one's state, where all of them still count.",
-            "Let s go from step to step, and add all of it in u.",
+        "other-s": Mistake(
+            "What does your u get from the candidates of this step and earlier ones, beside what r has kept?",
+            "The second recurrence goes on from the first one's state, s_t, where all of them count.",
+            "Let s go from step to step. Set it first, then add all of it in u.",
             gives=(
+                cell_with(u=lambda z, c, old, s, r: (1 - z) * r + old),
                 cell_with(u=lambda z, c, old, s, r: (1 - z) * r + c),
                 cell_with(u=lambda z, c, old, s, r: (1 - z) * r + z * c),
             ),
@@ -233,7 +218,7 @@ cell = Exercise(
             "Divide the sum by H.",
             gives=(
                 cell_with(size=lambda u: (sum_of_squares(u) + EPS).sqrt()),
-                cell_with(size=lambda u: (sum_of_squares(u) / block_size(u.shape[-1]) + EPS).sqrt()),
+                cell_with(size=lambda u: (sum_of_squares(u) / next_power_of_2(u.shape[-1]) + EPS).sqrt()),
             ),
         ),
         "features-shared-out": Mistake(
@@ -262,19 +247,15 @@ cell = Exercise(
                 cell_with(size=lambda u: (mean_square(u) + EPS / u.shape[-1]).sqrt()),
             ),
         ),
-        "gain-left-out": Mistake(
-            "Which value does a step store, and which does it leave to the next? Where is the gain in each?",
-            "r_t is both of them, and the gain belongs to it: multiply by w where you set r.",
+        "not-r": Mistake(
+            "Which value does a step store, and which does it leave to the next? Are norm and gain in each?",
+            "r_t is both of them, and w belongs to it: set r to the normed u times w, and store r.",
             gives=(
                 cell_with(ends=lambda gain, unit, u: (unit, unit)),
                 cell_with(ends=lambda gain, unit, u: (gain * unit, unit)),
                 cell_with(ends=lambda gain, unit, u: (unit, gain * unit)),
+                cell_with(ends=lambda gain, unit, u: (gain * unit, u)),
             ),
-        ),
-        "carries-u": Mistake(
-            "Your first step is right and the second one isn't. What does it take from the first?",
-            "It takes u as it was before the norm. Leave to it what you store: r.",
-            gives=cell_with(ends=lambda gain, unit, u: (gain * unit, u)),
         ),
         "not-in-tl": Mistake(
             "Of which operations is your formula made, and which of them does `tl` have for a block?",
@@ -298,6 +279,7 @@ cell = Exercise(
 
 # ---- one line of the ledger --------------------------------------------------------------------------------
 
+GRAPH_CLOCK = judge.find("01_launch_overhead")["graph"].mistakes
 UNITS = itertools.product((1.0, 1e-3, 1e-6), repeat=2)
 """A microsecond as a clock may count it: by itself, in milliseconds, in seconds."""
 
@@ -359,16 +341,7 @@ entries = Exercise(
     tolerance=0.05,
     right="Two clocks, a profile, a skeleton and a roof: five instruments, one line.",
     mistakes={
-        "compiles-inside": Mistake(
-            "Which call is unlike all others, and where does it happen here?",
-            "The first one compiles, which no capture allows: make one call before.",
-            raises="capturing: call compiles",
-        ),
-        "waits-inside": Mistake(
-            "Inside the capture nothing runs. What is there to wait for?",
-            "torch.cuda.synchronize() belongs before each reading of the clock, outside of the capture.",
-            raises="capturing: the host waited",
-        ),
+        **{name: GRAPH_CLOCK[name] for name in ("compiles-inside", "waits-inside")},
         "no-graph": Mistake(
             "Which of your readings knows how long the device takes, without Python?",
             "A hundred calls inside `with torch.cuda.graph(graph):`, then a replay between two readings.",
@@ -387,39 +360,27 @@ entries = Exercise(
                 for c in calls
             ),
         ),
-        "products-in-turn": Mistake(
-            "While a kernel multiplies, what can memory do?",
-            "It brings the next bytes: only what the products take beyond the bytes is an entry of its own.",
-            "For each kernel: max(0, products - bytes).",
+        "arithmetic": Mistake(
+            "While a kernel multiplies, memory brings its next bytes. What is left for an entry of its own?",
+            "Only what the products take beyond the bytes. But a kernel never waits for another one's.",
+            "So not from sums, and not below 0. For each kernel: max(0, products - bytes).",
             gives=(
                 entries_with(lambda moved, done: sum(done)),
                 entries_with(lambda moved, done: sum(map(max, moved, done))),
+                entries_with(lambda moved, done: max(0.0, sum(done) - sum(moved))),
+                entries_with(lambda moved, done: sum(done) - sum(moved)),
             ),
         ),
-        "from-sums": Mistake(
-            "A kernel that only moves bytes, then one that only multiplies: what do the two take together?",
-            "The sum: the second one's products cannot begin before the first one has ended.",
-            "Compare the two lists kernel by kernel, and add up what is left.",
-            gives=entries_with(lambda moved, done: max(0.0, sum(done) - sum(moved))),
-        ),
-        "unsigned": Mistake(
-            "What does a kernel add to arithmetic whose bytes take longer than its products?",
-            "Nothing: its products are hidden. Take no less than 0 for each kernel.",
-            gives=entries_with(lambda moved, done: sum(done) - sum(moved)),
-        ),
-        "profile-for-device": Mistake(
-            "Kernels ran for busy_us, and the device took longer. Where is the difference in your entries?",
-            "It is `between`; launches begin where the device's time ends.",
-            gives=(entries_with(launches="between"), entries_with(between="launches")),
-        ),
-        "rest-of-the-bytes": Mistake(
-            "Add up traffic, arithmetic and unexplained. How long did the kernels run?",
-            "The three of them make busy_us: take both others off.",
-            gives=(entries_with(unexplained="arithmetic"), entries_with(unexplained="traffic")),
+        "counted-twice": Mistake(
+            "Add up your five entries. Which time should they make, and which one the first three of them?",
+            "The wall's. Traffic, arithmetic and unexplained make busy_us; with `between` the device's.",
+            gives=(
+                *(entries_with(launches="between"), entries_with(between="launches")),
+                *(entries_with(unexplained="arithmetic"), entries_with(unexplained="traffic")),
+            ),
         ),
         "unit": Mistake(
-            "In which unit does your clock count, and in which is busy_us?",
-            "perf_counter counts seconds, elapsed_time milliseconds. A second has 1e6 microseconds.",
+            *GRAPH_CLOCK["unit"].hints,
             gives=tuple(entries_with(wall=w, device=d) for w, d in UNITS if (w, d) != (1.0, 1.0)),
         ),
         "few-calls": Mistake(
