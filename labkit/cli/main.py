@@ -121,9 +121,10 @@ def jobs_at_once() -> int:
 def _execute(
     console: Console, chosen: list[Path], given: dict[str, str], limit_s: int, jobs: int
 ) -> "list[execute.Result]":
-    """Execute lessons, ``jobs`` at once, into build/lessons, saying at once what failed.
+    """Execute lessons, ``jobs`` at once, into build/lessons, saying what failed.
 
-    However it ends, a table says what is finished and where it lies.
+    Of several at once the last one begins first, because later lessons take longer. However it ends, a
+    table says what is finished and where it lies.
     """
     from labkit.runs import execute
     from labkit.runs.console import print_failure, print_results
@@ -137,7 +138,8 @@ def _execute(
     results: list[execute.Result] = []
     pool = ThreadPoolExecutor(jobs)
     try:
-        for result in map(result_of, chosen) if jobs == 1 else pool.map(result_of, chosen):
+        running = [pool.submit(result_of, path) for path in chosen[::-1] if jobs > 1]
+        for result in (one.result() for one in running[::-1]) if running else map(result_of, chosen):
             if result.failure:
                 print_failure(console, result.lesson, result.failure)
             results.append(result)
