@@ -16,7 +16,9 @@ from labkit.plots.formatting import format_duration
 
 README = paths.CHECKOUT / "README.md"
 PICTURE = paths.CHECKOUT / "docs" / "width_sweep.png"
-TAPE = paths.RECORDED / "nvidia-h200" / "launch_overhead.jsonl"
+NAME = "launch_overhead.jsonl"
+TAPE = next(iter(sorted(paths.RECORDED.glob(f"*/{NAME}"))), paths.RECORDED / NAME)
+"""Of the device that lessons were recorded on; not there when nothing is recorded."""
 BEGIN, END = "<!-- made by docs/draw.py -->\n", "<!-- end -->\n"
 BATCH = 32768
 CONTENDERS = ("nn.Linear", "x*w+b eager", "torch.compile", "labkit")

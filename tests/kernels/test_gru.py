@@ -263,6 +263,14 @@ def test_a_wrong_call_names_the_argument(name, value):
 # --- the module ------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def full_float32():
+    """cuDNN takes TF32 for its products unless it is told not to."""
+    with labkit.gpu.full_float32():
+        yield
+
+
+@pytest.mark.usefixtures("full_float32")
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_the_module_is_nn_gru_with_its_state(bias, batch_first):
@@ -313,6 +321,7 @@ def losses(layer, steps=12):
     return found
 
 
+@pytest.mark.usefixtures("full_float32")
 def test_a_model_learns_as_it_does_with_nn_gru():
     torch.manual_seed(0)
     usual = nn.GRU(3, 16, batch_first=True, device=labkit.gpu.device())
