@@ -158,16 +158,17 @@ def footnotes(
 ) -> list[str]:
     """A note for each reason that rows are marked for: which contenders, where on ``x``, in which panel.
 
-    ``out of memory: labkit at width 4096, 8192 (fp32); eager at width 8192 (fp32)``.
+    ``out of memory: labkit, eager at width 4096, 8192 (fp32); eager at width 2048 (bf16)``.
     """
     notes = []
     for reason, marked in rows.groupby(reasons, sort=False):
-        places = []
+        places: dict[str, list[str]] = {}
         for (series, *values), part in marked.groupby(["series", *panel_axes], sort=False, dropna=False):
             sizes = ", ".join(format_size(size) for size in sorted(part[x].dropna().unique()))
             panel = ", ".join(axis_value(*each) for each in zip(panel_axes, values, strict=True))
-            places.append(f"{series} at {x} {sizes}" + (f" ({panel})" if panel else ""))
-        notes.append(f"{shorten(str(reason), 90)}: {'; '.join(places)}")
+            places.setdefault(f"at {x} {sizes}" + (f" ({panel})" if panel else ""), []).append(series)
+        said = (f"{', '.join(series)} {place}" for place, series in places.items())
+        notes.append(f"{shorten(str(reason), 90)}: {'; '.join(said)}")
     return notes
 
 

@@ -84,7 +84,7 @@ def test_gaps_and_disturbed_points_are_marked_and_noted_with_their_panels():
     (rings,) = lines(shown, "noisy")
     assert rings.get_xydata().tolist() == [[40960, 800]] and rings.get_markerfacecolor() == "none"
     said = " ".join(texts(shown))
-    missing = "out of memory: nn.Linear at width 24576; labkit at width 24576"
+    missing = "out of memory: nn.Linear, labkit at width 24576"
     for note in (missing, f"{WORKED}: labkit at width 40960"):
         assert note in said and note in shown.alt
     assert "disturbed while it was measured" in said and "Disturbed: " in shown.alt
