@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
@@ -336,6 +337,39 @@ def assert_fits(variants: list[Variant], spills: int | None = 0) -> None:
         assert spills is None or v.code.spills <= spills, (v, v.code.spills)
         assert v.code.shared_bytes <= ROOM[v.target] * 1024, (v, v.code.shared_bytes)
         assert not re.search(r"\b(atom|red)\.", v.code.ptx), v
+        assert not loaded_over(v.code.ttgir), v
+
+
+def loaded_over(ttgir: str) -> list[str]:
+    """Tiles in shared memory over which another is loaded while a product may still read them, on Hopper.
+
+    Triton lets a product run on into the next turn of a loop. The tiles that it reads then need a place more
+    than there are tiles ahead, and one that other instructions read, too, has none.
+    """
+    places: dict[str, int] = {}  # of tiles in an allocation
+    allocation: dict[str, str] = {}  # by the name of a view
+    ahead: Counter[str] = Counter()  # tiles that are loaded before the loop
+    loops: list[tuple[int, Counter[str], set[str]]] = []  # indent, ahead of it, what its products read
+    found = []
+    for line in ttgir.splitlines():
+        name, _, said = line.strip().partition(" = ")
+        indent = len(line) - len(line.lstrip())
+        if loops and line.lstrip().startswith("}") and indent <= loops[-1][0]:
+            loops.pop()
+        elif "= scf.for" in line:
+            loops.append((indent, ahead.copy(), set()))
+        elif made := re.match(r"ttg.local_alloc : .*?memdesc<(\d+)x\d+x\d+x", said):
+            places[name] = int(made[1])
+        elif made := re.match(r"ttg.memdesc_\w+ (%\w+)", said):
+            allocation[name] = allocation.get(made[1], made[1])
+        elif made := re.search(r"copy_global_to_local (?:%\w+\[.*?\]|%\S+,) (%\w+)", line):
+            ahead[allocation.get(made[1], made[1])] += 1
+        elif made := re.match(r"ttng.warp_group_dot (%\w+), (%\w+),.*isAsync = true", said):
+            if loops:
+                loops[-1][2].update(allocation.get(each, each) for each in made.groups())
+        elif loops and re.match(r"ttng.warp_group_dot_wait .*pendings = [1-9]", said):
+            found += [each for each in loops[-1][2] if each in places and places[each] <= loops[-1][1][each]]
+    return found
 
 
 def offsets(ttir: str) -> list[tuple[str, str]]:

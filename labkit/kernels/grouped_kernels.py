@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from labkit.kernels.common import dot, offset64
+from labkit.kernels.gru_kernels import opaque
 
 # ---- parts of kernels --------------------------------------------------------------------------------------
 
@@ -314,12 +315,15 @@ def backward_kernel(
             a = load_rows(
                 x, x_at, x_loaded, tile, last, x_column, across, T, sxb, sxt, BM, FLAT, EVERY, UNIT
             )  # (BM, BK)
-        # dW comes first, because Triton 3.6 and 3.7 let the product into dw run on. As the second product, it
-        # could still read a tile of dY while the next one is loaded over it. The wait for dX ends both.
+        # Triton lets the product into dw run on, and loads another tile of dY over the one that it still reads:
+        # a tile that other instructions read, too, has one place less. So something waits for it in each turn:
+        # dX, whose product comes second for that reason, or where there is none the opaque instruction.
         a_transposed = transpose_groups(split_groups(a, PACK, BM, D_IN), PACK)
         dw = dot(a_transposed, split_groups(g, PACK, BM, D_OUT), dw)
         db += tl.sum(tl.reshape(g, [BM // KEEP, KEEP, BN]).to(tl.float32), 0)
-        if dx is not None:
+        if dx is None:
+            dw = opaque(dw)
+        else:
             if SHIFT:  # dY of other groups, which need not be finite, is in columns of dW that are not kept
                 g = tl.where(has_n[None, :], g, 0.0)
             change = merge_groups(dot(split_groups(g, PACK, BM, D_OUT), w), PACK, BM, D_IN)  # (BM, BK)
