@@ -38,6 +38,8 @@ if TYPE_CHECKING:  # `record --check` does without these, which load slowly
 CELL_LIMIT_S = 15 * 60.0
 """Seconds that a cell of a lesson that is recorded may take: one may compile for minutes on a slow host."""
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+SILENCED = ("TypedStorage is deprecated", "Attempting to run cuBLAS", "RNN module weights are not part")
+"""How warnings begin: of max-autotune, of a backward pass that comes first, of cuDNN with weights apart."""
 OTHER_TAPES = ("bench.jsonl", "roofs.jsonl")
 """What else lies beside the tapes."""
 
@@ -148,8 +150,8 @@ def recording_environment(tape: Path, stamp: Stamp) -> dict[str, str]:
         claims.RECORDING: "1",
         rows.TAPE: str(tape),
         STAMP_VARIABLE: json.dumps(asdict(stamp)),
-        # max-autotune sets off this deprecation in PyTorch's own code: no output of the lesson
-        "PYTHONWARNINGS": "ignore:TypedStorage is deprecated:UserWarning",
+        # What PyTorch says of its own code, with a path of the machine: no output of the lesson.
+        "PYTHONWARNINGS": ",".join(f"ignore:{begin}:UserWarning" for begin in SILENCED),
     }
 
 
