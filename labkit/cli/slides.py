@@ -21,6 +21,8 @@ BESIDE = 2
 """So many claims, checks or answers leave a figure its room."""
 TABLES = ("<table", "<div>", "<style")
 """How the HTML of a table begins, pandas's among them."""
+ROWS = 16
+"""A table of more rows needs a slide of its own."""
 BREAK = "<!-- slide -->"
 """What a text has where a slide is full; no page shows it."""
 SHOWN = {notebooks.KERNEL, notebooks.EXERCISE}
@@ -69,9 +71,9 @@ def split_text(cell: NotebookNode) -> list[NotebookNode]:
 
 
 def one_figure_each(cell: NotebookNode) -> list[NotebookNode]:
-    """The cell, or copies of it: each figure on a slide of its own, with what was put out since the one
-    before if that is short. The axis of a guess is no figure, and stays with what follows it. Tables beside
-    a figure are left out: they are for reading, and a room reads the figure.
+    """The cell, or copies of it: each figure and each long table on a slide of its own, with what was put
+    out since the one before if that is short. The axis of a guess is no figure, and stays with what follows
+    it. Tables beside a figure are left out: they are for reading, and a room reads the figure.
     """
     outputs = cell.get("outputs", [])
     if any(map(_is_figure, outputs)):
@@ -79,7 +81,8 @@ def one_figure_each(cell: NotebookNode) -> list[NotebookNode]:
     slides: list[list[NotebookNode]] = [[]]
     for output in outputs:
         drawn = bool(slides[-1]) and _is_figure(slides[-1][-1])
-        if drawn or (_is_figure(output) and len(slides[-1]) > BESIDE):
+        full = _is_figure(output) and len(slides[-1]) > BESIDE
+        if drawn or full or (slides[-1] and _html(output).count("<tr") > ROWS):
             slides.append([])
         slides[-1].append(output)
     copies = [NotebookNode({**deepcopy(cell), "outputs": part}) for part in slides]

@@ -315,8 +315,8 @@ def backward_kernel(
             a = load_rows(
                 x, x_at, x_loaded, tile, last, x_column, across, T, sxb, sxt, BM, FLAT, EVERY, UNIT
             )  # (BM, BK)
-        # Triton lets the product into dw run on, and loads another tile of dY over the one that it still reads:
-        # a tile that other instructions read, too, has one place less. So something waits for it in each turn:
+        # Triton lets the product into dw run on, and loads another tile of dY over that which it still reads:
+        # a tile that other instructions read as well has one place less. So in each turn something waits:
         # dX, whose product comes second for that reason, or where there is none the opaque instruction.
         a_transposed = transpose_groups(split_groups(a, PACK, BM, D_IN), PACK)
         dw = dot(a_transposed, split_groups(g, PACK, BM, D_OUT), dw)
