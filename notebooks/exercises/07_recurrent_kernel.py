@@ -175,7 +175,7 @@ ahead = Exercise(
     inputs=ahead_inputs,
     dtypes=DTYPES,
     properties=(*POINTWISE, READ_ONCE, AHEAD),
-    right="U + 1 steps are in flight at any time, in registers, and no barrier stands between them.",
+    right="U steps are in flight at any time, in registers, and no barrier stands between them.",
     race=race({"one step at a time": lambda a, b: one_at_a_time()(a, b)}, (16, 2048, 128), (1024, 256, 256)),
     mistakes={
         "same-steps": Mistake(
