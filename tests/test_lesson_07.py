@@ -237,4 +237,4 @@ def test_growing_gates_break_the_tree_alone(outputs):
 
 @INTERPRETED
 def test_no_time_is_claimed_without_a_gpu(result):
-    assert (result.claims_held, result.not_held) == (1, ()) and result.claims_need_gpu == 6
+    assert (result.claims_held, result.not_held) == (1, ()) and result.claims_need_gpu == 7

@@ -288,6 +288,15 @@ def dot(a, b, total=None):
     return tl.dot(a, b, total, input_precision="tf32x3")
 
 
+@triton.jit
+def opaque(tile):
+    """The tile, float32, as the compiler cannot see through it: it has to wait for a product that still runs,
+    and does not fold the tile's layout into the next one."""
+    if interpreted():
+        return tile
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [tile], tl.float32, False, 1)
+
+
 # ---- activations in float32 --------------------------------------------------------------------------------
 
 LOG2_E: tl.constexpr = tl.constexpr(math.log2(math.e))

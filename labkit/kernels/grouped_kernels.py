@@ -11,8 +11,7 @@ B, T and the features; ``swg``, ``swi``, ``swo`` are the weight's along group, i
 import triton
 import triton.language as tl
 
-from labkit.kernels.common import dot, offset64
-from labkit.kernels.gru_kernels import opaque
+from labkit.kernels.common import dot, offset64, opaque
 
 # ---- parts of kernels --------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ Sigmoid is applied to ar and az, tanh to an, and hn is W_hn h + b_hn.
 import triton
 import triton.language as tl
 
-from labkit.kernels.common import dot, interpreted, tanh
+from labkit.kernels.common import dot, interpreted, opaque, tanh
 
 # ---- the formulas of one step; all arguments are tiles of one shape ----------------------------------------
 
@@ -161,15 +161,6 @@ def put_gates(p, mask, H: tl.constexpr, a, b, c, PAIRS: tl.constexpr):
     put(p, a, mask, PAIRS)
     put(p + H, b, mask, PAIRS)
     put(p + 2 * H, c, mask, PAIRS)
-
-
-@triton.jit
-def opaque(tile):
-    """The tile. Else the compiler would take a product's operand that is the join of two halves for packed
-    numbers of 8 bits, and lay out the weights for them."""
-    if interpreted():
-        return tile
-    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [tile], tl.float32, False, 1)
 
 
 @triton.jit
