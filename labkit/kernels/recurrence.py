@@ -172,7 +172,8 @@ def recurrence_backward(
     if a.numel() and scan_pays(B, T, H, a.itemsize, (3 + gru) * 8, device_limits(a.device)):
         scan_back(dh, a, b, h0, h, da, db, dh0, gru)
     elif a.numel():
-        grid, sizes = recurrence_plan(B, T, H, a.itemsize, 8)
+        row_bytes = 256 if H * a.itemsize % 16 else 512
+        grid, sizes = recurrence_plan(B, T, H, a.itemsize, 8, row_bytes)
         states_grad_kernel[grid](dh, a, b, h0, h, da, db, dh0, T, GRU=gru, **sizes)
     elif dh0 is not None:
         dh0.zero_()  # without steps no kernel is launched

@@ -403,13 +403,13 @@ def scan_pays(B: int, T: int, H: int, itemsize: int, loop_steps: int, limits: De
 def scan_plan(
     B: int, T: int, H: int, itemsize: int, limits: DeviceLimits, back: bool, gru: bool
 ) -> tuple[int, int, dict[str, int]]:
-    """Programs, blocks of a sequence, and sizes. A row of a tile has 128 bytes, or 32 if steps are few.
+    """Programs, blocks of a sequence, and sizes. A row of a tile has 128 bytes, 32 if steps are few, or 256.
 
     A chain is a sequence's BH features. With one for each multiprocessor and more, a program goes through
     its chain (W = 0), and tiles are small, so that two fit the registers; larger ones pay off for many and
-    long chains, and with more warps where a multiprocessor has hardly a program. Fewer chains are shared out
-    block by block: tiles are large, since a block's wait is long, and groups too, since a chain waits for
-    each of them in turn.
+    long chains, and with more warps where a multiprocessor has hardly a program. Rows of 256 bytes pay off if
+    that leaves enough chains. Fewer chains are shared out block by block: tiles are large, since a block's
+    wait is long, and groups too, since a chain waits for each of them in turn.
     """
     BH, multiprocessors = min(128 // itemsize, next_power_of_2(H)), limits.multiprocessors
     (S, W), tile, more = (16, GROUP_WORDS // BH) if BH > 4 else (8, 16), TILE, {"num_warps": WARPS}
@@ -429,6 +429,9 @@ def scan_plan(
             many = B * cdiv(H, BH) >= (3 if back else 8) * multiprocessors
             large = T >= 256 and many and (itemsize == 4 or back) and not (back and gru)
             tile = TILE if large else TILE // 2
+            wider = B * cdiv(H, 2 * BH) >= (1 if back else 2) * multiprocessors
+            if wider and H > BH and (itemsize == 4 or back):
+                BH *= 2
     L = min(tile // BH, max(2, next_power_of_2(cdiv(T, S))))
     R, blocks = tile // (BH * L), cdiv(T, L * S)
     chains = cdiv(B, R) * cdiv(H, BH)
