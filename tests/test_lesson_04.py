@@ -38,7 +38,7 @@ ROWS = {
     "einsum": work.GROUPED,
     "grouped_mm": work.GROUPED,
 }
-TIME = ("conv_time", "combined", "vmapped_time", "labkit_time")
+TIME = ("conv_time", "combined", "vmapped_time")
 
 
 def alike(call, layer, shape):

@@ -147,6 +147,8 @@ class RaceSpec:
     """What is timed; "backward" is for an answer that computes gradients."""
     as_layer: Callable[[Callable[..., Any]], Callable[..., Tensor]] = lambda answer: answer
     """Makes of the answer what does the work, such as a layer whose backward it is."""
+    works: Mapping[str, Work] = field(default_factory=dict)
+    """The work of a rival that takes the same inputs in another layout."""
 
 
 def layer_with_backward(forward: Callable[..., Tensor]) -> Callable[..., Callable[..., Tensor]]:

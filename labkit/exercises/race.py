@@ -54,7 +54,7 @@ def run(lesson: str, exercise: Exercise, answer: Contender, why: str) -> Results
     race = race_of(exercise)
     sizes = sizes_of(race)
     rivals = [
-        Contender(name, call, race.work, compiled=name == "torch.compile")
+        Contender(name, call, race.works.get(name, race.work), compiled=name == "torch.compile")
         for name, call in race.rivals.items()
     ]
     suite = f"{notebooks.lesson_key(lesson)}/race_{exercise.name}"

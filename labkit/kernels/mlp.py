@@ -336,7 +336,8 @@ def fused_mlp_forward(
         return fused_mlp_forward(x, weight[half:], bias[half:], gain[half:], blocks_per_launch)
     limits, BW = device_limits(x.device), max(16, next_power_of_2(W))
     BM = rows_per_program(limits, R, BW, x.itemsize)
-    tuned = dict(num_warps=8 if BM * BW >= 4096 else 4, num_stages=weight_stages(limits, BW, x.itemsize))
+    warps = 8 if BW >= 128 or BM * BW >= 4096 else 4  # 8: a warp has less of each link
+    tuned = dict(num_warps=warps, num_stages=weight_stages(limits, BW, x.itemsize))
     for first in range(0, depth, blocks_per_launch):
         y, last = torch.empty_like(x), min(first + blocks_per_launch, depth)
         grid = (cdiv(R, BM),)
