@@ -21,7 +21,12 @@ def gru() -> list[SuitePart]:
     loop = Contender("compiled loop", layer.gru, layer.GRU, compiled=True, sizes={"time": (FEW_STEPS,)})
     # it tunes itself for each number of steps, with two dozen kernels to compile for each width and dtype
     torchrl = Contender(
-        "TorchRL", peers.torchrl_gru, layer.GRU, peer="torchrl", sizes={"time": (FEW_STEPS, STEPS)}
+        "TorchRL",
+        peers.torchrl_gru,
+        layer.GRU,
+        peer="torchrl",
+        dtypes=("bfloat16", "float32"),  # TorchRL names no other
+        sizes={"time": (FEW_STEPS, STEPS)},
     )
     who, directions = (loop, batch_first, cudnn, torchrl, ours), ("forward", "forward_backward")
     fixed = tuple(

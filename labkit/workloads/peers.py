@@ -128,6 +128,8 @@ def torchrl_gru(x: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor
     product is made of three of TF32 (before Ampere it is float32), and the others are float32. The interface
     wants a (B, T, H) tensor of states to begin from. Here it is zeros, and the kernels read it at each step.
 
+    TorchRL names bfloat16 and float32 for the recurrent product. Its kernels compile for float16 as well.
+
     Triton tunes the kernels at the first call for each T, H and dtype; TorchRL has it do so whatever B is.
     Here B counts too, because the tile that is best for 16 sequences need not be for 4096.
 
