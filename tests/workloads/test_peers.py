@@ -15,6 +15,7 @@ from labkit.measure import rows, sweeps
 from labkit.measure.accuracy import ALLOWED_ERROR
 from labkit.measure.contender import Contender
 from labkit.workloads import peers
+from labkit.workloads.gru import GRU, gru
 from labkit.workloads.mlp import GEGLU_APART as GEGLU
 from labkit.workloads.mlp import geglu_apart as geglu
 from labkit.workloads.mlp import gelu
@@ -37,6 +38,7 @@ CALLS = {
     "fla_recurrence": ("fla", "fla-core", LOG_RECURRENCE, SEQUENCES),
     "fla_chunked_recurrence": ("fla", "fla-core", LOG_RECURRENCE, SEQUENCES),
     "accelerated_scan": ("accelerated_scan", "accelerated-scan", LINEAR_RECURRENCE, SEQUENCES),
+    "torchrl_gru": ("torchrl", "torchrl", GRU, SEQUENCES),
 }
 """What is imported for each call, the package that has it, and what it computes."""
 FLA = {"fused_recurrent_hgrn": peers.fla_recurrence, "chunk_hgrn": peers.fla_chunked_recurrence}
@@ -167,6 +169,28 @@ def test_the_scan_is_padded_for_gradients_alone(time, padded, scanned, monkeypat
     torch.testing.assert_close(got, linear_recurrence(*inputs))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_torchrl_gets_wide_tensors_states_of_zeros_and_no_reset_and_tunes_for_each_batch(dtype, monkeypatch):
+    kernel = SimpleNamespace(keys=["T", "H"])
+    narrow = dtype in ("float16", "bfloat16")
+    wide = torch.float32 if narrow else getattr(torch, dtype)
+
+    def gru_triton(x, zeros, *others, input_precision):
+        *weights, begins_anew, compute_dtype = others
+        assert zeros.shape == (2, 5, 3) and not zeros.any() and not begins_anew.any()
+        assert begins_anew.shape == (2, 5) and begins_anew.dtype == torch.bool
+        assert {t.dtype for t in (x, zeros, *weights)} == {wide} and compute_dtype == getattr(torch, dtype)
+        assert input_precision == ("tf32" if narrow else "high-prec")
+        return gru(x, *weights), None
+
+    module = "torchrl.modules.tensordict_module._rnn_triton"
+    stand_in(monkeypatch, module, gru_triton=gru_triton, _gru_fwd_kernel=kernel, _gru_bwd_kernel=kernel)
+    inputs = [t.to(getattr(torch, dtype)).requires_grad_() for t in GRU.inputs(SEQUENCES)]
+    comparison = sweeps.accuracy.Comparison(peers.torchrl_gru, gru, "forward_backward")
+    assert comparison.complete(inputs) < (ALLOWED_ERROR | {"float64": 1e-12})[dtype]
+    assert peers.torchrl_gru(*inputs).dtype == inputs[0].dtype and kernel.keys == ["T", "H", "B"]
+
+
 def agrees(call, work, shape, dtype, direction="forward_backward"):
     """A call, and its gradients, beside float64; the result has the dtype of the inputs."""
     inputs = [t.to(getattr(torch, dtype)).requires_grad_() for t in work.inputs(shape)]
@@ -207,6 +231,13 @@ def test_fla_computes_the_recurrence_and_its_gradients(name, time, dtype):
 def test_accelerated_scan_computes_the_recurrence_and_its_gradients(time, direction):
     shape = {"batch": 3, "time": time, "width": 20}
     agrees(peers.accelerated_scan, LINEAR_RECURRENCE, shape, "float32", direction)
+
+
+@on_gpu_with("torchrl", "TorchRL's")
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("width", [40, 128])
+def test_torchrl_computes_the_layer_and_its_gradients(width, dtype):
+    agrees(peers.torchrl_gru, GRU, {"batch": 33, "time": 20, "width": width}, dtype)
 
 
 def test_a_peer_is_tuned_at_these_shapes_forward_and_backward_where_there_is_a_gpu_and_the_package(
