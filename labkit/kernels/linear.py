@@ -23,6 +23,7 @@ from labkit.kernels.common import (
     check_tensor,
     device_limits,
     dot,
+    interpreted,
     needs_grad,
     next_power_of_2,
     offset64,
@@ -107,6 +108,8 @@ def linear_kernel(
     UNIT: tl.constexpr = 8 if FAST else 4
     K = K // UNIT * UNIT  # changes nothing; the compiler learns that rows begin at multiples of 16 bytes
     rows, cols = tl.cdiv(M, BM), tl.cdiv(N, BN)
+    if parts is not None and TMA and not interpreted():
+        tl.extra.cuda.gdc_launch_dependents()  # sum_parts_kernel starts, and waits for the parts
     for tile in tl.range(tl.program_id(0), whole, tl.num_programs(0), flatten=TMA):
         m, n = swizzled_tile(tile, rows, cols, GROUP)
         total = tile_sum(x, weight, m * BM, n * BN, 0, K, M, N, K, TMA, BM, BN, BK)
@@ -133,7 +136,7 @@ def linear_kernel(
 @triton.jit(do_not_specialize=["M", "whole", "split"])
 def sum_parts_kernel(
     parts, bias, y, kept, M, N, whole, split, ACT: tl.constexpr, GROUP: tl.constexpr,
-    PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr,
+    PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The tiles of y that linear_kernel left in parts: their sum in a fixed order, bias, activation.
 
@@ -147,6 +150,8 @@ def sum_parts_kernel(
     row, col = (m * BM + down).to(tl.int64), n * BN + across  # (ROWS, 1), (1, BN)
     inside = (row < M) & (col < N)
     z = tl.zeros([ROWS, BN], tl.float32)
+    if EARLY and not interpreted():
+        tl.extra.cuda.gdc_wait()  # for the parts
     for part in tl.static_range(PARTS):
         its = parts + offset64(part * rest + tile, BM * BN) + down * BN + across
         z += tl.load(its, inside & (part < split), other=0.0)
@@ -339,7 +344,8 @@ def launch_matmul(
     if parts is not None:
         ROWS = max(1, 1024 // BN)
         grid = (shared * (BM // ROWS),)
-        sizes = dict(PARTS=next_power_of_2(split), ROWS=ROWS)
+        sizes = dict(PARTS=next_power_of_2(split), ROWS=ROWS, EARLY=tma)
+        sizes |= dict(launch_pdl=True) if tma else {}
         sum_parts_kernel[grid](parts, *bias, y, *kept, M, N, whole, split, **blocks, **sizes)
 
 
