@@ -25,7 +25,7 @@ from labkit.measure.cold_cache import TimedCall
 TABLE = paths.CHECKOUT / "docs" / "tiles_h200.csv"
 H200 = DeviceLimits(multiprocessors=132, shared_bytes=227 * 1024, has_tma=True)
 SIZE = ["M", "N", "K"]
-FITTED = ("LATENCY", "STORED", "SECOND_KERNEL", "FETCHED", "PAD_KERNEL", "COPIED")
+FITTED = ("LATENCY", "STORED", "SECOND_KERNEL", "FETCHED")
 """Names of constants of labkit.kernels.linear; FLOPS, LINES and the shares of the tiles come with them."""
 CONSTANTS = len(FITTED) + 3
 
@@ -49,9 +49,7 @@ def measure(sizes: int) -> None:
             def model(way: Tile, share: float = share, M: int = M, N: int = N, K: int = K) -> float:
                 return linear.tile_time(way, share, M, N, K, 2, limits.multiprocessors)
 
-            ways = [alone, *sorted(shared, key=model)[:2]]
-            padded = [way._replace(padded=1) for way in ways[: 2 if K % 16 else 0]]
-            for way in (*ways, *padded):
+            for way in (alone, *sorted(shared, key=model)[:2]):
                 calls[way] = TimedCall(lambda x, w, way=way: matmul(x, w, tile=way), inputs)
         found = clocks.measure({str(n): call for n, call in enumerate(calls.values())}, budget_s=0.01)
         for way, timing in zip(calls, found.values(), strict=True):
@@ -73,7 +71,7 @@ def read() -> list[tuple[tuple[int, int, int], dict[Tile, float]]]:
 def fit(seconds: float) -> None:
     """Print the constants with which the model loses least beside the best tile of each size."""
     data, rng = read(), random.Random(0)
-    tiles = sorted({tile._replace(sharers=0, shared=0, padded=0) for _, found in data for tile in found})
+    tiles = sorted({tile._replace(sharers=0, shared=0) for _, found in data for tile in found})
 
     def loss(values: list[float]) -> tuple[float, float]:
         """What is minimised, and by how much the chosen tiles are slower than the best, on average."""
@@ -85,7 +83,7 @@ def fit(seconds: float) -> None:
         for (M, N, K), found in data:
             model = {
                 way: linear.tile_time(
-                    way, shares[way._replace(sharers=0, shared=0, padded=0)], M, N, K, 2, H200.multiprocessors
+                    way, shares[way._replace(sharers=0, shared=0)], M, N, K, 2, H200.multiprocessors
                 )
                 for way in found
             }

@@ -238,12 +238,6 @@ def aligned_rows(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     if K * x.itemsize % 16 == 0 and K:
         copy = torch.contiguous_format
         return tuple(t if aligned(t) else t.clone(memory_format=copy) for t in (x, weight))  # type: ignore
-    return padded_rows(x, weight)
-
-
-def padded_rows(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Copies of x (M, K) and weight (..., K) whose rows end with zeros and have a multiple of 16 elements."""
-    K = x.shape[-1]
     x, weight, KP = x.contiguous(), weight.contiguous(), 16 * max(1, cdiv(K, 16))
     M, rows = x.shape[0], x.shape[0] + math.prod(weight.shape[:-1])
     padded = x.new_empty(rows, KP)

@@ -29,7 +29,6 @@ from labkit.kernels.common import (
     offset64,
     once_differentiable,
     operator,
-    padded_rows,
 )
 
 ACTIVATIONS = ("none", "relu", "gelu_tanh", "silu")
@@ -202,8 +201,6 @@ class Tile(NamedTuple):
     """Programs that share the last tiles' sums over K evenly."""
     shared: int = 0
     """How many tiles are shared so."""
-    padded: int = 0
-    """1: copies are multiplied whose rows have a multiple of 16 numbers."""
 
     def runs(self, K: int) -> tuple[int, int, int]:
         """Steps over K that a sharer takes, steps of a shared tile, and the most parts of one.
@@ -245,10 +242,6 @@ STORED = 31e3
 """Bytes of results that are converted and stored."""
 SECOND_KERNEL = 5.0
 """Microseconds of the kernel that adds up the parts of sums."""
-PAD_KERNEL = 2.0
-"""Microseconds of the kernel that copies to padded rows, and in one, of a multiprocessor:"""
-COPIED = 26e3
-"""Bytes that it reads and writes."""
 
 
 def tile_time(tile: Tile, share: float, M: int, N: int, K: int, itemsize: int, multiprocessors: int) -> float:
@@ -257,9 +250,9 @@ def tile_time(tile: Tile, share: float, M: int, N: int, K: int, itemsize: int, m
     A wave is what runs at the same time. A program's step takes as long as the matrix unit or the L2 cache,
     which the programs of a multiprocessor share, or as its loads are late with ``stages`` on their way.
     """
-    BM, BN, BK, _, stages, programs, sharers, shared, padded = tile
+    BM, BN, BK, _, stages, programs, sharers, shared = tile
     places = programs * multiprocessors
-    row = cdiv(K, 16) * 16 * itemsize if padded else K * itemsize
+    row = K * itemsize
     fetched = FETCHED * LINES[0 if row % 128 == 0 else 1 if row % 32 == 0 else 2]
     product = 2 * BM * BN * BK / (FLOPS[itemsize] * share)
     fetch = (min(BM, M) + min(BN, N)) * BK * itemsize / fetched
@@ -276,8 +269,6 @@ def tile_time(tile: Tile, share: float, M: int, N: int, K: int, itemsize: int, m
 
     tiles, steps = cdiv(M, BM) * cdiv(N, BN), cdiv(K, BK)
     time = waves(tiles - shared, steps, itemsize)
-    if padded:
-        time += PAD_KERNEL + 2 * (M + N) * row / (COPIED * multiprocessors)
     if shared:
         run, _, _ = tile.runs(K)
         abreast = cdiv(sharers, multiprocessors)
@@ -312,10 +303,7 @@ def choose_tile(
             continue  # too large for these
         if not store and 64 * 32 * tile.warps < tile.BM * tile.BN:
             continue
-        ways = ways_to_share(tile, M, N, K, limits) if splits else [tile]
-        if K * itemsize % 32:
-            ways += [way._replace(padded=1) for way in ways]
-        for way in ways:
+        for way in ways_to_share(tile, M, N, K, limits) if splits else (tile,):
             time = tile_time(way, share, M, N, K, itemsize, limits.multiprocessors)
             if time < least:
                 best, least = way, time
@@ -365,10 +353,7 @@ def launch_matmul(
     store = tma and N * y.itemsize % 16 == 0
     rows = weight.shape[0] * N if pair else N
     chosen = Tile(*tile) if tile else choose_tile(M, rows, K, x.itemsize, not pair, store or not tma, limits)
-    BM, BN, BK, warps, stages, programs, sharers, shared, padded = chosen
-    if padded:
-        x, weight = padded_rows(x, weight)
-        K = x.shape[1]
+    BM, BN, BK, warps, stages, programs, sharers, shared = chosen
 
     def operand(t: Tensor | None, wanted: bool, *block: int) -> Any:
         return TensorDescriptor.from_tensor(t, block) if wanted and t is not None else t
@@ -473,8 +458,7 @@ def matmul(x: Tensor, weight: Tensor, tile: tuple[int, ...] | None = None) -> Te
         x: (M, K); float32, float16 or bfloat16, any strides.
         weight: (N, K), of x's dtype and device.
         tile: (BM, BN, BK, warps, stages, programs per multiprocessor), and if programs share the sums over K
-            of the last tiles, how many programs, and how many tiles, and 1 if rows are copied and padded;
-            chosen for the sizes if left out.
+            of the last tiles, how many programs, and how many tiles; chosen for the sizes if left out.
 
     Returns:
         (M, N), contiguous, of x's dtype; summed in float32 and rounded once. float32 is multiplied as three

@@ -179,19 +179,6 @@ def test_sums_that_programs_share_are_right(monkeypatch, sharers, shared, dtype)
     assert total.grid[0] * total.ROWS == shared * tile.BM
 
 
-@pytest.mark.parametrize("width", [200, 203, 192])
-def test_rows_that_are_padded_first_give_the_same(monkeypatch, width):
-    """By copies whose rows begin at multiples of 32 bytes in 16 bits; with sums that programs share, too."""
-    (tile,) = linear.TILES_INTERPRETED
-    for chosen in (tile._replace(padded=1), tile._replace(sharers=4, shared=3, padded=1)):
-        monkeypatch.setattr(linear, "choose_tile", lambda *_, chosen=chosen: chosen)
-        op.examine(GELU._replace(inputs=with_bias(150)), (90, width), dtypes=(bf16, fp32), roundings=3)
-    launches = op.recorded(monkeypatch, KERNELS)
-    matmul(meta(90, 200), meta(150, 200))
-    assert [made.title for made in launches] == ["pad_kernel", "linear_kernel", "sum_parts_kernel"]
-    assert launches[1].K == 208
-
-
 def test_one_program_walks_over_all_tiles(monkeypatch):
     shared = common.device_limits(torch.device(labkit.gpu.device())).shared_bytes
     op.pretend(monkeypatch, common.DeviceLimits(1, shared, True), linear)
