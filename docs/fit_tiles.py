@@ -4,7 +4,7 @@
     python -m docs.fit_tiles fit 100         for so many seconds: the constants for labkit/kernels/linear.py
 
 The rows there now were measured on an NVIDIA H200 on 2026-11-25, torch 2.11, triton 3.6, graph clock, cold.
-A row is a size, a tile with its sharers, and its time in microseconds; cuBLAS has a tile of zeros.
+A row is a size, a tile with its split of K, and its time in microseconds; cuBLAS has a tile of zeros.
 """
 
 import math
@@ -38,18 +38,18 @@ def drawn(rng: random.Random) -> tuple[int, int, int]:
 
 
 def measure(sizes: int) -> None:
-    """Every tile at random sizes: alone, and shared in the two ways that are best in the model as it is."""
+    """Every tile at random sizes: alone, and in the two best splits of the model as it is."""
     limits, rows, rng = device_limits(torch.device("cuda", 0)), [], random.Random(0)
     for M, N, K in (drawn(rng) for _ in range(sizes)):
         inputs = tuple(gpu.randn(size, K, scale=K**-0.5).bfloat16() for size in (M, N))
         calls = {Tile(0, 0, 0, 0, 0, 0): TimedCall(torch.nn.functional.linear, inputs)}
         for tile, share in linear.TILES_200_KIB.items():
-            alone, *shared = linear.ways_to_share(tile, M, N, K, limits)
+            alone, *split = linear.ways_to_share(tile, M, N, K, limits)
 
             def model(way: Tile, share: float = share, M: int = M, N: int = N, K: int = K) -> float:
                 return linear.tile_time(way, share, M, N, K, 2, limits.multiprocessors)
 
-            for way in (alone, *sorted(shared, key=model)[:2]):
+            for way in (alone, *sorted(split, key=model)[:2]):
                 calls[way] = TimedCall(lambda x, w, way=way: matmul(x, w, tile=way), inputs)
         found = clocks.measure({str(n): call for n, call in enumerate(calls.values())}, budget_s=0.01)
         for way, timing in zip(calls, found.values(), strict=True):
@@ -71,7 +71,7 @@ def read() -> list[tuple[tuple[int, int, int], dict[Tile, float]]]:
 def fit(seconds: float) -> None:
     """Print the constants with which the model loses least beside the best tile of each size."""
     data, rng = read(), random.Random(0)
-    tiles = sorted({tile._replace(sharers=0, shared=0) for _, found in data for tile in found})
+    tiles = sorted({tile._replace(split=1, shared=0) for _, found in data for tile in found})
 
     def loss(values: list[float]) -> tuple[float, float]:
         """What is minimised, and by how much the chosen tiles are slower than the best, on average."""
@@ -83,7 +83,7 @@ def fit(seconds: float) -> None:
         for (M, N, K), found in data:
             model = {
                 way: linear.tile_time(
-                    way, shares[way._replace(sharers=0, shared=0)], M, N, K, 2, H200.multiprocessors
+                    way, shares[way._replace(split=1, shared=0)], M, N, K, 2, H200.multiprocessors
                 )
                 for way in found
             }

@@ -92,19 +92,17 @@ def tile_sum(
     return total
 
 
-@triton.jit(do_not_specialize=["M", "K", "whole", "run", "steps"])
+@triton.jit(do_not_specialize=["M", "K", "whole", "split"])
 def linear_kernel(
-    x, weight, y, kept, M, N, K, parts, whole, run, steps, bias, ACT: tl.constexpr, TMA: tl.constexpr,
+    x, weight, y, kept, M, N, K, parts, whole, split, bias, ACT: tl.constexpr, TMA: tl.constexpr,
     STORE: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """y (M, N) = activation(x (M, K) @ weight (N, K).T + bias); z, before the activation, goes to ``kept``.
 
     With TMA as many programs as fit on the GPU loop over the tiles of y, and ``flatten`` lets the next tile's
     loads begin before this tile's epilogue. Without, each tile has its program. Descriptors STORE y, or not.
-    With ``parts`` (number, BM, BN) only the first ``whole`` tiles are made so. Others have ``steps`` steps
-    over K each. Programs take equal runs of them, each the next ``run`` steps, also where a tile ends within.
-    The sum over a run's steps in a tile is a part, numbered by program plus tile. ``sum_parts_kernel`` adds
-    the parts up.
+    With ``parts`` (split, tiles, BM, BN) only the first ``whole`` tiles are made so. Of the others ``split``
+    programs each sum a part of K, and ``sum_parts_kernel`` adds up the parts.
     """
     FAST: tl.constexpr = (x.dtype if TMA else x.dtype.element_ty) != tl.float32
     UNIT: tl.constexpr = 8 if FAST else 4
@@ -125,21 +123,19 @@ def linear_kernel(
                 store_tile(kept, m * BM, first, M, N, N, z, BM, BN // 2, STORE)
             store_tile(y, m * BM, first, M, N, N, activate(z, ACT, FAST), BM, BN // 2, STORE)
     if parts is not None:
-        program, rest = tl.program_id(0), (rows * cols - whole) * steps
-        first = min(program, tl.cdiv(rest, run)) * run
-        end = min(first + run, rest)
-        for tile in tl.range(first // steps, tl.cdiv(end, steps)):
-            m, n = swizzled_tile(whole + tile, rows, cols, GROUP)
-            k = max(first - tile * steps, 0) * BK
-            last = min(min(end - tile * steps, steps) * BK, K)
-            total = tile_sum(x, weight, m * BM, n * BN, k, last, M, N, K, TMA, BM, BN, BK)
+        rest, steps = rows * cols - whole, tl.cdiv(tl.cdiv(K, BK), split) * BK
+        for unit in tl.range(tl.program_id(0), rest * split, tl.num_programs(0)):
+            m, n = swizzled_tile(whole + unit % rest, rows, cols, GROUP)
+            first = unit // rest * steps
+            last = min(first + steps, K)
+            total = tile_sum(x, weight, m * BM, n * BN, first, last, M, N, K, TMA, BM, BN, BK)
             at = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
-            tl.store(parts + offset64(program + tile, BM * BN) + at, total)
+            tl.store(parts + offset64(unit, BM * BN) + at, total)
 
 
-@triton.jit(do_not_specialize=["M", "whole", "run", "steps"])
+@triton.jit(do_not_specialize=["M", "whole", "split"])
 def sum_parts_kernel(
-    parts, bias, y, kept, M, N, whole, run, steps, ACT: tl.constexpr, GROUP: tl.constexpr,
+    parts, bias, y, kept, M, N, whole, split, ACT: tl.constexpr, GROUP: tl.constexpr,
     PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The tiles of y that linear_kernel left in parts: their sum in a fixed order, bias, activation.
@@ -147,7 +143,7 @@ def sum_parts_kernel(
     A program has ROWS rows of a tile.
     """
     rows, cols = tl.cdiv(M, BM), tl.cdiv(N, BN)
-    slices = BM // ROWS
+    rest, slices = rows * cols - whole, BM // ROWS
     tile, down = tl.program_id(0) // slices, tl.program_id(0) % slices * ROWS + tl.arange(0, ROWS)[:, None]
     m, n = swizzled_tile(whole + tile, rows, cols, GROUP)
     across = tl.arange(0, BN)[None, :]
@@ -156,10 +152,9 @@ def sum_parts_kernel(
     z = tl.zeros([ROWS, BN], tl.float32)
     if EARLY and not interpreted():
         tl.extra.cuda.gdc_wait()  # for the parts
-    first, last = tile * steps // run, ((tile + 1) * steps - 1) // run  # programs that have steps of it
     for part in tl.static_range(PARTS):
-        its = parts + offset64(first + part + tile, BM * BN) + down * BN + across
-        z += tl.load(its, inside & (first + part <= last), other=0.0)
+        its = parts + offset64(part * rest + tile, BM * BN) + down * BN + across
+        z += tl.load(its, inside & (part < split), other=0.0)
     if bias is not None:
         z += tl.load(bias + col, col < N, other=0.0).to(tl.float32)
     if kept is not None:
@@ -197,23 +192,10 @@ class Tile(NamedTuple):
     stages: int
     programs: int
     """Programs per multiprocessor."""
-    sharers: int = 0
-    """Programs that share the last tiles' sums over K evenly."""
+    split: int = 1
+    """Programs that share the sum over K of a tile."""
     shared: int = 0
-    """How many tiles are shared so."""
-
-    def runs(self, K: int) -> tuple[int, int, int]:
-        """Steps over K that a sharer takes, steps of a shared tile, and the most parts of one.
-
-        A tile has some more steps than K, empty ones, where its number of sharers is whole: then none of them
-        goes on in another tile.
-        """
-        steps, (each, uneven) = cdiv(K, self.BK), divmod(self.sharers, self.shared)
-        if not uneven:
-            run = cdiv(steps, each)
-            return run, run * each, each
-        run = cdiv(self.shared * steps, self.sharers)
-        return run, steps, 1 + cdiv(steps - 1, run)
+    """How many tiles, the last ones, are shared so."""
 
 
 KIB = 1024
@@ -250,7 +232,7 @@ def tile_time(tile: Tile, share: float, M: int, N: int, K: int, itemsize: int, m
     A wave is what runs at the same time. A program's step takes as long as the matrix unit or the L2 cache,
     which the programs of a multiprocessor share, or as its loads are late with ``stages`` on their way.
     """
-    BM, BN, BK, _, stages, programs, sharers, shared = tile
+    BM, BN, BK, _, stages, programs, split, shared = tile
     places = programs * multiprocessors
     row = K * itemsize
     fetched = FETCHED * LINES[0 if row % 128 == 0 else 1 if row % 32 == 0 else 2]
@@ -270,14 +252,8 @@ def tile_time(tile: Tile, share: float, M: int, N: int, K: int, itemsize: int, m
     tiles, steps = cdiv(M, BM) * cdiv(N, BN), cdiv(K, BK)
     time = waves(tiles - shared, steps, itemsize)
     if shared:
-        run, _, _ = tile.runs(K)
-        abreast = cdiv(sharers, multiprocessors)
-        time += wave(abreast, run, 4)
-        parts = sharers
-        if sharers % shared:  # most runs end in another tile
-            parts += shared
-            time += cdiv(run, steps) * (LATENCY + abreast * BM * BN * 4 / STORED)
-        time += SECOND_KERNEL + 2 * 4 * parts * BM * BN / (fetched * multiprocessors)
+        time += waves(shared * split, cdiv(steps, split), 4)
+        time += SECOND_KERNEL + 2 * 4 * split * shared * BM * BN / (fetched * multiprocessors)
     return time
 
 
@@ -313,18 +289,13 @@ def choose_tile(
 def ways_to_share(tile: Tile, M: int, N: int, K: int, limits: DeviceLimits) -> list[Tile]:
     """The tile without a split of K, and those that fill the last, incomplete wave of programs.
 
-    Each program of a split takes four steps or more. Either each tile has as many programs, or all programs
-    share all tiles of the wave.
+    Each program of a split takes four steps or more.
     """
     places, tiles = tile.programs * limits.multiprocessors, cdiv(M, tile.BM) * cdiv(N, tile.BN)
-    rest, most = tiles % places, K // (4 * tile.BK)
-    if not rest:
-        return [tile]
-    each = min(places // rest, most, 16)
-    sharers = [n * rest for n in (2, 3, 4, 6, 8, 12, 16) if n <= each]
-    if places % rest and rest * most >= places and places <= 8 * rest:
-        sharers.append(places)
-    return [tile, *(tile._replace(sharers=n, shared=rest) for n in sharers)]
+    rest = tiles % places
+    most = min(places // max(rest, 1), K // (4 * tile.BK), 16)
+    splits = [n for n in (2, 3, 4, 6, 8, 12, 16) if rest and n <= most]
+    return [tile, *(tile._replace(split=n, shared=rest) for n in splits)]
 
 
 # ---- launches ----------------------------------------------------------------------------------------------
@@ -353,30 +324,29 @@ def launch_matmul(
     store = tma and N * y.itemsize % 16 == 0
     rows = weight.shape[0] * N if pair else N
     chosen = Tile(*tile) if tile else choose_tile(M, rows, K, x.itemsize, not pair, store or not tma, limits)
-    BM, BN, BK, warps, stages, programs, sharers, shared = chosen
+    BM, BN, BK, warps, stages, programs, split, shared = chosen
 
     def operand(t: Tensor | None, wanted: bool, *block: int) -> Any:
         return TensorDescriptor.from_tensor(t, block) if wanted and t is not None else t
 
     tiles = cdiv(M, BM) * cdiv(N, BN // 2 if pair else BN)
     shared = min(shared, tiles)
-    run, steps, most = chosen._replace(shared=shared).runs(K) if shared else (1, 1, 1)
     whole, blocks = tiles - shared, dict(ACT=act, GROUP=8, BM=BM, BN=BN)
-    parts = x.new_empty(sharers + shared - 1, BM, BN, dtype=torch.float32) if shared else None
-    programs = min(whole, programs * limits.multiprocessors) if tma else whole
-    kernel[(max(programs, sharers),)](
+    parts = x.new_empty(split * shared, BM, BN, dtype=torch.float32) if shared else None
+    units, places = max(whole, split * shared), programs * limits.multiprocessors
+    kernel[(min(units, places) if tma else units,)](
         operand(x, tma, BM, BK),
         operand(weight, tma, 2, BN // 2, BK) if pair else operand(weight, tma, BN, BK),
         *(operand(out, store, BM, BN // 2) for out in (y, *kept)),
-        *((M, N, K) if pair else (M, N, K, parts, whole, run, steps, *bias)),
+        *((M, N, K) if pair else (M, N, K, parts, whole, split, *bias)),
         **blocks, TMA=tma, STORE=store, BK=BK, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if parts is not None:
         ROWS = max(1, 1024 // BN)
         grid = (shared * (BM // ROWS),)
-        sizes = dict(PARTS=next_power_of_2(most), ROWS=ROWS, EARLY=tma)
+        sizes = dict(PARTS=next_power_of_2(split), ROWS=ROWS, EARLY=tma)
         sizes |= dict(launch_pdl=True) if tma else {}
-        sum_parts_kernel[grid](parts, *bias, y, *kept, M, N, whole, run, steps, **blocks, **sizes)
+        sum_parts_kernel[grid](parts, *bias, y, *kept, M, N, whole, split, **blocks, **sizes)
 
 
 def _like_output(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
@@ -457,8 +427,8 @@ def matmul(x: Tensor, weight: Tensor, tile: tuple[int, ...] | None = None) -> Te
     Args:
         x: (M, K); float32, float16 or bfloat16, any strides.
         weight: (N, K), of x's dtype and device.
-        tile: (BM, BN, BK, warps, stages, programs per multiprocessor), and if programs share the sums over K
-            of the last tiles, how many programs, and how many tiles; chosen for the sizes if left out.
+        tile: (BM, BN, BK, warps, stages, programs per multiprocessor), and if the sums over K of the last
+            tiles are split, in how many parts, and how many tiles; chosen for the sizes if left out.
 
     Returns:
         (M, N), contiguous, of x's dtype; summed in float32 and rounded once. float32 is multiplied as three

@@ -155,27 +155,19 @@ def test_every_tile_is_right_where_several_meet_and_the_last_are_ragged(monkeypa
 
 
 @pytest.mark.parametrize("dtype", correctness.DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("sharers", "shared"), [(18, 9), (3, 1), (20, 4), (144, 9), (4, 9), (4, 3), (10, 4), (16, 7), (1, 2)]
-)
-def test_sums_that_programs_share_are_right(monkeypatch, sharers, shared, dtype):
-    """Of 3 x 3 tiles all, the last one, or some; parts of K that are ragged, or empty; z is kept, too.
-
-    Where the tiles are no factor of the programs, parts go on in the next tile, or over several.
-    """
+@pytest.mark.parametrize(("split", "shared"), [(2, 9), (3, 1), (5, 4), (16, 9)])
+def test_sums_that_programs_share_are_right(monkeypatch, split, shared, dtype):
+    """Of 3 x 3 tiles all, the last one, or some; parts of K that are ragged, or empty; z is kept, too."""
     (tile,) = linear.TILES_INTERPRETED
-    chosen = tile._replace(sharers=sharers, shared=shared)
+    chosen = tile._replace(split=split, shared=shared)
     monkeypatch.setattr(linear, "choose_tile", lambda *_: chosen)
     for width in (200, 203, 1):
         op.examine(GELU._replace(inputs=with_bias(150)), (90, width), dtypes=(dtype,), roundings=3)
     launches = op.recorded(monkeypatch, KERNELS)
     matmul(meta(90, 200), meta(150, 200))
     product, total = launches
-    assert product.whole == 9 - shared and product.grid[0] == max(min(9 - shared, 4), sharers)
-    steps = math.ceil(200 / tile.BK)
-    assert product.run * sharers >= product.steps * shared >= steps * shared
-    assert product.steps == steps or product.steps % product.run == 0
-    assert math.ceil(product.steps / product.run) <= total.PARTS
+    assert product.whole == 9 - shared and product.grid[0] <= max(9 - shared, split * shared)
+    assert product.parts.shape[0] == split * shared and split <= total.PARTS < 2 * split
     assert total.grid[0] * total.ROWS == shared * tile.BM
 
 
@@ -274,7 +266,7 @@ def test_the_tile_suits_the_product_and_the_compiler_takes_it(target):
     for K in (64, 8192):
         few = linear.choose_tile(64, 512, K, 2, True, True, its)
         assert few.BM == 64
-        assert (few.shared > 0) is (K == 8192), "8 tiles leave most of the GPU idle"
+        assert (few.split > 1) is (K == 8192), "8 tiles leave most of the GPU idle"
     last = linear.choose_tile(6205, 1384, 4376, 2, True, True, its)  # the largest are 2.2 rounds
     assert not roomy or last.shared or last.BM * last.BN < 128 * 256
     rows, columns, depths = (1, 64, 4096), (1, 256, 22016), (16, 768, 8192)
@@ -284,11 +276,11 @@ def test_the_tile_suits_the_product_and_the_compiler_takes_it(target):
         assert all(size >= 16 and size & (size - 1) == 0 for size in (tile.BM, tile.BN // 2, tile.BK))
         assert tile.warps in (4, 8) and tile.stages >= 2 and 1 <= tile.programs <= 3
         tiles = math.ceil(M / tile.BM) * math.ceil(N / tile.BN)
-        assert (tile.sharers > tile.shared) is (tile.shared > 0) and 0 <= tile.shared <= tiles
+        assert (tile.split > 1) is (tile.shared > 0) and 0 <= tile.shared <= tiles
         assert splits or not tile.shared
         assert store or tile.BM * tile.BN // (32 * tile.warps) <= 64
-        assert tile.sharers <= tile.programs * its.multiprocessors, "one wave"
-        assert 4 * tile.BK * tile.sharers <= K * tile.shared
+        assert tile.shared * tile.split <= tile.programs * its.multiprocessors, "one wave"
+        assert not tile.shared or 4 * tile.BK * tile.split <= K
 
 
 def test_no_more_programs_start_than_fit_where_they_walk(monkeypatch):
@@ -300,8 +292,8 @@ def test_no_more_programs_start_than_fit_where_they_walk(monkeypatch):
     assert [made.TMA for made in walks] == [False, True, True]
     for made, rows, M in zip(walks, (8192, 8192, 64), (8192, 8192, 64), strict=True):
         tile = linear.choose_tile(M, rows, 1024, 2, True, True, limits_of("sm_90" if made.TMA else "sm_80"))
-        units = min(made.whole, tile.programs * 132) if made.TMA else made.whole
-        assert made.grid == (max(units, tile.sharers),)
+        units = max(made.whole, tile.split * tile.shared)
+        assert made.grid == (min(units, tile.programs * 132) if made.TMA else units,)
     asked.clear()
     op.launch_both_ways(linear_act, meta(8, 16), meta(24, 16), meta(24))
     assert asked == [torch.device("meta")] * 2, "the tensors' own"

@@ -94,7 +94,7 @@ def test_every_tile_of_a_table_compiles_without_spills_and_fits(target):
     """Also those that no case above reaches: by themselves, and with sums that programs share."""
     tables = {"sm_80": linear.TILES_160_KIB, "sm_90": linear.TILES_200_KIB}
     table = tables.get(target, linear.TILES_SMALL)
-    cases = [(tile._replace(sharers=2 * few, shared=few)) for tile in table for few in (0, 2)]
+    cases = [(tile._replace(split=split, shared=split // 2)) for tile in table for split in (1, 4)]
 
     def launch(*tile):
         linear.matmul(meta(4096, 4096, dtype=bf16), meta(4096, 4096, dtype=bf16), tile=tile)
@@ -138,8 +138,7 @@ def test_pointwise_kernels_move_128_bits_at_a_time_and_compute_in_float32(varian
         if v.title == "dz_kernel":  # the next tiles of dy and z are on their way
             assert set(v.code.async_copies) == {128} and v.code.async_copies[128] >= 4, v
         else:
-            bias = {32} if v.title == "sum_parts_kernel" else set()  # one row, for all threads
-            assert set(v.code.loads) - bias == {128} and v.code.loads[128] >= 3, v
+            assert set(v.code.loads) == {128} and v.code.loads[128] >= 3, v
             assert set(v.code.stores) == {128}, v
         assert v.code.stores[128] >= (3 if v.title == "gate_up_grad_kernel" else 1), v
 
