@@ -78,8 +78,9 @@ def forward_tiling(d_in: int, d_out: int, itemsize: int, tma: bool, limits: Devi
     if {d_in, d_out} <= {16, 32} and widest * itemsize <= 64:
         small = widest == 16 and not fp32
         return Tiling(4, 64 if small else 32, 4 * d_out, 4, 1, 5, 2 * small, store=True, interleaved=True)
+    narrow = not (tma or fp32) and min(block_width(d_in), block_width(d_out)) <= 32
     if widest <= 32:
-        return Tiling(1, 64, cols, 4, 1, 8)
+        return Tiling(1, 32 if narrow else 64, cols, 4, 1, 8)
     if tma and shared >= 160 and widest <= 128:
         if widest == 64 and not fp32:
             return Tiling(1, 64, cols, 4, 3, 5, tiles=1 if d_in == d_out == 64 else 4, tma=True, store=True)
@@ -88,18 +89,24 @@ def forward_tiling(d_in: int, d_out: int, itemsize: int, tma: bool, limits: Devi
         return Tiling(1, 64, cols, 4, 3, 2, tma=True, store=widest == 64)
     if tma and shared >= 200 and widest <= 256 and not fp32:
         return Tiling(1, 64, cols, 8, 4, 1, tma=True)
-    if widest <= (64 if fp32 else 128):
-        return Tiling(1, 64, cols, 4 if widest == 64 else 8, 1, 4 if widest == 64 else 2)
+    if widest == 64:
+        return Tiling(1, 32, cols, 4, 1, 5) if narrow else Tiling(1, 64, cols, 4, 1, 4)
+    if widest == 128 and not fp32:
+        return Tiling(1, 64, cols, 8, 1, 2)
     if block_width(d_in) <= 128 and shared >= 200 and fp32:
         return Tiling(1, 64, cols, 8, 1, 1)
     if widest <= 256 and not fp32:
-        return Tiling(1, 64, cols if shared >= 160 else 64, 8, 1, 2)
+        four = shared >= 160 and 16 < block_width(d_in) <= 128  # warps
+        return Tiling(1, 64, cols if shared >= 160 else 64, 4 if four else 8, 1, 4 if four else 2)
     return None
 
 
 @functools.cache
-def backward_tiling(d_in: int, d_out: int, itemsize: int, limits: DeviceLimits) -> Tiling:
-    """Sizes of backward_kernel, whose program keeps ``depth`` x ``cols`` of dW; ``store`` means dX."""
+def backward_tiling(d_in: int, d_out: int, itemsize: int, odd: bool, limits: DeviceLimits) -> Tiling:
+    """Sizes of backward_kernel, whose program keeps ``depth`` x ``cols`` of dW; ``store`` means dX.
+
+    ``odd`` says that groups begin anywhere in a row. Then loads are wide in programs with registers to spare.
+    """
     down, across = block_width(d_in), block_width(d_out)
     widest, fp32, shared = max(down, across), itemsize == 4, limits.shared_bytes // 1024
 
@@ -114,6 +121,11 @@ def backward_tiling(d_in: int, d_out: int, itemsize: int, limits: DeviceLimits) 
         return tiling(2 if {d_in, d_out} <= {16, 32} else 1, 32, 64, 4, 1, 1)
     if {d_in, d_out} <= {16, 32} and (fp32 or widest == 16):
         return tiling(4, 32, 128, 4, 1, 3) if fp32 else tiling(4, 64, 64, 4, 3, 2, tma=True, store=True)
+    if odd and not fp32 and shared >= 200:
+        if down <= 32 and across == 64:
+            return tiling(1, 64, 64, 8, 3, 2, store=True)
+        if widest > 64:
+            return tiling(1, 64, 64, 4, 3, 4)
     if widest <= 32 or (widest == 64 and (not fp32 or shared >= 200)):
         return tiling(1, 64, 64, 4, 1 if fp32 else 3, 4, tma=widest == 32, store=True)
     if fp32 or shared < 200:  # in squares of 64 or 32, and dX apart
@@ -271,7 +283,9 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
     tiles = every * cdiv(T, every * BM) if every > 1 else tiles
     per = min(per or tiles, balance_tiles(tiles, abreast, resident * limits.multiprocessors, 2))
     parts = every * cdiv(cdiv(tiles, per), every)
-    per, interleaved = cdiv(tiles, parts), interleaved or every > 1
+    interleaved = interleaved or every > 1
+    if interleaved:  # else the last part has what is left
+        per = cdiv(tiles, parts)
     part_stride, tile_stride = (1, parts) if interleaved else (per, 1)
     # No stores by descriptors where a second pass by pointers may follow: they may still be under way then.
     store = store and (not tma or d_in == BK) and aligned(y, limits) and pack * d_out == BN and G % pack == 0
@@ -289,7 +303,9 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
 def launch_backward(dy: Tensor, x: Tensor, weight: Tensor, dx: Tensor | None, dw: Tensor, db: Tensor) -> None:
     """Write dw, db, and dx unless it is None."""
     (B, T, _), (G, d_in, d_out), limits = x.shape, weight.shape, device_limits(x.device)
-    tiling = backward_tiling(d_in, d_out, x.itemsize, limits)
+    rows = x.stride(2) == dy.stride(2) == 1
+    odd = rows and math.gcd(row_unit(x), d_in, row_unit(dy), d_out) == 1
+    tiling = backward_tiling(d_in, d_out, x.itemsize, odd, limits)
     pack, BM, BN, warps, stages, resident, per, tma, store, _, BK = tiling
     down, slices = cdiv(pack * d_in, BK), cdiv(pack * d_out, BN)
     packs, tiles, whole = cdiv(G, pack), B * cdiv(T, BM), down * slices == 1
@@ -305,8 +321,8 @@ def launch_backward(dy: Tensor, x: Tensor, weight: Tensor, dx: Tensor | None, dw
     tiles = cdiv(T, every * BM) if every > 1 else tiles  # of each shift
     places = resident * limits.multiprocessors
     per = per or balance_tiles(tiles, packs * down * slices * every, places, 7)
-    P = every * cdiv(tiles, max(per, cdiv(tiles * every, 256)))  # sum_kernel adds at most 256 parts
-    per = cdiv(tiles, P // every)
+    per = max(per, cdiv(tiles * every, 256))  # sum_kernel adds at most 256 parts
+    P = every * cdiv(tiles, per)
     parts = torch.empty(P, size, dtype=torch.float32, device=x.device)
     filled = dx if whole else None
     exact = whole and pack * d_in == BK and G % pack == 0
