@@ -3,9 +3,7 @@
     python -m docs.fit_tiles measure 120     at so many random sizes, on a GPU, to docs/tiles_h200.csv
     python -m docs.fit_tiles fit 100         for so many seconds: the constants for labkit/kernels/linear.py
 
-The rows there now were measured on an NVIDIA H200 on 2026-11-25 and on 2026-11-26, torch 2.11, triton 3.6,
-graph clock, cold. Of the first day's, those that split K are left out: since then the kernel that adds up
-parts starts earlier.
+The rows there now were measured on an NVIDIA H200 on 2026-11-25, torch 2.11, triton 3.6, graph clock, cold.
 A row is a size, a tile with its split of K, and its time in microseconds; cuBLAS has a tile of zeros.
 """
 

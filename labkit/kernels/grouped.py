@@ -124,7 +124,7 @@ def backward_tiling(d_in: int, d_out: int, itemsize: int, odd: bool, limits: Dev
     if odd and not fp32 and shared >= 200:
         if down <= 32 and across == 64:
             return tiling(1, 64, 64, 8, 3, 2, store=True)
-        if widest > 64:
+        if widest > 64 and down * across <= 128 * 128:
             return tiling(1, 64, 64, 4, 3, 4)
     if widest <= 32 or (widest == 64 and (not fp32 or shared >= 200)):
         return tiling(1, 64, 64, 4, 1 if fp32 else 3, 4, tma=widest == 32, store=True)
