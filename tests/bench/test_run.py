@@ -128,13 +128,10 @@ def test_sizes_that_are_drawn_are_measured_and_named_apart(toy, monkeypatch):
 # Peers
 
 
-def test_peers_that_are_missing_or_of_another_version_are_named(toy, monkeypatch):
-    monkeypatch.setattr(peers, "TESTED_VERSIONS", {"numpy": "0.1", "no-such-package-of-ours": "1.0"})
+def test_peers_that_are_missing_are_named(toy):
     output = run_labkit("affine", "--peers", "--json", OUT)
     assert "no time: Peer, 2 of bench/affine: MissingError: a-peer is not installed" in output
     assert [(row.contender, row.median_us) for row in rows.read(OUT) if row.peer] == [("Peer", None)] * 2
-    assert f"numpy is version {sweeps.version('numpy')}: its contenders were tried with 0.1." in output
-    assert "no-such-package-of-ours" not in output and "numpy is version" not in run_labkit("affine")
 
 
 def test_a_peer_tunes_itself_once_for_a_width_before_it_is_measured(toy, monkeypatch):
@@ -149,7 +146,6 @@ def test_a_peer_tunes_itself_once_for_a_width_before_it_is_measured(toy, monkeyp
     fla = replace(toy.ours, peer="fla-core", name="fla")
     shapes = (*SHAPES, {"batch": 4, "width": 16})
     monkeypatch.setitem(suites.SUITES, "affine", lambda: [SuitePart((fla,), shapes, "", ("float32",))])
-    monkeypatch.setattr(peers, "installed", lambda package: "1.0")
     measured, _ = measure("affine", with_peers=True)
     assert len(measured) == 3 and told == [(["fla"], list(SHAPES), [])], "its failure is no error"
 
