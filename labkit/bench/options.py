@@ -63,7 +63,7 @@ class BenchOptions:
         except BaseException:
             if measured:
                 same = "the same command without --again" if again else "the same command"
-                say(console, f"{len(measured)} rows are kept: within an hour {same} goes on.")
+                say(console, f"{len(measured)} rows are kept: {same} goes on.")
             self.write(measured)
             raise
         run.forget(parts)
