@@ -13,7 +13,6 @@ from labkit.measure import machine, roofline, rows
 from labkit.measure.rows import Row
 from labkit.runs import record
 from labkit.runs.console import say
-from labkit.workloads import peers
 
 
 @dataclass
@@ -54,8 +53,6 @@ class BenchOptions:
 
     def measure(self, console: Console, parts: dict[str, list[SuitePart]], *, again: bool) -> None:
         """Measure, and finish; rows of a run that was stopped are written and kept, too."""
-        for sentence in peers.version_warnings() if self.peers else []:
-            say(console, sentence)
         roofline.roofs()  # measured first, where they are not known: without them there is no share
         measured: list[Row] = []
         try:
@@ -66,7 +63,7 @@ class BenchOptions:
         except BaseException:
             if measured:
                 same = "the same command without --again" if again else "the same command"
-                say(console, f"{len(measured)} rows are kept: within an hour {same} goes on.")
+                say(console, f"{len(measured)} rows are kept: {same} goes on.")
             self.write(measured)
             raise
         run.forget(parts)

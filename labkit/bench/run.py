@@ -1,8 +1,7 @@
 """Runs suites: every row is on the disk at once, so a run that was stopped goes on.
 
 Until a run is complete its rows are in the user's cache, a file for each suite. The next run takes from
-there what it would measure in the same way (labkit.measure.rows), if it starts within an hour after the
-last row of any suite.
+there what it would measure in the same way (labkit.measure.rows): the same code, device and versions.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +33,6 @@ def measure_suites(
     """
     if again:
         forget(suites)
-    rows.drop_expired((paths.cache() / "bench").glob("*/*.jsonl"))
     before = {row.to_json() for name in suites for row in rows.read_valid(tape(name))}
     parts = [(name, part) for name, parts in suites.items() for part in parts]
     code = sources(part for _, part in parts)

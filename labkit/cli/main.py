@@ -1,6 +1,6 @@
 """The command line: ``labkit lab``, ``progress``, ``reset``, ``run``, ``doctor``, ``record`` and more.
 
-Commands import what they need themselves: help appears at once, and doctor works where Jupyter, torch or
+Commands themselves import what loads slowly: help appears at once, and doctor works where Jupyter, torch or
 triton do not.
 """
 
@@ -22,8 +22,10 @@ from rich.table import Table
 from labkit import __version__, backend, paths
 from labkit.cli import learner_commands
 from labkit.cli.arguments import PATH, UserError, value_errors_as_messages
+from labkit.lessons import notebooks, stamps
+from labkit.runs.console import print_failure, print_results, say
 
-if TYPE_CHECKING:  # commands import what they need themselves
+if TYPE_CHECKING:
     from labkit.runs import execute
 
 
@@ -85,9 +87,7 @@ def run_command(
     strict: bool,
 ) -> None:
     """Execute lessons (all of them, if none is named) and count what held."""
-    from labkit.lessons import notebooks
     from labkit.runs import result_files
-    from labkit.runs.console import say
 
     with value_errors_as_messages():
         chosen = _chosen(names)
@@ -127,7 +127,6 @@ def _execute(
     table says what is finished and where it lies.
     """
     from labkit.runs import execute
-    from labkit.runs.console import print_failure, print_results
     from labkit.runs.exclusive import exclusive
 
     def result_of(path: Path) -> execute.Result:
@@ -159,7 +158,6 @@ def _execute(
 def slides_command(names: tuple[str, ...]) -> None:
     """Make slides of lessons (all of them, if none is named), from the outputs that are saved."""
     from labkit.cli import slides
-    from labkit.runs.console import say
 
     with value_errors_as_messages():
         written = slides.write(_chosen(names), paths.BUILD / "slides")
@@ -216,7 +214,6 @@ def record_command(
     with value_errors_as_messages():
         chosen = _chosen(names)
     from labkit import gpu
-    from labkit.runs.console import say
 
     if not gpu.available():
         raise UserError("recording needs a GPU, and this session has none: see `labkit doctor`")
@@ -230,9 +227,7 @@ def record_command(
 
 def _tidy(console: Console, strip_stale: bool, check: bool) -> None:
     from labkit.bench import recorded_benchmark
-    from labkit.lessons import notebooks, stamps
     from labkit.runs import record
-    from labkit.runs.console import say
 
     if strip_stale:
         with value_errors_as_messages():
@@ -256,7 +251,6 @@ def _record_all(console: Console, chosen: list[Path], again: bool) -> bool:
     """Record lessons one after the other; whether all of them are recorded now."""
     from labkit.measure import machine, roofline
     from labkit.runs import record
-    from labkit.runs.console import print_failure, say
 
     identity = machine.identity()
     roofline.roofs()
@@ -322,29 +316,7 @@ def bench_command(context: click.Context, **given: Any) -> None:
     order.measure(console, parts, again=given["again"])
 
 
-@cli.command("tally")
-@click.argument("folders", metavar="FOLDER...", nargs=-1, required=True, type=PATH)
-def tally_command(folders: tuple[Path, ...]) -> None:
-    """Print what a class guessed, a line for each question, and how it did, a line for each exercise.
-
-    Learners' files are predictions/*.json and attempts/*/, anywhere in a folder. Unpack archives first:
-    `tar xzf FILE -C FOLDER`. docs/jupyterhub.md says how to collect.
-
-    The median, and the middle of the guesses (20th to 80th percentile), leave out guesses that were sealed
-    after the answer had been seen. Files that cannot be read are named and not counted. No link is followed.
-    """
-    for folder in folders:
-        if not folder.is_dir():
-            raise UserError(f"{folder}: there is no such folder")
-    from labkit.cli import tally
-
-    if not tally.print_tables(Console(), tally.read(folders)):
-        raise click.ClickException(tally.NOTHING)
-
-
 def _chosen(names: tuple[str, ...]) -> list[Path]:
-    from labkit.lessons import notebooks
-
     if names:
         return list(dict.fromkeys(notebooks.resolve(name) for name in names))
     found = notebooks.find()

@@ -151,18 +151,21 @@ class RaceSpec:
     """The work of a rival that takes the same inputs in another layout."""
 
 
-def layer_with_backward(forward: Callable[..., Tensor]) -> Callable[..., Callable[..., Tensor]]:
-    """For ``RaceSpec.as_layer`` where an answer computes gradients from dy and the layer's inputs.
+def layer_with_backward(
+    forward: Callable[..., Tensor], keep: Callable[..., tuple[Tensor, ...]] = lambda y, *inputs: inputs
+) -> Callable[..., Callable[..., Tensor]]:
+    """For ``RaceSpec.as_layer`` where an answer computes gradients from dy and ``keep(y, *inputs)``.
 
-    Only the answer is raced, so the layer's own ``forward`` is PyTorch's.
+    Only the answer is raced, so the layer's own ``forward`` is somebody else's.
     """
 
     def as_layer(answer: Callable[..., Any]) -> Callable[..., Tensor]:
         class Layer(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, *given: Tensor) -> Tensor:
-                ctx.save_for_backward(*given)
-                return forward(*given)
+                y = forward(*given)
+                ctx.save_for_backward(*keep(y, *given))
+                return y
 
             @staticmethod
             def backward(ctx: Any, dy: Tensor) -> Any:

@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from labkit import dispatch_mode
+from labkit.profiling.launch_counts import starts_work
 
 WAIT_US, COMPILE_US, CAPTURE_US, UPLOAD_US, REPLAY_US = 2.0, 40_000.0, 900.0, 400.0, 8.0
 """What these cost the host; a wait beside the device's work, a capture beside its launches."""
@@ -182,7 +183,7 @@ class SimulatedGpu(dispatch_mode.LightDispatchMode):
         if self.capturing is not None:
             return self.capturing.record(func, args, kwargs)
         result = func(*args, **kwargs)
-        if not _is_view_or_allocation(func):
+        if starts_work(func):
             self.work(_overwritten(func, args, kwargs) or tree_leaves(result), tree_leaves((args, kwargs)))
         return result
 
@@ -383,7 +384,7 @@ class CUDAGraph:
             result: Any = (None, written[0])[returned] if returned <= 1 else tuple(written)
         else:
             result = func(*args, **kwargs)
-            if _is_view_or_allocation(func):
+            if not starts_work(func):
                 return result
         fresh = [] if written else [each for each in tree_leaves(result) if isinstance(each, Tensor)]
         args, kwargs, fresh = detached((args, kwargs, fresh))
@@ -429,12 +430,6 @@ def detached(values: Any) -> Any:
 
 def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _is_view_or_allocation(func: Any) -> bool:
-    aliases = [value.alias_info for value in func._schema.returns]
-    view = any(alias is not None and not alias.is_write for alias in aliases)
-    return view or func._schema.name.split("::")[1].startswith(("empty", "new_empty"))
 
 
 def _overwritten(func: Any, args: Any, kwargs: Any) -> list[Tensor]:

@@ -225,16 +225,10 @@ def check_parameters(path: Path, given: Mapping[str, str]) -> dict[str, Value]:
 def _convert(path: Path, parameter: Parameter, text: str) -> Value:
     """The value of a parameter that is given as text. An int whose default is above 0 is a size: so is it."""
     is_size = parameter.kind == "int" and int(parameter.default) > 0
+    with suppress(ValueError, KeyError, OverflowError):  # the sentence below says it better than int() does
+        value: Value = TRUTH[text.lower()] if parameter.kind == "bool" else KINDS[parameter.kind](text)
+        if math.isfinite(value) and (value > 0 or not is_size):
+            return value
     wanted = {"int": "a whole number", "float": "a finite number", "bool": "true or false"}[parameter.kind]
-    value: Value | None = None
-    with suppress(ValueError):  # the sentence below says it better than int() does
-        if parameter.kind == "int":
-            value = int(text) if int(text) > 0 or not is_size else None
-        elif parameter.kind == "float":
-            value = float(text) if math.isfinite(float(text)) else None
-        else:
-            value = TRUTH.get(text.lower())
-    if value is not None:
-        return value
     said = f"{text[:40]!r} is not {wanted}{' above 0' * is_size}"
     raise ValueError(f"{path.stem}, parameter {parameter.name}: {said}")

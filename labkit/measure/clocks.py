@@ -16,7 +16,6 @@ percentile. With the host clock, a sample taken while the host was slow is disca
 
 import math
 import random
-import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -51,10 +50,6 @@ RETAKE_BUDGET_FACTOR = 10.0
 """Time for repeated host samples, all contenders together, as a multiple of budget_s."""
 MAX_SLOWED_SHARE = 0.2
 """A timing is marked as disturbed if the host was slow during more than this share of its samples."""
-NO_GPU = re.compile(
-    "not compiled with CUDA|no NVIDIA driver|No CUDA GPUs|dummy base class|requires CUDA", re.IGNORECASE
-)
-"""What PyTorch says where there is no GPU, in builds with CUDA and without."""
 
 
 class CannotTimeError(RuntimeError):
@@ -349,6 +344,4 @@ def describe(error: BaseException) -> str:
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return "out of memory"
     first = (str(error).strip().splitlines() or ["no message"])[0]
-    if not gpu.available() and NO_GPU.search(first):
-        return "needs a GPU"
     return f"{type(error).__name__}: {first}"[:200]

@@ -37,11 +37,10 @@ class Work:
     batched: tuple[int, ...] = (0,)
 
     def floor_us(self, shape: Shape, dtype: str, roofs: roofline.Roofs, direction: str = "forward") -> float:
-        """The roofline floor of this work in microseconds; ``dtype`` may be "tf32"."""
-        size = torch.float32.itemsize if dtype == "tf32" else getattr(torch, dtype).itemsize
+        """The roofline floor of this work in microseconds."""
         return roofline.floor_us(
             roofs,
-            min_bytes=self.min_bytes(shape, size, direction),
+            min_bytes=self.min_bytes(shape, getattr(torch, dtype).itemsize, direction),
             flops=self.flops(shape, direction),
             dtype=dtype,
         )

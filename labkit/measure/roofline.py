@@ -25,7 +25,8 @@ from labkit.measure.rows import Row
 
 COPY_BYTES = tuple(4**k for k in range(6, 17))
 """Sizes of the copy roof, 4 KiB to 4 GiB, read and written bytes together."""
-MATMUL_SIDE = {"float32": 4096, "tf32": 8192, "float16": 8192, "bfloat16": 8192}
+MATMUL_SIDE = {"float32": 4096, "float16": 8192, "bfloat16": 8192}
+"""TF32 is off."""
 FILE = "roofs.jsonl"
 
 
@@ -186,23 +187,8 @@ def _row(
 
 
 def _matmul_job(dtype: str, side: int) -> TimedCall:
-    kind = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
-    a, b = (torch.randn(side, side, device=gpu.device()).to(kind) for _ in range(2))
-    return TimedCall(with_tf32(torch.matmul) if dtype == "tf32" else torch.matmul, (a, b))
-
-
-def with_tf32(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same call with TF32 matmuls allowed while it runs; elsewhere the course keeps TF32 off."""
-
-    def allowed(*inputs: Tensor) -> Tensor:
-        before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = True
-        try:
-            return call(*inputs)
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = before
-
-    return allowed
+    a, b = (torch.randn(side, side, device=gpu.device()).to(getattr(torch, dtype)) for _ in range(2))
+    return TimedCall(torch.matmul, (a, b))
 
 
 def _from_rows(measured: list[Row]) -> Roofs:
@@ -237,8 +223,7 @@ def floor_us(roofs: Roofs, *, min_bytes: float, flops: float = 0.0, dtype: str =
     """No version runs faster: the largest of launch, memory and arithmetic floor, in microseconds.
 
     ``min_bytes`` must cross device memory at least once (each input read, each output written), at the
-    rate of a large copy; ``flops`` are done at the rate of a large matmul in ``dtype`` ("tf32" for float32
-    on the tensor cores).
+    rate of a large copy; ``flops`` are done at the rate of a large matmul in ``dtype``.
     The roofline model: Williams, Waterman, Patterson, CACM 52(4), 2009; here as time, with launches.
     """
     arithmetic = flops / roofs.matmul[dtype] * 1e6 if flops else 0.0

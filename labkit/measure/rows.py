@@ -7,7 +7,6 @@ the clock that was asked for, of the same code with the same device, driver and 
 
 import json
 import os
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -24,8 +23,6 @@ LIVE, RECORDED, PUBLISHED = KINDS = ("live", "recorded", "published")
 """Measured here and now; read from a tape; taken from somebody's post."""
 TAPE = "LABKIT_TAPE"
 """Environment variable: the tape of a lesson that is being recorded, where its rows and profiles go."""
-RESUME_WITHIN_S = 3600
-"""Rows of an interrupted benchmark count for so long after the last one; later the machine may be another."""
 
 Key = tuple[Any, ...]
 """What identifies a measurement, whenever and wherever it was made: a :attr:`Row.key`."""
@@ -229,11 +226,3 @@ def resumed(tape: Path, wanted: Mapping[Key, Environment]) -> dict[Key, Row]:
     # A torn last line is not in the file any more, either.
     write(tape, [row for row in found if row.asked_key not in wanted or kept.get(row.asked_key) is row])
     return kept
-
-
-def drop_expired(paths: Iterable[Path]) -> None:
-    """Remove files of rows if all of them were written last more than RESUME_WITHIN_S ago."""
-    written = {path: path.stat().st_mtime for path in paths if path.exists()}
-    if time.time() - max(written.values(), default=0.0) > RESUME_WITHIN_S:
-        for path in written:
-            path.unlink(missing_ok=True)

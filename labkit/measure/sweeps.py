@@ -253,22 +253,19 @@ class _Sweep:
 # ---- what a lesson measures in its own way ----------------------------------------------------------------
 
 
-def custom_times(
-    suite: str, timers: Mapping[str, Callable[[], float]], dtype: str = "float32", alone: bool = True
-) -> Results:
+def custom_times(suite: str, timers: Mapping[str, Callable[[], float]], dtype: str = "float32") -> Results:
     """A table as a sweep's, a row for each function: it is called once, and returns microseconds.
 
     Clock and cache stay empty, because it is the lesson's business how it times, and may be to show how not
-    to. Each function has the GPU to itself (`lock.gpu_lock`), unless ``alone`` is false: for what mostly
-    keeps the host busy, and for long. Without a GPU nothing is called: the rows are those of a recorded
-    device, and there may be none.
+    to. Each function has the GPU to itself (`lock.gpu_lock`). Without a GPU nothing is called: the rows are
+    those of a recorded device, and there may be none.
     """
-    return _custom(suite, timers, "median_us", dtype, lock.gpu_lock if alone else nullcontext)
+    return _custom(suite, timers, "median_us", dtype, lock.gpu_lock)
 
 
-def custom_bytes(suite: str, meters: Mapping[str, Callable[[], int]], dtype: str = "float32") -> Results:
+def custom_bytes(suite: str, meters: Mapping[str, Callable[[], int]]) -> Results:
     """The same for memory: each function returns bytes, and they are the row's ``peak_bytes``."""
-    return _custom(suite, meters, "peak_bytes", dtype, nullcontext)
+    return _custom(suite, meters, "peak_bytes", "float32", nullcontext)
 
 
 def _custom(

@@ -103,12 +103,12 @@ class _Operations(dispatch_mode.LightDispatchMode):
             with self:  # a custom operator is Python code that launches things itself
                 return custom._init_fn(*args, **kwargs)
         result = func(*args, **kwargs)
-        if not self.paused and _launches(func) and len(self.launches) == before:
+        if not self.paused and starts_work(func) and len(self.launches) == before:
             self.launches.append(_operation(func, args, kwargs, result))
         return result
 
 
-def _launches(func: Any) -> bool:
+def starts_work(func: Any) -> bool:
     """Whether an operation starts work on a device: neither a view nor an allocation."""
     aliases = [value.alias_info for value in func._schema.returns]
     view = any(alias is not None and not alias.is_write for alias in aliases)

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 import torch
@@ -17,14 +16,6 @@ from labkit.workloads.recurrent import EPS
 
 SCAN_STEPS = 2048
 """Steps that accelerated-scan's kernel takes at a time."""
-
-TESTED_VERSIONS = {
-    "liger-kernel": "0.8.5",
-    "fla-core": "0.6.0",
-    "accelerated-scan": "0.3.1",
-    "torchrl": "0.14.1",
-}
-"""The package behind each contender, and the version that it was tried with."""
 
 
 class MissingError(RuntimeError):
@@ -154,24 +145,6 @@ def _time_last(x: Tensor, spare: int) -> Tensor:
     """(B, T, H) as (B, H, T + spare), contiguous; zeros in the spare steps."""
     lanes = x.transpose(1, 2)
     return (pad(lanes, (0, spare)) if spare else lanes).contiguous()
-
-
-def installed(package: str) -> str | None:
-    """The version of an installed package, or None."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def version_warnings() -> list[str]:
-    """A sentence for each installed package in another version than its contenders were tried with."""
-    found = {package: installed(package) for package in TESTED_VERSIONS}
-    return [
-        f"{package} is version {here}: its contenders were tried with {TESTED_VERSIONS[package]}."
-        for package, here in found.items()
-        if here is not None and here.partition("+")[0] != TESTED_VERSIONS[package]
-    ]
 
 
 @torch.enable_grad()

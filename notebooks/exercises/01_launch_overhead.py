@@ -7,6 +7,7 @@ from labkit.exercises.simulated_gpu import count, duration
 from labkit.exercises.simulated_layers import BenchmarkGpu, BenchmarkLayer, KernelSequence
 from labkit.measure.correctness import DTYPES
 from labkit.workloads.elementwise import AFFINE
+from labkit.workloads.elementwise import affine as layer
 
 import math
 from collections.abc import Callable, Sequence
@@ -336,11 +337,6 @@ mask = Exercise(
 def layer_inputs(rows: int, width: int) -> dict[str, Any]:
     """x (rows, width), weight and bias (width,)."""
     return {"x": torch.randn(rows, width), "weight": torch.randn(width), "bias": torch.randn(width)}
-
-
-def layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x * weight + bias."""
-    return x * weight + bias
 
 
 affine = Exercise(

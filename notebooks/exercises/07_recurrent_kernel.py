@@ -2,7 +2,7 @@
 
 from labkit import kernels
 from labkit.exercises import judge
-from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, layer_with_backward
 from labkit.exercises.properties import POINTWISE, READ_ONCE
 from labkit.measure.correctness import DTYPES
 from labkit.workloads import recurrent as work
@@ -248,22 +248,7 @@ def gradient(dh: Tensor, a: Tensor, gate: int) -> Tensor:
     return right_states(moved(a, -gate).flip(1), dh.flip(1)).flip(1)
 
 
-def layer_with(backward: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:
-    """The recurrence as a layer whose backward is the answer; its forward is the finished kernel's."""
-
-    class Recurrence(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-            h = kernels.linear_recurrence(a, b)
-            ctx.save_for_backward(a, h)
-            return h
-
-        @staticmethod
-        def backward(ctx: Any, dh: Tensor) -> tuple[Tensor, Tensor]:
-            return backward(dh, *ctx.saved_tensors)
-
-    return lambda a, b: Recurrence.apply(a, b)
-
+LAYER = layer_with_backward(kernels.linear_recurrence, lambda h, a, b: (a, h))
 
 backward = Exercise(
     "time reversed",
@@ -277,7 +262,7 @@ backward = Exercise(
     right="Three tensors in and two out, each once: the forward's loop, walked backwards.",
     race=race(
         *({"PyTorch's loop": work.linear_recurrence}, (16, 128, 128), (1024, 64, 256)),
-        **dict(direction="backward", as_layer=layer_with, roundings=4),
+        **dict(direction="backward", as_layer=LAYER, roundings=4),
     ),
     mistakes={
         "not-reversed": Mistake(

@@ -22,7 +22,7 @@ from labkit.measure.roofline import Roofs
 
 ROOFS = Roofs(
     kind="recorded", device="NVIDIA H200", date="2026-01-02", copy=((2**30, 2**30 / 100.0),),
-    matmul={"float32": 1e9, "tf32": 2e9, "bfloat16": 4e9}, node_us=1.0, host_us=5.0,
+    matmul={"float32": 1e9, "bfloat16": 4e9}, node_us=1.0, host_us=5.0,
 )  # fmt: skip
 """1000 operations a microsecond in float32."""
 DOCS = SimpleNamespace(**runpy.run_path(str(paths.CHECKOUT / "docs" / "benchmark.py")))

@@ -11,7 +11,6 @@ from labkit import paths
 from labkit.bench import suite_part, suites
 from labkit.lessons import code_hash
 from labkit.measure import accuracy, sweeps
-from labkit.workloads import peers
 from labkit.workloads import recurrent as recurring
 from labkit.workloads.published import rms_norm_shapes
 
@@ -78,13 +77,12 @@ def test_all_published_shapes_are_measured_in_float32_both_ways():
                 assert ("labkit", way, "float32", tuple(sorted(shape.items()))) in keys
 
 
-def test_peers_come_by_the_word_in_the_version_of_the_extra_and_tune_at_every_width():
-    for word, wanted in ((False, {None}), (True, {None, *peers.TESTED_VERSIONS})):
-        found = {one.peer for name in suites.SUITES for part in parts(name, word) for one in part.contenders}
-        assert found == wanted
+def test_peers_come_by_the_word_as_the_extra_has_them_and_tune_at_every_width():
     project = tomllib.loads((paths.CHECKOUT / "pyproject.toml").read_text())["project"]
     pinned = dict(each.split("==") for each in project["optional-dependencies"]["peers"])
-    assert pinned == peers.TESTED_VERSIONS
+    for word, wanted in ((False, {None}), (True, {None, *pinned})):
+        found = {one.peer for name in suites.SUITES for part in parts(name, word) for one in part.contenders}
+        assert found == wanted
     for part in (*parts("linear_recurrence"), *drawn("linear_recurrence")):
         tuners, shapes = part.tuning()
         assert {one.name for one in tuners} == {

@@ -32,15 +32,11 @@ def gpu(monkeypatch):
     monkeypatch.setattr(machine, "identity", lambda: HERE)
     monkeypatch.setattr(clocks, "DeviceTimer", lambda: gpu)
     monkeypatch.setattr(roofline, "COPY_BYTES", (2**12, 2**16, 2**20, 2**24))
-    monkeypatch.setattr(roofline, "MATMUL_SIDE", {"float32": 100, "tf32": 100, "bfloat16": 100})
+    monkeypatch.setattr(roofline, "MATMUL_SIDE", {"float32": 100, "bfloat16": 100})
     monkeypatch.setattr(roofline, "COPIES", {"slow": copy(gpu, 2.0), "fast": copy(gpu, 1.0)})
-    monkeypatch.setattr(torch, "matmul", lambda a, b: gpu.launch(2.0, 2.0 if tf32_or_float(a) else 0.5))
+    monkeypatch.setattr(torch, "matmul", lambda a, b: gpu.launch(2.0, a.element_size() - 2 or 0.5))
     monkeypatch.setattr(torch.Tensor, "__add__", lambda *_: gpu.launch(4.0, 1.5))
     return gpu
-
-
-def tf32_or_float(tensor):
-    return tensor.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
 
 
 def copy(gpu, us_per_megabyte):
@@ -76,7 +72,7 @@ def test_roofs_are_what_the_machine_can_do(gpu):
     assert [size for size, _ in roofs.copy] == [2**12, 2**16, 2**20], "the largest does not fit twice"
     for size, us in roofs.copy:
         assert us == pytest.approx(1.0 + size / 1e6, rel=1e-3), "of the faster copy"
-    assert roofs.matmul == pytest.approx({"float32": 1e12, "tf32": 4e12, "bfloat16": 4e12})
+    assert roofs.matmul == pytest.approx({"float32": 1e12, "bfloat16": 4e12})
     assert (roofs.node_us, roofs.host_us) == pytest.approx((1.5, 4.0), rel=0.01)
     assert roofs.bandwidth == pytest.approx(2**20 / (1.0 + 2**20 / 1e6) * 1e6)
     first, *others = kept = rows.read(roofline.cache_path())

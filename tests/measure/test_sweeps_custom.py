@@ -30,10 +30,9 @@ def on_a_gpu(monkeypatch, said):
     monkeypatch.delenv(TAPE, raising=False)
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_each_timer_has_the_gpu_to_itself_unless_it_need_not(said, alone):
-    sweeps.custom_times("museum/x", {name: lambda: said.append("timed") or 3.0 for name in "ab"}, alone=alone)
-    assert said == (["turn", "timed", "over"] if alone else ["timed"]) * 2
+def test_each_timer_has_the_gpu_to_itself(said):
+    sweeps.custom_times("museum/x", {name: lambda: said.append("timed") or 3.0 for name in "ab"})
+    assert said == ["turn", "timed", "over"] * 2
 
 
 def test_each_timer_is_called_once_and_makes_a_row():

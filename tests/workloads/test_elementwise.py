@@ -289,7 +289,7 @@ def test_products_are_what_each_layer_multiplies(width):
 
 # Floors of a panel, whose axis is the width
 
-RATES = {"float32": 1e14, "bfloat16": 4e14, "tf32": 4e14}
+RATES = {"float32": 1e14, "bfloat16": 4e14}
 # 10^6 bytes per microsecond at every size
 ROOFS = Roofs("live", "toy", "2026-01-01", ((1000, 1e-3), (10**10, 1e4)), RATES, 2.0, 9.0)
 
@@ -314,6 +314,3 @@ def test_the_floor_is_the_highest_of_three_of_the_panel(monkeypatch, batch, dtyp
     assert list(lines) == ["floor of affine", "floor of linear"]
     assert lines["floor of linear"](width) == pytest.approx(expected)
     assert roofline_curves.floors(linear=elementwise.LINEAR)(panel()) == {}
-    assert elementwise.LINEAR.floor_us({"batch": 1000, "width": 2000}, "tf32", ROOFS) == 32.0, (
-        "of 4 bytes each"
-    )
