@@ -74,6 +74,19 @@ def test_integers_wrap_around_as_on_a_gpu():
     assert y.tolist() == [-(2**31), 6, 2**31 - 3, 15, 2**31 - 1, -7]
 
 
+def test_pointers_that_differ_in_more_than_their_names_are_told_apart():
+    triton_interpreter_patches.patch_interpreter()
+    kinds = [
+        tl.pointer_type(of, space, const)
+        for of in (tl.float32, tl.pointer_type(tl.float32), tl.pointer_type(tl.float32, 2))
+        for space in (1, 2)
+        for const in (False, True)
+    ]
+    for kind in kinds:
+        block = tl.block_type(kind, [4])
+        assert block.element_ty == kind and sum(block == tl.block_type(other, [4]) for other in kinds) == 1
+
+
 @triton.jit
 def dot_kernel(x, w, y, SIDE: tl.constexpr):
     at = tl.arange(0, SIDE)
