@@ -316,6 +316,26 @@ def bench_command(context: click.Context, **given: Any) -> None:
     order.measure(console, parts, again=given["again"])
 
 
+@cli.command("tally")
+@click.argument("folders", metavar="FOLDER...", nargs=-1, required=True, type=PATH)
+def tally_command(folders: tuple[Path, ...]) -> None:
+    """Print what a class guessed, a line for each question, and how it did, a line for each exercise.
+
+    Learners' files are predictions/*.json and attempts/*/, anywhere in a folder. Unpack archives first:
+    `tar xzf FILE -C FOLDER`. docs/jupyterhub.md says how to collect.
+
+    The median, and the middle of the guesses (20th to 80th percentile), leave out guesses that were sealed
+    after the answer had been seen. Files that cannot be read are named and not counted. No link is followed.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"{folder}: there is no such folder")
+    from labkit.cli import tally
+
+    if not tally.print_tables(Console(), tally.read(folders)):
+        raise click.ClickException(tally.NOTHING)
+
+
 def _chosen(names: tuple[str, ...]) -> list[Path]:
     if names:
         return list(dict.fromkeys(notebooks.resolve(name) for name in names))

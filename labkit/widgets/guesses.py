@@ -84,6 +84,16 @@ class SealedGuess:
     """Whether the learner has seen the answer since."""
 
 
+@dataclass(frozen=True)
+class GuessFile:
+    """What the file of a sealed guess holds."""
+
+    name: str
+    question: str
+    guess: SealedGuess
+    unit: str = ""
+
+
 # --- on disk ----------------------------------------------------------------------------------------
 
 
@@ -95,8 +105,8 @@ def save_guess(question: Question, guess: SealedGuess | None) -> None:
     if guess is None:
         question.path.unlink(missing_ok=True)
         return
-    content = {"name": question.name, "question": question.text, "unit": question.unit}
-    paths.write_text(question.path, json.dumps(content | {"guess": asdict(guess)}, indent=1) + "\n")
+    content = GuessFile(question.name, question.text, guess, question.unit)
+    paths.write_text(question.path, json.dumps(asdict(content), indent=1) + "\n")
 
 
 def saved_guess(question: Question) -> SealedGuess | None:
@@ -107,12 +117,27 @@ def saved_guess(question: Question) -> SealedGuess | None:
     if not question.path.exists():
         return None
     try:
-        kept = json.loads(question.path.read_text(encoding="utf-8"))
-        guess = SealedGuess(**kept["guess"])
-        fits = kept["question"] == question.text and question.low <= guess.value <= question.high
-    except (ValueError, TypeError, KeyError) as error:
+        saved = parse_guess_file(question.path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ValueError(f"{question.path} holds no guess") from error
-    return guess if fits else None
+    fits = saved.question == question.text and question.low <= saved.guess.value <= question.high
+    return saved.guess if fits else None
+
+
+def parse_guess_file(text: str) -> GuessFile:
+    """What :func:`save_guess` wrote; ValueError for any other text."""
+    try:
+        content = json.loads(text, parse_int=float)
+        guess = SealedGuess(**content.pop("guess"))
+        parsed = GuessFile(**content, guess=guess)
+        values = (parsed.name, parsed.question, parsed.unit, guess.sealed, guess.seen, guess.revealed)
+        if [type(value) for value in values] != [str, str, str, str, bool, bool]:
+            raise TypeError("a field is of another type")
+        if type(guess.value) is not float or not 0 < guess.value < math.inf:
+            raise ValueError("the guess is no positive number")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError("text: it is no guess") from error
+    return parsed
 
 
 # --- in words, and in a picture ---------------------------------------------------------------------

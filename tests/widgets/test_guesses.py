@@ -56,8 +56,9 @@ def test_a_kept_guess_is_found_again_and_can_be_forgotten(tmp_path):
     assert guesses.saved_guess(RATIO) is None
     kept = SealedGuess(100.0, WHEN, seen=True, revealed=True)
     guesses.save_guess(RATIO, kept)
-    assert (tmp_path / "predictions" / "ratio-at-160.json").exists()
+    path = tmp_path / "predictions" / "ratio-at-160.json"
     assert guesses.saved_guess(RATIO) == kept
+    assert guesses.parse_guess_file(path.read_text()) == guesses.GuessFile(RATIO.name, RATIO.text, kept, "x")
     assert guesses.saved_guess(replace(RATIO, text="How many times slower?")) is None
     assert guesses.saved_guess(replace(RATIO, high=99)) is None, "it lies beyond the axis"
     for _ in range(2):  # what is not there needs no forgetting
