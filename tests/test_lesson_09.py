@@ -201,7 +201,8 @@ def tape():
     for name in RAN:
         yield row("wall", name, WALL[name], "host")
         yield row("device", name, DEVICE[name], "graph")
-        yield row("issue", name, 0.9 * WALL[name] if name in LAUNCHED else 20.0, "", "", {})
+        yield row("passes", f"{name}, issued", 0.9 * WALL[name] if name in LAUNCHED else 20.0, "", "", {})
+        yield row("passes", f"{name}, done", WALL[name], "", "", {})
         yield profile(name, RAN[name], LAUNCHED.get(name, 2), KERNEL)
     for name in ("kernels alone", "in a graph", "three kernels"):
         yield profile(f"bones {name}", RAN[name], RAN[name], BONE)
