@@ -123,6 +123,15 @@ def test_the_grid_covers_every_tile_and_no_program_is_empty(monkeypatch, launche
                 assert made.FLAT or not (made.TMA or made.STORE), "descriptors hold rows of one level"
 
 
+def test_parts_of_rows_are_those_that_the_plan_balanced(monkeypatch, launches):
+    """Unequal ones too: equal parts of 22, 22 and 20 tiles would be two waves of 22 on an H200."""
+    op.pretend(monkeypatch, limits_of("sm_90"), family)
+    grouped.launch(bf16, 100, 100, 100, 4096, False)
+    forward, backward, _ = launches
+    assert forward.per == balance_tiles(64, 100, 2 * 132, 2) == 26
+    assert backward.per == balance_tiles(64, 100, 132, 7) != math.ceil(64 / math.ceil(64 / backward.per))
+
+
 def test_no_width_is_cut_off_by_the_shift(monkeypatch, launches):
     taken = set()
     for target, dtype in itertools.product(("sm_90", "sm_120"), (bf16, fp32)):
