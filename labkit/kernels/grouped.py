@@ -303,8 +303,7 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
 def launch_backward(dy: Tensor, x: Tensor, weight: Tensor, dx: Tensor | None, dw: Tensor, db: Tensor) -> None:
     """Write dw, db, and dx unless it is None."""
     (B, T, _), (G, d_in, d_out), limits = x.shape, weight.shape, device_limits(x.device)
-    rows = x.stride(2) == dy.stride(2) == 1
-    odd = rows and math.gcd(row_unit(x), d_in, row_unit(dy), d_out) == 1
+    odd = x.stride(2) == dy.stride(2) == 1 and math.gcd(row_unit(x), d_in, row_unit(dy), d_out) == 1
     tiling = backward_tiling(d_in, d_out, x.itemsize, odd, limits)
     pack, BM, BN, warps, stages, resident, per, tma, store, _, BK = tiling
     down, slices = cdiv(pack * d_in, BK), cdiv(pack * d_out, BN)
