@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from labkit.measure.rows import KINDS, LIVE
 from labkit.plots import formatting, style
@@ -93,7 +93,9 @@ def curves(
     noisy = shown[shown["noise"] != ""]
     gap_notes = formatting.footnotes(gaps, gaps["note"].replace("", "no value"), x, panel_axes[::-1])
     noise_notes = formatting.footnotes(noisy, noisy["noise"], x, panel_axes[::-1])
-    x_limits = _log_limits([*table[x], *values], least=4.0, pad=0.03) or _EMPTY_X_LIMITS
+    positions = sorted({*table[x].dropna(), *values})
+    near = 1 < len(positions) < 8 and positions[-1] < 2 * positions[0]  # no power of two tells them apart
+    x_limits = _log_limits(positions, least=1.0 if near else 4.0, pad=0.03) or _EMPTY_X_LIMITS
     panels = []
     for name, part in _split_into_panels(table, panel_axes):
         given = (reference_lines(part) if callable(reference_lines) else reference_lines) or {}
@@ -119,7 +121,7 @@ def curves(
     if y_values:
         y_values += [y for panel in panels for line in panel.reference_points.values() for _, y in line]
     y_limits = _log_limits(y_values, least=8.0, pad=0.05) or _EMPTY_Y_LIMITS
-    _set_axes(grid, len(panels), x, quantity, x_limits, y_limits)
+    _set_axes(grid, len(panels), x, quantity, x_limits, y_limits, positions if near else None)
     for ax, panel in zip(grid.ravel(), panels, strict=False):
         ax.set_title(panel.name)
         _draw_panel(ax, panel, x, quantity, styles)
@@ -257,12 +259,17 @@ def _set_axes(
     quantity: Quantity,
     x_limits: tuple[float, float],
     y_limits: tuple[float, float],
+    ticks: list[float] | None,
 ) -> None:
-    """Set the axes, which all panels share: limits, ticks and names. What has no panel is left empty."""
+    """Set the axes, which all panels share: limits, ticks and names. What has no panel is left empty.
+
+    ``ticks``: those of x, if not at powers of two.
+    """
     axes, (_, across), (low, high) = grid.ravel(), grid.shape, y_limits
     first = axes[0]
     first.set(xscale="log", yscale="log", xlim=x_limits, ylim=y_limits)
-    first.xaxis.set(major_locator=LogLocator(2, numticks=9 if across == 1 else 5))
+    powers = LogLocator(2, numticks=9 if across == 1 else 5)
+    first.xaxis.set(major_locator=FixedLocator(ticks) if ticks else powers)
     first.xaxis.set(minor_locator=NullLocator(), major_formatter=FuncFormatter(lambda v, _: format_size(v)))
     first.yaxis.set(major_locator=LogLocator(10, (1, 2, 5) if high / low < 200 else (1,)))
     first.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity.format(value)))
