@@ -105,7 +105,7 @@ def test_nothing_measured_says_so(draw, table):
     assert shown.figure.axes[0].get_xlim()[1] > 128
 
 
-@pytest.mark.parametrize("sizes", [[160], WIDTHS, [2**k for k in range(17)]])
+@pytest.mark.parametrize("sizes", [[160], [96, 98, 100, 102, 104], WIDTHS, [2**k for k in range(17)]])
 def test_ticks_are_apart_from_one_point_to_a_huge_range(sizes):
     shown = plots.curves(rows.as_results([row("labkit", size, 6.7 * size) for size in sizes]), title="t")
     (ax,) = shown.figure.axes
