@@ -121,6 +121,17 @@ def place(words, B, T, H: tl.constexpr, R: tl.constexpr, L: tl.constexpr, S: tl.
 
 
 @triton.jit
+def lanes_inside(row, n, B, H: tl.constexpr, R: tl.constexpr, BH: tl.constexpr):
+    """Which lanes have a sequence and a feature, (R, 1, BH): a constant where all have."""
+    inside = tl.full([R, 1, BH], True, tl.int1)
+    if R > 1:
+        inside &= row < B
+    if H % BH != 0:
+        inside &= n < H
+    return inside
+
+
+@triton.jit
 def state_before_block(states, sums, first, block, BH: tl.constexpr, W: tl.constexpr):
     """The state before a block, (1, 1, BH); ``first`` is that before all blocks.
 
@@ -145,11 +156,19 @@ def state_before_block(states, sums, first, block, BH: tl.constexpr, W: tl.const
 
 
 @triton.jit
-def load_steps(p, at, inside, t, T, stride: tl.constexpr, S: tl.constexpr, other: tl.constexpr):
-    """S tiles: ``at`` is where step t is, and the next one a stride further on; ``other`` from step T on."""
-    steps = ()
-    for s in tl.static_range(S):
-        steps += (tl.load(p + at + s * stride, inside & (t + s < T), other=other),)
+def load_steps(p, at, inside, t, T, full, stride: tl.constexpr, S: tl.constexpr, other: tl.constexpr):
+    """S tiles: ``at`` is where step t is, and the next one a stride further on; ``other`` from step T on.
+
+    full: no lane has a step from T on, so that no load needs a mask for it.
+    """
+    if full:
+        steps = ()
+        for s in tl.static_range(S):
+            steps += (tl.load(p + at + s * stride, inside, other=other),)
+    else:
+        steps = ()
+        for s in tl.static_range(S):
+            steps += (tl.load(p + at + s * stride, inside & (t + s < T), other=other),)
     return steps
 
 
@@ -208,13 +227,14 @@ def tell_walked(words, state, chain, block, blocks, chains, BH: tl.constexpr):
 
 @triton.jit
 def write_states(
-    h, at, inside, t, T, H: tl.constexpr, now_a, now_b, state, S: tl.constexpr, GRU: tl.constexpr
-):
+    h, at, inside, t, T, full: tl.constexpr, H: tl.constexpr, now_a, now_b, state,
+    S: tl.constexpr, GRU: tl.constexpr,
+):  # fmt: skip
     """Write the states of S steps from step t on, which is ``at``, and return the last."""
     for s in tl.static_range(S):
         gate, value = step(now_a[s], now_b[s], GRU, False)
         state = gate * state + value
-        tl.store(h + at + s * H, state, inside & (t + s < T))
+        tl.store(h + at + s * H, state, inside if full else inside & (t + s < T))
     return state
 
 
@@ -223,9 +243,9 @@ def walk(a, b, h, row, n, inside, first, end, T, H: tl.constexpr, state, S: tl.c
     """Write the states (R, 1, BH) of the steps from ``first`` to ``end`` one by one, and return the last."""
     for u in range(first, tl.minimum(end, T), S):
         at = (row * T + u) * H + n
-        now_a = load_steps(a, at, inside, u, T, H, S, 0.0)
-        now_b = load_steps(b, at, inside, u, T, H, S, 0.0)
-        state = write_states(h, at, inside, u, T, H, now_a, now_b, state, S, GRU)
+        now_a = load_steps(a, at, inside, u, T, False, H, S, 0.0)
+        now_b = load_steps(b, at, inside, u, T, False, H, S, 0.0)
+        state = write_states(h, at, inside, u, T, False, H, now_a, now_b, state, S, GRU)
     return state
 
 
@@ -236,10 +256,11 @@ def scan_kernel(
     GRU: tl.constexpr,
 ):  # fmt: skip
     chain, block, row, t, n = place(words, B, T, H, R, L, S, BH, W)
-    inside = (row < B) & (n < H)  # (R, 1, BH)
+    inside = lanes_inside(row, n, B, H, R, BH)
     at = row * T * H + t.to(tl.int64) * H + n  # (R, L, BH)
-    now_a = load_steps(a, at, inside, t, T, H, S, 0.0)
-    now_b = load_steps(b, at, inside, t, T, H, S, 0.0)
+    full = False if W == 0 else (block + 1) * (L * S) <= T
+    now_a = load_steps(a, at, inside, t, T, full, H, S, 0.0)
+    now_b = load_steps(b, at, inside, t, T, full, H, S, 0.0)
     state = tl.zeros([R, 1, BH], tl.float32)
     if h0 is not None:
         state += tl.load(h0 + row * H + n, inside, other=0.0).to(tl.float32)
@@ -247,8 +268,8 @@ def scan_kernel(
     if W == 0:  # a program has a whole chain, and loads the next block before it computes one
         for block in range(0, blocks):
             soon, later = t + L * S, at + L * S * H
-            next_a = load_steps(a, later, inside, soon, T, H, S, 0.0)
-            next_b = load_steps(b, later, inside, soon, T, H, S, 0.0)
+            next_a = load_steps(a, later, inside, soon, T, full, H, S, 0.0)
+            next_b = load_steps(b, later, inside, soon, T, full, H, S, 0.0)
             _, before, walks = states_before_segments(
                 words, state, now_a, now_b, chain, block, blocks, chains, R, L, S, BH, W, GRU, False
             )
@@ -256,7 +277,7 @@ def scan_kernel(
                 start = block * (L * S)
                 state = walk(a, b, h, row, n, inside, start, start + L * S, T, H, state, S, GRU)
             else:
-                after = write_states(h, at, inside, t, T, H, now_a, now_b, before, S, GRU)
+                after = write_states(h, at, inside, t, T, full, H, now_a, now_b, before, S, GRU)
                 state = last_segment(after, L)
             now_a, now_b, t, at = next_a, next_b, soon, later
     else:
@@ -268,9 +289,12 @@ def scan_kernel(
             state = walk(a, b, h, row, n, inside, start, start + L * S, T, H, state, S, GRU)
             tell_walked(words, state, chain, block, blocks, chains, BH)
         else:
-            now_a = load_steps(a, at, inside, t, T, H, S, 0.0)  # again: they need not stay in registers
-            now_b = load_steps(b, at, inside, t, T, H, S, 0.0)
-            write_states(h, at, inside, t, T, H, now_a, now_b, before, S, GRU)
+            now_a = load_steps(a, at, inside, t, T, full, H, S, 0.0)  # again: they need not stay in registers
+            now_b = load_steps(b, at, inside, t, T, full, H, S, 0.0)
+            if full:
+                write_states(h, at, inside, t, T, True, H, now_a, now_b, before, S, GRU)
+            else:
+                write_states(h, at, inside, t, T, False, H, now_a, now_b, before, S, GRU)
 
 
 # ---- backward ----------------------------------------------------------------------------------------------
@@ -279,25 +303,27 @@ def scan_kernel(
 
 
 @triton.jit
-def load_inputs(h, b, at, inside, t, T, H: tl.constexpr, S: tl.constexpr, GRU: tl.constexpr):
+def load_inputs(h, b, at, inside, t, T, full, H: tl.constexpr, S: tl.constexpr, GRU: tl.constexpr):
     """The states before S steps, and their b, which a GRU alone reads."""
-    now_h = load_steps(h, at - H, inside, t, T - 1, -H, S, 0.0)
+    now_h = load_steps(h, at - H, inside, t, T - 1, full, -H, S, 0.0)
     now_b = now_h
     if GRU:
-        now_b = load_steps(b, at, inside, t, T, -H, S, 0.0)
+        now_b = load_steps(b, at, inside, t, T, full, -H, S, 0.0)
     return now_h, now_b
 
 
 @triton.jit
 def write_grads(
-    da, db, at, inside, t, T, H: tl.constexpr, now_a, now_g, now_h, now_b, before, carry,
+    da, db, at, inside, t, T, full: tl.constexpr, H: tl.constexpr, now_a, now_g, now_h, now_b, before, carry,
     S: tl.constexpr, GRU: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of S steps, and return what the last gives back; a GRU alone has now_b."""
     for s in tl.static_range(S):
-        there = inside & (t + s < T)
+        there = inside if full else inside & (t + s < T)
         gate, g = now_a[s].to(tl.float32), now_g[s].to(tl.float32) + carry
-        last = tl.where(t + s < T - 1, now_h[s].to(tl.float32), before)
+        last = now_h[s].to(tl.float32)
+        if not full:
+            last = tl.where(t + s < T - 1, last, before)
         if GRU:
             tl.store(da + at - s * H, g * (now_b[s].to(tl.float32) - last), there)
             tl.store(db + at - s * H, g * gate, there)
@@ -317,10 +343,12 @@ def walk_back(
     """The same of steps from ``first`` to ``end``, one by one."""
     for u in range(first, tl.minimum(end, T), S):
         at = (row * T + T - 1 - u) * H + n
-        now_a = load_steps(a, at, inside, u, T, -H, S, 0.0 if GRU else 1.0)
-        now_g = load_steps(dh, at, inside, u, T, -H, S, 0.0)
-        now_h, now_b = load_inputs(h, b, at, inside, u, T, H, S, GRU)
-        carry = write_grads(da, db, at, inside, u, T, H, now_a, now_g, now_h, now_b, before, carry, S, GRU)
+        now_a = load_steps(a, at, inside, u, T, False, -H, S, 0.0 if GRU else 1.0)
+        now_g = load_steps(dh, at, inside, u, T, False, -H, S, 0.0)
+        now_h, now_b = load_inputs(h, b, at, inside, u, T, False, H, S, GRU)
+        carry = write_grads(
+            da, db, at, inside, u, T, False, H, now_a, now_g, now_h, now_b, before, carry, S, GRU
+        )
     return carry
 
 
@@ -331,22 +359,23 @@ def scan_grad_kernel(
     GRU: tl.constexpr,
 ):  # fmt: skip
     chain, block, row, t, n = place(words, B, T, H, R, L, S, BH, W)
-    inside = (row < B) & (n < H)  # (R, 1, BH)
+    inside = lanes_inside(row, n, B, H, R, BH)
     at = row * T * H + (T - 1 - t).to(tl.int64) * H + n  # (R, L, BH)
-    now_a = load_steps(a, at, inside, t, T, -H, S, 0.0 if GRU else 1.0)
-    now_g = load_steps(dh, at, inside, t, T, -H, S, 0.0)
+    full = False if W == 0 else (block + 1) * (L * S) < T  # and not the first step, which has no step before
+    now_a = load_steps(a, at, inside, t, T, full, -H, S, 0.0 if GRU else 1.0)
+    now_g = load_steps(dh, at, inside, t, T, full, -H, S, 0.0)
     carry = tl.zeros([R, 1, BH], tl.float32)
     chains = B * ((H + BH - 1) // BH)
     before = tl.zeros([R, 1, BH], tl.float32)
     if h0 is not None:
         before += tl.load(h0 + row * H + n, inside, other=0.0).to(tl.float32)
     if W == 0:
-        now_h, now_b = load_inputs(h, b, at, inside, t, T, H, S, GRU)
+        now_h, now_b = load_inputs(h, b, at, inside, t, T, full, H, S, GRU)
         for block in range(0, blocks):
             soon, later = t + L * S, at - L * S * H
-            next_h, next_b = load_inputs(h, b, later, inside, soon, T, H, S, GRU)
-            next_a = load_steps(a, later, inside, soon, T, -H, S, 0.0 if GRU else 1.0)
-            next_g = load_steps(dh, later, inside, soon, T, -H, S, 0.0)
+            next_h, next_b = load_inputs(h, b, later, inside, soon, T, full, H, S, GRU)
+            next_a = load_steps(a, later, inside, soon, T, full, -H, S, 0.0 if GRU else 1.0)
+            next_g = load_steps(dh, later, inside, soon, T, full, -H, S, 0.0)
             _, carries, walks = states_before_segments(
                 words, carry, now_a, now_g, chain, block, blocks, chains, R, L, S, BH, W, GRU, True
             )
@@ -357,7 +386,7 @@ def scan_grad_kernel(
                 )
             else:
                 after = write_grads(
-                    da, db, at, inside, t, T, H, now_a, now_g, now_h, now_b, before, carries, S, GRU
+                    da, db, at, inside, t, T, full, H, now_a, now_g, now_h, now_b, before, carries, S, GRU
                 )
                 carry = last_segment(after, L)
             now_a, now_g, now_h, now_b, t, at = next_a, next_g, next_h, next_b, soon, later
@@ -372,13 +401,18 @@ def scan_grad_kernel(
             )
             tell_walked(words, carry, chain, block, blocks, chains, BH)
         else:
-            now_a = load_steps(a, at, inside, t, T, -H, S, 0.0 if GRU else 1.0)
-            now_g = load_steps(dh, at, inside, t, T, -H, S, 0.0)
-            now_h, now_b = load_inputs(h, b, at, inside, t, T, H, S, GRU)
-            after = write_grads(
-                da, db, at, inside, t, T, H, now_a, now_g, now_h, now_b, before, carries, S, GRU
-            )
-            carry = last_segment(after, L)
+            now_a = load_steps(a, at, inside, t, T, full, -H, S, 0.0 if GRU else 1.0)
+            now_g = load_steps(dh, at, inside, t, T, full, -H, S, 0.0)
+            now_h, now_b = load_inputs(h, b, at, inside, t, T, full, H, S, GRU)
+            if full:
+                write_grads(
+                    da, db, at, inside, t, T, True, H, now_a, now_g, now_h, now_b, before, carries, S, GRU
+                )
+            else:
+                after = write_grads(
+                    da, db, at, inside, t, T, False, H, now_a, now_g, now_h, now_b, before, carries, S, GRU
+                )
+                carry = last_segment(after, L)
     if dh0 is not None:
         tl.store(dh0 + row * H + n, carry, inside & ((block + 1 == blocks) | (W == 0)))
 
