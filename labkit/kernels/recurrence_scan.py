@@ -46,9 +46,9 @@ UNTOUCHED: tl.constexpr = tl.constexpr(0x3F800000)
 """The word of A = 1 and B = 0: a block that leaves every state as it is."""
 
 # ---- words of 64 bits that other programs wait for ---------------------------------------------------------
-# A word holds the bits of A and B, or of a state and zero, and is never -1, all ones: A is a number or the
-# usual NaN. So -1 says that it was not written yet, and a word needs no flag and no order of memory beside
-# it.
+# A word holds the bits of A and B, or zero and those of a state. Its lower half is never -1, all ones: A is a
+# number or the usual NaN. So -1 says that it was not written yet, and a word needs no flag and no order of
+# memory beside it.
 
 
 @triton.jit
@@ -64,25 +64,7 @@ def unpack(word):
     )
 
 
-@triton.jit
-def wait_for(words, inside, other):
-    """The words, once all of them are written.
-
-    They are read again at the end: where lanes of several warps have the same word, ``tl.max`` asks one of
-    them, and what another has read may be older.
-    """
-    while tl.max((tl.load(words, inside, other=other, volatile=True) == -1).to(tl.int32)) == 1:
-        pass
-    tl.debug_barrier()
-    return tl.load(words, inside, other=other, volatile=True)
-
-
 # ---- parts of both kernels: tiles are (R, L, BH), R sequences, L segments, BH features ---------------------
-
-
-@triton.jit
-def two_blocks(a1, b1, a2, b2):
-    return a2 * a1, a2 * b1 + b2
 
 
 @triton.jit
@@ -132,27 +114,53 @@ def lanes_inside(row, n, B, H: tl.constexpr, R: tl.constexpr, BH: tl.constexpr):
 
 
 @triton.jit
+def read_group(states, sums, first, start, block, BH: tl.constexpr, W: tl.constexpr):
+    """Words (BH,): the state before a group from ``start`` on, and (A, B) of its blocks before ``block``.
+
+    And whether one of them was not written yet. (A, B) beyond those leave a state as it is.
+    """
+    n = tl.arange(0, BH)
+    none, beyond = pack(tl.zeros([BH], tl.float32), first), n - (block - start) * BH
+    words = (tl.load(states + (start - 1) * BH + n, (start > 0) & (n >= 0), other=none, volatile=True),)
+    largest = words[0].to(tl.uint32)
+    for j in tl.static_range(W - 1):
+        at = start * BH + (j * BH + n)
+        words += (tl.load(sums + at, beyond < -j * BH, other=UNTOUCHED, volatile=True),)
+        largest = tl.maximum(largest, words[j + 1].to(tl.uint32))
+    return words, tl.max(largest) == 0xFFFFFFFF
+
+
+@triton.jit
 def state_before_block(states, sums, first, block, BH: tl.constexpr, W: tl.constexpr):
-    """The state before a block, (1, 1, BH); ``first`` is that before all blocks.
+    """The state before a block, (BH,); ``first`` is that before all blocks.
 
     states, sums: where the chain has its states and its (A, B), words (blocks, BH) each.
     """
-    n = tl.arange(0, BH)[None, :]
-    other = pack(tl.reshape(first, (1, BH)), tl.zeros([1, BH], tl.float32))
-    if W == 1:  # each block is a group
-        state, _ = unpack(wait_for(states + (block - 1) * BH + n, (block > 0) & (n >= 0), other))
-        return tl.reshape(state, (1, 1, BH))
     start = block // W * W
-    j = tl.arange(0, W)[:, None]
-    A, B = unpack(wait_for(sums + (start + j) * BH + n, (start + j < block) & (n >= 0), UNTOUCHED))  # (W, BH)
-    walked = tl.max(tl.where(A != A, j, -1))  # the last one that was walked, or -1
-    A, B = tl.where(j > walked, A, 1.0), tl.where(j > walked, B, 0.0)
-    A, B = tl.associative_scan((A, B), 0, two_blocks)
-    A = tl.sum(tl.where(j == W - 1, A, 0.0), 0, keep_dims=True)
-    B = tl.sum(tl.where(j == W - 1, B, 0.0), 0, keep_dims=True)
-    known = start + walked  # its state is written; that before the group if none was walked
-    state, _ = unpack(wait_for(states + known * BH + n, (known >= 0) & (n >= 0), other))
-    return tl.reshape(A * state + B, (1, 1, BH))
+    while read_group(states, sums, first, start, block, BH, W)[1]:
+        pass
+    tl.debug_barrier()  # again: lanes of several warps may have the same word, of which one was asked
+    words, _ = read_group(states, sums, first, start, block, BH, W)
+    _, state = unpack(words[0])
+    for j in tl.static_range(W - 1):
+        A, B = unpack(words[j + 1])
+        state = A * state + B
+    if tl.max((state != state).to(tl.int32)) == 1:  # a block was walked, or there is a NaN
+        walked = tl.full([BH], -1, tl.int32)
+        for j in tl.static_range(W - 1):
+            A, _ = unpack(words[j + 1])
+            walked = tl.where(A != A, j, walked)
+        last = tl.max(walked)
+        if last >= 0:  # its state is known
+            word = states + (start + last) * BH + tl.arange(0, BH)
+            while tl.max((tl.load(word, volatile=True).to(tl.int32) == -1).to(tl.int32)) == 1:
+                pass
+            tl.debug_barrier()
+            _, state = unpack(tl.load(word, volatile=True))
+            for j in tl.static_range(W - 1):
+                A, B = unpack(words[j + 1])
+                state = tl.where(j > last, A * state + B, state)
+    return state
 
 
 @triton.jit
@@ -195,21 +203,22 @@ def states_before_segments(
         gate, value = step(now_a[s], now_b[s], GRU, BACK)
         A, B = A * gate, gate * B + value
         largest = tl.maximum(largest, tl.abs(gate), propagate_nan=tl.PropagateNan.ALL)
-    walks = tl.max((largest <= 1.0).to(tl.int32) ^ 1) == 1
+    A = tl.where(largest <= 1.0, A, float("nan"))
     one, zero = tl.full([R, L, BH], 1.0, tl.float32), tl.zeros([R, L, BH], tl.float32)
     A, B, C, D = tl.associative_scan((A, B, one, zero), 1, two_runs)
+    walks = tl.max((A != A).to(tl.int32)) == 1
     if W > 0:  # there are several blocks, and R is 1
         segment, n = tl.arange(0, L)[None, :, None], tl.arange(0, BH)[None, None, :]
         sums = words + 1 + chain.to(tl.int64) * blocks * BH  # (chains, blocks, BH), then as many states
         states = sums + chains.to(tl.int64) * blocks * BH
-        last = (segment == L - 1) & (n >= 0) & (block + 1 < blocks)
+        last, at = (segment == L - 1) & (n >= 0) & (block + 1 < blocks), block * BH + n + segment * 0
         if W > 1:
-            told = pack(tl.where(walks, float("nan"), A), B)
-            tl.atomic_xchg(sums + block * BH + n + segment * 0, told, mask=last, sem="relaxed")
-        first = state_before_block(states, sums, first, block, BH, W)
-        tell = last & (block % W == W - 1) & (walks == 0)
-        told = pack(A * first + B, zero)
-        tl.atomic_xchg(states + block * BH + n + segment * 0, told, mask=tell, sem="relaxed")
+            tl.atomic_xchg(sums + at, pack(A, B), mask=last, sem="relaxed")
+        first = tl.reshape(
+            state_before_block(states, sums, tl.reshape(first, (BH,)), block, BH, W), (1, 1, BH)
+        )
+        if (block % W == W - 1) & (walks == 0):
+            tl.atomic_xchg(states + at, pack(zero, A * first + B), mask=last, sem="relaxed")
     return first, C * first + D, walks
 
 
@@ -218,7 +227,7 @@ def tell_walked(words, state, chain, block, blocks, chains, BH: tl.constexpr):
     """Write the state (1, 1, BH) after a block that was walked."""
     n = tl.arange(0, BH)[None, None, :]
     states = words + 1 + (chains + chain).to(tl.int64) * blocks * BH
-    told = pack(state, tl.zeros([1, 1, BH], tl.float32))
+    told = pack(tl.zeros([1, 1, BH], tl.float32), state)
     tl.atomic_xchg(states + block * BH + n, told, mask=(n >= 0) & (block + 1 < blocks), sem="relaxed")
 
 
