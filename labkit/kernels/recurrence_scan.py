@@ -98,7 +98,10 @@ def place(words, B, T, H: tl.constexpr, R: tl.constexpr, L: tl.constexpr, S: tl.
         chain, block = ticket % chains, ticket // chains
     row = (chain // widths * R + tl.arange(0, R)).to(tl.int64)[:, None, None]
     t = (block * (L * S) + tl.arange(0, L) * S)[None, :, None]
-    n = (chain % widths * BH + tl.arange(0, BH))[None, None, :]
+    start = chain % widths * BH
+    if H > BH:  # the last chain begins earlier and writes some numbers again, the same: no lane needs a mask
+        start = tl.minimum(start, H - BH)
+    n = (start + tl.arange(0, BH))[None, None, :]
     return chain, block, row, t, n
 
 
@@ -108,7 +111,7 @@ def lanes_inside(row, n, B, H: tl.constexpr, R: tl.constexpr, BH: tl.constexpr):
     inside = tl.full([R, 1, BH], True, tl.int1)
     if R > 1:
         inside &= row < B
-    if H % BH != 0:
+    if H < BH:
         inside &= n < H
     return inside
 
@@ -455,14 +458,17 @@ def scan_plan(
     wait is long, and groups too, since a chain waits for each of them in turn.
     """
     BH, multiprocessors = min(128 // itemsize, next_power_of_2(H)), limits.multiprocessors
-    (S, W), tile, more = (16, GROUP_WORDS // BH) if BH > 4 else (8, 16), TILE, {"num_warps": WARPS}
+    S, tile, more = (16 if BH > 4 else 8), TILE, {"num_warps": WARPS}
     least = multiprocessors
     if T <= FEW_STEPS:
         least = multiprocessors * 3 // 5
         widths = (n for n in (BH, BH // 2, BH // 4) if n * itemsize >= 32)
         BH = next((n for n in widths if B * cdiv(H, n) >= least), BH)
-    if (chains := B * cdiv(H, BH)) >= least:
-        S, W = 8, 0
+    if looks_back := (chains := B * cdiv(H, BH)) < least:
+        widths = [BH] + [n for n in (BH // 2, BH // 4) if n * itemsize >= 32]
+        BH = min(widths, key=lambda n: (cdiv(H, n) * n, n > H))  # the fewest lanes, and no masks
+    else:
+        S = 8
         odd = itemsize == 2 and H % 2
         if chains < multiprocessors or (chains < 2 * multiprocessors and not back and not odd):
             S, more = 4 if back else 8, {"num_warps": 2 * WARPS, "maxnreg": 128}
@@ -478,7 +484,8 @@ def scan_plan(
     L = min(tile // BH, max(2, next_power_of_2(cdiv(T, S))))
     R, blocks = tile // (BH * L), cdiv(T, L * S)
     chains = cdiv(B, R) * cdiv(H, BH)
-    W = min(W, next_power_of_2(blocks)) if blocks > 1 else 0
+    W = GROUP_WORDS // BH if BH > 4 else 16
+    W = min(W, 32, next_power_of_2(blocks)) if looks_back and blocks > 1 else 0
     sizes = dict(H=H, R=R, L=L, S=S, BH=BH, W=W, **more)
     return (chains * blocks if W else chains), blocks, sizes
 
