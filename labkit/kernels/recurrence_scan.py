@@ -191,21 +191,24 @@ def last_segment(x, L: tl.constexpr):
 
 
 @triton.jit
-def states_before_segments(
-    words, first, now_a, now_b, chain, block, blocks, chains,
-    R: tl.constexpr, L: tl.constexpr, S: tl.constexpr, BH: tl.constexpr, W: tl.constexpr,
-    GRU: tl.constexpr, BACK: tl.constexpr,
-):  # fmt: skip
-    """The state before the block, (R, 1, BH), before each segment, (R, L, BH), and whether it must be walked.
-
-    first: the state before all blocks, (R, 1, BH); now_a, now_b: S tiles (R, L, BH).
-    """
-    A, B = step(now_a[0], now_b[0], GRU, BACK)
-    largest = tl.abs(A)
-    for s in tl.static_range(1, S):
+def run_steps(A, B, largest, now_a, now_b, S: tl.constexpr, GRU: tl.constexpr, BACK: tl.constexpr):
+    """(A, B) of steps and of S more, and the largest gate of all of them, in absolute value, or NaN."""
+    for s in tl.static_range(S):
         gate, value = step(now_a[s], now_b[s], GRU, BACK)
         A, B = A * gate, gate * B + value
         largest = tl.maximum(largest, tl.abs(gate), propagate_nan=tl.PropagateNan.ALL)
+    return A, B, largest
+
+
+@triton.jit
+def states_before_segments(
+    words, first, A, B, largest, chain, block, blocks, chains,
+    R: tl.constexpr, L: tl.constexpr, BH: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
+    """The state before the block, (R, 1, BH), before each segment, (R, L, BH), and whether it must be walked.
+
+    first: the state before all blocks, (R, 1, BH); A, B, largest: of each segment, (R, L, BH).
+    """
     A = tl.where(largest <= 1.0, A, float("nan"))
     one, zero = tl.full([R, L, BH], 1.0, tl.float32), tl.zeros([R, L, BH], tl.float32)
     A, B, C, D = tl.associative_scan((A, B, one, zero), 1, two_runs)
@@ -265,25 +268,27 @@ def walk(a, b, h, row, n, inside, first, end, T, H: tl.constexpr, state, S: tl.c
 def scan_kernel(
     a, b, h0, h, words, B, T, blocks,
     H: tl.constexpr, R: tl.constexpr, L: tl.constexpr, S: tl.constexpr, BH: tl.constexpr, W: tl.constexpr,
-    GRU: tl.constexpr,
+    U: tl.constexpr, GRU: tl.constexpr,
 ):  # fmt: skip
     chain, block, row, t, n = place(words, B, T, H, R, L, S, BH, W)
     inside = lanes_inside(row, n, B, H, R, BH)
     at = row * T * H + t.to(tl.int64) * H + n  # (R, L, BH)
     full = False if W == 0 else (block + 1) * (L * S) <= T
-    now_a = load_steps(a, at, inside, t, T, full, H, S, 0.0)
-    now_b = load_steps(b, at, inside, t, T, full, H, S, 0.0)
+    one, zero = tl.full([R, L, BH], 1.0, tl.float32), tl.zeros([R, L, BH], tl.float32)
     state = tl.zeros([R, 1, BH], tl.float32)
     if h0 is not None:
         state += tl.load(h0 + row * H + n, inside, other=0.0).to(tl.float32)
     chains = B * ((H + BH - 1) // BH)
     if W == 0:  # a program has a whole chain, and loads the next block before it computes one
+        now_a = load_steps(a, at, inside, t, T, full, H, S, 0.0)
+        now_b = load_steps(b, at, inside, t, T, full, H, S, 0.0)
         for block in range(0, blocks):
             soon, later = t + L * S, at + L * S * H
             next_a = load_steps(a, later, inside, soon, T, full, H, S, 0.0)
             next_b = load_steps(b, later, inside, soon, T, full, H, S, 0.0)
+            A, B, largest = run_steps(one, zero, zero, now_a, now_b, S, GRU, False)
             _, before, walks = states_before_segments(
-                words, state, now_a, now_b, chain, block, blocks, chains, R, L, S, BH, W, GRU, False
+                words, state, A, B, largest, chain, block, blocks, chains, R, L, BH, W
             )
             if walks:
                 start = block * (L * S)
@@ -293,20 +298,27 @@ def scan_kernel(
                 state = last_segment(after, L)
             now_a, now_b, t, at = next_a, next_b, soon, later
     else:
+        A, B, largest = one, zero, zero
+        for s in range(0, S, U):
+            now_a = load_steps(a, at + s * H, inside, t + s, T, full, H, U, 0.0)
+            now_b = load_steps(b, at + s * H, inside, t + s, T, full, H, U, 0.0)
+            A, B, largest = run_steps(A, B, largest, now_a, now_b, U, GRU, False)
         state, before, walks = states_before_segments(
-            words, state, now_a, now_b, chain, block, blocks, chains, R, L, S, BH, W, GRU, False
+            words, state, A, B, largest, chain, block, blocks, chains, R, L, BH, W
         )
         if walks:
             start = block * (L * S)
-            state = walk(a, b, h, row, n, inside, start, start + L * S, T, H, state, S, GRU)
+            state = walk(a, b, h, row, n, inside, start, start + L * S, T, H, state, U, GRU)
             tell_walked(words, state, chain, block, blocks, chains, BH)
         else:
-            now_a = load_steps(a, at, inside, t, T, full, H, S, 0.0)  # again: they need not stay in registers
-            now_b = load_steps(b, at, inside, t, T, full, H, S, 0.0)
-            if full:
-                write_states(h, at, inside, t, T, True, H, now_a, now_b, before, S, GRU)
-            else:
-                write_states(h, at, inside, t, T, False, H, now_a, now_b, before, S, GRU)
+            for s in range(0, S, U):  # loaded again: they need not stay in registers
+                here, u = at + s * H, t + s
+                now_a = load_steps(a, here, inside, u, T, full, H, U, 0.0)
+                now_b = load_steps(b, here, inside, u, T, full, H, U, 0.0)
+                if full:
+                    before = write_states(h, here, inside, u, T, True, H, now_a, now_b, before, U, GRU)
+                else:
+                    before = write_states(h, here, inside, u, T, False, H, now_a, now_b, before, U, GRU)
 
 
 # ---- backward ----------------------------------------------------------------------------------------------
@@ -368,28 +380,30 @@ def walk_back(
 def scan_grad_kernel(
     dh, a, b, h0, h, da, db, dh0, words, B, T, blocks,
     H: tl.constexpr, R: tl.constexpr, L: tl.constexpr, S: tl.constexpr, BH: tl.constexpr, W: tl.constexpr,
-    GRU: tl.constexpr,
+    U: tl.constexpr, GRU: tl.constexpr,
 ):  # fmt: skip
     chain, block, row, t, n = place(words, B, T, H, R, L, S, BH, W)
     inside = lanes_inside(row, n, B, H, R, BH)
     at = row * T * H + (T - 1 - t).to(tl.int64) * H + n  # (R, L, BH)
     full = False if W == 0 else (block + 1) * (L * S) < T  # and not the first step, which has no step before
-    now_a = load_steps(a, at, inside, t, T, full, -H, S, 0.0 if GRU else 1.0)
-    now_g = load_steps(dh, at, inside, t, T, full, -H, S, 0.0)
+    one, zero = tl.full([R, L, BH], 1.0, tl.float32), tl.zeros([R, L, BH], tl.float32)
     carry = tl.zeros([R, 1, BH], tl.float32)
     chains = B * ((H + BH - 1) // BH)
     before = tl.zeros([R, 1, BH], tl.float32)
     if h0 is not None:
         before += tl.load(h0 + row * H + n, inside, other=0.0).to(tl.float32)
     if W == 0:
+        now_a = load_steps(a, at, inside, t, T, full, -H, S, 0.0 if GRU else 1.0)
+        now_g = load_steps(dh, at, inside, t, T, full, -H, S, 0.0)
         now_h, now_b = load_inputs(h, b, at, inside, t, T, full, H, S, GRU)
         for block in range(0, blocks):
             soon, later = t + L * S, at - L * S * H
             next_h, next_b = load_inputs(h, b, later, inside, soon, T, full, H, S, GRU)
             next_a = load_steps(a, later, inside, soon, T, full, -H, S, 0.0 if GRU else 1.0)
             next_g = load_steps(dh, later, inside, soon, T, full, -H, S, 0.0)
+            A, B, largest = run_steps(one, zero, zero, now_a, now_g, S, GRU, True)
             _, carries, walks = states_before_segments(
-                words, carry, now_a, now_g, chain, block, blocks, chains, R, L, S, BH, W, GRU, True
+                words, carry, A, B, largest, chain, block, blocks, chains, R, L, BH, W
             )
             start = block * (L * S)
             if walks:
@@ -403,28 +417,66 @@ def scan_grad_kernel(
                 carry = last_segment(after, L)
             now_a, now_g, now_h, now_b, t, at = next_a, next_g, next_h, next_b, soon, later
     else:
+        A, B, largest = one, zero, zero
+        for s in range(0, S, U):
+            now_a = load_steps(a, at - s * H, inside, t + s, T, full, -H, U, 0.0 if GRU else 1.0)
+            now_g = load_steps(dh, at - s * H, inside, t + s, T, full, -H, U, 0.0)
+            A, B, largest = run_steps(A, B, largest, now_a, now_g, U, GRU, True)
         carry, carries, walks = states_before_segments(
-            words, carry, now_a, now_g, chain, block, blocks, chains, R, L, S, BH, W, GRU, True
+            words, carry, A, B, largest, chain, block, blocks, chains, R, L, BH, W
         )
         if walks:
             start = block * (L * S)
             carry = walk_back(
-                dh, a, b, h, da, db, row, n, inside, start, start + L * S, T, H, before, carry, S, GRU
+                dh, a, b, h, da, db, row, n, inside, start, start + L * S, T, H, before, carry, U, GRU
             )
             tell_walked(words, carry, chain, block, blocks, chains, BH)
         else:
-            now_a = load_steps(a, at, inside, t, T, full, -H, S, 0.0 if GRU else 1.0)
-            now_g = load_steps(dh, at, inside, t, T, full, -H, S, 0.0)
-            now_h, now_b = load_inputs(h, b, at, inside, t, T, full, H, S, GRU)
-            if full:
-                write_grads(
-                    da, db, at, inside, t, T, True, H, now_a, now_g, now_h, now_b, before, carries, S, GRU
-                )
-            else:
-                after = write_grads(
-                    da, db, at, inside, t, T, False, H, now_a, now_g, now_h, now_b, before, carries, S, GRU
-                )
-                carry = last_segment(after, L)
+            for s in range(0, S, U):
+                here, u = at - s * H, t + s
+                now_a = load_steps(a, here, inside, u, T, full, -H, U, 0.0 if GRU else 1.0)
+                now_g = load_steps(dh, here, inside, u, T, full, -H, U, 0.0)
+                now_h, now_b = load_inputs(h, b, here, inside, u, T, full, H, U, GRU)
+                if full:
+                    carries = write_grads(
+                        da,
+                        db,
+                        here,
+                        inside,
+                        u,
+                        T,
+                        True,
+                        H,
+                        now_a,
+                        now_g,
+                        now_h,
+                        now_b,
+                        before,
+                        carries,
+                        U,
+                        GRU,
+                    )
+                else:
+                    carries = write_grads(
+                        da,
+                        db,
+                        here,
+                        inside,
+                        u,
+                        T,
+                        False,
+                        H,
+                        now_a,
+                        now_g,
+                        now_h,
+                        now_b,
+                        before,
+                        carries,
+                        U,
+                        GRU,
+                    )
+            if full == 0:
+                carry = last_segment(carries, L)
     if dh0 is not None:
         tl.store(dh0 + row * H + n, carry, inside & ((block + 1 == blocks) | (W == 0)))
 
@@ -455,7 +507,8 @@ def scan_plan(
     its chain (W = 0), and tiles are small, so that two fit the registers; larger ones pay off for many and
     long chains, and with more warps where a multiprocessor has hardly a program. Rows of 256 bytes pay off if
     that leaves enough chains. Fewer chains are shared out block by block: tiles are large, since a block's
-    wait is long, and groups too, since a chain waits for each of them in turn.
+    wait is long, and groups too, since a chain waits for each of them in turn. Their S steps are loaded U at
+    a time, twice, so that few registers hold them and more programs fit a multiprocessor.
     """
     BH, multiprocessors = min(128 // itemsize, next_power_of_2(H)), limits.multiprocessors
     S, tile, more = (16 if BH > 4 else 8), TILE, {"num_warps": WARPS}
@@ -465,8 +518,10 @@ def scan_plan(
         widths = (n for n in (BH, BH // 2, BH // 4) if n * itemsize >= 32)
         BH = next((n for n in widths if B * cdiv(H, n) >= least), BH)
     if looks_back := (chains := B * cdiv(H, BH)) < least:
-        widths = [BH] + [n for n in (BH // 2, BH // 4) if n * itemsize >= 32]
-        BH = min(widths, key=lambda n: (cdiv(H, n) * n, n > H))  # the fewest lanes, and no masks
+        narrower = [n for n in (BH, BH // 2, BH // 4) if n * itemsize >= 32] or [BH]
+        BH = next(
+            (n for n in narrower if 3 * cdiv(H, n) * n <= 4 * H), narrower[-1]
+        )  # a quarter idle, at most
     else:
         S = 8
         odd = itemsize == 2 and H % 2
@@ -486,7 +541,8 @@ def scan_plan(
     chains = cdiv(B, R) * cdiv(H, BH)
     W = GROUP_WORDS // BH if BH > 4 else 16
     W = min(W, 32, next_power_of_2(blocks)) if looks_back and blocks > 1 else 0
-    sizes = dict(H=H, R=R, L=L, S=S, BH=BH, W=W, **more)
+    U = min(S, 8) if W else S
+    sizes = dict(H=H, R=R, L=L, S=S, BH=BH, W=W, U=U, **more)
     return (chains * blocks if W else chains), blocks, sizes
 
 
