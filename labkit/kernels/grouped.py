@@ -240,6 +240,17 @@ def wide_loads(count: int, rows: int, most: int, size: int, *loaded: Rows) -> tu
     return 1, 1
 
 
+def shifted_unit(every: int, size: int, one: Rows) -> int:
+    """The most elements, at most ``size``, by which every so many-th row can be loaded or stored."""
+    natural = math.gcd(one.unit, one.width)
+    if natural > 1 or not one.shifted:
+        return natural
+    unit = math.gcd(size, every * one.stride)
+    while one.width + unit - math.gcd(unit, one.stride, one.width) > one.columns:
+        unit //= 2
+    return unit
+
+
 def descriptor(t: Tensor | None, wanted: bool, *block: int) -> Any:
     """A tensor descriptor of t (1, rows, columns) if one is wanted, else t."""
     return TensorDescriptor.from_tensor(t[0], block) if wanted and t is not None else t
@@ -269,9 +280,17 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
         return
     pack, BM, BN, warps, stages, resident, per, tma, store, interleaved, _ = tiling
     BK, packs, tiles = block_width(pack * d_in), cdiv(G, pack), B * cdiv(T, BM)
-    every, unit = 1, 1
+    slices, size = cdiv(pack * d_out, BN), 16 // x.itemsize
+    loaded, stored = rows_of(x, d_in, BK), rows_of(y, d_out, slices * BN)
+    # Columns at the ends take a product of their own, which pays where a row has many, of 2 bytes.
+    odd = pack == 1 and BN >= 64 and x.itemsize == 2 and math.gcd(stored.unit, d_out) == 1
+    every, unit, uy = 1, 1, math.gcd(stored.unit, d_out)
     if not tma and pack == 1:
-        every, unit = wide_loads(T, BM, 8, 16 // x.itemsize, rows_of(x, d_in, BK))
+        every = max(wide_loads(T, BM, 8, size, rows)[0] for rows in (loaded, stored)[: 1 + odd])
+        unit = shifted_unit(every, size, loaded)
+    if odd:
+        uy = shifted_unit(every, size, stored)
+    ends = odd and uy > 1
     spans = every * x.stride(1), every * y.stride(1), *strides[2:8], *strides[10:]
     large = needs_64_bits(256, spans)  # a tile lies in one sequence
     if tma and per == 1 and d_in == BK and d_out == BN and not large and aligned(y, limits):
@@ -279,7 +298,7 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
         x_tiles, y_tiles = descriptor(x, True, BM, BK), descriptor(y, True, BM, BN)
         single_tile_kernel[(G * tiles,)](x_tiles, weight, bias, y_tiles, T, G, *strides[3:8], **sizes)
         return
-    abreast = packs * cdiv(pack * d_out, BN)
+    abreast = packs * slices
     tiles = every * cdiv(T, every * BM) if every > 1 else tiles
     per = min(per or tiles, balance_tiles(tiles, abreast, resident * limits.multiprocessors, 2))
     parts = every * cdiv(cdiv(tiles, per), every)
@@ -290,13 +309,13 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
     # No stores by descriptors where a second pass by pointers may follow: they may still be under way then.
     store = store and (not tma or d_in == BK) and aligned(y, limits) and pack * d_out == BN and G % pack == 0
     seen = weight.flatten(0, 1)[None] if weight.is_contiguous() else weight
-    whole = tma and d_in == BK and d_out % BN == 0 and aligned(seen, limits)
+    whole = tma and d_in == BK and d_out % BN == 0 and not ends and aligned(seen, limits)
     forward_kernel[(abreast * parts,)](
         x, descriptor(x, tma, BM, BK), weight, descriptor(seen, True, BK, BN) if whole else None,
         bias, y, descriptor(y, store, BM, BN), B, T, G, per, part_stride, tile_stride, *strides,
         D_IN=d_in, D_OUT=d_out, PACK=pack, FLAT=B == 1, LARGE=large, TMA=tma, STORE=store,
-        AHEAD=not tma and stages == 1, EVERY=every, UNIT=unit, SHIFT=every > 1 or d_in % unit > 0,
-        UY=row_unit(y), BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=stages,
+        AHEAD=not tma and stages == 1, EVERY=every, UNIT=unit, SHIFT=math.gcd(loaded.stride, d_in) % unit > 0,
+        UY=uy, ENDS=ends, BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 

@@ -95,6 +95,20 @@ def within(k, group, G, D: tl.constexpr, PACK: tl.constexpr):
     return inside
 
 
+@triton.jit
+def alone(column, shift, D: tl.constexpr, UNIT: tl.constexpr):
+    """Whether the unit of a column, counted from ``shift`` before a group of D, is that group's alone."""
+    unit = whole(column, UNIT)
+    return (unit >= shift) & (unit + UNIT <= shift + D)
+
+
+@triton.jit
+def end_columns(shift, D: tl.constexpr, UNIT: tl.constexpr):
+    """The columns (16,) of the first unit and of the last one, counted from ``shift`` before a group of D."""
+    e = tl.arange(0, 16)
+    return tl.where(e < 8, e, whole(shift + D, UNIT) + e - 8)
+
+
 # ---- forward -----------------------------------------------------------------------------------------------
 
 
@@ -127,7 +141,7 @@ def forward_kernel(
     sbg: tl.constexpr, sbo: tl.constexpr, syb, syt, syc,
     D_IN: tl.constexpr, D_OUT: tl.constexpr, PACK: tl.constexpr, FLAT: tl.constexpr,
     LARGE: tl.constexpr, TMA: tl.constexpr, STORE: tl.constexpr, AHEAD: tl.constexpr,
-    EVERY: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, UY: tl.constexpr,
+    EVERY: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, UY: tl.constexpr, ENDS: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """A program keeps (BK, BN) of a group's weight, or the weights of PACK groups, and loops over tiles of x.
@@ -139,6 +153,8 @@ def forward_kernel(
 
     Where rows begin anywhere, a tile has every EVERY-th row: these begin ``shift`` elements behind a multiple
     of UNIT, as do all rows of a program's tiles. It loads from that multiple on, UNIT elements at a time.
+    Rows of y are stored from a multiple of UY on, UY elements at a time. With ENDS the first and the last of
+    these units may hold columns of other groups: a product of their own has theirs, stored one by one.
     """
     # Programs are numbered along the slices of columns first, then along packs of groups, then along parts of
     # the rows: programs that run at the same time are neighbours in memory.
@@ -158,17 +174,28 @@ def forward_kernel(
         shift = group * D_IN % (128 // weight.dtype.element_ty.primitive_bitwidth)
     elif SHIFT:
         shift = (tile_start(first, x_column, across, sxb, sxt, BM, FLAT, EVERY) % UNIT).to(tl.int32)
+    y_shift = 0
+    if ENDS:
+        y_shift = (tile_start(first, y_column, across, syb, syt, BM, FLAT, EVERY) % UY).to(tl.int32)
     m, k, n = tl.arange(0, BM), tl.arange(0, BK), slice_ * BN + tl.arange(0, BN)
+    e = end_columns(y_shift, D_OUT, UY)
     if LARGE:
-        m, k, n = m.to(tl.int64), k.to(tl.int64), n.to(tl.int64)
+        m, k, n, e = m.to(tl.int64), k.to(tl.int64), n.to(tl.int64), e.to(tl.int64)
     x_at = m[:, None] * whole(sxt * EVERY, UNIT) + k[None, :] * sxc  # (BM, BK)
-    syt = whole(syt, UY)
-    y_at = m[:, None] * (syt * EVERY) + n[None, :] * syc  # (BM, BN)
+    y_rows = m[:, None] * whole(syt * EVERY, UY)  # (BM, 1)
+    y_at = y_rows + n[None, :] * syc  # (BM, BN)
+    e_at = y_rows + e[None, :] * syc  # (BM, 16)
+    stored = alone(n, y_shift, D_OUT, UY)
+    e_alone = alone(e, y_shift, D_OUT, UY)
+    n -= y_shift
+    e -= y_shift
     loaded = k < whole(shift + D_IN + UNIT - 1, UNIT)
     k -= shift
     has_k, has_n = within(k, group, G, D_IN, PACK), within(n, group, G, D_OUT, PACK)
     if not SHIFT:
         loaded = has_k
+    if not ENDS:
+        stored = has_n
     if AHEAD:  # the first tile, before the weight
         ahead = load_rows(x, x_at, loaded, first, last, x_column, across, T, sxb, sxt, BM, FLAT, EVERY, UNIT)
     if w_tiles is not None:
@@ -178,6 +205,11 @@ def forward_kernel(
     if bias is not None:
         b_group = bias + offset64(group, sbg) + (n // D_OUT * sbg + n % D_OUT * sbo)
         b = tl.load(b_group, has_n, other=0.0).to(tl.float32)  # (BN,)
+    if ENDS:
+        has_e = within(e, group, G, D_OUT, PACK) & (e_alone == 0) & (slice_ == 0)
+        w_ends = load_weight(weight, group, G, k, e, swg, swi, swo, D_IN, D_OUT, PACK)  # (BK, 16)
+        if bias is not None:
+            b_ends = tl.load(bias + offset64(group, sbg) + e * sbo, has_e, other=0.0).to(tl.float32)  # (16,)
     suspect = tl.zeros([BM], tl.float32)  # (BM,): zero unless something in a row is not finite
 
     for tile in tl.range(first, last, tile_stride):
@@ -205,8 +237,13 @@ def forward_kernel(
             y_tiles.store([tile * BM, group * D_OUT], total.to(y.dtype.element_ty))
         else:
             rows = tile_row(tile, across, BM, FLAT, EVERY) + m * EVERY < T
-            to = tile_start(tile, y_column, across, syb, syt, BM, FLAT, EVERY)
-            tl.store(y + to + y_at, total, rows[:, None] & has_n[None, :])
+            to = whole(tile_start(tile, y_column, across, syb, syt, BM, FLAT, EVERY), UY)
+            tl.store(y + to + y_at, total, rows[:, None] & stored[None, :])
+            if ENDS:
+                ends = dot(a, w_ends)  # (BM, 16)
+                if bias is not None:
+                    ends += b_ends[None, :]
+                tl.store(y + to + e_at, ends, rows[:, None] & has_e[None, :])
 
     # The columns of the group before are multiplied by zeros of w, which gives NaN where they are not finite.
     # Then these tiles are computed again by pointers, with those columns masked out.

@@ -288,6 +288,24 @@ def test_what_comes_along_by_descriptors_stays_out(monkeypatch, seen, dtype, gro
         assert all(launch.TMA and launch.STORE for launch in named(seen, "backward_kernel"))
 
 
+@op.INTERPRETED
+@pytest.mark.parametrize(
+    ("groups", "d_in", "d_out", "rows", "every", "unit"),
+    [(5, 21, 41, 1100, 8, 8), (4, 40, 127, 70, 1, 2), (8, 36, 139, 70, 1, 8), (3, 70, 57, 600, 4, 4)],
+)
+def test_rows_of_y_that_begin_anywhere_are_stored_by_units(
+    monkeypatch, seen, groups, d_in, d_out, rows, every, unit
+):
+    """Units that hold numbers of both neighbours are stored one by one, and none twice."""
+    op.pretend(monkeypatch, limits_of("sm_90", multiprocessors=2), family)
+    x, weight, bias = drawn(grouped(groups, d_in, d_out), rows, dtype=bf16)
+    (forward,) = op.kernels_of(grouped_linear, x, weight, bias)
+    assert forward.bytes_written == 2 * rows * groups * d_out
+    (made,) = named(seen, "forward_kernel")
+    assert made.ENDS and (every, unit) == (made.EVERY, made.UY)
+    stays_in_its_group(bf16, groups, d_in, d_out, (rows,))
+
+
 @op.GPU
 @pytest.mark.parametrize(("d_in", "d_out"), [(50, 64), (50, 50), (100, 100), (20, 20), (16, 16)])
 def test_nan_stays_in_its_group_where_all_of_the_gpu_is_at_work(d_in, d_out):
