@@ -214,7 +214,7 @@ def rows_of(t: Tensor, width: int, columns: int) -> Rows:
 
 
 @functools.lru_cache(maxsize=4096)
-def wide_loads(count: int, rows: int, most: int, size: int, *loaded: Rows) -> tuple[int, int]:
+def wide_loads(count: int, rows: int, most: int, size: int, enough: int, *loaded: Rows) -> tuple[int, int]:
     """(EVERY, UNIT) of the kernels: tiles of every so many-th row, loaded by units of so many elements.
 
     Args:
@@ -222,12 +222,13 @@ def wide_loads(count: int, rows: int, most: int, size: int, *loaded: Rows) -> tu
         rows: those of a tile.
         most: the largest EVERY; 0 for no loads from before the group.
         size: elements in 16 bytes.
+        enough: units of so many elements, which need no shift, are left as they are.
 
     Groups that begin anywhere would be loaded element by element, each with its own address. Rows that are
     as far behind a multiple of 16 bytes as each other are loaded by 16 bytes; every eighth row is, at least.
     """
     natural = math.gcd(size, *(math.gcd(one.unit, one.width) for one in loaded))
-    if natural > 1 or not most:
+    if natural >= enough or not most:
         return 1, natural
     for unit in (size >> n for n in range(size.bit_length() - 1)):  # 16 bytes, then 8, 4
         every, fits = 1, True
@@ -237,13 +238,13 @@ def wide_loads(count: int, rows: int, most: int, size: int, *loaded: Rows) -> tu
             fits = fits and one.shifted and one.width + unit - math.gcd(step, one.width) <= one.columns
         if fits and every <= most and (every == 1 or count >= 2 * every * rows):
             return every, unit
-    return 1, 1
+    return 1, natural
 
 
-def shifted_unit(every: int, size: int, one: Rows) -> int:
+def shifted_unit(every: int, size: int, enough: int, one: Rows) -> int:
     """The most elements, at most ``size``, by which every so many-th row can be loaded or stored."""
     natural = math.gcd(one.unit, one.width)
-    if natural > 1 or not one.shifted:
+    if natural >= enough or not one.shifted:
         return natural
     unit = math.gcd(size, every * one.stride)
     while one.width + unit - math.gcd(unit, one.stride, one.width) > one.columns:
@@ -282,15 +283,18 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
     BK, packs, tiles = block_width(pack * d_in), cdiv(G, pack), B * cdiv(T, BM)
     slices, size = cdiv(pack * d_out, BN), 16 // x.itemsize
     loaded, stored = rows_of(x, d_in, BK), rows_of(y, d_out, slices * BN)
-    # Columns at the ends take a product of their own, which pays where a row has many, of 2 bytes.
-    odd = pack == 1 and BN >= 64 and x.itemsize == 2 and math.gcd(stored.unit, d_out) == 1
+    # Shifted tiles take masks, and the ends of rows of y a product: where there are many columns.
+    enough = size // 2 if BK >= 64 and size == 8 else 2
+    odd = pack == 1 and min(BM, BN) >= 64 and size == 8 and math.gcd(stored.unit, d_out) == 1
     every, unit, uy = 1, 1, math.gcd(stored.unit, d_out)
     if not tma and pack == 1:
-        every = max(wide_loads(T, BM, 8, size, rows)[0] for rows in (loaded, stored)[: 1 + odd])
-        unit = shifted_unit(every, size, loaded)
+        every, _ = wide_loads(T, BM, 8, size, enough, loaded)
+        if odd:
+            every = max(every, wide_loads(T, BM, 8, size, 2, stored)[0])
+        unit = shifted_unit(every, size, enough, loaded)
     if odd:
-        uy = shifted_unit(every, size, stored)
-    ends = odd and uy > 1
+        uy = shifted_unit(every, size, 2, stored)
+    ends = math.gcd(stored.stride, d_out) % uy > 0
     spans = every * x.stride(1), every * y.stride(1), *strides[2:8], *strides[10:]
     large = needs_64_bits(256, spans)  # a tile lies in one sequence
     if tma and per == 1 and d_in == BK and d_out == BN and not large and aligned(y, limits):
@@ -336,7 +340,7 @@ def launch_backward(dy: Tensor, x: Tensor, weight: Tensor, dx: Tensor | None, dw
     every, unit = 1, 1
     if pack == 1:
         loaded = rows_of(x, d_in, down * BK), rows_of(dy, d_out, slices * BN)
-        every, unit = wide_loads(T, BM, min(most, 8), 16 // x.itemsize, *loaded)
+        every, unit = wide_loads(T, BM, min(most, 8), 16 // x.itemsize, 2, *loaded)
     tiles = cdiv(T, every * BM) if every > 1 else tiles  # of each shift
     places = resident * limits.multiprocessors
     per = per or balance_tiles(tiles, packs * down * slices * every, places, 7)

@@ -291,7 +291,7 @@ def test_what_comes_along_by_descriptors_stays_out(monkeypatch, seen, dtype, gro
 @op.INTERPRETED
 @pytest.mark.parametrize(
     ("groups", "d_in", "d_out", "rows", "every", "unit"),
-    [(5, 21, 41, 1100, 8, 8), (4, 40, 127, 70, 1, 2), (8, 36, 139, 70, 1, 8), (3, 70, 57, 600, 4, 4)],
+    [(5, 33, 41, 1100, 8, 8), (4, 40, 127, 70, 1, 2), (8, 36, 139, 70, 1, 8), (3, 70, 57, 600, 4, 4)],
 )
 def test_rows_of_y_that_begin_anywhere_are_stored_by_units(
     monkeypatch, seen, groups, d_in, d_out, rows, every, unit
