@@ -56,6 +56,8 @@ class Tiling(NamedTuple):
     """Whether a program's tiles lie apart from each other, not one after the other."""
     depth: int = 0
     """Rows of dW in a program of the backward, whose columns are ``cols``."""
+    apart: bool = False
+    """Whether dX comes from a kernel of its own, though a program of the backward holds all of dW."""
 
 
 def block_width(width: int) -> int:
@@ -121,11 +123,10 @@ def backward_tiling(d_in: int, d_out: int, itemsize: int, odd: bool, limits: Dev
         return tiling(2 if {d_in, d_out} <= {16, 32} else 1, 32, 64, 4, 1, 1)
     if {d_in, d_out} <= {16, 32} and (fp32 or widest == 16):
         return tiling(4, 32, 128, 4, 1, 3) if fp32 else tiling(4, 64, 64, 4, 3, 2, tma=True, store=True)
-    if odd and not fp32 and shared >= 200:
-        if down <= 32 and across == 64:
-            return tiling(1, 64, 64, 8, 3, 2, store=True)
-        if widest > 64 and down * across <= 128 * 128:
-            return tiling(1, 64, 64, 4, 3, 4)
+    split = (down <= 32 and across == 64) or (widest > 64 and down * across <= 128 * 128)
+    if odd and not fp32 and shared >= 200 and split:
+        # With dX, too, registers leave room for two programs, not for four. Of small tiles more come ahead.
+        return tiling(1, 64, 64, 4, 4 if down <= 16 else 3, 4, apart=True)
     if widest <= 32 or (widest == 64 and (not fp32 or shared >= 200)):
         return tiling(1, 64, 64, 4, 1 if fp32 else 3, 4, tma=widest == 32, store=True)
     if fp32 or shared < 200:  # in squares of 64 or 32, and dX apart
@@ -279,7 +280,7 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
         blocks = dict(BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=3)
         wide_kernel[grid](x, weight, bias, y, B, T, G, *strides, d_in, d_out, **blocks)
         return
-    pack, BM, BN, warps, stages, resident, per, tma, store, interleaved, _ = tiling
+    pack, BM, BN, warps, stages, resident, per, tma, store, interleaved, *_ = tiling
     BK, packs, tiles = block_width(pack * d_in), cdiv(G, pack), B * cdiv(T, BM)
     slices, size = cdiv(pack * d_out, BN), 16 // x.itemsize
     loaded, stored = rows_of(x, d_in, BK), rows_of(y, d_out, slices * BN)
@@ -329,9 +330,9 @@ def launch_backward(dy: Tensor, x: Tensor, weight: Tensor, dx: Tensor | None, dw
     rows = x.stride(2) == dy.stride(2) == 1
     odd = rows and math.gcd(row_unit(x), d_in, row_unit(dy), d_out) == 1
     tiling = backward_tiling(d_in, d_out, x.itemsize, odd, limits)
-    pack, BM, BN, warps, stages, resident, per, tma, store, _, BK = tiling
+    pack, BM, BN, warps, stages, resident, per, tma, store, _, BK, apart = tiling
     down, slices = cdiv(pack * d_in, BK), cdiv(pack * d_out, BN)
-    packs, tiles, whole = cdiv(G, pack), B * cdiv(T, BM), down * slices == 1
+    packs, tiles, whole = cdiv(G, pack), B * cdiv(T, BM), down * slices == 1 and not apart
     size = G * (d_in + 1) * d_out
     # Programs for every shift write parts of their own, 4 bytes an element, which are read again.
     most = x.itemsize * B * T * G * (2 * d_in + d_out) // (4 * 8 * size)
