@@ -295,6 +295,8 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
         unit = shifted_unit(every, size, enough, loaded)
     if odd:
         uy = shifted_unit(every, size, 2, stored)
+        if uy == 2 and BK > 128:  # the ends' product takes more than the stores save
+            uy = 1
     ends = math.gcd(stored.stride, d_out) % uy > 0
     spans = every * x.stride(1), every * y.stride(1), *strides[2:8], *strides[10:]
     large = needs_64_bits(256, spans)  # a tile lies in one sequence

@@ -51,7 +51,7 @@ SIZES = [
     (4, 50, 64, 130), (2, 64, 64, 130), (2, 100, 100, 70), (1, 128, 128, 70), (1, 200, 100, 70),
     (2, 32, 64, 130), (1, 256, 256, 70), (3, 21, 53, 600),
 ]  # fmt: skip
-"""Groups, widths in and out, rows; those of 50 and 100 start in the middle of 16 bytes, those of 21 and 53 anywhere."""
+"""Groups, widths in and out, rows; of 50 and 100 some start within 16 bytes, of 21 and 53 anywhere."""
 
 
 @op.INTERPRETED
