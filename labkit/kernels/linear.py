@@ -4,7 +4,9 @@ The helpers that load, store, split and order tiles serve other products, too.
 """
 
 import functools
+import importlib
 import math
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -301,6 +303,17 @@ def ways_to_share(tile: Tile, M: int, N: int, K: int, limits: DeviceLimits) -> l
 # ---- launches ----------------------------------------------------------------------------------------------
 
 
+@functools.cache
+def gluon_kernel(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
+    """The module of the Gluon kernel, where it was compiled and fits: Hopper, 16 bits, Triton 3.6 and 3.7."""
+    if device.type != "cuda" or interpreted() or dtype not in (torch.float16, torch.bfloat16):
+        return None
+    known = triton.__version__.split(".")[:2] in (["3", "6"], ["3", "7"])
+    if not known or torch.cuda.get_device_capability(device) != (9, 0):
+        return None
+    return importlib.import_module("labkit.kernels.linear_gluon")
+
+
 def launch_matmul(
     kernel: Any,
     x: Tensor,
@@ -324,6 +337,13 @@ def launch_matmul(
     store = tma and N * y.itemsize % 16 == 0
     rows = weight.shape[0] * N if pair else N
     chosen = Tile(*tile) if tile else choose_tile(M, rows, K, x.itemsize, not pair, store or not tma, limits)
+    special = gluon_kernel(x.device, x.dtype) if store and not tile and kernel is linear_kernel else None
+    if special and kept == (None,) and min(M, N, K) >= 64:
+        best, time = special.choose_tile(M, N, K, limits)
+        share = TILES_200_KIB[chosen._replace(split=1, shared=0)]
+        if time < tile_time(chosen, share, M, N, K, x.itemsize, limits.multiprocessors):
+            special.launch(x, weight, y, *bias, act, best)
+            return
     BM, BN, BK, warps, stages, programs, split, shared = chosen
 
     def operand(t: Tensor | None, wanted: bool, *block: int) -> Any:

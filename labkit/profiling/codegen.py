@@ -32,7 +32,6 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import ConstexprFunction, JITFunction, create_function_from_signature
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from labkit import child_process, paths
 from labkit.lessons import notebooks
@@ -175,7 +174,7 @@ def _example(name: str, value: Any, constant: bool) -> Any:
     """The value of a parameter in the form that is sent to the compiler's process."""
     if isinstance(value, torch.Tensor):
         return Pointer(value.dtype, value.data_ptr() % 16)
-    if isinstance(value, TensorDescriptor):
+    if hasattr(value, "block_shape"):  # a tensor descriptor, Triton's or Gluon's
         return replace(value, base=_example(name, value.base, constant))
     if isinstance(value, str) and not constant and value.removesuffix(":16") in POINTER_TYPES:
         return Pointer(POINTER_TYPES[value.removesuffix(":16")], 0 if value.endswith(":16") else 4)
@@ -344,7 +343,7 @@ def _compile(request: CompileRequest) -> CompiledKernel | Exception:
         spills=sum(int(n) for n in re.findall(r"(\d+) bytes spill (?:stores|loads)", ptxas_log)),
         shared_bytes=made.metadata.shared,
         **count_instructions(made.asm["ptx"]),
-        **{name: made.asm[name] for name in ("ttir", "ttgir", "ptx")},
+        **{name: made.asm.get(name, "") for name in ("ttir", "ttgir", "ptx")},  # Gluon has no ttir
     )
 
 
@@ -364,7 +363,10 @@ def _specialised(request: CompileRequest, target: GPUTarget) -> tuple[ASTSource,
     parsed, signature, constexprs, attributes = kernel._pack_args(
         backend, options, bound, specialization, options
     )
-    return ASTSource(kernel, signature, constexprs, attributes), dict(parsed.__dict__)
+    source = ASTSource
+    if kernel.is_gluon():
+        source = importlib.import_module("triton.experimental.gluon._runtime").GluonASTSource
+    return source(kernel, signature, constexprs, attributes), dict(parsed.__dict__)
 
 
 def count_instructions(ptx: str) -> dict[str, Any]:
