@@ -273,19 +273,18 @@ def scan_kernel(
     chain, block, row, t, n = place(words, B, T, H, R, L, S, BH, W)
     inside = lanes_inside(row, n, B, H, R, BH)
     at = row * T * H + t.to(tl.int64) * H + n  # (R, L, BH)
-    full = False if W == 0 else (block + 1) * (L * S) <= T
     one, zero = tl.full([R, L, BH], 1.0, tl.float32), tl.zeros([R, L, BH], tl.float32)
     state = tl.zeros([R, 1, BH], tl.float32)
     if h0 is not None:
         state += tl.load(h0 + row * H + n, inside, other=0.0).to(tl.float32)
     chains = B * ((H + BH - 1) // BH)
     if W == 0:  # a program has a whole chain, and loads the next block before it computes one
-        now_a = load_steps(a, at, inside, t, T, full, H, S, 0.0)
-        now_b = load_steps(b, at, inside, t, T, full, H, S, 0.0)
+        now_a = load_steps(a, at, inside, t, T, False, H, S, 0.0)
+        now_b = load_steps(b, at, inside, t, T, False, H, S, 0.0)
         for block in range(0, blocks):
             soon, later = t + L * S, at + L * S * H
-            next_a = load_steps(a, later, inside, soon, T, full, H, S, 0.0)
-            next_b = load_steps(b, later, inside, soon, T, full, H, S, 0.0)
+            next_a = load_steps(a, later, inside, soon, T, False, H, S, 0.0)
+            next_b = load_steps(b, later, inside, soon, T, False, H, S, 0.0)
             A, B, largest = run_steps(one, zero, zero, now_a, now_b, S, GRU, False)
             _, before, walks = states_before_segments(
                 words, state, A, B, largest, chain, block, blocks, chains, R, L, BH, W
@@ -294,10 +293,11 @@ def scan_kernel(
                 start = block * (L * S)
                 state = walk(a, b, h, row, n, inside, start, start + L * S, T, H, state, S, GRU)
             else:
-                after = write_states(h, at, inside, t, T, full, H, now_a, now_b, before, S, GRU)
+                after = write_states(h, at, inside, t, T, False, H, now_a, now_b, before, S, GRU)
                 state = last_segment(after, L)
             now_a, now_b, t, at = next_a, next_b, soon, later
     else:
+        full = (block + 1) * (L * S) <= T
         A, B, largest = one, zero, zero
         for s in range(0, S, U):
             now_a = load_steps(a, at + s * H, inside, t + s, T, full, H, U, 0.0)
@@ -385,7 +385,6 @@ def scan_grad_kernel(
     chain, block, row, t, n = place(words, B, T, H, R, L, S, BH, W)
     inside = lanes_inside(row, n, B, H, R, BH)
     at = row * T * H + (T - 1 - t).to(tl.int64) * H + n  # (R, L, BH)
-    full = False if W == 0 else (block + 1) * (L * S) < T  # and not the first step, which has no step before
     one, zero = tl.full([R, L, BH], 1.0, tl.float32), tl.zeros([R, L, BH], tl.float32)
     carry = tl.zeros([R, 1, BH], tl.float32)
     chains = B * ((H + BH - 1) // BH)
@@ -393,14 +392,14 @@ def scan_grad_kernel(
     if h0 is not None:
         before += tl.load(h0 + row * H + n, inside, other=0.0).to(tl.float32)
     if W == 0:
-        now_a = load_steps(a, at, inside, t, T, full, -H, S, 0.0 if GRU else 1.0)
-        now_g = load_steps(dh, at, inside, t, T, full, -H, S, 0.0)
-        now_h, now_b = load_inputs(h, b, at, inside, t, T, full, H, S, GRU)
+        now_a = load_steps(a, at, inside, t, T, False, -H, S, 0.0 if GRU else 1.0)
+        now_g = load_steps(dh, at, inside, t, T, False, -H, S, 0.0)
+        now_h, now_b = load_inputs(h, b, at, inside, t, T, False, H, S, GRU)
         for block in range(0, blocks):
             soon, later = t + L * S, at - L * S * H
-            next_h, next_b = load_inputs(h, b, later, inside, soon, T, full, H, S, GRU)
-            next_a = load_steps(a, later, inside, soon, T, full, -H, S, 0.0 if GRU else 1.0)
-            next_g = load_steps(dh, later, inside, soon, T, full, -H, S, 0.0)
+            next_h, next_b = load_inputs(h, b, later, inside, soon, T, False, H, S, GRU)
+            next_a = load_steps(a, later, inside, soon, T, False, -H, S, 0.0 if GRU else 1.0)
+            next_g = load_steps(dh, later, inside, soon, T, False, -H, S, 0.0)
             A, B, largest = run_steps(one, zero, zero, now_a, now_g, S, GRU, True)
             _, carries, walks = states_before_segments(
                 words, carry, A, B, largest, chain, block, blocks, chains, R, L, BH, W
@@ -412,11 +411,12 @@ def scan_grad_kernel(
                 )
             else:
                 after = write_grads(
-                    da, db, at, inside, t, T, full, H, now_a, now_g, now_h, now_b, before, carries, S, GRU
+                    da, db, at, inside, t, T, False, H, now_a, now_g, now_h, now_b, before, carries, S, GRU
                 )
                 carry = last_segment(after, L)
             now_a, now_g, now_h, now_b, t, at = next_a, next_g, next_h, next_b, soon, later
     else:
+        full = (block + 1) * (L * S) < T  # and not the first step, which has no step before
         A, B, largest = one, zero, zero
         for s in range(0, S, U):
             now_a = load_steps(a, at - s * H, inside, t + s, T, full, -H, U, 0.0 if GRU else 1.0)
