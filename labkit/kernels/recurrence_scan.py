@@ -34,6 +34,8 @@ from labkit.kernels.common import DeviceLimits, cdiv, device_limits, next_power_
 WARPS, TILE = 4, 512
 """A program's warps, and the most segments times features of its tile: four for each lane. These and the
 plan's numbers were found by measuring on an H200."""
+LANES: tl.constexpr = tl.constexpr(32 * WARPS)
+"""Of a program that waits for others."""
 GROUP_WORDS = 1024
 """What a program reads of the blocks before it in its group, at most."""
 STEPS_WORTH_IT = 64
@@ -117,20 +119,15 @@ def lanes_inside(row, n, B, H: tl.constexpr, R: tl.constexpr, BH: tl.constexpr):
 
 
 @triton.jit
-def read_group(states, sums, first, start, block, BH: tl.constexpr, W: tl.constexpr):
-    """Words (BH,): the state before a group from ``start`` on, and (A, B) of its blocks before ``block``.
+def wait_for(words, inside):
+    """Return once all words are written.
 
-    And whether one of them was not written yet. (A, B) beyond those leave a state as it is.
+    There is one for each lane of the program, at least. If lanes of a warp had the same word they might read
+    it at different times, so that some would leave the loop, and the others wait for them in ``tl.max``.
     """
-    n = tl.arange(0, BH)
-    none, beyond = pack(tl.zeros([BH], tl.float32), first), n - (block - start) * BH
-    words = (tl.load(states + (start - 1) * BH + n, (start > 0) & (n >= 0), other=none, volatile=True),)
-    largest = words[0].to(tl.uint32)
-    for j in tl.static_range(W - 1):
-        at = start * BH + (j * BH + n)
-        words += (tl.load(sums + at, beyond < -j * BH, other=UNTOUCHED, volatile=True),)
-        largest = tl.maximum(largest, words[j + 1].to(tl.uint32))
-    return words, tl.max(largest) == 0xFFFFFFFF
+    while tl.max((tl.load(words, inside, other=0, volatile=True) == -1).to(tl.int32)) == 1:
+        pass
+    tl.debug_barrier()  # what one lane has seen, those see that read after it
 
 
 @triton.jit
@@ -139,30 +136,39 @@ def state_before_block(states, sums, first, block, BH: tl.constexpr, W: tl.const
 
     states, sums: where the chain has its states and its (A, B), words (blocks, BH) each.
     """
-    start = block // W * W
-    while read_group(states, sums, first, start, block, BH, W)[1]:
-        pass
-    tl.debug_barrier()  # again: lanes of several warps may have the same word, of which one was asked
-    words, _ = read_group(states, sums, first, start, block, BH, W)
-    _, state = unpack(words[0])
-    for j in tl.static_range(W - 1):
-        A, B = unpack(words[j + 1])
+    start, n = block // W * W, tl.arange(0, BH)
+    rows: tl.constexpr = W if W * BH > LANES else LANES // BH
+    j, column = tl.arange(0, rows)[:, None], n[None, :]
+    # row 0: the state before the group; the others: (A, B) of its blocks before this one
+    wanted = (j <= block - start) & ((j > 0) | (start > 0)) & (column >= 0)
+    wait_for(tl.where(j == 0, states, sums) + ((start + j - 1) * BH + column), wanted)
+    none = pack(tl.zeros([BH], tl.float32), first)
+    _, state = unpack(
+        tl.load(states + (start - 1) * BH + n, (start > 0) & (n >= 0), other=none, volatile=True)
+    )
+    words, beyond = (
+        (),
+        n - (block - start) * BH,
+    )  # (A, B) beyond those before this block leave a state as it is
+    for i in tl.static_range(W - 1):
+        at = start * BH + (i * BH + n)
+        words += (tl.load(sums + at, beyond < -i * BH, other=UNTOUCHED, volatile=True),)
+    for i in tl.static_range(W - 1):
+        A, B = unpack(words[i])
         state = A * state + B
     if tl.max((state != state).to(tl.int32)) == 1:  # a block was walked, or there is a NaN
         walked = tl.full([BH], -1, tl.int32)
-        for j in tl.static_range(W - 1):
-            A, _ = unpack(words[j + 1])
-            walked = tl.where(A != A, j, walked)
+        for i in tl.static_range(W - 1):
+            A, _ = unpack(words[i])
+            walked = tl.where(A != A, i, walked)
         last = tl.max(walked)
         if last >= 0:  # its state is known
-            word = states + (start + last) * BH + tl.arange(0, BH)
-            while tl.max((tl.load(word, volatile=True).to(tl.int32) == -1).to(tl.int32)) == 1:
-                pass
-            tl.debug_barrier()
-            _, state = unpack(tl.load(word, volatile=True))
-            for j in tl.static_range(W - 1):
-                A, B = unpack(words[j + 1])
-                state = tl.where(j > last, A * state + B, state)
+            word = states + (start + last) * BH
+            wait_for(word + (column + j * 0), (j == 0) & (column >= 0))
+            _, state = unpack(tl.load(word + n, volatile=True))
+            for i in tl.static_range(W - 1):
+                A, B = unpack(words[i])
+                state = tl.where(i > last, A * state + B, state)
     return state
 
 
@@ -285,9 +291,9 @@ def scan_kernel(
             soon, later = t + L * S, at + L * S * H
             next_a = load_steps(a, later, inside, soon, T, False, H, S, 0.0)
             next_b = load_steps(b, later, inside, soon, T, False, H, S, 0.0)
-            A, B, largest = run_steps(one, zero, zero, now_a, now_b, S, GRU, False)
+            gates, values, largest = run_steps(one, zero, zero, now_a, now_b, S, GRU, False)
             _, before, walks = states_before_segments(
-                words, state, A, B, largest, chain, block, blocks, chains, R, L, BH, W
+                words, state, gates, values, largest, chain, block, blocks, chains, R, L, BH, W
             )
             if walks:
                 start = block * (L * S)
@@ -298,13 +304,13 @@ def scan_kernel(
             now_a, now_b, t, at = next_a, next_b, soon, later
     else:
         full = (block + 1) * (L * S) <= T
-        A, B, largest = one, zero, zero
+        gates, values, largest = one, zero, zero
         for s in range(0, S, U):
             now_a = load_steps(a, at + s * H, inside, t + s, T, full, H, U, 0.0)
             now_b = load_steps(b, at + s * H, inside, t + s, T, full, H, U, 0.0)
-            A, B, largest = run_steps(A, B, largest, now_a, now_b, U, GRU, False)
+            gates, values, largest = run_steps(gates, values, largest, now_a, now_b, U, GRU, False)
         state, before, walks = states_before_segments(
-            words, state, A, B, largest, chain, block, blocks, chains, R, L, BH, W
+            words, state, gates, values, largest, chain, block, blocks, chains, R, L, BH, W
         )
         if walks:
             start = block * (L * S)
@@ -400,9 +406,9 @@ def scan_grad_kernel(
             next_h, next_b = load_inputs(h, b, later, inside, soon, T, False, H, S, GRU)
             next_a = load_steps(a, later, inside, soon, T, False, -H, S, 0.0 if GRU else 1.0)
             next_g = load_steps(dh, later, inside, soon, T, False, -H, S, 0.0)
-            A, B, largest = run_steps(one, zero, zero, now_a, now_g, S, GRU, True)
+            gates, values, largest = run_steps(one, zero, zero, now_a, now_g, S, GRU, True)
             _, carries, walks = states_before_segments(
-                words, carry, A, B, largest, chain, block, blocks, chains, R, L, BH, W
+                words, carry, gates, values, largest, chain, block, blocks, chains, R, L, BH, W
             )
             start = block * (L * S)
             if walks:
@@ -417,13 +423,13 @@ def scan_grad_kernel(
             now_a, now_g, now_h, now_b, t, at = next_a, next_g, next_h, next_b, soon, later
     else:
         full = (block + 1) * (L * S) < T  # and not the first step, which has no step before
-        A, B, largest = one, zero, zero
+        gates, values, largest = one, zero, zero
         for s in range(0, S, U):
             now_a = load_steps(a, at - s * H, inside, t + s, T, full, -H, U, 0.0 if GRU else 1.0)
             now_g = load_steps(dh, at - s * H, inside, t + s, T, full, -H, U, 0.0)
-            A, B, largest = run_steps(A, B, largest, now_a, now_g, U, GRU, True)
+            gates, values, largest = run_steps(gates, values, largest, now_a, now_g, U, GRU, True)
         carry, carries, walks = states_before_segments(
-            words, carry, A, B, largest, chain, block, blocks, chains, R, L, BH, W
+            words, carry, gates, values, largest, chain, block, blocks, chains, R, L, BH, W
         )
         if walks:
             start = block * (L * S)
