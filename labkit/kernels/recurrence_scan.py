@@ -136,16 +136,18 @@ def state_before_block(states, sums, first, block, BH: tl.constexpr, W: tl.const
 
     states, sums: where the chain has its states and its (A, B), words (blocks, BH) each.
     """
-    start, n = block // W * W, tl.arange(0, BH)
+    start, n = block // W * W, tl.arange(0, BH)[None, :]
     rows: tl.constexpr = W if W * BH > LANES else LANES // BH
-    j, column = tl.arange(0, rows)[:, None], n[None, :]
+    j = tl.arange(0, rows)[:, None]
     # row 0: the state before the group; the others: (A, B) of its blocks before this one
-    wanted = (j <= block - start) & ((j > 0) | (start > 0)) & (column >= 0)
-    wait_for(tl.where(j == 0, states, sums) + ((start + j - 1) * BH + column), wanted)
-    none = pack(tl.zeros([BH], tl.float32), first)
-    _, state = unpack(
-        tl.load(states + (start - 1) * BH + n, (start > 0) & (n >= 0), other=none, volatile=True)
-    )
+    wanted = (j <= block - start) & ((j > 0) | (start > 0)) & (n >= 0)
+    wait_for(tl.where(j == 0, states, sums) + ((start + j - 1) * BH + n), wanted)
+    # All lanes compute the state, as often as there are lanes for it: triton 3.6 repeats loads of fewer words
+    # for each layout in which what follows from them is used.
+    n += tl.arange(0, LANES // BH)[:, None] * 0
+    none = pack(n * 0.0, first[None, :] + n * 0.0)
+    before = states + (start - 1) * BH + n
+    _, state = unpack(tl.load(before, (start > 0) & (n >= 0), other=none, volatile=True))
     words, beyond = (
         (),
         n - (block - start) * BH,
@@ -157,18 +159,19 @@ def state_before_block(states, sums, first, block, BH: tl.constexpr, W: tl.const
         A, B = unpack(words[i])
         state = A * state + B
     if tl.max((state != state).to(tl.int32)) == 1:  # a block was walked, or there is a NaN
-        walked = tl.full([BH], -1, tl.int32)
+        walked = tl.full([LANES // BH, BH], -1, tl.int32)
         for i in tl.static_range(W - 1):
             A, _ = unpack(words[i])
             walked = tl.where(A != A, i, walked)
         last = tl.max(walked)
         if last >= 0:  # its state is known
-            word = states + (start + last) * BH
-            wait_for(word + (column + j * 0), (j == 0) & (column >= 0))
-            _, state = unpack(tl.load(word + n, volatile=True))
+            word = states + (start + last) * BH + n
+            wait_for(word, n >= 0)
+            _, state = unpack(tl.load(word, volatile=True))
             for i in tl.static_range(W - 1):
                 A, B = unpack(words[i])
                 state = tl.where(i > last, A * state + B, state)
+    state = tl.sum(tl.where(tl.arange(0, LANES // BH)[:, None] == 0, state, 0.0), 0)
     return state
 
 
