@@ -136,43 +136,40 @@ def state_before_block(states, sums, first, block, BH: tl.constexpr, W: tl.const
 
     states, sums: where the chain has its states and its (A, B), words (blocks, BH) each.
     """
-    start, n = block // W * W, tl.arange(0, BH)[None, :]
-    rows: tl.constexpr = W if W * BH > LANES else LANES // BH
-    j = tl.arange(0, rows)[:, None]
-    # row 0: the state before the group; the others: (A, B) of its blocks before this one
-    wanted = (j <= block - start) & ((j > 0) | (start > 0)) & (n >= 0)
-    wait_for(tl.where(j == 0, states, sums) + ((start + j - 1) * BH + n), wanted)
+    start = block // W * W
+    copies: tl.constexpr = LANES // BH if BH >= 8 else 1
+    # BH words: the state before the group; then as many each time: (A, B) of its blocks before this one
+    at = tl.arange(0, W * BH if W * BH > LANES else LANES)
+    wanted = (at < (block - start + 1) * BH) & ((at >= BH) | (start > 0))
+    wait_for(tl.where(at < BH, states, sums) + ((start - 1) * BH + at), wanted)
     # All lanes compute the state, as often as there are lanes for it: triton 3.6 repeats loads of fewer words
-    # for each layout in which what follows from them is used.
-    n += tl.arange(0, LANES // BH)[:, None] * 0
-    none = pack(n * 0.0, first[None, :] + n * 0.0)
-    before = states + (start - 1) * BH + n
+    # for each layout in which what follows from them is used. With few words it would hold all in each lane.
+    n = tl.arange(0, copies * BH) % BH
+    first = tl.reshape(tl.broadcast_to(first[None, :], (copies, BH)), (copies * BH,))
+    before, none = states + (start - 1) * BH + n, pack(tl.zeros([copies * BH], tl.float32), first)
     _, state = unpack(tl.load(before, (start > 0) & (n >= 0), other=none, volatile=True))
-    words, beyond = (
-        (),
-        n - (block - start) * BH,
-    )  # (A, B) beyond those before this block leave a state as it is
+    words, beyond = (), n - (block - start) * BH  # (A, B) from this block on leave a state as it is
     for i in tl.static_range(W - 1):
-        at = start * BH + (i * BH + n)
-        words += (tl.load(sums + at, beyond < -i * BH, other=UNTOUCHED, volatile=True),)
+        word = sums + start * BH + (i * BH + n)
+        words += (tl.load(word, beyond < -i * BH, other=UNTOUCHED, volatile=True),)
     for i in tl.static_range(W - 1):
         A, B = unpack(words[i])
         state = A * state + B
     if tl.max((state != state).to(tl.int32)) == 1:  # a block was walked, or there is a NaN
-        walked = tl.full([LANES // BH, BH], -1, tl.int32)
+        walked = tl.full([copies * BH], -1, tl.int32)
         for i in tl.static_range(W - 1):
             A, _ = unpack(words[i])
             walked = tl.where(A != A, i, walked)
         last = tl.max(walked)
         if last >= 0:  # its state is known
-            word = states + (start + last) * BH + n
-            wait_for(word, n >= 0)
-            _, state = unpack(tl.load(word, volatile=True))
+            known, lane = states + (start + last) * BH, tl.arange(0, LANES)
+            wait_for(known + lane % BH, lane >= 0)
+            _, state = unpack(tl.load(known + n, volatile=True))
             for i in tl.static_range(W - 1):
                 A, B = unpack(words[i])
                 state = tl.where(i > last, A * state + B, state)
-    state = tl.sum(tl.where(tl.arange(0, LANES // BH)[:, None] == 0, state, 0.0), 0)
-    return state
+    state = tl.reshape(state, (copies, BH))
+    return tl.sum(tl.where(tl.arange(0, copies)[:, None] == 0, state, 0.0), 0)
 
 
 @triton.jit
