@@ -34,6 +34,8 @@ from labkit.kernels.common import DeviceLimits, cdiv, device_limits, next_power_
 WARPS, TILE = 4, 512
 """A program's warps, and the most segments times features of its tile: four for each lane. These and the
 plan's numbers were found by measuring on an H200."""
+LANES: tl.constexpr = tl.constexpr(32 * WARPS)
+"""Of a program that waits for others."""
 GROUP_WORDS = 1024
 """What a program reads of the blocks before it in its group, at most."""
 STEPS_WORTH_IT = 64
@@ -65,16 +67,17 @@ def unpack(word):
 
 
 @triton.jit
-def wait_for(words, inside, other):
-    """The words, once all of them are written.
+def wait_for(words, number, MOST: tl.constexpr):
+    """Return once the first ``number`` words are written; there are MOST, at most.
 
-    They are read again at the end: where lanes of several warps have the same word, ``tl.max`` asks one of
-    them, and what another has read may be older.
+    Each lane of the program has a place of its own here, if only an empty one. If lanes of a warp shared a
+    word they might read it at different times: some would leave the loop, and the others wait for them in
+    ``tl.max`` for ever.
     """
-    while tl.max((tl.load(words, inside, other=other, volatile=True) == -1).to(tl.int32)) == 1:
+    at = tl.arange(0, MOST if MOST > LANES else LANES)
+    while tl.max((tl.load(words + at, at < number, other=0, volatile=True) == -1).to(tl.int32)) == 1:
         pass
-    tl.debug_barrier()
-    return tl.load(words, inside, other=other, volatile=True)
+    tl.debug_barrier()  # what one lane has seen, every lane sees that reads it now
 
 
 # ---- parts of both kernels: tiles are (R, L, BH), R sequences, L segments, BH features ---------------------
@@ -127,20 +130,23 @@ def state_before_block(states, sums, first, block, BH: tl.constexpr, W: tl.const
     states, sums: where the chain has its states and its (A, B), words (blocks, BH) each.
     """
     n = tl.arange(0, BH)[None, :]
+    known = block - 1  # whose state is waited for: where each block is a group, that of the one before
+    A, B = tl.full([1, BH], 1.0, tl.float32), tl.zeros([1, BH], tl.float32)
+    if W > 1:
+        start = block // W * W
+        wait_for(sums + start * BH, (block - start) * BH, W * BH)
+        j = tl.arange(0, W)[:, None]
+        told = sums + (start + j) * BH + n
+        A, B = unpack(tl.load(told, (start + j < block) & (n >= 0), other=UNTOUCHED, volatile=True))  # (W, BH)
+        walked = tl.max(tl.where(A != A, j, -1))  # the last one that was walked, or -1
+        A, B = tl.where(j > walked, A, 1.0), tl.where(j > walked, B, 0.0)
+        A, B = tl.associative_scan((A, B), 0, two_blocks)
+        A = tl.sum(tl.where(j == W - 1, A, 0.0), 0, keep_dims=True)
+        B = tl.sum(tl.where(j == W - 1, B, 0.0), 0, keep_dims=True)
+        known = start + walked  # its state is written; that before the group if none was walked
+    wait_for(states + known * BH, tl.where(known >= 0, BH, 0), BH)
     other = pack(tl.reshape(first, (1, BH)), tl.zeros([1, BH], tl.float32))
-    if W == 1:  # each block is a group
-        state, _ = unpack(wait_for(states + (block - 1) * BH + n, (block > 0) & (n >= 0), other))
-        return tl.reshape(state, (1, 1, BH))
-    start = block // W * W
-    j = tl.arange(0, W)[:, None]
-    A, B = unpack(wait_for(sums + (start + j) * BH + n, (start + j < block) & (n >= 0), UNTOUCHED))  # (W, BH)
-    walked = tl.max(tl.where(A != A, j, -1))  # the last one that was walked, or -1
-    A, B = tl.where(j > walked, A, 1.0), tl.where(j > walked, B, 0.0)
-    A, B = tl.associative_scan((A, B), 0, two_blocks)
-    A = tl.sum(tl.where(j == W - 1, A, 0.0), 0, keep_dims=True)
-    B = tl.sum(tl.where(j == W - 1, B, 0.0), 0, keep_dims=True)
-    known = start + walked  # its state is written; that before the group if none was walked
-    state, _ = unpack(wait_for(states + known * BH + n, (known >= 0) & (n >= 0), other))
+    state, _ = unpack(tl.load(states + known * BH + n, (known >= 0) & (n >= 0), other=other, volatile=True))
     return tl.reshape(A * state + B, (1, 1, BH))
 
 
