@@ -44,8 +44,6 @@ FEW_STEPS = 2048
 """Up to so many, going through narrower chains costs less than to look back, which begins with a fill."""
 LOOP_BYTES = 30 * 1024
 """Bytes in flight per multiprocessor with which a loop that holds them in registers is at memory's speed."""
-UNTOUCHED: tl.constexpr = tl.constexpr(0x3F800000)
-"""The word of A = 1 and B = 0: a block that leaves every state as it is."""
 
 # ---- words of 64 bits that other programs wait for ---------------------------------------------------------
 # A word holds the bits of A and B, or of a state and zero, and is never -1, all ones: A is a number or the
@@ -68,16 +66,19 @@ def unpack(word):
 
 @triton.jit
 def wait_for(words, number, MOST: tl.constexpr):
-    """Return once the first ``number`` words are written; there are MOST, at most.
+    """The first ``number`` of MOST words, once they are written, and zeros beyond: (MOST,).
 
-    Each lane of the program has a place of its own here, if only an empty one. If lanes of a warp shared a
-    word they might read it at different times: some would leave the loop, and the others wait for them in
-    ``tl.max`` for ever.
+    Each lane of the program has places of its own, if only empty ones. If lanes of a warp shared a word they
+    might read it at different times: some would leave the loop, and the others wait for them in ``tl.max``
+    for ever.
     """
     at = tl.arange(0, MOST if MOST > LANES else LANES)
-    while tl.max((tl.load(words + at, at < number, other=0, volatile=True) == -1).to(tl.int32)) == 1:
-        pass
-    tl.debug_barrier()  # what one lane has seen, every lane sees that reads it now
+    word = tl.load(words + at, at < number, other=0, volatile=True)
+    while tl.max((word == -1).to(tl.int32)) == 1:
+        word = tl.load(words + at, at < number, other=0, volatile=True)
+    if MOST < LANES:
+        word = tl.sum(tl.reshape(word, (LANES // MOST, MOST)), 0)
+    return word
 
 
 # ---- parts of both kernels: tiles are (R, L, BH), R sequences, L segments, BH features ---------------------
@@ -110,7 +111,11 @@ def step(first, second, GRU: tl.constexpr, BACK: tl.constexpr):
 @triton.jit
 def place(words, B, T, H: tl.constexpr, R: tl.constexpr, L: tl.constexpr, S: tl.constexpr, BH: tl.constexpr,
           W: tl.constexpr):  # fmt: skip
-    """Chain (a sequence's BH features), block, rows (R, 1, 1), first steps (1, L, 1), features (1, 1, BH)."""
+    """Chain (a sequence's BH features), block, rows (R, 1, 1), first steps (1, L, 1), features (1, 1, BH).
+
+    And which lanes load and which store, (R, 1, BH). The last chain begins early enough to have BH features:
+    so no load needs a mask, and it stores what the one before does not.
+    """
     widths: tl.constexpr = (H + BH - 1) // BH
     if W == 0:
         chain, block = tl.program_id(0), 0
@@ -119,8 +124,17 @@ def place(words, B, T, H: tl.constexpr, R: tl.constexpr, L: tl.constexpr, S: tl.
         chain, block = ticket % chains, ticket // chains
     row = (chain // widths * R + tl.arange(0, R)).to(tl.int64)[:, None, None]
     t = (block * (L * S) + tl.arange(0, L) * S)[None, :, None]
-    n = (chain % widths * BH + tl.arange(0, BH))[None, None, :]
-    return chain, block, row, t, n
+    start = chain % widths * BH
+    n = (tl.minimum(start, H - BH if H > BH else 0) + tl.arange(0, BH))[None, None, :]
+    inside = tl.full([R, 1, BH], True, tl.int1)
+    if R > 1:
+        inside &= row < B
+    if H < BH:
+        inside &= n < H
+    mine = inside
+    if H > BH and H % BH != 0:
+        mine &= n >= start
+    return chain, block, row, t, n, inside, mine
 
 
 @triton.jit
@@ -129,33 +143,36 @@ def state_before_block(states, sums, first, block, BH: tl.constexpr, W: tl.const
 
     states, sums: where the chain has its states and its (A, B), words (blocks, BH) each.
     """
-    n = tl.arange(0, BH)[None, :]
     known = block - 1  # whose state is waited for: where each block is a group, that of the one before
-    A, B = tl.full([1, BH], 1.0, tl.float32), tl.zeros([1, BH], tl.float32)
+    A, B = tl.full([BH], 1.0, tl.float32), tl.zeros([BH], tl.float32)
     if W > 1:
         start = block // W * W
-        wait_for(sums + start * BH, (block - start) * BH, W * BH)
+        A, B = unpack(tl.reshape(wait_for(sums + start * BH, (block - start) * BH, W * BH), (W, BH)))
         j = tl.arange(0, W)[:, None]
-        told = sums + (start + j) * BH + n
-        A, B = unpack(tl.load(told, (start + j < block) & (n >= 0), other=UNTOUCHED, volatile=True))  # (W, BH)
         walked = tl.max(tl.where(A != A, j, -1))  # the last one that was walked, or -1
-        A, B = tl.where(j > walked, A, 1.0), tl.where(j > walked, B, 0.0)
+        A, B = tl.where((j > walked) & (start + j < block), A, 1.0), tl.where(j > walked, B, 0.0)
         A, B = tl.associative_scan((A, B), 0, two_blocks)
-        A = tl.sum(tl.where(j == W - 1, A, 0.0), 0, keep_dims=True)
-        B = tl.sum(tl.where(j == W - 1, B, 0.0), 0, keep_dims=True)
+        A, B = tl.sum(tl.where(j == W - 1, A, 0.0), 0), tl.sum(tl.where(j == W - 1, B, 0.0), 0)
         known = start + walked  # its state is written; that before the group if none was walked
-    wait_for(states + known * BH, tl.where(known >= 0, BH, 0), BH)
-    other = pack(tl.reshape(first, (1, BH)), tl.zeros([1, BH], tl.float32))
-    state, _ = unpack(tl.load(states + known * BH + n, (known >= 0) & (n >= 0), other=other, volatile=True))
-    return tl.reshape(A * state + B, (1, 1, BH))
+    state, _ = unpack(wait_for(states + known * BH, tl.where(known >= 0, BH, 0), BH))
+    state = tl.where(known >= 0, state, tl.reshape(first, (BH,)))
+    return (A * state + B)[None, None, :]
 
 
 @triton.jit
-def load_steps(p, at, inside, t, T, stride: tl.constexpr, S: tl.constexpr, other: tl.constexpr):
-    """S tiles: ``at`` is where step t is, and the next one a stride further on; ``other`` from step T on."""
-    steps = ()
-    for s in tl.static_range(S):
-        steps += (tl.load(p + at + s * stride, inside & (t + s < T), other=other),)
+def load_steps(p, at, inside, t, T, full, stride: tl.constexpr, S: tl.constexpr, other: tl.constexpr):
+    """S tiles: ``at`` is where step t is, and the next one a stride further on; ``other`` from step T on.
+
+    full: no lane has a step from T on, so that no load needs a mask for it.
+    """
+    if full:
+        steps = ()
+        for s in tl.static_range(S):
+            steps += (tl.load(p + at + s * stride, inside, other=other),)
+    else:
+        steps = ()
+        for s in tl.static_range(S):
+            steps += (tl.load(p + at + s * stride, inside & (t + s < T), other=other),)
     return steps
 
 
@@ -167,36 +184,38 @@ def last_segment(x, L: tl.constexpr):
 
 
 @triton.jit
-def states_before_segments(
-    words, first, now_a, now_b, chain, block, blocks, chains,
-    R: tl.constexpr, L: tl.constexpr, S: tl.constexpr, BH: tl.constexpr, W: tl.constexpr,
-    GRU: tl.constexpr, BACK: tl.constexpr,
-):  # fmt: skip
-    """The state before the block, (R, 1, BH), before each segment, (R, L, BH), and whether it must be walked.
-
-    first: the state before all blocks, (R, 1, BH); now_a, now_b: S tiles (R, L, BH).
-    """
-    A, B = step(now_a[0], now_b[0], GRU, BACK)
-    largest = tl.abs(A)
-    for s in tl.static_range(1, S):
+def run_steps(A, B, largest, now_a, now_b, S: tl.constexpr, GRU: tl.constexpr, BACK: tl.constexpr):
+    """(A, B) of steps and of S more, and the largest gate of all of them, in absolute value, or NaN."""
+    for s in tl.static_range(S):
         gate, value = step(now_a[s], now_b[s], GRU, BACK)
         A, B = A * gate, gate * B + value
         largest = tl.maximum(largest, tl.abs(gate), propagate_nan=tl.PropagateNan.ALL)
-    walks = tl.max((largest <= 1.0).to(tl.int32) ^ 1) == 1
+    return A, B, largest
+
+
+@triton.jit
+def states_before_segments(
+    words, first, A, B, largest, chain, block, blocks, chains,
+    R: tl.constexpr, L: tl.constexpr, BH: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
+    """The state before the block, (R, 1, BH), before each segment, (R, L, BH), and whether it must be walked.
+
+    first: the state before all blocks, (R, 1, BH); A, B, largest: of each segment, (R, L, BH).
+    """
+    A = tl.where(largest <= 1.0, A, float("nan"))
     one, zero = tl.full([R, L, BH], 1.0, tl.float32), tl.zeros([R, L, BH], tl.float32)
     A, B, C, D = tl.associative_scan((A, B, one, zero), 1, two_runs)
+    walks = tl.max((A != A).to(tl.int32)) == 1
     if W > 0:  # there are several blocks, and R is 1
         segment, n = tl.arange(0, L)[None, :, None], tl.arange(0, BH)[None, None, :]
         sums = words + 1 + chain.to(tl.int64) * blocks * BH  # (chains, blocks, BH), then as many states
         states = sums + chains.to(tl.int64) * blocks * BH
-        last = (segment == L - 1) & (n >= 0) & (block + 1 < blocks)
+        last, at = (segment == L - 1) & (n >= 0) & (block + 1 < blocks), block * BH + n + segment * 0
         if W > 1:
-            told = pack(tl.where(walks, float("nan"), A), B)
-            tl.atomic_xchg(sums + block * BH + n + segment * 0, told, mask=last, sem="relaxed")
+            tl.atomic_xchg(sums + at, pack(A, B), mask=last, sem="relaxed")
         first = state_before_block(states, sums, first, block, BH, W)
-        tell = last & (block % W == W - 1) & (walks == 0)
-        told = pack(A * first + B, zero)
-        tl.atomic_xchg(states + block * BH + n + segment * 0, told, mask=tell, sem="relaxed")
+        if (block % W == W - 1) & (walks == 0):
+            tl.atomic_xchg(states + at, pack(A * first + B, zero), mask=last, sem="relaxed")
     return first, C * first + D, walks
 
 
@@ -214,13 +233,14 @@ def tell_walked(words, state, chain, block, blocks, chains, BH: tl.constexpr):
 
 @triton.jit
 def write_states(
-    h, at, inside, t, T, H: tl.constexpr, now_a, now_b, state, S: tl.constexpr, GRU: tl.constexpr
-):
+    h, at, inside, t, T, full: tl.constexpr, H: tl.constexpr, now_a, now_b, state,
+    S: tl.constexpr, GRU: tl.constexpr,
+):  # fmt: skip
     """Write the states of S steps from step t on, which is ``at``, and return the last."""
     for s in tl.static_range(S):
         gate, value = step(now_a[s], now_b[s], GRU, False)
         state = gate * state + value
-        tl.store(h + at + s * H, state, inside & (t + s < T))
+        tl.store(h + at + s * H, state, inside if full else inside & (t + s < T))
     return state
 
 
@@ -229,9 +249,9 @@ def walk(a, b, h, row, n, inside, first, end, T, H: tl.constexpr, state, S: tl.c
     """Write the states (R, 1, BH) of the steps from ``first`` to ``end`` one by one, and return the last."""
     for u in range(first, tl.minimum(end, T), S):
         at = (row * T + u) * H + n
-        now_a = load_steps(a, at, inside, u, T, H, S, 0.0)
-        now_b = load_steps(b, at, inside, u, T, H, S, 0.0)
-        state = write_states(h, at, inside, u, T, H, now_a, now_b, state, S, GRU)
+        now_a = load_steps(a, at, inside, u, T, False, H, S, 0.0)
+        now_b = load_steps(b, at, inside, u, T, False, H, S, 0.0)
+        state = write_states(h, at, inside, u, T, False, H, now_a, now_b, state, S, GRU)
     return state
 
 
@@ -239,44 +259,56 @@ def walk(a, b, h, row, n, inside, first, end, T, H: tl.constexpr, state, S: tl.c
 def scan_kernel(
     a, b, h0, h, words, B, T, blocks,
     H: tl.constexpr, R: tl.constexpr, L: tl.constexpr, S: tl.constexpr, BH: tl.constexpr, W: tl.constexpr,
-    GRU: tl.constexpr,
+    U: tl.constexpr, GRU: tl.constexpr,
 ):  # fmt: skip
-    chain, block, row, t, n = place(words, B, T, H, R, L, S, BH, W)
-    inside = (row < B) & (n < H)  # (R, 1, BH)
+    chain, block, row, t, n, inside, mine = place(words, B, T, H, R, L, S, BH, W)
     at = row * T * H + t.to(tl.int64) * H + n  # (R, L, BH)
-    now_a = load_steps(a, at, inside, t, T, H, S, 0.0)
-    now_b = load_steps(b, at, inside, t, T, H, S, 0.0)
+    one, zero = tl.full([R, L, BH], 1.0, tl.float32), tl.zeros([R, L, BH], tl.float32)
     state = tl.zeros([R, 1, BH], tl.float32)
     if h0 is not None:
         state += tl.load(h0 + row * H + n, inside, other=0.0).to(tl.float32)
     chains = B * ((H + BH - 1) // BH)
     if W == 0:  # a program has a whole chain, and loads the next block before it computes one
+        now_a = load_steps(a, at, inside, t, T, False, H, S, 0.0)
+        now_b = load_steps(b, at, inside, t, T, False, H, S, 0.0)
         for block in range(0, blocks):
             soon, later = t + L * S, at + L * S * H
-            next_a = load_steps(a, later, inside, soon, T, H, S, 0.0)
-            next_b = load_steps(b, later, inside, soon, T, H, S, 0.0)
+            next_a = load_steps(a, later, inside, soon, T, False, H, S, 0.0)
+            next_b = load_steps(b, later, inside, soon, T, False, H, S, 0.0)
+            gates, values, largest = run_steps(one, zero, zero, now_a, now_b, S, GRU, False)
             _, before, walks = states_before_segments(
-                words, state, now_a, now_b, chain, block, blocks, chains, R, L, S, BH, W, GRU, False
+                words, state, gates, values, largest, chain, block, blocks, chains, R, L, BH, W
             )
             if walks:
                 start = block * (L * S)
-                state = walk(a, b, h, row, n, inside, start, start + L * S, T, H, state, S, GRU)
+                state = walk(a, b, h, row, n, mine, start, start + L * S, T, H, state, S, GRU)
             else:
-                after = write_states(h, at, inside, t, T, H, now_a, now_b, before, S, GRU)
+                after = write_states(h, at, mine, t, T, False, H, now_a, now_b, before, S, GRU)
                 state = last_segment(after, L)
             now_a, now_b, t, at = next_a, next_b, soon, later
     else:
+        full = (block + 1) * (L * S) <= T
+        gates, values, largest = one, zero, zero
+        for s in range(0, S, U):
+            now_a = load_steps(a, at + s * H, inside, t + s, T, full, H, U, 0.0)
+            now_b = load_steps(b, at + s * H, inside, t + s, T, full, H, U, 0.0)
+            gates, values, largest = run_steps(gates, values, largest, now_a, now_b, U, GRU, False)
         state, before, walks = states_before_segments(
-            words, state, now_a, now_b, chain, block, blocks, chains, R, L, S, BH, W, GRU, False
+            words, state, gates, values, largest, chain, block, blocks, chains, R, L, BH, W
         )
         if walks:
             start = block * (L * S)
-            state = walk(a, b, h, row, n, inside, start, start + L * S, T, H, state, S, GRU)
+            state = walk(a, b, h, row, n, mine, start, start + L * S, T, H, state, U, GRU)
             tell_walked(words, state, chain, block, blocks, chains, BH)
         else:
-            now_a = load_steps(a, at, inside, t, T, H, S, 0.0)  # again: they need not stay in registers
-            now_b = load_steps(b, at, inside, t, T, H, S, 0.0)
-            write_states(h, at, inside, t, T, H, now_a, now_b, before, S, GRU)
+            for s in range(0, S, U):  # loaded again: they need not stay in registers
+                here, u = at + s * H, t + s
+                now_a = load_steps(a, here, inside, u, T, full, H, U, 0.0)
+                now_b = load_steps(b, here, inside, u, T, full, H, U, 0.0)
+                if full:
+                    before = write_states(h, here, mine, u, T, True, H, now_a, now_b, before, U, GRU)
+                else:
+                    before = write_states(h, here, mine, u, T, False, H, now_a, now_b, before, U, GRU)
 
 
 # ---- backward ----------------------------------------------------------------------------------------------
@@ -285,25 +317,31 @@ def scan_kernel(
 
 
 @triton.jit
-def load_inputs(h, b, at, inside, t, T, H: tl.constexpr, S: tl.constexpr, GRU: tl.constexpr):
+def load_inputs(h, b, at, inside, t, T, full, H: tl.constexpr, S: tl.constexpr, GRU: tl.constexpr):
     """The states before S steps, and their b, which a GRU alone reads."""
-    now_h = load_steps(h, at - H, inside, t, T - 1, -H, S, 0.0)
+    now_h = load_steps(h, at - H, inside, t, T - 1, full, -H, S, 0.0)
     now_b = now_h
     if GRU:
-        now_b = load_steps(b, at, inside, t, T, -H, S, 0.0)
+        now_b = load_steps(b, at, inside, t, T, full, -H, S, 0.0)
     return now_h, now_b
 
 
 @triton.jit
 def write_grads(
-    da, db, at, inside, t, T, H: tl.constexpr, now_a, now_g, now_h, now_b, before, carry,
+    da, db, at, inside, t, T, full: tl.constexpr, H: tl.constexpr, now, before, carry,
     S: tl.constexpr, GRU: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of S steps, and return what the last gives back; a GRU alone has now_b."""
+    """Write the gradients of S steps, and return what the last gives back.
+
+    now: S tiles each of a, of dh, of the states before and of b, which a GRU alone reads.
+    """
+    now_a, now_g, now_h, now_b = now
     for s in tl.static_range(S):
-        there = inside & (t + s < T)
+        there = inside if full else inside & (t + s < T)
         gate, g = now_a[s].to(tl.float32), now_g[s].to(tl.float32) + carry
-        last = tl.where(t + s < T - 1, now_h[s].to(tl.float32), before)
+        last = now_h[s].to(tl.float32)
+        if not full:
+            last = tl.where(t + s < T - 1, last, before)
         if GRU:
             tl.store(da + at - s * H, g * (now_b[s].to(tl.float32) - last), there)
             tl.store(db + at - s * H, g * gate, there)
@@ -323,10 +361,11 @@ def walk_back(
     """The same of steps from ``first`` to ``end``, one by one."""
     for u in range(first, tl.minimum(end, T), S):
         at = (row * T + T - 1 - u) * H + n
-        now_a = load_steps(a, at, inside, u, T, -H, S, 0.0 if GRU else 1.0)
-        now_g = load_steps(dh, at, inside, u, T, -H, S, 0.0)
-        now_h, now_b = load_inputs(h, b, at, inside, u, T, H, S, GRU)
-        carry = write_grads(da, db, at, inside, u, T, H, now_a, now_g, now_h, now_b, before, carry, S, GRU)
+        now_a = load_steps(a, at, inside, u, T, False, -H, S, 0.0 if GRU else 1.0)
+        now_g = load_steps(dh, at, inside, u, T, False, -H, S, 0.0)
+        now_h, now_b = load_inputs(h, b, at, inside, u, T, False, H, S, GRU)
+        now = (now_a, now_g, now_h, now_b)
+        carry = write_grads(da, db, at, inside, u, T, False, H, now, before, carry, S, GRU)
     return carry
 
 
@@ -334,59 +373,70 @@ def walk_back(
 def scan_grad_kernel(
     dh, a, b, h0, h, da, db, dh0, words, B, T, blocks,
     H: tl.constexpr, R: tl.constexpr, L: tl.constexpr, S: tl.constexpr, BH: tl.constexpr, W: tl.constexpr,
-    GRU: tl.constexpr,
+    U: tl.constexpr, GRU: tl.constexpr,
 ):  # fmt: skip
-    chain, block, row, t, n = place(words, B, T, H, R, L, S, BH, W)
-    inside = (row < B) & (n < H)  # (R, 1, BH)
+    chain, block, row, t, n, inside, mine = place(words, B, T, H, R, L, S, BH, W)
     at = row * T * H + (T - 1 - t).to(tl.int64) * H + n  # (R, L, BH)
-    now_a = load_steps(a, at, inside, t, T, -H, S, 0.0 if GRU else 1.0)
-    now_g = load_steps(dh, at, inside, t, T, -H, S, 0.0)
+    one, zero = tl.full([R, L, BH], 1.0, tl.float32), tl.zeros([R, L, BH], tl.float32)
     carry = tl.zeros([R, 1, BH], tl.float32)
     chains = B * ((H + BH - 1) // BH)
     before = tl.zeros([R, 1, BH], tl.float32)
     if h0 is not None:
         before += tl.load(h0 + row * H + n, inside, other=0.0).to(tl.float32)
     if W == 0:
-        now_h, now_b = load_inputs(h, b, at, inside, t, T, H, S, GRU)
+        now_a = load_steps(a, at, inside, t, T, False, -H, S, 0.0 if GRU else 1.0)
+        now_g = load_steps(dh, at, inside, t, T, False, -H, S, 0.0)
+        now_h, now_b = load_inputs(h, b, at, inside, t, T, False, H, S, GRU)
         for block in range(0, blocks):
             soon, later = t + L * S, at - L * S * H
-            next_h, next_b = load_inputs(h, b, later, inside, soon, T, H, S, GRU)
-            next_a = load_steps(a, later, inside, soon, T, -H, S, 0.0 if GRU else 1.0)
-            next_g = load_steps(dh, later, inside, soon, T, -H, S, 0.0)
+            next_h, next_b = load_inputs(h, b, later, inside, soon, T, False, H, S, GRU)
+            next_a = load_steps(a, later, inside, soon, T, False, -H, S, 0.0 if GRU else 1.0)
+            next_g = load_steps(dh, later, inside, soon, T, False, -H, S, 0.0)
+            gates, values, largest = run_steps(one, zero, zero, now_a, now_g, S, GRU, True)
             _, carries, walks = states_before_segments(
-                words, carry, now_a, now_g, chain, block, blocks, chains, R, L, S, BH, W, GRU, True
+                words, carry, gates, values, largest, chain, block, blocks, chains, R, L, BH, W
             )
             start = block * (L * S)
             if walks:
                 carry = walk_back(
-                    dh, a, b, h, da, db, row, n, inside, start, start + L * S, T, H, before, carry, S, GRU
+                    dh, a, b, h, da, db, row, n, mine, start, start + L * S, T, H, before, carry, S, GRU
                 )
             else:
-                after = write_grads(
-                    da, db, at, inside, t, T, H, now_a, now_g, now_h, now_b, before, carries, S, GRU
-                )
+                now = (now_a, now_g, now_h, now_b)
+                after = write_grads(da, db, at, mine, t, T, False, H, now, before, carries, S, GRU)
                 carry = last_segment(after, L)
             now_a, now_g, now_h, now_b, t, at = next_a, next_g, next_h, next_b, soon, later
     else:
+        full = (block + 1) * (L * S) < T  # and not the first step, which has no step before
+        gates, values, largest = one, zero, zero
+        for s in range(0, S, U):
+            now_a = load_steps(a, at - s * H, inside, t + s, T, full, -H, U, 0.0 if GRU else 1.0)
+            now_g = load_steps(dh, at - s * H, inside, t + s, T, full, -H, U, 0.0)
+            gates, values, largest = run_steps(gates, values, largest, now_a, now_g, U, GRU, True)
         carry, carries, walks = states_before_segments(
-            words, carry, now_a, now_g, chain, block, blocks, chains, R, L, S, BH, W, GRU, True
+            words, carry, gates, values, largest, chain, block, blocks, chains, R, L, BH, W
         )
         if walks:
             start = block * (L * S)
             carry = walk_back(
-                dh, a, b, h, da, db, row, n, inside, start, start + L * S, T, H, before, carry, S, GRU
+                dh, a, b, h, da, db, row, n, mine, start, start + L * S, T, H, before, carry, U, GRU
             )
             tell_walked(words, carry, chain, block, blocks, chains, BH)
         else:
-            now_a = load_steps(a, at, inside, t, T, -H, S, 0.0 if GRU else 1.0)
-            now_g = load_steps(dh, at, inside, t, T, -H, S, 0.0)
-            now_h, now_b = load_inputs(h, b, at, inside, t, T, H, S, GRU)
-            after = write_grads(
-                da, db, at, inside, t, T, H, now_a, now_g, now_h, now_b, before, carries, S, GRU
-            )
-            carry = last_segment(after, L)
+            for s in range(0, S, U):
+                here, u = at - s * H, t + s
+                now_a = load_steps(a, here, inside, u, T, full, -H, U, 0.0 if GRU else 1.0)
+                now_g = load_steps(dh, here, inside, u, T, full, -H, U, 0.0)
+                now_h, now_b = load_inputs(h, b, here, inside, u, T, full, H, U, GRU)
+                now = (now_a, now_g, now_h, now_b)
+                if full:
+                    carries = write_grads(da, db, here, mine, u, T, True, H, now, before, carries, U, GRU)
+                else:
+                    carries = write_grads(da, db, here, mine, u, T, False, H, now, before, carries, U, GRU)
+            if full == 0:
+                carry = last_segment(carries, L)
     if dh0 is not None:
-        tl.store(dh0 + row * H + n, carry, inside & ((block + 1 == blocks) | (W == 0)))
+        tl.store(dh0 + row * H + n, carry, mine & ((block + 1 == blocks) | (W == 0)))
 
 
 # ---- launches ----------------------------------------------------------------------------------------------
@@ -415,17 +465,19 @@ def scan_plan(
     its chain (W = 0), and tiles are small, so that two fit the registers; larger ones pay off for many and
     long chains, and with more warps where a multiprocessor has hardly a program. Rows of 256 bytes pay off if
     that leaves enough chains. Fewer chains are shared out block by block: tiles are large, since a block's
-    wait is long, and groups too, since a chain waits for each of them in turn.
+    wait is long, and groups too, since a chain waits for each of them in turn. Their S steps are loaded U at
+    a time, twice, so that few registers hold them and more programs fit a multiprocessor.
     """
     BH, multiprocessors = min(128 // itemsize, next_power_of_2(H)), limits.multiprocessors
-    (S, W), tile, more = (16, GROUP_WORDS // BH) if BH > 4 else (8, 16), TILE, {"num_warps": WARPS}
+    S, tile, more = (16 if BH > 4 else 8), TILE, {"num_warps": WARPS}
     least = multiprocessors
     if T <= FEW_STEPS:
         least = multiprocessors * 3 // 5
         widths = (n for n in (BH, BH // 2, BH // 4) if n * itemsize >= 32)
         BH = next((n for n in widths if B * cdiv(H, n) >= least), BH)
-    if (chains := B * cdiv(H, BH)) >= least:
-        S, W = 8, 0
+    looks_back = (chains := B * cdiv(H, BH)) < least
+    if not looks_back:
+        S = 8
         odd = itemsize == 2 and H % 2
         if chains < multiprocessors or (chains < 2 * multiprocessors and not back and not odd):
             S, more = 4 if back else 8, {"num_warps": 2 * WARPS, "maxnreg": 128}
@@ -441,8 +493,12 @@ def scan_plan(
     L = min(tile // BH, max(2, next_power_of_2(cdiv(T, S))))
     R, blocks = tile // (BH * L), cdiv(T, L * S)
     chains = cdiv(B, R) * cdiv(H, BH)
-    W = min(W, next_power_of_2(blocks)) if blocks > 1 else 0
-    sizes = dict(H=H, R=R, L=L, S=S, BH=BH, W=W, **more)
+    W, U = 0, S
+    if looks_back and blocks > 1:
+        few = itemsize == 2 and chains <= 4  # a group's wait is longer than its bytes take
+        W = min((2 if few else 1) * GROUP_WORDS // BH if BH > 4 else 16, next_power_of_2(blocks))
+        U = S if BH * itemsize > 32 and H % 2 == 0 and (itemsize == 4 or not back) else min(S, 8)
+    sizes = dict(H=H, R=R, L=L, S=S, BH=BH, W=W, U=U, **more)
     return (chains * blocks if W else chains), blocks, sizes
 
 

@@ -119,7 +119,7 @@ def test_programs_cover_all_steps_features_and_sequences(monkeypatch):
         R, L, S, BH, W = (sizes[name] for name in ("R", "L", "S", "BH", "W"))
         assert R * L * BH in (256, 512) and blocks * L * S >= T > (blocks - 1) * L * S
         assert programs == math.ceil(B / R) * math.ceil(H / BH) * (blocks if W else 1)
-        assert (R == 1 or blocks == 1) and W * BH <= 1024 and (W == 0 or blocks > 1)
+        assert (R == 1 or blocks == 1) and W * BH <= 2048 and (W == 0 or blocks > 1)
 
 
 def test_a_scan_is_for_few_or_narrow_sequences_of_many_steps_and_for_rows_that_are_not_aligned():
