@@ -37,7 +37,7 @@ plan's numbers were found by measuring on an H200."""
 LANES: tl.constexpr = tl.constexpr(32 * WARPS)
 """Of a program that waits for others."""
 GROUP_WORDS = 1024
-"""What a program reads of the blocks before it in its group, at most."""
+"""What a program reads of the blocks before it in its group, at most: twice as much with few chains."""
 STEPS_WORTH_IT = 64
 """A loop of fewer steps is over before blocks have looked back."""
 FEW_STEPS = 2048

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import cases
 import operators as op
@@ -74,6 +75,18 @@ def test_some_blocks_are_walked_and_others_not(case):
         assert correctness.relative_error(one, want) < 1e-6
 
 
+@every_case
+def test_a_feature_is_written_by_one_program_alone(monkeypatch, case):
+    """The second program of a row loads 24 features of the first too; here it alone walks its blocks."""
+    monkeypatch.setattr(recurrence_scan, "TILE", 512)
+    a, b, h0 = op.drawn(case, 1, 300, 40)
+    want = gradients(case.call, (a, b, h0))
+    a[:, 40, 39] = -0.5 if case is GRU else 1.5
+    got = gradients(case.call, (a, b, h0))
+    assert op.equal([t[..., :32] for t in got], [t[..., :32] for t in want])
+    assert not torch.equal(got[0][:, 40:, 39], want[0][:, 40:, 39])
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @every_case
 def test_nan_and_infinity_stay_in_their_sequence_and_feature(case):
@@ -141,12 +154,17 @@ def test_it_compiles_and_fits(monkeypatch):
     kernels = {recurrence_scan: ("scan_kernel", "scan_grad_kernel")}
     asked = {
         "sm_80": [(GRU.call, *[(8, 2**17, 1)] * 2, (8, 1), fp32)],
-        "sm_90": [(LINEAR.call, *[(2, 16384, 512)] * 2, (2, 512), fp32)],
+        "sm_90": [
+            (LINEAR.call, *[(2, 16384, 512)] * 2, (2, 512), fp32),
+            (LINEAR.call, *[(1, 2**17, 16)] * 2, (1, 16), fp32),
+        ],
         "sm_120": [(LINEAR.call, *[(1, 16384, 512)] * 2, (1, 512), bf16)],  # a batch of 1 is a constant
     }
     for v in op.variants_of(kernels, asked, lambda call, *of: launch(call, *of[:-1], dtype=of[-1])):
         assert v.code.spills <= 64 and v.code.shared_bytes <= 16 * 1024 < ROOM[v.target] * 1024, v
-        assert "ld.volatile.global" in v.code.ptx, "what is waited for is read anew"
+        waits = re.findall(r"tt\.load .*isVolatile = true\} : tensor<(\d+)x!tt\.ptr", v.code.ttgir)
+        assert len(waits) >= 4 == v.code.num_warps, "what is waited for is read anew"
+        assert min(map(int, waits)) >= 128, f"{v}: lanes that wait for the same number may leave one by one"
         if v.launch.H == 512:
             widest = 128 if v.dtype is fp32 else 64
             assert v.code.widest_load == widest, v
