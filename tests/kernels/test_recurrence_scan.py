@@ -17,11 +17,18 @@ from labkit.measure import correctness
 
 LINEAR, GRU = cases.LINEAR, cases.GRU
 every_case = pytest.mark.parametrize("case", [LINEAR, GRU], ids=repr)
+both_ways = pytest.mark.parametrize("scanned", ["look back", "a chain each"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
-def scanned(monkeypatch):
-    """Every call is a scan, of small tiles: so a short sequence has blocks and groups."""
+def scanned(monkeypatch, request):
+    """Every call is a scan, of small tiles: so a short sequence has blocks and groups.
+
+    With many multiprocessors blocks look back; with one a program goes through a whole chain.
+    """
+    few = getattr(request, "param", None) == "a chain each"
+    limits = limits_of("sm_90", 1 if few else 132)
+    monkeypatch.setattr(recurrence_scan, "device_limits", lambda *_: limits)
     monkeypatch.setattr(steps, "scan_pays", lambda *_: True)
     monkeypatch.setattr(recurrence_scan, "TILE", 32)
     recurrence_scan.scan_plan.cache_clear()
@@ -29,6 +36,7 @@ def scanned(monkeypatch):
     recurrence_scan.scan_plan.cache_clear()
 
 
+@both_ways
 @every_case
 @pytest.mark.parametrize(
     "shape", [(2, 100, 8), (1, 70, 5), (3, 40, 1), (2, 33, 3), (9, 7, 2), (1, 1, 1), (9, 90, 5)], ids=str
@@ -38,6 +46,7 @@ def test_any_shape_is_right(case, shape):
     examine(case, shape)
 
 
+@both_ways
 @every_case
 def test_every_layout_and_dtype_is_right_with_and_without_a_first_state(case):
     examine(case, (2, 50, 6), layouts=correctness.LAYOUTS, dtypes=correctness.DTYPES)
@@ -64,6 +73,7 @@ def test_growing_gates_are_right_where_their_products_overflow(monkeypatch):
     assert got[0, -1, 0].item() == pytest.approx(1e-30 * float(torch.tensor(1.02)) ** 4096, rel=1e-3)
 
 
+@both_ways
 @every_case
 def test_some_blocks_are_walked_and_others_not(case):
     """Gates above 1 here and there, in the first block and in the last, with gradients."""
