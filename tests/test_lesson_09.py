@@ -266,8 +266,8 @@ def test_from_a_tape_the_wall_is_predicted_and_the_bound_is_a_sum_of_floors(from
         assert slower <= found.predicted[name] < 1.05 * slower
     assert from_a_tape["step_us"].value == pytest.approx(0.25)
     least = from_a_tape["least"]
-    assert least["at least"]["cell"] == 16.0 and least["at least"]["copy"] == BONE
-    assert from_a_tape["bound"].value == pytest.approx(least["at least"].sum())
+    assert least["longest"]["cell"] == 16.0 and least["longest"]["copy"] == BONE
+    assert from_a_tape["bound"].value == pytest.approx(least["longest"].sum())
     assert isinstance(least, pd.DataFrame) and len(least) == 4
 
 
