@@ -196,12 +196,7 @@ def doctor_command(measure: bool) -> None:
 @click.option("--strip-stale", is_flag=True, help="Remove outputs and tapes of code that has changed.")
 @click.option("--check", is_flag=True, help="List what is recorded; fail if anything is stale.")
 @click.option("--again", is_flag=True, help="Do also what is recorded, or kept of an unfinished run.")
-def record_command(
-    names: tuple[str, ...],
-    strip_stale: bool,
-    check: bool,
-    again: bool,
-) -> None:
+def record_command(names: tuple[str, ...], strip_stale: bool, check: bool, again: bool) -> None:
     """Run lessons at full size on a GPU and keep their outputs and measurements."""
     console = Console()
     if strip_stale or check:

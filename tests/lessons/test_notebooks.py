@@ -32,10 +32,7 @@ def lesson(tmp_path):
         code("raise RuntimeError('loading must not run this')"),
         code("def double(x):\n    return 2 * x", "kernel"),
         code("def area(r):\n    return double(math.pi) * r", "kernel"),
-        code(
-            "width: int = 160  # columns\nrate: float = 0.5\nfast: bool = True",
-            "parameters",
-        ),
+        code("width: int = 160  # columns\nrate: float = 0.5\nfast: bool = True", "parameters"),
     ]
     return write(tmp_path, "01_toy", new_markdown_cell("text\n\n# A toy\n\ntext"), *cells)
 

@@ -47,8 +47,7 @@ def copy(gpu, us_per_megabyte):
 
 
 @pytest.mark.parametrize(
-    ("asked", "moved"),
-    [(1, 2**10), (2**10 + 1, 2**11), (2**23 - 2**11,) * 2, (2**23 + 1, 2**23 + 2**21)],
+    ("asked", "moved"), [(1, 2**10), (2**10 + 1, 2**11), (2**23 - 2**11,) * 2, (2**23 + 1, 2**23 + 2**21)]
 )
 def test_both_copies_copy_the_size_rounded_up(asked, moved):
     assert roofline.copied_bytes(asked) == moved
