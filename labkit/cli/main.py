@@ -270,12 +270,9 @@ def _record_all(console: Console, chosen: list[Path], again: bool) -> bool:
 @click.option("--peers", is_flag=True, help="Take along the contenders from other packages.")
 @click.option("--record", is_flag=True, help="Keep a full run beside the tapes.")
 @click.option(
-    "count",
-    "--random",
-    metavar="N",
-    type=click.IntRange(min=1),
+    "count", "--random", metavar="N", type=click.IntRange(min=1),
     help="N sizes drawn from each suite's ranges.",
-)
+)  # fmt: skip
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, help="Of --random: the same seed, the same sizes."
 )

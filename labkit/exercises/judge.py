@@ -30,13 +30,9 @@ from labkit.profiling import codegen
 
 GUARD_ELEMENTS = 2**18
 """Elements around each tensor that are watched: further than any tile of an exercise reaches."""
-ENVIRONMENT = {
-    "TRITON_INTERPRET": "1",
-    "OMP_NUM_THREADS": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-    "LABKIT_HEADLESS": "1",
-    "MPLBACKEND": "Agg",
-}
+ENVIRONMENT = dict(
+    TRITON_INTERPRET="1", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", LABKIT_HEADLESS="1", MPLBACKEND="Agg"
+)
 """The same on every machine: Triton interprets, no GPU is seen, nobody presses buttons."""
 NOTHING_IS_LOST = "Nothing of your notebook is lost."
 

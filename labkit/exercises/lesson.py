@@ -88,9 +88,8 @@ class ExerciseSession:
         exercise = self._exercise(name)
         if self._solve:
             cell = f'{self._solutions[name]}\n\n\ntasks.check("{name}", {exercise.answer})\n'
-            verdict = self._verdict(
-                exercise, self._judge(name, self._write(name, cell)), cell, ExerciseRecord()
-            )
+            finding = self._judge(name, self._write(name, cell))
+            verdict = self._verdict(exercise, finding, cell, ExerciseRecord())
             _show_verdict(verdict)
             if verdict.status != "right":
                 raise AssertionError(f"the solution of {exercise.title!r} has to be right: {verdict}")
@@ -211,17 +210,10 @@ class ExerciseSession:
             record.wrong.append(wrong_answer)
         unlocked = max(1, sum(mistake == finding.mistake for _, mistake in record.wrong))
         offered = len({each for each, _ in record.wrong}) >= OFFERED_AFTER and finding.status != "right"
-        return Verdict(
-            exercise.name,
-            exercise.title,
-            finding.status,
-            finding.observed,
-            where=finding.where,
-            hints=finding.hints[:unlocked],
-            hints_left=len(finding.hints[unlocked:]),
-            solution=self._solutions[exercise.name] if offered else "",
-            checks=finding.checks,
-        )
+        hints, left = finding.hints[:unlocked], len(finding.hints[unlocked:])
+        solution = self._solutions[exercise.name] if offered else ""
+        what = finding.status, finding.observed, finding.where
+        return Verdict(exercise.name, exercise.title, *what, hints, left, solution, finding.checks)
 
     def _write(self, name: str, cell: str) -> Path:
         """Write an answer to a file before it is run; the files of earlier answers stay."""

@@ -167,7 +167,8 @@ def measure_roofs() -> Iterator[Row]:
         for name, outcome in clocks.measure(copy_calls(size), budget_s=0.05).items():
             yield _row("roofs/copy", name, outcome, shape={"bytes": size}, min_bytes=size)
     for dtype, side in MATMUL_SIDE.items():
-        outcome = clocks.measure({"matmul": _matmul_job(dtype, side)})["matmul"]
+        a, b = (torch.randn(side, side, device=gpu.device()).to(getattr(torch, dtype)) for _ in range(2))
+        outcome = clocks.measure({"matmul": TimedCall(torch.matmul, (a, b))})["matmul"]
         flops = 2 * side**3
         yield _row("roofs/matmul", "cuBLAS", outcome, dtype=dtype, shape={"side": side}, flops=flops)
     tiny = TimedCall(lambda t: t + 1, (torch.randn(1, device=gpu.device()),))
@@ -184,11 +185,6 @@ def _row(
         raise RuntimeError(f"{suite}: the roof could not be measured: {outcome.note}")
     columns |= {"dtype": dtype, "direction": "forward"} | vars(outcome) | machine.row_columns()
     return Row(suite=suite, contender=contender, **columns)
-
-
-def _matmul_job(dtype: str, side: int) -> TimedCall:
-    a, b = (torch.randn(side, side, device=gpu.device()).to(getattr(torch, dtype)) for _ in range(2))
-    return TimedCall(torch.matmul, (a, b))
 
 
 def _from_rows(measured: list[Row]) -> Roofs:

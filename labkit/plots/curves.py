@@ -170,13 +170,7 @@ def _reference_points(
 def _panel_curves(rows: pd.DataFrame, x: str, quantity: Quantity) -> list[_Curve]:
     """The panel's curves: one for each contender, kind, device and whatever else differs at one x."""
     rows = rows[formatting.has_value(rows, quantity.column) & rows[x].notna()]
-    labelled_columns = [
-        "device",
-        "direction",
-        "dtype",
-        "clock",
-        "cache",
-    ]  # named where they tell curves apart
+    labelled_columns = ["device", "direction", "dtype", "clock", "cache"]  # named where they differ
     for name in formatting.shape_axes(rows):
         same_x = rows.groupby(["contender", "series", "kind", *labelled_columns, x], dropna=False)
         if name != x and (same_x[name].nunique(dropna=False) > 1).any():
