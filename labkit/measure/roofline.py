@@ -200,16 +200,9 @@ def _from_rows(measured: list[Row]) -> Roofs:
     launches = {row.clock: us for row, us in times if row.suite == "roofs/launch"}
     if not copies or set(MATMUL_SIDE) - set(matmul) or {"graph", "host"} - set(launches):
         raise ValueError("roofs: the file lacks a copy, a matmul of a dtype, or a launch")
-    return Roofs(
-        kind=measured[0].kind,
-        device=measured[0].device,
-        date=measured[0].date[:10],
-        copy=tuple(sorted(copies.items())),
-        matmul=matmul,
-        node_us=launches["graph"],
-        host_us=launches["host"],
-        noise=tuple(dict.fromkeys(row.noise for row in measured if row.noise)),
-    )
+    where, noise = measured[0], dict.fromkeys(row.noise for row in measured if row.noise)
+    origin, copy = (where.kind, where.device, where.date[:10]), tuple(sorted(copies.items()))
+    return Roofs(*origin, copy, matmul, launches["graph"], launches["host"], tuple(noise))
 
 
 # ---- floors -----------------------------------------------------------------------------------------------

@@ -161,7 +161,9 @@ def summarize(profiles: Mapping[str, Profile]) -> pd.DataFrame:
             names = [launch.name for launch in made.counted.launches]
             kinds = [kernel_names.operation_kind(name) for name in names]
             us, kind = float("nan"), "counted"
-        names = [_without_middle(name).translate(BRACKETS) for name in names]
+        # of a long one without its middle: its start names the library, its end the epilogue
+        names = [name if len(name) <= 40 else f"{name[:19]}...{name[-19:]}" for name in names]
+        names = [name.translate(BRACKETS) for name in names]
         runs = [(name, len(list(group))) for name, group in groupby(names)]
         if len(runs) > MAX_NAMES:
             runs = list(Counter(names).items())
@@ -170,12 +172,6 @@ def summarize(profiles: Mapping[str, Profile]) -> pd.DataFrame:
         rows.append((case, len(names), *counts, said, us, kind))
     counted = ["launches", "matrix products", "reductions", "copies", "other"]
     return pd.DataFrame(rows, columns=["case", *counted, "kernels", "us", "kind"])
-
-
-def _without_middle(name: str, length: int = 40) -> str:
-    """A long name without its middle: its start names the library, its end the epilogue."""
-    half = length // 2 - 1
-    return name if len(name) <= length else f"{name[:half]}...{name[-half:]}"
 
 
 def _trace(call: Callable[[], Any], warmup: int) -> list[dict[str, Any]]:

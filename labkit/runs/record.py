@@ -108,14 +108,8 @@ def record(
 
     if not again and is_current(path, identity):
         return None
-    stamp = Stamp(
-        hash=notebooks.code_hash(path),
-        device=identity.device,
-        driver=identity.driver,
-        torch=identity.torch,
-        triton=identity.triton,
-        date=date.today().isoformat(),
-    )
+    versions = identity.device, identity.driver, identity.torch, identity.triton
+    stamp = Stamp(notebooks.code_hash(path), *versions, date.today().isoformat())
     folder = unfinished(identity)
     tape = folder / f"{tape_source(path)}.jsonl"
     # Keep rows of an unfinished run if device, driver, torch and triton are the same.
