@@ -21,6 +21,9 @@ def problem(source, folder):
     return race.problem_at_size(LESSON, judge.find(LESSON)["affine"], file)
 
 
+INSIDE = "    inside = at < count"
+
+
 @ON_GPU
 @pytest.mark.parametrize(
     ("old", "new", "status", "said"),
@@ -30,12 +33,11 @@ def problem(source, folder):
         (STORE, "tl.store(y + at + 3 * 10**7, ", "wrong", "outside of its tensors"),
         ("x.numel(), x.shape[-1]", "min(x.numel(), 2**20), x.shape[-1]", "wrong", "elements are wrong"),
         (
-            "    inside = at < count",
-            # without an effect the loop would be compiled away
-            "    inside = at < count\n    while count > 0:\n        tl.store(y, 0.0)",
+            INSIDE,
+            INSIDE + "\n    while count > 0:\n        tl.store(y, 0.0)",
             "stopped",
             "5 s",
-        ),
+        ),  # with an effect
     ],
     ids=["right", "wild", "far outside", "wrong at size", "endless"],
 )
