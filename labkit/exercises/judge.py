@@ -290,7 +290,7 @@ def _kernels(done: list[Call]) -> list[codegen.CompileRequest]:
 
 
 def _right(exercise: Exercise, done: list[Call]) -> Finding:
-    dtypes = [engine.dtype_name(dtype) for dtype in exercise.dtypes if dtype is not None]
+    dtypes = [correctness.dtype_name(dtype) for dtype in exercise.dtypes if dtype is not None]
     cases = len(exercise.cases) + len(exercise.large)
     kinds = [f"{cases} cases"] * (cases > 1) + dtypes
     kinds += [f"{len(exercise.layouts)} layouts"] * (len(exercise.layouts) > 1)

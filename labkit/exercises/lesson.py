@@ -41,19 +41,15 @@ OFFERED_AFTER = 3
 """Distinct wrong answers after which the verdict holds the solution; ``solution`` shows it at any time."""
 
 
-def session(lesson: str, *, solve: bool = False, limit_s: float = LIMIT_S) -> "ExerciseSession":
-    """The exercises of a lesson, by its file's name without the suffix.
-
-    With ``solve`` the solutions are judged in place of the cells, and one that is not right is an
-    AssertionError. Without, no answer is ever an error. ValueError for a lesson without exercises.
-    """
-    return ExerciseSession(lesson, solve, limit_s)
-
-
 def lesson(name: str, *, solve: bool = False) -> "ExerciseSession":
-    """Say where a lesson's saved outputs are from, and return its exercises; first in a notebook."""
+    """Say where a lesson's saved outputs are from, and return its exercises; first in a notebook.
+
+    ``name`` is its file's, without the suffix. With ``solve`` the solutions are judged in place of the cells,
+    and one that is not right is an AssertionError. Without, no answer is ever an error. ValueError for a
+    lesson without exercises.
+    """
     display(banner(name))
-    return session(name, solve=solve)
+    return ExerciseSession(name, solve)
 
 
 def source_digest(source: str) -> str:
@@ -69,7 +65,7 @@ def source_digest(source: str) -> str:
 class ExerciseSession:
     """The exercises of one lesson in this session of a notebook."""
 
-    def __init__(self, lesson: str, solve: bool, limit_s: float) -> None:
+    def __init__(self, lesson: str, solve: bool = False, limit_s: float = LIMIT_S) -> None:
         self._lesson, self._solve, self._limit_s = lesson, solve, limit_s
         self._exercises = judge.find(lesson)
         self._solutions = notebooks.solution_cells(notebooks.resolve(lesson))

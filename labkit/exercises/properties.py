@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from labkit.exercises import common_hints
-from labkit.exercises.engine import Call, Mistake, Property, dtype_name
-from labkit.measure.correctness import DTYPES
+from labkit.exercises.engine import Call, Mistake, Property
+from labkit.measure.correctness import DTYPES, dtype_name
 
 ROUNDED_TWICE = 0.02
 """Share of float16 results that may differ from the exact ones rounded once. With float32 arithmetic it is

@@ -4,7 +4,7 @@ import pytest
 
 from labkit import gpu
 from labkit.exercises import judge, race
-from labkit.exercises.lesson import session
+from labkit.exercises.lesson import ExerciseSession
 from labkit.lessons import notebooks
 from labkit.measure import rows, sweeps
 
@@ -58,7 +58,7 @@ def test_the_solution_races_where_nobody_has_solved_it(monkeypatch, capsys, less
         return rows.as_results([], ["batch", "width"])
 
     monkeypatch.setattr(sweeps, "run", run)
-    tasks = session(lesson)
+    tasks = ExerciseSession(lesson)
     assert len(tasks.race("affine")) == 0
     contenders = ["eager", "torch.compile", "labkit", "the solution"]
     assert asked == [("launch_overhead/race_affine", contenders, "bfloat16")]
@@ -67,4 +67,4 @@ def test_the_solution_races_where_nobody_has_solved_it(monkeypatch, capsys, less
 
 def test_an_exercise_without_a_kernel_has_no_race():
     with pytest.raises(ValueError, match="name: 'benchmark'"):
-        session(LESSON).race("benchmark")
+        ExerciseSession(LESSON).race("benchmark")
