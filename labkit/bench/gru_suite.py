@@ -20,14 +20,8 @@ def gru() -> list[SuitePart]:
     batch_first = Contender("cuDNN, batch first", layer.library_gru, layer.GRU)
     loop = Contender("compiled loop", layer.gru, layer.GRU, compiled=True, sizes={"time": (FEW_STEPS,)})
     # it tunes itself for each number of steps, with two dozen kernels to compile for each width and dtype
-    torchrl = Contender(
-        "TorchRL",
-        peers.torchrl_gru,
-        layer.GRU,
-        peer="torchrl",
-        dtypes=("bfloat16", "float32"),  # TorchRL names no other
-        sizes={"time": (FEW_STEPS, STEPS)},
-    )
+    sizes, dtypes = {"time": (FEW_STEPS, STEPS)}, ("bfloat16", "float32")  # TorchRL names no other
+    torchrl = Contender("TorchRL", peers.torchrl_gru, layer.GRU, peer="torchrl", dtypes=dtypes, sizes=sizes)
     who, directions = (loop, batch_first, cudnn, torchrl, ours), ("forward", "forward_backward")
     fixed = tuple(
         {"batch": batch, "time": STEPS, "width": width}

@@ -229,8 +229,8 @@ def _tidy(console: Console, strip_stale: bool, check: bool) -> None:
 
     if strip_stale:
         with value_errors_as_messages():
-            benchmarks = recorded_benchmark.strip_stale(paths.RECORDED)
-        stripped = record.strip_stale(tapes=paths.RECORDED) + benchmarks
+            benchmarks = recorded_benchmark.states(paths.RECORDED)
+        stripped = record.strip_stale(paths.RECORDED, benchmarks)
         say(console, f"Stripped: {', '.join(stripped) or 'nothing was stale'}")
     if not check:
         return
