@@ -32,7 +32,5 @@ def gru() -> list[SuitePart]:
     ranges: Ranges = {"batch": (16, 4096, 1), "time": (1, 512, 1), "width": (16, 128, 1)}
     return [
         SuitePart(who, (*few, *fixed), directions=directions, ranges=ranges),
-        SuitePart(
-            (cudnn, torchrl, ours), fixed[1:10:3], dtypes=("float16", "float32"), directions=directions
-        ),
+        SuitePart((cudnn, torchrl, ours), fixed[1:10:3], "", ("float16", "float32"), directions),
     ]
