@@ -20,12 +20,12 @@ from labkit.kernels.common import (
     cdiv,
     check_tensor,
     device_limits,
+    differentiable,
     empty_contiguous,
     interpreted,
     needs_grad,
     next_power_of_2,
     offset64,
-    once_differentiable,
     operator,
 )
 
@@ -293,18 +293,7 @@ def affine_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tens
     return dx, dweight, dbias
 
 
-class AffineFunction(torch.autograd.Function):
-    """``affine`` with its gradients, once differentiable."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return affine_forward(x, weight, bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return affine_backward(dy, *ctx.saved_tensors)
+AffineFunction = differentiable(affine_forward, affine_backward, lambda x, weight, bias, y: (x, weight))
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -449,18 +438,9 @@ def gelu_mul_backward(dy: Tensor, x: Tensor, bias: Tensor, other: Tensor) -> tup
     return dx, dbias, dother
 
 
-class GeluMulFunction(torch.autograd.Function):
-    """``gelu_mul`` with its gradients, once differentiable."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
-        ctx.save_for_backward(x, bias, other)
-        return gelu_mul_forward(x, bias, other)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return gelu_mul_backward(dy, *ctx.saved_tensors)
+GeluMulFunction = differentiable(
+    gelu_mul_forward, gelu_mul_backward, lambda x, bias, other, y: (x, bias, other)
+)
 
 
 def gelu_mul(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:

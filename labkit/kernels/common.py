@@ -160,6 +160,36 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
+def differentiable(
+    forward: Callable[..., Any], backward: Callable[..., Any], kept: Callable[..., Any]
+) -> Any:
+    """An autograd.Function, once differentiable, of an operator whose backward is an operator, too.
+
+    Args:
+        forward: takes the inputs; returns the output, or a tuple of it and of what else the backward needs.
+        backward: takes the upstream gradient, the kept tensors and the inputs that are numbers; returns the
+            gradients of the first inputs. The others have none: numbers, or a state that is left out.
+        kept: takes the inputs and what ``forward`` returned; returns the tensors, or None, that are kept.
+    """
+
+    class Recorded(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Tensor:
+            made = forward(*inputs)
+            outputs = made if isinstance(made, tuple) else (made,)
+            ctx.save_for_backward(*kept(*inputs, *outputs))
+            ctx.numbers = [one for one in inputs if isinstance(one, (int, float))]
+            return outputs[0]
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+            gradients = backward(dy, *ctx.saved_tensors, *ctx.numbers)
+            return *gradients, *[None] * (len(ctx.needs_input_grad) - len(gradients))
+
+    return Recorded
+
+
 def no_gradient(name: str, *tensors: Tensor | None) -> None:
     """Raise a RuntimeError if autograd would have to record a call of a function without a backward."""
     if needs_grad(*tensors):

@@ -20,12 +20,12 @@ from labkit.kernels.common import (
     cdiv,
     check_tensor,
     device_limits,
+    differentiable,
     dot,
     empty_contiguous,
     needs_grad,
     next_power_of_2,
     offset64,
-    once_differentiable,
     operator,
 )
 from labkit.kernels.grouped import block_width, grouped_linear
@@ -138,20 +138,9 @@ def gated_cell_backward(
     return dgates, sum_partials(parts, gain)
 
 
-class GatedCellFunction(torch.autograd.Function):
-    """``gated_cell`` with its gradients, once differentiable."""
-
-    @staticmethod
-    def forward(ctx: Any, gates: Tensor, gain: Tensor, groups: int) -> Tensor:
-        result, states = gated_cell_training(gates, gain, groups)
-        ctx.save_for_backward(gates, gain, result, states)
-        ctx.groups = groups
-        return result
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dr: Tensor) -> tuple[Tensor | None, ...]:
-        return *gated_cell_backward(dr, *ctx.saved_tensors, ctx.groups), None
+GatedCellFunction = differentiable(
+    gated_cell_training, gated_cell_backward, lambda gates, gain, _, result, s: (gates, gain, result, s)
+)
 
 
 def gated_cell(gates: Tensor, gain: Tensor, groups: int) -> Tensor:

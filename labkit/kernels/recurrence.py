@@ -16,10 +16,10 @@ from labkit.kernels.common import (
     cdiv,
     check_tensor,
     device_limits,
+    differentiable,
     empty_contiguous,
     needs_grad,
     next_power_of_2,
-    once_differentiable,
     operator,
     padded_columns,
 )
@@ -180,25 +180,9 @@ def recurrence_backward(
     return [da, db] if dh0 is None else [da, db, dh0]
 
 
-class RecurrenceFunction(torch.autograd.Function):
-    """``linear_recurrence`` and ``min_gru`` with their gradients, once differentiable.
-
-    The backward reads the returned states, and b for a GRU only.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, h0: Tensor | None, gru: bool) -> Tensor:
-        h = recurrence_forward(a, b, h0, gru)
-        ctx.save_for_backward(a, b if gru else None, h0, h)
-        ctx.gru = gru
-        return h
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dh: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
-        a, b, h0, h = ctx.saved_tensors
-        da, db, *dh0 = recurrence_backward(dh, a, b, h0, h, ctx.gru)
-        return da, db, dh0[0] if dh0 else None, None
+RecurrenceFunction = differentiable(
+    recurrence_forward, recurrence_backward, lambda a, b, h0, gru, h: (a, b if gru else None, h0, h)
+)
 
 
 def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
@@ -356,21 +340,9 @@ def rms_recurrence_backward(
     return [da, db, dweight] if dh0 is None else [da, db, dweight, dh0]
 
 
-class RMSRecurrenceFunction(torch.autograd.Function):
-    """``rms_recurrence`` with its gradients, once differentiable; the backward reads the returned states."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, weight: Tensor, h0: Tensor | None, eps: float) -> Tensor:
-        h = rms_recurrence_forward(a, b, weight, h0, eps)
-        ctx.save_for_backward(a, b, weight, h0, h)
-        ctx.eps = eps
-        return h
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dh: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, None]:
-        da, db, dweight, *dh0 = rms_recurrence_backward(dh, *ctx.saved_tensors, ctx.eps)
-        return da, db, dweight, dh0[0] if dh0 else None, None
+RMSRecurrenceFunction = differentiable(
+    rms_recurrence_forward, rms_recurrence_backward, lambda a, b, weight, h0, eps, h: (a, b, weight, h0, h)
+)
 
 
 def rms_recurrence(
