@@ -3,7 +3,6 @@
 # mypy: disable-error-code="assignment, var-annotated"
 
 from functools import cache
-from typing import Any
 
 import torch
 import triton
