@@ -301,6 +301,15 @@ def offset64(index, stride):
 
 
 @triton.jit
+def initial_state(h0, at, inside):
+    """The state before the first step, of the shape of ``inside``, in float32; zeros without h0."""
+    state = tl.zeros(inside.shape, tl.float32)
+    if h0 is not None:
+        state += tl.load(h0 + at, inside, other=0.0).to(tl.float32)
+    return state
+
+
+@triton.jit
 def tanh(x, FAST: tl.constexpr):
     """tanh in float32, or with ``FAST`` one instruction, off by 2**-11 of it at most: for 16-bit results."""
     if FAST and not interpreted():

@@ -17,6 +17,7 @@ from labkit.kernels.common import (
     device_limits,
     differentiable,
     empty_contiguous,
+    initial_state,
     needs_grad,
     next_power_of_2,
     operator,
@@ -58,22 +59,10 @@ def load_step(p, t, T, H: tl.constexpr, n):
 
 
 @triton.jit
-def load_initial_state(h0, at, inside, BH: tl.constexpr):
-    """The state before the first step, (BH,) in float32; zeros without h0."""
-    state = tl.zeros([BH], tl.float32)
-    if h0 is not None:
-        state += tl.load(h0 + at, inside, other=0.0).to(tl.float32)
-    return state
-
-
-@triton.jit
 def states_kernel(a, b, h0, h, T, H: tl.constexpr, BH: tl.constexpr, U: tl.constexpr, GRU: tl.constexpr):
     blocks: tl.constexpr = (H + BH - 1) // BH
     row, n = tl.program_id(0).to(tl.int64) // blocks, tl.program_id(0) % blocks * BH + tl.arange(0, BH)
-    start, state = (
-        row * T * H,
-        load_initial_state(h0, row * H + n, n < H, BH),
-    )  # the state (BH,) stays in float32
+    start, state = row * T * H, initial_state(h0, row * H + n, n < H)  # the state (BH,) stays in float32
     coming_a, coming_b = (), ()
     for u in tl.static_range(U):
         coming_a += (load_step(a + start, u, T, H, n),)
@@ -98,7 +87,7 @@ def states_grad_kernel(
     blocks: tl.constexpr = (H + BH - 1) // BH
     row, n = tl.program_id(0).to(tl.int64) // blocks, tl.program_id(0) % blocks * BH + tl.arange(0, BH)
     start, carry = row * T * H, tl.zeros([BH], tl.float32)  # carry: what comes back from step t+1
-    before = load_initial_state(h0, row * H + n, n < H, BH)
+    before = initial_state(h0, row * H + n, n < H)
     coming_g, coming_a, coming_b, coming_h = (), (), (), ()
     for u in tl.static_range(U):
         coming_g += (load_step(dh + start, T - 1 - u, T, H, n),)
@@ -246,10 +235,8 @@ def rms_recurrence_kernel(
 ):
     row, n = tl.program_id(0).to(tl.int64), tl.arange(0, BH)
     inside = n < H
-    w, state = (
-        tl.load(weight + n, inside, other=0.0).to(tl.float32),
-        load_initial_state(h0, row * H + n, inside, BH),
-    )
+    w = tl.load(weight + n, inside, other=0.0).to(tl.float32)  # (BH,)
+    state = initial_state(h0, row * H + n, inside)
     for t in tl.range(0, T, num_stages=STAGES):
         now = (row * T + t) * H
         gate = tl.load(a + now + n, inside, other=0.0).to(tl.float32)  # (BH,)
@@ -267,7 +254,7 @@ def rms_recurrence_grad_kernel(
     row, n = tl.program_id(0).to(tl.int64), tl.arange(0, BH)
     inside, carry, dw = n < H, tl.zeros([BH], tl.float32), tl.zeros([BH], tl.float32)
     w = tl.load(weight + n, inside, other=0.0).to(tl.float32)  # (BH,)
-    before = load_initial_state(h0, row * H + n, inside, BH)
+    before = initial_state(h0, row * H + n, inside)
     for later in tl.range(0, T, num_stages=STAGES):
         t = T - 1 - later
         now = (row * T + t) * H
