@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd import forward_ad
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from labkit import backend
 
@@ -166,7 +167,7 @@ def differentiable(
     """An autograd.Function, once differentiable, of an operator whose backward is an operator, too.
 
     Args:
-        forward: takes the inputs; returns the output, or a tuple of it and of what else the backward needs.
+        forward: takes the inputs; returns the output, or a list of it and of what else the backward needs.
         backward: takes the upstream gradient, the kept tensors and the inputs that are numbers; returns the
             gradients of the first inputs. The others have none: numbers, or a state that is left out.
         kept: takes the inputs and what ``forward`` returned; returns the tensors, or None, that are kept.
@@ -176,7 +177,7 @@ def differentiable(
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Tensor:
             made = forward(*inputs)
-            outputs = made if isinstance(made, tuple) else (made,)
+            outputs = (made,) if isinstance(made, Tensor) else made
             ctx.save_for_backward(*kept(*inputs, *outputs))
             ctx.numbers = [one for one in inputs if isinstance(one, (int, float))]
             return outputs[0]
@@ -231,6 +232,11 @@ def device_limits(device: torch.device) -> DeviceLimits:
 def empty_contiguous(like: Tensor) -> Tensor:
     """An uninitialised contiguous tensor of the same shape, dtype and device."""
     return torch.empty_like(like, memory_format=torch.contiguous_format)
+
+
+def descriptor(t: Tensor | None, wanted: bool, *block: int) -> Any:
+    """A tensor descriptor of t if one is wanted, else t."""
+    return TensorDescriptor.from_tensor(t, block) if wanted and t is not None else t
 
 
 def cdiv(count: int, size: int) -> int:

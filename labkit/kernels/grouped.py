@@ -205,12 +205,8 @@ class Rows(NamedTuple):
 
 
 def rows_of(t: Tensor, width: int, columns: int) -> Rows:
-    outer, stride, feature = t.stride()
-    if feature != 1:
-        return Rows(stride, 1, False, width, columns)
-    if t.shape[0] > 1:
-        return Rows(stride, math.gcd(16 // t.itemsize, stride, outer), False, width, columns)
-    return Rows(stride, math.gcd(16 // t.itemsize, stride), t.data_ptr() % 16 == 0, width, columns)
+    shifted = t.stride(2) == 1 and t.shape[0] == 1 and t.data_ptr() % 16 == 0
+    return Rows(t.stride(1), row_unit(t), shifted, width, columns)
 
 
 @functools.lru_cache(maxsize=4096)

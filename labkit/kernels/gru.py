@@ -61,7 +61,7 @@ def input_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if rows.is_cuda and aligned and rows.itemsize == 2 and 0 < rows.shape[1] <= 256 and len(rows):
         weight = weight.contiguous()
         if device_limits(x.device).has_tma and rows.data_ptr() % 16 == weight.data_ptr() % 16 == 0:
-            return linear_forward(rows, weight, bias, "none", None).view(*x.shape[:2], -1)
+            return linear_forward(rows, weight, bias, "none", None, False)[0].view(*x.shape[:2], -1)
     return functional.linear(x, weight, bias)
 
 
