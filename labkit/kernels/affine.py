@@ -52,24 +52,41 @@ def flat_kernel(x, weight, bias, y, count, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def store_pointwise(x, other, y, at, inside, scale, shift):
+    """Store x * scale + shift of some elements, or with ``other`` gelu(x + shift) * other.
+
+    scale, shift: those of the columns, (COLS,), which are the last axis of ``at`` and ``inside``.
+    """
+    value = tl.load(x + at, inside).to(tl.float32)
+    if other is None:
+        value = value * scale + shift
+    else:
+        FAST: tl.constexpr = y.dtype.element_ty != tl.float32
+        value = activate(value + shift, "gelu_tanh", FAST) * tl.load(other + at, inside).to(tl.float32)
+    tl.store(y + at, value, inside)
+
+
+@triton.jit
 def fold_kernel(
-    x, weight, bias, y, rows, width, period, tail, blocks,
+    x, weight, bias, other, y, rows, width, period, tail, blocks,
     VECTOR: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """y of tiles (ROWS, COLS) of folded rows; the programs of the first rows also do the tail."""
+    """y of tiles (ROWS, COLS) of folded rows; the programs of the first rows also do the tail.
+
+    Without ``other``, of x's shape, it is that of ``affine``, else that of ``gelu_mul``, which has no weight.
+    """
     width = width // VECTOR * VECTOR
     column = (tl.program_id(0) % blocks + 0 * width) * COLS + tl.arange(0, COLS)
     row = (tl.program_id(0) // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     mask = (row < rows)[:, None] & (column < width)[None, :]
     at = row[:, None] * width + column[None, :]  # (ROWS, COLS)
-    scale = tl.load(weight + column % period, column < width).to(tl.float32)  # (COLS,)
+    scale = 1.0
+    if weight is not None:
+        scale = tl.load(weight + column % period, column < width).to(tl.float32)  # (COLS,)
     shift = tl.load(bias + column % period, column < width).to(tl.float32)
-    value = tl.load(x + at, mask).to(tl.float32) * scale[None, :] + shift[None, :]
-    tl.store(y + at, value, mask)
+    store_pointwise(x, other, y, at, mask, scale, shift)
     if tl.program_id(0) < blocks:
-        end = tl.cast(rows, tl.int64) * width + column
-        last = tl.load(x + end, column < tail).to(tl.float32) * scale + shift
-        tl.store(y + end, last, column < tail)
+        store_pointwise(x, other, y, tl.cast(rows, tl.int64) * width + column, column < tail, scale, shift)
 
 
 @triton.jit
@@ -179,22 +196,28 @@ def tile_rows(elements: int, cols: int, limits: DeviceLimits) -> int:
     return next((rows for rows in (8, 4) if rows * cols <= min(4096, elements // places)), 2)
 
 
-@operator(fake=lambda x, weight, bias: empty_contiguous(x))
-def affine_forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
+def launch_forward(flat: Any, x: Tensor, *given: Tensor | None, most_rows: int) -> Tensor:
+    """y, of x's shape: by ``flat``, or by fold_kernel in tiles of up to so many rows.
+
+    given: weight, bias and other of fold_kernel; flat has those that are there.
+    """
+    x, *given = (t if t is None else t.contiguous() for t in (x, *given))  # type: ignore[assignment]
     y, count, period, cols = torch.empty_like(x), x.numel(), x.shape[-1], ROW_BYTES // x.element_size()
-    if not count:
-        return y
     # With a width that is a multiple of 16, 16 neighbours in x have 16 neighbouring weights: flat loads are
     # wide. The flat kernel counts elements in 32 bits.
-    if period % 16 == 0 and count < 2**31:
-        flat_kernel[(cdiv(count, cols),)](x, weight, bias, y, count, period, BLOCK=cols)
-        return y
-    rows, width, tail, vector = fold_rows(count, period, cols, x.element_size())
-    height, blocks = tile_rows(count, cols, device_limits(x.device)), cdiv(width, cols)
-    grid, sizes = (max(1, cdiv(rows, height)) * blocks,), (rows, width, period, tail, blocks)
-    fold_kernel[grid](x, weight, bias, y, *sizes, VECTOR=vector, ROWS=height, COLS=cols)
+    if count and period % 16 == 0 and count < 2**31:
+        flat[(cdiv(count, cols),)](x, *(t for t in given if t is not None), y, count, period, BLOCK=cols)
+    elif count:
+        rows, width, tail, vector = fold_rows(count, period, cols, x.element_size())
+        height, blocks = min(most_rows, tile_rows(count, cols, device_limits(x.device))), cdiv(width, cols)
+        grid, sizes = (max(1, cdiv(rows, height)) * blocks,), (rows, width, period, tail, blocks)
+        fold_kernel[grid](x, *given, y, *sizes, VECTOR=vector, ROWS=height, COLS=cols)
     return y
+
+
+@operator(fake=lambda x, weight, bias: empty_contiguous(x))
+def affine_forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return launch_forward(flat_kernel, x, weight, bias, None, most_rows=8)
 
 
 class SumPlan(NamedTuple):
@@ -337,29 +360,6 @@ def gelu_mul_flat_kernel(x, bias, other, y, count, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def gelu_mul_kernel(
-    x, bias, other, y, rows, width, period, tail, blocks,
-    VECTOR: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
-    """y of tiles (ROWS, COLS); the programs of the first rows also do the tail."""
-    FAST: tl.constexpr = y.dtype.element_ty != tl.float32
-    width = width // VECTOR * VECTOR
-    column = (tl.program_id(0) % blocks + 0 * width) * COLS + tl.arange(0, COLS)
-    row = (tl.program_id(0) // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    mask = (row < rows)[:, None] & (column < width)[None, :]
-    at = row[:, None] * width + column[None, :]  # (ROWS, COLS)
-    shift = tl.load(bias + column % period, column < width).to(tl.float32)  # (COLS,)
-    z = tl.load(x + at, mask).to(tl.float32) + shift[None, :]
-    value = activate(z, "gelu_tanh", FAST) * tl.load(other + at, mask).to(tl.float32)
-    tl.store(y + at, value, mask)
-    if tl.program_id(0) < blocks:
-        end = tl.cast(rows, tl.int64) * width + column
-        last = activate(tl.load(x + end, column < tail).to(tl.float32) + shift, "gelu_tanh", FAST)
-        last *= tl.load(other + end, column < tail).to(tl.float32)
-        tl.store(y + end, last, column < tail)
-
-
-@triton.jit
 def gelu_mul_grad_kernel(
     dy, x, bias, other, dx, dother, dbias, rows, width, tail, blocks, groups, period,
     NARROW: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
@@ -404,18 +404,7 @@ def gelu_mul_grad(dy, x, other, dx, dother, at, mask, shift):
 
 @operator(fake=lambda x, bias, other: empty_contiguous(x))
 def gelu_mul_forward(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
-    x, bias, other = x.contiguous(), bias.contiguous(), other.contiguous()
-    y, count, period, cols = torch.empty_like(x), x.numel(), x.shape[-1], ROW_BYTES // x.element_size()
-    if not count:
-        return y
-    if period % 16 == 0 and count < 2**31:  # the flat kernel counts elements in 32 bits
-        gelu_mul_flat_kernel[(cdiv(count, cols),)](x, bias, other, y, count, period, BLOCK=cols)
-        return y
-    rows, width, tail, vector = fold_rows(count, period, cols, x.element_size())
-    height, blocks = min(4, tile_rows(count, cols, device_limits(x.device))), cdiv(width, cols)
-    grid, sizes = (max(1, cdiv(rows, height)) * blocks,), (rows, width, period, tail, blocks)
-    gelu_mul_kernel[grid](x, bias, other, y, *sizes, VECTOR=vector, ROWS=height, COLS=cols)
-    return y
+    return launch_forward(gelu_mul_flat_kernel, x, None, bias, other, most_rows=4)
 
 
 @operator(fake=lambda dy, x, bias, other: tuple(empty_contiguous(t) for t in (x, bias, other)))

@@ -346,7 +346,7 @@ def _outputs(x: Tensor, weight: Tensor, *_: Any, keep: bool) -> list[Tensor]:
 def linear_forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, act: str, tile: list[int] | None, keep: bool
 ) -> list[Tensor]:
-    """y (M, N) from x (M, K), weight (N, K) and bias (N,); and to ``keep`` z, of which y is the activation."""
+    """y (M, N) from x (M, K), weight (N, K), bias (N,); and to ``keep`` z, of which y is the activation."""
     y, *z = _outputs(x, weight, keep=keep)
     bias = bias if bias is None else bias.contiguous()
     launch_matmul(linear_kernel, x, weight, y, (z[0] if keep else None,), act, bias, tile=tile)
