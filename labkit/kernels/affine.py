@@ -4,6 +4,7 @@ The first is a Linear layer whose matrix is diagonal, the second the pointwise p
 """
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -240,14 +241,6 @@ class SumPlan(NamedTuple):
     def programs(self) -> int:
         return self.groups * self.blocks
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return self.rows, self.width, self.tail, self.blocks, self.groups
-
-    def constants(self, tile: tuple[int, int, int], x: Tensor) -> dict[str, Any]:
-        shape = dict(NARROW=self.narrow, VECTOR=self.vector, ROWS=tile[0], COLS=self.cols, STAGES=tile[1])
-        return shape | dict(EARLY=self.partials > 1 and early_launch(x))
-
 
 AFFINE_TILE, GELU_MUL_TILE = (4, 3, 2), (2, 2, 4)
 """Rows of a tile of the backward, tiles on their way or at work, and programs for each multiprocessor."""
@@ -298,6 +291,24 @@ def sum_columns(sums: Tensor, *totals: Tensor) -> None:
     column_sum_kernel[grid](sums, totals[0], totals[-1], partials, period, **sizes, **launch)
 
 
+def launch_backward(
+    kernel: Any, tile: tuple[int, int, int], dy: Tensor, x: Tensor, *others: Tensor, totals: Sequence[Tensor]
+) -> None:
+    """Launch a backward with its tensors; sums over all rows go to the one or two ``totals``."""
+    period = x.shape[-1]
+    plan = sum_plan(x.numel(), period, x.element_size(), tile, device_limits(x.device))
+    sums = torch.empty(len(totals), plan.partials, period, device=x.device, dtype=torch.float32)
+    several = plan.partials > 1
+    kernel[(plan.programs,)](
+        dy, x, *others, *(sums.unbind() if several else totals),
+        plan.rows, plan.width, plan.tail, plan.blocks, plan.groups, period,
+        NARROW=plan.narrow, VECTOR=plan.vector, ROWS=tile[0], COLS=plan.cols, STAGES=tile[1],
+        EARLY=several and early_launch(x),
+    )  # fmt: skip
+    if several:
+        sum_columns(sums, *totals)
+
+
 @operator(fake=lambda dy, x, weight: tuple(empty_contiguous(t) for t in (x, weight, weight)))
 def affine_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dweight, dbias."""
@@ -305,14 +316,7 @@ def affine_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tens
     dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
     if not x.numel():
         return dx, dweight.zero_(), dbias.zero_()
-    period = x.shape[-1]
-    plan = sum_plan(x.numel(), period, x.element_size(), AFFINE_TILE, device_limits(x.device))
-    sums = torch.empty(2, plan.partials, period, device=x.device, dtype=torch.float32)
-    into = (dweight, dbias) if plan.partials == 1 else sums.unbind()
-    constants = plan.constants(AFFINE_TILE, x)
-    backward_kernel[(plan.programs,)](dy, x, weight, dx, *into, *plan.sizes, period, **constants)
-    if plan.partials > 1:
-        sum_columns(sums, dweight, dbias)
+    launch_backward(backward_kernel, AFFINE_TILE, dy, x, weight, dx, totals=(dweight, dbias))
     return dx, dweight, dbias
 
 
@@ -414,22 +418,11 @@ def gelu_mul_backward(dy: Tensor, x: Tensor, bias: Tensor, other: Tensor) -> tup
     dx, dbias, dother = torch.empty_like(x), torch.empty_like(bias), torch.empty_like(other)
     if not x.numel():
         return dx, dbias.zero_(), dother
-    period = x.shape[-1]
-    plan = sum_plan(x.numel(), period, x.element_size(), GELU_MUL_TILE, device_limits(x.device))
-    sums = torch.empty(1, plan.partials, period, device=x.device, dtype=torch.float32)
-    into = dbias if plan.partials == 1 else sums
-    constants = plan.constants(GELU_MUL_TILE, x)
-    gelu_mul_grad_kernel[(plan.programs,)](
-        dy, x, bias, other, dx, dother, into, *plan.sizes, period, **constants
-    )
-    if plan.partials > 1:
-        sum_columns(sums, dbias)
+    launch_backward(gelu_mul_grad_kernel, GELU_MUL_TILE, dy, x, bias, other, dx, dother, totals=(dbias,))
     return dx, dbias, dother
 
 
-GeluMulFunction = differentiable(
-    gelu_mul_forward, gelu_mul_backward, lambda x, bias, other, y: (x, bias, other)
-)
+GeluMulFunction = differentiable(gelu_mul_forward, gelu_mul_backward, lambda *given: given[:-1])
 
 
 def gelu_mul(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:

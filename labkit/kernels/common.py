@@ -235,8 +235,10 @@ def empty_contiguous(like: Tensor) -> Tensor:
 
 
 def descriptor(t: Tensor | None, wanted: bool, *block: int) -> Any:
-    """A tensor descriptor of t if one is wanted, else t."""
-    return TensorDescriptor.from_tensor(t, block) if wanted and t is not None else t
+    """A tensor descriptor of t, or of t[0] where the block has an axis less, if one is wanted; else t."""
+    if t is None or not wanted:
+        return t
+    return TensorDescriptor.from_tensor(t if t.dim() == len(block) else t[0], block)
 
 
 def cdiv(count: int, size: int) -> int:
@@ -326,11 +328,11 @@ def tanh(x, FAST: tl.constexpr):
 
 
 @triton.jit
-def dot(a, b, total=None):
+def dot(a, b, total=None, precision: tl.constexpr = "tf32x3"):
     """a @ b + total, summed in float32; float32 inputs as three products of TF32, with float32's error."""
     if interpreted():  # the interpreter's own products of bfloat16 are wrong
         a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, total, input_precision="tf32x3")
+    return tl.dot(a, b, total, input_precision=precision)
 
 
 @triton.jit

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from labkit.kernels.common import (
     DeviceLimits,
     autocast,
     cdiv,
     check_tensor,
+    descriptor,
     device_limits,
     empty_contiguous,
     needs_grad,
@@ -236,11 +236,6 @@ def wide_loads(count: int, rows: int, most: int, size: int, *loaded: Rows) -> tu
     return 1, 1
 
 
-def descriptor(t: Tensor | None, wanted: bool, *block: int) -> Any:
-    """A tensor descriptor of t (1, rows, columns) if one is wanted, else t."""
-    return TensorDescriptor.from_tensor(t[0], block) if wanted and t is not None else t
-
-
 def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> None:
     """Write y (B, T, G * d_out) from x (B, T, G * d_in); any strides."""
     (B, T, _), (G, d_in, d_out), limits = x.shape, weight.shape, device_limits(x.device)
@@ -250,10 +245,8 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
             y += bias.flatten()
         return
     unit = 16 // x.itemsize  # a descriptor begins at a multiple of 16 bytes: up to unit - 1 columns early
-    reach = d_in + unit - math.gcd(d_in, unit)
-    tiling = forward_tiling(
-        d_in, d_out, x.itemsize, aligned(x, limits) and reach <= block_width(d_in), limits
-    )
+    tma = aligned(x, limits) and d_in + unit - math.gcd(d_in, unit) <= block_width(d_in)
+    tiling = forward_tiling(d_in, d_out, x.itemsize, tma, limits)
     strides = *x.stride(), *weight.stride(), *(bias.stride() if bias is not None else (0, 0)), *y.stride()
     if tiling is None:
         BM, BN, BK, warps = (128, 64, 32, 4) if x.itemsize == 4 else (128, 128, 64, 8)

@@ -25,7 +25,6 @@ from labkit.kernels.common import (
     dot,
     empty_contiguous,
     gelu_gate,
-    interpreted,
     needs_grad,
     next_power_of_2,
     no_gradient,
@@ -251,15 +250,6 @@ class GeGLU(nn.Module):
 
 
 @triton.jit
-def dot_ieee(a, b):
-    """a @ b, float32 by multiply-adds without tensor cores. With ``common.dot``, three products of TF32, the
-    kernel takes 250 registers instead of 80, and more shared memory."""
-    if interpreted():  # the interpreter's own products of bfloat16 are wrong
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, input_precision="ieee")
-
-
-@triton.jit
 def fused_mlp_kernel(
     x, weight, bias, gain, y, R, first, last, W: tl.constexpr, BM: tl.constexpr, BW: tl.constexpr
 ):
@@ -279,7 +269,9 @@ def fused_mlp_kernel(
         w = tl.load(weight + i * W * W + n[None, :] * W + n[:, None], square, other=0.0)  # (in, out)
         b = tl.load(bias + i * W + n, columns, other=0.0).to(tl.float32)  # (BW,)
         g = tl.load(gain + i * W + n, columns, other=0.0).to(tl.float32)
-        z = dot_ieee(h, w) + b[None, :]  # (BM, BW)
+        # By multiply-adds in float32: three products of TF32 would take 250 registers instead of 80, and more
+        # shared memory.
+        z = dot(h, w, None, "ieee") + b[None, :]  # (BM, BW)
         u = z * inverse_rms(z, W) * g[None, :]
         h = (u * gelu_gate(u)).to(h.dtype)
     tl.store(y + tile + at, h, inside)
