@@ -344,9 +344,8 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     check_tensor("weight", weight, (x.shape[-1],), like=x)
     check_tensor("bias", bias, (x.shape[-1],), like=x)
     (x,) = autocast(x)
-    if needs_grad(x, weight, bias):
-        return AffineFunction.apply(x, weight, bias)
-    return affine_forward(x, weight, bias)
+    call = AffineFunction.apply if needs_grad(x, weight, bias) else affine_forward
+    return call(x, weight, bias)
 
 
 # ---- gelu_mul: kernels; x and other are folded like x of affine --------------------------------------------
@@ -447,6 +446,5 @@ def gelu_mul(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
     check_tensor("bias", bias, (x.shape[-1],), like=x)
     check_tensor("other", other, tuple(x.shape), like=x)
     x, bias, other = autocast(x, bias, other)
-    if needs_grad(x, bias, other):
-        return GeluMulFunction.apply(x, bias, other)
-    return gelu_mul_forward(x, bias, other)
+    call = GeluMulFunction.apply if needs_grad(x, bias, other) else gelu_mul_forward
+    return call(x, bias, other)

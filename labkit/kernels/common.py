@@ -42,12 +42,8 @@ def check_tensor(name: str, tensor: Tensor, shape: tuple[Any, ...], like: Tensor
     """
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{name}: is a {type(tensor).__name__}, should be a tensor")
-    if (
-        like is not None
-        and tensor.dtype is like.dtype
-        and tensor.shape == shape
-        and tensor.device == like.device
-    ):
+    alike = like is not None and tensor.dtype is like.dtype and tensor.device == like.device
+    if alike and tensor.shape == shape:
         return  # the usual call, checked in a fraction of a microsecond
     fixed = shape[1:] if shape[:1] == (...,) else shape
     enough = tensor.dim() >= len(fixed) if fixed != shape else tensor.dim() == len(fixed)

@@ -360,19 +360,17 @@ def grouped_linear_forward(x: Tensor, weight: Tensor, bias: Tensor | None, colum
     return y
 
 
-def _gradients(
-    dy: Tensor, x: Tensor, weight: Tensor, columns: bool, with_dx: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _gradients(x: Tensor, weight: Tensor, with_dx: bool) -> tuple[Tensor, Tensor, Tensor]:
     dx = empty_contiguous(x) if with_dx else x.new_empty(0)
     return dx, weight.new_empty(weight.shape), weight.new_empty(weight.shape[0], weight.shape[2])
 
 
-@operator(fake=_gradients)
+@operator(fake=lambda dy, x, weight, columns, with_dx: _gradients(x, weight, with_dx))
 def grouped_linear_backward(
     dy: Tensor, x: Tensor, weight: Tensor, columns: bool, with_dx: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dweight, dbias."""
-    dx, dw, db = _gradients(dy, x, weight, columns, with_dx)
+    dx, dw, db = _gradients(x, weight, with_dx)
     if not dy.numel() or not x.numel():
         sums = dy.sum((0, 2) if columns else (0, 1), dtype=torch.float32)
         return dx.zero_(), dw.zero_(), sums.view(db.shape).to(db.dtype)
@@ -437,10 +435,8 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     columns = rows.stride(2) != 1 and rows.stride(1) == 1
     if columns:
         rows = rows.transpose(1, 2)
-    if needs_grad(rows, weight, bias):
-        y = GroupedLinearFunction.apply(rows, weight, bias, columns)
-    else:
-        y = grouped_linear_forward(rows, weight, bias, columns)
+    call = GroupedLinearFunction.apply if needs_grad(rows, weight, bias) else grouped_linear_forward
+    y = call(rows, weight, bias, columns)
     if columns:
         y = y.transpose(1, 2)
     return y.reshape(*x.shape[:-1], G * d_out)

@@ -192,9 +192,8 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
     """
     check_sequences("a", a, "b", b, h0)
     a, b, h0 = autocast(a, b, h0)
-    if needs_grad(a, b, h0):
-        return RecurrenceFunction.apply(a, b, h0, False)
-    return recurrence_forward(a, b, h0, False)
+    call = RecurrenceFunction.apply if needs_grad(a, b, h0) else recurrence_forward
+    return call(a, b, h0, False)
 
 
 def min_gru(z: Tensor, candidate: Tensor, h0: Tensor | None = None) -> Tensor:
@@ -217,9 +216,8 @@ def min_gru(z: Tensor, candidate: Tensor, h0: Tensor | None = None) -> Tensor:
     """
     check_sequences("z", z, "candidate", candidate, h0)
     z, candidate, h0 = autocast(z, candidate, h0)
-    if needs_grad(z, candidate, h0):
-        return RecurrenceFunction.apply(z, candidate, h0, True)
-    return recurrence_forward(z, candidate, h0, True)
+    call = RecurrenceFunction.apply if needs_grad(z, candidate, h0) else recurrence_forward
+    return call(z, candidate, h0, True)
 
 
 # ---- rms_recurrence: kernels -------------------------------------------------------------------------------
@@ -359,6 +357,5 @@ def rms_recurrence(
     check_tensor("weight", weight, (a.shape[2],), like=a)
     check_width(weight, MAX_WIDTH)
     a, b, weight, h0 = autocast(a, b, weight, h0)
-    if needs_grad(a, b, weight, h0):
-        return RMSRecurrenceFunction.apply(a, b, weight, h0, eps)
-    return rms_recurrence_forward(a, b, weight, h0, eps)
+    call = RMSRecurrenceFunction.apply if needs_grad(a, b, weight, h0) else rms_recurrence_forward
+    return call(a, b, weight, h0, eps)

@@ -312,9 +312,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     check_tensor("weight", weight, (x.shape[-1],), like=x)
     check_width(weight, MAX_WIDTH)
     x, weight = autocast(x, weight)
-    if needs_grad(x, weight):
-        return RMSNormFunction.apply(x, weight, eps)
-    return rms_norm_forward(x, weight, eps)
+    call = RMSNormFunction.apply if needs_grad(x, weight) else rms_norm_forward
+    return call(x, weight, eps)
 
 
 def check_width(weight: Tensor, widest: int) -> None:
@@ -442,6 +441,5 @@ def norm_gelu(z: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
     check_tensor("bias", bias, (W,), like=z)
     check_tensor("gain", gain, (W,), like=z)
     z, bias, gain = autocast(z, bias, gain)
-    if needs_grad(z, bias, gain):
-        return NormGeluFunction.apply(z, bias, gain)
-    return norm_gelu_forward(z, bias, gain)
+    call = NormGeluFunction.apply if needs_grad(z, bias, gain) else norm_gelu_forward
+    return call(z, bias, gain)
