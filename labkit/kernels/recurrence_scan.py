@@ -256,11 +256,9 @@ def write_states(
 
 
 @triton.jit
-def walk(
-    a, b, h, row, n, inside, first, steps, T, H: tl.constexpr, state, S: tl.constexpr, GRU: tl.constexpr
-):
-    """Write the states (R, 1, BH) of so many steps from ``first`` on one by one, and return the last."""
-    for u in range(first, tl.minimum(first + steps, T), S):
+def walk(a, b, h, row, n, inside, block, long, T, H: tl.constexpr, state, S: tl.constexpr, GRU: tl.constexpr):
+    """Write the states (R, 1, BH) of a block, ``long`` steps, one by one, and return the last."""
+    for u in range(block * long, tl.minimum(block * long + long, T), S):
         at = (row * T + u) * H + n
         now_a, now_b = load_both(a, b, at, inside, u, T, False, H, S)
         state = write_states(h, at, inside, u, T, False, H, now_a, now_b, state, S, GRU)
@@ -286,8 +284,7 @@ def scan_kernel(
             run = run_steps((one, zero, zero), now_a, now_b, S, GRU, False)
             _, before, walks = states_before_segments(words, state, run, chain, block, blocks, chains, W)
             if walks:
-                start = block * (L * S)
-                state = walk(a, b, h, row, n, mine, start, L * S, T, H, state, S, GRU)
+                state = walk(a, b, h, row, n, mine, block, L * S, T, H, state, S, GRU)
             else:
                 after = write_states(h, at, mine, t, T, False, H, now_a, now_b, before, S, GRU)
                 state = last_segment(after, L)
@@ -300,8 +297,7 @@ def scan_kernel(
             run = run_steps(run, now_a, now_b, U, GRU, False)
         state, before, walks = states_before_segments(words, state, run, chain, block, blocks, chains, W)
         if walks:
-            start = block * (L * S)
-            state = walk(a, b, h, row, n, mine, start, L * S, T, H, state, U, GRU)
+            state = walk(a, b, h, row, n, mine, block, L * S, T, H, state, U, GRU)
             tell_walked(words, state, chain, block, blocks, chains, BH)
         else:
             for s in range(0, S, U):  # loaded again: they need not stay in registers
@@ -357,11 +353,11 @@ def write_grads(
 
 @triton.jit
 def walk_back(
-    dh, a, b, h, da, db, row, n, inside, first, steps, T, H: tl.constexpr, before, carry,
+    dh, a, b, h, da, db, row, n, inside, block, long, T, H: tl.constexpr, before, carry,
     S: tl.constexpr, GRU: tl.constexpr,
 ):  # fmt: skip
-    """The same of so many steps from ``first`` on, one by one."""
-    for u in range(first, tl.minimum(first + steps, T), S):
+    """The same of a block, ``long`` steps, one by one."""
+    for u in range(block * long, tl.minimum(block * long + long, T), S):
         at = (row * T + T - 1 - u) * H + n
         now_a, now_g = load_both(a, dh, at, inside, u, T, False, -H, S, 0.0 if GRU else 1.0)
         now_h, now_b = load_inputs(h, b, at, inside, u, T, False, H, S, GRU)
@@ -391,10 +387,9 @@ def scan_grad_kernel(
             next_a, next_g = load_both(a, dh, later, inside, soon, T, False, -H, S, 0.0 if GRU else 1.0)
             run = run_steps((one, zero, zero), now_a, now_g, S, GRU, True)
             _, carries, walks = states_before_segments(words, carry, run, chain, block, blocks, chains, W)
-            start = block * (L * S)
             if walks:
                 carry = walk_back(
-                    dh, a, b, h, da, db, row, n, mine, start, L * S, T, H, before, carry, S, GRU
+                    dh, a, b, h, da, db, row, n, mine, block, L * S, T, H, before, carry, S, GRU
                 )
             else:
                 now = (now_a, now_g, now_h, now_b)
@@ -409,8 +404,7 @@ def scan_grad_kernel(
             run = run_steps(run, now_a, now_g, U, GRU, True)
         carry, carries, walks = states_before_segments(words, carry, run, chain, block, blocks, chains, W)
         if walks:
-            start = block * (L * S)
-            carry = walk_back(dh, a, b, h, da, db, row, n, mine, start, L * S, T, H, before, carry, U, GRU)
+            carry = walk_back(dh, a, b, h, da, db, row, n, mine, block, L * S, T, H, before, carry, U, GRU)
             tell_walked(words, carry, chain, block, blocks, chains, BH)
         else:
             for s in range(0, S, U):
