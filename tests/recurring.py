@@ -23,6 +23,7 @@ KERNELS = {
         "rms_norm_kernel",
         "rms_norm_windows_kernel",
         "rms_norm_flat_kernel",
+        "rms_norm_grad_flat_kernel",
     ),
     sums: ("column_sum_kernel",),
     steps: (

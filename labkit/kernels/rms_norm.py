@@ -132,55 +132,67 @@ def row_sums(flat, R: tl.constexpr, H: tl.constexpr, BR: tl.constexpr, BH: tl.co
 
 @triton.jit
 def norm_block(
-    x, dy, out, w, first, count, eps,
-    R: tl.constexpr, H: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr, E: tl.constexpr,
+    x, y, w, first, count, eps, R: tl.constexpr, H: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr,
+    E: tl.constexpr,
 ):  # fmt: skip
-    """Store y, or with dy dx, of the rows in ``count`` numbers from ``first`` on; w (E,) is their weight.
-
-    Returns each number's part of the weight's gradient, (E,).
-    """
+    """Normalise the rows in ``count`` numbers from ``first`` on; w (E,) is the weight of each."""
     i = tl.arange(0, E)
-    row = tl.minimum(i // H, BR - 1)
     value = tl.load(x + first + i, i < count, other=0.0).to(tl.float32)  # (E,)
-    if dy is None:
-        scale = tl.rsqrt(row_sums(value * value, R, H, BR, BH) / H + eps)  # (BR,)
-        part, result = value, value * tl.gather(scale, row, 0) * w
-    else:
-        g = tl.load(dy + first + i, i < count, other=0.0).to(tl.float32)
-        scale = tl.rsqrt(row_sums(value * value, R, H, BR, BH) / H + eps)  # (BR,)
-        scale = tl.gather(tl.where(tl.arange(0, BR) * H < count, scale, 0.0), row, 0)  # no NaN beyond
-        unit = value * scale
-        mean = tl.gather(row_sums(g * w * unit, R, H, BR, BH) / H, row, 0)
-        part, result = g * unit, scale * (g * w - unit * mean)
-    tl.store(out + first + i, result, i < count)
-    return part
+    scale = tl.rsqrt(row_sums(value * value, R, H, BR, BH) / H + eps)  # (BR,)
+    scale = tl.gather(scale, tl.minimum(i // H, BR - 1), 0)  # (E,)
+    tl.store(y + first + i, value * scale * w, i < count)
 
 
 @triton.jit
 def rms_norm_flat_kernel(
-    x, dy, weight, out, parts, blocks, rest, eps,
+    x, weight, y, blocks, rest, eps, R: tl.constexpr, H: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr,
+    E: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """y of ``blocks`` blocks of R rows, and of ``rest`` numbers in fewer rows."""
+    w = tl.load(weight + tl.arange(0, E) % H).to(tl.float32)  # (E,)
+    for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), num_stages=STAGES):
+        norm_block(x, y, w, tl.cast(block, tl.int64) * (R * H), R * H, eps, R, H, BR, BH, E)
+    if (rest > 0) & (tl.program_id(0) == tl.num_programs(0) - 1):
+        norm_block(x, y, w, tl.cast(blocks, tl.int64) * (R * H), rest, eps, R, H, BR, BH, E)
+
+
+@triton.jit
+def norm_grad_block(
+    dy, x, dx, w, first, count, eps, R: tl.constexpr, H: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr,
+    E: tl.constexpr,
+):  # fmt: skip
+    """Store dx of the rows in ``count`` numbers from ``first`` on; returns each number's part of dw: (E,)."""
+    i = tl.arange(0, E)
+    row = tl.minimum(i // H, BR - 1)
+    value = tl.load(x + first + i, i < count, other=0.0).to(tl.float32)  # (E,)
+    g = tl.load(dy + first + i, i < count, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(row_sums(value * value, R, H, BR, BH) / H + eps)  # (BR,)
+    scale = tl.gather(tl.where(tl.arange(0, BR) * H < count, scale, 0.0), row, 0)  # (E,), no NaN beyond
+    unit = value * scale
+    mean = tl.gather(row_sums(g * w * unit, R, H, BR, BH) / H, row, 0)
+    tl.store(dx + first + i, scale * (g * w - unit * mean), i < count)
+    return g * unit
+
+
+@triton.jit
+def rms_norm_grad_flat_kernel(
+    dy, x, weight, dx, parts, blocks, rest, eps,
     R: tl.constexpr, H: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr, E: tl.constexpr,
     STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """y, or with dy dx, of ``blocks`` blocks of R rows, and of ``rest`` numbers in fewer rows.
-
-    With dy also each program's part of the weight's gradient: parts (programs, H), float32.
-    """
+    """dx, and each program's part of the weight's gradient: parts (programs, H), float32."""
     if EARLY and not interpreted():
-        tl.extra.cuda.gdc_launch_dependents()  # sum_columns waits for the parts
+        tl.extra.cuda.gdc_launch_dependents()
     w, dw = tl.load(weight + tl.arange(0, E) % H).to(tl.float32), tl.zeros([E], tl.float32)
     for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), num_stages=STAGES):
-        first = tl.cast(block, tl.int64) * (R * H)
-        dw += norm_block(x, dy, out, w, first, R * H, eps, R, H, BR, BH, E)
+        dw += norm_grad_block(dy, x, dx, w, tl.cast(block, tl.int64) * (R * H), R * H, eps, R, H, BR, BH, E)
     if (rest > 0) & (tl.program_id(0) == tl.num_programs(0) - 1):
-        first = tl.cast(blocks, tl.int64) * (R * H)
-        dw += norm_block(x, dy, out, w, first, rest, eps, R, H, BR, BH, E)
-    if dy is not None:
-        m, n = tl.arange(0, BH * BR) // BH, tl.arange(0, BH * BR) % BH
-        inside = (n < H) & (m < R)
-        picked = tl.where(inside, tl.gather(dw, tl.where(inside, m * H + n, 0), 0), 0.0)
-        n = tl.arange(0, BH)
-        tl.store(parts + tl.program_id(0) * H + n, tl.sum(picked.reshape(BR, BH), 0), n < H)
+        dw += norm_grad_block(dy, x, dx, w, tl.cast(blocks, tl.int64) * (R * H), rest, eps, R, H, BR, BH, E)
+    m, n = tl.arange(0, BH * BR) // BH, tl.arange(0, BH * BR) % BH
+    inside = (n < H) & (m < R)
+    picked = tl.where(inside, tl.gather(dw, tl.where(inside, m * H + n, 0), 0), 0.0)
+    n = tl.arange(0, BH)
+    tl.store(parts + tl.program_id(0) * H + n, tl.sum(picked.reshape(BR, BH), 0), n < H)
 
 
 # ---- launch sizes: from the bytes that a multiprocessor keeps on their way, 32 to 64 KB -------------------
@@ -258,7 +270,7 @@ def rms_norm_forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     y, H, M = torch.empty_like(x), len(weight), x.numel() // len(weight)
     if M and takes_flat_blocks(H, x.itemsize):
         programs, blocks, rest, sizes = flat_plan(M, H, x.itemsize, device_limits(x.device), FLAT_WARPS)
-        rms_norm_flat_kernel[(programs,)](x, None, weight, y, None, blocks, rest, eps, EARLY=False, **sizes)
+        rms_norm_flat_kernel[(programs,)](x, weight, y, blocks, rest, eps, **sizes)
     elif M and H % 2 and H >= WINDOW_WIDTH:
         programs, sizes = rows_plan(M, H, x.itemsize, False, device_limits(x.device))
         rms_norm_windows_kernel[(programs,)](x, None, weight, y, None, M, eps, EARLY=False, **sizes)
@@ -279,7 +291,9 @@ def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, eps: float) -> tupl
     if takes_flat_blocks(H, x.itemsize, 16):
         programs, blocks, rest, sizes = flat_plan(M, H, x.itemsize, limits, FLAT_GRAD_WARPS)
         parts = torch.empty(programs, H, dtype=torch.float32, device=x.device)
-        rms_norm_flat_kernel[(programs,)](x, dy, weight, dx, parts, blocks, rest, eps, EARLY=early, **sizes)
+        rms_norm_grad_flat_kernel[(programs,)](
+            dy, x, weight, dx, parts, blocks, rest, eps, EARLY=early, **sizes
+        )
     else:
         programs, sizes = rows_plan(M, H, x.itemsize, True, limits)
         parts = torch.empty(programs, H, dtype=torch.float32, device=x.device)
