@@ -59,8 +59,8 @@ def pack(low, high):
 
 @triton.jit
 def unpack(word):
-    low, high = word.to(tl.int32), (word >> 32).to(tl.int32)
-    return low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True)
+    low = word.to(tl.int32).to(tl.float32, bitcast=True)
+    return low, (word >> 32).to(tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
