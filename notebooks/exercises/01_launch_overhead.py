@@ -11,6 +11,7 @@ from labkit.workloads.elementwise import affine as layer
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,18 +19,15 @@ from torch import Tensor
 
 # ---- a benchmark that lies ---------------------------------------------------------------------------------
 
-DEVICES: tuple[dict[str, Any], ...] = (
-    dict(launch_us=14.0, wait_us=20.0, slow_every=23),
-    dict(launch_us=5.0, wait_us=7.0, slow_every=31),
-    dict(launch_us=30.0, wait_us=25.0, compile_us=9000.0, slow_every=27),
-)
+DEVICES = ((14.0, 20.0, 23), (5.0, 7.0, 31), (30.0, 25.0, 27, 9000.0))
+"""Microseconds of a launch and of a wait, every which call is slow, and microseconds of compiling."""
 IDLE = "device idle at the readings"
 SIZES = "input of the layer is batch by width"
 
 
 def gpu_and_layer(device: int, batch: int, width: int, ns_per_element: float) -> dict[str, Any]:
     """A simulated GPU with speeds of its own, and a layer on it."""
-    gpu = BenchmarkGpu(**DEVICES[device])
+    gpu = BenchmarkGpu(*DEVICES[device])
     return {"gpu": gpu, "layer": BenchmarkLayer(gpu, ns_per_element), "batch": batch, "width": width}
 
 
@@ -239,15 +237,15 @@ def launch_doubling(kernel: Any, x: Tensor, count: int, block: int, programs: in
     return {"y, which held -1 before": y}
 
 
-def doubled_where(stores: Any) -> Any:
-    """What y holds when exactly the places for which ``stores(at, count, block)`` is true are stored."""
+def doubled_where(*masks: Any) -> tuple[Any, ...]:
+    """What y holds when exactly the places for which ``mask(at, count, block)`` is true are stored."""
 
-    def gives(x: Tensor, count: int, block: int, programs: int) -> dict[str, Any]:
+    def gives(x: Tensor, count: int, block: int, programs: int, mask: Any) -> dict[str, Any]:
         at = torch.arange(len(x))
-        stored = stores(at, count, block) & (at < block * programs)
+        stored = mask(at, count, block) & (at < block * programs)
         return {"y, which held -1 before": torch.where(stored, 2 * x, -1.0)}
 
-    return gives
+    return tuple(partial(gives, mask=each) for each in masks)
 
 
 def loads_beyond(call: Call) -> str:
@@ -259,7 +257,7 @@ def loads_beyond(call: Call) -> str:
 mask = Exercise(
     "the mask of a kernel",
     "double_kernel",
-    reference=doubled_where(lambda at, count, block: at < count),
+    reference=doubled_where(lambda at, count, block: at < count)[0],
     cases=((1, 4, 1), (10, 4, 3), (8, 4, 2), (7, 16, 1), (100, 32, 4), (5, 4, 8)),
     inputs=doubling_inputs,
     call=launch_doubling,
@@ -280,17 +278,13 @@ mask = Exercise(
         "one-block": Mistake(
             "BLOCK is one program's share, and tl.arange(0, BLOCK) is the same in each. What differs?",
             "`at` counts through the whole tensor: compare that with `count`.",
-            gives=(
-                doubled_where(lambda at, count, block: at < block),
-                doubled_where(lambda at, count, block: at % block < count),
-            ),
+            gives=doubled_where(lambda at, n, block: at < block, lambda at, n, block: at % block < n),
         ),
         "whole-blocks": Mistake(
             "The last block is partly inside. What does your mask say about it?",
             "You need an answer for each place, not one for each program: start from `at`.",
-            gives=(
-                doubled_where(lambda at, count, block: at < count // block * block),
-                doubled_where(lambda at, count, block: at // block * block < count),
+            gives=doubled_where(
+                lambda at, n, block: at < n // block * block, lambda at, n, block: at // block * block < n
             ),
         ),
         "size-of-address": Mistake(
@@ -309,6 +303,8 @@ def layer_inputs(rows: int, width: int) -> dict[str, Any]:
     return {"x": torch.randn(rows, width), "weight": torch.randn(width), "bias": torch.randn(width)}
 
 
+RIVALS = {"eager": layer, "torch.compile": layer, "labkit": kernels.affine}
+
 affine = Exercise(
     "the layer as one kernel",
     "affine",
@@ -318,12 +314,8 @@ affine = Exercise(
     dtypes=DTYPES,
     properties=(*POINTWISE, READ_ONCE),
     right="One launch, one pass: x is read once, y is written once, and nothing else is as long.",
-    race=RaceSpec(
-        AFFINE,
-        {"eager": layer, "torch.compile": layer, "labkit": kernels.affine},
-        # a width that is a power of two, and one whose rows no wide load can take
-        ({"batch": 32768, "width": 1024}, {"batch": 32768, "width": 161}),
-    ),
+    # a width that is a power of two, and one whose rows no wide load can take
+    race=RaceSpec(AFFINE, RIVALS, ({"batch": 32768, "width": 1024}, {"batch": 32768, "width": 161})),
     mistakes={
         **column_mistakes(layer),
         "no-bias": Mistake(
