@@ -111,7 +111,7 @@ def as_layer(answer: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def sizes() -> tuple[dict[str, int], ...]:
-    """Few sequences and many, as wide as this GPU's multiprocessors keep the weights."""
+    """Few sequences and many, of the width whose weights stay on a multiprocessor of this GPU."""
     return tuple({"batch": batch, "time": 64, "width": resident_width()} for batch in (512, 4096))
 
 
