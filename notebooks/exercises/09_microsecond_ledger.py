@@ -65,10 +65,10 @@ wall = Exercise(
             "Take launches of 5, 30 and 5, and kernels of 3, 20 and 20. What does each kernel wait for?",
             "The second for its launch, the third for the second kernel. Decide anew for each, in a loop.",
             gives=(
-                lambda launches, kernels: max(sum(launches), sum(kernels)),
-                lambda launches, kernels: sum(launches) + kernels[-1],
-                lambda launches, kernels: launches[0] + sum(kernels),
-                lambda launches, kernels: max(sum(launches) + kernels[-1], launches[0] + sum(kernels)),
+                *(lambda host, gpu: max(sum(host), sum(gpu)), lambda host, gpu: sum(host) + gpu[-1]),
+                *(lambda host, gpu: host[0] + sum(gpu), lambda host, gpu: max(sum(host), sum(gpu)) + gpu[-1]),
+                lambda host, gpu: max(sum(host) + gpu[-1], host[0] + sum(gpu)),
+                lambda host, gpu: host[0] + max(sum(host), sum(gpu)),
             ),
         ),
         "own-launch": Mistake(
