@@ -94,7 +94,7 @@ recurrence = Exercise(
     mistakes={
         "unwritten": Mistake(
             "Let B be 2 and T be 3, and write down where each step of each row is stored. Who is left out?",
-            "Store inside the loop: steps lie H apart, rows T * H. Each row needs triton.cdiv(H, BH) programs.",
+            "Store in the loop: steps lie H apart, rows T * H. A row has triton.cdiv(H, BH) programs.",
         ),
         **STEP_MISTAKES,
         "another-round": Mistake(

@@ -253,7 +253,7 @@ cell = Exercise(
         "not-in-tl": Mistake(
             "Of which operations is your formula made, and which of them does `tl` have for a block?",
             "Neither a power nor a mean. A square is a product; tl.sum and tl.sqrt are there.",
-            raises=r"or pow|of type triton|(triton.*'|'tensor' \w+) has no attr|not tensor|to_tensor|tion ref",
+            raises=r"or pow|of type triton|(triton.*'|'tensor' \w+) has no attr|not tensor|to_tensor|on ref",
         ),
     },
     race=RaceSpec(CELL, {"labkit, one by one": two_recurrences(kernels)}, SIZES, roundings=4),
