@@ -49,8 +49,7 @@ def test_at_size_an_accident_is_a_verdict(monkeypatch, tmp_path, old, new, statu
     assert gpu.available() and problem(AFFINE, tmp_path) is None, "this process and the GPU are well"
 
 
-@pytest.mark.parametrize("lesson", ["01_launch_overhead"])
-def test_the_solution_races_where_nobody_has_solved_it(monkeypatch, capsys, lesson):
+def test_the_solution_races_where_nobody_has_solved_it(monkeypatch, capsys):
     asked = []
 
     def run(suite, contenders, sizes, dtype, **_):
@@ -58,8 +57,7 @@ def test_the_solution_races_where_nobody_has_solved_it(monkeypatch, capsys, less
         return rows.as_results([], ["batch", "width"])
 
     monkeypatch.setattr(sweeps, "run", run)
-    tasks = ExerciseSession(lesson)
-    assert len(tasks.race("affine")) == 0
+    assert len(ExerciseSession(LESSON).race("affine")) == 0
     contenders = ["eager", "torch.compile", "labkit", "the solution"]
     assert asked == [("launch_overhead/race_affine", contenders, "bfloat16")]
     assert "you have not solved it yet" in capsys.readouterr().out
