@@ -18,7 +18,13 @@ from labkit.kernels.common import (
     once_differentiable,
     operator,
 )
-from labkit.kernels.gru_kernels import gru_grad_kernel, gru_kernel, step_grad_kernel, step_kernel
+from labkit.kernels.gru_kernels import (
+    gru_grad_kernel,
+    gru_input_kernel,
+    gru_kernel,
+    step_grad_kernel,
+    step_kernel,
+)
 from labkit.kernels.linear import linear_forward
 
 # ---- launch sizes ------------------------------------------------------------------------------------------
@@ -52,6 +58,25 @@ def gru_plan(B: int, H: int, itemsize: int, limits: DeviceLimits, backward: bool
     return plan if backward else plan | dict(PAIRS=itemsize == 2 and H % 2 == 0)
 
 
+@cache
+def input_plan(B: int, width: int, H: int, itemsize: int, limits: DeviceLimits) -> dict[str, int] | None:
+    """Sizes of the kernel that multiplies the input itself, (width) numbers a step, or None where another
+    path is taken.
+
+    The input's three matrices lie in shared memory, beside those that pass through it into registers. Each
+    step reads them, whatever the number of its sequences, and so few sequences are left to ``gru_plan``:
+    fewer than 8 per multiprocessor. Offsets are 32-bit as long as a step has 4 H numbers at most.
+    """
+    plan = gru_plan(B, H, itemsize, limits, False)
+    BI = max(16, next_power_of_2(width))
+    if plan is None or itemsize != 2 or not 0 < width <= 4 * H or plan["BH"] < BI:
+        return None
+    needed = 3 * plan["BH"] * (plan["BH"] + BI) * itemsize + 12 * 1024
+    if B < 8 * limits.multiprocessors or (limits.shared_bytes and needed > limits.shared_bytes):
+        return None
+    return plan | dict(I=width, BI=BI, BM=16, AHEAD=2)  # more steps ahead do not fit into registers
+
+
 def input_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x @ weight.T + bias for all steps, (B, T, 3 H).
 
@@ -83,11 +108,20 @@ def gru_forward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """h (B, T, H); and for the backward, if ``keep``, ar, az, an (B, T, 3 H) and hn (B, T, H)."""
     (B, T, _), H = x.shape, weight_hh.shape[1]
-    gates = input_product(x, weight_ih, bias_ih)  # (B, T, 3 H)
     h, hidden = x.new_empty(B, T, H), x.new_empty(B, T, H) if keep else None
     weight_hh, h0 = weight_hh.contiguous(), None if h0 is None else h0.contiguous()
     reset = None if reset is None else reset.contiguous().view(torch.uint8)
-    fast, plan = x.dtype is torch.bfloat16, gru_plan(B, H, x.itemsize, device_limits(x.device), False)
+    fast, limits = x.dtype is torch.bfloat16, device_limits(x.device)
+    plan = None if keep else input_plan(B, x.shape[2], H, x.itemsize, limits)
+    if plan is not None and h.numel():
+        bias_ih, bias_hh = (None if bias is None else bias.contiguous() for bias in (bias_ih, bias_hh))
+        tensors = x.contiguous(), weight_ih.contiguous(), bias_ih, weight_hh, bias_hh, h0, reset, h
+        gru_input_kernel[(cdiv(B, plan["BM"]),)](*tensors, B, T, FAST=fast, **plan)
+        return h, x.new_empty(0), x.new_empty(0)
+    gates, plan = (
+        input_product(x, weight_ih, bias_ih),
+        gru_plan(B, H, x.itemsize, limits, False),
+    )  # (B, T, 3 H)
     if not h.numel():
         pass
     elif plan is not None:

@@ -37,8 +37,13 @@ def tanh_by_sigmoid(x, FAST: tl.constexpr):
 
 @triton.jit
 def gate(ir, iz, inn, hr, hz, hn, h, FAST: tl.constexpr):
-    """ar, az, an and the next state, from the products of the input and of the state h, and from h."""
-    ar, az = ir.to(tl.float32) + hr, iz.to(tl.float32) + hz
+    """ar, az, an and the next state, from the products of the input and of the state h, and from h.
+
+    Without ir and iz, hr and hz are the sums of both products.
+    """
+    ar, az = hr, hz
+    if ir is not None:
+        ar, az = ir.to(tl.float32) + hr, iz.to(tl.float32) + hz
     r, z = sigmoid(ar, FAST), sigmoid(az, FAST)
     an = inn.to(tl.float32) + r * hn
     n = tanh_by_sigmoid(an, FAST)
@@ -259,6 +264,64 @@ def gru_kernel(
             if reset is not None:
                 state = tl.where(again, 0.0, state)  # not a product with 0: the state may be infinite
             hr, hz, hn = products(state, wr, wz, wn, br, bz, bn)
+
+
+@triton.jit
+def load_input_weight(
+    weight, g, I: tl.constexpr, H: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, PAIRS: tl.constexpr
+):
+    """Matrix g of weight (3 H, I), (BH, BI), zero beyond; with PAIRS its rows in the order of ``feature``.
+
+    A bare load: the compiler keeps it in shared memory, whence tensor cores take it.
+    """
+    row, column = feature(tl.arange(0, BH)[:, None], PAIRS), tl.arange(0, BI)[None, :]
+    return tl.load(weight + (g * H + row) * I + column, (row < H) & (column < I), other=0.0)
+
+
+@triton.jit
+def gru_input_kernel(
+    x, weight_ih, bias_ih, weight, bias, h0, reset, h, B, T,
+    I: tl.constexpr, BI: tl.constexpr, H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr,
+    PAIRS: tl.constexpr, AHEAD: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """States h (B, T, H) from the input x (B, T, I), which is multiplied here, step by step.
+
+    The input's weights stay in shared memory, the recurrent ones in registers. The product of x_{t+1} does not
+    wait for the state of step t. It stays in float32.
+    """
+    b = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)[None, :]
+    m, i, k = feature(tl.arange(0, BH)[:, None], PAIRS), first_features(BH, PAIRS), tl.arange(0, BI)[:, None]
+    wr, wz = load_weight(weight, 0, H, BH, PAIRS), load_weight(weight, 1, H, BH, PAIRS)
+    wn = load_weight(weight, 2, H, BH, PAIRS)
+    br = load_bias(bias, 0, m, H, BH, BM) + load_bias(bias_ih, 0, m, H, BH, BM)
+    bz = load_bias(bias, 1, m, H, BH, BM) + load_bias(bias_ih, 1, m, H, BH, BM)
+    bn, bi = load_bias(bias, 2, m, H, BH, BM), load_bias(bias_ih, 2, m, H, BH, BM)
+    state = initial_state(h0, reset, b * H + m, b, (b < B) & (m < H), B, T, BH, BM)  # (BH, BM), in float32
+    inside, present = (b < B) & (i < H), (b < B) & (k < I)
+    out, into = h + b * T * H + i, x + b * T * I + k
+    ur = load_input_weight(weight_ih, 0, I, H, BI, BH, PAIRS)
+    uz = load_input_weight(weight_ih, 1, I, H, BI, BH, PAIRS)
+    un = load_input_weight(weight_ih, 2, I, H, BI, BH, PAIRS)
+    first = tl.load(into, present & (T > 0), other=0.0)
+    ir, iz, inn = dot(ur, first, br), dot(uz, first, bz), dot(un, first, bi)
+    ar, az, hn = products(state, wr, wz, wn, ir, iz, bn)
+    prefetched = ()
+    for u in tl.static_range(AHEAD):
+        prefetched += (tl.load(into + (u + 1) * I, present & (u + 1 < T), other=0.0),)
+    for start in range(0, T, AHEAD):
+        arrived, prefetched = prefetched, ()
+        for u in tl.static_range(AHEAD):
+            t = start + u
+            after, now = t + 1 + AHEAD, inside & (t < T)
+            prefetched += (tl.load(into + after * I, present & (after < T), other=0.0),)
+            if reset is not None:
+                again = tl.load(reset + b * T + t + 1, (b < B) & (t + 1 < T), other=0) != 0
+            _, _, _, state = gate(None, None, inn, ar, az, hn, state, FAST)
+            put(out + t * H, state, now, PAIRS)
+            if reset is not None:
+                state = tl.where(again, 0.0, state)  # not a product with 0: the state may be infinite
+            ir, iz, inn = dot(ur, arrived[u], br), dot(uz, arrived[u], bz), dot(un, arrived[u], bi)
+            ar, az, hn = products(state, wr, wz, wn, ir, iz, bn)
 
 
 @triton.jit

@@ -1,5 +1,6 @@
 """labkit.kernels.gru: against float64 and nn.GRU, resets, its module, what is compiled of it."""
 
+import dataclasses
 import importlib
 import math
 
@@ -16,7 +17,7 @@ from labkit.measure import correctness
 from labkit.profiling import codegen
 
 module = importlib.import_module("labkit.kernels.gru")
-KERNELS = {module: ("gru_kernel", "gru_grad_kernel", "step_kernel", "step_grad_kernel")}
+KERNELS = {module: ("gru_kernel", "gru_input_kernel", "gru_grad_kernel", "step_kernel", "step_grad_kernel")}
 NAMES = ("x", "weight_ih", "weight_hh", "bias_ih", "bias_hh", "h0", "reset")
 
 
@@ -148,6 +149,70 @@ def test_whatever_the_plan_chooses_it_is_right(ahead, monkeypatch):
         examined, _ = resetting(LAYER, 9, steps)
         for case in (LAYER, examined):
             op.examine(case, (9, steps, 3, 20), dtypes=(fp32, bf16), roundings=12)
+
+
+# --- many sequences, without gradients: the kernel that multiplies the input itself ----------------------
+
+
+def takes_the_input(B, width, H, dtype=bf16):
+    limits = module.device_limits(torch.device(labkit.gpu.device()))
+    return module.input_plan(B, width, H, dtype.itemsize, limits) is not None
+
+
+@pytest.fixture
+def few_are_many(monkeypatch):
+    """The path that a GPU of 4 multiprocessors takes, wherever the test runs."""
+    usual = module.device_limits
+    monkeypatch.setattr(module, "device_limits", lambda d: dataclasses.replace(usual(d), multiprocessors=4))
+
+
+@pytest.mark.usefixtures("few_are_many")
+@pytest.mark.parametrize("dtype", [bf16, fp16], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(35, 4, 5, 20), (33, 1, 20, 32), (32, 2, 3, 17), (47, 2, 32, 20), (40, 2, 1, 1)],
+    ids=str,
+)
+def test_many_sequences_without_gradients_are_right(shape, dtype):
+    """With and without biases, h0 and resets; the last tile of sequences has a part of them."""
+    assert takes_the_input(shape[0], *shape[2:], dtype)
+    tensors = op.drawn(LAYER, *shape, dtype=dtype)
+    reset = torch.rand(shape[:2], device=tensors[0].device) < 0.4
+    for given in ((0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 4, 5), (0, 1, 2, 3, 4, 5)):
+        for where in (None, reset)[len(given) % 2 :]:
+            named = {NAMES[n]: tensors[n] for n in given} | dict(reset=where)
+            with torch.no_grad():
+                y = gru(**named)
+            exact = {n: t.double() if n != "reset" else t for n, t in named.items() if t is not None}
+            op.assert_close(y, reference(**exact), dtype, roundings=6)
+            op.assert_close(y, gru(**named | {"x": tensors[0].clone().requires_grad_()}).detach(), dtype, 6)
+
+
+@pytest.mark.usefixtures("few_are_many")
+def test_many_sequences_are_right_in_any_layout():
+    tensors = op.drawn(LAYER, 35, 3, 5, 20, dtype=bf16)
+    with torch.no_grad():
+        want = gru(*tensors)
+        for strided in (tensors[0].transpose(0, 1).contiguous().transpose(0, 1), tensors[0].flip(1).flip(1)):
+            assert torch.equal(gru(strided, *tensors[1:]), want)
+        shifted = torch.zeros(tensors[0].numel() + 1, dtype=bf16, device=want.device)[1:].view_as(tensors[0])
+        assert torch.equal(gru(shifted.copy_(tensors[0]), *tensors[1:]), want)
+        columns = [t.T.contiguous().T for t in tensors[1:3]]
+        assert torch.equal(gru(tensors[0], *columns, *tensors[3:]), want)
+
+
+@pytest.mark.usefixtures("few_are_many")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_of_many_sequences_too_what_was_before_a_reset_does_not_matter(value):
+    tensors = op.drawn(LAYER, 35, 4, 5, 20, dtype=bf16)
+    reset = torch.zeros(35, 4, dtype=torch.bool, device=tensors[0].device)
+    reset[:, 2] = True
+    with torch.no_grad():
+        want = gru(tensors[0][:, 2:], *tensors[1:5])
+        assert torch.equal(gru(*tensors[:5], torch.full_like(tensors[5], value), reset)[:, 2:], want)
+        tensors[0][:, :2] = value
+        assert torch.equal(gru(*tensors, reset)[:, 2:], want)
 
 
 # --- resets ----------------------------------------------------------------------------------------------
