@@ -68,13 +68,14 @@ def input_plan(B: int, width: int, H: int, itemsize: int, limits: DeviceLimits) 
     fewer than 8 per multiprocessor. Offsets are 32-bit as long as a step has 4 H numbers at most.
     """
     plan = gru_plan(B, H, itemsize, limits, False)
-    BI = max(16, next_power_of_2(width))
-    if plan is None or itemsize != 2 or not 0 < width <= 4 * H or plan["BH"] < BI:
+    BK = max(16, next_power_of_2(width))
+    if plan is None or itemsize != 2 or not 0 < width <= 4 * H or plan["BH"] < BK:
         return None
-    needed = 3 * plan["BH"] * (plan["BH"] + BI) * itemsize + 12 * 1024
-    if B < 8 * limits.multiprocessors or (limits.shared_bytes and needed > limits.shared_bytes):
+    needed = 3 * plan["BH"] * (plan["BH"] + BK) * itemsize + 12 * 1024
+    per_multiprocessor = B / limits.multiprocessors
+    if per_multiprocessor < 8 or (limits.shared_bytes and needed > limits.shared_bytes):
         return None
-    return plan | dict(I=width, BI=BI, BM=16, AHEAD=2)  # more steps ahead do not fit into registers
+    return plan | dict(K=width, BK=BK, BM=16, AHEAD=2)  # more steps ahead do not fit into registers
 
 
 def input_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -169,19 +169,33 @@ def put_gates(p, mask, H: tl.constexpr, a, b, c, PAIRS: tl.constexpr):
 
 
 @triton.jit
+def rows_of(g, BH: tl.constexpr, PAIRS: tl.constexpr, COUNT: tl.constexpr):
+    """Matrix and feature of each row of COUNT matrices, from g on, one above the other: (COUNT BH, 1)."""
+    row = tl.arange(0, COUNT * BH)[:, None]
+    if COUNT > 1:
+        g, row = g + row // BH, row % BH
+    return g, feature(row, PAIRS)
+
+
+@triton.jit
 def load_weight(
-    weight, g, H: tl.constexpr, BH: tl.constexpr, PAIRS: tl.constexpr, TRANSPOSED: tl.constexpr = False
-):
-    """Matrix g of weight (3 H, H), (BH, BH), zero beyond H; with PAIRS in the order of ``feature``."""
+    weight, g, H: tl.constexpr, BH: tl.constexpr, PAIRS: tl.constexpr, TRANSPOSED: tl.constexpr = False,
+    COUNT: tl.constexpr = 1,
+):  # fmt: skip
+    """Matrix g of weight (3 H, H), (BH, BH), zero beyond H; with PAIRS in the order of ``feature``.
+
+    With COUNT as many matrices, one above the other: (COUNT BH, BH).
+    """
     if TRANSPOSED:
         row, column = tl.arange(0, BH)[None, :], tl.arange(0, BH)[:, None]
     else:
-        row, column = feature(tl.arange(0, BH)[:, None], PAIRS), tl.arange(0, BH)[None, :]
+        g, row = rows_of(g, BH, PAIRS, COUNT)
+        column = tl.arange(0, BH)[None, :]
     inside = (row < H) & (column < H)
     tile = tl.load(weight + (g * H + row) * H + column, inside, other=0.0)
     tile = tl.where(inside, tile, 0.0)  # a bare load would be kept in shared memory
     if PAIRS:  # columns are neighbours in memory, and so permuted once they are loaded
-        tile = tile.reshape(BH, BH // 16, 8, 2).permute(0, 1, 3, 2).reshape(BH, BH)
+        tile = tile.reshape(COUNT * BH, BH // 16, 8, 2).permute(0, 1, 3, 2).reshape(COUNT * BH, BH)
     return tile
 
 
@@ -266,62 +280,73 @@ def gru_kernel(
             hr, hz, hn = products(state, wr, wz, wn, br, bz, bn)
 
 
+# ---- the same, with the products of the input in the kernel ------------------------------------------------
+# The matrices of r and z lie one above the other, as one product: the compiler waits for each product.
+
+
 @triton.jit
 def load_input_weight(
-    weight, g, I: tl.constexpr, H: tl.constexpr, BI: tl.constexpr, BH: tl.constexpr, PAIRS: tl.constexpr
-):
-    """Matrix g of weight (3 H, I), (BH, BI), zero beyond; with PAIRS its rows in the order of ``feature``.
+    weight, g, K: tl.constexpr, BK: tl.constexpr, H: tl.constexpr, BH: tl.constexpr, PAIRS: tl.constexpr,
+    COUNT: tl.constexpr = 1,
+):  # fmt: skip
+    """COUNT matrices of weight (3 H, K), from g on: (COUNT BH, BK), zero beyond, rows as in ``load_weight``.
 
-    A bare load: the compiler keeps it in shared memory, whence tensor cores take it.
+    A bare load: the compiler keeps it in shared memory, from where the tensor cores take it.
     """
-    row, column = feature(tl.arange(0, BH)[:, None], PAIRS), tl.arange(0, BI)[None, :]
-    return tl.load(weight + (g * H + row) * I + column, (row < H) & (column < I), other=0.0)
+    g, row = rows_of(g, BH, PAIRS, COUNT)
+    column = tl.arange(0, BK)[None, :]
+    return tl.load(weight + (g * H + row) * K + column, (row < H) & (column < K), other=0.0)
+
+
+@triton.jit
+def halves(tile):
+    """The upper and the lower half of the rows of a tile."""
+    return tile.reshape(2, tile.shape[0] // 2, tile.shape[1]).permute(1, 2, 0).split()
 
 
 @triton.jit
 def gru_input_kernel(
     x, weight_ih, bias_ih, weight, bias, h0, reset, h, B, T,
-    I: tl.constexpr, BI: tl.constexpr, H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr,
+    K: tl.constexpr, BK: tl.constexpr, H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr,
     PAIRS: tl.constexpr, AHEAD: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """States h (B, T, H) from the input x (B, T, I), which is multiplied here, step by step.
+    """States h (B, T, H) from the input x (B, T, K), whose products are summed with those of the state.
 
-    The input's weights stay in shared memory, the recurrent ones in registers. The product of x_{t+1} does not
-    wait for the state of step t. It stays in float32.
+    The input's weights stay in shared memory, the recurrent ones in registers. Loads of x run AHEAD + 1 steps
+    before their use. For r and z only the sum of both products and biases is needed.
     """
     b = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)[None, :]
-    m, i, k = feature(tl.arange(0, BH)[:, None], PAIRS), first_features(BH, PAIRS), tl.arange(0, BI)[:, None]
-    wr, wz = load_weight(weight, 0, H, BH, PAIRS), load_weight(weight, 1, H, BH, PAIRS)
-    wn = load_weight(weight, 2, H, BH, PAIRS)
-    br = load_bias(bias, 0, m, H, BH, BM) + load_bias(bias_ih, 0, m, H, BH, BM)
-    bz = load_bias(bias, 1, m, H, BH, BM) + load_bias(bias_ih, 1, m, H, BH, BM)
-    bn, bi = load_bias(bias, 2, m, H, BH, BM), load_bias(bias_ih, 2, m, H, BH, BM)
+    m, i, k = feature(tl.arange(0, BH)[:, None], PAIRS), first_features(BH, PAIRS), tl.arange(0, BK)[:, None]
+    w_rz, wn = load_weight(weight, 0, H, BH, PAIRS, COUNT=2), load_weight(weight, 2, H, BH, PAIRS)
+    g, rows = rows_of(0, BH, PAIRS, 2)
+    b_rz = load_bias(bias, g, rows, H, 2 * BH, BM) + load_bias(bias_ih, g, rows, H, 2 * BH, BM)
+    bn, b_in = load_bias(bias, 2, m, H, BH, BM), load_bias(bias_ih, 2, m, H, BH, BM)
     state = initial_state(h0, reset, b * H + m, b, (b < B) & (m < H), B, T, BH, BM)  # (BH, BM), in float32
-    inside, present = (b < B) & (i < H), (b < B) & (k < I)
-    out, into = h + b * T * H + i, x + b * T * I + k
-    ur = load_input_weight(weight_ih, 0, I, H, BI, BH, PAIRS)
-    uz = load_input_weight(weight_ih, 1, I, H, BI, BH, PAIRS)
-    un = load_input_weight(weight_ih, 2, I, H, BI, BH, PAIRS)
-    first = tl.load(into, present & (T > 0), other=0.0)
-    ir, iz, inn = dot(ur, first, br), dot(uz, first, bz), dot(un, first, bi)
-    ar, az, hn = products(state, wr, wz, wn, ir, iz, bn)
+    u_rz = load_input_weight(weight_ih, 0, K, BK, H, BH, PAIRS, 2)
+    un = load_input_weight(weight_ih, 2, K, BK, H, BH, PAIRS)
+    inside, present = (b < B) & (i < H), (b < B) & (k < K)
+    into, out = x + b * T * K + k, h + b * T * H + i
+    xt, a = tl.load(into, present, other=0.0), opaque(state).to(wn.dtype)
+    rz, inn, hn = dot(w_rz, a, dot(u_rz, xt, b_rz)), dot(un, xt, b_in), dot(wn, a, bn)
     prefetched = ()
     for u in tl.static_range(AHEAD):
-        prefetched += (tl.load(into + (u + 1) * I, present & (u + 1 < T), other=0.0),)
+        prefetched += (tl.load(into + (u + 1) * K, present & (u + 1 < T), other=0.0),)
     for start in range(0, T, AHEAD):
         arrived, prefetched = prefetched, ()
         for u in tl.static_range(AHEAD):
             t = start + u
             after, now = t + 1 + AHEAD, inside & (t < T)
-            prefetched += (tl.load(into + after * I, present & (after < T), other=0.0),)
+            prefetched += (tl.load(into + after * K, present & (after < T), other=0.0),)
             if reset is not None:
                 again = tl.load(reset + b * T + t + 1, (b < B) & (t + 1 < T), other=0) != 0
+            ar, az = halves(rz)
             _, _, _, state = gate(None, None, inn, ar, az, hn, state, FAST)
             put(out + t * H, state, now, PAIRS)
             if reset is not None:
                 state = tl.where(again, 0.0, state)  # not a product with 0: the state may be infinite
-            ir, iz, inn = dot(ur, arrived[u], br), dot(uz, arrived[u], bz), dot(un, arrived[u], bi)
-            ar, az, hn = products(state, wr, wz, wn, ir, iz, bn)
+            rz, inn = dot(u_rz, arrived[u], b_rz), dot(un, arrived[u], b_in)
+            a = opaque(state).to(wn.dtype)
+            rz, hn = dot(w_rz, a, rz), dot(wn, a, bn)
 
 
 @triton.jit
