@@ -60,12 +60,11 @@ def gru_plan(B: int, H: int, itemsize: int, limits: DeviceLimits, backward: bool
 
 @cache
 def input_plan(B: int, width: int, H: int, itemsize: int, limits: DeviceLimits) -> dict[str, int] | None:
-    """Sizes of the kernel that multiplies the input itself, (width) numbers a step, or None where another
-    path is taken.
+    """Sizes of the kernel that multiplies the input, ``width`` numbers a step; None where another path is taken.
 
-    The input's three matrices lie in shared memory, beside those that pass through it into registers. Each
-    step reads them, whatever the number of its sequences, and so few sequences are left to ``gru_plan``:
-    fewer than 8 per multiprocessor. Offsets are 32-bit as long as a step has 4 H numbers at most.
+    The input's three matrices lie in shared memory, beside those that pass through it into registers. A step
+    reads them, however few sequences it has. So fewer than 8 sequences per multiprocessor are left to
+    ``gru_plan``, which reads the products from memory. Offsets are 32-bit up to 4 H numbers a step.
     """
     plan = gru_plan(B, H, itemsize, limits, False)
     BK = max(16, next_power_of_2(width))
@@ -248,7 +247,9 @@ def gru(
 
     Returns:
         The states (B, T, H), contiguous, of x's dtype. The running state is float32; it is rounded for its
-        product and for the output, the input's product once.
+        product and for the output. The input's product is rounded once, or not at all where the kernel makes
+        it: in 16 bits, without gradients, for 8 sequences or more per multiprocessor, if all six matrices fit
+        on one (at most 128 features of x, and no more than H rounded up to a power of two).
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.

@@ -497,9 +497,11 @@ def test_the_plan_holds_what_fits_and_leaves_the_rest_to_single_steps():
     ):  # fmt: skip
         assert (module.gru_plan(16, H, itemsize, gpu, False) is not None) is fits, (H, itemsize)
     for B, width, H, itemsize, gpu, taken in (
-        (2048, 128, 128, 2, hopper, True), (1056, 1, 128, 2, hopper, True), (1055, 128, 128, 2, hopper, False),
-        (2048, 129, 128, 2, hopper, False), (2048, 64, 64, 4, hopper, False), (2048, 0, 64, 2, hopper, False),
-        (2048, 64, 64, 2, consumer, True), (2048, 17, 4, 2, hopper, False), (2048, 128, 129, 2, hopper, False),
+        (2048, 128, 128, 2, hopper, True), (2048, 129, 128, 2, hopper, False),
+        (1056, 1, 128, 2, hopper, True), (1055, 128, 128, 2, hopper, False),
+        (2048, 64, 64, 4, hopper, False), (2048, 0, 64, 2, hopper, False),
+        (2048, 64, 64, 2, consumer, True), (2048, 17, 4, 2, hopper, False),
+        (2048, 128, 129, 2, hopper, False),
     ):  # fmt: skip
         assert (module.input_plan(B, width, H, itemsize, gpu) is not None) is taken, (B, width, H, itemsize)
     for B in (1, 16, 1024, 2048, 4096, 10**6):
