@@ -60,7 +60,7 @@ def gru_plan(B: int, H: int, itemsize: int, limits: DeviceLimits, backward: bool
 
 @cache
 def input_plan(B: int, width: int, H: int, itemsize: int, limits: DeviceLimits) -> dict[str, int] | None:
-    """Sizes of the kernel that multiplies the input, ``width`` numbers a step; None where another path is taken.
+    """Sizes of the kernel that multiplies the input, ``width`` numbers a step; None for another path.
 
     The input's three matrices lie in shared memory, beside those that pass through it into registers. A step
     reads them, however few sequences it has. So fewer than 8 sequences per multiprocessor are left to
