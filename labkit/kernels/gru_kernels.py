@@ -312,7 +312,7 @@ def gru_input_kernel(
 ):  # fmt: skip
     """States h (B, T, H) from the input x (B, T, K), whose products are summed with those of the state.
 
-    The input's weights stay in shared memory, the recurrent ones in registers. Loads of x run AHEAD + 1 steps
+    The input's weights stay in shared memory, the recurrent ones in registers. Loads of x run AHEAD steps
     before their use. For r and z only the sum of both products and biases is needed.
     """
     b = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)[None, :]
@@ -333,10 +333,14 @@ def gru_input_kernel(
         prefetched += (tl.load(into + (u + 1) * K, present & (u + 1 < T), other=0.0),)
     for start in range(0, T, AHEAD):
         arrived, prefetched = prefetched, ()
+        for u in tl.static_range(
+            AHEAD
+        ):  # all at once: the compiler moves what arrived to shared memory at once
+            after = start + AHEAD + u + 1
+            prefetched += (tl.load(into + after * K, present & (after < T), other=0.0),)
         for u in tl.static_range(AHEAD):
             t = start + u
-            after, now = t + 1 + AHEAD, inside & (t < T)
-            prefetched += (tl.load(into + after * K, present & (after < T), other=0.0),)
+            now = inside & (t < T)
             if reset is not None:
                 again = tl.load(reset + b * T + t + 1, (b < B) & (t + 1 < T), other=0) != 0
             ar, az = halves(rz)
