@@ -445,11 +445,14 @@ def scan_plan(
     """Programs, blocks of a sequence, and sizes. A row of a tile has 128 bytes, 32 if steps are few, or 256.
 
     A chain is a sequence's BH features. With one for each multiprocessor and more, a program goes through
-    its chain (W = 0), and tiles are small, so that two fit the registers; larger ones pay off for many and
-    long chains, and with more warps where a multiprocessor has hardly a program. Rows of 256 bytes pay off if
-    that leaves enough chains. Fewer chains are shared out block by block: tiles are large, since a block's
-    wait is long, and groups too, since a chain waits for each of them in turn. Their S steps are loaded U at
-    a time, twice, so that few registers hold them and more programs fit a multiprocessor.
+    its chain (W = 0). Two or three programs with a large tile fit a multiprocessor, four or five with a small
+    one: small tiles are for as many chains as would leave a second wave of large ones nearly empty. With
+    hardly a chain for each multiprocessor a program has more warps. Rows of 256 bytes are for many chains
+    whose rows begin within a sector, which is then read twice. All bounds were measured on H100 and H200.
+
+    Fewer chains are shared out block by block: tiles are large, since a block's wait is long, and groups too,
+    since a chain waits for each of them in turn. Their S steps are loaded U at a time, twice, so that few
+    registers hold them and more programs fit a multiprocessor.
     """
     BH, multiprocessors = min(128 // itemsize, next_power_of_2(H)), limits.multiprocessors
     S, tile, more = (16 if BH > 4 else 8), TILE, {"num_warps": WARPS}
@@ -459,20 +462,25 @@ def scan_plan(
         widths = (n for n in (BH, BH // 2, BH // 4) if n * itemsize >= 32)
         BH = next((n for n in widths if B * cdiv(H, n) >= least), BH)
     looks_back = (chains := B * cdiv(H, BH)) < least
-    if not looks_back:
-        S = 8
-        odd = itemsize == 2 and H % 2
-        if chains < multiprocessors or (chains < 2 * multiprocessors and not back and not odd):
-            S, more = 4 if back else 8, {"num_warps": 2 * WARPS, "maxnreg": 128}
+    if not looks_back and chains < multiprocessors:
+        S, more = 4 if back else 8, {"num_warps": 2 * WARPS, "maxnreg": 128}
+    elif not looks_back:
+        S, each, odd, narrow = 8, chains / multiprocessors, itemsize == 2 and H % 2, H < 128 // itemsize
+        if itemsize == 4:
+            wider = B * cdiv(H, 2 * BH) >= multiprocessors if back else each > 3
         else:
-            if odd and chains < 2 * multiprocessors:
-                BH = min(BH, 32)  # more chains
-            many = B * cdiv(H, BH) >= (3 if back else 8) * multiprocessors
-            large = T >= 256 and many and (itemsize == 4 or back) and not (back and gru)
-            tile = TILE if large else TILE // 2
-            wider = B * cdiv(H, 2 * BH) >= (1 if back else 2) * multiprocessors
-            if wider and H > BH and (itemsize == 4 or back):
-                BH *= 2
+            wider = each > (2 if back else 3) if odd else back and H % 8 and 3 < each <= 6
+        if wider and not narrow:
+            BH *= 2
+        elif odd and not back and each < 1.5:
+            BH = min(BH, 32)
+        each = B * cdiv(H, BH) / multiprocessors
+        if itemsize == 4 or back or odd:
+            small = (0 if itemsize == 4 and back else 4 / 3) < each <= 3
+        else:
+            small = 3 < each <= 5
+        if small or (back and gru) or T < 256 or (itemsize == 2 and (narrow or (wider and not odd))):
+            tile = TILE // 2
     L = min(tile // BH, max(2, next_power_of_2(cdiv(T, S))))
     R, blocks = tile // (BH * L), cdiv(T, L * S)
     chains = cdiv(B, R) * cdiv(H, BH)
