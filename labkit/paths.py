@@ -68,9 +68,3 @@ def write_text(path: Path, text: str) -> None:
     """Replace a text file in one step."""
     with replacing(path) as beside, open(beside, "x", encoding="utf-8") as stream:
         stream.write(text)
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file in one step."""
-    with replacing(path) as beside:
-        beside.write_bytes(content)

@@ -32,12 +32,7 @@ def begin(folder: Path, gpu: str, while_held: str = "", user: int | None = None)
     environment = {**os.environ, "PYTHONPATH": paths.python_path(), lock.LOCK_FOLDER_VARIABLE: str(folder)}
     command = [sys.executable, "-c", HOLDER.format(first=first, while_held=while_held), gpu]
     return subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        bufsize=1,
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
 
 

@@ -26,12 +26,7 @@ KERNELS = {
         "rms_norm_grad_flat_kernel",
     ),
     sums: ("column_sum_kernel",),
-    steps: (
-        "states_kernel",
-        "states_grad_kernel",
-        "rms_recurrence_kernel",
-        "rms_recurrence_grad_kernel",
-    ),
+    steps: ("states_kernel", "states_grad_kernel", "rms_recurrence_kernel", "rms_recurrence_grad_kernel"),
     ahead: ("ahead_kernel", "ahead_grad_kernel"),
 }
 WIDTHS = (1, 20, 32, 33, 64, 100, 128, 129, 256, 512, 513, 1024, 2048, 4096)

@@ -90,7 +90,7 @@ CHOSEN = {"TRITON_INTERPRET": "1", backend.CHOSEN: "1"}
         (
             driver(H200),
             {"TRITON_INTERPRET": "1"},
-            "1 None Kernels are interpreted: TRITON_INTERPRET=1 is set.",
+            "1 None Kernels are interpreted: TRITON_INTERPRET=1 is set",
         ),
         (driver(H200), {"TRITON_INTERPRET": ""}, " None Kernels are compiled"),
         (None, {"TRITON_INTERPRET": "0"}, "0 None Kernels are compiled"),

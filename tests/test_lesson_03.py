@@ -113,9 +113,7 @@ def test_a_choice_of_the_autotuner_is_right(lesson, choice):
 @pytest.mark.parametrize(
     ("name", "inputs"),
     [
-        ("product", matrices),
-        ("tiled", matrices),
-        ("described", matrices),
+        *((name, matrices) for name in ("product", "tiled", "described")),
         ("linear_gelu", layer),
         ("gate_up", pair),
     ],

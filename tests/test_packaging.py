@@ -21,11 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-CONSTRAINTS = {
-    "2.13": "constraints.txt",
-    "2.11": "constraints-torch211.txt",
-    "2.15": "constraints-torch215.txt",
-}
+CONSTRAINTS = {"2.13": "constraints.txt"} | {f"2.{n}": f"constraints-torch2{n}.txt" for n in (11, 15)}
 DEFAULT = CONSTRAINTS["2.13"]
 PYTHONS = (3, 11), (3, 14)
 """The oldest and the newest Python that torch and Triton both have wheels for."""
@@ -73,9 +69,8 @@ def test_every_folder_and_data_file_of_the_package_is_installed():
     others = {file for file in package.rglob("*.*") if file.suffix not in (".py", ".pyc") and file.is_file()}
     assert others and others <= given
     lessons = ROOT / options["package-dir"]["labkit.notebooks"]
-    given = {
-        file for pattern in options["package-data"]["labkit.notebooks"] for file in lessons.glob(pattern)
-    }
+    patterns = options["package-data"]["labkit.notebooks"]
+    given = {file for pattern in patterns for file in lessons.glob(pattern)}
     assert given == {file for file in lessons.rglob("*.*") if file.suffix in (".ipynb", ".py", ".svg")}
 
 
@@ -152,19 +147,10 @@ def test_make_sets_up_once_and_again_when_the_versions_change(tmp_path):
     def asked(*words, no_cpu="0"):
         log = tmp_path / "log"
         log.unlink(missing_ok=True)
-        environment = {
-            **os.environ,
-            "LOG": str(log),
-            "NO_CPU": no_cpu,
-            "PATH": f"{nvidia.parent}:{os.environ['PATH']}",
-        }
-        ran = subprocess.run(
-            ["make", f"PYTHON={python}", *words],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
+        environment = os.environ | {"LOG": str(log), "NO_CPU": no_cpu}
+        environment["PATH"] = f"{nvidia.parent}:{os.environ['PATH']}"
+        how = dict(cwd=tmp_path, env=environment, capture_output=True, text=True)
+        ran = subprocess.run(["make", f"PYTHON={python}", *words], **how)
         assert ran.returncode == 0, ran.stdout + ran.stderr
         lines = log.read_text().splitlines() if log.exists() else []
         return [line for line in lines if not line.startswith("-c ")], ran.stdout
@@ -218,10 +204,8 @@ def test_conda_and_binder_take_a_supported_python_and_what_the_package_asks_for(
         oldest, newest = PYTHONS
         assert oldest <= tuple(map(int, python.removeprefix("python=").split("."))) <= newest
         read.append(asked)
-    assert (
-        read[0] == ["-e .[lab]"]
-        and read[1].pop(0) == "--extra-index-url https://download.pytorch.org/whl/cpu"
-    )
+    assert read[0] == ["-e .[lab]"]
+    assert read[1].pop(0) == "--extra-index-url https://download.pytorch.org/whl/cpu"
     asked = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["lab"]
     assert names(read[1]) == names(asked)
     assert f"torch=={versions(DEFAULT)['torch']}+cpu" in read[1]

@@ -1,8 +1,8 @@
 """What goes wrong around the course, tried for real: nothing recorded is lost or half written.
 
 What a module can show by itself is in its own file: a broken roof cache in test_machine, out of memory in
-test_sweeps, a hostile ticket in measure/test_lock, a flood of output in runs/test_execute, JupyterLab
-without a token in test_lab.
+test_sweeps, a tape of another version in test_rows, a hostile ticket in measure/test_lock, a flood of output
+in runs/test_execute, JupyterLab without a token in test_lab.
 """
 
 import ast
@@ -16,7 +16,6 @@ import sys
 import processes
 import pytest
 import stage
-from taped import recorded
 
 from labkit import paths
 from labkit.measure import rows
@@ -129,20 +128,3 @@ def test_data_is_read_as_data():
             odd += [call] * (call.rpartition(".")[2] in CALLS and not safe)
             found |= {f"{path.name}: {each}" for each in odd}
     assert found <= set(ALLOWED)
-
-
-LINE = recorded().to_json() + "\n"
-TAPES = {
-    "newer": LINE.replace("{", '{"speed_of_light": 1.0, ', 1).encode(),
-    "no text": b"\x80\x04\x95\x00\x00.",
-}
-
-
-@pytest.mark.parametrize("how", TAPES)
-def test_a_tape_of_another_version_or_a_broken_one_is_named_with_the_remedy(clone, how):
-    tape = clone / "recorded" / "h200" / "01.jsonl"
-    tape.parent.mkdir(parents=True)
-    tape.write_bytes(TAPES[how])
-    with pytest.raises(ValueError, match=r"01\.jsonl is damaged or of another version[\s\S]*git restore"):
-        rows.recorded_rows("suite")
-    assert tape.read_bytes() == TAPES[how], "whoever has the other version wants it back"

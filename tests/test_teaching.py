@@ -51,8 +51,7 @@ def test_its_plan_exercises_and_questions_are_those_of_the_lesson(path):
 
 
 @pytest.mark.parametrize(
-    ("name", "whole"),
-    [("90 minutes: one layer", 90), ("Half a day", 210), ("A day", 420), ("Two days", 840)],
+    ("name", "whole"), [("90 minutes: one layer", 90), ("Half a day", 210), ("A day", 420), ("Two days", 840)]
 )
 def test_agendas_add_up(name, whole):
     _, ((*given, total), *_) = minutes(TEXT.partition(f"### {name}\n")[2])

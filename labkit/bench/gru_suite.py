@@ -20,14 +20,8 @@ def gru() -> list[SuitePart]:
     batch_first = Contender("cuDNN, batch first", layer.library_gru, layer.GRU)
     loop = Contender("compiled loop", layer.gru, layer.GRU, compiled=True, sizes={"time": (FEW_STEPS,)})
     # it tunes itself for each number of steps, with two dozen kernels to compile for each width and dtype
-    torchrl = Contender(
-        "TorchRL",
-        peers.torchrl_gru,
-        layer.GRU,
-        peer="torchrl",
-        dtypes=("bfloat16", "float32"),  # TorchRL names no other
-        sizes={"time": (FEW_STEPS, STEPS)},
-    )
+    sizes, dtypes = {"time": (FEW_STEPS, STEPS)}, ("bfloat16", "float32")  # TorchRL names no other
+    torchrl = Contender("TorchRL", peers.torchrl_gru, layer.GRU, peer="torchrl", dtypes=dtypes, sizes=sizes)
     who, directions = (loop, batch_first, cudnn, torchrl, ours), ("forward", "forward_backward")
     fixed = tuple(
         {"batch": batch, "time": STEPS, "width": width}
@@ -38,7 +32,5 @@ def gru() -> list[SuitePart]:
     ranges: Ranges = {"batch": (16, 4096, 1), "time": (1, 512, 1), "width": (16, 128, 1)}
     return [
         SuitePart(who, (*few, *fixed), directions=directions, ranges=ranges),
-        SuitePart(
-            (cudnn, torchrl, ours), fixed[1:10:3], dtypes=("float16", "float32"), directions=directions
-        ),
+        SuitePart((cudnn, torchrl, ours), fixed[1:10:3], "", ("float16", "float32"), directions),
     ]

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from labkit import paths
-from labkit.bench import compare, recorded_benchmark, report, run, suites
+from labkit.bench import recorded_benchmark, report, run, suites
 from labkit.bench.suite_part import SuitePart
 from labkit.measure import machine, roofline, rows
 from labkit.measure.rows import Row
@@ -30,7 +30,7 @@ class BenchOptions:
 
     def check(self) -> None:
         """ValueError for what can be seen to fail before anything is measured."""
-        self.names()
+        suites.chosen(self.wanted, drawn=self.count is not None)
         if self.json_path and self.json_path.exists() and not self.json_path.is_file():
             raise ValueError(f"{self.json_path} is no plain file")  # it would take the place of /dev/null
         if self.small and self.count is None:
@@ -38,18 +38,13 @@ class BenchOptions:
         if self.record and (self.wanted or self.count or not self.peers):
             raise ValueError("--record keeps full runs only: name no suite, no --random, and add --peers")
 
-    def names(self) -> list[str]:
-        """The suites to measure. ValueError for a name that is no suite."""
-        return suites.chosen(self.wanted, drawn=self.count is not None)
-
     def parts(self) -> dict[str, list[SuitePart]]:
         """The parts of each suite; their contenders are made now. ValueError where that fails."""
+        names = suites.chosen(self.wanted, drawn=self.count is not None)
         if self.count is None:
-            return {name: suites.parts(name, peers=self.peers) for name in self.names()}
-        drawn: dict[str, Any] = {"count": self.count, "seed": self.seed, "small": self.small}
-        return {
-            f"random-{name}": suites.random_parts(name, peers=self.peers, **drawn) for name in self.names()
-        }
+            return {name: suites.parts(name, peers=self.peers) for name in names}
+        drawn: dict[str, Any] = dict(peers=self.peers, count=self.count, seed=self.seed, small=self.small)
+        return {f"random-{name}": suites.random_parts(name, **drawn) for name in names}
 
     def measure(self, console: Console, parts: dict[str, list[SuitePart]], *, again: bool) -> None:
         """Measure, and finish; rows of a run that was stopped are written and kept, too."""
@@ -81,11 +76,3 @@ class BenchOptions:
         """Write rows to the file asked for; a run that was stopped before its first row replaces no file."""
         if self.json_path and measured:
             rows.write(self.json_path, measured)
-
-
-def print_reports(console: Console, compared: tuple[Path, Path] | None, reported: Path | None) -> None:
-    """Print a comparison of two files, or the report of one; ValueError where they hold no rows."""
-    if compared:
-        compare.show(console, *compared)
-    if reported:
-        report.show(console, report.read(reported))

@@ -63,11 +63,3 @@ def _state(path: Path, code: dict[tuple[str, str], str]) -> RecordingState:
     if lacking:
         return RecordingState(name, "stale", f"has no rows of {', '.join(sorted(lacking))}")
     return RecordingState(name, "recorded", report.origin(measured))
-
-
-def strip_stale(tapes: Path) -> list[str]:
-    """Remove full runs of other code; gives their names."""
-    stale = {path: state.name for path, state in states(tapes).items() if state.status == "stale"}
-    for path in stale:
-        path.unlink()
-    return list(stale.values())

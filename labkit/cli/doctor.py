@@ -192,11 +192,7 @@ def collect() -> Facts:
 
 def _place(environment: Mapping[str, str], kernel: str) -> str:
     """Whose machine this is, by its variables, the name of its Linux kernel, or AMD's driver."""
-    marks = {
-        "COLAB_RELEASE_TAG": "Colab",
-        "KAGGLE_KERNEL_RUN_TYPE": "Kaggle",
-        "BINDER_LAUNCH_HOST": "Binder",
-    }
+    marks = {"COLAB_RELEASE_TAG": "Colab", "KAGGLE_KERNEL_RUN_TYPE": "Kaggle", "BINDER_LAUNCH_HOST": "Binder"}
     found = [place for name, place in marks.items() if name in environment]
     found += ["WSL"] if "microsoft" in kernel.lower() else []
     found += ["AMD GPU"] if os.path.exists("/dev/kfd") else []

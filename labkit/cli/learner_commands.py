@@ -47,11 +47,9 @@ def is_somebody_there() -> bool:
 
 
 IN_FOLDER = click.option(
-    "folder",
-    "--folder",
-    type=PATH,
+    "folder", "--folder", type=PATH,
     help="The learner's folder: by default the one that you are in, or work/.",
-)
+)  # fmt: skip
 
 
 def _choose_folder(folder: Path | None) -> Path:

@@ -91,7 +91,10 @@ def run_command(
 
     with value_errors_as_messages():
         chosen = _chosen(names)
-        given = dict(_split(assignment) for assignment in assignments)
+        for assignment in assignments:
+            if "=" not in assignment:
+                raise ValueError(f"-p {assignment!r}: write it as name=value")
+        given = dict(assignment.split("=", 1) for assignment in assignments)
         for path in chosen:
             notebooks.check_parameters(path, given)
     console = Console()
@@ -196,12 +199,7 @@ def doctor_command(measure: bool) -> None:
 @click.option("--strip-stale", is_flag=True, help="Remove outputs and tapes of code that has changed.")
 @click.option("--check", is_flag=True, help="List what is recorded; fail if anything is stale.")
 @click.option("--again", is_flag=True, help="Do also what is recorded, or kept of an unfinished run.")
-def record_command(
-    names: tuple[str, ...],
-    strip_stale: bool,
-    check: bool,
-    again: bool,
-) -> None:
+def record_command(names: tuple[str, ...], strip_stale: bool, check: bool, again: bool) -> None:
     """Run lessons at full size on a GPU and keep their outputs and measurements."""
     console = Console()
     if strip_stale or check:
@@ -231,8 +229,8 @@ def _tidy(console: Console, strip_stale: bool, check: bool) -> None:
 
     if strip_stale:
         with value_errors_as_messages():
-            benchmarks = recorded_benchmark.strip_stale(paths.RECORDED)
-        stripped = record.strip_stale(tapes=paths.RECORDED) + benchmarks
+            benchmarks = recorded_benchmark.states(paths.RECORDED)
+        stripped = record.strip_stale(paths.RECORDED, benchmarks)
         say(console, f"Stripped: {', '.join(stripped) or 'nothing was stale'}")
     if not check:
         return
@@ -275,12 +273,9 @@ def _record_all(console: Console, chosen: list[Path], again: bool) -> bool:
 @click.option("--peers", is_flag=True, help="Take along the contenders from other packages.")
 @click.option("--record", is_flag=True, help="Keep a full run beside the tapes.")
 @click.option(
-    "count",
-    "--random",
-    metavar="N",
-    type=click.IntRange(min=1),
+    "count", "--random", metavar="N", type=click.IntRange(min=1),
     help="N sizes drawn from each suite's ranges.",
-)
+)  # fmt: skip
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, help="Of --random: the same seed, the same sizes."
 )
@@ -291,29 +286,31 @@ def _record_all(console: Console, chosen: list[Path], again: bool) -> bool:
     help="Measure nothing: say which rows moved beyond their spread from file A to file B.",
 )  # fmt: skip
 @click.option("--again", is_flag=True, help="Do also what is recorded, or kept of an unfinished run.")
-@click.pass_context
-def bench_command(context: click.Context, **given: Any) -> None:
+def bench_command(
+    compared: tuple[Path, Path] | None, reported: Path | None, again: bool, **given: Any
+) -> None:
     """Measure suites (all of them, if none is named): ours beside the other contenders."""
     from labkit import gpu
-    from labkit.bench import options
+    from labkit.bench import compare, options, report
 
-    console, used = Console(), {name for name, value in given.items() if value}
+    console = Console()
     with value_errors_as_messages():
-        if used & {"compared", "reported"}:
-            if len(used) > 1:
+        if compared or reported:
+            if sum(map(bool, (compared, reported, again, *given.values()))) > 1:
                 raise ValueError("--compare and --report measure nothing: leave the rest out")
-            options.print_reports(console, given["compared"], given["reported"])
+            if compared:
+                compare.show(console, *compared)
+            if reported:
+                report.show(console, report.read(reported))
             return
-        order = options.BenchOptions(
-            **{name: given[name] for name in options.BenchOptions.__dataclass_fields__}
-        )
+        order = options.BenchOptions(**given)
         order.check()
         if not gpu.available():
             raise click.ClickException(
                 "nothing is timed: a benchmark needs a GPU, and this session has none: see `labkit doctor`"
             )
         parts = order.parts()
-    order.measure(console, parts, again=given["again"])
+    order.measure(console, parts, again=again)
 
 
 @cli.command("tally")
@@ -344,13 +341,6 @@ def _chosen(names: tuple[str, ...]) -> list[Path]:
         click.echo(f"There are no lessons in {os.path.relpath(paths.NOTEBOOKS)}/", err=True)
         sys.exit(1)
     return found
-
-
-def _split(assignment: str) -> tuple[str, str]:
-    name, equals, value = assignment.partition("=")
-    if not equals:
-        raise ValueError(f"-p {assignment!r}: write it as name=value")
-    return name, value
 
 
 def main() -> None:

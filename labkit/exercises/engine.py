@@ -16,6 +16,7 @@ from torch import Tensor
 from labkit.exercises import common_hints
 from labkit.measure import correctness
 from labkit.measure.contender import Shape, Work
+from labkit.measure.correctness import dtype_name
 
 JudgeStatus = Literal["right", "wrong", "error", "stopped", "crashed", "interrupted"]
 
@@ -441,11 +442,6 @@ def short(value: Any) -> str:
         return f"{value:.6g}"
     said = repr(value)
     return said if len(said) <= 80 else type(value).__name__
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """A dtype without "torch."."""
-    return str(dtype).removeprefix("torch.")
 
 
 WRONG_VALUES = "wrong-values"

@@ -30,13 +30,9 @@ from labkit.profiling import codegen
 
 GUARD_ELEMENTS = 2**18
 """Elements around each tensor that are watched: further than any tile of an exercise reaches."""
-ENVIRONMENT = {
-    "TRITON_INTERPRET": "1",
-    "OMP_NUM_THREADS": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-    "LABKIT_HEADLESS": "1",
-    "MPLBACKEND": "Agg",
-}
+ENVIRONMENT = dict(
+    TRITON_INTERPRET="1", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", LABKIT_HEADLESS="1", MPLBACKEND="Agg"
+)
 """The same on every machine: Triton interprets, no GPU is seen, nobody presses buttons."""
 NOTHING_IS_LOST = "Nothing of your notebook is lost."
 
@@ -294,7 +290,7 @@ def _kernels(done: list[Call]) -> list[codegen.CompileRequest]:
 
 
 def _right(exercise: Exercise, done: list[Call]) -> Finding:
-    dtypes = [engine.dtype_name(dtype) for dtype in exercise.dtypes if dtype is not None]
+    dtypes = [correctness.dtype_name(dtype) for dtype in exercise.dtypes if dtype is not None]
     cases = len(exercise.cases) + len(exercise.large)
     kinds = [f"{cases} cases"] * (cases > 1) + dtypes
     kinds += [f"{len(exercise.layouts)} layouts"] * (len(exercise.layouts) > 1)

@@ -41,19 +41,15 @@ OFFERED_AFTER = 3
 """Distinct wrong answers after which the verdict holds the solution; ``solution`` shows it at any time."""
 
 
-def session(lesson: str, *, solve: bool = False, limit_s: float = LIMIT_S) -> "ExerciseSession":
-    """The exercises of a lesson, by its file's name without the suffix.
-
-    With ``solve`` the solutions are judged in place of the cells, and one that is not right is an
-    AssertionError. Without, no answer is ever an error. ValueError for a lesson without exercises.
-    """
-    return ExerciseSession(lesson, solve, limit_s)
-
-
 def lesson(name: str, *, solve: bool = False) -> "ExerciseSession":
-    """Say where a lesson's saved outputs are from, and return its exercises; first in a notebook."""
+    """Say where a lesson's saved outputs are from, and return its exercises; first in a notebook.
+
+    ``name`` is its file's, without the suffix. With ``solve`` the solutions are judged in place of the cells,
+    and one that is not right is an AssertionError. Without, no answer is ever an error. ValueError for a
+    lesson without exercises.
+    """
     display(banner(name))
-    return session(name, solve=solve)
+    return ExerciseSession(name, solve)
 
 
 def source_digest(source: str) -> str:
@@ -69,7 +65,7 @@ def source_digest(source: str) -> str:
 class ExerciseSession:
     """The exercises of one lesson in this session of a notebook."""
 
-    def __init__(self, lesson: str, solve: bool, limit_s: float) -> None:
+    def __init__(self, lesson: str, solve: bool = False, limit_s: float = LIMIT_S) -> None:
         self._lesson, self._solve, self._limit_s = lesson, solve, limit_s
         self._exercises = judge.find(lesson)
         self._solutions = notebooks.solution_cells(notebooks.resolve(lesson))
@@ -88,9 +84,8 @@ class ExerciseSession:
         exercise = self._exercise(name)
         if self._solve:
             cell = f'{self._solutions[name]}\n\n\ntasks.check("{name}", {exercise.answer})\n'
-            verdict = self._verdict(
-                exercise, self._judge(name, self._write(name, cell)), cell, ExerciseRecord()
-            )
+            finding = self._judge(name, self._write(name, cell))
+            verdict = self._verdict(exercise, finding, cell, ExerciseRecord())
             _show_verdict(verdict)
             if verdict.status != "right":
                 raise AssertionError(f"the solution of {exercise.title!r} has to be right: {verdict}")
@@ -211,17 +206,10 @@ class ExerciseSession:
             record.wrong.append(wrong_answer)
         unlocked = max(1, sum(mistake == finding.mistake for _, mistake in record.wrong))
         offered = len({each for each, _ in record.wrong}) >= OFFERED_AFTER and finding.status != "right"
-        return Verdict(
-            exercise.name,
-            exercise.title,
-            finding.status,
-            finding.observed,
-            where=finding.where,
-            hints=finding.hints[:unlocked],
-            hints_left=len(finding.hints[unlocked:]),
-            solution=self._solutions[exercise.name] if offered else "",
-            checks=finding.checks,
-        )
+        hints, left = finding.hints[:unlocked], len(finding.hints[unlocked:])
+        solution = self._solutions[exercise.name] if offered else ""
+        what = finding.status, finding.observed, finding.where
+        return Verdict(exercise.name, exercise.title, *what, hints, left, solution, finding.checks)
 
     def _write(self, name: str, cell: str) -> Path:
         """Write an answer to a file before it is run; the files of earlier answers stay."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from labkit.exercises import common_hints
-from labkit.exercises.engine import Call, Mistake, Property, dtype_name
-from labkit.measure.correctness import DTYPES
+from labkit.exercises.engine import Call, Mistake, Property
+from labkit.measure.correctness import DTYPES, dtype_name
 
 ROUNDED_TWICE = 0.02
 """Share of float16 results that may differ from the exact ones rounded once. With float32 arithmetic it is
@@ -136,10 +136,7 @@ READ_ONCE = Property("read-again", _read_once, *common_hints.READ_AGAIN, contigu
 FULL_FLOAT32 = Property("tf32", _full_float32, *common_hints.TF32, before_values=True)
 HALF_PRODUCTS = Property("wide-products", _half_products, *common_hints.WIDE_PRODUCTS)
 ROUNDED_ONCE = Property("rounded-twice", _rounded_once, *common_hints.ROUNDED_TWICE, before_values=True)
-KERNEL_CASES: dict[str, Any] = {
-    "dtypes": DTYPES,
-    "layouts": ("contiguous", "transposed", "strided"),
-}
+KERNEL_CASES: dict[str, Any] = {"dtypes": DTYPES, "layouts": ("contiguous", "transposed", "strided")}
 """How the kernel of most exercises is tried."""
 ALL_STORED = (UNWRITTEN, NOTHING_STORED, NO_OTHER)
 """Of a kernel that stores all elements of its results."""

@@ -5,6 +5,7 @@ What a capture keeps and refuses is the same with either. Nothing can be timed w
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import count
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -67,30 +68,17 @@ class TorchStandIn:
     """torch as `labkit.kernels.graphs` needs it, with a simulated GPU's torch.cuda."""
 
     def __init__(self) -> None:
-        self.machine = SimulatedGpu()
-        self.cuda, self.pools = self, count()
+        self.machine, self.cuda = SimulatedGpu(), self
         self._C = SimpleNamespace(
             _cuda_getCurrentRawStream=lambda gpu: self.machine.streams.index(self.machine.current)
         )
+        self.graph_pool_handle = partial(next, count())  # nothing of the pools is simulated
+        self.is_available = lambda: False  # no memory of a GPU's is to be freed, no random state to be kept
+        self.current_device = lambda: 0
+        self.device = nullcontext
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.machine.cuda if hasattr(self.machine.cuda, name) else torch, name)
-
-    def is_available(self) -> bool:
-        """False: no memory of a GPU's is to be freed, no state of its random numbers to be kept."""
-        return False
-
-    def current_device(self) -> int:
-        """The number of the only GPU."""
-        return 0
-
-    def device(self, gpu: int) -> Any:
-        """A context in which that GPU is the current one."""
-        return nullcontext()
-
-    def graph_pool_handle(self) -> int:
-        """A new memory pool; nothing of it is simulated."""
-        return next(self.pools)
 
     def set_stream(self, stream: Stream) -> None:
         """Make a stream the current one."""

@@ -4,6 +4,7 @@ The first is a Linear layer whose matrix is diagonal, the second the pointwise p
 """
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -20,12 +21,12 @@ from labkit.kernels.common import (
     cdiv,
     check_tensor,
     device_limits,
+    differentiable,
     empty_contiguous,
     interpreted,
     needs_grad,
     next_power_of_2,
     offset64,
-    once_differentiable,
     operator,
 )
 
@@ -52,24 +53,41 @@ def flat_kernel(x, weight, bias, y, count, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def store_pointwise(x, other, y, at, inside, scale, shift):
+    """Store x * scale + shift of some elements, or with ``other`` gelu(x + shift) * other.
+
+    scale, shift: those of the columns, (COLS,), which are the last axis of ``at`` and ``inside``.
+    """
+    value = tl.load(x + at, inside).to(tl.float32)
+    if other is None:
+        value = value * scale + shift
+    else:
+        FAST: tl.constexpr = y.dtype.element_ty != tl.float32
+        value = activate(value + shift, "gelu_tanh", FAST) * tl.load(other + at, inside).to(tl.float32)
+    tl.store(y + at, value, inside)
+
+
+@triton.jit
 def fold_kernel(
-    x, weight, bias, y, rows, width, period, tail, blocks,
+    x, weight, bias, other, y, rows, width, period, tail, blocks,
     VECTOR: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """y of tiles (ROWS, COLS) of folded rows; the programs of the first rows also do the tail."""
+    """y of tiles (ROWS, COLS) of folded rows; the programs of the first rows also do the tail.
+
+    Without ``other``, of x's shape, it is that of ``affine``, else that of ``gelu_mul``, which has no weight.
+    """
     width = width // VECTOR * VECTOR
     column = (tl.program_id(0) % blocks + 0 * width) * COLS + tl.arange(0, COLS)
     row = (tl.program_id(0) // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     mask = (row < rows)[:, None] & (column < width)[None, :]
     at = row[:, None] * width + column[None, :]  # (ROWS, COLS)
-    scale = tl.load(weight + column % period, column < width).to(tl.float32)  # (COLS,)
+    scale = 1.0
+    if weight is not None:
+        scale = tl.load(weight + column % period, column < width).to(tl.float32)  # (COLS,)
     shift = tl.load(bias + column % period, column < width).to(tl.float32)
-    value = tl.load(x + at, mask).to(tl.float32) * scale[None, :] + shift[None, :]
-    tl.store(y + at, value, mask)
+    store_pointwise(x, other, y, at, mask, scale, shift)
     if tl.program_id(0) < blocks:
-        end = tl.cast(rows, tl.int64) * width + column
-        last = tl.load(x + end, column < tail).to(tl.float32) * scale + shift
-        tl.store(y + end, last, column < tail)
+        store_pointwise(x, other, y, tl.cast(rows, tl.int64) * width + column, column < tail, scale, shift)
 
 
 @triton.jit
@@ -179,22 +197,28 @@ def tile_rows(elements: int, cols: int, limits: DeviceLimits) -> int:
     return next((rows for rows in (8, 4) if rows * cols <= min(4096, elements // places)), 2)
 
 
-@operator(fake=lambda x, weight, bias: empty_contiguous(x))
-def affine_forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
+def launch_forward(flat: Any, x: Tensor, *given: Tensor | None, most_rows: int) -> Tensor:
+    """y, of x's shape: by ``flat``, or by fold_kernel in tiles of up to so many rows.
+
+    given: weight, bias and other of fold_kernel; flat has those that are there.
+    """
+    x, *given = (t if t is None else t.contiguous() for t in (x, *given))  # type: ignore[assignment]
     y, count, period, cols = torch.empty_like(x), x.numel(), x.shape[-1], ROW_BYTES // x.element_size()
-    if not count:
-        return y
     # With a width that is a multiple of 16, 16 neighbours in x have 16 neighbouring weights: flat loads are
     # wide. The flat kernel counts elements in 32 bits.
-    if period % 16 == 0 and count < 2**31:
-        flat_kernel[(cdiv(count, cols),)](x, weight, bias, y, count, period, BLOCK=cols)
-        return y
-    rows, width, tail, vector = fold_rows(count, period, cols, x.element_size())
-    height, blocks = tile_rows(count, cols, device_limits(x.device)), cdiv(width, cols)
-    grid, sizes = (max(1, cdiv(rows, height)) * blocks,), (rows, width, period, tail, blocks)
-    fold_kernel[grid](x, weight, bias, y, *sizes, VECTOR=vector, ROWS=height, COLS=cols)
+    if count and period % 16 == 0 and count < 2**31:
+        flat[(cdiv(count, cols),)](x, *(t for t in given if t is not None), y, count, period, BLOCK=cols)
+    elif count:
+        rows, width, tail, vector = fold_rows(count, period, cols, x.element_size())
+        height, blocks = min(most_rows, tile_rows(count, cols, device_limits(x.device))), cdiv(width, cols)
+        grid, sizes = (max(1, cdiv(rows, height)) * blocks,), (rows, width, period, tail, blocks)
+        fold_kernel[grid](x, *given, y, *sizes, VECTOR=vector, ROWS=height, COLS=cols)
     return y
+
+
+@operator(fake=lambda x, weight, bias: empty_contiguous(x))
+def affine_forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return launch_forward(flat_kernel, x, weight, bias, None, most_rows=8)
 
 
 class SumPlan(NamedTuple):
@@ -216,14 +240,6 @@ class SumPlan(NamedTuple):
     @property
     def programs(self) -> int:
         return self.groups * self.blocks
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return self.rows, self.width, self.tail, self.blocks, self.groups
-
-    def constants(self, tile: tuple[int, int, int], x: Tensor) -> dict[str, Any]:
-        shape = dict(NARROW=self.narrow, VECTOR=self.vector, ROWS=tile[0], COLS=self.cols, STAGES=tile[1])
-        return shape | dict(EARLY=self.partials > 1 and early_launch(x))
 
 
 AFFINE_TILE, GELU_MUL_TILE = (4, 3, 2), (2, 2, 4)
@@ -275,6 +291,24 @@ def sum_columns(sums: Tensor, *totals: Tensor) -> None:
     column_sum_kernel[grid](sums, totals[0], totals[-1], partials, period, **sizes, **launch)
 
 
+def launch_backward(
+    kernel: Any, tile: tuple[int, int, int], dy: Tensor, x: Tensor, *others: Tensor, totals: Sequence[Tensor]
+) -> None:
+    """Launch a backward with its tensors; sums over all rows go to the one or two ``totals``."""
+    period = x.shape[-1]
+    plan = sum_plan(x.numel(), period, x.element_size(), tile, device_limits(x.device))
+    sums = torch.empty(len(totals), plan.partials, period, device=x.device, dtype=torch.float32)
+    several = plan.partials > 1
+    kernel[(plan.programs,)](
+        dy, x, *others, *(sums.unbind() if several else totals),
+        plan.rows, plan.width, plan.tail, plan.blocks, plan.groups, period,
+        NARROW=plan.narrow, VECTOR=plan.vector, ROWS=tile[0], COLS=plan.cols, STAGES=tile[1],
+        EARLY=several and early_launch(x),
+    )  # fmt: skip
+    if several:
+        sum_columns(sums, *totals)
+
+
 @operator(fake=lambda dy, x, weight: tuple(empty_contiguous(t) for t in (x, weight, weight)))
 def affine_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dweight, dbias."""
@@ -282,29 +316,11 @@ def affine_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tens
     dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
     if not x.numel():
         return dx, dweight.zero_(), dbias.zero_()
-    period = x.shape[-1]
-    plan = sum_plan(x.numel(), period, x.element_size(), AFFINE_TILE, device_limits(x.device))
-    sums = torch.empty(2, plan.partials, period, device=x.device, dtype=torch.float32)
-    into = (dweight, dbias) if plan.partials == 1 else sums.unbind()
-    constants = plan.constants(AFFINE_TILE, x)
-    backward_kernel[(plan.programs,)](dy, x, weight, dx, *into, *plan.sizes, period, **constants)
-    if plan.partials > 1:
-        sum_columns(sums, dweight, dbias)
+    launch_backward(backward_kernel, AFFINE_TILE, dy, x, weight, dx, totals=(dweight, dbias))
     return dx, dweight, dbias
 
 
-class AffineFunction(torch.autograd.Function):
-    """``affine`` with its gradients, once differentiable."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return affine_forward(x, weight, bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return affine_backward(dy, *ctx.saved_tensors)
+AffineFunction = differentiable(affine_forward, affine_backward, lambda x, weight, bias, y: (x, weight))
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -328,9 +344,8 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     check_tensor("weight", weight, (x.shape[-1],), like=x)
     check_tensor("bias", bias, (x.shape[-1],), like=x)
     (x,) = autocast(x)
-    if needs_grad(x, weight, bias):
-        return AffineFunction.apply(x, weight, bias)
-    return affine_forward(x, weight, bias)
+    call = AffineFunction.apply if needs_grad(x, weight, bias) else affine_forward
+    return call(x, weight, bias)
 
 
 # ---- gelu_mul: kernels; x and other are folded like x of affine --------------------------------------------
@@ -345,29 +360,6 @@ def gelu_mul_flat_kernel(x, bias, other, y, count, width, BLOCK: tl.constexpr):
     z = tl.load(x + at, inside).to(tl.float32) + tl.load(bias + at % width, inside).to(tl.float32)
     value = activate(z, "gelu_tanh", FAST) * tl.load(other + at, inside).to(tl.float32)
     tl.store(y + at, value, inside)
-
-
-@triton.jit
-def gelu_mul_kernel(
-    x, bias, other, y, rows, width, period, tail, blocks,
-    VECTOR: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
-    """y of tiles (ROWS, COLS); the programs of the first rows also do the tail."""
-    FAST: tl.constexpr = y.dtype.element_ty != tl.float32
-    width = width // VECTOR * VECTOR
-    column = (tl.program_id(0) % blocks + 0 * width) * COLS + tl.arange(0, COLS)
-    row = (tl.program_id(0) // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    mask = (row < rows)[:, None] & (column < width)[None, :]
-    at = row[:, None] * width + column[None, :]  # (ROWS, COLS)
-    shift = tl.load(bias + column % period, column < width).to(tl.float32)  # (COLS,)
-    z = tl.load(x + at, mask).to(tl.float32) + shift[None, :]
-    value = activate(z, "gelu_tanh", FAST) * tl.load(other + at, mask).to(tl.float32)
-    tl.store(y + at, value, mask)
-    if tl.program_id(0) < blocks:
-        end = tl.cast(rows, tl.int64) * width + column
-        last = activate(tl.load(x + end, column < tail).to(tl.float32) + shift, "gelu_tanh", FAST)
-        last *= tl.load(other + end, column < tail).to(tl.float32)
-        tl.store(y + end, last, column < tail)
 
 
 @triton.jit
@@ -415,18 +407,7 @@ def gelu_mul_grad(dy, x, other, dx, dother, at, mask, shift):
 
 @operator(fake=lambda x, bias, other: empty_contiguous(x))
 def gelu_mul_forward(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
-    x, bias, other = x.contiguous(), bias.contiguous(), other.contiguous()
-    y, count, period, cols = torch.empty_like(x), x.numel(), x.shape[-1], ROW_BYTES // x.element_size()
-    if not count:
-        return y
-    if period % 16 == 0 and count < 2**31:  # the flat kernel counts elements in 32 bits
-        gelu_mul_flat_kernel[(cdiv(count, cols),)](x, bias, other, y, count, period, BLOCK=cols)
-        return y
-    rows, width, tail, vector = fold_rows(count, period, cols, x.element_size())
-    height, blocks = min(4, tile_rows(count, cols, device_limits(x.device))), cdiv(width, cols)
-    grid, sizes = (max(1, cdiv(rows, height)) * blocks,), (rows, width, period, tail, blocks)
-    gelu_mul_kernel[grid](x, bias, other, y, *sizes, VECTOR=vector, ROWS=height, COLS=cols)
-    return y
+    return launch_forward(gelu_mul_flat_kernel, x, None, bias, other, most_rows=4)
 
 
 @operator(fake=lambda dy, x, bias, other: tuple(empty_contiguous(t) for t in (x, bias, other)))
@@ -436,31 +417,11 @@ def gelu_mul_backward(dy: Tensor, x: Tensor, bias: Tensor, other: Tensor) -> tup
     dx, dbias, dother = torch.empty_like(x), torch.empty_like(bias), torch.empty_like(other)
     if not x.numel():
         return dx, dbias.zero_(), dother
-    period = x.shape[-1]
-    plan = sum_plan(x.numel(), period, x.element_size(), GELU_MUL_TILE, device_limits(x.device))
-    sums = torch.empty(1, plan.partials, period, device=x.device, dtype=torch.float32)
-    into = dbias if plan.partials == 1 else sums
-    constants = plan.constants(GELU_MUL_TILE, x)
-    gelu_mul_grad_kernel[(plan.programs,)](
-        dy, x, bias, other, dx, dother, into, *plan.sizes, period, **constants
-    )
-    if plan.partials > 1:
-        sum_columns(sums, dbias)
+    launch_backward(gelu_mul_grad_kernel, GELU_MUL_TILE, dy, x, bias, other, dx, dother, totals=(dbias,))
     return dx, dbias, dother
 
 
-class GeluMulFunction(torch.autograd.Function):
-    """``gelu_mul`` with its gradients, once differentiable."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
-        ctx.save_for_backward(x, bias, other)
-        return gelu_mul_forward(x, bias, other)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return gelu_mul_backward(dy, *ctx.saved_tensors)
+GeluMulFunction = differentiable(gelu_mul_forward, gelu_mul_backward, lambda *given: given[:-1])
 
 
 def gelu_mul(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
@@ -485,6 +446,5 @@ def gelu_mul(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
     check_tensor("bias", bias, (x.shape[-1],), like=x)
     check_tensor("other", other, tuple(x.shape), like=x)
     x, bias, other = autocast(x, bias, other)
-    if needs_grad(x, bias, other):
-        return GeluMulFunction.apply(x, bias, other)
-    return gelu_mul_forward(x, bias, other)
+    call = GeluMulFunction.apply if needs_grad(x, bias, other) else gelu_mul_forward
+    return call(x, bias, other)

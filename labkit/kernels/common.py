@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd import forward_ad
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from labkit import backend
 
@@ -41,12 +42,8 @@ def check_tensor(name: str, tensor: Tensor, shape: tuple[Any, ...], like: Tensor
     """
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{name}: is a {type(tensor).__name__}, should be a tensor")
-    if (
-        like is not None
-        and tensor.dtype is like.dtype
-        and tensor.shape == shape
-        and tensor.device == like.device
-    ):
+    alike = like is not None and tensor.dtype is like.dtype and tensor.device == like.device
+    if alike and tensor.shape == shape:
         return  # the usual call, checked in a fraction of a microsecond
     fixed = shape[1:] if shape[:1] == (...,) else shape
     enough = tensor.dim() >= len(fixed) if fixed != shape else tensor.dim() == len(fixed)
@@ -160,6 +157,36 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
+def differentiable(
+    forward: Callable[..., Any], backward: Callable[..., Any], kept: Callable[..., Any]
+) -> Any:
+    """An autograd.Function, once differentiable, of an operator whose backward is an operator, too.
+
+    Args:
+        forward: takes the inputs; returns the output, or a list of it and of what else the backward needs.
+        backward: takes the upstream gradient, the kept tensors and the inputs that are numbers; returns the
+            gradients of the first inputs. The others have none: numbers, or a state that is left out.
+        kept: takes the inputs and what ``forward`` returned; returns the tensors, or None, that are kept.
+    """
+
+    class Recorded(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Tensor:
+            made = forward(*inputs)
+            outputs = (made,) if isinstance(made, Tensor) else made
+            ctx.save_for_backward(*kept(*inputs, *outputs))
+            ctx.numbers = [one for one in inputs if isinstance(one, (int, float))]
+            return outputs[0]
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+            gradients = backward(dy, *ctx.saved_tensors, *ctx.numbers)
+            return *gradients, *[None] * (len(ctx.needs_input_grad) - len(gradients))
+
+    return Recorded
+
+
 def no_gradient(name: str, *tensors: Tensor | None) -> None:
     """Raise a RuntimeError if autograd would have to record a call of a function without a backward."""
     if needs_grad(*tensors):
@@ -201,6 +228,13 @@ def device_limits(device: torch.device) -> DeviceLimits:
 def empty_contiguous(like: Tensor) -> Tensor:
     """An uninitialised contiguous tensor of the same shape, dtype and device."""
     return torch.empty_like(like, memory_format=torch.contiguous_format)
+
+
+def descriptor(t: Tensor | None, wanted: bool, *block: int) -> Any:
+    """A tensor descriptor of t, or of t[0] where the block has an axis less, if one is wanted; else t."""
+    if t is None or not wanted:
+        return t
+    return TensorDescriptor.from_tensor(t if t.dim() == len(block) else t[0], block)
 
 
 def cdiv(count: int, size: int) -> int:
@@ -271,6 +305,15 @@ def offset64(index, stride):
 
 
 @triton.jit
+def initial_state(h0, at, inside):
+    """The state before the first step, of the shape of ``inside``, in float32; zeros without h0."""
+    state = tl.zeros(inside.shape, tl.float32)
+    if h0 is not None:
+        state += tl.load(h0 + at, inside, other=0.0).to(tl.float32)
+    return state
+
+
+@triton.jit
 def tanh(x, FAST: tl.constexpr):
     """tanh in float32, or with ``FAST`` one instruction, off by 2**-11 of it at most: for 16-bit results."""
     if FAST and not interpreted():
@@ -281,11 +324,11 @@ def tanh(x, FAST: tl.constexpr):
 
 
 @triton.jit
-def dot(a, b, total=None):
+def dot(a, b, total=None, precision: tl.constexpr = "tf32x3"):
     """a @ b + total, summed in float32; float32 inputs as three products of TF32, with float32's error."""
     if interpreted():  # the interpreter's own products of bfloat16 are wrong
         a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, total, input_precision="tf32x3")
+    return tl.dot(a, b, total, input_precision=precision)
 
 
 @triton.jit

@@ -5,27 +5,26 @@
 """
 
 import math
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from labkit.kernels.common import (
     activate,
     autocast,
     cdiv,
     check_tensor,
+    descriptor,
     device_limits,
+    differentiable,
     dot,
     empty_contiguous,
     needs_grad,
     next_power_of_2,
     offset64,
-    once_differentiable,
     operator,
 )
 from labkit.kernels.grouped import block_width, grouped_linear
@@ -99,28 +98,20 @@ def cell_grad_kernel(
     tl.store(parts + row * H + n, dw, inside)
 
 
-def _like_result(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
-    return gates.new_empty(*gates.shape[:2], gain.shape[0])
+def _like_states(gates: Tensor, gain: Tensor, groups: int, keep: bool) -> list[Tensor]:
+    return [gates.new_empty(*gates.shape[:2], gain.shape[0]) for _ in range(1 + keep)]
 
 
-def _run_cell(gates: Tensor, gain: Tensor, groups: int, kept: Tensor | None) -> Tensor:
-    (B, T, _), H, result = gates.shape, len(gain), _like_result(gates, gain, groups)
+@operator(fake=_like_states)
+def gated_cell_forward(gates: Tensor, gain: Tensor, groups: int, keep: bool) -> list[Tensor]:
+    """The result; and to ``keep`` the states s: (B, T, H) each."""
+    gates, gain, (B, T, _), H = gates.contiguous(), gain.contiguous(), gates.shape, len(gain)
+    result, *states = _like_states(gates, gain, groups, keep)
     if result.numel():
         sizes = rms_recurrence_plan(B, H, gates.itemsize, 2, device_limits(gates.device))
+        kept = states[0] if keep else None
         cell_kernel[(B,)](gates, gain, kept, result, T, EPS, D=H // groups, **sizes)
-    return result
-
-
-@operator(fake=_like_result)
-def gated_cell_forward(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
-    return _run_cell(gates.contiguous(), gain.contiguous(), groups, None)
-
-
-@operator(fake=lambda *inputs: (_like_result(*inputs), _like_result(*inputs)))
-def gated_cell_training(gates: Tensor, gain: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """The result and the states s: (B, T, H) each."""
-    states = _like_result(gates, gain, groups)
-    return _run_cell(gates.contiguous(), gain.contiguous(), groups, states), states
+    return [result, *states]
 
 
 @operator(fake=lambda dr, gates, gain, *_: (empty_contiguous(gates), empty_contiguous(gain)))
@@ -138,20 +129,11 @@ def gated_cell_backward(
     return dgates, sum_partials(parts, gain)
 
 
-class GatedCellFunction(torch.autograd.Function):
-    """``gated_cell`` with its gradients, once differentiable."""
-
-    @staticmethod
-    def forward(ctx: Any, gates: Tensor, gain: Tensor, groups: int) -> Tensor:
-        result, states = gated_cell_training(gates, gain, groups)
-        ctx.save_for_backward(gates, gain, result, states)
-        ctx.groups = groups
-        return result
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dr: Tensor) -> tuple[Tensor | None, ...]:
-        return *gated_cell_backward(dr, *ctx.saved_tensors, ctx.groups), None
+GatedCellFunction = differentiable(
+    lambda *inputs: gated_cell_forward(*inputs, True),
+    gated_cell_backward,
+    lambda gates, gain, groups, result, s: (gates, gain, result, s),
+)
 
 
 def gated_cell(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
@@ -193,7 +175,7 @@ def gated_cell(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
     gates, gain = autocast(gates, gain)
     if needs_grad(gates, gain):
         return GatedCellFunction.apply(gates, gain, groups)
-    return gated_cell_forward(gates, gain, groups)
+    return gated_cell_forward(gates, gain, groups, False)[0]
 
 
 # ---- the layers before and behind the cell -----------------------------------------------------------------
@@ -326,10 +308,8 @@ def mlp_outputs_forward(
     tma = aligned and limits.has_tma and R < 2**31  # TMA counts rows in 32 bits
     roomy = aligned and limits.shared_bytes >= 160 * 1024
     BM, BI, BH, BO = 64, 64 if roomy else 32, block_width(H), block_width(OUT)
-    given: list[Any] = tensors
-    if tma:
-        blocks = (BM, BH), (BI, BH), (BH, BI), (BO, BH)
-        given = [TensorDescriptor.from_tensor(t, list(b)) for t, b in zip(tensors, blocks, strict=True)]
+    blocks = (BM, BH), (BI, BH), (BH, BI), (BO, BH)
+    given = [descriptor(t, tma, *block) for t, block in zip(tensors, blocks, strict=True)]
     sizes = dict(TMA=tma, BM=BM, BH=BH, BI=BI, BO=BO, num_warps=4 if roomy else 8, num_stages=2)
     outputs_kernel[(cdiv(R, BM),)](*given, bias.contiguous(), y, R, H, INNER, OUT, **sizes)
     return y

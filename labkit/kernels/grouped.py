@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from labkit.kernels.common import (
     DeviceLimits,
     autocast,
     cdiv,
     check_tensor,
+    descriptor,
     device_limits,
     empty_contiguous,
     needs_grad,
@@ -205,12 +205,8 @@ class Rows(NamedTuple):
 
 
 def rows_of(t: Tensor, width: int, columns: int) -> Rows:
-    outer, stride, feature = t.stride()
-    if feature != 1:
-        return Rows(stride, 1, False, width, columns)
-    if t.shape[0] > 1:
-        return Rows(stride, math.gcd(16 // t.itemsize, stride, outer), False, width, columns)
-    return Rows(stride, math.gcd(16 // t.itemsize, stride), t.data_ptr() % 16 == 0, width, columns)
+    shifted = t.stride(2) == 1 and t.shape[0] == 1 and t.data_ptr() % 16 == 0
+    return Rows(t.stride(1), row_unit(t), shifted, width, columns)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -240,11 +236,6 @@ def wide_loads(count: int, rows: int, most: int, size: int, *loaded: Rows) -> tu
     return 1, 1
 
 
-def descriptor(t: Tensor | None, wanted: bool, *block: int) -> Any:
-    """A tensor descriptor of t (1, rows, columns) if one is wanted, else t."""
-    return TensorDescriptor.from_tensor(t[0], block) if wanted and t is not None else t
-
-
 def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> None:
     """Write y (B, T, G * d_out) from x (B, T, G * d_in); any strides."""
     (B, T, _), (G, d_in, d_out), limits = x.shape, weight.shape, device_limits(x.device)
@@ -254,10 +245,8 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
             y += bias.flatten()
         return
     unit = 16 // x.itemsize  # a descriptor begins at a multiple of 16 bytes: up to unit - 1 columns early
-    reach = d_in + unit - math.gcd(d_in, unit)
-    tiling = forward_tiling(
-        d_in, d_out, x.itemsize, aligned(x, limits) and reach <= block_width(d_in), limits
-    )
+    tma = aligned(x, limits) and d_in + unit - math.gcd(d_in, unit) <= block_width(d_in)
+    tiling = forward_tiling(d_in, d_out, x.itemsize, tma, limits)
     strides = *x.stride(), *weight.stride(), *(bias.stride() if bias is not None else (0, 0)), *y.stride()
     if tiling is None:
         BM, BN, BK, warps = (128, 64, 32, 4) if x.itemsize == 4 else (128, 128, 64, 8)
@@ -371,19 +360,17 @@ def grouped_linear_forward(x: Tensor, weight: Tensor, bias: Tensor | None, colum
     return y
 
 
-def _gradients(
-    dy: Tensor, x: Tensor, weight: Tensor, columns: bool, with_dx: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _gradients(x: Tensor, weight: Tensor, with_dx: bool) -> tuple[Tensor, Tensor, Tensor]:
     dx = empty_contiguous(x) if with_dx else x.new_empty(0)
     return dx, weight.new_empty(weight.shape), weight.new_empty(weight.shape[0], weight.shape[2])
 
 
-@operator(fake=_gradients)
+@operator(fake=lambda dy, x, weight, columns, with_dx: _gradients(x, weight, with_dx))
 def grouped_linear_backward(
     dy: Tensor, x: Tensor, weight: Tensor, columns: bool, with_dx: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dweight, dbias."""
-    dx, dw, db = _gradients(dy, x, weight, columns, with_dx)
+    dx, dw, db = _gradients(x, weight, with_dx)
     if not dy.numel() or not x.numel():
         sums = dy.sum((0, 2) if columns else (0, 1), dtype=torch.float32)
         return dx.zero_(), dw.zero_(), sums.view(db.shape).to(db.dtype)
@@ -448,10 +435,8 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     columns = rows.stride(2) != 1 and rows.stride(1) == 1
     if columns:
         rows = rows.transpose(1, 2)
-    if needs_grad(rows, weight, bias):
-        y = GroupedLinearFunction.apply(rows, weight, bias, columns)
-    else:
-        y = grouped_linear_forward(rows, weight, bias, columns)
+    call = GroupedLinearFunction.apply if needs_grad(rows, weight, bias) else grouped_linear_forward
+    y = call(rows, weight, bias, columns)
     if columns:
         y = y.transpose(1, 2)
     return y.reshape(*x.shape[:-1], G * d_out)

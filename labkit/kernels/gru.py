@@ -61,26 +61,23 @@ def input_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if rows.is_cuda and aligned and rows.itemsize == 2 and 0 < rows.shape[1] <= 256 and len(rows):
         weight = weight.contiguous()
         if device_limits(x.device).has_tma and rows.data_ptr() % 16 == weight.data_ptr() % 16 == 0:
-            return linear_forward(rows, weight, bias, "none", None).view(*x.shape[:2], -1)
+            return linear_forward(rows, weight, bias, "none", None, False)[0].view(*x.shape[:2], -1)
     return functional.linear(x, weight, bias)
 
 
 # ---- launches ----------------------------------------------------------------------------------------------
 
 
-def _like_states(
-    x: Tensor, weight_ih: Tensor, weight_hh: Tensor, *others: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    B, T, H, keep = *x.shape[:2], weight_hh.shape[1], others[-1]
-    kept = ((B, T, 3 * H), (B, T, H)) if keep else ((0,), (0,))
-    return x.new_empty(B, T, H), x.new_empty(kept[0]), x.new_empty(kept[1])
+def _like_states(x: Tensor, weight_ih: Tensor, weight_hh: Tensor, *others: Any) -> list[Tensor]:
+    (B, T, _), H, keep = x.shape, weight_hh.shape[1], others[-1]
+    return [x.new_empty(B, T, width) for width in ((H, 3 * H, H) if keep else (H,))]
 
 
 @operator(fake=_like_states)
 def gru_forward(
     x: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor | None, bias_hh: Tensor | None,
     h0: Tensor | None, reset: Tensor | None, keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> list[Tensor]:  # fmt: skip
     """h (B, T, H); and for the backward, if ``keep``, ar, az, an (B, T, 3 H) and hn (B, T, H)."""
     (B, T, _), H = x.shape, weight_hh.shape[1]
     gates = input_product(x, weight_ih, bias_ih)  # (B, T, 3 H)
@@ -106,19 +103,16 @@ def gru_forward(
             step_kernel[grid](
                 gates, product, reset, state, operand, h, hidden, B, T, t, H, BLOCK=256, FAST=fast
             )
-    return (h, x.new_empty(0), x.new_empty(0)) if hidden is None else (h, gates, hidden)
+    return [h] if hidden is None else [h, gates, hidden]
 
 
-def _like_gradients(
-    dh: Tensor, gates: Tensor, hidden: Tensor, weight_hh: Tensor,
-    h0: Tensor | None, reset: Tensor | None, h: Tensor, of_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+def _like_gradients(h0: Tensor | None, h: Tensor, of_bias: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     B, T, H = h.shape
     dh0, sums = h.new_empty(0 if h0 is None else B, H), h.new_empty(4 * H if of_bias else 0)
     return h.new_empty(B, T, 4 * H), torch.empty_like(h), dh0, sums
 
 
-@operator(fake=_like_gradients)
+@operator(fake=lambda dh, gates, hidden, weight_hh, h0, reset, h, of_bias: _like_gradients(h0, h, of_bias))
 def gru_backward(
     dh: Tensor, gates: Tensor, hidden: Tensor, weight_hh: Tensor,
     h0: Tensor | None, reset: Tensor | None, h: Tensor, of_bias: bool,
@@ -128,7 +122,7 @@ def gru_backward(
     With ``of_bias`` also the sums of those four gradients over all sequences and steps, (4 H,).
     """
     (B, T, H), dh, weight_hh = h.shape, dh.contiguous(), weight_hh.contiguous()
-    grads, last, dh0, sums = _like_gradients(dh, gates, hidden, weight_hh, h0, reset, h, of_bias)
+    grads, last, dh0, sums = _like_gradients(h0, h, of_bias)
     wanted, h0 = (None, None) if h0 is None else (dh0, h0.contiguous())
     reset = None if reset is None else reset.contiguous().view(torch.uint8)
     plan = gru_plan(B, H, h.itemsize, device_limits(h.device), True)

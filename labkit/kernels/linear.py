@@ -11,7 +11,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from labkit.kernels.common import (
     DeviceLimits,
@@ -21,6 +20,7 @@ from labkit.kernels.common import (
     autocast,
     cdiv,
     check_tensor,
+    descriptor,
     device_limits,
     dot,
     interpreted,
@@ -302,15 +302,9 @@ def ways_to_share(tile: Tile, M: int, N: int, K: int, limits: DeviceLimits) -> l
 
 
 def launch_matmul(
-    kernel: Any,
-    x: Tensor,
-    weight: Tensor,
-    y: Tensor,
-    kept: tuple[Tensor | None, ...],
-    act: str,
-    *bias: Tensor | None,
-    tile: tuple[int, ...] | list[int] | None = None,
-) -> None:
+    kernel: Any, x: Tensor, weight: Tensor, y: Tensor, kept: tuple[Tensor | None, ...], act: str,
+    *bias: Tensor | None, tile: list[int] | None = None,
+) -> None:  # fmt: skip
     """Launch linear_kernel with weight (N, K), or gate_up_kernel with weight (2, N, K).
 
     ``kept`` are the kernel's further outputs, or None in their places. ``tile`` has the form of ``Tile``;
@@ -325,19 +319,14 @@ def launch_matmul(
     rows = weight.shape[0] * N if pair else N
     chosen = Tile(*tile) if tile else choose_tile(M, rows, K, x.itemsize, not pair, store or not tma, limits)
     BM, BN, BK, warps, stages, programs, split, shared = chosen
-
-    def operand(t: Tensor | None, wanted: bool, *block: int) -> Any:
-        return TensorDescriptor.from_tensor(t, block) if wanted and t is not None else t
-
     tiles = cdiv(M, BM) * cdiv(N, BN // 2 if pair else BN)
     shared = min(shared, tiles)
     whole, blocks = tiles - shared, dict(ACT=act, GROUP=8, BM=BM, BN=BN)
     parts = x.new_empty(split * shared, BM, BN, dtype=torch.float32) if shared else None
     units, places = max(whole, split * shared), programs * limits.multiprocessors
     kernel[(min(units, places) if tma else units,)](
-        operand(x, tma, BM, BK),
-        operand(weight, tma, 2, BN // 2, BK) if pair else operand(weight, tma, BN, BK),
-        *(operand(out, store, BM, BN // 2) for out in (y, *kept)),
+        descriptor(x, tma, BM, BK), descriptor(weight, tma, *((2, BN // 2, BK) if pair else (BN, BK))),
+        *(descriptor(out, store, BM, BN // 2) for out in (y, *kept)),
         *((M, N, K) if pair else (M, N, K, parts, whole, split, *bias)),
         **blocks, TMA=tma, STORE=store, BK=BK, num_warps=warps, num_stages=stages,
     )  # fmt: skip
@@ -349,29 +338,19 @@ def launch_matmul(
         sum_parts_kernel[grid](parts, *bias, y, *kept, M, N, whole, split, **blocks, **sizes)
 
 
-def _like_output(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[0])
+def _outputs(x: Tensor, weight: Tensor, *_: Any, keep: bool) -> list[Tensor]:
+    return [x.new_empty(x.shape[0], weight.shape[0]) for _ in range(1 + keep)]
 
 
-@operator(fake=_like_output)
+@operator(fake=lambda *inputs: _outputs(*inputs[:-1], keep=inputs[-1]))
 def linear_forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, act: str, tile: list[int] | None
-) -> Tensor:
-    """y (M, N) from x (M, K), weight (N, K) and bias (N,)."""
-    y = _like_output(x, weight)
+    x: Tensor, weight: Tensor, bias: Tensor | None, act: str, tile: list[int] | None, keep: bool
+) -> list[Tensor]:
+    """y (M, N) from x (M, K), weight (N, K), bias (N,); and to ``keep`` z, of which y is the activation."""
+    y, *z = _outputs(x, weight, keep=keep)
     bias = bias if bias is None else bias.contiguous()
-    launch_matmul(linear_kernel, x, weight, y, (None,), act, bias, tile=tile)
-    return y
-
-
-@operator(fake=lambda x, weight, bias, act: (_like_output(x, weight), _like_output(x, weight)))
-def linear_training(x: Tensor, weight: Tensor, bias: Tensor | None, act: str) -> tuple[Tensor, Tensor]:
-    """y, and z of which y is the activation: (M, N) each."""
-    y = _like_output(x, weight)
-    bias = bias if bias is None else bias.contiguous()
-    z = torch.empty_like(y)
-    launch_matmul(linear_kernel, x, weight, y, (z,), act, bias)
-    return y, z
+    launch_matmul(linear_kernel, x, weight, y, (z[0] if keep else None,), act, bias, tile=tile)
+    return [y, *z]
 
 
 @operator(fake=lambda dy, z, act, summed: (torch.empty_like(z), z.new_empty(z.shape[1] if summed else 0)))
@@ -399,23 +378,20 @@ class LinearActFunction(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, act: str, tile: list[int] | None
     ) -> Tensor:
-        if act == "none":
-            y, z = linear_forward(x, weight, bias, act, tile), None
-        else:
-            y, z = linear_training(x, weight, bias, act)
-        ctx.save_for_backward(x, weight, z)
+        y, *z = linear_forward(x, weight, bias, act, tile, act != "none")
+        ctx.save_for_backward(x, weight, *z)
         ctx.act = act
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, z = ctx.saved_tensors
+        x, weight, *z = ctx.saved_tensors
         x_wanted, weight_wanted, bias_wanted, *_ = ctx.needs_input_grad
-        if z is None:
-            dz, dbias = dy, dy.sum(0) if bias_wanted else None
+        if z:
+            dz, dbias = linear_dz(dy, *z, ctx.act, bias_wanted)
         else:
-            dz, dbias = linear_dz(dy, z, ctx.act, bias_wanted)
+            dz, dbias = dy, dy.sum(0) if bias_wanted else None
         dx = dz @ weight if x_wanted else None  # (M, K)
         dweight = dz.T @ x if weight_wanted else None  # (N, K)
         return dx, dweight, dbias if bias_wanted else None, None, None
@@ -446,7 +422,7 @@ def matmul(x: Tensor, weight: Tensor, tile: tuple[int, ...] | None = None) -> Te
     sizes = None if tile is None else list(tile)
     if needs_grad(x, weight):
         return LinearActFunction.apply(x, weight, None, "none", sizes)
-    return linear_forward(x, weight, None, "none", sizes)
+    return linear_forward(x, weight, None, "none", sizes, False)[0]
 
 
 def linear_act(
@@ -483,5 +459,5 @@ def linear_act(
     if needs_grad(x, weight, bias):
         y = LinearActFunction.apply(rows, weight, bias, activation, None)
     else:
-        y = linear_forward(rows, weight, bias, activation, None)
+        y = linear_forward(rows, weight, bias, activation, None, False)[0]
     return y.view(*x.shape[:-1], weight.shape[0])

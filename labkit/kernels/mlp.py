@@ -25,7 +25,6 @@ from labkit.kernels.common import (
     dot,
     empty_contiguous,
     gelu_gate,
-    interpreted,
     needs_grad,
     next_power_of_2,
     no_gradient,
@@ -33,13 +32,7 @@ from labkit.kernels.common import (
     once_differentiable,
     operator,
 )
-from labkit.kernels.linear import (
-    launch_matmul,
-    load_tile,
-    split_columns,
-    store_tile,
-    swizzled_tile,
-)
+from labkit.kernels.linear import launch_matmul, load_tile, split_columns, store_tile, swizzled_tile
 from labkit.kernels.rms_norm import inverse_rms
 
 # ---- geglu_mlp: kernels ------------------------------------------------------------------------------------
@@ -97,29 +90,18 @@ def gate_up_grad_kernel(dhidden, kept, dkept, H, ACT: tl.constexpr, BLOCK: tl.co
 # ---- geglu_mlp: launches -----------------------------------------------------------------------------------
 
 
-def _like_hidden(x: Tensor, w_gate_up: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], w_gate_up.shape[1])
+def _outputs(x: Tensor, w_gate_up: Tensor, keep: bool) -> list[Tensor]:
+    M, H = x.shape[0], w_gate_up.shape[1]
+    return [x.new_empty(*shape) for shape in ((M, H), (M, 2, H))[: 1 + keep]]
 
 
-def _like_kept(x: Tensor, w_gate_up: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], 2, w_gate_up.shape[1])
-
-
-@operator(fake=_like_hidden)
-def gate_up_forward(x: Tensor, w_gate_up: Tensor) -> Tensor:
-    """hidden (M, H)."""
-    hidden = _like_hidden(x, w_gate_up)
-    launch_matmul(gate_up_kernel, x, w_gate_up, hidden, (None, None), "gelu_tanh")
-    return hidden
-
-
-@operator(fake=lambda x, w_gate_up: (_like_hidden(x, w_gate_up), _like_kept(x, w_gate_up)))
-def gate_up_training(x: Tensor, w_gate_up: Tensor) -> tuple[Tensor, Tensor]:
-    """hidden (M, H), and gate and up before the activation: (M, 2, H)."""
-    hidden = _like_hidden(x, w_gate_up)
-    kept = _like_kept(x, w_gate_up)
-    launch_matmul(gate_up_kernel, x, w_gate_up, hidden, kept.unbind(1), "gelu_tanh")
-    return hidden, kept
+@operator(fake=_outputs)
+def gate_up_forward(x: Tensor, w_gate_up: Tensor, keep: bool) -> list[Tensor]:
+    """hidden (M, H); and to ``keep`` gate and up before the activation: (M, 2, H)."""
+    hidden, *kept = _outputs(x, w_gate_up, keep)
+    sides = kept[0].unbind(1) if keep else (None, None)
+    launch_matmul(gate_up_kernel, x, w_gate_up, hidden, sides, "gelu_tanh")
+    return [hidden, *kept]
 
 
 @operator(
@@ -151,7 +133,7 @@ class GeGLUFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
-        hidden, kept = gate_up_training(x, w_gate_up)
+        hidden, kept = gate_up_forward(x, w_gate_up, True)
         ctx.save_for_backward(x, w_gate_up, w_down, kept)
         return functional.linear(hidden, w_down)
 
@@ -207,7 +189,7 @@ def geglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
     if needs_grad(x, w_gate_up, w_down):
         y = GeGLUFunction.apply(rows, w_gate_up, w_down)
     else:
-        y = functional.linear(gate_up_forward(rows, w_gate_up), w_down)
+        y = functional.linear(gate_up_forward(rows, w_gate_up, False)[0], w_down)
     return y.view(x.shape)
 
 
@@ -229,7 +211,8 @@ def fused_gate_up(x: Tensor, w_gate_up: Tensor, keep: bool = False) -> tuple[Ten
     check_tensor("w_gate_up", w_gate_up, (2, None, x.shape[-1]), like=x)
     no_gradient("fused_gate_up", x, w_gate_up)
     x, w_gate_up = autocast(x, w_gate_up)
-    return gate_up_training(x, w_gate_up) if keep else (gate_up_forward(x, w_gate_up), None)
+    hidden, *kept = gate_up_forward(x, w_gate_up, keep)
+    return hidden, kept[0] if keep else None
 
 
 class GeGLU(nn.Module):
@@ -267,15 +250,6 @@ class GeGLU(nn.Module):
 
 
 @triton.jit
-def dot_ieee(a, b):
-    """a @ b, float32 by multiply-adds without tensor cores. With ``common.dot``, three products of TF32, the
-    kernel takes 250 registers instead of 80, and more shared memory."""
-    if interpreted():  # the interpreter's own products of bfloat16 are wrong
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, input_precision="ieee")
-
-
-@triton.jit
 def fused_mlp_kernel(
     x, weight, bias, gain, y, R, first, last, W: tl.constexpr, BM: tl.constexpr, BW: tl.constexpr
 ):
@@ -295,7 +269,9 @@ def fused_mlp_kernel(
         w = tl.load(weight + i * W * W + n[None, :] * W + n[:, None], square, other=0.0)  # (in, out)
         b = tl.load(bias + i * W + n, columns, other=0.0).to(tl.float32)  # (BW,)
         g = tl.load(gain + i * W + n, columns, other=0.0).to(tl.float32)
-        z = dot_ieee(h, w) + b[None, :]  # (BM, BW)
+        # By multiply-adds in float32: three products of TF32 would take 250 registers instead of 80, and more
+        # shared memory.
+        z = dot(h, w, None, "ieee") + b[None, :]  # (BM, BW)
         u = z * inverse_rms(z, W) * g[None, :]
         h = (u * gelu_gate(u)).to(h.dtype)
     tl.store(y + tile + at, h, inside)
@@ -316,10 +292,7 @@ def weight_stages(limits: DeviceLimits, BW: int, itemsize: int) -> int:
 def rows_per_program(limits: DeviceLimits, R: int, BW: int, itemsize: int) -> int:
     """16 rows while not every multiprocessor has a program, then 32; 64 fit only beside a small weight."""
     most = 64 if BW <= 128 and itemsize == 2 else 32
-    for rows in (16, 32):
-        if rows * limits.multiprocessors >= R or rows == most:
-            return rows
-    return 64
+    return next((rows for rows in (16, 32) if rows * limits.multiprocessors >= R or rows == most), 64)
 
 
 @operator(fake=lambda x, *_: empty_contiguous(x))

@@ -3,7 +3,6 @@
 # mypy: disable-error-code="assignment, var-annotated"
 
 from functools import cache
-from typing import Any
 
 import torch
 import triton
@@ -16,10 +15,11 @@ from labkit.kernels.common import (
     cdiv,
     check_tensor,
     device_limits,
+    differentiable,
     empty_contiguous,
+    initial_state,
     needs_grad,
     next_power_of_2,
-    once_differentiable,
     operator,
     padded_columns,
 )
@@ -59,22 +59,10 @@ def load_step(p, t, T, H: tl.constexpr, n):
 
 
 @triton.jit
-def load_initial_state(h0, at, inside, BH: tl.constexpr):
-    """The state before the first step, (BH,) in float32; zeros without h0."""
-    state = tl.zeros([BH], tl.float32)
-    if h0 is not None:
-        state += tl.load(h0 + at, inside, other=0.0).to(tl.float32)
-    return state
-
-
-@triton.jit
 def states_kernel(a, b, h0, h, T, H: tl.constexpr, BH: tl.constexpr, U: tl.constexpr, GRU: tl.constexpr):
     blocks: tl.constexpr = (H + BH - 1) // BH
     row, n = tl.program_id(0).to(tl.int64) // blocks, tl.program_id(0) % blocks * BH + tl.arange(0, BH)
-    start, state = (
-        row * T * H,
-        load_initial_state(h0, row * H + n, n < H, BH),
-    )  # the state (BH,) stays in float32
+    start, state = row * T * H, initial_state(h0, row * H + n, n < H)  # the state (BH,) stays in float32
     coming_a, coming_b = (), ()
     for u in tl.static_range(U):
         coming_a += (load_step(a + start, u, T, H, n),)
@@ -99,7 +87,7 @@ def states_grad_kernel(
     blocks: tl.constexpr = (H + BH - 1) // BH
     row, n = tl.program_id(0).to(tl.int64) // blocks, tl.program_id(0) % blocks * BH + tl.arange(0, BH)
     start, carry = row * T * H, tl.zeros([BH], tl.float32)  # carry: what comes back from step t+1
-    before = load_initial_state(h0, row * H + n, n < H, BH)
+    before = initial_state(h0, row * H + n, n < H)
     coming_g, coming_a, coming_b, coming_h = (), (), (), ()
     for u in tl.static_range(U):
         coming_g += (load_step(dh + start, T - 1 - u, T, H, n),)
@@ -180,25 +168,9 @@ def recurrence_backward(
     return [da, db] if dh0 is None else [da, db, dh0]
 
 
-class RecurrenceFunction(torch.autograd.Function):
-    """``linear_recurrence`` and ``min_gru`` with their gradients, once differentiable.
-
-    The backward reads the returned states, and b for a GRU only.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, h0: Tensor | None, gru: bool) -> Tensor:
-        h = recurrence_forward(a, b, h0, gru)
-        ctx.save_for_backward(a, b if gru else None, h0, h)
-        ctx.gru = gru
-        return h
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dh: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
-        a, b, h0, h = ctx.saved_tensors
-        da, db, *dh0 = recurrence_backward(dh, a, b, h0, h, ctx.gru)
-        return da, db, dh0[0] if dh0 else None, None
+RecurrenceFunction = differentiable(
+    recurrence_forward, recurrence_backward, lambda a, b, h0, gru, h: (a, b if gru else None, h0, h)
+)
 
 
 def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
@@ -220,9 +192,8 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
     """
     check_sequences("a", a, "b", b, h0)
     a, b, h0 = autocast(a, b, h0)
-    if needs_grad(a, b, h0):
-        return RecurrenceFunction.apply(a, b, h0, False)
-    return recurrence_forward(a, b, h0, False)
+    call = RecurrenceFunction.apply if needs_grad(a, b, h0) else recurrence_forward
+    return call(a, b, h0, False)
 
 
 def min_gru(z: Tensor, candidate: Tensor, h0: Tensor | None = None) -> Tensor:
@@ -245,9 +216,8 @@ def min_gru(z: Tensor, candidate: Tensor, h0: Tensor | None = None) -> Tensor:
     """
     check_sequences("z", z, "candidate", candidate, h0)
     z, candidate, h0 = autocast(z, candidate, h0)
-    if needs_grad(z, candidate, h0):
-        return RecurrenceFunction.apply(z, candidate, h0, True)
-    return recurrence_forward(z, candidate, h0, True)
+    call = RecurrenceFunction.apply if needs_grad(z, candidate, h0) else recurrence_forward
+    return call(z, candidate, h0, True)
 
 
 # ---- rms_recurrence: kernels -------------------------------------------------------------------------------
@@ -263,10 +233,8 @@ def rms_recurrence_kernel(
 ):
     row, n = tl.program_id(0).to(tl.int64), tl.arange(0, BH)
     inside = n < H
-    w, state = (
-        tl.load(weight + n, inside, other=0.0).to(tl.float32),
-        load_initial_state(h0, row * H + n, inside, BH),
-    )
+    w = tl.load(weight + n, inside, other=0.0).to(tl.float32)  # (BH,)
+    state = initial_state(h0, row * H + n, inside)
     for t in tl.range(0, T, num_stages=STAGES):
         now = (row * T + t) * H
         gate = tl.load(a + now + n, inside, other=0.0).to(tl.float32)  # (BH,)
@@ -284,7 +252,7 @@ def rms_recurrence_grad_kernel(
     row, n = tl.program_id(0).to(tl.int64), tl.arange(0, BH)
     inside, carry, dw = n < H, tl.zeros([BH], tl.float32), tl.zeros([BH], tl.float32)
     w = tl.load(weight + n, inside, other=0.0).to(tl.float32)  # (BH,)
-    before = load_initial_state(h0, row * H + n, inside, BH)
+    before = initial_state(h0, row * H + n, inside)
     for later in tl.range(0, T, num_stages=STAGES):
         t = T - 1 - later
         now = (row * T + t) * H
@@ -356,21 +324,9 @@ def rms_recurrence_backward(
     return [da, db, dweight] if dh0 is None else [da, db, dweight, dh0]
 
 
-class RMSRecurrenceFunction(torch.autograd.Function):
-    """``rms_recurrence`` with its gradients, once differentiable; the backward reads the returned states."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, weight: Tensor, h0: Tensor | None, eps: float) -> Tensor:
-        h = rms_recurrence_forward(a, b, weight, h0, eps)
-        ctx.save_for_backward(a, b, weight, h0, h)
-        ctx.eps = eps
-        return h
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dh: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, None]:
-        da, db, dweight, *dh0 = rms_recurrence_backward(dh, *ctx.saved_tensors, ctx.eps)
-        return da, db, dweight, dh0[0] if dh0 else None, None
+RMSRecurrenceFunction = differentiable(
+    rms_recurrence_forward, rms_recurrence_backward, lambda a, b, weight, h0, eps, h: (a, b, weight, h0, h)
+)
 
 
 def rms_recurrence(
@@ -401,6 +357,5 @@ def rms_recurrence(
     check_tensor("weight", weight, (a.shape[2],), like=a)
     check_width(weight, MAX_WIDTH)
     a, b, weight, h0 = autocast(a, b, weight, h0)
-    if needs_grad(a, b, weight, h0):
-        return RMSRecurrenceFunction.apply(a, b, weight, h0, eps)
-    return rms_recurrence_forward(a, b, weight, h0, eps)
+    call = RMSRecurrenceFunction.apply if needs_grad(a, b, weight, h0) else rms_recurrence_forward
+    return call(a, b, weight, h0, eps)

@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from labkit.kernels.common import DeviceLimits, cdiv, device_limits, next_power_of_2
+from labkit.kernels.common import DeviceLimits, cdiv, device_limits, initial_state, next_power_of_2
 
 WARPS, TILE = 4, 512
 """A program's warps, and the most segments times features of its tile: four for each lane. These and the
@@ -59,9 +59,8 @@ def pack(low, high):
 
 @triton.jit
 def unpack(word):
-    return word.to(tl.int32).to(tl.float32, bitcast=True), (word >> 32).to(tl.int32).to(
-        tl.float32, bitcast=True
-    )
+    low = word.to(tl.int32).to(tl.float32, bitcast=True)
+    return low, (word >> 32).to(tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -177,6 +176,13 @@ def load_steps(p, at, inside, t, T, full, stride: tl.constexpr, S: tl.constexpr,
 
 
 @triton.jit
+def load_both(a, b, at, inside, t, T, full, stride: tl.constexpr, S: tl.constexpr, gate: tl.constexpr = 0.0):
+    """S tiles of a, ``gate`` from step T on, and S of b."""
+    now_a = load_steps(a, at, inside, t, T, full, stride, S, gate)
+    return now_a, load_steps(b, at, inside, t, T, full, stride, S, 0.0)
+
+
+@triton.jit
 def last_segment(x, L: tl.constexpr):
     """Of a tile (R, L, BH) what belongs to its last segment, (R, 1, BH)."""
     segment = tl.arange(0, L)[None, :, None]
@@ -184,8 +190,12 @@ def last_segment(x, L: tl.constexpr):
 
 
 @triton.jit
-def run_steps(A, B, largest, now_a, now_b, S: tl.constexpr, GRU: tl.constexpr, BACK: tl.constexpr):
-    """(A, B) of steps and of S more, and the largest gate of all of them, in absolute value, or NaN."""
+def run_steps(run, now_a, now_b, S: tl.constexpr, GRU: tl.constexpr, BACK: tl.constexpr):
+    """(A, B) of steps and of S more, and the largest gate of all of them, in absolute value, or NaN.
+
+    run: the same of the steps without the S more.
+    """
+    A, B, largest = run
     for s in tl.static_range(S):
         gate, value = step(now_a[s], now_b[s], GRU, BACK)
         A, B = A * gate, gate * B + value
@@ -194,14 +204,15 @@ def run_steps(A, B, largest, now_a, now_b, S: tl.constexpr, GRU: tl.constexpr, B
 
 
 @triton.jit
-def states_before_segments(
-    words, first, A, B, largest, chain, block, blocks, chains,
-    R: tl.constexpr, L: tl.constexpr, BH: tl.constexpr, W: tl.constexpr,
-):  # fmt: skip
+def states_before_segments(words, first, run, chain, block, blocks, chains, W: tl.constexpr):
     """The state before the block, (R, 1, BH), before each segment, (R, L, BH), and whether it must be walked.
 
-    first: the state before all blocks, (R, 1, BH); A, B, largest: of each segment, (R, L, BH).
+    first: the state before all blocks, (R, 1, BH); run: what ``run_steps`` found of each segment.
     """
+    A, B, largest = run
+    R: tl.constexpr = A.shape[0]
+    L: tl.constexpr = A.shape[1]
+    BH: tl.constexpr = A.shape[2]
     A = tl.where(largest <= 1.0, A, float("nan"))
     one, zero = tl.full([R, L, BH], 1.0, tl.float32), tl.zeros([R, L, BH], tl.float32)
     A, B, C, D = tl.associative_scan((A, B, one, zero), 1, two_runs)
@@ -245,12 +256,11 @@ def write_states(
 
 
 @triton.jit
-def walk(a, b, h, row, n, inside, first, end, T, H: tl.constexpr, state, S: tl.constexpr, GRU: tl.constexpr):
-    """Write the states (R, 1, BH) of the steps from ``first`` to ``end`` one by one, and return the last."""
-    for u in range(first, tl.minimum(end, T), S):
+def walk(a, b, h, row, n, inside, block, long, T, H: tl.constexpr, state, S: tl.constexpr, GRU: tl.constexpr):
+    """Write the states (R, 1, BH) of a block, ``long`` steps, one by one, and return the last."""
+    for u in range(block * long, tl.minimum(block * long + long, T), S):
         at = (row * T + u) * H + n
-        now_a = load_steps(a, at, inside, u, T, False, H, S, 0.0)
-        now_b = load_steps(b, at, inside, u, T, False, H, S, 0.0)
+        now_a, now_b = load_both(a, b, at, inside, u, T, False, H, S)
         state = write_states(h, at, inside, u, T, False, H, now_a, now_b, state, S, GRU)
     return state
 
@@ -264,47 +274,35 @@ def scan_kernel(
     chain, block, row, t, n, inside, mine = place(words, B, T, H, R, L, S, BH, W)
     at = row * T * H + t.to(tl.int64) * H + n  # (R, L, BH)
     one, zero = tl.full([R, L, BH], 1.0, tl.float32), tl.zeros([R, L, BH], tl.float32)
-    state = tl.zeros([R, 1, BH], tl.float32)
-    if h0 is not None:
-        state += tl.load(h0 + row * H + n, inside, other=0.0).to(tl.float32)
+    state = initial_state(h0, row * H + n, inside)
     chains = B * ((H + BH - 1) // BH)
     if W == 0:  # a program has a whole chain, and loads the next block before it computes one
-        now_a = load_steps(a, at, inside, t, T, False, H, S, 0.0)
-        now_b = load_steps(b, at, inside, t, T, False, H, S, 0.0)
+        now_a, now_b = load_both(a, b, at, inside, t, T, False, H, S)
         for block in range(0, blocks):
             soon, later = t + L * S, at + L * S * H
-            next_a = load_steps(a, later, inside, soon, T, False, H, S, 0.0)
-            next_b = load_steps(b, later, inside, soon, T, False, H, S, 0.0)
-            gates, values, largest = run_steps(one, zero, zero, now_a, now_b, S, GRU, False)
-            _, before, walks = states_before_segments(
-                words, state, gates, values, largest, chain, block, blocks, chains, R, L, BH, W
-            )
+            next_a, next_b = load_both(a, b, later, inside, soon, T, False, H, S)
+            run = run_steps((one, zero, zero), now_a, now_b, S, GRU, False)
+            _, before, walks = states_before_segments(words, state, run, chain, block, blocks, chains, W)
             if walks:
-                start = block * (L * S)
-                state = walk(a, b, h, row, n, mine, start, start + L * S, T, H, state, S, GRU)
+                state = walk(a, b, h, row, n, mine, block, L * S, T, H, state, S, GRU)
             else:
                 after = write_states(h, at, mine, t, T, False, H, now_a, now_b, before, S, GRU)
                 state = last_segment(after, L)
             now_a, now_b, t, at = next_a, next_b, soon, later
     else:
         full = (block + 1) * (L * S) <= T
-        gates, values, largest = one, zero, zero
+        run = (one, zero, zero)
         for s in range(0, S, U):
-            now_a = load_steps(a, at + s * H, inside, t + s, T, full, H, U, 0.0)
-            now_b = load_steps(b, at + s * H, inside, t + s, T, full, H, U, 0.0)
-            gates, values, largest = run_steps(gates, values, largest, now_a, now_b, U, GRU, False)
-        state, before, walks = states_before_segments(
-            words, state, gates, values, largest, chain, block, blocks, chains, R, L, BH, W
-        )
+            now_a, now_b = load_both(a, b, at + s * H, inside, t + s, T, full, H, U)
+            run = run_steps(run, now_a, now_b, U, GRU, False)
+        state, before, walks = states_before_segments(words, state, run, chain, block, blocks, chains, W)
         if walks:
-            start = block * (L * S)
-            state = walk(a, b, h, row, n, mine, start, start + L * S, T, H, state, U, GRU)
+            state = walk(a, b, h, row, n, mine, block, L * S, T, H, state, U, GRU)
             tell_walked(words, state, chain, block, blocks, chains, BH)
         else:
             for s in range(0, S, U):  # loaded again: they need not stay in registers
                 here, u = at + s * H, t + s
-                now_a = load_steps(a, here, inside, u, T, full, H, U, 0.0)
-                now_b = load_steps(b, here, inside, u, T, full, H, U, 0.0)
+                now_a, now_b = load_both(a, b, here, inside, u, T, full, H, U)
                 if full:
                     before = write_states(h, here, mine, u, T, True, H, now_a, now_b, before, U, GRU)
                 else:
@@ -355,14 +353,13 @@ def write_grads(
 
 @triton.jit
 def walk_back(
-    dh, a, b, h, da, db, row, n, inside, first, end, T, H: tl.constexpr, before, carry,
+    dh, a, b, h, da, db, row, n, inside, block, long, T, H: tl.constexpr, before, carry,
     S: tl.constexpr, GRU: tl.constexpr,
 ):  # fmt: skip
-    """The same of steps from ``first`` to ``end``, one by one."""
-    for u in range(first, tl.minimum(end, T), S):
+    """The same of a block, ``long`` steps, one by one."""
+    for u in range(block * long, tl.minimum(block * long + long, T), S):
         at = (row * T + T - 1 - u) * H + n
-        now_a = load_steps(a, at, inside, u, T, False, -H, S, 0.0 if GRU else 1.0)
-        now_g = load_steps(dh, at, inside, u, T, False, -H, S, 0.0)
+        now_a, now_g = load_both(a, dh, at, inside, u, T, False, -H, S, 0.0 if GRU else 1.0)
         now_h, now_b = load_inputs(h, b, at, inside, u, T, False, H, S, GRU)
         now = (now_a, now_g, now_h, now_b)
         carry = write_grads(da, db, at, inside, u, T, False, H, now, before, carry, S, GRU)
@@ -380,26 +377,19 @@ def scan_grad_kernel(
     one, zero = tl.full([R, L, BH], 1.0, tl.float32), tl.zeros([R, L, BH], tl.float32)
     carry = tl.zeros([R, 1, BH], tl.float32)
     chains = B * ((H + BH - 1) // BH)
-    before = tl.zeros([R, 1, BH], tl.float32)
-    if h0 is not None:
-        before += tl.load(h0 + row * H + n, inside, other=0.0).to(tl.float32)
+    before = initial_state(h0, row * H + n, inside)
     if W == 0:
-        now_a = load_steps(a, at, inside, t, T, False, -H, S, 0.0 if GRU else 1.0)
-        now_g = load_steps(dh, at, inside, t, T, False, -H, S, 0.0)
+        now_a, now_g = load_both(a, dh, at, inside, t, T, False, -H, S, 0.0 if GRU else 1.0)
         now_h, now_b = load_inputs(h, b, at, inside, t, T, False, H, S, GRU)
         for block in range(0, blocks):
             soon, later = t + L * S, at - L * S * H
             next_h, next_b = load_inputs(h, b, later, inside, soon, T, False, H, S, GRU)
-            next_a = load_steps(a, later, inside, soon, T, False, -H, S, 0.0 if GRU else 1.0)
-            next_g = load_steps(dh, later, inside, soon, T, False, -H, S, 0.0)
-            gates, values, largest = run_steps(one, zero, zero, now_a, now_g, S, GRU, True)
-            _, carries, walks = states_before_segments(
-                words, carry, gates, values, largest, chain, block, blocks, chains, R, L, BH, W
-            )
-            start = block * (L * S)
+            next_a, next_g = load_both(a, dh, later, inside, soon, T, False, -H, S, 0.0 if GRU else 1.0)
+            run = run_steps((one, zero, zero), now_a, now_g, S, GRU, True)
+            _, carries, walks = states_before_segments(words, carry, run, chain, block, blocks, chains, W)
             if walks:
                 carry = walk_back(
-                    dh, a, b, h, da, db, row, n, mine, start, start + L * S, T, H, before, carry, S, GRU
+                    dh, a, b, h, da, db, row, n, mine, block, L * S, T, H, before, carry, S, GRU
                 )
             else:
                 now = (now_a, now_g, now_h, now_b)
@@ -408,25 +398,18 @@ def scan_grad_kernel(
             now_a, now_g, now_h, now_b, t, at = next_a, next_g, next_h, next_b, soon, later
     else:
         full = (block + 1) * (L * S) < T  # and not the first step, which has no step before
-        gates, values, largest = one, zero, zero
+        run = (one, zero, zero)
         for s in range(0, S, U):
-            now_a = load_steps(a, at - s * H, inside, t + s, T, full, -H, U, 0.0 if GRU else 1.0)
-            now_g = load_steps(dh, at - s * H, inside, t + s, T, full, -H, U, 0.0)
-            gates, values, largest = run_steps(gates, values, largest, now_a, now_g, U, GRU, True)
-        carry, carries, walks = states_before_segments(
-            words, carry, gates, values, largest, chain, block, blocks, chains, R, L, BH, W
-        )
+            now_a, now_g = load_both(a, dh, at - s * H, inside, t + s, T, full, -H, U, 0.0 if GRU else 1.0)
+            run = run_steps(run, now_a, now_g, U, GRU, True)
+        carry, carries, walks = states_before_segments(words, carry, run, chain, block, blocks, chains, W)
         if walks:
-            start = block * (L * S)
-            carry = walk_back(
-                dh, a, b, h, da, db, row, n, mine, start, start + L * S, T, H, before, carry, U, GRU
-            )
+            carry = walk_back(dh, a, b, h, da, db, row, n, mine, block, L * S, T, H, before, carry, U, GRU)
             tell_walked(words, carry, chain, block, blocks, chains, BH)
         else:
             for s in range(0, S, U):
                 here, u = at - s * H, t + s
-                now_a = load_steps(a, here, inside, u, T, full, -H, U, 0.0 if GRU else 1.0)
-                now_g = load_steps(dh, here, inside, u, T, full, -H, U, 0.0)
+                now_a, now_g = load_both(a, dh, here, inside, u, T, full, -H, U, 0.0 if GRU else 1.0)
                 now_h, now_b = load_inputs(h, b, here, inside, u, T, full, H, U, GRU)
                 now = (now_a, now_g, now_h, now_b)
                 if full:
@@ -462,11 +445,14 @@ def scan_plan(
     """Programs, blocks of a sequence, and sizes. A row of a tile has 128 bytes, 32 if steps are few, or 256.
 
     A chain is a sequence's BH features. With one for each multiprocessor and more, a program goes through
-    its chain (W = 0), and tiles are small, so that two fit the registers; larger ones pay off for many and
-    long chains, and with more warps where a multiprocessor has hardly a program. Rows of 256 bytes pay off if
-    that leaves enough chains. Fewer chains are shared out block by block: tiles are large, since a block's
-    wait is long, and groups too, since a chain waits for each of them in turn. Their S steps are loaded U at
-    a time, twice, so that few registers hold them and more programs fit a multiprocessor.
+    its chain (W = 0). Two or three programs with a large tile fit a multiprocessor, four or five with a small
+    one: small tiles are for as many chains as would leave a second wave of large ones nearly empty. With
+    hardly a chain for each multiprocessor a program has more warps. Rows of 256 bytes are for many chains
+    whose rows begin within a sector, which is then read twice. All bounds were measured on H100 and H200.
+
+    Fewer chains are shared out block by block: tiles are large, since a block's wait is long, and groups too,
+    since a chain waits for each of them in turn. Their S steps are loaded U at a time, twice, so that few
+    registers hold them and more programs fit a multiprocessor.
     """
     BH, multiprocessors = min(128 // itemsize, next_power_of_2(H)), limits.multiprocessors
     S, tile, more = (16 if BH > 4 else 8), TILE, {"num_warps": WARPS}
@@ -476,20 +462,25 @@ def scan_plan(
         widths = (n for n in (BH, BH // 2, BH // 4) if n * itemsize >= 32)
         BH = next((n for n in widths if B * cdiv(H, n) >= least), BH)
     looks_back = (chains := B * cdiv(H, BH)) < least
-    if not looks_back:
-        S = 8
-        odd = itemsize == 2 and H % 2
-        if chains < multiprocessors or (chains < 2 * multiprocessors and not back and not odd):
-            S, more = 4 if back else 8, {"num_warps": 2 * WARPS, "maxnreg": 128}
+    if not looks_back and chains < multiprocessors:
+        S, more = 4 if back else 8, {"num_warps": 2 * WARPS, "maxnreg": 128}
+    elif not looks_back:
+        S, each, odd, narrow = 8, chains / multiprocessors, itemsize == 2 and H % 2, H < 128 // itemsize
+        if itemsize == 4:
+            wider = B * cdiv(H, 2 * BH) >= multiprocessors if back else each > 3
         else:
-            if odd and chains < 2 * multiprocessors:
-                BH = min(BH, 32)  # more chains
-            many = B * cdiv(H, BH) >= (3 if back else 8) * multiprocessors
-            large = T >= 256 and many and (itemsize == 4 or back) and not (back and gru)
-            tile = TILE if large else TILE // 2
-            wider = B * cdiv(H, 2 * BH) >= (1 if back else 2) * multiprocessors
-            if wider and H > BH and (itemsize == 4 or back):
-                BH *= 2
+            wider = each > (2 if back else 3) if odd else back and H % 8 and 3 < each <= 6
+        if wider and not narrow:
+            BH *= 2
+        elif odd and not back and each < 1.5:
+            BH = min(BH, 32)
+        each = B * cdiv(H, BH) / multiprocessors
+        if itemsize == 4 or back or odd:
+            small = (0 if itemsize == 4 and back else 4 / 3) < each <= 3
+        else:
+            small = 3 < each <= 5
+        if small or (back and gru) or T < 256 or (itemsize == 2 and (narrow or (wider and not odd))):
+            tile = TILE // 2
     L = min(tile // BH, max(2, next_power_of_2(cdiv(T, S))))
     R, blocks = tile // (BH * L), cdiv(T, L * S)
     chains = cdiv(B, R) * cdiv(H, BH)

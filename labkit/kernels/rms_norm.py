@@ -2,7 +2,6 @@
 
 import math
 from functools import cache
-from typing import Any
 
 import torch
 import triton
@@ -17,12 +16,12 @@ from labkit.kernels.common import (
     cdiv,
     check_tensor,
     device_limits,
+    differentiable,
     empty_contiguous,
     gelu_gate,
     interpreted,
     needs_grad,
     next_power_of_2,
-    once_differentiable,
     operator,
 )
 
@@ -302,19 +301,7 @@ def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, eps: float) -> tupl
     return dx, sum_partials(parts, weight)
 
 
-class RMSNormFunction(torch.autograd.Function):
-    """``rms_norm`` with its gradients, once differentiable."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.eps = eps
-        return rms_norm_forward(x, weight, eps)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
-        return *rms_norm_backward(dy, *ctx.saved_tensors, ctx.eps), None
+RMSNormFunction = differentiable(rms_norm_forward, rms_norm_backward, lambda x, weight, eps, y: (x, weight))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
@@ -339,9 +326,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     check_tensor("weight", weight, (x.shape[-1],), like=x)
     check_width(weight, MAX_WIDTH)
     x, weight = autocast(x, weight)
-    if needs_grad(x, weight):
-        return RMSNormFunction.apply(x, weight, eps)
-    return rms_norm_forward(x, weight, eps)
+    call = RMSNormFunction.apply if needs_grad(x, weight) else rms_norm_forward
+    return call(x, weight, eps)
 
 
 def check_width(weight: Tensor, widest: int) -> None:
@@ -443,18 +429,7 @@ def norm_gelu_backward(dy: Tensor, z: Tensor, bias: Tensor, gain: Tensor) -> tup
     return dz, dbias, dgain
 
 
-class NormGeluFunction(torch.autograd.Function):
-    """``norm_gelu`` with its gradients, once differentiable."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
-        ctx.save_for_backward(z, bias, gain)
-        return norm_gelu_forward(z, bias, gain)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return norm_gelu_backward(dy, *ctx.saved_tensors)
+NormGeluFunction = differentiable(norm_gelu_forward, norm_gelu_backward, lambda *given: given[:-1])
 
 
 def norm_gelu(z: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
@@ -480,6 +455,5 @@ def norm_gelu(z: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
     check_tensor("bias", bias, (W,), like=z)
     check_tensor("gain", gain, (W,), like=z)
     z, bias, gain = autocast(z, bias, gain)
-    if needs_grad(z, bias, gain):
-        return NormGeluFunction.apply(z, bias, gain)
-    return norm_gelu_forward(z, bias, gain)
+    call = NormGeluFunction.apply if needs_grad(z, bias, gain) else norm_gelu_forward
+    return call(z, bias, gain)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from labkit.kernels.common import DeviceLimits, cdiv, interpreted, next_power_of_2, offset64
+from labkit.kernels.common import DeviceLimits, cdiv, initial_state, interpreted, next_power_of_2, offset64
 
 NARROW_BYTES = 64
 """Rows of so many bytes share a warp; found by measuring on an H200, as are the numbers below."""
@@ -56,15 +56,6 @@ def load_weight(weight, H: tl.constexpr, n):
 
 
 @triton.jit
-def load_initial(h0, at, inside):
-    """The state before the first step, (R, BC) in float32; zeros without h0."""
-    state = tl.zeros(inside.shape, tl.float32)
-    if h0 is not None:
-        state += tl.load(h0 + at, inside, other=0.0).to(tl.float32)
-    return state
-
-
-@triton.jit
 def add_both(a, b, c, d):
     return a + c, b + d
 
@@ -83,7 +74,7 @@ def ahead_kernel(
     H: tl.constexpr, BM: tl.constexpr, R: tl.constexpr, BC: tl.constexpr, U: tl.constexpr,
 ):  # fmt: skip
     m, n, at, inside = block_of(B, T, H, BM, R, BC)
-    w, state = load_weight(weight, H, n), load_initial(h0, m * H + n, inside)  # the state stays in float32
+    w, state = load_weight(weight, H, n), initial_state(h0, m * H + n, inside)  # the state stays in float32
     there, coming_a, coming_b = inside, (), ()
     for u in tl.static_range(U):
         there = inside & (u < T)
@@ -109,7 +100,7 @@ def ahead_grad_kernel(
 ):  # fmt: skip
     """Time in reverse. u is computed again: it cannot be had from h where a weight is zero."""
     m, n, at, inside = block_of(B, T, H, BM, R, BC)
-    w, before = load_weight(weight, H, n), load_initial(h0, m * H + n, inside)
+    w, before = load_weight(weight, H, n), initial_state(h0, m * H + n, inside)
     carry, dw = tl.zeros([R, BC], tl.float32), tl.zeros([R, BC], tl.float32)
     there, coming_g, coming_a, coming_b, coming_h = inside, (), (), (), ()
     for u in tl.static_range(U):

@@ -44,19 +44,15 @@ class Parameter:
     help: str
 
 
-def find(directory: Path | None = None) -> list[Path]:
-    """The lessons of a folder (default: the checkout's notebooks), in order of their numbers."""
-    folder = directory or paths.NOTEBOOKS
-    return sorted(path for path in folder.glob("*.ipynb") if re.match(r"\d\d_", path.name))
+def find() -> list[Path]:
+    """The checkout's lessons, in order of their numbers."""
+    return sorted(path for path in paths.NOTEBOOKS.glob("*.ipynb") if re.match(r"\d\d_", path.name))
 
 
-def resolve(name: str, directory: Path | None = None) -> Path:
+def resolve(name: str) -> Path:
     """The lesson with this number ("01"), name ("01_launch_overhead") or file; else a ValueError."""
-    lessons = find(directory)
-    file = Path(name).resolve()
-    matches = [
-        path for path in lessons if name in (path.stem, path.stem[:2], path.name) or file == path.resolve()
-    ]
+    lessons, file = find(), Path(name).resolve()
+    matches = [one for one in lessons if name in (one.stem, one.stem[:2], one.name) or file == one.resolve()]
     if len(matches) == 1:
         return matches[0]
     problem = "several lessons are" if matches else "no lesson is"
@@ -134,14 +130,14 @@ def solution_cells(path: Path) -> dict[str, str]:
     return {name: source.strip() for name, source in named if name}
 
 
-def load(lesson: str | Path, directory: Path | None = None, *, solved: bool = False) -> ModuleType:
+def load(lesson: str | Path, *, solved: bool = False) -> ModuleType:
     """The cells tagged ``setup`` and ``kernel``, in order, as a module; nothing else of the lesson runs.
 
     With ``solved`` the module has the solution of each exercise too, in the place of its cell. The module is
     a real file, because Triton and inspect read the source of a kernel from its file. It is imported once for
     each content. Raises ValueError for a cell that is not plain Python.
     """
-    path = lesson if isinstance(lesson, Path) else resolve(lesson, directory)
+    path = lesson if isinstance(lesson, Path) else resolve(lesson)
     source = _module_source(path, solved)
     digest = hashlib.sha256(source.encode()).hexdigest()[:12]
     name = f"labkit_lesson_{path.stem}_{digest}"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from labkit.measure.contender import Contender, Shape
-from labkit.measure.correctness import relative_error
+from labkit.measure.correctness import dtype_name, relative_error
 
 ALLOWED_ERROR = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 2e-2}
 """A larger relative error against float64 is a wrong result, not a rounding (TF32 has about 3e-4)."""
@@ -46,7 +46,7 @@ def check_contender(
     A long chain in half precision may be off by more than ALLOWED_ERROR, but not by far more than plain
     PyTorch is itself. A backward pass that is timed alone has to give the same gradients a second time.
     """
-    work, dtype = contender.work, str(inputs[0].dtype).removeprefix("torch.")
+    work, dtype = contender.work, dtype_name(inputs[0].dtype)
     allowed = ALLOWED_ERROR[dtype]
     assert work.reference is not None, "a random result cannot be compared"
     capped = {axis: min(size, work.sample.get(axis, size)) for axis, size in shape.items()}

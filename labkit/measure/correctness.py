@@ -79,17 +79,18 @@ def check(
         try:
             errors = _errors(call, reference, drawn, dtype, layout, gradients, roundings)
         except AssertionError as problem:
-            case = f"{title}, shape {tuple(shape)}, {_name(dtype)}, {layout} inputs"
+            case = f"{title}, shape {tuple(shape)}, {dtype_name(dtype)}, {layout} inputs"
             raise AssertionError(f"{case}: {problem}") from problem
         passed += len(errors)
         worst = max(worst, *errors)
     what = "outputs and gradients" if gradients else "outputs"
     in_turn = " in turn" if len(cases) < len(shapes) * len(dtypes) * len(LAYOUTS) else ""
-    grid = f"{len(shapes)} shapes, {len(LAYOUTS)} layouts{in_turn}, {', '.join(map(_name, dtypes))}"
+    grid = f"{len(shapes)} shapes, {len(LAYOUTS)} layouts{in_turn}, {', '.join(map(dtype_name, dtypes))}"
     return CorrectnessReport(title, passed, worst, f"{what}; {grid}")
 
 
-def _name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype without "torch."."""
     return str(dtype).removeprefix("torch.")
 
 

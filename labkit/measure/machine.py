@@ -11,7 +11,6 @@ import triton
 
 from labkit import gpu
 from labkit.measure import noise
-from labkit.measure.rows import Environment
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,3 @@ def row_columns() -> dict[str, Any]:
     """The columns of a row that say where and when it was measured."""
     versions = {name: getattr(identity(), name) for name in ("device", "driver", "torch", "triton")}
     return versions | {"date": datetime.now(UTC).isoformat(timespec="seconds"), "card": gpu.card()}
-
-
-def current_environment(source: str, peer_version: str | None) -> Environment:
-    """How code would be measured now, on this machine: the ``environment`` of the row that it would get."""
-    here = identity()
-    return source, peer_version, here.device, here.driver, here.torch, here.triton

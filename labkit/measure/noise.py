@@ -18,8 +18,7 @@ REASONS = {
     0x04: "power limit",
     0x08: "hardware slowdown",
     0x10: "clocks of another GPU",
-    0x20: "temperature",
-    0x40: "temperature",
+    0x20 | 0x40: "temperature",
     0x80: "power supply",
 }
 """NVML's reasons for lower clocks, but for those that are no disturbance: idle, or set so by somebody."""

@@ -167,7 +167,8 @@ def measure_roofs() -> Iterator[Row]:
         for name, outcome in clocks.measure(copy_calls(size), budget_s=0.05).items():
             yield _row("roofs/copy", name, outcome, shape={"bytes": size}, min_bytes=size)
     for dtype, side in MATMUL_SIDE.items():
-        outcome = clocks.measure({"matmul": _matmul_job(dtype, side)})["matmul"]
+        a, b = (torch.randn(side, side, device=gpu.device()).to(getattr(torch, dtype)) for _ in range(2))
+        outcome = clocks.measure({"matmul": TimedCall(torch.matmul, (a, b))})["matmul"]
         flops = 2 * side**3
         yield _row("roofs/matmul", "cuBLAS", outcome, dtype=dtype, shape={"side": side}, flops=flops)
     tiny = TimedCall(lambda t: t + 1, (torch.randn(1, device=gpu.device()),))
@@ -186,11 +187,6 @@ def _row(
     return Row(suite=suite, contender=contender, **columns)
 
 
-def _matmul_job(dtype: str, side: int) -> TimedCall:
-    a, b = (torch.randn(side, side, device=gpu.device()).to(getattr(torch, dtype)) for _ in range(2))
-    return TimedCall(torch.matmul, (a, b))
-
-
 def _from_rows(measured: list[Row]) -> Roofs:
     """Rows of the suites roofs/...; ValueError when any of them is missing or has no time."""
     if not all(row.median_us and row.median_us > 0 for row in measured):
@@ -204,16 +200,9 @@ def _from_rows(measured: list[Row]) -> Roofs:
     launches = {row.clock: us for row, us in times if row.suite == "roofs/launch"}
     if not copies or set(MATMUL_SIDE) - set(matmul) or {"graph", "host"} - set(launches):
         raise ValueError("roofs: the file lacks a copy, a matmul of a dtype, or a launch")
-    return Roofs(
-        kind=measured[0].kind,
-        device=measured[0].device,
-        date=measured[0].date[:10],
-        copy=tuple(sorted(copies.items())),
-        matmul=matmul,
-        node_us=launches["graph"],
-        host_us=launches["host"],
-        noise=tuple(dict.fromkeys(row.noise for row in measured if row.noise)),
-    )
+    where, noise = measured[0], dict.fromkeys(row.noise for row in measured if row.noise)
+    origin, copy = (where.kind, where.device, where.date[:10]), tuple(sorted(copies.items()))
+    return Roofs(*origin, copy, matmul, launches["graph"], launches["host"], tuple(noise))
 
 
 # ---- floors -----------------------------------------------------------------------------------------------

@@ -189,16 +189,9 @@ class _Sweep:
             if isinstance(timing, NotTimed):
                 columns[name]["note"] = timing.note
                 continue
-            columns[name] |= {
-                "clock": timing.clock,  # events where a graph cannot hold the call
-                "median_us": timing.median_us,
-                "p20_us": timing.p20_us,
-                "p80_us": timing.p80_us,
-                "runs": timing.runs,
-                "copy_us": _copy_us(outcomes, columns[name]["min_bytes"], timing.clock),
-                "note": timing.note,
-                "noise": timing.noise,
-            }
+            # the clock is events where a graph cannot hold the call
+            copy_us = _copy_us(outcomes, columns[name]["min_bytes"], timing.clock)
+            columns[name] |= vars(timing) | {"copy_us": copy_us}
         torch.cuda.empty_cache()
         where = machine.row_columns()
         return [
@@ -298,7 +291,8 @@ def source_label(contender: Contender) -> str:
 
 def contender_environment(contender: Contender) -> Environment:
     """How a contender would be measured now."""
-    return machine.current_environment(source_label(contender), _version(contender.peer))
+    here, peer = machine.identity(), _version(contender.peer)
+    return source_label(contender), peer, here.device, here.driver, here.torch, here.triton
 
 
 def _copy_calls(sizes: Iterable[int]) -> dict[str, TimedCall]:

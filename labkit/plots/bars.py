@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -78,16 +79,10 @@ def bars(
 
     conditions, sources = formatting.common_conditions(table, (group, "contender")), formatting.origins(table)
     n_rows = max(len(table) + (table["heading"].nunique() if group else 0), 2)
-    figure = style.new_figure(
-        title,
-        0.6 + n_rows * _ROW,
-        subtitle=conditions,
-        legend=[
-            *(Patch(label=source, **bar_style(MUTED, kind)) for kind, source in sources),
-            *(Line2D([], [], label=name, **_TICK, markersize=11) for name in ticks),
-        ],
-        footnotes=[f"{RING_SIGN} {note}" for note in noise_notes],
-    )
+    legend: list[Artist] = [Patch(label=source, **bar_style(MUTED, kind)) for kind, source in sources]
+    legend += [Line2D([], [], label=name, **_TICK, markersize=11) for name in ticks]
+    words: dict[str, Any] = dict(subtitle=conditions, footnotes=[f"{RING_SIGN} {n}" for n in noise_notes])
+    figure = style.new_figure(title, 0.6 + n_rows * _ROW, legend=legend, **words)
     better = [f"{way} is better" for way, names in _BETTER.items() if value in names]
     notes = ["lower is better"] * is_time + better + ["logarithmic axis"] * is_log
     ax = figure.add_subplot()

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
@@ -115,13 +114,20 @@ def curves(
         *(f"{RING_SIGN} {note}" for note in noise_notes),
     ]
     legend = _legend_lines(panels, styles)
-    figure, grid = _figure_with_grid(title, conditions, len(panels), across, legend, origins, notes)
+    down = math.ceil(len(panels) / across)
+    legend_height = style.LINE_HEIGHT * sum(1.4 + str(line.get_label()).count("\n") for line in legend)
+    height, width = max(2.5 * down if down > 1 else 3.3, legend_height), style.WIDTH + 1.2 * (across - 1)
+    words: dict[str, Any] = dict(subtitle=conditions, legend=origins, footnotes=notes)
+    figure = style.new_figure(title, 0.45 + height, **words, width=width)
+    figure.legend(handles=legend, loc="outside right center", borderaxespad=0.6)
+    grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
 
     y_values = shown[columns].to_numpy(float).ravel().tolist()
     if y_values:
         y_values += [y for panel in panels for line in panel.reference_points.values() for _, y in line]
     y_limits = _log_limits(y_values, least=8.0, pad=0.05) or _EMPTY_Y_LIMITS
-    _set_axes(grid, len(panels), x, quantity, x_limits, y_limits, positions if near else None)
+    grid[0, 0].set(xscale="log", yscale="log", xlim=x_limits, ylim=y_limits)
+    _set_axes(grid, len(panels), x, quantity, positions if near else None)
     for ax, panel in zip(grid.ravel(), panels, strict=False):
         ax.set_title(panel.name)
         _draw_panel(ax, panel, x, quantity, styles)
@@ -170,13 +176,7 @@ def _reference_points(
 def _panel_curves(rows: pd.DataFrame, x: str, quantity: Quantity) -> list[_Curve]:
     """The panel's curves: one for each contender, kind, device and whatever else differs at one x."""
     rows = rows[formatting.has_value(rows, quantity.column) & rows[x].notna()]
-    labelled_columns = [
-        "device",
-        "direction",
-        "dtype",
-        "clock",
-        "cache",
-    ]  # named where they tell curves apart
+    labelled_columns = ["device", "direction", "dtype", "clock", "cache"]  # named where they differ
     for name in formatting.shape_axes(rows):
         same_x = rows.groupby(["contender", "series", "kind", *labelled_columns, x], dropna=False)
         if name != x and (same_x[name].nunique(dropna=False) > 1).any():
@@ -228,46 +228,14 @@ def _reference_styles(panel: _Panel) -> list[dict[str, Any]]:
 # --- layout and axes --------------------------------------------------------------------------------
 
 
-def _figure_with_grid(
-    title: str,
-    subtitle: str,
-    n_panels: int,
-    across: int,
-    legend: Sequence[Line2D],
-    origins: Sequence[Line2D],
-    footnotes: Sequence[str],
-) -> tuple[Figure, Any]:
-    """A figure, and an array of its axes, ``across`` in a row; the legend of the curves is at the right."""
-    down = math.ceil(n_panels / across)
-    legend_height = style.LINE_HEIGHT * sum(1.4 + str(line.get_label()).count("\n") for line in legend)
-    figure = style.new_figure(
-        title,
-        0.45 + max(2.5 * down if down > 1 else 3.3, legend_height),
-        subtitle=subtitle,
-        legend=origins,
-        footnotes=footnotes,
-        width=style.WIDTH + 1.2 * (across - 1),
-    )
-    figure.legend(handles=legend, loc="outside right center", borderaxespad=0.6)
-    return figure, figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
-
-
-def _set_axes(
-    grid: Any,
-    n_panels: int,
-    x: str,
-    quantity: Quantity,
-    x_limits: tuple[float, float],
-    y_limits: tuple[float, float],
-    ticks: list[float] | None,
-) -> None:
-    """Set the axes, which all panels share: limits, ticks and names. What has no panel is left empty.
+def _set_axes(grid: Any, n_panels: int, x: str, quantity: Quantity, ticks: list[float] | None) -> None:
+    """Set the axes, which all panels share: ticks and names. What has no panel is left empty.
 
     ``ticks``: those of x, if not at powers of two.
     """
-    axes, (_, across), (low, high) = grid.ravel(), grid.shape, y_limits
+    axes, (_, across) = grid.ravel(), grid.shape
     first = axes[0]
-    first.set(xscale="log", yscale="log", xlim=x_limits, ylim=y_limits)
+    low, high = first.get_ylim()
     powers = LogLocator(2, numticks=9 if across == 1 else 5)
     first.xaxis.set(major_locator=FixedLocator(ticks) if ticks else powers)
     first.xaxis.set(minor_locator=NullLocator(), major_formatter=FuncFormatter(lambda v, _: format_size(v)))

@@ -192,7 +192,8 @@ class Picture:
     def save(self, path: str | Path) -> Path:
         """Write the PNG and return its path."""
         path = Path(path)
-        paths.write_bytes(path, self.png)
+        with paths.replacing(path) as beside:
+            beside.write_bytes(self.png)
         return path
 
     def _repr_html_(self) -> str:

@@ -45,12 +45,6 @@ def _lanes(profile: "Profile") -> tuple[pd.DataFrame, pd.DataFrame]:
     return lane(profile.host), lane(profile.kernels)
 
 
-def _gaps(events: pd.DataFrame) -> list[tuple[float, float]]:
-    """Stretches after an event and before the next in which none runs."""
-    ends, starts = events["end"].cummax()[:-1], events["start"][1:]
-    return [(end, start) for end, start in zip(ends, starts, strict=True) if end < start]
-
-
 @style.course_style()
 def timeline(profile: "Profile", *, title: str) -> Picture:
     """Two lanes against time in microseconds, from the first event: host launches, device kernels.
@@ -61,7 +55,8 @@ def timeline(profile: "Profile", *, title: str) -> Picture:
     """
     host, device = _lanes(profile)
     whole = max([0.0, *host["end"], *device["end"]])
-    gaps = _gaps(device)
+    ends, starts = device["end"].cummax()[:-1], device["start"][1:]
+    gaps = [(end, start) for end, start in zip(ends, starts, strict=True) if end < start]  # when none runs
     kernels, launches = _calls(device), [*_calls(host).values()]
     colours = dict(zip(kernels, (contender.colour for contender in PALETTE), strict=False))
     source, legend = "", []

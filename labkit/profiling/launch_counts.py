@@ -21,16 +21,9 @@ from torch.utils._pytree import tree_leaves
 from labkit import backend, dispatch_mode, gpu
 
 _ALLOCATES = {
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "new_empty",
-    "new_empty_strided",
-    "empty_permuted",
-    "resize_",
-    "set_",
-    "_unsafe_view",
-}
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_",
+    "set_", "_unsafe_view",
+}  # fmt: skip
 """Operations that launch nothing, though their schema does not show them to be views."""
 
 _OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"}

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 import torch
@@ -89,10 +89,7 @@ class Profile:
         """
         if self.counted is not None:
             listed = pd.DataFrame(
-                [
-                    (one.name, 1, one.programs, one.bytes_read, one.bytes_written)
-                    for one in self.counted.launches
-                ],
+                [(n.name, 1, n.programs, n.bytes_read, n.bytes_written) for n in self.counted.launches],
                 columns=["operation", "count", "programs", "bytes read", "bytes written"],
             )
             unused = [] if self.counted.programs else ["programs"]
@@ -118,19 +115,16 @@ def profile(call: Callable[[], Any], *, tape: str | None = None, warmup: int = 3
     recorded profiles is damaged.
     """
     if not gpu.available():
-        return _recorded(tape) or Profile(counted=launch_counts.count(call))
-    three = [from_trace(_trace(call, runs)) for runs in (warmup, 0, 0)]
-    return _recording(_least_disturbed(three), tape)
-
-
-def _recorded(tape: str | None) -> Profile | None:
-    """The recorded profile of this name, or None."""
-    row = recorded_profiles.recorded_profile(tape) if tape else None
-    if row is None:
-        return None
-    return Profile(
-        *recorded_profiles.decode(row.trace or {}), kind=row.kind, device=row.device, date=row.date
-    )
+        row = recorded_profiles.recorded_profile(tape) if tape else None
+        if row is None:
+            return Profile(counted=launch_counts.count(call))
+        events = recorded_profiles.decode(row.trace or {})
+        return Profile(*events, kind=row.kind, device=row.device, date=row.date)
+    made = _least_disturbed([from_trace(_trace(call, runs)) for runs in (warmup, 0, 0)])
+    stamp = machine.row_columns()
+    if tape:
+        recorded_profiles.write_profile(tape, recorded_profiles.encode(made.kernels, made.host), stamp)
+    return replace(made, device=stamp["device"], date=stamp["date"])
 
 
 def _least_disturbed(profiles: Sequence[Profile]) -> Profile:
@@ -142,14 +136,6 @@ def _least_disturbed(profiles: Sequence[Profile]) -> Profile:
     usual = max(seen, key=lambda names: (seen[names], len(names)))
     alike = [made for made in profiles if tuple(kernel.name for kernel in made.kernels) == usual]
     return min(alike, key=lambda made: (made.busy_us or 0.0) + (made.span_us or 0.0))
-
-
-def _recording(made: Profile, tape: str | None) -> Profile:
-    """The profile with device and date, written to the tape if a lesson is being recorded."""
-    stamp = machine.row_columns()
-    if tape:
-        recorded_profiles.write_profile(tape, recorded_profiles.encode(made.kernels, made.host), stamp)
-    return replace(made, device=stamp["device"], date=stamp["date"])
 
 
 def summarize(profiles: Mapping[str, Profile]) -> pd.DataFrame:
@@ -175,30 +161,17 @@ def summarize(profiles: Mapping[str, Profile]) -> pd.DataFrame:
             names = [launch.name for launch in made.counted.launches]
             kinds = [kernel_names.operation_kind(name) for name in names]
             us, kind = float("nan"), "counted"
-        names = [_without_middle(name).translate(BRACKETS) for name in names]
+        # of a long one without its middle: its start names the library, its end the epilogue
+        names = [name if len(name) <= 40 else f"{name[:19]}...{name[-19:]}" for name in names]
+        names = [name.translate(BRACKETS) for name in names]
         runs = [(name, len(list(group))) for name, group in groupby(names)]
         if len(runs) > MAX_NAMES:
             runs = list(Counter(names).items())
-        rows.append(
-            {
-                "case": case,
-                "launches": len(names),
-                "matrix products": kinds.count("matrix product"),
-                "reductions": kinds.count("reduction"),
-                "copies": kinds.count("copy"),
-                "other": kinds.count("other"),
-                "kernels": " + ".join(f"{count} x {name}" if count > 1 else name for name, count in runs),
-                "us": us,
-                "kind": kind,
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def _without_middle(name: str, length: int = 40) -> str:
-    """A long name without its middle: its start names the library, its end the epilogue."""
-    half = length // 2 - 1
-    return name if len(name) <= length else f"{name[:half]}...{name[-half:]}"
+        said = " + ".join(f"{count} x {name}" if count > 1 else name for name, count in runs)
+        counts = [kinds.count(each) for each in get_args(kernel_names.Kind)]
+        rows.append((case, len(names), *counts, said, us, kind))
+    counted = ["launches", "matrix products", "reductions", "copies", "other"]
+    return pd.DataFrame(rows, columns=["case", *counted, "kernels", "us", "kind"])
 
 
 def _trace(call: Callable[[], Any], warmup: int) -> list[dict[str, Any]]:
@@ -265,21 +238,9 @@ def from_trace(events: Iterable[dict[str, Any]]) -> Profile:
     complete = sorted((e for e in events if e.get("ph") == "X"), key=lambda event: event["ts"])
     on_device = [event for event in complete if event["cat"] in _ON_DEVICE]
     started = {event["args"]["correlation"] for event in on_device}
-    launches = [
-        event
-        for event in complete
-        if event["cat"] in _LAUNCHING and event["args"].get("correlation") in started
-    ]
+    launching = [event for event in complete if event["cat"] in _LAUNCHING]
+    launches = [event for event in launching if event["args"].get("correlation") in started]
     operations = [event for event in complete if event["cat"] == "cpu_op"]
     origin = min((event["ts"] for event in [*on_device, *launches, *operations]), default=0.0)
-    kernels = [
-        KernelEvent(
-            name=shorten(event["name"]),
-            full_name=event["name"],
-            start_us=event["ts"] - origin,
-            duration_us=event["dur"],
-        )
-        for event in on_device
-    ]
-    host = [HostEvent(event["name"], event["ts"] - origin, event["dur"]) for event in launches]
-    return Profile(kernels, host)
+    kernels = [KernelEvent(shorten(e["name"]), e["name"], e["ts"] - origin, e["dur"]) for e in on_device]
+    return Profile(kernels, [HostEvent(e["name"], e["ts"] - origin, e["dur"]) for e in launches])

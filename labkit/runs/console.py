@@ -47,13 +47,8 @@ def print_results(console: Console, found: Iterable["Result"], unfinished: Itera
         table.add_column(name, justify="right")
     for result in found:
         outcome = "[green]passed[/]" if result.passed else "[bold red]failed[/]"
-        claims = (result.claims_held, len(result.not_held), result.claims_need_gpu)
-        table.add_row(
-            escape(result.lesson),
-            outcome,
-            f"{result.seconds:.1f}",
-            *map(str, (result.checks_passed, *claims)),
-        )
+        counts = (result.checks_passed, result.claims_held, len(result.not_held), result.claims_need_gpu)
+        table.add_row(escape(result.lesson), outcome, f"{result.seconds:.1f}", *map(str, counts))
     for lesson in unfinished:
         table.add_row(escape(lesson), "unfinished")
     console.print(table)

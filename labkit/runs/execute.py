@@ -208,10 +208,9 @@ class _Client(PapermillNotebookClient):
         size = len(content["text"]) if text else sum(len(str(shown)) for shown in content["data"].values())
         limit, before = TEXT_LIMIT if text else DATA_LIMIT, self._used[cell, text]
         self._used[cell, text] += size
-        if before <= limit < before + size and text:
-            content["text"] = content["text"][: limit - before] + CUT
-        elif before <= limit < before + size:
-            content["data"] = {"text/plain": CUT}
+        if before <= limit < before + size:
+            cut = {"text": content["text"][: limit - before] + CUT} if text else {"data": {"text/plain": CUT}}
+            content.update(cut)
         return before <= limit
 
 

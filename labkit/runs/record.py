@@ -6,7 +6,7 @@ and the versions. Outputs or tapes whose code has changed since are stale: `reco
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import date
 from operator import attrgetter
@@ -69,8 +69,8 @@ def _tape_state(tape: Path, wanted: str | None) -> RecordingState:
     return RecordingState(name, "recorded", wanted)
 
 
-def strip_stale(tapes: Path = paths.RECORDED) -> list[str]:
-    """Remove stale outputs, with their stamp, and stale tapes; gives the names of what was stripped."""
+def strip_stale(tapes: Path, benchmarks: Mapping[Path, RecordingState]) -> list[str]:
+    """Remove stale outputs, with their stamp, stale tapes and stale benchmarks; gives the names of all."""
     stripped = []
     for path in notebooks.find():
         if recording_state(path).status == "stale":
@@ -80,7 +80,7 @@ def strip_stale(tapes: Path = paths.RECORDED) -> list[str]:
             notebook.metadata.get("labkit", {}).pop("recorded", None)
             write(path, notebook)
             stripped.append(path.stem)
-    for tape, found in tape_states(tapes).items():
+    for tape, found in {**tape_states(tapes), **benchmarks}.items():
         if found.status == "stale":
             tape.unlink()
             stripped.append(found.name)
@@ -106,16 +106,12 @@ def record(
     """
     from labkit.runs import execute
 
-    if not again and is_current(path, identity):
+    before = read_stamp(notebooks.read_json(path))
+    on_this_device = before is not None and before.device == identity.device
+    if not again and on_this_device and recording_state(path).status == "recorded":
         return None
-    stamp = Stamp(
-        hash=notebooks.code_hash(path),
-        device=identity.device,
-        driver=identity.driver,
-        torch=identity.torch,
-        triton=identity.triton,
-        date=date.today().isoformat(),
-    )
+    versions = identity.device, identity.driver, identity.torch, identity.triton
+    stamp = Stamp(notebooks.code_hash(path), *versions, date.today().isoformat())
     folder = unfinished(identity)
     tape = folder / f"{tape_source(path)}.jsonl"
     # Keep rows of an unfinished run if device, driver, torch and triton are the same.
@@ -134,14 +130,6 @@ def record(
         _publish(path, result.notebook_path, tape, stamp, tapes / identity.slug)
         tape.unlink(missing_ok=True)
     return result
-
-
-def is_current(path: Path, identity: "MachineInfo") -> bool:
-    """Whether the notebook has outputs of its present code, recorded on this kind of device."""
-    stamp = read_stamp(notebooks.read_json(path))
-    if stamp is None or stamp.device != identity.device:
-        return False
-    return recording_state(path).status == "recorded"
 
 
 def recording_environment(tape: Path, stamp: Stamp) -> dict[str, str]:

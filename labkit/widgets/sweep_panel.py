@@ -234,18 +234,9 @@ class SweepPanel:
         context.run(lock.RUN_ON_MAIN_THREAD.set, lambda act: lock.on_main_thread(act, wake, run.stop.is_set))
         if self._interactive:
             context.run(lock.SHOW_QUEUE.set, partial(self._call_on_loop, show_queue))
-        measure = partial(
-            sweeps.run,
-            self.plan.suite,
-            contenders,
-            selection.shapes,
-            dtype=selection.dtype,
-            clock=selection.clock,
-            cache=selection.cache,
-            budget_s=self.plan.budget_s,
-            progress=keep,
-            stop=run.stop.is_set,
-        )
+        how: dict[str, Any] = dict(dtype=selection.dtype, clock=selection.clock, cache=selection.cache)
+        how |= dict(budget_s=self.plan.budget_s, progress=keep, stop=run.stop.is_set)
+        measure = partial(sweeps.run, self.plan.suite, contenders, selection.shapes, **how)
         self._worker = worker = self._loop.run_in_executor(None, context.run, measure)
         try:
             await run.wait_for(worker)

@@ -5,16 +5,6 @@ from labkit.workloads.elementwise import AFFINE, LINEAR, product
 from labkit.workloads.roofline_curves import floors
 
 __all__ = [
-    "AFFINE",
-    "LINEAR",
-    "floors",
-    "grouped",
-    "gru",
-    "mlp",
-    "network",
-    "peers",
-    "product",
-    "published",
-    "recurrent",
-    "stack",
-]
+    "AFFINE", "LINEAR", "floors", "grouped", "gru", "mlp", "network", "peers", "product", "published",
+    "recurrent", "stack",
+]  # fmt: skip

@@ -3,7 +3,9 @@
 Axes: ``batch`` rows and ``width`` features. Bytes count each input and each output once.
 """
 
+import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,6 +62,35 @@ def matrix_layer(
     return Work(inputs, reference, min_bytes, flops, sample)
 
 
+def elementwise_layer(
+    inputs: Callable[[Shape], tuple[Tensor, ...]],
+    reference: Callable[..., Tensor],
+    tensors: tuple[int, int],
+    operations: tuple[int, int],
+    axes: tuple[str, ...] = ("batch", "width"),
+    vectors: int = 0,
+    **how: Any,
+) -> Work:
+    """The work of a layer on the elements of tensors with these axes.
+
+    ``tensors`` are how many full tensors move forward and backward, ``operations`` how many there are for
+    each element. ``vectors`` (width,) move once forward, and backward with their gradients. ``how`` are
+    further fields of the work.
+    """
+
+    def elements(shape: Shape) -> int:
+        return math.prod(shape[axis] for axis in axes)
+
+    def min_bytes(shape: Shape, itemsize: int, direction: str) -> int:
+        once, twice = by_direction(direction, *tensors), by_direction(direction, 1, 2)
+        return (once * elements(shape) + twice * vectors * shape["width"]) * itemsize
+
+    def flops(shape: Shape, direction: str) -> int:
+        return by_direction(direction, *operations) * elements(shape)
+
+    return Work(inputs, reference, min_bytes, flops, **how)
+
+
 def _linear_inputs(shape: Shape) -> tuple[Tensor, ...]:
     batch, width = shape["batch"], shape["width"]
     return randn(batch, width), randn(width, width, scale=width**-0.5), randn(width)
@@ -83,18 +114,11 @@ def _affine_inputs(shape: Shape) -> tuple[Tensor, ...]:
     return randn(shape["batch"], shape["width"]), randn(shape["width"]), randn(shape["width"])
 
 
-def _affine_bytes(shape: Shape, itemsize: int, direction: str) -> int:
-    """2N forward, 3N backward, N being one full tensor."""
-    return by_direction(direction, 2, 3) * shape["batch"] * shape["width"] * itemsize
+AFFINE = elementwise_layer(_affine_inputs, affine, tensors=(2, 3), operations=(2, 4))
+"""x*w+b with vectors w and b: inputs x (batch, width), weight (width,), bias (width,).
 
-
-def _affine_flops(shape: Shape, direction: str) -> int:
-    """Multiply and add forward; dy*w, dy*x and two sums backward."""
-    return by_direction(direction, 2, 4) * shape["batch"] * shape["width"]
-
-
-AFFINE = Work(_affine_inputs, affine, _affine_bytes, _affine_flops)
-"""x*w+b with vectors w and b: inputs x (batch, width), weight (width,), bias (width,)."""
+Operations are a product and a sum forward; dy*w, dy*x and two sums backward. The vectors do not count.
+"""
 
 
 def product(second: Callable[[int, int], Tensor], reads: int) -> Work:

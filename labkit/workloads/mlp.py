@@ -14,8 +14,8 @@ from torch.nn import functional
 from torch.nn.functional import linear
 
 from labkit.gpu import randn
-from labkit.measure.contender import Shape, Work
-from labkit.workloads.elementwise import LayerSize, by_direction, matrix_layer
+from labkit.measure.contender import Shape
+from labkit.workloads.elementwise import LayerSize, elementwise_layer, matrix_layer
 
 
 def hidden_of(shape: Shape) -> int:
@@ -73,18 +73,12 @@ def _chain_inputs(shape: Shape) -> tuple[Tensor, ...]:
     return randn(batch, width), randn(width), randn(batch, width)
 
 
-def _chain_bytes(shape: Shape, itemsize: int, direction: str) -> int:
-    """Forward 3N: x, other, y; backward 5N: x, other, dy, dx, dother."""
-    return by_direction(direction, 3, 5) * shape["batch"] * shape["width"] * itemsize
+CHAIN = elementwise_layer(_chain_inputs, chain, tensors=(3, 5), operations=(11, 22), batched=(0, 2))
+"""A pointwise chain: inputs x (batch, width), bias (width,), other (batch, width).
 
-
-def _chain_flops(shape: Shape, direction: str) -> int:
-    """Each element, tanh as one: 11 forward (sum, 9 of GELU, product); 22 backward, with GELU done again."""
-    return by_direction(direction, 11, 22) * shape["batch"] * shape["width"]
-
-
-CHAIN = Work(_chain_inputs, chain, _chain_bytes, _chain_flops, batched=(0, 2))
-"""A pointwise chain: inputs x (batch, width), bias (width,), other (batch, width)."""
+Forward x, other and y move, backward x, other, dy, dx and dother. Of operations, tanh as one, there are a
+sum, 9 of GELU and a product; backward, with GELU done again, 22.
+"""
 
 
 def gate_up(x: Tensor, w_gate_up: Tensor) -> Tensor:

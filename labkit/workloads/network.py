@@ -57,19 +57,8 @@ def assemble(
     heads(x, weight, bias), norm(x, gain), cell(gates, gain, groups) and mlp(x, w_gate_up, w_down).
     """
 
-    def network(
-        x: Tensor,
-        w_in: Tensor,
-        b_in: Tensor,
-        gain_in: Tensor,
-        w_gates: Tensor,
-        b_gates: Tensor,
-        gain: Tensor,
-        w_gate_up: Tensor,
-        w_down: Tensor,
-        w_out: Tensor,
-        b_out: Tensor,
-    ) -> Tensor:
+    def network(x: Tensor, *weights: Tensor) -> Tensor:
+        w_in, b_in, gain_in, w_gates, b_gates, gain, w_gate_up, w_down, w_out, b_out = weights
         normed = norm(heads(x, w_in, b_in), gain_in)
         states = cell(heads(normed, w_gates, b_gates), gain, len(w_gates))
         return functional.linear(states + mlp(states, w_gate_up, w_down), w_out, b_out)
@@ -82,7 +71,7 @@ network = assemble()
 
 
 def weights(width: int) -> tuple[Tensor, ...]:
-    """Random weights in the order of the network's arguments; ValueError unless GROUPS divides the width."""
+    """Random weights in the network's order; ValueError unless GROUPS divides the width."""
     if width % GROUPS:
         raise ValueError(f"width: {width} features cannot be split into {GROUPS} heads")
     each, hidden = width // GROUPS, EXPANSION * width
@@ -119,4 +108,4 @@ def _size(shape: Shape) -> LayerSize:
 
 
 NETWORK = matrix_layer(_inputs, network, _size, sample={"batch": 16, "time": 64})
-"""x (B, T, H), then the weights in the order of :func:`network`'s arguments."""
+"""x (B, T, H), then the weights in the order of :func:`weights`."""

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from labkit.gpu import randn
-from labkit.measure.contender import Shape, Work
-from labkit.workloads.elementwise import by_direction
+from labkit.measure.contender import Shape
+from labkit.workloads.elementwise import elementwise_layer
 
 EPS = 1e-6
 """What is added to the mean square."""
@@ -41,7 +41,7 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
 
     Raises ValueError if a and b differ in length.
     """
-    return _steps(_linear_step, _first(b, h0), a, b)
+    return _steps(lambda h, a, b: a * h + b, _first(b, h0), a, b)
 
 
 def log_recurrence(log_a: Tensor, b: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def min_gru(z: Tensor, candidate: Tensor, h0: Tensor | None = None) -> Tensor:
 
     Raises ValueError if z and candidate differ in length.
     """
-    return _steps(_gru_step, _first(candidate, h0), z, candidate)
+    return _steps(lambda h, z, candidate: (1 - z) * h + z * candidate, _first(candidate, h0), z, candidate)
 
 
 def rms_recurrence(
@@ -66,24 +66,13 @@ def rms_recurrence(
     a and b (B, T, H), weight (H,), h0 (B, H); the states (B, T, H). Raises ValueError if a and b differ in
     length.
     """
-    return _steps(partial(_rms_step, weight=weight, eps=eps), _first(b, h0), a, b)
+    normed = partial(functional.rms_norm, normalized_shape=weight.shape, weight=weight, eps=eps)
+    return _steps(lambda h, a, b: normed(a * h + b), _first(b, h0), a, b)
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     """weight x / sqrt(mean of x² over H + EPS): x (..., H), weight (H,)."""
     return functional.rms_norm(x, weight.shape, weight, EPS)
-
-
-def _linear_step(h: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return a * h + b
-
-
-def _gru_step(h: Tensor, z: Tensor, candidate: Tensor) -> Tensor:
-    return (1 - z) * h + z * candidate
-
-
-def _rms_step(h: Tensor, a: Tensor, b: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return functional.rms_norm(_linear_step(h, a, b), weight.shape, weight, eps)
 
 
 def _first(like: Tensor, h0: Tensor | None) -> Tensor:
@@ -166,54 +155,31 @@ def _rms_inputs(shape: Shape) -> tuple[Tensor, ...]:
 
 # ---- bytes and operations ----------------------------------------------------------------------------------
 
-
-def _bytes(forward: int, backward: int, *, weight: bool = False) -> Callable[[Shape, int, str], int]:
-    """Bytes of so many tensors (B, T, H) for each direction; the weight once forward, and backward with its
-    gradient."""
-
-    def min_bytes(shape: Shape, itemsize: int, direction: str) -> int:
-        full, small = shape["batch"] * shape["time"] * shape["width"], weight * shape["width"]
-        return by_direction(direction, forward * full + small, backward * full + 2 * small) * itemsize
-
-    return min_bytes
-
-
-def _flops(forward: int, backward: int) -> Callable[[Shape, str], int]:
-    """So many operations for each element of (B, T, H)."""
-
-    def flops(shape: Shape, direction: str) -> int:
-        return by_direction(direction, forward, backward) * shape["batch"] * shape["time"] * shape["width"]
-
-    return flops
-
-
-_NORM_FLOPS = _flops(4, 9)
+_layer = partial(elementwise_layer, axes=("batch", "time", "width"), sample=SAMPLE)
+_recurrence = partial(_layer, batched=(0, 1))
+_NORM_FLOPS = 4, 9
 """x², its sum, x̂ = x r, x̂ w; backward x̂, dy w, its product with x̂ and the sum, dy x̂ and the sum for dw, and
 (dy w - x̂ mean) r."""
-_LINEAR_FLOPS = _flops(2, 3)
+_LINEAR_FLOPS = 2, 3
 """a h + b; backward the gradient that comes from the next step, a times that, and da."""
-_GRU_FLOPS = _flops(4, 6)
+_GRU_FLOPS = 4, 6
 """1 - z, two products, their sum; backward 1 - z, a product and a sum for the gradient of the state, two for
 dz, one for dcandidate."""
-_RMS_FLOPS = _flops(6, 14)
+_RMS_FLOPS = 6, 14
 """u = a h + b (2) and its norm (4); backward u again (2), the norm's gradient (9), the sum with the gradient
 that comes from the next step, da, and what goes to the step before."""
 
-RMS_NORM = Work(_norm_inputs, rms_norm, _bytes(2, 3, weight=True), _NORM_FLOPS, sample=SAMPLE)
+RMS_NORM = _layer(_norm_inputs, rms_norm, (2, 3), _NORM_FLOPS, vectors=1)
 """The norm of each row of H: inputs x (B, T, H), weight (H,)."""
 
-LINEAR_RECURRENCE = Work(
-    _linear_inputs, linear_recurrence, _bytes(3, 5), _LINEAR_FLOPS, sample=SAMPLE, batched=(0, 1)
-)
+LINEAR_RECURRENCE = _recurrence(_linear_inputs, linear_recurrence, (3, 5), _LINEAR_FLOPS)
 """h_t = a_t h_{t-1} + b_t: inputs a (B, T, H), between 0 and 1, and b (B, T, H)."""
 
-LOG_RECURRENCE = Work(_log_inputs, log_recurrence, _bytes(3, 5), _LINEAR_FLOPS, sample=SAMPLE, batched=(0, 1))
+LOG_RECURRENCE = _recurrence(_log_inputs, log_recurrence, (3, 5), _LINEAR_FLOPS)
 """The same from logarithms of the gates, as some libraries take them: log a (B, T, H), below 0, and b."""
 
-MIN_GRU = Work(_gru_inputs, min_gru, _bytes(3, 5), _GRU_FLOPS, sample=SAMPLE, batched=(0, 1))
+MIN_GRU = _recurrence(_gru_inputs, min_gru, (3, 5), _GRU_FLOPS)
 """h_t = (1 - z_t) h_{t-1} + z_t candidate_t: inputs z (B, T, H), between 0 and 1, and candidate (B, T, H)."""
 
-RMS_RECURRENCE = Work(
-    _rms_inputs, rms_recurrence, _bytes(3, 6, weight=True), _RMS_FLOPS, sample=SAMPLE, batched=(0, 1)
-)
+RMS_RECURRENCE = _recurrence(_rms_inputs, rms_recurrence, (3, 6), _RMS_FLOPS, vectors=1)
 """h_t = rms_norm(a_t h_{t-1} + b_t) weight: inputs a, b (B, T, H), weight (H,)."""

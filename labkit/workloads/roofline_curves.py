@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from labkit.measure import roofline
-from labkit.measure.contender import Shape, Work
+from labkit.measure.contender import Work
 
 
 def floors(**works: Work) -> Callable[[pd.DataFrame], dict[str, Callable[[float], float]]]:
@@ -19,16 +19,12 @@ def floors(**works: Work) -> Callable[[pd.DataFrame], dict[str, Callable[[float]
         if roofs is None:
             return {}
         dtype = str(panel["dtype"].iloc[0])
+        # of the other axes a panel has one size only
+        others = {axis: int(panel[axis].iloc[0]) for axis in ("batch", "groups", "time") if axis in panel}
 
         def line(work: Work) -> Callable[[float], float]:
-            return lambda width: work.floor_us(_shape(panel, width), dtype, roofs)
+            return lambda width: work.floor_us({**others, "width": int(width)}, dtype, roofs)
 
         return {f"floor of {name}": line(work) for name, work in works.items()}
 
     return of
-
-
-def _shape(panel: pd.DataFrame, width: float) -> Shape:
-    """The shape at a width; of the other axes a panel has one size only."""
-    others = {axis: int(panel[axis].iloc[0]) for axis in ("batch", "groups", "time") if axis in panel}
-    return {**others, "width": int(width)}

@@ -11,6 +11,7 @@ from labkit.workloads.elementwise import affine as layer
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,27 +19,22 @@ from torch import Tensor
 
 # ---- a benchmark that lies ---------------------------------------------------------------------------------
 
-DEVICES: tuple[dict[str, Any], ...] = (
-    dict(launch_us=14.0, wait_us=20.0, slow_every=23),
-    dict(launch_us=5.0, wait_us=7.0, slow_every=31),
-    dict(launch_us=30.0, wait_us=25.0, compile_us=9000.0, slow_every=27),
-)
+DEVICES = ((14.0, 20.0, 23), (5.0, 7.0, 31), (30.0, 25.0, 27, 9000.0))
+"""Microseconds of a launch and of a wait, every which call is slow, and microseconds of compiling."""
 IDLE = "device idle at the readings"
 SIZES = "input of the layer is batch by width"
 
 
 def gpu_and_layer(device: int, batch: int, width: int, ns_per_element: float) -> dict[str, Any]:
     """A simulated GPU with speeds of its own, and a layer on it."""
-    gpu = BenchmarkGpu(**DEVICES[device])
+    gpu = BenchmarkGpu(*DEVICES[device])
     return {"gpu": gpu, "layer": BenchmarkLayer(gpu, ns_per_element), "batch": batch, "width": width}
 
 
 def run_benchmark(time_us: Any, gpu: BenchmarkGpu, layer: BenchmarkLayer, batch: int, width: int) -> Any:
     """What a benchmark returns, and how it came to it."""
-    got = time_us(gpu, layer, batch, width)
-    found = gpu.timed_parts()
-    facts: dict[str, Any] = {"microseconds": got}
-    if found:
+    facts: dict[str, Any] = {"microseconds": time_us(gpu, layer, batch, width)}
+    if found := gpu.timed_parts():
         facts[IDLE] = not any(part[0].pending or part[-1].pending for part in found)
         facts[SIZES] = all(e.shape == (batch, width) for part in found for e in part if e.event == "call")
     return facts
@@ -50,37 +46,31 @@ def right_benchmark(gpu: BenchmarkGpu, layer: BenchmarkLayer, batch: int, width:
 
 
 def parts_of(call: Call) -> Any:
-    """What lies between the readings of a benchmark's clock."""
-    return call.passed["gpu"].timed_parts()
+    """What lies between the readings of a clock, which are the first and the last one for a graph clock."""
+    return call.passed["gpu"].timed_parts() if "gpu" in call.passed else [call.passed["call"].gpu.timed()]
 
 
-def between_all_readings(event: str) -> Any:
-    """Whether an event lies between two readings of the clock, on all devices."""
-    return lambda calls: all(any(count(part, event) for part in parts_of(c)) for c in calls)
+def everywhere(found: Callable[[Any], Any]) -> Any:
+    """Whether all calls have something, ``found(part)``, between two readings of the clock."""
+    return lambda calls: all(any(map(found, parts_of(c))) for c in calls)
 
 
-def off_by(time_us: Callable[[Call], Any], *factors: float) -> Any:
+def off_by(calls_in: Callable[[Any], int], *factors: float) -> Any:
     """Whether all results are too small by one of these factors; by any factor at all if none is given.
 
-    ``time_us(call)`` is the time of one call of the layer that a call's log shows, 0 if it shows none.
+    ``calls_in(part)`` is how many calls of the layer the device worked off between the readings.
     """
 
     def found(calls: Sequence[Call]) -> bool:
-        said = [c.got["microseconds"] if isinstance(c.got, dict) else c.got for c in calls]
-        pairs = [
-            (time_us(c), float(us)) for c, us in zip(calls, said, strict=True) if not isinstance(us, str)
-        ]
-        ratios = [time / us for time, us in pairs if time > 0 and us > 0]
+        ratios = []
+        for c in calls:
+            us, parts = c.got["microseconds"] if isinstance(c.got, dict) else c.got, parts_of(c)
+            number = calls_in(parts[0]) if len(parts) == 1 and hasattr(us, "__float__") else 0
+            ratios += [duration(parts[0]) / number / float(us)] if number and us > 0 else []
         near = [math.isclose(ratios[0], each, rel_tol=0.15) for each in factors or (1.0,) if ratios]
         return len(ratios) == len(calls) and max(ratios) < 1.1 * min(ratios) and any(near) == bool(factors)
 
     return found
-
-
-def time_between_readings(call: Call) -> float:
-    """Microseconds for each call in the part that is timed; 0 where there are several."""
-    parts = parts_of(call)
-    return duration(parts[0]) / count(parts[0], "call") if len(parts) == 1 else 0.0
 
 
 benchmark = Exercise(
@@ -102,40 +92,32 @@ benchmark = Exercise(
         "draws-inside": Mistake(
             "Look at what stands between the two readings: what does the device work on there?",
             "gpu.randn is a kernel, too. Draw the input once, before the clock starts.",
-            when=between_all_readings("draw"),
+            when=everywhere(lambda part: count(part, "draw")),
         ),
         "first-call-inside": Mistake(
             "Is every call of the layer like the others? Print gpu.clock_us() after each of them.",
             "The first call compiles the layer. Call it once before the clock starts.",
-            when=between_all_readings("compile"),
+            when=everywhere(lambda part: count(part, "compile")),
         ),
         "no-wait": Mistake(
             "Look at the first and at the last reading of the clock: what is the device still doing by then?",
-            "Drawing, warming up, each launch: all is queued, and Python goes on.",
-            "gpu.synchronize() waits for the device: call it right before each of the two readings.",
-            when=lambda calls: (
-                all([e for e in c.passed["gpu"].log if e.event == "clock"][-1].pending for c in calls)
-                or all(parts_of(c)[0][0].pending for c in calls)
-            ),
+            "All is only queued, and Python goes on. Call gpu.synchronize() right before both readings.",
+            when=lambda calls: not any(c.got.get(IDLE, True) for c in calls),
         ),
         "waits-inside": Mistake(
             "Look into the loop: what does the device do between two calls?",
             "It waits for the host. Launch all calls, then wait once.",
-            when=lambda calls: all(
-                any(count(part, "synchronize") > 1 < count(part, "call") for part in parts_of(c))
-                for c in calls
-            ),
+            when=everywhere(lambda part: count(part, "synchronize") > 1 < count(part, "call")),
         ),
         "few-calls": Mistake(
             "How many calls lie between two of your readings, and share one wait?",
-            "A launch and a wait are in your time, and now and then a call is slow. Time 50 calls "
-            "between two readings, so that these hardly count.",
+            "One launch, one wait and now and then a slow call should hardly count. Time 50 calls.",
             when=lambda calls: all(count(parts_of(c)[0], "call") < 10 for c in calls),
         ),
         "wrong-divisor": Mistake(
             "How many calls lie between the two readings, and what do you divide by?",
             "Divide by the number of calls that were timed. Those of the warm-up don't count.",
-            when=off_by(time_between_readings),
+            when=off_by(lambda part: count(part, "call")),
         ),
         "another-clock": Mistake(
             "Your computer's clock and torch.cuda know nothing of a device in virtual time.",
@@ -144,10 +126,8 @@ benchmark = Exercise(
         ),
         "other-use": Mistake(
             "Which three functions does gpu have, and what does layer take?",
-            "gpu.randn(batch, width) draws an input x, layer(x) launches, gpu.synchronize() waits, "
-            "gpu.clock_us() reads the clock.",
-            raises=r"'(BenchmarkGpu|BenchmarkLayer|RandomTensor)' object|\(\) (takes|missing|got)"
-            r"|^TypeError: layer\(x\)",
+            "gpu has randn(batch, width), which draws an x, synchronize() and clock_us(). Call layer(x).",
+            raises=r"'(Benchmark\w+|RandomTensor)' object|\(\) (takes|missing|got)|^TypeError: layer\(x\)",
         ),
     },
 )
@@ -161,25 +141,14 @@ def run_graph_clock(graph_us: Any, call: KernelSequence) -> Any:
         return graph_us(call)
 
 
-def log_of(call: Call) -> Any:
-    """What lies between the first and the last reading of a clock."""
-    return call.passed["call"].gpu.timed()
-
-
 def calls_captured(call: Call) -> int:
     """How many calls of the layer were captured."""
     return count(call.passed["call"].gpu.log, "captured")
 
 
-def in_all_logs(event: str) -> Any:
-    """Whether an event lies between the readings, in all calls."""
-    return lambda calls: all(count(log_of(c), event) for c in calls)
-
-
-def time_in_replays(call: Call) -> float:
-    """Microseconds for each captured call that was replayed; 0 where there was none."""
-    number = sum(entry.calls for entry in log_of(call))
-    return duration(log_of(call)) / number if number else 0.0
+def calls_replayed(part: Any) -> int:
+    """How many captured calls the replays in a part of the log have."""
+    return sum(entry.calls for entry in part)
 
 
 graph = Exercise(
@@ -215,17 +184,17 @@ graph = Exercise(
         "no-replay": Mistake(
             "What does the device do between your two readings of the clock?",
             "A capture runs nothing. Only graph.replay() makes the device work: time that.",
-            when=lambda calls: not any(count(log_of(c), "replay") for c in calls),
+            when=lambda calls: not any(count(parts_of(c)[0], "replay") for c in calls),
         ),
         "captures-inside": Mistake(
             "Look at what stands between the two readings: how much of it is Python's work?",
             "A capture launches every kernel from Python. Finish it before you read the clock.",
-            when=in_all_logs("captured"),
+            when=everywhere(lambda part: count(part, "captured")),
         ),
         "stopped-early": Mistake(
             "Look at the last reading of the clock: where is the device by then?",
             "replay() returns when the graph is queued. Call torch.cuda.synchronize() before that reading.",
-            when=lambda calls: all(e.event == "clock" and e.pending for c in calls for e in log_of(c)[-1:]),
+            when=everywhere(lambda part: any(e.event == "clock" and e.pending for e in part[-1:])),
         ),
         "few-calls": Mistake(
             "A replay is a launch, too: some 8 us. How many calls share it?",
@@ -235,17 +204,17 @@ graph = Exercise(
         "unit": Mistake(
             "In which unit does your clock count, and which one is asked for?",
             "perf_counter counts seconds, elapsed_time milliseconds. A second has 1e6 microseconds.",
-            when=off_by(time_in_replays, 1e3, 1e6),
+            when=off_by(calls_replayed, 1e3, 1e6),
         ),
         "wrong-divisor": Mistake(
             "How many calls ran between the two readings, and what do you divide by?",
             "Each replay runs every captured call: divide by calls times replays, and mind the unit.",
-            when=off_by(time_in_replays),
+            when=off_by(calls_replayed),
         ),
         "first-replay": Mistake(
             "Is every replay like the others? Time each one by itself.",
             "The first one also uploads the graph. Replay once, and wait, before the clock starts.",
-            when=in_all_logs("upload"),
+            when=everywhere(lambda part: count(part, "upload")),
         ),
     },
 )
@@ -268,15 +237,15 @@ def launch_doubling(kernel: Any, x: Tensor, count: int, block: int, programs: in
     return {"y, which held -1 before": y}
 
 
-def doubled_where(stores: Any) -> Any:
-    """What y holds when exactly the places for which ``stores(at, count, block)`` is true are stored."""
+def doubled_where(*masks: Any) -> tuple[Any, ...]:
+    """What y holds when exactly the places for which ``mask(at, count, block)`` is true are stored."""
 
-    def gives(x: Tensor, count: int, block: int, programs: int) -> dict[str, Any]:
+    def gives(x: Tensor, count: int, block: int, programs: int, mask: Any) -> dict[str, Any]:
         at = torch.arange(len(x))
-        stored = stores(at, count, block) & (at < block * programs)
+        stored = mask(at, count, block) & (at < block * programs)
         return {"y, which held -1 before": torch.where(stored, 2 * x, -1.0)}
 
-    return gives
+    return tuple(partial(gives, mask=each) for each in masks)
 
 
 def loads_beyond(call: Call) -> str:
@@ -288,7 +257,7 @@ def loads_beyond(call: Call) -> str:
 mask = Exercise(
     "the mask of a kernel",
     "double_kernel",
-    reference=doubled_where(lambda at, count, block: at < count),
+    reference=doubled_where(lambda at, count, block: at < count)[0],
     cases=((1, 4, 1), (10, 4, 3), (8, 4, 2), (7, 16, 1), (100, 32, 4), (5, 4, 8)),
     inputs=doubling_inputs,
     call=launch_doubling,
@@ -309,18 +278,13 @@ mask = Exercise(
         "one-block": Mistake(
             "BLOCK is one program's share, and tl.arange(0, BLOCK) is the same in each. What differs?",
             "`at` counts through the whole tensor: compare that with `count`.",
-            gives=(
-                doubled_where(lambda at, count, block: at < block),
-                doubled_where(lambda at, count, block: at % block < count),
-            ),
+            gives=doubled_where(lambda at, n, block: at < block, lambda at, n, block: at % block < n),
         ),
         "whole-blocks": Mistake(
             "The last block is partly inside. What does your mask say about it?",
             "You need an answer for each place, not one for each program: start from `at`.",
-            gives=(
-                doubled_where(lambda at, count, block: at < count // block * block),
-                doubled_where(lambda at, count, block: at // block * block < count),
-                doubled_where(lambda at, count, block: at // block < count // block),
+            gives=doubled_where(
+                lambda at, n, block: at < n // block * block, lambda at, n, block: at // block * block < n
             ),
         ),
         "size-of-address": Mistake(
@@ -339,6 +303,8 @@ def layer_inputs(rows: int, width: int) -> dict[str, Any]:
     return {"x": torch.randn(rows, width), "weight": torch.randn(width), "bias": torch.randn(width)}
 
 
+RIVALS = {"eager": layer, "torch.compile": layer, "labkit": kernels.affine}
+
 affine = Exercise(
     "the layer as one kernel",
     "affine",
@@ -348,12 +314,8 @@ affine = Exercise(
     dtypes=DTYPES,
     properties=(*POINTWISE, READ_ONCE),
     right="One launch, one pass: x is read once, y is written once, and nothing else is as long.",
-    race=RaceSpec(
-        AFFINE,
-        {"eager": layer, "torch.compile": layer, "labkit": kernels.affine},
-        # a width that is a power of two, and one whose rows no wide load can take
-        ({"batch": 32768, "width": 1024}, {"batch": 32768, "width": 161}),
-    ),
+    # a width that is a power of two, and one whose rows no wide load can take
+    race=RaceSpec(AFFINE, RIVALS, ({"batch": 32768, "width": 1024}, {"batch": 32768, "width": 161})),
     mistakes={
         **column_mistakes(layer),
         "no-bias": Mistake(

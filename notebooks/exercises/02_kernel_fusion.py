@@ -6,9 +6,11 @@ from labkit.exercises.properties import POINTWISE, READ_ONCE, column_mistakes
 from labkit.measure.correctness import DTYPES
 from labkit.workloads.mlp import CHAIN
 
-import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from itertools import product
+from operator import add
 from typing import Any
 
 import torch
@@ -30,21 +32,21 @@ def chain_reference(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
     return gelu(x + bias) * other
 
 
+RIVALS = {"eager": chain_reference, "torch.compile": chain_reference, "labkit": kernels.gelu_mul}
+# a width that wide loads like, and one that they do not
+RACE = RaceSpec(CHAIN, RIVALS, ({"batch": 8192, "width": 3072}, {"batch": 8191, "width": 3073}))
+CASES = ((1, 1), (3, 5), (37, 33), (5, 640), (2, 3000))
+TRIED: dict[str, Any] = {"cases": CASES, "dtypes": DTYPES, "properties": (*POINTWISE, READ_ONCE)}
+"""How the chain and its backward are tried."""
+
 chain = Exercise(
     "the chain in one kernel",
     "chain",
     reference=chain_reference,
-    cases=((1, 1), (3, 5), (37, 33), (5, 640), (2, 3000)),
     inputs=chain_inputs,
-    dtypes=DTYPES,
-    properties=(*POINTWISE, READ_ONCE),
+    **TRIED,
     right="One launch; x and other are read once, y is written once, and nothing comes between.",
-    race=RaceSpec(
-        CHAIN,
-        {"eager": chain_reference, "torch.compile": chain_reference, "labkit": kernels.gelu_mul},
-        # a width that wide loads like, and one that they do not
-        ({"batch": 8192, "width": 3072}, {"batch": 8191, "width": 3073}),
-    ),
+    race=RACE,
     mistakes={
         **column_mistakes(chain_reference),
         "bias-after": Mistake(
@@ -64,9 +66,7 @@ chain = Exercise(
             "The difference is small everywhere. Is your GELU the lesson's?",
             "GELU has an exact form, by erf, and one by tanh. `gelu(z)` is the second.",
             gives=lambda x, bias, other: functional.gelu(x + bias) * other,
-            when=lambda calls: any(
-                call.dtype is torch.float32 for call in calls
-            ),  # in 16 bits it is the same
+            when=lambda calls: calls[0].dtype is torch.float32,  # in 16 bits it is the same
         ),
         "one-tensor-missing": Mistake(
             "Set one input after the other to zero: which one does your result not depend on as it should?",
@@ -83,16 +83,9 @@ chain = Exercise(
 # ---- its backward ------------------------------------------------------------------------------------------
 
 
-def upstream_inputs(rows: int, width: int) -> dict[str, Any]:
-    """dy, and the inputs of the forward pass."""
-    return {"dy": torch.randn(rows, width), **chain_inputs(rows, width)}
-
-
 def slope(z: Tensor) -> Tensor:
     """The derivative of GELU in its tanh form."""
-    c, a = math.sqrt(2 / math.pi), 0.044715
-    tanh = torch.tanh(c * (z + a * z**3))
-    return 0.5 * (1 + tanh) + 0.5 * z * (1 - tanh**2) * c * (1 + 3 * a * z**2)
+    return torch.func.jvp(gelu, (z,), (torch.ones_like(z),))[1]
 
 
 def chain_gradients(dy: Tensor, x: Tensor, bias: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,19 +117,10 @@ backward = Exercise(
     "the backward kernel",
     "chain_backward",
     reference=chain_gradients,
-    cases=((1, 1), (3, 5), (37, 33), (5, 640), (2, 3000)),
-    inputs=upstream_inputs,
-    dtypes=DTYPES,
-    properties=(*POINTWISE, READ_ONCE),
+    inputs=lambda rows, width: {"dy": torch.randn(rows, width), **chain_inputs(rows, width)},
+    **TRIED,
     right="One launch, three tensors in and two out; what the forward computed is computed again, not kept.",
-    race=RaceSpec(
-        CHAIN,
-        {"eager": chain_reference, "torch.compile": chain_reference, "labkit": kernels.gelu_mul},
-        ({"batch": 8192, "width": 3072},),
-        direction="backward",
-        as_layer=layer_with,
-        roundings=4,
-    ),
+    race=replace(RACE, sizes=RACE.sizes[:1], direction="backward", as_layer=layer_with, roundings=4),
     mistakes={
         "swapped": Mistake(
             "Two gradients come back. Which one belongs to x, and which to other?",
@@ -180,37 +164,33 @@ DEVICES = ((4.3e12, 132, 1.98e9), (2.4e11, 58, 2.04e9), (1.5e12, 108, 1.41e9))
 """bytes/s, multiprocessors, cycles/s: roughly an H200, an L4, an A100."""
 
 
-def floor_model(
-    combine: Callable[[float, float], float] = max,
-    *,
-    tensors: int = 3,
-    size: int = 2,
-    functions: int = 2,
-    unit: int = 16,
-    bytes_each: bool = False,
-    one_processor: bool = False,
-    one_cycle: bool = False,
-) -> Callable[..., float]:
-    """The floor with other counts, or the two times combined in another way."""
+COUNTS = {"tensors": 3, "size": 2, "gelus": 0, "functions": 2, "unit": 16, "processors": 1, "clock": 1}
+"""Tensors, bytes of an element, and the power of gelus in the bytes; special functions of a GELU, those of a
+multiprocessor in a cycle, and the powers of processors and clock in their rate."""
+
+
+def floor_model(combine: Any = max, second: float = 1e6, **changes: int) -> Callable[..., float]:
+    """The floor with other counts, the two times combined in another way, a second of other length."""
+    n = COUNTS | changes
 
     def microseconds(elements: int, gelus: int, bandwidth: float, processors: int, clock: float) -> float:
-        memory = tensors * size * elements / bandwidth * (gelus if bytes_each else 1)
-        rate = unit * (1 if one_processor else processors) * (1 if one_cycle else clock)
-        return 1e6 * combine(memory, functions * gelus * elements / rate)
+        memory = n["tensors"] * n["size"] * elements * gelus ** n["gelus"] / bandwidth
+        rate = n["unit"] * processors ** n["processors"] * clock ** n["clock"]
+        return float(second * combine(memory, n["functions"] * gelus * elements / rate))
 
     return microseconds
+
+
+def floors(**others: Any) -> tuple[Callable[..., float], ...]:
+    """The floor with each of these other values, one at a time."""
+    return tuple(floor_model(**{name: each}) for name, values in others.items() for each in values)
 
 
 floor = Exercise(
     "the next floor",
     "floor_us",
     reference=floor_model(),
-    cases=tuple(
-        (elements, gelus, *device)
-        for elements in (2**20, 2**25)
-        for gelus in (1, 4, 64)
-        for device in DEVICES
-    ),
+    cases=tuple((*two, *device) for *two, device in product((2**20, 2**25), (1, 4, 64), DEVICES)),
     inputs=case_values("elements", "gelus", "bandwidth", "processors", "clock"),
     tolerance=0.005,
     right="Memory and arithmetic work at the same time, so the slower of the two is the floor.",
@@ -218,41 +198,32 @@ floor = Exercise(
         "other-floor": Mistake(
             "Let gelus be 0, then very large. What should the time be in each case, and what is yours?",
             "Memory and multiprocessors work at the same time, so what takes longer decides.",
-            gives=(
-                *(floor_model(lambda memory, special: memory + special), floor_model(min)),
-                *(floor_model(lambda memory, _: memory), floor_model(lambda _, special: special)),
-            ),
+            gives=floors(combine=(add, min, lambda memory, _: memory, lambda _, special: special)),
         ),
         "tensors": Mistake(
             "Which tensors does the fused chain read, which does it write? How many bytes has an element?",
             "x and other come in, y goes out, two bytes an element in bf16. The bias is a row.",
-            gives=tuple(floor_model(tensors=count) for count in (1, 2, 4, 7))
-            + tuple(floor_model(size=count) for count in (1, 4)),
+            gives=floors(tensors=(1, 2, 4, 7), size=(1, 4)),
         ),
         "bytes-for-each-gelu": Mistake(
             "Which bytes cross memory for the second GELU that did not cross for the first?",
             "None: between two GELUs all stays in registers. Only the operations are as many as gelus.",
-            gives=floor_model(bytes_each=True),
+            gives=floor_model(gelus=1),
         ),
         "one-cycle": Mistake(
             "16 for each multiprocessor in each cycle: how many is that on the device in a second?",
             "processors * 16 * clock special functions a second, with all multiprocessors at work.",
-            gives=tuple(floor_model(**{each: True}) for each in ("one_processor", "one_cycle")),
+            gives=floors(processors=(0,), clock=(0,)),
         ),
         "special": Mistake(
             "What does a multiprocessor do 128 times a cycle, what 16 times, and which of it is in a GELU?",
             "Special functions are the fewer: an exponential and a division in each GELU of every element.",
-            gives=(
-                *(floor_model(functions=1), floor_model(functions=4)),
-                *(floor_model(unit=128), floor_model(unit=4)),
-            ),
+            gives=floors(functions=(1, 4), unit=(4, 128)),
         ),
         "unit": Mistake(
             "In which unit is your result, and which one is asked for?",
             "Bytes over bytes/s are seconds. A second has 1e6 microseconds.",
-            gives=tuple(
-                lambda *given, factor=factor: floor_model()(*given) * factor for factor in (1e-6, 1e-3, 1e3)
-            ),
+            gives=floors(second=(1.0, 1e3, 1e9)),
         ),
     },
 )

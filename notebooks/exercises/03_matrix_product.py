@@ -21,14 +21,10 @@ DEPTH = 32
 """Of a tile along K, as the scaffold launches it."""
 
 
-def loaded(operand: Tensor, step: int, columns: int) -> Tensor:
+def loaded(operand: Tensor, step: int, columns: int = 0) -> Tensor:
     """What comes in when rows are taken to begin ``step`` elements apart, and to have so many columns."""
+    columns = columns or operand.shape[1]
     return elements_at(operand, torch.arange(len(operand))[:, None] * step + torch.arange(columns))
-
-
-def one_further(operand: Tensor) -> Tensor:
-    """What comes in when each row begins one element behind the one before it."""
-    return loaded(operand, 1, operand.shape[1])
 
 
 def reaching(places: int) -> tuple[Any, ...]:
@@ -46,20 +42,13 @@ def reaching(places: int) -> tuple[Any, ...]:
     return tuple(partial(product, too_far=each) for each in ((True, True), (True, False), (False, True)))
 
 
-def whole_tiles(x: Tensor, weight: Tensor) -> Tensor:
-    """The product of the tiles along K that are full."""
-    end = x.shape[1] // DEPTH * DEPTH
-    return linear(x[:, :end], weight[:, :end])
-
-
 def in_steps(combine: Callable[[list[Tensor]], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     """What ``combine`` makes of the products of all tiles along K."""
+    return lambda x, weight: combine(list(map(linear, x.split(DEPTH, 1), weight.split(DEPTH, 1))))
 
-    def gives(x: Tensor, weight: Tensor) -> Tensor:
-        return combine([a @ b.T for a, b in zip(x.split(DEPTH, 1), weight.split(DEPTH, 1), strict=True)])
 
-    return gives
-
+SQUARES = ({"batch": 4096, "width": 4096}, {"batch": 4096, "width": 4097, "out": 4096})
+"""A square product, and one whose rows no wide load can take."""
 
 product = Exercise(
     "the K loop",
@@ -74,20 +63,16 @@ product = Exercise(
     mistakes={
         "unwritten": Mistake(
             "Which rows and columns did nobody write? Who should have?",
-            "tl.program_id(0) counts tiles down the rows, in steps of BM, and tl.program_id(1) across the "
-            "columns, in steps of BN.",
-            "Axis 0 of the grid has a program for each 64 rows of x, axis 1 one for each 64 rows of weight.",
+            "tl.program_id(0) counts tiles of BM rows of x, and tl.program_id(1) tiles of BN rows of weight.",
         ),
         "first-step": Mistake(
             "Where K is at most 32 it's right. Which numbers does your program never load when K is 70?",
-            "One tl.dot covers BK places along K. Repeat it, with `k` further on each time.",
-            "for start in range(0, K, BK): makes the steps.",
+            "One tl.dot covers BK places along K. Repeat it for start in range(0, K, BK), with `k` moved on.",
             gives=in_steps(lambda parts: parts[0]),
         ),
         "last-step": Mistake(
             "With K = 70 the result is the product of the last 6 places. Where did the sums of 64 others go?",
-            "Each step of the loop sets `total` anew. It has to begin as what it was.",
-            "tl.dot's third argument is added to the product.",
+            "Each step sets `total` anew. It has to go on from what it was: tl.dot adds its third argument.",
             gives=in_steps(lambda parts: parts[-1]),
         ),
         "not-kept": Mistake(
@@ -107,26 +92,23 @@ product = Exercise(
         ),
         "row-length": Mistake(
             "Row 0 of x and row 0 of weight give the right number. Where does row 1 of each begin?",
-            "Rows lie one behind the other, and each has K numbers. N only counts the rows of weight.",
-            "The address of place k in row r of x is x + r * K + k.",
+            "Rows lie one behind the other, with K numbers each: place k of row r of x is x + r * K + k.",
             gives=(
-                lambda x, weight: linear(one_further(x), one_further(weight)),
-                lambda x, weight: linear(one_further(x), weight),
-                lambda x, weight: linear(x, one_further(weight)),
-                lambda x, weight: linear(x, loaded(weight, len(weight), weight.shape[1])),
+                lambda x, weight: linear(loaded(x, 1), loaded(weight, 1)),
+                lambda x, weight: linear(loaded(x, 1), weight),
+                lambda x, weight: linear(x, loaded(weight, 1)),
+                lambda x, weight: linear(x, loaded(weight, len(weight))),
                 lambda x, weight: x @ weight.reshape(weight.shape[::-1]),
             ),
         ),
         "no-mask": Mistake(
             "Try K = 32, 64 and 33. Which come out right, and what does the last tile of the other hold?",
-            "Nothing stops a load along K, so it goes on into the next row. Where does this one end?",
-            "Join a condition on `k` to the one on rows by &, each in parentheses, in both loads.",
+            "Part of the next row. Join a condition on `k` to the one on rows by &, in both loads.",
             gives=reaching(DEPTH)[0],
         ),
         "one-operand": Mistake(
             "Where the result isn't NaN it's right. What is 0 times NaN?",
-            "One operand is zero beyond K. The other holds its next row there, or anything.",
-            "Give the other load the same condition on `k`.",
+            "One operand is zero beyond K, the other holds anything: its load needs the condition on `k`.",
             gives=reaching(DEPTH)[1:],
         ),
         "off-by-one": Mistake(
@@ -136,26 +118,22 @@ product = Exercise(
         ),
         "whole-tiles": Mistake(
             "With K = 70, what happens to the places 64 to 69?",
-            "They belong to the sum, though their tile isn't full. Let the loop run to K, and decide for "
-            "each place in `k` by itself.",
-            gives=whole_tiles,
+            "They belong to the sum, too: let the loop run to K, and decide for each place in `k` by itself.",
+            gives=lambda x, w: linear(x[:, : (end := x.shape[1] // DEPTH * DEPTH)], w[:, :end]),
         ),
         "not-turned": Mistake(
             "tl.dot sums over the columns of its first block and the rows of its second. What are yours?",
-            "a is (BM, BK), and b, a tile of weight, is (BN, BK). The sum goes over BK.",
-            "b.T is (BK, BN).",
+            "The sum goes over BK: a is (BM, BK), and b, a tile of weight, (BN, BK). b.T is (BK, BN).",
             raises="equal reduction dimensions",
         ),
         "sums-in-16-bits": Mistake(
             "In float32 it works. In which dtype does tl.dot give its sums, and in which did yours begin?",
-            "Sums of many products need float32, whatever x is. Only the store rounds.",
-            "tl.zeros([BM, BN], tl.float32) is where they begin.",
+            "Sums need float32, whatever x is: tl.zeros([BM, BN], tl.float32). Only the store rounds.",
             raises=r"AssertionError.*\n.*tl\.dot\(",
         ),
         "column-of-addresses": Mistake(
             "Which shape have the addresses that you store to? A tile needs (BM, BN).",
-            "The rows of weight are columns of y: what was a column for the load is a row for the store.",
-            "[None, :] makes a row of a block, and so does .T of a column.",
+            "The rows of weight are columns of y. [None, :] makes a row of a block, as does .T of a column.",
             raises=r"[Pp]ointer argument to have shape",
         ),
         "no-shape": Mistake(
@@ -164,12 +142,7 @@ product = Exercise(
             raises=r"\.(shape|stride|numel|size)\b",
         ),
     },
-    race=RaceSpec(
-        MATMUL,
-        {"F.linear": linear, "labkit": matmul},
-        # a square product, and one whose rows no wide load can take
-        ({"batch": 4096, "width": 4096}, {"batch": 4096, "width": 4097, "out": 4096}),
-    ),
+    race=RaceSpec(MATMUL, {"F.linear": linear, "labkit": matmul}, SQUARES),
 )
 
 # ---- the epilogue ------------------------------------------------------------------------------------------
@@ -205,8 +178,7 @@ def bias_at(place: Callable[[Tensor, Tensor], Tensor], beyond: float = 0.0) -> A
 def nearly_right(calls: Any) -> bool:
     """Whether float32 results are as far off as a rounding to 16 bits."""
     exact = [call for call in calls if call.dtype is torch.float32]
-    off = [any(difference(call.got, call.want, by) for call in exact) for by in (2**-14, 2**-6)]
-    return off == [True, False]
+    return [any(difference(c.got, c.want, by) for c in exact) for by in (2**-14, 2**-6)] == [True, False]
 
 
 def inner(z: Tensor, cube: float = 0.044715) -> Tensor:
@@ -214,10 +186,12 @@ def inner(z: Tensor, cube: float = 0.044715) -> Tensor:
     return ROOT * (z + cube * z**3)
 
 
-def vendor(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """cuBLASLt's product with bias and GELU in its epilogue."""
-    return torch._addmm_activation(bias, x, weight.T, use_gelu=True)
-
+RIVALS: dict[str, Any] = dict.fromkeys(("eager", "torch.compile"), linear_gelu)
+# cuBLASLt's product with bias and GELU in its epilogue
+RIVALS["_addmm_activation"] = lambda x, w, b: torch._addmm_activation(b, x, w.T, use_gelu=True)
+RIVALS["labkit"] = linear_act
+LAYERS = ({"batch": 8192, "width": 768, "hidden": 3072}, {"batch": 8192, "width": 4096, "hidden": 4096})
+"""A product whose epilogue is a large share, and one where it hardly counts."""
 
 epilogue = Exercise(
     "an epilogue of bias and GELU",
@@ -257,14 +231,11 @@ epilogue = Exercise(
         ),
         "unwritten": Mistake(
             "With M = 130 or N = 140 there is more than one tile. Which of their elements did nobody write?",
-            "`m` is a tile's number down, and its rows begin at m * BM; `n` is the one across, in columns "
-            "of BN.",
-            "Do you call store_tile? Rows come before columns there, as in y (M, N).",
+            "Rows begin at m * BM, columns at n * BN. Do you call store_tile, with rows before columns?",
         ),
         "sigmoid": Mistake(
             "gelu gives nearly 0 for -5, 0.841 for 1 and nearly 10 for 10. Where are you off?",
-            "The sigmoid lies between 0 and 1: it's the share of z that passes. Multiply z by it.",
-            "Inside of it stands 2u, and u has the root in it.",
+            "The sigmoid is the share of z that passes: multiply z by it. Inside stands 2u, u with its root.",
             gives=of_z(
                 lambda z: z,
                 lambda z: torch.sigmoid(2 * inner(z)),
@@ -274,8 +245,7 @@ epilogue = Exercise(
         ),
         "another-gelu": Mistake(
             "Near zero it's right. How far are you from the reference at z = 2?",
-            "There are several GELUs. The course takes the tanh form: its u has z and its cube.",
-            "0.044715 belongs to z * z * z, and the root to both terms.",
+            "Of several GELUs this is the tanh form: 0.044715 belongs to z * z * z, the root to both terms.",
             gives=of_z(
                 gelu,
                 lambda z: z * torch.sigmoid(1.702 * z),
@@ -296,18 +266,7 @@ epilogue = Exercise(
             raises=r"tanh|libdevice",
         ),
     },
-    race=RaceSpec(
-        LINEAR_GELU,
-        {
-            "eager": linear_gelu,
-            "torch.compile": linear_gelu,
-            "_addmm_activation": vendor,
-            "labkit": linear_act,
-        },
-        # a product whose epilogue is a large share, and one where it hardly counts
-        ({"batch": 8192, "width": 768, "hidden": 3072}, {"batch": 8192, "width": 4096, "hidden": 4096}),
-        roundings=3,
-    ),
+    race=RaceSpec(LINEAR_GELU, RIVALS, LAYERS, roundings=3),
 )
 
 # ---- does fusing pay? --------------------------------------------------------------------------------------
@@ -337,8 +296,12 @@ def model(floor: Any = max, of_fused: Any = None, **changes: int) -> Any:
     return speedup
 
 
-ONE_FLOOR = (lambda computed, moved: computed, lambda computed, moved: moved)
+def models(**others: Any) -> tuple[Any, ...]:
+    """The prediction with each of these other values, one at a time."""
+    return tuple(model(**{name: each}) for name, values in others.items() for each in values)
 
+
+ONE_FLOOR = (lambda computed, moved: computed, lambda computed, moved: moved)
 
 pays = Exercise(
     "predict whether fusing pays",
@@ -351,41 +314,31 @@ pays = Exercise(
     mistakes={
         "operations": Mistake(
             "With 1 row, d = 2 and h = 1: how many multiplications and additions, and how many bytes?",
-            "Two sums of two products, each product added to its sum: 4 multiplications, 4 additions. A "
-            "number has 2 bytes.",
-            gives=(
-                *(model(operations=count) for count in (2, 8)),
-                *(model(operations=2, weights=1, stored=count) for count in (1, 2)),
-            ),
+            "Two sums of two products: 4 multiplications, 4 additions. A number has 2 bytes.",
+            gives=(*models(operations=(2, 8)), *(model(operations=2, weights=1, stored=n) for n in (1, 2))),
         ),
         "floors": Mistake(
             "What takes the time of a product where d is 128, and what where d is 4096?",
-            "Bytes, then operations. Both run at once, so the slower of the two is the time, in gemm and "
-            "in fused.",
+            "Bytes, then operations. Both run at once, so the slower one is the time, in gemm and in fused.",
             gives=(
-                *(model(each) for each in (min, add, *ONE_FLOOR)),
+                *models(floor=(min, add, *ONE_FLOOR), of_fused=ONE_FLOOR),
                 *(model(each, max) for each in ONE_FLOOR),
-                *(model(max, each) for each in ONE_FLOOR),
             ),
         ),
         "written": Mistake(
             "Which tensors of rows x h does the first kernel store without fusing, which with it?",
-            "The second kernel needs gate and up. The fused one keeps them in registers, and stores what "
-            "the second one would have.",
+            "The second kernel needs gate and up. The fused one stores what the second one would have.",
             gives=(model(fused=2), model(fused=0), model(stored=1), model(stored=0, fused=0)),
         ),
         "read": Mistake(
             "Take 16 rows. What do the products read before they write anything, and what of it is most?",
             "Both weights, h x d each, and x once: fused or not.",
-            gives=(
-                *(model(weights=0), model(weights=1), model(x=0), model(x=2)),
-                *(model(x=0, weights=0), model(x=2, weights=1)),
-            ),
+            gives=(*models(weights=(0, 1), x=(0, 2)), model(x=0, weights=0), model(x=2, weights=1)),
         ),
         "second-kernel": Mistake(
             "Which tensors does the second kernel load, and which does it store?",
             "GELU and the product are one kernel: gate and up come in, one tensor goes out.",
-            gives=tuple(model(passes=count) for count in (0, 1, 2, 4, 5)),
+            gives=models(passes=(0, 1, 2, 4, 5)),
         ),
     },
 )

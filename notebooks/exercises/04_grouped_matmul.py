@@ -12,12 +12,12 @@ import itertools
 import math
 from collections.abc import Callable
 from functools import cache, partial
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 ROWS = 64
 """Rows of a tile, as the text says and the given launches have it."""
@@ -37,16 +37,12 @@ def tile_width(width: int, least: int = 16) -> int:
     return max(least, 1 << (width - 1).bit_length())
 
 
-@cache
-def solutions() -> ModuleType:
-    """The solutions of this lesson."""
-    return judge.solutions("04_grouped_matmul")
+solutions = cache(lambda: judge.solutions("04_grouped_matmul"))
 
 
 def one_tile(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The first exercise's solution: one tile of rows for each program."""
-    y: Tensor = solutions().grouped(x, weight, bias)
-    return y
+    return solutions().grouped(x, weight, bias)
 
 
 def one_tile_of_8_warps(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -57,6 +53,13 @@ def one_tile_of_8_warps(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return y
 
 
+def race(rivals: dict[str, Gives], *widths: int) -> RaceSpec:
+    """A race beside those and the finished kernel, at groups of these widths."""
+    sizes = tuple({"batch": 4096, "groups": 100, "width": width} for width in widths)
+    return RaceSpec(GROUPED, rivals | {"labkit": grouped_linear}, sizes)
+
+
+TRIED: dict[str, Any] = {"dtypes": DTYPES, "properties": PRODUCT}
 GROUP_MISTAKES = {
     "transposed": Mistake(
         "A weight is (D in, D out). Along which of the two does a sum run?",
@@ -73,9 +76,7 @@ GROUP_MISTAKES = {
 # ---- all groups in one kernel ------------------------------------------------------------------------------
 
 
-def kernels_with_masks(
-    in_x: int = 0, in_weight: int = 0, in_y: int = 0, only_rows: bool = False
-) -> tuple[Gives, ...]:
+def masked(in_x: int = 0, in_weight: int = 0, in_y: int = 0, only_rows: bool = False) -> tuple[Gives, ...]:
     """What comes out when the accesses let so many places of a tile through beyond the group's.
 
     With ``only_rows`` weight lets them through along its rows, not its columns. Programs run in the
@@ -99,7 +100,7 @@ def kernels_with_masks(
     return partial(gives, least=16), partial(gives, least=1)
 
 
-ALL_PLACES = 10**6
+ALL = 10**6
 """More places than any tile has: no condition on the column."""
 ONE_OR_ALL = np.vstack((np.ones(3, int), np.eye(3, dtype=int)))
 """One place too many in all three accesses, or in one of them."""
@@ -112,58 +113,37 @@ def bias_a_tile_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return grouped_reference(x, weight, elements_at(bias, places))
 
 
-RACED = {"batch": 4096, "groups": 100}
-CASES = ((1, 1, 1), (1, 2, 5, True), (5, 3, 1), (7, 2, 31), (70, 3, 20), (64, 3, 16), (37, 3, 16, True))
-LARGE = ((300, 7, 5), (2, 70, 4), (2, 2, 160))
-
 grouped = Exercise(
     "all groups, in one kernel",
     "grouped",
     reference=grouped_reference,
-    cases=CASES,
-    large=LARGE,
+    cases=((1, 1, 1), (1, 2, 5, True), (5, 3, 1), (7, 2, 31), (70, 3, 20), (64, 3, 16), (37, 3, 16, True)),
+    large=((300, 7, 5), (2, 70, 4), (2, 2, 160)),
     inputs=group_inputs,
-    dtypes=DTYPES,
-    properties=PRODUCT,
+    **TRIED,
     right="One launch: x is read where it lies, y is written where it belongs, and nothing lies between.",
-    race=RaceSpec(
-        GROUPED,
-        {"torch.compile": grouped_reference, "labkit": grouped_linear},
-        # as wide as a tile, and in between
-        (RACED | {"width": 64}, RACED | {"width": 100}),
-    ),
+    race=race({"torch.compile": grouped_reference}, 64, 100),  # as wide as a tile, and in between
     mistakes={
         **GROUP_MISTAKES,
         "no-mask": Mistake(
             "Take D = 20. How many columns has the tile, and whose are the last of them?",
-            "The tile has 32, and from 20 on they are the next group's. For which of them is each of your "
-            "masks false?",
-            gives=(
-                *kernels_with_masks(ALL_PLACES, ALL_PLACES, ALL_PLACES),
-                *kernels_with_masks(ALL_PLACES, ALL_PLACES),
-            ),
+            "The tile has 32, from 20 on the next group's. For which of them is each of your masks false?",
+            gives=masked(ALL, ALL, ALL) + masked(ALL, ALL),
         ),
         "only-loads": Mistake(
             "The sums are right. To which columns does a program store, and whose are they?",
             "What stands at its end goes over the next group's results. What kept them out of the loads?",
-            gives=kernels_with_masks(in_y=ALL_PLACES),
+            gives=masked(in_y=ALL),
         ),
         "one-load": Mistake(
             "Beyond D stands the next group's number, or nothing at all. It may be NaN or infinite: times 0?",
-            "NaN, so a zero from one side isn't enough. Which load still brings what lies beyond D?",
-            "x has D along its columns, weight along its columns and its rows: mask all three.",
-            gives=(
-                *kernels_with_masks(in_x=ALL_PLACES),
-                *kernels_with_masks(in_weight=ALL_PLACES),
-                *kernels_with_masks(in_weight=ALL_PLACES, only_rows=True),
-            ),
+            "NaN. x has D along its columns, weight along its columns and its rows: mask all three.",
+            gives=masked(ALL) + masked(0, ALL) + masked(0, ALL, only_rows=True),
         ),
         "off-by-one": Mistake(
             "A group has D columns. What are the numbers of its first and of its last one?",
             "They are 0 and D - 1, and D is the neighbour's first. Which of these does yours let in?",
-            gives=tuple(
-                each for places in (*ONE_OR_ALL, *-ONE_OR_ALL) for each in kernels_with_masks(*places)
-            ),
+            gives=tuple(each for places in (*ONE_OR_ALL, *-ONE_OR_ALL) for each in masked(*places)),
         ),
         "first-weight": Mistake(
             "Group 0 is right. Which weight does group 1 take?",
@@ -172,8 +152,7 @@ grouped = Exercise(
         ),
         "unwritten": Mistake(
             "Which elements were stored? A case has groups of 160: how wide is your tile there?",
-            "Count the programs: tiles of rows, rounded up (triton.cdiv), times groups. Does each number of "
-            "your grid count what the kernel reads from the same axis of program_id?",
+            "Each group needs triton.cdiv(R, BM) programs. Is each axis of the grid read as what it counts?",
             "A row of x and of y holds all groups, one after the other: the row below begins G * D further.",
         ),
         "stores-outside": Mistake(
@@ -194,25 +173,14 @@ grouped = Exercise(
 # ---- the weight stays --------------------------------------------------------------------------------------
 
 
-def stays_inputs(rows: int, groups: int, width: int, per: int) -> dict[str, Any]:
-    """The same, and how many tiles a program takes."""
-    return group_inputs(rows, groups, width) | {"per": per}
-
-
 def sums_go_on(every: bool) -> Gives:
     """What comes out when a program's sums go on from tile to tile; with ``every``, the bias does, too."""
 
     def gives(x: Tensor, weight: Tensor, bias: Tensor, per: int) -> Tensor:
-        product = grouped_reference(x, weight, 0 * bias)
-        tiles = -(-len(x) // ROWS)
-        y = product.new_zeros(tiles * ROWS, product.shape[1])
-        y[: len(x)] = product
-        y = y.view(tiles, ROWS, -1)
-        row = bias.flatten()
-        sums = [part.cumsum(0) for part in y.split(per)]
-        times = [torch.arange(1, len(part) + 1)[:, None, None] if every else 1 for part in sums]
-        whole = [part + count * row for part, count in zip(sums, times, strict=True)]
-        return torch.cat(whole).flatten(0, 1)[: len(x)]
+        y = grouped_reference(x, weight, bias * every)
+        tiles = pad(y, (0, 0, 0, -len(x) % ROWS)).view(-1, ROWS, y.shape[1])
+        sums = torch.cat([part.cumsum(0) for part in tiles.split(per)]).flatten(0, 1)
+        return sums[: len(x)] + bias.flatten() * (not every)
 
     return gives
 
@@ -230,7 +198,7 @@ stays = Exercise(
     "stays",
     reference=lambda x, weight, bias, per: grouped_reference(x, weight, bias),
     cases=((1, 1, 1, 1), (70, 2, 5, 2), (130, 3, 16, 1), (200, 2, 20, 2), (250, 2, 8, 3)),
-    inputs=stays_inputs,
+    inputs=lambda rows, groups, width, per: group_inputs(rows, groups, width) | {"per": per},
     dtypes=DTYPES,
     properties=(
         *PRODUCT,
@@ -242,12 +210,8 @@ stays = Exercise(
         ),
     ),
     right="Each program loads its weight once, and the loads of x can run ahead: they wait for no result.",
-    race=RaceSpec(
-        GROUPED,
-        # stays has 8 warps, so the same kernel as before races with 4 and with 8
-        {"one tile a program": one_tile, "one tile, 8 warps": one_tile_of_8_warps, "labkit": grouped_linear},
-        (RACED | {"width": 100}, RACED | {"width": 128}),
-    ),
+    # stays has 8 warps, so the same kernel as before races with 4 and with 8
+    race=race({"one tile a program": one_tile, "one tile, 8 warps": one_tile_of_8_warps}, 100, 128),
     mistakes={
         "running-sum": Mistake(
             "The first tile of each program is right. What does your sum hold when the second one begins?",
@@ -256,9 +220,7 @@ stays = Exercise(
         ),
         "unwritten": Mistake(
             "Write down the tiles of parts 0 and 1: for per = 1, then for per = 2. Which ones are missing?",
-            "Part i // G begins behind the `per` tiles of each part before it. Before which one does "
-            "range(a, b) end? 70 rows have two tiles: a division that rounds up counts the last.",
-            "In each turn of the loop over tiles, the rows that are loaded and stored are that tile's.",
+            "Part i // G begins behind `per` tiles of each part before it. Each turn has its tile's rows.",
         ),
     },
 )
@@ -296,20 +258,14 @@ packed = Exercise(
     cases=((1, 1, 1), (3, 2, 32), (5, 3, 16), (7, 9, 8), (70, 5, 32), (64, 4, 16), (9, 2, 64)),
     large=((130, 70, 2),),
     inputs=group_inputs,
-    dtypes=DTYPES,
-    properties=PRODUCT,
+    **TRIED,
     right="A tile of 64 columns is 128 bytes a row, whatever D is; the zeros cost operations only.",
-    race=RaceSpec(
-        GROUPED,
-        {"one tile a program": one_tile, "labkit": grouped_linear},
-        (RACED | {"width": 16}, RACED | {"width": 32}),
-    ),
+    race=race({"one tile a program": one_tile}, 16, 32),
     mistakes={
         **GROUP_MISTAKES,
         "no-zeros": Mistake(
             "Set one group of x to zero. Which groups of y change, and which should?",
-            "A row and a column of w may belong to two groups. What number should stand there?",
-            "Row k belongs to group k // D of the pack, column n to n // D. Mask the load where they differ.",
+            "Row k belongs to group k // D of the pack, column n to n // D. Where they differ stands zero.",
             gives=packed_with(meet=lambda k, n, D: k >= 0),
         ),
         "no-remainder": Mistake(
@@ -324,8 +280,7 @@ packed = Exercise(
         ),
         "other-weight": Mistake(
             "See weight as (G * D, D), one below the other. Which row of it belongs to row k of pack 1?",
-            "A pack has PACK groups: so many stand before pack 1's first, with D rows of weight each.",
-            "Row k of a pack is row first * D + k, where `first` is the number of its first group.",
+            "Row first * D + k, where `first` is its first group: PACK groups stand before that of pack 1.",
             gives=(
                 packed_with(lambda k, n, first, D: (first * D + k % D) * D + n % D),
                 packed_with(lambda k, n, first, D: k * D + n % D),
@@ -341,8 +296,7 @@ packed = Exercise(
         ),
         "unwritten": Mistake(
             "All that you stored is right, and some elements never were. Which pack and rows has program i?",
-            "There are cdiv(G, PACK) packs: the last one may not be full, and counts all the same.",
-            "Is your mask of columns true up to D, or up to the end of a row?",
+            "There are cdiv(G, PACK) packs, the last perhaps not full. Columns end where a row of x does.",
         ),
     },
 )

@@ -1,15 +1,7 @@
 """Exercises of lesson 5: what is right, what people write instead, and what helps them on."""
 
 from labkit.exercises.engine import Call, Exercise, Mistake, RaceSpec, case_values, difference
-from labkit.exercises.properties import (
-    FULL_FLOAT32,
-    LOADS_INSIDE,
-    NOTHING_OUTSIDE,
-    ONE_LAUNCH,
-    READ_ONCE,
-    STORED_ONCE,
-    elements_at,
-)
+from labkit.exercises.properties import FULL_FLOAT32, POINTWISE, READ_ONCE, ROUNDED_ONCE, elements_at
 from labkit.exercises.simulated_gpu import SimulatedGpu
 from labkit.exercises.simulated_layers import CompiledFunction
 from labkit.kernels import fused_mlp
@@ -22,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 # ---- capture it by hand ------------------------------------------------------------------------------------
 
@@ -29,16 +22,8 @@ WARM_UP, DID_NOT_WAIT = "a warm-up on a side stream", "the stream that did not w
 GRAPH_COMPUTES, REPLAY_RETURNS = "the graph computes call of", "replay returns call of"
 PYTHON_CALLS, GRAPH_REPLAYS = "calls by Python in a replay", "graph replays for one new"
 INPUTS_UNCHANGED, SEPARATE_RESULTS = "x and each new as they were", "results in memory of their own"
-RIGHT_CAPTURE = {
-    WARM_UP: True,
-    DID_NOT_WAIT: "none",
-    GRAPH_COMPUTES: "new",
-    REPLAY_RETURNS: "new",
-    PYTHON_CALLS: 0,
-    GRAPH_REPLAYS: 1,
-    INPUTS_UNCHANGED: True,
-    SEPARATE_RESULTS: True,
-}
+RIGHT_CAPTURE = {WARM_UP: True, DID_NOT_WAIT: "none", GRAPH_COMPUTES: "new", REPLAY_RETURNS: "new"}
+RIGHT_CAPTURE |= {PYTHON_CALLS: 0, GRAPH_REPLAYS: 1, INPUTS_UNCHANGED: True, SEPARATE_RESULTS: True}
 """What is seen of a capture, and how it should be."""
 
 
@@ -64,9 +49,7 @@ def run_capture(graphed: Any, shape: tuple[int, ...], width: int, dtype: torch.d
             y.clone()  # the caller reads it, on the current stream
             seen |= {PYTHON_CALLS: call.calls - calls, GRAPH_REPLAYS: gpu.replays - replayed}
             with gpu.unobserved():
-                seen[INPUTS_UNCHANGED] &= all(
-                    torch.equal(*pair) for pair in zip((x, *news), own, strict=True)
-                )
+                seen[INPUTS_UNCHANGED] &= all(map(torch.equal, (x, *news), own))
                 named = ("new", new), ("the new before", before), ("x", first), ("x", x)
                 for fact, made in ((GRAPH_COMPUTES, call.captured), (REPLAY_RETURNS, y)):
                     wanted = [(name, call.function(given)) for name, given in named]
@@ -120,16 +103,13 @@ capture = Exercise(
         ),
         "stale-input": Mistake(
             "A graph remembers addresses. What lies at its input's when it is replayed?",
-            "A name that refers to another tensor changes nothing there. Make a tensor for the graph to "
-            "read before the capture, and let replay fill just that one, before it replays.",
+            "Make a tensor for the graph to read before the capture. replay copies new into just that one.",
             when=shows(GRAPH_COMPUTES, "x"),
         ),
         "shared-result": Mistake(
             "Get two results, then look at the first again. What did the second replay write to?",
             "The caller may keep any number of results: each replay hands out a tensor made anew.",
-            when=lambda calls: (
-                shows(SEPARATE_RESULTS, False)(calls) and not shows(REPLAY_RETURNS, "new", False)(calls)
-            ),
+            when=shows(SEPARATE_RESULTS, False),
         ),
     },
 )
@@ -144,41 +124,43 @@ def network_inputs(rows: int, width: int, depth: int) -> dict[str, Any]:
     return {"x": x, "weight": weight, "bias": bias, "gain": gain}
 
 
-Step = Callable[[int], int]
-no_step, row_step, square_step = (lambda W: 0), (lambda W: W), (lambda W: W * W)
-"""From one block's parameters to the next one's: none, that of a bias, that of a weight."""
-
-
-def steps_of(of_weight: Step, of_bias: Step, of_gain: Step) -> Callable[..., Tensor]:
-    """What comes out when a block's parameters begin so many elements further than the last one's."""
-
-    def gives(x: Tensor, *parameters: Tensor) -> Tensor:
-        W = x.shape[1]
-        for i in range(len(parameters[0])):
-            taken = []
-            for tensor, step in zip(parameters, (of_weight, of_bias, of_gain), strict=True):
-                places = i * step(W) + torch.arange(tensor[0].numel())
-                taken.append(elements_at(tensor, places).view(tensor[0].shape))
-            x = stack.block(x, *taken)
-        return x
-
-    return gives
-
-
 def tile_width(W: int) -> int:
     """Columns of a tile: a power of two, and at least 16."""
     return max(16, 2 ** (W - 1).bit_length())
 
 
-def padded_mean(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
-    """The stack when the norm divides by the columns of the tile."""
-    columns = tile_width(x.shape[1])
-    for w, b, g in zip(weight, bias, gain, strict=True):
-        z = torch.nn.functional.linear(x, w, b)
-        scale = torch.rsqrt(z.square().sum(1, keepdim=True) / columns + stack.EPS)
-        x = torch.nn.functional.gelu(z * scale * g, approximate="tanh")
-    return x
+Step = Callable[[int], int]
+none, row, square, tile = (lambda W: 0), (lambda W: W), (lambda W: W * W), (lambda W: tile_width(W) ** 2)
+"""From one block's parameters to the next one's: none, that of a bias, of a weight, of a tile of weight."""
+WRONG_STEPS: list[tuple[Step, ...]] = [
+    *list(itertools.product((none, square), (none, row), (none, row)))[:-1],  # the last one is right
+    *((step,) * 3 for step in (row, square, lambda W: 1)),
+    *((tile, row, row), (tile, tile_width, tile_width), (square, tile_width, tile_width)),
+]
 
+
+def steps_of(*steps: Step) -> Callable[..., Tensor]:
+    """What comes out when a block's weight, bias and gain begin so far behind the last block's."""
+
+    def gives(x: Tensor, *parameters: Tensor) -> Tensor:
+        first = [torch.arange(each[0].numel()).view_as(each[0]) for each in parameters]
+        for i in range(len(parameters[0])):
+            places = [at + i * step(x.shape[1]) for at, step in zip(first, steps, strict=True)]
+            x = stack.block(x, *map(elements_at, parameters, places))
+        return x
+
+    return gives
+
+
+def padded_mean(x: Tensor, weight: Tensor, *two: Tensor) -> Tensor:
+    """The stack when the norm divides by the columns of the tile, of which the last ones are zero."""
+    more = 0, tile_width(x.shape[1]) - x.shape[1]
+    return stack.stack(pad(x, more), pad(weight, more * 2), *(pad(t, more) for t in two))[:, : x.shape[1]]
+
+
+RIVALS = {"eager": stack.stack, "a launch a block": fused_mlp(1), "labkit": fused_mlp(99)}
+SIZES = ({"batch": 256, "width": 128, "depth": 8}, {"batch": 65536, "width": 128, "depth": 8})
+"""Too few rows to give every multiprocessor some, and more than 16 for each of 16 programs on each."""
 
 network = Exercise(
     "one kernel for the network",
@@ -187,25 +169,14 @@ network = Exercise(
     cases=((1, 1, 1), (5, 8, 2), (37, 20, 3), (16, 64, 4)),
     inputs=network_inputs,
     dtypes=DTYPES,
-    properties=(FULL_FLOAT32, ONE_LAUNCH, NOTHING_OUTSIDE, LOADS_INSIDE, STORED_ONCE, READ_ONCE),
+    # between two blocks 16 bits are allowed
+    properties=(FULL_FLOAT32, *(each for each in POINTWISE if each is not ROUNDED_ONCE), READ_ONCE),
     right="One launch, whatever the depth: between two blocks the rows stay on their multiprocessor.",
     mistakes={
         "step": Mistake(
             "With two blocks, print what your loop loads in its second turn. Whose is it?",
-            "weight[i] begins i * W * W elements after weight[0]. Where do bias[i] and gain[i] begin?",
-            "A block's weight has W * W, its bias and its gain have W. BW is only how wide the tile is.",
-            gives=(
-                *(
-                    steps_of(*chosen)
-                    for chosen in itertools.product((no_step, square_step), *[(no_step, row_step)] * 2)
-                    if no_step in chosen  # one of the three, or all
-                ),
-                *(steps_of(each, each, each) for each in (row_step, square_step, lambda W: 1)),
-                # as wide as a tile is
-                steps_of(lambda W: tile_width(W) ** 2, row_step, row_step),
-                steps_of(lambda W: tile_width(W) ** 2, tile_width, tile_width),
-                steps_of(square_step, tile_width, tile_width),
-            ),
+            "A block's weight has W * W elements, its bias and its gain W. BW is only the tile's width.",
+            gives=tuple(itertools.starmap(steps_of, WRONG_STEPS)),
         ),
         "not-carried": Mistake(
             "What is the second block's input, and what does your loop multiply in its second turn?",
@@ -220,11 +191,6 @@ network = Exercise(
                 lambda x, weight, bias, gain: stack.stack(x, weight[:1], bias[:1], gain[:1]),
                 lambda x, weight, bias, gain: stack.stack(x, weight[1:], bias[1:], gain[1:]),
             ),
-        ),
-        "backwards": Mistake(
-            "Which block comes first, the one at weight[0] or the one at weight[L - 1]?",
-            "x goes through weight[0] first.",
-            gives=lambda x, *three: stack.stack(x, *(each.flip(0) for each in three)),
         ),
         "transposed": Mistake(
             "nn.Linear multiplies by the transposed weight. Which index of it steps by W in your tile?",
@@ -242,39 +208,24 @@ network = Exercise(
             when=lambda calls: any(call.loaded_outside and call.got.isnan().any() for call in calls),
         ),
     },
-    race=RaceSpec(
-        stack.STACK,
-        {"eager": stack.stack, "a launch a block": fused_mlp(1), "labkit": fused_mlp(99)},
-        # too few rows to give every multiprocessor some, and more than 16 for each of 16 programs on each
-        ({"batch": 256, "width": 128, "depth": 8}, {"batch": 65536, "width": 128, "depth": 8}),
-        roundings=8,
-    ),
+    race=RaceSpec(stack.STACK, RIVALS, SIZES, roundings=8),
 )
 
 # ---- the museum --------------------------------------------------------------------------------------------
 
-EXHIBIT_HINTS = {
-    1: (
-        "Four batches went in, one after the other. Whose gradient came out each time?",
-        "Follow the second batch line by line: where does the graph read, and did it get there?",
-    ),
-    2: (
-        "After the first batch the sum is right. Whose memory is it in, and who writes there next?",
-        "`total` is `change` itself. Think of where a graph puts its output.",
-    ),
-    3: (
-        "Ten calls share the time. Do all ten do the same?",
-        "Time the compiled function once more. What was gone by then?",
-    ),
-    4: (
-        "8192 x 8192 times the same is 1.1e12 operations. How many a second would that be?",
-        "More than any GPU can do. How would Python know, when it reads the clock, that it is done?",
-    ),
-    5: (
-        "How could bytes come faster than memory gives them?",
-        "Compare the tensor's size with the L2's, and think of who used it just before.",
-    ),
-}
+EXHIBIT_HINTS = (
+    "Four batches went in, one after the other. Whose gradient came out each time?",
+    "Follow the second batch line by line: where does the graph read, and did it get there?",
+    "After the first batch the sum is right. Whose memory is it in, and who writes there next?",
+    "`total` is `change` itself. Think of where a graph puts its output.",
+    "Ten calls share the time. Do all ten do the same?",
+    "Time the compiled function once more. What was gone by then?",
+    "8192 x 8192 times the same is 1.1e12 operations. How many a second would that be?",
+    "More than any GPU can do. How would Python know, when it reads the clock, that it is done?",
+    "How could bytes come faster than memory gives them?",
+    "Compare the tensor's size with the L2's, and think of who used it just before.",
+)
+"""Two for each exhibit."""
 CAUSES = {1: "c", 2: "e", 3: "b", 4: "a", 5: "d"}
 
 
@@ -284,11 +235,6 @@ def compare_letters(diagnosis: Any, exhibits: int) -> dict[str, Any]:
     letters = {number: str(diagnosis[number]).strip().lower() or "no letter" for number in CAUSES}
     others = [f"{number}: {letters[number]}" for number in CAUSES if letters[number] != CAUSES[number]]
     return {"right ones": exhibits - len(others), "the first other one": (*others, "none")[0]}
-
-
-def first_wrong_exhibit(number: int) -> Callable[[Sequence[Call]], bool]:
-    """Whether this is the first exhibit without its letter."""
-    return lambda calls: calls[0].got["the first other one"].startswith(f"{number}:")
 
 
 museum = Exercise(
@@ -301,7 +247,10 @@ museum = Exercise(
     untouched="98ccf47b20de",
     right="1 and 2 give wrong results: compare on new inputs. The others give right ones, and wrong times.",
     mistakes={
-        f"exhibit-{number}": Mistake(*hints, when=first_wrong_exhibit(number))
-        for number, hints in EXHIBIT_HINTS.items()
+        f"exhibit-{number}": Mistake(
+            *EXHIBIT_HINTS[2 * number - 2 : 2 * number],
+            when=lambda calls, number=number: calls[0].got["the first other one"].startswith(f"{number}:"),
+        )
+        for number in CAUSES
     },
 )

@@ -22,6 +22,15 @@ RIVALS = dict.fromkeys(("F.rms_norm", "torch.compile"), rms_norm) | {
     "labkit": kernels.rms_norm,
 }
 
+BACKWARD = {"direction": "backward", "as_layer": layer_with_backward(rms_norm)}
+
+
+def race(rivals: dict[str, Any], batch: int, *widths: int, **how: Any) -> RaceSpec:
+    """A race in float32, at 64 steps and these widths."""
+    sizes = tuple({"batch": batch, "time": 64, "width": width} for width in widths)
+    return RaceSpec(RMS_NORM, rivals, sizes, dtype="float32", **how)
+
+
 # ---- a row a program ---------------------------------------------------------------------------------------
 
 
@@ -35,11 +44,9 @@ def mean(t: Tensor) -> Tensor:
     return t.mean(-1, keepdim=True)
 
 
-def row_norm_with(
-    scale: Callable[[Tensor, int], Tensor], of: Callable[[Tensor], Tensor] = torch.square
-) -> Any:
-    """The layer with another scale: it multiplies x, and is computed from the mean of ``of(x)`` and of H."""
-    return lambda x, weight: weight * x * scale(mean(of(x)), x.shape[-1])
+def row_norms(*scales: Callable[[Tensor, int], Tensor], of: Any = torch.square) -> tuple[Any, ...]:
+    """The layer with each of these scales: it multiplies x, and is made of the mean of ``of(x)`` and of H."""
+    return tuple(lambda x, w, scale=each: w * x * scale(mean(of(x)), x.shape[-1]) for each in scales)
 
 
 def right_scale(m: Tensor, H: int) -> Tensor:
@@ -51,7 +58,7 @@ def block_scale(m: Tensor, H: int) -> Tensor:
     return torch.rsqrt(m * H / next_power_of_2(H) + EPS)
 
 
-right_norm = row_norm_with(right_scale)
+(right_norm,) = row_norms(right_scale)
 
 
 def lost(t: Tensor) -> Tensor:
@@ -68,13 +75,7 @@ row_norm = Exercise(
     dtypes=DTYPES,
     properties=(*POINTWISE, READ_ONCE),
     right="x is read once: the row stays in registers between its sum and its result.",
-    race=RaceSpec(
-        RMS_NORM,
-        RIVALS,
-        # as wide as the published rows, and so narrow that a row has 256 bytes
-        ({"batch": 1024, "time": 64, "width": 512}, {"batch": 1024, "time": 64, "width": 64}),
-        dtype="float32",
-    ),
+    race=race(RIVALS, 1024, 512, 64),  # as wide as the published rows, and so narrow that a row has 256 bytes
     mistakes={
         "unwritten": Mistake(
             "Some first rows are right, and behind them nothing was stored. Who should have?",
@@ -83,36 +84,30 @@ row_norm = Exercise(
         "sum-for-mean": Mistake(
             "Try a row of H ones: its root mean square is 1, so y is the weight. What is yours?",
             "tl.sum adds up. A mean divides the sum by how many numbers there are.",
-            gives=row_norm_with(lambda m, H: torch.rsqrt(m * H + EPS)),
+            gives=row_norms(lambda m, H: torch.rsqrt(m * H + EPS)),
         ),
         "block-for-row": Mistake(
             "With 128 columns it is right, with 33 it is not. Which two sizes are alike only sometimes?",
             "The block has BH places and the row H numbers: the masked ones do not count.",
-            gives=row_norm_with(block_scale),
+            gives=row_norms(block_scale),
         ),
         "root": Mistake(
             "Double x: y should stay as it is. What does yours do?",
             "The root mean square divides x, the mean square does not. tl.rsqrt is 1 over the root.",
-            gives=(
-                row_norm_with(lambda m, H: 1 / (m + EPS)),
-                row_norm_with(lambda m, H: torch.sqrt(m + EPS)),
-            ),
+            gives=row_norms(lambda m, H: 1 / (m + EPS), lambda m, H: torch.sqrt(m + EPS)),
         ),
         "eps": Mistake(
             "Only small rows are wrong. What is added to the mean square, and where?",
             "1e-6 is added to the mean, under the root; not to the sum, and not to the root.",
-            gives=(
-                row_norm_with(lambda m, H: torch.rsqrt(m)),
-                row_norm_with(lambda m, H: 1 / (m.sqrt() + EPS)),
-                row_norm_with(lambda m, H: torch.rsqrt(m + EPS / H)),
+            gives=row_norms(
+                lambda m, H: m.rsqrt(), lambda m, H: 1 / (m.sqrt() + EPS), lambda m, H: (m + EPS / H).rsqrt()
             ),
         ),
         "mean-of-x": Mistake(
             "Which comes first: the square of each number, or the sum over the row?",
             "Square each number, then add up: tl.sum(value * value, 0).",
-            gives=(
-                row_norm_with(lambda m, H: torch.rsqrt(m * m + EPS), torch.positive),
-                row_norm_with(lambda m, H: torch.rsqrt(m * m * H + EPS), torch.positive),
+            gives=row_norms(
+                *(lambda m, H, k=k: (m * m * H**k + EPS).rsqrt() for k in (0, 1)), of=torch.positive
             ),
         ),
         "no-weight": Mistake(
@@ -140,9 +135,7 @@ def norm_inputs(batch: int, steps: int, width: int, eps: float) -> dict[str, Any
     return {"dy": y + 0.5 * torch.randn_like(y), "x": x, "weight": weight, "eps": eps}
 
 
-def norm_grad(
-    start: tuple[int, int] = (1, 0), powers: tuple[int, int, int] = (1, -1, 0), over: Any = None
-) -> Callable[..., tuple[Tensor, Tensor]]:
+def norm_grad(start: Any = (1, 0), powers: Any = (1, -1, 0), over: Any = None) -> Callable[..., Any]:
     """dx and the weight's gradient, or what a mistake makes of them.
 
     An element's sum begins at ``start[0] * (its row's first place) + start[1] * (its column)``. To the
@@ -165,7 +158,7 @@ def wrong_grads(starts: Any = ((1, 0),), powers: Any = ((1, -1, 0),), over: Any 
     return tuple(norm_grad(*each) for each in product(starts, powers, over))
 
 
-OWN_ROW, COLUMN, WITHOUT_X = (1, 0), (0, 1), (0, -1, 0)
+OWN_ROW, COLUMN, WITHOUT_X, ELSEWHERE = (1, 0), (0, 1), (0, -1, 0), ((0, 1), (1, 1), (0, 0))
 SOME_ROWS: Any = (
     *(lambda t: t[-1, -1], lambda t: t[0, 0]),
     *(lambda t: t[-1].sum(0), lambda t: t[:, -1].sum(0), lambda t: t.mean((0, 1))),
@@ -183,28 +176,17 @@ original = Exercise(
     **KERNEL_CASES,
     untouched="5c3a214bc975",
     right="But each element still does its row's whole sum: H times the work of one program a row.",
-    race=RaceSpec(
-        RMS_NORM,
-        {"F.rms_norm": rms_norm, "labkit": kernels.rms_norm},
-        tuple({"batch": 512, "time": 64, "width": width} for width in (128, 256, 512)),
-        dtype="float32",
-        direction="backward",
-        as_layer=layer_with_backward(rms_norm),
-    ),
+    race=race({"F.rms_norm": rms_norm, "labkit": kernels.rms_norm}, 512, 128, 256, 512, **BACKWARD),
     mistakes={
         "only-dx": Mistake(
             "dx is right now. If weight[3] grows a little, which numbers of y change, and by how much?",
-            "Those of column 3 in every row, by x / rms: this times dy is what an element adds.",
-            "Two lines are left, then: what the kernel stores in dw, and what PyTorch makes of its rows.",
+            "Those of column 3, by x / rms. Left are what the kernel stores in dw, and the sum of its rows.",
             gives=wrong_grads((OWN_ROW,), (WITHOUT_X,), SOME_ROWS[:2]),
         ),
         "other-places": Mistake(
             "In rows of four, which places does your sum go through for element 6?",
             "It should be 4, 5, 6 and 7, as k goes from 0 to 3. What is 4, in terms of `row` and H?",
-            gives=(
-                *wrong_grads((COLUMN, (1, 1), (0, 0))),
-                *wrong_grads((COLUMN, (1, 1), (0, 0)), (WITHOUT_X,), SOME_ROWS[:2]),
-            ),
+            gives=wrong_grads(ELSEWHERE) + wrong_grads(ELSEWHERE, (WITHOUT_X,), SOME_ROWS[:2]),
         ),
         "other-term": Mistake(
             "y = weight * (x / rms), in every row. What is the derivative of that by the weight?",
@@ -228,9 +210,7 @@ def dealt_inputs(rows: int, width: int, programs: int) -> dict[str, Any]:
     return {"dy": given["dy"][0], "x": given["x"][0], "weight": given["weight"], "programs": programs}
 
 
-def row_gradients(
-    dx: Any = None, dw: Any = None, rows: Any = lambda t, programs: t, scale: Any = right_scale
-) -> Callable[..., Any]:
+def row_gradients(dx: Any = None, dw: Any = None, rows: Any = None, scale: Any = right_scale) -> Any:
     """dx and the weight's gradient, or what a mistake makes of them.
 
     ``dx(g, w, u, s, x)`` and ``dw(...)`` compute with the upstream gradient g, the weight w, u = x s, and s =
@@ -241,9 +221,14 @@ def row_gradients(
         s = scale(mean(x.square()), x.shape[-1])
         given = dy, weight, x * s, s, x
         terms = (dw or (lambda g, w, u, s, x: g * u))(*given)
-        return (dx or right_dx)(*given), rows(terms, programs).sum(0)
+        return (dx or right_dx)(*given), (rows(terms, programs) if rows else terms).sum(0)
 
     return gives
+
+
+def with_dx(*formulas: Any) -> tuple[Any, ...]:
+    """The gradients with each of these formulas for dx."""
+    return tuple(map(row_gradients, formulas))
 
 
 def right_dx(g: Tensor, w: Tensor, u: Tensor, s: Tensor, x: Tensor) -> Tensor:
@@ -264,14 +249,7 @@ backward = Exercise(
     dtypes=DTYPES,
     properties=(KERNEL, *POINTWISE[1:], READ_ONCE),
     right="x and dy are read once, dx is written once; parts are few, and come in one order.",
-    race=RaceSpec(
-        RMS_NORM,
-        RIVALS,
-        tuple({"batch": 1024, "time": 64, "width": width} for width in (512, 513)),
-        dtype="float32",
-        direction="backward",
-        as_layer=layer_with_backward(rms_norm),
-    ),
+    race=race(RIVALS, 1024, 512, 513, **BACKWARD),
     mistakes={
         "no-other": Mistake(
             *NO_OTHER.hints,
@@ -283,49 +261,38 @@ backward = Exercise(
         "mean-term": Mistake(
             "Double x in one row: y stays as it is. So what is the sum of dx times x over a row?",
             "Zero, nearly. The term that makes it so is u times the mean, taken away from w g.",
-            gives=(
-                row_gradients(lambda g, w, u, s, x: s * g * w),
-                row_gradients(lambda g, w, u, s, x: s * (g * w + u * mean(g * w * u))),
+            gives=with_dx(
+                lambda g, w, u, s, x: s * g * w, lambda g, w, u, s, x: s * (g * w + u * mean(g * w * u))
             ),
         ),
         "weight-missing": Mistake(
             "With a weight of ones it is right. Where does the weight stand in dx?",
             "y = w u: what comes to u from above is w g, in both places of the formula.",
-            gives=(
-                row_gradients(lambda g, w, u, s, x: s * (g - u * mean(g * u))),
-                row_gradients(lambda g, w, u, s, x: s * (g * w - u * mean(g * u))),
-                row_gradients(lambda g, w, u, s, x: s * (g - u * mean(g * w * u))),
-                row_gradients(lambda g, w, u, s, x: s * w * (g - u * mean(g * u))),
-            ),
-        ),
-        "no-scale": Mistake(
-            "If x is ten times as large, a step in it changes y a tenth as much. Does your dx know?",
-            "The whole difference is divided by the row's root mean square.",
-            gives=(
-                row_gradients(lambda g, w, u, s, x: g * w - u * mean(g * w * u)),
-                row_gradients(lambda g, w, u, s, x: g * w - s * u * mean(g * w * u)),
+            gives=with_dx(
+                lambda g, w, u, s, x: s * (g - u * mean(g * u)),
+                lambda g, w, u, s, x: s * (g * w - u * mean(g * u)),
+                lambda g, w, u, s, x: s * (g - u * mean(g * w * u)),
+                lambda g, w, u, s, x: s * w * (g - u * mean(g * u)),
             ),
         ),
         "x-for-u": Mistake(
-            "x and u differ by the root mean square. Which one does the formula have, and where?",
+            "If x is ten times as large, u is as before, and dx a tenth. Which of your factors know that?",
             "u = x / rms stands twice in dx, and the whole difference is divided by rms.",
-            gives=(
-                row_gradients(lambda g, w, u, s, x: s * (g * w - x * mean(g * w * x))),
-                row_gradients(lambda g, w, u, s, x: s * (g * w - u * mean(g * w * x))),
+            gives=with_dx(
+                lambda g, w, u, s, x: g * w - u * mean(g * w * u),
+                lambda g, w, u, s, x: g * w - s * u * mean(g * w * u),
+                lambda g, w, u, s, x: s * (g * w - x * mean(g * w * x)),
+                lambda g, w, u, s, x: s * (g * w - u * mean(g * w * x)),
             ),
         ),
         "sum-for-mean": Mistake(
             "With one column it is right. What is H times too large?",
             "The formula has a mean, and tl.sum adds up.",
-            gives=row_gradients(lambda g, w, u, s, x: s * (g * w - u * x.shape[-1] * mean(g * w * u))),
+            gives=with_dx(lambda g, w, u, s, x: s * (g * w - u * x.shape[-1] * mean(g * w * u))),
         ),
         "block-for-row": Mistake(
             *row_norm.mistakes["block-for-row"].hints,
-            gives=(
-                row_gradients(block_dx),
-                row_gradients(scale=block_scale),
-                row_gradients(block_dx, scale=block_scale),
-            ),
+            gives=(*with_dx(block_dx), *(row_gradients(dx, scale=block_scale) for dx in (None, block_dx))),
         ),
         "dw-rows": Mistake(
             "A program has several rows. How many of them are in what it stores of the weight's gradient?",
@@ -338,11 +305,9 @@ backward = Exercise(
         "dw-term": Mistake(
             "y = w u. What is its derivative by w, times the upstream gradient?",
             "g u, for each row: no weight, and u in place of x.",
-            gives=(
-                row_gradients(dw=lambda g, w, u, s, x: g * x),
-                row_gradients(dw=lambda g, w, u, s, x: g * w * u),
-                row_gradients(dw=lambda g, w, u, s, x: g + 0 * x),
-                row_gradients(dw=lambda g, w, u, s, x: g * s),
+            # g times x, w u, 1 or s
+            gives=tuple(
+                row_gradients(dw=lambda g, w, u, s, x, i=i: g * (x, w * u, 1 + 0 * x, s)[i]) for i in range(4)
             ),
         ),
         "summed-dw": Mistake(

@@ -27,10 +27,8 @@ def race(rivals: dict[str, Gives], *sizes: tuple[int, int, int], **how: Any) -> 
     return RaceSpec(work.LINEAR_RECURRENCE, rivals, shapes, dtype="float32", **how)
 
 
-@cache
-def one_at_a_time() -> Gives:
-    """The solution of the first exercise."""
-    return judge.solutions("07_recurrent_kernel").recurrence
+first_solution = cache(lambda: judge.solutions("07_recurrent_kernel").recurrence)
+TRIED: dict[str, Any] = {"dtypes": DTYPES, "properties": (*POINTWISE, READ_ONCE)}
 
 
 # ---- the loop over time ------------------------------------------------------------------------------------
@@ -61,12 +59,8 @@ def states_with_step(step: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 right_states = states_with_step(lambda h, a, b: a * h + b)
 WRONG_STEPS = (
-    lambda h, a, b: h + b,
-    lambda h, a, b: a * h,
-    lambda h, a, b: h * b + a,
-    lambda h, a, b: a * (h + b),
-    lambda h, a, b: h + a * b,
-    lambda h, a, b: a * h + (1 - a) * b,
+    *(lambda h, a, b: h + b, lambda h, a, b: a * h, lambda h, a, b: h * b + a, lambda h, a, b: a * (h + b)),
+    *(lambda h, a, b: h + a * b, lambda h, a, b: a * h + (1 - a) * b),
 )
 STEP_MISTAKES = {
     "no-carry": Mistake(
@@ -94,15 +88,13 @@ recurrence = Exercise(
     cases=((1, 1, 1), (2, 1, 5), (2, 5, 20), (1, 2, 128), (2, 2, 140), (1, 70, 8)),
     large=((1, 1, 1030), (1, 500, 1)),  # longer ones would let a wrong stride leave the fences
     inputs=sequence_inputs,
-    dtypes=DTYPES,
-    properties=(*POINTWISE, READ_ONCE),
+    **TRIED,
     right="Each number crosses memory once, and the state never leaves the registers.",
     race=race({"PyTorch's loop": work.linear_recurrence}, (16, 128, 128), (512, 64, 128)),
     mistakes={
         "unwritten": Mistake(
             "Let B be 2 and T be 3, and write down where each step of each row is stored. Who is left out?",
-            "A step has all H features, those of other programs, too: steps lie H apart, and rows T * H.",
-            "Store inside the loop, steps 0 to T - 1. Each row needs triton.cdiv(H, BH) programs.",
+            "Store in the loop: steps lie H apart, rows T * H. A row has triton.cdiv(H, BH) programs.",
         ),
         **STEP_MISTAKES,
         "another-round": Mistake(
@@ -117,11 +109,6 @@ recurrence = Exercise(
 )
 
 # ---- loads that run ahead ----------------------------------------------------------------------------------
-
-
-def ahead_inputs(batch: int, steps: int, width: int, ahead: int) -> dict[str, Any]:
-    """a and b (batch, steps, width), and how many steps ahead they are to be loaded."""
-    return sequence_inputs(batch, steps, width) | {"steps": ahead}
 
 
 def loaded_late(call: Call) -> str:
@@ -150,8 +137,7 @@ AHEAD = Property(
     "not-ahead",
     loaded_late,
     "Steps 0 to U - 1 are loaded before the loop. Which one sets out while step 0 is worked on?",
-    "Step U, before the store of step 0; then step U + 1, before that of step 1. Nobody waits for a round.",
-    "In each turn, first append the block of step t + U to `coming`, then use the one of step t.",
+    "Step U, before step 0 is stored: each turn appends the block of step t + U, then uses that of step t.",
     contiguous_only=True,
 )
 
@@ -172,11 +158,11 @@ ahead = Exercise(
     reference=right_states,
     cases=((1, 1, 1, 1), (1, 9, 5, 1), (1, 11, 5, 2), (2, 5, 20, 8), (1, 13, 8, 4), (2, 3, 140, 2)),
     large=((1, 70, 1, 16),),
-    inputs=ahead_inputs,
+    inputs=lambda batch, steps, width, ahead: sequence_inputs(batch, steps, width) | {"steps": ahead},
     dtypes=DTYPES,
     properties=(*POINTWISE, READ_ONCE, AHEAD),
     right="U steps are in flight at any time, in registers, and no barrier stands between them.",
-    race=race({"one step at a time": lambda a, b: one_at_a_time()(a, b)}, (16, 2048, 128), (1024, 256, 256)),
+    race=race({"one step at a time": lambda a, b: first_solution()(a, b)}, (16, 2048, 128), (1024, 256, 256)),
     mistakes={
         "same-steps": Mistake(
             "The first U steps are right. Which step's block do you append while step t is worked on?",
@@ -200,14 +186,12 @@ ahead = Exercise(
         ),
         "first-round": Mistake(
             "The first U steps are right. Which end does `coming[u]` count from, and who drops used blocks?",
-            "Nobody, so each round takes the first U again. What is loaded now belongs to the next round.",
-            "Before each round hand `coming` on under another name, and begin a new, empty tuple.",
+            "Nobody. Before each round hand `coming` on under another name, and begin a new, empty tuple.",
             gives=blocks_of(lambda t, U: t % U),
         ),
         "tuples": Mistake(
             "A tuple is made while the kernel is compiled. Which of your indices is known only when it runs?",
-            "The t of a loop over T. The u of `tl.static_range(U)` is known: go in rounds of U steps.",
-            "`coming += (block,)` appends. A tuple has no append, and none of its blocks can be replaced.",
+            "That of a loop over T; the u of `tl.static_range(U)` is known. `coming += (block,)` appends.",
             raises=r"CompileError: AssertionError:?\n|no attribute '?(append|index)|item assignment",
         ),
         **STEP_MISTAKES,
@@ -224,23 +208,15 @@ def upstream_inputs(batch: int, steps: int, width: int) -> dict[str, Tensor]:
     return {"dh": h + 0.5 * torch.randn_like(h), "a": given["a"], "h": h}
 
 
-def gradients(
-    g: Gives = lambda dh, a: gradient(dh, a, 1), last: Gives = lambda h: moved(h, 1)
-) -> Callable[..., tuple[Tensor, Tensor]]:
+def gradients(g: Any = lambda dh, a: gradient(dh, a, 1), last: Any = lambda h: moved(h, 1)) -> Gives:
     """da and db, or what a mistake makes of them: db is ``g(dh, a)``, da is db times ``last(h)``."""
 
-    def gives(dh: Tensor, a: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        db = g(dh, a)
-        return db * last(h), db
-
-    return gives
+    return lambda dh, a, h: (g(dh, a) * last(h), g(dh, a))
 
 
 def moved(x: Tensor, by: int) -> Tensor:
-    """x (B, T, H), later by so many steps, zeros where nothing comes from; negative is earlier."""
-    T = x.shape[1]
-    by = max(-T, min(T, by))
-    return F.pad(x, (0, 0, by, -by))
+    """x (B, T, H), later by up to two steps, zeros where nothing comes from; negative is earlier."""
+    return F.pad(x, (0, 0, 2, 2))[:, 2 - by : 2 - by + x.shape[1]]
 
 
 def gradient(dh: Tensor, a: Tensor, gate: int) -> Tensor:
@@ -249,6 +225,7 @@ def gradient(dh: Tensor, a: Tensor, gate: int) -> Tensor:
 
 
 LAYER = layer_with_backward(kernels.linear_recurrence, lambda h, a, b: (a, h))
+BACKWARD: dict[str, Any] = {"direction": "backward", "as_layer": LAYER, "roundings": 4}
 
 backward = Exercise(
     "time reversed",
@@ -257,34 +234,25 @@ backward = Exercise(
     cases=((1, 1, 1), (1, 3, 4), (2, 5, 20), (1, 2, 128), (2, 2, 140)),
     large=((1, 1, 1030), (1, 300, 1)),
     inputs=upstream_inputs,
-    dtypes=DTYPES,
-    properties=(*POINTWISE, READ_ONCE),
+    **TRIED,
     right="Three tensors in and two out, each once: the forward's loop, walked backwards.",
-    race=race(
-        *({"PyTorch's loop": work.linear_recurrence}, (16, 128, 128), (1024, 64, 256)),
-        **dict(direction="backward", as_layer=LAYER, roundings=4),
-    ),
+    race=race({"PyTorch's loop": work.linear_recurrence}, (16, 128, 128), (1024, 64, 256), **BACKWARD),
     mistakes={
         "not-reversed": Mistake(
             "Which step's gradient needs no other step's? Is that the first one in your loop?",
             "The last step: nobody uses its state. So the loop begins with t = T - 1.",
-            gives=(
-                gradients(lambda dh, a: right_states(a, dh)),
-                gradients(lambda dh, a: right_states(moved(a, 1), dh)),
-                gradients(lambda dh, a: right_states(moved(a, -1), dh)),
-            ),
+            gives=tuple(gradients(lambda dh, a, by=by: right_states(moved(a, by), dh)) for by in (0, 1, -1)),
         ),
         "no-carry": Mistake(
             "Let dh be 1 at the last step, 0 elsewhere. Which of the inputs b had a part in the last state?",
-            "All of them, through the gates. What does step t hand to step t - 1?",
-            "a_t * g_t: keep it in a name that the next turn adds to its dh.",
+            "All of them, through the gates: step t hands a_t * g_t to step t - 1, which adds it to its dh.",
             gives=gradients(lambda dh, a: dh),
         ),
         "other-gate": Mistake(
             "h_(t+1) = a_(t+1) h_t + b. Which step's gate stands between h_t and h_(t+1)?",
             "The later one's. Multiply g by the gate of its own step before you hand it on.",
             gives=(
-                *(gradients(lambda dh, a: gradient(dh, a, 0)), gradients(lambda dh, a: gradient(dh, a, 2))),
+                *(gradients(lambda dh, a, gate=gate: gradient(dh, a, gate)) for gate in (0, 2)),
                 gradients(lambda dh, a: gradient(dh, torch.ones_like(a), 1)),
             ),
         ),
@@ -318,9 +286,7 @@ def episode_inputs(batch: int, steps: int, width: int, infinite: bool = False) -
     return given | {"reset": begins}
 
 
-def states_with_resets(
-    step: Any = lambda h, a, b, new: torch.where(new, b, a * h + b), place: Any = None
-) -> Any:
+def with_resets(step: Any = lambda h, a, b, new: torch.where(new, b, a * h + b), place: Any = None) -> Any:
     """The states with another step, or with the resets at ``place(row, t, feature, T, H)``."""
 
     def gives(a: Tensor, b: Tensor, reset: Tensor) -> Tensor:
@@ -332,15 +298,19 @@ def states_with_resets(
     return gives
 
 
+def resets_at(*places: Any) -> tuple[Any, ...]:
+    """The states with the resets at each of these places."""
+    return tuple(with_resets(place=each) for each in places)
+
+
 reset = Exercise(
     "begin anew where an episode does",
     "with_reset",
-    reference=states_with_resets(),
+    reference=with_resets(),
     cases=((1, 1, 1), (2, 5, 20), (1, 2, 128), (2, 6, 33, True), (2, 2, 140), (1, 70, 8)),
     large=((1, 1, 1030), (1, 300, 1)),
     inputs=episode_inputs,
-    properties=(*POINTWISE, READ_ONCE),
-    dtypes=DTYPES,
+    **TRIED,
     untouched="0debd177c4e4",
     right="The choice costs one byte for each step of a row, which all of its features share.",
     mistakes={
@@ -348,33 +318,29 @@ reset = Exercise(
             "For which steps should h be b alone, and for which is yours?",
             "True means that an episode begins. `reset` is an address: what is the value for row and t?",
             gives=(
-                states_with_resets(lambda h, a, b, new: a * h + b),
+                with_resets(lambda h, a, b, new: a * h + b),
                 lambda a, b, reset: b,
-                lambda a, b, reset: states_with_resets()(a, b, ~reset),
+                lambda a, b, reset: with_resets()(a, b, ~reset),
             ),
         ),
         "another-step": Mistake(
             "Step t is the first of its episode where reset is true at t. Where does yours begin anew?",
             "One step off. At a reset, which h is dropped: the last one, or the one to be stored?",
-            gives=(
-                states_with_resets(place=lambda row, t, feature, T, H: row * T + t - 1),
-                states_with_resets(place=lambda row, t, feature, T, H: row * T + t + 1),
-            ),
+            gives=resets_at(*(lambda row, t, feature, T, H, by=by: row * T + t + by for by in (-1, 1))),
         ),
         "another-place": Mistake(
             "In (B, T), how many values lie between two rows, and how many between two steps?",
             "T and 1. All features of a step share one value, so no feature is in its address.",
-            gives=(
-                states_with_resets(place=lambda row, t, feature, T, H: t),
-                states_with_resets(place=lambda row, t, feature, T, H: row * T),
-                states_with_resets(place=lambda row, t, feature, T, H: row * H + t),
-                states_with_resets(place=lambda row, t, feature, T, H: (row * T + t) * H + feature),
+            gives=resets_at(
+                *(lambda row, t, feature, T, H: t, lambda row, t, feature, T, H: row * T),
+                lambda row, t, feature, T, H: row * H + t,
+                lambda row, t, feature, T, H: (row * T + t) * H + feature,
             ),
         ),
         "drops-b": Mistake(
             "What should h be at a reset, and what is yours?",
             "It is b_t there: only what comes from the step before goes.",
-            gives=states_with_resets(lambda h, a, b, new: torch.where(new, 0.0, a * h + b)),
+            gives=with_resets(lambda h, a, b, new: torch.where(new, 0.0, a * h + b)),
         ),
         "only-stored": Mistake(
             "At a reset your h is right. From which number does the next step go on?",
@@ -383,12 +349,11 @@ reset = Exercise(
         ),
         "factor": Mistake(
             "Let h be infinite before a reset. What does your line make of it?",
-            "0 times infinity is NaN, so no factor drops a number, whatever it is. A choice does.",
-            "Choose between zero and the whole product, or between zero and the old state.",
+            "0 times infinity is NaN: no factor drops it. Choose between zero and the product, or the state.",
             gives=(
-                states_with_resets(lambda h, a, b, new: a * h * ~new + b),
-                states_with_resets(lambda h, a, b, new: a * h - a * h * new + b),
-                states_with_resets(lambda h, a, b, new: b * new + (a * h + b) * ~new),
+                with_resets(lambda h, a, b, new: a * h * ~new + b),
+                with_resets(lambda h, a, b, new: a * h - a * h * new + b),
+                with_resets(lambda h, a, b, new: b * new + (a * h + b) * ~new),
             ),
         ),
     },

@@ -8,6 +8,7 @@ from labkit.workloads.gru import GRU, GRU_BY_TIME, library_gru_by_time, resident
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import mul
 from typing import Any
 
 import torch
@@ -25,9 +26,7 @@ def layer_inputs(B: int, T: int, H: int) -> dict[str, Tensor]:
     return {"gates": torch.randn(B, T, 3 * H), "weight": weight, "bias": torch.randn(3 * H)}
 
 
-def cell(
-    h: Tensor, i: Thirds, w: Thirds, b: Thirds, *, operand: Tensor | None = None, curve: Any = torch.tanh
-) -> Tensor:
+def cell(h: Tensor, i: Thirds, w: Thirds, b: Thirds, operand: Any = None, curve: Any = torch.tanh) -> Tensor:
     """The next state; ``operand`` is what the products take for h, and ``curve`` the candidate's."""
     r, z, p = (linear(h if operand is None else operand, *each) for each in zip(w, b, strict=True))
     z = torch.sigmoid(i[1] + z)
@@ -54,21 +53,23 @@ def reset_before(h: Tensor, i: Thirds, w: Thirds, b: Thirds) -> Tensor:
     return (1 - z) * torch.tanh(i[2] + linear(r * h, w[2], b[2])) + z * h
 
 
+def matrices_apart(rows: int, h: Tensor, i: Thirds, w: Thirds, b: Thirds) -> Tensor:
+    """A step whose three matrices begin so many rows apart."""
+    return cell(h, i, [torch.cat([*w])[k * rows :][: h.shape[1]] for k in range(3)], b)
+
+
 def rows_apart(gates: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The states when steps of gates are taken to begin H numbers apart."""
-    (B, T, width), H = gates.shape, weight.shape[1]
-    at = torch.arange(B)[:, None, None] * T * H + torch.arange(T)[:, None] * H + torch.arange(width)
-    return states()(gates.flatten()[at], weight, bias)
+    steps = gates.flatten().unfold(0, gates.shape[2], weight.shape[1])[: gates[..., 0].numel()]
+    return states()(steps.reshape(gates.shape), weight, bias)
 
 
 def _rounded_carry(call: Call) -> str:
     if call.dtype is not torch.float16:  # to bfloat16 the interpreter rounds in a way of its own
         return ""
 
-    def rounded_operand(h: Tensor, *rest: Any) -> Tensor:
-        return cell(h, *rest, operand=h.to(torch.float16).to(h.dtype))
-
-    want = states(rounded_operand)(*(each.double() for each in call.originals.values()))
+    right = states(lambda h, *rest: cell(h, *rest, operand=h.half().to(h.dtype)))
+    want = right(*(each.double() for each in call.originals.values()))
     differing = int((call.got != want.to(torch.float16)).sum())
     if differing <= max(FEWEST, ROUNDED_TWICE * want.numel()):
         return ""
@@ -79,8 +80,7 @@ ROUNDED_CARRY = Property(
     "rounded-carry",
     _rounded_carry,
     "Which of your values have 16 bits? The operand of the products has to. What else?",
-    "What was loaded has, and so has the sum of two such numbers. With a float32 number it is float32.",
-    "The state, too, stays float32 from step to step: give its rounding to `dot`, and to nobody else.",
+    "What was loaded has, and the sum of two such. The state stays float32: only `dot` gets its rounding.",
 )
 
 
@@ -110,6 +110,13 @@ def as_layer(answer: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda x, w_ih, w_hh, b_ih, b_hh: answer(linear(x, w_ih, b_ih), w_hh, b_hh)
 
 
+def sizes() -> tuple[dict[str, int], ...]:
+    """Few sequences and many, of the width whose weights stay on a multiprocessor of this GPU."""
+    return tuple({"batch": batch, "time": 64, "width": resident_width()} for batch in (512, 4096))
+
+
+RIVALS = {"cuDNN": library_gru_by_time, "labkit": finished}  # cuDNN in the layout that it likes best
+
 gru = Exercise(
     "the step of a GRU",
     "gru",
@@ -123,8 +130,7 @@ gru = Exercise(
     mistakes={
         "unwritten": Mistake(
             "Let B be 17 and T be 3. Which states did nobody write, and who should have?",
-            "tl.program_id(0) tells a program which 16 sequences are its own.",
-            "Sequences lie T * H numbers apart, steps H. Which of the two moves your store in the loop?",
+            "A program has 16 sequences, T * H numbers apart. In the loop steps move the store, by H.",
         ),
         "row-length": Mistake(
             "How many numbers of `gates` has one step of one sequence?",
@@ -133,19 +139,13 @@ gru = Exercise(
         ),
         "not-transposed": Mistake(
             "Step 0 is right, step 1 is not. Which of a matrix's two axes does `dot(a, w)` sum over?",
-            "It sums over w's rows. A row of W_hr belongs to one new feature, and a column to an old one.",
-            "Load it with in and out exchanged, as rnn_kernel does: weight + n * H + n.T.",
+            "Over w's rows, the old features. Load it as rnn_kernel does, turned: weight + n * H + n.T.",
             gives=states(lambda h, i, w, b: cell(h, i, [each.T for each in w], b)),
         ),
         "same-matrix": Mistake(
             "How far is it from W_hr to W_hz in `weight`, and which matrices do your three loads bring?",
             "A matrix has H * H numbers.",
-            gives=(
-                states(lambda h, i, w, b: cell(h, i, [w[0]] * 3, b)),
-                states(
-                    lambda h, i, w, b: cell(h, i, [torch.cat([*w])[k : k + h.shape[1]] for k in range(3)], b)
-                ),
-            ),
+            gives=(states(partial(matrices_apart, 0)), states(partial(matrices_apart, 1))),
         ),
         "no-carry": Mistake(
             "Step 0 is right. Which h do the products of step 1 take?",
@@ -192,19 +192,12 @@ gru = Exercise(
         ),
         "n-twice": N_TWICE,
     },
-    race=RaceSpec(
-        GRU,
-        {"cuDNN": library_gru_by_time, "labkit": finished},
-        lambda: tuple({"batch": batch, "time": 64, "width": resident_width()} for batch in (512, 4096)),
-        roundings=4,
-        as_layer=as_layer,
-        works={"cuDNN": GRU_BY_TIME},  # as it likes best
-    ),
+    race=RaceSpec(GRU, RIVALS, sizes, roundings=4, as_layer=as_layer, works={"cuDNN": GRU_BY_TIME}),
 )
 
 # ---- what a step is made of --------------------------------------------------------------------------------
 
-Clocks = tuple[float, float, float]
+Clocks = tuple[float, ...]
 
 
 def counts(BM: int, H: int) -> Clocks:
@@ -215,11 +208,7 @@ def counts(BM: int, H: int) -> Clocks:
 def scaled(*factors: float) -> Callable[[int, int], Clocks]:
     """The cycles, each times a factor."""
 
-    def gives(BM: int, H: int) -> Clocks:
-        products, weights, functions = (a * f for a, f in zip(counts(BM, H), factors, strict=True))
-        return products, weights, functions
-
-    return gives
+    return lambda BM, H: tuple(map(mul, counts(BM, H), factors))
 
 
 clocks = Exercise(
@@ -316,8 +305,7 @@ reset = Exercise(
         ),
         "factor": Mistake(
             "Let h be NaN before a reset. What does your line make of it?",
-            "0 times NaN is NaN, so no factor drops a number, whatever it is. A choice does.",
-            "tl.where(condition, 0.0, state) never looks at what it does not choose.",
+            "0 times NaN is NaN. tl.where(condition, 0.0, state) never looks at what it does not choose.",
             gives=states(lambda h, new, *layer: cell(h * ~new, *layer)),
         ),
         "n-twice": N_TWICE,

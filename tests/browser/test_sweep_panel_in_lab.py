@@ -48,9 +48,7 @@ def figure(page: jupyter_lab.NotebookPage, cell: int, attribute: str) -> str:
     return str(page.output(cell).locator(".widget-html img").get_attribute(attribute))
 
 
-def test_points_appear_stop_is_quick_and_other_cells_run(
-    page: jupyter_lab.NotebookPage,
-) -> None:
+def test_points_appear_stop_is_quick_and_other_cells_run(page: jupyter_lab.NotebookPage) -> None:
     page.open([GPU, PANEL, TABLE, "6 * 7", KERNEL], height=1100)
     page.run_all()
     assert page.text(4).startswith(os.environ.get("IPYKERNEL", "")), "make test IPYKERNEL=..."
@@ -81,9 +79,7 @@ def test_points_appear_stop_is_quick_and_other_cells_run(
     assert page.text(2) == "12 ['live']" and page.errors == []
 
 
-def test_without_a_gpu_nothing_runs_and_every_control_has_a_name(
-    page: jupyter_lab.NotebookPage,
-) -> None:
+def test_without_a_gpu_nothing_runs_and_every_control_has_a_name(page: jupyter_lab.NotebookPage) -> None:
     page.open([WITHOUT], width=1536, height=1120)
     page.run_all()
     page.says(0, "No GPU here: the times shown are recorded ones.")

@@ -11,14 +11,7 @@ from labkit import backend
 from labkit.cli import doctor
 from labkit.cli.doctor import Facts
 
-WELL = {
-    "torch": "2.13.0",
-    "triton": "3.7.1",
-    "numpy": "2.4.6",
-    "jupyterlab": "4",
-    "ipykernel": "7",
-    "ipywidgets": "8",
-}
+WELL = dict(torch="2.13.0", triton="3.7.1", numpy="2.4.6", jupyterlab="4", ipykernel="7", ipywidgets="8")
 
 
 def no_gpu(versions=(), **changes):

@@ -11,6 +11,7 @@ from labkit import paths
 
 pytest.importorskip("jupyterlab", reason="JupyterLab is not installed in this environment")
 LOCAL = "--ServerApp.ip=127.0.0.1"  # test_packaging checks that make gives it
+PORT = "--ServerApp.port=0"
 NO_TOKEN = "--NotebookApp.token=''"  # an old spelling
 
 
@@ -29,14 +30,7 @@ def test_beyond_localhost_it_starts_with_a_token_only(tmp_path, config, argument
     settings = f"c.ServerApp.ip = {config!r}\n" if config else ""
     (tmp_path / "config" / "jupyter_server_config.py").write_text(settings)
     own = {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_RUNTIME_DIR": "run", "JUPYTER_DATA_DIR": "data"}
-    command = [
-        sys.executable,
-        "-m",
-        "labkit.cli.lab_server",
-        "--no-browser",
-        "--allow-root",
-        "--ServerApp.port=0",
-    ]
+    command = [sys.executable, "-m", "labkit.cli.lab_server", "--no-browser", "--allow-root", PORT]
     process = subprocess.Popen(
         [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path,
         env=os.environ | {name: str(tmp_path / place) for name, place in own.items()}

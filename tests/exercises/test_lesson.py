@@ -35,7 +35,7 @@ def learner(monkeypatch):
 
     class Session:
         def __init__(self, **options):
-            self.tasks = session_module.session(LESSON, **options)
+            self.tasks = session_module.ExerciseSession(LESSON, **options)
 
         def run(self, source, answer=None, name="mask"):
             """The last thing that is shown: a verdict's bundle."""
@@ -167,13 +167,13 @@ def test_unknown_names_are_refused(learner):
     with pytest.raises(ValueError, match=r"name: .*'maks'"):
         learner().tasks.solution("maks")
     with pytest.raises(ValueError, match="99_nothing"):
-        session_module.session("99_nothing")
+        session_module.ExerciseSession("99_nothing")
 
 
 def test_in_a_notebook_the_verdict_takes_the_place_of_the_notice(tmp_path):
     cells = [
         "import labkit",
-        f"from labkit.exercises import lesson\ntasks = lesson.session({LESSON!r})",
+        f"from labkit.exercises import lesson\ntasks = lesson.ExerciseSession({LESSON!r})",
         "import torch, triton\nimport triton.language as tl",
         masked("at < count"),
         "tasks.progress()",

@@ -47,12 +47,6 @@ def test_the_first_call_compiles_a_layer_and_some_calls_are_slow(gpu):
     assert [time > 130 for time in times[1:]] == [False, False, True, False, False, False, True]
 
 
-def test_a_layer_takes_only_what_the_device_drew(gpu):
-    with pytest.raises(TypeError, match=r"^layer\(x\) takes what gpu.randn drew, not list$"):
-        BenchmarkLayer(gpu, 1.0)([1.0])
-    assert gpu.log == []
-
-
 def test_a_replay_costs_the_host_little_however_much_was_captured():
     call = KernelSequence(kernels=3, kernel_us=2.0, launch_us=5.0)
     cuda, graph = call.gpu.cuda, call.gpu.cuda.CUDAGraph()
@@ -72,11 +66,8 @@ def test_a_replay_costs_the_host_little_however_much_was_captured():
     assert start.elapsed_time(end) == pytest.approx((8 + 100 * 6) / 1000, abs=0.002)
 
 
-def test_a_capture_refuses_to_compile_and_to_wait_and_fails_by_it():
-    call = KernelSequence(kernels=1, kernel_us=2.0, launch_us=5.0)
-    cuda, graph = call.gpu.cuda, call.gpu.cuda.CUDAGraph()
-    with pytest.raises(RuntimeError, match="compiles its kernels"), cuda.graph(graph):
-        call()
-    call()
+def test_a_capture_that_waited_fails_though_the_answer_caught_the_exception():
+    cuda = KernelSequence(kernels=1, kernel_us=2.0, launch_us=5.0).gpu.cuda
+    graph = cuda.CUDAGraph()
     with pytest.raises(RuntimeError, match="the host waited"), cuda.graph(graph), suppress(RuntimeError):
         cuda.synchronize()

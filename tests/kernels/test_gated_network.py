@@ -100,7 +100,7 @@ def test_over_two_hundred_steps_half_precision_is_rounded_once():
     gates, gain = drawn(CELL, 3, 200, 36, dtype=fp16)
     doubles = gates.double(), gain.double()
     r, *got = gradients(CELL.call, (gates, gain))
-    again, s = gated_network.gated_cell_training(gates, gain, 4)
+    again, s = gated_network.gated_cell_forward(gates, gain, 4, True)
     logit, candidate = work.split_gates(doubles[0], 4)
     assert torch.equal(again, r)
     op.assert_each_rounded_once(r, work.cell(*doubles, 4))

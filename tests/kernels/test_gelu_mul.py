@@ -18,9 +18,7 @@ from labkit.kernels import common, gelu_mul
 from labkit.measure import correctness
 
 module = importlib.import_module("labkit.kernels.affine")  # the package's attribute is the function
-KERNELS = {
-    module: ("gelu_mul_flat_kernel", "gelu_mul_kernel", "gelu_mul_grad_kernel", "column_sum_kernel"),
-}
+KERNELS = {module: ("gelu_mul_flat_kernel", "fold_kernel", "gelu_mul_grad_kernel", "column_sum_kernel")}
 GELU_MUL = cases.GELU_MUL
 
 

@@ -30,14 +30,7 @@ class TestOperator(OperatorTests):
     asked = dict.fromkeys(codegen.TARGETS, asked((fp32, 512), (bf16, 33), (fp32, 3))) | {
         "sm_86": asked((bf16, 4096)),
         "sm_90": asked(
-            (bf16, 512),
-            (bf16, 1001),
-            (fp32, 100),
-            (bf16, 100),
-            (bf16, 3),
-            (bf16, 33),
-            (fp32, 33),
-            (bf16, 63),
+            (bf16, 512), (bf16, 1001), (fp32, 100), (bf16, 100), (bf16, 3), (bf16, 33), (fp32, 33), (bf16, 63)
         ),
     }
 

@@ -7,6 +7,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from labkit import paths
 from labkit.lessons import notebooks
 
 
@@ -26,42 +27,42 @@ def own_cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def lesson(tmp_path):
+def lesson(tmp_path, monkeypatch):
+    """The only one that there is."""
+    monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
     cells = [
         code("import math", "setup"),
         code("raise RuntimeError('loading must not run this')"),
         code("def double(x):\n    return 2 * x", "kernel"),
         code("def area(r):\n    return double(math.pi) * r", "kernel"),
-        code(
-            "width: int = 160  # columns\nrate: float = 0.5\nfast: bool = True",
-            "parameters",
-        ),
+        code("width: int = 160  # columns\nrate: float = 0.5\nfast: bool = True", "parameters"),
     ]
     return write(tmp_path, "01_toy", new_markdown_cell("text\n\n# A toy\n\ntext"), *cells)
 
 
-def test_lessons_are_found_in_order_and_by_number_name_and_file(lesson, tmp_path):
+def test_lessons_are_found_in_order_and_by_number_name_and_file(lesson, tmp_path, monkeypatch):
     for name in ["02_b", "notes", "1_c"]:
         write(tmp_path, name)
-    assert [path.stem for path in notebooks.find(tmp_path)] == ["01_toy", "02_b"]
-    assert notebooks.find(tmp_path / "missing") == []
+    assert [path.stem for path in notebooks.find()] == ["01_toy", "02_b"]
     for name in ["01", "01_toy", "01_toy.ipynb", str(lesson)]:
-        assert notebooks.resolve(name, tmp_path) == lesson
+        assert notebooks.resolve(name) == lesson
     for name in ["03", "toy", "", "0", "../01_toy"]:
         with pytest.raises(ValueError, match="there are: 01_toy, 02_b"):
-            notebooks.resolve(name, tmp_path)
+            notebooks.resolve(name)
     write(tmp_path, "01_other")
     with pytest.raises(ValueError, match="several lessons"):
-        notebooks.resolve("01", tmp_path)
+        notebooks.resolve("01")
     assert notebooks.title(notebooks.read(lesson)) == "A toy" and notebooks.title(new_notebook()) is None
     assert notebooks.lesson_key("01_toy") == "toy"
+    monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path / "missing")
+    assert notebooks.find() == []
 
 
 def test_load_gives_setup_and_kernel_cells_alone_with_source_that_can_be_inspected(lesson, tmp_path):
     module = notebooks.load(lesson)
     assert module.area(1) == pytest.approx(6.283, abs=1e-3) and not hasattr(module, "width")
     assert inspect.getsource(module.double) == "def double(x):\n    return 2 * x\n"
-    assert notebooks.load("01", tmp_path) is module
+    assert notebooks.load("01") is module
     del sys.modules[module.__name__]
     with open(module.__file__, "w") as damaged:
         damaged.write("double = None")
@@ -145,20 +146,10 @@ def test_a_value_of_the_wrong_kind_is_refused(lesson, name):
         assert len(str(raised.value)) < 200
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        'Z=1;print("x");N',
-        "width=1;x",
-        "width\nimport os",
-        "depth",
-        "",
-        "width ",
-        "\uff57idth",
-        "__import__",
-        "../width",
-    ],
-)
+UNDECLARED = ["width=1;x", "width\nimport os", "depth", "", "width ", "\uff57idth", "__import__", "../width"]
+
+
+@pytest.mark.parametrize("name", ['Z=1;print("x");N', *UNDECLARED])
 def test_a_name_that_is_not_declared_is_refused(lesson, name):
     with pytest.raises(ValueError, match="declares: width"):
         notebooks.check_parameters(lesson, {name: "1"})

@@ -16,15 +16,8 @@ def row(contender, width, median_us, **other):
     usual = {"direction": "forward", "dtype": "float32", "clock": "graph", "cache": "cold", "kind": "live"}
     spread = {"p20_us": median_us, "p80_us": median_us, "copy_us": 2.0, "noise": "", "date": "2026-11-24"}
     shape = {"shape": {"width": width}, "width": width}
-    return {
-        "contender": contender,
-        "median_us": median_us,
-        "device": "gpu",
-        **usual,
-        **spread,
-        **shape,
-        **other,
-    }
+    what = {"contender": contender, "median_us": median_us, "device": "gpu"}
+    return what | usual | spread | shape | other
 
 
 @pytest.fixture
@@ -153,22 +146,14 @@ def test_no_ratio_mixes_clocks():
 def table(times, over=None, spread=0.0, **columns):
     """Rows of "ours" with these times by width, and of "theirs" (1 us everywhere unless told)."""
     over = over or dict.fromkeys(times, 1.0)
+    origin = {"kind": "live", "device": "Simulated", "date": "2026", **columns}
     rows = [
-        {
-            "contender": name,
-            "width": width,
-            "median_us": us,
-            "p20_us": None if us is None else us - spread / 2,
-            "p80_us": None if us is None else us + spread / 2,
-            "kind": "live",
-            "device": "Simulated",
-            "date": "2026",
-        }
-        | columns
+        (name, width, us, us and us - spread / 2, us and us + spread / 2)
         for name, series in (("ours", times), ("theirs", over))
         for width, us in series.items()
     ]
-    return Results(rows)
+    columns = ["contender", "width", "median_us", "p20_us", "p80_us"]
+    return Results([dict(zip(columns, each, strict=True)) | origin for each in rows])
 
 
 NOTHING = "No width was measured for both ours and theirs."

@@ -47,8 +47,7 @@ def copy(gpu, us_per_megabyte):
 
 
 @pytest.mark.parametrize(
-    ("asked", "moved"),
-    [(1, 2**10), (2**10 + 1, 2**11), (2**23 - 2**11,) * 2, (2**23 + 1, 2**23 + 2**21)],
+    ("asked", "moved"), [(1, 2**10), (2**10 + 1, 2**11), (2**23 - 2**11,) * 2, (2**23 + 1, 2**23 + 2**21)]
 )
 def test_both_copies_copy_the_size_rounded_up(asked, moved):
     assert roofline.copied_bytes(asked) == moved
@@ -210,14 +209,9 @@ def test_the_roofs_of_a_table_are_those_of_its_device(gpu, monkeypatch):
 
 # A megabyte and more in proportion to its size at 1 MB/us; small copies take 2 us.
 FLOORS = Roofs(
-    kind="live",
-    device="Simulated",
-    date="2026-01-02",
-    copy=((1e3, 2.0), (2e6, 2.0), (2e9, 2000.0)),
-    matmul={"float32": 1e12, "bfloat16": 8e12},
-    node_us=1.5,
-    host_us=4.0,
-)
+    "live", "Simulated", "2026-01-02", copy=((1e3, 2.0), (2e6, 2.0), (2e9, 2000.0)),
+    matmul={"float32": 1e12, "bfloat16": 8e12}, node_us=1.5, host_us=4.0,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -191,9 +191,13 @@ def test_recorded_is_what_the_file_holds_now(tapes, monkeypatch):
         rows.recorded_rows("lesson").clear()
         assert rows.recorded_rows("lesson") == held
     assert len(reads) == 3, "an unchanged one is read once"
-    tape.write_text("{}\n" * 2)
-    for _ in range(2):
-        with pytest.raises(ValueError, match="damaged"):
-            rows.recorded_rows("lesson")
+    for damaged in (b"{}\n" * 2, edited(speed_of_light=1.0).encode() + b"\n", b"\x80\x04\x95\x00\x00."):
+        tape.write_bytes(damaged)
+        for _ in range(2):
+            with pytest.raises(
+                ValueError, match=r"01\.jsonl is damaged or of another version[\s\S]*git restore"
+            ):
+                rows.recorded_rows("lesson")
+        assert tape.read_bytes() == damaged, "whoever has the other version wants it back"
     tape.unlink()
     assert rows.recorded_rows("lesson") == []

@@ -30,15 +30,10 @@ def on_a_gpu(monkeypatch, said):
     monkeypatch.delenv(TAPE, raising=False)
 
 
-def test_each_timer_has_the_gpu_to_itself(said):
-    sweeps.custom_times("museum/x", {name: lambda: said.append("timed") or 3.0 for name in "ab"})
+def test_each_timer_is_called_once_has_the_gpu_to_itself_and_makes_a_row(said):
+    timers = {"wrong": lambda: said.append("timed") or 3.0, "right": lambda: said.append("timed") or 40.0}
+    found = sweeps.custom_times("museum/x", timers)
     assert said == ["turn", "timed", "over"] * 2
-
-
-def test_each_timer_is_called_once_and_makes_a_row():
-    calls = []
-    found = sweeps.custom_times("museum/x", {"wrong": lambda: calls.append(1) or 3.0, "right": lambda: 40.0})
-    assert calls == [1]
     assert found["contender"].tolist() == ["wrong", "right"] and found["median_us"].tolist() == [3.0, 40.0]
     assert found["device"].tolist() == ["a GPU"] * 2 and found["kind"].tolist() == ["live"] * 2
     assert set(found["clock"]) == set(found["cache"]) == {""}, "they are no clock's"
@@ -58,14 +53,9 @@ def test_rows_are_on_the_tape_once_and_shown_without_a_gpu(monkeypatch, tmp_path
     swept = [replace(row, clock="host", median_us=9.0) for row in rows.read(tape)[:2]]
     monkeypatch.setattr(rows, "recorded_rows", lambda suite: [*swept, *rows.read(tape)[:2]])
     monkeypatch.setattr("labkit.gpu.available", lambda: False)
-    assert sweeps.custom_times("museum/x", {})["median_us"].tolist() == [4.0, 5.0], (
-        "not of a sweep of the same name"
-    )
-
-
-def test_without_a_gpu_nothing_is_timed_and_the_tape_is_shown(monkeypatch):
-    monkeypatch.setattr("labkit.gpu.available", lambda: False)
+    shown = sweeps.custom_times("museum/x", {"wrong": lambda: pytest.fail("timed without a GPU")})
+    assert shown["median_us"].tolist() == [4.0, 5.0], "not of a sweep of the same name"
     asked = []
     monkeypatch.setattr(rows, "recorded_rows", lambda suite: asked.append(suite) or [])
-    found = sweeps.custom_times("museum/x", {"wrong": lambda: pytest.fail("timed without a GPU")})
+    found = sweeps.custom_times("museum/x", {})
     assert asked == ["museum/x"] and found.empty and "median_us" in found

@@ -32,10 +32,7 @@ def test_kinds_differ_in_shape_and_in_words_and_the_axis_says_what_is_better():
     for kind in rows.KINDS:
         curve = next(c for c in lines(shown, f"{kind} curve") if c.get_color() == BLUE)
         looks[kind] = (curve.get_linestyle(), curve.get_markerfacecolor())
-    assert looks["live"] == ("-", BLUE) and looks["recorded"] == (
-        "--",
-        "white",
-    )
+    assert looks["live"] == ("-", BLUE) and looks["recorded"] == ("--", "white")
     assert looks["published"][0] == "None"
     assert {"labkit", "labkit (recorded)", "nn.Linear (published)", "published: A blog"} <= set(texts(shown))
     assert "time per call (lower is better)" in texts(shown)

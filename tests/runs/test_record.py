@@ -195,7 +195,7 @@ def test_changed_code_makes_outputs_and_tape_stale_until_they_are_stripped(recor
     recorded.edit(4, "claim('{value} bytes', 4, True)")
     stale = ["01_toy", "nvidia-h200/toy.jsonl"]
     assert recorded.statuses() == dict.fromkeys(stale, "stale")
-    assert record.strip_stale(recorded.tapes) == stale
+    assert record.strip_stale(recorded.tapes, {}) == stale
     assert recorded.statuses() == {"01_toy": "no outputs"} and not recorded.tape().exists()
     cells = [cell for _, cell in notebooks.code_cells(notebooks.read(recorded.path))]
     assert all(cell.outputs == [] and cell.execution_count is None for cell in cells)

@@ -11,12 +11,7 @@ from taped import recorded
 from labkit.measure import rows
 from labkit.plots.curves import SPEEDUP, TIME
 from labkit.widgets.sweep_plan import SweepPlan
-from labkit.widgets.sweep_view import (
-    sentences,
-    speedups,
-    static_page,
-    sweep_figure,
-)
+from labkit.widgets.sweep_view import sentences, speedups, static_page, sweep_figure
 
 EMPTY = rows.as_results([], ["batch", "width"])
 NOTHING = "nothing measured yet"
