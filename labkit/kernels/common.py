@@ -323,8 +323,11 @@ def tanh(x, FAST: tl.constexpr):
     return y
 
 
+TF32X3: tl.constexpr = tl.constexpr("tf32x3")  # a bare str as a default is refused by Triton 3.6
+
+
 @triton.jit
-def dot(a, b, total=None, precision: tl.constexpr = "tf32x3"):
+def dot(a, b, total=None, precision: tl.constexpr = TF32X3):
     """a @ b + total, summed in float32; float32 inputs as three products of TF32, with float32's error."""
     if interpreted():  # the interpreter's own products of bfloat16 are wrong
         a, b = a.to(tl.float32), b.to(tl.float32)
