@@ -37,8 +37,13 @@ def tanh_by_sigmoid(x, FAST: tl.constexpr):
 
 @triton.jit
 def gate(ir, iz, inn, hr, hz, hn, h, FAST: tl.constexpr):
-    """ar, az, an and the next state, from the products of the input and of the state h, and from h."""
-    ar, az = ir.to(tl.float32) + hr, iz.to(tl.float32) + hz
+    """ar, az, an and the next state, from the products of the input and of the state h, and from h.
+
+    Without ir and iz, hr and hz are the sums of both products.
+    """
+    ar, az = hr, hz
+    if ir is not None:
+        ar, az = ir.to(tl.float32) + hr, iz.to(tl.float32) + hz
     r, z = sigmoid(ar, FAST), sigmoid(az, FAST)
     an = inn.to(tl.float32) + r * hn
     n = tanh_by_sigmoid(an, FAST)
@@ -164,19 +169,33 @@ def put_gates(p, mask, H: tl.constexpr, a, b, c, PAIRS: tl.constexpr):
 
 
 @triton.jit
+def rows_of(g, BH: tl.constexpr, PAIRS: tl.constexpr, COUNT: tl.constexpr):
+    """Matrix and feature of each row of COUNT matrices, from g on, one above the other: (COUNT BH, 1)."""
+    row = tl.arange(0, COUNT * BH)[:, None]
+    if COUNT > 1:
+        g, row = g + row // BH, row % BH
+    return g, feature(row, PAIRS)
+
+
+@triton.jit
 def load_weight(
-    weight, g, H: tl.constexpr, BH: tl.constexpr, PAIRS: tl.constexpr, TRANSPOSED: tl.constexpr = False
-):
-    """Matrix g of weight (3 H, H), (BH, BH), zero beyond H; with PAIRS in the order of ``feature``."""
+    weight, g, H: tl.constexpr, BH: tl.constexpr, PAIRS: tl.constexpr, TRANSPOSED: tl.constexpr = False,
+    COUNT: tl.constexpr = 1,
+):  # fmt: skip
+    """Matrix g of weight (3 H, H), (BH, BH), zero beyond H; with PAIRS in the order of ``feature``.
+
+    With COUNT as many matrices, one above the other: (COUNT BH, BH).
+    """
     if TRANSPOSED:
         row, column = tl.arange(0, BH)[None, :], tl.arange(0, BH)[:, None]
     else:
-        row, column = feature(tl.arange(0, BH)[:, None], PAIRS), tl.arange(0, BH)[None, :]
+        g, row = rows_of(g, BH, PAIRS, COUNT)
+        column = tl.arange(0, BH)[None, :]
     inside = (row < H) & (column < H)
     tile = tl.load(weight + (g * H + row) * H + column, inside, other=0.0)
     tile = tl.where(inside, tile, 0.0)  # a bare load would be kept in shared memory
     if PAIRS:  # columns are neighbours in memory, and so permuted once they are loaded
-        tile = tile.reshape(BH, BH // 16, 8, 2).permute(0, 1, 3, 2).reshape(BH, BH)
+        tile = tile.reshape(COUNT * BH, BH // 16, 8, 2).permute(0, 1, 3, 2).reshape(COUNT * BH, BH)
     return tile
 
 
@@ -259,6 +278,106 @@ def gru_kernel(
             if reset is not None:
                 state = tl.where(again, 0.0, state)  # not a product with 0: the state may be infinite
             hr, hz, hn = products(state, wr, wz, wn, br, bz, bn)
+
+
+# ---- the same, with the products of the input in the kernel ------------------------------------------------
+# The matrices of r and z lie one above the other, as one product: the compiler waits for each product.
+
+
+@triton.jit
+def load_input_weight(
+    weight, g, K: tl.constexpr, BK: tl.constexpr, H: tl.constexpr, BH: tl.constexpr, PAIRS: tl.constexpr,
+    COUNT: tl.constexpr = 1,
+):  # fmt: skip
+    """COUNT matrices of weight (3 H, K), from g on: (COUNT BH, BK), zero beyond, rows as in ``load_weight``.
+
+    A bare load: the compiler keeps it in shared memory, from where the tensor cores take it.
+    """
+    g, row = rows_of(g, BH, PAIRS, COUNT)
+    column = tl.arange(0, BK)[None, :]
+    return tl.load(weight + (g * H + row) * K + column, (row < H) & (column < K), other=0.0)
+
+
+@triton.jit
+def halves(tile):
+    """The upper and the lower half of the rows of a tile."""
+    return tile.reshape(2, tile.shape[0] // 2, tile.shape[1]).permute(1, 2, 0).split()
+
+
+@triton.jit
+def steps_of(tile, COUNT: tl.constexpr):
+    """The tiles of one or two steps, which lie side by side: a tuple of COUNT.
+
+    Opaque, as ptxas would otherwise sum the products of the state in a part of these registers, and then runs
+    all products of the kernel one by one.
+    """
+    if COUNT == 1:
+        parts = (tile,)
+    else:
+        tile = opaque(tile).reshape(tile.shape[0], 2, tile.shape[1] // 2)
+        first, second = tile.permute(0, 2, 1).split()
+        parts = (first, second)
+    return parts
+
+
+@triton.jit
+def input_products(x, u_rz, un, b_rz, b_in, COUNT: tl.constexpr):
+    """U x + b of COUNT steps, whose x lie side by side: for r and z, and for n, a tuple of tiles each."""
+    return steps_of(dot(u_rz, x, b_rz), COUNT), steps_of(dot(un, x, b_in), COUNT)
+
+
+@triton.jit
+def gru_input_kernel(
+    x, weight_ih, bias_ih, weight, bias, h0, reset, h, B, T,
+    K: tl.constexpr, BK: tl.constexpr, H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr,
+    PAIRS: tl.constexpr, AHEAD: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """States h (B, T, H) from the input x (B, T, K), whose products are summed with those of the state.
+
+    The input's weights stay in shared memory, the recurrent ones in registers. The products of AHEAD steps'
+    inputs, one or two, are one product, which reads the weights once; its x is loaded AHEAD steps before. For
+    r and z only the sum of both products and biases is needed.
+    """
+    COLUMNS: tl.constexpr = BM * AHEAD
+    b = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)[None, :]
+    m, i, k = feature(tl.arange(0, BH)[:, None], PAIRS), first_features(BH, PAIRS), tl.arange(0, BK)[:, None]
+    w_rz, wn = load_weight(weight, 0, H, BH, PAIRS, COUNT=2), load_weight(weight, 2, H, BH, PAIRS)
+    g, rows = rows_of(0, BH, PAIRS, 2)
+    b_rz = load_bias(bias, g, rows, H, 2 * BH, COLUMNS) + load_bias(bias_ih, g, rows, H, 2 * BH, COLUMNS)
+    bn, b_in = load_bias(bias, 2, m, H, BH, BM), load_bias(bias_ih, 2, m, H, BH, COLUMNS)
+    state = initial_state(h0, reset, b * H + m, b, (b < B) & (m < H), B, T, BH, BM)  # (BH, BM), in float32
+    u_rz = load_input_weight(weight_ih, 0, K, BK, H, BH, PAIRS, 2)
+    un = load_input_weight(weight_ih, 2, K, BK, H, BH, PAIRS)
+    inside, out = (b < B) & (i < H), h + b * T * H + i
+    c = tl.arange(0, COLUMNS)[None, :]  # the columns of x's tile: BM sequences a step
+    s, v = tl.program_id(0).to(tl.int64) * BM + c % BM, c // BM
+    into, present = x + (s * T + v) * K + k, (s < B) & (k < K)
+    arrived, a = tl.load(into, present & (v < T), other=0.0), opaque(state).to(wn.dtype)
+    sums, inns = input_products(arrived, u_rz, un, b_rz, b_in, AHEAD)
+    rz, hn = dot(w_rz, a, sums[0]), dot(wn, a, bn)
+    prefetched = tl.load(into + AHEAD * K, present & (v + AHEAD < T), other=0.0)
+    for start in range(0, T, AHEAD):
+        arrived, after = prefetched, start + 2 * AHEAD
+        prefetched = tl.load(into + after * K, present & (v + after < T), other=0.0)
+        for u in tl.static_range(AHEAD):
+            t = start + u
+            now = inside & (t < T)
+            if reset is not None:
+                again = tl.load(reset + b * T + t + 1, (b < B) & (t + 1 < T), other=0) != 0
+            ar, az = halves(rz)
+            _, _, _, state = gate(None, None, inns[u], ar, az, hn, state, FAST)
+            put(out + t * H, state, now, PAIRS)
+            if reset is not None:
+                state = tl.where(again, 0.0, state)  # not a product with 0: the state may be infinite
+            # Before x's product, so that its tile and x's do not share an address in shared memory: of two
+            # layouts at one address ptxas 12.8 mixes up the descriptors.
+            a = opaque(state).to(wn.dtype)
+            if u + 1 < AHEAD:
+                rz = dot(w_rz, a, sums[u + 1])
+            else:
+                sums, inns = input_products(arrived, u_rz, un, b_rz, b_in, AHEAD)
+                rz = dot(w_rz, a, sums[0])
+            hn = dot(wn, a, bn)
 
 
 @triton.jit

@@ -465,7 +465,7 @@ def scan_plan(
     if not looks_back and chains < multiprocessors:
         S, more = 4 if back else 8, {"num_warps": 2 * WARPS, "maxnreg": 128}
     elif not looks_back:
-        S, each, odd, narrow = 8, chains / multiprocessors, itemsize == 2 and H % 2, H < 128 // itemsize
+        S, each, odd, narrow = 8, chains / multiprocessors, itemsize == 2 and H % 2, H * itemsize < 128
         if itemsize == 4:
             wider = B * cdiv(H, 2 * BH) >= multiprocessors if back else each > 3
         else:

@@ -1,7 +1,9 @@
 """labkit.kernels.gru: against float64 and nn.GRU, resets, its module, what is compiled of it."""
 
+import dataclasses
 import importlib
 import math
+import re
 
 import operators as op
 import pytest
@@ -16,7 +18,7 @@ from labkit.measure import correctness
 from labkit.profiling import codegen
 
 module = importlib.import_module("labkit.kernels.gru")
-KERNELS = {module: ("gru_kernel", "gru_grad_kernel", "step_kernel", "step_grad_kernel")}
+KERNELS = {module: ("gru_kernel", "gru_input_kernel", "gru_grad_kernel", "step_kernel", "step_grad_kernel")}
 NAMES = ("x", "weight_ih", "weight_hh", "bias_ih", "bias_hh", "h0", "reset")
 
 
@@ -148,6 +150,69 @@ def test_whatever_the_plan_chooses_it_is_right(ahead, monkeypatch):
         examined, _ = resetting(LAYER, 9, steps)
         for case in (LAYER, examined):
             op.examine(case, (9, steps, 3, 20), dtypes=(fp32, bf16), roundings=12)
+
+
+# --- many sequences, without gradients: the kernel that multiplies the input itself ----------------------
+
+
+def takes_the_input(B, width, H, dtype=bf16):
+    limits = module.device_limits(torch.device(labkit.gpu.device()))
+    return module.input_plan(B, width, H, dtype.itemsize, limits) is not None
+
+
+@pytest.fixture
+def few_are_many(monkeypatch):
+    """The path that a GPU of one multiprocessor takes, wherever the test runs."""
+    usual = module.device_limits
+    monkeypatch.setattr(module, "device_limits", lambda d: dataclasses.replace(usual(d), multiprocessors=1))
+
+
+@pytest.mark.usefixtures("few_are_many")
+@pytest.mark.parametrize("dtype", [bf16, fp16], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(35, 4, 5, 20), (33, 1, 20, 32), (32, 2, 3, 17), (67, 3, 32, 20), (135, 2, 1, 1)],
+    ids=str,
+)
+def test_many_sequences_without_gradients_are_right(shape, dtype):
+    """With and without biases, h0 and resets; the last tile of sequences has a part of them."""
+    assert takes_the_input(shape[0], *shape[2:], dtype)
+    tensors = op.drawn(LAYER, *shape, dtype=dtype)
+    reset = torch.rand(shape[:2], device=tensors[0].device) < 0.4
+    for given in ((0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 4, 5), (0, 1, 2, 3, 4, 5)):
+        for where in (None, reset)[len(given) % 2 :]:
+            named = {NAMES[n]: tensors[n] for n in given} | dict(reset=where)
+            with torch.no_grad():
+                y = gru(**named)
+            exact = {n: t.double() if n != "reset" else t for n, t in named.items() if t is not None}
+            op.assert_close(y, reference(**exact), dtype, roundings=6)
+
+
+@pytest.mark.usefixtures("few_are_many")
+def test_many_sequences_are_right_in_any_layout():
+    tensors = op.drawn(LAYER, 35, 3, 5, 20, dtype=bf16)
+    with torch.no_grad():
+        want = gru(*tensors)
+        for strided in (tensors[0].transpose(0, 1).contiguous().transpose(0, 1), tensors[0].flip(1).flip(1)):
+            assert torch.equal(gru(strided, *tensors[1:]), want)
+        shifted = torch.zeros(tensors[0].numel() + 1, dtype=bf16, device=want.device)[1:].view_as(tensors[0])
+        assert torch.equal(gru(shifted.copy_(tensors[0]), *tensors[1:]), want)
+        columns = [t.T.contiguous().T for t in tensors[1:3]]
+        assert torch.equal(gru(tensors[0], *columns, *tensors[3:]), want)
+
+
+@pytest.mark.usefixtures("few_are_many")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_of_many_sequences_too_what_was_before_a_reset_does_not_matter(value):
+    tensors = op.drawn(LAYER, 35, 4, 5, 20, dtype=bf16)
+    reset = torch.zeros(35, 4, dtype=torch.bool, device=tensors[0].device)
+    reset[:, 2] = True
+    with torch.no_grad():
+        want = gru(tensors[0][:, 2:], *tensors[1:5])
+        assert torch.equal(gru(*tensors[:5], torch.full_like(tensors[5], value), reset)[:, 2:], want)
+        tensors[0][:, :2] = value
+        assert torch.equal(gru(*tensors, reset)[:, 2:], want)
 
 
 # --- resets ----------------------------------------------------------------------------------------------
@@ -346,12 +411,13 @@ def launch(shape, dtype):
 
 
 CASES = {
-    "sm_80": [((16, 64, 64, 128), bf16)],
+    "sm_80": [((16, 64, 64, 128), bf16), ((2048, 64, 64, 64), bf16)],
     "sm_86": [((16, 64, 64, 64), fp16)],
     "sm_89": [((16, 64, 64, 64), bf16)],
     "sm_90": [
-        *(((B, 64, 128, 128), bf16) for B in (64, 2048, 4096)),
-        *(((B, 64, 64, 64), bf16) for B in (64, 4096)),
+        *(((B, 64, 128, 128), bf16) for B in (64, 1024, 2048, 4096)),
+        *(((B, 64, 64, 64), bf16) for B in (64, 2048, 5000)),
+        ((2048, 64, 40, 100), fp16),
         ((64, 64, 64, 64), fp32),
     ],
     "sm_100": [((64, 64, 128, 128), bf16)],
@@ -399,6 +465,31 @@ def test_weights_stay_in_registers_from_step_to_step(variants):
 
 
 @op.INTERPRETED
+def test_weights_of_the_input_stay_in_shared_memory(variants):
+    """Those of AHEAD steps' inputs are one product; with 16 sequences no operand is loaded into registers."""
+    every = [v for v in variants if v.title == "gru_input_kernel" and v.target == "sm_90"]
+    assert {(v.launch.BH, v.launch.BM) for v in every} == {(64, 8), (64, 16), (128, 8), (128, 16)}
+    for v in (v for v in every if v.launch.BM == 8):
+        assert loop_of(v.code.ptx).count("wgmma.mma_async.sync") >= 3 * v.launch.BK // 16, v
+    for v in (v for v in every if v.launch.BM == 16):
+        loop = loop_of(v.code.ptx)
+        products = loop.count("wgmma.mma_async.sync")
+        assert products == 3 * (v.launch.BK + v.launch.AHEAD * v.launch.BH) // 16, (v, products)
+        assert not loop.count("ldmatrix") and not loop.count("ld.shared"), v
+
+
+@op.INTERPRETED
+def test_tiles_of_unlike_layouts_do_not_share_an_address(variants):
+    """ptxas 12.8 would take the one's descriptors, constants added to the address, for the other's."""
+    for v in variants:
+        kinds, descriptor = {}, r"(?:or|add)\.[bs]64\s+%rd\d+, (%rd\d+), (-?\d{18,});"
+        for address, constant in re.findall(descriptor, v.code.ptx):
+            kinds.setdefault(address, set()).add(int(constant) >> 32)
+        assert kinds or v.title != "gru_input_kernel" or v.target != "sm_90", v
+        assert all(len(k) == 1 for k in kinds.values()), (v, kinds)
+
+
+@op.INTERPRETED
 @pytest.mark.skipif(
     triton.__version__ >= "3.8", reason="other barriers, of wgmma, which it takes for 8 columns, too"
 )
@@ -419,6 +510,18 @@ def test_the_plan_holds_what_fits_and_leaves_the_rest_to_single_steps():
         (1, 2, hopper, True), (64, 2, consumer, True), (128, 2, consumer, False),
     ):  # fmt: skip
         assert (module.gru_plan(16, H, itemsize, gpu, False) is not None) is fits, (H, itemsize)
+    for B, width, H, itemsize, gpu, taken in (
+        (2048, 128, 128, 2, hopper, True), (2048, 129, 128, 2, hopper, False),
+        (521, 1, 128, 2, hopper, True), (520, 128, 128, 2, hopper, False),
+        (2048, 64, 64, 4, hopper, False), (2048, 0, 64, 2, hopper, False),
+        (2048, 64, 64, 2, consumer, True), (2048, 17, 4, 2, hopper, False),
+        (2048, 128, 129, 2, hopper, False),
+    ):  # fmt: skip
+        assert (module.input_plan(B, width, H, itemsize, gpu) is not None) is taken, (B, width, H, itemsize)
+    for B, H, BM in (
+        (1024, 64, 8), (4224, 64, 8), (4225, 64, 16), (6336, 64, 16), (1056, 128, 8), (1057, 128, 16),
+    ):  # fmt: skip
+        assert module.input_plan(B, H, H, 2, hopper)["BM"] == BM, (B, H)
     for B in (1, 16, 1024, 2048, 4096, 10**6):
         for H, at_once in ((100, 132), (64, 3 * 132)):
             plan, back = (module.gru_plan(B, H, 2, hopper, backward) for backward in (False, True))
