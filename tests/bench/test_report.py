@@ -8,14 +8,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
+import stage
 from simulated import DOUBLING
 from taped import recorded
 
 from labkit import paths
 from labkit.bench import recorded_benchmark, report, suites
 from labkit.bench.suite_part import SuitePart
-from labkit.cli import main
 from labkit.measure import roofline, rows, sweeps
 from labkit.measure.contender import Contender
 from labkit.measure.roofline import Roofs
@@ -112,14 +111,13 @@ FULL = [
 
 
 @pytest.fixture
-def course(tmp_path, monkeypatch):
+def course(own_folders, tmp_path, monkeypatch):
     """Two suites and no lessons."""
     made = {
         "affine": lambda: [SuitePart(tuple(WHO.values()), SHAPES)],
         "linear": lambda: [SuitePart((WHO["labkit"],), SHAPES)],
     }
     monkeypatch.setattr(suites, "SUITES", made)
-    monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
     monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
 
 
@@ -130,8 +128,7 @@ def put(measured, device="nvidia-h200"):
 
 
 def labkit(*arguments, code=0):
-    result = CliRunner().invoke(main.cli, ["record", *arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    result = stage.labkit("record", *arguments)
     assert result.exit_code == code, result.output
     return result.output
 

@@ -8,15 +8,14 @@ from dataclasses import replace
 
 import click
 import pytest
-from click.testing import CliRunner
+import stage
 from rich.console import Console
-from simulated import DOUBLING, doubling, install
+from simulated import DOUBLING, doubling
 from taped import recorded
 
 from labkit import paths
 from labkit.bench import recorded_benchmark, report, run, suite_part, suites
 from labkit.bench.suite_part import SuitePart
-from labkit.cli import main
 from labkit.measure import machine, roofline, rows, sweeps
 from labkit.measure.contender import Contender
 from labkit.workloads import peers
@@ -27,18 +26,10 @@ LOST = "CUDA error: an illegal memory access was encountered"
 
 
 @pytest.fixture(autouse=True)
-def folders(tmp_path, monkeypatch):
-    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv(rows.TAPE, raising=False)
-    monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
+def folders(own_folders, tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "BUILD", tmp_path / "build")
     monkeypatch.setattr(roofline, "roofs", lambda **_: None)
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    return install(monkeypatch.setattr)
 
 
 class Toy:
@@ -84,8 +75,7 @@ def toy(gpu, monkeypatch):
 
 
 def run_labkit(*arguments, code=0):
-    result = CliRunner().invoke(main.cli, ["bench", *map(str, arguments)])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    result = stage.labkit("bench", *map(str, arguments))
     assert result.exit_code == code and "Traceback" not in result.output, result.output
     return result.output
 

@@ -24,9 +24,8 @@ def masked(mask):
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+def cache(own_folders):
+    return own_folders / "cache"
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from cases import vectors
 from counting import calls_checked
 
 from labkit import gpu
@@ -61,10 +62,6 @@ def affine(x, w, b, *, extra=0, missing_columns=0, missing_rows=0, contiguous=Tr
 
 def reference(x, w, b):
     return x * w + b
-
-
-def vectors(shape):
-    return torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape[-1])
 
 
 def one(shape):

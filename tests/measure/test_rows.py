@@ -31,9 +31,8 @@ COLUMNS = [name for name in SCHEMA if name != "trace"]
 
 
 @pytest.fixture
-def tapes(tmp_path, monkeypatch):
+def tapes(own_folders):
     """An empty folder in the place of the recorded devices."""
-    monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
     return paths.RECORDED
 
 

@@ -5,24 +5,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from simulated import DOUBLING, HERE, doubling, install, out_of_memory
+from simulated import DOUBLING, HERE, doubling, out_of_memory
 
 from labkit import paths
 from labkit.measure import clocks, machine, rows, sweeps
 from labkit.measure.contender import Contender
 
+pytestmark = pytest.mark.usefixtures("own_folders")
 POINTS = [{"batch": 2, "width": width} for width in (16, 32, 64)]
 
 
 @pytest.fixture
-def gpu(tmp_path, monkeypatch):
-    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv(rows.TAPE, raising=False)
-    return install(monkeypatch.setattr)
-
-
-@pytest.fixture
-def tape(gpu, tmp_path, monkeypatch):
+def tape(own_folders, tmp_path, monkeypatch):
     """The tape of a lesson that is being recorded."""
     monkeypatch.setenv(rows.TAPE, str(tmp_path / "lesson.jsonl"))
     return tmp_path / "lesson.jsonl"
