@@ -40,19 +40,16 @@ NOTHING_IS_LOST = "Nothing of your notebook is lost."
 # ---- the notebook's process --------------------------------------------------------------------------------
 
 
-def judge_in_child(
-    lesson: str, name: str, file: Path, *, seconds: float, memory: int, **limits: Any
-) -> Finding:
+def judge_in_child(lesson: str, name: str, file: Path, *, seconds: float, **limits: Any) -> Finding:
     """The finding for the cell in a file that hands in an answer to an exercise.
 
-    The answer may run for so many seconds and allocate so many bytes, and its kernels may take as many
-    seconds to compile. ``show`` gets what it prints, if it is given. Whatever the answer does becomes a
-    finding, never an exception.
+    The answer may run for so many seconds, and its kernels may take as many to compile; ``limits`` are the
+    others of `Forkserver.run`: ``memory`` in bytes, and ``show``, which gets what it prints. Whatever the
+    answer does becomes a finding, never an exception.
     """
-    limits |= {"seconds": seconds, "memory": memory}
     try:
         finding: Finding
-        finding, kernels = process(lesson).run(judge_file, lesson, name, file, **limits)
+        finding, kernels = process(lesson).run(judge_file, lesson, name, file, seconds=seconds, **limits)
         codegen.compile_many(kernels, seconds)
     except (codegen.CompileError, ValueError) as error:
         return _refused(find(lesson)[name], error)

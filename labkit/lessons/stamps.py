@@ -55,11 +55,9 @@ def recording_state(path: Path) -> RecordingState:
     current = notebooks.code_hash(path)
     if stamp.hash != current:
         return RecordingState(path.stem, "stale", f"outputs are of code {stamp.hash}, the code is {current}")
-    silent = marked_cells_without_outputs(notebook)
-    if silent:
-        return RecordingState(
-            path.stem, "stale", f"marked cells without outputs: {', '.join(map(str, silent))}"
-        )
+    if silent := marked_cells_without_outputs(notebook):
+        listed = ", ".join(map(str, silent))
+        return RecordingState(path.stem, "stale", f"marked cells without outputs: {listed}")
     return RecordingState(path.stem, "recorded", str(stamp))
 
 
