@@ -28,15 +28,9 @@ def groups(shape):
 
 
 ROWS = {
-    "loop": work.GROUPED_LINEARS,
-    "scripted": work.GROUPED_LINEARS,
-    "streamed": work.GROUPED_LINEARS,
-    "vmapped": work.GROUPED_LINEARS,
-    "conv_ones": work.GROUPED_CONV,
-    "conv_rows": work.GROUPED_CONV,
-    "bmm": work.GROUPED,
-    "einsum": work.GROUPED,
-    "grouped_mm": work.GROUPED,
+    **dict.fromkeys(("loop", "scripted", "streamed", "vmapped"), work.GROUPED_LINEARS),
+    **dict.fromkeys(("conv_ones", "conv_rows"), work.GROUPED_CONV),
+    **dict.fromkeys(("bmm", "einsum", "grouped_mm"), work.GROUPED),
 }
 TIME = ("conv_time", "combined", "vmapped_time")
 

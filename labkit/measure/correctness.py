@@ -273,18 +273,21 @@ class GuardZones(dispatch_mode.LightDispatchMode):
                 farthest = max(farthest, int(stray.max()) + 1 if len(stray) else 0)
         return farthest
 
+    def watches(self, func: Any, made: Any) -> bool:
+        """Whether what an operation made is to lie between fences."""
+        return func.overloadpacket in _UNINITIALISED and made.is_floating_point()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        if func.overloadpacket not in _UNINITIALISED or not made.is_floating_point():
+        if not self.watches(func, made):
             return made
         room = self.allocate(made.untyped_storage().nbytes() // made.element_size(), made)
-        return room.as_strided(made.size(), made.stride(), room.storage_offset())
+        room = room.as_strided(made.size(), made.stride(), room.storage_offset())
+        return room if "empty" in func._schema.name else room.copy_(made)
 
 
-_UNINITIALISED = {
-    getattr(torch.ops.aten, name)
-    for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-}
+_NEW = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+_UNINITIALISED = {getattr(torch.ops.aten, name) for name in _NEW}
 
 
 LAYOUTS: dict[str, Callable[[GuardZones, Tensor], Tensor]] = {

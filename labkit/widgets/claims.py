@@ -127,11 +127,11 @@ def _evaluate(value: Measured | float | None, plain: float | None, holds: Holds)
     return NEEDS_GPU, f"{value.kind} on {value.device}, {outcome}"
 
 
+@dataclass(repr=False)
 class Summary:
     """All claims of a session as one table."""
 
-    def __init__(self, claims: list[Claim]) -> None:
-        self.claims = claims
+    claims: list[Claim]
 
     def __str__(self) -> str:
         statuses = [claim.status for claim in self.claims]

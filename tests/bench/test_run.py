@@ -56,15 +56,12 @@ class Toy:
     def affine(self):
         who = (self.ours, self.other, self.peer)
         ranges = {"batch": (1, 64, 1), "width": (64, 512, 1)}
-        return [
-            SuitePart(who, SHAPES, "", ("float32",)),
-            SuitePart(who[:2], (), "", ("float32",), ranges=ranges),
-        ]
+        both = SuitePart(who[:2], (), "", ("float32",), ranges=ranges)
+        return [SuitePart(who, SHAPES, "", ("float32",)), both]
 
     def linear(self):
-        return [
-            SuitePart((self.ours,), SHAPES[:1], "", ("float32", "float16"), ("forward", "forward_backward"))
-        ]
+        dtypes, directions = ("float32", "float16"), ("forward", "forward_backward")
+        return [SuitePart((self.ours,), SHAPES[:1], "", dtypes, directions)]
 
 
 @pytest.fixture
@@ -172,9 +169,8 @@ def test_rows_that_would_not_be_measured_so_now_are_measured_again(toy, how, mon
 
 def test_an_edit_during_the_run_ends_it_and_leaves_no_row_under_the_wrong_code(toy, monkeypatch):
     code, edited = sweeps.source_label, []
-    monkeypatch.setattr(
-        sweeps, "source_label", lambda one: "code of the edit" if one.name in edited else code(one)
-    )
+    label = lambda one: "code of the edit" if one.name in edited else code(one)  # noqa: E731
+    monkeypatch.setattr(sweeps, "source_label", label)
     monkeypatch.setattr(run, "say", lambda *_: edited.append("eager"))  # at the first row
     output = run_labkit("affine", "--json", OUT, code=1)
     assert "bench/affine: the code of eager was edited while it was measured" in output
