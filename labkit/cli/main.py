@@ -204,8 +204,9 @@ def record_command(names: tuple[str, ...], strip_stale: bool, check: bool, again
     console = Console()
     if strip_stale or check:
         if names or again:
-            both = "--strip-stale and --check"
-            raise UserError(f"{both} look at all lessons and run nothing: leave the rest out")
+            raise UserError(
+                "--strip-stale and --check look at all lessons and run nothing: leave the rest out"
+            )
         _tidy(console, strip_stale, check)
         return
     with value_errors_as_messages():

@@ -291,10 +291,8 @@ _UNINITIALISED = {getattr(torch.ops.aten, name) for name in _NEW}
 
 
 LAYOUTS: dict[str, Callable[[GuardZones, Tensor], Tensor]] = {
-    "contiguous": lambda fences, t: fences.allocate(t.numel(), t).view(t.shape),
-    "transposed": lambda fences, t: (
-        fences.allocate(t.numel(), t).view(t.transpose(0, -1).shape).transpose(0, -1)
-    ),
-    "strided": lambda fences, t: fences.allocate(2 * t.numel(), t).view(*t.shape, 2)[..., 0],
-    "misaligned": lambda fences, t: fences.allocate(t.numel() + 1, t)[1:].view(t.shape),
+    "contiguous": lambda zone, t: zone.allocate(t.numel(), t).view(t.shape),
+    "transposed": lambda zone, t: zone.allocate(t.numel(), t).view(t.transpose(0, -1).shape).transpose(0, -1),
+    "strided": lambda zone, t: zone.allocate(2 * t.numel(), t).view(*t.shape, 2)[..., 0],
+    "misaligned": lambda zone, t: zone.allocate(t.numel() + 1, t)[1:].view(t.shape),
 }

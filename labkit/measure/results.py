@@ -10,7 +10,9 @@ import numpy as np
 import pandas as pd
 
 
-def _arithmetic(operation: Callable[[float, float], float]) -> Callable[..., "Measured"]:
+def _arithmetic(
+    operation: Callable[[float, float], float],
+) -> Callable[["Measured", "Measured | float"], "Measured"]:
     """A method that applies an operation to a figure and another one, or a plain number."""
 
     def method(self: "Measured", other: "Measured | float") -> "Measured":

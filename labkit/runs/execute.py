@@ -26,7 +26,7 @@ from nbconvert.exporters.html import HTMLExporter
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 from papermill.clientwrap import PapermillNotebookClient
-from papermill.engines import NBClientEngine, papermill_engines
+from papermill.engines import NBClientEngine, NotebookExecutionManager, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
 from labkit import paths
@@ -180,7 +180,9 @@ class _Client(PapermillNotebookClient):
         self._used: Counter[tuple[int, bool]] = Counter()
         """Characters that a cell has shown, by its index and whether they are text."""
 
-    def process_message(self, msg: dict[str, Any], cell: NotebookNode, cell_index: int) -> Any:
+    def process_message(
+        self, msg: dict[str, Any], cell: NotebookNode, cell_index: int
+    ) -> NotebookNode | None:
         fits = self._fits(msg["msg_type"], msg["content"], cell_index)
         made = super().process_message(msg, cell, cell_index) if fits else None
         if made is not None and made.output_type == "stream":
@@ -216,7 +218,9 @@ class _Engine(NBClientEngine):
     """papermill's engine with that client, and a sentence for a cell that could not report its own end."""
 
     @classmethod
-    def execute_managed_notebook(cls, nb_man: Any, kernel_name: str, **options: Any) -> None:
+    def execute_managed_notebook(
+        cls, nb_man: NotebookExecutionManager, kernel_name: str, **options: Any
+    ) -> None:
         limit_s: float = options["execution_timeout"]
         # the first cell stands for a kernel that does not even start
         running = [next(cell for _, cell in notebooks.code_cells(nb_man.nb))]
