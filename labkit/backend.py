@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+Environment = Mapping[str, str]
 OLDEST_CAPABILITY = (8, 0)
 """The lowest compute capability that Triton generates code for."""
 INTERPRET = "TRITON_INTERPRET"
@@ -49,14 +50,12 @@ class TorchBuild(NamedTuple):
     cuda: str | None
 
 
-def interpreting(environment: Mapping[str, str] = os.environ) -> bool:
+def interpreting(environment: Environment = os.environ) -> bool:
     """Whether TRITON_INTERPRET makes Triton interpret kernels instead of compiling them."""
     return environment.get(INTERPRET, "").lower() in ("1", "true", "yes", "on", "y")
 
 
-def why_interpreted(
-    driver: NvidiaDriver | None, torch: TorchBuild | None, environment: Mapping[str, str]
-) -> str:
+def why_interpreted(driver: NvidiaDriver | None, torch: TorchBuild | None, environment: Environment) -> str:
     """Why kernels have to be interpreted, the end of a sentence; empty where a GPU can run them."""
     if driver is None or not driver.gpus:
         return NO_DRIVER
@@ -79,7 +78,7 @@ def why_interpreted(
     return ""
 
 
-def visible_gpus(gpus: tuple[GpuInfo, ...], environment: Mapping[str, str]) -> list[GpuInfo]:
+def visible_gpus(gpus: tuple[GpuInfo, ...], environment: Environment) -> list[GpuInfo]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves to a program, by number or by the start of their UUID.
 
     CUDA numbers the fastest first; the higher capability stands for the faster one here. Of a MIG slice the

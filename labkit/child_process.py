@@ -28,6 +28,8 @@ from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
+Function = Callable[..., Any]
+Environment = Mapping[str, str]
 START_LIMIT_S = 180.0
 """Longest wait for a process to be ready for its call: on a slow disk importing torch takes minutes."""
 END_LIMIT_S = 10.0
@@ -46,9 +48,7 @@ class ChildError(RuntimeError):
     raised = False
 
 
-def run(
-    function: Callable[..., Any], *args: Any, environment: Mapping[str, str] = os.environ, **limits: Any
-) -> Any:
+def run(function: Function, *args: Any, environment: Environment = os.environ, **limits: Any) -> Any:
     """Call an importable function in a new Python process with these environment variables.
 
     ``limits`` are those of ``Forkserver.run``, which also says what is returned and raised.
@@ -67,10 +67,7 @@ class Forkserver:
     """
 
     def __init__(
-        self,
-        prepare: Callable[..., Any] = gc.collect,
-        *args: Any,
-        environment: Mapping[str, str] = os.environ,
+        self, prepare: Function = gc.collect, *args: Any, environment: Environment = os.environ
     ) -> None:
         self._prepare, self._environment = ForkingPickler.dumps((prepare, args)), dict(environment)
         self._start()
@@ -93,7 +90,7 @@ class Forkserver:
 
     def run(
         self,
-        function: Callable[..., Any],
+        function: Function,
         *args: Any,
         seconds: float,
         memory: int | None = None,

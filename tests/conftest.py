@@ -15,10 +15,11 @@ import torch
 from filelock import FileLock
 
 import labkit  # noqa: F401 - decides whether Triton interprets, which is not imported yet
+from labkit import paths
 from labkit.lessons import notebooks
-from labkit.measure import machine
+from labkit.measure import machine, rows
 
-pytest.register_assert_rewrite("grouped", "products", "recurring", "taught")
+pytest.register_assert_rewrite("grouped", "operators", "products", "recurring", "taught")
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,29 @@ def checks_passed(result, outputs):
     checks = [data for data in (d.get("application/vnd.labkit.check+json") for d in shown) if data]
     assert len({data["name"] for data in checks}) == len(checks), "a name is checked once"
     return {data["name"]: data["passed"] for data in checks}
+
+
+@pytest.fixture
+def own_folders(tmp_path, monkeypatch):
+    """A cache and a place for recorded devices of the test's own, and no tape that is being recorded."""
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
+    monkeypatch.delenv(rows.TAPE, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A machine in virtual time whose faster copy moves 10 bytes a microsecond."""
+    from simulated import install
+
+    return install(monkeypatch.setattr)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr("labkit.gpu.available", lambda: False)
+    monkeypatch.setattr("labkit.gpu.device", lambda: "cpu")
 
 
 @pytest.fixture
@@ -102,9 +126,6 @@ def room_for_large_tests(request):
 def clone(tmp_path, monkeypatch):
     """A toy clone without lessons, for this process and for those that it starts; kernels are interpreted."""
     import stage
-
-    from labkit import paths
-    from labkit.measure import rows
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(rows.TAPE, raising=False)

@@ -2,10 +2,7 @@
 
 import inspect
 import math
-from types import ModuleType
 from typing import Any, NamedTuple
-
-import pytest
 
 ROOM = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99}
 """KiB of shared memory that one block may use; a multiprocessor has 1 KiB more."""
@@ -47,11 +44,3 @@ class Recorder:
             self.made.append(Launch(self.kernel, grid, dict(zip(names, args, strict=True)), options))
 
         return launch
-
-
-def recorded(lesson: ModuleType, kernels: tuple[str, ...], patch: pytest.MonkeyPatch) -> list[Launch]:
-    """The list that fills with the launches of these kernels while ``patch`` lasts."""
-    made: list[Launch] = []
-    for name in kernels:
-        patch.setattr(lesson, name, Recorder(getattr(lesson, name), made))
-    return made

@@ -265,9 +265,8 @@ def launch_both_ways(call: Any, *tensors: Tensor) -> None:
 def registers_fit(programs: int, code: Any, target: str) -> bool:
     """Whether as many programs fit a multiprocessor: one KiB of each is the system's, registers go by 8."""
     registers = math.ceil(code.registers / 8) * 8 * 32 * code.num_warps
-    return (
-        programs * (code.shared_bytes + 1024) <= (ROOM[target] + 1) * 1024 and programs * registers <= 65536
-    )
+    shared = programs * (code.shared_bytes + 1024)
+    return shared <= (ROOM[target] + 1) * 1024 and programs * registers <= 65536
 
 
 # --- what the compiler makes of launches on other GPUs
@@ -317,9 +316,7 @@ def variants_of(
     for target, case in ((target, case) for target, several in cases.items() for case in several):
         with pytest.MonkeyPatch.context() as patch:
             made = recorded(patch, kernels)
-            pretend(
-                patch, limits_of(target), *(module for module in kernels if hasattr(module, "device_limits"))
-            )
+            pretend(patch, limits_of(target), *(one for one in kernels if hasattr(one, "device_limits")))
             launch(*case)
         for one in made:
             request = codegen.request(one.kernel, one.arguments, target=target, **one.options)

@@ -2,48 +2,22 @@
 
 import re
 
+import operators as op
 import pytest
 import torch
 from launches import POINTWISE
+from operators import GPU, INTERPRETED, Case, bf16, drawn, fp32, meta
+from operators import kernels_of as counted
 
-from labkit import gpu
-from labkit.measure import correctness
-from labkit.profiling import codegen, launch_counts
+from labkit.profiling import codegen
 
-GPU = pytest.mark.skipif(not gpu.available(), reason="CUDA graphs and thousands of steps need a GPU")
-INTERPRETED = pytest.mark.skipif(
-    gpu.available(), reason="a kernel's accesses can be watched only where it is interpreted"
-)
-bf16, fp32 = torch.bfloat16, torch.float32
+__all__ = ["GPU", "INTERPRETED", "bf16", "counted", "drawn", "fp32", "meta"]
 
 
-def examine(call, reference, inputs, *shapes, layouts=("contiguous",), dtypes=(fp32,), gradients=False):
+def examine(call, reference, inputs, *shapes, dtypes=(fp32,), gradients=False, **options):
     """Check a call against its float64 reference, in some of the layouts."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(correctness, "LAYOUTS", {name: correctness.LAYOUTS[name] for name in layouts})
-        correctness.check(call, reference, inputs, shapes=shapes, dtypes=dtypes, gradients=gradients)
-
-
-def drawn(inputs, *shape, dtype=fp32):
-    """Inputs of a shape, from seed 0, on the device of the tests."""
-    torch.manual_seed(0)
-    return [t.to(gpu.device(), dtype) for t in inputs(shape)]
-
-
-def meta(*shape, dtype=fp32):
-    """A tensor without memory."""
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def counted(call, *tensors):
-    """The launches of a call between fences of NaN, so that strays hit nothing else.
-
-    A load without its mask gives the right result wherever what it read too much is not used: its bytes tell.
-    """
-    fences = correctness.GuardZones()
-    placed = [fences.place(tensor, "contiguous") for tensor in tensors]
-    with fences:
-        return [launch for launch in launch_counts.count(lambda: call(*placed)).launches if launch.programs]
+    case = Case(call, reference, inputs, name="the kernel")
+    op.examine(case, *shapes, dtypes=dtypes, gradients=gradients, **options)
 
 
 def assert_no_backward(name, call, tensors):
@@ -69,3 +43,14 @@ def assert_float32(ttir):
     """Half precision is only loaded and stored, never computed with."""
     half = re.findall(r"arith\.\w+f .*xb?f16>", ttir)
     assert half and all(re.match(r"arith\.(extf|truncf) ", line) for line in half)
+
+
+def assert_loads_wide(made):
+    """Of two launches in bfloat16 the first loads 128 bits at once, the second, of an odd width, a number."""
+    found = compiled(made)
+    assert len(found) == 2 * len(POINTWISE)
+    for index, one in enumerate(found):
+        assert set(one.loads) == ({128} if index < len(found) / 2 else {16}), one
+        assert one.spills == 0, one
+        assert_float32(one.ttir)
+        assert one.ttir.count("arith.truncf") == 1, one

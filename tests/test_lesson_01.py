@@ -1,10 +1,11 @@
 """Lesson 1: its taught kernels and its execution. The finished layer is tried in kernels/test_affine.py."""
 
-import launches as launches_of
+import operators as op
 import pytest
 import torch
+from cases import vectors
 from counting import calls_checked
-from taught import INTERPRETED, assert_float32, assert_no_backward, compiled, counted, drawn, examine, meta
+from taught import INTERPRETED, assert_loads_wide, assert_no_backward, counted, drawn, examine, meta
 
 from labkit.measure import correctness
 from labkit.workloads.elementwise import AFFINE
@@ -15,10 +16,6 @@ NAME = "01_launch_overhead"
 
 def pairs(shape):
     return torch.randn(shape), torch.randn(shape)
-
-
-def vectors(shape):
-    return torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape[-1])
 
 
 TAUGHT = {"add": (torch.add, pairs), "affine": (AFFINE.reference, vectors)}
@@ -45,17 +42,10 @@ def test_a_taught_kernel_that_has_no_backward_says_so(lesson, name):
 
 
 def test_for_other_gpus_a_good_width_loads_wide_and_an_odd_one_does_not(lesson, monkeypatch):
-    made = launches_of.recorded(lesson, ("affine_kernel",), monkeypatch)
+    made = op.recorded(monkeypatch, {lesson: ("affine_kernel",)})
     for width in (160, 161):
         lesson.affine(*(meta(*shape, dtype=torch.bfloat16) for shape in ((1030, width), (width,), (width,))))
-    found = compiled(made)
-    assert len(found) == 2 * len(launches_of.POINTWISE)
-    for index, one in enumerate(found):
-        wide = index < len(found) / 2
-        assert set(one.loads) == ({128} if wide else {16}), one
-        assert one.spills == 0, one
-        assert_float32(one.ttir)
-        assert one.ttir.count("arith.truncf") == 1, one
+    assert_loads_wide(made)
 
 
 # --- the lesson as a whole ----------------------------------------------------------------------------
@@ -63,8 +53,3 @@ def test_for_other_gpus_a_good_width_loads_wide_and_an_odd_one_does_not(lesson, 
 
 def test_it_runs_to_its_end_in_silence_and_checks_its_kernel_on_the_whole_grid(checks_passed):
     assert checks_passed["add"] >= sum(map(calls_checked, correctness.SHAPES)) / 2
-
-
-@INTERPRETED
-def test_no_time_is_claimed_without_a_gpu(result):
-    assert result.claims_held > 0 and result.not_held == () and result.claims_need_gpu > result.claims_held

@@ -2,21 +2,12 @@
 
 import math
 
-import launches as launches_of
+import operators as op
 import pytest
 import torch
+from cases import gated as chain_inputs
 from counting import calls_checked
-from taught import (
-    INTERPRETED,
-    assert_float32,
-    assert_no_backward,
-    bf16,
-    compiled,
-    counted,
-    drawn,
-    examine,
-    meta,
-)
+from taught import INTERPRETED, assert_loads_wide, assert_no_backward, bf16, counted, drawn, examine, meta
 from torch.nn import functional
 
 from labkit.measure import correctness
@@ -25,10 +16,6 @@ from labkit.workloads.mlp import chain
 pytestmark = pytest.mark.usefixtures("cache")
 NAME = "02_kernel_fusion"
 SHAPES = ((4, 6), (1, 1), (3, 513), (1, 4097), (0, 8))
-
-
-def chain_inputs(shape):
-    return torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape)
 
 
 def test_the_chain_is_right_beyond_one_block_and_without_rows(lesson):
@@ -103,17 +90,11 @@ def test_a_chain_of_more_elements_than_32_bits_count(lesson):
 
 
 def test_for_other_gpus_a_good_width_loads_wide_and_an_odd_one_does_not(lesson, monkeypatch):
-    made = launches_of.recorded(lesson, ("chain_kernel",), monkeypatch)
+    made = op.recorded(monkeypatch, {lesson: ("chain_kernel",)})
     for width in (160, 161):
         full, row = meta(1030, width, dtype=bf16), meta(width, dtype=bf16)
         lesson.chain(full, row, full)
-    found = compiled(made)
-    assert len(found) == 2 * len(launches_of.POINTWISE)
-    for index, one in enumerate(found):
-        assert set(one.loads) == ({128} if index < len(found) / 2 else {16}), one
-        assert one.spills == 0, one
-        assert_float32(one.ttir)
-        assert one.ttir.count("arith.truncf") == 1, one
+    assert_loads_wide(made)
 
 
 # --- the lesson as a whole ----------------------------------------------------------------------------
@@ -129,8 +110,3 @@ def test_it_runs_to_its_end_in_silence_and_checks_the_layer(checks_passed):
 def test_the_debugger_stops_inside_the_kernel_and_finds_the_infinity(outputs):
     (session,) = [output.text for output in outputs if "gelu_kernel()" in output.get("text", "")]
     assert session.count("(Pdb)") == 4 and "inf]" in session and session.count("nan]") == 2
-
-
-@INTERPRETED
-def test_no_time_is_claimed_without_a_gpu(result):
-    assert result.claims_held > 0 and result.not_held == () and result.claims_need_gpu > result.claims_held

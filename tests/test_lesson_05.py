@@ -2,7 +2,7 @@
 
 import re
 
-import launches as launches_of
+import operators as op
 import pytest
 import torch
 from counting import calls_checked
@@ -46,7 +46,7 @@ def test_rows_are_read_and_written_once_and_each_program_reads_every_weight(less
 
 
 def test_for_other_gpus_two_weights_fit_on_chip_and_tensor_cores_multiply(lesson, monkeypatch):
-    made = launches_of.recorded(lesson, ("block_kernel", "network_kernel"), monkeypatch)
+    made = op.recorded(monkeypatch, {lesson: ("block_kernel", "network_kernel")})
     for dtype in (bf16, fp32):
         x, weight, row = (
             meta(256, 128, dtype=dtype),
@@ -109,8 +109,3 @@ def test_a_training_step_is_replayed_on_every_machine_and_follows_its_rate(outpu
     )
     assert len({*still}) > 1 and max(still) - min(still) < 0.1 * still[0], "dropout alone changes it"
     assert learning[-1] < 0.9 * min(still)
-
-
-@INTERPRETED
-def test_no_time_is_claimed_without_a_gpu(result):
-    assert (result.claims_held, result.not_held, result.claims_need_gpu) == (0, (), 8)

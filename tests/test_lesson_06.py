@@ -2,9 +2,10 @@
 
 import math
 
-import launches as launches_of
+import operators as op
 import pytest
 import torch
+from cases import rows_of
 from counting import calls_checked
 from recurring import offsets
 from taught import (
@@ -28,13 +29,6 @@ pytestmark = pytest.mark.usefixtures("cache")
 NAME = "06_row_reductions"
 SHAPES = ((33, 64), (2, 5, 20), (1, 3), (1, 1), (0, 8), (3, 600))
 KERNELS = ("lane_norm_kernel", "row_sum_kernel", "row_norm_kernel", "backward_kernel", "softmax_kernel")
-
-
-def rows_of(shape):
-    """A quarter of the weight is zero: what it was multiplied with cannot be told from the product."""
-    weight = 1 + 0.1 * torch.randn(shape[-1])
-    weight[1::4] = 0
-    return torch.randn(shape) * torch.randn(*shape[:-1], 1).exp(), weight
 
 
 @pytest.mark.parametrize("warps", [1, 4])
@@ -126,7 +120,7 @@ def test_rows_of_more_elements_than_32_bits_count(lesson):
 
 
 def test_for_other_gpus_one_warp_adds_up_by_shuffles_and_places_are_counted_in_64_bits(lesson, monkeypatch):
-    made = launches_of.recorded(lesson, KERNELS, monkeypatch)
+    made = op.recorded(monkeypatch, {lesson: KERNELS})
     x, weight = meta(64, 512, dtype=bf16), meta(512, dtype=bf16)
     lesson.row_norm(x, weight, 1)
     lesson.row_norm(x, weight, 2)
@@ -149,7 +143,7 @@ def test_for_other_gpus_one_warp_adds_up_by_shuffles_and_places_are_counted_in_6
 
 @INTERPRETED
 def test_8192_numbers_on_one_warp_are_too_many_for_its_registers(lesson, monkeypatch):
-    made = launches_of.recorded(lesson, KERNELS, monkeypatch)
+    made = op.recorded(monkeypatch, {lesson: KERNELS})
     for warps in (1, 4):
         lesson.row_norm(meta(64, 8192), meta(8192), warps)
     one, four = compiled(made, ("sm_90",))
@@ -162,8 +156,3 @@ def test_8192_numbers_on_one_warp_are_too_many_for_its_registers(lesson, monkeyp
 def test_it_runs_to_its_end_in_silence_and_checks_the_softmax(checks_passed):
     assert checks_passed.keys() == {"softmax"}
     assert checks_passed["softmax"] >= sum(calls_checked(shape) for shape in ((3, 5), (1, 1), (2, 1500)))
-
-
-@INTERPRETED
-def test_the_published_table_and_the_compiler_are_claimed_and_no_time_is(result):
-    assert (result.claims_held, result.not_held, result.claims_need_gpu) == (3, (), 5)

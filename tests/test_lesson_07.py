@@ -3,9 +3,10 @@
 import math
 from functools import partial
 
-import launches as launches_of
+import operators as op
 import pytest
 import torch
+from cases import weight_of
 from counting import calls_checked
 from recurring import offsets
 from taught import GPU, INTERPRETED, assert_no_backward, bf16, compiled, counted, drawn, examine, meta
@@ -36,10 +37,7 @@ def sequences(shape):
 
 
 def normed_sequences(shape):
-    """A quarter of the weight is zero: what it was multiplied with cannot be told from the product."""
-    weight = 1 + 0.1 * torch.randn(shape[-1])
-    weight[1::4] = 0
-    return *sequences(shape), weight
+    return *sequences(shape), weight_of(shape[-1])
 
 
 CONTIGUOUS = dict(layouts=("contiguous",), dtypes=tuple(correctness.DTYPES))
@@ -165,7 +163,7 @@ def test_steps_whose_address_needs_64_bits(lesson, kernel, sizes):
 
 def test_for_other_gpus_places_have_64_bits_and_loads_stand_where_the_lesson_says(lesson, monkeypatch):
     names = ("recurrence", "ahead", "backward", "reset", "tree", "normed", "total")
-    made = launches_of.recorded(lesson, tuple(f"{name}_kernel" for name in names), monkeypatch)
+    made = op.recorded(monkeypatch, {lesson: tuple(f"{name}_kernel" for name in names)})
     full = meta(2, 64, 128)
     for call in (lesson.recurrence, lesson.ahead, lesson.tree):
         call(full, full)
@@ -233,8 +231,3 @@ def test_growing_gates_break_the_tree_alone(outputs):
     said = "".join(output.get("text", "") for output in outputs)
     for line in ("loop     [0.0, 1.0]", "tree     [nan, nan]", "labkit   [0.0, 1.0]"):
         assert line in said, line
-
-
-@INTERPRETED
-def test_no_time_is_claimed_without_a_gpu(result):
-    assert (result.claims_held, result.not_held) == (1, ()) and result.claims_need_gpu == 7

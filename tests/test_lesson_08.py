@@ -188,8 +188,3 @@ def test_on_each_gpu_the_lesson_takes_a_width_that_launches(lesson, monkeypatch,
 
 def test_it_runs_to_its_end_in_silence_and_checks_its_kernels(checks_passed):
     assert set(checks_passed) == {"rnn", "AHEAD", "STAY"}
-
-
-@INTERPRETED
-def test_no_time_is_claimed_without_a_gpu(result):
-    assert result.claims_held == 2 and result.not_held == () and result.claims_need_gpu == 6

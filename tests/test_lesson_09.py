@@ -3,7 +3,7 @@
 import json
 import math
 
-import launches as launches_of
+import operators as op
 import pandas as pd
 import pytest
 import torch
@@ -146,7 +146,7 @@ def test_three_kernels_write_nothing_twice(lesson):
 
 def test_for_other_gpus_two_jobs_in_one_kernel_cost_programs_but_no_spills(lesson, monkeypatch):
     """What the lesson says: fewer programs fit than sequences need, and the products are on tensor cores."""
-    made = launches_of.recorded(lesson, ("sequence_kernel",), monkeypatch)
+    made = op.recorded(monkeypatch, {lesson: ("sequence_kernel",)})
     lesson.sequences(*(meta(*t.shape, dtype=bf16) for t in before_inputs((1024, 64, 128))))
     ampere, hopper = compiled(made, targets=("sm_80", "sm_90"))
     assert ampere.spills == hopper.spills == 0 and ampere.matrix and hopper.matrix
@@ -276,8 +276,3 @@ def test_from_a_tape_the_wall_is_predicted_and_the_bound_is_a_sum_of_floors(from
 
 def test_it_runs_to_its_end_in_silence_and_checks_its_kernels(checks_passed):
     assert set(checks_passed) == {"two"}
-
-
-@INTERPRETED
-def test_no_time_is_claimed_without_a_gpu(result):
-    assert (result.claims_held, result.not_held, result.claims_need_gpu) == (0, (), 7)

@@ -23,11 +23,7 @@ def gru() -> list[SuitePart]:
     sizes, dtypes = {"time": (FEW_STEPS, STEPS)}, ("bfloat16", "float32")  # TorchRL names no other
     torchrl = Contender("TorchRL", peers.torchrl_gru, layer.GRU, peer="torchrl", dtypes=dtypes, sizes=sizes)
     who, directions = (loop, batch_first, cudnn, torchrl, ours), ("forward", "forward_backward")
-    fixed = tuple(
-        {"batch": batch, "time": STEPS, "width": width}
-        for width, batches in SIZES.items()
-        for batch in batches
-    )
+    fixed = tuple({"batch": n, "time": STEPS, "width": width} for width, many in SIZES.items() for n in many)
     few = ({"batch": 512, "time": FEW_STEPS, "width": 128},)
     ranges: Ranges = {"batch": (16, 4096, 1), "time": (1, 512, 1), "width": (16, 128, 1)}
     return [

@@ -41,9 +41,8 @@ def measure_suites(
     def on_row(name: str, _done: int, _total: int, row: Row) -> None:
         if row.source != code[row.suite, row.contender]:
             rows.write(tape(name), (kept for kept in rows.read(tape(name)) if kept.key != row.key))
-            raise click.ClickException(
-                f"{row.suite}: the code of {row.contender} was edited while it was measured"
-            )
+            edited = f"the code of {row.contender} was edited while it was measured"
+            raise click.ClickException(f"{row.suite}: {edited}")
         measured.append(row)
         say(console, f"{name}: row {len(measured)} of {total}: {describe(row)}")
         if row.median_us is None and gpu.is_lost():

@@ -73,9 +73,8 @@ class SuitePart:
         Contenders that are compiled, tune themselves or are for some sizes only are at the first SLOW_SIZES
         shapes, all others at every one. ValueError where the ranges hold too few such shapes.
         """
-        quick = tuple(
-            one for one in self.contenders if not (one.compiled or one.sizes or one.peer in TUNE_THEMSELVES)
-        )
+        slow = [one for one in self.contenders if one.compiled or one.sizes or one.peer in TUNE_THEMSELVES]
+        quick = tuple(one for one in self.contenders if one not in slow)
         made = []
         for turn, dtype in enumerate(DRAWN_DTYPES):
             numbers = range(turn, count, len(DRAWN_DTYPES))

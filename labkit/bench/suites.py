@@ -228,9 +228,7 @@ def grouped() -> list[SuitePart]:
 # ---- graphs, and a small network ---------------------------------------------------------------------------
 
 
-def _built_for_inputs(
-    make: Callable[..., Callable[..., Any]], call: Callable[..., Tensor]
-) -> Callable[..., Tensor]:
+def _built_for_inputs(make: Callable[..., Any], call: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The call, made anew for the inputs it is first called with by ``make``, which gets it as a function of
     x alone, and x."""
     made: dict[int, tuple[Callable[..., Any], Any]] = {}

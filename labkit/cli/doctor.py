@@ -142,9 +142,8 @@ def lines(facts: Facts) -> list[tuple[str, str]]:
     kernels = f"interpreted on the CPU: {facts.reason}" if facts.reason else "compiled for the GPU"
     if facts.versions.get("triton") is None or "triton" in facts.broken:
         kernels = "none can run without triton"
-    no_roofs = (
-        "those of a recorded GPU are used" if facts.reason else "not measured yet: labkit doctor --measure"
-    )
+    missing = "not measured yet: labkit doctor --measure"
+    no_roofs = "those of a recorded GPU are used" if facts.reason else missing
     headers = f"Python.h {'found' if facts.headers else 'missing'} (needed on a GPU)"
     cache = paths.cache()
     there = next(folder for folder in (cache, *cache.parents) if folder.exists())

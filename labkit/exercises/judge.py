@@ -40,19 +40,16 @@ NOTHING_IS_LOST = "Nothing of your notebook is lost."
 # ---- the notebook's process --------------------------------------------------------------------------------
 
 
-def judge_in_child(
-    lesson: str, name: str, file: Path, *, seconds: float, memory: int, **limits: Any
-) -> Finding:
+def judge_in_child(lesson: str, name: str, file: Path, *, seconds: float, **limits: Any) -> Finding:
     """The finding for the cell in a file that hands in an answer to an exercise.
 
-    The answer may run for so many seconds and allocate so many bytes, and its kernels may take as many
-    seconds to compile. ``show`` gets what it prints, if it is given. Whatever the answer does becomes a
-    finding, never an exception.
+    The answer may run for so many seconds, and its kernels may take as many to compile; ``limits`` are the
+    others of `Forkserver.run`: ``memory`` in bytes, and ``show``, which gets what it prints. Whatever the
+    answer does becomes a finding, never an exception.
     """
-    limits |= {"seconds": seconds, "memory": memory}
     try:
         finding: Finding
-        finding, kernels = process(lesson).run(judge_file, lesson, name, file, **limits)
+        finding, kernels = process(lesson).run(judge_file, lesson, name, file, seconds=seconds, **limits)
         codegen.compile_many(kernels, seconds)
     except (codegen.CompileError, ValueError) as error:
         return _refused(find(lesson)[name], error)
@@ -244,14 +241,9 @@ class JudgeGuardZones(correctness.GuardZones):
     def __init__(self) -> None:
         super().__init__(GUARD_ELEMENTS)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+    def watches(self, func: Any, made: Any) -> bool:
         is_new = all(value.alias_info is None for value in func._schema.returns)
-        if not (is_new and isinstance(made, Tensor) and made.numel()):
-            return made
-        room = self.allocate(made.untyped_storage().nbytes() // made.element_size(), made)
-        room = room.as_strided(made.size(), made.stride(), room.storage_offset())
-        return room if "empty" in func._schema.name else room.copy_(made)
+        return is_new and isinstance(made, Tensor) and made.numel() > 0
 
     def crossed(self, addresses: list[np.ndarray]) -> int:
         """How many of these addresses lie in a fence."""

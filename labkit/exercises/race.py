@@ -97,9 +97,8 @@ def _run_at_size(lesson: str, name: str, file: Path) -> str:
         torch.manual_seed(0)
         given = [each.to(dtype) for each in race.work.inputs(size)]
         assert race.work.reference is not None, "a race has a right result"
-        fences = correctness.GuardZones(
-            min(FENCE_BYTES, torch.cuda.mem_get_info()[0] // 32) // dtype.itemsize
-        )
+        fence = min(FENCE_BYTES, torch.cuda.mem_get_info()[0] // 32)
+        fences = correctness.GuardZones(fence // dtype.itemsize)
         placed = [fences.place(each, "contiguous") for each in given]
         with gpu.full_float32():
             want = _results(race, race.work.reference, [each.float() for each in given])

@@ -41,6 +41,9 @@ COPY_TO_THE_HOST = {"cpu", "numpy", "tolist", "__array__", "__repr__"}
 """Methods that wait in the same way, and are no operations where the tensor lies on the CPU."""
 
 
+Shape = tuple[int, int] | None
+
+
 class LogEntry(NamedTuple):
     """One thing that happened on a simulated GPU.
 
@@ -54,7 +57,7 @@ class LogEntry(NamedTuple):
     """The time stamp; the host's time for everything else."""
     pending: bool
     """Whether the device still had work."""
-    shape: tuple[int, int] | None
+    shape: Shape
     """Of the input."""
     calls: int
     """How many captured calls a replay runs."""
@@ -94,9 +97,7 @@ class SimulatedGpu(dispatch_mode.LightDispatchMode):
 
     # ---- time ----------------------------------------------------------------------------------------------
 
-    def note(
-        self, event: str, us: float | None = None, shape: tuple[int, int] | None = None, calls: int = 0
-    ) -> None:
+    def note(self, event: str, us: float | None = None, shape: Shape = None, calls: int = 0) -> None:
         """Append to the log."""
         pending = self.device_us > self.host_us
         self.log.append(LogEntry(event, self.host_us if us is None else us, pending, shape, calls))
@@ -136,10 +137,8 @@ class SimulatedGpu(dispatch_mode.LightDispatchMode):
         """Replace torch.cuda and the clocks of ``time``, also where the answer's module imported them."""
         clocks: dict[str, Any] = {}
         for name in ("perf_counter", "monotonic", "time"):
-            clocks |= {
-                name: lambda: self.clock_us() / 1e6,
-                f"{name}_ns": lambda: round(self.clock_us() * 1e3),
-            }
+            clocks[name] = lambda: self.clock_us() / 1e6
+            clocks[f"{name}_ns"] = lambda: round(self.clock_us() * 1e3)
         cuda = {name: new for name, new in vars(self.cuda).items() if not name.startswith("_")}
         module_names = getattr(inspect.unwrap(answer), "__globals__", {})
         with ExitStack() as stack:
@@ -248,19 +247,17 @@ def _cuda_of(gpu: SimulatedGpu) -> ModuleType:
     """What an answer gets for torch.cuda."""
 
     @contextmanager
-    def graph(
-        cuda_graph: CUDAGraph, pool: Any = None, stream: Stream | None = None, **options: Any
-    ) -> Iterator[None]:
+    def graph(graph: CUDAGraph, pool: Any = None, stream: Stream | None = None, **_: Any) -> Iterator[None]:
         """A context whose work is captured, on a stream of its own if none is given."""
         with stream or Stream(gpu):
-            cuda_graph.capture_begin()
+            graph.capture_begin()
             gpu.host_us = max(gpu.host_us, gpu.device_us) + gpu.wait_us
             try:
                 yield
             except BaseException:
                 gpu.capturing = None
                 raise
-            cuda_graph.capture_end()
+            graph.capture_end()
 
     cuda = ModuleType("simulated torch.cuda")
     vars(cuda).update(

@@ -47,19 +47,16 @@ def recording_state(path: Path) -> RecordingState:
     """Whether a lesson's outputs are there, and made by its present code."""
     notebook = notebooks.read_json(path)
     stamp = read_stamp(notebook)
-    shown = any(cell["outputs"] for _, cell in notebooks.code_cells(notebook))
-    if stamp is None and not shown:
-        return RecordingState(path.stem, "no outputs", "")
     if stamp is None:
-        return RecordingState(path.stem, "stale", "has outputs that nothing vouches for")
+        if any(cell["outputs"] for _, cell in notebooks.code_cells(notebook)):
+            return RecordingState(path.stem, "stale", "has outputs that nothing vouches for")
+        return RecordingState(path.stem, "no outputs", "")
     current = notebooks.code_hash(path)
     if stamp.hash != current:
         return RecordingState(path.stem, "stale", f"outputs are of code {stamp.hash}, the code is {current}")
-    silent = marked_cells_without_outputs(notebook)
-    if silent:
-        return RecordingState(
-            path.stem, "stale", f"marked cells without outputs: {', '.join(map(str, silent))}"
-        )
+    if silent := marked_cells_without_outputs(notebook):
+        listed = ", ".join(map(str, silent))
+        return RecordingState(path.stem, "stale", f"marked cells without outputs: {listed}")
     return RecordingState(path.stem, "recorded", str(stamp))
 
 

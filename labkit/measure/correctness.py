@@ -14,6 +14,7 @@ from torch import Tensor
 
 from labkit import dispatch_mode, gpu
 
+Call = Callable[..., Tensor]
 Inputs = Callable[[tuple[int, ...]], tuple[Tensor, ...]]
 
 SHAPES = ((64, 128), (37, 33), (5, 640), (1, 1), (3, 5, 33), (3600, 3), (19,), (0, 8), (4, 0))
@@ -49,8 +50,8 @@ class CorrectnessReport:
 
 
 def check(
-    call: Callable[..., Tensor],
-    reference: Callable[..., Tensor],
+    call: Call,
+    reference: Call,
     inputs: Inputs,
     *,
     shapes: Sequence[tuple[int, ...]] = SHAPES,
@@ -115,8 +116,8 @@ def _cases(
 
 
 def _errors(
-    call: Callable[..., Tensor],
-    reference: Callable[..., Tensor],
+    call: Call,
+    reference: Call,
     drawn: Sequence[Tensor],
     dtype: torch.dtype,
     layout: str,
@@ -170,7 +171,7 @@ def _errors(
     return errors
 
 
-def _evaluate(call: Callable[..., Tensor], inputs: Sequence[Tensor], upstream: Tensor | None) -> list[Tensor]:
+def _evaluate(call: Call, inputs: Sequence[Tensor], upstream: Tensor | None) -> list[Tensor]:
     """The output, and with an upstream gradient the gradient of every input."""
     if upstream is None:
         return [call(*inputs).detach()]
@@ -179,9 +180,7 @@ def _evaluate(call: Callable[..., Tensor], inputs: Sequence[Tensor], upstream: T
     return [output.detach(), *torch.autograd.grad(output, leaves, upstream)]
 
 
-def _float32_noise(
-    reference: Callable[..., Tensor], exact: Sequence[Tensor], upstream: Tensor | None
-) -> list[float]:
+def _float32_noise(reference: Call, exact: Sequence[Tensor], upstream: Tensor | None) -> list[float]:
     """What float32 arithmetic cannot do better: large where terms cancel, as in the gradient of a norm.
 
     Eight times the largest error of the reference itself in float32, for a few inputs close to these.
@@ -189,10 +188,9 @@ def _float32_noise(
     worst = []
     for _ in range(3):
         near = [(t * (1 + 1e-3 * torch.randn_like(t))).float() for t in exact]
-        single = _evaluate(reference, near, None if upstream is None else upstream.float())
-        double = _evaluate(
-            reference, [t.double() for t in near], None if upstream is None else upstream.double()
-        )
+        dy = None if upstream is None else upstream.float()
+        single = _evaluate(reference, near, dy)
+        double = _evaluate(reference, [t.double() for t in near], None if dy is None else dy.double())
         pairs = zip(single, double, strict=True)
         worst.append([(s.double() - d).abs().max().item() if d.numel() else 0.0 for s, d in pairs])
     return [8 * max(errors) for errors in zip(*worst, strict=True)]
@@ -218,9 +216,7 @@ def diagnose(got: Tensor, want: Tensor, tolerance: float, slack: float = 0.0) ->
     wrong = ~((got - want).abs() <= tolerance * (want.abs() + rms) + slack)
     if not wrong.any():
         return ""
-    excess = torch.where(
-        wrong, (got - want).abs().nan_to_num(math.inf), torch.tensor(-1.0, dtype=torch.float64)
-    )
+    excess = torch.where(wrong, (got - want).abs().nan_to_num(math.inf), -1.0)
     worst = tuple(int(i) for i in torch.unravel_index(excess.argmax(), want.shape))
     return (
         f"{int(wrong.sum())} of {want.numel()} elements; "
@@ -277,25 +273,26 @@ class GuardZones(dispatch_mode.LightDispatchMode):
                 farthest = max(farthest, int(stray.max()) + 1 if len(stray) else 0)
         return farthest
 
+    def watches(self, func: Any, made: Any) -> bool:
+        """Whether what an operation made is to lie between fences."""
+        return func.overloadpacket in _UNINITIALISED and made.is_floating_point()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        if func.overloadpacket not in _UNINITIALISED or not made.is_floating_point():
+        if not self.watches(func, made):
             return made
         room = self.allocate(made.untyped_storage().nbytes() // made.element_size(), made)
-        return room.as_strided(made.size(), made.stride(), room.storage_offset())
+        room = room.as_strided(made.size(), made.stride(), room.storage_offset())
+        return room if "empty" in func._schema.name else room.copy_(made)
 
 
-_UNINITIALISED = {
-    getattr(torch.ops.aten, name)
-    for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-}
+_NEW = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+_UNINITIALISED = {getattr(torch.ops.aten, name) for name in _NEW}
 
 
 LAYOUTS: dict[str, Callable[[GuardZones, Tensor], Tensor]] = {
-    "contiguous": lambda fences, t: fences.allocate(t.numel(), t).view(t.shape),
-    "transposed": lambda fences, t: (
-        fences.allocate(t.numel(), t).view(t.transpose(0, -1).shape).transpose(0, -1)
-    ),
-    "strided": lambda fences, t: fences.allocate(2 * t.numel(), t).view(*t.shape, 2)[..., 0],
-    "misaligned": lambda fences, t: fences.allocate(t.numel() + 1, t)[1:].view(t.shape),
+    "contiguous": lambda zone, t: zone.allocate(t.numel(), t).view(t.shape),
+    "transposed": lambda zone, t: zone.allocate(t.numel(), t).view(t.transpose(0, -1).shape).transpose(0, -1),
+    "strided": lambda zone, t: zone.allocate(2 * t.numel(), t).view(*t.shape, 2)[..., 0],
+    "misaligned": lambda zone, t: zone.allocate(t.numel() + 1, t)[1:].view(t.shape),
 }

@@ -29,6 +29,7 @@ from typing import Any
 
 from labkit import gpu
 
+Stop = Callable[[], bool]
 LOCK_FOLDER_VARIABLE = "LABKIT_TURNS"
 """Environment variable: the folder where the processes meet, if it is not /tmp/labkit-turns."""
 SILENT_S = 0.2
@@ -43,7 +44,7 @@ class StoppedError(RuntimeError):
     """The measurement was asked to stop before it was complete."""
 
 
-def raise_if_stopped(stop: Callable[[], bool]) -> None:
+def raise_if_stopped(stop: Stop) -> None:
     """Raise StoppedError when ``stop()`` is true."""
     if stop():
         raise StoppedError("stopped before the measurement was complete")
@@ -115,7 +116,7 @@ def held_gpu() -> str:
 
 
 @contextmanager
-def gpu_lock(stop: Callable[[], bool] = lambda: False) -> Iterator[None]:
+def gpu_lock(stop: Stop = lambda: False) -> Iterator[None]:
     """The GPU to oneself, among all processes of the machine that ask for it: one after another as they came.
 
     Hold it around what is timed, for seconds, and not around what is compiled or checked. Whoever has it may
@@ -136,7 +137,7 @@ def gpu_lock(stop: Callable[[], bool] = lambda: False) -> Iterator[None]:
             _release()
 
 
-def _wait_in_queue(uuid: str, stop: Callable[[], bool]) -> None:
+def _wait_in_queue(uuid: str, stop: Stop) -> None:
     """Wait until this process has the GPU; go on without where there is no folder or no lock to be had."""
     global _ticket
     shown, began = "", time.monotonic()
@@ -191,18 +192,15 @@ SHOW_QUEUE: ContextVar[Callable[[str], None]] = ContextVar("SHOW_QUEUE", default
 
 # ---- threads of one process --------------------------------------------------------------------------------
 
-RUN_ON_MAIN_THREAD: ContextVar[Callable[[Callable[[], Any]], Any]] = ContextVar(
-    "RUN_ON_MAIN_THREAD", default=lambda section: section()
-)
+Section = Callable[[], Any]
+RUN_ON_MAIN_THREAD = ContextVar[Callable[[Section], Any]]("RUN_ON_MAIN_THREAD", default=lambda act: act())
 """Calls a capture or a sample. A panel that measures in a thread has the thread of the cells call it:
 while a graph is captured no other thread may draw random numbers, and what a cell does would be timed too."""
 _waiting: SimpleQueue[Callable[[], None]] = SimpleQueue()
 _THREAD_LOCK = threading.RLock()
 
 
-def on_main_thread(
-    section: Callable[[], Any], wake: Callable[[Callable[[], None]], Any], stop: Callable[[], bool]
-) -> Any:
+def on_main_thread(section: Section, wake: Callable[[Callable[[], None]], Any], stop: Stop) -> Any:
     """Have the main thread call ``section`` between cells, and wait for its result.
 
     ``wake`` has a function called there as soon as no cell keeps it busy. StoppedError when ``stop()`` turns
@@ -247,7 +245,7 @@ def run_waiting() -> None:
 
 
 @contextmanager
-def thread_lock(stop: Callable[[], bool] = lambda: False) -> Iterator[None]:
+def thread_lock(stop: Stop = lambda: False) -> Iterator[None]:
     """The device to oneself, among the threads of this process: a panel measures while cells run.
 
     Raises StoppedError when ``stop()`` turns true while another thread has it.

@@ -153,21 +153,12 @@ class Results(pd.DataFrame):
         are what the spreads of both allow (p20 over p80, and the reverse); ``noise`` disturbed either.
         """
         both = self.paired(of, over, x)
-        return pd.DataFrame(
-            {
-                "series": series or f"{of} over {over}",
-                "contender": of,
-                x: both[x],
-                "speedup": both["median_us_over"] / both["median_us_of"],
-                "low": both["p20_us_over"] / both["p80_us_of"],
-                "high": both["p80_us_over"] / both["p20_us_of"],
-                "kind": both["kind"],
-                "device": both["device"],
-                "date": both["date_of"],
-                "source": "",
-                "noise": both["noise_of"].where(both["noise_of"] != "", both["noise_over"]),
-            }
-        )
+        found = pd.DataFrame({"series": series or f"{of} over {over}", "contender": of, x: both[x]})
+        ratios = {"speedup": ("median", "median"), "low": ("p20", "p80"), "high": ("p80", "p20")}
+        for name, (above, below) in ratios.items():
+            found[name] = both[f"{above}_us_over"] / both[f"{below}_us_of"]
+        noise = both["noise_of"].where(both["noise_of"] != "", both["noise_over"])
+        return found.assign(**both[["kind", "device"]], date=both["date_of"], source="", noise=noise)
 
     def relative(self, over: str) -> "Results":
         """The table with a column ``times_as_long``: each time over that of ``over`` in the same case.
@@ -227,9 +218,8 @@ class Results(pd.DataFrame):
         left, right = (good.loc[good["contender"] == name, columns] for name in (of, over))
         for name, part in ((of, left), (over, right)):
             if part.duplicated(["kind", "device", x]).any():
-                raise ValueError(
-                    f"table: several rows of {name} for one {x}; select one dtype, direction and clock"
-                )
+                several = f"several rows of {name} for one {x}"
+                raise ValueError(f"table: {several}; select one dtype, direction and clock")
         both = left.merge(right, on=same, suffixes=("_of", "_over"))
         return Results(both.sort_values(x, ignore_index=True))
 

@@ -1,6 +1,6 @@
 """Horizontal bars: values side by side, and totals made of parts."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from labkit.measure.rows import LIVE
 from labkit.plots import formatting, style
-from labkit.plots.formatting import RING_SIGN, TIMES_SIGN, format_duration, format_number
+from labkit.plots.formatting import RING_SIGN, TIMES_SIGN, Format, format_duration, format_number
 from labkit.plots.style import INK, MUTED, Picture, bar_style
 
 _ROW, _BAR = 0.31, 0.66
@@ -132,9 +132,7 @@ def bars(
 # --- what all bars share ----------------------------------------------------------------------------
 
 
-def _set_value_axis(
-    ax: Axes, values: Iterable[float], written: Callable[[float], str], is_log: bool = False
-) -> None:
+def _set_value_axis(ax: Axes, values: Iterable[float], written: Format, is_log: bool = False) -> None:
     """A value axis from zero, or a logarithmic one, with room for a value behind the longest bar."""
     known = [float(v) for v in values if v > 0]
     if is_log:

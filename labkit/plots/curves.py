@@ -18,9 +18,11 @@ from labkit.plots import formatting, style
 from labkit.plots.formatting import RING_SIGN, TIMES_SIGN, axis_value, format_size
 from labkit.plots.style import INK, MUTED, ContenderStyle, Picture
 
+Points = list[tuple[float, float]]
 ReferenceLine = Callable[[float], float] | Iterable[tuple[float, float]]
 """A thin line: a function of the axis, or points (x, y)."""
 ReferenceLines = Mapping[str, ReferenceLine]
+Styles = Mapping[str, ContenderStyle]
 _EMPTY_X_LIMITS, _EMPTY_Y_LIMITS = (32.0, 32768.0), (1.0, 1000.0)
 """Ends of the axes of a figure that has no values: the widths and times that are usual in the course."""
 _DASHES: tuple[Any, ...] = ("-", (0, (7, 2, 1.5, 2)), (0, (1.5, 2)), (0, (9, 4)))
@@ -56,7 +58,7 @@ class _Panel(NamedTuple):
     name: str
     rows: pd.DataFrame
     curves: list[_Curve]
-    reference_points: dict[str, list[tuple[float, float]]]
+    reference_points: dict[str, Points]
     """Points (x, y) of each reference line, sorted by x."""
 
 
@@ -109,10 +111,7 @@ def curves(
     origins = [Line2D([], [], label=text, **key.curve(kind)) for kind, text in formatting.origins(table)]
     if noise_notes:
         origins.append(Line2D([], [], label="disturbed while it was measured", **style.NOISE_RING))
-    notes = [
-        *(f"{TIMES_SIGN} {note}" for note in gap_notes),
-        *(f"{RING_SIGN} {note}" for note in noise_notes),
-    ]
+    notes = [f"{TIMES_SIGN} {n}" for n in gap_notes] + [f"{RING_SIGN} {n}" for n in noise_notes]
     legend = _legend_lines(panels, styles)
     down = math.ceil(len(panels) / across)
     legend_height = style.LINE_HEIGHT * sum(1.4 + str(line.get_label()).count("\n") for line in legend)
@@ -162,15 +161,14 @@ def _split_into_panels(table: pd.DataFrame, axes: list[str]) -> list[tuple[str, 
     return panels
 
 
-def _reference_points(
-    lines: ReferenceLines, x_limits: tuple[float, float]
-) -> dict[str, list[tuple[float, float]]]:
+def _reference_points(lines: ReferenceLines, x_limits: tuple[float, float]) -> dict[str, Points]:
     """Points (x, y) of each line, sorted by x; functions are evaluated over the whole axis."""
     positions = np.geomspace(*x_limits, 200).tolist()
-    return {
-        name: [(x, line(x)) for x in positions] if callable(line) else sorted(line)
-        for name, line in lines.items()
-    }
+
+    def points(line: ReferenceLine) -> Points:
+        return [(x, line(x)) for x in positions] if callable(line) else sorted(line)
+
+    return {name: points(line) for name, line in lines.items()}
 
 
 def _panel_curves(rows: pd.DataFrame, x: str, quantity: Quantity) -> list[_Curve]:
@@ -203,7 +201,7 @@ def _curve_styles(panels: list[_Panel]) -> dict[str, ContenderStyle]:
     return {name: styles[key] for name, key in keys.items()}
 
 
-def _legend_lines(panels: list[_Panel], styles: Mapping[str, ContenderStyle]) -> list[Line2D]:
+def _legend_lines(panels: list[_Panel], styles: Styles) -> list[Line2D]:
     """A line with a label for each curve and reference line, ordered by where they end in the last panel."""
     several_kinds = len({curve.kind for panel in panels for curve in panel.curves}) > 1
     found: dict[str, tuple[float, dict[str, Any]]] = {}  # by label: where it ends, and its look
@@ -211,9 +209,8 @@ def _legend_lines(panels: list[_Panel], styles: Mapping[str, ContenderStyle]) ->
         for curve in panel.curves:
             kind = f" ({curve.kind})" if several_kinds and curve.kind != LIVE else ""
             found[curve.name + kind] = curve.points["y"].iloc[-1], styles[curve.name].curve(curve.kind)
-        for (name, points), look in zip(
-            panel.reference_points.items(), _reference_styles(panel), strict=True
-        ):
+        looks = _reference_styles(panel)
+        for (name, points), look in zip(panel.reference_points.items(), looks, strict=True):
             found[name] = points[-1][1] if points else 0.0, look
     ordered = sorted(found.items(), key=lambda one: one[1][0], reverse=True)
     return [Line2D([], [], label=fill(name, 22, break_long_words=False), **how) for name, (_, how) in ordered]
@@ -263,9 +260,7 @@ def _log_limits(values: Iterable[float], least: float, pad: float) -> tuple[floa
     return low / widen, high * widen
 
 
-def _draw_panel(
-    ax: Axes, panel: _Panel, x: str, quantity: Quantity, styles: Mapping[str, ContenderStyle]
-) -> None:
+def _draw_panel(ax: Axes, panel: _Panel, x: str, quantity: Quantity, styles: Styles) -> None:
     for points, look in zip(panel.reference_points.values(), _reference_styles(panel), strict=True):
         ax.plot(*np.reshape(points, (-1, 2)).T, **look)
     for curve in panel.curves:
@@ -318,8 +313,7 @@ def _ranges(found: list[_Curve], x: str, quantity: Quantity) -> str:
             below = np.nonzero(ys <= 1)[0]
             if quantity.better == "higher" and len(below):
                 above = xs[below[-1] + 1 :]
-                text += (
-                    f", above 1 from {format_size(above[0])} on" if len(above) else ", not above 1 at the end"
-                )
+                end = f"above 1 from {format_size(above[0])} on" if len(above) else "not above 1 at the end"
+                text += f", {end}"
         described.append(text)
     return "; ".join(described)

@@ -1,6 +1,6 @@
 """Rows as text: numbers, where they were measured, what they have in common, what is missing and why."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ import pandas as pd
 
 from labkit.measure.rows import COLUMNS, KINDS, PUBLISHED
 
+Format = Callable[[float], str]
 TIMES_SIGN = "\N{MULTIPLICATION SIGN}"
 RING_SIGN = "\N{LARGE CIRCLE}"
 NOTHING_MEASURED = "nothing measured yet"
@@ -97,12 +98,9 @@ def has_value(table: pd.DataFrame, column: str) -> "pd.Series[bool]":
 
 def shape_axes(table: pd.DataFrame) -> list[str]:
     """The columns that are axes of the shape: those of whole numbers that no row's schema has."""
-    numbers = table.select_dtypes("number").dropna(axis="columns", how="all")
-    return [
-        name
-        for name in numbers
-        if name not in (*COLUMNS, *_RESULT_COLUMNS) and (numbers[name].dropna() % 1 == 0).all()
-    ]
+    others = table.drop(columns=[*COLUMNS, *_RESULT_COLUMNS], errors="ignore")
+    numbers = others.select_dtypes("number").dropna(axis="columns", how="all")
+    return [name for name in numbers if (numbers[name].dropna() % 1 == 0).all()]
 
 
 def common_conditions(table: pd.DataFrame, varying: Iterable[str | None]) -> str:
@@ -153,9 +151,7 @@ def origins(table: pd.DataFrame) -> list[tuple[str, str]]:
 # --- gaps and noise ---------------------------------------------------------------------------------
 
 
-def footnotes(
-    rows: pd.DataFrame, reasons: "pd.Series[str]", x: str, panel_axes: Sequence[str] = ()
-) -> list[str]:
+def footnotes(rows: pd.DataFrame, reasons: "pd.Series[str]", x: str, panel_axes: Sequence[str]) -> list[str]:
     """A note for each reason that rows are marked for: which contenders, where on ``x``, in which panel.
 
     ``out of memory: labkit, eager at width 4096, 8192 (fp32); eager at width 2048 (bf16)``.

@@ -361,10 +361,8 @@ def _specialised(request: CompileRequest, target: GPUTarget) -> tuple[ASTSource,
     values = {name: one.imported() if isinstance(one, SourceLocation) else one for name, one in given}
     binder = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialization, options = binder(**values, **request.options, debug=bool(kernel.debug))
-    parsed, signature, constexprs, attributes = kernel._pack_args(
-        backend, options, bound, specialization, options
-    )
-    return ASTSource(kernel, signature, constexprs, attributes), dict(parsed.__dict__)
+    parsed, *described = kernel._pack_args(backend, options, bound, specialization, options)
+    return ASTSource(kernel, *described), dict(parsed.__dict__)
 
 
 def count_instructions(ptx: str) -> dict[str, Any]:

@@ -88,12 +88,7 @@ def strip_stale(tapes: Path, benchmarks: Mapping[Path, RecordingState]) -> list[
 
 
 def record(
-    path: Path,
-    identity: "MachineInfo",
-    *,
-    again: bool = False,
-    bar: bool = False,
-    tapes: Path = paths.RECORDED,
+    path: Path, identity: "MachineInfo", tapes: Path, *, again: bool = False, bar: bool = False
 ) -> "execute.Result | None":
     """Execute a lesson at full size; when it passes, put its outputs and its tape into the tree.
 
@@ -119,13 +114,8 @@ def record(
     kept = [] if again else rows.read_valid(tape)
     rows.write(tape, [row for row in kept if same(row) == same(stamp)])
     with exclusive(f"record-{path.stem}"):
-        result = execute.execute(
-            path,
-            folder / path.name,
-            cell_limit_s=CELL_LIMIT_S,
-            bar=bar,
-            environment=recording_environment(tape, stamp),
-        )
+        output, environment = folder / path.name, recording_environment(tape, stamp)
+        result = execute.execute(path, output, cell_limit_s=CELL_LIMIT_S, bar=bar, environment=environment)
     if result.passed:
         _publish(path, result.notebook_path, tape, stamp, tapes / identity.slug)
         tape.unlink(missing_ok=True)
@@ -172,9 +162,8 @@ def unfinished(identity: "MachineInfo") -> Path:
 
 def record_roofs(measured: Path, identity: "MachineInfo", tapes: Path = paths.RECORDED) -> None:
     """Keep the roofs that a machine measured, for those who read the lessons without it."""
-    kept = [
-        replace(row, kind=rows.RECORDED, source="labkit/measure/roofline.py") for row in rows.read(measured)
-    ]
+    source = "labkit/measure/roofline.py"
+    kept = [replace(row, kind=rows.RECORDED, source=source) for row in rows.read(measured)]
     rows.write(tapes / identity.slug / "roofs.jsonl", kept)
 
 

@@ -25,6 +25,7 @@ RECORDING = "LABKIT_RECORDING"
 """Set to 1 while outputs are recorded: there, a claim that does not hold is an error."""
 
 Status = Literal["held", "not held", "needs a GPU"]
+Holds = Callable[[float], bool] | bool | None
 HELD: Status = "held"
 NOT_HELD: Status = "not held"
 NEEDS_GPU: Status = "needs a GPU"
@@ -88,9 +89,7 @@ class Claim:
 _session: dict[str, Claim] = {}
 
 
-def claim(
-    sentence: str, value: Measured | float | None, holds: Callable[[float], bool] | bool | None = None
-) -> Claim:
+def claim(sentence: str, value: Measured | float | None, holds: Holds = None) -> Claim:
     """Show a sentence with its number, and whether it holds on this device.
 
     ``sentence`` has one or more ``{value}`` fields (``{value:.1f}`` and the like). ``value`` is a plain
@@ -117,9 +116,7 @@ def claim(
     return made
 
 
-def _evaluate(
-    value: Measured | float | None, plain: float | None, holds: Callable[[float], bool] | bool | None
-) -> tuple[Status, str]:
+def _evaluate(value: Measured | float | None, plain: float | None, holds: Holds) -> tuple[Status, str]:
     if plain is None:
         return NEEDS_GPU, "nothing measured here"
     held = math.isfinite(plain) and bool(holds(plain) if callable(holds) else holds)
@@ -130,11 +127,11 @@ def _evaluate(
     return NEEDS_GPU, f"{value.kind} on {value.device}, {outcome}"
 
 
+@dataclass(repr=False)
 class Summary:
     """All claims of a session as one table."""
 
-    def __init__(self, claims: list[Claim]) -> None:
-        self.claims = claims
+    claims: list[Claim]
 
     def __str__(self) -> str:
         statuses = [claim.status for claim in self.claims]

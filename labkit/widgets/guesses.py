@@ -21,17 +21,14 @@ from labkit.plots.formatting import TIMES_SIGN, format_number
 from labkit.plots.style import INK, WIDTH, course_style
 from labkit.widgets.static import StaticCopy, interactive
 
+Answer = Measured | float | None
 CLOSE_FACTOR = 1.25
 """A guess within this factor of the answer is close."""
 PROMPT = "Guess before you read on."
 GUESS_COLOUR = "#5C0088"
 _AXIS_POSITION = (0.03, 0.26, 0.94, 0.38)
 """Left, bottom, width, height in the picture."""
-_KINDS = {
-    "live": ("measured on", "-"),
-    "recorded": ("recorded on", "--"),
-    "published": ("published for", ":"),
-}
+_KINDS = dict(live=("measured on", "-"), recorded=("recorded on", "--"), published=("published for", ":"))
 """What is said of a number of this kind, and how its line is drawn."""
 
 
@@ -143,13 +140,13 @@ def parse_guess_file(text: str) -> GuessFile:
 # --- in words, and in a picture ---------------------------------------------------------------------
 
 
-def _on_axis(measured: Measured | float | None) -> float | None:
+def _on_axis(measured: Answer) -> float | None:
     """The plain number; None where there is none, or none that a logarithmic axis has a place for."""
     value = number(measured)
     return value if value is not None and 0 < value < math.inf else None
 
 
-def verdict(question: Question, guess: SealedGuess | None, measured: Measured | float | None) -> str:
+def verdict(question: Question, guess: SealedGuess | None, measured: Answer) -> str:
     """Guess and answer as sentences: how far apart they are as a factor, and where the answer comes from."""
     truth, source = _on_axis(measured), "The answer"
     guessed = question.with_unit(guess.value) if guess else ""
@@ -171,9 +168,7 @@ def verdict(question: Question, guess: SealedGuess | None, measured: Measured | 
 
 
 @course_style()
-def guess_picture(
-    question: Question, guess: float | None, measured: Measured | float | None, said: str
-) -> Picture:
+def guess_picture(question: Question, guess: float | None, measured: Answer, said: str) -> Picture:
     """The axis with guess and answer, as far as there are any, and the way between them shaded.
 
     ``said`` ends the alt text.
@@ -241,7 +236,7 @@ class GuessWidget:
         self._show_state(trouble)
         self._static.show(self.widget)
 
-    def reveal(self, measured: Measured | float | None) -> None:
+    def reveal(self, measured: Answer) -> None:
         """Show the sealed guess and the answer on one axis, and the factor between them.
 
         With None nothing was measured here, or what was asked for does not exist, and the guess stays

@@ -1,11 +1,10 @@
 """Two files of rows: what moved beyond its spread, and what is only in one."""
 
 import pytest
-from click.testing import CliRunner
+import stage
 from taped import recorded
 
 from labkit.bench.compare import compare
-from labkit.cli import main
 from labkit.measure import rows
 
 
@@ -33,8 +32,7 @@ def labkit(tmp_path, monkeypatch):
             (tmp_path / "b.jsonl").write_bytes(after)
         else:
             rows.write(tmp_path / "b.jsonl", after)
-        result = CliRunner().invoke(main.cli, ["bench", "--compare", *(names or ("a.jsonl", "b.jsonl"))])
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        result = stage.labkit("bench", "--compare", *(names or ("a.jsonl", "b.jsonl")))
         assert result.exit_code == code and "Traceback" not in result.output
         return result.output
 

@@ -8,14 +8,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
+import stage
 from simulated import DOUBLING
 from taped import recorded
 
 from labkit import paths
 from labkit.bench import recorded_benchmark, report, suites
 from labkit.bench.suite_part import SuitePart
-from labkit.cli import main
 from labkit.measure import roofline, rows, sweeps
 from labkit.measure.contender import Contender
 from labkit.measure.roofline import Roofs
@@ -82,9 +81,8 @@ def test_a_share_is_of_the_copy_or_of_the_operations_at_cublas_rate_and_none_on_
 
 def test_the_page_has_a_line_for_each_group_and_who_has_no_time():
     text = report.page(MEASURED)
-    assert text.startswith(
-        "Measured on an NVIDIA H200 (2026-01-02, torch , triton , liger-kernel 0.8.5), 12 rows."
-    )
+    versions = "torch , triton , liger-kernel 0.8.5"
+    assert text.startswith(f"Measured on an NVIDIA H200 (2026-01-02, {versions}), 12 rows.")
     assert "| affine | forward | float32 | graph | 2 | 0.958 | 1.25 | 0.75 | 0.5 |" in text
     assert "| graphs/host | forward | float32 | host | 1 | 0.5 | 0.5 |  |  |" in text
     assert "- labkit, 1 of bench/affine: why\n- Liger, 1 of bench/affine: why\n" in text
@@ -112,14 +110,13 @@ FULL = [
 
 
 @pytest.fixture
-def course(tmp_path, monkeypatch):
+def course(own_folders, tmp_path, monkeypatch):
     """Two suites and no lessons."""
     made = {
         "affine": lambda: [SuitePart(tuple(WHO.values()), SHAPES)],
         "linear": lambda: [SuitePart((WHO["labkit"],), SHAPES)],
     }
     monkeypatch.setattr(suites, "SUITES", made)
-    monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
     monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
 
 
@@ -130,8 +127,7 @@ def put(measured, device="nvidia-h200"):
 
 
 def labkit(*arguments, code=0):
-    result = CliRunner().invoke(main.cli, ["record", *arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    result = stage.labkit("record", *arguments)
     assert result.exit_code == code, result.output
     return result.output
 

@@ -8,15 +8,14 @@ from dataclasses import replace
 
 import click
 import pytest
-from click.testing import CliRunner
+import stage
 from rich.console import Console
-from simulated import DOUBLING, doubling, install
+from simulated import DOUBLING, doubling
 from taped import recorded
 
 from labkit import paths
 from labkit.bench import recorded_benchmark, report, run, suite_part, suites
 from labkit.bench.suite_part import SuitePart
-from labkit.cli import main
 from labkit.measure import machine, roofline, rows, sweeps
 from labkit.measure.contender import Contender
 from labkit.workloads import peers
@@ -27,18 +26,10 @@ LOST = "CUDA error: an illegal memory access was encountered"
 
 
 @pytest.fixture(autouse=True)
-def folders(tmp_path, monkeypatch):
-    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv(rows.TAPE, raising=False)
-    monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
+def folders(own_folders, tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "BUILD", tmp_path / "build")
     monkeypatch.setattr(roofline, "roofs", lambda **_: None)
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    return install(monkeypatch.setattr)
 
 
 class Toy:
@@ -65,15 +56,12 @@ class Toy:
     def affine(self):
         who = (self.ours, self.other, self.peer)
         ranges = {"batch": (1, 64, 1), "width": (64, 512, 1)}
-        return [
-            SuitePart(who, SHAPES, "", ("float32",)),
-            SuitePart(who[:2], (), "", ("float32",), ranges=ranges),
-        ]
+        both = SuitePart(who[:2], (), "", ("float32",), ranges=ranges)
+        return [SuitePart(who, SHAPES, "", ("float32",)), both]
 
     def linear(self):
-        return [
-            SuitePart((self.ours,), SHAPES[:1], "", ("float32", "float16"), ("forward", "forward_backward"))
-        ]
+        dtypes, directions = ("float32", "float16"), ("forward", "forward_backward")
+        return [SuitePart((self.ours,), SHAPES[:1], "", dtypes, directions)]
 
 
 @pytest.fixture
@@ -84,8 +72,7 @@ def toy(gpu, monkeypatch):
 
 
 def run_labkit(*arguments, code=0):
-    result = CliRunner().invoke(main.cli, ["bench", *map(str, arguments)])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    result = stage.labkit("bench", *map(str, arguments))
     assert result.exit_code == code and "Traceback" not in result.output, result.output
     return result.output
 
@@ -182,9 +169,8 @@ def test_rows_that_would_not_be_measured_so_now_are_measured_again(toy, how, mon
 
 def test_an_edit_during_the_run_ends_it_and_leaves_no_row_under_the_wrong_code(toy, monkeypatch):
     code, edited = sweeps.source_label, []
-    monkeypatch.setattr(
-        sweeps, "source_label", lambda one: "code of the edit" if one.name in edited else code(one)
-    )
+    label = lambda one: "code of the edit" if one.name in edited else code(one)  # noqa: E731
+    monkeypatch.setattr(sweeps, "source_label", label)
     monkeypatch.setattr(run, "say", lambda *_: edited.append("eager"))  # at the first row
     output = run_labkit("affine", "--json", OUT, code=1)
     assert "bench/affine: the code of eager was edited while it was measured" in output

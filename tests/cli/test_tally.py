@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+import stage
 
-from labkit.cli import main, tally
+from labkit.cli import tally
 from labkit.widgets import guesses
 from labkit.widgets.guesses import Question, SealedGuess
 
@@ -43,9 +43,7 @@ def seal(learner, asked=RATIO, **other):
 
 
 def run(*sources):
-    result = CliRunner().invoke(main.cli, ["tally", *map(str, sources)])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
+    return stage.labkit("tally", *map(str, sources))
 
 
 def row(result, words=RATIO.text):

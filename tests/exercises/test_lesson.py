@@ -24,9 +24,8 @@ def masked(mask):
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+def cache(own_folders):
+    return own_folders / "cache"
 
 
 @pytest.fixture
@@ -114,9 +113,8 @@ def test_progress_counts_tries_and_outlives_the_session_and_a_spoilt_file(learne
 def test_answers_go_into_the_learners_folder_that_the_session_works_in(learner, cache, monkeypatch, tmp_path):
     monkeypatch.setenv("LABKIT_FOLDER", str(tmp_path / "work"))
     learner().run(masked("at < count"))
-    assert (
-        tmp_path / "work" / ".labkit" / "attempts" / notebooks.lesson_key(LESSON) / "mask" / "0001.py"
-    ).exists()
+    attempts = tmp_path / "work" / ".labkit" / "attempts" / notebooks.lesson_key(LESSON)
+    assert (attempts / "mask" / "0001.py").exists()
     assert not (cache / "attempts").exists()
 
 
@@ -202,9 +200,7 @@ def test_a_kernel_sweeps_under_the_learners_name_once_it_has_raced(learner, monk
     answer = lambda x, weight, bias: x * weight + bias  # noqa: E731 - what stands for it is compared
     monkeypatch.setattr(session_module.ExerciseSession, "_judge", lambda *_: Finding("right"))
     monkeypatch.setattr(session_module.race, "problem_at_size", lambda *_: None)
-    monkeypatch.setattr(
-        session_module.race, "run", lambda lesson, exercise, contender, why: (contender.name, why)
-    )
+    monkeypatch.setattr(session_module.race, "run", lambda _, __, one, why: (one.name, why))
     assert one.tasks.race("affine") == ("the solution", "you have not solved it yet")
     one.run('affine = ...\n\ntasks.check("affine", affine)'.replace("...", "1"), answer, "affine")
     assert one.tasks.contender("affine").name == "the solution", "it has not run at size"

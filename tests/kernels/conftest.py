@@ -1,8 +1,6 @@
-"""Every test of a kernel compiles into a cache of its own; helpers' assertions say what they compared."""
+"""Every test of a kernel compiles into a cache of its own."""
 
 import pytest
-
-pytest.register_assert_rewrite("operators")
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,5 @@
 """Grouped Linears: what lies where. Plans of other GPUs, views, every byte once, NaN, and 2**31 elements."""
 
-import dataclasses
 import math
 
 import cases
@@ -10,7 +9,6 @@ import pytest
 import torch
 from grouped import KERNELS, assert_right, examine, grouped, in_columns, plain
 from operators import assert_close, bf16, drawn, fp32, gradients, limits_of
-from triton.runtime import interpreter
 
 import labkit
 from labkit.kernels import grouped as family
@@ -295,15 +293,6 @@ def test_nan_stays_in_its_group_where_all_of_the_gpu_is_at_work(d_in, d_out):
 
 
 # --- more elements than 32 bits count -----------------------------------------------------------------
-
-
-@pytest.fixture
-def overflow_is_an_error(monkeypatch):
-    """Before an address that ran over could be read."""
-    builder = interpreter.interpreter_builder
-    monkeypatch.setattr(
-        builder, "options", dataclasses.replace(builder.options, debug=True, sanitize_overflow=True)
-    )
 
 
 APART = {

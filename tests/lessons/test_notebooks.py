@@ -10,6 +10,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from labkit import paths
 from labkit.lessons import notebooks
 
+pytestmark = pytest.mark.usefixtures("own_folders")
+
 
 def write(folder, name, *cells):
     path = folder / f"{name}.ipynb"
@@ -19,11 +21,6 @@ def write(folder, name, *cells):
 
 def code(source, *tags):
     return new_code_cell(source, metadata={"tags": list(tags)})
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture

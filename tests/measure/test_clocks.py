@@ -195,9 +195,7 @@ def test_all_inputs_of_a_set_are_cloned_and_others_are_shared():
     assert all(values[2] is text and values[3] == 3 for values in sets)
     assert len({values[1].data_ptr() for values in sets}) == 6
     row = torch.zeros(10).expand(1000, 10)
-    assert len(cold_cache.rotating_inputs(TimedCall(lambda x: x, (row,)), 400)) == 21, (
-        "what is in memory counts"
-    )
+    assert len(cold_cache.rotating_inputs(TimedCall(len, (row,)), 400)) == 21, "what is in memory counts"
     for inputs in ((), (torch.zeros(0),), ("text",)):
         assert cold_cache.rotating_inputs(TimedCall(lambda *_: None, inputs), 1000) == [inputs]
 
@@ -229,16 +227,10 @@ def test_a_failing_job_is_a_gap_and_leaves_the_others_alone(gpu, clock):
         "large": (out_of_memory, "out of memory"),
         "late": (late, "out of memory"),
     }
-    jobs = {
-        "z": TimedCall(good),
-        **{name: TimedCall(call) for name, (call, _) in gaps.items()},
-        "a": TimedCall(good),
-    }
-    outcomes = clocks.measure(jobs, clock=clock)
-    assert list(outcomes) == list(jobs)
-    assert {name: outcomes[name] for name in gaps} == {
-        name: NotTimed(note) for name, (_, note) in gaps.items()
-    }
+    calls = {"z": good, **{name: call for name, (call, _) in gaps.items()}, "a": good}
+    outcomes = clocks.measure({name: TimedCall(call) for name, call in calls.items()}, clock=clock)
+    assert list(outcomes) == list(calls)
+    assert all(outcomes[name] == NotTimed(note) for name, (_, note) in gaps.items()), outcomes
     assert outcomes["z"].median_us == outcomes["a"].median_us == pytest.approx(3.0)
     assert outcomes["a"].runs >= clocks.MAX_SAMPLES
     with pytest.raises(KeyboardInterrupt):
@@ -423,11 +415,8 @@ def test_a_wide_spread_is_noise_and_a_tick_of_the_clock_is_not(gpu, monkeypatch)
     assert measure(ticking(gpu, 3.0, 5.0, 40.0), clock="events").noise == "spread above 30%"
     assert measure(ticking(gpu, 1.0, 1.2, 1.4), clock="events").noise == ""
     monkeypatch.setattr(noise.GpuWatch, "finish", lambda _: "another process worked on the GPU")
-    jobs = {
-        "even": TimedCall(lambda: gpu.launch(0.0, 30.0)),
-        "uneven": TimedCall(ticking(gpu, 3.0, 5.0, 40.0)),
-    }
-    timings = clocks.measure(jobs, clock="events")
+    even, uneven = lambda: gpu.launch(0.0, 30.0), ticking(gpu, 3.0, 5.0, 40.0)
+    timings = clocks.measure({"even": TimedCall(even), "uneven": TimedCall(uneven)}, clock="events")
     assert timings["even"].noise == "another process worked on the GPU", "all of the run"
     assert timings["uneven"].noise == "another process worked on the GPU; spread above 30%"
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from cases import vectors
 from counting import calls_checked
 
 from labkit import gpu
@@ -63,10 +64,6 @@ def reference(x, w, b):
     return x * w + b
 
 
-def vectors(shape):
-    return torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape[-1])
-
-
 def one(shape):
     return (torch.randn(shape),)
 
@@ -98,11 +95,7 @@ def test_a_right_kernel_passes_every_shape_dtype_and_layout():
 )
 def test_every_dtype_meets_every_layout(monkeypatch, shapes, gpu):
     """A call that is wrong in one of each is refused, however few of the shapes have a layout."""
-    for name, does in {
-        "available": lambda: gpu,
-        "device": lambda: "cpu",
-        "synchronize": lambda: None,
-    }.items():
+    for name, does in dict(available=lambda: gpu, device=lambda: "cpu", synchronize=lambda: None).items():
         monkeypatch.setattr(f"labkit.gpu.{name}", does)
     for wrong in itertools.product(correctness.DTYPES, correctness.LAYOUTS):
 
@@ -315,12 +308,7 @@ def test_a_right_gradient_passes_also_where_its_terms_cancel(shape):
 
 @pytest.mark.parametrize("wrong", [{"keep": 0.0}, {"shift": 1}])
 def test_the_correlated_one_shows_it_even_in_bfloat16(wrong):
-    options = {
-        "inputs": rows_of_their_own,
-        "gradients": True,
-        "shapes": [(8, 8192)],
-        "dtypes": (torch.bfloat16,),
-    }
+    options = dict(inputs=rows_of_their_own, gradients=True, shapes=[(8, 8192)], dtypes=(torch.bfloat16,))
     assert "the gradient of input 0 is wrong" in refused(rms_operator(**wrong), rms_norm, **options)
 
 
@@ -345,10 +333,8 @@ def test_the_relative_error_is_of_norms_in_float64():
     want, zeros, ones = torch.tensor([3.0, 4.0]).double(), torch.zeros(4), torch.ones(4)
     assert correctness.relative_error(want + torch.tensor([0.0, 0.05]), want) == pytest.approx(0.01, rel=1e-6)
     assert math.isnan(correctness.relative_error(torch.tensor([3.0, math.nan]), want))
-    found = [
-        correctness.relative_error(*each) for each in ((zeros, zeros), (ones, zeros), (ones, zeros, 8.0))
-    ]
-    assert found == [0.0, 2.0, 0.25]
+    three = (zeros, zeros), (ones, zeros), (ones, zeros, 8.0)
+    assert [correctness.relative_error(*each) for each in three] == [0.0, 2.0, 0.25]
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,7 @@ from labkit.measure import machine
 from labkit.measure.machine import MachineInfo
 
 
-@pytest.fixture(autouse=True)
-def asked_anew():
-    machine.identity.cache_clear()
-    yield
-    machine.identity.cache_clear()
-
-
-def test_without_a_gpu_the_device_is_said_to_be_none(monkeypatch):
-    monkeypatch.setattr("labkit.gpu.available", lambda: False)
+def test_without_a_gpu_the_device_is_said_to_be_none(no_gpu):
     here = MachineInfo("CPU, interpreted", "", torch.__version__, triton.__version__, 0)
     assert machine.identity() == here
 

@@ -90,10 +90,7 @@ DRIVERS = [
     ({"processes": [ME], "reasons": [0x1 | 0x2 | 0x100]}, ""),  # idle, or set so by somebody
     ({"processes": [ME], "reasons": [0x20, 0x40, 0x0]}, "clocks held down by temperature"),
     ({"processes": [ME], "reasons": [0x0, 0x4, 0x0]}, POWER),  # in between
-    (
-        {"processes": [ME], "reasons": [0x0, 0x0, 0x88]},
-        "clocks held down by hardware slowdown and power supply",
-    ),
+    ({"processes": [ME], "reasons": [0, 0, 0x88]}, "clocks held down by hardware slowdown and power supply"),
     ({"processes": [ME, ALICE], "worked": {ALICE: 1}, "reasons": [4]}, f"{WORKED}; {POWER}"),
     ({"processes": [ME], "reasons": [None]}, ""),
 ]

@@ -15,13 +15,8 @@ from labkit.measure import clocks, machine, roofline, rows
 from labkit.measure.machine import MachineInfo
 from labkit.measure.roofline import Roofs
 
+pytestmark = pytest.mark.usefixtures("own_folders")
 HERE = MachineInfo("NVIDIA H200", "570.1", "2.13.0", "3.7.1", 4 * 2**20)
-
-
-@pytest.fixture(autouse=True)
-def folders(tmp_path, monkeypatch):
-    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
 
 
 @pytest.fixture

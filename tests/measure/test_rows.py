@@ -31,9 +31,8 @@ COLUMNS = [name for name in SCHEMA if name != "trace"]
 
 
 @pytest.fixture
-def tapes(tmp_path, monkeypatch):
+def tapes(own_folders):
     """An empty folder in the place of the recorded devices."""
-    monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
     return paths.RECORDED
 
 
@@ -195,7 +194,7 @@ def test_recorded_is_what_the_file_holds_now(tapes, monkeypatch):
         tape.write_bytes(damaged)
         for _ in range(2):
             with pytest.raises(
-                ValueError, match=r"01\.jsonl is damaged or of another version[\s\S]*git restore"
+                ValueError, match=r"(?s)01\.jsonl is damaged or of another version.*git restore"
             ):
                 rows.recorded_rows("lesson")
         assert tape.read_bytes() == damaged, "whoever has the other version wants it back"

@@ -8,33 +8,15 @@ from datetime import UTC, datetime
 import pytest
 import torch
 from reusing import Reusing
-from simulated import DOUBLING, doubling, install, out_of_memory
+from simulated import DOUBLING, doubling, out_of_memory
 from taped import recorded
 
 from labkit import paths
 from labkit.measure import accuracy, clocks, cold_cache, lock, roofline, rows, sweeps
 from labkit.measure.contender import Contender
 
+pytestmark = pytest.mark.usefixtures("own_folders")
 POINTS = [{"batch": 2, "width": width} for width in (16, 32, 64)]
-
-
-@pytest.fixture(autouse=True)
-def folders(tmp_path, monkeypatch):
-    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv(rows.TAPE, raising=False)
-    monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
-    return tmp_path
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    """A machine in virtual time whose faster copy moves 10 bytes a microsecond."""
-    return install(monkeypatch.setattr)
-
-
-@pytest.fixture
-def no_gpu(monkeypatch):
-    monkeypatch.setattr("labkit.gpu.available", lambda: False)
 
 
 def failing(gpu, at, how, name="failing", call=lambda x: 2 * x):

@@ -5,24 +5,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from simulated import DOUBLING, HERE, doubling, install, out_of_memory
+from simulated import DOUBLING, HERE, doubling, out_of_memory
 
 from labkit import paths
 from labkit.measure import clocks, machine, rows, sweeps
 from labkit.measure.contender import Contender
 
+pytestmark = pytest.mark.usefixtures("own_folders")
 POINTS = [{"batch": 2, "width": width} for width in (16, 32, 64)]
 
 
 @pytest.fixture
-def gpu(tmp_path, monkeypatch):
-    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv(rows.TAPE, raising=False)
-    return install(monkeypatch.setattr)
-
-
-@pytest.fixture
-def tape(gpu, tmp_path, monkeypatch):
+def tape(own_folders, tmp_path, monkeypatch):
     """The tape of a lesson that is being recorded."""
     monkeypatch.setenv(rows.TAPE, str(tmp_path / "lesson.jsonl"))
     return tmp_path / "lesson.jsonl"
@@ -180,9 +174,8 @@ def test_what_would_not_be_measured_so_now_is_measured_again(gpu, tape, monkeypa
 
 def test_what_a_graph_could_not_hold_counts_as_what_was_asked_for(gpu, tape):
     one = Counted(gpu)
-    waiting = replace(
-        one.contender, call=lambda x: (gpu.launch(0.0, 50.0), gpu.wait(), one.contender.call(x))[2]
-    )
+    waits = lambda x: gpu.launch(0.0, 50.0) or gpu.wait() or one.contender.call(x)  # noqa: E731
+    waiting = replace(one.contender, call=waits)
     interrupt([waiting], 2)
     assert {row.clock for row in rows.read(tape)} == {"events"}
     one.widths()

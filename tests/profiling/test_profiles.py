@@ -81,10 +81,9 @@ def test_without_a_gpu_there_are_launches_and_no_times(recording):
 
 
 @pytest.fixture
-def recording(tmp_path, monkeypatch):
+def recording(own_folders, tmp_path, monkeypatch):
     """A lesson that is being recorded, and a folder of recorded devices; the lesson's tape."""
     monkeypatch.setenv(rows.TAPE, str(tmp_path / "01_toy@0123.jsonl"))
-    monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
     monkeypatch.setattr(recorded_profiles, "_written", set())
     return tmp_path / "01_toy@0123.jsonl"
 

@@ -21,9 +21,8 @@ KERNELS, HOST = [kernel(), kernel(31.0), COPIED], [HostEvent("cudaLaunchKernel",
 
 
 @pytest.fixture
-def tape(tmp_path, monkeypatch):
+def tape(own_folders, tmp_path, monkeypatch):
     """The tape of a lesson that is being recorded."""
-    monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
     monkeypatch.setenv(rows.TAPE, str(tmp_path / "01_toy@0123.jsonl"))
     return tmp_path / "01_toy@0123.jsonl"
 

@@ -4,7 +4,7 @@ import json
 from xml.etree import ElementTree
 
 import pytest
-from click.testing import CliRunner
+import stage
 
 from labkit.cli import main
 from labkit.runs import result_files
@@ -48,7 +48,7 @@ def test_junit_counts_what_failed_and_strict_what_does_not_hold(tmp_path, strict
 )
 def test_strict_fails_where_a_claim_does_not_hold(tmp_path, monkeypatch, found, options, status):
     monkeypatch.setattr(main, "_execute", lambda *_: found)
-    ran = CliRunner().invoke(main.cli, ["run", "01", "--json", str(tmp_path / "found.json"), *options])
+    ran = stage.labkit("run", "01", "--json", str(tmp_path / "found.json"), *options)
     assert ran.exit_code == status, ran.output
     assert len(json.loads((tmp_path / "found.json").read_text())) == len(found)
     assert ("02_weak, does not hold: labkit is 2" in ran.output) == ("--strict" in options and WEAK in found)

@@ -13,10 +13,10 @@ import ipywidgets
 import pandas as pd
 import pytest
 import queueing
-from simulated import DOUBLING, doubling, install
+from simulated import DOUBLING, doubling
 from taped import recorded
 
-from labkit import paths, plots, widgets
+from labkit import plots, widgets
 from labkit.measure import lock, noise, rows, sweeps
 from labkit.measure.contender import Contender
 from labkit.widgets import static, sweep_panel
@@ -28,11 +28,8 @@ IDLE = "Nothing runs. Press Run to measure on this machine."
 
 
 @pytest.fixture(autouse=True)
-def somebody(tmp_path, monkeypatch):
+def somebody(own_folders, tmp_path, monkeypatch):
     """Folders of their own, and a reader who could press a button."""
-    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv(rows.TAPE, raising=False)
-    monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
     monkeypatch.setenv(static.HEADLESS, "0")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -54,17 +51,6 @@ def fingerprints(monkeypatch):
 @pytest.fixture
 def nobody(monkeypatch):
     monkeypatch.setenv(static.HEADLESS, "1")
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    return install(monkeypatch.setattr)
-
-
-@pytest.fixture
-def no_gpu(monkeypatch):
-    monkeypatch.setattr("labkit.gpu.available", lambda: False)
-    monkeypatch.setattr("labkit.gpu.device", lambda: "cpu")
 
 
 @pytest.fixture

@@ -3,24 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from simulated import HERE, doubling, install
+from simulated import HERE, doubling
 from taped import recorded
 
-from labkit import paths
 from labkit.measure import rows
 from labkit.widgets.sweep_plan import Selection, SweepPlan
 
-
-@pytest.fixture(autouse=True)
-def folders(tmp_path, monkeypatch):
-    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
-    return tmp_path
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    return install(monkeypatch.setattr)
+pytestmark = pytest.mark.usefixtures("own_folders")
 
 
 def planned(gpu, **options):
@@ -97,7 +86,7 @@ def test_the_whole_table_has_one_origin_by_the_first_clock_and_a_part_takes_no_r
     assert origins(plan.results(stopped, [])) == [HERE_LIVE], "better than nothing"
 
 
-def test_the_tape_of_a_suite_is_not_that_of_those_below_it(gpu, folders):
+def test_the_tape_of_a_suite_is_not_that_of_those_below_it(gpu, own_folders):
     for suite in ("suite", "suite/part"):
-        rows.append(folders / "recorded" / "h200" / "lesson.jsonl", recorded(suite=suite))
+        rows.append(own_folders / "recorded" / "h200" / "lesson.jsonl", recorded(suite=suite))
     assert [row.suite for row in planned(gpu).recorded_rows()] == ["suite"]

@@ -1,0 +1,18 @@
+"""What the lessons claim where there is no GPU: what is counted, and never a time."""
+
+import pytest
+from operators import INTERPRETED
+
+from labkit.lessons import notebooks
+
+CLAIMS = {"05": (0, 8), "06": (3, 5), "07": (1, 7), "08": (2, 6), "09": (0, 7)}
+"""How many hold and how many need a GPU; of lesson 6 the published table and what the compiler makes hold."""
+
+
+@INTERPRETED
+@pytest.mark.parametrize("path", notebooks.find(), ids=lambda path: path.stem)
+def test_no_time_is_claimed_without_a_gpu(executed, path):
+    result = executed(path)
+    held, need_gpu = found = result.claims_held, result.claims_need_gpu
+    assert result.not_held == () and found == CLAIMS.get(path.stem[:2], found)
+    assert path.stem[:2] in CLAIMS or 0 < held < need_gpu
