@@ -247,17 +247,19 @@ def _cuda_of(gpu: SimulatedGpu) -> ModuleType:
     """What an answer gets for torch.cuda."""
 
     @contextmanager
-    def graph(graph: CUDAGraph, pool: Any = None, stream: Stream | None = None, **_: Any) -> Iterator[None]:
+    def graph(
+        cuda_graph: CUDAGraph, pool: Any = None, stream: Stream | None = None, **_: Any
+    ) -> Iterator[None]:
         """A context whose work is captured, on a stream of its own if none is given."""
         with stream or Stream(gpu):
-            graph.capture_begin()
+            cuda_graph.capture_begin()
             gpu.host_us = max(gpu.host_us, gpu.device_us) + gpu.wait_us
             try:
                 yield
             except BaseException:
                 gpu.capturing = None
                 raise
-            graph.capture_end()
+            cuda_graph.capture_end()
 
     cuda = ModuleType("simulated torch.cuda")
     vars(cuda).update(
