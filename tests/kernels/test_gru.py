@@ -188,6 +188,18 @@ def test_many_sequences_without_gradients_are_right(shape, dtype):
             op.assert_close(y, reference(**exact), dtype, roundings=6)
 
 
+@op.INTERPRETED
+@pytest.mark.usefixtures("few_are_many")
+@pytest.mark.parametrize("shape", [(35, 3, 5, 20), (67, 2, 20, 32), (135, 2, 1, 1)], ids=str)
+def test_many_sequences_move_each_byte_once_and_none_beyond_the_end(shape):
+    """A load without its mask gives the right result wherever what it read too much is not used."""
+    (B, T, width, H), tensors = shape, op.drawn(LAYER, *shape, dtype=bf16)[:5]
+    (kernel,) = op.kernels_of(lambda *given: module.gru_forward(*given, None, None, False), *tensors)
+    programs = math.ceil(B / (16 if B > 64 else 8))
+    assert kernel.bytes_read == 2 * (B * T * width + programs * (3 * H * (width + H) + 6 * H))
+    assert kernel.bytes_written == 2 * B * T * H
+
+
 @pytest.mark.usefixtures("few_are_many")
 def test_many_sequences_are_right_in_any_layout():
     tensors = op.drawn(LAYER, 35, 3, 5, 20, dtype=bf16)
