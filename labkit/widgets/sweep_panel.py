@@ -187,15 +187,18 @@ class SweepPanel:
         self.running = asyncio.ensure_future(self._sweep_and_tell(run, show_selection))
 
     async def _sweep_and_tell(self, run: _Run, show_selection: bool) -> None:
+        problem = None
         try:
             await self._sweep(run, show_selection)
-            status = STOPPED if run.stop.is_set() or run.done < run.total else "Done."
-            if self._worker is not None and not self._worker.done():
-                status = f"{STOPPED} One call still ends in the background."
-            self.controls.set_status(status)
-        except Exception as problem:
+        except Exception as raised:
+            problem = raised
+        self.controls.set_running(False)  # before the line below: who reads it may press Run
+        if problem is not None:
             self._show_error(problem)
-        self.controls.set_running(False)
+        elif self._worker is not None and not self._worker.done():
+            self.controls.set_status(f"{STOPPED} One call still ends in the background.")
+        else:
+            self.controls.set_status(STOPPED if run.stop.is_set() or run.done < run.total else "Done.")
         self._call_on_loop(self._update_static)
 
     async def _sweep(self, run: _Run, show_selection: bool = False) -> None:

@@ -307,10 +307,13 @@ class NotebookPage:
         """The text of what a cell shows."""
         return "\n".join(self.output(index).all_inner_texts()).strip()
 
-    def button(self, name: str, cell: int | None = None) -> Locator:
-        """The button with this label, in the notebook or in one cell's output; not JupyterLab's own."""
+    def button(self, name: str, cell: int | None = None, disabled: bool | None = None) -> Locator:
+        """The button with this label, in the notebook or in one cell's output; not JupyterLab's own.
+
+        With ``disabled`` it is there only while it can, or cannot, be pressed.
+        """
         within = self.page.locator(".jp-Notebook") if cell is None else self.output(cell)
-        return within.get_by_role("button", name=name, exact=True)
+        return within.get_by_role("button", name=name, exact=True, disabled=disabled)
 
     def says(self, cell: int, words: str | re.Pattern[str], seconds: float = 20.0) -> None:
         """Wait until the line of the panel in this cell's output says so."""
