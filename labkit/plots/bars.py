@@ -44,7 +44,7 @@ def bars(
     ``group`` is a column that puts the bars under headings. ``floor`` names references: columns, as
     ``"copy_us"``, that are a tick across each bar. Values in a column ending in ``_us`` are printed as times,
     others with ``unit`` after them. Live bars are full, recorded ones pale with a dashed edge, published ones
-    hollow with a dotted edge. Behind a time that something disturbed (column ``noise``) stands a ring, and a
+    hollow with a dotted edge. Behind a value that something disturbed (column ``noise``) stands a ring, and a
     footnote says what. Raises ValueError for a column that the table lacks.
     """
     ticks = floor or {}
@@ -53,8 +53,6 @@ def bars(
     is_time, quantity = value.endswith("_us"), value.replace("_", " ")
     if is_time:
         quantity = "time per call"
-    else:
-        table["noise"] = ""
 
     def written(x: float) -> str:
         return format_duration(x) if is_time else f"{format_number(x)}{unit}"
@@ -68,10 +66,7 @@ def bars(
     if group and len(table):
         table["heading"] = [formatting.axis_value(group, each) for each in table[group]]
     full_names = table["name"] + [f" ({heading})" if heading else "" for heading in table["heading"]]
-    noise_notes = [
-        f"{noise}: {formatting.first_items(list(names), 6)}"
-        for noise, names in full_names[table["noise"] != ""].groupby(table["noise"], sort=False)
-    ]
+    noise_notes = _noise_notes(full_names, table["noise"])
     known = table.loc[formatting.has_value(table, value), value]
     is_log = not linear and bool(known.max() > _DECADE * known.min())
     whiskers = ["p20_us", "p80_us"] if value == "median_us" else []
@@ -81,8 +76,8 @@ def bars(
     n_rows = max(len(table) + (table["heading"].nunique() if group else 0), 2)
     legend: list[Artist] = [Patch(label=source, **bar_style(MUTED, kind)) for kind, source in sources]
     legend += [Line2D([], [], label=name, **_TICK, markersize=11) for name in ticks]
-    words: dict[str, Any] = dict(subtitle=conditions, footnotes=[f"{RING_SIGN} {n}" for n in noise_notes])
-    figure = style.new_figure(title, 0.6 + n_rows * _ROW, legend=legend, **words)
+    words: dict[str, Any] = dict(subtitle=conditions, footnotes=_ringed(noise_notes), legend=legend)
+    figure = style.new_figure(title, 0.6 + n_rows * _ROW, **words)
     better = [f"{way} is better" for way, names in _BETTER.items() if value in names]
     notes = ["lower is better"] * is_time + better + ["logarithmic axis"] * is_log
     ax = figure.add_subplot()
@@ -113,8 +108,7 @@ def bars(
                 ax.plot(row[whiskers], [y] * len(whiskers), color=INK, linewidth=1.3, marker="|", zorder=7)
                 floors = row[[*ticks.values()]]
                 ax.plot(floors, [y] * len(ticks), **_TICK, markersize=19, zorder=8)
-                ring = f" {RING_SIGN}" if row["noise"] else ""
-                _write_beside(ax, row["end"], y, row["written"] + ring, weight=weight, gid="value")
+                _write_value(ax, row["end"], y, row["written"], row["noise"], weight)
             y += 1
     _set_row_names(ax, names)
 
@@ -155,6 +149,21 @@ def _set_row_names(ax: Axes, names: Sequence[tuple[float, str, str]]) -> None:
         tick.set(weight=weight, linespacing=1.1, gid="label")
 
 
+def _write_value(ax: Axes, x: float, y: float, text: str, noise: str, weight: str = "bold") -> None:
+    """A bar's value at its end, with a ring where something disturbed it."""
+    _write_beside(ax, x, y, f"{text} {RING_SIGN}" if noise else text, weight=weight, gid="value")
+
+
+def _noise_notes(names: "pd.Series[str]", noise: "pd.Series[str]") -> list[str]:
+    """A note for each thing that disturbed bars, with their names."""
+    disturbed = names[noise != ""].groupby(noise, sort=False)
+    return [f"{each}: {formatting.first_items(list(which), 6)}" for each, which in disturbed]
+
+
+def _ringed(notes: Sequence[str]) -> list[str]:
+    return [f"{RING_SIGN} {note}" for note in notes]
+
+
 def _write_beside(ax: Axes, x: float, y: float, text: str, **how: Any) -> None:
     """Text right of a place, on white that hides the grid and the lines behind it."""
     white = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
@@ -175,7 +184,8 @@ def stacked(table: pd.DataFrame, parts: Mapping[str, str], *, total: str, title:
     the column ``total``, which was measured by itself and is printed at the bar's end. Rows have a contender,
     and say where they come from (kind, device, date); those of one figure are of one device and kind. Clock
     and cache are left out: a part need not come from the clock that measured the total. Live bars are full,
-    recorded ones pale with a dashed edge.
+    recorded ones pale with a dashed edge. Behind a total that something disturbed (column ``noise``) stands a
+    ring, and a footnote says what.
 
     Raises ValueError for a table without rows, or with rows of two devices or kinds; for a column that is
     missing; and for a part or total that is negative or no finite number.
@@ -196,7 +206,9 @@ def stacked(table: pd.DataFrame, parts: Mapping[str, str], *, total: str, title:
         *(Patch(label=f"{part}: {parts[part]}", **bar_style(hue, kind)) for part, hue in colours.items()),
         Line2D([], [], label=total_label, **_TICK, markersize=11),
     ]
-    figure = style.new_figure(title, 0.6 + 1.1 * _ROW * len(table), subtitle=source, legend=legend)
+    noise_notes = _noise_notes(table["contender"], table["noise"])
+    words: dict[str, Any] = dict(subtitle=source, footnotes=_ringed(noise_notes), legend=legend)
+    figure = style.new_figure(title, 0.6 + 1.1 * _ROW * len(table), **words)
     ax = figure.add_subplot()
     ax.set(xlabel="time (lower is better)", ylim=(len(table) - 0.5, -0.5))
     _set_value_axis(ax, [*table[list(parts)].sum(axis=1), *table[total]], format_duration)
@@ -212,9 +224,10 @@ def stacked(table: pd.DataFrame, parts: Mapping[str, str], *, total: str, title:
             ax.barh(y, row[part], left=x, height=_BAR, zorder=3, **how)
             x += row[part]
         ax.plot([row[total]], [y], **_TICK, markersize=19, zorder=5)
-        _write_beside(ax, max(x, row[total]), y, written(row[total]), weight="bold", gid="value")
+        _write_value(ax, max(x, row[total]), y, written(row[total]), row["noise"])
         summands = " + ".join(f"{part} {written(row[part])}" for part in parts)
         described.append(f"{row['contender']}: {summands} = {written(x)}, {total} {written(row[total])}")
     _set_row_names(ax, [(y, fill(str(name), 32), "normal") for y, name in enumerate(table["contender"])])
     drawn = f"{title.rstrip('.')}. Stacked bars, from top to bottom"
-    return Picture(figure, f"{drawn}: {'; '.join(described)}. {formatting.as_sentence(source)}")
+    alt = f"{drawn}: {'; '.join(described)}. {formatting.as_sentence(source)}"
+    return Picture(figure, alt + formatting.notes_as_alt("Disturbed", noise_notes))

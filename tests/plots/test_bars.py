@@ -60,6 +60,8 @@ def test_a_disturbed_bar_has_a_ring_and_a_footnote():
     shown = plots.bars(table, title="Bars")
     assert [said for said in texts(shown) if "◯" in said] == ["5 µs ◯", "◯ spread above 30%: labkit"]
     assert shown.alt.endswith("Disturbed: spread above 30%: labkit.")
+    shown = plots.bars(table.assign(share=[0.5, 1.0]), title="Shares", value="share", unit="x")
+    assert "0.5x ◯" in texts(shown) and "1x" in texts(shown)
 
 
 def test_the_learners_kernel_stands_out():
@@ -79,9 +81,11 @@ def test_stacked_bars_add_up_and_show_the_total():
     shown = plots.stacked(ledger(), PARTS, total="wall", title="The ledger")
     first = [bar for bar in shown.figure.axes[0].patches if round(bar.get_y() + bar.get_height() / 2) == 0]
     assert [(bar.get_x(), bar.get_width()) for bar in first] == [(0, 20), (20, 60)]
-    assert "eager: traffic 20 µs + launches 60 µs = 80 µs, wall 81 µs" in shown.alt and "81 µs" in texts(
-        shown
-    )
+    assert "eager: traffic 20 µs + launches 60 µs = 80 µs, wall 81 µs" in shown.alt
+    assert "81 µs" in texts(shown)
+    shown = plots.stacked(ledger(noise=["", "other work"]), PARTS, total="wall", title="t")
+    assert [said for said in texts(shown) if "◯" in said] == ["11 µs ◯", "◯ other work: labkit"]
+    assert shown.alt.endswith("Disturbed: other work: labkit.")
     recorded = plots.stacked(ledger(kind="recorded"), PARTS, total="wall", title="t").figure.axes[0].patches
     assert recorded[0].get_facecolor() != first[0].get_facecolor()
 
