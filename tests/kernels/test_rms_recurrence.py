@@ -20,11 +20,14 @@ RMS = cases.RMS
 
 
 def asked(target):
-    """512 features of many sequences, or the most of one; narrow rows of many, and a few at odd addresses."""
+    """512 features of many sequences, or the most of one; narrow rows of many, and a few at odd addresses.
+
+    16 steps on their way in registers take five seconds to compile.
+    """
     dtype = fp32 if codegen.TARGETS.index(target) % 2 else bf16
-    sizes = [(1024, 512) if target in ("sm_90", "sm_120") else (1, 4096)]
-    sizes += {"sm_90": [(1024, 7), (64, 66)], "sm_80": [(64, 277)]}.get(target, [])
-    return [(rms_recurrence, *[(batch, 64, H)] * 2, (H,), (batch, H), dtype) for batch, H in sizes]
+    sizes = [(1024, 64, 512) if target in ("sm_90", "sm_120") else (1, 64, 4096)]
+    sizes += {"sm_90": [(1024, 4, 7), (64, 64, 66)], "sm_80": [(64, 4, 277)]}.get(target, [])
+    return [(rms_recurrence, *[(B, T, H)] * 2, (H,), (B, H), dtype) for B, T, H in sizes]
 
 
 @pytest.fixture(params=[False, True], ids=["shared memory", "registers"])
@@ -63,7 +66,7 @@ class TestOperator(OperatorTests):
             assert not c.async_copies and set(c.loads) == {bits}, c
             assert min(c.stores) == bits and not c.shuffles.get("idx"), "no lane asks another for its numbers"
             steps_at_once, sums = v.launch.U, 2 if "grad" in v.title else 1
-            assert steps_at_once == (8 if sums == 2 else 16)
+            assert steps_at_once == (4 if v.launch.H != 66 else 8 if sums == 2 else 16)
             shuffles = {7: 3, 66: 5, 277: 5 + 2}[v.launch.H]
             assert c.shuffles["bfly"] >= steps_at_once * sums * shuffles, c
 
