@@ -55,12 +55,10 @@ def test_for_other_gpus_two_weights_fit_on_chip_and_tensor_cores_multiply(lesson
         )
         lesson.one_block(x, weight[0], row[0], row[0])
         lesson.network(x, weight, row, row)
-    targets = ("sm_80", "sm_90", "sm_120")
-    found = compiled(made, targets)
-    assert len(found) == 4 * len(targets)
-    for one in found[: 2 * len(targets)]:  # those of bf16
+    assert len(made) == 4
+    for one in compiled(made[:2]):  # those of bf16
         assert one.matrix and one.spills == 0 and one.shared_bytes < 99 * 1024, one
-    assert all(one.matrix for one in found)
+    assert all(one.matrix for one in compiled(made[2:], ("sm_90",)))
 
 
 @GPU
