@@ -320,6 +320,7 @@ def variants_of(
             launch(*case)
         for one in made:
             request = codegen.request(one.kernel, one.arguments, target=target, **one.options)
+            # of numbers that are no constants Triton looks at these three alone
             sizes = {k: n for k, n in one.arguments.items() if k not in one.kernel.fn.__annotations__}
             kinds = {k: (n == 1, n % 16 == 0, n >= 2**31) for k, n in sizes.items() if type(n) is int}
             alike = request._replace(values={**request.values, **kinds})

@@ -48,11 +48,7 @@ def test_rows_are_read_and_written_once_and_each_program_reads_every_weight(less
 def test_for_other_gpus_two_weights_fit_on_chip_and_tensor_cores_multiply(lesson, monkeypatch):
     made = op.recorded(monkeypatch, {lesson: ("block_kernel", "network_kernel")})
     for dtype in (bf16, fp32):
-        x, weight, row = (
-            meta(256, 128, dtype=dtype),
-            meta(8, 128, 128, dtype=dtype),
-            meta(8, 128, dtype=dtype),
-        )
+        x, weight, row = (meta(*shape, dtype=dtype) for shape in ((256, 128), (8, 128, 128), (8, 128)))
         lesson.one_block(x, weight[0], row[0], row[0])
         lesson.network(x, weight, row, row)
     assert len(made) == 4

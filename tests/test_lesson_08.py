@@ -159,10 +159,8 @@ def test_for_other_gpus_the_step_uses_tensor_cores_fits_and_spills_nothing(lesso
 
 
 def test_float32_fits_to_64_features_as_the_lesson_says(lesson):
-    kernel, options = (
-        lesson.gru.__globals__["gru_kernel"],
-        dict(B=512, T=64, BM=16, num_warps=8, num_stages=1),
-    )
+    kernel = lesson.gru.__globals__["gru_kernel"]
+    options = dict(B=512, T=64, BM=16, num_warps=8, num_stages=1)
     made = [codegen.request(kernel, ["*fp32:16"] * 4, H=H, BH=H, **options) for H in (64, 128)]
     fits, wide = codegen.compile_many([*made])
     assert fits.shared_bytes <= ROOM["sm_90"] * 1024 and wide.shared_bytes == 400 * 1024

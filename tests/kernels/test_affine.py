@@ -183,10 +183,7 @@ def test_inside_autocast_parameters_are_not_copied():
 
 @pytest.fixture(scope="module")
 def variants(cache):
-    """Each target has whole rows, folded, narrow and wide ones, and both dtypes.
-
-    Of 9 rows of 161 eight are a whole folded row, a constant to Triton, and one is left.
-    """
+    """Of 9 rows of 161 eight are a whole folded row, a constant to Triton, and one is left."""
     wide = (3001, 2049, bf16)
     asked = {
         "sm_80": [(9, 160, bf16), (100_001, 161, fp32), (100_001, 5, bf16), wide],

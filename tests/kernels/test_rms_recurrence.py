@@ -20,10 +20,7 @@ RMS = cases.RMS
 
 
 def asked(target):
-    """512 features of many sequences, or the most of one; narrow rows of many, and a few at odd addresses.
-
-    16 steps on their way in registers take five seconds to compile.
-    """
+    """512 features of many sequences, or the most of one; narrow rows of many, and a few at odd addresses."""
     dtype = fp32 if codegen.TARGETS.index(target) % 2 else bf16
     sizes = [(1024, 64, 512) if target in ("sm_90", "sm_120") else (1, 64, 4096)]
     sizes += {"sm_90": [(1024, 4, 7), (64, 64, 66)], "sm_80": [(64, 4, 277)]}.get(target, [])
@@ -131,11 +128,8 @@ def test_as_many_steps_run_ahead_as_the_memory_needs_and_room_allows(target):
     needed, room = 100 * steps.BYTES_IN_FLIGHT, ROOM[target] * 1024 - 4096
     for batch, width, itemsize, tensors in itertools.product((1, 64, 1024, 8192), WIDTHS, (2, 4), (2, 4)):
         plan = steps.rms_recurrence_plan(batch, width, itemsize, tensors, limits_of(target, 100))
-        ahead, step, held = (
-            plan["STAGES"],
-            batch * tensors * width * itemsize,
-            tensors * plan["BH"] * itemsize,
-        )
+        ahead, step = plan["STAGES"], batch * tensors * width * itemsize
+        held = tensors * plan["BH"] * itemsize
         assert 2 <= ahead <= 24 and (ahead - 1) * held <= room
         assert ahead * step >= needed or ahead == 24 or ahead * held > room
         assert (ahead - 1) * step < needed or ahead <= 4
