@@ -183,14 +183,13 @@ def test_inside_autocast_parameters_are_not_copied():
 
 @pytest.fixture(scope="module")
 def variants(cache):
-    """In float32 for one target only: it changes how much a thread has, not what a target does with it.
-
-    Of 9 rows of 161 eight are a whole folded row, a constant to Triton, and one is left.
-    """
-    few, many = ([(rows, width, bf16) for width in (160, 161)] for rows in (9, 100_001))
-    single = [(rows, width, fp32) for rows, width, _ in few + many]
-    narrow = [(100_001, 5, bf16), (100_001, 5, fp32), (3001, 2049, bf16)]
-    asked = {target: few + narrow for target in POINTWISE} | {"sm_90": few + many + single + narrow}
+    """Of 9 rows of 161 eight are a whole folded row, a constant to Triton, and one is left."""
+    wide = (3001, 2049, bf16)
+    asked = {
+        "sm_80": [(9, 160, bf16), (100_001, 161, fp32), (100_001, 5, bf16), wide],
+        "sm_90": [(100_001, 160, bf16), (9, 161, bf16), (9, 160, fp32), (100_001, 5, fp32), wide],
+        "sm_120": [(100_001, 160, fp32), (100_001, 161, bf16), (9, 161, fp32), (100_001, 5, bf16), wide],
+    }
     return op.variants_of(
         KERNELS, asked, lambda *shape_and_dtype: both(*shape_and_dtype[:2], dtype=shape_and_dtype[2])
     )
