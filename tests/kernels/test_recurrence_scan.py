@@ -166,14 +166,15 @@ def test_it_compiles_and_fits(monkeypatch):
         "sm_80": [(GRU.call, *[(8, 2**17, 1)] * 2, (8, 1), fp32)],
         "sm_90": [
             (LINEAR.call, *[(2, 16384, 512)] * 2, (2, 512), fp32),
+            (GRU.call, *[(53, 4545, 496)] * 2, (53, 496), bf16),  # a program for each chain: nobody waits
         ],
-        "sm_120": [(LINEAR.call, *[(1, 16384, 16)] * 2, (1, 16), bf16)],  # a batch of 1 is a constant
+        "sm_120": [(LINEAR.call, *[(1, 2**17, 16)] * 2, (1, 16), bf16)],  # a batch of 1 is a constant
     }
     for v in op.variants_of(kernels, asked, lambda call, *of: launch(call, *of[:-1], dtype=of[-1])):
         assert v.code.spills <= 64 and v.code.shared_bytes <= 16 * 1024 < ROOM[v.target] * 1024, v
         waits = re.findall(r"tt\.load .*isVolatile = true\} : tensor<(\d+)x!tt\.ptr", v.code.ttgir)
-        assert len(waits) >= 4 == v.code.num_warps, "what is waited for is read anew"
-        assert min(map(int, waits)) >= 128, f"{v}: lanes that wait for the same number may leave one by one"
+        assert len(waits) >= 4 * (v.launch.W > 0) and v.code.num_warps == 4, "what is waited for is read anew"
+        assert all(int(n) >= 128 for n in waits), f"{v}: lanes that wait for the same may leave one by one"
         if v.launch.H > 1:
-            widest = 128 if v.dtype is fp32 else 64
+            widest = 128 if v.dtype is fp32 else 64 if v.launch.W else 32
             assert v.code.widest_load == widest, v
