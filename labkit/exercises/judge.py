@@ -34,6 +34,8 @@ ENVIRONMENT = dict(
     TRITON_INTERPRET="1", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", LABKIT_HEADLESS="1", MPLBACKEND="Agg"
 )
 """The same on every machine: Triton interprets, no GPU is seen, nobody presses buttons."""
+REPEATED_CALLS = 4
+"""The smallest case is called so often again: a ring of so many results hands one of them back."""
 NOTHING_IS_LOST = "Nothing of your notebook is lost."
 
 
@@ -203,7 +205,7 @@ def judge(exercise: Exercise, answer: Any, file: Path) -> tuple[Finding, list[co
         if problem is not None:
             return engine.explain(exercise, problem, calls), []
         done += calls
-    first = [call for call in done if call.launches.kernels][:1]
+    first = [call for call in done if call.launches.kernels][:1] * REPEATED_CALLS
     again = [replace(call, got=exercise.call(answer, *call.passed.values())) for call in first]
     if found := _reused_memory([*done, *again]):
         return found, []
