@@ -226,7 +226,7 @@ def _call(
         floats = isinstance(value, Tensor) and value.is_floating_point()
         return value.to(dtype) if floats and dtype else value
 
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # without a word to GPUs, which takes a millisecond
     inputs = {name: cast(value) for name, value in exercise.inputs(*case).items()}
     given = {name: copy(value) if isinstance(value, list) else value for name, value in inputs.items()}
     fences = JudgeGuardZones()
