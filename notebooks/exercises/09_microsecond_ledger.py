@@ -182,11 +182,11 @@ cell = Exercise(
     "two recurrences in one loop",
     "both",
     reference=cell_with(dtype=torch.float64),
-    cases=(
-        *((1, 1, 1, 1.0), (2, 3, 7, 1.0), (3, 2, 16, 1.0)),
-        *((1, 2, 5, 0.0), (2, 4, 20, 1e-3), (2, 3, 130, 1.0)),
+    cases=((1, 1, 1, 1.0), (2, 3, 7, 1e-3), (2, 2, 130, 1.0)),
+    large=(
+        *((1, 2, 5, 0.0), (3, 2, 16, 1.0), (2, 4, 20, 1.0)),
+        *((1, 70, 4, 1.0), (1, 2, 1100, 1.0)),
     ),
-    large=((1, 70, 4, 1.0), (1, 2, 1100, 1.0)),
     inputs=cell_inputs,
     call=lambda answer, z, candidate, gain, scale: answer(z, candidate, gain),
     properties=POINTWISE,
