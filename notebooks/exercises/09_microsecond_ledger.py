@@ -336,6 +336,10 @@ entries = Exercise(
             "Calls and replays are queued. torch.cuda.synchronize() before each reading waits for them.",
             when=lambda calls: all(any(e.event == "clock" and e.pending for e in log(c)) for c in calls),
         ),
+        "first-replay": Mistake(
+            *GRAPH_CLOCK["first-replay"].hints,
+            when=lambda calls: all(happened(c, "upload") for c in calls),
+        ),
         "arithmetic": Mistake(
             "While a kernel multiplies, memory brings its next bytes. What is left for an entry of its own?",
             "What the products take beyond the bytes: for each kernel by itself, and never below 0.",
@@ -353,6 +357,10 @@ entries = Exercise(
                 *(entries_with(launches="between"), entries_with(between="launches")),
                 *(entries_with(unexplained="arithmetic"), entries_with(unexplained="traffic")),
             ),
+        ),
+        "wrong-divisor": Mistake(
+            *GRAPH_CLOCK["wrong-divisor"].hints,
+            gives=tuple(entries_with(wall=w, device=d) for w, d in ((100, 100), (1, 100), (100, 1))),
         ),
         "unit": Mistake(
             *GRAPH_CLOCK["unit"].hints,
