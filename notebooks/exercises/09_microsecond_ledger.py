@@ -331,7 +331,6 @@ entries = Exercise(
     right="Two clocks, a profile, a skeleton and a roof: five instruments, one line.",
     mistakes={
         **{name: GRAPH_CLOCK[name] for name in ("compiles-inside", "waits-inside")},
-        **{name: Mistake(*GRAPH_CLOCK[name].hints, **seen) for name, seen in SEEN_HERE.items()},
         "no-graph": Mistake(
             "Which of your readings knows how long the device takes, without Python?",
             "A hundred calls inside `with torch.cuda.graph(graph):`, then a replay between two readings.",
@@ -360,6 +359,7 @@ entries = Exercise(
                 *(entries_with(unexplained="arithmetic"), entries_with(unexplained="traffic")),
             ),
         ),
+        **{name: Mistake(*GRAPH_CLOCK[name].hints, **seen) for name, seen in SEEN_HERE.items()},
         "few-calls": Mistake(
             "How many calls share the wait at the end, and how many the launch of a replay?",
             "A hundred calls between two readings, and a hundred in the graph, so that neither counts.",
