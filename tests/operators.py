@@ -311,7 +311,7 @@ def recorded(patch: pytest.MonkeyPatch, kernels: Kernels) -> list[Launch]:
 def variants_of(
     kernels: Kernels, cases: dict[str, list[tuple[Any, ...]]], launch: Callable[..., None]
 ) -> list[Variant]:
-    """All that ``launch(*case)`` launches on the GPU of each target, each kernel once."""
+    """All that ``launch(*case)`` launches on the GPU of each target, what Triton makes the same of once."""
     asked: dict[str, tuple[Any, ...]] = {}
     for target, case in ((target, case) for target, several in cases.items() for case in several):
         with pytest.MonkeyPatch.context() as patch:
@@ -320,7 +320,11 @@ def variants_of(
             launch(*case)
         for one in made:
             request = codegen.request(one.kernel, one.arguments, target=target, **one.options)
-            asked.setdefault(repr(request), (one, target, case, request))
+            # of numbers that are no constants Triton looks at these three alone
+            sizes = {k: n for k, n in one.arguments.items() if k not in one.kernel.fn.__annotations__}
+            kinds = {k: (n == 1, n % 16 == 0, n >= 2**31) for k, n in sizes.items() if type(n) is int}
+            alike = request._replace(values={**request.values, **kinds})
+            asked.setdefault(repr(alike), (one, target, case, request))
     requests = [request for *_, request in asked.values()]
     with ThreadPoolExecutor(2) as pool:  # each compiles one kernel at a time
         halves = list(pool.map(codegen.compile_many, (requests[::2], requests[1::2])))

@@ -48,19 +48,13 @@ def test_rows_are_read_and_written_once_and_each_program_reads_every_weight(less
 def test_for_other_gpus_two_weights_fit_on_chip_and_tensor_cores_multiply(lesson, monkeypatch):
     made = op.recorded(monkeypatch, {lesson: ("block_kernel", "network_kernel")})
     for dtype in (bf16, fp32):
-        x, weight, row = (
-            meta(256, 128, dtype=dtype),
-            meta(8, 128, 128, dtype=dtype),
-            meta(8, 128, dtype=dtype),
-        )
+        x, weight, row = (meta(*shape, dtype=dtype) for shape in ((256, 128), (8, 128, 128), (8, 128)))
         lesson.one_block(x, weight[0], row[0], row[0])
         lesson.network(x, weight, row, row)
-    targets = ("sm_80", "sm_90", "sm_120")
-    found = compiled(made, targets)
-    assert len(found) == 4 * len(targets)
-    for one in found[: 2 * len(targets)]:  # those of bf16
+    assert len(made) == 4
+    for one in compiled(made[:2]):  # those of bf16
         assert one.matrix and one.spills == 0 and one.shared_bytes < 99 * 1024, one
-    assert all(one.matrix for one in found)
+    assert all(one.matrix for one in compiled(made[2:], ("sm_90",)))
 
 
 @GPU

@@ -310,7 +310,7 @@ def reference_arguments(exercise: Exercise, call: Call) -> list[Any]:
     """Arguments for a reference: tensors in float64, and objects such as a simulated GPU made anew."""
     given = call.originals
     if call.dtype is None:
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         given = exercise.inputs(*call.case)
     return [
         value.double() if isinstance(value, Tensor) and value.is_floating_point() else value

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -28,12 +29,14 @@ from labkit.lessons import notebooks
 from labkit.measure import correctness
 from labkit.profiling import codegen
 
-GUARD_ELEMENTS = 2**18
+GUARD_ELEMENTS = 2**17
 """Elements around each tensor that are watched: further than any tile of an exercise reaches."""
 ENVIRONMENT = dict(
     TRITON_INTERPRET="1", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", LABKIT_HEADLESS="1", MPLBACKEND="Agg"
 )
 """The same on every machine: Triton interprets, no GPU is seen, nobody presses buttons."""
+REPEATED_CALLS = 4
+"""The smallest case is called so often again: a ring of so many results hands one of them back."""
 NOTHING_IS_LOST = "Nothing of your notebook is lost."
 
 
@@ -103,9 +106,15 @@ def explain_end(error: BaseException, file: Path, limit_s: float, lesson: str) -
 # ---- the process that judges -------------------------------------------------------------------------------
 
 
+@triton.jit
+def _empty_kernel(x: Any) -> None:
+    pass
+
+
 def prepare(lesson: str) -> None:
     """Load the lesson's setup and kernel cells and its exercises, once, before the forks."""
     interpreter_recording.match_compiled_code()
+    _empty_kernel[(1,)](torch.zeros(1))  # a first launch imports much, which no fork should do again
     find(lesson)
     notebooks.load(lesson)
 
@@ -203,7 +212,7 @@ def judge(exercise: Exercise, answer: Any, file: Path) -> tuple[Finding, list[co
         if problem is not None:
             return engine.explain(exercise, problem, calls), []
         done += calls
-    first = [call for call in done if call.launches.kernels][:1]
+    first = [call for call in done if call.launches.kernels][:1] * REPEATED_CALLS
     again = [replace(call, got=exercise.call(answer, *call.passed.values())) for call in first]
     if found := _reused_memory([*done, *again]):
         return found, []
@@ -217,7 +226,7 @@ def _call(
         floats = isinstance(value, Tensor) and value.is_floating_point()
         return value.to(dtype) if floats and dtype else value
 
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # without a word to GPUs, which takes a millisecond
     inputs = {name: cast(value) for name, value in exercise.inputs(*case).items()}
     given = {name: copy(value) if isinstance(value, list) else value for name, value in inputs.items()}
     fences = JudgeGuardZones()

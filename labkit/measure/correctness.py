@@ -269,8 +269,8 @@ class GuardZones(dispatch_mode.LightDispatchMode):
             if len(whole) > len(block):  # elements of several bytes without a NaN
                 whole = whole.view(len(block), -1).all(1)
             for fence in (whole[: self._fence].flip(0), whole[self._fence + count :]):
-                stray = (~fence).nonzero()
-                farthest = max(farthest, int(stray.max()) + 1 if len(stray) else 0)
+                if not fence.all():
+                    farthest = max(farthest, int((~fence).nonzero().max()) + 1)
         return farthest
 
     def watches(self, func: Any, made: Any) -> bool:

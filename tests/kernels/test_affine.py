@@ -52,18 +52,19 @@ def copies(width, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_full_ragged_and_empty_shapes_in_every_dtype_and_layout(multiprocessors, count):
+def test_full_ragged_and_empty_shapes_in_every_dtype_and_layout(monkeypatch, multiprocessors, count):
     multiprocessors(count)
+    monkeypatch.setattr(module, "TILES", 1)  # taller tiles, and so fewer programs
     op.examine(AFFINE, *correctness.SHAPES, layouts=correctness.LAYOUTS)
 
 
-@pytest.mark.parametrize("count", [1, 132])
-@pytest.mark.parametrize("width", [1, 3, 15])
-def test_below_at_and_above_a_whole_folded_row(multiprocessors, width, count):
+@pytest.mark.parametrize(("width", "count"), [(1, 132), (3, 1), (15, 132)])
+def test_below_at_and_above_a_whole_folded_row(monkeypatch, multiprocessors, width, count):
     multiprocessors(count)
-    k = copies(width)
-    few, many = module.LEAST_ROWS * k - 1, module.LEAST_ROWS * k + 2
-    op.examine(AFFINE, *((batch, width) for batch in (3, 5, few, few + 1, many)), dtypes=(fp32,))
+    monkeypatch.setattr(module, "LEAST_ROWS", 5)  # a tile of the backward, and a ragged one
+    monkeypatch.setattr(module, "sum_plan", module.sum_plan.__wrapped__)  # without its cache
+    least = 5 * copies(width)
+    op.examine(AFFINE, *((batch, width) for batch in (3, 5, least - 1, least, least + 2)), dtypes=(fp32,))
 
 
 @pytest.mark.parametrize("width", [16, 17, 161, 2049, 4097])
@@ -183,14 +184,13 @@ def test_inside_autocast_parameters_are_not_copied():
 
 @pytest.fixture(scope="module")
 def variants(cache):
-    """In float32 for one target only: it changes how much a thread has, not what a target does with it.
-
-    Of 9 rows of 161 eight are a whole folded row, a constant to Triton, and one is left.
-    """
-    few, many = ([(rows, width, bf16) for width in (160, 161)] for rows in (9, 100_001))
-    single = [(rows, width, fp32) for rows, width, _ in few + many]
-    narrow = [(100_001, 5, bf16), (100_001, 5, fp32), (3001, 2049, bf16)]
-    asked = {target: few + narrow for target in POINTWISE} | {"sm_90": few + many + single + narrow}
+    """Of 9 rows of 161 eight are a whole folded row, a constant to Triton, and one is left."""
+    wide = (3001, 2049, bf16)
+    asked = {
+        "sm_80": [(9, 160, bf16), (100_001, 161, fp32), (100_001, 5, bf16), wide],
+        "sm_90": [(100_001, 160, bf16), (9, 161, bf16), (9, 160, fp32), (100_001, 5, fp32), wide],
+        "sm_120": [(100_001, 160, fp32), (100_001, 161, bf16), (9, 161, fp32), (100_001, 5, bf16), wide],
+    }
     return op.variants_of(
         KERNELS, asked, lambda *shape_and_dtype: both(*shape_and_dtype[:2], dtype=shape_and_dtype[2])
     )

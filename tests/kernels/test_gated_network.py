@@ -296,7 +296,8 @@ def test_plans_ask_the_tensors_own_gpu(monkeypatch):
 @pytest.fixture(scope="module")
 def variants(cache):
     more = {"sm_90": [(32, bf16), (100, bf16), (128, fp32)], "sm_86": [(100, bf16), (4096, fp32)]}
-    asked = {target: [(128, bf16), (512, fp32), *more.get(target, ())] for target in codegen.TARGETS}
+    more |= {"sm_80": [(512, fp32)], "sm_120": [(512, fp32)]}
+    asked = {target: [(128, bf16), *more.get(target, ())] for target in codegen.TARGETS}
     return op.variants_of(KERNELS, asked, launch_all)
 
 

@@ -413,28 +413,31 @@ def test_a_model_learns_as_it_does_with_nn_gru():
 # --- what is compiled ------------------------------------------------------------------------------------
 
 
-def launch(shape, dtype):
+def launch(shape, dtype, training):
     B, T, width, H = shape
     sizes = (B, T, width), (3 * H, width), (3 * H, H), (3 * H,), (3 * H,), (B, H)
     tensors = [op.meta(*size, dtype=dtype) for size in sizes]
-    with torch.no_grad():
+    if training:
+        op.launch_both_ways(gru, *tensors)
+    else:
         gru(*tensors)
-    op.launch_both_ways(gru, *tensors)
 
 
 CASES = {
-    "sm_80": [((16, 64, 64, 128), bf16), ((2048, 64, 64, 64), bf16)],
-    "sm_86": [((16, 64, 64, 64), fp16)],
-    "sm_89": [((16, 64, 64, 64), bf16)],
+    "sm_80": [((16, 64, 64, 128), bf16, True), ((2048, 64, 64, 64), bf16, False)],
+    "sm_86": [((16, 64, 64, 64), fp16, True)],
+    "sm_89": [((16, 64, 64, 64), bf16, False)],
     "sm_90": [
-        *(((B, 64, 128, 128), bf16) for B in (64, 1024, 2048, 4096)),
-        *(((B, 64, 64, 64), bf16) for B in (64, 2048, 5000)),
-        ((2048, 64, 40, 100), fp16),
-        ((64, 64, 64, 64), fp32),
+        *(((B, 64, 128, 128), bf16, False) for B in (64, 1024, 2048)),
+        *(((B, 64, 64, 64), bf16, False) for B in (2048, 5000)),
+        *(((B, 64, H, H), bf16, True) for B, H in ((64, 128), (64, 64), (5000, 64))),
+        *(((2048, 64, 40, 100), fp16, training) for training in (True, False)),
+        ((64, 64, 64, 64), fp32, True),
     ],
-    "sm_100": [((64, 64, 128, 128), bf16)],
-    "sm_120": [((64, 64, 64, 64), bf16)],
+    "sm_100": [((64, 64, 128, 128), bf16, True)],
+    "sm_120": [((64, 64, 64, 64), bf16, True)],
 }
+"""By target: (B, T, width, H), dtype, whether a backward follows."""
 
 
 @pytest.fixture(scope="module")

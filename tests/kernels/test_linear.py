@@ -34,7 +34,8 @@ def test_linear_act_is_right(activation, make):
     layouts = correctness.LAYOUTS if whole and make is with_bias else ("contiguous",)
     case = cases.linear_act(activation, make(40))
     op.examine(case, *SHAPES[: None if whole else 4], layouts=layouts, roundings=3)
-    op.examine(case._replace(inputs=make(33)), (37, 33), (70, 40), roundings=3)
+    if whole:
+        op.examine(case._replace(inputs=make(33)), (37, 33), (70, 40), roundings=3)
 
 
 @pytest.mark.parametrize("out", [40, 33])
@@ -148,14 +149,15 @@ def test_every_tile_is_right_where_several_meet_and_the_last_are_ragged(monkeypa
     op.pretend(monkeypatch, common.DeviceLimits(4, 0, has_tma), linear)
     for tile in getattr(linear, table):
         monkeypatch.setattr(linear, "choose_tile", lambda *_, tile=tile: tile)
-        for odd in (0, 1):
-            x, out = (tile.BM + 5, tile.BK + 8 + odd), tile.BN + tile.BN // 2 + 8 + odd
-            op.examine(GELU._replace(inputs=with_bias(out)), x, dtypes=(fp32,))
-            kept_is_right(*x, out - tile.BN // 2)
+        odd = not has_tma  # descriptors take aligned sizes alone
+        x, out = (tile.BM + 5, tile.BK + 8 + odd), tile.BN + tile.BN // 2 + 8 + odd
+        op.examine(GELU._replace(inputs=with_bias(out)), x, dtypes=(fp32,))
+        kept_is_right(*x, out - tile.BN // 2)
 
 
-@pytest.mark.parametrize("dtype", correctness.DTYPES, ids=str)
-@pytest.mark.parametrize(("split", "shared"), [(2, 9), (3, 1), (5, 4), (16, 9)])
+@pytest.mark.parametrize(
+    ("split", "shared", "dtype"), [(2, 9, bf16), (3, 1, fp16), (5, 4, fp32), (16, 9, bf16)], ids=str
+)
 def test_sums_that_programs_share_are_right(monkeypatch, split, shared, dtype):
     """Of 3 x 3 tiles all, the last one, or some; parts of K that are ragged, or empty; z is kept, too."""
     (tile,) = linear.TILES_INTERPRETED

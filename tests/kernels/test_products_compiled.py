@@ -23,7 +23,7 @@ CASES = {
         *((bf16, sizes, training) for sizes, training in ((WIDE, True), (FEW, True), (DEEP, False))),
         *((dtype, sizes, True) for dtype, sizes in ((bf16, ODD), (fp32, WIDE))),
     ],
-    "sm_100": [(bf16, WIDE, True), (bf16, DEEP, False)],
+    "sm_100": [(bf16, WIDE, True)],
     "sm_120": [(bf16, WIDE, True), (fp32, FEW, False)],
 }
 """By target: dtype, sizes, whether a backward follows, which also keeps what it needs."""
@@ -91,10 +91,11 @@ def test_the_cases_reach_the_tiles_they_are_meant_for(products):
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90", "sm_120"])
 def test_every_tile_of_a_table_compiles_without_spills_and_fits(target):
-    """Also those that no case above reaches: by themselves, and with sums that programs share."""
+    """Also those that no case above reaches: the first by itself, and all with sums that programs share."""
     tables = {"sm_80": linear.TILES_160_KIB, "sm_90": linear.TILES_200_KIB}
     table = tables.get(target, linear.TILES_SMALL)
-    cases = [(tile._replace(split=split, shared=split // 2)) for tile in table for split in (1, 4)]
+    splits = [(tile, split) for n, tile in enumerate(table) for split in (1, 4)[n > 0 :]]
+    cases = [tile._replace(split=split, shared=split // 2) for tile, split in splits]
 
     def launch(*tile):
         linear.matmul(meta(4096, 4096, dtype=bf16), meta(4096, 4096, dtype=bf16), tile=tile)

@@ -39,18 +39,17 @@ def scanned(monkeypatch, request):
 @both_ways
 @every_case
 @pytest.mark.parametrize(
-    "shape", [(2, 100, 8), (1, 70, 5), (3, 40, 1), (2, 33, 3), (9, 7, 2), (1, 1, 1), (9, 90, 5)], ids=str
+    "shape", [(2, 100, 8), (1, 70, 5), (3, 40, 1), (2, 33, 3), (9, 7, 2), (1, 1, 1), (3, 90, 5)], ids=str
 )
 def test_any_shape_is_right(case, shape):
-    """Of the last one each program goes through a whole sequence, block by block."""
     examine(case, shape)
 
 
 @both_ways
 @every_case
 def test_every_layout_and_dtype_is_right_with_and_without_a_first_state(case):
-    examine(case, (2, 50, 6), layouts=correctness.LAYOUTS, dtypes=correctness.DTYPES)
-    examine(case.without_h0, (2, 50, 6))
+    examine(case, (2, 20, 6), layouts=correctness.LAYOUTS, dtypes=correctness.DTYPES)
+    examine(case.without_h0, (2, 20, 6))
 
 
 @every_case
@@ -61,16 +60,16 @@ def test_a_state_in_half_precision_is_rounded_once(case):
 
 def test_growing_gates_are_right_where_their_products_overflow(monkeypatch):
     """States that stay at 1, exactly; that grow from next to nothing; that are zero until late."""
-    monkeypatch.setattr(recurrence_scan, "TILE", 512)
-    T = 4096 if not op.labkit.gpu.available() else 65536
+    T, tile = (65536, 512) if op.labkit.gpu.available() else (512, 64)  # blocks of 1024 steps, and of 128
+    monkeypatch.setattr(recurrence_scan, "TILE", tile)
     device = op.labkit.gpu.device()
     two, less, one = (torch.full((1, T, 4), x, device=device) for x in (2.0, -1.0, 1.0))
     assert torch.equal(linear_recurrence(two, less, one[:, 0]), one)
     late = torch.zeros_like(one)
     late[:, -5] = 1
     assert linear_recurrence(3 * one, late)[0, -6:, 0].tolist() == [0, 1, 3, 9, 27, 81]
-    got = linear_recurrence(1.02 * one[:, :4096], 0 * one[:, :4096], 1e-30 * one[:, 0])
-    assert got[0, -1, 0].item() == pytest.approx(1e-30 * float(torch.tensor(1.02)) ** 4096, rel=1e-3)
+    got = linear_recurrence(1.2 * one[:, :512], 0 * one[:, :512], 1e-30 * one[:, 0])
+    assert got[0, -1, 0].item() == pytest.approx(1e-30 * float(torch.tensor(1.2)) ** 512, rel=1e-3)
 
 
 @both_ways
@@ -166,15 +165,15 @@ def test_it_compiles_and_fits(monkeypatch):
         "sm_80": [(GRU.call, *[(8, 2**17, 1)] * 2, (8, 1), fp32)],
         "sm_90": [
             (LINEAR.call, *[(2, 16384, 512)] * 2, (2, 512), fp32),
-            (LINEAR.call, *[(1, 2**17, 16)] * 2, (1, 16), fp32),
+            (GRU.call, *[(53, 4545, 496)] * 2, (53, 496), bf16),  # a program for each chain: nobody waits
         ],
-        "sm_120": [(LINEAR.call, *[(1, 16384, 512)] * 2, (1, 512), bf16)],  # a batch of 1 is a constant
+        "sm_120": [(LINEAR.call, *[(1, 2**17, 16)] * 2, (1, 16), bf16)],  # a batch of 1 is a constant
     }
     for v in op.variants_of(kernels, asked, lambda call, *of: launch(call, *of[:-1], dtype=of[-1])):
         assert v.code.spills <= 64 and v.code.shared_bytes <= 16 * 1024 < ROOM[v.target] * 1024, v
         waits = re.findall(r"tt\.load .*isVolatile = true\} : tensor<(\d+)x!tt\.ptr", v.code.ttgir)
-        assert len(waits) >= 4 == v.code.num_warps, "what is waited for is read anew"
-        assert min(map(int, waits)) >= 128, f"{v}: lanes that wait for the same number may leave one by one"
-        if v.launch.H == 512:
-            widest = 128 if v.dtype is fp32 else 64
+        assert len(waits) >= 4 * (v.launch.W > 0) and v.code.num_warps == 4, "what is waited for is read anew"
+        assert all(int(n) >= 128 for n in waits), f"{v}: lanes that wait for the same may leave one by one"
+        if v.launch.H > 1:
+            widest = 128 if v.dtype is fp32 else 64 if v.launch.W else 32
             assert v.code.widest_load == widest, v

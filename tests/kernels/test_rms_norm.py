@@ -15,7 +15,6 @@ from torch.nn import functional
 import labkit
 from labkit.kernels import rms_norm
 from labkit.measure import correctness
-from labkit.profiling import codegen
 
 RMS_NORM = cases.RMS_NORM
 
@@ -24,15 +23,16 @@ def asked(*several):
     return [(rms_norm, (4096, width), (width,), dtype) for dtype, width in several]
 
 
+ASKED = dict(
+    sm_80=asked((fp32, 512), (bf16, 33)), sm_86=asked((bf16, 4096)), sm_89=asked((fp32, 3)),
+    sm_90=asked((bf16, 512), (bf16, 1001), (fp32, 100), (bf16, 100), (bf16, 3), (fp32, 33), (bf16, 63)),
+    sm_100=asked((fp32, 512), (bf16, 33)), sm_120=asked((fp32, 512), (fp32, 3)),
+)  # fmt: skip
+
+
 class TestOperator(OperatorTests):
-    tested = (RMS_NORM,)
+    tested, asked = (RMS_NORM,), ASKED
     shapes = ((3, 33), (1, 1), (2, 0, 5), (5, 64), (70, 100), (19,), (3, 600), (3, 1, 513), (1, 1, 8192))
-    asked = dict.fromkeys(codegen.TARGETS, asked((fp32, 512), (bf16, 33), (fp32, 3))) | {
-        "sm_86": asked((bf16, 4096)),
-        "sm_90": asked(
-            (bf16, 512), (bf16, 1001), (fp32, 100), (bf16, 100), (bf16, 3), (bf16, 33), (fp32, 33), (bf16, 63)
-        ),
-    }
 
     @op.INTERPRETED
     def test_one_warp_adds_up_by_shuffles_alone(self, large):
