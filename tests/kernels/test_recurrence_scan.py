@@ -1,4 +1,4 @@
-"""The scan of labkit.kernels.recurrence: blocks, groups of them, growing gates, its plan, what is compiled."""
+"""The scan of labkit.kernels.recurrence: blocks, groups of them, growing gates, its plan, compiled code."""
 
 import itertools
 import math
