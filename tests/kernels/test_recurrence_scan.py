@@ -13,6 +13,7 @@ from operators import bf16, fp16, fp32, gradients, limits_of
 from recurring import examine, launch, steps
 
 from labkit.kernels import linear_recurrence
+from labkit.kernels.recurrence import scan_pays
 from labkit.measure import correctness
 
 LINEAR, GRU = cases.LINEAR, cases.GRU
@@ -145,7 +146,7 @@ def test_programs_cover_all_steps_features_and_sequences(monkeypatch):
 
 
 def test_a_scan_is_for_few_or_narrow_sequences_of_many_steps_and_for_rows_that_are_not_aligned():
-    pays, gpu = steps.scan_pays, limits_of("sm_90")
+    pays, gpu = scan_pays, limits_of("sm_90")
     assert (
         pays(8, 4096, 512, 4, 32, gpu) and pays(1, 65536, 128, 2, 32, gpu) and pays(4096, 1000, 3, 4, 32, gpu)
     )
