@@ -55,6 +55,7 @@ def test_every_layout_and_dtype_is_right_with_and_without_a_first_state(case):
 
 @every_case
 def test_a_state_in_half_precision_is_rounded_once(case):
+    """Of four blocks, which are one group."""
     tensors = op.drawn(case, 2, 200, 8, dtype=fp16)
     op.assert_each_rounded_once(case.call(*tensors), case.reference(*(t.double() for t in tensors)))
 
@@ -73,11 +74,23 @@ def test_growing_gates_are_right_where_their_products_overflow(monkeypatch):
     assert got[0, -1, 0].item() == pytest.approx(1e-30 * float(torch.tensor(1.2)) ** 512, rel=1e-3)
 
 
+@pytest.mark.parametrize("combine", [recurrence_scan.two_blocks, recurrence_scan.two_runs])
+def test_neighbours_may_be_combined_in_any_order(combine):
+    """As a GPU does; interpreted, a scan combines them from the first to the last."""
+    one, two, three = torch.randn(3, 2 if combine is recurrence_scan.two_blocks else 4, dtype=torch.float64)
+    from_left, from_right = (
+        combine.fn(*combine.fn(*one, *two), *three),
+        combine.fn(*one, *combine.fn(*two, *three)),
+    )
+    torch.testing.assert_close(from_left, from_right)
+
+
 @both_ways
 @every_case
-def test_some_blocks_are_walked_and_others_not(case):
+def test_some_blocks_are_walked_and_others_not(monkeypatch, case):
     """Gates above 1 here and there, in the first block and in the last, with gradients."""
-    a, b, h0 = op.drawn(case, 2, 150, 8)
+    monkeypatch.setattr(recurrence_scan, "GROUP_WORDS", 16)  # two of the four blocks are a group
+    a, b, h0 = op.drawn(case, 2, 200, 8)
     for at in (0, 40, 41, 97, 149):
         a[:, at, 1::2] = -0.5 if case is GRU else 1.5
     got = gradients(case.call, (a, b, h0))
