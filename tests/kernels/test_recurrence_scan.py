@@ -12,7 +12,7 @@ from launches import ROOM
 from operators import bf16, fp16, fp32, gradients, limits_of
 from recurring import examine, launch, steps
 
-from labkit.kernels import linear_recurrence
+from labkit.kernels import linear_recurrence, recurrence_scan
 from labkit.kernels.recurrence import scan_pays
 from labkit.measure import correctness
 
@@ -89,7 +89,7 @@ def test_neighbours_may_be_combined_in_any_order(combine):
 @every_case
 def test_some_blocks_are_walked_and_others_not(monkeypatch, case):
     """Gates above 1 here and there, in the first block and in the last, with gradients."""
-    monkeypatch.setattr(recurrence_scan, "GROUP_WORDS", 16)  # two of the four blocks are a group
+    monkeypatch.setattr(steps, "GROUP_WORDS", 16)  # two of the four blocks are a group
     a, b, h0 = op.drawn(case, 2, 200, 8)
     for at in (0, 40, 41, 97, 149):
         a[:, at, 1::2] = -0.5 if case is GRU else 1.5
