@@ -13,10 +13,10 @@ from torch import Tensor
 from labkit.measure import correctness
 from labkit.profiling import codegen
 
-__all__ = ["OperatorTests", "ahead", "fp16", "gradients", "launch", "norms", "offsets", "steps"]
-norms, steps, ahead, sums = (  # the package's attribute rms_norm is the function
+__all__ = ["OperatorTests", "fp16", "gradients", "launch", "normed", "norms", "offsets", "steps"]
+norms, steps, normed, sums = (  # the package's attribute rms_norm is the function
     importlib.import_module(f"labkit.kernels.{name}")
-    for name in ("rms_norm", "recurrence", "rms_recurrence_ahead", "affine")
+    for name in ("rms_norm", "recurrence", "rms_recurrence", "affine")
 )
 KERNELS = {
     norms: (
@@ -26,8 +26,8 @@ KERNELS = {
         "rms_norm_grad_flat_kernel",
     ),
     sums: ("column_sum_kernel",),
-    steps: ("states_kernel", "states_grad_kernel", "rms_recurrence_kernel", "rms_recurrence_grad_kernel"),
-    ahead: ("ahead_kernel", "ahead_grad_kernel"),
+    steps: ("states_kernel", "states_grad_kernel"),
+    normed: ("rms_recurrence_kernel", "rms_recurrence_grad_kernel", "ahead_kernel", "ahead_grad_kernel"),
 }
 WIDTHS = (1, 20, 32, 33, 64, 100, 128, 129, 256, 512, 513, 1024, 2048, 4096)
 

@@ -13,8 +13,9 @@ from labkit.kernels.grouped import GroupedLinear, grouped_linear
 from labkit.kernels.gru import GRU, gru
 from labkit.kernels.linear import linear_act, matmul
 from labkit.kernels.mlp import GeGLU, fused_gate_up, fused_mlp, geglu_mlp
-from labkit.kernels.recurrence import linear_recurrence, min_gru, rms_recurrence
+from labkit.kernels.recurrence import linear_recurrence, min_gru
 from labkit.kernels.rms_norm import norm_gelu, rms_norm
+from labkit.kernels.rms_recurrence import rms_recurrence
 
 __all__ = [
     "GRU",

@@ -30,9 +30,9 @@ from labkit.kernels.common import (
 from labkit.kernels.grouped import block_width, grouped_linear
 from labkit.kernels.linear import load_tile, store_tile
 from labkit.kernels.mlp import geglu_mlp
-from labkit.kernels.recurrence import rms_recurrence_plan
 from labkit.kernels.rms_norm import MAX_WIDTH as MAX_NORM_WIDTH
 from labkit.kernels.rms_norm import rms_norm, sum_partials
+from labkit.kernels.rms_recurrence import rms_recurrence_plan
 
 EPS = 1e-6
 MAX_WIDTH = 128

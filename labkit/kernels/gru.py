@@ -4,6 +4,8 @@ from functools import cache
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -19,13 +21,68 @@ from labkit.kernels.common import (
     operator,
 )
 from labkit.kernels.gru_kernels import (
+    gate,
+    gate_grad,
     gru_grad_kernel,
     gru_input_kernel,
     gru_kernel,
-    step_grad_kernel,
-    step_kernel,
+    load_gates,
+    store_gates,
 )
 from labkit.kernels.linear import linear_forward
+
+# ---- one step per launch, where the matrices are too large; a program has BLOCK of the B * H features ------
+
+
+@triton.jit
+def step_kernel(
+    gates, product, reset, state, operand, h, hidden, B, T, t, H, BLOCK: tl.constexpr, FAST: tl.constexpr
+):
+    """Step t; overwrites state (B, H), in float32, and operand (B, H), the input of the next product."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    b, n, inside = i // H, i % H, i // H < B  # B * H may exceed 32 bits
+    ir, iz, inn = load_gates(gates + (b * T + t) * 3 * H + n, inside, H)
+    hr, hz, hn = load_gates(product + b * 3 * H + n, inside, H)
+    hn = hn.to(tl.float32)
+    ar, az, an, new = gate(ir, iz, inn, hr, hz, hn, tl.load(state + i, inside, other=0.0), FAST)
+    tl.store(h + (b * T + t) * H + n, new, inside)
+    if hidden is not None:
+        into = gates + (b * T + t) * 3 * H + n
+        store_gates(into, inside, H, ar, az, an)
+        tl.store(hidden + (b * T + t) * H + n, hn, inside)
+    if reset is not None:
+        new = tl.where(tl.load(reset + b * T + t + 1, inside & (t + 1 < T), other=0) != 0, 0.0, new)
+    tl.store(state + i, new, inside)
+    tl.store(operand + i, new, inside)
+
+
+@triton.jit
+def step_grad_kernel(
+    dh, gates, hidden, h0, reset, h, carry, product, grads, last, B, T, t, H, BLOCK: tl.constexpr
+):
+    """Step t in reverse; carry (B, H), in float32, plus product is its state's gradient from later steps."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    b, n, inside = i // H, i % H, i // H < B  # B * H may exceed 32 bits
+    at = (b * T + t) * H + n
+    g = tl.load(carry + i, inside, other=0.0) + tl.load(product + i, inside, other=0.0).to(tl.float32)
+    before = tl.load(h + at - H, inside & (t > 0), other=0.0).to(tl.float32)
+    if h0 is not None:
+        before += tl.load(h0 + i, inside & (t == 0), other=0.0).to(tl.float32)
+    if reset is not None:
+        follows = inside & (t + 1 < T)
+        g = tl.where(tl.load(reset + b * T + t + 1, follows, other=0) != 0, 0.0, g)
+        before = tl.where(tl.load(reset + b * T + t, inside, other=0) != 0, 0.0, before)
+    g += tl.load(dh + at, inside, other=0.0).to(tl.float32)
+    ar, az, an = load_gates(gates + 3 * at - 2 * n, inside, H)
+    hn = tl.load(hidden + at, inside, other=0.0)
+    dn, dr, dz, dhn, kept = gate_grad(g, ar, az, an, hn, before, reset is not None)
+    store_gates(grads + 4 * at - 3 * n, inside, H, dn, dr, dz)
+    tl.store(grads + 4 * at - 3 * n + 3 * H, dhn, inside)
+    if reset is not None:
+        before = tl.where(before - before == 0.0, before, 0.0)
+    tl.store(last + at, before, inside)
+    tl.store(carry + i, kept, inside)
+
 
 # ---- launch sizes ------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Recurrences along time: h_t = a_t * h_{t-1} + b_t, the minimal GRU, and one with RMSNorm at every step."""
+"""Recurrences along time, feature by feature: h_t = a_t * h_{t-1} + b_t, and the minimal GRU."""
 
 # mypy: disable-error-code="assignment, var-annotated"
 
@@ -23,14 +23,19 @@ from labkit.kernels.common import (
     operator,
     padded_columns,
 )
-from labkit.kernels.recurrence_scan import scan, scan_back, scan_pays
-from labkit.kernels.rms_norm import check_width, stages_that_fit, sum_partials
-from labkit.kernels.rms_recurrence_ahead import ahead, ahead_back, ahead_pays
+from labkit.kernels.recurrence_scan import WARPS, scan_grad_kernel, scan_kernel
 
-MAX_WIDTH = 4096
-"""The most features of rms_recurrence: a program holds whole states in registers."""
-BYTES_IN_FLIGHT = 48 * 1024
-"""Bytes in flight per multiprocessor that saturate memory; found by measuring on an H200."""
+TILE = 512
+"""The most segments times features of a scan's tile: four for each lane of 4 warps. The numbers below and the
+plan's were found by measuring on an H200."""
+GROUP_WORDS = 1024
+"""What a program reads of the blocks before it in its group, at most: twice as much with few chains."""
+STEPS_WORTH_IT = 64
+"""A loop of fewer steps is over before blocks have looked back."""
+FEW_STEPS = 2048
+"""Up to so many, going through narrower chains costs less than to look back, which begins with a fill."""
+LOOP_BYTES = 30 * 1024
+"""Bytes in flight per multiprocessor with which a loop that holds them in registers is at memory's speed."""
 
 # ---- arguments ---------------------------------------------------------------------------------------------
 
@@ -45,7 +50,7 @@ def check_sequences(first: str, a: Tensor, second: str, b: Tensor, h0: Tensor | 
         check_tensor("h0", h0, (a.shape[0], a.shape[2]), like=a)
 
 
-# ---- linear_recurrence and min_gru: kernels ----------------------------------------------------------------
+# ---- kernels of the loop -----------------------------------------------------------------------------------
 # a, b and h are (B, T, H). A program goes through BH features of one sequence step by step; few or narrow
 # sequences are scanned instead (recurrence_scan.py).
 # Loads run U steps ahead, into tuples of U blocks (BH,). A step begins with the loads for the step U further
@@ -118,7 +123,106 @@ def states_grad_kernel(
         tl.store(dh0 + row * H + n, carry, n < H)
 
 
-# ---- linear_recurrence and min_gru: launches; sizes were found by measuring on an H200 ---------------------
+# ---- launches of the scan ----------------------------------------------------------------------------------
+
+
+@cache
+def scan_pays(B: int, T: int, H: int, itemsize: int, loop_steps: int, limits: DeviceLimits) -> bool:
+    """Whether a loop that loads so many steps ahead, of all its tensors together, leaves memory idle.
+
+    It does with few sequences, which have too few bytes in so many steps, with narrow ones, which leave most
+    lanes of a warp idle, and with rows that no wide load can take.
+    """
+    if not STEPS_WORTH_IT <= T < 2**31 - 2**14:  # the last block's steps are counted in 32 bits
+        return False
+    few = B * H * itemsize * loop_steps < LOOP_BYTES * limits.multiprocessors
+    return few or H * itemsize < 32 or H * itemsize % (16 if itemsize == 4 else 4) != 0
+
+
+@cache
+def scan_plan(
+    B: int, T: int, H: int, itemsize: int, limits: DeviceLimits, back: bool, gru: bool
+) -> tuple[int, int, dict[str, int]]:
+    """Programs, blocks of a sequence, and sizes. A row of a tile has 128 bytes, 32 if steps are few, or 256.
+
+    A chain is a sequence's BH features. With one for each multiprocessor and more, a program goes through
+    its chain (W = 0). Two or three programs with a large tile fit a multiprocessor, four or five with a small
+    one: small tiles are for as many chains as would leave a second wave of large ones nearly empty. With
+    hardly a chain for each multiprocessor a program has more warps. Rows of 256 bytes are for many chains
+    whose rows begin within a sector, which is then read twice. All bounds were measured on H100 and H200.
+
+    Fewer chains are shared out block by block: tiles are large, since a block's wait is long, and groups too,
+    since a chain waits for each of them in turn. Their S steps are loaded U at a time, twice, so that few
+    registers hold them and more programs fit a multiprocessor.
+    """
+    BH, multiprocessors = min(128 // itemsize, next_power_of_2(H)), limits.multiprocessors
+    S, tile, more = (16 if BH > 4 else 8), TILE, {"num_warps": WARPS}
+    least = multiprocessors
+    if T <= FEW_STEPS:
+        least = multiprocessors * 3 // 5
+        widths = (n for n in (BH, BH // 2, BH // 4) if n * itemsize >= 32)
+        BH = next((n for n in widths if B * cdiv(H, n) >= least), BH)
+    looks_back = (chains := B * cdiv(H, BH)) < least
+    if not looks_back and chains < multiprocessors:
+        S, more = 4 if back else 8, {"num_warps": 2 * WARPS, "maxnreg": 128}
+    elif not looks_back:
+        S, each, odd, narrow = 8, chains / multiprocessors, itemsize == 2 and H % 2, H * itemsize < 128
+        if itemsize == 4:
+            wider = B * cdiv(H, 2 * BH) >= multiprocessors if back else each > 3
+        else:
+            wider = each > (2 if back else 3) if odd else back and H % 8 and 3 < each <= 6
+        if wider and not narrow:
+            BH *= 2
+        elif odd and not back and each < 1.5:
+            BH = min(BH, 32)
+        each = B * cdiv(H, BH) / multiprocessors
+        if itemsize == 4 or back or odd:
+            small = (0 if itemsize == 4 and back else 4 / 3) < each <= 3
+        else:
+            small = 3 < each <= 5
+        if small or (back and gru) or T < 256 or (itemsize == 2 and (narrow or (wider and not odd))):
+            tile = TILE // 2
+    L = min(tile // BH, max(2, next_power_of_2(cdiv(T, S))))
+    R, blocks = tile // (BH * L), cdiv(T, L * S)
+    chains = cdiv(B, R) * cdiv(H, BH)
+    W, U = 0, S
+    if looks_back and blocks > 1:
+        few = itemsize == 2 and chains <= 4  # a group's wait is longer than its bytes take
+        W = min((2 if few else 1) * GROUP_WORDS // BH if BH > 4 else 16, next_power_of_2(blocks))
+        U = S if BH * itemsize > 32 and H % 2 == 0 and (itemsize == 4 or not back) else min(S, 8)
+    sizes = dict(H=H, R=R, L=L, S=S, BH=BH, W=W, U=U, **more)
+    return (chains * blocks if W else chains), blocks, sizes
+
+
+def _words(like: Tensor, programs: int, sizes: dict[str, int]) -> Tensor | None:
+    """The counter of tickets, and what blocks tell each other, filled with -1; None where no block waits.
+
+    Filled by the GPU at each call, also when a CUDA graph is replayed.
+    """
+    if not sizes["W"]:
+        return None
+    return torch.full((1 + 2 * programs * sizes["BH"],), -1, dtype=torch.int64, device=like.device)
+
+
+def scan(a: Tensor, b: Tensor, h0: Tensor | None, h: Tensor, gru: bool) -> None:
+    """Write the states h (B, T, H); all tensors are contiguous."""
+    B, T, H = a.shape
+    programs, blocks, sizes = scan_plan(B, T, H, a.itemsize, device_limits(a.device), False, gru)
+    scan_kernel[(programs,)](a, b, h0, h, _words(a, programs, sizes), B, T, blocks, GRU=gru, **sizes)
+
+
+def scan_back(
+    dh: Tensor, a: Tensor, b: Tensor | None, h0: Tensor | None, h: Tensor,
+    da: Tensor, db: Tensor, dh0: Tensor | None, gru: bool,
+) -> None:  # fmt: skip
+    """Write the gradients da, db (B, T, H) and, if there is one, dh0 (B, H); all tensors are contiguous."""
+    B, T, H = a.shape
+    programs, blocks, sizes = scan_plan(B, T, H, a.itemsize, device_limits(a.device), True, gru)
+    words = _words(a, programs, sizes)
+    scan_grad_kernel[(programs,)](dh, a, b, h0, h, da, db, dh0, words, B, T, blocks, GRU=gru, **sizes)
+
+
+# ---- launches; sizes were found by measuring on an H200 ----------------------------------------------------
 
 
 @cache
@@ -218,144 +322,3 @@ def min_gru(z: Tensor, candidate: Tensor, h0: Tensor | None = None) -> Tensor:
     z, candidate, h0 = autocast(z, candidate, h0)
     call = RecurrenceFunction.apply if needs_grad(z, candidate, h0) else recurrence_forward
     return call(z, candidate, h0, True)
-
-
-# ---- rms_recurrence: kernels -------------------------------------------------------------------------------
-# a, b and h are (B, T, H). A program has one sequence.
-# Each step needs a sum over all features. Up to 512 features are one warp's, so that the sum is five shuffles
-# without a barrier. STAGES - 1 steps are loaded ahead, into shared memory. Narrow rows, and few sequences at
-# odd addresses, are loaded ahead into registers instead (rms_recurrence_ahead.py).
-
-
-@triton.jit
-def rms_recurrence_kernel(
-    a, b, weight, h0, h, T, eps, H: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr
-):
-    row, n = tl.program_id(0).to(tl.int64), tl.arange(0, BH)
-    inside = n < H
-    w = tl.load(weight + n, inside, other=0.0).to(tl.float32)  # (BH,)
-    state = initial_state(h0, row * H + n, inside)
-    for t in tl.range(0, T, num_stages=STAGES):
-        now = (row * T + t) * H
-        gate = tl.load(a + now + n, inside, other=0.0).to(tl.float32)  # (BH,)
-        u = gate * state + tl.load(b + now + n, inside, other=0.0).to(tl.float32)
-        state = w * u * tl.rsqrt(tl.sum(u * u, 0) / H + eps)  # stays in float32
-        tl.store(h + now + n, state, inside)
-
-
-@triton.jit
-def rms_recurrence_grad_kernel(
-    dh, a, b, weight, h0, h, da, db, parts, dh0, T, eps,
-    H: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Time in reverse. u is computed again: it cannot be had from h where a weight is zero."""
-    row, n = tl.program_id(0).to(tl.int64), tl.arange(0, BH)
-    inside, carry, dw = n < H, tl.zeros([BH], tl.float32), tl.zeros([BH], tl.float32)
-    w = tl.load(weight + n, inside, other=0.0).to(tl.float32)  # (BH,)
-    before = initial_state(h0, row * H + n, inside)
-    for later in tl.range(0, T, num_stages=STAGES):
-        t = T - 1 - later
-        now = (row * T + t) * H
-        gate = tl.load(a + now + n, inside, other=0.0).to(tl.float32)
-        last = tl.load(h + now - H + n, inside & (t > 0), other=0.0).to(tl.float32)
-        last = tl.where(t > 0, last, before)
-        u = gate * last + tl.load(b + now + n, inside, other=0.0).to(tl.float32)
-        g = tl.load(dh + now + n, inside, other=0.0).to(tl.float32) + carry
-        wg = w * g
-        # neither sum waits for the other: the chain of a step has the shuffles of one
-        scale = tl.rsqrt(tl.sum(u * u, 0) / H + eps)  # computing it again is cheaper than a load
-        along = scale * (tl.sum(wg * u, 0) / H)  # how much of it is along u
-        dw += g * (u * scale)
-        du = scale * (wg - u * (scale * along))
-        tl.store(da + now + n, du * last, inside)
-        tl.store(db + now + n, du, inside)
-        carry = gate * du
-    tl.store(parts + row * H + n, dw, inside)  # (B, H): each sequence's part of the weight's gradient
-    if dh0 is not None:
-        tl.store(dh0 + row * H + n, carry, inside)
-
-
-# ---- rms_recurrence: launches ------------------------------------------------------------------------------
-
-
-@cache
-def rms_recurrence_plan(B: int, H: int, itemsize: int, tensors: int, limits: DeviceLimits) -> dict[str, int]:
-    """Sizes of a kernel that loads so many tensors (B, T, H) at each step: 2 forward, 4 backward."""
-    BH = padded_columns(H, itemsize)
-    wanted = cdiv(BYTES_IN_FLIGHT * limits.multiprocessors, B * tensors * H * itemsize)
-    wanted = min(24, max(4 if tensors == 2 else 3, wanted))
-    stages = min(wanted, stages_that_fit(tensors * BH * itemsize, limits))
-    return dict(H=H, BH=BH, STAGES=stages, num_warps=max(1, BH // 512))
-
-
-@operator(fake=lambda a, b, weight, h0, eps: empty_contiguous(a))
-def rms_recurrence_forward(a: Tensor, b: Tensor, weight: Tensor, h0: Tensor | None, eps: float) -> Tensor:
-    a, b, weight = a.contiguous(), b.contiguous(), weight.contiguous()
-    h0 = None if h0 is None else h0.contiguous()
-    (B, T, H), h, limits = a.shape, torch.empty_like(a), device_limits(a.device)
-    if h.numel() and ahead_pays(B, H, a.itemsize, limits):
-        ahead(a, b, weight, h0, h, eps)
-    elif h.numel():
-        sizes = rms_recurrence_plan(B, H, a.itemsize, 2, limits)
-        rms_recurrence_kernel[(B,)](a, b, weight, h0, h, T, eps, **sizes)
-    return h
-
-
-@operator(fake=lambda dh, *inputs: [empty_contiguous(t) for t in inputs[:4] if t is not None])
-def rms_recurrence_backward(
-    dh: Tensor, a: Tensor, b: Tensor, weight: Tensor, h0: Tensor | None, h: Tensor, eps: float
-) -> list[Tensor]:
-    """da, db, dweight, and dh0 if there is an h0."""
-    dh, a, b, weight = dh.contiguous(), a.contiguous(), b.contiguous(), weight.contiguous()
-    h0 = None if h0 is None else h0.contiguous()
-    (B, T, H), da, db = a.shape, torch.empty_like(a), torch.empty_like(b)
-    dh0, limits = None if h0 is None else torch.empty_like(h0), device_limits(a.device)
-    if a.numel() and ahead_pays(B, H, a.itemsize, limits):
-        dweight = sum_partials(ahead_back(dh, a, b, weight, h0, h, da, db, dh0, eps), weight)
-    elif a.numel():
-        parts = torch.empty(B, H, dtype=torch.float32, device=a.device)
-        sizes = rms_recurrence_plan(B, H, a.itemsize, 4, limits)
-        rms_recurrence_grad_kernel[(B,)](dh, a, b, weight, h0, h, da, db, parts, dh0, T, eps, **sizes)
-        dweight = sum_partials(parts, weight)
-    else:
-        dweight = torch.zeros_like(weight)
-        if dh0 is not None:
-            dh0.zero_()
-    return [da, db, dweight] if dh0 is None else [da, db, dweight, dh0]
-
-
-RMSRecurrenceFunction = differentiable(
-    rms_recurrence_forward, rms_recurrence_backward, lambda a, b, weight, h0, eps, h: (a, b, weight, h0, h)
-)
-
-
-def rms_recurrence(
-    a: Tensor, b: Tensor, weight: Tensor, h0: Tensor | None = None, eps: float = 1e-6
-) -> Tensor:
-    """u_t = a_t * h_{t-1} + b_t, h_t = weight * u_t / sqrt(mean(u_t**2) + eps) for t = 0 to T-1.
-
-    Args:
-        a, b: (B, T, H), H from 1 to 4096, T * H below 2**31; float32, float16 or bfloat16, any strides, the
-            same dtype for both. The mean is over H.
-        weight: (H,).
-        h0: (B, H), the state before the first step; zeros where it is left out.
-        eps: added to the mean square.
-
-    Returns:
-        The states h (B, T, H), contiguous, of a's dtype; the running state is float32, and each is rounded
-        once.
-
-    Raises:
-        ValueError: for another shape, dtype or device, naming the argument.
-
-    In reverse, with s_t = 1 / sqrt(mean(u_t**2) + eps) and g_t = dh_t + a_{t+1} * du_{t+1}:
-    du_t = s_t * (weight * g_t - u_t * s_t**2 * mean(weight * g_t * u_t)), da_t = du_t * h_{t-1}, db_t = du_t,
-    dh0 = a_0 * du_0, and dweight is the sum over sequences and steps of g_t * u_t * s_t, in a fixed order.
-    The backward reads the rounded states. The norm is that of https://arxiv.org/abs/1910.07467.
-    """
-    check_sequences("a", a, "b", b, h0)
-    check_tensor("weight", weight, (a.shape[2],), like=a)
-    check_width(weight, MAX_WIDTH)
-    a, b, weight, h0 = autocast(a, b, weight, h0)
-    call = RMSRecurrenceFunction.apply if needs_grad(a, b, weight, h0) else rms_recurrence_forward
-    return call(a, b, weight, h0, eps)

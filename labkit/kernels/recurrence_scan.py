@@ -22,28 +22,14 @@ state, as the last of a group does. This is as right as the loop, and no faster.
 
 # mypy: disable-error-code="assignment, var-annotated"
 
-from functools import cache
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from labkit.kernels.common import DeviceLimits, cdiv, device_limits, initial_state, next_power_of_2
+from labkit.kernels.common import initial_state
 
-WARPS, TILE = 4, 512
-"""A program's warps, and the most segments times features of its tile: four for each lane. These and the
-plan's numbers were found by measuring on an H200."""
-LANES: tl.constexpr = tl.constexpr(32 * WARPS)
+WARPS = 4
 """Of a program that waits for others."""
-GROUP_WORDS = 1024
-"""What a program reads of the blocks before it in its group, at most: twice as much with few chains."""
-STEPS_WORTH_IT = 64
-"""A loop of fewer steps is over before blocks have looked back."""
-FEW_STEPS = 2048
-"""Up to so many, going through narrower chains costs less than to look back, which begins with a fill."""
-LOOP_BYTES = 30 * 1024
-"""Bytes in flight per multiprocessor with which a loop that holds them in registers is at memory's speed."""
+LANES: tl.constexpr = tl.constexpr(32 * WARPS)
 
 # ---- words of 64 bits that other programs wait for ---------------------------------------------------------
 # A word holds the bits of A and B, or of a state and zero, and is never -1, all ones: A is a number or the
@@ -420,102 +406,3 @@ def scan_grad_kernel(
                 carry = last_segment(carries, L)
     if dh0 is not None:
         tl.store(dh0 + row * H + n, carry, mine & ((block + 1 == blocks) | (W == 0)))
-
-
-# ---- launches ----------------------------------------------------------------------------------------------
-
-
-@cache
-def scan_pays(B: int, T: int, H: int, itemsize: int, loop_steps: int, limits: DeviceLimits) -> bool:
-    """Whether a loop that loads so many steps ahead, of all its tensors together, leaves memory idle.
-
-    It does with few sequences, which have too few bytes in so many steps, with narrow ones, which leave most
-    lanes of a warp idle, and with rows that no wide load can take.
-    """
-    if not STEPS_WORTH_IT <= T < 2**31 - 2**14:  # the last block's steps are counted in 32 bits
-        return False
-    few = B * H * itemsize * loop_steps < LOOP_BYTES * limits.multiprocessors
-    return few or H * itemsize < 32 or H * itemsize % (16 if itemsize == 4 else 4) != 0
-
-
-@cache
-def scan_plan(
-    B: int, T: int, H: int, itemsize: int, limits: DeviceLimits, back: bool, gru: bool
-) -> tuple[int, int, dict[str, int]]:
-    """Programs, blocks of a sequence, and sizes. A row of a tile has 128 bytes, 32 if steps are few, or 256.
-
-    A chain is a sequence's BH features. With one for each multiprocessor and more, a program goes through
-    its chain (W = 0). Two or three programs with a large tile fit a multiprocessor, four or five with a small
-    one: small tiles are for as many chains as would leave a second wave of large ones nearly empty. With
-    hardly a chain for each multiprocessor a program has more warps. Rows of 256 bytes are for many chains
-    whose rows begin within a sector, which is then read twice. All bounds were measured on H100 and H200.
-
-    Fewer chains are shared out block by block: tiles are large, since a block's wait is long, and groups too,
-    since a chain waits for each of them in turn. Their S steps are loaded U at a time, twice, so that few
-    registers hold them and more programs fit a multiprocessor.
-    """
-    BH, multiprocessors = min(128 // itemsize, next_power_of_2(H)), limits.multiprocessors
-    S, tile, more = (16 if BH > 4 else 8), TILE, {"num_warps": WARPS}
-    least = multiprocessors
-    if T <= FEW_STEPS:
-        least = multiprocessors * 3 // 5
-        widths = (n for n in (BH, BH // 2, BH // 4) if n * itemsize >= 32)
-        BH = next((n for n in widths if B * cdiv(H, n) >= least), BH)
-    looks_back = (chains := B * cdiv(H, BH)) < least
-    if not looks_back and chains < multiprocessors:
-        S, more = 4 if back else 8, {"num_warps": 2 * WARPS, "maxnreg": 128}
-    elif not looks_back:
-        S, each, odd, narrow = 8, chains / multiprocessors, itemsize == 2 and H % 2, H * itemsize < 128
-        if itemsize == 4:
-            wider = B * cdiv(H, 2 * BH) >= multiprocessors if back else each > 3
-        else:
-            wider = each > (2 if back else 3) if odd else back and H % 8 and 3 < each <= 6
-        if wider and not narrow:
-            BH *= 2
-        elif odd and not back and each < 1.5:
-            BH = min(BH, 32)
-        each = B * cdiv(H, BH) / multiprocessors
-        if itemsize == 4 or back or odd:
-            small = (0 if itemsize == 4 and back else 4 / 3) < each <= 3
-        else:
-            small = 3 < each <= 5
-        if small or (back and gru) or T < 256 or (itemsize == 2 and (narrow or (wider and not odd))):
-            tile = TILE // 2
-    L = min(tile // BH, max(2, next_power_of_2(cdiv(T, S))))
-    R, blocks = tile // (BH * L), cdiv(T, L * S)
-    chains = cdiv(B, R) * cdiv(H, BH)
-    W, U = 0, S
-    if looks_back and blocks > 1:
-        few = itemsize == 2 and chains <= 4  # a group's wait is longer than its bytes take
-        W = min((2 if few else 1) * GROUP_WORDS // BH if BH > 4 else 16, next_power_of_2(blocks))
-        U = S if BH * itemsize > 32 and H % 2 == 0 and (itemsize == 4 or not back) else min(S, 8)
-    sizes = dict(H=H, R=R, L=L, S=S, BH=BH, W=W, U=U, **more)
-    return (chains * blocks if W else chains), blocks, sizes
-
-
-def _words(like: Tensor, programs: int, sizes: dict[str, int]) -> Tensor | None:
-    """The counter of tickets, and what blocks tell each other, filled with -1; None where no block waits.
-
-    Filled by the GPU at each call, also when a CUDA graph is replayed.
-    """
-    if not sizes["W"]:
-        return None
-    return torch.full((1 + 2 * programs * sizes["BH"],), -1, dtype=torch.int64, device=like.device)
-
-
-def scan(a: Tensor, b: Tensor, h0: Tensor | None, h: Tensor, gru: bool) -> None:
-    """Write the states h (B, T, H); all tensors are contiguous."""
-    B, T, H = a.shape
-    programs, blocks, sizes = scan_plan(B, T, H, a.itemsize, device_limits(a.device), False, gru)
-    scan_kernel[(programs,)](a, b, h0, h, _words(a, programs, sizes), B, T, blocks, GRU=gru, **sizes)
-
-
-def scan_back(
-    dh: Tensor, a: Tensor, b: Tensor | None, h0: Tensor | None, h: Tensor,
-    da: Tensor, db: Tensor, dh0: Tensor | None, gru: bool,
-) -> None:  # fmt: skip
-    """Write the gradients da, db (B, T, H) and, if there is one, dh0 (B, H); all tensors are contiguous."""
-    B, T, H = a.shape
-    programs, blocks, sizes = scan_plan(B, T, H, a.itemsize, device_limits(a.device), True, gru)
-    words = _words(a, programs, sizes)
-    scan_grad_kernel[(programs,)](dh, a, b, h0, h, da, db, dh0, words, B, T, blocks, GRU=gru, **sizes)

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from labkit.kernels import gated_cell, gated_heads, gated_network, mlp_outputs
 from labkit.kernels.common import DeviceLimits
-from labkit.kernels.recurrence import rms_recurrence_plan
+from labkit.kernels.rms_recurrence import rms_recurrence_plan
 from labkit.measure import correctness
 from labkit.profiling import codegen, launch_counts
 from labkit.workloads import network as work

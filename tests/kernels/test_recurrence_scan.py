@@ -1,4 +1,4 @@
-"""labkit.kernels.recurrence_scan: blocks, groups of blocks, growing gates, its plan, what is compiled."""
+"""The scan of labkit.kernels.recurrence: blocks, groups of them, growing gates, its plan, compiled code."""
 
 import itertools
 import math
@@ -13,6 +13,7 @@ from operators import bf16, fp16, fp32, gradients, limits_of
 from recurring import examine, launch, steps
 
 from labkit.kernels import linear_recurrence, recurrence_scan
+from labkit.kernels.recurrence import scan_pays
 from labkit.measure import correctness
 
 LINEAR, GRU = cases.LINEAR, cases.GRU
@@ -28,12 +29,12 @@ def scanned(monkeypatch, request):
     """
     few = getattr(request, "param", None) == "a chain each"
     limits = limits_of("sm_90", 1 if few else 132)
-    monkeypatch.setattr(recurrence_scan, "device_limits", lambda *_: limits)
+    monkeypatch.setattr(steps, "device_limits", lambda *_: limits)
     monkeypatch.setattr(steps, "scan_pays", lambda *_: True)
-    monkeypatch.setattr(recurrence_scan, "TILE", 32)
-    recurrence_scan.scan_plan.cache_clear()
+    monkeypatch.setattr(steps, "TILE", 32)
+    steps.scan_plan.cache_clear()
     yield
-    recurrence_scan.scan_plan.cache_clear()
+    steps.scan_plan.cache_clear()
 
 
 @both_ways
@@ -62,7 +63,7 @@ def test_a_state_in_half_precision_is_rounded_once(case):
 def test_growing_gates_are_right_where_their_products_overflow(monkeypatch):
     """States that stay at 1, exactly; that grow from next to nothing; that are zero until late."""
     T, tile = (65536, 512) if op.labkit.gpu.available() else (512, 64)  # blocks of 1024 steps, and of 128
-    monkeypatch.setattr(recurrence_scan, "TILE", tile)
+    monkeypatch.setattr(steps, "TILE", tile)
     device = op.labkit.gpu.device()
     two, less, one = (torch.full((1, T, 4), x, device=device) for x in (2.0, -1.0, 1.0))
     assert torch.equal(linear_recurrence(two, less, one[:, 0]), one)
@@ -88,7 +89,7 @@ def test_neighbours_may_be_combined_in_any_order(combine):
 @every_case
 def test_some_blocks_are_walked_and_others_not(monkeypatch, case):
     """Gates above 1 here and there, in the first block and in the last, with gradients."""
-    monkeypatch.setattr(recurrence_scan, "GROUP_WORDS", 16)  # two of the four blocks are a group
+    monkeypatch.setattr(steps, "GROUP_WORDS", 16)  # two of the four blocks are a group
     a, b, h0 = op.drawn(case, 2, 200, 8)
     for at in (0, 40, 41, 97, 149):
         a[:, at, 1::2] = -0.5 if case is GRU else 1.5
@@ -100,7 +101,7 @@ def test_some_blocks_are_walked_and_others_not(monkeypatch, case):
 @every_case
 def test_a_feature_is_written_by_one_program_alone(monkeypatch, case):
     """The second program of a row loads 24 features of the first too; here it alone walks its blocks."""
-    monkeypatch.setattr(recurrence_scan, "TILE", 512)
+    monkeypatch.setattr(steps, "TILE", 512)
     a, b, h0 = op.drawn(case, 1, 300, 40)
     want = gradients(case.call, (a, b, h0))
     a[:, 40, 39] = -0.5 if case is GRU else 1.5
@@ -135,7 +136,7 @@ def test_a_graph_resets_what_blocks_wait_for(case):
 @pytest.mark.parametrize("dtype", [fp32, bf16])
 def test_it_is_the_same_from_run_to_run_whoever_is_first(monkeypatch, case, dtype):
     """In bfloat16 the lanes of two warps have the word that both wait for."""
-    monkeypatch.setattr(recurrence_scan, "TILE", 512)  # rows of 128 bytes are wider than the small tiles
+    monkeypatch.setattr(steps, "TILE", 512)  # rows of 128 bytes are wider than the small tiles
     tensors = op.drawn(case, 3, 20000, 70, dtype=dtype)
     first = gradients(case.call, tensors)
     for _ in range(20):
@@ -146,10 +147,10 @@ def test_it_is_the_same_from_run_to_run_whoever_is_first(monkeypatch, case, dtyp
 
 
 def test_programs_cover_all_steps_features_and_sequences(monkeypatch):
-    monkeypatch.setattr(recurrence_scan, "TILE", 512)
+    monkeypatch.setattr(steps, "TILE", 512)
     sizes = itertools.product((1, 3, 64, 4096), (1, 5, 200, 16384, 2**20), (1, 3, 5, 33, 128, 512), (2, 4))
     for (B, T, H, itemsize), back in itertools.product(sizes, (False, True)):
-        plan = recurrence_scan.scan_plan(B, T, H, itemsize, limits_of("sm_90"), back, False)
+        plan = steps.scan_plan(B, T, H, itemsize, limits_of("sm_90"), back, False)
         programs, blocks, sizes = plan
         R, L, S, BH, W = (sizes[name] for name in ("R", "L", "S", "BH", "W"))
         assert R * L * BH in (256, 512) and blocks * L * S >= T > (blocks - 1) * L * S
@@ -158,7 +159,7 @@ def test_programs_cover_all_steps_features_and_sequences(monkeypatch):
 
 
 def test_a_scan_is_for_few_or_narrow_sequences_of_many_steps_and_for_rows_that_are_not_aligned():
-    pays, gpu = recurrence_scan.scan_pays, limits_of("sm_90")
+    pays, gpu = scan_pays, limits_of("sm_90")
     assert (
         pays(8, 4096, 512, 4, 32, gpu) and pays(1, 65536, 128, 2, 32, gpu) and pays(4096, 1000, 3, 4, 32, gpu)
     )
@@ -172,8 +173,8 @@ def test_a_scan_is_for_few_or_narrow_sequences_of_many_steps_and_for_rows_that_a
 
 @op.INTERPRETED
 def test_it_compiles_and_fits(monkeypatch):
-    monkeypatch.setattr(recurrence_scan, "TILE", 512)
-    kernels = {recurrence_scan: ("scan_kernel", "scan_grad_kernel")}
+    monkeypatch.setattr(steps, "TILE", 512)
+    kernels = {steps: ("scan_kernel", "scan_grad_kernel")}
     asked = {
         "sm_80": [(GRU.call, *[(8, 2**17, 1)] * 2, (8, 1), fp32)],
         "sm_90": [

@@ -9,7 +9,7 @@ import pytest
 import torch
 from launches import ROOM
 from operators import bf16, fp32, gradients, limits_of
-from recurring import KERNELS, WIDTHS, OperatorTests, ahead, examine, launch, steps
+from recurring import KERNELS, WIDTHS, OperatorTests, examine, launch, normed
 
 import labkit
 from labkit.kernels import rms_recurrence
@@ -30,7 +30,7 @@ def asked(target):
 @pytest.fixture(params=[False, True], ids=["shared memory", "registers"])
 def both_ways(request, monkeypatch):
     """Whatever the shape, steps are loaded ahead into shared memory, and then into registers."""
-    monkeypatch.setattr(steps, "ahead_pays", lambda *_: request.param)
+    monkeypatch.setattr(normed, "ahead_pays", lambda *_: request.param)
 
 
 @pytest.mark.usefixtures("both_ways")
@@ -125,9 +125,9 @@ def test_every_number_is_read_and_written_once(shape, state):
 
 @pytest.mark.parametrize("target", ["sm_86", "sm_90"])
 def test_as_many_steps_run_ahead_as_the_memory_needs_and_room_allows(target):
-    needed, room = 100 * steps.BYTES_IN_FLIGHT, ROOM[target] * 1024 - 4096
+    needed, room = 100 * normed.BYTES_IN_FLIGHT, ROOM[target] * 1024 - 4096
     for batch, width, itemsize, tensors in itertools.product((1, 64, 1024, 8192), WIDTHS, (2, 4), (2, 4)):
-        plan = steps.rms_recurrence_plan(batch, width, itemsize, tensors, limits_of(target, 100))
+        plan = normed.rms_recurrence_plan(batch, width, itemsize, tensors, limits_of(target, 100))
         ahead, step = plan["STAGES"], batch * tensors * width * itemsize
         held = tensors * plan["BH"] * itemsize
         assert 2 <= ahead <= 24 and (ahead - 1) * held <= room
@@ -139,11 +139,11 @@ def test_as_many_steps_run_ahead_as_the_memory_needs_and_room_allows(target):
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_a_block_of_registers_has_every_feature_and_few_numbers_a_lane(itemsize):
     for batch, width in itertools.product((1, 5, 64, 10000), (*range(1, 70), 277, 318, 511, 512)):
-        programs, plan = ahead.ahead_plan(batch, 100, width, itemsize, 16)
+        programs, plan = normed.ahead_plan(batch, 100, width, itemsize, 16)
         rows, block, lanes = plan["BM"], plan["R"] * plan["BC"], 32 * plan["num_warps"]
         assert rows * programs >= batch > rows * (programs - 1) and plan["U"] == 16
         assert block >= rows * width and block <= 8 * lanes and (rows == 1 or plan["num_warps"] == 1)
-        assert rows == 1 or block * itemsize <= ahead.LANE_BYTES * lanes
+        assert rows == 1 or block * itemsize <= normed.LANE_BYTES * lanes
 
 
 def test_registers_are_for_narrow_rows_and_for_few_at_odd_addresses():
@@ -158,13 +158,13 @@ def test_registers_are_for_narrow_rows_and_for_few_at_odd_addresses():
             (64, 513, 2, False),
         ),
     ):
-        assert ahead.ahead_pays(batch, width, itemsize, its) == pays, (batch, width, itemsize)
+        assert normed.ahead_pays(batch, width, itemsize, its) == pays, (batch, width, itemsize)
 
 
 def test_the_plans_ask_the_tensors_own_gpu(monkeypatch):
     made = op.recorded(monkeypatch, KERNELS)
-    asked = op.pretend(monkeypatch, limits_of("sm_90", 3), steps)
+    asked = op.pretend(monkeypatch, limits_of("sm_90", 3), normed)
     launch(rms_recurrence, (16, 9, 128), (16, 9, 128), (128,))
     assert asked == [torch.device("meta")] * 2
-    plans = [steps.rms_recurrence_plan(16, 128, 4, tensors, limits_of("sm_90", 3)) for tensors in (2, 4)]
+    plans = [normed.rms_recurrence_plan(16, 128, 4, tensors, limits_of("sm_90", 3)) for tensors in (2, 4)]
     assert [launch.STAGES for launch in made[:2]] == [plan["STAGES"] for plan in plans]
