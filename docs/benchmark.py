@@ -55,7 +55,10 @@ def pages() -> dict[Path, str]:
     if not kept:
         return {page: renewed(page, NOTHING) for page in (README, PAGE)}
     measured = report.read(kept[0])
-    return {README: renewed(README, summary(measured)), PAGE: renewed(PAGE, report.page(measured))}
+    lacking = recorded_benchmark.not_measured(measured)
+    lines = summary(measured) + (f"- {lacking}\n" if lacking else "")
+    page = report.page(measured) + (f"\n{lacking}\n" if lacking else "")
+    return {README: renewed(README, lines), PAGE: renewed(PAGE, page)}
 
 
 def main() -> None:

@@ -34,17 +34,31 @@ def keep(measured: Iterable[Row]) -> list[Path]:
 
 
 def states(tapes: Path) -> dict[Path, RecordingState]:
-    """Whether each full run that is kept was measured with the present code, all suites of it.
+    """Whether each run that is kept was measured with the present code, and which suites it lacks.
 
     ValueError where a suite cannot be made.
     """
     found = sorted(tapes.glob(f"*/{FILE}"))
     if not found:
         return {}
+    code = _code()
+    return {path: _state(path, code) for path in found}
+
+
+def not_measured(measured: Iterable[Row], code: Iterable[tuple[str, str]] = ()) -> str:
+    """A sentence with the suites that a run has no rows of; empty where it has rows of all.
+
+    ``code``: suites and their contenders, where they are made already.
+    """
+    lacking = {suite for suite, _ in code or _code()} - {row.suite for row in measured}
+    return f"Not measured: {', '.join(sorted(lacking))}." if lacking else ""
+
+
+def _code() -> dict[tuple[str, str], str]:
+    """The present source of each contender, by suite and name."""
     from labkit.bench import run, suites
 
-    code = run.sources(part for name in suites.SUITES for part in suites.parts(name, peers=True))
-    return {path: _state(path, code) for path in found}
+    return run.sources(part for name in suites.SUITES for part in suites.parts(name, peers=True))
 
 
 def _state(path: Path, code: dict[tuple[str, str], str]) -> RecordingState:
@@ -59,7 +73,5 @@ def _state(path: Path, code: dict[tuple[str, str], str]) -> RecordingState:
     if edited:
         first_two = ", ".join(sorted(edited)[:2])
         return RecordingState(name, "stale", f"{len(edited)} contenders with other code: {first_two}")
-    lacking = {suite for suite, _ in code} - {row.suite for row in measured}
-    if lacking:
-        return RecordingState(name, "stale", f"has no rows of {', '.join(sorted(lacking))}")
-    return RecordingState(name, "recorded", report.origin(measured))
+    detail = f"{report.origin(measured)} {not_measured(measured, code)}"
+    return RecordingState(name, "recorded", detail.strip())

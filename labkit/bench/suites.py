@@ -231,13 +231,12 @@ def grouped() -> list[SuitePart]:
 def _built_for_inputs(make: Callable[..., Any], call: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The call, made anew for the inputs it is first called with by ``make``, which gets it as a function of
     x alone, and x."""
-    made: dict[int, tuple[Callable[..., Any], Any]] = {}
+    made: list[Any] = []  # inputs, their weights, what was made; a dict would count as the call's code
 
     def replay(x: Tensor, *weights: Tensor) -> Tensor:
-        if id(x) not in made:  # the inputs are kept, so that no others get their id
-            made.clear()
-            made[id(x)] = make(lambda x: call(x, *weights), x), (x, weights)
-        return cast(Tensor, made[id(x)][0](x))
+        if not made or made[0] is not x:
+            made[:] = x, weights, make(lambda x: call(x, *weights), x)
+        return cast(Tensor, made[2](x))
 
     return replay
 

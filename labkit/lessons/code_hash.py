@@ -7,6 +7,7 @@ blank lines.
 """
 
 import ast
+import dis
 import hashlib
 import inspect
 import io
@@ -118,12 +119,25 @@ def sources_of(functions: Iterable[Any]) -> list[str]:
             waiting += [v for name, v in members if hasattr(v, "__code__") or not name.startswith("__")]
         if not hasattr(one, "__code__"):
             continue
-        used = inspect.getclosurevars(one)
-        waiting += [*used.nonlocals.values(), *(one.__defaults__ or ())]
+        waiting += [*inspect.getclosurevars(one).nonlocals.values(), *(one.__defaults__ or ())]
         if not module.startswith(HASHED_BY_NAME):
             found.append(_source(one))
-            waiting += [value for value in used.globals.values() if _counts(value, module)]
+            waiting += [value for value in _globals(one) if _counts(value, module)]
     return found
+
+
+def _globals(function: Any) -> list[Any]:
+    """The globals that a function loads, and the functions and comprehensions inside it.
+
+    `inspect.getclosurevars` also takes the names of attributes for globals, and which comprehensions it looks
+    into depends on the version of Python.
+    """
+    codes, names = [function.__code__], set()
+    while codes:
+        code = codes.pop()
+        codes += [constant for constant in code.co_consts if inspect.iscode(constant)]
+        names |= {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
+    return [function.__globals__[name] for name in sorted(names & set(function.__globals__))]
 
 
 def _counts(value: Any, module: str) -> bool:

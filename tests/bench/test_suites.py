@@ -109,8 +109,24 @@ def test_every_contender_computes_what_its_work_says(name, way):
             comparison = accuracy.Comparison(one.call, one.work.reference, direction, one.work.batched)
             # the vendor's epilogue has no tanh approximation on a CPU
             allowed = 1e-3 if one.name == "_addmm_activation" else 1e-5
+            code = one.code_hash()
             assert comparison.complete(inputs) < allowed, f"{part.suite}: {one.name}"
+            assert one.code_hash() == code, f"{part.suite}: {one.name} looks edited once it was called"
     assert seen or (name == "matmul" and way == "backward")
+
+
+def test_what_is_made_for_inputs_is_made_anew_for_others_and_is_no_edit_of_the_call():
+    made: list[torch.Tensor] = []
+
+    def make(call, x):
+        made.append(x)
+        return call
+
+    call = suites._built_for_inputs(make, lambda x, weight: x * weight)
+    code, one, two = code_hash.of_functions([call]), torch.ones(2), torch.full((2,), 2.0)
+    for x in (one, one, two):
+        assert torch.equal(call(x, two), x * two)
+    assert len(made) == 2 and code_hash.of_functions([call]) == code
 
 
 @pytest.mark.parametrize(

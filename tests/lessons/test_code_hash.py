@@ -73,9 +73,12 @@ def test_what_a_contender_uses_of_its_own_module_and_was_given_counts():
     method = (
         "class C:\n    size = 3\n    @staticmethod\n    def f(x): return x * {}\ndef call(x): return C.f(x)"
     )
-    for body in (helper, closure, given, method):
+    inside = "def helper(x): return x * {}\ndef call(x): return [helper(one) for one in x]"
+    for body in (helper, closure, given, method, inside):
         assert contender(body.format(2)) == contender(body.format(2)) != contender(body.format(3))
     assert contender(helper) != contender(helper, size=2)
+    attribute = "def helper(x): return x * {}\ndef call(x): return x.helper"
+    assert contender(attribute.format(2)) == contender(attribute.format(3))
 
 
 def test_a_sign_of_a_comment_within_text_is_code():
