@@ -50,10 +50,12 @@ class BenchOptions:
         """Measure, and finish; rows of a run that was stopped are written and kept, too."""
         roofline.roofs()  # measured first, where they are not known: without them there is no share
         measured: list[Row] = []
+        if self.record and not again:
+            recorded_benchmark.take_up(parts)
         try:
             kept = run.measure_suites(parts, console, measured, again=again)
             if kept:
-                say(console, f"{kept} rows were measured before the last run was stopped.")
+                say(console, f"{kept} rows were measured before: the same code, device and versions.")
             self.finish(console, measured)
         except BaseException:
             if measured:

@@ -33,6 +33,21 @@ def keep(measured: Iterable[Row]) -> list[Path]:
     return list(taped)
 
 
+def take_up(names: Iterable[str]) -> None:
+    """Let suites go on from the run that is kept: what is of the present code, device and versions stays.
+
+    A suite that was stopped goes on from its own rows.
+    """
+    from labkit.bench import run
+    from labkit.measure import machine
+
+    kept = rows.read_valid(paths.RECORDED / machine.identity().slug / FILE)
+    for name in names:
+        of_suite = [replace(row, kind=rows.LIVE) for row in kept if row.suite.split("/")[1] == name]
+        if of_suite and not run.tape(name).exists():
+            rows.write(run.tape(name), of_suite)
+
+
 def states(tapes: Path) -> dict[Path, RecordingState]:
     """Whether each run that is kept was measured with the present code, and which suites it lacks.
 
