@@ -43,9 +43,9 @@ def take_up(names: Iterable[str]) -> None:
 
     kept = rows.read_valid(paths.RECORDED / machine.identity().slug / FILE)
     for name in names:
-        of_suite = [replace(row, kind=rows.LIVE) for row in kept if row.suite.split("/")[1] == name]
+        of_suite = [row for row in kept if f"{row.suite}/".startswith(f"bench/{name}/")]
         if of_suite and not run.tape(name).exists():
-            rows.write(run.tape(name), of_suite)
+            rows.write(run.tape(name), [replace(row, kind=rows.LIVE) for row in of_suite])
 
 
 def states(tapes: Path) -> dict[Path, RecordingState]:
