@@ -55,7 +55,7 @@ def pages() -> dict[Path, str]:
     if not kept:
         return {page: renewed(page, NOTHING) for page in (README, PAGE)}
     measured = report.read(kept[0])
-    lacking = recorded_benchmark.not_measured(measured)
+    lacking = recorded_benchmark.not_measured(measured, recorded_benchmark.present_code())
     lines = summary(measured) + (f"- {lacking}\n" if lacking else "")
     page = report.page(measured) + (f"\n{lacking}\n" if lacking else "")
     return {README: renewed(README, lines), PAGE: renewed(PAGE, page)}

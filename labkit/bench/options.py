@@ -55,7 +55,7 @@ class BenchOptions:
         try:
             kept = run.measure_suites(parts, console, measured, again=again)
             if kept:
-                say(console, f"{kept} rows were measured before: the same code, device and versions.")
+                say(console, f"{kept} rows were measured before, with the same code, device and versions.")
             self.finish(console, measured)
         except BaseException:
             if measured:

@@ -56,21 +56,18 @@ def states(tapes: Path) -> dict[Path, RecordingState]:
     found = sorted(tapes.glob(f"*/{FILE}"))
     if not found:
         return {}
-    code = _code()
+    code = present_code()
     return {path: _state(path, code) for path in found}
 
 
-def not_measured(measured: Iterable[Row], code: Iterable[tuple[str, str]] = ()) -> str:
-    """A sentence with the suites that a run has no rows of; empty where it has rows of all.
-
-    ``code``: suites and their contenders, where they are made already.
-    """
-    lacking = {suite for suite, _ in code or _code()} - {row.suite for row in measured}
+def not_measured(measured: Iterable[Row], code: Iterable[tuple[str, str]]) -> str:
+    """A sentence with the suites of ``present_code`` that a run has no rows of; empty where it has all."""
+    lacking = {suite for suite, _ in code} - {row.suite for row in measured}
     return f"Not measured: {', '.join(sorted(lacking))}." if lacking else ""
 
 
-def _code() -> dict[tuple[str, str], str]:
-    """The present source of each contender, by suite and name."""
+def present_code() -> dict[tuple[str, str], str]:
+    """What a row measured now would name as its source, by suite and contender."""
     from labkit.bench import run, suites
 
     return run.sources(part for name in suites.SUITES for part in suites.parts(name, peers=True))

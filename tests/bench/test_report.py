@@ -145,7 +145,7 @@ def test_of_what_was_measured_twice_on_one_kind_of_device_the_first_is_kept_and_
 def test_what_a_run_that_is_kept_lacks_is_said_and_what_it_has_stays(course):
     put(FULL[:2])
     assert "2 rows. Not measured: bench/linear." in labkit("--check")
-    assert recorded_benchmark.not_measured(FULL) == ""
+    assert recorded_benchmark.not_measured(FULL, recorded_benchmark.present_code()) == ""
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_a_stop_keeps_the_rows_and_the_same_command_goes_on(toy):
     assert [(row.contender, row.shape["width"]) for row in before] == [("labkit", 16), ("eager", 16)]
     toy.stop_at = None
     toy.calls.clear()
-    assert "2 rows were measured before: the same code, device and versions." in run_labkit("--json", OUT)
+    assert "2 rows were measured before, with the same code, device and versions" in run_labkit("--json", OUT)
     assert rows.read(OUT)[:2] == before and len(rows.read(OUT)) == 8
     assert ("eager", 16) not in toy.calls and ("eager", 32) in toy.calls
     assert not list((paths.cache() / "bench").rglob("*.jsonl")), "a complete run is forgotten"
@@ -258,12 +258,17 @@ def test_a_full_run_is_recorded(toy):
 
 
 def test_a_full_run_goes_on_from_the_one_that_is_kept(toy):
-    """Of which one row was measured by other code, and a suite is lacking."""
+    """Which lacks a suite, and has ours by other code. Stopped, it goes on from its own rows."""
     run_labkit("--peers", "--record")
     kept = paths.RECORDED / "simulated" / "bench.jsonl"
-    old, *found = (row for row in rows.read(kept) if row.suite == "bench/affine")
-    rows.write(kept, [replace(old, source="code x"), *found])
+    found = [row for row in rows.read(kept) if row.suite == "bench/affine"]
+    rows.write(kept, [replace(row, source="code x") if row.contender == "labkit" else row for row in found])
     toy.calls.clear()
-    assert "3 rows were measured before: the same code" in run_labkit("--peers", "--record")
-    assert toy.calls == [("labkit", 16)] and len(rows.read(kept)) == 10
+    toy.stop_at = ("labkit", 32)
+    run_labkit("--peers", "--record", code=130)
+    assert toy.calls == [("labkit", 16), toy.stop_at]
+    toy.calls.clear()
+    toy.stop_at = None
+    assert "3 rows were measured before, with the same code" in run_labkit("--peers", "--record")
+    assert toy.calls == [("labkit", 32), ("labkit", 16)] and len(rows.read(kept)) == 10
     assert "were measured before" not in run_labkit("--peers", "--record", "--again")
