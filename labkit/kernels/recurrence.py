@@ -24,6 +24,7 @@ from labkit.kernels.common import (
     padded_columns,
 )
 from labkit.kernels.recurrence_scan import WARPS, scan_grad_kernel, scan_kernel
+from labkit.kernels.recurrence_windows import window_grad_kernel, window_kernel, window_plan
 
 TILE = 512
 """The most segments times features of a scan's tile: four for each lane of 4 warps. The numbers below and the
@@ -51,8 +52,9 @@ def check_sequences(first: str, a: Tensor, second: str, b: Tensor, h0: Tensor | 
 
 
 # ---- kernels of the loop -----------------------------------------------------------------------------------
-# a, b and h are (B, T, H). A program goes through BH features of one sequence step by step; few or narrow
-# sequences are scanned instead (recurrence_scan.py).
+# a, b and h are (B, T, H). A program goes through BH features of one sequence step by step. Few or narrow
+# sequences are scanned instead (recurrence_scan.py); where rows begin anywhere, windows of many steps are
+# loaded (recurrence_windows.py).
 # Loads run U steps ahead, into tuples of U blocks (BH,). A step begins with the loads for the step U further
 # on, before its own store, because a compiler may not move a load over a store.
 
@@ -229,21 +231,30 @@ def scan_back(
 def recurrence_plan(
     B: int, T: int, H: int, itemsize: int, most: int, row_bytes: int = 512
 ) -> tuple[tuple[int], dict[str, int]]:
-    """Grid and sizes for programs of ``row_bytes`` of a step at most.
+    """Grid and sizes for programs of ``row_bytes`` of a step at most; more of four steps or fewer.
 
     Loads run up to ``most`` steps ahead, but no further than there are steps.
     """
-    BH = min(row_bytes // itemsize, padded_columns(H, itemsize))
     steps = min(most, next_power_of_2(T))
-    warps = 2 if itemsize == 4 and BH > 64 else 1  # eight or sixteen bytes a lane
+    if steps <= 4:
+        row_bytes = 512 if steps > 1 else 1024
+    BH = min(row_bytes // itemsize, padded_columns(H, itemsize))
+    single = itemsize == 4 or H % 8 != 0  # such numbers take more registers
+    warps = max(1, BH * itemsize // (256 if single else 512))
     return (B * cdiv(H, BH),), dict(H=H, BH=BH, U=steps, num_warps=warps)
+
+
+def _window_sizes(a: Tensor, back: bool) -> dict[str, int] | None:
+    return window_plan(*a.shape, a.itemsize, device_limits(a.device).multiprocessors, back)
 
 
 @operator(fake=lambda a, b, h0, gru: empty_contiguous(a))
 def recurrence_forward(a: Tensor, b: Tensor, h0: Tensor | None, gru: bool) -> Tensor:
     a, b, h0 = a.contiguous(), b.contiguous(), None if h0 is None else h0.contiguous()
     (B, T, H), h = a.shape, torch.empty_like(a)
-    if h.numel() and scan_pays(B, T, H, a.itemsize, 2 * 16, device_limits(a.device)):
+    if h.numel() and (sizes := _window_sizes(a, False)):
+        window_kernel[(B * cdiv(H, sizes["USE"]),)](a, b, h0, h, T, 0, GRU=gru, **sizes)
+    elif h.numel() and scan_pays(B, T, H, a.itemsize, 2 * 16, device_limits(a.device)):
         scan(a, b, h0, h, gru)
     elif h.numel():
         row_bytes = 128 if H * a.itemsize % 4 else 512  # each number of an odd row takes a register
@@ -261,7 +272,10 @@ def recurrence_backward(
     b, h0 = (None if t is None else t.contiguous() for t in (b, h0))
     (B, T, H), da, db = a.shape, torch.empty_like(a), torch.empty_like(a)
     dh0 = None if h0 is None else torch.empty_like(h0)
-    if a.numel() and scan_pays(B, T, H, a.itemsize, (3 + gru) * 8, device_limits(a.device)):
+    if a.numel() and (sizes := _window_sizes(a, True)):
+        grid = (B * cdiv(H, sizes["USE"]),)
+        window_grad_kernel[grid](dh, a, b, h0, h, da, db, dh0, T, 0, GRU=gru, **sizes)
+    elif a.numel() and scan_pays(B, T, H, a.itemsize, (3 + gru) * 8, device_limits(a.device)):
         scan_back(dh, a, b, h0, h, da, db, dh0, gru)
     elif a.numel():
         row_bytes = 256 if H * a.itemsize % 16 else 512
