@@ -82,7 +82,7 @@ def load_window(
     """The window (S, BH) of steps t (S, 1), ``other`` where there is no step; V numbers are loaded or none.
 
     p: where the program's ``origin`` is. Up to V - 1 numbers behind the last sequence are loaded, and not
-    used: they are within the 16 bytes of its last number.
+    used: they are within the 16 bytes of its last number, if the tensor begins at a multiple of 16 bytes.
     """
     n = tl.arange(0, BH)[None, :] // V * V
     start = (shift + t * H) // V * V
