@@ -8,10 +8,10 @@ import operators as op
 import pytest
 import torch
 from launches import ROOM
-from operators import bf16, fp16, fp32, gradients, limits_of
+from operators import bf16, fp32, gradients, limits_of
 from recurring import examine, launch, steps
 
-from labkit.kernels.recurrence_windows import reversed_bits, window_plan
+from labkit.kernels.recurrence_windows import window_plan
 from labkit.measure import correctness
 
 LINEAR, GRU = cases.LINEAR, cases.GRU
@@ -56,19 +56,6 @@ def test_the_shapes_have_all_windows_there_are():
     plans = [window_plan(*shape, itemsize, 1, back) for shape, itemsize, back in ways]
     found = {(plan["S"], plan["BH"] * 16 // plan["V"]) for plan in plans if plan}
     assert found >= {(8, 512), (8, 256), (16, 512 // 2), (32, 256)}, found
-
-
-@every_case
-def test_a_state_in_half_precision_is_rounded_once(case):
-    tensors = op.drawn(case, 3, 40, 131, dtype=fp16)
-    op.assert_each_rounded_once(case.call(*tensors), case.reference(*(t.double() for t in tensors)))
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of lanes that have no feature
-def test_growing_gates_are_right_where_their_products_overflow():
-    device = op.labkit.gpu.device()
-    two, less, one = (torch.full((3, 300, 131), x, device=device) for x in (2.0, -1.0, 1.0))
-    assert torch.equal(cases.LINEAR.call(two, less, one[:, 0]), one)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -120,11 +107,6 @@ def test_windows_are_for_many_rows_that_begin_anywhere():
     assert not plan(1024, 64, 512, 4, 132, False) and not plan(1024, 64, 504, 2, 132, True)
     assert not plan(1024, 15, 511, 4, 132, False) and not plan(2, 640, 511, 2, 132, True)
     assert not plan(4096, 64, 3, 2, 132, False)
-
-
-def test_bits_are_reversed():
-    assert [reversed_bits(s, 8) for s in range(8)] == [0, 4, 2, 6, 1, 5, 3, 7]
-    assert sorted(reversed_bits(s, 32) for s in range(32)) == list(range(32))
 
 
 # --- what is compiled ---------------------------------------------------------------------------------
