@@ -125,7 +125,8 @@ def test_it_compiles_and_fits_and_rows_come_straight_from_the_gather():
         for target, several in sizes.items()
     }
     for v in op.variants_of(kernels, asked, lambda call, *of: launch(call, *of[:-1], dtype=of[-1])):
-        assert v.code.spills <= 256 and v.code.shared_bytes < ROOM[v.target] * 1024, v
+        spills = 384 if v.launch.GRU else 64  # a minimal GRU's backward has a fourth window in registers
+        assert v.code.spills <= spills and v.code.shared_bytes < ROOM[v.target] * 1024, v
         assert v.code.widest_load == 128, "a window is loaded 16 bytes at a time"
         tensors = 2 if v.title == "window_kernel" else 3 + v.launch.GRU
         assert v.code.ttgir.count("= tt.gather") == tensors, v
