@@ -23,6 +23,7 @@ from labkit.kernels.common import (
     operator,
     padded_columns,
 )
+from labkit.kernels.recurrence_narrow import narrow_grad_kernel, narrow_kernel, narrow_plan
 from labkit.kernels.recurrence_scan import WARPS, scan_grad_kernel, scan_kernel
 from labkit.kernels.recurrence_windows import window_grad_kernel, window_kernel, window_plan
 
@@ -248,12 +249,18 @@ def _window_sizes(a: Tensor, back: bool) -> dict[str, int] | None:
     return window_plan(*a.shape, a.itemsize, device_limits(a.device).multiprocessors, back)
 
 
+def _narrow_sizes(a: Tensor, back: bool) -> dict[str, int] | None:
+    return narrow_plan(*a.shape, a.itemsize, device_limits(a.device).multiprocessors, back)
+
+
 @operator(fake=lambda a, b, h0, gru: empty_contiguous(a))
 def recurrence_forward(a: Tensor, b: Tensor, h0: Tensor | None, gru: bool) -> Tensor:
     a, b, h0 = a.contiguous(), b.contiguous(), None if h0 is None else h0.contiguous()
     (B, T, H), h = a.shape, torch.empty_like(a)
     if h.numel() and (sizes := _window_sizes(a, False)):
         window_kernel[(B * cdiv(H, sizes["USE"]),)](a, b, h0, h, T, 0, GRU=gru, **sizes)
+    elif h.numel() and (sizes := _narrow_sizes(a, False)):
+        narrow_kernel[(B,)](a, b, h0, h, T, GRU=gru, **sizes)
     elif h.numel() and scan_pays(B, T, H, a.itemsize, 2 * 16, device_limits(a.device)):
         scan(a, b, h0, h, gru)
     elif h.numel():
@@ -275,6 +282,8 @@ def recurrence_backward(
     if a.numel() and (sizes := _window_sizes(a, True)):
         grid = (B * cdiv(H, sizes["USE"]),)
         window_grad_kernel[grid](dh, a, b, h0, h, da, db, dh0, T, 0, GRU=gru, **sizes)
+    elif a.numel() and (sizes := _narrow_sizes(a, True)):
+        narrow_grad_kernel[(B,)](dh, a, b, h0, h, da, db, dh0, T, GRU=gru, **sizes)
     elif a.numel() and scan_pays(B, T, H, a.itemsize, (3 + gru) * 8, device_limits(a.device)):
         scan_back(dh, a, b, h0, h, da, db, dh0, gru)
     elif a.numel():

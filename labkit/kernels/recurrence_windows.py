@@ -48,18 +48,22 @@ def window_plan(
         S, warps = 4 * itemsize, 2
     else:
         S, warps = 32 if each <= 4 else 16, BH // 32
-    return dict(H=H, S=S, BH=BH, USE=cdiv(H, cdiv(H, BH - V)), V=V, num_warps=warps)
+    more = (
+        {"maxnreg": 72} if S == 16 and not back and itemsize == 2 else {}
+    )  # seven fit, and spill two numbers
+    return dict(H=H, S=S, BH=BH, USE=cdiv(H, cdiv(H, BH - V)), V=V, num_warps=warps, **more)
 
 
 # ---- windows -----------------------------------------------------------------------------------------------
+# A window has whole 16 bytes, so up to V - 1 numbers of the step behind it. Step T - 1 is loaded number by
+# number, apart from all windows: behind the last sequence there is nothing.
 
 
 @triton.jit
 def place(T, zero, H: tl.constexpr, BH: tl.constexpr, USE: tl.constexpr, V: tl.constexpr):
     """Sequence, features (BH,), which of them are the program's, and where its first number is.
 
-    That is ``shift`` numbers, fewer than V, behind ``origin``, a multiple of V; ``end`` is where the sequence
-    ends, from ``origin`` on.
+    That is ``shift`` numbers, fewer than V, behind ``origin``, a multiple of V.
 
     zero: 0, which the compiler does not know: so it stores no two features at once. Two would need another
     order of lanes than the gather's, and each row another trip through shared memory.
@@ -69,25 +73,23 @@ def place(T, zero, H: tl.constexpr, BH: tl.constexpr, USE: tl.constexpr, V: tl.c
     first = tl.program_id(0) % widths * USE
     lane = tl.arange(0, BH)
     where = row * T * H + first
-    shift = (where % V).to(tl.int32)
-    mine = (lane < USE) & (first + lane < H)
-    return row, first + lane + zero, mine, where // V * V, shift, shift + T * H - first
+    return (
+        row,
+        first + lane + zero,
+        (lane < USE) & (first + lane < H),
+        where // V * V,
+        (where % V).to(tl.int32),
+    )
 
 
 @triton.jit
 def load_window(
-    p, t, T, shift, end, H: tl.constexpr, BH: tl.constexpr, USE: tl.constexpr, V: tl.constexpr,
-    other: tl.constexpr,
-):  # fmt: skip
-    """The window (S, BH) of steps t (S, 1), ``other`` where there is no step; V numbers are loaded or none.
-
-    p: where the program's ``origin`` is. Up to V - 1 numbers behind the last sequence are loaded, and not
-    used: they are within the 16 bytes of its last number, if the tensor begins at a multiple of 16 bytes.
-    """
-    n = tl.arange(0, BH)[None, :] // V * V
-    start = (shift + t * H) // V * V
-    there = (t >= 0) & (t < T) & (start + n < end) & (n < USE + V - 1)
-    return tl.load(p + start + tl.arange(0, BH)[None, :], there, other=other)
+    p, t, T, shift, H: tl.constexpr, BH: tl.constexpr, USE: tl.constexpr, V: tl.constexpr, other: tl.constexpr
+):
+    """The window (S, BH) of steps t (S, 1) before T - 1, ``other`` elsewhere; p: where ``origin`` is."""
+    n = tl.arange(0, BH)[None, :]
+    there = (t >= 0) & (t < T - 1) & (n // V * V < USE + V - 1)
+    return tl.load(p + (shift + t * H) // V * V + n, there, other=other)
 
 
 @triton.jit
@@ -108,43 +110,59 @@ def reversed_bits(number, below):
     return int(f"{below + number:b}"[:0:-1], 2)
 
 
+@triton.constexpr_function
+def number_of_bits(most):
+    """How many bits number so many, one at least."""
+    return max(1, (most - 1).bit_length())
+
+
 @triton.jit
 def halves(tensors):
-    """Of each tensor what is at 0 and what is at 1 of its last axis."""
+    """Of each tensor (L, P) the even columns and the odd ones."""
+    L: tl.constexpr = tensors[0].shape[0]
+    P: tl.constexpr = tensors[0].shape[1]
     out = ()
     for i in tl.static_range(len(tensors)):
-        first, second = tl.split(tensors[i])
-        out += (first, second)
+        even, odd = tl.split(tl.reshape(tensors[i], (L, P // 2, 2)))
+        out += (even, odd)
     return out
+
+
+@triton.jit
+def columns_of(x):
+    """The columns (L,) of x (L, P), in order; P is a power of 2, 2 at least."""
+    L: tl.constexpr = x.shape[0]
+    P: tl.constexpr = x.shape[1]
+    parts, ordered = (x,), ()
+    for _ in tl.static_range(number_of_bits(P)):
+        parts = halves(parts)
+    for i in tl.static_range(P):  # its last bit was split off first
+        ordered += (tl.reshape(parts[reversed_bits(i, P)], (L,)),)
+    return ordered
 
 
 @triton.jit
 def rows_of(window, index, S: tl.constexpr, BH: tl.constexpr):
     """The S rows (BH,) of a window, in order."""
-    x = tl.gather(tl.reshape(window, (S * BH,)), index, 0)
-    if S == 8:
-        rows = halves(halves(halves((tl.reshape(x, (BH, 2, 2, 2)),))))
-    elif S == 16:
-        rows = halves(halves(halves(halves((tl.reshape(x, (BH, 2, 2, 2, 2)),)))))
-    else:
-        rows = halves(halves(halves(halves(halves((tl.reshape(x, (BH, 2, 2, 2, 2, 2)),))))))
-    ordered = ()
-    for s in tl.static_range(S):  # the last bit of a step was split off first
-        ordered += (rows[reversed_bits(s, S)],)
-    return ordered
+    return columns_of(tl.reshape(tl.gather(tl.reshape(window, (S * BH,)), index, 0), (BH, S)))
 
 
 # ---- forward -----------------------------------------------------------------------------------------------
 
 
 @triton.jit
+def next_state(gate, value, state, GRU: tl.constexpr):
+    gate, value = gate.to(tl.float32), value.to(tl.float32)
+    return (1.0 - gate) * state + gate * value if GRU else gate * state + value
+
+
+@triton.jit
 def write_states(
-    h, mine, t, T, now_a, now_b, state, H: tl.constexpr, S: tl.constexpr, GRU: tl.constexpr
+    h, mine, steps, now_a, now_b, state, H: tl.constexpr, S: tl.constexpr, GRU: tl.constexpr
 ):  # fmt: skip
     for s in tl.static_range(S):
-        gate, value = now_a[s].to(tl.float32), now_b[s].to(tl.float32)
-        state = (1.0 - gate) * state + gate * value if GRU else gate * state + value
-        tl.store(h + s * H, state, mine & (t + s < T))
+        state = next_state(now_a[s], now_b[s], state, GRU)
+        tl.store(h + s * H, state, mine & (s < steps))
     return state
 
 
@@ -153,46 +171,68 @@ def window_kernel(
     a, b, h0, h, T, zero,
     H: tl.constexpr, S: tl.constexpr, BH: tl.constexpr, USE: tl.constexpr, V: tl.constexpr, GRU: tl.constexpr,
 ):  # fmt: skip
-    row, n, mine, origin, shift, end = place(T, zero, H, BH, USE, V)
+    row, n, mine, origin, shift = place(T, zero, H, BH, USE, V)
     index = window_index(shift, H, S, BH, USE, V)
     state, t = initial_state(h0, row * H + n, mine), tl.arange(0, S)[:, None]
-    a, b, h = a + origin, b + origin, h + row * T * H + n
-    coming_a = load_window(a, t, T, shift, end, H, BH, USE, V, 0.0)
-    coming_b = load_window(b, t, T, shift, end, H, BH, USE, V, 0.0)
-    for first in range(0, T, S):
+    one: tl.constexpr = 0.0 if GRU else 1.0  # a gate that leaves a state as it is
+    start, last = row * T * H + n, row * T * H + (T - 1).to(tl.int64) * H + n
+    last_a, last_b = tl.load(a + last, mine, other=0.0), tl.load(b + last, mine, other=0.0)
+    a, b, states = a + origin, b + origin, h + start
+    coming_a = load_window(a, t, T, shift, H, BH, USE, V, one)
+    coming_b = load_window(b, t, T, shift, H, BH, USE, V, 0.0)
+    for first in range(0, T - 1, S):
         now_a, now_b = rows_of(coming_a, index, S, BH), rows_of(coming_b, index, S, BH)
         t += S
-        coming_a = load_window(a, t, T, shift, end, H, BH, USE, V, 0.0)
-        coming_b = load_window(b, t, T, shift, end, H, BH, USE, V, 0.0)
-        if first + S <= T:  # no step needs a mask
-            state = write_states(h, mine, 0, S, now_a, now_b, state, H, S, GRU)
+        coming_a = load_window(a, t, T, shift, H, BH, USE, V, one)
+        coming_b = load_window(b, t, T, shift, H, BH, USE, V, 0.0)
+        if first + S < T:  # no step needs a mask
+            state = write_states(states, mine, S, now_a, now_b, state, H, S, GRU)
         else:
-            state = write_states(h, mine, first, T, now_a, now_b, state, H, S, GRU)
-        h += S * H
+            state = write_states(states, mine, T - 1 - first, now_a, now_b, state, H, S, GRU)
+        states += S * H
+    tl.store(h + last, next_state(last_a, last_b, state, GRU), mine)
 
 
 # ---- backward ----------------------------------------------------------------------------------------------
 
 
 @triton.jit
+def write_grad(da, db, there, gate, g, last, value, carry, GRU: tl.constexpr):
+    """Of a step with this gate, dh, state before it, and b, for a GRU alone. Returns what it gives back."""
+    gate, g, last = gate.to(tl.float32), g.to(tl.float32) + carry, last.to(tl.float32)
+    if GRU:
+        tl.store(da, g * (value.to(tl.float32) - last), there)
+        tl.store(db, g * gate, there)
+        gate = 1.0 - gate
+    else:
+        tl.store(da, g * last, there)
+        tl.store(db, g, there)
+    return gate * g
+
+
+@triton.jit
 def write_grads(
-    da, db, mine, t, T, now, before, carry, H: tl.constexpr, S: tl.constexpr, GRU: tl.constexpr
+    da, db, mine, steps, now, before, carry, H: tl.constexpr, S: tl.constexpr, GRU: tl.constexpr
 ):  # fmt: skip
-    """t counts from the end; now: S rows each of a, of dh, of the states before and of b, for a GRU alone."""
+    """now: S rows each of a, dh, the states before and b. Where there is no step, gates leave the carry."""
     now_a, now_g, now_h, now_b = now
     for s in tl.static_range(S):
-        there = mine & (t + s < T)
-        gate, g = now_a[s].to(tl.float32), now_g[s].to(tl.float32) + carry
-        last = tl.where(t + s + 1 < T, now_h[s].to(tl.float32), before)
-        if GRU:
-            tl.store(da - s * H, g * (now_b[s].to(tl.float32) - last), there)
-            tl.store(db - s * H, g * gate, there)
-            gate = 1.0 - gate
-        else:
-            tl.store(da - s * H, g * last, there)
-            tl.store(db - s * H, g, there)
-        carry = gate * g  # where there is no step, the gate is one and g what came back
+        last = tl.where(s + 1 < steps, now_h[s].to(tl.float32), before)
+        carry = write_grad(
+            da - s * H, db - s * H, mine & (s < steps), now_a[s], now_g[s], last, now_b[s], carry, GRU
+        )
     return carry
+
+
+@triton.jit
+def load_grad_windows(dh, a, b, h, t, T, shift, H: tl.constexpr, BH: tl.constexpr, USE: tl.constexpr,
+                      V: tl.constexpr, GRU: tl.constexpr):  # fmt: skip
+    """Windows of a, dh, the states before and b, for a GRU alone."""
+    one: tl.constexpr = 0.0 if GRU else 1.0  # a gate that leaves what comes back as it is
+    gates = load_window(a, t, T, shift, H, BH, USE, V, one)
+    g = load_window(dh, t, T, shift, H, BH, USE, V, 0.0)
+    states = load_window(h, t - 1, T, shift, H, BH, USE, V, 0.0)
+    return gates, g, states, load_window(b, t, T, shift, H, BH, USE, V, 0.0) if GRU else states
 
 
 @triton.jit(do_not_specialize=["zero"])
@@ -200,37 +240,32 @@ def window_grad_kernel(
     dh, a, b, h0, h, da, db, dh0, T, zero,
     H: tl.constexpr, S: tl.constexpr, BH: tl.constexpr, USE: tl.constexpr, V: tl.constexpr, GRU: tl.constexpr,
 ):  # fmt: skip
-    row, n, mine, origin, shift, end = place(T, zero, H, BH, USE, V)
-    index = window_index(shift + (T - 1) * H, -H, S, BH, USE, V)
-    before_index = window_index(shift + (T - 2) * H, -H, S, BH, USE, V)
-    before, carry = initial_state(h0, row * H + n, mine), tl.zeros([BH], tl.float32)
-    one: tl.constexpr = 0.0 if GRU else 1.0  # a gate that leaves what comes back as it is
-    t, last = T - 1 - tl.arange(0, S)[:, None], row * T * H + (T - 1).to(tl.int64) * H + n
-    dh, a, h, da, db = dh + origin, a + origin, h + origin, da + last, db + last
-    coming_a = load_window(a, t, T, shift, end, H, BH, USE, V, one)
-    coming_g = load_window(dh, t, T, shift, end, H, BH, USE, V, 0.0)
-    coming_h = load_window(h, t - 1, T, shift, end, H, BH, USE, V, 0.0)
-    coming_b = coming_h
-    if GRU:
-        coming_b = load_window(b + origin, t, T, shift, end, H, BH, USE, V, 0.0)
-    for first in range(0, T, S):
-        now_a, now_g = rows_of(coming_a, index, S, BH), rows_of(coming_g, index, S, BH)
-        now_h = rows_of(coming_h, before_index, S, BH)
+    row, n, mine, origin, shift = place(T, zero, H, BH, USE, V)
+    index = window_index(shift + (T - 2) * H, -H, S, BH, USE, V)
+    before_index = window_index(shift + (T - 3) * H, -H, S, BH, USE, V)
+    before, t = initial_state(h0, row * H + n, mine), T - 2 - tl.arange(0, S)[:, None]
+    last = row * T * H + (T - 1).to(tl.int64) * H + n
+    gate, g = tl.load(a + last, mine, other=0.0), tl.load(dh + last, mine, other=0.0)
+    state = tl.load(h + last - H, mine, other=0.0)
+    value = tl.load(b + last, mine, other=0.0) if GRU else state
+    dh, a, h, b = dh + origin, a + origin, h + origin, b + origin if GRU else None
+    coming = load_grad_windows(dh, a, b, h, t, T, shift, H, BH, USE, V, GRU)
+    da, db = da + last, db + last
+    carry = write_grad(da, db, mine, gate, g, state, value, tl.zeros([BH], tl.float32), GRU)
+    da, db = da - H, db - H
+    for first in range(0, T - 1, S):
+        now_a, now_g = rows_of(coming[0], index, S, BH), rows_of(coming[1], index, S, BH)
+        now_h = rows_of(coming[2], before_index, S, BH)
         now_b = now_h
         if GRU:
-            now_b = rows_of(coming_b, index, S, BH)
+            now_b = rows_of(coming[3], index, S, BH)
         t -= S
-        coming_a = load_window(a, t, T, shift, end, H, BH, USE, V, one)
-        coming_g = load_window(dh, t, T, shift, end, H, BH, USE, V, 0.0)
-        coming_h = load_window(h, t - 1, T, shift, end, H, BH, USE, V, 0.0)
-        coming_b = coming_h
-        if GRU:
-            coming_b = load_window(b + origin, t, T, shift, end, H, BH, USE, V, 0.0)
+        coming = load_grad_windows(dh, a, b, h, t, T, shift, H, BH, USE, V, GRU)
         now = (now_a, now_g, now_h, now_b)
-        if first + S < T:  # no step needs a mask, and each has one before
-            carry = write_grads(da, db, mine, 0, S + 1, now, before, carry, H, S, GRU)
+        if first + S < T - 1:  # no step needs a mask, and each has one before
+            carry = write_grads(da, db, mine, S + 1, now, before, carry, H, S, GRU)
         else:
-            carry = write_grads(da, db, mine, first, T, now, before, carry, H, S, GRU)
+            carry = write_grads(da, db, mine, T - 1 - first, now, before, carry, H, S, GRU)
         da -= S * H
         db -= S * H
     if dh0 is not None:

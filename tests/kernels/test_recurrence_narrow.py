@@ -1,0 +1,142 @@
+"""Narrow rows of many sequences in labkit.kernels.recurrence: lanes with steps of their own."""
+
+import itertools
+import math
+
+import cases
+import operators as op
+import pytest
+import torch
+from launches import ROOM
+from operators import bf16, fp32, gradients, limits_of
+from recurring import examine, launch, steps
+
+from labkit.kernels.recurrence_narrow import MOST_NUMBERS, narrow_plan
+from labkit.measure import correctness
+
+LINEAR, GRU = cases.LINEAR, cases.GRU
+every_case = pytest.mark.parametrize("case", [LINEAR, GRU], ids=repr)
+SHAPES = ((3, 290, 3), (2, 401, 7), (4, 700, 1), (3, 533, 2))
+"""Of a GPU with one multiprocessor: sequences of two dtypes that begin and end within 16 bytes."""
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch):
+    """A GPU with one multiprocessor, so that a few sequences are many; and a program always has one warp."""
+
+    def plan(B, *shape):
+        return narrow_plan(1000 * B, *shape)
+
+    monkeypatch.setattr(steps, "device_limits", lambda *_: limits_of("sm_90", 1))
+    monkeypatch.setattr(steps, "narrow_plan", plan)
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [fp32, bf16], ids=str)
+def test_any_shape_is_right(case, dtype):
+    examine(case, *SHAPES, dtypes=(dtype,), roundings=2)  # a gradient reads states that were rounded
+
+
+@every_case
+def test_every_layout_and_dtype_is_right_with_and_without_a_first_state(case):
+    shape = (2, 300, 6)
+    examine(case, shape, layouts=correctness.LAYOUTS, dtypes=correctness.DTYPES, roundings=2)
+    examine(case.without_h0, shape, dtypes=correctness.DTYPES, roundings=2)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of products that overflow
+@pytest.mark.parametrize("dtype", [fp32, bf16], ids=str)
+def test_growing_gates_are_walked(dtype):
+    """Products of gates overflow where states do not: h stays 1 with a = 2 and b = -1."""
+    device = op.labkit.gpu.device()
+    gates, values = (torch.full((3, 450, 5), x, device=device, dtype=dtype) for x in (2.0, -1.0))
+    one = torch.ones_like(values)
+    assert torch.equal(LINEAR.call(gates, values, one[:, 0]), one)
+    some = op.drawn(LINEAR, 3, 450, 5, dtype=fp32)
+    some[0][1, 100:300] *= 2 / some[0].abs().amax()  # of one sequence, in the middle; others are not walked
+    tensors = [t.clone().requires_grad_() for t in some]
+    exact = [t.double().detach().requires_grad_() for t in some]
+    upstream = torch.randn_like(some[1])
+    got, want = LINEAR.call(*tensors), LINEAR.reference(*exact)
+    assert correctness.relative_error(got, want) < 1e-6
+    got.backward(upstream)
+    want.backward(upstream.double())
+    for got, want in zip(tensors, exact, strict=True):
+        assert correctness.relative_error(got.grad, want.grad) < 1e-5
+
+
+@every_case
+def test_nan_stays_in_its_sequence_and_feature(case):
+    tensors = op.drawn(case, 3, 401, 3)
+    want = gradients(case.call, tensors)
+    for t, n, which in itertools.product((0, 200, 400), (0, 2), (0, 1)):
+        given = [x.clone() for x in tensors]
+        given[which][1, t, n] = math.nan
+        got = gradients(case.call, given)
+        assert got[0][1, t:, n].isnan().all()
+        for one, other in zip(got, want, strict=True):
+            one[1, ..., n] = other[1, ..., n]
+            torch.testing.assert_close(one, other)
+
+
+@op.GPU
+@every_case
+def test_it_is_the_same_from_run_to_run(case):
+    tensors = op.drawn(case, 700, 900, 5, dtype=bf16)
+    first = gradients(case.call, tensors)
+    for got, want in zip(first, op.exact(case, tensors, 2 * first[0].double()), strict=True):
+        assert correctness.relative_error(got, want) < 3e-2
+    assert op.equal(gradients(case.call, tensors), first)
+
+
+@op.GPU
+@every_case
+def test_programs_of_several_warps_are_right(case, monkeypatch):
+    monkeypatch.setattr(steps, "narrow_plan", lambda B, *shape: narrow_plan(200, *shape[:3], 132, shape[-1]))
+    examine(case, (3, 1900, 3), (2, 1500, 7), dtypes=(fp32, bf16), roundings=2)
+
+
+# --- the plan -----------------------------------------------------------------------------------------
+
+
+def test_lanes_have_whole_steps_and_whole_16_bytes_and_most_of_them_have_any():
+    sizes = itertools.product((100, 200, 300, 4000), (64, 300, 5000, 2**29), range(1, 40), (2, 4))
+    found = 0
+    for (B, T, H, itemsize), back in itertools.product(sizes, (False, True)):
+        plan = narrow_plan(B, T, H, itemsize, 132, back)
+        if plan is None:
+            continue
+        found += 1
+        S, L, V, warps = (plan[name] for name in ("S", "L", "V", "num_warps"))
+        assert V * itemsize == 16 and S * H % V == 0 and V <= S * H <= MOST_NUMBERS
+        assert 32 * warps == L and (warps == 1 or H <= 8)
+        assert T * H + 2 * L * S * H < 2**31, "a lane's next numbers have 32-bit offsets"
+        assert math.ceil(T / (L * S)) * L * S * 0.6 <= T, "the last block has steps for most lanes"
+    assert found > 100
+
+
+def test_it_is_for_many_sequences_of_narrow_rows():
+    assert narrow_plan(1000, 3000, 3, 2, 132, False) and narrow_plan(1000, 3000, 10, 4, 132, True)
+    assert not narrow_plan(100, 3000, 3, 2, 132, False), "fewer sequences than multiprocessors"
+    assert not narrow_plan(1000, 3000, 13, 2, 132, False) and not narrow_plan(300, 3000, 10, 4, 132, False)
+    assert not narrow_plan(1000, 64, 3, 2, 132, False), "too short"
+
+
+# --- what is compiled ---------------------------------------------------------------------------------
+
+
+@op.INTERPRETED
+def test_it_compiles_and_fits_and_loads_and_stores_16_bytes():
+    kernels = {steps: ("narrow_kernel", "narrow_grad_kernel")}
+    sizes = {
+        "sm_80": [(GRU, 10, 3000, 2, fp32)],
+        "sm_90": [(LINEAR, 10, 3000, 3, bf16)],
+        "sm_120": [(LINEAR, 10, 3000, 10, bf16)],
+    }
+    asked = {
+        target: [(case.call, *[(B, T, H)] * 2, (B, H), dtype) for case, B, T, H, dtype in several]
+        for target, several in sizes.items()
+    }
+    for v in op.variants_of(kernels, asked, lambda call, *of: launch(call, *of[:-1], dtype=of[-1])):
+        assert v.code.spills <= 64 and v.code.shared_bytes < ROOM[v.target] * 1024, v
+        assert v.code.widest_load == 128 and "st.global.v4" in v.code.ptx, v
