@@ -53,9 +53,9 @@ def check_sequences(first: str, a: Tensor, second: str, b: Tensor, h0: Tensor | 
 
 
 # ---- kernels of the loop -----------------------------------------------------------------------------------
-# a, b and h are (B, T, H). A program goes through BH features of one sequence step by step. Few or narrow
-# sequences are scanned instead (recurrence_scan.py); where rows begin anywhere, windows of many steps are
-# loaded (recurrence_windows.py).
+# a, b and h are (B, T, H). A program goes through BH features of one sequence step by step. Few sequences are
+# scanned instead (recurrence_scan.py). Where rows begin anywhere, windows of many steps are loaded
+# (recurrence_windows.py), and of narrow rows each lane takes whole steps (recurrence_narrow.py).
 # Loads run U steps ahead, into tuples of U blocks (BH,). A step begins with the loads for the step U further
 # on, before its own store, because a compiler may not move a load over a store.
 
