@@ -2,13 +2,14 @@
 
 T rows of H numbers are T * H numbers one after the other, and h[i] = a[i] h[i - H] + b[i]. So a lane takes
 the K = S * H numbers of S steps by loads of 16 bytes, straight into its registers, and a row may begin
-anywhere among them. A lane's number i is of slot i % H: a slot is a feature, which one depends on where the
-sequence begins. As in recurrence_scan.py each lane goes through its steps, a scan combines the lanes, and
+anywhere among them. A lane's number i is of slot i % H: a slot is a feature, which one depends on where in a
+row the lanes begin. As in recurrence_scan.py each lane goes through its steps, a scan combines the lanes, and
 each goes through its steps again from its true state. Stores go through shared memory, so that neighbouring
 lanes write what is side by side: 16 bytes alone would fill half a sector.
 
 A sequence may begin and end within 16 bytes, of which the rest is another's or nobody's. Those few numbers
 are walked through step by step, and so is a block with a gate beyond [-1, 1], since products may overflow.
+An infinite state may become NaN in a block whose product of gates underflows, as in recurrence_scan.py.
 """
 
 # mypy: disable-error-code="assignment, var-annotated"
@@ -33,8 +34,9 @@ def narrow_plan(
 ) -> dict[str, int] | None:
     """Sizes for a program a sequence; None where a scan or a loop is faster. Found by measuring on an H200.
 
-    A lane has 48 numbers of 2 bytes, else 24, or as many as make whole steps and whole 16 bytes. With few
-    sequences a program has more warps; only few slots are worth what warps then tell each other.
+    A lane has 48 numbers of 2 bytes forward, else 24, or as many as make whole steps and whole 16 bytes. With
+    few sequences a program has more warps; of many slots what warps then tell each other costs too much. A
+    sequence is longer than half a block, so that there are whole 16 bytes in it.
     """
     V = 16 // itemsize
     least = V // math.gcd(V, H)  # steps of whole 16 bytes
@@ -66,7 +68,10 @@ def joined(tensors):
 
 @triton.jit
 def side_by_side(tensors):
-    """Tensors (..., 2, 2), as many axes of 2 as number them; the last is repeated up to a power of 2."""
+    """Tensors stacked along new last axes of 2, the highest bit of their number first.
+
+    The last is repeated until there are as many as a power of 2.
+    """
     BITS: tl.constexpr = number_of_bits(len(tensors))
     out = ()
     for i in tl.static_range(2**BITS):
@@ -98,7 +103,10 @@ def step_by_step(numbers, H: tl.constexpr, BACK: tl.constexpr):
 
 @triton.jit
 def load_granules(p, at, low, high, other: tl.constexpr, K: tl.constexpr, V: tl.constexpr):
-    """K / V tensors (L, V): number i from ``at`` (L, 1) on, ``other`` unless low <= i < high."""
+    """K / V tensors (L, V): number i from ``at`` (L, 1) on, ``other`` unless low <= i < high.
+
+    All three are multiples of V, so V numbers are loaded or none.
+    """
     out = ()
     for j in tl.static_range(K // V):
         i = at + j * V
@@ -119,7 +127,10 @@ def numbers_of(granules, at: tl.constexpr, K: tl.constexpr, H: tl.constexpr, BAC
 
 @triton.jit
 def store_numbers(p, numbers, first, stride: tl.constexpr, high, V: tl.constexpr):
-    """Store lane l's K numbers at first + l * stride, those of 0 <= i < high, multiples of V."""
+    """Store the K numbers of lane l at first + l * stride, those of 0 <= i < high. All are multiples of V.
+
+    high: 0 for a block that is walked, which stores nothing here; stride: -K where lane 0 has the last steps.
+    """
     n: tl.constexpr = len(numbers) // V
     P: tl.constexpr = 2 ** number_of_bits(n)
     L: tl.constexpr = numbers[0].shape[0]
@@ -141,7 +152,7 @@ def store_numbers(p, numbers, first, stride: tl.constexpr, high, V: tl.constexpr
 
 @triton.jit
 def turned(x, by, H: tl.constexpr):
-    """What number (n + by) % H of x (HP,) is, as number n."""
+    """The first H of x (HP,) rotated: number (n + by) % H becomes number n."""
     return tl.gather(x, (tl.arange(0, x.shape[0]) + by) % H, 0)
 
 
@@ -183,9 +194,10 @@ def states_of_lanes(first, second, state, H: tl.constexpr, GRU: tl.constexpr, BA
 
 @triton.jit
 def place(T, H: tl.constexpr, V: tl.constexpr):
-    """Sequence, the first multiple of V in it, and how many numbers are before, from there on, and behind.
+    """Sequence, origin, head, high and tail. A number i is counted from ``origin`` on, a multiple of V.
 
-    Those from there on are a multiple of V, and so are those behind: fewer than V, as are those before.
+    The sequence has ``head`` numbers before origin, fewer than V, then ``high``, a multiple of V, then
+    ``tail``, fewer than V.
     """
     row = tl.program_id(0).to(tl.int64)
     start, end = row * T * H, (row + 1) * T * H
@@ -204,9 +216,9 @@ def place(T, H: tl.constexpr, V: tl.constexpr):
 
 @triton.jit
 def walk(a, b, h, state, first, end, H: tl.constexpr, GRU: tl.constexpr):
-    """Write the states of numbers first <= i < end, H at a time, and return the last.
+    """Write the states of numbers first <= i < end, H at a time.
 
-    state: (HP,), the one before number first + n as number n, and so on in steps of H.
+    state: (HP,); its number n is of numbers first + n, first + n + H and so on. Returns their last states.
     """
     n = tl.arange(0, state.shape[0])
     for i in range(first, end, H):
@@ -275,7 +287,11 @@ def step_back(gate, g, last, value, carry, GRU: tl.constexpr):
 def walk_back(
     dh, a, b, h0, h, da, db, carry, end, first, head, H: tl.constexpr, GRU: tl.constexpr
 ):  # fmt: skip
-    """The same as ``walk``, from the end; carry n: of number end - H + n, and then of first - H + n."""
+    """Write the gradients of numbers first <= i < end, from the end, H at a time.
+
+    carry: (HP,); its number n is of numbers end - H + n, end - 2 H + n and so on. Returns what the last give
+    back. h0: where the sequence's is, the states before numbers i < H - head.
+    """
     n = tl.arange(0, carry.shape[0])
     for done in range(0, end - first, H):
         i = end - H - done + n
@@ -300,6 +316,7 @@ def load_all(
 ):  # fmt: skip
     """Granules of a, dh, h and, for a GRU alone, b; those of h begin H numbers earlier, or a few more."""
     BEFORE: tl.constexpr = (H + V - 1) // V * V
+    # with a head there are V numbers before origin: the head, and others of which no use is made
     gates = load_granules(a, at, 0, high, 0.0 if GRU else 1.0, K, V)
     g = load_granules(dh, at, 0, high, 0.0, K, V)
     states = load_granules(h, at - BEFORE, tl.where(head > 0, -V, 0), high, 0.0, K + BEFORE, V)
@@ -323,7 +340,8 @@ def narrow_grad_kernel(
     b, h0 = b + origin if GRU else None, None if h0 is None else h0 + row * H
     carry = tl.zeros([HP], tl.float32)
     carry = walk_back(dh, a, b, h0, h, da, db, carry, high + tail, high, head, H, GRU)
-    carry = for_each_lane(turned(carry, high + head, H), L)  # now of number high - H + n
+    # it was of end - H + n, and becomes of high - H + n: by -tail, or high + head, since H divides T * H
+    carry = for_each_lane(turned(carry, high + head, H), L)
     begin = columns_of(for_each_lane(initial_state(h0, (high + head + n) % H, n < H), L))
     coming = load_all(dh, a, b, h, high - (lane + 1) * K, head, high, H, K, V, GRU)
     for done in range(0, high, L * K):

@@ -50,13 +50,13 @@ def window_plan(
         S, warps = 32 if each <= 4 else 16, BH // 32
     more = (
         {"maxnreg": 72} if S == 16 and not back and itemsize == 2 else {}
-    )  # seven fit, and spill two numbers
+    )  # so seven programs of 4 warps fit a multiprocessor; it costs two numbers spilled
     return dict(H=H, S=S, BH=BH, USE=cdiv(H, cdiv(H, BH - V)), V=V, num_warps=warps, **more)
 
 
 # ---- windows -----------------------------------------------------------------------------------------------
-# A window has whole 16 bytes, so up to V - 1 numbers of the step behind it. Step T - 1 is loaded number by
-# number, apart from all windows: behind the last sequence there is nothing.
+# A window has whole 16 bytes, so up to 2 V - 2 numbers of the step behind it, which has more than that. Step
+# T - 1 is loaded number by number, apart from all windows: behind the last sequence there is nothing.
 
 
 @triton.jit

@@ -45,13 +45,22 @@ def test_every_layout_and_dtype_is_right_with_and_without_a_first_state(case):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of products that overflow
-@pytest.mark.parametrize("dtype", [fp32, bf16], ids=str)
-def test_growing_gates_are_walked(dtype):
-    """Products of gates overflow where states do not: h stays 1 with a = 2 and b = -1."""
-    device = op.labkit.gpu.device()
-    gates, values = (torch.full((3, 450, 5), x, device=device, dtype=dtype) for x in (2.0, -1.0))
-    one = torch.ones_like(values)
-    assert torch.equal(LINEAR.call(gates, values, one[:, 0]), one)
+@pytest.mark.parametrize("gate", [2.0, -2.0])
+def test_growing_gates_are_walked(gate):
+    """States and gradients stay 1, though products of gates overflow."""
+    one = torch.ones(3, 450, 5, device=op.labkit.gpu.device())
+    a, b, h0 = gate * one, (1 - gate) * one, one[:, 0].clone()
+    dh = b.clone()
+    dh[:, -1] = 1
+    tensors = [t.requires_grad_() for t in (a, b, h0)]
+    states = LINEAR.call(*tensors)
+    states.backward(dh)
+    for got in (states, a.grad, b.grad, h0.grad / gate):
+        assert torch.equal(got, torch.ones_like(got))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_only_the_block_with_a_growing_gate_is_walked():
     some = op.drawn(LINEAR, 3, 450, 5, dtype=fp32)
     some[0][1, 100:300] *= 2 / some[0].abs().amax()  # of one sequence, in the middle; others are not walked
     tensors = [t.clone().requires_grad_() for t in some]

@@ -97,6 +97,8 @@ def test_every_feature_is_of_one_program_and_its_window_has_it():
         assert V * itemsize == 16 and S % V == 0 and S in (8, 16, 32)
         assert USE + V - 1 <= BH, "a window begins up to V - 1 numbers before its first feature"
         assert (math.ceil(H / USE) - 1) * USE < H, "no program has no feature"
+        last = (math.ceil(H / USE) - 1) * USE  # the last program's first feature
+        assert last + USE + 2 * V - 2 <= 2 * H, "a window of step T - 2 ends within step T - 1"
         assert warps > 1, "of one warp a gather is a shuffle for each number and each of its places"
         assert 32 * warps <= BH, "each lane has a feature, or two lanes have the same"
 
