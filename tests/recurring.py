@@ -1,6 +1,9 @@
 """What the tests of the norm and the recurrences share: their modules, and the tests that all four pass."""
 
 import importlib
+import itertools
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import cases
@@ -108,12 +111,7 @@ class OperatorTests:
     def test_two_thousand_steps_are_right_and_the_same_from_run_to_run(
         self, case: Case, dtype: torch.dtype
     ) -> None:
-        tensors = op.drawn(case, 64, 2048, 256, dtype=dtype)
-        first = gradients(case.call, tensors)
-        for got, want in zip(first, op.exact(case, tensors, 2 * first[0].double()), strict=True):
-            assert correctness.relative_error(got, want) < (1e-5 if dtype is fp32 else 3e-2)
-        for _ in range(5):
-            assert op.equal(gradients(case.call, tensors), first)
+        assert_right_and_the_same(case, (64, 2048, 256), dtype)
 
     @op.LARGE
     def test_more_elements_than_32_bits_count(self, case: Case) -> None:
@@ -127,6 +125,30 @@ class OperatorTests:
         for got, one in ((y.detach(), small), (dx, want)):
             torch.testing.assert_close(got[:1], one)
             torch.testing.assert_close(got[-1:], one)
+
+
+def assert_right_and_the_same(case: Case, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Right once, and the same bits five times more."""
+    tensors = op.drawn(case, *shape, dtype=dtype)
+    first = gradients(case.call, tensors)
+    for got, want in zip(first, op.exact(case, tensors, 2 * first[0].double()), strict=True):
+        assert correctness.relative_error(got, want) < (1e-5 if dtype is fp32 else 3e-2)
+    for _ in range(5):
+        assert op.equal(gradients(case.call, tensors), first)
+
+
+def assert_nan_stays(case: Case, shape: tuple[int, int, int], places: Iterable[tuple[int, int]]) -> None:
+    """A NaN in a or b, of sequence 1 at this step and feature, is in no other sequence or feature."""
+    tensors = op.drawn(case, *shape)
+    want = gradients(case.call, tensors)
+    for (t, n), which in itertools.product(places, (0, 1)):
+        given = [x.clone() for x in tensors]
+        given[which][1, t, n] = math.nan
+        got = gradients(case.call, given)
+        assert got[0][1, t:, n].isnan().all()
+        for one, other in zip(got, want, strict=True):
+            one[1, ..., n] = other[1, ..., n]
+            torch.testing.assert_close(one, other)
 
 
 def in_reverse(case: Case, dh: Tensor, given: list[Tensor], h: Tensor) -> list[Tensor]:

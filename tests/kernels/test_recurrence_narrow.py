@@ -8,8 +8,8 @@ import operators as op
 import pytest
 import torch
 from launches import ROOM
-from operators import bf16, fp32, gradients, limits_of
-from recurring import examine, launch, steps
+from operators import bf16, fp32, limits_of
+from recurring import assert_nan_stays, assert_right_and_the_same, examine, launch, steps
 
 from labkit.kernels.recurrence_narrow import MOST_NUMBERS, narrow_plan
 from labkit.measure import correctness
@@ -76,33 +76,19 @@ def test_only_the_block_with_a_growing_gate_is_walked():
 
 @every_case
 def test_nan_stays_in_its_sequence_and_feature(case):
-    tensors = op.drawn(case, 3, 401, 3)
-    want = gradients(case.call, tensors)
-    for t, n, which in itertools.product((0, 200, 400), (0, 2), (0, 1)):
-        given = [x.clone() for x in tensors]
-        given[which][1, t, n] = math.nan
-        got = gradients(case.call, given)
-        assert got[0][1, t:, n].isnan().all()
-        for one, other in zip(got, want, strict=True):
-            one[1, ..., n] = other[1, ..., n]
-            torch.testing.assert_close(one, other)
+    assert_nan_stays(case, (3, 401, 3), itertools.product((0, 200, 400), (0, 2)))
 
 
 @op.GPU
 @every_case
 def test_it_is_the_same_from_run_to_run(case):
-    tensors = op.drawn(case, 700, 900, 5, dtype=bf16)
-    first = gradients(case.call, tensors)
-    for got, want in zip(first, op.exact(case, tensors, 2 * first[0].double()), strict=True):
-        assert correctness.relative_error(got, want) < 3e-2
-    assert op.equal(gradients(case.call, tensors), first)
+    assert_right_and_the_same(case, (700, 900, 5), bf16)
 
 
-@op.GPU
 @every_case
 def test_programs_of_several_warps_are_right(case, monkeypatch):
     monkeypatch.setattr(steps, "narrow_plan", lambda B, *shape: narrow_plan(200, *shape[:3], 132, shape[-1]))
-    examine(case, (3, 1900, 3), (2, 1500, 7), dtypes=(fp32, bf16), roundings=2)
+    examine(case, (2, 1900, 3), (2, 1500, 7), dtypes=(fp32, bf16), roundings=2)
 
 
 # --- the plan -----------------------------------------------------------------------------------------

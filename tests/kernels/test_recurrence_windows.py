@@ -6,10 +6,9 @@ import math
 import cases
 import operators as op
 import pytest
-import torch
 from launches import ROOM
 from operators import bf16, fp32, gradients, limits_of
-from recurring import examine, launch, steps
+from recurring import assert_nan_stays, assert_right_and_the_same, examine, launch, steps
 
 from labkit.kernels.recurrence_windows import window_plan
 from labkit.measure import correctness
@@ -62,26 +61,13 @@ def test_the_shapes_have_all_windows_there_are():
 @every_case
 def test_nan_stays_in_its_sequence_and_feature(case):
     """Also at the ends of rows, and where two programs load the same 16 bytes."""
-    tensors = op.drawn(case, 3, 40, 131)
-    want = gradients(case.call, tensors)
-    for n, which in itertools.product((0, 64, 65, 66, 130), (0, 1)):
-        given = [t.clone() for t in tensors]
-        given[which][1, 20, n] = math.nan
-        got = gradients(case.call, given)
-        assert got[0][1, 20:, n].isnan().all()
-        for one, other in zip(got, want, strict=True):
-            one[1, ..., n] = other[1, ..., n]
-            torch.testing.assert_close(one, other)
+    assert_nan_stays(case, (3, 40, 131), [(20, n) for n in (0, 64, 65, 66, 130)])
 
 
 @op.GPU
 @every_case
 def test_it_is_the_same_from_run_to_run(case):
-    tensors = op.drawn(case, 700, 300, 301, dtype=bf16)
-    first = gradients(case.call, tensors)
-    for got, want in zip(first, op.exact(case, tensors, 2 * first[0].double()), strict=True):
-        assert correctness.relative_error(got, want) < 3e-2
-    assert op.equal(gradients(case.call, tensors), first)
+    assert_right_and_the_same(case, (700, 300, 301), bf16)
 
 
 # --- the plan -----------------------------------------------------------------------------------------
