@@ -2,6 +2,7 @@
 
 # mypy: disable-error-code="assignment, var-annotated"
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -245,21 +246,17 @@ def recurrence_plan(
     return (B * cdiv(H, BH),), dict(H=H, BH=BH, U=steps, num_warps=warps)
 
 
-def _window_sizes(a: Tensor, back: bool) -> dict[str, int] | None:
-    return window_plan(*a.shape, a.itemsize, device_limits(a.device).multiprocessors, back)
-
-
-def _narrow_sizes(a: Tensor, back: bool) -> dict[str, int] | None:
-    return narrow_plan(*a.shape, a.itemsize, device_limits(a.device).multiprocessors, back)
+def _sizes(plan: Callable[..., dict[str, int] | None], a: Tensor, back: bool) -> dict[str, int] | None:
+    return plan(*a.shape, a.itemsize, device_limits(a.device).multiprocessors, back)
 
 
 @operator(fake=lambda a, b, h0, gru: empty_contiguous(a))
 def recurrence_forward(a: Tensor, b: Tensor, h0: Tensor | None, gru: bool) -> Tensor:
     a, b, h0 = a.contiguous(), b.contiguous(), None if h0 is None else h0.contiguous()
     (B, T, H), h = a.shape, torch.empty_like(a)
-    if h.numel() and (sizes := _window_sizes(a, False)):
+    if h.numel() and (sizes := _sizes(window_plan, a, False)):
         window_kernel[(B * cdiv(H, sizes["USE"]),)](a, b, h0, h, T, 0, GRU=gru, **sizes)
-    elif h.numel() and (sizes := _narrow_sizes(a, False)):
+    elif h.numel() and (sizes := _sizes(narrow_plan, a, False)):
         narrow_kernel[(B,)](a, b, h0, h, T, GRU=gru, **sizes)
     elif h.numel() and scan_pays(B, T, H, a.itemsize, 2 * 16, device_limits(a.device)):
         scan(a, b, h0, h, gru)
@@ -279,10 +276,10 @@ def recurrence_backward(
     b, h0 = (None if t is None else t.contiguous() for t in (b, h0))
     (B, T, H), da, db = a.shape, torch.empty_like(a), torch.empty_like(a)
     dh0 = None if h0 is None else torch.empty_like(h0)
-    if a.numel() and (sizes := _window_sizes(a, True)):
+    if a.numel() and (sizes := _sizes(window_plan, a, True)):
         grid = (B * cdiv(H, sizes["USE"]),)
         window_grad_kernel[grid](dh, a, b, h0, h, da, db, dh0, T, 0, GRU=gru, **sizes)
-    elif a.numel() and (sizes := _narrow_sizes(a, True)):
+    elif a.numel() and (sizes := _sizes(narrow_plan, a, True)):
         narrow_grad_kernel[(B,)](dh, a, b, h0, h, da, db, dh0, T, GRU=gru, **sizes)
     elif a.numel() and scan_pays(B, T, H, a.itemsize, (3 + gru) * 8, device_limits(a.device)):
         scan_back(dh, a, b, h0, h, da, db, dh0, gru)

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from labkit.kernels.common import cdiv, initial_state
-from labkit.kernels.recurrence_scan import step, two_blocks
+from labkit.kernels.recurrence_scan import step, step_back, two_blocks, write_grad
 from labkit.kernels.recurrence_windows import columns_of, number_of_bits
 
 MOST_NUMBERS = 56
@@ -274,16 +274,6 @@ def narrow_kernel(
 
 
 @triton.jit
-def step_back(gate, g, last, value, carry, GRU: tl.constexpr):
-    """A step's gradients, of a and of b, and what it gives back; a GRU alone reads value."""
-    gate, g, last = gate.to(tl.float32), g.to(tl.float32) + carry, last.to(tl.float32)
-    if GRU:
-        return g * (value.to(tl.float32) - last), g * gate, (1.0 - gate) * g
-    else:
-        return g * last, g, gate * g
-
-
-@triton.jit
 def walk_back(
     dh, a, b, h0, h, da, db, carry, end, first, head, H: tl.constexpr, GRU: tl.constexpr
 ):  # fmt: skip
@@ -303,9 +293,7 @@ def walk_back(
         if GRU:
             value = tl.load(b + i, there, other=0.0)
         gate, g = tl.load(a + i, there, other=0.0), tl.load(dh + i, there, other=0.0)
-        grad_a, grad_b, back = step_back(gate, g, last, value, carry, GRU)
-        tl.store(da + i, grad_a, there)
-        tl.store(db + i, grad_b, there)
+        back = write_grad(da + i, db + i, there, gate, g, last, value, carry, GRU)
         carry = tl.where(there, back, carry)
     return carry
 

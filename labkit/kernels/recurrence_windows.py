@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from labkit.kernels.common import cdiv, initial_state, next_power_of_2
+from labkit.kernels.recurrence_scan import step, write_grad
 
 FEWEST_STEPS = 16
 """Shorter sequences are over before a second window is on its way."""
@@ -151,17 +152,12 @@ def rows_of(window, index, S: tl.constexpr, BH: tl.constexpr):
 
 
 @triton.jit
-def next_state(gate, value, state, GRU: tl.constexpr):
-    gate, value = gate.to(tl.float32), value.to(tl.float32)
-    return (1.0 - gate) * state + gate * value if GRU else gate * state + value
-
-
-@triton.jit
 def write_states(
     h, mine, steps, now_a, now_b, state, H: tl.constexpr, S: tl.constexpr, GRU: tl.constexpr
 ):  # fmt: skip
     for s in tl.static_range(S):
-        state = next_state(now_a[s], now_b[s], state, GRU)
+        gate, value = step(now_a[s], now_b[s], GRU, False)
+        state = gate * state + value
         tl.store(h + s * H, state, mine & (s < steps))
     return state
 
@@ -190,24 +186,11 @@ def window_kernel(
         else:
             state = write_states(states, mine, T - 1 - first, now_a, now_b, state, H, S, GRU)
         states += S * H
-    tl.store(h + last, next_state(last_a, last_b, state, GRU), mine)
+    gate, value = step(last_a, last_b, GRU, False)
+    tl.store(h + last, gate * state + value, mine)
 
 
 # ---- backward ----------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def write_grad(da, db, there, gate, g, last, value, carry, GRU: tl.constexpr):
-    """Of a step with this gate, dh, state before it, and b, for a GRU alone. Returns what it gives back."""
-    gate, g, last = gate.to(tl.float32), g.to(tl.float32) + carry, last.to(tl.float32)
-    if GRU:
-        tl.store(da, g * (value.to(tl.float32) - last), there)
-        tl.store(db, g * gate, there)
-        gate = 1.0 - gate
-    else:
-        tl.store(da, g * last, there)
-        tl.store(db, g, there)
-    return gate * g
 
 
 @triton.jit

@@ -1,8 +1,61 @@
-"""Every test of a kernel compiles into a cache of its own."""
+"""What every test of a kernel has: a cache of its own and, interpreted, an eye on addresses."""
 
+import numpy as np
 import pytest
+import torch
+
+import labkit
 
 
 @pytest.fixture(autouse=True)
 def own_cache(cache):
     """Nothing is taken from an earlier run's cache."""
+
+
+@pytest.fixture(autouse=True)
+def fenced(monkeypatch):
+    """An interpreted kernel that reads or writes anything but its arguments is wrong at once.
+
+    So 16 bytes of which a tensor has only the first fail here, though no GPU would notice.
+    """
+    if labkit.gpu.available():
+        return
+    from triton.runtime import interpreter
+
+    arguments, builder = [], interpreter.InterpreterBuilder
+
+    def tensors(values):
+        for value in values:
+            if isinstance(value, tuple):
+                yield from tensors(value)
+            elif isinstance(base := getattr(value, "base", value), torch.Tensor) and base.numel():
+                yield base
+
+    def look(pointers, mask):
+        size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
+        used = pointers.data[np.broadcast_to(mask.data, pointers.data.shape)].astype(np.int64)
+        if used.size and not any(a <= used.min() and used.max() + size <= z for a, z in arguments):
+            inside = np.any([(a <= used) & (used + size <= z) for a, z in arguments], axis=0)
+            assert inside.all(), f"{np.sum(~inside)} of {used.size} addresses are in no argument"
+
+    def to_host(self, args, kwargs):
+        here = original_to_host(self, args, kwargs)
+        arguments[:] = [
+            (t.data_ptr(), t[(-1,) * t.dim()].data_ptr() + t.itemsize)
+            for t in tensors((*here[0], *here[1].values()))
+        ]
+        return here
+
+    def load(self, pointers, mask, *rest, **more):
+        look(pointers, mask)
+        return original_load(self, pointers, mask, *rest, **more)
+
+    def store(self, pointers, value, mask, *rest, **more):
+        look(pointers, mask)
+        return original_store(self, pointers, value, mask, *rest, **more)
+
+    original_to_host = interpreter.GridExecutor._init_args_hst
+    original_load, original_store = builder.create_masked_load, builder.create_masked_store
+    monkeypatch.setattr(interpreter.GridExecutor, "_init_args_hst", to_host)
+    monkeypatch.setattr(builder, "create_masked_load", load)
+    monkeypatch.setattr(builder, "create_masked_store", store)
