@@ -86,16 +86,20 @@ def test_it_is_the_same_from_run_to_run(case):
 
 
 @every_case
-def test_programs_of_several_warps_are_right(case, monkeypatch):
-    monkeypatch.setattr(steps, "narrow_plan", lambda B, *shape: narrow_plan(200, *shape[:3], 132, shape[-1]))
-    examine(case, (2, 1900, 3), (2, 1500, 7), dtypes=(fp32, bf16), roundings=2)
+@pytest.mark.parametrize("sequences, shapes", [(200, [(2, 1900, 3), (2, 1500, 7)]), (100, [(1, 2100, 7)])])
+def test_programs_of_several_warps_are_right(case, sequences, shapes, monkeypatch):
+    def plan(B, *shape):
+        return narrow_plan(sequences, *shape[:3], 132, shape[-1])
+
+    monkeypatch.setattr(steps, "narrow_plan", plan)
+    examine(case, *shapes, dtypes=(fp32, bf16), roundings=2)
 
 
 # --- the plan -----------------------------------------------------------------------------------------
 
 
 def test_lanes_have_whole_steps_and_whole_16_bytes_and_most_of_them_have_any():
-    sizes = itertools.product((100, 200, 300, 4000), (64, 300, 5000, 2**29), range(1, 40), (2, 4))
+    sizes = itertools.product((40, 100, 200, 300, 4000), (64, 300, 5000, 2**29), range(1, 40), (2, 4))
     found = 0
     for (B, T, H, itemsize), back in itertools.product(sizes, (False, True)):
         plan = narrow_plan(B, T, H, itemsize, 132, back)
@@ -112,7 +116,9 @@ def test_lanes_have_whole_steps_and_whole_16_bytes_and_most_of_them_have_any():
 
 def test_it_is_for_many_sequences_of_narrow_rows():
     assert narrow_plan(1000, 3000, 3, 2, 132, False) and narrow_plan(1000, 3000, 10, 4, 132, True)
-    assert not narrow_plan(100, 3000, 3, 2, 132, False), "fewer sequences than multiprocessors"
+    assert narrow_plan(100, 9000, 3, 2, 132, True)["num_warps"] == 8
+    assert narrow_plan(100, 2000, 3, 2, 132, True)["num_warps"] == 4, "eight would have nothing to do"
+    assert not narrow_plan(40, 3000, 3, 2, 132, False), "few sequences, so few programs"
     assert not narrow_plan(1000, 3000, 13, 2, 132, False) and not narrow_plan(300, 3000, 10, 4, 132, False)
     assert not narrow_plan(1000, 64, 3, 2, 132, False), "too short"
 
