@@ -1,4 +1,4 @@
-"""linear_recurrence and min_gru for narrow rows of not too few sequences: each lane has steps of its own.
+"""linear_recurrence and min_gru for narrow rows, unless sequences are few: each lane has steps of its own.
 
 T rows of H numbers are T * H numbers one after the other, and h[i] = a[i] h[i - H] + b[i]. So a lane takes
 the K = S * H numbers of S steps by loads of 16 bytes, straight into its registers, and a row may begin
@@ -35,9 +35,9 @@ def narrow_plan(
     """Sizes for a program a sequence; None where a scan or a loop is faster. Found by measuring on an H200.
 
     A lane has 48 numbers of 2 bytes forward, else 24, or as many as make whole steps and whole 16 bytes. With
-    few sequences a program has more warps; of many slots what warps then tell each other costs too much. With
-    very few a scan has more programs. A sequence is longer than half a block, so that there are whole 16
-    bytes in it.
+    few sequences a program has more warps, as long as each has something to do; of many slots what warps then
+    tell each other costs too much. With very few sequences a scan has more programs. A sequence is longer
+    than half a block, so that there are whole 16 bytes in it.
     """
     V = 16 // itemsize
     least = V // math.gcd(V, H)  # steps of whole 16 bytes

@@ -14,9 +14,10 @@ def own_cache(cache):
 
 @pytest.fixture(autouse=True)
 def fenced(monkeypatch):
-    """An interpreted kernel that reads or writes anything but its arguments is wrong at once.
+    """An interpreted kernel fails at once if it uses an address outside all of its arguments.
 
-    So 16 bytes of which a tensor has only the first fail here, though no GPU would notice.
+    An argument is all from its first number to its last. So 16 bytes of which only the first belong to a
+    tensor fail here, though no GPU would notice.
     """
     if labkit.gpu.available():
         return
@@ -32,7 +33,7 @@ def fenced(monkeypatch):
                 yield base
 
     def look(pointers, mask):
-        size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
+        size = pointers.get_element_ty().primitive_bitwidth // 8
         used = pointers.data[np.broadcast_to(mask.data, pointers.data.shape)].astype(np.int64)
         if used.size and not any(a <= used.min() and used.max() + size <= z for a, z in arguments):
             inside = np.any([(a <= used) & (used + size <= z) for a, z in arguments], axis=0)
@@ -54,8 +55,14 @@ def fenced(monkeypatch):
         look(pointers, mask)
         return original_store(self, pointers, value, mask, *rest, **more)
 
+    def atomic(self, op, pointers, value, mask, *rest):
+        look(pointers, mask)
+        return original_atomic(self, op, pointers, value, mask, *rest)
+
     original_to_host = interpreter.GridExecutor._init_args_hst
     original_load, original_store = builder.create_masked_load, builder.create_masked_store
+    original_atomic = builder.create_atomic_rmw
     monkeypatch.setattr(interpreter.GridExecutor, "_init_args_hst", to_host)
     monkeypatch.setattr(builder, "create_masked_load", load)
     monkeypatch.setattr(builder, "create_masked_store", store)
+    monkeypatch.setattr(builder, "create_atomic_rmw", atomic)
