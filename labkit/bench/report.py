@@ -19,14 +19,16 @@ from labkit.plots.style import INK, MUTED, OURS, WIDTH, Picture, course_style
 from labkit.runs.console import print_table, say
 
 CASE = ["suite", "direction", "dtype", "clock", "sizes", "device"]
-GROUP = CASE[:4]
+GROUP = CASE[:3]
+"""A suite that is timed by the host's clock says so in its name."""
 WORK = ["min_bytes", "flops"]
 WORST = 10
 """Cases that are printed one by one."""
 READING = (
     "*Ours over the best other*: our time over that of the fastest contender that is not ours and does the "
     "same work in the same case; below 1 ours is faster. *Share*: the time of a copy of the same bytes, or "
-    "of the same operations at the rate of a large cuBLAS product, whichever is longer, over ours."
+    "of the same operations at the rate of a large cuBLAS product, whichever is longer, over ours. Suites "
+    "named *host* are timed by the host's clock, the others as CUDA graphs."
 )
 
 
@@ -75,7 +77,7 @@ def cases(measured: Sequence[Row]) -> pd.DataFrame:
 
 
 def groups(found: pd.DataFrame) -> pd.DataFrame:
-    """A line for each suite, direction, dtype and clock, with its cases, ratio and share; the worst first."""
+    """A line for each suite, direction and dtype, with its cases, ratio and share; the worst first."""
     named = {"cases": ("sizes", "size"), "median": ("ratio", "median"), "worst": ("ratio", "max")}
     shares = {"share": ("share", "median"), "least": ("share", "min")}
     return found.groupby(GROUP, sort=False).agg(**named, **shares).reset_index()
@@ -99,7 +101,7 @@ def show(console: Console, measured: Sequence[Row]) -> None:
     found = cases(measured)
     columns = ["suite", "direction", "dtype", "sizes", "contender_other", "ratio", "share"]
     worst = found.dropna(subset="ratio").head(WORST)[columns]
-    by_group = groups(found).drop(columns=["clock", "least"])
+    by_group = groups(found).drop(columns="least")
     print_table(console, by_group.map(_text), "ours over the best other")
     print_table(console, worst.map(_text), "the worst cases")
     for gap in gaps(measured):

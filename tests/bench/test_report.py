@@ -83,11 +83,11 @@ def test_the_page_has_a_line_for_each_group_and_who_has_no_time():
     text = report.page(MEASURED)
     versions = "torch , triton , liger-kernel 0.8.5"
     assert text.startswith(f"Measured on an NVIDIA H200 (2026-01-02, {versions}), 12 rows.")
-    assert "| affine | forward | float32 | graph | 2 | 0.958 | 1.25 | 0.75 | 0.5 |" in text
-    assert "| graphs/host | forward | float32 | host | 1 | 0.5 | 0.5 |  |  |" in text
+    assert "| affine | forward | float32 | 2 | 0.958 | 1.25 | 0.75 | 0.5 |" in text
+    assert "| graphs/host | forward | float32 | 1 | 0.5 | 0.5 |  |  |" in text
     assert "- labkit, 1 of bench/affine: why\n- Liger, 1 of bench/affine: why\n" in text
     alt = report.picture(report.cases(MEASURED)).alt
-    assert "The worst: affine, forward, float32, graph 1.25; graphs/host" in alt and "alone" not in alt
+    assert "The worst: affine, forward, float32 1.25; graphs/host" in alt and "alone" not in alt
     lines = DOCS.summary(MEASURED).splitlines()
     assert len(lines) == 5 and lines[2] == "- The worst: affine, forward, float32, batch 2, width 32: 1.25×."
     assert "median of 3 cases: 0.667×; above 1.02 in 1." in lines[1]
