@@ -137,6 +137,15 @@ def assert_right_and_the_same(case: Case, shape: tuple[int, ...], dtype: torch.d
         assert op.equal(gradients(case.call, tensors), first)
 
 
+def assert_each_number_is_written_once(case: Case, shape: tuple[int, int, int]) -> None:
+    """The states, and the gradients of a, b and h0: programs in order hide what one writes for another."""
+    tensors = op.drawn(case, *shape)
+    (forward,), (back,) = op.both_ways_of(case.call, tensors)
+    states, first = tensors[0].numel(), tensors[-1].numel()
+    assert op.moved(forward)[1] == states
+    assert op.moved(back)[1] == 2 * states + first
+
+
 def assert_nan_stays(case: Case, shape: tuple[int, int, int], places: Iterable[tuple[int, int]]) -> None:
     """A NaN in a or b, of sequence 1 at this step and feature, is in no other sequence or feature."""
     tensors = op.drawn(case, *shape)

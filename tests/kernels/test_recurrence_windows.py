@@ -8,7 +8,14 @@ import operators as op
 import pytest
 from launches import ROOM
 from operators import bf16, fp32, gradients, limits_of
-from recurring import assert_nan_stays, assert_right_and_the_same, examine, launch, steps
+from recurring import (
+    assert_each_number_is_written_once,
+    assert_nan_stays,
+    assert_right_and_the_same,
+    examine,
+    launch,
+    steps,
+)
 
 from labkit.kernels.recurrence_windows import window_plan
 from labkit.measure import correctness
@@ -29,6 +36,13 @@ def windows(monkeypatch):
 @pytest.mark.parametrize("dtype", [fp32, bf16], ids=str)
 def test_any_shape_is_right(case, dtype):
     examine(case, *SHAPES, dtypes=(dtype,), roundings=2)  # a gradient reads states that were rounded
+
+
+@op.INTERPRETED
+@every_case
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_each_number_is_written_once(case, shape):
+    assert_each_number_is_written_once(case, shape)
 
 
 @op.INTERPRETED
