@@ -8,12 +8,12 @@ TORCH ?= 2.13
 CONSTRAINTS = constraints$(if $(filter-out 2.13,$(TORCH)),-torch$(subst .,,$(TORCH))).txt
 VENV = .venv$(if $(filter-out 2.13,$(TORCH)),-torch$(subst .,,$(TORCH)))$(if $(IPYKERNEL),-ipykernel$(subst .,,$(IPYKERNEL)))
 ifeq ($(ENV),current)
-LAB = installed
+COURSE = installed
 TEST = installed
 RUN = PYTHONPATH="$(CURDIR):$$PYTHONPATH" $(PYTHON)
 else
 TEST = $(VENV)/installed-test
-LAB = $(if $(wildcard $(TEST)),$(TEST),$(VENV)/installed-lab)
+COURSE = $(if $(wildcard $(TEST)),$(TEST),$(VENV)/installed-course)
 RUN = VIRTUAL_ENV="$(CURDIR)/$(VENV)" PATH="$(CURDIR)/$(VENV)/bin:$$PATH" \
 	JUPYTER_PATH="$(CURDIR)/$(VENV)/share/jupyter:$$JUPYTER_PATH" "$(CURDIR)/$(VENV)/bin/python"
 endif
@@ -22,34 +22,40 @@ endif
 KERNEL_TESTS = tests/browser tests/widgets tests/exercises/test_lesson.py
 
 .DEFAULT_GOAL := help
-.PHONY: run test lab progress doctor record bench slides site lint setup help clean
+.PHONY: run test lab progress reset doctor record render bench site slides lint setup help clean
 
-run: $(LAB) ## start here: execute every lesson, or LESSONS=01; results in build/lessons; ARGS=--help for more
+run: $(COURSE) ## start here: execute every lesson, or LESSONS=01; results in build/lessons; ARGS=--help for more
 	@$(RUN) -m labkit run $(LESSONS) $(ARGS)
 
 test: $(TEST) ## all tests; pytest's options in PYTEST_ARGS
 	@$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(IPYKERNEL),$(KERNEL_TESTS)) $(PYTEST_ARGS)
 
-lab: $(LAB) ## your own copy of the lessons in JupyterLab: in work/, or ARGS=FOLDER
+lab: $(COURSE) ## your own copy of the lessons in JupyterLab, in work/ or ARGS=FOLDER
 	@$(RUN) -m labkit lab $(ARGS)
 
-progress: $(LAB) ## the exercises: open, tried, solved
+progress: $(COURSE) ## the exercises: open, tried, solved; ARGS="FOLDER FOLDER" for a line a learner
 	@$(RUN) -m labkit progress $(ARGS)
 
-doctor: $(LAB) ## what this machine is, and what to do
+reset: $(COURSE) ## begin LESSONS=01 anew: a fresh copy, yours is kept under another name
+	@$(RUN) -m labkit reset $(LESSONS) $(ARGS)
+
+doctor: $(COURSE) ## what this machine is, and what to do
 	@$(RUN) -m labkit doctor $(ARGS)
 
-record: $(LAB) ## on a GPU, run lessons at full size and keep what was measured; ARGS=--check, ARGS=--strip-stale
+record: $(COURSE) ## on a GPU, measure what lessons show and keep it on tapes; ARGS=--check lists what is stale
 	@$(RUN) -m labkit record $(LESSONS) $(ARGS)
 
-bench: $(LAB) ## on a GPU, measure ours beside the other contenders; ARGS="affine --peers", ARGS=--help for more
-	@$(RUN) -m labkit bench $(ARGS)
+render: $(COURSE) ## without a GPU, save what lessons show from the tapes as their outputs
+	@$(RUN) -m labkit render $(LESSONS) $(ARGS)
 
-slides: $(LAB) ## the lessons as slides, from their saved outputs, or LESSONS=01; results in build/slides
-	@$(RUN) -m labkit slides $(LESSONS) $(ARGS)
+bench: $(COURSE) ## on a GPU, measure the finished kernels beside others; ARGS="affine --peers", ARGS=--help for more
+	@$(RUN) -m benchmarks $(ARGS)
 
 site: $(TEST) ## the course as pages to read, from the saved outputs, in build/site
-	@$(RUN) -m sphinx -q -W --keep-going -c docs . build/site $(ARGS)
+	@$(RUN) -m labkit site
+
+slides: $(COURSE) ## the lessons as slides, from their saved outputs, or LESSONS=01; results in build/slides
+	@$(RUN) -m labkit slides $(LESSONS) $(ARGS)
 
 lint: $(TEST) ## ruff, mypy and import-linter, notebooks too
 	@$(RUN) -m ruff check .
@@ -57,7 +63,7 @@ lint: $(TEST) ## ruff, mypy and import-linter, notebooks too
 	@$(RUN) -m mypy
 	@$(RUN) -c 'import importlinter.cli as rooms; rooms.lint_imports_command()'
 
-setup: $(if $(filter test,$(FOR)),$(TEST),$(LAB)) ## only set up the virtual environment; FOR=test with what the tests need
+setup: $(if $(filter test,$(FOR)),$(TEST),$(COURSE)) ## only set up the virtual environment; FOR=test with what the tests need
 	@:
 
 # The extra of pyproject.toml that a command needs. Without a GPU torch comes first, from PyTorch's CPU index.
@@ -80,7 +86,7 @@ $(VENV)/installed-%: pyproject.toml $(CONSTRAINTS)
 
 installed:
 	@$(PYTHON) -c "import click, IPython, matplotlib, pandas, papermill, torch, triton" || { \
-		echo "labkit: ENV=current installs nothing. What is missing: $(PYTHON) -m pip install -c constraints.txt -e '.[lab]'"; \
+		echo "labkit: ENV=current installs nothing. What is missing: $(PYTHON) -m pip install -c constraints.txt -e '.[course]'"; \
 		exit 2; }
 
 help: ## this list

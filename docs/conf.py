@@ -1,5 +1,6 @@
 """The course as pages: `make site`. Lessons come with their saved outputs."""
 
+import re
 import tomllib
 
 import nbformat
@@ -8,14 +9,14 @@ from sphinx.application import Sphinx
 import labkit
 from labkit import paths
 from labkit.lessons import notebooks
-from labkit.runs import record
+from labkit.run import pages
 
 project = "GPU performance, measured"
 author = "the labkit contributors"
 copyright = author
 extensions = ["myst_nb", "sphinx_copybutton"]
 root_doc = "docs/index"
-include_patterns = ["docs/*.md", "notebooks/*.ipynb", "CONTRIBUTING.md"]
+include_patterns = ["docs/*.md", "notebooks/*.ipynb", "notebooks/old/*.ipynb", "CONTRIBUTING.md"]
 exclude_patterns = ["build", "labkit", "tests", ".*"]
 templates_path = ["."]
 html_additional_pages = {"index": "home.html"}  # at the top of the folder: leads to the root page
@@ -27,7 +28,13 @@ myst_heading_anchors = 3
 
 URLS = tomllib.loads((paths.CHECKOUT / "pyproject.toml").read_text())["project"]["urls"]
 PAGES = f"{URLS['Repository']}/blob/v{labkit.__version__}/docs/"
-"""Where a learner's copy of a lesson finds the pages beside it; on the site they are nearer."""
+"""Where an old lesson finds the pages beside it; on the site they are nearer."""
+LIVE = re.compile(r"\b[Ll]ive(?= on [A-Z])|(?<=, )live(?= \d{4}-)")
+"""What an old lesson says of a number that was measured when its outputs were saved."""
+OLD = """
+*A lesson of [the old course](../../docs/old_lessons.md). Its figures were measured on an NVIDIA H200 when
+the page was saved: where one says "live", it is recorded to you.*
+"""
 
 html_theme = "pydata_sphinx_theme"
 html_title = project
@@ -43,6 +50,16 @@ html_theme_options = {
 }
 
 
+def recorded(text: str) -> str:
+    """Saved text, whose numbers were live once and to a reader are recorded."""
+    return LIVE.sub(lambda found: "Recorded" if found[0] == "Live" else "recorded", text)
+
+
+def empty(output: nbformat.NotebookNode) -> bool:
+    """Whether it is the verdict on an exercise that nobody has tried, which says nothing to a reader."""
+    return ": not attempted." in output.get("data", {}).get("text/plain", "")
+
+
 def fold(app: Sphinx, docname: str, source: list[str]) -> None:
     """A lesson for a reader: no widgets, answers to guesses and exercises' solutions behind a click."""
     path = paths.CHECKOUT / f"{docname}.ipynb"
@@ -50,21 +67,25 @@ def fold(app: Sphinx, docname: str, source: list[str]) -> None:
         return
     notebook, solutions = nbformat.reads(source[0], as_version=4), notebooks.solution_cells(path)
     notebook.metadata.pop("widgets", None)
+    if path.parent.name == "old":
+        notebook.cells[0].source += f"\n{OLD}"
     cells = []
     for cell in notebook.cells:
         cells.append(cell)
         if cell.cell_type != "code":
-            cell.source = cell.source.replace(f"]({PAGES}", "](../docs/")
+            cell.source = cell.source.replace(f"]({PAGES}", "](../../docs/")
             continue
-        cell.outputs = record.without_widgets(cell.outputs)
+        cell.outputs = pages.without_widgets(cell.outputs)
+        for data in (output.get("data", {}) for output in cell.outputs):
+            data |= {kind: recorded(text) for kind, text in data.items() if kind.startswith("text/")}
         tags = notebooks.tags(cell)
         if {"setup", "parameters"} & set(tags):
             tags.append("hide-input")
         if cell.metadata.get("jupyter", {}).get("outputs_hidden"):
             tags.append("hide-output")
         if "exercise" in tags:
-            cell.outputs = []  # "not attempted" says nothing to a reader
             solution = nbformat.v4.new_code_cell(solutions[notebooks.exercise_of(cell)])
+            solution.outputs, cell.outputs = [each for each in cell.outputs if not empty(each)], []
             solution.metadata.update(tags=["hide-input"], mystnb={"code_prompt_show": "Solution"})
             cells.append(solution)
         cell.metadata["tags"] = tags

@@ -4,7 +4,6 @@
 """
 
 import importlib
-import sys
 from typing import Any
 
 from labkit import backend
@@ -13,11 +12,22 @@ __version__ = "0.1.0"
 
 backend.decide()
 
-# nbformat imports jsonschema, and that a grammar of IRIs, which takes a second in every process and which no
-# notebook is checked with. jsonschema does without a module that cannot be imported.
-sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
-
 FACE = {
+    "check": "measure.correctness.check",
+    "claim": "display.say.claim",
+    "guess": "display.say.guess",
+    "kernels": "kernels",
+    "lesson": "exercises.tasks.lesson",
+    "measured": "display.table.measured",
+    "profile": "display.launches.profile",
+    "published": "workloads.published.published",
+    "race": "display.table.race",
+    "roofs": "measure.roofline.roofs",
+    "sweep": "display.sweep.sweep",
+    "work": "work",
+}
+"""Where each name of the face is defined, below this package."""
+OLD_FACE = {
     "Contender": "measure.contender.Contender",
     "captured": "exercises.stand_in.captured",
     "check": "measure.correctness.check",
@@ -44,15 +54,30 @@ FACE = {
     "sweep": "measure.sweeps.sweep",
     "workloads": "workloads",
 }
-"""Where each name of the face is defined, below this package."""
+"""The face of the old course."""
+_opened: list[str] = []
+"""Of the lessons that this process has begun the last one's name."""
+
+
+def lesson(name: str, **options: Any) -> Any:
+    """Begin a lesson, and return its tasks. A name with a number is one of the old course."""
+    _opened[:] = [name]
+    face = OLD_FACE if name[:2].isdigit() else FACE
+    return _member(face["lesson"])(name, **options)
+
+
+def _member(place: str) -> Any:
+    module, _, member = place.rpartition(".")
+    found = importlib.import_module(f"labkit.{module or member}")
+    return getattr(found, member) if module else found
 
 
 def __getattr__(name: str) -> Any:
-    if name not in FACE:
+    old = bool(_opened) and _opened[0][:2].isdigit()
+    faces = {**FACE, **OLD_FACE} if old else {**OLD_FACE, **FACE}
+    if name not in faces:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, _, member = FACE[name].rpartition(".")
-    found = importlib.import_module(f"labkit.{module or member}")
-    return getattr(found, member) if module else found
+    return _member(faces[name])
 
 
 def __dir__() -> list[str]:

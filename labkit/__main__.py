@@ -1,5 +1,5 @@
 """``python -m labkit``."""
 
-from labkit.cli.main import main
+from labkit.run.main import main
 
 main()

@@ -16,13 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-Environment = Mapping[str, str]
 OLDEST_CAPABILITY = (8, 0)
 """The lowest compute capability that Triton generates code for."""
 INTERPRET = "TRITON_INTERPRET"
 NO_DRIVER = "no NVIDIA driver answers here"
-CHOSEN = "LABKIT_CHOSE_INTERPRETER"
-"""Set beside TRITON_INTERPRET where labkit chose it: a child process, which may see a GPU, decides anew."""
 
 reason = ""
 """Why kernels are interpreted, the end of a sentence; empty where they run on a GPU."""
@@ -50,12 +47,39 @@ class TorchBuild(NamedTuple):
     cuda: str | None
 
 
-def interpreting(environment: Environment = os.environ) -> bool:
+def decide() -> None:
+    """Set TRITON_INTERPRET where kernels cannot run on a GPU, unless it is set."""
+    global reason
+    given = os.environ.get(INTERPRET)
+    if given and not interpreting():
+        return
+    reason = why_interpreted(driver(), installed_torch(), os.environ)
+    if given:  # by the user, or by labkit in a process that started this one
+        reason = reason or f"{INTERPRET}={given} is set"
+    elif reason:
+        if "triton" in sys.modules:
+            warnings.warn(
+                f"Kernels cannot run here: {reason}, and triton was imported before labkit, too early to be "
+                "interpreted. Restart the kernel and run `import labkit` before what imports triton.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        os.environ[INTERPRET] = "1"
+
+
+def interpreting() -> bool:
     """Whether TRITON_INTERPRET makes Triton interpret kernels instead of compiling them."""
-    return environment.get(INTERPRET, "").lower() in ("1", "true", "yes", "on", "y")
+    return os.environ.get(INTERPRET, "").lower() in ("1", "true", "yes", "on", "y")
 
 
-def why_interpreted(driver: NvidiaDriver | None, torch: TorchBuild | None, environment: Environment) -> str:
+def sentence() -> str:
+    """How kernels run in this process, in one sentence."""
+    return f"Kernels are interpreted: {reason}." if reason else "Kernels are compiled and run on the GPU."
+
+
+def why_interpreted(
+    driver: NvidiaDriver | None, torch: TorchBuild | None, environment: Mapping[str, str]
+) -> str:
     """Why kernels have to be interpreted, the end of a sentence; empty where a GPU can run them."""
     if driver is None or not driver.gpus:
         return NO_DRIVER
@@ -78,7 +102,7 @@ def why_interpreted(driver: NvidiaDriver | None, torch: TorchBuild | None, envir
     return ""
 
 
-def visible_gpus(gpus: tuple[GpuInfo, ...], environment: Environment) -> list[GpuInfo]:
+def visible_gpus(gpus: tuple[GpuInfo, ...], environment: Mapping[str, str]) -> list[GpuInfo]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves to a program, by number or by the start of their UUID.
 
     CUDA numbers the fastest first; the higher capability stands for the faster one here. Of a MIG slice the
@@ -108,8 +132,7 @@ def driver() -> NvidiaDriver | None:
         count, cuda = ctypes.c_uint(), ctypes.c_int()
         nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
         nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(cuda))
-        gpus = tuple(_gpu(nvml, index) for index in range(count.value))
-        return NvidiaDriver(gpus, cuda.value)
+        return NvidiaDriver(tuple(_gpu(nvml, index) for index in range(count.value)), cuda.value)
     finally:
         nvml.nvmlShutdown()
 
@@ -132,32 +155,3 @@ def installed_torch() -> TorchBuild | None:
     text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
     found = dict(re.findall(r"^(__version__|cuda)\b[^=\n]*= *'([^']*)'", text, re.MULTILINE))
     return TorchBuild(found["__version__"], found.get("cuda"))
-
-
-def decide() -> None:
-    """Set TRITON_INTERPRET where kernels cannot run on a GPU, unless the user has set it."""
-    global reason
-    ours = os.environ.get(CHOSEN) == "1" and os.environ.get(INTERPRET) == "1"
-    if os.environ.get(INTERPRET) and not ours:
-        reason = f"{INTERPRET}={os.environ[INTERPRET]} is set" if interpreting() else ""
-        return
-    reason = why_interpreted(driver(), installed_torch(), os.environ)
-    if not reason:
-        if ours:
-            del os.environ[INTERPRET], os.environ[CHOSEN]
-        return
-    if "triton" in sys.modules and not ours:
-        warnings.warn(
-            f"Kernels cannot run here: {reason}, and triton was imported before labkit, too early to be "
-            "interpreted. Restart the kernel and run `import labkit` before anything that imports triton.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    os.environ.update({INTERPRET: "1", CHOSEN: "1"})
-    # Interpreted kernels are small steps: threads that wait for the next one take the cores from others.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-
-def sentence() -> str:
-    """How kernels run in this process, in one sentence."""
-    return f"Kernels are interpreted: {reason}." if reason else "Kernels are compiled and run on the GPU."

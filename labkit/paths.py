@@ -15,14 +15,23 @@ BUILD = (CHECKOUT if IN_CLONE else Path.cwd()) / "build"
 DATA = PACKAGE / "data"
 RECORDED = DATA / "recorded"
 PUBLISHED = DATA / "published"
+STATE = ".labkit"
+"""The folder beside a learner's notebooks that keeps answers, verdicts and guesses."""
 
 
 def cache() -> Path:
-    """This user's cache folder for labkit: ``LABKIT_CACHE``, else the platform's usual place."""
+    """What labkit may measure or write anew: ``LABKIT_CACHE``, else the platform's usual place. No answers."""
     chosen = os.environ.get("LABKIT_CACHE")
     if chosen:
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "labkit"
+
+
+def state() -> Path:
+    """Where this learner's answers are kept: the nearest ``.labkit`` at or above the notebook, else one beside it."""
+    here = Path.cwd()
+    found = (folder / STATE for folder in (here, *here.parents))
+    return next((folder for folder in found if folder.is_dir()), here / STATE)
 
 
 def python_path() -> str:

@@ -3,8 +3,10 @@
 import dataclasses
 import gc
 import os
+import pickle
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 # Before torch counts its threads: those of two workers on two cores would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -14,11 +16,11 @@ import setuptools  # noqa: F401 - puts its distutils in place, which it would no
 import torch
 from filelock import FileLock
 
-import labkit  # noqa: F401 - decides whether Triton interprets, which is not imported yet
-from labkit import paths
+from labkit import interpreter, paths
 from labkit.lessons import notebooks
-from labkit.measure import machine, rows
+from labkit.measure import machine
 
+interpreter.patch()  # as in a lesson
 pytest.register_assert_rewrite("grouped", "operators", "products", "recurring", "taught")
 
 
@@ -34,6 +36,26 @@ def cache(tmp_path_factory):
 def lesson(cache, request):
     """What the lesson NAME of a test module defines, its exercises solved."""
     return notebooks.load(request.module.NAME, solved=True)
+
+
+@pytest.fixture(scope="session")
+def executed(tmp_path_factory):
+    """A function from a lesson's path to the result of its one execution, which pytest-xdist's workers share."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "lessons"
+    shared.mkdir(exist_ok=True)
+
+    def once(path):
+        from labkit.run import execute  # not above: most test files have nothing to do with lessons
+
+        name = notebooks.name_of(path)
+        kept = shared / f"{name.replace('/', '-')}.pickle"
+        with FileLock(kept.with_suffix(".lock")), mock.patch.dict(os.environ):
+            if not kept.exists():
+                kept.write_bytes(pickle.dumps(execute.execute(path, shared / f"{name}.ipynb")))
+        return pickle.loads(kept.read_bytes())
+
+    return once
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +84,10 @@ def checks_passed(result, outputs):
 
 @pytest.fixture
 def own_folders(tmp_path, monkeypatch):
-    """A cache and a place for recorded devices of the test's own, and no tape that is being recorded."""
+    """A cache, a learner's folder and a place for recorded devices of the test's own."""
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(paths, "RECORDED", tmp_path / "recorded")
-    monkeypatch.delenv(rows.TAPE, raising=False)
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -103,8 +125,9 @@ def overflow_is_an_error(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def the_machine_itself():
-    """What a test with another machine, or none, has found out about it ends with that test."""
-    yield
+    """What a test has found out about another machine, or told its processes, ends with that test."""
+    with mock.patch.dict(os.environ):
+        yield
     machine.identity.cache_clear()
 
 
@@ -128,7 +151,6 @@ def clone(tmp_path, monkeypatch):
     import stage
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(rows.TAPE, raising=False)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([paths.python_path(), str(Path(__file__).parent)]))
     stage.set_up(tmp_path, monkeypatch.setattr, monkeypatch.setenv)

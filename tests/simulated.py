@@ -27,19 +27,14 @@ class Gpu:
         self._l2_bytes, self.start_us = l2_bytes, start_us
         self.host = self.device = 0.0
         self.captured: list[float] | None = None
-        self.slow_until = 0.0
-        """Before then launches cost the host twice as much, as where others share its core."""
         self.log: list[str] = []
         """What the clocks did, in order: synchronize, host, device, queued, flush, capture, replay."""
 
     def l2_bytes(self) -> int:
         return self._l2_bytes
 
-    def slowed(self) -> bool:
-        return self.host < self.slow_until
-
     def launch(self, host_us: float, device_us: float) -> None:
-        self.host += 2 * host_us if self.slowed() else host_us
+        self.host += host_us
         if self.captured is None:
             self.device = max(self.device, self.host) + device_us
         else:

@@ -1,81 +1,35 @@
-"""Commands in a process of their own, on a simulated GPU, in a toy clone in the present folder.
+"""A toy clone for the commands, in this process or in one of its own: ``python tests/stage.py run``.
 
-    python tests/stage.py sweep | run | record | bench [OPTION]...
-
-A sweep of 12 widths waits ``STAGE_PAUSE`` seconds for each; ``calls`` lists the widths that were measured.
+Its lessons may measure on a simulated GPU: ``import stage; gpu = stage.in_lesson()`` is their first cell.
 """
 
 import json
 import os
-import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from click.testing import CliRunner
-from taped import recorded
 
 from labkit import paths
-from labkit.cli import main
-from labkit.measure import roofline, rows
+from labkit.run import main
 
 # What loads torch is imported where it is used: not every command needs it.
 
-POINTS = [{"batch": 2, "width": 8 * n} for n in range(1, 13)]
-IMPORT = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nimport stage\n"
-
-
-def notes():
-    """Where each measured width is noted; a lesson's kernel works in another folder."""
-    return Path(os.environ["STAGE_FOLDER"]) / "calls"
-
-
-def inputs(shape):
-    with notes().open("a") as calls:
-        calls.write(f"{shape['width']} ")
-    time.sleep(float(os.environ.get("STAGE_PAUSE", "0")))
-    import simulated
-
-    return simulated.DOUBLING.inputs(shape)
-
-
-def contenders():
-    import simulated
-
-    return [simulated.doubling(simulated.install(setattr), work=replace(simulated.DOUBLING, inputs=inputs))]
-
-
-def sweep(**options):
-    """How many points there are in the end."""
-    from labkit.measure import sweeps
-
-    return len(sweeps.run("stage/sweep", contenders(), POINTS, **options))
-
-
-def tape():
-    """Stands in for a sweep of a lesson that is recorded."""
-    for point in POINTS:
-        rows.append(Path(os.environ["LABKIT_TAPE"]), recorded(width=point["width"]))
-        time.sleep(float(os.environ.get("STAGE_PAUSE", "0")))
-
-
-def measured():
-    """The widths that were measured since this was asked last."""
-    found = notes().read_text().split() if notes().exists() else []
-    notes().unlink(missing_ok=True)
-    return list(dict.fromkeys(map(int, found)))
-
 
 def lesson(folder, *cells, name="01_toy", parameters=""):
-    """Write a lesson without nbformat, which takes a second and a half to import."""
+    """Write a lesson of code cells, each a source or (tag, source).
+
+    Without nbformat, which takes a second and a half to import.
+    """
     made = [{"cell_type": "markdown", "metadata": {}, "source": f"# {name}"}]
-    for tags, source in [(["parameters"], parameters)] * bool(parameters) + [([], cell) for cell in cells]:
-        code = {"cell_type": "code", "metadata": {"tags": tags}, "source": source}
+    for cell in [("parameters", parameters)] * bool(parameters) + list(cells):
+        tag, source = cell if isinstance(cell, tuple) else ("", cell)
+        code = {"cell_type": "code", "metadata": {"tags": [tag] if tag else []}, "source": source}
         made.append(code | {"outputs": [], "execution_count": None})
     for number, cell in enumerate(made):
         cell["id"] = f"cell-{number}"
-    content = {"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
-    paths.write_text(folder / "notebooks" / "solutions" / f"{name}.py", "")
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    content = {"cells": made, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
     paths.write_text(folder / "notebooks" / f"{name}.ipynb", json.dumps(content, indent=1))
     return folder / "notebooks" / f"{name}.ipynb"
 
@@ -85,12 +39,6 @@ def labkit(*arguments):
     result = CliRunner().invoke(main.cli, arguments)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
-
-
-def whole(folder, pattern):
-    """The rows of the one file like this; every line of it but a torn last one has to be one."""
-    (path,) = folder.rglob(pattern)
-    return rows.read(path)
 
 
 def set_up(folder=None, put=setattr, environment=os.environ.__setitem__):
@@ -103,24 +51,55 @@ def set_up(folder=None, put=setattr, environment=os.environ.__setitem__):
     paths.NOTEBOOKS.mkdir(exist_ok=True)
 
 
-def set_up_gpu(put=setattr):
-    """A simulated GPU with roofs that are known, and one suite, which is this sweep."""
+_said: set[str] = set()
+
+# ---- recording on a simulated GPU --------------------------------------------------------------------------
+
+
+def set_up_gpu(put=setattr, environment=os.environ.__setitem__):
+    """A simulated GPU with roofs that are known, here and in the lessons that are executed from now on."""
     import simulated
+    from taped import recorded
 
-    from labkit.bench import suites
-    from labkit.bench.suite_part import SuitePart
+    from labkit.measure import roofline, rows
 
-    simulated.install(put)
+    environment("STAGE_GPU", "1")
     put(roofline, "roofs", lambda **_: rows.write(roofline.cache_path(), [recorded(suite="roofs/copy")]))
-    (ours,) = contenders()
-    put(suites, "SUITES", {"affine": lambda: [SuitePart((ours,), tuple(POINTS), dtypes=("float32",))]})
+    gpu = simulated.install(put)
+    put(roofline, "COPIES", {"Tensor.copy_": roofline.COPIES["fast"]})
+    return gpu
+
+
+def in_lesson():
+    """In a lesson's kernel: its toy clone, and the simulated GPU where there is one; else None."""
+    from labkit.lessons import notebooks
+    from labkit.measure import session
+
+    set_up(Path(os.environ["STAGE_FOLDER"]))
+    gpu = set_up_gpu() if os.environ.get("STAGE_GPU") else None
+    session.begin(notebooks.resolve("01"))
+    return gpu
+
+
+def note(word):
+    """Keep a word for `noted`, of a call that is measured; the first time it waits ``STAGE_PAUSE`` seconds."""
+    if word not in _said:
+        time.sleep(float(os.environ.get("STAGE_PAUSE", "0")))
+        _said.add(word)
+        with Path(os.environ["STAGE_FOLDER"], "calls").open("a") as calls:
+            calls.write(f"{word} ")
+
+
+def noted():
+    """The words that were noted since this was asked last."""
+    calls = Path(os.environ["STAGE_FOLDER"], "calls")
+    found = calls.read_text().split() if calls.exists() else []
+    calls.unlink(missing_ok=True)
+    return found
 
 
 if __name__ == "__main__":
     set_up()
-    if sys.argv[1] != "run":
+    if os.environ.get("STAGE_GPU"):
         set_up_gpu()
-    if sys.argv[1] == "sweep":
-        print(sweep())
-    else:
-        main.main()
+    main.main()

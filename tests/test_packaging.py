@@ -1,6 +1,7 @@
 """The project's files agree with each other: versions, tools, commands, licence, nothing of one machine."""
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -15,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from labkit.cli import doctor
+from labkit.run import doctor
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -41,8 +42,8 @@ def names(requirements):
 @pytest.mark.parametrize("constraints", CONSTRAINTS.values())
 def test_what_is_asked_for_is_pinned_within_its_range_and_everything_once(constraints):
     pinned = versions(constraints)
-    asked = PROJECT["dependencies"] + EXTRAS["lab"] + EXTRAS["test"]
-    for requirement in map(Requirement, [each for each in asked if each != "gpu-labkit[lab]"]):
+    asked = PROJECT["dependencies"] + EXTRAS["course"] + EXTRAS["test"]
+    for requirement in map(Requirement, [each for each in asked if each != "gpu-labkit[course]"]):
         assert pinned[canonicalize_name(requirement.name)] in requirement.specifier, requirement
     lines = [line for line in (ROOT / constraints).read_text().splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9A-Za-z.]*", line) for line in lines), lines
@@ -71,7 +72,8 @@ def test_every_folder_and_data_file_of_the_package_is_installed():
     lessons = ROOT / options["package-dir"]["labkit.notebooks"]
     patterns = options["package-data"]["labkit.notebooks"]
     given = {file for pattern in patterns for file in lessons.glob(pattern)}
-    assert given == {file for file in lessons.rglob("*.*") if file.suffix in (".ipynb", ".py", ".svg")}
+    there = [*lessons.rglob("*.*"), *lessons.glob("old/images/*")]  # a link, which rglob does not follow
+    assert given == {file for file in there if file.suffix in (".ipynb", ".py", ".svg")}
 
 
 ROOMS = "import importlinter.cli as rooms; rooms.lint_imports_command()"
@@ -98,6 +100,9 @@ TARGETS = {  # what a target runs, with the Python of its virtual environment
     "lab ARGS=folder": [".venv/bin/python -m labkit lab folder"],
     "test PYTEST_ARGS=-x": [".venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -x"],
     "record LESSONS=01 TORCH=2.11": [".venv-torch211/bin/python -m labkit record 01"],
+    "render LESSONS=01": [".venv/bin/python -m labkit render 01"],
+    "reset LESSONS=01": [".venv/bin/python -m labkit reset 01"],
+    "bench ARGS=--peers": [".venv/bin/python -m benchmarks --peers"],
     "doctor TORCH=2.15 IPYKERNEL=6.31": [".venv-torch215-ipykernel631/bin/python -m labkit doctor"],
     "lint": [
         ".venv/bin/python -m ruff check .",
@@ -121,7 +126,9 @@ def test_make_runs_each_target_with_the_python_that_it_should(target):
     said = make("-n", *target.split()).replace("\\\n", " ").replace(f"{ROOT}/", "").replace('"', "")
     lines = [" ".join(line.split()) for line in said.splitlines()]
     ran = [
-        line for line in lines if re.search(r"python -(m (labkit|pytest|ruff|mypy)|c 'import importl)", line)
+        line
+        for line in lines
+        if re.search(r"python -(m (labkit|benchmarks|pytest|ruff|mypy)|c 'import importl)", line)
     ]
     assert len(ran) == len(TARGETS[target])
     assert all(map(str.endswith, ran, TARGETS[target]))
@@ -158,7 +165,7 @@ def test_make_sets_up_once_and_again_when_the_versions_change(tmp_path):
     torch = versions(DEFAULT)["torch"]
     venv, cpu, rest = asked("setup")[0]
     assert venv == "-m venv --clear .venv" and f" torch=={torch}+cpu " in cpu and "--no-deps" in cpu
-    assert rest == "-m pip install -q --disable-pip-version-check -c .venv/constraints.txt -e .[lab]"
+    assert rest == "-m pip install -q --disable-pip-version-check -c .venv/constraints.txt -e .[course]"
     assert asked("setup") == ([], ""), "it is done"
     assert asked("run")[0] == ["-m labkit run"]
     assert asked("setup", "FOR=test")[0][-1].endswith(".[test]")
@@ -168,10 +175,10 @@ def test_make_sets_up_once_and_again_when_the_versions_change(tmp_path):
     assert lines[-1].endswith("-e .[test]") and "the default one has several GB" in said
     os.utime(tmp_path / "constraints.txt")
     (tmp_path / ".venv" / "installed-test").unlink()
-    (tmp_path / ".venv" / "installed-lab").unlink()
+    (tmp_path / ".venv" / "installed-course").unlink()
     nvidia.write_text("#!/bin/sh\necho GPU 0: NVIDIA H200\n")
     (gpu,) = [line for line in asked("setup")[0] if "install" in line]
-    assert gpu.endswith(f"-e .[lab] torch!={torch}+cpu"), "with a GPU the default build, in one step"
+    assert gpu.endswith(f"-e .[course] torch!={torch}+cpu"), "with a GPU the default build, in one step"
 
 
 @MAKE
@@ -184,7 +191,7 @@ def test_make_refuses_an_old_python_and_names_what_the_present_environment_lacks
     said = make("setup", f"PYTHON={old}", folder=tmp_path, status=2)
     assert f"labkit: {old} is not Python 3.11 to 3.14. Name one that is" in said
     said = make("run", "ENV=current", f"PYTHON={old}", folder=tmp_path, status=2)
-    assert "ENV=current installs nothing" in said and "-m pip install -c constraints.txt -e '.[lab]'" in said
+    assert "ENV=current installs nothing" in said and "pip install -c constraints.txt -e '.[course]'" in said
 
 
 @MAKE
@@ -204,9 +211,9 @@ def test_conda_and_binder_take_a_supported_python_and_what_the_package_asks_for(
         oldest, newest = PYTHONS
         assert oldest <= tuple(map(int, python.removeprefix("python=").split("."))) <= newest
         read.append(asked)
-    assert read[0] == ["-e .[lab]"]
+    assert read[0] == ["-e .[course]"]
     assert read[1].pop(0) == "--extra-index-url https://download.pytorch.org/whl/cpu"
-    asked = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["lab"]
+    asked = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["course"]
     assert names(read[1]) == names(asked)
     assert f"torch=={versions(DEFAULT)['torch']}+cpu" in read[1]
 
@@ -243,3 +250,35 @@ def test_no_file_speaks_of_one_machine():
     texts = {file: file.read_bytes().decode(errors="ignore") for file in files if file.is_file()}
     found = {file.name: match for file, text in texts.items() if (match := STRANGE.search(text))}
     assert ROOT / "pyproject.toml" in texts and not found
+
+
+def test_the_base_install_is_enough_for_the_kernels():
+    """In a process where nothing can be imported but what the base asks for, and what that asks for."""
+    base = names(PROJECT["dependencies"])
+    assert base == {"torch", "triton", "numpy"}
+    code = f"""
+import importlib.abc, sys
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {sorted(map(module_name, names(EXTRAS["course"])))}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Refuse())
+import torch
+from labkit.kernels import affine
+print(affine(torch.ones(2, 3), torch.ones(3), torch.ones(3)).sum().item())
+"""
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert ran.stdout == "12.0\n", ran.stderr
+
+
+def module_name(package):
+    return {"nvidia-ml-py": "pynvml", "pillow": "PIL", "pyzmq": "zmq", "ipython": "IPython"}.get(
+        package, package.replace("-", "_")
+    )
+
+
+def test_the_dev_container_sets_up_what_the_lessons_need():
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    assert container["postCreateCommand"] == "make setup" and container["forwardPorts"] == [8888]
+    version = tuple(map(int, container["image"].rpartition(":")[2].split(".")))
+    assert PYTHONS[0] <= version <= PYTHONS[1]

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from labkit.exercises import common_hints
 from labkit.measure import correctness
-from labkit.measure.contender import Shape, Work
+from labkit.measure.clocks import Cache, Clock
 from labkit.measure.correctness import dtype_name
+from labkit.work import Shape
 
 JudgeStatus = Literal["right", "wrong", "error", "stopped", "crashed", "interrupted"]
 
@@ -138,7 +139,8 @@ class RaceSpec:
     gives them: it is called where the race runs, and never in the process that judges.
     """
 
-    work: Work
+    work: Any
+    """A `labkit.work.Work`; in the exercises of the old course a `labkit.measure.contender.Work`."""
     rivals: Mapping[str, Callable[..., Any]]
     sizes: tuple[Shape, ...] | Callable[[], tuple[Shape, ...]]
     dtype: str = "bfloat16"
@@ -148,8 +150,10 @@ class RaceSpec:
     """What is timed; "backward" is for an answer that computes gradients."""
     as_layer: Callable[[Callable[..., Any]], Callable[..., Tensor]] = lambda answer: answer
     """Makes of the answer what does the work, such as a layer whose backward it is."""
-    works: Mapping[str, Work] = field(default_factory=dict)
+    works: Mapping[str, Any] = field(default_factory=dict)
     """The work of a rival that takes the same inputs in another layout."""
+    clocks: tuple[Clock, ...] = ("graph",)
+    cache: Cache = "cold"
 
 
 def layer_with_backward(

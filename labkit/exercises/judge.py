@@ -1,14 +1,15 @@
 """Judges answers: a cell's source, run in a process of its own, becomes a finding.
 
 In that process Triton interprets and no GPU is seen, so a finding is the same on every machine. The notebook
-calls ``judge_in_child``. A process that is ready (``process``) forks for it, and the fork runs
-``judge_file``. A kernel that is right when interpreted is then compiled for a GPU.
+calls ``judge_in_child``. A preloaded process (``process``) forks for it, and the fork runs ``judge_file``. A
+kernel that is right when interpreted is then compiled for a GPU.
 """
 
 import os
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from functools import cache
@@ -22,7 +23,7 @@ import triton
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from labkit import child_process
+from labkit import child_process, interpreter
 from labkit.exercises import common_hints, engine, exception_hints, interpreter_recording
 from labkit.exercises.engine import Call, Exercise, Finding
 from labkit.lessons import notebooks
@@ -46,9 +47,8 @@ NOTHING_IS_LOST = "Nothing of your notebook is lost."
 def judge_in_child(lesson: str, name: str, file: Path, *, seconds: float, **limits: Any) -> Finding:
     """The finding for the cell in a file that hands in an answer to an exercise.
 
-    The answer may run for so many seconds, and its kernels may take as many to compile; ``limits`` are the
-    others of `Forkserver.run`: ``memory`` in bytes, and ``show``, which gets what it prints. Whatever the
-    answer does becomes a finding, never an exception.
+    The answer may run for so many seconds, and its kernels may take as many to compile; ``limits`` are
+    ``memory`` and ``show`` of `PreloadedProcess.run`. Whatever it does becomes a finding, not an exception.
     """
     try:
         finding: Finding
@@ -62,10 +62,10 @@ def judge_in_child(lesson: str, name: str, file: Path, *, seconds: float, **limi
 
 
 @cache
-def process(lesson: str) -> child_process.Forkserver:
+def process(lesson: str) -> child_process.PreloadedProcess:
     """The process that judges this session's answers to a lesson's exercises; it loads the lesson at once."""
     codegen.compile_server()  # gets ready, too
-    return child_process.Forkserver(prepare, lesson, environment=os.environ | ENVIRONMENT)
+    return child_process.PreloadedProcess(prepare, lesson, environment=os.environ | ENVIRONMENT)
 
 
 def _refused(exercise: Exercise, error: Exception) -> Finding:
@@ -91,7 +91,7 @@ def explain_end(error: BaseException, file: Path, limit_s: float, lesson: str) -
     if isinstance(error, TimeoutError):
         observed = f"It was still running after {limit_s:g} s, and was ended. {NOTHING_IS_LOST}"
         return Finding("stopped", observed, "endless", where, common_hints.ENDLESS)
-    if getattr(error, "raised", False):
+    if not isinstance(error, child_process.ChildDiedError):
         observed = (
             f"The lesson's own cells of kernels, as they were last saved, do not run: {error}\n"
             f"Undo what you changed there, or restart from a fresh copy of {lesson}."
@@ -112,11 +112,11 @@ def _empty_kernel(x: Any) -> None:
 
 
 def prepare(lesson: str) -> None:
-    """Load the lesson's setup and kernel cells and its exercises, once, before the forks."""
-    interpreter_recording.match_compiled_code()
+    """Do once, before the forks: patch the interpreter, load the lesson's kernel cells and its exercises."""
+    interpreter.patch()
     _empty_kernel[(1,)](torch.zeros(1))  # a first launch imports much, which no fork should do again
-    find(lesson)
-    notebooks.load(lesson)
+    with suppress(Exception):  # what does not run is told of when there is an answer to judge
+        find(lesson), notebooks.load(lesson)
 
 
 @cache

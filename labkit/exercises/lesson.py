@@ -21,7 +21,7 @@ import psutil
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from labkit import gpu, paths
+from labkit import gpu, interpreter, paths
 from labkit.exercises import judge, progress, race
 from labkit.exercises.engine import Exercise, Finding
 from labkit.exercises.progress import ExerciseRecord
@@ -42,14 +42,16 @@ OFFERED_AFTER = 3
 
 
 def lesson(name: str, *, solve: bool = False) -> "ExerciseSession":
-    """Say where a lesson's saved outputs are from, and return its exercises; first in a notebook.
+    """Say how kernels run here, and return a lesson's exercises; first in a notebook.
 
-    ``name`` is its file's, without the suffix. With ``solve`` the solutions are judged in place of the cells,
+    This is for the lessons of the old course; `labkit.exercises.tasks.lesson` is for the others. ``name`` is
+    the file's below ``old``, without the suffix. With ``solve`` the solutions are judged in place of the cells,
     and one that is not right is an AssertionError. Without, no answer is ever an error. ValueError for a
     lesson without exercises.
     """
-    display(banner(name))
-    return ExerciseSession(name, solve)
+    interpreter.patch()  # cells run like code that is judged
+    display(banner())
+    return ExerciseSession(f"old/{name}", solve)
 
 
 def source_digest(source: str) -> str:
@@ -71,6 +73,8 @@ class ExerciseSession:
         self._solutions = notebooks.solution_cells(notebooks.resolve(lesson))
         self._right: dict[str, tuple[Any, Path]] = {}
         """The learner's answers whose last verdict was right, and the files of their cells."""
+        self._findings: dict[str, Finding] = {}
+        """Of each exercise's last answer."""
         self._raced: set[Path] = set()
         """Files of the learner's answers that were right at the race's sizes, too."""
         judge.process(lesson)  # gets ready while the learner reads
@@ -86,7 +90,7 @@ class ExerciseSession:
             cell = f'{self._solutions[name]}\n\n\ntasks.check("{name}", {exercise.answer})\n'
             finding = self._judge(name, self._write(name, cell))
             verdict = self._verdict(exercise, finding, cell, ExerciseRecord())
-            _show_verdict(verdict)
+            show_verdict(verdict)
             if verdict.status != "right":
                 raise AssertionError(f"the solution of {exercise.title!r} has to be right: {verdict}")
             return
@@ -94,14 +98,15 @@ class ExerciseSession:
         self._right.pop(name, None)
         if _untouched(exercise, cell):
             sentence = "Complete the cell and run it (Shift+Enter): it says what is wrong."
-            _show_verdict(Verdict(name, exercise.title, "not attempted", sentence))
+            show_verdict(Verdict(name, exercise.title, "not attempted", sentence))
             return
         waiting = f"Judging, in a process of its own: {self._limit_s:g} s at most, usually two."
         shown = _show({"text/plain": waiting, "text/html": f"<small>{waiting}</small>"}, "")
         file = self._write(name, cell)
         records = progress.read(self._lesson)
         record = records.setdefault(name, ExerciseRecord())
-        verdict = self._verdict(exercise, self._judge(name, file), cell, record)
+        finding = self._findings[name] = self._judge(name, file)
+        verdict = self._verdict(exercise, finding, cell, record)
         record.status, record.when = verdict.status, datetime.now(UTC).isoformat(timespec="seconds")
         progress.write(self._lesson, records)
         if verdict.status == "right":
@@ -135,7 +140,7 @@ class ExerciseSession:
         _, file = self._right.get(name, (None, None))
         problem = race.problem_at_size(self._lesson, exercise, file) if file else None
         if problem is not None:
-            _show_verdict(self._verdict(exercise, problem, "", ExerciseRecord()))
+            show_verdict(self._verdict(exercise, problem, "", ExerciseRecord()))
             return Results()
         why = "you have not solved it yet" if file is None else ""
         if file is not None and gpu.available():
@@ -175,12 +180,12 @@ class ExerciseSession:
 
     def progress(self) -> None:
         """Show all exercises of all lessons: open, tried or solved, and how many tries there were."""
-        _show_table(progress.table())
+        show_table(progress.table())
 
     def summary(self) -> None:
         """Show the claims of this session as a table; to somebody who is there, also its exercises."""
         if interactive():
-            _show_table(progress.table([notebooks.resolve(self._lesson)]))
+            show_table(progress.table([notebooks.resolve(self._lesson)]))
         display(summary())
 
     def _exercise(self, name: str) -> Exercise:
@@ -213,9 +218,12 @@ class ExerciseSession:
 
     def _write(self, name: str, cell: str) -> Path:
         """Write an answer to a file before it is run; the files of earlier answers stay."""
-        earlier = progress.attempt_files(self._lesson, name)
-        number = int(earlier[-1].stem) + 1 if earlier else 1
-        file = progress.folder(self._lesson) / name / ("solution.py" if self._solve else f"{number:04}.py")
+        if self._solve:  # nobody's answer
+            file = paths.cache() / "solutions" / self._lesson / f"{name}.py"
+        else:
+            earlier = progress.attempt_files(self._lesson, name)
+            number = int(earlier[-1].stem) + 1 if earlier else 1
+            file = progress.folder(self._lesson) / name / f"{number:04}.py"
         paths.write_text(file, cell)
         return file
 
@@ -242,12 +250,12 @@ def _show(bundle: dict[str, Any], text: str) -> Any:
     return None
 
 
-def _show_table(table: pd.DataFrame) -> None:
+def show_table(table: pd.DataFrame) -> None:
     text = table.to_string(index=False)
     _show({"text/plain": text, "text/html": table_html(table)}, text)
 
 
-def _show_verdict(verdict: Verdict) -> None:
+def show_verdict(verdict: Verdict) -> None:
     _show(verdict.mimebundle(), str(verdict))
 
 

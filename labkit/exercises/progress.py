@@ -1,4 +1,4 @@
-"""What is kept of a learner's answers below `state_folder()`: every attempt, the last verdicts."""
+"""What is kept of a learner's answers below `paths.state()`: every attempt, the last verdicts."""
 
 import json
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from labkit import paths
-from labkit.lessons import learner_folder, notebooks
+from labkit.lessons import notebooks
 
 STATES = {"solved": "✓ solved", "tried": "✗ tried", "open": "○ open"}
 
@@ -24,20 +24,20 @@ class ExerciseRecord:
     when: str = ""
 
 
-def folder(lesson: str) -> Path:
+def folder(lesson: str, state: Path | None = None) -> Path:
     """Where a lesson's attempts are: by its name without the number, which may change."""
-    return learner_folder.state_folder() / learner_folder.ATTEMPTS / notebooks.lesson_key(lesson)
+    return (state or paths.state()) / "attempts" / notebooks.key_of(notebooks.resolve(lesson))
 
 
-def attempt_files(lesson: str, exercise: str) -> list[Path]:
+def attempt_files(lesson: str, exercise: str, state: Path | None = None) -> list[Path]:
     """The files of a learner's attempts at an exercise, in their order."""
-    return sorted(file for file in (folder(lesson) / exercise).glob("*.py") if file.stem.isdigit())
+    return sorted(file for file in (folder(lesson, state) / exercise).glob("*.py") if file.stem.isdigit())
 
 
-def read(lesson: str) -> dict[str, ExerciseRecord]:
+def read(lesson: str, state: Path | None = None) -> dict[str, ExerciseRecord]:
     """By exercise; empty where nothing is kept, and where somebody has spoilt the file by hand."""
     with suppress(FileNotFoundError, ValueError, TypeError, AttributeError):
-        kept = json.loads((folder(lesson) / "verdicts.json").read_text(encoding="utf-8"))
+        kept = json.loads((folder(lesson, state) / "verdicts.json").read_text(encoding="utf-8"))
         return {name: ExerciseRecord(**each) for name, each in kept.items()}
     return {}
 
@@ -48,19 +48,22 @@ def write(lesson: str, records: dict[str, ExerciseRecord]) -> None:
     paths.write_text(folder(lesson) / "verdicts.json", text)
 
 
-def table(lessons: Iterable[Path] | None = None) -> pd.DataFrame:
+def table(lessons: Iterable[Path] | None = None, state: Path | None = None) -> pd.DataFrame:
     """A row for each exercise of these lessons (default: all of them): lesson, exercise, state, tries.
 
     An exercise is solved if the last verdict on it was right, tried if there was another one, else open.
+    ``state`` is the ``.labkit`` of a learner's folder, that of this process if left out.
     """
     rows = []
     for path in notebooks.find() if lessons is None else lessons:
-        records = read(path.stem)
+        lesson = notebooks.name_of(path)
+        records = read(lesson, state)
         for _, cell in notebooks.code_cells(notebooks.read_json(path)):
             if notebooks.EXERCISE not in notebooks.tags(cell):
                 continue
             name = notebooks.exercise_of(cell)
-            tries, status = len(attempt_files(path.stem, name)), records.get(name, ExerciseRecord()).status
-            state = "solved" if status == "right" else "tried" if status != "not attempted" else "open"
-            rows.append({"lesson": path.stem, "exercise": name, "state": STATES[state], "tries": tries})
+            tries = len(attempt_files(lesson, name, state))
+            status = records.get(name, ExerciseRecord()).status
+            found = "solved" if status == "right" else "tried" if status != "not attempted" else "open"
+            rows.append({"lesson": lesson, "exercise": name, "state": STATES[found], "tries": tries})
     return pd.DataFrame(rows, columns=["lesson", "exercise", "state", "tries"])

@@ -375,7 +375,8 @@ def gelu_mul_grad_kernel(
     column = (tl.program_id(0) % blocks + 0 * width) * COLS + tl.arange(0, COLS)
     group = tl.program_id(0) // blocks
     inside = column < width
-    shift = tl.load(bias + column % period, inside).to(tl.float32)  # (COLS,)
+    # zero beyond the width: what is added up there has to be a number
+    shift = tl.load(bias + column % period, inside, other=0.0).to(tl.float32)  # (COLS,)
     total = tl.zeros([ROWS, COLS], tl.float32)
     for first in tl.range(group * ROWS, rows, groups * ROWS, num_stages=STAGES):
         row = (first + tl.arange(0, ROWS)).to(tl.int64)

@@ -15,11 +15,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from labkit import backend
 
-if backend.interpreting():
-    from labkit import triton_interpreter_patches
-
-    triton_interpreter_patches.patch_interpreter()
-
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """The dtypes that all kernels take. They compute and sum in float32."""
 INTERPRETED = backend.interpreting()

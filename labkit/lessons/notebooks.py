@@ -1,24 +1,23 @@
-"""The lesson notebooks: find them, load their kernels as modules, read their parameters, hash their code.
+"""The lesson notebooks: find them, load their kernels as modules, read their parameters.
 
-Nothing here runs a measurement; `labkit.runs.execute` runs whole notebooks.
+A lesson's name is its file below ``notebooks``, without the suffix: "01_launch_overhead". While the course is
+rebuilt the lessons of its first form stand in ``notebooks/old``, and their names begin with "old/".
+
+Nothing here runs a measurement; `labkit.run.execute` runs whole notebooks.
 """
 
 import ast
 import hashlib
 import importlib.util
 import json
-import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from labkit import paths
-from labkit.lessons.code_hash import of_sources, without_comments
 
 if TYPE_CHECKING:  # its validator takes a second to import, and loading a lesson does not need it
     from nbformat import NotebookNode
@@ -27,37 +26,39 @@ SETUP, KERNEL = LOADED_TAGS = ("setup", "kernel")
 EXERCISE = "exercise"
 COLAB = "colab"
 """The tag of the cell that installs the course on Colab and Kaggle, and elsewhere does nothing."""
-KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool}
-"""The kinds a lesson's parameter may be declared with."""
-TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-
-Value = int | float | bool
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter as a lesson's cell tagged ``parameters`` declares it: ``width: int = 160  # help``."""
-
-    name: str
-    kind: str
-    default: Value
-    help: str
 
 
 def find() -> list[Path]:
-    """The checkout's lessons, in order of their numbers."""
-    return sorted(path for path in paths.NOTEBOOKS.glob("*.ipynb") if re.match(r"\d\d_", path.name))
+    """The checkout's lessons, in order of their numbers; those of the old course last."""
+    found = [*paths.NOTEBOOKS.glob("*.ipynb"), *paths.NOTEBOOKS.glob("old/*.ipynb")]
+    lessons = [path for path in found if re.match(r"\d\d_", path.name)]
+    return sorted(lessons, key=lambda path: (path.parent != paths.NOTEBOOKS, path.name))
+
+
+def name_of(path: Path) -> str:
+    """The name of a lesson: "01_launch_overhead", "old/01_launch_overhead"."""
+    return ("old/" if path.parent.name == "old" else "") + path.stem
+
+
+def key_of(path: Path) -> str:
+    """The name of a lesson in stored data: without its number, which may change."""
+    return re.sub(r"(^|/)\d\d_", r"\1", name_of(path))
 
 
 def resolve(name: str) -> Path:
-    """The lesson with this number ("01"), name ("01_launch_overhead") or file; else a ValueError."""
+    """The lesson with this number ("01", "old/01"), name (with or without its number) or file.
+
+    ValueError for a name that no lesson has.
+    """
     lessons, file = find(), Path(name).resolve()
-    matches = [one for one in lessons if name in (one.stem, one.stem[:2], one.name) or file == one.resolve()]
-    if len(matches) == 1:
-        return matches[0]
-    problem = "several lessons are" if matches else "no lesson is"
-    listed = ", ".join(path.stem for path in matches or lessons) or "none"
-    raise ValueError(f"{problem} called {name!r}; there are: {listed}")
+    for path in lessons:
+        whole = name_of(path)
+        number = whole[: whole.rindex("/") + 3] if "/" in whole else whole[:2]
+        # the old exercises name each other's lessons as they were called; no other lesson has these names
+        if name in (whole, number, key_of(path), f"{whole}.ipynb", path.stem) or file == path.resolve():
+            return path
+    listed = ", ".join(map(name_of, lessons)) or "none"
+    raise ValueError(f"no lesson is called {name!r}; there are: {listed}")
 
 
 def read(path: Path) -> "NotebookNode":
@@ -92,26 +93,9 @@ def title(notebook: Mapping[str, Any]) -> str | None:
     return heading[1].strip() if heading else None
 
 
-def lesson_key(lesson: str) -> str:
-    """The name of a lesson in stored data: without its number, which may change."""
-    return re.sub(r"^\d\d_", "", lesson)
-
-
-def code_hash(path: Path) -> str:
-    """12 hex digits for the source of the code cells and solutions, and for the project code that they reach.
-
-    Of the project code that part counts which decides about a measurement (`labkit.lessons.code_hash`).
-    """
-    cells = [cell["source"] for _, cell in code_cells(read_json(path)) if COLAB not in tags(cell)]
-    solutions = solutions_file(path)
-    if solutions.exists():
-        cells.append(without_comments(solutions.read_text(encoding="utf-8")))
-    return of_sources(cells)
-
-
 def exercise_of(cell: Mapping[str, Any]) -> str:
     """The exercise that a cell with the tag ``exercise`` hands in; ValueError if it hands in none."""
-    found = re.search(r'^tasks\.check\("(\w+)"', cell["source"], re.MULTILINE)
+    found = re.search(r'^(?:\w+ = )?tasks\.check\("(\w+)"', cell["source"], re.MULTILINE)
     if found is None:
         raise ValueError(f'cell {cell["id"]}: it is tagged exercise, but has no tasks.check("...", ...)')
     return found[1]
@@ -180,51 +164,3 @@ def _module_source(path: Path, solved: bool) -> str:
             ) from error
         parts.append(f"# {where} ({kind})\n{source.rstrip()}\n")
     return "\n\n".join(parts)
-
-
-def parameters(path: Path) -> dict[str, Parameter]:
-    """The parameters that a lesson declares; ValueError for one without a kind or with a wrong default."""
-    from papermill.inspection import inspect_notebook
-
-    notebook = read(path)
-    notebook.metadata.setdefault("kernelspec", {"name": "python3", "language": "python"})
-    found: dict[str, Parameter] = {}
-    for name, declared in inspect_notebook(notebook).items():
-        kind: str = declared["inferred_type_name"]
-        default: Any = declared["default"]
-        with suppress(ValueError, SyntaxError):  # left as text, which is refused below
-            default = ast.literal_eval(default)
-        given = type(default)
-        if kind not in KINDS or given is not KINDS[kind]:
-            raise ValueError(
-                f"{path.stem}, parameter {name}: declared as {kind} with the default {default!r}, but has to "
-                f"be one of {', '.join(KINDS)}, with a default of this kind"
-            )
-        found[name] = Parameter(name, kind, default, declared["help"])
-    return found
-
-
-def check_parameters(path: Path, given: Mapping[str, str]) -> dict[str, Value]:
-    """Values for a lesson's parameters, from text; ValueError for whatever the lesson does not declare.
-
-    papermill writes names into the code as they stand, so only declared names, which Python has parsed as
-    identifiers, get there.
-    """
-    declared = parameters(path)
-    for name in given:
-        if name not in declared:
-            known = ", ".join(f"{p.name} ({p.kind})" for p in declared.values()) or "none"
-            raise ValueError(f"{path.stem} has no parameter {name!r}; it declares: {known}")
-    return {name: _convert(path, declared[name], text) for name, text in given.items()}
-
-
-def _convert(path: Path, parameter: Parameter, text: str) -> Value:
-    """The value of a parameter that is given as text. An int whose default is above 0 is a size: so is it."""
-    is_size = parameter.kind == "int" and int(parameter.default) > 0
-    with suppress(ValueError, KeyError, OverflowError):  # the sentence below says it better than int() does
-        value: Value = TRUTH[text.lower()] if parameter.kind == "bool" else KINDS[parameter.kind](text)
-        if math.isfinite(value) and (value > 0 or not is_size):
-            return value
-    wanted = {"int": "a whole number", "float": "a finite number", "bool": "true or false"}[parameter.kind]
-    said = f"{text[:40]!r} is not {wanted}{' above 0' * is_size}"
-    raise ValueError(f"{path.stem}, parameter {parameter.name}: {said}")

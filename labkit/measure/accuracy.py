@@ -1,12 +1,12 @@
 """Is a contender of a sweep right? Beside float64 at a sampled size, and at full size in time that is short.
 
-At full size the output is compared in some rows spread over the batch. Gradients are compared in full where
-that is cheap. Elsewhere the upstream gradient is zero but in those rows: the reference of those rows alone
-then gives every gradient.
+At full size the output is compared in some rows spread over the batch. For the gradients the upstream
+gradient is zero but in those rows: the reference of those rows alone then gives every gradient.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +19,8 @@ ALLOWED_ERROR = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 2e-2}
 """A larger relative error against float64 is a wrong result, not a rounding (TF32 has about 3e-4)."""
 CHAIN_FACTOR = 5
 """A larger multiple of the allowed error is no rounding, however long the chain."""
-CHECKED_FLOPS = 10**11
-"""Gradients are checked in all rows at full size up to so many operations, beyond in some rows."""
 EDGE_ROWS, SPREAD_ROWS = 8, 64
 """Rows at each end of the batch, and rows spread evenly over it, that are compared at full size."""
-CHUNK_ROWS = 2**14
-"""Where all rows are compared: so many at a time."""
-
-Pairs = list[tuple[Tensor, Tensor]]
 
 
 def check_contender(
@@ -39,9 +33,8 @@ def check_contender(
     """The relative error of ``call``, which is the contender's, and what is wrong with it: "" if it is right.
 
     The error is the largest of any tensor, by norms: of output and gradients at the sampled size, and of some
-    rows at full size. The gradients there are compared in all rows when the work takes no more than
-    CHECKED_FLOPS operations. What torch.compile makes for the sampled size is not what is timed, and takes
-    time to make: it is checked at full size only.
+    rows at full size. What torch.compile makes for the sampled size is not what is timed, and takes time to
+    make: it is checked at full size only.
 
     A long chain in half precision may be off by more than ALLOWED_ERROR, but not by far more than plain
     PyTorch is itself. A backward pass that is timed alone has to give the same gradients a second time.
@@ -58,8 +51,7 @@ def check_contender(
     def error_of(comparison: Comparison) -> float:
         errors = [] if sampled is inputs and capped != shape else [comparison.complete(sampled)]
         if capped != shape:
-            cheap = work.flops(shape, direction) <= CHECKED_FLOPS
-            errors.append(comparison.at_full_size(inputs, all_rows=cheap))
+            errors.append(comparison.at_full_size(inputs))
         return float(np.max(errors))  # max() loses a NaN that is not the first
 
     comparison = Comparison(call, work.reference, direction, work.batched)
@@ -102,17 +94,31 @@ class Comparison:
                 pairs += zip(grads, torch.autograd.grad(want, exact, upstream.double()), strict=True)
         return _worst(pairs)
 
-    def at_full_size(self, inputs: Sequence[Tensor], *, all_rows: bool) -> float:
-        """Largest relative error of the output in some rows, and of the gradients in all rows or in those."""
+    def at_full_size(self, inputs: Sequence[Tensor]) -> float:
+        """Largest relative error of the output in some rows, and of the gradients that come of these rows.
+
+        Where no input has the output's rows there is no reference of some of them: all are compared.
+        """
         with self._grad_mode():
             output = self.call(*inputs)
-            # Where no input has the output's rows there is no reference of some of them.
-            some = sampled_rows(len(output)).to(output.device) if self.batched else None
-            rows = slice(None) if some is None else some
-            with torch.no_grad():
-                pairs = [(output[rows], self.reference(*self._exact(inputs, rows)))]
+            rows: Any = sampled_rows(len(output)).to(output.device) if self.batched else slice(None)
+            exact = self._exact(inputs, rows)
+            want = self.reference(*exact)
+            pairs = [(output[rows], want)]
             if self.direction != "forward":
-                pairs += self._gradients(inputs, output, None if all_rows else some)
+                upstream = torch.zeros_like(output, memory_format=torch.contiguous_format)
+                upstream[rows] = 2 * output.detach()[rows]
+                got = torch.autograd.grad(output, inputs, upstream, retain_graph=self._keep)
+                wanted = torch.autograd.grad(want, exact, upstream[rows].double())
+                for index, (grad, right) in enumerate(zip(got, wanted, strict=True)):
+                    if index not in self.batched:
+                        pairs.append((grad, right))
+                        continue
+                    pairs.append((grad[rows], right))
+                    # The other rows have no gradient: what they hold, beside the size of those that have one.
+                    size = torch.linalg.vector_norm(right)
+                    rest = torch.linalg.vector_norm(grad.index_fill(0, rows, 0), dtype=torch.float64)
+                    pairs.append((size + rest, size))
         return _worst(pairs)
 
     def repeated(self, inputs: Sequence[Tensor]) -> float:
@@ -135,34 +141,6 @@ class Comparison:
         """Float64 leaves: some rows of the inputs that have rows, the others as they are."""
         chosen = [t[rows] if i in self.batched else t for i, t in enumerate(inputs)]
         return [t.detach().double().requires_grad_(t.requires_grad) for t in chosen]
-
-    def _gradients(self, inputs: Sequence[Tensor], output: Tensor, some: Tensor | None) -> Pairs:
-        """The gradients that the call gives, each with the right one: of all rows, or of ``some``."""
-        upstream = (2 * output.detach()).contiguous()
-        chunks: list[Tensor | slice]
-        if some is None:
-            step = CHUNK_ROWS if self.batched else max(1, len(output))
-            chunks = [slice(start, start + step) for start in range(0, len(output), step)]
-        else:
-            chunks = [some]
-            upstream = torch.zeros_like(upstream).index_copy(0, some, upstream[some])
-        got = torch.autograd.grad(output, inputs, upstream, retain_graph=self._keep)
-        totals: dict[int, Tensor] = {}  # by input without rows: the sum over the chunks
-        pairs: Pairs = []
-        for rows in chunks:
-            exact = self._exact(inputs, rows)
-            wanted = torch.autograd.grad(self.reference(*exact), exact, upstream[rows].double())
-            for index, want in enumerate(wanted):
-                if index not in self.batched:
-                    totals[index] = totals.get(index, 0) + want
-                    continue
-                pairs.append((got[index][rows], want.to(got[index].dtype)))  # half the memory, or less
-                if some is not None:
-                    # Rows without an upstream gradient have none: what they hold, beside the others' size.
-                    size = torch.linalg.vector_norm(want)
-                    rest = got[index].index_fill(0, some, 0)
-                    pairs.append((size + torch.linalg.vector_norm(rest, dtype=torch.float64), size))
-        return [*pairs, *((got[index], total) for index, total in totals.items())]
 
 
 def sampled_rows(batch: int) -> Tensor:

@@ -11,7 +11,8 @@ Cache states:
 - ``warm``: all calls use one set of inputs.
 
 Contenders are interleaved in shuffled order. A timing is the median of the samples with the 20th and 80th
-percentile. With the host clock, a sample taken while the host was slow is discarded and repeated.
+percentile. With the host clock, which everything else on the machine disturbs, there are seven rounds of
+samples, and the timing is that of the round with the least median.
 """
 
 import math
@@ -30,26 +31,22 @@ import torch
 from labkit import gpu
 from labkit.measure import noise
 from labkit.measure.cold_cache import TimedCall, rotating_inputs
-from labkit.measure.lock import RUN_ON_MAIN_THREAD, StoppedError, gpu_lock, raise_if_stopped, thread_lock
+from labkit.measure.lock import Stop, gpu_lock, raise_if_stopped
 
 Clock = Literal["host", "events", "graph"]
 Cache = Literal["cold", "warm"]
 
+ROUNDS: dict[Clock, int] = {"host": 7, "events": 1, "graph": 1}
 SAMPLE_US = 1000.0
 """A sample lasts about this long or longer, so that starting the clock is a small part of it."""
 MIN_SAMPLES, MAX_SAMPLES = 5, 40
+"""Bounds of a round's samples of one contender."""
 MAX_CALLS = 2000
 """Upper bound of calls per sample, rounded up to whole cycles through the inputs, so that a call that takes
 no time still ends."""
 WARMUPS = 3
-MAX_MAIN_THREAD_SAMPLE_US = 2e5
-"""Longer samples run in the measuring thread; shorter ones on the notebook's main thread, between cells."""
 EVENT_CALLS = 8
 """Calls per sample with the events clock; each call is between its own pair of events."""
-RETAKE_BUDGET_FACTOR = 10.0
-"""Time for repeated host samples, all contenders together, as a multiple of budget_s."""
-MAX_SLOWED_SHARE = 0.2
-"""A timing is marked as disturbed if the host was slow during more than this share of its samples."""
 
 
 class CannotTimeError(RuntimeError):
@@ -76,6 +73,159 @@ class NotTimed:
     """A contender that could not be measured, and why."""
 
     note: str
+
+
+def measure(
+    calls: Mapping[str, TimedCall],
+    *,
+    clock: Clock = "graph",
+    cache: Cache = "cold",
+    budget_s: float = 0.15,
+    stop: Stop = lambda: False,
+) -> dict[str, Timing | NotTimed]:
+    """Time several calls in one interleaved run, while this process holds the GPU's lock.
+
+    ``budget_s`` is the device time in seconds that a contender's samples may take beyond the first
+    MIN_SAMPLES of each round. A call that fails, or does not fit the memory, becomes a NotTimed; the others
+    go on. A call that cannot be captured is timed with the events clock, and ``note`` says so. What disturbed
+    the samples is in ``noise``.
+
+    Raises CannotTimeError without a GPU, StoppedError soon after ``stop()`` turns true, and ValueError
+    for an unknown clock or cache state.
+    """
+    check_names(clock, cache)
+    if not gpu.available():
+        raise CannotTimeError(
+            "Nothing is timed here: without a GPU Triton interprets the kernels in Python, "
+            "and those seconds say nothing about a GPU. launch_counts.count(call) counts instead."
+        )
+    not_timed: dict[str, Timing | NotTimed] = {}
+
+    @contextmanager
+    def keep_error(name: str) -> Iterator[None]:
+        """Keep an error as the reason why this contender has no timing."""
+        raise_if_stopped(stop)
+        try:
+            yield
+        except Exception as error:
+            not_timed[name] = NotTimed(describe(error))
+
+    samplers: dict[str, _Sampler] = {}
+    shuffle, throttled = random.Random(0).shuffle, 0
+    with gpu_lock(stop), gpu.full_float32():
+        timer = DeviceTimer()
+        for name, timed_call in calls.items():
+            with keep_error(name):
+                samplers[name] = _Sampler(timer, timed_call, clock, cache)
+        counts = {name: sampler.sample_count(budget_s) for name, sampler in samplers.items()}
+        for round_ in range(ROUNDS[clock]):
+            for number in range(max(counts.values(), default=0)):
+                names = [name for name, count in counts.items() if number < count and name not in not_timed]
+                shuffle(names)
+                for name in names:
+                    with keep_error(name):
+                        samplers[name].take_sample(round_)
+                throttled |= noise.throttle_bits()
+    return {name: not_timed.get(name) or samplers[name].timing(throttled) for name in calls}
+
+
+def check_names(clock: str, cache: str) -> None:
+    """Raise a ValueError unless there is such a clock and such a cache state."""
+    if clock not in get_args(Clock):
+        raise ValueError(f"clock: {clock!r} is none of {', '.join(get_args(Clock))}")
+    if cache not in get_args(Cache):
+        raise ValueError(f"cache: {cache!r} is none of {', '.join(get_args(Cache))}")
+
+
+class _Sampler:
+    """Takes samples of one call, each in microseconds per call."""
+
+    def __init__(self, timer: "DeviceTimer", timed_call: TimedCall, clock: Clock, cache: Cache) -> None:
+        """Warm the call up, find out how many calls fill a sample, and capture them for the graph clock."""
+        self.timer, self.timed_call, self.clock, self.cache = timer, timed_call, clock, cache
+        self.note, self.called = "", 0
+        self.rounds_us: list[list[float]] = [[] for _ in range(ROUNDS[clock])]
+        with timer.side_stream():
+            self.inputs = rotating_inputs(timed_call, timer.l2_bytes() if cache == "cold" else 0)
+            self.outputs: list[Any] = [None] * len(self.inputs)
+            self._call(WARMUPS)
+        timer.synchronize()
+        call_us = self._estimate_call_us()
+        self.calls = self._calls_per_sample(call_us)
+        self.sample_us = self.calls * call_us
+        if clock == "graph":
+            try:
+                self._capture()
+                calls = self._calls_per_sample(self.sample_us / self.calls)
+                if self.sample_us < SAMPLE_US and calls > self.calls:  # in a graph they take less time
+                    self.calls = calls
+                    self._capture()
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except Exception as error:
+                # Row.asked_clock relies on this: with events there is a note only if a graph was asked for.
+                self.clock = "events"
+                self.note = f"timed with events, a graph cannot hold it: {describe(error)}"
+        if self.clock == "events":
+            self.sample_us = EVENT_CALLS * call_us
+
+    def _estimate_call_us(self) -> float:
+        """Microseconds per call, from enough calls that starting the clock hardly counts, at most 1024."""
+        timed_us = self.timer.host_us if self.clock == "host" else self.timer.device_us
+        with self.timer.side_stream():
+            for calls in (1, 4, 16, 64, 256):
+                took_us = timed_us(partial(self._call, calls))
+                if took_us > SAMPLE_US / 4:
+                    return took_us / calls
+            return timed_us(partial(self._call, 1024)) / 1024
+
+    def _calls_per_sample(self, call_us: float) -> int:
+        """How many calls fill a sample: one, or whole cycles through the sets of inputs."""
+        calls = math.ceil(SAMPLE_US / max(call_us, SAMPLE_US / MAX_CALLS))
+        return calls if calls == 1 else len(self.inputs) * math.ceil(calls / len(self.inputs))
+
+    def _capture(self) -> None:
+        self.replay = self.timer.capture(partial(self._call, self.calls))
+        self.replay()
+        self.sample_us = self.timer.device_us(self.replay, queued=True)
+
+    def _call(self, count: int) -> None:
+        """Call ``count`` times with the sets of inputs in turn, keeping one output per set."""
+        # With events each call is timed alone, so outputs are stored on self to keep as many alive as in the
+        # other clocks.
+        outputs = self.outputs if self.clock == "events" else [None] * len(self.inputs)
+        for _ in range(count):
+            index = self.called % len(self.inputs)
+            outputs[index] = None  # this call may write where the last one with these inputs did
+            outputs[index] = self.timed_call.call(*self.inputs[index])
+            self.called += 1
+
+    def sample_count(self, budget_s: float) -> int:
+        """How many samples of a round fit the budget."""
+        of_round = budget_s * 1e6 / len(self.rounds_us) / max(self.sample_us, 1.0)
+        return int(min(MAX_SAMPLES, max(MIN_SAMPLES, of_round)))
+
+    def take_sample(self, round_: int) -> None:
+        """Take a sample of a round; with events it is one for each of several calls."""
+        if self.clock == "graph":
+            # A graph of one slow call replays the same set of inputs each time, so the L2 has to be flushed.
+            flush = self.calls < len(self.inputs)
+            samples_us = [self.timer.device_us(self.replay, queued=True, flush=flush) / self.calls]
+        else:
+            with self.timer.side_stream():  # autograd launches a backward pass on the stream of its forward
+                if self.clock == "events":
+                    call = partial(self._call, 1)
+                    samples_us = [self.timer.device_us(call) for _ in range(EVENT_CALLS)]
+                else:
+                    samples_us = [self.timer.host_us(partial(self._call, self.calls)) / self.calls]
+        self.rounds_us[round_] += samples_us
+
+    def timing(self, throttled: int) -> Timing:
+        """The median of the round with the least one, and what disturbed it."""
+        best = min(self.rounds_us, key=lambda round_us: float(np.median(round_us)))
+        p20, median, p80 = (float(us) for us in np.percentile(best, (20, 50, 80)))
+        disturbed = noise.disturbance(throttled, self.clock, median, p80 - p20)
+        return Timing(self.clock, self.cache, median, p20, p80, len(best), self.note, disturbed)
 
 
 class DeviceTimer:
@@ -115,10 +265,6 @@ class DeviceTimer:
         torch.cuda.synchronize()
         return start.elapsed_time(end) * 1e3
 
-    def slowed(self) -> bool:
-        """Whether something slows the host down at present."""
-        return noise.host_speed.slowed()
-
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """Record the launches of ``run`` in a graph; the result replays it."""
         graph = torch.cuda.CUDAGraph()
@@ -126,7 +272,7 @@ class DeviceTimer:
         # The capture uses the stream's cuBLAS workspace. graphs.release_cublas_workspaces would drop all
         # workspaces, also those that the caller's graphs use.
         # Captures share one memory pool, because their outputs are never read again.
-        # thread_local: work of another cell in the main thread does not end the capture.
+        # thread_local: what another thread of the process does does not end the capture.
         options: Any = {"pool": self.pool, "stream": self.stream, "capture_error_mode": "thread_local"}
         try:
             with warnings.catch_warnings(record=True) as given:
@@ -150,193 +296,6 @@ class DeviceTimer:
         """
         self.stream.wait_stream(torch.cuda.current_stream())
         return torch.cuda.stream(self.stream)
-
-
-def measure(
-    calls: Mapping[str, TimedCall],
-    *,
-    clock: Clock = "graph",
-    cache: Cache = "cold",
-    budget_s: float = 0.15,
-    stop: Callable[[], bool] = lambda: False,
-) -> dict[str, Timing | NotTimed]:
-    """Time several calls in one interleaved run.
-
-    ``budget_s`` is the device time in seconds that a contender's samples may take beyond the first
-    MIN_SAMPLES. A call that fails, or does not fit the memory, becomes a NotTimed; the others go on. A call
-    that cannot be captured is timed with the events clock, and ``note`` says so. The calls are warmed up
-    first; then the process waits for the GPU's lock (`lock.gpu_lock`) and keeps it until the last sample.
-    What disturbed the samples is in ``noise``.
-
-    Raises CannotTimeError without a GPU, StoppedError soon after ``stop()`` turns true, and ValueError
-    for an unknown clock or cache state.
-    """
-    check_names(clock, cache)
-    if not gpu.available():
-        raise CannotTimeError(
-            "Nothing is timed here: without a GPU Triton interprets the kernels in Python, "
-            "and those seconds say nothing about a GPU. launch_counts.count(call) counts instead."
-        )
-    not_timed: dict[str, Timing | NotTimed] = {}
-
-    @contextmanager
-    def keep_error(name: str) -> Iterator[None]:
-        """Keep an error as the reason why this contender has no timing."""
-        raise_if_stopped(stop)
-        try:
-            yield
-        except StoppedError:
-            raise
-        except Exception as error:
-            not_timed[name] = NotTimed(describe(error))
-
-    samplers: dict[str, _Sampler] = {}
-    shuffle, retake_budget_s = random.Random(0).shuffle, RETAKE_BUDGET_FACTOR * budget_s
-    with thread_lock(stop), gpu.full_float32():
-        timer = DeviceTimer()
-        for name, timed_call in calls.items():
-            with keep_error(name):
-                samplers[name] = _Sampler(timer, timed_call, clock, cache)
-        with gpu_lock(stop):
-            for name, sampler in samplers.items():
-                with keep_error(name):
-                    sampler.prepare()
-            counts = {name: s.sample_count(budget_s) for name, s in samplers.items() if name not in not_timed}
-            watch = noise.GpuWatch()
-            for round_ in range(max(counts.values(), default=0)):
-                names = [name for name, count in counts.items() if round_ < count and name not in not_timed]
-                shuffle(names)
-                for name in names:
-                    with keep_error(name):
-                        retake_budget_s = samplers[name].take_sample(retake_budget_s, stop)
-                watch.look()
-            disturbance = watch.finish()
-    return {name: not_timed.get(name) or samplers[name].timing(cache, disturbance) for name in calls}
-
-
-def check_names(clock: str, cache: str) -> None:
-    """Raise a ValueError unless there is such a clock and such a cache state."""
-    if clock not in get_args(Clock):
-        raise ValueError(f"clock: {clock!r} is none of {', '.join(get_args(Clock))}")
-    if cache not in get_args(Cache):
-        raise ValueError(f"cache: {cache!r} is none of {', '.join(get_args(Cache))}")
-
-
-class _Sampler:
-    """Takes samples of one call, each in microseconds per call."""
-
-    def __init__(self, timer: DeviceTimer, timed_call: TimedCall, clock: Clock, cache: Cache) -> None:
-        """Make the sets of inputs and warm the call up."""
-        self.timer, self.timed_call, self.clock, self.note = timer, timed_call, clock, ""
-        self.samples_us: list[float] = []
-        self.slowed = 0
-        """How many samples were taken while the host was slow."""
-        self.called = 0
-        with timer.side_stream():
-            self.inputs = rotating_inputs(timed_call, timer.l2_bytes() if cache == "cold" else 0)
-            self.outputs: list[Any] = [None] * len(self.inputs)
-            self._call(WARMUPS)
-        timer.synchronize()
-
-    def prepare(self) -> None:
-        """Find out how many calls fill a sample, and capture them for the graph clock."""
-        call_us = self._estimate_call_us()
-        self.calls = self._calls_per_sample(call_us)
-        self.sample_us = self.calls * call_us
-        if self.clock == "graph":
-            self._capture_or_fall_back()
-        if self.clock == "events":  # asked for, or because a graph cannot hold the call
-            self.sample_us = EVENT_CALLS * call_us
-
-    def _estimate_call_us(self) -> float:
-        """Microseconds per call, from enough calls that starting the clock hardly counts, at most 1024."""
-        timed_us = self.timer.host_us if self.clock == "host" else self.timer.device_us
-        with self.timer.side_stream():
-            for calls in (1, 4, 16, 64, 256):
-                took_us = timed_us(partial(self._call, calls))
-                if took_us > SAMPLE_US / 4:
-                    return took_us / calls
-            return timed_us(partial(self._call, 1024)) / 1024
-
-    def _calls_per_sample(self, call_us: float) -> int:
-        """How many calls fill a sample: one, or whole cycles through the sets of inputs."""
-        calls = math.ceil(SAMPLE_US / max(call_us, SAMPLE_US / MAX_CALLS))
-        return calls if calls == 1 else len(self.inputs) * math.ceil(calls / len(self.inputs))
-
-    def _capture_or_fall_back(self) -> None:
-        """Capture a graph of a sample's calls; change to the events clock if a graph cannot hold them."""
-        try:
-            self._capture()
-            calls = self._calls_per_sample(self.sample_us / self.calls)
-            if self.sample_us < SAMPLE_US and calls > self.calls:  # in a graph they take less time
-                self.calls = calls
-                self._capture()
-        except (torch.cuda.OutOfMemoryError, StoppedError):
-            raise
-        except Exception as error:
-            # Row.asked_clock relies on this: a timing with events has a note only if a graph was asked for.
-            self.clock = "events"
-            self.note = f"timed with events, a graph cannot hold it: {describe(error)}"
-
-    def _capture(self) -> None:
-        self.replay = RUN_ON_MAIN_THREAD.get()(lambda: self.timer.capture(lambda: self._call(self.calls)))
-        self.replay()
-        self.sample_us = self.timer.device_us(self.replay, queued=True)
-
-    def _call(self, count: int) -> None:
-        """Call ``count`` times with the sets of inputs in turn, keeping one output per set."""
-        # With events each call is timed alone, so outputs are stored on self to keep as many alive as in the
-        # other clocks.
-        outputs = self.outputs if self.clock == "events" else [None] * len(self.inputs)
-        for _ in range(count):
-            index = self.called % len(self.inputs)
-            outputs[index] = None  # this call may write where the last one with these inputs did
-            outputs[index] = self.timed_call.call(*self.inputs[index])
-            self.called += 1
-
-    def sample_count(self, budget_s: float) -> int:
-        """How many samples fit the budget."""
-        return int(min(MAX_SAMPLES, max(MIN_SAMPLES, budget_s * 1e6 / max(self.sample_us, 1.0))))
-
-    def take_sample(self, retake_budget_s: float, stop: Callable[[], bool]) -> float:
-        """Take a sample, and repeat it while the host is slow, for ``retake_budget_s`` at most.
-
-        Returns the seconds that are left for repeated samples. When none are left, the sample is kept as it
-        is. StoppedError when ``stop()`` is true before a repeated sample.
-        """
-        while True:
-            # A cell's activity hardly changes a sample over 0.2 s, and blocking the main thread that long
-            # would freeze the buttons.
-            is_short = self.sample_us < MAX_MAIN_THREAD_SAMPLE_US
-            samples_us, slowed = RUN_ON_MAIN_THREAD.get()(self._sample) if is_short else self._sample()
-            if not slowed or retake_budget_s < 0:
-                break
-            retake_budget_s -= self.calls * samples_us[0] / 1e6
-            raise_if_stopped(stop)
-        self.samples_us += samples_us
-        self.slowed += slowed
-        return retake_budget_s
-
-    def _sample(self) -> tuple[list[float], bool]:
-        """A sample (with events one for each call), and whether the host was slow."""
-        if self.clock == "graph":
-            # A graph of one slow call replays the same set of inputs each time, so the L2 has to be flushed.
-            flush = self.calls < len(self.inputs)
-            return [self.timer.device_us(self.replay, queued=True, flush=flush) / self.calls], False
-        with self.timer.side_stream():  # autograd launches a backward pass on the stream of its forward pass
-            if self.clock == "events":
-                return [self.timer.device_us(lambda: self._call(1)) for _ in range(EVENT_CALLS)], False
-            sample_us = self.timer.host_us(lambda: self._call(self.calls)) / self.calls
-        return [sample_us], self.timer.slowed()  # asked in the thread that called, on the core that it was on
-
-    def timing(self, cache: Cache, disturbance: str) -> Timing:
-        """The median of the samples, and what disturbed them."""
-        p20, median, p80 = (float(us) for us in np.percentile(self.samples_us, (20, 50, 80)))
-        is_slowed = self.slowed / len(self.samples_us) > MAX_SLOWED_SHARE
-        slowed = "the host was slowed down" if is_slowed else ""
-        wide = noise.wide_spread(self.clock, median, p80 - p20)
-        found = "; ".join(filter(None, [disturbance, slowed, wide]))
-        return Timing(self.clock, cache, median, p20, p80, len(self.samples_us), self.note, found)
 
 
 def describe(error: BaseException) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.lessons import code_hash
 from labkit.measure import roofline
 
 Shape = dict[str, int]
@@ -79,12 +78,6 @@ class Contender:
     def fits(self, shape: Shape) -> bool:
         """Whether it is a contender at this size."""
         return all(shape.get(axis) in sizes for axis, sizes in self.sizes.items())
-
-    def code_hash(self) -> str:
-        """Changes when the call or the work is edited, what they use, or how labkit times them."""
-        work = (self.work.inputs, self.work.reference, self.work.min_bytes, self.work.flops)
-        options = [str(self.compiled), *([self.mode] if self.mode else [])]
-        return code_hash.of_functions([self.call, *work], options)
 
 
 # ---- torch.compile, as a measurement needs it -------------------------------------------------------------

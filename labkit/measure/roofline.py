@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 import triton
@@ -87,19 +86,11 @@ class Roofs:
     noise: tuple[str, ...] = ()
     """What disturbed them, each once (labkit.measure.noise)."""
 
-    def copy_us(self, total_bytes: float) -> float:
-        """Microseconds to move ``total_bytes`` (read and written), interpolated between measured sizes."""
-        sizes, times = (np.log(column) for column in zip(*self.copy, strict=True))
-        at = np.log(max(total_bytes, 1.0))
-        if at > sizes[-1]:  # beyond the largest size the bandwidth stays what it was
-            return float(np.exp(times[-1] + at - sizes[-1]))
-        return float(np.exp(np.interp(at, sizes, times)))
-
     def table(self) -> pd.DataFrame:
         """The roofs as a learner reads them."""
         lines = {
             "copy, 4 GiB or the largest that fits": f"{self.bandwidth / 1e12:.2f} TB/s",
-            "copy, 16 MiB": f"{2**24 / self.copy_us(2**24) / 1e6:.2f} TB/s",
+            "copy, 16 MiB": f"{2**24 / dict(self.copy)[2**24] / 1e6:.2f} TB/s",
             **{f"matmul, {dtype}": f"{rate / 1e12:.0f} TFLOP/s" for dtype, rate in self.matmul.items()},
             "smallest kernel in a graph": f"{self.node_us:.2f} us",
             "smallest call from Python": f"{self.host_us:.1f} us",

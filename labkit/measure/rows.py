@@ -1,15 +1,8 @@
-"""One measurement is one row; tapes and benchmarks are files of rows (JSON lines).
-
-A recording or a benchmark that was cut short is continued from its file (`resumed`). A row there is taken
-instead of measuring if it has a time and would be measured again in the same way: the same measurement, with
-the clock that was asked for, of the same code with the same device, driver and versions.
-"""
+"""One measurement is one row; a tape is a file of rows (JSON lines)."""
 
 import json
-import os
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +14,6 @@ if TYPE_CHECKING:  # listing and checking tapes needs no table
 
 LIVE, RECORDED, PUBLISHED = KINDS = ("live", "recorded", "published")
 """Measured here and now; read from a tape; taken from somebody's post."""
-TAPE = "LABKIT_TAPE"
-"""Environment variable: the tape of a lesson that is being recorded, where its rows and profiles go."""
-
-Key = tuple[Any, ...]
-"""What identifies a measurement, whenever and wherever it was made: a :attr:`Row.key`."""
-Environment = tuple[str | None, ...]
-"""Code, device and versions of a measurement."""
 
 
 @dataclass(frozen=True)
@@ -75,25 +61,16 @@ class Row:
             raise ValueError(f"kind: {self.kind!r} is none of {', '.join(KINDS)}")
 
     @property
-    def key(self) -> Key:
-        """What identifies the measurement, whenever and wherever it was made."""
-        return key(self.suite, self.contender, self.direction, self.dtype, self.shape, self.clock, self.cache)
-
-    @property
     def asked_clock(self) -> str:
         """The clock that was asked for: "graph" for a call that was timed with events as a fallback."""
-        # Relies on clocks._Sampler._capture_or_fall_back: only such a row has events, a time and a note.
+        # Relies on clocks._Sampler: only a call that no graph can hold has events, a time and a note.
         return "graph" if self.clock == "events" and self.note and self.median_us is not None else self.clock
 
     @property
-    def asked_key(self) -> Key:
-        """The key by the clock that was asked for."""
-        return replace(self, clock=self.asked_clock).key
-
-    @property
-    def environment(self) -> Environment:
-        """Code, device and versions that it was measured with."""
-        return self.source, self.peer_version, self.device, self.driver, self.torch, self.triton
+    def key(self) -> tuple[Any, ...]:
+        """What identifies the measurement, whenever and wherever it was made."""
+        how = (self.direction, self.dtype, self.asked_clock, self.cache)
+        return self.suite, self.contender, *how, tuple(sorted(self.shape.items()))
 
     @classmethod
     def from_json(cls, line: str) -> "Row":
@@ -108,37 +85,17 @@ class Row:
         return json.dumps(vars(self))
 
 
-def key(
-    suite: str, contender: str, direction: str, dtype: str, shape: dict[str, int], clock: str, cache: str
-) -> Key:
-    """The :attr:`Row.key` that a row of these columns has."""
-    return suite, contender, direction, dtype, tuple(sorted(shape.items())), clock, cache
-
-
 COLUMNS = [f.name for f in fields(Row) if f.name != "trace"]
 """The columns of a table of rows."""
 
 
 def read(path: Path) -> list[Row]:
-    """Rows of a JSON-lines file; empty when it does not exist. A torn last line is dropped.
+    """Rows of a JSON-lines file; none when it does not exist.
 
-    Raises:
-        ValueError: for a file that is damaged, or of another schema.
+    Raises ValueError for a file that is damaged, or of another schema.
     """
-    *complete, torn = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
-    found = [Row.from_json(line) for line in complete if line.strip()]
-    with suppress(ValueError):  # a row cut off in the middle of a write: measured again on resume
-        found.append(Row.from_json(torn))
-    return found
-
-
-def read_valid(path: Path) -> list[Row]:
-    """Rows of a file without the lines that are damaged or of another schema: these are measured again."""
-    found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else ():
-        with suppress(ValueError):
-            found.append(Row.from_json(line))
-    return found
+    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
+    return [Row.from_json(line) for line in lines if line.strip()]
 
 
 def write(path: Path, rows: Iterable[Row]) -> None:
@@ -146,35 +103,14 @@ def write(path: Path, rows: Iterable[Row]) -> None:
     paths.write_text(path, "".join(row.to_json() + "\n" for row in rows))
 
 
-def append(path: Path, row: Row) -> None:
-    """Add one row in one write that has reached the disk before this returns; a torn last line is ended.
-
-    OSError where the disk is full.
-    """
-    line = row.to_json().encode() + b"\n"
-    with paths.advice(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+b", buffering=len(line) + 1) as stream:
-            end = stream.seek(0, os.SEEK_END)
-            torn = end and os.pread(stream.fileno(), 1, end - 1) != b"\n"
-            stream.write(b"\n" + line if torn else line)
-            stream.flush()
-            os.fsync(stream.fileno())
-
-
-def replace_row(path: Path, row: Row) -> None:
-    """Put a row into a file in one step, in the place of one of the same measurement."""
-    write(path, [*(kept for kept in read(path) if kept.key != row.key), row])
-
-
 def recorded_rows(suite: str) -> list[Row]:
-    """Rows of a suite, or of all suites below it, from the tapes of one recorded device.
+    """Rows of a suite, or of all suites below it, from the old lessons' tapes of one recorded device.
 
-    Tapes stand in ``labkit/data/recorded/<device>/<lesson>.jsonl``. Of several devices the first one by name
-    that has the suite is taken, so that a table never mixes two machines. ValueError, which says what to do,
-    for a tape that is damaged or of another schema.
+    They stand in ``labkit/data/recorded/<device>/old/<lesson>.jsonl``. Of several devices the first one by
+    name that has the suite is taken, so that a table never mixes two machines. ValueError, which says what to
+    do, for a tape that is damaged or of another schema.
     """
-    for folder in sorted(paths.RECORDED.glob("*/")):
+    for folder in sorted(paths.RECORDED.glob("*/old")):
         found = [row for tape in sorted(folder.glob("*.jsonl")) for row in read_recorded(tape)]
         found = [row for row in found if f"{row.suite}/".startswith(f"{suite}/")]
         if found:
@@ -211,18 +147,3 @@ def as_results(rows: Iterable[Row], axes: Iterable[str] = ()) -> "Results":
     for axis in dict.fromkeys([*axes, *(axis for row in listed for axis in row.shape)]):
         frame[axis] = [row.shape.get(axis) for row in listed]
     return frame
-
-
-# ---- runs that are continued -------------------------------------------------------------------------------
-
-
-def resumed(tape: Path, wanted: Mapping[Key, Environment]) -> dict[Key, Row]:
-    """The rows of a tape that a run need not measure, by their key; what it measures again leaves the tape.
-
-    ``wanted`` has the present environment for each key that the run will measure. Rows of others stay.
-    """
-    found = [row for row in read_valid(tape) if row.median_us is not None or row.asked_key not in wanted]
-    kept = {row.asked_key: row for row in found if row.environment == wanted.get(row.asked_key)}
-    # A torn last line is not in the file any more, either.
-    write(tape, [row for row in found if row.asked_key not in wanted or kept.get(row.asked_key) is row])
-    return kept

@@ -1,18 +1,15 @@
 """Contenders over an axis, as rows of the contract's schema in a table.
 
-A sweep measures where there is a GPU; elsewhere it hands out the rows that a recorded device left on its
-tape. With a tape each row is on the disk as soon as it is measured, so an interrupted recording goes on.
+A sweep measures where there is a GPU; elsewhere it hands out the rows that a recorded device left.
 """
 
 import itertools
 import math
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, cast
 
 import pandas as pd
@@ -20,16 +17,13 @@ import torch
 from torch import Tensor
 
 from labkit import gpu
-from labkit.measure import accuracy, clocks, lock, machine, roofline, rows
+from labkit.measure import accuracy, clocks, machine, roofline, rows
 from labkit.measure.clocks import Cache, Clock, NotTimed, Timing
 from labkit.measure.cold_cache import TimedCall
 from labkit.measure.contender import Contender, Shape, Work, repeatable_backward, silence_compiler
-from labkit.measure.lock import StoppedError, raise_if_stopped
+from labkit.measure.lock import Stop, StoppedError, gpu_lock, raise_if_stopped
 from labkit.measure.results import Results
-from labkit.measure.rows import TAPE, Environment, Key, Row
-
-REPEATS = 2
-"""How often a disturbed point is measured again for a tape: others will read it, and cannot."""
+from labkit.measure.rows import Row
 
 
 def sweep(
@@ -64,140 +58,123 @@ def run(
     contenders: Sequence[Contender],
     points: Iterable[Shape],
     *,
-    dtype: str = "float32",
-    direction: str = "forward",
-    clock: Clock = "graph",
-    cache: Cache = "cold",
-    budget_s: float = 0.15,
-    progress: Callable[[int, int, Row], None] | None = None,
-    stop: Callable[[], bool] = lambda: False,
-    tape: Path | None = None,
+    stop: Stop = lambda: False,
+    **options: Any,
 ) -> Results:
-    """Measure every contender at every point; a table with a row for each.
+    """Measure every contender at every point; a table with a row for each. ``options`` are those of `Sweep`.
 
-    At each point the contenders for this dtype and a copy of the same bytes are interleaved in one run, and
-    each contender's result is compared with float64. Out of memory, an error or a wrong result is a row
-    without a time and with a note; the others go on. ``progress(done, total, row)`` hears of each row. When
-    ``stop()`` turns true the rows measured so far are returned. With ``tape`` the rows are kept in that file,
-    and what it holds of this sweep is not measured again (`labkit.measure.rows.resumed`).
+    Contenders that are not for the sweep's dtype, or not for a size, are left out there. The process holds
+    the GPU's lock for all of a point. When ``stop()`` turns true the rows of the points before are returned.
 
-    What disturbed a point is in its rows' ``noise``. For a tape a disturbed point is measured up to REPEATS
-    times more right away, and its quietest run is kept, with its noise: a card that is always at its power
-    limit can be recorded, too. And the process keeps the GPU's lock for all of a point, checks included: of
-    two benchmarks neither works, or holds memory, while the other is timed.
-
-    Without a GPU nothing is measured: the rows of these contenders in this suite, dtype, direction, clock
-    and cache state come from a recorded device, at all points; the table is empty when there is none.
+    Without a GPU nothing is measured: the rows of these contenders in this sweep come from a recorded device,
+    at all points; the table is empty when there is none.
 
     Raises ValueError for an unknown direction, clock or cache state, or contenders with one name.
     """
-    if direction not in ("forward", "backward", "forward_backward"):
-        raise ValueError(f"direction: {direction!r} is none of forward, backward, forward_backward")
-    clocks.check_names(clock, cache)
-    contenders = [contender for contender in contenders if contender.takes(dtype)]
+    this = Sweep(suite, **options)
+    contenders = [contender for contender in contenders if contender.takes(this.dtype)]
     names = [contender.name for contender in contenders]
     if len(set(names)) < len(names):
         raise ValueError(f"contenders: two of them have one name among {', '.join(names)}")
-    tape = tape or (Path(os.environ[TAPE]) if os.environ.get(TAPE) else None)
-    this = _Sweep(suite, dtype, direction, clock, cache, budget_s, repeats=REPEATS if tape else 0)
     shapes = list(points)
     axes = list(dict.fromkeys(axis for shape in shapes for axis in shape))
     if not gpu.available():
-        recorded = [row for row in rows.recorded_rows(suite) if row.contender in names and this.matches(row)]
-        return rows.as_results(recorded, axes)
-    now = {contender.name: contender_environment(contender) for contender in contenders}
-    plan = [(shape, [contender for contender in contenders if contender.fits(shape)]) for shape in shapes]
-    wanted = {this.key(contender, shape): now[contender.name] for shape, here in plan for contender in here}
-    kept = rows.resumed(tape, wanted) if tape else {}
+        recorded = rows.recorded_rows(this.suite)
+        return rows.as_results([r for r in recorded if r.contender in names and this.matches(r)], axes)
     measured: list[Row] = []
     with suppress(StoppedError):
-        for shape, here in plan:
-            todo = [contender for contender in here if this.key(contender, shape) not in kept]
-            fresh: dict[str, Row] = {}
-            if todo:
-                with (lock.gpu_lock if tape else lock.thread_lock)(stop), gpu.full_float32():
-                    fresh = {row.contender: row for row in this.measure_point(todo, shape, stop)}
-            for contender in here:
-                row = fresh.get(contender.name) or kept[this.key(contender, shape)]
-                if tape and contender.name in fresh:
-                    rows.append(tape, row)
-                measured.append(row)
-                if progress:
-                    progress(len(measured), len(wanted), row)
+        for shape in shapes:
+            with gpu_lock(stop):
+                measured += filter(None, this.point(contenders, shape, stop))
     return rows.as_results(measured, axes)
 
 
 @dataclass(frozen=True)
-class _Sweep:
-    """What all rows of a sweep share, and how one point is measured."""
+class Sweep:
+    """What all rows of a sweep share, and how one point is measured.
+
+    Raises ValueError for an unknown direction, clock or cache state.
+    """
 
     suite: str
-    dtype: str
-    direction: str
-    clock: Clock
-    cache: Cache
-    budget_s: float
-    repeats: int
-    """How often a disturbed point is measured again."""
+    dtype: str = "float32"
+    direction: str = "forward"
+    clock: Clock = "graph"
+    cache: Cache = "cold"
+    budget_s: float = 0.15
 
-    def measure_point(
-        self, contenders: Sequence[Contender], shape: Shape, stop: Callable[[], bool]
-    ) -> list[Row]:
-        """A row for each contender: is it right, and how long does it take?"""
+    def __post_init__(self) -> None:
+        if self.direction not in ("forward", "backward", "forward_backward"):
+            raise ValueError(f"direction: {self.direction!r} is none of forward, backward, forward_backward")
+        clocks.check_names(self.clock, self.cache)
+
+    def matches(self, row: Row) -> bool:
+        """Whether a row is one of this sweep."""
+        mine = (self.suite, self.dtype, self.direction, self.clock, self.cache)
+        return mine == (row.suite, row.dtype, row.direction, row.asked_clock, row.cache)
+
+    def point(self, contenders: Sequence[Contender], shape: Shape, stop: Stop) -> Iterator[Row | None]:
+        """Measure the contenders that are for this size: are they right, and how long do they take?
+
+        Comes up for air after each contender that was checked, with None, so that a panel can look whether
+        Stop was pressed. Then all contenders and a copy of the same bytes are interleaved in one run, and the
+        rows follow. Out of memory, an error or a wrong result is a row without a time and with a note; the
+        others go on. Raises StoppedError soon after ``stop()`` turns true.
+        """
+        here = [contender for contender in contenders if contender.fits(shape)]
+        if not here:
+            return
         silence_compiler()
-        if any(contender.compiled for contender in contenders):
+        if any(contender.compiled for contender in here):
             torch.compiler.reset()  # it gets fresh code for each shape, not a dynamic one
-        itemsize = cast(torch.dtype, getattr(torch, self.dtype)).itemsize
         shared: dict[int, tuple[Tensor, ...]] = {}  # inputs by work: contenders of one work get the same
         columns: dict[str, dict[str, Any]] = {}  # of the row, by contender
         calls: dict[str, TimedCall] = {}
-        for contender in contenders:
-            work = contender.work
-            known = columns[contender.name] = {
-                "clock": self.clock,
-                "cache": self.cache,
-                "min_bytes": work.min_bytes(shape, itemsize, self.direction),
-                "flops": work.flops(shape, self.direction),
-                "peer": contender.peer,
-                "peer_version": _version(contender.peer),
-                "source": source_label(contender),
-            }
-            try:
-                with repeatable_backward(self.direction):
-                    raise_if_stopped(stop)
-                    call = contender.build()
-                    if id(work) not in shared:
-                        shared[id(work)] = self._inputs(work, shape)
-                    inputs = shared[id(work)]
-                    if work.reference:
-                        checked = accuracy.check_contender(contender, call, shape, inputs, self.direction)
-                        error, known["note"] = checked
-                        known["relative_error"] = error if math.isfinite(error) else None  # JSON has no NaN
-                        if known["note"]:
-                            continue
-                    raise_if_stopped(stop)
-                    calls[contender.name] = self._timed_call(call, inputs)
-            except StoppedError:
-                raise
-            except Exception as problem:  # becomes the note of this contender's gap
-                known["note"] = clocks.describe(problem)
-        sizes = {columns[name]["min_bytes"] for name in calls}
-        copies = _copy_calls(sizes) if self.clock != "host" else {}
-        outcomes = self._time(calls | copies, stop)
+        for contender in here:
+            with _gpu_to_oneself(stop):
+                known = columns[contender.name] = self._columns(contender, shape)
+                try:
+                    with repeatable_backward(self.direction):
+                        call, work = contender.build(), contender.work
+                        if id(work) not in shared:
+                            shared[id(work)] = self._inputs(work, shape)
+                        inputs = shared[id(work)]
+                        if work.reference:
+                            checked = accuracy.check_contender(contender, call, shape, inputs, self.direction)
+                            error, known["note"] = checked
+                            known["relative_error"] = (
+                                error if math.isfinite(error) else None
+                            )  # as JSON has it
+                        if not known.get("note"):
+                            calls[contender.name] = self._timed_call(call, inputs)
+                except Exception as problem:  # becomes the note of this contender's gap
+                    known["note"] = clocks.describe(problem)
+            yield None
+        with _gpu_to_oneself(stop):
+            sizes = {columns[name]["min_bytes"] for name in calls}
+            copies = _copy_calls(sizes) if self.clock != "host" else {}
+            how: dict[str, Any] = {"clock": self.clock, "cache": self.cache, "budget_s": self.budget_s}
+            outcomes = clocks.measure(calls | copies, **how, stop=stop)
+            torch.cuda.empty_cache()
         for name in calls:
             timing = outcomes[name]
-            if isinstance(timing, NotTimed):
+            if isinstance(timing, Timing):
+                # the clock is events where a graph cannot hold the call
+                copy_us = _copy_us(outcomes, columns[name]["min_bytes"], timing.clock)
+                columns[name] |= vars(timing) | {"copy_us": copy_us}
+            else:
                 columns[name]["note"] = timing.note
-                continue
-            # the clock is events where a graph cannot hold the call
-            copy_us = _copy_us(outcomes, columns[name]["min_bytes"], timing.clock)
-            columns[name] |= vars(timing) | {"copy_us": copy_us}
-        torch.cuda.empty_cache()
         where = machine.row_columns()
-        return [
-            Row(self.suite, name, self.direction, self.dtype, shape, **known, **where)
-            for name, known in columns.items()
-        ]
+        for name, known in columns.items():
+            yield Row(self.suite, name, self.direction, self.dtype, shape, **known, **where)
+
+    def _columns(self, contender: Contender, shape: Shape) -> dict[str, Any]:
+        """What is known of a contender's row before it is measured."""
+        work, peer = contender.work, contender.peer
+        itemsize = cast(torch.dtype, getattr(torch, self.dtype)).itemsize
+        min_bytes, flops = work.min_bytes(shape, itemsize, self.direction), work.flops(shape, self.direction)
+        cost = {"min_bytes": min_bytes, "flops": flops}
+        return {"clock": self.clock, "cache": self.cache, "peer": peer, "peer_version": _version(peer)} | cost
 
     def _inputs(self, work: Work, shape: Shape) -> tuple[Tensor, ...]:
         dtype, differentiable = getattr(torch, self.dtype), self.direction != "forward"
@@ -218,30 +195,6 @@ class _Sweep:
         # Its forward pass runs outside the timed region, once for each set of inputs.
         return TimedCall(partial(torch.autograd.grad, retain_graph=True), given, setup=forward)
 
-    def _time(self, calls: Mapping[str, TimedCall], stop: Callable[[], bool]) -> dict[str, Timing | NotTimed]:
-        """Time all calls in one run; of several runs the one with fewest errors, then least disturbed."""
-
-        def disturbance(outcomes: dict[str, Timing | NotTimed]) -> tuple[int, int]:
-            timings = [outcome for outcome in outcomes.values() if isinstance(outcome, Timing)]
-            return len(outcomes) - len(timings), sum(bool(timing.noise) for timing in timings)
-
-        options: dict[str, Any] = {"clock": self.clock, "cache": self.cache, "budget_s": self.budget_s}
-        best = clocks.measure(calls, **options, stop=stop)
-        for _ in range(self.repeats):
-            if not disturbance(best)[1]:
-                break
-            best = min(best, clocks.measure(calls, **options, stop=stop), key=disturbance)
-        return best
-
-    def matches(self, row: Row) -> bool:
-        """Whether a row is one of this sweep."""
-        mine = (self.suite, self.dtype, self.direction, self.clock, self.cache)
-        return mine == (row.suite, row.dtype, row.direction, row.asked_clock, row.cache)
-
-    def key(self, contender: Contender, shape: Shape) -> Key:
-        """The key of a contender's row at a point, where a graph can hold the call."""
-        return rows.key(self.suite, contender.name, self.direction, self.dtype, shape, self.clock, self.cache)
-
 
 # ---- what a lesson measures in its own way ----------------------------------------------------------------
 
@@ -253,46 +206,35 @@ def custom_times(suite: str, timers: Mapping[str, Callable[[], float]], dtype: s
     to. Each function has the GPU to itself (`lock.gpu_lock`). Without a GPU nothing is called: the rows are
     those of a recorded device, and there may be none.
     """
-    return _custom(suite, timers, "median_us", dtype, lock.gpu_lock)
+    return _custom(suite, timers, "median_us", dtype)
 
 
 def custom_bytes(suite: str, meters: Mapping[str, Callable[[], int]]) -> Results:
     """The same for memory: each function returns bytes, and they are the row's ``peak_bytes``."""
-    return _custom(suite, meters, "peak_bytes", "float32", nullcontext)
+    return _custom(suite, meters, "peak_bytes", "float32")
 
 
-def _custom(
-    suite: str,
-    functions: Mapping[str, Callable[[], float]],
-    column: str,
-    dtype: str,
-    locked: Callable[[], AbstractContextManager[None]],
-) -> Results:
+def _custom(suite: str, functions: Mapping[str, Callable[[], float]], column: str, dtype: str) -> Results:
     if not gpu.available():
         # a sweep may have the same name: its rows have a clock
         return rows.as_results([row for row in rows.recorded_rows(suite) if not row.clock])
     found = []
     for name, function in functions.items():
-        with locked():
+        with gpu_lock():
             columns = {column: function()} | machine.row_columns()
         found.append(Row(suite, name, "forward", dtype, {}, clock="", cache="", runs=1, **columns))
-        if tape := os.environ.get(TAPE):
-            rows.replace_row(Path(tape), found[-1])
     return rows.as_results(found)
 
 
 # ---- what the above share ----------------------------------------------------------------------------------
 
 
-def source_label(contender: Contender) -> str:
-    """What a live row names as its source: the code that was measured."""
-    return f"code {contender.code_hash()}"
-
-
-def contender_environment(contender: Contender) -> Environment:
-    """How a contender would be measured now."""
-    here, peer = machine.identity(), _version(contender.peer)
-    return source_label(contender), peer, here.device, here.driver, here.torch, here.triton
+@contextmanager
+def _gpu_to_oneself(stop: Stop) -> Iterator[None]:
+    """A step of a point: not beside another process, with full float32, and not after Stop."""
+    raise_if_stopped(stop)
+    with gpu_lock(stop), gpu.full_float32():
+        yield
 
 
 def _copy_calls(sizes: Iterable[int]) -> dict[str, TimedCall]:

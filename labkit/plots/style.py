@@ -28,14 +28,14 @@ from labkit.measure.rows import LIVE, PUBLISHED, RECORDED
 
 INK, MUTED, SHADES = "#1A1A1A", "#4A4A4A", ("#F6F6F6", "#EBEBEB")
 TITLE, SMALL = 13.0, 10.0
-"""Font sizes in points; all other text has the size that labkit.mplstyle sets."""
+"""Font sizes in points; all other text has the size that course.mplstyle sets."""
 WIDTH = 8.0
 """Width of a figure in inches; an inch is 96 pixels of a page."""
 LINE_HEIGHT = 0.185
 """Height of a line of small text, in inches."""
 _CHARACTERS_PER_INCH = 12.5
 """Characters of small text that fit into an inch."""
-_STYLE_FILE = Path(__file__).with_name("labkit.mplstyle")
+_STYLE_FILE = paths.PACKAGE / "display" / "course.mplstyle"
 _DRAWING = threading.RLock()
 
 

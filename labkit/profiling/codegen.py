@@ -274,11 +274,11 @@ _SETTINGS = {
 
 
 @cache
-def compile_server() -> child_process.Forkserver:
+def compile_server() -> child_process.PreloadedProcess:
     """The process that compiles for this one; the first call starts it."""
     # Without variables that change how Triton compiles, and without a GPU, which is not needed.
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_") or k.endswith("_PATH")}
-    return child_process.Forkserver(_prepare, environment=kept | _SETTINGS)
+    return child_process.PreloadedProcess(_prepare, environment=kept | _SETTINGS)
 
 
 @triton.jit

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch._library.custom_ops import OPDEFS
 from torch.utils._pytree import tree_leaves
 
-from labkit import backend, dispatch_mode, gpu
+from labkit import dispatch_mode, gpu, interpreter
 
 _ALLOCATES = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_",
@@ -73,10 +72,7 @@ def recording() -> Iterator[Counts]:
     """Count what is launched inside the block, on a machine without a GPU."""
     counts = Counts()
     operations = _Operations(counts.launches)
-    with ExitStack() as stack:
-        if backend.interpreting():
-            stack.enter_context(_interpreted_kernels(counts.launches, operations))
-        stack.enter_context(operations)
+    with interpreter.watching(_Kernels(counts.launches, operations)), operations:
         yield counts
 
 
@@ -99,6 +95,34 @@ class _Operations(dispatch_mode.LightDispatchMode):
         if not self.paused and starts_work(func) and len(self.launches) == before:
             self.launches.append(_operation(func, args, kwargs, result))
         return result
+
+
+class _Kernels(interpreter.Observer):
+    """Records the launches of interpreted Triton kernels: programs, and bytes moved by unmasked lanes."""
+
+    def __init__(self, launches: list[Launch], operations: _Operations) -> None:
+        self.launches, self.operations = launches, operations
+
+    def launch(self, run: Callable[..., Any], kernel: Any, args: Any, options: dict[str, Any]) -> None:
+        self.launches.append(Launch(kernel.__name__))
+        self.operations.paused = True  # the interpreter copies tensors, which is no launch
+        try:
+            run(*args, **options)
+        finally:
+            self.operations.paused = False
+
+    def grid(self, *sizes: int) -> None:
+        self.launches[-1].programs = math.prod(sizes)
+
+    def load(self, addresses: np.ndarray, size: int, unfilled: bool) -> None:
+        self.launches[-1].bytes_read += addresses.size * size
+
+    def store(self, addresses: np.ndarray, size: int) -> None:
+        self.launches[-1].bytes_written += addresses.size * size
+
+    def atomic(self, addresses: np.ndarray, size: int) -> None:
+        self.load(addresses, size, False)
+        self.store(addresses, size)
 
 
 def starts_work(func: Any) -> bool:
@@ -134,48 +158,3 @@ def _distinct_bytes(leaves: list[Any]) -> int:
         * tensor.element_size()
         for tensor in distinct.values()
     )
-
-
-@contextmanager
-def _interpreted_kernels(launches: list[Launch], operations: _Operations) -> Iterator[None]:
-    """Record launches of interpreted Triton kernels: grid, and bytes moved by lanes that are not masked."""
-    from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
-
-    launch_kernel = GridExecutor.__call__
-    set_grid = InterpreterBuilder.set_grid_dim
-
-    def launched(executor: Any, *args: Any, **kwargs: Any) -> Any:
-        launches.append(Launch(executor.fn.__name__))
-        operations.paused = True  # the interpreter copies tensors, which is no launch
-        try:
-            return launch_kernel(executor, *args, **kwargs)
-        finally:
-            operations.paused = False
-
-    def grid_set(builder: Any, *grid: int) -> None:
-        launches[-1].programs = math.prod(grid)
-        set_grid(builder, *grid)
-
-    def counted(method: str, reads: bool, writes: bool, mask_at: int | None) -> Any:
-        original = getattr(InterpreterBuilder, method)
-
-        def access(builder: Any, *args: Any, **kwargs: Any) -> Any:
-            pointers = args[1] if method == "create_atomic_rmw" else args[0]
-            on = True if mask_at is None else np.asarray(args[mask_at].data, dtype=bool)
-            used = np.broadcast_to(on, np.shape(pointers.data)).sum()
-            moved = int(used) * max(1, pointers.get_element_ty().primitive_bitwidth // 8)
-            launches[-1].bytes_read += moved * reads
-            launches[-1].bytes_written += moved * writes
-            return original(builder, *args, **kwargs)
-
-        return patch.object(InterpreterBuilder, method, access)
-
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(GridExecutor, "__call__", launched))
-        stack.enter_context(patch.object(InterpreterBuilder, "set_grid_dim", grid_set))
-        # Unmasked accesses, block pointers and descriptors call these too.
-        stack.enter_context(counted("create_masked_load", True, False, mask_at=1))
-        stack.enter_context(counted("create_masked_store", False, True, mask_at=2))
-        stack.enter_context(counted("create_atomic_rmw", True, True, mask_at=3))
-        stack.enter_context(counted("create_atomic_cas", True, True, mask_at=None))
-        yield

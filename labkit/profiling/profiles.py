@@ -106,13 +106,10 @@ def profile(call: Callable[[], Any], *, tape: str | None = None, warmup: int = 3
 
     On a GPU ``call`` runs ``warmup`` times and is then profiled three times, each time while this process
     holds the GPU's lock. The profile that was disturbed least is returned. Without a GPU the recorded profile
-    named ``tape`` is returned, and ``call`` does not run. If there is none, its launches are counted.
+    named ``tape`` ("launch_overhead/eager") is returned, and ``call`` does not run. If there is none, its
+    launches are counted.
 
-    ``tape`` names the profile ("launch_overhead/eager"). A lesson that is being recorded keeps it under this
-    name.
-
-    Raises ValueError if the lesson that is being recorded has used the name already, and if the file of
-    recorded profiles is damaged.
+    Raises ValueError if the file of recorded profiles is damaged.
     """
     if not gpu.available():
         row = recorded_profiles.recorded_profile(tape) if tape else None
@@ -122,8 +119,6 @@ def profile(call: Callable[[], Any], *, tape: str | None = None, warmup: int = 3
         return Profile(*events, kind=row.kind, device=row.device, date=row.date)
     made = _least_disturbed([from_trace(_trace(call, runs)) for runs in (warmup, 0, 0)])
     stamp = machine.row_columns()
-    if tape:
-        recorded_profiles.write_profile(tape, recorded_profiles.encode(made.kernels, made.host), stamp)
     return replace(made, device=stamp["device"], date=stamp["date"])
 
 

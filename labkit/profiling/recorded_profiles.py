@@ -1,15 +1,12 @@
-"""Profiles on a tape: one row for each profile of a recorded lesson.
+"""The profiles that a recorded device left, each a row of a tape.
 
 ``Row.trace`` of such a row has two keys: ``kernels`` and ``host``. Under each, ``what`` lists descriptions
 (of a kernel: name and full name; of a host event: name), and ``when`` lists the events
-(index of the description, start and duration in us). Kernels that differ only in their times share one
-description, so that a profile of a hundred launches stays below 20 KB.
+(index of the description, start and duration in us).
 """
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from labkit.measure import rows
@@ -36,23 +33,6 @@ class HostEvent:
     duration_us: float
 
 
-def encode(kernels: Sequence[KernelEvent], host: Sequence[HostEvent]) -> dict[str, Any]:
-    """The events of a profile as the ``trace`` of a row, with times to the nanosecond."""
-    described = [([k.name, k.full_name], k) for k in kernels]
-    return {"kernels": _shared(described), "host": _shared([([event.name], event) for event in host])}
-
-
-def _shared(events: Sequence[tuple[list[Any], KernelEvent | HostEvent]]) -> dict[str, Any]:
-    """Each description once; of each event the index of its description, its start and its duration."""
-    what: list[list[Any]] = []
-    when = []
-    for description, event in events:
-        if description not in what:
-            what.append(description)
-        when.append([what.index(description), round(event.start_us, 3), round(event.duration_us, 3)])
-    return {"what": what, "when": when}
-
-
 def decode(trace: Mapping[str, Any]) -> tuple[list[KernelEvent], list[HostEvent]]:
     """The kernels and the host's events of a row's ``trace``; ValueError for anything else."""
 
@@ -67,30 +47,6 @@ def decode(trace: Mapping[str, Any]) -> tuple[list[KernelEvent], list[HostEvent]
         return kernels, [HostEvent(name, start, took) for (name,), start, took in described(trace["host"])]
     except (LookupError, TypeError, ValueError) as error:
         raise ValueError(f"not a profile: {error!r}") from error
-
-
-_written: set[tuple[str, str]] = set()
-"""Tapes, and the names of the profiles that this process has written to them."""
-
-
-def write_profile(name: str, trace: dict[str, Any], stamp: Mapping[str, Any]) -> None:
-    """Write a profile to the tape of the lesson that is being recorded; do nothing if none is recorded.
-
-    A profile of this name that an earlier, unfinished run left there is replaced. ``stamp`` is
-    `machine.row_columns()`. Raises ValueError if this run has used the name already: one of the two would be
-    lost.
-    """
-    tape = os.environ.get(rows.TAPE)
-    if not tape:
-        return
-    if (tape, name) in _written:
-        raise ValueError(f"tape: {name!r} names another profile of this lesson")
-    _written.add((tape, name))
-    row = Row(
-        suite=f"profile/{name}", contender="", direction="", dtype="", shape={}, clock="profiler", cache="",
-        runs=1, trace=trace, **stamp,
-    )  # fmt: skip
-    rows.replace_row(Path(tape), row)
 
 
 def recorded_profile(name: str) -> Row | None:

@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from labkit import paths
-from labkit.lessons import learner_folder
 from labkit.measure.results import Measured, number
 from labkit.plots import Picture
 from labkit.plots.formatting import TIMES_SIGN, format_number
@@ -61,7 +60,7 @@ class Question:
     @property
     def path(self) -> Path:
         """The file that keeps the sealed guess."""
-        return learner_folder.state_folder() / learner_folder.GUESSES / f"{self.slug}.json"
+        return paths.state() / "guesses" / f"{self.slug}.json"
 
     def with_unit(self, value: float) -> str:
         """A value with its unit: ``12×``, ``3 µs``, ``1200``."""

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 
 from labkit import gpu
 from labkit.measure.contender import Contender, Shape
@@ -23,19 +23,6 @@ class MissingError(RuntimeError):
 
     def __init__(self, package: str) -> None:
         super().__init__(f"{package} is not installed: pip install -e '.[peers]'")
-
-
-def liger_geglu(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
-    """The GeGLU MLP with Liger's kernel for tanh-GELU and product, and three GEMMs of PyTorch.
-
-    x (batch, width), w_gate and w_up (hidden, width), w_down (width, hidden); the result: (batch, width). Its
-    backward pass overwrites gate and up, so it runs once for each forward: time it with forward_backward.
-
-    Raises MissingError without liger-kernel.
-    """
-    geglu = _module("liger_kernel.ops.geglu", "liger-kernel")
-    hidden: Tensor = geglu.LigerGELUMulFunction.apply(linear(x, w_gate), linear(x, w_up))
-    return linear(hidden, w_down)
 
 
 def liger_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -105,40 +92,6 @@ def accelerated_scan(a: Tensor, b: Tensor) -> Tensor:
     spare = -steps % SCAN_STEPS if differentiable else 0
     states: Tensor = scalar.scan(_time_last(a, spare), _time_last(b, spare))
     return states[..., :steps].transpose(1, 2).contiguous()
-
-
-def torchrl_gru(x: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor, bias_hh: Tensor) -> Tensor:
-    """nn.GRU's formula from a state of zeros by TorchRL's Triton kernels, one launch for all steps each way.
-
-    x (B, T, I), weights (3 H, I) and (3 H, H), biases (3 H,), in the order r, z, n; the states (B, T, H).
-    From 512 features on the forward pass takes a launch for each step.
-
-    The kernels keep every tensor in float32, also what they save for the backward pass. In 16 bits the call
-    pays for the casts there and back. Operands of the recurrent product are then of x's dtype. Those of the
-    other products are rounded to TF32, which holds such x and weights exactly. For float32 the recurrent
-    product is made of three of TF32 (before Ampere it is float32), and the others are float32. The interface
-    wants a (B, T, H) tensor of states to begin from. Here it is zeros, and the kernels read it at each step.
-
-    TorchRL names bfloat16 and float32 for the recurrent product. Its kernels compile for float16 as well.
-
-    Triton tunes the kernels at the first call for each T, H and dtype; TorchRL has it do so whatever B is.
-    Here B counts too, because the tile that is best for 16 sequences need not be for 4096.
-
-    Raises MissingError without torchrl.
-    """
-    rnn = _module("torchrl.modules.tensordict_module._rnn_triton", "torchrl")
-    for kernel in (rnn._gru_fwd_kernel, rnn._gru_bwd_kernel):
-        if "B" not in kernel.keys:
-            kernel.keys.append("B")
-    wide = torch.promote_types(x.dtype, torch.float32)
-    zeros = torch.zeros(*x.shape[:2], weight_hh.shape[1], dtype=wide, device=x.device)
-    begins_anew = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
-    weights = (weight.to(wide) for weight in (weight_ih, weight_hh, bias_ih, bias_hh))
-    precision = "high-prec" if x.dtype == wide else "tf32"
-    states: Tensor = rnn.gru_triton(
-        x.to(wide), zeros, *weights, begins_anew, x.dtype, input_precision=precision
-    )[0]
-    return states.to(x.dtype)
 
 
 def _time_last(x: Tensor, spare: int) -> Tensor:

@@ -11,9 +11,10 @@ from labkit.exercises import lesson as session_module
 from labkit.exercises import progress, verdicts
 from labkit.exercises.engine import Finding
 from labkit.lessons import notebooks
-from labkit.runs import execute
+from labkit.run import execute
 
-LESSON = "01_launch_overhead"
+LESSON = "old/01_launch_overhead"
+ATTEMPTS = "attempts/old/launch_overhead"
 SOLUTIONS = notebooks.solution_cells(notebooks.resolve(LESSON))
 MASK = SOLUTIONS["mask"]
 
@@ -24,8 +25,10 @@ def masked(mask):
 
 
 @pytest.fixture(autouse=True)
-def cache(own_folders):
-    return own_folders / "cache"
+def kept(own_folders):
+    """What is kept of the learner's answers, beside the notebooks; never in the cache."""
+    yield own_folders / ".labkit"
+    assert not (own_folders / "cache" / "attempts").exists()
 
 
 @pytest.fixture
@@ -56,14 +59,17 @@ def hints(bundle):
     return re.findall(r"Hint (\d)</summary>", bundle["text/html"])
 
 
-def kept(cache):
-    return sorted(
-        path.name for path in (cache / "attempts" / notebooks.lesson_key(LESSON) / "mask").glob("*.py")
-    )
+def attempts(kept):
+    return sorted(path.name for path in (kept / ATTEMPTS / "mask").glob("*.py"))
+
+
+def of_mask():
+    """State and tries of the exercise that these tests are about."""
+    return progress.table().set_index(["lesson", "exercise"]).loc[(LESSON, "mask")]
 
 
 @pytest.mark.parametrize("name", session_module.judge.find(LESSON))
-def test_the_untouched_cell_is_not_attempted_and_nothing_runs(learner, cache, monkeypatch, name):
+def test_the_untouched_cell_is_not_attempted_and_nothing_runs(learner, kept, monkeypatch, name):
     cells = [cell["source"] for cell in notebooks.read_json(notebooks.resolve(LESSON))["cells"]]
     (scaffold,) = [source for source in cells if f'tasks.check("{name}"' in source]
     monkeypatch.setattr(
@@ -71,7 +77,7 @@ def test_the_untouched_cell_is_not_attempted_and_nothing_runs(learner, cache, mo
     )
     bundle = learner().run(f"# my notes\n\n{scaffold}\n", name=name)
     assert "not attempted" in bundle["text/plain"] and verdicts.CHECK_MIME not in bundle
-    assert not cache.exists()
+    assert not kept.exists()
 
 
 def test_a_right_answer_is_kept_and_wins_over_the_solution_until_it_is_wrong(learner):
@@ -83,7 +89,7 @@ def test_a_right_answer_is_kept_and_wins_over_the_solution_until_it_is_wrong(lea
     assert one.tasks.answer("mask") is solution and one.tasks.answer("affine") is not None
 
 
-def test_hints_unlock_with_other_wrong_answers_only_and_being_right_locks_them_again(learner, cache):
+def test_hints_unlock_with_other_wrong_answers_only_and_being_right_locks_them_again(learner, kept):
     one = learner()
     assert hints(one.run(masked("True"))) == ["1"]
     assert hints(one.run(masked("True  # again"))) == ["1"]
@@ -92,30 +98,31 @@ def test_hints_unlock_with_other_wrong_answers_only_and_being_right_locks_them_a
     assert "Solution</summary>" in one.run(masked("at > -1"))["text/html"]
     assert "right" in one.run(masked("at < count"))["text/plain"]
     assert hints(one.run(masked("True"))) == ["1"]
-    assert len(kept(cache)) == 7, "each attempt's source is kept"
+    assert len(attempts(kept)) == 7, "each attempt's source is kept"
 
 
-def test_progress_counts_tries_and_outlives_the_session_and_a_spoilt_file(learner, cache):
+def test_progress_counts_tries_and_outlives_the_session_and_a_spoilt_file(learner, kept):
     one = learner()
     for mask in ("at <= count", "True", "at < count"):
         one.run(masked(mask))
     table = progress.table().set_index(["lesson", "exercise"])
     assert list(table.loc[LESSON, "mask"]) == ["✓ solved", 3]
     assert list(table.loc[LESSON, "graph"]) == ["○ open", 0]
-    assert list(table.index.unique("lesson")) == [path.stem for path in notebooks.find()]
+    assert list(table.index.unique("lesson")) == [notebooks.name_of(path) for path in notebooks.find()]
     one.run(masked("at <= count"))
-    assert list(progress.table().set_index("exercise").loc["mask", ["state", "tries"]]) == ["✗ tried", 4]
-    file = cache / "attempts" / notebooks.lesson_key(LESSON) / "verdicts.json"
+    assert list(of_mask()) == ["✗ tried", 4]
+    file = kept / ATTEMPTS / "verdicts.json"
     file.write_text("{")
     assert "✓" in learner().run(masked("at < count"))["text/plain"]
 
 
-def test_answers_go_into_the_learners_folder_that_the_session_works_in(learner, cache, monkeypatch, tmp_path):
-    monkeypatch.setenv("LABKIT_FOLDER", str(tmp_path / "work"))
+def test_answers_go_into_the_folder_that_the_session_works_in(learner, kept, monkeypatch):
+    inner = kept.parent / "images"
+    inner.mkdir()
+    kept.mkdir()
+    monkeypatch.chdir(inner)
     learner().run(masked("at < count"))
-    attempts = tmp_path / "work" / ".labkit" / "attempts" / notebooks.lesson_key(LESSON)
-    assert (attempts / "mask" / "0001.py").exists()
-    assert not (cache / "attempts").exists()
+    assert attempts(kept) == ["0001.py"] and not (inner / ".labkit").exists()
 
 
 def test_a_cell_may_show_the_solution_or_take_an_answer_above_its_check(learner):
@@ -184,7 +191,7 @@ def test_in_a_notebook_the_verdict_takes_the_place_of_the_notice(tmp_path):
     assert "solved" in table[0].data["text/html"]
 
 
-def test_attempts_are_whole_or_not_there(learner, cache, monkeypatch):
+def test_attempts_are_whole_or_not_there(learner, kept, monkeypatch):
     def full(path, text):
         raise OSError(28, "No space left on device")
 
@@ -192,7 +199,7 @@ def test_attempts_are_whole_or_not_there(learner, cache, monkeypatch):
     monkeypatch.setattr(paths, "write_text", full)
     with pytest.raises(OSError, match="No space left"):
         one.run(masked("at < count"))
-    assert kept(cache) == []
+    assert attempts(kept) == []
 
 
 def test_a_kernel_sweeps_under_the_learners_name_once_it_has_raced(learner, monkeypatch):
@@ -221,4 +228,4 @@ def test_reset_forgets_the_verdict_and_puts_the_cell_as_the_lesson_has_it_below(
     one.tasks.reset("mask")
     ((cell, replaces),) = inputs
     assert "inside = ...  # which places are?" in cell and not replaces
-    assert list(progress.table().set_index("exercise").loc["mask", ["state", "tries"]]) == ["○ open", 1]
+    assert list(of_mask()) == ["○ open", 1]

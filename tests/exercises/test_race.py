@@ -8,7 +8,7 @@ from labkit.exercises.lesson import ExerciseSession
 from labkit.lessons import notebooks
 from labkit.measure import rows, sweeps
 
-LESSON = "01_launch_overhead"
+LESSON = "old/01_launch_overhead"
 SOLUTIONS = notebooks.solution_cells(notebooks.resolve(LESSON))
 AFFINE = SOLUTIONS["affine"] + '\n\n\ntasks.check("affine", affine)\n'
 STORE = "tl.store(y + at, "

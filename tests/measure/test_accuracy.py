@@ -4,7 +4,6 @@ import pytest
 import torch
 from reusing import Reusing
 
-from labkit.measure import accuracy
 from labkit.measure.accuracy import EDGE_ROWS, SPREAD_ROWS, Comparison, sampled_rows
 
 BATCH, WIDTH = 1000, 12
@@ -52,28 +51,24 @@ def test_the_rows_are_both_ends_and_some_between(batch):
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward", "forward_backward"])
-@pytest.mark.parametrize("all_rows", [True, False])
 @pytest.mark.parametrize("batch", [1, 7, BATCH])
-def test_what_is_right_passes(direction, all_rows, batch, monkeypatch):
-    monkeypatch.setattr(accuracy, "CHUNK_ROWS", 300)
+def test_what_is_right_passes(direction, batch):
     comparison = of(right, direction)
     given = inputs(batch, grad=direction != "forward")
     assert comparison.complete(given) < 1e-6
-    assert comparison.at_full_size(given, all_rows=all_rows) < 1e-6
+    assert comparison.at_full_size(given) < 1e-6
 
 
 @pytest.mark.parametrize("direction", ["forward", "forward_backward"])
-@pytest.mark.parametrize("all_rows", [True, False])
-def test_where_each_row_comes_of_all_inputs_all_are_compared(direction, all_rows, monkeypatch):
+def test_where_each_row_comes_of_all_inputs_all_are_compared(direction):
     """As in a recurrence whose rows are steps."""
-    monkeypatch.setattr(accuracy, "CHUNK_ROWS", 300)
     x, weight, _ = inputs(grad=direction != "forward")
     plain, late = (
         (lambda x, w: (x @ w).cumsum(0)),
         (lambda x, w: (x @ w).cumsum(0) * (torch.arange(BATCH) != 500)[:, None]),
     )
     for call, good in ((plain, True), (late, False)):
-        error = Comparison(call, plain, direction, batched=()).at_full_size((x, weight), all_rows=all_rows)
+        error = Comparison(call, plain, direction, batched=()).at_full_size((x, weight))
         assert (error < 1e-5) == good
 
 
@@ -83,10 +78,9 @@ def test_a_wrong_row_at_an_end_of_the_output_is_seen(row):
         y = reference(*tensors)
         return torch.cat([y[:row], y[row : row + 1] + 3, y[row + 1 :]])
 
-    assert of(call, "forward").at_full_size(inputs(grad=False), all_rows=False) > 0.05
+    assert of(call, "forward").at_full_size(inputs(grad=False)) > 0.05
 
 
-@pytest.mark.parametrize("all_rows", [True, False])
 @pytest.mark.parametrize(
     ("which", "spoil"),
     [
@@ -101,13 +95,12 @@ def test_a_wrong_row_at_an_end_of_the_output_is_seen(row):
         (1, lambda g: g.flip(0)),
     ],
 )
-def test_a_wrong_gradient_is_seen(which, spoil, all_rows):
-    error = of(hooked(which, spoil)).at_full_size(inputs(), all_rows=all_rows)
+def test_a_wrong_gradient_is_seen(which, spoil):
+    error = of(hooked(which, spoil)).at_full_size(inputs())
     assert not error <= 0.05
 
 
-@pytest.mark.parametrize("all_rows", [True, False])
-def test_a_weight_gradient_without_the_last_rows_is_seen(all_rows):
+def test_a_weight_gradient_without_the_last_rows_is_seen():
     """As when a kernel sums whole tiles of rows only."""
 
     def call(x, w, other):
@@ -115,7 +108,7 @@ def test_a_weight_gradient_without_the_last_rows_is_seen(all_rows):
         left = reference(x[cut:], w.detach(), other[cut:])
         return torch.cat([reference(x[:cut], w, other[:cut]), left])
 
-    assert of(call).at_full_size(inputs(), all_rows=all_rows) > 0.05
+    assert of(call).at_full_size(inputs()) > 0.05
     assert of(call).complete(inputs(batch=64)) < 1e-6, "and at a sampled size it is not"
 
 
@@ -128,8 +121,7 @@ def test_a_backward_that_overwrites_what_the_forward_saved_is_not_repeated():
 
 
 @pytest.mark.parametrize(("direction", "kept"), [("backward", True), ("forward_backward", False)])
-@pytest.mark.parametrize("all_rows", [True, False])
-def test_only_a_backward_that_will_be_repeated_keeps_what_was_saved(direction, kept, all_rows, monkeypatch):
+def test_only_a_backward_that_will_be_repeated_keeps_what_was_saved(direction, kept, monkeypatch):
     """torch.compile reuses that memory, or not, from the first backward on."""
     asked, original = [], torch.autograd.grad
 
@@ -139,5 +131,5 @@ def test_only_a_backward_that_will_be_repeated_keeps_what_was_saved(direction, k
 
     monkeypatch.setattr(torch.autograd, "grad", grad)
     of(right, direction).complete(inputs())
-    of(right, direction).at_full_size(inputs(), all_rows=all_rows)
+    of(right, direction).at_full_size(inputs())
     assert [kept_ for dtype, kept_ in asked if dtype == torch.float32] == [kept, kept]

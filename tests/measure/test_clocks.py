@@ -1,14 +1,10 @@
 """The three clocks, on a device in virtual time: what a timing means, to the microsecond."""
 
 import itertools
-import math
-import threading
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import queueing
 import torch
 from simulated import L2_BYTES, Gpu, out_of_memory, ticking
 
@@ -100,7 +96,9 @@ def test_samples_fit_the_budget_between_the_least_and_the_most(gpu, clock):
         return measure(lambda: gpu.launch(0.0, device_us), clock=clock, budget_s=0.15).runs // each
 
     found = samples(10_000.0 / each), samples(100_000.0), samples(2.0)
-    assert found == (15, clocks.MIN_SAMPLES, clocks.MAX_SAMPLES)
+    assert found == ((5, 5, 21) if clock == "host" else (15, 5, 40)), (
+        "of one round of seven by the host clock"
+    )
 
 
 # Contenders, interleaved
@@ -232,7 +230,7 @@ def test_a_failing_job_is_a_gap_and_leaves_the_others_alone(gpu, clock):
     assert list(outcomes) == list(calls)
     assert all(outcomes[name] == NotTimed(note) for name, (_, note) in gaps.items()), outcomes
     assert outcomes["z"].median_us == outcomes["a"].median_us == pytest.approx(3.0)
-    assert outcomes["a"].runs >= clocks.MAX_SAMPLES
+    assert outcomes["a"].runs == outcomes["z"].runs >= 20
     with pytest.raises(KeyboardInterrupt):
         measure(lambda: fail(KeyboardInterrupt()), clock=clock)
 
@@ -332,167 +330,31 @@ def test_tf32_is_off_while_it_measures_and_as_it_was_afterwards(gpu):
         matmul.allow_tf32 = before
 
 
-# Threads take turns
-
-
-def test_who_waits_for_its_turn_can_be_stopped_and_who_has_it_can_nest(gpu):
-    stop = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        with pytest.raises(ZeroDivisionError), lock.thread_lock():
-            assert measure(lambda: gpu.launch(1.0, 30.0), budget_s=0.0).median_us == pytest.approx(30.0)
-            waiting = pool.submit(measure, lambda: pytest.fail("not its turn"), stop=stop.is_set)
-            time.sleep(0.15)
-            assert not waiting.done()
-            stop.set()
-            with pytest.raises(lock.StoppedError, match="another measurement had the GPU"):
-                waiting.result(5)
-            _ = 1 / 0
-        assert pool.submit(measure, lambda: None, budget_s=0.0).result(5), "a turn ends with an error, too"
-
-
-# Processes take turns
-
-
-@pytest.fixture
-def queue(gpu, tmp_path, monkeypatch):
-    """A GPU that others may want, and the folder where they meet."""
-    monkeypatch.setenv(lock.LOCK_FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-simulated")
-    monkeypatch.setattr(noise, "nvml", lambda: None)
-    return tmp_path
-
-
-@pytest.mark.parametrize("clock", CLOCKS)
-def test_the_turn_is_held_while_samples_are_taken_and_not_while_calls_are_warmed_up(gpu, queue, clock):
-    held = []
-
-    def call():
-        held.append(lock.held_gpu())
-        gpu.launch(1.0, 3000.0)
-
-    measure(call, clock=clock, budget_s=0.0)
-    assert not any(held[: clocks.WARMUPS]) and all(held[clocks.WARMUPS :])
-    assert not lock.held_gpu()
-
-
-def test_a_long_cell_keeps_only_its_own_panel_waiting(gpu, queue, monkeypatch):
-    """The thread that waits for the cell lets the other processes go first."""
-    monkeypatch.setattr(lock, "BUSY_CELL_S", 0.1)
-    served = []
-
-    def cell():
-        while lock._waiting.empty():
-            time.sleep(0.001)
-        process = queueing.begin(queue, "GPU-simulated")
-        while (said := queueing.says(process)) not in ("has it", ""):
-            pass  # it waits
-        served.append(said)
-        queueing.end(process)
-
-    timing = measured_in_a_thread(gpu, cell, clock="events")
-    assert served == ["has it"]
-    assert timing.median_us == pytest.approx(9.0) and not lock.held_gpu(), "the launch counts"
-
-
 # What disturbed it
 
 
-def test_samples_of_a_slowed_host_are_taken_again_until_patience_ends(gpu):
-    gpu.slow_until = 1e5
-    timing = measure(lambda: gpu.launch(5.0, 2.0), clock="host")
-    assert gpu.host > gpu.slow_until and timing.noise == ""
-    assert timing.p80_us == pytest.approx(timing.p20_us, rel=0.01) == timing.median_us
-    assert timing.median_us == pytest.approx(5.0, rel=0.01), "twice as long in the slow moments"
-    gpu.slow_until = math.inf
-    timing = measure(lambda: gpu.launch(5.0, 2.0), clock="host", budget_s=0.002)
-    assert timing.median_us == pytest.approx(10.0, rel=0.01)
-    assert timing.noise == "the host was slowed down"
-    for clock in ("events", "graph"):
-        assert measure(lambda: gpu.launch(5.0, 500.0), clock=clock).noise == "", "a device never waits"
+def test_the_hosts_clock_shows_the_best_of_seven_rounds(gpu):
+    """Others share the core but in one of them."""
+    seen = []
+
+    def call():
+        seen.append(gpu.log.count("host"))
+        quiet = 60 < seen[-1] <= 95
+        gpu.launch(5.0 if quiet else 9.0, 2.0)
+
+    timing = measure(call, clock="host")
+    assert seen[-1] > 110 and timing.median_us == pytest.approx(5.0, rel=0.01)
+    assert timing.noise == "" and timing.p20_us == pytest.approx(timing.p80_us), "of this round alone"
+    always = measure(lambda: gpu.launch(9.0, 2.0), clock="host")
+    assert always.median_us == pytest.approx(9.0, rel=0.01)
 
 
 def test_a_wide_spread_is_noise_and_a_tick_of_the_clock_is_not(gpu, monkeypatch):
     assert measure(ticking(gpu, 3.0, 5.0, 40.0), clock="events").noise == "spread above 30%"
     assert measure(ticking(gpu, 1.0, 1.2, 1.4), clock="events").noise == ""
-    monkeypatch.setattr(noise.GpuWatch, "finish", lambda _: "another process worked on the GPU")
+    seen = iter([0x0, 0x4, *[0x0] * 100])
+    monkeypatch.setattr(noise, "throttle_bits", lambda: next(seen))
     even, uneven = lambda: gpu.launch(0.0, 30.0), ticking(gpu, 3.0, 5.0, 40.0)
     timings = clocks.measure({"even": TimedCall(even), "uneven": TimedCall(uneven)}, clock="events")
-    assert timings["even"].noise == "another process worked on the GPU", "all of the run"
-    assert timings["uneven"].noise == "another process worked on the GPU; spread above 30%"
-
-
-# In a thread, beside the cells of a notebook
-
-
-def measured_in_a_thread(gpu, busy, stop=lambda: False, **options):
-    """The timing that a thread measures while this one is ``busy()`` and then serves."""
-    here = threading.current_thread()
-
-    def work():
-        lock.RUN_ON_MAIN_THREAD.set(lambda act: lock.on_main_thread(act, lambda _: None, stop))
-        return measure(call, stop=stop, **options)
-
-    def call():
-        assert gpu.captured is None or threading.current_thread() is here, "a capture beside a cell"
-        gpu.launch(2.0, 7.0)
-
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(work)
-        busy()
-        while not future.done():
-            lock.run_waiting()
-        return future.result()
-
-
-def test_graphs_are_captured_on_the_thread_of_the_cells_which_may_measure_as_well(gpu):
-    def cell():
-        time.sleep(0.2)  # the thread has its turn, and waits for this one to capture
-        assert "capture" not in gpu.log and not gpu.log.count("replay 1"), "nothing beside a cell"
-        assert measure(lambda: gpu.launch(2.0, 3.0)).median_us == pytest.approx(3.0)
-
-    assert measured_in_a_thread(gpu, cell).median_us == pytest.approx(7.0)
-
-
-def test_stop_ends_the_wait_for_a_long_cell(gpu):
-    stop = threading.Event()
-    threading.Timer(0.1, stop.set).start()
-    with pytest.raises(lock.StoppedError):
-        measured_in_a_thread(gpu, lambda: time.sleep(0.4), stop.is_set)
-    assert "capture" not in gpu.log, "what was not begun is not done later"
-
-
-def test_a_cell_that_is_interrupted_while_it_serves_keeps_its_interrupt():
-    def interrupted():
-        raise KeyboardInterrupt
-
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(lock.on_main_thread, interrupted, lambda _: None, lambda: False)
-        with pytest.raises(KeyboardInterrupt):
-            while not future.done():
-                lock.run_waiting()
-    assert isinstance(future.exception(), lock.StoppedError), "an interrupt would end the event loop"
-
-
-@pytest.mark.parametrize("clock", CLOCKS)
-def test_stop_in_any_section_is_no_gap(gpu, clock):
-    """Also in the last one, after which nobody asks again whether to stop."""
-
-    def sections_until(last):
-        """Measure two jobs, stopped in the section of this number; how many began."""
-        begun = itertools.count(1)
-
-        def section(act):
-            if next(begun) == last:
-                raise lock.StoppedError("stopped while a cell was running")
-            return act()
-
-        token = lock.RUN_ON_MAIN_THREAD.set(section)
-        try:
-            clocks.measure({name: TimedCall(lambda: gpu.launch(2.0, 7.0)) for name in "ab"}, clock=clock)
-        finally:
-            lock.RUN_ON_MAIN_THREAD.reset(token)
-        return next(begun)
-
-    for number in range(1, sections_until(None)):
-        with pytest.raises(lock.StoppedError):
-            sections_until(number)
+    assert timings["even"].noise == "clocks held down by power limit", "all of the run"
+    assert timings["uneven"].noise == "clocks held down by power limit; spread above 30%"

@@ -166,15 +166,6 @@ def test_recorded_roofs_stand_in_and_say_so(gpu, monkeypatch):
 # Reading the roofs
 
 
-COPY = ((100, 2.0), (10_000, 2.0), (1_000_000, 200.0))
-ROOFS = Roofs("live", "Simulated", "2026-01-02", COPY, {"float32": 5e13}, 1.25, 4.5)
-
-
-def test_copies_are_interpolated_between_sizes_and_go_on_at_the_last_bandwidth():
-    expected = dict(COPY) | {0: 2.0, 1: 2.0, 1000: 2.0, 100_000: 20.0, 4_000_000: 800.0}
-    assert {size: ROOFS.copy_us(size) for size in expected} == pytest.approx(expected)
-
-
 def test_the_roofs_of_a_table_are_those_of_its_device(gpu, monkeypatch):
     here, tape = roofline.roofs(), rows.read(roofline.cache_path())
 

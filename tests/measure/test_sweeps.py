@@ -1,6 +1,5 @@
-"""Sweeps in virtual time: rows, gaps, what is kept of an interruption, and the figures taken from a table."""
+"""Sweeps in virtual time: rows, gaps, what a stop keeps, and what a tape shows without a GPU."""
 
-import importlib.util
 import itertools
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,7 +11,7 @@ from simulated import DOUBLING, doubling, out_of_memory
 from taped import recorded
 
 from labkit import paths
-from labkit.measure import accuracy, clocks, cold_cache, lock, roofline, rows, sweeps
+from labkit.measure import accuracy, clocks, cold_cache, roofline, rows, sweeps
 from labkit.measure.contender import Contender
 
 pytestmark = pytest.mark.usefixtures("own_folders")
@@ -46,14 +45,14 @@ def test_every_contender_is_measured_at_every_point_with_all_that_the_contract_a
         "shape": {"batch": 2, "width": 16}, "clock": "graph", "cache": "warm", "kind": "live", "note": "",
         "min_bytes": 2 * 2 * 16 * 2, "flops": 2 * 16, "device": "Simulated", "driver": "570.1",
         "torch": "2.13.0", "triton": "3.7.1", "peer": "numpy", "peer_version": sweeps.version("numpy"),
-        "source": sweeps.source_label(pair[0]),
+        "source": "",
     }  # fmt: skip
     assert {name: row[name] for name in wanted} == wanted
     assert row["p20_us"] <= row["median_us"] <= row["p80_us"]
     assert row["runs"] >= clocks.MIN_SAMPLES
     assert 0 <= row["relative_error"] < 1e-3
     assert before <= datetime.fromisoformat(row["date"]) <= datetime.now(UTC)
-    assert table["peer"].isna()[1] and table["source"][1] == sweeps.source_label(pair[1]) != row["source"]
+    assert table["peer"].isna()[1]
 
 
 @pytest.mark.parametrize(("clock", "us"), [("host", 16), ("events", 20), ("graph", 16)])
@@ -64,17 +63,6 @@ def test_the_clock_is_the_one_asked_for_and_forward_is_timed_without_autograd(gp
     assert table["clock"].tolist() == [clock] and seen[-1] == (False, False)
     assert table["median_us"][0] == pytest.approx(us, rel=0.05)
     assert table["copy_us"].isna()[0] == (clock == "host")
-
-
-@pytest.mark.parametrize("taped", [False, True])
-def test_for_a_tape_the_turn_on_the_gpu_is_held_for_all_of_a_point(gpu, tmp_path, monkeypatch, taped):
-    monkeypatch.setenv(lock.LOCK_FOLDER_VARIABLE, str(tmp_path / "turns"))
-    monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-simulated")
-    held, tape = [], tmp_path / "tape.jsonl" if taped else None
-    one = failing(gpu, 0, None, call=lambda x: held.append(lock.held_gpu()) or 2 * x)
-    sweeps.run("suite", [one], POINTS, tape=tape, progress=lambda *_: held.append(not lock.held_gpu()))
-    assert all(held) if taped else not held[0] and any(held)
-    assert not lock.held_gpu()
 
 
 def test_all_contenders_of_a_point_and_the_copies_are_measured_in_one_run(gpu, monkeypatch):
@@ -109,12 +97,11 @@ def test_backward_is_timed_alone_or_with_its_forward(gpu, direction, us):
 
 
 def test_a_contender_for_some_sizes_is_left_out_of_the_others(gpu):
-    heard, slow = [], doubling(gpu, "slow", sizes={"width": (32,)})
-    progress = lambda done, total, row: heard.append((done, total))  # noqa: E731
-    table = sweeps.run("suite", [doubling(gpu), slow], POINTS[:2], progress=progress)
+    slow = doubling(gpu, "slow", sizes={"width": (32,)})
+    table = sweeps.run("suite", [doubling(gpu), slow], POINTS[:2])
     found = table[["contender", "width"]].apply(tuple, axis=1).tolist()
     assert found == [("labkit", 16), ("labkit", 32), ("slow", 32)]
-    assert heard == [(1, 3), (2, 3), (3, 3)]
+    assert sweeps.run("suite", [slow], POINTS[:1]).empty
 
 
 def test_contenders_get_the_same_inputs(gpu):
@@ -129,7 +116,9 @@ def test_contenders_get_the_same_inputs(gpu):
 def test_a_cold_run_rotates_the_upstream_gradient_too(gpu, monkeypatch, direction):
     jobs = {}
     monkeypatch.setattr(
-        clocks, "measure", lambda given, **_: jobs.update(given) or dict.fromkeys(given, FULL)
+        clocks,
+        "measure",
+        lambda given, **_: jobs.update(given) or dict.fromkeys(given, clocks.NotTimed("no")),
     )
     sweeps.run("suite", [doubling_with(lambda dy: 2 * dy)], POINTS[:1], direction=direction)
     job = jobs["it"]
@@ -232,10 +221,8 @@ def test_a_contender_of_full_precision_is_not_forgiven_what_plain_pytorch_loses(
     assert table["note"][0].startswith("wrong result")
 
 
-@pytest.mark.parametrize("cheap", [10**11, 0])
-def test_gradients_are_right_at_full_size_too_at_least_in_some_rows(gpu, monkeypatch, cheap):
+def test_gradients_are_right_at_full_size_too(gpu):
     """Right for the sampled batch, wrong for a large one: as when only the left-over rows are done."""
-    monkeypatch.setattr(accuracy, "CHECKED_FLOPS", cheap)
     contender = doubling_with(lambda dy: 2 * dy if len(dy) <= 64 else torch.zeros_like(dy))
     table = sweeps.run("suite", [contender], [{"batch": 200, "width": 16}], direction="backward")
     assert table["note"].tolist() == ["wrong result: relative error 1.0e+00"]
@@ -262,11 +249,7 @@ def test_a_batch_is_sampled_for_the_reference(gpu):
     assert sizes == [(64, torch.float64), (len(accuracy.sampled_rows(1000)), torch.float64)]
 
 
-@pytest.mark.parametrize("cheap", [10**11, 0])
-def test_another_input_with_rows_is_taken_row_by_row_too(gpu, cheap, monkeypatch):
-    """With gradients of all rows, and of some."""
-    monkeypatch.setattr(accuracy, "CHUNK_ROWS", 64)
-    monkeypatch.setattr(accuracy, "CHECKED_FLOPS", cheap)
+def test_another_input_with_rows_is_taken_row_by_row_too(gpu):
     inputs = lambda s: (torch.randn(s["batch"], s["width"]), torch.randn(s["batch"], s["width"]))  # noqa: E731
     product = replace(DOUBLING, inputs=inputs, reference=torch.mul, batched=(0, 1))
     it = Contender("it", lambda x, other: gpu.launch(1.0, 50.0) or x * other, product)
@@ -298,89 +281,25 @@ def test_wrong_options_are_named_with_a_gpu_and_without(gpu, monkeypatch, has_gp
         doubling(gpu, mode="max-autotune")
 
 
-# Stopped; what is kept of it is tried in measure/test_sweeps_resume
+# Stopped
 
 
-def test_stop_is_heard_while_a_point_is_measured(gpu):
+def test_stop_is_heard_while_a_point_is_measured_and_whole_points_are_kept(gpu):
     asked = itertools.count()
     table = sweeps.run("suite", [doubling(gpu)], POINTS, stop=lambda: next(asked) > 20)
     assert table.empty and list(table.columns[-2:]) == ["batch", "width"]
     assert next(asked) == 22, "and not asked again"
-
-
-# Edited code
-
-
-MODULE = """
-import triton
-import triton.language as tl
-SIZE, LIMIT = 16, tl.constexpr(4)
-@triton.jit
-def inner_kernel(x):
-    return x * 2
-@triton.autotune([triton.Config({})], key=[])
-@triton.jit
-def kernel(x, y, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    tl.store(y + at, inner_kernel(tl.load(x + at)) + LIMIT)
-def helper(x): return x + 1
-def call(x):
-    kernel[(1,)](x, x, BLOCK=SIZE)
-    return helper(x)
-def unrelated(x): return x - 1
-def reference(x): return x * 3
-class Step:
-    def __init__(self): self.x = 1
-def made(flag, size=7):
-    return lambda x, n=size: call(x) + Step().x if flag else n
-"""
-
-
-@pytest.fixture
-def fingerprint(tmp_path):
-    """The fingerprint of a contender of the module above, after an edit."""
-    numbers = itertools.count()
-
-    def of(old="", new="", made=(True,), wrap=lambda call: call, **options):
-        assert not old or old in MODULE
-        path = tmp_path / f"edited_{next(numbers)}.py"
-        path.write_text(MODULE.replace(old, new) if old else MODULE)
-        spec = importlib.util.spec_from_file_location("edited", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        work = replace(DOUBLING, reference=module.reference)
-        return Contender("it", wrap(module.made(*made)), work, **options).code_hash()
-
-    return of
-
-
-EDITS = [
-    ("    return helper(x)", "    return helper(x) * 1"), ("x + 1", "x + 2"), ("x * 3", "x * 4"),
-    ("tl.load(x + at)", "tl.load(x + at, at < 9)"), ("x * 2", "x + x"), ("LIMIT = 16", "LIMIT = 32"),
-    ("constexpr(4)", "constexpr(5)"), ("self.x = 1", "self.x = 2"),
-]  # fmt: skip
-
-
-def wrapped(call):
-    return lambda *inputs: call(*inputs)
-
-
-@pytest.mark.parametrize("wrap", [lambda call: call, wrapped], ids=["plain", "below a wrapper"])
-def test_a_fingerprint_changes_with_all_that_the_call_and_its_work_use_and_nothing_else(fingerprint, wrap):
-    same = fingerprint(wrap=wrap)
-    assert same == fingerprint(wrap=wrap) == fingerprint("x - 1", "x - 2", wrap=wrap)
-    assert same == fingerprint(made=(True, 7), wrap=wrap), "what a closure holds and defaults count"
-    others = [fingerprint(*edit, wrap=wrap) for edit in EDITS]
-    others += [fingerprint(made=made, wrap=wrap) for made in ((False,), (True, 8))]
-    others += [fingerprint(wrap=wrap, compiled=True, mode=mode) for mode in (None, "max-autotune")]
-    assert len({same, *others}) == len(EDITS) + 5
+    seen = []
+    one = failing(gpu, 0, None, call=lambda x: seen.append(x.shape[1]) or 2 * x)
+    table = sweeps.run("suite", [one], POINTS, stop=lambda: 64 in seen)
+    assert table["width"].tolist() == [16, 32]
 
 
 # Without a GPU
 
 
 def record(*taped):
-    rows.write(paths.RECORDED / "nvidia-h200" / "01.jsonl", taped)
+    rows.write(paths.RECORDED / "nvidia-h200" / "old" / "01.jsonl", taped)
 
 
 def untouchable(*_):
@@ -432,45 +351,31 @@ def test_a_grid_is_a_run_for_every_combination(gpu):
 # Noise
 
 
-@pytest.mark.parametrize("how", ["live", "tape=", "LABKIT_TAPE"])
-def test_a_disturbed_point_says_so_and_is_measured_again_for_a_tape(gpu, tmp_path, monkeypatch, how):
-    found, asked = ["", "first", "second", "third", "fourth", ""], []
-    watch = type("Watch", (), {"look": lambda _: None, "finish": lambda _: asked.append(1) or found.pop(0)})
-    monkeypatch.setattr(clocks.noise, "GpuWatch", watch)
-    tape = tmp_path / "tape.jsonl"
-    options = {"tape": tape} if how == "tape=" else {}
-    if how == "LABKIT_TAPE":
-        monkeypatch.setenv(rows.TAPE, str(tape))
-
-    def noise():
-        pair = [doubling(gpu), failing(gpu, 16, out_of_memory)]
-        return sweeps.run("suite", pair, POINTS, **options)["noise"].tolist()
-
-    once = noise()
-    assert once[0::2] == (["", "first", "second"] if how == "live" else ["", "first", ""])
-    assert once[1::2] == ["", *once[2::2]], "a gap is not noisy"
-    assert len(asked) == (3 if how == "live" else 1 + (1 + sweeps.REPEATS) + 2)
-    if how != "live":
-        assert [row.noise for row in rows.read(tape)] == once
-        found += [""]
-        assert noise() == once and len(asked) == 7, "only the gap is tried again"
+def test_a_disturbed_point_says_so_and_a_gap_does_not(gpu, monkeypatch):
+    monkeypatch.setattr(clocks.noise, "throttle_bits", lambda: 0x4)
+    table = sweeps.run("suite", [doubling(gpu), failing(gpu, 16, out_of_memory)], POINTS[:1])
+    assert table["noise"].tolist() == ["clocks held down by power limit", ""]
 
 
-FULL, WIDE = clocks.NotTimed("out of memory"), "wide"
-RUNS = [
-    ([(1, 2), (-3, 4), (5, 5)], [(WIDE, WIDE), ("", WIDE), (WIDE, WIDE)], (-3, 4)),  # whole ones
-    ([(1, 1), (2, None), (2, 2)], [(WIDE, WIDE), ("", ""), ("", "")], (2, 2)),  # no gap, then quiet
-]
+# What a lesson times itself
 
 
-@pytest.mark.parametrize(("times", "noises", "kept"), RUNS)
-def test_of_runs_with_fewest_gaps_the_quietest_is_kept(gpu, tmp_path, monkeypatch, times, noises, kept):
-    runs = [
-        {who: FULL if us is None else clocks.Timing("graph", "cold", us, us, us, 5, noise=noise)
-         for who, us, noise in zip("ab", *each, strict=True)}
-        for each in zip(times, noises, strict=True)
-    ]  # fmt: skip
-    monkeypatch.setattr(clocks, "measure", lambda *_, **__: runs.pop(0))
-    two, tape = [doubling(gpu, who) for who in "ab"], tmp_path / "tape.jsonl"
-    table = sweeps.run("suite", two, POINTS[:1], tape=tape)
-    assert table["median_us"].tolist() == list(kept) and not runs
+def test_each_timer_is_called_once_and_makes_a_row_or_without_a_gpu_shows_the_tapes(gpu, monkeypatch):
+    called = []
+    timers = {"wrong": lambda: called.append("wrong") or 3.0, "right": lambda: called.append("right") or 40.0}
+    found = sweeps.custom_times("museum/x", timers, "bfloat16")
+    assert called == found["contender"].tolist() == ["wrong", "right"]
+    assert found["median_us"].tolist() == [3.0, 40.0] and set(found["dtype"]) == {"bfloat16"}
+    assert set(found["device"]) == {"Simulated"} and set(found["kind"]) == {"live"}
+    assert set(found["clock"]) == set(found["cache"]) == {""}, "they are no clock's"
+    with pytest.raises(ZeroDivisionError):
+        sweeps.custom_times("museum/x", {"wrong": lambda: 1 / 0})
+    meters = {"pool": lambda: 4 * 2**20}
+    found = sweeps.custom_bytes("museum/y", meters)
+    assert found["peak_bytes"].tolist() == [4 * 2**20] and found["median_us"].isna().all()
+    monkeypatch.setattr("labkit.gpu.available", lambda: False)
+    record(recorded(suite="museum/x", clock="", cache="", us=4.0), recorded(suite="museum/x", us=9.0))
+    assert sweeps.custom_times("museum/x", timers)["median_us"].tolist() == [4.0], "not the sweep's"
+    assert called == ["wrong", "right"]
+    nothing = sweeps.custom_bytes("museum/y", meters)
+    assert nothing.empty and "peak_bytes" in nothing

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def test_a_trace_tells_kernels_launches_gaps_and_operations(traced):
 
 
 @interpreted
-def test_without_a_gpu_there_are_launches_and_no_times(recording):
+def test_without_a_gpu_there_are_launches_and_no_times(own_folders):
     x, weight, bias = torch.randn(8, 160), torch.randn(160), torch.randn(160)
 
     def call():
@@ -68,7 +69,7 @@ def test_without_a_gpu_there_are_launches_and_no_times(recording):
         return y * 2
 
     profile = profiles.profile(call, tape="toy/eager")
-    assert not profile.timed and not recording.exists()
+    assert not profile.timed
     assert profile.launches == 4
     assert (profile.kernels, profile.host, profile.gaps) == ([], [], [])
     assert profile.span_us is None and profile.busy_us is None
@@ -78,21 +79,6 @@ def test_without_a_gpu_there_are_launches_and_no_times(recording):
     assert (table["programs"][2], table["bytes written"][2]) == (2, 8 * 160 * 4)
     assert "programs" not in profiles.profile(lambda: x * weight).table().columns, "there are none to count"
     assert (profile.kind, profile.device, profile.date) == ("live", "", "")
-
-
-@pytest.fixture
-def recording(own_folders, tmp_path, monkeypatch):
-    """A lesson that is being recorded, and a folder of recorded devices; the lesson's tape."""
-    monkeypatch.setenv(rows.TAPE, str(tmp_path / "01_toy@0123.jsonl"))
-    monkeypatch.setattr(recorded_profiles, "_written", set())
-    return tmp_path / "01_toy@0123.jsonl"
-
-
-def publish(tape):
-    """Put the one profile of a tape where those of recorded devices are."""
-    (kept,) = rows.read(tape)
-    rows.write(paths.RECORDED / "simulated" / "toy.jsonl", [replace(kept, kind="recorded")])
-    return kept
 
 
 def refused():
@@ -133,21 +119,23 @@ def test_of_three_profiles_the_undisturbed_one_of_the_usual_kernels_is_shown(gpu
     assert of_three(monkeypatch, order, fewer, usual, more) == more.kernels, "no two alike"
 
 
-def test_what_is_recorded_on_a_gpu_is_shown_without_one(gpu, recording, monkeypatch, traced):
-    live = profiles.profile(refused, warmup=5)
-    assert gpu == [(refused, 5), (refused, 0), (refused, 0)], "warmed up once, recorded three times"
-    assert (live.kind, live.device, live.date[:10]) == (
-        "live",
-        "Simulated",
-        machine.row_columns()["date"][:10],
-    )
+def test_a_live_profile_says_where_it_is_from_and_without_a_gpu_the_recorded_one_is_shown(
+    gpu, own_folders, monkeypatch, traced
+):
+    live = profiles.profile(refused, tape="toy/eager", warmup=5)
+    assert gpu == [(refused, 5), (refused, 0), (refused, 0)], "warmed up once, profiled three times"
+    date = machine.row_columns()["date"][:10]
+    assert (live.kind, live.device, live.date[:10]) == ("live", "Simulated", date)
     assert replace(live, device="", date="") == traced
-    assert not recording.exists(), "without a name it is not kept"
-    live = profiles.profile(refused, tape="toy/eager")
-    kept = publish(recording)
-    assert (kept.kind, kept.driver, kept.torch, kept.triton) == ("live", "570.1", "2.13.0", "3.7.1")
+    trace = {"kernels": {"what": [["mul", "mul<float>"]], "when": [[0, 1.0, 2.0]]}}
+    trace["host"] = {"what": [["cudaLaunchKernel"]], "when": [[0, 0.0, 4.0]]}
+    origin = {"kind": "recorded", "device": "NVIDIA H200", "date": "2026-01-02"}
+    row = rows.Row("profile/toy/eager", "", "", "", {}, clock="profiler", cache="", trace=trace, **origin)
+    rows.write(paths.RECORDED / "nvidia-h200" / "old" / "toy.jsonl", [row])
     monkeypatch.setattr("labkit.gpu.available", lambda: False)
-    assert profiles.profile(refused, tape="toy/eager") == replace(live, kind="recorded")
+    kernel = recorded_profiles.KernelEvent("mul", "mul<float>", 1.0, 2.0)
+    host = recorded_profiles.HostEvent("cudaLaunchKernel", 0.0, 4.0)
+    assert profiles.profile(refused, tape="toy/eager") == profiles.Profile([kernel], [host], **origin)
 
 
 def ran(*names, us=1.5, every=10.0, **stamp):
@@ -178,15 +166,22 @@ def test_the_summary_has_a_row_for_each_case_and_sorts_its_launches():
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available:UserWarning")
-def test_one_call_is_traced_after_those_that_warm_up_in_a_turn_of_this_process(tmp_path, monkeypatch):
-    monkeypatch.setenv(lock.LOCK_FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setattr("labkit.gpu.uuid", lambda: "GPU-simulated")
+def test_one_call_is_traced_after_those_that_warm_up_while_the_gpu_is_locked(monkeypatch):
+    held = []
+
+    @contextmanager
+    def gpu_lock():
+        held.append(True)
+        yield
+        held.pop()
+
+    monkeypatch.setattr(lock, "gpu_lock", gpu_lock)
     monkeypatch.setenv("TEARDOWN_CUPTI", "0")
     monkeypatch.setenv("DISABLE_CUPTI_LAZY_REINIT", "1")
     seen = []
 
     def call():
-        seen.append((bool(lock.held_gpu()), os.environ["TEARDOWN_CUPTI"]))
+        seen.append((bool(held), os.environ["TEARDOWN_CUPTI"]))
         for _ in seen:
             torch.ones(3).sigmoid()
 
@@ -194,7 +189,6 @@ def test_one_call_is_traced_after_those_that_warm_up_in_a_turn_of_this_process(t
     assert seen == [(False, "0")] * 2 + [(True, "1")] * 2, "the profiler drops one and keeps one"
     assert [event["name"] for event in events].count("aten::sigmoid") == 4
     assert "DISABLE_CUPTI_LAZY_REINIT" not in os.environ, "it leaves afterwards"
-    assert not lock.held_gpu()
 
 
 @pytest.mark.skipif(not labkit.gpu.available(), reason="The profiler watches launches on a GPU only.")

@@ -87,6 +87,6 @@ def test_the_whole_table_has_one_origin_by_the_first_clock_and_a_part_takes_no_r
 
 
 def test_the_tape_of_a_suite_is_not_that_of_those_below_it(gpu, own_folders):
-    for suite in ("suite", "suite/part"):
-        rows.append(own_folders / "recorded" / "h200" / "lesson.jsonl", recorded(suite=suite))
+    both = [recorded(suite=suite) for suite in ("suite", "suite/part")]
+    rows.write(own_folders / "recorded" / "h200" / "old" / "lesson.jsonl", both)
     assert [row.suite for row in planned(gpu).recorded_rows()] == ["suite"]

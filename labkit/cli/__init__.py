@@ -1,1 +1,0 @@
-"""The command line of the course, JupyterLab and the machine's doctor."""

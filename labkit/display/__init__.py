@@ -1,0 +1,1 @@
+"""Figures, tables that answer questions, live sweeps, guesses and claims."""

@@ -1,0 +1,215 @@
+"""The two figures of the course: bars for a race, curves for a sweep."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from textwrap import wrap
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from labkit.display import style
+from labkit.display.style import INK, MUTED, WIDTH, Picture, Style
+
+BAR = 0.31
+"""Height of a row of bars, in inches."""
+LINE = 0.19
+"""Height of a line of small text, in inches."""
+LETTERS = 104
+"""Letters of small text in a line as wide as a figure."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar of a race. ``floor`` is the time of a copy of the same bytes, ``note`` why there is no value."""
+
+    name: str
+    value: float | None
+    look: Style
+    live: bool
+    low: float | None = None
+    high: float | None = None
+    floor: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A curve of a sweep: points (x, value, low, high), sorted by x. Published ones have no line."""
+
+    name: str
+    points: list[tuple[float, float, float, float]]
+    look: Style
+    kind: str = "live"
+
+
+def _figure(
+    title: str, height: float, lines: Sequence[str], right: float = 0.99
+) -> tuple[Figure, Axes, float]:
+    """A figure with a title and small lines above axes of a height in inches; and how high it is in all."""
+    small = [part for line in lines for part in wrap(line, LETTERS)]
+    head = 0.42 + LINE * len(small)
+    total = head + height
+    figure = Figure(figsize=(WIDTH, total))
+    figure.text(0.012, 1 - 0.1 / total, title, va="top", size=13, weight="bold")
+    figure.text(0.012, 1 - 0.38 / total, "\n".join(small), va="top", size=10, color=MUTED, linespacing=1.3)
+    axes = figure.add_axes((0.3, 0.5 / total, right - 0.3, (height - 0.55) / total))
+    return figure, axes, total
+
+
+@style.course_style()
+def bars(
+    title: str,
+    groups: Mapping[str, Sequence[Bar]],
+    lines: Sequence[str],
+    *,
+    axis: str = "time per call (lower is better)",
+    written: Callable[[float], str] = style.duration,
+) -> Picture:
+    """Bars from zero under headings; whiskers from p20 to p80, a tick where a copy of the same bytes ends.
+
+    ``lines`` say where the numbers are from. Live bars are full, recorded ones pale with a dashed edge.
+    """
+    rows = sum(len(group) + bool(name) for name, group in groups.items())
+    every = [bar for group in groups.values() for bar in group]
+    ticked = any(bar.floor for bar in every)
+    if ticked:
+        lines = [*lines, "The tick across a bar is a copy of the same bytes: the floor of memory."]
+    figure, axes, _ = _figure(title, 0.75 + BAR * rows, lines)
+    longest = max((max(bar.value or 0, bar.high or 0, bar.floor or 0) for bar in every), default=0) or 1.0
+    axes.set(xlim=(0, 1.17 * longest), ylim=(rows - 0.5, -0.5), xlabel=axis)
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: written(x) if x else "0"))
+    axes.grid(axis="y", visible=False)
+    y, names, said = 0, [], []
+    for heading, group in groups.items():
+        if heading:
+            axes.text(-0.42, y, heading, transform=axes.get_yaxis_transform(), weight="bold", va="center")
+            y += 1
+        for bar in group:
+            weight = "bold" if bar.look.bold else "normal"
+            names.append((y, bar.name, weight))
+            if bar.value is None:
+                axes.text(0.01 * longest, y, f"no time: {bar.note}", va="center", color=MUTED)
+            else:
+                face = bar.look.colour if bar.live else style.pale(bar.look.colour, 0.35)
+                edge: Any = "-" if bar.live else (0, (4, 2))
+                axes.barh(
+                    y,
+                    bar.value,
+                    0.66,
+                    facecolor=face,
+                    edgecolor=bar.look.colour,
+                    linestyle=edge,
+                    linewidth=1.2,
+                    zorder=3,
+                )
+                if bar.low is not None and bar.high is not None:
+                    axes.plot([bar.low, bar.high], [y, y], color=INK, linewidth=1.3, marker="|", zorder=5)
+                if bar.floor:
+                    axes.plot(
+                        [bar.floor], [y], color=INK, marker="|", markersize=19, markeredgewidth=1.8, zorder=6
+                    )
+                end = max(bar.value, bar.high or 0, bar.floor or 0)
+                axes.annotate(
+                    written(bar.value),
+                    (end, y),
+                    (6, 0),
+                    textcoords="offset points",
+                    va="center",
+                    weight=weight,
+                )
+            said.append(f"{heading} {bar.name} {written(bar.value) if bar.value else bar.note}".strip())
+            y += 1
+    axes.set_yticks([at for at, *_ in names], [name for _, name, _ in names])
+    axes.tick_params(axis="y", length=0)
+    for label, (_, _, weight) in zip(axes.get_yticklabels(), names, strict=True):
+        label.set_fontweight(weight)
+    return Picture(figure, f"{title}: {'; '.join(said)}. {' '.join(lines)}")
+
+
+@dataclass
+class Panel:
+    """What one figure of curves shows: the curves, thin lines by name, and the axis's name."""
+
+    curves: list[Curve]
+    x: str
+    quantity: str
+    better: str
+    written: Callable[[float], str]
+    floors: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    span: Sequence[float] = ()
+    """Sizes that the axis has to include, though nothing is measured there yet."""
+
+
+@style.course_style()
+def curves(title: str, panel: Panel, lines: Sequence[str]) -> Picture:
+    """Curves over a logarithmic axis, with bands from p20 to p80. ``lines`` say where the numbers are from.
+
+    Live curves are solid with full markers, recorded ones dashed with hollow markers, published ones markers
+    alone. Where curves lie on each other the earlier one is wider, and shows beneath the later one.
+    """
+    shown = [curve for curve in panel.curves if curve.points]
+    figure, axes, total = _figure(title, 3.9, lines, right=0.7)
+    axes.set_position((0.13, 0.55 / total, 0.57, 3.3 / total))
+    axes.set(
+        xscale="log", yscale="log", xlabel=panel.x, ylabel=f"{panel.quantity}\n({panel.better} is better)"
+    )
+    handles, kinds = [], {curve.kind for curve in shown}
+    for number, curve in enumerate(shown):
+        at, value, low, high = zip(*curve.points, strict=True)
+        width = 2.0 if curve.look.bold else max(1.4, 4.2 - 0.8 * number)
+        dashes: Any = {"live": "-", "recorded": (0, (4.5, 1.6)), "published": "none"}[curve.kind]
+        face = curve.look.colour if curve.kind == "live" else "white"
+        look: dict[str, Any] = dict(
+            color=curve.look.colour, linestyle=dashes, linewidth=width, marker=curve.look.marker,
+            markersize=10 if curve.look.marker == "*" else 6.5, markerfacecolor=face, zorder=4 + number,
+        )  # fmt: skip
+        axes.fill_between(at, low, high, color=curve.look.colour, alpha=0.15, linewidth=0)
+        axes.plot(at, value, **look)
+        label = f"{curve.name} ({curve.kind})" if len(kinds) > 1 and curve.kind != "live" else curve.name
+        handles.append((value[-1], Line2D([], [], label="\n".join(wrap(label, 24)), **look)))
+    for number, (name, points) in enumerate(panel.floors.items()):
+        thin: dict[str, Any] = dict(color=INK, linewidth=1.0, linestyle=("-", ":", "--", "-.")[number % 4])
+        axes.plot(*zip(*points, strict=True), **thin)
+        handles.append((points[-1][1], Line2D([], [], label="\n".join(wrap(name, 24)), **thin)))
+    handles.sort(key=lambda each: -each[0])
+    figure.legend(
+        handles=[handle for _, handle in handles],
+        loc="upper left",
+        bbox_to_anchor=(0.72, (0.55 + 3.3) / total),
+    )
+    _limits(axes, panel, shown)
+    if not shown:
+        axes.text(0.5, 0.5, "nothing measured yet", transform=axes.transAxes, ha="center", color=MUTED)
+    ends = [_ends(curve, panel) for curve in shown]
+    return Picture(figure, f"{title}: {'; '.join(ends) or 'nothing measured yet'}. {' '.join(lines)}")
+
+
+def _ends(curve: Curve, panel: Panel) -> str:
+    """Where a curve begins and ends, in words."""
+    (first, begin, *_), *_, (last, end, *_) = (*curve.points, curve.points[-1])
+    return f"{curve.name} {panel.written(begin)} at {panel.x} {first:g}, {panel.written(end)} at {last:g}"
+
+
+def _limits(axes: Axes, panel: Panel, shown: Iterable[Curve]) -> None:
+    """The ends and ticks of both axes: x at powers of two, y at 1, 2 and 5."""
+    xs = [*panel.span, *(point[0] for curve in shown for point in curve.points)]
+    ys = [value for curve in shown for point in curve.points for value in point[1:]] or [1.0, 100.0]
+    ys += [y for points in panel.floors.values() for _, y in points]
+    low, high = min(ys), max(ys)
+    pad = max((high / low) ** 0.06, (8 / (high / low)) ** 0.5)
+    axes.set_ylim(low / pad, high * pad)
+    if xs:
+        axes.set_xlim(min(xs) / 1.15, max(xs) * 1.15)
+        if max(xs) < 4 * min(xs):
+            axes.xaxis.set_major_locator(FixedLocator(sorted(set(xs))))
+        else:
+            axes.xaxis.set_major_locator(LogLocator(2, numticks=9))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))
+    axes.yaxis.set_major_locator(LogLocator(10, (1, 2, 5) if high / low < 200 else (1,)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: panel.written(y)))
+    axes.yaxis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,50 @@
+"""What a call launches: its kernels by name, with the time that each one takes."""
+
+import html
+from collections.abc import Callable
+from typing import Any
+
+from labkit import gpu
+from labkit.display.style import digits, show
+from labkit.display.table import origin, plain_table
+from labkit.measure import session
+from labkit.measure.session import drawn
+from labkit.profiling import launch_counts, profiles
+from labkit.work import Work
+
+
+def profile(
+    name: str, call: Callable[..., Any], work: Work, dtype: str = "float32", **axes: int
+) -> list[str]:
+    """Show the kernels that a way launches at a size, and return their names.
+
+    On a GPU torch's profiler sees them; elsewhere they are shown as recorded. Where nothing is recorded the
+    operations of PyTorch are counted instead, which have no times.
+
+    Args:
+        name: of the way; with the sizes, the name of its row on a tape.
+        call, work: a way, and what it computes, which makes its inputs.
+        dtype, axes: of the inputs (``batch=256, width=160``).
+    """
+    import torch
+
+    known, at = session.current(), ", ".join(f"{axis} {size}" for axis, size in axes.items())
+    inputs = drawn(work, axes, getattr(torch, dtype), "forward")
+
+    def seen() -> list[list[Any]]:
+        made = profiles.profile(lambda: call(*inputs))
+        return [[kernel.name, round(kernel.duration_us, 2)] for kernel in made.kernels]
+
+    row = known.number(f"Launched by {name}: {at}, {dtype}", seen, call, work.name)
+    if row.value is None and not gpu.available():
+        counted = launch_counts.count(lambda: call(*inputs)).launches
+        lines = [[one.name, ""] for one in counted]
+        where = "Counted here, as operations of PyTorch."
+    else:
+        lines = [[kernel, f"{digits(us)} µs"] for kernel, us in row.value]
+        where = origin([row], known.live)[0]
+    title = f"{name} launches {len(lines)} kernel{'s' * (len(lines) != 1)} ({at})"
+    page = f"<p><strong>{html.escape(title)}</strong></p>{plain_table([], lines)}"
+    page += f"<p><small>{html.escape(where)}</small></p>"
+    show(page, "\n".join([title, *(f"{kernel}  {us}" for kernel, us in lines), where]))
+    return [kernel for kernel, _ in lines]

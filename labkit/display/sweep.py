@@ -1,0 +1,290 @@
+"""A sweep over one axis as a live panel: Run and Stop, time or speedup, and what others have published."""
+
+import asyncio
+import html
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ipywidgets as w
+import pandas as pd
+from IPython.display import display
+
+from labkit.display import figures, style
+from labkit.display.figures import Curve, Panel
+from labkit.display.style import Picture, interactive
+from labkit.display.table import FIELDS, Table, Ways, in_words, numbers_html, origin, points_of
+from labkit.measure import session
+from labkit.measure.session import Point, Session
+from labkit.measure.tape import Row
+from labkit.work import Work
+
+TIME, SPEEDUP = "time per call", "speedup"
+Floors = Mapping[str, Callable[[float, str], float]]
+"""Thin lines by name: from a size and a dtype to microseconds."""
+
+
+class Sweep(Table):
+    """A table that is swept over the axis with the most sizes. It shows itself as curves, or as a panel.
+
+    Its rows are those that were measured here, once all points of a choice are; else the recorded ones.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        points: Sequence[Point],
+        known: Session,
+        over: str,
+        published: pd.DataFrame | None,
+        floors: Floors,
+    ) -> None:
+        self.points, self.over, self.published, self.floors = points, over, published, floors
+        sizes = {axis: sorted({point.axes[axis] for point in points}) for axis in points[0].axes}
+        self.x = max(sizes, key=lambda axis: len(sizes[axis]))
+        self.choices: dict[str, list[Any]] = {axis: found for axis, found in sizes.items() if axis != self.x}
+        self.choices |= {name: list(dict.fromkeys(getattr(p, name) for p in points)) for name in FIELDS}
+        self.measured: dict[Point, list[Row]] = {}
+        """What was measured in this session."""
+        super().__init__(title, [row for point in points for row in known.find(point)], False, known)
+
+    # ---- what is shown -------------------------------------------------------------------------------------
+
+    def usual(self) -> dict[str, Any]:
+        """The choice that is shown first: the first value of everything."""
+        return {name: values[0] for name, values in self.choices.items()}
+
+    def chosen(self, choice: Mapping[str, Any]) -> list[Point]:
+        """The points of a choice, by increasing size."""
+        fits = [
+            p
+            for p in self.points
+            if all(({**p.axes, **{n: getattr(p, n) for n in FIELDS}})[n] == v for n, v in choice.items())
+        ]
+        return sorted(fits, key=lambda point: point.axes[self.x])
+
+    def rows_of(self, choice: Mapping[str, Any]) -> tuple[list[Row], bool]:
+        """The rows of a choice, and whether they are live: from the first measured point on they are."""
+        points = self.chosen(choice)
+        own = [row for point in points for row in self.measured.get(point, [])]
+        return (own, True) if own else ([row for point in points for row in self._session.find(point)], False)
+
+    def picture_of(self, choice: Mapping[str, Any], quantity: str = TIME, overlay: bool = True) -> Picture:
+        """The curves of a choice."""
+        rows, live = self.rows_of(choice)
+        base = {row.axes[self.x]: row.median_us for row in rows if row.way == self.over and row.median_us}
+        found = []
+        for way in dict.fromkeys(row.way for row in rows):
+            if quantity == SPEEDUP and way == self.over:
+                continue
+            points = [
+                self._point(row, base.get(row.axes[self.x]) if quantity == SPEEDUP else None)
+                for row in rows
+                if row.way == way and row.median_us and (quantity == TIME or row.axes[self.x] in base)
+            ]
+            look = style.style_of(way, self._session.styles)
+            found.append(Curve(way, points, look, "live" if live else "recorded"))
+        if quantity == SPEEDUP and overlay:
+            found += self._published()
+        floors: dict[str, list[tuple[float, float]]] = {}
+        if quantity == TIME:
+            span = sorted({point.axes[self.x] for point in self.chosen(choice)})
+            dtype = choice["dtype"]
+            floors = {
+                name: [(size, line(size, dtype)) for size in span] for name, line in self.floors.items()
+            }
+        else:
+            floors["as fast as " + self.over] = [
+                (x, 1.0) for x in sorted({p.axes[self.x] for p in self.points})
+            ]
+        title = self.title if quantity == TIME else f"{self.title}: times faster than {self.over}"
+        written = style.duration if quantity == TIME else style.times
+        better = "lower" if quantity == TIME else "higher"
+        span = [point.axes[self.x] for point in self.chosen(choice)]
+        lines = origin(rows, live) if rows else ["Nothing was measured here yet, and nothing is recorded."]
+        if quantity == SPEEDUP and overlay and self.published is not None:
+            lines += [f"Published: {'; '.join(self.published['source'].unique())}."]
+        return figures.curves(title, Panel(found, self.x, quantity, better, written, floors, span), lines)
+
+    def _point(self, row: Row, base: float | None) -> tuple[float, float, float, float]:
+        values = [
+            row.median_us or 0.0,
+            row.p20_us or row.median_us or 0.0,
+            row.p80_us or row.median_us or 0.0,
+        ]
+        if base is not None:
+            values = [base / values[0], base / values[2], base / values[1]]
+        return (float(row.axes[self.x]), *values)  # type: ignore[return-value]
+
+    def _published(self) -> list[Curve]:
+        if self.published is None:
+            return []
+        found = []
+        for number, (series, part) in enumerate(self.published.groupby("series", sort=False)):
+            look = style.Style(("#6B6B6B", "#A0522D", "#2F6F6F")[number % 3], "Dph"[number % 3])
+            points = [
+                (x, y, y, y)
+                for x, y in sorted(
+                    zip(part[self.x].astype(float), part["speedup"].astype(float), strict=True)
+                )
+            ]
+            found.append(Curve(str(series), points, look, "published"))
+        return found
+
+    def page(self, choice: Mapping[str, Any], **how: Any) -> str:
+        """The figure of a choice and its numbers, as HTML."""
+        return self.picture_of(choice, **how)._repr_html_() + numbers_html(self.rows_of(choice)[0])
+
+    def _refresh(self) -> None:
+        """Take the live rows for the table's, once every point of a choice has them."""
+        complete = [point for point in self.points if point in self.measured]
+        if complete and len(complete) >= len(self.chosen(self.usual())):
+            self.rows, self.live = [row for point in complete for row in self.measured[point]], True
+
+    # ---- measuring -----------------------------------------------------------------------------------------
+
+    def measure_all(self) -> None:
+        """Measure every point, one after the other."""
+        for point in self.points:
+            self.measured[point] = self._session.measure(point)
+        self._refresh()
+
+    def _ipython_display_(self) -> None:
+        if interactive():
+            display(SweepPanel(self).widget)
+        varied = next(
+            (name for name in ("clock", "dtype", *self.choices) if len(self.choices[name]) > 1), "dtype"
+        )
+        page = "".join(self.page(self.usual() | {varied: value}) for value in self.choices[varied])
+        if self.published is not None:
+            page += self.picture_of(self.usual(), SPEEDUP)._repr_html_()
+        text = self.picture_of(self.usual()).alt
+        if interactive():
+            page = (
+                f"<details><summary>The same, for a page without a running kernel</summary>{page}</details>"
+            )
+        display({"text/html": page, "text/plain": text}, raw=True)
+
+
+class SweepPanel:
+    """The widgets of a sweep. Measuring holds the notebook up for one point; Stop is heard between two."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self.sweep, self.running = sweep, False
+        self._loop = asyncio.get_event_loop()
+        self._task: asyncio.Task[None] | None = None
+        menus = {name: values for name, values in sweep.choices.items() if len(values) > 1}
+        self.menus = {name: _menu(name, values) for name, values in menus.items()}
+        self.quantity = w.RadioButtons(
+            options=[TIME, SPEEDUP], orientation="horizontal", layout={"width": "auto"}, description="show"
+        )
+        self.overlay = w.Checkbox(
+            value=True, description="what was published", indent=False, layout={"width": "auto"}
+        )
+        self.run, self.stop = (
+            w.Button(description=name, layout={"width": "auto"}) for name in ("Run", "Stop")
+        )
+        self.run.button_style, self.stop.disabled = "primary", True
+        self.status, self.figure = w.HTML(), w.HTML()
+        choices: list[Any] = [self.quantity, *self.menus.values()]
+        if sweep.published is not None:
+            choices.append(self.overlay)
+        live = [self.run, self.stop] if sweep._session.live else []
+        row = {"flex_flow": "row wrap", "align_items": "center"}
+        frame = {"border": "1px solid var(--jp-border-color2, #bdbdbd)", "padding": "8px 12px"}
+        boxes = [w.Box(choices, layout=row), w.Box([*live, self.status], layout=row), self.figure]
+        self.widget = w.VBox(boxes, layout=frame)
+        for each in choices:
+            each.observe(lambda _: self._call(self.redraw), "value")
+        self.run.on_click(lambda _: self._call(self._start))
+        self.stop.on_click(lambda _: setattr(self, "running", False))
+        self.say(
+            "Press Run to measure this on your GPU."
+            if live
+            else "No GPU here: you explore the recorded sweep."
+        )
+        self.redraw()
+
+    def _call(self, action: Callable[[], None]) -> None:
+        """Call on the notebook's loop: which thread a callback runs on depends on ipykernel's version."""
+        self._loop.call_soon_threadsafe(action)
+
+    def choice(self) -> dict[str, Any]:
+        """What is chosen."""
+        return self.sweep.usual() | {name: menu.value for name, menu in self.menus.items()}
+
+    def say(self, text: str) -> None:
+        """The line beside the buttons; a screen reader reads it out."""
+        self.status.value = f'<span role="status" aria-live="polite">{html.escape(text)}</span>'
+
+    def redraw(self) -> None:
+        """Draw what is chosen."""
+        how = {"quantity": self.quantity.value, "overlay": self.overlay.value}
+        self.figure.value = self.sweep.page(self.choice(), **how)
+
+    def _start(self) -> None:
+        if not self.running:
+            self._task = asyncio.ensure_future(self.measure())
+
+    async def measure(self) -> None:
+        """Measure the points of the choice one by one, drawing each, until Stop is pressed."""
+        points, choice = self.sweep.chosen(self.choice()), self.choice()
+        self.running, self.run.disabled, self.stop.disabled = True, True, False
+        try:
+            for number, point in enumerate(points, start=1):
+                size = in_words(self.sweep.x, point.axes[self.sweep.x])
+                self.say(f"Measuring {size}, {number} of {len(points)}.")
+                await asyncio.sleep(0.05)  # the page shows it, and Stop is heard
+                if not self.running:
+                    break
+                self.sweep.measured[point] = self.sweep._session.measure(point)
+                if choice == self.choice():
+                    self.redraw()
+            self.sweep._refresh()
+            self.say("Done." if self.running else "Stopped. What was measured is kept.")
+        except Exception as problem:
+            self.say(f"It ended with an error: {type(problem).__name__}: {problem}")
+            raise
+        finally:
+            self.running, self.run.disabled, self.stop.disabled = False, False, True
+
+
+def _menu(name: str, options: Sequence[Any]) -> w.Dropdown:
+    layout, look = {"width": "auto", "margin": "2px 12px 2px 0"}, {"description_width": "initial"}
+    return w.Dropdown(
+        description=name,
+        options=[(in_words(name, each), each) for each in options],
+        style=look,
+        layout=layout,
+    )
+
+
+def sweep(
+    title: str,
+    ways: Ways,
+    work: Work | None = None,
+    *,
+    over: str = "",
+    published: pd.DataFrame | None = None,
+    floors: Floors | None = None,
+    **how: Any,
+) -> Sweep:
+    """Time ways over many sizes and show curves: on a GPU in a panel with Run and Stop, else as recorded.
+
+    Args:
+        title, ways, work, how: as of ``lab.race``; the axis with most sizes is swept, the others are menus.
+        over: the way that speedups are over; the first one if left out.
+        published: other people's speedups (``lab.published``), drawn beside.
+        floors: thin lines by name: functions from a size and a dtype to microseconds.
+
+    Where nobody can press Run, a GPU measures the first choice, and while a lesson is recorded all of them.
+    """
+    known = session.current()
+    points = points_of(title, ways, work, how)
+    made = Sweep(title, points, known, over or next(iter(ways)), published, floors or {})
+    if known.live and known.tape:
+        made.measure_all()
+    elif known.live and not interactive():
+        for point in made.chosen(made.usual()):
+            made.measured[point] = known.measure(point)
+        made._refresh()
+    return made

@@ -1,0 +1,253 @@
+"""A table of measurements that answers questions and shows itself as its figure; races."""
+
+import html
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from labkit.display import figures, style
+from labkit.display.figures import Bar
+from labkit.display.style import Picture, show
+from labkit.measure import session
+from labkit.measure.results import MISSING, Measured
+from labkit.measure.session import Session, Way
+from labkit.measure.tape import Row
+from labkit.work import Work
+
+FIELDS = ("dtype", "direction", "clock", "cache")
+Ways = Mapping[str, Callable[..., Any] | tuple[Callable[..., Any], Work]]
+"""Ways by name: each a function, or a function and the work that it does."""
+
+
+def ways_of(ways: Ways, work: Work | None) -> list[Way]:
+    """The ways, each with its work; ValueError for one without."""
+    found = []
+    for name, each in ways.items():
+        call, own = each if isinstance(each, tuple) else (each, work)
+        if own is None:
+            raise ValueError(f"ways: {name!r} has no work: give race or sweep one, or write (function, work)")
+        found.append(Way(name, call, own))
+    return found
+
+
+class Table:
+    """Rows of one race or sweep. ``frame`` is a DataFrame of them, with a column for each axis.
+
+    A question names what tells rows apart: ``table.time("x*w + b", clock="host", width=160)``. Its answer is
+    a number in microseconds, or a ratio, that knows where it was measured (`Measured`); it is missing where
+    nothing was measured. ValueError where several rows fit. The solution answers for "your kernel" where that
+    has not been measured.
+    """
+
+    def __init__(self, title: str, rows: Sequence[Row], live: bool, known: Session) -> None:
+        self.title, self.rows, self.live, self._session = title, list(rows), live, known
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The rows as a DataFrame."""
+        columns = [
+            "way",
+            *self.axes,
+            *FIELDS,
+            "median_us",
+            "p20_us",
+            "p80_us",
+            "copy_us",
+            "note",
+            "noise",
+            "device",
+            "date",
+        ]
+        return pd.DataFrame([{**vars(row), **row.axes} for row in self.rows], columns=columns)
+
+    @property
+    def axes(self) -> list[str]:
+        """The names of the sizes."""
+        return list(dict.fromkeys(axis for row in self.rows for axis in row.axes))
+
+    def time(self, way: str, **where: Any) -> Measured:
+        """The median time of a way, in microseconds a call."""
+        row = self._row(way, where)
+        return MISSING if row is None or row.median_us is None else self._measured(row.median_us, row)
+
+    def speedup(self, of: str, over: str, **where: Any) -> Measured:
+        """How many times as fast as ``over`` is ``of``."""
+        return self.time(over, **where) / self.time(of, **where)
+
+    def share(self, way: str, **where: Any) -> Measured:
+        """The time of a copy of the same bytes over that of a way: 1 is as fast as copying."""
+        row = self._row(way, where)
+        if row is None or not row.median_us or not row.copy_us:
+            return MISSING
+        return self._measured(row.copy_us / row.median_us, row)
+
+    def _measured(self, value: float, row: Row) -> Measured:
+        return Measured(value, "live" if self.live else "recorded", row.device)
+
+    def _row(self, way: str, where: Mapping[str, Any]) -> Row | None:
+        found = [
+            row
+            for row in self.rows
+            if row.way == way and all(_of(row, name) == v for name, v in where.items())
+        ]
+        if not found and way == "your kernel":
+            return self._row("the solution", where)
+        if len(found) > 1:
+            raise ValueError(
+                f"{self.title}: {len(found)} rows of {way!r} fit {dict(where)}; name more of their columns"
+            )
+        return found[0] if found else None
+
+    # ---- how it shows itself -------------------------------------------------------------------------------
+
+    def lines(self) -> list[str]:
+        """Where the numbers are from: device, date, versions, and what is the same for all rows."""
+        return origin(self.rows, self.live)
+
+    def picture(self) -> Picture:
+        """Bars: those of the ways at one point under a heading that says what is special to it."""
+        varying = [name for name in (*self.axes, *FIELDS) if len({_of(row, name) for row in self.rows}) > 1]
+        groups: dict[str, list[Bar]] = {}
+        for row in self.rows:
+            heading = ", ".join(in_words(name, _of(row, name)) for name in varying)
+            look = style.style_of(row.way, self._session.styles)
+            bar = Bar(row.way, row.median_us, look, self.live, row.p20_us, row.p80_us, row.copy_us, row.note)
+            groups.setdefault(heading, []).append(bar)
+        return figures.bars(self.title, groups, self.lines())
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        if not self.rows:
+            nothing = f"{self.title}: nothing was measured here, and nothing is recorded."
+            return {"text/plain": nothing, "text/html": f"<p><em>{html.escape(nothing)}</em></p>"}
+        picture = self.picture()
+        return {"text/plain": picture.alt, "text/html": picture._repr_html_() + numbers_html(self.rows)}
+
+
+def _of(row: Row, name: str) -> Any:
+    """A row's field, or its size along an axis."""
+    return getattr(row, name) if name in FIELDS else row.axes.get(name)
+
+
+def short(device: str) -> str:
+    """A device without its vendor and memory: ``H100``."""
+    return re.sub(r"^NVIDIA | \d+GB.*$", "", device)
+
+
+def in_words(name: str, value: Any) -> str:
+    """``width 160``, ``host clock``, ``bfloat16``."""
+    return {
+        "clock": f"{value} clock",
+        "cache": f"{value} cache",
+        "dtype": str(value),
+        "direction": str(value),
+    }.get(name, f"{name} {value}")
+
+
+def origin(rows: Sequence[Row], live: bool) -> list[str]:
+    """Where rows are from, as lines beneath a title."""
+    timed = [row for row in rows if row.device]
+    if not timed:
+        return ["no times"]
+    first = timed[0]
+    days = sorted({row.date[:10] for row in timed})
+    versions = f"torch {first.torch.partition('+')[0]}, triton {first.triton}"
+    where = f"{'Live' if live else 'Recorded'} on an {short(first.device)}, {days[-1]} ({versions})"
+    same = [(name, {_of(row, name) for row in timed}) for name in (*first.axes, *FIELDS)]
+    how = ", ".join(in_words(name, *values) for name, values in same if len(values) == 1)
+    found = [f"{where}; {how}." if how else f"{where}."]
+    for noise in dict.fromkeys(row.noise for row in timed if row.noise):
+        varying = [name for name in first.axes if len({row.axes.get(name) for row in timed}) > 1]
+        sizes = {
+            ", ".join(in_words(name, _of(row, name)) for name in varying)
+            for row in timed
+            if row.noise == noise
+        }
+        found.append(f"Disturbed, {noise}: {'; '.join(sorted(filter(None, sizes))) or 'all'}.")
+    return found
+
+
+def numbers_html(rows: Iterable[Row]) -> str:
+    """The rows' times as a table to unfold."""
+    lines = [
+        (row.way, *(in_words(name, _of(row, name)) for name in (*row.axes, *FIELDS)), _spread(row))
+        for row in rows
+    ]
+    return folded("The numbers", plain_table([], lines))
+
+
+def _spread(row: Row) -> str:
+    if row.median_us is None:
+        return row.note
+    spread = f"{row.p20_us:.4g} to {row.p80_us:.4g}" if row.p20_us is not None else ""
+    return f"{row.median_us:.4g} µs ({spread})" + (f"; {row.note}" if row.note else "")
+
+
+def plain_table(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+    """An HTML table, its texts to the left, nothing in them markup."""
+
+    def cells(tag: str, values: Sequence[Any]) -> str:
+        return "".join(
+            f'<{tag} style="text-align:left">{html.escape(str(value))}</{tag}>' for value in values
+        )
+
+    head = f"<thead><tr>{cells('th', heads)}</tr></thead>" if heads else ""
+    body = "".join(f"<tr>{cells('td', line)}</tr>" for line in lines)
+    return f"<table>{head}<tbody>{body}</tbody></table>"
+
+
+def folded(summary: str, inside: str) -> str:
+    """HTML that a click, or Enter on the focused line, opens."""
+    return f'<details><summary style="cursor:pointer">{html.escape(summary)}</summary>{inside}</details>'
+
+
+# ---- the face ----------------------------------------------------------------------------------------------
+
+
+def race(title: str, ways: Ways, work: Work | None = None, **how: Any) -> Table:
+    """Time ways to do the same at a few sizes, in interleaved runs, and show bars.
+
+    Args:
+        title: the figure's, and the name of its rows on a tape.
+        ways: functions by name; one that does another work is written ``(function, work)``.
+        work: what they compute (``lab.work.affine``): it makes the inputs, and says what is right.
+        how: sizes (``batch=256, width=[160, 1024]``), and ``dtype`` ("float32"), ``direction`` ("forward",
+            "backward"), ``clock`` ("graph", "host", "events"), ``cache`` ("cold", "warm"); each a value or a
+            list of them.
+
+    On a GPU every way is first compared with float64. Elsewhere the recorded times are shown.
+    """
+    known = session.current()
+    rows = [row for point in points_of(title, ways, work, how) for row in known.measure(point)]
+    return Table(title, rows, known.live, known)
+
+
+def points_of(title: str, ways: Ways, work: Work | None, how: Mapping[str, Any]) -> list[session.Point]:
+    """The points of a race or sweep."""
+    options = {name: value for name, value in how.items() if name in FIELDS}
+    axes = {name: value for name, value in how.items() if name not in FIELDS}
+    return session.points(title, ways_of(ways, work), axes, **options)
+
+
+def measured(name: str, function: Callable[[], Any]) -> Any:
+    """A number of the lesson's own: what ``function()`` returns on a GPU; elsewhere, what it returned there.
+
+    ``function`` is one of a cell tagged ``way`` or ``kernel``, without arguments. A number knows where it was
+    measured, and is missing where nothing is recorded. A table (rows by name, each with columns by name) is
+    shown, and returned; it is None where nothing is recorded.
+    """
+    known = session.current()
+    row = known.number(name, function)
+    if isinstance(row.value, int | float):
+        return Measured(float(row.value), "live" if known.live else "recorded", row.device)
+    where = (
+        "\n".join(origin([row], known.live)) if row.device else "Nothing was measured here or is recorded."
+    )
+    lines = row.value if isinstance(row.value, dict) else {}
+    heads = list(next(iter(lines.values()), {}))
+    texts = [[way, *(style.digits(each[head]) for head in heads)] for way, each in lines.items()]
+    page = f"<p><strong>{html.escape(name)}</strong></p>{plain_table(['', *heads], texts)}"
+    text = "\n".join([name, *map("  ".join, texts), where])
+    show(f"{page}<p><small>{html.escape(where)}</small></p>", text)
+    return row.value

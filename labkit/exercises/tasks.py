@@ -1,0 +1,178 @@
+"""A lesson's tasks in this session: a cell is judged, and what is right is raced in the same cell.
+
+``tasks = lab.lesson("launch_overhead")``; then a cell that writes a function ends with
+``raced = tasks.check("affine", affine)``.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from IPython.display import display
+
+from labkit import gpu, interpreter, paths
+from labkit.display.style import interactive, show
+from labkit.display.table import Table, plain_table
+from labkit.exercises import judge, progress, race
+from labkit.exercises.engine import Exercise, RaceSpec
+from labkit.exercises.lesson import ExerciseSession, show_table, show_verdict
+from labkit.lessons import notebooks
+from labkit.measure import session
+from labkit.measure.session import Point, Way
+from labkit.profiling import launch_counts
+
+
+def lesson(name: str) -> "Tasks":
+    """Begin a lesson: say how kernels run here, and return its tasks. ``name`` is "launch_overhead".
+
+    ValueError for a lesson that there is not.
+    """
+    interpreter.patch()
+    path = notebooks.resolve(name)
+    session.begin(path)
+    where = "Kernels are compiled, run on the GPU, and are timed here."
+    if not gpu.available():
+        where = "No GPU is used here: kernels run in an interpreter, on the CPU, and times are recorded ones."
+    show(f"<p><small>{where}</small></p>", where)
+    return Tasks(notebooks.name_of(path))
+
+
+class Tasks(ExerciseSession):
+    """The tasks of one lesson in this session of a notebook."""
+
+    def check(self, name: str, answer: Any) -> Table | None:  # type: ignore[override]
+        """Judge the cell that this call stands in, show the verdict, and race what is right.
+
+        Returns the race: the learner's kernel beside the library's ways, or the solution where the learner's
+        cannot be raced; None for a task without a race. ValueError for an unknown name.
+        """
+        exercise = self._exercise(name)
+        super().check(name, answer)
+        if exercise.race is None:
+            return None
+        if name in self._right and not gpu.available():
+            count(exercise, self._right[name][0])
+        if name in self._right and (problem := self._problem_at_size(name)):
+            del self._right[name]
+            show(*problem)
+        table = self._race(name)
+        if name in self._right or not interactive():
+            display(table)
+        return table
+
+    def way(self, name: str) -> dict[str, Callable[..., Any]]:
+        """The learner's kernel as a way for ``lab.race`` and ``lab.sweep``: {"your kernel": ...}.
+
+        It is {"the solution": ...} until this session's last verdict was right, and where there is no GPU.
+        """
+        exercise = self._exercise(name)
+        as_layer = race.race_of(exercise).as_layer if exercise.race else lambda call: call
+        mine = name in self._right and gpu.available()
+        call = self._right[name][0] if mine else self._solution(name)
+        return {"your kernel" if mine else "the solution": as_layer(call)}
+
+    def hint(self, name: str) -> None:
+        """Show one hint more for the mistake of the last answer."""
+        self._exercise(name)
+        records = progress.read(self._lesson)
+        record = records.get(name)
+        if record is None or not record.wrong:
+            show("<p>There is no wrong answer yet to give a hint for.</p>", "There is no wrong answer yet.")
+            return
+        _, mistake = record.wrong[-1]
+        record.wrong.append([f"hint {len(record.wrong)}", mistake])
+        progress.write(self._lesson, records)
+        finding = self._findings.get(name)
+        if finding is not None:
+            show_verdict(self._verdict(self._exercise(name), finding, "", record))
+
+    def progress(self) -> None:
+        """Show the tasks of all lessons: open, tried or solved, and how many tries there were."""
+        lessons = [path for path in notebooks.find() if path.parent == paths.NOTEBOOKS]
+        show_table(progress.table(lessons))
+
+    def _solution(self, name: str) -> Any:
+        return getattr(judge.solutions(self._lesson), self._exercise(name).answer)
+
+    def _problem_at_size(self, name: str) -> tuple[str, str] | None:
+        """On a GPU: what is wrong with the learner's kernel at the race's sizes, as page and text."""
+        exercise, (_, file) = self._exercise(name), self._right[name]
+        finding = race.problem_at_size(self._lesson, exercise, file)
+        if finding is None:
+            return None
+        bundle = self._verdict(exercise, finding, "", progress.ExerciseRecord()).mimebundle()
+        return bundle["text/html"], bundle["text/plain"]
+
+    def _race(self, name: str) -> Table:
+        exercise, known = self._exercise(name), session.current()
+        spec = race.race_of(exercise)
+        calls = {**compiled(spec), **self.way(name)}
+        ways = tuple(Way(each, call, spec.works.get(each, spec.work)) for each, call in calls.items())
+        title = f"The race: {exercise.title}"
+        how = {"dtype": spec.dtype, "direction": spec.direction, "cache": spec.cache}
+        points = [
+            Point(title, ways, size, clock=clock, **how)  # type: ignore[arg-type]
+            for size in race.sizes_of(spec)
+            for clock in spec.clocks
+        ]
+        rows = [row for point in points for row in known.measure(point)]
+        return Table(title, rows, known.live, known)
+
+
+def compiled(spec: RaceSpec) -> dict[str, Callable[..., Any]]:
+    """The rivals of a race, 'torch.compile' compiled."""
+    return {
+        name: torch.compile(call, dynamic=False) if name == "torch.compile" else call
+        for name, call in spec.rivals.items()
+    }
+
+
+def count(exercise: Exercise, answer: Callable[..., Any]) -> None:
+    """Race by what can be counted without a GPU: launches, and bytes that are read and written.
+
+    An address that is read again counts once: on a GPU it comes from a cache, if it is read again soon.
+    """
+    spec = race.race_of(exercise)
+    size, dtype = race.sizes_of(spec)[0], getattr(torch, spec.dtype)
+    lines = []
+    for name, call in {**spec.rivals, "your kernel": spec.as_layer(answer)}.items():
+        if name in ("torch.compile", "labkit"):  # the one is not compiled here, the other is launched alike
+            continue
+        given = [each.to(dtype) for each in spec.work.inputs(size)]
+        with torch.no_grad():
+            lines.append((name, *map(str, moved(call, given))))
+    least = spec.work.min_bytes(size, dtype.itemsize, spec.direction)
+    lines.append(("the floor", "1", "", "", str(least)))
+    heads = ["", "launches", "bytes read", "bytes written", "in all"]
+    where = ", ".join(f"{axis} {count}" for axis, count in size.items())
+    said = f"Counted here, in the interpreter: {where}, {spec.dtype}. Bytes that are read twice count once."
+    text = "\n".join("  ".join(line) for line in (heads, *lines))
+    show(f"{plain_table(heads, lines)}<p><small>{said}</small></p>", f"{text}\n{said}")
+
+
+def moved(call: Callable[..., Any], given: list[torch.Tensor]) -> tuple[int, int, int, int]:
+    """Of a call without a GPU: launches, bytes read, bytes written, and both. Each address counts once."""
+    addresses = _Addresses()
+    with interpreter.watching(addresses):
+        made = launch_counts.count(lambda: call(*given)).launches
+    read = sum(one.bytes_read for one in made if not one.programs) + addresses.bytes(addresses.loads)
+    written = sum(one.bytes_written for one in made if not one.programs) + addresses.bytes(addresses.stores)
+    return len(made), read, written, read + written
+
+
+class _Addresses(interpreter.Observer):
+    """The distinct addresses that interpreted kernels load and store, with how many bytes lie at each."""
+
+    def __init__(self) -> None:
+        self.loads: dict[int, set[int]] = {}
+        self.stores: dict[int, set[int]] = {}
+
+    def load(self, addresses: Any, size: int, unfilled: bool) -> None:
+        self.loads.setdefault(size, set()).update(addresses.tolist())
+
+    def store(self, addresses: Any, size: int) -> None:
+        self.stores.setdefault(size, set()).update(addresses.tolist())
+
+    def bytes(self, seen: dict[int, set[int]]) -> int:
+        """How many bytes lie at the addresses seen."""
+        return sum(size * len(places) for size, places in seen.items())

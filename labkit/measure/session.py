@@ -1,0 +1,283 @@
+"""What the measurements of one notebook share: its lesson, its device, and the tape that is recorded."""
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit import gpu
+from labkit.lessons import notebooks
+from labkit.measure import clocks, machine, roofline, stamp, tape
+from labkit.measure.cold_cache import TimedCall
+from labkit.measure.correctness import relative_error
+from labkit.measure.lock import gpu_lock
+from labkit.measure.tape import Row
+from labkit.work import Shape, Work
+
+ALLOWED = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1.6e-2}
+"""Largest relative error, by norms: TF32 is off by 3e-4, so it is no float32."""
+CHECKED_ROWS = 64
+"""So many of the first and of the last rows are compared with float64."""
+OPTIONS = "LABKIT_SESSION"
+"""Environment variable, JSON: ``record``, the tape that `labkit record` has its notebook write; ``device``,
+whose tapes are shown, if it is not `tape.SHOWN`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """One way to do a piece of work: ``call(*work.inputs(shape))``."""
+
+    name: str
+    call: Callable[..., Tensor]
+    work: Work
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """Ways that are measured in one interleaved run: one size, one dtype and direction, one clock."""
+
+    title: str
+    ways: tuple[Way, ...]
+    axes: Shape
+    dtype: str = "float32"
+    direction: str = "forward"
+    clock: clocks.Clock = "graph"
+    cache: clocks.Cache = "cold"
+
+    def row(self, way: str) -> Row:
+        """A row of this point, without a measurement."""
+        return Row(self.title, way, dict(self.axes), self.dtype, self.direction, self.clock, self.cache)
+
+
+def points(title: str, ways: Iterable[Way], axes: Mapping[str, Any], **options: Any) -> list[Point]:
+    """A point for each combination of the values of ``axes`` and ``options``, each a value or a list of them.
+
+    ``options``: dtype, direction, clock, cache. Those that come first change last.
+    """
+    listed = {
+        name: [value] if isinstance(value, int | str) else list(value)
+        for name, value in (dict(axes) | options).items()
+    }
+    found = []
+    for values in itertools.product(*listed.values()):
+        chosen = dict(zip(listed, values, strict=True))
+        sizes = {name: chosen.pop(name) for name in axes}
+        found.append(Point(title, tuple(ways), sizes, **chosen))
+    return found
+
+
+class Session:
+    """A notebook's measurements: made on a GPU, shown from a tape elsewhere."""
+
+    def __init__(self, lesson: Path | None = None) -> None:
+        """``lesson`` is the published notebook; None for one that is no lesson, which has no tape."""
+        options = json.loads(os.environ.get(OPTIONS, "{}"))
+        self.lesson, self.live = lesson, gpu.available()
+        self.styles: dict[str, Any] = {}
+        """How each way of the lesson is drawn, from its first figure on."""
+        self.tape: Path | None = Path(options["record"]) if options.get("record") and lesson else None
+        tapes = tape.tapes(notebooks.key_of(lesson)) if lesson else {}
+        shown = tapes.get(options.get("device", ""), next(iter(tapes.values()), None))
+        self.recorded = {row.key: row for row in tape.read(shown)} if shown else {}
+        self.known: dict[tape.Key, Row] = {}
+        """While recording: rows that were measured before, on this kind of device."""
+        if self.tape and lesson:
+            earlier = [tapes.get(machine.identity().slug), self.tape.with_suffix(".before")]
+            self.known = {row.key: row for path in earlier if path for row in tape.read(path)}
+
+    # ---- what is there already -----------------------------------------------------------------------------
+
+    def find(self, point: Point) -> list[Row]:
+        """The recorded rows of a point, of the device that is shown."""
+        found = (self.recorded.get(point.row(way.name).key) for way in point.ways)
+        return [row for row in found if row is not None]
+
+    def _stamped(self, row: Row, function: Any, work: str = "") -> Row:
+        """While recording, the row with what it measures and its stamp."""
+        if self.tape is None or self.lesson is None:
+            return row
+        uses = stamp.uses_of(self.lesson, row.way or row.title, function, work)
+        return replace(row, uses=uses, stamp=stamp.stamp_of(self.lesson, uses))
+
+    def _kept(self, row: Row) -> Row | None:
+        """The same measurement of the same code on the same device and versions, made before."""
+        known, here = self.known.get(row.key), machine.identity()
+        if known is None or known.stamp != row.stamp:
+            return None
+        same = (known.device, known.driver, known.torch, known.triton)
+        return known if same == (here.device, here.driver, here.torch, here.triton) else None
+
+    def _keep(self, row: Row) -> Row:
+        """Put a row on the tape that is recorded."""
+        if self.tape is not None:
+            tape.append(self.tape, row)
+        return row
+
+    # ---- measuring -----------------------------------------------------------------------------------------
+
+    def measure(self, point: Point) -> list[Row]:
+        """A row for each way of a point: measured on a GPU, elsewhere from the tape, as far as it has them.
+
+        On a GPU each way is compared with float64 at this size, and all are timed in one interleaved run
+        beside a copy of the same bytes. One that is wrong, fails, or does not fit the memory has no time, and
+        a note.
+        """
+        if not self.live:
+            return self.find(point)
+        empty = {way: self._stamped(point.row(way.name), way.call, way.work.name) for way in point.ways}
+        kept = {way: self._kept(row) if self.tape else None for way, row in empty.items()}
+        todo = [way for way in point.ways if kept[way] is None]
+        made: dict[str, Row] = {}
+        if todo:
+            with gpu_lock(), gpu.full_float32():
+                made = {row.way: row for row in self._measure(point, {way: empty[way] for way in todo})}
+        return [self._keep(kept[way] or made[way.name]) for way in point.ways]
+
+    def _measure(self, point: Point, rows: Mapping[Way, Row]) -> list[Row]:
+        if any(hasattr(way.call, "_torchdynamo_orig_callable") for way in rows):
+            torch.compiler.reset()  # compiled for this size, not for any: and after eight sizes not at all
+        dtype: torch.dtype = getattr(torch, point.dtype)
+        inputs: dict[str, tuple[Tensor, ...]] = {}  # by work: ways of one work get the same
+        calls: dict[str, TimedCall] = {}
+        notes: dict[str, str] = {}
+        for way in rows:
+            try:
+                if way.work.name not in inputs:
+                    inputs[way.work.name] = drawn(way.work, point.axes, dtype, point.direction)
+                given = inputs[way.work.name]
+                notes[way.name] = what_is_wrong(way, given, point.direction, ALLOWED[point.dtype])
+                if not notes[way.name]:
+                    calls[way.name] = timed(way.call, given, point.direction)
+            except Exception as problem:  # becomes the note of this way's gap
+                notes[way.name] = clocks.describe(problem)
+        needed = {way: way.work.min_bytes(point.axes, dtype.itemsize, point.direction) for way in rows}
+        sizes = {needed[way] for way in rows if way.name in calls and point.clock != "host"}
+        copies = {f"copy {size}": roofline.copy_calls(size)["Tensor.copy_"] for size in sizes}
+        timings = clocks.measure(calls | copies, clock=point.clock, cache=point.cache)
+        torch.cuda.empty_cache()
+        where = where_and_when()
+        return [
+            replace(
+                row,
+                note=notes.get(way.name, ""),
+                **_columns(timings, way.name, f"copy {needed[way]}"),
+                **where,
+            )
+            for way, row in rows.items()
+        ]
+
+    def number(
+        self, name: str, function: Callable[[], Any], source: Callable[..., Any] | None = None, work: str = ""
+    ) -> Row:
+        """What a function returns: called on a GPU, from the tape elsewhere; None where there is neither.
+
+        ``source`` is the lesson's function that it measures, itself if left out, and ``work`` what that does.
+        """
+        row = self._stamped(Row(name), source or function, work)
+        if not self.live:
+            return self.recorded.get(row.key, row)
+        if self.tape and (kept := self._kept(row)):
+            return self._keep(kept)
+        with gpu_lock():
+            value = function()
+        return self._keep(replace(row, value=value, **where_and_when()))
+
+
+def _columns(timings: Mapping[str, Any], way: str, copy: str) -> dict[str, Any]:
+    """The columns of a row that say how long it took, and a copy of the same bytes."""
+    timing, beside = timings.get(way), timings.get(copy)
+    if timing is None:
+        return {}
+    if isinstance(timing, clocks.NotTimed):
+        return {"note": timing.note}
+    found = {
+        "median_us": timing.median_us,
+        "p20_us": timing.p20_us,
+        "p80_us": timing.p80_us,
+        "noise": timing.noise,
+    }
+    if timing.note:
+        found["note"] = timing.note
+    if isinstance(beside, clocks.Timing):
+        found["copy_us"] = beside.median_us
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in found.items()}
+
+
+def where_and_when() -> dict[str, Any]:
+    """The columns of a row that say on which device and with which versions it was measured, and when."""
+    found = machine.row_columns()
+    return {name: found[name] for name in ("device", "torch", "triton", "date")} | {
+        "driver": machine.identity().driver
+    }
+
+
+# ---- calls and their results -------------------------------------------------------------------------------
+
+
+def drawn(work: Work, axes: Shape, dtype: torch.dtype, direction: str) -> tuple[Tensor, ...]:
+    """Inputs of a work at a size, on this session's device, with gradients where those are measured."""
+    tensors = (each.to(gpu.device(), dtype) for each in work.inputs(axes))
+    return tuple(each.requires_grad_(direction == "backward") for each in tensors)
+
+
+def timed(call: Callable[..., Tensor], inputs: Sequence[Tensor], direction: str) -> TimedCall:
+    """The forward pass of a call, or its backward pass, whose forward runs outside of what is timed."""
+    if direction == "forward":
+        return TimedCall(torch.no_grad()(call), tuple(inputs))
+
+    # The upstream gradient is an input, too: a cold run rotates it with the others.
+    def forward(*given: Tensor) -> tuple[Any, ...]:
+        return call(*given[:-1]), given[:-1], given[-1]
+
+    upstream = torch.randn_like(call(*inputs))
+    return TimedCall(partial(torch.autograd.grad, retain_graph=True), (*inputs, upstream), setup=forward)
+
+
+def what_is_wrong(way: Way, inputs: Sequence[Tensor], direction: str, allowed: float) -> str:
+    """What is wrong with a way's result, in a sentence; "" if it is right.
+
+    Some of the first and last rows are compared with float64, and the gradients for an upstream gradient of
+    twice the output in these rows and zero elsewhere.
+    """
+    batch = len(inputs[way.work.batched[0]])
+    rows = torch.tensor(
+        sorted({*range(min(CHECKED_ROWS, batch)), *range(max(0, batch - CHECKED_ROWS), batch)})
+    )
+    rows = rows.to(inputs[0].device)
+    exact = [each.detach()[rows] if i in way.work.batched else each.detach() for i, each in enumerate(inputs)]
+    exact = [each.double().requires_grad_(direction == "backward") for each in exact]
+    with nullcontext() if direction == "backward" else torch.no_grad():
+        got, want = way.call(*inputs), way.work.reference(*exact)
+        pairs = [(got[rows], want)]
+        if direction == "backward":
+            upstream = torch.zeros_like(got).index_copy(0, rows, 2 * got.detach()[rows])
+            gradients = torch.autograd.grad(got, inputs, upstream, retain_graph=True)
+            wanted = torch.autograd.grad(want, exact, upstream[rows].double())
+            chosen = [g[rows] if i in way.work.batched else g for i, g in enumerate(gradients)]
+            pairs += zip(chosen, wanted, strict=True)
+    error = max(
+        (relative_error(mine.detach(), right.detach()) for mine, right in pairs), key=lambda e: (e != e, e)
+    )
+    return "" if error <= allowed else f"wrong result: relative error {error:.1e}"
+
+
+_current: list[Session] = []
+
+
+def begin(lesson: Path | None) -> Session:
+    """Make the session of a notebook, which `current` gives from then on."""
+    _current[:] = [Session(lesson)]
+    return _current[0]
+
+
+def current() -> Session:
+    """The session that ``lab.lesson`` began, else one that knows no lesson."""
+    return _current[0] if _current else begin(None)

@@ -1,0 +1,369 @@
+"""The command line: ``labkit run``, ``lab``, ``progress``, ``reset``, ``doctor``, ``record`` and others.
+
+Commands themselves import what loads slowly: help appears at once, and doctor works where Jupyter, torch or
+triton do not.
+"""
+
+import errno
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from labkit import __version__, backend, paths
+from labkit.lessons import notebooks
+
+if TYPE_CHECKING:
+    from labkit.run.execute import Failure, Result
+
+PATH = click.Path(path_type=Path)
+NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+"""A full disk, a folder that is closed to this user."""
+
+
+class UserError(click.ClickException):
+    """Something the user can put right: one sentence, no traceback, exit code 2."""
+
+    exit_code = 2
+
+
+@contextmanager
+def value_errors_as_messages() -> Iterator[None]:
+    """Turns the ValueErrors of looking at what the user asked for into messages."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+class Group(click.Group):
+    """Commands that end with 130 when interrupted, and with a sentence where nothing can be written."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the chosen command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("\nstopped", err=True)
+            ctx.exit(130)
+        except OSError as error:
+            if error.errno not in NOT_WRITTEN:
+                raise
+            raise click.ClickException(
+                f"{error}. What was finished is kept; make room, or the folder writable, and run it again."
+            ) from error
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="labkit")
+def cli() -> None:
+    """A hands-on course in GPU performance."""
+
+
+LESSONS = click.argument("names", metavar="[LESSON]...", nargs=-1)
+
+
+def _chosen(names: tuple[str, ...]) -> list[Path]:
+    """The lessons of these names, each once; all of them where none is named."""
+    with value_errors_as_messages():
+        found = list(dict.fromkeys(map(notebooks.resolve, names))) if names else notebooks.find()
+    if not found:
+        raise click.ClickException(f"there are no lessons in {os.path.relpath(paths.NOTEBOOKS)}/")
+    return found
+
+
+def say(text: str) -> None:
+    """Print text as it is: nothing in it is markup, and lines are not broken."""
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+# ---- lessons -----------------------------------------------------------------------------------------------
+
+
+@cli.command("run")
+@LESSONS
+@click.option(
+    "assignments", "-p", metavar="NAME=VALUE", multiple=True, help="A parameter that the lessons declare."
+)
+@click.option(
+    "limit_s", "--timeout", metavar="SECONDS", type=click.IntRange(min=1), default=600, show_default=True,
+    help="Longest time for one cell.",
+)  # fmt: skip
+@click.option(
+    "jobs", "--jobs", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
+    help="So many lessons at once: on a GPU one is timed while the others compile.",
+)  # fmt: skip
+@click.option("--strict", is_flag=True, help="Fail also where a claim does not hold.")
+def run_command(
+    names: tuple[str, ...], assignments: tuple[str, ...], limit_s: int, jobs: int, strict: bool
+) -> None:
+    """Execute lessons (all of them, if none is named) and count what held."""
+    from labkit.run import execute
+
+    chosen = _chosen(names)
+    with value_errors_as_messages():
+        for assignment in assignments:
+            if "=" not in assignment:
+                raise ValueError(f"-p {assignment!r}: write it as name=value")
+        given = dict(assignment.split("=", 1) for assignment in assignments)
+        for path in chosen:
+            execute.check_parameters(path, given)
+    say(backend.sentence())
+    results = _execute(chosen, given, limit_s, jobs)
+    for result in results:
+        if strict and result.not_held:
+            say(f"{result.lesson}, does not hold: {'; '.join(result.not_held)}")
+    sys.exit(not all(result.passed and not (strict and result.not_held) for result in results))
+
+
+def _execute(chosen: list[Path], given: dict[str, str], limit_s: int, jobs: int) -> "list[Result]":
+    """Execute lessons, ``jobs`` at once, into build/lessons, saying what failed.
+
+    However it ends, a table says what is finished and where it lies.
+    """
+    import psutil
+
+    from labkit.run.execute import execute
+
+    def result_of(path: Path) -> "Result":
+        output = paths.BUILD / "lessons" / f"{notebooks.name_of(path)}.ipynb"
+        return execute(path, output, given, cell_limit_s=limit_s, bar=True)
+
+    results: list[Result] = []
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        for result in pool.map(result_of, chosen) if jobs > 1 else map(result_of, chosen):
+            if result.failure:
+                _print_failure(result.lesson, result.failure)
+            results.append(result)
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for kernel in psutil.Process().children() if jobs > 1 else ():  # their threads end with them
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(kernel.pid, signal.SIGKILL)
+        raise
+    finally:
+        _print_results(results, [notebooks.name_of(path) for path in chosen[len(results) :]])
+    return results
+
+
+def _print_failure(lesson: str, failed: "Failure") -> None:
+    """Print which cell failed, its source, and how."""
+    where = f"cell {failed.cell}" if failed.cell else "the given parameters"
+    Console().print(f"[bold red]{escape(lesson)} failed in {where}:[/]", highlight=False, soft_wrap=True)
+    for line in failed.source.splitlines():
+        say(f"    {line}")
+    say(failed.traceback)
+    if failed.message not in failed.traceback:
+        say(failed.message)
+
+
+def _print_results(found: "list[Result]", unfinished: list[str]) -> None:
+    """Print a line for each lesson, whether it passed, how long it took, what held; and where it is."""
+    table = Table(Column("lesson", no_wrap=True), "result")
+    for name in ("seconds", "checks\npassed", "claims\nheld", "claims\nnot held", "claims\nwant a GPU"):
+        table.add_column(name, justify="right")
+    for result in found:
+        outcome = "[green]passed[/]" if result.passed else "[bold red]failed[/]"
+        counts = (result.checks_passed, result.claims_held, len(result.not_held), result.claims_need_gpu)
+        table.add_row(escape(result.lesson), outcome, f"{result.seconds:.1f}", *map(str, counts))
+    for lesson in unfinished:
+        table.add_row(escape(lesson), "unfinished")
+    Console().print(table)
+    for result in found:
+        say(f"  {os.path.relpath(result.html_path)}")
+
+
+@cli.command("record")
+@LESSONS
+@click.option("--check", is_flag=True, help="Run nothing: list what is stale, and fail if anything is.")
+def record_command(names: tuple[str, ...], check: bool) -> None:
+    """Run lessons on a GPU and keep what they measure on tapes; what is on them stays."""
+    from labkit import gpu
+    from labkit.run import record
+
+    if check:
+        with value_errors_as_messages():  # a tape that is damaged
+            found = list(record.stale())
+        say(
+            "\n".join(
+                [*found, "Record these again on a GPU: labkit record"] if found else ["Nothing is stale."]
+            )
+        )
+        sys.exit(bool(found))
+    chosen = [path for path in _chosen(names) if path in record.recorded_lessons()]
+    if not gpu.available():
+        raise UserError("recording needs a GPU, and this session has none: see `labkit doctor`")
+    results = []
+    try:
+        record.record_roofs()
+        for path in chosen:
+            results.append(record.record(path))
+            if failure := results[-1].failure:
+                _print_failure(results[-1].lesson, failure)
+    except BaseException:
+        say("What was measured is kept: the same command goes on.")
+        raise
+    finally:
+        _print_results(results, [notebooks.name_of(path) for path in chosen[len(results) :]])
+    for result in results:
+        for sentence in result.not_held:
+            say(f"{result.lesson}, does not hold: {sentence}")
+    sys.exit(not all(result.passed and not result.not_held for result in results))
+
+
+@cli.command("render")
+@LESSONS
+def render_command(names: tuple[str, ...]) -> None:
+    """Execute lessons without a GPU, and save what they show, from the tapes, as their outputs."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    from labkit.run import record
+
+    failed = False
+    for path in [path for path in _chosen(names) if path in record.recorded_lessons()]:
+        result = record.render(path)
+        say(f"{result.lesson}: rendered in {result.seconds:.0f} s")
+        if result.failure:
+            failed = True
+            _print_failure(result.lesson, result.failure)
+    sys.exit(failed)
+
+
+@cli.command("slides")
+@LESSONS
+def slides_command(names: tuple[str, ...]) -> None:
+    """Make slides of lessons (all of them, if none is named), from the outputs that are saved."""
+    from labkit.run import pages
+
+    for path in _chosen(names):
+        deck = paths.BUILD / "slides" / f"{notebooks.name_of(path)}.html"
+        paths.write_text(deck, pages.slides(path))
+        say(os.path.relpath(deck))
+
+
+@cli.command("site")
+def site_command() -> None:
+    """Make the course as pages to read, from the outputs that are saved, in build/site."""
+    if importlib.util.find_spec("sphinx") is None:
+        raise UserError("Sphinx is missing: pip install -e '.[test]'")
+    sphinx: list[Any] = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-q",
+        "-W",
+        "--keep-going",
+        "-c",
+        "docs",
+        ".",
+        paths.BUILD / "site",
+    ]
+    sys.exit(subprocess.run(sphinx, cwd=paths.CHECKOUT).returncode)
+
+
+# ---- a learner's folder ------------------------------------------------------------------------------------
+
+
+@cli.command("lab", context_settings={"ignore_unknown_options": True})
+@click.argument("words", metavar="[FOLDER] [JUPYTER_OPTION]...", nargs=-1, type=click.UNPROCESSED)
+def lab_command(words: tuple[str, ...]) -> None:
+    """Open the lessons in JupyterLab, in a folder of your own: work/, if none is named."""
+    from labkit.run import folder as learners
+
+    if importlib.util.find_spec("jupyterlab") is None:
+        raise UserError("JupyterLab is missing: pip install 'gpu-labkit[course]'")
+    named = bool(words) and not words[0].startswith("-")
+    folder, options = Path(words[0] if named else "work"), words[named:]
+    with value_errors_as_messages():
+        for sentence in learners.open_folder(folder):
+            click.echo(sentence)
+    # In most containers the user is root, and Jupyter wants to be told that this is meant.
+    root = ["--allow-root"] if os.getuid() == 0 else []
+    usual = ["--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={folder.resolve()}", *root]
+    os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *usual, *options])
+
+
+def _learners_state(folder: Path | None) -> Path:
+    """The ``.labkit`` of a learner's folder: of the one named, the one that this is, or work/."""
+    near = [folder] if folder else [paths.state().parent, Path("work")]
+    for each in near:
+        if (each / paths.STATE).is_dir():
+            return each / paths.STATE
+    raise UserError(f"{near[-1]}: this is no learner's folder; `labkit lab` makes one")
+
+
+@cli.command("progress")
+@click.argument("folders", metavar="[FOLDER]...", nargs=-1, type=PATH)
+def progress_command(folders: tuple[Path, ...]) -> None:
+    """Print a folder's exercises: open, tried or solved. Of several folders, a line for each learner."""
+    from labkit.exercises.progress import STATES, table
+
+    for folder in folders or (None,):
+        exercises = table(state=_learners_state(folder))
+        solved = f"{(exercises['state'] == STATES['solved']).sum()} of {len(exercises)} solved"
+        if len(folders) > 1:
+            tried = (exercises["state"] == STATES["tried"]).sum()
+            click.echo(f"{folder}: {solved}, {tried} tried")
+        else:
+            click.echo(f"{exercises.to_string(index=False)}\n{solved}")
+
+
+@cli.command("reset")
+@click.argument("lesson")
+@click.option("folder", "--folder", type=PATH, help="The learner's folder, if it is not this one or work/.")
+def reset_command(lesson: str, folder: Path | None) -> None:
+    """Begin a lesson anew: a fresh copy takes the place of yours, which is kept under another name."""
+    from labkit.run import folder as learners
+
+    with value_errors_as_messages():
+        fresh, aside = learners.reset(_learners_state(folder).parent, lesson)
+    kept = f" Yours is {aside.name} now." if aside else ""
+    click.echo(
+        f"{fresh.name} is as published.{kept} If JupyterLab has it open: File > Reload Notebook from Disk."
+    )
+
+
+# ---- the machine -------------------------------------------------------------------------------------------
+
+
+@cli.command("doctor")
+@click.option("--measure", is_flag=True, help="Measure the roofs of this machine's GPU.")
+def doctor_command(measure: bool) -> None:
+    """Say what this machine is, and what to do."""
+    from labkit.run import doctor
+
+    facts = doctor.collect()
+    if measure:
+        from labkit.measure import roofline
+
+        if facts.device is None or facts.reason:
+            raise UserError("measuring roofs needs a GPU: leave --measure out to see what is in the way")
+        roofline.roofs(again=True)
+        facts = doctor.collect()
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, found in doctor.lines(facts):
+        table.add_row(label, escape(found))
+    Console().print(table, highlight=False)
+    decided = doctor.advise(facts)
+    say(f"\n{decided.sentence}")
+    sys.exit(not decided.ready)
+
+
+def main() -> None:
+    """The entry point: a request to end ends the run, and its kernels, as Ctrl-C does."""
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the second where a connection to the machine is lost
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    cli()

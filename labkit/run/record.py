@@ -1,0 +1,118 @@
+"""Recordings: what a lesson measures on a GPU becomes its tape, and what a tape shows its saved outputs."""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock
+from nbformat import NotebookNode, writes
+
+from labkit import paths
+from labkit.lessons import notebooks
+from labkit.measure import machine, roofline, rows, stamp, tape
+from labkit.measure.session import OPTIONS
+from labkit.run import execute
+from labkit.run.pages import without_widgets
+
+CELL_LIMIT_S = 15 * 60.0
+"""Seconds that a cell may take while it is recorded: one may compile for minutes on a slow host."""
+
+
+def recorded_lessons() -> list[Path]:
+    """The lessons that are recorded and rendered: all but those of the old course."""
+    return [path for path in notebooks.find() if path.parent == paths.NOTEBOOKS]
+
+
+def record(path: Path) -> execute.Result:
+    """Execute a lesson on this GPU, and put what it measured on its tape for this kind of device.
+
+    Rows of the same code, device and versions are taken from the tape, and not measured again. A recording
+    that was cut short has left its rows in build/record, and the next one goes on from them. One that fails
+    leaves the tape as it was.
+    """
+    key, slug = notebooks.key_of(path), machine.identity().slug
+    unfinished = paths.BUILD / "record" / slug / f"{key}.jsonl"
+    before = unfinished.with_suffix(".before")
+    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(unfinished.with_suffix(".lock")):
+        tape.write(before, [*tape.read(before), *tape.read(unfinished)])
+        unfinished.unlink(missing_ok=True)
+        result = _executed({"record": str(unfinished)}, path, unfinished.with_suffix(".ipynb"))
+        if result.passed:
+            measured = {row.key: row for row in tape.read(unfinished)}
+            tape.write(paths.RECORDED / slug / f"{key}.jsonl", measured.values())
+            before.unlink()
+            unfinished.unlink(missing_ok=True)
+    return result
+
+
+def _executed(options: dict[str, str], path: Path, output: Path) -> execute.Result:
+    """Execute a lesson in a session with these options."""
+    os.environ[OPTIONS] = json.dumps(options)
+    try:
+        return execute.execute(path, output, cell_limit_s=CELL_LIMIT_S, bar=True)
+    finally:
+        del os.environ[OPTIONS]
+
+
+def record_roofs() -> None:
+    """Keep this GPU's roofs beside the tapes, for those who read the lessons without it."""
+    roofline.roofs()
+    rows.write(paths.RECORDED / machine.identity().slug / "roofs.jsonl", rows.read(roofline.cache_path()))
+
+
+def stale() -> Iterator[str]:
+    """A line for each row on a tape that was measured with other code than is there now."""
+    for path in recorded_lessons():
+        for device, found in tape.tapes(notebooks.key_of(path)).items():
+            for row in tape.read(found):
+                if row.stamp != stamp.stamp_of(path, row.uses):
+                    sizes = ", ".join(f"{axis} {size}" for axis, size in row.axes.items())
+                    what = ", ".join(filter(None, (row.title, row.way, sizes, row.dtype, row.clock)))
+                    yield f"{path.stem} on {device}: {what}"
+
+
+# ---- rendering ---------------------------------------------------------------------------------------------
+
+
+def rendered(path: Path, device: str = "") -> tuple[NotebookNode, execute.Result]:
+    """A lesson with the outputs that it shows without a GPU, from a device's tape (default: the shown one).
+
+    The notebook on the disk is left as it is, and so are the outputs where a cell fails. Streams of a cell are joined, and what is another thing in each
+    execution (widgets, times, execution data) is left out.
+    """
+    notebook = notebooks.read(path)
+    with tempfile.TemporaryDirectory() as folder:
+        result = _executed({"device": device}, path, Path(folder) / path.name)
+        made = notebooks.read(Path(folder) / path.name)
+    if result.failure:
+        return notebook, result
+    for cell, ran in zip(notebook.cells, made.cells, strict=True):
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = _joined(without_widgets(ran.outputs)), ran.execution_count
+    notebook.metadata.pop("widgets", None)
+    return notebook, result
+
+
+def _joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """Outputs whose neighbouring pieces of one stream are one, as how a kernel cuts its text is chance."""
+    found: list[NotebookNode] = []
+    for output in outputs:
+        output.pop("metadata", None)
+        if output.output_type != "stream":
+            output["metadata"] = {}
+        elif found and found[-1].get("name") == output.name:
+            found[-1].text += output.text
+            continue
+        found.append(output)
+    return found
+
+
+def render(path: Path) -> execute.Result:
+    """Save what a lesson shows without a GPU as its notebook's outputs; one that fails stays as it was."""
+    notebook, result = rendered(path)
+    if result.passed:
+        paths.write_text(path, writes(notebook).rstrip("\n") + "\n")
+    return result

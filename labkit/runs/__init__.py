@@ -1,1 +1,0 @@
-"""Lessons executed, recorded, and spread over several GPUs or a cluster."""

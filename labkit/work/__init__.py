@@ -1,0 +1,7 @@
+"""What layers compute: inputs, float64 reference, fewest bytes, operations. One operation a file."""
+
+from labkit.work.affine import affine
+from labkit.work.base import Shape, Work
+from labkit.work.linear import linear
+
+__all__ = ["Shape", "Work", "affine", "linear"]

@@ -1,0 +1,135 @@
+"""Executing a lesson: what came out of it, how it fails, what ends it, and which parameters are refused."""
+
+import os
+import sys
+
+import nbformat
+import psutil
+import pytest
+import stage
+from processes import gone
+
+from labkit import paths
+from labkit.run import execute as runner
+
+PID = "import os; open('pid', 'w').write(str(os.getpid()))"
+SHOWN = """
+import math
+from IPython.display import HTML, display
+from labkit.display.say import claim
+claim('{value} bytes', 3, lambda n: n == 3)
+claim('{value} wide', 3, lambda n: n == 4)
+claim('{value}x', math.nan, lambda n: True)
+display({"text/plain": "3 passed", "MIME": {"name": "n", "passed": 3}}, raw=True)
+HTML('<img alt="time against width" src="data:,">')
+""".replace("MIME", runner.CHECK_MIME)
+TELL = """
+import os, sys, labkit
+print(width, os.environ.get('TRITON_INTERPRET'), os.getcwd(), sys.executable, labkit.__file__)
+"""
+
+
+@pytest.fixture
+def execute(clone):
+    """Executes a lesson of these cells; gives the result and the outputs of each code cell."""
+
+    def run(*cells, parameters="", given=None, **options):
+        path = stage.lesson(clone, *cells, parameters=parameters)
+        before = path.read_bytes()
+        result = runner.execute(path, clone / "{x}" / "out.ipynb", given, **options)
+        assert path.read_bytes() == before and result.notebook_path == clone / "{x}" / "out.ipynb"
+        executed = nbformat.read(result.notebook_path, 4)
+        nbformat.validate(executed)
+        return result, [cell.outputs for cell in executed.cells if cell.cell_type == "code"]
+
+    return run
+
+
+def ended():
+    """Whether the kernel that wrote its pid is gone."""
+    pid = int((paths.NOTEBOOKS / "pid").read_text())
+    return not psutil.pid_exists(pid) or gone(psutil.Process(pid))
+
+
+def test_a_lesson_is_executed_by_this_python_in_its_folder_counted_and_made_a_page(execute):
+    result, outputs = execute(PID, SHOWN, TELL, parameters="width: int = 160", given={"width": "7"})
+    assert result.passed and result.lesson == "01_toy", result.failure
+    assert (result.claims_held, len(result.not_held), result.claims_need_gpu) == (1, 1, 1)
+    assert result.checks_passed == 3
+    package = paths.CHECKOUT / "labkit" / "__init__.py"
+    where = f"{os.environ['TRITON_INTERPRET']} {paths.NOTEBOOKS} {sys.executable} {package}"
+    assert outputs[-1][0].text == f"7 {where}\n"
+    page = result.html_path.read_text()
+    assert "<title>01_toy</title>" in page and 'alt="time against width"' in page
+    assert ended()
+
+
+def test_a_failing_cell_ends_the_lesson_and_is_named(execute, clone):
+    result, _ = execute(PID, "x = 1", "def f():\n    raise KeyError('lost')\n\nf()", "open('ran', 'w')")
+    assert not result.passed and result.failure.cell == 3 and result.failure.source.startswith("def f():")
+    assert result.failure.message == "KeyError: 'lost'"
+    assert "raise KeyError('lost')" in result.failure.traceback and "\x1b" not in result.failure.traceback
+    assert "KeyError" in result.html_path.read_text()
+    assert ended() and not list(clone.rglob("ran"))
+
+
+STUBBORN = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: time.sleep(1)"
+
+
+@pytest.mark.parametrize(
+    ("cell", "told"),
+    [
+        (STUBBORN, "stopped: the limit for one cell is 4 s"),
+        ("import os; os._exit(3)", "the process of the lesson ended in the middle of this cell"),
+    ],
+)
+def test_a_cell_that_hangs_or_kills_its_kernel_is_named_and_told_in_a_sentence(execute, cell, told):
+    result, _ = execute(PID, cell, "1", cell_limit_s=4)
+    assert (result.failure.cell, result.failure.source, result.failure.message) == (2, cell, told)
+    assert ended()
+
+
+# ---- parameters --------------------------------------------------------------------------------------------
+
+DECLARED = "width: int = 160  # columns\nrate: float = 0.5\nfast: bool = True"
+
+
+def test_parameters_are_read_and_given_values_converted(clone):
+    path = stage.lesson(clone, parameters=DECLARED)
+    found = runner.declared_parameters(path)
+    assert list(found) == ["width", "rate", "fast"]
+    assert found["width"] == runner.Parameter("width", "int", 160, "columns")
+    given = {"width": "161", "rate": "1e-3", "fast": "False"}
+    assert runner.check_parameters(path, given) == {"width": 161, "rate": 0.001, "fast": False}
+    assert runner.declared_parameters(stage.lesson(clone, "x: int = 1", name="02_a")) == {}
+
+
+@pytest.mark.parametrize("declared", [" = 3", ": list = [3]", ": str = 'a'", ": int = 3.0", ": int = f(3)"])
+def test_a_badly_declared_parameter_is_refused(clone, declared):
+    with pytest.raises(ValueError, match="parameter width: "):
+        runner.declared_parameters(stage.lesson(clone, parameters=f"width{declared}"))
+
+
+CODE = ["__import__('os')", "1; open('ran', 'w')", "1\nopen('ran', 'w')", "!touch ran", "\\", "9" * 5000, ""]
+REFUSED = {
+    "width": [*CODE, "1.5", "0", "-1"],
+    "rate": [*CODE[:-2], "nan", "inf", "1e999", ""],
+    "fast": [*CODE, "maybe", "2"],
+}
+UNDECLARED = ["Z=1;open('ran', 'w')", "width=1;x", "width\nimport os", "depth", "", "width ", "\uff57idth"]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_value_of_the_wrong_kind_is_refused_in_a_short_sentence(clone, name):
+    path = stage.lesson(clone, parameters=DECLARED)
+    for text in REFUSED[name]:
+        with pytest.raises(ValueError, match=f"parameter {name}: .* is not ") as raised:
+            runner.check_parameters(path, {name: text})
+        assert len(str(raised.value)) < 200
+
+
+def test_a_name_that_is_not_declared_is_refused(clone):
+    path = stage.lesson(clone, parameters=DECLARED)
+    for name in UNDECLARED:
+        with pytest.raises(ValueError, match="declares: width"):
+            runner.check_parameters(path, {name: "1"})

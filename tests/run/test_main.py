@@ -1,0 +1,173 @@
+"""The commands: what they print and leave, what they refuse in a sentence, and how they end."""
+
+import errno
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import processes
+import psutil
+import pytest
+import stage
+
+from labkit import __version__, backend, paths
+from labkit.lessons import notebooks
+from labkit.run import main
+
+pytestmark = pytest.mark.usefixtures("clone")
+GOOD = "from labkit.display.say import claim\nclaim('{value} bytes', 3, lambda n: n == 3)"
+BAD = "x = 1\nraise KeyError('lost [bold]')"
+RAN = "open('ran', 'w')"
+LONG = "import os, time\nopen('pid{}', 'w').write(str(os.getpid()))\ntime.sleep(600)"
+
+
+def test_version_and_help():
+    assert __version__ in stage.labkit("--version").output
+    assert all(name in stage.labkit("-h").output for name in main.cli.commands)
+
+
+def test_run_goes_on_after_a_failing_lesson_and_fails(clone):
+    stage.lesson(clone, BAD, name="01_bad")
+    stage.lesson(clone, GOOD, name="02_good")
+    result = stage.labkit("run")
+    assert result.exit_code == 1
+    assert "01_bad failed in cell 1" in result.output and "    raise KeyError('lost [bold]')" in result.output
+    assert result.output.count("KeyError: 'lost [bold]'") == 1 and "\x1b" not in result.output
+    assert re.search(r"01_bad +│ failed +│ +\d+\.\d │ +0 │ +0 │", result.output)
+    assert re.search(r"02_good +│ passed +│ +\d+\.\d │ +0 │ +1 │ +0 │ +0 │", result.output)
+    for name in ("01_bad", "02_good"):
+        assert (paths.BUILD / f"lessons/{name}.ipynb").exists()
+        assert f"build/lessons/{name}.html" in result.output and Path(f"build/lessons/{name}.html").exists()
+
+
+def test_run_takes_names_and_parameters_and_old_lessons_stand_apart(clone):
+    stage.lesson(clone, BAD, name="01_bad")
+    stage.lesson(clone, "print(width * 2)", name="02_good", parameters="width: int = 1")
+    stage.lesson(clone, "print(width * 3)", name="old/02_good", parameters="width: int = 1")
+    result = stage.labkit("run", "02", "02_good", "old/02", "-p", "width=21")
+    assert result.exit_code == 0 and "01_bad" not in result.output and result.output.count("│ passed") == 2
+    for name, said in (("02_good", "42\n"), ("old/02_good", "63\n")):
+        executed = notebooks.read(paths.BUILD / f"lessons/{name}.ipynb")
+        assert executed.cells[-1].outputs[0].text == said
+
+
+def test_strict_fails_where_a_claim_does_not_hold(clone):
+    stage.lesson(clone, GOOD.replace("== 3)", "== 4)"))
+    assert stage.labkit("run").exit_code == 0
+    result = stage.labkit("run", "--strict")
+    assert result.exit_code == 1 and "01_toy, does not hold: 3 bytes" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "07"], "no lesson is called '07'; there are: 01_a, 02_b"),
+        (["run", "01", "-p", "width"], "name=value"),
+        (["run", "01", "-p", "depth=1"], "no parameter 'depth'; it declares: width (int)"),
+        (["run", "01", "-p", 'Z=1;open("ran", "w");width=5'], "no parameter 'Z'"),
+        (["run", "01", "-p", "width=open('ran', 'w')"], "is not a whole number"),
+        (["run", "-p", "width=2"], "02_b has no parameter"),
+        *((["run", f"--timeout={seconds}"], "--timeout") for seconds in ("0", "soon")),
+        (["slides", "07"], "no lesson is called '07'"),
+        (["render", "07"], "no lesson is called '07'"),
+        (["record", "01"], "recording needs a GPU"),
+        (["doctor", "--measure"], "needs a GPU"),
+        (["reset", "01"], "`labkit lab` makes one"),
+        (["progress"], "`labkit lab` makes one"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_run_nothing(clone, monkeypatch, no_gpu, arguments, says):
+    monkeypatch.setattr(backend, "reason", "there is none")
+    stage.lesson(clone, RAN, name="01_a", parameters="width: int = 1")
+    stage.lesson(clone, RAN, name="02_b")
+    result = stage.labkit(*arguments)
+    assert result.exit_code == 2 and says in result.output and "Traceback" not in result.output
+    assert not list(clone.rglob("ran"))
+
+
+def test_a_course_without_lessons_says_so():
+    result = stage.labkit("run")
+    assert result.exit_code == 1 and "no lessons" in result.output
+
+
+def kept():
+    """All files of build, with what is in them."""
+    return {path: path.read_bytes() for path in paths.BUILD.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("command", ["run", "slides"])
+def test_where_nothing_can_be_written_a_sentence_says_what_to_do_and_the_earlier_result_stays(
+    clone, monkeypatch, command
+):
+    stage.lesson(clone, GOOD)
+    assert stage.labkit(command).exit_code == 0
+    before = kept()
+
+    def full(*given, **_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a file")
+
+    monkeypatch.setattr(os, "replace", full)
+    result = stage.labkit(command)
+    assert result.exit_code == 1 and before == kept()
+    assert "No space left on device" in result.output and "make room" in result.output
+
+
+def test_a_disk_that_fills_up_while_a_lesson_runs_leaves_the_earlier_result(clone, monkeypatch):
+    """A disk of 256 KB, on which a lesson's outputs do not fit."""
+    own = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--mount"]
+    if not shutil.which("unshare") or subprocess.run([*own, "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody here mount a disk of its own")
+    stage.lesson(clone, "import os\nprint('x' * int(os.environ['STAGE_SIZE']))")
+    run = f"{sys.executable} {stage.__file__} run"
+    code = f"mount -t tmpfs -o size=768k tmpfs {paths.BUILD} && STAGE_SIZE=9 {run} && cp -r build before && "
+    code += f"! STAGE_SIZE=9999999 {run} && diff -r build before"
+    paths.BUILD.mkdir()
+    ran = subprocess.run([*own, "sh", "-c", code], capture_output=True, text=True)
+    said = ran.stdout + ran.stderr
+    assert ran.returncode == 0 and "No space left on device" in said and "make room" in said, said
+    assert "Traceback" not in said and re.search(r"01_toy +│ unfinished", said), said
+
+
+def test_lessons_run_at_once_and_their_results_come_in_order(clone):
+    """Each waits until the other has begun."""
+    meet = "import os, time\nopen('{}', 'w').close()\nwhile not os.path.exists('{}'): time.sleep(0.05)"
+    stage.lesson(clone, meet.format("one", "two"), name="01_one")
+    stage.lesson(clone, meet.format("two", "one"), name="02_two")
+    stage.lesson(clone, BAD, name="03_bad")
+    result = stage.labkit("run", "--jobs", "2", "--timeout", "60")
+    assert result.exit_code == 1 and "03_bad failed in cell 1" in result.output
+    assert re.search(r"01_one +│ passed.*02_two +│ passed.*03_bad +│ failed", result.output, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "jobs"), [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 1), (signal.SIGINT, 130, 2)]
+)
+def test_an_interrupted_run_leaves_no_kernel_and_a_table_of_what_is_finished(clone, number, code, jobs):
+    stage.lesson(clone, GOOD, name="01_good")
+    for n in range(2, 4):
+        stage.lesson(clone, LONG.format(n), name=f"0{n}_long")
+    stage.lesson(clone, RAN, name="04_next")
+    pids = [paths.NOTEBOOKS / f"pid{n}" for n in range(2, 2 + jobs)]
+    process = processes.python(stage.__file__, "run", "--jobs", jobs)
+    processes.wait_for(lambda: all(pid.exists() and pid.read_text() for pid in pids), "long lessons", 60)
+    kernels = [psutil.Process(int(pid.read_text())) for pid in pids]
+    os.kill(process.pid, number)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == code and "Traceback" not in output and "was destroyed" not in output, output
+    assert all(map(processes.gone, kernels)) and not list(clone.rglob("ran"))
+    assert re.search(r"01_good +│ passed", output) and "build/lessons/01_good.html" in output
+    assert all(re.search(rf"{name} +│ unfinished", output) for name in ("02_long", "03_long", "04_next"))
+
+
+def test_slides_have_kernels_and_figures_without_the_code_that_drew_them(clone):
+    path = stage.lesson(clone, "draw()", ("kernel", "def my_kernel(): ..."))
+    text = path.read_text().replace('"outputs": []', '"outputs": [{"output_type": "stream", "name": "stdout", '
+                                    '"text": "the figure"}]', 1)  # fmt: skip
+    path.write_text(text)
+    assert "build/slides/01_toy.html" in stage.labkit("slides").output
+    deck = (paths.BUILD / "slides" / "01_toy.html").read_text()
+    assert "the figure" in deck and "my_kernel" in deck and "draw" not in deck
