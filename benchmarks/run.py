@@ -9,7 +9,6 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -126,22 +125,6 @@ def check(call: Call, inputs: tuple[Tensor, ...], wanted: list[Tensor], directio
 # ---- how long does it take? --------------------------------------------------------------------------------
 
 
-def timed_call(call: Call, kept: tuple[Tensor, ...], direction: str) -> TimedCall:
-    """What is timed of a contender: its forward pass, its backward pass, or both."""
-    kept = tuple(t.detach().requires_grad_() for t in kept)
-    if direction == "forward":
-        return TimedCall(torch.no_grad()(call), kept)
-
-    # The upstream gradient is an input too: a cold cache rotates it with the others.
-    def forward(*tensors: Tensor) -> tuple[Any, ...]:
-        return call(*tensors[:-1]), tensors[:-1], tensors[-1]
-
-    given = (*kept, torch.randn_like(call(*kept)))
-    if direction == "forward_backward":
-        return TimedCall(lambda *tensors: torch.autograd.grad(*forward(*tensors)), given)
-    return TimedCall(partial(torch.autograd.grad, retain_graph=True), given, setup=forward)
-
-
 def measure_size(
     operation: Operation, suite: str, seed: int, number: int, *, peers: bool = False, clock: str = ""
 ) -> Iterator[Row]:
@@ -171,7 +154,7 @@ def measure_size(
                         call = torch.compile(call, dynamic=False)
                     notes[name] = check(operation.whole(name, call), inputs, wanted, direction)
                     if not notes[name]:
-                        calls[name] = timed_call(call, operation.kept(name, inputs), direction)
+                        calls[name] = clocks.timed_call(call, operation.kept(name, inputs), direction)
                 except Exception as error:  # it becomes the note of this contender's row
                     notes[name] = f"{type(error).__name__}: {error}".partition("\n")[0]
             moved = work.min_bytes(size, like["dtype"].itemsize, direction)

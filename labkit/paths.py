@@ -20,7 +20,7 @@ STATE = ".labkit"
 
 
 def cache() -> Path:
-    """What labkit may measure or write anew: ``LABKIT_CACHE``, else the platform's usual place. No answers."""
+    """What labkit can make anew, no answers: ``LABKIT_CACHE``, else the platform's usual place."""
     chosen = os.environ.get("LABKIT_CACHE")
     if chosen:
         return Path(chosen).expanduser()
@@ -28,7 +28,7 @@ def cache() -> Path:
 
 
 def state() -> Path:
-    """Where this learner's answers are kept: the nearest ``.labkit`` at or above the notebook, else one beside it."""
+    """Where this learner's answers are: the nearest ``.labkit`` at or above the notebook, else beside it."""
     here = Path.cwd()
     found = (folder / STATE for folder in (here, *here.parents))
     return next((folder for folder in found if folder.is_dir()), here / STATE)

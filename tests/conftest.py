@@ -40,7 +40,7 @@ def lesson(cache, request):
 
 @pytest.fixture(scope="session")
 def executed(tmp_path_factory):
-    """A function from a lesson's path to the result of its one execution, which pytest-xdist's workers share."""
+    """A function from a lesson's path to the result of its one execution, which xdist's workers share."""
     base = tmp_path_factory.getbasetemp()
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "lessons"
     shared.mkdir(exist_ok=True)

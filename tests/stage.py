@@ -57,14 +57,12 @@ _said: set[str] = set()
 
 
 def set_up_gpu(put=setattr, environment=os.environ.__setitem__):
-    """A simulated GPU with roofs that are known, here and in the lessons that are executed from now on."""
+    """A simulated GPU, here and in the lessons that are executed from now on."""
     import simulated
-    from taped import recorded
 
-    from labkit.measure import roofline, rows
+    from labkit.measure import roofline
 
     environment("STAGE_GPU", "1")
-    put(roofline, "roofs", lambda **_: rows.write(roofline.cache_path(), [recorded(suite="roofs/copy")]))
     gpu = simulated.install(put)
     put(roofline, "COPIES", {"Tensor.copy_": roofline.COPIES["fast"]})
     return gpu
@@ -82,7 +80,7 @@ def in_lesson():
 
 
 def note(word):
-    """Keep a word for `noted`, of a call that is measured; the first time it waits ``STAGE_PAUSE`` seconds."""
+    """Keep a word for `noted`, of a call that is measured; the first time wait ``STAGE_PAUSE`` seconds."""
     if word not in _said:
         time.sleep(float(os.environ.get("STAGE_PAUSE", "0")))
         _said.add(word)

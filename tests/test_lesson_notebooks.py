@@ -1,4 +1,4 @@
-"""Rules that hold for every lesson's notebook as it stands in the tree, and what its saved outputs have to be."""
+"""Rules for every lesson's notebook as it stands in the tree, and what its saved outputs have to be."""
 
 import difflib
 import os
@@ -102,8 +102,10 @@ def shown(cell):
 
 
 def assert_same(path, comparable):
-    """The committed outputs are those of an execution now, compared by what ``comparable`` makes of a text."""
-    for committed, now in zip(code(path), [c for _, c in notebooks.code_cells(rendered(path)[0])], strict=True):
+    """The committed outputs are those of an execution now, each compared as ``comparable`` makes it."""
+    for committed, now in zip(
+        code(path), [c for _, c in notebooks.code_cells(rendered(path)[0])], strict=True
+    ):
         before, after = shown(committed), shown(now)
         where = f"{path.name}, cell {committed.id}"
         assert before.keys() == after.keys(), f"{where}: has other outputs now; `labkit render` saves them"
@@ -125,7 +127,9 @@ def test_its_saved_pictures_are_what_it_shows_now(path):
     for name in ("torch", "triton", "matplotlib"):
         version = metadata.version(name).partition("+")[0]
         if f"\n{name}=={version}\n" not in pins:
-            pytest.skip(f"pictures are compared with {name} as in constraints.txt only, and this is {version}")
+            pytest.skip(
+                f"pictures are compared with {name} as in constraints.txt only, and this is {version}"
+            )
     assert_same(path, lambda text: text)
 
 
@@ -133,7 +137,9 @@ def test_its_saved_pictures_are_what_it_shows_now(path):
 def test_its_outputs_are_whole_and_can_be_read_without_seeing_them(path):
     for cell in code(path):
         for output in cell.outputs:
-            assert output.output_type != "error" and output.get("name") != "stderr", f"cell {cell.id}: {output}"
+            assert output.output_type != "error" and output.get("name") != "stderr", (
+                f"cell {cell.id}: {output}"
+            )
             page = output.get("data", {}).get("text/html", "")
             images = re.findall(r'<img[^>]* alt="([^"]*)"', page)
             assert len(images) == page.count("<img") and all(len(alt) > 40 for alt in images), cell.id

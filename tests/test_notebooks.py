@@ -44,7 +44,13 @@ def test_lessons_are_found_in_order_and_by_number_name_and_file(lesson, tmp_path
     assert [notebooks.name_of(path) for path in notebooks.find()] == ["01_toy", "02_b", "old/01_toy"]
     for name in ["01", "01_toy", "toy", "01_toy.ipynb", str(lesson)]:
         assert notebooks.resolve(name) == lesson
-    for name in ["old/01", "old/01_toy", "old/toy", "old/01_toy.ipynb", str(tmp_path / "old" / "01_toy.ipynb")]:
+    for name in [
+        "old/01",
+        "old/01_toy",
+        "old/toy",
+        "old/01_toy.ipynb",
+        str(tmp_path / "old" / "01_toy.ipynb"),
+    ]:
         assert notebooks.resolve(name) == tmp_path / "old" / "01_toy.ipynb"
     for name in ["03", "", "0", "old", "old/02", "../01_toy"]:
         with pytest.raises(ValueError, match="there are: 01_toy, 02_b, old/01_toy"):

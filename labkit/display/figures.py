@@ -76,7 +76,10 @@ def bars(
     every = [bar for group in groups.values() for bar in group]
     ticked = any(bar.floor for bar in every)
     if ticked:
-        lines = [*lines, "The tick across a bar is a copy of the same bytes: the floor of memory."]
+        lines = [
+            *lines,
+            "The tick across a bar is the time of a copy of as many bytes: no kernel that moves them is faster.",
+        ]
     figure, axes, _ = _figure(title, 0.75 + BAR * rows, lines)
     longest = max((max(bar.value or 0, bar.high or 0, bar.floor or 0) for bar in every), default=0) or 1.0
     axes.set(xlim=(0, 1.17 * longest), ylim=(rows - 0.5, -0.5), xlabel=axis)
@@ -160,8 +163,8 @@ def curves(title: str, panel: Panel, lines: Sequence[str]) -> Picture:
     handles, kinds = [], {curve.kind for curve in shown}
     for number, curve in enumerate(shown):
         at, value, low, high = zip(*curve.points, strict=True)
-        width = 2.0 if curve.look.bold else max(1.4, 4.2 - 0.8 * number)
-        dashes: Any = {"live": "-", "recorded": (0, (4.5, 1.6)), "published": "none"}[curve.kind]
+        width = 1.8 if curve.look.bold else max(1.4, 3.2 - 0.6 * number)
+        dashes: Any = {"live": "-", "recorded": (0, (3, 1)), "published": "none"}[curve.kind]
         face = curve.look.colour if curve.kind == "live" else "white"
         look: dict[str, Any] = dict(
             color=curve.look.colour, linestyle=dashes, linewidth=width, marker=curve.look.marker,
@@ -170,12 +173,13 @@ def curves(title: str, panel: Panel, lines: Sequence[str]) -> Picture:
         axes.fill_between(at, low, high, color=curve.look.colour, alpha=0.15, linewidth=0)
         axes.plot(at, value, **look)
         label = f"{curve.name} ({curve.kind})" if len(kinds) > 1 and curve.kind != "live" else curve.name
-        handles.append((value[-1], Line2D([], [], label="\n".join(wrap(label, 24)), **look)))
+        rank = (curve.kind == "published", -value[-1])  # what was published comes last
+        handles.append((rank, Line2D([], [], label="\n".join(wrap(label, 24)), **look)))
     for number, (name, points) in enumerate(panel.floors.items()):
         thin: dict[str, Any] = dict(color=INK, linewidth=1.0, linestyle=("-", ":", "--", "-.")[number % 4])
         axes.plot(*zip(*points, strict=True), **thin)
-        handles.append((points[-1][1], Line2D([], [], label="\n".join(wrap(name, 24)), **thin)))
-    handles.sort(key=lambda each: -each[0])
+        handles.append(((False, -points[-1][1]), Line2D([], [], label="\n".join(wrap(name, 24)), **thin)))
+    handles.sort(key=lambda each: each[0])
     figure.legend(
         handles=[handle for _, handle in handles],
         loc="upper left",

@@ -38,13 +38,18 @@ def profile(
     row = known.number(f"Launched by {name}: {at}, {dtype}", seen, call, work.name)
     if row.value is None and not gpu.available():
         counted = launch_counts.count(lambda: call(*inputs)).launches
-        lines = [[one.name, ""] for one in counted]
+        lines = [["", one.name] for one in counted]
         where = "Counted here, as operations of PyTorch."
     else:
-        lines = [[kernel, f"{digits(us)} µs"] for kernel, us in row.value]
+        lines = [[f"{digits(us)} µs", shorten(kernel)] for kernel, us in row.value]
         where = origin([row], known.live)[0]
     title = f"{name} launches {len(lines)} kernel{'s' * (len(lines) != 1)} ({at})"
     page = f"<p><strong>{html.escape(title)}</strong></p>{plain_table([], lines)}"
     page += f"<p><small>{html.escape(where)}</small></p>"
-    show(page, "\n".join([title, *(f"{kernel}  {us}" for kernel, us in lines), where]))
-    return [kernel for kernel, _ in lines]
+    show(page, "\n".join([title, *(f"{us}  {kernel}" for us, kernel in lines), where]))
+    return [kernel for _, kernel in lines]
+
+
+def shorten(kernel: str) -> str:
+    """A kernel's name without its middle, where it is longer than a line."""
+    return kernel if len(kernel) <= 64 else f"{kernel[:40]} … {kernel[-20:]}"

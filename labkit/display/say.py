@@ -99,9 +99,8 @@ class Guess:
             readout=False, layout={"width": "60%"}, disabled=self.sealed is not None,
         )  # fmt: skip
         said = ipywidgets.HTML(f"<b>{html.escape(self._said(slider.value))}</b>")
-        button = ipywidgets.Button(
-            description="Seal", button_style="primary", disabled=self.sealed is not None
-        )
+        name = "Seal" if self.sealed is None else "Sealed"
+        button = ipywidgets.Button(description=name, button_style="primary", disabled=name == "Sealed")
 
         def moved(change: Any) -> None:
             said.value = f"<b>{html.escape(self._said(change['new']))}</b>"

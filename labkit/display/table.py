@@ -131,8 +131,8 @@ def _of(row: Row, name: str) -> Any:
 
 
 def short(device: str) -> str:
-    """A device without its vendor and memory: ``H100``."""
-    return re.sub(r"^NVIDIA | \d+GB.*$", "", device)
+    """A device without its memory: ``NVIDIA H100``."""
+    return re.sub(r" \d+GB.*$", "", device)
 
 
 def in_words(name: str, value: Any) -> str:
@@ -155,7 +155,7 @@ def origin(rows: Sequence[Row], live: bool) -> list[str]:
     versions = f"torch {first.torch.partition('+')[0]}, triton {first.triton}"
     where = f"{'Live' if live else 'Recorded'} on an {short(first.device)}, {days[-1]} ({versions})"
     same = [(name, {_of(row, name) for row in timed}) for name in (*first.axes, *FIELDS)]
-    how = ", ".join(in_words(name, *values) for name, values in same if len(values) == 1)
+    how = ", ".join(in_words(name, *values) for name, values in same if len(values) == 1 and values != {""})
     found = [f"{where}; {how}." if how else f"{where}."]
     for noise in dict.fromkeys(row.noise for row in timed if row.noise):
         varying = [name for name in first.axes if len({row.axes.get(name) for row in timed}) > 1]

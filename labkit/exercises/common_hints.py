@@ -6,6 +6,10 @@ FORM = (
     "What does your function return, on every way through it?",
     "The text above the cell says what is asked for: one number, or a tensor of which shape and dtype.",
 )
+DTYPE = (
+    "Which dtype has the result that you make room for, and which one has x?",
+    "torch.empty_like(x) has that of x; the store rounds to it.",
+)
 WRITES_INPUT = (
     "Which line stores into something that your function was given, or takes something out of it?",
     "The caller still needs its inputs: make a tensor or a list of your own.",
@@ -108,6 +112,12 @@ EXCEPTIONS = (
     ("no-jit", "'function' object is not subscriptable",
      "A kernel is launched with kernel[grid](...). What makes a function a kernel?",
      "Put the line @triton.jit above it, and hand in the kernel without brackets or parentheses."),
+    ("no-grid", r"has no attribute 'scalar'|Cannot call @triton\.jit",
+     "A kernel is no function that you call: how many programs should run, and where do you say so?",
+     "kernel[(programs,)](...) launches it: the number of programs stands in brackets before the arguments."),
+    ("grid-of-int", r"'int' (has no len|object is not (iterable|subscriptable)).*\n.*\]\(",
+     "In the brackets of a launch stands the grid, which may have several axes. What kind of thing is it?",
+     "A tuple, also of one number: kernel[(programs,)](...)."),
     ("subscript", "'int' object is not iterable|is not subscriptable|unsupported tensor index",
      "A kernel gets the address of a tensor's first element, and an address can't be indexed.",
      "What Python writes x[at] is here a load from an address: tl.load(x + at, ...)."),

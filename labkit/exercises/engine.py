@@ -262,7 +262,7 @@ def first_problem(exercise: Exercise, calls: Sequence[Call]) -> Problem | None:
     before = [each for each in exercise.properties if each.before_values]
     after = [each for each in exercise.properties if not each.before_values]
     # What comes after the values says nothing about an answer that raised in some cases.
-    for each in (INPUTS_UNCHANGED, FORM, *before, values, *([] if raised else after)):
+    for each in (INPUTS_UNCHANGED, FORM, DTYPE, *before, values, *([] if raised else after)):
         for call in finished:
             if each.contiguous_only and call.layout != "contiguous":
                 continue
@@ -285,7 +285,7 @@ def explain(exercise: Exercise, problem: Problem, calls: Sequence[Call]) -> Find
     if name == WRONG_VALUES:
         strided = call.layout != "contiguous"
         name, hints = ("strides", common_hints.STRIDES) if strided else ("", ())
-    if wrong is not FORM:  # a result of the wrong form cannot be compared with a mistake's
+    if wrong not in (FORM, DTYPE):  # a result of the wrong form cannot be compared with a mistake's
         finished = [each for each in calls if each.error is None]
         for known, mistake in exercise.mistakes.items():
             if _makes_mistake(exercise, mistake, finished):
@@ -351,10 +351,15 @@ def _wrong_form(call: Call) -> str:
                 return f"it returned a {type(mine).__name__}, not a tensor."
             if mine.shape != right.shape:
                 return f"the result has shape {tuple(mine.shape)}, not {tuple(right.shape)}."
-            if call.dtype is not None and mine.dtype != call.dtype:
-                return f"the result has dtype {dtype_name(mine.dtype)}, not {dtype_name(call.dtype)}."
         if _number(right) is not None and not isinstance(right, Tensor) and _number(mine) is None:
             return f"it returned {short(mine)}, not a number."
+    return ""
+
+
+def _wrong_dtype(call: Call) -> str:
+    for mine, _ in call.result_tensors():
+        if call.dtype is not None and mine.dtype != call.dtype:
+            return f"the result has dtype {dtype_name(mine.dtype)}, not {dtype_name(call.dtype)}."
     return ""
 
 
@@ -451,4 +456,5 @@ def short(value: Any) -> str:
 WRONG_VALUES = "wrong-values"
 """The property of right values; a finding names the mistake instead, if one is known."""
 FORM = Property("form", _wrong_form, *common_hints.FORM)
+DTYPE = Property("dtype", _wrong_dtype, *common_hints.DTYPE)
 INPUTS_UNCHANGED = Property("writes-input", _changed_input, *common_hints.WRITES_INPUT)

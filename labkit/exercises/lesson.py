@@ -45,9 +45,9 @@ def lesson(name: str, *, solve: bool = False) -> "ExerciseSession":
     """Say how kernels run here, and return a lesson's exercises; first in a notebook.
 
     This is for the lessons of the old course; `labkit.exercises.tasks.lesson` is for the others. ``name`` is
-    the file's below ``old``, without the suffix. With ``solve`` the solutions are judged in place of the cells,
-    and one that is not right is an AssertionError. Without, no answer is ever an error. ValueError for a
-    lesson without exercises.
+    the file's below ``old``, without the suffix. With ``solve`` the solutions are judged in place of the
+    cells, and one that is not right is an AssertionError. Without, no answer is ever an error.
+    ValueError for a lesson without exercises.
     """
     interpreter.patch()  # cells run like code that is judged
     display(banner())

@@ -17,7 +17,7 @@ from labkit.exercises import common_hints, engine, judge
 from labkit.exercises.engine import Exercise, Finding, RaceSpec
 from labkit.lessons import notebooks
 from labkit.measure import correctness, lock
-from labkit.measure.contender import Contender, Shape
+from labkit.measure.contender import Contender
 from labkit.measure.results import Results
 from labkit.measure.sweeps import sweep
 

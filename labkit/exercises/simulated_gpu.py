@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from labkit import dispatch_mode
+from labkit import dispatch_mode, interpreter
 from labkit.profiling.launch_counts import starts_work
 
 WAIT_US, COMPILE_US, CAPTURE_US, UPLOAD_US, REPLAY_US = 2.0, 40_000.0, 900.0, 400.0, 8.0
@@ -153,20 +153,9 @@ class SimulatedGpu(dispatch_mode.LightDispatchMode):
     # ---- operations and streams ----------------------------------------------------------------------------
 
     def __enter__(self) -> "SimulatedGpu":
-        from triton.runtime.interpreter import InterpretedFunction
-
-        run = InterpretedFunction.run
-
-        def launch_kernel(*args: Any, **options: Any) -> None:
-            if self.capturing is None:
-                with self.unobserved():
-                    return run(*args, **options)
-            args, options = detached((args, options))
-            self.capturing.operations.append(partial(run, *args, **options))
-
         self._patches = ExitStack()
         self._patches.enter_context(_HostReads(self))
-        self._patches.enter_context(patch.object(InterpretedFunction, "run", launch_kernel))
+        self._patches.enter_context(interpreter.watching(_Launches(self)))
         super().__enter__()
         return self
 
@@ -222,6 +211,22 @@ class SimulatedGpu(dispatch_mode.LightDispatchMode):
     def unobserved(self) -> Any:
         """A context whose operations do not count as work: for code that only looks at values."""
         return _disable_current_modes()
+
+
+class _Launches(interpreter.Observer):
+    """Captures launches of Triton's kernels where something is captured, and has them run elsewhere."""
+
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        self._gpu = gpu
+
+    def launch(self, run: Callable[..., Any], kernel: Any, args: Any, options: dict[str, Any]) -> None:
+        """Run a launch unobserved, or append it to the operations of the graph."""
+        if self._gpu.capturing is None:
+            with self._gpu.unobserved():
+                run(*args, **options)
+        else:
+            args, options = detached((args, options))
+            self._gpu.capturing.operations.append(partial(run, *args, **options))
 
 
 class _HostReads(TorchFunctionMode):

@@ -15,7 +15,7 @@ from labkit.display.style import interactive, show
 from labkit.display.table import Table, plain_table
 from labkit.exercises import judge, progress, race
 from labkit.exercises.engine import Exercise, RaceSpec
-from labkit.exercises.lesson import ExerciseSession, show_table, show_verdict
+from labkit.exercises.lesson import ExerciseSession, show_verdict
 from labkit.lessons import notebooks
 from labkit.measure import session
 from labkit.measure.session import Point, Way
@@ -89,7 +89,8 @@ class Tasks(ExerciseSession):
     def progress(self) -> None:
         """Show the tasks of all lessons: open, tried or solved, and how many tries there were."""
         lessons = [path for path in notebooks.find() if path.parent == paths.NOTEBOOKS]
-        show_table(progress.table(lessons))
+        table = progress.table(lessons)
+        show(plain_table(list(table), table.to_numpy().tolist()), table.to_string(index=False))
 
     def _solution(self, name: str) -> Any:
         return getattr(judge.solutions(self._lesson), self._exercise(name).answer)

@@ -75,6 +75,26 @@ class NotTimed:
     note: str
 
 
+def timed_call(call: Callable[..., Any], inputs: tuple[torch.Tensor, ...], direction: str) -> TimedCall:
+    """What is timed of a call: its forward pass, its backward pass alone, or both ("forward_backward").
+
+    A forward pass alone is of inputs that ask for no gradient.
+    """
+    if direction == "forward":
+        return TimedCall(call, tuple(each.detach() for each in inputs))
+
+    # The upstream gradient is an input, too: a cold run rotates it with the others.
+    def forward(*given: Any) -> tuple[Any, ...]:
+        return call(*given[:-1]), given[:-1], given[-1]
+
+    leaves = tuple(each.detach().requires_grad_() for each in inputs)
+    given = (*leaves, torch.randn_like(call(*leaves)))
+    if direction == "forward_backward":
+        return TimedCall(lambda *tensors: torch.autograd.grad(*forward(*tensors)), given)
+    # Its forward pass runs outside of what is timed, once for each set of inputs.
+    return TimedCall(partial(torch.autograd.grad, retain_graph=True), given, setup=forward)
+
+
 def measure(
     calls: Mapping[str, TimedCall],
     *,

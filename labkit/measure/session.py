@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +142,10 @@ class Session:
 
     def _measure(self, point: Point, rows: Mapping[Way, Row]) -> list[Row]:
         if any(hasattr(way.call, "_torchdynamo_orig_callable") for way in rows):
-            torch.compiler.reset()  # compiled for this size, not for any: and after eight sizes not at all
+            from torch._inductor import config  # not before it is needed: it takes a second
+
+            torch.compiler.reset()  # it compiles for this size, not for any, and after eight sizes not at all
+            config.compile_threads = 1  # else a pool of processes starts beside what is timed
         dtype: torch.dtype = getattr(torch, point.dtype)
         inputs: dict[str, tuple[Tensor, ...]] = {}  # by work: ways of one work get the same
         calls: dict[str, TimedCall] = {}
@@ -155,7 +157,7 @@ class Session:
                 given = inputs[way.work.name]
                 notes[way.name] = what_is_wrong(way, given, point.direction, ALLOWED[point.dtype])
                 if not notes[way.name]:
-                    calls[way.name] = timed(way.call, given, point.direction)
+                    calls[way.name] = clocks.timed_call(way.call, given, point.direction)
             except Exception as problem:  # becomes the note of this way's gap
                 notes[way.name] = clocks.describe(problem)
         needed = {way: way.work.min_bytes(point.axes, dtype.itemsize, point.direction) for way in rows}
@@ -226,19 +228,6 @@ def drawn(work: Work, axes: Shape, dtype: torch.dtype, direction: str) -> tuple[
     """Inputs of a work at a size, on this session's device, with gradients where those are measured."""
     tensors = (each.to(gpu.device(), dtype) for each in work.inputs(axes))
     return tuple(each.requires_grad_(direction == "backward") for each in tensors)
-
-
-def timed(call: Callable[..., Tensor], inputs: Sequence[Tensor], direction: str) -> TimedCall:
-    """The forward pass of a call, or its backward pass, whose forward runs outside of what is timed."""
-    if direction == "forward":
-        return TimedCall(torch.no_grad()(call), tuple(inputs))
-
-    # The upstream gradient is an input, too: a cold run rotates it with the others.
-    def forward(*given: Tensor) -> tuple[Any, ...]:
-        return call(*given[:-1]), given[:-1], given[-1]
-
-    upstream = torch.randn_like(call(*inputs))
-    return TimedCall(partial(torch.autograd.grad, retain_graph=True), (*inputs, upstream), setup=forward)
 
 
 def what_is_wrong(way: Way, inputs: Sequence[Tensor], direction: str, allowed: float) -> str:

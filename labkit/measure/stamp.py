@@ -144,13 +144,14 @@ def _parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
-def dump(tree: ast.AST) -> str:
-    """A syntax tree as text, without docstrings."""
-    tree = ast.parse(ast.unparse(tree))  # a copy: what follows changes it
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and body:
-            node.body = [
-                s for s in body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))
-            ]
-    return ast.dump(tree)
+def dump(node: Any) -> str:
+    """A syntax tree as text, without docstrings, places and empty fields: the same with each Python."""
+    if isinstance(node, list):
+        return f"[{', '.join(map(dump, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = {name: value for name, value in ast.iter_fields(node) if value not in (None, [])}
+    if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef):
+        docstring = ast.get_docstring(node) is not None
+        fields["body"] = node.body[docstring:]
+    return f"{type(node).__name__}({', '.join(f'{name}={dump(value)}' for name, value in fields.items())})"

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
@@ -146,7 +145,7 @@ class Sweep:
                                 error if math.isfinite(error) else None
                             )  # as JSON has it
                         if not known.get("note"):
-                            calls[contender.name] = self._timed_call(call, inputs)
+                            calls[contender.name] = clocks.timed_call(call, inputs, self.direction)
                 except Exception as problem:  # becomes the note of this contender's gap
                     known["note"] = clocks.describe(problem)
             yield None
@@ -179,21 +178,6 @@ class Sweep:
     def _inputs(self, work: Work, shape: Shape) -> tuple[Tensor, ...]:
         dtype, differentiable = getattr(torch, self.dtype), self.direction != "forward"
         return tuple(t.to(gpu.device(), dtype).requires_grad_(differentiable) for t in work.inputs(shape))
-
-    def _timed_call(self, call: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> TimedCall:
-        """What is timed of a call: its forward pass, its backward pass, or both."""
-        if self.direction == "forward":
-            return TimedCall(torch.no_grad()(call), inputs)
-
-        # The upstream gradient is an input too: a cold run rotates it with the others.
-        def forward(*tensors: Tensor) -> tuple[Any, ...]:
-            return call(*tensors[:-1]), tensors[:-1], tensors[-1]
-
-        given = (*inputs, torch.randn_like(call(*inputs)))
-        if self.direction == "forward_backward":
-            return TimedCall(lambda *tensors: torch.autograd.grad(*forward(*tensors)), given)
-        # Its forward pass runs outside the timed region, once for each set of inputs.
-        return TimedCall(partial(torch.autograd.grad, retain_graph=True), given, setup=forward)
 
 
 # ---- what a lesson measures in its own way ----------------------------------------------------------------

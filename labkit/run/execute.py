@@ -102,7 +102,9 @@ def execute(
                 timeout_func=lambda _cell: cell_limit_s,  # the other option takes whole seconds only
                 resources={"metadata": {"path": str(path.parent.resolve())}},  # where the kernel works
                 record_timing=False,
-                extra_arguments=["--IPKernelApp.log_level=CRITICAL"],  # it warns of localhost, and when it is ended
+                extra_arguments=[
+                    "--IPKernelApp.log_level=CRITICAL"
+                ],  # it warns of localhost, and when it is ended
                 iopub_timeout=60,  # a flood of output arrives long after its cell has ended
             )
         except PapermillExecutionError as error:

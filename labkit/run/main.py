@@ -207,7 +207,6 @@ def record_command(names: tuple[str, ...], check: bool) -> None:
         raise UserError("recording needs a GPU, and this session has none: see `labkit doctor`")
     results = []
     try:
-        record.record_roofs()
         for path in chosen:
             results.append(record.record(path))
             if failure := results[-1].failure:

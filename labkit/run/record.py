@@ -11,7 +11,7 @@ from nbformat import NotebookNode, writes
 
 from labkit import paths
 from labkit.lessons import notebooks
-from labkit.measure import machine, roofline, rows, stamp, tape
+from labkit.measure import machine, stamp, tape
 from labkit.measure.session import OPTIONS
 from labkit.run import execute
 from labkit.run.pages import without_widgets
@@ -57,12 +57,6 @@ def _executed(options: dict[str, str], path: Path, output: Path) -> execute.Resu
         del os.environ[OPTIONS]
 
 
-def record_roofs() -> None:
-    """Keep this GPU's roofs beside the tapes, for those who read the lessons without it."""
-    roofline.roofs()
-    rows.write(paths.RECORDED / machine.identity().slug / "roofs.jsonl", rows.read(roofline.cache_path()))
-
-
 def stale() -> Iterator[str]:
     """A line for each row on a tape that was measured with other code than is there now."""
     for path in recorded_lessons():
@@ -80,8 +74,8 @@ def stale() -> Iterator[str]:
 def rendered(path: Path, device: str = "") -> tuple[NotebookNode, execute.Result]:
     """A lesson with the outputs that it shows without a GPU, from a device's tape (default: the shown one).
 
-    The notebook on the disk is left as it is, and so are the outputs where a cell fails. Streams of a cell are joined, and what is another thing in each
-    execution (widgets, times, execution data) is left out.
+    The notebook on the disk is left as it is, and so are the outputs where a cell fails. Streams of a cell
+    are joined, and what is another thing in each execution (widgets, times, execution data) is left out.
     """
     notebook = notebooks.read(path)
     with tempfile.TemporaryDirectory() as folder:

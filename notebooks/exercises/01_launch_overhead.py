@@ -2,8 +2,14 @@
 
 from labkit import kernels, work
 from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
-from labkit.exercises.properties import LOADS_INSIDE, POINTWISE, READ_ONCE, column_mistakes
-from labkit.measure.correctness import DTYPES
+from labkit.exercises.properties import (
+    KERNEL,
+    KERNEL_CASES,
+    LOADS_INSIDE,
+    POINTWISE,
+    READ_ONCE,
+    column_mistakes,
+)
 from labkit.work.affine import reference as layer
 
 from functools import partial
@@ -103,8 +109,8 @@ affine = Exercise(
     cases=((1, 1), (3, 5), (37, 33)),
     large=((5, 640), (2, 3000)),
     inputs=layer_inputs,
-    dtypes=DTYPES,
-    properties=(*POINTWISE, READ_ONCE),
+    **KERNEL_CASES,
+    properties=(KERNEL, *POINTWISE, READ_ONCE),
     right="One launch, one pass: x is read once and y is written once.",
     race=RaceSpec(
         work.affine,

@@ -33,7 +33,7 @@ def chromium() -> str:
 def lab(
     chromium: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[jupyter_lab.Lab]:
-    """One server for the session: `lab.add(...)` gives it notebooks, `lab.cache` is labkit's cache there."""
+    """One server for the session: `lab.add(...)` gives it notebooks."""
     server = jupyter_lab.Lab(tmp_path_factory.mktemp("lab"))
     request.config.stash[LAB] = server
     try:
@@ -53,8 +53,7 @@ def browser(chromium: str) -> Iterator[Browser]:
 def page(
     lab: jupyter_lab.Lab, browser: Browser, request: pytest.FixtureRequest
 ) -> Iterator[jupyter_lab.NotebookPage]:
-    """A page that `page.open(notebook)` opens; labkit's cache is empty, and the kernel ends with the test."""
-    lab.empty_cache()
+    """A page that `page.open(notebook)` opens, in a folder of the test's; the kernel ends with the test."""
     opened = jupyter_lab.NotebookPage(lab, browser, folder=slug(request.node))
     try:
         yield opened

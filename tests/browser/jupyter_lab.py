@@ -21,6 +21,7 @@ from nbformat.sign import NotebookNotary
 from processes import wait_for
 
 from labkit import paths
+from labkit.run import folder as learners
 
 if TYPE_CHECKING:  # the tests are also collected where playwright is missing, to say so
     from playwright.sync_api import Browser, ConsoleMessage, Locator, Page
@@ -117,8 +118,8 @@ class Lab:
 
         Returns its path as the server knows it.
         """
-        if isinstance(notebook, Path):
-            name, made = notebook.name, nbformat.read(notebook, as_version=4)
+        if isinstance(notebook, Path):  # as labkit lab hands it out
+            name, made = notebook.name, nbformat.reads(learners.handed_out(notebook), as_version=4)
         else:
             cells = [nbformat.v4.new_code_cell(cell) for cell in notebook]
             name, made = "notebook.ipynb", nbformat.v4.new_notebook(cells=cells)
@@ -140,11 +141,6 @@ class Lab:
         for kernel in kernels:
             url = f"{self.url}api/kernels/{kernel}?token={TOKEN}"
             urllib.request.urlopen(urllib.request.Request(url, method="DELETE"), timeout=20).close()
-
-    def empty_cache(self) -> None:
-        """Forget predictions, attempts and interrupted sweeps."""
-        shutil.rmtree(self.cache)
-        self.cache.mkdir()
 
     def log_tail(self) -> str:
         """The end of what the server, and with it the kernels, have written."""
@@ -223,16 +219,6 @@ class NotebookPage:
         self._command("notebook:run-cell")
         if wait:
             self.wait_idle(seconds)
-
-    def in_kernel(self, code: str) -> None:
-        """Run what is no cell of the notebook."""
-        self.page.evaluate(
-            """async code => {
-                const kernel = jupyterapp.shell.currentWidget.sessionContext.session.kernel;
-                await kernel.requestExecute({code, silent: true}).done;
-            }""",
-            code,
-        )
 
     def _command(self, name: str) -> None:
         """Start a command of JupyterLab's, and have the page count it until it is done."""

@@ -1,37 +1,39 @@
-"""A lesson as a reader has it in JupyterLab, without a GPU: guess, run, exercise, sweep, save, reload."""
+"""A lesson as a reader has it in JupyterLab, without a GPU: guess, run, write, sweep, save, reload."""
 
+import json
 import re
 
-import fewer
 import jupyter_lab
-import pandas as pd
 
-from labkit.lessons import notebooks, stamps
+from labkit.lessons import notebooks
+from labkit.measure import tape
 
 LESSON = notebooks.resolve("01_launch_overhead")
+SOLUTIONS = notebooks.solution_cells(LESSON)
 
 
 def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> None:
-    recorded = stamps.recording_state(LESSON).status == "recorded"
-    stamp = stamps.read_stamp(notebooks.read_json(LESSON))
+    recorded = bool(tape.tapes(notebooks.key_of(LESSON)))
     page.open(LESSON)
-    answers = page.page.locator(".jp-Notebook").get_by_text("No guess was sealed")
-    assert not any(answer.is_visible() for answer in answers.all()), "a saved answer is in sight"
-    page.in_kernel(fewer.CHECKS)
-    guess = page.index_of('"pseudo-linear ratio at 160"')
-    for cell in range(page.index_of("from dataclasses import replace\n"), guess + 1):
+    kinds = [cell.cell_type for cell in notebooks.read(LESSON).cells]
+    guess = page.index_of("idle = lab.guess(")
+    for cell in (number for number in range(guess + 1) if kinds[number] == "code"):
         page.run_cell(cell)
-    box = page.output(guess).get_by_role("textbox")
-    box.fill("40")
-    box.press("Enter")
-    page.button("Seal my guess", guess).click()
-    page.output(guess).get_by_text("Sealed").first.wait_for()
+    handle = page.output(guess).get_by_role("slider").first
+    handle.focus()
+    for _ in range(5):
+        page.press("ArrowRight")
+    page.button("Seal", guess).click()
+    page.button("Sealed", guess, disabled=True).wait_for()
     page.screenshot("lesson-guess", guess)
+    folder = (page.lab.root / page.path).parent
+    (kept,) = (folder / ".labkit" / "guesses" / "launch_overhead").glob("*.json")
+    assert json.loads(kept.read_text())["guess"] > 10, "the middle of 1 and 100, and some steps"
 
     page.run_all(seconds=240)
-    answer = page.text(page.index_of("guess_ratio.reveal("))
-    assert not recorded or f"You guessed 40×. Recorded on {stamp.device}" in answer
     assert not page.page.locator(".jp-Notebook .jp-OutputArea-error").count(), "a cell failed"
+    answer = page.text(page.index_of("idle.answer("))
+    assert not recorded or re.search(r"The answer is .*recorded on.* You guessed ", answer)
 
     mask = page.index_of('tasks.check("mask"')
     assert "not attempted" in page.text(mask)
@@ -44,25 +46,34 @@ def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> No
         assert page.output(mask).get_by_text("Hint 1").count() == (verdict == "wrong")
         page.screenshot(f"lesson-{verdict}", mask)
 
-    page.set_source(mask, 'tasks.reset("mask")\ntasks.progress()')
-    page.run_cell(mask)
-    assert page.sources()[mask + 1] == scaffold, "the cell as the lesson has it stands below"
-    page.screenshot("lesson-reset", mask)
+    affine = page.index_of('tasks.check("affine"')
+    page.set_source(affine, f'{SOLUTIONS["affine"]}\n\n\nraced = tasks.check("affine", affine)')
+    page.run_cell(affine)
+    assert "right" in page.text(affine) and "launches" in page.text(affine), (
+        "judged, and counted without a GPU"
+    )
+    page.screenshot("lesson-race", affine)
+    page.run_cell(len(kinds) - 1)
+    assert page.text(len(kinds) - 1).count("solved") == 2
 
-    panel = page.index_of("panel.sweep(")
-    figure = page.output(panel).locator(".widget-html img")
-    assert not recorded or f"Recorded on {stamp.device}" in str(figure.get_attribute("alt"))
+    panel = page.index_of("lab.sweep(")
     page.scroll_to(panel)
-    page.says(panel, "No GPU here: the times shown are recorded ones.")
-    assert page.button("Run", panel).is_disabled()
-    page.button("Save CSV", panel).click()
-    page.says(panel, re.compile("^Saved"))
-    (saved,) = (page.lab.root / page.path).parent.glob("measurements/*.csv")
-    assert bool(len(pd.read_csv(saved))) == recorded
+    page.says(panel, "No GPU here: you explore the recorded sweep.")
+    figure = page.output(panel).locator(".widget-html img").first
+    seen = {figure.get_attribute("alt")}
+    for menu, value in (("dtype", "bfloat16"), ("clock", "graph clock")):
+        page.output(panel).get_by_label(menu).select_option(value)
+        page.page.wait_for_timeout(1000)
+        seen.add(figure.get_attribute("alt"))
+    page.output(panel).get_by_text("speedup").first.click()
+    page.page.wait_for_timeout(1000)
+    seen.add(figure.get_attribute("alt"))
+    assert len(seen) == 4 or not recorded, seen
+    assert page.button("Run", panel).count() == 0, "there is nothing to run"
     page.screenshot("lesson-panel", panel)
 
     page.save()
     page.reload()
-    page.output(guess).get_by_text("Sealed").first.wait_for()
-    assert figure.count() == 1 and "as the lesson has it" in page.text(mask)
+    page.output(guess).get_by_role("button", name=re.compile("Seal"), disabled=True).wait_for()
+    assert figure.count() == 1 and "right" in page.text(mask)
     assert page.errors == []

@@ -82,7 +82,6 @@ def refused(call, wanted=reference, inputs=vectors, **options):
 def test_a_right_kernel_passes_every_shape_dtype_and_layout():
     report = check(affine, reference, vectors, gradients=False)
     assert report.passed == sum(map(calls_checked, correctness.SHAPES))
-    assert 0 < report.worst_error < 1e-2
     assert set(correctness.DTYPES) == {torch.float32, torch.float16, torch.bfloat16}
     assert {(64, 128), (37, 33), (1, 1), (0, 8), (4, 0)} < set(correctness.SHAPES), "full, ragged, one, none"
     assert {len(shape) for shape in correctness.SHAPES} == {1, 2, 3}
@@ -120,7 +119,7 @@ def test_gradients_of_every_input_are_counted_in_a_sentence_and_in_data():
     operator = differentiable(affine, affine_gradients)
     report = check(operator, reference, vectors, shapes=[(37, 161), (19,), (0, 8)])
     assert report.passed == 4 * 3 * (4 + 3 + 4)
-    assert "outputs and gradients" in str(report) and "worst relative error" in str(report)
+    assert "outputs and gradients" in str(report)
     shown = report._repr_mimebundle_()
     assert shown["application/vnd.labkit.check+json"] == {"name": report.name, "passed": report.passed}
     assert shown["text/plain"] == str(report) and str(report) in shown["text/html"]
@@ -301,9 +300,7 @@ def rows_of_their_own(shape):
 @pytest.mark.parametrize("shape", [(64, 128), (7, 33), (1, 1), (5, 1), (2, 3, 2)])
 def test_a_right_gradient_passes_also_where_its_terms_cancel(shape):
     """Of a single element the gradient is zero, but for the rounding of two large terms."""
-    report = check(rms_operator(), rms_norm, rows_of_their_own, shapes=[shape], dtypes=FLOAT32)
-    assert report.worst_error < 1e-5
-    assert check(rms_operator(), rms_norm, rows_of_their_own, shapes=[shape]).worst_error < 1e-2
+    assert check(rms_operator(), rms_norm, rows_of_their_own, shapes=[shape]).passed
 
 
 @pytest.mark.parametrize("wrong", [{"keep": 0.0}, {"shift": 1}])
@@ -333,8 +330,7 @@ def test_the_relative_error_is_of_norms_in_float64():
     want, zeros, ones = torch.tensor([3.0, 4.0]).double(), torch.zeros(4), torch.ones(4)
     assert correctness.relative_error(want + torch.tensor([0.0, 0.05]), want) == pytest.approx(0.01, rel=1e-6)
     assert math.isnan(correctness.relative_error(torch.tensor([3.0, math.nan]), want))
-    three = (zeros, zeros), (ones, zeros), (ones, zeros, 8.0)
-    assert [correctness.relative_error(*each) for each in three] == [0.0, 2.0, 0.25]
+    assert [correctness.relative_error(each, zeros) for each in (zeros, ones)] == [0.0, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,10 @@
 """Lesson 1: its taught kernels and its execution. The finished layer is tried in kernels/test_affine.py."""
 
-import operators as op
 import pytest
 import torch
 from cases import vectors
 from counting import calls_checked
-from taught import INTERPRETED, assert_loads_wide, assert_no_backward, counted, drawn, examine, meta
+from taught import INTERPRETED, assert_no_backward, counted, drawn, examine
 
 from labkit.measure import correctness
 from labkit.workloads.elementwise import AFFINE
@@ -39,13 +38,6 @@ def test_a_taught_kernel_reads_x_once_and_nothing_beyond_the_end(lesson, name, f
 @pytest.mark.parametrize("name", TAUGHT)
 def test_a_taught_kernel_that_has_no_backward_says_so(lesson, name):
     assert_no_backward(name, getattr(lesson, name), drawn(TAUGHT[name][1], 3, 5))
-
-
-def test_for_other_gpus_a_good_width_loads_wide_and_an_odd_one_does_not(lesson, monkeypatch):
-    made = op.recorded(monkeypatch, {lesson: ("affine_kernel",)})
-    for width in (160, 161):
-        lesson.affine(*(meta(*shape, dtype=torch.bfloat16) for shape in ((1030, width), (width,), (width,))))
-    assert_loads_wide(made)
 
 
 # --- the lesson as a whole ----------------------------------------------------------------------------

@@ -2,12 +2,11 @@
 
 import math
 
-import operators as op
 import pytest
 import torch
 from cases import gated as chain_inputs
 from counting import calls_checked
-from taught import INTERPRETED, assert_loads_wide, assert_no_backward, bf16, counted, drawn, examine, meta
+from taught import INTERPRETED, assert_no_backward, counted, drawn, examine
 from torch.nn import functional
 
 from labkit.measure import correctness
@@ -75,26 +74,6 @@ def test_the_chain_reads_and_writes_nothing_beyond_the_end(lesson, shape):
     (fused,) = counted(lesson.chain, *drawn(chain_inputs, *shape))
     size = 4 * math.prod(shape)
     assert (fused.bytes_read, fused.bytes_written) == (3 * size, size)  # the bias is fetched for each row
-
-
-@pytest.mark.large
-def test_a_chain_of_more_elements_than_32_bits_count(lesson):
-    width = 2047
-    rows = 2**31 // width + 3
-    x, other = (torch.randn(rows, width, device="cuda", dtype=bf16) for _ in range(2))
-    bias = torch.randn(width, device="cuda", dtype=bf16)
-    y = lesson.chain(x, bias, other)
-    for part in (slice(None, 5), slice(rows // 2, rows // 2 + 5), slice(-5, None)):
-        want = chain(x[part].double(), bias.double(), other[part].double())
-        assert not correctness.diagnose(y[part], want, correctness.TOLERANCE[bf16])
-
-
-def test_for_other_gpus_a_good_width_loads_wide_and_an_odd_one_does_not(lesson, monkeypatch):
-    made = op.recorded(monkeypatch, {lesson: ("chain_kernel",)})
-    for width in (160, 161):
-        full, row = meta(1030, width, dtype=bf16), meta(width, dtype=bf16)
-        lesson.chain(full, row, full)
-    assert_loads_wide(made)
 
 
 # --- the lesson as a whole ----------------------------------------------------------------------------

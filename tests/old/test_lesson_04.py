@@ -7,7 +7,7 @@ import operators as op
 import pytest
 import torch
 from counting import calls_checked
-from taught import INTERPRETED, assert_no_backward, bf16, compiled, counted, drawn, examine, meta
+from taught import INTERPRETED, assert_no_backward, bf16, counted, drawn, examine
 
 from labkit import gpu
 from labkit.exercises import judge
@@ -128,30 +128,6 @@ def test_x_and_y_cross_memory_once_and_a_weight_once_for_each_program(lesson, na
     assert made.bytes_written == 4 * x.numel()
 
 
-@INTERPRETED
-@pytest.mark.usefixtures("overflow_is_an_error")
-@pytest.mark.parametrize("name", ["grouped", "stays", "packed"])
-def test_numbers_that_lie_more_than_32_bits_apart(lesson, name):
-    """The rows of the first groups, of 2**20 side by side."""
-    R, G, D = 130, 2**20, 16
-    near, weight, bias = drawn(groups, R, 4, D, dtype=bf16)
-    x, y = (torch.empty(R, G * D, dtype=bf16) for _ in "xy")  # 4 GB each, of which few pages are touched
-    x[:, : 4 * D] = near
-    weights = torch.empty(G, D, D, dtype=bf16), torch.empty(G, D, dtype=bf16)
-    weights[0][:4], weights[1][:4] = weight, bias
-    if name == "packed":
-        lesson.packed_kernel[(1,)](x, *weights, y[:64], 64, G, D=D, PACK=4, BM=64)
-        rows, cols = 64, 4 * D
-    elif name == "stays":
-        lesson.stays_kernel[(1,)](x, *weights, y, R, G, 3, D=D, BM=64, BD=16)
-        rows, cols = R, D
-    else:
-        lesson.grouped_kernel[(1,)](x, *weights, y, R, G, D=D, BM=256, BD=16)
-        rows, cols = R, D
-    want = work.grouped_reference(near.double(), weight.double(), bias.double())[:rows, :cols]
-    assert not correctness.diagnose(y[:rows, :cols], want, correctness.TOLERANCE[bf16])
-
-
 def test_what_races_beside_the_cures_is_right_and_staying_is_raced_with_as_many_warps(monkeypatch):
     tensors = groups((130, 3, 20))
     for name in ("stays", "packed"):
@@ -168,17 +144,6 @@ def test_what_races_beside_the_cures_is_right_and_staying_is_raced_with_as_many_
 
 WIDEST = {96: 128, 100: 64, 102: 32, 104: 128, 112: 128, 128: 128}
 """Bits of the widest load, by the width of a group in bf16."""
-
-
-def test_for_other_gpus_100_loads_half_as_wide_as_104_and_102_half_of_that(lesson, monkeypatch):
-    """What the lesson says of its kernel; all use tensor cores, and none spills."""
-
-    made = op.recorded(monkeypatch, {lesson: ("grouped_kernel",)})
-    for D in WIDEST:
-        lesson.grouped(*(meta(*t.shape, dtype=bf16) for t in groups((64, 3, D))))
-    found = [compiled([one], (("sm_80", "sm_90")[n % 2],))[0] for n, one in enumerate(made)]
-    for (width, widest), one in zip(WIDEST.items(), found, strict=True):
-        assert max(one.loads) == widest and one.matrix and one.spills == 0, (width, one)
 
 
 # ---- the lesson as a whole -------------------------------------------------------------------------------

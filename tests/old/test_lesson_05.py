@@ -2,11 +2,10 @@
 
 import re
 
-import operators as op
 import pytest
 import torch
 from counting import calls_checked
-from taught import GPU, INTERPRETED, assert_no_backward, bf16, compiled, counted, drawn, examine, fp32, meta
+from taught import GPU, INTERPRETED, assert_no_backward, bf16, counted, drawn, examine, fp32
 
 from labkit.workloads.stack import STACK, block, stack
 
@@ -43,18 +42,6 @@ def test_rows_are_read_and_written_once_and_each_program_reads_every_weight(less
     (launch,) = counted(lesson.network, *drawn(stacked, 20, 24))
     assert launch.bytes_written == 4 * 20 * 24
     assert launch.bytes_read == 4 * (20 * 24 + 2 * 3 * 24 * (24 + 2)), "two programs, three blocks"
-
-
-def test_for_other_gpus_two_weights_fit_on_chip_and_tensor_cores_multiply(lesson, monkeypatch):
-    made = op.recorded(monkeypatch, {lesson: ("block_kernel", "network_kernel")})
-    for dtype in (bf16, fp32):
-        x, weight, row = (meta(*shape, dtype=dtype) for shape in ((256, 128), (8, 128, 128), (8, 128)))
-        lesson.one_block(x, weight[0], row[0], row[0])
-        lesson.network(x, weight, row, row)
-    assert len(made) == 4
-    for one in compiled(made[:2]):  # those of bf16
-        assert one.matrix and one.spills == 0 and one.shared_bytes < 99 * 1024, one
-    assert all(one.matrix for one in compiled(made[2:], ("sm_90",)))
 
 
 @GPU

@@ -2,23 +2,18 @@
 
 import math
 
-import operators as op
 import pytest
 import torch
 from cases import rows_of
 from counting import calls_checked
-from recurring import offsets
 from taught import (
     INTERPRETED,
-    assert_float32,
     assert_no_backward,
     bf16,
-    compiled,
     counted,
     drawn,
     examine,
     fp32,
-    meta,
 )
 
 from labkit import gpu
@@ -103,51 +98,6 @@ def test_every_number_is_read_and_written_once_and_by_a_lane_read_twice(lesson):
         back, *_ = counted(lambda *t, n=programs: lesson.rms_norm_backward(*t, n), dy, x, weight)
         parts = 4 * programs * 20
         assert (back.bytes_read, back.bytes_written) == (2 * size + parts, size + parts)
-
-
-@pytest.mark.large
-def test_rows_of_more_elements_than_32_bits_count(lesson):
-    H = 512
-    rows = 2**31 // H + 3
-    x = torch.randn(rows, H, device="cuda", dtype=bf16)
-    weight = torch.randn(H, device="cuda", dtype=bf16)
-    y, (dx, _) = lesson.row_norm(x, weight), lesson.rms_norm_backward(x, x, weight)
-    last = x[-5:].double().requires_grad_()
-    want = rms_norm(last, weight.double())
-    (want_dx,) = torch.autograd.grad(want, last, last.detach())
-    assert not correctness.diagnose(y[-5:], want.detach(), correctness.TOLERANCE[bf16])
-    assert not correctness.diagnose(dx[-5:], want_dx, correctness.TOLERANCE[bf16])
-
-
-def test_for_other_gpus_one_warp_adds_up_by_shuffles_and_places_are_counted_in_64_bits(lesson, monkeypatch):
-    made = op.recorded(monkeypatch, {lesson: KERNELS})
-    x, weight = meta(64, 512, dtype=bf16), meta(512, dtype=bf16)
-    lesson.row_norm(x, weight, 1)
-    lesson.row_norm(x, weight, 2)
-    lesson.lane_norm(x, weight)
-    lesson.rms_norm_backward(x, x, weight)
-    lesson.row_sums(x)
-    lesson.softmax(meta(64, 2048, dtype=bf16))
-    assert {launch.title for launch in made} == set(KERNELS)
-    found = compiled(made)
-    for one in found:
-        assert not one.spills, one
-        assert_float32(one.ttir)
-        addresses = offsets(one.ttir)
-        assert addresses and all(bits == "i64" or base in ("weight", "sums") for base, bits in addresses), one
-    # what the page says: five rounds, and a barrier only where several warps share a row
-    one, two = (each for each in found if each.kernel == "row_norm_kernel" and each.target == "sm_90")
-    assert one.shuffles == {"bfly": 5} and not one.barriers and not one.shared_bytes
-    assert set(one.loads) == {128} and two.barriers and two.shared_bytes
-
-
-@INTERPRETED
-def test_8192_numbers_on_one_warp_are_too_many_for_its_registers(lesson, monkeypatch):
-    made = op.recorded(monkeypatch, {lesson: KERNELS})
-    for warps in (1, 4):
-        lesson.row_norm(meta(64, 8192), meta(8192), warps)
-    one, four = compiled(made, ("sm_90",))
-    assert one.registers == 255 and one.spills > 0 and not four.spills
 
 
 # --- the lesson as a whole ----------------------------------------------------------------------------

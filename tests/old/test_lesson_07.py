@@ -3,18 +3,15 @@
 import math
 from functools import partial
 
-import operators as op
 import pytest
 import torch
 from cases import weight_of
 from counting import calls_checked
-from recurring import offsets
-from taught import GPU, INTERPRETED, assert_no_backward, bf16, compiled, counted, drawn, examine, meta
+from taught import GPU, INTERPRETED, assert_no_backward, bf16, counted, drawn, examine
 
 from labkit import gpu
 from labkit.exercises import judge
 from labkit.measure import correctness
-from labkit.profiling import codegen
 from labkit.workloads import recurrent as work
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -128,85 +125,7 @@ def test_every_number_is_read_and_written_once(lesson):
     assert (made.bytes_read, made.bytes_written) == (4 * (3 * N - first), 4 * 2 * N)
 
 
-@INTERPRETED
-@pytest.mark.usefixtures("overflow_is_an_error")
-@pytest.mark.parametrize(
-    ("kernel", "sizes"),
-    [("recurrence", {}), ("ahead", dict(U=2)), ("tree", dict(BT=4)), ("backward", dict(STAGES=2))],
-    ids=str,
-)
-def test_steps_whose_address_needs_64_bits(lesson, kernel, sizes):
-    """Three steps of 2**30 features, of which the first program has four."""
-    H, T = 2**30, 3
-    near = drawn(sequences, 1, T, 4, dtype=bf16)
-
-    def far(values):
-        block = torch.empty(1, T, H, dtype=bf16)
-        block[..., :4] = values
-        return block
-
-    wide = [far(each) for each in near]
-    wide += [wide[0]] * (kernel == "backward")  # for h, a: any states will do
-    outputs = [far(math.nan) for _ in range(1 + (kernel == "backward"))]
-    getattr(lesson, f"{kernel}_kernel")[1, 1](*wide, *outputs, T, H, BH=4, **sizes)
-    exact = [each.double() for each in near]
-    want = work.linear_recurrence(*exact)
-    if kernel == "backward":
-        gates, upstream = exact[1], exact[0]
-        want = work.linear_recurrence(
-            torch.cat((torch.zeros_like(gates[:, :1]), gates[:, 1:].flip(1)), 1), upstream.flip(1)
-        ).flip(1)
-    assert not correctness.diagnose(outputs[-1][..., :4], want, correctness.TOLERANCE[bf16])
-
-
 # ---- what the lesson says of compiled code -----------------------------------------------------------------
-
-
-def test_for_other_gpus_places_have_64_bits_and_loads_stand_where_the_lesson_says(lesson, monkeypatch):
-    names = ("recurrence", "ahead", "backward", "reset", "tree", "normed", "total")
-    made = op.recorded(monkeypatch, {lesson: tuple(f"{name}_kernel" for name in names)})
-    full = meta(2, 64, 128)
-    for call in (lesson.recurrence, lesson.ahead, lesson.tree):
-        call(full, full)
-    lesson.recurrence_backward(full, full, full)
-    lesson.with_reset(full, full, meta(2, 64, dtype=torch.bool))
-    lesson.over_time(full)
-    for warps in (1, 2):
-        lesson.normed(full, full, full[0, 0], warps=warps)
-    for one in (found := compiled(made)):
-        assert not one.spills, one
-        addresses = offsets(one.ttir)
-        assert addresses and all(bits == "i64" or base in ("weight", "reset") for base, bits in addresses), (
-            one
-        )
-    by_name = {(each.kernel, each.num_warps): each for each in found if each.target == "sm_90"}
-    for name in ("recurrence", "ahead"):
-        one = by_name[f"{name}_kernel", 1]
-        assert set(one.loads) == {128} and not one.barriers and not one.shared_bytes, one
-    assert sum(by_name["ahead_kernel", 1].loads.values()) == 2 * 2 * 8, "8 steps of a and b, twice"
-    single, double = (by_name["normed_kernel", warps] for warps in (1, 2))
-    assert single.shuffles == {"bfly": 5} and double.barriers
-
-
-def test_for_an_h200_s_stages_have_room_for_one_step_less(lesson):
-    full, step = meta(2, 64, 128), 3 * 128 * 4
-    found = codegen.compile_many(
-        codegen.request(lesson.backward_kernel, [full] * 5 + [64, 128], BH=128, STAGES=S, num_warps=1)
-        for S in (1, 2, 3, 8)
-    )
-    assert [one.shared_bytes / step for one in found] == [0, 1, 2, 7]
-    # with one buffer the next copies set out behind the reads, and the wait is for all of them
-    loop = found[1].ptx.partition("BB0_2:")[2]
-    assert loop.index("cp.async.wait_group \t0") < loop.index("ld.shared") < loop.index("cp.async.cg")
-
-
-def test_for_an_h200_registers_hold_sixteen_steps_and_not_thirty_two(lesson):
-    given = dict(BH=128, num_warps=1)
-    few, many = (
-        codegen.compile(lesson.ahead_kernel, [meta(2, 64, 128)] * 3 + [64, 128], U=U, **given)
-        for U in (16, 32)
-    )
-    assert many.spills > few.spills == 0
 
 
 # ---- exercises ---------------------------------------------------------------------------------------------

@@ -5,14 +5,12 @@ from functools import partial
 
 import pytest
 import torch
-from launches import FAMILIES, ROOM
+from launches import ROOM
 from taught import INTERPRETED, assert_no_backward, counted, drawn, examine
 
-from labkit.exercises import judge, race
-from labkit.kernels.common import DeviceLimits
+from labkit.exercises import judge
 from labkit.measure import correctness
 from labkit.profiling import codegen
-from labkit.workloads import gru as workload
 
 pytestmark = pytest.mark.usefixtures("cache")
 NAME = "old/08_gated_recurrent_unit"
@@ -148,39 +146,6 @@ def test_each_switch_leaves_out_its_part_and_no_other(lesson):
         for other, kind in OF.items():
             assert found[kind] == (0 if other == part else whole[kind]), (part, kind)
     assert without[MISSING.index("LOADS")]["bar.sync"] < whole["bar.sync"] / 2, "most of the barriers"
-
-
-def test_for_other_gpus_the_step_uses_tensor_cores_fits_and_spills_nothing(lesson):
-    wide = [asked(lesson, target, H=128 if ROOM[target] > 99 else 64, AHEAD=True) for target in FAMILIES]
-    stay = [asked(lesson, target, H=64, AHEAD=True, STAY=True) for target in FAMILIES]
-    best = asked(lesson, AHEAD=True, STAY=True, FAST=True)
-    for one in codegen.compile_many([*wide, *stay, best]):
-        assert one.matrix and one.spills == 0 and one.shared_bytes <= ROOM[one.target] * 1024, one
-
-
-def test_float32_fits_to_64_features_as_the_lesson_says(lesson):
-    kernel = lesson.gru.__globals__["gru_kernel"]
-    options = dict(B=512, T=64, BM=16, num_warps=8, num_stages=1)
-    made = [codegen.request(kernel, ["*fp32:16"] * 4, H=H, BH=H, **options) for H in (64, 128)]
-    fits, wide = codegen.compile_many([*made])
-    assert fits.shared_bytes <= ROOM["sm_90"] * 1024 and wide.shared_bytes == 400 * 1024
-
-
-@pytest.mark.parametrize(("target", "H"), [("sm_80", 128), ("sm_86", 64), ("sm_89", 64), ("sm_90", 128)])
-def test_on_each_gpu_the_lesson_takes_a_width_that_launches(lesson, monkeypatch, target, H):
-    """All versions that are taken apart (sm_90's above; sm_89 is as sm_86), and the solution that races."""
-    limits = DeviceLimits(1, ROOM[target] * 1024, True)
-    monkeypatch.setattr(workload, "device_limits", lambda device: limits)
-    assert workload.resident_width() == H
-    spec = judge.find(NAME)["gru"].race
-    assert {size["width"] for size in race.sizes_of(spec)} == {H}
-    solution = codegen.request(
-        lesson.gru.__globals__["gru_kernel"], ["*bf16:16"] * 4, target=target,
-        B=512, T=64, H=H, BM=16, BH=H, num_warps=8, num_stages=1,
-    )  # fmt: skip
-    versions = [{}, *({part: False} for part in MISSING)] if target in ("sm_80", "sm_86") else []
-    for one in codegen.compile_many([solution, *(asked(lesson, target, H=H, **each) for each in versions)]):
-        assert one.shared_bytes <= ROOM[target] * 1024 and not one.spills, one
 
 
 # --- the lesson as a whole ----------------------------------------------------------------------------

@@ -95,7 +95,10 @@ def test_a_lesson_that_changed_replaces_an_untouched_copy_and_never_an_edited_on
     for name in LESSONS:
         edit(course / f"{name}.ipynb", "# of the next version")
     said = labkit("lab")
-    assert said == f"{LESSONS[0]} has changed since you got it: `labkit reset {LESSONS[0]}` gives you the new one.\n"
+    assert (
+        said
+        == f"{LESSONS[0]} has changed since you got it: `labkit reset {LESSONS[0]}` gives you the new one.\n"
+    )
     assert mine.read_bytes() == before and "of the next version" in untouched.read_text()
     mine.with_name("notes.ipynb").write_text("mine, too")
     labkit("reset", LESSONS[0])

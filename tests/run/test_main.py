@@ -165,8 +165,8 @@ def test_an_interrupted_run_leaves_no_kernel_and_a_table_of_what_is_finished(clo
 
 def test_slides_have_kernels_and_figures_without_the_code_that_drew_them(clone):
     path = stage.lesson(clone, "draw()", ("kernel", "def my_kernel(): ..."))
-    text = path.read_text().replace('"outputs": []', '"outputs": [{"output_type": "stream", "name": "stdout", '
-                                    '"text": "the figure"}]', 1)  # fmt: skip
+    output = '{"output_type": "stream", "name": "stdout", "text": "the figure"}'
+    text = path.read_text().replace('"outputs": []', f'"outputs": [{output}]', 1)
     path.write_text(text)
     assert "build/slides/01_toy.html" in stage.labkit("slides").output
     deck = (paths.BUILD / "slides" / "01_toy.html").read_text()

@@ -94,7 +94,6 @@ def test_rows_land_on_the_tape_with_what_they_use_and_only_changed_code_is_measu
     assert (fused.median_us, fused.clock, fused.device) == (8.0, "graph", "Simulated")
     assert fused.uses == ("cell fused", "work affine") and rows["the answer", None].uses == ("cell answer",)
     assert all(row.stamp == stamp.stamp_of(toy, row.uses) for row in rows.values())
-    assert (paths.RECORDED / "simulated" / "roofs.jsonl").exists()
     assert not list(paths.BUILD.rglob("toy.jsonl")) and not list(paths.BUILD.rglob("*.before"))
 
     assert stage.labkit("record", "01").exit_code == 0 and stage.noted() == [] and len(recorded()) == 7
@@ -109,7 +108,10 @@ def test_rows_land_on_the_tape_with_what_they_use_and_only_changed_code_is_measu
 def test_interrupted_twice_and_continued_each_row_is_measured_once(toy, clone, monkeypatch):
     monkeypatch.setenv("STAGE_GPU", "1")
     edit(toy, "width=[4, 8, 16]", "width=[4, 8, 16, 32, 64, 128]")
-    found, (unfinished, before) = [], (paths.BUILD / "record/simulated" / f"toy.{end}" for end in ("jsonl", "before"))
+    found, (unfinished, before) = (
+        [],
+        (paths.BUILD / "record/simulated" / f"toy.{end}" for end in ("jsonl", "before")),
+    )
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         process = processes.python(stage.__file__, "record", env=os.environ | {"STAGE_PAUSE": "0.5"})
         known = len(tape.read(before)) + len(tape.read(unfinished))
@@ -155,7 +157,10 @@ SOLUTION = "# %% [mine]\ndef mine(x, w, b):\n    return kernels.affine(x, w, b)\
 LESSON = (
     ("setup", "import labkit as lab\nfrom labkit import kernels"),
     ("kernel", "def scaled(x, w):\n    return x * w  # elementwise\n\n\ndef unused(x):\n    return x"),
-    ("way", "def fused(x, w, b):\n    return scaled(x, w) + b\n\n\ndef normed(x):\n    return kernels.rms_norm(x)"),
+    (
+        "way",
+        "def fused(x, w, b):\n    return scaled(x, w) + b\n\ndef normed(x):\n    return kernels.rms_norm(x)",
+    ),
     'idle = lab.guess("How many?", low=1, high=9)',
     'raced = lab.race("One", {"fused": fused}, lab.work.affine, batch=2, width=4)\nraced',
 )
@@ -191,23 +196,31 @@ def add(path, statement):
     path.write_text(path.read_text() + f"\n{statement}\n")
 
 
+def cell(old, new):
+    return lambda folder, lesson: edit(lesson, old, new)
+
+
+def file(name, statement="A = 1"):
+    return lambda folder, lesson: add(folder / name, statement)
+
+
 EDITS = {
-    "a comment": (lambda at, lesson: edit(lesson, "  # elementwise", "  # each with each"), set()),
-    "a docstring": (lambda at, lesson: edit(lesson, "    return scaled", '    """Says."""\n    return scaled'), set()),
-    "prose": (lambda at, lesson: edit(lesson, "Prose.", "Better prose."), set()),
-    "a guess": (lambda at, lesson: edit(lesson, "How many?", "How few?"), set()),
-    "a plot": (lambda at, lesson: edit(lesson, "\nraced", "\nraced.frame"), set()),
-    "a kernel cell": (lambda at, lesson: edit(lesson, "return x * w", "return w * x"), {"fused"}),
-    "a kernel that nothing uses": (lambda at, lesson: edit(lesson, "(x):\n    return x", "(x):\n    return 1 * x"), set()),
-    "a way": (lambda at, lesson: edit(lesson, "kernels.rms_norm(x)", "1 * kernels.rms_norm(x)"), {"normed"}),
-    "a solution": (lambda at, lesson: edit(notebooks.solutions_file(lesson), "return", "return 1 *"), {"mine"}),
-    "a kernels file": (lambda at, lesson: add(at / "KERNELS" / "rms_norm.py", "A = 1"), {"normed"}),
-    "its comment": (lambda at, lesson: add(at / "KERNELS" / "rms_norm.py", "# A = 1"), set()),
-    "what it imports": (lambda at, lesson: add(at / "KERNELS" / "affine.py", "A = 1"), {"normed", "mine", "labkit"}),
-    "an unused kernels file": (lambda at, lesson: add(at / "KERNELS" / "gru.py", "A = 1"), set()),
-    "the work": (lambda at, lesson: add(at / "WORK" / "affine.py", "A = 1"), AFFINE),
-    "the clock": (lambda at, lesson: add(at / "clocks.py", "A = 1"), set(ROWS)),
-}  # fmt: skip
+    "a comment": (cell("  # elementwise", "  # each with each"), set()),
+    "a docstring": (cell("    return scaled", '    """Says."""\n    return scaled'), set()),
+    "prose": (cell("Prose.", "Better prose."), set()),
+    "a guess": (cell("How many?", "How few?"), set()),
+    "a plot": (cell("\nraced", "\nraced.frame"), set()),
+    "a kernel cell": (cell("return x * w", "return w * x"), {"fused"}),
+    "a kernel that nothing uses": (cell("(x):\n    return x", "(x):\n    return 1 * x"), set()),
+    "a way": (cell("kernels.rms_norm(x)", "1 * kernels.rms_norm(x)"), {"normed"}),
+    "a solution": (file("notebooks/solutions/01_toy.py", "    A = 1"), {"mine"}),
+    "a kernels file": (file("KERNELS/rms_norm.py"), {"normed"}),
+    "its comment": (file("KERNELS/rms_norm.py", "# A = 1"), set()),
+    "what it imports": (file("KERNELS/affine.py"), {"normed", "mine", "labkit"}),
+    "an unused kernels file": (file("KERNELS/gru.py"), set()),
+    "the work": (file("WORK/affine.py"), AFFINE),
+    "the clock": (file("clocks.py"), set(ROWS)),
+}
 
 
 @pytest.mark.parametrize("change", EDITS)

@@ -21,7 +21,7 @@ L4 = Measured(1.02, "live", "NVIDIA L4")
 @pytest.fixture(autouse=True)
 def shown(tmp_path, monkeypatch):
     """Everything that was displayed, widgets and bundles of HTML and text, to somebody who is there."""
-    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(static.HEADLESS, "0")
     monkeypatch.setattr(static, "get_ipython", object)
     found = []
@@ -56,7 +56,7 @@ def test_a_kept_guess_is_found_again_and_can_be_forgotten(tmp_path):
     assert guesses.saved_guess(RATIO) is None
     kept = SealedGuess(100.0, WHEN, seen=True, revealed=True)
     guesses.save_guess(RATIO, kept)
-    path = tmp_path / "predictions" / "ratio-at-160.json"
+    path = tmp_path / ".labkit" / "guesses" / "ratio-at-160.json"
     assert guesses.saved_guess(RATIO) == kept
     assert guesses.parse_guess_file(path.read_text()) == guesses.GuessFile(RATIO.name, RATIO.text, kept, "x")
     assert guesses.saved_guess(replace(RATIO, text="How many times slower?")) is None
@@ -211,9 +211,8 @@ def test_a_damaged_file_costs_the_guess_and_not_the_lesson():
     assert seal(again, 7).sealed == guesses.saved_guess(again.question)
 
 
-def test_a_folder_that_cannot_be_written_is_said(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "file"))
+def test_a_folder_that_cannot_be_written_is_said(tmp_path):
+    (tmp_path / ".labkit").touch()
     asked = seal(ratio())
     assert asked.sealed is not None and "only until the kernel restarts" in status(asked)
     asked.reveal(L4)  # must not raise either
