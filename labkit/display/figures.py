@@ -78,7 +78,7 @@ def bars(
     if ticked:
         lines = [
             *lines,
-            "The tick across a bar is the time of a copy of as many bytes: no kernel that moves them is faster.",
+            "The tick across a bar is a copy of as many bytes: no kernel that moves them is faster.",
         ]
     figure, axes, _ = _figure(title, 0.75 + BAR * rows, lines)
     longest = max((max(bar.value or 0, bar.high or 0, bar.floor or 0) for bar in every), default=0) or 1.0
