@@ -78,8 +78,11 @@ def bars(
     if ticked:
         lines = [
             *lines,
-            "The tick across a bar is a copy of as many bytes: no kernel that moves them is faster.",
+            "The tick across a bar is a copy of as many bytes, and so the least time for moving them.",
         ]
+    if any(bar.low for bar in every):
+        pale = "" if all(bar.live for bar in every) else "Pale bars are recorded. "
+        lines = [*lines, f"{pale}Whiskers reach from the 20th to the 80th percentile."]
     figure, axes, _ = _figure(title, 0.75 + BAR * rows, lines)
     longest = max((max(bar.value or 0, bar.high or 0, bar.floor or 0) for bar in every), default=0) or 1.0
     axes.set(xlim=(0, 1.17 * longest), ylim=(rows - 0.5, -0.5), xlabel=axis)
@@ -173,15 +176,13 @@ def curves(title: str, panel: Panel, lines: Sequence[str]) -> Picture:
         axes.fill_between(at, low, high, color=curve.look.colour, alpha=0.15, linewidth=0)
         axes.plot(at, value, **look)
         label = f"{curve.name} ({curve.kind})" if len(kinds) > 1 and curve.kind != "live" else curve.name
-        rank = (curve.kind == "published", -value[-1])  # what was published comes last
-        handles.append((rank, Line2D([], [], label="\n".join(wrap(label, 24)), **look)))
+        handles.append(Line2D([], [], label="\n".join(wrap(label, 24)), **look))
     for number, (name, points) in enumerate(panel.floors.items()):
         thin: dict[str, Any] = dict(color=INK, linewidth=1.0, linestyle=("-", ":", "--", "-.")[number % 4])
         axes.plot(*zip(*points, strict=True), **thin)
-        handles.append(((False, -points[-1][1]), Line2D([], [], label="\n".join(wrap(name, 24)), **thin)))
-    handles.sort(key=lambda each: each[0])
+        handles.append(Line2D([], [], label="\n".join(wrap(name, 24)), **thin))
     figure.legend(
-        handles=[handle for _, handle in handles],
+        handles=handles,
         loc="upper left",
         bbox_to_anchor=(0.72, (0.55 + 3.3) / total),
     )

@@ -143,7 +143,7 @@ def count(exercise: Exercise, answer: Callable[..., Any]) -> None:
         with torch.no_grad():
             lines.append((name, *map(str, moved(call, given))))
     least = spec.work.min_bytes(size, dtype.itemsize, spec.direction)
-    lines.append(("the floor", "1", "", "", str(least)))
+    lines.append(("the fewest possible", "1", "", "", str(least)))
     heads = ["", "launches", "bytes read", "bytes written", "in all"]
     where = ", ".join(f"{axis} {count}" for axis, count in size.items())
     said = f"Counted here, in the interpreter: {where}, {spec.dtype}. Bytes that are read twice count once."

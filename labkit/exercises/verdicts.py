@@ -56,7 +56,7 @@ class Verdict:
     def _advice(self) -> list[str]:
         if self.status in ("right", "not attempted"):
             return []
-        left = [f"Hints left, one for each other wrong answer: {self.hints_left}."] if self.hints_left else []
+        left = ["Another wrong answer of this kind brings another hint."] if self.hints_left else []
         return [*left, f'`tasks.solution("{self.exercise}")` shows a solution at any time.']
 
     def _html(self) -> str:
