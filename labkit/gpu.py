@@ -69,15 +69,6 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def is_lost() -> bool:
-    """Whether the GPU takes no more work from this process, as after an access outside its memory."""
-    try:
-        synchronize()
-    except RuntimeError:
-        return True
-    return False
-
-
 @cache
 def l2_bytes() -> int:
     """Size of the device's last-level cache in bytes; 0 without a GPU."""
