@@ -78,10 +78,10 @@ def bars(
     if ticked:
         lines = [
             *lines,
-            "The tick across a bar is a copy of as many bytes, and so the least time for moving them.",
+            "The tick across a bar is the time for copying as many bytes as the call has to move.",
         ]
     if any(bar.low for bar in every):
-        pale = "" if all(bar.live for bar in every) else "Pale bars are recorded. "
+        pale = "Pale bars are recorded. " if len({bar.live for bar in every}) > 1 else ""
         lines = [*lines, f"{pale}Whiskers reach from the 20th to the 80th percentile."]
     figure, axes, _ = _figure(title, 0.75 + BAR * rows, lines)
     longest = max((max(bar.value or 0, bar.high or 0, bar.floor or 0) for bar in every), default=0) or 1.0

@@ -17,6 +17,8 @@ from labkit.measure.tape import Row
 from labkit.work import Work
 
 FIELDS = ("dtype", "direction", "clock", "cache")
+WIDEST = 20
+"""Times that are further apart do not share an axis, if two clocks gave them."""
 Ways = Mapping[str, Callable[..., Any] | tuple[Callable[..., Any], Work]]
 """Ways by name: each a function, or a function and the work that it does."""
 
@@ -106,6 +108,15 @@ class Table:
         """Where the numbers are from: device, date, versions, and what is the same for all rows."""
         return origin(self.rows, self.live)
 
+    def pictures(self) -> list[Picture]:
+        """The bars, a figure for each clock where one axis would leave too little of the shorter times."""
+        times = [row.median_us for row in self.rows if row.median_us]
+        clocks = list(dict.fromkeys(row.clock for row in self.rows))
+        if len(clocks) == 1 or max(times, default=1) < WIDEST * min(times, default=1):
+            return [self.picture()]
+        parts = [[row for row in self.rows if row.clock == clock] for clock in clocks]
+        return [Table(self.title, part, self.live, self._session).picture() for part in parts]
+
     def picture(self) -> Picture:
         """Bars: those of the ways at one point under a heading that says what is special to it."""
         varying = [name for name in (*self.axes, *FIELDS) if len({_of(row, name) for row in self.rows}) > 1]
@@ -121,8 +132,9 @@ class Table:
         if not self.rows:
             nothing = f"{self.title}: nothing was measured here, and nothing is recorded."
             return {"text/plain": nothing, "text/html": f"<p><em>{html.escape(nothing)}</em></p>"}
-        picture = self.picture()
-        return {"text/plain": picture.alt, "text/html": picture._repr_html_() + numbers_html(self.rows)}
+        pictures = self.pictures()
+        page = "".join(picture._repr_html_() for picture in pictures)
+        return {"text/plain": "\n".join(p.alt for p in pictures), "text/html": page + numbers_html(self.rows)}
 
 
 def _of(row: Row, name: str) -> Any:

@@ -119,7 +119,7 @@ EXCEPTIONS = (
      "In the brackets of a launch stands the grid, which may have several axes. What kind of thing is it?",
      "A tuple, also of one number: kernel[(programs,)](...)."),
     ("subscript", "'int' object is not iterable|is not subscriptable|unsupported tensor index",
-     "A kernel gets the address of a tensor's first element, and an address can't be indexed.",
+     "A kernel has addresses and blocks of numbers, and neither can be indexed.",
      "What Python writes x[at] is here a load from an address: tl.load(x + at, ...)."),
     ("one-address", "cannot be block type if pointer argument is not a block",
      "tl.load and tl.store want an address for each place of the mask. This is the address of one.",

@@ -142,11 +142,12 @@ def count(exercise: Exercise, answer: Callable[..., Any]) -> None:
         given = [each.to(dtype) for each in spec.work.inputs(size)]
         with torch.no_grad():
             lines.append((name, *map(str, moved(call, given))))
-    least = spec.work.min_bytes(size, dtype.itemsize, spec.direction)
-    lines.append(("the fewest possible", "1", "", "", str(least)))
+    read = sum(each.nbytes for each in given)
+    written = spec.work.reference(*given).nbytes
+    lines.append(("each number once", "1", str(read), str(written), str(read + written)))
     heads = ["", "launches", "bytes read", "bytes written", "in all"]
     where = ", ".join(f"{axis} {count}" for axis, count in size.items())
-    said = f"Counted here, in the interpreter: {where}, {spec.dtype}. Bytes that are read twice count once."
+    said = f"Counted here, in the interpreter: {where}, {spec.dtype}. What a launch reads twice counts once."
     text = "\n".join("  ".join(line) for line in (heads, *lines))
     show(f"{plain_table(heads, lines)}<p><small>{said}</small></p>", f"{text}\n{said}")
 
