@@ -96,14 +96,16 @@ class Sweep(Table):
             floors["as fast as " + self.over] = [
                 (x, 1.0) for x in sorted({p.axes[self.x] for p in self.points})
             ]
-        title = self.title if quantity == TIME else f"{self.title}: times faster than {self.over}"
+        title = "Time per call" if quantity == TIME else f"Times faster than {self.over}"
         written = style.duration if quantity == TIME else style.times
         better = "lower" if quantity == TIME else "higher"
         span = [point.axes[self.x] for point in self.chosen(choice)]
         lines = origin(rows, live) if rows else ["Nothing was measured here yet, and nothing is recorded."]
         if quantity == SPEEDUP and overlay and self.published is not None:
             lines += [f"Published: {'; '.join(self.published['source'].unique())}."]
-        return figures.curves(title, Panel(found, self.x, quantity, better, written, floors, span), lines)
+        return figures.curves(
+            f"{title}, {self.title}", Panel(found, self.x, quantity, better, written, floors, span), lines
+        )
 
     def _point(self, row: Row, base: float | None) -> tuple[float, float, float, float]:
         values = [
@@ -175,7 +177,7 @@ class SweepPanel:
         menus = {name: values for name, values in sweep.choices.items() if len(values) > 1}
         self.menus = {name: _menu(name, values) for name, values in menus.items()}
         self.quantity = w.RadioButtons(
-            options=[TIME, SPEEDUP], orientation="horizontal", layout={"width": "auto"}, description="show"
+            options=[TIME, SPEEDUP], orientation="horizontal", layout={"width": "auto"}
         )
         self.overlay = w.Checkbox(
             value=True, description="what was published", indent=False, layout={"width": "auto"}

@@ -141,10 +141,10 @@ def count(exercise: Exercise, answer: Callable[..., Any]) -> None:
             continue
         given = [each.to(dtype) for each in spec.work.inputs(size)]
         with torch.no_grad():
-            lines.append((name, *map(str, moved(call, given))))
+            lines.append((name, *map("{:,}".format, moved(call, given))))
     read = sum(each.nbytes for each in given)
     written = spec.work.reference(*given).nbytes
-    lines.append(("each number once", "1", str(read), str(written), str(read + written)))
+    lines.append(("each number once", "1", f"{read:,}", f"{written:,}", f"{read + written:,}"))
     heads = ["", "launches", "bytes read", "bytes written", "in all"]
     where = ", ".join(f"{axis} {count}" for axis, count in size.items())
     said = f"Counted here, in the interpreter: {where}, {spec.dtype}. What a launch reads twice counts once."
