@@ -22,7 +22,6 @@ FACE = {
     "profile": "display.launches.profile",
     "published": "workloads.published.published",
     "race": "display.table.race",
-    "roofs": "measure.roofline.roofs",
     "sweep": "display.sweep.sweep",
     "work": "work",
 }
@@ -73,8 +72,10 @@ def _member(place: str) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    old = bool(_opened) and _opened[0][:2].isdigit()
-    faces = {**FACE, **OLD_FACE} if old else {**OLD_FACE, **FACE}
+    # Before a lesson has begun both are there: an old one's first cell takes names, too.
+    faces = {**OLD_FACE, **FACE}
+    if _opened:
+        faces = {**FACE, **OLD_FACE} if _opened[0][:2].isdigit() else FACE
     if name not in faces:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _member(faces[name])

@@ -17,6 +17,8 @@ RECORDED = DATA / "recorded"
 PUBLISHED = DATA / "published"
 STATE = ".labkit"
 """The folder beside a learner's notebooks that keeps answers, verdicts and guesses."""
+STATE_VARIABLE = "LABKIT_STATE"
+"""Environment variable: another such folder, for a notebook that is nobody's."""
 
 
 def cache() -> Path:
@@ -29,6 +31,8 @@ def cache() -> Path:
 
 def state() -> Path:
     """Where this learner's answers are: the nearest ``.labkit`` at or above the notebook, else beside it."""
+    if chosen := os.environ.get(STATE_VARIABLE):
+        return Path(chosen)
     here = Path.cwd()
     found = (folder / STATE for folder in (here, *here.parents))
     return next((folder for folder in found if folder.is_dir()), here / STATE)
@@ -36,7 +40,8 @@ def state() -> Path:
 
 def python_path() -> str:
     """PYTHONPATH for a process that must import labkit: this checkout, then what the variable holds now."""
-    return os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join(filter(None, dict.fromkeys([str(CHECKOUT), *given])))
 
 
 @contextmanager

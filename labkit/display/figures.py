@@ -78,7 +78,7 @@ def bars(
     if ticked:
         lines = [
             *lines,
-            "The tick across a bar is the time for copying as many bytes as the call has to move.",
+            "The tick across a bar is a kernel that only copies as many bytes as the layer moves.",
         ]
     if any(bar.low for bar in every):
         pale = "Pale bars are recorded. " if len({bar.live for bar in every}) > 1 else ""
@@ -87,7 +87,7 @@ def bars(
     longest = max((max(bar.value or 0, bar.high or 0, bar.floor or 0) for bar in every), default=0) or 1.0
     axes.set(xlim=(0, 1.17 * longest), ylim=(rows - 0.5, -0.5), xlabel=axis)
     axes.xaxis.set_major_locator(MaxNLocator(6))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: written(x) if x else "0"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: style.duration(x, longest) if x else "0"))
     axes.grid(axis="y", visible=False)
     y, names, said = 0, [], []
     for heading, group in groups.items():

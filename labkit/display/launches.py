@@ -8,15 +8,14 @@ from labkit import gpu
 from labkit.display.style import digits, show
 from labkit.display.table import origin, plain_table
 from labkit.measure import session
+from labkit.measure.results import Measured
 from labkit.measure.session import drawn
 from labkit.profiling import launch_counts, profiles
 from labkit.work import Work
 
 
-def profile(
-    name: str, call: Callable[..., Any], work: Work, dtype: str = "float32", **axes: int
-) -> list[str]:
-    """Show the kernels that a way launches at a size, and return their names.
+def profile(name: str, call: Callable[..., Any], work: Work, dtype: str = "float32", **axes: int) -> Measured:
+    """Show the kernels that a way launches at a size, and return how many they are.
 
     On a GPU torch's profiler sees them; elsewhere they are shown as recorded. Where nothing is recorded the
     operations of PyTorch are counted instead, which have no times.
@@ -47,7 +46,7 @@ def profile(
     page = f"<p><strong>{html.escape(title)}</strong></p>{plain_table([], lines)}"
     page += f"<p><small>{html.escape(where)}</small></p>"
     show(page, "\n".join([title, *(f"{us}  {kernel}" for us, kernel in lines), where]))
-    return [kernel for _, kernel in lines]
+    return Measured(len(lines), "live" if known.live else "recorded", row.device or "no GPU, counted")
 
 
 def shorten(kernel: str) -> str:

@@ -6,6 +6,7 @@ import math
 import re
 import string
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -82,7 +83,8 @@ class Guess:
         )
         self.sealed: float | None = None
         if interactive() and self._file.exists():
-            self.sealed = float(json.loads(self._file.read_text(encoding="utf-8"))["guess"])
+            with suppress(ValueError, KeyError, TypeError):  # a file that somebody has spoilt is no guess
+                self.sealed = float(json.loads(self._file.read_text(encoding="utf-8"))["guess"])
 
     def _said(self, value: float) -> str:
         return digits(value) + ("\N{MULTIPLICATION SIGN}" if self.unit == "x" else f" {self.unit}".rstrip())

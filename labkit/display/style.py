@@ -67,12 +67,11 @@ def pale(colour: str, share: float) -> str:
     return to_hex((red, green, blue))
 
 
-def duration(us: float) -> str:
-    """Microseconds with three digits and the unit that suits them: ``6.7 µs``, ``25.8 ms``."""
-    for scale, unit in ((1e6, "s"), (1e3, "ms"), (1.0, "µs")):
-        if us >= scale * 0.9995:
-            return f"{digits(us / scale)} {unit}"
-    return f"{digits(us * 1e3)} ns"
+def duration(us: float, like: float | None = None) -> str:
+    """Microseconds with three digits, in the unit that suits them, or in ``like``'s: ``6.7 µs``."""
+    units = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"), (1e-3, "ns"))
+    scale, unit = next((each for each in units if (like or us) >= each[0] * 0.9995), units[-1])
+    return f"{digits(us / scale)} {unit}"
 
 
 def digits(value: float) -> str:

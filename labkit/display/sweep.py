@@ -2,6 +2,7 @@
 
 import asyncio
 import html
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -101,6 +102,8 @@ class Sweep(Table):
         better = "lower" if quantity == TIME else "higher"
         span = [point.axes[self.x] for point in self.chosen(choice)]
         lines = origin(rows, live) if rows else ["Nothing was measured here yet, and nothing is recorded."]
+        gaps = [f"{row.way} at {self.x} {row.axes[self.x]}: {row.note}" for row in rows if not row.median_us]
+        lines += [f"Without a time: {'; '.join(gaps)}."] if gaps else []
         if quantity == SPEEDUP and overlay and self.published is not None:
             lines += [f"Published: {'; '.join(self.published['source'].unique())}."]
         return figures.curves(
@@ -137,10 +140,9 @@ class Sweep(Table):
         return self.picture_of(choice, **how)._repr_html_() + numbers_html(self.rows_of(choice)[0])
 
     def _refresh(self) -> None:
-        """Take the live rows for the table's, once every point of a choice has them."""
-        complete = [point for point in self.points if point in self.measured]
-        if complete and len(complete) >= len(self.chosen(self.usual())):
-            self.rows, self.live = [row for point in complete for row in self.measured[point]], True
+        """Take the live rows for the table's, once every point has them."""
+        if all(point in self.measured for point in self.points):
+            self.rows, self.live = [row for point in self.points for row in self.measured[point]], True
 
     # ---- measuring -----------------------------------------------------------------------------------------
 
@@ -152,11 +154,14 @@ class Sweep(Table):
 
     def _ipython_display_(self) -> None:
         if interactive():
-            display(SweepPanel(self).widget)
-        varied = next(
-            (name for name in ("clock", "dtype", *self.choices) if len(self.choices[name]) > 1), "dtype"
-        )
-        page = "".join(self.page(self.usual() | {varied: value}) for value in self.choices[varied])
+            panel = SweepPanel(self)
+            before = self._session.panels.get(self.title)
+            if before is not None:
+                before.running = False
+            self._session.panels[self.title] = panel
+            display(panel.widget)
+        menus = [[(name, value) for value in values] for name, values in self.choices.items()]
+        page = "".join(self.page(dict(choice)) for choice in itertools.product(*menus))
         if self.published is not None:
             page += self.picture_of(self.usual(), SPEEDUP)._repr_html_()
         text = self.picture_of(self.usual()).alt
@@ -225,12 +230,13 @@ class SweepPanel:
 
     def _start(self) -> None:
         if not self.running:
+            self.running = True
             self._task = asyncio.ensure_future(self.measure())
 
     async def measure(self) -> None:
         """Measure the points of the choice one by one, drawing each, until Stop is pressed."""
         points, choice = self.sweep.chosen(self.choice()), self.choice()
-        self.running, self.run.disabled, self.stop.disabled = True, True, False
+        self.run.disabled, self.stop.disabled = True, False
         try:
             for number, point in enumerate(points, start=1):
                 size = in_words(self.sweep.x, point.axes[self.sweep.x])

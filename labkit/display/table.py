@@ -114,8 +114,9 @@ class Table:
         clocks = list(dict.fromkeys(row.clock for row in self.rows))
         if len(clocks) == 1 or max(times, default=1) < WIDEST * min(times, default=1):
             return [self.picture()]
-        parts = [[row for row in self.rows if row.clock == clock] for clock in clocks]
-        return [Table(self.title, part, self.live, self._session).picture() for part in parts]
+        parts = {clock: [row for row in self.rows if row.clock == clock] for clock in clocks}
+        titled = {f"{self.title}, {clock} clock": part for clock, part in parts.items()}
+        return [Table(title, part, self.live, self._session).picture() for title, part in titled.items()]
 
     def picture(self) -> Picture:
         """Bars: those of the ways at one point under a heading that says what is special to it."""
@@ -164,8 +165,9 @@ def origin(rows: Sequence[Row], live: bool) -> list[str]:
         return ["no times"]
     first = timed[0]
     days = sorted({row.date[:10] for row in timed})
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     versions = f"torch {first.torch.partition('+')[0]}, triton {first.triton}"
-    where = f"{'Live' if live else 'Recorded'} on an {short(first.device)}, {days[-1]} ({versions})"
+    where = f"{'Live' if live else 'Recorded'} on an {short(first.device)}, {when} ({versions})"
     same = [(name, {_of(row, name) for row in timed}) for name in (*first.axes, *FIELDS)]
     how = ", ".join(in_words(name, *values) for name, values in same if len(values) == 1 and values != {""})
     found = [f"{where}; {how}." if how else f"{where}."]
@@ -246,19 +248,22 @@ def measured(name: str, function: Callable[[], Any]) -> Any:
     """A number of the lesson's own: what ``function()`` returns on a GPU; elsewhere, what it returned there.
 
     ``function`` is one of a cell tagged ``way`` or ``kernel``, without arguments. A number knows where it was
-    measured, and is missing where nothing is recorded. A table (rows by name, each with columns by name) is
-    shown, and returned; it is None where nothing is recorded.
+    measured. A table (rows by name, each with columns by name) is shown, and returned. Where nothing is
+    recorded the result is a number that is missing.
     """
     known = session.current()
     row = known.number(name, function)
-    if isinstance(row.value, int | float):
+    if row.value is None:
+        show(
+            "<p><em>Nothing was measured here, and nothing is recorded.</em></p>",
+            f"{name}: nothing is recorded.",
+        )
+        return MISSING
+    if not isinstance(row.value, dict):
         return Measured(float(row.value), "live" if known.live else "recorded", row.device)
-    where = (
-        "\n".join(origin([row], known.live)) if row.device else "Nothing was measured here or is recorded."
-    )
-    lines = row.value if isinstance(row.value, dict) else {}
-    heads = list(next(iter(lines.values()), {}))
-    texts = [[way, *(style.digits(each[head]) for head in heads)] for way, each in lines.items()]
+    where = "\n".join(origin([row], known.live))
+    heads = list(next(iter(row.value.values()), {}))
+    texts = [[way, *(style.digits(each[head]) for head in heads)] for way, each in row.value.items()]
     page = f"<p><strong>{html.escape(name)}</strong></p>{plain_table(['', *heads], texts)}"
     text = "\n".join([name, *map("  ".join, texts), where])
     show(f"{page}<p><small>{html.escape(where)}</small></p>", text)

@@ -207,9 +207,10 @@ class ExerciseSession:
         wrong_answer = [source_digest(cell), finding.mistake]
         if finding.status == "right":
             record.wrong.clear()
-        elif finding.status in ("wrong", "error") and wrong_answer not in record.wrong:
+            record.hints = 0
+        elif cell and finding.status in ("wrong", "error") and wrong_answer not in record.wrong:
             record.wrong.append(wrong_answer)
-        unlocked = max(1, sum(mistake == finding.mistake for _, mistake in record.wrong))
+        unlocked = max(1, sum(mistake == finding.mistake for _, mistake in record.wrong)) + record.hints
         offered = len({each for each, _ in record.wrong}) >= OFFERED_AFTER and finding.status != "right"
         hints, left = finding.hints[:unlocked], len(finding.hints[unlocked:])
         solution = self._solutions[exercise.name] if offered else ""

@@ -22,6 +22,8 @@ class ExerciseRecord:
     wrong: list[list[str]] = field(default_factory=list)
     """Of each, the digest and the name of its mistake."""
     when: str = ""
+    hints: int = 0
+    """How many were asked for since it was right."""
 
 
 def folder(lesson: str, state: Path | None = None) -> Path:

@@ -4,6 +4,7 @@
 ``raced = tasks.check("affine", affine)``.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +15,15 @@ from labkit import gpu, interpreter, paths
 from labkit.display.style import interactive, show
 from labkit.display.table import Table, plain_table
 from labkit.exercises import judge, progress, race
-from labkit.exercises.engine import Exercise, RaceSpec
+from labkit.exercises.engine import Exercise, Finding, RaceSpec
 from labkit.exercises.lesson import ExerciseSession, show_verdict
 from labkit.lessons import notebooks
 from labkit.measure import session
 from labkit.measure.session import Point, Way
 from labkit.profiling import launch_counts
+
+MOST_PROGRAMS = 4000
+"""Of a launch that is counted: an interpreted program takes half a millisecond."""
 
 
 def lesson(name: str) -> "Tasks":
@@ -52,12 +56,14 @@ class Tasks(ExerciseSession):
             return None
         if name in self._right and not gpu.available():
             count(exercise, self._right[name][0])
-        if name in self._right and (problem := self._problem_at_size(name)):
-            del self._right[name]
-            show(*problem)
+        if name in self._right and (
+            problem := race.problem_at_size(self._lesson, exercise, self._right[name][1])
+        ):
+            self._take_back(name, problem)
+        if name not in self._right and interactive():  # nothing is measured for an answer that is not right
+            return self._race(name, measured=False)
         table = self._race(name)
-        if name in self._right or not interactive():
-            display(table)
+        display(table)
         return table
 
     def way(self, name: str) -> dict[str, Callable[..., Any]]:
@@ -72,39 +78,40 @@ class Tasks(ExerciseSession):
         return {"your kernel" if mine else "the solution": as_layer(call)}
 
     def hint(self, name: str) -> None:
-        """Show one hint more for the mistake of the last answer."""
-        self._exercise(name)
-        records = progress.read(self._lesson)
-        record = records.get(name)
-        if record is None or not record.wrong:
-            show("<p>There is no wrong answer yet to give a hint for.</p>", "There is no wrong answer yet.")
+        """Show one hint more for the mistake of this session's last answer."""
+        exercise, finding = self._exercise(name), self._findings.get(name)
+        if finding is None or not finding.hints:
+            said = "There is no hint: hints are for the mistake of the last answer that was run here."
+            show(f"<p>{said}</p>", said)
             return
-        _, mistake = record.wrong[-1]
-        record.wrong.append([f"hint {len(record.wrong)}", mistake])
+        records = progress.read(self._lesson)
+        record = records.setdefault(name, progress.ExerciseRecord())
+        record.hints += 1
         progress.write(self._lesson, records)
-        finding = self._findings.get(name)
-        if finding is not None:
-            show_verdict(self._verdict(self._exercise(name), finding, "", record))
+        show_verdict(self._verdict(exercise, finding, "", record))
 
     def progress(self) -> None:
         """Show the tasks of all lessons: open, tried or solved, and how many tries there were."""
         lessons = [path for path in notebooks.find() if path.parent == paths.NOTEBOOKS]
+        if not interactive():  # what is saved in a notebook is about this lesson, and nobody's own
+            lessons = [notebooks.resolve(self._lesson)]
         table = progress.table(lessons)
         show(plain_table(list(table), table.to_numpy().tolist()), table.to_string(index=False))
 
     def _solution(self, name: str) -> Any:
         return getattr(judge.solutions(self._lesson), self._exercise(name).answer)
 
-    def _problem_at_size(self, name: str) -> tuple[str, str] | None:
-        """On a GPU: what is wrong with the learner's kernel at the race's sizes, as page and text."""
-        exercise, (_, file) = self._exercise(name), self._right[name]
-        finding = race.problem_at_size(self._lesson, exercise, file)
-        if finding is None:
-            return None
-        bundle = self._verdict(exercise, finding, "", progress.ExerciseRecord()).mimebundle()
-        return bundle["text/html"], bundle["text/plain"]
+    def _take_back(self, name: str, problem: Finding) -> None:
+        """A kernel that was right in the interpreter, and is not at the race's sizes on this GPU."""
+        exercise, _ = self._exercise(name), self._right.pop(name)
+        self._findings[name] = problem
+        records = progress.read(self._lesson)
+        verdict = self._verdict(exercise, problem, "", records.setdefault(name, progress.ExerciseRecord()))
+        records[name].status = verdict.status
+        progress.write(self._lesson, records)
+        show_verdict(verdict)
 
-    def _race(self, name: str) -> Table:
+    def _race(self, name: str, measured: bool = True) -> Table:
         exercise, known = self._exercise(name), session.current()
         spec = race.race_of(exercise)
         calls = {**compiled(spec), **self.way(name)}
@@ -116,8 +123,8 @@ class Tasks(ExerciseSession):
             for size in race.sizes_of(spec)
             for clock in spec.clocks
         ]
-        rows = [row for point in points for row in known.measure(point)]
-        return Table(title, rows, known.live, known)
+        rows = [row for point in points for row in (known.measure if measured else known.find)(point)]
+        return Table(title, rows, known.live and measured, known)
 
 
 def compiled(spec: RaceSpec) -> dict[str, Callable[..., Any]]:
@@ -140,14 +147,20 @@ def count(exercise: Exercise, answer: Callable[..., Any]) -> None:
         if name in ("torch.compile", "labkit"):  # the one is not compiled here, the other is launched alike
             continue
         given = [each.to(dtype) for each in spec.work.inputs(size)]
-        with torch.no_grad():
-            lines.append((name, *map("{:,}".format, moved(call, given))))
+        try:
+            with torch.no_grad():
+                lines.append((name, *map("{:,}".format, moved(call, given))))
+        except _TooManyProgramsError:
+            lines.append((name, "1", "more programs than are counted here", "", ""))
     read = sum(each.nbytes for each in given)
     written = spec.work.reference(*given).nbytes
     lines.append(("each number once", "1", f"{read:,}", f"{written:,}", f"{read + written:,}"))
     heads = ["", "launches", "bytes read", "bytes written", "in all"]
     where = ", ".join(f"{axis} {count}" for axis, count in size.items())
-    said = f"Counted here, in the interpreter: {where}, {spec.dtype}. What a launch reads twice counts once."
+    said = (
+        f"Counted here, in the interpreter: {where}, {spec.dtype}. "
+        "A number counts once for each launch that reads it."
+    )
     text = "\n".join("  ".join(line) for line in (heads, *lines))
     show(f"{plain_table(heads, lines)}<p><small>{said}</small></p>", f"{text}\n{said}")
 
@@ -162,12 +175,20 @@ def moved(call: Callable[..., Any], given: list[torch.Tensor]) -> tuple[int, int
     return len(made), read, written, read + written
 
 
+class _TooManyProgramsError(Exception):
+    """So many that an interpreter would take long."""
+
+
 class _Addresses(interpreter.Observer):
     """The distinct addresses that interpreted kernels load and store, with how many bytes lie at each."""
 
     def __init__(self) -> None:
         self.loads: dict[int, set[int]] = {}
         self.stores: dict[int, set[int]] = {}
+
+    def grid(self, *sizes: int) -> None:
+        if math.prod(sizes) > MOST_PROGRAMS:
+            raise _TooManyProgramsError
 
     def load(self, addresses: Any, size: int, unfilled: bool) -> None:
         self.loads.setdefault(size, set()).update(addresses.tolist())

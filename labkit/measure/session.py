@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,8 @@ from labkit.work import Shape, Work
 
 ALLOWED = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1.6e-2}
 """Largest relative error, by norms: TF32 is off by 3e-4, so it is no float32."""
-CHECKED_ROWS = 64
-"""So many of the first and of the last rows are compared with float64."""
+CHECKED_ROWS = 4096
+"""So many rows at a time are compared with float64."""
 OPTIONS = "LABKIT_SESSION"
 """Environment variable, JSON: ``record``, the tape that `labkit record` has its notebook write; ``device``,
 whose tapes are shown, if it is not `tape.SHOWN`."""
@@ -82,6 +81,8 @@ class Session:
         self.lesson, self.live = lesson, gpu.available()
         self.styles: dict[str, Any] = {}
         """How each way of the lesson is drawn, from its first figure on."""
+        self.panels: dict[str, Any] = {}
+        """The panel of each sweep that was shown last: a cell that is run again stops what it started."""
         self.tape: Path | None = Path(options["record"]) if options.get("record") and lesson else None
         tapes = tape.tapes(notebooks.key_of(lesson)) if lesson else {}
         shown = tapes.get(options.get("device", ""), next(iter(tapes.values()), None))
@@ -109,7 +110,7 @@ class Session:
     def _kept(self, row: Row) -> Row | None:
         """The same measurement of the same code on the same device and versions, made before."""
         known, here = self.known.get(row.key), machine.identity()
-        if known is None or known.stamp != row.stamp:
+        if known is None or known.stamp != row.stamp or known.median_us is known.value is None:
             return None
         same = (known.device, known.driver, known.torch, known.triton)
         return known if same == (here.device, here.driver, here.torch, here.triton) else None
@@ -132,13 +133,11 @@ class Session:
         if not self.live:
             return self.find(point)
         empty = {way: self._stamped(point.row(way.name), way.call, way.work.name) for way in point.ways}
-        kept = {way: self._kept(row) if self.tape else None for way, row in empty.items()}
-        todo = [way for way in point.ways if kept[way] is None]
-        made: dict[str, Row] = {}
-        if todo:
-            with gpu_lock(), gpu.full_float32():
-                made = {row.way: row for row in self._measure(point, {way: empty[way] for way in todo})}
-        return [self._keep(kept[way] or made[way.name]) for way in point.ways]
+        kept = [self._kept(row) if self.tape else None for row in empty.values()]
+        if all(kept):
+            return [self._keep(row) for row in kept if row]
+        with gpu_lock(), gpu.full_float32():  # all of them, as they are compared: not one beside old times
+            return [self._keep(row) for row in self._measure(point, empty)]
 
     def _measure(self, point: Point, rows: Mapping[Way, Row]) -> list[Row]:
         if any(hasattr(way.call, "_torchdynamo_orig_callable") for way in rows):
@@ -162,24 +161,24 @@ class Session:
                 notes[way.name] = clocks.describe(problem)
         needed = {way: way.work.min_bytes(point.axes, dtype.itemsize, point.direction) for way in rows}
         sizes = {needed[way] for way in rows if way.name in calls and point.clock != "host"}
-        copies = {f"copy {size}": roofline.copy_calls(size)["Tensor.copy_"] for size in sizes}
+        copies = {
+            f"{name} {size}": call for size in sizes for name, call in roofline.copy_calls(size).items()
+        }
         timings = clocks.measure(calls | copies, clock=point.clock, cache=point.cache)
         torch.cuda.empty_cache()
         where = where_and_when()
-        return [
-            replace(
-                row,
-                note=notes.get(way.name, ""),
-                **_columns(timings, way.name, f"copy {needed[way]}"),
-                **where,
-            )
-            for way, row in rows.items()
-        ]
+        made = []
+        for way, row in rows.items():
+            columns = {"note": notes.get(way.name, ""), **_columns(timings, way.name, point.clock)}
+            if copy_us := _copy_us(timings, needed[way]):
+                columns["copy_us"] = copy_us
+            made.append(replace(row, **columns, **where))
+        return made
 
     def number(
         self, name: str, function: Callable[[], Any], source: Callable[..., Any] | None = None, work: str = ""
     ) -> Row:
-        """What a function returns: called on a GPU, from the tape elsewhere; None where there is neither.
+        """The row of what a function returns: called on a GPU, from the tape elsewhere, without a value else.
 
         ``source`` is the lesson's function that it measures, itself if left out, and ``work`` what that does.
         """
@@ -188,35 +187,33 @@ class Session:
             return self.recorded.get(row.key, row)
         if self.tape and (kept := self._kept(row)):
             return self._keep(kept)
-        with gpu_lock():
+        with gpu_lock(), gpu.full_float32():
             value = function()
         return self._keep(replace(row, value=value, **where_and_when()))
 
 
-def _columns(timings: Mapping[str, Any], way: str, copy: str) -> dict[str, Any]:
-    """The columns of a row that say how long it took, and a copy of the same bytes."""
-    timing, beside = timings.get(way), timings.get(copy)
+def _columns(timings: Mapping[str, Any], way: str, clock: str) -> dict[str, Any]:
+    """The columns of a row that say how long it took, or why it has no time by this clock."""
+    timing = timings.get(way)
     if timing is None:
         return {}
-    if isinstance(timing, clocks.NotTimed):
+    if isinstance(timing, clocks.NotTimed) or timing.clock != clock:  # a graph could not hold the call
         return {"note": timing.note}
-    found = {
-        "median_us": timing.median_us,
-        "p20_us": timing.p20_us,
-        "p80_us": timing.p80_us,
-        "noise": timing.noise,
-    }
-    if timing.note:
-        found["note"] = timing.note
-    if isinstance(beside, clocks.Timing):
-        found["copy_us"] = beside.median_us
-    return {name: round(value, 4) if isinstance(value, float) else value for name, value in found.items()}
+    found = {"median_us": timing.median_us, "p20_us": timing.p20_us, "p80_us": timing.p80_us}
+    return {name: round(value, 4) for name, value in found.items()} | {"noise": timing.noise}
+
+
+def _copy_us(timings: Mapping[str, Any], size: int) -> float | None:
+    """Microseconds of the faster copy of ``size`` bytes; the copies are of whole pages, a little more."""
+    found = [timings.get(f"{name} {size}") for name in roofline.COPIES]
+    took = [timing.median_us for timing in found if isinstance(timing, clocks.Timing)]
+    return round(min(took) * size / roofline.copied_bytes(size), 4) if took else None
 
 
 def where_and_when() -> dict[str, Any]:
     """The columns of a row that say on which device and with which versions it was measured, and when."""
     found = machine.row_columns()
-    return {name: found[name] for name in ("device", "torch", "triton", "date")} | {
+    return {name: found[name] for name in ("device", "card", "torch", "triton", "date")} | {
         "driver": machine.identity().driver
     }
 
@@ -233,29 +230,42 @@ def drawn(work: Work, axes: Shape, dtype: torch.dtype, direction: str) -> tuple[
 def what_is_wrong(way: Way, inputs: Sequence[Tensor], direction: str, allowed: float) -> str:
     """What is wrong with a way's result, in a sentence; "" if it is right.
 
-    Some of the first and last rows are compared with float64, and the gradients for an upstream gradient of
-    twice the output in these rows and zero elsewhere.
+    The output is compared with float64 in all rows, some at a time. The gradients are compared for an
+    upstream gradient of twice the output in some of the first and last rows, and zero elsewhere.
     """
-    batch = len(inputs[way.work.batched[0]])
-    rows = torch.tensor(
-        sorted({*range(min(CHECKED_ROWS, batch)), *range(max(0, batch - CHECKED_ROWS), batch)})
-    )
-    rows = rows.to(inputs[0].device)
-    exact = [each.detach()[rows] if i in way.work.batched else each.detach() for i, each in enumerate(inputs)]
-    exact = [each.double().requires_grad_(direction == "backward") for each in exact]
-    with nullcontext() if direction == "backward" else torch.no_grad():
-        got, want = way.call(*inputs), way.work.reference(*exact)
-        pairs = [(got[rows], want)]
+    work = way.work
+    batch = len(inputs[work.batched[0]])
+
+    def exact(rows: Tensor | slice) -> list[Tensor]:
+        """The inputs in float64, of those that have rows these rows."""
+        given = [each.detach()[rows] if i in work.batched else each.detach() for i, each in enumerate(inputs)]
+        return [each.double().requires_grad_(direction == "backward") for each in given]
+
+    with torch.set_grad_enabled(direction == "backward"):
+        got = way.call(*inputs)
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for first in range(0, batch, CHECKED_ROWS):
+            rows = slice(first, first + CHECKED_ROWS)
+            with torch.no_grad():
+                pairs.append((got[rows], work.reference(*exact(rows))))
         if direction == "backward":
-            upstream = torch.zeros_like(got).index_copy(0, rows, 2 * got.detach()[rows])
+            few = sorted({*range(min(64, batch)), *range(max(0, batch - 64), batch)})
+            some = torch.tensor(few, device=got.device)
+            leaves = exact(some)
+            upstream = torch.zeros_like(got).index_copy(0, some, 2 * got.detach()[some])
             gradients = torch.autograd.grad(got, inputs, upstream, retain_graph=True)
-            wanted = torch.autograd.grad(want, exact, upstream[rows].double())
-            chosen = [g[rows] if i in way.work.batched else g for i, g in enumerate(gradients)]
+            wanted = torch.autograd.grad(work.reference(*leaves), leaves, upstream[some].double())
+            chosen = [g[some] if i in work.batched else g for i, g in enumerate(gradients)]
             pairs += zip(chosen, wanted, strict=True)
-    error = max(
-        (relative_error(mine.detach(), right.detach()) for mine, right in pairs), key=lambda e: (e != e, e)
-    )
-    return "" if error <= allowed else f"wrong result: relative error {error:.1e}"
+    if len(got) != batch or got.dtype != inputs[0].dtype:
+        return f"wrong result: {tuple(got.shape)} of {got.dtype}"
+    for mine, right in pairs:
+        if mine.shape != right.shape:
+            return f"wrong result: a shape of {tuple(mine.shape)}, not {tuple(right.shape)}"
+        error = relative_error(mine.detach(), right.detach())
+        if not error <= allowed:  # or NaN
+            return f"wrong result: a relative error of {error:.1e}"
+    return ""
 
 
 _current: list[Session] = []

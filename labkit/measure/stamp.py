@@ -8,6 +8,7 @@ nor the formatting counts. Of the cells those definitions count that the measure
 
 import ast
 import hashlib
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,46 +16,61 @@ from typing import Any
 from labkit import paths
 from labkit.lessons import notebooks
 
-TAGS = {"kernel", "way"}
-"""Of the cells that define what may be measured."""
+MEASURED = {"kernel", "way"}
+"""Tags of the cells that define what may be measured."""
+REACHED = {"setup", *MEASURED}
+"""Tags of the cells whose definitions count where they are reached from there."""
 KERNELS, WORK = paths.PACKAGE / "kernels", paths.PACKAGE / "work"
-CLOCK = paths.PACKAGE / "measure" / "clocks.py"
+CLOCK = (paths.PACKAGE / "measure" / "clocks.py", paths.PACKAGE / "measure" / "cold_cache.py")
+Definitions = dict[str, list[ast.stmt]]
+"""By name the statements that define it, each import and each redefinition too."""
 
 
 def stamp_of(lesson: Path, uses: Iterable[str]) -> str:
-    """12 hex digits for what a row names in ``uses``, which are others once a name is not there any more."""
-    cells, solutions = definitions(lesson), solution_definitions(lesson)
-    trees: list[str] = [dump(_parsed(CLOCK))]
+    """12 hex digits for what a row names in ``uses``. What is not there any more counts for nothing."""
+    known = definitions(lesson, REACHED)
+    trees = [dump(_parsed(file)) for file in CLOCK]
     for use in sorted(uses):
         kind, _, name = use.rpartition(" ")
-        if kind == "work" and (WORK / f"{name}.py").exists():
-            trees += [dump(_parsed(WORK / f"{name}.py"))]
+        if kind == "work" and (file := WORK / f"{name}.py").exists():
+            trees += [dump(_parsed(file))]
         elif kind == "labkit.kernels":
             trees += [dump(_parsed(file)) for file in kernel_files([name])]
         elif kind in ("cell", "solution"):
-            reached = reach(name, {**cells, **solutions.get(name, {})} if kind == "solution" else cells)
-            named = {n for tree in reached for n in imported_kernels(tree)}
+            solutions = solution_definitions(lesson) if kind == "solution" else {}
+            reached = reach(name, {**known, **solutions})
+            named = {each for tree in reached for each in imported_kernels(tree)}
             trees += [*map(dump, reached), *(dump(_parsed(file)) for file in kernel_files(named))]
     return hashlib.sha256("\n".join(trees).encode()).hexdigest()[:12]
 
 
-def uses_of(lesson: Path, way: str, function: Callable[..., Any], work: str = "") -> tuple[str, ...]:
-    """Where a measured function is defined, as a row names it.
+def uses_of(
+    lesson: Path,
+    way: str,
+    function: Callable[..., Any],
+    work: str = "",
+    notebook: Mapping[str, Any] | None = None,
+) -> tuple[str, ...]:
+    """Where a measured function is defined, as a row names it. ``notebook`` has the notebook's variables.
 
-    ValueError, which names the way, for a function that is neither the lesson's, nor a solution, nor
-    labkit's, nor PyTorch's: what an edit of it would change could not be told.
+    ValueError, which names the way, for a function that is neither one of a cell tagged ``kernel`` or
+    ``way``, nor a solution, nor labkit's, nor PyTorch's: what an edit of it would change could not be told.
     """
-    function = getattr(function, "_torchdynamo_orig_callable", function)  # inside torch.compile
-    name, module = getattr(function, "__name__", ""), str(getattr(function, "__module__", ""))
     known = [f"work {work}"] if work else []
-    if module.startswith(("torch", "triton", "labkit.work")) or module in ("_operator", "builtins"):
-        return tuple(known)  # the versions are in the row
+    here = vars(sys.modules["__main__"]) if notebook is None else notebook
+    for name in definitions(lesson, MEASURED):
+        if here.get(name) is function:  # also one that torch.compile made, with its options
+            return (f"cell {name}", *known)
+    function = getattr(function, "_torchdynamo_orig_callable", function)
+    name, module = getattr(function, "__name__", ""), str(getattr(function, "__module__", ""))
+    owner = str(getattr(getattr(function, "__self__", None), "__module__", None) or "torch")
     if module.startswith("labkit.kernels"):
         return (f"labkit.kernels {name}", *known)
     if module.startswith("labkit_solutions"):
         return (f"solution {name}", *known)
-    if name in definitions(lesson):
-        return (f"cell {name}", *known)
+    vendors = ("torch", "triton", "labkit.work", "_operator", "builtins")
+    if module.startswith(vendors) and owner.startswith(vendors):
+        return tuple(known)  # the versions are in the row
     raise ValueError(
         f"way {way!r}: {name or function!r} has to be a function of a cell tagged kernel or way, of "
         "labkit.kernels or of PyTorch"
@@ -64,53 +80,53 @@ def uses_of(lesson: Path, way: str, function: Callable[..., Any], work: str = ""
 # ---- cells and solutions -----------------------------------------------------------------------------------
 
 
-def definitions(lesson: Path) -> dict[str, ast.stmt]:
-    """What the lesson's cells tagged ``kernel`` or ``way`` define at their top level, by name."""
+def definitions(lesson: Path, tags: set[str]) -> Definitions:
+    """What the lesson's cells with one of these tags define at their top level."""
     cells = notebooks.code_cells(notebooks.read_json(lesson))
-    return _defined(cell["source"] for _, cell in cells if TAGS & set(notebooks.tags(cell)))
+    return _defined(cell["source"] for _, cell in cells if tags & set(notebooks.tags(cell)))
 
 
-def solution_definitions(lesson: Path) -> dict[str, dict[str, ast.stmt]]:
-    """What each solution defines, by the name of the function that it hands in, then by name."""
+def solution_definitions(lesson: Path) -> Definitions:
+    """What the solutions of the lesson's tasks define."""
     if not notebooks.solutions_file(lesson).exists():
         return {}
-    found = (_defined([source]) for source in notebooks.solution_cells(lesson).values())
-    return {list(made)[-1]: made for made in found if made}
+    return _defined(notebooks.solution_cells(lesson).values())
 
 
-def _defined(sources: Iterable[str]) -> dict[str, ast.stmt]:
-    found: dict[str, ast.stmt] = {}
+def _defined(sources: Iterable[str]) -> Definitions:
+    found: Definitions = {}
     for source in sources:
         for statement in ast.parse(source).body:
+            names: list[str] = []
             if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-                found[statement.name] = statement
-            elif isinstance(statement, ast.Assign | ast.AnnAssign):
+                names = [statement.name]
+            elif isinstance(statement, ast.Import | ast.ImportFrom):
+                names = [alias.asname or alias.name.partition(".")[0] for alias in statement.names]
+            elif isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
                 targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-                found |= {
-                    name.id: statement
-                    for each in targets
-                    for name in ast.walk(each)
-                    if isinstance(name, ast.Name)
-                }
+                names = [node.id for each in targets for node in ast.walk(each) if isinstance(node, ast.Name)]
+            for name in names:
+                found.setdefault(name, []).append(statement)
     return found
 
 
-def reach(name: str, known: Mapping[str, ast.stmt]) -> list[ast.stmt]:
-    """The definition of a name and those that it uses, in the order of their names."""
-    found: dict[str, ast.stmt] = {}
+def reach(name: str, known: Definitions) -> list[ast.stmt]:
+    """The statements that define a name and those that it uses, in the order of their names."""
+    found: Definitions = {}
     waiting = [name]
     while waiting:
         one = waiting.pop()
         if one in known and one not in found:
             found[one] = known[one]
-            waiting += [node.id for node in ast.walk(known[one]) if isinstance(node, ast.Name)]
-    return [found[each] for each in sorted(found)]
+            waiting += [n.id for tree in known[one] for n in ast.walk(tree) if isinstance(n, ast.Name)]
+    return [statement for each in sorted(found) for statement in found[each]]
 
 
 def imported_kernels(tree: ast.AST) -> set[str]:
-    """The names of ``labkit.kernels`` that code uses as ``kernels.affine`` or ``lab.kernels.affine``."""
+    """The names of ``labkit.kernels`` that code imports, or uses as ``lab.kernels.affine``."""
+    found = {alias.name for _, alias in _imported(tree)}
     chains = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    return {chain.split("kernels.", 1)[1].split(".")[0] for chain in chains if "kernels." in chain}
+    return found | {chain.split("kernels.", 1)[1].split(".")[0] for chain in chains if "kernels." in chain}
 
 
 # ---- labkit's own files ------------------------------------------------------------------------------------
@@ -131,9 +147,14 @@ def kernel_files(names: Iterable[str]) -> list[Path]:
 
 
 def _imports(file: Path) -> list[tuple[str, ast.alias]]:
-    """What a file imports from ``labkit.kernels``: of each name its module there ("" for a module itself)."""
+    """What a file imports from ``labkit.kernels``."""
+    return _imported(_parsed(file))
+
+
+def _imported(tree: ast.AST) -> list[tuple[str, ast.alias]]:
+    """What code imports from ``labkit.kernels``: of each name its module there ("" for a module itself)."""
     found = []
-    for node in ast.walk(_parsed(file)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("labkit.kernels"):
             module = (node.module or "").removeprefix("labkit.kernels").removeprefix(".")
             found += [(module, alias) for alias in node.names]
@@ -147,11 +168,14 @@ def _parsed(file: Path) -> ast.Module:
 def dump(node: Any) -> str:
     """A syntax tree as text, without docstrings, places and empty fields: the same with each Python."""
     if isinstance(node, list):
-        return f"[{', '.join(map(dump, node))}]"
+        texts = [each for each in node if not (isinstance(each, ast.Expr) and _is_text(each.value))]
+        return f"[{', '.join(map(dump, texts))}]"
     if not isinstance(node, ast.AST):
         return repr(node)
     fields = {name: value for name, value in ast.iter_fields(node) if value not in (None, [])}
-    if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef):
-        docstring = ast.get_docstring(node) is not None
-        fields["body"] = node.body[docstring:]
     return f"{type(node).__name__}({', '.join(f'{name}={dump(value)}' for name, value in fields.items())})"
+
+
+def _is_text(node: ast.AST) -> bool:
+    """Whether an expression that stands alone is a text, and so documents something."""
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)

@@ -48,6 +48,8 @@ class Row:
     stamp: str = ""
     """The hash of that (`labkit.measure.stamp`)."""
     device: str = ""
+    card: str = ""
+    """Which of the GPUs of its kind (gpu.card)."""
     driver: str = ""
     torch: str = ""
     triton: str = ""

@@ -231,7 +231,8 @@ def render_command(names: tuple[str, ...]) -> None:
 
     failed = False
     for path in [path for path in _chosen(names) if path in record.recorded_lessons()]:
-        result = record.render(path)
+        with value_errors_as_messages():
+            result = record.render(path)
         say(f"{result.lesson}: rendered in {result.seconds:.0f} s")
         if result.failure:
             failed = True

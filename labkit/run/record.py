@@ -42,7 +42,8 @@ def record(path: Path) -> execute.Result:
         result = _executed({"record": str(unfinished)}, path, unfinished.with_suffix(".ipynb"))
         if result.passed:
             measured = {row.key: row for row in tape.read(unfinished)}
-            tape.write(paths.RECORDED / slug / f"{key}.jsonl", measured.values())
+            if measured:
+                tape.write(paths.RECORDED / slug / f"{key}.jsonl", measured.values())
             before.unlink()
             unfinished.unlink(missing_ok=True)
     return result
@@ -79,7 +80,11 @@ def rendered(path: Path, device: str = "") -> tuple[NotebookNode, execute.Result
     """
     notebook = notebooks.read(path)
     with tempfile.TemporaryDirectory() as folder:
-        result = _executed({"device": device}, path, Path(folder) / path.name)
+        os.environ[paths.STATE_VARIABLE] = str(Path(folder) / paths.STATE)  # nobody's answers are shown
+        try:
+            result = _executed({"device": device}, path, Path(folder) / path.name)
+        finally:
+            del os.environ[paths.STATE_VARIABLE]
         made = notebooks.read(Path(folder) / path.name)
     if result.failure:
         return notebook, result
@@ -106,7 +111,10 @@ def _joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
 
 def render(path: Path) -> execute.Result:
     """Save what a lesson shows without a GPU as its notebook's outputs; one that fails stays as it was."""
+    before = path.read_text(encoding="utf-8")
     notebook, result = rendered(path)
+    if path.read_text(encoding="utf-8") != before:
+        raise ValueError(f"{path.stem} was edited while it was rendered: render it again")
     if result.passed:
         paths.write_text(path, writes(notebook).rstrip("\n") + "\n")
     return result

@@ -9,6 +9,7 @@ from labkit.exercises.properties import (
     POINTWISE,
     READ_ONCE,
     column_mistakes,
+    vectors_at,
 )
 from labkit.work.affine import reference as layer
 
@@ -69,6 +70,11 @@ mask = Exercise(
             "A mask has true or false for each place in `at`: make it with a comparison.",
             gives=doubled_where(lambda at, count, block: at >= 0),
         ),
+        "reversed": Mistake(
+            "Where the mask is True, something is loaded and stored. For which places is yours True?",
+            "For those of the tensor it has to be: turn the comparison round.",
+            gives=doubled_where(lambda at, count, block: at >= count),
+        ),
         "off-by-one": Mistake(
             "Python counts from 0. What is the number of the last element of a tensor of 10?",
             "It is 9. Place 10, equal to `count`, is already outside.",
@@ -122,6 +128,11 @@ affine = Exercise(
     ),
     mistakes={
         **column_mistakes(layer),
+        "rows-for-width": Mistake(
+            "Rows lie one behind the other. How long is one of them: which entry of x.shape says so?",
+            "The last one. x.shape[0] is how many rows there are.",
+            gives=vectors_at(layer, lambda at, width: at % (len(at) // width)),
+        ),
         "no-bias": Mistake(
             "Subtract your result from the right one for two rows: what is missing, in both of them alike?",
             "Load b as you load w, and add it.",

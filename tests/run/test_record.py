@@ -99,7 +99,9 @@ def test_rows_land_on_the_tape_with_what_they_use_and_only_changed_code_is_measu
     assert stage.labkit("record", "01").exit_code == 0 and stage.noted() == [] and len(recorded()) == 7
     edit(toy, "return scaled(x, w) + b", "return b + scaled(x, w)")
     assert stage.labkit("record").exit_code == 0
-    assert set(stage.noted()) == {"fused4", "fused8", "fused16"} and len(recorded()) == 7
+    # Ways are compared at one point, so a point with one stale way is measured again as a whole.
+    assert set(stage.noted()) == {f"{way}{width}" for way in ("fused", "eager") for width in (4, 8, 16)}
+    assert len(recorded()) == 7
     edit(toy, "width=[4, 8, 16]", "width=[8, 32]")
     assert stage.labkit("record").exit_code == 0
     assert set(stage.noted()) == {"fused32", "eager32"} and len(recorded()) == 5, "what is not asked for goes"
@@ -180,8 +182,8 @@ def course(clone, monkeypatch):
     for name, original in (("KERNELS", stamp.KERNELS), ("WORK", stamp.WORK)):
         shutil.copytree(original, clone / name)
         monkeypatch.setattr(stamp, name, clone / name)
-    shutil.copy(stamp.CLOCK, clone / "clocks.py")
-    monkeypatch.setattr(stamp, "CLOCK", clone / "clocks.py")
+    shutil.copy(stamp.CLOCK[0], clone / "clocks.py")
+    monkeypatch.setattr(stamp, "CLOCK", (clone / "clocks.py",))
     path = stage.lesson(clone, *LESSON)
     notebook = json.loads(path.read_text())
     notebook["cells"][0]["source"] = "# 1. A toy\n\nProse."
