@@ -83,7 +83,7 @@ def bars(
     if any(bar.low for bar in every):
         pale = "Pale bars are recorded. " if len({bar.live for bar in every}) > 1 else ""
         lines = [*lines, f"{pale}Whiskers reach from the 20th to the 80th percentile."]
-    figure, axes, _ = _figure(title, 0.75 + BAR * rows, lines)
+    figure, axes, _ = _figure(title, 0.75 + BAR * rows, lines, right=0.96)
     longest = max((max(bar.value or 0, bar.high or 0, bar.floor or 0) for bar in every), default=0) or 1.0
     axes.set(xlim=(0, 1.17 * longest), ylim=(rows - 0.5, -0.5), xlabel=axis)
     axes.xaxis.set_major_locator(MaxNLocator(6))
@@ -176,11 +176,11 @@ def curves(title: str, panel: Panel, lines: Sequence[str]) -> Picture:
         axes.fill_between(at, low, high, color=curve.look.colour, alpha=0.15, linewidth=0)
         axes.plot(at, value, **look)
         label = f"{curve.name} ({curve.kind})" if len(kinds) > 1 and curve.kind != "live" else curve.name
-        handles.append(Line2D([], [], label="\n".join(wrap(label, 24)), **look))
+        handles.append(Line2D([], [], label="\n".join(wrap(label, 20)), **look))
     for number, (name, points) in enumerate(panel.floors.items()):
         thin: dict[str, Any] = dict(color=INK, linewidth=1.0, linestyle=("-", ":", "--", "-.")[number % 4])
         axes.plot(*zip(*points, strict=True), **thin)
-        handles.append(Line2D([], [], label="\n".join(wrap(name, 24)), **thin))
+        handles.append(Line2D([], [], label="\n".join(wrap(name, 20)), **thin))
     figure.legend(
         handles=handles,
         loc="upper left",

@@ -94,9 +94,10 @@ class Sweep(Table):
                 name: [(size, line(size, dtype)) for size in span] for name, line in self.floors.items()
             }
         else:
-            floors["as fast as " + self.over] = [
-                (x, 1.0) for x in sorted({p.axes[self.x] for p in self.points})
-            ]
+            sizes = {float(p.axes[self.x]) for p in self.points} | {
+                at[0] for curve in found for at in curve.points
+            }
+            floors["as fast as " + self.over] = [(x, 1.0) for x in sorted(sizes)]
         title = "Time per call" if quantity == TIME else f"Times faster than {self.over}"
         written = style.duration if quantity == TIME else style.times
         better = "lower" if quantity == TIME else "higher"
@@ -148,8 +149,7 @@ class Sweep(Table):
 
     def measure_all(self) -> None:
         """Measure every point, one after the other."""
-        for point in self.points:
-            self.measured[point] = self._session.measure(point)
+        self.measured |= self._session.measure_all(self.points)
         self._refresh()
 
     def _ipython_display_(self) -> None:

@@ -233,7 +233,8 @@ def race(title: str, ways: Ways, work: Work | None = None, **how: Any) -> Table:
     On a GPU every way is first compared with float64. Elsewhere the recorded times are shown.
     """
     known = session.current()
-    rows = [row for point in points_of(title, ways, work, how) for row in known.measure(point)]
+    measured = known.measure_all(points_of(title, ways, work, how))
+    rows = [row for rows in measured.values() for row in rows]
     return Table(title, rows, known.live, known)
 
 

@@ -16,7 +16,7 @@ WRITES_INPUT = (
 )
 STRIDES = (
     "With contiguous inputs this is right. What do your addresses suppose about the layout in memory?",
-    "x.contiguous() gives a tensor whose rows lie one behind the other, and copies only where it has to.",
+    "x.contiguous() gives a tensor whose rows lie one behind the other. Each tensor that is loaded needs it.",
 )
 STORES_OUTSIDE = (
     "Which places does the last program store to, and which of them does the tensor have?",
@@ -115,6 +115,9 @@ EXCEPTIONS = (
     ("no-grid", r"has no attribute 'scalar'|Cannot call @triton\.jit",
      "A kernel is no function that you call: how many programs should run, and where do you say so?",
      "kernel[(programs,)](...) launches it: the number of programs stands in brackets before the arguments."),
+    ("address-for-element", r"pointer<\w+> and pointer<|unsupported operand .*pointer|[Cc]annot add pointers",
+     "In a kernel, the name of a tensor is the address of its first element. What gets you the elements?",
+     "tl.load(x + at, mask=...) loads a block of them. Load each tensor, and calculate with that."),
     ("grid-of-int", r"'int' (has no len|object is not (iterable|subscriptable)).*\n.*\]\(",
      "In the brackets of a launch stands the grid, which may have several axes. What kind of thing is it?",
      "A tuple, also of one number: kernel[(programs,)](...)."),

@@ -81,7 +81,7 @@ mask = Exercise(
             gives=doubled_where(lambda at, count, block: at <= count),
         ),
         "one-block": Mistake(
-            "BLOCK is one program's share, and tl.arange(0, BLOCK) is the same in each. What differs?",
+            "BLOCK and tl.arange(0, BLOCK) are the same in each program. What differs between two of them?",
             "`at` counts through the whole tensor: compare that with `count`.",
             gives=doubled_where(lambda at, n, block: at < block, lambda at, n, block: at % block < n),
         ),
@@ -89,7 +89,9 @@ mask = Exercise(
             "The last block is partly inside. What does your mask say about it?",
             "You need an answer for each place, not one for each program: start from `at`.",
             gives=doubled_where(
-                lambda at, n, block: at < n // block * block, lambda at, n, block: at // block * block < n
+                lambda at, n, block: at < n // block * block,
+                lambda at, n, block: at // block * block < n,
+                lambda at, n, block: at // block < n,
             ),
         ),
         "size-of-address": Mistake(
@@ -101,6 +103,10 @@ mask = Exercise(
 )
 
 # ---- the layer as one kernel -------------------------------------------------------------------------------
+
+
+POWERS_OF_TWO = (64, 128, 256, 512, 1024, 2048, 4096)
+"""Blocks that people choose; with wider ones each case has one program only."""
 
 
 def layer_inputs(rows: int, width: int) -> dict[str, Any]:
@@ -128,6 +134,13 @@ affine = Exercise(
     ),
     mistakes={
         **column_mistakes(layer),
+        "lane-for-column": Mistake(
+            "tl.arange(0, BLOCK) is the same in each program. In which column does the second program begin?",
+            "Take the remainder of the place in the whole tensor, `at`, and not of the place in the block.",
+            gives=tuple(
+                vectors_at(layer, lambda at, width, n=block: at % n % width) for block in POWERS_OF_TWO
+            ),
+        ),
         "rows-for-width": Mistake(
             "Rows lie one behind the other. How long is one of them: which entry of x.shape says so?",
             "The last one. x.shape[0] is how many rows there are.",
