@@ -141,9 +141,10 @@ class Sweep(Table):
         return self.picture_of(choice, **how)._repr_html_() + numbers_html(self.rows_of(choice)[0])
 
     def _refresh(self) -> None:
-        """Take the live rows for the table's, once every point has them."""
-        if all(point in self.measured for point in self.points):
-            self.rows, self.live = [row for point in self.points for row in self.measured[point]], True
+        """Take the live rows for the table's, once every point has them, or at once if none is recorded."""
+        if self.live or not self.rows or all(point in self.measured for point in self.points):
+            self.rows = [row for point in self.points for row in self.measured.get(point, [])]
+            self.live = bool(self.rows)
 
     # ---- measuring -----------------------------------------------------------------------------------------
 
