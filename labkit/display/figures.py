@@ -78,7 +78,7 @@ def bars(
     if ticked:
         lines = [
             *lines,
-            "The tick across a bar is a kernel that only copies as many bytes as the layer moves.",
+            "The tick across a bar is the time of a plain copy of as many bytes.",
         ]
     if any(bar.low for bar in every):
         pale = "Pale bars are recorded. " if len({bar.live for bar in every}) > 1 else ""

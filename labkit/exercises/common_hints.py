@@ -115,7 +115,7 @@ EXCEPTIONS = (
     ("no-grid", r"has no attribute 'scalar'|Cannot call @triton\.jit",
      "A kernel is no function that you call: how many programs should run, and where do you say so?",
      "kernel[(programs,)](...) launches it: the number of programs stands in brackets before the arguments."),
-    ("address-for-element", r"pointer<\w+> and pointer<|unsupported operand .*pointer|[Cc]annot add pointers",
+    ("address-for-element", r"operands of type .*pointer<|cannot cast \[\d{6,}\]",
      "In a kernel, the name of a tensor is the address of its first element. What gets you the elements?",
      "tl.load(x + at, mask=...) loads a block of them. Load each tensor, and calculate with that."),
     ("grid-of-int", r"'int' (has no len|object is not (iterable|subscriptable)).*\n.*\]\(",

@@ -295,19 +295,30 @@ def explain(exercise: Exercise, problem: Problem, calls: Sequence[Call]) -> Find
 
 
 def _makes_mistake(exercise: Exercise, mistake: Mistake, finished: Sequence[Call]) -> bool:
-    """Whether an answer behaves like a mistake on all cases that it finished."""
+    """Whether an answer behaves like a mistake on all cases that it finished.
+
+    What a mistake returns has to be wrong in one of them: an answer that is off by roundings only is like the
+    right result, and does not make a mistake that shows at larger sizes.
+    """
     if mistake.raises or not (mistake.gives or mistake.when):
         return False
     if mistake.when is not None and not mistake.when(finished):
         return False
 
-    def like(gives: Callable[..., Any], call: Call) -> bool:
-        with np.errstate(all="ignore"):
-            other = gives(*reference_arguments(exercise, call))
-        # The tolerance fits the roundings of the right formula. A wrong one may round more: 4 times as much.
-        return not difference(call.got, other, 4 * tolerance(exercise, call))
+    def made(gives: Callable[..., Any]) -> bool:
+        wrong = False
+        for call in finished:
+            # The tolerance fits the roundings of the right formula. A wrong one may round more.
+            allowed = 4 * tolerance(exercise, call)
+            with np.errstate(all="ignore"):
+                other = gives(*reference_arguments(exercise, call))
+                right = exercise.reference(*reference_arguments(exercise, call))
+            if difference(call.got, other, allowed):
+                return False
+            wrong = wrong or bool(difference(other, right, allowed))
+        return wrong
 
-    return not mistake.gives or any(all(like(gives, call) for call in finished) for gives in mistake.gives)
+    return not mistake.gives or any(made(gives) for gives in mistake.gives)
 
 
 def reference_arguments(exercise: Exercise, call: Call) -> list[Any]:
