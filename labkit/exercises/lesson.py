@@ -22,6 +22,7 @@ from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from labkit import gpu, interpreter, paths
+from labkit.display.style import interactive
 from labkit.exercises import judge, progress, race
 from labkit.exercises.engine import Exercise, Finding
 from labkit.exercises.progress import ExerciseRecord
@@ -31,7 +32,7 @@ from labkit.measure.contender import Contender
 from labkit.measure.results import Results
 from labkit.widgets.banner import banner
 from labkit.widgets.claims import summary
-from labkit.widgets.static import interactive, table_html
+from labkit.widgets.static import table_html
 
 LIMIT_S = 10.0
 """Seconds that judging an answer may take."""

@@ -14,11 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from labkit import paths
+from labkit.display.style import interactive
 from labkit.measure.results import Measured, number
 from labkit.plots import Picture
 from labkit.plots.formatting import TIMES_SIGN, format_number
 from labkit.plots.style import INK, WIDTH, course_style
-from labkit.widgets.static import StaticCopy, interactive
+from labkit.widgets.static import StaticCopy
 
 Answer = Measured | float | None
 CLOSE_FACTOR = 1.25

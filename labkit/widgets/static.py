@@ -1,36 +1,15 @@
-"""Whether somebody is there to press buttons, and the static copy that stands beside every widget.
+"""The static copy that stands beside every widget.
 
 A widget is only a view of a running kernel: on a saved page, in an untrusted notebook or on GitHub it is
 an error message. So each panel also leaves plain HTML, folded beneath the widget where there is one.
 """
 
-import os
 from typing import Any
 
 import ipywidgets
 import pandas as pd
 from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle, display
-
-HEADLESS = "LABKIT_HEADLESS"
-"""Set to 1 where notebooks are executed without a reader, to 0 to have widgets whatever the environment."""
-
-
-def interactive() -> bool:
-    """Whether a person may be looking at this kernel's cells: in JupyterLab, Notebook 7, VS Code or Colab.
-
-    papermill, nbconvert, nbval and plain Python have nobody who could press a button.
-    """
-    chosen = os.environ.get(HEADLESS)
-    if chosen:
-        return chosen == "0"
-    if get_ipython() is None:
-        return False
-    # Jupyter's server names the session of every kernel that a front end opens; VS Code starts its own;
-    # Kaggle also runs whole notebooks, as a batch.
-    if "COLAB_RELEASE_TAG" in os.environ or os.environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Interactive":
-        return True
-    return "JPY_SESSION_NAME" in os.environ or any(name.startswith("VSCODE_") for name in os.environ)
 
 
 def table_html(table: pd.DataFrame) -> str:

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from labkit import gpu, paths
+from labkit.display.style import interactive
 from labkit.measure import clocks, rows, sweeps
 from labkit.measure.contender import Contender
 from labkit.measure.lock import StoppedError
 from labkit.measure.results import Results
 from labkit.plots.curves import Quantity
-from labkit.widgets.static import StaticCopy, interactive
+from labkit.widgets.static import StaticCopy
 from labkit.widgets.sweep_plan import Selection, SweepPlan
 from labkit.widgets.sweep_view import Controls, static_page, sweep_figure
 

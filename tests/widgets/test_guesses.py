@@ -22,7 +22,7 @@ L4 = Measured(1.02, "live", "NVIDIA L4")
 def shown(tmp_path, monkeypatch):
     """Everything that was displayed, widgets and bundles of HTML and text, to somebody who is there."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(static.HEADLESS, "0")
+    monkeypatch.setenv("LABKIT_HEADLESS", "0")
     monkeypatch.setattr(static, "get_ipython", object)
     found = []
     for where in (f"{static.__name__}.display", "IPython.core.display_functions.display"):
@@ -32,7 +32,7 @@ def shown(tmp_path, monkeypatch):
 
 @pytest.fixture
 def nobody(monkeypatch):
-    monkeypatch.setenv(static.HEADLESS, "1")
+    monkeypatch.setenv("LABKIT_HEADLESS", "1")
 
 
 # --- the question, the file, the verdict ----------------------------------------------------------

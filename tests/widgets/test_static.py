@@ -5,19 +5,21 @@ import os
 import ipywidgets
 import pytest
 
+from labkit.display import style
 from labkit.widgets import static
 
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch):
     """A kernel that no front end opened, without anything said about readers."""
-    monkeypatch.delenv(static.HEADLESS, raising=False)
+    monkeypatch.delenv("LABKIT_HEADLESS", raising=False)
     for name in ("JPY_SESSION_NAME", "COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"):
         monkeypatch.delenv(name, raising=False)
     for name in list(os.environ):
         if name.startswith("VSCODE_"):
             monkeypatch.delenv(name)
     monkeypatch.setattr(static, "get_ipython", object)
+    monkeypatch.setattr(style, "get_ipython", object)
 
 
 @pytest.mark.parametrize(
@@ -28,22 +30,22 @@ def bare(monkeypatch):
     ],
 )  # fmt: skip
 def test_a_front_end_names_itself_and_a_kernel_of_papermill_has_nobody(monkeypatch, name, value):
-    assert not static.interactive()
+    assert not style.interactive()
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
-    assert not static.interactive()
+    assert not style.interactive()
     monkeypatch.setenv(name, value)
-    assert static.interactive()
-    monkeypatch.setattr(static, "get_ipython", lambda: None)
-    assert not static.interactive(), "plain Python, though its terminal belongs to an editor"
+    assert style.interactive()
+    monkeypatch.setattr(style, "get_ipython", lambda: None)
+    assert not style.interactive(), "plain Python, though its terminal belongs to an editor"
 
 
 @pytest.mark.parametrize(("value", "expected"), [("1", False), ("0", True), ("", True)])
 def test_who_runs_the_notebook_may_say_it(monkeypatch, value, expected):
     monkeypatch.setenv("JPY_SESSION_NAME", "a.ipynb")
-    monkeypatch.setenv(static.HEADLESS, value)
-    assert static.interactive() is expected
-    monkeypatch.setattr(static, "get_ipython", lambda: None)
-    assert static.interactive() is (value == "0"), "widgets may be asked for anywhere"
+    monkeypatch.setenv("LABKIT_HEADLESS", value)
+    assert style.interactive() is expected
+    monkeypatch.setattr(style, "get_ipython", lambda: None)
+    assert style.interactive() is (value == "0"), "widgets may be asked for anywhere"
 
 
 def test_a_static_copy_stands_alone_or_folded_beneath_a_widget_and_can_be_updated(monkeypatch):

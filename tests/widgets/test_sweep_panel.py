@@ -28,7 +28,7 @@ IDLE = "Nothing runs. Press Run to measure on this machine."
 @pytest.fixture(autouse=True)
 def somebody(own_folders, tmp_path, monkeypatch):
     """Folders of their own, and a reader who could press a button."""
-    monkeypatch.setenv(static.HEADLESS, "0")
+    monkeypatch.setenv("LABKIT_HEADLESS", "0")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -48,7 +48,7 @@ def fingerprints(monkeypatch):
 
 @pytest.fixture
 def nobody(monkeypatch):
-    monkeypatch.setenv(static.HEADLESS, "1")
+    monkeypatch.setenv("LABKIT_HEADLESS", "1")
 
 
 @pytest.fixture
