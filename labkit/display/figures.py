@@ -1,5 +1,6 @@
 """The two figures of the course: bars for a race, curves for a sweep."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import wrap
@@ -154,8 +155,8 @@ class Panel:
 def curves(title: str, panel: Panel, lines: Sequence[str]) -> Picture:
     """Curves over a logarithmic axis, with bands from p20 to p80. ``lines`` say where the numbers are from.
 
-    Live curves are solid with full markers, recorded ones dashed with hollow markers, published ones markers
-    alone. Where curves lie on each other the earlier one is wider, and shows beneath the later one.
+    Live curves are solid with full markers, recorded ones dashed with hollow markers, published ones full
+    markers alone. Where curves lie on each other the earlier one is wider, and shows beneath the later one.
     """
     shown = [curve for curve in panel.curves if curve.points]
     figure, axes, total = _figure(title, 3.9, lines, right=0.7)
@@ -168,7 +169,7 @@ def curves(title: str, panel: Panel, lines: Sequence[str]) -> Picture:
         at, value, low, high = zip(*curve.points, strict=True)
         width = 1.8 if curve.look.bold else max(1.4, 3.2 - 0.6 * number)
         dashes: Any = {"live": "-", "recorded": (0, (3, 1)), "published": "none"}[curve.kind]
-        face = curve.look.colour if curve.kind == "live" else "white"
+        face = "white" if curve.kind == "recorded" else curve.look.colour
         look: dict[str, Any] = dict(
             color=curve.look.colour, linestyle=dashes, linewidth=width, marker=curve.look.marker,
             markersize=10 if curve.look.marker == "*" else 6.5, markerfacecolor=face, zorder=4 + number,
@@ -208,11 +209,11 @@ def _limits(axes: Axes, panel: Panel, shown: Iterable[Curve]) -> None:
     pad = max((high / low) ** 0.06, (8 / (high / low)) ** 0.5)
     axes.set_ylim(low / pad, high * pad)
     if xs:
-        axes.set_xlim(min(xs) / 1.15, max(xs) * 1.15)
-        if max(xs) < 4 * min(xs):
-            axes.xaxis.set_major_locator(FixedLocator(sorted(set(xs))))
-        else:
-            axes.xaxis.set_major_locator(LogLocator(2, numticks=9))
+        few = max(xs) < 4 * min(xs)
+        axes.xaxis.set_major_locator(FixedLocator(sorted(set(xs))) if few else LogLocator(2, numticks=9))
+        # A point far beyond the last power of two gets the next one as a tick.
+        end = max(xs) if few or math.log2(max(xs)) % 1 < 0.3 else 2 ** math.ceil(math.log2(max(xs)))
+        axes.set_xlim(min(xs) / 1.15, end * 1.15)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))
     axes.yaxis.set_major_locator(LogLocator(10, (1, 2, 5) if high / low < 200 else (1,)))

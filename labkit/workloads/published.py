@@ -6,8 +6,11 @@ from labkit import paths
 from labkit.measure.rows import PUBLISHED
 
 
-def published(name: str) -> pd.DataFrame:
-    """A published table by its name. Every row has kind "published", a device, and the source.
+def published(name: str, only: str = "") -> pd.DataFrame:
+    """A published table by its name.
+
+    ``only`` leaves the rows of which the series contains it. Every row has kind "published", a device, and
+    the source.
 
     - ``pseudo_linear``: speedups of an elementwise ``x*w+b`` layer over nn.Linear, by width. The thread
       names neither device, dtype nor batch; "graphed" is torch.cuda.make_graphed_callables.
@@ -24,13 +27,19 @@ def published(name: str) -> pd.DataFrame:
       L2 holds, (512, 64, 128) and not twice as much. It says that the original backward kernel had bugs.
       (512, 128, 512) has no forward times.
 
-    Raises ValueError for a name that there is not.
+    Raises ValueError for a name or a series that there is not.
     """
     files = {file.stem: file for file in sorted(paths.PUBLISHED.glob("*.csv"))}
     if name not in files:
         raise ValueError(f"name: nothing was published as {name!r}; there are {', '.join(files)}")
     # The default engine rounds the last digit of some figures.
-    return pd.read_csv(files[name], engine="python").assign(kind=PUBLISHED)
+    table = pd.read_csv(files[name], engine="python").assign(kind=PUBLISHED)
+    chosen = table[table["series"].str.contains(only, regex=False)]
+    if chosen.empty:
+        raise ValueError(
+            f"only: {name!r} has no series with {only!r}; it has {', '.join(table['series'].unique())}"
+        )
+    return chosen
 
 
 def rms_norm_shapes() -> list[dict[str, int]]:

@@ -25,9 +25,19 @@ BEYOND = 64
 """Elements that both tensors have beyond `count`: nobody may read or write them."""
 
 
+def values_at(at: Tensor) -> Tensor:
+    """x at these places: whole numbers from 1 to 64, none of them twice in a row of 64."""
+    return (7.0 * at) % 64 + 1
+
+
 def doubling_inputs(count: int, block: int, programs: int) -> dict[str, Any]:
     """x (count + BEYOND), and how the kernel is launched."""
-    return {"x": torch.arange(1.0, count + BEYOND + 1), "count": count, "BLOCK": block, "programs": programs}
+    return {
+        "x": values_at(torch.arange(count + BEYOND)),
+        "count": count,
+        "BLOCK": block,
+        "programs": programs,
+    }
 
 
 def launch_doubling(kernel: Any, x: Tensor, count: int, block: int, programs: int) -> dict[str, Any]:
@@ -92,6 +102,14 @@ mask = Exercise(
                 lambda at, n, block: at < n // block * block,
                 lambda at, n, block: at // block * block < n,
                 lambda at, n, block: at // block < n,
+                lambda at, n, block: torch.full_like(at, block < n, dtype=torch.bool),
+            ),
+        ),
+        "values": Mistake(
+            "x holds values such as 7.5. What does a value say about the place that it was loaded from?",
+            "Nothing. Compare the numbers of the places, `at`, with `count`.",
+            gives=doubled_where(
+                lambda at, n, block: values_at(at) < n, lambda at, n, block: values_at(at) <= n
             ),
         ),
         "size-of-address": Mistake(
