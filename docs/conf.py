@@ -16,7 +16,11 @@ author = "the labkit contributors"
 copyright = author
 extensions = ["myst_nb", "sphinx_copybutton"]
 root_doc = "docs/index"
-include_patterns = ["docs/*.md", "notebooks/*.ipynb", "notebooks/old/*.ipynb", "CONTRIBUTING.md"]
+include_patterns = [
+    "docs/*.md",
+    *(f"notebooks/{part}*.ipynb" for part in ("", "asides/", "old/")),
+    "CONTRIBUTING.md",
+]
 exclude_patterns = ["build", "labkit", "tests", ".*"]
 templates_path = ["."]
 html_additional_pages = {"index": "home.html"}  # at the top of the folder: leads to the root page

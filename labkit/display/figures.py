@@ -79,7 +79,7 @@ def bars(
     if ticked:
         lines = [
             *lines,
-            "The tick across a bar is the time of a plain copy of as many bytes.",
+            "The tick is the time of a plain copy, of the bytes that have to be read and written once.",
         ]
     if any(bar.low for bar in every):
         pale = "Pale bars are recorded. " if len({bar.live for bar in every}) > 1 else ""
@@ -170,9 +170,10 @@ def curves(title: str, panel: Panel, lines: Sequence[str]) -> Picture:
         width = 1.8 if curve.look.bold else max(1.4, 3.2 - 0.6 * number)
         dashes: Any = {"live": "-", "recorded": (0, (3, 1)), "published": "none"}[curve.kind]
         face = "white" if curve.kind == "recorded" else curve.look.colour
+        size = 9.5 if curve.look.marker == "*" or curve.kind == "published" else 6.5
         look: dict[str, Any] = dict(
             color=curve.look.colour, linestyle=dashes, linewidth=width, marker=curve.look.marker,
-            markersize=10 if curve.look.marker == "*" else 6.5, markerfacecolor=face, zorder=4 + number,
+            markersize=size, markerfacecolor=face, zorder=4 + number,
         )  # fmt: skip
         axes.fill_between(at, low, high, color=curve.look.colour, alpha=0.15, linewidth=0)
         axes.plot(at, value, **look)

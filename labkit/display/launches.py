@@ -34,7 +34,7 @@ def profile(name: str, call: Callable[..., Any], work: Work, dtype: str = "float
         made = profiles.profile(lambda: call(*inputs))
         return [[kernel.name, round(kernel.duration_us, 2)] for kernel in made.kernels]
 
-    row = known.number(f"Launched by {name}: {at}, {dtype}", seen, call, work.name)
+    row = known.number(f"Launched by {name}: {at}, {dtype}", seen, [call], work.name)
     if row.value is None and not gpu.available():
         counted = launch_counts.count(lambda: call(*inputs)).launches
         lines = [["", one.name] for one in counted]

@@ -169,7 +169,10 @@ def origin(rows: Sequence[Row], live: bool) -> list[str]:
     versions = f"torch {first.torch.partition('+')[0]}, triton {first.triton}"
     where = f"{'Live' if live else 'Recorded'} on an {short(first.device)}, {when} ({versions})"
     same = [(name, {_of(row, name) for row in timed}) for name in (*first.axes, *FIELDS)]
-    how = ", ".join(in_words(name, *values) for name, values in same if len(values) == 1 and values != {""})
+    usual: list[set[Any]] = [{""}, {"forward"}]  # a forward pass is what one expects
+    how = ", ".join(
+        in_words(name, *values) for name, values in same if len(values) == 1 and values not in usual
+    )
     found = [f"{where}; {how}." if how else f"{where}."]
     for noise in dict.fromkeys(row.noise for row in timed if row.noise):
         varying = [name for name in first.axes if len({row.axes.get(name) for row in timed}) > 1]
@@ -178,7 +181,7 @@ def origin(rows: Sequence[Row], live: bool) -> list[str]:
             for row in timed
             if row.noise == noise
         }
-        found.append(f"Disturbed, {noise}: {'; '.join(sorted(filter(None, sizes))) or 'all'}.")
+        found.append(f"Disturbed ({noise}): {'; '.join(sorted(filter(None, sizes))) or 'all'}.")
     return found
 
 
@@ -245,27 +248,32 @@ def points_of(title: str, ways: Ways, work: Work | None, how: Mapping[str, Any])
     return session.points(title, ways_of(ways, work), axes, **options)
 
 
-def measured(name: str, function: Callable[[], Any]) -> Any:
-    """A number of the lesson's own: what ``function()`` returns on a GPU; elsewhere, what it returned there.
+def measured(name: str, function: Callable[..., Any], *given: Callable[..., Any]) -> Any:
+    """A number of the lesson's own: what a function returns on a GPU; elsewhere, what it returned there.
 
-    ``function`` is one of a cell tagged ``way`` or ``kernel``, without arguments. A number knows where it was
-    measured. A table (rows by name, each with columns by name) is shown, and returned. Where nothing is
-    recorded the result is a number that is missing.
+    ``function(*given)`` is one of a cell tagged ``way`` or ``kernel``. What it is ``given`` are functions: a
+    clock that is the learner's or the solution's. A number knows where it was measured. A table (rows by
+    name, each with numbers by column) is shown, and returned. Where nothing is recorded the result is a
+    missing number.
     """
     known = session.current()
-    row = known.number(name, function)
+    row = known.number(name, lambda: function(*given), [function, *given])
     if row.value is None:
         show(
             "<p><em>Nothing was measured here, and nothing is recorded.</em></p>",
             f"{name}: nothing is recorded.",
         )
         return MISSING
+    kind: Any = "live" if known.live else "recorded"
     if not isinstance(row.value, dict):
-        return Measured(float(row.value), "live" if known.live else "recorded", row.device)
+        return Measured(float(row.value), kind, row.device)
     where = "\n".join(origin([row], known.live))
     heads = list(next(iter(row.value.values()), {}))
     texts = [[way, *(style.digits(each[head]) for head in heads)] for way, each in row.value.items()]
     page = f"<p><strong>{html.escape(name)}</strong></p>{plain_table(['', *heads], texts)}"
     text = "\n".join([name, *map("  ".join, texts), where])
     show(f"{page}<p><small>{html.escape(where)}</small></p>", text)
-    return row.value
+    return {
+        way: {head: Measured(float(number), kind, row.device) for head, number in each.items()}
+        for way, each in row.value.items()
+    }

@@ -16,7 +16,8 @@ WRITES_INPUT = (
 )
 STRIDES = (
     "With contiguous inputs this is right. What do your addresses suppose about the layout in memory?",
-    "x.contiguous() gives a tensor whose rows lie one behind the other. Each tensor that is loaded needs it.",
+    "x.contiguous() gives a tensor whose rows lie one behind the other. Each tensor that is loaded needs it. "
+    "The result does, too: torch.empty_like(x) lays it out as x lies, so it comes afterwards.",
 )
 STORES_OUTSIDE = (
     "Which places does the last program store to, and which of them does the tensor have?",
@@ -134,7 +135,7 @@ EXCEPTIONS = (
      "A mask is a block of true and false. What's in the one that you give to tl.load or tl.store?",
      "A comparison makes it, such as `at < ...`; write mask=... where you give other arguments too."),
     ("chained", "two comparisons in one|simultaneous multiple comparison",
-     "How many comparisons has this line, and what stands between them? Python takes & before <.",
+     "The line compares twice at once: as in 0 <= at < count, or in at < a & at < b, as & comes before <.",
      "Put each comparison into parentheses of its own, with one sign in each, and join them by &."),
     ("block-as-truth", "a block has many values",
      "A block has many values, and an `if` goes one way for all of them. Who should decide?",

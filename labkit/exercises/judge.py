@@ -121,9 +121,11 @@ def prepare(lesson: str) -> None:
 
 @cache
 def find(lesson: str) -> dict[str, Exercise]:
-    """The exercises of a lesson by name, in order; ValueError for a lesson without any."""
-    file = notebooks.resolve(lesson)
-    file = file.parent / "exercises" / f"{file.stem}.py"
+    """The exercises of a lesson by name, in order: none of an aside. ValueError for another one without any."""
+    path = notebooks.resolve(lesson)
+    if path.parent.name == notebooks.ASIDES:
+        return {}
+    file = path.parent / "exercises" / f"{path.stem}.py"
     if not file.exists():
         raise ValueError(f"lesson: there are no exercises for {lesson!r}")
     found = vars(notebooks.import_file(f"labkit_exercises_{file.stem}", file))

@@ -71,14 +71,15 @@ class ExerciseSession:
     def __init__(self, lesson: str, solve: bool = False, limit_s: float = LIMIT_S) -> None:
         self._lesson, self._solve, self._limit_s = lesson, solve, limit_s
         self._exercises = judge.find(lesson)
-        self._solutions = notebooks.solution_cells(notebooks.resolve(lesson))
+        self._solutions = notebooks.solution_cells(notebooks.resolve(lesson)) if self._exercises else {}
         self._right: dict[str, tuple[Any, Path]] = {}
         """The learner's answers whose last verdict was right, and the files of their cells."""
         self._findings: dict[str, Finding] = {}
         """Of each exercise's last answer."""
         self._raced: set[Path] = set()
         """Files of the learner's answers that were right at the race's sizes, too."""
-        judge.process(lesson)  # gets ready while the learner reads
+        if self._exercises:
+            judge.process(lesson)  # gets ready while the learner reads
 
     def check(self, name: str, answer: Any) -> None:
         """Judge the cell that this call stands in, and show the verdict.

@@ -1,7 +1,8 @@
 """The lesson notebooks: find them, load their kernels as modules, read their parameters.
 
-A lesson's name is its file below ``notebooks``, without the suffix: "01_launch_overhead". While the course is
-rebuilt the lessons of its first form stand in ``notebooks/old``, and their names begin with "old/".
+A lesson's name is its file below ``notebooks``, without the suffix: "01_launch_overhead". What lessons link to
+stands in ``notebooks/asides``: "asides/wrong_measurements". While the course is rebuilt the lessons of its first
+form stand in ``notebooks/old``, and their names begin with "old/".
 
 Nothing here runs a measurement; `labkit.run.execute` runs whole notebooks.
 """
@@ -24,20 +25,23 @@ if TYPE_CHECKING:  # its validator takes a second to import, and loading a lesso
 
 SETUP, KERNEL = LOADED_TAGS = ("setup", "kernel")
 EXERCISE = "exercise"
+ASIDES = "asides"
+"""The folder of the notebooks without exercises that lessons link to."""
 COLAB = "colab"
 """The tag of the cell that installs the course on Colab and Kaggle, and elsewhere does nothing."""
 
 
 def find() -> list[Path]:
-    """The checkout's lessons, in order of their numbers; those of the old course last."""
-    found = [*paths.NOTEBOOKS.glob("*.ipynb"), *paths.NOTEBOOKS.glob("old/*.ipynb")]
-    lessons = [path for path in found if re.match(r"\d\d_", path.name)]
-    return sorted(lessons, key=lambda path: (path.parent != paths.NOTEBOOKS, path.name))
+    """The checkout's lessons, in order of their numbers; then the asides; those of the old course last."""
+    found = [sorted(paths.NOTEBOOKS.glob(f"{part}*.ipynb")) for part in ("", f"{ASIDES}/", "old/")]
+    return [
+        each for part in found for each in part if each.parent.name == ASIDES or re.match(r"\d\d_", each.name)
+    ]
 
 
 def name_of(path: Path) -> str:
-    """The name of a lesson: "01_launch_overhead", "old/01_launch_overhead"."""
-    return ("old/" if path.parent.name == "old" else "") + path.stem
+    """The name of a lesson: "01_launch_overhead", "asides/wrong_measurements"."""
+    return (f"{path.parent.name}/" if path.parent.name in (ASIDES, "old") else "") + path.stem
 
 
 def key_of(path: Path) -> str:

@@ -100,7 +100,15 @@ def _cases(
     the other layouts in one dtype, which changes from shape to shape; all pairs of dtype and layout meet in
     shapes that have a layout, with two sizes above 1. Where these are too few everything is tried there, too.
     """
-    has_layout = [any(sum(size > 1 for size in t.shape) > 1 for t in inputs(shape)) for shape in shapes]
+    has_layout = []
+    for shape in shapes:
+        try:
+            has_layout += [any(sum(size > 1 for size in t.shape) > 1 for t in inputs(shape))]
+        except Exception as error:
+            raise ValueError(
+                f"inputs: no tensors for the shape {tuple(shape)} ({type(error).__name__}: {error}); "
+                "say shapes=[(37, 33), (0, 8), ...] if your function takes only some"
+            ) from error
     everything = gpu.available() or sum(has_layout) < len(dtypes)
     found = []
     for index, shape in enumerate(shapes):

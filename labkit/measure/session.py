@@ -104,11 +104,12 @@ class Session:
         found = (self.recorded.get(point.row(way.name).key) for way in point.ways)
         return [row for row in found if row is not None]
 
-    def _stamped(self, row: Row, function: Any, work: str = "") -> Row:
+    def _stamped(self, row: Row, functions: Iterable[Callable[..., Any]], work: str = "") -> Row:
         """While recording, the row with what it measures and its stamp."""
         if self.tape is None or self.lesson is None:
             return row
-        uses = stamp.uses_of(self.lesson, row.way or row.title, function, work)
+        found = [stamp.uses_of(self.lesson, row.way or row.title, each, work) for each in functions]
+        uses = tuple(dict.fromkeys(itertools.chain(*found)))
         return replace(row, uses=uses, stamp=stamp.stamp_of(self.lesson, uses))
 
     def _kept(self, row: Row) -> Row | None:
@@ -141,7 +142,7 @@ class Session:
         if not self.live:
             return {point: self.find(point) for point in points}
         empty = {
-            point: {way: self._stamped(point.row(way.name), way.call, way.work.name) for way in point.ways}
+            point: {way: self._stamped(point.row(way.name), [way.call], way.work.name) for way in point.ways}
             for point in points
         }
         kept = {
@@ -199,13 +200,13 @@ class Session:
         return made
 
     def number(
-        self, name: str, function: Callable[[], Any], source: Callable[..., Any] | None = None, work: str = ""
+        self, name: str, function: Callable[[], Any], sources: Sequence[Callable[..., Any]], work: str = ""
     ) -> Row:
         """The row of what a function returns: called on a GPU, from the tape elsewhere, without a value else.
 
-        ``source`` is the lesson's function that it measures, itself if left out, and ``work`` what that does.
+        ``sources`` are the lesson's functions that it measures, and ``work`` what they do.
         """
-        row = self._stamped(Row(name), source or function, work)
+        row = self._stamped(Row(name), sources, work)
         if not self.live:
             return self.recorded.get(row.key, row)
         if self.tape and (kept := self._kept(row)):

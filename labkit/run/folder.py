@@ -38,7 +38,8 @@ def open_folder(folder: Path) -> list[str]:
             continue
         paths.write_text(mine, text)
         paths.write_text(before, text)
-        shutil.copytree(lesson.parent / "images", mine.parent / "images", dirs_exist_ok=True)
+        if (images := lesson.parent / "images").exists():
+            shutil.copytree(images, mine.parent / "images", dirs_exist_ok=True)
     if added:
         said.insert(0, f"Copied into {os.path.relpath(folder)}: {', '.join(added)}.")
     return said

@@ -21,8 +21,8 @@ CELL_LIMIT_S = 15 * 60.0
 
 
 def recorded_lessons() -> list[Path]:
-    """The lessons that are recorded and rendered: all but those of the old course."""
-    return [path for path in notebooks.find() if path.parent == paths.NOTEBOOKS]
+    """The lessons and asides, which are recorded and rendered; those of the old course are not."""
+    return [path for path in notebooks.find() if path.parent.name != "old"]
 
 
 def record(path: Path) -> execute.Result:

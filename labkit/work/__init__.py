@@ -2,6 +2,7 @@
 
 from labkit.work.affine import affine
 from labkit.work.base import Shape, Work
+from labkit.work.copy import copy
 from labkit.work.linear import linear
 
-__all__ = ["Shape", "Work", "affine", "linear"]
+__all__ = ["Shape", "Work", "affine", "copy", "linear"]

@@ -90,6 +90,11 @@ mask = Exercise(
             "It is 9. Place 10, equal to `count`, is already outside.",
             gives=doubled_where(lambda at, count, block: at <= count),
         ),
+        "last-left-out": Mistake(
+            "Take a tensor of one element: `count` is 1. For which places is your mask True?",
+            "Place 0 belongs to it. The last place is count - 1, and it has to be inside, too.",
+            gives=doubled_where(lambda at, count, block: at < count - 1),
+        ),
         "one-block": Mistake(
             "BLOCK and tl.arange(0, BLOCK) are the same in each program. What differs between two of them?",
             "`at` counts through the whole tensor: compare that with `count`.",

@@ -1,0 +1,208 @@
+"""Tasks of lesson 2: what is right, what people write instead, and what helps them on."""
+
+from labkit.exercises.engine import Call, Exercise, Mistake, Property
+from labkit.exercises.simulated_gpu import LogEntry, count, duration
+from labkit.exercises.simulated_layers import BenchmarkGpu, BenchmarkLayer, KernelSequence
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Part = list[LogEntry]
+"""What a simulated GPU noted between two readings of a clock, with both."""
+
+
+def parts_of(call: Call) -> list[Part]:
+    """The timed parts: each between two readings, and for a graph clock from the first to the last one."""
+    return call.passed["gpu"].timed_parts() if "gpu" in call.passed else [call.passed["call"].gpu.timed()]
+
+
+def everywhere(found: Callable[[Part], Any]) -> Callable[[Sequence[Call]], bool]:
+    """Whether each call of the answer has a part in which something is ``found``."""
+    return lambda calls: all(any(map(found, parts_of(call))) for call in calls)
+
+
+def off_by(calls_in: Callable[[Part], int], *factors: float) -> Callable[[Sequence[Call]], bool]:
+    """Whether all results are too small by one of these factors; by any factor at all if none is given.
+
+    ``calls_in(part)`` is how many calls of the layer the GPU worked off between the readings.
+    """
+
+    def found(calls: Sequence[Call]) -> bool:
+        ratios = []
+        for call in calls:
+            parts = parts_of(call)
+            number = calls_in(parts[0]) if len(parts) == 1 and hasattr(call.got, "__float__") else 0
+            ratios += [duration(parts[0]) / number / float(call.got)] if number and call.got > 0 else []
+        if len(ratios) < len(calls) or max(ratios) > 1.1 * min(ratios):
+            return False
+        near = any(math.isclose(ratios[0], factor, rel_tol=0.15) for factor in factors or (1.0,))
+        return near == bool(factors)
+
+    return found
+
+
+# ---- a benchmark that lies ---------------------------------------------------------------------------------
+
+DEVICES = ((14.0, 20.0, 23), (5.0, 7.0, 31), (9.0, 15.0, 27, 9000.0))
+"""Microseconds of a launch and of a wait, every which call is slow, and microseconds of compiling."""
+
+
+def gpu_and_layer(device: int, batch: int, width: int, ns_per_element: float) -> dict[str, Any]:
+    """A pretend GPU with speeds of its own, and a layer on it."""
+    gpu = BenchmarkGpu(*DEVICES[device])
+    return {"gpu": gpu, "layer": BenchmarkLayer(gpu, ns_per_element), "batch": batch, "width": width}
+
+
+NO_CALL = (
+    "What happens between your two readings of the clock?",
+    "Call layer(x) between two readings of gpu.clock_us(), many times.",
+)
+
+
+def no_call(call: Call) -> str:
+    """What is wrong where nothing was timed, though the number is right."""
+    return "" if parts_of(call) else "The number is right, but no call of the layer was timed."
+
+
+benchmark = Exercise(
+    "a benchmark that lies",
+    "time_us",
+    reference=lambda gpu, layer, batch, width: batch * width * layer.ns_per_element / 1000,
+    cases=((0, 16384, 1024, 0.06), (1, 32768, 512, 0.1), (2, 8192, 2048, 0.08), (0, 4096, 4096, 0.16)),
+    inputs=gpu_and_layer,
+    tolerance=0.05,
+    properties=(Property("no-call", no_call, *NO_CALL),),
+    untouched="20f32713a54a",
+    right="Draw and warm up, wait, read the clock, call, wait, read. What lies between is the GPU's work.",
+    mistakes={
+        "no-call": Mistake(
+            *NO_CALL,
+            when=lambda calls: not any(parts_of(call) for call in calls),
+        ),
+        "draws-inside": Mistake(
+            "Look at what stands between the two readings: what does the GPU work on there?",
+            "gpu.randn is a kernel, too. Draw the input once, before the clock starts.",
+            when=everywhere(lambda part: count(part, "draw")),
+        ),
+        "first-call-inside": Mistake(
+            "Is every call of the layer like the others? Print gpu.clock_us() after each of them.",
+            "The first call compiles the layer. Call it once before the clock starts.",
+            when=everywhere(lambda part: count(part, "compile")),
+        ),
+        "no-wait-at-the-end": Mistake(
+            "Look at the last reading of the clock: what is the GPU still doing by then?",
+            "The calls are only in the queue. Call gpu.synchronize() right before you read the clock.",
+            when=everywhere(lambda part: part[-1].pending),
+        ),
+        "no-wait-at-the-start": Mistake(
+            "Look at the first reading of the clock: what is the GPU still doing by then?",
+            "It still draws the input and warms up. Call gpu.synchronize() right before you read the clock.",
+            when=everywhere(lambda part: part[0].pending),
+        ),
+        "wrong-divisor": Mistake(
+            "How many calls lie between the two readings, and what do you divide by?",
+            "Divide by the number of calls that were timed. Those of the warm-up don't count.",
+            when=off_by(lambda part: count(part, "call")),
+        ),
+        "another-clock": Mistake(
+            "Your computer's clock and torch.cuda know nothing of a pretend GPU.",
+            "gpu.clock_us() is the clock that runs along with it, gpu.synchronize() waits for it.",
+            raises=r"torch\.cuda|CUDA|name '(time|datetime|timeit|perf_counter)' is not defined",
+        ),
+        "other-use": Mistake(
+            "Which three functions does gpu have, and what does layer take?",
+            "gpu has randn(batch, width), which draws an x, synchronize() and clock_us(). Call layer(x).",
+            raises=r"'(Benchmark\w+|RandomTensor)' object|\(\) (takes|missing|got)|^TypeError: layer\(x\)",
+        ),
+    },
+)
+
+# ---- the graph clock ---------------------------------------------------------------------------------------
+
+
+def run_graph_clock(graph_us: Any, call: KernelSequence) -> Any:
+    """What a graph clock returns where torch.cuda and the clocks are the simulated GPU's."""
+    with call.gpu.replaces_cuda(graph_us):
+        return graph_us(call)
+
+
+def calls_captured(call: Call) -> int:
+    """How many calls of the layer were captured."""
+    return count(call.passed["call"].gpu.log, "captured")
+
+
+def calls_replayed(part: Part) -> int:
+    """How many captured calls the replays in a part of the log have."""
+    return sum(entry.calls for entry in part)
+
+
+graph = Exercise(
+    "the graph clock",
+    "graph_us",
+    reference=lambda call: call.device_us,
+    cases=((3, 1.4, 5.0), (2, 3.0, 14.0), (5, 2.2, 9.0), (1, 40.0, 6.0)),
+    inputs=lambda *case: {"call": KernelSequence(*case)},
+    call=run_graph_clock,
+    tolerance=0.05,
+    right="However slow Python is: a replay is launched once, so what you read is the GPU's work.",
+    mistakes={
+        "compiles-inside": Mistake(
+            "Which call of a layer is unlike all others, and where does it happen here?",
+            "The first one compiles, and that can't be captured. Make one call before the capture begins.",
+            raises="capturing: call compiles",
+        ),
+        "waits-inside": Mistake(
+            "Inside the capture nothing runs: launches are written down. What is there to wait for?",
+            "torch.cuda.synchronize() belongs before the first reading of the clock and before the last.",
+            raises="capturing: the host waited",
+        ),
+        "replays-inside": Mistake(
+            "When is the capture complete? Look at the indentation of the replay.",
+            "The capture ends with the `with` block: replay below it.",
+            raises="capturing: a graph was replayed",
+        ),
+        "not-captured": Mistake(
+            "Which of your calls were captured? Those outside of the capture cost Python's time again.",
+            "Make the calls inside `with torch.cuda.graph(graph):`, all of them but the warm-up.",
+            when=lambda calls: not any(map(calls_captured, calls)),
+        ),
+        "no-replay": Mistake(
+            "What does the GPU do between your two readings of the clock?",
+            "A capture runs nothing. Only graph.replay() makes the GPU work: time that.",
+            when=lambda calls: not any(count(parts_of(call)[0], "replay") for call in calls),
+        ),
+        "captures-inside": Mistake(
+            "Look at what stands between the two readings: how much of it is Python's work?",
+            "A capture launches every kernel from Python. Finish it before you read the clock.",
+            when=everywhere(lambda part: count(part, "captured")),
+        ),
+        "stopped-early": Mistake(
+            "Look at the last reading of the clock: where is the GPU by then?",
+            "replay() returns when the graph is queued. Call torch.cuda.synchronize() before that reading.",
+            when=everywhere(
+                lambda part: any(entry.event == "clock" and entry.pending for entry in part[-1:])
+            ),
+        ),
+        "few-calls": Mistake(
+            "A replay is a launch, too: some 8 microseconds. How many calls share it?",
+            "Capture a loop of 100 calls, so that the launch hardly counts.",
+            when=lambda calls: all(0 < calls_captured(call) < 10 for call in calls),
+        ),
+        "unit": Mistake(
+            "In which unit does your clock count, and which one is asked for?",
+            "perf_counter counts seconds, elapsed_time milliseconds. A second has 1e6 microseconds.",
+            when=off_by(calls_replayed, 1e3, 1e6),
+        ),
+        "wrong-divisor": Mistake(
+            "How many calls ran between the two readings, and what do you divide by?",
+            "Each replay runs every captured call: divide by calls times replays, and mind the unit.",
+            when=off_by(calls_replayed),
+        ),
+        "first-replay": Mistake(
+            "Is every replay like the others? Time each one by itself.",
+            "The first one also brings the graph to the GPU. Replay once, and wait, before the clock starts.",
+            when=everywhere(lambda part: count(part, "upload")),
+        ),
+    },
+)
