@@ -121,7 +121,7 @@ def prepare(lesson: str) -> None:
 
 @cache
 def find(lesson: str) -> dict[str, Exercise]:
-    """The exercises of a lesson by name, in order: none of an aside. ValueError for another one without any."""
+    """The exercises of a lesson by name, in order. An aside has none, ValueError for a lesson without any."""
     path = notebooks.resolve(lesson)
     if path.parent.name == notebooks.ASIDES:
         return {}

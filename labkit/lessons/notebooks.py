@@ -1,8 +1,8 @@
 """The lesson notebooks: find them, load their kernels as modules, read their parameters.
 
-A lesson's name is its file below ``notebooks``, without the suffix: "01_launch_overhead". What lessons link to
-stands in ``notebooks/asides``: "asides/wrong_measurements". While the course is rebuilt the lessons of its first
-form stand in ``notebooks/old``, and their names begin with "old/".
+A lesson's name is its file below ``notebooks``, without the suffix: "01_launch_overhead". What lessons link
+to stands in ``notebooks/asides``: "asides/wrong_measurements". While the course is rebuilt the lessons of its
+first form stand in ``notebooks/old``, and their names begin with "old/".
 
 Nothing here runs a measurement; `labkit.run.execute` runs whole notebooks.
 """
@@ -33,10 +33,8 @@ COLAB = "colab"
 
 def find() -> list[Path]:
     """The checkout's lessons, in order of their numbers; then the asides; those of the old course last."""
-    found = [sorted(paths.NOTEBOOKS.glob(f"{part}*.ipynb")) for part in ("", f"{ASIDES}/", "old/")]
-    return [
-        each for part in found for each in part if each.parent.name == ASIDES or re.match(r"\d\d_", each.name)
-    ]
+    places = ("[0-9][0-9]_*", f"{ASIDES}/*", "old/[0-9][0-9]_*")
+    return [path for place in places for path in sorted(paths.NOTEBOOKS.glob(f"{place}.ipynb"))]
 
 
 def name_of(path: Path) -> str:
