@@ -22,6 +22,7 @@ FACE = {
     "profile": "display.launches.profile",
     "published": "workloads.published.published",
     "race": "display.table.race",
+    "roofs": "display.roofs.roofs",
     "sweep": "display.sweep.sweep",
     "work": "work",
 }

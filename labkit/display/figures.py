@@ -79,7 +79,7 @@ def bars(
     if ticked:
         lines = [
             *lines,
-            "The tick is the time of a plain copy, of the bytes that have to be read and written once.",
+            "Black tick: how long a plain copy takes that moves as many bytes as the layer has to, at least.",
         ]
     if any(bar.low for bar in every):
         pale = "Pale bars are recorded. " if len({bar.live for bar in every}) > 1 else ""

@@ -181,7 +181,7 @@ def origin(rows: Sequence[Row], live: bool) -> list[str]:
             for row in timed
             if row.noise == noise
         }
-        found.append(f"Disturbed ({noise}): {'; '.join(sorted(filter(None, sizes))) or 'all'}.")
+        found.append(f"Noisy ({noise}): {'; '.join(sorted(filter(None, sizes))) or 'all'}.")
     return found
 
 

@@ -29,7 +29,7 @@ NOTHING_STORED = (
     "kernel[(programs,)](...) does, with the tensors and their sizes as arguments.",
 )
 UNWRITTEN = (
-    "Which elements were stored? Which programs, or which turn of a loop, should have stored the others?",
+    "Which elements were stored? Which programs, or which stores, should have taken care of the others?",
     "Count: how many programs of one block does it take to cover all of it, the last one partly? "
     "triton.cdiv divides and rounds up.",
     "Does each number of your grid count what the kernel reads from the same axis of tl.program_id?",

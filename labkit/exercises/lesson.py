@@ -102,7 +102,7 @@ class ExerciseSession:
             sentence = "Complete the cell and run it (Shift+Enter): it says what is wrong."
             show_verdict(Verdict(name, exercise.title, "not attempted", sentence))
             return
-        waiting = f"Judging, in a process of its own: {self._limit_s:g} s at most, usually two."
+        waiting = f"Judging, in a process of its own: {self._limit_s:g} s at most, usually less than one."
         shown = _show({"text/plain": waiting, "text/html": f"<small>{waiting}</small>"}, "")
         file = self._write(name, cell)
         records = progress.read(self._lesson)

@@ -5,7 +5,7 @@
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -26,6 +26,9 @@ MOST_PROGRAMS = 4000
 """Of a launch that is counted: an interpreted program takes half a millisecond."""
 
 
+Ways = Mapping[str, Callable[..., Any]]
+
+
 def lesson(name: str) -> "Tasks":
     """Begin a lesson: say how kernels run here, and return its tasks. ``name`` is "launch_overhead".
 
@@ -44,25 +47,27 @@ def lesson(name: str) -> "Tasks":
 class Tasks(ExerciseSession):
     """The tasks of one lesson in this session of a notebook."""
 
-    def check(self, name: str, answer: Any) -> Table | None:  # type: ignore[override]
+    def check(self, name: str, answer: Any, beside: Ways | None = None) -> Table | None:  # type: ignore[override]
         """Judge the cell that this call stands in, show the verdict, and race what is right.
 
-        Returns the race: the learner's kernel beside the library's ways, or the solution where the learner's
-        cannot be raced; None for a task without a race. ValueError for an unknown name.
+        ``beside`` are ways of the lesson's own to race it with, by name; the task has those of libraries.
+        Returns the race: the learner's kernel beside the others, or the solution where the learner's cannot
+        be raced; None for a task without a race. ValueError for an unknown name.
         """
+        beside = beside or {}
         exercise = self._exercise(name)
         super().check(name, answer)
         if exercise.race is None:
             return None
         if name in self._right and not gpu.available():
-            count(exercise, self._right[name][0])
+            count(exercise, self._right[name][0], beside)
         if name in self._right and (
             problem := race.problem_at_size(self._lesson, exercise, self._right[name][1])
         ):
             self._take_back(name, problem)
         if name not in self._right and interactive():  # nothing is measured for an answer that is not right
-            return self._race(name, measured=False)
-        table = self._race(name)
+            return self._race(name, beside, measured=False)
+        table = self._race(name, beside)
         display(table)
         return table
 
@@ -111,10 +116,10 @@ class Tasks(ExerciseSession):
         progress.write(self._lesson, records)
         show_verdict(verdict)
 
-    def _race(self, name: str, measured: bool = True) -> Table:
+    def _race(self, name: str, beside: Ways, measured: bool = True) -> Table:
         exercise, known = self._exercise(name), session.current()
         spec = race.race_of(exercise)
-        calls = {**compiled(spec), **self.way(name)}
+        calls = {**compiled(spec), **beside, **self.way(name)}
         ways = tuple(Way(each, call, spec.works.get(each, spec.work)) for each, call in calls.items())
         title = f"The race: {exercise.title}"
         how = {"dtype": spec.dtype, "direction": spec.direction, "cache": spec.cache}
@@ -135,7 +140,7 @@ def compiled(spec: RaceSpec) -> dict[str, Callable[..., Any]]:
     }
 
 
-def count(exercise: Exercise, answer: Callable[..., Any]) -> None:
+def count(exercise: Exercise, answer: Callable[..., Any], beside: Ways) -> None:
     """Race by what can be counted without a GPU: launches, and bytes that are read and written.
 
     An address that is read again counts once: on a GPU it comes from a cache, if it is read again soon.
@@ -143,7 +148,7 @@ def count(exercise: Exercise, answer: Callable[..., Any]) -> None:
     spec = race.race_of(exercise)
     size, dtype = race.sizes_of(spec)[0], getattr(torch, spec.dtype)
     lines = []
-    for name, call in {**spec.rivals, "your kernel": spec.as_layer(answer)}.items():
+    for name, call in {**spec.rivals, **beside, "your kernel": spec.as_layer(answer)}.items():
         if name in ("torch.compile", "labkit"):  # the one is not compiled here, the other is launched alike
             continue
         given = [each.to(dtype) for each in spec.work.inputs(size)]

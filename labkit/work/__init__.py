@@ -4,5 +4,6 @@ from labkit.work.affine import affine
 from labkit.work.base import Shape, Work
 from labkit.work.copy import copy
 from labkit.work.linear import linear
+from labkit.work.row_product import row_product
 
-__all__ = ["Shape", "Work", "affine", "copy", "linear"]
+__all__ = ["Shape", "Work", "affine", "copy", "linear", "row_product"]

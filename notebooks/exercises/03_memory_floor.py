@@ -1,0 +1,189 @@
+"""Tasks of lesson 3: what is right, what people write instead, and what helps them on."""
+
+from labkit import work
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
+from labkit.exercises.properties import (
+    KERNEL,
+    KERNEL_CASES,
+    POINTWISE,
+    READ_ONCE,
+    column_mistakes,
+    vectors_at,
+)
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# ---- the floor of nn.Linear --------------------------------------------------------------------------------
+
+
+def floor_inputs(rows: int, width: int, itemsize: int, terabytes: float, teraflops: float) -> dict[str, Any]:
+    """The arguments, with the rates of a GPU in a second."""
+    return {
+        "rows": rows,
+        "width": width,
+        "itemsize": itemsize,
+        "bytes_per_us": terabytes * 1e6,
+        "operations_per_us": teraflops * 1e6,
+    }
+
+
+Terms = Callable[[int, int, int], tuple[float, float]]
+"""From rows, width and itemsize to bytes and operations."""
+
+
+def floor_of(terms: Terms, of: Callable[[float, float], float] = max) -> Callable[..., float]:
+    """The floor where bytes and operations are these, and ``of`` makes one time of the two."""
+
+    def gives(rows: int, width: int, itemsize: int, bytes_per_us: float, operations_per_us: float) -> float:
+        moved, operations = terms(rows, width, itemsize)
+        return of(moved / bytes_per_us, operations / operations_per_us)
+
+    return gives
+
+
+def right_terms(B: int, N: int, e: int) -> tuple[float, float]:
+    """x, the matrix and y once; a multiplication and an addition for each row and number of the matrix."""
+    return (2 * B * N + N * N) * e, 2 * B * N * N
+
+
+floor = Exercise(
+    "the floor of nn.Linear",
+    "linear_floor_us",
+    reference=floor_of(right_terms),
+    cases=(
+        (32768, 1024, 4, 3.0, 50.0),
+        (32768, 160, 2, 3.0, 650.0),
+        (256, 4096, 4, 2.0, 60.0),
+        (64, 4096, 2, 3.0, 700.0),
+        (1024, 1024, 2, 1.5, 150.0),
+    ),
+    inputs=floor_inputs,
+    tolerance=0.01,
+    right="The longer of the two decides, and which one that is depends on the sizes.",
+    mistakes={
+        "sum": Mistake(
+            "Does the GPU have to wait for the last byte before it may multiply?",
+            "Both go on at the same time: take the longer one, with max.",
+            gives=floor_of(right_terms, lambda memory, arithmetic: memory + arithmetic),
+        ),
+        "shorter": Mistake(
+            "Two things have to be done, and nothing is finished before both are. Which of the two decides?",
+            "The longer one: max, and not min.",
+            gives=floor_of(right_terms, min),
+        ),
+        "one-of-two": Mistake(
+            "A layer can be held up by either of two things. Which one does your function leave out?",
+            "Take the longer of the two times: of the bytes, and of 2 * width operations a result.",
+            gives=(
+                floor_of(right_terms, lambda memory, arithmetic: memory),
+                floor_of(right_terms, lambda memory, arithmetic: arithmetic),
+            ),
+        ),
+        "no-matrix": Mistake(
+            "x comes in and y goes out. What else does nn.Linear read?",
+            "The matrix, of width * width numbers. Where there are few rows it is the largest of the three.",
+            gives=floor_of(lambda B, N, e: (2 * B * N * e, 2 * B * N * N)),
+        ),
+        "matrix-for-each-row": Mistake(
+            "How often does the matrix have to come from memory, at least, if it serves all rows?",
+            "Once: width * width numbers, whatever the number of rows.",
+            gives=floor_of(lambda B, N, e: ((2 * B * N + B * N * N) * e, 2 * B * N * N)),
+        ),
+        "one-way": Mistake(
+            "Data goes into the kernel and out of it. Which one do you count?",
+            "Both: x is read, and y, which is as large, is written.",
+            gives=floor_of(lambda B, N, e: ((B * N + N * N) * e, 2 * B * N * N)),
+        ),
+        "one-operation": Mistake(
+            "What happens to a product, after it was multiplied?",
+            "It is added to the others. The rate counts both: 2 * rows * width * width operations.",
+            gives=floor_of(lambda B, N, e: ((2 * B * N + N * N) * e, B * N * N)),
+        ),
+        "no-itemsize": Mistake(
+            "How many bytes has a number of float32, and how many has one of bfloat16?",
+            "`itemsize` of them: multiply the count of numbers by it.",
+            gives=floor_of(lambda B, N, e: (2 * B * N + N * N, 2 * B * N * N)),
+        ),
+    },
+)
+
+# ---- loads ahead of the stores -----------------------------------------------------------------------------
+
+LANES = 128
+"""Elements that one load may bring: one for each thread."""
+
+
+def loaded_late(call: Call) -> str:
+    """Of a call with a single program: whether it loads from x after it has stored."""
+    x, made = call.passed["x"], call.launches
+    if not 0 < x.numel() <= 4 * LANES:  # the stores of several programs
+        return ""
+    first, last = x.data_ptr(), x.data_ptr() + x.nbytes
+    late = sum(
+        before > 0 and bool(((addresses >= first) & (addresses < last)).any())
+        for addresses, before in zip(made.loads, made.stores_before, strict=True)
+    )
+    return f"{late} loads from x come behind a store." if late else ""
+
+
+def loaded_wide(call: Call) -> str:
+    """Whether a load brings more than one element for each thread."""
+    widest = max((len(addresses) for addresses in call.launches.loads), default=0)
+    return (
+        f"one load brings {widest} elements, which is more than one for each thread."
+        if widest > LANES
+        else ""
+    )
+
+
+def column_of_first(at: Tensor, width: int) -> Tensor:
+    """The column of the first of a thread's four elements, at the place of each of them."""
+    return (at - at % (4 * LANES) // LANES * LANES) % width
+
+
+ahead = Exercise(
+    "x * row, loads ahead",
+    "ahead",
+    reference=torch.mul,
+    cases=((1, 1), (3, 5), (37, 33), (1, 512)),
+    large=((5, 640), (2, 3000)),
+    inputs=lambda rows, width: {"x": torch.randn(rows, width), "row": torch.randn(width)},
+    **KERNEL_CASES,
+    properties=(
+        KERNEL,
+        *POINTWISE,
+        READ_ONCE,
+        Property(
+            "not-ahead",
+            loaded_late,
+            "Read your kernel from top to bottom: does a load from x stand below a store?",
+            "Load all four first, each into a name of its own; then multiply; then store all four.",
+            contiguous_only=True,
+        ),
+        Property(
+            "wide-loads",
+            loaded_wide,
+            "How many elements has the block of places that you load from?",
+            "128, one for each thread: only then does the kernel differ from one_by_one_kernel in one thing.",
+        ),
+    ),
+    right="All four loads are on their way before the first value is needed.",
+    race=RaceSpec(work.row_product, {"PyTorch": torch.mul}, ({"batch": 32768, "width": 1024},)),
+    mistakes={
+        **column_mistakes(torch.mul),
+        "column-of-first": Mistake(
+            "Your four elements lie 128 places apart. Do they lie in the same column?",
+            "Each has a column of its own: take the remainder of its own place.",
+            gives=vectors_at(torch.mul, column_of_first),
+        ),
+        "no-row": Mistake(
+            "What is missing between your loads and your stores?",
+            "Load from `row` at the column of each element, and multiply.",
+            gives=lambda x, row: x,
+        ),
+    },
+)
