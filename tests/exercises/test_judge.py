@@ -22,7 +22,7 @@ from labkit.lessons import notebooks
 
 LESSONS = [notebooks.name_of(path) for path in notebooks.find()]
 ANSWERS = Path(__file__).parent / "answers"
-HARMED = "old/01_launch_overhead"
+HARMED = "01_launch_overhead"
 """The lesson whose exercise ``mask`` the harmful answers answer."""
 
 

@@ -13,8 +13,8 @@ from labkit.exercises.engine import Finding
 from labkit.lessons import notebooks
 from labkit.run import execute
 
-LESSON = "old/01_launch_overhead"
-ATTEMPTS = "attempts/old/launch_overhead"
+LESSON = "01_launch_overhead"
+ATTEMPTS = "attempts/launch_overhead"
 SOLUTIONS = notebooks.solution_cells(notebooks.resolve(LESSON))
 MASK = SOLUTIONS["mask"]
 
@@ -107,8 +107,10 @@ def test_progress_counts_tries_and_outlives_the_session_and_a_spoilt_file(learne
         one.run(masked(mask))
     table = progress.table().set_index(["lesson", "exercise"])
     assert list(table.loc[LESSON, "mask"]) == ["✓ solved", 3]
-    assert list(table.loc[LESSON, "graph"]) == ["○ open", 0]
-    assert list(table.index.unique("lesson")) == [notebooks.name_of(path) for path in notebooks.find()]
+    assert list(table.loc[LESSON, "affine"]) == ["○ open", 0]
+    assert list(table.index.unique("lesson")) == [
+        notebooks.name_of(path) for path in notebooks.find() if path.parent.name != notebooks.ASIDES
+    ]
     one.run(masked("at <= count"))
     assert list(of_mask()) == ["✗ tried", 4]
     file = kept / ATTEMPTS / "verdicts.json"
@@ -227,5 +229,5 @@ def test_reset_forgets_the_verdict_and_puts_the_cell_as_the_lesson_has_it_below(
     monkeypatch.setattr(session_module, "get_ipython", shell)
     one.tasks.reset("mask")
     ((cell, replaces),) = inputs
-    assert "inside = ...  # which places are?" in cell and not replaces
+    assert "inside = ...  # for each place of the block" in cell and not replaces
     assert list(of_mask()) == ["○ open", 1]
