@@ -320,6 +320,23 @@ def watching(observer: Observer) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def programs_in_order(order: Callable[[int], np.ndarray]) -> Iterator[None]:
+    """Run the programs of kernels that are interpreted inside in another order than one after the other.
+
+    ``order(count)`` is a permutation of 0 to count - 1: which program comes in the place of each.
+    """
+
+    def set_grid_idx(place: Any, builder: Any, x: int, y: int, z: int) -> None:
+        _, height, depth = sizes = builder.grid_dim
+        chosen = int(order(int(np.prod(sizes)))[(x * height + y) * depth + z])
+        place(builder, chosen // (height * depth), chosen // depth % height, chosen % depth)
+
+    other = _with_first(set_grid_idx, InterpreterBuilder.set_grid_idx)
+    with mock.patch.object(InterpreterBuilder, "set_grid_idx", other):
+        yield
+
+
 def _lanes(pointers: Any, mask: Any) -> tuple[np.ndarray, int]:
     """Addresses of the lanes that a mask lets through, and the bytes of an element."""
     on = np.broadcast_to(np.asarray(mask, dtype=bool), pointers.data.shape)

@@ -95,6 +95,14 @@ WILD_ADDRESS = (
     "This load or store went to a wild address. Every place has to be inside its tensor, or masked.",
     "Print the smallest and the largest of your places in the last program, and compare with the size.",
 )
+ORDER = (
+    "On a GPU programs run in any order, and many at once. Does one need what another one has stored?",
+    "A program may read what it has stored itself. What all of them add to needs tl.atomic_add.",
+)
+DEVICE = (
+    "Which lines of the launch make a tensor, and where do these tensors lie?",
+    "torch.empty_like(x) makes one where x lies; so does torch.empty(..., device=x.device, dtype=x.dtype).",
+)
 REUSED_MEMORY = (
     "What happens to the first result when somebody calls your function again?",
     "Make the result anew in each call: torch.empty_like costs next to nothing.",

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import copy
 from dataclasses import replace
 from functools import cache
@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import triton
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from labkit import child_process, interpreter
@@ -158,7 +159,7 @@ class CellTasks:
     def __init__(self, lesson: str, exercise: Exercise) -> None:
         self._lesson, self._exercise = lesson, exercise
 
-    def check(self, name: str, answer: Any) -> None:
+    def check(self, name: str, answer: Any, *beside: Any) -> None:
         if name == self._exercise.name:
             raise AnswerHandedIn(answer)
 
@@ -216,13 +217,89 @@ def judge(exercise: Exercise, answer: Any, file: Path) -> tuple[Finding, list[co
         done += calls
     first = [call for call in done if call.launches.kernels][:1] * REPEATED_CALLS
     again = [replace(call, got=exercise.call(answer, *call.passed.values())) for call in first]
-    if found := _reused_memory([*done, *again]):
+    if (
+        found := _reused_memory([*done, *again])
+        or _in_any_order(exercise, answer)
+        or _elsewhere(exercise, answer)
+    ):
         return found, []
     return _right(exercise, done), _kernels(done)
 
 
+ORDERS: dict[str, Callable[[int], np.ndarray]] = {
+    "from the last to the first": lambda count: np.arange(count)[::-1],
+    "in a random order": lambda count: np.random.default_rng(0).permutation(count),
+}
+"""Orders of programs that are tried beside the usual one. On a GPU there is none."""
+
+
+def _in_any_order(exercise: Exercise, answer: Any) -> Finding | None:
+    """Whether a right answer is wrong where the programs run in another order."""
+    if exercise.race is None:
+        return None
+    for said, order in ORDERS.items():
+        with interpreter.programs_in_order(order):
+            calls = [
+                _call(exercise, answer, each, exercise.dtypes[0], "contiguous") for each in exercise.cases
+            ]
+        problem = engine.first_problem(exercise, calls)
+        if problem is not None:
+            what = problem.observed or str(problem.call.error)
+            observed = f"{problem.call}, with the programs run {said}: {what}"
+            return Finding("wrong", observed, "order", hints=common_hints.ORDER)
+    return None
+
+
+class _MadeAnywhere(TorchFunctionMode):
+    """Collects the tensors that are made without saying where."""
+
+    factories = frozenset(
+        {
+            torch.empty,
+            torch.zeros,
+            torch.ones,
+            torch.full,
+            torch.rand,
+            torch.randn,
+            torch.arange,
+            torch.tensor,
+        }
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func in self.factories and not (kwargs or {}).get("device"):
+            self.made.append(made)
+        return made
+
+
+def _elsewhere(exercise: Exercise, answer: Any) -> Finding | None:
+    """Whether a right answer returns a tensor, or gives one to a kernel, that would not be on the GPU."""
+    if exercise.race is None:
+        return None
+    watched = _MadeAnywhere()
+    call = _call(exercise, answer, exercise.cases[-1], exercise.dtypes[0], "contiguous", watched)
+    used = tree_leaves([call.got, [given for _, given in call.launches.kernels]])
+    memory = {each.untyped_storage().data_ptr() for each in used if isinstance(each, Tensor) and each.dim()}
+    if not any(each.untyped_storage().data_ptr() in memory for each in watched.made if each.dim()):
+        return None
+    observed = (
+        "A tensor is made without saying on which device: on a machine with a GPU it would be on the CPU."
+    )
+    return Finding("wrong", observed, "device", hints=common_hints.DEVICE)
+
+
 def _call(
-    exercise: Exercise, answer: Any, case: tuple[Any, ...], dtype: torch.dtype | None, layout: str
+    exercise: Exercise,
+    answer: Any,
+    case: tuple[Any, ...],
+    dtype: torch.dtype | None,
+    layout: str,
+    within: AbstractContextManager[Any] | None = None,
 ) -> Call:
     def cast(value: Any) -> Any:
         floats = isinstance(value, Tensor) and value.is_floating_point()
@@ -237,7 +314,8 @@ def _call(
             inputs[name] = fences.place(value, layout if value.dim() else "contiguous")
     call = Call(case, dtype, layout, inputs, given, None)
     try:
-        with fences, interpreter_recording.record_launches() as call.launches:  # not what the fences do
+        # not what the fences do
+        with within or nullcontext(), fences, interpreter_recording.record_launches() as call.launches:
             call.got = exercise.call(answer, *inputs.values())
     except Exception as error:
         call.error = error
@@ -281,15 +359,16 @@ def _reused_memory(calls: list[Call]) -> Finding | None:
 
 
 def _kernels(done: list[Call]) -> list[codegen.CompileRequest]:
-    """The first kernel of a call in the last dtype, and of one in float16, to be compiled for a GPU."""
+    """The kernels of a call in the last dtype, and of one in float16, each once, to be compiled for a GPU."""
     half = [call for call in done if call.dtype is torch.float16] or done
-    requests = []
+    requests = {}
     for call in (done[-1], half[0]):
-        for kernel, given in call.launches.kernels[:1]:
+        for kernel, given in call.launches.kernels:
             options = {name: given[name] for name in ("num_warps", "num_stages") if given.get(name)}
             arguments = {name: value for name, value in given.items() if name in kernel.arg_names}
-            requests.append(codegen.request(kernel, arguments, target="sm_90", **options))
-    return requests
+            made = codegen.request(kernel, arguments, target="sm_90", **options)
+            requests[made.kernel, call.dtype] = made
+    return list(requests.values())
 
 
 def _right(exercise: Exercise, done: list[Call]) -> Finding:

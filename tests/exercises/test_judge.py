@@ -20,7 +20,7 @@ from labkit.exercises import judge
 from labkit.exercises.lesson import _untouched
 from labkit.lessons import notebooks
 
-LESSONS = [notebooks.name_of(path) for path in notebooks.find()]
+LESSONS = [notebooks.name_of(path) for path in notebooks.find() if path.parent.name != notebooks.ASIDES]
 ANSWERS = Path(__file__).parent / "answers"
 HARMED = "01_launch_overhead"
 """The lesson whose exercise ``mask`` the harmful answers answer."""
@@ -51,9 +51,11 @@ TABLE = {lesson: list(answers(lesson)) for lesson in LESSONS if (ANSWERS / f"{le
 
 
 def written(lesson, name, source, folder):
-    """The file of the cell that hands in an answer."""
+    """The file of the cell that hands in an answer, as the lesson's own cell does."""
+    cells = [cell["source"] for cell in notebooks.read_json(notebooks.resolve(lesson))["cells"]]
+    (last,) = [line for cell in cells for line in cell.splitlines() if f'tasks.check("{name}",' in line]
     file = folder / "cell.py"
-    file.write_text(f'{source}\n\ntasks.check("{name}", {judge.find(lesson)[name].answer})\n')
+    file.write_text(f"{source}\n\n{last}\n")
     return file
 
 
