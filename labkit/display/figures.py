@@ -79,7 +79,7 @@ def bars(
     if ticked:
         lines = [
             *lines,
-            "Black tick: how long a plain copy takes that moves as many bytes as the layer has to, at least.",
+            "Black tick: the time of a copy that moves as few bytes as the layer can do with.",
         ]
     if any(bar.low for bar in every):
         pale = "Pale bars are recorded. " if len({bar.live for bar in every}) > 1 else ""

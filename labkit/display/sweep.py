@@ -21,7 +21,7 @@ from labkit.work import Work
 
 TIME, SPEEDUP = "time per call", "speedup"
 Floors = Mapping[str, Callable[[float, str], float]]
-"""Thin lines by name: from a size and a dtype to microseconds."""
+"""Thin lines by name: from a size and a dtype to microseconds, or to a speedup."""
 
 
 class Sweep(Table):
@@ -38,8 +38,10 @@ class Sweep(Table):
         over: str,
         published: pd.DataFrame | None,
         floors: Floors,
+        expected: Floors,
     ) -> None:
-        self.points, self.over, self.published, self.floors = points, over, published, floors
+        self.points, self.over, self.published = points, over, published
+        self.floors, self.expected = floors, expected
         sizes = {axis: sorted({point.axes[axis] for point in points}) for axis in points[0].axes}
         self.x = max(sizes, key=lambda axis: len(sizes[axis]))
         self.choices: dict[str, list[Any]] = {axis: found for axis, found in sizes.items() if axis != self.x}
@@ -97,8 +99,10 @@ class Sweep(Table):
             sizes = {float(p.axes[self.x]) for p in self.points} | {
                 at[0] for curve in found for at in curve.points
             }
+            span = sorted({point.axes[self.x] for point in self.chosen(choice)})
+            floors = {n: [(x, line(x, choice["dtype"])) for x in span] for n, line in self.expected.items()}
             floors["as fast as " + self.over] = [(x, 1.0) for x in sorted(sizes)]
-        title = "Time per call" if quantity == TIME else f"Times faster than {self.over}"
+        title = "Time per call" if quantity == TIME else f"Speedup over {self.over}"
         written = style.duration if quantity == TIME else style.times
         better = "lower" if quantity == TIME else "higher"
         span = [point.axes[self.x] for point in self.chosen(choice)]
@@ -275,6 +279,7 @@ def sweep(
     over: str = "",
     published: pd.DataFrame | None = None,
     floors: Floors | None = None,
+    expected: Floors | None = None,
     **how: Any,
 ) -> Sweep:
     """Time ways over many sizes and show curves: on a GPU in a panel with Run and Stop, else as recorded.
@@ -284,12 +289,13 @@ def sweep(
         over: the way that speedups are over; the first one if left out.
         published: other people's speedups (``lab.published``), drawn beside.
         floors: thin lines by name: functions from a size and a dtype to microseconds.
+        expected: the same for the speedup.
 
     Where nobody can press Run, a GPU measures the first choice, and while a lesson is recorded all of them.
     """
     known = session.current()
     points = points_of(title, ways, work, how)
-    made = Sweep(title, points, known, over or next(iter(ways)), published, floors or {})
+    made = Sweep(title, points, known, over or next(iter(ways)), published, floors or {}, expected or {})
     if known.live and known.tape:
         made.measure_all()
     elif known.live and not interactive():

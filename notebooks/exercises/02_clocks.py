@@ -44,7 +44,7 @@ def off_by(calls_in: Callable[[Part], int], *factors: float) -> Callable[[Sequen
 
 # ---- a benchmark that lies ---------------------------------------------------------------------------------
 
-DEVICES = ((14.0, 20.0, 23), (5.0, 7.0, 31), (9.0, 15.0, 27, 9000.0))
+DEVICES = ((8.0, 9.0, 23), (5.0, 7.0, 31), (9.0, 6.0, 27, 9000.0))
 """Microseconds of a launch and of a wait, every which call is slow, and microseconds of compiling."""
 
 
@@ -76,6 +76,14 @@ benchmark = Exercise(
     untouched="20f32713a54a",
     right="Draw and warm up, wait, read the clock, call, wait, read. What lies between is the GPU's work.",
     mistakes={
+        "no-clock": Mistake(
+            "Which clock do you read? This GPU is a pretend one, and its time is only counted.",
+            "Your computer's clocks know nothing of it. Read gpu.clock_us().",
+            when=lambda calls: (
+                all(c.passed["layer"].calls and not parts_of(c) for c in calls)
+                and not any(count(c.passed["gpu"].log, "clock") for c in calls)
+            ),
+        ),
         "no-call": Mistake(
             *NO_CALL,
             when=lambda calls: not any(parts_of(call) for call in calls),
@@ -99,6 +107,11 @@ benchmark = Exercise(
             "Look at the first reading of the clock: what is the GPU still doing by then?",
             "It still draws the input and warms up. Call gpu.synchronize() right before you read the clock.",
             when=everywhere(lambda part: part[0].pending),
+        ),
+        "few-calls": Mistake(
+            "Time the same call twenty times, one by one: are all of these times alike?",
+            "Among few calls a slow one weighs much. Take the average of 50 calls, or a median.",
+            when=lambda calls: all(sum(count(p, "call") for p in parts_of(c)) < 10 for c in calls),
         ),
         "wrong-divisor": Mistake(
             "How many calls lie between the two readings, and what do you divide by?",
@@ -183,6 +196,21 @@ graph = Exercise(
             when=everywhere(
                 lambda part: any(entry.event == "clock" and entry.pending for entry in part[-1:])
             ),
+        ),
+        "no-wait-at-the-start": Mistake(
+            "Look at the first reading of the clock: what is the GPU still doing by then?",
+            "It is still at an earlier replay. Call torch.cuda.synchronize() before that reading, too.",
+            when=everywhere(lambda part: part[0].event == "clock" and part[0].pending),
+        ),
+        "with-forgotten": Mistake(
+            "Which of your calls were captured? torch.cuda.graph(graph) alone begins nothing.",
+            "Write `with torch.cuda.graph(graph):`, and make the calls in its block.",
+            raises="without a preceding successful capture",
+        ),
+        "not-ready": Mistake(
+            "The time between two events is known when the GPU has come to both. Has it, by then?",
+            "Call torch.cuda.synchronize() before elapsed_time.",
+            raises="not ready",
         ),
         "few-calls": Mistake(
             "A replay is a launch, too: some 8 microseconds. How many calls share it?",

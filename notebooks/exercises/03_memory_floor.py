@@ -103,10 +103,18 @@ floor = Exercise(
             "It is added to the others. The rate counts both: 2 * rows * width * width operations.",
             gives=floor_of(lambda B, N, e: ((2 * B * N + N * N) * e, B * N * N)),
         ),
+        "operations-of-bytes": Mistake(
+            "Does a multiplication of two numbers become two because they have more bytes?",
+            "itemsize belongs to the bytes only. The rate of operations already is that of the dtype.",
+            gives=floor_of(lambda B, N, e: ((2 * B * N + N * N) * e, 2 * B * N * N * e)),
+        ),
         "no-itemsize": Mistake(
             "How many bytes has a number of float32, and how many has one of bfloat16?",
             "`itemsize` of them: multiply the count of numbers by it.",
-            gives=floor_of(lambda B, N, e: (2 * B * N + N * N, 2 * B * N * N)),
+            gives=(
+                floor_of(lambda B, N, e: (2 * B * N + N * N, 2 * B * N * N)),
+                floor_of(lambda B, N, e: (2 * B * N * e + N * N, 2 * B * N * N)),
+            ),
         ),
     },
 )
@@ -140,9 +148,28 @@ def loaded_wide(call: Call) -> str:
     )
 
 
+def first_of(at: Tensor) -> Tensor:
+    """The place of the first of a thread's four elements, at the place of each of them."""
+    return at - at % (4 * LANES) // LANES * LANES
+
+
 def column_of_first(at: Tensor, width: int) -> Tensor:
     """The column of the first of a thread's four elements, at the place of each of them."""
-    return (at - at % (4 * LANES) // LANES * LANES) % width
+    return first_of(at) % width
+
+
+def column_without_parentheses(at: Tensor, width: int) -> Tensor:
+    """Where at + 128 % width leads, for the second to fourth of a thread's elements."""
+    first = first_of(at)
+    return torch.where(at == first, at % width, first + (at - first) % width)
+
+
+def last_of_four(x: Tensor, row: Tensor) -> Tensor:
+    """What is stored where each thread keeps the last of its four elements only; NaN where it has none."""
+    at = torch.arange(x.numel())
+    last = first_of(at) + 3 * LANES
+    values = (x * row).flatten()
+    return values[last.clamp(max=len(values) - 1)].where(last < len(values), torch.nan).view(x.shape)
 
 
 ahead = Exercise(
@@ -179,6 +206,16 @@ ahead = Exercise(
             "Your four elements lie 128 places apart. Do they lie in the same column?",
             "Each has a column of its own: take the remainder of its own place.",
             gives=vectors_at(torch.mul, column_of_first),
+        ),
+        "precedence": Mistake(
+            "Which of + and % does Python work out first in at + 128 % width?",
+            "The remainder. Put the sum into parentheses: (at + 128) % width.",
+            gives=vectors_at(torch.mul, column_without_parentheses),
+        ),
+        "one-name": Mistake(
+            "How many values has a thread to keep, and how many names have you for them?",
+            "A name that is used again loses what it held: four loads need four names.",
+            gives=last_of_four,
         ),
         "no-row": Mistake(
             "What is missing between your loads and your stores?",
