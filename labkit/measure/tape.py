@@ -102,5 +102,8 @@ def write(tape: Path, rows: Iterable[Row]) -> None:
 
 def tapes(key: str) -> dict[str, Path]:
     """The tapes of a lesson (its name without the number) by device, the shown one first."""
-    found = {tape.parent.name: tape for tape in sorted(paths.RECORDED.glob(f"*/{key}.jsonl"))}
+    found = {
+        tape.relative_to(paths.RECORDED).parts[0]: tape
+        for tape in sorted(paths.RECORDED.glob(f"*/{key}.jsonl"))
+    }
     return dict(sorted(found.items(), key=lambda each: each[0] != SHOWN))
