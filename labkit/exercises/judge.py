@@ -8,6 +8,7 @@ kernel that is right when interpreted is then compiled for a GPU.
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import copy
@@ -45,15 +46,20 @@ NOTHING_IS_LOST = "Nothing of your notebook is lost."
 # ---- the notebook's process --------------------------------------------------------------------------------
 
 
-def judge_in_child(lesson: str, name: str, file: Path, *, seconds: float, **limits: Any) -> Finding:
+def judge_in_child(
+    lesson: str, name: str, file: Path, own: Path | None = None, *, seconds: float, **limits: Any
+) -> Finding:
     """The finding for the cell in a file that hands in an answer to an exercise.
 
+    ``own`` is the learner's copy of the notebook, whose kernel cells count in place of the published ones.
     The answer may run for so many seconds, and its kernels may take as many to compile; ``limits`` are
     ``memory`` and ``show`` of `PreloadedProcess.run`. Whatever it does becomes a finding, not an exception.
     """
     try:
         finding: Finding
-        finding, kernels = process(lesson).run(judge_file, lesson, name, file, seconds=seconds, **limits)
+        finding, kernels = process(lesson).run(
+            judge_file, lesson, name, file.resolve(), own, seconds=seconds, **limits
+        )
         codegen.compile_many(kernels, seconds)
     except (codegen.CompileError, ValueError) as error:
         return _refused(find(lesson)[name], error)
@@ -133,16 +139,20 @@ def find(lesson: str) -> dict[str, Exercise]:
     return {name: replace(each, name=name) for name, each in found.items() if isinstance(each, Exercise)}
 
 
-def judge_file(lesson: str, name: str, file: Path) -> tuple[Finding, list[codegen.CompileRequest]]:
+def judge_file(
+    lesson: str, name: str, file: Path, own: Path | None = None
+) -> tuple[Finding, list[codegen.CompileRequest]]:
     """The finding for the cell in a file, and kernels that have to compile where it is right."""
-    namespace = vars(notebooks.load(lesson))  # again: the notebook may have been saved meanwhile
+    namespace = vars(notebooks.load(own or lesson))  # again: the notebook may have been saved meanwhile
     exercise = find(lesson)[name]
-    try:
-        return judge(exercise, run_cell(lesson, namespace, exercise, file), file)
-    except NotCheckedError as error:
-        return Finding("error", str(error)), []
-    except BaseException as error:  # SystemExit too: whatever it is, the learner's code raised it
-        return exception_hints.explain(exercise, error, file, namespace), []
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)  # what an answer writes or deletes there is nobody's
+        try:
+            return judge(exercise, run_cell(lesson, namespace, exercise, file), file)
+        except NotCheckedError as error:
+            return Finding("error", str(error)), []
+        except BaseException as error:  # SystemExit too: whatever it is, the learner's code raised it
+            return exception_hints.explain(exercise, error, file, namespace), []
 
 
 class NotCheckedError(Exception):

@@ -55,6 +55,9 @@ def lesson(name: str, *, solve: bool = False) -> "ExerciseSession":
     return ExerciseSession(f"old/{name}", solve)
 
 
+TO_DO = "Complete the cell and run it (Shift+Enter): it says what is wrong."
+
+
 def source_digest(source: str) -> str:
     """12 hex digits of a cell's source that do not change with comments and white space."""
     skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
@@ -98,19 +101,18 @@ class ExerciseSession:
             return
         cell = _current_cell()
         self._right.pop(name, None)
-        if _untouched(exercise, cell):
-            sentence = "Complete the cell and run it (Shift+Enter): it says what is wrong."
-            show_verdict(Verdict(name, exercise.title, "not attempted", sentence))
+        if why := _not_handed_in(exercise, cell):
+            show_verdict(Verdict(name, exercise.title, "not attempted", why))
             return
         waiting = f"Judging, in a process of its own: {self._limit_s:g} s at most, usually less than one."
         shown = _show({"text/plain": waiting, "text/html": f"<small>{waiting}</small>"}, "")
         file = self._write(name, cell)
-        records = progress.read(self._lesson)
-        record = records.setdefault(name, ExerciseRecord())
         finding = self._findings[name] = self._judge(name, file)
-        verdict = self._verdict(exercise, finding, cell, record)
-        record.status, record.when = verdict.status, datetime.now(UTC).isoformat(timespec="seconds")
-        progress.write(self._lesson, records)
+        with progress.updated(self._lesson, name) as record:
+            verdict = self._verdict(exercise, finding, cell, record)
+            if record.status != "right":  # what was solved once stays so
+                record.status = verdict.status
+            record.when = datetime.now(UTC).isoformat(timespec="seconds")
         if verdict.status == "right":
             self._right[name] = answer, file
         if shown is None:
@@ -167,9 +169,8 @@ class ExerciseSession:
         the disk, so nothing but the page itself can change one.
         """
         self._exercise(name)
-        records = progress.read(self._lesson)
-        records.pop(name, None)
-        progress.write(self._lesson, records)
+        with progress.updated(self._lesson, name) as record:
+            vars(record).update(vars(ExerciseRecord()))
         self._right.pop(name, None)
         cells = notebooks.code_cells(notebooks.read_json(notebooks.resolve(self._lesson)))
         (cell,) = [each["source"] for _, each in cells if f'tasks.check("{name}",' in each["source"]]
@@ -199,7 +200,10 @@ class ExerciseSession:
     def _judge(self, name: str, file: Path) -> Finding:
         memory = int(MEMORY_SHARE * psutil.virtual_memory().total)
         show = partial(print, end="", flush=True)
-        return judge.judge_in_child(self._lesson, name, file, seconds=self._limit_s, memory=memory, show=show)
+        own = paths.state().parent / f"{self._lesson}.ipynb"  # a learner may have changed a kernel cell
+        notebook = own if own.exists() else None
+        limits: Any = {"seconds": self._limit_s, "memory": memory, "show": show}
+        return judge.judge_in_child(self._lesson, name, file, notebook, **limits)
 
     def _verdict(self, exercise: Exercise, finding: Finding, cell: str, record: ExerciseRecord) -> Verdict:
         """A finding as the learner sees it; ``record`` gets it, too.
@@ -225,23 +229,33 @@ class ExerciseSession:
             file = paths.cache() / "solutions" / self._lesson / f"{name}.py"
         else:
             earlier = progress.attempt_files(self._lesson, name)
+            for file in earlier:  # run again, it is no other try
+                if source_digest(file.read_text(encoding="utf-8")) == source_digest(cell):
+                    paths.write_text(file, cell)
+                    return file
             number = int(earlier[-1].stem) + 1 if earlier else 1
             file = progress.folder(self._lesson) / name / f"{number:04}.py"
         paths.write_text(file, cell)
         return file
 
 
-def _untouched(exercise: Exercise, cell: str) -> bool:
-    """Whether the cell is as the lesson gives it, or still has three dots to replace."""
+def _not_handed_in(exercise: Exercise, cell: str) -> str:
+    """Why a cell is not judged: it is as the lesson gives it, has three dots left, or checks twice; or ""."""
     if source_digest(cell) == exercise.untouched:
-        return True
+        return TO_DO
     with suppress(SyntaxError):  # judged, and explained there
         tree = ast.parse(cell)
+        calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call) and each.args]
+        names = [call.args[0] for call in calls if ast.unparse(call.func) == "tasks.check"]
+        if sum(isinstance(each, ast.Constant) and each.value == exercise.name for each in names) > 1:
+            return "The cell hands this task in twice. Keep one tasks.check in a cell."
         for each in list(ast.walk(tree)):
             if isinstance(each, ast.Subscript):
                 each.slice = ast.Constant(0)  # x[..., 0] is Python
-        return any(isinstance(each, ast.Constant) and each.value is ... for each in ast.walk(tree))
-    return False
+        dots = [each for each in ast.walk(tree) if isinstance(each, ast.Constant) and each.value is ...]
+        if dots:
+            return f"{TO_DO} (Line {dots[0].lineno} still has three dots.)"
+    return ""
 
 
 def _show(bundle: dict[str, Any], text: str) -> Any:

@@ -1,12 +1,13 @@
 """What is kept of a learner's answers below `paths.state()`: every attempt, the last verdicts."""
 
 import json
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
+from filelock import FileLock
 
 from labkit import paths
 from labkit.lessons import notebooks
@@ -16,7 +17,7 @@ STATES = {"solved": "✓ solved", "tried": "✗ tried", "open": "○ open"}
 
 @dataclass
 class ExerciseRecord:
-    """What is kept of an exercise: the last verdict, and the distinct wrong answers since it was right."""
+    """What is kept of an exercise: "right" if it was so once, else the last verdict; wrong answers since."""
 
     status: str = "not attempted"
     wrong: list[list[str]] = field(default_factory=list)
@@ -44,16 +45,21 @@ def read(lesson: str, state: Path | None = None) -> dict[str, ExerciseRecord]:
     return {}
 
 
-def write(lesson: str, records: dict[str, ExerciseRecord]) -> None:
-    """Replace what is kept of a lesson's verdicts."""
-    text = json.dumps({name: vars(each) for name, each in records.items()}, indent=1)
-    paths.write_text(folder(lesson) / "verdicts.json", text)
+@contextmanager
+def updated(lesson: str, exercise: str) -> Iterator[ExerciseRecord]:
+    """What is kept of an exercise, to be changed inside; nobody else changes the lesson's verdicts then."""
+    file = folder(lesson) / "verdicts.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(file.with_suffix(".lock")):
+        records = read(lesson)
+        yield records.setdefault(exercise, ExerciseRecord())
+        paths.write_text(file, json.dumps({name: vars(each) for name, each in records.items()}, indent=1))
 
 
 def table(lessons: Iterable[Path] | None = None, state: Path | None = None) -> pd.DataFrame:
     """A row for each exercise of these lessons (default: all of them): lesson, exercise, state, tries.
 
-    An exercise is solved if the last verdict on it was right, tried if there was another one, else open.
+    An exercise is solved if a verdict on it was right, tried if there was another one, else open.
     ``state`` is the ``.labkit`` of a learner's folder, that of this process if left out.
     """
     rows = []

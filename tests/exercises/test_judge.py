@@ -17,7 +17,7 @@ from processes import gone, wait_for
 
 from labkit import child_process, paths
 from labkit.exercises import judge
-from labkit.exercises.lesson import _untouched
+from labkit.exercises.lesson import _not_handed_in
 from labkit.lessons import notebooks
 
 LESSONS = [notebooks.name_of(path) for path in notebooks.find() if path.parent.name != notebooks.ASIDES]
@@ -99,8 +99,8 @@ def test_solutions_are_right_and_untouched_cells_are_known(lesson, tmp_path):
     for name, exercise in judge.find(lesson).items():
         finding = found(lesson, name, solutions[name], tmp_path)
         assert finding.status == "right" and finding.checks, finding
-        assert _untouched(exercise, handed_in[name])
-        assert not _untouched(exercise, solutions[name])
+        assert _not_handed_in(exercise, handed_in[name])
+        assert not _not_handed_in(exercise, solutions[name])
 
 
 @pytest.mark.parametrize("lesson", LESSONS)

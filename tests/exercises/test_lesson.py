@@ -1,5 +1,6 @@
 """A learner's session: verdicts, hints that unlock, what is kept, accidents, a notebook from end to end."""
 
+import json
 import re
 
 import nbformat
@@ -98,7 +99,7 @@ def test_hints_unlock_with_other_wrong_answers_only_and_being_right_locks_them_a
     assert "Solution</summary>" in one.run(masked("at > -1"))["text/html"]
     assert "right" in one.run(masked("at < count"))["text/plain"]
     assert hints(one.run(masked("True"))) == ["1"]
-    assert len(attempts(kept)) == 7, "each attempt's source is kept"
+    assert len(attempts(kept)) == 5, "each attempt's source is kept, and one that is run again counts once"
 
 
 def test_progress_counts_tries_and_outlives_the_session_and_a_spoilt_file(learner, kept):
@@ -112,7 +113,7 @@ def test_progress_counts_tries_and_outlives_the_session_and_a_spoilt_file(learne
         notebooks.name_of(path) for path in notebooks.find() if path.parent.name != notebooks.ASIDES
     ]
     one.run(masked("at <= count"))
-    assert list(of_mask()) == ["✗ tried", 4]
+    assert list(of_mask()) == ["✓ solved", 3], "it was solved, and this answer was tried before"
     file = kept / ATTEMPTS / "verdicts.json"
     file.write_text("{")
     assert "✓" in learner().run(masked("at < count"))["text/plain"]
@@ -231,3 +232,24 @@ def test_reset_forgets_the_verdict_and_puts_the_cell_as_the_lesson_has_it_below(
     ((cell, replaces),) = inputs
     assert "inside = ...  # for each place of the block" in cell and not replaces
     assert list(of_mask()) == ["○ open", 1]
+
+
+def test_a_cell_that_hands_in_twice_or_has_dots_left_is_not_judged_and_says_why(learner, kept):
+    one = learner()
+    twice = one.run(masked("at <= count") + '\ntasks.check("mask", double_kernel)')["text/plain"]
+    assert "not attempted" in twice and "twice" in twice
+    dots = one.run(masked("at < count").replace("BLOCK + ", "BLOCK + ... + "))["text/plain"]
+    assert "not attempted" in dots and "Line 3 still has three dots" in dots
+    assert not attempts(kept)
+
+
+def test_the_learners_own_kernel_cells_count(learner, kept):
+    notebook = notebooks.read_json(notebooks.resolve(LESSON))
+    for cell in notebook["cells"]:
+        if "kernel" in notebooks.tags(cell):
+            cell["source"] = "def helper(at, count):\n    return at < count\n"
+    kept.parent.joinpath(f"{LESSON}.ipynb").write_text(json.dumps(notebook))
+    source = MASK.replace("at < count", "helper(at, count)").replace(
+        "@triton.jit", "helper = triton.jit(helper)\n\n\n@triton.jit"
+    )
+    assert "right" in learner().run(f'{source}\n\ntasks.check("mask", double_kernel)')["text/plain"]
