@@ -99,6 +99,14 @@ ORDER = (
     "On a GPU programs run in any order, and many at once. Does one need what another one has stored?",
     "A program may read what it has stored itself. What all of them add to needs tl.atomic_add.",
 )
+TOO_MUCH = (
+    "How large are the blocks that tl.dot multiplies, and how many stages of them are in shared memory?",
+    "Smaller blocks, or a smaller num_stages, ask for less. num_warps is 32 at most.",
+)
+NOT_YOURS = (
+    "That works, and somebody else has written it. What would you write?",
+    "The cell wants a kernel of your own: a function with @triton.jit, and its launch.",
+)
 DEVICE = (
     "Which lines of the launch make a tensor, and where do these tensors lie?",
     "torch.empty_like(x) makes one where x lies; so does torch.empty(..., device=x.device, dtype=x.dtype).",

@@ -38,6 +38,9 @@ ENVIRONMENT = dict(
     TRITON_INTERPRET="1", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", LABKIT_HEADLESS="1", MPLBACKEND="Agg"
 )
 """The same on every machine: Triton interprets, no GPU is seen, nobody presses buttons."""
+SHARED_BYTES, WARPS = 227 * 1024, 32
+"""What a program may have on a GPU of compute capability 9.0 (CUDA C++ Programming Guide, table of technical
+specifications)."""
 REPEATED_CALLS = 4
 """The smallest case is called so often again: a ring of so many results hands one of them back."""
 NOTHING_IS_LOST = "Nothing of your notebook is lost."
@@ -60,11 +63,17 @@ def judge_in_child(
         finding, kernels = process(lesson).run(
             judge_file, lesson, name, file.resolve(), own, seconds=seconds, **limits
         )
-        codegen.compile_many(kernels, seconds)
+        compiled = codegen.compile_many(kernels, seconds)
     except (codegen.CompileError, ValueError) as error:
         return _refused(find(lesson)[name], error)
     except (TimeoutError, KeyboardInterrupt, child_process.ChildError) as error:
         return explain_end(error, file, seconds, lesson)
+    for each in compiled:
+        if each.shared_bytes > SHARED_BYTES or each.num_warps > WARPS:
+            asks = f"{each.shared_bytes / 1024:.0f} KB of shared memory and {each.num_warps} warps a program"
+            has = f"{SHARED_BYTES // 1024} KB and {WARPS}"
+            observed = f"Interpreted it is right, but {each.kernel} asks for {asks}. An H100 has {has}."
+            return Finding("wrong", observed, "too-much", hints=common_hints.TOO_MUCH)
     return finding
 
 

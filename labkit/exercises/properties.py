@@ -35,6 +35,14 @@ def _kernel(call: Call) -> str:
     return "" if call.launches.kernels else f"no Triton kernel was launched, but {operations}."
 
 
+def _not_yours(call: Call) -> str:
+    for kernel, _ in call.launches.kernels:
+        function = getattr(kernel, "fn", kernel)
+        if str(getattr(function, "__module__", "")).startswith("labkit.kernels"):
+            return f"{function.__name__} is labkit's kernel."
+    return ""
+
+
 def _one_launch(call: Call) -> str:
     names = call.launches.names
     if not names:  # then nothing is stored, either
@@ -125,6 +133,7 @@ def _rounded_once(call: Call) -> str:
 NOTHING_OUTSIDE = Property("stores-outside", _outside, *common_hints.STORES_OUTSIDE, before_values=True)
 LOADS_INSIDE = Property("loads-outside", _loads_outside, *common_hints.LOADS_OUTSIDE)
 KERNEL = Property("no-kernel", _kernel, *common_hints.NO_KERNEL, before_values=True)
+OWN = Property("not-yours", _not_yours, *common_hints.NOT_YOURS, before_values=True)
 ONE_LAUNCH = Property(
     "launches", _one_launch, *common_hints.LAUNCHES, before_values=True, contiguous_only=True
 )
@@ -140,7 +149,7 @@ KERNEL_CASES: dict[str, Any] = {"dtypes": DTYPES, "layouts": ("contiguous", "tra
 """How the kernel of most exercises is tried."""
 ALL_STORED = (UNWRITTEN, NOTHING_STORED, NO_OTHER)
 """Of a kernel that stores all elements of its results."""
-POINTWISE = (ONE_LAUNCH, NOTHING_OUTSIDE, *ALL_STORED, LOADS_INSIDE, STORED_ONCE, ROUNDED_ONCE)
+POINTWISE = (OWN, ONE_LAUNCH, NOTHING_OUTSIDE, *ALL_STORED, LOADS_INSIDE, STORED_ONCE, ROUNDED_ONCE)
 """Of a kernel that stores each element of one result once."""
 PRODUCT = (FULL_FLOAT32, *POINTWISE, HALF_PRODUCTS)
 """Of a kernel with tl.dot."""
