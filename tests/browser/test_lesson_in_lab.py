@@ -3,14 +3,18 @@
 import json
 import re
 import time
+from pathlib import Path
 
 import jupyter_lab
+import pytest
 
+from labkit import paths
 from labkit.lessons import notebooks
 from labkit.measure import tape
 
 LESSON = notebooks.resolve("01_launch_overhead")
 SOLUTIONS = notebooks.solution_cells(LESSON)
+OTHERS = [path for path in notebooks.find() if path.parent == paths.NOTEBOOKS and path != LESSON]
 
 
 def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> None:
@@ -62,7 +66,6 @@ def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> No
     page.says(panel, "No GPU here: you explore the recorded sweep.")
     figure = page.output(panel).locator(".widget-html img").first
     for change in (
-        lambda: page.output(panel).get_by_label("dtype").select_option("bfloat16"),
         lambda: page.output(panel).get_by_label("clock").select_option("graph clock"),
         lambda: page.output(panel).get_by_text("speedup").first.click(),
     ):
@@ -79,4 +82,29 @@ def test_a_reader_works_through_the_lesson(page: jupyter_lab.NotebookPage) -> No
     page.reload()
     page.output(guess).get_by_role("button", name=re.compile("Seal"), disabled=True).wait_for()
     assert figure.count() == 1 and "right" in page.text(mask)
+    assert page.errors == []
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.stem)
+def test_each_lesson_runs_and_its_solutions_are_right_in_its_own_cells(
+    page: jupyter_lab.NotebookPage, path: Path
+) -> None:
+    page.open(path)
+    page.run_all(seconds=240)
+    assert not page.page.locator(".jp-Notebook .jp-OutputArea-error").count(), "a cell failed"
+    solutions = notebooks.solution_cells(path)
+    for name, solution in solutions.items():
+        cell = page.index_of(f'tasks.check("{name}"')
+        last = next(line for line in page.sources()[cell].splitlines() if "tasks.check(" in line)
+        page.set_source(cell, f"{solution}\n\n\n{last}")
+        page.run_cell(cell)
+        assert "right" in page.text(cell)
+        page.screenshot(f"{path.stem}-{name}", cell)
+    panel = page.index_of("lab.sweep(")
+    page.scroll_to(panel)
+    page.output(panel).get_by_text("speedup").first.click()
+    page.screenshot(f"{path.stem}-panel", panel)
+    last_cell = len(page.sources()) - 1
+    page.run_cell(last_cell)
+    assert page.text(last_cell).count("solved") == len(solutions)
     assert page.errors == []
