@@ -79,7 +79,7 @@ def bars(
     if ticked:
         lines = [
             *lines,
-            "Black tick: the time of a copy that moves as few bytes as the layer can do with.",
+            "Black tick: the time of a copy of the bytes that have to be read and written, each once.",
         ]
     if any(bar.low for bar in every):
         pale = "Pale bars are recorded. " if len({bar.live for bar in every}) > 1 else ""

@@ -181,7 +181,8 @@ def origin(rows: Sequence[Row], live: bool) -> list[str]:
             for row in timed
             if row.noise == noise
         }
-        found.append(f"Noisy ({noise}): {'; '.join(sorted(filter(None, sizes))) or 'all'}.")
+        said = noise.replace("clocks held down by", "the GPU was slowed down by its")
+        found.append(f"Noisy ({said}): {'; '.join(sorted(filter(None, sizes))) or 'all'}.")
     return found
 
 
@@ -197,8 +198,8 @@ def numbers_html(rows: Iterable[Row]) -> str:
 def _spread(row: Row) -> str:
     if row.median_us is None:
         return row.note
-    spread = f"{row.p20_us:.4g} to {row.p80_us:.4g}" if row.p20_us is not None else ""
-    return f"{row.median_us:.4g} µs ({spread})" + (f"; {row.note}" if row.note else "")
+    spread = f"{row.p20_us:,.2f} to {row.p80_us:,.2f}" if row.p20_us is not None else ""
+    return f"{row.median_us:,.2f} µs ({spread})" + (f"; {row.note}" if row.note else "")
 
 
 def plain_table(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:

@@ -83,7 +83,8 @@ def _unfilled(call: Call) -> str:
     for _, stored, right in _stored_parts(call):
         lost = stored.isnan() & ~right.isnan()
         if lost.any() and torch.isclose(stored, right, 0.05, 0.05, equal_nan=True)[~lost].all():
-            return f"of the elements {int(lost.sum())} came out as NaN, and the others are right."
+            count = int(lost.sum())
+            return f"{count} element{'s' * (count != 1)} came out as NaN, and the others are right."
     return ""
 
 

@@ -23,7 +23,7 @@ from labkit import paths
 if TYPE_CHECKING:  # its validator takes a second to import, and loading a lesson does not need it
     from nbformat import NotebookNode
 
-SETUP, KERNEL = LOADED_TAGS = ("setup", "kernel")
+SETUP, KERNEL, WAY = LOADED_TAGS = ("setup", "kernel", "way")
 EXERCISE = "exercise"
 ASIDES = "asides"
 """The folder of the notebooks without exercises that lessons link to."""
@@ -117,7 +117,7 @@ def solution_cells(path: Path) -> dict[str, str]:
 
 
 def load(lesson: str | Path, *, solved: bool = False) -> ModuleType:
-    """The cells tagged ``setup`` and ``kernel``, in order, as a module; nothing else of the lesson runs.
+    """The cells tagged ``setup``, ``kernel`` and ``way``, in order, as a module; nothing else runs.
 
     With ``solved`` the module has the solution of each exercise too, in the place of its cell. The module is
     a real file, because Triton and inspect read the source of a kernel from its file. It is imported once for
@@ -149,7 +149,7 @@ def import_file(name: str, file: Path) -> ModuleType:
 
 
 def _module_source(path: Path, solved: bool) -> str:
-    parts = [f'"""The setup and kernel cells of {path.name}, written from it: edit them there."""\n']
+    parts = [f'"""The setup, kernel and way cells of {path.name}, written from it: edit them there."""\n']
     loaded = (*LOADED_TAGS, EXERCISE) if solved else LOADED_TAGS
     for number, cell in code_cells(read_json(path)):
         kind = next((tag for tag in tags(cell) if tag in loaded), None)

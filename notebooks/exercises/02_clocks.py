@@ -90,7 +90,7 @@ benchmark = Exercise(
         ),
         "draws-inside": Mistake(
             "Look at what stands between the two readings: what does the GPU work on there?",
-            "gpu.randn is a kernel, too. Draw the input once, before the clock starts.",
+            "gpu.randn is a kernel, too. Draw the input once, and wait for it, before the clock starts.",
             when=everywhere(lambda part: count(part, "draw")),
         ),
         "first-call-inside": Mistake(
@@ -206,6 +206,11 @@ graph = Exercise(
             "Which of your calls were captured? torch.cuda.graph(graph) alone begins nothing.",
             "Write `with torch.cuda.graph(graph):`, and make the calls in its block.",
             raises="without a preceding successful capture",
+        ),
+        "do-bench": Mistake(
+            "do_bench has events of its own, which see no pretend GPU. What do they show beside the kernel?",
+            "Write the clock with a graph: capture many calls, replay, wait, divide.",
+            raises="active drivers",
         ),
         "not-ready": Mistake(
             "The time between two events is known when the GPU has come to both. Has it, by then?",
