@@ -101,7 +101,7 @@ benchmark = Exercise(
         "no-wait-at-the-end": Mistake(
             "Look at the last reading of the clock: what is the GPU still doing by then?",
             "The calls are only in the queue. Call gpu.synchronize() right before you read the clock.",
-            when=everywhere(lambda part: part[-1].pending),
+            when=everywhere(lambda part: any(each.event == "clock" and each.pending for each in part[1:])),
         ),
         "no-wait-at-the-start": Mistake(
             "Look at the first reading of the clock: what is the GPU still doing by then?",
@@ -158,7 +158,7 @@ graph = Exercise(
     inputs=lambda *case: {"call": KernelSequence(*case)},
     call=run_graph_clock,
     tolerance=0.05,
-    right="However slow Python is: a replay is launched once, so what you read is the GPU's work.",
+    right="One launch for many calls: however slow Python is, what you read is the GPU's work.",
     mistakes={
         "compiles-inside": Mistake(
             "Which call of a layer is unlike all others, and where does it happen here?",

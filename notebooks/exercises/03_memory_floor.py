@@ -76,7 +76,7 @@ floor = Exercise(
             gives=floor_of(right_terms, min),
         ),
         "one-of-two": Mistake(
-            "A layer can be held up by either of two things. Which one does your function leave out?",
+            "By your function one of two times never decides. Work out both: is one missing, or too short?",
             "Take the longer of the two times: of the bytes, and of 2 * width operations a result.",
             gives=(
                 floor_of(right_terms, lambda memory, arithmetic: memory),
@@ -198,7 +198,7 @@ ahead = Exercise(
             "128, one for each thread: only then does the kernel differ from one_by_one_kernel in one thing.",
         ),
     ),
-    right="All four loads are on their way before the first value is needed.",
+    right="All four loads are on their way before the first store.",
     race=RaceSpec(work.row_product, {"PyTorch": torch.mul}, ({"batch": 32768, "width": 1024},)),
     mistakes={
         **column_mistakes(torch.mul),
