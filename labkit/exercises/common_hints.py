@@ -103,6 +103,10 @@ TOO_MUCH = (
     "How large are the blocks that tl.dot multiplies, and how many stages of them are in shared memory?",
     "Smaller blocks, or a smaller num_stages, ask for less. num_warps is 32 at most.",
 )
+READS_STORED = (
+    "Which tensor do you both load from and store to? Who sees there what another thread has stored?",
+    "Load from the inputs only, keep values in variables, and store each result once.",
+)
 NOT_YOURS = (
     "That works, and somebody else has written it. What would you write?",
     "The cell wants a kernel of your own: a function with @triton.jit, and its launch.",

@@ -5,8 +5,10 @@ reference on all cases. An answer that behaves like a plausible mistake on all o
 hints. One that behaves like none gets the smallest case where it differs, with the numbers.
 """
 
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, Literal
 
 import numpy as np
@@ -451,7 +453,7 @@ def _number(value: Any) -> float | None:
         return None
     if isinstance(value, (Tensor, np.ndarray)):
         return float(value) if value.ndim == 0 else None
-    return float(value) if isinstance(value, (int, float, np.number)) else None
+    return float(value) if isinstance(value, (numbers.Real, np.number, Decimal)) else None
 
 
 def short(value: Any) -> str:

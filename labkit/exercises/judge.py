@@ -184,6 +184,8 @@ class CellTasks:
 
     def answer(self, name: str) -> Any:
         """The solution's: the learner's own answer lives in the notebook."""
+        if name == self._exercise.name:
+            raise NotCheckedError("tasks.answer gives the solution. This cell wants an answer of your own.")
         return getattr(solutions(self._lesson), find(self._lesson)[name].answer)
 
     def __getattr__(self, name: str) -> Callable[..., None]:

@@ -88,6 +88,14 @@ def _unfilled(call: Call) -> str:
     return ""
 
 
+def _reads_stored(call: Call) -> str:
+    """Lanes of a program run in no order: what one has stored another one may not see."""
+    stored = np.unique(np.concatenate(call.launches.stores)) if call.launches.stores else np.zeros(0)
+    loaded = np.unique(np.concatenate(call.launches.loads)) if call.launches.loads else np.zeros(0)
+    again = len(np.intersect1d(stored, loaded))
+    return f"{again} elements are stored and loaded again, or loaded where they are stored." if again else ""
+
+
 def _stored_once(call: Call) -> str:
     for got, _ in call.result_tensors():
         stored = call.launches.stored(got) if got.is_contiguous() else np.zeros(0)
@@ -141,6 +149,7 @@ ONE_LAUNCH = Property(
 NOTHING_STORED = Property("nothing-stored", _nothing_stored, *common_hints.NOTHING_STORED, before_values=True)
 UNWRITTEN = Property("unwritten", _unwritten, *common_hints.UNWRITTEN, before_values=True)
 NO_OTHER = Property("no-other", _unfilled, *common_hints.NO_OTHER, before_values=True)
+READS_STORED = Property("reads-stored", _reads_stored, *common_hints.READS_STORED)
 STORED_ONCE = Property("stored-twice", _stored_once, *common_hints.STORED_TWICE)
 READ_ONCE = Property("read-again", _read_once, *common_hints.READ_AGAIN, contiguous_only=True)
 FULL_FLOAT32 = Property("tf32", _full_float32, *common_hints.TF32, before_values=True)
@@ -150,7 +159,16 @@ KERNEL_CASES: dict[str, Any] = {"dtypes": DTYPES, "layouts": ("contiguous", "tra
 """How the kernel of most exercises is tried."""
 ALL_STORED = (UNWRITTEN, NOTHING_STORED, NO_OTHER)
 """Of a kernel that stores all elements of its results."""
-POINTWISE = (OWN, ONE_LAUNCH, NOTHING_OUTSIDE, *ALL_STORED, LOADS_INSIDE, STORED_ONCE, ROUNDED_ONCE)
+POINTWISE = (
+    OWN,
+    ONE_LAUNCH,
+    NOTHING_OUTSIDE,
+    *ALL_STORED,
+    LOADS_INSIDE,
+    READS_STORED,
+    STORED_ONCE,
+    ROUNDED_ONCE,
+)
 """Of a kernel that stores each element of one result once."""
 PRODUCT = (FULL_FLOAT32, *POINTWISE, HALF_PRODUCTS)
 """Of a kernel with tl.dot."""

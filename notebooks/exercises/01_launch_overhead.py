@@ -8,6 +8,7 @@ from labkit.exercises.properties import (
     LOADS_INSIDE,
     POINTWISE,
     READ_ONCE,
+    READS_STORED,
     column_mistakes,
     vectors_at,
 )
@@ -26,8 +27,8 @@ BEYOND = 64
 
 
 def values_at(at: Tensor) -> Tensor:
-    """x at these places: whole numbers from 1 to 64, none of them twice in a row of 64."""
-    return (7.0 * at) % 64 + 1
+    """x at these places: numbers from 1.3 to 64.3, none of them twice in a row of 64."""
+    return (7.0 * at) % 64 + 1.3
 
 
 def doubling_inputs(count: int, block: int, programs: int) -> dict[str, Any]:
@@ -68,10 +69,10 @@ mask = Exercise(
     "the mask of a kernel",
     "double_kernel",
     reference=doubled_where(lambda at, count, block: at < count)[0],
-    cases=((1, 4, 1), (10, 4, 3), (8, 4, 2), (7, 16, 1), (100, 32, 4), (5, 4, 8)),
+    cases=((1, 4, 1), (10, 4, 3), (8, 4, 2), (7, 16, 1), (100, 32, 4), (5, 4, 8), (40000, 1024, 40)),
     inputs=doubling_inputs,
     call=launch_doubling,
-    properties=(Property("loads-outside", loads_beyond, *LOADS_INSIDE.hints),),
+    properties=(KERNEL, Property("loads-outside", loads_beyond, *LOADS_INSIDE.hints), READS_STORED),
     dtypes=(torch.float32,),
     right="Each element is stored once, and nothing beyond the end is touched.",
     mistakes={
@@ -142,7 +143,7 @@ affine = Exercise(
     "affine",
     reference=layer,
     cases=((1, 1), (3, 5), (37, 33)),
-    large=((5, 640), (2, 3000)),
+    large=((5, 640), (21, 5000)),
     inputs=layer_inputs,
     **KERNEL_CASES,
     properties=(KERNEL, *POINTWISE, READ_ONCE),

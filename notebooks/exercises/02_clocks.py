@@ -154,7 +154,7 @@ graph = Exercise(
     "the graph clock",
     "graph_us",
     reference=lambda call: call.device_us,
-    cases=((3, 1.4, 5.0), (2, 3.0, 14.0), (5, 2.2, 9.0), (1, 40.0, 6.0)),
+    cases=((3, 1.4, 5.0), (2, 3.0, 14.0), (5, 2.2, 9.0), (1, 40.0, 6.0), (1, 0.9, 5.0)),
     inputs=lambda *case: {"call": KernelSequence(*case)},
     call=run_graph_clock,
     tolerance=0.05,
@@ -236,6 +236,16 @@ graph = Exercise(
             "Is every replay like the others? Time each one by itself.",
             "The first one also brings the graph to the GPU. Replay once, and wait, before the clock starts.",
             when=everywhere(lambda part: count(part, "upload")),
+        ),
+        "one-replay": Mistake(
+            "A replay and a wait cost Python some 10 microseconds, too. How many calls share them?",
+            "Replay ten times before you wait, or capture a thousand calls.",
+            when=everywhere(lambda part: count(part, "replay") and calls_replayed(part) < 500),
+        ),
+        "waits-between": Mistake(
+            "What does the GPU do between two of your replays?",
+            "It waits for Python. Replay several times, and wait once at the end.",
+            when=everywhere(lambda part: count(part, "replay") > 1 and count(part, "synchronize") > 1),
         ),
     },
 )

@@ -60,6 +60,7 @@ floor = Exercise(
         (256, 4096, 4, 2.0, 60.0),
         (64, 4096, 2, 3.0, 700.0),
         (1024, 1024, 2, 1.5, 150.0),
+        (4096, 64, 4, 3.0, 700.0),
     ),
     inputs=floor_inputs,
     tolerance=0.01,
@@ -132,14 +133,16 @@ def loaded_late(call: Call) -> str:
         return ""
     first, last = x.data_ptr(), x.data_ptr() + x.nbytes
     late = sum(
-        before > 0 and bool(((addresses >= first) & (addresses < last)).any())
+        any(map(len, made.stores[:before])) and bool(((addresses >= first) & (addresses < last)).any())
         for addresses, before in zip(made.loads, made.stores_before, strict=True)
     )
     return f"{late} loads from x come behind a store." if late else ""
 
 
 def loaded_wide(call: Call) -> str:
-    """Whether a load brings more than one element for each thread."""
+    """Whether a load brings more than one element for each thread, of which there are 128."""
+    if any(given.get("num_warps", 4) != 4 for _, given in call.launches.kernels):
+        return "num_warps changes how many threads a program has."
     widest = max((len(addresses) for addresses in call.launches.loads), default=0)
     return (
         f"one load brings {widest} elements, which is more than one for each thread."
@@ -177,7 +180,7 @@ ahead = Exercise(
     "ahead",
     reference=torch.mul,
     cases=((1, 1), (3, 5), (37, 33), (1, 512)),
-    large=((5, 640), (2, 3000)),
+    large=((5, 640), (21, 5000)),
     inputs=lambda rows, width: {"x": torch.randn(rows, width), "row": torch.randn(width)},
     **KERNEL_CASES,
     properties=(
