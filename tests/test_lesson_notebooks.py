@@ -34,9 +34,10 @@ def code(path):
 
 
 def test_each_lesson_has_a_number_of_its_own_and_no_notebook_is_left_out():
-    numbers = [path.stem[:2] for path in NEW]
+    numbers = [path.stem[:2] for path in NEW if path.parent == paths.NOTEBOOKS]
     assert numbers and len(set(numbers)) == len(numbers)
-    assert set(paths.NOTEBOOKS.glob("*.ipynb")) == set(NEW), "a notebook that is no lesson is never executed"
+    there = {*paths.NOTEBOOKS.glob("*.ipynb"), *paths.NOTEBOOKS.glob("asides/*.ipynb")}
+    assert there == set(NEW), "a notebook that is no lesson is never executed"
 
 
 @pytest.mark.parametrize("path", OLD, ids=notebooks.name_of)
@@ -63,7 +64,8 @@ def test_no_path_of_somebodys_machine_is_in_it(path):
 @every_lesson
 def test_its_prose_has_one_title_and_links_that_lead_somewhere(path):
     cells = [cell.source for cell in notebooks.read(path).cells if cell.cell_type == "markdown"]
-    assert re.match(rf"# {int(path.stem[:2])}\. \S", cells[0]), "# <its number>. <title>"
+    number = "" if path.parent.name == notebooks.ASIDES else rf"{int(path.stem[:2])}\. "
+    assert re.match(rf"# {number}\S", cells[0]), "# <its number>. <title>"
     assert len(re.findall(r"^# ", "\n".join(cells), re.MULTILINE)) == 1, "one title; sections are ##"
     targets = re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", re.sub(r"`[^`\n]*`", "", "\n".join(cells)))
     assert not [target for target in targets if not (path.parent / target).exists()]
@@ -150,4 +152,5 @@ def test_its_outputs_are_whole_and_can_be_read_without_seeing_them(path):
 )
 def test_each_claim_holds_on_each_recorded_device(path, device):
     _, result = rendered(path, "" if device == next(iter(tape.tapes(notebooks.key_of(path)))) else device)
-    assert result.not_held == () and result.claims_need_gpu == 0 and result.claims_held > 0
+    assert result.not_held == () and result.claims_need_gpu == 0
+    assert result.claims_held > 0 or path.parent.name == notebooks.ASIDES

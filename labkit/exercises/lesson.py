@@ -74,7 +74,7 @@ class ExerciseSession:
     def __init__(self, lesson: str, solve: bool = False, limit_s: float = LIMIT_S) -> None:
         self._lesson, self._solve, self._limit_s = lesson, solve, limit_s
         self._exercises = judge.find(lesson)
-        self._solutions = notebooks.solution_cells(notebooks.resolve(lesson)) if self._exercises else {}
+        self._solutions = notebooks.solution_cells(notebooks.resolve(lesson))
         self._right: dict[str, tuple[Any, Path]] = {}
         """The learner's answers whose last verdict was right, and the files of their cells."""
         self._findings: dict[str, Finding] = {}

@@ -160,8 +160,8 @@ KERNEL_CASES: dict[str, Any] = {"dtypes": DTYPES, "layouts": ("contiguous", "tra
 ALL_STORED = (UNWRITTEN, NOTHING_STORED, NO_OTHER)
 """Of a kernel that stores all elements of its results."""
 POINTWISE = (
-    OWN,
     ONE_LAUNCH,
+    OWN,
     NOTHING_OUTSIDE,
     *ALL_STORED,
     LOADS_INSIDE,

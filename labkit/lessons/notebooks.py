@@ -109,7 +109,12 @@ def solutions_file(path: Path) -> Path:
 
 
 def solution_cells(path: Path) -> dict[str, str]:
-    """The solutions' sources by exercise: the cells of the lesson's file marked ``# %% [name]``."""
+    """The solutions' sources by exercise: the cells of the lesson's file marked ``# %% [name]``.
+
+    An aside has no exercises, and no such file.
+    """
+    if path.parent.name == ASIDES:
+        return {}
     text = solutions_file(path).read_text(encoding="utf-8")
     parts = re.split(r"^# %%(?: \[(\w+)\])?.*$", text, flags=re.MULTILINE)
     named = zip(parts[1::2], parts[2::2], strict=True)

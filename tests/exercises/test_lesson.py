@@ -84,7 +84,7 @@ def test_the_untouched_cell_is_not_attempted_and_nothing_runs(learner, kept, mon
 def test_a_right_answer_is_kept_and_wins_over_the_solution_until_it_is_wrong(learner):
     one = learner()
     solution = one.tasks.answer("mask")
-    assert one.run(masked("count > at"), "mine")[verdicts.CHECK_MIME] == {"name": "mask", "passed": 6}
+    assert one.run(masked("count > at"), "mine")[verdicts.CHECK_MIME] == {"name": "mask", "passed": 7}
     assert one.tasks.answer("mask") == "mine"
     assert "✗" in one.run(masked("at <= count"), "broken")["text/plain"]
     assert one.tasks.answer("mask") is solution and one.tasks.answer("affine") is not None
@@ -190,7 +190,7 @@ def test_in_a_notebook_the_verdict_takes_the_place_of_the_notice(tmp_path):
     nbformat.write(notebook, tmp_path / "lesson.ipynb")
     result = execute.execute(tmp_path / "lesson.ipynb", tmp_path / "out.ipynb", {})
     verdict, table = (cell.outputs for cell in nbformat.read(result.notebook_path, 4).cells[-2:])
-    assert len(verdict) == 1 and verdict[0].data[verdicts.CHECK_MIME]["passed"] == 6
+    assert len(verdict) == 1 and verdict[0].data[verdicts.CHECK_MIME]["passed"] == 7
     assert "solved" in table[0].data["text/html"]
 
 
