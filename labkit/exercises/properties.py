@@ -165,8 +165,8 @@ POINTWISE = (
     NOTHING_OUTSIDE,
     *ALL_STORED,
     LOADS_INSIDE,
-    READS_STORED,
     STORED_ONCE,
+    READS_STORED,
     ROUNDED_ONCE,
 )
 """Of a kernel that stores each element of one result once."""
