@@ -309,3 +309,21 @@ assert interpreter.patch.cache_info().currsize == 0
 )
 def test_finished_kernels_are_right_in_the_interpreter_as_it_is():
     python(WITHOUT_PATCHES, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+
+
+# ---- another order of programs -----------------------------------------------------------------------------
+
+
+@triton.jit
+def turn_kernel(turn, y):
+    tl.store(y + tl.program_id(0) * 4 + tl.program_id(1), tl.atomic_add(turn, 1.0))
+
+
+@INTERPRETED
+def test_programs_run_in_the_order_that_is_asked_for_and_each_once():
+    usual = launch(turn_kernel, torch.zeros(1), grid=(3, 4))[:12]
+    assert usual.sort().values.tolist() == list(range(12))
+    with interpreter.programs_in_order(lambda count: np.arange(count)[::-1]):
+        reverse = launch(turn_kernel, torch.zeros(1), grid=(3, 4))[:12]
+    assert torch.equal(reverse, 11 - usual)
+    assert torch.equal(launch(turn_kernel, torch.zeros(1), grid=(3, 4))[:12], usual)

@@ -12,12 +12,18 @@ from labkit.display.table import origin, plain_table
 from labkit.measure import clocks, roofline, session
 from labkit.measure.clocks import Timing
 from labkit.measure.cold_cache import TimedCall
+from labkit.work import Shape, Work
 
-COPIED = 2**30
-"""Bytes that the copy reads and writes, together: many times the L2."""
+GIB = 1
+"""What the copy reads and writes, together, in GiB: many times the L2."""
 SIDES = {"float32": 4096, "bfloat16": 8192}
 """Of the square matrices that are multiplied. TF32 is off."""
-NAME = "Roofs of this GPU"
+HOW = (
+    f"A copy of {GIB} GiB, and cuBLAS's products of matrices of "
+    + ", ".join(f"{side} x {side} in {name}" for name, side in SIDES.items())
+    + "; graph clock, cold cache"
+)
+"""What is measured: also the name of the row on a tape, so other sizes are another row."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +35,23 @@ class Roofs:
     operations_per_us: Mapping[str, float]
     """Multiplications and additions in a microsecond, by dtype: a million of them a second is 1 TFLOP/s."""
 
+    def floor_us(self, work: Work, shape: Shape, dtype: str, direction: str = "forward") -> float:
+        """The least time of a work in microseconds: of its bytes or of its operations, the longer one.
+
+        The roofline model: Williams, Waterman, Patterson, CACM 52(4), 2009; here as time.
+        """
+        moved = work.min_bytes(shape, getattr(torch, dtype).itemsize, direction)
+        return max(moved / self.bytes_per_us, work.flops(shape, direction) / self.operations_per_us[dtype])
+
 
 def roofs() -> Roofs:
     """Measure the roofs of this GPU, show them as a table, and return them; elsewhere recorded ones.
 
-    The roof of memory is a copy of 1 GiB, that of arithmetic a product of square matrices by cuBLAS; both
-    with a cold cache, by the graph clock. ValueError where there is no GPU and nothing is recorded.
+    The roof of memory is a large copy, that of arithmetic a product of large matrices. ValueError where there
+    is no GPU and nothing is recorded.
     """
     known = session.current()
-    row = known.number(NAME, _measured, [])
+    row = known.number(HOW, _measured, [])
     if row.value is None:
         raise ValueError("roofs: there is no GPU here, and none of the lesson's tapes has roofs")
     made = Roofs(row.value["copy"], {name: row.value[name] for name in SIDES})
@@ -46,16 +60,20 @@ def roofs() -> Roofs:
         [f"products of matrices in {name}", f"{digits(rate / 1e6)} TFLOP/s"]
         for name, rate in made.operations_per_us.items()
     ]
-    where = "\n".join(origin([row], known.live))
-    page = f"<p><strong>{NAME}</strong></p>{plain_table([], lines)}<p><small>{html.escape(where)}</small></p>"
-    show(page, "\n".join([NAME, *map("  ".join, lines), where]))
+    where = "\n".join([f"{HOW}.", *origin([row], known.live)])
+    title = "Roofs of this GPU"
+    page = (
+        f"<p><strong>{title}</strong></p>{plain_table([], lines)}<p><small>{html.escape(where)}</small></p>"
+    )
+    show(page, "\n".join([title, *map("  ".join, lines), where]))
     return made
 
 
 def _measured() -> dict[str, float]:
     """Bytes of a copy, and operations of a product in each dtype, in a microsecond."""
-    copies = clocks.measure(roofline.copy_calls(COPIED))
-    found = {"copy": COPIED / min(_us(each) for each in copies.values())}
+    copied = GIB * 2**30
+    copies = clocks.measure(roofline.copy_calls(copied))
+    found = {"copy": copied / min(_us(each) for each in copies.values())}
     for name, side in SIDES.items():
         pair = tuple(torch.randn(side, side, device=gpu.device()).to(getattr(torch, name)) for _ in range(2))
         found[name] = 2 * side**3 / _us(clocks.measure({name: TimedCall(torch.matmul, pair)})[name])

@@ -12,6 +12,7 @@ from IPython.display import display
 
 from labkit.display import figures, style
 from labkit.display.figures import Curve, Panel
+from labkit.display.roofs import Roofs
 from labkit.display.style import Picture, interactive
 from labkit.display.table import FIELDS, Table, Ways, in_words, numbers_html, origin, points_of
 from labkit.measure import session
@@ -20,8 +21,8 @@ from labkit.measure.tape import Row
 from labkit.work import Work
 
 TIME, SPEEDUP = "time per call", "speedup"
-Floors = Mapping[str, Callable[[float, str], float]]
-"""Thin lines by name: from a size and a dtype to microseconds, or to a speedup."""
+Lines = dict[str, list[tuple[float, float]]]
+"""Thin lines by name: points (size, value)."""
 
 
 class Sweep(Table):
@@ -37,11 +38,9 @@ class Sweep(Table):
         known: Session,
         over: str,
         published: pd.DataFrame | None,
-        floors: Floors,
-        expected: Floors,
+        roofs: Roofs | None,
     ) -> None:
-        self.points, self.over, self.published = points, over, published
-        self.floors, self.expected = floors, expected
+        self.points, self.over, self.published, self.roofs = points, over, published, roofs
         sizes = {axis: sorted({point.axes[axis] for point in points}) for axis in points[0].axes}
         self.x = max(sizes, key=lambda axis: len(sizes[axis]))
         self.choices: dict[str, list[Any]] = {axis: found for axis, found in sizes.items() if axis != self.x}
@@ -88,20 +87,12 @@ class Sweep(Table):
             found.append(Curve(way, points, look, "live" if live else "recorded"))
         if quantity == SPEEDUP and overlay:
             found += self._published()
-        floors: dict[str, list[tuple[float, float]]] = {}
-        if quantity == TIME:
-            span = sorted({point.axes[self.x] for point in self.chosen(choice)})
-            dtype = choice["dtype"]
-            floors = {
-                name: [(size, line(size, dtype)) for size in span] for name, line in self.floors.items()
-            }
-        else:
+        thin = self._floors(choice, quantity)
+        if quantity == SPEEDUP:
             sizes = {float(p.axes[self.x]) for p in self.points} | {
                 at[0] for curve in found for at in curve.points
             }
-            span = sorted({point.axes[self.x] for point in self.chosen(choice)})
-            floors = {n: [(x, line(x, choice["dtype"])) for x in span] for n, line in self.expected.items()}
-            floors["as fast as " + self.over] = [(x, 1.0) for x in sorted(sizes)]
+            thin["as fast as " + self.over] = [(x, 1.0) for x in sorted(sizes)]
         title = "Time per call" if quantity == TIME else f"Speedup over {self.over}"
         written = style.duration if quantity == TIME else style.times
         better = "lower" if quantity == TIME else "higher"
@@ -112,8 +103,29 @@ class Sweep(Table):
         if quantity == SPEEDUP and overlay and self.published is not None:
             lines += [f"Published: {'; '.join(self.published['source'].unique())}."]
         return figures.curves(
-            f"{title}, {self.title}", Panel(found, self.x, quantity, better, written, floors, span), lines
+            f"{title}, {self.title}", Panel(found, self.x, quantity, better, written, thin, span), lines
         )
+
+    def _floors(self, choice: Mapping[str, Any], quantity: str) -> Lines:
+        """The floor of each work that the ways do, or the ratio of the base's floor to each of the others."""
+        if self.roofs is None:
+            return {}
+        points = self.chosen(choice)
+        works: dict[Work, str] = {}  # each by the name of its first way
+        for way in points[0].ways:
+            works.setdefault(way.work, way.name)
+        floors = {
+            name: [self.roofs.floor_us(work, p.axes, p.dtype, p.direction) for p in points]
+            for work, name in works.items()
+        }
+        if quantity == SPEEDUP:
+            base = floors.pop(works[next(way.work for way in points[0].ways if way.name == self.over)])
+            floors = {
+                name: [over / own for over, own in zip(base, us, strict=True)] for name, us in floors.items()
+            }
+        said = "floor of {}" if quantity == TIME else "ratio of the floors, {}"
+        sizes = [float(point.axes[self.x]) for point in points]
+        return {said.format(name): list(zip(sizes, line, strict=True)) for name, line in floors.items()}
 
     def _point(self, row: Row, base: float | None) -> tuple[float, float, float, float]:
         values = [
@@ -278,8 +290,7 @@ def sweep(
     *,
     over: str = "",
     published: pd.DataFrame | None = None,
-    floors: Floors | None = None,
-    expected: Floors | None = None,
+    roofs: Roofs | None = None,
     **how: Any,
 ) -> Sweep:
     """Time ways over many sizes and show curves: on a GPU in a panel with Run and Stop, else as recorded.
@@ -288,14 +299,13 @@ def sweep(
         title, ways, work, how: as of ``lab.race``; the axis with most sizes is swept, the others are menus.
         over: the way that speedups are over; the first one if left out.
         published: other people's speedups (``lab.published``), drawn beside.
-        floors: thin lines by name: functions from a size and a dtype to microseconds.
-        expected: the same for the speedup.
+        roofs: those of the GPU (``lab.roofs``), if the floors are to be drawn as thin lines.
 
     Where nobody can press Run, a GPU measures the first choice, and while a lesson is recorded all of them.
     """
     known = session.current()
     points = points_of(title, ways, work, how)
-    made = Sweep(title, points, known, over or next(iter(ways)), published, floors or {}, expected or {})
+    made = Sweep(title, points, known, over or next(iter(ways)), published, roofs)
     if known.live and known.tape:
         made.measure_all()
     elif known.live and not interactive():

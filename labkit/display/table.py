@@ -181,8 +181,7 @@ def origin(rows: Sequence[Row], live: bool) -> list[str]:
             for row in timed
             if row.noise == noise
         }
-        said = noise.replace("clocks held down by", "the GPU was slowed down by its")
-        found.append(f"Noisy ({said}): {'; '.join(sorted(filter(None, sizes))) or 'all'}.")
+        found.append(f"Noisy ({noise}): {'; '.join(sorted(filter(None, sizes))) or 'all'}.")
     return found
 
 

@@ -100,8 +100,8 @@ ORDER = (
     "A program may read what it has stored itself. What all of them add to needs tl.atomic_add.",
 )
 TOO_MUCH = (
-    "How large are the blocks that tl.dot multiplies, and how many stages of them are in shared memory?",
-    "Smaller blocks, or a smaller num_stages, ask for less. num_warps is 32 at most.",
+    "What does a program ask for: how many warps (num_warps), and how many stages of which blocks?",
+    "num_warps is 32 at most. Smaller blocks, or a smaller num_stages, take less shared memory.",
 )
 READS_STORED = (
     "Which tensor do you both load from and store to? Who sees there what another thread has stored?",

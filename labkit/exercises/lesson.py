@@ -170,7 +170,7 @@ class ExerciseSession:
         """
         self._exercise(name)
         with progress.updated(self._lesson, name) as record:
-            vars(record).update(vars(ExerciseRecord()))
+            record.status, record.wrong, record.when, record.hints = "not attempted", [], "", 0
         self._right.pop(name, None)
         cells = notebooks.code_cells(notebooks.read_json(notebooks.resolve(self._lesson)))
         (cell,) = [each["source"] for _, each in cells if f'tasks.check("{name}",' in each["source"]]

@@ -28,9 +28,6 @@ COUNTED_ROWS = 256
 """So many rows at most are counted: the others would add as much for each row."""
 
 
-Ways = Mapping[str, Callable[..., Any]]
-
-
 def lesson(name: str) -> "Tasks":
     """Begin a lesson: say how kernels run here, and return its tasks. ``name`` is "launch_overhead".
 
@@ -49,7 +46,9 @@ def lesson(name: str) -> "Tasks":
 class Tasks(ExerciseSession):
     """The tasks of one lesson in this session of a notebook."""
 
-    def check(self, name: str, answer: Any, beside: Ways | None = None) -> Table | None:  # type: ignore[override]
+    def check(  # type: ignore[override]
+        self, name: str, answer: Any, beside: Mapping[str, Callable[..., Any]] | None = None
+    ) -> Table | None:
         """Judge the cell that this call stands in, show the verdict, and race what is right.
 
         ``beside`` are ways of the lesson's own to race it with, by name; the task has those of libraries.
@@ -116,7 +115,7 @@ class Tasks(ExerciseSession):
             record.status = verdict.status
         show_verdict(verdict)
 
-    def _race(self, name: str, beside: Ways, measured: bool = True) -> Table:
+    def _race(self, name: str, beside: Mapping[str, Callable[..., Any]], measured: bool = True) -> Table:
         exercise, known = self._exercise(name), session.current()
         spec = race.race_of(exercise)
         calls = {**compiled(spec), **beside, **self.way(name)}
@@ -140,7 +139,7 @@ def compiled(spec: RaceSpec) -> dict[str, Callable[..., Any]]:
     }
 
 
-def count(exercise: Exercise, answer: Callable[..., Any], beside: Ways) -> None:
+def count(exercise: Exercise, answer: Callable[..., Any], beside: Mapping[str, Callable[..., Any]]) -> None:
     """Race by what can be counted without a GPU: launches, and bytes that are read and written.
 
     An address that is read again counts once: on a GPU it comes from a cache, if it is read again soon.

@@ -53,6 +53,6 @@ def disturbance(bits: int, clock: str, median_us: float, spread_us: float) -> st
     """What disturbed a timing, from all bits that were seen meanwhile and p80 - p20; empty if nothing did."""
     held = [reason for bit, reason in THROTTLE_BITS.items() if bits & bit]
     limit = MAX_RELATIVE_SPREAD[clock]
-    found = [f"clocks held down by {' and '.join(held)}"] * bool(held)
+    found = [f"slowed down by {' and '.join(held)}"] * bool(held)
     found += [f"spread above {limit:.0%}"] * (spread_us > max(limit * median_us, CLOCK_RESOLUTION_US))
     return "; ".join(found)

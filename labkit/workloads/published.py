@@ -9,8 +9,8 @@ from labkit.measure.rows import PUBLISHED
 def published(name: str, only: str = "") -> pd.DataFrame:
     """A published table by its name.
 
-    ``only`` leaves the rows of which the series contains it. Every row has kind "published", a device, and
-    the source.
+    With ``only``, the rows of those series whose name contains it. Every row has kind "published", a device,
+    and the source.
 
     - ``pseudo_linear``: speedups of an elementwise ``x*w+b`` layer over nn.Linear, by width. The thread
       names neither device, dtype nor batch; "graphed" is torch.cuda.make_graphed_callables.

@@ -11,12 +11,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 import triton
+import triton.language as tl
 from jupyter_client.manager import start_new_kernel
 from processes import gone, wait_for
 
 from labkit import child_process, paths
 from labkit.exercises import judge
+from labkit.exercises.engine import Exercise, RaceSpec
 from labkit.exercises.lesson import _not_handed_in
 from labkit.lessons import notebooks
 
@@ -211,6 +214,7 @@ while True:
     asked = f"""
 from pathlib import Path
 from labkit.exercises import judge
+from labkit.exercises.engine import Exercise, RaceSpec
 print(judge.judge_in_child({HARMED!r}, "mask", Path({str(file)!r}), seconds=60.0))
 """
     manager, client = start_new_kernel(env=os.environ | {"PYTHONPATH": paths.python_path()})
@@ -230,3 +234,38 @@ print(judge.judge_in_child({HARMED!r}, "mask", Path({str(file)!r}), seconds=60.0
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
+
+
+# ---- the order of programs ---------------------------------------------------------------------------------
+
+
+@triton.jit
+def chained_kernel(x, y, count):
+    """Each program needs what the one before it has stored."""
+    at = tl.program_id(0)
+    before = tl.load(y + at - 1, mask=at > 0, other=0.0)
+    tl.store(y + at, before + tl.load(x + at))
+
+
+@triton.jit
+def summed_kernel(x, y, count):
+    total = 0.0
+    for at in range(tl.program_id(0) + 1):
+        total += tl.load(x + at)
+    tl.store(y + tl.program_id(0), total)
+
+
+@pytest.mark.parametrize(("kernel", "mistake"), [(chained_kernel, "order"), (summed_kernel, "")])
+def test_a_kernel_that_needs_its_programs_in_order_is_refused(kernel, mistake, tmp_path):
+    def answer(x):
+        y = torch.empty_like(x)
+        kernel[(len(x),)](x, y, len(x))
+        return y
+
+    race = RaceSpec(None, {}, ())
+    sums = Exercise(
+        "sums", "answer", lambda x: x.cumsum(0), ((1,), (9,)), lambda n: {"x": torch.randn(n)},
+        dtypes=(torch.float32,), race=race,
+    )  # fmt: skip
+    finding, _ = judge.judge(sums, answer, tmp_path / "cell.py")
+    assert (finding.status, finding.mistake) == (("wrong", mistake) if mistake else ("right", "")), finding

@@ -356,5 +356,5 @@ def test_a_wide_spread_is_noise_and_a_tick_of_the_clock_is_not(gpu, monkeypatch)
     monkeypatch.setattr(noise, "throttle_bits", lambda: next(seen))
     even, uneven = lambda: gpu.launch(0.0, 30.0), ticking(gpu, 3.0, 5.0, 40.0)
     timings = clocks.measure({"even": TimedCall(even), "uneven": TimedCall(uneven)}, clock="events")
-    assert timings["even"].noise == "clocks held down by power limit", "all of the run"
-    assert timings["uneven"].noise == "clocks held down by power limit; spread above 30%"
+    assert timings["even"].noise == "slowed down by power limit", "all of the run"
+    assert timings["uneven"].noise == "slowed down by power limit; spread above 30%"

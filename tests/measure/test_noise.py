@@ -48,8 +48,8 @@ def test_a_disturbance_is_named_by_the_measure_of_its_clock():
         (0, "events", 20.0, 5.9): "", (0, "events", 20.0, 6.1): "spread above 30%",
         (0, "host", 100.0, 31.0): "spread above 30%",
         (0x1 | 0x2 | 0x100, "graph", 9.0, 0.0): "",  # idle, or set so by somebody
-        (0x20, "graph", 9.0, 0.0): "clocks held down by temperature",
-        (0x88, "graph", 9.0, 0.0): "clocks held down by hardware slowdown and power supply",
-        (0x4, "host", 100.0, 31.0): "clocks held down by power limit; spread above 30%",
+        (0x20, "graph", 9.0, 0.0): "slowed down by temperature",
+        (0x88, "graph", 9.0, 0.0): "slowed down by hardware slowdown and power supply",
+        (0x4, "host", 100.0, 31.0): "slowed down by power limit; spread above 30%",
     }  # fmt: skip
     assert {given: noise.disturbance(*given) for given in said} == said

@@ -354,7 +354,7 @@ def test_a_grid_is_a_run_for_every_combination(gpu):
 def test_a_disturbed_point_says_so_and_a_gap_does_not(gpu, monkeypatch):
     monkeypatch.setattr(clocks.noise, "throttle_bits", lambda: 0x4)
     table = sweeps.run("suite", [doubling(gpu), failing(gpu, 16, out_of_memory)], POINTS[:1])
-    assert table["noise"].tolist() == ["clocks held down by power limit", ""]
+    assert table["noise"].tolist() == ["slowed down by power limit", ""]
 
 
 # What a lesson times itself

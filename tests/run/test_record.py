@@ -107,6 +107,19 @@ def test_rows_land_on_the_tape_with_what_they_use_and_only_changed_code_is_measu
     assert set(stage.noted()) == {"fused32", "eager32"} and len(recorded()) == 5, "what is not asked for goes"
 
 
+def test_a_number_of_a_function_that_is_handed_another_is_stale_with_either(clone, on_gpu):
+    handed = "def doubled(value):\n    return 2 * value()\n"
+    cell = 'print(lab.measured("twice", doubled, answer).value)'
+    lesson = stage.lesson(clone, ("setup", SETUP), ("kernel", KERNEL), ("way", WAY), ("way", handed), cell)
+    assert stage.labkit("record").exit_code == 0
+    (row,) = recorded()
+    assert row.value == 84 and row.uses == ("cell doubled", "cell answer")
+    for old, new, value in (("return 42", "return 43", 86), ("2 * value()", "3 * value()", 129)):
+        edit(lesson, old, new)
+        assert stage.labkit("record", "--check").exit_code == 1
+        assert stage.labkit("record").exit_code == 0 and recorded()[0].value == value
+
+
 def test_interrupted_twice_and_continued_each_row_is_measured_once(toy, clone, monkeypatch):
     monkeypatch.setenv("STAGE_GPU", "1")
     edit(toy, "width=[4, 8, 16]", "width=[4, 8, 16, 32, 64, 128]")

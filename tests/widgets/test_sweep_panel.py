@@ -20,7 +20,7 @@ from labkit.measure.contender import Contender
 from labkit.widgets import static, sweep_panel
 
 WIDTHS, NAMES = (16, 32, 64), ("labkit", "eager")
-HELD = "clocks held down by power limit"
+HELD = "slowed down by power limit"
 KEPT = "Stopped. What was measured is kept."
 IDLE = "Nothing runs. Press Run to measure on this machine."
 

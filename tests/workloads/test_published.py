@@ -20,6 +20,12 @@ def test_a_name_that_there_is_not_is_refused():
         published("nowhere")
 
 
+def test_only_the_series_that_are_asked_for():
+    assert set(published("pseudo_linear", "eager")["series"]) == {"device A, eager", "device B, eager"}
+    with pytest.raises(ValueError, match=r"^only: .*'fused'; it has device A, eager"):
+        published("pseudo_linear", "fused")
+
+
 def test_the_riddle_n_times_fewer_operations_and_hardly_a_difference():
     table = published("pseudo_linear")
     assert table.groupby("series")["width"].apply(lambda widths: widths.is_monotonic_increasing).all()

@@ -1,0 +1,47 @@
+"""The floors of a work, and the thin lines that a sweep draws of them."""
+
+import pytest
+
+from labkit import work
+from labkit.display.roofs import Roofs
+from labkit.display.sweep import SPEEDUP, TIME, Sweep
+from labkit.measure import session
+
+ROOFS = Roofs(2.0, {"float32": 1000.0, "bfloat16": 1e6})
+
+
+@pytest.mark.parametrize(
+    ("made", "dtype", "direction", "us"),
+    [
+        (work.affine, "float32", "forward", 2 * 8 * 16 * 4 / 2),  # x in, y out
+        (work.affine, "bfloat16", "backward", 3 * 8 * 16 * 2 / 2),  # x and dy in, dx out
+        (work.linear, "bfloat16", "forward", (2 * 8 * 16 + 16 * 16) * 2 / 2),  # bytes decide
+    ],
+)
+def test_a_floor_is_the_bytes_over_the_bandwidth_where_these_take_longer(made, dtype, direction, us):
+    assert ROOFS.floor_us(made, {"batch": 8, "width": 16}, dtype, direction) == us
+
+
+def test_a_floor_is_the_operations_over_their_rate_where_these_take_longer():
+    rows, width = 4096, 4096
+    slow = Roofs(1e9, {"float32": 1000.0})
+    assert (
+        slow.floor_us(work.linear, {"batch": rows, "width": width}, "float32") == 2 * rows * width**2 / 1000
+    )
+
+
+def test_a_sweep_draws_a_floor_for_each_work_and_of_speedups_their_ratio():
+    ways = [session.Way(name, lambda *_: None, of) for name, of in (("a", work.linear), ("b", work.affine))]
+    ways.append(session.Way("c", lambda *_: None, work.affine))
+    points = session.points("t", ways, {"batch": 8, "width": [16, 32]}, dtype=["float32"])
+    swept = Sweep("t", points, session.Session(), "a", None, ROOFS)
+    floors = {
+        n: [ROOFS.floor_us(w, p.axes, "float32") for p in points]
+        for n, w in (("a", work.linear), ("b", work.affine))
+    }
+    drawn = swept._floors(swept.usual(), TIME)
+    assert drawn == {f"floor of {n}": list(zip([16.0, 32.0], us, strict=True)) for n, us in floors.items()}
+    ((name, ratio),) = swept._floors(swept.usual(), SPEEDUP).items()
+    assert name == "ratio of the floors, b"
+    assert [y for _, y in ratio] == [a / b for a, b in zip(floors["a"], floors["b"], strict=True)]
+    assert Sweep("t", points, session.Session(), "a", None, None)._floors(swept.usual(), TIME) == {}
