@@ -175,6 +175,12 @@ def last_of_four(x: Tensor, row: Tensor) -> Tensor:
     return values[last.clamp(max=len(values) - 1)].where(last < len(values), torch.nan).view(x.shape)
 
 
+def first_of_four(x: Tensor, row: Tensor) -> Tensor:
+    """What is stored where only the first of each thread's four elements is; NaN where nothing is."""
+    at = torch.arange(x.numel()).view(x.shape)
+    return (x * row).where(at == first_of(at), torch.nan)
+
+
 ahead = Exercise(
     "x * row, loads ahead",
     "ahead",
@@ -219,6 +225,16 @@ ahead = Exercise(
             "How many values has a thread to keep, and how many names have you for them?",
             "A name that is used again loses what it held: four loads need four names.",
             gives=last_of_four,
+        ),
+        "first-only": Mistake(
+            "Which of a thread's four elements does your kernel store?",
+            "Only the first one. Store the other three as well, 128, 256 and 384 places further on.",
+            gives=first_of_four,
+        ),
+        "list": Mistake(
+            "A kernel has no lists.",
+            "Give each of the four values a name of its own, and write the four loads one below the other.",
+            raises=r"append|'list'|list comprehension|ListComp",
         ),
         "no-row": Mistake(
             "What is missing between your loads and your stores?",
