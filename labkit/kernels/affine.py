@@ -156,11 +156,11 @@ def column_sum_kernel(
     column = (tl.program_id(0) + 0 * width) * COLS + tl.arange(0, COLS)
     sums += offset64(tl.program_id(1), rows) * width
     total = tl.zeros([ROWS, COLS], tl.float32)
+    # Rows of all programs may have 2**31 sums, those of one tile (ROWS, COLS) have half of that at most.
+    row, at = tl.arange(0, ROWS), tl.arange(0, ROWS)[:, None] * width + column[None, :]
     for first in range(0, rows, ROWS):
-        row = first + tl.arange(0, ROWS)
-        mask = (row < rows)[:, None] & (column < width)[None, :]
-        at = row[:, None] * width + column[None, :]  # (ROWS, COLS)
-        total += tl.load(sums + at, mask, other=0.0)
+        mask = (first + row < rows)[:, None] & (column < width)[None, :]
+        total += tl.load(sums + offset64(first, width) + at, mask, other=0.0)
     if tl.program_id(1) == 0:
         tl.store(dweight + column, tl.sum(total, 0), column < width)
     else:

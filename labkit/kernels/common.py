@@ -24,7 +24,9 @@ INTERPRETED = backend.interpreting()
 # ---- arguments ---------------------------------------------------------------------------------------------
 
 
-def check_tensor(name: str, tensor: Tensor, shape: tuple[Any, ...], like: Tensor | None = None) -> None:
+def check_tensor(
+    name: str, tensor: Tensor, shape: tuple[Any, ...], like: Tensor | None = None, or_float32: bool = False
+) -> None:
     """Raise a ValueError that names the argument unless a kernel can take this tensor.
 
     Args:
@@ -33,10 +35,16 @@ def check_tensor(name: str, tensor: Tensor, shape: tuple[Any, ...], like: Tensor
         shape: a number for a fixed size, None for any size; ``...`` in front stands for any leading
             dimensions.
         like: the tensor whose device and dtype this one has to share. Inside torch.autocast the dtypes may
-            differ, because ``autocast`` casts all tensors to one.
+            differ, because ``autocast`` or ``promote`` casts all tensors to one.
+        or_float32: whether float32 will do, too, whatever the dtype of ``like`` is.
     """
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{name}: is a {type(tensor).__name__}, should be a tensor")
+    if not torch.compiler.is_compiling():  # which cannot trace these questions
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            raise ValueError(f"{name}: is sparse or nested, should be a dense tensor")
+        if tensor.is_neg():
+            raise ValueError(f"{name}: is a lazy negative, should be a dense tensor: call resolve_neg()")
     alike = like is not None and tensor.dtype is like.dtype and tensor.device == like.device
     if alike and tensor.shape == shape:
         return  # the usual call, checked in a fraction of a microsecond
@@ -56,21 +64,45 @@ def check_tensor(name: str, tensor: Tensor, shape: tuple[Any, ...], like: Tensor
         return
     if tensor.device != like.device:
         raise ValueError(f"{name}: is on {tensor.device}, should be on {like.device} like the first argument")
-    if tensor.dtype != like.dtype and not _autocasting(like.device):
-        raise ValueError(f"{name}: has dtype {tensor.dtype}, should be {like.dtype} like the first argument")
+    taken = tensor.dtype == like.dtype or (or_float32 and tensor.dtype == torch.float32)
+    if not taken and not _autocasting(like.device):
+        also = " or float32" if or_float32 and like.dtype != torch.float32 else ""
+        raise ValueError(
+            f"{name}: has dtype {tensor.dtype}, should be {like.dtype} like the first argument{also}"
+        )
+
+
+def check_eps(eps: float) -> None:
+    """Raise a ValueError unless eps is a number that can be added to a mean square."""
+    if not isinstance(eps, (int, float)) or isinstance(eps, bool) or not 0 <= eps < math.inf:
+        raise ValueError(f"eps: is {eps!r}, should be a finite number, 0 or more")
 
 
 def autocast(first: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
     """Cast the tensors to autocast's dtype, as nn.Linear does, inside torch.autocast for the first's device.
 
-    Outside of it they are returned as they are, and so are always None, integers and float64 (which
-    ``check_tensor`` refuses). Gradients have the dtype that a tensor had before. nn.Linear casts a weight
-    once in a region of autocast, this function at each call.
+    That is for products, as PyTorch's own; ``promote`` is for recurrences and norms. Outside of autocast the
+    tensors are returned as they are, and so are always None, integers and float64 (which ``check_tensor``
+    refuses). Gradients have the dtype that a tensor had before. nn.Linear casts a weight once in a region of
+    autocast, this function at each call.
     """
     if not _autocasting(first.device):
         return first, *others
     dtype = torch.get_autocast_dtype(first.device.type)
     return tuple(_cast(tensor, dtype) for tensor in (first, *others))
+
+
+def promote(first: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
+    """Cast the tensors to the widest of their dtypes inside torch.autocast for the first's device.
+
+    So nothing is cast down, which recurrences would not survive: a gate of 0.9995 forgets within thousands of
+    steps, and rounded to bfloat16 it is 1 and never does. Outside of autocast the tensors are returned as
+    they are. Gradients have the dtype that a tensor had before.
+    """
+    if not _autocasting(first.device) or all(t is None or t.dtype is first.dtype for t in others):
+        return first, *others
+    # The widest of several is float32: of float16 and bfloat16 neither holds the other's numbers.
+    return tuple(_cast(tensor, torch.float32) for tensor in (first, *others))
 
 
 def _autocasting(device: torch.device) -> bool:
@@ -90,9 +122,10 @@ def operator(fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callabl
     """Decorator that makes the torch.library operator ``labkit::<name>`` of a function that launches kernels.
 
     An eager call runs the function itself, with the GPU of its first tensor as the current one, because
-    Triton launches on the current GPU. Under torch.compile the call is the operator, which the compiler does
-    not look into: so fullgraph=True works, also where kernels are interpreted. The operator is registered
-    when the function is defined, never while the compiler traces.
+    Triton launches on the current GPU. The call is the operator where somebody looks on: under torch.compile,
+    which does not look into an operator (so fullgraph=True works, also where kernels are interpreted), under
+    make_fx and other modes, and for meta and fake tensors, which have no memory that a kernel could read. The
+    operator is registered when the function is defined, never while the compiler traces.
 
     Args:
         fake: takes the same arguments and returns empty tensors of the outputs' shapes, strides and dtypes.
@@ -102,22 +135,30 @@ def operator(fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callabl
     """
 
     def decorate(launch: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(launch)
-        def call(*arguments: Any) -> Any:
-            if torch.compiler.is_compiling():
-                return traced(*arguments)
+        def launch_there(*arguments: Any) -> Any:
             if _several_gpus() and arguments[0].is_cuda:
                 with torch.cuda.device(arguments[0].device):
                     return launch(*arguments)
             return launch(*arguments)  # small calls are bound by the host: no further layer of Python
 
+        @functools.wraps(launch)
+        def call(*arguments: Any) -> Any:
+            return registered(*arguments) if is_traced(arguments[0]) else launch_there(*arguments)
+
         schema = torch.library.infer_schema(launch, mutates_args=())
         name = f"labkit::{launch.__name__}"
-        traced = torch.library.custom_op(name, call, mutates_args=(), schema=schema)
-        traced.register_fake(fake)
+        registered = torch.library.custom_op(name, launch_there, mutates_args=(), schema=schema)
+        registered.register_fake(fake)
         return call
 
     return decorate
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Whether a call with this tensor is an operator's: it is traced, or the tensor has no memory."""
+    plain = type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
+    watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    return watched or not plain or tensor.is_meta
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:
@@ -300,22 +341,19 @@ def offset64(index, stride):
 
 
 @triton.jit
+def count_tiles(size, TILE: tl.constexpr):
+    """Tiles of ``size`` rows, one at least. tl.cdiv adds TILE - 1, and the sum may exceed 32 bits where size
+    does not."""
+    return (size - 1) // TILE + 1
+
+
+@triton.jit
 def initial_state(h0, at, inside):
     """The state before the first step, of the shape of ``inside``, in float32; zeros without h0."""
     state = tl.zeros(inside.shape, tl.float32)
     if h0 is not None:
         state += tl.load(h0 + at, inside, other=0.0).to(tl.float32)
     return state
-
-
-@triton.jit
-def tanh(x, FAST: tl.constexpr):
-    """tanh in float32, or with ``FAST`` one instruction, off by 2**-11 of it at most: for 16-bit results."""
-    if FAST and not interpreted():
-        y = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
-    else:
-        y = 2.0 * tl.sigmoid(2.0 * x) - 1.0
-    return y
 
 
 TF32X3: tl.constexpr = tl.constexpr("tf32x3")  # a bare str as a default is refused by Triton 3.6
@@ -356,6 +394,34 @@ def sigmoid(z, FAST: tl.constexpr = False):
     return gate
 
 
+# tanh(x) is 2 sigmoid(2 x) - 1, which cancels where x is small: it is off by 1e-7 of 1, not of itself.
+# - Up to ln(3) / 2 it is x + x z p(z) with z = x**2, and the p of degree 3 whose largest error is the least
+#   (Remez): 4e-8 of tanh, coefficients rounded to float32. x z p(z) is less than x / 10, and its roundings
+#   less than 1e-8 of x. The last rounding is 6e-8 at most.
+# - From there on, where tanh is 1/2 or more, it is 1 - q, and q = 2 / (1 + e**(2 x)) is 1/2 or less. So it is
+#   off by no more of itself than q is of itself, and the last rounding: 2e-7 with exp2 and rsqrt to the last
+#   bit, 7e-7 with a GPU's, which are off by 2**-22 and by 2**-22.9 at most (the root counts twice).
+TANH_BOUND: tl.constexpr = tl.constexpr(math.log(3) / 2)
+TANH_0: tl.constexpr = tl.constexpr(-0.3333295)
+TANH_1: tl.constexpr = tl.constexpr(0.13320811)
+TANH_2: tl.constexpr = tl.constexpr(-0.052677576)
+TANH_3: tl.constexpr = tl.constexpr(0.016448904)
+
+
+@triton.jit
+def tanh(x, FAST: tl.constexpr):
+    """tanh, off by a few 1e-7 of itself, or with ``FAST``, for 16-bit results, by 2**-11 of itself."""
+    if FAST and not interpreted():
+        y = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    else:
+        size, z = tl.abs(x), x * x
+        small = x + x * (z * (TANH_0 + z * (TANH_1 + z * (TANH_2 + z * TANH_3))))
+        root = tl.rsqrt(1.0 + tl.exp2(size * (2 * LOG2_E)))
+        large = 1.0 - 2.0 * root * root
+        y = tl.where(size < TANH_BOUND, small, tl.where(x < 0, -large, large))
+    return y
+
+
 @triton.jit
 def gelu_gate(z, FAST: tl.constexpr = False):
     """(1 + tanh(u)) / 2, by which z is multiplied in GELU's tanh form; it is sigmoid(2u).
@@ -372,10 +438,16 @@ def gelu_gate(z, FAST: tl.constexpr = False):
 
 
 @triton.jit
+def relu(z):
+    """z, or 0 if it is larger; NaN stays NaN, of which a GPU's plain maximum makes 0."""
+    return tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def activate(z, ACT: tl.constexpr, FAST: tl.constexpr = False):
     """The activation of z in float32; with FAST, for 16-bit results, by one special function."""
     if ACT == "relu":
-        z = tl.maximum(z, 0.0)
+        z = relu(z)
     elif ACT == "silu":
         z = z * sigmoid(z, FAST)
     elif ACT == "gelu_tanh":
@@ -385,9 +457,9 @@ def activate(z, ACT: tl.constexpr, FAST: tl.constexpr = False):
 
 @triton.jit
 def activation_and_derivative(z, ACT: tl.constexpr, FAST: tl.constexpr = False):
-    """The activation of z, and its derivative at z."""
+    """The activation of z, and its derivative at z; relu's is 0 at 0, and 1 at NaN, as in PyTorch."""
     if ACT == "relu":
-        value, derivative = tl.maximum(z, 0.0), tl.where(z > 0, 1.0, 0.0)
+        value, derivative = relu(z), tl.where(z <= 0, 0.0, 1.0)
     elif ACT == "silu":
         s = sigmoid(z, FAST)
         value, derivative = z * s, s * (1.0 + z * (1.0 - s))
@@ -398,3 +470,11 @@ def activation_and_derivative(z, ACT: tl.constexpr, FAST: tl.constexpr = False):
     else:
         value, derivative = z, tl.full(z.shape, 1.0, tl.float32)
     return value, derivative
+
+
+@triton.jit
+def activation_grad(z, dy, ACT: tl.constexpr, FAST: tl.constexpr = False):
+    """The gradient of z, from that of its activation."""
+    _, derivative = activation_and_derivative(z, ACT, FAST)
+    # For relu no product with 0: dy may be infinite, and PyTorch's gradient is 0 even then.
+    return tl.where(z <= 0, 0.0, dy) if ACT == "relu" else dy * derivative

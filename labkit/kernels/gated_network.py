@@ -26,6 +26,7 @@ from labkit.kernels.common import (
     next_power_of_2,
     offset64,
     operator,
+    promote,
 )
 from labkit.kernels.grouped import block_width, grouped_linear
 from labkit.kernels.linear import load_tile, store_tile
@@ -149,8 +150,9 @@ def gated_cell(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
         groups: number of groups of features.
 
     Returns:
-        (B, T, H), contiguous. States are float32 within the loop. Where autograd records the call, s is kept
-        in the dtype of gates.
+        (B, T, H), contiguous, of the dtype of gates and gain. Inside torch.autocast the two may differ:
+        nothing is cast down, and the result has the wider one. States are float32 within the loop. Where
+        autograd records the call, s is kept in the dtype of the result.
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.
@@ -165,14 +167,16 @@ def gated_cell(gates: Tensor, gain: Tensor, groups: int) -> Tensor:
     check_tensor("gain", gain, (None,))
     if not 0 < len(gain) <= 4096:
         raise ValueError(f"gain: has {len(gain)} features, a program holds 1 to 4096")
-    if groups < 1 or len(gain) % groups:
-        raise ValueError(f"groups: {groups}, does not divide the {len(gain)} features of gain")
+    if not isinstance(groups, int) or groups < 1 or len(gain) % groups:
+        raise ValueError(
+            f"groups: {groups!r}, should be an int that divides the {len(gain)} features of gain"
+        )
     check_tensor("gates", gates, (None, None, 2 * len(gain)), like=gain)
     if gates.shape[1] * gates.shape[2] >= 2**31:  # steps are counted in 32 bits
         raise ValueError(
             f"gates: a sequence of {gates.shape[1]} x {gates.shape[2]} has 2**31 numbers or more"
         )
-    gates, gain = autocast(gates, gain)
+    gates, gain = promote(gates, gain)
     if needs_grad(gates, gain):
         return GatedCellFunction.apply(gates, gain, groups)
     return gated_cell_forward(gates, gain, groups, False)[0]

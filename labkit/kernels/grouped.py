@@ -443,7 +443,13 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 
 class GroupedLinear(nn.Module):
-    """G Linears side by side, (..., G * d_in) to (..., G * d_out), with the state_dict of a ModuleList."""
+    """G Linears side by side, (..., G * d_in) to (..., G * d_out): weight (G, d_in, d_out), bias (G, d_out).
+
+    Args:
+        groups, d_in, d_out: G, and the widths of each Linear.
+        bias: whether there is one.
+        options: device and dtype of the parameters.
+    """
 
     def __init__(self, groups: int, d_in: int, d_out: int, bias: bool = True, **options: Any) -> None:
         super().__init__()
@@ -452,13 +458,11 @@ class GroupedLinear(nn.Module):
         self.bias = (
             nn.Parameter(torch.empty(groups, d_out, **options).uniform_(-bound, bound)) if bias else None
         )
-        self.register_state_dict_post_hook(self._split_state)
-        self.register_load_state_dict_pre_hook(self._join_state)
 
     @classmethod
     def from_linears(cls, linears: Iterable[nn.Module]) -> "GroupedLinear":
         """Copy nn.Linear layers that have one shape, dtype and device; a ValueError where they do not."""
-        layers = list(linears)
+        layers: list[Any] = list(linears)
         if not layers or not all(isinstance(one, nn.Linear) for one in layers):
             raise ValueError("linears: should be one or more nn.Linear")
         forms = {
@@ -467,10 +471,13 @@ class GroupedLinear(nn.Module):
         }
         if len(forms) != 1:
             raise ValueError(f"linears: should be of one shape, dtype and device, not of {len(forms)} kinds")
-        one: Any = layers[0]
+        one = layers[0]
         options = dict(device=one.weight.device, dtype=one.weight.dtype)
         made = cls(len(layers), one.in_features, one.out_features, one.bias is not None, **options)
-        made.load_state_dict(nn.ModuleList(layers).state_dict())
+        with torch.no_grad():
+            made.weight.copy_(torch.stack([layer.weight.T for layer in layers]))
+            if made.bias is not None:
+                made.bias.copy_(torch.stack([layer.bias for layer in layers]))
         for name, parameter in one.named_parameters():
             made.get_parameter(name).requires_grad_(parameter.requires_grad)
         return made.train(one.training)
@@ -482,18 +489,3 @@ class GroupedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (..., G * d_in) to (..., G * d_out)."""
         return grouped_linear(x, self.weight, self.bias)
-
-    # The state_dict has "0.weight", "1.weight", ..., each (out, in). The module has one weight (G, in, out).
-    @staticmethod
-    def _split_state(module: nn.Module, state: dict[str, Any], prefix: str, local: Any) -> None:
-        for name in ("weight", "bias"):
-            for group, value in enumerate(state.pop(prefix + name, ())):
-                state[f"{prefix}{group}.{name}"] = value.mT if name == "weight" else value
-
-    @staticmethod
-    def _join_state(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        for name, parameter in module.named_parameters():
-            names = [f"{prefix}{group}.{name}" for group in range(len(parameter))]
-            if all(each in state for each in names):
-                joined = torch.stack([state.pop(each) for each in names])
-                state[prefix + name] = joined.mT.contiguous() if name == "weight" else joined

@@ -11,7 +11,7 @@ B, T and the features; ``swg``, ``swi``, ``swo`` are the weight's along group, i
 import triton
 import triton.language as tl
 
-from labkit.kernels.common import dot, offset64, opaque
+from labkit.kernels.common import count_tiles, dot, offset64, opaque
 
 # ---- parts of kernels --------------------------------------------------------------------------------------
 
@@ -144,8 +144,8 @@ def forward_kernel(
     # the rows: programs that run at the same time are neighbours in memory.
     slices, packs = tl.cdiv(PACK * D_OUT, BN), tl.cdiv(G, PACK)
     slice_, group = tl.program_id(0) % slices, tl.program_id(0) // slices % packs * PACK
-    across = tl.cdiv(T, BM)
-    tiles = tl.cdiv(tl.cdiv(T, EVERY), BM) * EVERY if FLAT else B * across
+    across = count_tiles(T, BM)
+    tiles = count_tiles(count_tiles(T, EVERY), BM) * EVERY if FLAT else B * across
     first = tl.program_id(0) // slices // packs * part_stride
     last = tl.minimum(first + per * tile_stride, tiles)
     first = first.to(last.dtype)  # 64-bit where T is
@@ -230,7 +230,7 @@ def wide_kernel(
     D_IN, D_OUT, BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """For weights that are too large to keep: a tile (BM, BN) of one group's product, BK at a time."""
-    slices, across = tl.cdiv(D_OUT, BN), tl.cdiv(T, BM)
+    slices, across = count_tiles(D_OUT, BN), count_tiles(T, BM)
     slice_, group = tl.program_id(0) % slices, tl.program_id(0) // slices % G
     tile = tl.program_id(0) // slices // G
     m, n = tile % across * BM + tl.arange(0, BM), slice_ * BN + tl.arange(0, BN)
@@ -245,7 +245,8 @@ def wide_kernel(
         w = tl.load(w_group + offset64(k[:, None], swi), cols & (k < D_IN)[:, None], other=0.0)  # (BK, BN)
         total = dot(a, w, total)
     if bias is not None:
-        total += tl.load(bias + offset64(group, sbg) + n * sbo, n < D_OUT, other=0.0).to(tl.float32)[None, :]
+        b_group = bias + offset64(group, sbg)
+        total += tl.load(b_group + offset64(n, sbo), n < D_OUT, other=0.0).to(tl.float32)[None, :]
     y_group = y + offset64(tile // across, syb) + offset64(group * D_OUT, syc) + offset64(m[:, None], syt)
     tl.store(y_group + offset64(n[None, :], syc), total, rows & cols)
 
@@ -271,8 +272,8 @@ def backward_kernel(
     down, slices, packs = tl.cdiv(PACK * D_IN, BK), tl.cdiv(PACK * D_OUT, BN), tl.cdiv(G, PACK)
     block, part = tl.program_id(0) % (down * slices), tl.program_id(0) // (down * slices) // packs
     group = tl.program_id(0) // (down * slices) % packs * PACK
-    across = tl.cdiv(T, BM)
-    tiles = tl.cdiv(tl.cdiv(T, EVERY), BM) * EVERY if FLAT else B * across
+    across = count_tiles(T, BM)
+    tiles = count_tiles(count_tiles(T, EVERY), BM) * EVERY if FLAT else B * across
     first = part // EVERY * EVERY * per + part % EVERY
     last = tl.minimum(first + per * EVERY, tiles)
     x_column = offset64(group * D_IN, sxc) + offset64(block % down * BK, sxc)
@@ -333,7 +334,7 @@ def backward_kernel(
                 to = tile_start(tile, d_column, across, sdb, sdt, BM, FLAT, EVERY)
                 tl.store(dx + to + dx_at, change, rows[:, None] & has_k[None, :])
 
-    parts += offset64(part * G + group, (D_IN + 1) * D_OUT)
+    parts += (offset64(part, G) + group) * ((D_IN + 1) * D_OUT)
     if PACK > 1:
         p, q = tl.arange(0, PACK)[:, None, None], tl.arange(0, D_IN)[None, :, None]
         at = p * ((D_IN + 1) * D_OUT) + q * D_OUT + tl.arange(0, D_OUT)[None, None, :]

@@ -43,8 +43,8 @@ def step_kernel(
     b, n, inside = i // H, i % H, i // H < B  # B * H may exceed 32 bits
     ir, iz, inn = load_gates(gates + (b * T + t) * 3 * H + n, inside, H)
     hr, hz, hn = load_gates(product + b * 3 * H + n, inside, H)
-    hn = hn.to(tl.float32)
-    ar, az, an, new = gate(ir, iz, inn, hr, hz, hn, tl.load(state + i, inside, other=0.0), FAST)
+    hn, last = hn.to(tl.float32), tl.load(state + i, inside, other=0.0)
+    ar, az, an, new = gate(ir, iz, inn, hr, hz, hn, last, FAST, gates.dtype.element_ty != tl.float32)
     tl.store(h + (b * T + t) * H + n, new, inside)
     if hidden is not None:
         into = gates + (b * T + t) * 3 * H + n
@@ -344,18 +344,46 @@ def gru(
 
 
 class GRU(nn.Module):
-    """nn.GRU of one layer and one direction, with its state_dict; here batch_first is True by default.
+    """nn.GRU of one layer and one direction: its arguments in its order, its parameters and its state_dict.
 
     Args:
         input_size, hidden_size: I and H.
+        num_layers: 1.
         bias: whether there are bias_ih and bias_hh.
-        batch_first: whether x is (B, T, I) or (T, B, I), which is copied.
+        batch_first: whether x is (B, T, I), or (T, B, I), which is copied.
+        dropout, bidirectional: 0 and False.
+        device, dtype: of the parameters.
+
+    Raises:
+        ValueError: for several layers, dropout or two directions, naming the argument.
     """
 
     def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, batch_first: bool = True, **options: Any
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        for name, value, only in (
+            ("num_layers", num_layers, 1),
+            ("dropout", dropout, 0),
+            ("bidirectional", bidirectional, False),
+        ):
+            if value != only:
+                raise ValueError(
+                    f"{name}: is {value}, should be {only}: this GRU has one layer and direction"
+                )
+        for name, value in (("bias", bias), ("batch_first", batch_first)):
+            if not isinstance(value, bool):
+                raise ValueError(f"{name}: is {value!r}, should be True or False")
+        options: Any = dict(device=device, dtype=dtype)
         self.input_size, self.hidden_size, self.batch_first = input_size, hidden_size, batch_first
         bound = hidden_size**-0.5 if hidden_size else 0.0
 
@@ -374,9 +402,10 @@ class GRU(nn.Module):
     def forward(
         self, x: Tensor, h0: Tensor | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The states (B, T, H), and the last one (1, B, H); h0 is (1, B, H), reset (B, T), as in ``gru``.
+        """The states (T, B, H), and the last one (1, B, H), from x (T, B, I).
 
-        With batch_first=False x, reset and the states have T first.
+        h0 is (1, B, H), or left out for zeros; reset is (T, B), or left out, as in ``gru``. With
+        batch_first=True x, reset and the states have B first.
         """
         if h0 is not None:
             check_tensor("h0", h0, (1, None, self.hidden_size))

@@ -15,11 +15,12 @@ from torch import Tensor
 from labkit.kernels.common import (
     DeviceLimits,
     activate,
-    activation_and_derivative,
+    activation_grad,
     aligned_rows,
     autocast,
     cdiv,
     check_tensor,
+    count_tiles,
     descriptor,
     device_limits,
     dot,
@@ -107,7 +108,7 @@ def linear_kernel(
     FAST: tl.constexpr = (x.dtype if TMA else x.dtype.element_ty) != tl.float32
     UNIT: tl.constexpr = 8 if FAST else 4
     K = K // UNIT * UNIT  # changes nothing; the compiler learns that rows begin at multiples of 16 bytes
-    rows, cols = tl.cdiv(M, BM), tl.cdiv(N, BN)
+    rows, cols = count_tiles(M, BM), count_tiles(N, BN)
     if parts is not None and TMA and not interpreted():
         tl.extra.cuda.gdc_launch_dependents()  # sum_parts_kernel starts, and waits for the parts
     for tile in tl.range(tl.program_id(0), whole, tl.num_programs(0), flatten=TMA):
@@ -142,7 +143,7 @@ def sum_parts_kernel(
 
     A program has ROWS rows of a tile.
     """
-    rows, cols = tl.cdiv(M, BM), tl.cdiv(N, BN)
+    rows, cols = count_tiles(M, BM), count_tiles(N, BN)
     rest, slices = rows * cols - whole, BM // ROWS
     tile, down = tl.program_id(0) // slices, tl.program_id(0) % slices * ROWS + tl.arange(0, ROWS)[:, None]
     m, n = swizzled_tile(whole + tile, rows, cols, GROUP)
@@ -166,14 +167,13 @@ def sum_parts_kernel(
 def dz_kernel(dy, z, dz, sums, M, N, groups, ACT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
     """dz (M, N) = dy * activation'(z), and for each group of rows the sums of dz: sums (groups, N)."""
     FAST: tl.constexpr = dz.dtype.element_ty != tl.float32
-    col = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    col = (tl.program_id(0) + 0 * N) * COLS + tl.arange(0, COLS)  # 64-bit where N is
     total = tl.zeros([ROWS, COLS], tl.float32)
-    for first in tl.range(tl.program_id(1) * ROWS, M, groups * ROWS, num_stages=3):
-        row = (first + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    for tile in tl.range(tl.program_id(1), count_tiles(M, ROWS), groups, num_stages=3):
+        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         at, inside = row * N + col[None, :], (row < M) & (col < N)[None, :]  # (ROWS, COLS)
         before = tl.load(z + at, inside, other=0.0).to(tl.float32)  # the activation
-        _, derivative = activation_and_derivative(before, ACT, FAST)
-        change = tl.load(dy + at, inside, other=0.0).to(tl.float32) * derivative
+        change = activation_grad(before, tl.load(dy + at, inside, other=0.0).to(tl.float32), ACT, FAST)
         total += change
         tl.store(dz + at, change, inside)
     tl.store(sums + tl.program_id(1) * N + col, tl.sum(total, 0), col < N)
@@ -419,6 +419,8 @@ def matmul(x: Tensor, weight: Tensor, tile: tuple[int, ...] | None = None) -> Te
     check_tensor("x", x, (None, None))
     check_tensor("weight", weight, (*getattr(weight, "shape", ())[:1], x.shape[-1]), like=x)
     x, weight = autocast(x, weight)
+    if tile is not None and (len(tile) not in (6, 8) or not all(isinstance(n, int) and n > 0 for n in tile)):
+        raise ValueError(f"tile: is {tile!r}, should be 6 or 8 positive ints")
     sizes = None if tile is None else list(tile)
     if needs_grad(x, weight):
         return LinearActFunction.apply(x, weight, None, "none", sizes)
@@ -434,7 +436,7 @@ def linear_act(
         x: (..., K); float32, float16 or bfloat16, any strides.
         weight: (N, K), of x's dtype and device.
         bias: (N,), the same, or None.
-        activation: none, relu, silu, which is z sigmoid(z), or gelu_tanh, which is
+        activation: none, relu, of which NaN is NaN, silu, which is z sigmoid(z), or gelu_tanh, which is
             z/2 (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3))).
 
     Returns:

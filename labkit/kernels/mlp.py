@@ -21,10 +21,12 @@ from labkit.kernels.common import (
     autocast,
     cdiv,
     check_tensor,
+    count_tiles,
     device_limits,
     dot,
     empty_contiguous,
     gelu_gate,
+    is_traced,
     needs_grad,
     next_power_of_2,
     no_gradient,
@@ -52,7 +54,7 @@ def gate_up_kernel(
     FAST: tl.constexpr = (x.dtype if TMA else x.dtype.element_ty) != tl.float32
     UNIT: tl.constexpr = 8 if FAST else 4
     K = K // UNIT * UNIT  # changes nothing; the compiler learns that rows begin at multiples of 16 bytes
-    rows, cols = tl.cdiv(M, BM), tl.cdiv(H, BN // 2)
+    rows, cols = count_tiles(M, BM), count_tiles(H, BN // 2)
     for tile in tl.range(tl.program_id(0), rows * cols, tl.num_programs(0), flatten=TMA):
         m, n = swizzled_tile(tile, rows, cols, GROUP)
         row, unit = m * BM, n * (BN // 2)
@@ -64,12 +66,13 @@ def gate_up_kernel(
             else:
                 side, j = tl.arange(0, 2)[:, None, None], k + tl.arange(0, BK)[None, None, :]
                 i = unit + tl.arange(0, BN // 2)[None, :, None]
-                b = tl.load(weight + (side * H + i).to(tl.int64) * K + j, (i < H) & (j < K), other=0.0)
+                b = tl.load(weight + (offset64(side, H) + i) * K + j, (i < H) & (j < K), other=0.0)
             total = dot(a, b.reshape(BN, BK).T, total)
         gate, up = split_columns(total, BM, BN)  # (BM, BN / 2) each
         if kept_gate is not None:
-            store_tile(kept_gate, row, unit, M, H, 2 * H, gate, BM, BN // 2, STORE)
-            store_tile(kept_up, row, unit, M, H, 2 * H, up, BM, BN // 2, STORE)
+            stride = offset64(2, H)
+            store_tile(kept_gate, row, unit, M, H, stride, gate, BM, BN // 2, STORE)
+            store_tile(kept_up, row, unit, M, H, stride, up, BM, BN // 2, STORE)
         store_tile(hidden, row, unit, M, H, H, activate(gate, ACT, FAST) * up, BM, BN // 2, STORE)
 
 
@@ -111,7 +114,7 @@ def gate_up_backward(dy: Tensor, w_down: Tensor, kept: Tensor, overwrite_kept: b
     """hidden (M, H), computed again, and the gradients of gate and up (M, 2, H), from dy (M, d).
 
     With ``overwrite_kept`` the gradients are written to ``kept``, which nobody may need any more. That is for
-    eager calls only: the compiler does not allow an operator to write to its inputs.
+    eager calls only: an operator that is traced may not write to its inputs.
     """
     hidden, kept = dy @ w_down, kept.contiguous()  # hidden is dhidden until the kernel overwrites it
     M, _, H = kept.shape
@@ -142,7 +145,7 @@ class GeGLUFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, w_gate_up, w_down, kept = ctx.saved_tensors
         x_wanted, pair_wanted, down_wanted = ctx.needs_input_grad
-        overwrite_kept = not torch.compiler.is_compiling() and not _retains_graph()
+        overwrite_kept = not is_traced(kept) and not _retains_graph()
         dy = dy.contiguous()
         hidden, dkept = gate_up_backward(dy, w_down, kept, overwrite_kept)
         d_down = dy.T @ hidden if down_wanted else None  # (d, h)
@@ -218,31 +221,42 @@ def fused_gate_up(x: Tensor, w_gate_up: Tensor, keep: bool = False) -> tuple[Ten
 class GeGLU(nn.Module):
     """``geglu_mlp`` as a module: w_gate_up (2, h, d) and w_down (d, h), initialised like nn.Linear's weight.
 
-    Its state_dict is that of three Linears: gate_proj.weight, up_proj.weight and down_proj.weight.
+    Args:
+        d, h: the width of x, and that of the hidden layer.
+        options: device and dtype of the parameters.
     """
 
     def __init__(self, d: int, h: int, **options: Any) -> None:
         super().__init__()
         self.w_gate_up = nn.Parameter(torch.empty(2, h, d, **options).uniform_(-(d**-0.5), d**-0.5))
         self.w_down = nn.Parameter(torch.empty(d, h, **options).uniform_(-(h**-0.5), h**-0.5))
-        self.register_state_dict_post_hook(self._split_state)
-        self.register_load_state_dict_pre_hook(self._join_state)
+
+    @classmethod
+    def from_linears(cls, gate: nn.Linear, up: nn.Linear, down: nn.Linear) -> "GeGLU":
+        """Copy the weights of three nn.Linear of one dtype and device: gate and up (d to h), down (h to d).
+
+        Raises:
+            ValueError: for a bias, another shape, dtype or device, naming the argument.
+        """
+        for name, one in (("gate", gate), ("up", up), ("down", down)):
+            if not isinstance(one, nn.Linear) or one.bias is not None:
+                raise ValueError(f"{name}: should be an nn.Linear without a bias")
+            w, like = one.weight, gate.weight
+            shape = tuple(like.shape[::-1] if name == "down" else like.shape)
+            if (w.shape, w.dtype, w.device) != (shape, like.dtype, like.device):
+                has = f"{tuple(w.shape)}, {w.dtype}, on {w.device}"
+                raise ValueError(
+                    f"{name}: has a weight {has}, should be {shape}, {like.dtype}, on {like.device}"
+                )
+        made = cls(*gate.weight.shape[::-1], device=gate.weight.device, dtype=gate.weight.dtype)
+        with torch.no_grad():
+            made.w_gate_up.copy_(torch.stack((gate.weight, up.weight)))
+            made.w_down.copy_(down.weight)
+        return made.train(gate.training)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (..., d) to (..., d)."""
         return geglu_mlp(x, self.w_gate_up, self.w_down)
-
-    @staticmethod
-    def _split_state(module: nn.Module, state: dict[str, Any], prefix: str, local: Any) -> None:
-        state[f"{prefix}gate_proj.weight"], state[f"{prefix}up_proj.weight"] = state.pop(prefix + "w_gate_up")
-        state[f"{prefix}down_proj.weight"] = state.pop(prefix + "w_down")
-
-    @staticmethod
-    def _join_state(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        gate, up, down = (f"{prefix}{name}_proj.weight" for name in ("gate", "up", "down"))
-        if gate in state and up in state:
-            state[prefix + "w_gate_up"] = torch.stack((state.pop(gate), state.pop(up)))
-        if down in state:
-            state[prefix + "w_down"] = state.pop(down)
 
 
 # ---- fused_mlp: kernel -------------------------------------------------------------------------------------
@@ -343,8 +357,8 @@ def fused_mlp(blocks_per_launch: int) -> Callable[[Tensor, Tensor, Tensor, Tenso
 
     RMSNorm: https://arxiv.org/abs/1910.07467; GELU and its tanh form: https://arxiv.org/abs/1606.08415.
     """
-    if blocks_per_launch < 1:
-        raise ValueError(f"blocks_per_launch: is {blocks_per_launch}, should be at least 1")
+    if not isinstance(blocks_per_launch, int) or blocks_per_launch < 1:
+        raise ValueError(f"blocks_per_launch: is {blocks_per_launch!r}, should be an int of 1 or more")
 
     def call(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
         check_tensor("x", x, (None, None))

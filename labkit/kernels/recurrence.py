@@ -12,7 +12,6 @@ from torch import Tensor
 
 from labkit.kernels.common import (
     DeviceLimits,
-    autocast,
     cdiv,
     check_tensor,
     device_limits,
@@ -23,6 +22,7 @@ from labkit.kernels.common import (
     next_power_of_2,
     operator,
     padded_columns,
+    promote,
 )
 from labkit.kernels.recurrence_narrow import narrow_grad_kernel, narrow_kernel, narrow_plan
 from labkit.kernels.recurrence_scan import WARPS, scan_grad_kernel, scan_kernel
@@ -306,7 +306,8 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
 
     Returns:
         The states h (B, T, H), contiguous, of a's dtype; the running state is float32, and each is rounded
-        once.
+        once. Inside torch.autocast the dtypes may differ: nothing is cast down, and the states have the
+        widest, as a * h + b has in PyTorch.
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.
@@ -315,7 +316,7 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
     this form are collected in https://arxiv.org/abs/2410.01201.
     """
     check_sequences("a", a, "b", b, h0)
-    a, b, h0 = autocast(a, b, h0)
+    a, b, h0 = promote(a, b, h0)
     call = RecurrenceFunction.apply if needs_grad(a, b, h0) else recurrence_forward
     return call(a, b, h0, False)
 
@@ -330,7 +331,8 @@ def min_gru(z: Tensor, candidate: Tensor, h0: Tensor | None = None) -> Tensor:
 
     Returns:
         The states h (B, T, H), contiguous, of z's dtype; the running state is float32, and each is rounded
-        once.
+        once. Inside torch.autocast the dtypes may differ: nothing is cast down, and the states have the
+        widest.
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.
@@ -339,6 +341,6 @@ def min_gru(z: Tensor, candidate: Tensor, h0: Tensor | None = None) -> Tensor:
     g_t * z_t, dh0 = (1 - z_0) * g_0. The cell is minGRU of https://arxiv.org/abs/2410.01201.
     """
     check_sequences("z", z, "candidate", candidate, h0)
-    z, candidate, h0 = autocast(z, candidate, h0)
+    z, candidate, h0 = promote(z, candidate, h0)
     call = RecurrenceFunction.apply if needs_grad(z, candidate, h0) else recurrence_forward
     return call(z, candidate, h0, True)

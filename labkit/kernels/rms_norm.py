@@ -7,13 +7,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from labkit.kernels.affine import early_launch, sum_columns
 from labkit.kernels.common import (
     DeviceLimits,
     activation_and_derivative,
-    autocast,
     cdiv,
+    check_eps,
     check_tensor,
     device_limits,
     differentiable,
@@ -22,7 +23,9 @@ from labkit.kernels.common import (
     interpreted,
     needs_grad,
     next_power_of_2,
+    offset64,
     operator,
+    promote,
 )
 
 MAX_WIDTH = 8192
@@ -308,12 +311,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     """weight * x / sqrt(mean(x**2) + eps), the mean over the last dimension.
 
     Args:
-        x: (..., H), H from 1 to 8192; float32, float16 or bfloat16, any strides.
-        weight: (H,), of x's dtype and device.
-        eps: added to the mean square.
+        x: (..., H); float32, float16 or bfloat16, any strides. PyTorch computes rows of more than 8192.
+        weight: (H,), of x's device and of its dtype or float32, inside torch.autocast of any of the three.
+        eps: added to the mean square; 0 or more.
 
     Returns:
-        (..., H), contiguous, of x's dtype; computed in float32 and rounded once.
+        (..., H), contiguous, of x's dtype whatever that of the weight is, as F.rms_norm returns it; computed
+        in float32 and rounded once. torch.autocast changes nothing, and x and weight are not cast. (There
+        F.rms_norm is the same on a CPU; on a GPU, from PyTorch 2.12 on, it casts all to float32 and returns
+        that.)
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.
@@ -323,9 +329,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     https://arxiv.org/abs/1910.07467.
     """
     check_tensor("x", x, (..., None))
-    check_tensor("weight", weight, (x.shape[-1],), like=x)
-    check_width(weight, MAX_WIDTH)
-    x, weight = autocast(x, weight)
+    check_tensor("weight", weight, (x.shape[-1],), like=x, or_float32=True)
+    check_eps(eps)
+    if not 0 < len(weight) <= MAX_WIDTH:
+        return functional.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)
     call = RMSNormFunction.apply if needs_grad(x, weight) else rms_norm_forward
     return call(x, weight, eps)
 
@@ -385,7 +392,7 @@ def norm_gelu_grad_kernel(
         dg += du * unit
     mine = parts + tl.program_id(0).to(tl.int64) * W + n
     tl.store(mine, tl.sum(db, 0), n < W)
-    tl.store(mine + tl.num_programs(0) * W, tl.sum(dg, 0), n < W)
+    tl.store(mine + offset64(tl.num_programs(0), W), tl.sum(dg, 0), n < W)
 
 
 # ---- norm_gelu: launches -----------------------------------------------------------------------------------
@@ -440,7 +447,8 @@ def norm_gelu(z: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
         bias, gain: (W,), of z's dtype and device.
 
     Returns:
-        (..., W), contiguous, of z's dtype; computed in float32 and rounded once. GELU in its tanh form,
+        (..., W), contiguous, of z's dtype, or of the widest inside torch.autocast, where the dtypes may
+        differ; computed in float32 and rounded once. GELU in its tanh form,
         0.5 u (1 + tanh(sqrt(2 / pi) (u + 0.044715 u**3))).
 
     Raises:
@@ -454,6 +462,6 @@ def norm_gelu(z: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
         raise ValueError(f"z: has rows of {W} features, should be at most {MAX_NORM_GELU_WIDTH}")
     check_tensor("bias", bias, (W,), like=z)
     check_tensor("gain", gain, (W,), like=z)
-    z, bias, gain = autocast(z, bias, gain)
+    z, bias, gain = promote(z, bias, gain)
     call = NormGeluFunction.apply if needs_grad(z, bias, gain) else norm_gelu_forward
     return call(z, bias, gain)

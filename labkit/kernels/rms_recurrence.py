@@ -17,8 +17,8 @@ from torch import Tensor
 
 from labkit.kernels.common import (
     DeviceLimits,
-    autocast,
     cdiv,
+    check_eps,
     check_tensor,
     device_limits,
     differentiable,
@@ -30,6 +30,7 @@ from labkit.kernels.common import (
     offset64,
     operator,
     padded_columns,
+    promote,
 )
 from labkit.kernels.recurrence import check_sequences
 from labkit.kernels.rms_norm import check_width, stages_that_fit, sum_partials
@@ -330,7 +331,8 @@ def rms_recurrence(
 
     Returns:
         The states h (B, T, H), contiguous, of a's dtype; the running state is float32, and each is rounded
-        once.
+        once. Inside torch.autocast the dtypes may differ: nothing is cast down, and the states have the
+        widest.
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.
@@ -343,6 +345,7 @@ def rms_recurrence(
     check_sequences("a", a, "b", b, h0)
     check_tensor("weight", weight, (a.shape[2],), like=a)
     check_width(weight, MAX_WIDTH)
-    a, b, weight, h0 = autocast(a, b, weight, h0)
+    check_eps(eps)
+    a, b, weight, h0 = promote(a, b, weight, h0)
     call = RMSRecurrenceFunction.apply if needs_grad(a, b, weight, h0) else rms_recurrence_forward
     return call(a, b, weight, h0, eps)

@@ -226,6 +226,20 @@ def test_what_is_stored_is_rounded_once_and_what_is_summed_is_zero_beyond_the_en
         assert filled == {"backward_kernel": 4, "column_sum_kernel": 1}.get(v.title, 0), v
 
 
+def test_sums_of_many_programs_are_addressed_in_64_bits():
+    """rms_recurrence and gated_cell have a row of them for each sequence, affine itself only few."""
+    parts = op.meta(1, 2**19 + 3, 4096)
+
+    def launched():
+        module.sum_columns(parts, op.meta(4096))
+
+    for v in op.variants_of(KERNELS, {"sm_80": [()], "sm_90": [()]}, launched):
+        _, loop = v.code.ttir.split("scf.for", 1)
+        products = re.findall(r"arith\.muli .*: (\S+)", loop.split("scf.yield", 1)[0])
+        assert v.title == "column_sum_kernel" and products == ["i64"], (v, "the tile's first row, once")
+        op.assert_fits([v])
+
+
 def test_elements_beyond_two_to_the_31_are_addressed_in_64_bits(variants):
     """Those of x, y, dy and dx always; of all other tensors where the width is a number of 64 bits."""
     huge = op.variants_of(KERNELS, {"sm_90": [(2, 2**31 + 16)]}, lambda *shape: both(*shape, dtype=bf16))

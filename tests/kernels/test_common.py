@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import math
 from pathlib import Path
 
 import cases
@@ -233,6 +234,34 @@ def test_autocast_casts_what_linear_casts():
         assert common.autocast(meta)[0] is meta, "autocast knows nothing of this device"
 
 
+def test_promote_casts_to_the_widest_and_nothing_down():
+    full, half, brain = (torch.randn(4).to(dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16))
+    meta = half.to("meta")
+    for tensors in ((half, None, full), (full, half, None), (brain, full)):
+        assert all(got is given for got, given in zip(common.promote(*tensors), tensors, strict=True))
+        with torch.autocast("cpu", torch.bfloat16):
+            for got, given in zip(common.promote(*tensors), tensors, strict=True):
+                assert got is None if given is None else torch.equal(got, given.float())
+    with torch.autocast("cpu", torch.bfloat16):
+        for alike in ((full, None, full), (half, half), (brain,)):
+            assert all(got is given for got, given in zip(common.promote(*alike), alike, strict=True))
+        widest = common.promote(half, brain)
+        assert [one.dtype for one in widest] == [torch.float32] * 2, "neither holds the other's numbers"
+        assert common.promote(meta, full)[0] is meta, "autocast knows nothing of this device"
+
+
+def test_float32_may_stand_beside_half_where_it_is_taken():
+    half = X.half()
+    common.check_tensor("weight", torch.zeros(8), (8,), like=half, or_float32=True)
+    common.check_tensor("weight", torch.zeros(8).half(), (8,), like=half, or_float32=True)
+    for weight, like, should in (
+        (torch.zeros(8).bfloat16(), half, r"torch\.float16 like the first argument or float32"),
+        (torch.zeros(8).half(), X, r"torch\.float32 like the first argument$"),
+    ):
+        with pytest.raises(ValueError, match=rf"^weight: has dtype \S+, should be {should}"):
+            common.check_tensor("weight", weight, (8,), like=like, or_float32=True)
+
+
 # --- inside kernels -----------------------------------------------------------------------------------
 
 
@@ -255,6 +284,26 @@ def test_far_counts_in_64_bits():
     assert out.tolist() == [0, 2**30, 2**31, 3 * 2**30, 3 * 2**30]
 
 
+@triton.jit
+def count_kernel(out, size, TILE: tl.constexpr):
+    tl.store(out, common.count_tiles(size, TILE))
+
+
+def test_tiles_of_nearly_two_to_the_31_rows_are_counted_in_32_bits():
+    """tl.cdiv adds TILE - 1 first, and would find fewer than none."""
+    out = torch.zeros(1, dtype=torch.int64, device=gpu.device())
+    for size, tiles in (
+        (1, 1),
+        (128, 1),
+        (129, 2),
+        (2**31 - 1, 2**24),
+        (2**31, 2**24),
+        (2**31 + 1, 2**24 + 1),
+    ):
+        count_kernel[(1,)](out, size, TILE=128)
+        assert out.item() == tiles, size
+
+
 @pytest.mark.parametrize("dtype", common.DTYPES)
 @pytest.mark.parametrize("add", [True, False])
 def test_a_product_is_exact_in_float32(dtype, add):
@@ -264,6 +313,43 @@ def test_a_product_is_exact_in_float32(dtype, add):
     multiply_kernel[(1,)](a, b, total, y, ADD=add)
     want = a.double() @ b.double() + (total.double() if add else 0)
     assert (y - want).abs().max() < 1e-5, "TF32 or a total in 16 bits is off by more"
+
+
+@triton.jit
+def tanh_kernel(x, y, N, FAST: tl.constexpr):
+    at = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    tl.store(y + at, common.tanh(tl.load(x + at, at < N, other=0.0), FAST), at < N)
+
+
+def of_every_size():
+    """From 1e-8 to 20, many around the bounds of formulas, both signs."""
+    sizes = [torch.logspace(-8, math.log10(20), 20001, dtype=torch.float64)]
+    sizes += [
+        bound * torch.linspace(0.9, 1.1, 2001, dtype=torch.float64) for bound in (math.log(3) / 2, 2**-7)
+    ]
+    x = torch.cat(sizes).float().to(gpu.device())
+    return torch.cat([x, -x])
+
+
+@pytest.mark.parametrize(("fast", "most"), [(False, 7e-7), (True, 2**-10)])
+def test_tanh_is_off_by_little_of_itself_however_small(fast, most):
+    """What is claimed, and with a GPU's one instruction, about 2**-11, twice as much.
+
+    By 2 sigmoid(2 x) - 1 it would be off by 1e-3 at 1e-4, and by 0.1 at 1e-6.
+    """
+    x = of_every_size()
+    y = torch.empty_like(x)
+    tanh_kernel[(math.ceil(len(x) / 1024),)](x, y, len(x), FAST=fast)
+    want = x.double().tanh()
+    assert ((y - want) / want).abs().max() <= most
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_tanh_at_the_ends():
+    x = torch.tensor([0.0, 1e-40, -1e-30, 50.0, -100.0, math.inf, -math.inf, math.nan], device=gpu.device())
+    y = torch.empty_like(x)
+    tanh_kernel[(1,)](x, y, len(x), FAST=False)
+    torch.testing.assert_close(y, x.tanh(), rtol=1e-6, atol=1e-39, equal_nan=True)
 
 
 def test_no_function_of_a_kernel_has_a_text_as_default():

@@ -103,19 +103,16 @@ def test_a_compiled_layer_is_one_operator_for_any_number_of_rows_in_any_strides(
 # --- the module ---------------------------------------------------------------------------------------
 
 
-def linears(groups=3, d_in=20, d_out=24, **options):
-    torch.manual_seed(0)
-    return Usual(groups, d_in, d_out, **options)
-
-
 class Usual(nn.ModuleList):
     """What it stands for: a list of linear layers, with a forward."""
 
-    def __init__(self, groups, d_in, d_out, **options):
-        super().__init__(nn.Linear(d_in, d_out, **options) for _ in range(groups))
-
     def forward(self, x):
         return torch.cat([layer(one) for layer, one in zip(self, x.chunk(len(self), -1), strict=True)], -1)
+
+
+def linears(groups=3, d_in=20, d_out=24, **options):
+    torch.manual_seed(0)
+    return Usual(nn.Linear(d_in, d_out, **options) for _ in range(groups))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -126,42 +123,16 @@ def test_it_is_a_list_of_linear_layers(leading, bias):
     assert_close(made(x), layers.double()(x.double()))
 
 
-def inside(block, bias):
-    """A larger model with two of these blocks, at two depths."""
-    model = nn.Module()
-    model.first, model.last = block(3, 20, 24, bias=bias), nn.Linear(72, 60)
-    model.layers = nn.ModuleList([nn.ModuleDict({"mix": block(2, 5, 7, bias=bias)})])
-    return model
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_its_state_is_that_of_the_list_and_comes_back_inside_a_larger_model(bias):
-    usual, ours, again = (inside(block, bias) for block in (Usual, GroupedLinear, Usual))
-    state = usual.state_dict()
-    names = list(state)
-    ours.load_state_dict(state, strict=True)
-    assert list(state) == names, "somebody else's dictionary"
-    again.load_state_dict(ours.state_dict(), strict=True)
-    for one in (ours, again, copy.deepcopy(ours)):
-        op.assert_same_state(one, usual)
-    made = ours.layers[0]["mix"]
-    assert torch.equal(made.weight[1], usual.layers[0]["mix"][1].weight.T) and made.weight.is_contiguous()
-    assert [name for name, _ in made.named_parameters()] == ["weight", "bias"][: 1 + bias]
-    state = made.state_dict()
-    with torch.no_grad():  # a state shares memory with the weights, as every state_dict does
-        made.weight.fill_(7.0)
-    assert all((value == 7).all() for name, value in state.items() if name.endswith("weight"))
-
-
-def test_a_state_that_does_not_fit_is_refused_by_name():
-    state, module = linears().state_dict(), GroupedLinear(3, 20, 24)
-    for lost in ("0.weight", "1.bias"):
-        with pytest.raises(RuntimeError, match=rf'Missing .*: "{lost.partition(".")[2]}"'):
-            module.load_state_dict({name: value for name, value in state.items() if name != lost})
-    with pytest.raises(RuntimeError, match=r"Unexpected .*3.weight"):
-        module.load_state_dict(linears(groups=4).state_dict())
-    with pytest.raises(RuntimeError, match="size mismatch for weight"):
-        GroupedLinear(3, 24, 20).load_state_dict(state)
+def test_its_parameters_are_like_any_others():
+    layers = linears()
+    made, x = GroupedLinear.from_linears(layers).to(gpu.device()), torch.randn(7, 60, device=gpu.device())
+    state = {"weight": (3, 20, 24), "bias": (3, 24)}
+    assert {name: tuple(value.shape) for name, value in made.state_dict().items()} == state
+    assert torch.equal(made.weight[1].cpu(), layers[1].weight.T) and made.weight.is_contiguous()
+    doubled = {name: 2 * value for name, value in made.state_dict().items()}
+    assert_close(torch.func.functional_call(made, doubled, x), 2 * made(x).double())
+    normed = nn.utils.parametrizations.weight_norm(copy.deepcopy(made))
+    assert_close(normed(x), made(x).double())
 
 
 UNLIKE = {
@@ -203,9 +174,9 @@ def test_it_is_drawn_as_linear_layers_are():
 
 
 def test_training_follows_the_curve_of_the_list():
-    usual = nn.Sequential(linears(), nn.GELU(), linears(3, 24, 20))
-    ours = nn.Sequential(GroupedLinear(3, 20, 24), nn.GELU(), GroupedLinear(3, 24, 20))
-    op.assert_trains_alike(usual, ours, 60)
+    first, last = linears(), linears(3, 24, 20)
+    ours = nn.Sequential(GroupedLinear.from_linears(first), nn.GELU(), GroupedLinear.from_linears(last))
+    op.assert_trains_alike(nn.Sequential(first, nn.GELU(), last), ours, 60)
 
 
 # --- on a GPU -----------------------------------------------------------------------------------------

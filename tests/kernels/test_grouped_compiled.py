@@ -273,3 +273,27 @@ def test_no_product_reads_a_tile_that_the_next_may_overwrite(variants):
             assert turn[-1].endswith("pendings = 0"), (v, turn)
             seen += 1
     assert seen >= 3
+
+
+def test_no_size_is_added_to_before_tiles_are_counted(variants):
+    """As tl.cdiv does: the sum may exceed 32 bits where 2**31 - 1 rows do not."""
+    for v in products_of(variants):
+        assert not re.findall(r"arith\.addi %(?:T|D_OUT), %c\d+_i32", v.code.ttir), v
+
+
+def test_a_bias_of_any_stride_is_addressed_in_64_bits():
+    def launch(groups, width):
+        x, weight = meta(4096, groups * width, dtype=bf16), meta(groups, width, width, dtype=bf16)
+        grouped_linear(x, weight, meta(width, groups, dtype=bf16).T)
+
+    (wide,) = op.variants_of(KERNELS, {"sm_86": [(16, 300)]}, launch)
+    assert wide.title == "wide_kernel"
+    bias = wide.code.ttir.split("%bias,", 1)[1].split("tt.load", 1)[0]
+    assert re.findall(r"arith\.muli .*: tensor<\d+x(\w+)>", bias) == ["i64"], "columns, by their stride"
+
+
+def test_parts_of_any_number_of_groups_are_counted_in_64_bits(variants):
+    back = [v for v in variants if v.title == "backward_kernel"]
+    assert back
+    for v in back:
+        assert not re.findall(r"arith\.muli %\w+, %G : i32", v.code.ttir), v

@@ -2,18 +2,22 @@
 
 import dataclasses
 import importlib
+import inspect
 import math
 import re
+import typing
 
 import operators as op
 import pytest
 import torch
 import triton
+import triton.language as tl
 from operators import Case, bf16, fp16, fp32, gradients
 from torch import nn
 
 import labkit
 from labkit.kernels import GRU, gru
+from labkit.kernels.gru_kernels import candidate
 from labkit.measure import correctness
 from labkit.profiling import codegen
 
@@ -94,6 +98,40 @@ def test_in_16_bits_an_odd_number_of_features_is_right_too(shape):
 def test_without_sequences_or_steps_there_is_nothing(shape):
     y, *found = gradients(gru, op.drawn(LAYER, *shape))
     assert y.shape == (*shape[:2], shape[3]) and not any(one.any() for one in found)
+
+
+@every_path
+@pytest.mark.parametrize("dtype", [fp32, bf16], ids=str)
+@pytest.mark.parametrize("size", [1e-4, 1e-6])
+def test_small_states_have_as_many_digits_as_others(case, size, dtype):
+    """A tanh that is off by 1e-7 of 1 would be off by 1e-3 of states of 1e-4, by 0.1 of those of 1e-6."""
+    x, weight_ih, weight_hh, *_, h0 = op.drawn(case, dtype=dtype)
+    given = [size * x, weight_ih, weight_hh, size * h0]
+
+    def of(function):
+        return lambda x, w, v, h0: function(x, w, v, h0=h0)
+
+    upstream = torch.randn(h0.shape[0], x.shape[1], h0.shape[1], device=x.device).to(dtype)
+    found = gradients(of(gru), given, upstream)
+    want = gradients(of(reference), [t.double() for t in given], upstream.double())
+    assert want[0].abs().max() < 10 * size
+    op.all_close(found, want, dtype, roundings=1 if dtype is fp32 else 6)
+
+
+@triton.jit
+def candidate_kernel(x, y, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y + at, candidate(tl.load(x + at), False, True))
+
+
+def test_the_tanh_of_16_bits_is_off_by_a_tenth_of_their_rounding_at_most():
+    """By 4e-5 of itself, on either side of the bound between its two formulas; float16 rounds by 5e-4."""
+    x = torch.logspace(-8, math.log10(20), 2**14, dtype=torch.float64).float().to(labkit.gpu.device())
+    for given in (x, -x):
+        y = torch.empty_like(x)
+        candidate_kernel[(1,)](given, y, BLOCK=len(x))
+        want = given.double().tanh()
+        assert ((y - want) / want).abs().max() < 4e-5
 
 
 @every_path
@@ -353,7 +391,7 @@ def full_float32():
 def test_the_module_is_nn_gru_with_its_state(bias, batch_first):
     torch.manual_seed(0)
     usual = nn.GRU(5, 20, bias=bias, batch_first=batch_first, device=labkit.gpu.device())
-    ours = GRU(5, 20, bias, batch_first, device=labkit.gpu.device())
+    ours = GRU(5, 20, 1, bias, batch_first, device=labkit.gpu.device())
     ours.load_state_dict(usual.state_dict())
     op.assert_same_state(usual, ours)
     x, h0 = torch.randn(3, 4, 5, device=labkit.gpu.device()), torch.randn(1, 3 if batch_first else 4, 20)
@@ -369,9 +407,19 @@ def test_the_module_is_nn_gru_with_its_state(bias, batch_first):
         op.all_close(one, other)
 
 
-def test_the_module_takes_the_batch_first_unless_told_and_draws_like_nn_gru():
+def test_the_modules_arguments_are_those_of_nn_gru_in_its_order():
+    """Its defaults, too: with another one nn.GRU's weights load, and give other numbers."""
+    theirs, _ = typing.get_overloads(nn.GRU.__init__)
+    named = [inspect.signature(each).parameters.values() for each in (GRU.__init__, theirs)]
+    ours, theirs = ([(one.name, one.default) for one in each] for each in named)
+    assert ours == theirs
+    for name, value in (("num_layers", 2), ("dropout", 0.5), ("bidirectional", True), ("bias", 2)):
+        with pytest.raises(ValueError, match=f"^{name}: is "):
+            GRU(3, 16, **{name: value})
+
+
+def test_the_module_draws_like_nn_gru_and_names_a_wrong_state():
     layer = GRU(3, 16)
-    assert layer.batch_first and "batch_first=True" in repr(layer)
     for parameter in layer.parameters():
         assert 0.2 < parameter.abs().max() <= 0.25
     with pytest.raises(ValueError, match=r"^h0: "):
@@ -403,7 +451,7 @@ def losses(layer, steps=12):
 def test_a_model_learns_as_it_does_with_nn_gru():
     torch.manual_seed(0)
     usual = nn.GRU(3, 16, batch_first=True, device=labkit.gpu.device())
-    ours = GRU(3, 16, device=labkit.gpu.device())
+    ours = GRU(3, 16, batch_first=True, device=labkit.gpu.device())
     ours.load_state_dict(usual.state_dict())
     found, wanted = losses(ours), losses(usual)
     assert wanted[-1] < 0.8 * wanted[0]
@@ -466,6 +514,15 @@ def test_every_kernel_compiles_for_every_target_and_fits(variants):
         few = 32 if v.title == "gru_grad_kernel" else 0  # bytes
         # float32's weights are two numbers each; the plans were made with compilers before 3.8
         op.assert_fits([v], None if v.dtype is fp32 or triton.__version__ >= "3.8" else few)
+
+
+@op.INTERPRETED
+def test_sums_of_many_programs_are_addressed_in_64_bits(variants):
+    """Each has 4 H of them, and of 2**25 sequences of 128 features there are 2**31."""
+    summed = [v for v in variants if v.title == "gru_grad_kernel" and v.launch.sums is not None]
+    assert len(summed) >= 8
+    for v in summed:
+        assert {bits for name, bits in op.offsets(v.code.ttir) if name == "sums"} == {"i64"}, v
 
 
 @op.INTERPRETED

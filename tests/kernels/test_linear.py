@@ -96,6 +96,23 @@ def test_dz_and_its_sum_are_rounded_once_however_rows_are_shared(
         assert not linear.linear_dz(dy, z, activation, False)[1].numel(), "what nobody wants is not summed"
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", correctness.DTYPES, ids=str)
+def test_relu_and_its_gradient_are_pytorchs_at_nan_zero_and_infinity(dtype):
+    """NaN stays NaN and its gradient passes; at 0 and below there is none, even an infinite one."""
+    values = [math.nan, 0.0, -0.0, 1.0, -1.0, math.inf, -math.inf]
+    z, dy = (t.to(labkit.gpu.device(), dtype).contiguous() for t in torch.meshgrid(
+        torch.tensor(values), torch.tensor([1.0, -2.0, math.nan, math.inf]), indexing="ij"))  # fmt: skip
+    leaf = z.clone().requires_grad_()
+    (want,) = torch.autograd.grad(torch.relu(leaf), leaf, dy)
+    dz, dbias = linear.linear_dz(dy, z, "relu", True)
+    torch.testing.assert_close(dz, want, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(dbias, want.sum(0), equal_nan=True)
+    one = torch.ones(1, 1, dtype=dtype, device=z.device)
+    y = linear_act(z[:, :1], one, None, "relu")
+    torch.testing.assert_close(y, torch.relu(z[:, :1]), rtol=0, atol=0, equal_nan=True)
+
+
 # --- both ways to load a tile, every tile, every split of the work ------------------------------------
 
 
@@ -119,6 +136,18 @@ def test_which_rows_are_copied_and_which_go_by_descriptors(monkeypatch):
         ("linear_kernel", True, False),
         ("linear_kernel", True, True),
     ]
+
+
+@op.INTERPRETED
+def test_nearly_as_many_rows_as_32_bits_count_have_all_their_tiles():
+    """The first nine tiles of 2**24, of which eight lie below each other; no program is at the other rows."""
+    x, weight = torch.randn(8 * 128, 16), torch.randn(128, 16)
+    y = torch.full((8 * 128, 128), math.nan)
+    sizes = dict(ACT="none", TMA=False, STORE=False, GROUP=8, BM=128, BN=64, BK=16)
+    linear.linear_kernel[(9,)](x, weight, y, None, 2**31 - 1, 128, 16, None, 9, 1, None, **sizes)
+    assert_close(y[:, :64], x.double() @ weight[:64].double().T)
+    assert_close(y[:128, 64:], x[:128].double() @ weight[64:].double().T)
+    assert y[128:, 64:].isnan().all()
 
 
 @op.INTERPRETED

@@ -1,12 +1,16 @@
 """What every finished kernel does as an operator: gradients, autocast, torch.compile, graphs, wrong calls."""
 
 import inspect
+import math
 
 import cases
 import operators as op
 import pytest
 import torch
+import triton
 from operators import bf16, fp16, fp32
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from labkit import gpu, kernels
 from labkit.measure import correctness
@@ -28,6 +32,10 @@ KEPT = {
 }
 """Inputs that the backward reads, -1 for the output, and how many tensors are kept beside them."""
 TRAINED = [*KEPT, cases.HEADS, cases.OUTPUTS]
+PROMOTED = [cases.NORM_GELU, cases.RMS_NORM, cases.LINEAR, cases.GRU, cases.RMS, cases.CELL]
+"""Norms and recurrences, of which autocast casts nothing down."""
+ROUNDED = [case for case in TRAINED[1:] if case not in PROMOTED]
+"""Products, and GELU beside one, which autocast rounds."""
 every_case = pytest.mark.parametrize("case", [*TRAINED, cases.BLOCKS], ids=repr)
 every_trained = pytest.mark.parametrize("case", TRAINED, ids=repr)
 
@@ -88,8 +96,8 @@ def test_what_has_no_derivative_is_refused(case):
 
 
 @pytest.mark.parametrize("dtype", [bf16, fp16], ids=str)
-@pytest.mark.parametrize("case", [*TRAINED[1:], cases.BLOCKS], ids=repr)
-def test_autocast_computes_in_half_and_gives_gradients_in_float32(case, dtype):
+@pytest.mark.parametrize("case", [*ROUNDED, cases.BLOCKS], ids=repr)
+def test_autocast_computes_products_in_half_and_gives_gradients_in_float32(case, dtype):
     tensors = op.drawn(case, grad=case in TRAINED)
     rounded = [t.detach().to(dtype) for t in tensors]
     with torch.autocast(gpu.device(), dtype=dtype):
@@ -101,6 +109,39 @@ def test_autocast_computes_in_half_and_gives_gradients_in_float32(case, dtype):
     if case in TRAINED:
         made = torch.autograd.grad(y, tensors, 2 * y.detach())
         assert op.equal(made, [gradient.float() for gradient in wants])
+
+
+@pytest.mark.parametrize("dtype", [bf16, fp16], ids=str)
+@pytest.mark.parametrize("case", PROMOTED, ids=repr)
+def test_autocast_casts_nothing_of_norms_and_recurrences_down(case, dtype):
+    """This file once asked for the opposite: that they compute in half, as products do.
+
+    It was wrong. A gate of 0.9995 is 1 in bfloat16, so states that end at 1742 were 4096; and PyTorch's
+    autocast casts no input down of what is not a product: it promotes, or casts to float32.
+    """
+    tensors = op.drawn(case, grad=True)
+    with torch.autocast(gpu.device(), dtype=dtype):
+        y = case.call(*tensors)
+        halves = case.call(*(t.detach().to(dtype) for t in tensors))
+    made = y, *torch.autograd.grad(y, tensors, 2 * y.detach())
+    assert halves.dtype is dtype, "nor is anything cast up that is of one dtype"
+    assert {t.dtype for t in made} == {fp32} and op.equal(made, op.gradients(case.call, tensors))
+
+
+@pytest.mark.parametrize("which", [0, -1])
+@pytest.mark.parametrize("case", [case for case in PROMOTED if case is not cases.RMS_NORM], ids=repr)
+def test_autocast_promotes_norms_and_recurrences_to_the_widest_dtype(case, which):
+    """rms_norm returns x's, see its own test."""
+    mixed = [t.detach() for t in op.drawn(case)]
+    mixed[which] = mixed[which].to(bf16)
+    leaves = [t.clone().requires_grad_() for t in mixed]
+    with torch.autocast(gpu.device(), dtype=bf16):
+        y = case.call(*leaves)
+        assert case.call(mixed[0].to(fp16), *(t.to(bf16) for t in mixed[1:])).dtype is fp32
+    want, *wants = op.gradients(case.call, [t.float() for t in mixed])
+    made = torch.autograd.grad(y, leaves, 2 * y.detach())
+    assert y.dtype is fp32 and torch.equal(y, want)
+    assert op.equal(made, [one.to(leaf.dtype) for one, leaf in zip(wants, leaves, strict=True)])
 
 
 @pytest.mark.parametrize("dtypes", [(bf16, fp32, fp32), (fp32, bf16, fp16)], ids=str)
@@ -157,6 +198,44 @@ def test_a_second_gpu_is_made_current(case):
     assert torch.cuda.current_device() == 0
 
 
+# --- tensors without numbers, and calls that are traced ----------------------------------------------------
+
+
+def shapes_of(made):
+    return [(t.shape, t.stride(), t.dtype) for t in made]
+
+
+@every_trained
+def test_meta_and_fake_tensors_launch_nothing_and_have_the_results_shapes(monkeypatch, case):
+    """On a GPU a launch with a meta tensor is one with null pointers, after which no call works any more."""
+    tensors = op.drawn(case)
+    want = shapes_of(op.gradients(case.call, tensors))
+    monkeypatch.setattr(triton.runtime.jit.JITFunction, "__getitem__", None)
+    monkeypatch.setattr(triton.runtime.interpreter.InterpretedFunction, "__getitem__", None)
+    made = op.gradients(case.call, [t.to("meta") for t in tensors])
+    assert {t.device.type for t in made} == {"meta"} and shapes_of(made) == want
+    with FakeTensorMode() as mode:
+        made = op.gradients(case.call, [mode.from_tensor(t) for t in tensors])
+    assert {t.device for t in made} == {tensors[0].device} and shapes_of(made) == want
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+@every_trained
+def test_make_fx_records_operators_that_compute_the_same_for_other_numbers(case, mode):
+    tensors = op.drawn(case)
+
+    def both_ways(*given):
+        return op.gradients(case.call, given)
+
+    graph = make_fx(both_ways, tracing_mode=mode)(*tensors)
+    names = [str(node.target) for node in graph.graph.nodes]
+    assert any(name.startswith("labkit.") for name in names), names
+    others = [torch.randn_like(t) * 0.5 for t in tensors]
+    before = [t.clone() for t in others]
+    assert op.equal(graph(*others), both_ways(*others))
+    assert op.equal(others, before)
+
+
 # --- wrong calls --------------------------------------------------------------------------------------
 
 LEADS = {cases.GROUPED: "weight", cases.CELL: "gain", cases.HEADS: "w_in"}
@@ -185,6 +264,8 @@ def test_a_wrong_argument_is_named(case):
 X, SEQUENCES, STATE, FOUR = torch.ones(2, 6), torch.ones(2, 3, 4), torch.ones(2, 4), torch.ones(4)
 PAIR, DOWN = torch.ones(2, 5, 6), torch.ones(6, 5)
 NARROW = torch.ones(1, 9000), torch.ones(9000, 1, 1), torch.ones(9000, 1), torch.ones(9000)
+NO_EPS = None, torch.tensor(1e-6), -1e-6, math.nan, math.inf, "1e-6"
+SPARSE, NEGATIVE = torch.ones(2, 4).to_sparse(), torch.ones(2, 4, dtype=torch.complex64).conj().imag
 HEAD = torch.ones(2, 0), torch.ones(0, 4, 4), torch.ones(0, 4), torch.ones(0)
 
 
@@ -197,8 +278,13 @@ WRONG = [
     (kernels.affine, "weight", "(6)", X, torch.ones(1), torch.ones(6)),
     (kernels.gelu_mul, "other", "(2, 6)", X, torch.ones(6), torch.ones(6)),
     (kernels.norm_gelu, "z", "at most", far(1).expand(1, 2**20 + 1), FOUR, FOUR),
-    (kernels.rms_norm, "weight", "1 to 8192", torch.ones(3, 0), torch.ones(0)),
-    (kernels.rms_norm, "weight", "1 to 8192", torch.ones(1, 8193), torch.ones(8193)),
+    *((kernels.rms_norm, "eps", "0 or more", X, torch.ones(6), eps) for eps in NO_EPS),
+    *((kernels.rms_recurrence, "eps", "0 or more", SEQUENCES, SEQUENCES, FOUR, None, eps) for eps in NO_EPS),
+    *((kernels.affine, "x", "dense tensor", other, FOUR, FOUR) for other in (SPARSE, NEGATIVE)),
+    (kernels.affine, "weight", "dense tensor", X[:, :4], FOUR.to_sparse(), FOUR),
+    (kernels.linear_recurrence, "b", "dense tensor", SEQUENCES, SEQUENCES.to_sparse()),
+    (kernels.gated_cell, "groups", "an int", torch.ones(2, 3, 8), FOUR, 2.0),
+    (kernels.matmul, "tile", "6 or 8", X, X, (128, 128, 64, 8)),
     (kernels.linear_recurrence, "a", "(any, any, any)", STATE, STATE),
     (kernels.linear_recurrence, "b", "(2, 3, 4)", SEQUENCES, SEQUENCES[:1]),
     (kernels.linear_recurrence, "h0", "(2, 4)", SEQUENCES, SEQUENCES, STATE[:1]),

@@ -144,6 +144,26 @@ def test_pointwise_kernels_move_128_bits_at_a_time_and_compute_in_float32(varian
         assert v.code.stores[128] >= (3 if v.title == "gate_up_grad_kernel" else 1), v
 
 
+def test_relu_keeps_nan_on_every_gpu():
+    """PTX's plain max returns the other operand; the interpreter's, and so all tests there, keeps NaN."""
+
+    def launch(*sizes):
+        M, N, K = sizes
+        x, weight, bias = (meta(*shape, dtype=bf16) for shape in ((M, K), (N, K), (N,)))
+        op.launch_both_ways(lambda *given: linear.linear_act(*given, "relu"), x, weight, bias)
+
+    sizes = {target: [WIDE] for target in codegen.TARGETS} | {"sm_90": [WIDE, FEW]}
+    found = op.variants_of(KERNELS, sizes, launch)
+    with_relu = [v for v in found if v.title in ("linear_kernel", "sum_parts_kernel")]
+    assert {(v.title, v.target) for v in with_relu} >= set(
+        itertools.product(["linear_kernel"], codegen.TARGETS)
+    )
+    assert any(v.title == "sum_parts_kernel" for v in with_relu)
+    for v in with_relu:
+        assert re.search(r"\bmax\.NaN\.f32", v.code.ptx) and not re.search(r"\bmax\.f32", v.code.ptx), v
+    op.assert_fits(found, None if OLDEST else 0)
+
+
 def test_elements_beyond_two_to_the_31_are_addressed_in_64_bits(variants):
     checked = set()
     for v in variants:
@@ -154,3 +174,30 @@ def test_elements_beyond_two_to_the_31_are_addressed_in_64_bits(variants):
             if v.title == "pad_kernel":  # x and the weight together may have 2**31 rows
                 assert len(re.findall(r"arith.muli %\S+, \S+ : i32", v.code.ttir)) == 1, "columns' blocks"
     assert checked == set(FULL)
+
+
+def test_no_size_is_added_to_before_tiles_are_counted(variants):
+    """As tl.cdiv does: the sum may exceed 32 bits where 2**31 - 1 rows do not."""
+    for v in variants:
+        assert not re.findall(r"arith\.addi %[MNH], %c\d+_i32", v.code.ttir), v
+        if v.title == "dz_kernel":  # nor is the first row of the tile behind the last counted
+            assert re.search(r"scf\.for .* step %groups ", v.code.ttir), v
+
+
+def test_more_columns_than_32_bits_count_are_numbered_in_64():
+    def launch(*sizes):
+        M, N = sizes
+        linear.linear_dz(meta(M, N, dtype=bf16), meta(M, N, dtype=bf16), "relu", True)
+
+    (found,) = op.variants_of(KERNELS, {"sm_90": [(2, 2**31 + 16)]}, launch)
+    op.assert_far([found])
+    assert not re.search(r"arith\.muli .*%c128_i32", found.code.ttir), "a program's first column"
+
+
+def test_a_weight_of_gate_and_up_is_numbered_in_64_bits(variants):
+    """Its 2 H rows may be more than 32 bits count, where it goes by pointers."""
+    seen = [v for v in variants if v.title == "gate_up_kernel" and not v.launch.TMA]
+    assert seen
+    for v in seen:
+        assert not re.findall(r"arith\.muli .*: tensor<2x1x1xi32>", v.code.ttir), v
+        assert not re.findall(r"arith\.muli %H, %c2_i32", v.code.ttir), v

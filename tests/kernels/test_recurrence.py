@@ -11,6 +11,7 @@ from operators import bf16, fp16, fp32, gradients
 from recurring import WIDTHS, OperatorTests, examine, in_reverse, steps
 
 from labkit import gpu
+from labkit.kernels import linear_recurrence
 
 LINEAR, GRU, RMS = cases.LINEAR, cases.GRU, cases.RMS
 every_case = pytest.mark.parametrize("case", [LINEAR, GRU], ids=repr)
@@ -78,6 +79,17 @@ def test_over_two_hundred_steps_half_precision_is_rounded_once(case):
     op.assert_each_rounded_once(h, case.reference(*doubles))
     for one, want in zip(got, in_reverse(case, 2 * h.double(), doubles, h.double()), strict=True):
         op.assert_each_rounded_once(one, want)
+
+
+@pytest.mark.parametrize("dtype", [bf16, fp16], ids=str)
+def test_gates_near_one_are_not_rounded_by_autocast(dtype):
+    """0.9995 is 1 in bfloat16, and 0.99951 in float16: after 4096 steps of adding 1 the state would be 4096,
+    or 1769, where it is 2000 (1 - 0.9995**4096) = 1742."""
+    gate = torch.full((1, 4096, 1), 0.9995, device=gpu.device())
+    with torch.autocast(gpu.device(), dtype=dtype):
+        h = linear_recurrence(gate, torch.ones_like(gate))
+    assert h.dtype is fp32
+    assert h[0, -1, 0].item() == pytest.approx(2000 * (1 - 0.9995**4096), rel=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

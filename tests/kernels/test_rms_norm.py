@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import cases
 import operators as op
@@ -9,11 +10,11 @@ import pytest
 import torch
 from launches import ROOM
 from operators import bf16, fp16, fp32, limits_of
-from recurring import KERNELS, WIDTHS, OperatorTests, examine, launch, norms
+from recurring import KERNELS, WIDTHS, OperatorTests, examine, launch, norms, sums
 from torch.nn import functional
 
 import labkit
-from labkit.kernels import rms_norm
+from labkit.kernels import norm_gelu, rms_norm
 from labkit.measure import correctness
 
 RMS_NORM = cases.RMS_NORM
@@ -95,6 +96,63 @@ def test_eps_is_added_to_the_mean_square(eps):
     examine(with_eps, (3, 20), name="rms_norm")
 
 
+@pytest.mark.parametrize("shape", [(3, 0), (0, 8193), (2, 3, 8193)], ids=str)
+def test_rows_that_no_program_holds_are_pytorchs(shape):
+    examine(RMS_NORM, shape, layouts=("contiguous", "transposed"))
+
+
+MIXED = ((5, 64), (3, 33), (4, 535), (2, 0, 5))
+"""Rows with a tile, flat blocks, windows, and no rows."""
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+@pytest.mark.parametrize("autocast", [True, False])
+@pytest.mark.parametrize("dtype", [bf16, fp16], ids=str)
+@pytest.mark.parametrize("shape", MIXED, ids=str)
+def test_a_weight_in_float32_is_not_rounded_and_the_result_has_the_dtype_of_x(shape, dtype, autocast):
+    """As of F.rms_norm, but that on a GPU's autocast PyTorch 2.12 and later cast all to float32."""
+    x, weight = op.drawn(RMS_NORM, *shape)
+    weight[2::4] = 1 + 2.0**-13  # rounded it would be 1
+    x, upstream = x.to(dtype), torch.randn(shape, device=x.device).to(dtype)
+    with torch.autocast(labkit.gpu.device(), dtype=bf16, enabled=autocast):
+        made = op.gradients(rms_norm, [x, weight], upstream)
+    assert [t.dtype for t in made] == [dtype, dtype, fp32]
+    if not autocast:
+        assert functional.rms_norm(x, weight.shape, weight, 1e-6).dtype is dtype
+    y, dx, dweight = op.exact(RMS_NORM, [x, weight], upstream.double())
+    op.all_close(made[:2], (y, dx), dtype)
+    assert not y.numel() or correctness.relative_error(made[2], dweight) < 1e-6
+    if y.numel() and dtype is fp16:
+        op.assert_each_rounded_once(made[0], y)
+
+
+def test_a_weight_in_half_beside_x_in_float32_is_for_autocast():
+    x, weight = op.drawn(RMS_NORM)
+    with pytest.raises(ValueError, match=r"^weight: has dtype .*should be torch\.float32 like the first"):
+        rms_norm(x, weight.to(bf16))
+    with torch.autocast(labkit.gpu.device(), dtype=bf16):
+        y = rms_norm(x, weight.to(bf16))
+    assert y.dtype is fp32 and torch.equal(y, rms_norm(x, weight.to(bf16).float()))
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_weight_in_float32_compiles_into_one_graph_with_x_in_half():
+    x, weight = op.drawn(RMS_NORM)
+    x = x.to(bf16)
+    made, want = (op.gradients(call, [x, weight]) for call in (op.compiled(rms_norm), rms_norm))
+    assert op.equal(made, want) and made[2].dtype is fp32
+
+
+@op.INTERPRETED
+def test_a_weight_in_float32_beside_half_is_compiled_without_spills():
+    def launched(width):
+        op.launch_both_ways(rms_norm, op.meta(4096, width, dtype=bf16), op.meta(width))
+
+    found = op.variants_of(KERNELS, {"sm_80": [(512,)], "sm_90": [(512,), (33,), (1001,)]}, launched)
+    assert {v.title for v in found} >= set(KERNELS[norms])
+    op.assert_fits(found)
+
+
 @pytest.mark.usefixtures("fresh_compiler")
 def test_an_eps_first_met_inside_a_whole_graph():
     def layer(x, weight):
@@ -174,6 +232,19 @@ def test_every_number_is_read_and_written_once(monkeypatch, shape):
     assert 2 * N <= read - back.programs * weights <= 2 * N + ends, "and vectors at the ends of rows whole"
     assert written == N + back.programs * H
     assert op.moved(total) == (back.programs * H, H)
+
+
+@op.INTERPRETED
+def test_norm_gelus_two_sums_are_apart_by_64_bits():
+    """2**20 features and 2048 programs are 2**31 numbers of the first."""
+    kernels = {norms: ("norm_gelu_kernel", "norm_gelu_grad_kernel"), sums: ("column_sum_kernel",)}
+
+    def launched():
+        op.launch_both_ways(norm_gelu, op.meta(300, 4096), op.meta(4096), op.meta(4096))
+
+    (back,) = (v for v in op.variants_of(kernels, {"sm_90": [()]}, launched) if "grad" in v.title)
+    products = re.findall(r"arith\.muli .* : (\S+)", back.code.ttir.split("scf.yield")[-1])
+    assert products == ["i64", "i64"], "the program's own sums of the first kind, and those of the second"
 
 
 # --- plans --------------------------------------------------------------------------------------------
