@@ -12,6 +12,7 @@ from labkit.exercises.properties import (
 )
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -151,6 +152,17 @@ def loaded_wide(call: Call) -> str:
     )
 
 
+def loaded_apart(call: Call) -> str:
+    """Whether the elements of x that one load brings are no neighbours."""
+    x = call.passed["x"]
+    first, last = x.data_ptr(), x.data_ptr() + x.nbytes
+    for addresses in call.launches.loads:
+        mine = sorted(addresses[(addresses >= first) & (addresses < last)].tolist())
+        if any(later - sooner > x.itemsize for sooner, later in pairwise(mine)):
+            return "the elements of one load from x are no neighbours."
+    return ""
+
+
 def first_of(at: Tensor) -> Tensor:
     """The place of the first of a thread's four elements, at the place of each of them."""
     return at - at % (4 * LANES) // LANES * LANES
@@ -206,6 +218,13 @@ ahead = Exercise(
             "How many elements has the block of places that you load from?",
             "128, one for each thread: only then does the kernel differ from one_by_one_kernel in one thing.",
         ),
+        Property(
+            "loads-apart",
+            loaded_apart,
+            "In one load of one_by_one_kernel, how far apart are the elements of neighbouring threads?",
+            "They are neighbours. Load at `at`, at + 128, at + 256 and at + 384.",
+            contiguous_only=True,
+        ),
     ),
     right="All four loads are on their way before the first store.",
     race=RaceSpec(work.row_product, {"PyTorch": torch.mul}, ({"batch": 32768, "width": 1024},)),
@@ -234,7 +253,7 @@ ahead = Exercise(
         "list": Mistake(
             "A kernel has no lists.",
             "Give each of the four values a name of its own, and write the four loads one below the other.",
-            raises=r"append|'list'|list comprehension|ListComp",
+            raises=r"append|'list'|comprehension|ListComp",
         ),
         "no-row": Mistake(
             "What is missing between your loads and your stores?",
