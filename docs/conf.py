@@ -14,7 +14,7 @@ from labkit.run import pages
 project = "GPU performance, measured"
 author = "the labkit contributors"
 copyright = author
-extensions = ["myst_nb", "sphinx_copybutton"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 root_doc = "docs/index"
 include_patterns = [
     "docs/*.md",
@@ -29,6 +29,7 @@ suppress_warnings = ["mystnb.unknown_mime_type"]  # claims and checks have an HT
 nb_execution_mode = "off"
 nb_ipywidgets_js = {}  # widgets are left out below; their pictures stay
 myst_heading_anchors = 3
+autodoc_typehints = "none"  # signatures would be wider than the page, and docstrings have dtypes and shapes
 
 URLS = tomllib.loads((paths.CHECKOUT / "pyproject.toml").read_text())["project"]["urls"]
 PAGES = f"{URLS['Repository']}/blob/v{labkit.__version__}/docs/"
@@ -97,6 +98,13 @@ def fold(app: Sphinx, docname: str, source: list[str]) -> None:
     source[0] = nbformat.writes(notebook)
 
 
+def plain(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """A docstring is plain text: x**2 is no bold type."""
+    lines[:] = ["".join(re.sub(r"[*|]", r"\\\g<0>", part) if part[:2] != "``" else part
+                        for part in re.split(r"(``.+?``)", line)) for line in lines]  # fmt: skip
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", plain, priority=100)  # before napoleon reads it
     app.connect("source-read", fold)

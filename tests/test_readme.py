@@ -1,5 +1,6 @@
 """The README and the pages of docs: links lead somewhere, commands exist."""
 
+import inspect
 import re
 import shlex
 import tomllib
@@ -8,7 +9,7 @@ import pytest
 import yaml
 
 import labkit
-from labkit import paths
+from labkit import kernels, paths
 from labkit.lessons import notebooks
 from labkit.run import execute, main
 
@@ -113,3 +114,11 @@ def test_the_repository_has_one_address_and_the_citation_the_packages_version():
     texts = [page.read_text(encoding="utf-8") for page in PAGES]
     found = {url for text in texts for url in re.findall(r"https://github\.com/[\w.-]+/labkit", text)}
     assert found == {project["urls"]["Repository"]}
+
+
+def test_the_reference_has_every_public_kernel():
+    page = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\.\. auto(?:function|class):: (\w+)$", page, re.MULTILINE)
+    assert sorted(named) == sorted(kernels.__all__)
+    for name in named:
+        assert inspect.getdoc(getattr(kernels, name)), name

@@ -62,7 +62,8 @@ class KernelSequence(CompiledLayer):
             self.gpu.note("captured")
 
     def __repr__(self) -> str:
-        return f"({self._kernels} x {self._launch_us:g} us to launch)"
+        several = "s" if self._kernels > 1 else ""
+        return f"({self._kernels} kernel{several}, {self._launch_us:g} us to launch each)"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd import forward_ad
+from triton.runtime.interpreter import InterpreterError
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from labkit import backend
@@ -19,6 +20,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """The dtypes that all kernels take. They compute and sum in float32."""
 INTERPRETED = backend.interpreting()
 """Whether Triton's interpreter runs the kernels, on tensors on the CPU."""
+MAKE_FX = torch._C._TorchDispatchModeKey.PROXY
+"""The mode that is active while make_fx traces."""
 
 
 # ---- arguments ---------------------------------------------------------------------------------------------
@@ -40,14 +43,15 @@ def check_tensor(
     """
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{name}: is a {type(tensor).__name__}, should be a tensor")
-    if not torch.compiler.is_compiling():  # which cannot trace these questions
-        if tensor.layout is not torch.strided or tensor.is_nested:
-            raise ValueError(f"{name}: is sparse or nested, should be a dense tensor")
-        if tensor.is_neg():
-            raise ValueError(f"{name}: is a lazy negative, should be a dense tensor: call resolve_neg()")
+    if (
+        not torch.compiler.is_dynamo_compiling() and tensor.is_neg()
+    ):  # the compiler cannot trace this question
+        raise ValueError(f"{name}: is a lazy negative, should be a dense tensor: call resolve_neg()")
     alike = like is not None and tensor.dtype is like.dtype and tensor.device == like.device
-    if alike and tensor.shape == shape:
+    if alike and tensor.layout is torch.strided and tensor.shape == shape:
         return  # the usual call, checked in a fraction of a microsecond
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise ValueError(f"{name}: is sparse or nested, should be a dense tensor")
     fixed = shape[1:] if shape[:1] == (...,) else shape
     enough = tensor.dim() >= len(fixed) if fixed != shape else tensor.dim() == len(fixed)
     sizes = tensor.shape[tensor.dim() - len(fixed) :] if enough else ()
@@ -124,8 +128,8 @@ def operator(fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callabl
     An eager call runs the function itself, with the GPU of its first tensor as the current one, because
     Triton launches on the current GPU. The call is the operator where somebody looks on: under torch.compile,
     which does not look into an operator (so fullgraph=True works, also where kernels are interpreted), under
-    make_fx and other modes, and for meta and fake tensors, which have no memory that a kernel could read. The
-    operator is registered when the function is defined, never while the compiler traces.
+    make_fx, and for meta and fake tensors, which have no memory that a kernel could read. The operator is
+    registered when the function is defined, never while the compiler traces.
 
     Args:
         fake: takes the same arguments and returns empty tensors of the outputs' shapes, strides and dtypes.
@@ -135,11 +139,13 @@ def operator(fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callabl
     """
 
     def decorate(launch: Callable[..., Any]) -> Callable[..., Any]:
+        there = _explained(launch) if INTERPRETED else launch
+
         def launch_there(*arguments: Any) -> Any:
             if _several_gpus() and arguments[0].is_cuda:
                 with torch.cuda.device(arguments[0].device):
-                    return launch(*arguments)
-            return launch(*arguments)  # small calls are bound by the host: no further layer of Python
+                    return there(*arguments)
+            return there(*arguments)  # small calls are bound by the host: no further layer of Python
 
         @functools.wraps(launch)
         def call(*arguments: Any) -> Any:
@@ -154,11 +160,31 @@ def operator(fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callabl
     return decorate
 
 
+def _explained(launch: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose error says what helps where an interpreter that is not patched refuses a kernel."""
+
+    def explained(*arguments: Any) -> Any:
+        try:
+            return launch(*arguments)
+        except InterpreterError as error:
+            from labkit import interpreter
+
+            if interpreter.patch.cache_info().currsize:
+                raise
+            raise RuntimeError(
+                "call labkit.interpreter.patch() first: Triton's interpreter refuses the kernel without it"
+            ) from error
+
+    return explained
+
+
 def is_traced(tensor: Tensor) -> bool:
-    """Whether a call with this tensor is an operator's: it is traced, or the tensor has no memory."""
-    plain = type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
-    watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-    return watched or not plain or tensor.is_meta
+    """Whether a call with this tensor is the operator's: it is traced, or the tensor has no memory."""
+    if torch.compiler.is_compiling() or tensor.is_meta:
+        return True
+    if type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter:
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0 and torch._C._get_dispatch_mode(MAKE_FX) is not None
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:
@@ -394,13 +420,11 @@ def sigmoid(z, FAST: tl.constexpr = False):
     return gate
 
 
-# tanh(x) is 2 sigmoid(2 x) - 1, which cancels where x is small: it is off by 1e-7 of 1, not of itself.
+# tanh(x) is 2 sigmoid(2 x) - 1, which cancels where x is small: it is off by 3e-7 of 1, not of itself.
 # - Up to ln(3) / 2 it is x + x z p(z) with z = x**2, and the p of degree 3 whose largest error is the least
 #   (Remez): 4e-8 of tanh, coefficients rounded to float32. x z p(z) is less than x / 10, and its roundings
 #   less than 1e-8 of x. The last rounding is 6e-8 at most.
-# - From there on, where tanh is 1/2 or more, it is 1 - q, and q = 2 / (1 + e**(2 x)) is 1/2 or less. So it is
-#   off by no more of itself than q is of itself, and the last rounding: 2e-7 with exp2 and rsqrt to the last
-#   bit, 7e-7 with a GPU's, which are off by 2**-22 and by 2**-22.9 at most (the root counts twice).
+# - From there on tanh is 1/2 or more, so that 3e-7 of 1 are 6e-7 of itself at most.
 TANH_BOUND: tl.constexpr = tl.constexpr(math.log(3) / 2)
 TANH_0: tl.constexpr = tl.constexpr(-0.3333295)
 TANH_1: tl.constexpr = tl.constexpr(0.13320811)
@@ -409,16 +433,20 @@ TANH_3: tl.constexpr = tl.constexpr(0.016448904)
 
 
 @triton.jit
+def tanh_of_sigmoid(x, double):
+    """tanh of x, off by a few 1e-7 of itself, from ``double``, the sigmoid of 2 x."""
+    z = x * x
+    small = x + x * (z * (TANH_0 + z * (TANH_1 + z * (TANH_2 + z * TANH_3))))
+    return tl.where(tl.abs(x) < TANH_BOUND, small, 2.0 * double - 1.0)
+
+
+@triton.jit
 def tanh(x, FAST: tl.constexpr):
     """tanh, off by a few 1e-7 of itself, or with ``FAST``, for 16-bit results, by 2**-11 of itself."""
     if FAST and not interpreted():
         y = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
     else:
-        size, z = tl.abs(x), x * x
-        small = x + x * (z * (TANH_0 + z * (TANH_1 + z * (TANH_2 + z * TANH_3))))
-        root = tl.rsqrt(1.0 + tl.exp2(size * (2 * LOG2_E)))
-        large = 1.0 - 2.0 * root * root
-        y = tl.where(size < TANH_BOUND, small, tl.where(x < 0, -large, large))
+        y = tanh_of_sigmoid(x, sigmoid(2.0 * x))
     return y
 
 

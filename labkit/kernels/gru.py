@@ -95,16 +95,19 @@ def gru_plan(B: int, H: int, itemsize: int, limits: DeviceLimits, backward: bool
     program of 128 features fits on a multiprocessor, or three of 64. BM, the sequences of a program, is the
     least with which all programs run at once, because a step of few sequences is shortest. Tensor cores need
     at least 8; with 32 one round took as long as two with 16. The backward has 8 always: with 16 registers do
-    not suffice. AHEAD hides the memory's latency, which is longer than a step, as far as registers allow.
+    not suffice. Beside the matrices 8 sequences need 2 KB of shared memory, and 16 of them 12. AHEAD hides
+    the memory's latency, which is longer than a step, as far as registers allow.
     """
     BH = max(16, next_power_of_2(H))
+    beside = limits.shared_bytes - 3 * BH * BH * itemsize
     if limits.shared_bytes:
-        if BH * itemsize > 256 or 3 * BH * BH * itemsize + 12 * 1024 > limits.shared_bytes:
+        if BH * itemsize > 256 or beside < 2 * 1024:
             return None
     elif BH > 32:  # interpreted
         return None
     at_once = limits.multiprocessors * max(1, 192 // BH)
-    most = 8 if backward or itemsize == 4 else 16
+    tight = limits.shared_bytes > 0 and beside < 12 * 1024
+    most = 8 if backward or itemsize == 4 or tight else 16
     BM = min(most, max(8, next_power_of_2(cdiv(B, at_once))))
     if backward:  # with 2, only two programs of 64 features fit on a multiprocessor
         ahead = 2 if BH == 128 or cdiv(B, BM) <= 2 * limits.multiprocessors else 1

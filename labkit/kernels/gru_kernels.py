@@ -9,7 +9,7 @@ Sigmoid is applied to ar and az, tanh to an, and hn is W_hn h + b_hn.
 import triton
 import triton.language as tl
 
-from labkit.kernels.common import dot, interpreted, opaque, tanh
+from labkit.kernels.common import dot, interpreted, opaque, tanh, tanh_of_sigmoid
 
 # ---- the formulas of one step; all arguments are tiles of one shape ----------------------------------------
 
@@ -32,15 +32,13 @@ def sigmoid(x, FAST: tl.constexpr):
 
 @triton.jit
 def candidate(x, FAST: tl.constexpr, HALF: tl.constexpr):
-    """tanh, off by a few 1e-7 of itself, for 16-bit numbers with HALF by 4e-5, or with FAST by 2**-11.
-
-    HALF takes fewer instructions: 2 sigmoid(2 x) - 1 is off by 3e-7 at most, which from 2**-7 on is 4e-5 of
-    tanh, and up to there x is off by x**2 / 3 of it, which is 2e-5.
-    """
-    if FAST or not HALF:
-        y = tanh(x, FAST)
+    """tanh, off by a few 1e-7 of itself, with HALF, for 16-bit numbers, of 1, or with FAST by 2**-11."""
+    if FAST:
+        y = tanh(x, True)
+    elif HALF:
+        y = 2.0 * sigmoid(2.0 * x, False) - 1.0
     else:
-        y = tl.where(tl.abs(x) < 2**-7, x, 2.0 * sigmoid(2.0 * x, False) - 1.0)
+        y = tanh_of_sigmoid(x, sigmoid(2.0 * x, False))
     return y
 
 

@@ -371,15 +371,16 @@ def linear_dz(dy: Tensor, z: Tensor, act: str, summed: bool) -> tuple[Tensor, Te
 class LinearActFunction(torch.autograd.Function):
     """``linear_act`` and ``matmul`` of x (M, K) with their gradients, once differentiable.
 
-    z, before the activation, is kept unless there is no activation. cuBLAS computes the gradients' products.
+    z, before the activation, is kept, or for relu, whose gradient y says as well, only y; and nothing where
+    there is no activation. cuBLAS computes the gradients' products.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, act: str, tile: list[int] | None
     ) -> Tensor:
-        y, *z = linear_forward(x, weight, bias, act, tile, act != "none")
-        ctx.save_for_backward(x, weight, *z)
+        y, *z = linear_forward(x, weight, bias, act, tile, act not in ("none", "relu"))
+        ctx.save_for_backward(x, weight, *([y] if act == "relu" else z))
         ctx.act = act
         return y
 
@@ -419,8 +420,8 @@ def matmul(x: Tensor, weight: Tensor, tile: tuple[int, ...] | None = None) -> Te
     check_tensor("x", x, (None, None))
     check_tensor("weight", weight, (*getattr(weight, "shape", ())[:1], x.shape[-1]), like=x)
     x, weight = autocast(x, weight)
-    if tile is not None and (len(tile) not in (6, 8) or not all(isinstance(n, int) and n > 0 for n in tile)):
-        raise ValueError(f"tile: is {tile!r}, should be 6 or 8 positive ints")
+    if tile is not None and (len(tile) not in (6, 8) or not all(isinstance(n, int) and n >= 0 for n in tile)):
+        raise ValueError(f"tile: is {tile!r}, should be 6 or 8 ints")
     sizes = None if tile is None else list(tile)
     if needs_grad(x, weight):
         return LinearActFunction.apply(x, weight, None, "none", sizes)
@@ -442,7 +443,7 @@ def linear_act(
     Returns:
         (..., N), contiguous, of x's dtype; computed in float32 and rounded once. In 16 bits a GPU computes
         gelu_tanh and silu of z by one special function, off by 2**-12 z at most. Where autograd records the
-        call, z = x @ weight.T + bias is kept in x's dtype.
+        call, z = x @ weight.T + bias is kept in x's dtype, but not for relu.
 
     Raises:
         ValueError: for another shape, dtype, device or activation, naming the argument.

@@ -307,10 +307,15 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
     Returns:
         The states h (B, T, H), contiguous, of a's dtype; the running state is float32, and each is rounded
         once. Inside torch.autocast the dtypes may differ: nothing is cast down, and the states have the
-        widest, as a * h + b has in PyTorch.
+        widest, as a * h + b has in PyTorch. A state is finite where a loop's in float32 is, and not finite
+        where that is not, though it may be NaN where the loop's is infinite.
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.
+
+    Few long sequences, whose steps a loop would compute on a few multiprocessors, are scanned: blocks of
+    steps are combined as one. That adds up in another order. A block in which a gate is beyond [-1, 1] is
+    computed by a loop all the same: one such gate in each block makes a scan as slow as a loop.
 
     In reverse, g_t = dh_t + a_{t+1} * g_{t+1}: da_t = g_t * h_{t-1}, db_t = g_t, dh0 = a_0 * g_0. Cells of
     this form are collected in https://arxiv.org/abs/2410.01201.

@@ -15,8 +15,9 @@ sequence waits once for each group, and the result does not depend on who was fi
 tickets only, and a ticket is taken by a program that runs already, so it cannot wait for ever; interpreted,
 programs run in that order.
 
-Products of gates overflow where states need not, and cancel: so a block with a gate beyond [-1, 1], or NaN,
-is walked step by step from its true state, as the loop does it. It says so with an A of NaN and writes its
+Products of gates overflow where states need not, and cancel; and a huge first state may keep states finite
+where sums of inputs are not. So a block with a gate beyond [-1, 1], or NaN, or with a B that is not finite is
+walked step by step from its true state, as the loop does it. It says so with an A of NaN and writes its
 state, as the last of a group does. This is as right as the loop, and no faster.
 """
 
@@ -225,6 +226,7 @@ def states_before_segments(words, first, run, chain, block, blocks, chains, W: t
     A = tl.where(largest <= 1.0, A, float("nan"))
     one, zero = tl.full([R, L, BH], 1.0, tl.float32), tl.zeros([R, L, BH], tl.float32)
     A, B, C, D = tl.associative_scan((A, B, one, zero), 1, two_runs)
+    A = tl.where(tl.abs(B) < float("inf"), A, float("nan"))
     walks = tl.max((A != A).to(tl.int32)) == 1
     if W > 0:  # there are several blocks, and R is 1
         segment, n = tl.arange(0, L)[None, :, None], tl.arange(0, BH)[None, None, :]

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import functools
 import math
 from pathlib import Path
 
@@ -13,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd import forward_ad
+from triton.runtime.interpreter import InterpreterError
 
-from labkit import gpu
+from labkit import gpu, interpreter
 from labkit.kernels import affine, common, rms_norm
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -209,6 +211,19 @@ def test_a_tensor_on_the_cpu_is_refused_where_kernels_are_compiled(monkeypatch):
         refused = pytest.raises(ValueError, match=r"^x: is on the CPU, should be on the GPU")
         with contextlib.nullcontext() if interpreted else refused:
             common.check_tensor("x", torch.zeros(8), (8,))
+
+
+@op.INTERPRETED
+def test_a_kernel_that_the_interpreter_refuses_says_what_to_call_first(monkeypatch):
+    def refuses():
+        raise InterpreterError("mask has unsupported dtype")
+
+    monkeypatch.setattr(interpreter, "patch", functools.cache(lambda: None))
+    with pytest.raises(RuntimeError, match=r"^call labkit\.interpreter\.patch\(\) first"):
+        common._explained(refuses)()
+    interpreter.patch()
+    with pytest.raises(InterpreterError, match="mask"):
+        common._explained(refuses)()
 
 
 def test_inside_autocast_dtypes_may_differ_and_nothing_else():

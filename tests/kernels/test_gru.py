@@ -124,14 +124,11 @@ def candidate_kernel(x, y, BLOCK: tl.constexpr):
     tl.store(y + at, candidate(tl.load(x + at), False, True))
 
 
-def test_the_tanh_of_16_bits_is_off_by_a_tenth_of_their_rounding_at_most():
-    """By 4e-5 of itself, on either side of the bound between its two formulas; float16 rounds by 5e-4."""
-    x = torch.logspace(-8, math.log10(20), 2**14, dtype=torch.float64).float().to(labkit.gpu.device())
-    for given in (x, -x):
-        y = torch.empty_like(x)
-        candidate_kernel[(1,)](given, y, BLOCK=len(x))
-        want = given.double().tanh()
-        assert ((y - want) / want).abs().max() < 4e-5
+def test_the_tanh_of_16_bits_is_off_by_a_few_units_of_float32_at_most():
+    x = torch.linspace(-20, 20, 2**14, device=labkit.gpu.device())
+    y = torch.empty_like(x)
+    candidate_kernel[(1,)](x, y, BLOCK=len(x))
+    assert (y - x.double().tanh()).abs().max() < 5e-7
 
 
 @every_path
@@ -473,7 +470,7 @@ def launch(shape, dtype, training):
 
 CASES = {
     "sm_80": [((16, 64, 64, 128), bf16, True), ((2048, 64, 64, 64), bf16, False)],
-    "sm_86": [((16, 64, 64, 64), fp16, True)],
+    "sm_86": [((16, 64, 64, 64), fp16, True), *(((B, 64, 128, 128), bf16, True) for B in (16, 2048))],
     "sm_89": [((16, 64, 64, 64), bf16, False)],
     "sm_90": [
         *(((B, 64, 128, 128), bf16, False) for B in (64, 1024, 2048)),
@@ -483,7 +480,7 @@ CASES = {
         ((64, 64, 64, 64), fp32, True),
     ],
     "sm_100": [((64, 64, 128, 128), bf16, True)],
-    "sm_120": [((64, 64, 64, 64), bf16, True)],
+    "sm_120": [((64, 64, 64, 64), bf16, True), ((64, 64, 100, 100), fp16, True)],
 }
 """By target: (B, T, width, H), dtype, whether a backward follows."""
 
@@ -579,7 +576,7 @@ def test_the_plan_holds_what_fits_and_leaves_the_rest_to_single_steps():
     hopper, consumer = op.limits_of("sm_90"), op.limits_of("sm_86")
     for H, itemsize, gpu, fits in (
         (128, 2, hopper, True), (129, 2, hopper, False), (64, 4, hopper, True), (65, 4, hopper, False),
-        (1, 2, hopper, True), (64, 2, consumer, True), (128, 2, consumer, False),
+        (1, 2, hopper, True), (64, 2, consumer, True), (128, 2, consumer, True), (129, 2, consumer, False),
     ):  # fmt: skip
         assert (module.gru_plan(16, H, itemsize, gpu, False) is not None) is fits, (H, itemsize)
     for B, width, H, itemsize, gpu, taken in (

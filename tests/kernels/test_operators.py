@@ -27,6 +27,7 @@ KEPT = {
     cases.CELL: ((0, 1, -1), 1),
     cases.matmul(40): ((0, 1), 0),
     LINEAR_ACT: ((0, 1), 1),
+    cases.linear_act("relu", cases.with_bias(40)): ((0, 1, -1), 0),
     MLP: ((0, 1, 2), 1),
     cases.GROUPED: ((0, 1), 0),
 }

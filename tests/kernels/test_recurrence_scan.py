@@ -74,6 +74,24 @@ def test_growing_gates_are_right_where_their_products_overflow(monkeypatch):
     assert got[0, -1, 0].item() == pytest.approx(1e-30 * float(torch.tensor(1.2)) ** 512, rel=1e-3)
 
 
+@both_ways
+@pytest.mark.parametrize("far", [3e38, math.inf])
+def test_states_are_finite_where_those_of_a_loop_are(far):
+    """A sum of the inputs is infinite, where the first state is so large that the states are not."""
+    a, b = torch.ones(1, 300, 4), torch.zeros(1, 300, 4)
+    b[:, 10:12], b[:, 150:152] = -2e38, 1.75e38
+    a[:, 290:] = 0.5
+    a, b = a.to(op.labkit.gpu.device()), b.to(op.labkit.gpu.device())
+    h0 = torch.full_like(a[:, 0], far)
+    want, h = [], h0
+    for t in range(a.shape[1]):
+        h = a[:, t] * h + b[:, t]
+        want.append(h)
+    want, got = torch.stack(want, 1), linear_recurrence(a, b, h0)
+    assert torch.equal(got.isfinite(), want.isfinite()) and want[0, -1].isfinite().all() == (far < math.inf)
+    op.assert_close(got.nan_to_num(0, 0, 0), want.nan_to_num(0, 0, 0).double())
+
+
 @pytest.mark.parametrize("combine", [recurrence_scan.two_blocks, recurrence_scan.two_runs])
 def test_neighbours_may_be_combined_in_any_order(combine):
     """As a GPU does; interpreted, a scan combines them from the first to the last."""
