@@ -29,6 +29,7 @@ suppress_warnings = ["mystnb.unknown_mime_type"]  # claims and checks have an HT
 nb_execution_mode = "off"
 nb_ipywidgets_js = {}  # widgets are left out below; their pictures stay
 myst_heading_anchors = 3
+napoleon_use_param = napoleon_use_rtype = False  # "a, b: (B, T, H)" stays one line
 autodoc_typehints = "none"  # signatures would be wider than the page, and docstrings have dtypes and shapes
 
 URLS = tomllib.loads((paths.CHECKOUT / "pyproject.toml").read_text())["project"]["urls"]

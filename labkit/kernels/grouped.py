@@ -413,7 +413,7 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
         bias: (G, D_out), or None.
 
     Returns:
-        (..., G * D_out), of x's dtype; summed in float32 and rounded once. Its memory has x's order: for x
+        (..., G * D_out), of x's dtype; summed in float32 and rounded once. Its memory has x's order. For x
         in (B, C, T) memory, seen as (B, T, C), it is (B, C, T), too.
 
     Raises:
