@@ -2,6 +2,7 @@
 
 import functools
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -43,9 +44,8 @@ def check_tensor(
     """
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{name}: is a {type(tensor).__name__}, should be a tensor")
-    if (
-        not torch.compiler.is_dynamo_compiling() and tensor.is_neg()
-    ):  # the compiler cannot trace this question
+    tracing = torch.compiler.is_dynamo_compiling()  # when is_neg cannot be asked
+    if not tracing and tensor.is_neg():
         raise ValueError(f"{name}: is a lazy negative, should be a dense tensor: call resolve_neg()")
     alike = like is not None and tensor.dtype is like.dtype and tensor.device == like.device
     if alike and tensor.layout is torch.strided and tensor.shape == shape:
@@ -167,9 +167,8 @@ def _explained(launch: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return launch(*arguments)
         except InterpreterError as error:
-            from labkit import interpreter
-
-            if interpreter.patch.cache_info().currsize:
+            interpreter: Any = sys.modules.get("labkit.interpreter")  # whose import would bring NumPy
+            if interpreter is not None and interpreter.patch.cache_info().currsize:
                 raise
             raise RuntimeError(
                 "call labkit.interpreter.patch() first: Triton's interpreter refuses the kernel without it"

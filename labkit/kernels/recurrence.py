@@ -337,7 +337,7 @@ def min_gru(z: Tensor, candidate: Tensor, h0: Tensor | None = None) -> Tensor:
     Returns:
         The states h (B, T, H), contiguous, of z's dtype; the running state is float32, and each is rounded
         once. Inside torch.autocast the dtypes may differ: nothing is cast down, and the states have the
-        widest.
+        widest. What linear_recurrence says of infinite states and of scans holds here, too.
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.
