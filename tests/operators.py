@@ -227,11 +227,6 @@ def assert_trains_alike(usual: nn.Sequential, ours: nn.Sequential, width: int) -
         assert not torch.equal(value.cpu(), before[name]), f"{name} was not trained"
 
 
-def assert_same_state(one: nn.Module, other: nn.Module) -> None:
-    first, second = one.state_dict(), other.state_dict()
-    assert first.keys() == second.keys() and equal(first.values(), (second[name] for name in first))
-
-
 # --- other GPUs, and meta tensors, whose launches are recorded
 
 

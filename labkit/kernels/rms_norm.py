@@ -337,12 +337,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     return call(x, weight, eps)
 
 
-def check_width(weight: Tensor, widest: int) -> None:
-    """Raise a ValueError unless the weight has 1 to ``widest`` columns."""
-    if not 0 < len(weight) <= widest:
-        raise ValueError(f"weight: has {len(weight)} columns, a program holds 1 to {widest}")
-
-
 # ---- norm_gelu: kernels; z is (R, W), tiles (BM, BW) have whole rows, BW a power of two --------------------
 
 

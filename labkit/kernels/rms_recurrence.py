@@ -33,7 +33,7 @@ from labkit.kernels.common import (
     promote,
 )
 from labkit.kernels.recurrence import check_sequences
-from labkit.kernels.rms_norm import check_width, stages_that_fit, sum_partials
+from labkit.kernels.rms_norm import stages_that_fit, sum_partials
 
 MAX_WIDTH = 4096
 """The most features: a program holds whole states in registers."""
@@ -344,7 +344,8 @@ def rms_recurrence(
     """
     check_sequences("a", a, "b", b, h0)
     check_tensor("weight", weight, (a.shape[2],), like=a)
-    check_width(weight, MAX_WIDTH)
+    if not 0 < len(weight) <= MAX_WIDTH:
+        raise ValueError(f"weight: has {len(weight)} columns, a program holds 1 to {MAX_WIDTH}")
     check_eps(eps)
     a, b, weight, h0 = promote(a, b, weight, h0)
     call = RMSRecurrenceFunction.apply if needs_grad(a, b, weight, h0) else rms_recurrence_forward
