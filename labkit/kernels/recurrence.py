@@ -307,8 +307,9 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
     Returns:
         The states h (B, T, H), contiguous, of a's dtype; the running state is float32, and each is rounded
         once. Inside torch.autocast the dtypes may differ: nothing is cast down, and the states have the
-        widest, as a * h + b has in PyTorch. A state is finite where a loop's in float32 is, and not finite
-        where that is not, though it may be NaN where the loop's is infinite.
+        widest, as a * h + b has in PyTorch. A state is finite where a loop's in float32 is, unless
+        inputs near the end of float32's range add up beyond it over several blocks of a scan; and not finite
+        where the loop's is not, though it may be NaN where that is infinite.
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.
