@@ -45,6 +45,10 @@ class Measured:
     __truediv__ = _arithmetic(operator.truediv)
     __rtruediv__ = _arithmetic(lambda value, other: other / value)
 
+    def __format__(self, spec: str) -> str:
+        """The number as ``f"{time:.1f}"`` writes it; nan where nobody measured it."""
+        return format(self.value, spec) if spec else str(self)
+
 
 MISSING = Measured(math.nan, "live", "")
 """A figure that nobody measured; what is computed from it is missing, too."""
