@@ -323,6 +323,14 @@ def affine_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tens
 AffineFunction = differentiable(affine_forward, affine_backward, lambda x, weight, bias, y: (x, weight))
 
 
+def frozen_backward(dy: Tensor, weight: Tensor) -> tuple[Tensor]:
+    """dx alone, where nobody asks for sums over rows: x is neither kept nor read again."""
+    return (affine_forward(dy, weight, torch.zeros_like(weight)),)
+
+
+FrozenAffineFunction = differentiable(affine_forward, frozen_backward, lambda x, weight, bias, y: (weight,))
+
+
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x * weight + bias.
 
@@ -338,14 +346,15 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ValueError: for another shape, dtype or device, naming the argument.
 
     In reverse, dx = dy * weight, dweight = sum of dy * x and dbias = sum of dy over all rows, added in a
-    fixed order. Source: PyTorch forum, "Surprisingly low performance in pseudo-Linear layer".
+    fixed order. Without a gradient of weight and bias, x is not kept. Source: PyTorch forum, "Surprisingly low performance in pseudo-Linear layer".
     """
     check_tensor("x", x, (..., None))
     check_tensor("weight", weight, (x.shape[-1],), like=x)
     check_tensor("bias", bias, (x.shape[-1],), like=x)
     (x,) = autocast(x)
-    call = AffineFunction.apply if needs_grad(x, weight, bias) else affine_forward
-    return call(x, weight, bias)
+    if needs_grad(weight, bias):
+        return AffineFunction.apply(x, weight, bias)
+    return FrozenAffineFunction.apply(x, weight, bias) if needs_grad(x) else affine_forward(x, weight, bias)
 
 
 # ---- gelu_mul: kernels; x and other are folded like x of affine --------------------------------------------

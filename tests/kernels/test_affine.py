@@ -179,6 +179,19 @@ def test_inside_autocast_parameters_are_not_copied():
     assert [made.name for made in launched] == ["fold_kernel"]
 
 
+@op.INTERPRETED
+def test_with_frozen_parameters_x_is_neither_kept_nor_read_again():
+    x, weight, bias = drawn(AFFINE, grad=True)
+    weight, bias, up = weight.detach(), bias.detach(), torch.randn_like(x)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.data_ptr()) or t, lambda t: t):
+        y = affine(x, weight, bias)
+    assert kept == [weight.data_ptr()]
+    launched = launch_counts.count(lambda: torch.autograd.grad(y, x, up, retain_graph=True)).launches
+    assert [made.name for made in launched if made.name.endswith("_kernel")] == ["fold_kernel"]
+    torch.testing.assert_close(torch.autograd.grad(y, x, up)[0], up * weight)
+
+
 # --- what the compiler makes of it, for GPUs that are not here ----------------------------------------
 
 
