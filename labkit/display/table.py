@@ -271,7 +271,7 @@ def measured(name: str, function: Callable[..., Any], *given: Callable[..., Any]
     heads = list(next(iter(row.value.values()), {}))
     texts = [[way, *(style.digits(each[head]) for head in heads)] for way, each in row.value.items()]
     page = f"<p><strong>{html.escape(name)}</strong></p>{plain_table(['', *heads], texts)}"
-    text = "\n".join([name, "  ".join(["", *heads]), *map("  ".join, texts), where])
+    text = "\n".join([name, pd.DataFrame(texts, columns=["", *heads]).to_string(index=False), where])
     show(f"{page}<p><small>{html.escape(where)}</small></p>", text)
     return {
         way: {head: Measured(float(number), kind, row.device) for head, number in each.items()}

@@ -399,15 +399,15 @@ def difference(got: Any, want: Any, tolerance: float) -> str:
     """
     if isinstance(want, Tensor):
         if not isinstance(got, Tensor) or got.shape != want.shape:
-            return f"it is {short(got)}, not {short(want)}"
+            return f"yours is {short(got)}, it should be {short(want)}"
         return _tensors(got, want, tolerance)
     if isinstance(want, dict):
         if not isinstance(got, dict):
-            return f"it is {short(got)}, not a dict"
+            return f"yours is {short(got)}, it should be a dict"
         pairs = {str(key): (got.get(key), want.get(key)) for key in (*want, *got)}
     elif isinstance(want, (tuple, list)):
         if not isinstance(got, (tuple, list)) or len(got) != len(want):
-            return f"it is {short(got)}, not {short(want)}"
+            return f"yours is {short(got)}, it should be {short(want)}"
         pairs = {f"result {i}": pair for i, pair in enumerate(zip(got, want, strict=True), start=1)}
     else:
         return _numbers(got, want, tolerance)
@@ -419,11 +419,11 @@ def _numbers(got: Any, want: Any, tolerance: float) -> str:
     """How two numbers, or objects that are compared as they are, differ."""
     number, right = _number(got), _number(want)
     if right is None or isinstance(want, (bool, str)):
-        return "" if got == want else f"it is {short(got)}, not {short(want)}"
+        return "" if got == want else f"yours is {short(got)}, it should be {short(want)}"
     if number is None:
-        return f"it is {short(got)}, not {right:.6g}"
+        return f"yours is {short(got)}, it should be {right:.6g}"
     alike = np.isclose(number, right, rtol=tolerance, atol=0, equal_nan=True)
-    return "" if alike else f"it is {number:.6g}, not {right:.6g}"
+    return "" if alike else f"yours is {number:.6g}, it should be {right:.6g}"
 
 
 def _tensors(got: Tensor, want: Tensor, tolerance: float) -> str:

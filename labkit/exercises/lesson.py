@@ -55,7 +55,7 @@ def lesson(name: str, *, solve: bool = False) -> "ExerciseSession":
     return ExerciseSession(f"old/{name}", solve)
 
 
-TO_DO = "Complete the cell and run it (Shift+Enter): it says what is wrong."
+TO_DO = "Change or complete it, and run it (Shift+Enter): it says what is wrong."
 
 
 def source_digest(source: str) -> str:
@@ -242,7 +242,7 @@ class ExerciseSession:
 def _not_handed_in(exercise: Exercise, cell: str) -> str:
     """Why a cell is not judged: it is as the lesson gives it, has three dots left, or checks twice; or ""."""
     if source_digest(cell) == exercise.untouched:
-        return TO_DO
+        return f"The cell is as the lesson gives it. {TO_DO}"
     with suppress(SyntaxError):  # judged, and explained there
         tree = ast.parse(cell)
         calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call) and each.args]
@@ -254,7 +254,7 @@ def _not_handed_in(exercise: Exercise, cell: str) -> str:
                 each.slice = ast.Constant(0)  # x[..., 0] is Python
         dots = [each for each in ast.walk(tree) if isinstance(each, ast.Constant) and each.value is ...]
         if dots:
-            return f"{TO_DO} (Line {dots[0].lineno} still has three dots.)"
+            return f"Line {dots[0].lineno} of the cell still has three dots. {TO_DO}"
     return ""
 
 

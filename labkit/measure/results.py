@@ -45,6 +45,10 @@ class Measured:
     __truediv__ = _arithmetic(operator.truediv)
     __rtruediv__ = _arithmetic(lambda value, other: other / value)
 
+    def __float__(self) -> float:
+        """The number; nan where nobody measured it."""
+        return self.value
+
     def __format__(self, spec: str) -> str:
         """The number as ``f"{time:.1f}"`` writes it; nan where nobody measured it."""
         return format(self.value, spec) if spec else str(self)

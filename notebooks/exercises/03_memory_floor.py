@@ -85,6 +85,13 @@ floor = Exercise(
                 floor_of(right_terms, lambda memory, arithmetic: arithmetic),
             ),
         ),
+        "multiplied": Mistake(
+            "A rate says how many bytes go in a microsecond. How long do twice as many bytes take?",
+            "Divide the bytes by bytes_per_us, and the operations by operations_per_us.",
+            when=lambda calls: all(
+                call.got is not None and float(call.got) > 1e6 * float(call.want) for call in calls
+            ),
+        ),
         "no-matrix": Mistake(
             "x comes in and y goes out. What else does nn.Linear read?",
             "The matrix, of width * width numbers. Where there are few rows it is the largest of the three.",
@@ -101,8 +108,8 @@ floor = Exercise(
             gives=floor_of(lambda B, N, e: ((B * N + N * N) * e, 2 * B * N * N)),
         ),
         "one-operation": Mistake(
-            "What happens to a product, after it was multiplied?",
-            "It is added to the others. The rate counts both: 2 * rows * width * width operations.",
+            "A result is a sum of products. How many operations does each term of the sum cost?",
+            "Two: its product, and adding it to the others. The rate counts both: 2 * rows * width * width operations.",
             gives=floor_of(lambda B, N, e: ((2 * B * N + N * N) * e, B * N * N)),
         ),
         "operations-of-bytes": Mistake(

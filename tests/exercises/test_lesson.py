@@ -239,7 +239,7 @@ def test_a_cell_that_hands_in_twice_or_has_dots_left_is_not_judged_and_says_why(
     twice = one.run(masked("at <= count") + '\ntasks.check("mask", double_kernel)')["text/plain"]
     assert "not attempted" in twice and "twice" in twice
     dots = one.run(masked("at < count").replace("BLOCK + ", "BLOCK + ... + "))["text/plain"]
-    assert "not attempted" in dots and "Line 3 still has three dots" in dots
+    assert "not attempted" in dots and "Line 3 of the cell still has three dots" in dots
     assert not attempts(kept)
 
 

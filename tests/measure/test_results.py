@@ -53,7 +53,7 @@ def test_several_fitting_rows_are_an_error_that_names_them(results):
 def test_figures_of_one_origin_compute_and_those_of_two_do_not_mix():
     here, there = Measured(6.0, "live", "gpu"), Measured(2.0, "recorded", "gpu")
     assert (here - here / 2) * 2 == here and 12 / here == Measured(2.0, "live", "gpu")
-    assert f"{here:.1f} {MISSING:.0f}" == "6.0 nan"
+    assert f"{here:.1f} {MISSING:.0f}" == "6.0 nan" and round(float(here)) == 6
     assert number(here / there) is None and number(here + there) is None
 
 
