@@ -205,9 +205,8 @@ def plain_table(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
     """An HTML table, its texts to the left, nothing in them markup."""
 
     def cells(tag: str, values: Sequence[Any]) -> str:
-        return "".join(
-            f'<{tag} style="text-align:left">{html.escape(str(value))}</{tag}>' for value in values
-        )
+        look = "text-align:left; padding-right:1.5em"
+        return "".join(f'<{tag} style="{look}">{html.escape(str(value))}</{tag}>' for value in values)
 
     head = f"<thead><tr>{cells('th', heads)}</tr></thead>" if heads else ""
     body = "".join(f"<tr>{cells('td', line)}</tr>" for line in lines)

@@ -346,7 +346,8 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ValueError: for another shape, dtype or device, naming the argument.
 
     In reverse, dx = dy * weight, dweight = sum of dy * x and dbias = sum of dy over all rows, added in a
-    fixed order. Without a gradient of weight and bias, x is not kept. Source: PyTorch forum, "Surprisingly low performance in pseudo-Linear layer".
+    fixed order. Without a gradient of weight and bias, x is not kept. Source: PyTorch forum, "Surprisingly
+    low performance in pseudo-Linear layer".
     """
     check_tensor("x", x, (..., None))
     check_tensor("weight", weight, (x.shape[-1],), like=x)

@@ -381,6 +381,11 @@ def initial_state(h0, at, inside):
     return state
 
 
+def float32_precision() -> str:
+    """How ``dot`` multiplies float32: three products of TF32, or one where PyTorch's setting allows that."""
+    return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
 TF32X3: tl.constexpr = tl.constexpr("tf32x3")  # a bare str as a default is refused by Triton 3.6
 
 

@@ -15,6 +15,7 @@ from labkit.kernels.common import (
     cdiv,
     check_tensor,
     device_limits,
+    is_traced,
     needs_grad,
     next_power_of_2,
     once_differentiable,
@@ -29,7 +30,6 @@ from labkit.kernels.gru_kernels import (
     load_gates,
     store_gates,
 )
-from labkit.kernels.linear import linear_forward
 
 # ---- one step per launch, where the matrices are too large; a program has BLOCK of the B * H features ------
 
@@ -141,19 +141,6 @@ def input_plan(B: int, width: int, H: int, itemsize: int, limits: DeviceLimits) 
     return plan | dict(K=width, BK=BK, BM=BM, AHEAD=2)  # more steps ahead do not fit into registers
 
 
-def input_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x @ weight.T + bias for all steps, (B, T, 3 H).
-
-    cuBLAS takes up to 1.8 times as long as the kernel of ``linear`` where rows of 16 bits are short.
-    """
-    rows, aligned = x.flatten(0, 1).contiguous(), x.shape[2] % 8 == 0 and weight.shape[0] % 8 == 0
-    if rows.is_cuda and aligned and rows.itemsize == 2 and 0 < rows.shape[1] <= 256 and len(rows):
-        weight = weight.contiguous()
-        if device_limits(x.device).has_tma and rows.data_ptr() % 16 == weight.data_ptr() % 16 == 0:
-            return linear_forward(rows, weight, bias, "none", None, False)[0].view(*x.shape[:2], -1)
-    return functional.linear(x, weight, bias)
-
-
 # ---- launches ----------------------------------------------------------------------------------------------
 
 
@@ -179,7 +166,7 @@ def gru_forward(
         tensors = x.contiguous(), weight_ih.contiguous(), bias_ih, weight_hh, bias_hh, h0, reset, h
         gru_input_kernel[(cdiv(B, plan["BM"]),)](*tensors, B, T, FAST=fast, **plan)
         return [h]
-    gates = input_product(x, weight_ih, bias_ih)  # (B, T, 3 H)
+    gates = functional.linear(x, weight_ih, bias_ih)  # (B, T, 3 H)
     plan = gru_plan(B, H, x.itemsize, limits, False)
     if not h.numel():
         pass
@@ -283,6 +270,41 @@ class GRUFunction(torch.autograd.Function):
         return dx, dweight_ih, dweight_hh, dbias_ih, dbias_hh, dh0 if of_h0 else None, None
 
 
+# ---- cuDNN, or the kernels ---------------------------------------------------------------------------------
+
+
+def library_is_fast(x: Tensor, H: int) -> bool:
+    """Whether cuDNN is faster: where each step is a launch, which costs the host more than the step the GPU.
+
+    A call that is traced has no cuDNN, and none in float32 that may not use TF32, as cuDNN does.
+    """
+    if not x.is_cuda or is_traced(x) or not x.numel() or not H:
+        return False
+    if x.itemsize == 4 and torch.get_float32_matmul_precision() == "highest":
+        return False
+    return gru_plan(x.shape[0], H, x.itemsize, device_limits(x.device), False) is None
+
+
+def library_gru(
+    x: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor | None, bias_hh: Tensor | None,
+    h0: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """cuDNN's GRU, with its gradients: h (B, T, H), which in memory is (T, B, H)."""
+    B, H = x.shape[0], weight_hh.shape[1]
+    weights = [weight_ih, weight_hh]
+    if has_bias := bias_ih is not None or bias_hh is not None:
+        weights += [x.new_zeros(3 * H) if bias is None else bias for bias in (bias_ih, bias_hh)]
+    # cuDNN wants the weights in one piece of memory, and warns before it copies them to one by itself.
+    pieces = torch.cat([weight.reshape(-1) for weight in weights]).split(
+        [weight.numel() for weight in weights]
+    )
+    weights = [piece.view(weight.shape) for piece, weight in zip(pieces, weights, strict=True)]
+    first = x.new_zeros(1, B, H) if h0 is None else h0.contiguous()[None]
+    train = needs_grad(x, *weights, first)
+    h: Tensor = torch.gru(x, first, weights, has_bias, 1, 0.0, train, False, True)[0]
+    return h
+
+
 # ---- the function and the module ---------------------------------------------------------------------------
 
 
@@ -305,17 +327,19 @@ def gru(
             NaN, also before a reset, because it is multiplied by a gradient of zero.
 
     Returns:
-        The states (B, T, H), contiguous, of x's dtype. The running state is float32; it is rounded for its
-        product and for the output. The input's product is rounded once, or not at all where the kernel makes
-        it: in 16 bits, without gradients, for 4 sequences or more per multiprocessor, if all six matrices fit
-        on one (at most 128 features of x, and no more than H rounded up to a power of two).
+        The states (B, T, H), of x's dtype; contiguous, unless cuDNN computes them: then they are (T, B, H) in
+        memory. The running state is float32; it is rounded for its product and for the output. The input's
+        product is rounded once, or not at all where the kernel makes it: in 16 bits, without gradients, for 4
+        sequences or more per multiprocessor, if all six matrices fit on one (at most 128 features of x, and
+        no more than H rounded up to a power of two).
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.
 
     All steps are one kernel where three matrices H x H, H rounded up to a power of two, fit on a
-    multiprocessor: on most GPUs up to 128 features in 16 bits and 64 in float32. Beyond, each step is a
-    product, which is rounded, and a kernel.
+    multiprocessor: on most GPUs up to 128 features in 16 bits and 64 in float32. Beyond, cuDNN computes it in
+    16 bits, or if PyTorch's setting allows TF32, unless there is a reset or torch.compile traces the call.
+    Then each step is a product, which is rounded, and a kernel: two launches, some 20 us of the host.
 
     In reverse, with g_t = dh_t + z_{t+1} g_{t+1} + what comes through the products of step t+1:
     dz = g (h - n) z (1 - z), dn = g (1 - z) (1 - n**2) and dr = dn (W_hn h + b_hn) r (1 - r) are gradients
@@ -341,6 +365,8 @@ def gru(
     if 4 * (T + 8) * H >= 2**31:  # offsets are 32-bit, of steps that are loaded ahead, too
         raise ValueError(f"x: a sequence of {T} steps of {H} features has 2**29 numbers or more")
     x, weight_ih, weight_hh, bias_ih, bias_hh, h0 = autocast(x, weight_ih, weight_hh, bias_ih, bias_hh, h0)
+    if reset is None and library_is_fast(x, H):
+        return library_gru(x, weight_ih, weight_hh, bias_ih, bias_hh, h0)
     if needs_grad(x, weight_ih, weight_hh, bias_ih, bias_hh, h0):
         return GRUFunction.apply(x, weight_ih, weight_hh, bias_ih, bias_hh, h0, reset)
     return gru_forward(x, weight_ih, weight_hh, bias_ih, bias_hh, h0, reset, False)[0]

@@ -34,7 +34,7 @@ from labkit.kernels.common import (
     once_differentiable,
     operator,
 )
-from labkit.kernels.linear import launch_matmul, load_tile, split_columns, store_tile, swizzled_tile
+from labkit.kernels.linear import launch_product, load_tile, split_columns, store_tile, swizzled_tile
 from labkit.kernels.rms_norm import inverse_rms
 
 # ---- geglu_mlp: kernels ------------------------------------------------------------------------------------
@@ -43,8 +43,9 @@ from labkit.kernels.rms_norm import inverse_rms
 
 @triton.jit(do_not_specialize=["M", "K"])
 def gate_up_kernel(
-    x, weight, hidden, kept_gate, kept_up, M, H, K, ACT: tl.constexpr, TMA: tl.constexpr,
-    STORE: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    x, weight, hidden, kept_gate, kept_up, M, H, K, ACT: tl.constexpr, PRECISION: tl.constexpr,
+    TMA: tl.constexpr, STORE: tl.constexpr, GROUP: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """hidden (M, H) = act(gate) * up; gate and up themselves are stored unless ``kept_gate`` is None.
 
@@ -67,7 +68,7 @@ def gate_up_kernel(
                 side, j = tl.arange(0, 2)[:, None, None], k + tl.arange(0, BK)[None, None, :]
                 i = unit + tl.arange(0, BN // 2)[None, :, None]
                 b = tl.load(weight + (offset64(side, H) + i) * K + j, (i < H) & (j < K), other=0.0)
-            total = dot(a, b.reshape(BN, BK).T, total)
+            total = dot(a, b.reshape(BN, BK).T, total, PRECISION)
         gate, up = split_columns(total, BM, BN)  # (BM, BN / 2) each
         if kept_gate is not None:
             stride = offset64(2, H)
@@ -103,7 +104,7 @@ def gate_up_forward(x: Tensor, w_gate_up: Tensor, keep: bool) -> list[Tensor]:
     """hidden (M, H); and to ``keep`` gate and up before the activation: (M, 2, H)."""
     hidden, *kept = _outputs(x, w_gate_up, keep)
     sides = kept[0].unbind(1) if keep else (None, None)
-    launch_matmul(gate_up_kernel, x, w_gate_up, hidden, sides, "gelu_tanh")
+    launch_product(gate_up_kernel, x, w_gate_up, (), (hidden, *sides), "gelu_tanh")
     return [hidden, *kept]
 
 

@@ -24,7 +24,6 @@ from labkit.kernels.common import (
     padded_columns,
     promote,
 )
-from labkit.kernels.recurrence_narrow import narrow_grad_kernel, narrow_kernel, narrow_plan
 from labkit.kernels.recurrence_scan import WARPS, scan_grad_kernel, scan_kernel
 from labkit.kernels.recurrence_windows import window_grad_kernel, window_kernel, window_plan
 
@@ -56,7 +55,7 @@ def check_sequences(first: str, a: Tensor, second: str, b: Tensor, h0: Tensor | 
 # ---- kernels of the loop -----------------------------------------------------------------------------------
 # a, b and h are (B, T, H). A program goes through BH features of one sequence step by step. Few sequences are
 # scanned instead (recurrence_scan.py). Where rows begin anywhere, windows of many steps are loaded
-# (recurrence_windows.py), and of narrow rows each lane takes whole steps (recurrence_narrow.py).
+# (recurrence_windows.py).
 # Loads run U steps ahead, into tuples of U blocks (BH,). A step begins with the loads for the step U further
 # on, before its own store, because a compiler may not move a load over a store.
 
@@ -256,8 +255,6 @@ def recurrence_forward(a: Tensor, b: Tensor, h0: Tensor | None, gru: bool) -> Te
     (B, T, H), h = a.shape, torch.empty_like(a)
     if h.numel() and (sizes := _sizes(window_plan, a, False)):
         window_kernel[(B * cdiv(H, sizes["USE"]),)](a, b, h0, h, T, 0, GRU=gru, **sizes)
-    elif h.numel() and (sizes := _sizes(narrow_plan, a, False)):
-        narrow_kernel[(B,)](a, b, h0, h, T, GRU=gru, **sizes)
     elif h.numel() and scan_pays(B, T, H, a.itemsize, 2 * 16, device_limits(a.device)):
         scan(a, b, h0, h, gru)
     elif h.numel():
@@ -279,8 +276,6 @@ def recurrence_backward(
     if a.numel() and (sizes := _sizes(window_plan, a, True)):
         grid = (B * cdiv(H, sizes["USE"]),)
         window_grad_kernel[grid](dh, a, b, h0, h, da, db, dh0, T, 0, GRU=gru, **sizes)
-    elif a.numel() and (sizes := _sizes(narrow_plan, a, True)):
-        narrow_grad_kernel[(B,)](dh, a, b, h0, h, da, db, dh0, T, GRU=gru, **sizes)
     elif a.numel() and scan_pays(B, T, H, a.itemsize, (3 + gru) * 8, device_limits(a.device)):
         scan_back(dh, a, b, h0, h, da, db, dh0, gru)
     elif a.numel():

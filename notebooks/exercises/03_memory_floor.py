@@ -109,7 +109,7 @@ floor = Exercise(
         ),
         "one-operation": Mistake(
             "A result is a sum of products. How many operations does each term of the sum cost?",
-            "Two: its product, and adding it to the others. The rate counts both: 2 * rows * width * width operations.",
+            "Two: its product, and adding it to the others. In all 2 * rows * width * width operations.",
             gives=floor_of(lambda B, N, e: ((2 * B * N + N * N) * e, B * N * N)),
         ),
         "operations-of-bytes": Mistake(

@@ -101,7 +101,7 @@ def test_nothing_is_read_or_written_beyond_the_end(monkeypatch, rows, width, hid
     )
     assert len(pad) == (width % 4 > 0)
     width = 16 * math.ceil(width / 16) if pad else width  # of the copies
-    BM, BN, *_ = linear.choose_tile(rows, 2 * hidden, width, 4, False, True, its)
+    BM, BN, *_ = linear.choose_tile(rows, 2 * hidden, 4, True, its)
     down, across = math.ceil(rows / BM), math.ceil(hidden / (BN // 2))
     assert made.programs == down * across
     assert made.bytes_read == 4 * width * (across * rows + down * 2 * hidden)

@@ -14,13 +14,26 @@ from products import KERNELS, kept_is_right
 import labkit
 from labkit.kernels import common, linear
 from labkit.kernels.linear import linear_act, matmul
+from labkit.kernels.mlp import geglu_mlp
 from labkit.measure import correctness
 from labkit.profiling import launch_counts
 
 GELU = cases.linear_act("gelu_tanh", with_bias(40))
+LIBRARY_IS_FAST = linear.library_is_fast
 
 SHAPES = ((64, 128), (37, 33), (70, 40), (1, 1), (3, 5, 24), (19,), (16,), (0, 8), (4, 0), (2, 0, 3))
 """Full; ragged, by pointers and by descriptors; one element; three dimensions; one; no rows; K = 0."""
+
+
+@pytest.fixture(autouse=True)
+def kernel_alone(monkeypatch):
+    """The kernel computes what cuBLAS would otherwise; the tests of that put the rule back."""
+    monkeypatch.setattr(linear, "library_is_fast", lambda *_: False)
+
+
+@pytest.fixture
+def rule(monkeypatch, kernel_alone):
+    monkeypatch.setattr(linear, "library_is_fast", LIBRARY_IS_FAST)
 
 
 # --- right on every shape -----------------------------------------------------------------------------
@@ -139,18 +152,6 @@ def test_which_rows_are_copied_and_which_go_by_descriptors(monkeypatch):
 
 
 @op.INTERPRETED
-def test_nearly_as_many_rows_as_32_bits_count_have_all_their_tiles():
-    """The first nine tiles of 2**24, of which eight lie below each other; no program is at the other rows."""
-    x, weight = torch.randn(8 * 128, 16), torch.randn(128, 16)
-    y = torch.full((8 * 128, 128), math.nan)
-    sizes = dict(ACT="none", TMA=False, STORE=False, GROUP=8, BM=128, BN=64, BK=16)
-    linear.linear_kernel[(9,)](x, weight, y, None, 2**31 - 1, 128, 16, None, 9, 1, None, **sizes)
-    assert_close(y[:, :64], x.double() @ weight[:64].double().T)
-    assert_close(y[:128, 64:], x[:128].double() @ weight[64:].double().T)
-    assert y[128:, 64:].isnan().all()
-
-
-@op.INTERPRETED
 def test_rows_that_descriptors_cannot_count_go_by_pointers(monkeypatch):
     """Coordinates of TMA are numbers of 32 bits: a row further down would be another one, or zeros."""
     launches = op.recorded(monkeypatch, KERNELS)
@@ -184,24 +185,6 @@ def test_every_tile_is_right_where_several_meet_and_the_last_are_ragged(monkeypa
         kept_is_right(*x, out - tile.BN // 2)
 
 
-@pytest.mark.parametrize(
-    ("split", "shared", "dtype"), [(2, 9, bf16), (3, 1, fp16), (5, 4, fp32), (16, 9, bf16)], ids=str
-)
-def test_sums_that_programs_share_are_right(monkeypatch, split, shared, dtype):
-    """Of 3 x 3 tiles all, the last one, or some; parts of K that are ragged, or empty; z is kept, too."""
-    (tile,) = linear.TILES_INTERPRETED
-    chosen = tile._replace(split=split, shared=shared)
-    monkeypatch.setattr(linear, "choose_tile", lambda *_: chosen)
-    for width in (200, 203, 1):
-        op.examine(GELU._replace(inputs=with_bias(150)), (90, width), dtypes=(dtype,), roundings=3)
-    launches = op.recorded(monkeypatch, KERNELS)
-    matmul(meta(90, 200), meta(150, 200))
-    product, total = launches
-    assert product.whole == 9 - shared and product.grid[0] <= max(9 - shared, split * shared)
-    assert product.parts.shape[0] == split * shared and split <= total.PARTS < 2 * split
-    assert total.grid[0] * total.ROWS == shared * tile.BM
-
-
 def test_one_program_walks_over_all_tiles(monkeypatch):
     shared = common.device_limits(torch.device(labkit.gpu.device())).shared_bytes
     op.pretend(monkeypatch, common.DeviceLimits(1, shared, True), linear)
@@ -225,9 +208,8 @@ def test_nothing_is_read_or_written_beyond_the_end(monkeypatch, rows, width, out
     else:
         made = [pad]
     made += op.kernels_of(linear_act, *drawn(with_bias(out), rows, width))
-    tile = linear.choose_tile(rows, out, width, 4, True, True, common.DeviceLimits(4, 0, False))
+    tile = linear.choose_tile(rows, out, 4, True, common.DeviceLimits(4, 0, False))
     down, across = math.ceil(rows / tile.BM), math.ceil(out / tile.BN)
-    assert not tile.shared
     for one, bias in zip(made, (0, 1), strict=True):
         assert one.programs == down * across
         assert one.bytes_read == 4 * (width * (across * rows + down * out) + down * bias * out)
@@ -264,12 +246,11 @@ def test_no_product_for_gradients_that_nobody_needs(needed):
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-def test_a_compiled_product_takes_a_tile_and_keeps_nothing_without_gradients():
+def test_a_compiled_product_keeps_nothing_without_gradients():
     x, weight = drawn(with_weight(24), 6, 24)
-    tile = (32, 32, 16, 4, 2, 1)
 
     def call(x, weight):
-        return linear_act(matmul(x, weight, tile), weight)
+        return linear_act(matmul(x, weight), weight)
 
     want = ACTIVATIONS["gelu_tanh"](x.double() @ weight.double().T @ weight.double().T)
     assert_close(op.compiled(call)(x, weight), want)
@@ -289,29 +270,15 @@ def test_sizes_may_be_dynamic():
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90", "sm_120"])
-def test_the_tile_suits_the_product_and_the_compiler_takes_it(target):
+def test_the_tile_suits_the_product(target):
     its = limits_of(target)
-    roomy = its.shared_bytes >= 200 * 1024
-    large = linear.choose_tile(8192, 8192, 8192, 2, True, True, its)
-    assert (large.BM, large.BN) in ((128, 256), (256, 128)) if roomy else large.BM * large.BN >= 2**14
-    for K in (64, 8192):
-        few = linear.choose_tile(64, 512, K, 2, True, True, its)
-        assert few.BM == 64
-        assert (few.split > 1) is (K == 8192), "8 tiles leave most of the GPU idle"
-    last = linear.choose_tile(6205, 1384, 4376, 2, True, True, its)  # the largest are 2.2 rounds
-    assert not roomy or last.shared or last.BM * last.BN < 128 * 256
-    rows, columns, depths = (1, 64, 4096), (1, 256, 22016), (16, 768, 8192)
-    flags = (True, False)
-    for M, N, K, itemsize, splits, store in itertools.product(rows, columns, depths, (2, 4), flags, flags):
-        tile = linear.choose_tile(M, N, K, itemsize, splits, store, its)
-        assert all(size >= 16 and size & (size - 1) == 0 for size in (tile.BM, tile.BN // 2, tile.BK))
-        assert tile.warps in (4, 8) and tile.stages >= 2 and 1 <= tile.programs <= 3
-        tiles = math.ceil(M / tile.BM) * math.ceil(N / tile.BN)
-        assert (tile.split > 1) is (tile.shared > 0) and 0 <= tile.shared <= tiles
-        assert splits or not tile.shared
+    large, small = (linear.choose_tile(*sizes, 2, True, its) for sizes in ((8192, 8192), (64, 512)))
+    assert large.BM * large.BN >= 2**14, "its bytes serve many numbers"
+    assert small.BM == small.BN == 64, "it has 8 tiles: none larger, where most of the GPU is idle"
+    for M, N, itemsize, store in itertools.product((1, 64, 4096), (1, 256, 22016), (2, 4), (True, False)):
+        tile = linear.choose_tile(M, N, itemsize, store, its)
         assert store or tile.BM * tile.BN // (32 * tile.warps) <= 64
-        assert tile.shared * tile.split <= tile.programs * its.multiprocessors, "one wave"
-        assert not tile.shared or 4 * tile.BK * tile.split <= K
+        assert itemsize == 2 or tile.BM <= 64 or its.shared_bytes >= 200 * 1024
 
 
 def test_no_more_programs_start_than_fit_where_they_walk(monkeypatch):
@@ -319,15 +286,48 @@ def test_no_more_programs_start_than_fit_where_they_walk(monkeypatch):
     for target, rows in (("sm_80", 8192), ("sm_90", 8192), ("sm_90", 64)):
         asked = op.pretend(monkeypatch, limits_of(target), linear)
         matmul(meta(rows, 1024, dtype=bf16), meta(rows, 1024, dtype=bf16))
-    walks = [made for made in launches if made.title == "linear_kernel"]
-    assert [made.TMA for made in walks] == [False, True, True]
-    for made, rows, M in zip(walks, (8192, 8192, 64), (8192, 8192, 64), strict=True):
-        tile = linear.choose_tile(M, rows, 1024, 2, True, True, limits_of("sm_90" if made.TMA else "sm_80"))
-        units = max(made.whole, tile.split * tile.shared)
-        assert made.grid == (min(units, tile.programs * 132) if made.TMA else units,)
+        tile = linear.choose_tile(rows, rows, 2, True, limits_of(target))
+        tiles, made = math.ceil(rows / tile.BM) * math.ceil(rows / tile.BN), launches[-1]
+        assert made.TMA is (target == "sm_90")
+        assert made.grid == (min(tiles, tile.programs * 132) if made.TMA else tiles,)
     asked.clear()
     op.launch_both_ways(linear_act, meta(8, 16), meta(24, 16), meta(24))
-    assert asked == [torch.device("meta")] * 2, "the tensors' own"
+    assert set(asked) == {torch.device("meta")}, "the tensors' own"
+
+
+# --- cuBLAS instead -----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("rule")
+def test_who_computes_which_product():
+    its = limits_of("sm_90")
+    for dtype, M, N, library in (
+        (bf16, 8192, 4096, True), (fp16, 1, 8, True), (bf16, 8192, 4097, False), (fp16, 64, 4, False),
+        (fp32, 8192, 4096, False), (fp32, 64, 4096, True),
+    ):  # fmt: skip
+        assert linear.library_is_fast(M, N, dtype, its) is library, (dtype, M, N)
+
+
+@pytest.mark.usefixtures("rule")
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("make", [with_bias, with_weight])
+def test_what_the_library_computes_is_right(activation, make):
+    """Rows of x that begin anywhere are copied; z is rounded before an activation."""
+    case, dtypes = cases.linear_act(activation, make(40)), (bf16, fp16, fp32)
+    op.examine(case, (37, 33), (3, 5, 24), (0, 8), (4, 0), dtypes=dtypes, roundings=4)
+
+
+@pytest.mark.usefixtures("rule")
+def test_pytorchs_precision_of_float32_is_honoured(monkeypatch):
+    """Where it allows TF32 no product takes three of them: cuBLAS's takes one, and the kernel's dot does."""
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert linear.library_is_fast(8192, 4096, fp32, limits_of("sm_90"))
+    launches = op.recorded(monkeypatch, KERNELS)
+    geglu_mlp(meta(70, 40), meta(2, 64, 40), meta(40, 64))
+    assert [made.PRECISION for made in launches] == ["tf32"]
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "highest")
+    geglu_mlp(meta(70, 40), meta(2, 64, 40), meta(40, 64))
+    assert launches[-1].PRECISION == "tf32x3"
 
 
 # --- on a GPU -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from unittest import mock
 
 import operators as op
 import pytest
@@ -14,7 +15,7 @@ from labkit.kernels import linear
 from labkit.profiling import codegen
 
 WIDE, DEEP, FEW, ODD = (8192, 4096, 1024), (8192, 4096, 8192), (64, 512, 2048), (4096, 1001, 99)
-"""(rows, hidden, width): large tiles; where K is large; few, with K split; rows not aligned."""
+"""(rows, hidden, width): large tiles; where K is large; few; rows not aligned."""
 CASES = {
     "sm_80": [(bf16, WIDE, True), (fp32, FEW, False)],
     "sm_86": [(fp16, WIDE, True)],
@@ -30,7 +31,6 @@ CASES = {
 PRODUCTS = ("linear_kernel", "gate_up_kernel")
 FULL = {
     "linear_kernel": ("x", "weight", "y", "kept"),
-    "sum_parts_kernel": ("parts", "y", "kept"),
     "pad_kernel": ("x", "weight", "padded"),
     "gate_up_kernel": ("x", "weight", "hidden", "kept_gate", "kept_up"),
     "dz_kernel": ("dy", "z", "dz"),
@@ -71,40 +71,35 @@ def test_everything_compiles_without_spills_and_fits(variants):
 def test_the_cases_reach_the_tiles_they_are_meant_for(products):
     """And as many programs fit a multiprocessor as the tile says."""
     tables = {"sm_80": linear.TILES_160_KIB, "sm_90": linear.TILES_200_KIB, "sm_100": linear.TILES_200_KIB}
-    split = set()
     for v in products:
-        dtype, (M, H, K), _ = v.case
+        dtype, (M, H, _), _ = v.case
         table = linear.TILES_FP32 if dtype is fp32 else tables.get(v.target, linear.TILES_SMALL)
         assert tile_of(v.launch) in [choice[:5] for choice in table], v
         assert v.launch.TMA is (v.target in ("sm_90", "sm_100", "sm_120")), v
         assert v.launch.STORE is (v.launch.TMA and aligned(v)), v
         pair = v.title == "gate_up_kernel"
-        K = K if aligned(v) else 112
         store, limits = v.launch.STORE or not v.launch.TMA, limits_of(v.target)
-        tile = linear.choose_tile(M, 2 * H if pair else H, K, dtype.itemsize, not pair, store, limits)
+        tile = linear.choose_tile(M, 2 * H if pair else H, dtype.itemsize, store, limits)
         assert tile[:5] == tile_of(v.launch), v
         assert op.registers_fit(tile.programs, v.code, v.target), v
-        split |= {v.target} if tile.shared else set()
     seen = {tile_of(v.launch) for v in products if v.target == "sm_90" and v.case[0] is bf16}
-    assert len(seen) >= 3 and "sm_90" in split
+    assert len(seen) >= 3
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90", "sm_120"])
 def test_every_tile_of_a_table_compiles_without_spills_and_fits(target):
-    """Also those that no case above reaches: the first by itself, and all with sums that programs share."""
+    """Also those that no case above reaches."""
     tables = {"sm_80": linear.TILES_160_KIB, "sm_90": linear.TILES_200_KIB}
-    table = tables.get(target, linear.TILES_SMALL)
-    splits = [(tile, split) for n, tile in enumerate(table) for split in (1, 4)[n > 0 :]]
-    cases = [tile._replace(split=split, shared=split // 2) for tile, split in splits]
+    cases = [(tile,) for tile in tables.get(target, linear.TILES_SMALL)]
 
-    def launch(*tile):
-        linear.matmul(meta(4096, 4096, dtype=bf16), meta(4096, 4096, dtype=bf16), tile=tile)
+    def launch(tile):
+        with mock.patch.object(linear, "choose_tile", lambda *_: tile):
+            launch_all(bf16, (4096, 4096, 4096), False)
 
     for v in op.variants_of(KERNELS, {target: cases}, launch):
         untuned = None if OLDEST and target == "sm_120" else 64
         op.assert_fits([v], 0 if target == "sm_90" else untuned)
-        programs = linear.Tile(*v.case).programs
-        assert v.title == "sum_parts_kernel" or op.registers_fit(programs, v.code, target), v
+        assert op.registers_fit(v.case[0].programs, v.code, target), v
 
 
 def test_products_use_the_matrix_unit_and_float32_three_products_of_tf32(products):
@@ -150,15 +145,12 @@ def test_relu_keeps_nan_on_every_gpu():
     def launch(*sizes):
         M, N, K = sizes
         x, weight, bias = (meta(*shape, dtype=bf16) for shape in ((M, K), (N, K), (N,)))
-        op.launch_both_ways(lambda *given: linear.linear_act(*given, "relu"), x, weight, bias)
+        with mock.patch.object(linear, "library_is_fast", lambda *_: False):
+            op.launch_both_ways(lambda *given: linear.linear_act(*given, "relu"), x, weight, bias)
 
-    sizes = {target: [WIDE] for target in codegen.TARGETS} | {"sm_90": [WIDE, FEW]}
-    found = op.variants_of(KERNELS, sizes, launch)
-    with_relu = [v for v in found if v.title in ("linear_kernel", "sum_parts_kernel")]
-    assert {(v.title, v.target) for v in with_relu} >= set(
-        itertools.product(["linear_kernel"], codegen.TARGETS)
-    )
-    assert any(v.title == "sum_parts_kernel" for v in with_relu)
+    found = op.variants_of(KERNELS, {target: [WIDE] for target in codegen.TARGETS}, launch)
+    with_relu = [v for v in found if v.title == "linear_kernel"]
+    assert {v.target for v in with_relu} == set(codegen.TARGETS)
     for v in with_relu:
         assert re.search(r"\bmax\.NaN\.f32", v.code.ptx) and not re.search(r"\bmax\.f32", v.code.ptx), v
     op.assert_fits(found, None if OLDEST else 0)
