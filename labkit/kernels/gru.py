@@ -276,11 +276,9 @@ class GRUFunction(torch.autograd.Function):
 def library_is_fast(x: Tensor, H: int) -> bool:
     """Whether cuDNN is faster: where each step is a launch, which costs the host more than the step the GPU.
 
-    A call that is traced has no cuDNN, and none in float32 that may not use TF32, as cuDNN does.
+    A call that is traced has no cuDNN.
     """
     if not x.is_cuda or is_traced(x) or not x.numel() or not H:
-        return False
-    if x.itemsize == 4 and torch.get_float32_matmul_precision() == "highest":
         return False
     return gru_plan(x.shape[0], H, x.itemsize, device_limits(x.device), False) is None
 
@@ -292,17 +290,46 @@ def library_gru(
     """cuDNN's GRU, with its gradients: h (B, T, H), which in memory is (T, B, H)."""
     B, H = x.shape[0], weight_hh.shape[1]
     weights = [weight_ih, weight_hh]
-    if has_bias := bias_ih is not None or bias_hh is not None:
+    if bias_ih is not None or bias_hh is not None:
         weights += [x.new_zeros(3 * H) if bias is None else bias for bias in (bias_ih, bias_hh)]
     # cuDNN wants the weights in one piece of memory, and warns before it copies them to one by itself.
-    pieces = torch.cat([weight.reshape(-1) for weight in weights]).split(
-        [weight.numel() for weight in weights]
-    )
+    sizes = [weight.numel() for weight in weights]
+    pieces = torch.cat([weight.reshape(-1) for weight in weights]).split(sizes)
     weights = [piece.view(weight.shape) for piece, weight in zip(pieces, weights, strict=True)]
     first = x.new_zeros(1, B, H) if h0 is None else h0.contiguous()[None]
-    train = needs_grad(x, *weights, first)
-    h: Tensor = torch.gru(x, first, weights, has_bias, 1, 0.0, train, False, True)[0]
+    recorded = needs_grad(x, first, *weights)
+    if x.itemsize == 2 or torch.get_float32_matmul_precision() != "highest":
+        return cudnn_gru(x, first, *weights, recorded=recorded)
+    if recorded:
+        return Float32GRUFunction.apply(x, first, *weights)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        return cudnn_gru(x, first, *weights, recorded=False)
+
+
+def cudnn_gru(x: Tensor, first: Tensor, *weights: Tensor, recorded: bool) -> Tensor:
+    h: Tensor = torch.gru(x, first, weights, len(weights) == 4, 1, 0.0, recorded, False, True)[0]
     return h
+
+
+class Float32GRUFunction(torch.autograd.Function):
+    """``cudnn_gru`` without TF32, which PyTorch's default allows it; forward and backward each ask for it."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
+        leaves = [one.detach().requires_grad_(n) for one, n in zip(inputs, ctx.needs_input_grad, strict=True)]
+        with torch.enable_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            h = cudnn_gru(*leaves, recorded=True)
+        ctx.made = leaves, h
+        return h.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
+        leaves, h = ctx.made
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            wanted = [leaf for leaf in leaves if leaf.requires_grad]
+            found = iter(torch.autograd.grad(h, wanted, dh, retain_graph=True))
+        return tuple(next(found) if leaf.requires_grad else None for leaf in leaves)
 
 
 # ---- the function and the module ---------------------------------------------------------------------------
@@ -337,9 +364,10 @@ def gru(
         ValueError: for another shape, dtype or device, naming the argument.
 
     All steps are one kernel where three matrices H x H, H rounded up to a power of two, fit on a
-    multiprocessor: on most GPUs up to 128 features in 16 bits and 64 in float32. Beyond, cuDNN computes it in
-    16 bits, or if PyTorch's setting allows TF32, unless there is a reset or torch.compile traces the call.
-    Then each step is a product, which is rounded, and a kernel: two launches, some 20 us of the host.
+    multiprocessor: on most GPUs up to 128 features in 16 bits and 64 in float32. Beyond, cuDNN computes it,
+    in float32 with TF32 only if PyTorch's setting for products allows that. Where there is a reset, or
+    torch.compile traces the call, each step is a product, which is rounded, and a kernel: two launches, some
+    20 us of the host.
 
     In reverse, with g_t = dh_t + z_{t+1} g_{t+1} + what comes through the products of step t+1:
     dz = g (h - n) z (1 - z), dn = g (1 - z) (1 - n**2) and dr = dn (W_hn h + b_hn) r (1 - r) are gradients

@@ -202,13 +202,13 @@ def library_is_fast(M: int, N: int, dtype: torch.dtype, limits: DeviceLimits) ->
 
 
 def library_linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str) -> Tensor:
-    """activation(x @ weight.T + bias) by cuBLAS, whose epilogue has relu and gelu_tanh on a GPU.
+    """activation(x @ weight.T + bias) by cuBLAS, with its relu and gelu_tanh on a GPU (unless K is 0).
 
     In 16 bits rows of x and weight that begin anywhere are first copied to where cuBLAS is fast.
     """
     if x.itemsize == 2 and x.shape[1] % 8:
         x, weight = aligned_rows(x, weight)
-    if act in ("relu", "gelu_tanh") and x.is_cuda:
+    if act in ("relu", "gelu_tanh") and x.is_cuda and x.shape[1]:
         shift = x.new_zeros(weight.shape[0]) if bias is None else bias
         return torch._addmm_activation(shift, x, weight.T, use_gelu=act == "gelu_tanh")
     return activated(functional.linear(x, weight, bias), act)
@@ -256,9 +256,10 @@ def _outputs(x: Tensor, weight: Tensor, *_: Any, keep: bool) -> list[Tensor]:
 @operator(fake=lambda *inputs: _outputs(*inputs[:-1], keep=inputs[-1]))
 def linear_forward(x: Tensor, weight: Tensor, bias: Tensor | None, act: str, keep: bool) -> list[Tensor]:
     """y (M, N) from x (M, K), weight (N, K), bias (N,); and to ``keep`` z, of which y is the activation."""
-    y, *z = outputs = _outputs(x, weight, keep=keep)
-    bias = bias if bias is None else bias.contiguous()
-    if not y.numel() or not library_is_fast(len(y), y.shape[1], y.dtype, device_limits(y.device)):
+    M, N = x.shape[0], weight.shape[0]
+    if not M * N or not library_is_fast(M, N, x.dtype, device_limits(x.device)):
+        y, *z = outputs = _outputs(x, weight, keep=keep)
+        bias = bias if bias is None else bias.contiguous()
         launch_product(linear_kernel, x, weight, (bias,), (y, z[0] if keep else None), act)
         return outputs
     if not keep:
@@ -330,7 +331,9 @@ def matmul(x: Tensor, weight: Tensor) -> Tensor:
     https://triton-lang.org/main/getting-started/tutorials/09-persistent-matmul.html.
     """
     check_tensor("x", x, (None, None))
-    return linear_act(x, weight, None, "none")
+    check_tensor("weight", weight, (*getattr(weight, "shape", ())[:1], x.shape[1]), like=x)
+    x, weight = autocast(x, weight)
+    return _linear(x, weight, None, "none")
 
 
 def linear_act(
@@ -364,13 +367,22 @@ def linear_act(
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation: {activation!r} is none of {', '.join(ACTIVATIONS)}")
     x, weight, bias = autocast(x, weight, bias)
-    M, K = math.prod(x.shape[:-1]), x.shape[-1]
-    plain = activation == "none" and (K % 8 == 0 or x.itemsize == 4) and not is_traced(x)
-    if plain and library_is_fast(M, weight.shape[0], x.dtype, device_limits(x.device)):
-        return functional.linear(x, weight, bias)
-    rows = x.reshape(M, K)
-    if needs_grad(x, weight, bias):
-        y = LinearActFunction.apply(rows, weight, bias, activation)
+    return _linear(x, weight, bias, activation)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, act: str) -> Tensor:
+    """``linear_act`` of what was checked: a call of the library, or an operator with its own gradient."""
+    K, N = x.shape[-1], weight.shape[0]
+    rows = x if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), K)
+    recorded = needs_grad(x, weight, bias)
+    if rows.numel() and not is_traced(x) and library_is_fast(len(rows), N, x.dtype, device_limits(x.device)):
+        if act == "none" and (K % 8 == 0 or x.itemsize == 4):
+            return functional.linear(x, weight, bias)
+        if not recorded:
+            y = library_linear(rows, weight, bias, act)
+            return y if x.dim() == 2 else y.view(*x.shape[:-1], N)
+    if recorded:
+        y = LinearActFunction.apply(rows, weight, bias, act)
     else:
-        y = linear_forward(rows, weight, bias, activation, False)[0]
-    return y.view(*x.shape[:-1], weight.shape[0])
+        y = linear_forward(rows, weight, bias, act, False)[0]
+    return y.view(*x.shape[:-1], N)

@@ -53,34 +53,40 @@ def check_sequences(first: str, a: Tensor, second: str, b: Tensor, h0: Tensor | 
 
 
 # ---- kernels of the loop -----------------------------------------------------------------------------------
-# a, b and h are (B, T, H). A program goes through BH features of one sequence step by step. Few sequences are
-# scanned instead (recurrence_scan.py). Where rows begin anywhere, windows of many steps are loaded
-# (recurrence_windows.py).
+# a, b and h are (B, T, H); rows of a and b begin STRIDE elements apart, others H. A program goes through BH
+# features of one sequence step by step. Few sequences are scanned instead (recurrence_scan.py). Where rows
+# begin anywhere, windows of many steps are loaded (recurrence_windows.py).
 # Loads run U steps ahead, into tuples of U blocks (BH,). A step begins with the loads for the step U further
 # on, before its own store, because a compiler may not move a load over a store.
 
 
 @triton.jit
-def load_step(p, t, T, H: tl.constexpr, n):
+def load_step(p, t, T, H: tl.constexpr, STRIDE: tl.constexpr, n):
     """Columns n of the sequence p at step t, (BH,); 0 outside of its T steps and H columns."""
-    return tl.load(p + t * H + n, (n < H) & (t >= 0) & (t < T), other=0.0)
+    return tl.load(p + t * STRIDE + n, (n < H) & (t >= 0) & (t < T), other=0.0)
 
 
 @triton.jit
-def states_kernel(a, b, h0, h, T, H: tl.constexpr, BH: tl.constexpr, U: tl.constexpr, GRU: tl.constexpr):
+def states_kernel(
+    a, b, h0, h, T,
+    H: tl.constexpr, STRIDE: tl.constexpr, BH: tl.constexpr, U: tl.constexpr, GRU: tl.constexpr,
+):  # fmt: skip
     blocks: tl.constexpr = (H + BH - 1) // BH
     row, n = tl.program_id(0).to(tl.int64) // blocks, tl.program_id(0) % blocks * BH + tl.arange(0, BH)
-    start, state = row * T * H, initial_state(h0, row * H + n, n < H)  # the state (BH,) stays in float32
+    start, source = row * T * H, row * T * STRIDE
+    state = initial_state(h0, row * H + n, n < H)  # (BH,), stays in float32
     coming_a, coming_b = (), ()
     for u in tl.static_range(U):
-        coming_a += (load_step(a + start, u, T, H, n),)
-        coming_b += (load_step(b + start, u, T, H, n),)
+        coming_a += (load_step(a + source, u, T, H, STRIDE, n),)
+        coming_b += (load_step(b + source, u, T, H, STRIDE, n),)
     for first in range(0, T, U):
         now_a, now_b, coming_a, coming_b = coming_a, coming_b, (), ()
         for u in tl.static_range(U):
             t = first + u
-            coming_a += (load_step(a + start, t + U, T, H, n),)  # U steps ahead, before this step's store
-            coming_b += (load_step(b + start, t + U, T, H, n),)
+            coming_a += (
+                load_step(a + source, t + U, T, H, STRIDE, n),
+            )  # U steps ahead, before this step's store
+            coming_b += (load_step(b + source, t + U, T, H, STRIDE, n),)
             gate, value = now_a[u].to(tl.float32), now_b[u].to(tl.float32)
             state = (1.0 - gate) * state + gate * value if GRU else gate * state + value
             tl.store(h + start + t * H + n, state, (n < H) & (t < T))
@@ -89,33 +95,34 @@ def states_kernel(a, b, h0, h, T, H: tl.constexpr, BH: tl.constexpr, U: tl.const
 @triton.jit
 def states_grad_kernel(
     dh, a, b, h0, h, da, db, dh0, T,
-    H: tl.constexpr, BH: tl.constexpr, U: tl.constexpr, GRU: tl.constexpr,
+    H: tl.constexpr, STRIDE: tl.constexpr, BH: tl.constexpr, U: tl.constexpr, GRU: tl.constexpr,
 ):  # fmt: skip
     """Time in reverse: g_t = dh_t + a_{t+1} g_{t+1}, with 1 - a for a GRU, which alone reads b."""
     blocks: tl.constexpr = (H + BH - 1) // BH
     row, n = tl.program_id(0).to(tl.int64) // blocks, tl.program_id(0) % blocks * BH + tl.arange(0, BH)
-    start, carry = row * T * H, tl.zeros([BH], tl.float32)  # carry: what comes back from step t+1
+    start, source = row * T * H, row * T * STRIDE
+    carry = tl.zeros([BH], tl.float32)  # what comes back from step t+1
     before = initial_state(h0, row * H + n, n < H)
     coming_g, coming_a, coming_b, coming_h = (), (), (), ()
     for u in tl.static_range(U):
-        coming_g += (load_step(dh + start, T - 1 - u, T, H, n),)
-        coming_a += (load_step(a + start, T - 1 - u, T, H, n),)
-        coming_h += (load_step(h + start, T - 2 - u, T, H, n),)
+        coming_g += (load_step(dh + start, T - 1 - u, T, H, H, n),)
+        coming_a += (load_step(a + source, T - 1 - u, T, H, STRIDE, n),)
+        coming_h += (load_step(h + start, T - 2 - u, T, H, H, n),)
         if GRU:
-            coming_b += (load_step(b + start, T - 1 - u, T, H, n),)
+            coming_b += (load_step(b + source, T - 1 - u, T, H, STRIDE, n),)
     for first in range(0, T, U):
         now_g, now_a, now_b, now_h = coming_g, coming_a, coming_b, coming_h
         coming_g, coming_a, coming_b, coming_h = (), (), (), ()
         for u in tl.static_range(U):
             t = T - 1 - first - u
             there = (n < H) & (t >= 0)
-            coming_g += (load_step(dh + start, t - U, T, H, n),)
-            coming_a += (load_step(a + start, t - U, T, H, n),)
-            coming_h += (load_step(h + start, t - U - 1, T, H, n),)
+            coming_g += (load_step(dh + start, t - U, T, H, H, n),)
+            coming_a += (load_step(a + source, t - U, T, H, STRIDE, n),)
+            coming_h += (load_step(h + start, t - U - 1, T, H, H, n),)
             gate, g = now_a[u].to(tl.float32), now_g[u].to(tl.float32) + carry
             last = tl.where(t > 0, now_h[u].to(tl.float32), before)
             if GRU:
-                coming_b += (load_step(b + start, t - U, T, H, n),)
+                coming_b += (load_step(b + source, t - U, T, H, STRIDE, n),)
                 tl.store(da + start + t * H + n, g * (now_b[u].to(tl.float32) - last), there)
                 tl.store(db + start + t * H + n, g * gate, there)
             else:
@@ -207,22 +214,23 @@ def _words(like: Tensor, programs: int, sizes: dict[str, int]) -> Tensor | None:
     return torch.full((1 + 2 * programs * sizes["BH"],), -1, dtype=torch.int64, device=like.device)
 
 
-def scan(a: Tensor, b: Tensor, h0: Tensor | None, h: Tensor, gru: bool) -> None:
-    """Write the states h (B, T, H); all tensors are contiguous."""
+def scan(a: Tensor, b: Tensor, h0: Tensor | None, h: Tensor, stride: int, gru: bool) -> None:
+    """Write the states h (B, T, H); rows of a and b begin ``stride`` apart, the others are contiguous."""
     B, T, H = a.shape
     programs, blocks, sizes = scan_plan(B, T, H, a.itemsize, device_limits(a.device), False, gru)
-    scan_kernel[(programs,)](a, b, h0, h, _words(a, programs, sizes), B, T, blocks, GRU=gru, **sizes)
+    words, sizes = _words(a, programs, sizes), sizes | dict(STRIDE=stride, GRU=gru)
+    scan_kernel[(programs,)](a, b, h0, h, words, B, T, blocks, **sizes)
 
 
 def scan_back(
     dh: Tensor, a: Tensor, b: Tensor | None, h0: Tensor | None, h: Tensor,
-    da: Tensor, db: Tensor, dh0: Tensor | None, gru: bool,
+    da: Tensor, db: Tensor, dh0: Tensor | None, stride: int, gru: bool,
 ) -> None:  # fmt: skip
-    """Write the gradients da, db (B, T, H) and, if there is one, dh0 (B, H); all tensors are contiguous."""
+    """Write the gradients da, db (B, T, H) and, if there is one, dh0 (B, H); a and b as in ``scan``."""
     B, T, H = a.shape
     programs, blocks, sizes = scan_plan(B, T, H, a.itemsize, device_limits(a.device), True, gru)
-    words = _words(a, programs, sizes)
-    scan_grad_kernel[(programs,)](dh, a, b, h0, h, da, db, dh0, words, B, T, blocks, GRU=gru, **sizes)
+    words, sizes = _words(a, programs, sizes), sizes | dict(STRIDE=stride, GRU=gru)
+    scan_grad_kernel[(programs,)](dh, a, b, h0, h, da, db, dh0, words, B, T, blocks, **sizes)
 
 
 # ---- launches; sizes were found by measuring on an H200 ----------------------------------------------------
@@ -245,22 +253,36 @@ def recurrence_plan(
     return (B * cdiv(H, BH),), dict(H=H, BH=BH, U=steps, num_warps=warps)
 
 
+def evenly_spaced(a: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
+    """a and b (B, T, H), and how many elements apart their rows begin; copies unless all are as far apart.
+
+    It is for the halves of a chunk. A kernel's offsets are 32-bit within a sequence.
+    """
+    (B, T, H), (sequence, row, column) = a.shape, a.stride()
+    even = column == 1 and row >= H and T * row < 2**31 - 32 and (B == 1 or sequence == T * row)
+    if not a.is_contiguous() and even and (b is None or b.stride() == a.stride()):
+        return a, b, row
+    return a.contiguous(), None if b is None else b.contiguous(), H
+
+
 def _sizes(plan: Callable[..., dict[str, int] | None], a: Tensor, back: bool) -> dict[str, int] | None:
     return plan(*a.shape, a.itemsize, device_limits(a.device).multiprocessors, back)
 
 
 @operator(fake=lambda a, b, h0, gru: empty_contiguous(a))
 def recurrence_forward(a: Tensor, b: Tensor, h0: Tensor | None, gru: bool) -> Tensor:
-    a, b, h0 = a.contiguous(), b.contiguous(), None if h0 is None else h0.contiguous()
-    (B, T, H), h = a.shape, torch.empty_like(a)
+    (B, T, H), h = a.shape, empty_contiguous(a)
+    a, b, stride = evenly_spaced(a, b)
+    h0 = None if h0 is None else h0.contiguous()
     if h.numel() and (sizes := _sizes(window_plan, a, False)):
-        window_kernel[(B * cdiv(H, sizes["USE"]),)](a, b, h0, h, T, 0, GRU=gru, **sizes)
+        grid = (B * cdiv(H, sizes["USE"]),)
+        window_kernel[grid](a.contiguous(), b.contiguous(), h0, h, T, 0, GRU=gru, **sizes)
     elif h.numel() and scan_pays(B, T, H, a.itemsize, 2 * 16, device_limits(a.device)):
-        scan(a, b, h0, h, gru)
+        scan(a, b, h0, h, stride, gru)
     elif h.numel():
         row_bytes = 128 if H * a.itemsize % 4 else 512  # each number of an odd row takes a register
         grid, sizes = recurrence_plan(B, T, H, a.itemsize, 16, row_bytes)
-        states_kernel[grid](a, b, h0, h, T, GRU=gru, **sizes)
+        states_kernel[grid](a, b, h0, h, T, STRIDE=stride, GRU=gru, **sizes)
     return h
 
 
@@ -269,19 +291,20 @@ def recurrence_backward(
     dh: Tensor, a: Tensor, b: Tensor | None, h0: Tensor | None, h: Tensor, gru: bool
 ) -> list[Tensor]:
     """da, db, and dh0 if there is an h0; b is None unless ``gru``."""
-    dh, a = dh.contiguous(), a.contiguous()
-    b, h0 = (None if t is None else t.contiguous() for t in (b, h0))
-    (B, T, H), da, db = a.shape, torch.empty_like(a), torch.empty_like(a)
+    (B, T, H), da, db = a.shape, empty_contiguous(a), empty_contiguous(a)
+    a, b, stride = evenly_spaced(a, b)
+    dh, h0 = dh.contiguous(), None if h0 is None else h0.contiguous()
     dh0 = None if h0 is None else torch.empty_like(h0)
     if a.numel() and (sizes := _sizes(window_plan, a, True)):
         grid = (B * cdiv(H, sizes["USE"]),)
-        window_grad_kernel[grid](dh, a, b, h0, h, da, db, dh0, T, 0, GRU=gru, **sizes)
+        inputs = a.contiguous(), None if b is None else b.contiguous()
+        window_grad_kernel[grid](dh, *inputs, h0, h, da, db, dh0, T, 0, GRU=gru, **sizes)
     elif a.numel() and scan_pays(B, T, H, a.itemsize, (3 + gru) * 8, device_limits(a.device)):
-        scan_back(dh, a, b, h0, h, da, db, dh0, gru)
+        scan_back(dh, a, b, h0, h, da, db, dh0, stride, gru)
     elif a.numel():
         row_bytes = 256 if H * a.itemsize % 16 else 512
         grid, sizes = recurrence_plan(B, T, H, a.itemsize, 8, row_bytes)
-        states_grad_kernel[grid](dh, a, b, h0, h, da, db, dh0, T, GRU=gru, **sizes)
+        states_grad_kernel[grid](dh, a, b, h0, h, da, db, dh0, T, STRIDE=stride, GRU=gru, **sizes)
     elif dh0 is not None:
         dh0.zero_()  # without steps no kernel is launched
     return [da, db] if dh0 is None else [da, db, dh0]
@@ -296,7 +319,8 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
     """h_t = a_t * h_{t-1} + b_t for t = 0 to T-1, feature by feature.
 
     Args:
-        a, b: (B, T, H), T * H below 2**31; float32, float16 or bfloat16, any strides, the same for both.
+        a, b: (B, T, H), T * H below 2**31; float32, float16 or bfloat16, any strides, the same for both. The
+            halves of a ``chunk(2, -1)`` are read as they lie.
         h0: (B, H), the state before the first step; zeros where it is left out.
 
     Returns:

@@ -186,10 +186,20 @@ def load_steps(p, at, inside, t, T, full, stride: tl.constexpr, S: tl.constexpr,
 
 
 @triton.jit
-def load_both(a, b, at, inside, t, T, full, stride: tl.constexpr, S: tl.constexpr, gate: tl.constexpr = 0.0):
-    """S tiles of a, ``gate`` from step T on, and S of b."""
-    now_a = load_steps(a, at, inside, t, T, full, stride, S, gate)
-    return now_a, load_steps(b, at, inside, t, T, full, stride, S, 0.0)
+def in_inputs(at, number, H: tl.constexpr, STRIDE: tl.constexpr):
+    """Where in a and b, whose rows begin STRIDE apart, row ``number`` has what is ``at`` in the others."""
+    if STRIDE == H:
+        return at
+    else:
+        return at + number.to(tl.int64) * (STRIDE - H)
+
+
+@triton.jit
+def load_both(a, b, at, number, inside, t, T, full, H: tl.constexpr, STRIDE: tl.constexpr, S: tl.constexpr):
+    """S tiles of a and of b; zeros from step T on. number: that of the row of step t."""
+    source = in_inputs(at, number, H, STRIDE)
+    now_a = load_steps(a, source, inside, t, T, full, STRIDE, S, 0.0)
+    return now_a, load_steps(b, source, inside, t, T, full, STRIDE, S, 0.0)
 
 
 @triton.jit
@@ -267,11 +277,14 @@ def write_states(
 
 
 @triton.jit
-def walk(a, b, h, row, n, inside, block, long, T, H: tl.constexpr, state, S: tl.constexpr, GRU: tl.constexpr):
+def walk(
+    a, b, h, row, n, inside, block, long, T, H: tl.constexpr, STRIDE: tl.constexpr, state,
+    S: tl.constexpr, GRU: tl.constexpr,
+):  # fmt: skip
     """Write the states (R, 1, BH) of a block, ``long`` steps, one by one, and return the last."""
     for u in range(block * long, tl.minimum(block * long + long, T), S):
         at = (row * T + u) * H + n
-        now_a, now_b = load_both(a, b, at, inside, u, T, False, H, S)
+        now_a, now_b = load_both(a, b, at, row * T + u, inside, u, T, False, H, STRIDE, S)
         state = write_states(h, at, inside, u, T, False, H, now_a, now_b, state, S, GRU)
     return state
 
@@ -279,8 +292,8 @@ def walk(a, b, h, row, n, inside, block, long, T, H: tl.constexpr, state, S: tl.
 @triton.jit
 def scan_kernel(
     a, b, h0, h, words, B, T, blocks,
-    H: tl.constexpr, R: tl.constexpr, L: tl.constexpr, S: tl.constexpr, BH: tl.constexpr, W: tl.constexpr,
-    U: tl.constexpr, GRU: tl.constexpr,
+    H: tl.constexpr, STRIDE: tl.constexpr, R: tl.constexpr, L: tl.constexpr, S: tl.constexpr,
+    BH: tl.constexpr, W: tl.constexpr, U: tl.constexpr, GRU: tl.constexpr,
 ):  # fmt: skip
     chain, block, row, t, n, inside, mine = place(words, B, T, H, R, L, S, BH, W)
     at = row * T * H + t.to(tl.int64) * H + n  # (R, L, BH)
@@ -288,14 +301,15 @@ def scan_kernel(
     state = initial_state(h0, row * H + n, inside)
     chains = B * ((H + BH - 1) // BH)
     if W == 0:  # a program has a whole chain, and loads the next block before it computes one
-        now_a, now_b = load_both(a, b, at, inside, t, T, False, H, S)
+        now_a, now_b = load_both(a, b, at, row * T + t, inside, t, T, False, H, STRIDE, S)
         for block in range(0, blocks):
             soon, later = t + L * S, at + L * S * H
-            next_a, next_b = load_both(a, b, later, inside, soon, T, False, H, S)
+            number = row * T + soon
+            next_a, next_b = load_both(a, b, later, number, inside, soon, T, False, H, STRIDE, S)
             run = run_steps((one, zero, zero), now_a, now_b, S, GRU, False)
             _, before, walks = states_before_segments(words, state, run, chain, block, blocks, chains, W)
             if walks:
-                state = walk(a, b, h, row, n, mine, block, L * S, T, H, state, S, GRU)
+                state = walk(a, b, h, row, n, mine, block, L * S, T, H, STRIDE, state, S, GRU)
             else:
                 after = write_states(h, at, mine, t, T, False, H, now_a, now_b, before, S, GRU)
                 state = last_segment(after, L)
@@ -304,16 +318,17 @@ def scan_kernel(
         full = (block + 1) * (L * S) <= T
         run = (one, zero, zero)
         for s in range(0, S, U):
-            now_a, now_b = load_both(a, b, at + s * H, inside, t + s, T, full, H, U)
+            here, u = at + s * H, t + s
+            now_a, now_b = load_both(a, b, here, row * T + u, inside, u, T, full, H, STRIDE, U)
             run = run_steps(run, now_a, now_b, U, GRU, False)
         state, before, walks = states_before_segments(words, state, run, chain, block, blocks, chains, W)
         if walks:
-            state = walk(a, b, h, row, n, mine, block, L * S, T, H, state, U, GRU)
+            state = walk(a, b, h, row, n, mine, block, L * S, T, H, STRIDE, state, U, GRU)
             tell_walked(words, state, chain, block, blocks, chains, BH)
         else:
             for s in range(0, S, U):  # loaded again: they need not stay in registers
                 here, u = at + s * H, t + s
-                now_a, now_b = load_both(a, b, here, inside, u, T, full, H, U)
+                now_a, now_b = load_both(a, b, here, row * T + u, inside, u, T, full, H, STRIDE, U)
                 if full:
                     before = write_states(h, here, mine, u, T, True, H, now_a, now_b, before, U, GRU)
                 else:
@@ -326,13 +341,23 @@ def scan_kernel(
 
 
 @triton.jit
-def load_inputs(h, b, at, inside, t, T, full, H: tl.constexpr, S: tl.constexpr, GRU: tl.constexpr):
-    """The states before S steps, and their b, which a GRU alone reads."""
-    now_h = load_steps(h, at - H, inside, t, T - 1, full, -H, S, 0.0)
-    now_b = now_h
-    if GRU:
-        now_b = load_steps(b, at, inside, t, T, full, -H, S, 0.0)
-    return now_h, now_b
+def load_back(
+    dh, a, h, b, at, row, inside, t, T, full,
+    H: tl.constexpr, STRIDE: tl.constexpr, S: tl.constexpr, GRU: tl.constexpr, SOME: tl.constexpr,
+):  # fmt: skip
+    """S tiles each of a, of dh, of the states before and of b, which a GRU alone reads; ``at`` is step t.
+
+    SOME: of a and dh alone.
+    """
+    source = in_inputs(at, row * T + T - 1 - t, H, STRIDE)
+    now_a = load_steps(a, source, inside, t, T, full, -STRIDE, S, 0.0 if GRU else 1.0)
+    now_g = load_steps(dh, at, inside, t, T, full, -H, S, 0.0)
+    now_h, now_b = now_g, now_g
+    if not SOME:
+        now_h = load_steps(h, at - H, inside, t, T - 1, full, -H, S, 0.0)
+        if GRU:
+            now_b = load_steps(b, source, inside, t, T, full, -STRIDE, S, 0.0)
+    return now_a, now_g, now_h, now_b
 
 
 @triton.jit
@@ -356,15 +381,13 @@ def write_grads(
 
 @triton.jit
 def walk_back(
-    dh, a, b, h, da, db, row, n, inside, block, long, T, H: tl.constexpr, before, carry,
+    dh, a, b, h, da, db, row, n, inside, block, long, T, H: tl.constexpr, STRIDE: tl.constexpr, before, carry,
     S: tl.constexpr, GRU: tl.constexpr,
 ):  # fmt: skip
     """The same of a block, ``long`` steps, one by one."""
     for u in range(block * long, tl.minimum(block * long + long, T), S):
         at = (row * T + T - 1 - u) * H + n
-        now_a, now_g = load_both(a, dh, at, inside, u, T, False, -H, S, 0.0 if GRU else 1.0)
-        now_h, now_b = load_inputs(h, b, at, inside, u, T, False, H, S, GRU)
-        now = (now_a, now_g, now_h, now_b)
+        now = load_back(dh, a, h, b, at, row, inside, u, T, False, H, STRIDE, S, GRU, False)
         carry = write_grads(da, db, at, inside, u, T, False, H, now, before, carry, S, GRU)
     return carry
 
@@ -372,8 +395,8 @@ def walk_back(
 @triton.jit
 def scan_grad_kernel(
     dh, a, b, h0, h, da, db, dh0, words, B, T, blocks,
-    H: tl.constexpr, R: tl.constexpr, L: tl.constexpr, S: tl.constexpr, BH: tl.constexpr, W: tl.constexpr,
-    U: tl.constexpr, GRU: tl.constexpr,
+    H: tl.constexpr, STRIDE: tl.constexpr, R: tl.constexpr, L: tl.constexpr, S: tl.constexpr,
+    BH: tl.constexpr, W: tl.constexpr, U: tl.constexpr, GRU: tl.constexpr,
 ):  # fmt: skip
     chain, block, row, t, n, inside, mine = place(words, B, T, H, R, L, S, BH, W)
     at = row * T * H + (T - 1 - t).to(tl.int64) * H + n  # (R, L, BH)
@@ -382,39 +405,37 @@ def scan_grad_kernel(
     chains = B * ((H + BH - 1) // BH)
     before = initial_state(h0, row * H + n, inside)
     if W == 0:
-        now_a, now_g = load_both(a, dh, at, inside, t, T, False, -H, S, 0.0 if GRU else 1.0)
-        now_h, now_b = load_inputs(h, b, at, inside, t, T, False, H, S, GRU)
+        now = load_back(dh, a, h, b, at, row, inside, t, T, False, H, STRIDE, S, GRU, False)
         for block in range(0, blocks):
             soon, later = t + L * S, at - L * S * H
-            next_h, next_b = load_inputs(h, b, later, inside, soon, T, False, H, S, GRU)
-            next_a, next_g = load_both(a, dh, later, inside, soon, T, False, -H, S, 0.0 if GRU else 1.0)
-            run = run_steps((one, zero, zero), now_a, now_g, S, GRU, True)
+            coming = load_back(dh, a, h, b, later, row, inside, soon, T, False, H, STRIDE, S, GRU, False)
+            run = run_steps((one, zero, zero), now[0], now[1], S, GRU, True)
             _, carries, walks = states_before_segments(words, carry, run, chain, block, blocks, chains, W)
             if walks:
                 carry = walk_back(
-                    dh, a, b, h, da, db, row, n, mine, block, L * S, T, H, before, carry, S, GRU
+                    dh, a, b, h, da, db, row, n, mine, block, L * S, T, H, STRIDE, before, carry, S, GRU
                 )
             else:
-                now = (now_a, now_g, now_h, now_b)
                 after = write_grads(da, db, at, mine, t, T, False, H, now, before, carries, S, GRU)
                 carry = last_segment(after, L)
-            now_a, now_g, now_h, now_b, t, at = next_a, next_g, next_h, next_b, soon, later
+            now, t, at = coming, soon, later
     else:
         full = (block + 1) * (L * S) < T  # and not the first step, which has no step before
         run = (one, zero, zero)
         for s in range(0, S, U):
-            now_a, now_g = load_both(a, dh, at - s * H, inside, t + s, T, full, -H, U, 0.0 if GRU else 1.0)
-            run = run_steps(run, now_a, now_g, U, GRU, True)
+            here, u = at - s * H, t + s
+            now = load_back(dh, a, h, b, here, row, inside, u, T, full, H, STRIDE, U, GRU, True)
+            run = run_steps(run, now[0], now[1], U, GRU, True)
         carry, carries, walks = states_before_segments(words, carry, run, chain, block, blocks, chains, W)
         if walks:
-            carry = walk_back(dh, a, b, h, da, db, row, n, mine, block, L * S, T, H, before, carry, U, GRU)
+            carry = walk_back(
+                dh, a, b, h, da, db, row, n, mine, block, L * S, T, H, STRIDE, before, carry, U, GRU
+            )
             tell_walked(words, carry, chain, block, blocks, chains, BH)
         else:
             for s in range(0, S, U):
                 here, u = at - s * H, t + s
-                now_a, now_g = load_both(a, dh, here, inside, u, T, full, -H, U, 0.0 if GRU else 1.0)
-                now_h, now_b = load_inputs(h, b, here, inside, u, T, full, H, U, GRU)
-                now = (now_a, now_g, now_h, now_b)
+                now = load_back(dh, a, h, b, here, row, inside, u, T, full, H, STRIDE, U, GRU, False)
                 if full:
                     carries = write_grads(da, db, here, mine, u, T, True, H, now, before, carries, U, GRU)
                 else:
