@@ -17,6 +17,8 @@ from labkit.kernels.common import (
     descriptor,
     device_limits,
     empty_contiguous,
+    float32_precision,
+    is_traced,
     needs_grad,
     next_power_of_2,
     once_differentiable,
@@ -254,7 +256,9 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
             BM, BK, warps = 64, 32, 4
         grid = (cdiv(d_out, BN) * G * B * cdiv(T, BM),)
         blocks = dict(BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=3)
-        wide_kernel[grid](x, weight, bias, y, B, T, G, *strides, d_in, d_out, **blocks)
+        wide_kernel[grid](
+            x, weight, bias, y, B, T, G, *strides, d_in, d_out, PRECISION=float32_precision(), **blocks
+        )
         return
     pack, BM, BN, warps, stages, resident, per, tma, store, interleaved, _ = tiling
     BK, packs, tiles = block_width(pack * d_in), cdiv(G, pack), B * cdiv(T, BM)
@@ -264,7 +268,7 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
     spans = every * x.stride(1), every * y.stride(1), *strides[2:8], *strides[10:]
     large = needs_64_bits(256, spans)  # a tile lies in one sequence
     if tma and per == 1 and d_in == BK and d_out == BN and not large and aligned(y, limits):
-        sizes = dict(D_IN=d_in, D_OUT=d_out, BM=BM, num_warps=warps)
+        sizes = dict(D_IN=d_in, D_OUT=d_out, PRECISION=float32_precision(), BM=BM, num_warps=warps)
         x_tiles, y_tiles = descriptor(x, True, BM, BK), descriptor(y, True, BM, BN)
         single_tile_kernel[(G * tiles,)](x_tiles, weight, bias, y_tiles, T, G, *strides[3:8], **sizes)
         return
@@ -283,8 +287,9 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
     forward_kernel[(abreast * parts,)](
         x, descriptor(x, tma, BM, BK), weight, descriptor(seen, True, BK, BN) if whole else None,
         bias, y, descriptor(y, store, BM, BN), B, T, G, per, part_stride, tile_stride, *strides,
-        D_IN=d_in, D_OUT=d_out, PACK=pack, FLAT=B == 1, LARGE=large, TMA=tma, STORE=store,
-        AHEAD=not tma and stages == 1, EVERY=every, UNIT=unit, SHIFT=every > 1 or d_in % unit > 0,
+        D_IN=d_in, D_OUT=d_out, PRECISION=float32_precision(), PACK=pack, FLAT=B == 1, LARGE=large,
+        TMA=tma, STORE=store, AHEAD=not tma and stages == 1,
+        EVERY=every, UNIT=unit, SHIFT=every > 1 or d_in % unit > 0,
         UY=row_unit(y), BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
@@ -321,7 +326,7 @@ def launch_backward(dy: Tensor, x: Tensor, weight: Tensor, dx: Tensor | None, dw
     backward_kernel[(packs * down * slices * P,)](
         x, descriptor(x, tma, BM, BK), dy, descriptor(dy, tma, BM, BN), weight,
         filled, descriptor(filled, store, BM, BK), parts, B, T, G, per, *sx, *sg, *sw, *(sd or (0, 0, 0)),
-        D_IN=d_in, D_OUT=d_out, PACK=pack, FLAT=B == 1,
+        D_IN=d_in, D_OUT=d_out, PRECISION=float32_precision(), PACK=pack, FLAT=B == 1,
         LARGE=needs_64_bits(max(d_in, d_out, BM * every), spans), TMA=tma, STORE=store,
         EVERY=every, UNIT=unit, SHIFT=not tma and (every > 1 or (d_in | d_out) % unit > 0),
         UY=row_unit(filled) if filled is not None else 1,
@@ -379,6 +384,26 @@ def grouped_linear_backward(
     return dx, dw, db
 
 
+def library_is_fast(d_in: int, d_out: int, dtype: torch.dtype) -> bool:
+    """Whether cuBLAS's batched product, and a pass to put y in order, are faster, as measured on an H200.
+
+    In float32 they are for groups too wide for a program to keep the weight, whose rows are no multiples of
+    64 bytes: wide_kernel then loads number by number. And where TF32 is allowed, with which a product of wide
+    groups takes hardly longer than its bytes.
+    """
+    if dtype is not torch.float32 or max(d_in, d_out) <= 256:
+        return False
+    return (d_in | d_out) % 16 != 0 or torch.get_float32_matmul_precision() != "highest"
+
+
+def library_grouped(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``grouped_linear`` of x (R, G * d_in) by one batched product, with PyTorch's gradients."""
+    G, d_in, d_out = weight.shape
+    groups = x.view(len(x), G, d_in).transpose(0, 1)  # (G, R, d_in)
+    y = groups @ weight if bias is None else torch.baddbmm(bias[:, None], groups, weight)
+    return y.transpose(0, 1).reshape(len(x), G * d_out)
+
+
 class GroupedLinearFunction(torch.autograd.Function):
     """``grouped_linear`` with its gradients, once differentiable."""
 
@@ -414,13 +439,15 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
     Returns:
         (..., G * D_out), of x's dtype; summed in float32 and rounded once. Its memory has x's order. For x
-        in (B, C, T) memory, seen as (B, T, C), it is (B, C, T), too.
+        in (B, C, T) memory, seen as (B, T, C), it is (B, C, T), too, unless cuBLAS computes it.
 
     Raises:
         ValueError: for another shape, dtype or device, naming the argument.
 
-    In reverse, dx = dy @ weight[g].T, dweight[g] = x.T @ dy and dbias[g] = sum of dy, the last two added in a
-    fixed order. The many small layers are those of https://discuss.pytorch.org/t/160141.
+    cuBLAS's batched product computes it in float32 for groups of more than 256 features, if these are no
+    multiples of 16 or PyTorch's setting allows TF32. In reverse, dx = dy @ weight[g].T, dweight[g] = x.T @ dy
+    and dbias[g] = sum of dy, the last two added in a fixed order. The many small layers are those of
+    https://discuss.pytorch.org/t/160141.
     """
     check_tensor("weight", weight, (None, None, None))
     G, d_in, d_out = weight.shape
@@ -430,6 +457,8 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     if bias is not None:
         check_tensor("bias", bias, (G, d_out), like=weight)
     x, weight, bias = autocast(x, weight, bias)
+    if library_is_fast(d_in, d_out, x.dtype) and not is_traced(x):
+        return library_grouped(x.reshape(-1, G * d_in), weight, bias).view(*x.shape[:-1], G * d_out)
     *outer, inner = x.shape[:-1] or (1,)
     rows = x.reshape(math.prod(outer), inner, G * d_in)
     columns = rows.stride(2) != 1 and rows.stride(1) == 1

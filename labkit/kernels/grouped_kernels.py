@@ -102,7 +102,7 @@ def within(k, group, G, D: tl.constexpr, PACK: tl.constexpr):
 def single_tile_kernel(
     x_tiles, weight, bias, y_tiles, T, G,
     swg: tl.constexpr, swi: tl.constexpr, swo: tl.constexpr, sbg: tl.constexpr, sbo: tl.constexpr,
-    D_IN: tl.constexpr, D_OUT: tl.constexpr, BM: tl.constexpr,
+    D_IN: tl.constexpr, D_OUT: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows and one group per program, x and y by descriptors; the fastest for groups of 64."""
     group, tile = tl.program_id(0) % G, tl.program_id(0) // G
@@ -114,7 +114,7 @@ def single_tile_kernel(
     # The condition is always true. It makes Triton 3.6 and 3.7 store the weight in shared memory after x has
     # arrived, so that both loads run at once. Without it they wait for the weight before x is loaded.
     w = tl.where(tile * BM < T, w, 0.0)
-    total = dot(a, w)  # (BM, D_OUT)
+    total = dot(a, w, None, PRECISION)  # (BM, D_OUT)
     if bias is not None:
         total += b[None, :]
     y_tiles.store([tile * BM, group * D_OUT], total.to(a.dtype))
@@ -125,7 +125,7 @@ def forward_kernel(
     x, x_tiles, weight, w_tiles, bias, y, y_tiles, B, T, G, per, part_stride, tile_stride,
     sxb, sxt, sxc, swg: tl.constexpr, swi: tl.constexpr, swo: tl.constexpr,
     sbg: tl.constexpr, sbo: tl.constexpr, syb, syt, syc,
-    D_IN: tl.constexpr, D_OUT: tl.constexpr, PACK: tl.constexpr, FLAT: tl.constexpr,
+    D_IN: tl.constexpr, D_OUT: tl.constexpr, PRECISION: tl.constexpr, PACK: tl.constexpr, FLAT: tl.constexpr,
     LARGE: tl.constexpr, TMA: tl.constexpr, STORE: tl.constexpr, AHEAD: tl.constexpr,
     EVERY: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, UY: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
@@ -195,7 +195,8 @@ def forward_kernel(
                 a = ahead
             if SHIFT:  # the numbers of other groups need not be finite
                 a = tl.where(has_k[None, :], a, 0.0)
-        total = merge_groups(dot(split_groups(a, PACK, BM, D_IN), w), PACK, BM, D_OUT)  # (BM, BN)
+        each = dot(split_groups(a, PACK, BM, D_IN), w, None, PRECISION)
+        total = merge_groups(each, PACK, BM, D_OUT)  # (BM, BN)
         if bias is not None:
             total += b[None, :]
         if TMA and D_IN != BK:
@@ -218,7 +219,7 @@ def forward_kernel(
                 y_tile = y + y_column + offset64(row, syt)[:, None]
                 rows = (row < T)[:, None]
                 a = tl.load(x_tile + k[None, :] * sxc, rows & has_k[None, :], other=0.0)
-                total = dot(a, w)
+                total = dot(a, w, None, PRECISION)
                 if bias is not None:
                     total += b[None, :]
                 tl.store(y_tile + n[None, :] * syc, total, rows & has_n[None, :])
@@ -227,7 +228,7 @@ def forward_kernel(
 @triton.jit
 def wide_kernel(
     x, weight, bias, y, B, T, G, sxb, sxt, sxc, swg, swi, swo, sbg, sbo, syb, syt, syc,
-    D_IN, D_OUT, BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
+    D_IN, D_OUT, PRECISION: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """For weights that are too large to keep: a tile (BM, BN) of one group's product, BK at a time."""
     slices, across = count_tiles(D_OUT, BN), count_tiles(T, BM)
@@ -243,7 +244,7 @@ def wide_kernel(
         k = start + tl.arange(0, BK)
         a = tl.load(x_group + offset64(k[None, :], sxc), rows & (k < D_IN)[None, :], other=0.0)  # (BM, BK)
         w = tl.load(w_group + offset64(k[:, None], swi), cols & (k < D_IN)[:, None], other=0.0)  # (BK, BN)
-        total = dot(a, w, total)
+        total = dot(a, w, total, PRECISION)
     if bias is not None:
         b_group = bias + offset64(group, sbg)
         total += tl.load(b_group + offset64(n, sbo), n < D_OUT, other=0.0).to(tl.float32)[None, :]
@@ -258,7 +259,8 @@ def wide_kernel(
 def backward_kernel(
     x, x_tiles, dy, dy_tiles, weight, dx, dx_tiles, parts, B, T, G, per,
     sxb, sxt, sxc, sgb, sgt, sgc, swg: tl.constexpr, swi: tl.constexpr, swo: tl.constexpr, sdb, sdt, sdc,
-    D_IN: tl.constexpr, D_OUT: tl.constexpr, PACK: tl.constexpr, FLAT: tl.constexpr, LARGE: tl.constexpr,
+    D_IN: tl.constexpr, D_OUT: tl.constexpr, PRECISION: tl.constexpr,
+    PACK: tl.constexpr, FLAT: tl.constexpr, LARGE: tl.constexpr,
     TMA: tl.constexpr, STORE: tl.constexpr, EVERY: tl.constexpr, UNIT: tl.constexpr,
     SHIFT: tl.constexpr, UY: tl.constexpr, KEEP: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
@@ -319,14 +321,15 @@ def backward_kernel(
         # a tile that other instructions read as well has one place less. So in each turn something waits:
         # dX, whose product comes second for that reason, or where there is none the opaque instruction.
         a_transposed = transpose_groups(split_groups(a, PACK, BM, D_IN), PACK)
-        dw = dot(a_transposed, split_groups(g, PACK, BM, D_OUT), dw)
+        dw = dot(a_transposed, split_groups(g, PACK, BM, D_OUT), dw, PRECISION)
         db += tl.sum(tl.reshape(g, [BM // KEEP, KEEP, BN]).to(tl.float32), 0)
         if dx is None:
             dw = opaque(dw)
         else:
             if SHIFT:  # dY of other groups, which need not be finite, is in columns of dW that are not kept
                 g = tl.where(has_n[None, :], g, 0.0)
-            change = merge_groups(dot(split_groups(g, PACK, BM, D_OUT), w), PACK, BM, D_IN)  # (BM, BK)
+            each = dot(split_groups(g, PACK, BM, D_OUT), w, None, PRECISION)
+            change = merge_groups(each, PACK, BM, D_IN)  # (BM, BK)
             if STORE:
                 dx_tiles.store([tile * BM, group * D_IN], change.to(dx.dtype.element_ty))
             else:

@@ -289,10 +289,10 @@ def library_gru(
 ) -> Tensor:  # fmt: skip
     """cuDNN's GRU, with its gradients: h (B, T, H), which in memory is (T, B, H)."""
     B, H = x.shape[0], weight_hh.shape[1]
-    weights = [weight_ih, weight_hh]
-    if bias_ih is not None or bias_hh is not None:
-        weights += [x.new_zeros(3 * H) if bias is None else bias for bias in (bias_ih, bias_hh)]
-    # cuDNN wants the weights in one piece of memory, and warns before it copies them to one by itself.
+    # cuDNN wants the weights in one piece of memory, in which biases have room in any case. Before it copies
+    # others to such a piece by itself, it warns.
+    biases = (x.new_zeros(3 * H) if bias is None else bias for bias in (bias_ih, bias_hh))
+    weights = [weight_ih, weight_hh, *biases]
     sizes = [weight.numel() for weight in weights]
     pieces = torch.cat([weight.reshape(-1) for weight in weights]).split(sizes)
     weights = [piece.view(weight.shape) for piece, weight in zip(pieces, weights, strict=True)]
@@ -307,7 +307,7 @@ def library_gru(
 
 
 def cudnn_gru(x: Tensor, first: Tensor, *weights: Tensor, recorded: bool) -> Tensor:
-    h: Tensor = torch.gru(x, first, weights, len(weights) == 4, 1, 0.0, recorded, False, True)[0]
+    h: Tensor = torch.gru(x, first, weights, True, 1, 0.0, recorded, False, True)[0]
     return h
 
 

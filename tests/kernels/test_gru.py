@@ -1,6 +1,7 @@
 """labkit.kernels.gru: against float64 and nn.GRU, resets, its module, what is compiled of it."""
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import math
@@ -344,6 +345,31 @@ def test_kept_are_the_gates_and_one_product_and_without_gradients_nothing():
 def test_a_graph_replays_for_other_numbers():
     made, want = op.captured(gru, op.drawn(LAYER, 64, 9, 20, 128, dtype=bf16))
     assert op.equal(made, want)
+
+
+@op.GPU
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", [fp32, bf16, fp16], ids=str)
+@pytest.mark.parametrize("shape", [(5, 9, 20, 200), (70, 33, 256, 256)], ids=str)
+def test_what_cudnn_computes_is_right_and_in_float32_without_tf32(shape, dtype):
+    """Too wide for the kernels with all steps. Also without a bias, without h0, and under no_grad."""
+    x, weight_ih, weight_hh, *rest = op.drawn(LAYER, *shape, dtype=dtype)
+    assert module.library_is_fast(x, shape[3])
+    for some in (rest, [None, None], [rest[0], None]):
+        places = [n for n, t in enumerate(some) if t is not None]
+
+        def placed(function, *given, some=some, places=places):
+            others = dict(zip(places, given[3:], strict=True))
+            return function(*given[:3], *(others.get(n) for n in range(len(some))))
+
+        tensors = [x, weight_ih, weight_hh, *(some[n] for n in places)]
+        got = gradients(functools.partial(placed, gru), tensors)
+        want = gradients(functools.partial(placed, reference), [t.double() for t in tensors])
+        for one, right in zip(got, want, strict=True):
+            error = float((one.double() - right).norm() / right.norm())
+            assert error < (1e-5 if dtype is fp32 else 2e-2), (some, error)
+        with torch.no_grad():
+            assert torch.equal(placed(gru, *tensors), got[0])
 
 
 @op.TWO_GPUS
