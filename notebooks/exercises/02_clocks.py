@@ -94,7 +94,7 @@ benchmark = Exercise(
             when=everywhere(lambda part: count(part, "draw")),
         ),
         "first-call-inside": Mistake(
-            "Is every call of the layer like the others? Print gpu.clock_us() after each of them.",
+            "Is every call of the layer like the others? Time the first and the second one, each by itself.",
             "The first call compiles the layer. Call it once before the clock starts.",
             when=everywhere(lambda part: count(part, "compile")),
         ),

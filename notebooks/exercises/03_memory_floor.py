@@ -186,12 +186,26 @@ def column_without_parentheses(at: Tensor, width: int) -> Tensor:
     return torch.where(at == first, at % width, first + (at - first) % width)
 
 
-def last_of_four(x: Tensor, row: Tensor) -> Tensor:
-    """What is stored where each thread keeps the last of its four elements only; NaN where it has none."""
-    at = torch.arange(x.numel())
-    last = first_of(at) + 3 * LANES
-    values = (x * row).flatten()
-    return values[last.clamp(max=len(values) - 1)].where(last < len(values), torch.nan).view(x.shape)
+def last_of_four(beyond: float, *, all_rows: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """What is stored where each thread keeps the last of its four elements only, under one name.
+
+    ``beyond`` is what a load brings from where no element is. With ``all_rows`` the second loop multiplies
+    the same value again and again, by each of the four columns that it comes to.
+    """
+
+    def gives(x: Tensor, row: Tensor) -> Tensor:
+        width, (at, flat) = x.shape[-1], (torch.arange(x.numel()), x.flatten())
+        first = first_of(at)
+        last = first + 3 * LANES
+        value = flat[last.clamp(max=len(flat) - 1)].where(last < len(flat), beyond)
+        if not all_rows:
+            return (value * row[last % width]).view(x.shape)
+        for step in range(4):
+            place = first + step * LANES
+            value = torch.where(place <= at, value * row[place % width], value)
+        return value.view(x.shape)
+
+    return gives
 
 
 def first_of_four(x: Tensor, row: Tensor) -> Tensor:
@@ -250,7 +264,11 @@ ahead = Exercise(
         "one-name": Mistake(
             "How many values has a thread to keep, and how many names have you for them?",
             "A name that is used again loses what it held: four loads need four names.",
-            gives=last_of_four,
+            gives=tuple(
+                last_of_four(beyond, all_rows=several)
+                for beyond in (torch.nan, 0.0)
+                for several in (False, True)
+            ),
         ),
         "first-only": Mistake(
             "Which of a thread's four elements does your kernel store?",
