@@ -28,6 +28,7 @@ from labkit.kernels.common import (
     next_power_of_2,
     offset64,
     operator,
+    row_stride,
 )
 
 ROW_BYTES = 2048
@@ -53,50 +54,69 @@ def flat_kernel(x, weight, bias, y, count, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def store_pointwise(x, other, y, at, inside, scale, shift):
+def in_inputs(at, row, column, stride, VECTOR: tl.constexpr):
+    """Where in the inputs, whose rows begin ``stride`` apart, that is which is ``at`` in the output.
+
+    stride is None where both lie alike: the kernel is then compiled without it.
+    """
+    if stride is None:
+        return at
+    else:
+        return row[:, None] * (stride // VECTOR * VECTOR) + column[None, :]
+
+
+@triton.jit
+def store_pointwise(x, other, y, source, at, inside, scale, shift):
     """Store x * scale + shift of some elements, or with ``other`` gelu(x + shift) * other.
 
-    scale, shift: those of the columns, (COLS,), which are the last axis of ``at`` and ``inside``.
+    source, at: where they are in the inputs, and in y. scale, shift: those of the columns, (COLS,), which are
+    the last axis of these.
     """
-    value = tl.load(x + at, inside).to(tl.float32)
+    value = tl.load(x + source, inside).to(tl.float32)
     if other is None:
         value = value * scale + shift
     else:
         FAST: tl.constexpr = y.dtype.element_ty != tl.float32
-        value = activate(value + shift, "gelu_tanh", FAST) * tl.load(other + at, inside).to(tl.float32)
+        value = activate(value + shift, "gelu_tanh", FAST) * tl.load(other + source, inside).to(tl.float32)
     tl.store(y + at, value, inside)
 
 
 @triton.jit
 def fold_kernel(
-    x, weight, bias, other, y, rows, width, period, tail, blocks,
+    x, weight, bias, other, y, rows, width, stride, period, tail, blocks,
     VECTOR: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """y of tiles (ROWS, COLS) of folded rows; the programs of the first rows also do the tail.
 
-    Without ``other``, of x's shape, it is that of ``affine``, else that of ``gelu_mul``, which has no weight.
+    Rows of x and other begin ``stride`` elements apart, or like y's. Without ``other``, of x's shape, it is
+    that of ``affine``, else that of ``gelu_mul``, which has no weight.
     """
     width = width // VECTOR * VECTOR
     column = (tl.program_id(0) % blocks + 0 * width) * COLS + tl.arange(0, COLS)
     row = (tl.program_id(0) // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     mask = (row < rows)[:, None] & (column < width)[None, :]
     at = row[:, None] * width + column[None, :]  # (ROWS, COLS)
+    source = in_inputs(at, row, column, stride, VECTOR)
     scale = 1.0
     if weight is not None:
         scale = tl.load(weight + column % period, column < width).to(tl.float32)  # (COLS,)
     shift = tl.load(bias + column % period, column < width).to(tl.float32)
-    store_pointwise(x, other, y, at, mask, scale, shift)
+    store_pointwise(x, other, y, source, at, mask, scale, shift)
     if tl.program_id(0) < blocks:
-        store_pointwise(x, other, y, tl.cast(rows, tl.int64) * width + column, column < tail, scale, shift)
+        end = tl.cast(rows, tl.int64) * width + column
+        store_pointwise(x, other, y, end, end, column < tail, scale, shift)
 
 
 @triton.jit
 def backward_kernel(
-    dy, x, weight, dx, dweight, dbias, rows, width, tail, blocks, groups, period,
+    dy, x, weight, dx, dweight, dbias, rows, width, stride, tail, blocks, groups, period,
     NARROW: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """dx, and sums of dy * x and of dy over the rows of each program, for ``store_sums``."""
+    """dx, and sums of dy * x and of dy over the rows of each program, for ``store_sums``.
+
+    Rows of x begin ``stride`` elements apart, or like those of dy and dx.
+    """
     if EARLY and not interpreted():
         tl.extra.cuda.gdc_launch_dependents()
     width = width // VECTOR * VECTOR
@@ -111,7 +131,8 @@ def backward_kernel(
         at = row[:, None] * width + column[None, :]  # (ROWS, COLS)
         mask = (row < rows)[:, None] & inside[None, :]
         up = tl.load(dy + at, mask, other=0.0).to(tl.float32)
-        wx += up * tl.load(x + at, mask, other=0.0).to(tl.float32)
+        source = in_inputs(at, row, column, stride, VECTOR)
+        wx += up * tl.load(x + source, mask, other=0.0).to(tl.float32)
         wy += up
         tl.store(dx + at, up * scale[None, :], mask)
     wx, wy = tl.sum(wx, 0), tl.sum(wy, 0)  # (COLS,)
@@ -170,15 +191,18 @@ def column_sum_kernel(
 # ---- affine: launches --------------------------------------------------------------------------------------
 
 
-def fold_rows(count: int, period: int, cols: int, itemsize: int) -> tuple[int, int, int, int]:
+def fold_rows(count: int, period: int, cols: int, itemsize: int, stride: int) -> tuple[int, int, int, int]:
     """Fold k rows of ``period`` elements into one: (rows, width, tail, vector) for ``count`` elements in all.
 
     Rows of an odd number of elements begin at addresses that no wide load can take; k rows taken as one
     begin at multiples of ``vector`` elements, which are 16 bytes. Narrow rows are folded to fill whole tiles
     of ``cols`` columns, others only as far as alignment asks, and both to fewer than 2**30 columns. ``tail``
-    elements fill no folded row. Where nothing is folded, rows may be unaligned: ``vector`` is 1 then.
+    elements fill no folded row. Where nothing is folded, rows may be unaligned: ``vector`` is 1 then. Rows
+    that begin ``stride`` elements apart, and not one behind the other, cannot be folded.
     """
     batch, vector = count // max(1, period), 16 // itemsize
+    if stride != period:
+        return batch, period, 0, vector if (period | stride) % vector == 0 else 1
     choices = [(vector, 1)] if period >= 4 * cols else [(cols, LEAST_ROWS), (vector, 1)]
     for unit, fewest in choices:
         k = unit // math.gcd(period, unit)
@@ -197,28 +221,41 @@ def tile_rows(elements: int, cols: int, limits: DeviceLimits) -> int:
     return next((rows for rows in (8, 4) if rows * cols <= min(4096, elements // places)), 2)
 
 
-def launch_forward(flat: Any, x: Tensor, *given: Tensor | None, most_rows: int) -> Tensor:
-    """y, of x's shape: by ``flat``, or by fold_kernel in tiles of up to so many rows.
+def spaced_rows(*tensors: Tensor) -> tuple[list[Tensor], int]:
+    """The tensors and how many elements apart their rows begin; copies unless that is the same for all."""
+    stride = row_stride(*tensors)
+    if stride is not None:
+        return list(tensors), stride
+    return [t.contiguous() for t in tensors], tensors[0].shape[-1]
 
-    given: weight, bias and other of fold_kernel; flat has those that are there.
+
+def launch_forward(
+    flat: Any, x: Tensor, weight: Tensor | None, bias: Tensor, other: Tensor | None, most_rows: int
+) -> Tensor:
+    """y, of x's shape: by ``flat``, which has the tensors that are there, or by fold_kernel.
+
+    most_rows: of a tile of fold_kernel.
     """
-    x, *given = (t if t is None else t.contiguous() for t in (x, *given))  # type: ignore[assignment]
-    y, count, period, cols = torch.empty_like(x), x.numel(), x.shape[-1], ROW_BYTES // x.element_size()
+    (x, *others), stride = spaced_rows(x) if other is None else spaced_rows(x, other)
+    row = [t.contiguous() for t in (weight, bias) if t is not None]
+    y, count, period, cols = empty_contiguous(x), x.numel(), x.shape[-1], ROW_BYTES // x.element_size()
     # With a width that is a multiple of 16, 16 neighbours in x have 16 neighbouring weights: flat loads are
     # wide. The flat kernel counts elements in 32 bits.
-    if count and period % 16 == 0 and count < 2**31:
-        flat[(cdiv(count, cols),)](x, *(t for t in given if t is not None), y, count, period, BLOCK=cols)
+    if count and stride == period and period % 16 == 0 and count < 2**31:
+        flat[(cdiv(count, cols),)](x, *row, *others, y, count, period, BLOCK=cols)
     elif count:
-        rows, width, tail, vector = fold_rows(count, period, cols, x.element_size())
+        rows, width, tail, vector = fold_rows(count, period, cols, x.element_size(), stride)
         height, blocks = min(most_rows, tile_rows(count, cols, device_limits(x.device))), cdiv(width, cols)
-        grid, sizes = (max(1, cdiv(rows, height)) * blocks,), (rows, width, period, tail, blocks)
-        fold_kernel[grid](x, *given, y, *sizes, VECTOR=vector, ROWS=height, COLS=cols)
+        grid = (max(1, cdiv(rows, height)) * blocks,)
+        given = x, *(None, *row)[-2:], *(*others, None)[:1], y
+        sizes = rows, width, None if stride == period else stride, period, tail, blocks
+        fold_kernel[grid](*given, *sizes, VECTOR=vector, ROWS=height, COLS=cols)
     return y
 
 
 @operator(fake=lambda x, weight, bias: empty_contiguous(x))
 def affine_forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return launch_forward(flat_kernel, x, weight, bias, None, most_rows=8)
+    return launch_forward(flat_kernel, x, weight, bias, None, 8)
 
 
 class SumPlan(NamedTuple):
@@ -248,11 +285,12 @@ AFFINE_TILE, GELU_MUL_TILE = (4, 3, 2), (2, 2, 4)
 
 @cache
 def sum_plan(
-    count: int, period: int, itemsize: int, tile: tuple[int, int, int], limits: DeviceLimits
+    count: int, period: int, itemsize: int, tile: tuple[int, int, int], stride: int, limits: DeviceLimits
 ) -> SumPlan:
     """As many rows folded into one, which then begin at multiples of 16 bytes, as leave the least idle.
 
     Idle are columns of the last block beyond the width, places without a program, and some in the last round.
+    Rows that begin ``stride`` elements apart, and not one behind the other, are not folded.
     """
     cols, vector, batch = ROW_BYTES // itemsize, 16 // itemsize, count // period
     height, places = tile[0], max(1, tile[2] * limits.multiprocessors)
@@ -268,11 +306,12 @@ def sum_plan(
 
     step = vector // math.gcd(period, vector)
     most = min(batch // LEAST_ROWS, 2**30 // period, 2 * cols // period + 16 * step)
+    most = most if stride == period else 0
     k = max(range(step, most + 1, step) or [1], key=lambda k: (round(shared_out(k)[0], 2), -k))
     _, rows, width, blocks, groups = shared_out(k)
     narrow = next_power_of_2(period) if 2 * period <= cols and groups * width > period else 0
     partials = groups * blocks if narrow else groups * width // period
-    vector = vector if width % vector == 0 else 1
+    vector = vector if (width | (0 if stride == period else stride)) % vector == 0 else 1
     return SumPlan(rows, width, batch % k * period, vector, cols, blocks, groups, narrow, partials)
 
 
@@ -292,16 +331,21 @@ def sum_columns(sums: Tensor, *totals: Tensor) -> None:
 
 
 def launch_backward(
-    kernel: Any, tile: tuple[int, int, int], dy: Tensor, x: Tensor, *others: Tensor, totals: Sequence[Tensor]
-) -> None:
-    """Launch a backward with its tensors; sums over all rows go to the one or two ``totals``."""
+    kernel: Any, tile: tuple[int, int, int], stride: int, dy: Tensor, x: Tensor, *others: Tensor,
+    totals: Sequence[Tensor],
+) -> None:  # fmt: skip
+    """Launch a backward with its tensors; sums over all rows go to the one or two ``totals``.
+
+    stride: how many elements apart rows of the forward's inputs begin.
+    """
     period = x.shape[-1]
-    plan = sum_plan(x.numel(), period, x.element_size(), tile, device_limits(x.device))
+    plan = sum_plan(x.numel(), period, x.element_size(), tile, stride, device_limits(x.device))
     sums = torch.empty(len(totals), plan.partials, period, device=x.device, dtype=torch.float32)
     several = plan.partials > 1
     kernel[(plan.programs,)](
         dy, x, *others, *(sums.unbind() if several else totals),
-        plan.rows, plan.width, plan.tail, plan.blocks, plan.groups, period,
+        plan.rows, plan.width, None if stride == period else stride,
+        plan.tail, plan.blocks, plan.groups, period,
         NARROW=plan.narrow, VECTOR=plan.vector, ROWS=tile[0], COLS=plan.cols, STAGES=tile[1],
         EARLY=several and early_launch(x),
     )  # fmt: skip
@@ -312,11 +356,12 @@ def launch_backward(
 @operator(fake=lambda dy, x, weight: tuple(empty_contiguous(t) for t in (x, weight, weight)))
 def affine_backward(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dweight, dbias."""
-    dy, x, weight = dy.contiguous(), x.contiguous(), weight.contiguous()
-    dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
+    (x,), stride = spaced_rows(x)
+    dy, weight = dy.contiguous(), weight.contiguous()
+    dx, dweight, dbias = empty_contiguous(x), torch.empty_like(weight), torch.empty_like(weight)
     if not x.numel():
         return dx, dweight.zero_(), dbias.zero_()
-    launch_backward(backward_kernel, AFFINE_TILE, dy, x, weight, dx, totals=(dweight, dbias))
+    launch_backward(backward_kernel, AFFINE_TILE, stride, dy, x, weight, dx, totals=(dweight, dbias))
     return dx, dweight, dbias
 
 
@@ -374,11 +419,14 @@ def gelu_mul_flat_kernel(x, bias, other, y, count, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def gelu_mul_grad_kernel(
-    dy, x, bias, other, dx, dother, dbias, rows, width, tail, blocks, groups, period,
+    dy, x, bias, other, dx, dother, dbias, rows, width, stride, tail, blocks, groups, period,
     NARROW: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """dx and dother, and the sums of dx over the rows of each program, as affine's backward has them."""
+    """dx and dother, and the sums of dx over the rows of each program, as affine's backward has them.
+
+    Rows of x and other begin ``stride`` elements apart, or like the others.
+    """
     if EARLY and not interpreted():
         tl.extra.cuda.gdc_launch_dependents()
     width = width // VECTOR * VECTOR
@@ -392,22 +440,23 @@ def gelu_mul_grad_kernel(
         row = (first + tl.arange(0, ROWS)).to(tl.int64)
         at = row[:, None] * width + column[None, :]  # (ROWS, COLS)
         mask = (row < rows)[:, None] & inside[None, :]
-        total += gelu_mul_grad(dy, x, other, dx, dother, at, mask, shift[None, :])
+        source = in_inputs(at, row, column, stride, VECTOR)
+        total += gelu_mul_grad(dy, x, other, dx, dother, source, at, mask, shift[None, :])
     total = tl.sum(total, 0)  # (COLS,)
     if group == groups - 1:  # of all groups it has the fewest tiles
         end = tl.cast(rows, tl.int64) * width + column
-        total += gelu_mul_grad(dy, x, other, dx, dother, end, column < tail, shift)
+        total += gelu_mul_grad(dy, x, other, dx, dother, end, end, column < tail, shift)
     store_sums(dbias, total, column, group, width, period, NARROW)
 
 
 @triton.jit
-def gelu_mul_grad(dy, x, other, dx, dother, at, mask, shift):
-    """Store dx and dother of some elements, and return dx in float32."""
+def gelu_mul_grad(dy, x, other, dx, dother, source, at, mask, shift):
+    """Store dx and dother of some elements, ``source`` in x and other, and return dx in float32."""
     FAST: tl.constexpr = dx.dtype.element_ty != tl.float32
-    z = tl.load(x + at, mask, other=0.0).to(tl.float32) + shift
+    z = tl.load(x + source, mask, other=0.0).to(tl.float32) + shift
     up = tl.load(dy + at, mask, other=0.0).to(tl.float32)
     value, derivative = activation_and_derivative(z, "gelu_tanh", FAST)
-    change = up * tl.load(other + at, mask, other=0.0).to(tl.float32) * derivative
+    change = up * tl.load(other + source, mask, other=0.0).to(tl.float32) * derivative
     tl.store(dx + at, change, mask)
     tl.store(dother + at, up * value, mask)
     return change
@@ -418,17 +467,19 @@ def gelu_mul_grad(dy, x, other, dx, dother, at, mask, shift):
 
 @operator(fake=lambda x, bias, other: empty_contiguous(x))
 def gelu_mul_forward(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
-    return launch_forward(gelu_mul_flat_kernel, x, None, bias, other, most_rows=4)
+    return launch_forward(gelu_mul_flat_kernel, x, None, bias, other, 4)
 
 
 @operator(fake=lambda dy, x, bias, other: tuple(empty_contiguous(t) for t in (x, bias, other)))
 def gelu_mul_backward(dy: Tensor, x: Tensor, bias: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dbias, dother."""
-    dy, x, bias, other = dy.contiguous(), x.contiguous(), bias.contiguous(), other.contiguous()
-    dx, dbias, dother = torch.empty_like(x), torch.empty_like(bias), torch.empty_like(other)
+    (x, other), stride = spaced_rows(x, other)
+    dy, bias = dy.contiguous(), bias.contiguous()
+    dx, dbias, dother = empty_contiguous(x), torch.empty_like(bias), empty_contiguous(other)
     if not x.numel():
         return dx, dbias.zero_(), dother
-    launch_backward(gelu_mul_grad_kernel, GELU_MUL_TILE, dy, x, bias, other, dx, dother, totals=(dbias,))
+    tensors = dy, x, bias, other, dx, dother
+    launch_backward(gelu_mul_grad_kernel, GELU_MUL_TILE, stride, *tensors, totals=(dbias,))
     return dx, dbias, dother
 
 
@@ -439,7 +490,8 @@ def gelu_mul(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
     """gelu(x + bias) * other, GELU in its tanh form: z/2 (1 + tanh(sqrt(2/pi) (z + 0.044715 z**3))).
 
     Args:
-        x: (..., N); float32, float16 or bfloat16, any strides.
+        x: (..., N); float32, float16 or bfloat16, any strides. The halves of a ``chunk(2, -1)``, as x and
+            other, are read as they lie.
         bias: (N,), of x's dtype and device.
         other: of x's shape, dtype and device.
 

@@ -313,6 +313,31 @@ def padded_columns(width: int, itemsize: int) -> int:
     return max(128 // itemsize, next_power_of_2(width))
 
 
+def row_stride(*tensors: Tensor) -> int | None:
+    """How many elements apart the rows (last axis) of all these tensors begin; None where not all are as far.
+
+    The halves of a ``chunk(2, -1)`` have twice their width. Of a single row, and of none, the width is given.
+    """
+    width, stride = tensors[0].shape[-1], 0
+    for t in tensors:
+        sizes, strides = t.shape, t.stride()
+        if width > 1 and strides[-1] != 1:
+            return None
+        apart = 0  # of the last leading axis that has several rows
+        spanned = 0  # what the next one has to be, so that rows go on evenly
+        for size, step in zip(sizes[-2::-1], strides[-2::-1], strict=True):
+            if size == 1:
+                continue
+            if spanned and step != spanned:
+                return None
+            apart, spanned = apart or step, step * size
+        apart = apart or width
+        if apart < width or (stride and apart != stride):
+            return None
+        stride = apart
+    return stride
+
+
 def aligned(t: Tensor) -> bool:
     """Whether t is contiguous, and its rows, of one element and more, begin at multiples of 16 bytes.
 

@@ -45,7 +45,9 @@ def both(*shape, dtype=fp32):
 
 def copies(width, dtype=torch.float32):
     """How many rows become one, where there are enough."""
-    return module.fold_rows(2**40, width, module.ROW_BYTES // dtype.itemsize, dtype.itemsize)[1] // width
+    return (
+        module.fold_rows(2**40, width, module.ROW_BYTES // dtype.itemsize, dtype.itemsize, width)[1] // width
+    )
 
 
 # --- right --------------------------------------------------------------------------------------------
@@ -120,7 +122,7 @@ def test_more_elements_than_32_bits_count(rows, width):
 def test_columns_and_sums_of_the_widest_rows_are_counted_in_32_bits(width):
     for batch in (1, 15, 16, 100):
         for itemsize in (2, 4):
-            assert module.fold_rows(batch * width, width, 1024, itemsize)[1] < 2**31, batch
+            assert module.fold_rows(batch * width, width, 1024, itemsize, width)[1] < 2**31, batch
 
 
 def test_the_flat_kernel_is_taken_only_where_its_loads_are_wide_and_32_bits_suffice(launches):
@@ -137,12 +139,12 @@ def test_every_byte_is_moved_once_and_none_beyond_the_end(multiprocessors, batch
     multiprocessors(0)  # one program takes all rows of its columns
     x, weight, bias = drawn(AFFINE, batch, width, dtype=dtype)
     size, item = x.numel(), x.element_size()
-    rows, wide, *_ = module.fold_rows(size, width, module.ROW_BYTES // item, item)
+    rows, wide, *_ = module.fold_rows(size, width, module.ROW_BYTES // item, item, width)
     (forward,) = op.kernels_of(module.affine_forward, x, weight, bias)
     fetched = size if width % 16 == 0 else max(1, -(-rows // 2)) * wide
     assert forward.bytes_written == size * item
     assert forward.bytes_read == (size + 2 * fetched) * item, "x once, weight and bias once for each tile"
-    plan = module.sum_plan(size, width, item, module.AFFINE_TILE, DeviceLimits(0, 0, True))
+    plan = module.sum_plan(size, width, item, module.AFFINE_TILE, width, DeviceLimits(0, 0, True))
     main, *second = op.kernels_of(module.affine_backward, x, x, weight)
     sums = 2 * width * (item if plan.partials == 1 else 4 * plan.partials)
     assert main.bytes_read == (2 * size + plan.width) * item, "dy and x once, the weight once a program"
@@ -159,7 +161,7 @@ def test_the_sums_are_few_beside_the_tensors_at_any_size_of_16_mb_and_more(items
     for _ in range(3000):
         width, count = (round(math.exp(rng.uniform(0, math.log(most)))) for most in (16384, 2**29))
         batch = max(count, 2**24 // itemsize) // width + 1
-        plan = module.sum_plan(batch * width, width, itemsize, module.AFFINE_TILE, limits)
+        plan = module.sum_plan(batch * width, width, itemsize, module.AFFINE_TILE, width, limits)
         assert plan.rows * plan.width + plan.tail == batch * width
         assert plan.tail <= batch * width / 16 and (plan.vector * itemsize == 16)
         moved, sums = 3 * batch * width * itemsize, 2 * plan.partials * width * 4 * (plan.partials > 1)

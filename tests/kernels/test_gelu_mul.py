@@ -68,10 +68,10 @@ def test_every_byte_is_moved_once(monkeypatch, rows, width):
     op.pretend(monkeypatch, common.DeviceLimits(0, 0, True), module)
     tensors, size = drawn(GELU_MUL, rows, width), rows * width
     (forward,), (back, *last) = op.both_ways_of(gelu_mul, tensors)
-    height, wide, *_ = module.fold_rows(size, width, module.ROW_BYTES // 4, 4)
+    height, wide, *_ = module.fold_rows(size, width, module.ROW_BYTES // 4, 4, width)
     biases = size if width % 16 == 0 else math.ceil(height / 2) * wide
     assert op.moved(forward) == (2 * size + biases, size)
-    plan = module.sum_plan(size, width, 4, module.GELU_MUL_TILE, common.DeviceLimits(0, 0, True))
+    plan = module.sum_plan(size, width, 4, module.GELU_MUL_TILE, width, common.DeviceLimits(0, 0, True))
     assert op.moved(back) == (3 * size + plan.width, 2 * size + plan.partials * width)
     assert [op.moved(one) for one in last] == [(plan.partials * width, width)] * (plan.partials > 1)
 

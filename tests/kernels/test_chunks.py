@@ -1,0 +1,69 @@
+"""Halves of a chunk, as a product of both gates gives them: read as they lie, without a copy, and right."""
+
+import operators as op
+import pytest
+import torch
+from operators import assert_close, bf16, fp32
+
+import labkit
+from labkit.kernels import affine, gelu_mul, linear_recurrence, min_gru
+from labkit.profiling import launch_counts
+
+
+def gated(x, other):
+    return torch.nn.functional.gelu(x, approximate="tanh") * other
+
+
+def loop(a, b):
+    h, states = torch.zeros_like(a[:, 0]), []
+    for t in range(a.shape[1]):
+        h = a[:, t] * h + b[:, t]
+        states.append(h)
+    return torch.stack(states, 1)
+
+
+def zeros(x):
+    return x.new_zeros(x.shape[-1])
+
+
+CALLS = {
+    "gelu_mul": (lambda x, other: gelu_mul(x, zeros(x), other), gated),
+    "affine": (lambda x, other: affine(other, zeros(x) + 2, zeros(x)), lambda x, other: 2 * other),
+    "linear_recurrence": (linear_recurrence, loop),
+    "min_gru": (min_gru, lambda z, c: loop(1 - z, z * c)),
+}
+"""The call and its reference."""
+
+
+@pytest.mark.parametrize("dtype", [fp32, bf16], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(3, 20, 12), (2, 100, 16), (1, 130, 40), (5, 1, 8), (4, 70, 3), (2, 300, 4), (7, 2, 161)],
+    ids=str,
+)
+@pytest.mark.parametrize("name", CALLS)
+def test_halves_of_a_chunk_are_right_and_not_copied(name, shape, dtype):
+    call, reference = CALLS[name]
+    both = torch.rand(*shape[:2], 2 * shape[2]).to(labkit.gpu.device(), dtype).requires_grad_()
+    y = call(*both.chunk(2, -1))
+    leaf = both.detach().double().requires_grad_()
+    want = reference(*leaf.chunk(2, -1))
+    assert y.is_contiguous()
+    assert_close(y, want, dtype, 2)
+    (got,), (right,) = (
+        torch.autograd.grad(*pair, 2 * pair[0].detach()) for pair in ((y, both), (want, leaf))
+    )
+    assert_close(got, right, dtype, 4)
+    if not labkit.gpu.available():
+        halves = [t.detach() for t in both.chunk(2, -1)]
+        made = launch_counts.count(lambda: call(*halves)).launches
+        assert len([one for one in made if one.programs]) == 1
+        assert not [one.name for one in made if "copy" in one.name or "clone" in one.name]
+
+
+@op.INTERPRETED
+def test_rows_that_lie_unevenly_are_copied():
+    """Time first: the next sequence begins within this one."""
+    both = torch.rand(30, 3, 16).transpose(0, 1)
+    for name, (call, reference) in CALLS.items():
+        assert_close(call(*both.chunk(2, -1)), reference(*both.double().chunk(2, -1))), name
