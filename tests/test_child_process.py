@@ -37,8 +37,12 @@ def execute(code):
 
 
 def ended(pid):
-    """Waits until a process is gone."""
-    return wait_for(lambda: not psutil.pid_exists(pid) or gone(psutil.Process(pid)), f"end of {pid}", 3)
+    """Waits until a process is gone, which it may be already."""
+    try:
+        process = psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return True
+    return wait_for(lambda: gone(process), f"end of {pid}", 3)
 
 
 def square(number):
