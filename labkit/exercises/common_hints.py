@@ -112,7 +112,7 @@ NOT_YOURS = (
     "The cell wants a kernel of your own: a function with @triton.jit, and its launch.",
 )
 DEVICE = (
-    "Which lines of the launch make a tensor, and where do these tensors lie?",
+    "Which lines of the launch make or move a tensor, and where does it lie then?",
     "torch.empty_like(x) makes one where x lies; so does torch.empty(..., device=x.device, dtype=x.dtype).",
 )
 REUSED_MEMORY = (

@@ -272,7 +272,7 @@ def _in_any_order(exercise: Exercise, answer: Any) -> Finding | None:
 
 
 class _MadeAnywhere(TorchFunctionMode):
-    """Collects the tensors that are made without saying where."""
+    """Collects the tensors that are made without saying where, or on the CPU by its name."""
 
     factories = frozenset(
         {
@@ -292,8 +292,10 @@ class _MadeAnywhere(TorchFunctionMode):
         self.made: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if func in self.factories and not (kwargs or {}).get("device"):
+        made, device = func(*args, **(kwargs or {})), (kwargs or {}).get("device")
+        by_name = [each for each in (*args[1:], device) if isinstance(each, str)]  # x.device is no text
+        nowhere = func in self.factories and not device
+        if nowhere or func is Tensor.cpu or (func in (*self.factories, Tensor.to) and "cpu" in by_name):
             self.made.append(made)
         return made
 
@@ -308,9 +310,7 @@ def _elsewhere(exercise: Exercise, answer: Any) -> Finding | None:
     memory = {each.untyped_storage().data_ptr() for each in used if isinstance(each, Tensor) and each.dim()}
     if not any(each.untyped_storage().data_ptr() in memory for each in watched.made if each.dim()):
         return None
-    observed = (
-        "A tensor is made without saying on which device: on a machine with a GPU it would be on the CPU."
-    )
+    observed = "On a machine with a GPU a tensor would be on the CPU: one that you made, or moved there."
     return Finding("wrong", observed, "device", hints=common_hints.DEVICE)
 
 
