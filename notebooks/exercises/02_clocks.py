@@ -113,6 +113,11 @@ benchmark = Exercise(
             "Among few calls a slow one weighs much. Take the average of 50 calls, or a median.",
             when=lambda calls: all(sum(count(p, "call") for p in parts_of(c)) < 10 for c in calls),
         ),
+        "unit": Mistake(
+            "In which unit does gpu.clock_us() count, and which one is asked for?",
+            "Both are microseconds: nothing is left to convert.",
+            when=off_by(lambda part: count(part, "call"), 1e3, 1e6, 1e-3, 1e-6),
+        ),
         "wrong-divisor": Mistake(
             "How many calls lie between the two readings, and what do you divide by?",
             "Divide by the number of calls that were timed. Those of the warm-up don't count.",
@@ -176,8 +181,8 @@ graph = Exercise(
             raises="capturing: a graph was replayed",
         ),
         "not-captured": Mistake(
-            "Which of your calls were captured? Those outside of the capture cost Python's time again.",
-            "Make the calls inside `with torch.cuda.graph(graph):`, all of them but the warm-up.",
+            "Count the calls that were captured. Is each of them a call, and where does it stand?",
+            "`call()`, with its parentheses, inside `with torch.cuda.graph(graph):`: all but the warm-up.",
             when=lambda calls: not any(map(calls_captured, calls)),
         ),
         "no-replay": Mistake(
