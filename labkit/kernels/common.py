@@ -248,6 +248,12 @@ def differentiable(
     return Recorded
 
 
+def retains_graph() -> bool:
+    """Whether the backward that is running was called with retain_graph=True."""
+    kept: bool = torch._C._autograd._get_current_graph_task_keep_graph()
+    return kept
+
+
 def no_gradient(name: str, *tensors: Tensor | None) -> None:
     """Raise a RuntimeError if autograd would have to record a call of a function without a backward."""
     if needs_grad(*tensors):
@@ -318,21 +324,20 @@ def row_stride(*tensors: Tensor) -> int | None:
 
     The halves of a ``chunk(2, -1)`` have twice their width. Of a single row, and of none, the width is given.
     """
-    width, stride = tensors[0].shape[-1], 0
+    width, stride = tensors[0].shape[-1], None
     for t in tensors:
         sizes, strides = t.shape, t.stride()
         if width > 1 and strides[-1] != 1:
             return None
-        apart = 0  # of the last leading axis that has several rows
-        spanned = 0  # what the next one has to be, so that rows go on evenly
+        apart = spanned = None  # of the last axis with several rows; what the next one's has to be
         for size, step in zip(sizes[-2::-1], strides[-2::-1], strict=True):
             if size == 1:
                 continue
-            if spanned and step != spanned:
+            if spanned is not None and step != spanned:
                 return None
-            apart, spanned = apart or step, step * size
-        apart = apart or width
-        if apart < width or (stride and apart != stride):
+            apart, spanned = step if apart is None else apart, step * size
+        apart = width if apart is None else apart
+        if apart < width or (stride is not None and apart != stride):  # 0 where rows are one row, expanded
             return None
         stride = apart
     return stride
@@ -406,9 +411,15 @@ def initial_state(h0, at, inside):
     return state
 
 
+def allows_tf32() -> bool:
+    """Whether PyTorch's setting allows TF32 in products, by ``torch.set_float32_matmul_precision`` or by
+    ``torch.backends``: where the latter was used, ``torch.get_float32_matmul_precision`` raises an error."""
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
 def float32_precision() -> str:
     """How ``dot`` multiplies float32: three products of TF32, or one where PyTorch's setting allows that."""
-    return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return "tf32" if allows_tf32() else "tf32x3"
 
 
 TF32X3: tl.constexpr = tl.constexpr("tf32x3")  # a bare str as a default is refused by Triton 3.6

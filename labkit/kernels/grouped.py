@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from labkit.kernels.common import (
     DeviceLimits,
+    allows_tf32,
     autocast,
     cdiv,
     check_tensor,
@@ -393,7 +394,7 @@ def library_is_fast(d_in: int, d_out: int, dtype: torch.dtype) -> bool:
     """
     if dtype is not torch.float32 or max(d_in, d_out) <= 256:
         return False
-    return (d_in | d_out) % 16 != 0 or torch.get_float32_matmul_precision() != "highest"
+    return (d_in | d_out) % 16 != 0 or allows_tf32()
 
 
 def library_grouped(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -457,8 +458,9 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     if bias is not None:
         check_tensor("bias", bias, (G, d_out), like=weight)
     x, weight, bias = autocast(x, weight, bias)
-    if library_is_fast(d_in, d_out, x.dtype) and not is_traced(x):
-        return library_grouped(x.reshape(-1, G * d_in), weight, bias).view(*x.shape[:-1], G * d_out)
+    if not is_traced(x) and library_is_fast(d_in, d_out, x.dtype):
+        y = library_grouped(x.reshape(math.prod(x.shape[:-1]), G * d_in), weight, bias)
+        return y.view(*x.shape[:-1], G * d_out)
     *outer, inner = x.shape[:-1] or (1,)
     rows = x.reshape(math.prod(outer), inner, G * d_in)
     columns = rows.stride(2) != 1 and rows.stride(1) == 1

@@ -1,6 +1,9 @@
 """A GRU layer, forward and backward: with resident weights all steps are one kernel, else a launch each."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import torch
@@ -11,6 +14,7 @@ from torch.nn import functional
 
 from labkit.kernels.common import (
     DeviceLimits,
+    allows_tf32,
     autocast,
     cdiv,
     check_tensor,
@@ -20,6 +24,7 @@ from labkit.kernels.common import (
     next_power_of_2,
     once_differentiable,
     operator,
+    retains_graph,
 )
 from labkit.kernels.gru_kernels import (
     gate,
@@ -298,26 +303,43 @@ def library_gru(
     weights = [piece.view(weight.shape) for piece, weight in zip(pieces, weights, strict=True)]
     first = x.new_zeros(1, B, H) if h0 is None else h0.contiguous()[None]
     recorded = needs_grad(x, first, *weights)
-    if x.itemsize == 2 or torch.get_float32_matmul_precision() != "highest":
+    if x.itemsize == 2 or allows_tf32():
         return cudnn_gru(x, first, *weights, recorded=recorded)
     if recorded:
         return Float32GRUFunction.apply(x, first, *weights)
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+    with without_tf32():
         return cudnn_gru(x, first, *weights, recorded=False)
 
 
 def cudnn_gru(x: Tensor, first: Tensor, *weights: Tensor, recorded: bool) -> Tensor:
-    h: Tensor = torch.gru(x, first, weights, True, 1, 0.0, recorded, False, True)[0]
+    with torch.autocast(x.device.type, enabled=False):  # it would cast to float16, whatever its dtype is
+        h: Tensor = torch.gru(x, first, weights, True, 1, 0.0, recorded, False, True)[0]
     return h
 
 
+SETTING = Lock()
+"""Held while cuDNN's precision is another one than the process's."""
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """Meanwhile cuDNN's recurrent layers compute in float32; PyTorch's default lets them take TF32."""
+    rnn: Any = torch.backends.cudnn.rnn
+    with SETTING:
+        before, rnn.fp32_precision = rnn.fp32_precision, "ieee"
+        try:
+            yield
+        finally:
+            rnn.fp32_precision = before
+
+
 class Float32GRUFunction(torch.autograd.Function):
-    """``cudnn_gru`` without TF32, which PyTorch's default allows it; forward and backward each ask for it."""
+    """``cudnn_gru`` without TF32 in both directions: cuDNN asks for its precision in each of them anew."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> Tensor:
         leaves = [one.detach().requires_grad_(n) for one, n in zip(inputs, ctx.needs_input_grad, strict=True)]
-        with torch.enable_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        with torch.enable_grad(), without_tf32():
             h = cudnn_gru(*leaves, recorded=True)
         ctx.made = leaves, h
         return h.detach()
@@ -325,10 +347,10 @@ class Float32GRUFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
-        leaves, h = ctx.made
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        (leaves, h), keep = ctx.made, retains_graph()
+        with without_tf32():
             wanted = [leaf for leaf in leaves if leaf.requires_grad]
-            found = iter(torch.autograd.grad(h, wanted, dh, retain_graph=True))
+            found = iter(torch.autograd.grad(h, wanted, dh, retain_graph=keep))  # else a second call raises
         return tuple(next(found) if leaf.requires_grad else None for leaf in leaves)
 
 

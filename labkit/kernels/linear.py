@@ -20,6 +20,7 @@ from labkit.kernels.common import (
     activate,
     activation_grad,
     aligned_rows,
+    allows_tf32,
     autocast,
     cdiv,
     check_tensor,
@@ -197,7 +198,7 @@ def library_is_fast(M: int, N: int, dtype: torch.dtype, limits: DeviceLimits) ->
     """
     if dtype is torch.float32:
         tiles = M * N / (128 * 64)
-        return tiles < 2 * limits.multiprocessors or torch.get_float32_matmul_precision() != "highest"
+        return tiles < 2 * limits.multiprocessors or allows_tf32()
     return N % 8 == 0
 
 

@@ -33,6 +33,7 @@ from labkit.kernels.common import (
     offset64,
     once_differentiable,
     operator,
+    retains_graph,
 )
 from labkit.kernels.linear import launch_product, load_tile, split_columns, store_tile, swizzled_tile
 from labkit.kernels.rms_norm import inverse_rms
@@ -146,7 +147,7 @@ class GeGLUFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, w_gate_up, w_down, kept = ctx.saved_tensors
         x_wanted, pair_wanted, down_wanted = ctx.needs_input_grad
-        overwrite_kept = not is_traced(kept) and not _retains_graph()
+        overwrite_kept = not is_traced(kept) and not retains_graph()
         dy = dy.contiguous()
         hidden, dkept = gate_up_backward(dy, w_down, kept, overwrite_kept)
         d_down = dy.T @ hidden if down_wanted else None  # (d, h)
@@ -155,12 +156,6 @@ class GeGLUFunction(torch.autograd.Function):
         dx = dkept @ w_gate_up.flatten(0, 1) if x_wanted else None  # (M, d)
         d_gate_up = (dkept.T @ x).view_as(w_gate_up) if pair_wanted else None  # (2, h, d)
         return dx, d_gate_up, d_down
-
-
-def _retains_graph() -> bool:
-    """Whether the backward that is running was called with retain_graph=True."""
-    kept: bool = torch._C._autograd._get_current_graph_task_keep_graph()
-    return kept
 
 
 # ---- the functions and the module --------------------------------------------------------------------------

@@ -62,6 +62,18 @@ def test_halves_of_a_chunk_are_right_and_not_copied(name, shape, dtype):
 
 
 @op.INTERPRETED
+def test_rows_that_are_one_row_expanded_are_copied():
+    """Also an upstream gradient that is: that of a sum over rows."""
+    row, weight, bias = torch.randn(1, 5), torch.randn(5), torch.randn(5)
+    for x in (row.expand(6, 5), row.expand(2, 3, 5), row[None].expand(2, 1, 5)):
+        assert_close(affine(x, weight, bias), x.double() * weight + bias)
+        assert_close(gelu_mul(x, bias, x), gated(x.double() + bias, x.double()))
+    x = torch.randn(6, 5).requires_grad_()
+    (dx,) = torch.autograd.grad(affine(x, weight, bias).sum(0) @ bias, x)
+    assert_close(dx, (weight * bias).double().expand(6, 5))
+
+
+@op.INTERPRETED
 def test_rows_that_lie_unevenly_are_copied():
     """Time first: the next sequence begins within this one."""
     both = torch.rand(30, 3, 16).transpose(0, 1)

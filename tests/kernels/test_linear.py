@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import typing
 
 import cases
 import operators as op
@@ -318,14 +319,22 @@ def test_what_the_library_computes_is_right(activation, make):
 
 
 @pytest.mark.usefixtures("rule")
-def test_pytorchs_precision_of_float32_is_honoured(monkeypatch):
+@pytest.mark.parametrize("by_function", [True, False])
+def test_pytorchs_precision_of_float32_is_honoured(monkeypatch, request, by_function):
     """Where it allows TF32 no product takes three of them: cuBLAS's takes one, and the kernel's dot does."""
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    products: typing.Any = torch.backends.cuda.matmul
+    ways = {
+        True: torch.set_float32_matmul_precision,
+        False: lambda to: setattr(products, "fp32_precision", to),
+    }
+    to, usual = ways[by_function], "highest" if by_function else products.fp32_precision
+    request.addfinalizer(lambda: to(usual))
+    to("high" if by_function else "tf32")
     assert linear.library_is_fast(8192, 4096, fp32, limits_of("sm_90"))
     launches = op.recorded(monkeypatch, KERNELS)
     geglu_mlp(meta(70, 40), meta(2, 64, 40), meta(40, 64))
     assert [made.PRECISION for made in launches] == ["tf32"]
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "highest")
+    to(usual)
     geglu_mlp(meta(70, 40), meta(2, 64, 40), meta(40, 64))
     assert launches[-1].PRECISION == "tf32x3"
 
