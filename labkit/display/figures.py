@@ -18,6 +18,8 @@ BAR = 0.31
 """Height of a row of bars, in inches."""
 LINE = 0.19
 """Height of a line of small text, in inches."""
+FAR = 4
+"""Groups of bars whose longest ones are that many times apart have a scale each."""
 LETTERS = 104
 """Letters of small text in a line as wide as a figure."""
 
@@ -60,6 +62,11 @@ def _figure(
     return figure, axes, total
 
 
+def _end(bar: Bar) -> float:
+    """How far to the right anything of a bar is drawn."""
+    return max(bar.value or 0, bar.high or 0, bar.floor or 0)
+
+
 @style.course_style()
 def bars(
     title: str,
@@ -71,7 +78,8 @@ def bars(
 ) -> Picture:
     """Bars from zero under headings; whiskers from p20 to p80, a tick where a copy of the same bytes ends.
 
-    ``lines`` say where the numbers are from. Live bars are full, recorded ones pale with a dashed edge.
+    Groups whose times are far apart have a scale each, or the short bars could not be compared. ``lines`` say
+    where the numbers are from. Live bars are full, recorded ones pale with a dashed edge.
     """
     rows = sum(len(group) + bool(name) for name, group in groups.items())
     every = [bar for group in groups.values() for bar in group]
@@ -85,13 +93,18 @@ def bars(
         pale = "Pale bars are recorded. " if len({bar.live for bar in every}) > 1 else ""
         lines = [*lines, f"{pale}Whiskers reach from the 20th to the 80th percentile."]
     figure, axes, _ = _figure(title, 0.75 + BAR * rows, lines, right=0.96)
-    longest = max((max(bar.value or 0, bar.high or 0, bar.floor or 0) for bar in every), default=0) or 1.0
+    ends = {heading: max(map(_end, group), default=0) or 1.0 for heading, group in groups.items()}
+    longest = max(ends.values(), default=1.0)
+    apart = longest > FAR * min(ends.values(), default=1.0)
     axes.set(xlim=(0, 1.17 * longest), ylim=(rows - 0.5, -0.5), xlabel=axis)
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: style.duration(x, longest) if x else "0"))
     axes.grid(axis="y", visible=False)
+    if apart:
+        axes.set(xticks=[], xlabel=f"{axis}, each group on a scale of its own")
     y, names, said = 0, [], []
     for heading, group in groups.items():
+        scale = longest / ends[heading] if apart else 1.0
         if heading:
             axes.text(-0.42, y, heading, transform=axes.get_yaxis_transform(), weight="bold", va="center")
             y += 1
@@ -105,7 +118,7 @@ def bars(
                 edge: Any = "-" if bar.live else (0, (4, 2))
                 axes.barh(
                     y,
-                    bar.value,
+                    scale * bar.value,
                     0.66,
                     facecolor=face,
                     edgecolor=bar.look.colour,
@@ -114,15 +127,14 @@ def bars(
                     zorder=3,
                 )
                 if bar.low is not None and bar.high is not None:
-                    axes.plot([bar.low, bar.high], [y, y], color=INK, linewidth=1.3, marker="|", zorder=5)
+                    whisker = [scale * bar.low, scale * bar.high]
+                    axes.plot(whisker, [y, y], color=INK, linewidth=1.3, marker="|", zorder=5)
                 if bar.floor:
-                    axes.plot(
-                        [bar.floor], [y], color=INK, marker="|", markersize=19, markeredgewidth=1.8, zorder=6
-                    )
-                end = max(bar.value, bar.high or 0, bar.floor or 0)
+                    at = [scale * bar.floor], [y]
+                    axes.plot(*at, color=INK, marker="|", markersize=19, markeredgewidth=1.8, zorder=6)
                 axes.annotate(
                     written(bar.value),
-                    (end, y),
+                    (scale * _end(bar), y),
                     (6, 0),
                     textcoords="offset points",
                     va="center",
