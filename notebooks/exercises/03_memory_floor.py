@@ -5,6 +5,7 @@ from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
 from labkit.exercises.properties import (
     KERNEL,
     KERNEL_CASES,
+    NO_OTHER,
     POINTWISE,
     READ_ONCE,
     column_mistakes,
@@ -224,7 +225,7 @@ ahead = Exercise(
     **KERNEL_CASES,
     properties=(
         KERNEL,
-        *POINTWISE,
+        *(each for each in POINTWISE if each is not NO_OTHER),  # nothing is summed up: NaN is a lost element
         READ_ONCE,
         Property(
             "not-ahead",
