@@ -28,7 +28,7 @@ from labkit.kernels.common import (
     next_power_of_2,
     offset64,
     operator,
-    row_stride,
+    spaced_rows,
 )
 
 ROW_BYTES = 2048
@@ -219,14 +219,6 @@ def tile_rows(elements: int, cols: int, limits: DeviceLimits) -> int:
     """
     places = TILES * max(1, limits.multiprocessors)
     return next((rows for rows in (8, 4) if rows * cols <= min(4096, elements // places)), 2)
-
-
-def spaced_rows(*tensors: Tensor) -> tuple[list[Tensor], int]:
-    """The tensors and how many elements apart their rows begin; copies unless that is the same for all."""
-    stride = row_stride(*tensors)
-    if stride is not None:
-        return list(tensors), stride
-    return [t.contiguous() for t in tensors], tensors[0].shape[-1]
 
 
 def launch_forward(

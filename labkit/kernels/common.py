@@ -343,6 +343,14 @@ def row_stride(*tensors: Tensor) -> int | None:
     return stride
 
 
+def spaced_rows(*tensors: Tensor) -> tuple[list[Tensor], int]:
+    """The tensors, and how many elements apart their rows begin; copies unless that is the same for all."""
+    stride = row_stride(*tensors)
+    if stride is not None:
+        return list(tensors), stride
+    return [t.contiguous() for t in tensors], tensors[0].shape[-1]
+
+
 def aligned(t: Tensor) -> bool:
     """Whether t is contiguous, and its rows, of one element and more, begin at multiples of 16 bytes.
 

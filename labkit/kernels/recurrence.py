@@ -23,6 +23,7 @@ from labkit.kernels.common import (
     operator,
     padded_columns,
     promote,
+    spaced_rows,
 )
 from labkit.kernels.recurrence_scan import WARPS, scan_grad_kernel, scan_kernel
 from labkit.kernels.recurrence_windows import window_grad_kernel, window_kernel, window_plan
@@ -253,16 +254,12 @@ def recurrence_plan(
     return (B * cdiv(H, BH),), dict(H=H, BH=BH, U=steps, num_warps=warps)
 
 
-def evenly_spaced(a: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
-    """a and b (B, T, H), and how many elements apart their rows begin; copies unless all are as far apart.
-
-    It is for the halves of a chunk. A kernel's offsets are 32-bit within a sequence.
-    """
-    (B, T, H), (sequence, row, column) = a.shape, a.stride()
-    even = column == 1 and row >= H and T * row < 2**31 - 32 and (B == 1 or sequence == T * row)
-    if not a.is_contiguous() and even and (b is None or b.stride() == a.stride()):
-        return a, b, row
-    return a.contiguous(), None if b is None else b.contiguous(), H
+def spaced_steps(a: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
+    """``spaced_rows`` of a and b (B, T, H); copies, too, where offsets within a sequence exceed 32 bits."""
+    (x, *others), stride = spaced_rows(a) if b is None else spaced_rows(a, b)
+    if a.shape[1] * stride < 2**31 - 32:
+        return x, others[0] if others else None, stride
+    return a.contiguous(), None if b is None else b.contiguous(), a.shape[2]
 
 
 def _sizes(plan: Callable[..., dict[str, int] | None], a: Tensor, back: bool) -> dict[str, int] | None:
@@ -272,7 +269,7 @@ def _sizes(plan: Callable[..., dict[str, int] | None], a: Tensor, back: bool) ->
 @operator(fake=lambda a, b, h0, gru: empty_contiguous(a))
 def recurrence_forward(a: Tensor, b: Tensor, h0: Tensor | None, gru: bool) -> Tensor:
     (B, T, H), h = a.shape, empty_contiguous(a)
-    a, b, stride = evenly_spaced(a, b)
+    a, b, stride = spaced_steps(a, b)
     h0 = None if h0 is None else h0.contiguous()
     if h.numel() and (sizes := _sizes(window_plan, a, False)):
         grid = (B * cdiv(H, sizes["USE"]),)
@@ -292,7 +289,7 @@ def recurrence_backward(
 ) -> list[Tensor]:
     """da, db, and dh0 if there is an h0; b is None unless ``gru``."""
     (B, T, H), da, db = a.shape, empty_contiguous(a), empty_contiguous(a)
-    a, b, stride = evenly_spaced(a, b)
+    a, b, stride = spaced_steps(a, b)
     dh, h0 = dh.contiguous(), None if h0 is None else h0.contiguous()
     dh0 = None if h0 is None else torch.empty_like(h0)
     if a.numel() and (sizes := _sizes(window_plan, a, True)):
