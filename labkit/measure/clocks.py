@@ -75,13 +75,15 @@ class NotTimed:
     note: str
 
 
-def timed_call(call: Callable[..., Any], inputs: tuple[torch.Tensor, ...], direction: str) -> TimedCall:
+def timed_call(call: Callable[..., Any], inputs: tuple[Any, ...], direction: str) -> TimedCall:
     """What is timed of a call: its forward pass, its backward pass alone, or both ("forward_backward").
 
-    A forward pass alone is of inputs that ask for no gradient.
+    A forward pass alone is of inputs that ask for no gradient; only there may some be numbers.
     """
     if direction == "forward":
-        return TimedCall(call, tuple(each.detach() for each in inputs))
+        return TimedCall(
+            call, tuple(each.detach() if isinstance(each, torch.Tensor) else each for each in inputs)
+        )
 
     # The upstream gradient is an input, too: a cold run rotates it with the others.
     def forward(*given: Any) -> tuple[Any, ...]:

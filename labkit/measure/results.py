@@ -45,6 +45,12 @@ class Measured:
     __truediv__ = _arithmetic(operator.truediv)
     __rtruediv__ = _arithmetic(lambda value, other: other / value)
 
+    def __getitem__(self, name: str) -> "Measured":
+        """Of a table that nobody measured every entry is missing, too."""
+        if self.device:
+            raise TypeError("a figure is no table")
+        return self
+
     def __float__(self) -> float:
         """The number; nan where nobody measured it."""
         return self.value

@@ -170,7 +170,7 @@ class Session:
             torch.compiler.reset()  # it compiles for this size, not for any, and after eight sizes not at all
             config.compile_threads = 1  # else a pool of processes starts beside what is timed
         dtype: torch.dtype = getattr(torch, point.dtype)
-        inputs: dict[str, tuple[Tensor, ...]] = {}  # by work: ways of one work get the same
+        inputs: dict[str, tuple[Any, ...]] = {}  # by work: ways of one work get the same
         calls: dict[str, TimedCall] = {}
         notes: dict[str, str] = {}
         for way in rows:
@@ -256,13 +256,20 @@ def where_and_when() -> dict[str, Any]:
 # ---- calls and their results -------------------------------------------------------------------------------
 
 
-def drawn(work: Work, axes: Shape, dtype: torch.dtype, direction: str) -> tuple[Tensor, ...]:
-    """Inputs of a work at a size, on this session's device, with gradients where those are measured."""
-    tensors = (each.to(gpu.device(), dtype) for each in work.inputs(axes))
-    return tuple(each.requires_grad_(direction == "backward") for each in tensors)
+def drawn(work: Work, axes: Shape, dtype: torch.dtype, direction: str) -> tuple[Any, ...]:
+    """Inputs of a work at a size: tensors on this session's device, with gradients where those are measured.
+
+    What is no tensor, a number of repetitions, stays as it is.
+    """
+    return tuple(
+        each.to(gpu.device(), dtype).requires_grad_(direction == "backward")
+        if isinstance(each, Tensor)
+        else each
+        for each in work.inputs(axes)
+    )
 
 
-def what_is_wrong(way: Way, inputs: Sequence[Tensor], direction: str, allowed: float) -> str:
+def what_is_wrong(way: Way, inputs: Sequence[Any], direction: str, allowed: float) -> str:
     """What is wrong with a way's result, in a sentence; "" if it is right.
 
     The output is compared with float64 in all rows, some at a time. The gradients are compared for an
@@ -271,10 +278,16 @@ def what_is_wrong(way: Way, inputs: Sequence[Tensor], direction: str, allowed: f
     work = way.work
     batch = len(inputs[work.batched[0]])
 
-    def exact(rows: Tensor | slice) -> list[Tensor]:
-        """The inputs in float64, of those that have rows these rows."""
-        given = [each.detach()[rows] if i in work.batched else each.detach() for i, each in enumerate(inputs)]
-        return [each.double().requires_grad_(direction == "backward") for each in given]
+    def exact(rows: Tensor | slice) -> list[Any]:
+        """The inputs, tensors in float64, and of those that have rows these rows."""
+        return [
+            (each.detach()[rows] if i in work.batched else each.detach())
+            .double()
+            .requires_grad_(direction == "backward")
+            if isinstance(each, Tensor)
+            else each
+            for i, each in enumerate(inputs)
+        ]
 
     with torch.set_grad_enabled(direction == "backward"):
         got = way.call(*inputs)

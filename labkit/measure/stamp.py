@@ -58,10 +58,11 @@ def uses_of(
     """
     known = [f"work {work}"] if work else []
     here = vars(sys.modules["__main__"]) if notebook is None else notebook
+    original = getattr(function, "_torchdynamo_orig_callable", function)  # of torch.compile, what it was given
     for name in definitions(lesson, MEASURED):
-        if here.get(name) is function:  # also one that torch.compile made, with its options
+        if here.get(name) is function or here.get(name) is original:
             return (f"cell {name}", *known)
-    function = getattr(function, "_torchdynamo_orig_callable", function)
+    function = original
     name, module = getattr(function, "__name__", ""), str(getattr(function, "__module__", ""))
     owner = str(getattr(getattr(function, "__self__", None), "__module__", None) or "torch")
     if module.startswith("labkit.kernels"):

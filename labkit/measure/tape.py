@@ -13,7 +13,7 @@ from typing import Any
 
 from labkit import paths
 
-SHOWN = "nvidia-h100-80gb-hbm3"
+SHOWN = "nvidia-h200"
 """The device whose tapes figures show where several have the lesson."""
 
 Key = tuple[Any, ...]

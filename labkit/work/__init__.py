@@ -3,7 +3,9 @@
 from labkit.work.affine import affine
 from labkit.work.base import Shape, Work
 from labkit.work.copy import copy
+from labkit.work.gelu_mul import gelu_mul
+from labkit.work.gelus import gelus
 from labkit.work.linear import linear
 from labkit.work.row_product import row_product
 
-__all__ = ["Shape", "Work", "affine", "copy", "linear", "row_product"]
+__all__ = ["Shape", "Work", "affine", "copy", "gelu_mul", "gelus", "linear", "row_product"]

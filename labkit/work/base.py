@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -14,7 +15,8 @@ class Work:
     """What several ways compute. Two ways that are raced do the same work or name their own.
 
     name: of the file in ``labkit/work`` that defines it.
-    inputs(shape): random float32 tensors for a shape, the arguments of every way; they are cast.
+    inputs(shape): random float32 tensors for a shape, the arguments of every way; they are cast. A number is
+        handed on as it is.
     reference(*inputs): plain PyTorch, called in float64.
     min_bytes(shape, itemsize, direction): each input read once and each output written once, in bytes.
     flops(shape, direction): operations.
@@ -24,7 +26,7 @@ class Work:
     """
 
     name: str
-    inputs: Callable[[Shape], tuple[Tensor, ...]]
+    inputs: Callable[[Shape], tuple[Any, ...]]
     reference: Callable[..., Tensor]
     min_bytes: Callable[[Shape, int, str], int]
     flops: Callable[[Shape, str], int]
