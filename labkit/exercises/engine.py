@@ -30,6 +30,10 @@ class RecordedLaunches:
 
     names: list[str] = field(default_factory=list)
     """Kernels and operations of PyTorch that do work, in order."""
+    read: list[int] = field(default_factory=list)
+    """Bytes that each of them reads."""
+    atomics: bool = False
+    """Whether a kernel added to memory atomically."""
     kernels: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
     """Each Triton kernel with its arguments by name."""
     loads: list[np.ndarray] = field(default_factory=list)

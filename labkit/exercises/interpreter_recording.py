@@ -19,6 +19,7 @@ def record_launches() -> Iterator[RecordedLaunches]:
     with interpreter.watching(_Recorder(seen)), launch_counts.recording() as found:
         yield seen
     seen.names = [one.name for one in found.launches]
+    seen.read = [one.bytes_read for one in found.launches]
 
 
 class _Recorder(interpreter.Observer):
@@ -37,6 +38,9 @@ class _Recorder(interpreter.Observer):
 
     def store(self, addresses: np.ndarray, size: int) -> None:
         self.seen.stores.append(addresses)
+
+    def atomic(self, addresses: np.ndarray, size: int) -> None:
+        self.seen.atomics = True
 
     def dot(self, inputs: Any, total: Any, tf32: bool) -> None:
         self.seen.half_sums |= total == tl.float16

@@ -154,12 +154,12 @@ def count(exercise: Exercise, answer: Callable[..., Any], beside: Mapping[str, C
             continue
         given = [each.to(dtype) for each in spec.work.inputs(size)]
         try:
-            with torch.no_grad():
-                lines.append((name, *map("{:,}".format, moved(call, given))))
+            lines.append((name, *map("{:,}".format, moved(*counted(call, given, spec.direction)))))
         except _TooManyProgramsError:
             lines.append((name, "1", "more programs than are counted here", "", ""))
-    read = sum(each.nbytes for each in given)
-    written = spec.work.reference(*given).nbytes
+    read, written = sum(each.nbytes for each in given), spec.work.reference(*given).nbytes
+    if spec.direction == "backward":  # the inputs and dy, and the gradients of the inputs
+        read, written = read + written, read
     lines.append(("each number once", "1", f"{read:,}", f"{written:,}", f"{read + written:,}"))
     heads = ["", "launches", "bytes read", "bytes written", "in all"]
     where = ", ".join(f"{axis} {count}" for axis, count in size.items())
@@ -175,7 +175,18 @@ def count(exercise: Exercise, answer: Callable[..., Any], beside: Mapping[str, C
     show(f"{plain_table(heads, lines)}<p><small>{said}</small></p>", f"{text}\n{said}")
 
 
-def moved(call: Callable[..., Any], given: list[torch.Tensor]) -> tuple[int, int, int, int]:
+def counted(
+    call: Callable[..., Any], given: list[torch.Tensor], direction: str
+) -> tuple[Callable[..., Any], list[Any]]:
+    """What is counted of a way, its forward or its backward pass alone, and what that is called with."""
+    if direction == "forward":
+        return torch.no_grad()(call), given
+    leaves = [each.requires_grad_() for each in given]
+    y = call(*leaves)
+    return torch.autograd.grad, [y, leaves, torch.randn_like(y)]
+
+
+def moved(call: Callable[..., Any], given: list[Any]) -> tuple[int, int, int, int]:
     """Of a call without a GPU: launches, bytes read, bytes written, and both. Each address counts once."""
     addresses = _Addresses()
     with interpreter.watching(addresses):

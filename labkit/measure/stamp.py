@@ -58,7 +58,9 @@ def uses_of(
     """
     known = [f"work {work}"] if work else []
     here = vars(sys.modules["__main__"]) if notebook is None else notebook
-    original = getattr(function, "_torchdynamo_orig_callable", function)  # of torch.compile, what it was given
+    original = getattr(
+        function, "_torchdynamo_orig_callable", function
+    )  # of torch.compile, what it was given
     for name in definitions(lesson, MEASURED):
         if here.get(name) is function or here.get(name) is original:
             return (f"cell {name}", *known)

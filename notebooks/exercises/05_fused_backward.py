@@ -1,0 +1,275 @@
+"""Tasks of lesson 5: what is right, what people write instead, and what helps them on."""
+
+from labkit import kernels, work
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
+from labkit.exercises.properties import (
+    KERNEL,
+    KERNEL_CASES,
+    LOADS_INSIDE,
+    NOTHING_OUTSIDE,
+    OWN,
+    READ_ONCE,
+    READS_STORED,
+    STORED_ONCE,
+)
+from labkit.work.gelu_mul import reference as chain
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+gelu = partial(functional.gelu, approximate="tanh")
+CASES: dict[str, Any] = {
+    "cases": ((1, 1), (3, 5), (40, 70), (0, 8)),
+    "large": ((100, 33), (2, 300)),
+    **KERNEL_CASES,
+}
+"""How both kernels are tried: below one tile, in the middle of the second one, empty, with many rows."""
+MANY_ROWS = 32
+"""From so many rows on, the parts of tiles are small beside the matrix."""
+
+
+def one_kernel(call: Call) -> str:
+    """Several kernels of the answer's own, where one does it."""
+    names = [kernel.__name__ for kernel, _ in call.launches.kernels]
+    return f"{len(names)} kernels are launched: {', '.join(names)}." if len(names) > 1 else ""
+
+
+def read_by_pytorch(call: Call) -> str:
+    """An operation of PyTorch that reads as much as a whole matrix, where the parts of tiles are enough."""
+    if call.case[0] < MANY_ROWS or call.dtype is not torch.float32:  # the parts are float32 in any case
+        return ""
+    own = {kernel.__name__ for kernel, _ in call.launches.kernels}
+    matrix = call.case[0] * call.case[1] * 4
+    for name, size in zip(call.launches.names, call.launches.read, strict=True):
+        if name not in own and size >= matrix:
+            return f"PyTorch's {name} reads a tensor as large as the whole matrix."
+    return ""
+
+
+def atomics(call: Call) -> str:
+    """Whether sums are made in whatever order the programs come."""
+    return (
+        "there is a tl.atomic_add, so the order of the sum is another one in each run."
+        if call.launches.atomics
+        else ""
+    )
+
+
+def nothing_to_add(call: Call) -> str:
+    """Sums that have NaN in them, where masked places were loaded without a number."""
+    if not call.launches.unfilled:
+        return ""
+    lost = [
+        mine.isnan().any() and not right.isnan().any()
+        for mine, right in call.result_tensors()
+        if mine.dim() == 1
+    ]
+    return "a masked load has no `other=`, and what it brought went into the sum." if any(lost) else ""
+
+
+SUMS = (
+    KERNEL,
+    OWN,
+    NOTHING_OUTSIDE,
+    Property(
+        "masked-in-the-sum",
+        nothing_to_add,
+        "What does a masked place hold after the load, and what may it add to the sum?",
+        "tl.load(..., mask=inside, other=0.0): then masked places are 0, and add nothing.",
+        before_values=True,
+    ),
+    Property(
+        "atomics",
+        atomics,
+        "Where does each program put its part? Is it a place of its own?",
+        "Use tl.store, to a row of `parts` that belongs to this row of tiles, number tl.program_id(1).",
+    ),
+    Property(
+        "kernels",
+        one_kernel,
+        "How many launches does it take to read each number once?",
+        "One kernel: it loads a tile once, and makes everything of it before the tile is gone.",
+        contiguous_only=True,
+    ),
+    Property(
+        "read-by-pytorch",
+        read_by_pytorch,
+        "Which operation of PyTorch goes through the whole matrix? What could it go through instead?",
+        "The kernel adds up its tile: tl.sum(tile, axis=0). PyTorch adds up `parts`, which is much smaller.",
+        contiguous_only=True,
+    ),
+    LOADS_INSIDE,
+    STORED_ONCE,
+    READS_STORED,
+)
+"""Of a kernel that sums over rows on its way."""
+
+ONE_ROW = (
+    "How many parts has each sum? If all of them are stored at the same place, which one is left?",
+    "`parts` has a row for each row of tiles: store at parts + tl.program_id(1) * width + column.",
+)
+"""Hints for parts that overwrite each other."""
+
+# ---- sums in a fixed order ---------------------------------------------------------------------------------
+
+
+def column_sums(x: Tensor) -> Tensor:
+    """The sums over the rows."""
+    return x.sum(0)
+
+
+def only_rows(wanted: Callable[[int, int], slice]) -> Callable[[Tensor], Tensor]:
+    """The sums of a tile's rows alone, for tiles of 32 rows."""
+    return lambda x: x[wanted(len(x), 32)].sum(0)
+
+
+LAST = only_rows(lambda rows, tile: slice((rows - 1) // tile * tile, rows))
+FIRST = only_rows(lambda rows, tile: slice(0, tile))
+sums = Exercise(
+    "sums in a fixed order",
+    "column_sums",
+    reference=column_sums,
+    inputs=lambda rows, width: {"x": torch.randn(rows, width)},
+    **CASES,
+    properties=SUMS,
+    right="Each part has a place of its own, so nobody's result depends on who comes first.",
+    mistakes={
+        "one-row": Mistake(
+            *ONE_ROW,
+            gives=(FIRST, LAST),
+        ),
+        "mean": Mistake(
+            "By which number is your sum too small?",
+            "Add up, and divide by nothing.",
+            gives=lambda x: x.mean(0),
+        ),
+    },
+)
+
+# ---- the backward pass -------------------------------------------------------------------------------------
+
+
+def slope(z: Tensor) -> Tensor:
+    """The derivative of GELU in its tanh form."""
+    leaf = z.detach().requires_grad_()
+    return torch.autograd.grad(gelu(leaf).sum(), leaf)[0]
+
+
+def gradients(dy: Tensor, x: Tensor, bias: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """dx, dbias and dother."""
+    z = x + bias
+    dx = dy * other * slope(z)
+    return dx, dx.sum(0), dy * gelu(z)
+
+
+def changed(change: Callable[..., tuple[Tensor, ...]]) -> Callable[..., Any]:
+    """The gradients of changed arguments."""
+    return lambda *given: gradients(*change(*given))
+
+
+def with_sum(dx: Tensor, dother: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Both gradients, and the sum of the first over the rows."""
+    return dx, dx.sum(0), dother
+
+
+def with_bias(dbias: Callable[..., Tensor]) -> Callable[..., Any]:
+    """The gradients with another one for the bias, made of dx, dother and dy."""
+
+    def gives(dy: Tensor, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dx, _, dother = gradients(dy, *given)
+        return dx, dbias(dx, dother, dy), dother
+
+    return gives
+
+
+def layer_of(answer: Callable[..., Any]) -> Callable[..., Any]:
+    """What is raced: the cell's ``chain``, of which the answer is the backward pass."""
+    if "chain" not in answer.__globals__:
+        raise ValueError("chain: the cell has to define it, below the class Chain")
+    return answer.__globals__["chain"]  # type: ignore[no-any-return]
+
+
+backward = Exercise(
+    "all gradients in one pass",
+    "chain_backward",
+    reference=gradients,
+    inputs=lambda rows, width: {
+        "dy": torch.randn(rows, width),
+        "x": torch.randn(rows, width),
+        "bias": torch.randn(width),
+        "other": torch.randn(rows, width),
+    },
+    **CASES,
+    properties=(*SUMS, READ_ONCE),
+    right="dy, x and other are read once, dx and dother written once, and the sum costs no pass.",
+    race=RaceSpec(
+        work.gelu_mul,
+        {"PyTorch": chain, "torch.compile": chain, "labkit": kernels.gelu_mul},
+        ({"batch": 8192, "width": 3072},),
+        direction="backward",
+        roundings=4,
+        as_layer=layer_of,
+    ),
+    mistakes={
+        "swapped": Mistake(
+            "Which of your two matrices is the gradient of x, and which that of other?",
+            "dx has the slope and other in it, dother has neither. Return them as dx, dbias, dother.",
+            gives=lambda *given: (gradients(*given)[2], gradients(*given)[1], gradients(*given)[0]),
+        ),
+        "no-bias": Mistake(
+            "With a bias of zero it is right. Where was the bias in the forward pass?",
+            "z is x + bias here, too: compute it again before you take gelu_and_slope(z).",
+            gives=changed(lambda dy, x, bias, other: (dy, x, 0 * bias, other)),
+        ),
+        "no-upstream": Mistake(
+            "What comes in from the layer above, and what does each gradient have to be multiplied by?",
+            "The chain rule multiplies by dy, in all gradients.",
+            gives=(
+                changed(lambda dy, *given: (1 + 0 * dy, *given)),
+                lambda dy, x, bias, other: with_sum(dy * other * slope(x + bias), gelu(x + bias)),
+                lambda dy, x, bias, other: with_sum(other * slope(x + bias), dy * gelu(x + bias)),
+            ),
+        ),
+        "no-other": Mistake(
+            "y = gelu(z) * other. If other doubles, what becomes of the change that a small step in x makes?",
+            "It doubles as well: other is a factor of dx.",
+            gives=(
+                lambda dy, x, bias, other: with_sum(dy * slope(x + bias), dy * gelu(x + bias)),
+                lambda dy, x, bias, other: with_sum(dy * slope(x + bias), dy * gelu(x + bias) * other),
+            ),
+        ),
+        "value-for-slope": Mistake(
+            "How much does gelu(z) change for a small step in z? Is that gelu(z) itself?",
+            "It is the slope, the second result of gelu_and_slope(z).",
+            gives=(
+                lambda dy, x, bias, other: with_sum(dy * other * gelu(x + bias), dy * gelu(x + bias)),
+                lambda dy, x, bias, other: with_sum(dy * other * gelu(x + bias), dy * slope(x + bias)),
+            ),
+        ),
+        "slope-in-both": Mistake(
+            "dother: if other grows by a little, how much does y grow?",
+            "By gelu(z) times that. The slope belongs to dx alone.",
+            gives=lambda dy, x, bias, other: with_sum(dy * other * slope(x + bias), dy * slope(x + bias)),
+        ),
+        "sum-of-other": Mistake(
+            "bias was added to x. Which gradient is summed over the rows to make dbias?",
+            "dx: the same number that you store to dx goes into the sum.",
+            gives=(
+                with_bias(lambda dx, dother, dy: dy.sum(0)),
+                with_bias(lambda dx, dother, dy: dother.sum(0)),
+            ),
+        ),
+        "one-row": Mistake(
+            *ONE_ROW,
+            gives=(
+                with_bias(lambda dx, dother, dy: FIRST(dx)),
+                with_bias(lambda dx, dother, dy: LAST(dx)),
+            ),
+        ),
+    },
+)
