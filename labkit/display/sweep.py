@@ -123,7 +123,9 @@ class Sweep(Table):
             floors = {
                 name: [over / own for over, own in zip(base, us, strict=True)] for name, us in floors.items()
             }
-        said = "floor of {}" if quantity == TIME else "ratio of the floors, {}"
+        said = "ratio of the floors, {}"
+        if quantity == TIME:
+            said = "floor of {}" if len(floors) > 1 else "the floor"
         sizes = [float(point.axes[self.x]) for point in points]
         return {said.format(name): list(zip(sizes, line, strict=True)) for name, line in floors.items()}
 

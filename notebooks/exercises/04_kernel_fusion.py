@@ -2,7 +2,14 @@
 
 from labkit import kernels, work
 from labkit.exercises.engine import Exercise, Mistake, RaceSpec
-from labkit.exercises.properties import KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE, column_mistakes
+from labkit.exercises.properties import (
+    KERNEL,
+    KERNEL_CASES,
+    POINTWISE,
+    READ_ONCE,
+    column_mistakes,
+    vectors_at,
+)
 from labkit.work.gelu_mul import reference
 
 from collections.abc import Callable
@@ -39,6 +46,11 @@ chain = Exercise(
     ),
     mistakes={
         **column_mistakes(reference),
+        "rows-for-width": Mistake(
+            "After how many places does a new row begin? Which of x's two sizes is that?",
+            "x.shape is (rows, width): the width is x.shape[1], or x.shape[-1].",
+            gives=vectors_at(reference, lambda at, width: at % (len(at) // width)),
+        ),
         "bias-after": Mistake(
             "Take an element with x = -1, bias = 1, other = 1. What does the formula give, and what do you?",
             "The bias is added before GELU, inside its argument.",
@@ -107,6 +119,11 @@ further = Exercise(
             "How many results do the special function units of a multiprocessor make in one cycle?",
             "16 of them: divide by that.",
             gives=(floor_of(2), floor_of(1)),
+        ),
+        "one-part": Mistake(
+            "How many special function units has a whole multiprocessor? (The picture shows four groups.)",
+            "16 of them, 4 beside each group of 32 lanes.",
+            gives=(floor_of(2 / 4), floor_of(1 / 4)),
         ),
         "one-multiprocessor": Mistake(
             "How many multiprocessors share the elements?",
