@@ -39,8 +39,10 @@ class Sweep(Table):
         over: str,
         published: pd.DataFrame | None,
         roofs: Roofs | None,
+        lines: Mapping[str, Callable[[float], float]] | None = None,
     ) -> None:
         self.points, self.over, self.published, self.roofs = points, over, published, roofs
+        self.further = lines or {}
         sizes = {axis: sorted({point.axes[axis] for point in points}) for axis in points[0].axes}
         self.x = max(sizes, key=lambda axis: len(sizes[axis]))
         self.choices: dict[str, list[Any]] = {axis: found for axis, found in sizes.items() if axis != self.x}
@@ -102,15 +104,23 @@ class Sweep(Table):
         lines += [f"Without a time: {'; '.join(gaps)}."] if gaps else []
         if quantity == SPEEDUP and overlay and self.published is not None:
             lines += [f"Published: {'; '.join(self.published['source'].unique())}."]
+        several = len(self.choices["direction"]) > 1
         return figures.curves(
-            f"{title}, {self.title}", Panel(found, self.x, quantity, better, written, thin, span), lines
+            f"{title}, {self.title}" + (f", {choice['direction']}" if several else ""),
+            Panel(found, self.x, quantity, better, written, thin, span),
+            lines,
         )
 
     def _floors(self, choice: Mapping[str, Any], quantity: str) -> Lines:
-        """The floor of each work that the ways do, or the ratio of the base's floor to each of the others."""
-        if self.roofs is None:
-            return {}
+        """The floor of each work that the ways do, or the ratio of the base's floor to each of the others.
+
+        Beside the floors there are the lines that the lesson gave, which are times.
+        """
         points = self.chosen(choice)
+        sizes = [float(point.axes[self.x]) for point in points]
+        further = {name: [(size, line(size)) for size in sizes] for name, line in self.further.items()}
+        if self.roofs is None:
+            return further if quantity == TIME else {}
         works: dict[Work, str] = {}  # each by the name of its first way
         for way in points[0].ways:
             works.setdefault(way.work, way.name)
@@ -126,8 +136,8 @@ class Sweep(Table):
         said = "ratio of the floors, {}"
         if quantity == TIME:
             said = "floor of {}" if len(floors) > 1 else "the floor"
-        sizes = [float(point.axes[self.x]) for point in points]
-        return {said.format(name): list(zip(sizes, line, strict=True)) for name, line in floors.items()}
+        found = {said.format(name): list(zip(sizes, line, strict=True)) for name, line in floors.items()}
+        return found | (further if quantity == TIME else {})
 
     def _point(self, row: Row, base: float | None) -> tuple[float, float, float, float]:
         values = [
@@ -293,6 +303,7 @@ def sweep(
     over: str = "",
     published: pd.DataFrame | None = None,
     roofs: Roofs | None = None,
+    lines: Mapping[str, Callable[[float], float]] | None = None,
     **how: Any,
 ) -> Sweep:
     """Time ways over many sizes and show curves: on a GPU in a panel with Run and Stop, else as recorded.
@@ -302,12 +313,13 @@ def sweep(
         over: the way that speedups are over; the first one if left out.
         published: other people's speedups (``lab.published``), drawn beside.
         roofs: those of the GPU (``lab.roofs``), if the floors are to be drawn as thin lines.
+        lines: further thin lines by name: of each size that is swept a time in microseconds.
 
     Where nobody can press Run, a GPU measures the first choice, and while a lesson is recorded all of them.
     """
     known = session.current()
     points = points_of(title, ways, work, how)
-    made = Sweep(title, points, known, over or next(iter(ways)), published, roofs)
+    made = Sweep(title, points, known, over or next(iter(ways)), published, roofs, lines)
     if known.live and known.tape:
         made.measure_all()
     elif known.live and not interactive():

@@ -362,12 +362,14 @@ def _wrong_form(call: Call) -> str:
     if isinstance(wanted, tuple) and (not isinstance(got, tuple) or len(got) != len(wanted)):
         said = f"{len(got)} values" if isinstance(got, tuple) else f"a {type(got).__name__}"
         return f"it returned {said}, not {len(wanted)} values."
-    for mine, right in zip(got, wanted, strict=True) if isinstance(wanted, tuple) else [(got, wanted)]:
+    pairs = zip(got, wanted, strict=True) if isinstance(wanted, tuple) else [(got, wanted)]
+    for number, (mine, right) in enumerate(pairs, start=1):
+        which = f"result {number}" if isinstance(wanted, tuple) else "the result"
         if isinstance(right, Tensor):
             if not isinstance(mine, Tensor):
-                return f"it returned a {type(mine).__name__}, not a tensor."
+                return f"{which} is a {type(mine).__name__}, not a tensor."
             if mine.shape != right.shape:
-                return f"the result has shape {tuple(mine.shape)}, not {tuple(right.shape)}."
+                return f"{which} has shape {tuple(mine.shape)}, not {tuple(right.shape)}."
         if _number(right) is not None and not isinstance(right, Tensor) and _number(mine) is None:
             return f"it returned {short(mine)}, not a number."
     return ""

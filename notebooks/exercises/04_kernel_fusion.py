@@ -46,6 +46,11 @@ chain = Exercise(
     ),
     mistakes={
         **column_mistakes(reference),
+        "column-for-element": Mistake(
+            "bias has an element for each column. And other? What is its shape?",
+            "other has the shape of x, so it is loaded at the same place as x: other + at.",
+            gives=lambda x, bias, other: reference(x, bias, other[:1].expand_as(other)),
+        ),
         "rows-for-width": Mistake(
             "After how many places does a new row begin? Which of x's two sizes is that?",
             "x.shape is (rows, width): the width is x.shape[1], or x.shape[-1].",
@@ -119,6 +124,13 @@ further = Exercise(
             "How many results do the special function units of a multiprocessor make in one cycle?",
             "16 of them: divide by that.",
             gives=(floor_of(2), floor_of(1)),
+        ),
+        "upside-down": Mistake(
+            "With twice as many elements, does it take longer or shorter? And what does your function say?",
+            "A time is work divided by a rate: results divided by results in a microsecond.",
+            gives=lambda elements, multiprocessors, cycles_per_us: (
+                16 * multiprocessors * cycles_per_us / (2 * elements)
+            ),
         ),
         "one-part": Mistake(
             "How many special function units has a whole multiprocessor? (The picture shows four groups.)",

@@ -10,6 +10,7 @@ from labkit.exercises.properties import (
     OWN,
     READ_ONCE,
     READS_STORED,
+    ROUNDED_ONCE,
     STORED_ONCE,
 )
 from labkit.work.gelu_mul import reference as chain
@@ -64,12 +65,21 @@ def nothing_to_add(call: Call) -> str:
     """Sums that have NaN in them, where masked places were loaded without a number."""
     if not call.launches.unfilled:
         return ""
-    lost = [
-        mine.isnan().any() and not right.isnan().any()
+    return "a masked load has no `other=`, and what it brought went into the sum." if nan_sums(call) else ""
+
+
+def unwritten_parts(call: Call) -> str:
+    """Sums that have NaN in them, which is what memory holds that nobody has written."""
+    return "sums are NaN, which is what `parts` holds where nobody has written." if nan_sums(call) else ""
+
+
+def nan_sums(call: Call) -> bool:
+    """Whether sums over rows are NaN that should be numbers."""
+    return any(
+        bool(mine.isnan().any()) and not bool(right.isnan().any())
         for mine, right in call.result_tensors()
         if mine.dim() == 1
-    ]
-    return "a masked load has no `other=`, and what it brought went into the sum." if any(lost) else ""
+    )
 
 
 SUMS = (
@@ -83,6 +93,15 @@ SUMS = (
         "tl.load(..., mask=inside, other=0.0): then masked places are 0, and add nothing.",
         before_values=True,
     ),
+    Property("loads-outside", LOADS_INSIDE.problem, *LOADS_INSIDE.hints, before_values=True),
+    Property(
+        "parts-unwritten",
+        unwritten_parts,
+        "Is each place of `parts` written by some program? How many rows does it have, and how many tiles?",
+        "`parts` has a row for each row of tiles: triton.cdiv(rows, ROWS) of them.",
+        before_values=True,
+    ),
+    ROUNDED_ONCE,
     Property(
         "atomics",
         atomics,
@@ -103,7 +122,6 @@ SUMS = (
         "The kernel adds up its tile: tl.sum(tile, axis=0). PyTorch adds up `parts`, which is much smaller.",
         contiguous_only=True,
     ),
-    LOADS_INSIDE,
     STORED_ONCE,
     READS_STORED,
 )
@@ -130,6 +148,24 @@ def only_rows(wanted: Callable[[int, int], slice]) -> Callable[[Tensor], Tensor]
 
 LAST = only_rows(lambda rows, tile: slice((rows - 1) // tile * tile, rows))
 FIRST = only_rows(lambda rows, tile: slice(0, tile))
+WHOLE = only_rows(lambda rows, tile: slice(0, rows // tile * tile))
+SAME_ROWS = (
+    "Which rows does the second row of tiles add up? Are they others than those of the first one?",
+    "The tile begins at row tl.program_id(1) * ROWS.",
+)
+"""Hints for tiles that all have the same rows."""
+LAST_ROWS = (
+    "Do the last rows go into the sum, where `rows` is no multiple of ROWS? Try 40 rows and tiles of 32.",
+    "Round up: triton.cdiv(rows, ROWS) rows of tiles, and a mask for the rows that there are not.",
+)
+"""Hints for a remainder of rows that is left out."""
+
+
+def first_again(x: Tensor) -> Tensor:
+    """The sum of the first tile, once for each row of tiles."""
+    return FIRST(x) * -(-len(x) // 32)
+
+
 sums = Exercise(
     "sums in a fixed order",
     "column_sums",
@@ -143,6 +179,8 @@ sums = Exercise(
             *ONE_ROW,
             gives=(FIRST, LAST),
         ),
+        "same-rows": Mistake(*SAME_ROWS, gives=first_again),
+        "last-rows": Mistake(*LAST_ROWS, gives=WHOLE),
         "mean": Mistake(
             "By which number is your sum too small?",
             "Add up, and divide by nothing.",
@@ -271,5 +309,7 @@ backward = Exercise(
                 with_bias(lambda dx, dother, dy: LAST(dx)),
             ),
         ),
+        "same-rows": Mistake(*SAME_ROWS, gives=with_bias(lambda dx, dother, dy: first_again(dx))),
+        "last-rows": Mistake(*LAST_ROWS, gives=with_bias(lambda dx, dother, dy: WHOLE(dx))),
     },
 )

@@ -11,42 +11,46 @@ from torch.autograd.function import once_differentiable
 @triton.jit
 def gelu_and_slope(z):
     """GELU in its tanh form and its slope, of a block of float32."""
-    s = tl.sigmoid(1.5957691216 * (z + 0.044715 * z * z * z))
-    return z * s, s + z * s * (1 - s) * 1.5957691216 * (1 + 0.134145 * z * z)
+    sigmoid = tl.sigmoid(1.5957691216 * (z + 0.044715 * z * z * z))
+    slope = sigmoid + z * sigmoid * (1 - sigmoid) * 1.5957691216 * (1 + 0.134145 * z * z)
+    return z * sigmoid, slope
 
 
 @triton.jit
-def forward_kernel(x, bias, other, y, value, slope, count, width, KEEP: tl.constexpr, BLOCK: tl.constexpr):
+def forward_kernel(
+    x, bias, other, y, for_other, for_x, count, width, KEEP: tl.constexpr, BLOCK: tl.constexpr
+):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # (BLOCK,)
     inside = at < count
     z = tl.load(x + at, mask=inside).to(tl.float32) + tl.load(bias + at % width, mask=inside).to(tl.float32)
-    g, s = gelu_and_slope(z)
-    tl.store(y + at, g * tl.load(other + at, mask=inside).to(tl.float32), mask=inside)
+    o = tl.load(other + at, mask=inside).to(tl.float32)
+    value, slope = gelu_and_slope(z)
+    tl.store(y + at, value * o, mask=inside)
     if KEEP:
-        tl.store(value + at, g, mask=inside)
-        tl.store(slope + at, s, mask=inside)
+        tl.store(for_other + at, value, mask=inside)
+        tl.store(for_x + at, o * slope, mask=inside)
 
 
-def forward(x, bias, other, keep):
-    """gelu(x + bias) * other; and to keep, gelu(x + bias) and its slope, else None."""
+def chain_forward(x, bias, other, keep):
+    """y; and to keep, by what dy has to be multiplied for dother and for dx, else None."""
     x, bias, other = x.contiguous(), bias.contiguous(), other.contiguous()
     y = torch.empty_like(x)
-    value, slope = (torch.empty_like(x), torch.empty_like(x)) if keep else (None, None)
+    kept = (torch.empty_like(x), torch.empty_like(x)) if keep else (None, None)
     programs = (triton.cdiv(x.numel(), 1024),)
-    forward_kernel[programs](x, bias, other, y, value, slope, x.numel(), x.shape[-1], KEEP=keep, BLOCK=1024)
-    return y, value, slope
+    forward_kernel[programs](x, bias, other, y, *kept, x.numel(), x.shape[-1], KEEP=keep, BLOCK=1024)
+    return y, *kept
 
 
 # %% [sums]
 @triton.jit
 def sums_kernel(x, parts, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)  # (COLUMNS,)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)  # (ROWS,)
-    at = row[:, None] * width + column[None, :]  # (ROWS, COLUMNS)
-    inside = (row < rows)[:, None] & (column < width)[None, :]
+    i = tl.program_id(1) * ROWS + tl.arange(0, ROWS)  # (ROWS,)
+    j = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)  # (COLUMNS,)
+    at = i[:, None] * width + j[None, :]  # (ROWS, COLUMNS)
+    inside = (i < rows)[:, None] & (j < width)[None, :]
     tile = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     # Each row of tiles has a row of parts, so no two programs store to the same place.
-    tl.store(parts + tl.program_id(1) * width + column, tl.sum(tile, axis=0), mask=column < width)
+    tl.store(parts + tl.program_id(1) * width + j, tl.sum(tile, axis=0), mask=j < width)
 
 
 def column_sums(x):
@@ -64,18 +68,18 @@ def column_sums(x):
 def backward_kernel(
     dy, x, bias, other, dx, dother, parts, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)  # (COLUMNS,)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)  # (ROWS,)
-    at = row[:, None] * width + column[None, :]  # (ROWS, COLUMNS)
-    inside = (row < rows)[:, None] & (column < width)[None, :]
-    shift = tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)  # (COLUMNS,)
+    i = tl.program_id(1) * ROWS + tl.arange(0, ROWS)  # (ROWS,)
+    j = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)  # (COLUMNS,)
+    at = i[:, None] * width + j[None, :]  # (ROWS, COLUMNS)
+    inside = (i < rows)[:, None] & (j < width)[None, :]
+    shift = tl.load(bias + j, mask=j < width, other=0.0).to(tl.float32)  # (COLUMNS,)
     # z again, and GELU again: they cost less than to load what the forward pass could have stored.
     value, slope = gelu_and_slope(tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + shift[None, :])
     upstream = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)  # 0 outside: it adds nothing
     tl.store(dother + at, upstream * value, mask=inside)
     change = upstream * tl.load(other + at, mask=inside, other=0.0).to(tl.float32) * slope
     tl.store(dx + at, change, mask=inside)
-    tl.store(parts + tl.program_id(1) * width + column, tl.sum(change, axis=0), mask=column < width)
+    tl.store(parts + tl.program_id(1) * width + j, tl.sum(change, axis=0), mask=j < width)
 
 
 def chain_backward(dy, x, bias, other):
@@ -93,7 +97,7 @@ class Chain(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, bias, other):
         ctx.save_for_backward(x, bias, other)
-        return forward(x, bias, other, keep=False)[0]
+        return chain_forward(x, bias, other, keep=False)[0]
 
     @staticmethod
     @once_differentiable
