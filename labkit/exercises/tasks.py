@@ -181,7 +181,7 @@ def counted(
     """What is counted of a way, its forward or its backward pass alone, and what that is called with."""
     if direction == "forward":
         return torch.no_grad()(call), given
-    leaves = [each.requires_grad_() for each in given]
+    leaves = [each.detach().requires_grad_() for each in given]
     y = call(*leaves)
     return torch.autograd.grad, [y, leaves, torch.randn_like(y)]
 

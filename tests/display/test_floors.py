@@ -45,3 +45,18 @@ def test_a_sweep_draws_a_floor_for_each_work_and_of_speedups_their_ratio():
     assert name == "ratio of the floors, b"
     assert [y for _, y in ratio] == [a / b for a, b in zip(floors["a"], floors["b"], strict=True)]
     assert Sweep("t", points, session.Session(), "a", None, None)._floors(swept.usual(), TIME) == {}
+
+
+def test_a_sweep_of_one_work_has_one_floor_and_the_lines_that_the_lesson_gives():
+    ways = [session.Way(name, lambda *_: None, work.affine) for name in ("a", "b")]
+    points = session.points("t", ways, {"batch": 8, "width": [16, 32]}, dtype=["float32"])
+    swept = Sweep("t", points, session.Session(), "a", None, ROOFS, {"twice": lambda width: 2 * width})
+    assert swept._floors(swept.usual(), TIME) == {
+        "the floor": [
+            (w, ROOFS.floor_us(work.affine, {"batch": 8, "width": w}, "float32")) for w in (16, 32)
+        ],
+        "twice": [(16.0, 32.0), (32.0, 64.0)],
+    }
+    assert "twice" not in swept._floors(swept.usual(), SPEEDUP), "it is a time, and no ratio"
+    alone = Sweep("t", points, session.Session(), "a", None, None, {"twice": lambda width: 2 * width})
+    assert alone._floors(alone.usual(), TIME) == {"twice": [(16.0, 32.0), (32.0, 64.0)]}

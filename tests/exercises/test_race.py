@@ -1,9 +1,10 @@
 """Races: a learner's kernel at size in a process of its own; who is timed, and what may stand in for it."""
 
 import pytest
+import torch
 
 from labkit import gpu
-from labkit.exercises import judge, race
+from labkit.exercises import judge, race, tasks
 from labkit.exercises.lesson import ExerciseSession
 from labkit.lessons import notebooks
 from labkit.measure import rows, sweeps
@@ -66,3 +67,16 @@ def test_the_solution_races_where_nobody_has_solved_it(monkeypatch, capsys):
 def test_an_exercise_without_a_kernel_has_no_race():
     with pytest.raises(ValueError, match="name: 'mask'"):
         ExerciseSession(LESSON).race("mask")
+
+
+@pytest.mark.skipif(gpu.available(), reason="launches are counted where kernels are interpreted")
+def test_of_a_race_backward_only_the_backward_pass_is_counted():
+    def product(x, w):
+        return x * w
+
+    given = [torch.randn(4, 8), torch.randn(4, 8)]
+    bytes_each = given[0].nbytes
+    forward = tasks.moved(*tasks.counted(product, given, "forward"))
+    assert forward == (1, 2 * bytes_each, bytes_each, 3 * bytes_each)
+    backward = tasks.moved(*tasks.counted(product, given, "backward"))  # dx = dy * w, and dw = dy * x
+    assert backward == (2, 4 * bytes_each, 2 * bytes_each, 6 * bytes_each)

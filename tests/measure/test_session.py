@@ -1,8 +1,10 @@
-"""Which pass of a point is kept when it was measured several times."""
+"""The inputs of a point, what is wrong with a way, and which of several passes is kept."""
 
 import pytest
+import torch
 
-from labkit.measure import session
+from labkit import work
+from labkit.measure import clocks, session
 from labkit.measure.tape import Row
 
 
@@ -28,3 +30,13 @@ def rows(*times):
 )
 def test_the_fastest_pass_is_kept_whole(passes, kept):
     assert session.fastest(passes) is passes[kept]
+
+
+def test_a_number_among_the_inputs_is_handed_on_as_it_is():
+    given = session.drawn(work.gelus, {"batch": 2, "width": 3, "gelus": 2}, torch.bfloat16, "forward")
+    assert (given[0].shape, given[0].dtype, given[1]) == ((2, 3), torch.bfloat16, 2)
+    assert clocks.timed_call(work.gelus.reference, given, "forward").inputs[1] == 2
+    right = session.Way("right", work.gelus.reference, work.gelus)
+    wrong = session.Way("wrong", lambda x, gelus: work.gelus.reference(x, gelus - 1), work.gelus)
+    assert session.what_is_wrong(right, given, "forward", 1.6e-2) == ""
+    assert session.what_is_wrong(wrong, given, "forward", 1.6e-2).startswith("wrong result")

@@ -9,6 +9,7 @@ import signal
 import processes
 import pytest
 import stage
+import torch
 
 from labkit import paths
 from labkit.lessons import notebooks
@@ -164,6 +165,17 @@ def test_what_cannot_be_stamped_is_refused_by_name(toy, on_gpu):
     edit(toy, '"eager": eager}', '"eager": lambda x, w, b: x * w + b}')
     result = stage.labkit("record")
     assert result.exit_code == 1 and "way 'eager': '<lambda>' has to be a function of a cell" in result.output
+
+
+def test_what_torch_compile_makes_of_a_lessons_function_is_that_function(toy):
+    def eager(x, w, b):
+        return x * w + b
+
+    compiled = torch.compile(eager)
+    assert stamp.uses_of(toy, "compiled", compiled, notebook={"eager": eager}) == ("cell eager",)
+    assert stamp.uses_of(toy, "compiled", compiled, notebook={"eager": compiled}) == ("cell eager",)
+    with pytest.raises(ValueError, match="way 'compiled': 'eager' has to be a function of a cell"):
+        stamp.uses_of(toy, "compiled", compiled, notebook={})
 
 
 # ---- what is stale -----------------------------------------------------------------------------------------
