@@ -26,6 +26,7 @@ from labkit.kernels.common import (
     offset64,
     operator,
     promote,
+    spaced_rows,
 )
 
 MAX_WIDTH = 8192
@@ -49,11 +50,14 @@ NORM_GELU_EPS = tl.constexpr(1e-6)
 
 
 @triton.jit
-def rms_norm_kernel(x, weight, y, M, eps, H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr):
+def rms_norm_kernel(
+    x, weight, y, M, eps, STRIDE: tl.constexpr, H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr
+):
+    """y (M, H) of x, whose rows begin STRIDE numbers apart."""
     m = (tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM))[:, None]  # (BM, 1)
     n = tl.arange(0, BH)[None, :]  # (1, BH)
     inside = (m < M) & (n < H)
-    value = tl.load(x + m * H + n, inside, other=0.0).to(tl.float32)  # (BM, BH)
+    value = tl.load(x + m * STRIDE + n, inside, other=0.0).to(tl.float32)  # (BM, BH)
     w = tl.load(weight + n, n < H, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, 1, keep_dims=True) / H + eps)  # (BM, 1)
     tl.store(y + m * H + n, value * scale * w, inside)
@@ -65,10 +69,12 @@ def rms_norm_kernel(x, weight, y, M, eps, H: tl.constexpr, BM: tl.constexpr, BH:
 
 @triton.jit
 def norm_windows(
-    x, dy, out, w, shift, tile, M, eps,
+    x, dy, out, w, shift, tile, M, eps, STRIDE: tl.constexpr,
     H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """Store y of a tile, or with dy its dx; returns each number's part of the weight's gradient, (BM, BH).
+
+    Rows of x begin STRIDE numbers apart; if that is not H, H is a multiple of V, and no window is shifted.
 
     Vectors that reach into the next row are read whole, but not in the LAST tile: behind it is no row.
     """
@@ -77,7 +83,8 @@ def norm_windows(
     first = j // V * V  # of a vector: masks of it leave loads and stores wide
     at, own = m * H // V * V + j, (j >= shift) & (j < shift + H) & (m < M)  # (BM, BH)
     read = own if LAST else first < shift + H
-    value = tl.where(own, tl.load(x + at, read, other=0.0).to(tl.float32), 0.0)
+    source = at if STRIDE == H else m * STRIDE + j
+    value = tl.where(own, tl.load(x + source, read, other=0.0).to(tl.float32), 0.0)
     scale = tl.rsqrt(tl.sum(value * value, 1, keep_dims=True) / H + eps)  # (BM, 1)
     if dy is None:
         part, result = value, value * scale * w
@@ -96,7 +103,7 @@ def norm_windows(
 
 @triton.jit
 def rms_norm_windows_kernel(
-    x, dy, weight, out, parts, M, eps,
+    x, dy, weight, out, parts, M, eps, STRIDE: tl.constexpr,
     H: tl.constexpr, V: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -110,9 +117,9 @@ def rms_norm_windows_kernel(
     dw = tl.zeros([BM, BH], tl.float32)
     last = (M - 1) // BM  # M + BM - 1 may exceed 32 bits where M does not
     for tile in tl.range(tl.program_id(0), last, tl.num_programs(0), num_stages=STAGES):
-        dw += norm_windows(x, dy, out, w, shift, tile, M, eps, H, V, BM, BH, False)
+        dw += norm_windows(x, dy, out, w, shift, tile, M, eps, STRIDE, H, V, BM, BH, False)
     if last % tl.num_programs(0) == tl.program_id(0):
-        dw += norm_windows(x, dy, out, w, shift, last, M, eps, H, V, BM, BH, True)
+        dw += norm_windows(x, dy, out, w, shift, last, M, eps, STRIDE, H, V, BM, BH, True)
     if dy is not None:
         if BM > 1 and H % V != 0:
             dw = tl.gather(dw, tl.minimum(j + shift, BH - 1), 1)  # number j is in column j again
@@ -269,25 +276,27 @@ def sum_partials(parts: Tensor, like: Tensor) -> Tensor:
 
 @operator(fake=lambda x, weight, eps: empty_contiguous(x))
 def rms_norm_forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    x, weight = x.contiguous(), weight.contiguous()
-    y, H, M = torch.empty_like(x), len(weight), x.numel() // len(weight)
-    if M and takes_flat_blocks(H, x.itemsize):
+    (x,), stride = spaced_rows(x)
+    y, weight, H, M = empty_contiguous(x), weight.contiguous(), len(weight), x.numel() // len(weight)
+    even = stride == H  # else the rows are those of a chunk, say, and the plain kernel takes them as they lie
+    if M and even and takes_flat_blocks(H, x.itemsize):
         programs, blocks, rest, sizes = flat_plan(M, H, x.itemsize, device_limits(x.device), FLAT_WARPS)
         rms_norm_flat_kernel[(programs,)](x, weight, y, blocks, rest, eps, **sizes)
-    elif M and H % 2 and H >= WINDOW_WIDTH:
+    elif M and even and H % 2 and H >= WINDOW_WIDTH:
         programs, sizes = rows_plan(M, H, x.itemsize, False, device_limits(x.device))
-        rms_norm_windows_kernel[(programs,)](x, None, weight, y, None, M, eps, EARLY=False, **sizes)
+        rms_norm_windows_kernel[(programs,)](x, None, weight, y, None, M, eps, stride, EARLY=False, **sizes)
     elif M:
         sizes = norm_plan(H, x.itemsize)
-        rms_norm_kernel[(cdiv(M, sizes["BM"]),)](x, weight, y, M, eps, **sizes)
+        rms_norm_kernel[(cdiv(M, sizes["BM"]),)](x, weight, y, M, eps, stride, **sizes)
     return y
 
 
 @operator(fake=lambda dy, x, weight, eps: (empty_contiguous(x), empty_contiguous(weight)))
 def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """dx, dweight."""
-    dy, x, weight = dy.contiguous(), x.contiguous(), weight.contiguous()
-    dx, H = torch.empty_like(x), len(weight)
+    (x,), stride = spaced_rows(x)
+    dy, weight = dy.contiguous(), weight.contiguous()
+    dx, H = empty_contiguous(x), len(weight)
     if not x.numel():
         return dx, torch.zeros_like(weight)
     M, limits, early = x.numel() // H, device_limits(x.device), early_launch(x)
@@ -295,12 +304,14 @@ def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, eps: float) -> tupl
         programs, blocks, rest, sizes = flat_plan(M, H, x.itemsize, limits, FLAT_GRAD_WARPS)
         parts = torch.empty(programs, H, dtype=torch.float32, device=x.device)
         rms_norm_grad_flat_kernel[(programs,)](
-            dy, x, weight, dx, parts, blocks, rest, eps, EARLY=early, **sizes
+            dy, x.contiguous(), weight, dx, parts, blocks, rest, eps, EARLY=early, **sizes
         )
     else:
         programs, sizes = rows_plan(M, H, x.itemsize, True, limits)
+        if H % sizes["V"]:  # windows that are shifted need rows without gaps
+            x, stride = x.contiguous(), H
         parts = torch.empty(programs, H, dtype=torch.float32, device=x.device)
-        rms_norm_windows_kernel[(programs,)](x, dy, weight, dx, parts, M, eps, EARLY=early, **sizes)
+        rms_norm_windows_kernel[(programs,)](x, dy, weight, dx, parts, M, eps, stride, EARLY=early, **sizes)
     return dx, sum_partials(parts, weight)
 
 
@@ -311,7 +322,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     """weight * x / sqrt(mean(x**2) + eps), the mean over the last dimension.
 
     Args:
-        x: (..., H); float32, float16 or bfloat16, any strides. PyTorch computes rows of more than 8192.
+        x: (..., H); float32, float16 or bfloat16, any strides; rows evenly apart, as those of a chunk
+            are, are not copied. PyTorch computes rows of more than 8192.
         weight: (H,), of x's device and of its dtype or float32, inside torch.autocast of any of the three.
         eps: added to the mean square; 0 or more.
 

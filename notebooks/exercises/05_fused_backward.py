@@ -85,7 +85,20 @@ def nan_sums(call: Call) -> bool:
 SUMS = (
     KERNEL,
     OWN,
-    NOTHING_OUTSIDE,
+    Property(
+        "stores-outside",
+        NOTHING_OUTSIDE.problem,
+        "Is the mask wrong, or the address? Which row of `parts` does the last program store to?",
+        "With tiles = (of columns, of rows) in the launch, a program is in row tl.program_id(1) of `parts`.",
+        before_values=True,
+    ),
+    Property(
+        "atomics",
+        atomics,
+        "Where does each program put its part? Is it a place of its own?",
+        "Use tl.store, to a row of `parts` that belongs to this row of tiles, number tl.program_id(1).",
+        before_values=True,
+    ),
     Property(
         "masked-in-the-sum",
         nothing_to_add,
@@ -101,12 +114,12 @@ SUMS = (
         "`parts` has a row for each row of tiles: triton.cdiv(rows, ROWS) of them.",
         before_values=True,
     ),
-    ROUNDED_ONCE,
     Property(
-        "atomics",
-        atomics,
-        "Where does each program put its part? Is it a place of its own?",
-        "Use tl.store, to a row of `parts` that belongs to this row of tiles, number tl.program_id(1).",
+        "rounded-twice",
+        ROUNDED_ONCE.problem,
+        "In which dtype are the values that your kernel computes with, and in which one is `parts`?",
+        "Both are float32: a load has .to(tl.float32), and torch.empty without a dtype gives float32.",
+        before_values=True,
     ),
     Property(
         "kernels",

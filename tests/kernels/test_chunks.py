@@ -6,7 +6,7 @@ import torch
 from operators import assert_close, bf16, fp32
 
 import labkit
-from labkit.kernels import affine, gelu_mul, linear_recurrence, min_gru
+from labkit.kernels import affine, gelu_mul, linear_recurrence, min_gru, rms_norm
 from labkit.profiling import launch_counts
 
 
@@ -26,9 +26,18 @@ def zeros(x):
     return x.new_zeros(x.shape[-1])
 
 
+def rising(x):
+    """A weight that differs: with an even one a norm's gradient for its own output is next to nothing."""
+    return torch.linspace(1, 2, x.shape[-1], dtype=x.dtype, device=x.device)
+
+
 CALLS = {
     "gelu_mul": (lambda x, other: gelu_mul(x, zeros(x), other), gated),
     "affine": (lambda x, other: affine(other, zeros(x) + 2, zeros(x)), lambda x, other: 2 * other),
+    "rms_norm": (
+        lambda x, other: rms_norm(other, rising(other)),
+        lambda x, other: rising(other) * torch.nn.functional.rms_norm(other, other.shape[-1:], eps=1e-6),
+    ),
     "linear_recurrence": (linear_recurrence, loop),
     "min_gru": (min_gru, lambda z, c: loop(1 - z, z * c)),
 }

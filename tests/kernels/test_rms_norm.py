@@ -195,7 +195,9 @@ def test_a_programs_part_of_the_weights_gradient_is_summed_in_float32():
     x, weight = op.drawn(RMS_NORM, 99, 20, dtype=fp16)
     parts = torch.empty(1, 20, device=labkit.gpu.device())
     sizes = dict(H=20, V=8, BM=2, BH=32, STAGES=1, EARLY=False, num_warps=1)
-    norms.rms_norm_windows_kernel[(1,)](x, x, weight, torch.empty_like(x), parts, 99, 1e-6, **sizes)
+    norms.rms_norm_windows_kernel[(1,)](
+        x, x, weight, torch.empty_like(x), parts, 99, 1e-6, x.shape[1], **sizes
+    )
     exact = x.double()
     want = (exact.square() * (exact.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).sum(0)
     assert correctness.relative_error(parts[0], want) < 1e-6
