@@ -181,8 +181,8 @@ graph = Exercise(
             raises="capturing: a graph was replayed",
         ),
         "not-captured": Mistake(
-            "Count the calls that were captured. Is each of them a call, and where does it stand?",
-            "`call()`, with its parentheses, inside `with torch.cuda.graph(graph):`: all but the warm-up.",
+            "No call was captured, so Python's time is in yours. Where do calls have to stand to be captured?",
+            "Inside `with torch.cuda.graph(graph):` write `call()`, with its parentheses, many times.",
             when=lambda calls: not any(map(calls_captured, calls)),
         ),
         "no-replay": Mistake(

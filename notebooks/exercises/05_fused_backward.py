@@ -267,6 +267,10 @@ backward = Exercise(
         as_layer=layer_of,
     ),
     mistakes={
+        "form": Mistake(
+            "Three gradients come back. In which order, and of which shapes?",
+            "In the order of forward's arguments: dx (rows, width), dbias (width,), dother (rows, width).",
+        ),
         "swapped": Mistake(
             "Which of your two matrices is the gradient of x, and which that of other?",
             "dx has the slope and other in it, dother has neither. Return them as dx, dbias, dother.",
@@ -304,8 +308,13 @@ backward = Exercise(
         ),
         "slope-in-both": Mistake(
             "dother: if other grows by a little, how much does y grow?",
-            "By gelu(z) times that. The slope belongs to dx alone.",
-            gives=lambda dy, x, bias, other: with_sum(dy * other * slope(x + bias), dy * slope(x + bias)),
+            "By gelu(z) times that. The slope, and other itself, belong to dx alone.",
+            gives=(
+                lambda dy, x, bias, other: with_sum(dy * other * slope(x + bias), dy * slope(x + bias)),
+                lambda dy, x, bias, other: with_sum(
+                    dy * other * slope(x + bias), dy * other * gelu(x + bias)
+                ),
+            ),
         ),
         "sum-of-other": Mistake(
             "bias was added to x. Which gradient is summed over the rows to make dbias?",

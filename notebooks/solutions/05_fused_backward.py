@@ -32,7 +32,7 @@ def forward_kernel(
 
 
 def chain_forward(x, bias, other, keep):
-    """y; and to keep, by what dy has to be multiplied for dother and for dx, else None."""
+    """y; and with ``keep`` the two tensors by which dy has to be multiplied, for dother and for dx."""
     x, bias, other = x.contiguous(), bias.contiguous(), other.contiguous()
     y = torch.empty_like(x)
     kept = (torch.empty_like(x), torch.empty_like(x)) if keep else (None, None)
