@@ -181,7 +181,7 @@ graph = Exercise(
             raises="capturing: a graph was replayed",
         ),
         "not-captured": Mistake(
-            "No call was captured, so Python's time is in yours. Where do calls have to stand to be captured?",
+            "No call was captured, so Python's time is in yours. Where do calls stand that are captured?",
             "Inside `with torch.cuda.graph(graph):` write `call()`, with its parentheses, many times.",
             when=lambda calls: not any(map(calls_captured, calls)),
         ),
