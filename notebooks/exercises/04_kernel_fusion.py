@@ -125,6 +125,13 @@ further = Exercise(
             "16 of them: divide by that.",
             gives=(floor_of(2), floor_of(1)),
         ),
+        "lanes-too": Mistake(
+            "While the special function units compute, what do the lanes do? Does a GELU need both times?",
+            "Both work at the same time, and the special functions take longer: theirs is the floor.",
+            when=lambda calls: all(
+                isinstance(call.got, float | int) and 1.1 < call.got / call.want < 2 for call in calls
+            ),
+        ),
         "upside-down": Mistake(
             "With twice as many elements, does it take longer or shorter? And what does your function say?",
             "A time is work divided by a rate: results divided by results in a microsecond.",

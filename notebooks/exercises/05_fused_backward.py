@@ -5,13 +5,13 @@ from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
 from labkit.exercises.properties import (
     KERNEL,
     KERNEL_CASES,
-    LOADS_INSIDE,
     NOTHING_OUTSIDE,
     OWN,
     READ_ONCE,
     READS_STORED,
     ROUNDED_ONCE,
     STORED_ONCE,
+    column_mistakes,
 )
 from labkit.work.gelu_mul import reference as chain
 
@@ -73,6 +73,11 @@ def unwritten_parts(call: Call) -> str:
     return "sums are NaN, which is what `parts` holds where nobody has written." if nan_sums(call) else ""
 
 
+def loads_outside(call: Call) -> str:
+    """Loads from places that no tensor has."""
+    return f"{call.loaded_outside} places outside of the tensors were loaded." if call.loaded_outside else ""
+
+
 def nan_sums(call: Call) -> bool:
     """Whether sums over rows are NaN that should be numbers."""
     return any(
@@ -106,7 +111,13 @@ SUMS = (
         "tl.load(..., mask=inside, other=0.0): then masked places are 0, and add nothing.",
         before_values=True,
     ),
-    Property("loads-outside", LOADS_INSIDE.problem, *LOADS_INSIDE.hints, before_values=True),
+    Property(
+        "loads-outside",
+        loads_outside,
+        "Is the mask wrong, or the address? Where does each tensor end, and which places do you load?",
+        "A matrix has rows and columns, and its mask needs both. bias has only columns: bias + j.",
+        before_values=True,
+    ),
     Property(
         "parts-unwritten",
         unwritten_parts,
@@ -228,6 +239,14 @@ def with_sum(dx: Tensor, dother: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return dx, dx.sum(0), dother
 
 
+def in_dother(
+    dy: Tensor, x: Tensor, bias: Tensor, other: Tensor, factor: Callable[[Tensor, Tensor], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients with another factor than gelu(z) in dother."""
+    dx, dbias, _ = gradients(dy, x, bias, other)
+    return dx, dbias, dy * factor(x + bias, other)
+
+
 def with_bias(dbias: Callable[..., Tensor]) -> Callable[..., Any]:
     """The gradients with another one for the bias, made of dx, dother and dy."""
 
@@ -267,6 +286,7 @@ backward = Exercise(
         as_layer=layer_of,
     ),
     mistakes={
+        **column_mistakes(gradients),
         "form": Mistake(
             "Three gradients come back. In which order, and of which shapes?",
             "In the order of forward's arguments: dx (rows, width), dbias (width,), dother (rows, width).",
@@ -309,11 +329,14 @@ backward = Exercise(
         "slope-in-both": Mistake(
             "dother: if other grows by a little, how much does y grow?",
             "By gelu(z) times that. The slope, and other itself, belong to dx alone.",
-            gives=(
-                lambda dy, x, bias, other: with_sum(dy * other * slope(x + bias), dy * slope(x + bias)),
-                lambda dy, x, bias, other: with_sum(
-                    dy * other * slope(x + bias), dy * other * gelu(x + bias)
-                ),
+            gives=tuple(
+                partial(in_dother, factor=factor)
+                for factor in (
+                    lambda z, other: slope(z),
+                    lambda z, other: other * gelu(z),
+                    lambda z, other: other,
+                    lambda z, other: z,
+                )
             ),
         ),
         "sum-of-other": Mistake(
