@@ -109,7 +109,7 @@ def test_each_lesson_runs_and_its_solutions_are_right_in_its_own_cells(
         page.run_cell(cell)
         assert "right" in page.text(cell)
         page.screenshot(f"{path.stem}-{name}", cell)
-    panel = page.index_of("lab.sweep(")
+    panel = page.index_of("swept = lab.sweep(")
     page.scroll_to(panel)
     recorded = bool(tape.tapes(notebooks.key_of(path)))
     draws_another_figure(page, panel, page.output(panel).get_by_text("speedup").first.click, recorded)
