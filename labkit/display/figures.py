@@ -172,7 +172,7 @@ def curves(title: str, panel: Panel, lines: Sequence[str]) -> Picture:
     """
     shown = [curve for curve in panel.curves if curve.points]
     figure, axes, total = _figure(title, 3.9, lines, right=0.7)
-    axes.set_position((0.13, 0.55 / total, 0.57, 3.3 / total))
+    axes.set_position((0.145, 0.55 / total, 0.555, 3.3 / total))
     axes.set(
         xscale="log", yscale="log", xlabel=panel.x, ylabel=f"{panel.quantity}\n({panel.better} is better)"
     )
@@ -193,6 +193,7 @@ def curves(title: str, panel: Panel, lines: Sequence[str]) -> Picture:
         handles.append(Line2D([], [], label="\n".join(wrap(label, 20)), **look))
     for number, (name, points) in enumerate(panel.floors.items()):
         thin: dict[str, Any] = dict(color=INK, linewidth=1.0, linestyle=("-", ":", "--", "-.")[number % 4])
+        thin["zorder"] = 4 + len(shown)  # seen on the broad curves, too
         axes.plot(*zip(*points, strict=True), **thin)
         handles.append(Line2D([], [], label="\n".join(wrap(name, 20)), **thin))
     figure.legend(

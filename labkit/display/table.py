@@ -17,6 +17,8 @@ from labkit.measure.tape import Row
 from labkit.work import Work
 
 FIELDS = ("dtype", "direction", "clock", "cache")
+POWER = "slowed down by power limit"
+"""The noise of a row that a GPU measured at its power limit."""
 WIDEST = 20
 """Times that are further apart do not share an axis, if two clocks gave them."""
 Ways = Mapping[str, Callable[..., Any] | tuple[Callable[..., Any], Work]]
@@ -181,7 +183,8 @@ def origin(rows: Sequence[Row], live: bool) -> list[str]:
             for row in timed
             if row.noise == noise
         }
-        found.append(f"Noisy ({noise}): {'; '.join(sorted(filter(None, sizes))) or 'all'}.")
+        said = "At the GPU's power limit, where it slows down" if noise == POWER else f"Noisy ({noise})"
+        found.append(f"{said}: {'; '.join(sorted(filter(None, sizes))) or 'all'}.")
     return found
 
 
