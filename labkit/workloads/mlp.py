@@ -122,12 +122,3 @@ GEGLU = matrix_layer(_geglu_inputs, geglu, _geglu_size)
 def geglu_apart(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
     """The GeGLU MLP with the weights of three Linears."""
     return linear(gelu(linear(x, w_gate)) * linear(x, w_up), w_down)
-
-
-def _apart_inputs(shape: Shape) -> tuple[Tensor, ...]:
-    x, (w_gate, w_up), w_down = _geglu_inputs(shape)
-    return x, w_gate.clone(), w_up.clone(), w_down
-
-
-GEGLU_APART = matrix_layer(_apart_inputs, geglu_apart, _geglu_size)
-"""The same with two weights (hidden, width), so that no contender pays for splitting one."""

@@ -104,7 +104,6 @@ CASES: dict[str, Case] = {
         lambda x, w: act(linear(x, w[0])) * linear(x, w[1])),
     "geglu": Case(m.GEGLU, [MLP, (2, 11, 5), (5, 11)], (225, 420), (1980, 3960),
         lambda x, w, d: geglu(x, *w, d)),
-    "apart": Case(m.GEGLU_APART, [MLP, (11, 5), (11, 5), (5, 11)], (225, 420), (1980, 3960), geglu),
     "stack": Case(STACK, [MLP, (3, 5, 5), (3, 5), (3, 5)], (165, 300), (900, 1800), stacked),
     "rms_norm": Case(r.RMS_NORM, [FULL, ROW], (185, 280), (360, 810), norm),
     "recurrence": Case(r.LINEAR_RECURRENCE, [FULL, FULL], (270, 450), (180, 270), steps),
