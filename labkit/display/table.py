@@ -18,7 +18,8 @@ from labkit.work import Work
 
 FIELDS = ("dtype", "direction", "clock", "cache")
 POWER = "slowed down by power limit"
-"""The noise of a row that a GPU measured at its power limit."""
+"""The noise of a row that a GPU measured at its power limit. A large GPU that multiplies is there most of the
+time, in a network as in a race: it is noted in the row, and not said beneath a figure."""
 WIDEST = 20
 """Times that are further apart do not share an axis, if two clocks gave them."""
 Ways = Mapping[str, Callable[..., Any] | tuple[Callable[..., Any], Work]]
@@ -176,15 +177,14 @@ def origin(rows: Sequence[Row], live: bool) -> list[str]:
         in_words(name, *values) for name, values in same if len(values) == 1 and values not in usual
     )
     found = [f"{where}; {how}." if how else f"{where}."]
-    for noise in dict.fromkeys(row.noise for row in timed if row.noise):
+    for noise in dict.fromkeys(row.noise for row in timed if row.noise not in ("", POWER)):
         varying = [name for name in first.axes if len({row.axes.get(name) for row in timed}) > 1]
         sizes = {
             ", ".join(in_words(name, _of(row, name)) for name in varying)
             for row in timed
             if row.noise == noise
         }
-        said = "At the GPU's power limit, where it slows down" if noise == POWER else f"Noisy ({noise})"
-        found.append(f"{said}: {'; '.join(sorted(filter(None, sizes))) or 'all'}.")
+        found.append(f"Noisy ({noise}): {'; '.join(sorted(filter(None, sizes))) or 'all'}.")
     return found
 
 

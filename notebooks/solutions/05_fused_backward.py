@@ -73,7 +73,7 @@ def backward_kernel(
     at = i[:, None] * width + j[None, :]  # (ROWS, COLUMNS)
     inside = (i < rows)[:, None] & (j < width)[None, :]
     shift = tl.load(bias + j, mask=j < width, other=0.0).to(tl.float32)  # (COLUMNS,)
-    # z again, and GELU again: they cost less than to load what the forward pass could have stored.
+    # z and GELU once more: arithmetic is free here, and the forward pass has two tensors less to store.
     value, slope = gelu_and_slope(tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + shift[None, :])
     upstream = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)  # 0 outside: it adds nothing
     tl.store(dother + at, upstream * value, mask=inside)
