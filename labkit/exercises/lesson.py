@@ -104,7 +104,7 @@ class ExerciseSession:
         if why := _not_handed_in(exercise, cell):
             show_verdict(Verdict(name, exercise.title, "not attempted", why))
             return
-        waiting = f"Judging, in a process of its own: {self._limit_s:g} s at most, usually less than one."
+        waiting = f"Judging, in a process of its own: {self._limit_s:g} s at most."
         shown = _show({"text/plain": waiting, "text/html": f"<small>{waiting}</small>"}, "")
         file = self._write(name, cell)
         finding = self._findings[name] = self._judge(name, file)

@@ -6,6 +6,7 @@ from labkit.work.copy import copy
 from labkit.work.gelu_mul import gelu_mul
 from labkit.work.gelus import gelus
 from labkit.work.linear import linear
+from labkit.work.matmul import matmul
 from labkit.work.row_product import row_product
 
-__all__ = ["Shape", "Work", "affine", "copy", "gelu_mul", "gelus", "linear", "row_product"]
+__all__ = ["Shape", "Work", "affine", "copy", "gelu_mul", "gelus", "linear", "matmul", "row_product"]

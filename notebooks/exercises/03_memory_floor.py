@@ -187,11 +187,11 @@ def column_without_parentheses(at: Tensor, width: int) -> Tensor:
     return torch.where(at == first, at % width, first + (at - first) % width)
 
 
-def last_of_four(beyond: float, *, all_rows: bool) -> Callable[[Tensor, Tensor], Tensor]:
+def last_of_four(beyond: float, rows: str) -> Callable[[Tensor, Tensor], Tensor]:
     """What is stored where each thread keeps the last of its four elements only, under one name.
 
-    ``beyond`` is what a load brings from where no element is. With ``all_rows`` the second loop multiplies
-    the same value again and again, by each of the four columns that it comes to.
+    ``beyond`` is what a load brings from where no element is. It is multiplied by the row at its "last" place
+    before it is stored, or at the place where it is stored, "each" by itself, or one upon the other: "all".
     """
 
     def gives(x: Tensor, row: Tensor) -> Tensor:
@@ -199,8 +199,8 @@ def last_of_four(beyond: float, *, all_rows: bool) -> Callable[[Tensor, Tensor],
         first = first_of(at)
         last = first + 3 * LANES
         value = flat[last.clamp(max=len(flat) - 1)].where(last < len(flat), beyond)
-        if not all_rows:
-            return (value * row[last % width]).view(x.shape)
+        if rows != "all":
+            return (value * row[(last if rows == "last" else at) % width]).view(x.shape)
         for step in range(4):
             place = first + step * LANES
             value = torch.where(place <= at, value * row[place % width], value)
@@ -266,9 +266,7 @@ ahead = Exercise(
             "How many values has a thread to keep, and how many names have you for them?",
             "A name that is used again loses what it held: four loads need four names.",
             gives=tuple(
-                last_of_four(beyond, all_rows=several)
-                for beyond in (torch.nan, 0.0)
-                for several in (False, True)
+                last_of_four(beyond, rows) for beyond in (torch.nan, 0.0) for rows in ("last", "each", "all")
             ),
         ),
         "first-only": Mistake(
