@@ -1,8 +1,8 @@
 """The product of two matrices: y = x Wᵀ.
 
-x is (batch, width), W (out, width), y (batch, out); ``out`` is the width unless it is given. Fewest bytes: x, W
-and y once; backward x, dy, W in, dx and dW out. Operations: a multiplication and an addition for each element
-of y and column of x; backward two such products.
+x is (batch, width), W (out, width), y (batch, out); ``out`` is the width unless it is given. Fewest bytes: x,
+W and y once; backward x, dy, W in, dx and dW out. Operations: a multiplication and an addition for each
+element of y and column of x; backward two such products.
 """
 
 from torch import Tensor

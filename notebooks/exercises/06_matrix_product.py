@@ -1,0 +1,248 @@
+"""Tasks of lesson 6: what is right, what people write instead, and what helps them on."""
+
+from labkit import work
+from labkit.exercises.engine import Exercise, Mistake, RaceSpec
+from labkit.exercises.properties import KERNEL_CASES, PRODUCT, elements_at
+
+from collections.abc import Callable
+from functools import partial, reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, pad
+
+DEPTH = 32
+"""Of a step along K: of the first product in all dtypes, of the one with descriptors in float32."""
+RACE = RaceSpec(work.matmul, {"cuBLAS": linear}, ({"batch": 4096, "width": 4096},))
+
+
+def matrices(M: int, N: int, K: int) -> dict[str, Any]:
+    """x (M, K) and weight (N, K)."""
+    return {"x": torch.randn(M, K), "weight": torch.randn(N, K)}
+
+
+def loaded(operand: Tensor, step: int, columns: int = 0) -> Tensor:
+    """What comes in when rows are taken to begin ``step`` elements apart, and to have so many columns."""
+    columns = columns or operand.shape[1]
+    return elements_at(operand, torch.arange(len(operand))[:, None] * step + torch.arange(columns))
+
+
+def reaching(places: int) -> tuple[Any, ...]:
+    """What comes out when loads let so many places beyond K through: both of them, that of x, of weight."""
+
+    def product(x: Tensor, weight: Tensor, too_far: tuple[bool, bool]) -> Tensor:
+        K = x.shape[1]
+        columns = min(K + places, -(-K // DEPTH) * DEPTH)
+        a, b = (
+            loaded(each, K, columns) if far else pad(each, (0, columns - K))
+            for each, far in zip((x, weight), too_far, strict=True)
+        )
+        return a @ b.T
+
+    return tuple(partial(product, too_far=each) for each in ((True, True), (True, False), (False, True)))
+
+
+def in_steps(combine: Callable[[list[Tensor]], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """What ``combine`` makes of the products of all tiles along K."""
+    return lambda x, weight: combine(list(map(linear, x.split(DEPTH, 1), weight.split(DEPTH, 1))))
+
+
+STEPS = {
+    "first-step": Mistake(
+        "Where K is at most 32 it's right. Which numbers does your program never load when K is larger?",
+        "One tl.dot covers BK places along K. Repeat it for start in range(0, K, BK), with `k` moved on.",
+        gives=in_steps(lambda parts: parts[0]),
+    ),
+    "last-step": Mistake(
+        "With a larger K the result is the product of the last step alone. What became of the others?",
+        "Each step sets `total` anew. It has to go on from what it was: tl.dot adds its third argument.",
+        gives=in_steps(lambda parts: parts[-1]),
+    ),
+    "not-kept": Mistake(
+        "All of y is 0, as `total` was in the beginning. What does tl.dot do with its result?",
+        "It returns the new sums, and leaves `total` as it is. Give them a name.",
+        gives=in_steps(lambda parts: 0 * parts[0]),
+    ),
+    "added-twice": Mistake(
+        "Where K is at most 32 it's right. What does tl.dot return when you hand it `total`?",
+        "Its result has `total` in it already. Add it once: by the third argument, or by +=.",
+        gives=in_steps(partial(reduce, lambda total, part: 2 * total + part)),
+    ),
+    "whole-tiles": Mistake(
+        "Where K is no multiple of BK, what happens to the last places of a row?",
+        "They belong to the sum, too: let the loop run to K. What lies beyond K is 0.",
+        gives=lambda x, w: linear(x[:, : (end := x.shape[1] // DEPTH * DEPTH)], w[:, :end]),
+    ),
+    "not-turned": Mistake(
+        "tl.dot sums over the columns of its first block and the rows of its second. What are yours?",
+        "The sum goes over BK: a is (BM, BK), and b, a tile of weight, (BN, BK). b.T is (BK, BN).",
+        raises="equal reduction dimensions",
+    ),
+    "sums-in-16-bits": Mistake(
+        "In float32 it works. In which dtype does tl.dot give its sums, and in which did yours begin?",
+        "Sums need float32, whatever x is: tl.zeros([BM, BN], tl.float32). Only the store rounds.",
+        raises=r"AssertionError.*\n.*tl\.dot\(",
+    ),
+}
+"""What may happen to a loop over K."""
+
+# ---- the product -------------------------------------------------------------------------------------------
+
+product = Exercise(
+    "the product",
+    "product",
+    reference=linear,
+    cases=((1, 1, 1), (5, 3, 31), (37, 66, 70)),
+    large=((3, 5, 64), (2, 3, 1030), (260, 70, 5), (2, 260, 33)),
+    inputs=matrices,
+    right="Each number that a program loads is used 64 times, and nothing beyond a tensor is loaded.",
+    properties=PRODUCT,
+    **KERNEL_CASES,
+    mistakes={
+        "unwritten": Mistake(
+            "Which rows and columns did nobody write? Who should have?",
+            "tl.program_id(0) counts tiles of BM rows of x, and tl.program_id(1) tiles of BN rows of weight.",
+        ),
+        **STEPS,
+        "same-step": Mistake(
+            "With K = 64 you get twice the product of the first 32 places. What changes from step to step?",
+            "The places along K are start to start + BK.",
+            gives=in_steps(lambda parts: len(parts) * parts[0]),
+        ),
+        "row-length": Mistake(
+            "Row 0 of x and row 0 of weight give the right number. Where does row 1 of each begin?",
+            "Rows lie one behind the other, with K numbers each: place k of row r of x is x + r * K + k.",
+            gives=(
+                lambda x, weight: linear(loaded(x, 1), loaded(weight, 1)),
+                lambda x, weight: linear(loaded(x, 1), weight),
+                lambda x, weight: linear(x, loaded(weight, 1)),
+                lambda x, weight: linear(x, loaded(weight, len(weight))),
+                lambda x, weight: x @ weight.reshape(weight.shape[::-1]),
+            ),
+        ),
+        "no-mask": Mistake(
+            "Try K = 32, 64 and 33. Which come out right, and what does the last tile of the other hold?",
+            "Part of the next row. Join a condition on `k` to the one on rows by &, in both loads.",
+            gives=reaching(DEPTH)[0],
+        ),
+        "one-operand": Mistake(
+            "Where the result isn't NaN it's right. What is 0 times NaN?",
+            "One operand is zero beyond K, the other holds anything: its load needs the condition on `k`.",
+            gives=reaching(DEPTH)[1:],
+        ),
+        "off-by-one": Mistake(
+            "A row has K places. What are the numbers of its first and of its last one?",
+            "They are 0 and K - 1. Put K - 1 and K into your condition: only the first may be true.",
+            gives=(*reaching(1), lambda x, weight: linear(x[:, :-1], weight[:, :-1])),
+        ),
+        "column-of-addresses": Mistake(
+            "Which shape have the addresses that you store to? A tile needs (BM, BN).",
+            "The rows of weight are columns of y. [None, :] makes a row of a block, as does .T of a column.",
+            raises=r"[Pp]ointer argument to have shape",
+        ),
+        "no-shape": Mistake(
+            "x and weight are addresses of first elements. How far is it from one row to the next?",
+            "Rows lie one behind the other: row r of x begins at x + r * K.",
+            raises=r"\.(shape|stride|numel|size)\b",
+        ),
+    },
+    race=RACE,
+)
+
+
+# ---- the product with descriptors --------------------------------------------------------------------------
+
+TILE = 128
+"""Rows and columns of a tile, as the scaffold launches it."""
+Corner = Callable[[int, int], tuple[int, int]]
+
+
+def taken(matrix: Tensor, corner: tuple[int, int]) -> Tensor:
+    """The tile (TILE, DEPTH) that begins at a row and a column, with zeros beyond the matrix."""
+    row, column = corner
+    tile = matrix[row : row + TILE, column : column + DEPTH]
+    return pad(tile, (0, DEPTH - tile.shape[1], 0, TILE - tile.shape[0]))
+
+
+def from_corners(of_x: Corner, of_w: Corner) -> Callable[[Tensor, Tensor], Tensor]:
+    """What comes out when program p of an axis takes its tiles at ``of_x(p, start)``, ``of_w(p, start)``."""
+
+    def gives(x: Tensor, weight: Tensor) -> Tensor:
+        y = x.new_zeros(len(x), len(weight))
+        for m in range(0, len(x), TILE):
+            for n in range(0, len(weight), TILE):
+                sums = sum(
+                    taken(x, of_x(m // TILE, start)) @ taken(weight, of_w(n // TILE, start)).T
+                    for start in range(0, x.shape[1], DEPTH)
+                )
+                part = y[m : m + TILE, n : n + TILE]
+                part += sums[: len(part), : part.shape[1]]
+        return y
+
+    return gives
+
+
+def corner(p: int, start: int) -> tuple[int, int]:
+    """Where a tile begins."""
+    return p * TILE, start
+
+
+def swapped(p: int, start: int) -> tuple[int, int]:
+    """Column before row."""
+    return start, p * TILE
+
+
+def number(p: int, start: int) -> tuple[int, int]:
+    """The number of the tile, and not of its first row."""
+    return p, start
+
+
+described = Exercise(
+    "the product with descriptors",
+    "described",
+    reference=linear,
+    cases=((1, 1, 8), (5, 19, 40), (33, 40, 72)),
+    large=((2, 3, 264), (130, 3, 40), (2, 140, 24)),
+    inputs=matrices,
+    right="Nobody computes addresses or masks: one thread asks for a whole tile.",
+    properties=PRODUCT,
+    **KERNEL_CASES,
+    mistakes={
+        "unwritten": Mistake(
+            "Which rows and columns did nobody write? Who should have?",
+            "Rows begin at tl.program_id(0) * BM, columns at tl.program_id(1) * BN, as in product_kernel.",
+        ),
+        **STEPS,
+        "same-step": Mistake(
+            "With K = 64 you get twice the product of the first 32 places. What changes from step to step?",
+            "The tile of a step begins at column `start`.",
+            gives=in_steps(lambda parts: len(parts) * parts[0]),
+        ),
+        "swapped": Mistake(
+            "Of [row, column], which one moves from step to step?",
+            "The rows stay, and the columns begin at `start`: x.load([tl.program_id(0) * BM, start]).",
+            gives=(
+                from_corners(swapped, swapped),
+                from_corners(swapped, corner),
+                from_corners(corner, swapped),
+            ),
+        ),
+        "number-for-row": Mistake(
+            "With M = 130 there are two tiles of rows. At which row does the second one begin?",
+            "At tl.program_id(0) * BM. A descriptor counts rows, and not tiles.",
+            gives=(from_corners(number, number), from_corners(number, corner), from_corners(corner, number)),
+        ),
+        "step-for-column": Mistake(
+            "At which column begins the tile of the second step?",
+            "At BK: a descriptor counts columns, and not steps.",
+            raises="must be 16-byte aligned",
+        ),
+        "pointer": Mistake(
+            "x and weight are no addresses here. What can you ask of a descriptor?",
+            "x.load([row, column]) gives the whole tile that begins there: no addresses, and no mask.",
+            raises=r"tl\.load\(|descriptor.*(\+|add)|(\+|add).*descriptor",
+        ),
+    },
+    race=RACE,
+)
