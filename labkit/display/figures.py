@@ -20,6 +20,10 @@ LINE = 0.19
 """Height of a line of small text, in inches."""
 FAR = 4
 """Groups of bars whose longest ones are that many times apart have a scale each."""
+FEW_POINTS = 9
+"""Up to so many points of a curve have each a tick of its own."""
+TICK_WIDTH = 0.07
+"""Of the axis: what a tick's number needs."""
 LETTERS = 104
 """Letters of small text in a line as wide as a figure."""
 
@@ -214,8 +218,19 @@ def _ends(curve: Curve, panel: Panel) -> str:
     return f"{curve.name} {panel.written(begin)} at {panel.x} {first:g}, {panel.written(end)} at {last:g}"
 
 
+def _apart(xs: Iterable[float]) -> list[float]:
+    """Of the points those, from the last one down, whose ticks have room beside each other."""
+    ordered = sorted(set(xs), reverse=True)
+    room = TICK_WIDTH * math.log(ordered[0] / ordered[-1])
+    kept = ordered[:1]
+    for x in ordered[1:]:
+        if math.log(kept[-1] / x) > room:
+            kept.append(x)
+    return kept
+
+
 def _limits(axes: Axes, panel: Panel, shown: Iterable[Curve]) -> None:
-    """The ends and ticks of both axes: x at powers of two, y at 1, 2 and 5."""
+    """The ends and ticks of both axes. Along x they are at the points or, if these are many, at powers of two."""
     xs = [*panel.span, *(point[0] for curve in shown for point in curve.points)]
     ys = [value for curve in shown for point in curve.points for value in point[1:]] or [1.0, 100.0]
     ys += [y for points in panel.floors.values() for _, y in points]
@@ -223,13 +238,14 @@ def _limits(axes: Axes, panel: Panel, shown: Iterable[Curve]) -> None:
     pad = max((high / low) ** 0.06, (8 / (high / low)) ** 0.5)
     axes.set_ylim(low / pad, high * pad)
     if xs:
-        few = max(xs) < 4 * min(xs)
-        axes.xaxis.set_major_locator(FixedLocator(sorted(set(xs))) if few else LogLocator(2, numticks=9))
+        few = len(set(xs)) <= FEW_POINTS
+        axes.xaxis.set_major_locator(FixedLocator(_apart(xs)) if few else LogLocator(2, numticks=9))
         # A point far beyond the last power of two gets the next one as a tick.
         end = max(xs) if few or math.log2(max(xs)) % 1 < 0.3 else 2 ** math.ceil(math.log2(max(xs)))
         axes.set_xlim(min(xs) / 1.15, end * 1.15)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))
-    axes.yaxis.set_major_locator(LogLocator(10, (1, 2, 5) if high / low < 200 else (1,)))
+    steps = (1, 2, 3, 4, 5, 7) if high / low < 8 else (1, 2, 5) if high / low < 200 else (1,)
+    axes.yaxis.set_major_locator(LogLocator(10, steps))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: panel.written(y)))
     axes.yaxis.set_minor_formatter(NullFormatter())

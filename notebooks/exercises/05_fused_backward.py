@@ -94,7 +94,7 @@ SUMS = (
         "stores-outside",
         NOTHING_OUTSIDE.problem,
         "Is the mask wrong, or the address? Which row of `parts` does the last program store to?",
-        "With tiles = (of columns, of rows) in the launch, a program is in row tl.program_id(1) of `parts`.",
+        "A store to `parts` needs the mask j < width. Its row is the number of the tile of rows.",
         before_values=True,
     ),
     Property(
@@ -151,6 +151,11 @@ SUMS = (
 )
 """Of a kernel that sums over rows on its way."""
 
+MASK_SHAPE = Mistake(
+    "Which shape have the addresses, and which the mask beside them?",
+    "What lies along a row, such as bias + j or a row of `parts`, needs a mask of that shape: j < width.",
+    raises="Expected pointer argument to have shape",
+)
 ONE_ROW = (
     "How many parts has each sum? If all of them are stored at the same place, which one is left?",
     "`parts` has a row for each row of tiles: store at parts + tl.program_id(1) * width + column.",
@@ -205,6 +210,7 @@ sums = Exercise(
         ),
         "same-rows": Mistake(*SAME_ROWS, gives=first_again),
         "last-rows": Mistake(*LAST_ROWS, gives=WHOLE),
+        "mask-shape": MASK_SHAPE,
         "mean": Mistake(
             "By which number is your sum too small?",
             "Add up, and divide by nothing.",
@@ -287,6 +293,15 @@ backward = Exercise(
     ),
     mistakes={
         **column_mistakes(gradients),
+        "mask-shape": MASK_SHAPE,
+        "not-stored": Mistake(
+            "Which of the two matrices did nobody write?",
+            "The kernel has to store both: dx and dother.",
+            gives=(
+                lambda *given: (torch.nan * gradients(*given)[0], *gradients(*given)[1:]),
+                lambda *given: (*gradients(*given)[:2], torch.nan * gradients(*given)[2]),
+            ),
+        ),
         "form": Mistake(
             "Three gradients come back. In which order, and of which shapes?",
             "In the order of forward's arguments: dx (rows, width), dbias (width,), dother (rows, width).",
