@@ -230,7 +230,7 @@ def _apart(xs: Iterable[float]) -> list[float]:
 
 
 def _limits(axes: Axes, panel: Panel, shown: Iterable[Curve]) -> None:
-    """The ends and ticks of both axes. Those of x are at the points or, if these are many, at powers of two."""
+    """The ends and ticks of both axes. Those of x are at the points, or at powers of two for many points."""
     xs = [*panel.span, *(point[0] for curve in shown for point in curve.points)]
     ys = [value for curve in shown for point in curve.points for value in point[1:]] or [1.0, 100.0]
     ys += [y for points in panel.floors.values() for _, y in points]
