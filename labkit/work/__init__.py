@@ -3,10 +3,24 @@
 from labkit.work.affine import affine
 from labkit.work.base import Shape, Work
 from labkit.work.copy import copy
+from labkit.work.gate_up import gate_up
 from labkit.work.gelu_mul import gelu_mul
 from labkit.work.gelus import gelus
 from labkit.work.linear import linear
+from labkit.work.linear_gelu import linear_gelu
 from labkit.work.matmul import matmul
 from labkit.work.row_product import row_product
 
-__all__ = ["Shape", "Work", "affine", "copy", "gelu_mul", "gelus", "linear", "matmul", "row_product"]
+__all__ = [
+    "Shape",
+    "Work",
+    "affine",
+    "copy",
+    "gate_up",
+    "gelu_mul",
+    "gelus",
+    "linear",
+    "linear_gelu",
+    "matmul",
+    "row_product",
+]
