@@ -43,7 +43,7 @@ class Sweep(Table):
     ) -> None:
         self.points, self.over, self.published, self.roofs = points, over, published, roofs
         self.further = lines or {}
-        sizes = {axis: sorted({point.axes[axis] for point in points}) for axis in points[0].axes}
+        sizes = {axis: list(dict.fromkeys(point.axes[axis] for point in points)) for axis in points[0].axes}
         self.x = max(sizes, key=lambda axis: len(sizes[axis]))
         self.choices: dict[str, list[Any]] = {axis: found for axis, found in sizes.items() if axis != self.x}
         self.choices |= {name: list(dict.fromkeys(getattr(p, name) for p in points)) for name in FIELDS}

@@ -160,6 +160,8 @@ class RaceSpec:
     """The work of a rival that takes the same inputs in another layout."""
     clocks: tuple[Clock, ...] = ("graph",)
     cache: Cache = "cold"
+    counted: bool = True
+    """Whether launches and bytes, counted without a GPU, tell the ways apart: those of products do not."""
 
 
 def layer_with_backward(

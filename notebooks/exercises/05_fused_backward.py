@@ -146,7 +146,14 @@ SUMS = (
         "The kernel adds up its tile: tl.sum(tile, axis=0). PyTorch adds up `parts`, which is much smaller.",
         contiguous_only=True,
     ),
-    STORED_ONCE,
+    Property(
+        "stored-twice",
+        STORED_ONCE.problem,
+        "What lies behind the last element of a row, and which program stores there?",
+        "The next row, which another program stores as well. The mask needs rows and columns: "
+        "(i < rows)[:, None] & (j < width)[None, :].",
+        before_values=True,
+    ),
     READS_STORED,
 )
 """Of a kernel that sums over rows on its way."""

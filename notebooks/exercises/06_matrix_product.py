@@ -14,7 +14,7 @@ from torch.nn.functional import linear, pad
 
 DEPTH = 32
 """Of a step along K: of the first product in all dtypes, of the one with descriptors in float32."""
-RACE = RaceSpec(work.matmul, {"cuBLAS": linear}, ({"batch": 4096, "width": 4096},))
+RACE = RaceSpec(work.matmul, {"cuBLAS": linear}, ({"batch": 4096, "width": 4096},), counted=False)
 
 
 def matrices(M: int, N: int, K: int) -> dict[str, Any]:
@@ -118,8 +118,12 @@ product = Exercise(
                 lambda x, weight: linear(loaded(x, 1), weight),
                 lambda x, weight: linear(x, loaded(weight, 1)),
                 lambda x, weight: linear(x, loaded(weight, len(weight))),
-                lambda x, weight: x @ weight.reshape(weight.shape[::-1]),
             ),
+        ),
+        "turned-weight": Mistake(
+            "How many rows has weight, and how many numbers has each of them?",
+            "weight is (N, K): number k of row n lies at weight + n * K + k.",
+            gives=lambda x, weight: x @ weight.reshape(weight.shape[::-1]),
         ),
         "no-mask": Mistake(
             "Try K = 32, 64 and 33. Which come out right, and what does the last tile of the other hold?",
@@ -198,6 +202,11 @@ def number(p: int, start: int) -> tuple[int, int]:
     return p, start
 
 
+def first(p: int, start: int) -> tuple[int, int]:
+    """The first rows, whatever the program."""
+    return 0, start
+
+
 described = Exercise(
     "the product with descriptors",
     "described",
@@ -205,7 +214,7 @@ described = Exercise(
     cases=((1, 1, 8), (5, 19, 40), (33, 40, 72)),
     large=((2, 3, 264), (130, 3, 40), (2, 140, 24)),
     inputs=matrices,
-    right="Nobody computes addresses or masks: one thread asks for a whole tile.",
+    right="To load, nobody computes addresses or masks: one thread asks for a whole tile.",
     properties=PRODUCT,
     **KERNEL_CASES,
     mistakes={
@@ -232,6 +241,21 @@ described = Exercise(
             "With M = 130 there are two tiles of rows. At which row does the second one begin?",
             "At tl.program_id(0) * BM. A descriptor counts rows, and not tiles.",
             gives=(from_corners(number, number), from_corners(number, corner), from_corners(corner, number)),
+        ),
+        "first-rows": Mistake(
+            "With M = 130 there are two tiles of rows. At which row does the second one begin?",
+            "At tl.program_id(0) * BM for x, and at tl.program_id(1) * BN for weight.",
+            gives=(from_corners(first, first), from_corners(first, corner), from_corners(corner, first)),
+        ),
+        "blocks": Mistake(
+            "What does x.load take: all places of a tile, or where the tile begins?",
+            "Two numbers, the first row and the first column: [tl.program_id(0) * BM, start].",
+            raises=r"[Ee]xpected a scalar",
+        ),
+        "store": Mistake(
+            "x and weight are descriptors. And y?",
+            "y is an address, as in your first product: tl.store(y + ..., total, mask=...).",
+            raises=r"\by\.store",
         ),
         "step-for-column": Mistake(
             "At which column begins the tile of the second step?",
