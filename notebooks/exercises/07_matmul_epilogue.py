@@ -53,7 +53,8 @@ best = Exercise(
     "what an epilogue saves",
     "best_gain",
     reference=gain(),
-    cases=((8192, 512, 4096, 2, 4.2e6, 8e8), (100, 4096, 300, 2, 2e6, 3e8), (1, 64, 1, 4, 1e6, 5e7)),
+    # In all of them the product's arithmetic takes longer than its bytes.
+    cases=((8192, 512, 4096, 2, 4.2e6, 8e8), (2048, 4096, 300, 2, 2e6, 3e8), (4096, 512, 4096, 4, 1e6, 5e7)),
     inputs=case_values("rows", "width", "out", "itemsize", "bytes_per_us", "operations_per_us"),
     tolerance=0.005,
     right="It is 1 + itemsize * operations_per_us / (width * bytes_per_us): the wider, the less.",
@@ -168,7 +169,7 @@ epilogue = Exercise(
             gives=lambda x, w, b: gelu(linear(x, w), approximate="tanh") + b,
         ),
         "bias-by-row": Mistake(
-            "Subtract z from total for a few rows and columns. Along which of them does your bias change?",
+            "Take weights of zero. Does your result change along a row, or along a column?",
             "bias has N numbers, one for each column. As [None, :] a block of BN numbers is a row.",
             gives=(
                 bias_at(lambda row, col: row),
@@ -186,6 +187,16 @@ epilogue = Exercise(
         "unwritten": Mistake(
             "With M = 130 or N = 140 there is more than one tile. Which of their elements did nobody write?",
             "Rows begin at tl.program_id(0) * BM, columns at tl.program_id(1) * BN, as in product_kernel.",
+        ),
+        "not-kept": Mistake(
+            "What does gelu do with the block that it is given?",
+            "It leaves it as it is, and returns another one. Give that a name, and store it.",
+            gives=lambda x, w, b: linear(x, w),
+        ),
+        "bias-load": Mistake(
+            "x and weight are descriptors. And bias?",
+            "bias is an address: tl.load(bias + n, mask=n < N).",
+            raises=r"bias\.load",
         ),
         "no-gelu": Mistake(
             "Look at the results below zero. What does GELU make of them?",
