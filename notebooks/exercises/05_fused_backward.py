@@ -93,8 +93,9 @@ SUMS = (
     Property(
         "stores-outside",
         NOTHING_OUTSIDE.problem,
-        "Is the mask wrong, or the address? Which row of `parts` does the last program store to?",
-        "A store to `parts` needs the mask j < width. Its row is the number of the tile of rows.",
+        "Look at each store: is the mask wrong, or the address? How far apart are the rows of its tensor?",
+        "In a matrix and in `parts` a row has `width` numbers. A matrix needs the mask of the tile, `parts` "
+        "needs j < width, and its row is the number of the tile of rows.",
         before_values=True,
     ),
     Property(
