@@ -1,7 +1,7 @@
 """What a call launches: its kernels by name, with the time that each one takes."""
 
 import html
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from labkit import gpu
@@ -40,13 +40,25 @@ def profile(name: str, call: Callable[..., Any], work: Work, dtype: str = "float
         lines = [["", one.name] for one in counted]
         where = "Counted here, as operations of PyTorch."
     else:
-        lines = [[f"{digits(us)} µs", shorten(kernel)] for kernel, us in row.value]
+        lines = together(row.value)
         where = origin([row], known.live)[0]
-    title = f"{name} launches {len(lines)} kernel{'s' * (len(lines) != 1)} ({at})"
+    number = len(lines) if row.value is None else len(row.value)
+    title = f"{name} launches {number} kernel{'s' * (number != 1)} ({at})"
     page = f"<p><strong>{html.escape(title)}</strong></p>{plain_table([], lines)}"
     page += f"<p><small>{html.escape(where)}</small></p>"
     show(page, "\n".join([title, *(f"{us}  {kernel}" for us, kernel in lines), where]))
-    return Measured(len(lines), "live" if known.live else "recorded", row.device or "no GPU, counted")
+    return Measured(number, "live" if known.live else "recorded", row.device or "no GPU, counted")
+
+
+def together(kernels: Sequence[Sequence[Any]]) -> list[list[str]]:
+    """A line for each kernel with its time; kernels of the same name are one line, with their time in all."""
+    found: dict[str, list[float]] = {}
+    for kernel, us in kernels:
+        found.setdefault(kernel, []).append(us)
+    return [
+        [f"{digits(sum(us))} µs", f"{len(us)} × {shorten(kernel)}" if len(us) > 1 else shorten(kernel)]
+        for kernel, us in found.items()
+    ]
 
 
 def shorten(kernel: str) -> str:

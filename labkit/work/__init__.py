@@ -6,6 +6,7 @@ from labkit.work.copy import copy
 from labkit.work.gate_up import gate_up
 from labkit.work.gelu_mul import gelu_mul
 from labkit.work.gelus import gelus
+from labkit.work.grouped import grouped
 from labkit.work.linear import linear
 from labkit.work.linear_gelu import linear_gelu
 from labkit.work.matmul import matmul
@@ -19,6 +20,7 @@ __all__ = [
     "gate_up",
     "gelu_mul",
     "gelus",
+    "grouped",
     "linear",
     "linear_gelu",
     "matmul",

@@ -1,0 +1,150 @@
+"""Tasks of lesson 8: what is right, what people write instead, and what helps them on."""
+
+from labkit import kernels, work
+from labkit.exercises.common_hints import STORES_OUTSIDE
+from labkit.exercises.engine import Exercise, Mistake, RaceSpec
+from labkit.exercises.properties import KERNEL_CASES, PRODUCT, elements_at
+from labkit.work.grouped import reference
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ROWS = 64
+"""Rows of a tile, as the text says and the given launches have it."""
+Gives = Callable[..., Tensor]
+
+
+def group_inputs(rows: int, groups: int, width: int, poisoned: bool = False) -> dict[str, Any]:
+    """x (rows, groups * width), weight (groups, width, width), bias; perhaps group 1 is NaN and infinite."""
+    x, weight = torch.randn(rows, groups * width), torch.randn(groups, width, width) * width**-0.5
+    if poisoned:
+        x[:, width : 2 * width], weight[1] = math.nan, math.inf
+    return {"x": x, "weight": weight, "bias": torch.randn(groups, width)}
+
+
+def tile_width(width: int, least: int = 16) -> int:
+    """Columns of a tile: a power of two, and at least 16 where somebody thought of it."""
+    return max(least, 1 << (width - 1).bit_length())
+
+
+# ---- all groups in one kernel ------------------------------------------------------------------------------
+
+
+def masked(in_x: int = 0, in_weight: int = 0, in_y: int = 0, only_rows: bool = False) -> tuple[Gives, ...]:
+    """What comes out when the accesses let so many places of a tile through beyond the group's.
+
+    With ``only_rows`` weight lets them through along its rows, not its columns. Programs run in the
+    order of the interpreter: ``program_id(0)`` changes last, and counts groups or tiles of rows. What lies
+    beyond a tensor is NaN. For tiles of at least 16 and of 1.
+    """
+
+    def gives(x: Tensor, weight: Tensor, bias: Tensor, least: int, by_group: bool) -> Tensor:
+        R, (G, D, _), d = len(x), weight.shape, np.arange(tile_width(weight.shape[1], least))
+        beyond = np.full(len(d) * (D + 1), math.nan)
+        x_all, w_all, b_all = (np.concatenate((t.numpy().ravel(), beyond)) for t in (x, weight, bias))
+        y = np.full(x.numel() + len(d), math.nan)
+        rows, groups = range(0, R, ROWS), range(G)
+        places = itertools.product(groups, rows) if by_group else itertools.product(rows, groups)
+        for one, other in places:
+            group, first = (one, other) if by_group else (other, one)
+            at = np.arange(first, min(first + ROWS, R))[:, None] * G * D + group * D + d
+            a = np.where(d < D + in_x, x_all[at], 0)
+            square = (d[:, None] < D + in_weight) & (d < D + (0 if only_rows else in_weight))
+            w = np.where(square, w_all[group * D * D + d[:, None] * D + d], 0)
+            columns = slice(0, max(0, D + in_y))
+            y[at[:, columns]] = (a @ w + np.where(d < D, b_all[group * D + d], 0))[:, columns]
+        return torch.from_numpy(y[: x.numel()]).view_as(x)
+
+    return tuple(partial(gives, least=least, by_group=by) for least in (16, 1) for by in (True, False))
+
+
+ALL = 10**6
+"""More places than any tile has: no condition on the column."""
+ONE_OR_ALL = np.vstack((np.ones(3, int), np.eye(3, dtype=int)))
+"""One place too many in all three accesses, or in one of them."""
+
+
+def bias_a_tile_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """What comes out when rows of bias are taken to begin as far apart as a tile is wide."""
+    G, D = bias.shape
+    places = torch.arange(G)[:, None] * tile_width(D) + torch.arange(D)
+    return reference(x, weight, elements_at(bias, places))
+
+
+grouped = Exercise(
+    "all groups, in one kernel",
+    "grouped",
+    reference=reference,
+    cases=((1, 1, 1), (7, 2, 31), (70, 3, 20)),
+    large=((1, 2, 5, True), (5, 3, 1), (64, 3, 16), (37, 3, 16, True), (300, 2, 5), (2, 17, 4), (2, 2, 160)),
+    inputs=group_inputs,
+    properties=PRODUCT,
+    **KERNEL_CASES,
+    right="One launch: x is read where it lies, y is written where it belongs, and nothing lies between.",
+    race=RaceSpec(
+        work.grouped,
+        {"torch.compile": reference, "labkit": kernels.grouped_linear},
+        tuple({"batch": 4096, "groups": 100, "width": width} for width in (64, 100)),
+    ),
+    mistakes={
+        "transposed": Mistake(
+            "A weight is (D in, D out). Along which of the two does a sum run?",
+            "A row of the tile times a column of w: k, the input, goes down w's rows. Nothing is turned.",
+            gives=lambda x, weight, bias: reference(x, weight.mT, bias),
+        ),
+        "no-bias": Mistake(
+            "What comes out is the product alone. Does anything that you loaded reach the store?",
+            "The bias of a column is added to all rows of the tile: [None, :] makes a row of it.",
+            gives=lambda x, weight, bias: reference(x, weight, 0 * bias),
+        ),
+        "no-mask": Mistake(
+            "Take D = 20. How many columns has the tile, and whose are the last of them?",
+            "The tile has 32, from 20 on the next group's. For which of them is each of your masks false?",
+            gives=masked(ALL, ALL, ALL) + masked(ALL, ALL),
+        ),
+        "only-loads": Mistake(
+            "The sums are right. To which columns does a program store, and whose are they?",
+            "What stands at its end goes over the next group's results. What kept them out of the loads?",
+            gives=masked(in_y=ALL),
+        ),
+        "one-load": Mistake(
+            "Beyond D stands the next group's number, or nothing at all. It may be NaN or infinite: times 0?",
+            "NaN. x has D along its columns, weight along its columns and its rows: mask all three.",
+            gives=masked(ALL) + masked(0, ALL) + masked(0, ALL, only_rows=True),
+        ),
+        "off-by-one": Mistake(
+            "A group has D columns. What are the numbers of its first and of its last one?",
+            "They are 0 and D - 1, and D is the neighbour's first. Which of these does yours let in?",
+            gives=tuple(each for places in (*ONE_OR_ALL, *-ONE_OR_ALL) for each in masked(*places)),
+        ),
+        "first-weight": Mistake(
+            "Group 0 is right. Which weight does group 1 take?",
+            "A group's weight is D rows of D numbers: how many stand before that of group g?",
+            gives=lambda x, weight, bias: reference(x, weight[:1].expand_as(weight), bias),
+        ),
+        "unwritten": Mistake(
+            "Which elements were stored? A case has groups of 160: how wide is your tile there?",
+            "Each group needs triton.cdiv(R, BM) programs. Is each axis of the grid read as what it counts?",
+            "A row of x and of y holds all groups, one after the other: the row below begins G * D further.",
+        ),
+        "stores-outside": Mistake(
+            *STORES_OUTSIDE,
+            "How far is it from a group's first column to the next group's? BD is the tile's width, not D.",
+        ),
+        "bias-row": Mistake(
+            "Group 0 is right. Where in bias does the row of group 1 begin?",
+            "Behind the D numbers of group 0, without a gap: BD is only how wide the tile is.",
+            gives=(
+                lambda x, weight, bias: reference(x, weight, bias[:1].expand_as(bias)),
+                bias_a_tile_apart,
+            ),
+        ),
+    },
+)
