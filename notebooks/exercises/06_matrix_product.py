@@ -252,6 +252,11 @@ described = Exercise(
             "Two numbers, the first row and the first column: [tl.program_id(0) * BM, start].",
             raises=r"[Ee]xpected a scalar",
         ),
+        "wide-offsets": Mistake(
+            "How many bits has each of the two numbers that x.load takes?",
+            "32: write tl.program_id(0) * BM, without .to(tl.int64).",
+            raises="Block pointers only support 32",
+        ),
         "store": Mistake(
             "x and weight are descriptors. And y?",
             "y is an address, as in your first product: tl.store(y + ..., total, mask=...).",

@@ -8,7 +8,7 @@ import triton.language as tl
 
 # %% [grouped]
 @triton.jit
-def grouped_kernel(x, weight, bias, y, R, G, D, BM: tl.constexpr, BD: tl.constexpr):
+def grouped_kernel(x, weight, bias, y, R, G, D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):
     """One program: BM rows of one group of y."""
     group = tl.program_id(0).to(tl.int64)
     row = (tl.program_id(1) * BM + tl.arange(0, BM)).to(tl.int64)  # (BM,)
