@@ -154,7 +154,7 @@ epilogue = Exercise(
     cases=((1, 1, 8), (5, 19, 40), (33, 40, 72)),
     large=((2, 3, 264), (130, 3, 8), (2, 140, 24)),
     inputs=layer_inputs,
-    right="z never reaches memory: one tensor is written, and no second kernel reads and writes it again.",
+    right="The sums never reach memory: one tensor is written, and no second kernel reads and writes it again.",
     properties=PRODUCT,
     **KERNEL_CASES,
     mistakes={
@@ -179,7 +179,7 @@ epilogue = Exercise(
             ),
         ),
         "first-bias": Mistake(
-            "Take weights of zero, and look at a row of z with N = 140. Which biases are in it?",
+            "Take weights of zero, and look at a row of the result with N = 140. Which biases are in it?",
             "A tile needs those of its own columns: load at bias + n.",
             gives=(bias_at(lambda row, col: 0 * col), bias_at(lambda row, col: col % LARGE)),
             when=lambda calls: any(call.want.shape[1] > LARGE for call in calls),
