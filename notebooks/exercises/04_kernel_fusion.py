@@ -59,7 +59,10 @@ chain = Exercise(
         "bias-after": Mistake(
             "Take an element with x = -1, bias = 1, other = 1. What does the formula give, and what do you?",
             "The bias is added before GELU, inside its argument.",
-            gives=lambda x, bias, other: (gelu(x) + bias) * other,
+            gives=(
+                lambda x, bias, other: (gelu(x) + bias) * other,
+                lambda x, bias, other: gelu(x) * other + bias,
+            ),
         ),
         "product-inside": Mistake(
             "Which of the three tensors goes through GELU, and which one only scales the result?",
@@ -68,6 +71,11 @@ chain = Exercise(
                 lambda x, bias, other: gelu((x + bias) * other),
                 lambda x, bias, other: gelu(x + bias) * gelu(other),
             ),
+        ),
+        "times-bias": Mistake(
+            "What does the formula do with bias: is it added, or does it multiply?",
+            "It is added: x + bias goes through GELU.",
+            gives=lambda x, bias, other: gelu(x * bias) * other,
         ),
         "sum": Mistake(
             "Look at the formula again: what is done with other?",

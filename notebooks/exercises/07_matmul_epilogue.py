@@ -154,7 +154,7 @@ epilogue = Exercise(
     cases=((1, 1, 8), (5, 19, 40), (33, 40, 72)),
     large=((2, 3, 264), (130, 3, 8), (2, 140, 24)),
     inputs=layer_inputs,
-    right="The sums never reach memory: one tensor is written, and no second kernel reads and writes it again.",
+    right="The sums never reach memory: one tensor is written, and no second kernel touches it again.",
     properties=PRODUCT,
     **KERNEL_CASES,
     mistakes={
