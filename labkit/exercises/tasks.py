@@ -168,7 +168,8 @@ def count(exercise: Exercise, answer: Callable[..., Any], beside: Mapping[str, C
         "A number counts once for each launch that reads it."
     )
     if len({line[1:] for line in lines}) == 1:  # no table of lines that are alike
-        alike = f"All of these kernels move the same bytes, {lines[0][-1]}, each number once. {said}"
+        who = "All of these ways move" if len(lines) > 2 else "Your kernel moves"
+        alike = f"{who} each number once, {lines[0][-1]} bytes. {said}"
         show(f"<p><small>{alike}</small></p>", alike)
         return
     text = "\n".join("  ".join(line) for line in (heads, *lines))

@@ -130,8 +130,8 @@ grouped = Exercise(
             gives=lambda x, weight, bias: reference(x, weight[:1].expand_as(weight), bias),
         ),
         "unwritten": Mistake(
-            "Which elements were stored? A case has groups of 160: how wide is your tile there?",
             "Each group needs triton.cdiv(R, BM) programs. Is each axis of the grid read as what it counts?",
+            "How wide is your tile for groups of 160? It has to be as wide as a group, or wider.",
             "A row of x and of y holds all groups, one after the other: the row below begins G * D further.",
         ),
         "stores-outside": Mistake(
