@@ -26,7 +26,7 @@ def product_kernel(x, weight, y, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK
     tl.store(y + m[:, None] * N + n[None, :], total, mask=(m < M)[:, None] & (n < N)[None, :])
 
 
-def product(x, weight, BM=64, BN=64, BK=32, num_stages=1):
+def product(x, weight, BM=64, BN=64, BK=32, num_stages=1):  # what a stage is comes later
     """x @ weight.T: x (M, K), weight (N, K)."""
     x, weight = x.contiguous(), weight.contiguous()
     (M, K), N = x.shape, weight.shape[0]
@@ -52,7 +52,7 @@ def described_kernel(x, weight, y, M, N, K, BM: tl.constexpr, BN: tl.constexpr, 
 
 def described(x, weight, BM=128, BN=128, num_stages=3, num_warps=4):
     """x @ weight.T: x (M, K), weight (N, K)."""
-    (M, K), N, BK = x.shape, weight.shape[0], 128 // x.element_size()  # 128 bytes of a row
+    (M, K), N, BK = x.shape, weight.shape[0], 128 // x.element_size()  # a tile's row has 128 bytes
     y = x.new_empty(M, N)
     if y.numel():
         x, weight = lab.kernels.common.aligned_rows(x, weight)  # copies, unless each row begins at 16 bytes
