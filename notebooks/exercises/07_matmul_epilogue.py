@@ -193,6 +193,11 @@ epilogue = Exercise(
             "It leaves it as it is, and returns another one. Give that a name, and store it.",
             gives=lambda x, w, b: linear(x, w),
         ),
+        "not-turned": Mistake(
+            "tl.dot sums over the columns of its first tile and the rows of its second. What are yours?",
+            "b is a tile of weight, (BN, BK). b.T is (BK, BN).",
+            raises="equal reduction dimensions",
+        ),
         "bias-load": Mistake(
             "x and weight are descriptors. And bias?",
             "bias is an address: tl.load(bias + n, mask=n < N).",
