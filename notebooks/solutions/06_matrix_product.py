@@ -50,14 +50,13 @@ def described_kernel(x, weight, y, M, N, K, BM: tl.constexpr, BN: tl.constexpr, 
     tl.store(y + m[:, None] * N + n[None, :], total, mask=(m < M)[:, None] & (n < N)[None, :])
 
 
-def described(x, weight, BM=128, BN=128, num_stages=3, num_warps=4):
+def described(x, weight):
     """x @ weight.T: x (M, K), weight (N, K)."""
     (M, K), N, BK = x.shape, weight.shape[0], 128 // x.element_size()  # a tile's row has 128 bytes
     y = x.new_empty(M, N)
     if y.numel():
-        x, weight = lab.kernels.common.aligned_rows(x, weight)  # copies, unless each row begins at 16 bytes
-        x, weight = TensorDescriptor.from_tensor(x, [BM, BK]), TensorDescriptor.from_tensor(weight, [BN, BK])
-        tiles = triton.cdiv(M, BM), triton.cdiv(N, BN)
-        options = {"num_stages": num_stages, "num_warps": num_warps}
-        described_kernel[tiles](x, weight, y, M, N, K, BM, BN, BK, **options)
+        x, weight = lab.kernels.common.aligned_rows(x, weight)  # a copy, if rows do not begin at 16 bytes
+        x, weight = (TensorDescriptor.from_tensor(each, [128, BK]) for each in (x, weight))
+        tiles = triton.cdiv(M, 128), triton.cdiv(N, 128)
+        described_kernel[tiles](x, weight, y, M, N, K, 128, 128, BK, num_stages=3)
     return y
