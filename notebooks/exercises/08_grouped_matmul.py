@@ -78,6 +78,13 @@ def bias_a_tile_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return reference(x, weight, elements_at(bias, places))
 
 
+def weights_a_row_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """What comes out when the groups' matrices are taken to begin D numbers apart, as rows do."""
+    G, D = bias.shape
+    places = torch.arange(G * D).view(G, D)[:, :1, None] + torch.arange(D)[:, None] * D + torch.arange(D)
+    return reference(x, elements_at(weight, places), bias)
+
+
 grouped = Exercise(
     "all groups, in one kernel",
     "grouped",
@@ -117,12 +124,22 @@ grouped = Exercise(
         "one-load": Mistake(
             "Beyond D stands the next group's number, or nothing at all. It may be NaN or infinite: times 0?",
             "NaN. x has D along its columns, weight along its columns and its rows: mask all three.",
-            gives=masked(ALL) + masked(0, ALL) + masked(0, ALL, only_rows=True),
+            gives=(
+                *masked(ALL),
+                *masked(0, ALL),
+                *masked(0, ALL, only_rows=True),
+                *masked(ALL, ALL, only_rows=True),
+            ),
         ),
         "off-by-one": Mistake(
             "A group has D columns. What are the numbers of its first and of its last one?",
             "They are 0 and D - 1, and D is the neighbour's first. Which of these does yours let in?",
             gives=tuple(each for places in (*ONE_OR_ALL, *-ONE_OR_ALL) for each in masked(*places)),
+        ),
+        "weight-stride": Mistake(
+            "Group 0 is right. Where does the matrix of group 1 begin?",
+            "Behind the D * D numbers of group 0's.",
+            gives=weights_a_row_apart,
         ),
         "first-weight": Mistake(
             "Group 0 is right. Which weight does group 1 take?",
