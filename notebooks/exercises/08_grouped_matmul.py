@@ -124,12 +124,7 @@ grouped = Exercise(
         "one-load": Mistake(
             "Beyond D stands the next group's number, or nothing at all. It may be NaN or infinite: times 0?",
             "NaN. x has D along its columns, weight along its columns and its rows: mask all three.",
-            gives=(
-                *masked(ALL),
-                *masked(0, ALL),
-                *masked(0, ALL, only_rows=True),
-                *masked(ALL, ALL, only_rows=True),
-            ),
+            gives=masked(ALL) + masked(0, ALL) + masked(0, ALL, only_rows=True),
         ),
         "off-by-one": Mistake(
             "A group has D columns. What are the numbers of its first and of its last one?",
