@@ -85,9 +85,10 @@ def fold(app: Sphinx, docname: str, source: list[str]) -> None:
         for data in (output.get("data", {}) for output in cell.outputs):
             data |= {kind: recorded(text) for kind, text in data.items() if kind.startswith("text/")}
         tags = notebooks.tags(cell)
-        if {"setup", "parameters"} & set(tags):
+        folded = cell.metadata.get("jupyter", {})
+        if {"setup", "parameters"} & set(tags) or folded.get("source_hidden"):
             tags.append("hide-input")
-        if cell.metadata.get("jupyter", {}).get("outputs_hidden"):
+        if folded.get("outputs_hidden"):
             tags.append("hide-output")
         if "exercise" in tags:
             solution = nbformat.v4.new_code_cell(solutions[notebooks.exercise_of(cell)])
