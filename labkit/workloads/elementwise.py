@@ -39,7 +39,6 @@ def matrix_layer(
     reference: Callable[..., Tensor],
     size: Callable[[Shape], LayerSize],
     *,
-    forward_only: bool = False,
     sample: Mapping[str, int] = SAMPLE,
 ) -> Work:
     """The work of a layer of matrix products, whose size for a shape is ``size(shape)``.
@@ -49,8 +48,6 @@ def matrix_layer(
     """
 
     def min_bytes(shape: Shape, itemsize: int, direction: str) -> int:
-        if forward_only:
-            require_forward(direction)
         rows, x, y, matrices, vectors = size(shape)
         weights = matrices + vectors
         return by_direction(direction, rows * (x + y) + weights, rows * (2 * x + y) + 2 * weights) * itemsize

@@ -91,15 +91,6 @@ def _gate_up_inputs(shape: Shape) -> tuple[Tensor, ...]:
     return randn(batch, width), randn(2, hidden_of(shape), width, scale=width**-0.5)
 
 
-def _gate_up_size(shape: Shape) -> LayerSize:
-    width, hidden = shape["width"], hidden_of(shape)
-    return shape["batch"], width, hidden, 2 * hidden * width, 0
-
-
-GATE_UP = matrix_layer(_gate_up_inputs, gate_up, _gate_up_size, forward_only=True)
-"""The first half of GeGLU, forward: inputs x (batch, width), w_gate_up (2, hidden, width), gate first."""
-
-
 def geglu(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
     """The GeGLU MLP in plain PyTorch: (gelu(x Wg^T) * (x Wu^T)) Wd^T."""
     return linear(gate_up(x, w_gate_up), w_down)

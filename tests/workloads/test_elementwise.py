@@ -100,8 +100,6 @@ CASES: dict[str, Case] = {
     "linear_gelu": Case(m.LINEAR_GELU, [MLP, (11, 5), (11,)], (151, 236), (660, 1320),
         lambda *t: act(linear(*t)), 11),
     "chain": Case(m.CHAIN, [MLP, ROW, MLP], (90, 150), (330, 660), lambda x, b, other: act(x + b) * other, 5),
-    "gate_up": Case(m.GATE_UP, [MLP, (2, 11, 5)], (206, None), (1320, None),
-        lambda x, w: act(linear(x, w[0])) * linear(x, w[1])),
     "geglu": Case(m.GEGLU, [MLP, (2, 11, 5), (5, 11)], (225, 420), (1980, 3960),
         lambda x, w, d: geglu(x, *w, d)),
     "stack": Case(STACK, [MLP, (3, 5, 5), (3, 5), (3, 5)], (165, 300), (900, 1800), stacked),
