@@ -1,0 +1,51 @@
+"""What the works of matrix products cost and compute, counted from their tensors and written out anew."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from labkit import work
+
+SIZES = {"batch": 3, "width": 5, "out": 7}
+GROUPS = {"batch": 3, "groups": 2, "width": 5}
+ROWS = 3
+
+
+def gelu(z):
+    return functional.gelu(z, approximate="tanh")
+
+
+def by_group(x, weight, bias):
+    parts = [part @ w + b for part, w, b in zip(x.chunk(len(weight), 1), weight, bias, strict=True)]
+    return torch.cat(parts, 1)
+
+
+WORKS = {
+    "matmul": (work.matmul, SIZES, lambda x, w: x @ w.T),
+    "square matmul": (work.matmul, {"batch": 3, "width": 5}, lambda x, w: x @ w.T),
+    "linear_gelu": (work.linear_gelu, SIZES, lambda x, w, b: gelu(x @ w.T + b)),
+    "gate_up": (work.gate_up, SIZES, lambda x, w: gelu(x @ w[0].T) * (x @ w[1].T)),
+    "grouped": (work.grouped, GROUPS, by_group),
+}
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_a_product_is_what_its_docstring_says_and_costs_what_its_tensors_have(name):
+    of, size, written_out = WORKS[name]
+    given = [each.double() for each in of.inputs(size)]
+    y = of.reference(*given)
+    torch.testing.assert_close(y, written_out(*given))
+    matrices = given[1].numel()
+    counted = given if name == "grouped" else given[:2]  # elsewhere a bias is too small to count
+    assert of.min_bytes(size, 2, "forward") == 2 * (sum(each.numel() for each in counted) + y.numel())
+    # Each element of the matrices is multiplied with each row, and the product is added.
+    assert of.flops(size, "forward") == 2 * ROWS * matrices
+
+
+@pytest.mark.parametrize("name", ["matmul", "square matmul", "grouped"])
+def test_a_backward_pass_reads_the_inputs_and_dy_and_writes_all_gradients(name):
+    of, size, _ = WORKS[name]
+    given = of.inputs(size)
+    moved = 2 * sum(each.numel() for each in given) + of.reference(*given).numel()
+    assert of.min_bytes(size, 4, "backward") == 4 * moved
+    assert of.flops(size, "backward") == 2 * of.flops(size, "forward")
