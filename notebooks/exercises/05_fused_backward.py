@@ -73,6 +73,15 @@ def unwritten_parts(call: Call) -> str:
     return "sums are NaN, which is what `parts` holds where nobody has written." if nan_sums(call) else ""
 
 
+def sums_of_all(call: Call) -> str:
+    """Sums that are the same number in each column of a single tile."""
+    for mine, right in call.result_tensors():
+        alike = mine.dim() == 1 and len(mine) > 1 and bool(((mine == mine[0]) & (mine != 0)).all())
+        if alike and not bool((right == right[0]).all()):
+            return f"the sums of all {len(mine)} columns are the same number."
+    return ""
+
+
 def loads_outside(call: Call) -> str:
     """Loads from places that no tensor has."""
     return f"{call.loaded_outside} places outside of the tensors were loaded." if call.loaded_outside else ""
@@ -122,8 +131,16 @@ SUMS = (
     Property(
         "parts-unwritten",
         unwritten_parts,
-        "Is each place of `parts` written by some program? How many rows does it have, and how many tiles?",
-        "`parts` has a row for each row of tiles: triton.cdiv(rows, ROWS) of them.",
+        "Is each place of `parts` written? Where does the second row of tiles store its sums?",
+        "`parts` has triton.cdiv(rows, ROWS) rows of `width` numbers, one for each row of tiles. "
+        "The row of this program begins at parts + tl.program_id(1) * width.",
+        before_values=True,
+    ),
+    Property(
+        "no-axis",
+        sums_of_all,
+        "Along which axis does tl.sum add, if it is not told?",
+        "tl.sum(tile) adds up the whole tile. tl.sum(tile, axis=0) adds its rows: a sum for each column.",
         before_values=True,
     ),
     Property(
@@ -163,6 +180,11 @@ MASK_SHAPE = Mistake(
     "Which shape have the addresses, and which the mask beside them?",
     "What lies along a row, such as bias + j or a row of `parts`, needs a mask of that shape: j < width.",
     raises="Expected pointer argument to have shape",
+)
+NOT_UNPACKED = Mistake(
+    "How many results does each function return that your kernel calls?",
+    "gelu_and_slope returns two: value, slope = gelu_and_slope(z).",
+    raises="'tuple' object has no attribute",
 )
 ONE_ROW = (
     "How many parts has each sum? If all of them are stored at the same place, which one is left?",
@@ -370,6 +392,7 @@ backward = Exercise(
                 with_bias(lambda dx, dother, dy: dother.sum(0)),
             ),
         ),
+        "not-unpacked": NOT_UNPACKED,
         "one-row": Mistake(
             *ONE_ROW,
             gives=(
