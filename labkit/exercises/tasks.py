@@ -156,7 +156,7 @@ def count(exercise: Exercise, answer: Callable[..., Any], beside: Mapping[str, C
         try:
             lines.append((name, *map("{:,}".format, moved(*counted(call, given, spec.direction)))))
         except _TooManyProgramsError:
-            lines.append((name, "1", "more programs than are counted here", "", ""))
+            lines.append((name, "", "more programs than are counted here", "", ""))
     read, written = sum(each.nbytes for each in given), spec.work.reference(*given).nbytes
     if spec.direction == "backward":  # the inputs and dy, and the gradients of the inputs
         read, written = read + written, read

@@ -1,7 +1,7 @@
 """Tasks of lesson 5: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels, work
-from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, difference
 from labkit.exercises.properties import (
     KERNEL,
     KERNEL_CASES,
@@ -15,7 +15,7 @@ from labkit.exercises.properties import (
 )
 from labkit.work.gelu_mul import reference as chain
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -73,6 +73,15 @@ def unwritten_parts(call: Call) -> str:
     return "sums are NaN, which is what `parts` holds where nobody has written." if nan_sums(call) else ""
 
 
+def unwritten_tiles(call: Call) -> str:
+    """Part of a matrix that is NaN, which is what memory holds that nobody has written."""
+    for mine, right in call.result_tensors():
+        missing = mine.isnan() & ~right.isnan()
+        if mine.dim() == 2 and missing.any() and not missing.all() and not call.launches.unfilled:
+            return f"{int(missing.sum())} of {mine.numel()} elements of a matrix were never stored."
+    return ""
+
+
 def sums_of_all(call: Call) -> str:
     """Sums that are the same number in each column of a single tile."""
     for mine, right in call.result_tensors():
@@ -105,6 +114,8 @@ SUMS = (
         "Look at each store: is the mask wrong, or the address? How far apart are the rows of its tensor?",
         "In a matrix and in `parts` a row has `width` numbers. A matrix needs the mask of the tile, `parts` "
         "needs j < width, and its row is the number of the tile of rows.",
+        "Does the launch count tiles of columns along axis 0 and tiles of rows along axis 1, as your kernel "
+        "reads them? And has `parts` as many rows as there are tiles of rows?",
         before_values=True,
     ),
     Property(
@@ -129,11 +140,20 @@ SUMS = (
         before_values=True,
     ),
     Property(
+        "unwritten",
+        unwritten_tiles,
+        "Which part of the matrix has no program? How many tiles does the launch count, and of which size?",
+        "The launch has triton.cdiv(width, COLUMNS) and triton.cdiv(rows, ROWS) tiles, of the same ROWS and "
+        "COLUMNS that it gives to the kernel.",
+        before_values=True,
+    ),
+    Property(
         "parts-unwritten",
         unwritten_parts,
         "Is each place of `parts` written? Where does the second row of tiles store its sums?",
         "`parts` has triton.cdiv(rows, ROWS) rows of `width` numbers, one for each row of tiles. "
         "The row of this program begins at parts + tl.program_id(1) * width.",
+        "Does the launch count tiles of the same ROWS and COLUMNS that it gives to the kernel?",
         before_values=True,
     ),
     Property(
@@ -208,6 +228,7 @@ def only_rows(wanted: Callable[[int, int], slice]) -> Callable[[Tensor], Tensor]
 LAST = only_rows(lambda rows, tile: slice((rows - 1) // tile * tile, rows))
 FIRST = only_rows(lambda rows, tile: slice(0, tile))
 WHOLE = only_rows(lambda rows, tile: slice(0, rows // tile * tile))
+HALF_TILES = only_rows(lambda rows, tile: slice(0, -(-rows // tile) * (tile // 2)))
 SAME_ROWS = (
     "Which rows does the second row of tiles add up? Are they others than those of the first one?",
     "The tile begins at row tl.program_id(1) * ROWS.",
@@ -215,7 +236,7 @@ SAME_ROWS = (
 """Hints for tiles that all have the same rows."""
 LAST_ROWS = (
     "Do the last rows go into the sum, where `rows` is no multiple of ROWS? Try 40 rows and tiles of 32.",
-    "Round up: triton.cdiv(rows, ROWS) rows of tiles, and a mask for the rows that there are not.",
+    "Round up: triton.cdiv(rows, ROWS) rows of tiles, of the same ROWS that the kernel is given.",
 )
 """Hints for a remainder of rows that is left out."""
 
@@ -239,7 +260,7 @@ sums = Exercise(
             gives=(FIRST, LAST),
         ),
         "same-rows": Mistake(*SAME_ROWS, gives=first_again),
-        "last-rows": Mistake(*LAST_ROWS, gives=WHOLE),
+        "last-rows": Mistake(*LAST_ROWS, gives=(WHOLE, HALF_TILES)),
         "mask-shape": MASK_SHAPE,
         "mean": Mistake(
             "By which number is your sum too small?",
@@ -291,6 +312,17 @@ def with_bias(dbias: Callable[..., Tensor]) -> Callable[..., Any]:
         return dx, dbias(dx, dother, dy), dother
 
     return gives
+
+
+def only_dx_differs(calls: Sequence[Call]) -> bool:
+    """Whether dother is right, and dx is not, and may have been made with another slope."""
+    wrong = False
+    for call in calls:
+        (dx, right_dx), _, (dother, right_dother) = call.result_tensors()
+        if difference(dother, right_dother, 0.02):
+            return False
+        wrong = wrong or bool(difference(dx, right_dx, 0.02))
+    return wrong
 
 
 def layer_of(answer: Callable[..., Any]) -> Callable[..., Any]:
@@ -402,5 +434,10 @@ backward = Exercise(
         ),
         "same-rows": Mistake(*SAME_ROWS, gives=with_bias(lambda dx, dother, dy: first_again(dx))),
         "last-rows": Mistake(*LAST_ROWS, gives=with_bias(lambda dx, dother, dy: WHOLE(dx))),
+        "slope": Mistake(
+            "dother is right, and dx is not. What stands in dx that does not stand in dother?",
+            "dx = dy * other * slope, where slope is the second result of gelu_and_slope(z).",
+            when=only_dx_differs,
+        ),
     },
 )

@@ -1,14 +1,13 @@
 """Tasks of lesson 8: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels, work
-from labkit.exercises.common_hints import STORES_OUTSIDE
-from labkit.exercises.engine import Exercise, Mistake, RaceSpec
+from labkit.exercises.engine import Call, Exercise, Mistake, RaceSpec
 from labkit.exercises.properties import KERNEL_CASES, PRODUCT, elements_at
 from labkit.work.grouped import reference
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -65,10 +64,53 @@ def masked(in_x: int = 0, in_weight: int = 0, in_y: int = 0, only_rows: bool = F
     return tuple(partial(gives, least=least, by_group=by) for least in (16, 1) for by in (True, False))
 
 
+BEYOND = (
+    "Beyond D stands the next group's number, or nothing at all. It may be NaN or infinite: times 0?",
+    "NaN. x has D along its columns, weight along its columns and its rows: mask all three with d < D.",
+)
+"""Hints for masks that let a neighbour through."""
 ALL = 10**6
 """More places than any tile has: no condition on the column."""
 ONE_OR_ALL = np.vstack((np.ones(3, int), np.eye(3, dtype=int)))
 """One place too many in all three accesses, or in one of them."""
+
+
+def missing(call: Call) -> np.ndarray:
+    """Which elements of the result are NaN, where numbers should be."""
+    ((mine, right),) = call.result_tensors()
+    return (mine.isnan() & ~right.isnan()).numpy()
+
+
+def neighbour_leaks(calls: Sequence[Call]) -> bool:
+    """Whether elements are missing only where a neighbour is NaN or infinite."""
+    poisoned = [call for call in calls if len(call.case) > 3]
+    others = [call for call in calls if len(call.case) == 3]
+    return any(missing(call).any() for call in poisoned) and not any(missing(call).any() for call in others)
+
+
+def narrow_tile(calls: Sequence[Call]) -> bool:
+    """Whether elements are missing only in groups that are wider than many a tile."""
+    wide = [call for call in calls if call.case[2] > ROWS]
+    others = [call for call in calls if call.case[2] <= ROWS]
+    return any(missing(call).any() for call in wide) and not any(missing(call).any() for call in others)
+
+
+def rows_too_close(calls: Sequence[Call]) -> bool:
+    """Whether the end is missing that rows leave over which begin D numbers apart, in calls with one tile."""
+    few = [call for call in calls if 1 < call.case[0] <= ROWS and call.case[1] > 1 and len(call.case) == 3]
+
+    def left_over(call: Call) -> bool:
+        rows, groups, width = call.case
+        return bool(missing(call).ravel()[(rows - 1 + groups) * width :].all())
+
+    return bool(few) and all(left_over(call) for call in few)
+
+
+def widths_for_groups(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """What comes out when the number of groups is taken for their width, and the other way round."""
+    width, groups = bias.shape
+    matrices = elements_at(weight, torch.arange(groups * width * width).view(groups, width, width))
+    return reference(x, matrices, bias.reshape(groups, width))
 
 
 def bias_a_tile_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -101,6 +143,22 @@ grouped = Exercise(
         tuple({"batch": 4096, "groups": 100, "width": width} for width in (64, 100)),
     ),
     mistakes={
+        "neighbour": Mistake(*BEYOND, when=neighbour_leaks),
+        "narrow-tile": Mistake(
+            "Groups of up to 64 are right. What about groups of 160?",
+            "A tile has to be as wide as a group, or wider: BD = max(16, triton.next_power_of_2(D)).",
+            when=narrow_tile,
+        ),
+        "row-stride": Mistake(
+            "What is missing stands at the end. How far is it from a row of x or y to the row below?",
+            "A row holds all groups, one after the other: G * D numbers.",
+            when=rows_too_close,
+        ),
+        "swapped": Mistake(
+            "Which number comes first in the shape of bias, and in which order does the kernel take the two?",
+            "bias is (G, D). The kernel's arguments are R, G, D.",
+            gives=widths_for_groups,
+        ),
         "transposed": Mistake(
             "A weight is (D in, D out). Along which of the two does a sum run?",
             "A row of the tile times a column of w: k, the input, goes down w's rows. Nothing is turned.",
@@ -122,8 +180,7 @@ grouped = Exercise(
             gives=masked(in_y=ALL),
         ),
         "one-load": Mistake(
-            "Beyond D stands the next group's number, or nothing at all. It may be NaN or infinite: times 0?",
-            "NaN. x has D along its columns, weight along its columns and its rows: mask all three.",
+            *BEYOND,
             gives=masked(ALL) + masked(0, ALL) + masked(0, ALL, only_rows=True),
         ),
         "off-by-one": Mistake(
@@ -142,13 +199,14 @@ grouped = Exercise(
             gives=lambda x, weight, bias: reference(x, weight[:1].expand_as(weight), bias),
         ),
         "unwritten": Mistake(
-            "Each group needs triton.cdiv(R, BM) programs. Is each axis of the grid read as what it counts?",
-            "How wide is your tile for groups of 160? It has to be as wide as a group, or wider.",
+            "Each group needs triton.cdiv(R, BM) programs. How many does your launch start?",
+            "Does the kernel read each axis as the launch counts it? Axis 0 has groups, axis 1 has rows.",
             "A row of x and of y holds all groups, one after the other: the row below begins G * D further.",
         ),
         "stores-outside": Mistake(
-            *STORES_OUTSIDE,
-            "How far is it from a group's first column to the next group's? BD is the tile's width, not D.",
+            "Is it the store's mask, or its address? How far is it to the next row, and to the next group?",
+            "A row holds all groups, so the next one begins G * D further, and the next group D further. "
+            "BD is only how wide the tile is. And the mask needs rows below R and columns below D.",
         ),
         "bias-row": Mistake(
             "Group 0 is right. Where in bias does the row of group 1 begin?",
