@@ -15,6 +15,7 @@ backend.decide()
 FACE = {
     "check": "measure.correctness.check",
     "claim": "display.say.claim",
+    "compile": "profiling.codegen.compile",
     "guess": "display.say.guess",
     "kernels": "kernels",
     "lesson": "exercises.tasks.lesson",

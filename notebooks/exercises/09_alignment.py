@@ -1,0 +1,88 @@
+"""The task of lesson 9: what is right, what people write instead, and what helps them on."""
+
+from labkit import kernels, work
+from labkit.exercises import judge
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
+from labkit.exercises.properties import KERNEL_CASES, PRODUCT
+from labkit.work.grouped import reference
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+BEFORE = judge.find("08_grouped_matmul")
+"""Its task is the same layer with one tile a program. Most of its mistakes can be made here, too."""
+ROWS, PER = 64, 13
+"""Rows of a tile, and tiles of a program, as the text says."""
+
+
+def programs(call: Call) -> int:
+    """How many programs each group needs."""
+    return math.ceil(call.case[0] / ROWS / PER)
+
+
+def matrix_again(call: Call) -> str:
+    """Of all programs together: each has one group's matrix, once."""
+    weight = call.passed["weight"]
+    times = len(call.launches.loaded(weight)) / weight.numel() / programs(call)
+    return f"each program loads its matrix {times:.3g} times." if times > 1 else ""
+
+
+def sums_go_on(every: bool) -> Callable[..., Tensor]:
+    """What comes out when a program's sums go on from tile to tile; with ``every``, the bias does, too."""
+
+    def gives(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        y = reference(x, weight, bias * every)
+        tiles = pad(y, (0, 0, 0, -len(x) % ROWS)).view(-1, ROWS, y.shape[1])
+        sums = torch.cat([part.cumsum(0) for part in tiles.split(PER)]).flatten(0, 1)
+        return sums[: len(x)] + bias.flatten() * (not every)
+
+    return gives
+
+
+stays = Exercise(
+    "the matrix stays",
+    "stays",
+    reference=reference,
+    cases=((1, 1, 1), (70, 2, 5), (900, 2, 20)),
+    large=((70, 3, 16, True), (1700, 2, 3), (5, 2, 100)),
+    inputs=BEFORE["grouped"].inputs,
+    properties=(
+        *PRODUCT,
+        Property(
+            "matrix-again",
+            matrix_again,
+            "Which of your loads depend on the tile, and which are the same for all tiles of a program?",
+            "What does not change stands before the loop: the matrix, and the bias.",
+        ),
+    ),
+    **KERNEL_CASES,
+    right="Each program loads its matrix once, and no load of x waits for a result.",
+    race=RaceSpec(
+        work.grouped,
+        {"labkit": kernels.grouped_linear},
+        tuple({"batch": 4096, "groups": 100, "width": width} for width in (100, 104, 128)),
+    ),
+    mistakes={
+        name: mistake
+        for name, mistake in BEFORE["grouped"].mistakes.items()
+        if name
+        in ("neighbour", "transposed", "no-bias", "weight-stride", "first-weight", "bias-row", "swapped")
+    }
+    | {
+        "running-sum": Mistake(
+            "The first tile of each program is right. What does your sum hold when the second one begins?",
+            "In lesson 6 the sum went on along K. Here a tile has all of K, so each tile begins anew.",
+            gives=(sums_go_on(False), sums_go_on(True)),
+        ),
+        "unwritten": Mistake(
+            "Which tiles are the first one of program 0 and of program 1, and which is the last one?",
+            "Program i on axis 1 has the tiles from i * per to i * per + per - 1, if there are so many.",
+            "The rows of a tile are tile * BM + tl.arange(0, BM), where `tile` is the loop's own number.",
+        ),
+        "stores-outside": BEFORE["grouped"].mistakes["stores-outside"],
+    },
+)
