@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from labkit import gpu
@@ -42,11 +41,6 @@ def groups_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.cat([part @ w + b for part, w, b in zip(parts, weight, bias, strict=True)], -1)
 
 
-def over_time(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same of x (batch, features, time)."""
-    return lambda x, *rest: call(x.mT, *rest).mT
-
-
 def steps(a: Tensor, b: Tensor, h0: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
     """h = a h + b from step to step, with a norm of each state where there is a weight."""
     h, states = torch.zeros_like(b[:, 0]) if h0 is None else h0, []
@@ -79,8 +73,8 @@ class Case(NamedTuple):
     """Elements of a bias, which the contract does not count: it is one row."""
 
 
-ROWS, CHANNELS, FULL, STATE, ROW, MLP = (6, 20), (2, 20, 3), (6, 3, 5), (6, 5), (5,), (6, 5)
-SQUARES, FILTERS = [(4, 5, 5), (4, 5)], [(20, 5, 1), (20,)]
+ROWS, FULL, STATE, ROW, MLP = (6, 20), (6, 3, 5), (6, 5), (5,), (6, 5)
+SQUARES = [(4, 5, 5), (4, 5)]
 MANY = (340, 560), (1200, 2400)
 g, m, r = grouped, mlp, recurrent
 CASES: dict[str, Case] = {
@@ -90,12 +84,6 @@ CASES: dict[str, Case] = {
         torch.mul, 5),
     "all": Case(elementwise.product(gpu.randn, 2), [MLP, MLP], (90, None), (30, None), torch.mul),
     "grouped": Case(g.GROUPED, [ROWS, *SQUARES], *MANY, groups_apart, 20),
-    "linears": Case(g.GROUPED_LINEARS, [ROWS, *SQUARES], *MANY, lambda x, w, b: groups_apart(x, w.mT, b), 20),
-    "conv": Case(g.GROUPED_CONV, [ROWS, *FILTERS], *MANY,
-        lambda x, w, b: functional.conv1d(x[..., None], w, b, groups=len(b) // w.shape[1])[..., 0], 20),
-    "channels": Case(g.CHANNELS, [CHANNELS, *SQUARES], *MANY, over_time(groups_apart), 20),
-    "channels, conv": Case(g.CHANNELS_CONV, [CHANNELS, *FILTERS], *MANY,
-        lambda x, w, b: functional.conv1d(x, w, b, groups=len(b) // w.shape[1]), 20),
     "matmul": Case(m.MATMUL, [MLP, (5, 5)], (85, 140), (300, 600), linear),
     "linear_gelu": Case(m.LINEAR_GELU, [MLP, (11, 5), (11,)], (151, 236), (660, 1320),
         lambda *t: act(linear(*t)), 11),
@@ -112,7 +100,6 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 WORKS = {name: case.work for name, case in CASES.items()} | {"network": NETWORK}
 FORWARD_ONLY = [name for name, case in CASES.items() if case.elements[1] is None]
-OVER_TIME = [name for name, case in CASES.items() if case.sizes[0] == CHANNELS]
 RECURRENT = [name for name, case in CASES.items() if case.sizes[:2] == [FULL, FULL]]
 LONG = {"batch": 16, "time": 256, "width": 64}
 
@@ -184,22 +171,6 @@ def test_every_work_can_be_checked_row_by_row_unless_it_is_checked_in_full(name)
         assert comparison.at_full_size(inputs) < ALLOWED_ERROR["float32"] / 10
     else:
         assert name in ("row", "all"), "these have a second operand with rows"
-
-
-# Groups
-
-
-@pytest.mark.parametrize("name", OVER_TIME)
-def test_a_sequence_has_512_positions_where_left_out_and_never_more_than_the_rows(name):
-    work, shape = CASES[name].work, {"groups": 2, "width": 1}
-    for batch, time, x in ((1024, {}, (2, 2, 512)), (48, {}, (1, 2, 48)), (48, {"time": 100}, (1, 2, 48))):
-        assert sizes_of(work, shape | {"batch": batch} | time)[0] == x
-    for time, x in (({"time": 512}, (4, 2, 16)), ({"time": 8}, (8, 2, 8)), ({}, (1, 2, 64))):
-        given = shape | {"batch": 4096} | time
-        capped = {axis: min(size, work.sample.get(axis, size)) for axis, size in given.items()}
-        assert sizes_of(work, capped)[0] == x, "whole sequences are checked at a smaller size"
-    with pytest.raises(ValueError, match="batch: 600 rows"):
-        work.inputs(shape | {"batch": 600})
 
 
 def test_products_need_not_be_square():
