@@ -10,6 +10,7 @@ from labkit.work.grouped import grouped
 from labkit.work.linear import linear
 from labkit.work.linear_gelu import linear_gelu
 from labkit.work.matmul import matmul
+from labkit.work.network import network
 from labkit.work.row_product import row_product
 
 __all__ = [
@@ -24,5 +25,6 @@ __all__ = [
     "linear",
     "linear_gelu",
     "matmul",
+    "network",
     "row_product",
 ]

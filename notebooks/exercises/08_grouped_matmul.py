@@ -1,7 +1,7 @@
 """Tasks of lesson 8: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels, work
-from labkit.exercises.engine import Call, Exercise, Mistake, RaceSpec
+from labkit.exercises.engine import Call, Exercise, Mistake, RaceSpec, difference
 from labkit.exercises.properties import KERNEL_CASES, PRODUCT, elements_at
 from labkit.work.grouped import reference
 
@@ -82,10 +82,11 @@ def missing(call: Call) -> np.ndarray:
 
 
 def neighbour_leaks(calls: Sequence[Call]) -> bool:
-    """Whether elements are missing only where a neighbour is NaN or infinite."""
+    """Whether elements are missing where a neighbour is NaN or infinite, and all is right elsewhere."""
     poisoned = [call for call in calls if len(call.case) > 3]
-    others = [call for call in calls if len(call.case) == 3]
-    return any(missing(call).any() for call in poisoned) and not any(missing(call).any() for call in others)
+    others = [result for call in calls if len(call.case) == 3 for result in call.result_tensors()]
+    right = not any(difference(mine, exact, 0.05) for mine, exact in others)
+    return right and any(missing(call).any() for call in poisoned)
 
 
 def narrow_tile(calls: Sequence[Call]) -> bool:
@@ -118,6 +119,13 @@ def bias_a_tile_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     G, D = bias.shape
     places = torch.arange(G)[:, None] * tile_width(D) + torch.arange(D)
     return reference(x, weight, elements_at(bias, places))
+
+
+def matrix_rows_a_tile_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """What comes out when the rows of a matrix are taken to begin as far apart as a tile is wide."""
+    G, D = bias.shape
+    rows = torch.arange(D)[:, None] * tile_width(D) + torch.arange(D)
+    return reference(x, elements_at(weight, torch.arange(G)[:, None, None] * D * D + rows), bias)
 
 
 def weights_a_row_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -192,6 +200,11 @@ grouped = Exercise(
             "Group 0 is right. Where does the matrix of group 1 begin?",
             "Behind the D * D numbers of group 0's.",
             gives=weights_a_row_apart,
+        ),
+        "matrix-rows": Mistake(
+            "How far is it in memory from a row of a matrix to the row below?",
+            "D numbers: a matrix lies there without gaps. BD is only how wide the tile is.",
+            gives=matrix_rows_a_tile_apart,
         ),
         "first-weight": Mistake(
             "Group 0 is right. Which weight does group 1 take?",

@@ -6,6 +6,7 @@ from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
 from labkit.exercises.properties import KERNEL_CASES, PRODUCT
 from labkit.work.grouped import reference
 
+import inspect
 import math
 from collections.abc import Callable
 
@@ -29,6 +30,16 @@ def matrix_again(call: Call) -> str:
     weight = call.passed["weight"]
     times = len(call.launches.loaded(weight)) / weight.numel() / programs(call)
     return f"each program loads its matrix {times:.3g} times." if times > 1 else ""
+
+
+def unknown_width(call: Call) -> str:
+    """Whether a kernel is told the width of a group as an ordinary number. 100 is no other size of a case."""
+    for kernel, given in call.launches.kernels:
+        for name, parameter in inspect.signature(kernel.fn).parameters.items():
+            ordinary = "constexpr" not in str(parameter.annotation)
+            if ordinary and isinstance(given.get(name), int) and given[name] == call.case[2] == 100:
+                return f"{name} is an ordinary argument, so its loads have 2 bytes on a GPU."
+    return ""
 
 
 def sums_go_on(every: bool) -> Callable[..., Tensor]:
@@ -57,6 +68,13 @@ stays = Exercise(
             matrix_again,
             "Which of your loads depend on the tile, and which are the same for all tiles of a program?",
             "What does not change stands before the loop: the matrix, and the bias.",
+            "Or are there more programs than needed? A group needs triton.cdiv(triton.cdiv(R, 64), per).",
+        ),
+        Property(
+            "unknown-width",
+            unknown_width,
+            "What does the compiler have to know of D, so that a thread can load 8 or 16 bytes at once?",
+            "D: tl.constexpr, as in the kernel above.",
         ),
     ),
     **KERNEL_CASES,
@@ -70,7 +88,17 @@ stays = Exercise(
         name: mistake
         for name, mistake in BEFORE["grouped"].mistakes.items()
         if name
-        in ("neighbour", "transposed", "no-bias", "weight-stride", "first-weight", "bias-row", "swapped")
+        in (
+            "neighbour",
+            "transposed",
+            "no-bias",
+            "weight-stride",
+            "matrix-rows",
+            "first-weight",
+            "bias-row",
+            "one-load",
+            "swapped",
+        )
     }
     | {
         "running-sum": Mistake(
@@ -80,8 +108,8 @@ stays = Exercise(
         ),
         "unwritten": Mistake(
             "Which tiles are the first one of program 0 and of program 1, and which is the last one?",
+            "Does the launch have G programs on axis 0, and triton.cdiv(triton.cdiv(R, 64), per) on axis 1?",
             "Program i on axis 1 has the tiles from i * per to i * per + per - 1, if there are so many.",
-            "The rows of a tile are tile * BM + tl.arange(0, BM), where `tile` is the loop's own number.",
         ),
         "stores-outside": BEFORE["grouped"].mistakes["stores-outside"],
     },

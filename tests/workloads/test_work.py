@@ -20,12 +20,19 @@ def by_group(x, weight, bias):
     return torch.cat(parts, 1)
 
 
+def layers(x, weight):
+    for w in weight:
+        x = x + (x @ w.T).clamp(min=0).square()
+    return x
+
+
 WORKS = {
     "matmul": (work.matmul, SIZES, lambda x, w: x @ w.T),
     "square matmul": (work.matmul, {"batch": 3, "width": 5}, lambda x, w: x @ w.T),
     "linear_gelu": (work.linear_gelu, SIZES, lambda x, w, b: gelu(x @ w.T + b)),
     "gate_up": (work.gate_up, SIZES, lambda x, w: gelu(x @ w[0].T) * (x @ w[1].T)),
     "grouped": (work.grouped, GROUPS, by_group),
+    "network": (work.network, {"batch": 3, "width": 5, "depth": 4}, layers),
 }
 
 
@@ -42,7 +49,7 @@ def test_a_product_is_what_its_docstring_says_and_costs_what_its_tensors_have(na
     assert of.flops(size, "forward") == 2 * ROWS * matrices
 
 
-@pytest.mark.parametrize("name", ["matmul", "square matmul", "grouped"])
+@pytest.mark.parametrize("name", ["matmul", "square matmul", "grouped", "network"])
 def test_a_backward_pass_reads_the_inputs_and_dy_and_writes_all_gradients(name):
     of, size, _ = WORKS[name]
     given = of.inputs(size)

@@ -1,0 +1,107 @@
+"""The task of lesson 10: what is right, what people write instead, and what helps them on."""
+
+from labkit.exercises.engine import Call, Exercise, Mistake, case_values, difference
+from labkit.exercises.simulated_gpu import SimulatedGpu
+from labkit.exercises.simulated_layers import CompiledFunction
+from labkit.measure.correctness import TOLERANCE
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WARM_UP, DID_NOT_WAIT = "a warm-up on a side stream", "the stream that did not wait"
+GRAPH_COMPUTES, REPLAY_RETURNS = "the graph computes call of", "replay returns call of"
+PYTHON_CALLS, GRAPH_REPLAYS = "calls by Python in a replay", "graph replays for one new"
+INPUTS_UNCHANGED, SEPARATE_RESULTS = "x and each new as they were", "results in memory of their own"
+RIGHT_CAPTURE = {WARM_UP: True, DID_NOT_WAIT: "none", GRAPH_COMPUTES: "new", REPLAY_RETURNS: "new"}
+RIGHT_CAPTURE |= {PYTHON_CALLS: 0, GRAPH_REPLAYS: 1, INPUTS_UNCHANGED: True, SEPARATE_RESULTS: True}
+"""What is seen of a capture, and how it should be."""
+
+
+def run_capture(graphed: Any, shape: tuple[int, ...], width: int, dtype: torch.dtype, replays: int) -> Any:
+    """Have an answer capture on a simulated GPU, and replay; what was seen, by RIGHT_CAPTURE's keys."""
+    gpu, results = SimulatedGpu(), []
+    seen: dict[str, Any] = dict(RIGHT_CAPTURE)
+    with gpu.unobserved(), gpu:
+        with gpu.unobserved():
+            weight = torch.randn(shape[-1], width).to(dtype)
+            x, first, *drawn = (torch.randn(shape).to(dtype) for _ in range(2 * replays + 2))
+            news, others = drawn[:replays], drawn[replays:]
+            own = [each.clone() for each in (first, *news)]
+        call = CompiledFunction(gpu, lambda x: 2 * torch.tanh(x @ weight))
+        x.copy_(first)  # on the current stream, as all that the caller does
+        replay = graphed(gpu.cuda, call, x)
+        assert callable(replay), f"graphed returned a {type(replay).__name__}, not a function"
+        for new, before, other in zip(news, [first, *news], others, strict=False):
+            replayed, calls = gpu.replays, call.calls
+            y = replay(new)
+            assert isinstance(y, Tensor) and y.dtype == dtype, "replay returned no tensor of x's dtype"
+            results.append(y)
+            y.clone()  # the caller reads it, on the current stream
+            seen |= {PYTHON_CALLS: call.calls - calls, GRAPH_REPLAYS: gpu.replays - replayed}
+            with gpu.unobserved():
+                seen[INPUTS_UNCHANGED] &= all(map(torch.equal, (x, *news), own))
+                named = ("new", new), ("the new before", before), ("x", first), ("x", x)
+                for fact, made in ((GRAPH_COMPUTES, call.captured), (REPLAY_RETURNS, y)):
+                    wanted = [(name, call.function(given)) for name, given in named]
+                    alike = [name for name, want in wanted if not difference(made, want, TOLERANCE[dtype])]
+                    seen[fact] = seen[fact] if "new" in alike else (*alike, "neither")[0]
+            x.copy_(other)  # the caller has other uses for x
+            own[0] = other
+    seen[SEPARATE_RESULTS] = len({y.untyped_storage().data_ptr() for y in results}) == replays
+    return seen | {DID_NOT_WAIT: gpu.stream_without_wait(), WARM_UP: call.on_a_side_stream}
+
+
+def shows(fact: str, value: Any, is_it: bool = True) -> Callable[[Sequence[Call]], bool]:
+    """Whether some capture shows this value of a fact, or, if not ``is_it``, another one."""
+    return lambda calls: any(call.error is None and (call.got[fact] == value) is is_it for call in calls)
+
+
+capture = Exercise(
+    "capture it by hand",
+    "graphed",
+    reference=lambda *case: RIGHT_CAPTURE,
+    cases=(((4, 6), 3, torch.float32, 3), ((5, 8), 8, torch.bfloat16, 3), ((2, 3, 8), 4, torch.float32, 40)),
+    inputs=case_values("shape", "width", "dtype", "replays"),
+    call=run_capture,
+    right="One launch a replay. This was a simulated GPU, on which streams race unless they wait.",
+    mistakes={
+        "no-warm-up": Mistake(
+            "What does call do when it runs for the first time, and never again?",
+            "Have it run once before the capture, on a stream of its own: the first rule above says how.",
+            raises="compiles its kernels",
+        ),
+        "calls-again": Mistake(
+            "What does Python launch in your replay, and what would be left to launch with a graph?",
+            "The capture is done once, in graphed. Afterwards only the graph itself runs again.",
+            when=shows(PYTHON_CALLS, 0, False),
+        ),
+        "current-stream": Mistake(
+            "On which stream did call run before the capture? The first rule asks for another one.",
+            "Make a stream. In its context, cuda.stream(...), all work of PyTorch goes to it.",
+            when=shows(WARM_UP, False),
+        ),
+        "no-wait": Mistake(
+            "Which streams use the same memory here? How does the later one know that it may?",
+            "There is a handover to the side stream, and one back: wait_stream just before each.",
+            when=shows(DID_NOT_WAIT, "none", False),
+        ),
+        "writes-x": Mistake(
+            "Whose tensor do you copy into? Who still needs the values that were in it?",
+            "Let the graph read a tensor that nobody else has, made like x before the capture.",
+            when=shows(INPUTS_UNCHANGED, False),
+        ),
+        "stale-input": Mistake(
+            "A graph remembers addresses. What lies at its input's when it is replayed?",
+            "Make a tensor for the graph to read before the capture. replay copies new into just that one.",
+            when=shows(GRAPH_COMPUTES, "x"),
+        ),
+        "shared-result": Mistake(
+            "Get two results, then look at the first again. What did the second replay write to?",
+            "The caller may keep any number of results: each replay hands out a tensor made anew.",
+            when=shows(SEPARATE_RESULTS, False),
+        ),
+    },
+)
