@@ -169,6 +169,8 @@ class SimulatedGpu(dispatch_mode.LightDispatchMode):
             self.not_while_capturing("Python asked for a number that the device has not computed")
             self.current.synchronize()
         if self.capturing is not None:
+            if torch.Tag.dynamic_output_shape in func.tags or _by_mask(func, args):
+                self.not_while_capturing("the size of a result depends on numbers of the device")
             return self.capturing.record(func, args, kwargs)
         result = func(*args, **kwargs)
         if starts_work(func):
@@ -424,6 +426,13 @@ class CUDAGraph:
 
 
 # ---- tensors -----------------------------------------------------------------------------------------------
+
+
+def _by_mask(func: Any, args: Any) -> bool:
+    """Whether an operation takes the elements of a tensor for which a mask is true."""
+    if func is not torch.ops.aten.index.Tensor:
+        return False
+    return any(isinstance(each, Tensor) and each.dtype is torch.bool for each in args[1])
 
 
 def detached(values: Any) -> Any:

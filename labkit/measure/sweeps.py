@@ -193,11 +193,6 @@ def custom_times(suite: str, timers: Mapping[str, Callable[[], float]], dtype: s
     return _custom(suite, timers, "median_us", dtype)
 
 
-def custom_bytes(suite: str, meters: Mapping[str, Callable[[], int]]) -> Results:
-    """The same for memory: each function returns bytes, and they are the row's ``peak_bytes``."""
-    return _custom(suite, meters, "peak_bytes", "float32")
-
-
 def _custom(suite: str, functions: Mapping[str, Callable[[], float]], column: str, dtype: str) -> Results:
     if not gpu.available():
         # a sweep may have the same name: its rows have a clock

@@ -8,6 +8,5 @@ published markers alone.
 from labkit.plots.bars import bars, stacked
 from labkit.plots.curves import curves, speedups
 from labkit.plots.style import Picture
-from labkit.plots.timeline import timeline
 
-__all__ = ["Picture", "bars", "curves", "speedups", "stacked", "timeline"]
+__all__ = ["Picture", "bars", "curves", "speedups", "stacked"]

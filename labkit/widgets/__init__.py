@@ -1,4 +1,4 @@
-"""The widgets of a lesson: guess, claim, sweep over an axis, look at a timeline.
+"""The widgets of a lesson: guess, claim, sweep over an axis.
 
 Where nobody can press a button (papermill, CI) each of them does its work by itself and leaves plain HTML.
 """
@@ -6,7 +6,7 @@ Where nobody can press a button (papermill, CI) each of them does its work by it
 import importlib
 from typing import Any
 
-FACE = dict(claim="claims", summary="claims", guess="guesses", sweep="sweep_panel", timeline="timeline_panel")
+FACE = dict(claim="claims", summary="claims", guess="guesses", sweep="sweep_panel")
 """The module of each name, imported when it is first used: who counts claims needs no torch."""
 
 

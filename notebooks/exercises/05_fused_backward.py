@@ -111,11 +111,9 @@ SUMS = (
     Property(
         "stores-outside",
         NOTHING_OUTSIDE.problem,
-        "Look at each store: is the mask wrong, or the address? How far apart are the rows of its tensor?",
+        "Is it the mask of a store, its address, or the launch? Axis 0 counts columns, axis 1 counts rows.",
         "In a matrix and in `parts` a row has `width` numbers. A matrix needs the mask of the tile, `parts` "
-        "needs j < width, and its row is the number of the tile of rows.",
-        "Does the launch count tiles of columns along axis 0 and tiles of rows along axis 1, as your kernel "
-        "reads them? And has `parts` as many rows as there are tiles of rows?",
+        "needs j < width, and its row is the number of the tile of rows: it needs one for each of them.",
         before_values=True,
     ),
     Property(

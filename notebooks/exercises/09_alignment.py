@@ -29,7 +29,7 @@ def matrix_again(call: Call) -> str:
     """Of all programs together: each has one group's matrix, once."""
     weight = call.passed["weight"]
     times = len(call.launches.loaded(weight)) / weight.numel() / programs(call)
-    return f"each program loads its matrix {times:.3g} times." if times > 1 else ""
+    return f"matrices are loaded {times:.3g} times as often as needed." if times > 1 else ""
 
 
 def unknown_width(call: Call) -> str:
@@ -40,6 +40,12 @@ def unknown_width(call: Call) -> str:
             if ordinary and isinstance(given.get(name), int) and given[name] == call.case[2] == 100:
                 return f"{name} is an ordinary argument, so its loads have 2 bytes on a GPU."
     return ""
+
+
+def no_stages(call: Call) -> str:
+    """Whether the launch is not told how many stages the loop has."""
+    told = all(given.get("num_stages") for _, given in call.launches.kernels)
+    return "" if told else "num_stages does not reach the launch."
 
 
 def sums_go_on(every: bool) -> Callable[..., Tensor]:
@@ -69,6 +75,12 @@ stays = Exercise(
             "Which of your loads depend on the tile, and which are the same for all tiles of a program?",
             "What does not change stands before the loop: the matrix, and the bias.",
             "Or are there more programs than needed? A group needs triton.cdiv(triton.cdiv(R, 64), per).",
+        ),
+        Property(
+            "no-stages",
+            no_stages,
+            "Your function has an argument num_stages. Who has to know of it?",
+            "The launch: stays_kernel[programs](..., num_stages=num_stages).",
         ),
         Property(
             "unknown-width",

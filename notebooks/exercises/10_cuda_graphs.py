@@ -68,6 +68,16 @@ capture = Exercise(
     call=run_capture,
     right="One launch a replay. This was a simulated GPU, on which streams race unless they wait.",
     mistakes={
+        "torch-cuda": Mistake(
+            "Which GPU does your answer capture on? What is its first argument for?",
+            "Write cuda.Stream(), cuda.CUDAGraph() and cuda.graph(...), without torch.",
+            raises=r"dummy base class|requires CUDA support",
+        ),
+        "copied-too-late": Mistake(
+            "Of which input is the result that replay hands out? When has the new one to be there?",
+            "First copy new to where the graph reads, and then replay.",
+            when=shows(REPLAY_RETURNS, "the new before"),
+        ),
         "no-warm-up": Mistake(
             "What does call do when it runs for the first time, and never again?",
             "Have it run once before the capture, on a stream of its own: the first rule above says how.",

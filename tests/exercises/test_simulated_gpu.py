@@ -62,35 +62,12 @@ def test_operations_on_lists_of_tensors_are_captured_and_an_optimizer_with_them(
     assert weight.tolist() == [-1.0, -1.0], "it follows the rate"
 
 
-def test_a_graphed_training_step_does_what_the_step_itself_does():
-    """Without a GPU on the stand-in, the warm-up's trace removed, with a rate that changes."""
-    device = labkit.gpu.device()
-    torch.manual_seed(0)
-    batches, ends = torch.randn(6, 8, 4, device=device), []
-    for wrap in (lambda step, keep: step, lambda step, keep: labkit.graphed_step(step, keep)):
-        torch.manual_seed(1)
-        model, rate = torch.nn.Linear(4, 1).to(device), torch.zeros((), device=device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True, capturable=True)
-
-        def train(x, model=model, optimizer=optimizer):
-            optimizer.zero_grad()
-            loss = (model(x) - 1).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        step = wrap(train, (model, optimizer))
-        losses = [step(x).item() for x in batches if rate.add_(0.01) is not None]
-        ends.append(torch.tensor([*losses, *model.weight.flatten().tolist()]))
-    torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-5)
-
-
-@INTERPRETED
-def test_the_stand_in_of_a_graphed_step_refuses_what_the_real_one_refuses():
-    step = labkit.graphed_step(torch.neg)
-    assert step(torch.ones(3)).tolist() == [-1.0] * 3
-    with pytest.raises(ValueError, match=r"^input 0: is torch.float64"):
-        step(torch.ones(3).double())
+@pytest.mark.parametrize("call", [lambda x: x[x > 0], torch.nonzero, lambda x: x.masked_select(x > 0)])
+def test_what_has_a_size_that_depends_on_numbers_is_refused(call):
+    x = torch.ones(3, device=labkit.gpu.device())
+    call(x)
+    with pytest.raises(RuntimeError):
+        labkit.captured(labkit.cuda(), lambda: call(x))
 
 
 @GPU

@@ -4,12 +4,13 @@ import cases
 import operators as op
 import pytest
 import torch
+from graph_stand_in import TorchStandIn
 from operators import bf16, fp16, fp32
 from torch import nn
 from torch.nn import functional
 
 from labkit import gpu
-from labkit.exercises import simulated_gpu, stand_in
+from labkit.exercises import simulated_gpu
 from labkit.kernels import GraphedStep, graphs
 from labkit.workloads.stack import stack
 
@@ -20,7 +21,7 @@ from labkit.workloads.stack import stack
 def pretend(monkeypatch):
     if gpu.available():
         pytest.skip("on a GPU the tests below use it")
-    device = stand_in.TorchStandIn()
+    device = TorchStandIn()
     monkeypatch.setattr(graphs, "torch", device)
     monkeypatch.setattr(graphs, "DEVICE_TYPE", "cpu")
     with torch.no_grad(), device.machine:

@@ -370,12 +370,7 @@ def test_each_timer_is_called_once_and_makes_a_row_or_without_a_gpu_shows_the_ta
     assert set(found["clock"]) == set(found["cache"]) == {""}, "they are no clock's"
     with pytest.raises(ZeroDivisionError):
         sweeps.custom_times("museum/x", {"wrong": lambda: 1 / 0})
-    meters = {"pool": lambda: 4 * 2**20}
-    found = sweeps.custom_bytes("museum/y", meters)
-    assert found["peak_bytes"].tolist() == [4 * 2**20] and found["median_us"].isna().all()
     monkeypatch.setattr("labkit.gpu.available", lambda: False)
     record(recorded(suite="museum/x", clock="", cache="", us=4.0), recorded(suite="museum/x", us=9.0))
     assert sweeps.custom_times("museum/x", timers)["median_us"].tolist() == [4.0], "not the sweep's"
     assert called == ["wrong", "right"]
-    nothing = sweeps.custom_bytes("museum/y", meters)
-    assert nothing.empty and "peak_bytes" in nothing
