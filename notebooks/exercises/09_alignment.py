@@ -65,7 +65,7 @@ stays = Exercise(
     "stays",
     reference=reference,
     cases=((1, 1, 1), (70, 2, 5), (900, 2, 20)),
-    large=((70, 3, 16, True), (1700, 2, 3), (5, 2, 100)),
+    large=((70, 3, 12, True), (70, 3, 16), (1700, 2, 3), (5, 2, 100)),
     inputs=BEFORE["grouped"].inputs,
     properties=(
         *PRODUCT,
