@@ -11,7 +11,9 @@ from labkit.work.linear import linear
 from labkit.work.linear_gelu import linear_gelu
 from labkit.work.matmul import matmul
 from labkit.work.network import network
+from labkit.work.rms_norm import rms_norm
 from labkit.work.row_product import row_product
+from labkit.work.softmax import softmax
 
 __all__ = [
     "Shape",
@@ -26,5 +28,7 @@ __all__ = [
     "linear_gelu",
     "matmul",
     "network",
+    "rms_norm",
     "row_product",
+    "softmax",
 ]

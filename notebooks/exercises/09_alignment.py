@@ -72,9 +72,9 @@ stays = Exercise(
         Property(
             "matrix-again",
             matrix_again,
-            "Which of your loads depend on the tile, and which are the same for all tiles of a program?",
-            "What does not change stands before the loop: the matrix, and the bias.",
-            "Or are there more programs than needed? A group needs triton.cdiv(triton.cdiv(R, 64), per).",
+            "Which of your loads depend on the tile, and which do not? And how many programs has each group?",
+            "What does not change stands before the loop: the matrix, and the bias. "
+            "And a group needs triton.cdiv(triton.cdiv(R, 64), per) programs, no more.",
         ),
         Property(
             "no-stages",

@@ -56,3 +56,17 @@ def test_a_backward_pass_reads_the_inputs_and_dy_and_writes_all_gradients(name):
     moved = 2 * sum(each.numel() for each in given) + of.reference(*given).numel()
     assert of.min_bytes(size, 4, "backward") == 4 * moved
     assert of.flops(size, "backward") == 2 * of.flops(size, "forward")
+
+
+def test_a_norm_and_a_softmax_are_what_their_docstrings_say_and_read_x_once():
+    x, weight = work.rms_norm.inputs({"batch": 3, "width": 5})
+    x, weight = x.double(), weight.double()
+    rows = [w * row / (row.square().sum() / 5 + 1e-6).sqrt() for row, w in zip(x, [weight] * 3, strict=True)]
+    torch.testing.assert_close(work.rms_norm.reference(x, weight), torch.stack(rows))
+    (x,) = work.softmax.inputs({"batch": 3, "width": 5})
+    powers = x.double().exp()
+    torch.testing.assert_close(work.softmax.reference(x.double()), powers / powers.sum(1, keepdim=True))
+    for each in (work.rms_norm, work.softmax):
+        moved = [each.min_bytes({"batch": 3, "width": 5}, 2, way) for way in ("forward", "backward")]
+        assert moved == [2 * 2 * 15, 3 * 2 * 15]
+        assert each.flops({"batch": 3, "width": 5}, "forward") in (4 * 15, 5 * 15)

@@ -1,0 +1,248 @@
+"""Tasks of lesson 11: what is right, what people write instead, and what helps them on."""
+
+from labkit import kernels, work
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
+from labkit.exercises.properties import KERNEL_CASES, POINTWISE, READ_ONCE, elements_at
+from labkit.work.rms_norm import reference
+from labkit.work.softmax import reference as right_softmax
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton import next_power_of_2
+
+EPS = 1e-6
+
+
+def row_inputs(rows: int, width: int) -> dict[str, Any]:
+    """x (rows, width), with rows of all sizes, some so small that eps counts; weight (width,)."""
+    sizes = 10.0 ** torch.randint(-3, 2, (rows, 1))
+    return {"x": sizes * (0.5 + torch.randn(rows, width)), "weight": 1 + 0.5 * torch.randn(width)}
+
+
+def mean(t: Tensor) -> Tensor:
+    """The mean of each row, as a column."""
+    return t.mean(-1, keepdim=True)
+
+
+def row_norms(*scales: Callable[[Tensor, int], Tensor], of: Any = torch.square) -> tuple[Any, ...]:
+    """The layer with each of these scales: it multiplies x, and is made of the mean of ``of(x)`` and of W."""
+    return tuple(lambda x, w, scale=each: w * x * scale(mean(of(x)), x.shape[-1]) for each in scales)
+
+
+def block_scale(m: Tensor, W: int) -> Tensor:
+    """The scale when the sum is divided by the block's size."""
+    return torch.rsqrt(m * W / next_power_of_2(W) + EPS)
+
+
+NORM: dict[str, Any] = {
+    "reference": reference,
+    "cases": ((1, 1), (3, 5), (70, 33)),
+    "large": ((4, 128), (2, 2500), (9, 600)),
+    "inputs": row_inputs,
+    "properties": (*POINTWISE, READ_ONCE),
+    **KERNEL_CASES,
+}
+NORM_MISTAKES = {
+    "sum-for-mean": Mistake(
+        "Try a row of W ones: its root mean square is 1, so y is the weight. What is yours?",
+        "tl.sum adds up. A mean divides the sum by how many numbers there are.",
+        gives=row_norms(lambda m, H: torch.rsqrt(m * H + EPS)),
+    ),
+    "block-for-row": Mistake(
+        "With 128 columns it is right, with 33 it is not. Which two sizes are alike only sometimes?",
+        "The block has BLOCK places and the row W numbers: the masked ones do not count.",
+        gives=row_norms(block_scale),
+    ),
+    "root": Mistake(
+        "Double x: y should stay as it is. What does yours do?",
+        "The root mean square divides x, the mean square does not. tl.rsqrt is 1 over the root.",
+        gives=row_norms(lambda m, H: 1 / (m + EPS), lambda m, H: torch.sqrt(m + EPS)),
+    ),
+    "eps": Mistake(
+        "Only small rows are wrong. What is added to the mean square, and where?",
+        "1e-6 is added to the mean, under the root; not to the sum, and not to the root.",
+        gives=row_norms(
+            lambda m, H: m.rsqrt(), lambda m, H: 1 / (m.sqrt() + EPS), lambda m, H: (m + EPS / H).rsqrt()
+        ),
+    ),
+    "mean-of-x": Mistake(
+        "Which comes first: the square of each number, or the sum over the row?",
+        "Square each number, then add up: tl.sum(value * value, axis=0).",
+        gives=row_norms(*(lambda m, H, k=k: (m * m * H**k + EPS).rsqrt() for k in (0, 1)), of=torch.positive),
+    ),
+    "no-weight": Mistake(
+        "The norm is right. Which argument have you not loaded?",
+        "Each column has a weight, the same for all rows.",
+        gives=lambda x, weight: reference(x, torch.ones_like(weight)),
+    ),
+    "weight-of-row": Mistake(
+        "The first row is right, the others are NaN. How many numbers has the weight?",
+        "W: its address has the column, and no row.",
+        gives=lambda x, weight: reference(x, elements_at(weight, torch.arange(x.numel())).view_as(x)),
+        when=lambda calls: any(call.loaded_outside for call in calls),  # so it is not the grid
+    ),
+}
+
+
+def race(*widths: int) -> RaceSpec:
+    """A race in float32 with 256 MB for x, at these widths."""
+    sizes = tuple({"batch": 2**26 // width, "width": width} for width in widths)
+    rivals = {"PyTorch": reference, "torch.compile": reference, "labkit": kernels.rms_norm}
+    return RaceSpec(work.rms_norm, rivals, sizes, dtype="float32")
+
+
+row_norm = Exercise(
+    "RMSNorm, a program for each row",
+    "row_norm",
+    right="x is read once: the row stays in registers between its sum and its result.",
+    race=race(64, 1024),
+    mistakes={
+        "unwritten": Mistake(
+            "Some first rows are right, and behind them nothing was stored. Who should have?",
+            "A program has one row, so there are as many programs as rows.",
+        ),
+        **NORM_MISTAKES,
+    },
+    **NORM,
+)
+
+# ---- several rows in a program -----------------------------------------------------------------------------
+
+
+def one_program_a_row(call: Call) -> str:
+    """As many programs as rows, where rows are so short that a program should have several."""
+    rows, width = call.case
+    programs = sum(call.launches.programs)
+    return f"{programs} programs for {rows} rows." if rows >= 64 > width and programs >= rows else ""
+
+
+def one_scale_a_tile(x: Tensor, w: Tensor) -> Tensor:
+    """The layer when all rows of a tile have one sum, in tiles of 1024 numbers as the text says."""
+    tiles = x.split(max(1, 1024 // next_power_of_2(x.shape[1])))
+    return torch.cat([w * tile * torch.rsqrt(tile.square().sum() / x.shape[1] + EPS) for tile in tiles])
+
+
+rows_norm = Exercise(
+    "RMSNorm, several rows a program",
+    "rows_norm",
+    right="A tile of short rows has enough to load for all lanes of a program.",
+    race=race(64, 1024),
+    mistakes={
+        "unwritten": Mistake(
+            "How many programs has the launch, if each has ROWS rows? What if rows is no multiple of ROWS?",
+            "triton.cdiv(rows, ROWS), and the first row of a program is tl.program_id(0) * ROWS.",
+        ),
+        "all-rows": Mistake(
+            "Rows get each other's scale. Along which axis does tl.sum add?",
+            "A row lies along axis 1 of the tile: tl.sum(tile * tile, axis=1), a number for each row.",
+            gives=one_scale_a_tile,
+        ),
+        **NORM_MISTAKES,
+    },
+    **NORM,
+)
+
+# ---- softmax of long rows ----------------------------------------------------------------------------------
+
+BLOCK = 1024
+"""The largest block, as the given launch has it."""
+
+
+def long_rows(rows: int, width: int) -> dict[str, Any]:
+    """x (rows, width), larger to the right; in some rows exponentials are infinite or 0 in float32."""
+    x = 2 * torch.randn(rows, width) + torch.linspace(0, 6, width)
+    return {"x": x + 120 * ((torch.arange(rows) + rows) % 3 - 1)[:, None]}
+
+
+def blocks_of(x: Tensor) -> list[Tensor]:
+    """The blocks that a row is read in."""
+    return list(x.split(min(BLOCK, next_power_of_2(x.shape[1])), 1))
+
+
+def running(rescaled: bool, all_blocks: bool = True) -> Callable[[Tensor], Tensor]:
+    """The softmax whose sum goes from block to block in this way."""
+
+    def gives(x: Tensor) -> Tensor:
+        top, total = torch.full_like(x[:, :1], -torch.inf), torch.zeros_like(x[:, :1])
+        for block in blocks_of(x):
+            new = torch.maximum(top, block.amax(1, keepdim=True))
+            before = total * torch.exp(top - new) if rescaled else total
+            total = (before if all_blocks else 0) + torch.exp(block - new).sum(1, keepdim=True)
+            top = new
+        return torch.exp(x - top) / total
+
+    return gives
+
+
+def masked_zeros(x: Tensor) -> Tensor:
+    """The softmax when masked places hold 0, and take part."""
+    block = min(BLOCK, next_power_of_2(x.shape[1]))
+    places = -x.shape[1] % block
+    top = x.amax(1, keepdim=True).clamp(min=0.0 if places else -torch.inf)
+    return torch.exp(x - top) / (torch.exp(x - top).sum(1, keepdim=True) + places * torch.exp(-top))
+
+
+def without_maximum(x: Tensor) -> Tensor:
+    """The exponentials over their sum, in float32, where they overflow."""
+    made = x.float().exp()
+    return (made / made.sum(1, keepdim=True)).double()
+
+
+def read_three_times(call: Call) -> str:
+    """More than two passes over x."""
+    x = call.passed["x"]
+    times = len(call.launches.loaded(x)) / max(1, x.numel())
+    return f"each number of x is loaded {times:.3g} times." if x.is_contiguous() and times > 2 else ""
+
+
+softmax = Exercise(
+    "the softmax of long rows",
+    "softmax",
+    reference=right_softmax,
+    cases=((1, 1), (3, 5), (2, 1500)),
+    large=((2, 4096), (1, 3000), (5, 300)),
+    inputs=long_rows,
+    properties=(
+        *POINTWISE,
+        Property(
+            "three-passes",
+            read_three_times,
+            "How often does your kernel go along a row? What does one pass find, and could it find both?",
+            "In one loop keep the maximum and the sum so far. If the maximum grows, correct the sum.",
+            contiguous_only=True,
+        ),
+    ),
+    **KERNEL_CASES,
+    right="One pass finds maximum and sum, whatever the length of a row.",
+    race=RaceSpec(
+        work.softmax,
+        {"PyTorch": right_softmax, "torch.compile": right_softmax},
+        ({"batch": 2048, "width": 32768},),
+        dtype="float32",
+    ),
+    mistakes={
+        "no-maximum": Mistake(
+            "What is exp(100) in float32, and that divided by itself?",
+            "Infinite, and then NaN. Subtract the row's maximum from each number first.",
+            gives=without_maximum,
+        ),
+        "old-sum": Mistake(
+            "Rows of one block are right. What was subtracted in the sum so far, and what in the new block?",
+            "An older maximum. Multiply the sum so far by exp(old maximum - new maximum).",
+            gives=running(rescaled=False),
+        ),
+        "last-block": Mistake(
+            "Rows of one block are right. Which blocks are in your sum at the end?",
+            "Add each block's sum to what was there before.",
+            gives=running(rescaled=True, all_blocks=False),
+        ),
+        "masked-zeros": Mistake(
+            "What do masked places hold, and what does that do to the maximum and the sum?",
+            'Minus infinity changes neither: other=float("-inf").',
+            gives=masked_zeros,
+        ),
+    },
+)
