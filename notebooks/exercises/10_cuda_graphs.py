@@ -88,6 +88,11 @@ capture = Exercise(
             "The capture is done once, in graphed. Afterwards only the graph itself runs again.",
             when=shows(PYTHON_CALLS, 0, False),
         ),
+        "not-replayed": Mistake(
+            "What makes the GPU work when replay is called?",
+            "graph.replay(), once for each new input.",
+            when=shows(GRAPH_REPLAYS, 0),
+        ),
         "current-stream": Mistake(
             "On which stream did call run before the capture? The first rule asks for another one.",
             "Make a stream. In its context, cuda.stream(...), all work of PyTorch goes to it.",
@@ -95,7 +100,8 @@ capture = Exercise(
         ),
         "no-wait": Mistake(
             "Which streams use the same memory here? How does the later one know that it may?",
-            "There is a handover to the side stream, and one back: wait_stream just before each.",
+            "There is a handover to the side stream, and one back: wait_stream just before each. "
+            "Inside of `with cuda.stream(side)` the current stream is the side stream.",
             when=shows(DID_NOT_WAIT, "none", False),
         ),
         "writes-x": Mistake(

@@ -6,7 +6,7 @@ from labkit.exercises.properties import KERNEL_CASES, POINTWISE, READ_ONCE, elem
 from labkit.work.rms_norm import reference
 from labkit.work.softmax import reference as right_softmax
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -112,13 +112,6 @@ row_norm = Exercise(
 # ---- several rows in a program -----------------------------------------------------------------------------
 
 
-def one_program_a_row(call: Call) -> str:
-    """As many programs as rows, where rows are so short that a program should have several."""
-    rows, width = call.case
-    programs = sum(call.launches.programs)
-    return f"{programs} programs for {rows} rows." if rows >= 64 > width and programs >= rows else ""
-
-
 def one_scale_a_tile(x: Tensor, w: Tensor) -> Tensor:
     """The layer when all rows of a tile have one sum, in tiles of 1024 numbers as the text says."""
     tiles = x.split(max(1, 1024 // next_power_of_2(x.shape[1])))
@@ -154,7 +147,11 @@ BLOCK = 1024
 def long_rows(rows: int, width: int) -> dict[str, Any]:
     """x (rows, width), larger to the right; in some rows exponentials are infinite or 0 in float32."""
     x = 2 * torch.randn(rows, width) + torch.linspace(0, 6, width)
-    return {"x": x + 120 * ((torch.arange(rows) + rows) % 3 - 1)[:, None]}
+    x += 120 * ((torch.arange(rows) + rows) % 3 - 1)[:, None]
+    if width > BLOCK:
+        x[0, :BLOCK] = -torch.inf  # a block with nothing in it
+        x[-1, BLOCK:] -= 240  # a later block with a much smaller maximum
+    return {"x": x}
 
 
 def blocks_of(x: Tensor) -> list[Tensor]:
@@ -166,23 +163,49 @@ def running(rescaled: bool, all_blocks: bool = True) -> Callable[[Tensor], Tenso
     """The softmax whose sum goes from block to block in this way."""
 
     def gives(x: Tensor) -> Tensor:
-        top, total = torch.full_like(x[:, :1], -torch.inf), torch.zeros_like(x[:, :1])
+        x = x.float()  # where old exponentials become 0
+        top, total = torch.full_like(x[:, :1], -3.4e38), torch.zeros_like(x[:, :1])
         for block in blocks_of(x):
             new = torch.maximum(top, block.amax(1, keepdim=True))
             before = total * torch.exp(top - new) if rescaled else total
             total = (before if all_blocks else 0) + torch.exp(block - new).sum(1, keepdim=True)
             top = new
-        return torch.exp(x - top) / total
+        return (torch.exp(x - top) / total).double()
 
     return gives
 
 
+def block_maxima(x: Tensor) -> Tensor:
+    """The softmax whose sum is corrected to each block's own maximum, in float32, where that is infinite."""
+    top, total = torch.full_like(x[:, :1], -3.4e38).float(), torch.zeros_like(x[:, :1]).float()
+    for block in blocks_of(x.float()):
+        new = block.amax(1, keepdim=True)
+        total = total * torch.exp(top - new) + torch.exp(block - new).sum(1, keepdim=True)
+        top = new
+    return (torch.exp(x.float() - top) / total).double()
+
+
+def from_infinity(calls: Sequence[Call]) -> bool:
+    """Whether NaN stands only in rows that begin with a block of nothing but minus infinity."""
+    found = False
+    for call in calls:
+        ((mine, _),) = call.result_tensors()
+        empty = call.passed["x"][:, :BLOCK].isinf().all(1)
+        wrong = mine.isnan().any(1)
+        if (wrong & ~empty).any():
+            return False
+        found = found or bool(wrong.any())
+    return found
+
+
 def masked_zeros(x: Tensor) -> Tensor:
     """The softmax when masked places hold 0, and take part."""
+    x = x.float()
     block = min(BLOCK, next_power_of_2(x.shape[1]))
     places = -x.shape[1] % block
     top = x.amax(1, keepdim=True).clamp(min=0.0 if places else -torch.inf)
-    return torch.exp(x - top) / (torch.exp(x - top).sum(1, keepdim=True) + places * torch.exp(-top))
+    total = torch.exp(x - top).sum(1, keepdim=True) + (places * torch.exp(-top) if places else 0)
+    return (torch.exp(x - top) / total).double()
 
 
 def without_maximum(x: Tensor) -> Tensor:
@@ -228,6 +251,16 @@ softmax = Exercise(
             "What is exp(100) in float32, and that divided by itself?",
             "Infinite, and then NaN. Subtract the row's maximum from each number first.",
             gives=without_maximum,
+        ),
+        "from-infinity": Mistake(
+            "What is the maximum so far, if a row's first block holds nothing but minus infinity?",
+            "Minus infinity, and that less itself is NaN. Begin with -3.4e38 instead.",
+            when=from_infinity,
+        ),
+        "block-maximum": Mistake(
+            "What if a later block has a much smaller maximum than an earlier one?",
+            "Keep the larger one: new = tl.maximum(top, tl.max(value, axis=0)).",
+            gives=block_maxima,
         ),
         "old-sum": Mistake(
             "Rows of one block are right. What was subtracted in the sum so far, and what in the new block?",
