@@ -112,6 +112,17 @@ row_norm = Exercise(
 # ---- several rows in a program -----------------------------------------------------------------------------
 
 
+def one_row_a_turn(call: Call) -> str:
+    """As many stores as rows, where rows are so short that a program should store several at once."""
+    rows, width = call.case
+    stores = len(call.launches.stores)
+    return (
+        f"{stores} stores for {rows} rows of {width} numbers."
+        if rows >= 64 > width and stores >= rows
+        else ""
+    )
+
+
 def one_scale_a_tile(x: Tensor, w: Tensor) -> Tensor:
     """The layer when all rows of a tile have one sum, in tiles of 1024 numbers as the text says."""
     tiles = x.split(max(1, 1024 // next_power_of_2(x.shape[1])))
@@ -121,6 +132,16 @@ def one_scale_a_tile(x: Tensor, w: Tensor) -> Tensor:
 rows_norm = Exercise(
     "RMSNorm, several rows a program",
     "rows_norm",
+    properties=(
+        *NORM["properties"],
+        Property(
+            "one-row",
+            one_row_a_turn,
+            "How many rows has the tile of a program, if a row has 33 numbers?",
+            "ROWS = max(1, 1024 // BLOCK), and triton.cdiv(rows, ROWS) programs.",
+            contiguous_only=True,
+        ),
+    ),
     right="A tile of short rows has enough to load for all lanes of a program.",
     race=race(64, 1024),
     mistakes={
@@ -135,7 +156,7 @@ rows_norm = Exercise(
         ),
         **NORM_MISTAKES,
     },
-    **NORM,
+    **{key: value for key, value in NORM.items() if key != "properties"},
 )
 
 # ---- softmax of long rows ----------------------------------------------------------------------------------
