@@ -1,37 +1,7 @@
-"""Names of kernels: shortened for a plot, and the kind of work that they tell."""
+"""Names of kernels, shortened to be shown."""
 
 import re
 from collections.abc import Callable
-from typing import Literal
-
-Kind = Literal["matrix product", "reduction", "copy", "other"]
-_PATTERNS: tuple[tuple[Kind, str], ...] = (
-    ("copy", r"^mem(cpy|set)\b"),
-    # sums the parts of a matrix product whose inner dimension was split among blocks
-    ("reduction", r"splitkreduce|reducesplitk"),
-    # cuBLAS's own (nvjet, xmma, gemm, gemv), cutlass's, magma's; others have cublasGemv... as argument types
-    ("matrix product", r"nvjet|cutlass|xmma|magma|(?<!cublas)gem[mv]"),
-    # PyTorch's own sums
-    ("reduction", r"splitk|reduce_kernel"),
-)
-"""The first pattern that is found in a name decides. Case and parameter lists do not matter. A product that
-splits its inner dimension has splitK in its name too, so products come before the last pattern."""
-
-_PRODUCTS = {"mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "addbmm", "mv", "addmv", "linear"}
-"""PyTorch's operations that are matrix products."""
-
-
-def kernel_kind(name: str) -> Kind:
-    """The kind of work of a kernel, copy or fill, by its full name as torch.profiler gives it."""
-    text = _without_brackets(name)
-    kinds = (kind for kind, pattern in _PATTERNS if re.search(pattern, text, re.IGNORECASE))
-    return next(kinds, "other")
-
-
-def operation_kind(name: str) -> Kind:
-    """The same for an operation of PyTorch, by its name in :mod:`labkit.profiling.launch_counts`."""
-    return "matrix product" if name in _PRODUCTS else "other"
-
 
 _PLAIN = re.compile(r"(void|const|char|bool|int|long|unsigned|float|double|array)(\s|$)")
 """Template arguments that make a name longer and hardly tell two kernels apart."""

@@ -10,12 +10,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, groupby
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pandas as pd
 import torch
@@ -23,7 +23,7 @@ import torch
 from labkit import gpu
 from labkit.measure import lock, machine
 from labkit.measure.rows import LIVE
-from labkit.profiling import kernel_names, launch_counts, recorded_profiles
+from labkit.profiling import launch_counts, recorded_profiles
 from labkit.profiling.kernel_names import shorten
 from labkit.profiling.recorded_profiles import HostEvent, KernelEvent
 
@@ -131,42 +131,6 @@ def _least_disturbed(profiles: Sequence[Profile]) -> Profile:
     usual = max(seen, key=lambda names: (seen[names], len(names)))
     alike = [made for made in profiles if tuple(kernel.name for kernel in made.kernels) == usual]
     return min(alike, key=lambda made: (made.busy_us or 0.0) + (made.span_us or 0.0))
-
-
-def summarize(profiles: Mapping[str, Profile]) -> pd.DataFrame:
-    """A row for each case: its launches, by the kind of work that the names of its kernels tell.
-
-    Columns:
-
-    - case
-    - launches, and how many of them are matrix products, reductions (which add up what a product split
-      among blocks), copies (and fills) and other
-    - kernels: their short names in order, with template arguments in ‹›; each once if the names change often
-    - us of all kernels together
-    - kind: "live" or "recorded", or "counted" if there was no GPU and nothing recorded. Then operations of
-      PyTorch stand for kernels, and us is NaN.
-    """
-    rows = []
-    for case, made in profiles.items():
-        if made.counted is None:
-            names = [kernel.name for kernel in made.kernels]
-            kinds = [kernel_names.kernel_kind(kernel.full_name) for kernel in made.kernels]
-            us, kind = sum(kernel.duration_us for kernel in made.kernels), made.kind
-        else:
-            names = [launch.name for launch in made.counted.launches]
-            kinds = [kernel_names.operation_kind(name) for name in names]
-            us, kind = float("nan"), "counted"
-        # of a long one without its middle: its start names the library, its end the epilogue
-        names = [name if len(name) <= 40 else f"{name[:19]}...{name[-19:]}" for name in names]
-        names = [name.translate(BRACKETS) for name in names]
-        runs = [(name, len(list(group))) for name, group in groupby(names)]
-        if len(runs) > MAX_NAMES:
-            runs = list(Counter(names).items())
-        said = " + ".join(f"{count} x {name}" if count > 1 else name for name, count in runs)
-        counts = [kinds.count(each) for each in get_args(kernel_names.Kind)]
-        rows.append((case, len(names), *counts, said, us, kind))
-    counted = ["launches", "matrix products", "reductions", "copies", "other"]
-    return pd.DataFrame(rows, columns=["case", *counted, "kernels", "us", "kind"])
 
 
 def _trace(call: Callable[[], Any], warmup: int) -> list[dict[str, Any]]:

@@ -146,25 +146,6 @@ def ran(*names, us=1.5, every=10.0, **stamp):
     return profiles.Profile(kernels, **stamp)
 
 
-def test_the_summary_has_a_row_for_each_case_and_sorts_its_launches():
-    split = ran(
-        "Memcpy DtoD (Device -> Device)", "nvjet_hsh_64x8_64x16_4x1_v_bz_splitK_TNT",
-        "void cublasLt::splitKreduce_kernel<32, 16, int, float>(int)",
-        *["void at::native::elementwise_kernel<128, 4>(int)"] * 2, kind="recorded",
-    )  # fmt: skip
-    plain = ran("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_bias_TNT")
-    found = profiles.summarize({"plain": plain, "split": split, "nothing": ran()}).set_index("case")
-    counted = ["launches", "matrix products", "reductions", "copies", "other"]
-    assert list(found.columns) == [*counted, "kernels", "us", "kind"]
-    assert found[counted].to_numpy().tolist() == [[1, 1, 0, 0, 0], [5, 1, 1, 1, 2], [0, 0, 0, 0, 0]]
-    assert found.loc["split", "kernels"] == (
-        "Memcpy DtoD + nvjet_hsh_64x8_64x16_4x1_v_bz_splitK_TNT + splitKreduce_kernel‹32, 16› + "
-        "2 x elementwise_kernel‹128, 4›"
-    )
-    assert found["us"].tolist() == [1.5, 7.5, 0.0]
-    assert found["kind"].tolist() == ["live", "recorded", "live"]
-
-
 @pytest.mark.filterwarnings("ignore:CUDA is not available:UserWarning")
 def test_one_call_is_traced_after_those_that_warm_up_while_the_gpu_is_locked(monkeypatch):
     held = []

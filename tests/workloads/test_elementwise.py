@@ -16,7 +16,6 @@ from labkit.measure.contender import Work
 from labkit.measure.roofline import Roofs
 from labkit.workloads import elementwise, grouped, mlp, network, recurrent, roofline_curves
 from labkit.workloads.network import EXPANSION, GROUPS, NETWORK, OUTPUTS
-from labkit.workloads.stack import STACK
 
 SHAPE = {"batch": 6, "time": 3, "width": 5, "groups": 4, "hidden": 11, "depth": 3}
 DIRECTIONS = ("forward", "backward", "forward_backward")
@@ -55,12 +54,6 @@ def geglu(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return linear(act(linear(x, gate)) * linear(x, up), down)
 
 
-def stacked(x: Tensor, *weights: Tensor) -> Tensor:
-    for weight, bias, gain in zip(*weights, strict=True):
-        x = act(norm(linear(x, weight, bias), gain))
-    return x
-
-
 class Case(NamedTuple):
     work: Work
     sizes: list[tuple[int, ...]]
@@ -90,7 +83,6 @@ CASES: dict[str, Case] = {
     "chain": Case(m.CHAIN, [MLP, ROW, MLP], (90, 150), (330, 660), lambda x, b, other: act(x + b) * other, 5),
     "geglu": Case(m.GEGLU, [MLP, (2, 11, 5), (5, 11)], (225, 420), (1980, 3960),
         lambda x, w, d: geglu(x, *w, d)),
-    "stack": Case(STACK, [MLP, (3, 5, 5), (3, 5), (3, 5)], (165, 300), (900, 1800), stacked),
     "rms_norm": Case(r.RMS_NORM, [FULL, ROW], (185, 280), (360, 810), norm),
     "recurrence": Case(r.LINEAR_RECURRENCE, [FULL, FULL], (270, 450), (180, 270), steps),
     "logs": Case(r.LOG_RECURRENCE, [FULL, FULL], (270, 450), (180, 270), lambda a, b: steps(a.exp(), b)),
