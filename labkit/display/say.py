@@ -118,13 +118,16 @@ class Guess:
         button.on_click(seal)
         display(ipywidgets.HBox([slider, said, button], layout={"align_items": "center"}))
 
-    def answer(self, value: Measured | float) -> None:
-        """Show the answer beside the guess: how far apart they are, and where the answer is from."""
+    def answer(self, value: Measured | float, where: str = "counted") -> None:
+        """Show the answer beside the guess: how far apart they are, and where the answer is from.
+
+        A measured value knows that; of a plain number ``where`` says it.
+        """
         number = value.value if isinstance(value, Measured) else float(value)
         if math.isnan(number):
             said = "There is no answer here: nothing was measured, and nothing is recorded."
         else:
-            where = f"{value.kind} on an {short(value.device)}" if isinstance(value, Measured) else "counted"
+            where = f"{value.kind} on an {short(value.device)}" if isinstance(value, Measured) else where
             said = f"The answer is {self._said(number)} ({where})."
             if self.sealed is not None:
                 off, way = (

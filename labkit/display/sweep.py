@@ -88,7 +88,7 @@ class Sweep(Table):
             look = style.style_of(way, self._session.styles)
             found.append(Curve(way, points, look, "live" if live else "recorded"))
         if quantity == SPEEDUP and overlay:
-            found += self._published()
+            found += self._published(choice)
         thin = self._floors(choice, quantity)
         if quantity == SPEEDUP:
             sizes = {float(p.axes[self.x]) for p in self.points} | {
@@ -149,11 +149,14 @@ class Sweep(Table):
             values = [base / values[0], base / values[2], base / values[1]]
         return (float(row.axes[self.x]), *values)  # type: ignore[return-value]
 
-    def _published(self) -> list[Curve]:
-        if self.published is None:
+    def _published(self, choice: Mapping[str, Any]) -> list[Curve]:
+        """What others found; where their table has directions, in the one that is chosen."""
+        table, found = self.published, []
+        if table is None:
             return []
-        found = []
-        for number, (series, part) in enumerate(self.published.groupby("series", sort=False)):
+        if "direction" in table:
+            table = table[table["direction"] == choice["direction"]]
+        for number, (series, part) in enumerate(table.groupby("series", sort=False)):
             look = style.Style(("#6B6B6B", "#A0522D", "#2F6F6F")[number % 3], "Dph"[number % 3])
             points = [
                 (x, y, y, y)

@@ -72,16 +72,17 @@ class Tasks(ExerciseSession):
         display(table)
         return table
 
-    def way(self, name: str) -> dict[str, Callable[..., Any]]:
+    def way(self, name: str, called: str = "") -> dict[str, Callable[..., Any]]:
         """The learner's kernel as a way for ``lab.race`` and ``lab.sweep``: {"your kernel": ...}.
 
         It is {"the solution": ...} until this session's last verdict was right, and where there is no GPU.
+        ``called`` is its name in either case, if it is given.
         """
         exercise = self._exercise(name)
         as_layer = race.race_of(exercise).as_layer if exercise.race else lambda call: call
         mine = name in self._right and gpu.available()
         call = self._right[name][0] if mine else self._solution(name)
-        return {"your kernel" if mine else "the solution": as_layer(call)}
+        return {called or ("your kernel" if mine else "the solution"): as_layer(call)}
 
     def hint(self, name: str) -> None:
         """Show one hint more for the mistake of this session's last answer."""

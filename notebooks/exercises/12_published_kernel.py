@@ -1,0 +1,275 @@
+"""Tasks of lesson 12: what is right, what people write instead, and what helps them on."""
+
+from labkit import kernels, work
+from labkit.exercises import common_hints
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
+from labkit.exercises.properties import KERNEL, KERNEL_CASES, NO_OTHER, POINTWISE, READ_ONCE
+from labkit.work.rms_norm import reference as norm
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton import next_power_of_2
+
+EPS = 1e-6
+Formula = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Of dy, the weight, u = x s, s and x, where s is one over each row's root mean square."""
+
+
+def norm_inputs(rows: int, width: int, *programs: int) -> dict[str, Any]:
+    """dy and x (rows, width), weight (width,), and a number of programs. dy is like y: see the lesson."""
+    x = (0.5 + torch.rand(rows, 1)) * torch.randn(rows, width)
+    weight = 1 + 0.5 * torch.randn(width)
+    y = norm(x, weight)
+    given = {"dy": y + 0.5 * torch.randn_like(y), "x": x, "weight": weight}
+    return given | ({"programs": programs[0]} if programs else {})
+
+
+def mean(t: Tensor) -> Tensor:
+    """The mean of each row, as a column."""
+    return t.mean(-1, keepdim=True)
+
+
+def right_scale(m: Tensor, W: int) -> Tensor:
+    return torch.rsqrt(m + EPS)
+
+
+def block_scale(m: Tensor, W: int) -> Tensor:
+    """The scale when the sum of squares is divided by the block's size."""
+    return torch.rsqrt(m * W / next_power_of_2(W) + EPS)
+
+
+def right_dx(g: Tensor, w: Tensor, u: Tensor, s: Tensor, x: Tensor) -> Tensor:
+    return s * (w * g - u * mean(w * g * u))
+
+
+def block_dx(g: Tensor, w: Tensor, u: Tensor, s: Tensor, x: Tensor) -> Tensor:
+    """dx when the sum of w g u is divided by the block's size."""
+    return s * (w * g - u * mean(w * g * u) * x.shape[-1] / next_power_of_2(x.shape[-1]))
+
+
+def right_dw(g: Tensor, w: Tensor, u: Tensor, s: Tensor, x: Tensor) -> Tensor:
+    return g * u
+
+
+def gradients(
+    dx: Formula = right_dx,
+    dw: Formula = right_dw,
+    rows: Callable[[Tensor, int], Tensor] = lambda terms, programs: terms,
+    scale: Callable[[Tensor, int], Tensor] = right_scale,
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """dx and the weight's gradient, or what a mistake makes of them; ``rows`` chooses those of the sum."""
+
+    def gives(dy: Tensor, x: Tensor, weight: Tensor, programs: int = 1) -> tuple[Tensor, Tensor]:
+        s = scale(mean(x.square()), x.shape[-1])
+        given = dy, weight, x * s, s, x
+        return dx(*given), rows(dw(*given), programs).sum(0)
+
+    return gives
+
+
+def with_dx(*formulas: Formula) -> tuple[Any, ...]:
+    """The gradients with each of these formulas for dx."""
+    return tuple(map(gradients, formulas))
+
+
+def lost(t: Tensor) -> Tensor:
+    """NaN in the place of all numbers, but where a row fills its block: it has no masked places there."""
+    return t if next_power_of_2(t.shape[-1]) == t.shape[-1] else torch.full_like(t, torch.nan)
+
+
+def only_dx_lost(*given: Any) -> tuple[Tensor, Tensor]:
+    dx, dw = gradients()(*given)
+    return lost(dx), dw
+
+
+def both_lost(*given: Any) -> tuple[Tensor, Tensor]:
+    dx, dw = gradients()(*given)
+    return lost(dx), lost(dw)
+
+
+def atomics(call: Call) -> str:
+    """Whether the weight's gradient is added up in whatever order the programs come."""
+    return "there is an atomic addition, in an order that is never the same." if call.launches.atomics else ""
+
+
+def many_parts(call: Call) -> str:
+    """A sum by PyTorch that reads as much as x, where few parts are enough."""
+    x, rows = call.passed["x"], call.case[0]
+    if not x.is_contiguous() or x.dtype is not torch.float32 or rows < 4 * call.case[2]:
+        return ""
+    own = {kernel.__name__ for kernel, _ in call.launches.kernels}
+    for name, size in zip(call.launches.names, call.launches.read, strict=True):
+        if name not in own and size >= 4 * x.numel():
+            return f"PyTorch's {name} reads a tensor as large as x."
+    return ""
+
+
+def unwritten(call: Call) -> str:
+    """Part of dx that is NaN, which is what memory holds that nobody has written."""
+    dx, right = call.result_tensors()[0]
+    missing = dx.isnan() & ~right.isnan()
+    if missing.any() and not call.launches.unfilled and not call.loaded_outside:
+        return f"{int(missing.sum())} of {dx.numel()} elements of dx were never stored."
+    return ""
+
+
+UNWRITTEN = Property("unwritten", unwritten, *common_hints.UNWRITTEN, before_values=True)
+ATOMICS = Property(
+    "atomics",
+    atomics,
+    "In which order do the programs add, and is the sum's last digit the same each time?",
+    "Store each part to a row of its own in `parts`. PyTorch adds them up in one order.",
+    before_values=True,
+)
+MISTAKES = {
+    "no-other": Mistake(*NO_OTHER.hints, gives=(both_lost, only_dx_lost)),
+    "mean-term": Mistake(
+        "Double x in one row: y stays as it is. So what is the sum of dx times x over a row?",
+        "Zero, nearly. The term that makes it so is u times the mean, taken away from w g.",
+        gives=with_dx(
+            lambda g, w, u, s, x: s * g * w, lambda g, w, u, s, x: s * (g * w + u * mean(g * w * u))
+        ),
+    ),
+    "weight-missing": Mistake(
+        "With a weight of ones it is right. Where does the weight stand in dx?",
+        "y = w u: what comes to u from above is w g, in both places of the formula.",
+        gives=with_dx(
+            lambda g, w, u, s, x: s * (g - u * mean(g * u)),
+            lambda g, w, u, s, x: s * (g * w - u * mean(g * u)),
+            lambda g, w, u, s, x: s * (g - u * mean(g * w * u)),
+            lambda g, w, u, s, x: s * w * (g - u * mean(g * u)),
+        ),
+    ),
+    "x-for-u": Mistake(
+        "If x is ten times as large, u is as before, and dx a tenth. Which of your factors know that?",
+        "u = x s stands twice in dx, and the whole difference is multiplied by s.",
+        gives=with_dx(
+            lambda g, w, u, s, x: g * w - u * mean(g * w * u),
+            lambda g, w, u, s, x: g * w - s * u * mean(g * w * u),
+            lambda g, w, u, s, x: s * g * w - u * mean(g * w * u),
+            lambda g, w, u, s, x: s * (g * w - x * mean(g * w * x)),
+            lambda g, w, u, s, x: s * (g * w - u * mean(g * w * x)),
+            lambda g, w, u, s, x: s * (g * w - x * mean(g * w * u)),
+        ),
+    ),
+    "sum-for-mean": Mistake(
+        "With one column it is right. What is W times too large?",
+        "Both means are sums divided by W, and tl.sum adds up.",
+        gives=(
+            *with_dx(lambda g, w, u, s, x: s * (g * w - u * x.shape[-1] * mean(g * w * u))),
+            gradients(scale=lambda m, W: torch.rsqrt(m * W + EPS)),
+        ),
+    ),
+    "block-for-row": Mistake(
+        "With 128 columns it is right, with 33 it is not. Which two sizes are alike only sometimes?",
+        "The block has BLOCK places and the row W numbers: the masked ones do not count.",
+        gives=(*with_dx(block_dx), gradients(scale=block_scale), gradients(block_dx, scale=block_scale)),
+    ),
+    "dw-term": Mistake(
+        "y = w u. What is its derivative by w, times dy?",
+        "g u, for each row: no weight, and u in place of x.",
+        # g times x, w u, 1 or s
+        gives=tuple(
+            gradients(dw=lambda g, w, u, s, x, i=i: g * (x, w * u, 1 + 0 * x, s)[i]) for i in range(4)
+        ),
+    ),
+    "summed-dw": Mistake(
+        "How many numbers has the weight's gradient, and how many does each row add to it?",
+        "W of both: nothing of it is summed over a row.",
+        gives=gradients(dw=lambda g, w, u, s, x: (g * u).sum(-1, keepdim=True).expand_as(x)),
+    ),
+    "form": Mistake(
+        "Which of your two results has the shape of x?",
+        "dx, (rows, W), comes first; the weight's gradient, (W,), comes second: the sum of the parts.",
+    ),
+}
+
+
+def race(*widths: int) -> RaceSpec:
+    """A race in float32 with 65536 rows, as many as the table has most often."""
+    sizes = tuple({"batch": 65536, "width": width} for width in widths)
+    how: dict[str, Any] = {"dtype": "float32", "direction": "backward", "as_layer": layer_of}
+    return RaceSpec(work.rms_norm, {"labkit": kernels.rms_norm}, sizes, **how)
+
+
+def layer_of(answer: Callable[..., Any]) -> Callable[..., Tensor]:
+    """What is raced: the cell's layer, of which the answer is the backward pass."""
+    name = answer.__name__.replace("backward", "layer")
+    if name not in answer.__globals__:
+        raise ValueError(f"{name}: the cell has to define it, below {answer.__name__}")
+    return answer.__globals__[name]  # type: ignore[no-any-return]
+
+
+row_backward = Exercise(
+    "the backward pass, a program for each row",
+    "row_backward",
+    reference=gradients(),
+    cases=((1, 4), (5, 3), (9, 33), (64, 40)),
+    large=((3, 640), (70, 128)),
+    inputs=norm_inputs,
+    **KERNEL_CASES,
+    properties=(KERNEL, ATOMICS, *POINTWISE[1:], UNWRITTEN, READ_ONCE),
+    right="x and dy are read once, and each row's sums are made once.",
+    race=race(256, 512),
+    mistakes={
+        "unwritten": Mistake(
+            "Is each row of dx and of `parts` stored? Who should have?",
+            "A program has one row, so there are as many programs as rows, and as many rows of parts.",
+        ),
+        "dw-rows": Mistake(
+            "Of how many rows are the parts in what you return?",
+            "Of all: parts.sum(0) adds up the rows of `parts`.",
+            gives=(
+                gradients(rows=lambda terms, programs: terms[:1]),
+                gradients(rows=lambda terms, programs: terms[-1:]),
+                gradients(rows=lambda terms, programs: terms / len(terms)),
+            ),
+        ),
+        **MISTAKES,
+    },
+)
+
+few_backward = Exercise(
+    "the backward pass, many rows a program",
+    "few_backward",
+    reference=gradients(),
+    cases=((1, 4, 2), (5, 3, 2), (9, 33, 4), (64, 40, 16)),
+    large=((3, 640, 2), (6, 128, 9), (40, 16, 4)),
+    inputs=norm_inputs,
+    **KERNEL_CASES,
+    properties=(
+        KERNEL,
+        ATOMICS,
+        *POINTWISE[1:],
+        UNWRITTEN,
+        READ_ONCE,
+        Property(
+            "many-parts",
+            many_parts,
+            "How many rows has `parts`, and how many programs are there?",
+            "One for each program: dw is added up in registers, and stored once, after the loop.",
+            contiguous_only=True,
+        ),
+    ),
+    right="x and dy are read once, dx is written once, and the parts are few, in one order.",
+    race=race(256, 512),
+    mistakes={
+        "unwritten": Mistake(
+            "Which rows does your loop go through, and from where to where?",
+            "for row in range(tl.program_id(0), rows, tl.num_programs(0)): every P-th row, up to the last.",
+        ),
+        "dw-rows": Mistake(
+            "A program has several rows. How many of them are in what it stores of the weight's gradient?",
+            "dw begins with zeros before the loop, each row adds its part, and it is stored after the loop.",
+            gives=(
+                gradients(rows=lambda terms, programs: terms[-min(programs, len(terms)) :]),
+                gradients(rows=lambda terms, programs: terms[: min(programs, len(terms))]),
+                gradients(dw=lambda g, w, u, s, x: 0 * x),
+            ),
+        ),
+        **MISTAKES,
+    },
+)
