@@ -394,7 +394,7 @@ def _wrong_values(exercise: Exercise, call: Call) -> str:
         for got, want in call.result_tensors():
             wrong = _wrong_elements(got, want, allowed)
             if len(wrong) and got[tuple(wrong[0])].isnan():
-                found += " (NaN is what nobody wrote, or what was read outside of a tensor)"
+                found += " (NaN is what nobody wrote, what was read outside of a tensor, or what 0 / 0 gives)"
                 break
     return f"{found}."
 

@@ -84,7 +84,8 @@ def _unfilled(call: Call) -> str:
         lost = stored.isnan() & ~right.isnan()
         if lost.any() and torch.isclose(stored, right, 0.05, 0.05, equal_nan=True)[~lost].all():
             count = int(lost.sum())
-            return f"{count} element{'s' * (count != 1)} came out as NaN, and the others are right."
+            others = "" if lost.all() else ", and the others are right"
+            return f"{count} element{'s' * (count != 1)} came out as NaN{others}."
     return ""
 
 

@@ -34,14 +34,17 @@ class CompiledFunction(CompiledLayer):
         """Whether it ever ran, and was not captured, on another stream than the default one."""
         self.captured: Tensor | None = None
         """Its result in the last capture, which a replay computes anew."""
+        self.given: list[Tensor] = []
+        """What it was called with outside of captures."""
 
     def __call__(self, x: Tensor) -> Tensor:
         self.begin_call()
         y = self.function(x)
         if self.gpu.capturing is not None:
             self.captured = detached(y)
-        elif self.gpu.current is not self.gpu.default:
-            self.on_a_side_stream = True
+        else:
+            self.given.append(detached(x).clone())
+            self.on_a_side_stream |= self.gpu.current is not self.gpu.default
         return y
 
 

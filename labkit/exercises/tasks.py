@@ -166,11 +166,11 @@ def count(exercise: Exercise, answer: Callable[..., Any], beside: Mapping[str, C
     where = ", ".join(f"{axis} {count}" for axis, count in size.items())
     said = (
         f"Counted here, in the interpreter: {where}, {spec.dtype}. "
-        "A number counts once for each launch that reads it."
+        "A number counts once for each launch that reads it, however often the launch does."
     )
     if len({line[1:] for line in lines}) == 1:  # no table of lines that are alike
-        who = "All of these ways move" if len(lines) > 2 else "Your kernel moves"
-        alike = f"{who} each number once, {lines[0][-1]} bytes. {said}"
+        who = "All of these ways touch" if len(lines) > 2 else "Your kernel touches"
+        alike = f"{who} as few bytes as can be, {lines[0][-1]}. {said}"
         show(f"<p><small>{alike}</small></p>", alike)
         return
     text = "\n".join("  ".join(line) for line in (heads, *lines))

@@ -41,4 +41,3 @@ def published(name: str, only: str = "") -> pd.DataFrame:
             f"only: {name!r} has no series with {only!r}; it has {', '.join(table['series'].unique())}"
         )
     return chosen
-

@@ -96,6 +96,30 @@ def narrow_tile(calls: Sequence[Call]) -> bool:
     return any(missing(call).any() for call in wide) and not any(missing(call).any() for call in others)
 
 
+def only_groups(calls: Sequence[Call], written: Callable[[int, int, int, int], bool]) -> bool:
+    """Whether just those tiles were stored for which ``written(group, groups, tile, tiles)`` holds.
+
+    Only calls tell it that have at least as many groups as tiles of rows: a group that there is not would
+    store to other rows.
+    """
+    told = [call for call in calls if 1 < call.case[1] >= -(-call.case[0] // ROWS) and len(call.case) == 3]
+
+    def fits(call: Call) -> bool:
+        rows, groups, width = call.case
+        tiles = -(-rows // ROWS)
+        by_group = missing(call).reshape(rows, groups, width)
+        return all(
+            bool(
+                (
+                    by_group[tile * ROWS : (tile + 1) * ROWS, group] != written(group, groups, tile, tiles)
+                ).all()
+            )
+            for group, tile in itertools.product(range(groups), range(tiles))
+        )
+
+    return bool(told) and all(map(fits, told))
+
+
 def rows_too_close(calls: Sequence[Call]) -> bool:
     """Whether the end is missing that rows leave over which begin D numbers apart, in calls with one tile."""
     few = [call for call in calls if 1 < call.case[0] <= ROWS and call.case[1] > 1 and len(call.case) == 3]
@@ -128,6 +152,14 @@ def matrix_rows_a_tile_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return reference(x, elements_at(weight, torch.arange(G)[:, None, None] * D * D + rows), bias)
 
 
+def matrices_a_tile_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """What comes out when a matrix is taken to have as many numbers as a tile."""
+    G, D = bias.shape
+    first = torch.arange(G)[:, None, None] * tile_width(D) ** 2
+    places = first + torch.arange(D)[:, None] * D + torch.arange(D)
+    return reference(x, elements_at(weight, places), bias)
+
+
 def weights_a_row_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """What comes out when the groups' matrices are taken to begin D numbers apart, as rows do."""
     G, D = bias.shape
@@ -156,6 +188,18 @@ grouped = Exercise(
             "Groups of up to 64 are right. What about groups of 160?",
             "A tile has to be as wide as a group, or wider: BD = max(16, triton.next_power_of_2(D)).",
             when=narrow_tile,
+        ),
+        "first-group": Mistake(
+            "Only the columns of group 0 were stored. Where in a row of x and of y does group 1 begin?",
+            "Behind the D numbers of group 0: group * D is part of the address in x and in y.",
+            when=lambda calls: only_groups(calls, lambda group, groups, tile, tiles: group == 0),
+        ),
+        "axes": Mistake(
+            "Which axis of your launch counts the groups, and which one does the kernel take for them?",
+            "With the launch (G, triton.cdiv(R, 64)) tl.program_id(0) is the group, and axis 1 counts tiles.",
+            when=lambda calls: only_groups(
+                calls, lambda group, groups, tile, tiles: group < tiles and tile < groups
+            ),
         ),
         "row-stride": Mistake(
             "What is missing stands at the end. How far is it from a row of x or y to the row below?",
@@ -200,6 +244,11 @@ grouped = Exercise(
             "Group 0 is right. Where does the matrix of group 1 begin?",
             "Behind the D * D numbers of group 0's.",
             gives=weights_a_row_apart,
+        ),
+        "matrix-apart": Mistake(
+            "Group 0 is right. How many numbers has a matrix in memory?",
+            "D * D: they lie one behind the other. BD is only how wide the tile is.",
+            gives=matrices_a_tile_apart,
         ),
         "matrix-rows": Mistake(
             "How far is it in memory from a row of a matrix to the row below?",

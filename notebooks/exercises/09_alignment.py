@@ -2,13 +2,14 @@
 
 from labkit import kernels, work
 from labkit.exercises import judge
-from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, difference
 from labkit.exercises.properties import KERNEL_CASES, PRODUCT
 from labkit.work.grouped import reference
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,13 +17,46 @@ from torch.nn.functional import pad
 
 BEFORE = judge.find("08_grouped_matmul")
 """Its task is the same layer with one tile a program. Most of its mistakes can be made here, too."""
-ROWS, PER = 64, 13
-"""Rows of a tile, and tiles of a program, as the text says."""
+ROWS = 64
+"""Rows of a tile, as the text says."""
+
+
+def part_inputs(rows: int, groups: int, width: int, per: int, poisoned: bool = False) -> dict[str, Any]:
+    """Those of lesson 8, and so many tiles for each program."""
+    return {**BEFORE["grouped"].inputs(rows, groups, width, poisoned), "per": per}
+
+
+def neighbour_leaks(calls: Sequence[Call]) -> bool:
+    """Whether elements are missing where a neighbour is NaN or infinite, and all is right elsewhere."""
+    poisoned = [call for call in calls if len(call.case) > 4]
+    others = [result for call in calls if len(call.case) == 4 for result in call.result_tensors()]
+    right = not any(difference(mine, exact, 0.05) for mine, exact in others)
+    return right and any(
+        (mine.isnan() & ~exact.isnan()).any() for call in poisoned for mine, exact in call.result_tensors()
+    )
+
+
+def last_tiles_only(calls: Sequence[Call]) -> bool:
+    """Whether of each program's tiles just the last one was stored."""
+    told = [call for call in calls if len(call.case) == 4 and call.case[3] > 1 and call.case[0] > ROWS]
+
+    def fits(call: Call) -> bool:
+        rows, _, _, per = call.case
+        ((mine, _),) = call.result_tensors()
+        tiles = -(-rows // ROWS)
+        last = [tile == min((tile // per + 1) * per, tiles) - 1 for tile in range(tiles)]
+        stored = ~mine.isnan().any(1)
+        return all(
+            bool((stored[tile * ROWS : (tile + 1) * ROWS] == is_last).all())
+            for tile, is_last in enumerate(last)
+        )
+
+    return bool(told) and all(map(fits, told))
 
 
 def programs(call: Call) -> int:
-    """How many programs each group needs."""
-    return math.ceil(call.case[0] / ROWS / PER)
+    """How many programs each group needs, with tiles of half as many rows at the least."""
+    return math.ceil(call.case[0] / (ROWS // 2) / call.case[3])
 
 
 def matrix_again(call: Call) -> str:
@@ -48,13 +82,25 @@ def no_stages(call: Call) -> str:
     return "" if told else "num_stages does not reach the launch."
 
 
+def without_per(gives: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same, called with the number of tiles, too."""
+    return lambda x, weight, bias, per: gives(x, weight, bias)
+
+
+def only_with_13(calls: Sequence[Call]) -> bool:
+    """Whether just the calls with another number of tiles a program are wrong."""
+    wrong = [any(difference(mine, exact, 0.05) for mine, exact in call.result_tensors()) for call in calls]
+    others = [call.case[3] != 13 for call in calls]
+    return any(wrong) and all(other for other, is_wrong in zip(others, wrong, strict=True) if is_wrong)
+
+
 def sums_go_on(every: bool) -> Callable[..., Tensor]:
     """What comes out when a program's sums go on from tile to tile; with ``every``, the bias does, too."""
 
-    def gives(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def gives(x: Tensor, weight: Tensor, bias: Tensor, per: int) -> Tensor:
         y = reference(x, weight, bias * every)
         tiles = pad(y, (0, 0, 0, -len(x) % ROWS)).view(-1, ROWS, y.shape[1])
-        sums = torch.cat([part.cumsum(0) for part in tiles.split(PER)]).flatten(0, 1)
+        sums = torch.cat([part.cumsum(0) for part in tiles.split(per)]).flatten(0, 1)
         return sums[: len(x)] + bias.flatten() * (not every)
 
     return gives
@@ -63,10 +109,17 @@ def sums_go_on(every: bool) -> Callable[..., Tensor]:
 stays = Exercise(
     "the matrix stays",
     "stays",
-    reference=reference,
-    cases=((1, 1, 1), (70, 2, 5), (900, 2, 20)),
-    large=((70, 3, 12, True), (70, 3, 16), (1700, 2, 3), (5, 2, 100)),
-    inputs=BEFORE["grouped"].inputs,
+    reference=lambda x, weight, bias, per: reference(x, weight, bias),
+    cases=((1, 1, 1, 13), (70, 2, 5, 13), (900, 2, 20, 13)),
+    large=(
+        (70, 3, 12, 13, True),
+        (70, 3, 16, 1),
+        (1700, 2, 3, 13),
+        (900, 2, 8, 4),
+        (900, 2, 3, 20),
+        (5, 2, 100, 13),
+    ),
+    inputs=part_inputs,
     properties=(
         *PRODUCT,
         Property(
@@ -97,11 +150,11 @@ stays = Exercise(
         tuple({"batch": 4096, "groups": 100, "width": width} for width in (100, 104, 128)),
     ),
     mistakes={
-        name: mistake
-        for name, mistake in BEFORE["grouped"].mistakes.items()
-        if name
-        in (
-            "neighbour",
+        name: Mistake(
+            *BEFORE["grouped"].mistakes[name].hints,
+            gives=tuple(map(without_per, BEFORE["grouped"].mistakes[name].gives)),
+        )
+        for name in (
             "transposed",
             "no-bias",
             "weight-stride",
@@ -113,6 +166,17 @@ stays = Exercise(
         )
     }
     | {
+        "neighbour": Mistake(*BEFORE["grouped"].mistakes["neighbour"].hints, when=neighbour_leaks),
+        "fixed-parts": Mistake(
+            "With 13 tiles a program it is right. What if `per` is another number?",
+            "Launch and kernel have to take `per` from the argument, both of them.",
+            when=only_with_13,
+        ),
+        "after-the-loop": Mistake(
+            "Which of a program's tiles are stored, all of them or the last one?",
+            "Each tile has a result of its own, so the store belongs into the loop.",
+            when=last_tiles_only,
+        ),
         "running-sum": Mistake(
             "The first tile of each program is right. What does your sum hold when the second one begins?",
             "In lesson 6 the sum went on along K. Here a tile has all of K, so each tile begins anew.",

@@ -13,9 +13,16 @@ from torch import Tensor
 
 WARM_UP, DID_NOT_WAIT = "a warm-up on a side stream", "the stream that did not wait"
 GRAPH_COMPUTES, REPLAY_RETURNS = "the graph computes call of", "replay returns call of"
+FIRST_INPUT = "the first call gets"
 PYTHON_CALLS, GRAPH_REPLAYS = "calls by Python in a replay", "graph replays for one new"
 INPUTS_UNCHANGED, SEPARATE_RESULTS = "x and each new as they were", "results in memory of their own"
-RIGHT_CAPTURE = {WARM_UP: True, DID_NOT_WAIT: "none", GRAPH_COMPUTES: "new", REPLAY_RETURNS: "new"}
+RIGHT_CAPTURE: dict[str, Any] = {
+    WARM_UP: True,
+    FIRST_INPUT: "numbers",
+    DID_NOT_WAIT: "none",
+    GRAPH_COMPUTES: "new",
+    REPLAY_RETURNS: "new",
+}
 RIGHT_CAPTURE |= {PYTHON_CALLS: 0, GRAPH_REPLAYS: 1, INPUTS_UNCHANGED: True, SEPARATE_RESULTS: True}
 """What is seen of a capture, and how it should be."""
 
@@ -32,7 +39,14 @@ def run_capture(graphed: Any, shape: tuple[int, ...], width: int, dtype: torch.d
             own = [each.clone() for each in (first, *news)]
         call = CompiledFunction(gpu, lambda x: 2 * torch.tanh(x @ weight))
         x.copy_(first)  # on the current stream, as all that the caller does
-        replay = graphed(gpu.cuda, call, x)
+        torch.use_deterministic_algorithms(True)  # then memory that nobody has written is NaN
+        try:
+            replay = graphed(gpu.cuda, call, x)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        with gpu.unobserved():
+            if not all(given.isfinite().all() for given in call.given):
+                seen[FIRST_INPUT] = "what was in memory"
         assert callable(replay), f"graphed returned a {type(replay).__name__}, not a function"
         for new, before, other in zip(news, [first, *news], others, strict=False):
             replayed, calls = gpu.replays, call.calls
@@ -103,6 +117,12 @@ capture = Exercise(
             "There is a handover to the side stream, and one back: wait_stream just before each. "
             "Inside of `with cuda.stream(side)` the current stream is the side stream.",
             when=shows(DID_NOT_WAIT, "none", False),
+        ),
+        "empty-place": Mistake(
+            "What is in the graph's own input when the first call computes with it?",
+            "Make it a copy of x: x.clone(). torch.empty_like(x) has whatever was in memory, and a training "
+            "step would train on it.",
+            when=shows(FIRST_INPUT, "what was in memory"),
         ),
         "writes-x": Mistake(
             "Whose tensor do you copy into? Who still needs the values that were in it?",

@@ -51,6 +51,13 @@ NORM_MISTAKES = {
         "tl.sum adds up. A mean divides the sum by how many numbers there are.",
         gives=row_norms(lambda m, H: torch.rsqrt(m * H + EPS)),
     ),
+    "masked-number": Mistake(
+        "With 128 columns it is right, with 33 it is not. What do masked places add to the sum?",
+        "Nothing, if they hold 0: other=0.0.",
+        gives=lambda x, weight: (
+            weight * x * torch.rsqrt(mean(x * x) + (next_power_of_2(x.shape[1]) / x.shape[1] - 1) + EPS)
+        ),
+    ),
     "block-for-row": Mistake(
         "With 128 columns it is right, with 33 it is not. Which two sizes are alike only sometimes?",
         "The block has BLOCK places and the row W numbers: the masked ones do not count.",
@@ -71,7 +78,11 @@ NORM_MISTAKES = {
     "mean-of-x": Mistake(
         "Which comes first: the square of each number, or the sum over the row?",
         "Square each number, then add up: tl.sum(value * value, axis=0).",
-        gives=row_norms(*(lambda m, H, k=k: (m * m * H**k + EPS).rsqrt() for k in (0, 1)), of=torch.positive),
+        gives=row_norms(
+            *(lambda m, H, k=k: (m * m * H**k + EPS).rsqrt() for k in (0, 1)),
+            lambda m, H: (m + EPS).rsqrt(),
+            of=torch.positive,
+        ),
     ),
     "no-weight": Mistake(
         "The norm is right. Which argument have you not loaded?",
@@ -85,6 +96,21 @@ NORM_MISTAKES = {
         when=lambda calls: any(call.loaded_outside for call in calls),  # so it is not the grid
     ),
 }
+
+
+def only_first_columns(calls: Sequence[Call]) -> bool:
+    """Whether just the last columns are missing, in all rows of some call, and nothing is in the others."""
+    found = False
+    for call in calls:
+        ((mine, right),) = call.result_tensors()
+        missing = mine.isnan() & ~right.isnan()
+        if not missing.any():
+            continue
+        columns = missing.all(0)
+        if bool((missing != columns).any()) or not bool(columns[-1]) or bool(columns[0]):
+            return False
+        found = True
+    return found
 
 
 def race(*widths: int) -> RaceSpec:
@@ -103,6 +129,16 @@ row_norm = Exercise(
         "unwritten": Mistake(
             "Some first rows are right, and behind them nothing was stored. Who should have?",
             "A program has one row, so there are as many programs as rows.",
+        ),
+        "short-block": Mistake(
+            "Of each row the first numbers are stored. How long are the rows, and how wide is the block?",
+            "A block has to have a whole row: BLOCK=triton.next_power_of_2(W).",
+            when=only_first_columns,
+        ),
+        "no-such-axis": Mistake(
+            "How many axes has a block that holds a single row?",
+            "One, and its number is 0: tl.sum(..., axis=0).",
+            raises="axis 1 out of bounds",
         ),
         **NORM_MISTAKES,
     },
@@ -149,6 +185,11 @@ rows_norm = Exercise(
             "How many programs has the launch, if each has ROWS rows? What if rows is no multiple of ROWS?",
             "triton.cdiv(rows, ROWS), and the first row of a program is tl.program_id(0) * ROWS.",
         ),
+        "scale-shape": Mistake(
+            "A tile is (ROWS, BLOCK). Which shape has the scale, and which the weight?",
+            "scale[:, None] stands upright beside the tile, one number for each row; w[None, :] lies flat.",
+            raises="Expected pointer argument to have shape|incompatible dimensions",
+        ),
         "all-rows": Mistake(
             "Rows get each other's scale. Along which axis does tl.sum add?",
             "A row lies along axis 1 of the tile: tl.sum(tile * tile, axis=1), a number for each row.",
@@ -180,30 +221,35 @@ def blocks_of(x: Tensor) -> list[Tensor]:
     return list(x.split(min(BLOCK, next_power_of_2(x.shape[1])), 1))
 
 
-def running(rescaled: bool, all_blocks: bool = True) -> Callable[[Tensor], Tensor]:
-    """The softmax whose sum goes from block to block in this way."""
+Update = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""The new sum, of the sum so far, the maximum so far, the new one and the block."""
+
+
+def corrected(total: Tensor, top: Tensor, new: Tensor, block: Tensor) -> Tensor:
+    """The right one."""
+    return total * torch.exp(top - new) + torch.exp(block - new).sum(1, keepdim=True)
+
+
+def online(
+    update: Update = corrected, begin: float = -3.4e38, keeps: bool = False, own: bool = False
+) -> Callable[[Tensor], Tensor]:
+    """The softmax in blocks, in float32, as a mistake makes it.
+
+    The maximum begins with ``begin``; where it ``keeps`` it stays there, and where each block has its
+    ``own`` no older one counts.
+    """
 
     def gives(x: Tensor) -> Tensor:
-        x = x.float()  # where old exponentials become 0
-        top, total = torch.full_like(x[:, :1], -3.4e38), torch.zeros_like(x[:, :1])
+        x = x.float()
+        top, total = torch.full_like(x[:, :1], begin), torch.zeros_like(x[:, :1])
         for block in blocks_of(x):
-            new = torch.maximum(top, block.amax(1, keepdim=True))
-            before = total * torch.exp(top - new) if rescaled else total
-            total = (before if all_blocks else 0) + torch.exp(block - new).sum(1, keepdim=True)
-            top = new
+            new = block.amax(1, keepdim=True)
+            new = new if own else torch.maximum(top, new)
+            total = update(total, top, new, block)
+            top = top if keeps else new
         return (torch.exp(x - top) / total).double()
 
     return gives
-
-
-def block_maxima(x: Tensor) -> Tensor:
-    """The softmax whose sum is corrected to each block's own maximum, in float32, where that is infinite."""
-    top, total = torch.full_like(x[:, :1], -3.4e38).float(), torch.zeros_like(x[:, :1]).float()
-    for block in blocks_of(x.float()):
-        new = block.amax(1, keepdim=True)
-        total = total * torch.exp(top - new) + torch.exp(block - new).sum(1, keepdim=True)
-        top = new
-    return (torch.exp(x.float() - top) / total).double()
 
 
 def from_infinity(calls: Sequence[Call]) -> bool:
@@ -278,20 +324,53 @@ softmax = Exercise(
             "Minus infinity, and that less itself is NaN. Begin with -3.4e38 instead.",
             when=from_infinity,
         ),
+        "from-zero": Mistake(
+            "With what does the maximum begin, and what if all numbers of a row are far below it?",
+            "Then every exponential is 0, and 0 / 0 is NaN. Begin with -3.4e38.",
+            gives=online(begin=0.0),
+        ),
+        "kept-maximum": Mistake(
+            "What is the maximum so far, when the loop comes to the second block?",
+            "Behind the sum the new maximum becomes the old one.",
+            gives=online(keeps=True),
+        ),
+        "old-maximum": Mistake(
+            "Which maximum do you subtract from the new block's numbers?",
+            "The new one, which is at least as large as each of them: exp is 1 at most then.",
+            gives=online(
+                lambda total, top, new, block: (
+                    total * torch.exp(top - new) + torch.exp(block - top).sum(1, keepdim=True)
+                )
+            ),
+        ),
+        "flipped": Mistake(
+            "If the maximum grows, does the old sum become larger or smaller?",
+            "Smaller: the factor is exp(old maximum - new maximum), which is 1 at most.",
+            gives=online(
+                lambda total, top, new, block: (
+                    total * torch.exp(new - top) + torch.exp(block - new).sum(1, keepdim=True)
+                )
+            ),
+        ),
+        "no-sum": Mistake(
+            "To what do the results of a row add up?",
+            "To 1: each exponential is divided by the sum of all.",
+            gives=lambda x: torch.exp(x - x.amax(1, keepdim=True)),
+        ),
         "block-maximum": Mistake(
             "What if a later block has a much smaller maximum than an earlier one?",
             "Keep the larger one: new = tl.maximum(top, tl.max(value, axis=0)).",
-            gives=block_maxima,
+            gives=online(own=True),
         ),
         "old-sum": Mistake(
             "Rows of one block are right. What was subtracted in the sum so far, and what in the new block?",
             "An older maximum. Multiply the sum so far by exp(old maximum - new maximum).",
-            gives=running(rescaled=False),
+            gives=online(lambda total, top, new, block: total + torch.exp(block - new).sum(1, keepdim=True)),
         ),
         "last-block": Mistake(
             "Rows of one block are right. Which blocks are in your sum at the end?",
             "Add each block's sum to what was there before.",
-            gives=running(rescaled=True, all_blocks=False),
+            gives=online(lambda total, top, new, block: torch.exp(block - new).sum(1, keepdim=True)),
         ),
         "masked-zeros": Mistake(
             "What do masked places hold, and what does that do to the maximum and the sum?",

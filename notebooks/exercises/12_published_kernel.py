@@ -2,11 +2,11 @@
 
 from labkit import kernels, work
 from labkit.exercises import common_hints
-from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, difference
 from labkit.exercises.properties import KERNEL, KERNEL_CASES, NO_OTHER, POINTWISE, READ_ONCE
 from labkit.work.rms_norm import reference as norm
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -95,16 +95,37 @@ def atomics(call: Call) -> str:
     return "there is an atomic addition, in an order that is never the same." if call.launches.atomics else ""
 
 
+def large_reads(call: Call) -> list[str]:
+    """PyTorch's operations that read as much as x, in float32."""
+    x = call.passed["x"]
+    if not x.is_contiguous() or x.dtype is not torch.float32:
+        return []
+    own = {kernel.__name__ for kernel, _ in call.launches.kernels}
+    reads = zip(call.launches.names, call.launches.read, strict=True)
+    return [name for name, size in reads if name not in own and size >= 4 * x.numel()]
+
+
 def many_parts(call: Call) -> str:
     """A sum by PyTorch that reads as much as x, where few parts are enough."""
-    x, rows = call.passed["x"], call.case[0]
-    if not x.is_contiguous() or x.dtype is not torch.float32 or rows < 4 * call.case[2]:
-        return ""
-    own = {kernel.__name__ for kernel, _ in call.launches.kernels}
-    for name, size in zip(call.launches.names, call.launches.read, strict=True):
-        if name not in own and size >= 4 * x.numel():
-            return f"PyTorch's {name} reads a tensor as large as x."
-    return ""
+    large = large_reads(call) if call.case[0] >= 4 * call.case[2] else []
+    return f"PyTorch's {large[0]} reads a tensor as large as x." if large else ""
+
+
+def read_by_pytorch(call: Call) -> str:
+    """More than one operation of PyTorch that reads as much as x: one is the sum of the parts."""
+    large = large_reads(call) if call.case[0] > 1 < call.case[1] else []
+    return f"PyTorch's {', '.join(large)} read tensors as large as x." if len(large) > 1 else ""
+
+
+def parts_missing(calls: Sequence[Call]) -> bool:
+    """Whether dx is right everywhere, and the weight's gradient is NaN where there are several parts."""
+    found = False
+    for call in calls:
+        (dx, right_dx), (dw, right_dw) = call.result_tensors()
+        if call.stored_outside or difference(dx, right_dx, 0.05):
+            return False
+        found = found or bool((dw.isnan() & ~right_dw.isnan()).all())
+    return found
 
 
 def unwritten(call: Call) -> str:
@@ -153,7 +174,28 @@ MISTAKES = {
             lambda g, w, u, s, x: s * (g * w - x * mean(g * w * x)),
             lambda g, w, u, s, x: s * (g * w - u * mean(g * w * x)),
             lambda g, w, u, s, x: s * (g * w - x * mean(g * w * u)),
+            lambda g, w, u, s, x: s * g * w - x * s**3 * mean(g * w * u),
         ),
+    ),
+    "root": Mistake(
+        "If x is ten times as large, u is as before. Is yours?",
+        "s is one over the root of the mean square: tl.rsqrt(... + 1e-6).",
+        gives=(gradients(scale=lambda m, W: (m + EPS).sqrt()), gradients(scale=lambda m, W: 1 / (m + EPS))),
+    ),
+    "parts-missing": Mistake(
+        "dx is right. To which row of `parts` does a program store, and who stores to the others?",
+        "Each program has a row of its own there, number tl.program_id(0), of W numbers.",
+        when=parts_missing,
+    ),
+    "stores-outside": Mistake(
+        "Is it the store's mask, or its address? How many rows has the tensor that you store to?",
+        "dx has as many rows as x, and `parts` has one for each program. A row has W numbers. BLOCK is only "
+        "how wide the block is, and what lies beyond W has to be masked.",
+    ),
+    "loop-number": Mistake(
+        "In the interpreter the number of a loop is Python's. How do you make 64 bits of it?",
+        "tl.cast(row, tl.int64) does it there and on a GPU.",
+        raises="'int' object has no attribute 'to'",
     ),
     "sum-for-mean": Mistake(
         "With one column it is right. What is W times too large?",
@@ -188,10 +230,10 @@ MISTAKES = {
 }
 
 
-def race(*widths: int) -> RaceSpec:
+def race(*widths: int, **how: Any) -> RaceSpec:
     """A race in float32 with 65536 rows, as many as the table has most often."""
     sizes = tuple({"batch": 65536, "width": width} for width in widths)
-    how: dict[str, Any] = {"dtype": "float32", "direction": "backward", "as_layer": layer_of}
+    how |= {"dtype": "float32", "direction": "backward", "as_layer": layer_of}
     return RaceSpec(work.rms_norm, {"labkit": kernels.rms_norm}, sizes, **how)
 
 
@@ -211,7 +253,21 @@ row_backward = Exercise(
     large=((3, 640), (70, 128)),
     inputs=norm_inputs,
     **KERNEL_CASES,
-    properties=(KERNEL, ATOMICS, *POINTWISE[1:], UNWRITTEN, READ_ONCE),
+    properties=(
+        KERNEL,
+        ATOMICS,
+        *POINTWISE[1:],
+        UNWRITTEN,
+        READ_ONCE,
+        Property(
+            "read-by-pytorch",
+            read_by_pytorch,
+            "How often is x read in all, by your kernel and by PyTorch?",
+            "The program has its row of x in registers: it can add up the squares itself. PyTorch adds up "
+            "the parts, and nothing else.",
+            contiguous_only=True,
+        ),
+    ),
     right="x and dy are read once, and each row's sums are made once.",
     race=race(256, 512),
     mistakes={
@@ -255,7 +311,7 @@ few_backward = Exercise(
         ),
     ),
     right="x and dy are read once, dx is written once, and the parts are few, in one order.",
-    race=race(256, 512),
+    race=race(256, 512, counted=False),  # with as few rows as are counted each program has one
     mistakes={
         "unwritten": Mistake(
             "Which rows does your loop go through, and from where to where?",
@@ -269,6 +325,11 @@ few_backward = Exercise(
                 gradients(rows=lambda terms, programs: terms[: min(programs, len(terms))]),
                 gradients(dw=lambda g, w, u, s, x: 0 * x),
             ),
+        ),
+        "all-rows": Mistake(
+            "How often does each row go into the weight's gradient, if every program takes all of them?",
+            "Program p begins with row p, and goes on by as many rows as there are programs.",
+            gives=gradients(rows=lambda terms, programs: terms * min(programs, len(terms))),
         ),
         **MISTAKES,
     },
