@@ -9,6 +9,7 @@ from labkit.work.gelus import gelus
 from labkit.work.grouped import grouped
 from labkit.work.linear import linear
 from labkit.work.linear_gelu import linear_gelu
+from labkit.work.linear_recurrence import linear_recurrence
 from labkit.work.matmul import matmul
 from labkit.work.network import network
 from labkit.work.rms_norm import rms_norm
@@ -26,6 +27,7 @@ __all__ = [
     "grouped",
     "linear",
     "linear_gelu",
+    "linear_recurrence",
     "matmul",
     "network",
     "rms_norm",

@@ -189,6 +189,10 @@ grouped = Exercise(
             "A tile has to be as wide as a group, or wider: BD = max(16, triton.next_power_of_2(D)).",
             when=narrow_tile,
         ),
+        "launches": Mistake(
+            "How many launches does your function make, and what does the loop over the groups suffer from?",
+            "One launch for all: axis 0 counts the groups, and the kernel asks which one it has.",
+        ),
         "first-group": Mistake(
             "Only the columns of group 0 were stored. Where in a row of x and of y does group 1 begin?",
             "Behind the D numbers of group 0: group * D is part of the address in x and in y.",

@@ -21,6 +21,7 @@ Formula = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 def norm_inputs(rows: int, width: int, *programs: int) -> dict[str, Any]:
     """dy and x (rows, width), weight (width,), and a number of programs. dy is like y: see the lesson."""
     x = (0.5 + torch.rand(rows, 1)) * torch.randn(rows, width)
+    x[-1] *= 0.003  # so small that eps counts
     weight = 1 + 0.5 * torch.randn(width)
     y = norm(x, weight)
     given = {"dy": y + 0.5 * torch.randn_like(y), "x": x, "weight": weight}
@@ -223,6 +224,15 @@ MISTAKES = {
         "W of both: nothing of it is summed over a row.",
         gives=gradients(dw=lambda g, w, u, s, x: (g * u).sum(-1, keepdim=True).expand_as(x)),
     ),
+    "eps": Mistake(
+        "Small rows are wrong. What is added to the mean square, and where?",
+        "1e-6, under the root: tl.rsqrt(tl.sum(value * value, axis=0) / W + 1e-6).",
+        gives=gradients(scale=lambda m, W: m.rsqrt()),
+    ),
+    "dtype": Mistake(
+        "Each of the two results has the dtype of what it is a gradient of. Which are these?",
+        "dx has that of x. The sum of the parts is float32: .to(weight.dtype).",
+    ),
     "form": Mistake(
         "Which of your two results has the shape of x?",
         "dx, (rows, W), comes first; the weight's gradient, (W,), comes second: the sum of the parts.",
@@ -329,7 +339,14 @@ few_backward = Exercise(
         "all-rows": Mistake(
             "How often does each row go into the weight's gradient, if every program takes all of them?",
             "Program p begins with row p, and goes on by as many rows as there are programs.",
-            gives=gradients(rows=lambda terms, programs: terms * min(programs, len(terms))),
+            gives=(
+                gradients(rows=lambda terms, programs: terms * min(programs, len(terms))),
+                gradients(
+                    rows=lambda terms, programs: (
+                        terms * torch.arange(1, len(terms) + 1).clamp(max=min(programs, len(terms)))[:, None]
+                    )
+                ),
+            ),
         ),
         **MISTAKES,
     },
