@@ -45,8 +45,6 @@ OLD_FACE = {
     "panel": "widgets",
     "plot": "plots",
     "profile": "profiling.profiles.profile",
-    "published": "workloads.published.published",
-    "relative_error": "measure.correctness.relative_error",
     "roofs": "measure.roofline.roofs",
     "sweep": "measure.sweeps.sweep",
     "workloads": "workloads",

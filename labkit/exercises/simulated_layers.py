@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from labkit.exercises.simulated_gpu import COMPILE_US, LogEntry, SimulatedGpu, count, detached
@@ -34,6 +35,8 @@ class CompiledFunction(CompiledLayer):
         """Whether it ever ran, and was not captured, on another stream than the default one."""
         self.captured: Tensor | None = None
         """Its result in the last capture, which a replay computes anew."""
+        self.goes_backward = True
+        """Whether autograd recorded the last capture."""
         self.given: list[Tensor] = []
         """What it was called with outside of captures."""
 
@@ -41,7 +44,7 @@ class CompiledFunction(CompiledLayer):
         self.begin_call()
         y = self.function(x)
         if self.gpu.capturing is not None:
-            self.captured = detached(y)
+            self.captured, self.goes_backward = detached(y), torch.is_grad_enabled()
         else:
             self.given.append(detached(x).clone())
             self.on_a_side_stream |= self.gpu.current is not self.gpu.default

@@ -1,6 +1,5 @@
 """A contender is one way to do a piece of work; the work says what is computed, from what, at what cost."""
 
-import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -49,9 +48,8 @@ class Work:
 class Contender:
     """One way to do the work. ``compiled`` passes the call through torch.compile afresh for each point.
 
-    ``mode`` is torch.compile's ("max-autotune-no-cudagraphs"); ValueError without ``compiled``. ``dtypes``
-    names the dtypes that it is for, all when empty; ``sizes`` those of an axis, for one slow to get
-    ready. ``peer`` names the library behind it; its version is that of the installed package.
+    ``sizes`` names the sizes of an axis that it is for, where it is slow to get ready. ``peer`` names the
+    library behind it; its version is that of the installed package.
     """
 
     name: str
@@ -59,21 +57,11 @@ class Contender:
     work: Work
     compiled: bool = False
     peer: str | None = None
-    dtypes: tuple[str, ...] = ()
-    mode: str | None = None
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.mode and not self.compiled:
-            raise ValueError(f"mode: {self.mode!r} is for torch.compile, so {self.name} needs compiled=True")
 
     def build(self) -> Callable[..., Tensor]:
         """The call; when ``compiled``, passed through torch.compile for the shapes that it will see."""
-        return torch.compile(self.call, dynamic=False, mode=self.mode) if self.compiled else self.call
-
-    def takes(self, dtype: str) -> bool:
-        """Whether it is a contender for this dtype."""
-        return not self.dtypes or dtype in self.dtypes
+        return torch.compile(self.call, dynamic=False) if self.compiled else self.call
 
     def fits(self, shape: Shape) -> bool:
         """Whether it is a contender at this size."""
@@ -101,18 +89,5 @@ def repeatable_backward(direction: str) -> Iterator[None]:
 
 
 def silence_compiler() -> None:
-    """From here on torch.compile does not log every candidate of max-autotune, nor advise to allow TF32.
-
-    That TF32 is off is the course's rule for float32.
-    """
-    from torch._inductor import config  # not before it is needed: importing it takes a second
-
-    config.autotune_num_choices_displayed = 0
-    config.max_autotune_report_choices_stats = False
-    logging.getLogger("torch._inductor.select_algorithm").addFilter(_is_no_candidate)
+    """From here on torch.compile does not advise to allow TF32, which the course's float32 does without."""
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
-
-
-def _is_no_candidate(record: logging.LogRecord) -> bool:
-    """Whether a log record is not of a candidate that asks for too much shared memory."""
-    return not str(record.msg).startswith("Runtime error during autotuning")

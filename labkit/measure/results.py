@@ -124,40 +124,6 @@ class Results(pd.DataFrame):
         """The time of a copy of the same bytes over that of a contender: 1 is as fast as copying."""
         return self.value(contender, "copy_us", **where) / self.time(contender, **where)
 
-    # ---- one figure of many rows ---------------------------------------------------------------------------
-
-    def lowest(self, column: str = "median_us", **where: Any) -> Measured:
-        """The smallest figure of a column among the rows that fit; `MISSING` when one of them is a gap."""
-        fitting = self._where(**where)
-        if fitting.empty or fitting[column].isna().any():
-            return MISSING
-        return measured(float(fitting[column].min()), fitting._origin())
-
-    def worst(self, of: str, over: str) -> Measured:
-        """The longest time of ``of`` over that of ``over`` among all measured cases, ties counted as 1.
-
-        Cases are told apart by direction, dtype and shape; a tie is a difference inside the larger p80 - p20.
-        `MISSING` unless both were measured in every case of either, by one clock and in one cache state.
-        """
-        ratios: list[float] = []
-        if self.empty:
-            return MISSING
-        both = self[self["contender"].isin([of, over])]
-        for _, case in both.groupby(["direction", "dtype", *self._axes()], dropna=False):
-            found = case.paired(of, over, "direction")
-            if found.empty or case["median_us"].isna().any():
-                return MISSING
-            ratios += (found["median_us_of"] / found["median_us_over"]).where(~_is_tie(found), 1.0).tolist()
-        return measured(max(ratios), self._origin()) if ratios else MISSING
-
-    def speedup_exponent(self, of: str, over: str, x: str = "width") -> Measured:
-        """The power of ``x`` that the speedup of ``of`` over ``over`` grows with, fitted on log axes."""
-        found = self.speedups(of, over, x)
-        if len(found) < 2:
-            return MISSING
-        power = np.polyfit(np.log(found[x]), np.log(found["speedup"]), 1)[0]  # least squares
-        return measured(float(power), Results(found)._origin())
-
     # ---- tables --------------------------------------------------------------------------------------------
 
     def speedups(self, of: str, over: str, x: str = "width", series: str | None = None) -> pd.DataFrame:
@@ -173,17 +139,6 @@ class Results(pd.DataFrame):
             found[name] = both[f"{above}_us_over"] / both[f"{below}_us_of"]
         noise = both["noise_of"].where(both["noise_of"] != "", both["noise_over"])
         return found.assign(**both[["kind", "device"]], date=both["date_of"], source="", noise=noise)
-
-    def relative(self, over: str) -> "Results":
-        """The table with a column ``times_as_long``: each time over that of ``over`` in the same case.
-
-        Cases are told apart by direction, dtype, clock, cache and shape; NaN where ``over`` has no time.
-        """
-        apart = ["direction", "dtype", "clock", "cache", *self._axes()]
-        base = self.loc[self["contender"] == over, [*apart, "median_us"]]
-        both = self.merge(base, on=apart, how="left", suffixes=("", "_over"))
-        times = both["median_us"] / both["median_us_over"]
-        return Results(both.assign(times_as_long=times).drop(columns="median_us_over"))
 
     def sized(self) -> "Results":
         """The table with a column ``sizes``, a heading for each shape: "8192 x 768 x 3072"."""
@@ -250,14 +205,6 @@ class Results(pd.DataFrame):
     def _axes(self) -> list[str]:
         axes = {axis for shape in self["shape"] for axis in shape} if "shape" in self else set()
         return [name for name in self if name in axes]
-
-    def _origin(self) -> pd.Series:
-        """A row that says where all are from; ValueError when they are of several devices or kinds."""
-        found = self[["kind", "device"]].drop_duplicates()
-        if len(found) > 1:
-            origins = " and of ".join(found.agg(" ".join, axis=1))
-            raise ValueError(f"table: rows of {origins}; select one of them")
-        return found.iloc[0]
 
 
 def _is_tie(paired: pd.DataFrame) -> "pd.Series[bool]":

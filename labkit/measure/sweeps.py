@@ -62,8 +62,8 @@ def run(
 ) -> Results:
     """Measure every contender at every point; a table with a row for each. ``options`` are those of `Sweep`.
 
-    Contenders that are not for the sweep's dtype, or not for a size, are left out there. The process holds
-    the GPU's lock for all of a point. When ``stop()`` turns true the rows of the points before are returned.
+    Contenders that are not for a size are left out there. The process holds the GPU's lock for all of a
+    point. When ``stop()`` turns true the rows of the points before are returned.
 
     Without a GPU nothing is measured: the rows of these contenders in this sweep come from a recorded device,
     at all points; the table is empty when there is none.
@@ -71,7 +71,6 @@ def run(
     Raises ValueError for an unknown direction, clock or cache state, or contenders with one name.
     """
     this = Sweep(suite, **options)
-    contenders = [contender for contender in contenders if contender.takes(this.dtype)]
     names = [contender.name for contender in contenders]
     if len(set(names)) < len(names):
         raise ValueError(f"contenders: two of them have one name among {', '.join(names)}")

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from labkit.measure.rows import LIVE
 from labkit.plots import formatting, style
-from labkit.plots.formatting import RING_SIGN, TIMES_SIGN, Format, format_duration, format_number
+from labkit.plots.formatting import RING_SIGN, TIMES_SIGN, format_duration
 from labkit.plots.style import INK, MUTED, Picture, bar_style
 
 _ROW, _BAR = 0.31, 0.66
@@ -22,8 +22,6 @@ _ROW, _BAR = 0.31, 0.66
 _DECADE = 10.0
 """Values that span more stand on a logarithmic axis."""
 _TICK: dict[str, Any] = {"color": INK, "linestyle": "none", "marker": "|", "markeredgewidth": 1.8}
-_BETTER = {"higher": ("TB/s", "share", "speedup"), "lower": ("times_as_long", "copies", "MB")}
-"""Columns of which more or less is better; of times less is."""
 
 
 @style.course_style()
@@ -31,46 +29,36 @@ def bars(
     table: pd.DataFrame,
     *,
     title: str,
-    value: str = "median_us",
     group: str | None = None,
     floor: Mapping[str, str] | None = None,
-    unit: str = "",
     linear: bool = False,
 ) -> Picture:
-    """A bar for each row, in the table's order; whiskers from p20 to p80 of ``median_us``.
+    """A bar of ``median_us`` for each row, in the table's order, with whiskers from p20 to p80.
 
     Bars start at zero. Where values span more than a decade the axis is logarithmic and says so, and markers
     at the end of a thin line take the place of bars; ``linear`` forbids it, where differences count.
     ``group`` is a column that puts the bars under headings. ``floor`` names references: columns, as
-    ``"copy_us"``, that are a tick across each bar. Values in a column ending in ``_us`` are printed as times,
-    others with ``unit`` after them. Live bars are full, recorded ones pale with a dashed edge, published ones
-    hollow with a dotted edge. Behind a value that something disturbed (column ``noise``) stands a ring, and a
-    footnote says what. Raises ValueError for a column that the table lacks.
+    ``"copy_us"``, that are a tick across each bar. Live bars are full, recorded ones pale with a dashed edge,
+    published ones hollow with a dotted edge. Behind a value that something disturbed (column ``noise``)
+    stands a ring, and a footnote says what. Raises ValueError for a column that the table lacks.
     """
     ticks = floor or {}
-    numbers, required = [value, *ticks.values()], [value, *ticks.values(), *([group] if group else [])]
-    table = formatting.checked_table(table, required, [*numbers, "p20_us", "p80_us"]).reset_index(drop=True)
-    is_time, quantity = value.endswith("_us"), value.replace("_", " ")
-    if is_time:
-        quantity = "time per call"
-
-    def written(x: float) -> str:
-        return format_duration(x) if is_time else f"{format_number(x)}{unit}"
-
+    numbers, whiskers = ["median_us", *ticks.values()], ["p20_us", "p80_us"]
+    required = [*numbers, *([group] if group else [])]
+    table = formatting.checked_table(table, required, [*numbers, *whiskers]).reset_index(drop=True)
     several_kinds = table["kind"].nunique() > 1
     kinds = [f" ({kind})" if several_kinds and kind != LIVE else "" for kind in table["kind"]]
     table["name"] = table["contender"] + kinds
-    values = zip(table[value], table["note"].replace("", "no value"), strict=True)
-    table["written"] = [written(x) if x > 0 else f"none ({reason})" for x, reason in values]
+    values = zip(table["median_us"], table["note"].replace("", "no value"), strict=True)
+    table["written"] = [format_duration(x) if x > 0 else f"none ({reason})" for x, reason in values]
     table["heading"] = ""
     if group and len(table):
         table["heading"] = [formatting.axis_value(group, each) for each in table[group]]
     full_names = table["name"] + [f" ({heading})" if heading else "" for heading in table["heading"]]
     noise_notes = _noise_notes(full_names, table["noise"])
-    known = table.loc[formatting.has_value(table, value), value]
+    known = table.loc[formatting.has_value(table, "median_us"), "median_us"]
     is_log = not linear and bool(known.max() > _DECADE * known.min())
-    whiskers = ["p20_us", "p80_us"] if value == "median_us" else []
-    table["end"] = table[[value, *whiskers, *ticks.values()]].max(axis=1)
+    table["end"] = table[[*numbers, *whiskers]].max(axis=1)
 
     conditions, sources = formatting.common_conditions(table, (group, "contender")), formatting.origins(table)
     n_rows = max(len(table) + (table["heading"].nunique() if group else 0), 2)
@@ -78,11 +66,10 @@ def bars(
     legend += [Line2D([], [], label=name, **_TICK, markersize=11) for name in ticks]
     words: dict[str, Any] = dict(subtitle=conditions, footnotes=_ringed(noise_notes), legend=legend)
     figure = style.new_figure(title, 0.6 + n_rows * _ROW, **words)
-    better = [f"{way} is better" for way, names in _BETTER.items() if value in names]
-    notes = ["lower is better"] * is_time + better + ["logarithmic axis"] * is_log
+    better = "lower is better" + ", logarithmic axis" * is_log
     ax = figure.add_subplot()
-    ax.set(xlabel=quantity + f" ({', '.join(notes)})" * bool(notes), ylim=(n_rows - 0.5, -0.5))
-    _set_value_axis(ax, table[[*numbers, "end"]].to_numpy().ravel(), written, is_log)
+    ax.set(xlabel=f"time per call ({better})", ylim=(n_rows - 0.5, -0.5))
+    _set_value_axis(ax, table[[*numbers, "end"]].to_numpy().ravel(), is_log)
     if table.empty:
         ax.text(0.5, 0.5, formatting.NOTHING_MEASURED, transform=ax.transAxes, ha="center", color=MUTED)
     styles, y, names = style.contender_styles(table["contender"]), 0, []
@@ -92,7 +79,7 @@ def bars(
             ax.text(0.01, y, heading, transform=ax.get_yaxis_transform(), weight="bold", va="center")
             y += 1
         for _, row in part.iterrows():
-            contender, x = styles[row["contender"]], row[value]
+            contender, x = styles[row["contender"]], row["median_us"]
             weight = "bold" if contender.emphasised else "normal"
             names.append((y, formatting.shorten(row["name"], 36), weight))
             if not x > 0:
@@ -112,7 +99,7 @@ def bars(
             y += 1
     _set_row_names(ax, names)
 
-    drawn = f"{title.rstrip('.')}. Bars of {quantity}{', on a logarithmic axis' if is_log else ''}"
+    drawn = f"{title.rstrip('.')}. Bars of time per call{', on a logarithmic axis' if is_log else ''}"
     alt = [f"{drawn}: {formatting.NOTHING_MEASURED}."]
     if len(table):
         alt = [f"{', '.join(filter(None, [drawn, conditions]))}."]
@@ -126,7 +113,7 @@ def bars(
 # --- what all bars share ----------------------------------------------------------------------------
 
 
-def _set_value_axis(ax: Axes, values: Iterable[float], written: Format, is_log: bool = False) -> None:
+def _set_value_axis(ax: Axes, values: Iterable[float], is_log: bool = False) -> None:
     """A value axis from zero, or a logarithmic one, with room for a value behind the longest bar."""
     known = [float(v) for v in values if v > 0]
     if is_log:
@@ -137,7 +124,7 @@ def _set_value_axis(ax: Axes, values: Iterable[float], written: Format, is_log: 
     else:
         ax.set_xlim(0, 1.16 * max(known, default=0.0) or 1.0)
         ax.xaxis.set_major_locator(MaxNLocator(6))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: written(x) if x else "0"))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: format_duration(x) if x else "0"))
     ax.grid(axis="y", visible=False)
 
 
@@ -211,7 +198,7 @@ def stacked(table: pd.DataFrame, parts: Mapping[str, str], *, total: str, title:
     figure = style.new_figure(title, 0.6 + 1.1 * _ROW * len(table), **words)
     ax = figure.add_subplot()
     ax.set(xlabel="time (lower is better)", ylim=(len(table) - 0.5, -0.5))
-    _set_value_axis(ax, [*table[list(parts)].sum(axis=1), *table[total]], format_duration)
+    _set_value_axis(ax, [*table[list(parts)].sum(axis=1), *table[total]])
 
     def written(us: float) -> str:
         return format_duration(us) if us else "0"

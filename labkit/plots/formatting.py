@@ -1,6 +1,6 @@
 """Rows as text: numbers, where they were measured, what they have in common, what is missing and why."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,6 @@ import pandas as pd
 
 from labkit.measure.rows import COLUMNS, KINDS, PUBLISHED
 
-Format = Callable[[float], str]
 TIMES_SIGN = "\N{MULTIPLICATION SIGN}"
 RING_SIGN = "\N{LARGE CIRCLE}"
 NOTHING_MEASURED = "nothing measured yet"

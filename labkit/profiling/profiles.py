@@ -29,10 +29,6 @@ from labkit.profiling.recorded_profiles import HostEvent, KernelEvent
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHING = ("cuda_runtime", "cuda_driver")
-BRACKETS = str.maketrans("<>", "‹›")
-"""For names in tables: a page would take the template arguments of a name for HTML tags."""
-MAX_NAMES = 6
-"""Names of kernels up to which a table shows a sequence in its order."""
 
 
 @dataclass(frozen=True)

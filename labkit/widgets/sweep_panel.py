@@ -35,7 +35,7 @@ def sweep(suite: str, contenders: Sequence[Contender], values: Sequence[int], **
     """A panel that sweeps an axis over ``values``; ``await panel.show()`` shows it.
 
     ``options`` are the fields of :class:`labkit.widgets.sweep_plan.SweepPlan`: title, of and over, and as
-    needed x, others, dtypes, clocks, published, reference_lines, expected and budget_s.
+    needed x, others, dtypes, clocks, reference_lines and budget_s.
 
     Executed without a reader, ``show`` measures the first dtype at the usual sizes by the first clock, and
     leaves a figure, a sentence and a table. Without a GPU nothing runs, and times are those of a tape.

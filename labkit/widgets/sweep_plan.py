@@ -59,10 +59,8 @@ class SweepPlan:
 
     ``of`` and ``over`` name the contenders that the sentence compares; speedups are over ``over``.
     ``others`` are the other axes of the shape, each with the sizes to choose from, the usual one last.
-    ``published`` has a column ``speedup`` or ``median_us``, and stands where its dtype and other axes, as far
-    as it has them, are those chosen. ``reference_lines`` are those of :func:`labkit.plots.curves` for
-    times, ``expected`` those of the speedups. ``budget_s`` is the time that one contender is measured for at
-    one size.
+    ``reference_lines`` are those of :func:`labkit.plots.curves` for times. ``budget_s`` is the time that one
+    contender is measured for at one size.
 
     Raises ValueError for sizes that do not increase, or names that are no contenders.
     """
@@ -78,9 +76,7 @@ class SweepPlan:
     others: Mapping[str, Sequence[int]] = field(default_factory=dict)
     dtypes: Sequence[str] = ("float32",)
     clocks: Sequence[Clock] = ("graph", "events", "host")
-    published: pd.DataFrame = field(default_factory=pd.DataFrame)
     reference_lines: Callable[[pd.DataFrame], ReferenceLines] = lambda _: {}
-    expected: ReferenceLines = field(default_factory=dict)
     budget_s: float = 0.15
 
     def __post_init__(self) -> None:
@@ -103,7 +99,7 @@ class SweepPlan:
         return self._selection(self.dtypes[0], {axis: sizes[-1] for axis, sizes in self.others.items()})
 
     def _selection(self, dtype: str, others: Mapping[str, int]) -> Selection:
-        names = tuple(contender.name for contender in self.contenders if contender.takes(dtype))
+        names = tuple(contender.name for contender in self.contenders)
         return Selection(self.x, names, tuple(self.values), others, dtype, self.clocks[0])
 
     def selected(self, selection: Selection) -> list[Contender]:

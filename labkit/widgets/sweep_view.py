@@ -49,15 +49,9 @@ class Controls:
         lines = [choices, menus, [*self.contenders.values()], [*buttons, self.bar, self._status]]
         frame = {"border": "1px solid var(--jp-border-color2, #bdbdbd)", "padding": "8px 12px"}
         self.widget = w.VBox([*(w.Box(line, layout=_ROW) for line in lines), self.figure], layout=frame)
-        self.menus["dtype"].observe(self._disable_other_dtypes, "value")
-        self._disable_other_dtypes()
         for each in (*choices, *self.menus.values(), *self.contenders.values()):
             each.observe(lambda _: changed(), "value")
         self.set_running(False)
-
-    def _disable_other_dtypes(self, _: Any = None) -> None:
-        for contender in self.plan.contenders:
-            self.contenders[contender.name].disabled = not contender.takes(self.menus["dtype"].value)
 
     def selection(self) -> Selection:
         """The sweep that is chosen now."""
@@ -65,7 +59,7 @@ class Controls:
         low, high = sorted((chosen["from"], chosen["to"]))
         return Selection(
             self.plan.x,
-            tuple(name for name, box in self.contenders.items() if box.value and not box.disabled),
+            tuple(name for name, box in self.contenders.items() if box.value),
             tuple(value for value in self.plan.values if low <= value <= high),
             {axis: chosen[axis] for axis in self.plan.others},
             chosen["dtype"],
@@ -117,39 +111,15 @@ def sweep_figure(
     facet, rows, *_ = [*panel_axes, None, None]
     values = selection.values if selection else ()
     how: dict[str, Any] = {"x": plan.x, "facet": facet, "rows": rows, "values": values}
-    published = _published_points(plan, table, quantity, selection)
     if quantity is TIME:
-        found = pd.concat([table, *published], ignore_index=True)
-        return plots.curves(found, title=plan.title, reference_lines=plan.reference_lines, **how)
-    found = pd.concat([speedups(plan, table), *published], ignore_index=True)
+        return plots.curves(table, title=plan.title, reference_lines=plan.reference_lines, **how)
     title = f"{plan.title}: times faster than {plan.over}"
-    return plots.speedups(found, title=title, reference_lines=plan.expected, **how)
+    return plots.speedups(speedups(plan, table), title=title, **how)
 
 
 def _panel_axes(plan: SweepPlan, table: pd.DataFrame) -> list[str]:
     """The columns that tell panels apart."""
     return [name for name in ("dtype", *plan.others) if name in table]
-
-
-def _published_points(
-    plan: SweepPlan, table: pd.DataFrame, quantity: Quantity, selection: Selection | None
-) -> list[pd.DataFrame]:
-    """What was published, in each panel of the figure whose dtype and sizes it does not deny.
-
-    While there are no rows, and so no panels, the selection says what would be shown.
-    """
-    if quantity.column not in plan.published:
-        return []
-    panels = table[_panel_axes(plan, table)].drop_duplicates().to_dict("records")
-    if table.empty:
-        panels = [{"dtype": selection.dtype, **selection.others} if selection else {}]
-    found = []
-    for panel in panels:
-        points = plan.published.dropna(subset=quantity.column)
-        for name in [name for name in panel if name in points]:  # what a post does not say fits
-            points = points[points[name].isna() | (points[name] == panel[name])]
-        found.append(points if table.empty else points.assign(**panel))
-    return [points for points in found if len(points)]
 
 
 def speedups(plan: SweepPlan, table: Results) -> pd.DataFrame:

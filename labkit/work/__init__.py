@@ -13,6 +13,7 @@ from labkit.work.linear_recurrence import linear_recurrence
 from labkit.work.matmul import matmul
 from labkit.work.network import network
 from labkit.work.rms_norm import rms_norm
+from labkit.work.rms_recurrence import rms_recurrence
 from labkit.work.row_product import row_product
 from labkit.work.softmax import softmax
 
@@ -31,6 +32,7 @@ __all__ = [
     "matmul",
     "network",
     "rms_norm",
+    "rms_recurrence",
     "row_product",
     "softmax",
 ]

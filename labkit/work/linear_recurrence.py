@@ -1,4 +1,4 @@
-"""A linear recurrence over time: h_t = a_t * h_(t-1) + b_t, feature by feature, with zeros before the first step.
+"""A linear recurrence over time: h_t = a_t * h_(t-1) + b_t, feature by feature, with zeros before step 0.
 
 a, b and h are (batch, time, width). Fewest bytes: a and b in, h out (3N for N = batch * time * width
 elements); backward dh, a and h in, da and db out (5N). Operations: 2N; backward 4N. Source: Martin and Cundy,

@@ -183,8 +183,8 @@ stays = Exercise(
             gives=(sums_go_on(False), sums_go_on(True)),
         ),
         "unwritten": Mistake(
-            "Which tiles are the first one of program 0 and of program 1, and which is the last one?",
-            "Does the launch have G programs on axis 0, and triton.cdiv(triton.cdiv(R, 64), per) on axis 1?",
+            "Does the kernel read both axes as the launch counts them? Axis 0 has groups, axis 1 has parts.",
+            "The launch is (G, triton.cdiv(triton.cdiv(R, 64), per)).",
             "Program i on axis 1 has the tiles from i * per to i * per + per - 1, if there are so many.",
         ),
         "stores-outside": BEFORE["grouped"].mistakes["stores-outside"],

@@ -14,11 +14,13 @@ from torch import Tensor
 WARM_UP, DID_NOT_WAIT = "a warm-up on a side stream", "the stream that did not wait"
 GRAPH_COMPUTES, REPLAY_RETURNS = "the graph computes call of", "replay returns call of"
 FIRST_INPUT = "the first call gets"
+GRADIENTS = "a capture with gradients"
 PYTHON_CALLS, GRAPH_REPLAYS = "calls by Python in a replay", "graph replays for one new"
 INPUTS_UNCHANGED, SEPARATE_RESULTS = "x and each new as they were", "results in memory of their own"
 RIGHT_CAPTURE: dict[str, Any] = {
     WARM_UP: True,
     FIRST_INPUT: "numbers",
+    GRADIENTS: True,
     DID_NOT_WAIT: "none",
     GRAPH_COMPUTES: "new",
     REPLAY_RETURNS: "new",
@@ -65,7 +67,8 @@ def run_capture(graphed: Any, shape: tuple[int, ...], width: int, dtype: torch.d
             x.copy_(other)  # the caller has other uses for x
             own[0] = other
     seen[SEPARATE_RESULTS] = len({y.untyped_storage().data_ptr() for y in results}) == replays
-    return seen | {DID_NOT_WAIT: gpu.stream_without_wait(), WARM_UP: call.on_a_side_stream}
+    seen |= {DID_NOT_WAIT: gpu.stream_without_wait(), WARM_UP: call.on_a_side_stream}
+    return seen | {GRADIENTS: call.goes_backward}
 
 
 def shows(fact: str, value: Any, is_it: bool = True) -> Callable[[Sequence[Call]], bool]:
@@ -117,6 +120,11 @@ capture = Exercise(
             "There is a handover to the side stream, and one back: wait_stream just before each. "
             "Inside of `with cuda.stream(side)` the current stream is the side stream.",
             when=shows(DID_NOT_WAIT, "none", False),
+        ),
+        "no-gradient": Mistake(
+            "The call may be a training step, which goes backward. What does torch.no_grad() do to it?",
+            "It records nothing to go back through. Capture without it: the caller decides.",
+            when=shows(GRADIENTS, False),
         ),
         "empty-place": Mistake(
             "What is in the graph's own input when the first call computes with it?",

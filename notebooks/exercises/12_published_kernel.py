@@ -118,6 +118,34 @@ def read_by_pytorch(call: Call) -> str:
     return f"PyTorch's {', '.join(large)} read tensors as large as x." if len(large) > 1 else ""
 
 
+def stored_in_loop(call: Call) -> str:
+    """Stores beyond those of dx and of a part for each program."""
+    rows, width, programs = call.case
+    stored = sum(len(addresses) for addresses in call.launches.stores)
+    needed = rows * width + min(programs, rows) * width
+    return f"{stored} numbers are stored, where {needed} are enough." if stored > needed else ""
+
+
+def parts_in_16_bits(call: Call) -> str:
+    """Whether a kernel is given a tensor in 16 bits that is neither an input nor dx."""
+    known = {each.data_ptr() for each in (*call.passed.values(), call.got[0]) if isinstance(each, Tensor)}
+    for _, given in call.launches.kernels:
+        for name, each in given.items():
+            own = isinstance(each, Tensor) and each.is_floating_point() and each.data_ptr() not in known
+            if own and each.dtype is not torch.float32:
+                return f"{name} is a tensor in {str(each.dtype).removeprefix('torch.')}."
+    return ""
+
+
+PARTS = Property(
+    "parts-in-16-bits",
+    parts_in_16_bits,
+    "Thousands of parts are added up. In which dtype are they, and how many digits has it?",
+    "float32, whatever x is: torch.empty(..., device=x.device) without a dtype.",
+    contiguous_only=True,
+)
+
+
 def parts_missing(calls: Sequence[Call]) -> bool:
     """Whether dx is right everywhere, and the weight's gradient is NaN where there are several parts."""
     found = False
@@ -269,6 +297,7 @@ row_backward = Exercise(
         *POINTWISE[1:],
         UNWRITTEN,
         READ_ONCE,
+        PARTS,
         Property(
             "read-by-pytorch",
             read_by_pytorch,
@@ -317,6 +346,13 @@ few_backward = Exercise(
             many_parts,
             "How many rows has `parts`, and how many programs are there?",
             "One for each program: dw is added up in registers, and stored once, after the loop.",
+            contiguous_only=True,
+        ),
+        Property(
+            "stored-in-loop",
+            stored_in_loop,
+            "How often does a program store its part of the weight's gradient?",
+            "Once: dw is in registers until the loop is over. The store stands behind the loop.",
             contiguous_only=True,
         ),
     ),

@@ -199,6 +199,19 @@ ahead = Exercise(
             "Nobody. Before each round hand `coming_a` on as `now_a`, and begin a new, empty tuple.",
             gives=blocks_of(lambda t, U: t % U),
         ),
+        "comma": Mistake(
+            "What is (block), and what is (block,)?",
+            "Without a comma it is the block itself. A tuple of one block is (block,).",
+            raises="'tuple' object has no attribute 'type'|can only concatenate tuple",
+        ),
+        "one-step": Mistake(
+            "The first U steps are right. Which step does each turn of a round load?",
+            "That of step t + U, and t is another one in each turn: first + u.",
+            gives=(
+                blocks_of(lambda t, U: torch.where(t < U, t, t // U * U)),
+                blocks_of(lambda t, U: torch.where(t < U, t, t - 1)),
+            ),
+        ),
         "tuples": Mistake(
             "A tuple is made while the kernel is compiled. Which of your indices is known only when it runs?",
             "That of a loop over T; the u of `tl.static_range(U)` is known. `coming_a += (block,)` appends.",

@@ -139,11 +139,11 @@ def test_a_compiled_contender_is_compiled_and_checked_for_each_size_that_is_time
         return lambda x: seen.append(len(x)) or call(x)
 
     monkeypatch.setattr(torch, "compile", watched)
-    good = replace(doubling_with(lambda dy: 2 * dy), compiled=True, mode="max-autotune-no-cudagraphs")
+    good = replace(doubling_with(lambda dy: 2 * dy), compiled=True)
     points = [{"batch": 100, "width": 16}, {"batch": 100, "width": 8}]
     table = sweeps.run("suite", [good], points, direction=direction)
     assert table["note"].tolist() == ["", ""] and set(seen) == {100}
-    assert made == [{"dynamic": False, "mode": "max-autotune-no-cudagraphs"}] * 2
+    assert made == [{"dynamic": False}] * 2
     bad = doubling(gpu, compiled=True, work=replace(DOUBLING, reference=lambda x: 3 * x))
     assert sweeps.run("suite", [bad], points[:1])["note"][0].startswith("wrong result")
 
@@ -277,8 +277,6 @@ def test_wrong_options_are_named_with_a_gpu_and_without(gpu, monkeypatch, has_gp
             sweeps.run("suite", [doubling(gpu)], POINTS, **{name: value})
     with pytest.raises(ValueError, match=r"^contenders: .*labkit, labkit"):
         sweeps.run("suite", [doubling(gpu), doubling(gpu)], POINTS)
-    with pytest.raises(ValueError, match=r"^mode: 'max-autotune' .* compiled=True"):
-        doubling(gpu, mode="max-autotune")
 
 
 # Stopped

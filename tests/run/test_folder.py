@@ -13,7 +13,7 @@ from labkit import paths
 from labkit.exercises import progress
 from labkit.lessons import notebooks
 
-LESSONS = ("01_launch_overhead", "old/06_row_reductions")
+LESSONS = ("01_launch_overhead", "old/07_recurrent_kernel")
 COURSE = paths.NOTEBOOKS
 
 

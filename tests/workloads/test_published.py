@@ -3,7 +3,7 @@
 import pytest
 
 from labkit import paths
-from labkit.workloads.published import published, rms_norm_shapes
+from labkit.workloads.published import published
 
 NAMES = sorted(file.stem for file in paths.PUBLISHED.glob("*.csv"))
 
@@ -40,9 +40,20 @@ def test_sums_are_those_of_the_published_times():
     assert sums["median_us"].to_dict() == pytest.approx(kernels.groupby("series")["us"].sum().to_dict())
 
 
-def test_the_norm_has_17_shapes_backward_and_16_of_them_forward():
+def test_the_norm_has_17_sizes_backward_16_of_them_forward_and_how_many_times_as_fast_each_became():
     table = published("rms_norm_l4")
-    assert table.groupby(["direction", "series"]).size().unique().tolist() == [17, 16]
-    shapes = {tuple(shape.values()) for shape in rms_norm_shapes()}
-    forward = table[table["direction"] == "forward"][["batch", "time", "width"]]
-    assert len(shapes) == 17 and shapes - set(forward.itertuples(index=False, name=None)) == {(512, 128, 512)}
+    assert not table.duplicated(["direction", "batch", "time", "width"]).any()
+    forward, backward = (
+        set(
+            table.loc[table["direction"] == way, ["batch", "time", "width"]].itertuples(
+                index=False, name=None
+            )
+        )
+        for way in ("forward", "backward")
+    )
+    assert len(forward) == 16 and len(backward) == 17 and len(table) == 33
+    assert backward - forward == {(512, 128, 512)} and forward < backward
+    # The times have three digits behind the point, and the ratio two.
+    low = (table["old_ms"] - 0.0005) / (table["new_ms"] + 0.0005) - 0.005
+    high = (table["old_ms"] + 0.0005) / (table["new_ms"] - 0.0005) + 0.005
+    assert table["speedup"].between(low, high).all()

@@ -1,0 +1,193 @@
+"""Tasks of lesson 14: what is right, what people write instead, and what helps them on."""
+
+from labkit import kernels, work
+from labkit.exercises import judge
+from labkit.exercises.engine import Exercise, Mistake, RaceSpec
+from labkit.exercises.properties import KERNEL_CASES, POINTWISE, READ_ONCE
+from labkit.work.rms_recurrence import reference as pytorch_loop
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton import next_power_of_2
+
+EPS = 1e-6
+BEFORE = judge.find("13_recurrent_kernel")
+"""Its loops have no norm. Most of their mistakes can be made here, too."""
+Step = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""What is stored and what is carried on, of what was carried, a, b and the weight."""
+
+
+def sequence_inputs(batch: int, steps: int, width: int) -> dict[str, Tensor]:
+    """a, of which some are negative and some are zero, b and the weight; some b so small that eps counts."""
+    shape = batch, steps, width
+    a = 1 - 1.4 * torch.rand(shape).square()
+    a = torch.where(torch.rand(shape) < 0.05, 0.0, a)
+    b = torch.randn(shape) * 10.0 ** torch.randint(-3, 1, (batch, steps, 1))
+    b[:, 0] *= 0.01  # the first state is normalised to about 1, whatever its size
+    return {"a": a, "b": b, "weight": 1 + 0.5 * torch.randn(width)}
+
+
+def states_with(step: Step) -> Callable[..., Tensor]:
+    """h (B, T, H) of a loop with this step."""
+
+    def gives(a: Tensor, b: Tensor, weight: Tensor) -> Tensor:
+        carried, h = torch.zeros_like(a[:, 0]), []
+        for gate, new in zip(a.unbind(1), b.unbind(1), strict=True):
+            stored, carried = step(carried, gate, new, weight)
+            h.append(stored)
+        return torch.stack(h, 1)
+
+    return gives
+
+
+def normed_with(
+    scale: Callable[[Tensor, int], Tensor] = lambda m, H: torch.rsqrt(m + EPS),
+    of: Callable[[Tensor], Tensor] = torch.square,
+    weighted: bool = True,
+) -> Callable[..., Tensor]:
+    """The layer with this scale, made of the mean of ``of(u)`` and of H."""
+
+    def step(h: Tensor, a: Tensor, b: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        u = a * h + b
+        h = u * scale(of(u).mean(-1, keepdim=True), u.shape[-1]) * (w if weighted else 1)
+        return h, h
+
+    return states_with(step)
+
+
+def unnormed_carry(h: Tensor, a: Tensor, b: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """u is carried on in the place of h."""
+    u = a * h + b
+    return w * u * torch.rsqrt(u.square().mean(-1, keepdim=True) + EPS), u
+
+
+def weight_stored_only(h: Tensor, a: Tensor, b: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """The weight is in what is stored, and not in what is carried on."""
+    u = a * h + b
+    normal = u * torch.rsqrt(u.square().mean(-1, keepdim=True) + EPS)
+    return w * normal, normal
+
+
+def norm_of_step(h: Tensor, a: Tensor, b: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """b is normalised, and not the sum."""
+    h = a * h + w * b * torch.rsqrt(b.square().mean(-1, keepdim=True) + EPS)
+    return h, h
+
+
+right_states = normed_with()
+TRIED: dict[str, Any] = {"inputs": sequence_inputs, **KERNEL_CASES}
+NORM_MISTAKES = {
+    "not-carried": Mistake(
+        "What is stored at the first step is right. What goes into the second one?",
+        "The state is h, after the norm and the weight: what you store is also what the next step gets.",
+        gives=(states_with(unnormed_carry), states_with(weight_stored_only)),
+    ),
+    "norm-of-new": Mistake(
+        "Of what are the squares added up: of the new input, or of what the state has become with it?",
+        "Of u = a * state + b.",
+        gives=states_with(norm_of_step),
+    ),
+    "no-norm": Mistake(
+        "Try it with a = 1 and b = 1: each h should be 1, but for the weight. What is yours?",
+        "u grows and grows. Each step divides it by its root mean square.",
+        gives=(
+            normed_with(lambda m, H: torch.ones_like(m)),
+            normed_with(lambda m, H: torch.ones_like(m), weighted=False),
+        ),
+    ),
+    "no-weight": Mistake(
+        "The norm is right. Which argument have you not loaded?",
+        "Each feature has a weight, the same at all steps and in all sequences.",
+        gives=normed_with(weighted=False),
+    ),
+    "no-carry": Mistake(
+        "Step 0 is right. Which name does the next step read, and which one do you set?",
+        "The state begins with zeros before the loop, and each step sets it anew.",
+        gives=states_with(
+            lambda h, a, b, w: (w * b * torch.rsqrt(b.square().mean(-1, keepdim=True) + EPS), 0 * h)
+        ),
+    ),
+    "sum-for-mean": Mistake(
+        "With one feature it is right. What is H times too large?",
+        "tl.sum adds up, and the mean divides by H.",
+        gives=normed_with(lambda m, H: torch.rsqrt(m * H + EPS)),
+    ),
+    "block-for-row": Mistake(
+        "With 128 features it is right, with 33 it is not. Which two sizes are alike only sometimes?",
+        "The block has BLOCK places, and the sequence H features: the masked ones do not count.",
+        gives=normed_with(lambda m, H: torch.rsqrt(m * H / next_power_of_2(H) + EPS)),
+    ),
+    "root": Mistake(
+        "Double b of the first step: h should hardly change. What does yours do?",
+        "The root mean square divides, the mean square does not. tl.rsqrt is 1 over the root.",
+        gives=(normed_with(lambda m, H: 1 / (m + EPS)), normed_with(lambda m, H: (m + EPS).sqrt())),
+    ),
+    "eps": Mistake(
+        "Only small states are wrong. What is added to the mean square, and where?",
+        "1e-6 is added to the mean, under the root; not to the sum, and not to the root.",
+        gives=(
+            normed_with(lambda m, H: m.rsqrt()),
+            normed_with(lambda m, H: 1 / (m.sqrt() + EPS)),
+            normed_with(lambda m, H: (m + EPS / H).rsqrt()),
+        ),
+    ),
+    "mean-of-u": Mistake(
+        "Which comes first: the square of each number, or the sum?",
+        "Square each number, then add up: tl.sum(u * u, axis=0).",
+        gives=(
+            normed_with(lambda m, H: (m * m + EPS).rsqrt(), torch.positive),
+            normed_with(lambda m, H: (m + EPS).rsqrt(), torch.positive),
+        ),
+    ),
+}
+
+
+def race(*batches: int) -> RaceSpec:
+    """A race over 256 steps of 128 features."""
+    sizes = tuple({"batch": batch, "time": 256, "width": 128} for batch in batches)
+    rivals = {"labkit": kernels.rms_recurrence}
+    if len(batches) == 1:
+        rivals = {"PyTorch": pytorch_loop, **rivals}
+    return RaceSpec(work.rms_recurrence, rivals, sizes, dtype="float32", counted=False)
+
+
+normed = Exercise(
+    "a norm at every step",
+    "normed",
+    reference=right_states,
+    cases=((1, 1, 1), (2, 1, 5), (2, 5, 20)),
+    large=((1, 3, 128), (3, 40, 33)),
+    **TRIED,
+    properties=(*POINTWISE, READ_ONCE),
+    right="The state and its sum never leave the registers of a warp.",
+    race=race(512),
+    mistakes={
+        "last-step": BEFORE["recurrence"].mistakes["last-step"],
+        "unwritten": Mistake(
+            "Let B be 2 and T be 3, and write down where each step of a sequence is stored. Who is left out?",
+            "Steps lie H apart, sequences T * H, and each sequence has one program.",
+        ),
+        **NORM_MISTAKES,
+    },
+)
+
+# ---- loads ahead -------------------------------------------------------------------------------------------
+
+normed_ahead = Exercise(
+    "a norm at every step, with loads ahead",
+    "normed_ahead",
+    reference=right_states,
+    cases=((1, 1, 1), (1, 9, 5), (2, 5, 20)),
+    large=((1, 19, 5), (2, 33, 128), (1, 7, 300)),
+    **TRIED,
+    properties=(*POINTWISE, READ_ONCE),
+    right="What is left to wait for is the chain of a step.",
+    race=race(16, 512),
+    mistakes={
+        "tuples": BEFORE["ahead"].mistakes["tuples"],
+        **NORM_MISTAKES,
+    },
+)
