@@ -1,0 +1,175 @@
+"""Tasks of lesson 15: what is right, what people write instead, and what helps them on."""
+
+from labkit import kernels, work
+from labkit.exercises import judge
+from labkit.exercises.engine import Exercise, Mistake, RaceSpec
+from labkit.exercises.properties import KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE
+from labkit.work.linear_recurrence import reference as states
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Gives = Callable[..., Any]
+BEFORE = judge.find("13_recurrent_kernel")
+
+
+def upstream_inputs(batch: int, steps: int, width: int) -> dict[str, Tensor]:
+    """dh, which is like h, a and h, all (batch, steps, width)."""
+    given = BEFORE["recurrence"].inputs(batch, steps, width)
+    h = states(given["a"], given["b"])
+    return {"dh": h + 0.5 * torch.randn_like(h), "a": given["a"], "h": h}
+
+
+def moved(x: Tensor, by: int) -> Tensor:
+    """x (B, T, H), later by up to two steps, zeros where nothing comes from; negative is earlier."""
+    return F.pad(x, (0, 0, 2, 2))[:, 2 - by : 2 - by + x.shape[1]]
+
+
+def gradient(dh: Tensor, a: Tensor, gate: int) -> Tensor:
+    """g_t = dh_t + a_(t + gate) * g_(t+1), from the last step to the first."""
+    return states(moved(a, -gate).flip(1), dh.flip(1)).flip(1)
+
+
+def gradients(g: Any = lambda dh, a: gradient(dh, a, 1), last: Any = lambda h: moved(h, 1)) -> Gives:
+    """da and db, or what a mistake makes of them: db is ``g(dh, a)``, da is db times ``last(h)``."""
+    return lambda dh, a, h: (g(dh, a) * last(h), g(dh, a))
+
+
+def layer_of(answer: Gives) -> Gives:
+    """What is raced: the cell's layer, of which the answer is the backward pass."""
+    if "recurrence_layer" not in answer.__globals__:
+        raise ValueError("recurrence_layer: the cell has to define it, below the class Recurrence")
+    return answer.__globals__["recurrence_layer"]  # type: ignore[no-any-return]
+
+
+TRIED: dict[str, Any] = {"properties": (KERNEL, *POINTWISE, READ_ONCE), **KERNEL_CASES}
+
+backward = Exercise(
+    "time reversed",
+    "recurrence_backward",
+    reference=gradients(),
+    cases=((1, 1, 1), (1, 3, 4), (2, 5, 20)),
+    large=((1, 2, 128), (2, 2, 140), (1, 300, 8), (1, 1, 1030)),
+    inputs=upstream_inputs,
+    **TRIED,
+    right="Three tensors in and two out, each once: the forward's loop, walked backwards.",
+    race=RaceSpec(
+        work.linear_recurrence,
+        {"PyTorch": states, "labkit": kernels.linear_recurrence},
+        ({"batch": 512, "time": 256, "width": 128},),
+        dtype="float32",
+        direction="backward",
+        as_layer=layer_of,
+        counted=False,
+    ),
+    mistakes={
+        "not-reversed": Mistake(
+            "Which step's gradient needs no other step's? Is that the first one in your loop?",
+            "The last step: nobody uses its state. So the loop begins with t = T - 1.",
+            gives=tuple(gradients(lambda dh, a, by=by: states(moved(a, by), dh)) for by in (0, 1, -1)),
+        ),
+        "no-carry": Mistake(
+            "Let dh be 1 at the last step, 0 elsewhere. Which of the inputs b had a part in the last state?",
+            "All of them, through the gates: step t hands a_t * g_t to step t - 1, which adds it to its dh.",
+            gives=gradients(lambda dh, a: dh),
+        ),
+        "other-gate": Mistake(
+            "h_(t+1) = a_(t+1) h_t + b. Which step's gate stands between h_t and h_(t+1)?",
+            "The later one's. Multiply g by the gate of its own step before you hand it on.",
+            gives=(
+                *(gradients(lambda dh, a, gate=gate: gradient(dh, a, gate)) for gate in (0, 2)),
+                gradients(lambda dh, a: gradient(dh, torch.ones_like(a), 1)),
+            ),
+        ),
+        "other-state": Mistake(
+            "a_t multiplied a state in the forward pass. That of which step?",
+            "h_(t-1), the one before: zero at step 0. Where does it lie, seen from step t's places?",
+            gives=(gradients(last=lambda h: h), gradients(last=lambda h: moved(h, -1))),
+        ),
+        "first-step": Mistake(
+            "All steps but the first are right. Which state was there before step 0?",
+            "Zeros. H places before step 0 lies another sequence, or nothing: mask that load by t > 0.",
+            gives=gradients(last=lambda h: torch.cat((h[:, :1], h[:, :-1]), 1)),
+        ),
+        "form": Mistake(
+            "Two gradients come back. In which order, and of which shapes?",
+            "In the order of forward's arguments: da and db, both (B, T, H).",
+        ),
+        "swapped": Mistake(
+            "Two gradients come back. Which of them needs a state?",
+            "da = g * h_(t-1), and it is stored to da; db is g alone.",
+            gives=lambda dh, a, h: gradients()(dh, a, h)[::-1],
+        ),
+    },
+)
+
+# ---- an episode ends ---------------------------------------------------------------------------------------
+
+
+def reset_inputs(batch: int, steps: int, width: int, infinite: bool = False) -> dict[str, Tensor]:
+    """Those of a recurrence that begins anew at some steps; a state before one may be infinite."""
+    given = BEFORE["recurrence"].inputs(batch, steps, width)
+    reset = torch.rand(batch, steps) < 0.3
+    if steps > 2:
+        reset[:, 2] = True
+    h = states(torch.where(reset[..., None], 0.0, given["a"]), given["b"])
+    dh = h + 0.5 * torch.randn_like(h)
+    if infinite:
+        h[:, 1] = torch.inf
+    return {"dh": dh, "a": given["a"], "h": h, "reset": reset}
+
+
+def with_resets(
+    carry: bool = True, da: bool = True, late: int = 0, product: bool = False
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """da and db with resets, where what goes back and da are cut off, or not, perhaps at another step."""
+
+    def gives(dh: Tensor, a: Tensor, h: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
+        new = moved(reset[..., None].to(dh.dtype), late) > 0
+        gate = torch.where(new, 0.0, a) if carry else a
+        g = gradient(dh, gate, 1)
+        changed = g * moved(h, 1)
+        if da:
+            changed = changed * (~new) if product else torch.where(new, 0.0, changed)
+        return changed, g
+
+    return gives
+
+
+reset = Exercise(
+    "an episode ends",
+    "reset_backward",
+    reference=with_resets(),
+    cases=((1, 1, 1), (1, 3, 4), (2, 5, 20)),
+    large=((2, 6, 5, True), (2, 9, 140), (1, 60, 8)),
+    inputs=reset_inputs,
+    **TRIED,
+    right="What was before an episode has no part in it, not even if it was infinite.",
+    mistakes={
+        "not-cut": Mistake(
+            "Between which two steps does a reset stand, and what may not go from one to the other?",
+            "From step t with a reset nothing goes back to step t - 1: the carry is zero there.",
+            gives=(with_resets(carry=False), with_resets(carry=False, da=False)),
+        ),
+        "da-kept": Mistake(
+            "At a reset h_t = b_t. What does the loss have to do with a_t there?",
+            "Nothing: da is zero at this step.",
+            gives=with_resets(da=False),
+        ),
+        "other-step": Mistake(
+            "Which step's reset do you load, and which step's gradients do you make?",
+            "A reset at step t cuts what goes from t back to t - 1, and a_t. It is no matter to step t + 1.",
+            gives=(with_resets(late=1), with_resets(late=-1)),
+        ),
+        "times-zero": Mistake(
+            "What is infinity times 0?",
+            "NaN. Choose with tl.where(new, 0.0, ...): what it does not choose does not matter.",
+            gives=with_resets(product=True),
+        ),
+        **{name: backward.mistakes[name] for name in ("form",)},
+    },
+)
