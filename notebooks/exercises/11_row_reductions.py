@@ -182,8 +182,8 @@ rows_norm = Exercise(
     race=race(64, 1024),
     mistakes={
         "unwritten": Mistake(
-            "How many programs has the launch, if each has ROWS rows? What if rows is no multiple of ROWS?",
-            "triton.cdiv(rows, ROWS), and the first row of a program is tl.program_id(0) * ROWS.",
+            "Which rows has program 1, and which one is the first of them?",
+            "A program has ROWS rows, from tl.program_id(0) * ROWS on; there are triton.cdiv(rows, ROWS).",
         ),
         "scale-shape": Mistake(
             "A tile is (ROWS, BLOCK). Which shape has the scale, and which the weight?",

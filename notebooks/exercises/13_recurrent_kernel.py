@@ -165,7 +165,7 @@ ahead = Exercise(
     inputs=sequence_inputs,
     properties=(*POINTWISE, READ_ONCE, AHEAD),
     **KERNEL_CASES,
-    right="U steps are in flight at any time, and wait in registers for their turn.",
+    right="Loads run U steps ahead, and wait in registers for their turn.",
     race=RaceSpec(
         work.linear_recurrence,
         {"labkit": kernels.linear_recurrence},

@@ -2,13 +2,14 @@
 
 from labkit import kernels, work
 from labkit.exercises import judge
-from labkit.exercises.engine import Exercise, Mistake, RaceSpec
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
 from labkit.exercises.properties import KERNEL_CASES, POINTWISE, READ_ONCE
 from labkit.work.rms_recurrence import reference as pytorch_loop
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from triton import next_power_of_2
@@ -78,6 +79,19 @@ def norm_of_step(h: Tensor, a: Tensor, b: Tensor, w: Tensor) -> tuple[Tensor, Te
 
 
 right_states = normed_with()
+
+
+def blocks_of(at: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
+    """What comes out where step t takes the blocks of step ``at(t, U)``, with the given launch's U."""
+
+    def gives(a: Tensor, b: Tensor, weight: Tensor) -> Tensor:
+        U = max(1, min(8, 1024 // next_power_of_2(a.shape[2])))
+        taken = at(torch.arange(a.shape[1]), U)
+        return right_states(a[:, taken], b[:, taken], weight)
+
+    return gives
+
+
 TRIED: dict[str, Any] = {"inputs": sequence_inputs, **KERNEL_CASES}
 NORM_MISTAKES = {
     "not-carried": Mistake(
@@ -154,6 +168,21 @@ def race(*batches: int) -> RaceSpec:
     return RaceSpec(work.rms_recurrence, rivals, sizes, dtype="float32", counted=False)
 
 
+def warps(call: Call) -> str:
+    """Several warps for a sequence, where one was asked for."""
+    for _, given in call.launches.kernels:
+        if given.get("num_warps", 4) != 1:
+            return "a program has more than one warp."
+    return ""
+
+
+ONE_WARP = Property(
+    "warps",
+    warps,
+    "How many warps has a program, if the launch does not say so?",
+    "Four. num_warps=1 in the launch gives each sequence a single warp.",
+)
+
 normed = Exercise(
     "a norm at every step",
     "normed",
@@ -161,7 +190,7 @@ normed = Exercise(
     cases=((1, 1, 1), (2, 1, 5), (2, 5, 20)),
     large=((1, 3, 128), (3, 40, 33)),
     **TRIED,
-    properties=(*POINTWISE, READ_ONCE),
+    properties=(*POINTWISE, READ_ONCE, ONE_WARP),
     right="The state and its sum never leave the registers of a warp.",
     race=race(512),
     mistakes={
@@ -176,6 +205,21 @@ normed = Exercise(
 
 # ---- loads ahead -------------------------------------------------------------------------------------------
 
+
+def not_ahead(call: Call) -> str:
+    """Whether a sequence's second step is loaded only when the first one has been stored."""
+    b, made = call.passed["b"], call.launches
+    B, T, H = b.shape
+    if B > 1 or T < 9 or H > 8:  # the stores of several programs; U is 8 in a narrow layer
+        return ""
+    for addresses, before in zip(made.loads, made.stores_before, strict=True):
+        places = (addresses.astype(np.int64) - b.data_ptr()) // b.element_size()
+        steps = places[(places >= 0) & (places < b.numel())] // H
+        if before and len(steps) and steps.min() < before + 2:
+            return f"step {steps.min()} of b was loaded when {before} steps had been stored."
+    return ""
+
+
 normed_ahead = Exercise(
     "a norm at every step, with loads ahead",
     "normed_ahead",
@@ -183,11 +227,29 @@ normed_ahead = Exercise(
     cases=((1, 1, 1), (1, 9, 5), (2, 5, 20)),
     large=((1, 19, 5), (2, 33, 128), (1, 7, 300)),
     **TRIED,
-    properties=(*POINTWISE, READ_ONCE),
+    properties=(
+        *POINTWISE,
+        READ_ONCE,
+        Property(
+            "not-ahead",
+            not_ahead,
+            "Which step sets out while step 0 is worked on?",
+            "Step U, before step 0 is stored, as in lesson 13: two tuples, and rounds of U steps.",
+            contiguous_only=True,
+        ),
+    ),
     right="What is left to wait for is the chain of a step.",
     race=race(16, 512),
     mistakes={
         "tuples": BEFORE["ahead"].mistakes["tuples"],
+        "comma": BEFORE["ahead"].mistakes["comma"],
+        "same-steps": Mistake(
+            *BEFORE["ahead"].mistakes["same-steps"].hints,
+            gives=blocks_of(lambda t, U: torch.where(t < U, t, t - U)),
+        ),
+        "first-round": Mistake(
+            *BEFORE["ahead"].mistakes["first-round"].hints, gives=blocks_of(lambda t, U: t % U)
+        ),
         **NORM_MISTAKES,
     },
 )

@@ -2,11 +2,11 @@
 
 from labkit import kernels, work
 from labkit.exercises import judge
-from labkit.exercises.engine import Exercise, Mistake, RaceSpec
+from labkit.exercises.engine import Call, Exercise, Mistake, RaceSpec, difference
 from labkit.exercises.properties import KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE
 from labkit.work.linear_recurrence import reference as states
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -120,17 +120,21 @@ def reset_inputs(batch: int, steps: int, width: int, infinite: bool = False) -> 
     dh = h + 0.5 * torch.randn_like(h)
     if infinite:
         h[:, 1] = torch.inf
+        given["a"][:, 2] = torch.inf
     return {"dh": dh, "a": given["a"], "h": h, "reset": reset}
 
 
 def with_resets(
-    carry: bool = True, da: bool = True, late: int = 0, product: bool = False
+    carry: bool = True, da: bool = True, late: int = 0, product: bool = False, cut: bool = False
 ) -> Callable[..., tuple[Tensor, Tensor]]:
-    """da and db with resets, where what goes back and da are cut off, or not, perhaps at another step."""
+    """da and db with resets, where what goes back and da are cut off, or not, perhaps at another step.
+
+    Where it is a ``product`` that makes da zero, and a ``cut`` that makes the gate so, infinities survive.
+    """
 
     def gives(dh: Tensor, a: Tensor, h: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
         new = moved(reset[..., None].to(dh.dtype), late) > 0
-        gate = torch.where(new, 0.0, a) if carry else a
+        gate = a * ~new if cut else torch.where(new, 0.0, a) if carry else a
         g = gradient(dh, gate, 1)
         changed = g * moved(h, 1)
         if da:
@@ -138,6 +142,24 @@ def with_resets(
         return changed, g
 
     return gives
+
+
+def in_finite_calls(*gives: Gives) -> Callable[[Sequence[Call]], bool]:
+    """Whether an answer does what one of these does, where nothing is infinite."""
+
+    def when(calls: Sequence[Call]) -> bool:
+        told = [call for call in calls if len(call.case) == 3 and call.dtype is torch.float32]
+
+        def does(wrong: Gives) -> bool:
+            return not any(
+                difference(mine, other, 0.01)
+                for call in told
+                for (mine, _), other in zip(call.result_tensors(), wrong(*call.passed.values()), strict=True)
+            )
+
+        return bool(told) and any(map(does, gives))
+
+    return when
 
 
 reset = Exercise(
@@ -160,15 +182,25 @@ reset = Exercise(
             "Nothing: da is zero at this step.",
             gives=with_resets(da=False),
         ),
+        "of-a-sequence": Mistake(
+            "Where does the second sequence's reset begin?",
+            "Behind the T numbers of the first one: reset + sequence * T + t, and no features.",
+            gives=lambda dh, a, h, reset: with_resets()(dh, a, h, reset[:1].expand_as(reset)),
+        ),
+        "inverted": Mistake(
+            "Where reset is true, which of its two values does tl.where choose?",
+            "The first one: tl.where(new, 0.0, ...).",
+            when=in_finite_calls(lambda dh, a, h, reset: with_resets()(dh, a, h, ~reset)),
+        ),
         "other-step": Mistake(
             "Which step's reset do you load, and which step's gradients do you make?",
             "A reset at step t cuts what goes from t back to t - 1, and a_t. It is no matter to step t + 1.",
-            gives=(with_resets(late=1), with_resets(late=-1)),
+            when=in_finite_calls(with_resets(late=1), with_resets(late=-1)),
         ),
         "times-zero": Mistake(
             "What is infinity times 0?",
             "NaN. Choose with tl.where(new, 0.0, ...): what it does not choose does not matter.",
-            gives=with_resets(product=True),
+            gives=(with_resets(product=True), with_resets(product=True, cut=True), with_resets(cut=True)),
         ),
         **{name: backward.mistakes[name] for name in ("form",)},
     },
