@@ -151,7 +151,8 @@ def blocks_of(at: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
 
     def gives(a: Tensor, b: Tensor, U: int) -> Tensor:
         taken = at(torch.arange(a.shape[1]), U)
-        return right_states(*(each[:, taken.clamp(0)] * (taken >= 0)[:, None] for each in (a, b)))
+        there = ((taken >= 0) & (taken < a.shape[1]))[:, None]
+        return right_states(*(each[:, taken.clamp(0, a.shape[1] - 1)] * there for each in (a, b)))
 
     return gives
 
@@ -189,6 +190,11 @@ ahead = Exercise(
             "That of the step before. The state begins with zeros once, before all loops.",
             gives=lambda a, b, U: torch.cat(list(map(right_states, a.split(U, 1), b.split(U, 1))), 1),
         ),
+        "coming-used": Mistake(
+            "Which tuple holds the blocks of this round's steps, and which those of the next one's?",
+            "now_a and now_b are this round's. What is appended in this round is for the next one.",
+            gives=blocks_of(lambda t, U: t + U),
+        ),
         "one-block": Mistake(
             "A tuple has U blocks. Which one does each turn take?",
             "now_a[u], with the u of the unrolled loop: each of the U turns takes its own.",
@@ -210,6 +216,7 @@ ahead = Exercise(
             gives=(
                 blocks_of(lambda t, U: torch.where(t < U, t, t // U * U)),
                 blocks_of(lambda t, U: torch.where(t < U, t, t - 1)),
+                blocks_of(lambda t, U: torch.where(t < U, t, t - U + 1)),
             ),
         ),
         "tuples": Mistake(
