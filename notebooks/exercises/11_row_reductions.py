@@ -231,7 +231,10 @@ def corrected(total: Tensor, top: Tensor, new: Tensor, block: Tensor) -> Tensor:
 
 
 def online(
-    update: Update = corrected, begin: float = -3.4e38, keeps: bool = False, own: bool = False
+    update: Update = corrected,
+    begin: float = torch.finfo(torch.float32).min,
+    keeps: bool = False,
+    own: bool = False,
 ) -> Callable[[Tensor], Tensor]:
     """The softmax in blocks, in float32, as a mistake makes it.
 
@@ -321,12 +324,12 @@ softmax = Exercise(
         ),
         "from-infinity": Mistake(
             "What is the maximum so far, if a row's first block holds nothing but minus infinity?",
-            "Minus infinity, and that less itself is NaN. Begin with -3.4e38 instead.",
+            "Minus infinity, and that less itself is NaN. Begin with -3.4028235e38 instead.",
             when=from_infinity,
         ),
         "from-zero": Mistake(
             "With what does the maximum begin, and what if all numbers of a row are far below it?",
-            "Then every exponential is 0, and 0 / 0 is NaN. Begin with -3.4e38.",
+            "Then every exponential is 0, and 0 / 0 is NaN. Begin with -3.4028235e38.",
             gives=online(begin=0.0),
         ),
         "kept-maximum": Mistake(

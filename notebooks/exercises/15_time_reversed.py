@@ -46,6 +46,17 @@ def layer_of(answer: Gives) -> Gives:
     return answer.__globals__["recurrence_layer"]  # type: ignore[no-any-return]
 
 
+def wrong_at_first(calls: Sequence[Call]) -> bool:
+    """Whether da is wrong at the first steps alone."""
+    found = False
+    for call in calls:
+        (da, right_da), (db, right_db) = call.result_tensors()
+        if difference(db, right_db, 0.05) or difference(da[:, 1:], right_da[:, 1:], 0.05):
+            return False
+        found = found or bool(difference(da[:, :1], right_da[:, :1], 0.05))
+    return found
+
+
 TRIED: dict[str, Any] = {"properties": (KERNEL, *POINTWISE, READ_ONCE), **KERNEL_CASES}
 
 backward = Exercise(
@@ -88,12 +99,21 @@ backward = Exercise(
         "other-state": Mistake(
             "a_t multiplied a state in the forward pass. That of which step?",
             "h_(t-1), the one before: zero at step 0. Where does it lie, seen from step t's places?",
-            gives=(gradients(last=lambda h: h), gradients(last=lambda h: moved(h, -1))),
+            gives=(
+                gradients(last=lambda h: h),
+                gradients(last=lambda h: moved(h, -1)),
+                gradients(last=lambda h: torch.cat((0 * h[:, :1], h[:, 1:]), 1)),
+            ),
         ),
         "first-step": Mistake(
             "All steps but the first are right. Which state was there before step 0?",
             "Zeros. H places before step 0 lies another sequence, or nothing: mask that load by t > 0.",
             gives=gradients(last=lambda h: torch.cat((h[:, :1], h[:, :-1]), 1)),
+        ),
+        "before-the-first": Mistake(
+            "What lies H places before the first step of a sequence?",
+            "Another sequence, or nothing. The state before step 0 is zero: mask this load by t > 0.",
+            when=wrong_at_first,
         ),
         "form": Mistake(
             "Two gradients come back. In which order, and of which shapes?",

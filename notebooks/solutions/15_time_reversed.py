@@ -52,9 +52,10 @@ def backward_kernel(dh, a, h, da, db, T, H, BLOCK: tl.constexpr):
         g = tl.load(dh + at, mask=inside, other=0.0).to(tl.float32) + carry
         # Before step 0 the state is zero. H places before it lies another sequence, or nothing.
         before = tl.load(h + at - H, mask=inside & (t > 0), other=0.0).to(tl.float32)
+        gate = tl.load(a + at, mask=inside, other=0.0).to(tl.float32)  # before the stores: all loads together
         tl.store(da + at, g * before, mask=inside)
         tl.store(db + at, g, mask=inside)
-        carry = tl.load(a + at, mask=inside, other=0.0).to(tl.float32) * g
+        carry = gate * g
 
 
 def recurrence_backward(dh, a, h):
