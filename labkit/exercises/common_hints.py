@@ -173,7 +173,7 @@ EXCEPTIONS = (
      "Two blocks on this line have shapes that don't fit. Which shape should come out?",
      "[:, None] makes a column of a block, [None, :] a row. print(block) shows one with its shape."),
     ("small-tile", "K >= 16|shapes? .*at least 16",
-     "The side that both blocks of tl.dot share needs 16 places at least. How long is yours at the smallest size?",
+     "The side that both blocks of tl.dot share has 16 places at least. How long is yours at the smallest?",
      "Round the block up: max(16, triton.next_power_of_2(size)), and mask what is too many."),
     ("loop-carried", "[Ll]oop-carried variable",
      "The loop sets a name to another dtype or shape than it had before the loop. Which name?",
