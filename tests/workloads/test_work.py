@@ -1,4 +1,4 @@
-"""What the works of matrix products cost and compute, counted from their tensors and written out anew."""
+"""What works cost and compute, counted from their tensors and written out anew."""
 
 import pytest
 import torch
@@ -70,3 +70,20 @@ def test_a_norm_and_a_softmax_are_what_their_docstrings_say_and_read_x_once():
         moved = [each.min_bytes({"batch": 3, "width": 5}, 2, way) for way in ("forward", "backward")]
         assert moved == [2 * 2 * 15, 3 * 2 * 15]
         assert each.flops({"batch": 3, "width": 5}, "forward") in (4 * 15, 5 * 15)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_recurrence_is_what_its_docstring_says_and_moves_each_tensor_once(normed):
+    of, size = work.rms_recurrence if normed else work.linear_recurrence, {"batch": 2, "time": 4, "width": 3}
+    a, b, *weight = (each.double() for each in of.inputs(size))
+    assert a.shape == b.shape == (2, 4, 3) and ((a > 0) & (a < 1)).all()
+    for sequence, h in enumerate(of.reference(a, b, *weight)):
+        state = [0.0] * 3
+        for t in range(4):
+            state = [a[sequence, t, n] * state[n] + b[sequence, t, n] for n in range(3)]
+            if normed:
+                root = (sum(u * u for u in state) / 3 + 1e-6) ** 0.5
+                state = [w * u / root for w, u in zip(weight[0], state, strict=True)]
+            torch.testing.assert_close(h[t], torch.stack(state))
+    moved = [of.min_bytes(size, 2, way) for way in ("forward", "backward")]
+    assert moved == [2 * 3 * 24, 2 * (6 if normed else 5) * 24]
