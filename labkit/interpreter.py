@@ -87,6 +87,30 @@ def _look_numpy_type_up(numpy_type: Any, of: Any) -> Any:
     return _numpy_types[name]
 
 
+@_replaces(interpreter.ScanOps, "generic_scan")
+def _scan_by_a_tree(_: Any, scan: Any, inputs: list[Any]) -> list[Any]:
+    """Combine whole blocks, as a tree: a hundred times as fast as one element after the other.
+
+    And it finds a function that is not associative, which one element after the other would not: there the
+    first half of what is combined is all that came before, and the second half a single element.
+    """
+    blocks, by = list(inputs), 1
+    steps = inputs[0].handle.data.shape[scan.axis]
+    place = np.arange(steps).reshape([-1 if axis == scan.axis else 1 for axis in range(len(inputs[0].shape))])
+    while by < steps:
+        earlier = [scan.to_tensor(np.roll(b.handle.data, by, scan.axis), b.dtype) for b in blocks]
+        both = scan.combine_fn.fn(*earlier, *blocks)
+        both = both if isinstance(both, tuple) else (both,)
+        blocks = [
+            scan.to_tensor(
+                np.where(place < by, b.handle.data, new.handle.data).astype(b.handle.data.dtype), b.dtype
+            )
+            for b, new in zip(blocks, both, strict=True)
+        ]
+        by *= 2
+    return blocks
+
+
 # ---- right: bfloat16, which the interpreter keeps as integers, and computes with those ---------------------
 
 

@@ -16,6 +16,7 @@ from labkit.work.rms_norm import rms_norm
 from labkit.work.rms_recurrence import rms_recurrence
 from labkit.work.row_product import row_product
 from labkit.work.softmax import softmax
+from labkit.work.time_last import time_last
 
 __all__ = [
     "Shape",
@@ -35,4 +36,5 @@ __all__ = [
     "rms_recurrence",
     "row_product",
     "softmax",
+    "time_last",
 ]
