@@ -360,8 +360,8 @@ few_backward = Exercise(
     race=race(256, 512, counted=False),  # with as few rows as are counted each program has one
     mistakes={
         "unwritten": Mistake(
-            "Which rows does your loop go through, and from where to where?",
-            "for row in range(tl.program_id(0), rows, tl.num_programs(0)): every P-th row, up to the last.",
+            "Which rows does your loop go through? And where does dx's store stand, and to which row does it go?",
+            "for row in range(tl.program_id(0), rows, tl.num_programs(0)): each turn stores dx of its row.",
         ),
         "dw-rows": Mistake(
             "A program has several rows. How many of them are in what it stores of the weight's gradient?",

@@ -207,7 +207,7 @@ normed = Exercise(
 
 
 def not_ahead(call: Call) -> str:
-    """Whether a sequence's second step is loaded only when the first one has been stored."""
+    """Whether a step is loaded only when fewer than U steps were left to store before it."""
     b, made = call.passed["b"], call.launches
     B, T, H = b.shape
     if B > 1 or T < 9 or H > 8:  # the stores of several programs; U is 8 in a narrow layer
@@ -215,7 +215,7 @@ def not_ahead(call: Call) -> str:
     for addresses, before in zip(made.loads, made.stores_before, strict=True):
         places = (addresses.astype(np.int64) - b.data_ptr()) // b.element_size()
         steps = places[(places >= 0) & (places < b.numel())] // H
-        if before and len(steps) and steps.min() < before + 2:
+        if before and len(steps) and steps.min() < before + 8:
             return f"step {steps.min()} of b was loaded when {before} steps had been stored."
     return ""
 
@@ -238,7 +238,7 @@ normed_ahead = Exercise(
             contiguous_only=True,
         ),
     ),
-    right="What is left to wait for is the chain of a step.",
+    right="The loads run ahead. What is left is the chain of a step, and what else a warp has to do.",
     race=race(16, 512),
     mistakes={
         "tuples": BEFORE["ahead"].mistakes["tuples"],

@@ -64,6 +64,6 @@ def normed_ahead(a, b, weight, warps=1):
     a, b, weight = a.contiguous(), b.contiguous(), weight.contiguous()
     (B, T, H), h = a.shape, torch.empty_like(a)
     BLOCK = triton.next_power_of_2(H)
-    U = max(1, min(8, 1024 // BLOCK))  # so that a lane has at most 64 numbers on their way
+    U = max(1, min(8, 1024 // BLOCK))  # a lane has 64 numbers on their way, up to 1024 features
     normed_ahead_kernel[(B,)](a, b, weight, h, T, H=H, U=U, BLOCK=BLOCK, num_warps=warps)
     return h
