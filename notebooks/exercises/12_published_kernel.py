@@ -360,7 +360,7 @@ few_backward = Exercise(
     race=race(256, 512, counted=False),  # with as few rows as are counted each program has one
     mistakes={
         "unwritten": Mistake(
-            "Which rows does your loop go through? And where does dx's store stand, and to which row does it go?",
+            "Which rows does your loop go through? Where does dx's store stand, and where does it go?",
             "for row in range(tl.program_id(0), rows, tl.num_programs(0)): each turn stores dx of its row.",
         ),
         "dw-rows": Mistake(
