@@ -276,7 +276,6 @@ def what_is_wrong(way: Way, inputs: Sequence[Any], direction: str, allowed: floa
     upstream gradient of twice the output in some of the first and last rows, and zero elsewhere.
     """
     work = way.work
-    batch = len(inputs[work.batched[0]])
 
     def exact(rows: Tensor | slice) -> list[Any]:
         """The inputs, tensors in float64, and of those that have rows these rows."""
@@ -291,13 +290,16 @@ def what_is_wrong(way: Way, inputs: Sequence[Any], direction: str, allowed: floa
 
     with torch.set_grad_enabled(direction == "backward"):
         got = way.call(*inputs)
+        batch = len(inputs[work.batched[0]]) if work.batched else len(got)
+        at_once = CHECKED_ROWS if work.batched else max(1, batch)
         pairs: list[tuple[Tensor, Tensor]] = []
-        for first in range(0, batch, CHECKED_ROWS):
-            rows = slice(first, first + CHECKED_ROWS)
+        for first in range(0, batch, at_once):
+            rows = slice(first, first + at_once)
             with torch.no_grad():
                 pairs.append((got[rows], work.reference(*exact(rows))))
         if direction == "backward":
-            few = sorted({*range(min(64, batch)), *range(max(0, batch - 64), batch)})
+            ends = min(64, batch) if work.batched else batch
+            few = sorted({*range(ends), *range(batch - ends, batch)})
             some = torch.tensor(few, device=got.device)
             leaves = exact(some)
             upstream = torch.zeros_like(got).index_copy(0, some, 2 * got.detach()[some])

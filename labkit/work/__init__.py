@@ -7,6 +7,8 @@ from labkit.work.gate_up import gate_up
 from labkit.work.gelu_mul import gelu_mul
 from labkit.work.gelus import gelus
 from labkit.work.grouped import grouped
+from labkit.work.gru import gru
+from labkit.work.gru_by_time import gru_by_time
 from labkit.work.linear import linear
 from labkit.work.linear_gelu import linear_gelu
 from labkit.work.linear_recurrence import linear_recurrence
@@ -27,6 +29,8 @@ __all__ = [
     "gelu_mul",
     "gelus",
     "grouped",
+    "gru",
+    "gru_by_time",
     "linear",
     "linear_gelu",
     "linear_recurrence",

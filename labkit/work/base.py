@@ -22,7 +22,8 @@ class Work:
     flops(shape, direction): operations.
     direction: "forward", or "backward", which is dy, what it needs of the inputs, and all gradients.
     sample: largest sizes at which a learner's kernel is first checked.
-    batched: the inputs whose first dimension is that of the output; the others belong to all rows.
+    batched: the inputs whose first dimension is that of the output; the others belong to all rows. None where
+        the output's rows need each other.
     """
 
     name: str

@@ -1,0 +1,253 @@
+"""Tasks of lesson 17: what is right, what people write instead, and what helps them on."""
+
+from labkit import kernels, work
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, case_values
+from labkit.exercises.properties import FEWEST, KERNEL_CASES, PRODUCT, ROUNDED_ONCE, ROUNDED_TWICE
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import mul
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+Thirds = Sequence[Tensor]
+
+
+def layer_inputs(B: int, T: int, H: int) -> dict[str, Tensor]:
+    """gates (B, T, 3 H), weight (3 H, H) and bias (3 H,): h takes about as large a part as the gates."""
+    weight = 2 * torch.randn(3 * H, H) / H**0.5
+    return {"gates": torch.randn(B, T, 3 * H), "weight": weight, "bias": torch.randn(3 * H)}
+
+
+def cell(h: Tensor, i: Thirds, w: Thirds, b: Thirds, operand: Any = None, curve: Any = torch.tanh) -> Tensor:
+    """The next state; ``operand`` is what the products take for h, and ``curve`` the candidate's."""
+    r, z, p = (linear(h if operand is None else operand, *each) for each in zip(w, b, strict=True))
+    z = torch.sigmoid(i[1] + z)
+    return (1 - z) * curve(i[2] + torch.sigmoid(i[0] + r) * p) + z * h
+
+
+def states(step: Callable[..., Tensor] = cell) -> Callable[..., Tensor]:
+    """All states (B, T, H) of a step (h, i, w, b)."""
+
+    def gives(gates: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        h, found = gates.new_zeros(len(gates), weight.shape[1]), []
+        for now in gates.unbind(1):
+            h = step(h, now.chunk(3, 1), weight.chunk(3), bias.chunk(3))
+            found.append(h)
+        return torch.stack(found, 1)
+
+    return gives
+
+
+def reset_before(h: Tensor, i: Thirds, w: Thirds, b: Thirds) -> Tensor:
+    """A step whose candidate is made of the product with r * h."""
+    r, z = torch.sigmoid(i[0] + linear(h, w[0], b[0])), torch.sigmoid(i[1] + linear(h, w[1], b[1]))
+    return (1 - z) * torch.tanh(i[2] + linear(r * h, w[2], b[2])) + z * h
+
+
+def matrices_apart(rows: int, h: Tensor, i: Thirds, w: Thirds, b: Thirds) -> Tensor:
+    """A step whose three matrices begin so many rows apart."""
+    return cell(h, i, [torch.cat([*w])[k * rows :][: h.shape[1]] for k in range(3)], b)
+
+
+def rows_apart(gates: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The states when steps of gates are taken to begin H numbers apart."""
+    steps = gates.flatten().unfold(0, gates.shape[2], weight.shape[1])[: gates[..., 0].numel()]
+    return states()(steps.reshape(gates.shape), weight, bias)
+
+
+def rounded_carry(call: Call) -> str:
+    if call.dtype is not torch.float16:  # to bfloat16 the interpreter rounds in a way of its own
+        return ""
+    right = states(lambda h, i, w, b: cell(h, i, w, b, operand=h.half().to(h.dtype)))
+    want = right(*(each.double() for each in call.originals.values()))
+    differing = int((call.got != want.to(torch.float16)).sum())
+    if differing <= max(FEWEST, ROUNDED_TWICE * want.numel()):
+        return ""
+    return f"{differing / want.numel():.0%} of the states are not those of a float32 state, rounded once."
+
+
+ROUNDED_CARRY = Property(
+    "rounded-carry",
+    rounded_carry,
+    "Which of your values have 16 bits? The first block of each tl.dot has to. What else?",
+    "What was loaded has, and the sum of two such. The state stays float32: only tl.dot gets it rounded.",
+)
+
+
+def weights_again(call: Call) -> str:
+    weight, programs = call.passed["weight"], -(-len(call.got) // 16)
+    times = len(call.launches.loaded(weight)) / max(1, weight.numel()) / programs
+    return f"each program loaded each weight {times:.3g} times." if times > 1 else ""
+
+
+WEIGHTS_ONCE = Property(
+    "weights-again",
+    weights_again,
+    "The states are right. How many steps need the weights, and how often does your kernel load them?",
+    "They are the same at each step: load them before the loop, and they stay on the multiprocessor.",
+    contiguous_only=True,
+)
+
+
+def layer_of(answer: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """What is raced: the cell's layer, which calls the answer."""
+    if "gru_layer" not in answer.__globals__:
+        raise ValueError("gru_layer: the cell has to define it, below gru")
+    return answer.__globals__["gru_layer"]  # type: ignore[no-any-return]
+
+
+gru = Exercise(
+    "all steps of a GRU",
+    "gru",
+    reference=states(),
+    cases=((1, 1, 1), (2, 3, 5), (18, 2, 20)),
+    large=((2, 2, 16), (1, 2, 33), (1, 12, 3), (35, 1, 4)),
+    inputs=layer_inputs,
+    right="The weights are loaded once for all steps, and h never leaves the multiprocessor.",
+    properties=(*(each for each in PRODUCT if each is not ROUNDED_ONCE), WEIGHTS_ONCE, ROUNDED_CARRY),
+    **KERNEL_CASES,
+    mistakes={
+        "unwritten": Mistake(
+            "Let B be 17 and T be 3. Which states did nobody write, and who should have?",
+            "A program has 16 sequences, T * H numbers apart. Within a sequence, steps lie H apart.",
+        ),
+        "row-length": Mistake(
+            "How many numbers of `gates` has one step of one sequence?",
+            "Three thirds of H numbers: steps lie 3 * H apart, the thirds H.",
+            gives=rows_apart,
+        ),
+        "not-turned": Mistake(
+            "Step 0 is right, step 1 is not. Along which of a matrix's two axes does tl.dot(h, w) add up?",
+            "Along w's rows, the old features. Load it as rnn_kernel does, turned: weight + n * H + old.",
+            gives=states(lambda h, i, w, b: cell(h, i, [each.T for each in w], b)),
+        ),
+        "same-matrix": Mistake(
+            "How far is it from W_hr to W_hz in `weight`, and which matrices do your three loads bring?",
+            "A matrix has H * H numbers.",
+            gives=(states(partial(matrices_apart, 0)), states(partial(matrices_apart, 1))),
+        ),
+        "no-carry": Mistake(
+            "Step 0 is right. Which h do the products of step 1 take?",
+            "The state that a step makes has to be the one that the next begins with.",
+            gives=states(lambda h, i, w, b: cell(0 * h, i, w, b)),
+        ),
+        "order": Mistake(
+            "Which third of `gates` is r, and which one z?",
+            "The order is r, z, n, in gates, weight and bias.",
+            gives=states(lambda h, *thirds: cell(h, *([each[1], each[0], each[2]] for each in thirds))),
+        ),
+        "other-bias": Mistake(
+            "Take weights of zero. What is left of W_hr h + b_hr, and what of r · (W_hn h + b_hn)?",
+            "Each of the three products of h has a third of `bias`. gates have the input's already.",
+            gives=(
+                states(lambda h, i, w, b: cell(h, i, w, [0 * each for each in b])),
+                states(lambda h, i, w, b: cell(h, (*i[:2], i[2] + b[2]), w, (*b[:2], 0 * b[2]))),
+            ),
+        ),
+        "r-on-h": Mistake(
+            "What does r multiply: h, or what the product of h has become?",
+            "The product of h and its bias are made first, with h itself, and r multiplies their sum.",
+            gives=states(reset_before),
+        ),
+        "no-r": Mistake(
+            "Your r is computed. Where is it used?",
+            "In the candidate: it multiplies W_hn h + b_hn.",
+            gives=states(lambda h, i, w, b: cell(h, (i[0] + math.inf, *i[1:]), w, b)),
+        ),
+        "blend": Mistake(
+            "Let z be 1. Which of candidate and old state should be left?",
+            "The old one: z multiplies h, and 1 - z the candidate.",
+            gives=states(lambda h, *thirds: cell(h, *([each[0], -each[1], each[2]] for each in thirds))),
+        ),
+        "no-tanh": Mistake(
+            "Between which two numbers should the candidate lie?",
+            "tanh of the whole sum brings it between -1 and 1.",
+            gives=states(partial(cell, curve=lambda candidate: candidate)),
+        ),
+        "operand-dtype": Mistake(
+            "Which dtype has the state, and which the weights? tl.dot multiplies two blocks of one dtype.",
+            "Give it the state rounded: state.to(w_r.dtype). The state itself stays float32.",
+            raises="Both operands must be same dtype",
+        ),
+        "n-twice": Mistake(
+            "An address has become a number between -1 and 1. Which name has two meanings in your kernel?",
+            "`n` is the columns, which the next store and the next loads need. Call the candidate otherwise.",
+            raises="invalid operands of type pointer.*float",
+        ),
+    },
+    race=RaceSpec(
+        work.gru,
+        {"labkit": kernels.gru},
+        ({"batch": 512, "time": 64, "width": 128},),
+        dtype="bfloat16",
+        roundings=4,
+        as_layer=layer_of,
+        works={"cuDNN": work.gru_by_time},
+        counted=False,
+    ),
+)
+
+# ---- what a step is made of --------------------------------------------------------------------------------
+
+Cycles = tuple[float, ...]
+
+
+def counts(BM: int, H: int) -> Cycles:
+    """Cycles of the products, the weights' way and the special functions."""
+    return 6 * BM * H * H / 4096, 6 * H * H / 128, 6 * BM * H / 16
+
+
+def scaled(*factors: float) -> Callable[[int, int], Cycles]:
+    """The cycles, each times a factor."""
+    return lambda BM, H: tuple(map(mul, counts(BM, H), factors))
+
+
+cycles = Exercise(
+    "what a step is made of",
+    "cycles",
+    reference=counts,
+    cases=((16, 64), (16, 128), (8, 128), (32, 32)),
+    inputs=case_values("BM", "H"),
+    right="With 16 sequences none of the three is small beside the others.",
+    mistakes={
+        "operations": Mistake(
+            "How many operations are one multiplication and one addition?",
+            "The rate counts both, so a sum of H products is 2 H operations.",
+            gives=(scaled(1 / 2, 1, 1), scaled(1 / 2, 1 / 2, 1), scaled(1 / 2, 1, 1 / 2)),
+        ),
+        "one-matrix": Mistake(
+            "How many matrices does h meet in a step?",
+            "Three: for r, z and n. Products and bytes are three times as many.",
+            gives=(scaled(1 / 3, 1 / 3, 1), scaled(1 / 3, 1, 1), scaled(1, 1 / 3, 1)),
+        ),
+        "numbers": Mistake(
+            "Shared memory delivers 128 bytes a cycle. How many bytes has a number in bfloat16?",
+            "Two, so three matrices are 3 * H * H * 2 bytes.",
+            gives=scaled(1, 1 / 2, 1),
+        ),
+        "one-function": Mistake(
+            "How many special functions does one sigmoid take, as it is computed here?",
+            "An exponential and a reciprocal, for each of two gates and the candidate: tanh has both, too.",
+            gives=tuple(scaled(1, 1, n / 6) for n in range(1, 6)),
+        ),
+        "for-each-sequence": Mistake(
+            "16 sequences meet one matrix. Do its numbers have to come 16 times?",
+            "A block's product uses each number for all of its rows. That is what a block is for.",
+            gives=lambda BM, H: (counts(BM, H)[0], BM * counts(BM, H)[1], counts(BM, H)[2]),
+        ),
+        "one-sequence": Mistake(
+            "How many sequences has a program?",
+            "BM. Each has its own sums and its own curves.",
+            gives=(
+                lambda BM, H: (counts(1, H)[0], counts(BM, H)[1], counts(BM, H)[2]),
+                lambda BM, H: (counts(BM, H)[0], counts(BM, H)[1], counts(1, H)[2]),
+                lambda BM, H: counts(1, H),
+            ),
+        ),
+    },
+)
