@@ -101,12 +101,12 @@ NORM_MISTAKES = {
     ),
     "norm-of-new": Mistake(
         "Of what are the squares added up: of the new input, or of what the state has become with it?",
-        "Of u = a * state + b.",
+        "Of x = a * state + b.",
         gives=states_with(norm_of_step),
     ),
     "no-norm": Mistake(
         "Try it with a = 1 and b = 1: each h should be 1, but for the weight. What is yours?",
-        "u grows and grows. Each step divides it by its root mean square.",
+        "x grows and grows. Each step divides it by its root mean square.",
         gives=(
             normed_with(lambda m, H: torch.ones_like(m)),
             normed_with(lambda m, H: torch.ones_like(m), weighted=False),
@@ -150,7 +150,7 @@ NORM_MISTAKES = {
     ),
     "mean-of-u": Mistake(
         "Which comes first: the square of each number, or the sum?",
-        "Square each number, then add up: tl.sum(u * u, axis=0).",
+        "Square each number, then add up: tl.sum(x * x, axis=0).",
         gives=(
             normed_with(lambda m, H: (m * m + EPS).rsqrt(), torch.positive),
             normed_with(lambda m, H: (m + EPS).rsqrt(), torch.positive),
@@ -188,7 +188,7 @@ normed = Exercise(
     "normed",
     reference=right_states,
     cases=((1, 1, 1), (2, 1, 5), (2, 5, 20)),
-    large=((1, 3, 128), (3, 40, 33)),
+    large=((1, 3, 128), (3, 40, 33), (2, 3, 200)),
     **TRIED,
     properties=(*POINTWISE, READ_ONCE, ONE_WARP),
     right="The state and its sum never leave the registers of a warp.",

@@ -164,6 +164,19 @@ def with_resets(
     return gives
 
 
+def mirrored(da: bool = True, g: bool = False) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A step with a reset does not get what the step after it hands back; with ``g`` its own dh neither."""
+
+    def gives(dh: Tensor, a: Tensor, h: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
+        new = reset[..., None]
+        later = moved(new.to(dh.dtype), 1) > 0
+        found = gradient(torch.where(new, 0.0, dh) if g else dh, torch.where(later, 0.0, a), 1)
+        changed = found * moved(h, 1)
+        return torch.where(new, 0.0, changed) if da else changed, found
+
+    return gives
+
+
 def in_finite_calls(*gives: Gives) -> Callable[[Sequence[Call]], bool]:
     """Whether an answer does what one of these does, where nothing is infinite."""
 
@@ -215,12 +228,21 @@ reset = Exercise(
         "other-step": Mistake(
             "Which step's reset do you load, and which step's gradients do you make?",
             "A reset at step t cuts what goes from t back to t - 1, and a_t. It is no matter to step t + 1.",
-            when=in_finite_calls(with_resets(late=1), with_resets(late=-1)),
+            when=in_finite_calls(with_resets(late=1), with_resets(late=-1), mirrored(), mirrored(da=False)),
+        ),
+        "g-zeroed": Mistake(
+            "At a reset h_t = b_t. Does the loss have to do with b_t there?",
+            "Yes, as at every step: db = g. What is zero there is da, and what goes back from this step.",
+            when=in_finite_calls(mirrored(g=True), mirrored(g=True, da=False)),
         ),
         "times-zero": Mistake(
             "What is infinity times 0?",
             "NaN. Choose with tl.where(new, 0.0, ...): what it does not choose does not matter.",
             gives=(with_resets(product=True), with_resets(product=True, cut=True), with_resets(cut=True)),
+        ),
+        "swapped": Mistake(
+            *backward.mistakes["swapped"].hints,
+            when=in_finite_calls(lambda dh, a, h, reset: with_resets()(dh, a, h, reset)[::-1]),
         ),
         **{name: backward.mistakes[name] for name in ("form",)},
     },

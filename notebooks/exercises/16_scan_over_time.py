@@ -58,6 +58,13 @@ def in_blocks(
     return gives
 
 
+def first_block_alone(a: Tensor, b: Tensor) -> Tensor:
+    """Only the first block hands its last state on."""
+    parts = zip(a.split(2 * STEPS, 1)[:1], b.split(2 * STEPS, 1)[:1], strict=True)
+    late = zip(a.split(STEPS, 1)[2:], b.split(STEPS, 1)[2:], strict=True)
+    return torch.cat([in_blocks()(*part) for part in (*parts, *late)], 1)
+
+
 def over_features(two: TwoSteps, a: Tensor, b: Tensor) -> Pair:
     """A scan along the features of each program."""
     parts = zip(a.split(BLOCK, 2), b.split(BLOCK, 2), strict=True)
@@ -78,7 +85,7 @@ TWO_STEPS_MISTAKES = {
         gives=in_blocks(lambda a1, b1, a2, b2: (a1 * a2, a1 * b2 + b1)),
     ),
     "not-a-step": Mistake(
-        "Write down h2 for h0 = 1, a1 = a2 = 0.5 and b1 = b2 = 1. What do your two numbers make of h0?",
+        "Write down h2 for h0 = 1, a1 = 0.5, a2 = 0.25 and b1 = b2 = 1. What do your two numbers make of h0?",
         "Put h1 = a1 h0 + b1 into h2 = a2 h1 + b2. What multiplies h0, and what is added?",
         gives=(
             in_blocks(lambda a1, b1, a2, b2: (a2 * a1, b1 + b2)),
@@ -88,6 +95,11 @@ TWO_STEPS_MISTAKES = {
             in_blocks(lambda a1, b1, a2, b2: (a2 * a1, a2 * (b1 + b2))),
             in_blocks(lambda a1, b1, a2, b2: (a2 * a1, a2 * a1 * b1 + b2)),
         ),
+    ),
+    "arguments": Mistake(
+        "In which order do the four numbers arrive?",
+        "First both of the earlier step, then both of the later one: a1, b1, a2, b2.",
+        gives=in_blocks(lambda a1, b1, a2, b2: (b1 * a1, b1 * a2 + b2)),
     ),
     "gate-of-one": Mistake(
         "It is right for two steps. Join the result with a third step by hand: which gate does it have?",
@@ -133,7 +145,7 @@ block = Exercise(
     large=((1, 2, 128), (2, 60, 20), (1, 128, 8)),
     inputs=BEFORE["recurrence"].inputs,
     **TRIED,
-    right="All steps are loaded at once, and joined in seven rounds.",
+    right="All steps are loaded at once, and joined like a tree.",
     race=race(128),
     mistakes={**TWO_STEPS_MISTAKES, **SCAN_MISTAKES},
 )
@@ -174,6 +186,7 @@ scan = Exercise(
                 in_blocks(carry=lambda block, new: block[:, :1]),
                 in_blocks(carry=lambda block, new: block.sum(1, keepdim=True)),
                 in_blocks(carry=lambda block, new: block[:, -2:-1] if block.shape[1] > 1 else block[:, -1:]),
+                first_block_alone,
             ),
         ),
         **TWO_STEPS_MISTAKES,

@@ -19,13 +19,13 @@ def normed_kernel(a, b, weight, h, T, H: tl.constexpr, BLOCK: tl.constexpr):
         at = (sequence * T + t) * H + feature
         gate = tl.load(a + at, mask=inside, other=0.0).to(tl.float32)
         new = tl.load(b + at, mask=inside, other=0.0).to(tl.float32)
-        u = gate * state + new  # 0 in masked places, so they add nothing to the sum
-        state = w * u * tl.rsqrt(tl.sum(u * u, axis=0) / H + 1e-6)
+        x = gate * state + new  # 0 in masked places, so they add nothing to the sum
+        state = w * x * tl.rsqrt(tl.sum(x * x, axis=0) / H + 1e-6)
         tl.store(h + at, state, mask=inside)
 
 
 def normed(a, b, weight):
-    """h (B, T, H): u = a * the step before + b, and h = weight * u / sqrt(mean(u * u) + 1e-6)."""
+    """h (B, T, H): x = a * the step before + b, and h = weight * x / sqrt(mean(x * x) + 1e-6)."""
     a, b, weight = a.contiguous(), b.contiguous(), weight.contiguous()
     (B, T, H), h = a.shape, torch.empty_like(a)
     normed_kernel[(B,)](a, b, weight, h, T, H=H, BLOCK=triton.next_power_of_2(H), num_warps=1)
@@ -64,6 +64,6 @@ def normed_ahead(a, b, weight, warps=1):
     a, b, weight = a.contiguous(), b.contiguous(), weight.contiguous()
     (B, T, H), h = a.shape, torch.empty_like(a)
     BLOCK = triton.next_power_of_2(H)
-    U = max(1, min(8, 1024 // BLOCK))  # a lane has 64 numbers on their way, up to 1024 features
+    U = max(1, min(8, 1024 // BLOCK))  # a lane has at most 64 numbers on their way, up to 1024 features
     normed_ahead_kernel[(B,)](a, b, weight, h, T, H=H, U=U, BLOCK=BLOCK, num_warps=warps)
     return h
