@@ -164,31 +164,6 @@ class RaceSpec:
     """Whether launches and bytes, counted without a GPU, tell the ways apart: those of products do not."""
 
 
-def layer_with_backward(
-    forward: Callable[..., Tensor], keep: Callable[..., tuple[Tensor, ...]] = lambda y, *inputs: inputs
-) -> Callable[..., Callable[..., Tensor]]:
-    """For ``RaceSpec.as_layer`` where an answer computes gradients from dy and ``keep(y, *inputs)``.
-
-    Only the answer is raced, so the layer's own ``forward`` is somebody else's.
-    """
-
-    def as_layer(answer: Callable[..., Any]) -> Callable[..., Tensor]:
-        class Layer(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, *given: Tensor) -> Tensor:
-                y = forward(*given)
-                ctx.save_for_backward(*keep(y, *given))
-                return y
-
-            @staticmethod
-            def backward(ctx: Any, dy: Tensor) -> Any:
-                return answer(dy.contiguous(), *ctx.saved_tensors)
-
-        return lambda *given: Layer.apply(*given)
-
-    return as_layer
-
-
 @dataclass(frozen=True)
 class Exercise:
     """A task of a lesson. Its name is the variable's in ``notebooks/exercises/NN_name.py``.

@@ -59,7 +59,7 @@ def run(lesson: str, exercise: Exercise, answer: Contender, why: str) -> Results
     ]
     key = notebooks.key_of(notebooks.resolve(lesson)).removeprefix("old/")  # so old tapes name it
     suite = f"{key}/race_{exercise.name}"
-    table = sweep(suite, [*rivals, answer], sizes, dtype=race.dtype, direction=race.direction)
+    table = sweep(suite, [*rivals, answer], sizes, dtype=race.dtype)
     if why:
         print(f"The solution races in the place of your kernel: {why}.")
     if len(table):

@@ -1,10 +1,8 @@
 """A contender is one way to do a piece of work; the work says what is computed, from what, at what cost."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,15 +46,13 @@ class Work:
 class Contender:
     """One way to do the work. ``compiled`` passes the call through torch.compile afresh for each point.
 
-    ``sizes`` names the sizes of an axis that it is for, where it is slow to get ready. ``peer`` names the
-    library behind it; its version is that of the installed package.
+    ``sizes`` names the sizes of an axis that it is for, where it is slow to get ready.
     """
 
     name: str
     call: Callable[..., Tensor]
     work: Work
     compiled: bool = False
-    peer: str | None = None
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def build(self) -> Callable[..., Tensor]:
@@ -66,26 +62,6 @@ class Contender:
     def fits(self, shape: Shape) -> bool:
         """Whether it is a contender at this size."""
         return all(shape.get(axis) in sizes for axis, sizes in self.sizes.items())
-
-
-# ---- torch.compile, as a measurement needs it -------------------------------------------------------------
-
-
-@contextmanager
-def repeatable_backward(direction: str) -> Iterator[None]:
-    """A backward pass that torch.compile makes here can run again and again on one forward pass.
-
-    It leaves what the forward saved alone when the first backward asks for that. But compiled code is cached,
-    and the cache does not tell it from code that overwrites it: a tag does. The backward thread would not
-    see the tag, so there is none.
-    """
-    if direction != "backward":
-        yield
-        return
-    config: Any = torch.compiler.config
-    tag = f"{config.cache_key_tag} labkit: repeatable"
-    with config.patch(cache_key_tag=tag), torch.autograd.set_multithreading_enabled(False):
-        yield
 
 
 def silence_compiler() -> None:

@@ -97,19 +97,15 @@ class Results(pd.DataFrame):
 
     # ---- one figure ----------------------------------------------------------------------------------------
 
-    def value(self, contender: str, column: str, **where: Any) -> Measured:
-        """A column of a contender's row, as ``relative_error`` or ``peak_bytes``."""
-        fitting = self._where(contender=contender, **where)
-        if fitting.empty or fitting[column].isna().all():
-            return MISSING
-        fitting = fitting[fitting[column].notna()]
-        if len(fitting) > 1:
-            raise ValueError(f"table: {len(fitting)} rows of {contender} fit {where}; name more columns")
-        return measured(float(fitting[column].iloc[0]), fitting.iloc[0])
-
     def time(self, contender: str, **where: Any) -> Measured:
         """The median time of a contender in microseconds."""
-        return self.value(contender, "median_us", **where)
+        fitting = self._where(contender=contender, **where)
+        if fitting.empty or fitting["median_us"].isna().all():
+            return MISSING
+        fitting = fitting[fitting["median_us"].notna()]
+        if len(fitting) > 1:
+            raise ValueError(f"table: {len(fitting)} rows of {contender} fit {where}; name more columns")
+        return measured(float(fitting["median_us"].iloc[0]), fitting.iloc[0])
 
     def speedup(self, of: str, over: str, **where: Any) -> Measured:
         """How many times as fast as ``over`` is ``of``, both timed by one clock."""
@@ -119,10 +115,6 @@ class Results(pd.DataFrame):
             if timed["clock"].nunique() > 1:
                 return MISSING
         return self.time(over, **where) / self.time(of, **where)
-
-    def share(self, contender: str, **where: Any) -> Measured:
-        """The time of a copy of the same bytes over that of a contender: 1 is as fast as copying."""
-        return self.value(contender, "copy_us", **where) / self.time(contender, **where)
 
     # ---- tables --------------------------------------------------------------------------------------------
 
@@ -139,10 +131,6 @@ class Results(pd.DataFrame):
             found[name] = both[f"{above}_us_over"] / both[f"{below}_us_of"]
         noise = both["noise_of"].where(both["noise_of"] != "", both["noise_over"])
         return found.assign(**both[["kind", "device"]], date=both["date_of"], source="", noise=noise)
-
-    def sized(self) -> "Results":
-        """The table with a column ``sizes``, a heading for each shape: "8192 x 768 x 3072"."""
-        return self.assign(sizes=[" x ".join(map(str, shape.values())) for shape in self["shape"]])
 
     def describe_speedup(self, of: str, over: str, x: str = "width") -> str:
         """Who wins where, and by how much, of one dtype, direction and clock.
@@ -201,10 +189,6 @@ class Results(pd.DataFrame):
                 return Results(found.iloc[:0])  # an empty table has no columns for the axes
             found = found[found[name] == value]
         return found
-
-    def _axes(self) -> list[str]:
-        axes = {axis for shape in self["shape"] for axis in shape} if "shape" in self else set()
-        return [name for name in self if name in axes]
 
 
 def _is_tie(paired: pd.DataFrame) -> "pd.Series[bool]":

@@ -42,6 +42,7 @@ class Row:
     triton: str = ""
     peer: str | None = None
     peer_version: str | None = None
+    """The library behind a contender, and its version: on older rows only, as no sweep names one."""
     date: str = ""
     source: str = ""
     note: str = ""

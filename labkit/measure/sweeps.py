@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
 import pandas as pd
@@ -19,7 +18,7 @@ from labkit import gpu
 from labkit.measure import accuracy, clocks, machine, roofline, rows
 from labkit.measure.clocks import Cache, Clock, NotTimed, Timing
 from labkit.measure.cold_cache import TimedCall
-from labkit.measure.contender import Contender, Shape, Work, repeatable_backward, silence_compiler
+from labkit.measure.contender import Contender, Shape, Work, silence_compiler
 from labkit.measure.lock import Stop, StoppedError, gpu_lock, raise_if_stopped
 from labkit.measure.results import Results
 from labkit.measure.rows import Row
@@ -38,9 +37,9 @@ def sweep(
 ) -> Results:
     """Measure every contender at every point, beside a copy of the same bytes; rows of the contract's schema.
 
-    ``direction`` is "forward", "backward" or "forward_backward"; ``clock`` is "graph", "events" or "host";
-    ``cache`` is "cold" or "warm". For a tuple of values there is a run for each; for several tuples there is
-    one for each combination. ``budget_s`` is the device time in seconds for each contender at each point, see
+    ``direction`` is "forward" or "forward_backward"; ``clock`` is "graph", "events" or "host"; ``cache`` is
+    "cold" or "warm". For a tuple of values there is a run for each; for several tuples there is one for each
+    combination. ``budget_s`` is the device time in seconds for each contender at each point, see
     `clocks.measure`. Without a GPU the rows are those of a recorded one.
     """
     shapes = list(points)
@@ -102,8 +101,8 @@ class Sweep:
     budget_s: float = 0.15
 
     def __post_init__(self) -> None:
-        if self.direction not in ("forward", "backward", "forward_backward"):
-            raise ValueError(f"direction: {self.direction!r} is none of forward, backward, forward_backward")
+        if self.direction not in ("forward", "forward_backward"):
+            raise ValueError(f"direction: {self.direction!r} is neither forward nor forward_backward")
         clocks.check_names(self.clock, self.cache)
 
     def matches(self, row: Row) -> bool:
@@ -132,19 +131,16 @@ class Sweep:
             with _gpu_to_oneself(stop):
                 known = columns[contender.name] = self._columns(contender, shape)
                 try:
-                    with repeatable_backward(self.direction):
-                        call, work = contender.build(), contender.work
-                        if id(work) not in shared:
-                            shared[id(work)] = self._inputs(work, shape)
-                        inputs = shared[id(work)]
-                        if work.reference:
-                            checked = accuracy.check_contender(contender, call, shape, inputs, self.direction)
-                            error, known["note"] = checked
-                            known["relative_error"] = (
-                                error if math.isfinite(error) else None
-                            )  # as JSON has it
-                        if not known.get("note"):
-                            calls[contender.name] = clocks.timed_call(call, inputs, self.direction)
+                    call, work = contender.build(), contender.work
+                    if id(work) not in shared:
+                        shared[id(work)] = self._inputs(work, shape)
+                    inputs = shared[id(work)]
+                    if work.reference:
+                        checked = accuracy.check_contender(contender, call, shape, inputs, self.direction)
+                        error, known["note"] = checked
+                        known["relative_error"] = error if math.isfinite(error) else None  # as JSON has it
+                    if not known.get("note"):
+                        calls[contender.name] = clocks.timed_call(call, inputs, self.direction)
                 except Exception as problem:  # becomes the note of this contender's gap
                     known["note"] = clocks.describe(problem)
             yield None
@@ -168,11 +164,10 @@ class Sweep:
 
     def _columns(self, contender: Contender, shape: Shape) -> dict[str, Any]:
         """What is known of a contender's row before it is measured."""
-        work, peer = contender.work, contender.peer
+        work = contender.work
         itemsize = cast(torch.dtype, getattr(torch, self.dtype)).itemsize
         min_bytes, flops = work.min_bytes(shape, itemsize, self.direction), work.flops(shape, self.direction)
-        cost = {"min_bytes": min_bytes, "flops": flops}
-        return {"clock": self.clock, "cache": self.cache, "peer": peer, "peer_version": _version(peer)} | cost
+        return {"clock": self.clock, "cache": self.cache, "min_bytes": min_bytes, "flops": flops}
 
     def _inputs(self, work: Work, shape: Shape) -> tuple[Tensor, ...]:
         dtype, differentiable = getattr(torch, self.dtype), self.direction != "forward"
@@ -233,11 +228,3 @@ def _copy_us(outcomes: Mapping[str, Timing | NotTimed], size: int, clock: Clock)
     copies = [outcomes.get(f"{name} {size}") for name in roofline.COPIES]
     same_clock = [one for one in copies if isinstance(one, Timing) and one.clock == clock]
     return min((one.median_us / excess for one in same_clock), default=None)
-
-
-def _version(package: str | None) -> str | None:
-    """The installed version of a peer's package, if there is one."""
-    try:
-        return version(package) if package else None
-    except PackageNotFoundError:  # the row is a gap that says so
-        return None

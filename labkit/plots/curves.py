@@ -19,9 +19,8 @@ from labkit.plots.formatting import RING_SIGN, TIMES_SIGN, axis_value, format_si
 from labkit.plots.style import INK, MUTED, ContenderStyle, Picture
 
 Points = list[tuple[float, float]]
-ReferenceLine = Callable[[float], float] | Iterable[tuple[float, float]]
-"""A thin line: a function of the axis, or points (x, y)."""
-ReferenceLines = Mapping[str, ReferenceLine]
+ReferenceLines = Mapping[str, Callable[[float], float]]
+"""Thin lines by name, functions of the axis."""
 Styles = Mapping[str, ContenderStyle]
 _EMPTY_X_LIMITS, _EMPTY_Y_LIMITS = (32.0, 32768.0), (1.0, 1000.0)
 """Ends of the axes of a figure that has no values: the widths and times that are usual in the course."""
@@ -162,13 +161,9 @@ def _split_into_panels(table: pd.DataFrame, axes: list[str]) -> list[tuple[str, 
 
 
 def _reference_points(lines: ReferenceLines, x_limits: tuple[float, float]) -> dict[str, Points]:
-    """Points (x, y) of each line, sorted by x; functions are evaluated over the whole axis."""
+    """Points (x, y) of each line over the whole axis, sorted by x."""
     positions = np.geomspace(*x_limits, 200).tolist()
-
-    def points(line: ReferenceLine) -> Points:
-        return [(x, line(x)) for x in positions] if callable(line) else sorted(line)
-
-    return {name: points(line) for name, line in lines.items()}
+    return {name: [(x, line(x)) for x in positions] for name, line in lines.items()}
 
 
 def _panel_curves(rows: pd.DataFrame, x: str, quantity: Quantity) -> list[_Curve]:
@@ -211,7 +206,7 @@ def _legend_lines(panels: list[_Panel], styles: Styles) -> list[Line2D]:
             found[curve.name + kind] = curve.points["y"].iloc[-1], styles[curve.name].curve(curve.kind)
         looks = _reference_styles(panel)
         for (name, points), look in zip(panel.reference_points.items(), looks, strict=True):
-            found[name] = points[-1][1] if points else 0.0, look
+            found[name] = points[-1][1], look
     ordered = sorted(found.items(), key=lambda one: one[1][0], reverse=True)
     return [Line2D([], [], label=fill(name, 22, break_long_words=False), **how) for name, (_, how) in ordered]
 
@@ -262,7 +257,7 @@ def _log_limits(values: Iterable[float], least: float, pad: float) -> tuple[floa
 
 def _draw_panel(ax: Axes, panel: _Panel, x: str, quantity: Quantity, styles: Styles) -> None:
     for points, look in zip(panel.reference_points.values(), _reference_styles(panel), strict=True):
-        ax.plot(*np.reshape(points, (-1, 2)).T, **look)
+        ax.plot(*np.array(points).T, **look)
     for curve in panel.curves:
         contender, (at, y, low, high) = styles[curve.name], curve.points.to_numpy().T
         ax.fill_between(at, low, high, color=contender.colour, alpha=0.16, linewidth=0)

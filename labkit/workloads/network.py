@@ -7,7 +7,7 @@ nn.Linear, (out, in).
 
 The network: each head multiplies its own features by a matrix; RMSNorm; each head makes the logits of a gate
 and a candidate, side by side; a minimal GRU (Feng et al., arXiv:2410.01201) makes states of them; the same
-gates lead a recurrence that normalises its state at every step (lesson 7); a GeGLU MLP stands beside a
+gates lead a recurrence that normalises its state at every step; a GeGLU MLP stands beside a
 residual; a linear head.
 
 Bytes are those of the whole network in one pass: input, output and weights once, and their gradients, but

@@ -1,8 +1,5 @@
 """Contenders from other packages, imported when they are called: pip install -e '.[peers]'."""
 
-import itertools
-from collections.abc import Iterable
-from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
 
@@ -10,8 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from labkit import gpu
-from labkit.measure.contender import Contender, Shape
 from labkit.workloads.recurrent import EPS
 
 SCAN_STEPS = 2048
@@ -98,20 +93,6 @@ def _time_last(x: Tensor, spare: int) -> Tensor:
     """(B, T, H) as (B, H, T + spare), contiguous; zeros in the spare steps."""
     lanes = x.transpose(1, 2)
     return (pad(lanes, (0, spare)) if spare else lanes).contiguous()
-
-
-@torch.enable_grad()
-def tune(contenders: Iterable[Contender], shapes: Iterable[Shape]) -> None:
-    """Call each contender at each shape, in float32, forward and backward, so that it tunes itself there.
-
-    Some packages tune a kernel at its first call for a width. The first call of a sweep is a check at a
-    smaller size. Without a GPU nothing happens, nor for a contender whose package is not installed.
-    """
-    for contender, shape in itertools.product(contenders, shapes):
-        if gpu.available():
-            inputs = [tensor.requires_grad_() for tensor in contender.work.inputs(shape)]
-            with suppress(MissingError):
-                contender.call(*inputs).sum().backward()
 
 
 def _module(name: str, package: str) -> ModuleType:

@@ -44,11 +44,6 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
     return _steps(lambda h, a, b: a * h + b, _first(b, h0), a, b)
 
 
-def log_recurrence(log_a: Tensor, b: Tensor) -> Tensor:
-    """linear_recurrence with the gates given as logarithms: log_a and b (B, T, H); the states (B, T, H)."""
-    return linear_recurrence(log_a.exp(), b)
-
-
 def min_gru(z: Tensor, candidate: Tensor, h0: Tensor | None = None) -> Tensor:
     """h_t = (1 - z_t) h_{t-1} + z_t candidate_t, step after step: z and candidate (B, T, H), h0 (B, H); the
     states (B, T, H).
@@ -136,11 +131,6 @@ def _linear_inputs(shape: Shape) -> tuple[Tensor, ...]:
     return a, _steady(a)
 
 
-def _log_inputs(shape: Shape) -> tuple[Tensor, ...]:
-    a, b = _linear_inputs(shape)
-    return a.log(), b
-
-
 def _gru_inputs(shape: Shape) -> tuple[Tensor, ...]:
     # Each feature has a mean of its own: with a small z its state has size one too.
     return _gates(shape, -2.0), _sequences(shape) + _constant_in_time(shape)
@@ -174,9 +164,6 @@ RMS_NORM = _layer(_norm_inputs, rms_norm, (2, 3), _NORM_FLOPS, vectors=1)
 
 LINEAR_RECURRENCE = _recurrence(_linear_inputs, linear_recurrence, (3, 5), _LINEAR_FLOPS)
 """h_t = a_t h_{t-1} + b_t: inputs a (B, T, H), between 0 and 1, and b (B, T, H)."""
-
-LOG_RECURRENCE = _recurrence(_log_inputs, log_recurrence, (3, 5), _LINEAR_FLOPS)
-"""The same from logarithms of the gates, as some libraries take them: log a (B, T, H), below 0, and b."""
 
 MIN_GRU = _recurrence(_gru_inputs, min_gru, (3, 5), _GRU_FLOPS)
 """h_t = (1 - z_t) h_{t-1} + z_t candidate_t: inputs z (B, T, H), between 0 and 1, and candidate (B, T, H)."""

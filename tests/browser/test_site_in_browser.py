@@ -83,7 +83,8 @@ def test_a_lesson_is_readable(browser: Browser, site: Path, width: int, scheme: 
 
 
 def test_an_old_lesson_says_so_and_leads_to_the_glossary_beside_it(browser: Browser, site: Path) -> None:
-    shown, fetched = opened(browser, site / "notebooks" / "old" / "07_recurrent_kernel.html", 1280, "light")
+    page = site / "notebooks" / "old" / "08_gated_recurrent_unit.html"
+    shown, fetched = opened(browser, page, 1280, "light")
     text = shown.locator(".bd-content").inner_text()
     assert "A lesson of the old course" in text and fetched == []
     assert "recorded on NVIDIA H200" in text and not re.search(r"\blive on NVIDIA", text, re.IGNORECASE)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from reusing import Reusing
 
 from labkit.measure.accuracy import EDGE_ROWS, SPREAD_ROWS, Comparison, sampled_rows
 
@@ -50,7 +49,7 @@ def test_the_rows_are_both_ends_and_some_between(batch):
     assert max(b - a for a, b in zip([-1, *rows], rows, strict=False)) <= batch // (SPREAD_ROWS - 1) + 1
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward", "forward_backward"])
+@pytest.mark.parametrize("direction", ["forward", "forward_backward"])
 @pytest.mark.parametrize("batch", [1, 7, BATCH])
 def test_what_is_right_passes(direction, batch):
     comparison = of(right, direction)
@@ -110,26 +109,3 @@ def test_a_weight_gradient_without_the_last_rows_is_seen():
 
     assert of(call).at_full_size(inputs()) > 0.05
     assert of(call).complete(inputs(batch=64)) < 1e-6, "and at a sampled size it is not"
-
-
-def test_a_backward_that_overwrites_what_the_forward_saved_is_not_repeated():
-    x = (torch.randn(50, 3, requires_grad=True),)
-    comparison = Comparison(Reusing.apply, lambda x: x * x, "backward")
-    assert comparison.complete(x) < 1e-6, "once it is right"
-    assert comparison.repeated(x) > 0.1
-    assert Comparison(torch.square, torch.square, "backward").repeated(x) == 0.0
-
-
-@pytest.mark.parametrize(("direction", "kept"), [("backward", True), ("forward_backward", False)])
-def test_only_a_backward_that_will_be_repeated_keeps_what_was_saved(direction, kept, monkeypatch):
-    """torch.compile reuses that memory, or not, from the first backward on."""
-    asked, original = [], torch.autograd.grad
-
-    def grad(output, inputs_, upstream, retain_graph=False):
-        asked.append((output.dtype, retain_graph))
-        return original(output, inputs_, upstream, retain_graph=retain_graph)
-
-    monkeypatch.setattr(torch.autograd, "grad", grad)
-    of(right, direction).complete(inputs())
-    of(right, direction).at_full_size(inputs())
-    assert [kept_ for dtype, kept_ in asked if dtype == torch.float32] == [kept, kept]

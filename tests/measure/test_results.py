@@ -14,7 +14,7 @@ from labkit.widgets import claim
 
 def row(contender, width, median_us, **other):
     usual = {"direction": "forward", "dtype": "float32", "clock": "graph", "cache": "cold", "kind": "live"}
-    spread = {"p20_us": median_us, "p80_us": median_us, "copy_us": 2.0, "noise": "", "date": "2026-11-24"}
+    spread = {"p20_us": median_us, "p80_us": median_us, "noise": "", "date": "2026-11-24"}
     shape = {"shape": {"width": width}, "width": width}
     what = {"contender": contender, "median_us": median_us, "device": "gpu"}
     return what | usual | spread | shape | other
@@ -25,10 +25,9 @@ def results():
     return Results([row(name, n, us * n) for n in (4, 8, 16) for name, us in (("slow", 4.0), ("fast", 1.0))])
 
 
-def test_a_time_a_speedup_and_a_share_of_a_copy_know_their_origin(results):
+def test_a_time_and_a_speedup_know_their_origin(results):
     assert results.time("slow", width=8) == Measured(32.0, "live", "gpu")
     assert results.speedup("fast", "slow", width=8) == Measured(4.0, "live", "gpu")
-    assert results.share("fast", width=4) == Measured(0.5, "live", "gpu")
     assert isinstance(results[results.width > 4], Results), "what pandas selects answers, too"
 
 
@@ -77,7 +76,6 @@ MEASURED = timed((10.0, 12.0, 14.0), (20.0, 48.0, None))
 
 def test_one_figure_comes_with_its_origin_or_is_none():
     assert MEASURED.time("labkit", width=16) == of(10.0)
-    assert MEASURED.value("labkit", "copy_us", width=32) == of(8.0)
     for name, where in (("labkit", {"width": 99}), ("nobody", {"width": 16}), ("labkit", {"depth": 3})):
         assert number(MEASURED.time(name, **where)) is None
     assert number(MEASURED.time("eager", width=64)) is None, "a gap"

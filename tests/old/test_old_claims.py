@@ -5,7 +5,7 @@ from operators import INTERPRETED
 
 from labkit.lessons import notebooks
 
-CLAIMS = {"07": (1, 7), "08": (2, 6), "09": (0, 7)}
+CLAIMS = {"08": (2, 6), "09": (0, 7)}
 """How many hold and how many need a GPU."""
 LESSONS = [path for path in notebooks.find() if path.parent.name == "old"]
 

@@ -85,7 +85,6 @@ CASES: dict[str, Case] = {
         lambda x, w, d: geglu(x, *w, d)),
     "rms_norm": Case(r.RMS_NORM, [FULL, ROW], (185, 280), (360, 810), norm),
     "recurrence": Case(r.LINEAR_RECURRENCE, [FULL, FULL], (270, 450), (180, 270), steps),
-    "logs": Case(r.LOG_RECURRENCE, [FULL, FULL], (270, 450), (180, 270), lambda a, b: steps(a.exp(), b)),
     "gru": Case(r.MIN_GRU, [FULL, FULL], (270, 450), (360, 540), lambda z, c: steps(1 - z, z * c)),
     "rms": Case(r.RMS_RECURRENCE, [FULL, FULL, ROW], (275, 550), (540, 1260),
         lambda a, b, w: steps(a, b, None, w)),

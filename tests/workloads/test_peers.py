@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from types import SimpleNamespace
 
@@ -10,19 +11,17 @@ import torch
 
 import labkit
 from benchmarks import run
-from labkit.measure.contender import Contender
+from benchmarks.linear_recurrence import logarithm
 from labkit.workloads import peers
-from labkit.workloads.recurrent import (
-    EPS,
-    LINEAR_RECURRENCE,
-    LOG_RECURRENCE,
-    RMS_NORM,
-    linear_recurrence,
-    log_recurrence,
-    rms_norm,
-)
+from labkit.workloads.recurrent import EPS, LINEAR_RECURRENCE, RMS_NORM, linear_recurrence, rms_norm
 
 SEQUENCES = {"batch": 2, "time": 5, "width": 3}
+LOG_RECURRENCE = replace(
+    LINEAR_RECURRENCE,
+    inputs=lambda shape: logarithm(*LINEAR_RECURRENCE.inputs(shape)),
+    reference=lambda log_a, b: linear_recurrence(log_a.exp(), b),
+)
+"""The recurrence from logarithms of its gates, as fla takes them."""
 CALLS = {
     "liger_rms_norm": ("liger_kernel", "liger-kernel", RMS_NORM),
     "fla_recurrence": ("fla", "fla-core", LOG_RECURRENCE),
@@ -151,24 +150,3 @@ def test_fla_computes_the_recurrence_and_its_gradients(name, time, dtype):
 def test_accelerated_scan_computes_the_recurrence_and_its_gradients(time, direction):
     shape = {"batch": 3, "time": time, "width": 20}
     agrees(peers.accelerated_scan, LINEAR_RECURRENCE, shape, "float32", direction)
-
-
-def test_a_peer_is_tuned_at_these_shapes_forward_and_backward_where_there_is_a_gpu_and_the_package(
-    monkeypatch,
-):
-    seen = []
-
-    def call(log_a, b):
-        seen.append(tuple(b.shape))
-        return log_recurrence(log_a, b)
-
-    def missing(*_):
-        raise peers.MissingError("fla-core")
-
-    contenders = [Contender("peer", each, LOG_RECURRENCE) for each in (missing, call)]
-    for has_gpu in (False, True):
-        monkeypatch.setattr("labkit.gpu.available", lambda has_gpu=has_gpu: has_gpu)
-        assert seen == []
-        with torch.no_grad():
-            peers.tune(contenders, [SEQUENCES, SEQUENCES | {"time": 4}])
-    assert seen == [(2, 5, 3), (2, 4, 3)]
