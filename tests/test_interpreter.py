@@ -50,6 +50,37 @@ def test_a_kernel_with_helpers_is_right_and_the_language_is_put_back():
 
 
 @triton.jit
+def later_of_two(gate1, new1, gate2, new2):
+    return gate2 * gate1, gate2 * new1 + new2
+
+
+@triton.jit
+def forgetful(gate1, new1, gate2, new2):
+    return gate2, gate2 * new1 + new2  # not associative: right one element after the other, and only so
+
+
+@triton.jit
+def scan_kernel(gates, inputs, y, JOIN: tl.constexpr, REVERSE: tl.constexpr):
+    at = tl.arange(0, 16)
+    scanned = tl.associative_scan((tl.load(gates + at), tl.load(inputs + at)), 0, JOIN, REVERSE)
+    tl.store(y + at, scanned[1])
+
+
+@INTERPRETED
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_scan_joins_as_a_tree_and_so_finds_what_is_not_associative(reverse):
+    gates, inputs = 0.5 + 0.5 * torch.rand(16), torch.randn(16)
+    state, states = torch.zeros(()), []
+    for gate, new in zip(*((each.flip(0) if reverse else each) for each in (gates, inputs)), strict=True):
+        state = gate * state + new
+        states.append(state)
+    want = torch.stack(states[::-1] if reverse else states)
+    torch.testing.assert_close(launch(scan_kernel, gates, inputs, JOIN=later_of_two, REVERSE=reverse), want)
+    wrong = launch(scan_kernel, gates, inputs, JOIN=forgetful, REVERSE=reverse)
+    assert not torch.isclose(wrong, want, 0.01).all()
+
+
+@triton.jit
 def steps_kernel(x, steps, y):
     total = 0.0
     for step in range(steps):

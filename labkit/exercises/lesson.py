@@ -34,7 +34,7 @@ from labkit.widgets.banner import banner
 from labkit.widgets.claims import summary
 from labkit.widgets.static import table_html
 
-LIMIT_S = 10.0
+LIMIT_S = 20.0
 """Seconds that judging an answer may take."""
 MEMORY_SHARE = 0.25
 """Of the machine's memory, what an answer may allocate."""

@@ -6,7 +6,7 @@ from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
 from labkit.exercises.properties import KERNEL_CASES, POINTWISE, READ_ONCE
 from labkit.work.rms_recurrence import reference as pytorch_loop
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -176,6 +176,11 @@ def warps(call: Call) -> str:
     return ""
 
 
+def loaded_too_much(calls: Sequence[Call]) -> bool:
+    """Whether masked places are loaded as well: each belongs to another step."""
+    return any(len(call.launches.loaded(call.passed["b"])) > call.passed["b"].numel() for call in calls)
+
+
 ONE_WARP = Property(
     "warps",
     warps,
@@ -196,10 +201,15 @@ normed = Exercise(
     mistakes={
         "last-step": BEFORE["recurrence"].mistakes["last-step"],
         "unwritten": Mistake(
-            "Let B be 2 and T be 3, and write down where each step of a sequence is stored. Who is left out?",
-            "Steps lie H apart, sequences T * H, and each sequence has one program.",
+            "Let B be 2, T be 3 and H be 200. Which steps, and which features, did nobody store?",
+            "Steps lie H apart, sequences T * H, and one program has all features of its sequence.",
         ),
         **NORM_MISTAKES,
+        "unmasked": Mistake(
+            "What do the places from H to BLOCK load, and what do they add to the sum?",
+            "Mask each load by feature < H, with other=0.0: zeros add nothing to a sum of squares.",
+            when=loaded_too_much,
+        ),
     },
 )
 

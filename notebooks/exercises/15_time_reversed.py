@@ -177,6 +177,16 @@ def mirrored(da: bool = True, g: bool = False) -> Callable[..., tuple[Tensor, Te
     return gives
 
 
+def gate_times_zero(dh: Tensor, a: Tensor, h: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
+    """What goes back is the gate times g, or times zero at a reset, which is NaN where the gate is infinite."""
+    carry, found = torch.zeros_like(dh[:, 0]), []
+    for t in reversed(range(dh.shape[1])):
+        found.append(dh[:, t] + carry)
+        carry = a[:, t] * torch.where(reset[:, t, None], 0.0, found[-1])
+    g = torch.stack(found[::-1], 1)
+    return torch.where(reset[..., None], 0.0, g * moved(h, 1)), g
+
+
 def in_finite_calls(*gives: Gives) -> Callable[[Sequence[Call]], bool]:
     """Whether an answer does what one of these does, where nothing is infinite."""
 
@@ -237,8 +247,11 @@ reset = Exercise(
         ),
         "times-zero": Mistake(
             "What is infinity times 0?",
-            "NaN. Choose with tl.where(new, 0.0, ...): what it does not choose does not matter.",
-            gives=(with_resets(product=True), with_resets(product=True, cut=True), with_resets(cut=True)),
+            "NaN, and a gate may be infinite, too. Choose the whole product: tl.where(new, 0.0, gate * g).",
+            gives=(
+                *(with_resets(product=True), with_resets(product=True, cut=True), with_resets(cut=True)),
+                gate_times_zero,
+            ),
         ),
         "swapped": Mistake(
             *backward.mistakes["swapped"].hints,

@@ -101,6 +101,11 @@ TWO_STEPS_MISTAKES = {
         "First both of the earlier step, then both of the later one: a1, b1, a2, b2.",
         gives=in_blocks(lambda a1, b1, a2, b2: (b1 * a1, b1 * a2 + b2)),
     ),
+    "results": Mistake(
+        "In which order do the two results leave `two_steps`?",
+        "First the gate of both steps together, then what is added.",
+        gives=in_blocks(lambda a1, b1, a2, b2: (a2 * b1 + b2, a2 * a1)),
+    ),
     "gate-of-one": Mistake(
         "It is right for two steps. Join the result with a third step by hand: which gate does it have?",
         "The joint gate is what multiplies h0 after both steps: both gates are in it.",
@@ -163,7 +168,7 @@ scan = Exercise(
     mistakes={
         "no-carry": Mistake(
             "The first 128 steps are right. What does step 128 know of step 127?",
-            "Nothing. The state after a block goes into all states of the next one, through its gates.",
+            "Nothing. The last row of a block's states goes into all states of the next one, by its gates.",
             gives=in_blocks(states_of=lambda gates, new, state, a: new),
         ),
         "gate-left-out": Mistake(
@@ -172,6 +177,16 @@ scan = Exercise(
             gives=(
                 in_blocks(states_of=lambda gates, new, state, a: state + new),
                 in_blocks(states_of=lambda gates, new, state, a: a * state + new),
+            ),
+        ),
+        "mixed": Mistake(
+            "One step makes gate * h + new. What does the joint step of a block make of the state before?",
+            "The same: gate * state + new, with the scanned gate and the scanned new.",
+            gives=(
+                in_blocks(states_of=lambda gates, new, state, a: gates * new + state),
+                in_blocks(states_of=lambda gates, new, state, a: gates * (state + new)),
+                in_blocks(states_of=lambda gates, new, state, a: gates * new),
+                in_blocks(states_of=lambda gates, new, state, a: gates * state),
             ),
         ),
         "carry-of-block": Mistake(

@@ -54,6 +54,12 @@ def matrices_apart(rows: int, h: Tensor, i: Thirds, w: Thirds, b: Thirds) -> Ten
     return cell(h, i, [torch.cat([*w])[k * rows :][: h.shape[1]] for k in range(3)], b)
 
 
+def with_columns(h: Tensor, i: Thirds, w: Thirds, b: Thirds) -> Tensor:
+    """A step that takes the numbers of the columns for the candidate."""
+    z = torch.sigmoid(i[1] + linear(h, w[1], b[1]))
+    return (1 - z) * torch.arange(h.shape[1], dtype=h.dtype, device=h.device) + z * h
+
+
 def rows_apart(gates: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The states when steps of gates are taken to begin H numbers apart."""
     steps = gates.flatten().unfold(0, gates.shape[2], weight.shape[1])[: gates[..., 0].numel()]
@@ -108,7 +114,7 @@ gru = Exercise(
     cases=((1, 1, 1), (2, 3, 5), (18, 2, 20)),
     large=((2, 2, 16), (1, 2, 33), (1, 12, 3), (35, 1, 4)),
     inputs=layer_inputs,
-    right="The weights are loaded once for all steps, and h never leaves the multiprocessor.",
+    right="The weights are loaded once for all steps, and h never comes back from memory.",
     properties=(*(each for each in PRODUCT if each is not ROUNDED_ONCE), WEIGHTS_ONCE, ROUNDED_CARRY),
     **KERNEL_CASES,
     mistakes={
@@ -163,6 +169,11 @@ gru = Exercise(
             "Let z be 1. Which of candidate and old state should be left?",
             "The old one: z multiplies h, and 1 - z the candidate.",
             gives=states(lambda h, *thirds: cell(h, *([each[0], -each[1], each[2]] for each in thirds))),
+        ),
+        "columns": Mistake(
+            "Which name has two meanings in your kernel?",
+            "`n` is the columns' numbers. The candidate needs another name, also in the last line of a step.",
+            gives=states(with_columns),
         ),
         "no-tanh": Mistake(
             "Between which two numbers should the candidate lie?",

@@ -64,6 +64,6 @@ def normed_ahead(a, b, weight, warps=1):
     a, b, weight = a.contiguous(), b.contiguous(), weight.contiguous()
     (B, T, H), h = a.shape, torch.empty_like(a)
     BLOCK = triton.next_power_of_2(H)
-    U = max(1, min(8, 1024 // BLOCK))  # a lane has at most 64 numbers on their way, up to 1024 features
+    U = max(1, min(8, 1024 // BLOCK))  # fewer steps ahead, where a step has more features
     normed_ahead_kernel[(B,)](a, b, weight, h, T, H=H, U=U, BLOCK=BLOCK, num_warps=warps)
     return h

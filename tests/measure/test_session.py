@@ -40,3 +40,13 @@ def test_a_number_among_the_inputs_is_handed_on_as_it_is():
     wrong = session.Way("wrong", lambda x, gelus: work.gelus.reference(x, gelus - 1), work.gelus)
     assert session.what_is_wrong(right, given, "forward", 1.6e-2) == ""
     assert session.what_is_wrong(wrong, given, "forward", 1.6e-2).startswith("wrong result")
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_where_rows_need_each_other_all_of_them_are_compared(direction):
+    given = session.drawn(work.gru_by_time, {"batch": 2, "time": 70, "width": 3}, torch.float32, direction)
+    right = session.Way("right", work.gru_by_time.reference, work.gru_by_time)
+    last = torch.cat([torch.ones(69, 1, 1), torch.full((1, 1, 1), 1.1)])
+    wrong = session.Way("wrong", lambda *given: last * work.gru_by_time.reference(*given), work.gru_by_time)
+    assert session.what_is_wrong(right, given, direction, 1e-4) == ""
+    assert session.what_is_wrong(wrong, given, direction, 1e-4).startswith("wrong result")

@@ -72,6 +72,25 @@ def test_a_norm_and_a_softmax_are_what_their_docstrings_say_and_read_x_once():
         assert each.flops({"batch": 3, "width": 5}, "forward") in (4 * 15, 5 * 15)
 
 
+def test_a_gru_is_that_of_pytorch_in_both_layouts():
+    size = {"batch": 2, "time": 4, "width": 3}
+    x, *weights = (each.double() for each in work.gru.inputs(size))
+    module = torch.nn.GRU(3, 3, batch_first=True, dtype=torch.float64)
+    for mine, theirs in zip(weights, module.parameters(), strict=True):
+        theirs.data.copy_(mine)
+    want = module(x)[0]
+    torch.testing.assert_close(work.gru.reference(x, *weights), want)
+    flat = torch.cat([each.flatten() for each in weights])
+    torch.testing.assert_close(work.gru_by_time.reference(x.transpose(0, 1), flat).transpose(0, 1), want)
+    assert work.gru.min_bytes(size, 2, "forward") == 2 * (2 * x.numel() + flat.numel())
+    assert work.gru.flops(size, "forward") == 2 * 8 * sum(each.numel() for each in weights[:2])
+
+
+def test_time_last_is_the_recurrence_of_views_whose_steps_lie_side_by_side():
+    a, b = work.time_last.inputs({"batch": 2, "time": 4, "width": 3})
+    assert a.shape == (2, 4, 3) and a.stride() == b.stride() == (12, 1, 4)
+
+
 @pytest.mark.parametrize("normed", [False, True])
 def test_a_recurrence_is_what_its_docstring_says_and_moves_each_tensor_once(normed):
     of, size = work.rms_recurrence if normed else work.linear_recurrence, {"batch": 2, "time": 4, "width": 3}
