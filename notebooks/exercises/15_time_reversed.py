@@ -178,7 +178,7 @@ def mirrored(da: bool = True, g: bool = False) -> Callable[..., tuple[Tensor, Te
 
 
 def gate_times_zero(dh: Tensor, a: Tensor, h: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
-    """What goes back is the gate times g, or times zero at a reset, which is NaN where the gate is infinite."""
+    """At a reset the gate times zero goes back, which is NaN where the gate is infinite."""
     carry, found = torch.zeros_like(dh[:, 0]), []
     for t in reversed(range(dh.shape[1])):
         found.append(dh[:, t] + carry)
