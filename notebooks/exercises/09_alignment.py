@@ -183,7 +183,7 @@ stays = Exercise(
             gives=(sums_go_on(False), sums_go_on(True)),
         ),
         "unwritten": Mistake(
-            "Does the kernel read both axes as the launch counts them? Axis 0 has groups, axis 1 has parts.",
+            "Write down which rows a program stores for its second tile. Axis 0 has groups, axis 1 parts.",
             "The launch is (G, triton.cdiv(triton.cdiv(R, 64), per)).",
             "Program i on axis 1 has the tiles from i * per to i * per + per - 1, if there are so many.",
         ),
