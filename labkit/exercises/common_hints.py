@@ -49,7 +49,7 @@ ROW_FOR_COLUMN = (
 )
 LOADS_OUTSIDE = (
     "The result is right. Which loads have no mask, or one that is true beyond the end?",
-    "On a GPU a load beyond the end may end the program with an error. Mask it like the store.",
+    "On a GPU a load beyond the end may end the program with an error. Mask it, for what *it* loads.",
 )
 NO_KERNEL = (
     "What computes the result: your kernel, or PyTorch?",
@@ -150,7 +150,7 @@ EXCEPTIONS = (
      "In the brackets of a launch stands the grid, which may have several axes. What kind of thing is it?",
      "A tuple, also of one number: kernel[(programs,)](...)."),
     ("subscript", "'int' object is not iterable|is not subscriptable|unsupported tensor index",
-     "A kernel has addresses and blocks of numbers, and neither can be indexed.",
+     "A kernel has addresses and blocks of numbers, and no single number can be taken out by an index.",
      "What Python writes x[at] is here a load from an address: tl.load(x + at, ...)."),
     ("one-address", "cannot be block type if pointer argument is not a block",
      "tl.load and tl.store want an address for each place of the mask. This is the address of one.",
@@ -168,7 +168,7 @@ EXCEPTIONS = (
      "A block has many values, and an `if` goes one way for all of them. Who should decide?",
      "tl.where(condition, this, that) decides for each element."),
     ("half-argument", r"Expected dtype .*fp32.* but got (fp16|bf16)",
-     "A function of the line takes float32 only. Which of the values that it gets was loaded in 16 bits?",
+     "A function of the line takes float32 only. Which of the values that it gets has 16 bits?",
      "Convert behind each load: tl.load(...).to(tl.float32)."),
     ("shapes", r"[Cc]annot (make_shape_compatible|broadcast)|could not be broadcast|incompatible dimensions",
      "Two blocks on this line have shapes that don't fit. Which shape should come out?",

@@ -167,7 +167,7 @@ scan = Exercise(
     race=race(2048),
     mistakes={
         "no-carry": Mistake(
-            "The first 128 steps are right. What does step 128 know of step 127?",
+            "The first 128 steps are right. What of step 127 is in what you store for step 128?",
             "Nothing. The last row of a block's states goes into all states of the next one, by its gates.",
             gives=in_blocks(states_of=lambda gates, new, state, a: new),
         ),
