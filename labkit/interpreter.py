@@ -89,7 +89,7 @@ def _look_numpy_type_up(numpy_type: Any, of: Any) -> Any:
 
 @_replaces(interpreter.ScanOps, "generic_scan")
 def _scan_by_a_tree(_: Any, scan: Any, inputs: list[Any]) -> list[Any]:
-    """Combine whole blocks, as a tree: a hundred times as fast as one element after the other.
+    """Combine whole blocks, as a tree: 24 times as fast as one element after the other, for 128 steps of 8.
 
     And it finds a function that is not associative, which one element after the other would not: there the
     first half of what is combined is all that came before, and the second half a single element.
