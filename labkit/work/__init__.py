@@ -4,6 +4,7 @@ from labkit.work.affine import affine
 from labkit.work.base import Shape, Work
 from labkit.work.copy import copy
 from labkit.work.gate_up import gate_up
+from labkit.work.gated_block import gated_block
 from labkit.work.gelu_mul import gelu_mul
 from labkit.work.gelus import gelus
 from labkit.work.grouped import grouped
@@ -26,6 +27,7 @@ __all__ = [
     "affine",
     "copy",
     "gate_up",
+    "gated_block",
     "gelu_mul",
     "gelus",
     "grouped",

@@ -1,0 +1,321 @@
+"""Tasks of lesson 18: what is right, what people write instead, and what helps them on."""
+
+from labkit import work
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, case_values
+from labkit.exercises.properties import (
+    FEWEST,
+    KERNEL,
+    KERNEL_CASES,
+    POINTWISE,
+    READ_ONCE,
+    ROUNDED_ONCE,
+    ROUNDED_TWICE,
+)
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# ---- reading a ledger --------------------------------------------------------------------------------------
+
+Entry = dict[str, Any]
+
+
+def parts_of(device: float, traffic: float, arithmetic: float) -> dict[str, float]:
+    """The three parts of the device's time."""
+    return {"traffic": traffic, "arithmetic": arithmetic, "unexplained": device - traffic - arithmetic}
+
+
+def right_choice(host: float, device: float, traffic: float, arithmetic: float) -> Entry:
+    """What a ledger says."""
+    if host >= device:
+        return {"entry": "host", "wall": device}
+    parts = parts_of(device, traffic, arithmetic)
+    entry = max(parts, key=lambda name: parts[name])
+    return {"entry": entry, "wall": max(host, device - parts[entry])}
+
+
+def largest_of_all(host: float, device: float, traffic: float, arithmetic: float) -> Entry:
+    """The host beside the parts of the device."""
+    entries = {"host": host} | parts_of(device, traffic, arithmetic)
+    entry = max(entries, key=lambda name: entries[name])
+    return {"entry": entry, "wall": device if entry == "host" else max(host, device - entries[entry])}
+
+
+def never_below(right: bool, host: float, device: float, traffic: float, arithmetic: float) -> Entry:
+    """The device's part gone, and the host forgotten, or added."""
+    chosen = right_choice(host, device, traffic, arithmetic)
+    if chosen["entry"] == "host":
+        return chosen
+    rest = device - parts_of(device, traffic, arithmetic)[chosen["entry"]]
+    return chosen | {"wall": rest if right else rest + host}
+
+
+def device_first(host: float, device: float, traffic: float, arithmetic: float) -> Entry:
+    """The host is never asked."""
+    chosen = right_choice(0.0, device, traffic, arithmetic)
+    return chosen | {"wall": max(host, chosen["wall"])}
+
+
+def changed(change: Callable[[float, float, float], float]) -> Callable[..., Entry]:
+    """The right choice with another wall, made of host, device and the right one."""
+
+    def gives(host: float, device: float, traffic: float, arithmetic: float) -> Entry:
+        chosen = right_choice(host, device, traffic, arithmetic)
+        return chosen | {"wall": change(host, device, chosen["wall"])}
+
+    return gives
+
+
+def host_gone(host: float, device: float, traffic: float, arithmetic: float) -> Entry:
+    """Without the host nothing is left of the wall but what the device takes beyond it."""
+    chosen = right_choice(host, device, traffic, arithmetic)
+    return chosen | ({"wall": host - device} if chosen["entry"] == "host" else {})
+
+
+def two_parts(host: float, device: float, traffic: float, arithmetic: float) -> Entry:
+    """Nothing is unexplained."""
+    if host >= device:
+        return {"entry": "host", "wall": device}
+    parts = {"traffic": traffic, "arithmetic": arithmetic}
+    entry = max(parts, key=lambda name: parts[name])
+    return {"entry": entry, "wall": max(host, device - parts[entry])}
+
+
+def rest_of(over: Callable[[float, float], float]) -> Callable[..., Entry]:
+    """The unexplained part taken from one of the others only, or from the longer one."""
+
+    def gives(host: float, device: float, traffic: float, arithmetic: float) -> Entry:
+        if host >= device:
+            return {"entry": "host", "wall": device}
+        rest = device - over(traffic, arithmetic)
+        parts = {"traffic": traffic, "arithmetic": arithmetic, "unexplained": rest}
+        entry = max(parts, key=lambda name: parts[name])
+        return {"entry": entry, "wall": max(host, device - parts[entry])}
+
+    return gives
+
+
+choose = Exercise(
+    "reading a ledger",
+    "choose",
+    reference=right_choice,
+    cases=(
+        *((100.0, 40.0, 10.0, 5.0), (30.0, 200.0, 150.0, 10.0), (30.0, 200.0, 20.0, 130.0)),
+        *((30.0, 200.0, 40.0, 30.0), (90.0, 100.0, 30.0, 20.0), (150.0, 200.0, 120.0, 30.0)),
+        *((80.0, 100.0, 60.0, 10.0), (120.0, 110.0, 90.0, 5.0), (10.0, 200.0, 90.0, 60.0)),
+    ),
+    inputs=case_values("host", "device", "traffic", "arithmetic"),
+    right="A ledger names the entry, and says how much a tool for it can bring at most.",
+    mistakes={
+        "device-first": Mistake(
+            "The host takes 100 µs and the device 40. What does the wall become if the device takes none?",
+            "Ask first which of the two is longer. Where it is the host, nothing on the device counts.",
+            gives=device_first,
+        ),
+        "largest-of-all": Mistake(
+            "Host 90 µs, device 100. What is the wall, and what does it become without the host?",
+            "The host is no part of the device's time: first the longer of the two, then its largest part.",
+            gives=largest_of_all,
+        ),
+        "host-forgotten": Mistake(
+            "Host 150 µs, device 200, traffic 120. What is the wall when the traffic is gone?",
+            "The host still takes its time: the wall is the longer one, whatever became of the device.",
+            gives=partial(never_below, True),
+        ),
+        "added": Mistake(
+            "Do host and device work one after the other, or at the same time?",
+            "At the same time: what is left is the longer of the two, and not their sum.",
+            gives=partial(never_below, False),
+        ),
+        "host-gone": Mistake(
+            "When the host takes no time any more, how long does the device take?",
+            "As long as before: that is the wall then.",
+            gives=host_gone,
+        ),
+        "gain": Mistake(
+            "Which of the two was asked for: the wall that is left, or how many times as fast it is?",
+            "The wall that is left, in microseconds.",
+            gives=(
+                changed(lambda host, device, wall: max(host, device) / wall),
+                changed(lambda host, device, wall: max(host, device) - wall),
+            ),
+        ),
+        "no-rest": Mistake(
+            "Traffic 40 µs and arithmetic 30, of 200 on the device. How much is neither?",
+            "130 µs, and that is an entry, too: `unexplained`.",
+            gives=two_parts,
+        ),
+        "rest-of-one": Mistake(
+            "What is left of the device's time when both traffic and arithmetic are taken off?",
+            "device - traffic - arithmetic.",
+            gives=(rest_of(lambda t, a: t), rest_of(lambda t, a: a), rest_of(max)),
+        ),
+    },
+)
+
+# ---- two recurrences in one loop ---------------------------------------------------------------------------
+
+Step = Callable[..., tuple[Tensor, Tensor]]
+
+
+def gate_inputs(B: int, T: int, H: int) -> dict[str, Tensor]:
+    """gates (B, T, 2 H): logits, most of them such that old states count for some steps, and candidates."""
+    return {"gates": torch.cat((torch.randn(B, T, H) - 0.5, torch.randn(B, T, H)), -1)}
+
+
+def right_step(s: Tensor, u: Tensor, z: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """Both states after a step."""
+    s = (1 - z) * s + z * c
+    return s, (1 - z) * u + z * s
+
+
+def states(step: Step = right_step, keep: int = 1, curve: Any = torch.sigmoid) -> Callable[..., Tensor]:
+    """One of the two states at all steps, (B, T, H), where a step makes both."""
+
+    def gives(gates: Tensor) -> Tensor:
+        logits, candidates = gates.chunk(2, -1)
+        both = (torch.zeros_like(logits[:, 0]),) * 2
+        found = []
+        for z, c in zip(curve(logits).unbind(1), candidates.unbind(1), strict=True):
+            both = step(*both, z, c)
+            found.append(both[keep])
+        return torch.stack(found, 1)
+
+    return gives
+
+
+def old_first(s: Tensor, u: Tensor, z: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """A step whose second state takes the first as it was before."""
+    return (1 - z) * s + z * c, (1 - z) * u + z * s
+
+
+def rows_of(width: Callable[[int], int]) -> Callable[..., Tensor]:
+    """The states where steps of gates are taken to begin ``width(H)`` numbers apart."""
+
+    def gives(gates: Tensor) -> Tensor:
+        H = gates.shape[2] // 2
+        steps = gates.flatten().unfold(0, 2 * H, width(H))[: gates[..., 0].numel()]
+        return states()(steps.reshape(gates.shape))
+
+    return gives
+
+
+def rounded_states(call: Call) -> str:
+    """In float16: whether the states are those of a kernel that rounds one of them at each step."""
+    if call.dtype is not torch.float16:
+        return ""
+    want = states()(call.originals["gates"].double())
+    differing = int((call.got != want.to(torch.float16)).sum())
+    if differing <= max(FEWEST, ROUNDED_TWICE * want.numel()):
+        return ""
+    return f"{differing / want.numel():.0%} of the states are not those of float32 states, rounded once."
+
+
+FLOAT32_STATES = Property(
+    "rounded-states",
+    rounded_states,
+    "Which of your values have 16 bits? Which of them goes on to the next step?",
+    "What is loaded becomes float32 at once, both states stay float32, and only what is stored is rounded.",
+)
+
+
+def layer_of(answer: Callable[..., Any]) -> Callable[..., Tensor]:
+    """What is raced: the cell's network, which calls the answer."""
+    if "fused" not in answer.__globals__:
+        raise ValueError("fused: the cell has to define it, below twice")
+    return answer.__globals__["fused"]  # type: ignore[no-any-return]
+
+
+twice = Exercise(
+    "two recurrences in one loop",
+    "twice",
+    reference=states(),
+    cases=((1, 1, 1), (2, 1, 5), (2, 5, 20)),
+    large=((1, 2, 128), (2, 3, 140), (1, 40, 8), (1, 1, 300)),
+    inputs=gate_inputs,
+    properties=(KERNEL, *(each for each in POINTWISE if each is not ROUNDED_ONCE), READ_ONCE, FLOAT32_STATES),
+    **KERNEL_CASES,
+    right="Three tensors cross memory: neither z nor s ever leaves its registers.",
+    race=RaceSpec(
+        work.gated_block,
+        {},
+        ({"batch": 8192, "time": 32, "width": 256},),
+        dtype="bfloat16",
+        roundings=5,
+        as_layer=layer_of,
+        clocks=("host",),
+        cache="warm",
+        counted=False,
+    ),
+    mistakes={
+        "unwritten": Mistake(
+            "Let B be 2, T be 3 and H be 140. Who stores the last step of the last sequence, feature 139?",
+            "u has B * T rows of H numbers, and gates as many of 2 * H. triton.cdiv(H, BLOCK) programs each.",
+        ),
+        "row-length": Mistake(
+            "How many numbers of `gates` has one step of one sequence?",
+            "2 * H: H logits, then H candidates. In u a step has H.",
+            gives=rows_of(lambda H: H),
+        ),
+        "halves": Mistake(
+            "Which half of a step are the logits, and which one the candidates?",
+            "The logits come first. The candidates lie H numbers further on.",
+            gives=(
+                lambda gates: states()(torch.cat(gates.chunk(2, -1)[::-1], -1)),
+                lambda gates: states()(torch.cat((gates.chunk(2, -1)[0],) * 2, -1)),
+            ),
+        ),
+        "no-sigmoid": Mistake(
+            "Between which two numbers should a gate lie?",
+            "z is the sigmoid of the logit: tl.sigmoid, of a float32 number.",
+            gives=states(curve=lambda logits: logits),
+        ),
+        "blend": Mistake(
+            "Let z be 1. Which should be left: the old state, or the new one?",
+            "The new one: z multiplies what comes in, and 1 - z the old state.",
+            gives=(
+                states(lambda s, u, z, c: right_step(s, u, 1 - z, c)),
+                states(lambda s, u, z, c: ((1 - z) * s + z * c, z * u + (1 - z) * ((1 - z) * s + z * c))),
+                states(lambda s, u, z, c: (z * s + (1 - z) * c, (1 - z) * u + z * (z * s + (1 - z) * c))),
+            ),
+        ),
+        "old-first": Mistake(
+            "Step 0 by hand, with z = 1: s is c. What is u then, and what is yours?",
+            "The second recurrence takes s of this step, not of the one before: make s first.",
+            gives=states(old_first),
+        ),
+        "first-stored": Mistake(
+            "There are two states. Which of them is the result?",
+            "u: s stays in its registers.",
+            gives=states(keep=0),
+        ),
+        "candidate-twice": Mistake(
+            "What does the second recurrence smooth: the candidates, or what the first one made of them?",
+            "s, as it is after this step.",
+            gives=states(lambda s, u, z, c: ((1 - z) * s + z * c, (1 - z) * u + z * ((1 - z) * u + z * c))),
+        ),
+        "not-gated": Mistake(
+            "Each recurrence has a z and a 1 - z. Where are the two of the second one?",
+            "u is (1 - z) times the old u, plus z times s.",
+            gives=(
+                states(
+                    lambda s, u, z, c: (right_step(s, u, z, c)[0], (1 - z) * u + right_step(s, u, z, c)[0])
+                ),
+                states(lambda s, u, z, c: (right_step(s, u, z, c)[0], u + z * right_step(s, u, z, c)[0])),
+            ),
+        ),
+        "no-carry": Mistake(
+            "Step 0 is right. Which s and u does step 1 begin with?",
+            "Both states have to be those that the step before has made.",
+            gives=(
+                states(lambda s, u, z, c: right_step(0 * s, 0 * u, z, c)),
+                states(lambda s, u, z, c: right_step(0 * s, u, z, c)),
+                states(lambda s, u, z, c: right_step(s, 0 * u, z, c)),
+            ),
+        ),
+    },
+)
