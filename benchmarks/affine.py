@@ -1,8 +1,8 @@
 """x * weight + bias, x (batch, width), weight and bias (width,): one read and one write of a tensor."""
 
 from benchmarks.run import Operation
+from benchmarks.workloads.elementwise import AFFINE, affine
 from labkit import kernels
-from labkit.workloads.elementwise import AFFINE, affine
 
 OPERATION = Operation(
     "affine",

@@ -8,8 +8,8 @@ from torch.nn.functional import linear
 
 from benchmarks.linear_act import ALIGNED
 from benchmarks.run import Operation
+from benchmarks.workloads.mlp import GEGLU, geglu_apart, gelu
 from labkit import kernels
-from labkit.workloads.mlp import GEGLU, geglu_apart, gelu
 
 
 def stacked(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:

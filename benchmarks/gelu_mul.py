@@ -1,8 +1,8 @@
 """gelu(x + bias) * other, x and other (batch, width), bias (width,): a chain of elementwise operations."""
 
 from benchmarks.run import Operation
+from benchmarks.workloads.mlp import CHAIN, chain
 from labkit import kernels
-from labkit.workloads.mlp import CHAIN, chain
 
 OPERATION = Operation(
     "gelu_mul",

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.run import Operation, Ranges
+from benchmarks.workloads.grouped import GROUPED, grouped_reference
 from labkit import kernels
-from labkit.workloads.grouped import GROUPED, grouped_reference
 
 ANY: Ranges = {"batch": (64, 65536, 1), "groups": (2, 256, 1), "width": (8, 256, 1)}
 ALIGNED: Ranges = ANY | {"width": (16, 256, 16)}

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.run import Operation
+from benchmarks.workloads.gru import GRU, library_gru, library_gru_by_time
 from labkit import kernels
-from labkit.workloads.gru import GRU, library_gru, library_gru_by_time
 
 
 def time_first(x: Tensor, flat: Tensor) -> Tensor:

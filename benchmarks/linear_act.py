@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.run import Operation, Ranges
+from benchmarks.workloads.mlp import LINEAR_GELU, linear_gelu
 from labkit import kernels
-from labkit.workloads.mlp import LINEAR_GELU, linear_gelu
 
 ALIGNED: Ranges = {"batch": (64, 8192, 1), "width": (64, 8192, 8), "hidden": (64, 8192, 8)}
 ANY: Ranges = ALIGNED | {"width": (64, 8192, 1), "hidden": (64, 8192, 1)}

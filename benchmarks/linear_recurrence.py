@@ -3,10 +3,10 @@
 from torch import Tensor
 
 from benchmarks.run import Operation, Ranges
+from benchmarks.workloads import peers
+from benchmarks.workloads.base import Shape
+from benchmarks.workloads.recurrent import LINEAR_RECURRENCE, linear_recurrence
 from labkit import kernels
-from labkit.measure.contender import Shape
-from labkit.workloads import peers
-from labkit.workloads.recurrent import LINEAR_RECURRENCE, linear_recurrence
 
 SEQUENCES: Ranges = {"batch": (1, 4096, 1), "time": (1, 8192, 1), "width": (16, 8192, 1)}
 FEW_LONG: Ranges = {"batch": (1, 8, 1), "time": (8192, 32768, 1), "width": (32, 1024, 1)}

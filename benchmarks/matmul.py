@@ -3,8 +3,8 @@
 from torch.nn.functional import linear
 
 from benchmarks.run import Operation, Ranges
+from benchmarks.workloads.mlp import MATMUL
 from labkit import kernels
-from labkit.workloads.mlp import MATMUL
 
 ALIGNED: Ranges = {"batch": (64, 8192, 1), "width": (64, 8192, 8), "out": (64, 8192, 8)}
 ANY: Ranges = ALIGNED | {"width": (64, 8192, 1), "out": (64, 8192, 1)}

@@ -2,8 +2,8 @@
 
 from benchmarks.linear_recurrence import SEQUENCES, short
 from benchmarks.run import Operation
+from benchmarks.workloads.recurrent import MIN_GRU, min_gru
 from labkit import kernels
-from labkit.workloads.recurrent import MIN_GRU, min_gru
 
 OPERATION = Operation(
     "min_gru",

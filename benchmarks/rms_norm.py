@@ -2,9 +2,9 @@
 
 from benchmarks.linear_recurrence import SEQUENCES
 from benchmarks.run import Operation
+from benchmarks.workloads.peers import liger_rms_norm
+from benchmarks.workloads.recurrent import RMS_NORM, rms_norm
 from labkit import kernels
-from labkit.workloads.peers import liger_rms_norm
-from labkit.workloads.recurrent import RMS_NORM, rms_norm
 
 OPERATION = Operation(
     "rms_norm",

@@ -2,9 +2,9 @@
 
 from benchmarks.linear_recurrence import short
 from benchmarks.run import Operation
+from benchmarks.workloads.base import Shape
+from benchmarks.workloads.recurrent import RMS_RECURRENCE, rms_recurrence
 from labkit import kernels
-from labkit.measure.contender import Shape
-from labkit.workloads.recurrent import RMS_RECURRENCE, rms_recurrence
 
 
 def short_single(direction: str, dtype: str, size: Shape) -> bool:

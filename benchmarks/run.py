@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.workloads.base import Shape, Work
 from labkit import gpu
 from labkit.measure import clocks, machine, roofline
 from labkit.measure.cold_cache import TimedCall
-from labkit.measure.contender import Shape, Work
 from labkit.measure.correctness import relative_error
 
 Call = Callable[..., Tensor]

@@ -1,12 +1,10 @@
 """The course as pages: `make site`. Lessons come with their saved outputs."""
 
 import re
-import tomllib
 
 import nbformat
 from sphinx.application import Sphinx
 
-import labkit
 from labkit import paths
 from labkit.lessons import notebooks
 from labkit.run import pages
@@ -18,7 +16,7 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_co
 root_doc = "docs/index"
 include_patterns = [
     "docs/*.md",
-    *(f"notebooks/{part}*.ipynb" for part in ("", "asides/", "old/")),
+    *(f"notebooks/{part}*.ipynb" for part in ("", "asides/")),
     "CONTRIBUTING.md",
 ]
 exclude_patterns = ["build", "labkit", "tests", ".*"]
@@ -31,16 +29,6 @@ nb_ipywidgets_js = {}  # widgets are left out below; their pictures stay
 myst_heading_anchors = 3
 napoleon_use_param = napoleon_use_rtype = False  # "a, b: (B, T, H)" stays one line
 autodoc_typehints = "none"  # signatures would be wider than the page, and docstrings have dtypes and shapes
-
-URLS = tomllib.loads((paths.CHECKOUT / "pyproject.toml").read_text())["project"]["urls"]
-PAGES = f"{URLS['Repository']}/blob/v{labkit.__version__}/docs/"
-"""Where an old lesson finds the pages beside it; on the site they are nearer."""
-LIVE = re.compile(r"\b[Ll]ive(?= on [A-Z])|(?<=, )live(?= \d{4}-)")
-"""What an old lesson says of a number that was measured when its outputs were saved."""
-OLD = """
-*A lesson of [the old course](../../docs/old_lessons.md). Its figures were measured on an NVIDIA H200 when
-the page was saved: where one says "live", it is recorded to you.*
-"""
 
 html_theme = "pydata_sphinx_theme"
 html_title = project
@@ -56,11 +44,6 @@ html_theme_options = {
 }
 
 
-def recorded(text: str) -> str:
-    """Saved text, whose numbers were live once and to a reader are recorded."""
-    return LIVE.sub(lambda found: "Recorded" if found[0] == "Live" else "recorded", text)
-
-
 def empty(output: nbformat.NotebookNode) -> bool:
     """Whether it is the verdict on an exercise that nobody has tried, which says nothing to a reader."""
     return ": not attempted." in output.get("data", {}).get("text/plain", "")
@@ -73,17 +56,12 @@ def fold(app: Sphinx, docname: str, source: list[str]) -> None:
         return
     notebook, solutions = nbformat.reads(source[0], as_version=4), notebooks.solution_cells(path)
     notebook.metadata.pop("widgets", None)
-    if path.parent.name == "old":
-        notebook.cells[0].source += f"\n{OLD}"
     cells = []
     for cell in notebook.cells:
         cells.append(cell)
         if cell.cell_type != "code":
-            cell.source = cell.source.replace(f"]({PAGES}", "](../../docs/")
             continue
         cell.outputs = pages.without_widgets(cell.outputs)
-        for data in (output.get("data", {}) for output in cell.outputs):
-            data |= {kind: recorded(text) for kind, text in data.items() if kind.startswith("text/")}
         tags = notebooks.tags(cell)
         folded = cell.metadata.get("jupyter", {})
         if {"setup", "parameters"} & set(tags) or folded.get("source_hidden"):

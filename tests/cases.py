@@ -1,19 +1,16 @@
 """The finished kernels as cases: what is called, the same in plain PyTorch, and how inputs are drawn."""
 
-from functools import partial
-
 import torch
 from operators import Case, Inputs, scaled
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.workloads import mlp
+from benchmarks.workloads import recurrent as recurrent
+from benchmarks.workloads.elementwise import affine as plain_affine
+from benchmarks.workloads.grouped import grouped_reference
+from benchmarks.workloads.stack import stack
 from labkit import kernels
-from labkit.workloads import mlp
-from labkit.workloads import network as network
-from labkit.workloads import recurrent as recurrent
-from labkit.workloads.elementwise import affine as plain_affine
-from labkit.workloads.grouped import grouped_reference
-from labkit.workloads.stack import stack
 
 # --- one number after the other, and rows
 
@@ -63,20 +60,9 @@ def normed_sequences(shape: tuple[int, ...]) -> tuple[Tensor, ...]:
     return a, b, weight_of(shape[2]), h0
 
 
-def cell_of(shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Gates for states of this shape, and a gain, some of which are zero: there r does not tell u."""
-    return torch.randn(*shape[:-1], 2 * shape[-1]), weight_of(shape[-1])
-
-
-def cell(groups: int) -> Case:
-    call, reference = (partial(one, groups=groups) for one in (kernels.gated_cell, network.cell))
-    return Case(call, reference, cell_of, (2, 3, 20), "gated_cell")
-
-
 LINEAR = Case(kernels.linear_recurrence, recurrent.linear_recurrence, sequences, (2, 3, 20))
 GRU = Case(kernels.min_gru, recurrent.min_gru, sequences, (2, 3, 20))
 RMS = Case(kernels.rms_recurrence, recurrent.rms_recurrence, normed_sequences, (2, 3, 20))
-CELL = cell(4)
 
 # --- products
 
@@ -138,33 +124,6 @@ def grouped(groups: int, d_in: int, d_out: int | None = None, bias: bool = True)
     return inputs
 
 
-def heads_of(sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """x of so many rows, for groups of a width, and the weights."""
-    rows, groups, width = sizes
-    biases = torch.randn(groups, width), torch.randn(groups, 2 * width)
-    first, second = scaled(groups, width, width), scaled(groups, 2 * width, width).mT.contiguous()
-    x, gain = torch.randn(rows, groups * width), 1 + 0.1 * torch.randn(groups * width)
-    return x, first, biases[0], gain, second, biases[1]
-
-
-def mlp_of(sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """States of so many rows and a width, and the weights of an MLP so wide inside with so many outputs."""
-    rows, width, inner, outputs = sizes
-    matrices = scaled(2, inner, width), scaled(width, inner), scaled(outputs, width)
-    return torch.randn(rows, width), *matrices, torch.randn(outputs)
-
-
-def plain_heads(
-    x: Tensor, w_in: Tensor, b_in: Tensor, gain: Tensor, w_gates: Tensor, b_gates: Tensor
-) -> Tensor:
-    normed = functional.rms_norm(network.heads(x, w_in, b_in), gain.shape, gain, 1e-6)
-    return network.heads(normed, w_gates, b_gates)
-
-
-def plain_outputs(states: Tensor, w_gate_up: Tensor, w_down: Tensor, w_out: Tensor, b_out: Tensor) -> Tensor:
-    return functional.linear(states + network.geglu(states, w_gate_up, w_down), w_out, b_out)
-
-
 def blocks_of(shape: tuple[int, ...], depth: int = 3) -> tuple[Tensor, ...]:
     width = shape[-1]
     biases, gains = 0.3 * torch.randn(depth, width), 1 + 0.1 * torch.randn(depth, width)
@@ -172,6 +131,4 @@ def blocks_of(shape: tuple[int, ...], depth: int = 3) -> tuple[Tensor, ...]:
 
 
 GROUPED = Case(kernels.grouped_linear, plain_grouped, grouped(5, 16), (2, 35))
-HEADS = Case(kernels.gated_heads, plain_heads, heads_of, (40, 4, 8))
-OUTPUTS = Case(kernels.mlp_outputs, plain_outputs, mlp_of, (70, 32, 64, 32))
 BLOCKS = Case(kernels.fused_mlp(2), stack, blocks_of, (5, 20), "fused_mlp")

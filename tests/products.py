@@ -8,9 +8,9 @@ import torch
 from cases import with_gate_up
 from operators import assert_close, bf16, drawn, fp32, meta
 
+from benchmarks.workloads.mlp import gate_up
 from labkit.kernels import common, linear, mlp
 from labkit.measure import correctness
-from labkit.workloads.mlp import gate_up
 
 __all__ = ["KERNELS", "assert_close", "bf16", "fp32", "kept_is_right", "launch_all"]
 KERNELS = {

@@ -9,7 +9,6 @@ import torch
 
 from labkit import gpu
 from labkit.measure import clocks, machine, roofline
-from labkit.measure.contender import Contender, Work
 from labkit.measure.machine import MachineInfo
 
 L2_BYTES = 4096
@@ -116,30 +115,3 @@ def install(put: Callable[[object, str, Any], None]) -> Gpu:
 
 def _copy(gpu: Gpu, factor: float) -> Callable[..., None]:
     return lambda source, target: gpu.launch(1.0, factor * 2 * source.nbytes / 10)
-
-
-def _inputs(shape: dict[str, int]) -> tuple[torch.Tensor, ...]:
-    torch.manual_seed(0)
-    return (torch.randn(shape["batch"], shape["width"]),)
-
-
-DOUBLING = Work(
-    inputs=_inputs,
-    reference=lambda x: 2 * x,
-    min_bytes=lambda s, size, direction: (
-        (2 if direction == "forward" else 3) * s["batch"] * s["width"] * size
-    ),
-    flops=lambda s, direction: s["batch"] * s["width"],
-)
-
-
-def doubling(
-    gpu: Gpu, name: str = "labkit", us: float = 1.0, work: Work = DOUBLING, **options: Any
-) -> Contender:
-    """A right contender that takes ``us`` per column."""
-
-    def call(x: torch.Tensor) -> torch.Tensor:
-        gpu.launch(4.0, us * x.shape[1])
-        return 2 * x
-
-    return Contender(name, call, work, **options)

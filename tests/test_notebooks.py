@@ -38,22 +38,16 @@ def lesson(tmp_path, monkeypatch):
 
 
 def test_lessons_are_found_in_order_and_by_number_name_and_file(lesson, tmp_path, monkeypatch):
-    (tmp_path / "old").mkdir()
-    for name in ["02_b", "notes", "1_c", "old/01_toy"]:
+    (tmp_path / "asides").mkdir()
+    for name in ["02_b", "notes", "1_c", "asides/toys"]:
         write(tmp_path, name)
-    assert [notebooks.name_of(path) for path in notebooks.find()] == ["01_toy", "02_b", "old/01_toy"]
+    assert [notebooks.name_of(path) for path in notebooks.find()] == ["01_toy", "02_b", "asides/toys"]
     for name in ["01", "01_toy", "toy", "01_toy.ipynb", str(lesson)]:
         assert notebooks.resolve(name) == lesson
-    for name in [
-        "old/01",
-        "old/01_toy",
-        "old/toy",
-        "old/01_toy.ipynb",
-        str(tmp_path / "old" / "01_toy.ipynb"),
-    ]:
-        assert notebooks.resolve(name) == tmp_path / "old" / "01_toy.ipynb"
-    for name in ["03", "", "0", "old", "old/02", "../01_toy"]:
-        with pytest.raises(ValueError, match="there are: 01_toy, 02_b, old/01_toy"):
+    for name in ["asides/toys", "asides/toys.ipynb", str(tmp_path / "asides" / "toys.ipynb")]:
+        assert notebooks.resolve(name) == tmp_path / "asides" / "toys.ipynb"
+    for name in ["03", "", "0", "asides", "toys", "../01_toy"]:
+        with pytest.raises(ValueError, match="there are: 01_toy, 02_b, asides/toys"):
             notebooks.resolve(name)
     assert notebooks.title(notebooks.read(lesson)) == "A toy" and notebooks.title(new_notebook()) is None
     monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path / "missing")

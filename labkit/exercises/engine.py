@@ -146,7 +146,7 @@ class RaceSpec:
     """
 
     work: Any
-    """A `labkit.work.Work`; in the exercises of the old course a `labkit.measure.contender.Work`."""
+    """A `labkit.work.Work`."""
     rivals: Mapping[str, Callable[..., Any]]
     sizes: tuple[Shape, ...] | Callable[[], tuple[Shape, ...]]
     dtype: str = "bfloat16"

@@ -1,6 +1,6 @@
-"""A lesson's exercises in this session: check a cell, show the solution, keep the verdicts, race.
+"""A lesson's exercises in this session: check a cell, show the solution, keep the verdicts.
 
-``tasks = lab.lesson("01_launch_overhead")``; then a cell that writes a function ends with
+``tasks = lab.lesson("launch_overhead")``; then a cell that writes a function ends with
 ``tasks.check("mask", double_kernel)``. Its source is read from the notebook's input and judged beside the
 lesson's setup and kernel cells, in a process of its own. So the verdict is the same on every machine, and
 nothing that the answer does reaches this process.
@@ -16,23 +16,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import psutil
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from labkit import gpu, interpreter, paths
-from labkit.display.style import interactive
-from labkit.exercises import judge, progress, race
+from labkit import paths
+from labkit.exercises import judge, progress
 from labkit.exercises.engine import Exercise, Finding
 from labkit.exercises.progress import ExerciseRecord
 from labkit.exercises.verdicts import Verdict, solution_html
 from labkit.lessons import notebooks
-from labkit.measure.contender import Contender
-from labkit.measure.results import Results
-from labkit.widgets.banner import banner
-from labkit.widgets.claims import summary
-from labkit.widgets.static import table_html
 
 LIMIT_S = 20.0
 """Seconds that judging an answer may take."""
@@ -40,19 +33,6 @@ MEMORY_SHARE = 0.25
 """Of the machine's memory, what an answer may allocate."""
 OFFERED_AFTER = 3
 """Distinct wrong answers after which the verdict holds the solution; ``solution`` shows it at any time."""
-
-
-def lesson(name: str, *, solve: bool = False) -> "ExerciseSession":
-    """Say how kernels run here, and return a lesson's exercises; first in a notebook.
-
-    This is for the lessons of the old course; `labkit.exercises.tasks.lesson` is for the others. ``name`` is
-    the file's below ``old``, without the suffix. With ``solve`` the solutions are judged in place of the
-    cells, and one that is not right is an AssertionError. Without, no answer is ever an error.
-    ValueError for a lesson without exercises.
-    """
-    interpreter.patch()  # cells run like code that is judged
-    display(banner())
-    return ExerciseSession(f"old/{name}", solve)
 
 
 TO_DO = "Change or complete it, and run it (Shift+Enter): it says what is wrong."
@@ -71,16 +51,14 @@ def source_digest(source: str) -> str:
 class ExerciseSession:
     """The exercises of one lesson in this session of a notebook."""
 
-    def __init__(self, lesson: str, solve: bool = False, limit_s: float = LIMIT_S) -> None:
-        self._lesson, self._solve, self._limit_s = lesson, solve, limit_s
+    def __init__(self, lesson: str, limit_s: float = LIMIT_S) -> None:
+        self._lesson, self._limit_s = lesson, limit_s
         self._exercises = judge.find(lesson)
         self._solutions = notebooks.solution_cells(notebooks.resolve(lesson))
         self._right: dict[str, tuple[Any, Path]] = {}
         """The learner's answers whose last verdict was right, and the files of their cells."""
         self._findings: dict[str, Finding] = {}
         """Of each exercise's last answer."""
-        self._raced: set[Path] = set()
-        """Files of the learner's answers that were right at the race's sizes, too."""
         if self._exercises:
             judge.process(lesson)  # gets ready while the learner reads
 
@@ -91,14 +69,6 @@ class ExerciseSession:
         name, RuntimeError outside a notebook.
         """
         exercise = self._exercise(name)
-        if self._solve:
-            cell = f'{self._solutions[name]}\n\n\ntasks.check("{name}", {exercise.answer})\n'
-            finding = self._judge(name, self._write(name, cell))
-            verdict = self._verdict(exercise, finding, cell, ExerciseRecord())
-            show_verdict(verdict)
-            if verdict.status != "right":
-                raise AssertionError(f"the solution of {exercise.title!r} has to be right: {verdict}")
-            return
         cell = _current_cell()
         self._right.pop(name, None)
         if why := _not_handed_in(exercise, cell):
@@ -133,35 +103,6 @@ class ExerciseSession:
             return self._right[name][0]
         return getattr(judge.solutions(self._lesson), exercise.answer)
 
-    def race(self, name: str) -> Results:
-        """Time the answer beside what its exercise names, draw bars, and return the results.
-
-        On a GPU the learner's own kernel first runs at these sizes in a process of its own, between fences.
-        One that is wrong there gets a verdict, and there are no results. Where nobody has solved the
-        exercise, and where there is no GPU, the solution races, and says so.
-        """
-        exercise = self._exercise(name)
-        _, file = self._right.get(name, (None, None))
-        problem = race.problem_at_size(self._lesson, exercise, file) if file else None
-        if problem is not None:
-            show_verdict(self._verdict(exercise, problem, "", ExerciseRecord()))
-            return Results()
-        why = "you have not solved it yet" if file is None else ""
-        if file is not None and gpu.available():
-            self._raced.add(file)
-        elif file is not None:
-            why = "there is no GPU here"
-        return race.run(self._lesson, exercise, self.contender(name), why)
-
-    def contender(self, name: str) -> Contender:
-        """The answer for a sweep: the learner's own kernel once it has raced here, else the solution."""
-        exercise = self._exercise(name)
-        own = self._right.get(name)
-        if own and own[1] in self._raced:
-            return race.contender(exercise, own[0], learners=True)
-        solution = getattr(judge.solutions(self._lesson), exercise.answer)
-        return race.contender(exercise, solution, learners=False)
-
     def reset(self, name: str) -> None:
         """Forget the verdicts on an exercise, and put its cell as the lesson has it below the present one.
 
@@ -180,16 +121,6 @@ class ExerciseSession:
         else:
             shell.set_next_input(cell, replace=False)
             print("The cell below is as the lesson has it; delete your own, or keep it to compare.")
-
-    def progress(self) -> None:
-        """Show all exercises of all lessons: open, tried or solved, and how many tries there were."""
-        show_table(progress.table())
-
-    def summary(self) -> None:
-        """Show the claims of this session as a table; to somebody who is there, also its exercises."""
-        if interactive():
-            show_table(progress.table([notebooks.resolve(self._lesson)]))
-        display(summary())
 
     def _exercise(self, name: str) -> Exercise:
         if name not in self._exercises:
@@ -225,16 +156,13 @@ class ExerciseSession:
 
     def _write(self, name: str, cell: str) -> Path:
         """Write an answer to a file before it is run; the files of earlier answers stay."""
-        if self._solve:  # nobody's answer
-            file = paths.cache() / "solutions" / self._lesson / f"{name}.py"
-        else:
-            earlier = progress.attempt_files(self._lesson, name)
-            for file in earlier:  # run again, it is no other try
-                if source_digest(file.read_text(encoding="utf-8")) == source_digest(cell):
-                    paths.write_text(file, cell)
-                    return file
-            number = int(earlier[-1].stem) + 1 if earlier else 1
-            file = progress.folder(self._lesson) / name / f"{number:04}.py"
+        earlier = progress.attempt_files(self._lesson, name)
+        for file in earlier:  # run again, it is no other try
+            if source_digest(file.read_text(encoding="utf-8")) == source_digest(cell):
+                paths.write_text(file, cell)
+                return file
+        number = int(earlier[-1].stem) + 1 if earlier else 1
+        file = progress.folder(self._lesson) / name / f"{number:04}.py"
         paths.write_text(file, cell)
         return file
 
@@ -265,11 +193,6 @@ def _show(bundle: dict[str, Any], text: str) -> Any:
     if text:
         print(text)
     return None
-
-
-def show_table(table: pd.DataFrame) -> None:
-    text = table.to_string(index=False)
-    _show({"text/plain": text, "text/html": table_html(table)}, text)
 
 
 def show_verdict(verdict: Verdict) -> None:

@@ -1,7 +1,7 @@
-"""A learner's kernel beside the library's ways, the finished kernel and the floor.
+"""A learner's kernel at the sizes of its race, before it is timed.
 
-On a GPU it first runs at the race's sizes in a process of its own: a wild address, a hang or a result that is
-wrong at size becomes a verdict, never a dead notebook.
+On a GPU it first runs there in a process of its own: a wild address, a hang or a result that is wrong at size
+becomes a verdict, never a dead notebook.
 """
 
 from collections.abc import Callable
@@ -9,17 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from IPython.display import display
 from torch import Tensor
 
-from labkit import child_process, gpu, plots
+from labkit import child_process, gpu
 from labkit.exercises import common_hints, engine, judge
 from labkit.exercises.engine import Exercise, Finding, RaceSpec
 from labkit.lessons import notebooks
 from labkit.measure import correctness, lock
-from labkit.measure.contender import Contender
-from labkit.measure.results import Results
-from labkit.measure.sweeps import sweep
 
 LIMIT_S = 60.0
 """Seconds for the first run at size, compiling included."""
@@ -37,40 +33,6 @@ def race_of(exercise: Exercise) -> RaceSpec:
 def sizes_of(race: RaceSpec) -> tuple[Any, ...]:
     """The sizes of a race on this GPU."""
     return race.sizes() if callable(race.sizes) else race.sizes
-
-
-def contender(exercise: Exercise, answer: Callable[..., Any], *, learners: bool) -> Contender:
-    """The answer as a contender; ``learners`` says that it is the learner's, and not the solution."""
-    race = race_of(exercise)
-    return Contender("your kernel" if learners else "the solution", race.as_layer(answer), race.work)
-
-
-def run(lesson: str, exercise: Exercise, answer: Contender, why: str) -> Results:
-    """Measure, draw bars beside a copy of the same bytes, and return the results.
-
-    ``answer`` is the learner's kernel or the solution; ``why`` says why the solution races in the learner's
-    place, or nothing.
-    """
-    race = race_of(exercise)
-    sizes = sizes_of(race)
-    rivals = [
-        Contender(name, call, race.works.get(name, race.work), compiled=name == "torch.compile")
-        for name, call in race.rivals.items()
-    ]
-    key = notebooks.key_of(notebooks.resolve(lesson)).removeprefix("old/")  # so old tapes name it
-    suite = f"{key}/race_{exercise.name}"
-    table = sweep(suite, [*rivals, answer], sizes, dtype=race.dtype)
-    if why:
-        print(f"The solution races in the place of your kernel: {why}.")
-    if len(table):
-        floor = {"copy of the same bytes": "copy_us"}
-        changing = [axis for axis in sizes[0] if len({size[axis] for size in sizes}) > 1]
-        heading = changing[0] if changing else None
-        drawn = table.copy()
-        for axis in changing[1:]:  # the heading names all that differs: batch 8191, width 3073
-            drawn[heading] = drawn[heading].astype(str) + f", {axis} " + table[axis].astype(str)
-        display(plots.bars(drawn, floor=floor, title=f"The race: {exercise.title}", group=heading))
-    return table
 
 
 def problem_at_size(lesson: str, exercise: Exercise, file: Path) -> Finding | None:

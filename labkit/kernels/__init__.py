@@ -9,7 +9,6 @@ dtype").
 """
 
 from labkit.kernels.affine import affine, gelu_mul
-from labkit.kernels.gated_network import gated_cell, gated_heads, mlp_outputs
 from labkit.kernels.graphs import GraphedStep
 from labkit.kernels.grouped import GroupedLinear, grouped_linear
 from labkit.kernels.gru import GRU, gru
@@ -27,8 +26,6 @@ __all__ = [
     "affine",
     "fused_gate_up",
     "fused_mlp",
-    "gated_cell",
-    "gated_heads",
     "geglu_mlp",
     "gelu_mul",
     "grouped_linear",
@@ -37,7 +34,6 @@ __all__ = [
     "linear_recurrence",
     "matmul",
     "min_gru",
-    "mlp_outputs",
     "norm_gelu",
     "rms_norm",
     "rms_recurrence",

@@ -1,8 +1,7 @@
 """The lesson notebooks: find them, load their kernels as modules, read their parameters.
 
 A lesson's name is its file below ``notebooks``, without the suffix: "01_launch_overhead". What lessons link
-to stands in ``notebooks/asides``: "asides/wrong_measurements". While the course is rebuilt the lessons of its
-first form stand in ``notebooks/old``, and their names begin with "old/".
+to stands in ``notebooks/asides``: "asides/wrong_measurements".
 
 Nothing here runs a measurement; `labkit.run.execute` runs whole notebooks.
 """
@@ -32,14 +31,14 @@ COLAB = "colab"
 
 
 def find() -> list[Path]:
-    """The checkout's lessons, in order of their numbers; then the asides; those of the old course last."""
-    places = ("[0-9][0-9]_*", f"{ASIDES}/*", "old/[0-9][0-9]_*")
+    """The checkout's lessons, in order of their numbers; then the asides."""
+    places = ("[0-9][0-9]_*", f"{ASIDES}/*")
     return [path for place in places for path in sorted(paths.NOTEBOOKS.glob(f"{place}.ipynb"))]
 
 
 def name_of(path: Path) -> str:
     """The name of a lesson: "01_launch_overhead", "asides/wrong_measurements"."""
-    return (f"{path.parent.name}/" if path.parent.name in (ASIDES, "old") else "") + path.stem
+    return (f"{path.parent.name}/" if path.parent.name == ASIDES else "") + path.stem
 
 
 def key_of(path: Path) -> str:
@@ -48,16 +47,15 @@ def key_of(path: Path) -> str:
 
 
 def resolve(name: str) -> Path:
-    """The lesson with this number ("01", "old/01"), name (with or without its number) or file.
+    """The lesson with this number ("01"), name (with or without its number) or file.
 
     ValueError for a name that no lesson has.
     """
     lessons, file = find(), Path(name).resolve()
     for path in lessons:
         whole = name_of(path)
-        number = whole[: whole.rindex("/") + 3] if "/" in whole else whole[:2]
-        # the old exercises name each other's lessons as they were called; no other lesson has these names
-        if name in (whole, number, key_of(path), f"{whole}.ipynb", path.stem) or file == path.resolve():
+        number = "" if "/" in whole else whole[:2]
+        if (name and name in (whole, number, key_of(path), f"{whole}.ipynb")) or file == path.resolve():
             return path
     listed = ", ".join(map(name_of, lessons)) or "none"
     raise ValueError(f"no lesson is called {name!r}; there are: {listed}")

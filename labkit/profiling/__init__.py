@@ -6,7 +6,7 @@
 import importlib
 from types import ModuleType
 
-MODULES = ("codegen", "kernel_names", "launch_counts", "profiles", "recorded_profiles")
+MODULES = ("codegen", "kernel_names", "launch_counts", "profiles")
 
 
 def __getattr__(name: str) -> ModuleType:

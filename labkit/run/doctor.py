@@ -54,7 +54,6 @@ class Facts:
     """The C compiler that Triton would call."""
     headers: bool = False
     """Whether Python.h is there."""
-    roofs: str | None = None
 
 
 class Advice(NamedTuple):
@@ -78,8 +77,6 @@ def advise(facts: Facts) -> Advice:
         )
         if facts.reason == backend.NO_DRIVER and facts.place in ABOUT_ITS_GPU:
             sentence += f" {ABOUT_ITS_GPU[facts.place]}"
-    elif facts.roofs is None:
-        sentence = f"Ready: {run} runs on the GPU; `labkit doctor --measure` measures its roofs."
     else:
         sentence = f"Ready: {run} runs on the GPU."
     if hosted:
@@ -142,8 +139,6 @@ def lines(facts: Facts) -> list[tuple[str, str]]:
     kernels = f"interpreted on the CPU: {facts.reason}" if facts.reason else "compiled for the GPU"
     if facts.versions.get("triton") is None or "triton" in facts.broken:
         kernels = "none can run without triton"
-    missing = "not measured yet: labkit doctor --measure"
-    no_roofs = "those of a recorded GPU are used" if facts.reason else missing
     headers = f"Python.h {'found' if facts.headers else 'missing'} (needed on a GPU)"
     cache = paths.cache()
     there = next(folder for folder in (cache, *cache.parents) if folder.exists())
@@ -155,7 +150,6 @@ def lines(facts: Facts) -> list[tuple[str, str]]:
         ("triton", told("triton") + wanted),
         ("kernels", kernels),
         ("C compiler", f"{facts.compiler or 'missing'}; {headers}"),
-        ("roofs", facts.roofs or no_roofs),
         ("Jupyter", ", ".join(f"{name} {told(name)}" for name in JUPYTER)),
         ("cache", f"{cache}, {shutil.disk_usage(there).free / 2**30:.0f} GiB free"),
     ]
@@ -173,7 +167,6 @@ def collect() -> Facts:
             if versions[name]:
                 broken[name] = f"{type(error).__name__}: {error}".split("\n")[0]
     device = _device() if versions["torch"] and "torch" not in broken else None
-    usable = not backend.reason and device and versions["triton"] and not broken
     compilers = (shutil.which(name) for name in (os.environ.get("CC"), "gcc", "clang") if name)
     return Facts(
         system=platform.system(),
@@ -185,7 +178,6 @@ def collect() -> Facts:
         reason=backend.reason,
         compiler=next(filter(None, compilers), None),
         headers=Path(sysconfig.get_paths()["include"], "Python.h").exists(),
-        roofs=_roofs() if usable else None,
     )
 
 
@@ -229,16 +221,3 @@ def _driver() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return next(iter(answer.stdout.split()), None)
-
-
-def _roofs() -> str | None:
-    """The cached roofs of this GPU in a line."""
-    from labkit.measure import roofline  # with torch and triton, which may be missing
-
-    roofs = roofline.roofs() if roofline.cache_path().exists() else None
-    if roofs is None:
-        return None
-    matmul = f"{roofs.matmul['bfloat16'] / 1e12:.0f} TFLOP/s bf16"
-    launches = f"launch {roofs.node_us:.1f} µs in a graph, {roofs.host_us:.1f} µs from the host"
-    disturbed = f"; while they were measured: {'; '.join(roofs.noise)}" if roofs.noise else ""
-    return f"copy {roofs.bandwidth / 1e12:.2f} TB/s, matmul {matmul}, {launches} ({roofs.date}){disturbed}"

@@ -21,8 +21,8 @@ from papermill.exceptions import PapermillExecutionError
 from papermill.inspection import inspect_notebook
 
 from labkit import paths
+from labkit.display.say import CLAIM_MIME, HELD, NOT_HELD
 from labkit.lessons import notebooks
-from labkit.widgets import claims
 
 CHECK_MIME = "application/vnd.labkit.check+json"
 CELL_LIMIT_S = 600.0
@@ -114,15 +114,15 @@ def execute(
     executed = notebooks.read(output)
     page = output.with_suffix(".html")
     paths.write_text(page, to_html(executed, path))
-    claimed = [(data["status"], data["sentence"]) for data in _outputs(executed, claims.MIME)]
+    claimed = [(data["status"], data["sentence"]) for data in _outputs(executed, CLAIM_MIME)]
     statuses = [status for status, _ in claimed]
     return Result(
         lesson=name,
         seconds=time.perf_counter() - began,
         checks_passed=sum(data["passed"] for data in _outputs(executed, CHECK_MIME)),
-        claims_held=statuses.count(claims.HELD),
-        claims_need_gpu=sum(status not in (claims.HELD, claims.NOT_HELD) for status in statuses),
-        not_held=tuple(sentence for status, sentence in claimed if status == claims.NOT_HELD),
+        claims_held=statuses.count(HELD),
+        claims_need_gpu=sum(status not in (HELD, NOT_HELD) for status in statuses),
+        not_held=tuple(sentence for status, sentence in claimed if status == NOT_HELD),
         failure=failure,
         notebook_path=output,
         html_path=page,

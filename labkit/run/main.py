@@ -338,19 +338,11 @@ def reset_command(lesson: str, folder: Path | None) -> None:
 
 
 @cli.command("doctor")
-@click.option("--measure", is_flag=True, help="Measure the roofs of this machine's GPU.")
-def doctor_command(measure: bool) -> None:
+def doctor_command() -> None:
     """Say what this machine is, and what to do."""
     from labkit.run import doctor
 
     facts = doctor.collect()
-    if measure:
-        from labkit.measure import roofline
-
-        if facts.device is None or facts.reason:
-            raise UserError("measuring roofs needs a GPU: leave --measure out to see what is in the way")
-        roofline.roofs(again=True)
-        facts = doctor.collect()
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")

@@ -21,8 +21,8 @@ CELL_LIMIT_S = 15 * 60.0
 
 
 def recorded_lessons() -> list[Path]:
-    """The lessons and asides, which are recorded and rendered; those of the old course are not."""
-    return [path for path in notebooks.find() if path.parent.name != "old"]
+    """The lessons and asides, which are recorded and rendered."""
+    return notebooks.find()
 
 
 def record(path: Path) -> execute.Result:

@@ -80,14 +80,3 @@ def test_a_lesson_is_readable(browser: Browser, site: Path, width: int, scheme: 
     assert solution.locator("pre").first.is_visible()
     assert shown.locator(".prev-next-footer a").count() and fetched == []
     shown.close()
-
-
-def test_an_old_lesson_says_so_and_leads_to_the_glossary_beside_it(browser: Browser, site: Path) -> None:
-    page = site / "notebooks" / "old" / "08_gated_recurrent_unit.html"
-    shown, fetched = opened(browser, page, 1280, "light")
-    text = shown.locator(".bd-content").inner_text()
-    assert "A lesson of the old course" in text and fetched == []
-    assert "recorded on NVIDIA H200" in text and not re.search(r"\blive on NVIDIA", text, re.IGNORECASE)
-    shown.locator('.bd-content a[href="../../docs/glossary.html"]').click()
-    assert "Glossary" in shown.title()
-    shown.close()

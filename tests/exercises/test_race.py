@@ -1,13 +1,11 @@
-"""Races: a learner's kernel at size in a process of its own; who is timed, and what may stand in for it."""
+"""Races: a learner's kernel at size in a process of its own, and what is counted without a GPU."""
 
 import pytest
 import torch
 
 from labkit import gpu
 from labkit.exercises import judge, race, tasks
-from labkit.exercises.lesson import ExerciseSession
 from labkit.lessons import notebooks
-from labkit.measure import rows, sweeps
 
 LESSON = "01_launch_overhead"
 SOLUTIONS = notebooks.solution_cells(notebooks.resolve(LESSON))
@@ -50,23 +48,9 @@ def test_at_size_an_accident_is_a_verdict(monkeypatch, tmp_path, old, new, statu
     assert gpu.available() and problem(AFFINE, tmp_path) is None, "this process and the GPU are well"
 
 
-def test_the_solution_races_where_nobody_has_solved_it(monkeypatch, capsys):
-    asked = []
-
-    def run(suite, contenders, sizes, dtype, **_):
-        asked.append((suite, [one.name for one in contenders], dtype))
-        return rows.as_results([], ["batch", "width"])
-
-    monkeypatch.setattr(sweeps, "run", run)
-    assert len(ExerciseSession(LESSON).race("affine")) == 0
-    contenders = ["x*w + b", "torch.compile", "labkit", "the solution"]
-    assert asked == [("launch_overhead/race_affine", contenders, "float32")]
-    assert "you have not solved it yet" in capsys.readouterr().out
-
-
 def test_an_exercise_without_a_kernel_has_no_race():
     with pytest.raises(ValueError, match="name: 'mask'"):
-        ExerciseSession(LESSON).race("mask")
+        race.race_of(judge.find(LESSON)["mask"])
 
 
 @pytest.mark.skipif(gpu.available(), reason="launches are counted where kernels are interpreted")

@@ -242,7 +242,7 @@ def test_what_is_stored_is_rounded_once_and_what_is_summed_is_zero_beyond_the_en
 
 
 def test_sums_of_many_programs_are_addressed_in_64_bits():
-    """rms_recurrence and gated_cell have a row of them for each sequence, affine itself only few."""
+    """rms_recurrence has a row of them for each sequence, affine itself only few."""
     parts = op.meta(1, 2**19 + 3, 4096)
 
     def launched():

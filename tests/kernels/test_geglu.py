@@ -14,12 +14,12 @@ from products import KERNELS, kept_is_right
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.workloads.mlp import gate_up
+from benchmarks.workloads.mlp import geglu as plain_mlp
 from labkit import gpu
 from labkit.kernels import common, linear, mlp
 from labkit.kernels.mlp import GeGLU, fused_gate_up, geglu_mlp
 from labkit.measure import correctness
-from labkit.workloads.mlp import gate_up
-from labkit.workloads.mlp import geglu as plain_mlp
 
 MLP = cases.geglu_mlp(40)
 

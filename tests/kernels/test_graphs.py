@@ -9,10 +9,10 @@ from operators import bf16, fp16, fp32
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.workloads.stack import stack
 from labkit import gpu
 from labkit.exercises import simulated_gpu
 from labkit.kernels import GraphedStep, graphs
-from labkit.workloads.stack import stack
 
 # --- on a pretend device, whose streams may race ------------------------------------------------------
 

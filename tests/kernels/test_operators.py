@@ -25,7 +25,6 @@ KEPT = {
     cases.LINEAR: ((0, 2, -1), 0),
     cases.GRU: ((0, 1, 2, -1), 0),
     cases.RMS: ((0, 1, 2, 3, -1), 0),
-    cases.CELL: ((0, 1, -1), 1),
     cases.matmul(40): ((0, 1), 0),
     LINEAR_ACT: ((0, 1), 1),
     cases.linear_act("relu", cases.with_bias(40)): ((0, 1, -1), 0),
@@ -33,8 +32,8 @@ KEPT = {
     cases.GROUPED: ((0, 1), 0),
 }
 """Inputs that the backward reads, -1 for the output, and how many tensors are kept beside them."""
-TRAINED = [*KEPT, cases.HEADS, cases.OUTPUTS]
-PROMOTED = [cases.NORM_GELU, cases.RMS_NORM, cases.LINEAR, cases.GRU, cases.RMS, cases.CELL]
+TRAINED = [*KEPT]
+PROMOTED = [cases.NORM_GELU, cases.RMS_NORM, cases.LINEAR, cases.GRU, cases.RMS]
 """Norms and recurrences, of which autocast casts nothing down."""
 ROUNDED = [case for case in TRAINED[1:] if case not in PROMOTED]
 """Products, and GELU beside one, which autocast rounds."""
@@ -241,7 +240,7 @@ def test_make_fx_records_operators_that_compute_the_same_for_other_numbers(case,
 
 # --- wrong calls --------------------------------------------------------------------------------------
 
-LEADS = {cases.GROUPED: "weight", cases.CELL: "gain", cases.HEADS: "w_in"}
+LEADS = {cases.GROUPED: "weight"}
 """The argument whose dtype and device the others should have, where it is not the first."""
 
 
@@ -266,10 +265,8 @@ def test_a_wrong_argument_is_named(case):
 
 X, SEQUENCES, STATE, FOUR = torch.ones(2, 6), torch.ones(2, 3, 4), torch.ones(2, 4), torch.ones(4)
 PAIR, DOWN = torch.ones(2, 5, 6), torch.ones(6, 5)
-NARROW = torch.ones(1, 9000), torch.ones(9000, 1, 1), torch.ones(9000, 1), torch.ones(9000)
 NO_EPS = None, torch.tensor(1e-6), -1e-6, math.nan, math.inf, "1e-6"
 SPARSE = torch.ones(2, 4).to_sparse()
-HEAD = torch.ones(2, 0), torch.ones(0, 4, 4), torch.ones(0, 4), torch.ones(0)
 
 
 def far(*shape):
@@ -286,7 +283,6 @@ WRONG = [
     (kernels.affine, "x", "dense tensor", SPARSE, FOUR, FOUR),
     (kernels.affine, "weight", "dense tensor", X[:, :4], FOUR.to_sparse(), FOUR),
     (kernels.linear_recurrence, "b", "dense tensor", SEQUENCES, SEQUENCES.to_sparse()),
-    (kernels.gated_cell, "groups", "an int", torch.ones(2, 3, 8), FOUR, 2.0),
     (kernels.linear_recurrence, "a", "(any, any, any)", STATE, STATE),
     (kernels.linear_recurrence, "b", "(2, 3, 4)", SEQUENCES, SEQUENCES[:1]),
     (kernels.linear_recurrence, "h0", "(2, 4)", SEQUENCES, SEQUENCES, STATE[:1]),
@@ -295,14 +291,6 @@ WRONG = [
     (kernels.rms_recurrence, "a", "2**31", *[far(1, 2**20, 2**11)] * 2, far(2**11)),
     (kernels.rms_recurrence, "weight", "1 to 4096", *[torch.ones(1, 1, 4097)] * 2, torch.ones(4097)),
     (kernels.rms_recurrence, "weight", "1 to 4096", *[SEQUENCES[..., :0]] * 2, FOUR[:0]),
-    (kernels.gated_cell, "gain", "1 to 4096", torch.ones(1, 1, 8194), torch.ones(4097), 1),
-    (kernels.gated_cell, "gain", "1 to 4096", SEQUENCES[..., :0], FOUR[:0], 1),
-    (kernels.gated_cell, "groups", "4 features", torch.ones(2, 3, 8), FOUR, 3),
-    (kernels.gated_cell, "groups", "4 features", torch.ones(2, 3, 8), FOUR, 0),
-    (kernels.gated_cell, "gates", "2**31", far(1, 2**21, 2**10), far(2**9), 4),
-    (kernels.gated_heads, "gain", "1 to 8192", *NARROW, torch.ones(9000, 1, 2), torch.ones(9000, 2)),
-    (kernels.gated_heads, "gain", "1 to 8192", *HEAD, torch.ones(0, 4, 8), torch.ones(0, 8)),
-    (kernels.gated_heads, "w_in", "(2, 4, 4)", far(5, 8), far(2, 4, 8), *[far(2, 4)] * 4),
     (kernels.matmul, "x", "(any, any)", X[0], X),
     (kernels.linear_act, "activation", "none, relu, gelu_tanh, silu", X, X, torch.ones(2), "gelu"),
     (kernels.geglu_mlp, "w_gate_up", "(2, any, 6)", X, torch.ones(3, 5, 6), DOWN),
@@ -310,7 +298,6 @@ WRONG = [
     (kernels.fused_gate_up, "x", "(any, any)", X[None], PAIR),
     (kernels.fused_gate_up, "w_gate_up", "(2, any, 6)", X, torch.ones(2, 5, 7)),
     (kernels.grouped_linear, "weight", "2**31 features", far(1, 2**31), far(2**27, 16, 1)),
-    (kernels.mlp_outputs, "w_down", "(6, 5)", X, PAIR, DOWN.T, X, torch.ones(2)),
 ]
 """What is called, the argument that is named, a word of what is said, and the arguments."""
 

@@ -12,9 +12,9 @@ from operators import bf16, fp32, gradients, limits_of
 from recurring import KERNELS, WIDTHS, OperatorTests, examine, launch, normed
 
 import labkit
+from benchmarks.workloads import recurrent as work
 from labkit.kernels import rms_recurrence
 from labkit.profiling import codegen
-from labkit.workloads import recurrent as work
 
 RMS = cases.RMS
 

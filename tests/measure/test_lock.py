@@ -71,25 +71,30 @@ def is_free(seconds=0.3):
 def test_points_of_two_processes_do_not_overlap(folder):
     """Each finds the file missing that it makes in its turn."""
     script = """
-from simulated import doubling, install
-from labkit.measure import clocks, sweeps
+from dataclasses import replace
+from simulated import install
+from labkit import work
+from labkit.measure import clocks, session
 virtual = install(setattr)
 gpu.uuid = lambda: sys.argv[2]
 def inputs(shape):  # the beginning of a point
     (Path(sys.argv[1]) / "inside").touch(exist_ok=False)
     time.sleep(0.02)
-    return work.inputs(shape)
+    return work.affine.inputs(shape)
 def measured(*given, **options):  # its end
     found = measure(*given, **options)
     (Path(sys.argv[1]) / "inside").unlink()
     return found
-from dataclasses import replace
-work, measure, clocks.measure = doubling(virtual).work, clocks.measure, measured
-points = [{"batch": 2, "width": 8 * n} for n in range(1, 11)]
+measure, clocks.measure = clocks.measure, measured
+def call(x, w, b):
+    virtual.launch(4.0, 1.0 * x.shape[1])
+    return x * w + b
+ways, known = (session.Way("one", call, replace(work.affine, inputs=inputs)),), session.Session()
 print("ready", flush=True)
 sys.stdin.readline()
-table = sweeps.run("suite", [doubling(virtual, work=replace(work, inputs=inputs))], points)
-assert table["note"].tolist() == [""] * 10, table["note"].tolist()
+for n in range(1, 11):
+    (row,) = known.measure(session.Point("title", ways, {"batch": 2, "width": 8 * n}))
+    assert row.median_us and not row.note, row
 """
     script = f"sys.path.insert(0, {str(paths.CHECKOUT / 'tests')!r})\n{script}"
     both = [start(script, folder, GPU) for _ in range(2)]

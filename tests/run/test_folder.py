@@ -13,7 +13,7 @@ from labkit import paths
 from labkit.exercises import progress
 from labkit.lessons import notebooks
 
-LESSONS = ("01_launch_overhead", "old/08_gated_recurrent_unit")
+LESSONS = ("01_launch_overhead", "02_clocks")
 COURSE = paths.NOTEBOOKS
 
 
