@@ -10,7 +10,7 @@ import triton.language as tl
 # %% [choose]
 def choose(host, device, traffic, arithmetic):
     """The entry to work on, and how long the wall would be if that entry were gone."""
-    if host >= device:  # while the host is the slower one, nothing on the device counts
+    if host > device:  # while the host is the slower one, nothing on the device counts
         return {"entry": "host", "wall": device}
     parts = {"traffic": traffic, "arithmetic": arithmetic, "unexplained": device - traffic - arithmetic}
     largest = max(parts, key=parts.get)
