@@ -1,13 +1,12 @@
 """Tasks of lesson 17: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels, work
-from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, case_values
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
 from labkit.exercises.properties import FEWEST, KERNEL_CASES, PRODUCT, ROUNDED_ONCE, ROUNDED_TWICE
 
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import mul
 from typing import Any
 
 import torch
@@ -201,64 +200,4 @@ gru = Exercise(
         works={"cuDNN": work.gru_by_time},
         counted=False,
     ),
-)
-
-# ---- what a step is made of --------------------------------------------------------------------------------
-
-Cycles = tuple[float, ...]
-
-
-def counts(BM: int, H: int) -> Cycles:
-    """Cycles of the products, the weights' way and the special functions."""
-    return 6 * BM * H * H / 4096, 6 * H * H / 128, 6 * BM * H / 16
-
-
-def scaled(*factors: float) -> Callable[[int, int], Cycles]:
-    """The cycles, each times a factor."""
-    return lambda BM, H: tuple(map(mul, counts(BM, H), factors))
-
-
-cycles = Exercise(
-    "what a step is made of",
-    "cycles",
-    reference=counts,
-    cases=((16, 64), (16, 128), (8, 128), (32, 32)),
-    inputs=case_values("BM", "H"),
-    right="With 16 sequences none of the three is small beside the others.",
-    mistakes={
-        "operations": Mistake(
-            "How many operations are one multiplication and one addition?",
-            "The rate counts both, so a sum of H products is 2 H operations.",
-            gives=(scaled(1 / 2, 1, 1), scaled(1 / 2, 1 / 2, 1), scaled(1 / 2, 1, 1 / 2)),
-        ),
-        "one-matrix": Mistake(
-            "How many matrices does h meet in a step?",
-            "Three: for r, z and n. Products and bytes are three times as many.",
-            gives=(scaled(1 / 3, 1 / 3, 1), scaled(1 / 3, 1, 1), scaled(1, 1 / 3, 1)),
-        ),
-        "numbers": Mistake(
-            "Shared memory delivers 128 bytes a cycle. How many bytes has a number in bfloat16?",
-            "Two, so three matrices are 3 * H * H * 2 bytes.",
-            gives=scaled(1, 1 / 2, 1),
-        ),
-        "one-function": Mistake(
-            "How many special functions does one sigmoid take, as it is computed here?",
-            "An exponential and a reciprocal, for each of two gates and the candidate: tanh has both, too.",
-            gives=tuple(scaled(1, 1, n / 6) for n in range(1, 6)),
-        ),
-        "for-each-sequence": Mistake(
-            "16 sequences meet one matrix. Do its numbers have to come 16 times?",
-            "A block's product uses each number for all of its rows. That is what a block is for.",
-            gives=lambda BM, H: (counts(BM, H)[0], BM * counts(BM, H)[1], counts(BM, H)[2]),
-        ),
-        "one-sequence": Mistake(
-            "How many sequences has a program?",
-            "BM. Each has its own sums and its own curves.",
-            gives=(
-                lambda BM, H: (counts(1, H)[0], counts(BM, H)[1], counts(BM, H)[2]),
-                lambda BM, H: (counts(BM, H)[0], counts(BM, H)[1], counts(1, H)[2]),
-                lambda BM, H: counts(1, H),
-            ),
-        ),
-    },
 )

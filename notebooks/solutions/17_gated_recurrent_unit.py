@@ -54,12 +54,3 @@ def gru(gates, weight, bias):
 def gru_layer(x, weight_ih, weight_hh, bias_ih, bias_hh):
     """The whole layer: the products with x of all steps at once, and then the kernel."""
     return gru(F.linear(x, weight_ih, bias_ih), weight_hh, bias_hh)
-
-
-# %% [cycles]
-def cycles(BM, H):
-    """Cycles of a step of one program, in bfloat16: its products, its weights' way, its special functions."""
-    products = 3 * 2 * BM * H * H / 4096  # three products, a multiplication and an addition each
-    weights = 3 * H * H * 2 / 128  # three matrices, two bytes a number, however many sequences use them
-    functions = 3 * BM * H * 2 / 16  # r, z and the candidate, two functions each
-    return products, weights, functions
