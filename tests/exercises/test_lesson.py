@@ -9,8 +9,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from labkit import paths
 from labkit.exercises import lesson as session_module
-from labkit.exercises import progress, verdicts
-from labkit.exercises.engine import Finding
+from labkit.exercises import progress, tasks, verdicts
 from labkit.lessons import notebooks
 from labkit.run import execute
 
@@ -173,7 +172,7 @@ def test_unknown_names_are_refused(learner):
 def test_in_a_notebook_the_verdict_takes_the_place_of_the_notice(tmp_path):
     cells = [
         "import labkit",
-        f"from labkit.exercises import lesson\ntasks = lesson.ExerciseSession({LESSON!r})",
+        f"tasks = labkit.lesson({LESSON!r})",
         "import torch, triton\nimport triton.language as tl",
         masked("at < count"),
         "tasks.progress()",
@@ -197,22 +196,15 @@ def test_attempts_are_whole_or_not_there(learner, kept, monkeypatch):
     assert attempts(kept) == []
 
 
-def test_a_kernel_sweeps_under_the_learners_name_once_it_has_raced(learner, monkeypatch):
-    one = learner()
+def test_a_way_has_the_learners_name_where_it_is_right_and_runs_on_a_gpu(learner, monkeypatch):
+    one = tasks.Tasks(LESSON)
     answer = lambda x, weight, bias: x * weight + bias  # noqa: E731 - what stands for it is compared
-    monkeypatch.setattr(session_module.ExerciseSession, "_judge", lambda *_: Finding("right"))
-    monkeypatch.setattr(session_module.race, "problem_at_size", lambda *_: None)
-    monkeypatch.setattr(session_module.race, "run", lambda _, __, one, why: (one.name, why))
-    assert one.tasks.race("affine") == ("the solution", "you have not solved it yet")
-    one.run('affine = ...\n\ntasks.check("affine", affine)'.replace("...", "1"), answer, "affine")
-    assert one.tasks.contender("affine").name == "the solution", "it has not run at size"
-    monkeypatch.setattr("labkit.gpu.available", lambda: False)
-    assert one.tasks.race("affine") == ("the solution", "there is no GPU here")
     monkeypatch.setattr("labkit.gpu.available", lambda: True)
-    assert one.tasks.race("affine") == ("your kernel", "")
-    assert one.tasks.contender("affine").call is answer
-    one.tasks.reset("affine")
-    assert one.tasks.contender("affine").name == "the solution"
+    assert list(one.way("affine")) == ["the solution"]
+    one._right["affine"] = answer, paths.CHECKOUT
+    assert one.way("affine") == {"your kernel": answer} and one.way("affine", "mine") == {"mine": answer}
+    monkeypatch.setattr("labkit.gpu.available", lambda: False)
+    assert list(one.way("affine")) == ["the solution"], "interpreted, it is not timed"
 
 
 def test_reset_forgets_the_verdict_and_puts_the_cell_as_the_lesson_has_it_below(learner, monkeypatch):
