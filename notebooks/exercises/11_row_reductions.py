@@ -324,12 +324,12 @@ softmax = Exercise(
         ),
         "from-infinity": Mistake(
             "What is the maximum so far, if a row's first block holds nothing but minus infinity?",
-            "Minus infinity, and that less itself is NaN. Begin with -3.4028235e38 instead.",
+            "Minus infinity, and that less itself is NaN. Begin with -3.4028234e38 instead.",
             when=from_infinity,
         ),
         "from-zero": Mistake(
             "With what does the maximum begin, and what if all numbers of a row are far below it?",
-            "Then every exponential is 0, and 0 / 0 is NaN. Begin with -3.4028235e38.",
+            "Then every exponential is 0, and 0 / 0 is NaN. Begin with -3.4028234e38.",
             gives=online(begin=0.0),
         ),
         "kept-maximum": Mistake(

@@ -62,7 +62,7 @@ def softmax_kernel(x, y, W, BLOCK: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * W
     column = tl.arange(0, BLOCK)  # (BLOCK,)
     # The largest number so far begins with one that is finite, so that nothing is inf - inf.
-    top = tl.full([], -3.4028235e38, tl.float32)
+    top = tl.full([], -3.4028234e38, tl.float32)
     total = tl.full([], 0.0, tl.float32)  # the sum of exp(number - top) so far
     for first in range(0, W, BLOCK):
         inside = first + column < W
