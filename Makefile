@@ -1,7 +1,7 @@
 # Each command first makes what it needs: a virtual environment in the clone, with pinned versions.
 #   ENV=current      use the present environment, in which nothing is installed
 #   TORCH=2.11       the oldest supported torch, or 2.15 the newest, in a virtual environment of its own
-#   IPYKERNEL=6.31   the older supported ipykernel, in one of its own; `test` runs panels and browser
+#   IPYKERNEL=6.31   the older supported ipykernel, in one of its own; `test` runs the browser tests
 #   PYTHON=...       the Python that a virtual environment is made of, and that ENV=current runs
 PYTHON ?= python3
 TORCH ?= 2.13

@@ -64,7 +64,7 @@ def fold(app: Sphinx, docname: str, source: list[str]) -> None:
         cell.outputs = pages.without_widgets(cell.outputs)
         tags = notebooks.tags(cell)
         folded = cell.metadata.get("jupyter", {})
-        if {"setup", "parameters"} & set(tags) or folded.get("source_hidden"):
+        if "setup" in tags or folded.get("source_hidden"):
             tags.append("hide-input")
         if folded.get("outputs_hidden"):
             tags.append("hide-output")

@@ -3,7 +3,6 @@
 import dataclasses
 import gc
 import os
-import pickle
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -17,11 +16,10 @@ import torch
 from filelock import FileLock
 
 from labkit import interpreter, paths
-from labkit.lessons import notebooks
 from labkit.measure import machine
 
 interpreter.patch()  # as in a lesson
-pytest.register_assert_rewrite("grouped", "operators", "products", "recurring", "taught")
+pytest.register_assert_rewrite("grouped", "operators", "products", "recurring")
 
 
 @pytest.fixture(scope="module")
@@ -30,56 +28,6 @@ def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LABKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
-
-
-@pytest.fixture(scope="module")
-def lesson(cache, request):
-    """What the lesson NAME of a test module defines, its exercises solved."""
-    return notebooks.load(request.module.NAME, solved=True)
-
-
-@pytest.fixture(scope="session")
-def executed(tmp_path_factory):
-    """A function from a lesson's path to the result of its one execution, which xdist's workers share."""
-    base = tmp_path_factory.getbasetemp()
-    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "lessons"
-    shared.mkdir(exist_ok=True)
-
-    def once(path):
-        from labkit.run import execute  # not above: most test files have nothing to do with lessons
-
-        name = notebooks.name_of(path)
-        kept = shared / f"{name.replace('/', '-')}.pickle"
-        with FileLock(kept.with_suffix(".lock")), mock.patch.dict(os.environ):
-            if not kept.exists():
-                kept.write_bytes(pickle.dumps(execute.execute(path, shared / f"{name}.ipynb")))
-        return pickle.loads(kept.read_bytes())
-
-    return once
-
-
-@pytest.fixture(scope="module")
-def result(executed, request):
-    """The lesson NAME of a test module, executed once."""
-    return executed(notebooks.resolve(request.module.NAME))
-
-
-@pytest.fixture(scope="module")
-def outputs(result):
-    """The outputs of its code cells, in their order."""
-    cells = notebooks.code_cells(notebooks.read(result.notebook_path))
-    return [output for _, cell in cells for output in cell.outputs]
-
-
-@pytest.fixture(scope="module")
-def checks_passed(result, outputs):
-    """The number of checks that each check's name passed, of a lesson that ran to its end in silence."""
-    assert result.passed, result.failure
-    assert [output.text for output in outputs if output.get("name") == "stderr"] == []
-    shown = [output.data for output in outputs if "data" in output]
-    checks = [data for data in (d.get("application/vnd.labkit.check+json") for d in shown) if data]
-    assert len({data["name"] for data in checks}) == len(checks), "a name is checked once"
-    return {data["name"]: data["passed"] for data in checks}
 
 
 @pytest.fixture

@@ -16,13 +16,13 @@ from labkit.run import main
 # What loads torch is imported where it is used: not every command needs it.
 
 
-def lesson(folder, *cells, name="01_toy", parameters=""):
+def lesson(folder, *cells, name="01_toy"):
     """Write a lesson of code cells, each a source or (tag, source).
 
     Without nbformat, which takes a second and a half to import.
     """
     made = [{"cell_type": "markdown", "metadata": {}, "source": f"# {name}"}]
-    for cell in [("parameters", parameters)] * bool(parameters) + list(cells):
+    for cell in cells:
         tag, source = cell if isinstance(cell, tuple) else ("", cell)
         code = {"cell_type": "code", "metadata": {"tags": [tag] if tag else []}, "source": source}
         made.append(code | {"outputs": [], "execution_count": None})

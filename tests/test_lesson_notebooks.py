@@ -16,9 +16,8 @@ from labkit.lessons import notebooks
 from labkit.measure import tape
 from labkit.run import record
 
-NEW = record.recorded_lessons()
-OLD = [path for path in notebooks.find() if path not in NEW]
-TAGS = {notebooks.SETUP, notebooks.KERNEL, "way", "parameters", notebooks.EXERCISE, "nbval-check-output"}
+NEW = notebooks.find()
+TAGS = {notebooks.SETUP, notebooks.KERNEL, "way", notebooks.EXERCISE}
 MOST_NAMES = 12
 """Names of labkit's face that a lesson has at most."""
 HOME = re.compile(r"(?<![\w.:/])/(?:home|root|work|tmp|mnt|Users|usr|opt|var)/\w+|\b[A-Z]:\\\\\w")
@@ -38,11 +37,6 @@ def test_each_lesson_has_a_number_of_its_own_and_no_notebook_is_left_out():
     assert numbers and len(set(numbers)) == len(numbers)
     there = {*paths.NOTEBOOKS.glob("*.ipynb"), *paths.NOTEBOOKS.glob("asides/*.ipynb")}
     assert there == set(NEW), "a notebook that is no lesson is never executed"
-
-
-@pytest.mark.parametrize("path", OLD, ids=notebooks.name_of)
-def test_a_lesson_of_the_old_course_is_a_notebook(path):
-    nbformat.validate(nbformat.read(path, as_version=nbformat.NO_CONVERT))
 
 
 @every_lesson

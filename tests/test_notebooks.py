@@ -32,7 +32,6 @@ def lesson(tmp_path, monkeypatch):
         code("raise RuntimeError('loading must not run this')"),
         code("def double(x):\n    return 2 * x", "kernel"),
         code("def area(r):\n    return double(math.pi) * r", "kernel"),
-        code("width: int = 160", "parameters"),
     ]
     return write(tmp_path, "01_toy", new_markdown_cell("text\n\n# A toy\n\ntext"), *cells)
 

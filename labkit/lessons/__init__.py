@@ -1,1 +1,1 @@
-"""The lesson notebooks: found, loaded as modules, hashed with the project code that they reach."""
+"""The lesson notebooks: found, and loaded as modules."""

@@ -1,4 +1,4 @@
-"""The lesson notebooks: find them, load their kernels as modules, read their parameters.
+"""The lesson notebooks: find them, load their kernels as modules.
 
 A lesson's name is its file below ``notebooks``, without the suffix: "01_launch_overhead". What lessons link
 to stands in ``notebooks/asides``: "asides/wrong_measurements".
@@ -26,8 +26,6 @@ SETUP, KERNEL, WAY = LOADED_TAGS = ("setup", "kernel", "way")
 EXERCISE = "exercise"
 ASIDES = "asides"
 """The folder of the notebooks without exercises that lessons link to."""
-COLAB = "colab"
-"""The tag of the cell that installs the course on Colab and Kaggle, and elsewhere does nothing."""
 
 
 def find() -> list[Path]:

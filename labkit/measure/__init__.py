@@ -1,1 +1,1 @@
-"""The measurement: clocks, sweeps, tables of results, correctness, roofline, and the lock of a GPU."""
+"""The measurement: clocks, rows on tapes, correctness, a copy beside it, and the lock of a GPU."""

@@ -185,7 +185,7 @@ class _Sampler:
             except torch.cuda.OutOfMemoryError:
                 raise
             except Exception as error:
-                # Row.asked_clock relies on this: with events there is a note only if a graph was asked for.
+                # A row has a note of a clock that was not asked for: its time is left out.
                 self.clock = "events"
                 self.note = f"timed with events, a graph cannot hold it: {describe(error)}"
         if self.clock == "events":

@@ -1,14 +1,11 @@
 """Executes a lesson with papermill and says what came of it: a notebook, a page, what held."""
 
-import ast
 import logging
-import math
 import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,6 @@ from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbconvert.exporters.html import HTMLExporter
 from nbformat import NotebookNode
 from papermill.exceptions import PapermillExecutionError
-from papermill.inspection import inspect_notebook
 
 from labkit import paths
 from labkit.display.say import CLAIM_MIME, HELD, NOT_HELD
@@ -28,14 +24,11 @@ CHECK_MIME = "application/vnd.labkit.check+json"
 CELL_LIMIT_S = 600.0
 """Seconds for one cell, if nothing else is said."""
 TRACEBACK_LINES = 12
-KINDS: dict[str, type] = {"int": int, "float": float, "bool": bool}
-"""The kinds that a lesson's parameter may be declared with."""
-TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What ended a lesson. ``cell`` counts the lesson's code cells from 1; 0 is its given parameters."""
+    """What ended a lesson. ``cell`` counts the lesson's code cells from 1."""
 
     cell: int
     source: str
@@ -67,7 +60,6 @@ class Result:
 def execute(
     path: Path,
     output: Path,
-    parameters: Mapping[str, str] | None = None,
     *,
     cell_limit_s: float = CELL_LIMIT_S,
     bar: bool = False,
@@ -76,11 +68,8 @@ def execute(
 
     A failing cell ends the lesson and is part of the result. ``bar`` shows papermill's progress bar on
     standard error.
-
-    Raises:
-        ValueError: before anything runs, for parameters that the lesson does not declare.
     """
-    name, values = notebooks.name_of(path), check_parameters(path, parameters or {})
+    name = notebooks.name_of(path)
     terminal = sys.stderr.isatty()
     shown = {"desc": name, "mininterval": 0.1 if terminal else 10.0, "leave": not terminal}
     os.environ["LABKIT_HEADLESS"] = "1"  # nobody presses buttons: panels run by themselves
@@ -93,7 +82,6 @@ def execute(
             papermill.execute_notebook(
                 notebooks.read(path),
                 str(draft).replace("{", "{{").replace("}", "}}"),  # papermill formats paths
-                parameters=values,
                 kernel_name="python3",
                 language="python",
                 progress_bar=bar and shown,
@@ -142,17 +130,10 @@ def _outputs(notebook: NotebookNode, mime: str) -> Iterator[dict[str, Any]]:
         yield from (output.data[mime] for output in cell.outputs if mime in output.get("data", {}))
 
 
-def _numbered(executed: NotebookNode) -> Iterator[tuple[int, NotebookNode]]:
-    """The code cells with their numbers in the lesson; the cell of given parameters is number 0."""
-    injected = False
-    for number, cell in notebooks.code_cells(executed):
-        injected = injected or "injected-parameters" in notebooks.tags(cell)
-        yield (0 if "injected-parameters" in notebooks.tags(cell) else number - injected), cell
-
-
 def _failure(executed: NotebookNode, error: PapermillExecutionError) -> Failure:
     """The cell that raised an exception."""
-    failed = (n for n, cell in _numbered(executed) if any(o.output_type == "error" for o in cell.outputs))
+    cells = notebooks.code_cells(executed)
+    failed = (n for n, cell in cells if any(o.output_type == "error" for o in cell.outputs))
     plain = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # terminal colours
     lines = plain.sub("", "\n".join(error.traceback)).rstrip().split("\n")
     message = f"{error.ename}: {plain.sub('', error.evalue)}"
@@ -161,68 +142,9 @@ def _failure(executed: NotebookNode, error: PapermillExecutionError) -> Failure:
 
 def _ended(executed: NotebookNode, error: Exception, limit_s: float) -> Failure:
     """The cell that took too long, or in which the kernel's process ended: the last one that was begun."""
-    begun = [each for each in _numbered(executed) if each[1].metadata.papermill.start_time]
+    begun = [each for each in notebooks.code_cells(executed) if each[1].metadata.papermill.start_time]
     number, cell = begun[-1]
     message = "the process of the lesson ended in the middle of this cell"
     if isinstance(error, CellTimeoutError):
         message = f"stopped: the limit for one cell is {limit_s:g} s"
     return Failure(number, cell.source, message, "")
-
-
-# ---- parameters --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter as a lesson's cell tagged ``parameters`` declares it: ``width: int = 160  # help``."""
-
-    name: str
-    kind: str
-    default: Any
-    """Of its kind."""
-    help: str
-
-
-def declared_parameters(path: Path) -> dict[str, Parameter]:
-    """The parameters that a lesson declares; ValueError for one without a kind or with a wrong default."""
-    notebook = notebooks.read(path)
-    notebook.metadata.setdefault("kernelspec", {"name": "python3", "language": "python"})
-    found: dict[str, Parameter] = {}
-    for name, declared in inspect_notebook(notebook).items():
-        kind: str = declared["inferred_type_name"]
-        default: Any = declared["default"]
-        with suppress(ValueError, SyntaxError):  # left as text, which is refused below
-            default = ast.literal_eval(default)
-        if kind not in KINDS or type(default) is not KINDS[kind]:
-            raise ValueError(
-                f"{path.stem}, parameter {name}: declared as {kind} with the default {default!r}, but has to "
-                f"be one of {', '.join(KINDS)}, with a default of this kind"
-            )
-        found[name] = Parameter(name, kind, default, declared["help"])
-    return found
-
-
-def check_parameters(path: Path, given: Mapping[str, str]) -> dict[str, int | float | bool]:
-    """Values for a lesson's parameters, from text; ValueError for whatever the lesson does not declare.
-
-    papermill writes names into the code as they stand, so only declared names, which Python has parsed as
-    identifiers, get there.
-    """
-    declared = declared_parameters(path)
-    for name in given:
-        if name not in declared:
-            known = ", ".join(f"{p.name} ({p.kind})" for p in declared.values()) or "none"
-            raise ValueError(f"{path.stem} has no parameter {name!r}; it declares: {known}")
-    return {name: _converted(path, declared[name], text) for name, text in given.items()}
-
-
-def _converted(path: Path, parameter: Parameter, text: str) -> int | float | bool:
-    """The value of a parameter that is given as text. An int whose default is above 0 is a size: so is it."""
-    is_size = parameter.kind == "int" and int(parameter.default) > 0
-    with suppress(ValueError, KeyError, OverflowError):  # the sentence below says it better than int() does
-        value = TRUTH[text.lower()] if parameter.kind == "bool" else KINDS[parameter.kind](text)
-        if math.isfinite(value) and (value > 0 or not is_size):
-            return value
-    wanted = {"int": "a whole number", "float": "a finite number", "bool": "true or false"}[parameter.kind]
-    said = f"{text[:40]!r} is not {wanted}{' above 0' * is_size}"
-    raise ValueError(f"{path.stem}, parameter {parameter.name}: {said}")

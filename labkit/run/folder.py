@@ -52,13 +52,11 @@ def _places(folder: Path, lesson: Path) -> tuple[Path, Path]:
 
 
 def handed_out(lesson: Path) -> str:
-    """A lesson as a learner gets it: the text of the notebook, without outputs and the cell for Colab."""
+    """A lesson as a learner gets it: the text of the notebook, without outputs."""
     notebook = json.loads(lesson.read_text(encoding="utf-8"))
-    notebook["cells"] = [cell for cell in notebook["cells"] if notebooks.COLAB not in notebooks.tags(cell)]
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell["outputs"], cell["execution_count"] = [], None
-    notebook["metadata"].pop("labkit", None)
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -94,9 +94,6 @@ def say(text: str) -> None:
 @cli.command("run")
 @LESSONS
 @click.option(
-    "assignments", "-p", metavar="NAME=VALUE", multiple=True, help="A parameter that the lessons declare."
-)
-@click.option(
     "limit_s", "--timeout", metavar="SECONDS", type=click.IntRange(min=1), default=600, show_default=True,
     help="Longest time for one cell.",
 )  # fmt: skip
@@ -105,29 +102,18 @@ def say(text: str) -> None:
     help="So many lessons at once: on a GPU one is timed while the others compile.",
 )  # fmt: skip
 @click.option("--strict", is_flag=True, help="Fail also where a claim does not hold.")
-def run_command(
-    names: tuple[str, ...], assignments: tuple[str, ...], limit_s: int, jobs: int, strict: bool
-) -> None:
+def run_command(names: tuple[str, ...], limit_s: int, jobs: int, strict: bool) -> None:
     """Execute lessons (all of them, if none is named) and count what held."""
-    from labkit.run import execute
-
     chosen = _chosen(names)
-    with value_errors_as_messages():
-        for assignment in assignments:
-            if "=" not in assignment:
-                raise ValueError(f"-p {assignment!r}: write it as name=value")
-        given = dict(assignment.split("=", 1) for assignment in assignments)
-        for path in chosen:
-            execute.check_parameters(path, given)
     say(backend.sentence())
-    results = _execute(chosen, given, limit_s, jobs)
+    results = _execute(chosen, limit_s, jobs)
     for result in results:
         if strict and result.not_held:
             say(f"{result.lesson}, does not hold: {'; '.join(result.not_held)}")
     sys.exit(not all(result.passed and not (strict and result.not_held) for result in results))
 
 
-def _execute(chosen: list[Path], given: dict[str, str], limit_s: int, jobs: int) -> "list[Result]":
+def _execute(chosen: list[Path], limit_s: int, jobs: int) -> "list[Result]":
     """Execute lessons, ``jobs`` at once, into build/lessons, saying what failed.
 
     However it ends, a table says what is finished and where it lies.
@@ -138,7 +124,7 @@ def _execute(chosen: list[Path], given: dict[str, str], limit_s: int, jobs: int)
 
     def result_of(path: Path) -> "Result":
         output = paths.BUILD / "lessons" / f"{notebooks.name_of(path)}.ipynb"
-        return execute(path, output, given, cell_limit_s=limit_s, bar=True)
+        return execute(path, output, cell_limit_s=limit_s, bar=True)
 
     results: list[Result] = []
     pool = ThreadPoolExecutor(jobs)
@@ -160,7 +146,7 @@ def _execute(chosen: list[Path], given: dict[str, str], limit_s: int, jobs: int)
 
 def _print_failure(lesson: str, failed: "Failure") -> None:
     """Print which cell failed, its source, and how."""
-    where = f"cell {failed.cell}" if failed.cell else "the given parameters"
+    where = f"cell {failed.cell}"
     Console().print(f"[bold red]{escape(lesson)} failed in {where}:[/]", highlight=False, soft_wrap=True)
     for line in failed.source.splitlines():
         say(f"    {line}")
@@ -202,7 +188,7 @@ def record_command(names: tuple[str, ...], check: bool) -> None:
             )
         )
         sys.exit(bool(found))
-    chosen = [path for path in _chosen(names) if path in record.recorded_lessons()]
+    chosen = _chosen(names)
     if not gpu.available():
         raise UserError("recording needs a GPU, and this session has none: see `labkit doctor`")
     results = []
@@ -230,7 +216,7 @@ def render_command(names: tuple[str, ...]) -> None:
     from labkit.run import record
 
     failed = False
-    for path in [path for path in _chosen(names) if path in record.recorded_lessons()]:
+    for path in _chosen(names):
         with value_errors_as_messages():
             result = record.render(path)
         say(f"{result.lesson}: rendered in {result.seconds:.0f} s")

@@ -20,11 +20,6 @@ CELL_LIMIT_S = 15 * 60.0
 """Seconds that a cell may take while it is recorded: one may compile for minutes on a slow host."""
 
 
-def recorded_lessons() -> list[Path]:
-    """The lessons and asides, which are recorded and rendered."""
-    return notebooks.find()
-
-
 def record(path: Path) -> execute.Result:
     """Execute a lesson on this GPU, and put what it measured on its tape for this kind of device.
 
@@ -60,7 +55,7 @@ def _executed(options: dict[str, str], path: Path, output: Path) -> execute.Resu
 
 def stale() -> Iterator[str]:
     """A line for each row on a tape that was measured with other code than is there now."""
-    for path in recorded_lessons():
+    for path in notebooks.find():
         for device, found in tape.tapes(notebooks.key_of(path)).items():
             for row in tape.read(found):
                 if row.stamp != stamp.stamp_of(path, row.uses):

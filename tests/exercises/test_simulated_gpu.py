@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from taught import GPU, INTERPRETED
+from operators import GPU, INTERPRETED
 
 import labkit
 

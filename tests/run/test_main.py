@@ -44,10 +44,10 @@ def test_run_goes_on_after_a_failing_lesson_and_fails(clone):
         assert f"build/lessons/{name}.html" in result.output and Path(f"build/lessons/{name}.html").exists()
 
 
-def test_run_takes_names_and_parameters(clone):
+def test_run_takes_names(clone):
     stage.lesson(clone, BAD, name="01_bad")
-    stage.lesson(clone, "print(width * 2)", name="02_good", parameters="width: int = 1")
-    result = stage.labkit("run", "02", "02_good", "-p", "width=21")
+    stage.lesson(clone, "print(42)", name="02_good")
+    result = stage.labkit("run", "02", "02_good")
     assert result.exit_code == 0 and "01_bad" not in result.output and result.output.count("│ passed") == 1
     executed = notebooks.read(paths.BUILD / "lessons/02_good.ipynb")
     assert executed.cells[-1].outputs[0].text == "42\n"
@@ -64,11 +64,6 @@ def test_strict_fails_where_a_claim_does_not_hold(clone):
     ("arguments", "says"),
     [
         (["run", "07"], "no lesson is called '07'; there are: 01_a, 02_b"),
-        (["run", "01", "-p", "width"], "name=value"),
-        (["run", "01", "-p", "depth=1"], "no parameter 'depth'; it declares: width (int)"),
-        (["run", "01", "-p", 'Z=1;open("ran", "w");width=5'], "no parameter 'Z'"),
-        (["run", "01", "-p", "width=open('ran', 'w')"], "is not a whole number"),
-        (["run", "-p", "width=2"], "02_b has no parameter"),
         *((["run", f"--timeout={seconds}"], "--timeout") for seconds in ("0", "soon")),
         (["slides", "07"], "no lesson is called '07'"),
         (["render", "07"], "no lesson is called '07'"),
@@ -79,7 +74,7 @@ def test_strict_fails_where_a_claim_does_not_hold(clone):
 )
 def test_mistakes_are_one_sentence_and_run_nothing(clone, monkeypatch, no_gpu, arguments, says):
     monkeypatch.setattr(backend, "reason", "there is none")
-    stage.lesson(clone, RAN, name="01_a", parameters="width: int = 1")
+    stage.lesson(clone, RAN, name="01_a")
     stage.lesson(clone, RAN, name="02_b")
     result = stage.labkit(*arguments)
     assert result.exit_code == 2 and says in result.output and "Traceback" not in result.output
