@@ -4,29 +4,17 @@ Axes: ``batch`` rows and ``width`` features. Bytes count each input and each out
 """
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from benchmarks.workloads.base import Shape, Work
 from labkit.gpu import randn
-
-SAMPLE = {"batch": 64}
-"""Largest size at which all of a result is checked."""
 
 
 def by_direction(direction: str, forward: int, backward: int) -> int:
     """The bytes or operations of a direction; those of "forward_backward" are the sum of both."""
     return {"forward": forward, "backward": backward, "forward_backward": forward + backward}[direction]
-
-
-def require_forward(direction: str) -> None:
-    """Raise ValueError for any other direction: the work has no backward pass."""
-    if direction != "forward":
-        raise ValueError(f"direction: this work is measured forward only, not {direction}")
 
 
 LayerSize = tuple[int, int, int, int, int]
@@ -38,8 +26,6 @@ def matrix_layer(
     inputs: Callable[[Shape], tuple[Tensor, ...]],
     reference: Callable[..., Tensor],
     size: Callable[[Shape], LayerSize],
-    *,
-    sample: Mapping[str, int] = SAMPLE,
 ) -> Work:
     """The work of a layer of matrix products, whose size for a shape is ``size(shape)``.
 
@@ -56,7 +42,7 @@ def matrix_layer(
         rows, _, _, matrices, _ = size(shape)
         return by_direction(direction, 2, 4) * rows * matrices
 
-    return Work(inputs, reference, min_bytes, flops, sample)
+    return Work(inputs, reference, min_bytes, flops)
 
 
 def elementwise_layer(
@@ -66,13 +52,11 @@ def elementwise_layer(
     operations: tuple[int, int],
     axes: tuple[str, ...] = ("batch", "width"),
     vectors: int = 0,
-    **how: Any,
 ) -> Work:
     """The work of a layer on the elements of tensors with these axes.
 
     ``tensors`` are how many full tensors move forward and backward, ``operations`` how many there are for
-    each element. ``vectors`` (width,) move once forward, and backward with their gradients. ``how`` are
-    further fields of the work.
+    each element. ``vectors`` (width,) move once forward, and backward with their gradients.
     """
 
     def elements(shape: Shape) -> int:
@@ -85,21 +69,7 @@ def elementwise_layer(
     def flops(shape: Shape, direction: str) -> int:
         return by_direction(direction, *operations) * elements(shape)
 
-    return Work(inputs, reference, min_bytes, flops, **how)
-
-
-def _linear_inputs(shape: Shape) -> tuple[Tensor, ...]:
-    batch, width = shape["batch"], shape["width"]
-    return randn(batch, width), randn(width, width, scale=width**-0.5), randn(width)
-
-
-def _linear_size(shape: Shape) -> LayerSize:
-    return shape["batch"], shape["width"], shape["width"], shape["width"] ** 2, 0
-
-
-LINEAR = matrix_layer(_linear_inputs, linear, _linear_size)
-"""nn.Linear from ``width`` to ``width`` features with bias: inputs x (batch, width), weight, bias. The bias
-does not count."""
+    return Work(inputs, reference, min_bytes, flops)
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -116,19 +86,3 @@ AFFINE = elementwise_layer(_affine_inputs, affine, tensors=(2, 3), operations=(2
 
 Operations are a product and a sum forward; dy*w, dy*x and two sums backward. The vectors do not count.
 """
-
-
-def product(second: Callable[[int, int], Tensor], reads: int) -> Work:
-    """The elementwise product of x (batch, width) and a second operand, forward.
-
-    ``second(batch, width)`` makes the operand. ``reads`` is the number of full tensors that are read in all.
-    """
-
-    def inputs(shape: Shape) -> tuple[Tensor, ...]:
-        return randn(shape["batch"], shape["width"]), second(shape["batch"], shape["width"])
-
-    def min_bytes(shape: Shape, itemsize: int, direction: str) -> int:
-        require_forward(direction)
-        return (reads + 1) * shape["batch"] * shape["width"] * itemsize
-
-    return Work(inputs, torch.mul, min_bytes, lambda shape, _: shape["batch"] * shape["width"], sample={})

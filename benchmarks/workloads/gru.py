@@ -16,8 +16,7 @@ from torch.nn.functional import linear
 
 from benchmarks.workloads.base import Shape, Work
 from benchmarks.workloads.elementwise import by_direction
-from labkit.gpu import device, randn
-from labkit.kernels.common import device_limits
+from labkit.gpu import randn
 
 
 def gru(x: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor, bias_hh: Tensor) -> Tensor:
@@ -53,10 +52,6 @@ def library_gru_by_time(x: Tensor, flat: Tensor) -> Tensor:
     return states
 
 
-def _by_time(x: Tensor, flat: Tensor) -> Tensor:
-    return gru(x.transpose(0, 1), *_parted(flat, x.shape[2])).transpose(0, 1)
-
-
 def _parted(flat: Tensor, width: int) -> list[Tensor]:
     """Views of weight_ih, weight_hh, bias_ih and bias_hh, which lie one after the other."""
     square, row = 3 * width * width, 3 * width
@@ -72,11 +67,6 @@ def _inputs(shape: Shape) -> tuple[Tensor, ...]:
     return x, *(row**-0.5 * weight for weight in weights)
 
 
-def _inputs_by_time(shape: Shape) -> tuple[Tensor, ...]:
-    x, *weights = _inputs(shape)
-    return x.transpose(0, 1).contiguous(), torch.cat([weight.flatten() for weight in weights])
-
-
 def _bytes(shape: Shape, itemsize: int, direction: str) -> int:
     width = shape["width"]
     full, weights = shape["batch"] * shape["time"] * width, 6 * width * (width + 1)
@@ -88,21 +78,5 @@ def _flops(shape: Shape, direction: str) -> int:
     return by_direction(direction, 12 * width + 11, 24 * width + 16) * shape["batch"] * shape["time"] * width
 
 
-def resident_width() -> int:
-    """Features whose three matrices in bf16 fit into the shared memory of a program on this GPU: 128, or 64.
-
-    At 128 the lesson's kernels take 104 KiB at most, of the 163 to 227 KiB that a program may have on an A100
-    or H100, and of the 99 KiB on an L4 or an RTX card.
-    """
-    room = device_limits(torch.device(device())).shared_bytes
-    return 64 if 0 < room < 104 * 1024 else 128
-
-
-SAMPLE = {"batch": 16, "time": 256}
-"""Largest size at which all of a result is checked."""
-
-GRU = Work(_inputs, gru, _bytes, _flops, sample=SAMPLE)
+GRU = Work(_inputs, gru, _bytes, _flops)
 """A GRU layer: inputs x (B, T, H), weight_ih and weight_hh (3 H, H), bias_ih and bias_hh (3 H,)."""
-
-GRU_BY_TIME = Work(_inputs_by_time, _by_time, _bytes, _flops, sample=SAMPLE, batched=())
-"""The same of x (T, B, H) and of all weights, one after the other, in one tensor."""

@@ -73,7 +73,7 @@ def _chain_inputs(shape: Shape) -> tuple[Tensor, ...]:
     return randn(batch, width), randn(width), randn(batch, width)
 
 
-CHAIN = elementwise_layer(_chain_inputs, chain, tensors=(3, 5), operations=(11, 22), batched=(0, 2))
+CHAIN = elementwise_layer(_chain_inputs, chain, tensors=(3, 5), operations=(11, 22))
 """A pointwise chain: inputs x (batch, width), bias (width,), other (batch, width).
 
 Forward x, other and y move, backward x, other, dy, dx and dother. Of operations, tanh as one, there are a

@@ -29,8 +29,6 @@ from labkit.gpu import randn
 
 EPS = 1e-6
 """What is added to the mean square."""
-SAMPLE = {"batch": 16, "time": 256}
-"""Largest size at which all of a result is checked; its time is a power of two, which some scans need."""
 
 
 # ---- references --------------------------------------------------------------------------------------------
@@ -145,8 +143,7 @@ def _rms_inputs(shape: Shape) -> tuple[Tensor, ...]:
 
 # ---- bytes and operations ----------------------------------------------------------------------------------
 
-_layer = partial(elementwise_layer, axes=("batch", "time", "width"), sample=SAMPLE)
-_recurrence = partial(_layer, batched=(0, 1))
+_layer = partial(elementwise_layer, axes=("batch", "time", "width"))
 _NORM_FLOPS = 4, 9
 """x², its sum, x̂ = x r, x̂ w; backward x̂, dy w, its product with x̂ and the sum, dy x̂ and the sum for dw, and
 (dy w - x̂ mean) r."""
@@ -162,11 +159,11 @@ that comes from the next step, da, and what goes to the step before."""
 RMS_NORM = _layer(_norm_inputs, rms_norm, (2, 3), _NORM_FLOPS, vectors=1)
 """The norm of each row of H: inputs x (B, T, H), weight (H,)."""
 
-LINEAR_RECURRENCE = _recurrence(_linear_inputs, linear_recurrence, (3, 5), _LINEAR_FLOPS)
+LINEAR_RECURRENCE = _layer(_linear_inputs, linear_recurrence, (3, 5), _LINEAR_FLOPS)
 """h_t = a_t h_{t-1} + b_t: inputs a (B, T, H), between 0 and 1, and b (B, T, H)."""
 
-MIN_GRU = _recurrence(_gru_inputs, min_gru, (3, 5), _GRU_FLOPS)
+MIN_GRU = _layer(_gru_inputs, min_gru, (3, 5), _GRU_FLOPS)
 """h_t = (1 - z_t) h_{t-1} + z_t candidate_t: inputs z (B, T, H), between 0 and 1, and candidate (B, T, H)."""
 
-RMS_RECURRENCE = _recurrence(_rms_inputs, rms_recurrence, (3, 6), _RMS_FLOPS, vectors=1)
+RMS_RECURRENCE = _layer(_rms_inputs, rms_recurrence, (3, 6), _RMS_FLOPS, vectors=1)
 """h_t = rms_norm(a_t h_{t-1} + b_t) weight: inputs a, b (B, T, H), weight (H,)."""
