@@ -1,4 +1,4 @@
-"""Executing a lesson: what came out of it, how it fails, what ends it, and which parameters are refused."""
+"""Executing a lesson: what came out of it, how it fails, and what ends it."""
 
 import os
 import sys
@@ -25,7 +25,7 @@ HTML('<img alt="time against width" src="data:,">')
 """.replace("MIME", runner.CHECK_MIME)
 TELL = """
 import os, sys, labkit
-print(width, os.environ.get('TRITON_INTERPRET'), os.getcwd(), sys.executable, labkit.__file__)
+print(os.environ.get('TRITON_INTERPRET'), os.getcwd(), sys.executable, labkit.__file__)
 """
 
 
@@ -33,10 +33,10 @@ print(width, os.environ.get('TRITON_INTERPRET'), os.getcwd(), sys.executable, la
 def execute(clone):
     """Executes a lesson of these cells; gives the result and the outputs of each code cell."""
 
-    def run(*cells, parameters="", given=None, **options):
-        path = stage.lesson(clone, *cells, parameters=parameters)
+    def run(*cells, **options):
+        path = stage.lesson(clone, *cells)
         before = path.read_bytes()
-        result = runner.execute(path, clone / "{x}" / "out.ipynb", given, **options)
+        result = runner.execute(path, clone / "{x}" / "out.ipynb", **options)
         assert path.read_bytes() == before and result.notebook_path == clone / "{x}" / "out.ipynb"
         executed = nbformat.read(result.notebook_path, 4)
         nbformat.validate(executed)
@@ -52,13 +52,13 @@ def ended():
 
 
 def test_a_lesson_is_executed_by_this_python_in_its_folder_counted_and_made_a_page(execute):
-    result, outputs = execute(PID, SHOWN, TELL, parameters="width: int = 160", given={"width": "7"})
+    result, outputs = execute(PID, SHOWN, TELL)
     assert result.passed and result.lesson == "01_toy", result.failure
     assert (result.claims_held, len(result.not_held), result.claims_need_gpu) == (1, 1, 1)
     assert result.checks_passed == 3
     package = paths.CHECKOUT / "labkit" / "__init__.py"
     where = f"{os.environ['TRITON_INTERPRET']} {paths.NOTEBOOKS} {sys.executable} {package}"
-    assert outputs[-1][0].text == f"7 {where}\n"
+    assert outputs[-1][0].text == f"{where}\n"
     page = result.html_path.read_text()
     assert "<title>01_toy</title>" in page and 'alt="time against width"' in page
     assert ended()
