@@ -213,6 +213,8 @@ def long_rows(rows: int, width: int) -> dict[str, Any]:
     if width > BLOCK:
         x[0, :BLOCK] = -torch.inf  # a block with nothing in it
         x[-1, BLOCK:] -= 240  # a later block with a much smaller maximum
+    if rows == 4:
+        x -= 2e30  # numbers that only float32 and bfloat16 hold, all far below zero
     return {"x": x}
 
 
@@ -296,7 +298,7 @@ softmax = Exercise(
     "softmax",
     reference=right_softmax,
     cases=((1, 1), (3, 5), (2, 1500)),
-    large=((2, 4096), (1, 3000), (5, 300)),
+    large=((2, 4096), (1, 3000), (5, 300), (4, 70)),
     inputs=long_rows,
     properties=(
         *POINTWISE,
@@ -330,7 +332,7 @@ softmax = Exercise(
         "from-zero": Mistake(
             "With what does the maximum begin, and what if all numbers of a row are far below it?",
             "Then every exponential is 0, and 0 / 0 is NaN. Begin with -3.4028234e38.",
-            gives=online(begin=0.0),
+            gives=(online(begin=0.0), online(begin=-1e30)),
         ),
         "kept-maximum": Mistake(
             "What is the maximum so far, when the loop comes to the second block?",

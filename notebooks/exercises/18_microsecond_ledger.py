@@ -1,16 +1,8 @@
 """Tasks of lesson 18: what is right, what people write instead, and what helps them on."""
 
 from labkit import work
-from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, case_values
-from labkit.exercises.properties import (
-    FEWEST,
-    KERNEL,
-    KERNEL_CASES,
-    POINTWISE,
-    READ_ONCE,
-    ROUNDED_ONCE,
-    ROUNDED_TWICE,
-)
+from labkit.exercises.engine import Exercise, Mistake, RaceSpec, case_values
+from labkit.exercises.properties import KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE
 
 from collections.abc import Callable
 from functools import partial
@@ -45,13 +37,13 @@ def largest_of_all(host: float, device: float, traffic: float, arithmetic: float
     return {"entry": entry, "wall": device if entry == "host" else max(host, device - entries[entry])}
 
 
-def never_below(right: bool, host: float, device: float, traffic: float, arithmetic: float) -> Entry:
-    """The device's part gone, and the host forgotten, or added."""
+def without_part(host_added: bool, host: float, device: float, traffic: float, arithmetic: float) -> Entry:
+    """What is left of the device without its largest part: the host is forgotten, or added."""
     chosen = right_choice(host, device, traffic, arithmetic)
     if chosen["entry"] == "host":
         return chosen
     rest = device - parts_of(device, traffic, arithmetic)[chosen["entry"]]
-    return chosen | {"wall": rest if right else rest + host}
+    return chosen | {"wall": rest + host if host_added else rest}
 
 
 def device_first(host: float, device: float, traffic: float, arithmetic: float) -> Entry:
@@ -124,12 +116,12 @@ choose = Exercise(
         "host-forgotten": Mistake(
             "Host 150 µs, device 200, traffic 120. What is the wall when the traffic is gone?",
             "The host still takes its time: the wall is the longer one, whatever became of the device.",
-            gives=partial(never_below, True),
+            gives=partial(without_part, False),
         ),
         "added": Mistake(
             "Do host and device work one after the other, or at the same time?",
             "At the same time: what is left is the longer of the two, and not their sum.",
-            gives=partial(never_below, False),
+            gives=partial(without_part, True),
         ),
         "host-gone": Mistake(
             "When the host takes no time any more, how long does the device take?",
@@ -204,25 +196,6 @@ def rows_of(width: Callable[[int], int]) -> Callable[..., Tensor]:
     return gives
 
 
-def rounded_states(call: Call) -> str:
-    """In float16: whether the states are those of a kernel that rounds one of them at each step."""
-    if call.dtype is not torch.float16:
-        return ""
-    want = states()(call.originals["gates"].double())
-    differing = int((call.got != want.to(torch.float16)).sum())
-    if differing <= max(FEWEST, ROUNDED_TWICE * want.numel()):
-        return ""
-    return f"{differing / want.numel():.0%} of the states are not those of float32 states, rounded once."
-
-
-FLOAT32_STATES = Property(
-    "rounded-states",
-    rounded_states,
-    "Which of your values have 16 bits? Which of them goes on to the next step?",
-    "What is loaded becomes float32 at once, both states stay float32, and only what is stored is rounded.",
-)
-
-
 def layer_of(answer: Callable[..., Any]) -> Callable[..., Tensor]:
     """What is raced: the cell's network, which calls the answer."""
     if "fused" not in answer.__globals__:
@@ -237,7 +210,7 @@ twice = Exercise(
     cases=((1, 1, 1), (2, 1, 5), (2, 5, 20)),
     large=((1, 2, 128), (2, 3, 140), (1, 40, 8), (1, 1, 300)),
     inputs=gate_inputs,
-    properties=(KERNEL, *(each for each in POINTWISE if each is not ROUNDED_ONCE), READ_ONCE, FLOAT32_STATES),
+    properties=(KERNEL, *POINTWISE, READ_ONCE),
     **KERNEL_CASES,
     right="Three tensors cross memory: neither z nor s ever leaves its registers.",
     race=RaceSpec(
