@@ -74,7 +74,7 @@ benchmark = Exercise(
     tolerance=0.05,
     properties=(Property("no-call", no_call, *NO_CALL),),
     untouched="20f32713a54a",
-    right="Draw and warm up, wait, read the clock, call, wait, read. What lies between is the GPU's work.",
+    right="Draw and warm up, wait, read the clock. What lies between the readings is the calls, and no more.",
     mistakes={
         "no-clock": Mistake(
             "Which clock do you read? This GPU is a pretend one, and its time is only counted.",

@@ -37,114 +37,6 @@ def block_scale(m: Tensor, W: int) -> Tensor:
     return torch.rsqrt(m * W / next_power_of_2(W) + EPS)
 
 
-NORM: dict[str, Any] = {
-    "reference": reference,
-    "cases": ((1, 1), (3, 5), (70, 33)),
-    "large": ((4, 128), (2, 2500), (9, 600)),
-    "inputs": row_inputs,
-    "properties": (*POINTWISE, READ_ONCE),
-    **KERNEL_CASES,
-}
-NORM_MISTAKES = {
-    "sum-for-mean": Mistake(
-        "Try a row of W ones: its root mean square is 1, so y is the weight. What is yours?",
-        "tl.sum adds up. A mean divides the sum by how many numbers there are.",
-        gives=row_norms(lambda m, H: torch.rsqrt(m * H + EPS)),
-    ),
-    "masked-number": Mistake(
-        "With 128 columns it is right, with 33 it is not. What do masked places add to the sum?",
-        "Nothing, if they hold 0: other=0.0.",
-        gives=lambda x, weight: (
-            weight * x * torch.rsqrt(mean(x * x) + (next_power_of_2(x.shape[1]) / x.shape[1] - 1) + EPS)
-        ),
-    ),
-    "block-for-row": Mistake(
-        "With 128 columns it is right, with 33 it is not. Which two sizes are alike only sometimes?",
-        "The block has BLOCK places and the row W numbers: the masked ones do not count.",
-        gives=row_norms(block_scale),
-    ),
-    "root": Mistake(
-        "Double x: y should stay as it is. What does yours do?",
-        "The root mean square divides x, the mean square does not. tl.rsqrt is 1 over the root.",
-        gives=row_norms(lambda m, H: 1 / (m + EPS), lambda m, H: torch.sqrt(m + EPS)),
-    ),
-    "eps": Mistake(
-        "Only small rows are wrong. What is added to the mean square, and where?",
-        "1e-6 is added to the mean, under the root; not to the sum, and not to the root.",
-        gives=row_norms(
-            lambda m, H: m.rsqrt(), lambda m, H: 1 / (m.sqrt() + EPS), lambda m, H: (m + EPS / H).rsqrt()
-        ),
-    ),
-    "mean-of-x": Mistake(
-        "Which comes first: the square of each number, or the sum over the row?",
-        "Square each number, then add up: tl.sum(value * value, axis=0).",
-        gives=row_norms(
-            *(lambda m, H, k=k: (m * m * H**k + EPS).rsqrt() for k in (0, 1)),
-            lambda m, H: (m + EPS).rsqrt(),
-            of=torch.positive,
-        ),
-    ),
-    "no-weight": Mistake(
-        "The norm is right. Which argument have you not loaded?",
-        "Each column has a weight, the same for all rows.",
-        gives=lambda x, weight: reference(x, torch.ones_like(weight)),
-    ),
-    "weight-of-row": Mistake(
-        "The first row is right, the others are NaN. How many numbers has the weight?",
-        "W: its address has the column, and no row.",
-        gives=lambda x, weight: reference(x, elements_at(weight, torch.arange(x.numel())).view_as(x)),
-        when=lambda calls: any(call.loaded_outside for call in calls),  # so it is not the grid
-    ),
-}
-
-
-def only_first_columns(calls: Sequence[Call]) -> bool:
-    """Whether just the last columns are missing, in all rows of some call, and nothing is in the others."""
-    found = False
-    for call in calls:
-        ((mine, right),) = call.result_tensors()
-        missing = mine.isnan() & ~right.isnan()
-        if not missing.any():
-            continue
-        columns = missing.all(0)
-        if bool((missing != columns).any()) or not bool(columns[-1]) or bool(columns[0]):
-            return False
-        found = True
-    return found
-
-
-def race(*widths: int) -> RaceSpec:
-    """A race in float32 with 256 MB for x, at these widths."""
-    sizes = tuple({"batch": 2**26 // width, "width": width} for width in widths)
-    rivals = {"PyTorch": reference, "torch.compile": reference, "labkit": kernels.rms_norm}
-    return RaceSpec(work.rms_norm, rivals, sizes, dtype="float32")
-
-
-row_norm = Exercise(
-    "RMSNorm, a program for each row",
-    "row_norm",
-    right="x is read once: the row stays in registers between its sum and its result.",
-    race=race(64, 1024),
-    mistakes={
-        "unwritten": Mistake(
-            "Some first rows are right, and behind them nothing was stored. Who should have?",
-            "A program has one row, so there are as many programs as rows.",
-        ),
-        "short-block": Mistake(
-            "Of each row the first numbers are stored. How long are the rows, and how wide is the block?",
-            "A block has to have a whole row: BLOCK=triton.next_power_of_2(W).",
-            when=only_first_columns,
-        ),
-        "no-such-axis": Mistake(
-            "How many axes has a block that holds a single row?",
-            "One, and its number is 0: tl.sum(..., axis=0).",
-            raises="axis 1 out of bounds",
-        ),
-        **NORM_MISTAKES,
-    },
-    **NORM,
-)
-
 # ---- several rows in a program -----------------------------------------------------------------------------
 
 
@@ -168,8 +60,13 @@ def one_scale_a_tile(x: Tensor, w: Tensor) -> Tensor:
 rows_norm = Exercise(
     "RMSNorm, several rows a program",
     "rows_norm",
+    reference=reference,
+    cases=((1, 1), (3, 5), (70, 33)),
+    large=((4, 128), (2, 2500), (9, 600)),
+    inputs=row_inputs,
     properties=(
-        *NORM["properties"],
+        *POINTWISE,
+        READ_ONCE,
         Property(
             "one-row",
             one_row_a_turn,
@@ -179,7 +76,12 @@ rows_norm = Exercise(
         ),
     ),
     right="A tile of short rows has enough to load for all lanes of a program.",
-    race=race(64, 1024),
+    race=RaceSpec(
+        work.rms_norm,
+        {"PyTorch": reference, "torch.compile": reference, "labkit": kernels.rms_norm},
+        ({"batch": 2**20, "width": 64}, {"batch": 2**16, "width": 1024}),  # 256 MB for x
+        dtype="float32",
+    ),
     mistakes={
         "unwritten": Mistake(
             "Which rows has program 1, and which one is the first of them?",
@@ -195,9 +97,57 @@ rows_norm = Exercise(
             "A row lies along axis 1 of the tile: tl.sum(tile * tile, axis=1), a number for each row.",
             gives=one_scale_a_tile,
         ),
-        **NORM_MISTAKES,
+        "sum-for-mean": Mistake(
+            "Try a row of W ones: its root mean square is 1, so y is the weight. What is yours?",
+            "tl.sum adds up. A mean divides the sum by how many numbers there are.",
+            gives=row_norms(lambda m, H: torch.rsqrt(m * H + EPS)),
+        ),
+        "masked-number": Mistake(
+            "With 128 columns it is right, with 33 it is not. What do masked places add to the sum?",
+            "Nothing, if they hold 0: other=0.0.",
+            gives=lambda x, weight: (
+                weight * x * torch.rsqrt(mean(x * x) + (next_power_of_2(x.shape[1]) / x.shape[1] - 1) + EPS)
+            ),
+        ),
+        "block-for-row": Mistake(
+            "With 128 columns it is right, with 33 it is not. Which two sizes are alike only sometimes?",
+            "The block has BLOCK places and the row W numbers: the masked ones do not count.",
+            gives=row_norms(block_scale),
+        ),
+        "root": Mistake(
+            "Double x: y should stay as it is. What does yours do?",
+            "The root mean square divides x, the mean square does not. tl.rsqrt is 1 over the root.",
+            gives=row_norms(lambda m, H: 1 / (m + EPS), lambda m, H: torch.sqrt(m + EPS)),
+        ),
+        "eps": Mistake(
+            "Only small rows are wrong. What is added to the mean square, and where?",
+            "1e-6 is added to the mean, under the root; not to the sum, and not to the root.",
+            gives=row_norms(
+                lambda m, H: m.rsqrt(), lambda m, H: 1 / (m.sqrt() + EPS), lambda m, H: (m + EPS / H).rsqrt()
+            ),
+        ),
+        "mean-of-x": Mistake(
+            "Which comes first: the square of each number, or the sum over the row?",
+            "Square each number, then add up: tl.sum(value * value, axis=0).",
+            gives=row_norms(
+                *(lambda m, H, k=k: (m * m * H**k + EPS).rsqrt() for k in (0, 1)),
+                lambda m, H: (m + EPS).rsqrt(),
+                of=torch.positive,
+            ),
+        ),
+        "no-weight": Mistake(
+            "The norm is right. Which argument have you not loaded?",
+            "Each column has a weight, the same for all rows.",
+            gives=lambda x, weight: reference(x, torch.ones_like(weight)),
+        ),
+        "weight-of-row": Mistake(
+            "The first row is right, the others are NaN. How many numbers has the weight?",
+            "W: its address has the column, and no row.",
+            gives=lambda x, weight: reference(x, elements_at(weight, torch.arange(x.numel())).view_as(x)),
+            when=lambda calls: any(call.loaded_outside for call in calls),  # so it is not the grid
+        ),
     },
-    **{key: value for key, value in NORM.items() if key != "properties"},
+    **KERNEL_CASES,
 )
 
 # ---- softmax of long rows ----------------------------------------------------------------------------------

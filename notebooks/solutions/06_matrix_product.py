@@ -36,6 +36,21 @@ def product(x, weight, BM=64, BN=64, BK=32, num_stages=1):  # what a stage is co
     return y
 
 
+# %%
+def launch_described(kernel, x, weight):
+    """A kernel with tiles of 128 x 128, for which x (M, K) and weight (N, K) are descriptors."""
+    (M, K), N = x.shape, weight.shape[0]
+    BK = 128 // x.element_size()  # rows of a tile have 128 bytes, which this unit likes best
+    y = x.new_empty(M, N)
+    if y.numel():
+        # They are copied, if their rows don't begin at multiples of 16 bytes.
+        x, weight = lab.kernels.common.aligned_rows(x, weight)
+        x, weight = (TensorDescriptor.from_tensor(each, [128, BK]) for each in (x, weight))
+        tiles = triton.cdiv(M, 128), triton.cdiv(N, 128)
+        kernel[tiles](x, weight, y, M, N, K, 128, 128, BK, num_stages=3)
+    return y
+
+
 # %% [described]
 @triton.jit
 def described_kernel(x, weight, y, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
@@ -52,11 +67,4 @@ def described_kernel(x, weight, y, M, N, K, BM: tl.constexpr, BN: tl.constexpr, 
 
 def described(x, weight):
     """x @ weight.T: x (M, K), weight (N, K)."""
-    (M, K), N, BK = x.shape, weight.shape[0], 128 // x.element_size()  # a tile's row has 128 bytes
-    y = x.new_empty(M, N)
-    if y.numel():
-        x, weight = lab.kernels.common.aligned_rows(x, weight)  # a copy, if rows do not begin at 16 bytes
-        x, weight = (TensorDescriptor.from_tensor(each, [128, BK]) for each in (x, weight))
-        tiles = triton.cdiv(M, 128), triton.cdiv(N, 128)
-        described_kernel[tiles](x, weight, y, M, N, K, 128, 128, BK, num_stages=3)
-    return y
+    return launch_described(described_kernel, x, weight)

@@ -29,7 +29,7 @@ def launch(kernel, x, weight, *more):
 
 # %% [best]
 def best_gain(rows, width, out, itemsize, bytes_per_us, operations_per_us):
-    """The time of a product and a second kernel over that of the product: x (rows, width), y (rows, out)."""
+    """(product + second kernel) / product, in time: x is (rows, width), and y is (rows, out)."""
     product_us = 2 * rows * width * out / operations_per_us
     second_us = 2 * rows * out * itemsize / bytes_per_us  # what the product has stored comes in and goes out
     return (product_us + second_us) / product_us

@@ -6,30 +6,6 @@ import triton
 import triton.language as tl
 
 
-# %% [row_norm]
-@triton.jit
-def row_norm_kernel(x, weight, y, W: tl.constexpr, BLOCK: tl.constexpr):
-    """One program: one row of W numbers, in a block of BLOCK."""
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)  # (BLOCK,)
-    inside = column < W
-    # What masked places hold is added up, too: so they hold 0.
-    value = tl.load(x + row * W + column, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(value * value, axis=0) / W + 1e-6)  # one number, which every lane has
-    # The row is still in registers, and is not loaded again.
-    w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + row * W + column, value * scale * w, mask=inside)
-
-
-def row_norm(x, weight):
-    """weight * x / sqrt(mean(x * x) + 1e-6), the mean over each row; x (rows, W), weight (W,)."""
-    x, weight = x.contiguous(), weight.contiguous()
-    rows, W = x.shape
-    y = torch.empty_like(x)
-    row_norm_kernel[(rows,)](x, weight, y, W, BLOCK=triton.next_power_of_2(W))
-    return y
-
-
 # %% [rows_norm]
 @triton.jit
 def rows_norm_kernel(x, weight, y, rows, W: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
