@@ -5,8 +5,7 @@ import re
 import nbformat
 from sphinx.application import Sphinx
 
-from labkit import paths
-from labkit.lessons import notebooks
+from labkit import notebooks, paths
 from labkit.run import pages
 
 project = "GPU performance, measured"

@@ -16,7 +16,7 @@ FACE = {
     "captured": "exercises.stand_in.captured",
     "check": "measure.correctness.check",
     "claim": "display.say.claim",
-    "compile": "profiling.codegen.compile",
+    "compile": "measure.codegen.compile",
     "cuda": "exercises.stand_in.cuda",
     "guess": "display.say.guess",
     "kernels": "kernels",

@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).resolve().parent
 CHECKOUT = PACKAGE.parent
 """The clone, or the folder that an installed labkit lies in."""
 IN_CLONE = (CHECKOUT / "notebooks").is_dir()
-NOTEBOOKS = (CHECKOUT if IN_CLONE else PACKAGE) / "notebooks"
+NOTEBOOKS = CHECKOUT / "notebooks" if IN_CLONE else PACKAGE / "course"
 BUILD = (CHECKOUT if IN_CLONE else Path.cwd()) / "build"
 DATA = PACKAGE / "data"
 RECORDED = DATA / "recorded"

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 import labkit
 from labkit.kernels import common
 from labkit.kernels.common import DeviceLimits
-from labkit.measure import correctness
-from labkit.profiling import codegen, launch_counts
+from labkit.measure import codegen, correctness, launch_counts
 
 bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
 LARGE = pytest.mark.large

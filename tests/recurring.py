@@ -13,8 +13,7 @@ import torch
 from operators import Case, Variant, bf16, fp16, fp32, gradients, meta, offsets
 from torch import Tensor
 
-from labkit.measure import correctness
-from labkit.profiling import codegen
+from labkit.measure import codegen, correctness
 
 __all__ = ["OperatorTests", "fp16", "gradients", "launch", "normed", "norms", "offsets", "steps"]
 norms, steps, normed, sums = (  # the package's attribute rms_norm is the function

@@ -70,7 +70,7 @@ def set_up_gpu(put=setattr, environment=os.environ.__setitem__):
 
 def in_lesson():
     """In a lesson's kernel: its toy clone, and the simulated GPU where there is one; else None."""
-    from labkit.lessons import notebooks
+    from labkit import notebooks
     from labkit.measure import session
 
     set_up(Path(os.environ["STAGE_FOLDER"]))

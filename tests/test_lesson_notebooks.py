@@ -11,8 +11,7 @@ import nbformat
 import pytest
 
 import labkit
-from labkit import paths
-from labkit.lessons import notebooks
+from labkit import notebooks, paths
 from labkit.measure import tape
 from labkit.run import record
 

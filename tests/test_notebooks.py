@@ -7,8 +7,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from labkit import paths
-from labkit.lessons import notebooks
+from labkit import notebooks, paths
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 

@@ -65,12 +65,12 @@ def test_every_folder_and_data_file_of_the_package_is_installed():
     package, options = ROOT / "labkit", PYPROJECT["tool"]["setuptools"]
     folders = {file.parent.relative_to(ROOT) for file in package.rglob("*.py")}
     listed = {name.replace(".", "/") for name in options["packages"]}
-    assert listed == {folder.as_posix() for folder in folders} | {"labkit/notebooks"}
+    assert listed == {folder.as_posix() for folder in folders} | {"labkit/course"}
     given = {file for pattern in options["package-data"]["labkit"] for file in package.glob(pattern)}
     others = {file for file in package.rglob("*.*") if file.suffix not in (".py", ".pyc") and file.is_file()}
     assert others and others <= given
-    lessons = ROOT / options["package-dir"]["labkit.notebooks"]
-    patterns = options["package-data"]["labkit.notebooks"]
+    lessons = ROOT / options["package-dir"]["labkit.course"]
+    patterns = options["package-data"]["labkit.course"]
     given = {file for pattern in patterns for file in lessons.glob(pattern)}
     assert given == {file for file in lessons.rglob("*.*") if file.suffix in (".ipynb", ".py", ".svg")}
 

@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 import labkit
-from labkit import kernels, paths
-from labkit.lessons import notebooks
+from labkit import kernels, notebooks, paths
 from labkit.run import main
 
 ROOT = paths.CHECKOUT

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from labkit import notebooks
 from labkit.exercises import judge
-from labkit.lessons import notebooks
 from labkit.measure import correctness
 from labkit.work.grouped import reference as groups
 from labkit.work.linear_gelu import reference as layer

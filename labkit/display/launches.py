@@ -7,10 +7,9 @@ from typing import Any
 from labkit import gpu
 from labkit.display.style import digits, show
 from labkit.display.table import origin, plain_table
-from labkit.measure import session
+from labkit.measure import launch_counts, profiles, session
 from labkit.measure.results import Measured
 from labkit.measure.session import drawn
-from labkit.profiling import launch_counts, profiles
 from labkit.work import Work
 
 

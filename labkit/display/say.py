@@ -13,10 +13,9 @@ from typing import Any
 import ipywidgets
 from IPython.display import display
 
-from labkit import paths
+from labkit import notebooks, paths
 from labkit.display.style import digits, interactive, show
 from labkit.display.table import short
-from labkit.lessons import notebooks
 from labkit.measure import session
 from labkit.measure.results import Measured
 

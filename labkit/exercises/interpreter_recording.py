@@ -9,7 +9,7 @@ import triton.language as tl
 
 from labkit import interpreter
 from labkit.exercises.engine import RecordedLaunches
-from labkit.profiling import launch_counts
+from labkit.measure import launch_counts
 
 
 @contextmanager

@@ -25,12 +25,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from labkit import child_process, interpreter
+from labkit import child_process, interpreter, notebooks
 from labkit.exercises import common_hints, engine, exception_hints, interpreter_recording
 from labkit.exercises.engine import Call, Exercise, Finding
-from labkit.lessons import notebooks
-from labkit.measure import correctness
-from labkit.profiling import codegen
+from labkit.measure import codegen, correctness
 
 GUARD_ELEMENTS = 2**17
 """Elements around each tensor that are watched: further than any tile of an exercise reaches."""

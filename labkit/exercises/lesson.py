@@ -20,12 +20,11 @@ import psutil
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from labkit import paths
+from labkit import notebooks, paths
 from labkit.exercises import judge, progress
 from labkit.exercises.engine import Exercise, Finding
 from labkit.exercises.progress import ExerciseRecord
 from labkit.exercises.verdicts import Verdict, solution_html
-from labkit.lessons import notebooks
 
 LIMIT_S = 20.0
 """Seconds that judging an answer may take."""

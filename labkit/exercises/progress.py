@@ -9,8 +9,7 @@ from pathlib import Path
 import pandas as pd
 from filelock import FileLock
 
-from labkit import paths
-from labkit.lessons import notebooks
+from labkit import notebooks, paths
 
 STATES = {"solved": "✓ solved", "tried": "✗ tried", "open": "○ open"}
 

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit import child_process, gpu
+from labkit import child_process, gpu, notebooks
 from labkit.exercises import common_hints, engine, judge
 from labkit.exercises.engine import Exercise, Finding, RaceSpec
-from labkit.lessons import notebooks
 from labkit.measure import correctness, lock
 
 LIMIT_S = 60.0

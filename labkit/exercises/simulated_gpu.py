@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from labkit import dispatch_mode, interpreter
-from labkit.profiling.launch_counts import starts_work
+from labkit.measure.launch_counts import starts_work
 
 WAIT_US, COMPILE_US, CAPTURE_US, UPLOAD_US, REPLAY_US = 2.0, 40_000.0, 900.0, 400.0, 8.0
 """What these cost the host; a wait beside the device's work, a capture beside its launches."""

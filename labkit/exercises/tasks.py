@@ -11,16 +11,14 @@ from typing import Any
 import torch
 from IPython.display import display
 
-from labkit import gpu, interpreter, paths
+from labkit import gpu, interpreter, notebooks, paths
 from labkit.display.style import interactive, show
 from labkit.display.table import Table, plain_table
 from labkit.exercises import judge, progress, race
 from labkit.exercises.engine import Exercise, Finding, RaceSpec
 from labkit.exercises.lesson import ExerciseSession, show_verdict
-from labkit.lessons import notebooks
-from labkit.measure import session
+from labkit.measure import launch_counts, session
 from labkit.measure.session import Point, Way
-from labkit.profiling import launch_counts
 
 MOST_PROGRAMS = 4000
 """Of a launch that is counted: an interpreted program takes half a millisecond."""

@@ -1,1 +1,1 @@
-"""The measurement: clocks, rows on tapes, correctness, a copy beside it, and the lock of a GPU."""
+"""The measurement: clocks, rows on tapes, correctness, profiles, PTX, and the lock of a GPU."""

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit import gpu
-from labkit.lessons import notebooks
+from labkit import gpu, notebooks
 from labkit.measure import clocks, machine, roofline, stamp, tape
 from labkit.measure.cold_cache import TimedCall
 from labkit.measure.correctness import relative_error

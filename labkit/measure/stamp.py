@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from labkit import paths
-from labkit.lessons import notebooks
+from labkit import notebooks, paths
 
 MEASURED = {"kernel", "way"}
 """Tags of the cells that define what may be measured."""

@@ -16,9 +16,8 @@ from nbconvert.exporters.html import HTMLExporter
 from nbformat import NotebookNode
 from papermill.exceptions import PapermillExecutionError
 
-from labkit import paths
+from labkit import notebooks, paths
 from labkit.display.say import CLAIM_MIME, HELD, NOT_HELD
-from labkit.lessons import notebooks
 
 CHECK_MIME = "application/vnd.labkit.check+json"
 CELL_LIMIT_S = 600.0

@@ -10,8 +10,7 @@ import shutil
 from datetime import datetime
 from pathlib import Path
 
-from labkit import paths
-from labkit.lessons import notebooks
+from labkit import notebooks, paths
 
 
 def open_folder(folder: Path) -> list[str]:

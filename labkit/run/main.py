@@ -21,8 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from labkit import __version__, backend, paths
-from labkit.lessons import notebooks
+from labkit import __version__, backend, notebooks, paths
 
 if TYPE_CHECKING:
     from labkit.run.execute import Failure, Result

@@ -6,7 +6,7 @@ from pathlib import Path
 from nbconvert.exporters.slides import SlidesExporter
 from nbformat import NotebookNode
 
-from labkit.lessons import notebooks
+from labkit import notebooks
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 

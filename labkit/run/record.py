@@ -9,8 +9,7 @@ from pathlib import Path
 from filelock import FileLock
 from nbformat import NotebookNode, writes
 
-from labkit import paths
-from labkit.lessons import notebooks
+from labkit import notebooks, paths
 from labkit.measure import machine, stamp, tape
 from labkit.measure.session import OPTIONS
 from labkit.run import execute

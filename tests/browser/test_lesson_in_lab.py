@@ -9,8 +9,7 @@ from pathlib import Path
 import jupyter_lab
 import pytest
 
-from labkit import paths
-from labkit.lessons import notebooks
+from labkit import notebooks, paths
 from labkit.measure import tape
 
 LESSON = notebooks.resolve("01_launch_overhead")

@@ -17,11 +17,10 @@ import triton.language as tl
 from jupyter_client.manager import start_new_kernel
 from processes import gone, wait_for
 
-from labkit import child_process, paths
+from labkit import child_process, notebooks, paths
 from labkit.exercises import judge
 from labkit.exercises.engine import Exercise, RaceSpec
 from labkit.exercises.lesson import _not_handed_in
-from labkit.lessons import notebooks
 
 LESSONS = [notebooks.name_of(path) for path in notebooks.find() if path.parent.name != notebooks.ASIDES]
 ANSWERS = Path(__file__).parent / "answers"

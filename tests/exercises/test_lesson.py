@@ -7,10 +7,9 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from labkit import paths
+from labkit import notebooks, paths
 from labkit.exercises import lesson as session_module
 from labkit.exercises import progress, tasks, verdicts
-from labkit.lessons import notebooks
 from labkit.run import execute
 
 LESSON = "01_launch_overhead"

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from labkit import gpu
+from labkit import gpu, notebooks
 from labkit.exercises import judge, race, tasks
-from labkit.lessons import notebooks
 
 LESSON = "01_launch_overhead"
 SOLUTIONS = notebooks.solution_cells(notebooks.resolve(LESSON))

@@ -15,8 +15,7 @@ from operators import bf16, drawn, fp16, fp32
 
 from labkit.kernels import affine
 from labkit.kernels.common import DeviceLimits
-from labkit.measure import correctness
-from labkit.profiling import launch_counts
+from labkit.measure import correctness, launch_counts
 
 module = importlib.import_module("labkit.kernels.affine")  # the package's attribute is the function
 KERNELS = {module: ("flat_kernel", "fold_kernel", "backward_kernel", "column_sum_kernel")}

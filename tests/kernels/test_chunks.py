@@ -7,7 +7,7 @@ from operators import assert_close, bf16, fp32
 
 import labkit
 from labkit.kernels import affine, gelu_mul, linear_recurrence, min_gru, rms_norm
-from labkit.profiling import launch_counts
+from labkit.measure import launch_counts
 
 
 def gated(x, other):

@@ -13,8 +13,7 @@ from operators import bf16, drawn, fp16, fp32, limits_of
 from benchmarks.workloads.stack import stack as reference
 from labkit.kernels import fused_mlp, mlp, norm_gelu
 from labkit.kernels.common import DeviceLimits
-from labkit.measure import correctness
-from labkit.profiling import launch_counts
+from labkit.measure import correctness, launch_counts
 
 norms = importlib.import_module("labkit.kernels.rms_norm")  # the package's attribute is the function
 affine = importlib.import_module("labkit.kernels.affine")

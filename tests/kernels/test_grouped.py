@@ -13,8 +13,7 @@ from torch import nn
 
 from labkit import gpu
 from labkit.kernels import GroupedLinear, grouped_linear
-from labkit.measure import correctness
-from labkit.profiling import launch_counts
+from labkit.measure import correctness, launch_counts
 
 # --- right on every shape -----------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from operators import assert_close, bf16, drawn, fp32, gradients, limits_of
 import labkit
 from labkit.kernels import grouped as family
 from labkit.kernels import grouped_linear
-from labkit.profiling import launch_counts
+from labkit.measure import launch_counts
 
 
 class Spy(launches.Recorder):

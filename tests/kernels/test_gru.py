@@ -19,8 +19,7 @@ from torch import nn
 import labkit
 from labkit.kernels import GRU, gru
 from labkit.kernels.gru_kernels import candidate
-from labkit.measure import correctness
-from labkit.profiling import codegen
+from labkit.measure import codegen, correctness
 
 module = importlib.import_module("labkit.kernels.gru")
 KERNELS = {module: ("gru_kernel", "gru_input_kernel", "gru_grad_kernel", "step_kernel", "step_grad_kernel")}

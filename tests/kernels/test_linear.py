@@ -16,8 +16,7 @@ import labkit
 from labkit.kernels import common, linear
 from labkit.kernels.linear import linear_act, matmul
 from labkit.kernels.mlp import geglu_mlp
-from labkit.measure import correctness
-from labkit.profiling import launch_counts
+from labkit.measure import correctness, launch_counts
 
 GELU = cases.linear_act("gelu_tanh", with_bias(40))
 LIBRARY_IS_FAST = linear.library_is_fast

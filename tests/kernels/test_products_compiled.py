@@ -12,7 +12,7 @@ from packaging.version import Version
 from products import KERNELS, launch_all
 
 from labkit.kernels import linear
-from labkit.profiling import codegen
+from labkit.measure import codegen
 
 WIDE, DEEP, FEW, ODD = (8192, 4096, 1024), (8192, 4096, 8192), (64, 512, 2048), (4096, 1001, 99)
 """(rows, hidden, width): large tiles; where K is large; few; rows not aligned."""

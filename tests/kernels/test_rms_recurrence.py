@@ -14,7 +14,7 @@ from recurring import KERNELS, WIDTHS, OperatorTests, examine, launch, normed
 import labkit
 from benchmarks.workloads import recurrent as work
 from labkit.kernels import rms_recurrence
-from labkit.profiling import codegen
+from labkit.measure import codegen
 
 RMS = cases.RMS
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import stage
 
-from labkit import paths
+from labkit import notebooks, paths
 from labkit.exercises import progress
-from labkit.lessons import notebooks
 
 LESSONS = ("01_launch_overhead", "asides/wrong_measurements")
 COURSE = paths.NOTEBOOKS

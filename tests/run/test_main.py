@@ -14,8 +14,7 @@ import psutil
 import pytest
 import stage
 
-from labkit import __version__, backend, paths
-from labkit.lessons import notebooks
+from labkit import __version__, backend, notebooks, paths
 from labkit.run import main
 
 pytestmark = pytest.mark.usefixtures("clone")

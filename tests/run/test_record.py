@@ -11,8 +11,7 @@ import pytest
 import stage
 import torch
 
-from labkit import paths
-from labkit.lessons import notebooks
+from labkit import notebooks, paths
 from labkit.measure import stamp, tape
 from labkit.run import record
 

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from labkit import backend
-from labkit.profiling import launch_counts
+from labkit.measure import launch_counts
 
 pytestmark = pytest.mark.skipif(
     not backend.interpreting(), reason="Counting needs interpreted kernels (TRITON_INTERPRET=1)."

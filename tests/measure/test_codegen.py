@@ -13,7 +13,7 @@ import triton.language as tl
 from IPython.core.interactiveshell import InteractiveShell
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from labkit.profiling import codegen
+from labkit.measure import codegen
 
 pytestmark = pytest.mark.usefixtures("cache")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.profiling import kernel_names
+from labkit.measure import kernel_names
 
 
 @pytest.mark.parametrize(

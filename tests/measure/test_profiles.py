@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import labkit
-from labkit.measure import clocks, cold_cache, lock
-from labkit.profiling import profiles
+from labkit.measure import clocks, cold_cache, lock, profiles
 
 TRACE = Path(__file__).parents[1] / "data" / "chrome_trace.json"
 """Made by hand: a product, a sum, a Triton kernel on another stream, and a graph of two nodes."""

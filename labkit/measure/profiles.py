@@ -17,7 +17,7 @@ import torch
 
 from labkit import gpu
 from labkit.measure import lock
-from labkit.profiling.kernel_names import shorten
+from labkit.measure.kernel_names import shorten
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHING = ("cuda_runtime", "cuda_driver")

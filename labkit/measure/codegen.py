@@ -34,8 +34,7 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import ConstexprFunction, JITFunction, create_function_from_signature
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from labkit import child_process, paths
-from labkit.lessons import notebooks
+from labkit import child_process, notebooks, paths
 
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """A100; RTX 30 and A10; RTX 40, L4 and L40; H100 and H200; B200; RTX 50."""
@@ -224,7 +223,7 @@ def source_of(function: FunctionType) -> SourceLocation:
     names = dict.fromkeys(re.findall(r"[^\W\d]\w*", text))  # words of comments too, which do no harm
     values = {name: _literal(scope[name]) for name in names if name in scope and name != function.__name__}
     lines = [f"{name} = {value}" for name, value in values.items() if value]
-    text = "\n".join(["from labkit.profiling import codegen", *lines, text])
+    text = "\n".join(["from labkit.measure import codegen", *lines, text])
     module = f"labkit_cells_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     file = paths.cache() / "lessons" / f"{module}.py"
     paths.write_text(file, text)

@@ -1,1 +1,0 @@
-"""The lesson notebooks: found, and loaded as modules."""

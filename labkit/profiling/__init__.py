@@ -1,1 +1,0 @@
-"""What was launched and compiled: profiles, launches counted without a GPU, PTX."""
