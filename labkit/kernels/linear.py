@@ -115,10 +115,18 @@ def linear_kernel(
 
 
 @triton.jit
-def dz_kernel(dy, z, dz, sums, M, N, groups, ACT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """dz (M, N) = dy * activation'(z), and for each group of rows the sums of dz: sums (groups, N)."""
+def dz_kernel(
+    dy, z, dz, sums, M, units, chunks, groups, UNIT: tl.constexpr, CHUNK: tl.constexpr, ACT: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """dz = dy * activation'(z), and for each group of rows the sums of dz: sums (groups, N).
+
+    dy and z are (M, N), and N is units * UNIT; dz has chunks * CHUNK columns, those behind N with zeros. So the
+    compiler knows how wide loads and stores may be, also where N is a multiple of 8 and not of 16.
+    """
     FAST: tl.constexpr = dz.dtype.element_ty != tl.float32
-    col = (tl.program_id(0) + 0 * N) * COLS + tl.arange(0, COLS)  # 64-bit where N is
+    N, step = tl.cast(units, tl.int64) * UNIT, tl.cast(chunks, tl.int64) * CHUNK
+    col = tl.program_id(0).to(tl.int64) * COLS + tl.arange(0, COLS)  # (COLS,)
     total = tl.zeros([ROWS, COLS], tl.float32)
     for tile in tl.range(tl.program_id(1), count_tiles(M, ROWS), groups, num_stages=3):
         row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
@@ -126,7 +134,7 @@ def dz_kernel(dy, z, dz, sums, M, N, groups, ACT: tl.constexpr, ROWS: tl.constex
         before = tl.load(z + at, inside, other=0.0).to(tl.float32)  # the activation
         change = activation_grad(before, tl.load(dy + at, inside, other=0.0).to(tl.float32), ACT, FAST)
         total += change
-        tl.store(dz + at, change, inside)
+        tl.store(dz + row * step + col[None, :], change, (row < M) & (col < step)[None, :])
     tl.store(sums + tl.program_id(1) * N + col, tl.sum(total, 0), col < N)
 
 
@@ -269,16 +277,29 @@ def linear_forward(x: Tensor, weight: Tensor, bias: Tensor | None, act: str, kee
     return [activated(before, act), before]
 
 
-@operator(fake=lambda dy, z, act, summed: (torch.empty_like(z), z.new_empty(z.shape[1] if summed else 0)))
+def _empty_rows(z: Tensor) -> Tensor:
+    """(M, N rounded up to 16 bytes) for z (M, N): cuBLAS is fast with rows that begin at such multiples."""
+    chunk = 16 // z.itemsize
+    return z.new_empty(z.shape[0], chunk * ((z.shape[1] + chunk - 1) // chunk))
+
+
+@operator(fake=lambda dy, z, act, summed: (_empty_rows(z), z.new_empty(z.shape[1] if summed else 0)))
 def linear_dz(dy: Tensor, z: Tensor, act: str, summed: bool) -> tuple[Tensor, Tensor]:
-    """dz (M, N), and if ``summed`` its sum over the rows, dbias (N,), added in a fixed order."""
+    """dz (M, N rounded up to 16 bytes), with zeros behind its N columns, for dy and z (M, N).
+
+    And if ``summed`` its sum over the rows, dbias (N,), added in a fixed order.
+    """
     dy, z = dy.contiguous(), z.contiguous()
-    (M, N), dz = z.shape, torch.empty_like(z)
+    (M, N), dz, chunk = z.shape, _empty_rows(z), 16 // z.itemsize
+    unit = math.gcd(N, chunk)
     blocks = cdiv(N, 128)
     groups = max(1, min(cdiv(M, 16), 4 * device_limits(z.device).multiprocessors // max(blocks, 1)))
     sums = torch.empty(groups, N, device=z.device, dtype=torch.float32)
     if z.numel():
-        dz_kernel[(blocks, groups)](dy, z, dz, sums, M, N, groups, ACT=act, ROWS=16, COLS=128)
+        dz_kernel[(blocks, groups)](
+            dy, z, dz, sums, M, N // unit, cdiv(N, chunk), groups, UNIT=unit, CHUNK=chunk, ACT=act, ROWS=16,
+            COLS=128,
+        )  # fmt: skip
     if not summed:
         return dz, z.new_empty(0)
     return dz, sums.sum(0).to(z.dtype) if z.numel() else z.new_zeros(N)
@@ -307,8 +328,11 @@ class LinearActFunction(torch.autograd.Function):
             dz, dbias = linear_dz(dy, *z, ctx.act, bias_wanted)
         else:
             dz, dbias = dy, dy.sum(0) if bias_wanted else None
+        N = weight.shape[0]
+        dweight = dz[:, :N].T @ x if weight_wanted else None  # (N, K)
+        if dz.shape[1] > N and x_wanted:  # cuBLAS takes several times as long for an N that is odd
+            weight = functional.pad(weight, (0, 0, 0, dz.shape[1] - N))
         dx = dz @ weight if x_wanted else None  # (M, K)
-        dweight = dz.T @ x if weight_wanted else None  # (N, K)
         return dx, dweight, dbias if bias_wanted else None, None
 
 
