@@ -121,8 +121,8 @@ def dz_kernel(
 ):  # fmt: skip
     """dz = dy * activation'(z), and for each group of rows the sums of dz: sums (groups, N).
 
-    dy and z are (M, N), and N is units * UNIT; dz has chunks * CHUNK columns, those behind N with zeros. So the
-    compiler knows how wide loads and stores may be, also where N is a multiple of 8 and not of 16.
+    dy and z are (M, N), and N is units * UNIT; dz has chunks * CHUNK columns, those behind N with zeros. So
+    the compiler knows how wide loads and stores may be, also where N is a multiple of 8 and not of 16.
     """
     FAST: tl.constexpr = dz.dtype.element_ty != tl.float32
     N, step = tl.cast(units, tl.int64) * UNIT, tl.cast(chunks, tl.int64) * CHUNK
