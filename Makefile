@@ -19,7 +19,7 @@ RUN = VIRTUAL_ENV="$(CURDIR)/$(VENV)" PATH="$(CURDIR)/$(VENV)/bin:$$PATH" \
 endif
 
 # What depends on the version of ipykernel.
-KERNEL_TESTS = tests/browser tests/exercises/test_lesson.py
+KERNEL_TESTS = tests/browser tests/exercises/test_tasks.py
 
 .DEFAULT_GOAL := help
 .PHONY: run test lab progress reset doctor record render bench site slides lint setup help clean

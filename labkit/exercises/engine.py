@@ -193,7 +193,7 @@ class Exercise:
     right: str = ""
     """A sentence that is shown with a right answer: what the answer is good for."""
     untouched: str = ""
-    """Digest of the unchanged cell (`lesson.source_digest`), for cells that contain no `...`."""
+    """Digest of the unchanged cell (`tasks.source_digest`), for cells that contain no `...`."""
     race: RaceSpec | None = None
     """None for an exercise without a kernel."""
     name: str = ""

@@ -1,29 +1,46 @@
 """A lesson's tasks in this session: a cell is judged, and what is right is raced in the same cell.
 
 ``tasks = lab.lesson("launch_overhead")``; then a cell that writes a function ends with
-``raced = tasks.check("affine", affine)``.
+``raced = tasks.check("affine", affine)``. Its source is read from the notebook's input and judged beside the
+lesson's setup and kernel cells, in a process of its own. So the verdict is the same on every machine, and
+nothing that the answer does reaches this process.
 """
 
-import math
+import ast
+import hashlib
+import io
+import tokenize
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-import torch
+import psutil
+from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from labkit import gpu, interpreter, notebooks, paths
-from labkit.display.style import interactive, show
+from labkit.display import style
+from labkit.display.style import interactive
 from labkit.display.table import Table, plain_table
 from labkit.exercises import judge, progress, race
-from labkit.exercises.engine import Exercise, Finding, RaceSpec
-from labkit.exercises.lesson import ExerciseSession, show_verdict
-from labkit.measure import launch_counts, session
+from labkit.exercises.engine import Exercise, Finding
+from labkit.exercises.progress import ExerciseRecord
+from labkit.exercises.verdicts import Verdict, solution_html
+from labkit.measure import session
 from labkit.measure.session import Point, Way
 
-MOST_PROGRAMS = 4000
-"""Of a launch that is counted: an interpreted program takes half a millisecond."""
-COUNTED_ROWS = 256
-"""So many rows at most are counted: the others would add as much for each row."""
+LIMIT_S = 20.0
+"""Seconds that judging an answer may take."""
+MEMORY_SHARE = 0.25
+"""Of the machine's memory, what an answer may allocate."""
+OFFERED_AFTER = 3
+"""Distinct wrong answers after which the verdict holds the solution; ``solution`` shows it at any time."""
+
+
+TO_DO = "Change or complete it, and run it (Shift+Enter): it says what is wrong."
 
 
 def lesson(name: str) -> "Tasks":
@@ -37,29 +54,40 @@ def lesson(name: str) -> "Tasks":
     where = "Kernels are compiled, run on the GPU, and are timed here."
     if not gpu.available():
         where = "No GPU is used here: kernels run in an interpreter, on the CPU, and times are recorded ones."
-    show(f"<p><small>{where}</small></p>", where)
+    style.show(f"<p><small>{where}</small></p>", where)
     return Tasks(notebooks.name_of(path))
 
 
-class Tasks(ExerciseSession):
+class Tasks:
     """The tasks of one lesson in this session of a notebook."""
 
-    def check(  # type: ignore[override]
+    def __init__(self, lesson: str, limit_s: float = LIMIT_S) -> None:
+        self._lesson, self._limit_s = lesson, limit_s
+        self._exercises = judge.find(lesson)
+        self._solutions = notebooks.solution_cells(notebooks.resolve(lesson))
+        self._right: dict[str, tuple[Any, Path]] = {}
+        """The learner's answers whose last verdict was right, and the files of their cells."""
+        self._findings: dict[str, Finding] = {}
+        """Of each exercise's last answer."""
+        if self._exercises:
+            judge.process(lesson)  # gets ready while the learner reads
+
+    def check(
         self, name: str, answer: Any, beside: Mapping[str, Callable[..., Any]] | None = None
     ) -> Table | None:
         """Judge the cell that this call stands in, show the verdict, and race what is right.
 
-        ``beside`` are ways of the lesson's own to race it with, by name; the task has those of libraries.
-        Returns the race: the learner's kernel beside the others, or the solution where the learner's cannot
-        be raced; None for a task without a race. ValueError for an unknown name.
+        ``answer`` is what the cell wrote: kept for ``answer()`` if it is right. ``beside`` are ways of the
+        lesson's own to race it with, by name; the task has those of libraries. Returns the race: the
+        learner's kernel beside the others, or the solution where the learner's cannot be raced; None for a
+        task without a race. ValueError for an unknown name, RuntimeError outside a notebook.
         """
-        beside = beside or {}
-        exercise = self._exercise(name)
-        super().check(name, answer)
+        beside, exercise = beside or {}, self._exercise(name)
+        self._judge_cell(exercise, answer)
         if exercise.race is None:
             return None
         if name in self._right and exercise.race.counted and not gpu.available():
-            count(exercise, self._right[name][0], beside)
+            race.count(exercise, self._right[name][0], beside)
         if name in self._right and (
             problem := race.problem_at_size(self._lesson, exercise, self._right[name][1])
         ):
@@ -69,6 +97,11 @@ class Tasks(ExerciseSession):
         table = self._race(name, beside)
         display(table)
         return table
+
+    def answer(self, name: str) -> Any:
+        """The learner's own function if this session's last verdict on it was right, else the solution's."""
+        self._exercise(name)
+        return self._right[name][0] if name in self._right else self._solution(name)
 
     def way(self, name: str, called: str = "") -> dict[str, Callable[..., Any]]:
         """The learner's kernel as a way for ``lab.race`` and ``lab.sweep``: {"your kernel": ...}.
@@ -87,12 +120,37 @@ class Tasks(ExerciseSession):
         exercise, finding = self._exercise(name), self._findings.get(name)
         if finding is None or not finding.hints:
             said = "There is no hint: hints are for the mistake of the last answer that was run here."
-            show(f"<p>{said}</p>", said)
+            style.show(f"<p>{said}</p>", said)
             return
         with progress.updated(self._lesson, name) as record:
             record.hints += 1
             verdict = self._verdict(exercise, finding, "", record)
         show_verdict(verdict)
+
+    def solution(self, name: str) -> None:
+        """Show the solution of an exercise."""
+        self._exercise(name)
+        source = self._solutions[name]
+        _show({"text/plain": source, "text/html": solution_html(source)}, source)
+
+    def reset(self, name: str) -> None:
+        """Forget the verdicts on an exercise, and put its cell as the lesson has it below the present one.
+
+        The cell that the learner has written stays: a notebook that is open saves over what is changed on
+        the disk, so nothing but the page itself can change one.
+        """
+        self._exercise(name)
+        with progress.updated(self._lesson, name) as record:
+            record.status, record.wrong, record.when, record.hints = "not attempted", [], "", 0
+        self._right.pop(name, None)
+        cells = notebooks.code_cells(notebooks.read_json(notebooks.resolve(self._lesson)))
+        (cell,) = [each["source"] for _, each in cells if f'tasks.check("{name}",' in each["source"]]
+        shell = get_ipython()
+        if shell is None:
+            print(cell)
+        else:
+            shell.set_next_input(cell, replace=False)
+            print("The cell below is as the lesson has it; delete your own, or keep it to compare.")
 
     def progress(self) -> None:
         """Show the tasks of all lessons: open, tried or solved, and how many tries there were."""
@@ -100,10 +158,77 @@ class Tasks(ExerciseSession):
         if not interactive():  # what is saved in a notebook is about this lesson, and nobody's own
             lessons = [notebooks.resolve(self._lesson)]
         table = progress.table(lessons)
-        show(plain_table(list(table), table.to_numpy().tolist()), table.to_string(index=False))
+        style.show(plain_table(list(table), table.to_numpy().tolist()), table.to_string(index=False))
+
+    def _judge_cell(self, exercise: Exercise, answer: Any) -> None:
+        """Judge the cell that is running, show the verdict, and keep it."""
+        name, cell = exercise.name, _current_cell()
+        self._right.pop(name, None)
+        if why := _not_handed_in(exercise, cell):
+            show_verdict(Verdict(name, exercise.title, "not attempted", why))
+            return
+        waiting = f"Judging, in a process of its own: {self._limit_s:g} s at most."
+        shown = _show({"text/plain": waiting, "text/html": f"<small>{waiting}</small>"}, "")
+        file = self._write(name, cell)
+        finding = self._findings[name] = self._judge(name, file)
+        with progress.updated(self._lesson, name) as record:
+            verdict = self._verdict(exercise, finding, cell, record)
+            if record.status != "right":  # what was solved once stays so
+                record.status = verdict.status
+            record.when = datetime.now(UTC).isoformat(timespec="seconds")
+        if verdict.status == "right":
+            self._right[name] = answer, file
+        if shown is None:
+            print(verdict)
+        else:
+            shown.update(verdict.mimebundle(), raw=True)
+
+    def _exercise(self, name: str) -> Exercise:
+        if name not in self._exercises:
+            known = ", ".join(self._exercises)
+            raise ValueError(f"name: {self._lesson} has no exercise {name!r}; it has {known}")
+        return self._exercises[name]
 
     def _solution(self, name: str) -> Any:
         return getattr(judge.solutions(self._lesson), self._exercise(name).answer)
+
+    def _judge(self, name: str, file: Path) -> Finding:
+        memory = int(MEMORY_SHARE * psutil.virtual_memory().total)
+        show = partial(print, end="", flush=True)
+        own = paths.state().parent / f"{self._lesson}.ipynb"  # a learner may have changed a kernel cell
+        notebook = own if own.exists() else None
+        limits: Any = {"seconds": self._limit_s, "memory": memory, "show": show}
+        return judge.judge_in_child(self._lesson, name, file, notebook, **limits)
+
+    def _verdict(self, exercise: Exercise, finding: Finding, cell: str, record: ExerciseRecord) -> Verdict:
+        """A finding as the learner sees it; ``record`` gets it, too.
+
+        Hints of a mistake are unlocked by distinct answers that make it. Being right forgets all of them.
+        """
+        wrong_answer = [source_digest(cell), finding.mistake]
+        if finding.status == "right":
+            record.wrong.clear()
+            record.hints = 0
+        elif cell and finding.status in ("wrong", "error") and wrong_answer not in record.wrong:
+            record.wrong.append(wrong_answer)
+        unlocked = max(1, sum(mistake == finding.mistake for _, mistake in record.wrong)) + record.hints
+        offered = len({each for each, _ in record.wrong}) >= OFFERED_AFTER and finding.status != "right"
+        hints, left = finding.hints[:unlocked], len(finding.hints[unlocked:])
+        solution = self._solutions[exercise.name] if offered else ""
+        what = finding.status, finding.observed, finding.where
+        return Verdict(exercise.name, exercise.title, *what, hints, left, solution, finding.checks)
+
+    def _write(self, name: str, cell: str) -> Path:
+        """Write an answer to a file before it is run; the files of earlier answers stay."""
+        earlier = progress.attempt_files(self._lesson, name)
+        for file in earlier:  # run again, it is no other try
+            if source_digest(file.read_text(encoding="utf-8")) == source_digest(cell):
+                paths.write_text(file, cell)
+                return file
+        number = int(earlier[-1].stem) + 1 if earlier else 1
+        file = progress.folder(self._lesson) / name / f"{number:04}.py"
+        paths.write_text(file, cell)
+        return file
 
     def _take_back(self, name: str, problem: Finding) -> None:
         """A kernel that was right in the interpreter, and is not at the race's sizes on this GPU."""
@@ -117,7 +242,7 @@ class Tasks(ExerciseSession):
     def _race(self, name: str, beside: Mapping[str, Callable[..., Any]], measured: bool = True) -> Table:
         exercise, known = self._exercise(name), session.current()
         spec = race.race_of(exercise)
-        calls = {**compiled(spec), **beside, **self.way(name)}
+        calls = {**race.compiled(spec), **beside, **self.way(name)}
         ways = tuple(Way(each, call, spec.works.get(each, spec.work)) for each, call in calls.items())
         title = f"The race: {exercise.title}"
         how = {"dtype": spec.dtype, "direction": spec.direction, "cache": spec.cache}
@@ -130,93 +255,50 @@ class Tasks(ExerciseSession):
         return Table(title, rows, known.live and measured, known)
 
 
-def compiled(spec: RaceSpec) -> dict[str, Callable[..., Any]]:
-    """The rivals of a race, 'torch.compile' compiled."""
-    return {
-        name: torch.compile(call, dynamic=False) if name == "torch.compile" else call
-        for name, call in spec.rivals.items()
-    }
+def source_digest(source: str) -> str:
+    """12 hex digits of a cell's source that do not change with comments and white space."""
+    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    words: list[str] = []
+    with suppress(tokenize.TokenError, SyntaxError):  # a cell may be unfinished: what could be read counts
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            words += [token.string] if token.type not in skipped else []
+    return hashlib.sha256(" ".join(words).strip().encode()).hexdigest()[:12]
 
 
-def count(exercise: Exercise, answer: Callable[..., Any], beside: Mapping[str, Callable[..., Any]]) -> None:
-    """Race by what can be counted without a GPU: launches, and bytes that are read and written.
-
-    An address that is read again counts once: on a GPU it comes from a cache, if it is read again soon.
-    """
-    spec = race.race_of(exercise)
-    size, dtype = dict(race.sizes_of(spec)[0]), getattr(torch, spec.dtype)
-    if "batch" in size:
-        size["batch"] = min(size["batch"], COUNTED_ROWS)
-    lines = []
-    for name, call in {**spec.rivals, **beside, "your kernel": spec.as_layer(answer)}.items():
-        if name in ("torch.compile", "labkit"):  # the one is not compiled here, the other is launched alike
-            continue
-        given = [each.to(dtype) for each in spec.work.inputs(size)]
-        try:
-            lines.append((name, *map("{:,}".format, moved(*counted(call, given, spec.direction)))))
-        except _TooManyProgramsError:
-            lines.append((name, "", "more programs than are counted here", "", ""))
-    read, written = sum(each.nbytes for each in given), spec.work.reference(*given).nbytes
-    if spec.direction == "backward":  # the inputs and dy, and the gradients of the inputs
-        read, written = read + written, read
-    lines.append(("each number once", "1", f"{read:,}", f"{written:,}", f"{read + written:,}"))
-    heads = ["", "launches", "bytes read", "bytes written", "in all"]
-    where = ", ".join(f"{axis} {count}" for axis, count in size.items())
-    said = (
-        f"Counted here, in the interpreter: {where}, {spec.dtype}. "
-        "A number counts once for each launch that reads it, however often the launch does."
-    )
-    if len({line[1:] for line in lines}) == 1:  # no table of lines that are alike
-        who = "All of these ways touch" if len(lines) > 2 else "Your kernel touches"
-        alike = f"{who} as few bytes as can be, {lines[0][-1]}. {said}"
-        show(f"<p><small>{alike}</small></p>", alike)
-        return
-    text = "\n".join("  ".join(line) for line in (heads, *lines))
-    show(f"{plain_table(heads, lines)}<p><small>{said}</small></p>", f"{text}\n{said}")
+def _not_handed_in(exercise: Exercise, cell: str) -> str:
+    """Why a cell is not judged: it is as the lesson gives it, has three dots left, or checks twice; or ""."""
+    if source_digest(cell) == exercise.untouched:
+        return f"The cell is as the lesson gives it. {TO_DO}"
+    with suppress(SyntaxError):  # judged, and explained there
+        tree = ast.parse(cell)
+        calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call) and each.args]
+        names = [call.args[0] for call in calls if ast.unparse(call.func) == "tasks.check"]
+        if sum(isinstance(each, ast.Constant) and each.value == exercise.name for each in names) > 1:
+            return "The cell hands this task in twice. Keep one tasks.check in a cell."
+        for each in list(ast.walk(tree)):
+            if isinstance(each, ast.Subscript):
+                each.slice = ast.Constant(0)  # x[..., 0] is Python
+        dots = [each for each in ast.walk(tree) if isinstance(each, ast.Constant) and each.value is ...]
+        if dots:
+            return f"Line {dots[0].lineno} of the cell still has three dots. {TO_DO}"
+    return ""
 
 
-def counted(
-    call: Callable[..., Any], given: list[torch.Tensor], direction: str
-) -> tuple[Callable[..., Any], list[Any]]:
-    """What is counted of a way, its forward or its backward pass alone, and what that is called with."""
-    if direction == "forward":
-        return torch.no_grad()(call), given
-    leaves = [each.detach().requires_grad_() for each in given]
-    y = call(*leaves)
-    return torch.autograd.grad, [y, leaves, torch.randn_like(y)]
+def _show(bundle: dict[str, Any], text: str) -> Any:
+    """Show it in the notebook, and return what can be updated; print the text elsewhere."""
+    if get_ipython() is not None:
+        return display(bundle, raw=True, display_id=True)
+    if text:
+        print(text)
+    return None
 
 
-def moved(call: Callable[..., Any], given: list[Any]) -> tuple[int, int, int, int]:
-    """Of a call without a GPU: launches, bytes read, bytes written, and both. Each address counts once."""
-    addresses = _Addresses()
-    with interpreter.watching(addresses):
-        made = launch_counts.count(lambda: call(*given)).launches
-    read = sum(one.bytes_read for one in made if not one.programs) + addresses.bytes(addresses.loads)
-    written = sum(one.bytes_written for one in made if not one.programs) + addresses.bytes(addresses.stores)
-    return len(made), read, written, read + written
+def show_verdict(verdict: Verdict) -> None:
+    _show(verdict.mimebundle(), str(verdict))
 
 
-class _TooManyProgramsError(Exception):
-    """So many that an interpreter would take long."""
-
-
-class _Addresses(interpreter.Observer):
-    """The distinct addresses that interpreted kernels load and store, with how many bytes lie at each."""
-
-    def __init__(self) -> None:
-        self.loads: dict[int, set[int]] = {}
-        self.stores: dict[int, set[int]] = {}
-
-    def grid(self, *sizes: int) -> None:
-        if math.prod(sizes) > MOST_PROGRAMS:
-            raise _TooManyProgramsError
-
-    def load(self, addresses: Any, size: int, unfilled: bool) -> None:
-        self.loads.setdefault(size, set()).update(addresses.tolist())
-
-    def store(self, addresses: Any, size: int) -> None:
-        self.stores.setdefault(size, set()).update(addresses.tolist())
-
-    def bytes(self, seen: dict[int, set[int]]) -> int:
-        """How many bytes lie at the addresses seen."""
-        return sum(size * len(places) for size, places in seen.items())
+def _current_cell() -> str:
+    shell = get_ipython()
+    if shell is None:
+        raise RuntimeError("tasks.check reads the cell that it stands in: run it in a notebook")
+    return str(shell.user_ns["In"][-1])

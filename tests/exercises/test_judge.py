@@ -20,7 +20,7 @@ from processes import gone, wait_for
 from labkit import child_process, notebooks, paths
 from labkit.exercises import judge
 from labkit.exercises.engine import Exercise, RaceSpec
-from labkit.exercises.lesson import _not_handed_in
+from labkit.exercises.tasks import _not_handed_in
 
 LESSONS = [notebooks.name_of(path) for path in notebooks.find() if path.parent.name != notebooks.ASIDES]
 ANSWERS = Path(__file__).parent / "answers"

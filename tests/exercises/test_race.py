@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from labkit import gpu, notebooks
-from labkit.exercises import judge, race, tasks
+from labkit.exercises import judge, race
 
 LESSON = "01_launch_overhead"
 SOLUTIONS = notebooks.solution_cells(notebooks.resolve(LESSON))
@@ -59,7 +59,7 @@ def test_of_a_race_backward_only_the_backward_pass_is_counted():
 
     given = [torch.randn(4, 8), torch.randn(4, 8)]
     bytes_each = given[0].nbytes
-    forward = tasks.moved(*tasks.counted(product, given, "forward"))
+    forward = race.moved(*race.counted(product, given, "forward"))
     assert forward == (1, 2 * bytes_each, bytes_each, 3 * bytes_each)
-    backward = tasks.moved(*tasks.counted(product, given, "backward"))  # dx = dy * w, and dw = dy * x
+    backward = race.moved(*race.counted(product, given, "backward"))  # dx = dy * w, and dw = dy * x
     assert backward == (2, 4 * bytes_each, 2 * bytes_each, 6 * bytes_each)

@@ -8,7 +8,6 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from labkit import notebooks, paths
-from labkit.exercises import lesson as session_module
 from labkit.exercises import progress, tasks, verdicts
 from labkit.run import execute
 
@@ -36,7 +35,7 @@ def learner(monkeypatch):
 
     class Session:
         def __init__(self, **options):
-            self.tasks = session_module.ExerciseSession(LESSON, **options)
+            self.tasks = tasks.Tasks(LESSON, **options)
 
         def run(self, source, answer=None, name="mask"):
             """The last thing that is shown: a verdict's bundle."""
@@ -46,8 +45,8 @@ def learner(monkeypatch):
                 shown.append(bundle)
                 return type("Handle", (), {"update": lambda self, new, raw: shown.append(new)})()
 
-            monkeypatch.setattr(session_module, "_current_cell", lambda: source)
-            monkeypatch.setattr(session_module, "_show", show)
+            monkeypatch.setattr(tasks, "_current_cell", lambda: source)
+            monkeypatch.setattr(tasks, "_show", show)
             self.tasks.check(name, answer)
             return shown[-1]
 
@@ -67,13 +66,11 @@ def of_mask():
     return progress.table().set_index(["lesson", "exercise"]).loc[(LESSON, "mask")]
 
 
-@pytest.mark.parametrize("name", session_module.judge.find(LESSON))
+@pytest.mark.parametrize("name", tasks.judge.find(LESSON))
 def test_the_untouched_cell_is_not_attempted_and_nothing_runs(learner, kept, monkeypatch, name):
     cells = [cell["source"] for cell in notebooks.read_json(notebooks.resolve(LESSON))["cells"]]
     (scaffold,) = [source for source in cells if f'tasks.check("{name}"' in source]
-    monkeypatch.setattr(
-        session_module.ExerciseSession, "_judge", lambda *_: pytest.fail("a process was asked")
-    )
+    monkeypatch.setattr(tasks.Tasks, "_judge", lambda *_: pytest.fail("a process was asked"))
     bundle = learner().run(f"# my notes\n\n{scaffold}\n", name=name)
     assert "not attempted" in bundle["text/plain"] and verdicts.CHECK_MIME not in bundle
     assert not kept.exists()
@@ -165,7 +162,7 @@ def test_unknown_names_are_refused(learner):
     with pytest.raises(ValueError, match=r"name: .*'maks'"):
         learner().tasks.solution("maks")
     with pytest.raises(ValueError, match="99_nothing"):
-        session_module.ExerciseSession("99_nothing")
+        tasks.Tasks("99_nothing")
 
 
 def test_in_a_notebook_the_verdict_takes_the_place_of_the_notice(tmp_path):
@@ -210,7 +207,7 @@ def test_reset_forgets_the_verdict_and_puts_the_cell_as_the_lesson_has_it_below(
     one, inputs = learner(), []
     one.run(masked("at <= count"))
     shell = type("Shell", (), {"set_next_input": lambda self, cell, replace: inputs.append((cell, replace))})
-    monkeypatch.setattr(session_module, "get_ipython", shell)
+    monkeypatch.setattr(tasks, "get_ipython", shell)
     one.tasks.reset("mask")
     ((cell, replaces),) = inputs
     assert "inside = ...  # for each place of the block" in cell and not replaces
