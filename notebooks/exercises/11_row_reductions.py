@@ -75,7 +75,7 @@ rows_norm = Exercise(
             contiguous_only=True,
         ),
     ),
-    right="A tile of short rows has enough to load for all lanes of a program.",
+    right="There are few programs to start, and each of them has enough to load.",
     race=RaceSpec(
         work.rms_norm,
         {"torch.compile": reference, "labkit": kernels.rms_norm},
