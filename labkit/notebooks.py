@@ -45,7 +45,7 @@ def key_of(path: Path) -> str:
 
 
 def resolve(name: str) -> Path:
-    """The lesson with this number ("01"), name (with or without its number) or file.
+    """The lesson with this number ("01" or "1"), name (with or without its number) or file.
 
     ValueError for a name that no lesson has.
     """
@@ -53,7 +53,8 @@ def resolve(name: str) -> Path:
     for path in lessons:
         whole = name_of(path)
         number = "" if "/" in whole else whole[:2]
-        if (name and name in (whole, number, key_of(path), f"{whole}.ipynb")) or file == path.resolve():
+        names = whole, number, number.lstrip("0"), key_of(path), f"{whole}.ipynb"
+        if (name and name in names) or file == path.resolve():
             return path
     listed = ", ".join(map(name_of, lessons)) or "none"
     raise ValueError(f"no lesson is called {name!r}; there are: {listed}")

@@ -40,7 +40,7 @@ def test_lessons_are_found_in_order_and_by_number_name_and_file(lesson, tmp_path
     for name in ["02_b", "notes", "1_c", "asides/toys"]:
         write(tmp_path, name)
     assert [notebooks.name_of(path) for path in notebooks.find()] == ["01_toy", "02_b", "asides/toys"]
-    for name in ["01", "01_toy", "toy", "01_toy.ipynb", str(lesson)]:
+    for name in ["01", "1", "01_toy", "toy", "01_toy.ipynb", str(lesson)]:
         assert notebooks.resolve(name) == lesson
     for name in ["asides/toys", "asides/toys.ipynb", str(tmp_path / "asides" / "toys.ipynb")]:
         assert notebooks.resolve(name) == tmp_path / "asides" / "toys.ipynb"
