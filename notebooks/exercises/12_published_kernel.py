@@ -221,11 +221,6 @@ MISTAKES = {
         "dx has as many rows as x, and `parts` has one for each program. A row has W numbers. BLOCK is only "
         "how wide the block is, and what lies beyond W has to be masked.",
     ),
-    "loop-number": Mistake(
-        "In the interpreter the number of a loop is Python's. How do you make 64 bits of it?",
-        "tl.cast(row, tl.int64) does it there and on a GPU.",
-        raises="'int' object has no attribute 'to'",
-    ),
     "sum-for-mean": Mistake(
         "With one column it is right. What is W times too large?",
         "Both means are sums divided by W, and tl.sum adds up.",
