@@ -73,19 +73,10 @@ def summary(rows: list[Row]) -> str:
     )
 
 
-def suite_order(found: pd.DataFrame) -> dict[str, int]:
-    """The place of each suite: those of an operation together, in the order of their first rows."""
-    suites = list(dict.fromkeys(found["suite"]))
-    operations = [suite.partition("/")[0].partition(",")[0] for suite in suites]
-    places = sorted(range(len(suites)), key=lambda n: operations.index(operations[n]))
-    return {suites[n]: place for place, n in enumerate(places)}
-
-
 def picture(found: pd.DataFrame, path: Path) -> str:
     """Draw a dot for each case over its ratio, on a line for each suite; gives the alt text."""
-    drawn = found.dropna(subset="ratio").sort_values(
-        "suite", key=lambda suites: suites.map(suite_order(found))
-    )
+    suites = list(dict.fromkeys(found["suite"]))
+    drawn = found.dropna(subset="ratio").sort_values("suite", key=lambda each: each.map(suites.index))
     names = drawn["suite"]
     figure = Figure(figsize=(8, 1 + 0.22 * names.nunique()), layout="constrained")
     axes = figure.subplots()
