@@ -219,6 +219,9 @@ def test_nothing_is_read_or_written_beyond_the_end(monkeypatch, rows, width, out
     (dz,) = op.kernels_of(lambda dy, z: linear.linear_dz(dy, z, "silu", False), z, z)
     groups, held = dz.programs // math.ceil(out / 128), 4 * math.ceil(out / 4)
     assert (dz.bytes_read, dz.bytes_written) == (2 * 4 * rows * out, 4 * (rows * held + groups * out))
+    half, held = z.bfloat16(), 8 * math.ceil(out / 8)
+    (dz,) = op.kernels_of(lambda dy, z: linear.linear_dz(dy, z, "silu", True), half, half)
+    assert dz.bytes_written == 2 * rows * held + 4 * groups * out, "parts of dbias have 32 bits"
 
 
 # --- gradients, torch.compile -------------------------------------------------------------------------

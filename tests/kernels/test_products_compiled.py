@@ -176,6 +176,15 @@ def test_no_size_is_added_to_before_tiles_are_counted(variants):
             assert re.search(r"scf\.for .* step %groups ", v.code.ttir), v
 
 
+def test_a_width_of_8_and_not_16_is_a_proof_of_wide_loads_and_stores():
+    def launch(*sizes):
+        M, N = sizes
+        linear.linear_dz(meta(M, N, dtype=bf16), meta(M, N, dtype=bf16), "relu", True)
+
+    (found,) = op.variants_of(KERNELS, {"sm_90": [(4096, 5288)]}, launch)
+    assert set(found.code.async_copies) == {128} and set(found.code.stores) >= {128}, found
+
+
 def test_more_columns_than_32_bits_count_are_numbered_in_64():
     def launch(*sizes):
         M, N = sizes
