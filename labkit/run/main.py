@@ -270,13 +270,18 @@ def lab_command(words: tuple[str, ...]) -> None:
         raise UserError("JupyterLab is missing: pip install 'gpu-labkit[course]'")
     named = bool(words) and not words[0].startswith("-")
     folder, options = Path(words[0] if named else "work"), words[named:]
+    new = not folder.exists()
     with value_errors_as_messages():
         for sentence in learners.open_folder(folder):
             click.echo(sentence)
     # In most containers the user is root, and Jupyter wants to be told that this is meant.
     root = ["--allow-root"] if os.getuid() == 0 else []
     usual = ["--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={folder.resolve()}", *root]
-    os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *usual, *options])
+    usual += ["--LabApp.default_url=/lab/tree/01_launch_overhead.ipynb"] if new else []
+    # Our settings, where the learner has none: no question about news before the first lesson.
+    ours, given = str(paths.DATA / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH")
+    environment = os.environ | {"JUPYTER_CONFIG_PATH": os.pathsep.join(filter(None, [ours, given]))}
+    os.execve(sys.executable, [sys.executable, "-m", "jupyterlab", *usual, *options], environment)
 
 
 def _learners_state(folder: Path | None) -> Path:

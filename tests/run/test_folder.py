@@ -42,7 +42,7 @@ def labkit(monkeypatch):
         return ran.output
 
     run.started = []
-    monkeypatch.setattr(os, "execv", lambda python, arguments: run.started.append(arguments))
+    monkeypatch.setattr(os, "execve", lambda python, arguments, _: run.started.append(arguments))
     return run
 
 
@@ -70,6 +70,9 @@ def test_lab_copies_every_lesson_without_outputs_and_starts_jupyterlab_there(cou
         assert arguments[:3] == [sys.executable, "-m", "jupyterlab"]
         assert "--ServerApp.ip=127.0.0.1" in arguments and arguments[-len(options) :] == options
         assert ("--allow-root" in arguments) == (os.getuid() == 0)
+        first = [a for a in arguments if "01_launch_overhead" in a]
+        again = [a for a in labkit.started if f"--ServerApp.root_dir={tmp_path / folder}" in a][1:]
+        assert len(first) == 1 and not [a for each in again for a in each if "01_launch_overhead" in a]
         assert not [a for a in arguments if "token" in a or "password" in a], "Jupyter's own token stays"
         for name in LESSONS:
             mine, published = (notebooks.read(at / f"{name}.ipynb") for at in (tmp_path / folder, course))
