@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache, partial, reduce
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -18,7 +19,13 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
-from triton.runtime.interpreter import FunctionRewriter, InterpretedFunction, InterpreterBuilder, TensorHandle
+from triton.runtime.interpreter import (
+    FunctionRewriter,
+    GridExecutor,
+    InterpretedFunction,
+    InterpreterBuilder,
+    TensorHandle,
+)
 
 from labkit import backend
 
@@ -358,6 +365,45 @@ def programs_in_order(order: Callable[[int], np.ndarray]) -> Iterator[None]:
 
     other = _with_first(set_grid_idx, InterpreterBuilder.set_grid_idx)
     with mock.patch.object(InterpreterBuilder, "set_grid_idx", other):
+        yield
+
+
+@contextmanager
+def corner_programs() -> Iterator[None]:
+    """Of each grid, run only the programs at its corners: the first and the last one of every axis.
+
+    Tensors stay where they are, while the interpreter would copy each of them back onto itself.
+    """
+    corners: list[tuple[int, ...]] = []
+    true_sizes: list[int] = []
+
+    def make(init: Any, executor: Any, function: Any, names: Any, grid: Any, *rest: Any) -> None:
+        def few(args: Any) -> tuple[int, ...]:
+            sizes = grid(args) if callable(grid) else grid
+            true_sizes[:] = [*sizes] + [1] * (3 - len(sizes))
+            corners[:] = product(*(sorted({0, size - 1}) if size else () for size in true_sizes))
+            return (len(corners), 1, 1)
+
+        init(executor, function, names, few, *rest)
+
+    def set_grid_dim(place: Any, builder: Any, *sizes: int) -> None:
+        place(builder, *true_sizes)
+
+    def set_grid_idx(place: Any, builder: Any, number: int, *rest: int) -> None:
+        place(builder, *corners[number])
+
+    def keep(executor: Any, args: Any, named: Any) -> tuple[Any, Any]:
+        return args, named
+
+    with ExitStack() as stack:
+        for owner, name, new in (
+            (GridExecutor, "__init__", _with_first(make, GridExecutor.__init__)),
+            (GridExecutor, "_init_args_hst", keep),
+            (GridExecutor, "_restore_args_dev", lambda executor, *copies: None),
+            (InterpreterBuilder, "set_grid_dim", _with_first(set_grid_dim, InterpreterBuilder.set_grid_dim)),
+            (InterpreterBuilder, "set_grid_idx", _with_first(set_grid_idx, InterpreterBuilder.set_grid_idx)),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, new))
         yield
 
 

@@ -124,6 +124,16 @@ AT_SIZE = (
     "It is right at the small sizes of the check. Which number in your kernel was enough for those only?",
     "Look at the grid, at fixed blocks, and at products of sizes beyond 2**31.",
 )
+BITS_32 = (
+    "It is right where tensors are small. Which product in your kernel grows with their size?",
+    "tl.program_id and tl.arange have 32 bits, and so has what is computed of them: from 2**31 on it is "
+    "negative.",
+    "Turn one factor to 64 bits before it is multiplied: tl.program_id(0).to(tl.int64).",
+)
+PROGRAMS_ON_AXIS = (
+    "Which number of your grid grows with the number of rows or sequences, and on which axis does it stand?",
+    "Axis 0 takes 2**31 - 1 programs, axes 1 and 2 only 65,535. What may be many belongs on axis 0.",
+)
 
 # ---- exceptions --------------------------------------------------------------------------------------------
 

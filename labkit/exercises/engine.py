@@ -121,14 +121,15 @@ class Mistake:
 class Property:
     """A requirement beyond right values: one launch, no store outside.
 
-    ``problem(call)`` returns a sentence, or "". It is checked after the values, or ``before_values`` if it
-    can explain wrong ones; in all layouts, or in ``contiguous_only`` if others may be copied first.
+    ``problem(call)`` returns a sentence, or "" (for an exercise's ``compiled`` it gets a kernel). It is
+    checked after the values, or ``before_values`` if it can explain wrong ones; in all layouts, or in
+    ``contiguous_only`` if others may be copied first.
     """
 
     def __init__(
         self,
         name: str,
-        problem: Callable[[Call], str],
+        problem: Callable[[Any], str],
         *hints: str,
         before_values: bool = False,
         contiguous_only: bool = False,
@@ -182,8 +183,12 @@ class Exercise:
     inputs: Callable[..., dict[str, Any]]
     large: tuple[tuple[Any, ...], ...] = ()
     """Further cases, tried in the first dtype and layout only."""
+    vast: tuple[tuple[Any, ...], ...] = ()
+    """Cases of millions of rows, most of more than 2**31 elements: only corners of the grid run (`vast`)."""
     mistakes: Mapping[str, Mistake] = field(default_factory=dict)
     properties: tuple[Property, ...] = ()
+    compiled: Property | None = None
+    """Of each kernel as it is compiled for a GPU, a `codegen.CompiledKernel`."""
     call: Callable[..., Any] = lambda answer, *arguments: answer(*arguments)
     dtypes: tuple[torch.dtype | None, ...] = (None,)
     layouts: tuple[str, ...] = ("contiguous",)
@@ -268,13 +273,17 @@ def explain(exercise: Exercise, problem: Problem, calls: Sequence[Call]) -> Find
     if name == WRONG_VALUES:
         strided = call.layout != "contiguous"
         name, hints = ("strides", common_hints.STRIDES) if strided else ("", ())
+    observed = problem.observed
     if wrong not in (FORM, DTYPE):  # a result of the wrong form cannot be compared with a mistake's
         finished = [each for each in calls if each.error is None]
         for known, mistake in exercise.mistakes.items():
             if _makes_mistake(exercise, mistake, finished):
                 name, hints = known, mistake.hints
+                if mistake.gives:  # its hints are about the values, so these are shown, too
+                    call = next(each for each in finished if _wrong_values(exercise, each))
+                    observed = _wrong_values(exercise, call)
                 break
-    return Finding("wrong", f"{call}: {problem.observed}", name, hints=hints)
+    return Finding("wrong", f"{call}: {observed}", name, hints=hints)
 
 
 def _makes_mistake(exercise: Exercise, mistake: Mistake, finished: Sequence[Call]) -> bool:

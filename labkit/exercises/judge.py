@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from labkit import child_process, interpreter, notebooks
-from labkit.exercises import common_hints, engine, exception_hints, interpreter_recording
+from labkit.exercises import common_hints, engine, exception_hints, interpreter_recording, vast
 from labkit.exercises.engine import Call, Exercise, Finding
 from labkit.measure import codegen, correctness
 
@@ -72,6 +72,9 @@ def judge_in_child(
             has = f"{SHARED_BYTES // 1024} KB and {WARPS}"
             observed = f"Interpreted it is right, but {each.kernel} asks for {asks}. An H100 has {has}."
             return Finding("wrong", observed, "too-much", hints=common_hints.TOO_MUCH)
+        wanted = find(lesson)[name].compiled
+        if wanted is not None and (problem := wanted.problem(each)):
+            return Finding("wrong", problem, wanted.name, hints=wanted.hints)
     return finding
 
 
@@ -240,6 +243,7 @@ def judge(exercise: Exercise, answer: Any, file: Path) -> tuple[Finding, list[co
         found := _reused_memory([*done, *again])
         or _in_any_order(exercise, answer)
         or _elsewhere(exercise, answer)
+        or vast.finding(exercise, answer)
     ):
         return found, []
     return _right(exercise, done), _kernels(done)

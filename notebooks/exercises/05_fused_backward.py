@@ -26,12 +26,33 @@ from torch.nn import functional
 gelu = partial(functional.gelu, approximate="tanh")
 CASES: dict[str, Any] = {
     "cases": ((1, 1), (3, 5), (40, 70), (0, 8)),
-    "large": ((100, 33), (2, 300)),
+    "large": ((100, 33), (2, 300), (600, 3), (40, 70, True)),
+    "vast": ((500_000, 40),),
     **KERNEL_CASES,
 }
 """How both kernels are tried: below one tile, in the middle of the second one, empty, with many rows."""
 MANY_ROWS = 32
 """From so many rows on, the parts of tiles are small beside the matrix."""
+
+
+def matrices(*names: str) -> Callable[..., dict[str, Tensor]]:
+    """Inputs (rows, width), but (width,) for bias; in a case with True each matrix ends with NaN."""
+
+    def draw(rows: int, width: int, poisoned: bool = False) -> dict[str, Tensor]:
+        given = {name: torch.randn((width,) if name == "bias" else (rows, width)) for name in names}
+        if poisoned:
+            for each in given.values():
+                if each.dim() == 2:
+                    each[-1, -1] = torch.nan
+        return given
+
+    return draw
+
+
+def nan_elsewhere(calls: Sequence[Call]) -> bool:
+    """Whether just the case with NaN in a corner is wrong: by NaN in sums of other columns."""
+    wrong = [call for call in calls if difference(call.got, call.want, 0.05)]
+    return bool(wrong) and all(call.case[2:] == (True,) for call in wrong)
 
 
 def one_kernel(call: Call) -> str:
@@ -164,8 +185,10 @@ SUMS = (
     Property(
         "rounded-twice",
         ROUNDED_ONCE.problem,
-        "In which dtype are the values that your kernel computes with, and in which one is `parts`?",
-        "Both are float32: a load has .to(tl.float32), and torch.empty without a dtype gives float32.",
+        "In which dtype does your kernel compute, in which one is `parts`, and in which one is its sum?",
+        "All are float32: a load has .to(tl.float32), torch.empty without a dtype gives float32, and so does "
+        "parts.sum(0).",
+        "The sum is rounded when it is ready: parts.sum(0).to(x.dtype).",
         before_values=True,
     ),
     Property(
@@ -198,6 +221,11 @@ MASK_SHAPE = Mistake(
     "Which shape have the addresses, and which the mask beside them?",
     "What lies along a row, such as bias + j or a row of `parts`, needs a mask of that shape: j < width.",
     raises="Expected pointer argument to have shape",
+)
+TIMES_ZERO = Mistake(
+    "One NaN in a corner of the matrix, and other columns' sums are NaN as well. What is 0 times NaN?",
+    "NaN. A place outside of the tile is not loaded at all where its load has mask=inside, other=0.0.",
+    when=nan_elsewhere,
 )
 NOT_UNPACKED = Mistake(
     "How many results does each function return that your kernel calls?",
@@ -248,7 +276,7 @@ sums = Exercise(
     "sums in a fixed order",
     "column_sums",
     reference=column_sums,
-    inputs=lambda rows, width: {"x": torch.randn(rows, width)},
+    inputs=matrices("x"),
     **CASES,
     properties=SUMS,
     right="Each part has a place of its own, so nobody's result depends on who comes first.",
@@ -260,6 +288,7 @@ sums = Exercise(
         "same-rows": Mistake(*SAME_ROWS, gives=first_again),
         "last-rows": Mistake(*LAST_ROWS, gives=(WHOLE, HALF_TILES)),
         "mask-shape": MASK_SHAPE,
+        "times-zero": TIMES_ZERO,
         "mean": Mistake(
             "By which number is your sum too small?",
             "Add up, and divide by nothing.",
@@ -334,12 +363,7 @@ backward = Exercise(
     "all gradients in one pass",
     "chain_backward",
     reference=gradients,
-    inputs=lambda rows, width: {
-        "dy": torch.randn(rows, width),
-        "x": torch.randn(rows, width),
-        "bias": torch.randn(width),
-        "other": torch.randn(rows, width),
-    },
+    inputs=matrices("dy", "x", "bias", "other"),
     **CASES,
     properties=(*SUMS, READ_ONCE),
     right="dy, x and other are read once, dx and dother written once, and the sum costs no pass.",
@@ -354,6 +378,7 @@ backward = Exercise(
     mistakes={
         **column_mistakes(gradients),
         "mask-shape": MASK_SHAPE,
+        "times-zero": TIMES_ZERO,
         "not-stored": Mistake(
             "Which of the two matrices did nobody write?",
             "The kernel has to store both: dx and dother.",

@@ -94,7 +94,8 @@ product = Exercise(
     "product",
     reference=linear,
     cases=((1, 1, 1), (5, 3, 31), (37, 66, 70)),
-    large=((3, 5, 64), (2, 3, 1030), (260, 70, 5), (2, 260, 33)),
+    large=((3, 5, 64), (2, 3, 1030), (260, 70, 5), (2, 260, 33), (1, 2, 2100)),
+    vast=((2**26 + 1, 40, 40), (40, 4_000_000, 800)),
     inputs=matrices,
     right="Each number that a program loads is used 64 times, and nothing beyond a tensor is loaded.",
     properties=PRODUCT,
@@ -212,7 +213,8 @@ described = Exercise(
     "described",
     reference=linear,
     cases=((1, 1, 8), (5, 19, 40), (33, 40, 72)),
-    large=((2, 3, 264), (130, 3, 40), (2, 140, 24)),
+    large=((2, 3, 264), (130, 3, 40), (2, 140, 24), (1, 1, 2104)),
+    vast=((2**26 + 1, 40, 40),),
     inputs=matrices,
     right="To load, nobody computes addresses or masks: one thread asks for a whole tile.",
     properties=PRODUCT,
@@ -265,6 +267,11 @@ described = Exercise(
         "step-for-column": Mistake(
             "At which column begins the tile of the second step?",
             "At BK: a descriptor counts columns, and not steps.",
+            raises=r"must be 16-byte aligned.*\n.*\.load\(",
+        ),
+        "rows-not-aligned": Mistake(
+            "A descriptor wants rows that begin at multiples of 16 bytes. Which K has such rows in 16 bits?",
+            "Multiples of 8. For the others launch_described copies x and weight, by aligned_rows.",
             raises="must be 16-byte aligned",
         ),
         "pointer": Mistake(

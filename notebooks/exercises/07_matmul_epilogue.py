@@ -152,7 +152,8 @@ epilogue = Exercise(
     "linear_gelu",
     reference=layer,
     cases=((1, 1, 8), (5, 19, 40), (33, 40, 72)),
-    large=((2, 3, 264), (130, 3, 8), (2, 140, 24)),
+    large=((2, 3, 264), (130, 3, 8), (2, 140, 24), (1, 1, 2104)),
+    vast=((2**26 + 1, 40, 40),),
     inputs=layer_inputs,
     right="The sums never reach memory: one tensor is written, and no second kernel touches it again.",
     properties=PRODUCT,
@@ -217,6 +218,11 @@ epilogue = Exercise(
                     in_each_step(lambda sums, bias: sums + bias)(x, w, b), approximate="tanh"
                 ),
             ),
+        ),
+        "erf": Mistake(
+            "It's right to three digits. GELU has two forms: which one does the text ask for?",
+            "The one with tanh, which the lesson's `gelu` computes.",
+            gives=lambda x, w, b: gelu(linear(x, w) + b),
         ),
         "rounded-sums": Mistake(
             "It's right to three digits. Which line rounds float32 to 16 bits before the end?",

@@ -4,6 +4,7 @@ from labkit import kernels, work
 from labkit.exercises import judge
 from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, difference
 from labkit.exercises.properties import KERNEL_CASES, PRODUCT
+from labkit.measure.codegen import CompiledKernel
 from labkit.work.grouped import reference
 
 import inspect
@@ -82,6 +83,12 @@ def no_stages(call: Call) -> str:
     return "" if told else "num_stages does not reach the launch."
 
 
+def waiting_loads(kernel: CompiledKernel) -> str:
+    """Whether no load runs ahead, as a copy to shared memory, which takes 4 bytes at least."""
+    can = kernel.widest_load >= 32
+    return "" if kernel.async_copies or not can else "Compiled for an H100, no load runs ahead of the loop."
+
+
 def without_per(gives: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The same, called with the number of tiles, too."""
     return lambda x, weight, bias, per: gives(x, weight, bias)
@@ -118,7 +125,9 @@ stays = Exercise(
         (900, 2, 8, 4),
         (900, 2, 3, 20),
         (5, 2, 100, 13),
+        (3, 1, 140, 13),
     ),
+    vast=((70_000, 2000, 20, 13), (64, 60_000, 200, 13)),
     inputs=part_inputs,
     properties=(
         *PRODUCT,
@@ -143,6 +152,13 @@ stays = Exercise(
         ),
     ),
     **KERNEL_CASES,
+    compiled=Property(
+        "waiting-loads",
+        waiting_loads,
+        "The results are right. What has to be so, that Triton lets a loop's loads run ahead?",
+        "It does that in a `for` loop over range, never in a `while`, and with two stages at least: the "
+        "launch has num_stages=num_stages.",
+    ),
     right="Each program loads its matrix once, and no load of x waits for a result.",
     race=RaceSpec(
         work.grouped,

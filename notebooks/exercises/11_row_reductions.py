@@ -62,7 +62,8 @@ rows_norm = Exercise(
     "rows_norm",
     reference=reference,
     cases=((1, 1), (3, 5), (70, 33)),
-    large=((4, 128), (2, 2500), (9, 600)),
+    large=((4, 128), (2, 5000), (9, 600)),
+    vast=((2**25 + 1, 70),),
     inputs=row_inputs,
     properties=(
         *POINTWISE,
@@ -248,7 +249,8 @@ softmax = Exercise(
     "softmax",
     reference=right_softmax,
     cases=((1, 1), (3, 5), (2, 1500)),
-    large=((2, 4096), (1, 3000), (5, 300), (4, 70)),
+    large=((2, 4096), (1, 17_000), (5, 300), (4, 70)),
+    vast=((2**25 + 1, 70),),
     inputs=long_rows,
     properties=(
         *POINTWISE,

@@ -283,7 +283,8 @@ row_backward = Exercise(
     "row_backward",
     reference=gradients(),
     cases=((1, 4), (5, 3), (9, 33), (64, 40)),
-    large=((3, 640), (70, 128)),
+    large=((3, 640), (70, 128), (1, 5000)),
+    vast=((70_000, 40_000),),
     inputs=norm_inputs,
     **KERNEL_CASES,
     properties=(
@@ -327,7 +328,8 @@ few_backward = Exercise(
     "few_backward",
     reference=gradients(),
     cases=((1, 4, 2), (5, 3, 2), (9, 33, 4), (64, 40, 16)),
-    large=((3, 640, 2), (6, 128, 9), (40, 16, 4)),
+    large=((1, 5000, 1), (3, 640, 2), (6, 128, 9), (40, 16, 4)),
+    vast=((70_000, 40_000, 35_000),),
     inputs=norm_inputs,
     **KERNEL_CASES,
     properties=(

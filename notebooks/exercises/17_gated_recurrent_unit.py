@@ -1,11 +1,12 @@
 """Tasks of lesson 17: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels, work
-from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, difference
 from labkit.exercises.properties import FEWEST, KERNEL_CASES, PRODUCT, ROUNDED_ONCE, ROUNDED_TWICE
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -84,10 +85,16 @@ ROUNDED_CARRY = Property(
 )
 
 
+MANY_STEPS = 50
+"""More than there are loads of weights in a program that has them before its loop."""
+
+
 def weights_again(call: Call) -> str:
-    weight, programs = call.passed["weight"], -(-len(call.got) // 16)
-    times = len(call.launches.loaded(weight)) / max(1, weight.numel()) / programs
-    return f"each program loaded each weight {times:.3g} times." if times > 1 else ""
+    """Whether there are as many loads of weights as steps, however many programs share the sequences."""
+    weight, steps = call.passed["weight"], call.case[1]
+    loads = sum(len(replace(call.launches, loads=[each]).loaded(weight)) > 0 for each in call.launches.loads)
+    many = steps > MANY_STEPS and loads >= steps
+    return f"with {steps} steps there are {loads} loads of weights." if many else ""
 
 
 WEIGHTS_ONCE = Property(
@@ -97,6 +104,19 @@ WEIGHTS_ONCE = Property(
     "They are the same at each step: load them before the loop, and they stay on the multiprocessor.",
     contiguous_only=True,
 )
+
+
+def weights_of_others(calls: Sequence[Call]) -> bool:
+    """Whether more weights are loaded than there are, and all is right where H fills a block."""
+    full = [call for call in calls if call.case[2] == 16]
+    single = [call for call in calls if call.case[1] == 1]  # one step loads them once, also in the loop
+
+    def too_many(call: Call) -> bool:
+        weight, programs = call.passed["weight"], -(-call.case[0] // 16)
+        return len(call.launches.loaded(weight)) > weight.numel() * programs
+
+    again = any(map(weights_again, calls)) or any(difference(call.got, call.want, 0.05) for call in full)
+    return any(map(too_many, single)) and not again
 
 
 def layer_of(answer: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -111,7 +131,8 @@ gru = Exercise(
     "gru",
     reference=states(),
     cases=((1, 1, 1), (2, 3, 5), (18, 2, 20)),
-    large=((2, 2, 16), (1, 2, 33), (1, 12, 3), (35, 1, 4)),
+    large=((2, 2, 16), (1, 2, 33), (1, 70, 3), (35, 1, 4), (1, 1, 100)),
+    vast=((2**24, 2, 70),),
     inputs=layer_inputs,
     right="The weights are loaded once for all steps, and h never comes back from memory.",
     properties=(*(each for each in PRODUCT if each is not ROUNDED_ONCE), WEIGHTS_ONCE, ROUNDED_CARRY),
@@ -130,6 +151,11 @@ gru = Exercise(
             "Step 0 is right, step 1 is not. Along which of a matrix's two axes does tl.dot(h, w) add up?",
             "Along w's rows, the old features. Load it as rnn_kernel does, turned: weight + n * H + old.",
             gives=states(lambda h, i, w, b: cell(h, i, [each.T for each in w], b)),
+        ),
+        "weight-mask": Mistake(
+            "With H = 16 it is right, with H = 20 it is not. Which numbers of `weight` do your blocks hold?",
+            "A block is (BH, BH), a matrix (H, H): mask both axes, n < H and old < H, with other=0.0.",
+            when=weights_of_others,
         ),
         "same-matrix": Mistake(
             "How far is it from W_hr to W_hz in `weight`, and which matrices do your three loads bring?",

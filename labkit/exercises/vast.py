@@ -1,0 +1,149 @@
+"""A kernel at sizes that this machine's memory does not hold: its programs at the corners of the grid alone.
+
+A kernel that is right at small sizes can still compute an address in 32 bits, launch more programs on an axis
+than a GPU has, or make room for as many parts as the small sizes need. At a size of more than 2**31 elements
+each of these shows in the addresses that the first and the last programs use. Nothing but addresses is looked
+at. So tensors are address space: memory that the system hands out when it is touched, and few places are.
+"""
+
+import mmap
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from labkit import interpreter
+from labkit.dispatch_mode import LightDispatchMode
+from labkit.exercises import common_hints
+from labkit.exercises.engine import Call, Exercise, Finding
+
+LARGE_BYTES = 2**24
+"""From so many bytes on a tensor is address space; PyTorch computes with smaller ones."""
+PROGRAMS = (2**31 - 1, 65535, 65535)
+"""At most so many programs on each axis of a grid (CUDA C++ Programming Guide, technical specifications)."""
+BITS_32 = 2**31 - 1
+"""The largest number that 32 bits hold."""
+LIMIT_S = 1.0
+"""Corners that still run after so long tell nothing; programs that share out all the work do that."""
+NO_RESERVE = 0x4000
+"""MAP_NORESERVE of Linux's mmap, which Python names since 3.13."""
+
+
+def finding(exercise: Exercise, answer: Any) -> Finding | None:
+    """What the corners of an exercise's vast cases do that a GPU could not do, or that no tensor has."""
+    for case in exercise.vast:
+        space = _AddressSpace()
+        with torch.device("meta"):
+            inputs = exercise.inputs(*case)
+        dtype = exercise.dtypes[-1]
+        cast = {
+            name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+            for name, value in inputs.items()
+        }
+        given = tree_map_only(Tensor, space.tensor, cast)
+        watch = _Corners(space)
+        try:
+            with torch.no_grad(), interpreter.watching(watch), interpreter.corner_programs(), space:
+                exercise.call(answer, *given.values())
+        except Exception:
+            if watch.hints:
+                call = Call(case, dtype, "contiguous", given, given, None)
+                return Finding("wrong", f"{call}: {watch.observed}", watch.mistake, hints=watch.hints)
+    return None
+
+
+class _AddressSpace(LightDispatchMode):
+    """Makes large tensors of address space, and knows where all tensors lie that are made inside.
+
+    An operation of PyTorch on a large tensor computes nothing: its result has the right form, and zeros.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spans: list[tuple[int, int]] = []
+        """First address of each tensor's memory, and the one behind its end."""
+        self._tensors: list[Tensor] = []  # nobody else gets memory in which an address would be theirs
+
+    def tensor(self, form: Tensor) -> Tensor:
+        """A tensor of zeros with the form of one on the device meta."""
+        count = 1 + sum((n - 1) * step for n, step in zip(form.shape, form.stride(), strict=True))
+        count = count if form.numel() else 0
+        memory = mmap.mmap(-1, max(1, count * form.itemsize), flags=mmap.MAP_SHARED | NO_RESERVE)
+        flat = torch.frombuffer(memory, dtype=form.dtype, count=count) if count else form.new_empty(0)
+        return self._known(flat.as_strided(form.shape, form.stride()))
+
+    def _known(self, made: Tensor) -> Tensor:
+        storage = made.untyped_storage()
+        self.spans.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
+        self._tensors.append(made)
+        return made
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        large = any(each.numel() * each.itemsize >= LARGE_BYTES for each in tensors)
+        aliases = [value.alias_info for value in func._schema.returns]
+        if any(aliases):
+            in_place = any(each is not None and each.is_write for each in aliases)
+            return args[0] if large and in_place else func(*args, **kwargs)
+        if not large and (tensors or "device" not in kwargs):
+            made = func(*args, **kwargs)
+            return tree_map_only(Tensor, self._known, made)
+        on_meta = {**kwargs, "device": torch.device("meta")} if kwargs.get("device") else kwargs
+        forms = func(*tree_map_only(Tensor, _form, args), **tree_map_only(Tensor, _form, on_meta))
+        return tree_map_only(Tensor, self.tensor, forms)
+
+
+def _form(tensor: Tensor) -> Tensor:
+    """The same tensor on the device meta, where nothing has memory."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+class _FoundError(Exception):
+    """Ends a launch whose problem is known, or that takes too long."""
+
+
+class _Corners(interpreter.Observer):
+    """Ends the call at the first program that a GPU has not, or at the first address that no tensor has."""
+
+    def __init__(self, space: _AddressSpace) -> None:
+        self.observed, self.mistake, self.hints = "", "", ()
+        self._space, self._until = space, time.monotonic() + LIMIT_S
+
+    def _end(self, observed: str, mistake: str, hints: tuple[str, ...]) -> None:
+        self.observed, self.mistake, self.hints = observed, mistake, hints
+        raise _FoundError(observed)
+
+    def grid(self, *sizes: int) -> None:
+        for axis, (size, most) in enumerate(zip(sizes, PROGRAMS, strict=True)):
+            if size > most:
+                said = f"the launch has {size:,} programs on axis {axis}, and a GPU takes {most:,} at most."
+                self._end(said, "programs-on-axis", common_hints.PROGRAMS_ON_AXIS)
+
+    def load(self, addresses: np.ndarray, size: int, unfilled: bool) -> None:
+        self._see(addresses, size, "loads from")
+
+    def store(self, addresses: np.ndarray, size: int) -> None:
+        self._see(addresses, size, "stores to")
+
+    def atomic(self, addresses: np.ndarray, size: int) -> None:
+        self._see(addresses, size, "adds to")
+
+    def _see(self, addresses: np.ndarray, size: int, does: str) -> None:
+        if time.monotonic() > self._until:
+            raise _FoundError("too long")
+        if not len(addresses):
+            return
+        first, behind = np.array(self._space.spans).T
+        outside = addresses[~((addresses[:, None] >= first) & (addresses[:, None] < behind)).any(1)]
+        if not len(outside):
+            return
+        away = np.abs(np.concatenate([first - outside[0], outside[0] - behind + size])).min() // size
+        said = f"a program {does} an address {away:,} elements away from any tensor"
+        if max(behind - first) // size > BITS_32:
+            said += ". A tensor has more than 2,147,483,647 elements, the largest number in 32 bits."
+            self._end(said, "32-bits", common_hints.BITS_32)
+        self._end(f"{said}.", "at-size", common_hints.AT_SIZE)
