@@ -110,7 +110,8 @@ class _Corners(interpreter.Observer):
     """Ends the call at the first program that a GPU has not, or at the first address that no tensor has."""
 
     def __init__(self, space: _AddressSpace) -> None:
-        self.observed, self.mistake, self.hints = "", "", ()
+        self.observed, self.mistake = "", ""
+        self.hints: tuple[str, ...] = ()
         self._space, self._until = space, time.monotonic() + LIMIT_S
 
     def _end(self, observed: str, mistake: str, hints: tuple[str, ...]) -> None:
