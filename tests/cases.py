@@ -9,7 +9,6 @@ from benchmarks.workloads import mlp
 from benchmarks.workloads import recurrent as recurrent
 from benchmarks.workloads.elementwise import affine as plain_affine
 from benchmarks.workloads.grouped import grouped_reference
-from benchmarks.workloads.stack import stack
 from labkit import kernels
 
 # --- one number after the other, and rows
@@ -35,17 +34,12 @@ def rows_of(shape: tuple[int, ...]) -> tuple[Tensor, ...]:
     return torch.randn(shape) * torch.randn(*shape[:-1], 1).exp(), weight_of(shape[-1])
 
 
-def plain_norm_gelu(z: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
-    return functional.gelu(functional.rms_norm(z + bias, gain.shape, gain, 1e-6), approximate="tanh")
-
-
 def gated(shape: tuple[int, ...]) -> tuple[Tensor, ...]:
     return torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape)
 
 
 AFFINE = Case(kernels.affine, plain_affine, vectors, (6, 33), "affine")
 GELU_MUL = Case(kernels.gelu_mul, mlp.chain, gated, (6, 33))
-NORM_GELU = Case(kernels.norm_gelu, plain_norm_gelu, normal_rows, (5, 20))
 RMS_NORM = Case(kernels.rms_norm, recurrent.rms_norm, rows_of, (2, 3, 20))
 
 # --- sequences
@@ -124,11 +118,4 @@ def grouped(groups: int, d_in: int, d_out: int | None = None, bias: bool = True)
     return inputs
 
 
-def blocks_of(shape: tuple[int, ...], depth: int = 3) -> tuple[Tensor, ...]:
-    width = shape[-1]
-    biases, gains = 0.3 * torch.randn(depth, width), 1 + 0.1 * torch.randn(depth, width)
-    return torch.randn(shape), scaled(depth, width, width), biases, gains
-
-
 GROUPED = Case(kernels.grouped_linear, plain_grouped, grouped(5, 16), (2, 35))
-BLOCKS = Case(kernels.fused_mlp(2), stack, blocks_of, (5, 20), "fused_mlp")

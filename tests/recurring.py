@@ -23,9 +23,7 @@ norms, steps, normed, sums = (  # the package's attribute rms_norm is the functi
 KERNELS = {
     norms: (
         "rms_norm_kernel",
-        "rms_norm_windows_kernel",
-        "rms_norm_flat_kernel",
-        "rms_norm_grad_flat_kernel",
+        "rms_norm_grad_kernel",
     ),
     sums: ("column_sum_kernel",),
     steps: ("states_kernel", "states_grad_kernel"),

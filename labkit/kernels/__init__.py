@@ -13,9 +13,9 @@ from labkit.kernels.graphs import GraphedStep
 from labkit.kernels.grouped import GroupedLinear, grouped_linear
 from labkit.kernels.gru import GRU, gru
 from labkit.kernels.linear import linear_act, matmul
-from labkit.kernels.mlp import GeGLU, fused_gate_up, fused_mlp, geglu_mlp
+from labkit.kernels.mlp import GeGLU, geglu_mlp
 from labkit.kernels.recurrence import linear_recurrence, min_gru
-from labkit.kernels.rms_norm import norm_gelu, rms_norm
+from labkit.kernels.rms_norm import rms_norm
 from labkit.kernels.rms_recurrence import rms_recurrence
 
 __all__ = [
@@ -24,8 +24,6 @@ __all__ = [
     "GraphedStep",
     "GroupedLinear",
     "affine",
-    "fused_gate_up",
-    "fused_mlp",
     "geglu_mlp",
     "gelu_mul",
     "grouped_linear",
@@ -34,7 +32,6 @@ __all__ = [
     "linear_recurrence",
     "matmul",
     "min_gru",
-    "norm_gelu",
     "rms_norm",
     "rms_recurrence",
 ]

@@ -254,14 +254,6 @@ def retains_graph() -> bool:
     return kept
 
 
-def no_gradient(name: str, *tensors: Tensor | None) -> None:
-    """Raise a RuntimeError if autograd would have to record a call of a function without a backward."""
-    if needs_grad(*tensors):
-        raise RuntimeError(
-            f"{name} has no backward: call it under torch.no_grad(), or with tensors that require no gradient"
-        )
-
-
 @functools.cache
 def _several_gpus() -> bool:
     """Whether an operator has to make its tensors' GPU the current one."""

@@ -1,11 +1,9 @@
-"""MLPs in few kernels: one with a gate, and stacks of Linear, RMSNorm and GELU.
+"""The gated MLP (gelu(x Wg.T) * (x Wu.T)) Wd.T: gate, up, GELU and their product are one kernel.
 
-``geglu_mlp`` is (gelu(x Wg.T) * (x Wu.T)) Wd.T: gate, up, GELU and their product are one kernel, forward and
-backward. ``fused_mlp`` is block after block while a program's rows stay on chip; it has no backward.
+They are one forward, and one backward.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,28 +13,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from labkit.kernels.common import (
-    DeviceLimits,
     activate,
     activation_and_derivative,
     autocast,
     cdiv,
     check_tensor,
     count_tiles,
-    device_limits,
     dot,
-    empty_contiguous,
-    gelu_gate,
     is_traced,
     needs_grad,
     next_power_of_2,
-    no_gradient,
     offset64,
     once_differentiable,
     operator,
     retains_graph,
 )
 from labkit.kernels.linear import launch_product, load_tile, split_columns, store_tile, swizzled_tile
-from labkit.kernels.rms_norm import inverse_rms
 
 # ---- geglu_mlp: kernels ------------------------------------------------------------------------------------
 # weight (2, H, K) is gate's and up's. Where the products are kept, they lie side by side: (M, 2, H).
@@ -192,28 +184,6 @@ def geglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
     return y.view(x.shape)
 
 
-def fused_gate_up(x: Tensor, w_gate_up: Tensor, keep: bool = False) -> tuple[Tensor, Tensor | None]:
-    """gelu(x Wg.T) * (x Wu.T) without gradients; with ``keep`` gate and up themselves, too.
-
-    Args:
-        x: (M, d); float32, float16 or bfloat16, any strides.
-        w_gate_up: (2, h, d), gate first, of x's dtype and device.
-
-    Returns:
-        The result (M, h), and gate and up (M, 2, h) or None; contiguous, of x's dtype, each rounded once.
-
-    Raises:
-        ValueError: for another shape, dtype or device, naming the argument.
-        RuntimeError: if autograd would have to record the call.
-    """
-    check_tensor("x", x, (None, None))
-    check_tensor("w_gate_up", w_gate_up, (2, None, x.shape[-1]), like=x)
-    no_gradient("fused_gate_up", x, w_gate_up)
-    x, w_gate_up = autocast(x, w_gate_up)
-    hidden, *kept = gate_up_forward(x, w_gate_up, keep)
-    return hidden, kept[0] if keep else None
-
-
 class GeGLU(nn.Module):
     """``geglu_mlp`` as a module: w_gate_up (2, h, d) and w_down (d, h), initialised like nn.Linear's weight.
 
@@ -253,116 +223,3 @@ class GeGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (..., d) to (..., d)."""
         return geglu_mlp(x, self.w_gate_up, self.w_down)
-
-
-# ---- fused_mlp: kernel -------------------------------------------------------------------------------------
-# x is (R, W), weight (L, W, W) as in nn.Linear, bias and gain (L, W).
-
-
-@triton.jit
-def fused_mlp_kernel(
-    x, weight, bias, gain, y, R, first, last, W: tl.constexpr, BM: tl.constexpr, BW: tl.constexpr
-):
-    """A program takes BM whole rows, which the norm needs, through the blocks ``first`` to ``last`` - 1.
-
-    Nothing is stored between two blocks, and no program waits for another. The compiler pipelines the loop:
-    where two weights fit in shared memory, the next block's is loaded while this one is multiplied.
-    """
-    start = tl.program_id(0) + 0 * R  # 64-bit where R is
-    m, n = tl.arange(0, BM)[:, None], tl.arange(0, BW)  # (BM, 1), (BW,)
-    tile = offset64(start, BM * W)  # offsets within a tile need 32 bits only
-    at, columns = m * W + n[None, :], n < W  # (BM, BW), (BW,)
-    inside = (start * BM + m < R) & columns[None, :]  # (BM, BW)
-    square = columns[:, None] & columns[None, :]  # (BW, BW)
-    h = tl.load(x + tile + at, inside, other=0.0)  # (BM, BW)
-    for i in tl.range(first, last):
-        w = tl.load(weight + i * W * W + n[None, :] * W + n[:, None], square, other=0.0)  # (in, out)
-        b = tl.load(bias + i * W + n, columns, other=0.0).to(tl.float32)  # (BW,)
-        g = tl.load(gain + i * W + n, columns, other=0.0).to(tl.float32)
-        # By multiply-adds in float32: three products of TF32 would take 250 registers instead of 80, and more
-        # shared memory.
-        z = dot(h, w, None, "ieee") + b[None, :]  # (BM, BW)
-        u = z * inverse_rms(z, W) * g[None, :]
-        h = (u * gelu_gate(u)).to(h.dtype)
-    tl.store(y + tile + at, h, inside)
-
-
-# ---- fused_mlp: launches -----------------------------------------------------------------------------------
-
-
-def weight_stages(limits: DeviceLimits, BW: int, itemsize: int) -> int:
-    """3 pipeline stages where two weights fit in shared memory, 2 where one does, a ValueError where none."""
-    room = (limits.shared_bytes or 2**30) - 8192
-    for stages in (3, 2):
-        if (stages - 1) * BW * BW * itemsize <= room:
-            return stages
-    raise ValueError("weight: that of one block does not fit in this GPU's shared memory")
-
-
-def rows_per_program(limits: DeviceLimits, R: int, BW: int, itemsize: int) -> int:
-    """16 rows while not every multiprocessor has a program, then 32; 64 fit only beside a small weight."""
-    most = 64 if BW <= 128 and itemsize == 2 else 32
-    return next((rows for rows in (16, 32) if rows * limits.multiprocessors >= R or rows == most), 64)
-
-
-@operator(fake=lambda x, *_: empty_contiguous(x))
-def fused_mlp_forward(
-    x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor, blocks_per_launch: int
-) -> Tensor:
-    x, weight, bias, gain = x.contiguous(), weight.contiguous(), bias.contiguous(), gain.contiguous()
-    (R, W), depth = x.shape, weight.shape[0]
-    if not depth or not x.numel():
-        return x.clone()
-    if weight.numel() >= 2**31:  # the kernel counts weights in 32 bits: half of the blocks at a time
-        half = depth // 2
-        x = fused_mlp_forward(x, weight[:half], bias[:half], gain[:half], blocks_per_launch)
-        return fused_mlp_forward(x, weight[half:], bias[half:], gain[half:], blocks_per_launch)
-    limits, BW = device_limits(x.device), max(16, next_power_of_2(W))
-    BM = rows_per_program(limits, R, BW, x.itemsize)
-    warps = 8 if BW >= 128 or BM * BW >= 4096 else 4  # 8: a warp has less of each link
-    tuned = dict(num_warps=warps, num_stages=weight_stages(limits, BW, x.itemsize))
-    for first in range(0, depth, blocks_per_launch):
-        y, last = torch.empty_like(x), min(first + blocks_per_launch, depth)
-        grid = (cdiv(R, BM),)
-        fused_mlp_kernel[grid](x, weight, bias, gain, y, R, first, last, W=W, BM=BM, BW=BW, **tuned)
-        x = y
-    return x
-
-
-def fused_mlp(blocks_per_launch: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Make a function of (x, weight, bias, gain) that runs a stack of Linear, RMSNorm, GELU blocks.
-
-    h = gelu(rms_norm(h weight[i].T + bias[i]) * gain[i]) for i = 0 to L-1, from h = x. rms_norm(z) is
-    z / sqrt(mean(z**2) + 1e-6) over a row, and GELU is in its tanh form.
-
-    Args:
-        blocks_per_launch: at least 1; a number above L is one launch for all blocks.
-
-    Returns:
-        A function that takes
-        x: (R, W); float32, float16 or bfloat16, any strides;
-        weight: (L, W, W), each as in nn.Linear (out, in), of x's dtype and device. One of them has to fit in
-        the shared memory of a multiprocessor: W up to 256 in 16 bits and 128 in float32 on an H200;
-        bias, gain: (L, W), of x's dtype and device;
-        and returns h, (R, W), contiguous, of x's dtype, rounded once after each block. It has no backward.
-
-    Raises:
-        ValueError: for another shape, dtype or device, naming the argument, and for a weight that is too
-            large for the GPU.
-        RuntimeError: if autograd would have to record the call.
-
-    RMSNorm: https://arxiv.org/abs/1910.07467; GELU and its tanh form: https://arxiv.org/abs/1606.08415.
-    """
-    if not isinstance(blocks_per_launch, int) or blocks_per_launch < 1:
-        raise ValueError(f"blocks_per_launch: is {blocks_per_launch!r}, should be an int of 1 or more")
-
-    def call(x: Tensor, weight: Tensor, bias: Tensor, gain: Tensor) -> Tensor:
-        check_tensor("x", x, (None, None))
-        W = x.shape[1]
-        check_tensor("weight", weight, (*getattr(weight, "shape", ())[:1], W, W), like=x)
-        check_tensor("bias", bias, (len(weight), W), like=x)
-        check_tensor("gain", gain, (len(weight), W), like=x)
-        no_gradient("fused_mlp", x, weight, bias, gain)
-        return fused_mlp_forward(*autocast(x, weight, bias, gain), blocks_per_launch)
-
-    return call

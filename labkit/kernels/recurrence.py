@@ -2,7 +2,6 @@
 
 # mypy: disable-error-code="assignment, var-annotated"
 
-from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -26,7 +25,6 @@ from labkit.kernels.common import (
     spaced_rows,
 )
 from labkit.kernels.recurrence_scan import WARPS, scan_grad_kernel, scan_kernel
-from labkit.kernels.recurrence_windows import window_grad_kernel, window_kernel, window_plan
 
 TILE = 512
 """The most segments times features of a scan's tile: four for each lane of 4 warps. The numbers below and the
@@ -55,8 +53,7 @@ def check_sequences(first: str, a: Tensor, second: str, b: Tensor, h0: Tensor | 
 
 # ---- kernels of the loop -----------------------------------------------------------------------------------
 # a, b and h are (B, T, H); rows of a and b begin STRIDE elements apart, others H. A program goes through BH
-# features of one sequence step by step. Few sequences are scanned instead (recurrence_scan.py). Where rows
-# begin anywhere, windows of many steps are loaded (recurrence_windows.py).
+# features of one sequence step by step. Few sequences are scanned instead (recurrence_scan.py).
 # Loads run U steps ahead, into tuples of U blocks (BH,). A step begins with the loads for the step U further
 # on, before its own store, because a compiler may not move a load over a store.
 
@@ -262,19 +259,12 @@ def spaced_steps(a: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None, in
     return a.contiguous(), None if b is None else b.contiguous(), a.shape[2]
 
 
-def _sizes(plan: Callable[..., dict[str, int] | None], a: Tensor, back: bool) -> dict[str, int] | None:
-    return plan(*a.shape, a.itemsize, device_limits(a.device).multiprocessors, back)
-
-
 @operator(fake=lambda a, b, h0, gru: empty_contiguous(a))
 def recurrence_forward(a: Tensor, b: Tensor, h0: Tensor | None, gru: bool) -> Tensor:
     (B, T, H), h = a.shape, empty_contiguous(a)
     a, b, stride = spaced_steps(a, b)
     h0 = None if h0 is None else h0.contiguous()
-    if h.numel() and (sizes := _sizes(window_plan, a, False)):
-        grid = (B * cdiv(H, sizes["USE"]),)
-        window_kernel[grid](a.contiguous(), b.contiguous(), h0, h, T, 0, GRU=gru, **sizes)
-    elif h.numel() and scan_pays(B, T, H, a.itemsize, 2 * 16, device_limits(a.device)):
+    if h.numel() and scan_pays(B, T, H, a.itemsize, 2 * 16, device_limits(a.device)):
         scan(a, b, h0, h, stride, gru)
     elif h.numel():
         row_bytes = 128 if H * a.itemsize % 4 else 512  # each number of an odd row takes a register
@@ -292,11 +282,7 @@ def recurrence_backward(
     a, b, stride = spaced_steps(a, b)
     dh, h0 = dh.contiguous(), None if h0 is None else h0.contiguous()
     dh0 = None if h0 is None else torch.empty_like(h0)
-    if a.numel() and (sizes := _sizes(window_plan, a, True)):
-        grid = (B * cdiv(H, sizes["USE"]),)
-        inputs = a.contiguous(), None if b is None else b.contiguous()
-        window_grad_kernel[grid](dh, *inputs, h0, h, da, db, dh0, T, 0, GRU=gru, **sizes)
-    elif a.numel() and scan_pays(B, T, H, a.itemsize, (3 + gru) * 8, device_limits(a.device)):
+    if a.numel() and scan_pays(B, T, H, a.itemsize, (3 + gru) * 8, device_limits(a.device)):
         scan_back(dh, a, b, h0, h, da, db, dh0, stride, gru)
     elif a.numel():
         row_bytes = 256 if H * a.itemsize % 16 else 512

@@ -96,23 +96,13 @@ def test_a_second_derivative_is_refused_not_dropped(wrap):
         torch.autograd.grad(dx.sum() + weight.sum(), weight)
 
 
-def test_a_gradient_that_nobody_wrote_is_refused_not_dropped():
-    x, weight, _ = op.drawn(AFFINE, grad=True)
-    with pytest.raises(RuntimeError, match=r"^step has no backward: call it under torch\.no_grad"):
-        common.no_gradient("step", x.detach(), None, weight)
-    common.no_gradient("step", x.detach(), None)
-    with torch.no_grad():
-        common.no_gradient("step", x, weight)
-
-
 @pytest.mark.parametrize(
     "transform",
     [
         lambda call, x: torch.func.grad(lambda x: call(x).sum())(x),
         lambda call, x: torch.func.jvp(call, (x,), (x,)),
-        lambda call, x: torch.func.grad(lambda x: common.no_gradient("step", x) or x.sum())(x),
     ],
-    ids=["grad", "jvp", "no_gradient"],
+    ids=["grad", "jvp"],
 )
 def test_torch_func_is_refused_in_a_sentence(transform):
     x, weight, bias = op.drawn(AFFINE)

@@ -277,7 +277,6 @@ WRONG = [
     (kernels.affine, "x", "any", torch.tensor(1.0), FOUR, FOUR),
     (kernels.affine, "weight", "(6)", X, torch.ones(1), torch.ones(6)),
     (kernels.gelu_mul, "other", "(2, 6)", X, torch.ones(6), torch.ones(6)),
-    (kernels.norm_gelu, "z", "at most", far(1).expand(1, 2**20 + 1), FOUR, FOUR),
     *((kernels.rms_norm, "eps", "0 or more", X, torch.ones(6), eps) for eps in NO_EPS),
     *((kernels.rms_recurrence, "eps", "0 or more", SEQUENCES, SEQUENCES, FOUR, None, eps) for eps in NO_EPS),
     (kernels.affine, "x", "dense tensor", SPARSE, FOUR, FOUR),
@@ -295,8 +294,6 @@ WRONG = [
     (kernels.linear_act, "activation", "none, relu, gelu_tanh, silu", X, X, torch.ones(2), "gelu"),
     (kernels.geglu_mlp, "w_gate_up", "(2, any, 6)", X, torch.ones(3, 5, 6), DOWN),
     (kernels.geglu_mlp, "w_down", "(6, 5)", X, PAIR, DOWN.T),
-    (kernels.fused_gate_up, "x", "(any, any)", X[None], PAIR),
-    (kernels.fused_gate_up, "w_gate_up", "(2, any, 6)", X, torch.ones(2, 5, 7)),
     (kernels.grouped_linear, "weight", "2**31 features", far(1, 2**31), far(2**27, 16, 1)),
 ]
 """What is called, the argument that is named, a word of what is said, and the arguments."""

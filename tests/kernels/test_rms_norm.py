@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import re
 
 import cases
 import operators as op
@@ -10,11 +9,11 @@ import pytest
 import torch
 from launches import ROOM
 from operators import bf16, fp16, fp32, limits_of
-from recurring import KERNELS, WIDTHS, OperatorTests, examine, launch, norms, sums
+from recurring import KERNELS, WIDTHS, OperatorTests, examine, launch, norms
 from torch.nn import functional
 
 import labkit
-from labkit.kernels import norm_gelu, rms_norm
+from labkit.kernels import rms_norm
 from labkit.measure import correctness
 
 RMS_NORM = cases.RMS_NORM
@@ -45,44 +44,19 @@ class TestOperator(OperatorTests):
 
     @op.INTERPRETED
     def test_rows_are_loaded_in_128_bits_and_further_ones_run_ahead(self, large):
-        """Copied into shared memory too. Windows are at any width, 100 features in bf16 at 8 bytes only."""
+        """Copied into shared memory too. The backward has windows, so it is at any width."""
         for v in large:
-            if v.title == "column_sum_kernel" or "flat" in v.title:
-                continue
-            c, wide = v.code, 64 if (v.launch.H, v.dtype) == (100, bf16) else 128
+            c, row_bytes = v.code, v.launch.H * v.dtype.itemsize if v.title != "column_sum_kernel" else 0
             if v.title == "rms_norm_kernel":
-                assert set(c.loads) == {wide} and max(c.stores) in (wide, 128), (c, c.loads, c.stores)
-            else:
-                tensors = 1 if v.launch.dy is None else 2
-                held = (v.launch.STAGES - 1) * tensors * v.launch.BM * v.launch.BH * v.dtype.itemsize
+                wide = min(128, 8 * (row_bytes & -row_bytes))  # the largest power of two that divides a row
+                assert max(c.loads) == wide and max(c.stores) in (wide, 128), (c, c.loads, c.stores)
+            elif v.title == "rms_norm_grad_kernel" and v.launch.V * v.dtype.itemsize == 16:
+                held = (v.launch.STAGES - 1) * 2 * v.launch.BM * v.launch.BH * v.dtype.itemsize
                 assert held <= c.shared_bytes <= held + 8192, c
                 assert set(c.async_copies) == {128} and 128 in c.stores, (c, c.async_copies, c.stores)
 
-    @op.INTERPRETED
-    def test_flat_blocks_are_loaded_in_128_bits_and_leave_room_for_others(self, large):
-        flat = [v for v in large if "flat" in v.title]
-        assert {(v.title, v.dtype) for v in flat} == set(
-            itertools.product(("rms_norm_flat_kernel", "rms_norm_grad_flat_kernel"), (fp32, bf16))
-        )
-        for v in flat:
-            c, most_warps = v.code, norms.FLAT_GRAD_WARPS if "grad" in v.title else norms.FLAT_WARPS
-            assert set(c.async_copies) == {128} and c.stores[128] >= 1, (v, c.loads, c.stores)
-            if v.target == "sm_90":
-                assert op.registers_fit(most_warps // c.num_warps, c, v.target), (v, c.registers)
-
 
 # --- right --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("multiprocessors", [1, 132])
-@pytest.mark.parametrize("width", [1, 2, 3, 7, 33, 66, 127])
-def test_narrow_rows_at_odd_addresses(monkeypatch, width, multiprocessors):
-    """Whole blocks, and one of fewer rows, by one program or several."""
-    op.pretend(monkeypatch, limits_of("sm_90", multiprocessors), norms)
-    for dtype in (fp32, bf16):
-        assert width in (2, 66, 127) or norms.takes_flat_blocks(width, dtype.itemsize)
-        rows = norms.flat_plan(1, width, dtype.itemsize, limits_of("sm_90"), 32)[3]["R"]
-        examine(RMS_NORM, (3 * rows + 5, width), (rows, width), (1, width), dtypes=(dtype,))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -102,7 +76,7 @@ def test_rows_that_no_program_holds_are_pytorchs(shape):
 
 
 MIXED = ((5, 64), (3, 33), (4, 535), (2, 0, 5))
-"""Rows with a tile, flat blocks, windows, and no rows."""
+"""Rows of whole 16 bytes, others, narrow and wide, and no rows."""
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")
@@ -195,9 +169,7 @@ def test_a_programs_part_of_the_weights_gradient_is_summed_in_float32():
     x, weight = op.drawn(RMS_NORM, 99, 20, dtype=fp16)
     parts = torch.empty(1, 20, device=labkit.gpu.device())
     sizes = dict(H=20, V=8, BM=2, BH=32, STAGES=1, EARLY=False, num_warps=1)
-    norms.rms_norm_windows_kernel[(1,)](
-        x, x, weight, torch.empty_like(x), parts, 99, 1e-6, x.shape[1], **sizes
-    )
+    norms.rms_norm_grad_kernel[(1,)](x, x, weight, torch.empty_like(x), parts, 99, 1e-6, x.shape[1], **sizes)
     exact = x.double()
     want = (exact.square() * (exact.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).sum(0)
     assert correctness.relative_error(parts[0], want) < 1e-6
@@ -224,59 +196,26 @@ def test_every_number_is_read_and_written_once(monkeypatch, shape):
     op.pretend(monkeypatch, limits_of("sm_90", 1), norms)
     tensors = op.drawn(RMS_NORM, *shape)
     N, H = tensors[0].numel(), shape[-1]
-    weights = norms.FLAT_BYTES // 4 if norms.takes_flat_blocks(H, 4) else H
     (forward,), (back, total) = op.both_ways_of(rms_norm, tensors)
-    assert op.moved(forward) == (N + forward.programs * weights, N)
-    if not norms.takes_flat_blocks(H, 4):  # a weight for each number of a tile
-        weights *= norms.rows_plan(N // H, H, 4, True, limits_of("sm_90", 1))[1]["BM"]
+    assert op.moved(forward) == (N + forward.programs * H, N)
+    weights = (
+        H * norms.grad_plan(N // H, H, 4, limits_of("sm_90", 1))[1]["BM"]
+    )  # one for each number of a tile
     read, written = op.moved(back)
-    ends = 0 if norms.takes_flat_blocks(H, 4) else 2 * N // H * 2 * (4 - math.gcd(H, 4))
+    ends = 2 * N // H * 2 * (4 - math.gcd(H, 4))
     assert 2 * N <= read - back.programs * weights <= 2 * N + ends, "and vectors at the ends of rows whole"
     assert written == N + back.programs * H
     assert op.moved(total) == (back.programs * H, H)
 
 
-@op.INTERPRETED
-def test_norm_gelus_two_sums_are_apart_by_64_bits():
-    """2**20 features and 2048 programs are 2**31 numbers of the first."""
-    kernels = {norms: ("norm_gelu_kernel", "norm_gelu_grad_kernel"), sums: ("column_sum_kernel",)}
-
-    def launched():
-        op.launch_both_ways(norm_gelu, op.meta(300, 4096), op.meta(4096), op.meta(4096))
-
-    (back,) = (v for v in op.variants_of(kernels, {"sm_90": [()]}, launched) if "grad" in v.title)
-    products = re.findall(r"arith\.muli .* : (\S+)", back.code.ttir.split("scf.yield")[-1])
-    assert products == ["i64", "i64"], "the program's own sums of the first kind, and those of the second"
-
-
 # --- plans --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("itemsize", [2, 4])
-def test_flat_blocks_begin_at_16_bytes_and_are_half_full_at_least(itemsize):
-    for width in range(1, norms.FLAT_WIDTH * itemsize + 1):
-        if norms.takes_flat_blocks(width, itemsize):
-            for rows in (1, 100_003):
-                programs, blocks, rest, its = norms.flat_plan(rows, width, itemsize, limits_of("sm_90"), 32)
-                block = its["R"] * width
-                assert block * itemsize % 16 == 0 and its["E"] / 2 < block <= its["E"]
-                assert blocks * block + rest == rows * width and 1 <= programs <= max(1, blocks)
-
-
-@pytest.mark.parametrize("width", [513, 535, 1001])
-def test_windows_in_the_forward(monkeypatch, width):
-    """Rows of every residue, by one program and several, and the last, behind which is nothing to read."""
-    for multiprocessors in (1, 132):
-        op.pretend(monkeypatch, limits_of("sm_90", multiprocessors), norms)
-        examine(RMS_NORM, (19, width), (1, width), dtypes=(fp32, bf16))
-
-
-@pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize(("multiprocessors", "target"), [(1, "sm_86"), (132, "sm_90")])
-def test_programs_of_windows_keep_their_shifts_and_have_as_much_to_do(multiprocessors, target, grad):
+def test_programs_of_windows_keep_their_shifts_and_have_as_much_to_do(multiprocessors, target):
     for rows, width, itemsize in itertools.product((1, 33, 4096, 65537), (*WIDTHS, 535, 8191), (2, 4)):
         limits = limits_of(target, multiprocessors)
-        programs, sizes = norms.rows_plan(rows, width, itemsize, grad, limits)
+        programs, sizes = norms.grad_plan(rows, width, itemsize, limits)
         V, height, columns, warps = (sizes[name] for name in ("V", "BM", "BH", "num_warps"))
         assert V * itemsize in (4, 8, 16) or width == 1
         assert programs * height * width % V == 0, "shifts stay the same"
@@ -284,7 +223,7 @@ def test_programs_of_windows_keep_their_shifts_and_have_as_much_to_do(multiproce
         tiles, places = math.ceil(rows / height), multiprocessors * (norms.WARPS // warps)
         assert 1 <= programs <= max(places, V) and programs < tiles + V
         assert math.ceil(tiles / programs) <= math.ceil(tiles / max(1, places - V)), "nearly no more rounds"
-        tile = (1 + grad) * norms.WARPS // warps * height * columns * itemsize
+        tile = 2 * norms.WARPS // warps * height * columns * itemsize
         room = ROOM[target] * 1024 - 4096
         assert sizes["STAGES"] >= 1 and (sizes["STAGES"] - 1) * tile <= room
 
