@@ -128,6 +128,8 @@ def grad_plan(M: int, H: int, itemsize: int, limits: DeviceLimits) -> tuple[int,
     period = V // math.gcd(H, V)  # rows after which a shift repeats itself
     warps = min(16, max(1, BH // (32 * LANE)))
     BM = max(1, 32 * LANE * warps // BH)
+    if H % V and BH <= 64:
+        BM = min(16, BM // 2)  # the shifts of many short rows would take too many registers
     step = max(1, period // BM)  # programs are a multiple of it, for a program's shifts to stay the same
     stages = min(3, stages_that_fit(2 * WARPS // warps * BM * BH * itemsize, limits))
     places = WARPS // warps * limits.multiprocessors
