@@ -79,8 +79,11 @@ def test_it_imports_nothing_of_labkit_but_the_face_and_uses_names_that_the_face_
 
 
 @cache
-def rendered(path, device=""):
-    """What record.rendered gives: the lesson is executed once for each device, without a GPU."""
+def rendered(path, device):
+    """What record.rendered gives: the lesson is executed once for each device, without a GPU.
+
+    ``device`` is "" for the one whose tape is shown.
+    """
     with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""):
         notebook, result = record.rendered(path, device)
     assert result.passed, result.failure
@@ -99,7 +102,7 @@ def shown(cell):
 def assert_same(path, comparable):
     """The committed outputs are those of an execution now, each compared as ``comparable`` makes it."""
     for committed, now in zip(
-        code(path), [c for _, c in notebooks.code_cells(rendered(path)[0])], strict=True
+        code(path), [c for _, c in notebooks.code_cells(rendered(path, "")[0])], strict=True
     ):
         before, after = shown(committed), shown(now)
         where = f"{path.name}, cell {committed.id}"
