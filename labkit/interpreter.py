@@ -48,8 +48,9 @@ def patch() -> None:
 
     Quicker: kernels take about half of the time. Right: bfloat16 is computed by value, a loop goes up to a
     number that the kernel was given, and masks stay boolean. As strict as compiled code: a masked lane
-    without ``other`` holds NaN; ``and``, ``or``, ``max`` and ``min`` work on each element; the truth of a
-    block and chained comparisons are refused; an autotuner takes its first configuration.
+    without ``other`` holds NaN; ``and``, ``or``, ``max`` and ``min`` work on each element; a loop's
+    number has 32 bits, or 64 if it needs them; the truth of a block and chained comparisons are refused; an
+    autotuner takes its first configuration.
     """
     if not backend.interpreting():
         return
@@ -237,6 +238,7 @@ def _work_on_each_element(compile_and_exec: Any, rewriter: Any, tree: ast.AST) -
         _labkit_max=lambda *args: (tl.maximum if _are_blocks(args) else max)(*args),
         _labkit_min=lambda *args: (tl.minimum if _are_blocks(args) else min)(*args),
         _labkit_chained=_chained,
+        _labkit_numbers=_numbers,
     )
     return compile_and_exec(rewriter, ast.fix_missing_locations(_ElementwiseOperators(own).visit(tree)))
 
@@ -245,12 +247,20 @@ def _are_blocks(args: tuple[Any, ...]) -> bool:
     return len(args) == 2 and any(isinstance(each, tl.tensor) for each in args)
 
 
+def _numbers(counted: range) -> Iterator[Any]:
+    """What a loop counts, as the blocks of one number that it counts in a compiled kernel."""
+    wide = not counted or max(abs(counted[0]), abs(counted.stop)) >= 2**31
+    kind, numpy_type = (tl.int64, np.int64) if wide else (tl.int32, np.int32)
+    for number in counted:
+        yield tl.tensor(TensorHandle(np.array([number], numpy_type), kind), kind)
+
+
 def _chained() -> None:
     raise TypeError("two comparisons in one: Python takes & before <, so a < b & c < d is a < (b & c) < d")
 
 
 class _ElementwiseOperators(ast.NodeTransformer):
-    """Puts calls of the helpers in place of ``and``, ``or``, ``max``, ``min`` and chained comparisons."""
+    """Puts calls of helpers in place of `and`, `or`, `max`, `min`, `range` and chained comparisons."""
 
     def __init__(self, own: set[str]) -> None:
         self._own = own
@@ -260,6 +270,16 @@ class _ElementwiseOperators(ast.NodeTransformer):
         name = "_labkit_and" if isinstance(node.op, ast.And) else "_labkit_or"
         nothing = ast.arguments([], [], None, [], [], None, [])  # the right side waits until it is needed
         return reduce(lambda a, b: self._called(name, node, [a, ast.Lambda(nothing, b)]), node.values)
+
+    def visit_For(self, node: ast.For) -> ast.For:
+        self.generic_visit(node)
+        called = node.iter.func if isinstance(node.iter, ast.Call) else None
+        if "range" in (
+            getattr(called, "id", ""),
+            getattr(called, "attr", ""),
+        ):  # static_range counts in Python
+            node.iter = self._called("_labkit_numbers", node.iter, [node.iter])
+        return node
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)

@@ -47,6 +47,10 @@ ROW_FOR_COLUMN = (
     "at // width counts whole rows. Which number says how far inside its row an element is?",
     "The remainder of the same division.",
 )
+PLACE_FOR_COLUMN = (
+    "The first program is right. Which elements has the second one, and in which columns are they?",
+    "The column is at % width, where `at` has the program's number in it.",
+)
 LOADS_OUTSIDE = (
     "The result is right. Which loads have no mask, or one that is true beyond the end?",
     "On a GPU a load beyond the end may end the program with an error. Mask it, for what *it* loads.",

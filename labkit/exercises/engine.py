@@ -362,9 +362,11 @@ def _wrong_form(call: Call) -> str:
 
 
 def _wrong_dtype(call: Call) -> str:
-    for mine, _ in call.result_tensors():
+    results = call.result_tensors()
+    for number, (mine, _) in enumerate(results, start=1):
         if call.dtype is not None and mine.dtype != call.dtype:
-            return f"the result has dtype {dtype_name(mine.dtype)}, not {dtype_name(call.dtype)}."
+            which = f"result {number}" if len(results) > 1 else "the result"
+            return f"{which} has dtype {dtype_name(mine.dtype)}, not {dtype_name(call.dtype)}."
     return ""
 
 

@@ -22,13 +22,18 @@ def record_launches() -> Iterator[RecordedLaunches]:
     seen.read = [one.bytes_read for one in found.launches]
 
 
+def arguments(kernel: Any, args: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """What a kernel is launched with, by name."""
+    given = dict(zip(kernel.arg_names, args, strict=False)) | options
+    return {name: value for name, value in given.items() if name not in ("grid", "warmup")}
+
+
 class _Recorder(interpreter.Observer):
     def __init__(self, seen: RecordedLaunches) -> None:
         self.seen = seen
 
     def launch(self, run: Callable[..., Any], kernel: Any, args: Any, options: dict[str, Any]) -> None:
-        given = dict(zip(kernel.arg_names, args, strict=False)) | options
-        self.seen.kernels.append((kernel, {k: v for k, v in given.items() if k not in ("grid", "warmup")}))
+        self.seen.kernels.append((kernel, arguments(kernel, args, options)))
         run(*args, **options)
 
     def load(self, addresses: np.ndarray, size: int, unfilled: bool) -> None:

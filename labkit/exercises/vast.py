@@ -4,6 +4,8 @@ A kernel that is right at small sizes can still compute an address in 32 bits, l
 than a GPU has, or make room for as many parts as the small sizes need. At a size of more than 2**31 elements
 each of these shows in the addresses that the first and the last programs use. Nothing but addresses is looked
 at. So tensors are address space: memory that the system hands out when it is touched, and few places are.
+
+The kernels that are launched are compiled afterwards: at such sizes their blocks are as large as any.
 """
 
 import mmap
@@ -19,6 +21,7 @@ from labkit import interpreter
 from labkit.dispatch_mode import LightDispatchMode
 from labkit.exercises import common_hints
 from labkit.exercises.engine import Call, Exercise, Finding
+from labkit.exercises.interpreter_recording import arguments
 
 LARGE_BYTES = 2**24
 """From so many bytes on a tensor is address space; PyTorch computes with smaller ones."""
@@ -26,33 +29,44 @@ PROGRAMS = (2**31 - 1, 65535, 65535)
 """At most so many programs on each axis of a grid (CUDA C++ Programming Guide, technical specifications)."""
 BITS_32 = 2**31 - 1
 """The largest number that 32 bits hold."""
+GUARD_BYTES = 2**34
+"""Around each tensor lies nothing: an address that is off by 2**32 elements of 4 bytes is in no other."""
+MOST_ELEMENTS = 2**20
+"""Of a block in Triton."""
 LIMIT_S = 1.0
 """Corners that still run after so long tell nothing; programs that share out all the work do that."""
 NO_RESERVE = 0x4000
 """MAP_NORESERVE of Linux's mmap, which Python names since 3.13."""
 
 
-def finding(exercise: Exercise, answer: Any) -> Finding | None:
-    """What the corners of an exercise's vast cases do that a GPU could not do, or that no tensor has."""
-    for case in exercise.vast:
+def run(exercise: Exercise, answer: Any) -> tuple[Finding | None, list[Call]]:
+    """Run the corners of an exercise's vast cases, in its last dtype; the first case in the first one, too.
+
+    Returns what they do that a GPU could not do, or that no tensor has, and the calls with their launches.
+    """
+    calls = []
+    first, last = exercise.dtypes[0], exercise.dtypes[-1]
+    tried = [(case, last) for case in exercise.vast] + [(case, first) for case in exercise.vast[:1]]
+    for case, dtype in tried:
         space = _AddressSpace()
         with torch.device("meta"):
             inputs = exercise.inputs(*case)
-        dtype = exercise.dtypes[-1]
         cast = {
             name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
             for name, value in inputs.items()
         }
         given = tree_map_only(Tensor, space.tensor, cast)
-        watch = _Corners(space)
+        call = Call(case, dtype, "contiguous", given, given, None)
+        watch = _Corners(space, call)
         try:
             with torch.no_grad(), interpreter.watching(watch), interpreter.corner_programs(), space:
                 exercise.call(answer, *given.values())
         except Exception:
             if watch.hints:
-                call = Call(case, dtype, "contiguous", given, given, None)
-                return Finding("wrong", f"{call}: {watch.observed}", watch.mistake, hints=watch.hints)
-    return None
+                found = Finding("wrong", f"{call}: {watch.observed}", watch.mistake, hints=watch.hints)
+                return found, []
+        calls.append(call)
+    return None, calls
 
 
 class _AddressSpace(LightDispatchMode):
@@ -71,13 +85,15 @@ class _AddressSpace(LightDispatchMode):
         """A tensor of zeros with the form of one on the device meta."""
         count = 1 + sum((n - 1) * step for n, step in zip(form.shape, form.stride(), strict=True))
         count = count if form.numel() else 0
-        memory = mmap.mmap(-1, max(1, count * form.itemsize), flags=mmap.MAP_SHARED | NO_RESERVE)
-        flat = torch.frombuffer(memory, dtype=form.dtype, count=count) if count else form.new_empty(0)
-        return self._known(flat.as_strided(form.shape, form.stride()))
+        memory = mmap.mmap(-1, 2 * GUARD_BYTES + count * form.itemsize, flags=mmap.MAP_SHARED | NO_RESERVE)
+        flat = torch.empty(0, dtype=form.dtype)
+        if count:
+            flat = torch.frombuffer(memory, dtype=form.dtype, count=count, offset=GUARD_BYTES)
+        return self._known(flat.as_strided(form.shape, form.stride()), count)
 
-    def _known(self, made: Tensor) -> Tensor:
-        storage = made.untyped_storage()
-        self.spans.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
+    def _known(self, made: Tensor, count: int = 0) -> Tensor:
+        end = count * made.itemsize if count else made.untyped_storage().nbytes()
+        self.spans.append((made.data_ptr(), made.data_ptr() + end))
         self._tensors.append(made)
         return made
 
@@ -109,10 +125,14 @@ class _FoundError(Exception):
 class _Corners(interpreter.Observer):
     """Ends the call at the first program that a GPU has not, or at the first address that no tensor has."""
 
-    def __init__(self, space: _AddressSpace) -> None:
+    def __init__(self, space: _AddressSpace, call: Call) -> None:
         self.observed, self.mistake = "", ""
         self.hints: tuple[str, ...] = ()
-        self._space, self._until = space, time.monotonic() + LIMIT_S
+        self._space, self._call, self._until = space, call, time.monotonic() + LIMIT_S
+
+    def launch(self, run: Any, kernel: Any, args: Any, options: dict[str, Any]) -> None:
+        self._call.launches.kernels.append((kernel, arguments(kernel, args, options)))
+        run(*args, **options)
 
     def _end(self, observed: str, mistake: str, hints: tuple[str, ...]) -> None:
         self.observed, self.mistake, self.hints = observed, mistake, hints
@@ -138,6 +158,11 @@ class _Corners(interpreter.Observer):
             raise _FoundError("too long")
         if not len(addresses):
             return
+        if len(addresses) > MOST_ELEMENTS:
+            said = (
+                f"a block has more than {MOST_ELEMENTS:,} elements, which is the most that Triton compiles."
+            )
+            self._end(said, "at-size", common_hints.AT_SIZE)
         first, behind = np.array(self._space.spans).T
         outside = addresses[~((addresses[:, None] >= first) & (addresses[:, None] < behind)).any(1)]
         if not len(outside):

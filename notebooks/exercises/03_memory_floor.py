@@ -221,6 +221,7 @@ ahead = Exercise(
     reference=torch.mul,
     cases=((1, 1), (3, 5), (37, 33), (1, 512)),
     large=((5, 640), (21, 5000)),
+    vast=((500_000, 40),),
     inputs=lambda rows, width: {"x": torch.randn(rows, width), "row": torch.randn(width)},
     **KERNEL_CASES,
     properties=(
@@ -237,8 +238,9 @@ ahead = Exercise(
         Property(
             "wide-loads",
             loaded_wide,
-            "How many elements has the block of places that you load from?",
-            "128, one for each thread: only then does the kernel differ from one_by_one_kernel in one thing.",
+            "How many elements has the block of places that you load from, and how many threads share them?",
+            "128 for 128 threads, as in one_by_one_kernel: the kernel differs from it in one thing only. The "
+            "launch leaves num_warps as it is.",
         ),
         Property(
             "loads-apart",

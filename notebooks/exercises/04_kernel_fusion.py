@@ -35,6 +35,7 @@ chain = Exercise(
     reference=reference,
     cases=((1, 1), (3, 5), (37, 33)),
     large=((5, 640), (2, 3000)),
+    vast=((500_000, 40),),
     inputs=chain_inputs,
     **KERNEL_CASES,
     properties=(KERNEL, *POINTWISE, READ_ONCE),

@@ -387,6 +387,10 @@ backward = Exercise(
                 lambda *given: (*gradients(*given)[:2], torch.nan * gradients(*given)[2]),
             ),
         ),
+        "dtype": Mistake(
+            "Each gradient has the dtype of what it is a gradient of. Which one of yours has not?",
+            "dbias is the sum of `parts`, which is float32: parts.sum(0).to(bias.dtype).",
+        ),
         "form": Mistake(
             "Three gradients come back. In which order, and of which shapes?",
             "In the order of forward's arguments: dx (rows, width), dbias (width,), dother (rows, width).",

@@ -1,9 +1,10 @@
 """Tasks of lesson 6: what is right, what people write instead, and what helps them on."""
 
 from labkit import work
-from labkit.exercises.engine import Exercise, Mistake, RaceSpec
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
 from labkit.exercises.properties import KERNEL_CASES, PRODUCT, elements_at
 
+import inspect
 from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 DEPTH = 32
 """Of a step along K: of the first product in all dtypes, of the one with descriptors in float32."""
@@ -79,6 +81,10 @@ STEPS = {
         "The sum goes over BK: a is (BM, BK), and b, a tile of weight, (BN, BK). b.T is (BK, BN).",
         raises="equal reduction dimensions",
     ),
+    "rounded-twice": Mistake(
+        "Which dtype has `total`, and which the blocks that tl.dot multiplies?",
+        "The blocks keep x's dtype. `total` is float32 from tl.zeros to the store: only that rounds.",
+    ),
     "sums-in-16-bits": Mistake(
         "In float32 it works. In which dtype does tl.dot give its sums, and in which did yours begin?",
         "Sums need float32, whatever x is: tl.zeros([BM, BN], tl.float32). Only the store rounds.",
@@ -94,8 +100,8 @@ product = Exercise(
     "product",
     reference=linear,
     cases=((1, 1, 1), (5, 3, 31), (37, 66, 70)),
-    large=((3, 5, 64), (2, 3, 1030), (260, 70, 5), (2, 260, 33), (1, 2, 2100)),
-    vast=((2**26 + 1, 40, 40), (40, 4_000_000, 800)),
+    large=((3, 5, 64), (2, 3, 1030), (260, 70, 5), (2, 260, 33), (1, 2, 2100), (3, 5, 0)),
+    vast=((40, 4_000_000, 800), (2**26 + 1, 40, 40)),
     inputs=matrices,
     right="Each number that a program loads is used 64 times, and nothing beyond a tensor is loaded.",
     properties=PRODUCT,
@@ -208,6 +214,16 @@ def first(p: int, start: int) -> tuple[int, int]:
     return 0, start
 
 
+def no_descriptors(call: Call) -> str:
+    """Whether tiles are loaded from addresses."""
+    given = [value for _, arguments in call.launches.kernels for value in arguments.values()]
+    made = any(
+        "make_tensor_descriptor" in inspect.getsource(kernel.fn) for kernel, _ in call.launches.kernels
+    )
+    there = made or any(isinstance(value, TensorDescriptor) for value in given)
+    return "" if there else "the result is right, and no descriptor has a part in it."
+
+
 described = Exercise(
     "the product with descriptors",
     "described",
@@ -217,7 +233,16 @@ described = Exercise(
     vast=((2**26 + 1, 40, 40),),
     inputs=matrices,
     right="To load, nobody computes addresses or masks: one thread asks for a whole tile.",
-    properties=PRODUCT,
+    properties=(
+        *PRODUCT,
+        Property(
+            "no-descriptors",
+            no_descriptors,
+            "Where do your loads get their addresses and masks from?",
+            "From nowhere: launch_described hands x and weight in as descriptors, and x.load([row, column]) "
+            "brings a tile.",
+        ),
+    ),
     **KERNEL_CASES,
     mistakes={
         "unwritten": Mistake(

@@ -173,7 +173,7 @@ grouped = Exercise(
     reference=reference,
     cases=((1, 1, 1), (7, 2, 31), (70, 3, 20)),
     large=((1, 2, 5, True), (5, 3, 1), (64, 3, 16), (37, 3, 16, True), (300, 2, 5), (2, 17, 4), (2, 2, 160)),
-    vast=((70_000, 2000, 20), (64, 60_000, 200)),
+    vast=((4096, 100, 100), (70_000, 2000, 20), (64, 60_000, 200)),
     inputs=group_inputs,
     properties=PRODUCT,
     **KERNEL_CASES,
@@ -191,8 +191,8 @@ grouped = Exercise(
             when=narrow_tile,
         ),
         "launches": Mistake(
-            "How many launches does your function make, and what does the loop over the groups suffer from?",
-            "One launch for all: axis 0 counts the groups, and the kernel asks which one it has.",
+            "How many launches does your function make, those of PyTorch counted? What does each one cost?",
+            "One launch does all: axis 0 counts the groups, and the kernel adds the bias, too.",
         ),
         "first-group": Mistake(
             "Only the columns of group 0 were stored. Where in a row of x and of y does group 1 begin?",

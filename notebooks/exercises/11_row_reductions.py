@@ -63,7 +63,7 @@ rows_norm = Exercise(
     reference=reference,
     cases=((1, 1), (3, 5), (70, 33)),
     large=((4, 128), (2, 5000), (9, 600)),
-    vast=((2**25 + 1, 70),),
+    vast=((2**25 + 1, 70), (40, 70_000)),
     inputs=row_inputs,
     properties=(
         *POINTWISE,
@@ -160,8 +160,9 @@ BLOCK = 1024
 def long_rows(rows: int, width: int) -> dict[str, Any]:
     """x (rows, width), larger to the right; in some rows exponentials are infinite or 0 in float32."""
     x = 2 * torch.randn(rows, width) + torch.linspace(0, 6, width)
-    x += 120 * ((torch.arange(rows) + rows) % 3 - 1)[:, None]
+    x += 120 * ((torch.arange(rows) + 2 * rows) % 3 - 1)[:, None]
     if width > BLOCK:
+        x[0] *= 0.2  # so near to each other that a difference in 16 bits is felt
         x[0, :BLOCK] = -torch.inf  # a block with nothing in it
         x[-1, BLOCK:] -= 240  # a later block with a much smaller maximum
     if rows == 4:
@@ -250,7 +251,7 @@ softmax = Exercise(
     reference=right_softmax,
     cases=((1, 1), (3, 5), (2, 1500)),
     large=((2, 4096), (1, 17_000), (5, 300), (4, 70)),
-    vast=((2**25 + 1, 70),),
+    vast=((2**25 + 1, 70), (1, 2**20 + 8)),
     inputs=long_rows,
     properties=(
         *POINTWISE,

@@ -122,7 +122,7 @@ def stored_in_loop(call: Call) -> str:
     """Stores beyond those of dx and of a part for each program."""
     rows, width, programs = call.case
     stored = sum(len(addresses) for addresses in call.launches.stores)
-    needed = rows * width + min(programs, rows) * width
+    needed = rows * width + programs * width  # those that have no row may store zeros
     return f"{stored} numbers are stored, where {needed} are enough." if stored > needed else ""
 
 
@@ -143,6 +143,7 @@ PARTS = Property(
     "Thousands of parts are added up. In which dtype are they, and how many digits has it?",
     "float32, whatever x is: torch.empty(..., device=x.device) without a dtype.",
     contiguous_only=True,
+    before_values=True,
 )
 
 
@@ -284,16 +285,16 @@ row_backward = Exercise(
     reference=gradients(),
     cases=((1, 4), (5, 3), (9, 33), (64, 40)),
     large=((3, 640), (70, 128), (1, 5000)),
-    vast=((70_000, 40_000),),
+    vast=((2**25 + 1, 70),),
     inputs=norm_inputs,
     **KERNEL_CASES,
     properties=(
         KERNEL,
         ATOMICS,
+        PARTS,
         *POINTWISE[1:],
         UNWRITTEN,
         READ_ONCE,
-        PARTS,
         Property(
             "read-by-pytorch",
             read_by_pytorch,
@@ -329,20 +330,21 @@ few_backward = Exercise(
     reference=gradients(),
     cases=((1, 4, 2), (5, 3, 2), (9, 33, 4), (64, 40, 16)),
     large=((1, 5000, 1), (3, 640, 2), (6, 128, 9), (40, 16, 4)),
-    vast=((70_000, 40_000, 35_000),),
+    vast=((2**25 + 1, 70, 2**24),),
     inputs=norm_inputs,
     **KERNEL_CASES,
     properties=(
         KERNEL,
         ATOMICS,
+        PARTS,
         *POINTWISE[1:],
         UNWRITTEN,
         READ_ONCE,
         Property(
             "many-parts",
             many_parts,
-            "How many rows has `parts`, and how many programs are there?",
-            "One for each program: dw is added up in registers, and stored once, after the loop.",
+            "Which operation of PyTorch reads that much? What is left for PyTorch to add up?",
+            "The parts, a row for each program: dw is added up in registers, and stored after the loop.",
             contiguous_only=True,
         ),
         Property(

@@ -143,6 +143,7 @@ AHEAD = Property(
     loaded_late,
     "Steps 0 to U - 1 are loaded before the first round. Which one sets out while step 0 is worked on?",
     "Step U, before step 0 is stored: each turn appends the block of step t + U, then uses that of step t.",
+    "And the launch hands on the U that your function was given.",
     contiguous_only=True,
 )
 

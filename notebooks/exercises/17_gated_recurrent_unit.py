@@ -17,10 +17,10 @@ from torch.nn.functional import linear
 Thirds = Sequence[Tensor]
 
 
-def layer_inputs(B: int, T: int, H: int) -> dict[str, Tensor]:
-    """gates (B, T, 3 H), weight (3 H, H) and bias (3 H,): h takes about as large a part as the gates."""
+def layer_inputs(B: int, T: int, H: int, scale: float = 1.0) -> dict[str, Tensor]:
+    """gates (B, T, 3 H), weight (3 H, H) and bias (3 H,): h counts about as much as gates of scale 1."""
     weight = 2 * torch.randn(3 * H, H) / H**0.5
-    return {"gates": torch.randn(B, T, 3 * H), "weight": weight, "bias": torch.randn(3 * H)}
+    return {"gates": scale * torch.randn(B, T, 3 * H), "weight": weight, "bias": torch.randn(3 * H)}
 
 
 def cell(h: Tensor, i: Thirds, w: Thirds, b: Thirds, operand: Any = None, curve: Any = torch.tanh) -> Tensor:
@@ -131,8 +131,8 @@ gru = Exercise(
     "gru",
     reference=states(),
     cases=((1, 1, 1), (2, 3, 5), (18, 2, 20)),
-    large=((2, 2, 16), (1, 2, 33), (1, 70, 3), (35, 1, 4), (1, 1, 100)),
-    vast=((2**24, 2, 70),),
+    large=((2, 2, 16), (1, 2, 33), (1, 70, 3), (35, 1, 4), (1, 1, 100), (2, 3, 5, 100.0)),
+    vast=((512, 3, 60), (2**24, 2, 70)),
     inputs=layer_inputs,
     right="The weights are loaded once for all steps, and h never comes back from memory.",
     properties=(*(each for each in PRODUCT if each is not ROUNDED_ONCE), WEIGHTS_ONCE, ROUNDED_CARRY),

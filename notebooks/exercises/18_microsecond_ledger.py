@@ -154,9 +154,9 @@ choose = Exercise(
 Step = Callable[..., tuple[Tensor, Tensor]]
 
 
-def gate_inputs(B: int, T: int, H: int) -> dict[str, Tensor]:
+def gate_inputs(B: int, T: int, H: int, scale: float = 1.0) -> dict[str, Tensor]:
     """gates (B, T, 2 H): logits, most of them such that old states count for some steps, and candidates."""
-    return {"gates": torch.cat((torch.randn(B, T, H) - 0.5, torch.randn(B, T, H)), -1)}
+    return {"gates": torch.cat((scale * (torch.randn(B, T, H) - 0.5), torch.randn(B, T, H)), -1)}
 
 
 def right_step(s: Tensor, u: Tensor, z: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -208,7 +208,7 @@ twice = Exercise(
     "twice",
     reference=states(),
     cases=((1, 1, 1), (2, 1, 5), (2, 5, 20)),
-    large=((1, 2, 128), (2, 3, 140), (1, 150, 8), (1, 1, 300)),
+    large=((1, 2, 128), (2, 3, 140), (1, 150, 8), (1, 1, 300), (2, 3, 5, 100.0)),
     vast=((2**24, 2, 70),),
     inputs=gate_inputs,
     properties=(KERNEL, *POINTWISE, READ_ONCE),
