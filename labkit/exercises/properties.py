@@ -202,11 +202,6 @@ def vectors_at(reference: Callable[..., Any], column: Callable[[Tensor, int], Te
     return gives
 
 
-def in_block(size: int) -> Callable[[Tensor, int], Tensor]:
-    """The column of a place where the place within its block is taken for that within the matrix."""
-    return lambda at, width: at % size % width
-
-
 def column_mistakes(reference: Callable[..., Any]) -> dict[str, Mistake]:
     """What may happen to the column of vectors that are added to rows, or multiply them."""
     return {
@@ -216,8 +211,15 @@ def column_mistakes(reference: Callable[..., Any]) -> dict[str, Mistake]:
         "row-for-column": Mistake(
             *common_hints.ROW_FOR_COLUMN, gives=vectors_at(reference, lambda at, width: at // width)
         ),
-        "place-for-column": Mistake(
-            *common_hints.PLACE_FOR_COLUMN,
-            gives=tuple(vectors_at(reference, in_block(size)) for size in (128, 256, 512, 1024, 2048)),
-        ),
     }
+
+
+def place_for_column(reference: Callable[..., Any]) -> Mistake:
+    """The column is made of the place in the program's block, and not of the place in the matrix."""
+
+    def column(size: int) -> Callable[[Tensor, int], Tensor]:
+        return lambda at, width: at % size % width
+
+    blocks = (128, 256, 512, 1024, 2048)
+    gives = tuple(vectors_at(reference, column(size)) for size in blocks)
+    return Mistake(*common_hints.PLACE_FOR_COLUMN, gives=gives)

@@ -8,6 +8,7 @@ from labkit.exercises.properties import (
     POINTWISE,
     READ_ONCE,
     column_mistakes,
+    place_for_column,
     vectors_at,
 )
 from labkit.work.gelu_mul import reference
@@ -47,6 +48,7 @@ chain = Exercise(
     ),
     mistakes={
         **column_mistakes(reference),
+        "place-for-column": place_for_column(reference),
         "column-for-element": Mistake(
             "bias has an element for each column. And other? What is its shape?",
             "other has the shape of x, so it is loaded at the same place as x: other + at.",
