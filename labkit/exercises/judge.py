@@ -382,11 +382,11 @@ def _reused_memory(calls: list[Call]) -> Finding | None:
 
 
 def _kernels(exercise: Exercise, at_size: list[Call], done: list[Call]) -> list[codegen.CompileRequest]:
-    """Kernels to be compiled for a GPU: of the first vast case, or of the last call and one in float16."""
+    """Kernels to compile for a GPU: of the first vast case, or of the last call, and of one in float16."""
     large = [call for call in at_size if call.case == exercise.vast[0]]
     half = [call for call in done if call.dtype is torch.float16]
     requests = {}
-    for call in large or (*done[-1:], *half[:1]):
+    for call in (*(large or done[-1:]), *half[:1]):
         for kernel, given in call.launches.kernels:
             options = {name: given[name] for name in ("num_warps", "num_stages") if given.get(name)}
             arguments = {name: value for name, value in given.items() if name in kernel.arg_names}

@@ -31,8 +31,8 @@ BITS_32 = 2**31 - 1
 """The largest number that 32 bits hold."""
 GUARD_BYTES = 2**34
 """Around each tensor lies nothing: an address that is off by 2**32 elements of 4 bytes is in no other."""
-MOST_ELEMENTS = 2**20
-"""Of a block in Triton."""
+TOO_LARGE = "exceeds triton maximum tensor numel"
+"""What Triton says of a block of more than 2**20 elements, interpreted, too."""
 LIMIT_S = 1.0
 """Corners that still run after so long tell nothing; programs that share out all the work do that."""
 NO_RESERVE = 0x4000
@@ -61,7 +61,9 @@ def run(exercise: Exercise, answer: Any) -> tuple[Finding | None, list[Call]]:
         try:
             with torch.no_grad(), interpreter.watching(watch), interpreter.corner_programs(), space:
                 exercise.call(answer, *given.values())
-        except Exception:
+        except Exception as error:
+            if TOO_LARGE in str(error):
+                watch.found("a block has more elements than Triton takes.", "at-size", common_hints.AT_SIZE)
             if watch.hints:
                 found = Finding("wrong", f"{call}: {watch.observed}", watch.mistake, hints=watch.hints)
                 return found, []
@@ -134,8 +136,11 @@ class _Corners(interpreter.Observer):
         self._call.launches.kernels.append((kernel, arguments(kernel, args, options)))
         run(*args, **options)
 
-    def _end(self, observed: str, mistake: str, hints: tuple[str, ...]) -> None:
+    def found(self, observed: str, mistake: str, hints: tuple[str, ...]) -> None:
         self.observed, self.mistake, self.hints = observed, mistake, hints
+
+    def _end(self, observed: str, mistake: str, hints: tuple[str, ...]) -> None:
+        self.found(observed, mistake, hints)
         raise _FoundError(observed)
 
     def grid(self, *sizes: int) -> None:
@@ -158,11 +163,6 @@ class _Corners(interpreter.Observer):
             raise _FoundError("too long")
         if not len(addresses):
             return
-        if len(addresses) > MOST_ELEMENTS:
-            said = (
-                f"a block has more than {MOST_ELEMENTS:,} elements, which is the most that Triton compiles."
-            )
-            self._end(said, "at-size", common_hints.AT_SIZE)
         first, behind = np.array(self._space.spans).T
         outside = addresses[~((addresses[:, None] >= first) & (addresses[:, None] < behind)).any(1)]
         if not len(outside):

@@ -10,7 +10,6 @@ from labkit.exercises.properties import (
     READ_ONCE,
     READS_STORED,
     column_mistakes,
-    place_for_column,
     vectors_at,
 )
 from labkit.work.affine import reference as layer
@@ -159,7 +158,6 @@ affine = Exercise(
     ),
     mistakes={
         **column_mistakes(layer),
-        "place-for-column": place_for_column(layer),
         "lane-for-column": Mistake(
             "tl.arange(0, BLOCK) is the same in each program. In which column does the second program begin?",
             "Take the remainder of the place in the whole tensor, `at`, and not of the place in the block.",
