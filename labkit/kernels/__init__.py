@@ -13,7 +13,7 @@ from labkit.kernels.graphs import GraphedStep
 from labkit.kernels.grouped import GroupedLinear, grouped_linear
 from labkit.kernels.gru import GRU, gru
 from labkit.kernels.linear import linear_act, matmul
-from labkit.kernels.mlp import GeGLU, geglu_mlp
+from labkit.kernels.mlp import GeGLU, fused_gate_up, geglu_mlp
 from labkit.kernels.recurrence import linear_recurrence, min_gru
 from labkit.kernels.rms_norm import rms_norm
 from labkit.kernels.rms_recurrence import rms_recurrence
@@ -24,6 +24,7 @@ __all__ = [
     "GraphedStep",
     "GroupedLinear",
     "affine",
+    "fused_gate_up",
     "geglu_mlp",
     "gelu_mul",
     "grouped_linear",

@@ -184,6 +184,29 @@ def geglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
     return y.view(x.shape)
 
 
+def fused_gate_up(x: Tensor, w_gate_up: Tensor, keep: bool = False) -> tuple[Tensor, Tensor | None]:
+    """gelu(x Wg.T) * (x Wu.T) without gradients; with ``keep`` gate and up themselves, too.
+
+    Args:
+        x: (M, d); float32, float16 or bfloat16, any strides.
+        w_gate_up: (2, h, d), gate first, of x's dtype and device.
+
+    Returns:
+        The result (M, h), and gate and up (M, 2, h) or None; contiguous, of x's dtype, each rounded once.
+
+    Raises:
+        ValueError: for another shape, dtype or device, naming the argument.
+        RuntimeError: if autograd would have to record the call.
+    """
+    check_tensor("x", x, (None, None))
+    check_tensor("w_gate_up", w_gate_up, (2, None, x.shape[-1]), like=x)
+    if needs_grad(x, w_gate_up):
+        raise RuntimeError("fused_gate_up has no backward: call it under torch.no_grad(), or use geglu_mlp")
+    x, w_gate_up = autocast(x, w_gate_up)
+    hidden, *kept = gate_up_forward(x, w_gate_up, keep)
+    return hidden, kept[0] if keep else None
+
+
 class GeGLU(nn.Module):
     """``geglu_mlp`` as a module: w_gate_up (2, h, d) and w_down (d, h), initialised like nn.Linear's weight.
 

@@ -18,7 +18,7 @@ from benchmarks.workloads.mlp import gate_up
 from benchmarks.workloads.mlp import geglu as plain_mlp
 from labkit import gpu
 from labkit.kernels import common, linear, mlp
-from labkit.kernels.mlp import GeGLU, gate_up_forward, geglu_mlp
+from labkit.kernels.mlp import GeGLU, fused_gate_up, gate_up_forward, geglu_mlp
 from labkit.measure import correctness
 
 MLP = cases.geglu_mlp(40)
@@ -33,8 +33,8 @@ SHAPES = ((64, 128), (37, 33), (70, 40), (1, 1), (3, 5, 24), (19,), (16,), (0, 8
 @pytest.mark.parametrize("keep", [False, True])
 def test_gate_and_up_are_right_whether_or_not_it_keeps(keep):
     def half(x, w_gate_up):
-        hidden, *kept = gate_up_forward(x, w_gate_up, keep)
-        assert len(kept) == keep
+        hidden, kept = fused_gate_up(x, w_gate_up, keep)
+        assert (kept is not None) is keep
         return hidden
 
     shapes = (*(s for s in SHAPES if len(s) == 2), (4, 0))
@@ -150,6 +150,8 @@ def test_gate_and_up_are_kept_only_for_a_backward(monkeypatch):
     with torch.no_grad():
         geglu_mlp(meta(8, 16, grad=True), meta(2, 24, 16), meta(16, 24))
     assert launches[-1].kept_gate is None
+    with pytest.raises(RuntimeError, match="fused_gate_up has no backward"):
+        fused_gate_up(meta(8, 16, grad=True), meta(2, 24, 16))
 
 
 @pytest.mark.usefixtures("fresh_compiler")

@@ -285,6 +285,8 @@ WRONG = [
     (kernels.linear_act, "activation", "none, relu, gelu_tanh, silu", X, X, torch.ones(2), "gelu"),
     (kernels.geglu_mlp, "w_gate_up", "(2, any, 6)", X, torch.ones(3, 5, 6), DOWN),
     (kernels.geglu_mlp, "w_down", "(6, 5)", X, PAIR, DOWN.T),
+    (kernels.fused_gate_up, "x", "(any, any)", X[None], PAIR),
+    (kernels.fused_gate_up, "w_gate_up", "(2, any, 6)", X, torch.ones(2, 5, 7)),
     (kernels.grouped_linear, "weight", "2**31 features", far(1, 2**31), far(2**27, 16, 1)),
 ]
 """What is called, the argument that is named, a word of what is said, and the arguments."""
