@@ -73,6 +73,7 @@ def test_it_imports_nothing_of_labkit_but_the_face_and_uses_names_that_the_face_
     used = set(re.findall(r"\blab\.(\w+)", source))
     assert used <= set(labkit.FACE), used - set(labkit.FACE)
     assert len(used) <= MOST_NAMES, sorted(used)
+    assert all(hasattr(labkit.kernels, name) for name in re.findall(r"\blab\.kernels\.(\w+)", source))
 
 
 # ---- saved outputs -----------------------------------------------------------------------------------------
@@ -141,6 +142,16 @@ def test_its_outputs_are_whole_and_can_be_read_without_seeing_them(path):
             page = output.get("data", {}).get("text/html", "")
             images = re.findall(r'<img[^>]* alt="([^"]*)"', page)
             assert len(images) == page.count("<img") and all(len(alt) > 40 for alt in images), cell.id
+
+
+@pytest.mark.parametrize(
+    ("path", "device"), DEVICES, ids=[f"{path.stem}-{device}" for path, device in DEVICES]
+)
+def test_nothing_on_a_tape_is_an_error(path, device):
+    rows = tape.read(tape.tapes(notebooks.key_of(path))[device])
+    notes = [(row.title, getattr(row, "note", "")) for row in rows]
+    failed = [said for said in notes if re.match(r"\w*Error\b", said[1])]
+    assert not failed, failed
 
 
 @pytest.mark.parametrize(
