@@ -9,13 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import processes
 import psutil
 import pytest
 import stage
 
 from labkit import __version__, backend, notebooks, paths
-from labkit.run import main
+from labkit.run import main, pages
 
 pytestmark = pytest.mark.usefixtures("clone")
 GOOD = "from labkit.display.say import claim\nclaim('{value} bytes', 3, lambda n: n == 3)"
@@ -162,3 +163,16 @@ def test_slides_have_kernels_and_figures_without_the_code_that_drew_them(clone):
     assert "build/slides/01_toy.html" in stage.labkit("slides").output
     deck = (paths.BUILD / "slides" / "01_toy.html").read_text()
     assert "the figure" in deck and "my_kernel" in deck and "draw" not in deck
+
+
+def test_a_text_is_shared_out_over_slides_at_headings_pictures_and_by_its_length():
+    text = "## One\n\nFirst.\n\n![A picture.](a.svg)\n\nAfter it.\n\n```\na\n\nb\n```\n\n## Two\n\n"
+    long = "\n\n".join([" ".join(["word"] * 50)] * 3)
+    cell = nbformat.v4.new_markdown_cell(text + long, metadata={"slideshow": {"slide_type": "slide"}})
+    made = pages.text_slides(cell)
+    assert [each.source.split("\n")[0][:12] for each in made] == [
+        "## One", "![A picture.", "After it.", "## Two", "word word wo", "word word wo",
+    ]  # fmt: skip
+    assert "a\n\nb" in made[2].source
+    assert [pages.slide_type(each) for each in made] == ["slide", *["subslide"] * 5]
+    assert len({each.id for each in made}) == len(made)
