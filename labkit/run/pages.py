@@ -28,6 +28,7 @@ SLIDE_STYLE = """<style>
 .reveal h3 { font-size: 30px !important; }
 .reveal div.highlight pre { font-size: 17px !important; }
 .reveal .jp-OutputArea-output img { min-width: 900px; max-height: 560px; }
+.reveal .jp-OutputArea-output:has(img ~ img) img { min-width: 0; max-height: 300px; }
 .reveal .jp-MarkdownOutput img { max-width: 100%; max-height: 560px; }
 .reveal small { font-size: 14px !important; }
 .reveal .jp-OutputArea details { display: none; }
@@ -57,6 +58,9 @@ def slides(path: Path) -> str:
             shown = cell.outputs if "transient" in cell.metadata else not is_folded(cell)
             if not shown:
                 cell.metadata["slideshow"] = {"slide_type": "skip"}
+            elif slide_type(cell) != "skip":
+                cells += output_slides(cell)
+                continue
         cells.append(cell)
     notebook.cells = cells
     exporter = SlidesExporter(
@@ -79,6 +83,23 @@ def slide_type(cell: NotebookNode) -> str:
 def is_folded(cell: NotebookNode) -> bool:
     """Whether JupyterLab shows no source of a code cell until somebody asks for it."""
     return bool(cell.metadata.get("jupyter", {}).get("source_hidden"))
+
+
+def output_slides(cell: NotebookNode) -> list[NotebookNode]:
+    """A code cell as several: each figure, and each table behind one, begins a slide."""
+    slides: list[list[NotebookNode]] = [[]]
+    for output in cell.outputs:
+        page = "".join(output.get("data", {}).get("text/html", ""))
+        figure, table = "<img" in page or "image/png" in output.get("data", {}), "<table" in page
+        if slides[-1] and (figure or table):
+            slides.append([])
+        slides[-1].append(output)
+    made = [deepcopy(cell) for _ in slides]
+    for number, (part, outputs) in enumerate(zip(made, slides, strict=True)):
+        part.outputs = outputs
+        if number:
+            part.id, part.metadata["slideshow"] = f"{cell.id}-{number}", {"slide_type": "subslide"}
+    return made
 
 
 def text_slides(cell: NotebookNode) -> list[NotebookNode]:

@@ -165,6 +165,14 @@ def test_slides_have_kernels_and_figures_without_the_code_that_drew_them(clone):
     assert "the figure" in deck and "my_kernel" in deck and "draw" not in deck
 
 
+def test_each_figure_of_a_cell_has_a_slide():
+    shown = ["<b>said</b>", "<img alt='one'>", "held", "<img alt='two'>", "<table></table>"]
+    outputs = [nbformat.v4.new_output("display_data", {"text/html": page}) for page in shown]
+    made = pages.output_slides(nbformat.v4.new_code_cell("draw()", outputs=outputs))
+    pages_of = [[output["data"]["text/html"] for output in each.outputs] for each in made]
+    assert pages_of == [shown[:1], shown[1:3], shown[3:4], shown[4:]]
+
+
 def test_a_text_is_shared_out_over_slides_at_headings_pictures_and_by_its_length():
     text = "## One\n\nFirst.\n\n![A picture.](a.svg)\n\nAfter it.\n\n```\na\n\nb\n```\n\n## Two\n\n"
     long = "\n\n".join([" ".join(["word"] * 50)] * 3)
