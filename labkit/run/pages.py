@@ -29,6 +29,7 @@ SLIDE_STYLE = """<style>
 .reveal div.highlight pre { font-size: 17px !important; }
 .reveal .jp-OutputArea-output img { min-width: 900px; max-height: 560px; }
 .reveal .jp-OutputArea-output:has(img ~ img) img { min-width: 0; max-height: 300px; }
+.reveal .jp-OutputArea-output img ~ img ~ img { display: none; }
 .reveal .jp-MarkdownOutput img { max-width: 100%; max-height: 560px; }
 .reveal small { font-size: 14px !important; }
 .reveal .jp-OutputArea details { display: none; }
