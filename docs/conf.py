@@ -31,8 +31,9 @@ autodoc_typehints = "none"  # signatures would be wider than the page, and docst
 
 html_theme = "pydata_sphinx_theme"
 html_title = project
-html_static_path = ["site.css"]
+html_static_path = ["site.css", "site.js"]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_show_sourcelink = False
 html_theme_options = {
     "navbar_align": "left",
