@@ -167,6 +167,7 @@ def long_rows(rows: int, width: int) -> dict[str, Any]:
         x[-1, BLOCK:] -= 240  # a later block with a much smaller maximum
     if rows == 4:
         x -= 2e30  # numbers that only float32 and bfloat16 hold, all far below zero
+        x[0] = torch.finfo(torch.float32).min  # as a mask of attention leaves a row of which nothing counts
     return {"x": x}
 
 
@@ -285,7 +286,7 @@ softmax = Exercise(
         "from-zero": Mistake(
             "With what does the maximum begin, and what if all numbers of a row are far below it?",
             "Then every exponential is 0, and 0 / 0 is NaN. Begin with -3.4028234e38.",
-            gives=(online(begin=0.0), online(begin=-1e30)),
+            gives=(online(begin=0.0), online(begin=-1e30), online(begin=-3e38)),
         ),
         "kept-maximum": Mistake(
             "What is the maximum so far, when the loop comes to the second block?",
