@@ -279,8 +279,9 @@ def explain(exercise: Exercise, problem: Problem, calls: Sequence[Call]) -> Find
         for known, mistake in exercise.mistakes.items():
             if _makes_mistake(exercise, mistake, finished):
                 name, hints = known, mistake.hints
-                if mistake.gives:  # its hints are about the values, so these are shown, too
-                    call = next(each for each in finished if _wrong_values(exercise, each))
+                wrong_calls = [each for each in finished if mistake.gives and _wrong_values(exercise, each)]
+                if wrong_calls:  # its hints are about the values, so these are shown, too
+                    call = wrong_calls[0]
                     observed = _wrong_values(exercise, call)
                 break
     return Finding("wrong", f"{call}: {observed}", name, hints=hints)

@@ -245,7 +245,7 @@ def judge(exercise: Exercise, answer: Any, file: Path) -> tuple[Finding, list[co
         or _elsewhere(exercise, answer)
     ):
         return found, []
-    found, at_size = vast.run(exercise, answer)
+    found, at_size = vast.run(exercise, answer, file)
     return (found, []) if found else (_right(exercise, done), _kernels(exercise, at_size, done))
 
 

@@ -10,6 +10,7 @@ The kernels that are launched are compiled afterwards: at such sizes their block
 
 import mmap
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from labkit import interpreter
 from labkit.dispatch_mode import LightDispatchMode
-from labkit.exercises import common_hints
+from labkit.exercises import common_hints, exception_hints
 from labkit.exercises.engine import Call, Exercise, Finding
 from labkit.exercises.interpreter_recording import arguments
 
@@ -31,18 +32,17 @@ BITS_32 = 2**31 - 1
 """The largest number that 32 bits hold."""
 GUARD_BYTES = 2**34
 """Around each tensor lies nothing: an address that is off by 2**32 elements of 4 bytes is in no other."""
-TOO_LARGE = "exceeds triton maximum tensor numel"
-"""What Triton says of a block of more than 2**20 elements, interpreted, too."""
 LIMIT_S = 1.0
 """Corners that still run after so long tell nothing; programs that share out all the work do that."""
 NO_RESERVE = 0x4000
 """MAP_NORESERVE of Linux's mmap, which Python names since 3.13."""
 
 
-def run(exercise: Exercise, answer: Any) -> tuple[Finding | None, list[Call]]:
+def run(exercise: Exercise, answer: Any, file: Path) -> tuple[Finding | None, list[Call]]:
     """Run the corners of an exercise's vast cases, in its last dtype; the first case in the first one, too.
 
     Returns what they do that a GPU could not do, or that no tensor has, and the calls with their launches.
+    Where a system hands out no such address space (``ulimit -v``, strict overcommit) nothing is run.
     """
     calls = []
     first, last = exercise.dtypes[0], exercise.dtypes[-1]
@@ -55,20 +55,26 @@ def run(exercise: Exercise, answer: Any) -> tuple[Finding | None, list[Call]]:
             name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
             for name, value in inputs.items()
         }
-        given = tree_map_only(Tensor, space.tensor, cast)
-        call = Call(case, dtype, "contiguous", given, given, None)
+        call = Call(case, dtype, "contiguous", cast, cast, None)
         watch = _Corners(space, call)
         try:
+            given = tree_map_only(Tensor, space.tensor, cast)
             with torch.no_grad(), interpreter.watching(watch), interpreter.corner_programs(), space:
                 exercise.call(answer, *given.values())
+        except _NoAddressSpaceError:
+            return None, []
         except Exception as error:
-            if TOO_LARGE in str(error):
-                watch.found("a block has more elements than Triton takes.", "at-size", common_hints.AT_SIZE)
             if watch.hints:
-                found = Finding("wrong", f"{call}: {watch.observed}", watch.mistake, hints=watch.hints)
-                return found, []
+                finding = Finding("wrong", f"{call}: {watch.observed}", watch.mistake, hints=watch.hints)
+                return finding, []
+            if not watch.took_too_long:
+                return exception_hints.explain(exercise, error, file, {}, str(call)), []
         calls.append(call)
     return None, calls
+
+
+class _NoAddressSpaceError(Exception):
+    """The system refuses memory that nobody touches."""
 
 
 class _AddressSpace(LightDispatchMode):
@@ -87,7 +93,11 @@ class _AddressSpace(LightDispatchMode):
         """A tensor of zeros with the form of one on the device meta."""
         count = 1 + sum((n - 1) * step for n, step in zip(form.shape, form.stride(), strict=True))
         count = count if form.numel() else 0
-        memory = mmap.mmap(-1, 2 * GUARD_BYTES + count * form.itemsize, flags=mmap.MAP_SHARED | NO_RESERVE)
+        size = 2 * GUARD_BYTES + count * form.itemsize
+        try:
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_SHARED | NO_RESERVE)
+        except OSError as error:
+            raise _NoAddressSpaceError from error
         flat = torch.empty(0, dtype=form.dtype)
         if count:
             flat = torch.frombuffer(memory, dtype=form.dtype, count=count, offset=GUARD_BYTES)
@@ -130,17 +140,15 @@ class _Corners(interpreter.Observer):
     def __init__(self, space: _AddressSpace, call: Call) -> None:
         self.observed, self.mistake = "", ""
         self.hints: tuple[str, ...] = ()
+        self.took_too_long = False
         self._space, self._call, self._until = space, call, time.monotonic() + LIMIT_S
 
     def launch(self, run: Any, kernel: Any, args: Any, options: dict[str, Any]) -> None:
         self._call.launches.kernels.append((kernel, arguments(kernel, args, options)))
         run(*args, **options)
 
-    def found(self, observed: str, mistake: str, hints: tuple[str, ...]) -> None:
-        self.observed, self.mistake, self.hints = observed, mistake, hints
-
     def _end(self, observed: str, mistake: str, hints: tuple[str, ...]) -> None:
-        self.found(observed, mistake, hints)
+        self.observed, self.mistake, self.hints = observed, mistake, hints
         raise _FoundError(observed)
 
     def grid(self, *sizes: int) -> None:
@@ -160,7 +168,8 @@ class _Corners(interpreter.Observer):
 
     def _see(self, addresses: np.ndarray, size: int, does: str) -> None:
         if time.monotonic() > self._until:
-            raise _FoundError("too long")
+            self.took_too_long = True
+            raise _FoundError("it takes too long")
         if not len(addresses):
             return
         first, behind = np.array(self._space.spans).T

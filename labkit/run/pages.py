@@ -95,11 +95,9 @@ def output_slides(cell: NotebookNode) -> list[NotebookNode]:
         if slides[-1] and (figure or table):
             slides.append([])
         slides[-1].append(output)
-    made = [deepcopy(cell) for _ in slides]
-    for number, (part, outputs) in enumerate(zip(made, slides, strict=True)):
+    made = copies(cell, len(slides))
+    for part, outputs in zip(made, slides, strict=True):
         part.outputs = outputs
-        if number:
-            part.id, part.metadata["slideshow"] = f"{cell.id}-{number}", {"slide_type": "subslide"}
     return made
 
 
@@ -115,13 +113,17 @@ def text_slides(cell: NotebookNode) -> list[NotebookNode]:
         if here and not alone and (heading or picture or after_picture or words > SLIDE_WORDS):
             slides.append([])
         slides[-1].append(block)
-    made = []
-    for number, blocks in enumerate(slides):
-        part = deepcopy(cell)
+    made = copies(cell, len(slides))
+    for part, blocks in zip(made, slides, strict=True):
         part.source = "\n\n".join(blocks)
-        if number:
-            part.id, part.metadata["slideshow"] = f"{cell.id}-{number}", {"slide_type": "subslide"}
-        made.append(part)
+    return made
+
+
+def copies(cell: NotebookNode, count: int) -> list[NotebookNode]:
+    """A cell so many times, each copy after the first a slide below it."""
+    made = [deepcopy(cell) for _ in range(count)]
+    for number, part in enumerate(made[1:], start=1):
+        part.id, part.metadata["slideshow"] = f"{cell.id}-{number}", {"slide_type": "subslide"}
     return made
 
 

@@ -86,7 +86,11 @@ def no_stages(call: Call) -> str:
 def waiting_loads(kernel: CompiledKernel) -> str:
     """Whether no load runs ahead, as a copy to shared memory, which takes 4 bytes at least."""
     can = kernel.widest_load >= 32
-    return "" if kernel.async_copies or not can else "Compiled for an H100, no load runs ahead of the loop."
+    return (
+        ""
+        if kernel.async_copies or not can
+        else "Compiled for an H100, nothing is copied to shared memory ahead of the products."
+    )
 
 
 def without_per(gives: Callable[..., Tensor]) -> Callable[..., Tensor]:

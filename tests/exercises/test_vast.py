@@ -1,12 +1,13 @@
 """Kernels at sizes that no memory here holds: what their programs at the corners of the grid do."""
 
 import re
+from pathlib import Path
 
 import pytest
 from test_judge import LESSONS, found
 
 from labkit import notebooks
-from labkit.exercises import judge
+from labkit.exercises import judge, vast
 
 VAST = [
     (lesson, name)
@@ -23,3 +24,35 @@ def test_addresses_in_32_bits_are_found_where_the_solution_has_64(lesson, name, 
     finding = found(lesson, name, narrow, tmp_path)
     assert (finding.status, finding.mistake) == ("wrong", "32-bits"), finding
     assert "elements away from any tensor" in finding.observed
+
+
+@pytest.fixture
+def softmax():
+    """A task with vast cases, and its solution."""
+    exercise = judge.find("11_row_reductions")["softmax"]
+    return exercise, getattr(judge.solutions("11_row_reductions"), exercise.answer)
+
+
+def test_where_no_such_address_space_is_handed_out_nothing_is_said(softmax, monkeypatch):
+    exercise, solution = softmax
+    found, calls = vast.run(exercise, solution, Path("cell.py"))
+    assert found is None and len(calls) == len(exercise.vast) + 1
+
+    def refuse(*_, **__):
+        raise OSError("Cannot allocate memory")
+
+    monkeypatch.setattr(vast.mmap, "mmap", refuse)
+    assert vast.run(exercise, solution, Path("cell.py")) == (None, [])
+
+
+def test_what_an_answer_raises_at_such_a_size_alone_is_told(softmax):
+    exercise, solution = softmax
+
+    def answer(x):
+        if len(x) > 2**20:
+            raise OverflowError("too many rows")
+        return solution(x)
+
+    found, _ = vast.run(exercise, answer, Path("cell.py"))
+    assert found is not None and found.status == "error"
+    assert "OverflowError: too many rows (With x (33554433, 70)" in found.observed
