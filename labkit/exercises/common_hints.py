@@ -128,6 +128,11 @@ AT_SIZE = (
     "It is right at the small sizes of the check. Which number in your kernel was enough for those only?",
     "Look at the grid, at fixed blocks, and at products of sizes beyond 2**31.",
 )
+LEFT_OUT_AT_SIZE = (
+    "At the small sizes of the check nothing is left out. Which number of your launch does not grow with the "
+    "size?",
+    "The programs together have to cover the whole tensor: look at the grid, and at blocks of a fixed size.",
+)
 BITS_32 = (
     "It is right where tensors are small. Which product in your kernel grows with their size?",
     "tl.program_id and tl.arange have 32 bits, and so has what is computed of them: from 2**31 on it is "

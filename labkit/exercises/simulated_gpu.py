@@ -343,6 +343,15 @@ class Event:
         """Let the host wait for the mark."""
         self._gpu.wait(self.before, self._us or 0.0)
 
+    def query(self) -> bool:
+        """Whether the device has come to the mark; asking takes the host some time."""
+        self._gpu.not_while_capturing("the host asked how far the device is")
+        self._gpu.host_us += 0.5
+        done = (self._us or 0.0) <= self._gpu.host_us
+        if done:
+            self._gpu.host_waited |= self.before
+        return done
+
     def elapsed_time(self, later: "Event") -> float:
         """Milliseconds from this time stamp to another one."""
         if not (self._timing and later._timing):

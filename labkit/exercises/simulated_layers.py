@@ -31,8 +31,10 @@ class CompiledFunction(CompiledLayer):
     def __init__(self, gpu: SimulatedGpu, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__(gpu)
         self.function = function
-        self.on_a_side_stream = False
-        """Whether it ever ran, and was not captured, on another stream than the default one."""
+        self.streams: set[str] = set()
+        """On which it ran, and was not captured: "side", and "current" for the default one."""
+        self.in_graphs = 0
+        """How often it was captured."""
         self.captured: Tensor | None = None
         """Its result in the last capture, which a replay computes anew."""
         self.goes_backward = True
@@ -45,9 +47,10 @@ class CompiledFunction(CompiledLayer):
         y = self.function(x)
         if self.gpu.capturing is not None:
             self.captured, self.goes_backward = detached(y), torch.is_grad_enabled()
+            self.in_graphs += 1
         else:
             self.given.append(detached(x).clone())
-            self.on_a_side_stream |= self.gpu.current is not self.gpu.default
+            self.streams.add("current" if self.gpu.current is self.gpu.default else "side")
         return y
 
 
@@ -81,11 +84,21 @@ class RandomTensor:
 
 
 class BenchmarkGpu(SimulatedGpu):
-    """A GPU to benchmark, with its own speeds: random numbers are work, too, and some calls are slow."""
+    """A GPU to benchmark, with its own speeds: random numbers are work, too, and some calls are slow.
 
-    def __init__(self, launch_us: float, wait_us: float, slow_every: int, compile_us: float = COMPILE_US):
+    ``slow_every``: every so many-th call is; ``slow_early``: numbers of further ones.
+    """
+
+    def __init__(
+        self,
+        launch_us: float,
+        wait_us: float,
+        slow_every: int,
+        slow_early: tuple[int, ...],
+        compile_us: float = COMPILE_US,
+    ) -> None:
         super().__init__(wait_us, compile_us)
-        self.launch_us, self.slow_every = launch_us, slow_every
+        self.launch_us, self.slow_every, self.slow_early = launch_us, slow_every, slow_early
 
     def randn(self, batch: int, width: int) -> RandomTensor:
         """Launch the drawing of a tensor of normal random numbers."""
@@ -107,22 +120,25 @@ class BenchmarkGpu(SimulatedGpu):
 
 
 class BenchmarkLayer(CompiledLayer):
-    """A layer on a `BenchmarkGpu`: a call launches one kernel, longer than a launch."""
+    """A layer on a `BenchmarkGpu` for x of one shape: a call launches one kernel, longer than a launch."""
 
     gpu: BenchmarkGpu
 
-    def __init__(self, gpu: BenchmarkGpu, ns_per_element: float) -> None:
+    def __init__(self, gpu: BenchmarkGpu, ns_per_element: float, batch: int, width: int) -> None:
         super().__init__(gpu)
-        self.ns_per_element = ns_per_element
+        self.ns_per_element, self.shape = ns_per_element, (batch, width)
 
     def __call__(self, x: RandomTensor) -> RandomTensor:
-        """Launch the layer; TypeError for an ``x`` that `BenchmarkGpu.randn` did not draw."""
+        """Launch the layer; TypeError unless `BenchmarkGpu.randn` drew ``x``, in the layer's shape."""
         if not isinstance(x, RandomTensor):
             raise TypeError(f"layer(x) takes what gpu.randn drew, not {type(x).__name__}")
         shape = (x.batch, x.width)
+        if shape != self.shape:
+            raise TypeError(f"layer(x) is to be timed for an x of (batch, width) {self.shape}, not {shape}")
         self.begin_call(shape)
-        # An early one, too: who takes the average of a few calls finds out.
-        slow = 1.4 if self.calls == 2 or self.calls % self.gpu.slow_every == 0 else 1.0
+        # Early ones, too: who times few calls, or takes one reading of many, finds out.
+        early = self.calls in self.gpu.slow_early
+        slow = 1.4 if early or self.calls % self.gpu.slow_every == 0 else 1.0
         self.gpu.launch(self.gpu.launch_us, slow * x.batch * x.width * self.ns_per_element / 1000)
         self.gpu.note("call", shape=shape)
         return x

@@ -3,11 +3,13 @@
 A kernel that is right at small sizes can still compute an address in 32 bits, launch more programs on an axis
 than a GPU has, or make room for as many parts as the small sizes need. At a size of more than 2**31 elements
 each of these shows in the addresses that the first and the last programs use. Nothing but addresses is looked
-at. So tensors are address space: memory that the system hands out when it is touched, and few places are.
+at, and how many there are. So tensors are address space: memory that the system hands out when it is touched,
+and few places are.
 
 The kernels that are launched are compiled afterwards: at such sizes their blocks are as large as any.
 """
 
+import math
 import mmap
 import time
 from pathlib import Path
@@ -60,7 +62,8 @@ def run(exercise: Exercise, answer: Any, file: Path) -> tuple[Finding | None, li
         try:
             given = tree_map_only(Tensor, space.tensor, cast)
             with torch.no_grad(), interpreter.watching(watch), interpreter.corner_programs(), space:
-                exercise.call(answer, *given.values())
+                call.got = exercise.call(answer, *given.values())
+            watch.end(given, call.got)
         except _NoAddressSpaceError:
             return None, []
         except Exception as error:
@@ -142,6 +145,10 @@ class _Corners(interpreter.Observer):
         self.hints: tuple[str, ...] = ()
         self.took_too_long = False
         self._space, self._call, self._until = space, call, time.monotonic() + LIMIT_S
+        self._sizes: tuple[int, ...] = ()
+        self._loaded: list[tuple[int, int]] = []
+        """Of each load: its first address, and its elements times the programs of the grid."""
+        self._stored: list[tuple[int, int]] = []
 
     def launch(self, run: Any, kernel: Any, args: Any, options: dict[str, Any]) -> None:
         self._call.launches.kernels.append((kernel, arguments(kernel, args, options)))
@@ -151,7 +158,24 @@ class _Corners(interpreter.Observer):
         self.observed, self.mistake, self.hints = observed, mistake, hints
         raise _FoundError(observed)
 
+    def end(self, given: Any, got: Any) -> None:
+        """Say what the kernels cannot have loaded, or stored, as a whole.
+
+        Each program is counted as if it did what all that ran did together: they have ragged edges.
+        """
+        for tensors, touched, does in ((given, self._loaded, "load"), (got, self._stored, "store")):
+            for tensor in tree_leaves(tensors):
+                if not isinstance(tensor, Tensor) or not tensor.is_contiguous():
+                    continue
+                first, behind = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+                most = sum(count for at, count in touched if first <= at < behind)
+                if 0 < most < tensor.numel():
+                    which = "A result" if does == "store" else "An input"
+                    said = f"all programs together {does} {most:,} elements at most. {which} has "
+                    self._end(f"{said}{tensor.numel():,}.", "left-out-at-size", common_hints.LEFT_OUT_AT_SIZE)
+
     def grid(self, *sizes: int) -> None:
+        self._sizes = sizes
         for axis, (size, most) in enumerate(zip(sizes, PROGRAMS, strict=True)):
             if size > most:
                 said = f"the launch has {size:,} programs on axis {axis}, and a GPU takes {most:,} at most."
@@ -159,9 +183,14 @@ class _Corners(interpreter.Observer):
 
     def load(self, addresses: np.ndarray, size: int, unfilled: bool) -> None:
         self._see(addresses, size, "loads from")
+        self._loaded += self._counted(addresses)
 
     def store(self, addresses: np.ndarray, size: int) -> None:
         self._see(addresses, size, "stores to")
+        self._stored += self._counted(addresses)
+
+    def _counted(self, addresses: np.ndarray) -> list[tuple[int, int]]:
+        return [(int(addresses[0]), len(addresses) * math.prod(self._sizes))] if len(addresses) else []
 
     def atomic(self, addresses: np.ndarray, size: int) -> None:
         self._see(addresses, size, "adds to")

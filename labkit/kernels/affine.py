@@ -38,19 +38,9 @@ LEAST_ROWS = 16
 TILES = 32
 """Tiles for each multiprocessor that the forward keeps, about four waves, when it makes tiles taller."""
 
-# ---- affine: kernels; x is flat, (count,), or folded: (rows, width), and a tail that fills no row ----------
+# ---- affine: kernels; x is folded: (rows, width), and a tail that fills no row -----------------------------
 # ``width // VECTOR * VECTOR`` tells the compiler that every row is aligned, where VECTOR has 16 bytes;
 # ``0 * width`` makes indices of columns 64-bit where the width is, and costs nothing elsewhere.
-
-
-@triton.jit
-def flat_kernel(x, weight, bias, y, count, width, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # (BLOCK,)
-    inside = at < count
-    scale = tl.load(weight + at % width, inside).to(tl.float32)
-    shift = tl.load(bias + at % width, inside).to(tl.float32)
-    value = tl.load(x + at, inside).to(tl.float32) * scale + shift
-    tl.store(y + at, value, inside)
 
 
 @triton.jit
@@ -222,32 +212,25 @@ def tile_rows(elements: int, cols: int, limits: DeviceLimits) -> int:
 
 
 def launch_forward(
-    flat: Any, x: Tensor, weight: Tensor | None, bias: Tensor, other: Tensor | None, most_rows: int
+    x: Tensor, weight: Tensor | None, bias: Tensor, other: Tensor | None, most_rows: int
 ) -> Tensor:
-    """y, of x's shape: by ``flat``, which has the tensors that are there, or by fold_kernel.
-
-    most_rows: of a tile of fold_kernel.
-    """
+    """y, of x's shape; most_rows: of a tile."""
     (x, *others), stride = spaced_rows(x) if other is None else spaced_rows(x, other)
-    row = [t.contiguous() for t in (weight, bias) if t is not None]
+    row = [None if t is None else t.contiguous() for t in (weight, bias)]
     y, count, period, cols = empty_contiguous(x), x.numel(), x.shape[-1], ROW_BYTES // x.element_size()
-    # With a width that is a multiple of 16, 16 neighbours in x have 16 neighbouring weights: flat loads are
-    # wide. The flat kernel counts elements in 32 bits.
-    if count and stride == period and period % 16 == 0 and count < 2**31:
-        flat[(cdiv(count, cols),)](x, *row, *others, y, count, period, BLOCK=cols)
-    elif count:
+    if count:
         rows, width, tail, vector = fold_rows(count, period, cols, x.element_size(), stride)
         height, blocks = min(most_rows, tile_rows(count, cols, device_limits(x.device))), cdiv(width, cols)
         grid = (max(1, cdiv(rows, height)) * blocks,)
-        given = x, *(None, *row)[-2:], *(*others, None)[:1], y
         sizes = rows, width, None if stride == period else stride, period, tail, blocks
+        given = x, *row, others[0] if others else None, y
         fold_kernel[grid](*given, *sizes, VECTOR=vector, ROWS=height, COLS=cols)
     return y
 
 
 @operator(fake=lambda x, weight, bias: empty_contiguous(x))
 def affine_forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return launch_forward(flat_kernel, x, weight, bias, None, 8)
+    return launch_forward(x, weight, bias, None, 8)
 
 
 class SumPlan(NamedTuple):
@@ -399,17 +382,6 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 @triton.jit
-def gelu_mul_flat_kernel(x, bias, other, y, count, width, BLOCK: tl.constexpr):
-    """Without folds, (count,), where 16 neighbours have 16 neighbouring biases."""
-    FAST: tl.constexpr = y.dtype.element_ty != tl.float32
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # (BLOCK,)
-    inside = at < count
-    z = tl.load(x + at, inside).to(tl.float32) + tl.load(bias + at % width, inside).to(tl.float32)
-    value = activate(z, "gelu_tanh", FAST) * tl.load(other + at, inside).to(tl.float32)
-    tl.store(y + at, value, inside)
-
-
-@triton.jit
 def gelu_mul_grad_kernel(
     dy, x, bias, other, dx, dother, dbias, rows, width, stride, tail, blocks, groups, period,
     NARROW: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
@@ -459,7 +431,7 @@ def gelu_mul_grad(dy, x, other, dx, dother, source, at, mask, shift):
 
 @operator(fake=lambda x, bias, other: empty_contiguous(x))
 def gelu_mul_forward(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
-    return launch_forward(gelu_mul_flat_kernel, x, None, bias, other, 4)
+    return launch_forward(x, None, bias, other, 4)
 
 
 @operator(fake=lambda dy, x, bias, other: tuple(empty_contiguous(t) for t in (x, bias, other)))

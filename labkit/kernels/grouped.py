@@ -105,11 +105,8 @@ def forward_tiling(d_in: int, d_out: int, itemsize: int, tma: bool, limits: Devi
 
 
 @functools.cache
-def backward_tiling(d_in: int, d_out: int, itemsize: int, odd: bool, limits: DeviceLimits) -> Tiling:
-    """Sizes of backward_kernel, whose program keeps ``depth`` x ``cols`` of dW; ``store`` means dX.
-
-    ``odd`` says that groups begin anywhere in a row. Then loads are wide in programs with registers to spare.
-    """
+def backward_tiling(d_in: int, d_out: int, itemsize: int, limits: DeviceLimits) -> Tiling:
+    """Sizes of backward_kernel, whose program keeps ``depth`` x ``cols`` of dW; ``store`` means dX."""
     down, across = block_width(d_in), block_width(d_out)
     widest, fp32, shared = max(down, across), itemsize == 4, limits.shared_bytes // 1024
 
@@ -124,11 +121,6 @@ def backward_tiling(d_in: int, d_out: int, itemsize: int, odd: bool, limits: Dev
         return tiling(2 if {d_in, d_out} <= {16, 32} else 1, 32, 64, 4, 1, 1)
     if {d_in, d_out} <= {16, 32} and (fp32 or widest == 16):
         return tiling(4, 32, 128, 4, 1, 3) if fp32 else tiling(4, 64, 64, 4, 3, 2, tma=True, store=True)
-    if odd and not fp32 and shared >= 200:
-        if down <= 32 and across == 64:
-            return tiling(1, 64, 64, 8, 3, 2, store=True)
-        if widest > 64 and down * across <= 128 * 128:
-            return tiling(1, 64, 64, 4, 3, 4)
     if widest <= 32 or (widest == 64 and (not fp32 or shared >= 200)):
         return tiling(1, 64, 64, 4, 1 if fp32 else 3, 4, tma=widest == 32, store=True)
     if fp32 or shared < 200:  # in squares of 64 or 32, and dX apart
@@ -187,56 +179,10 @@ def needs_64_bits(widest: int, strides: Iterable[int]) -> bool:
     return 2 * max(256, widest) * max(strides) >= 2**31
 
 
-def row_unit(t: Tensor) -> int:
-    """The most elements, at most 16 bytes, of which all distances of rows are multiples; 1 for columns."""
+def row_unit(t: Tensor, width: int) -> int:
+    """The most elements, at most 16 bytes, at whose multiples groups of a width begin; 1 for columns."""
     sequences = t.stride(0) if t.shape[0] > 1 else 0
-    return math.gcd(16 // t.itemsize, t.stride(1), sequences) if t.stride(2) == 1 else 1
-
-
-class Rows(NamedTuple):
-    """How the rows of a tensor (B, T, C) are loaded."""
-
-    stride: int
-    unit: int
-    """That of ``row_unit``."""
-    shifted: bool
-    """Whether loads may begin before a group: rows are one sequence, in an aligned tensor."""
-    width: int
-    """Features of a group."""
-    columns: int
-    """Columns that a program loads, or several together."""
-
-
-def rows_of(t: Tensor, width: int, columns: int) -> Rows:
-    shifted = t.stride(2) == 1 and t.shape[0] == 1 and t.data_ptr() % 16 == 0
-    return Rows(t.stride(1), row_unit(t), shifted, width, columns)
-
-
-@functools.lru_cache(maxsize=4096)
-def wide_loads(count: int, rows: int, most: int, size: int, *loaded: Rows) -> tuple[int, int]:
-    """(EVERY, UNIT) of the kernels: tiles of every so many-th row, loaded by units of so many elements.
-
-    Args:
-        count: all rows.
-        rows: those of a tile.
-        most: the largest EVERY; 0 for no loads from before the group.
-        size: elements in 16 bytes.
-
-    Groups that begin anywhere would be loaded element by element, each with its own address. Rows that are
-    as far behind a multiple of 16 bytes as each other are loaded by 16 bytes; every eighth row is, at least.
-    """
-    natural = math.gcd(size, *(math.gcd(one.unit, one.width) for one in loaded))
-    if natural > 1 or not most:
-        return 1, natural
-    for unit in (size >> n for n in range(size.bit_length() - 1)):  # 16 bytes, then 8, 4
-        every, fits = 1, True
-        for one in loaded:
-            step = math.gcd(unit, one.stride)
-            every = max(every, unit // step)
-            fits = fits and one.shifted and one.width + unit - math.gcd(step, one.width) <= one.columns
-        if fits and every <= most and (every == 1 or count >= 2 * every * rows):
-            return every, unit
-    return 1, 1
+    return math.gcd(16 // t.itemsize, t.stride(1), sequences, width) if t.stride(2) == 1 else 1
 
 
 def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> None:
@@ -263,10 +209,7 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
         return
     pack, BM, BN, warps, stages, resident, per, tma, store, interleaved, _ = tiling
     BK, packs, tiles = block_width(pack * d_in), cdiv(G, pack), B * cdiv(T, BM)
-    every, unit = 1, 1
-    if not tma and pack == 1:
-        every, unit = wide_loads(T, BM, 8, 16 // x.itemsize, rows_of(x, d_in, BK))
-    spans = every * x.stride(1), every * y.stride(1), *strides[2:8], *strides[10:]
+    spans = x.stride(1), y.stride(1), *strides[2:8], *strides[10:]
     large = needs_64_bits(256, spans)  # a tile lies in one sequence
     if tma and per == 1 and d_in == BK and d_out == BN and not large and aligned(y, limits):
         sizes = dict(D_IN=d_in, D_OUT=d_out, PRECISION=float32_precision(), BM=BM, num_warps=warps)
@@ -274,10 +217,8 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
         single_tile_kernel[(G * tiles,)](x_tiles, weight, bias, y_tiles, T, G, *strides[3:8], **sizes)
         return
     abreast = packs * cdiv(pack * d_out, BN)
-    tiles = every * cdiv(T, every * BM) if every > 1 else tiles
     per = min(per or tiles, balance_tiles(tiles, abreast, resident * limits.multiprocessors, 2))
-    parts = every * cdiv(cdiv(tiles, per), every)
-    interleaved = interleaved or every > 1
+    parts = cdiv(tiles, per)
     if interleaved:  # else the last part has what is left
         per = cdiv(tiles, parts)
     part_stride, tile_stride = (1, parts) if interleaved else (per, 1)
@@ -289,34 +230,21 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) ->
         x, descriptor(x, tma, BM, BK), weight, descriptor(seen, True, BK, BN) if whole else None,
         bias, y, descriptor(y, store, BM, BN), B, T, G, per, part_stride, tile_stride, *strides,
         D_IN=d_in, D_OUT=d_out, PRECISION=float32_precision(), PACK=pack, FLAT=B == 1, LARGE=large,
-        TMA=tma, STORE=store, AHEAD=not tma and stages == 1,
-        EVERY=every, UNIT=unit, SHIFT=every > 1 or d_in % unit > 0,
-        UY=row_unit(y), BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=stages,
+        TMA=tma, STORE=store, AHEAD=not tma and stages == 1, UNIT=row_unit(x, d_in), UY=row_unit(y, d_out),
+        BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 
 def launch_backward(dy: Tensor, x: Tensor, weight: Tensor, dx: Tensor | None, dw: Tensor, db: Tensor) -> None:
     """Write dw, db, and dx unless it is None."""
     (B, T, _), (G, d_in, d_out), limits = x.shape, weight.shape, device_limits(x.device)
-    odd = x.stride(2) == dy.stride(2) == 1 and math.gcd(row_unit(x), d_in, row_unit(dy), d_out) == 1
-    tiling = backward_tiling(d_in, d_out, x.itemsize, odd, limits)
+    tiling = backward_tiling(d_in, d_out, x.itemsize, limits)
     pack, BM, BN, warps, stages, resident, per, tma, store, _, BK = tiling
     down, slices = cdiv(pack * d_in, BK), cdiv(pack * d_out, BN)
     packs, tiles, whole = cdiv(G, pack), B * cdiv(T, BM), down * slices == 1
     size = G * (d_in + 1) * d_out
-    # Programs for every shift write parts of their own, 4 bytes an element, which are read again.
-    most = x.itemsize * B * T * G * (2 * d_in + d_out) // (4 * 8 * size)
-    if whole and warps > 4:
-        most = 0  # with all of dW and dX in a program, registers are short
-    every, unit = 1, 1
-    if pack == 1:
-        loaded = rows_of(x, d_in, down * BK), rows_of(dy, d_out, slices * BN)
-        every, unit = wide_loads(T, BM, min(most, 8), 16 // x.itemsize, *loaded)
-    tiles = cdiv(T, every * BM) if every > 1 else tiles  # of each shift
-    places = resident * limits.multiprocessors
-    per = per or balance_tiles(tiles, packs * down * slices * every, places, 7)
-    per = max(per, cdiv(tiles * every, 256))  # sum_kernel adds at most 256 parts
-    P = every * cdiv(tiles, per)
+    per = per or balance_tiles(tiles, packs * down * slices, resident * limits.multiprocessors, 7)
+    P = cdiv(tiles, per)
     parts = torch.empty(P, size, dtype=torch.float32, device=x.device)
     filled = dx if whole else None
     exact = whole and pack * d_in == BK and G % pack == 0
@@ -328,9 +256,9 @@ def launch_backward(dy: Tensor, x: Tensor, weight: Tensor, dx: Tensor | None, dw
         x, descriptor(x, tma, BM, BK), dy, descriptor(dy, tma, BM, BN), weight,
         filled, descriptor(filled, store, BM, BK), parts, B, T, G, per, *sx, *sg, *sw, *(sd or (0, 0, 0)),
         D_IN=d_in, D_OUT=d_out, PRECISION=float32_precision(), PACK=pack, FLAT=B == 1,
-        LARGE=needs_64_bits(max(d_in, d_out, BM * every), spans), TMA=tma, STORE=store,
-        EVERY=every, UNIT=unit, SHIFT=not tma and (every > 1 or (d_in | d_out) % unit > 0),
-        UY=row_unit(filled) if filled is not None else 1,
+        LARGE=needs_64_bits(max(d_in, d_out, BM), spans), TMA=tma, STORE=store,
+        UNIT=math.gcd(row_unit(x, d_in), row_unit(dy, d_out)),
+        UY=row_unit(filled, d_in) if filled is not None else 1,
         KEEP=min(BM, max(1, 256 * warps // BN)), BM=BM, BK=BK, BN=BN, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     PARTS = next_power_of_2(P)

@@ -23,29 +23,27 @@ def whole(offset, UNIT: tl.constexpr):
 
 
 @triton.jit
-def tile_row(tile, across, BM: tl.constexpr, FLAT: tl.constexpr, EVERY: tl.constexpr):
-    """A tile's first row in its sequence, which has ``across`` tiles; the next ones are EVERY rows apart."""
-    return tile // EVERY * (BM * EVERY) + tile % EVERY if FLAT else tile % across * BM
+def tile_row(tile, across, BM: tl.constexpr, FLAT: tl.constexpr):
+    """A tile's first row in its sequence, which has ``across`` tiles."""
+    return tile * BM if FLAT else tile % across * BM
 
 
 @triton.jit
-def tile_start(
-    tile, column, across, outer, stride, BM: tl.constexpr, FLAT: tl.constexpr, EVERY: tl.constexpr,
-):  # fmt: skip
+def tile_start(tile, column, across, outer, stride, BM: tl.constexpr, FLAT: tl.constexpr):
     """Offset of a tile's first row at a column, which is an offset, too."""
-    start = column + offset64(tile_row(tile, across, BM, FLAT, EVERY), stride)
+    start = column + offset64(tile_row(tile, across, BM, FLAT), stride)
     return start if FLAT else start + offset64(tile // across, outer)
 
 
 @triton.jit
 def load_rows(
     x, at, columns, tile, last, column, across, T, outer, stride,
-    BM: tl.constexpr, FLAT: tl.constexpr, EVERY: tl.constexpr, UNIT: tl.constexpr,
+    BM: tl.constexpr, FLAT: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The tile (BM, columns) with this number, zeros beyond its rows; it begins at a multiple of UNIT."""
-    row = tile_row(tile, across, BM, FLAT, EVERY) + tl.arange(0, BM) * EVERY
+    row = tile_row(tile, across, BM, FLAT) + tl.arange(0, BM)
     inside = ((row < T) & (tile < last))[:, None] & columns[None, :]
-    start = tile_start(tile, column, across, outer, stride, BM, FLAT, EVERY)
+    start = tile_start(tile, column, across, outer, stride, BM, FLAT)
     return tl.load(x + whole(start, UNIT) + at, inside, other=0.0)
 
 
@@ -127,7 +125,7 @@ def forward_kernel(
     sbg: tl.constexpr, sbo: tl.constexpr, syb, syt, syc,
     D_IN: tl.constexpr, D_OUT: tl.constexpr, PRECISION: tl.constexpr, PACK: tl.constexpr, FLAT: tl.constexpr,
     LARGE: tl.constexpr, TMA: tl.constexpr, STORE: tl.constexpr, AHEAD: tl.constexpr,
-    EVERY: tl.constexpr, UNIT: tl.constexpr, SHIFT: tl.constexpr, UY: tl.constexpr,
+    UNIT: tl.constexpr, UY: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """A program keeps (BK, BN) of a group's weight, or the weights of PACK groups, and loops over tiles of x.
@@ -135,17 +133,14 @@ def forward_kernel(
     Part i of the rows begins at tile i * ``part_stride`` and has ``per`` tiles, ``tile_stride`` apart. With
     TMA descriptors load x, and the compiler's pipeline loads ahead. With AHEAD the next tile comes to
     registers while this one is multiplied. With STORE descriptors store y. With LARGE offsets within a tile
-    are 64-bit.
-
-    Where rows begin anywhere, a tile has every EVERY-th row: these begin ``shift`` elements behind a multiple
-    of UNIT, as do all rows of a program's tiles. It loads from that multiple on, UNIT elements at a time.
+    are 64-bit. Groups begin at multiples of UNIT elements in x, and of UY in y.
     """
     # Programs are numbered along the slices of columns first, then along packs of groups, then along parts of
     # the rows: programs that run at the same time are neighbours in memory.
     slices, packs = tl.cdiv(PACK * D_OUT, BN), tl.cdiv(G, PACK)
     slice_, group = tl.program_id(0) % slices, tl.program_id(0) // slices % packs * PACK
     across = count_tiles(T, BM)
-    tiles = count_tiles(count_tiles(T, EVERY), BM) * EVERY if FLAT else B * across
+    tiles = across if FLAT else B * across
     first = tl.program_id(0) // slices // packs * part_stride
     last = tl.minimum(first + per * tile_stride, tiles)
     first = first.to(last.dtype)  # 64-bit where T is
@@ -156,21 +151,16 @@ def forward_kernel(
     shift = 0
     if TMA:
         shift = group * D_IN % (128 // weight.dtype.element_ty.primitive_bitwidth)
-    elif SHIFT:
-        shift = (tile_start(first, x_column, across, sxb, sxt, BM, FLAT, EVERY) % UNIT).to(tl.int32)
     m, k, n = tl.arange(0, BM), tl.arange(0, BK), slice_ * BN + tl.arange(0, BN)
     if LARGE:
         m, k, n = m.to(tl.int64), k.to(tl.int64), n.to(tl.int64)
-    x_at = m[:, None] * whole(sxt * EVERY, UNIT) + k[None, :] * sxc  # (BM, BK)
+    x_at = m[:, None] * whole(sxt, UNIT) + k[None, :] * sxc  # (BM, BK)
     syt = whole(syt, UY)
-    y_at = m[:, None] * (syt * EVERY) + n[None, :] * syc  # (BM, BN)
-    loaded = k < whole(shift + D_IN + UNIT - 1, UNIT)
+    y_at = m[:, None] * syt + n[None, :] * syc  # (BM, BN)
     k -= shift
     has_k, has_n = within(k, group, G, D_IN, PACK), within(n, group, G, D_OUT, PACK)
-    if not SHIFT:
-        loaded = has_k
     if AHEAD:  # the first tile, before the weight
-        ahead = load_rows(x, x_at, loaded, first, last, x_column, across, T, sxb, sxt, BM, FLAT, EVERY, UNIT)
+        ahead = load_rows(x, x_at, has_k, first, last, x_column, across, T, sxb, sxt, BM, FLAT, UNIT)
     if w_tiles is not None:
         w = w_tiles.load([group * D_IN, slice_ * BN])  # (BK, BN)
     else:
@@ -188,13 +178,9 @@ def forward_kernel(
                 a, coming = ahead, tile + tile_stride
             else:
                 coming = tile
-            ahead = load_rows(
-                x, x_at, loaded, coming, last, x_column, across, T, sxb, sxt, BM, FLAT, EVERY, UNIT
-            )
+            ahead = load_rows(x, x_at, has_k, coming, last, x_column, across, T, sxb, sxt, BM, FLAT, UNIT)
             if not AHEAD:
                 a = ahead
-            if SHIFT:  # the numbers of other groups need not be finite
-                a = tl.where(has_k[None, :], a, 0.0)
         each = dot(split_groups(a, PACK, BM, D_IN), w, None, PRECISION)
         total = merge_groups(each, PACK, BM, D_OUT)  # (BM, BN)
         if bias is not None:
@@ -205,8 +191,8 @@ def forward_kernel(
         if STORE:
             y_tiles.store([tile * BM, group * D_OUT], total.to(y.dtype.element_ty))
         else:
-            rows = tile_row(tile, across, BM, FLAT, EVERY) + m * EVERY < T
-            to = tile_start(tile, y_column, across, syb, syt, BM, FLAT, EVERY)
+            rows = tile_row(tile, across, BM, FLAT) + m < T
+            to = tile_start(tile, y_column, across, syb, syt, BM, FLAT)
             tl.store(y + to + y_at, total, rows[:, None] & has_n[None, :])
 
     # The columns of the group before are multiplied by zeros of w, which gives NaN where they are not finite.
@@ -261,62 +247,47 @@ def backward_kernel(
     sxb, sxt, sxc, sgb, sgt, sgc, swg: tl.constexpr, swi: tl.constexpr, swo: tl.constexpr, sdb, sdt, sdc,
     D_IN: tl.constexpr, D_OUT: tl.constexpr, PRECISION: tl.constexpr,
     PACK: tl.constexpr, FLAT: tl.constexpr, LARGE: tl.constexpr,
-    TMA: tl.constexpr, STORE: tl.constexpr, EVERY: tl.constexpr, UNIT: tl.constexpr,
-    SHIFT: tl.constexpr, UY: tl.constexpr, KEEP: tl.constexpr,
+    TMA: tl.constexpr, STORE: tl.constexpr, UNIT: tl.constexpr, UY: tl.constexpr, KEEP: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """A program keeps (BK, BN) of a group's dW in registers and loops over its rows of x and dY.
 
     Where that is all of the group's dW, the program computes dX, too. The sums over its rows go to ``parts``
-    (P, G, D_IN + 1, D_OUT), db behind dW; ``sum_kernel`` adds them up. EVERY and UNIT are those of
-    ``forward_kernel``: of EVERY programs next to each other, each has the rows of one shift.
+    (P, G, D_IN + 1, D_OUT), db behind dW; ``sum_kernel`` adds them up. Groups begin at multiples of UNIT
+    elements in x and dY, and of UY in dX.
     """
     down, slices, packs = tl.cdiv(PACK * D_IN, BK), tl.cdiv(PACK * D_OUT, BN), tl.cdiv(G, PACK)
     block, part = tl.program_id(0) % (down * slices), tl.program_id(0) // (down * slices) // packs
     group = tl.program_id(0) // (down * slices) % packs * PACK
     across = count_tiles(T, BM)
-    tiles = count_tiles(count_tiles(T, EVERY), BM) * EVERY if FLAT else B * across
-    first = part // EVERY * EVERY * per + part % EVERY
-    last = tl.minimum(first + per * EVERY, tiles)
+    tiles = across if FLAT else B * across
+    first = part * per
+    last = tl.minimum(first + per, tiles)
     x_column = offset64(group * D_IN, sxc) + offset64(block % down * BK, sxc)
     g_column = offset64(group * D_OUT, sgc) + offset64(block // down * BN, sgc)
     m, k, n = tl.arange(0, BM), tl.arange(0, BK), tl.arange(0, BN)
     if LARGE:
         m, k, n = m.to(tl.int64), k.to(tl.int64), n.to(tl.int64)
-    x_at = m[:, None] * whole(sxt * EVERY, UNIT) + k[None, :] * sxc  # (BM, BK)
-    g_at = m[:, None] * whole(sgt * EVERY, UNIT) + n[None, :] * sgc  # (BM, BN)
-    x_shift, g_shift = 0, 0
-    if SHIFT:
-        x_shift = (tile_start(first, x_column, across, sxb, sxt, BM, FLAT, EVERY) % UNIT).to(tl.int32)
-        g_shift = (tile_start(first, g_column, across, sgb, sgt, BM, FLAT, EVERY) % UNIT).to(tl.int32)
+    x_at = m[:, None] * whole(sxt, UNIT) + k[None, :] * sxc  # (BM, BK)
+    g_at = m[:, None] * whole(sgt, UNIT) + n[None, :] * sgc  # (BM, BN)
     columns = k
     k += block % down * BK
     n += block // down * BN
-    x_loaded = k < whole(x_shift + D_IN + UNIT - 1, UNIT)
-    g_loaded = n < whole(g_shift + D_OUT + UNIT - 1, UNIT)
-    k -= x_shift
-    n -= g_shift
     has_k, has_n = within(k, group, G, D_IN, PACK), within(n, group, G, D_OUT, PACK)
-    if not SHIFT:
-        x_loaded, g_loaded = has_k, has_n
     if dx is not None:  # one program holds all of dW
         w = load_weight(weight, group, G, n, k, swg, swo, swi, D_OUT, D_IN, PACK)  # transposed
         sdt = whole(sdt, UY)
-        d_column = offset64(group * D_IN - x_shift, sdc)
-        dx_at = m[:, None] * (sdt * EVERY) + columns[None, :] * sdc  # (BM, BK)
+        d_column = offset64(group * D_IN, sdc)
+        dx_at = m[:, None] * sdt + columns[None, :] * sdc  # (BM, BK)
     dw = tl.zeros([PACK, D_IN, D_OUT] if PACK > 1 else [BK, BN], tl.float32)
     db = tl.zeros([KEEP, BN], tl.float32)  # KEEP separate sums, so that threads add without exchanges
 
-    for tile in tl.range(first, last, EVERY):
+    for tile in tl.range(first, last):
         if TMA:
             g, a = dy_tiles.load([tile * BM, group * D_OUT]), x_tiles.load([tile * BM, group * D_IN])
         else:
-            g = load_rows(
-                dy, g_at, g_loaded, tile, last, g_column, across, T, sgb, sgt, BM, FLAT, EVERY, UNIT
-            )  # (BM, BN)
-            a = load_rows(
-                x, x_at, x_loaded, tile, last, x_column, across, T, sxb, sxt, BM, FLAT, EVERY, UNIT
-            )  # (BM, BK)
+            g = load_rows(dy, g_at, has_n, tile, last, g_column, across, T, sgb, sgt, BM, FLAT, UNIT)
+            a = load_rows(x, x_at, has_k, tile, last, x_column, across, T, sxb, sxt, BM, FLAT, UNIT)
         # Triton lets the product into dw run on, and loads another tile of dY over that which it still reads:
         # a tile that other instructions read as well has one place less. So in each turn something waits:
         # dX, whose product comes second for that reason, or where there is none the opaque instruction.
@@ -326,15 +297,13 @@ def backward_kernel(
         if dx is None:
             dw = opaque(dw)
         else:
-            if SHIFT:  # dY of other groups, which need not be finite, is in columns of dW that are not kept
-                g = tl.where(has_n[None, :], g, 0.0)
             each = dot(split_groups(g, PACK, BM, D_OUT), w, None, PRECISION)
             change = merge_groups(each, PACK, BM, D_IN)  # (BM, BK)
             if STORE:
                 dx_tiles.store([tile * BM, group * D_IN], change.to(dx.dtype.element_ty))
             else:
-                rows = tile_row(tile, across, BM, FLAT, EVERY) + m * EVERY < T
-                to = tile_start(tile, d_column, across, sdb, sdt, BM, FLAT, EVERY)
+                rows = tile_row(tile, across, BM, FLAT) + m < T
+                to = tile_start(tile, d_column, across, sdb, sdt, BM, FLAT)
                 tl.store(dx + to + dx_at, change, rows[:, None] & has_k[None, :])
 
     parts += (offset64(part, G) + group) * ((D_IN + 1) * D_OUT)

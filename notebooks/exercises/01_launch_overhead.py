@@ -62,7 +62,7 @@ def doubled_where(*masks: Any) -> tuple[Any, ...]:
 def loads_beyond(call: Call) -> str:
     """What was loaded of x beyond `count`."""
     beyond = int((call.launches.loaded(call.passed["x"]) >= call.passed["count"]).sum())
-    return f"{beyond} places beyond the end of x were loaded, though y is right." if beyond else ""
+    return f"{beyond} places from `count` on were loaded, though y is right." if beyond else ""
 
 
 mask = Exercise(
@@ -84,7 +84,7 @@ mask = Exercise(
         "reversed": Mistake(
             "Where the mask is True, something is loaded and stored. For which places is yours True?",
             "For those of the tensor it has to be: turn the comparison round.",
-            gives=doubled_where(lambda at, count, block: at >= count),
+            gives=doubled_where(lambda at, count, block: at >= count, lambda at, count, block: at > count),
         ),
         "off-by-one": Mistake(
             "Python counts from 0. What is the number of the last element of a tensor of 10?",
@@ -144,6 +144,7 @@ affine = Exercise(
     reference=layer,
     cases=((1, 1), (3, 5), (37, 33)),
     large=((5, 640), (21, 5000)),
+    vast=((300, 100_000),),
     inputs=layer_inputs,
     **KERNEL_CASES,
     properties=(KERNEL, *POINTWISE, READ_ONCE),

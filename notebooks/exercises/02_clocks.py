@@ -44,20 +44,46 @@ def off_by(calls_in: Callable[[Part], int], *factors: float) -> Callable[[Sequen
 
 # ---- a benchmark that lies ---------------------------------------------------------------------------------
 
-DEVICES = ((8.0, 9.0, 23), (5.0, 7.0, 31), (9.0, 6.0, 27, 9000.0))
-"""Microseconds of a launch and of a wait, every which call is slow, and microseconds of compiling."""
+DEVICES: tuple[Any, ...] = (
+    (8.0, 9.0, 23, (2,)),
+    (5.0, 7.0, 31, (3, 51)),
+    (9.0, 6.0, 27, (11,), 9000.0),
+    (6.0, 8.0, 29, (6, 21)),
+)
+"""Microseconds of a launch and of a wait, which calls are slow, and microseconds of compiling."""
 
 
 def gpu_and_layer(device: int, batch: int, width: int, ns_per_element: float) -> dict[str, Any]:
     """A pretend GPU with speeds of its own, and a layer on it."""
     gpu = BenchmarkGpu(*DEVICES[device])
-    return {"gpu": gpu, "layer": BenchmarkLayer(gpu, ns_per_element), "batch": batch, "width": width}
+    layer = BenchmarkLayer(gpu, ns_per_element, batch, width)
+    return {"gpu": gpu, "layer": layer, "batch": batch, "width": width}
 
 
 NO_CALL = (
     "What happens between your two readings of the clock?",
     "Call layer(x) between two readings of gpu.clock_us(), many times.",
 )
+
+
+FEW_CALLS = (
+    "Time the same call twenty times, one by one: are all of these times alike?",
+    "Among few calls a slow one weighs much. Take the average of 50 calls, or a median.",
+)
+FEWEST = 5
+"""So many calls have to be timed: now and then one is slow."""
+
+
+def calls_timed(call: Call) -> int:
+    return sum(count(part, "call") for part in parts_of(call))
+
+
+def few_calls(call: Call) -> str:
+    """What is wrong where only few calls were timed, though the number is right."""
+    timed = calls_timed(call)
+    return (
+        f"The number is right, but {timed} calls were timed, and any may be slow." if timed < FEWEST else ""
+    )
 
 
 def no_call(call: Call) -> str:
@@ -69,10 +95,10 @@ benchmark = Exercise(
     "a benchmark that lies",
     "time_us",
     reference=lambda gpu, layer, batch, width: batch * width * layer.ns_per_element / 1000,
-    cases=((0, 16384, 1024, 0.06), (1, 32768, 512, 0.1), (2, 8192, 2048, 0.08), (0, 4096, 4096, 0.16)),
+    cases=((0, 16384, 1024, 0.06), (1, 32768, 512, 0.1), (2, 8192, 2048, 0.08), (3, 4096, 4096, 0.16)),
     inputs=gpu_and_layer,
     tolerance=0.05,
-    properties=(Property("no-call", no_call, *NO_CALL),),
+    properties=(Property("no-call", no_call, *NO_CALL), Property("few-calls", few_calls, *FEW_CALLS)),
     untouched="20f32713a54a",
     right="Draw and warm up, wait, read the clock. What lies between the readings is the calls, and no more.",
     mistakes={
@@ -109,9 +135,8 @@ benchmark = Exercise(
             when=everywhere(lambda part: part[0].pending),
         ),
         "few-calls": Mistake(
-            "Time the same call twenty times, one by one: are all of these times alike?",
-            "Among few calls a slow one weighs much. Take the average of 50 calls, or a median.",
-            when=lambda calls: all(sum(count(p, "call") for p in parts_of(c)) < 10 for c in calls),
+            *FEW_CALLS,
+            when=lambda calls: all(calls_timed(call) < 20 for call in calls),
         ),
         "unit": Mistake(
             "In which unit does gpu.clock_us() count, and which one is asked for?",
@@ -230,7 +255,7 @@ graph = Exercise(
         "unit": Mistake(
             "In which unit does your clock count, and which one is asked for?",
             "perf_counter counts seconds, elapsed_time milliseconds. A second has 1e6 microseconds.",
-            when=off_by(calls_replayed, 1e3, 1e6),
+            when=off_by(calls_replayed, 1e3, 1e6, 1e-3, 1e-6),
         ),
         "wrong-divisor": Mistake(
             "How many calls ran between the two readings, and what do you divide by?",

@@ -11,15 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-WARM_UP, DID_NOT_WAIT = "a warm-up on a side stream", "the stream that did not wait"
+WARM_UP, DID_NOT_WAIT = "streams on which call ran before the capture", "the stream that did not wait"
+IN_GRAPH = "calls in the graph"
 GRAPH_COMPUTES, REPLAY_RETURNS = "the graph computes call of", "replay returns call of"
 FIRST_INPUT = "the first call gets"
 GRADIENTS = "a capture with gradients"
 PYTHON_CALLS, GRAPH_REPLAYS = "calls by Python in a replay", "graph replays for one new"
 INPUTS_UNCHANGED, SEPARATE_RESULTS = "x and each new as they were", "results in memory of their own"
 RIGHT_CAPTURE: dict[str, Any] = {
-    WARM_UP: True,
-    FIRST_INPUT: "numbers",
+    WARM_UP: "side",
+    FIRST_INPUT: "x",
+    IN_GRAPH: 1,
     GRADIENTS: True,
     DID_NOT_WAIT: "none",
     GRAPH_COMPUTES: "new",
@@ -36,7 +38,7 @@ def run_capture(graphed: Any, shape: tuple[int, ...], width: int, dtype: torch.d
     with gpu.unobserved(), gpu:
         with gpu.unobserved():
             weight = torch.randn(shape[-1], width).to(dtype)
-            x, first, *drawn = (torch.randn(shape).to(dtype) for _ in range(2 * replays + 2))
+            x, first, *drawn = (torch.randn(shape).to(dtype) for _ in range(2 * replays + 4))
             news, others = drawn[:replays], drawn[replays:]
             own = [each.clone() for each in (first, *news)]
         call = CompiledFunction(gpu, lambda x: 2 * torch.tanh(x @ weight))
@@ -46,11 +48,13 @@ def run_capture(graphed: Any, shape: tuple[int, ...], width: int, dtype: torch.d
             replay = graphed(gpu.cuda, call, x)
         finally:
             torch.use_deterministic_algorithms(False)
-        with gpu.unobserved():
-            if not all(given.isfinite().all() for given in call.given):
-                seen[FIRST_INPUT] = "what was in memory"
         assert callable(replay), f"graphed returned a {type(replay).__name__}, not a function"
-        for new, before, other in zip(news, [first, *news], others, strict=False):
+        # In the end the caller comes with x itself, and with a tensor again that now holds other numbers.
+        turns = [*news, x, news[0]]
+        for new, before, other in zip(turns, [first, *turns], others, strict=False):
+            if len(results) == len(turns) - 1:
+                new.copy_(others[-1])
+                own[1] = others[-1]
             replayed, calls = gpu.replays, call.calls
             y = replay(new)
             assert isinstance(y, Tensor) and y.dtype == dtype, "replay returned no tensor of x's dtype"
@@ -66,9 +70,10 @@ def run_capture(graphed: Any, shape: tuple[int, ...], width: int, dtype: torch.d
                     seen[fact] = seen[fact] if "new" in alike else (*alike, "neither")[0]
             x.copy_(other)  # the caller has other uses for x
             own[0] = other
-    seen[SEPARATE_RESULTS] = len({y.untyped_storage().data_ptr() for y in results}) == replays
-    seen |= {DID_NOT_WAIT: gpu.stream_without_wait(), WARM_UP: call.on_a_side_stream}
-    return seen | {GRADIENTS: call.goes_backward}
+    seen |= {WARM_UP: " and ".join(sorted(call.streams)), IN_GRAPH: call.in_graphs / max(1, gpu.captures)}
+    seen[FIRST_INPUT] = "x" if all(torch.equal(given, first) for given in call.given) else "something else"
+    seen[SEPARATE_RESULTS] = len({y.untyped_storage().data_ptr() for y in results}) == len(turns)
+    return seen | {DID_NOT_WAIT: gpu.stream_without_wait(), GRADIENTS: call.goes_backward}
 
 
 def shows(fact: str, value: Any, is_it: bool = True) -> Callable[[Sequence[Call]], bool]:
@@ -89,6 +94,11 @@ capture = Exercise(
             "Which GPU does your answer capture on? What is its first argument for?",
             "Write cuda.Stream(), cuda.CUDAGraph() and cuda.graph(...), without torch.",
             raises=r"dummy base class|requires CUDA support",
+        ),
+        "several-calls": Mistake(
+            "How often does call run in one replay? What would a training step do there?",
+            "The graph holds one call: capture it once.",
+            when=lambda calls: any(call.error is None and call.got[IN_GRAPH] > 1 for call in calls),
         ),
         "copied-too-late": Mistake(
             "Of which input is the result that replay hands out? When has the new one to be there?",
@@ -111,9 +121,9 @@ capture = Exercise(
             when=shows(GRAPH_REPLAYS, 0),
         ),
         "current-stream": Mistake(
-            "On which stream did call run before the capture? The first rule asks for another one.",
+            "On which stream did call run before the capture? The first rule asks for another one, alone.",
             "Make a stream. In its context, cuda.stream(...), all work of PyTorch goes to it.",
-            when=shows(WARM_UP, False),
+            when=shows(WARM_UP, "side", False),
         ),
         "no-wait": Mistake(
             "Which streams use the same memory here? How does the later one know that it may?",
@@ -130,7 +140,7 @@ capture = Exercise(
             "What is in the graph's own input when the first call computes with it?",
             "Make it a copy of x: x.clone(). torch.empty_like(x) has whatever was in memory, and a training "
             "step would train on it.",
-            when=shows(FIRST_INPUT, "what was in memory"),
+            when=shows(FIRST_INPUT, "x", False),
         ),
         "writes-x": Mistake(
             "Whose tensor do you copy into? Who still needs the values that were in it?",
@@ -146,6 +156,11 @@ capture = Exercise(
             "Get two results, then look at the first again. What did the second replay write to?",
             "The caller may keep any number of results: each replay hands out a tensor made anew.",
             when=shows(SEPARATE_RESULTS, False),
+        ),
+        "old-result": Mistake(
+            "The caller changes a tensor in place and comes with it again. What do you know of its numbers?",
+            "Nothing: copy new into the graph's own input in every replay, whichever tensor it is.",
+            when=lambda calls: shows(REPLAY_RETURNS, "new", False)(calls) and shows(GRAPH_REPLAYS, 1)(calls),
         ),
     },
 )

@@ -18,14 +18,23 @@ Formula = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """Of dy, the weight, u = x s, s and x, where s is one over each row's root mean square."""
 
 
-def norm_inputs(rows: int, width: int, *programs: int) -> dict[str, Any]:
-    """dy and x (rows, width), weight (width,), and a number of programs. dy is like y: see the lesson."""
+def norm_inputs(rows: int, width: int, programs: int = 0, cancels: bool = False) -> dict[str, Any]:
+    """dy and x (rows, width), weight (width,), and a number of programs if there is one.
+
+    dy is like y: see the lesson. Or the last row's part of the sum nearly cancels the others', each of which
+    is larger than any number of float16.
+    """
     x = (0.5 + torch.rand(rows, 1)) * torch.randn(rows, width)
     x[-1] *= 0.003  # so small that eps counts
     weight = 1 + 0.5 * torch.randn(width)
     y = norm(x, weight)
-    given = {"dy": y + 0.5 * torch.randn_like(y), "x": x, "weight": weight}
-    return given | ({"programs": programs[0]} if programs else {})
+    dy = y + 0.5 * torch.randn_like(y)
+    if cancels:
+        x = 8 * torch.randn(1, width).expand(rows, width).clone()
+        dy = 40_000 * torch.randn(1, width).sign().expand(rows, width).clone()
+        dy[-1] *= -0.99 * (rows - 1)
+    given = {"dy": dy, "x": x, "weight": weight}
+    return given | ({"programs": programs} if programs else {})
 
 
 def mean(t: Tensor) -> Tensor:
@@ -162,7 +171,8 @@ def unwritten(call: Call) -> str:
     """Part of dx that is NaN, which is what memory holds that nobody has written."""
     dx, right = call.result_tensors()[0]
     missing = dx.isnan() & ~right.isnan()
-    if missing.any() and not call.launches.unfilled and not call.loaded_outside:
+    misread = call.launches.unfilled or call.loaded_outside or call.layout != "contiguous"
+    if missing.any() and not misread:
         return f"{int(missing.sum())} of {dx.numel()} elements of dx were never stored."
     return ""
 
@@ -283,7 +293,7 @@ row_backward = Exercise(
     "the backward pass, a program for each row",
     "row_backward",
     reference=gradients(),
-    cases=((1, 4), (5, 3), (9, 33), (64, 40)),
+    cases=((1, 4), (5, 3), (9, 33), (64, 40), (2, 40, 0, True)),
     large=((3, 640), (70, 128), (1, 5000)),
     vast=((2**25 + 1, 70),),
     inputs=norm_inputs,
@@ -309,7 +319,8 @@ row_backward = Exercise(
     mistakes={
         "unwritten": Mistake(
             "Is each row of dx and of `parts` stored? Who should have?",
-            "A program has one row, so there are as many programs as rows, and as many rows of parts.",
+            "A program has one row, so there are as many programs as rows, and as many rows of parts. Its "
+            "block has to hold all W numbers of a row.",
         ),
         "dw-rows": Mistake(
             "Of how many rows are the parts in what you return?",

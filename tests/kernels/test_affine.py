@@ -18,7 +18,7 @@ from labkit.kernels.common import DeviceLimits
 from labkit.measure import correctness, launch_counts
 
 module = importlib.import_module("labkit.kernels.affine")  # the package's attribute is the function
-KERNELS = {module: ("flat_kernel", "fold_kernel", "backward_kernel", "column_sum_kernel")}
+KERNELS = {module: ("fold_kernel", "backward_kernel", "column_sum_kernel")}
 AFFINE = cases.AFFINE
 
 
@@ -124,12 +124,6 @@ def test_columns_and_sums_of_the_widest_rows_are_counted_in_32_bits(width):
             assert module.fold_rows(batch * width, width, 1024, itemsize, width)[1] < 2**31, batch
 
 
-def test_the_flat_kernel_is_taken_only_where_its_loads_are_wide_and_32_bits_suffice(launches):
-    for shape in ((4, 160), (4, 161), (2**20 - 1, 2048), (2**20, 2048)):
-        module.affine_forward(*meta(*shape))
-    assert [made.title for made in launches] == ["flat_kernel", "fold_kernel", "flat_kernel", "fold_kernel"]
-
-
 @op.INTERPRETED
 @pytest.mark.parametrize("dtype", [fp32, bf16])
 @pytest.mark.parametrize(("batch", "width"), [(7, 160), (4, 16), (7, 161), (1541, 3), (3, 2049)])
@@ -140,7 +134,8 @@ def test_every_byte_is_moved_once_and_none_beyond_the_end(multiprocessors, batch
     size, item = x.numel(), x.element_size()
     rows, wide, *_ = module.fold_rows(size, width, module.ROW_BYTES // item, item, width)
     (forward,) = op.kernels_of(module.affine_forward, x, weight, bias)
-    fetched = size if width % 16 == 0 else max(1, -(-rows // 2)) * wide
+    height = module.tile_rows(size, module.ROW_BYTES // item, DeviceLimits(0, 0, True))
+    fetched = max(1, -(-rows // height)) * wide
     assert forward.bytes_written == size * item
     assert forward.bytes_read == (size + 2 * fetched) * item, "x once, weight and bias once for each tile"
     plan = module.sum_plan(size, width, item, module.AFFINE_TILE, width, DeviceLimits(0, 0, True))
@@ -221,9 +216,7 @@ def test_every_kernel_compiles_for_old_and_new_targets_and_fits(variants):
 def test_loads_are_wide(variants):
     for v in variants:
         c, bits = v.code, 8 * v.case[2].itemsize
-        if v.title == "flat_kernel":
-            assert set(c.loads) == {128}, v
-        elif v.title == "fold_kernel":
+        if v.title == "fold_kernel":
             # two of a tile's rows, 16 bytes for each of 128 threads; parameters and the rest narrow
             assert c.loads[128] >= 2 and c.stores[128] >= 2 and set(c.loads) <= {128, bits}, v
         elif v.title == "backward_kernel" and v.launch.VECTOR > 1:

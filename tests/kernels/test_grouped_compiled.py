@@ -54,7 +54,7 @@ def test_a_plan_is_one_that_the_compiler_takes(target, itemsize):
     for d_in, d_out, tma in itertools.product(RANGE, RANGE, (True, False)):
         forward, backward = (
             forward_tiling(d_in, d_out, itemsize, tma, one),
-            backward_tiling(d_in, d_out, itemsize, not tma, one),
+            backward_tiling(d_in, d_out, itemsize, one),
         )
         for plan in filter(None, (forward, backward)):
             case = (d_in, d_out, tma, plan)
@@ -82,20 +82,17 @@ def test_a_plan_is_one_that_the_compiler_takes(target, itemsize):
 def walks(made, groups):
     """The tiles of each program of one piece of the columns, and that the grid is whole pieces."""
     pieces = math.ceil(groups / made.PACK) * math.ceil(made.PACK * made.D_OUT / made.BN)
-    every = made.EVERY  # a tile has every so many-th row
-    tiles = made.B * every * math.ceil(made.T / (every * made.BM))
-    assert every == 1 or made.FLAT
+    tiles = made.B * math.ceil(made.T / made.BM)
     if made.title == "backward_kernel":
         pieces *= math.ceil(made.PACK * made.D_IN / made.BK)
         assert made.BM % made.KEEP == 0 and is_power(made.KEEP)
         assert made.parts.shape[0] * pieces == made.grid[0]
     parts, rest = divmod(made.grid[0], pieces)
     assert rest == 0
-    if made.title == "backward_kernel":  # of ``every`` programs side by side each has its own rows
-        starts, stride = [p // every * every * made.per + p % every for p in range(parts)], every
+    if made.title == "backward_kernel":
+        starts, stride = [p * made.per for p in range(parts)], 1
     else:
         starts, stride = [p * made.part_stride for p in range(parts)], made.tile_stride
-        assert stride % every == 0, "all tiles of a program begin as far behind a multiple of 16 bytes"
     return [range(start, min(start + made.per * stride, tiles), stride) for start in starts], tiles
 
 
@@ -232,7 +229,7 @@ def test_as_many_programs_fit_an_h200_as_the_plan_says(variants):
         back = v.title == "backward_kernel"
         if (v.target, dtype, columns) != ("sm_90", bf16, False) or not (back or v.title == "forward_kernel"):
             continue
-        one = (*widths, 2, math.gcd(*widths, 8) == 1 if back else v.launch.TMA)
+        one = (*widths, 2) if back else (*widths, 2, v.launch.TMA)
         plan = (backward_tiling if back else forward_tiling)(*one, limits_of("sm_90"))
         assert plan.warps == v.code.num_warps, v
         if not plan.tiles and widths[0] <= 128:  # elsewhere the number decides nothing

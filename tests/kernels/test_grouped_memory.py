@@ -199,7 +199,7 @@ def test_every_number_is_read_and_written_once(monkeypatch, groups, d_in, d_out,
     assert rest == 0 and (parts > 1) is (rows > 32)
     assert (forward.bytes_read, forward.bytes_written) == (4 * (x.numel() + parts * (w + b)), 4 * y)
     _, back, total = op.kernels_of(both_ways, x, weight, bias)
-    tiling = family.backward_tiling(d_in, d_out, 4, False, one)
+    tiling = family.backward_tiling(d_in, d_out, 4, one)
     parts, rest = divmod(back.programs, math.ceil(groups / tiling.pack))
     assert rest == 0 and (parts > 1) is (rows > 32)
     assert back.bytes_read == 4 * (y + x.numel() + parts * w)
