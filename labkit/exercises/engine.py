@@ -89,6 +89,8 @@ class Call:
     def result_tensors(self) -> list[tuple[Tensor, Tensor]]:
         """Each tensor of the result with the right one."""
         got, want = (each if isinstance(each, tuple) else (each,) for each in (self.got, self.want))
+        if len(got) != len(want):  # the wrong form, which is told
+            return []
         return [(mine, right) for mine, right in zip(got, want, strict=True) if isinstance(right, Tensor)]
 
     def __str__(self) -> str:

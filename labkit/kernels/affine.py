@@ -37,6 +37,8 @@ LEAST_ROWS = 16
 """Rows are folded where so many are left: what fills no folded row, and the sums, are then small beside x."""
 TILES = 32
 """Tiles for each multiprocessor that the forward keeps, about four waves, when it makes tiles taller."""
+AFFINE_HEIGHTS, GELU_MUL_HEIGHTS = (8, 4, 2), (4, 2, 1)
+"""Rows of a tile of the forward. The second one loads two tensors, and so twice as much a row."""
 
 # ---- affine: kernels; x is folded: (rows, width), and a tail that fills no row -----------------------------
 # ``width // VECTOR * VECTOR`` tells the compiler that every row is aligned, where VECTOR has 16 bytes;
@@ -201,26 +203,26 @@ def fold_rows(count: int, period: int, cols: int, itemsize: int, stride: int) ->
     return batch, period, 0, vector if period % vector == 0 else 1
 
 
-def tile_rows(elements: int, cols: int, limits: DeviceLimits) -> int:
-    """Rows of a tile of the forward, for which a program reads the parameters once: 8, 4 or 2.
+def tile_rows(elements: int, cols: int, heights: tuple[int, ...], limits: DeviceLimits) -> int:
+    """Rows of a tile of the forward, for which a program reads the parameters once: one of the heights.
 
     As many as leave TILES for each multiprocessor, so that the last programs to run are few, and at most 32
-    elements for each thread.
+    elements for each thread; else the last one.
     """
-    places = TILES * max(1, limits.multiprocessors)
-    return next((rows for rows in (8, 4) if rows * cols <= min(4096, elements // places)), 2)
+    most = min(4096, elements // (TILES * max(1, limits.multiprocessors)))
+    return next((rows for rows in heights if rows * cols <= most), heights[-1])
 
 
 def launch_forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor, other: Tensor | None, most_rows: int
+    x: Tensor, weight: Tensor | None, bias: Tensor, other: Tensor | None, heights: tuple[int, ...]
 ) -> Tensor:
-    """y, of x's shape; most_rows: of a tile."""
+    """y, of x's shape; heights: those of a tile, see ``tile_rows``."""
     (x, *others), stride = spaced_rows(x) if other is None else spaced_rows(x, other)
     row = [None if t is None else t.contiguous() for t in (weight, bias)]
     y, count, period, cols = empty_contiguous(x), x.numel(), x.shape[-1], ROW_BYTES // x.element_size()
     if count:
         rows, width, tail, vector = fold_rows(count, period, cols, x.element_size(), stride)
-        height, blocks = min(most_rows, tile_rows(count, cols, device_limits(x.device))), cdiv(width, cols)
+        height, blocks = tile_rows(count, cols, heights, device_limits(x.device)), cdiv(width, cols)
         grid = (max(1, cdiv(rows, height)) * blocks,)
         sizes = rows, width, None if stride == period else stride, period, tail, blocks
         given = x, *row, others[0] if others else None, y
@@ -230,7 +232,7 @@ def launch_forward(
 
 @operator(fake=lambda x, weight, bias: empty_contiguous(x))
 def affine_forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return launch_forward(x, weight, bias, None, 8)
+    return launch_forward(x, weight, bias, None, AFFINE_HEIGHTS)
 
 
 class SumPlan(NamedTuple):
@@ -431,7 +433,7 @@ def gelu_mul_grad(dy, x, other, dx, dother, source, at, mask, shift):
 
 @operator(fake=lambda x, bias, other: empty_contiguous(x))
 def gelu_mul_forward(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
-    return launch_forward(x, None, bias, other, 4)
+    return launch_forward(x, None, bias, other, GELU_MUL_HEIGHTS)
 
 
 @operator(fake=lambda dy, x, bias, other: tuple(empty_contiguous(t) for t in (x, bias, other)))

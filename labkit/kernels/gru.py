@@ -19,7 +19,6 @@ from labkit.kernels.common import (
     cdiv,
     check_tensor,
     device_limits,
-    float32_precision,
     is_traced,
     needs_grad,
     next_power_of_2,
@@ -178,8 +177,8 @@ def gru_forward(
         pass
     elif plan is not None:
         bias_hh = None if bias_hh is None else bias_hh.contiguous()
-        grid, how = (cdiv(B, plan["BM"]),), dict(FAST=fast, PRECISION=float32_precision())
-        gru_kernel[grid](gates, weight_hh, bias_hh, h0, reset, h, hidden, B, T, **how, **plan)
+        grid = (cdiv(B, plan["BM"]),)
+        gru_kernel[grid](gates, weight_hh, bias_hh, h0, reset, h, hidden, B, T, FAST=fast, **plan)
     else:
         state, grid = x.new_zeros(B, H, dtype=torch.float32), (cdiv(B * H, 256),)
         if h0 is not None:
@@ -222,9 +221,8 @@ def gru_backward(
         programs = cdiv(B, plan["BM"])
         parts = h.new_empty(programs, 4 * H, dtype=torch.float32) if of_bias else None
         gru_grad_kernel[(programs,)](
-            dh, gates, hidden, weight_hh, h0, reset, h, grads, last, wanted, parts, B, T,
-            PRECISION=float32_precision(), **plan,
-        )  # fmt: skip
+            dh, gates, hidden, weight_hh, h0, reset, h, grads, last, wanted, parts, B, T, **plan
+        )
         sums = sums if parts is None else parts.sum(0).to(h.dtype)
     else:
         carry, product = h.new_zeros(B, H, dtype=torch.float32), h.new_zeros(B, H)
@@ -388,10 +386,10 @@ def gru(
         ValueError: for another shape, dtype or device, naming the argument.
 
     All steps are one kernel where three matrices H x H, H rounded up to a power of two, fit on a
-    multiprocessor: on most GPUs up to 128 features in 16 bits and 64 in float32. Beyond, cuDNN computes it.
-    Float32 is multiplied as TF32 only if PyTorch's setting for products allows that. Where there is a reset,
-    or torch.compile traces the call, each step is a product, which is rounded, and a kernel: two launches,
-    some 20 us of the host.
+    multiprocessor: on most GPUs up to 128 features in 16 bits and 64 in float32. Beyond, cuDNN computes it,
+    in float32 with TF32 only if PyTorch's setting for products allows that. Where there is a reset, or
+    torch.compile traces the call, each step is a product, which is rounded, and a kernel: two launches, some
+    20 us of the host.
 
     In reverse, with g_t = dh_t + z_{t+1} g_{t+1} + what comes through the products of step t+1:
     dz = g (h - n) z (1 - z), dn = g (1 - z) (1 - n**2) and dr = dn (W_hn h + b_hn) r (1 - r) are gradients

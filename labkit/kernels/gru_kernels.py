@@ -232,10 +232,10 @@ def initial_state(h0, reset, at, b, inside, B, T, BH: tl.constexpr, BM: tl.const
 
 
 @triton.jit
-def products(h, wr, wz, wn, br, bz, bn, PRECISION: tl.constexpr):
+def products(h, wr, wz, wn, br, bz, bn):
     """W h + b for r, z, n: (BH, BM) each."""
     a = opaque(h).to(wn.dtype)
-    return dot(wr, a, br, PRECISION), dot(wz, a, bz, PRECISION), dot(wn, a, bn, PRECISION)
+    return dot(wr, a, br), dot(wz, a, bz), dot(wn, a, bn)
 
 
 # Loads run AHEAD steps before their use. AHEAD steps are unrolled, because a loop that passes a tile from one
@@ -246,7 +246,7 @@ def products(h, wr, wz, wn, br, bz, bn, PRECISION: tl.constexpr):
 def gru_kernel(
     gates, weight, bias, h0, reset, h, hidden, B, T,
     H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr, PAIRS: tl.constexpr, AHEAD: tl.constexpr,
-    FAST: tl.constexpr, PRECISION: tl.constexpr,
+    FAST: tl.constexpr,
 ):  # fmt: skip
     """States h (B, T, H) from gates (B, T, 3 H).
 
@@ -260,7 +260,7 @@ def gru_kernel(
     br, bz = load_bias(bias, 0, m, H, BH, BM), load_bias(bias, 1, m, H, BH, BM)
     bn = load_bias(bias, 2, m, H, BH, BM)
     state = initial_state(h0, reset, b * H + m, b, (b < B) & (m < H), B, T, BH, BM)  # (BH, BM), in float32
-    hr, hz, hn = products(state, wr, wz, wn, br, bz, bn, PRECISION)
+    hr, hz, hn = products(state, wr, wz, wn, br, bz, bn)
     inside = (b < B) & (i < H)
     into, out = gates + b * T * 3 * H + i, h + b * T * H + i
     prefetched = ()
@@ -284,7 +284,7 @@ def gru_kernel(
                 put(hidden + b * T * H + i + t * H, hn, now, PAIRS)
             if reset is not None:
                 state = tl.where(again, 0.0, state)  # not a product with 0: the state may be infinite
-            hr, hz, hn = products(state, wr, wz, wn, br, bz, bn, PRECISION)
+            hr, hz, hn = products(state, wr, wz, wn, br, bz, bn)
 
 
 # ---- the same, with the products of the input in the kernel ------------------------------------------------
@@ -402,7 +402,7 @@ def store_gates(p, inside, H: tl.constexpr, a, b, c):
 
 
 @triton.jit
-def back_products(dr, dz, dhn, wr, wz, wn, zeros, rows, PRECISION: tl.constexpr):
+def back_products(dr, dz, dhn, wr, wz, wn, zeros, rows):
     """The gradient of the state before a step, (BH, BM), through its three products.
 
     Each product is added to zeros that the compiler does not know to be zeros: else it would make one sum of
@@ -410,8 +410,8 @@ def back_products(dr, dz, dhn, wr, wz, wn, zeros, rows, PRECISION: tl.constexpr)
     changes the layout of the sum from the tensor cores' to that of the loads and stores; otherwise all loaded
     and stored tiles would be converted, with two barriers each.
     """
-    total = dot(wr, dr.to(wr.dtype), zeros, PRECISION) + dot(wz, dz.to(wr.dtype), zeros, PRECISION)
-    return tl.gather(total + dot(wn, dhn.to(wr.dtype), zeros, PRECISION), rows, 0)
+    total = dot(wr, dr.to(wr.dtype), zeros) + dot(wz, dz.to(wr.dtype), zeros)
+    return tl.gather(total + dot(wn, dhn.to(wr.dtype), zeros), rows, 0)
 
 
 @triton.jit
@@ -433,7 +433,7 @@ def store_sum(sums, g, tile, H: tl.constexpr, BH: tl.constexpr):
 @triton.jit
 def gru_grad_kernel(
     dh, gates, hidden, weight, h0, reset, h, grads, last, dh0, sums, B, T,
-    H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
+    H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Time in reverse.
 
@@ -448,8 +448,7 @@ def gru_grad_kernel(
     m = tl.max_contiguous(tl.arange(0, BH), max(1, BH // 32))[:, None]  # a warp has whole columns
     inside, rows = (b < B) & (m < H), m + tl.zeros([BH, BM], tl.int32)
     zeros = tl.zeros([BH, BM], tl.float32) + tl.minimum(T, 0)
-    # the gradient from later steps, (BH, BM)
-    carry = back_products(zeros, zeros, zeros, wr, wz, wn, zeros, rows, PRECISION)
+    carry = back_products(zeros, zeros, zeros, wr, wz, wn, zeros, rows)  # (BH, BM): gradient from later steps
     first = initial_state(h0, None, b * H + m, b, inside, B, T, BH, BM)
     if sums is not None:
         sum_n, sum_r, sum_z, sum_hn = carry, carry, carry, carry  # zeros
@@ -483,7 +482,7 @@ def gru_grad_kernel(
             if reset is not None:  # in the weight's gradient, 0 times infinity would be NaN
                 before = tl.where(before - before == 0.0, before, 0.0)
             tl.store(last + t * H, before, now)
-            carry = kept + back_products(dr, dz, dhn, wr, wz, wn, zeros, rows, PRECISION)
+            carry = kept + back_products(dr, dz, dhn, wr, wz, wn, zeros, rows)
             if reset is not None:
                 carry = tl.where(begins, 0.0, carry)
     if dh0 is not None:

@@ -144,7 +144,7 @@ affine = Exercise(
     reference=layer,
     cases=((1, 1), (3, 5), (37, 33)),
     large=((5, 640), (21, 5000)),
-    vast=((300, 100_000),),
+    vast=((3000, 20_000),),
     inputs=layer_inputs,
     **KERNEL_CASES,
     properties=(KERNEL, *POINTWISE, READ_ONCE),

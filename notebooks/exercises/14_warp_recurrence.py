@@ -176,6 +176,20 @@ def warps(call: Call) -> str:
     return ""
 
 
+def warps_of(a: Tensor) -> int:
+    """How many warps the second task is asked for."""
+    return 2 if len(a) > 1 else 1
+
+
+def other_warps(call: Call) -> str:
+    """Another number of warps than was asked for."""
+    wanted = warps_of(call.passed["a"])
+    for _, given in call.launches.kernels:
+        if (mine := given.get("num_warps", 4)) != wanted:
+            return f"a program has num_warps={mine}, where warps={wanted} was asked for."
+    return ""
+
+
 def loaded_too_much(calls: Sequence[Call]) -> bool:
     """Whether masked places are loaded as well: each belongs to another step."""
     return any(len(call.launches.loaded(call.passed["b"])) > call.passed["b"].numel() for call in calls)
@@ -249,7 +263,14 @@ normed_ahead = Exercise(
             "Step U, before step 0 is stored, as in lesson 13: two tuples, and rounds of U steps.",
             contiguous_only=True,
         ),
+        Property(
+            "other-warps",
+            other_warps,
+            "Your function is told how many warps a sequence should have. Who has to hear of it?",
+            "The launch: num_warps=warps.",
+        ),
     ),
+    call=lambda answer, a, b, weight: answer(a, b, weight, warps_of(a)),
     right="The loads run ahead. What is left is the chain of a step, and what else a warp has to do.",
     race=race(16, 512),
     mistakes={

@@ -9,12 +9,12 @@ from labkit.exercises.simulated_layers import BenchmarkGpu, BenchmarkLayer, Kern
 
 @pytest.fixture
 def gpu():
-    return BenchmarkGpu(launch_us=5.0, wait_us=8.0, slow_every=4, compile_us=1000.0)
+    return BenchmarkGpu(launch_us=5.0, wait_us=8.0, slow_every=4, slow_early=(2,), compile_us=1000.0)
 
 
 def compiled_layer(gpu):
     """A layer of 100 us at 1 x 1000 that has been compiled, on an idle device; and its input."""
-    layer, x = BenchmarkLayer(gpu, 100.0), gpu.randn(1, 1000)
+    layer, x = BenchmarkLayer(gpu, 100.0, 1, 1000), gpu.randn(1, 1000)
     layer(x)
     gpu.synchronize()
     return layer, x
@@ -36,7 +36,7 @@ def test_reading_the_clock_does_not_wait_for_the_device_and_synchronizing_does(g
 
 
 def test_the_first_call_compiles_a_layer_and_some_calls_are_slow(gpu):
-    layer, x = BenchmarkLayer(gpu, 100.0), gpu.randn(1, 1000)
+    layer, x = BenchmarkLayer(gpu, 100.0, 1, 1000), gpu.randn(1, 1000)
     times = []
     for _ in range(8):
         start = gpu.clock_us()

@@ -26,6 +26,13 @@ def test_addresses_in_32_bits_are_found_where_the_solution_has_64(lesson, name, 
     assert "elements away from any tensor" in finding.observed
 
 
+def test_a_grid_that_does_not_grow_with_the_tensor_is_found(tmp_path):
+    solution = notebooks.solution_cells(notebooks.resolve("01"))["affine"]
+    (grid,) = re.findall(r"\((triton\.cdiv\(.*?\)),\)", solution)
+    finding = found("01_launch_overhead", "affine", solution.replace(grid, f"min(200, {grid})"), tmp_path)
+    assert (finding.status, finding.mistake) == ("wrong", "left-out-at-size"), finding
+
+
 @pytest.fixture
 def softmax():
     """A task with vast cases, and its solution."""

@@ -134,7 +134,7 @@ def test_every_byte_is_moved_once_and_none_beyond_the_end(multiprocessors, batch
     size, item = x.numel(), x.element_size()
     rows, wide, *_ = module.fold_rows(size, width, module.ROW_BYTES // item, item, width)
     (forward,) = op.kernels_of(module.affine_forward, x, weight, bias)
-    height = module.tile_rows(size, module.ROW_BYTES // item, DeviceLimits(0, 0, True))
+    height = module.tile_rows(size, module.ROW_BYTES // item, (8, 4, 2), DeviceLimits(0, 0, True))
     fetched = max(1, -(-rows // height)) * wide
     assert forward.bytes_written == size * item
     assert forward.bytes_read == (size + 2 * fetched) * item, "x once, weight and bias once for each tile"

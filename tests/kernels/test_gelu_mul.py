@@ -70,7 +70,8 @@ def test_every_byte_is_moved_once(monkeypatch, rows, width):
     tensors, size = drawn(GELU_MUL, rows, width), rows * width
     (forward,), (back, *last) = op.both_ways_of(gelu_mul, tensors)
     height, wide, *_ = module.fold_rows(size, width, module.ROW_BYTES // 4, 4, width)
-    biases = max(1, math.ceil(height / module.tile_rows(size, module.ROW_BYTES // 4, limits))) * wide
+    tile = module.tile_rows(size, module.ROW_BYTES // 4, (4, 2, 1), limits)
+    biases = max(1, math.ceil(height / tile)) * wide
     assert op.moved(forward) == (2 * size + biases, size)
     plan = module.sum_plan(size, width, 4, module.GELU_MUL_TILE, width, limits)
     assert op.moved(back) == (3 * size + plan.width, 2 * size + plan.partials * width)
