@@ -71,6 +71,33 @@ def _end(bar: Bar) -> float:
     return max(bar.value or 0, bar.high or 0, bar.floor or 0)
 
 
+def _weight(bar: Bar) -> str:
+    return "bold" if bar.look.bold else "normal"
+
+
+def _draw(axes: Axes, bar: Bar, value: float, y: int, scale: float, written: Callable[[float], str]) -> None:
+    """A bar at a height, with its whiskers, its tick and its value beside it; all lengths times ``scale``."""
+    axes.barh(
+        y,
+        scale * value,
+        0.66,
+        facecolor=bar.look.colour if bar.live else style.pale(bar.look.colour, 0.35),
+        edgecolor=bar.look.colour,
+        linestyle="-" if bar.live else (0, (4, 2)),
+        linewidth=1.2,
+        zorder=3,
+    )
+    if bar.low is not None and bar.high is not None:
+        whisker = [scale * bar.low, scale * bar.high]
+        axes.plot(whisker, [y, y], color=INK, linewidth=1.3, marker="|", zorder=5)
+    if bar.floor:
+        at = [scale * bar.floor], [y]
+        axes.plot(*at, color=INK, marker="|", markersize=19, markeredgewidth=1.8, zorder=6)
+    end = (scale * _end(bar), y)
+    beside: Any = dict(textcoords="offset points", va="center", weight=_weight(bar))
+    axes.annotate(written(value), end, (6, 0), **beside)
+
+
 @style.course_style()
 def bars(
     title: str,
@@ -113,37 +140,11 @@ def bars(
             axes.text(-0.42, y, heading, transform=axes.get_yaxis_transform(), weight="bold", va="center")
             y += 1
         for bar in group:
-            weight = "bold" if bar.look.bold else "normal"
-            names.append((y, bar.name, weight))
+            names.append((y, bar.name, _weight(bar)))
             if bar.value is None:
                 axes.text(0.01 * longest, y, f"no time: {bar.note}", va="center", color=MUTED)
             else:
-                face = bar.look.colour if bar.live else style.pale(bar.look.colour, 0.35)
-                edge: Any = "-" if bar.live else (0, (4, 2))
-                axes.barh(
-                    y,
-                    scale * bar.value,
-                    0.66,
-                    facecolor=face,
-                    edgecolor=bar.look.colour,
-                    linestyle=edge,
-                    linewidth=1.2,
-                    zorder=3,
-                )
-                if bar.low is not None and bar.high is not None:
-                    whisker = [scale * bar.low, scale * bar.high]
-                    axes.plot(whisker, [y, y], color=INK, linewidth=1.3, marker="|", zorder=5)
-                if bar.floor:
-                    at = [scale * bar.floor], [y]
-                    axes.plot(*at, color=INK, marker="|", markersize=19, markeredgewidth=1.8, zorder=6)
-                axes.annotate(
-                    written(bar.value),
-                    (scale * _end(bar), y),
-                    (6, 0),
-                    textcoords="offset points",
-                    va="center",
-                    weight=weight,
-                )
+                _draw(axes, bar, bar.value, y, scale, written)
             said.append(f"{heading} {bar.name} {written(bar.value) if bar.value else bar.note}".strip())
             y += 1
     axes.set_yticks([at for at, *_ in names], [name for _, name, _ in names])
