@@ -154,6 +154,9 @@ EXCEPTIONS = (
      "A kernel is launched with kernel[grid](...). What makes a function a kernel?",
      "Put the line @triton.jit above it, and hand in the kernel without brackets or parentheses. A function "
      "that a kernel calls, or hands to a scan, needs the line, too."),
+    ("bfloat16", "has no attribute 'get_bf16'",
+     "In which dtype does your kernel compute, and where does it round?",
+     "In float32, as the sums are already. tl.store rounds what it stores; nothing before it has to."),
     ("one-of-two", r"zip\(\) argument 2 is shorter.*\n.*(scan|reduce)\(",
      "How many blocks go into the scan, and how many does your function return for two steps?",
      "As many as there are blocks: return a and b, separated by a comma."),

@@ -255,7 +255,7 @@ graph = Exercise(
         "unit": Mistake(
             "In which unit does your clock count, and which one is asked for?",
             "perf_counter counts seconds, elapsed_time milliseconds. A second has 1e6 microseconds.",
-            when=off_by(calls_replayed, 1e3, 1e6, 1e-3, 1e-6),
+            when=off_by(calls_replayed, 1e3, 1e6),
         ),
         "wrong-divisor": Mistake(
             "How many calls ran between the two readings, and what do you divide by?",

@@ -14,6 +14,7 @@ from torch import Tensor
 WARM_UP, DID_NOT_WAIT = "streams on which call ran before the capture", "the stream that did not wait"
 IN_GRAPH = "calls in the graph"
 GRAPH_COMPUTES, REPLAY_RETURNS = "the graph computes call of", "replay returns call of"
+AGAIN = "for x, or a tensor that was changed in place, replay returns call of"
 FIRST_INPUT = "the first call gets"
 GRADIENTS = "a capture with gradients"
 PYTHON_CALLS, GRAPH_REPLAYS = "calls by Python in a replay", "graph replays for one new"
@@ -26,6 +27,7 @@ RIGHT_CAPTURE: dict[str, Any] = {
     DID_NOT_WAIT: "none",
     GRAPH_COMPUTES: "new",
     REPLAY_RETURNS: "new",
+    AGAIN: "new",
 }
 RIGHT_CAPTURE |= {PYTHON_CALLS: 0, GRAPH_REPLAYS: 1, INPUTS_UNCHANGED: True, SEPARATE_RESULTS: True}
 """What is seen of a capture, and how it should be."""
@@ -64,7 +66,8 @@ def run_capture(graphed: Any, shape: tuple[int, ...], width: int, dtype: torch.d
             with gpu.unobserved():
                 seen[INPUTS_UNCHANGED] &= all(map(torch.equal, (x, *news), own))
                 named = ("new", new), ("the new before", before), ("x", first), ("x", x)
-                for fact, made in ((GRAPH_COMPUTES, call.captured), (REPLAY_RETURNS, y)):
+                facts = [(GRAPH_COMPUTES, call.captured), (REPLAY_RETURNS, y)]
+                for fact, made in facts if len(results) <= replays else [(AGAIN, y)]:
                     wanted = [(name, call.function(given)) for name, given in named]
                     alike = [name for name, want in wanted if not difference(made, want, TOLERANCE[dtype])]
                     seen[fact] = seen[fact] if "new" in alike else (*alike, "neither")[0]
@@ -123,7 +126,7 @@ capture = Exercise(
         "current-stream": Mistake(
             "On which stream did call run before the capture? The first rule asks for another one, alone.",
             "Make a stream. In its context, cuda.stream(...), all work of PyTorch goes to it.",
-            when=shows(WARM_UP, "side", False),
+            when=lambda calls: shows(WARM_UP, "side", False)(calls) and not shows(IN_GRAPH, 0)(calls),
         ),
         "no-wait": Mistake(
             "Which streams use the same memory here? How does the later one know that it may?",
@@ -160,7 +163,9 @@ capture = Exercise(
         "old-result": Mistake(
             "The caller changes a tensor in place and comes with it again. What do you know of its numbers?",
             "Nothing: copy new into the graph's own input in every replay, whichever tensor it is.",
-            when=lambda calls: shows(REPLAY_RETURNS, "new", False)(calls) and shows(GRAPH_REPLAYS, 1)(calls),
+            when=lambda calls: (
+                shows(AGAIN, "new", False)(calls) and not shows(REPLAY_RETURNS, "new", False)(calls)
+            ),
         ),
     },
 )

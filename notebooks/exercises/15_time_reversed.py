@@ -154,22 +154,14 @@ def reset_inputs(batch: int, steps: int, width: int, infinite: str = "") -> dict
     return {"dh": dh, "a": given["a"], "h": h, "reset": reset}
 
 
-def with_resets(
-    carry: bool = True, da: bool = True, late: int = 0, product: bool = False, cut: bool = False
-) -> Callable[..., tuple[Tensor, Tensor]]:
-    """da and db with resets, where what goes back and da are cut off, or not, perhaps at another step.
-
-    Where it is a ``product`` that makes da zero, and a ``cut`` that makes the gate so, infinities survive.
-    """
+def with_resets(carry: bool = True, da: bool = True, late: int = 0) -> Callable[..., tuple[Tensor, Tensor]]:
+    """da and db with resets, where what goes back and da are cut off, or not, perhaps at another step."""
 
     def gives(dh: Tensor, a: Tensor, h: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
         new = moved(reset[..., None].to(dh.dtype), late) > 0
-        gate = a * ~new if cut else torch.where(new, 0.0, a) if carry else a
-        g = gradient(dh, gate, 1)
+        g = gradient(dh, torch.where(new, 0.0, a) if carry else a, 1)
         changed = g * moved(h, 1)
-        if da:
-            changed = changed * (~new) if product else torch.where(new, 0.0, changed)
-        return changed, g
+        return torch.where(new, 0.0, changed) if da else changed, g
 
     return gives
 
@@ -207,15 +199,19 @@ def step_by_step(
     return gives
 
 
-TIMES_ZERO = (
-    step_by_step(lambda new, gate, g: gate * torch.where(new, 0.0, g)),
-    step_by_step(lambda new, gate, g: torch.where(new, 0.0, gate) * g),
-    step_by_step(da=lambda new, g, last: g * torch.where(new, 0.0, last)),
-    step_by_step(
-        lambda new, gate, g: torch.where(new, 0.0, gate) * g,
-        da=lambda new, g, last: g * torch.where(new, 0.0, last),
-    ),
+BACK: tuple[Any, ...] = (
+    lambda new, gate, g: torch.where(new, 0.0, gate * g),
+    lambda new, gate, g: gate * torch.where(new, 0.0, g),
+    lambda new, gate, g: torch.where(new, 0.0, gate) * g,
+    lambda new, gate, g: gate * g * ~new,
 )
+OF_GATE: tuple[Any, ...] = (
+    lambda new, g, last: torch.where(new, 0.0, g * last),
+    lambda new, g, last: g * torch.where(new, 0.0, last),
+    lambda new, g, last: torch.where(new, 0.0, g) * last,
+    lambda new, g, last: g * last * ~new,
+)
+TIMES_ZERO = tuple(step_by_step(back, da) for back in BACK for da in OF_GATE)[1:]
 """Products with a zero that was chosen: NaN where the other factor is infinite."""
 
 
@@ -256,12 +252,12 @@ reset = Exercise(
         "da-kept": Mistake(
             "At a reset h_t = b_t. What does the loss have to do with a_t there?",
             "Nothing: da is zero at this step.",
-            gives=with_resets(da=False),
+            gives=step_by_step(da=lambda new, g, last: g * last),
         ),
         "of-a-sequence": Mistake(
             "Where does the second sequence's reset begin?",
             "Behind the T numbers of the first one: reset + sequence * T + t, and no features.",
-            gives=lambda dh, a, h, reset: with_resets()(dh, a, h, reset[:1].expand_as(reset)),
+            gives=lambda dh, a, h, reset: step_by_step()(dh, a, h, reset[:1].expand_as(reset)),
         ),
         "inverted": Mistake(
             "Where reset is true, which of its two values does tl.where choose?",
@@ -281,10 +277,7 @@ reset = Exercise(
         "times-zero": Mistake(
             "What is infinity times 0?",
             "NaN, and a gate may be infinite, too. Choose the whole product: tl.where(new, 0.0, gate * g).",
-            gives=(
-                *(with_resets(product=True), with_resets(product=True, cut=True), with_resets(cut=True)),
-                *TIMES_ZERO,
-            ),
+            gives=TIMES_ZERO,
         ),
         "swapped": Mistake(
             *backward.mistakes["swapped"].hints,
