@@ -160,7 +160,7 @@ EXCEPTIONS = (
     ("one-of-two", r"zip\(\) argument 2 is shorter.*\n.*(scan|reduce)\(",
      "How many blocks go into the scan, and how many does your function return for two steps?",
      "As many as there are blocks: return a and b, separated by a comma."),
-    ("no-grid", r"has no attribute 'scalar'|Cannot call @triton\.jit",
+    ("no-grid", r"has no attribute '(scalar|is_ptr)'|Cannot call @triton\.jit",
      "A kernel is no function that you call: how many programs should run, and where do you say so?",
      "kernel[(programs,)](...) launches it: the number of programs stands in brackets before the arguments."),
     ("address-for-element", r"operands of type .*pointer<|cannot cast \[\d{6,}\]",
