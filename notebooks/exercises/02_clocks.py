@@ -81,9 +81,7 @@ def calls_timed(call: Call) -> int:
 def few_calls(call: Call) -> str:
     """What is wrong where only few calls were timed, though the number is right."""
     timed = calls_timed(call)
-    return (
-        f"The number is right, but {timed} calls were timed, and any may be slow." if timed < FEWEST else ""
-    )
+    return f"The number is right, but calls timed: {timed}. Any one may be slow." if timed < FEWEST else ""
 
 
 def no_call(call: Call) -> str:
