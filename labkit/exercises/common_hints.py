@@ -100,10 +100,6 @@ WILD_ADDRESS = (
     "This load or store went to a wild address. Every place has to be inside its tensor, or masked.",
     "Print the smallest and the largest of your places in the last program, and compare with the size.",
 )
-ORDER = (
-    "On a GPU programs run in any order, and many at once. Does one need what another one has stored?",
-    "A program may read what it has stored itself. What all of them add to needs tl.atomic_add.",
-)
 TOO_MUCH = (
     "What does a program ask for: how many warps (num_warps), and how many stages of which blocks?",
     "num_warps is 32 at most. Smaller blocks, or a smaller num_stages, take less shared memory.",
