@@ -273,7 +273,7 @@ def explain(exercise: Exercise, problem: Problem, calls: Sequence[Call]) -> Find
         hints = exercise.mistakes[name].hints
     if name == WRONG_VALUES:
         strided = call.layout != "contiguous"
-        name, hints = ("strides", common_hints.STRIDES) if strided else ("", ())
+        name, hints = ("strides", common_hints.STRIDES) if strided else ("", common_hints.UNKNOWN)
     observed = problem.observed
     if wrong not in (FORM, DTYPE):  # a result of the wrong form cannot be compared with a mistake's
         finished = [each for each in calls if each.error is None]

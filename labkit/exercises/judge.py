@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from labkit import child_process, interpreter, notebooks
-from labkit.exercises import common_hints, engine, exception_hints, interpreter_recording, vast
+from labkit.exercises import common_hints, engine, exception_hints, interpreter_recording, symptoms, vast
 from labkit.exercises.engine import Call, Exercise, Finding
 from labkit.measure import codegen, correctness
 
@@ -237,7 +237,11 @@ def judge(exercise: Exercise, answer: Any, file: Path) -> tuple[Finding, list[co
             error, call = problem.call.error, str(problem.call)
             return exception_hints.explain(exercise, error, file, {}, call, calls), []
         if problem is not None:
-            return engine.explain(exercise, problem, calls), []
+            finding = engine.explain(exercise, problem, calls)
+            if not finding.mistake:
+                known = replace(exercise, mistakes=symptoms.of(exercise, calls))
+                finding = engine.explain(known, problem, calls)
+            return finding, []
         done += calls
     first = [call for call in done if call.launches.kernels][:1] * REPEATED_CALLS
     again = [replace(call, got=exercise.call(answer, *call.passed.values())) for call in first]

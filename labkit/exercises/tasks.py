@@ -35,7 +35,7 @@ LIMIT_S = 20.0
 MEMORY_SHARE = 0.25
 """Of the machine's memory, what an answer may allocate."""
 OFFERED_AFTER = 3
-"""Distinct answers after which a wrong one's verdict holds the solution; ``solution`` shows it at any time."""
+"""Distinct answers, after which a wrong one's verdict holds the solution; ``solution`` shows it any time."""
 
 
 TO_DO = "Change or complete it, and run it (Shift+Enter): it says what is wrong."
