@@ -219,7 +219,7 @@ def test_training_follows_the_curve_of_the_usual_block():
     op.assert_trains_alike(usual, nn.Sequential(blocks[0], copy.deepcopy(usual[1]), blocks[1]), 24)
 
 
-# --- on a GPU; equal bits are tested with those of linear_act ------------------------------------------
+# --- on a GPU; equal bits are tested with those of matmul ----------------------------------------------
 
 
 @op.LARGE
