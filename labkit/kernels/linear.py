@@ -98,9 +98,8 @@ def linear_kernel(
             b = load_tile(weight, n * BN, k, N, K, BN, BK, TMA)  # (BN, BK)
             total = dot(a, b.T, total, PRECISION)
         left, right = split_columns(total, BM, BN)  # (BM, BN / 2) each: stores take half the shared memory
-        for half in tl.static_range(2):
-            part, first = left if half == 0 else right, n * BN + half * (BN // 2)
-            store_tile(y, m * BM, first, M, N, N, part, BM, BN // 2, STORE)
+        store_tile(y, m * BM, n * BN, M, N, N, left, BM, BN // 2, STORE)
+        store_tile(y, m * BM, n * BN + BN // 2, M, N, N, right, BM, BN // 2, STORE)
 
 
 # ---- tile sizes --------------------------------------------------------------------------------------------
