@@ -392,60 +392,33 @@ def gru(
 
 
 class GRU(nn.Module):
-    """nn.GRU of one layer and one direction: its arguments in its order, its parameters and its state_dict.
+    """nn.GRU of one layer and one direction: its arguments, its parameters and its state_dict.
 
     Args:
-        input_size, hidden_size: I and H.
-        num_layers: 1.
-        bias: whether there are bias_ih and bias_hh.
-        batch_first: whether x is (B, T, I), or (T, B, I), which is copied.
-        dropout, bidirectional: 0 and False.
-        device, dtype: of the parameters.
+        sizes, options: those of nn.GRU, which draws the parameters. With batch_first=True x is (B, T, I);
+            else it is (T, B, I), which is copied.
 
     Raises:
         ValueError: for several layers, dropout or two directions, naming the argument.
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, *sizes: Any, **options: Any) -> None:
         super().__init__()
-        for name, value, only in (
-            ("num_layers", num_layers, 1),
-            ("dropout", dropout, 0),
-            ("bidirectional", bidirectional, False),
-        ):
-            if value != only:
+        drawn = nn.GRU(*sizes, **options)
+        for name, only in (("num_layers", 1), ("dropout", 0), ("bidirectional", False)):
+            if (value := getattr(drawn, name)) != only:
                 raise ValueError(
                     f"{name}: is {value}, should be {only}: this GRU has one layer and direction"
                 )
-        for name, value in (("bias", bias), ("batch_first", batch_first)):
-            if not isinstance(value, bool):
-                raise ValueError(f"{name}: is {value!r}, should be True or False")
-        options: Any = dict(device=device, dtype=dtype)
-        self.input_size, self.hidden_size, self.batch_first = input_size, hidden_size, batch_first
-        bound = hidden_size**-0.5 if hidden_size else 0.0
-
-        def parameter(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(*shape, **options).uniform_(-bound, bound))
-
-        self.weight_ih_l0 = parameter(3 * hidden_size, input_size)
-        self.weight_hh_l0 = parameter(3 * hidden_size, hidden_size)
-        self.bias_ih_l0 = parameter(3 * hidden_size) if bias else None
-        self.bias_hh_l0 = parameter(3 * hidden_size) if bias else None
+        self.hidden_size, self.batch_first = drawn.hidden_size, drawn.batch_first
+        parameters = dict(drawn.named_parameters())
+        self.weight_ih_l0, self.weight_hh_l0 = parameters["weight_ih_l0"], parameters["weight_hh_l0"]
+        self.bias_ih_l0, self.bias_hh_l0 = parameters.get("bias_ih_l0"), parameters.get("bias_hh_l0")
 
     def extra_repr(self) -> str:
         bias = self.bias_ih_l0 is not None
-        return f"{self.input_size}, {self.hidden_size}, bias={bias}, batch_first={self.batch_first}"
+        width = self.weight_ih_l0.shape[1]
+        return f"{width}, {self.hidden_size}, bias={bias}, batch_first={self.batch_first}"
 
     def forward(
         self, x: Tensor, h0: Tensor | None = None, reset: Tensor | None = None

@@ -220,29 +220,6 @@ class GeGLU(nn.Module):
         self.w_gate_up = nn.Parameter(torch.empty(2, h, d, **options).uniform_(-(d**-0.5), d**-0.5))
         self.w_down = nn.Parameter(torch.empty(d, h, **options).uniform_(-(h**-0.5), h**-0.5))
 
-    @classmethod
-    def from_linears(cls, gate: nn.Linear, up: nn.Linear, down: nn.Linear) -> "GeGLU":
-        """Copy the weights of three nn.Linear of one dtype and device: gate and up (d to h), down (h to d).
-
-        Raises:
-            ValueError: for a bias, another shape, dtype or device, naming the argument.
-        """
-        for name, one in (("gate", gate), ("up", up), ("down", down)):
-            if not isinstance(one, nn.Linear) or one.bias is not None:
-                raise ValueError(f"{name}: should be an nn.Linear without a bias")
-            w, like = one.weight, gate.weight
-            shape = tuple(like.shape[::-1] if name == "down" else like.shape)
-            if (w.shape, w.dtype, w.device) != (shape, like.dtype, like.device):
-                has = f"{tuple(w.shape)}, {w.dtype}, on {w.device}"
-                raise ValueError(
-                    f"{name}: has a weight {has}, should be {shape}, {like.dtype}, on {like.device}"
-                )
-        made = cls(*gate.weight.shape[::-1], device=gate.weight.device, dtype=gate.weight.dtype)
-        with torch.no_grad():
-            made.w_gate_up.copy_(torch.stack((gate.weight, up.weight)))
-            made.w_down.copy_(down.weight)
-        return made.train(gate.training)
-
     def forward(self, x: Tensor) -> Tensor:
         """x (..., d) to (..., d)."""
         return geglu_mlp(x, self.w_gate_up, self.w_down)
