@@ -326,6 +326,30 @@ class Float32GRUFunction(torch.autograd.Function):
 # ---- the function and the module ---------------------------------------------------------------------------
 
 
+def check_gru(
+    x: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor | None, bias_hh: Tensor | None,
+    h0: Tensor | None, reset: Tensor | None,
+) -> None:  # fmt: skip
+    """ValueError unless these are arguments of ``gru``."""
+    check_tensor("x", x, (None, None, None))
+    check_tensor("weight_hh", weight_hh, (None, None), like=x)
+    (B, T, width), H = x.shape, weight_hh.shape[1]
+    check_tensor("weight_hh", weight_hh, (3 * H, H), like=x)
+    check_tensor("weight_ih", weight_ih, (3 * H, width), like=x)
+    for name, bias in (("bias_ih", bias_ih), ("bias_hh", bias_hh)):
+        if bias is not None:
+            check_tensor(name, bias, (3 * H,), like=x)
+    if h0 is not None:
+        check_tensor("h0", h0, (B, H), like=x)
+    form = torch.bool, (B, T), x.device
+    if reset is not None and (
+        not isinstance(reset, Tensor) or (reset.dtype, reset.shape, reset.device) != form
+    ):
+        raise ValueError(f"reset: should be a tensor of bool, ({B}, {T}), on {x.device}")
+    if 4 * (T + 8) * H >= 2**31:  # offsets are 32-bit, of steps that are loaded ahead, too
+        raise ValueError(f"x: a sequence of {T} steps of {H} features has 2**29 numbers or more")
+
+
 def gru(
     x: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor | None = None,
     bias_hh: Tensor | None = None, h0: Tensor | None = None, reset: Tensor | None = None,
@@ -366,25 +390,9 @@ def gru(
     each, over all sequences and steps. The cell is that of
     https://arxiv.org/abs/1406.1078 in the form of https://docs.pytorch.org/docs/stable/generated/torch.nn.GRU.html.
     """
-    check_tensor("x", x, (None, None, None))
-    check_tensor("weight_hh", weight_hh, (None, None), like=x)
-    (B, T, width), H = x.shape, weight_hh.shape[1]
-    check_tensor("weight_hh", weight_hh, (3 * H, H), like=x)
-    check_tensor("weight_ih", weight_ih, (3 * H, width), like=x)
-    for name, bias in (("bias_ih", bias_ih), ("bias_hh", bias_hh)):
-        if bias is not None:
-            check_tensor(name, bias, (3 * H,), like=x)
-    if h0 is not None:
-        check_tensor("h0", h0, (B, H), like=x)
-    form = torch.bool, (B, T), x.device
-    if reset is not None and (
-        not isinstance(reset, Tensor) or (reset.dtype, reset.shape, reset.device) != form
-    ):
-        raise ValueError(f"reset: should be a tensor of bool, ({B}, {T}), on {x.device}")
-    if 4 * (T + 8) * H >= 2**31:  # offsets are 32-bit, of steps that are loaded ahead, too
-        raise ValueError(f"x: a sequence of {T} steps of {H} features has 2**29 numbers or more")
+    check_gru(x, weight_ih, weight_hh, bias_ih, bias_hh, h0, reset)
     x, weight_ih, weight_hh, bias_ih, bias_hh, h0 = autocast(x, weight_ih, weight_hh, bias_ih, bias_hh, h0)
-    if reset is None and library_is_fast(x, H):
+    if reset is None and library_is_fast(x, weight_hh.shape[1]):
         return library_gru(x, weight_ih, weight_hh, bias_ih, bias_hh, h0)
     if needs_grad(x, weight_ih, weight_hh, bias_ih, bias_hh, h0):
         return GRUFunction.apply(x, weight_ih, weight_hh, bias_ih, bias_hh, h0, reset)
