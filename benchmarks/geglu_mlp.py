@@ -6,10 +6,11 @@ Its backward is timed together with its forward: Liger's backward overwrites wha
 from torch import Tensor
 from torch.nn.functional import linear
 
-from benchmarks.linear_act import ALIGNED
-from benchmarks.run import Operation
+from benchmarks.run import Operation, Ranges
 from benchmarks.workloads.mlp import GEGLU, geglu_apart, gelu
 from labkit import kernels
+
+ALIGNED: Ranges = {"batch": (64, 8192, 1), "width": (64, 8192, 8), "hidden": (64, 8192, 8)}
 
 
 def stacked(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:

@@ -68,8 +68,6 @@ CASES: dict[str, Case] = {
     "affine": Case(elementwise.AFFINE, [MLP, ROW, ROW], (60, 90), (60, 120), lambda x, w, b: x * w + b, 10),
     "grouped": Case(g.GROUPED, [ROWS, *SQUARES], *MANY, groups_apart, 20),
     "matmul": Case(m.MATMUL, [MLP, (5, 5)], (85, 140), (300, 600), linear),
-    "linear_gelu": Case(m.LINEAR_GELU, [MLP, (11, 5), (11,)], (151, 236), (660, 1320),
-        lambda *t: act(linear(*t)), 11),
     "chain": Case(m.CHAIN, [MLP, ROW, MLP], (90, 150), (330, 660), lambda x, b, other: act(x + b) * other, 5),
     "geglu": Case(m.GEGLU, [MLP, (2, 11, 5), (5, 11)], (225, 420), (1980, 3960),
         lambda x, w, d: geglu(x, *w, d)),

@@ -46,23 +46,6 @@ MATMUL = matrix_layer(_matmul_inputs, linear, _matmul_size)
 """x W^T without bias: inputs x (batch, width), weight (out, width); ``out`` is the width if left out."""
 
 
-def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """gelu(x W^T + b) in plain PyTorch."""
-    return gelu(linear(x, weight, bias))
-
-
-def _linear_gelu_inputs(shape: Shape) -> tuple[Tensor, ...]:
-    return *_matmul_inputs(shape | {"out": hidden_of(shape)}), randn(hidden_of(shape))
-
-
-def _linear_gelu_size(shape: Shape) -> LayerSize:
-    return _matmul_size(shape | {"out": hidden_of(shape)})
-
-
-LINEAR_GELU = matrix_layer(_linear_gelu_inputs, linear_gelu, _linear_gelu_size)
-"""Linear layer and GELU: inputs x (batch, width), weight (hidden, width), bias (hidden,)."""
-
-
 def chain(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
     """gelu(x + bias) * other in plain PyTorch."""
     return gelu(x + bias) * other
