@@ -1,7 +1,4 @@
-"""A GRU layer, forward and backward: with resident weights all steps are one kernel.
-
-With matrices that are too large for that it is cuDNN's, or where cuDNN cannot, a loop of PyTorch's calls.
-"""
+"""A GRU layer, forward and backward: with resident weights all steps are one kernel, else a launch each."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +7,8 @@ from threading import Lock
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -27,7 +26,68 @@ from labkit.kernels.common import (
     operator,
     retains_graph,
 )
-from labkit.kernels.gru_kernels import gru_grad_kernel, gru_input_kernel, gru_kernel
+from labkit.kernels.gru_kernels import (
+    gate,
+    gate_grad,
+    gru_grad_kernel,
+    gru_input_kernel,
+    gru_kernel,
+    load_gates,
+    store_gates,
+)
+
+# ---- one step per launch, where the matrices are too large; a program has BLOCK of the B * H features ------
+
+
+@triton.jit
+def step_kernel(
+    gates, product, reset, state, operand, h, hidden, B, T, t, H, BLOCK: tl.constexpr, FAST: tl.constexpr
+):
+    """Step t; overwrites state (B, H), in float32, and operand (B, H), the input of the next product."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    b, n, inside = i // H, i % H, i // H < B  # B * H may exceed 32 bits
+    ir, iz, inn = load_gates(gates + (b * T + t) * 3 * H + n, inside, H)
+    hr, hz, hn = load_gates(product + b * 3 * H + n, inside, H)
+    hn, last = hn.to(tl.float32), tl.load(state + i, inside, other=0.0)
+    ar, az, an, new = gate(ir, iz, inn, hr, hz, hn, last, FAST, gates.dtype.element_ty != tl.float32)
+    tl.store(h + (b * T + t) * H + n, new, inside)
+    if hidden is not None:
+        into = gates + (b * T + t) * 3 * H + n
+        store_gates(into, inside, H, ar, az, an)
+        tl.store(hidden + (b * T + t) * H + n, hn, inside)
+    if reset is not None:
+        new = tl.where(tl.load(reset + b * T + t + 1, inside & (t + 1 < T), other=0) != 0, 0.0, new)
+    tl.store(state + i, new, inside)
+    tl.store(operand + i, new, inside)
+
+
+@triton.jit
+def step_grad_kernel(
+    dh, gates, hidden, h0, reset, h, carry, product, grads, last, B, T, t, H, BLOCK: tl.constexpr
+):
+    """Step t in reverse; carry (B, H), in float32, plus product is its state's gradient from later steps."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    b, n, inside = i // H, i % H, i // H < B  # B * H may exceed 32 bits
+    at = (b * T + t) * H + n
+    g = tl.load(carry + i, inside, other=0.0) + tl.load(product + i, inside, other=0.0).to(tl.float32)
+    before = tl.load(h + at - H, inside & (t > 0), other=0.0).to(tl.float32)
+    if h0 is not None:
+        before += tl.load(h0 + i, inside & (t == 0), other=0.0).to(tl.float32)
+    if reset is not None:
+        follows = inside & (t + 1 < T)
+        g = tl.where(tl.load(reset + b * T + t + 1, follows, other=0) != 0, 0.0, g)
+        before = tl.where(tl.load(reset + b * T + t, inside, other=0) != 0, 0.0, before)
+    g += tl.load(dh + at, inside, other=0.0).to(tl.float32)
+    ar, az, an = load_gates(gates + 3 * at - 2 * n, inside, H)
+    hn = tl.load(hidden + at, inside, other=0.0)
+    dn, dr, dz, dhn, kept = gate_grad(g, ar, az, an, hn, before, reset is not None)
+    store_gates(grads + 4 * at - 3 * n, inside, H, dn, dr, dz)
+    tl.store(grads + 4 * at - 3 * n + 3 * H, dhn, inside)
+    if reset is not None:
+        before = tl.where(before - before == 0.0, before, 0.0)
+    tl.store(last + at, before, inside)
+    tl.store(carry + i, kept, inside)
+
 
 # ---- launch sizes ------------------------------------------------------------------------------------------
 
@@ -86,57 +146,6 @@ def input_plan(B: int, width: int, H: int, itemsize: int, limits: DeviceLimits) 
     return plan | dict(K=width, BK=BK, BM=BM, AHEAD=2)  # more steps ahead do not fit into registers
 
 
-# ---- a loop over the steps, where the matrices are too large for a kernel ----------------------------------
-
-
-def forward_by_steps(
-    gates: Tensor, weight_hh: Tensor, bias_hh: Tensor | None, h0: Tensor | None, reset: Tensor | None,
-    h: Tensor, hidden: Tensor | None,
-) -> None:  # fmt: skip
-    """What gru_kernel does: write the states to h, and to keep, ar, az, an to gates, and hn to hidden."""
-    B, T, H = h.shape
-    state = h.new_zeros(B, H, dtype=torch.float32) if h0 is None else h0.float()
-    for t in range(T):
-        if reset is not None:
-            state = state.masked_fill(reset[:, t, None], 0.0)  # no product with 0: it may be infinite
-        hr, hz, hn = functional.linear(state.to(h.dtype), weight_hh, bias_hh).float().chunk(3, 1)
-        ir, iz, inn = gates[:, t].float().chunk(3, 1)
-        ar, az = ir + hr, iz + hz
-        an = inn + ar.sigmoid() * hn
-        n = an.tanh()
-        state = n + az.sigmoid() * (state - n)
-        h[:, t] = state
-        if hidden is not None:
-            gates[:, t], hidden[:, t] = torch.cat((ar, az, an), 1), hn
-
-
-def backward_by_steps(
-    dh: Tensor, gates: Tensor, hidden: Tensor, weight_hh: Tensor, h0: Tensor | None, reset: Tensor | None,
-    h: Tensor, grads: Tensor, last: Tensor,
-) -> Tensor:  # fmt: skip
-    """What gru_grad_kernel does: write grads and last; return the gradient of the first state, in float32."""
-    B, T, H = h.shape
-    carry = h.new_zeros(B, H, dtype=torch.float32)  # from later steps
-    first = torch.zeros_like(carry) if h0 is None else h0.float()
-    for t in reversed(range(T)):
-        g, before = carry + dh[:, t].float(), h[:, t - 1].float() if t else first
-        if reset is not None:
-            before = before.masked_fill(reset[:, t, None], 0.0)
-        ar, az, an = gates[:, t].float().chunk(3, 1)
-        r, z, n, hn = ar.sigmoid(), az.sigmoid(), an.tanh(), hidden[:, t].float()
-        dn = g * (1.0 - z) * (1.0 - n * n)
-        dr, dz = dn * hn * r * (1.0 - r), g * (before - n) * z * (1.0 - z)
-        change = torch.stack((dn, dr, dz, dn * r, g * z), 1)  # (B, 5, H)
-        if reset is not None:  # where a reset follows, g is zero, and the step may have computed infinities
-            change = change.masked_fill((g == 0.0)[:, None], 0.0)
-            before = before.masked_fill(~before.isfinite(), 0.0)
-        grads[:, t], last[:, t] = change[:, :4].flatten(1), before
-        carry = change[:, 4] + (grads[:, t, H:] @ weight_hh).float()
-        if reset is not None:
-            carry = carry.masked_fill(reset[:, t, None], 0.0)
-    return carry
-
-
 # ---- launches ----------------------------------------------------------------------------------------------
 
 
@@ -154,22 +163,34 @@ def gru_forward(
     (B, T, _), H = x.shape, weight_hh.shape[1]
     h, hidden = x.new_empty(B, T, H), x.new_empty(B, T, H) if keep else None
     weight_hh, h0 = weight_hh.contiguous(), None if h0 is None else h0.contiguous()
-    flags = None if reset is None else reset.contiguous().view(torch.uint8)
+    reset = None if reset is None else reset.contiguous().view(torch.uint8)
     fast, limits = x.dtype is torch.bfloat16, device_limits(x.device)
     plan = None if keep else input_plan(B, x.shape[2], H, x.itemsize, limits)
     if plan is not None and h.numel():
         bias_ih, bias_hh = (None if bias is None else bias.contiguous() for bias in (bias_ih, bias_hh))
-        tensors = x.contiguous(), weight_ih.contiguous(), bias_ih, weight_hh, bias_hh, h0, flags, h
+        tensors = x.contiguous(), weight_ih.contiguous(), bias_ih, weight_hh, bias_hh, h0, reset, h
         gru_input_kernel[(cdiv(B, plan["BM"]),)](*tensors, B, T, FAST=fast, **plan)
         return [h]
     gates = functional.linear(x, weight_ih, bias_ih)  # (B, T, 3 H)
     plan = gru_plan(B, H, x.itemsize, limits, False)
-    if h.numel() and plan is not None:
+    if not h.numel():
+        pass
+    elif plan is not None:
         bias_hh = None if bias_hh is None else bias_hh.contiguous()
         grid = (cdiv(B, plan["BM"]),)
-        gru_kernel[grid](gates, weight_hh, bias_hh, h0, flags, h, hidden, B, T, FAST=fast, **plan)
-    elif h.numel():
-        forward_by_steps(gates, weight_hh, bias_hh, h0, reset, h, hidden)
+        gru_kernel[grid](gates, weight_hh, bias_hh, h0, reset, h, hidden, B, T, FAST=fast, **plan)
+    else:
+        state, grid = x.new_zeros(B, H, dtype=torch.float32), (cdiv(B * H, 256),)
+        if h0 is not None:
+            state += h0
+        if reset is not None:
+            state.masked_fill_(reset[:, :1] != 0, 0.0)
+        operand = state.to(x.dtype)
+        for t in range(T):
+            product = functional.linear(operand, weight_hh, bias_hh)  # (B, 3 H)
+            step_kernel[grid](
+                gates, product, reset, state, operand, h, hidden, B, T, t, H, BLOCK=256, FAST=fast
+            )
     return [h] if hidden is None else [h, gates, hidden]
 
 
@@ -191,21 +212,31 @@ def gru_backward(
     (B, T, H), dh, weight_hh = h.shape, dh.contiguous(), weight_hh.contiguous()
     grads, last, dh0, sums = _like_gradients(h0, h, of_bias)
     wanted, h0 = (None, None) if h0 is None else (dh0, h0.contiguous())
+    reset = None if reset is None else reset.contiguous().view(torch.uint8)
     plan = gru_plan(B, H, h.itemsize, device_limits(h.device), True)
     if not h.numel():
         dh0.zero_()
         sums.zero_()
     elif plan is not None:
-        flags = None if reset is None else reset.contiguous().view(torch.uint8)
         programs = cdiv(B, plan["BM"])
         parts = h.new_empty(programs, 4 * H, dtype=torch.float32) if of_bias else None
         gru_grad_kernel[(programs,)](
-            dh, gates, hidden, weight_hh, h0, flags, h, grads, last, wanted, parts, B, T, **plan
+            dh, gates, hidden, weight_hh, h0, reset, h, grads, last, wanted, parts, B, T, **plan
         )
         sums = sums if parts is None else parts.sum(0).to(h.dtype)
     else:
-        first = backward_by_steps(dh, gates, hidden, weight_hh, h0, reset, h, grads, last)
-        dh0 = dh0 if wanted is None else first.to(h.dtype)
+        carry, product = h.new_zeros(B, H, dtype=torch.float32), h.new_zeros(B, H)
+        # For few rows of float32 cuBLAS took 51 us, or 5 if it has a bias to add (16 x 384 x 128, an H200).
+        nothing = h.new_zeros(H) if B <= 16 and h.itemsize == 4 else None
+        for t in reversed(range(T)):
+            step_grad_kernel[(cdiv(B * H, 256),)](
+                dh, gates, hidden, h0, reset, h, carry, product, grads, last, B, T, t, H, BLOCK=256
+            )
+            later = grads[:, t, H:]
+            product = later @ weight_hh if nothing is None else torch.addmm(nothing, later, weight_hh)
+        dh0.copy_(carry + product) if wanted is not None else None
+        if reset is not None:
+            dh0.masked_fill_(reset[: len(dh0), :1] != 0, 0.0)
         sums = grads.sum((0, 1)) if of_bias else sums
     return grads, last, dh0, sums
 
@@ -248,7 +279,7 @@ class GRUFunction(torch.autograd.Function):
 
 
 def library_is_fast(x: Tensor, H: int) -> bool:
-    """Whether cuDNN computes it: on a GPU, where the matrices are too large for the kernels.
+    """Whether cuDNN is faster: where each step is a launch, which costs the host more than the step the GPU.
 
     A call that is traced has no cuDNN.
     """
@@ -382,7 +413,8 @@ def gru(
     multiprocessor: on most GPUs up to 128 features in 16 bits and 64 in float32. (Float32 is multiplied as
     three products of TF32, with float32's error: a single one saves no time.) Beyond, cuDNN computes it, in
     float32 with TF32 only if PyTorch's setting for products allows that. Where there is a reset, or
-    torch.compile traces the call, each step is a product, which is rounded, and some twenty launches more.
+    torch.compile traces the call, each step is a product, which is rounded, and a kernel: two launches, some
+    20 us of the host.
 
     In reverse, with g_t = dh_t + z_{t+1} g_{t+1} + what comes through the products of step t+1:
     dz = g (h - n) z (1 - z), dn = g (1 - z) (1 - n**2) and dr = dn (W_hn h + b_hn) r (1 - r) are gradients

@@ -21,7 +21,7 @@ from labkit.kernels.gru_kernels import candidate
 from labkit.measure import codegen, correctness
 
 module = importlib.import_module("labkit.kernels.gru")
-KERNELS = {module: ("gru_kernel", "gru_input_kernel", "gru_grad_kernel")}
+KERNELS = {module: ("gru_kernel", "gru_input_kernel", "gru_grad_kernel", "step_kernel", "step_grad_kernel")}
 NAMES = ("x", "weight_ih", "weight_hh", "bias_ih", "bias_hh", "h0", "reset")
 
 
@@ -59,6 +59,15 @@ def resetting(case, B, T, chance=0.4):
     where = torch.rand(B, T, generator=torch.Generator().manual_seed(1)).to(labkit.gpu.device()) < chance
     call, plain = case.call, case.reference
     return case._replace(call=lambda *t: call(*t, where), reference=lambda *t: plain(*t, where)), where
+
+
+def test_a_step_counts_states_beyond_32_bits():
+    """The first of 2**32 features; the others have no memory, and no program here."""
+    B, H, ones = 2**22, 2**10, torch.ones(4 * 256 + 2 * 2**10, device=labkit.gpu.device())
+    state, h = torch.zeros(256, device=ones.device), torch.zeros(256, device=ones.device)
+    operand = torch.zeros_like(state)
+    module.step_kernel[(1,)](ones, ones, None, state, operand, h, None, B, 1, 0, H, BLOCK=256, FAST=False)
+    assert state.all() and h.all() and operand.all()
 
 
 # --- right -----------------------------------------------------------------------------------------------
@@ -584,7 +593,7 @@ def test_a_step_has_two_barriers_in_reverse_four(variants):
         assert barriers <= most * v.launch.AHEAD, (v, barriers)
 
 
-def test_the_plan_holds_what_fits_and_leaves_the_rest_to_others():
+def test_the_plan_holds_what_fits_and_leaves_the_rest_to_single_steps():
     hopper, consumer = op.limits_of("sm_90"), op.limits_of("sm_86")
     for H, itemsize, gpu, fits in (
         (128, 2, hopper, True), (129, 2, hopper, False), (64, 4, hopper, True), (65, 4, hopper, False),
