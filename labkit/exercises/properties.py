@@ -30,7 +30,7 @@ def _outside(call: Call) -> str:
 
 def _loads_outside(call: Call) -> str:
     count = call.loaded_outside
-    return f"{count} places outside of the tensors were loaded, though nothing came of it." if count else ""
+    return f"{count} places outside of the tensors were loaded." if count else ""
 
 
 def _kernel(call: Call) -> str:
@@ -77,7 +77,8 @@ def _stored_parts(call: Call) -> list[tuple[int, Tensor, Tensor]]:
     by_pytorch = len(call.launches.names) > len(call.launches.kernels)
     found = []
     for got, want in call.result_tensors():
-        stored = torch.from_numpy(np.unique(call.launches.stored(got))) if got.is_contiguous() else []
+        places = call.launches.stored(got) if got.is_contiguous() else np.zeros(0, np.int64)
+        stored = torch.from_numpy(np.unique(places))
         if len(stored) or (got.is_contiguous() and not by_pytorch):
             found.append((got.numel(), got.flatten()[stored].double(), want.flatten()[stored].double()))
     return found

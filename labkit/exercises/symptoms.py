@@ -76,23 +76,23 @@ def _reordered(exercise: Exercise, order: Sequence[int]) -> Callable[..., Any]:
 def _factor(exercise: Exercise, calls: Sequence[Call]) -> float:
     """By which number the result of the first wrong case has to be divided to be right; 0 if by none.
 
-    In each case it may be another one.
+    Of tensors it may be another one in each case. Single numbers are off by some factor whatever they are, so
+    there it has to be the same one.
     """
-    first = 0.0
+    factors: list[float] = []
     for call in calls:
         got, want = call.got, call.want
-        if isinstance(want, Tensor) and isinstance(got, Tensor) and got.shape == want.shape and want.numel():
+        allowed = 4 * tolerance(exercise, call)
+        if isinstance(want, Tensor) and isinstance(got, Tensor) and got.shape == want.shape:
             got, want = got.double(), want.double()
-            factor = float((got * want).sum() / want.square().sum())
+            factor = float((got * want).sum() / want.square().sum()) if want.numel() else 1.0
+            alike = factor != 0 and not difference(got, factor * want, allowed)
         elif isinstance(want, (int, float)) and isinstance(got, (int, float)) and want:
             factor = got / want
-        elif isinstance(want, Tensor) and not want.numel():
-            continue
+            alike = factor != 0 and abs(factor / (factors or [factor])[0] - 1) <= allowed
         else:
             return 0.0
-        allowed = 4 * tolerance(exercise, call)
-        if not factor or difference(got, factor * want, allowed):
+        if not alike:
             return 0.0
-        if not first and abs(factor - 1) > allowed:
-            first = factor
-    return first
+        factors.append(factor)
+    return next((each for each in factors if abs(each - 1) > allowed), 0.0)

@@ -6,6 +6,7 @@ from labkit.exercises.properties import (
     ATOMICS,
     KERNEL,
     KERNEL_CASES,
+    LOADS_INSIDE,
     POINTWISE,
     READ_ONCE,
     column_mistakes,
@@ -97,6 +98,13 @@ def nan_sums(call: Call) -> bool:
 SUMS = (
     KERNEL,
     ATOMICS,
+    Property(
+        "loads-outside",
+        LOADS_INSIDE.problem,
+        "Is the mask wrong, or the address? Where does each tensor end, and which places do you load?",
+        "A matrix has rows and columns, and its mask needs both. bias has only columns: bias + j.",
+        before_values=True,
+    ),
     Property(
         "no-axis",
         sums_of_all,

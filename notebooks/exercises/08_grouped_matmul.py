@@ -106,6 +106,13 @@ def bias_a_tile_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return reference(x, weight, elements_at(bias, places))
 
 
+def matrix_rows_a_tile_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """What comes out when the rows of a matrix are taken to begin as far apart as a tile is wide."""
+    G, D = bias.shape
+    rows = torch.arange(D)[:, None] * tile_width(D) + torch.arange(D)
+    return reference(x, elements_at(weight, torch.arange(G)[:, None, None] * D * D + rows), bias)
+
+
 def weights_a_row_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """What comes out when the groups' matrices are taken to begin D numbers apart, as rows do."""
     G, D = bias.shape
@@ -156,6 +163,11 @@ grouped = Exercise(
             "A weight is (D in, D out). Along which of the two does a sum run?",
             "A row of the tile times a column of w: k, the input, goes down w's rows. Nothing is turned.",
             gives=lambda x, weight, bias: reference(x, weight.mT, bias),
+        ),
+        "matrix-rows": Mistake(
+            "How far is it in memory from a row of a matrix to the row below?",
+            "D numbers: a matrix lies there without gaps. BD is only how wide the tile is.",
+            gives=matrix_rows_a_tile_apart,
         ),
         "weight-stride": Mistake(
             "Group 0 is right. Where does the matrix of group 1 begin?",

@@ -142,6 +142,7 @@ stays = Exercise(
         for name in (
             "transposed",
             "weight-stride",
+            "matrix-rows",
             "bias-row",
         )
     }
