@@ -1,14 +1,13 @@
-"""gelu(x @ weight.T + bias), x (batch, width), weight (hidden, width): a Linear layer and its activation."""
+"""gelu(x @ weight.T + bias), x (batch, width), weight (out, width): a Linear layer and its activation."""
 
 import torch
 from torch import Tensor
 
+from benchmarks import matmul
 from benchmarks.run import Operation, Ranges
-from benchmarks.workloads.mlp import LINEAR_GELU, linear_gelu
-from labkit import kernels
+from labkit import kernels, work
 
 ALIGNED: Ranges = {"batch": (64, 8192, 1), "width": (64, 8192, 8), "hidden": (64, 8192, 8)}
-ANY: Ranges = ALIGNED | {"width": (64, 8192, 1), "hidden": (64, 8192, 1)}
 
 
 def epilogue(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -17,12 +16,13 @@ def epilogue(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return y
 
 
-CONTENDERS = {"labkit": kernels.linear_act, "eager": linear_gelu, "torch.compile": linear_gelu}
+EAGER = work.linear_gelu.reference
+CONTENDERS = {"labkit": kernels.linear_act, "eager": EAGER, "torch.compile": EAGER}
 OPERATION = Operation(
     "linear_act",
-    LINEAR_GELU,
+    work.linear_gelu,
     CONTENDERS | {"cuBLASLt's epilogue": epilogue},
-    {"": ALIGNED, "any": ANY},
+    {"": matmul.ALIGNED, "any": matmul.ANY},
     only={"cuBLASLt's epilogue": lambda direction, dtype, size: direction == "forward"},
     bound="product",
 )
