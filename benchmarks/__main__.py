@@ -15,7 +15,7 @@ from benchmarks import page, run
 from labkit import gpu
 
 OPERATIONS = (
-    *("affine", "gelu_mul", "matmul", "linear_act", "geglu_mlp", "grouped_linear", "rms_norm"),
+    *("affine", "gelu_mul", "matmul", "geglu_mlp", "grouped_linear", "rms_norm"),
     *("linear_recurrence", "min_gru", "rms_recurrence", "gru"),
 )
 

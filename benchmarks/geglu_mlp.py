@@ -8,10 +8,11 @@ from dataclasses import replace
 from torch import Tensor
 from torch.nn.functional import gelu, linear
 
-from benchmarks.linear_act import ALIGNED
-from benchmarks.run import Operation
+from benchmarks.run import Operation, Ranges
 from labkit import gpu, kernels
 from labkit.work import Shape, Work, gate_up
+
+ALIGNED: Ranges = {"batch": (64, 8192, 1), "width": (64, 8192, 8), "hidden": (64, 8192, 8)}
 
 
 def inputs(shape: Shape) -> tuple[Tensor, ...]:

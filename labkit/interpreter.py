@@ -137,7 +137,9 @@ def _reduce_by_halves(_: Any, reduction: Any, inputs: Any) -> list[Any]:
         )
         both = reduction.combine_fn.fn(*first, *second)
         both = both if isinstance(both, tuple) else (both,)
-        blocks = [reduction.to_tensor(new.handle.data, old.dtype) for new, old in zip(both, blocks, strict=True)]
+        blocks = [
+            reduction.to_tensor(new.handle.data, old.dtype) for new, old in zip(both, blocks, strict=True)
+        ]
     made = [block.handle.data for block in blocks]
     if not reduction.keep_dims:
         made = [data.squeeze(axis) for data in made]
@@ -395,25 +397,6 @@ def watching(observer: Observer) -> Iterator[None]:
         for tell in (set_grid_dim, *accesses, create_dot):
             told = told_first(tell, getattr(InterpreterBuilder, tell.__name__))
             stack.enter_context(mock.patch.object(InterpreterBuilder, tell.__name__, told))
-        yield
-
-
-@contextmanager
-def programs_in_order(order: Callable[[int], np.ndarray]) -> Iterator[None]:
-    """Run the programs of kernels that are interpreted inside in another order than one after the other.
-
-    ``order(count)`` is a permutation of 0 to count - 1: which program comes in the place of each.
-    """
-
-    chosen_order = cache(order)
-
-    def set_grid_idx(place: Any, builder: Any, x: int, y: int, z: int) -> None:
-        _, height, depth = sizes = builder.grid_dim
-        chosen = int(chosen_order(int(np.prod(sizes)))[(x * height + y) * depth + z])
-        place(builder, chosen // (height * depth), chosen // depth % height, chosen % depth)
-
-    other = _with_first(set_grid_idx, InterpreterBuilder.set_grid_idx)
-    with mock.patch.object(InterpreterBuilder, "set_grid_idx", other):
         yield
 
 

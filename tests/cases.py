@@ -87,20 +87,9 @@ RMS = Case(kernels.rms_recurrence, plain_rms_recurrence, normed_sequences, (2, 3
 
 # --- products
 
-ACTIVATIONS = {
-    "none": lambda z: z,
-    "relu": torch.relu,
-    "gelu_tanh": lambda z: functional.gelu(z, approximate="tanh"),
-    "silu": functional.silu,
-}
-
 
 def with_weight(out: int) -> Inputs:
     return lambda shape: (torch.randn(shape), scaled(out, shape[-1]))
-
-
-def with_bias(out: int) -> Inputs:
-    return lambda shape: (*with_weight(out)(shape), torch.randn(out))
 
 
 def with_gate_up(hidden: int) -> Inputs:
@@ -113,16 +102,6 @@ def with_mlp(hidden: int) -> Inputs:
 
 def matmul(out: int) -> Case:
     return Case(kernels.matmul, functional.linear, with_weight(out), (37, 24))
-
-
-def linear_act(activation: str, inputs: Inputs) -> Case:
-    def call(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return kernels.linear_act(x, weight, bias, activation)
-
-    def plain(*tensors: Tensor) -> Tensor:
-        return ACTIVATIONS[activation](functional.linear(*tensors))
-
-    return Case(call, plain, inputs, (37, 24), f"linear_act, {activation}")
 
 
 def plain_geglu(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:

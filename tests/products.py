@@ -15,7 +15,7 @@ from labkit.work import gate_up
 __all__ = ["KERNELS", "assert_close", "bf16", "fp32", "kept_is_right", "launch_all"]
 KERNELS = {
     common: ("pad_kernel",),
-    linear: ("linear_kernel", "dz_kernel"),
+    linear: ("linear_kernel",),
     mlp: ("gate_up_kernel", "gate_up_grad_kernel"),
 }
 
@@ -37,8 +37,8 @@ def kept_is_right(rows: int, width: int, hidden: int, dtype: torch.dtype = fp32)
 def launch_all(dtype: torch.dtype, sizes: tuple[int, int, int], training: bool) -> None:
     """On meta tensors, for (rows, hidden, width), calls that reach every kernel; ``training``: both ways."""
     M, H, K = sizes
-    shapes = ((M, K), (H, K), (H,)), ((M, K), (2, H, K), (K, H))
-    calls: tuple[Any, ...] = linear.linear_act, mlp.geglu_mlp
+    shapes = ((M, K), (H, K)), ((M, K), (2, H, K), (K, H))
+    calls: tuple[Any, ...] = linear.matmul, mlp.geglu_mlp
     for call, its in zip(calls, shapes, strict=True):
         tensors = [meta(*shape, dtype=dtype) for shape in its]
         with mock.patch.object(linear, "library_is_fast", lambda *_: False):

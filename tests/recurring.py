@@ -27,7 +27,7 @@ KERNELS = {
     ),
     sums: ("column_sum_kernel",),
     steps: ("states_kernel", "states_grad_kernel"),
-    normed: ("rms_recurrence_kernel", "rms_recurrence_grad_kernel", "ahead_kernel", "ahead_grad_kernel"),
+    normed: ("rms_recurrence_kernel", "rms_recurrence_grad_kernel"),
 }
 WIDTHS = (1, 20, 32, 33, 64, 100, 128, 129, 256, 512, 513, 1024, 2048, 4096)
 

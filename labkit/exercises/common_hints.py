@@ -100,10 +100,6 @@ WILD_ADDRESS = (
     "This load or store went to a wild address. Every place has to be inside its tensor, or masked.",
     "Print the smallest and the largest of your places in the last program, and compare with the size.",
 )
-ORDER = (
-    "On a GPU programs run in any order, and many at once. Does one need what another one has stored?",
-    "A program may read what it has stored itself. What all of them add to needs tl.atomic_add.",
-)
 TOO_MUCH = (
     "What does a program ask for: how many warps (num_warps), and how many stages of which blocks?",
     "num_warps is 32 at most. Smaller blocks, or a smaller num_stages, take less shared memory.",
@@ -142,6 +138,13 @@ BITS_32 = (
 PROGRAMS_ON_AXIS = (
     "Which number of your grid grows with the number of rows or sequences, and on which axis does it stand?",
     "Axis 0 takes 2**31 - 1 programs, axes 1 and 2 only 65,535. What may be many belongs on axis 0.",
+)
+
+UNKNOWN = (
+    "Work out the first wrong element by hand, for the case above. Which number that goes into it comes from "
+    "another place, or not at all?",
+    "In a kernel print(block) shows a block, as kernels are interpreted here. Compare one term after another "
+    "with the text.",
 )
 
 # ---- exceptions --------------------------------------------------------------------------------------------
@@ -199,9 +202,16 @@ EXCEPTIONS = (
     ("half-argument", r"Expected dtype .*fp32.* but got (fp16|bf16)",
      "A function of the line takes float32 only. Which of the values that it gets has 16 bits?",
      "Convert behind each load: tl.load(...).to(tl.float32)."),
-    ("shapes", r"[Cc]annot (make_shape_compatible|broadcast)|could not be broadcast|incompatible dimensions",
+    ("shapes", r"[Cc]annot (make_shape_compatible|broadcast)|could not be broadcast|incompatible dimensions"
+     r"|Expected pointer argument to have shape",
      "Two blocks on this line have shapes that don't fit. Which shape should come out?",
      "[:, None] makes a column of a block, [None, :] a row. print(block) shows one with its shape."),
+    ("not-turned", "equal reduction dimensions",
+     "tl.dot takes blocks of (M, K) and (K, N), and adds up along K. Which of yours is the other way round?",
+     "tl.trans(block) turns a block that was loaded; the addresses could also bring it turned."),
+    ("operand-dtype", "[Bb]oth operands must be same dtype",
+     "tl.dot multiplies two blocks of one dtype. Which of yours was converted, and which was not?",
+     "Give it both as they were loaded, or convert the one that you computed to the other's dtype."),
     ("small-tile", "K >= 16|shapes? .*at least 16",
      "The side that both blocks of tl.dot share has 16 places at least. How long is yours at the smallest?",
      "Round the block up: max(16, triton.next_power_of_2(size)), and mask what is too many."),

@@ -21,7 +21,7 @@ from labkit.measure.clocks import Cache, Clock
 from labkit.measure.correctness import dtype_name
 from labkit.work import Shape
 
-JudgeStatus = Literal["right", "wrong", "error", "stopped", "crashed", "interrupted"]
+JudgeStatus = Literal["not attempted", "right", "wrong", "error", "stopped", "crashed", "interrupted"]
 
 
 @dataclass
@@ -144,14 +144,13 @@ class Property:
 class RaceSpec:
     """What an answer is timed beside (``rivals``, functions by name), on which work, sizes and dtype.
 
-    A rival named 'torch.compile' is compiled before it is timed. Where the sizes depend on the GPU a function
-    gives them: it is called where the race runs, and never in the process that judges.
+    A rival named 'torch.compile' is compiled before it is timed.
     """
 
     work: Any
     """A `labkit.work.Work`."""
     rivals: Mapping[str, Callable[..., Any]]
-    sizes: tuple[Shape, ...] | Callable[[], tuple[Shape, ...]]
+    sizes: tuple[Shape, ...]
     dtype: str = "bfloat16"
     roundings: int = 1
     """How many tensors in 16 bits a result passes through, itself included."""
@@ -274,7 +273,7 @@ def explain(exercise: Exercise, problem: Problem, calls: Sequence[Call]) -> Find
         hints = exercise.mistakes[name].hints
     if name == WRONG_VALUES:
         strided = call.layout != "contiguous"
-        name, hints = ("strides", common_hints.STRIDES) if strided else ("", ())
+        name, hints = ("strides", common_hints.STRIDES) if strided else ("", common_hints.UNKNOWN)
     observed = problem.observed
     if wrong not in (FORM, DTYPE):  # a result of the wrong form cannot be compared with a mistake's
         finished = [each for each in calls if each.error is None]
@@ -338,10 +337,7 @@ def tolerance(exercise: Exercise, call: Call) -> float:
 def _changed_input(call: Call) -> str:
     for name, before in call.originals.items():
         after = call.passed[name]
-        changed = isinstance(before, list) and before != after
-        if isinstance(before, Tensor):
-            changed = not torch.equal(before.nan_to_num(), after.nan_to_num())
-        if changed:
+        if isinstance(before, Tensor) and not torch.equal(before.nan_to_num(), after.nan_to_num()):
             return f"{name} was changed."
     return ""
 

@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from copy import copy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -26,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from labkit import child_process, interpreter, notebooks
-from labkit.exercises import common_hints, engine, exception_hints, interpreter_recording, vast
+from labkit.exercises import common_hints, engine, exception_hints, interpreter_recording, symptoms, vast
 from labkit.exercises.engine import Call, Exercise, Finding
 from labkit.measure import codegen, correctness
 
@@ -238,46 +237,18 @@ def judge(exercise: Exercise, answer: Any, file: Path) -> tuple[Finding, list[co
             error, call = problem.call.error, str(problem.call)
             return exception_hints.explain(exercise, error, file, {}, call, calls), []
         if problem is not None:
-            return engine.explain(exercise, problem, calls), []
+            finding = engine.explain(exercise, problem, calls)
+            if not finding.mistake:
+                known = replace(exercise, mistakes=symptoms.of(exercise, calls))
+                finding = engine.explain(known, problem, calls)
+            return finding, []
         done += calls
     first = [call for call in done if call.launches.kernels][:1] * REPEATED_CALLS
     again = [replace(call, got=exercise.call(answer, *call.passed.values())) for call in first]
-    if (
-        found := _reused_memory([*done, *again])
-        or _in_any_order(exercise, answer)
-        or _elsewhere(exercise, answer)
-    ):
+    if found := _reused_memory([*done, *again]) or _elsewhere(exercise, answer):
         return found, []
     found, at_size = vast.run(exercise, answer, file)
     return (found, []) if found else (_right(exercise, done), _kernels(exercise, at_size, done))
-
-
-def _reversed(count: int) -> np.ndarray:
-    return np.arange(count)[::-1]
-
-
-def _shuffled(count: int) -> np.ndarray:
-    return np.random.default_rng(0).permutation(count)
-
-
-def _in_any_order(exercise: Exercise, answer: Any) -> Finding | None:
-    """Whether a right answer is wrong where its programs run in another order. On a GPU there is none.
-
-    From the last to the first in all cases, and in a random order in the last case.
-    """
-    if exercise.dtypes == (None,):  # it has no kernel
-        return None
-    tried = [("from the last to the first", _reversed, exercise.cases)]
-    tried += [("in a random order", _shuffled, exercise.cases[-1:])]
-    for said, order, cases in tried:
-        with interpreter.programs_in_order(order):
-            calls = [_call(exercise, answer, each, exercise.dtypes[0], "contiguous") for each in cases]
-        problem = engine.first_problem(exercise, calls)
-        if problem is not None:
-            what = problem.observed or str(problem.call.error)
-            observed = f"{problem.call}, with the programs run {said}: {what}"
-            return Finding("wrong", observed, "order", hints=common_hints.ORDER)
-    return None
 
 
 class _MadeAnywhere(TorchFunctionMode):
@@ -337,8 +308,7 @@ def _call(
 
     torch.default_generator.manual_seed(0)  # without a word to GPUs, which takes a millisecond
     inputs = {name: cast(value) for name, value in exercise.inputs(*case).items()}
-    given = {name: copy(value) if isinstance(value, list) else value for name, value in inputs.items()}
-    fences = JudgeGuardZones()
+    given, fences = dict(inputs), JudgeGuardZones()
     for name, value in inputs.items():
         if isinstance(value, Tensor) and value.numel():
             inputs[name] = fences.place(value, layout if value.dim() else "contiguous")

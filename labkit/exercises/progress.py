@@ -1,10 +1,10 @@
 """What is kept of a learner's answers below `paths.state()`: every attempt, the last verdicts."""
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from filelock import FileLock
@@ -12,18 +12,6 @@ from filelock import FileLock
 from labkit import notebooks, paths
 
 STATES = {"solved": "✓ solved", "tried": "✗ tried", "open": "○ open"}
-
-
-@dataclass
-class ExerciseRecord:
-    """What is kept of an exercise: "right" if it was so once, else the last verdict; wrong answers since."""
-
-    status: str = "not attempted"
-    wrong: list[list[str]] = field(default_factory=list)
-    """Of each, the digest and the name of its mistake."""
-    when: str = ""
-    hints: int = 0
-    """How many were asked for since it was right."""
 
 
 def folder(lesson: str, state: Path | None = None) -> Path:
@@ -36,23 +24,20 @@ def attempt_files(lesson: str, exercise: str, state: Path | None = None) -> list
     return sorted(file for file in (folder(lesson, state) / exercise).glob("*.py") if file.stem.isdigit())
 
 
-def read(lesson: str, state: Path | None = None) -> dict[str, ExerciseRecord]:
-    """By exercise; empty where nothing is kept, and where somebody has spoilt the file by hand."""
-    with suppress(FileNotFoundError, ValueError, TypeError, AttributeError):
+def read(lesson: str, state: Path | None = None) -> dict[str, str]:
+    """The status of each exercise that was tried; empty where somebody has spoilt the file by hand."""
+    kept: Any = None
+    with suppress(FileNotFoundError, ValueError):
         kept = json.loads((folder(lesson, state) / "verdicts.json").read_text(encoding="utf-8"))
-        return {name: ExerciseRecord(**each) for name, each in kept.items()}
-    return {}
+    return {name: str(status) for name, status in kept.items()} if isinstance(kept, dict) else {}
 
 
-@contextmanager
-def updated(lesson: str, exercise: str) -> Iterator[ExerciseRecord]:
-    """What is kept of an exercise, to be changed inside; nobody else changes the lesson's verdicts then."""
+def keep(lesson: str, exercise: str, status: str) -> None:
+    """Keep the status of an exercise: of its last verdict, "right" if one was so, or "not attempted"."""
     file = folder(lesson) / "verdicts.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(file.with_suffix(".lock")):
-        records = read(lesson)
-        yield records.setdefault(exercise, ExerciseRecord())
-        paths.write_text(file, json.dumps({name: vars(each) for name, each in records.items()}, indent=1))
+    with FileLock(file.with_suffix(".lock")):  # another session of the same lesson keeps its own
+        paths.write_text(file, json.dumps({**read(lesson), exercise: status}, indent=1))
 
 
 def table(lessons: Iterable[Path] | None = None, state: Path | None = None) -> pd.DataFrame:
@@ -70,7 +55,7 @@ def table(lessons: Iterable[Path] | None = None, state: Path | None = None) -> p
                 continue
             name = notebooks.exercise_of(cell)
             tries = len(attempt_files(lesson, name, state))
-            status = records.get(name, ExerciseRecord()).status
+            status = records.get(name, "not attempted")
             found = "solved" if status == "right" else "tried" if status != "not attempted" else "open"
             rows.append({"lesson": lesson, "exercise": name, "state": STATES[found], "tries": tries})
     return pd.DataFrame(rows, columns=["lesson", "exercise", "state", "tries"])

@@ -53,17 +53,32 @@ def _one_launch(call: Call) -> str:
     return _kernel(call) or (f"{len(names)} launches: {', '.join(names)}." if len(names) > 1 else "")
 
 
-def _stored_parts(call: Call) -> list[tuple[int, Tensor, Tensor]]:
-    """Of each result that the answer's kernels alone make: how many elements it has, and those stored.
-
-    The stored ones come with what they should be.
-    """
-    if len(call.launches.names) > len(call.launches.kernels):  # PyTorch's operations store, too
+def large_reads(call: Call) -> list[str]:
+    """PyTorch's operations that read as many bytes as the largest input has, in float32."""
+    if call.dtype is not torch.float32 or call.layout != "contiguous":
         return []
+    largest = max(each.nbytes for each in call.passed.values() if isinstance(each, Tensor))
+    own = {kernel.__name__ for kernel, _ in call.launches.kernels}
+    reads = zip(call.launches.names, call.launches.read, strict=True)
+    return [name for name, size in reads if name not in own and size >= largest]
+
+
+def _atomics(call: Call) -> str:
+    said = "a kernel adds to memory atomically, so the order of the sum is another one in each run."
+    return said if call.launches.atomics else ""
+
+
+def _stored_parts(call: Call) -> list[tuple[int, Tensor, Tensor]]:
+    """Of each contiguous result to which a kernel stores: how many elements it has, and those stored.
+
+    The stored ones come with what they should be. A result to which none stores counts only where PyTorch
+    does nothing that could have made it.
+    """
+    by_pytorch = len(call.launches.names) > len(call.launches.kernels)
     found = []
     for got, want in call.result_tensors():
-        if got.is_contiguous():
-            stored = torch.from_numpy(np.unique(call.launches.stored(got)))
+        stored = torch.from_numpy(np.unique(call.launches.stored(got))) if got.is_contiguous() else []
+        if len(stored) or (got.is_contiguous() and not by_pytorch):
             found.append((got.numel(), got.flatten()[stored].double(), want.flatten()[stored].double()))
     return found
 
@@ -83,12 +98,13 @@ def _unwritten(call: Call) -> str:
 def _unfilled(call: Call) -> str:
     if not call.launches.unfilled or call.stored_outside or call.loaded_outside:
         return ""
-    for _, stored, right in _stored_parts(call):
-        lost = stored.isnan() & ~right.isnan()
-        if lost.any() and torch.isclose(stored, right, 0.05, 0.05, equal_nan=True)[~lost].all():
+    for got, right in call.result_tensors():
+        lost = got.isnan() & ~right.isnan()
+        others = torch.isclose(got.double(), right.double(), 0.05, 0.05, equal_nan=True)[~lost]
+        if lost.any() and others.all():
             count = int(lost.sum())
-            others = "" if lost.all() else ", and the others are right"
-            return f"{count} element{'s' * (count != 1)} came out as NaN{others}."
+            said = "" if lost.all() else ", and the others are right"
+            return f"{count} element{'s' * (count != 1)} came out as NaN{said}."
     return ""
 
 
@@ -153,6 +169,13 @@ KERNEL = Property("no-kernel", _kernel, *common_hints.NO_KERNEL, before_values=T
 OWN = Property("not-yours", _not_yours, *common_hints.NOT_YOURS, before_values=True)
 ONE_LAUNCH = Property(
     "launches", _one_launch, *common_hints.LAUNCHES, before_values=True, contiguous_only=True
+)
+ATOMICS = Property(
+    "atomics",
+    _atomics,
+    "In which order do the programs add, and is the sum's last digit the same each time?",
+    "Store each part to a place of its own, such as a row of `parts`. PyTorch adds them up in one order.",
+    before_values=True,
 )
 NOTHING_STORED = Property("nothing-stored", _nothing_stored, *common_hints.NOTHING_STORED, before_values=True)
 UNWRITTEN = Property("unwritten", _unwritten, *common_hints.UNWRITTEN, before_values=True)

@@ -36,11 +36,6 @@ def race_of(exercise: Exercise) -> RaceSpec:
     return exercise.race
 
 
-def sizes_of(race: RaceSpec) -> tuple[Any, ...]:
-    """The sizes of a race on this GPU."""
-    return race.sizes() if callable(race.sizes) else race.sizes
-
-
 def problem_at_size(lesson: str, exercise: Exercise, file: Path) -> Finding | None:
     """What is wrong with the learner's kernel at the race's sizes on this GPU; None if nothing, or no GPU."""
     if not gpu.available():
@@ -62,7 +57,7 @@ def _run_at_size(lesson: str, name: str, file: Path) -> str:
     race = race_of(exercise)
     answer = race.as_layer(judge.run_cell(lesson, vars(notebooks.load(lesson)), exercise, file))
     dtype = getattr(torch, race.dtype)
-    for size in sizes_of(race):
+    for size in race.sizes:
         torch.manual_seed(0)
         given = [each.to(dtype) for each in race.work.inputs(size)]
         assert race.work.reference is not None, "a race has a right result"
@@ -111,7 +106,7 @@ def count(exercise: Exercise, answer: Callable[..., Any], beside: Mapping[str, C
     An address that is read again counts once: on a GPU it comes from a cache, if it is read again soon.
     """
     spec = race_of(exercise)
-    size, dtype = dict(sizes_of(spec)[0]), getattr(torch, spec.dtype)
+    size, dtype = dict(spec.sizes[0]), getattr(torch, spec.dtype)
     if "batch" in size:
         size["batch"] = min(size["batch"], COUNTED_ROWS)
     lines = []

@@ -41,9 +41,6 @@ COPY_TO_THE_HOST = {"cpu", "numpy", "tolist", "__array__", "__repr__"}
 """Methods that wait in the same way, and are no operations where the tensor lies on the CPU."""
 
 
-Shape = tuple[int, int] | None
-
-
 class LogEntry(NamedTuple):
     """One thing that happened on a simulated GPU.
 
@@ -57,8 +54,6 @@ class LogEntry(NamedTuple):
     """The time stamp; the host's time for everything else."""
     pending: bool
     """Whether the device still had work."""
-    shape: Shape
-    """Of the input."""
     calls: int
     """How many captured calls a replay runs."""
 
@@ -97,10 +92,10 @@ class SimulatedGpu(dispatch_mode.LightDispatchMode):
 
     # ---- time ----------------------------------------------------------------------------------------------
 
-    def note(self, event: str, us: float | None = None, shape: Shape = None, calls: int = 0) -> None:
+    def note(self, event: str, us: float | None = None, calls: int = 0) -> None:
         """Append to the log."""
         pending = self.device_us > self.host_us
-        self.log.append(LogEntry(event, self.host_us if us is None else us, pending, shape, calls))
+        self.log.append(LogEntry(event, self.host_us if us is None else us, pending, calls))
 
     def launch(self, host_us: float, device_us: float) -> None:
         """Queue work that takes the host and the device so long; in a capture it is added to the graph."""

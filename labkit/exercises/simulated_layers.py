@@ -16,12 +16,12 @@ class CompiledLayer:
     def __init__(self, gpu: SimulatedGpu) -> None:
         self.gpu, self.calls = gpu, 0
 
-    def begin_call(self, shape: tuple[int, int] | None = None) -> None:
+    def begin_call(self) -> None:
         """Compile in the first call; RuntimeError where that is in a capture."""
         if not self.calls:
             self.gpu.not_while_capturing("call compiles its kernels when it is first called")
             self.gpu.host_us += self.gpu.compile_us
-            self.gpu.note("compile", shape=shape)
+            self.gpu.note("compile")
         self.calls += 1
 
 
@@ -103,7 +103,7 @@ class BenchmarkGpu(SimulatedGpu):
     def randn(self, batch: int, width: int) -> RandomTensor:
         """Launch the drawing of a tensor of normal random numbers."""
         self.launch(self.launch_us, batch * width * 1e-3)
-        self.note("draw", shape=(batch, width))
+        self.note("draw")
         return RandomTensor(batch, width)
 
     def timed_parts(self) -> list[list[LogEntry]]:
@@ -135,10 +135,10 @@ class BenchmarkLayer(CompiledLayer):
         shape = (x.batch, x.width)
         if shape != self.shape:
             raise TypeError(f"layer(x) is to be timed for an x of (batch, width) {self.shape}, not {shape}")
-        self.begin_call(shape)
+        self.begin_call()
         # Early ones, too: who times few calls, or takes one reading of many, finds out.
         early = self.calls in self.gpu.slow_early
         slow = 1.4 if early or self.calls % self.gpu.slow_every == 0 else 1.0
         self.gpu.launch(self.gpu.launch_us, slow * x.batch * x.width * self.ns_per_element / 1000)
-        self.gpu.note("call", shape=shape)
+        self.gpu.note("call")
         return x

@@ -12,7 +12,6 @@ import io
 import tokenize
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from labkit.display.style import interactive
 from labkit.display.table import Table, plain_table
 from labkit.exercises import judge, progress, race
 from labkit.exercises.engine import Exercise, Finding
-from labkit.exercises.progress import ExerciseRecord
 from labkit.exercises.verdicts import Verdict, solution_html
 from labkit.measure import session
 from labkit.measure.session import Point, Way
@@ -37,7 +35,7 @@ LIMIT_S = 20.0
 MEMORY_SHARE = 0.25
 """Of the machine's memory, what an answer may allocate."""
 OFFERED_AFTER = 3
-"""Distinct wrong answers after which the verdict holds the solution; ``solution`` shows it at any time."""
+"""Distinct answers, after which a wrong one's verdict holds the solution; ``solution`` shows it any time."""
 
 
 TO_DO = "Change or complete it, and run it (Shift+Enter): it says what is wrong."
@@ -67,8 +65,6 @@ class Tasks:
         self._solutions = notebooks.solution_cells(notebooks.resolve(lesson))
         self._right: dict[str, tuple[Any, Path]] = {}
         """The learner's answers whose last verdict was right, and the files of their cells."""
-        self._findings: dict[str, Finding] = {}
-        """Of each exercise's last answer."""
         if self._exercises:
             judge.process(lesson)  # gets ready while the learner reads
 
@@ -115,23 +111,11 @@ class Tasks:
         call = self._right[name][0] if mine else self._solution(name)
         return {called or ("your kernel" if mine else "the solution"): as_layer(call)}
 
-    def hint(self, name: str) -> None:
-        """Show one hint more for the mistake of this session's last answer."""
-        exercise, finding = self._exercise(name), self._findings.get(name)
-        if finding is None or not finding.hints:
-            said = "There is no hint: hints are for the mistake of the last answer that was run here."
-            style.show(f"<p>{said}</p>", said)
-            return
-        with progress.updated(self._lesson, name) as record:
-            record.hints += 1
-            verdict = self._verdict(exercise, finding, "", record)
-        show_verdict(verdict)
-
     def solution(self, name: str) -> None:
         """Show the solution of an exercise."""
         self._exercise(name)
         source = self._solutions[name]
-        _show({"text/plain": source, "text/html": solution_html(source)}, source)
+        style.show(solution_html(source), source)
 
     def reset(self, name: str) -> None:
         """Forget the verdicts on an exercise, and put its cell as the lesson has it below the present one.
@@ -140,8 +124,7 @@ class Tasks:
         the disk, so nothing but the page itself can change one.
         """
         self._exercise(name)
-        with progress.updated(self._lesson, name) as record:
-            record.status, record.wrong, record.when, record.hints = "not attempted", [], "", 0
+        progress.keep(self._lesson, name, "not attempted")
         self._right.pop(name, None)
         cells = notebooks.code_cells(notebooks.read_json(notebooks.resolve(self._lesson)))
         (cell,) = [each["source"] for _, each in cells if f'tasks.check("{name}",' in each["source"]]
@@ -165,23 +148,15 @@ class Tasks:
         name, cell = exercise.name, _current_cell()
         self._right.pop(name, None)
         if why := _not_handed_in(exercise, cell):
-            show_verdict(Verdict(name, exercise.title, "not attempted", why))
+            self._show(exercise, Finding("not attempted", why))
             return
-        waiting = f"Judging, in a process of its own: {self._limit_s:g} s at most."
-        shown = _show({"text/plain": waiting, "text/html": f"<small>{waiting}</small>"}, "")
         file = self._write(name, cell)
-        finding = self._findings[name] = self._judge(name, file)
-        with progress.updated(self._lesson, name) as record:
-            verdict = self._verdict(exercise, finding, cell, record)
-            if record.status != "right":  # what was solved once stays so
-                record.status = verdict.status
-            record.when = datetime.now(UTC).isoformat(timespec="seconds")
-        if verdict.status == "right":
+        finding = self._judge(name, file)
+        if progress.read(self._lesson).get(name) != "right":  # what was solved once stays so
+            progress.keep(self._lesson, name, finding.status)
+        if finding.status == "right":
             self._right[name] = answer, file
-        if shown is None:
-            print(verdict)
-        else:
-            shown.update(verdict.mimebundle(), raw=True)
+        self._show(exercise, finding)
 
     def _exercise(self, name: str) -> Exercise:
         if name not in self._exercises:
@@ -200,23 +175,11 @@ class Tasks:
         limits: Any = {"seconds": self._limit_s, "memory": memory, "show": show}
         return judge.judge_in_child(self._lesson, name, file, notebook, **limits)
 
-    def _verdict(self, exercise: Exercise, finding: Finding, cell: str, record: ExerciseRecord) -> Verdict:
-        """A finding as the learner sees it; ``record`` gets it, too.
-
-        Hints of a mistake are unlocked by distinct answers that make it. Being right forgets all of them.
-        """
-        wrong_answer = [source_digest(cell), finding.mistake]
-        if finding.status == "right":
-            record.wrong.clear()
-            record.hints = 0
-        elif cell and finding.status in ("wrong", "error") and wrong_answer not in record.wrong:
-            record.wrong.append(wrong_answer)
-        unlocked = max(1, sum(mistake == finding.mistake for _, mistake in record.wrong)) + record.hints
-        offered = len({each for each, _ in record.wrong}) >= OFFERED_AFTER and finding.status != "right"
-        hints, left = finding.hints[:unlocked], len(finding.hints[unlocked:])
-        solution = self._solutions[exercise.name] if offered else ""
-        what = finding.status, finding.observed, finding.where
-        return Verdict(exercise.name, exercise.title, *what, hints, left, solution, finding.checks)
+    def _show(self, exercise: Exercise, finding: Finding) -> None:
+        """Show the verdict, with the solution below it after some answers that were not right."""
+        tried = len(progress.attempt_files(self._lesson, exercise.name))
+        offered = finding.status not in ("right", "not attempted") and tried >= OFFERED_AFTER
+        display(Verdict(exercise, finding, self._solutions[exercise.name] if offered else ""))
 
     def _write(self, name: str, cell: str) -> Path:
         """Write an answer to a file before it is run; the files of earlier answers stay."""
@@ -232,12 +195,9 @@ class Tasks:
 
     def _take_back(self, name: str, problem: Finding) -> None:
         """A kernel that was right in the interpreter, and is not at the race's sizes on this GPU."""
-        exercise, _ = self._exercise(name), self._right.pop(name)
-        self._findings[name] = problem
-        with progress.updated(self._lesson, name) as record:
-            verdict = self._verdict(exercise, problem, "", record)
-            record.status = verdict.status
-        show_verdict(verdict)
+        del self._right[name]
+        progress.keep(self._lesson, name, problem.status)
+        self._show(self._exercise(name), problem)
 
     def _race(self, name: str, beside: Mapping[str, Callable[..., Any]], measured: bool = True) -> Table:
         exercise, known = self._exercise(name), session.current()
@@ -248,7 +208,7 @@ class Tasks:
         how = {"dtype": spec.dtype, "direction": spec.direction, "cache": spec.cache}
         points = [
             Point(title, ways, size, clock=clock, **how)  # type: ignore[arg-type]
-            for size in race.sizes_of(spec)
+            for size in spec.sizes
             for clock in spec.clocks
         ]
         rows = [row for point in points for row in (known.measure if measured else known.find)(point)]
@@ -282,19 +242,6 @@ def _not_handed_in(exercise: Exercise, cell: str) -> str:
         if dots:
             return f"Line {dots[0].lineno} of the cell still has three dots. {TO_DO}"
     return ""
-
-
-def _show(bundle: dict[str, Any], text: str) -> Any:
-    """Show it in the notebook, and return what can be updated; print the text elsewhere."""
-    if get_ipython() is not None:
-        return display(bundle, raw=True, display_id=True)
-    if text:
-        print(text)
-    return None
-
-
-def show_verdict(verdict: Verdict) -> None:
-    _show(verdict.mimebundle(), str(verdict))
 
 
 def _current_cell() -> str:

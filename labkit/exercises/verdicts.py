@@ -1,17 +1,17 @@
-"""What a learner sees after running an exercise: a sentence, hints to unfold, the solution."""
+"""A verdict, as a learner sees it after running an exercise: a sentence, hints to unfold, the solution."""
 
 import html
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
+
+from labkit.exercises.engine import Exercise, Finding, JudgeStatus
 
 CHECK_MIME = "application/vnd.labkit.check+json"
 
-Status = Literal["not attempted", "right", "wrong", "error", "stopped", "crashed", "interrupted"]
-
 # Okabe-Ito colours, as claims have them; the symbol and the word say the same.
-LOOK: dict[Status, tuple[str, str]] = {
+LOOK: dict[JudgeStatus, tuple[str, str]] = {
     "not attempted": ("○", "#0072B2"),
     "right": ("✓", "#009E73"),
     "wrong": ("✗", "#D55E00"),
@@ -24,55 +24,46 @@ LOOK: dict[Status, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of running an exercise's cell."""
+    """A finding as the learner sees it."""
 
-    exercise: str
-    title: str
-    status: Status
-    sentence: str
-    where: str = ""
-    """The learner's line that was running, where an exception or so came from one."""
-    hints: tuple[str, ...] = ()
-    """Those that are unlocked."""
-    hints_left: int = 0
+    exercise: Exercise
+    finding: Finding
     solution: str = ""
     """The solution's source; empty where it is not offered."""
-    checks: int = 0
-    """How many calls were compared."""
 
     def __str__(self) -> str:
-        lines = [f"{LOOK[self.status][0]} {self.title}: {self.status}. {self.sentence}"]
-        lines += [self.where] if self.where else []
-        lines += [f"Hint {number}: {hint}" for number, hint in enumerate(self.hints, start=1)]
+        found = self.finding
+        lines = [f"{LOOK[found.status][0]} {self.exercise.title}: {found.status}. {found.observed}"]
+        lines += [found.where] if found.where else []
+        lines += [f"Hint {number}: {hint}" for number, hint in enumerate(found.hints, start=1)]
         return "\n".join([*lines, *self._advice()])
 
-    def mimebundle(self) -> dict[str, Any]:
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         """The verdict as HTML and text; a right one also as data, for whoever counts checks."""
         bundle: dict[str, Any] = {"text/plain": str(self), "text/html": self._html()}
-        if self.status == "right":
-            bundle[CHECK_MIME] = {"name": self.exercise, "passed": self.checks}
+        if self.finding.status == "right":
+            bundle[CHECK_MIME] = {"name": self.exercise.name, "passed": self.finding.checks}
         return bundle
 
     def _advice(self) -> list[str]:
-        if self.status in ("right", "not attempted"):
+        if self.finding.status in ("right", "not attempted"):
             return []
-        left = ["Another wrong answer of this kind brings another hint."] if self.hints_left else []
-        return [*left, f'`tasks.solution("{self.exercise}")` shows a solution at any time.']
+        return [f'`tasks.solution("{self.exercise.name}")` shows a solution at any time.']
 
     def _html(self) -> str:
-        symbol, colour = LOOK[self.status]
+        symbol, colour = LOOK[self.finding.status]
         return (
             f'<div style="border-left:4px solid {colour};padding:0.2em 0.8em;margin:0.4em 0">'
             f'<div><span style="color:{colour}" aria-hidden="true">{symbol}</span> '
-            f"{html.escape(self.title)}: <strong>{self.status}</strong></div>"
-            f'<div style="margin:0.3em 0;white-space:pre-line">{_marked(self.sentence)}</div>'
+            f"{html.escape(self.exercise.title)}: <strong>{self.finding.status}</strong></div>"
+            f'<div style="margin:0.3em 0;white-space:pre-line">{_marked(self.finding.observed)}</div>'
             f"{''.join(self._parts())}</div>"
         )
 
     def _parts(self) -> Iterator[str]:
-        if self.where:
-            yield f'<pre style="margin:0.3em 0">{html.escape(self.where)}</pre>'
-        for number, hint in enumerate(self.hints, start=1):
+        if self.finding.where:
+            yield f'<pre style="margin:0.3em 0">{html.escape(self.finding.where)}</pre>'
+        for number, hint in enumerate(self.finding.hints, start=1):
             yield _folded(f"Hint {number}", f'<div style="padding:0.2em 1.2em">{_marked(hint)}</div>')
         for line in self._advice():
             yield f'<div style="margin:0.2em 0"><small>{_marked(line)}</small></div>'

@@ -12,7 +12,7 @@ from labkit.kernels.affine import affine, gelu_mul
 from labkit.kernels.graphs import GraphedStep
 from labkit.kernels.grouped import GroupedLinear, grouped_linear
 from labkit.kernels.gru import GRU, gru
-from labkit.kernels.linear import linear_act, matmul
+from labkit.kernels.linear import matmul
 from labkit.kernels.mlp import GeGLU, fused_gate_up, geglu_mlp
 from labkit.kernels.recurrence import linear_recurrence, min_gru
 from labkit.kernels.rms_norm import rms_norm
@@ -29,7 +29,6 @@ __all__ = [
     "gelu_mul",
     "grouped_linear",
     "gru",
-    "linear_act",
     "linear_recurrence",
     "matmul",
     "min_gru",

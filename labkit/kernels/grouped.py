@@ -404,6 +404,8 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 class GroupedLinear(nn.Module):
     """G Linears side by side, (..., G * d_in) to (..., G * d_out): weight (G, d_in, d_out), bias (G, d_out).
 
+    weight[g] is an nn.Linear's weight, transposed.
+
     Args:
         groups, d_in, d_out: G, and the widths of each Linear.
         bias: whether there is one.
@@ -417,29 +419,6 @@ class GroupedLinear(nn.Module):
         self.bias = (
             nn.Parameter(torch.empty(groups, d_out, **options).uniform_(-bound, bound)) if bias else None
         )
-
-    @classmethod
-    def from_linears(cls, linears: Iterable[nn.Module]) -> "GroupedLinear":
-        """Copy nn.Linear layers that have one shape, dtype and device; a ValueError where they do not."""
-        layers: list[Any] = list(linears)
-        if not layers or not all(isinstance(one, nn.Linear) for one in layers):
-            raise ValueError("linears: should be one or more nn.Linear")
-        forms = {
-            tuple((n, p.shape, p.dtype, p.device, p.requires_grad) for n, p in one.named_parameters())
-            for one in layers
-        }
-        if len(forms) != 1:
-            raise ValueError(f"linears: should be of one shape, dtype and device, not of {len(forms)} kinds")
-        one = layers[0]
-        options = dict(device=one.weight.device, dtype=one.weight.dtype)
-        made = cls(len(layers), one.in_features, one.out_features, one.bias is not None, **options)
-        with torch.no_grad():
-            made.weight.copy_(torch.stack([layer.weight.T for layer in layers]))
-            if made.bias is not None:
-                made.bias.copy_(torch.stack([layer.bias for layer in layers]))
-        for name, parameter in one.named_parameters():
-            made.get_parameter(name).requires_grad_(parameter.requires_grad)
-        return made.train(one.training)
 
     def extra_repr(self) -> str:
         groups, d_in, d_out = self.weight.shape

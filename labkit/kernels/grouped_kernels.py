@@ -23,6 +23,16 @@ def whole(offset, UNIT: tl.constexpr):
 
 
 @triton.jit
+def tiles_of(part, part_stride, per, tile_stride, B, T, BM: tl.constexpr, FLAT: tl.constexpr):
+    """How many tiles a sequence has; and of all tiles this part's first one, and the one behind its last."""
+    across = count_tiles(T, BM)
+    tiles = across if FLAT else B * across
+    first = part * part_stride
+    last = tl.minimum(first + per * tile_stride, tiles)
+    return across, first.to(last.dtype), last  # 64-bit where T is
+
+
+@triton.jit
 def tile_row(tile, across, BM: tl.constexpr, FLAT: tl.constexpr):
     """A tile's first row in its sequence, which has ``across`` tiles."""
     return tile * BM if FLAT else tile % across * BM
@@ -48,6 +58,34 @@ def load_rows(
 
 
 @triton.jit
+def store_rows(
+    y, y_tiles, block, at, columns, m, tile, index, column, across, T, outer, stride,
+    BM: tl.constexpr, FLAT: tl.constexpr, STORE: tl.constexpr,
+):  # fmt: skip
+    """Store a block (BM, columns) as the tile with this number, whose rows are m from its first one on.
+
+    Its first column has this index, and is at the offset ``column``. With STORE the descriptor stores it.
+    """
+    if STORE:
+        y_tiles.store([tile * BM, index], block.to(y.dtype.element_ty))
+    else:
+        rows = tile_row(tile, across, BM, FLAT) + m < T
+        to = tile_start(tile, column, across, outer, stride, BM, FLAT)
+        tl.store(y + to + at, block, rows[:, None] & columns[None, :])
+
+
+@triton.jit
+def share(blocks, packs, PACK: tl.constexpr):
+    """Which of the blocks, from which group on, and which part of the rows this program has.
+
+    Programs are numbered along the blocks of columns first, then along packs of groups, then along parts of
+    the rows: programs that run at the same time are neighbours in memory.
+    """
+    each = tl.program_id(0) // blocks
+    return tl.program_id(0) % blocks, each % packs * PACK, each // packs
+
+
+@triton.jit
 def split_groups(block, PACK: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):
     """(ROWS, PACK * D) to (PACK, ROWS, D), the operand of a batch of products."""
     if PACK > 1:
@@ -67,6 +105,19 @@ def merge_groups(block, PACK: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr)
 def transpose_groups(block, PACK: tl.constexpr):
     """The transpose of each group's block."""
     return tl.permute(block, [0, 2, 1]) if PACK > 1 else block.T
+
+
+@triton.jit
+def multiply(
+    a, w, b, PACK: tl.constexpr, BM: tl.constexpr, D: tl.constexpr, D_NEW: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """a (BM, PACK * D) by the groups' weights, and b added to each row: (BM, PACK * D_NEW), in float32."""
+    each = dot(split_groups(a, PACK, BM, D), w, None, PRECISION)
+    total = merge_groups(each, PACK, BM, D_NEW)
+    if b is not None:
+        total += b[None, :]
+    return total
 
 
 @triton.jit
@@ -91,6 +142,13 @@ def within(k, group, G, D: tl.constexpr, PACK: tl.constexpr):
     if PACK > 1:  # the last pack may have fewer groups
         inside = inside & (group * D + k < G * D)
     return inside
+
+
+@triton.jit
+def load_bias(bias, group, n, inside, sbg, sbo, D_OUT: tl.constexpr):
+    """The bias at columns n from the group on, in float32."""
+    at = bias + offset64(group, sbg) + (n // D_OUT * sbg + n % D_OUT * sbo)
+    return tl.load(at, inside, other=0.0).to(tl.float32)
 
 
 # ---- forward -----------------------------------------------------------------------------------------------
@@ -119,6 +177,42 @@ def single_tile_kernel(
 
 
 @triton.jit
+def columns_before(column, weight):
+    """How far before this column a descriptor's tile begins, which it does at a multiple of 16 bytes."""
+    return column % (128 // weight.dtype.element_ty.primitive_bitwidth)
+
+
+@triton.jit
+def nan_unless_finite(total, BM: tl.constexpr, BN: tl.constexpr):
+    """(BM,): NaN for a row with a number that is not finite, else 0."""
+    # Two short sums are faster than a long one.
+    return tl.sum(tl.sum(tl.reshape(total * 0.0, [BM, BN // 8, 8]), 1), 1)
+
+
+@triton.jit
+def multiply_again(
+    suspect, x, w, b, y, first, last, tile_stride, m, k, n, has_k, has_n, x_column, y_column, T,
+    sxt, sxc, syt, syc, PRECISION: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """Compute the tiles from first to last again by pointers, unless ``suspect`` is zero.
+
+    The columns of the group before were multiplied by zeros of w, which gives NaN where they are not finite.
+    Here they are masked out.
+    """
+    if tl.sum(suspect) != 0.0:
+        for tile in tl.range(first, last, tile_stride, num_stages=1):
+            row = tile * BM + m
+            x_tile = x + x_column + offset64(row, sxt)[:, None]
+            y_tile = y + y_column + offset64(row, syt)[:, None]
+            rows = (row < T)[:, None]
+            a = tl.load(x_tile + k[None, :] * sxc, rows & has_k[None, :], other=0.0)
+            total = dot(a, w, None, PRECISION)
+            if b is not None:
+                total += b[None, :]
+            tl.store(y_tile + n[None, :] * syc, total, rows & has_n[None, :])
+
+
+@triton.jit
 def forward_kernel(
     x, x_tiles, weight, w_tiles, bias, y, y_tiles, B, T, G, per, part_stride, tile_stride,
     sxb, sxt, sxc, swg: tl.constexpr, swi: tl.constexpr, swo: tl.constexpr,
@@ -135,22 +229,11 @@ def forward_kernel(
     registers while this one is multiplied. With STORE descriptors store y. With LARGE offsets within a tile
     are 64-bit. Groups begin at multiples of UNIT elements in x, and of UY in y.
     """
-    # Programs are numbered along the slices of columns first, then along packs of groups, then along parts of
-    # the rows: programs that run at the same time are neighbours in memory.
-    slices, packs = tl.cdiv(PACK * D_OUT, BN), tl.cdiv(G, PACK)
-    slice_, group = tl.program_id(0) % slices, tl.program_id(0) // slices % packs * PACK
-    across = count_tiles(T, BM)
-    tiles = across if FLAT else B * across
-    first = tl.program_id(0) // slices // packs * part_stride
-    last = tl.minimum(first + per * tile_stride, tiles)
-    first = first.to(last.dtype)  # 64-bit where T is
-
-    # A descriptor's tile begins at a multiple of 16 bytes, so with ``shift`` columns of the group before: at
-    # k < 0, where w is zero.
+    slice_, group, part = share(tl.cdiv(PACK * D_OUT, BN), tl.cdiv(G, PACK), PACK)
+    across, first, last = tiles_of(part, part_stride, per, tile_stride, B, T, BM, FLAT)
     x_column, y_column = offset64(group * D_IN, sxc), offset64(group * D_OUT, syc)
-    shift = 0
-    if TMA:
-        shift = group * D_IN % (128 // weight.dtype.element_ty.primitive_bitwidth)
+    # These are columns of the group before: at k < 0, where w is zero.
+    shift = columns_before(group * D_IN, weight) if TMA else 0
     m, k, n = tl.arange(0, BM), tl.arange(0, BK), slice_ * BN + tl.arange(0, BN)
     if LARGE:
         m, k, n = m.to(tl.int64), k.to(tl.int64), n.to(tl.int64)
@@ -165,50 +248,30 @@ def forward_kernel(
         w = w_tiles.load([group * D_IN, slice_ * BN])  # (BK, BN)
     else:
         w = load_weight(weight, group, G, k, n, swg, swi, swo, D_IN, D_OUT, PACK)
-    if bias is not None:
-        b_group = bias + offset64(group, sbg) + (n // D_OUT * sbg + n % D_OUT * sbo)
-        b = tl.load(b_group, has_n, other=0.0).to(tl.float32)  # (BN,)
+    b = None if bias is None else load_bias(bias, group, n, has_n, sbg, sbo, D_OUT)  # (BN,)
     suspect = tl.zeros([BM], tl.float32)  # (BM,): zero unless something in a row is not finite
 
     for tile in tl.range(first, last, tile_stride):
         if TMA:
             a = x_tiles.load([tile * BM, group * D_IN - shift])  # (BM, BK)
-        else:
-            if AHEAD:
-                a, coming = ahead, tile + tile_stride
-            else:
-                coming = tile
+        elif AHEAD:
+            a, coming = ahead, tile + tile_stride
             ahead = load_rows(x, x_at, has_k, coming, last, x_column, across, T, sxb, sxt, BM, FLAT, UNIT)
-            if not AHEAD:
-                a = ahead
-        each = dot(split_groups(a, PACK, BM, D_IN), w, None, PRECISION)
-        total = merge_groups(each, PACK, BM, D_OUT)  # (BM, BN)
-        if bias is not None:
-            total += b[None, :]
-        if TMA and D_IN != BK:
-            # total * 0 is NaN where total is not finite, else 0. Two short sums are faster than a long one.
-            suspect += tl.sum(tl.sum(tl.reshape(total * 0.0, [BM, BN // 8, 8]), 1), 1)
-        if STORE:
-            y_tiles.store([tile * BM, group * D_OUT], total.to(y.dtype.element_ty))
         else:
-            rows = tile_row(tile, across, BM, FLAT) + m < T
-            to = tile_start(tile, y_column, across, syb, syt, BM, FLAT)
-            tl.store(y + to + y_at, total, rows[:, None] & has_n[None, :])
+            a = load_rows(x, x_at, has_k, tile, last, x_column, across, T, sxb, sxt, BM, FLAT, UNIT)
+        total = multiply(a, w, b, PACK, BM, D_IN, D_OUT, PRECISION)  # (BM, BN)
+        if TMA and D_IN != BK:
+            suspect += nan_unless_finite(total, BM, BN)
+        store_rows(
+            y, y_tiles, total, y_at, has_n, m, tile, group * D_OUT, y_column, across, T, syb, syt,
+            BM, FLAT, STORE,
+        )  # fmt: skip
 
-    # The columns of the group before are multiplied by zeros of w, which gives NaN where they are not finite.
-    # Then these tiles are computed again by pointers, with those columns masked out.
-    if TMA and D_IN != BK:  # noqa: SIM102 (the outer condition is known to the compiler)
-        if tl.sum(suspect) != 0.0:
-            for tile in tl.range(first, last, tile_stride, num_stages=1):
-                row = tile * BM + m
-                x_tile = x + x_column + offset64(row, sxt)[:, None]
-                y_tile = y + y_column + offset64(row, syt)[:, None]
-                rows = (row < T)[:, None]
-                a = tl.load(x_tile + k[None, :] * sxc, rows & has_k[None, :], other=0.0)
-                total = dot(a, w, None, PRECISION)
-                if bias is not None:
-                    total += b[None, :]
-                tl.store(y_tile + n[None, :] * syc, total, rows & has_n[None, :])
+    if TMA and D_IN != BK:
+        multiply_again(
+            suspect, x, w, b, y, first, last, tile_stride, m, k, n, has_k, has_n, x_column, y_column, T,
+            sxt, sxc, syt, syc, PRECISION, BM,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -242,6 +305,24 @@ def wide_kernel(
 
 
 @triton.jit
+def store_sums(
+    parts, dw, db, part, group, G, k, n, has_k, has_n, has_db,
+    D_IN: tl.constexpr, D_OUT: tl.constexpr, PACK: tl.constexpr,
+):  # fmt: skip
+    """Store the sums over a part of the rows in parts (P, G, D_IN + 1, D_OUT): dw at rows k and columns n,
+    and, where the program has it, the sum of db's rows behind dW."""
+    parts += (offset64(part, G) + group) * ((D_IN + 1) * D_OUT)
+    if PACK > 1:
+        p, q = tl.arange(0, PACK)[:, None, None], tl.arange(0, D_IN)[None, :, None]
+        at = p * ((D_IN + 1) * D_OUT) + q * D_OUT + tl.arange(0, D_OUT)[None, None, :]
+        tl.store(parts + at, dw, group + p < G)
+    else:
+        tl.store(parts + k[:, None] * D_OUT + n[None, :], dw, has_k[:, None] & has_n[None, :])
+    at = n // D_OUT * ((D_IN + 1) * D_OUT) + D_IN * D_OUT + n % D_OUT  # db is a row behind dW
+    tl.store(parts + at, tl.sum(db, 0), has_n & has_db)
+
+
+@triton.jit
 def backward_kernel(
     x, x_tiles, dy, dy_tiles, weight, dx, dx_tiles, parts, B, T, G, per,
     sxb, sxt, sxc, sgb, sgt, sgc, swg: tl.constexpr, swi: tl.constexpr, swo: tl.constexpr, sdb, sdt, sdc,
@@ -256,13 +337,9 @@ def backward_kernel(
     (P, G, D_IN + 1, D_OUT), db behind dW; ``sum_kernel`` adds them up. Groups begin at multiples of UNIT
     elements in x and dY, and of UY in dX.
     """
-    down, slices, packs = tl.cdiv(PACK * D_IN, BK), tl.cdiv(PACK * D_OUT, BN), tl.cdiv(G, PACK)
-    block, part = tl.program_id(0) % (down * slices), tl.program_id(0) // (down * slices) // packs
-    group = tl.program_id(0) // (down * slices) % packs * PACK
-    across = count_tiles(T, BM)
-    tiles = across if FLAT else B * across
-    first = part * per
-    last = tl.minimum(first + per, tiles)
+    down = tl.cdiv(PACK * D_IN, BK)
+    block, group, part = share(down * tl.cdiv(PACK * D_OUT, BN), tl.cdiv(G, PACK), PACK)
+    across, first, last = tiles_of(part, per, per, 1, B, T, BM, FLAT)
     x_column = offset64(group * D_IN, sxc) + offset64(block % down * BK, sxc)
     g_column = offset64(group * D_OUT, sgc) + offset64(block // down * BN, sgc)
     m, k, n = tl.arange(0, BM), tl.arange(0, BK), tl.arange(0, BN)
@@ -270,7 +347,6 @@ def backward_kernel(
         m, k, n = m.to(tl.int64), k.to(tl.int64), n.to(tl.int64)
     x_at = m[:, None] * whole(sxt, UNIT) + k[None, :] * sxc  # (BM, BK)
     g_at = m[:, None] * whole(sgt, UNIT) + n[None, :] * sgc  # (BM, BN)
-    columns = k
     k += block % down * BK
     n += block // down * BN
     has_k, has_n = within(k, group, G, D_IN, PACK), within(n, group, G, D_OUT, PACK)
@@ -278,7 +354,7 @@ def backward_kernel(
         w = load_weight(weight, group, G, n, k, swg, swo, swi, D_OUT, D_IN, PACK)  # transposed
         sdt = whole(sdt, UY)
         d_column = offset64(group * D_IN, sdc)
-        dx_at = m[:, None] * sdt + columns[None, :] * sdc  # (BM, BK)
+        dx_at = m[:, None] * sdt + k[None, :] * sdc  # (BM, BK)
     dw = tl.zeros([PACK, D_IN, D_OUT] if PACK > 1 else [BK, BN], tl.float32)
     db = tl.zeros([KEEP, BN], tl.float32)  # KEEP separate sums, so that threads add without exchanges
 
@@ -297,24 +373,13 @@ def backward_kernel(
         if dx is None:
             dw = opaque(dw)
         else:
-            each = dot(split_groups(g, PACK, BM, D_OUT), w, None, PRECISION)
-            change = merge_groups(each, PACK, BM, D_IN)  # (BM, BK)
-            if STORE:
-                dx_tiles.store([tile * BM, group * D_IN], change.to(dx.dtype.element_ty))
-            else:
-                rows = tile_row(tile, across, BM, FLAT) + m < T
-                to = tile_start(tile, d_column, across, sdb, sdt, BM, FLAT)
-                tl.store(dx + to + dx_at, change, rows[:, None] & has_k[None, :])
+            change = multiply(g, w, None, PACK, BM, D_OUT, D_IN, PRECISION)  # (BM, BK)
+            store_rows(
+                dx, dx_tiles, change, dx_at, has_k, m, tile, group * D_IN, d_column, across, T, sdb, sdt,
+                BM, FLAT, STORE,
+            )  # fmt: skip
 
-    parts += (offset64(part, G) + group) * ((D_IN + 1) * D_OUT)
-    if PACK > 1:
-        p, q = tl.arange(0, PACK)[:, None, None], tl.arange(0, D_IN)[None, :, None]
-        at = p * ((D_IN + 1) * D_OUT) + q * D_OUT + tl.arange(0, D_OUT)[None, None, :]
-        tl.store(parts + at, dw, group + p < G)
-    else:
-        tl.store(parts + k[:, None] * D_OUT + n[None, :], dw, has_k[:, None] & has_n[None, :])
-    at = n // D_OUT * ((D_IN + 1) * D_OUT) + D_IN * D_OUT + n % D_OUT  # db is a row behind dW
-    tl.store(parts + at, tl.sum(db, 0), has_n & (block % down == 0))
+    store_sums(parts, dw, db, part, group, G, k, n, has_k, has_n, block % down == 0, D_IN, D_OUT, PACK)
 
 
 @triton.jit

@@ -357,6 +357,30 @@ class Float32GRUFunction(torch.autograd.Function):
 # ---- the function and the module ---------------------------------------------------------------------------
 
 
+def check_gru(
+    x: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor | None, bias_hh: Tensor | None,
+    h0: Tensor | None, reset: Tensor | None,
+) -> None:  # fmt: skip
+    """ValueError unless these are arguments of ``gru``."""
+    check_tensor("x", x, (None, None, None))
+    check_tensor("weight_hh", weight_hh, (None, None), like=x)
+    (B, T, width), H = x.shape, weight_hh.shape[1]
+    check_tensor("weight_hh", weight_hh, (3 * H, H), like=x)
+    check_tensor("weight_ih", weight_ih, (3 * H, width), like=x)
+    for name, bias in (("bias_ih", bias_ih), ("bias_hh", bias_hh)):
+        if bias is not None:
+            check_tensor(name, bias, (3 * H,), like=x)
+    if h0 is not None:
+        check_tensor("h0", h0, (B, H), like=x)
+    form = torch.bool, (B, T), x.device
+    if reset is not None and (
+        not isinstance(reset, Tensor) or (reset.dtype, reset.shape, reset.device) != form
+    ):
+        raise ValueError(f"reset: should be a tensor of bool, ({B}, {T}), on {x.device}")
+    if 4 * (T + 8) * H >= 2**31:  # offsets are 32-bit, of steps that are loaded ahead, too
+        raise ValueError(f"x: a sequence of {T} steps of {H} features has 2**29 numbers or more")
+
+
 def gru(
     x: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor | None = None,
     bias_hh: Tensor | None = None, h0: Tensor | None = None, reset: Tensor | None = None,
@@ -398,25 +422,9 @@ def gru(
     each, over all sequences and steps. The cell is that of
     https://arxiv.org/abs/1406.1078 in the form of https://docs.pytorch.org/docs/stable/generated/torch.nn.GRU.html.
     """
-    check_tensor("x", x, (None, None, None))
-    check_tensor("weight_hh", weight_hh, (None, None), like=x)
-    (B, T, width), H = x.shape, weight_hh.shape[1]
-    check_tensor("weight_hh", weight_hh, (3 * H, H), like=x)
-    check_tensor("weight_ih", weight_ih, (3 * H, width), like=x)
-    for name, bias in (("bias_ih", bias_ih), ("bias_hh", bias_hh)):
-        if bias is not None:
-            check_tensor(name, bias, (3 * H,), like=x)
-    if h0 is not None:
-        check_tensor("h0", h0, (B, H), like=x)
-    form = torch.bool, (B, T), x.device
-    if reset is not None and (
-        not isinstance(reset, Tensor) or (reset.dtype, reset.shape, reset.device) != form
-    ):
-        raise ValueError(f"reset: should be a tensor of bool, ({B}, {T}), on {x.device}")
-    if 4 * (T + 8) * H >= 2**31:  # offsets are 32-bit, of steps that are loaded ahead, too
-        raise ValueError(f"x: a sequence of {T} steps of {H} features has 2**29 numbers or more")
+    check_gru(x, weight_ih, weight_hh, bias_ih, bias_hh, h0, reset)
     x, weight_ih, weight_hh, bias_ih, bias_hh, h0 = autocast(x, weight_ih, weight_hh, bias_ih, bias_hh, h0)
-    if reset is None and library_is_fast(x, H):
+    if reset is None and library_is_fast(x, weight_hh.shape[1]):
         return library_gru(x, weight_ih, weight_hh, bias_ih, bias_hh, h0)
     if needs_grad(x, weight_ih, weight_hh, bias_ih, bias_hh, h0):
         return GRUFunction.apply(x, weight_ih, weight_hh, bias_ih, bias_hh, h0, reset)
@@ -424,60 +432,33 @@ def gru(
 
 
 class GRU(nn.Module):
-    """nn.GRU of one layer and one direction: its arguments in its order, its parameters and its state_dict.
+    """nn.GRU of one layer and one direction: its arguments, its parameters and its state_dict.
 
     Args:
-        input_size, hidden_size: I and H.
-        num_layers: 1.
-        bias: whether there are bias_ih and bias_hh.
-        batch_first: whether x is (B, T, I), or (T, B, I), which is copied.
-        dropout, bidirectional: 0 and False.
-        device, dtype: of the parameters.
+        sizes, options: those of nn.GRU, which draws the parameters. With batch_first=True x is (B, T, I);
+            else it is (T, B, I), which is copied.
 
     Raises:
         ValueError: for several layers, dropout or two directions, naming the argument.
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, *sizes: Any, **options: Any) -> None:
         super().__init__()
-        for name, value, only in (
-            ("num_layers", num_layers, 1),
-            ("dropout", dropout, 0),
-            ("bidirectional", bidirectional, False),
-        ):
-            if value != only:
+        drawn = nn.GRU(*sizes, **options)
+        for name, only in (("num_layers", 1), ("dropout", 0), ("bidirectional", False)):
+            if (value := getattr(drawn, name)) != only:
                 raise ValueError(
                     f"{name}: is {value}, should be {only}: this GRU has one layer and direction"
                 )
-        for name, value in (("bias", bias), ("batch_first", batch_first)):
-            if not isinstance(value, bool):
-                raise ValueError(f"{name}: is {value!r}, should be True or False")
-        options: Any = dict(device=device, dtype=dtype)
-        self.input_size, self.hidden_size, self.batch_first = input_size, hidden_size, batch_first
-        bound = hidden_size**-0.5 if hidden_size else 0.0
-
-        def parameter(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(*shape, **options).uniform_(-bound, bound))
-
-        self.weight_ih_l0 = parameter(3 * hidden_size, input_size)
-        self.weight_hh_l0 = parameter(3 * hidden_size, hidden_size)
-        self.bias_ih_l0 = parameter(3 * hidden_size) if bias else None
-        self.bias_hh_l0 = parameter(3 * hidden_size) if bias else None
+        self.hidden_size, self.batch_first = drawn.hidden_size, drawn.batch_first
+        parameters = dict(drawn.named_parameters())
+        self.weight_ih_l0, self.weight_hh_l0 = parameters["weight_ih_l0"], parameters["weight_hh_l0"]
+        self.bias_ih_l0, self.bias_hh_l0 = parameters.get("bias_ih_l0"), parameters.get("bias_hh_l0")
 
     def extra_repr(self) -> str:
         bias = self.bias_ih_l0 is not None
-        return f"{self.input_size}, {self.hidden_size}, bias={bias}, batch_first={self.batch_first}"
+        width = self.weight_ih_l0.shape[1]
+        return f"{width}, {self.hidden_size}, bias={bias}, batch_first={self.batch_first}"
 
     def forward(
         self, x: Tensor, h0: Tensor | None = None, reset: Tensor | None = None

@@ -1,4 +1,4 @@
-"""The Triton kernels of ``gru.py``: all steps of a GRU in one kernel, or one step per launch.
+"""The Triton kernels of ``gru.py``: all steps of a GRU in one kernel.
 
 The formulas are those of ``gru.gru``. gates (B, T, 3 H) are the products of the input, in the order r, z, n.
 Sigmoid is applied to ar and az, tanh to an, and hn is W_hn h + b_hn.
@@ -424,10 +424,11 @@ def load_kept(dh, gates, hidden, h, t, T, inside, H: tl.constexpr):
 
 
 @triton.jit
-def store_sum(sums, g, tile, H: tl.constexpr, BH: tl.constexpr):
-    """Store the sum of a tile's columns as this program's part g of sums (programs, 4 H)."""
+def store_sums(sums, tiles, H: tl.constexpr, BH: tl.constexpr):
+    """Store the sums of four tiles' columns as this program's parts of sums (programs, 4 H)."""
     m = tl.arange(0, BH)
-    tl.store(sums + (tl.program_id(0).to(tl.int64) * 4 + g) * H + m, tl.sum(tile, 1), m < H)
+    for g in tl.static_range(4):
+        tl.store(sums + (tl.program_id(0).to(tl.int64) * 4 + g) * H + m, tl.sum(tiles[g], 1), m < H)
 
 
 @triton.jit
@@ -488,7 +489,4 @@ def gru_grad_kernel(
     if dh0 is not None:
         tl.store(dh0 + b * H + m, carry, inside)
     if sums is not None:
-        store_sum(sums, 0, sum_n, H, BH)
-        store_sum(sums, 1, sum_r, H, BH)
-        store_sum(sums, 2, sum_z, H, BH)
-        store_sum(sums, 3, sum_hn, H, BH)
+        store_sums(sums, (sum_n, sum_r, sum_z, sum_hn), H, BH)

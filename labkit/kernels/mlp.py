@@ -36,11 +36,11 @@ from labkit.kernels.linear import launch_product, load_tile, split_columns, stor
 
 @triton.jit(do_not_specialize=["M", "K"])
 def gate_up_kernel(
-    x, weight, hidden, kept_gate, kept_up, M, H, K, ACT: tl.constexpr, PRECISION: tl.constexpr,
+    x, weight, hidden, kept_gate, kept_up, M, H, K, PRECISION: tl.constexpr,
     TMA: tl.constexpr, STORE: tl.constexpr, GROUP: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """hidden (M, H) = act(gate) * up; gate and up themselves are stored unless ``kept_gate`` is None.
+    """hidden (M, H) = gelu(gate) * up; gate and up themselves are stored unless ``kept_gate`` is None.
 
     BN / 2 rows of either weight make one tile of BN rows for one product: gate and up of the same columns
     meet in one program, and the tile keeps its full size.
@@ -67,18 +67,18 @@ def gate_up_kernel(
             stride = offset64(2, H)
             store_tile(kept_gate, row, unit, M, H, stride, gate, BM, BN // 2, STORE)
             store_tile(kept_up, row, unit, M, H, stride, up, BM, BN // 2, STORE)
-        store_tile(hidden, row, unit, M, H, H, activate(gate, ACT, FAST) * up, BM, BN // 2, STORE)
+        store_tile(hidden, row, unit, M, H, H, activate(gate, "gelu_tanh", FAST) * up, BM, BN // 2, STORE)
 
 
 @triton.jit
-def gate_up_grad_kernel(dhidden, kept, dkept, H, ACT: tl.constexpr, BLOCK: tl.constexpr):
+def gate_up_grad_kernel(dhidden, kept, dkept, H, BLOCK: tl.constexpr):
     """dkept (M, 2, H), which may be ``kept`` itself; dhidden (M, H) is overwritten with hidden."""
     row, col = tl.program_id(0).to(tl.int64) * H, tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = col < H
     gate = tl.load(kept + 2 * row + col, inside).to(tl.float32)
     up = tl.load(kept + 2 * row + H + col, inside).to(tl.float32)
     change = tl.load(dhidden + row + col, inside).to(tl.float32)
-    value, derivative = activation_and_derivative(gate, ACT, dkept.dtype.element_ty != tl.float32)
+    value, derivative = activation_and_derivative(gate, "gelu_tanh", dkept.dtype.element_ty != tl.float32)
     tl.store(dhidden + row + col, value * up, inside)
     tl.store(dkept + 2 * row + col, derivative * up * change, inside)
     tl.store(dkept + 2 * row + H + col, value * change, inside)
@@ -97,7 +97,7 @@ def gate_up_forward(x: Tensor, w_gate_up: Tensor, keep: bool) -> list[Tensor]:
     """hidden (M, H); and to ``keep`` gate and up before the activation: (M, 2, H)."""
     hidden, *kept = _outputs(x, w_gate_up, keep)
     sides = kept[0].unbind(1) if keep else (None, None)
-    launch_product(gate_up_kernel, x, w_gate_up, (), (hidden, *sides), "gelu_tanh")
+    launch_product(gate_up_kernel, x, w_gate_up, (hidden, *sides))
     return [hidden, *kept]
 
 
@@ -115,7 +115,7 @@ def gate_up_backward(dy: Tensor, w_down: Tensor, kept: Tensor, overwrite_kept: b
     dkept = kept if overwrite_kept else torch.empty_like(kept)
     block = min(1024, next_power_of_2(H))
     if kept.numel():
-        gate_up_grad_kernel[(M, cdiv(H, block))](hidden, kept, dkept, H, ACT="gelu_tanh", BLOCK=block)
+        gate_up_grad_kernel[(M, cdiv(H, block))](hidden, kept, dkept, H, BLOCK=block)
     if overwrite_kept:
         torch.autograd.graph.increment_version(kept)  # another backward that saved it raises an error
     return hidden, dkept
@@ -219,29 +219,6 @@ class GeGLU(nn.Module):
         super().__init__()
         self.w_gate_up = nn.Parameter(torch.empty(2, h, d, **options).uniform_(-(d**-0.5), d**-0.5))
         self.w_down = nn.Parameter(torch.empty(d, h, **options).uniform_(-(h**-0.5), h**-0.5))
-
-    @classmethod
-    def from_linears(cls, gate: nn.Linear, up: nn.Linear, down: nn.Linear) -> "GeGLU":
-        """Copy the weights of three nn.Linear of one dtype and device: gate and up (d to h), down (h to d).
-
-        Raises:
-            ValueError: for a bias, another shape, dtype or device, naming the argument.
-        """
-        for name, one in (("gate", gate), ("up", up), ("down", down)):
-            if not isinstance(one, nn.Linear) or one.bias is not None:
-                raise ValueError(f"{name}: should be an nn.Linear without a bias")
-            w, like = one.weight, gate.weight
-            shape = tuple(like.shape[::-1] if name == "down" else like.shape)
-            if (w.shape, w.dtype, w.device) != (shape, like.dtype, like.device):
-                has = f"{tuple(w.shape)}, {w.dtype}, on {w.device}"
-                raise ValueError(
-                    f"{name}: has a weight {has}, should be {shape}, {like.dtype}, on {like.device}"
-                )
-        made = cls(*gate.weight.shape[::-1], device=gate.weight.device, dtype=gate.weight.dtype)
-        with torch.no_grad():
-            made.w_gate_up.copy_(torch.stack((gate.weight, up.weight)))
-            made.w_down.copy_(down.weight)
-        return made.train(gate.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., d) to (..., d)."""

@@ -100,18 +100,6 @@ benchmark = Exercise(
     untouched="20f32713a54a",
     right="Draw and warm up, wait, read the clock. What lies between the readings is the calls, and no more.",
     mistakes={
-        "no-clock": Mistake(
-            "Which clock do you read? This GPU is a pretend one, and its time is only counted.",
-            "Your computer's clocks know nothing of it. Read gpu.clock_us().",
-            when=lambda calls: (
-                all(c.passed["layer"].calls and not parts_of(c) for c in calls)
-                and not any(count(c.passed["gpu"].log, "clock") for c in calls)
-            ),
-        ),
-        "no-call": Mistake(
-            *NO_CALL,
-            when=lambda calls: not any(parts_of(call) for call in calls),
-        ),
         "draws-inside": Mistake(
             "Look at what stands between the two readings: what does the GPU work on there?",
             "gpu.randn is a kernel, too. Draw the input once, and wait for it, before the clock starts.",
@@ -132,10 +120,6 @@ benchmark = Exercise(
             "It still draws the input and warms up. Call gpu.synchronize() right before you read the clock.",
             when=everywhere(lambda part: part[0].pending),
         ),
-        "few-calls": Mistake(
-            *FEW_CALLS,
-            when=lambda calls: all(calls_timed(call) < 20 for call in calls),
-        ),
         "unit": Mistake(
             "In which unit does gpu.clock_us() count, and which one is asked for?",
             "Both are microseconds: nothing is left to convert.",
@@ -150,11 +134,6 @@ benchmark = Exercise(
             "Your computer's clock and torch.cuda know nothing of a pretend GPU.",
             "gpu.clock_us() is the clock that runs along with it, gpu.synchronize() waits for it.",
             raises=r"torch\.cuda|CUDA|name '(time|datetime|timeit|perf_counter)' is not defined",
-        ),
-        "other-use": Mistake(
-            "Which three functions does gpu have, and what does layer take?",
-            "gpu has randn(batch, width), which draws an x, synchronize() and clock_us(). Call layer(x).",
-            raises=r"'(Benchmark\w+|RandomTensor)' object|\(\) (takes|missing|got)|^TypeError: layer\(x\)",
         ),
     },
 )
@@ -193,16 +172,6 @@ graph = Exercise(
             "The first one compiles, and that can't be captured. Make one call before the capture begins.",
             raises="capturing: call compiles",
         ),
-        "waits-inside": Mistake(
-            "Inside the capture nothing runs: launches are written down. What is there to wait for?",
-            "torch.cuda.synchronize() belongs before the first reading of the clock and before the last.",
-            raises="capturing: the host waited",
-        ),
-        "replays-inside": Mistake(
-            "When is the capture complete? Look at the indentation of the replay.",
-            "The capture ends with the `with` block: replay below it.",
-            raises="capturing: a graph was replayed",
-        ),
         "not-captured": Mistake(
             "No call was captured, so Python's time is in yours. Where do calls stand that are captured?",
             "Inside `with torch.cuda.graph(graph):` write `call()`, with its parentheses, many times.",
@@ -230,21 +199,6 @@ graph = Exercise(
             "It is still at an earlier replay. Call torch.cuda.synchronize() before that reading, too.",
             when=everywhere(lambda part: part[0].event == "clock" and part[0].pending),
         ),
-        "with-forgotten": Mistake(
-            "Which of your calls were captured? torch.cuda.graph(graph) alone begins nothing.",
-            "Write `with torch.cuda.graph(graph):`, and make the calls in its block.",
-            raises="without a preceding successful capture",
-        ),
-        "do-bench": Mistake(
-            "do_bench has events of its own, which see no pretend GPU. What do they show beside the kernel?",
-            "Write the clock with a graph: capture many calls, replay, wait, divide.",
-            raises="active drivers",
-        ),
-        "not-ready": Mistake(
-            "The time between two events is known when the GPU has come to both. Has it, by then?",
-            "Call torch.cuda.synchronize() before elapsed_time.",
-            raises="not ready",
-        ),
         "few-calls": Mistake(
             "A replay is a launch, too: some 8 microseconds. How many calls share it?",
             "Capture a loop of 100 calls, so that the launch hardly counts.",
@@ -264,11 +218,6 @@ graph = Exercise(
             "Is every replay like the others? Time each one by itself.",
             "The first one also brings the graph to the GPU. Replay once, and wait, before the clock starts.",
             when=everywhere(lambda part: count(part, "upload")),
-        ),
-        "one-replay": Mistake(
-            "A replay and a wait cost Python some 10 microseconds, too. How many calls share them?",
-            "Replay ten times before you wait, or capture a thousand calls.",
-            when=everywhere(lambda part: count(part, "replay") and calls_replayed(part) < 500),
         ),
         "waits-between": Mistake(
             "What does the GPU do between two of your replays?",

@@ -73,26 +73,6 @@ floor = Exercise(
             "Both go on at the same time: take the longer one, with max.",
             gives=floor_of(right_terms, lambda memory, arithmetic: memory + arithmetic),
         ),
-        "shorter": Mistake(
-            "Two things have to be done, and nothing is finished before both are. Which of the two decides?",
-            "The longer one: max, and not min.",
-            gives=floor_of(right_terms, min),
-        ),
-        "one-of-two": Mistake(
-            "By your function one of two times never decides. Work out both: is one missing, or too short?",
-            "Take the longer of the two times: of the bytes, and of 2 * width operations a result.",
-            gives=(
-                floor_of(right_terms, lambda memory, arithmetic: memory),
-                floor_of(right_terms, lambda memory, arithmetic: arithmetic),
-            ),
-        ),
-        "multiplied": Mistake(
-            "A rate says how many bytes go in a microsecond. How long do twice as many bytes take?",
-            "Divide the bytes by bytes_per_us, and the operations by operations_per_us.",
-            when=lambda calls: all(
-                call.got is not None and float(call.got) > 1e6 * float(call.want) for call in calls
-            ),
-        ),
         "no-matrix": Mistake(
             "x comes in and y goes out. What else does nn.Linear read?",
             "The matrix, of width * width numbers. Where there are few rows it is the largest of the three.",
@@ -112,11 +92,6 @@ floor = Exercise(
             "A result is a sum of products. How many operations does each term of the sum cost?",
             "Two: its product, and adding it to the others. In all 2 * rows * width * width operations.",
             gives=floor_of(lambda B, N, e: ((2 * B * N + N * N) * e, B * N * N)),
-        ),
-        "operations-of-bytes": Mistake(
-            "Does a multiplication of two numbers become two because they have more bytes?",
-            "itemsize belongs to the bytes only. The rate of operations already is that of the dtype.",
-            gives=floor_of(lambda B, N, e: ((2 * B * N + N * N) * e, 2 * B * N * N * e)),
         ),
         "no-itemsize": Mistake(
             "How many bytes has a number of float32, and how many has one of bfloat16?",
@@ -174,11 +149,6 @@ def loaded_apart(call: Call) -> str:
 def first_of(at: Tensor) -> Tensor:
     """The place of the first of a thread's four elements, at the place of each of them."""
     return at - at % (4 * LANES) // LANES * LANES
-
-
-def column_of_first(at: Tensor, width: int) -> Tensor:
-    """The column of the first of a thread's four elements, at the place of each of them."""
-    return first_of(at) % width
 
 
 def column_without_parentheses(at: Tensor, width: int) -> Tensor:
@@ -254,11 +224,6 @@ ahead = Exercise(
     race=RaceSpec(work.row_product, {"PyTorch": torch.mul}, ({"batch": 32768, "width": 1024},)),
     mistakes={
         **column_mistakes(torch.mul),
-        "column-of-first": Mistake(
-            "Your four elements lie 128 places apart. Do they lie in the same column?",
-            "Each has a column of its own: take the remainder of its own place.",
-            gives=vectors_at(torch.mul, column_of_first),
-        ),
         "precedence": Mistake(
             "Which of + and % does Python work out first in at + 128 % width?",
             "The remainder. Put the sum into parentheses: (at + 128) % width.",
@@ -275,16 +240,6 @@ ahead = Exercise(
             "Which of a thread's four elements does your kernel store?",
             "Only the first one. Store the other three as well, 128, 256 and 384 places further on.",
             gives=first_of_four,
-        ),
-        "list": Mistake(
-            "A kernel has no lists.",
-            "Give each of the four values a name of its own, and write the four loads one below the other.",
-            raises=r"append|'list'|comprehension|ListComp",
-        ),
-        "no-row": Mistake(
-            "What is missing between your loads and your stores?",
-            "Load from `row` at the column of each element, and multiply.",
-            gives=lambda x, row: x,
         ),
     },
 )

@@ -9,7 +9,6 @@ from labkit.exercises.properties import (
     READ_ONCE,
     column_mistakes,
     place_for_column,
-    vectors_at,
 )
 from labkit.work.gelu_mul import reference
 
@@ -54,11 +53,6 @@ chain = Exercise(
             "other has the shape of x, so it is loaded at the same place as x: other + at.",
             gives=lambda x, bias, other: reference(x, bias, other[:1].expand_as(other)),
         ),
-        "rows-for-width": Mistake(
-            "After how many places does a new row begin? Which of x's two sizes is that?",
-            "x.shape is (rows, width): the width is x.shape[1], or x.shape[-1].",
-            gives=vectors_at(reference, lambda at, width: at % (len(at) // width)),
-        ),
         "bias-after": Mistake(
             "Take an element with x = -1, bias = 1, other = 1. What does the formula give, and what do you?",
             "The bias is added before GELU, inside its argument.",
@@ -73,25 +67,6 @@ chain = Exercise(
             gives=(
                 lambda x, bias, other: gelu((x + bias) * other),
                 lambda x, bias, other: gelu(x + bias) * gelu(other),
-            ),
-        ),
-        "times-bias": Mistake(
-            "What does the formula do with bias: is it added, or does it multiply?",
-            "It is added: x + bias goes through GELU.",
-            gives=lambda x, bias, other: gelu(x * bias) * other,
-        ),
-        "sum": Mistake(
-            "Look at the formula again: what is done with other?",
-            "It multiplies the GELU.",
-            gives=lambda x, bias, other: gelu(x + bias) + other,
-        ),
-        "one-tensor-missing": Mistake(
-            "Set one input after the other to zero: which one does your result not depend on as it should?",
-            "Write the formula down, and cross out each name that your kernel has loaded.",
-            gives=(
-                lambda x, bias, other: gelu(x) * other,
-                lambda x, bias, other: gelu(x + bias) + 0 * other,
-                lambda x, bias, other: (x + bias) * other,
             ),
         ),
     },
@@ -143,39 +118,10 @@ further = Exercise(
                 isinstance(call.got, float | int) and 1.1 < call.got / call.want < 2 for call in calls
             ),
         ),
-        "upside-down": Mistake(
-            "With twice as many elements, does it take longer or shorter? And what does your function say?",
-            "A time is work divided by a rate: results divided by results in a microsecond.",
-            gives=lambda elements, multiprocessors, cycles_per_us: (
-                16 * multiprocessors * cycles_per_us / (2 * elements)
-            ),
-        ),
-        "one-part": Mistake(
-            "How many special function units has a whole multiprocessor? (The picture shows four groups.)",
-            "16 of them, 4 beside each group of 32 lanes.",
-            gives=(floor_of(2 / 4), floor_of(1 / 4)),
-        ),
         "one-multiprocessor": Mistake(
             "How many multiprocessors share the elements?",
             "All of them work at the same time: divide by their number.",
             gives=lambda elements, multiprocessors, cycles_per_us: 2 * elements / 16 / cycles_per_us,
-        ),
-        "cycles": Mistake(
-            "Is your result a number of cycles, or of microseconds?",
-            "Divide the cycles by cycles_per_us.",
-            gives=lambda elements, multiprocessors, cycles_per_us: 2 * elements / 16 / multiprocessors,
-        ),
-        "multiplied": Mistake(
-            "With more cycles in a microsecond, does it take longer or shorter?",
-            "Divide by cycles_per_us.",
-            gives=lambda elements, multiprocessors, cycles_per_us: (
-                2 * elements / 16 / multiprocessors * cycles_per_us
-            ),
-        ),
-        "sixteen-times": Mistake(
-            "16 results come out of one cycle. How many cycles does one result take?",
-            "A sixteenth of a cycle: divide by 16.",
-            gives=(floor_of(32), floor_of(16)),
         ),
     },
 )

@@ -3,15 +3,13 @@
 from labkit import kernels, work
 from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, difference
 from labkit.exercises.properties import (
+    ATOMICS,
     KERNEL,
     KERNEL_CASES,
-    NOTHING_OUTSIDE,
-    OWN,
+    POINTWISE,
     READ_ONCE,
-    READS_STORED,
-    ROUNDED_ONCE,
-    STORED_ONCE,
     column_mistakes,
+    large_reads,
 )
 from labkit.work.gelu_mul import reference as chain
 
@@ -68,45 +66,14 @@ def one_kernel(call: Call) -> str:
 
 def read_by_pytorch(call: Call) -> str:
     """An operation of PyTorch that reads as much as a whole matrix, where the parts of tiles are enough."""
-    if call.case[0] < MANY_ROWS or call.dtype is not torch.float32:  # the parts are float32 in any case
-        return ""
-    own = {kernel.__name__ for kernel, _ in call.launches.kernels}
-    matrix = call.case[0] * call.case[1] * 4
-    for name, size in zip(call.launches.names, call.launches.read, strict=True):
-        if name not in own and size >= matrix:
-            return f"PyTorch's {name} reads a tensor as large as the whole matrix."
-    return ""
-
-
-def atomics(call: Call) -> str:
-    """Whether sums are made in whatever order the programs come."""
-    return (
-        "there is a tl.atomic_add, so the order of the sum is another one in each run."
-        if call.launches.atomics
-        else ""
-    )
-
-
-def nothing_to_add(call: Call) -> str:
-    """Sums that have NaN in them, where masked places were loaded without a number."""
-    if not call.launches.unfilled:
-        return ""
-    return "a masked load has no `other=`, and what it brought went into the sum." if nan_sums(call) else ""
+    large = large_reads(call) if call.case[0] >= MANY_ROWS else []
+    return f"PyTorch's {large[0]} reads a tensor as large as the whole matrix." if large else ""
 
 
 def unwritten_parts(call: Call) -> str:
     """Sums that have NaN in them, which is what memory holds that nobody has written."""
     nobody = "sums are NaN, which is what `parts` holds where nobody has written."
     return nobody if call.case[0] and nan_sums(call) else ""  # without rows there is nothing to write
-
-
-def unwritten_tiles(call: Call) -> str:
-    """Part of a matrix that is NaN, which is what memory holds that nobody has written."""
-    for mine, right in call.result_tensors():
-        missing = mine.isnan() & ~right.isnan()
-        if mine.dim() == 2 and missing.any() and not missing.all() and not call.launches.unfilled:
-            return f"{int(missing.sum())} of {mine.numel()} elements of a matrix were never stored."
-    return ""
 
 
 def sums_of_all(call: Call) -> str:
@@ -116,11 +83,6 @@ def sums_of_all(call: Call) -> str:
         if alike and not bool((right == right[0]).all()):
             return f"the sums of all {len(mine)} columns are the same number."
     return ""
-
-
-def loads_outside(call: Call) -> str:
-    """Loads from places that no tensor has."""
-    return f"{call.loaded_outside} places outside of the tensors were loaded." if call.loaded_outside else ""
 
 
 def nan_sums(call: Call) -> bool:
@@ -134,53 +96,7 @@ def nan_sums(call: Call) -> bool:
 
 SUMS = (
     KERNEL,
-    OWN,
-    Property(
-        "stores-outside",
-        NOTHING_OUTSIDE.problem,
-        "Is it the mask of a store, its address, or the launch? Axis 0 counts columns, axis 1 counts rows.",
-        "In a matrix and in `parts` a row has `width` numbers. A matrix needs the mask of the tile, `parts` "
-        "needs j < width, and its row is the number of the tile of rows: it needs one for each of them.",
-        before_values=True,
-    ),
-    Property(
-        "atomics",
-        atomics,
-        "Where does each program put its part? Is it a place of its own?",
-        "Use tl.store, to a row of `parts` that belongs to this row of tiles, number tl.program_id(1).",
-        before_values=True,
-    ),
-    Property(
-        "masked-in-the-sum",
-        nothing_to_add,
-        "What does a masked place hold after the load, and what may it add to the sum?",
-        "tl.load(..., mask=inside, other=0.0): then masked places are 0, and add nothing.",
-        before_values=True,
-    ),
-    Property(
-        "loads-outside",
-        loads_outside,
-        "Is the mask wrong, or the address? Where does each tensor end, and which places do you load?",
-        "A matrix has rows and columns, and its mask needs both. bias has only columns: bias + j.",
-        before_values=True,
-    ),
-    Property(
-        "unwritten",
-        unwritten_tiles,
-        "Which part of the matrix has no program? How many tiles does the launch count, and of which size?",
-        "The launch has triton.cdiv(width, COLUMNS) and triton.cdiv(rows, ROWS) tiles, of the same ROWS and "
-        "COLUMNS that it gives to the kernel.",
-        before_values=True,
-    ),
-    Property(
-        "parts-unwritten",
-        unwritten_parts,
-        "Is each place of `parts` written? Where does the second row of tiles store its sums?",
-        "`parts` has triton.cdiv(rows, ROWS) rows of `width` numbers, one for each row of tiles. "
-        "The row of this program begins at parts + tl.program_id(1) * width.",
-        "Does the launch count tiles of the same ROWS and COLUMNS that it gives to the kernel?",
-        before_values=True,
-    ),
+    ATOMICS,
     Property(
         "no-axis",
         sums_of_all,
@@ -188,13 +104,14 @@ SUMS = (
         "tl.sum(tile) adds up the whole tile. tl.sum(tile, axis=0) adds its rows: a sum for each column.",
         before_values=True,
     ),
+    *POINTWISE[1:],
     Property(
-        "rounded-twice",
-        ROUNDED_ONCE.problem,
-        "In which dtype does your kernel compute, in which one is `parts`, and in which one is its sum?",
-        "All are float32: a load has .to(tl.float32), torch.empty without a dtype gives float32, and so does "
-        "parts.sum(0).",
-        "The sum is rounded when it is ready: parts.sum(0).to(x.dtype).",
+        "parts-unwritten",
+        unwritten_parts,
+        "Is each place of `parts` written? Where does the second row of tiles store its sums?",
+        "`parts` has triton.cdiv(rows, ROWS) rows of `width` numbers, one for each row of tiles. "
+        "The row of this program begins at parts + tl.program_id(1) * width.",
+        "Does the launch count tiles of the same ROWS and COLUMNS that it gives to the kernel?",
         before_values=True,
     ),
     Property(
@@ -211,23 +128,9 @@ SUMS = (
         "The kernel adds up its tile: tl.sum(tile, axis=0). PyTorch adds up `parts`, which is much smaller.",
         contiguous_only=True,
     ),
-    Property(
-        "stored-twice",
-        STORED_ONCE.problem,
-        "What lies behind the last element of a row, and which program stores there?",
-        "The next row, which another program stores as well. The mask needs rows and columns: "
-        "(i < rows)[:, None] & (j < width)[None, :].",
-        before_values=True,
-    ),
-    READS_STORED,
 )
 """Of a kernel that sums over rows on its way."""
 
-MASK_SHAPE = Mistake(
-    "Which shape have the addresses, and which the mask beside them?",
-    "What lies along a row, such as bias + j or a row of `parts`, needs a mask of that shape: j < width.",
-    raises="Expected pointer argument to have shape",
-)
 TIMES_ZERO = Mistake(
     "One NaN in a corner of the matrix, and other columns' sums are NaN as well. What is 0 times NaN?",
     "NaN. A place outside of the tile is not loaded at all where its load has mask=inside, other=0.0.",
@@ -293,13 +196,7 @@ sums = Exercise(
         ),
         "same-rows": Mistake(*SAME_ROWS, gives=first_again),
         "last-rows": Mistake(*LAST_ROWS, gives=(WHOLE, HALF_TILES)),
-        "mask-shape": MASK_SHAPE,
         "times-zero": TIMES_ZERO,
-        "mean": Mistake(
-            "By which number is your sum too small?",
-            "Add up, and divide by nothing.",
-            gives=lambda x: x.mean(0),
-        ),
     },
 )
 
@@ -347,17 +244,6 @@ def with_bias(dbias: Callable[..., Tensor]) -> Callable[..., Any]:
     return gives
 
 
-def only_dx_differs(calls: Sequence[Call]) -> bool:
-    """Whether dother is right, and dx is not, and may have been made with another slope."""
-    wrong = False
-    for call in calls:
-        (dx, right_dx), _, (dother, right_dother) = call.result_tensors()
-        if difference(dother, right_dother, 0.02):
-            return False
-        wrong = wrong or bool(difference(dx, right_dx, 0.02))
-    return wrong
-
-
 def layer_of(answer: Callable[..., Any]) -> Callable[..., Any]:
     """What is raced: the cell's ``chain``, of which the answer is the backward pass."""
     if "chain" not in answer.__globals__:
@@ -383,50 +269,11 @@ backward = Exercise(
     ),
     mistakes={
         **column_mistakes(gradients),
-        "mask-shape": MASK_SHAPE,
         "times-zero": TIMES_ZERO,
-        "not-stored": Mistake(
-            "Which of the two matrices did nobody write?",
-            "The kernel has to store both: dx and dother.",
-            gives=(
-                lambda *given: (torch.nan * gradients(*given)[0], *gradients(*given)[1:]),
-                lambda *given: (*gradients(*given)[:2], torch.nan * gradients(*given)[2]),
-            ),
-        ),
-        "dtype": Mistake(
-            "Each gradient has the dtype of what it is a gradient of. Which one of yours has not?",
-            "dbias is the sum of `parts`, which is float32: parts.sum(0).to(bias.dtype).",
-        ),
-        "form": Mistake(
-            "Three gradients come back. In which order, and of which shapes?",
-            "In the order of forward's arguments: dx (rows, width), dbias (width,), dother (rows, width).",
-        ),
-        "swapped": Mistake(
-            "Which of your two matrices is the gradient of x, and which that of other?",
-            "dx has the slope and other in it, dother has neither. Return them as dx, dbias, dother.",
-            gives=lambda *given: (gradients(*given)[2], gradients(*given)[1], gradients(*given)[0]),
-        ),
         "no-bias": Mistake(
             "With a bias of zero it is right. Where was the bias in the forward pass?",
             "z is x + bias here, too: compute it again before you take gelu_and_slope(z).",
             gives=changed(lambda dy, x, bias, other: (dy, x, 0 * bias, other)),
-        ),
-        "no-upstream": Mistake(
-            "What comes in from the layer above, and what does each gradient have to be multiplied by?",
-            "The chain rule multiplies by dy, in all gradients.",
-            gives=(
-                changed(lambda dy, *given: (1 + 0 * dy, *given)),
-                lambda dy, x, bias, other: with_sum(dy * other * slope(x + bias), gelu(x + bias)),
-                lambda dy, x, bias, other: with_sum(other * slope(x + bias), dy * gelu(x + bias)),
-            ),
-        ),
-        "no-other": Mistake(
-            "y = gelu(z) * other. If other doubles, what becomes of the change that a small step in x makes?",
-            "It doubles as well: other is a factor of dx.",
-            gives=(
-                lambda dy, x, bias, other: with_sum(dy * slope(x + bias), dy * gelu(x + bias)),
-                lambda dy, x, bias, other: with_sum(dy * slope(x + bias), dy * gelu(x + bias) * other),
-            ),
         ),
         "value-for-slope": Mistake(
             "How much does gelu(z) change for a small step in z? Is that gelu(z) itself?",
@@ -467,10 +314,5 @@ backward = Exercise(
         ),
         "same-rows": Mistake(*SAME_ROWS, gives=with_bias(lambda dx, dother, dy: first_again(dx))),
         "last-rows": Mistake(*LAST_ROWS, gives=with_bias(lambda dx, dother, dy: WHOLE(dx))),
-        "slope": Mistake(
-            "dother is right, and dx is not. What stands in dx that does not stand in dother?",
-            "dx = dy * other * slope, where slope is the second result of gelu_and_slope(z).",
-            when=only_dx_differs,
-        ),
     },
 )

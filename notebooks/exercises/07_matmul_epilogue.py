@@ -1,7 +1,7 @@
 """Tasks of lesson 7: what is right, what people write instead, and what helps them on."""
 
 from labkit import work
-from labkit.exercises.engine import Exercise, Mistake, RaceSpec, case_values, difference
+from labkit.exercises.engine import Exercise, Mistake, RaceSpec, case_values
 from labkit.exercises.properties import KERNEL_CASES, PRODUCT, elements_at
 from labkit.work.linear_gelu import reference as layer
 
@@ -69,11 +69,6 @@ best = Exercise(
             "It loads it and stores it: two tensors of rows x out cross memory.",
             gives=gain(moved=1),
         ),
-        "three-tensors": Mistake(
-            "Which tensors does the second kernel touch? Does the product store its result in both cases?",
-            "The second kernel loads rows x out numbers and stores as many: two tensors, and no more.",
-            gives=gain(moved=3),
-        ),
         "share": Mistake(
             "Without the second kernel, what is left of the time? And how many times as fast is that?",
             "The time before over the time after: (product + second) / product.",
@@ -82,18 +77,6 @@ best = Exercise(
                 of_parts(lambda product, second: second / product),
                 of_parts(lambda product, second: product / second),
                 of_parts(lambda product, second: second / (product + second)),
-            ),
-        ),
-        "longer-one": Mistake(
-            "The second kernel begins when the product is done. Do their times overlap?",
-            "They do not: before it is the sum of both.",
-            gives=of_parts(lambda product, second: max(product, second) / product),
-        ),
-        "itemsize": Mistake(
-            "How many bytes has a number?",
-            "itemsize: it turns numbers into bytes.",
-            gives=lambda rows, width, out, itemsize, bytes_per_us, operations_per_us: gain()(
-                rows, width, out, 1, bytes_per_us, operations_per_us
             ),
         ),
         "width-for-out": Mistake(
@@ -129,12 +112,6 @@ def bias_at(place: Callable[[Tensor, Tensor], Tensor], beyond: float = 0.0) -> A
     return gives
 
 
-def nearly_right(calls: Any) -> bool:
-    """Whether float32 results are as far off as a rounding to 16 bits."""
-    exact = [call for call in calls if call.dtype is torch.float32]
-    return [any(difference(c.got, c.want, by) for c in exact) for by in (2**-14, 2**-6)] == [True, False]
-
-
 def in_each_step(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """What ``change(sums, bias)`` makes of the sums after each step of the loop."""
 
@@ -159,11 +136,6 @@ epilogue = Exercise(
     properties=PRODUCT,
     **KERNEL_CASES,
     mistakes={
-        "no-bias": Mistake(
-            "Take weights of zero. What should come out, and what does?",
-            "bias has a number for each column of the tile: load BN of them, and add them to all rows.",
-            gives=lambda x, w, b: gelu(linear(x, w), approximate="tanh"),
-        ),
         "bias-after": Mistake(
             "Where is b in the formula: inside of gelu, or outside?",
             "Add it to the sums, and give the result to GELU.",
@@ -185,25 +157,6 @@ epilogue = Exercise(
             gives=(bias_at(lambda row, col: 0 * col), bias_at(lambda row, col: col % LARGE)),
             when=lambda calls: any(call.want.shape[1] > LARGE for call in calls),
         ),
-        "unwritten": Mistake(
-            "With M = 130 or N = 140 there is more than one tile. Which of their elements did nobody write?",
-            "Rows begin at tl.program_id(0) * BM, columns at tl.program_id(1) * BN, as in product_kernel.",
-        ),
-        "not-kept": Mistake(
-            "What does gelu do with the block that it is given?",
-            "It leaves it as it is, and returns another one. Give that a name, and store it.",
-            gives=lambda x, w, b: linear(x, w),
-        ),
-        "not-turned": Mistake(
-            "tl.dot sums over the columns of its first tile and the rows of its second. What are yours?",
-            "b is a tile of weight, (BN, BK). b.T is (BK, BN).",
-            raises="equal reduction dimensions",
-        ),
-        "bias-load": Mistake(
-            "x and weight are descriptors. And bias?",
-            "bias is an address: tl.load(bias + n, mask=n < N).",
-            raises=r"bias\.load",
-        ),
         "no-gelu": Mistake(
             "Look at the results below zero. What does GELU make of them?",
             "Call gelu on the sums and the bias before you store.",
@@ -223,11 +176,6 @@ epilogue = Exercise(
             "It's right to three digits. GELU has two forms: which one does the text ask for?",
             "The one with tanh, which the lesson's `gelu` computes.",
             gives=lambda x, w, b: gelu(linear(x, w) + b),
-        ),
-        "rounded-sums": Mistake(
-            "It's right to three digits. Which line rounds float32 to 16 bits before the end?",
-            "Bias and GELU take the sums as they are. Only the store rounds.",
-            when=nearly_right,
         ),
     },
     race=RaceSpec(

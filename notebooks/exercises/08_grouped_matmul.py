@@ -8,7 +8,6 @@ from labkit.work.grouped import reference
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from torch import Tensor
 
 ROWS = 64
 """Rows of a tile, as the text says and the given launches have it."""
-Gives = Callable[..., Tensor]
 
 
 def group_inputs(rows: int, groups: int, width: int, poisoned: bool = False) -> dict[str, Any]:
@@ -36,43 +34,11 @@ def tile_width(width: int, least: int = 16) -> int:
 # ---- all groups in one kernel ------------------------------------------------------------------------------
 
 
-def masked(in_x: int = 0, in_weight: int = 0, in_y: int = 0, only_rows: bool = False) -> tuple[Gives, ...]:
-    """What comes out when the accesses let so many places of a tile through beyond the group's.
-
-    With ``only_rows`` weight lets them through along its rows, not its columns. Programs run in the
-    order of the interpreter: ``program_id(0)`` changes last, and counts groups or tiles of rows. What lies
-    beyond a tensor is NaN. For tiles of at least 16 and of 1.
-    """
-
-    def gives(x: Tensor, weight: Tensor, bias: Tensor, least: int, by_group: bool) -> Tensor:
-        R, (G, D, _), d = len(x), weight.shape, np.arange(tile_width(weight.shape[1], least))
-        beyond = np.full(len(d) * (D + 1), math.nan)
-        x_all, w_all, b_all = (np.concatenate((t.numpy().ravel(), beyond)) for t in (x, weight, bias))
-        y = np.full(x.numel() + len(d), math.nan)
-        rows, groups = range(0, R, ROWS), range(G)
-        places = itertools.product(groups, rows) if by_group else itertools.product(rows, groups)
-        for one, other in places:
-            group, first = (one, other) if by_group else (other, one)
-            at = np.arange(first, min(first + ROWS, R))[:, None] * G * D + group * D + d
-            a = np.where(d < D + in_x, x_all[at], 0)
-            square = (d[:, None] < D + in_weight) & (d < D + (0 if only_rows else in_weight))
-            w = np.where(square, w_all[group * D * D + d[:, None] * D + d], 0)
-            columns = slice(0, max(0, D + in_y))
-            y[at[:, columns]] = (a @ w + np.where(d < D, b_all[group * D + d], 0))[:, columns]
-        return torch.from_numpy(y[: x.numel()]).view_as(x)
-
-    return tuple(partial(gives, least=least, by_group=by) for least in (16, 1) for by in (True, False))
-
-
 BEYOND = (
     "Beyond D stands the next group's number, or nothing at all. It may be NaN or infinite: times 0?",
     "NaN. x has D along its columns, weight along its columns and its rows: mask all three with d < D.",
 )
 """Hints for masks that let a neighbour through."""
-ALL = 10**6
-"""More places than any tile has: no condition on the column."""
-ONE_OR_ALL = np.vstack((np.ones(3, int), np.eye(3, dtype=int)))
-"""One place too many in all three accesses, or in one of them."""
 
 
 def missing(call: Call) -> np.ndarray:
@@ -82,11 +48,13 @@ def missing(call: Call) -> np.ndarray:
 
 
 def neighbour_leaks(calls: Sequence[Call]) -> bool:
-    """Whether elements are missing where a neighbour is NaN or infinite, and all is right elsewhere."""
-    poisoned = [call for call in calls if len(call.case) > 3]
-    others = [result for call in calls if len(call.case) == 3 for result in call.result_tensors()]
-    right = not any(difference(mine, exact, 0.05) for mine, exact in others)
-    return right and any(missing(call).any() for call in poisoned)
+    """Whether a neighbour's NaN is in sums, and a group that fills its tile is right where there is none."""
+    results = [(call, *result) for call in calls for result in call.result_tensors()]
+    if any(len(np.unique(call.launches.stored(mine))) < mine.numel() for call, mine, _ in results):
+        return False
+    full = [each for each in results if tile_width(each[0].case[2]) == each[0].case[2]]
+    right = not any(difference(mine, exact, 0.05) for _, mine, exact in full if not exact.isnan().any())
+    return right and any(bool(missing(call).any()) for call in calls if call.case[-1] is True)
 
 
 def narrow_tile(calls: Sequence[Call]) -> bool:
@@ -131,33 +99,11 @@ def rows_too_close(calls: Sequence[Call]) -> bool:
     return bool(few) and all(left_over(call) for call in few)
 
 
-def widths_for_groups(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """What comes out when the number of groups is taken for their width, and the other way round."""
-    width, groups = bias.shape
-    matrices = elements_at(weight, torch.arange(groups * width * width).view(groups, width, width))
-    return reference(x, matrices, bias.reshape(groups, width))
-
-
 def bias_a_tile_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """What comes out when rows of bias are taken to begin as far apart as a tile is wide."""
     G, D = bias.shape
     places = torch.arange(G)[:, None] * tile_width(D) + torch.arange(D)
     return reference(x, weight, elements_at(bias, places))
-
-
-def matrix_rows_a_tile_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """What comes out when the rows of a matrix are taken to begin as far apart as a tile is wide."""
-    G, D = bias.shape
-    rows = torch.arange(D)[:, None] * tile_width(D) + torch.arange(D)
-    return reference(x, elements_at(weight, torch.arange(G)[:, None, None] * D * D + rows), bias)
-
-
-def matrices_a_tile_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """What comes out when a matrix is taken to have as many numbers as a tile."""
-    G, D = bias.shape
-    first = torch.arange(G)[:, None, None] * tile_width(D) ** 2
-    places = first + torch.arange(D)[:, None] * D + torch.arange(D)
-    return reference(x, elements_at(weight, places), bias)
 
 
 def weights_a_row_apart(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -184,15 +130,10 @@ grouped = Exercise(
         tuple({"batch": 4096, "groups": 100, "width": width} for width in (64, 100)),
     ),
     mistakes={
-        "neighbour": Mistake(*BEYOND, when=neighbour_leaks),
         "narrow-tile": Mistake(
             "Groups of up to 64 are right. What about groups of 160?",
             "A tile has to be as wide as a group, or wider: BD = max(16, triton.next_power_of_2(D)).",
             when=narrow_tile,
-        ),
-        "launches": Mistake(
-            "How many launches does your function make, those of PyTorch counted? What does each one cost?",
-            "One launch does all: axis 0 counts the groups, and the kernel adds the bias, too.",
         ),
         "first-group": Mistake(
             "Only the columns of group 0 were stored. Where in a row of x and of y does group 1 begin?",
@@ -211,69 +152,15 @@ grouped = Exercise(
             "A row holds all groups, one after the other: G * D numbers.",
             when=rows_too_close,
         ),
-        "swapped": Mistake(
-            "Which number comes first in the shape of bias, and in which order does the kernel take the two?",
-            "bias is (G, D). The kernel's arguments are R, G, D.",
-            gives=widths_for_groups,
-        ),
         "transposed": Mistake(
             "A weight is (D in, D out). Along which of the two does a sum run?",
             "A row of the tile times a column of w: k, the input, goes down w's rows. Nothing is turned.",
             gives=lambda x, weight, bias: reference(x, weight.mT, bias),
         ),
-        "no-bias": Mistake(
-            "What comes out is the product alone. Does anything that you loaded reach the store?",
-            "The bias of a column is added to all rows of the tile: [None, :] makes a row of it.",
-            gives=lambda x, weight, bias: reference(x, weight, 0 * bias),
-        ),
-        "no-mask": Mistake(
-            "Take D = 20. How many columns has the tile, and whose are the last of them?",
-            "The tile has 32, from 20 on the next group's. For which of them is each of your masks false?",
-            gives=masked(ALL, ALL, ALL) + masked(ALL, ALL),
-        ),
-        "only-loads": Mistake(
-            "The sums are right. To which columns does a program store, and whose are they?",
-            "What stands at its end goes over the next group's results. What kept them out of the loads?",
-            gives=masked(in_y=ALL),
-        ),
-        "one-load": Mistake(
-            *BEYOND,
-            gives=masked(ALL) + masked(0, ALL) + masked(0, ALL, only_rows=True),
-        ),
-        "off-by-one": Mistake(
-            "A group has D columns. What are the numbers of its first and of its last one?",
-            "They are 0 and D - 1, and D is the neighbour's first. Which of these does yours let in?",
-            gives=tuple(each for places in (*ONE_OR_ALL, *-ONE_OR_ALL) for each in masked(*places)),
-        ),
         "weight-stride": Mistake(
             "Group 0 is right. Where does the matrix of group 1 begin?",
             "Behind the D * D numbers of group 0's.",
             gives=weights_a_row_apart,
-        ),
-        "matrix-apart": Mistake(
-            "Group 0 is right. How many numbers has a matrix in memory?",
-            "D * D: they lie one behind the other. BD is only how wide the tile is.",
-            gives=matrices_a_tile_apart,
-        ),
-        "matrix-rows": Mistake(
-            "How far is it in memory from a row of a matrix to the row below?",
-            "D numbers: a matrix lies there without gaps. BD is only how wide the tile is.",
-            gives=matrix_rows_a_tile_apart,
-        ),
-        "first-weight": Mistake(
-            "Group 0 is right. Which weight does group 1 take?",
-            "A group's weight is D rows of D numbers: how many stand before that of group g?",
-            gives=lambda x, weight, bias: reference(x, weight[:1].expand_as(weight), bias),
-        ),
-        "unwritten": Mistake(
-            "Each group needs triton.cdiv(R, BM) programs. How many does your launch start?",
-            "Does the kernel read each axis as the launch counts it? Axis 0 has groups, axis 1 has rows.",
-            "A row of x and of y holds all groups, one after the other: the row below begins G * D further.",
-        ),
-        "stores-outside": Mistake(
-            "Is it the store's mask, or its address? How far is it to the next row, and to the next group?",
-            "A row holds all groups, so the next one begins G * D further, and the next group D further. "
-            "BD is only how wide the tile is. And the mask needs rows below R and columns below D.",
         ),
         "bias-row": Mistake(
             "Group 0 is right. Where in bias does the row of group 1 begin?",
@@ -283,5 +170,6 @@ grouped = Exercise(
                 bias_a_tile_apart,
             ),
         ),
+        "neighbour": Mistake(*BEYOND, when=neighbour_leaks),
     },
 )

@@ -2,14 +2,14 @@
 
 from labkit import kernels, work
 from labkit.exercises import judge
-from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, difference
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
 from labkit.exercises.properties import KERNEL_CASES, PRODUCT
 from labkit.measure.codegen import CompiledKernel
 from labkit.work.grouped import reference
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,34 +25,6 @@ ROWS = 64
 def part_inputs(rows: int, groups: int, width: int, per: int, poisoned: bool = False) -> dict[str, Any]:
     """Those of lesson 8, and so many tiles for each program."""
     return {**BEFORE["grouped"].inputs(rows, groups, width, poisoned), "per": per}
-
-
-def neighbour_leaks(calls: Sequence[Call]) -> bool:
-    """Whether elements are missing where a neighbour is NaN or infinite, and all is right elsewhere."""
-    poisoned = [call for call in calls if len(call.case) > 4]
-    others = [result for call in calls if len(call.case) == 4 for result in call.result_tensors()]
-    right = not any(difference(mine, exact, 0.05) for mine, exact in others)
-    return right and any(
-        (mine.isnan() & ~exact.isnan()).any() for call in poisoned for mine, exact in call.result_tensors()
-    )
-
-
-def last_tiles_only(calls: Sequence[Call]) -> bool:
-    """Whether of each program's tiles just the last one was stored."""
-    told = [call for call in calls if len(call.case) == 4 and call.case[3] > 1 and call.case[0] > ROWS]
-
-    def fits(call: Call) -> bool:
-        rows, _, _, per = call.case
-        ((mine, _),) = call.result_tensors()
-        tiles = -(-rows // ROWS)
-        last = [tile == min((tile // per + 1) * per, tiles) - 1 for tile in range(tiles)]
-        stored = ~mine.isnan().any(1)
-        return all(
-            bool((stored[tile * ROWS : (tile + 1) * ROWS] == is_last).all())
-            for tile, is_last in enumerate(last)
-        )
-
-    return bool(told) and all(map(fits, told))
 
 
 def programs(call: Call) -> int:
@@ -96,13 +68,6 @@ def waiting_loads(kernel: CompiledKernel) -> str:
 def without_per(gives: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The same, called with the number of tiles, too."""
     return lambda x, weight, bias, per: gives(x, weight, bias)
-
-
-def only_with_13(calls: Sequence[Call]) -> bool:
-    """Whether just the calls with another number of tiles a program are wrong."""
-    wrong = [any(difference(mine, exact, 0.05) for mine, exact in call.result_tensors()) for call in calls]
-    others = [call.case[3] != 13 for call in calls]
-    return any(wrong) and all(other for other, is_wrong in zip(others, wrong, strict=True) if is_wrong)
 
 
 def sums_go_on(every: bool) -> Callable[..., Tensor]:
@@ -176,37 +141,16 @@ stays = Exercise(
         )
         for name in (
             "transposed",
-            "no-bias",
             "weight-stride",
-            "matrix-rows",
-            "first-weight",
             "bias-row",
-            "one-load",
-            "swapped",
         )
     }
     | {
-        "neighbour": Mistake(*BEFORE["grouped"].mistakes["neighbour"].hints, when=neighbour_leaks),
-        "fixed-parts": Mistake(
-            "With 13 tiles a program it is right. What if `per` is another number?",
-            "Launch and kernel have to take `per` from the argument, both of them.",
-            when=only_with_13,
-        ),
-        "after-the-loop": Mistake(
-            "Which of a program's tiles are stored, all of them or the last one?",
-            "Each tile has a result of its own, so the store belongs into the loop.",
-            when=last_tiles_only,
-        ),
         "running-sum": Mistake(
             "The first tile of each program is right. What does your sum hold when the second one begins?",
             "In lesson 6 the sum went on along K. Here a tile has all of K, so each tile begins anew.",
             gives=(sums_go_on(False), sums_go_on(True)),
         ),
-        "unwritten": Mistake(
-            "Write down which rows a program stores for its second tile. Axis 0 has groups, axis 1 parts.",
-            "The launch is (G, triton.cdiv(triton.cdiv(R, 64), per)).",
-            "Program i on axis 1 has the tiles from i * per to i * per + per - 1, if there are so many.",
-        ),
-        "stores-outside": BEFORE["grouped"].mistakes["stores-outside"],
+        "neighbour": BEFORE["grouped"].mistakes["neighbour"],
     },
 )

@@ -2,7 +2,7 @@
 
 from labkit import kernels, work
 from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
-from labkit.exercises.properties import KERNEL_CASES, POINTWISE, READ_ONCE, elements_at
+from labkit.exercises.properties import KERNEL_CASES, POINTWISE, READ_ONCE
 from labkit.work.rms_norm import reference
 from labkit.work.softmax import reference as right_softmax
 
@@ -84,15 +84,6 @@ rows_norm = Exercise(
         dtype="float32",
     ),
     mistakes={
-        "unwritten": Mistake(
-            "Which rows has program 1, and which one is the first of them?",
-            "A program has ROWS rows, from tl.program_id(0) * ROWS on; there are triton.cdiv(rows, ROWS).",
-        ),
-        "scale-shape": Mistake(
-            "A tile is (ROWS, BLOCK). Which shape has the scale, and which the weight?",
-            "scale[:, None] stands upright beside the tile, one number for each row; w[None, :] lies flat.",
-            raises="Expected pointer argument to have shape|incompatible dimensions",
-        ),
         "all-rows": Mistake(
             "Rows get each other's scale. Along which axis does tl.sum add?",
             "A row lies along axis 1 of the tile: tl.sum(tile * tile, axis=1), a number for each row.",
@@ -102,13 +93,6 @@ rows_norm = Exercise(
             "Try a row of W ones: its root mean square is 1, so y is the weight. What is yours?",
             "tl.sum adds up. A mean divides the sum by how many numbers there are.",
             gives=row_norms(lambda m, H: torch.rsqrt(m * H + EPS)),
-        ),
-        "masked-number": Mistake(
-            "With 128 columns it is right, with 33 it is not. What do masked places add to the sum?",
-            "Nothing, if they hold 0: other=0.0.",
-            gives=lambda x, weight: (
-                weight * x * torch.rsqrt(mean(x * x) + (next_power_of_2(x.shape[1]) / x.shape[1] - 1) + EPS)
-            ),
         ),
         "block-for-row": Mistake(
             "With 128 columns it is right, with 33 it is not. Which two sizes are alike only sometimes?",
@@ -135,17 +119,6 @@ rows_norm = Exercise(
                 lambda m, H: (m + EPS).rsqrt(),
                 of=torch.positive,
             ),
-        ),
-        "no-weight": Mistake(
-            "The norm is right. Which argument have you not loaded?",
-            "Each column has a weight, the same for all rows.",
-            gives=lambda x, weight: reference(x, torch.ones_like(weight)),
-        ),
-        "weight-of-row": Mistake(
-            "The first row is right, the others are NaN. How many numbers has the weight?",
-            "W: its address has the column, and no row.",
-            gives=lambda x, weight: reference(x, elements_at(weight, torch.arange(x.numel())).view_as(x)),
-            when=lambda calls: any(call.loaded_outside for call in calls),  # so it is not the grid
         ),
     },
     **KERNEL_CASES,
@@ -310,16 +283,6 @@ softmax = Exercise(
                     total * torch.exp(new - top) + torch.exp(block - new).sum(1, keepdim=True)
                 )
             ),
-        ),
-        "no-sum": Mistake(
-            "To what do the results of a row add up?",
-            "To 1: each exponential is divided by the sum of all.",
-            gives=lambda x: torch.exp(x - x.amax(1, keepdim=True)),
-        ),
-        "block-maximum": Mistake(
-            "What if a later block has a much smaller maximum than an earlier one?",
-            "Keep the larger one: new = tl.maximum(top, tl.max(value, axis=0)).",
-            gives=online(own=True),
         ),
         "old-sum": Mistake(
             "Rows of one block are right. What was subtracted in the sum so far, and what in the new block?",

@@ -1,12 +1,11 @@
 """Tasks of lesson 12: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels, work
-from labkit.exercises import common_hints
-from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, difference
-from labkit.exercises.properties import KERNEL, KERNEL_CASES, NO_OTHER, POINTWISE, READ_ONCE
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
+from labkit.exercises.properties import ATOMICS, KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE, large_reads
 from labkit.work.rms_norm import reference as norm
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -85,36 +84,6 @@ def with_dx(*formulas: Formula) -> tuple[Any, ...]:
     return tuple(map(gradients, formulas))
 
 
-def lost(t: Tensor) -> Tensor:
-    """NaN in the place of all numbers, but where a row fills its block: it has no masked places there."""
-    return t if next_power_of_2(t.shape[-1]) == t.shape[-1] else torch.full_like(t, torch.nan)
-
-
-def only_dx_lost(*given: Any) -> tuple[Tensor, Tensor]:
-    dx, dw = gradients()(*given)
-    return lost(dx), dw
-
-
-def both_lost(*given: Any) -> tuple[Tensor, Tensor]:
-    dx, dw = gradients()(*given)
-    return lost(dx), lost(dw)
-
-
-def atomics(call: Call) -> str:
-    """Whether the weight's gradient is added up in whatever order the programs come."""
-    return "there is an atomic addition, in an order that is never the same." if call.launches.atomics else ""
-
-
-def large_reads(call: Call) -> list[str]:
-    """PyTorch's operations that read as much as x, in float32."""
-    x = call.passed["x"]
-    if not x.is_contiguous() or x.dtype is not torch.float32:
-        return []
-    own = {kernel.__name__ for kernel, _ in call.launches.kernels}
-    reads = zip(call.launches.names, call.launches.read, strict=True)
-    return [name for name, size in reads if name not in own and size >= 4 * x.numel()]
-
-
 def many_parts(call: Call) -> str:
     """A sum by PyTorch that reads as much as x, where few parts are enough."""
     large = large_reads(call) if call.case[0] >= 4 * call.case[2] else []
@@ -156,37 +125,7 @@ PARTS = Property(
 )
 
 
-def parts_missing(calls: Sequence[Call]) -> bool:
-    """Whether dx is right everywhere, and the weight's gradient is NaN where there are several parts."""
-    found = False
-    for call in calls:
-        (dx, right_dx), (dw, right_dw) = call.result_tensors()
-        if call.stored_outside or difference(dx, right_dx, 0.05):
-            return False
-        found = found or bool((dw.isnan() & ~right_dw.isnan()).all())
-    return found
-
-
-def unwritten(call: Call) -> str:
-    """Part of dx that is NaN, which is what memory holds that nobody has written."""
-    dx, right = call.result_tensors()[0]
-    missing = dx.isnan() & ~right.isnan()
-    misread = call.launches.unfilled or call.loaded_outside or call.layout != "contiguous"
-    if missing.any() and not misread:
-        return f"{int(missing.sum())} of {dx.numel()} elements of dx were never stored."
-    return ""
-
-
-UNWRITTEN = Property("unwritten", unwritten, *common_hints.UNWRITTEN, before_values=True)
-ATOMICS = Property(
-    "atomics",
-    atomics,
-    "In which order do the programs add, and is the sum's last digit the same each time?",
-    "Store each part to a row of its own in `parts`. PyTorch adds them up in one order.",
-    before_values=True,
-)
 MISTAKES = {
-    "no-other": Mistake(*NO_OTHER.hints, gives=(both_lost, only_dx_lost)),
     "mean-term": Mistake(
         "Double x in one row: y stays as it is. So what is the sum of dx times x over a row?",
         "Zero, nearly. The term that makes it so is u times the mean, taken away from w g.",
@@ -222,16 +161,6 @@ MISTAKES = {
         "s is one over the root of the mean square: tl.rsqrt(... + 1e-6).",
         gives=(gradients(scale=lambda m, W: (m + EPS).sqrt()), gradients(scale=lambda m, W: 1 / (m + EPS))),
     ),
-    "parts-missing": Mistake(
-        "dx is right. To which row of `parts` does a program store, and who stores to the others?",
-        "Each program has a row of its own there, number tl.program_id(0), of W numbers.",
-        when=parts_missing,
-    ),
-    "stores-outside": Mistake(
-        "Is it the store's mask, or its address? How many rows has the tensor that you store to?",
-        "dx has as many rows as x, and `parts` has one for each program. A row has W numbers. BLOCK is only "
-        "how wide the block is, and what lies beyond W has to be masked.",
-    ),
     "sum-for-mean": Mistake(
         "With one column it is right. What is W times too large?",
         "Both means are sums divided by W, and tl.sum adds up.",
@@ -253,23 +182,10 @@ MISTAKES = {
             gradients(dw=lambda g, w, u, s, x, i=i: g * (x, w * u, 1 + 0 * x, s)[i]) for i in range(4)
         ),
     ),
-    "summed-dw": Mistake(
-        "How many numbers has the weight's gradient, and how many does each row add to it?",
-        "W of both: nothing of it is summed over a row.",
-        gives=gradients(dw=lambda g, w, u, s, x: (g * u).sum(-1, keepdim=True).expand_as(x)),
-    ),
     "eps": Mistake(
         "Small rows are wrong. What is added to the mean square, and where?",
         "1e-6, under the root: tl.rsqrt(tl.sum(value * value, axis=0) / W + 1e-6).",
         gives=gradients(scale=lambda m, W: m.rsqrt()),
-    ),
-    "dtype": Mistake(
-        "Each of the two results has the dtype of what it is a gradient of. Which are these?",
-        "dx has that of x. The sum of the parts is float32: .to(weight.dtype).",
-    ),
-    "form": Mistake(
-        "Which of your two results has the shape of x?",
-        "dx, (rows, W), comes first; the weight's gradient, (W,), comes second: the sum of the parts.",
     ),
 }
 
@@ -303,7 +219,6 @@ row_backward = Exercise(
         ATOMICS,
         PARTS,
         *POINTWISE[1:],
-        UNWRITTEN,
         READ_ONCE,
         Property(
             "read-by-pytorch",
@@ -317,11 +232,6 @@ row_backward = Exercise(
     right="x and dy are read once, and each row's sums are made once.",
     race=race(256, 512),
     mistakes={
-        "unwritten": Mistake(
-            "Is each row of dx and of `parts` stored? Who should have?",
-            "A program has one row, so there are as many programs as rows, and as many rows of parts. Its "
-            "block has to hold all W numbers of a row.",
-        ),
         "dw-rows": Mistake(
             "Of how many rows are the parts in what you return?",
             "Of all: parts.sum(0) adds up the rows of `parts`.",
@@ -349,7 +259,6 @@ few_backward = Exercise(
         ATOMICS,
         PARTS,
         *POINTWISE[1:],
-        UNWRITTEN,
         READ_ONCE,
         Property(
             "many-parts",
@@ -369,10 +278,6 @@ few_backward = Exercise(
     right="x and dy are read once, dx is written once, and the parts are few, in one order.",
     race=race(256, 512, counted=False),  # with as few rows as are counted each program has one
     mistakes={
-        "unwritten": Mistake(
-            "Which rows does your loop go through? Where does dx's store stand, and where does it go?",
-            "for row in range(tl.program_id(0), rows, tl.num_programs(0)): each turn stores dx of its row.",
-        ),
         "dw-rows": Mistake(
             "A program has several rows. How many of them are in what it stores of the weight's gradient?",
             "dw begins with zeros before the loop, each row adds its part, and it is stored after the loop.",
@@ -380,18 +285,6 @@ few_backward = Exercise(
                 gradients(rows=lambda terms, programs: terms[-min(programs, len(terms)) :]),
                 gradients(rows=lambda terms, programs: terms[: min(programs, len(terms))]),
                 gradients(dw=lambda g, w, u, s, x: 0 * x),
-            ),
-        ),
-        "all-rows": Mistake(
-            "How often does each row go into the weight's gradient, if every program takes all of them?",
-            "Program p begins with row p, and goes on by as many rows as there are programs.",
-            gives=(
-                gradients(rows=lambda terms, programs: terms * min(programs, len(terms))),
-                gradients(
-                    rows=lambda terms, programs: (
-                        terms * torch.arange(1, len(terms) + 1).clamp(max=min(programs, len(terms)))[:, None]
-                    )
-                ),
             ),
         ),
         **MISTAKES,

@@ -53,11 +53,6 @@ STEP_MISTAKES = {
         "One of a and b multiplies the old state and nothing else, the other is added as it is.",
         gives=tuple(map(states_with_step, WRONG_STEPS)),
     ),
-    "first-state": Mistake(
-        "Let T be 1. What is h then, and what does yours come to?",
-        "It is b: the state before the first step is zeros, and step 0 is a step like any other.",
-        gives=lambda a, b, *_: right_states(a, torch.cat((b[:, :1] * (1 + a[:, :1]), b[:, 1:]), 1)),
-    ),
 }
 
 
@@ -96,10 +91,6 @@ recurrence = Exercise(
             "How many steps of each sequence are stored? When should a step be stored?",
             "In the loop, as soon as it is there: the store belongs to each step, and to its address.",
             when=only_last_step,
-        ),
-        "unwritten": Mistake(
-            "Let B be 2 and T be 3, and write down where each step of a sequence is stored. Who is left out?",
-            "Steps lie H apart, sequences T * H, and a sequence has triton.cdiv(H, BLOCK) programs.",
         ),
         **STEP_MISTAKES,
         "another-round": Mistake(
@@ -197,11 +188,6 @@ ahead = Exercise(
             "Which tuple holds the blocks of this round's steps, and which those of the next one's?",
             "now_a and now_b are this round's. What is appended in this round is for the next one.",
             gives=blocks_of(lambda t, U: t + U),
-        ),
-        "one-block": Mistake(
-            "A tuple has U blocks. Which one does each turn take?",
-            "now_a[u], with the u of the unrolled loop: each of the U turns takes its own.",
-            gives=blocks_of(lambda t, U: t // U * U),
         ),
         "first-round": Mistake(
             "The first U steps are right. From which end does `coming_a[u]` count? Who drops used blocks?",

@@ -6,7 +6,7 @@ from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
 from labkit.exercises.properties import KERNEL_CASES, POINTWISE, READ_ONCE
 from labkit.work.rms_recurrence import reference as pytorch_loop
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -104,19 +104,6 @@ NORM_MISTAKES = {
         "Of x = a * state + b.",
         gives=states_with(norm_of_step),
     ),
-    "no-norm": Mistake(
-        "Try it with a = 1 and b = 1: each h should be 1, but for the weight. What is yours?",
-        "x grows and grows. Each step divides it by its root mean square.",
-        gives=(
-            normed_with(lambda m, H: torch.ones_like(m)),
-            normed_with(lambda m, H: torch.ones_like(m), weighted=False),
-        ),
-    ),
-    "no-weight": Mistake(
-        "The norm is right. Which argument have you not loaded?",
-        "Each feature has a weight, the same at all steps and in all sequences.",
-        gives=normed_with(weighted=False),
-    ),
     "no-carry": Mistake(
         "Step 0 is right. Which name does the next step read, and which one do you set?",
         "The state begins with zeros before the loop, and each step sets it anew.",
@@ -146,14 +133,6 @@ NORM_MISTAKES = {
             normed_with(lambda m, H: m.rsqrt()),
             normed_with(lambda m, H: 1 / (m.sqrt() + EPS)),
             normed_with(lambda m, H: (m + EPS / H).rsqrt()),
-        ),
-    ),
-    "mean-of-u": Mistake(
-        "Which comes first: the square of each number, or the sum?",
-        "Square each number, then add up: tl.sum(x * x, axis=0).",
-        gives=(
-            normed_with(lambda m, H: (m * m + EPS).rsqrt(), torch.positive),
-            normed_with(lambda m, H: (m + EPS).rsqrt(), torch.positive),
         ),
     ),
 }
@@ -190,11 +169,6 @@ def other_warps(call: Call) -> str:
     return ""
 
 
-def loaded_too_much(calls: Sequence[Call]) -> bool:
-    """Whether masked places are loaded as well: each belongs to another step."""
-    return any(len(call.launches.loaded(call.passed["b"])) > call.passed["b"].numel() for call in calls)
-
-
 ONE_WARP = Property(
     "warps",
     warps,
@@ -215,16 +189,7 @@ normed = Exercise(
     race=race(512),
     mistakes={
         "last-step": BEFORE["recurrence"].mistakes["last-step"],
-        "unwritten": Mistake(
-            "Let B be 2, T be 3 and H be 200. Which steps, and which features, did nobody store?",
-            "Steps lie H apart, sequences T * H, and one program has all features of its sequence.",
-        ),
         **NORM_MISTAKES,
-        "unmasked": Mistake(
-            "What do the places from H to BLOCK load, and what do they add to the sum?",
-            "Mask each load by feature < H, with other=0.0: zeros add nothing to a sum of squares.",
-            when=loaded_too_much,
-        ),
     },
 )
 

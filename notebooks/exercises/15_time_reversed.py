@@ -109,24 +109,10 @@ backward = Exercise(
                 gradients(last=lambda h: torch.cat((0 * h[:, :1], h[:, 1:]), 1)),
             ),
         ),
-        "first-step": Mistake(
-            "All steps but the first are right. Which state was there before step 0?",
-            "Zeros. H places before step 0 lies another sequence, or nothing: mask that load by t > 0.",
-            gives=gradients(last=lambda h: torch.cat((h[:, :1], h[:, :-1]), 1)),
-        ),
         "before-the-first": Mistake(
             "What lies H places before the first step of a sequence?",
             "Another sequence, or nothing. The state before step 0 is zero: mask this load by t > 0.",
             when=wrong_at_first,
-        ),
-        "form": Mistake(
-            "Two gradients come back. In which order, and of which shapes?",
-            "In the order of forward's arguments: da and db, both (B, T, H).",
-        ),
-        "swapped": Mistake(
-            "Two gradients come back. Which of them needs a state?",
-            "da = g * h_(t-1), and it is stored to da; db is g alone.",
-            gives=lambda dh, a, h: gradients()(dh, a, h)[::-1],
         ),
     },
 )
@@ -254,11 +240,6 @@ reset = Exercise(
             "Nothing: da is zero at this step.",
             gives=step_by_step(da=lambda new, g, last: g * last),
         ),
-        "of-a-sequence": Mistake(
-            "Where does the second sequence's reset begin?",
-            "Behind the T numbers of the first one: reset + sequence * T + t, and no features.",
-            gives=lambda dh, a, h, reset: step_by_step()(dh, a, h, reset[:1].expand_as(reset)),
-        ),
         "inverted": Mistake(
             "Where reset is true, which of its two values does tl.where choose?",
             "The first one: tl.where(new, 0.0, ...).",
@@ -279,10 +260,5 @@ reset = Exercise(
             "NaN, and a gate may be infinite, too. Choose the whole product: tl.where(new, 0.0, gate * g).",
             gives=TIMES_ZERO,
         ),
-        "swapped": Mistake(
-            *backward.mistakes["swapped"].hints,
-            when=in_finite_calls(lambda dh, a, h, reset: with_resets()(dh, a, h, reset)[::-1]),
-        ),
-        **{name: backward.mistakes[name] for name in ("form",)},
     },
 )

@@ -4,7 +4,6 @@ from labkit import kernels, work
 from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, difference
 from labkit.exercises.properties import FEWEST, KERNEL_CASES, PRODUCT, ROUNDED_ONCE, ROUNDED_TWICE
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -52,12 +51,6 @@ def reset_before(h: Tensor, i: Thirds, w: Thirds, b: Thirds) -> Tensor:
 def matrices_apart(rows: int, h: Tensor, i: Thirds, w: Thirds, b: Thirds) -> Tensor:
     """A step whose three matrices begin so many rows apart."""
     return cell(h, i, [torch.cat([*w])[k * rows :][: h.shape[1]] for k in range(3)], b)
-
-
-def with_columns(h: Tensor, i: Thirds, w: Thirds, b: Thirds) -> Tensor:
-    """A step that takes the numbers of the columns for the candidate."""
-    z = torch.sigmoid(i[1] + linear(h, w[1], b[1]))
-    return (1 - z) * torch.arange(h.shape[1], dtype=h.dtype, device=h.device) + z * h
 
 
 def rows_apart(gates: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -138,10 +131,6 @@ gru = Exercise(
     properties=(*(each for each in PRODUCT if each is not ROUNDED_ONCE), WEIGHTS_ONCE, ROUNDED_CARRY),
     **KERNEL_CASES,
     mistakes={
-        "unwritten": Mistake(
-            "Let B be 17 and T be 3. Which states did nobody write, and who should have?",
-            "A program has 16 sequences, T * H numbers apart. Within a sequence, steps lie H apart.",
-        ),
         "row-length": Mistake(
             "How many numbers of `gates` has one step of one sequence?",
             "Three thirds of H numbers: steps lie 3 * H apart, the thirds H.",
@@ -185,35 +174,10 @@ gru = Exercise(
             "The product of h and its bias are made first, with h itself, and r multiplies their sum.",
             gives=states(reset_before),
         ),
-        "no-r": Mistake(
-            "Your r is computed. Where is it used?",
-            "In the candidate: it multiplies W_hn h + b_hn.",
-            gives=states(lambda h, i, w, b: cell(h, (i[0] + math.inf, *i[1:]), w, b)),
-        ),
         "blend": Mistake(
             "Let z be 1. Which of candidate and old state should be left?",
             "The old one: z multiplies h, and 1 - z the candidate.",
             gives=states(lambda h, *thirds: cell(h, *([each[0], -each[1], each[2]] for each in thirds))),
-        ),
-        "columns": Mistake(
-            "Which name has two meanings in your kernel?",
-            "`n` is the columns' numbers. The candidate needs another name, also in the last line of a step.",
-            gives=states(with_columns),
-        ),
-        "no-tanh": Mistake(
-            "Between which two numbers should the candidate lie?",
-            "tanh of the whole sum brings it between -1 and 1.",
-            gives=states(partial(cell, curve=lambda candidate: candidate)),
-        ),
-        "operand-dtype": Mistake(
-            "Which dtype has the state, and which the weights? tl.dot multiplies two blocks of one dtype.",
-            "Give it the state rounded: state.to(w_r.dtype). The state itself stays float32.",
-            raises="Both operands must be same dtype",
-        ),
-        "n-twice": Mistake(
-            "An address has become a number between -1 and 1. Which name has two meanings in your kernel?",
-            "`n` is the columns, which the next store and the next loads need. Call the candidate otherwise.",
-            raises="invalid operands of type pointer.*float",
         ),
     },
     race=RaceSpec(

@@ -52,22 +52,6 @@ def device_first(host: float, device: float, traffic: float, arithmetic: float) 
     return chosen | {"wall": max(host, chosen["wall"])}
 
 
-def changed(change: Callable[[float, float, float], float]) -> Callable[..., Entry]:
-    """The right choice with another wall, made of host, device and the right one."""
-
-    def gives(host: float, device: float, traffic: float, arithmetic: float) -> Entry:
-        chosen = right_choice(host, device, traffic, arithmetic)
-        return chosen | {"wall": change(host, device, chosen["wall"])}
-
-    return gives
-
-
-def host_gone(host: float, device: float, traffic: float, arithmetic: float) -> Entry:
-    """Without the host nothing is left of the wall but what the device takes beyond it."""
-    chosen = right_choice(host, device, traffic, arithmetic)
-    return chosen | ({"wall": host - device} if chosen["entry"] == "host" else {})
-
-
 def two_parts(host: float, device: float, traffic: float, arithmetic: float) -> Entry:
     """Nothing is unexplained."""
     if host >= device:
@@ -75,20 +59,6 @@ def two_parts(host: float, device: float, traffic: float, arithmetic: float) -> 
     parts = {"traffic": traffic, "arithmetic": arithmetic}
     entry = max(parts, key=lambda name: parts[name])
     return {"entry": entry, "wall": max(host, device - parts[entry])}
-
-
-def rest_of(over: Callable[[float, float], float]) -> Callable[..., Entry]:
-    """The unexplained part taken from one of the others only, or from the longer one."""
-
-    def gives(host: float, device: float, traffic: float, arithmetic: float) -> Entry:
-        if host >= device:
-            return {"entry": "host", "wall": device}
-        rest = device - over(traffic, arithmetic)
-        parts = {"traffic": traffic, "arithmetic": arithmetic, "unexplained": rest}
-        entry = max(parts, key=lambda name: parts[name])
-        return {"entry": entry, "wall": max(host, device - parts[entry])}
-
-    return gives
 
 
 choose = Exercise(
@@ -118,33 +88,10 @@ choose = Exercise(
             "The host still takes its time: the wall is the longer one, whatever became of the device.",
             gives=partial(without_part, False),
         ),
-        "added": Mistake(
-            "Do host and device work one after the other, or at the same time?",
-            "At the same time: what is left is the longer of the two, and not their sum.",
-            gives=partial(without_part, True),
-        ),
-        "host-gone": Mistake(
-            "When the host takes no time any more, how long does the device take?",
-            "As long as before: that is the wall then.",
-            gives=host_gone,
-        ),
-        "gain": Mistake(
-            "Which of the two was asked for: the wall that is left, or how many times as fast it is?",
-            "The wall that is left, in microseconds.",
-            gives=(
-                changed(lambda host, device, wall: max(host, device) / wall),
-                changed(lambda host, device, wall: max(host, device) - wall),
-            ),
-        ),
         "no-rest": Mistake(
             "Traffic 40 µs and arithmetic 30, of 200 on the device. How much is neither?",
             "130 µs, and that is an entry, too: `unexplained`.",
             gives=two_parts,
-        ),
-        "rest-of-one": Mistake(
-            "What is left of the device's time when both traffic and arithmetic are taken off?",
-            "device - traffic - arithmetic.",
-            gives=(rest_of(lambda t, a: t), rest_of(lambda t, a: a), rest_of(max)),
         ),
     },
 )
@@ -226,10 +173,6 @@ twice = Exercise(
         counted=False,
     ),
     mistakes={
-        "unwritten": Mistake(
-            "Let B be 2, T be 3 and H be 140. Who stores the last step of the last sequence, feature 139?",
-            "u has B * T rows of H numbers, and gates as many of 2 * H. triton.cdiv(H, BLOCK) programs each.",
-        ),
         "row-length": Mistake(
             "How many numbers of `gates` has one step of one sequence?",
             "2 * H: H logits, then H candidates. In u a step has H.",
@@ -242,11 +185,6 @@ twice = Exercise(
                 lambda gates: states()(torch.cat(gates.chunk(2, -1)[::-1], -1)),
                 lambda gates: states()(torch.cat((gates.chunk(2, -1)[0],) * 2, -1)),
             ),
-        ),
-        "no-sigmoid": Mistake(
-            "Between which two numbers should a gate lie?",
-            "z is the sigmoid of the logit: tl.sigmoid, of a float32 number.",
-            gives=states(curve=lambda logits: logits),
         ),
         "blend": Mistake(
             "Let z be 1. Which should be left: the old state, or the new one?",
@@ -261,26 +199,6 @@ twice = Exercise(
             "Step 0 by hand, with z = 1: s is c. What is u then, and what is yours?",
             "The second recurrence takes s of this step, not of the one before: make s first.",
             gives=states(old_first),
-        ),
-        "first-stored": Mistake(
-            "There are two states. Which of them is the result?",
-            "u: s stays in its registers.",
-            gives=states(keep=0),
-        ),
-        "candidate-twice": Mistake(
-            "What does the second recurrence smooth: the candidates, or what the first one made of them?",
-            "s, as it is after this step.",
-            gives=states(lambda s, u, z, c: ((1 - z) * s + z * c, (1 - z) * u + z * ((1 - z) * u + z * c))),
-        ),
-        "not-gated": Mistake(
-            "Each recurrence has a z and a 1 - z. Where are the two of the second one?",
-            "u is (1 - z) times the old u, plus z times s.",
-            gives=(
-                states(
-                    lambda s, u, z, c: (right_step(s, u, z, c)[0], (1 - z) * u + right_step(s, u, z, c)[0])
-                ),
-                states(lambda s, u, z, c: (right_step(s, u, z, c)[0], u + z * right_step(s, u, z, c)[0])),
-            ),
         ),
         "no-carry": Mistake(
             "Step 0 is right. Which s and u does step 1 begin with?",

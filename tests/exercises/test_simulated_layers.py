@@ -30,9 +30,7 @@ def test_reading_the_clock_does_not_wait_for_the_device_and_synchronizing_does(g
     gpu.synchronize()
     assert gpu.clock_us() - start == pytest.approx(5 + 140 + 100 + 8, abs=0.1)
     assert not gpu.log[-1].pending
-    shape = (1, 1000)
-    events = [(entry.event, entry.shape) for entry in gpu.log]
-    assert events[:4] == [("draw", shape), ("compile", shape), ("call", shape), ("synchronize", None)]
+    assert [entry.event for entry in gpu.log[:4]] == ["draw", "compile", "call", "synchronize"]
 
 
 def test_the_first_call_compiles_a_layer_and_some_calls_are_slow(gpu):

@@ -114,17 +114,28 @@ def linears(groups=3, d_in=20, d_out=24, **options):
     return Usual(nn.Linear(d_in, d_out, **options) for _ in range(groups))
 
 
+def made_of(layers):
+    """The module with the parameters of these layers."""
+    each = [dict(layer.named_parameters()) for layer in layers]
+    state = {"weight": torch.stack([one["weight"].T for one in each])}
+    if "bias" in each[0]:
+        state["bias"] = torch.stack([one["bias"] for one in each])
+    made = GroupedLinear(*state["weight"].shape, bias="bias" in state, device=state["weight"].device)
+    made.load_state_dict(state)
+    return made
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("leading", [(37,), (2, 5), ()], ids=str)
 def test_it_is_a_list_of_linear_layers(leading, bias):
     layers, x = linears(bias=bias).to(gpu.device()), torch.randn(*leading, 60, device=gpu.device())
-    made = GroupedLinear.from_linears(layers)
+    made = made_of(layers)
     assert_close(made(x), layers.double()(x.double()))
 
 
 def test_its_parameters_are_like_any_others():
     layers = linears()
-    made, x = GroupedLinear.from_linears(layers).to(gpu.device()), torch.randn(7, 60, device=gpu.device())
+    made, x = made_of(layers).to(gpu.device()), torch.randn(7, 60, device=gpu.device())
     state = {"weight": (3, 20, 24), "bias": (3, 24)}
     assert {name: tuple(value.shape) for name, value in made.state_dict().items()} == state
     assert torch.equal(made.weight[1].cpu(), layers[1].weight.T) and made.weight.is_contiguous()
@@ -132,37 +143,6 @@ def test_its_parameters_are_like_any_others():
     assert_close(torch.func.functional_call(made, doubled, x), 2 * made(x).double())
     normed = nn.utils.parametrizations.weight_norm(copy.deepcopy(made))
     assert_close(normed(x), made(x).double())
-
-
-UNLIKE = {
-    "of two shapes": lambda: [nn.Linear(4, 5), nn.Linear(5, 4)],
-    "one without a bias": lambda: [nn.Linear(4, 5), nn.Linear(4, 5, bias=False)],
-    "of two dtypes": lambda: [nn.Linear(4, 5), nn.Linear(4, 5, dtype=bf16)],
-    "on two devices": lambda: [nn.Linear(4, 5), nn.Linear(4, 5, device="meta")],
-    "one frozen": lambda: [nn.Linear(4, 5), nn.Linear(4, 5).requires_grad_(False)],
-}
-
-
-@pytest.mark.parametrize("kind", UNLIKE)
-def test_layers_that_do_not_go_together_are_refused(kind):
-    with pytest.raises(ValueError, match=r"^linears: should be of one shape, dtype and device.* 2 kinds"):
-        GroupedLinear.from_linears(UNLIKE[kind]())
-    for others in ([], [nn.Linear(4, 5), nn.Conv1d(4, 5, 1)]):
-        with pytest.raises(ValueError, match=r"^linears: should be one or more nn.Linear$"):
-            GroupedLinear.from_linears(others)
-
-
-def test_layers_are_copied_with_their_dtype_and_stay_frozen_or_evaluated():
-    layers = linears(dtype=bf16).eval()
-    for layer in layers:
-        layer.bias.requires_grad_(False)
-    made = GroupedLinear.from_linears(layer for layer in layers)
-    assert {p.dtype for p in made.parameters()} == {bf16} and not made.training
-    assert made.weight.requires_grad and not made.bias.requires_grad
-    before = made.weight.clone()
-    with torch.no_grad():
-        layers[0].weight.zero_()
-    assert torch.equal(made.weight, before)
 
 
 def test_it_is_drawn_as_linear_layers_are():
@@ -174,7 +154,7 @@ def test_it_is_drawn_as_linear_layers_are():
 
 def test_training_follows_the_curve_of_the_list():
     first, last = linears(), linears(3, 24, 20)
-    ours = nn.Sequential(GroupedLinear.from_linears(first), nn.GELU(), GroupedLinear.from_linears(last))
+    ours = nn.Sequential(made_of(first), nn.GELU(), made_of(last))
     op.assert_trains_alike(nn.Sequential(first, nn.GELU(), last), ours, 60)
 
 

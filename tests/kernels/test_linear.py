@@ -1,4 +1,4 @@
-"""labkit.kernels.linear: the product and its epilogues on awkward shapes, their gradients and plans."""
+"""labkit.kernels.linear: the product on awkward shapes, its gradients and plans."""
 
 import itertools
 import math
@@ -8,21 +8,21 @@ import cases
 import operators as op
 import pytest
 import torch
-from cases import ACTIVATIONS, with_bias, with_weight
+from cases import with_weight
 from operators import assert_close, bf16, drawn, fp16, fp32, limits_of, meta
 from products import KERNELS, kept_is_right
 
 import labkit
 from labkit.kernels import common, linear
-from labkit.kernels.linear import linear_act, matmul
+from labkit.kernels.linear import matmul
 from labkit.kernels.mlp import geglu_mlp
 from labkit.measure import correctness, launch_counts
 
-GELU = cases.linear_act("gelu_tanh", with_bias(40))
+PRODUCT = cases.matmul(40)
 LIBRARY_IS_FAST = linear.library_is_fast
 
-SHAPES = ((64, 128), (37, 33), (70, 40), (1, 1), (3, 5, 24), (19,), (16,), (0, 8), (4, 0), (2, 0, 3))
-"""Full; ragged, by pointers and by descriptors; one element; three dimensions; one; no rows; K = 0."""
+SHAPES = ((64, 128), (37, 33), (70, 40), (1, 1), (0, 8), (4, 0))
+"""Full; ragged, copied and by descriptors; one element; no rows; K = 0."""
 
 
 @pytest.fixture(autouse=True)
@@ -39,23 +39,10 @@ def rule(monkeypatch, kernel_alone):
 # --- right on every shape -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("make", [with_bias, with_weight])
-def test_linear_act_is_right(activation, make):
-    """z and its gradient are rounded on the way from the output to the gradients of the inputs."""
-    whole = activation == "gelu_tanh"  # the tiles and the host's part are the same for all
-    layouts = correctness.LAYOUTS if whole and make is with_bias else ("contiguous",)
-    case = cases.linear_act(activation, make(40))
-    op.examine(case, *SHAPES[: None if whole else 4], layouts=layouts, roundings=3)
-    if whole:
-        op.examine(case._replace(inputs=make(33)), (37, 33), (70, 40), roundings=3)
-
-
 @pytest.mark.parametrize("out", [40, 33])
 def test_matmul_is_right(out):
-    matrices = [shape for shape in SHAPES if len(shape) == 2]
     layouts = correctness.LAYOUTS if out == 40 else ("contiguous",)
-    op.examine(cases.matmul(out), *matrices, layouts=layouts, roundings=2)
+    op.examine(cases.matmul(out), *SHAPES, layouts=layouts, roundings=2)
 
 
 def test_a_single_row_may_have_a_stride_that_no_descriptor_takes():
@@ -63,68 +50,13 @@ def test_a_single_row_may_have_a_stride_that_no_descriptor_takes():
     x, weight = torch.randn(2, 5, 19, device=labkit.gpu.device())[..., :16]
     for first, second in ((x[:1], weight), (x, weight[:1])):
         assert_close(matmul(first, second), first.double() @ second.double().T)
-    assert_close(linear_act(x[:1], weight[:1], None, "none"), x[:1].double() @ weight[:1].double().T)
-
-
-def test_an_inner_size_of_zero_leaves_the_activation_of_the_bias():
-    x, weight, bias = drawn(with_bias(5), 3, 0)
-    for activation, plain in ACTIVATIONS.items():
-        assert_close(linear_act(x, weight, bias, activation), plain(bias).expand(3, 5))
-        assert not linear_act(x, weight, None, activation).any()
-    assert torch.equal(linear_act(x, weight, bias), linear_act(x, weight, bias, "gelu_tanh"))
 
 
 @pytest.mark.parametrize("dtype", [bf16, fp16], ids=str)
 def test_a_deep_sum_is_rounded_once(dtype):
     """Sums in 16 bits, or parts of them, would be far outside: 128 tiles are added here."""
-    x, weight, bias = drawn(with_bias(24), 20, 4096, dtype=dtype)
-    exact = [t.double() for t in (x, weight, bias)]
-    op.assert_rounded_once(matmul(x, weight), exact[0] @ exact[1].T)
-    for activation in ACTIVATIONS:
-        op.assert_rounded_once(
-            linear_act(x, weight, bias, activation),
-            cases.linear_act(activation, with_bias(24)).reference(*exact),
-            times=2,
-        )
-
-
-@pytest.mark.parametrize("activation", ["relu", "gelu_tanh", "silu"])
-@pytest.mark.parametrize("multiprocessors", [1, 132])
-@pytest.mark.parametrize("dtype", [bf16, fp16, fp32], ids=str)
-def test_dz_and_its_sum_are_rounded_once_however_rows_are_shared(
-    monkeypatch, activation, multiprocessors, dtype
-):
-    op.pretend(monkeypatch, common.DeviceLimits(multiprocessors, 0, True), linear)
-    for rows, columns in ((600, 130), (1, 3)):
-        dy, z = drawn(
-            lambda shape: (torch.randn(shape), torch.randn(shape) + 0.5), rows, columns, dtype=dtype
-        )
-        leaf = z.double().requires_grad_()
-        (want,) = torch.autograd.grad(ACTIVATIONS[activation](leaf), leaf, dy.double())
-        dz, dbias = linear.linear_dz(dy, z, activation, True)
-        assert dz.stride(0) * dz.itemsize % 16 == 0 and not dz[:, columns:].any(), "zeros behind each row"
-        for got, exact in ((dz[:, :columns], want), (dbias, want.sum(0))):
-            assert_close(got, exact, dtype)
-            if dtype is not fp32 and rows > 1:  # of few numbers the error is a matter of luck
-                op.assert_rounded_once(got, exact, times=2)
-        assert not linear.linear_dz(dy, z, activation, False)[1].numel(), "what nobody wants is not summed"
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("dtype", correctness.DTYPES, ids=str)
-def test_relu_and_its_gradient_are_pytorchs_at_nan_zero_and_infinity(dtype):
-    """NaN stays NaN and its gradient passes; at 0 and below there is none, even an infinite one."""
-    values = [math.nan, 0.0, -0.0, 1.0, -1.0, math.inf, -math.inf]
-    z, dy = (t.to(labkit.gpu.device(), dtype).contiguous() for t in torch.meshgrid(
-        torch.tensor(values), torch.tensor([1.0, -2.0, math.nan, math.inf]), indexing="ij"))  # fmt: skip
-    leaf = z.clone().requires_grad_()
-    (want,) = torch.autograd.grad(torch.relu(leaf), leaf, dy)
-    dz, dbias = linear.linear_dz(dy, z, "relu", True)
-    torch.testing.assert_close(dz[:, :4], want, rtol=0, atol=0, equal_nan=True)
-    torch.testing.assert_close(dbias, want.sum(0), equal_nan=True)
-    one = torch.ones(1, 1, dtype=dtype, device=z.device)
-    y = linear_act(z[:, :1], one, None, "relu")
-    torch.testing.assert_close(y, torch.relu(z[:, :1]), rtol=0, atol=0, equal_nan=True)
+    x, weight = drawn(with_weight(24), 20, 4096, dtype=dtype)
+    op.assert_rounded_once(matmul(x, weight), x.double() @ weight.double().T)
 
 
 # --- both ways to load a tile, every tile, every split of the work ------------------------------------
@@ -169,8 +101,7 @@ TABLES = [name for name in vars(linear) if name.startswith("TILES")]
 def test_aligned_sizes_are_right_by_descriptors_and_by_pointers(monkeypatch, has_tma):
     its = common.device_limits(torch.device(labkit.gpu.device()))
     op.pretend(monkeypatch, common.DeviceLimits(its.multiprocessors, its.shared_bytes, has_tma), linear)
-    wide = GELU._replace(inputs=with_bias(104))
-    op.examine(wide, (70, 40), layouts=("contiguous", "misaligned"), roundings=3)
+    op.examine(cases.matmul(104), (70, 40), layouts=("contiguous", "misaligned"), roundings=2)
 
 
 @op.INTERPRETED
@@ -182,14 +113,14 @@ def test_every_tile_is_right_where_several_meet_and_the_last_are_ragged(monkeypa
         monkeypatch.setattr(linear, "choose_tile", lambda *_, tile=tile: tile)
         odd = not has_tma  # descriptors take aligned sizes alone
         x, out = (tile.BM + 5, tile.BK + 8 + odd), tile.BN + tile.BN // 2 + 8 + odd
-        op.examine(GELU._replace(inputs=with_bias(out)), x, dtypes=(fp32,))
+        op.examine(cases.matmul(out), x, dtypes=(fp32,))
         kept_is_right(*x, out - tile.BN // 2)
 
 
 def test_one_program_walks_over_all_tiles(monkeypatch):
     shared = common.device_limits(torch.device(labkit.gpu.device())).shared_bytes
     op.pretend(monkeypatch, common.DeviceLimits(1, shared, True), linear)
-    op.examine(GELU._replace(inputs=with_bias(200)), (300, 40), dtypes=(fp32,))
+    op.examine(cases.matmul(200), (300, 40), dtypes=(fp32,))
     kept_is_right(300, 40, 200)
     launches = op.recorded(monkeypatch, KERNELS)
     matmul(meta(300, 40), meta(200, 40))
@@ -202,48 +133,25 @@ def test_one_program_walks_over_all_tiles(monkeypatch):
 def test_nothing_is_read_or_written_beyond_the_end(monkeypatch, rows, width, out):
     """By pointers, whose masks are ours: rows of tiles read the weight, columns of tiles x."""
     op.pretend(monkeypatch, common.DeviceLimits(4, 0, False), linear)
-    pad, *made = op.kernels_of(matmul, *drawn(with_weight(out), rows, width))
-    if width % 4:  # rows are copied, and end at multiples of 16 numbers
+    *pads, made = op.kernels_of(matmul, *drawn(with_weight(out), rows, width))
+    assert len(pads) == (width % 4 > 0)
+    for pad in pads:  # rows are copied, and end at multiples of 16 numbers
         held, width = width, 16 * math.ceil(width / 16)
         assert pad.bytes_read == 4 * (rows + out) * held and pad.bytes_written == 4 * (rows + out) * width
-    else:
-        made = [pad]
-    made += op.kernels_of(linear_act, *drawn(with_bias(out), rows, width))
     tile = linear.choose_tile(rows, out, 4, True, common.DeviceLimits(4, 0, False))
     down, across = math.ceil(rows / tile.BM), math.ceil(out / tile.BN)
-    for one, bias in zip(made, (0, 1), strict=True):
-        assert one.programs == down * across
-        assert one.bytes_read == 4 * (width * (across * rows + down * out) + down * bias * out)
-        assert one.bytes_written == 4 * rows * out
-    z = torch.randn(rows, out)
-    (dz,) = op.kernels_of(lambda dy, z: linear.linear_dz(dy, z, "silu", False), z, z)
-    groups, held = dz.programs // math.ceil(out / 128), 4 * math.ceil(out / 4)
-    assert (dz.bytes_read, dz.bytes_written) == (2 * 4 * rows * out, 4 * (rows * held + groups * out))
-    half, held = z.bfloat16(), 8 * math.ceil(out / 8)
-    (dz,) = op.kernels_of(lambda dy, z: linear.linear_dz(dy, z, "silu", True), half, half)
-    assert dz.bytes_written == 2 * rows * held + 4 * groups * out, "parts of dbias have 32 bits"
+    assert made.programs == down * across
+    assert made.bytes_read == 4 * width * (across * rows + down * out)
+    assert made.bytes_written == 4 * rows * out
 
 
 # --- gradients, torch.compile -------------------------------------------------------------------------
 
 
-def test_z_is_kept_only_for_a_backward_through_an_activation(monkeypatch):
-    none = cases.linear_act("none", with_bias(40))
-    tensors = drawn(none, grad=True)
-    assert {t.data_ptr() for t in op.saved_by(none.call, tensors)[1]} == {t.data_ptr() for t in tensors[:2]}
-    launches = op.recorded(monkeypatch, KERNELS)
-    for grad in (True, False):
-        linear_act(meta(8, 16, grad=grad), meta(24, 16))
-        assert (launches[-1].kept is not None) is grad
-    with torch.no_grad():
-        linear_act(meta(8, 16, grad=True), meta(24, 16))
-    assert launches[-1].kept is None
-
-
 @op.INTERPRETED
-@pytest.mark.parametrize("needed", [(0,), (1,), (2,), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("needed", [(0,), (1,), (0, 1)], ids=str)
 def test_no_product_for_gradients_that_nobody_needs(needed):
-    for case, products in ((GELU, len({*needed} - {2})), (cases.geglu_mlp(40), 1 + len(needed))):
+    for case, products in ((PRODUCT, len(needed)), (cases.geglu_mlp(40), 1 + len(needed))):
         y = case.call(*(t.requires_grad_(n in needed) for n, t in enumerate(drawn(case))))
         made = launch_counts.count(lambda y=y: y.backward(2 * y.detach())).launches
         assert sum(one.name == "mm" for one in made) == products, case
@@ -254,20 +162,19 @@ def test_a_compiled_product_keeps_nothing_without_gradients():
     x, weight = drawn(with_weight(24), 6, 24)
 
     def call(x, weight):
-        return linear_act(matmul(x, weight), weight)
+        return matmul(matmul(x, weight), weight)
 
-    want = ACTIVATIONS["gelu_tanh"](x.double() @ weight.double().T @ weight.double().T)
+    want = x.double() @ weight.double().T @ weight.double().T
     assert_close(op.compiled(call)(x, weight), want)
     assert op.library_calls(call, x, weight) == [["linear_forward"] * 2]
 
 
 @pytest.mark.usefixtures("fresh_compiler")
 def test_sizes_may_be_dynamic():
-    layer = op.compiled(GELU.call, dynamic=True)
-    shapes = (with_bias(40), (6, 24)), (with_bias(40), (5, 24)), (with_weight(33), (2, 3, 24))
-    for make, shape in shapes:
-        tensors = drawn(make, *shape)
-        op.all_close(op.gradients(layer, tensors), op.exact(GELU, tensors))
+    layer = op.compiled(matmul, dynamic=True)
+    for out, shape in ((40, (6, 24)), (40, (5, 24)), (33, (7, 24))):
+        tensors = drawn(with_weight(out), *shape)
+        op.all_close(op.gradients(layer, tensors), op.exact(PRODUCT, tensors))
 
 
 # --- which tile ---------------------------------------------------------------------------------------
@@ -295,7 +202,7 @@ def test_no_more_programs_start_than_fit_where_they_walk(monkeypatch):
         assert made.TMA is (target == "sm_90")
         assert made.grid == (min(tiles, tile.programs * 132) if made.TMA else tiles,)
     asked.clear()
-    op.launch_both_ways(linear_act, meta(8, 16), meta(24, 16), meta(24))
+    op.launch_both_ways(matmul, meta(8, 16), meta(24, 16))
     assert set(asked) == {torch.device("meta")}, "the tensors' own"
 
 
@@ -313,12 +220,9 @@ def test_who_computes_which_product():
 
 
 @pytest.mark.usefixtures("rule")
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("make", [with_bias, with_weight])
-def test_what_the_library_computes_is_right(activation, make):
-    """Rows of x that begin anywhere are copied; z is rounded before an activation."""
-    case, dtypes = cases.linear_act(activation, make(40)), (bf16, fp16, fp32)
-    op.examine(case, (37, 33), (3, 5, 24), (0, 8), (4, 0), dtypes=dtypes, roundings=4)
+def test_what_the_library_computes_is_right():
+    """Rows of x that begin anywhere are copied."""
+    op.examine(PRODUCT, (37, 33), (15, 24), (0, 8), (4, 0), dtypes=(bf16, fp16, fp32), roundings=2)
 
 
 @pytest.mark.usefixtures("rule")
@@ -348,13 +252,16 @@ def test_pytorchs_precision_of_float32_is_honoured(monkeypatch, request, by_func
 @op.LARGE
 @pytest.mark.parametrize("out", [2048, 2049])
 def test_more_elements_than_32_bits_count(out):
-    tensors = drawn(with_bias(out), 2**31 // 2048 + 70, 16, dtype=bf16)
-    op.assert_right_in_parts(GELU, tensors, 2**12, roundings=3)
+    """The last rows of y, and of x's gradient."""
+    x, weight = drawn(with_weight(out), 2**31 // 2048 + 70, 16, dtype=bf16)
+    y, dx, _ = op.gradients(matmul, (x, weight))
+    want, change, _ = op.exact(PRODUCT, (x[-70:], weight), 2 * y[-70:].double())
+    op.all_close((y[-70:], dx[-70:]), (want, change), bf16, roundings=2)
 
 
 @op.GPU
 @pytest.mark.parametrize("dtype", correctness.DTYPES, ids=str)
-@pytest.mark.parametrize("case", [cases.matmul(40), GELU, cases.geglu_mlp(40)], ids=repr)
+@pytest.mark.parametrize("case", [PRODUCT, cases.geglu_mlp(40)], ids=repr)
 def test_the_bits_are_the_same_from_run_to_run(case, dtype):
     tensors = drawn(case, 4096, 512, dtype=dtype)
     first = op.gradients(case.call, tensors)

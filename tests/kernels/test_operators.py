@@ -16,7 +16,7 @@ from labkit import gpu, kernels
 from labkit.kernels import linear
 from labkit.measure import correctness
 
-LINEAR_ACT, MLP = cases.linear_act("gelu_tanh", cases.with_bias(40)), cases.geglu_mlp(40)
+MLP = cases.geglu_mlp(40)
 KEPT = {
     cases.AFFINE: ((0, 1), 0),
     cases.GELU_MUL: ((0, 1, 2), 0),
@@ -25,8 +25,6 @@ KEPT = {
     cases.GRU: ((0, 1, 2, -1), 0),
     cases.RMS: ((0, 1, 2, 3, -1), 0),
     cases.matmul(40): ((0, 1), 0),
-    LINEAR_ACT: ((0, 1), 1),
-    cases.linear_act("relu", cases.with_bias(40)): ((0, 1, -1), 0),
     MLP: ((0, 1, 2), 1),
     cases.GROUPED: ((0, 1), 0),
 }
@@ -282,7 +280,6 @@ WRONG = [
     (kernels.rms_recurrence, "weight", "1 to 4096", *[torch.ones(1, 1, 4097)] * 2, torch.ones(4097)),
     (kernels.rms_recurrence, "weight", "1 to 4096", *[SEQUENCES[..., :0]] * 2, FOUR[:0]),
     (kernels.matmul, "x", "(any, any)", X[0], X),
-    (kernels.linear_act, "activation", "none, relu, gelu_tanh, silu", X, X, torch.ones(2), "gelu"),
     (kernels.geglu_mlp, "w_gate_up", "(2, any, 6)", X, torch.ones(3, 5, 6), DOWN),
     (kernels.geglu_mlp, "w_down", "(6, 5)", X, PAIR, DOWN.T),
     (kernels.fused_gate_up, "x", "(any, any)", X[None], PAIR),

@@ -1,0 +1,98 @@
+"""What a wrong result may have in common with the right one, whatever the exercise is.
+
+An answer whose mistake an exercise does not know may still tell by its result which input it forgot, by which
+number it is off, and which results have changed places. Each of these is a mistake like the exercise's own.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import permutations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labkit.exercises.engine import Call, Exercise, Mistake, difference, tolerance
+
+
+def of(exercise: Exercise, calls: Sequence[Call]) -> dict[str, Mistake]:
+    """The mistakes by name, for an answer that was called so."""
+    finished = [call for call in calls if call.error is None]
+    found = {f"without-{name}": mistake for name, mistake in _forgotten(exercise, finished)}
+    results = finished[0].want if finished else None
+    if isinstance(results, tuple):
+        orders = [order for order in permutations(range(len(results))) if list(order) != sorted(order)]
+        found["exchanged"] = Mistake(
+            "Each of your results is one of those that are asked for. In which order are they asked for?",
+            gives=tuple(_reordered(exercise, order) for order in orders),
+        )
+    if factor := _factor(exercise, finished):
+        found["scaled"] = Mistake(
+            f"All of your result is the right one times the same number, here {factor:.6g}. Which size or "
+            "constant is that?",
+            "Is something divided, or multiplied, once too often, or by the wrong size?",
+            when=lambda calls: True,
+        )
+    return found
+
+
+def _forgotten(exercise: Exercise, calls: Sequence[Call]) -> Iterator[tuple[str, Mistake]]:
+    """For each input the mistake to leave it out: the result is that for zeros, or for ones, in its place."""
+    for position, (name, value) in enumerate(calls[0].originals.items() if calls else ()):
+        fills: tuple[int, ...] = ()
+        if isinstance(value, Tensor) and (value.is_floating_point() or value.dtype is torch.bool):
+            fills = (0, 1)
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and calls[0].dtype is None:
+            fills = (1,)
+        yield (
+            name,
+            Mistake(
+                f"Your result is what would be right if `{name}` were {' or '.join(map(str, fills))} "
+                "everywhere. Where does it come in?",
+                f"Which term, or which factor, is `{name}` in the text above the cell? Is it in yours?",
+                gives=tuple(_with(exercise, position, fill) for fill in fills),
+            ),
+        )
+
+
+def _with(exercise: Exercise, position: int, fill: int) -> Callable[..., Any]:
+    """The right result for an input that is this number everywhere."""
+
+    def gives(*given: Any) -> Any:
+        old = given[position]
+        new = torch.full_like(old, fill) if isinstance(old, Tensor) else fill
+        return exercise.reference(*given[:position], new, *given[position + 1 :])
+
+    return gives
+
+
+def _reordered(exercise: Exercise, order: Sequence[int]) -> Callable[..., Any]:
+    def gives(*given: Any) -> Any:
+        right = exercise.reference(*given)
+        return tuple(right[place] for place in order)
+
+    return gives
+
+
+def _factor(exercise: Exercise, calls: Sequence[Call]) -> float:
+    """By which number the result of the first wrong case has to be divided to be right; 0 if by none.
+
+    In each case it may be another one.
+    """
+    first = 0.0
+    for call in calls:
+        got, want = call.got, call.want
+        if isinstance(want, Tensor) and isinstance(got, Tensor) and got.shape == want.shape and want.numel():
+            got, want = got.double(), want.double()
+            factor = float((got * want).sum() / want.square().sum())
+        elif isinstance(want, (int, float)) and isinstance(got, (int, float)) and want:
+            factor = got / want
+        elif isinstance(want, Tensor) and not want.numel():
+            continue
+        else:
+            return 0.0
+        allowed = 4 * tolerance(exercise, call)
+        if not factor or difference(got, factor * want, allowed):
+            return 0.0
+        if not first and abs(factor - 1) > allowed:
+            first = factor
+    return first
