@@ -26,7 +26,6 @@ def options() -> argparse.Namespace:
     parser.add_argument("operations", nargs="*", help=f"of {', '.join(OPERATIONS)}; all, if none is named")
     parser.add_argument("--sizes", type=int, default=4, help="how many for each suite")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same sizes")
-    parser.add_argument("--clock", choices=("graph", "host"), default="", help="this one alone")
     parser.add_argument("--peers", action="store_true", help="with contenders of other packages")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which no size begins")
     parser.add_argument("--out", type=Path, default="build/benchmarks.jsonl", help="rows are appended to it")
@@ -60,13 +59,10 @@ def main() -> None:
             break
         given = suite, asked.seed, number
         print(f"{done + 1} of {len(plan)}: {operation.name} {suite} {operation.draw(*given)}", flush=True)
-        try:
-            for row in run.measure_size(operation, *given, peers=asked.peers, clock=asked.clock):
-                rows.append(row)
-                with asked.out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
-        except torch.OutOfMemoryError:
-            print("Its float64 reference does not fit into the memory: no rows.")
+        for row in run.measure_size(operation, *given, peers=asked.peers):
+            rows.append(row)
+            with asked.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
     print(page.groups(page.cases(rows)).to_string(index=False, float_format="{:.3g}".format))
     print(f"{len(rows)} rows are in {asked.out}.")
 

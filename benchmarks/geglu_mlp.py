@@ -3,20 +3,61 @@
 Its backward is timed together with its forward: Liger's backward overwrites what its forward saved.
 """
 
+from dataclasses import replace
+
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import gelu, linear
 
 from benchmarks.run import Operation, Ranges
-from benchmarks.workloads.mlp import GEGLU, geglu_apart, gelu
-from labkit import kernels
+from labkit import gpu, kernels
+from labkit.work import Shape, Work, gate_up
 
 ALIGNED: Ranges = {"batch": (64, 8192, 1), "width": (64, 8192, 8), "hidden": (64, 8192, 8)}
+
+
+def inputs(shape: Shape) -> tuple[Tensor, ...]:
+    """x (batch, width), w_gate_up (2, hidden, width), w_down (width, hidden)."""
+    width, hidden = shape["width"], shape["hidden"]
+    return *gate_up.inputs({**shape, "out": hidden}), gpu.randn(width, hidden, scale=hidden**-0.5)
+
+
+def reference(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
+    """The MLP in plain PyTorch."""
+    return linear(gate_up.reference(x, w_gate_up), w_down)
+
+
+def min_bytes(shape: Shape, itemsize: int, direction: str) -> int:
+    """x and the weights in, y out; backward dy, x and the weights in, all gradients out."""
+    tensor, weights = shape["batch"] * shape["width"], 3 * shape["hidden"] * shape["width"]
+    return {"forward": 2 * tensor + weights, "backward": 3 * tensor + 2 * weights}[direction] * itemsize
+
+
+def flops(shape: Shape, direction: str) -> int:
+    """Those of three products; backward of two for each."""
+    return {"forward": 6, "backward": 12}[direction] * shape["batch"] * shape["hidden"] * shape["width"]
+
+
+WORK = Work("geglu_mlp", inputs, reference, min_bytes, flops)
+
+
+def inputs_apart(shape: Shape) -> tuple[Tensor, ...]:
+    """A weight for the gate and one for up, each in memory of its own: so nobody pays for splitting one."""
+    x, w_gate_up, w_down = inputs(shape)
+    return x, w_gate_up[0].clone(), w_gate_up[1].clone(), w_down
+
+
+def eager(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
+    """Plain PyTorch, three Linears."""
+    return linear(gelu(linear(x, w_gate), approximate="tanh") * linear(x, w_up), w_down)
+
+
+APART = replace(WORK, name="geglu_mlp of three weights", inputs=inputs_apart, reference=eager)
 
 
 def stacked(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
     """Plain PyTorch, with gate and up as one product."""
     gate, up = linear(x, w_gate_up.flatten(0, 1)).chunk(2, 1)
-    return linear(gelu(gate) * up, w_down)
+    return linear(gelu(gate, approximate="tanh") * up, w_down)
 
 
 def liger(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
@@ -27,17 +68,12 @@ def liger(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
     return linear(hidden, w_down)
 
 
-def three_weights(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> tuple[Tensor, ...]:
-    """A weight for the gate and one for up, so that nobody pays for splitting one."""
-    return x, w_gate_up[0].clone(), w_gate_up[1].clone(), w_down
-
-
 OPERATION = Operation(
     "geglu_mlp",
-    GEGLU,
-    {"labkit": kernels.geglu_mlp, "eager": geglu_apart, "torch.compile": stacked, "Liger": liger},
+    WORK,
+    {"labkit": kernels.geglu_mlp, "eager": eager, "torch.compile": stacked, "Liger": liger},
     {"": ALIGNED},
     directions=("forward", "forward_backward"),
-    layouts={"eager": three_weights, "Liger": three_weights},
+    works={"eager": APART, "Liger": APART},
     bound="product",
 )

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.run import Operation, Ranges
-from benchmarks.workloads.grouped import GROUPED, grouped_reference
-from labkit import kernels
+from labkit import kernels, work
 
 ANY: Ranges = {"batch": (64, 65536, 1), "groups": (2, 256, 1), "width": (8, 256, 1)}
 ALIGNED: Ranges = ANY | {"width": (16, 256, 16)}
@@ -19,11 +18,11 @@ def bmm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return y.add_(bias.flatten())
 
 
-PLAIN = {"eager": grouped_reference, "torch.compile": grouped_reference}
+EAGER = work.grouped.reference
 OPERATION = Operation(
     "grouped_linear",
-    GROUPED,
-    {"labkit": kernels.grouped_linear, **PLAIN, "bmm, out=": bmm},
+    work.grouped,
+    {"labkit": kernels.grouped_linear, "eager": EAGER, "torch.compile": EAGER, "bmm, out=": bmm},
     {"": ANY, "aligned": ALIGNED},
     only={"bmm, out=": lambda direction, dtype, size: direction == "forward"},
 )

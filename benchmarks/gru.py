@@ -4,25 +4,28 @@ import torch
 from torch import Tensor
 
 from benchmarks.run import Operation
-from benchmarks.workloads.gru import GRU, library_gru, library_gru_by_time
-from labkit import kernels
+from labkit import kernels, work
+from labkit.work.gru_by_time import parted
+
+
+def batch_first(x: Tensor, *weights: Tensor) -> Tensor:
+    """nn.GRU's own function, on a GPU cuDNN's: x and the states (batch, time, width)."""
+    h0 = x.new_zeros(1, x.shape[0], x.shape[2])
+    return torch.gru(x, h0, weights, True, 1, 0.0, torch.is_grad_enabled(), False, True)[0]
 
 
 def time_first(x: Tensor, flat: Tensor) -> Tensor:
-    """cuDNN's in the layout that it was made for. The transposes are views."""
-    return library_gru_by_time(x.transpose(0, 1), flat).transpose(0, 1)
-
-
-def by_time(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-    """x with the sequences of a step side by side in memory, and all weights in one tensor."""
-    return x.transpose(0, 1).contiguous().transpose(0, 1), torch.cat([weight.flatten() for weight in weights])
+    """The same in the layout that cuDNN was made for: (time, batch, width), the weights in one tensor."""
+    h0 = x.new_zeros(1, x.shape[1], x.shape[2])
+    weights = parted(flat, x.shape[2])
+    return torch.gru(x, h0, weights, True, 1, 0.0, torch.is_grad_enabled(), False, False)[0]
 
 
 OPERATION = Operation(
     "gru",
-    GRU,
-    {"labkit": kernels.gru, "cuDNN, batch first": library_gru, "cuDNN, time first": time_first},
+    work.gru,
+    {"labkit": kernels.gru, "cuDNN, batch first": batch_first, "cuDNN, time first": time_first},
     {"": {"batch": (16, 4096, 1), "time": (1, 256, 1), "width": (16, 128, 1)}},
     directions=("forward", "forward_backward"),
-    layouts={"cuDNN, time first": by_time},
+    works={"cuDNN, time first": work.gru_by_time},
 )

@@ -1,10 +1,12 @@
 """The loop of every benchmark: draw a size, check each contender against float64, time all that are right.
 
-A size is drawn log-uniformly from an operation's ranges by a seed, in bfloat16 and float32 in turn. At each
-size the contenders and a copy of the same bytes are timed in one interleaved run (labkit.measure.clocks), and
-every contender becomes a row; one that fails, or is wrong, a row without a time and with a note.
+A size is drawn log-uniformly from an operation's ranges by a seed, in bfloat16 and float32 in turn. There the
+contenders are measured as the ways of a lesson are (labkit.measure.session): in one interleaved run beside a
+copy of the same bytes. Every contender becomes a row; one that fails, or is wrong, a row without a time and
+with a note.
 """
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -15,11 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.workloads.base import Shape, Work
-from labkit import gpu
-from labkit.measure import clocks, machine, roofline
-from labkit.measure.cold_cache import TimedCall
-from labkit.measure.correctness import relative_error
+from labkit.measure.clocks import Cache, Clock
+from labkit.measure.session import Point, Session, Way
+from labkit.work import Shape, Work
 
 Call = Callable[..., Tensor]
 Ranges = dict[str, tuple[int, int, int]]
@@ -35,10 +35,14 @@ float32 whatever it is told, has about 5e-4."""
 PEERS = {
     "Liger": "liger-kernel",
     "fla, step by step": "fla-core",
-    "fla, in chunks": "fla-core",
     "accelerated-scan": "accelerated-scan",
 }
 """Contenders from other packages, and the package of each."""
+COLUMNS = (
+    *("direction", "dtype", "clock", "cache", "median_us", "p20_us", "p80_us", "note", "noise"),
+    *("device", "card", "driver", "torch", "triton", "date"),
+)
+"""What a row has from the session's row (labkit.measure.tape.Row), by the same name."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Operation:
     ``work`` has the inputs for a size, the float64 reference, and the fewest bytes that have to move.
     ``contenders`` are plain functions of the inputs; the one named "torch.compile" is compiled before it is
     called. ``ranges`` are what sizes are drawn from, by the name of the suite; the first has the name "".
-    ``layouts`` makes of the inputs what a contender keeps, where that is another form. ``only`` has the
+    ``works`` has the work of the contenders that keep their inputs in another form. ``only`` has the
     contenders that are not for everything: ``only[name](direction, dtype, size)``. ``bound`` names the roof:
     a "copy" of the same bytes, or a "product", which is cuBLAS's and among the contenders.
     """
@@ -58,7 +62,7 @@ class Operation:
     contenders: dict[str, Call]
     ranges: dict[str, Ranges]
     directions: tuple[str, ...] = ("forward", "backward")
-    layouts: dict[str, Callable[..., tuple[Tensor, ...]]] = field(default_factory=dict)
+    works: dict[str, Work] = field(default_factory=dict)
     only: dict[str, Callable[[str, str, Shape], bool]] = field(default_factory=dict)
     bound: str = "copy"
 
@@ -77,110 +81,49 @@ class Operation:
                 return size, dtype
         raise ValueError(f"{self.name}: no size of {suite or 'its ranges'} moves {least} to {most} bytes")
 
-    def kept(self, name: str, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The inputs in the form in which a contender keeps them."""
-        return self.layouts[name](*inputs) if name in self.layouts else inputs
-
-    def whole(self, name: str, call: Call) -> Call:
-        """A contender as a function of the inputs as they are drawn."""
-        return lambda *inputs: call(*self.kept(name, inputs))
-
-
-# ---- is it right? ------------------------------------------------------------------------------------------
-
-
-def exact(work: Work, inputs: tuple[Tensor, ...]) -> list[Tensor]:
-    """The right output, and the gradient of each input for an upstream gradient of twice the output, in
-    float64. The upstream gradient is rounded to the inputs' dtype, as the contenders get it."""
-    leaves = [t.detach().double().requires_grad_() for t in inputs]
-    output = work.reference(*leaves)
-    upstream = (2 * output.detach()).to(inputs[0].dtype).double()
-    return [output.detach(), *torch.autograd.grad(output, leaves, upstream)]
-
-
-def check(call: Call, inputs: tuple[Tensor, ...], wanted: list[Tensor], direction: str) -> str:
-    """What is wrong with a call, or "". ``inputs`` require gradients, ``wanted`` is what `exact` returns.
-
-    It is called as it will be timed: forward without gradients. Where a backward pass is timed alone, the
-    second one of one forward pass has to be right.
-    """
-    with torch.set_grad_enabled(direction != "forward"):
-        output = call(*inputs)
-    if output.shape != wanted[0].shape:
-        return f"wrong result: a shape of {tuple(output.shape)}, not {tuple(wanted[0].shape)}"
-    found, dtype = [output], str(inputs[0].dtype).removeprefix("torch.")
-    if direction != "forward":
-        upstream, again = (2 * wanted[0]).to(output.dtype), direction == "backward"
-        for _ in range(1 + again):
-            gradients = torch.autograd.grad(output, inputs, upstream, retain_graph=again)
-        found += gradients
-    for got, want in zip(found, wanted[: len(found)], strict=True):
-        error = relative_error(got.detach(), want)
-        if not error <= ALLOWED_ERROR[dtype]:  # or NaN
-            return f"wrong result: a relative error of {error:.1e}"
-    return ""
-
-
-# ---- how long does it take? --------------------------------------------------------------------------------
+    def ways(self, direction: str, dtype: str, size: Shape, peers: bool) -> tuple[Way, ...]:
+        """The contenders that are for this, those of other packages only with ``peers``."""
+        return tuple(
+            Way(name, call, self.works.get(name, self.work))
+            for name, call in self.contenders.items()
+            if (peers or name not in PEERS)
+            and (name not in self.only or self.only[name](direction, dtype, size))
+        )
 
 
 def measure_size(
-    operation: Operation, suite: str, seed: int, number: int, *, peers: bool = False, clock: str = ""
+    operation: Operation, suite: str, seed: int, number: int, *, peers: bool = False
 ) -> Iterator[Row]:
-    """Draw a size, check the contenders and time them: a row for each contender, direction and clock.
+    """Draw a size, check the contenders and time them: a row for each direction, clock and contender.
 
     Large sizes are timed by the graph clock with a cold cache, small ones also by the host's, and both warm,
-    as between the layers of a small network. ``clock`` asks for one clock. Where the float64 reference does
-    not fit: torch.OutOfMemoryError.
+    as between the layers of a small network.
     """
-    work, (size, dtype) = operation.work, operation.draw(suite, seed, number)
-    usual, cache = (("graph", "host"), "warm") if suite == "small" else (("graph",), "cold")
+    size, dtype = operation.draw(suite, seed, number)
+    clocks: tuple[Clock, ...] = ("graph", "host") if suite == "small" else ("graph",)
+    cache: Cache = "warm" if suite == "small" else "cold"
+    title, session = f"{operation.name}/{suite}".strip("/"), Session()
     torch.manual_seed(seed)
-    with gpu.full_float32():
-        like: dict[str, Any] = {"device": gpu.device(), "dtype": getattr(torch, dtype)}
-        inputs = tuple(t.to(**like).requires_grad_() for t in work.inputs(size))
-        wanted = exact(work, inputs)
-        for direction in operation.directions:
-            notes: dict[str, str] = {}
-            calls: dict[str, TimedCall] = {}
-            for name, call in operation.contenders.items():
-                is_for_this = operation.only.get(name, lambda *_: True)(direction, dtype, size)
-                if not is_for_this or (name in PEERS and not peers):
-                    continue
-                try:
-                    if name == "torch.compile":
-                        torch.compiler.reset()  # else it has the code of an earlier size, or a dynamic one
-                        call = torch.compile(call, dynamic=False)
-                    notes[name] = check(operation.whole(name, call), inputs, wanted, direction)
-                    if not notes[name]:
-                        calls[name] = clocks.timed_call(call, operation.kept(name, inputs), direction)
-                except Exception as error:  # it becomes the note of this contender's row
-                    notes[name] = f"{type(error).__name__}: {error}".partition("\n")[0]
-            moved = work.min_bytes(size, like["dtype"].itemsize, direction)
-            copies = roofline.copy_calls(moved) if operation.bound == "copy" else {}
-            for how in [clock] if clock else usual:
-                timed: dict[str, Any] = {**clocks.measure(calls | copies, clock=how, cache=cache)}  # type: ignore[arg-type]
-                took = [timed[name].median_us for name in copies if hasattr(timed[name], "median_us")]
-                copied = roofline.copied_bytes(moved)  # of whole pages, a little more
-                copy_us = min(took) * moved / copied if took and how == "graph" else None
-                for name, note in notes.items():
-                    timing = timed.get(name)
-                    yield {
-                        "suite": f"{operation.name}/{suite}".strip("/"),
-                        "contender": name,
-                        "direction": direction,
-                        "dtype": dtype,
-                        "shape": size,
-                        "clock": getattr(timing, "clock", how),  # "events" where a graph cannot hold the call
-                        "cache": cache,
-                        **{each: getattr(timing, each, None) for each in ("median_us", "p20_us", "p80_us")},
-                        "copy_us": copy_us,
-                        "note": note or getattr(timing, "note", ""),
-                        "peer": peer(name),
-                        "seed": seed,
-                        **machine.row_columns(),
-                    }
-    torch.cuda.empty_cache()
+    for direction, clock in itertools.product(operation.directions, clocks):
+        ways = tuple(map(compiled, operation.ways(direction, dtype, size, peers)))
+        point = Point(title, ways, size, dtype, direction, clock, cache, ALLOWED_ERROR[dtype])
+        for row in session.measure(point):
+            yield {
+                "suite": title,
+                "contender": row.way,
+                "shape": size,
+                **{name: getattr(row, name) for name in COLUMNS},
+                "copy_us": row.copy_us if operation.bound == "copy" else None,
+                "peer": peer(row.way),
+                "seed": seed,
+            }
+
+
+def compiled(way: Way) -> Way:
+    """The way itself, and compiled where it is called so. A session compiles it anew at each size."""
+    if way.name != "torch.compile":
+        return way
+    return Way(way.name, torch.compile(way.call, dynamic=False), way.work)
 
 
 def peer(name: str) -> str:

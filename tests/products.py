@@ -8,9 +8,9 @@ import torch
 from cases import with_gate_up
 from operators import assert_close, bf16, drawn, fp32, meta
 
-from benchmarks.workloads.mlp import gate_up
 from labkit.kernels import common, linear, mlp
 from labkit.measure import correctness
+from labkit.work import gate_up
 
 __all__ = ["KERNELS", "assert_close", "bf16", "fp32", "kept_is_right", "launch_all"]
 KERNELS = {
@@ -30,7 +30,7 @@ def kept_is_right(rows: int, width: int, hidden: int, dtype: torch.dtype = fp32)
     assert kept.shape == (rows, 2, hidden)
     for side, weight in enumerate(w_gate_up):
         assert_close(kept[:, side], x.double() @ weight.double().T, dtype)
-    assert_close(got, gate_up(x.double(), w_gate_up.double()), dtype)
+    assert_close(got, gate_up.reference(x.double(), w_gate_up.double()), dtype)
     assert fences.broken() == 0
 
 

@@ -52,6 +52,8 @@ class Point:
     direction: str = "forward"
     clock: clocks.Clock = "graph"
     cache: clocks.Cache = "cold"
+    allowed: float = 0.0
+    """The largest relative error, by norms; 0 for that of the dtype in ALLOWED."""
 
     def row(self, way: str) -> Row:
         """A row of this point, without a measurement."""
@@ -177,12 +179,13 @@ class Session:
                 if way.work.name not in inputs:
                     inputs[way.work.name] = drawn(way.work, point.axes, dtype, point.direction)
                 given = inputs[way.work.name]
-                notes[way.name] = what_is_wrong(way, given, point.direction, ALLOWED[point.dtype])
+                allowed = point.allowed or ALLOWED[point.dtype]
+                notes[way.name] = what_is_wrong(way, given, point.direction, allowed)
                 if not notes[way.name]:
                     calls[way.name] = clocks.timed_call(way.call, given, point.direction)
             except Exception as problem:  # becomes the note of this way's gap
                 notes[way.name] = clocks.describe(problem)
-        needed = {way: way.work.min_bytes(point.axes, dtype.itemsize, point.direction) for way in rows}
+        needed = {way: moved(way.work, point.axes, dtype.itemsize, point.direction) for way in rows}
         sizes = {needed[way] for way in rows if way.name in calls and point.clock != "host"}
         copies = {
             f"{name} {size}": call for size in sizes for name, call in roofline.copy_calls(size).items()
@@ -255,13 +258,19 @@ def where_and_when() -> dict[str, Any]:
 # ---- calls and their results -------------------------------------------------------------------------------
 
 
+def moved(work: Work, axes: Shape, itemsize: int, direction: str) -> int:
+    """The fewest bytes of a direction; of "forward_backward" those of both passes, one after the other."""
+    passes = ("forward", "backward") if direction == "forward_backward" else (direction,)
+    return sum(work.min_bytes(axes, itemsize, each) for each in passes)
+
+
 def drawn(work: Work, axes: Shape, dtype: torch.dtype, direction: str) -> tuple[Any, ...]:
     """Inputs of a work at a size: tensors on this session's device, with gradients where those are measured.
 
     What is no tensor, a number of repetitions, stays as it is.
     """
     return tuple(
-        each.to(gpu.device(), dtype).requires_grad_(direction == "backward")
+        each.to(gpu.device(), dtype).requires_grad_(direction != "forward")
         if isinstance(each, Tensor)
         else each
         for each in work.inputs(axes)
@@ -281,13 +290,13 @@ def what_is_wrong(way: Way, inputs: Sequence[Any], direction: str, allowed: floa
         return [
             (each.detach()[rows] if i in work.batched else each.detach())
             .double()
-            .requires_grad_(direction == "backward")
+            .requires_grad_(direction != "forward")
             if isinstance(each, Tensor)
             else each
             for i, each in enumerate(inputs)
         ]
 
-    with torch.set_grad_enabled(direction == "backward"):
+    with torch.set_grad_enabled(direction != "forward"):
         got = way.call(*inputs)
         batch = len(inputs[work.batched[0]]) if work.batched else len(got)
         at_once = CHECKED_ROWS if work.batched else max(1, batch)
@@ -296,13 +305,15 @@ def what_is_wrong(way: Way, inputs: Sequence[Any], direction: str, allowed: floa
             rows = slice(first, first + at_once)
             with torch.no_grad():
                 pairs.append((got[rows], work.reference(*exact(rows))))
-        if direction == "backward":
+        if direction != "forward":
             ends = min(64, batch) if work.batched else batch
             few = sorted({*range(ends), *range(batch - ends, batch)})
             some = torch.tensor(few, device=got.device)
             leaves = exact(some)
             upstream = torch.zeros_like(got).index_copy(0, some, 2 * got.detach()[some])
-            gradients = torch.autograd.grad(got, inputs, upstream, retain_graph=True)
+            # As it is timed: the graph of a backward pass alone is used again.
+            again = direction == "backward"
+            gradients = torch.autograd.grad(got, inputs, upstream, retain_graph=again)
             wanted = torch.autograd.grad(work.reference(*leaves), leaves, upstream[some].double())
             chosen = [g[some] if i in work.batched else g for i, g in enumerate(gradients)]
             pairs += zip(chosen, wanted, strict=True)

@@ -14,12 +14,11 @@ from products import KERNELS, kept_is_right
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.workloads.mlp import gate_up
-from benchmarks.workloads.mlp import geglu as plain_mlp
 from labkit import gpu
 from labkit.kernels import common, linear, mlp
 from labkit.kernels.mlp import GeGLU, fused_gate_up, gate_up_forward, geglu_mlp
 from labkit.measure import correctness
+from labkit.work import gate_up
 
 MLP = cases.geglu_mlp(40)
 
@@ -39,8 +38,8 @@ def test_gate_and_up_are_right_whether_or_not_it_keeps(keep):
 
     shapes = (*(s for s in SHAPES if len(s) == 2), (4, 0))
     layouts = correctness.LAYOUTS if keep else ("contiguous",)
-    op.examine(Case(half, gate_up, with_gate_up(40)), *shapes, layouts=layouts, gradients=False)
-    op.examine(Case(half, gate_up, with_gate_up(33)), *shapes, gradients=False)
+    op.examine(Case(half, gate_up.reference, with_gate_up(40)), *shapes, layouts=layouts, gradients=False)
+    op.examine(Case(half, gate_up.reference, with_gate_up(33)), *shapes, gradients=False)
 
 
 def test_geglu_mlp_is_right():
@@ -67,7 +66,7 @@ def test_a_deep_sum_is_rounded_once(dtype):
     hidden, kept = gate_up_forward(x, pair, True)
     for side, weight in enumerate(pair):
         op.assert_rounded_once(kept[:, side], x.double() @ weight.double().T)
-    op.assert_rounded_once(hidden, gate_up(x.double(), pair.double()), times=2)
+    op.assert_rounded_once(hidden, gate_up.reference(x.double(), pair.double()), times=2)
     assert torch.equal(hidden, gate_up_forward(x, pair, False)[0])
 
 
@@ -246,4 +245,4 @@ def test_training_takes_no_more_memory_than_compiled_by_pytorch():
     def peak(call):
         return peak_bytes(lambda: torch.autograd.grad(call(*tensors).sum(), tensors))
 
-    assert peak(geglu_mlp) <= peak(torch.compile(plain_mlp))
+    assert peak(geglu_mlp) <= peak(torch.compile(MLP.reference))

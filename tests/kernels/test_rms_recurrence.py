@@ -12,7 +12,6 @@ from operators import bf16, fp32, gradients, limits_of
 from recurring import KERNELS, WIDTHS, OperatorTests, examine, launch, normed
 
 import labkit
-from benchmarks.workloads import recurrent as work
 from labkit.kernels import rms_recurrence
 from labkit.measure import codegen
 
@@ -58,7 +57,7 @@ def test_wide_states_have_several_warps():
 def test_eps_is_added_to_the_mean_square(eps):
     with_eps = RMS._replace(
         call=lambda *given: rms_recurrence(*given, eps=eps),
-        reference=lambda *given: work.rms_recurrence(*given, eps=eps),
+        reference=lambda *given: cases.plain_rms_recurrence(*given, eps=eps),
     )
     examine(with_eps, (2, 3, 5), name="rms_recurrence", roundings=8)
 

@@ -42,7 +42,7 @@ def test_a_number_among_the_inputs_is_handed_on_as_it_is():
     assert session.what_is_wrong(wrong, given, "forward", 1.6e-2).startswith("wrong result")
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("direction", ["forward", "backward", "forward_backward"])
 def test_where_rows_need_each_other_all_of_them_are_compared(direction):
     given = session.drawn(work.gru_by_time, {"batch": 2, "time": 70, "width": 3}, torch.float32, direction)
     right = session.Way("right", work.gru_by_time.reference, work.gru_by_time)

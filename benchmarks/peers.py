@@ -1,23 +1,13 @@
 """Contenders from other packages, imported when they are called: pip install -e '.[peers]'."""
 
-from importlib import import_module
-from types import ModuleType
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from benchmarks.workloads.recurrent import EPS
-
+EPS = 1e-6
+"""What is added to the mean square."""
 SCAN_STEPS = 2048
 """Steps that accelerated-scan's kernel takes at a time."""
-
-
-class MissingError(RuntimeError):
-    """The package behind a contender is not installed."""
-
-    def __init__(self, package: str) -> None:
-        super().__init__(f"{package} is not installed: pip install -e '.[peers]'")
 
 
 def liger_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -27,12 +17,11 @@ def liger_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     and rounded once, at the end, to x's dtype. Liger would write dx over the upstream gradient, which
     others may still read. Here it may not: dx has memory of its own, which Liger fills with zeros first, so
     its backward pass writes one tensor more.
-
-    Raises MissingError without liger-kernel.
     """
-    rms_norm = _module("liger_kernel.ops.rms_norm", "liger-kernel")
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction  # type: ignore[import-not-found]
+
     offset, casting_mode, in_place = 0.0, "gemma", False  # "llama", the default, rounds before the weight
-    result: Tensor = rms_norm.LigerRMSNormFunction.apply(x, weight, EPS, offset, casting_mode, in_place)
+    result: Tensor = LigerRMSNormFunction.apply(x, weight, EPS, offset, casting_mode, in_place)
     return result
 
 
@@ -43,28 +32,10 @@ def fla_recurrence(log_a: Tensor, b: Tensor) -> Tensor:
     the gated network HGRN, whose gate is a logarithm (logsigmoid) from the start, and so it is here. The
     kernel's gradients are float32: for other dtypes PyTorch casts them, a pass each. Triton tunes the kernel
     once for each H and dtypes, with the B and T of the first call, and keeps the outcome on disk.
-
-    Raises MissingError without fla-core.
     """
-    hgrn = _module("fla.ops.hgrn", "fla-core")
-    states: Tensor = hgrn.fused_recurrent_hgrn(b, log_a)[0]
-    return states
+    from fla.ops.hgrn import fused_recurrent_hgrn  # type: ignore[import-not-found]
 
-
-def fla_chunked_recurrence(log_a: Tensor, b: Tensor) -> Tensor:
-    """h_t = a_t h_{t-1} + b_t by flash-linear-attention's chunk_hgrn.
-
-    One kernel works on chunks of 128 steps side by side, and a second carries the state from chunk to chunk.
-
-    log_a and b (B, T, H), B at most 65535; the states: (B, T, H), in b's dtype. Gradients
-    and tuning are as in fla_recurrence. Between the kernels the states, and log_a summed over each chunk,
-    pass through memory in float32. On an H200 fla-core 0.6.0 was right at 256 steps, and off by 1% in a
-    gradient at 300 and by 4% in the states at 2048.
-
-    Raises MissingError without fla-core.
-    """
-    hgrn = _module("fla.ops.hgrn", "fla-core")
-    states: Tensor = hgrn.chunk_hgrn(b, log_a)[0]
+    states: Tensor = fused_recurrent_hgrn(b, log_a)[0]
     return states
 
 
@@ -78,14 +49,13 @@ def accelerated_scan(a: Tensor, b: Tensor) -> Tensor:
 
     For T that is no multiple of 2048 its backward pass reads past the end of the states. So where gradients
     are taken such sequences are padded to one, and the call pays for that too; elsewhere T may be anything.
-
-    Raises MissingError without accelerated-scan.
     """
-    scalar = _module("accelerated_scan.scalar", "accelerated-scan")
+    from accelerated_scan.scalar import scan  # type: ignore[import-not-found]
+
     steps = b.shape[1]
     differentiable = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
     spare = -steps % SCAN_STEPS if differentiable else 0
-    states: Tensor = scalar.scan(_time_last(a, spare), _time_last(b, spare))
+    states: Tensor = scan(_time_last(a, spare), _time_last(b, spare))
     return states[..., :steps].transpose(1, 2).contiguous()
 
 
@@ -93,12 +63,3 @@ def _time_last(x: Tensor, spare: int) -> Tensor:
     """(B, T, H) as (B, H, T + spare), contiguous; zeros in the spare steps."""
     lanes = x.transpose(1, 2)
     return (pad(lanes, (0, spare)) if spare else lanes).contiguous()
-
-
-def _module(name: str, package: str) -> ModuleType:
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name == name.split(".")[0]:  # else it is installed, and lacks a package that it needs
-            raise MissingError(package) from error
-        raise
