@@ -16,53 +16,13 @@ import torch
 from torch import Tensor
 
 from labkit.exercises import common_hints
+from labkit.exercises.recorded import Recorded
 from labkit.measure import correctness
 from labkit.measure.clocks import Cache, Clock
 from labkit.measure.correctness import dtype_name
 from labkit.work import Shape
 
 JudgeStatus = Literal["not attempted", "right", "wrong", "error", "stopped", "crashed", "interrupted"]
-
-
-@dataclass
-class RecordedLaunches:
-    """Launches of one call. Each array holds the addresses of one load or store, masked lanes excluded."""
-
-    names: list[str] = field(default_factory=list)
-    """Kernels and operations of PyTorch that do work, in order."""
-    read: list[int] = field(default_factory=list)
-    """Bytes that each of them reads."""
-    atomics: bool = False
-    """Whether a kernel added to memory atomically."""
-    kernels: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
-    """Each Triton kernel with its arguments by name."""
-    loads: list[np.ndarray] = field(default_factory=list)
-    stores: list[np.ndarray] = field(default_factory=list)
-    stores_before: list[int] = field(default_factory=list)
-    """For each load, how many stores came before it."""
-    tf32: bool = False
-    """Whether a product of float32 blocks was to be taken in TF32."""
-    float32_products: bool = False
-    """Whether a product of float32 blocks was to be taken."""
-    half_sums: bool = False
-    """Whether a product was to be summed up in float16."""
-    unfilled: bool = False
-    """Whether a load had masked lanes, and no number to fill them with."""
-
-    def loaded(self, tensor: Tensor) -> np.ndarray:
-        """Elements of a contiguous tensor that were loaded, one entry a lane, in ascending order."""
-        return _elements(self.loads, tensor)
-
-    def stored(self, tensor: Tensor) -> np.ndarray:
-        """The same for stores."""
-        return _elements(self.stores, tensor)
-
-
-def _elements(addresses: list[np.ndarray], tensor: Tensor) -> np.ndarray:
-    if not addresses:
-        return np.zeros(0, np.int64)
-    first = (np.concatenate(addresses).astype(np.int64) - tensor.data_ptr()) // tensor.element_size()
-    return np.sort(first[(first >= 0) & (first < tensor.numel())])
 
 
 @dataclass
@@ -80,7 +40,7 @@ class Call:
     want: Any
     got: Any = None
     error: BaseException | None = None
-    launches: RecordedLaunches = field(default_factory=RecordedLaunches)
+    launches: Recorded = field(default_factory=Recorded)
     stored_outside: int = 0
     """Elements from a tensor's end to the farthest store outside of it; 0 when there was none."""
     loaded_outside: int = 0

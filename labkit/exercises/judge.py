@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from labkit import child_process, interpreter, notebooks
-from labkit.exercises import common_hints, engine, exception_hints, interpreter_recording, symptoms, vast
+from labkit.exercises import common_hints, engine, exception_hints, recorded, symptoms, vast
 from labkit.exercises.engine import Call, Exercise, Finding
 from labkit.measure import codegen, correctness
 
@@ -315,7 +315,7 @@ def _call(
     call = Call(case, dtype, layout, inputs, given, None)
     try:
         # not what the fences do
-        with within or nullcontext(), fences, interpreter_recording.record_launches() as call.launches:
+        with within or nullcontext(), fences, recorded.recording() as call.launches:
             call.got = exercise.call(answer, *inputs.values())
     except Exception as error:
         call.error = error

@@ -24,7 +24,7 @@ from labkit import interpreter
 from labkit.dispatch_mode import LightDispatchMode
 from labkit.exercises import common_hints, exception_hints
 from labkit.exercises.engine import Call, Exercise, Finding
-from labkit.exercises.interpreter_recording import arguments
+from labkit.exercises.recorded import Recorded
 
 LARGE_BYTES = 2**24
 """From so many bytes on a tensor is address space; PyTorch computes with smaller ones."""
@@ -67,9 +67,8 @@ def run(exercise: Exercise, answer: Any, file: Path) -> tuple[Finding | None, li
         except _NoAddressSpaceError:
             return None, []
         except Exception as error:
-            if watch.hints:
-                finding = Finding("wrong", f"{call}: {watch.observed}", watch.mistake, hints=watch.hints)
-                return finding, []
+            if watch.finding:
+                return watch.finding, []
             if not watch.took_too_long:
                 return exception_hints.explain(exercise, error, file, {}, str(call)), []
         calls.append(call)
@@ -137,12 +136,13 @@ class _FoundError(Exception):
     """Ends a launch whose problem is known, or that takes too long."""
 
 
-class _Corners(interpreter.Observer):
+class _Corners(Recorded):
     """Ends the call at the first program that a GPU has not, or at the first address that no tensor has."""
 
     def __init__(self, space: _AddressSpace, call: Call) -> None:
-        self.observed, self.mistake = "", ""
-        self.hints: tuple[str, ...] = ()
+        super().__init__()
+        call.launches = self
+        self.finding: Finding | None = None
         self.took_too_long = False
         self._space, self._call, self._until = space, call, time.monotonic() + LIMIT_S
         self._sizes: tuple[int, ...] = ()
@@ -150,12 +150,8 @@ class _Corners(interpreter.Observer):
         """Of each load: its first address, and its elements times the programs of the grid."""
         self._stored: list[tuple[int, int]] = []
 
-    def launch(self, run: Any, kernel: Any, args: Any, options: dict[str, Any]) -> None:
-        self._call.launches.kernels.append((kernel, arguments(kernel, args, options)))
-        run(*args, **options)
-
     def _end(self, observed: str, mistake: str, hints: tuple[str, ...]) -> None:
-        self.observed, self.mistake, self.hints = observed, mistake, hints
+        self.finding = Finding("wrong", f"{self._call}: {observed}", mistake, hints=hints)
         raise _FoundError(observed)
 
     def end(self, given: Any, got: Any) -> None:
