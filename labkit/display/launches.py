@@ -31,11 +31,11 @@ def profile(name: str, call: Callable[..., Any], work: Work, dtype: str = "float
 
     def seen() -> list[list[Any]]:
         made = profiles.profile(lambda: call(*inputs))
-        return [[kernel.name, round(kernel.duration_us, 2)] for kernel in made.kernels]
+        return [[kernel, round(us, 2)] for kernel, us in made]
 
     row = known.number(f"Launched by {name}: {at}, {dtype}", seen, [call], work.name)
     if row.value is None and not gpu.available():
-        counted = launch_counts.count(lambda: call(*inputs)).launches
+        counted = launch_counts.count(lambda: call(*inputs))
         lines = [["", one.name] for one in counted]
         where = "Counted here, as operations of PyTorch."
     else:

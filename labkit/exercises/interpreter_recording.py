@@ -18,8 +18,8 @@ def record_launches() -> Iterator[RecordedLaunches]:
     seen = RecordedLaunches()
     with interpreter.watching(_Recorder(seen)), launch_counts.recording() as found:
         yield seen
-    seen.names = [one.name for one in found.launches]
-    seen.read = [one.bytes_read for one in found.launches]
+    seen.names = [one.name for one in found]
+    seen.read = [one.bytes_read for one in found]
 
 
 def arguments(kernel: Any, args: Any, options: dict[str, Any]) -> dict[str, Any]:

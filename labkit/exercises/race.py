@@ -152,7 +152,7 @@ def moved(call: Callable[..., Any], given: list[Any]) -> tuple[int, int, int, in
     """Of a call without a GPU: launches, bytes read, bytes written, and both. Each address counts once."""
     addresses = _Addresses()
     with interpreter.watching(addresses):
-        made = launch_counts.count(lambda: call(*given)).launches
+        made = launch_counts.count(lambda: call(*given))
     read = sum(one.bytes_read for one in made if not one.programs) + addresses.bytes(addresses.loads)
     written = sum(one.bytes_written for one in made if not one.programs) + addresses.bytes(addresses.stores)
     return len(made), read, written, read + written
