@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.workloads.base import Shape, Work
 from labkit import gpu
-from labkit.measure import clocks, machine, roofline
+from labkit.measure import clocks, session, tape
 from labkit.measure.cold_cache import TimedCall
 from labkit.measure.correctness import relative_error
 
@@ -157,11 +157,11 @@ def measure_size(
                 except Exception as error:  # it becomes the note of this contender's row
                     notes[name] = f"{type(error).__name__}: {error}".partition("\n")[0]
             moved = work.min_bytes(size, like["dtype"].itemsize, direction)
-            copies = roofline.copy_calls(moved) if operation.bound == "copy" else {}
+            copies = session.copy_calls(moved) if operation.bound == "copy" else {}
             for how in [clock] if clock else usual:
                 timed: dict[str, Any] = {**clocks.measure(calls | copies, clock=how, cache=cache)}  # type: ignore[arg-type]
                 took = [timed[name].median_us for name in copies if hasattr(timed[name], "median_us")]
-                copied = roofline.copied_bytes(moved)  # of whole pages, a little more
+                copied = session.copied_bytes(moved)  # of whole pages, a little more
                 copy_us = min(took) * moved / copied if took and how == "graph" else None
                 for name, note in notes.items():
                     timing = timed.get(name)
@@ -178,7 +178,7 @@ def measure_size(
                         "note": note or getattr(timing, "note", ""),
                         "peer": peer(name),
                         "seed": seed,
-                        **machine.row_columns(),
+                        **tape.where_and_when(),
                     }
     torch.cuda.empty_cache()
 

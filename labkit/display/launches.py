@@ -6,9 +6,8 @@ from typing import Any
 
 from labkit import gpu
 from labkit.display.style import digits, show
-from labkit.display.table import origin, plain_table
+from labkit.display.table import Measured, origin, plain_table
 from labkit.measure import launch_counts, profiles, session
-from labkit.measure.results import Measured
 from labkit.measure.session import drawn
 from labkit.work import Work
 

@@ -9,7 +9,7 @@ import torch
 from labkit import gpu
 from labkit.display.style import digits, show
 from labkit.display.table import origin, plain_table
-from labkit.measure import clocks, roofline, session
+from labkit.measure import clocks, session
 from labkit.measure.clocks import Timing
 from labkit.measure.cold_cache import TimedCall
 from labkit.work import Shape, Work
@@ -72,7 +72,7 @@ def roofs() -> Roofs:
 def _measured() -> dict[str, float]:
     """Bytes of a copy, and operations of a product in each dtype, in a microsecond."""
     copied = GIB * 2**30
-    copies = clocks.measure(roofline.copy_calls(copied))
+    copies = clocks.measure(session.copy_calls(copied))
     found = {"copy": copied / min(_us(each) for each in copies.values())}
     for name, side in SIDES.items():
         pair = tuple(torch.randn(side, side, device=gpu.device()).to(getattr(torch, name)) for _ in range(2))

@@ -15,9 +15,8 @@ from IPython.display import display
 
 from labkit import notebooks, paths
 from labkit.display.style import digits, interactive, show
-from labkit.display.table import short
+from labkit.display.table import Measured, short
 from labkit.measure import session
-from labkit.measure.results import Measured
 
 CLAIM_MIME = "application/vnd.labkit.claim+json"
 HELD, NOT_HELD, OPEN = "held", "not held", "not measured"

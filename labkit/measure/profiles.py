@@ -20,7 +20,7 @@ from labkit.measure import lock
 WARMUPS = 3
 """So often a call runs before it is profiled: the first time it may compile, or choose among kernels."""
 Profile = list[tuple[str, float]]
-"""What one call ran on the device, in order: of each kernel, copy or fill its short name, and its time in us."""
+"""What one call ran on the device, in order: the name of each kernel, copy or fill, shortened, and its us."""
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _PLAIN = re.compile(r"(void|const|char|bool|int|long|unsigned|float|double|array)(\s|$)")
 """Template arguments that make a name longer and hardly tell two kernels apart."""

@@ -35,9 +35,9 @@ def test_many_points_have_ticks_at_some_powers_of_two():
 
 
 def test_a_sweep_shows_the_first_value_that_it_was_given():
-    ways = [session.Way("a", lambda *_: None, work.linear)]
-    axes = {"batch": [8192, 512], "width": [64, 32, 128]}
-    swept = Sweep("t", session.points("t", ways, axes, dtype=["float32"]), session.Session(), "a", None, None)
+    how = {"batch": [8192, 512], "width": [64, 32, 128], "dtype": "float32"}
+    points = session.points("t", {"a": lambda *_: None}, work.linear, how)
+    swept = Sweep("t", points, session.Session(), None, None)
     assert swept.x == "width" and swept.usual()["batch"] == 8192
     assert [point.axes["width"] for point in swept.chosen(swept.usual())] == [32, 64, 128]
 
