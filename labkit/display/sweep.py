@@ -12,7 +12,7 @@ from IPython.display import display
 
 from labkit.display import figures, style
 from labkit.display.figures import Curve, Panel
-from labkit.display.roofs import Roofs
+from labkit.display.numbers import Roofs
 from labkit.display.style import Picture, interactive
 from labkit.display.table import Table, in_words, numbers_html, origin
 from labkit.measure import session

@@ -21,8 +21,6 @@ from labkit.work import Work
 POWER = "slowed down by power limit"
 """The noise of a row that a GPU measured at its power limit. A large GPU that multiplies is there most of the
 time, in a network as in a race: it is noted in the row, and not said beneath a figure."""
-WIDEST = 20
-"""Times that are further apart do not share an axis, if two clocks gave them."""
 
 
 # ---- a number that knows where it is from ------------------------------------------------------------------
@@ -105,7 +103,7 @@ class Table:
     def time(self, way: str, **where: Any) -> Measured:
         """The median time of a way, in microseconds a call."""
         row = self._row(way, where)
-        return MISSING if row is None or row.median_us is None else self._measured(row.median_us, row)
+        return MISSING if row is None or row.median_us is None else self._number(row.median_us, row)
 
     def speedup(self, of: str, over: str, **where: Any) -> Measured:
         """How many times as fast as ``over`` is ``of``."""
@@ -116,9 +114,9 @@ class Table:
         row = self._row(way, where)
         if row is None or not row.median_us or not row.copy_us:
             return MISSING
-        return self._measured(row.copy_us / row.median_us, row)
+        return self._number(row.copy_us / row.median_us, row)
 
-    def _measured(self, value: float, row: Row) -> Measured:
+    def _number(self, value: float, row: Row) -> Measured:
         return Measured(value, "live" if self.live else "recorded", row.device)
 
     def _row(self, way: str, where: Mapping[str, Any]) -> Row | None:
@@ -137,16 +135,6 @@ class Table:
 
     # ---- how it shows itself -------------------------------------------------------------------------------
 
-    def pictures(self) -> list[Picture]:
-        """The bars, a figure for each clock where one axis would leave too little of the shorter times."""
-        times = [row.median_us for row in self.rows if row.median_us]
-        clocks = list(dict.fromkeys(row.clock for row in self.rows))
-        if len(clocks) == 1 or max(times, default=1) < WIDEST * min(times, default=1):
-            return [self.picture()]
-        parts = {clock: [row for row in self.rows if row.clock == clock] for clock in clocks}
-        titled = {f"{self.title}, {clock} clock": part for clock, part in parts.items()}
-        return [Table(title, part, self.live, self._session).picture() for title, part in titled.items()]
-
     def picture(self) -> Picture:
         """Bars: those of the ways at one point under a heading that says what is special to it."""
         varying = [name for name in (*self.axes, *FIELDS) if len({_of(row, name) for row in self.rows}) > 1]
@@ -162,9 +150,9 @@ class Table:
         if not self.rows:
             nothing = f"{self.title}: nothing was measured here, and nothing is recorded."
             return {"text/plain": nothing, "text/html": f"<p><em>{html.escape(nothing)}</em></p>"}
-        pictures = self.pictures()
-        page = "".join(picture._repr_html_() for picture in pictures)
-        return {"text/plain": "\n".join(p.alt for p in pictures), "text/html": page + numbers_html(self.rows)}
+        picture = self.picture()
+        page = picture._repr_html_() + numbers_html(self.rows)
+        return {"text/plain": picture.alt, "text/html": page}
 
 
 def _of(row: Row, name: str) -> Any:
@@ -215,12 +203,13 @@ def origin(rows: Sequence[Row], live: bool) -> list[str]:
 
 
 def numbers_html(rows: Iterable[Row]) -> str:
-    """The rows' times as a table to unfold."""
+    """The rows' times as a table that a click, or Enter on the focused line, unfolds."""
     lines = [
         (row.way, *(in_words(name, _of(row, name)) for name in (*row.axes, *FIELDS)), _spread(row))
         for row in rows
     ]
-    return folded("The numbers", plain_table([], lines))
+    table = plain_table([], lines)
+    return f'<details><summary style="cursor:pointer">The numbers</summary>{table}</details>'
 
 
 def _spread(row: Row) -> str:
@@ -242,9 +231,17 @@ def plain_table(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
     return f"<table>{head}<tbody>{body}</tbody></table>"
 
 
-def folded(summary: str, inside: str) -> str:
-    """HTML that a click, or Enter on the focused line, opens."""
-    return f'<details><summary style="cursor:pointer">{html.escape(summary)}</summary>{inside}</details>'
+def show_table(title: str, heads: Sequence[str], lines: Sequence[Sequence[Any]], *where: str) -> None:
+    """Show a small table below a title, and below it lines that say where its numbers are from."""
+    said = "\n".join(where)
+    page = f"<p><strong>{html.escape(title)}</strong></p>" if title else ""
+    page += plain_table(heads, lines)
+    page += f"<p><small>{html.escape(said)}</small></p>" if said else ""
+    if heads:
+        text = pd.DataFrame(lines, columns=heads).to_string(index=False)
+    else:
+        text = "\n".join("  ".join(line) for line in lines)
+    show(page, "\n".join(filter(None, [title, text, said])))
 
 
 # ---- the face ----------------------------------------------------------------------------------------------
@@ -267,34 +264,3 @@ def race(title: str, ways: Ways, work: Work | None = None, **how: Any) -> Table:
     by_point = known.measure_all(session.points(title, ways, work, how))
     rows = [row for found in by_point.values() for row in found]
     return Table(title, rows, known.live, known)
-
-
-def measured(name: str, function: Callable[..., Any], *given: Callable[..., Any]) -> Any:
-    """A number of the lesson's own: what a function returns on a GPU; elsewhere, what it returned there.
-
-    ``function(*given)`` is one of a cell tagged ``way`` or ``kernel``. What it is ``given`` are functions: a
-    clock that is the learner's or the solution's. A number knows where it was measured. A table (rows by
-    name, each with numbers by column) is shown, and returned. Where nothing is recorded the result is a
-    missing number.
-    """
-    known = session.current()
-    row = known.number(name, lambda: function(*given), [function, *given])
-    if row.value is None:
-        show(
-            "<p><em>Nothing was measured here, and nothing is recorded.</em></p>",
-            f"{name}: nothing is recorded.",
-        )
-        return MISSING
-    kind: Any = "live" if known.live else "recorded"
-    if not isinstance(row.value, dict):
-        return Measured(float(row.value), kind, row.device)
-    where = "\n".join(origin([row], known.live))
-    heads = list(next(iter(row.value.values()), {}))
-    texts = [[way, *(style.digits(each[head]) for head in heads)] for way, each in row.value.items()]
-    page = f"<p><strong>{html.escape(name)}</strong></p>{plain_table(['', *heads], texts)}"
-    text = "\n".join([name, pd.DataFrame(texts, columns=["", *heads]).to_string(index=False), where])
-    show(f"{page}<p><small>{html.escape(where)}</small></p>", text)
-    return {
-        way: {head: Measured(float(number), kind, row.device) for head, number in each.items()}
-        for way, each in row.value.items()
-    }

@@ -47,7 +47,7 @@ def _executed(options: dict[str, str], path: Path, output: Path) -> execute.Resu
     """Execute a lesson in a session with these options."""
     os.environ[OPTIONS] = json.dumps(options)
     try:
-        return execute.execute(path, output, cell_limit_s=CELL_LIMIT_S, bar=True)
+        return execute.execute(path, output, CELL_LIMIT_S)
     finally:
         del os.environ[OPTIONS]
 

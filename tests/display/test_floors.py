@@ -3,7 +3,7 @@
 import pytest
 
 from labkit import work
-from labkit.display.roofs import Roofs
+from labkit.display.numbers import Roofs
 from labkit.display.sweep import SPEEDUP, TIME, Sweep
 from labkit.measure import session
 

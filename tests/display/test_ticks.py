@@ -3,7 +3,7 @@
 import pytest
 
 from labkit import work
-from labkit.display import figures, launches, style
+from labkit.display import figures, numbers, style
 from labkit.display.sweep import Sweep
 from labkit.measure import session
 
@@ -43,5 +43,5 @@ def test_a_sweep_shows_the_first_value_that_it_was_given():
 
 
 def test_kernels_of_one_name_are_a_line_with_their_number_and_time():
-    lines = launches.together([["gemm", 2.0], ["cat", 5.0], ["gemm", 3.0]])
+    lines = numbers.together([["gemm", 2.0], ["cat", 5.0], ["gemm", 3.0]])
     assert lines == [["5 µs", "2 × gemm"], ["5 µs", "cat"]]
