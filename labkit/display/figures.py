@@ -50,7 +50,8 @@ class Curve:
     name: str
     points: list[tuple[float, float, float, float]]
     look: Style
-    kind: str = "live"
+    kind: str
+    """live, recorded or published."""
 
 
 def _figure(

@@ -42,7 +42,7 @@ def claim(sentence: str, value: Measured | float, holds: Callable[[float], bool]
     """
     if {name for _, name, _, _ in string.Formatter().parse(sentence)} - {None} != {"value"}:
         raise ValueError(f"claim {sentence!r}: needs the field {{value}}, and no other")
-    number = value.value if isinstance(value, Measured) else float(value)
+    number = float(value)
     if math.isnan(number):
         status, where = OPEN, "nothing was measured here, and nothing is recorded"
         sentence = re.sub(r"\{value[^}]*\}", "—", sentence)
@@ -121,7 +121,7 @@ class Guess:
 
         A measured value knows that; of a plain number ``where`` says it.
         """
-        number = value.value if isinstance(value, Measured) else float(value)
+        number = float(value)
         if math.isnan(number):
             said = "There is no answer here: nothing was measured, and nothing is recorded."
         else:
