@@ -52,7 +52,7 @@ bench: $(COURSE) ## on a GPU, measure the finished kernels beside others; ARGS="
 	@$(RUN) -m benchmarks $(ARGS)
 
 site: $(TEST) ## the course as pages to read, from the saved outputs, in build/site
-	@$(RUN) -m labkit site
+	@$(RUN) -m sphinx -q -W --keep-going -c docs . build/site
 
 slides: $(COURSE) ## the lessons as slides, from their saved outputs, or LESSONS=01; results in build/slides
 	@$(RUN) -m labkit slides $(LESSONS) $(ARGS)

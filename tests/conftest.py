@@ -16,7 +16,7 @@ import torch
 from filelock import FileLock
 
 from labkit import interpreter, paths
-from labkit.measure import machine
+from labkit.measure import tape
 
 interpreter.patch()  # as in a lesson
 pytest.register_assert_rewrite("grouped", "operators", "products", "recurring")
@@ -85,7 +85,7 @@ def the_machine_itself():
     """What a test has found out about another machine, or told its processes, ends with that test."""
     with mock.patch.dict(os.environ):
         yield
-    machine.identity.cache_clear()
+    tape.here.cache_clear()
 
 
 @pytest.fixture(autouse=True)

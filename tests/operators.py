@@ -174,7 +174,7 @@ def kernels_of(call: Any, *tensors: Tensor) -> list[Any]:
     fences = correctness.GuardZones()
     placed = [fences.place(t.detach(), "contiguous").requires_grad_(t.requires_grad) for t in tensors]
     with fences:
-        made = launch_counts.count(lambda: call(*placed)).launches
+        made = launch_counts.count(lambda: call(*placed))
     return [launch for launch in made if launch.programs]
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from labkit import gpu
-from labkit.measure import clocks, machine, roofline
-from labkit.measure.machine import MachineInfo
+from labkit.measure import clocks, session, tape
 
 L2_BYTES = 4096
 
@@ -94,7 +93,7 @@ def ticking(gpu: Gpu, *times_us: float) -> Callable[..., None]:
     return lambda *_: gpu.launch(0.0, next(turn))
 
 
-HERE = MachineInfo("Simulated", "570.1", "2.13.0", "3.7.1", 2**30)
+HERE = {"device": "Simulated", "driver": "570.1", "torch": "2.13.0", "triton": "3.7.1"}
 
 
 def install(put: Callable[[object, str, Any], None]) -> Gpu:
@@ -107,9 +106,9 @@ def install(put: Callable[[object, str, Any], None]) -> Gpu:
     put(gpu, "device", lambda: "cpu")
     put(gpu, "uuid", lambda: "")
     put(gpu, "synchronize", lambda: None)
-    put(machine, "identity", lambda: HERE)
+    put(tape, "here", lambda: HERE)
     put(clocks, "DeviceTimer", lambda: simulated)
-    put(roofline, "COPIES", {"slow": _copy(simulated, 2.0), "fast": _copy(simulated, 1.0)})
+    put(session, "COPIES", {"slow": _copy(simulated, 2.0), "fast": _copy(simulated, 1.0)})
     return simulated
 
 

@@ -18,6 +18,7 @@ BAR = 0.31
 """Height of a row of bars, in inches."""
 LINE = 0.19
 """Height of a line of small text, in inches."""
+AXIS = "time per call (lower is better)"
 FAR = 4
 """Groups of bars whose longest ones are that many times apart have a scale each."""
 FEW_POINTS = 9
@@ -49,7 +50,8 @@ class Curve:
     name: str
     points: list[tuple[float, float, float, float]]
     look: Style
-    kind: str = "live"
+    kind: str
+    """live, recorded or published."""
 
 
 def _figure(
@@ -75,7 +77,7 @@ def _weight(bar: Bar) -> str:
     return "bold" if bar.look.bold else "normal"
 
 
-def _draw(axes: Axes, bar: Bar, value: float, y: int, scale: float, written: Callable[[float], str]) -> None:
+def _draw(axes: Axes, bar: Bar, value: float, y: int, scale: float) -> None:
     """A bar at a height, with its whiskers, its tick and its value beside it; all lengths times ``scale``."""
     axes.barh(
         y,
@@ -95,18 +97,11 @@ def _draw(axes: Axes, bar: Bar, value: float, y: int, scale: float, written: Cal
         axes.plot(*at, color=INK, marker="|", markersize=19, markeredgewidth=1.8, zorder=6)
     end = (scale * _end(bar), y)
     beside: Any = dict(textcoords="offset points", va="center", weight=_weight(bar))
-    axes.annotate(written(value), end, (6, 0), **beside)
+    axes.annotate(style.duration(value), end, (6, 0), **beside)
 
 
 @style.course_style()
-def bars(
-    title: str,
-    groups: Mapping[str, Sequence[Bar]],
-    lines: Sequence[str],
-    *,
-    axis: str = "time per call (lower is better)",
-    written: Callable[[float], str] = style.duration,
-) -> Picture:
+def bars(title: str, groups: Mapping[str, Sequence[Bar]], lines: Sequence[str]) -> Picture:
     """Bars from zero under headings; whiskers from p20 to p80, a tick where a copy of the same bytes ends.
 
     Groups whose times are far apart have a scale each, or the short bars could not be compared. ``lines`` say
@@ -127,12 +122,12 @@ def bars(
     ends = {heading: max(map(_end, group), default=0) or 1.0 for heading, group in groups.items()}
     longest = max(ends.values(), default=1.0)
     apart = longest > FAR * min(ends.values(), default=1.0)
-    axes.set(xlim=(0, 1.17 * longest), ylim=(rows - 0.5, -0.5), xlabel=axis)
+    axes.set(xlim=(0, 1.17 * longest), ylim=(rows - 0.5, -0.5), xlabel=AXIS)
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: style.duration(x, longest) if x else "0"))
     axes.grid(axis="y", visible=False)
     if apart:
-        axes.set(xticks=[], xlabel=f"{axis}, each group on a scale of its own")
+        axes.set(xticks=[], xlabel=f"{AXIS}, each group on a scale of its own")
     y, names, said = 0, [], []
     for heading, group in groups.items():
         scale = longest / ends[heading] if apart else 1.0
@@ -144,8 +139,9 @@ def bars(
             if bar.value is None:
                 axes.text(0.01 * longest, y, f"no time: {bar.note}", va="center", color=MUTED)
             else:
-                _draw(axes, bar, bar.value, y, scale, written)
-            said.append(f"{heading} {bar.name} {written(bar.value) if bar.value else bar.note}".strip())
+                _draw(axes, bar, bar.value, y, scale)
+            outcome = style.duration(bar.value) if bar.value else bar.note
+            said.append(f"{heading} {bar.name} {outcome}".strip())
             y += 1
     axes.set_yticks([at for at, *_ in names], [name for _, name, _ in names])
     axes.tick_params(axis="y", length=0)

@@ -15,9 +15,8 @@ from IPython.display import display
 
 from labkit import notebooks, paths
 from labkit.display.style import digits, interactive, show
-from labkit.display.table import short
+from labkit.display.table import Measured, short
 from labkit.measure import session
-from labkit.measure.results import Measured
 
 CLAIM_MIME = "application/vnd.labkit.claim+json"
 HELD, NOT_HELD, OPEN = "held", "not held", "not measured"
@@ -43,7 +42,7 @@ def claim(sentence: str, value: Measured | float, holds: Callable[[float], bool]
     """
     if {name for _, name, _, _ in string.Formatter().parse(sentence)} - {None} != {"value"}:
         raise ValueError(f"claim {sentence!r}: needs the field {{value}}, and no other")
-    number = value.value if isinstance(value, Measured) else float(value)
+    number = float(value)
     if math.isnan(number):
         status, where = OPEN, "nothing was measured here, and nothing is recorded"
         sentence = re.sub(r"\{value[^}]*\}", "—", sentence)
@@ -122,7 +121,7 @@ class Guess:
 
         A measured value knows that; of a plain number ``where`` says it.
         """
-        number = value.value if isinstance(value, Measured) else float(value)
+        number = float(value)
         if math.isnan(number):
             said = "There is no answer here: nothing was measured, and nothing is recorded."
         else:

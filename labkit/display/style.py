@@ -120,17 +120,12 @@ class Picture:
     figure: Figure = field(compare=False)
     alt: str
 
-    def encoded(self, kind: str = "webp", **options: Any) -> bytes:
-        """The picture's bytes: a lossless WebP for pages, or ``"png"`` for a file."""
-        out = io.BytesIO()
-        options = options or ({"lossless": True} if kind == "webp" else {"optimize": True})
-        with course_style():
-            self.figure.savefig(out, format=kind, pil_kwargs=options)
-        return out.getvalue()
-
     def _repr_html_(self) -> str:
+        picture = io.BytesIO()
+        with course_style():
+            self.figure.savefig(picture, format="webp", pil_kwargs={"lossless": True})
         # of an Image display the alt text does not reach the page, of an <img> it does
-        data = base64.b64encode(self.encoded()).decode()
+        data = base64.b64encode(picture.getvalue()).decode()
         width = round(96 * self.figure.get_figwidth())  # CSS pixels
         alt = html.escape(self.alt, quote=True)
         look = "max-width:100%;height:auto"

@@ -12,12 +12,12 @@ from IPython.display import display
 
 from labkit.display import figures, style
 from labkit.display.figures import Curve, Panel
-from labkit.display.roofs import Roofs
+from labkit.display.numbers import Roofs
 from labkit.display.style import Picture, interactive
-from labkit.display.table import FIELDS, Table, Ways, in_words, numbers_html, origin, points_of
+from labkit.display.table import Table, in_words, numbers_html, origin
 from labkit.measure import session
-from labkit.measure.session import Point, Session
-from labkit.measure.tape import Row
+from labkit.measure.session import Point, Session, Ways
+from labkit.measure.tape import FIELDS, Row
 from labkit.work import Work
 
 TIME, SPEEDUP = "time per call", "speedup"
@@ -36,18 +36,19 @@ class Sweep(Table):
         title: str,
         points: Sequence[Point],
         known: Session,
-        over: str,
         published: pd.DataFrame | None,
         roofs: Roofs | None,
         lines: Mapping[str, Callable[[float], float]] | None = None,
     ) -> None:
-        self.points, self.over, self.published, self.roofs = points, over, published, roofs
+        self.points, self.published, self.roofs = points, published, roofs
+        self.over = points[0].ways[0].name
+        """The way that speedups are over: the first one."""
         self.further = lines or {}
         sizes = {axis: list(dict.fromkeys(point.axes[axis] for point in points)) for axis in points[0].axes}
         self.x = max(sizes, key=lambda axis: len(sizes[axis]))
         self.choices: dict[str, list[Any]] = {axis: found for axis, found in sizes.items() if axis != self.x}
         self.choices |= {name: list(dict.fromkeys(getattr(p, name) for p in points)) for name in FIELDS}
-        self.measured: dict[Point, list[Row]] = {}
+        self.live_rows: dict[Point, list[Row]] = {}
         """What was measured in this session."""
         super().__init__(title, [row for point in points for row in known.find(point)], False, known)
 
@@ -69,7 +70,7 @@ class Sweep(Table):
     def rows_of(self, choice: Mapping[str, Any]) -> tuple[list[Row], bool]:
         """The rows of a choice, and whether they are live: from the first measured point on they are."""
         points = self.chosen(choice)
-        own = [row for point in points for row in self.measured.get(point, [])]
+        own = [row for point in points for row in self.live_rows.get(point, [])]
         return (own, True) if own else ([row for point in points for row in self._session.find(point)], False)
 
     def picture_of(self, choice: Mapping[str, Any], quantity: str = TIME, overlay: bool = True) -> Picture:
@@ -173,15 +174,15 @@ class Sweep(Table):
 
     def _refresh(self) -> None:
         """Take the live rows for the table's, once every point has them, or at once if none is recorded."""
-        if self.live or not self.rows or all(point in self.measured for point in self.points):
-            self.rows = [row for point in self.points for row in self.measured.get(point, [])]
+        if self.live or not self.rows or all(point in self.live_rows for point in self.points):
+            self.rows = [row for point in self.points for row in self.live_rows.get(point, [])]
             self.live = bool(self.rows)
 
     # ---- measuring -----------------------------------------------------------------------------------------
 
     def measure_all(self) -> None:
         """Measure every point, one after the other."""
-        self.measured |= self._session.measure_all(self.points)
+        self.live_rows |= self._session.measure_all(self.points)
         self._refresh()
 
     def _ipython_display_(self) -> None:
@@ -236,7 +237,7 @@ class SweepPanel:
             each.observe(lambda _: self._call(self.redraw), "value")
         self.run.on_click(lambda _: self._call(self._start))
         self.stop.on_click(lambda _: setattr(self, "running", False))
-        self.say(
+        self.announce(
             "Press Run to measure this on your GPU."
             if live
             else "No GPU here: you explore the recorded sweep."
@@ -251,7 +252,7 @@ class SweepPanel:
         """What is chosen."""
         return self.sweep.usual() | {name: menu.value for name, menu in self.menus.items()}
 
-    def say(self, text: str) -> None:
+    def announce(self, text: str) -> None:
         """The line beside the buttons; a screen reader reads it out."""
         self.status.value = f'<span role="status" aria-live="polite">{html.escape(text)}</span>'
 
@@ -272,17 +273,17 @@ class SweepPanel:
         try:
             for number, point in enumerate(points, start=1):
                 size = in_words(self.sweep.x, point.axes[self.sweep.x])
-                self.say(f"Measuring {size}, {number} of {len(points)}.")
+                self.announce(f"Measuring {size}, {number} of {len(points)}.")
                 await asyncio.sleep(0.05)  # the page shows it, and Stop is heard
                 if not self.running:
                     break
-                self.sweep.measured[point] = self.sweep._session.measure(point)
+                self.sweep.live_rows[point] = self.sweep._session.measure(point)
                 if choice == self.choice():
                     self.redraw()
             self.sweep._refresh()
-            self.say("Done." if self.running else "Stopped. What was measured is kept.")
+            self.announce("Done." if self.running else "Stopped. What was measured is kept.")
         except Exception as problem:
-            self.say(f"It ended with an error: {type(problem).__name__}: {problem}")
+            self.announce(f"It ended with an error: {type(problem).__name__}: {problem}")
             raise
         finally:
             self.running, self.run.disabled, self.stop.disabled = False, False, True
@@ -303,7 +304,6 @@ def sweep(
     ways: Ways,
     work: Work | None = None,
     *,
-    over: str = "",
     published: pd.DataFrame | None = None,
     roofs: Roofs | None = None,
     lines: Mapping[str, Callable[[float], float]] | None = None,
@@ -313,7 +313,7 @@ def sweep(
 
     Args:
         title, ways, work, how: as of ``lab.race``; the axis with most sizes is swept, the others are menus.
-        over: the way that speedups are over; the first one if left out.
+            Speedups are over the first way.
         published: other people's speedups (``lab.published``), drawn beside.
         roofs: those of the GPU (``lab.roofs``), if the floors are to be drawn as thin lines.
         lines: further thin lines by name: of each size that is swept a time in microseconds.
@@ -321,12 +321,12 @@ def sweep(
     Where nobody can press Run, a GPU measures the first choice, and while a lesson is recorded all of them.
     """
     known = session.current()
-    points = points_of(title, ways, work, how)
-    made = Sweep(title, points, known, over or next(iter(ways)), published, roofs, lines)
+    points = session.points(title, ways, work, how)
+    made = Sweep(title, points, known, published, roofs, lines)
     if known.live and known.tape:
         made.measure_all()
     elif known.live and not interactive():
         for point in made.chosen(made.usual()):
-            made.measured[point] = known.measure(point)
+            made.live_rows[point] = known.measure(point)
         made._refresh()
     return made

@@ -1,9 +1,12 @@
 """A table of measurements that answers questions and shows itself as its figure; races."""
 
 import html
+import math
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -11,34 +14,77 @@ from labkit.display import figures, style
 from labkit.display.figures import Bar
 from labkit.display.style import Picture, show
 from labkit.measure import session
-from labkit.measure.results import MISSING, Measured
-from labkit.measure.session import Session, Way
-from labkit.measure.tape import Row
+from labkit.measure.session import Session, Ways
+from labkit.measure.tape import FIELDS, Row
 from labkit.work import Work
 
-FIELDS = ("dtype", "direction", "clock", "cache")
 POWER = "slowed down by power limit"
 """The noise of a row that a GPU measured at its power limit. A large GPU that multiplies is there most of the
 time, in a network as in a race: it is noted in the row, and not said beneath a figure."""
-WIDEST = 20
-"""Times that are further apart do not share an axis, if two clocks gave them."""
-Ways = Mapping[str, Callable[..., Any] | tuple[Callable[..., Any], Work]]
-"""Ways by name: each a function, or a function and the work that it does."""
 
 
-def ways_of(ways: Ways, work: Work | None) -> list[Way]:
-    """The ways, each with its work; ValueError for one without."""
-    found = []
-    for name, each in ways.items():
-        call, own = each if isinstance(each, tuple) else (each, work)
-        if own is None:
-            raise ValueError(f"ways: {name!r} has no work: give race or sweep one, or write (function, work)")
-        found.append(Way(name, call, own))
-    return found
+# ---- a number that knows where it is from ------------------------------------------------------------------
+
+
+def _arithmetic(
+    operation: Callable[[float, float], float],
+) -> Callable[["Measured", "Measured | float"], "Measured"]:
+    """A method that applies an operation to a figure and another one, or a plain number."""
+
+    def method(self: "Measured", other: "Measured | float") -> "Measured":
+        if not isinstance(other, Measured):
+            return replace(self, value=operation(self.value, other))
+        if (self.kind, self.device) != (other.kind, other.device):
+            return MISSING
+        return replace(self, value=operation(self.value, other.value))
+
+    return method
+
+
+@dataclass(frozen=True, order=True)
+class Measured:
+    """A figure and where it comes from: measured now (live), or read from a tape.
+
+    It adds, subtracts, multiplies and divides with plain numbers, and with figures of the same origin. With
+    one of another device or kind the result is `MISSING`, as no figure may mix them.
+    """
+
+    value: float
+    kind: Literal["live", "recorded"]
+    device: str
+    """Empty for a figure that nobody measured."""
+
+    __add__ = __radd__ = _arithmetic(operator.add)
+    __mul__ = __rmul__ = _arithmetic(operator.mul)
+    __sub__ = _arithmetic(operator.sub)
+    __rsub__ = _arithmetic(lambda value, other: other - value)
+    __truediv__ = _arithmetic(operator.truediv)
+    __rtruediv__ = _arithmetic(lambda value, other: other / value)
+
+    def __getitem__(self, name: str) -> "Measured":
+        """Of a table that nobody measured every entry is missing, too."""
+        if self.device:
+            raise TypeError("a figure is no table")
+        return self
+
+    def __float__(self) -> float:
+        """The number; nan where nobody measured it."""
+        return self.value
+
+    def __format__(self, spec: str) -> str:
+        """The number as ``f"{time:.1f}"`` writes it; nan where nobody measured it."""
+        return format(self.value, spec) if spec else str(self)
+
+
+MISSING = Measured(math.nan, "live", "")
+"""A figure that nobody measured; what is computed from it is missing, too."""
+
+
+# ---- a table -----------------------------------------------------------------------------------------------
 
 
 class Table:
-    """Rows of one race or sweep. ``frame`` is a DataFrame of them, with a column for each axis.
+    """Rows of one race or sweep.
 
     A question names what tells rows apart: ``table.time("x*w + b", clock="host", width=160)``. Its answer is
     a number in microseconds, or a ratio, that knows where it was measured (`Measured`); it is missing where
@@ -50,24 +96,6 @@ class Table:
         self.title, self.rows, self.live, self._session = title, list(rows), live, known
 
     @property
-    def frame(self) -> pd.DataFrame:
-        """The rows as a DataFrame."""
-        columns = [
-            "way",
-            *self.axes,
-            *FIELDS,
-            "median_us",
-            "p20_us",
-            "p80_us",
-            "copy_us",
-            "note",
-            "noise",
-            "device",
-            "date",
-        ]
-        return pd.DataFrame([{**vars(row), **row.axes} for row in self.rows], columns=columns)
-
-    @property
     def axes(self) -> list[str]:
         """The names of the sizes."""
         return list(dict.fromkeys(axis for row in self.rows for axis in row.axes))
@@ -75,7 +103,7 @@ class Table:
     def time(self, way: str, **where: Any) -> Measured:
         """The median time of a way, in microseconds a call."""
         row = self._row(way, where)
-        return MISSING if row is None or row.median_us is None else self._measured(row.median_us, row)
+        return MISSING if row is None or row.median_us is None else self._number(row.median_us, row)
 
     def speedup(self, of: str, over: str, **where: Any) -> Measured:
         """How many times as fast as ``over`` is ``of``."""
@@ -86,9 +114,9 @@ class Table:
         row = self._row(way, where)
         if row is None or not row.median_us or not row.copy_us:
             return MISSING
-        return self._measured(row.copy_us / row.median_us, row)
+        return self._number(row.copy_us / row.median_us, row)
 
-    def _measured(self, value: float, row: Row) -> Measured:
+    def _number(self, value: float, row: Row) -> Measured:
         return Measured(value, "live" if self.live else "recorded", row.device)
 
     def _row(self, way: str, where: Mapping[str, Any]) -> Row | None:
@@ -107,20 +135,6 @@ class Table:
 
     # ---- how it shows itself -------------------------------------------------------------------------------
 
-    def lines(self) -> list[str]:
-        """Where the numbers are from: device, date, versions, and what is the same for all rows."""
-        return origin(self.rows, self.live)
-
-    def pictures(self) -> list[Picture]:
-        """The bars, a figure for each clock where one axis would leave too little of the shorter times."""
-        times = [row.median_us for row in self.rows if row.median_us]
-        clocks = list(dict.fromkeys(row.clock for row in self.rows))
-        if len(clocks) == 1 or max(times, default=1) < WIDEST * min(times, default=1):
-            return [self.picture()]
-        parts = {clock: [row for row in self.rows if row.clock == clock] for clock in clocks}
-        titled = {f"{self.title}, {clock} clock": part for clock, part in parts.items()}
-        return [Table(title, part, self.live, self._session).picture() for title, part in titled.items()]
-
     def picture(self) -> Picture:
         """Bars: those of the ways at one point under a heading that says what is special to it."""
         varying = [name for name in (*self.axes, *FIELDS) if len({_of(row, name) for row in self.rows}) > 1]
@@ -130,15 +144,15 @@ class Table:
             look = style.style_of(row.way, self._session.styles)
             bar = Bar(row.way, row.median_us, look, self.live, row.p20_us, row.p80_us, row.copy_us, row.note)
             groups.setdefault(heading, []).append(bar)
-        return figures.bars(self.title, groups, self.lines())
+        return figures.bars(self.title, groups, origin(self.rows, self.live))
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         if not self.rows:
             nothing = f"{self.title}: nothing was measured here, and nothing is recorded."
             return {"text/plain": nothing, "text/html": f"<p><em>{html.escape(nothing)}</em></p>"}
-        pictures = self.pictures()
-        page = "".join(picture._repr_html_() for picture in pictures)
-        return {"text/plain": "\n".join(p.alt for p in pictures), "text/html": page + numbers_html(self.rows)}
+        picture = self.picture()
+        page = picture._repr_html_() + numbers_html(self.rows)
+        return {"text/plain": picture.alt, "text/html": page}
 
 
 def _of(row: Row, name: str) -> Any:
@@ -162,7 +176,7 @@ def in_words(name: str, value: Any) -> str:
 
 
 def origin(rows: Sequence[Row], live: bool) -> list[str]:
-    """Where rows are from, as lines beneath a title."""
+    """Where rows are from, as lines beneath a title: device, date, versions, and what is the same for all."""
     timed = [row for row in rows if row.device]
     if not timed:
         return ["no times"]
@@ -189,12 +203,13 @@ def origin(rows: Sequence[Row], live: bool) -> list[str]:
 
 
 def numbers_html(rows: Iterable[Row]) -> str:
-    """The rows' times as a table to unfold."""
+    """The rows' times as a table that a click, or Enter on the focused line, unfolds."""
     lines = [
         (row.way, *(in_words(name, _of(row, name)) for name in (*row.axes, *FIELDS)), _spread(row))
         for row in rows
     ]
-    return folded("The numbers", plain_table([], lines))
+    table = plain_table([], lines)
+    return f'<details><summary style="cursor:pointer">The numbers</summary>{table}</details>'
 
 
 def _spread(row: Row) -> str:
@@ -216,9 +231,17 @@ def plain_table(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
     return f"<table>{head}<tbody>{body}</tbody></table>"
 
 
-def folded(summary: str, inside: str) -> str:
-    """HTML that a click, or Enter on the focused line, opens."""
-    return f'<details><summary style="cursor:pointer">{html.escape(summary)}</summary>{inside}</details>'
+def show_table(title: str, heads: Sequence[str], lines: Sequence[Sequence[Any]], *where: str) -> None:
+    """Show a small table below a title, and below it lines that say where its numbers are from."""
+    said = "\n".join(where)
+    page = f"<p><strong>{html.escape(title)}</strong></p>" if title else ""
+    page += plain_table(heads, lines)
+    page += f"<p><small>{html.escape(said)}</small></p>" if said else ""
+    if heads:
+        text = pd.DataFrame(lines, columns=heads).to_string(index=False)
+    else:
+        text = "\n".join("  ".join(line) for line in lines)
+    show(page, "\n".join(filter(None, [title, text, said])))
 
 
 # ---- the face ----------------------------------------------------------------------------------------------
@@ -238,44 +261,6 @@ def race(title: str, ways: Ways, work: Work | None = None, **how: Any) -> Table:
     On a GPU every way is first compared with float64. Elsewhere the recorded times are shown.
     """
     known = session.current()
-    measured = known.measure_all(points_of(title, ways, work, how))
-    rows = [row for rows in measured.values() for row in rows]
+    by_point = known.measure_all(session.points(title, ways, work, how))
+    rows = [row for found in by_point.values() for row in found]
     return Table(title, rows, known.live, known)
-
-
-def points_of(title: str, ways: Ways, work: Work | None, how: Mapping[str, Any]) -> list[session.Point]:
-    """The points of a race or sweep."""
-    options = {name: value for name, value in how.items() if name in FIELDS}
-    axes = {name: value for name, value in how.items() if name not in FIELDS}
-    return session.points(title, ways_of(ways, work), axes, **options)
-
-
-def measured(name: str, function: Callable[..., Any], *given: Callable[..., Any]) -> Any:
-    """A number of the lesson's own: what a function returns on a GPU; elsewhere, what it returned there.
-
-    ``function(*given)`` is one of a cell tagged ``way`` or ``kernel``. What it is ``given`` are functions: a
-    clock that is the learner's or the solution's. A number knows where it was measured. A table (rows by
-    name, each with numbers by column) is shown, and returned. Where nothing is recorded the result is a
-    missing number.
-    """
-    known = session.current()
-    row = known.number(name, lambda: function(*given), [function, *given])
-    if row.value is None:
-        show(
-            "<p><em>Nothing was measured here, and nothing is recorded.</em></p>",
-            f"{name}: nothing is recorded.",
-        )
-        return MISSING
-    kind: Any = "live" if known.live else "recorded"
-    if not isinstance(row.value, dict):
-        return Measured(float(row.value), kind, row.device)
-    where = "\n".join(origin([row], known.live))
-    heads = list(next(iter(row.value.values()), {}))
-    texts = [[way, *(style.digits(each[head]) for head in heads)] for way, each in row.value.items()]
-    page = f"<p><strong>{html.escape(name)}</strong></p>{plain_table(['', *heads], texts)}"
-    text = "\n".join([name, pd.DataFrame(texts, columns=["", *heads]).to_string(index=False), where])
-    show(f"{page}<p><small>{html.escape(where)}</small></p>", text)
-    return {
-        way: {head: Measured(float(number), kind, row.device) for head, number in each.items()}
-        for way, each in row.value.items()
-    }

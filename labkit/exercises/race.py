@@ -14,7 +14,7 @@ from torch import Tensor
 
 from labkit import child_process, gpu, interpreter, notebooks
 from labkit.display.style import show
-from labkit.display.table import plain_table
+from labkit.display.table import show_table
 from labkit.exercises import common_hints, engine, judge
 from labkit.exercises.engine import Exercise, Finding, RaceSpec
 from labkit.measure import correctness, launch_counts, lock
@@ -133,8 +133,7 @@ def count(exercise: Exercise, answer: Callable[..., Any], beside: Mapping[str, C
         alike = f"{who} as few bytes as can be, {lines[0][-1]}. {said}"
         show(f"<p><small>{alike}</small></p>", alike)
         return
-    text = "\n".join("  ".join(line) for line in (heads, *lines))
-    show(f"{plain_table(heads, lines)}<p><small>{said}</small></p>", f"{text}\n{said}")
+    show_table("", heads, lines, said)
 
 
 def counted(
@@ -152,7 +151,7 @@ def moved(call: Callable[..., Any], given: list[Any]) -> tuple[int, int, int, in
     """Of a call without a GPU: launches, bytes read, bytes written, and both. Each address counts once."""
     addresses = _Addresses()
     with interpreter.watching(addresses):
-        made = launch_counts.count(lambda: call(*given)).launches
+        made = launch_counts.count(lambda: call(*given))
     read = sum(one.bytes_read for one in made if not one.programs) + addresses.bytes(addresses.loads)
     written = sum(one.bytes_written for one in made if not one.programs) + addresses.bytes(addresses.stores)
     return len(made), read, written, read + written

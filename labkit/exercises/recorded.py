@@ -75,8 +75,8 @@ def recording() -> Iterator[Recorded]:
     seen = Recorded()
     with interpreter.watching(seen), launch_counts.recording() as found:
         yield seen
-    seen.names = [one.name for one in found.launches]
-    seen.read = [one.bytes_read for one in found.launches]
+    seen.names = [one.name for one in found]
+    seen.read = [one.bytes_read for one in found]
 
 
 def elements(addresses: list[np.ndarray], tensor: Tensor) -> np.ndarray:

@@ -23,7 +23,7 @@ from IPython.display import display
 from labkit import gpu, interpreter, notebooks, paths
 from labkit.display import style
 from labkit.display.style import interactive
-from labkit.display.table import Table, plain_table
+from labkit.display.table import Table, show_table
 from labkit.exercises import judge, progress, race
 from labkit.exercises.engine import Exercise, Finding
 from labkit.exercises.verdicts import Verdict, solution_html
@@ -141,7 +141,7 @@ class Tasks:
         if not interactive():  # what is saved in a notebook is about this lesson, and nobody's own
             lessons = [notebooks.resolve(self._lesson)]
         table = progress.table(lessons)
-        style.show(plain_table(list(table), table.to_numpy().tolist()), table.to_string(index=False))
+        show_table("", list(table), table.to_numpy().tolist())
 
     def _judge_cell(self, exercise: Exercise, answer: Any) -> None:
         """Judge the cell that is running, show the verdict, and keep it."""

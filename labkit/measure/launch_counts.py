@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,20 +40,8 @@ class Launch:
     bytes_written: int = 0
 
 
-@dataclass(frozen=True)
-class Counts:
-    """The launches of a call, in order."""
-
-    launches: list[Launch] = field(default_factory=list)
-
-    @property
-    def programs(self) -> int:
-        """Program instances of all Triton kernels."""
-        return sum(launch.programs for launch in self.launches)
-
-
-def count(call: Callable[[], Any]) -> Counts:
-    """Run ``call`` once and count what it launches.
+def count(call: Callable[[], Any]) -> list[Launch]:
+    """Run ``call`` once and count what it launches, in order.
 
     A function of torch.compile counts as it is written, unfused: the compiler does nothing while operations
     are recorded. With ``fullgraph=True`` torch refuses to run it here.
@@ -62,18 +50,18 @@ def count(call: Callable[[], Any]) -> Counts:
     """
     if gpu.available():
         raise RuntimeError("launches are counted only without a GPU; on one profiles.profile shows what ran")
-    with recording() as counts:
+    with recording() as launches:
         call()
-    return counts
+    return launches
 
 
 @contextmanager
-def recording() -> Iterator[Counts]:
+def recording() -> Iterator[list[Launch]]:
     """Count what is launched inside the block, on a machine without a GPU."""
-    counts = Counts()
-    operations = _Operations(counts.launches)
-    with interpreter.watching(_Kernels(counts.launches, operations)), operations:
-        yield counts
+    launches: list[Launch] = []
+    operations = _Operations(launches)
+    with interpreter.watching(_Kernels(launches, operations)), operations:
+        yield launches
 
 
 class _Operations(dispatch_mode.LightDispatchMode):

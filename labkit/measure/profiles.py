@@ -1,15 +1,14 @@
-"""Profile a call on a GPU: the kernels that it ran, and the gaps between them."""
+"""Profile a call on a GPU: the kernels that it ran, and how long each one took."""
 
 import json
 import os
+import re
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,73 +16,40 @@ import torch
 
 from labkit import gpu
 from labkit.measure import lock
-from labkit.measure.kernel_names import shorten
 
+WARMUPS = 3
+"""So often a call runs before it is profiled: the first time it may compile, or choose among kernels."""
+Profile = list[tuple[str, float]]
+"""What one call ran on the device, in order: the name of each kernel, copy or fill, shortened, and its us."""
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-_LAUNCHING = ("cuda_runtime", "cuda_driver")
+_PLAIN = re.compile(r"(void|const|char|bool|int|long|unsigned|float|double|array)(\s|$)")
+"""Template arguments that make a name longer and hardly tell two kernels apart."""
 
 
-@dataclass(frozen=True)
-class KernelEvent:
-    """A kernel, copy or fill on the device. Times in us, from the profile's first event."""
-
-    name: str
-    """A name short enough for a table; ``full_name`` is the compiler's."""
-    full_name: str
-    start_us: float
-    duration_us: float
-
-
-@dataclass(frozen=True)
-class Profile:
-    """One call: what it ran on the device, in order."""
-
-    kernels: list[KernelEvent]
-    launches: int
-    """How often the host started work on the device. The replay of a graph is one launch."""
-
-    @property
-    def gaps(self) -> list[float]:
-        """Idle us before each kernel but the first; 0 where kernels touch or overlap."""
-        ends = accumulate((kernel.start_us + kernel.duration_us for kernel in self.kernels), max)
-        return [max(0.0, kernel.start_us - end) for kernel, end in zip(self.kernels[1:], ends, strict=False)]
-
-    @property
-    def span_us(self) -> float:
-        """Time from the start of the first kernel to the end of the last."""
-        ends = [kernel.start_us + kernel.duration_us for kernel in self.kernels]
-        return max(ends) - self.kernels[0].start_us if ends else 0.0
-
-    @property
-    def busy_us(self) -> float:
-        """Time in which at least one kernel ran."""
-        return self.span_us - sum(self.gaps)
-
-
-def profile(call: Callable[[], Any], *, warmup: int = 3) -> Profile:
+def profile(call: Callable[[], Any]) -> Profile:
     """Run ``call`` on the GPU and record what it launches.
 
-    ``call`` runs ``warmup`` times and is then profiled three times, each time while this process holds the
-    GPU's lock. The profile that was disturbed least is returned.
+    After its warm-up ``call`` is profiled three times, each time while this process holds the GPU's lock. The
+    profile that was disturbed least is returned.
     """
-    return _least_disturbed([from_trace(_trace(call, runs)) for runs in (warmup, 0, 0)])
+    for _ in range(WARMUPS):
+        call()
+    return _least_disturbed([from_trace(_trace(call)) for _ in range(3)])
 
 
 def _least_disturbed(profiles: Sequence[Profile]) -> Profile:
-    """The profile with the least busy time and span, among those with the most frequent list of kernels.
+    """The profile with the least time, among those with the most frequent list of kernels.
 
-    What disturbs the host or the device makes a profile longer. If all lists differ, the longest one counts.
+    What disturbs the device makes kernels take longer. If all lists differ, the longest one counts.
     """
-    seen = Counter(tuple(kernel.name for kernel in made.kernels) for made in profiles)
+    seen = Counter(tuple(name for name, _ in made) for made in profiles)
     usual = max(seen, key=lambda names: (seen[names], len(names)))
-    alike = [made for made in profiles if tuple(kernel.name for kernel in made.kernels) == usual]
-    return min(alike, key=lambda made: made.busy_us + made.span_us)
+    alike = [made for made in profiles if tuple(name for name, _ in made) == usual]
+    return min(alike, key=lambda made: sum(us for _, us in made))
 
 
-def _trace(call: Callable[[], Any], warmup: int) -> list[dict[str, Any]]:
-    """The ``traceEvents`` of the chrome trace of one call, which runs twice after ``warmup`` calls."""
-    for _ in range(warmup):
-        call()
+def _trace(call: Callable[[], Any]) -> list[dict[str, Any]]:
+    """The ``traceEvents`` of the chrome trace of one call, which runs twice."""
     with (
         lock.gpu_lock(),
         tempfile.TemporaryDirectory() as folder,
@@ -141,12 +107,45 @@ def _without_profiler_messages() -> Iterator[None]:
 
 def from_trace(events: Iterable[dict[str, Any]]) -> Profile:
     """A profile from the ``traceEvents`` of a chrome trace that torch.profiler exported."""
-    complete = sorted((e for e in events if e.get("ph") == "X"), key=lambda event: event["ts"])
-    on_device = [event for event in complete if event["cat"] in _ON_DEVICE]
-    started = {event["args"]["correlation"] for event in on_device}
-    launching = [event for event in complete if event["cat"] in _LAUNCHING]
-    launches = [event for event in launching if event["args"].get("correlation") in started]
-    operations = [event for event in complete if event["cat"] == "cpu_op"]
-    origin = min((event["ts"] for event in [*on_device, *launches, *operations]), default=0.0)
-    kernels = [KernelEvent(shorten(e["name"]), e["name"], e["ts"] - origin, e["dur"]) for e in on_device]
-    return Profile(kernels, len(launches))
+    on_device = [event for event in events if event.get("ph") == "X" and event["cat"] in _ON_DEVICE]
+    in_order = sorted(on_device, key=lambda event: event["ts"])
+    return [(shorten(event["name"]), event["dur"]) for event in in_order]
+
+
+# ---- names of kernels --------------------------------------------------------------------------------------
+
+
+def shorten(name: str) -> str:
+    """A kernel's name without namespaces, signature and plain types.
+
+    Of each template argument the innermost functor is kept. In the names of PyTorch's elementwise kernels it
+    tells a product from a sum.
+    """
+    text = re.sub(r"^(void|std::enable_if<[^>]*>::type) ", "", _without_brackets(name))
+    head, _, arguments = text.partition("<")
+    arguments = _replaced(r"([\w:]+)<([^<>]*)>", _functor_or_name, arguments.rpartition(">")[0])
+    words = [argument.strip(" *").rpartition("::")[2] for argument in arguments.split(",")]
+    kept = [word for word in words if word and not _PLAIN.match(word)]
+    *namespaces, short = head.split("::")
+    if short == "kernel":  # tells nothing without the namespace: gemvx::kernel
+        short = f"{namespaces[-1]}::kernel"
+    return short + (f"<{', '.join(kept)}>" if kept else "")
+
+
+def _functor_or_name(template: re.Match[str]) -> str:
+    """The last functor among the arguments of a template, or the template's own name."""
+    return [template[1], *re.findall(r"\w*[Ff]unctor\w*", template[2])][-1]
+
+
+def _without_brackets(name: str) -> str:
+    """Drop parameter lists, lambdas and anonymous namespaces: everything in () and {}."""
+    text = name.replace("(anonymous namespace)::", "")
+    text = _replaced(r"\([^(){}]*\)|\{[^(){}]*\}", "", text)
+    return re.sub(r"(::(operator|const)?\s*(const)?)+(?=\s*(>|,|$))", "", text).strip()
+
+
+def _replaced(pattern: str, by: str | Callable[[re.Match[str]], str], text: str) -> str:
+    """The text in which a pattern is replaced until it occurs no more: brackets within brackets."""
+    while re.search(pattern, text):
+        text = re.sub(pattern, by, text)
+    return text

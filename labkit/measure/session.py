@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from labkit import gpu, notebooks
-from labkit.measure import clocks, machine, roofline, stamp, tape
+from labkit.measure import clocks, stamp, tape
 from labkit.measure.cold_cache import TimedCall
 from labkit.measure.correctness import relative_error
 from labkit.measure.lock import gpu_lock
@@ -30,6 +32,8 @@ CHECKED_ROWS = 4096
 OPTIONS = "LABKIT_SESSION"
 """Environment variable, JSON: ``record``, the tape that `labkit record` has its notebook write; ``device``,
 whose tapes are shown, if it is not `tape.SHOWN`."""
+Ways = Mapping[str, Callable[..., Any] | tuple[Callable[..., Any], Work]]
+"""Ways by name: each a function, or a function and the work that it does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,20 +64,26 @@ class Point:
         return Row(self.title, way, dict(self.axes), self.dtype, self.direction, self.clock, self.cache)
 
 
-def points(title: str, ways: Iterable[Way], axes: Mapping[str, Any], **options: Any) -> list[Point]:
-    """A point for each combination of the values of ``axes`` and ``options``, each a value or a list of them.
+def points(title: str, ways: Ways, work: Work | None, how: Mapping[str, Any]) -> list[Point]:
+    """The points of a race or sweep: one for each combination of the values in ``how``.
 
-    ``options``: dtype, direction, clock, cache. Those that come first change last.
+    ``how`` has sizes, and dtype, direction, clock and cache: each a value or a list of them. The order is
+    that of nested loops, those over sizes outside. ValueError for a way without a work.
     """
-    listed = {
-        name: [value] if isinstance(value, int | str) else list(value)
-        for name, value in (dict(axes) | options).items()
-    }
+    made = []
+    for name, each in ways.items():
+        call, own = each if isinstance(each, tuple) else (each, work)
+        if own is None:
+            raise ValueError(f"ways: {name!r} has no work: give race or sweep one, or write (function, work)")
+        made.append(Way(name, call, own))
+    axes = [name for name in how if name not in tape.FIELDS]
+    names = [*axes, *(name for name in how if name in tape.FIELDS)]
+    values = [[how[name]] if isinstance(how[name], int | str) else how[name] for name in names]
     found = []
-    for values in itertools.product(*listed.values()):
-        chosen = dict(zip(listed, values, strict=True))
+    for combination in itertools.product(*values):
+        chosen = dict(zip(names, combination, strict=True))
         sizes = {name: chosen.pop(name) for name in axes}
-        found.append(Point(title, tuple(ways), sizes, **chosen))
+        found.append(Point(title, tuple(made), sizes, **chosen))
     return found
 
 
@@ -95,7 +105,7 @@ class Session:
         self.known: dict[tape.Key, Row] = {}
         """While recording: rows that were measured before, on this kind of device."""
         if self.tape and lesson:
-            earlier = [tapes.get(machine.identity().slug), self.tape.with_suffix(".before")]
+            earlier = [tapes.get(tape.folder_of(tape.here()["device"])), self.tape.with_suffix(".before")]
             self.known = {row.key: row for path in earlier if path for row in tape.read(path)}
 
     # ---- what is there already -----------------------------------------------------------------------------
@@ -115,11 +125,11 @@ class Session:
 
     def _kept(self, row: Row) -> Row | None:
         """The same measurement of the same code on the same device and versions, made before."""
-        known, here = self.known.get(row.key), machine.identity()
-        if known is None or known.stamp != row.stamp or known.median_us is known.value is None:
+        known = self.known.get(row.key)
+        if known is None or known.stamp != row.stamp or (known.median_us is None and known.value is None):
             return None
-        same = (known.device, known.driver, known.torch, known.triton)
-        return known if same == (here.device, here.driver, here.torch, here.triton) else None
+        same = all(getattr(known, name) == value for name, value in tape.here().items())
+        return known if same else None
 
     def _keep(self, row: Row) -> Row:
         """Put a row on the tape that is recorded."""
@@ -156,15 +166,15 @@ class Session:
             for _ in range(PASSES - 1 if self.tape else 0):
                 for point in passes:
                     if point.clock == "host":
-                        passes[point].append(self._measure(point, empty[point]))
+                        passes[point].append(self._measure_once(point, empty[point]))
             for point in points:
                 rows = [row for row in kept[point] if row]
                 if point in passes:  # all of its ways, as they are compared: not one beside old times
-                    rows = fastest([*passes[point], self._measure(point, empty[point])])
+                    rows = fastest([*passes[point], self._measure_once(point, empty[point])])
                 found[point] = [self._keep(row) for row in rows]
         return found
 
-    def _measure(self, point: Point, rows: Mapping[Way, Row]) -> list[Row]:
+    def _measure_once(self, point: Point, rows: Mapping[Way, Row]) -> list[Row]:
         if any(hasattr(way.call, "_torchdynamo_orig_callable") for way in rows):
             from torch._inductor import config  # not before it is needed: it takes a second
 
@@ -187,18 +197,14 @@ class Session:
                 notes[way.name] = clocks.describe(problem)
         needed = {way: moved(way.work, point.axes, dtype.itemsize, point.direction) for way in rows}
         sizes = {needed[way] for way in rows if way.name in calls and point.clock != "host"}
-        copies = {
-            f"{name} {size}": call for size in sizes for name, call in roofline.copy_calls(size).items()
-        }
+        copies = {f"{name} {size}": call for size in sizes for name, call in copy_calls(size).items()}
         timings = clocks.measure(calls | copies, clock=point.clock, cache=point.cache)
         torch.cuda.empty_cache()
-        where = where_and_when()
+        where = tape.where_and_when()
         made = []
         for way, row in rows.items():
-            columns = {"note": notes.get(way.name, ""), **_columns(timings, way.name, point.clock)}
-            if copy_us := _copy_us(timings, needed[way]):
-                columns["copy_us"] = copy_us
-            made.append(replace(row, **columns, **where))
+            row = replace(row, note=notes.get(way.name, ""), **where)
+            made.append(replace(row, **_columns(timings, way.name, needed[way], point.clock)))
         return made
 
     def number(
@@ -215,25 +221,26 @@ class Session:
             return self._keep(kept)
         with gpu_lock(), gpu.full_float32():
             value = function()
-        return self._keep(replace(row, value=value, **where_and_when()))
+        return self._keep(replace(row, value=value, **tape.where_and_when()))
 
 
-def _columns(timings: Mapping[str, Any], way: str, clock: str) -> dict[str, Any]:
-    """The columns of a row that say how long it took, or why it has no time by this clock."""
+def _columns(timings: Mapping[str, Any], way: str, size: int, clock: str) -> dict[str, Any]:
+    """The columns of a row that say how long a way took, or why it has no time by this clock.
+
+    Where copies of ``size`` bytes were timed, also how long the faster one took.
+    """
+    found: dict[str, Any] = {}
     timing = timings.get(way)
-    if timing is None:
-        return {}
-    if isinstance(timing, clocks.NotTimed) or timing.clock != clock:  # a graph could not hold the call
-        return {"note": timing.note}
-    found = {"median_us": timing.median_us, "p20_us": timing.p20_us, "p80_us": timing.p80_us}
-    return {name: round(value, 4) for name, value in found.items()} | {"noise": timing.noise}
-
-
-def _copy_us(timings: Mapping[str, Any], size: int) -> float | None:
-    """Microseconds of the faster copy of ``size`` bytes; the copies are of whole pages, a little more."""
-    found = [timings.get(f"{name} {size}") for name in roofline.COPIES]
-    took = [timing.median_us for timing in found if isinstance(timing, clocks.Timing)]
-    return round(min(took) * size / roofline.copied_bytes(size), 4) if took else None
+    if isinstance(timing, clocks.Timing) and timing.clock == clock:
+        times = {"median_us": timing.median_us, "p20_us": timing.p20_us, "p80_us": timing.p80_us}
+        found = {name: round(value, 4) for name, value in times.items()} | {"noise": timing.noise}
+    elif timing is not None:  # it failed, or a graph could not hold the call
+        found["note"] = timing.note
+    copies = [timings.get(f"{name} {size}") for name in COPIES]
+    took = [copy.median_us for copy in copies if isinstance(copy, clocks.Timing)]
+    if took:  # the copies are of whole pages, a little more
+        found["copy_us"] = round(min(took) * size / copied_bytes(size), 4)
+    return found
 
 
 def fastest(passes: Sequence[list[Row]]) -> list[Row]:
@@ -247,12 +254,43 @@ def fastest(passes: Sequence[list[Row]]) -> list[Row]:
     return min(passes, key=slowness)
 
 
-def where_and_when() -> dict[str, Any]:
-    """The columns of a row that say on which device and with which versions it was measured, and when."""
-    found = machine.row_columns()
-    return {name: found[name] for name in ("device", "card", "torch", "triton", "date")} | {
-        "driver": machine.identity().driver
-    }
+# ---- the copy beside which everything is timed -------------------------------------------------------------
+
+
+@triton.jit
+def _copy_kernel(source, target, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    tl.store(target + at, tl.load(source + at, inside), inside)
+
+
+def triton_copy(source: Tensor, target: Tensor) -> Tensor:
+    """Copy a contiguous tensor with the package's own kernel: 4 KiB per program, 16 bytes per thread."""
+    block, count = 4096 // source.element_size(), source.numel()
+    _copy_kernel[(triton.cdiv(count, block),)](source, target, count, BLOCK=block, num_warps=8)
+    return target
+
+
+COPIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "Tensor.copy_": lambda source, target: target.copy_(source),
+    "Triton copy": triton_copy,
+}
+
+
+def copied_bytes(total_bytes: int) -> int:
+    """How much the copy beside a kernel really moves: rounded up, to 1 KiB, above 8 MiB to 2 MiB.
+
+    Odd sizes cost a copy up to half its speed, and a kernel must not look good beside a slow copy.
+    """
+    unit = 2**21 if total_bytes > 2**23 else 2**10
+    return -(-total_bytes // unit) * unit
+
+
+def copy_calls(total_bytes: int) -> dict[str, TimedCall]:
+    """Two ways to move ``copied_bytes(total_bytes)``, half of them read, half written."""
+    source = torch.randn(copied_bytes(total_bytes) // 8, device=gpu.device())
+    pair = (source, torch.empty_like(source))
+    return {name: TimedCall(copy, pair) for name, copy in COPIES.items()}
 
 
 # ---- calls and their results -------------------------------------------------------------------------------

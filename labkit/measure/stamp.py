@@ -9,7 +9,7 @@ nor the formatting counts. Of the cells those definitions count that the measure
 import ast
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,29 +43,21 @@ def stamp_of(lesson: Path, uses: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(trees).encode()).hexdigest()[:12]
 
 
-def uses_of(
-    lesson: Path,
-    way: str,
-    function: Callable[..., Any],
-    work: str = "",
-    notebook: Mapping[str, Any] | None = None,
-) -> tuple[str, ...]:
-    """Where a measured function is defined, as a row names it. ``notebook`` has the notebook's variables.
+def uses_of(lesson: Path, way: str, function: Callable[..., Any], work: str = "") -> tuple[str, ...]:
+    """Where a measured function is defined, as a row names it.
 
     ValueError, which names the way, for a function that is neither one of a cell tagged ``kernel`` or
     ``way``, nor a solution, nor labkit's, nor PyTorch's: what an edit of it would change could not be told.
     """
     known = [f"work {work}"] if work else []
-    here = vars(sys.modules["__main__"]) if notebook is None else notebook
-    original = getattr(
-        function, "_torchdynamo_orig_callable", function
-    )  # of torch.compile, what it was given
+    notebook = vars(sys.modules["__main__"])
+    # Of what torch.compile made, the function that it was given.
+    original = getattr(function, "_torchdynamo_orig_callable", function)
     for name in definitions(lesson, MEASURED):
-        if here.get(name) is function or here.get(name) is original:
+        if notebook.get(name) is function or notebook.get(name) is original:
             return (f"cell {name}", *known)
-    function = original
-    name, module = getattr(function, "__name__", ""), str(getattr(function, "__module__", ""))
-    owner = str(getattr(getattr(function, "__self__", None), "__module__", None) or "torch")
+    name, module = getattr(original, "__name__", ""), str(getattr(original, "__module__", ""))
+    owner = str(getattr(getattr(original, "__self__", None), "__module__", None) or "torch")
     if module.startswith("labkit.kernels"):
         return (f"labkit.kernels {name}", *known)
     if module.startswith("labkit_solutions"):
@@ -74,7 +66,7 @@ def uses_of(
     if module.startswith(vendors) and owner.startswith(vendors):
         return tuple(known)  # the versions are in the row
     raise ValueError(
-        f"way {way!r}: {name or function!r} has to be a function of a cell tagged kernel or way, of "
+        f"way {way!r}: {name or original!r} has to be a function of a cell tagged kernel or way, of "
         "labkit.kernels or of PyTorch"
     )
 

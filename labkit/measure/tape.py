@@ -6,15 +6,24 @@ of the notebooks, the pages and the slides.
 
 import json
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from labkit import paths
+import torch
+import triton
+
+from labkit import gpu, paths
+from labkit.measure import noise
 
 SHOWN = "nvidia-h200"
 """The device whose tapes figures show where several have the lesson."""
+FIELDS = ("dtype", "direction", "clock", "cache")
+"""The columns of a row that say, beside its sizes, how it was measured."""
 
 Key = tuple[Any, ...]
 
@@ -66,6 +75,36 @@ class Row:
         return json.dumps(
             {name: value for name, value in vars(self).items() if value not in (None, "", {}, ())}
         )
+
+
+# ---- where a row is measured -------------------------------------------------------------------------------
+
+
+@cache
+def here() -> dict[str, str]:
+    """The columns of a row that say on which device and with which versions this process measures.
+
+    Without a GPU the device is "CPU, interpreted".
+    """
+    device, driver = "CPU, interpreted", ""
+    if gpu.available():
+        nvml = noise.nvml()
+        device = torch.cuda.get_device_properties(0).name
+        driver = nvml.nvmlSystemGetDriverVersion() if nvml else "unknown"
+    return {"device": device, "driver": driver, "torch": torch.__version__, "triton": triton.__version__}
+
+
+def where_and_when() -> dict[str, Any]:
+    """The columns of a row that say where it is measured, on which of the GPUs of its kind, and when."""
+    return here() | {"date": datetime.now(UTC).isoformat(timespec="seconds"), "card": gpu.card()}
+
+
+def folder_of(device: str) -> str:
+    """The folder of a device's tapes: that of "NVIDIA H200" is nvidia-h200."""
+    return "-".join(re.findall(r"[a-z0-9]+", device.lower()))
+
+
+# ---- files -------------------------------------------------------------------------------------------------
 
 
 def read(tape: Path) -> list[Row]:

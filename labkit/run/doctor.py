@@ -1,4 +1,4 @@
-"""What this machine is, in ten lines, and what to do about it, in one sentence.
+"""What this machine is, in nine lines, and what to do about it, in one sentence.
 
 Has to work where the rest of the course does not: nothing is imported at the top that a broken or missing
 torch, triton or Jupyter would break.
@@ -27,7 +27,6 @@ RUN = "make run" if paths.IN_CLONE else "labkit run"
 ABOUT_ITS_GPU = {
     "Colab": "For an L4 or an A100: Runtime > Change runtime type.",
     "Kaggle": "For a GPU: Settings > Accelerator.",
-    "AMD GPU": "The kernels here are for NVIDIA's GPUs.",
     "WSL": "If this machine has an NVIDIA GPU: install its driver in Windows, not in WSL.",
 }
 JUPYTER = ("jupyterlab", "ipykernel", "ipywidgets")
@@ -39,7 +38,7 @@ class Facts:
 
     system: str = "Linux"
     place: str = ""
-    """Colab, Kaggle, Binder or WSL, or "AMD GPU" beside one; empty for any other machine."""
+    """Colab, Kaggle, Binder or WSL; empty for any other machine."""
     versions: dict[str, str | None] = field(default_factory=dict)
     """Of torch, triton, numpy and Jupyter's packages."""
     broken: dict[str, str] = field(default_factory=dict)
@@ -126,7 +125,7 @@ def _obstacle(facts: Facts) -> str:
 
 
 def lines(facts: Facts) -> list[tuple[str, str]]:
-    """The ten lines: what is looked at, and what was found."""
+    """The nine lines: what is looked at, and what was found."""
 
     def told(name: str) -> str:
         broken = f", broken: {facts.broken[name]}" if name in facts.broken else ""
@@ -140,8 +139,6 @@ def lines(facts: Facts) -> list[tuple[str, str]]:
     if facts.versions.get("triton") is None or "triton" in facts.broken:
         kernels = "none can run without triton"
     headers = f"Python.h {'found' if facts.headers else 'missing'} (needed on a GPU)"
-    cache = paths.cache()
-    there = next(folder for folder in (cache, *cache.parents) if folder.exists())
     return [
         ("system", f"{facts.system}{place} {platform.machine()}, Python {platform.python_version()}"),
         ("GPU", facts.device or "none that torch can use"),
@@ -151,7 +148,7 @@ def lines(facts: Facts) -> list[tuple[str, str]]:
         ("kernels", kernels),
         ("C compiler", f"{facts.compiler or 'missing'}; {headers}"),
         ("Jupyter", ", ".join(f"{name} {told(name)}" for name in JUPYTER)),
-        ("cache", f"{cache}, {shutil.disk_usage(there).free / 2**30:.0f} GiB free"),
+        ("cache", str(paths.cache())),
     ]
 
 
@@ -182,11 +179,10 @@ def collect() -> Facts:
 
 
 def _place(environment: Mapping[str, str], kernel: str) -> str:
-    """Whose machine this is, by its variables, the name of its Linux kernel, or AMD's driver."""
+    """Whose machine this is, by its variables, or the name of its Linux kernel."""
     marks = {"COLAB_RELEASE_TAG": "Colab", "KAGGLE_KERNEL_RUN_TYPE": "Kaggle", "BINDER_LAUNCH_HOST": "Binder"}
     found = [place for name, place in marks.items() if name in environment]
     found += ["WSL"] if "microsoft" in kernel.lower() else []
-    found += ["AMD GPU"] if os.path.exists("/dev/kfd") else []
     return found[0] if found else ""
 
 

@@ -20,8 +20,6 @@ from labkit import notebooks, paths
 from labkit.display.say import CLAIM_MIME, HELD, NOT_HELD
 
 CHECK_MIME = "application/vnd.labkit.check+json"
-CELL_LIMIT_S = 600.0
-"""Seconds for one cell, if nothing else is said."""
 TRACEBACK_LINES = 12
 
 
@@ -47,7 +45,6 @@ class Result:
     not_held: tuple[str, ...]
     """The claims that did not hold, as sentences."""
     failure: Failure | None
-    notebook_path: Path
     html_path: Path
 
     @property
@@ -56,16 +53,10 @@ class Result:
         return self.failure is None
 
 
-def execute(
-    path: Path,
-    output: Path,
-    *,
-    cell_limit_s: float = CELL_LIMIT_S,
-    bar: bool = False,
-) -> Result:
+def execute(path: Path, output: Path, cell_limit_s: float) -> Result:
     """Execute a lesson into ``output`` and an HTML page beside it; the lesson itself is left as it is.
 
-    A failing cell ends the lesson and is part of the result. ``bar`` shows papermill's progress bar on
+    A failing cell ends the lesson and is part of the result. Meanwhile papermill's progress bar is on
     standard error.
     """
     name = notebooks.name_of(path)
@@ -83,7 +74,7 @@ def execute(
                 str(draft).replace("{", "{{").replace("}", "}}"),  # papermill formats paths
                 kernel_name="python3",
                 language="python",
-                progress_bar=bar and shown,
+                progress_bar=shown,
                 # options of nbclient
                 execution_timeout=cell_limit_s,
                 timeout_func=lambda _cell: cell_limit_s,  # the other option takes whole seconds only
@@ -111,7 +102,6 @@ def execute(
         claims_need_gpu=sum(status not in (HELD, NOT_HELD) for status in statuses),
         not_held=tuple(sentence for status, sentence in claimed if status == NOT_HELD),
         failure=failure,
-        notebook_path=output,
         html_path=page,
     )
 

@@ -8,11 +8,9 @@ import errno
 import importlib.util
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,11 +80,6 @@ def _chosen(names: tuple[str, ...]) -> list[Path]:
     return found
 
 
-def say(text: str) -> None:
-    """Print text as it is: nothing in it is markup, and lines are not broken."""
-    Console().print(text, markup=False, highlight=False, soft_wrap=True)
-
-
 # ---- lessons -----------------------------------------------------------------------------------------------
 
 
@@ -96,48 +89,34 @@ def say(text: str) -> None:
     "limit_s", "--timeout", metavar="SECONDS", type=click.IntRange(min=1), default=600, show_default=True,
     help="Longest time for one cell.",
 )  # fmt: skip
-@click.option(
-    "jobs", "--jobs", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
-    help="So many lessons at once: on a GPU one is timed while the others compile.",
-)  # fmt: skip
 @click.option("--strict", is_flag=True, help="Fail also where a claim does not hold.")
-def run_command(names: tuple[str, ...], limit_s: int, jobs: int, strict: bool) -> None:
+def run_command(names: tuple[str, ...], limit_s: int, strict: bool) -> None:
     """Execute lessons (all of them, if none is named) and count what held."""
+    from labkit.run.execute import execute
+
+    def executed(path: Path) -> "Result":
+        return execute(path, paths.BUILD / "lessons" / f"{notebooks.name_of(path)}.ipynb", limit_s)
+
     chosen = _chosen(names)
-    say(backend.sentence())
-    results = _execute(chosen, limit_s, jobs)
+    click.echo(backend.sentence())
+    results = _execute_each(chosen, executed)
     for result in results:
         if strict and result.not_held:
-            say(f"{result.lesson}, does not hold: {'; '.join(result.not_held)}")
+            click.echo(f"{result.lesson}, does not hold: {'; '.join(result.not_held)}")
     sys.exit(not all(result.passed and not (strict and result.not_held) for result in results))
 
 
-def _execute(chosen: list[Path], limit_s: int, jobs: int) -> "list[Result]":
-    """Execute lessons, ``jobs`` at once, into build/lessons, saying what failed.
+def _execute_each(chosen: list[Path], execute: "Callable[[Path], Result]") -> "list[Result]":
+    """Execute lessons one after the other, saying what failed.
 
     However it ends, a table says what is finished and where it lies.
     """
-    import psutil
-
-    from labkit.run.execute import execute
-
-    def result_of(path: Path) -> "Result":
-        output = paths.BUILD / "lessons" / f"{notebooks.name_of(path)}.ipynb"
-        return execute(path, output, cell_limit_s=limit_s, bar=True)
-
     results: list[Result] = []
-    pool = ThreadPoolExecutor(jobs)
     try:
-        for result in pool.map(result_of, chosen) if jobs > 1 else map(result_of, chosen):
-            if result.failure:
-                _print_failure(result.lesson, result.failure)
-            results.append(result)
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for kernel in psutil.Process().children() if jobs > 1 else ():  # their threads end with them
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(kernel.pid, signal.SIGKILL)
-        raise
+        for path in chosen:
+            results.append(execute(path))
+            if failure := results[-1].failure:
+                _print_failure(results[-1].lesson, failure)
     finally:
         _print_results(results, [notebooks.name_of(path) for path in chosen[len(results) :]])
     return results
@@ -148,10 +127,10 @@ def _print_failure(lesson: str, failed: "Failure") -> None:
     where = f"cell {failed.cell}"
     Console().print(f"[bold red]{escape(lesson)} failed in {where}:[/]", highlight=False, soft_wrap=True)
     for line in failed.source.splitlines():
-        say(f"    {line}")
-    say(failed.traceback)
+        click.echo(f"    {line}")
+    click.echo(failed.traceback)
     if failed.message not in failed.traceback:
-        say(failed.message)
+        click.echo(failed.message)
 
 
 def _print_results(found: "list[Result]", unfinished: list[str]) -> None:
@@ -167,7 +146,7 @@ def _print_results(found: "list[Result]", unfinished: list[str]) -> None:
         table.add_row(escape(lesson), "unfinished")
     Console().print(table)
     for result in found:
-        say(f"  {os.path.relpath(result.html_path)}")
+        click.echo(f"  {os.path.relpath(result.html_path)}")
 
 
 @cli.command("record")
@@ -181,29 +160,20 @@ def record_command(names: tuple[str, ...], check: bool) -> None:
     if check:
         with value_errors_as_messages():  # a tape that is damaged
             found = list(record.stale())
-        say(
-            "\n".join(
-                [*found, "Record these again on a GPU: labkit record"] if found else ["Nothing is stale."]
-            )
-        )
+        summary = "Record these again on a GPU: labkit record" if found else "Nothing is stale."
+        click.echo("\n".join([*found, summary]))
         sys.exit(bool(found))
     chosen = _chosen(names)
     if not gpu.available():
         raise UserError("recording needs a GPU, and this session has none: see `labkit doctor`")
-    results = []
     try:
-        for path in chosen:
-            results.append(record.record(path))
-            if failure := results[-1].failure:
-                _print_failure(results[-1].lesson, failure)
+        results = _execute_each(chosen, record.record)
     except BaseException:
-        say("What was measured is kept: the same command goes on.")
+        click.echo("What was measured is kept: the same command goes on.")
         raise
-    finally:
-        _print_results(results, [notebooks.name_of(path) for path in chosen[len(results) :]])
     for result in results:
         for sentence in result.not_held:
-            say(f"{result.lesson}, does not hold: {sentence}")
+            click.echo(f"{result.lesson}, does not hold: {sentence}")
     sys.exit(not all(result.passed and not result.not_held for result in results))
 
 
@@ -218,7 +188,7 @@ def render_command(names: tuple[str, ...]) -> None:
     for path in _chosen(names):
         with value_errors_as_messages():
             result = record.render(path)
-        say(f"{result.lesson}: rendered in {result.seconds:.0f} s")
+        click.echo(f"{result.lesson}: rendered in {result.seconds:.0f} s")
         if result.failure:
             failed = True
             _print_failure(result.lesson, result.failure)
@@ -234,27 +204,7 @@ def slides_command(names: tuple[str, ...]) -> None:
     for path in _chosen(names):
         deck = paths.BUILD / "slides" / f"{notebooks.name_of(path)}.html"
         paths.write_text(deck, pages.slides(path))
-        say(os.path.relpath(deck))
-
-
-@cli.command("site")
-def site_command() -> None:
-    """Make the course as pages to read, from the outputs that are saved, in build/site."""
-    if importlib.util.find_spec("sphinx") is None:
-        raise UserError("Sphinx is missing: pip install -e '.[test]'")
-    sphinx: list[Any] = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-q",
-        "-W",
-        "--keep-going",
-        "-c",
-        "docs",
-        ".",
-        paths.BUILD / "site",
-    ]
-    sys.exit(subprocess.run(sphinx, cwd=paths.CHECKOUT).returncode)
+        click.echo(os.path.relpath(deck))
 
 
 # ---- a learner's folder ------------------------------------------------------------------------------------
@@ -340,7 +290,7 @@ def doctor_command() -> None:
         table.add_row(label, escape(found))
     Console().print(table, highlight=False)
     decided = doctor.advise(facts)
-    say(f"\n{decided.sentence}")
+    click.echo(f"\n{decided.sentence}")
     sys.exit(not decided.ready)
 
 

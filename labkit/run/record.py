@@ -10,7 +10,7 @@ from filelock import FileLock
 from nbformat import NotebookNode, writes
 
 from labkit import notebooks, paths
-from labkit.measure import machine, stamp, tape
+from labkit.measure import stamp, tape
 from labkit.measure.session import OPTIONS
 from labkit.run import execute
 from labkit.run.pages import without_widgets
@@ -26,8 +26,8 @@ def record(path: Path) -> execute.Result:
     that was cut short has left its rows in build/record, and the next one goes on from them. One that fails
     leaves the tape as it was.
     """
-    key, slug = notebooks.key_of(path), machine.identity().slug
-    unfinished = paths.BUILD / "record" / slug / f"{key}.jsonl"
+    key, device = notebooks.key_of(path), tape.folder_of(tape.here()["device"])
+    unfinished = paths.BUILD / "record" / device / f"{key}.jsonl"
     before = unfinished.with_suffix(".before")
     unfinished.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(unfinished.with_suffix(".lock")):
@@ -37,7 +37,7 @@ def record(path: Path) -> execute.Result:
         if result.passed:
             measured = {row.key: row for row in tape.read(unfinished)}
             if measured:
-                tape.write(paths.RECORDED / slug / f"{key}.jsonl", measured.values())
+                tape.write(paths.RECORDED / device / f"{key}.jsonl", measured.values())
             before.unlink()
             unfinished.unlink(missing_ok=True)
     return result
@@ -47,7 +47,7 @@ def _executed(options: dict[str, str], path: Path, output: Path) -> execute.Resu
     """Execute a lesson in a session with these options."""
     os.environ[OPTIONS] = json.dumps(options)
     try:
-        return execute.execute(path, output, cell_limit_s=CELL_LIMIT_S, bar=True)
+        return execute.execute(path, output, CELL_LIMIT_S)
     finally:
         del os.environ[OPTIONS]
 

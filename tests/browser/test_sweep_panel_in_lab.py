@@ -14,9 +14,9 @@ from dataclasses import replace
 sys.path.insert(0, {str(TESTS)!r})
 import simulated
 import labkit as lab
-from labkit.measure import roofline
+from labkit.measure import session
 gpu = simulated.install(setattr)
-roofline.COPIES = {{"Tensor.copy_": roofline.COPIES["fast"]}}
+session.COPIES = {{"Tensor.copy_": session.COPIES["fast"]}}
 """
 PANEL = """
 def slow_inputs(shape):
@@ -36,7 +36,7 @@ swept = lab.sweep("A sweep", {"one": one, "two": two}, replace(lab.work.affine, 
 swept
 """
 KERNEL = "import ipykernel; print(ipykernel.__version__)"
-TABLE = "print(len(swept.measured), swept.live, swept.speedup('one', 'two', width=64).value)"
+TABLE = "print(len(swept.live_rows), swept.live, swept.speedup('one', 'two', width=64).value)"
 
 
 def figure(page: jupyter_lab.NotebookPage, cell: int, attribute: str) -> str:

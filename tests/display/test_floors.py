@@ -3,7 +3,7 @@
 import pytest
 
 from labkit import work
-from labkit.display.roofs import Roofs
+from labkit.display.numbers import Roofs
 from labkit.display.sweep import SPEEDUP, TIME, Sweep
 from labkit.measure import session
 
@@ -31,10 +31,10 @@ def test_a_floor_is_the_operations_over_their_rate_where_these_take_longer():
 
 
 def test_a_sweep_draws_a_floor_for_each_work_and_of_speedups_their_ratio():
-    ways = [session.Way(name, lambda *_: None, of) for name, of in (("a", work.linear), ("b", work.affine))]
-    ways.append(session.Way("c", lambda *_: None, work.affine))
-    points = session.points("t", ways, {"batch": 8, "width": [16, 32]}, dtype=["float32"])
-    swept = Sweep("t", points, session.Session(), "a", None, ROOFS)
+    works = {"a": work.linear, "b": work.affine, "c": work.affine}
+    ways = {name: (lambda *_: None, of) for name, of in works.items()}
+    points = session.points("t", ways, None, {"batch": 8, "width": [16, 32], "dtype": "float32"})
+    swept = Sweep("t", points, session.Session(), None, ROOFS)
     floors = {
         n: [ROOFS.floor_us(w, p.axes, "float32") for p in points]
         for n, w in (("a", work.linear), ("b", work.affine))
@@ -44,13 +44,13 @@ def test_a_sweep_draws_a_floor_for_each_work_and_of_speedups_their_ratio():
     ((name, ratio),) = swept._floors(swept.usual(), SPEEDUP).items()
     assert name == "ratio of the floors, b"
     assert [y for _, y in ratio] == [a / b for a, b in zip(floors["a"], floors["b"], strict=True)]
-    assert Sweep("t", points, session.Session(), "a", None, None)._floors(swept.usual(), TIME) == {}
+    assert Sweep("t", points, session.Session(), None, None)._floors(swept.usual(), TIME) == {}
 
 
 def test_a_sweep_of_one_work_has_one_floor_and_the_lines_that_the_lesson_gives():
-    ways = [session.Way(name, lambda *_: None, work.affine) for name in ("a", "b")]
-    points = session.points("t", ways, {"batch": 8, "width": [16, 32]}, dtype=["float32"])
-    swept = Sweep("t", points, session.Session(), "a", None, ROOFS, {"twice": lambda width: 2 * width})
+    ways = dict.fromkeys("ab", lambda *_: None)
+    points = session.points("t", ways, work.affine, {"batch": 8, "width": [16, 32], "dtype": "float32"})
+    swept = Sweep("t", points, session.Session(), None, ROOFS, {"twice": lambda width: 2 * width})
     assert swept._floors(swept.usual(), TIME) == {
         "the floor": [
             (w, ROOFS.floor_us(work.affine, {"batch": 8, "width": w}, "float32")) for w in (16, 32)
@@ -58,5 +58,5 @@ def test_a_sweep_of_one_work_has_one_floor_and_the_lines_that_the_lesson_gives()
         "twice": [(16.0, 32.0), (32.0, 64.0)],
     }
     assert "twice" not in swept._floors(swept.usual(), SPEEDUP), "it is a time, and no ratio"
-    alone = Sweep("t", points, session.Session(), "a", None, None, {"twice": lambda width: 2 * width})
+    alone = Sweep("t", points, session.Session(), None, None, {"twice": lambda width: 2 * width})
     assert alone._floors(alone.usual(), TIME) == {"twice": [(16.0, 32.0), (32.0, 64.0)]}

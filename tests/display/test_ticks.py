@@ -3,7 +3,7 @@
 import pytest
 
 from labkit import work
-from labkit.display import figures, launches, style
+from labkit.display import figures, numbers, style
 from labkit.display.sweep import Sweep
 from labkit.measure import session
 
@@ -35,13 +35,13 @@ def test_many_points_have_ticks_at_some_powers_of_two():
 
 
 def test_a_sweep_shows_the_first_value_that_it_was_given():
-    ways = [session.Way("a", lambda *_: None, work.linear)]
-    axes = {"batch": [8192, 512], "width": [64, 32, 128]}
-    swept = Sweep("t", session.points("t", ways, axes, dtype=["float32"]), session.Session(), "a", None, None)
+    how = {"batch": [8192, 512], "width": [64, 32, 128], "dtype": "float32"}
+    points = session.points("t", {"a": lambda *_: None}, work.linear, how)
+    swept = Sweep("t", points, session.Session(), None, None)
     assert swept.x == "width" and swept.usual()["batch"] == 8192
     assert [point.axes["width"] for point in swept.chosen(swept.usual())] == [32, 64, 128]
 
 
 def test_kernels_of_one_name_are_a_line_with_their_number_and_time():
-    lines = launches.together([["gemm", 2.0], ["cat", 5.0], ["gemm", 3.0]])
+    lines = numbers.together([["gemm", 2.0], ["cat", 5.0], ["gemm", 3.0]])
     assert lines == [["5 µs", "2 × gemm"], ["5 µs", "cat"]]

@@ -168,8 +168,8 @@ def test_in_a_notebook_a_cell_shows_its_verdict(tmp_path):
     ]
     notebook = new_notebook(cells=[new_code_cell(cell) for cell in cells])
     nbformat.write(notebook, tmp_path / "lesson.ipynb")
-    result = execute.execute(tmp_path / "lesson.ipynb", tmp_path / "out.ipynb")
-    verdict, table = (cell.outputs for cell in nbformat.read(result.notebook_path, 4).cells[-2:])
+    execute.execute(tmp_path / "lesson.ipynb", tmp_path / "out.ipynb", 600)
+    verdict, table = (cell.outputs for cell in nbformat.read(tmp_path / "out.ipynb", 4).cells[-2:])
     assert len(verdict) == 1 and verdict[0].data[verdicts.CHECK_MIME]["passed"] == 7
     assert "solved" in table[0].data["text/html"]
 

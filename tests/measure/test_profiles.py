@@ -1,4 +1,4 @@
-"""Profiles from a trace with torch.profiler's field names."""
+"""Profiles from a trace with torch.profiler's field names, and the names of kernels, shortened."""
 
 import itertools
 import json
@@ -16,75 +16,39 @@ TRACE = Path(__file__).parents[1] / "data" / "chrome_trace.json"
 """Made by hand: a product, a sum, a Triton kernel on another stream, and a graph of two nodes."""
 
 
-@pytest.fixture
-def traced():
-    return profiles.from_trace(json.loads(TRACE.read_text())["traceEvents"])
+def test_a_trace_tells_what_ran_on_the_device_in_order():
+    events = json.loads(TRACE.read_text())["traceEvents"]
+    product, add = (f"elementwise_kernel<128, 4, {functor}>" for functor in ("MulFunctor", "CUDAFunctor_add"))
+    ran = [(product, 20.0), (add, 10.0), ("affine", 30.0), ("affine", 30.0), ("Memcpy DtoD", 4.0)]
+    assert profiles.from_trace(events) == ran
+    assert profiles.from_trace([]) == []
 
 
-def test_a_trace_tells_kernels_launches_gaps_and_operations(traced):
-    add = "elementwise_kernel<128, 4, CUDAFunctor_add>"
-    names = ["elementwise_kernel<128, 4, MulFunctor>", add, "affine", "affine", "Memcpy DtoD"]
-    assert [kernel.name for kernel in traced.kernels] == names
-    first = traced.kernels[0]
-    assert (first.start_us, first.duration_us) == (10.5, 20.0)
-    assert first.full_name.startswith("void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_")
-    assert (traced.gaps, traced.span_us, traced.busy_us) == ([2.0, 0.0, 10.0, 2.0], 106.0, 92.0)
-    assert traced.launches == 4, "five things ran; the graph started two"
-    nothing = profiles.from_trace([])
-    assert (nothing.launches, nothing.gaps, nothing.span_us, nothing.busy_us) == (0, [], 0.0, 0.0)
-    assert nothing.kernels == []
-
-
-def refused():
-    raise AssertionError("this call should not run")
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    """A GPU on which every call runs the trace; the calls of the profiler, with their warm-up runs."""
-    traced = []
-
-    def trace(call, warmup):
-        traced.append((call, warmup))
-        return json.loads(TRACE.read_text())["traceEvents"]
-
-    monkeypatch.setattr("labkit.gpu.available", lambda: True)
-    monkeypatch.setattr(profiles, "_trace", trace)
-    return traced
-
-
-def of_three(monkeypatch, order, *three):
-    """The kernels of the one that is shown when these are taken in this order."""
-    left = [three[number] for number in order]
-    monkeypatch.setattr(profiles, "_trace", lambda call, warmup: left.pop(0))
-    monkeypatch.setattr(profiles, "from_trace", lambda events: events)
-    return profiles.profile(refused).kernels
+def ran(*names, us=1.5):
+    return [(name, us) for name in names]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_of_three_profiles_the_undisturbed_one_of_the_usual_kernels_is_shown(gpu, monkeypatch, order):
-    """Kernels took longer, or came late: not even if two of three were disturbed."""
-    usual, fewer, more = ran("a", "b"), ran("b"), ran("a", "b", "c")
-    long, late = ran("a", "b", us=9.0), ran("a", "b", every=5000.0)
-    for one, other in ((long, long), (late, late), (long, late), (long, fewer), (long, more)):
-        assert of_three(monkeypatch, order, one, usual, other) == usual.kernels
-    assert of_three(monkeypatch, order, fewer, usual, more) == more.kernels, "no two alike"
+def test_of_three_profiles_the_undisturbed_one_of_the_usual_kernels_is_shown(monkeypatch, order):
+    """Kernels took longer, or were missed: not even if two of three were disturbed."""
+    usual, fewer, more, long = ran("a", "b"), ran("b"), ran("a", "b", "c"), ran("a", "b", us=9.0)
+    calls = []
 
+    def shown(*three):
+        """The one that is shown when these are taken in this order."""
+        left = [three[number] for number in order]
+        monkeypatch.setattr(profiles, "_trace", lambda call: left.pop(0))
+        return profiles.profile(lambda: calls.append("warm-up"))
 
-def test_a_call_is_warmed_up_once_and_profiled_three_times(gpu, traced):
-    assert profiles.profile(refused, warmup=5) == traced
-    assert gpu == [(refused, 5), (refused, 0), (refused, 0)]
-
-
-def ran(*names, us=1.5, every=10.0):
-    kernels = [
-        profiles.KernelEvent(profiles.shorten(name), name, every * i, us) for i, name in enumerate(names)
-    ]
-    return profiles.Profile(kernels, len(kernels))
+    monkeypatch.setattr(profiles, "from_trace", lambda events: events)
+    for one, other in ((long, long), (long, fewer), (long, more)):
+        assert shown(one, usual, other) == usual
+    assert shown(fewer, usual, more) == more, "no two alike"
+    assert len(calls) == 4 * profiles.WARMUPS
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available:UserWarning")
-def test_one_call_is_traced_after_those_that_warm_up_while_the_gpu_is_locked(monkeypatch):
+def test_one_call_is_traced_while_the_gpu_is_locked(monkeypatch):
     held = []
 
     @contextmanager
@@ -103,9 +67,9 @@ def test_one_call_is_traced_after_those_that_warm_up_while_the_gpu_is_locked(mon
         for _ in seen:
             torch.ones(3).sigmoid()
 
-    events = profiles._trace(call, warmup=2)
-    assert seen == [(False, "0")] * 2 + [(True, "1")] * 2, "the profiler drops one and keeps one"
-    assert [event["name"] for event in events].count("aten::sigmoid") == 4
+    events = profiles._trace(call)
+    assert seen == [(True, "1")] * 2, "the profiler drops one and keeps one"
+    assert [event["name"] for event in events].count("aten::sigmoid") == 2
     assert "DISABLE_CUPTI_LAZY_REINIT" not in os.environ, "it leaves afterwards"
 
 
@@ -123,6 +87,38 @@ def test_launches_cost_the_host_no_more_after_a_profile():
         return min(clocks.measure(jobs, clock="host", cache="warm")["call"].median_us for _ in range(5))
 
     before, profile = host_us(), profiles.profile(call)
-    assert len(profile.kernels) == profile.launches == 50
-    assert all(kernel.duration_us > 0 for kernel in profile.kernels)
+    assert len(profile) == 50 and all(us > 0 for _, us in profile)
     assert host_us() < 1.2 * before
+
+
+@pytest.mark.parametrize(
+    ("full", "short"),
+    [
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::AUnaryFunctor<...>>",
+         "vectorized_elementwise_kernel<4, AUnaryFunctor>"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
+         "std::array<char*, 3ul> >(int, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul>)",
+         "vectorized_elementwise_kernel<4, CUDAFunctor_add>"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::sigmoid_kernel_cuda("
+         "at::TensorIteratorBase&)::{lambda()#2}::operator()() const::{lambda(float)#1}, "
+         "std::array<char*, 2ul> >(int, std::array<char*, 2ul>)",
+         "vectorized_elementwise_kernel<4, sigmoid_kernel_cuda>"),
+        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, "
+         "at::native::func_wrapper_t<float, at::native::sum_functor<float, float, float>"
+         "::operator()(at::TensorIterator&)::{lambda(float, float)#1}>, unsigned int, float, 4, 4> >"
+         "(at::native::ReduceOp<float>)",
+         "reduce_kernel<512, 1, sum_functor>"),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<float>(int)",
+         "multi_tensor_apply_kernel"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm>(int)",
+         "Kernel2<cutlass_80_tensorop_s1688gemm>"),
+        ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT", "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT"),
+        ("triton_poi_fused_add_mul_0", "triton_poi_fused_add_mul_0"),
+        ("Memset (Device)", "Memset"),
+        ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, int, __nv_bfloat16, 7, "
+         "cublasGemvParamsEx<int, cublasGemvTensorStridedBatched<float const>, float> >(int)",
+         "gemvx::kernel<__nv_bfloat16, 7, cublasGemvParamsEx>"),
+    ],
+)  # fmt: skip
+def test_names_are_shortened(full, short):
+    assert profiles.shorten(full) == short

@@ -1,4 +1,4 @@
-"""The inputs of a point, what is wrong with a way, and which of several passes is kept."""
+"""Points and their inputs, what is wrong with a way, the copy beside it, which of several passes is kept."""
 
 import pytest
 import torch
@@ -50,3 +50,30 @@ def test_where_rows_need_each_other_all_of_them_are_compared(direction):
     wrong = session.Way("wrong", lambda *given: last * work.gru_by_time.reference(*given), work.gru_by_time)
     assert session.what_is_wrong(right, given, direction, 1e-4) == ""
     assert session.what_is_wrong(wrong, given, direction, 1e-4).startswith("wrong result")
+
+
+@pytest.mark.parametrize(
+    ("asked", "moved"), [(1, 2**10), (2**10 + 1, 2**11), (2**23 - 2**11,) * 2, (2**23 + 1, 2**23 + 2**21)]
+)
+def test_both_copies_copy_the_size_rounded_up(asked, moved):
+    assert session.copied_bytes(asked) == moved
+    assert list(session.COPIES) == ["Tensor.copy_", "Triton copy"]
+    for name, job in session.copy_calls(asked).items():
+        source, target = job.inputs
+        assert source.nbytes + target.nbytes == moved and source.data_ptr() != target.data_ptr()
+        if moved < 2**20:
+            target.zero_()
+            job.call(source, target)
+            assert torch.equal(source, target), name
+
+
+def test_points_are_the_combinations_of_sizes_and_options_and_a_way_needs_a_work():
+    ways = {"own": (work.linear.reference, work.linear), "given": work.affine.reference}
+    how = {"clock": ["host", "graph"], "width": [8, 16], "batch": 4}
+    found = session.points("t", ways, work.affine, how)
+    assert [(point.axes, point.clock) for point in found] == [
+        ({"width": width, "batch": 4}, clock) for width in (8, 16) for clock in ("host", "graph")
+    ]
+    assert [(way.name, way.work) for way in found[0].ways] == [("own", work.linear), ("given", work.affine)]
+    with pytest.raises(ValueError, match="ways: 'given' has no work"):
+        session.points("t", ways, None, how)

@@ -1,4 +1,4 @@
-"""Ten lines about a machine, and one sentence about what to do."""
+"""Nine lines about a machine, and one sentence about what to do."""
 
 import importlib
 import re
@@ -38,7 +38,6 @@ CASES = [
     (no_gpu({"jupyterlab": None}, place="Colab"), True, r"the lesson interprets .*Change runtime type\.$"),
     (gpu(place="Colab", reason=T4), True, r"^Ready without a GPU: the lesson .*Tesla T4 has 7\.5\. "),
     (no_gpu(place="Kaggle"), True, r"Settings > Accelerator\.$"),
-    (no_gpu(place="AMD GPU"), True, r"^Ready without a GPU: .* recordings\. The kernels .* for NVIDIA's"),
     (gpu(reason=T4), True, "without a GPU.*Tesla T4"),
     (no_gpu(system="Darwin", versions={"triton": None}), False, "macOS.*container"),
     (no_gpu(system="Windows", versions={"triton": None}), False, "Windows.*WSL 2"),
@@ -62,7 +61,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("facts", "ready", "says"), CASES)
-def test_the_sentence_and_the_ten_lines(facts, ready, says):
+def test_the_sentence_and_the_nine_lines(facts, ready, says):
     decided, found = doctor.advise(facts), dict(doctor.lines(facts))
     assert re.search(says, decided.sentence), decided.sentence
     assert decided.ready is ready and decided.sentence.endswith(".") and "\n" not in decided.sentence
@@ -74,7 +73,7 @@ def test_the_sentence_and_the_ten_lines(facts, ready, says):
     )
 
 
-def test_a_place_is_known_by_its_environment_its_kernel_or_its_driver(monkeypatch):
+def test_a_place_is_known_by_its_environment_or_its_kernel():
     for name, place in (
         ("COLAB_RELEASE_TAG", "Colab"),
         ("KAGGLE_KERNEL_RUN_TYPE", "Kaggle"),
@@ -83,8 +82,6 @@ def test_a_place_is_known_by_its_environment_its_kernel_or_its_driver(monkeypatc
     ):
         assert doctor._place({name: "1"}, "6.1.0-generic") == place
     assert doctor._place({}, "5.15.167.4-microsoft-standard-WSL2") == "WSL"
-    monkeypatch.setattr(doctor.os.path, "exists", lambda path: path == "/dev/kfd")
-    assert doctor._place({}, "6.1.0-generic") == "AMD GPU"
 
 
 def test_the_triton_of_a_torch(monkeypatch):

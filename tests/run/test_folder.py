@@ -57,7 +57,7 @@ def edit(path, line="# mine"):
 def answer(folder, **statuses):
     """Leave verdicts on the first lesson's exercises in a learner's folder."""
     verdicts = Path(folder) / ".labkit" / "attempts" / "launch_overhead" / "verdicts.json"
-    paths.write_text(verdicts, json.dumps({name: {"status": status} for name, status in statuses.items()}))
+    paths.write_text(verdicts, json.dumps(statuses))
     return verdicts
 
 
@@ -155,7 +155,7 @@ def test_progress_of_a_folder_and_a_line_a_learner_for_several(course, labkit, t
 
 def test_in_a_fresh_clone_nothing_is_solved_whatever_the_cache_has(course, labkit, tmp_path):
     attempts = tmp_path / "cache" / "attempts" / "launch_overhead" / "verdicts.json"
-    paths.write_text(attempts, json.dumps({"mask": {"status": "right"}}))
+    paths.write_text(attempts, json.dumps({"mask": "right"}))
     assert set(progress.table()["state"]) == {"○ open"}
     labkit("lab")
     assert labkit("progress").splitlines()[-1].startswith("0 of ")

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("clone")
 GOOD = "from labkit.display.say import claim\nclaim('{value} bytes', 3, lambda n: n == 3)"
 BAD = "x = 1\nraise KeyError('lost [bold]')"
 RAN = "open('ran', 'w')"
-LONG = "import os, time\nopen('pid{}', 'w').write(str(os.getpid()))\ntime.sleep(600)"
+LONG = "import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(600)"
 
 
 def test_version_and_help():
@@ -124,35 +124,21 @@ def test_a_disk_that_fills_up_while_a_lesson_runs_leaves_the_earlier_result(clon
     assert "Traceback" not in said and re.search(r"01_toy +│ unfinished", said), said
 
 
-def test_lessons_run_at_once_and_their_results_come_in_order(clone):
-    """Each waits until the other has begun."""
-    meet = "import os, time\nopen('{}', 'w').close()\nwhile not os.path.exists('{}'): time.sleep(0.05)"
-    stage.lesson(clone, meet.format("one", "two"), name="01_one")
-    stage.lesson(clone, meet.format("two", "one"), name="02_two")
-    stage.lesson(clone, BAD, name="03_bad")
-    result = stage.labkit("run", "--jobs", "2", "--timeout", "60")
-    assert result.exit_code == 1 and "03_bad failed in cell 1" in result.output
-    assert re.search(r"01_one +│ passed.*02_two +│ passed.*03_bad +│ failed", result.output, re.DOTALL)
-
-
-@pytest.mark.parametrize(
-    ("number", "code", "jobs"), [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 1), (signal.SIGINT, 130, 2)]
-)
-def test_an_interrupted_run_leaves_no_kernel_and_a_table_of_what_is_finished(clone, number, code, jobs):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_leaves_no_kernel_and_a_table_of_what_is_finished(clone, number, code):
     stage.lesson(clone, GOOD, name="01_good")
-    for n in range(2, 4):
-        stage.lesson(clone, LONG.format(n), name=f"0{n}_long")
-    stage.lesson(clone, RAN, name="04_next")
-    pids = [paths.NOTEBOOKS / f"pid{n}" for n in range(2, 2 + jobs)]
-    process = processes.python(stage.__file__, "run", "--jobs", jobs)
-    processes.wait_for(lambda: all(pid.exists() and pid.read_text() for pid in pids), "long lessons", 60)
-    kernels = [psutil.Process(int(pid.read_text())) for pid in pids]
+    stage.lesson(clone, LONG, name="02_long")
+    stage.lesson(clone, RAN, name="03_next")
+    pid = paths.NOTEBOOKS / "pid"
+    process = processes.python(stage.__file__, "run")
+    processes.wait_for(lambda: pid.exists() and pid.read_text(), "the long lesson", 60)
+    kernel = psutil.Process(int(pid.read_text()))
     os.kill(process.pid, number)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == code and "Traceback" not in output and "was destroyed" not in output, output
-    assert all(map(processes.gone, kernels)) and not list(clone.rglob("ran"))
+    assert processes.gone(kernel) and not list(clone.rglob("ran"))
     assert re.search(r"01_good +│ passed", output) and "build/lessons/01_good.html" in output
-    assert all(re.search(rf"{name} +│ unfinished", output) for name in ("02_long", "03_long", "04_next"))
+    assert all(re.search(rf"{name} +│ unfinished", output) for name in ("02_long", "03_next"))
 
 
 def test_slides_have_kernels_and_figures_without_the_code_that_drew_them(clone):

@@ -2,7 +2,7 @@
 
 import math
 
-from labkit.measure.results import MISSING, Measured
+from labkit.display.table import MISSING, Measured
 
 
 def test_what_nobody_measured_is_missing_and_so_is_what_is_computed_from_it():
