@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from labkit import gpu
-from labkit.measure import clocks, session, tape
+from labkit.measure import clocks, copies, tape
 
 L2_BYTES = 4096
 
@@ -108,7 +108,7 @@ def install(put: Callable[[object, str, Any], None]) -> Gpu:
     put(gpu, "synchronize", lambda: None)
     put(tape, "here", lambda: HERE)
     put(clocks, "DeviceTimer", lambda: simulated)
-    put(session, "COPIES", {"slow": _copy(simulated, 2.0), "fast": _copy(simulated, 1.0)})
+    put(copies, "COPIES", {"slow": _copy(simulated, 2.0), "fast": _copy(simulated, 1.0)})
     return simulated
 
 

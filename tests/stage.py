@@ -60,11 +60,11 @@ def set_up_gpu(put=setattr, environment=os.environ.__setitem__):
     """A simulated GPU, here and in the lessons that are executed from now on."""
     import simulated
 
-    from labkit.measure import session
+    from labkit.measure import copies
 
     environment("STAGE_GPU", "1")
     gpu = simulated.install(put)
-    put(session, "COPIES", {"Tensor.copy_": session.COPIES["fast"]})
+    put(copies, "COPIES", {"Tensor.copy_": copies.COPIES["fast"]})
     return gpu
 
 

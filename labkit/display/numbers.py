@@ -9,7 +9,7 @@ import torch
 from labkit import gpu
 from labkit.display.style import digits, show
 from labkit.display.table import MISSING, Measured, origin, show_table
-from labkit.measure import clocks, launch_counts, profiles, session
+from labkit.measure import clocks, copies, launch_counts, profiles, session
 from labkit.measure.clocks import Timing
 from labkit.measure.cold_cache import TimedCall
 from labkit.work import Shape, Work
@@ -145,8 +145,8 @@ def roofs() -> Roofs:
 def _measure_roofs() -> dict[str, float]:
     """Bytes of a copy, and operations of a product in each dtype, in a microsecond."""
     copied = GIB * 2**30
-    copies = clocks.measure(session.copy_calls(copied))
-    found = {"copy": copied / min(_us(each) for each in copies.values())}
+    took = clocks.measure(copies.calls(copied))
+    found = {"copy": copied / min(_us(each) for each in took.values())}
     for name, side in SIDES.items():
         pair = tuple(torch.randn(side, side, device=gpu.device()).to(getattr(torch, name)) for _ in range(2))
         found[name] = 2 * side**3 / _us(clocks.measure({name: TimedCall(torch.matmul, pair)})[name])

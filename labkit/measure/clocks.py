@@ -31,7 +31,6 @@ import torch
 from labkit import gpu
 from labkit.measure import noise
 from labkit.measure.cold_cache import TimedCall, rotating_inputs
-from labkit.measure.lock import Stop, gpu_lock, raise_if_stopped
 
 Clock = Literal["host", "events", "graph"]
 Cache = Literal["cold", "warm"]
@@ -41,16 +40,14 @@ SAMPLE_US = 1000.0
 """A sample lasts about this long or longer, so that starting the clock is a small part of it."""
 MIN_SAMPLES, MAX_SAMPLES = 5, 40
 """Bounds of a round's samples of one contender."""
+BUDGET_US = 150_000.0
+"""Device time that a contender's samples may take beyond the first MIN_SAMPLES of each round."""
 MAX_CALLS = 2000
 """Upper bound of calls per sample, rounded up to whole cycles through the inputs, so that a call that takes
 no time still ends."""
 WARMUPS = 3
 EVENT_CALLS = 8
 """Calls per sample with the events clock; each call is between its own pair of events."""
-
-
-class CannotTimeError(RuntimeError):
-    """There is no GPU to time here; Triton's interpreter is Python and its seconds mean nothing."""
 
 
 @dataclass(frozen=True)
@@ -98,56 +95,45 @@ def timed_call(call: Callable[..., Any], inputs: tuple[Any, ...], direction: str
 
 
 def measure(
-    calls: Mapping[str, TimedCall],
-    *,
-    clock: Clock = "graph",
-    cache: Cache = "cold",
-    budget_s: float = 0.15,
-    stop: Stop = lambda: False,
+    calls: Mapping[str, TimedCall], *, clock: Clock = "graph", cache: Cache = "cold"
 ) -> dict[str, Timing | NotTimed]:
-    """Time several calls in one interleaved run, while this process holds the GPU's lock.
+    """Time several calls in one interleaved run; whoever calls this has the GPU to itself.
 
-    ``budget_s`` is the device time in seconds that a contender's samples may take beyond the first
-    MIN_SAMPLES of each round. A call that fails, or does not fit the memory, becomes a NotTimed; the others
-    go on. A call that cannot be captured is timed with the events clock, and ``note`` says so. What disturbed
-    the samples is in ``noise``.
+    A call that fails, or does not fit the memory, becomes a NotTimed; the others go on. A call that cannot be
+    captured is timed with the events clock, and ``note`` says so. What disturbed the samples is in ``noise``.
 
-    Raises CannotTimeError without a GPU, StoppedError soon after ``stop()`` turns true, and ValueError
-    for an unknown clock or cache state.
+    Raises RuntimeError without a GPU, and ValueError for an unknown clock or cache state.
     """
     check_names(clock, cache)
     if not gpu.available():
-        raise CannotTimeError(
+        raise RuntimeError(
             "Nothing is timed here: without a GPU Triton interprets the kernels in Python, "
-            "and those seconds say nothing about a GPU. launch_counts.count(call) counts instead."
+            "and those seconds say nothing about a GPU."
         )
     not_timed: dict[str, Timing | NotTimed] = {}
 
     @contextmanager
     def keep_error(name: str) -> Iterator[None]:
         """Keep an error as the reason why this contender has no timing."""
-        raise_if_stopped(stop)
         try:
             yield
         except Exception as error:
             not_timed[name] = NotTimed(describe(error))
 
     samplers: dict[str, _Sampler] = {}
-    shuffle, throttled = random.Random(0).shuffle, 0
-    with gpu_lock(stop), gpu.full_float32():
-        timer = DeviceTimer()
-        for name, timed_call in calls.items():
-            with keep_error(name):
-                samplers[name] = _Sampler(timer, timed_call, clock, cache)
-        counts = {name: sampler.sample_count(budget_s) for name, sampler in samplers.items()}
-        for round_ in range(ROUNDS[clock]):
-            for number in range(max(counts.values(), default=0)):
-                names = [name for name, count in counts.items() if number < count and name not in not_timed]
-                shuffle(names)
-                for name in names:
-                    with keep_error(name):
-                        samplers[name].take_sample(round_)
-                throttled |= noise.throttle_bits()
+    shuffle, throttled, timer = random.Random(0).shuffle, 0, DeviceTimer()
+    for name, timed_call in calls.items():
+        with keep_error(name):
+            samplers[name] = _Sampler(timer, timed_call, clock, cache)
+    counts = {name: sampler.sample_count() for name, sampler in samplers.items()}
+    for round_ in range(ROUNDS[clock]):
+        for number in range(max(counts.values(), default=0)):
+            names = [name for name, count in counts.items() if number < count and name not in not_timed]
+            shuffle(names)
+            for name in names:
+                with keep_error(name):
+                    samplers[name].take_sample(round_)
+            throttled |= noise.throttle_bits()
     return {name: not_timed.get(name) or samplers[name].timing(throttled) for name in calls}
 
 
@@ -222,9 +208,9 @@ class _Sampler:
             outputs[index] = self.timed_call.call(*self.inputs[index])
             self.called += 1
 
-    def sample_count(self, budget_s: float) -> int:
+    def sample_count(self) -> int:
         """How many samples of a round fit the budget."""
-        of_round = budget_s * 1e6 / len(self.rounds_us) / max(self.sample_us, 1.0)
+        of_round = BUDGET_US / len(self.rounds_us) / max(self.sample_us, 1.0)
         return int(min(MAX_SAMPLES, max(MIN_SAMPLES, of_round)))
 
     def take_sample(self, round_: int) -> None:

@@ -7,7 +7,7 @@ it when the process ends, however it ends. Those who wait get it in no particula
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,6 @@ from filelock import FileLock, Timeout
 
 from labkit import gpu
 
-Stop = Callable[[], bool]
 FOLDER = Path("/tmp")
 """Where the processes meet. Not the temporary folder of Python, which a user or a job may have for itself."""
 SILENT_S = 1.0
@@ -25,40 +24,25 @@ SILENT_S = 1.0
 POLL_S = 0.05
 
 
-class StoppedError(RuntimeError):
-    """The measurement was asked to stop before it was complete."""
-
-
-def raise_if_stopped(stop: Stop) -> None:
-    """Raise StoppedError when ``stop()`` is true."""
-    if stop():
-        raise StoppedError("stopped before the measurement was complete")
-
-
 @contextmanager
-def gpu_lock(stop: Stop = lambda: False) -> Iterator[None]:
+def gpu_lock() -> Iterator[None]:
     """The GPU to oneself, among the processes of the machine that ask for it.
 
     A process that has it may ask again: the lock ends with the first of its contexts. Without a GPU there is
     no lock. Where the file cannot be written a warning says so, and the process goes on without the lock.
-
-    Raises StoppedError when ``stop()`` turns true while it waits.
     """
-    uuid, waited_s = gpu.uuid(), 0.0
     held: AbstractContextManager[Any] = nullcontext()
-    while uuid:
-        raise_if_stopped(stop)
+    if uuid := gpu.uuid():
+        file = _file_lock(FOLDER / f"labkit-{uuid}.lock")
         try:
-            held = _file_lock(FOLDER / f"labkit-{uuid}.lock").acquire(timeout=POLL_S, poll_interval=POLL_S)
-            break
-        except Timeout:
-            if waited_s < SILENT_S <= waited_s + POLL_S:
+            try:
+                held = file.acquire(timeout=SILENT_S, poll_interval=POLL_S)
+            except Timeout:
                 print("Waiting for the GPU: another process measures on it.", file=sys.stderr, flush=True)
-            waited_s += POLL_S
+                held = file.acquire(poll_interval=POLL_S)
         except OSError as problem:
             unlocked = f"The GPU is not locked ({problem}): while others measure on it, figures may be off."
             warnings.warn(unlocked, stacklevel=3)
-            break
     with held:
         yield
 

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from labkit import gpu, notebooks
-from labkit.measure import clocks, stamp, tape
+from labkit.measure import clocks, copies, stamp, tape
 from labkit.measure.cold_cache import TimedCall
 from labkit.measure.correctness import relative_error
 from labkit.measure.lock import gpu_lock
@@ -197,8 +195,8 @@ class Session:
                 notes[way.name] = clocks.describe(problem)
         needed = {way: moved(way.work, point.axes, dtype.itemsize, point.direction) for way in rows}
         sizes = {needed[way] for way in rows if way.name in calls and point.clock != "host"}
-        copies = {f"{name} {size}": call for size in sizes for name, call in copy_calls(size).items()}
-        timings = clocks.measure(calls | copies, clock=point.clock, cache=point.cache)
+        beside = {f"{name} {size}": call for size in sizes for name, call in copies.calls(size).items()}
+        timings = clocks.measure(calls | beside, clock=point.clock, cache=point.cache)
         torch.cuda.empty_cache()
         where = tape.where_and_when()
         made = []
@@ -236,10 +234,10 @@ def _columns(timings: Mapping[str, Any], way: str, size: int, clock: str) -> dic
         found = {name: round(value, 4) for name, value in times.items()} | {"noise": timing.noise}
     elif timing is not None:  # it failed, or a graph could not hold the call
         found["note"] = timing.note
-    copies = [timings.get(f"{name} {size}") for name in COPIES]
-    took = [copy.median_us for copy in copies if isinstance(copy, clocks.Timing)]
+    beside = [timings.get(f"{name} {size}") for name in copies.COPIES]
+    took = [copy.median_us for copy in beside if isinstance(copy, clocks.Timing)]
     if took:  # the copies are of whole pages, a little more
-        found["copy_us"] = round(min(took) * size / copied_bytes(size), 4)
+        found["copy_us"] = round(min(took) * size / copies.copied_bytes(size), 4)
     return found
 
 
@@ -252,45 +250,6 @@ def fastest(passes: Sequence[list[Row]]) -> list[Row]:
         return len(rows) - len(times), sum(map(math.log, times))
 
     return min(passes, key=slowness)
-
-
-# ---- the copy beside which everything is timed -------------------------------------------------------------
-
-
-@triton.jit
-def _copy_kernel(source, target, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    tl.store(target + at, tl.load(source + at, inside), inside)
-
-
-def triton_copy(source: Tensor, target: Tensor) -> Tensor:
-    """Copy a contiguous tensor with the package's own kernel: 4 KiB per program, 16 bytes per thread."""
-    block, count = 4096 // source.element_size(), source.numel()
-    _copy_kernel[(triton.cdiv(count, block),)](source, target, count, BLOCK=block, num_warps=8)
-    return target
-
-
-COPIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "Tensor.copy_": lambda source, target: target.copy_(source),
-    "Triton copy": triton_copy,
-}
-
-
-def copied_bytes(total_bytes: int) -> int:
-    """How much the copy beside a kernel really moves: rounded up, to 1 KiB, above 8 MiB to 2 MiB.
-
-    Odd sizes cost a copy up to half its speed, and a kernel must not look good beside a slow copy.
-    """
-    unit = 2**21 if total_bytes > 2**23 else 2**10
-    return -(-total_bytes // unit) * unit
-
-
-def copy_calls(total_bytes: int) -> dict[str, TimedCall]:
-    """Two ways to move ``copied_bytes(total_bytes)``, half of them read, half written."""
-    source = torch.randn(copied_bytes(total_bytes) // 8, device=gpu.device())
-    pair = (source, torch.empty_like(source))
-    return {name: TimedCall(copy, pair) for name, copy in COPIES.items()}
 
 
 # ---- calls and their results -------------------------------------------------------------------------------

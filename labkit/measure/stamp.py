@@ -3,7 +3,8 @@
 What is measured stands in a lesson's cells tagged ``kernel`` or ``way``, in its solutions, in
 ``labkit.kernels`` and in ``labkit.work``. Syntax trees are hashed, without docstrings, so neither a comment
 nor the formatting counts. Of the cells those definitions count that the measured function reaches by name; of
-``labkit.kernels`` whole files, those that are reached by import statements. The clock counts for every row.
+``labkit.kernels`` and ``labkit.work`` whole files, those that are reached by import statements. The clock,
+and the copy beside which everything is timed, count for every row.
 """
 
 import ast
@@ -20,7 +21,7 @@ MEASURED = {"kernel", "way"}
 REACHED = {"setup", *MEASURED}
 """Tags of the cells whose definitions count where they are reached from there."""
 KERNELS, WORK = paths.PACKAGE / "kernels", paths.PACKAGE / "work"
-CLOCK = (paths.PACKAGE / "measure" / "clocks.py", paths.PACKAGE / "measure" / "cold_cache.py")
+CLOCK = [paths.PACKAGE / "measure" / f"{name}.py" for name in ("clocks", "cold_cache", "copies")]
 Definitions = dict[str, list[ast.stmt]]
 """By name the statements that define it, each import and each redefinition too."""
 
@@ -31,15 +32,15 @@ def stamp_of(lesson: Path, uses: Iterable[str]) -> str:
     trees = [dump(_parsed(file)) for file in CLOCK]
     for use in sorted(uses):
         kind, _, name = use.rpartition(" ")
-        if kind == "work" and (file := WORK / f"{name}.py").exists():
-            trees += [dump(_parsed(file))]
+        if kind == "work":
+            trees += [dump(_parsed(file)) for file in reached_files(WORK, [name])]
         elif kind == "labkit.kernels":
-            trees += [dump(_parsed(file)) for file in kernel_files([name])]
+            trees += [dump(_parsed(file)) for file in reached_files(KERNELS, [name])]
         elif kind in ("cell", "solution"):
             solutions = solution_definitions(lesson) if kind == "solution" else {}
             reached = reach(name, {**known, **solutions})
             named = {each for tree in reached for each in imported_kernels(tree)}
-            trees += [*map(dump, reached), *(dump(_parsed(file)) for file in kernel_files(named))]
+            trees += [*map(dump, reached), *(dump(_parsed(file)) for file in reached_files(KERNELS, named))]
     return hashlib.sha256("\n".join(trees).encode()).hexdigest()[:12]
 
 
@@ -118,7 +119,7 @@ def reach(name: str, known: Definitions) -> list[ast.stmt]:
 
 def imported_kernels(tree: ast.AST) -> set[str]:
     """The names of ``labkit.kernels`` that code imports, or uses as ``lab.kernels.affine``."""
-    found = {alias.name for _, alias in _imported(tree)}
+    found = {alias.name for _, alias in _imported(tree, "labkit.kernels")}
     chains = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     return found | {chain.split("kernels.", 1)[1].split(".")[0] for chain in chains if "kernels." in chain}
 
@@ -126,31 +127,28 @@ def imported_kernels(tree: ast.AST) -> set[str]:
 # ---- labkit's own files ------------------------------------------------------------------------------------
 
 
-def kernel_files(names: Iterable[str]) -> list[Path]:
-    """The files of ``labkit.kernels`` that define these names, and those that they import, in order."""
-    files = {file.stem: file for file in KERNELS.glob("[!_]*.py")}
-    exports = {alias.name: module for module, alias in _imports(KERNELS / "__init__.py")}
+def reached_files(folder: Path, names: Iterable[str]) -> list[Path]:
+    """The files of labkit.kernels or labkit.work that define these names, and those that these import."""
+    package = f"labkit.{folder.name}"
+    # labkit.work.base says what a work is, and computes nothing.
+    files = {file.stem: file for file in folder.glob("[!_]*.py") if file.stem != "base"}
+    exports = {alias.name: module for module, alias in _imported(_parsed(folder / "__init__.py"), package)}
     waiting = [exports.get(name, name) for name in names]
     found: set[str] = set()
     while waiting:
         one = waiting.pop()
         if one in files and one not in found:
             found.add(one)
-            waiting += [module or alias.name for module, alias in _imports(files[one])]
+            waiting += [module or alias.name for module, alias in _imported(_parsed(files[one]), package)]
     return [files[each] for each in sorted(found)]
 
 
-def _imports(file: Path) -> list[tuple[str, ast.alias]]:
-    """What a file imports from ``labkit.kernels``."""
-    return _imported(_parsed(file))
-
-
-def _imported(tree: ast.AST) -> list[tuple[str, ast.alias]]:
-    """What code imports from ``labkit.kernels``: of each name its module there ("" for a module itself)."""
+def _imported(tree: ast.AST, package: str) -> list[tuple[str, ast.alias]]:
+    """What code imports from a package: of each name its module there ("" for a module itself)."""
     found = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("labkit.kernels"):
-            module = (node.module or "").removeprefix("labkit.kernels").removeprefix(".")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(package):
+            module = (node.module or "").removeprefix(package).removeprefix(".")
             found += [(module, alias) for alias in node.names]
     return found
 

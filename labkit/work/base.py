@@ -1,7 +1,7 @@
 """A piece of work: what is computed, from what, at what cost."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -21,7 +21,6 @@ class Work:
     min_bytes(shape, itemsize, direction): each input read once and each output written once, in bytes.
     flops(shape, direction): operations.
     direction: "forward", or "backward", which is dy, what it needs of the inputs, and all gradients.
-    sample: largest sizes at which a learner's kernel is first checked.
     batched: the inputs whose first dimension is that of the output; the others belong to all rows. None where
         the output's rows need each other.
     """
@@ -31,5 +30,4 @@ class Work:
     reference: Callable[..., Tensor]
     min_bytes: Callable[[Shape, int, str], int]
     flops: Callable[[Shape, str], int]
-    sample: Mapping[str, int] = field(default_factory=lambda: {"batch": 64})
     batched: tuple[int, ...] = (0,)

@@ -41,6 +41,5 @@ linear_recurrence = Work(
     reference,
     _min_bytes,
     _flops,
-    sample={"batch": 4, "time": 32},
     batched=(0, 1),
 )

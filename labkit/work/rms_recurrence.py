@@ -42,6 +42,5 @@ rms_recurrence = Work(
     reference,
     _min_bytes,
     _flops,
-    sample={"batch": 4, "time": 32},
     batched=(0, 1),
 )

@@ -210,7 +210,7 @@ row_backward = Exercise(
     "row_backward",
     reference=gradients(),
     cases=((1, 4), (5, 3), (9, 33), (64, 40), (2, 40, 0, True)),
-    large=((3, 640), (70, 128), (1, 5000)),
+    large=((3, 640), (70, 128), (1, 9000)),
     vast=((2**25 + 1, 70),),
     inputs=norm_inputs,
     **KERNEL_CASES,

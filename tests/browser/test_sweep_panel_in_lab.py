@@ -14,9 +14,9 @@ from dataclasses import replace
 sys.path.insert(0, {str(TESTS)!r})
 import simulated
 import labkit as lab
-from labkit.measure import session
+from labkit.measure import copies, session
 gpu = simulated.install(setattr)
-session.COPIES = {{"Tensor.copy_": session.COPIES["fast"]}}
+copies.COPIES = {{"Tensor.copy_": copies.COPIES["fast"]}}
 """
 PANEL = """
 def slow_inputs(shape):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from simulated import L2_BYTES, Gpu, out_of_memory, ticking
 
-from labkit.measure import clocks, cold_cache, lock, noise
+from labkit.measure import clocks, cold_cache, noise
 from labkit.measure.clocks import NotTimed
 from labkit.measure.cold_cache import TimedCall
 
@@ -60,8 +60,9 @@ def test_what_a_clock_counts(gpu, clock, cache, launches, us):
         assert min(samples) >= 140, "many calls to a sample, and the clock does nothing between them"
 
 
-def test_events_time_each_call_by_itself(gpu):
-    timing = measure(ticking(gpu, 3.0, 5.0, 40.0), clock="events", budget_s=0.001)
+def test_events_time_each_call_by_itself(gpu, monkeypatch):
+    monkeypatch.setattr(clocks, "BUDGET_US", 1000.0)
+    timing = measure(ticking(gpu, 3.0, 5.0, 40.0), clock="events")
     assert (timing.median_us, timing.p20_us, timing.p80_us) == (5.0, 3.0, 40.0)
     assert timing.runs % clocks.EVENT_CALLS == 0
 
@@ -93,7 +94,7 @@ def test_samples_fit_the_budget_between_the_least_and_the_most(gpu, clock):
     each = clocks.EVENT_CALLS if clock == "events" else 1
 
     def samples(device_us):
-        return measure(lambda: gpu.launch(0.0, device_us), clock=clock, budget_s=0.15).runs // each
+        return measure(lambda: gpu.launch(0.0, device_us), clock=clock).runs // each
 
     found = samples(10_000.0 / each), samples(100_000.0), samples(2.0)
     assert found == ((5, 5, 21) if clock == "host" else (15, 5, 40)), (
@@ -241,7 +242,7 @@ def test_without_a_gpu_nothing_is_timed_and_wrong_words_are_named_with_and_witho
         for name, value in {"clock": "sundial", "cache": "lukewarm"}.items():
             with pytest.raises(ValueError, match=f"^{name}: {value!r}"):
                 measure(lambda: None, **{name: value})
-    with pytest.raises(clocks.CannotTimeError, match="interpret"):
+    with pytest.raises(RuntimeError, match="interpret"):
         measure(lambda: pytest.fail("it runs"))
 
 
@@ -257,24 +258,6 @@ def test_what_cannot_be_captured_is_timed_with_events_and_says_so(gpu, cache, se
     timing = clocks.measure({"it": TimedCall(call, (torch.zeros(300),))}, cache=cache)["it"]
     assert (timing.clock, timing.median_us, timing.cache) == ("events", 4.0, cache)
     assert "cannot hold it: RuntimeError: operation not permitted" in timing.note and len(seen) == sets
-
-
-# Stop
-
-
-def test_stop_is_asked_before_every_sample(gpu):
-    """So that it takes no longer than a sample does."""
-    asked = []
-
-    def stop():
-        asked.append(len(gpu.log))
-        return len(asked) > 20
-
-    with pytest.raises(lock.StoppedError):
-        measure(lambda: gpu.launch(0.0, 1.0), stop=stop)
-    assert len(asked) == 21
-    assert gpu.log[asked[-1] :] == [], "nothing ran after it"
-    assert all(later - earlier == 2 for earlier, later in itertools.pairwise(asked[2:]))
 
 
 # The real device's own small logic, with torch.cuda replaced
@@ -318,16 +301,6 @@ def test_a_call_that_cannot_be_captured_leaves_the_others_their_graphs():
     assert "a graph cannot hold it" in timings["bad"].note
     assert "nothing was captured" in timings["idle"].note
     assert torch.cuda.current_stream() == before
-
-
-def test_tf32_is_off_while_it_measures_and_as_it_was_afterwards(gpu):
-    seen, matmul = [], torch.backends.cuda.matmul
-    before, matmul.allow_tf32 = matmul.allow_tf32, True
-    try:
-        measure(lambda: seen.append(matmul.allow_tf32) or gpu.launch(1.0, 5.0))
-        assert not any(seen) and matmul.allow_tf32
-    finally:
-        matmul.allow_tf32 = before
 
 
 # What disturbed it

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from labkit import work
-from labkit.measure import clocks, session
+from labkit.measure import clocks, copies, session
 from labkit.measure.tape import Row
 
 
@@ -52,13 +52,30 @@ def test_where_rows_need_each_other_all_of_them_are_compared(direction):
     assert session.what_is_wrong(wrong, given, direction, 1e-4).startswith("wrong result")
 
 
+def test_tf32_is_off_while_a_point_is_measured_and_as_it_was_afterwards(gpu):
+    seen, matmul = [], torch.backends.cuda.matmul
+
+    def call(x, w, b):
+        seen.append(matmul.allow_tf32)
+        gpu.launch(1.0, 5.0)
+        return x * w + b
+
+    before, matmul.allow_tf32 = matmul.allow_tf32, True
+    try:
+        (point,) = session.points("title", {"one": call}, work.affine, {"batch": 2, "width": 8})
+        (row,) = session.Session().measure(point)
+        assert row.median_us and not any(seen) and matmul.allow_tf32
+    finally:
+        matmul.allow_tf32 = before
+
+
 @pytest.mark.parametrize(
     ("asked", "moved"), [(1, 2**10), (2**10 + 1, 2**11), (2**23 - 2**11,) * 2, (2**23 + 1, 2**23 + 2**21)]
 )
 def test_both_copies_copy_the_size_rounded_up(asked, moved):
-    assert session.copied_bytes(asked) == moved
-    assert list(session.COPIES) == ["Tensor.copy_", "Triton copy"]
-    for name, job in session.copy_calls(asked).items():
+    assert copies.copied_bytes(asked) == moved
+    assert list(copies.COPIES) == ["Tensor.copy_", "Triton copy"]
+    for name, job in copies.calls(asked).items():
         source, target = job.inputs
         assert source.nbytes + target.nbytes == moved and source.data_ptr() != target.data_ptr()
         if moved < 2**20:
