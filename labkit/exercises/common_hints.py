@@ -32,7 +32,7 @@ UNWRITTEN = (
     "Which elements were stored? Which programs, or which stores, should have taken care of the others?",
     "Count: how many programs of one block does it take to cover all of it, the last one partly? "
     "triton.cdiv divides and rounds up.",
-    "Does each number of your grid count what the kernel reads from the same axis of tl.program_id?",
+    "Does each number in the brackets of a launch count what the kernel reads from that tl.program_id?",
 )
 NO_OTHER = (
     "A load leaves the masked places of its block alone. Which number stands there then?",
@@ -86,7 +86,7 @@ WIDE_PRODUCTS = (
 ROUNDED_TWICE = (
     "In which dtype are the values that your kernel computes with?",
     "What was loaded in 16 bits stays in 16 bits until you convert it: .to(tl.float32) after the load.",
-    "Only the store rounds. Everything before it, sums and carries too, is float32.",
+    "Only the store rounds. Everything before it is float32.",
 )
 
 # ---- how the answer's process ended ------------------------------------------------------------------------
@@ -171,7 +171,8 @@ EXCEPTIONS = (
      "tl.load(x + at, mask=...) loads a block of them. Load each tensor, and calculate with that."),
     ("no-such-function", r"module 'triton\.language' has no attribute",
      "Triton's language has no function of this name. Which functions has the lesson given you?",
-     "Call the lesson's own @triton.jit functions, or make it of tl.exp, tl.sigmoid and arithmetic."),
+     "A size is an argument of the kernel. The rest is made of arithmetic, tl.exp, tl.sigmoid, and of the "
+     "@triton.jit functions that a lesson gives you."),
     ("torch-in-kernel", r"must be Tensor, not tensor",
      "A kernel has blocks, which are no tensors of PyTorch. Which name on this line belongs to PyTorch?",
      "Inside a kernel only tl's functions can be called, and those that have @triton.jit."),

@@ -233,7 +233,8 @@ def explain(exercise: Exercise, problem: Problem, calls: Sequence[Call]) -> Find
         hints = exercise.mistakes[name].hints
     if name == WRONG_VALUES:
         strided = call.layout != "contiguous"
-        name, hints = ("strides", common_hints.STRIDES) if strided else ("", common_hints.UNKNOWN)
+        by_kernel = common_hints.UNKNOWN if call.dtype else ()
+        name, hints = ("strides", common_hints.STRIDES) if strided else ("", by_kernel)
     observed = problem.observed
     if wrong not in (FORM, DTYPE):  # a result of the wrong form cannot be compared with a mistake's
         finished = [each for each in calls if each.error is None]

@@ -10,6 +10,7 @@ from labkit.exercises.properties import (
     READ_ONCE,
     READS_STORED,
     column_mistakes,
+    vectors_at,
 )
 from labkit.work.affine import reference as layer
 
@@ -90,6 +91,11 @@ mask = Exercise(
             "It is 9. Place 10, equal to `count`, is already outside.",
             gives=doubled_where(lambda at, count, block: at <= count),
         ),
+        "last-left-out": Mistake(
+            "Take a tensor of one element: `count` is 1. For which places is your mask True?",
+            "Place 0 belongs to it. The last place is count - 1, and it has to be inside, too.",
+            gives=doubled_where(lambda at, count, block: at < count - 1),
+        ),
         "one-block": Mistake(
             "BLOCK and tl.arange(0, BLOCK) are the same in each program. What differs between two of them?",
             "`at` counts through the whole tensor: compare that with `count`.",
@@ -105,12 +111,25 @@ mask = Exercise(
                 lambda at, n, block: torch.full_like(at, block < n, dtype=torch.bool),
             ),
         ),
+        "values": Mistake(
+            "x holds values such as 7.5. What does a value say about the place that it was loaded from?",
+            "Nothing. Compare the numbers of the places, `at`, with `count`.",
+            gives=doubled_where(
+                lambda at, n, block: values_at(at) < n, lambda at, n, block: values_at(at) <= n
+            ),
+        ),
+        "size-of-address": Mistake(
+            "x and y are addresses, which don't know how many elements there are. Which argument does?",
+            "Compare `at`, the numbers of the places, with `count`.",
+            raises=r"no len\(\)|\.(shape|numel|size|dim)\b|pointer<|cannot add pointers",
+        ),
     },
 )
 
 # ---- the layer as one kernel -------------------------------------------------------------------------------
 
 
+POWERS_OF_TWO = (64, 128, 256, 512, 1024, 2048, 4096)
 """Blocks that people choose; with wider ones each case has one program only."""
 
 
@@ -140,6 +159,23 @@ affine = Exercise(
     ),
     mistakes={
         **column_mistakes(layer),
+        "lane-for-column": Mistake(
+            "tl.arange(0, BLOCK) is the same in each program. In which column does the second program begin?",
+            "Take the remainder of the place in the whole tensor, `at`, and not of the place in the block.",
+            gives=tuple(
+                vectors_at(layer, lambda at, width, n=block: at % n % width) for block in POWERS_OF_TWO
+            ),
+        ),
+        "rows-for-width": Mistake(
+            "Rows lie one behind the other. How long is one of them: which entry of x.shape says so?",
+            "The last one. x.shape[0] is how many rows there are.",
+            gives=vectors_at(layer, lambda at, width: at % (len(at) // width)),
+        ),
+        "no-bias": Mistake(
+            "Subtract your result from the right one for two rows: what is missing, in both of them alike?",
+            "Load b as you load w, and add it.",
+            gives=lambda x, w, b: x * w,
+        ),
         "bias-first": Mistake(
             "What is multiplied by w in the formula: x, or x + b?",
             "Multiply first, then add.",

@@ -90,7 +90,7 @@ def test_an_answer_gets_its_verdict(lesson, name, expected, source, tmp_path):
         if expected == "sums-in-16-bits" and finding.status == "wrong" and triton.__version__ >= "3.8":
             expected = "rounded-twice"  # tl.dot takes such a sum there, and the exercise's property finds it
         assert finding.status in ("wrong", "error") and (finding.mistake or "unknown") == expected, finding
-        assert finding.hints or finding.status == "error"
+        assert finding.hints or expected == "unknown"
 
 
 @pytest.mark.parametrize("lesson", LESSONS)

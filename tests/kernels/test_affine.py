@@ -213,6 +213,17 @@ def test_every_kernel_compiles_for_old_and_new_targets_and_fits(variants):
     op.assert_float32(variants)
 
 
+def test_parts_are_float32_and_their_sum_waits_for_the_kernel_that_makes_them(variants):
+    """On a Hopper the sum is launched before that kernel has ended, and that kernel allows it."""
+    for v in variants:
+        waits, allows = (f"griddepcontrol.{word}" in v.code.ptx for word in ("wait", "launch_dependents"))
+        if v.title == "column_sum_kernel":
+            assert v.dtype is fp32 and waits == v.launch.EARLY == (v.target != "sm_80"), v
+        elif v.title == "backward_kernel":
+            assert allows == v.launch.EARLY, v
+    assert any(v.launch.EARLY for v in variants if v.title == "backward_kernel")
+
+
 def test_loads_are_wide(variants):
     for v in variants:
         c, bits = v.code, 8 * v.case[2].itemsize
