@@ -118,10 +118,39 @@ further = Exercise(
                 isinstance(call.got, float | int) and 1.1 < call.got / call.want < 2 for call in calls
             ),
         ),
+        "upside-down": Mistake(
+            "With twice as many elements, does it take longer or shorter? And what does your function say?",
+            "A time is work divided by a rate: results divided by results in a microsecond.",
+            gives=lambda elements, multiprocessors, cycles_per_us: (
+                16 * multiprocessors * cycles_per_us / (2 * elements)
+            ),
+        ),
+        "one-part": Mistake(
+            "How many special function units has a whole multiprocessor? (The picture shows four groups.)",
+            "16 of them, 4 beside each group of 32 lanes.",
+            gives=(floor_of(2 / 4), floor_of(1 / 4)),
+        ),
         "one-multiprocessor": Mistake(
             "How many multiprocessors share the elements?",
             "All of them work at the same time: divide by their number.",
             gives=lambda elements, multiprocessors, cycles_per_us: 2 * elements / 16 / cycles_per_us,
+        ),
+        "cycles": Mistake(
+            "Is your result a number of cycles, or of microseconds?",
+            "Divide the cycles by cycles_per_us.",
+            gives=lambda elements, multiprocessors, cycles_per_us: 2 * elements / 16 / multiprocessors,
+        ),
+        "multiplied": Mistake(
+            "With more cycles in a microsecond, does it take longer or shorter?",
+            "Divide by cycles_per_us.",
+            gives=lambda elements, multiprocessors, cycles_per_us: (
+                2 * elements / 16 / multiprocessors * cycles_per_us
+            ),
+        ),
+        "sixteen-times": Mistake(
+            "16 results come out of one cycle. How many cycles does one result take?",
+            "A sixteenth of a cycle: divide by 16.",
+            gives=(floor_of(32), floor_of(16)),
         ),
     },
 )
