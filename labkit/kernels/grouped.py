@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from labkit.kernels.common import (
     DeviceLimits,
@@ -354,7 +354,7 @@ class GroupedLinearFunction(torch.autograd.Function):
         return dx if of_x else None, dw if of_weight else None, db if of_bias else None, None
 
 
-# ---- the function and the module ---------------------------------------------------------------------------
+# ---- the function ------------------------------------------------------------------------------------------
 
 
 def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -399,31 +399,3 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     if columns:
         y = y.transpose(1, 2)
     return y.reshape(*x.shape[:-1], G * d_out)
-
-
-class GroupedLinear(nn.Module):
-    """G Linears side by side, (..., G * d_in) to (..., G * d_out): weight (G, d_in, d_out), bias (G, d_out).
-
-    weight[g] is an nn.Linear's weight, transposed.
-
-    Args:
-        groups, d_in, d_out: G, and the widths of each Linear.
-        bias: whether there is one.
-        options: device and dtype of the parameters.
-    """
-
-    def __init__(self, groups: int, d_in: int, d_out: int, bias: bool = True, **options: Any) -> None:
-        super().__init__()
-        bound = d_in**-0.5 if d_in else 0.0
-        self.weight = nn.Parameter(torch.empty(groups, d_in, d_out, **options).uniform_(-bound, bound))
-        self.bias = (
-            nn.Parameter(torch.empty(groups, d_out, **options).uniform_(-bound, bound)) if bias else None
-        )
-
-    def extra_repr(self) -> str:
-        groups, d_in, d_out = self.weight.shape
-        return f"groups={groups}, d_in={d_in}, d_out={d_out}, bias={self.bias is not None}"
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (..., G * d_in) to (..., G * d_out)."""
-        return grouped_linear(x, self.weight, self.bias)
