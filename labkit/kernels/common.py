@@ -491,7 +491,7 @@ def tanh(x, FAST: tl.constexpr):
 
 
 @triton.jit
-def gelu_gate(z, FAST: tl.constexpr = False):
+def gelu_gate(z, FAST: tl.constexpr):
     """(1 + tanh(u)) / 2, by which z is multiplied in GELU's tanh form; it is sigmoid(2u).
 
     With FAST it is off by 2**-12 at most, and z times it by 2**-12 of z: a 16-bit result is rounded by as
@@ -506,43 +506,14 @@ def gelu_gate(z, FAST: tl.constexpr = False):
 
 
 @triton.jit
-def relu(z):
-    """z, or 0 if it is larger; NaN stays NaN, of which a GPU's plain maximum makes 0."""
-    return tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
+def gelu(z, FAST: tl.constexpr):
+    """GELU's tanh form of z in float32; with FAST, for 16-bit results, by one special function."""
+    return z * gelu_gate(z, FAST)
 
 
 @triton.jit
-def activate(z, ACT: tl.constexpr, FAST: tl.constexpr = False):
-    """The activation of z in float32; with FAST, for 16-bit results, by one special function."""
-    if ACT == "relu":
-        z = relu(z)
-    elif ACT == "silu":
-        z = z * sigmoid(z, FAST)
-    elif ACT == "gelu_tanh":
-        z = z * gelu_gate(z, FAST)
-    return z
-
-
-@triton.jit
-def activation_and_derivative(z, ACT: tl.constexpr, FAST: tl.constexpr = False):
-    """The activation of z, and its derivative at z; relu's is 0 at 0, and 1 at NaN, as in PyTorch."""
-    if ACT == "relu":
-        value, derivative = relu(z), tl.where(z <= 0, 0.0, 1.0)
-    elif ACT == "silu":
-        s = sigmoid(z, FAST)
-        value, derivative = z * s, s * (1.0 + z * (1.0 - s))
-    elif ACT == "gelu_tanh":
-        s = gelu_gate(z, FAST)
-        value = z * s
-        derivative = s + value * (1.0 - s) * (GELU_SCALE + 3.0 * GELU_SCALE * GELU_CUBE * z * z)
-    else:
-        value, derivative = z, tl.full(z.shape, 1.0, tl.float32)
-    return value, derivative
-
-
-@triton.jit
-def activation_grad(z, dy, ACT: tl.constexpr, FAST: tl.constexpr = False):
-    """The gradient of z, from that of its activation."""
-    _, derivative = activation_and_derivative(z, ACT, FAST)
-    # For relu no product with 0: dy may be infinite, and PyTorch's gradient is 0 even then.
-    return tl.where(z <= 0, 0.0, dy) if ACT == "relu" else dy * derivative
+def gelu_and_derivative(z, FAST: tl.constexpr):
+    """``gelu`` of z, and its derivative at z."""
+    s = gelu_gate(z, FAST)
+    value = z * s
+    return value, s + value * (1.0 - s) * (GELU_SCALE + 3.0 * GELU_SCALE * GELU_CUBE * z * z)

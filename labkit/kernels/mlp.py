@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from labkit.kernels.common import (
-    activate,
-    activation_and_derivative,
     autocast,
     cdiv,
     check_tensor,
     count_tiles,
     dot,
+    gelu,
+    gelu_and_derivative,
     is_traced,
     needs_grad,
     next_power_of_2,
@@ -67,7 +67,7 @@ def gate_up_kernel(
             stride = offset64(2, H)
             store_tile(kept_gate, row, unit, M, H, stride, gate, BM, BN // 2, STORE)
             store_tile(kept_up, row, unit, M, H, stride, up, BM, BN // 2, STORE)
-        store_tile(hidden, row, unit, M, H, H, activate(gate, "gelu_tanh", FAST) * up, BM, BN // 2, STORE)
+        store_tile(hidden, row, unit, M, H, H, gelu(gate, FAST) * up, BM, BN // 2, STORE)
 
 
 @triton.jit
@@ -78,7 +78,7 @@ def gate_up_grad_kernel(dhidden, kept, dkept, H, BLOCK: tl.constexpr):
     gate = tl.load(kept + 2 * row + col, inside).to(tl.float32)
     up = tl.load(kept + 2 * row + H + col, inside).to(tl.float32)
     change = tl.load(dhidden + row + col, inside).to(tl.float32)
-    value, derivative = activation_and_derivative(gate, "gelu_tanh", dkept.dtype.element_ty != tl.float32)
+    value, derivative = gelu_and_derivative(gate, dkept.dtype.element_ty != tl.float32)
     tl.store(dhidden + row + col, value * up, inside)
     tl.store(dkept + 2 * row + col, derivative * up * change, inside)
     tl.store(dkept + 2 * row + H + col, value * change, inside)
