@@ -473,20 +473,14 @@ TANH_3: tl.constexpr = tl.constexpr(0.016448904)
 
 
 @triton.jit
-def tanh_of_sigmoid(x, double):
-    """tanh of x, off by a few 1e-7 of itself, from ``double``, the sigmoid of 2 x."""
-    z = x * x
-    small = x + x * (z * (TANH_0 + z * (TANH_1 + z * (TANH_2 + z * TANH_3))))
-    return tl.where(tl.abs(x) < TANH_BOUND, small, 2.0 * double - 1.0)
-
-
-@triton.jit
 def tanh(x, FAST: tl.constexpr):
     """tanh, off by a few 1e-7 of itself, or with ``FAST``, for 16-bit results, by 2**-11 of itself."""
     if FAST and not interpreted():
         y = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
     else:
-        y = tanh_of_sigmoid(x, sigmoid(2.0 * x))
+        z = x * x
+        small = x + x * (z * (TANH_0 + z * (TANH_1 + z * (TANH_2 + z * TANH_3))))
+        y = tl.where(tl.abs(x) < TANH_BOUND, small, 2.0 * sigmoid(2.0 * x) - 1.0)
     return y
 
 
