@@ -76,6 +76,16 @@ def check_tensor(
         )
 
 
+def check_sequences(first: str, a: Tensor, second: str, b: Tensor, h0: Tensor | None) -> None:
+    """Raise a ValueError that names the argument unless a and b are (B, T, H) and h0 is (B, H) or None."""
+    check_tensor(first, a, (None, None, None))
+    check_tensor(second, b, tuple(a.shape), like=a)
+    if a.shape[1] * a.shape[2] >= 2**31 - 32:  # offsets are 32-bit, of steps up to 24 ahead, too
+        raise ValueError(f"{first}: a sequence of {a.shape[1]} x {a.shape[2]} has 2**31 numbers or nearly so")
+    if h0 is not None:
+        check_tensor("h0", h0, (a.shape[0], a.shape[2]), like=a)
+
+
 def check_eps(eps: float) -> None:
     """Raise a ValueError unless eps is a number that can be added to a mean square."""
     if not isinstance(eps, (int, float)) or isinstance(eps, bool) or not 0 <= eps < math.inf:

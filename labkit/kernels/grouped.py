@@ -239,11 +239,11 @@ def launch_backward(dy: Tensor, x: Tensor, weight: Tensor, dx: Tensor | None, dw
     """Write dw, db, and dx unless it is None."""
     (B, T, _), (G, d_in, d_out), limits = x.shape, weight.shape, device_limits(x.device)
     tiling = backward_tiling(d_in, d_out, x.itemsize, limits)
-    pack, BM, BN, warps, stages, resident, per, tma, store, _, BK = tiling
+    pack, BM, BN, warps, stages, resident, _, tma, store, _, BK = tiling
     down, slices = cdiv(pack * d_in, BK), cdiv(pack * d_out, BN)
     packs, tiles, whole = cdiv(G, pack), B * cdiv(T, BM), down * slices == 1
     size = G * (d_in + 1) * d_out
-    per = per or balance_tiles(tiles, packs * down * slices, resident * limits.multiprocessors, 7)
+    per = balance_tiles(tiles, packs * down * slices, resident * limits.multiprocessors, 7)
     P = cdiv(tiles, per)
     parts = torch.empty(P, size, dtype=torch.float32, device=x.device)
     filled = dx if whole else None

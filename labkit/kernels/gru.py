@@ -143,7 +143,7 @@ def input_plan(B: int, width: int, H: int, itemsize: int, limits: DeviceLimits) 
     rounds8 = cdiv(cdiv(B, 8), limits.multiprocessors * (1 if BH == 128 else 256 // BH))
     rounds16 = cdiv(cdiv(B, 16), limits.multiprocessors * max(1, 192 // BH))
     BM = 8 if rounds8 <= rounds16 else 16
-    return plan | dict(K=width, BK=BK, BM=BM, AHEAD=2)  # more steps ahead do not fit into registers
+    return dict(K=width, BK=BK, H=H, BH=BH, BM=BM, PAIRS=plan["PAIRS"], num_warps=plan["num_warps"])
 
 
 # ---- launches ----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ Sigmoid is applied to ar and az, tanh to an, and hn is W_hn h + b_hn.
 import triton
 import triton.language as tl
 
-from labkit.kernels.common import dot, interpreted, opaque, sigmoid, tanh
+from labkit.kernels.common import dot, initial_state, interpreted, opaque, sigmoid, tanh
 
 # ---- the formulas of one step; all arguments are tiles of one shape ----------------------------------------
 
@@ -188,11 +188,9 @@ def load_bias(bias, g, m, H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr):
 
 
 @triton.jit
-def initial_state(h0, reset, at, b, inside, B, T, BH: tl.constexpr, BM: tl.constexpr):
+def first_state(h0, reset, at, b, inside, B, T):
     """h0 as (BH, BM); zeros without h0, and where the first step is a reset."""
-    h = tl.zeros([BH, BM], tl.float32)
-    if h0 is not None:
-        h += tl.load(h0 + at, inside, other=0.0).to(tl.float32)
+    h = initial_state(h0, at, inside)
     if reset is not None:
         h = tl.where(tl.load(reset + b * T, b < B, other=0) != 0, 0.0, h)
     return h
@@ -231,7 +229,7 @@ def gru_kernel(
     wn = load_weight(weight, 2, H, BH, PAIRS)
     br, bz = load_bias(bias, 0, m, H, BH, BM), load_bias(bias, 1, m, H, BH, BM)
     bn = load_bias(bias, 2, m, H, BH, BM)
-    state = initial_state(h0, reset, b * H + m, b, (b < B) & (m < H), B, T, BH, BM)  # (BH, BM), in float32
+    state = first_state(h0, reset, b * H + m, b, (b < B) & (m < H), B, T)  # (BH, BM), in float32
     hr, hz, hn = products(state, wr, wz, wn, br, bz, bn)
     inside = (b < B) & (i < H)
     into, out = gates + b * T * 3 * H + i, h + b * T * H + i
@@ -284,47 +282,42 @@ def halves(tile):
 
 
 @triton.jit
-def steps_of(tile, COUNT: tl.constexpr):
-    """The tiles of one or two steps, which lie side by side: a tuple of COUNT.
+def both_steps(tile):
+    """The tiles of two steps, which lie side by side.
 
     Opaque, as ptxas would otherwise sum the products of the state in a part of these registers, and then runs
     all products of the kernel one by one.
     """
-    if COUNT == 1:
-        parts = (tile,)
-    else:
-        tile = opaque(tile).reshape(tile.shape[0], 2, tile.shape[1] // 2)
-        first, second = tile.permute(0, 2, 1).split()
-        parts = (first, second)
-    return parts
+    tile = opaque(tile).reshape(tile.shape[0], 2, tile.shape[1] // 2)
+    return tile.permute(0, 2, 1).split()
 
 
 @triton.jit
-def input_products(x, u_rz, un, b_rz, b_in, COUNT: tl.constexpr):
-    """U x + b of COUNT steps, whose x lie side by side: for r and z, and for n, a tuple of tiles each."""
-    return steps_of(dot(u_rz, x, b_rz), COUNT), steps_of(dot(un, x, b_in), COUNT)
+def input_products(x, u_rz, un, b_rz, b_in):
+    """U x + b of two steps, whose x lie side by side: for r and z, and for n, a tuple of tiles each."""
+    return both_steps(dot(u_rz, x, b_rz)), both_steps(dot(un, x, b_in))
 
 
 @triton.jit
 def gru_input_kernel(
     x, weight_ih, bias_ih, weight, bias, h0, reset, h, B, T,
     K: tl.constexpr, BK: tl.constexpr, H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr,
-    PAIRS: tl.constexpr, AHEAD: tl.constexpr, FAST: tl.constexpr,
+    PAIRS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """States h (B, T, H) from the input x (B, T, K), whose products are summed with those of the state.
 
-    The input's weights stay in shared memory, the recurrent ones in registers. The products of AHEAD steps'
-    inputs, one or two, are one product, which reads the weights once; its x is loaded AHEAD steps before. For
-    r and z only the sum of both products and biases is needed.
+    The input's weights stay in shared memory, the recurrent ones in registers. The products of two steps'
+    inputs are one product, which reads the weights once; its x is loaded two steps before. More steps ahead
+    do not fit into registers. For r and z only the sum of both products and biases is needed.
     """
-    COLUMNS: tl.constexpr = BM * AHEAD
+    COLUMNS: tl.constexpr = 2 * BM
     b = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)[None, :]
     m, i, k = feature(tl.arange(0, BH)[:, None], PAIRS), first_features(BH, PAIRS), tl.arange(0, BK)[:, None]
     w_rz, wn = load_weight(weight, 0, H, BH, PAIRS, COUNT=2), load_weight(weight, 2, H, BH, PAIRS)
     g, rows = rows_of(0, BH, PAIRS, 2)
     b_rz = load_bias(bias, g, rows, H, 2 * BH, COLUMNS) + load_bias(bias_ih, g, rows, H, 2 * BH, COLUMNS)
     bn, b_in = load_bias(bias, 2, m, H, BH, BM), load_bias(bias_ih, 2, m, H, BH, COLUMNS)
-    state = initial_state(h0, reset, b * H + m, b, (b < B) & (m < H), B, T, BH, BM)  # (BH, BM), in float32
+    state = first_state(h0, reset, b * H + m, b, (b < B) & (m < H), B, T)  # (BH, BM), in float32
     u_rz = load_input_weight(weight_ih, 0, K, BK, H, BH, PAIRS, 2)
     un = load_input_weight(weight_ih, 2, K, BK, H, BH, PAIRS)
     inside, out = (b < B) & (i < H), h + b * T * H + i
@@ -332,13 +325,13 @@ def gru_input_kernel(
     s, v = tl.program_id(0).to(tl.int64) * BM + c % BM, c // BM
     into, present = x + (s * T + v) * K + k, (s < B) & (k < K)
     arrived, a = tl.load(into, present & (v < T), other=0.0), opaque(state).to(wn.dtype)
-    sums, inns = input_products(arrived, u_rz, un, b_rz, b_in, AHEAD)
+    sums, inns = input_products(arrived, u_rz, un, b_rz, b_in)
     rz, hn = dot(w_rz, a, sums[0]), dot(wn, a, bn)
-    prefetched = tl.load(into + AHEAD * K, present & (v + AHEAD < T), other=0.0)
-    for start in range(0, T, AHEAD):
-        arrived, after = prefetched, start + 2 * AHEAD
+    prefetched = tl.load(into + 2 * K, present & (v + 2 < T), other=0.0)
+    for start in range(0, T, 2):
+        arrived, after = prefetched, start + 4
         prefetched = tl.load(into + after * K, present & (v + after < T), other=0.0)
-        for u in tl.static_range(AHEAD):
+        for u in tl.static_range(2):
             t = start + u
             now = inside & (t < T)
             if reset is not None:
@@ -351,10 +344,10 @@ def gru_input_kernel(
             # Before x's product, so that its tile and x's do not share an address in shared memory: of two
             # layouts at one address ptxas 12.8 mixes up the descriptors.
             a = opaque(state).to(wn.dtype)
-            if u + 1 < AHEAD:
-                rz = dot(w_rz, a, sums[u + 1])
+            if u == 0:
+                rz = dot(w_rz, a, sums[1])
             else:
-                sums, inns = input_products(arrived, u_rz, un, b_rz, b_in, AHEAD)
+                sums, inns = input_products(arrived, u_rz, un, b_rz, b_in)
                 rz = dot(w_rz, a, sums[0])
             hn = dot(wn, a, bn)
 
@@ -422,7 +415,7 @@ def gru_grad_kernel(
     inside, rows = (b < B) & (m < H), m + tl.zeros([BH, BM], tl.int32)
     zeros = tl.zeros([BH, BM], tl.float32) + tl.minimum(T, 0)
     carry = back_products(zeros, zeros, zeros, wr, wz, wn, zeros, rows)  # (BH, BM): gradient from later steps
-    first = initial_state(h0, None, b * H + m, b, inside, B, T, BH, BM)
+    first = initial_state(h0, b * H + m, inside)
     if sums is not None:
         sum_n, sum_r, sum_z, sum_hn = carry, carry, carry, carry  # zeros
     at = b * T * H + m
