@@ -13,7 +13,7 @@ import launches
 import pytest
 import torch
 from launches import ROOM, Launch
-from torch import Tensor, nn
+from torch import Tensor
 
 import labkit
 from labkit.kernels import common
@@ -205,25 +205,6 @@ def captured(call: Any, tensors: list[Tensor]) -> tuple[list[Tensor], list[Tenso
     tensors[0].mul_(0.5)
     graph.replay()
     return made, gradients(call, tensors)
-
-
-def assert_trains_alike(usual: nn.Sequential, ours: nn.Sequential, width: int) -> None:
-    """From the same weights, by the same numbers; and every parameter is trained."""
-    before, curves = {name: value.clone() for name, value in ours.state_dict().items()}, []
-    for network in (usual.to(labkit.gpu.device()), ours.to(labkit.gpu.device())):
-        torch.manual_seed(1)
-        optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
-        for _ in range(8):
-            x = torch.randn(32, width, device=labkit.gpu.device())
-            loss = nn.functional.mse_loss(network(x), torch.roll(x, 1, 1))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            curves.append(loss.item())
-    assert curves[8:] == pytest.approx(curves[:8], rel=1e-4)
-    assert abs(curves[7] - curves[0]) > 0.01 * curves[0], "one that does not learn agrees with any other"
-    for name, value in ours.state_dict().items():
-        assert not torch.equal(value.cpu(), before[name]), f"{name} was not trained"
 
 
 # --- other GPUs, and meta tensors, whose launches are recorded

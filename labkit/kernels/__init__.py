@@ -10,19 +10,16 @@ dtype").
 
 from labkit.kernels.affine import affine, gelu_mul
 from labkit.kernels.graphs import GraphedStep
-from labkit.kernels.grouped import GroupedLinear, grouped_linear
-from labkit.kernels.gru import GRU, gru
+from labkit.kernels.grouped import grouped_linear
+from labkit.kernels.gru import gru
 from labkit.kernels.linear import matmul
-from labkit.kernels.mlp import GeGLU, fused_gate_up, geglu_mlp
+from labkit.kernels.mlp import fused_gate_up, geglu_mlp
 from labkit.kernels.recurrence import linear_recurrence, min_gru
 from labkit.kernels.rms_norm import rms_norm
 from labkit.kernels.rms_recurrence import rms_recurrence
 
 __all__ = [
-    "GRU",
-    "GeGLU",
     "GraphedStep",
-    "GroupedLinear",
     "affine",
     "fused_gate_up",
     "geglu_mlp",

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from labkit.kernels.common import (
     DeviceLimits,
-    activate,
-    activation_and_derivative,
     autocast,
     cdiv,
     check_tensor,
     device_limits,
     differentiable,
     empty_contiguous,
+    gelu,
+    gelu_and_derivative,
     interpreted,
     needs_grad,
     next_power_of_2,
@@ -69,7 +69,7 @@ def store_pointwise(x, other, y, source, at, inside, scale, shift):
         value = value * scale + shift
     else:
         FAST: tl.constexpr = y.dtype.element_ty != tl.float32
-        value = activate(value + shift, "gelu_tanh", FAST) * tl.load(other + source, inside).to(tl.float32)
+        value = gelu(value + shift, FAST) * tl.load(other + source, inside).to(tl.float32)
     tl.store(y + at, value, inside)
 
 
@@ -421,7 +421,7 @@ def gelu_mul_grad(dy, x, other, dx, dother, source, at, mask, shift):
     FAST: tl.constexpr = dx.dtype.element_ty != tl.float32
     z = tl.load(x + source, mask, other=0.0).to(tl.float32) + shift
     up = tl.load(dy + at, mask, other=0.0).to(tl.float32)
-    value, derivative = activation_and_derivative(z, "gelu_tanh", FAST)
+    value, derivative = gelu_and_derivative(z, FAST)
     change = up * tl.load(other + source, mask, other=0.0).to(tl.float32) * derivative
     tl.store(dx + at, change, mask)
     tl.store(dother + at, up * value, mask)

@@ -76,6 +76,16 @@ def check_tensor(
         )
 
 
+def check_sequences(first: str, a: Tensor, second: str, b: Tensor, h0: Tensor | None) -> None:
+    """Raise a ValueError that names the argument unless a and b are (B, T, H) and h0 is (B, H) or None."""
+    check_tensor(first, a, (None, None, None))
+    check_tensor(second, b, tuple(a.shape), like=a)
+    if a.shape[1] * a.shape[2] >= 2**31 - 32:  # offsets are 32-bit, of steps up to 24 ahead, too
+        raise ValueError(f"{first}: a sequence of {a.shape[1]} x {a.shape[2]} has 2**31 numbers or nearly so")
+    if h0 is not None:
+        check_tensor("h0", h0, (a.shape[0], a.shape[2]), like=a)
+
+
 def check_eps(eps: float) -> None:
     """Raise a ValueError unless eps is a number that can be added to a mean square."""
     if not isinstance(eps, (int, float)) or isinstance(eps, bool) or not 0 <= eps < math.inf:
@@ -473,25 +483,19 @@ TANH_3: tl.constexpr = tl.constexpr(0.016448904)
 
 
 @triton.jit
-def tanh_of_sigmoid(x, double):
-    """tanh of x, off by a few 1e-7 of itself, from ``double``, the sigmoid of 2 x."""
-    z = x * x
-    small = x + x * (z * (TANH_0 + z * (TANH_1 + z * (TANH_2 + z * TANH_3))))
-    return tl.where(tl.abs(x) < TANH_BOUND, small, 2.0 * double - 1.0)
-
-
-@triton.jit
 def tanh(x, FAST: tl.constexpr):
     """tanh, off by a few 1e-7 of itself, or with ``FAST``, for 16-bit results, by 2**-11 of itself."""
     if FAST and not interpreted():
         y = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
     else:
-        y = tanh_of_sigmoid(x, sigmoid(2.0 * x))
+        z = x * x
+        small = x + x * (z * (TANH_0 + z * (TANH_1 + z * (TANH_2 + z * TANH_3))))
+        y = tl.where(tl.abs(x) < TANH_BOUND, small, 2.0 * sigmoid(2.0 * x) - 1.0)
     return y
 
 
 @triton.jit
-def gelu_gate(z, FAST: tl.constexpr = False):
+def gelu_gate(z, FAST: tl.constexpr):
     """(1 + tanh(u)) / 2, by which z is multiplied in GELU's tanh form; it is sigmoid(2u).
 
     With FAST it is off by 2**-12 at most, and z times it by 2**-12 of z: a 16-bit result is rounded by as
@@ -506,43 +510,14 @@ def gelu_gate(z, FAST: tl.constexpr = False):
 
 
 @triton.jit
-def relu(z):
-    """z, or 0 if it is larger; NaN stays NaN, of which a GPU's plain maximum makes 0."""
-    return tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
+def gelu(z, FAST: tl.constexpr):
+    """GELU's tanh form of z in float32; with FAST, for 16-bit results, by one special function."""
+    return z * gelu_gate(z, FAST)
 
 
 @triton.jit
-def activate(z, ACT: tl.constexpr, FAST: tl.constexpr = False):
-    """The activation of z in float32; with FAST, for 16-bit results, by one special function."""
-    if ACT == "relu":
-        z = relu(z)
-    elif ACT == "silu":
-        z = z * sigmoid(z, FAST)
-    elif ACT == "gelu_tanh":
-        z = z * gelu_gate(z, FAST)
-    return z
-
-
-@triton.jit
-def activation_and_derivative(z, ACT: tl.constexpr, FAST: tl.constexpr = False):
-    """The activation of z, and its derivative at z; relu's is 0 at 0, and 1 at NaN, as in PyTorch."""
-    if ACT == "relu":
-        value, derivative = relu(z), tl.where(z <= 0, 0.0, 1.0)
-    elif ACT == "silu":
-        s = sigmoid(z, FAST)
-        value, derivative = z * s, s * (1.0 + z * (1.0 - s))
-    elif ACT == "gelu_tanh":
-        s = gelu_gate(z, FAST)
-        value = z * s
-        derivative = s + value * (1.0 - s) * (GELU_SCALE + 3.0 * GELU_SCALE * GELU_CUBE * z * z)
-    else:
-        value, derivative = z, tl.full(z.shape, 1.0, tl.float32)
-    return value, derivative
-
-
-@triton.jit
-def activation_grad(z, dy, ACT: tl.constexpr, FAST: tl.constexpr = False):
-    """The gradient of z, from that of its activation."""
-    _, derivative = activation_and_derivative(z, ACT, FAST)
-    # For relu no product with 0: dy may be infinite, and PyTorch's gradient is 0 even then.
-    return tl.where(z <= 0, 0.0, dy) if ACT == "relu" else dy * derivative
+def gelu_and_derivative(z, FAST: tl.constexpr):
+    """``gelu`` of z, and its derivative at z."""
+    s = gelu_gate(z, FAST)
+    value = z * s
+    return value, s + value * (1.0 - s) * (GELU_SCALE + 3.0 * GELU_SCALE * GELU_CUBE * z * z)

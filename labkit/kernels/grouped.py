@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from labkit.kernels.common import (
     DeviceLimits,
@@ -239,11 +239,11 @@ def launch_backward(dy: Tensor, x: Tensor, weight: Tensor, dx: Tensor | None, dw
     """Write dw, db, and dx unless it is None."""
     (B, T, _), (G, d_in, d_out), limits = x.shape, weight.shape, device_limits(x.device)
     tiling = backward_tiling(d_in, d_out, x.itemsize, limits)
-    pack, BM, BN, warps, stages, resident, per, tma, store, _, BK = tiling
+    pack, BM, BN, warps, stages, resident, _, tma, store, _, BK = tiling
     down, slices = cdiv(pack * d_in, BK), cdiv(pack * d_out, BN)
     packs, tiles, whole = cdiv(G, pack), B * cdiv(T, BM), down * slices == 1
     size = G * (d_in + 1) * d_out
-    per = per or balance_tiles(tiles, packs * down * slices, resident * limits.multiprocessors, 7)
+    per = balance_tiles(tiles, packs * down * slices, resident * limits.multiprocessors, 7)
     P = cdiv(tiles, per)
     parts = torch.empty(P, size, dtype=torch.float32, device=x.device)
     filled = dx if whole else None
@@ -354,7 +354,7 @@ class GroupedLinearFunction(torch.autograd.Function):
         return dx if of_x else None, dw if of_weight else None, db if of_bias else None, None
 
 
-# ---- the function and the module ---------------------------------------------------------------------------
+# ---- the function ------------------------------------------------------------------------------------------
 
 
 def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -399,31 +399,3 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     if columns:
         y = y.transpose(1, 2)
     return y.reshape(*x.shape[:-1], G * d_out)
-
-
-class GroupedLinear(nn.Module):
-    """G Linears side by side, (..., G * d_in) to (..., G * d_out): weight (G, d_in, d_out), bias (G, d_out).
-
-    weight[g] is an nn.Linear's weight, transposed.
-
-    Args:
-        groups, d_in, d_out: G, and the widths of each Linear.
-        bias: whether there is one.
-        options: device and dtype of the parameters.
-    """
-
-    def __init__(self, groups: int, d_in: int, d_out: int, bias: bool = True, **options: Any) -> None:
-        super().__init__()
-        bound = d_in**-0.5 if d_in else 0.0
-        self.weight = nn.Parameter(torch.empty(groups, d_in, d_out, **options).uniform_(-bound, bound))
-        self.bias = (
-            nn.Parameter(torch.empty(groups, d_out, **options).uniform_(-bound, bound)) if bias else None
-        )
-
-    def extra_repr(self) -> str:
-        groups, d_in, d_out = self.weight.shape
-        return f"groups={groups}, d_in={d_in}, d_out={d_out}, bias={self.bias is not None}"
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (..., G * d_in) to (..., G * d_out)."""
-        return grouped_linear(x, self.weight, self.bias)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from labkit.kernels.common import (
@@ -49,7 +49,7 @@ def step_kernel(
     ir, iz, inn = load_gates(gates + (b * T + t) * 3 * H + n, inside, H)
     hr, hz, hn = load_gates(product + b * 3 * H + n, inside, H)
     hn, last = hn.to(tl.float32), tl.load(state + i, inside, other=0.0)
-    ar, az, an, new = gate(ir, iz, inn, hr, hz, hn, last, FAST, gates.dtype.element_ty != tl.float32)
+    ar, az, an, new = gate(ir, iz, inn, hr, hz, hn, last, FAST)
     tl.store(h + (b * T + t) * H + n, new, inside)
     if hidden is not None:
         into = gates + (b * T + t) * 3 * H + n
@@ -143,7 +143,7 @@ def input_plan(B: int, width: int, H: int, itemsize: int, limits: DeviceLimits) 
     rounds8 = cdiv(cdiv(B, 8), limits.multiprocessors * (1 if BH == 128 else 256 // BH))
     rounds16 = cdiv(cdiv(B, 16), limits.multiprocessors * max(1, 192 // BH))
     BM = 8 if rounds8 <= rounds16 else 16
-    return plan | dict(K=width, BK=BK, BM=BM, AHEAD=2)  # more steps ahead do not fit into registers
+    return dict(K=width, BK=BK, H=H, BH=BH, BM=BM, PAIRS=plan["PAIRS"], num_warps=plan["num_warps"])
 
 
 # ---- launches ----------------------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ class Float32GRUFunction(torch.autograd.Function):
         return tuple(next(found) if leaf.requires_grad else None for leaf in leaves)
 
 
-# ---- the function and the module ---------------------------------------------------------------------------
+# ---- the function ------------------------------------------------------------------------------------------
 
 
 def check_gru(
@@ -429,55 +429,3 @@ def gru(
     if needs_grad(x, weight_ih, weight_hh, bias_ih, bias_hh, h0):
         return GRUFunction.apply(x, weight_ih, weight_hh, bias_ih, bias_hh, h0, reset)
     return gru_forward(x, weight_ih, weight_hh, bias_ih, bias_hh, h0, reset, False)[0]
-
-
-class GRU(nn.Module):
-    """nn.GRU of one layer and one direction: its arguments, its parameters and its state_dict.
-
-    Args:
-        sizes, options: those of nn.GRU, which draws the parameters. With batch_first=True x is (B, T, I);
-            else it is (T, B, I), which is copied.
-
-    Raises:
-        ValueError: for several layers, dropout or two directions, naming the argument.
-    """
-
-    def __init__(self, *sizes: Any, **options: Any) -> None:
-        super().__init__()
-        drawn = nn.GRU(*sizes, **options)
-        for name, only in (("num_layers", 1), ("dropout", 0), ("bidirectional", False)):
-            if (value := getattr(drawn, name)) != only:
-                raise ValueError(
-                    f"{name}: is {value}, should be {only}: this GRU has one layer and direction"
-                )
-        self.hidden_size, self.batch_first = drawn.hidden_size, drawn.batch_first
-        parameters = dict(drawn.named_parameters())
-        self.weight_ih_l0, self.weight_hh_l0 = parameters["weight_ih_l0"], parameters["weight_hh_l0"]
-        self.bias_ih_l0, self.bias_hh_l0 = parameters.get("bias_ih_l0"), parameters.get("bias_hh_l0")
-
-    def extra_repr(self) -> str:
-        bias = self.bias_ih_l0 is not None
-        width = self.weight_ih_l0.shape[1]
-        return f"{width}, {self.hidden_size}, bias={bias}, batch_first={self.batch_first}"
-
-    def forward(
-        self, x: Tensor, h0: Tensor | None = None, reset: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The states (T, B, H), and the last one (1, B, H), from x (T, B, I).
-
-        h0 is (1, B, H), or left out for zeros; reset is (T, B), or left out, as in ``gru``. With
-        batch_first=True x, reset and the states have B first.
-        """
-        if h0 is not None:
-            check_tensor("h0", h0, (1, None, self.hidden_size))
-        if not self.batch_first:
-            check_tensor("x", x, (None, None, None))
-            x, reset = x.transpose(0, 1), reset if reset is None else reset.transpose(0, 1)
-        first = None if h0 is None else h0[0]
-        weights = self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0
-        h = gru(x, *weights, first, reset)
-        if h.shape[1]:
-            end = h[:, -1][None]
-        else:
-            end = h.new_zeros(1, h.shape[0], h.shape[2]) if h0 is None else h0.to(h.dtype)
-        return h if self.batch_first else h.transpose(0, 1), end

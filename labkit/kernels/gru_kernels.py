@@ -9,51 +9,23 @@ Sigmoid is applied to ar and az, tanh to an, and hn is W_hn h + b_hn.
 import triton
 import triton.language as tl
 
-from labkit.kernels.common import dot, interpreted, opaque, tanh, tanh_of_sigmoid
+from labkit.kernels.common import dot, initial_state, interpreted, opaque, sigmoid, tanh
 
 # ---- the formulas of one step; all arguments are tiles of one shape ----------------------------------------
 
 
 @triton.jit
-def sigmoid(x, FAST: tl.constexpr):
-    """In float32, off by some 1e-7, by two special functions, or with FAST by one, off by 2**-12 at most."""
-    if interpreted():
-        y = tl.sigmoid(x)
-    elif FAST:
-        y = 0.5 + 0.5 * tanh(0.5 * x, True)
-    else:  # tl.sigmoid divides, and takes care of numbers that 1 + e^-x cannot be
-        y = tl.inline_asm_elementwise(
-            "{ .reg .f32 e; mul.f32 e, $1, 0fBFB8AA3B; ex2.approx.ftz.f32 e, e; add.f32 e, e, 0f3F800000;"
-            " rcp.approx.ftz.f32 $0, e; }",
-            "=f,f", [x], tl.float32, True, 1,
-        )  # fmt: skip
-    return y
-
-
-@triton.jit
-def candidate(x, FAST: tl.constexpr, HALF: tl.constexpr):
-    """tanh, off by a few 1e-7 of itself, with HALF, for 16-bit numbers, of 1, or with FAST by 2**-11."""
-    if FAST:
-        y = tanh(x, True)
-    elif HALF:
-        y = 2.0 * sigmoid(2.0 * x, False) - 1.0
-    else:
-        y = tanh_of_sigmoid(x, sigmoid(2.0 * x, False))
-    return y
-
-
-@triton.jit
-def gate(ir, iz, inn, hr, hz, hn, h, FAST: tl.constexpr, HALF: tl.constexpr):
+def gate(ir, iz, inn, hr, hz, hn, h, FAST: tl.constexpr):
     """ar, az, an and the next state, from the products of the input and of the state h, and from h.
 
-    Without ir and iz, hr and hz are the sums of both products. FAST and HALF are those of ``candidate``.
+    Without ir and iz, hr and hz are the sums of both products. FAST is that of ``sigmoid`` and ``tanh``.
     """
     ar, az = hr, hz
     if ir is not None:
         ar, az = ir.to(tl.float32) + hr, iz.to(tl.float32) + hz
     r, z = sigmoid(ar, FAST), sigmoid(az, FAST)
     an = inn.to(tl.float32) + r * hn
-    n = candidate(an, FAST, HALF)
+    n = tanh(an, FAST)
     return ar, az, an, n + z * (h - n)
 
 
@@ -64,7 +36,7 @@ def gate_grad(g, ar, az, an, hn, h, RESET: tl.constexpr):
     With RESET all are zero where g is zero, even if the step computed infinities: a reset follows it.
     """
     r, z = sigmoid(ar.to(tl.float32), False), sigmoid(az.to(tl.float32), False)
-    n, hn = candidate(an.to(tl.float32), False, an.dtype != tl.float32), hn.to(tl.float32)
+    n, hn = tanh(an.to(tl.float32), False), hn.to(tl.float32)
     dn = g * (1.0 - z) * (1.0 - n * n)
     dr, dz, back = dn * hn * r * (1.0 - r), g * (h - n) * z * (1.0 - z), g * z
     dhn = dn * r
@@ -216,11 +188,9 @@ def load_bias(bias, g, m, H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr):
 
 
 @triton.jit
-def initial_state(h0, reset, at, b, inside, B, T, BH: tl.constexpr, BM: tl.constexpr):
+def first_state(h0, reset, at, b, inside, B, T):
     """h0 as (BH, BM); zeros without h0, and where the first step is a reset."""
-    h = tl.zeros([BH, BM], tl.float32)
-    if h0 is not None:
-        h += tl.load(h0 + at, inside, other=0.0).to(tl.float32)
+    h = initial_state(h0, at, inside)
     if reset is not None:
         h = tl.where(tl.load(reset + b * T, b < B, other=0) != 0, 0.0, h)
     return h
@@ -259,7 +229,7 @@ def gru_kernel(
     wn = load_weight(weight, 2, H, BH, PAIRS)
     br, bz = load_bias(bias, 0, m, H, BH, BM), load_bias(bias, 1, m, H, BH, BM)
     bn = load_bias(bias, 2, m, H, BH, BM)
-    state = initial_state(h0, reset, b * H + m, b, (b < B) & (m < H), B, T, BH, BM)  # (BH, BM), in float32
+    state = first_state(h0, reset, b * H + m, b, (b < B) & (m < H), B, T)  # (BH, BM), in float32
     hr, hz, hn = products(state, wr, wz, wn, br, bz, bn)
     inside = (b < B) & (i < H)
     into, out = gates + b * T * 3 * H + i, h + b * T * H + i
@@ -277,7 +247,7 @@ def gru_kernel(
             ir, iz, inn = arrived[u]
             ir, iz = expand(ir, dtype, BH, PAIRS), expand(iz, dtype, BH, PAIRS)
             inn = expand(inn, dtype, BH, PAIRS)
-            ar, az, an, state = gate(ir, iz, inn, hr, hz, hn, state, FAST, dtype != tl.float32)
+            ar, az, an, state = gate(ir, iz, inn, hr, hz, hn, state, FAST)
             put(out + t * H, state, now, PAIRS)
             if hidden is not None:
                 put_gates(into + t * 3 * H, now, H, ar, az, an, PAIRS)
@@ -312,47 +282,42 @@ def halves(tile):
 
 
 @triton.jit
-def steps_of(tile, COUNT: tl.constexpr):
-    """The tiles of one or two steps, which lie side by side: a tuple of COUNT.
+def both_steps(tile):
+    """The tiles of two steps, which lie side by side.
 
     Opaque, as ptxas would otherwise sum the products of the state in a part of these registers, and then runs
     all products of the kernel one by one.
     """
-    if COUNT == 1:
-        parts = (tile,)
-    else:
-        tile = opaque(tile).reshape(tile.shape[0], 2, tile.shape[1] // 2)
-        first, second = tile.permute(0, 2, 1).split()
-        parts = (first, second)
-    return parts
+    tile = opaque(tile).reshape(tile.shape[0], 2, tile.shape[1] // 2)
+    return tile.permute(0, 2, 1).split()
 
 
 @triton.jit
-def input_products(x, u_rz, un, b_rz, b_in, COUNT: tl.constexpr):
-    """U x + b of COUNT steps, whose x lie side by side: for r and z, and for n, a tuple of tiles each."""
-    return steps_of(dot(u_rz, x, b_rz), COUNT), steps_of(dot(un, x, b_in), COUNT)
+def input_products(x, u_rz, un, b_rz, b_in):
+    """U x + b of two steps, whose x lie side by side: for r and z, and for n, a tuple of tiles each."""
+    return both_steps(dot(u_rz, x, b_rz)), both_steps(dot(un, x, b_in))
 
 
 @triton.jit
 def gru_input_kernel(
     x, weight_ih, bias_ih, weight, bias, h0, reset, h, B, T,
     K: tl.constexpr, BK: tl.constexpr, H: tl.constexpr, BH: tl.constexpr, BM: tl.constexpr,
-    PAIRS: tl.constexpr, AHEAD: tl.constexpr, FAST: tl.constexpr,
+    PAIRS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """States h (B, T, H) from the input x (B, T, K), whose products are summed with those of the state.
 
-    The input's weights stay in shared memory, the recurrent ones in registers. The products of AHEAD steps'
-    inputs, one or two, are one product, which reads the weights once; its x is loaded AHEAD steps before. For
-    r and z only the sum of both products and biases is needed.
+    The input's weights stay in shared memory, the recurrent ones in registers. The products of two steps'
+    inputs are one product, which reads the weights once; its x is loaded two steps before. More steps ahead
+    do not fit into registers. For r and z only the sum of both products and biases is needed.
     """
-    COLUMNS: tl.constexpr = BM * AHEAD
+    COLUMNS: tl.constexpr = 2 * BM
     b = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)[None, :]
     m, i, k = feature(tl.arange(0, BH)[:, None], PAIRS), first_features(BH, PAIRS), tl.arange(0, BK)[:, None]
     w_rz, wn = load_weight(weight, 0, H, BH, PAIRS, COUNT=2), load_weight(weight, 2, H, BH, PAIRS)
     g, rows = rows_of(0, BH, PAIRS, 2)
     b_rz = load_bias(bias, g, rows, H, 2 * BH, COLUMNS) + load_bias(bias_ih, g, rows, H, 2 * BH, COLUMNS)
     bn, b_in = load_bias(bias, 2, m, H, BH, BM), load_bias(bias_ih, 2, m, H, BH, COLUMNS)
-    state = initial_state(h0, reset, b * H + m, b, (b < B) & (m < H), B, T, BH, BM)  # (BH, BM), in float32
+    state = first_state(h0, reset, b * H + m, b, (b < B) & (m < H), B, T)  # (BH, BM), in float32
     u_rz = load_input_weight(weight_ih, 0, K, BK, H, BH, PAIRS, 2)
     un = load_input_weight(weight_ih, 2, K, BK, H, BH, PAIRS)
     inside, out = (b < B) & (i < H), h + b * T * H + i
@@ -360,29 +325,29 @@ def gru_input_kernel(
     s, v = tl.program_id(0).to(tl.int64) * BM + c % BM, c // BM
     into, present = x + (s * T + v) * K + k, (s < B) & (k < K)
     arrived, a = tl.load(into, present & (v < T), other=0.0), opaque(state).to(wn.dtype)
-    sums, inns = input_products(arrived, u_rz, un, b_rz, b_in, AHEAD)
+    sums, inns = input_products(arrived, u_rz, un, b_rz, b_in)
     rz, hn = dot(w_rz, a, sums[0]), dot(wn, a, bn)
-    prefetched = tl.load(into + AHEAD * K, present & (v + AHEAD < T), other=0.0)
-    for start in range(0, T, AHEAD):
-        arrived, after = prefetched, start + 2 * AHEAD
+    prefetched = tl.load(into + 2 * K, present & (v + 2 < T), other=0.0)
+    for start in range(0, T, 2):
+        arrived, after = prefetched, start + 4
         prefetched = tl.load(into + after * K, present & (v + after < T), other=0.0)
-        for u in tl.static_range(AHEAD):
+        for u in tl.static_range(2):
             t = start + u
             now = inside & (t < T)
             if reset is not None:
                 again = tl.load(reset + b * T + t + 1, (b < B) & (t + 1 < T), other=0) != 0
             ar, az = halves(rz)
-            _, _, _, state = gate(None, None, inns[u], ar, az, hn, state, FAST, True)
+            _, _, _, state = gate(None, None, inns[u], ar, az, hn, state, FAST)
             put(out + t * H, state, now, PAIRS)
             if reset is not None:
                 state = tl.where(again, 0.0, state)  # not a product with 0: the state may be infinite
             # Before x's product, so that its tile and x's do not share an address in shared memory: of two
             # layouts at one address ptxas 12.8 mixes up the descriptors.
             a = opaque(state).to(wn.dtype)
-            if u + 1 < AHEAD:
-                rz = dot(w_rz, a, sums[u + 1])
+            if u == 0:
+                rz = dot(w_rz, a, sums[1])
             else:
-                sums, inns = input_products(arrived, u_rz, un, b_rz, b_in, AHEAD)
+                sums, inns = input_products(arrived, u_rz, un, b_rz, b_in)
                 rz = dot(w_rz, a, sums[0])
             hn = dot(wn, a, bn)
 
@@ -450,7 +415,7 @@ def gru_grad_kernel(
     inside, rows = (b < B) & (m < H), m + tl.zeros([BH, BM], tl.int32)
     zeros = tl.zeros([BH, BM], tl.float32) + tl.minimum(T, 0)
     carry = back_products(zeros, zeros, zeros, wr, wz, wn, zeros, rows)  # (BH, BM): gradient from later steps
-    first = initial_state(h0, None, b * H + m, b, inside, B, T, BH, BM)
+    first = initial_state(h0, b * H + m, inside)
     if sums is not None:
         sum_n, sum_r, sum_z, sum_hn = carry, carry, carry, carry  # zeros
     at = b * T * H + m

@@ -184,13 +184,13 @@ def library_linear(x: Tensor, weight: Tensor) -> Tensor:
 # ---- launches ----------------------------------------------------------------------------------------------
 
 
-def launch_product(kernel: Any, x: Tensor, weight: Tensor, outputs: tuple[Tensor | None, ...]) -> None:
+def launch_product(kernel: Any, x: Tensor, weight: Tensor, outputs: tuple[Any, ...]) -> None:
     """Launch linear_kernel with weight (N, K), or gate_up_kernel with weight (2, N, K).
 
     ``outputs`` are y (M, N), and others of that shape, or None.
     """
     y = outputs[0]
-    if y is None or not y.numel():
+    if not y.numel():
         return
     x, weight = aligned_rows(x, weight)
     (M, K), N, pair, limits = x.shape, y.shape[1], weight.dim() == 3, device_limits(x.device)

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from labkit.kernels.common import (
-    activate,
-    activation_and_derivative,
     autocast,
     cdiv,
     check_tensor,
     count_tiles,
     dot,
+    gelu,
+    gelu_and_derivative,
     is_traced,
     needs_grad,
     next_power_of_2,
@@ -67,7 +67,7 @@ def gate_up_kernel(
             stride = offset64(2, H)
             store_tile(kept_gate, row, unit, M, H, stride, gate, BM, BN // 2, STORE)
             store_tile(kept_up, row, unit, M, H, stride, up, BM, BN // 2, STORE)
-        store_tile(hidden, row, unit, M, H, H, activate(gate, "gelu_tanh", FAST) * up, BM, BN // 2, STORE)
+        store_tile(hidden, row, unit, M, H, H, gelu(gate, FAST) * up, BM, BN // 2, STORE)
 
 
 @triton.jit
@@ -78,7 +78,7 @@ def gate_up_grad_kernel(dhidden, kept, dkept, H, BLOCK: tl.constexpr):
     gate = tl.load(kept + 2 * row + col, inside).to(tl.float32)
     up = tl.load(kept + 2 * row + H + col, inside).to(tl.float32)
     change = tl.load(dhidden + row + col, inside).to(tl.float32)
-    value, derivative = activation_and_derivative(gate, "gelu_tanh", dkept.dtype.element_ty != tl.float32)
+    value, derivative = gelu_and_derivative(gate, dkept.dtype.element_ty != tl.float32)
     tl.store(dhidden + row + col, value * up, inside)
     tl.store(dkept + 2 * row + col, derivative * up * change, inside)
     tl.store(dkept + 2 * row + H + col, value * change, inside)
@@ -150,7 +150,7 @@ class GeGLUFunction(torch.autograd.Function):
         return dx, d_gate_up, d_down
 
 
-# ---- the functions and the module --------------------------------------------------------------------------
+# ---- the functions -----------------------------------------------------------------------------------------
 
 
 def geglu_mlp(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
@@ -205,21 +205,3 @@ def fused_gate_up(x: Tensor, w_gate_up: Tensor, keep: bool = False) -> tuple[Ten
     x, w_gate_up = autocast(x, w_gate_up)
     hidden, *kept = gate_up_forward(x, w_gate_up, keep)
     return hidden, kept[0] if keep else None
-
-
-class GeGLU(nn.Module):
-    """``geglu_mlp`` as a module: w_gate_up (2, h, d) and w_down (d, h), initialised like nn.Linear's weight.
-
-    Args:
-        d, h: the width of x, and that of the hidden layer.
-        options: device and dtype of the parameters.
-    """
-
-    def __init__(self, d: int, h: int, **options: Any) -> None:
-        super().__init__()
-        self.w_gate_up = nn.Parameter(torch.empty(2, h, d, **options).uniform_(-(d**-0.5), d**-0.5))
-        self.w_down = nn.Parameter(torch.empty(d, h, **options).uniform_(-(h**-0.5), h**-0.5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (..., d) to (..., d)."""
-        return geglu_mlp(x, self.w_gate_up, self.w_down)

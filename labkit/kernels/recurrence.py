@@ -12,7 +12,7 @@ from torch import Tensor
 from labkit.kernels.common import (
     DeviceLimits,
     cdiv,
-    check_tensor,
+    check_sequences,
     device_limits,
     differentiable,
     empty_contiguous,
@@ -37,19 +37,6 @@ FEW_STEPS = 2048
 """Up to so many, going through narrower chains costs less than to look back, which begins with a fill."""
 LOOP_BYTES = 30 * 1024
 """Bytes in flight per multiprocessor with which a loop that holds them in registers is at memory's speed."""
-
-# ---- arguments ---------------------------------------------------------------------------------------------
-
-
-def check_sequences(first: str, a: Tensor, second: str, b: Tensor, h0: Tensor | None) -> None:
-    """Raise a ValueError that names the argument unless a and b are (B, T, H) and h0 is (B, H) or None."""
-    check_tensor(first, a, (None, None, None))
-    check_tensor(second, b, tuple(a.shape), like=a)
-    if a.shape[1] * a.shape[2] >= 2**31 - 32:  # offsets are 32-bit, of steps up to 24 ahead, too
-        raise ValueError(f"{first}: a sequence of {a.shape[1]} x {a.shape[2]} has 2**31 numbers or nearly so")
-    if h0 is not None:
-        check_tensor("h0", h0, (a.shape[0], a.shape[2]), like=a)
-
 
 # ---- kernels of the loop -----------------------------------------------------------------------------------
 # a, b and h are (B, T, H); rows of a and b begin STRIDE elements apart, others H. A program goes through BH

@@ -95,29 +95,6 @@ def step(first, second, GRU: tl.constexpr, BACK: tl.constexpr):
 
 
 @triton.jit
-def step_back(gate, g, last, value, carry, GRU: tl.constexpr):
-    """A step's gradients, of a and of b, and what it gives back.
-
-    gate: its a; g: its dh; last: the state before it; value: its b, which a GRU alone reads; carry: what the
-    step after it gives back.
-    """
-    gate, g, last = gate.to(tl.float32), g.to(tl.float32) + carry, last.to(tl.float32)
-    if GRU:
-        return g * (value.to(tl.float32) - last), g * gate, (1.0 - gate) * g
-    else:
-        return g * last, g, gate * g
-
-
-@triton.jit
-def write_grad(da, db, there, gate, g, last, value, carry, GRU: tl.constexpr):
-    """Write a step's gradients, and return what it gives back."""
-    grad_a, grad_b, carry = step_back(gate, g, last, value, carry, GRU)
-    tl.store(da, grad_a, there)
-    tl.store(db, grad_b, there)
-    return carry
-
-
-@triton.jit
 def place(words, B, T, H: tl.constexpr, R: tl.constexpr, L: tl.constexpr, S: tl.constexpr, BH: tl.constexpr,
           W: tl.constexpr):  # fmt: skip
     """Chain (a sequence's BH features), block, rows (R, 1, 1), first steps (1, L, 1), features (1, 1, BH).
@@ -374,8 +351,14 @@ def write_grads(
         there, last = inside if full else inside & (t + s < T), now_h[s].to(tl.float32)
         if not full:
             last = tl.where(t + s < T - 1, last, before)
-        here = at - s * H
-        carry = write_grad(da + here, db + here, there, now_a[s], now_g[s], last, now_b[s], carry, GRU)
+        to_a, to_b = da + (at - s * H), db + (at - s * H)
+        gate, g = now_a[s].to(tl.float32), now_g[s].to(tl.float32) + carry
+        if GRU:
+            grad_a, grad_b, carry = g * (now_b[s].to(tl.float32) - last), g * gate, (1.0 - gate) * g
+        else:
+            grad_a, grad_b, carry = g * last, g, gate * g
+        tl.store(to_a, grad_a, there)
+        tl.store(to_b, grad_b, there)
     return carry
 
 

@@ -18,6 +18,7 @@ from labkit.kernels.common import (
     DeviceLimits,
     cdiv,
     check_eps,
+    check_sequences,
     check_tensor,
     device_limits,
     differentiable,
@@ -28,7 +29,6 @@ from labkit.kernels.common import (
     padded_columns,
     promote,
 )
-from labkit.kernels.recurrence import check_sequences
 from labkit.kernels.rms_norm import stages_that_fit, sum_partials
 
 MAX_WIDTH = 4096

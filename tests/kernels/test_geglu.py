@@ -1,6 +1,5 @@
-"""labkit.kernels.mlp: the gated MLP on awkward shapes, what it keeps, its gradients, its module."""
+"""labkit.kernels.mlp: the gated MLP on awkward shapes, what it keeps, its gradients."""
 
-import copy
 import math
 
 import cases
@@ -11,12 +10,11 @@ from cases import with_gate_up
 from operators import Case, assert_close, bf16, drawn, fp16, meta
 from peak import peak_bytes
 from products import KERNELS, kept_is_right
-from torch import nn
 from torch.nn import functional
 
 from labkit import gpu
 from labkit.kernels import common, linear, mlp
-from labkit.kernels.mlp import GeGLU, fused_gate_up, gate_up_forward, geglu_mlp
+from labkit.kernels.mlp import fused_gate_up, gate_up_forward, geglu_mlp
 from labkit.measure import correctness
 from labkit.work import gate_up
 
@@ -155,62 +153,11 @@ def test_gate_and_up_are_kept_only_for_a_backward(monkeypatch):
 
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("grad", [True, False])
-def test_a_compiled_module_keeps_something_only_for_a_backward(monkeypatch, grad):
-    launches, block = op.recorded(monkeypatch, KERNELS), GeGLU(24, 40, device=gpu.device())
+def test_a_compiled_call_keeps_something_only_for_a_backward(monkeypatch, grad):
+    launches = op.recorded(monkeypatch, KERNELS)
     with torch.set_grad_enabled(grad):
-        op.compiled(block)(torch.randn(6, 24, device=gpu.device()))
+        op.compiled(geglu_mlp)(*drawn(MLP, grad=True))
     assert (launches[-1].kept_gate is not None) is grad
-
-
-# --- the module ---------------------------------------------------------------------------------------
-
-
-class Usual(nn.Module):
-    """The MLP as it is usually written."""
-
-    def __init__(self, d, h):
-        super().__init__()
-        self.gate_proj, self.up_proj = nn.Linear(d, h, bias=False), nn.Linear(d, h, bias=False)
-        self.down_proj = nn.Linear(h, d, bias=False)
-
-    def forward(self, x):
-        return self.down_proj(functional.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
-
-
-def made_of(usual):
-    """The module with the weights of a usual MLP's three Linears."""
-    gate, up, down = usual.gate_proj.weight, usual.up_proj.weight, usual.down_proj.weight
-    block = GeGLU(gate.shape[1], gate.shape[0])
-    block.load_state_dict({"w_gate_up": torch.stack((gate, up)), "w_down": down})
-    return block
-
-
-def test_a_block_is_made_of_three_linears_and_has_parameters_like_any_other():
-    usual = Usual(24, 40)
-    block = made_of(usual).to(gpu.device())
-    state = {"w_gate_up": (2, 40, 24), "w_down": (24, 40)}
-    assert {name: tuple(value.shape) for name, value in block.state_dict().items()} == state
-    x = torch.randn(5, 24)
-    assert_close(block(x.to(gpu.device())).cpu(), usual.double()(x.double()))
-    halved = {name: value / 2 for name, value in block.state_dict().items()}
-    made = torch.func.functional_call(block, halved, x.to(gpu.device()))
-    assert_close(made, geglu_mlp(x.to(gpu.device()), *halved.values()).double())
-    normed = nn.utils.parametrizations.weight_norm(copy.deepcopy(block), "w_down")
-    assert_close(normed(x.to(gpu.device())), block(x.to(gpu.device())).double())
-
-
-def test_a_block_is_drawn_as_linears_are_in_the_dtype_that_was_asked_for():
-    block = GeGLU(24, 40, dtype=torch.float16)
-    assert {p.dtype for p in block.parameters()} == {torch.float16}
-    bound = max(p.abs().max().item() * p.shape[-1] ** 0.5 for p in block.parameters())
-    assert 0.9 < bound < 1.01
-
-
-def test_training_follows_the_curve_of_the_usual_block():
-    torch.manual_seed(0)
-    usual = nn.Sequential(Usual(24, 40), nn.LayerNorm(24), Usual(24, 40))
-    blocks = [made_of(one) for one in (usual[0], usual[2])]
-    op.assert_trains_alike(usual, nn.Sequential(blocks[0], copy.deepcopy(usual[1]), blocks[1]), 24)
 
 
 # --- on a GPU; equal bits are tested with those of matmul ----------------------------------------------

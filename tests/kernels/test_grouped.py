@@ -1,18 +1,15 @@
-"""Grouped Linears: right on every shape, gradients, compiling, the module."""
+"""Grouped Linears: right on every shape, gradients, compiling."""
 
-import copy
 import math
 
 import operators as op
 import pytest
 import torch
 from grouped import examine, grouped, in_columns, plain
-from operators import assert_close, bf16, drawn, fp16, fp32, gradients
+from operators import bf16, drawn, fp16, fp32, gradients
 from peak import peak_bytes
-from torch import nn
 
-from labkit import gpu
-from labkit.kernels import GroupedLinear, grouped_linear
+from labkit.kernels import grouped_linear
 from labkit.measure import correctness, launch_counts
 
 # --- right on every shape -----------------------------------------------------------------------------
@@ -95,65 +92,6 @@ def test_a_compiled_layer_is_one_operator_for_any_number_of_rows_in_any_strides(
         op.all_close(got, want)  # dY may come in other strides, and db is added in their order
         assert got[0].stride() == want[0].stride()
     assert op.library_calls(grouped_linear, *tensors) == [["grouped_linear_forward"]]
-
-
-# --- the module ---------------------------------------------------------------------------------------
-
-
-class Usual(nn.ModuleList):
-    """What it stands for: a list of linear layers, with a forward."""
-
-    def forward(self, x):
-        return torch.cat([layer(one) for layer, one in zip(self, x.chunk(len(self), -1), strict=True)], -1)
-
-
-def linears(groups=3, d_in=20, d_out=24, **options):
-    torch.manual_seed(0)
-    return Usual(nn.Linear(d_in, d_out, **options) for _ in range(groups))
-
-
-def made_of(layers):
-    """The module with the parameters of these layers."""
-    each = [dict(layer.named_parameters()) for layer in layers]
-    state = {"weight": torch.stack([one["weight"].T for one in each])}
-    if "bias" in each[0]:
-        state["bias"] = torch.stack([one["bias"] for one in each])
-    made = GroupedLinear(*state["weight"].shape, bias="bias" in state, device=state["weight"].device)
-    made.load_state_dict(state)
-    return made
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("leading", [(37,), (2, 5), ()], ids=str)
-def test_it_is_a_list_of_linear_layers(leading, bias):
-    layers, x = linears(bias=bias).to(gpu.device()), torch.randn(*leading, 60, device=gpu.device())
-    made = made_of(layers)
-    assert_close(made(x), layers.double()(x.double()))
-
-
-def test_its_parameters_are_like_any_others():
-    layers = linears()
-    made, x = made_of(layers).to(gpu.device()), torch.randn(7, 60, device=gpu.device())
-    state = {"weight": (3, 20, 24), "bias": (3, 24)}
-    assert {name: tuple(value.shape) for name, value in made.state_dict().items()} == state
-    assert torch.equal(made.weight[1].cpu(), layers[1].weight.T) and made.weight.is_contiguous()
-    doubled = {name: 2 * value for name, value in made.state_dict().items()}
-    assert_close(torch.func.functional_call(made, doubled, x), 2 * made(x).double())
-    normed = nn.utils.parametrizations.weight_norm(copy.deepcopy(made))
-    assert_close(normed(x), made(x).double())
-
-
-def test_it_is_drawn_as_linear_layers_are():
-    torch.manual_seed(0)
-    for parameter in GroupedLinear(7, 100, 30, dtype=fp16).parameters():
-        assert parameter.dtype is fp16 and 0.09 < parameter.abs().max() <= 0.1 + 1e-4
-        assert parameter.float().mean().abs() < 0.02
-
-
-def test_training_follows_the_curve_of_the_list():
-    first, last = linears(), linears(3, 24, 20)
-    ours = nn.Sequential(made_of(first), nn.GELU(), made_of(last))
-    op.assert_trains_alike(nn.Sequential(first, nn.GELU(), last), ours, 60)
 
 
 # --- on a GPU -----------------------------------------------------------------------------------------
