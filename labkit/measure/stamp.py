@@ -129,7 +129,7 @@ def imported_kernels(tree: ast.AST) -> set[str]:
 
 def reached_files(folder: Path, names: Iterable[str]) -> list[Path]:
     """The files of labkit.kernels or labkit.work that define these names, and those that these import."""
-    package = f"labkit.{folder.name}"
+    package = "labkit.work" if folder == WORK else "labkit.kernels"
     # labkit.work.base says what a work is, and computes nothing.
     files = {file.stem: file for file in folder.glob("[!_]*.py") if file.stem != "base"}
     exports = {alias.name: module for module, alias in _imported(_parsed(folder / "__init__.py"), package)}
