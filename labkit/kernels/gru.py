@@ -49,7 +49,7 @@ def step_kernel(
     ir, iz, inn = load_gates(gates + (b * T + t) * 3 * H + n, inside, H)
     hr, hz, hn = load_gates(product + b * 3 * H + n, inside, H)
     hn, last = hn.to(tl.float32), tl.load(state + i, inside, other=0.0)
-    ar, az, an, new = gate(ir, iz, inn, hr, hz, hn, last, FAST)
+    ar, az, an, new = gate(ir, iz, inn, hr, hz, hn, last, FAST, gates.dtype.element_ty != tl.float32)
     tl.store(h + (b * T + t) * H + n, new, inside)
     if hidden is not None:
         into = gates + (b * T + t) * 3 * H + n

@@ -9,23 +9,70 @@ Sigmoid is applied to ar and az, tanh to an, and hn is W_hn h + b_hn.
 import triton
 import triton.language as tl
 
-from labkit.kernels.common import dot, initial_state, interpreted, opaque, sigmoid, tanh
+from labkit.kernels.common import (
+    TANH_0,
+    TANH_1,
+    TANH_2,
+    TANH_3,
+    TANH_BOUND,
+    dot,
+    initial_state,
+    interpreted,
+    opaque,
+    tanh,
+)
 
 # ---- the formulas of one step; all arguments are tiles of one shape ----------------------------------------
 
 
 @triton.jit
-def gate(ir, iz, inn, hr, hz, hn, h, FAST: tl.constexpr):
+def sigmoid(x, FAST: tl.constexpr):
+    """In float32, off by some 1e-7, by two special functions, or with FAST by one, off by 2**-12 at most."""
+    if interpreted():
+        y = tl.sigmoid(x)
+    elif FAST:
+        y = 0.5 + 0.5 * tanh(0.5 * x, True)
+    else:  # tl.sigmoid divides, and takes care of numbers that 1 + e^-x cannot be
+        y = tl.inline_asm_elementwise(
+            "{ .reg .f32 e; mul.f32 e, $1, 0fBFB8AA3B; ex2.approx.ftz.f32 e, e; add.f32 e, e, 0f3F800000;"
+            " rcp.approx.ftz.f32 $0, e; }",
+            "=f,f", [x], tl.float32, True, 1,
+        )  # fmt: skip
+    return y
+
+
+@triton.jit
+def tanh_of_sigmoid(x, double):
+    """tanh of x, off by a few 1e-7 of itself, from ``double``, the sigmoid of 2 x."""
+    z = x * x
+    small = x + x * (z * (TANH_0 + z * (TANH_1 + z * (TANH_2 + z * TANH_3))))
+    return tl.where(tl.abs(x) < TANH_BOUND, small, 2.0 * double - 1.0)
+
+
+@triton.jit
+def candidate(x, FAST: tl.constexpr, HALF: tl.constexpr):
+    """tanh, off by a few 1e-7 of itself, with HALF, for 16-bit numbers, of 1, or with FAST by 2**-11."""
+    if FAST:
+        y = tanh(x, True)
+    elif HALF:
+        y = 2.0 * sigmoid(2.0 * x, False) - 1.0
+    else:
+        y = tanh_of_sigmoid(x, sigmoid(2.0 * x, False))
+    return y
+
+
+@triton.jit
+def gate(ir, iz, inn, hr, hz, hn, h, FAST: tl.constexpr, HALF: tl.constexpr):
     """ar, az, an and the next state, from the products of the input and of the state h, and from h.
 
-    Without ir and iz, hr and hz are the sums of both products. FAST is that of ``sigmoid`` and ``tanh``.
+    Without ir and iz, hr and hz are the sums of both products. FAST and HALF are those of ``candidate``.
     """
     ar, az = hr, hz
     if ir is not None:
         ar, az = ir.to(tl.float32) + hr, iz.to(tl.float32) + hz
     r, z = sigmoid(ar, FAST), sigmoid(az, FAST)
     an = inn.to(tl.float32) + r * hn
-    n = tanh(an, FAST)
+    n = candidate(an, FAST, HALF)
     return ar, az, an, n + z * (h - n)
 
 
@@ -36,7 +83,7 @@ def gate_grad(g, ar, az, an, hn, h, RESET: tl.constexpr):
     With RESET all are zero where g is zero, even if the step computed infinities: a reset follows it.
     """
     r, z = sigmoid(ar.to(tl.float32), False), sigmoid(az.to(tl.float32), False)
-    n, hn = tanh(an.to(tl.float32), False), hn.to(tl.float32)
+    n, hn = candidate(an.to(tl.float32), False, an.dtype != tl.float32), hn.to(tl.float32)
     dn = g * (1.0 - z) * (1.0 - n * n)
     dr, dz, back = dn * hn * r * (1.0 - r), g * (h - n) * z * (1.0 - z), g * z
     dhn = dn * r
@@ -247,7 +294,7 @@ def gru_kernel(
             ir, iz, inn = arrived[u]
             ir, iz = expand(ir, dtype, BH, PAIRS), expand(iz, dtype, BH, PAIRS)
             inn = expand(inn, dtype, BH, PAIRS)
-            ar, az, an, state = gate(ir, iz, inn, hr, hz, hn, state, FAST)
+            ar, az, an, state = gate(ir, iz, inn, hr, hz, hn, state, FAST, dtype != tl.float32)
             put(out + t * H, state, now, PAIRS)
             if hidden is not None:
                 put_gates(into + t * 3 * H, now, H, ar, az, an, PAIRS)
@@ -337,7 +384,7 @@ def gru_input_kernel(
             if reset is not None:
                 again = tl.load(reset + b * T + t + 1, (b < B) & (t + 1 < T), other=0) != 0
             ar, az = halves(rz)
-            _, _, _, state = gate(None, None, inns[u], ar, az, hn, state, FAST)
+            _, _, _, state = gate(None, None, inns[u], ar, az, hn, state, FAST, True)
             put(out + t * H, state, now, PAIRS)
             if reset is not None:
                 state = tl.where(again, 0.0, state)  # not a product with 0: the state may be infinite

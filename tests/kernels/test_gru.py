@@ -10,11 +10,13 @@ import operators as op
 import pytest
 import torch
 import triton
+import triton.language as tl
 from operators import Case, bf16, fp16, fp32, gradients
 from torch import nn
 
 import labkit
 from labkit.kernels import gru
+from labkit.kernels.gru_kernels import candidate
 from labkit.measure import codegen, correctness
 
 module = importlib.import_module("labkit.kernels.gru")
@@ -112,6 +114,19 @@ def test_small_states_have_as_many_digits_as_others(case, size, dtype):
     want = gradients(of(reference), [t.double() for t in given], upstream.double())
     assert want[0].abs().max() < 10 * size
     op.all_close(found, want, dtype, roundings=1 if dtype is fp32 else 6)
+
+
+@triton.jit
+def candidate_kernel(x, y, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y + at, candidate(tl.load(x + at), False, True))
+
+
+def test_the_tanh_of_16_bits_is_off_by_a_few_units_of_float32_at_most():
+    x = torch.linspace(-20, 20, 2**14, device=labkit.gpu.device())
+    y = torch.empty_like(x)
+    candidate_kernel[(1,)](x, y, BLOCK=len(x))
+    assert (y - x.double().tanh()).abs().max() < 5e-7
 
 
 @every_path
