@@ -69,7 +69,7 @@ class Measured:
 
     def __float__(self) -> float:
         """The number; nan where nobody measured it."""
-        return self.value
+        return float(self.value)
 
     def __format__(self, spec: str) -> str:
         """The number as ``f"{time:.1f}"`` writes it; nan where nobody measured it."""
