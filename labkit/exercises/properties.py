@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -110,11 +111,14 @@ def _unfilled(call: Call) -> str:
 
 
 def _reads_stored(call: Call) -> str:
-    """Lanes of a program run in no order: what one has stored another one may not see."""
-    stored = np.unique(np.concatenate(call.launches.stores)) if call.launches.stores else np.zeros(0)
-    loaded = np.unique(np.concatenate(call.launches.loads)) if call.launches.loads else np.zeros(0)
-    again = len(np.intersect1d(stored, loaded))
-    return f"{again} elements are stored and loaded again, or loaded where they are stored." if again else ""
+    """Lanes and programs of a launch run in no order: what one has stored another one may not see."""
+    made = call.launches
+    ends = [*made.began, (len(made.loads), len(made.stores))]
+    for (load, store), (next_load, next_store) in pairwise(ends):
+        loads, stores = made.loads[load:next_load], made.stores[store:next_store]
+        if loads and stores and (again := len(np.intersect1d(np.concatenate(loads), np.concatenate(stores)))):
+            return f"{again} elements are stored and loaded again, or loaded where they are stored."
+    return ""
 
 
 def _stored_once(call: Call) -> str:

@@ -22,6 +22,8 @@ class Recorded(interpreter.Observer):
         """Bytes that each of them reads."""
         self.kernels: list[tuple[Any, dict[str, Any]]] = []
         """Each Triton kernel with its arguments by name."""
+        self.began: list[tuple[int, int]] = []
+        """For each of them, how many loads and how many stores came before it."""
         self.loads: list[np.ndarray] = []
         self.stores: list[np.ndarray] = []
         self.stores_before: list[int] = []
@@ -46,6 +48,7 @@ class Recorded(interpreter.Observer):
         given = dict(zip(kernel.arg_names, args, strict=False)) | options
         arguments = {name: value for name, value in given.items() if name not in ("grid", "warmup")}
         self.kernels.append((kernel, arguments))
+        self.began.append((len(self.loads), len(self.stores)))
         run(*args, **options)
 
     def load(self, addresses: np.ndarray, size: int, unfilled: bool) -> None:

@@ -25,7 +25,7 @@ from torch.nn import functional
 gelu = partial(functional.gelu, approximate="tanh")
 CASES: dict[str, Any] = {
     "cases": ((1, 1), (3, 5), (40, 70), (0, 8)),
-    "large": ((100, 33), (2, 300), (600, 3), (40, 70, True)),
+    "large": ((100, 33), (2, 300), (600, 3), (40, 70, True), (4, 6, False, 12.0)),
     "vast": ((500_000, 40),),
     **KERNEL_CASES,
 }
@@ -35,10 +35,14 @@ MANY_ROWS = 32
 
 
 def matrices(*names: str) -> Callable[..., dict[str, Tensor]]:
-    """Inputs (rows, width), but (width,) for bias; in a case with True each matrix ends with NaN."""
+    """Inputs (rows, width), but (width,) for bias; in a case with True each matrix ends with NaN.
 
-    def draw(rows: int, width: int, poisoned: bool = False) -> dict[str, Tensor]:
+    ``size`` is how large the numbers of x are.
+    """
+
+    def draw(rows: int, width: int, poisoned: bool = False, size: float = 1.0) -> dict[str, Tensor]:
         given = {name: torch.randn((width,) if name == "bias" else (rows, width)) for name in names}
+        given["x"] *= size
         if poisoned:
             for each in given.values():
                 if each.dim() == 2:
@@ -72,9 +76,13 @@ def read_by_pytorch(call: Call) -> str:
 
 
 def unwritten_parts(call: Call) -> str:
-    """Sums that have NaN in them, which is what memory holds that nobody has written."""
-    nobody = "sums are NaN, which is what `parts` holds where nobody has written."
-    return nobody if call.case[0] and nan_sums(call) else ""  # without rows there is nothing to write
+    """Sums alone that have NaN in them, which is what memory holds that nobody has written."""
+    if not call.case[0] or not nan_sums(call):  # without rows there is nothing to write
+        return ""
+    matrices = [(mine, right) for mine, right in call.result_tensors() if mine.dim() == 2]
+    if any(bool((mine.isnan() & ~right.isnan()).any()) for mine, right in matrices):
+        return ""
+    return "sums are NaN, which is what `parts` holds where nobody has written."
 
 
 def sums_of_all(call: Call) -> str:

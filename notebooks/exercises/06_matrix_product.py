@@ -86,14 +86,21 @@ STEPS = {
 
 # ---- the product -------------------------------------------------------------------------------------------
 
+
+def called(answer: Callable[..., Tensor], x: Tensor, weight: Tensor) -> Tensor:
+    """Call the answer, with tiles of another size in one case, as the cells after it do."""
+    return answer(x, weight, 128, 128, 64) if len(x) == 260 else answer(x, weight)
+
+
 product = Exercise(
     "the product",
     "product",
     reference=linear,
     cases=((1, 1, 1), (5, 3, 31), (37, 66, 70)),
-    large=((3, 5, 64), (2, 3, 1030), (260, 70, 5), (2, 260, 33), (1, 2, 2100), (3, 5, 0)),
+    large=((3, 5, 64), (2, 3, 1030), (260, 140, 70), (2, 260, 33), (1, 2, 4100), (3, 5, 0)),
     vast=((40, 1_000_000, 2200), (2**26 + 1, 40, 40)),
     inputs=matrices,
+    call=called,
     right="Each number that a program loads is used 64 times, and nothing beyond a tensor is loaded.",
     properties=PRODUCT,
     **KERNEL_CASES,

@@ -1,7 +1,7 @@
 """Tasks of lesson 11: what is right, what people write instead, and what helps them on."""
 
 from labkit import kernels, work
-from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
+from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec, difference
 from labkit.exercises.properties import KERNEL_CASES, POINTWISE, READ_ONCE
 from labkit.work.rms_norm import reference
 from labkit.work.softmax import reference as right_softmax
@@ -187,10 +187,10 @@ def from_infinity(calls: Sequence[Call]) -> bool:
     """Whether NaN stands only in rows that begin with a block of nothing but minus infinity."""
     found = False
     for call in calls:
-        ((mine, _),) = call.result_tensors()
+        ((mine, right),) = call.result_tensors()
         empty = call.passed["x"][:, :BLOCK].isinf().all(1)
         wrong = mine.isnan().any(1)
-        if (wrong & ~empty).any():
+        if (wrong & ~empty).any() or difference(mine[~empty], right[~empty], 0.02):
             return False
         found = found or bool(wrong.any())
     return found
