@@ -16,3 +16,7 @@ def test_figures_of_one_origin_compute_and_those_of_two_do_not_mix():
     assert f"{here:.1f} {MISSING:.0f}" == "6.0 nan" and round(float(here)) == 6
     for mixed in (here / there, here + there, here - Measured(2.0, "live", "another")):
         assert math.isnan(float(mixed)) and mixed.device == ""
+
+
+def test_what_was_counted_is_a_number_like_any_other():
+    assert isinstance(float(Measured(2, "live", "gpu")), float) and float(Measured(2, "live", "gpu")) == 2.0

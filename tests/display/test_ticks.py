@@ -34,6 +34,14 @@ def test_many_points_have_ticks_at_some_powers_of_two():
     assert set(ticks(range(100, 1100, 50))) == {128, 256, 512, 1024}
 
 
+def test_the_axes_say_what_they_show():
+    curve = figures.Curve("a", [(1.0, 2.0, 2.0, 2.0)], style.PALETTE[0], "live")
+    (axes, *_) = figures.curves(
+        "t", figures.Panel([curve], "width", "time", "lower", style.duration), []
+    ).figure.axes
+    assert axes.get_xlabel() == "width" and axes.get_ylabel() == "time\n(lower is better)"
+
+
 def test_a_sweep_shows_the_first_value_that_it_was_given():
     how = {"batch": [8192, 512], "width": [64, 32, 128], "dtype": "float32"}
     points = session.points("t", {"a": lambda *_: None}, work.linear, how)

@@ -42,6 +42,13 @@ def test_a_number_among_the_inputs_is_handed_on_as_it_is():
     assert session.what_is_wrong(wrong, given, "forward", 1.6e-2).startswith("wrong result")
 
 
+def test_a_gradient_is_wrong_though_the_result_is_right():
+    given = session.drawn(work.affine, {"batch": 70, "width": 3}, torch.float32, "backward")
+    wrong = session.Way("wrong", lambda x, w, b: x * w + 2 * b - b.detach(), work.affine)
+    assert session.what_is_wrong(wrong, given, "forward", 1e-4) == ""
+    assert session.what_is_wrong(wrong, given, "backward", 1e-4).startswith("wrong result")
+
+
 @pytest.mark.parametrize("direction", ["forward", "backward", "forward_backward"])
 def test_where_rows_need_each_other_all_of_them_are_compared(direction):
     given = session.drawn(work.gru_by_time, {"batch": 2, "time": 70, "width": 3}, torch.float32, direction)
