@@ -161,7 +161,7 @@ scan = Exercise(
     "scan",
     reference=states,
     cases=((1, 1, 1), (1, 130, 3), (2, 5, 20)),
-    large=((1, 2100, 3), (2, 129, 20), (1, 128, 9)),
+    large=((1, 300, 8), (2, 129, 20), (1, 128, 9)),
     vast=((2**24, 2, 70),),
     inputs=long_inputs,
     **TRIED,
