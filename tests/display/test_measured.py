@@ -2,6 +2,7 @@
 
 import math
 
+from labkit.display import say
 from labkit.display.table import MISSING, Measured
 
 
@@ -20,3 +21,11 @@ def test_figures_of_one_origin_compute_and_those_of_two_do_not_mix():
 
 def test_what_was_counted_is_a_number_like_any_other():
     assert isinstance(float(Measured(2, "live", "gpu")), float) and float(Measured(2, "live", "gpu")) == 2.0
+
+
+def test_a_guess_is_told_how_far_off_it_was_and_to_which_side(capsys):
+    asked = say.Guess("How many?", 1, 100, "x")
+    for sealed, told in ((2.0, "4 times too low"), (24.0, "3 times too high"), (7.0, "That is close")):
+        asked.sealed = sealed
+        asked.answer(8.0)
+        assert told in capsys.readouterr().out

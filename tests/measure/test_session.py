@@ -76,6 +76,16 @@ def test_tf32_is_off_while_a_point_is_measured_and_as_it_was_afterwards(gpu):
         matmul.allow_tf32 = before
 
 
+def test_a_row_stands_beside_the_faster_copy(gpu):
+    def call(x, w, b):
+        gpu.launch(1.0, 5.0)
+        return x * w + b
+
+    (point,) = session.points("title", {"one": call}, work.affine, {"batch": 2, "width": 8})
+    (row,) = session.Session().measure(point)
+    assert row.copy_us == pytest.approx(work.affine.min_bytes(point.axes, 4, "forward") / 10, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("asked", "moved"), [(1, 2**10), (2**10 + 1, 2**11), (2**23 - 2**11,) * 2, (2**23 + 1, 2**23 + 2**21)]
 )

@@ -1,5 +1,6 @@
 """Recording and rendering a toy lesson: what is on its tape, what is measured again, what its pages show."""
 
+import ast
 import json
 import os
 import re
@@ -309,3 +310,8 @@ def test_a_lesson_that_fails_is_not_rendered_and_a_damaged_tape_is_a_sentence(to
     with damaged.open("w") as cut:
         cut.write('{"title": "One"}\n{"titl')
     assert [row.title for row in tape.read(damaged)] == ["One"], "a last line that was cut off is left out"
+
+
+def test_another_operator_is_another_stamp_and_another_layout_is_none():
+    plus, minus, spaced = (stamp.dump(ast.parse(code)) for code in ("a + b", "a - b", "(a\n + b)  # c"))
+    assert plus == spaced != minus
