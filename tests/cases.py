@@ -16,10 +16,6 @@ def vectors(shape: tuple[int, ...]) -> tuple[Tensor, ...]:
     return torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape[-1])
 
 
-def normal_rows(shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-    return torch.randn(shape), 0.3 * torch.randn(shape[-1:]), 1 + 0.1 * torch.randn(shape[-1:])
-
-
 def weight_of(width: int) -> Tensor:
     """Every fourth is zero: what it was multiplied with cannot be told from the product."""
     weight = 1 + 0.1 * torch.randn(width)

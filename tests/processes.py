@@ -1,7 +1,6 @@
 """Processes that hear Ctrl-C, waiting for what they do, and ending them with all that they have started."""
 
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -39,22 +38,6 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float) -> Any:
             raise TimeoutError(f"{what}: not within {seconds:.0f} s")
         time.sleep(0.1)
     return found
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens at."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
-
-
-def reachable(port: int) -> bool:
-    """Whether somebody listens at a port of this machine."""
-    with socket.socket() as one:
-        return one.connect_ex(("127.0.0.1", port)) == 0
 
 
 def tree(process: subprocess.Popen[Any]) -> list[psutil.Process]:

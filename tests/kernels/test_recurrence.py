@@ -8,7 +8,15 @@ import operators as op
 import pytest
 import torch
 from operators import bf16, fp16, fp32, gradients
-from recurring import WIDTHS, OperatorTests, examine, in_reverse, steps
+from recurring import (
+    WIDTHS,
+    OperatorTests,
+    assert_each_number_is_written_once,
+    assert_nan_stays,
+    examine,
+    in_reverse,
+    steps,
+)
 
 from labkit import gpu
 from labkit.kernels import linear_recurrence
@@ -132,3 +140,10 @@ def test_no_more_steps_are_on_their_way_than_there_are():
         assert lane == min(8 if itemsize == 4 or width % 8 else 16, plan["BH"] * itemsize // 32)
         if time <= 2 and width == 4096:
             assert plan["BH"] * itemsize == (1024 if time == 1 else 512), "bytes enough on their way"
+
+
+@every_case
+@pytest.mark.parametrize("shape", [(2, 5, 20), (3, 40, 33)])
+def test_a_sequence_and_a_feature_touch_no_other_and_each_number_is_written_once(case, shape):
+    assert_each_number_is_written_once(case, shape)
+    assert_nan_stays(case, shape, [(0, 0), (shape[1] - 1, shape[2] - 1)])
