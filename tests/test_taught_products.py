@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from labkit import notebooks
+from labkit import notebooks, work
 from labkit.exercises import judge
 from labkit.measure import correctness
-from labkit.work.grouped import reference as groups
-from labkit.work.linear_gelu import reference as layer
+
+groups = work.grouped.reference
+layer = work.linear_gelu.reference
 
 SHAPES = ((64, 128), (37, 33), (150, 20), (1, 1), (0, 8), (4, 0))
 """Full; ragged, along K too; several tiles; one element; without rows; without a sum."""

@@ -12,13 +12,14 @@ from labkit.exercises.properties import (
     column_mistakes,
     vectors_at,
 )
-from labkit.work.affine import reference as layer
 
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+
+layer = work.affine.reference
 
 # ---- the mask ----------------------------------------------------------------------------------------------
 

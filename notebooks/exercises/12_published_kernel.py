@@ -3,7 +3,6 @@
 from labkit import kernels, work
 from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
 from labkit.exercises.properties import ATOMICS, KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE, large_reads
-from labkit.work.rms_norm import reference as norm
 
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from triton import next_power_of_2
+
+norm = work.rms_norm.reference
 
 EPS = 1e-6
 Formula = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]

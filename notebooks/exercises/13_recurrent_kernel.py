@@ -3,7 +3,6 @@
 from labkit import kernels, work
 from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
 from labkit.exercises.properties import KERNEL_CASES, POINTWISE, READ_ONCE
-from labkit.work.linear_recurrence import reference as pytorch_loop
 
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+pytorch_loop = work.linear_recurrence.reference
 
 SIZE = {"batch": 512, "time": 256, "width": 128}
 """What is raced: so many sequences that their tensors do not fit into a cache."""

@@ -4,7 +4,6 @@ from labkit import kernels, work
 from labkit.exercises import judge
 from labkit.exercises.engine import Call, Exercise, Mistake, Property, RaceSpec
 from labkit.exercises.properties import KERNEL_CASES, POINTWISE, READ_ONCE
-from labkit.work.rms_recurrence import reference as pytorch_loop
 
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from triton import next_power_of_2
+
+pytorch_loop = work.rms_recurrence.reference
 
 EPS = 1e-6
 BEFORE = judge.find("13_recurrent_kernel")

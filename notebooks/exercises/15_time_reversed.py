@@ -4,7 +4,6 @@ from labkit import kernels, work
 from labkit.exercises import judge
 from labkit.exercises.engine import Call, Exercise, Mistake, RaceSpec, difference
 from labkit.exercises.properties import KERNEL, KERNEL_CASES, POINTWISE, READ_ONCE
-from labkit.work.linear_recurrence import reference as states
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +12,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+states = work.linear_recurrence.reference
 
 Gives = Callable[..., Any]
 BEFORE = judge.find("13_recurrent_kernel")

@@ -4,13 +4,14 @@ from labkit import kernels, work
 from labkit.exercises import judge
 from labkit.exercises.engine import Exercise, Mistake, RaceSpec
 from labkit.exercises.properties import KERNEL_CASES, POINTWISE, READ_ONCE
-from labkit.work.linear_recurrence import reference as states
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+states = work.linear_recurrence.reference
 
 BEFORE = judge.find("13_recurrent_kernel")
 STEPS, BLOCK = 128, 8
